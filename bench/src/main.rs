@@ -1,0 +1,3 @@
+//! Figures against a peer, alternating, in one boot of the lab host.
+
+fn main() {}

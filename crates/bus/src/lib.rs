@@ -1,0 +1,1 @@
+//! Port and MMIO dispatch.

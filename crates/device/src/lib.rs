@@ -1,0 +1,1 @@
+//! How a device is described, created and lives: `DeviceModule`, `DeviceContext`, `Lifecycle`.

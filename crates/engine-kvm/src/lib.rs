@@ -1,0 +1,1 @@
+//! The KVM back end of the engine traits.

@@ -1,0 +1,1 @@
+//! What this host can do: the checks behind `basalt doctor`.

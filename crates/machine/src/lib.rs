@@ -1,0 +1,1 @@
+//! The board: vCPU threads, the VM state machine, interrupt routing, power; over boxed devices.

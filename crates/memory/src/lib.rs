@@ -1,0 +1,1 @@
+//! Guest physical memory: layout, backing, checked access.

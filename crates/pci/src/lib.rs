@@ -1,0 +1,1 @@
+//! PCI configuration space, BARs, MSI-X and the host bridge.

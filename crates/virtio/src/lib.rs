@@ -1,0 +1,1 @@
+//! Virtqueues, the virtio-pci transport, the `VirtioDevice` trait and the conformance kit.

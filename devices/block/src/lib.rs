@@ -1,0 +1,1 @@
+//! virtio-block over a file descriptor, by io_uring with a thread-pool fallback.

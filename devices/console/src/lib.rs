@@ -1,0 +1,1 @@
+//! virtio-console: one port over a pair of file descriptors.

@@ -1,0 +1,1 @@
+//! virtio-rng fed by the host's getrandom.

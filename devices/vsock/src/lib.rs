@@ -1,0 +1,1 @@
+//! virtio-vsock implemented inside the VMM, over unix sockets on the host.

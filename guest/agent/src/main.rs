@@ -1,0 +1,3 @@
+//! PID 1 of a guest: mounts, reaps, runs commands, powers off.
+
+fn main() {}

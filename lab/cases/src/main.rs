@@ -1,0 +1,3 @@
+//! VM test cases: host half and guest half in one file each.
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! Brings the lab (an emulated AMD host) up and down and runs cases in it.
+
+fn main() {}

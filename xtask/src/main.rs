@@ -1,0 +1,3 @@
+//! Developer commands: setup steps, tidy, tests.
+
+fn main() {}
