@@ -1,1 +1,15 @@
-//! Owned kernel objects and the small vocabulary everything above is written in: event fds, epoll, memfds, fd passing, workers, byte sizes.
+//! Owned kernel objects and the small vocabulary everything above is written in.
+//!
+//! Event fds, an epoll wrapper, memfds, workers whose state comes back when they stop, and byte
+//! sizes. This crate does not know what a virtual machine is.
+
+pub mod epoll;
+pub mod event;
+pub mod memfd;
+pub mod size;
+pub mod worker;
+
+pub use epoll::{Epoll, Interest, Ready};
+pub use event::EventFd;
+pub use size::ByteSize;
+pub use worker::{StopSignal, Worker};

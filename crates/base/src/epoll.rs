@@ -1,0 +1,177 @@
+//! A level-triggered epoll set whose tokens are small integers chosen by the caller.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+
+/// What a descriptor is watched for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interest {
+    /// Wake when a read would not block.
+    pub read: bool,
+    /// Wake when a write would not block.
+    pub write: bool,
+}
+
+impl Interest {
+    /// Readable only.
+    pub const READ: Self = Self {
+        read: true,
+        write: false,
+    };
+    /// Writable only.
+    pub const WRITE: Self = Self {
+        read: false,
+        write: true,
+    };
+    /// Both directions.
+    pub const BOTH: Self = Self {
+        read: true,
+        write: true,
+    };
+    /// Neither; errors and hang-ups are still reported.
+    pub const NONE: Self = Self {
+        read: false,
+        write: false,
+    };
+
+    fn flags(self) -> EventFlags {
+        let mut flags = EventFlags::empty();
+        flags.set(EventFlags::IN | EventFlags::RDHUP, self.read);
+        flags.set(EventFlags::OUT, self.write);
+        flags
+    }
+}
+
+/// One descriptor that became ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// The token given to [`Epoll::add`].
+    pub token: u64,
+    /// A read would not block (end of file included).
+    pub readable: bool,
+    /// A write would not block.
+    pub writable: bool,
+    /// The other side hung up or the descriptor is in error.
+    pub hangup: bool,
+}
+
+/// A set of descriptors to wait for.
+#[derive(Debug)]
+pub struct Epoll {
+    fd: OwnedFd,
+}
+
+impl Epoll {
+    /// An empty set.
+    ///
+    /// # Errors
+    /// Those of epoll_create1(2).
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            fd: epoll::create(CreateFlags::CLOEXEC)?,
+        })
+    }
+
+    /// Watches `fd`; `token` comes back in [`Ready`].
+    ///
+    /// # Errors
+    /// `EEXIST` when the descriptor is in the set already, `EPERM` when it cannot be polled.
+    pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        Ok(epoll::add(&self.fd, fd, EventData::new_u64(token), interest.flags())?)
+    }
+
+    /// Changes what `fd` is watched for.
+    ///
+    /// # Errors
+    /// `ENOENT` when the descriptor is not in the set.
+    pub fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        Ok(epoll::modify(
+            &self.fd,
+            fd,
+            EventData::new_u64(token),
+            interest.flags(),
+        )?)
+    }
+
+    /// Stops watching `fd`.
+    ///
+    /// # Errors
+    /// `ENOENT` when the descriptor is not in the set.
+    pub fn remove(&self, fd: impl AsFd) -> io::Result<()> {
+        Ok(epoll::delete(&self.fd, fd)?)
+    }
+
+    /// Waits until a descriptor is ready or `timeout` has passed (`None`: for ever), and appends what is
+    /// ready to `out` after clearing it. Interrupted waits start again.
+    ///
+    /// # Errors
+    /// Those of epoll_wait(2) other than `EINTR`.
+    pub fn wait(&self, out: &mut Vec<Ready>, timeout: Option<Duration>) -> io::Result<()> {
+        const MOST: usize = 32;
+        out.clear();
+        let mut events = Vec::with_capacity(MOST);
+        let timeout = timeout.map(|t| rustix::time::Timespec {
+            tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(t.subsec_nanos()),
+        });
+        loop {
+            match epoll::wait(&self.fd, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) => break,
+                Err(rustix::io::Errno::INTR) => (),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        out.extend(events.iter().map(|event| {
+            let flags = event.flags;
+            Ready {
+                token: event.data.u64(),
+                readable: flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP),
+                writable: flags.contains(EventFlags::OUT),
+                hangup: flags.intersects(EventFlags::HUP | EventFlags::ERR),
+            }
+        }));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn reports_the_token_of_the_ready_descriptor_only() {
+        let epoll = Epoll::new().unwrap();
+        let (mut a, b) = UnixStream::pair().unwrap();
+        let (_c, d) = UnixStream::pair().unwrap();
+        epoll.add(&b, 7, Interest::READ).unwrap();
+        epoll.add(&d, 8, Interest::READ).unwrap();
+        let mut ready = Vec::new();
+        epoll.wait(&mut ready, Some(Duration::ZERO)).unwrap();
+        assert!(ready.is_empty());
+        a.write_all(b"x").unwrap();
+        epoll.wait(&mut ready, None).unwrap();
+        assert_eq!(
+            ready
+                .iter()
+                .map(|r| (r.token, r.readable, r.hangup))
+                .collect::<Vec<_>>(),
+            [(7, true, false)]
+        );
+    }
+
+    #[test]
+    fn a_closed_peer_is_readable_and_hung_up() {
+        let epoll = Epoll::new().unwrap();
+        let (a, b) = UnixStream::pair().unwrap();
+        epoll.add(&b, 1, Interest::NONE).unwrap();
+        drop(a);
+        let mut ready = Vec::new();
+        epoll.wait(&mut ready, None).unwrap();
+        assert!(ready[0].hangup);
+    }
+}
