@@ -1,1 +1,16 @@
 //! The contract between a VMM process and whoever drives it: plain data, validation and a thin client.
+//!
+//! One SEQPACKET socket carries requests, replies and events, one JSON document a packet; descriptors that a
+//! request needs travel with it and are named by their position ([`FdRef`]). This crate knows no VMM.
+
+pub mod client;
+pub mod config;
+pub mod devices;
+pub mod message;
+
+pub use client::{ClientError, VmmClient};
+pub use config::{ConfigError, DeviceSpec, FdRef, VmConfig};
+pub use message::{ApiError, ErrorKind, Event, ExitReason, Info, MetricSample, Packet, Reply, Request, VmState};
+
+/// The version of this contract. A VMM and its driver are of the same build; anything else is refused.
+pub const VERSION: u32 = 1;

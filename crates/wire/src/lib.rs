@@ -1,1 +1,12 @@
 //! Framed messages over byte streams, and packets with file descriptors over unix sockets; never looks into a message.
+//!
+//! A peer may be hostile: every length is checked before memory is taken for it, nothing panics on what a peer sends.
+
+mod error;
+mod frame;
+mod handshake;
+pub mod packet;
+
+pub use error::Error;
+pub use frame::{Frame, FrameReader, FrameWriter, HEADER_LEN, Header, MAX_PAYLOAD, decode};
+pub use handshake::{Protocol, Token, accept, offer};

@@ -1,0 +1,199 @@
+//! The driver's end of the socket.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use wire::packet::{PacketError, PacketSocket};
+
+use crate::message::{ApiError, Event, Info, MetricSample, Packet, Reply, Request};
+use crate::{VERSION, VmConfig};
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The socket failed; [`PacketError::Closed`] means that the VMM is gone.
+    #[error("the VMM cannot be reached: {0}")]
+    Packet(#[from] PacketError),
+    /// The VMM said something that is no reply.
+    #[error("the VMM answered with something that is not understood: {0}")]
+    Malformed(String),
+    /// The VMM refused.
+    #[error("{0}")]
+    Refused(#[from] ApiError),
+}
+
+impl ClientError {
+    /// The VMM process is gone.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::Packet(PacketError::Closed))
+    }
+}
+
+/// A typed client over one packet socket.
+#[derive(Debug)]
+pub struct VmmClient {
+    socket: PacketSocket,
+    next_id: u64,
+    events: VecDeque<Event>,
+}
+
+impl VmmClient {
+    /// A client over a connected socket.
+    pub fn new(socket: PacketSocket) -> Self {
+        Self {
+            socket,
+            next_id: 1,
+            events: VecDeque::new(),
+        }
+    }
+
+    /// Builds the VM; `fds` are what [`crate::FdRef`]s of the configuration count.
+    ///
+    /// # Errors
+    /// Refused: see [`crate::ErrorKind`].
+    pub fn create(&mut self, config: VmConfig, fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+        self.done(Request::Create(Box::new(config)), fds)
+    }
+
+    /// Lets the vCPUs run for the first time.
+    ///
+    /// # Errors
+    /// Refused before `create` and after the end.
+    pub fn start(&mut self) -> Result<(), ClientError> {
+        self.done(Request::Start, &[])
+    }
+
+    /// Stops vCPUs and devices; returns when all have stopped.
+    ///
+    /// # Errors
+    /// Refused unless running.
+    pub fn pause(&mut self) -> Result<(), ClientError> {
+        self.done(Request::Pause, &[])
+    }
+
+    /// Lets vCPUs and devices go on.
+    ///
+    /// # Errors
+    /// Refused unless paused.
+    pub fn resume(&mut self) -> Result<(), ClientError> {
+        self.done(Request::Resume, &[])
+    }
+
+    /// Ends the VM and the process.
+    ///
+    /// # Errors
+    /// The VMM was gone already.
+    pub fn stop(&mut self) -> Result<(), ClientError> {
+        self.done(Request::Stop, &[])
+    }
+
+    /// What the VM is and does.
+    ///
+    /// # Errors
+    /// The VMM is gone.
+    pub fn info(&mut self) -> Result<Info, ClientError> {
+        match self.call(Request::Info, &[])? {
+            Reply::Info(info) => Ok(info),
+            other => Err(ClientError::Malformed(format!("{other:?} to `info`"))),
+        }
+    }
+
+    /// Every metric.
+    ///
+    /// # Errors
+    /// The VMM is gone.
+    pub fn metrics(&mut self) -> Result<Vec<MetricSample>, ClientError> {
+        match self.call(Request::Metrics, &[])? {
+            Reply::Metrics(metrics) => Ok(metrics),
+            other => Err(ClientError::Malformed(format!("{other:?} to `metrics`"))),
+        }
+    }
+
+    /// Waits for the next event.
+    ///
+    /// # Errors
+    /// The VMM is gone without saying why.
+    pub fn wait_event(&mut self) -> Result<Event, ClientError> {
+        if let Some(event) = self.events.pop_front() {
+            return Ok(event);
+        }
+        match self.receive()? {
+            Packet::Event(event) => Ok(event),
+            other => Err(ClientError::Malformed(format!("{other:?} where an event was due"))),
+        }
+    }
+
+    fn done(&mut self, request: Request, fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+        match self.call(request, fds)? {
+            Reply::Done => Ok(()),
+            other => Err(ClientError::Malformed(format!("{other:?} where `done` was due"))),
+        }
+    }
+
+    fn call(&mut self, request: Request, fds: &[BorrowedFd<'_>]) -> Result<Reply, ClientError> {
+        let id = self.next_id;
+        self.next_id += 1;
+        let packet = Packet::Request {
+            id,
+            version: VERSION,
+            request,
+        };
+        let bytes = serde_json::to_vec(&packet).map_err(|e| ClientError::Malformed(e.to_string()))?;
+        self.socket.send(&bytes, fds)?;
+        loop {
+            match self.receive()? {
+                Packet::Event(event) => self.events.push_back(event),
+                Packet::Reply { id: answered, result } if answered == id => return Ok(result?),
+                other => return Err(ClientError::Malformed(format!("{other:?}"))),
+            }
+        }
+    }
+
+    fn receive(&mut self) -> Result<Packet, ClientError> {
+        let (bytes, _) = self.socket.receive()?;
+        serde_json::from_slice(&bytes).map_err(|e| ClientError::Malformed(e.to_string()))
+    }
+}
+
+impl AsFd for VmmClient {
+    /// Readable when an event is due or the VMM is gone.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ErrorKind, ExitReason};
+
+    fn answer(socket: &PacketSocket, result: Result<Reply, ApiError>) -> Request {
+        let (bytes, _) = socket.receive().unwrap();
+        let Packet::Request { id, version, request } = serde_json::from_slice(&bytes).unwrap() else {
+            panic!()
+        };
+        assert_eq!(version, VERSION);
+        let event = Packet::Event(Event::Ended(ExitReason::PowerOff));
+        socket.send(&serde_json::to_vec(&event).unwrap(), &[]).unwrap();
+        socket
+            .send(&serde_json::to_vec(&Packet::Reply { id, result }).unwrap(), &[])
+            .unwrap();
+        request
+    }
+
+    #[test]
+    fn a_refusal_and_an_event_in_between_are_told_apart() {
+        let (near, far) = PacketSocket::pair().unwrap();
+        let refusal = ApiError {
+            kind: ErrorKind::WrongState,
+            message: "the VM is empty: create it first".into(),
+        };
+        let vmm = std::thread::spawn(move || answer(&far, Err(refusal)));
+        let mut client = VmmClient::new(near);
+        let error = client.start().unwrap_err();
+        assert!(matches!(&error, ClientError::Refused(e) if e.kind == ErrorKind::WrongState));
+        assert_eq!(vmm.join().unwrap(), Request::Start);
+        assert_eq!(client.wait_event().unwrap(), Event::Ended(ExitReason::PowerOff));
+        assert!(client.wait_event().unwrap_err().is_gone());
+    }
+}

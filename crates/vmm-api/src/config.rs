@@ -1,0 +1,182 @@
+//! What a VM is made of.
+
+use base::ByteSize;
+use serde::{Deserialize, Serialize};
+
+use crate::devices::DeviceConfig;
+
+/// The most vCPUs of one VM; the guest kernel and the ACPI tables are made for no more.
+pub const MAX_CPUS: u32 = 64;
+
+/// The least memory a guest kernel starts with.
+pub const MIN_MEMORY: ByteSize = ByteSize::mib(32);
+
+/// The longest kernel command line, without its terminating zero (x86 `COMMAND_LINE_SIZE` is 2048).
+pub const MAX_CMDLINE: usize = 2047;
+
+/// The most devices: slots 1 to 31 of bus 0.
+pub const MAX_DEVICES: usize = 31;
+
+/// A descriptor that came with the same packet, by its position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct FdRef(pub u32);
+
+/// One device: its name within the VM, its kind and that kind's own configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceSpec {
+    /// Unique within the VM; shown in logs and metrics.
+    pub id: String,
+    /// Which device module makes it, such as `block`.
+    pub kind: String,
+    /// What that module needs.
+    pub config: serde_json::Value,
+}
+
+impl DeviceSpec {
+    /// A device of the kind that `config` belongs to.
+    ///
+    /// # Errors
+    /// The configuration has no JSON form; none of [`crate::devices`] is such.
+    pub fn new<C: DeviceConfig>(id: &str, config: &C) -> Result<Self, serde_json::Error> {
+        Ok(Self {
+            id: id.to_owned(),
+            kind: C::KIND.to_owned(),
+            config: serde_json::to_value(config)?,
+        })
+    }
+}
+
+/// A whole VM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmConfig {
+    /// Number of vCPUs, 1 to [`MAX_CPUS`].
+    pub cpus: u32,
+    /// Guest memory, a multiple of 4 KiB.
+    pub memory: ByteSize,
+    /// The kernel: vmlinux (ELF) or bzImage.
+    pub kernel: FdRef,
+    /// The initramfs, if any.
+    pub initramfs: Option<FdRef>,
+    /// The kernel command line.
+    pub cmdline: String,
+    /// `/dev/kvm`; opened by path when not given.
+    pub kvm: Option<FdRef>,
+    /// Where early serial output goes; dropped when not given.
+    pub serial: Option<FdRef>,
+    /// The devices, in the order of their PCI slots from 1 on.
+    pub devices: Vec<DeviceSpec>,
+}
+
+/// Why a configuration cannot be run.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Too few or too many vCPUs.
+    #[error("{0} CPUs were asked for: give 1 to {MAX_CPUS}")]
+    Cpus(u32),
+    /// Too little memory.
+    #[error("{0} of memory were asked for: a guest needs at least {MIN_MEMORY}")]
+    MemoryTooSmall(ByteSize),
+    /// Not whole pages.
+    #[error("{0} of memory are not a multiple of 4 KiB")]
+    MemoryAlignment(ByteSize),
+    /// The command line is too long.
+    #[error("the kernel command line has {0} bytes, the most is {MAX_CMDLINE}")]
+    Cmdline(usize),
+    /// The command line holds a zero byte.
+    #[error("the kernel command line holds a zero byte")]
+    CmdlineZero,
+    /// Too many devices.
+    #[error("{0} devices were asked for, the PCI bus has room for {MAX_DEVICES}")]
+    Devices(usize),
+    /// Two devices of one name.
+    #[error("two devices are called `{0}`: names must differ")]
+    DuplicateDevice(String),
+}
+
+impl VmConfig {
+    /// Checks everything that can be told from the data alone.
+    ///
+    /// # Errors
+    /// The first thing found wrong.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        if self.cpus == 0 || self.cpus > MAX_CPUS {
+            return Err(ConfigError::Cpus(self.cpus));
+        }
+        if self.memory < MIN_MEMORY {
+            return Err(ConfigError::MemoryTooSmall(self.memory));
+        }
+        if !self.memory.bytes().is_multiple_of(4096) {
+            return Err(ConfigError::MemoryAlignment(self.memory));
+        }
+        if self.cmdline.len() > MAX_CMDLINE {
+            return Err(ConfigError::Cmdline(self.cmdline.len()));
+        }
+        if self.cmdline.contains('\0') {
+            return Err(ConfigError::CmdlineZero);
+        }
+        if self.devices.len() > MAX_DEVICES {
+            return Err(ConfigError::Devices(self.devices.len()));
+        }
+        for (index, device) in self.devices.iter().enumerate() {
+            if self.devices[..index].iter().any(|other| other.id == device.id) {
+                return Err(ConfigError::DuplicateDevice(device.id.clone()));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices::RngConfig;
+
+    fn config() -> VmConfig {
+        VmConfig {
+            cpus: 1,
+            memory: ByteSize::mib(128),
+            kernel: FdRef(0),
+            initramfs: None,
+            cmdline: String::new(),
+            kvm: None,
+            serial: None,
+            devices: vec![DeviceSpec::new("rng", &RngConfig {}).unwrap()],
+        }
+    }
+
+    #[test]
+    fn a_sensible_one_passes_and_survives_json() {
+        let config = config();
+        assert_eq!(config.validate(), Ok(()));
+        let text = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<VmConfig>(&text).unwrap(), config);
+    }
+
+    #[test]
+    fn each_limit_is_named() {
+        let broken = |change: fn(&mut VmConfig)| {
+            let mut config = config();
+            change(&mut config);
+            config.validate().unwrap_err()
+        };
+        assert_eq!(broken(|c| c.cpus = 0), ConfigError::Cpus(0));
+        assert_eq!(broken(|c| c.cpus = 1000), ConfigError::Cpus(1000));
+        assert_eq!(
+            broken(|c| c.memory = ByteSize::mib(1)),
+            ConfigError::MemoryTooSmall(ByteSize::mib(1))
+        );
+        assert_eq!(
+            broken(|c| c.memory.0 += 1),
+            ConfigError::MemoryAlignment(ByteSize((128 << 20) + 1))
+        );
+        assert_eq!(broken(|c| c.cmdline = "x".repeat(2048)), ConfigError::Cmdline(2048));
+        assert_eq!(broken(|c| c.cmdline = "a\0b".into()), ConfigError::CmdlineZero);
+        assert_eq!(
+            broken(|c| c.devices.push(c.devices[0].clone())),
+            ConfigError::DuplicateDevice("rng".into())
+        );
+    }
+}

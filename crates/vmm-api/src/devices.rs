@@ -1,0 +1,86 @@
+//! What each kind of device is configured with. The devices themselves are elsewhere.
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::config::FdRef;
+
+/// The configuration of one kind of device.
+pub trait DeviceConfig: Serialize + DeserializeOwned {
+    /// The name of the kind.
+    const KIND: &'static str;
+}
+
+/// A disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlockConfig {
+    /// A regular file or block device; opened for writing unless `read_only`.
+    pub file: FdRef,
+    /// Offer it read-only (`VIRTIO_BLK_F_RO`).
+    pub read_only: bool,
+    /// Request queues, 1 to 16.
+    pub queues: u16,
+    /// What the guest reads as serial number, at most 20 bytes (virtio 1.2, 5.2.6).
+    pub serial: String,
+    /// How requests reach the file.
+    #[serde(default)]
+    pub engine: BlockEngine,
+}
+
+/// How block requests reach the file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BlockEngine {
+    /// io_uring where the host has it, else threads.
+    #[default]
+    Auto,
+    /// io_uring or nothing.
+    IoUring,
+    /// A pool of threads.
+    Threads,
+}
+
+impl DeviceConfig for BlockConfig {
+    const KIND: &'static str = "block";
+}
+
+/// A console port (`hvc0`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConsoleConfig {
+    /// What the guest reads; nothing is ever read when not given.
+    pub input: Option<FdRef>,
+    /// Where the guest's output goes; dropped when not given.
+    pub output: Option<FdRef>,
+}
+
+impl DeviceConfig for ConsoleConfig {
+    const KIND: &'static str = "console";
+}
+
+/// Sockets between host and guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VsockConfig {
+    /// The guest's context id, 3 or more.
+    pub cid: u32,
+    /// A listening unix stream socket. Whoever connects sends `CONNECT <port>\n`, is answered `OK <port>\n` once
+    /// the guest has accepted, and from then on talks to the guest.
+    pub listener: Option<FdRef>,
+    /// A SEQPACKET socket to which each connection that the guest opens to CID 2 is handed: one packet, four bytes
+    /// of port (little endian) and one descriptor. Guests' connections are refused when not given.
+    pub acceptor: Option<FdRef>,
+}
+
+impl DeviceConfig for VsockConfig {
+    const KIND: &'static str = "vsock";
+}
+
+/// A source of entropy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RngConfig {}
+
+impl DeviceConfig for RngConfig {
+    const KIND: &'static str = "rng";
+}

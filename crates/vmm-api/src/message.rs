@@ -1,0 +1,178 @@
+//! Requests, replies and events.
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::VmConfig;
+
+/// What a driver asks of a VMM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "method", content = "params", rename_all = "kebab-case")]
+pub enum Request {
+    /// Build the VM; allowed once. The packet carries the descriptors that the configuration refers to.
+    Create(Box<VmConfig>),
+    /// Let the vCPUs run for the first time.
+    Start,
+    /// Stop the vCPUs and the devices.
+    Pause,
+    /// Let them go on.
+    Resume,
+    /// End the VM and the process, without asking the guest.
+    Stop,
+    /// Tell what the VM is and does.
+    Info,
+    /// Tell every metric.
+    Metrics,
+}
+
+/// The state of the one VM that a VMM process has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VmState {
+    /// Nothing has been created.
+    Empty,
+    /// Created, never started.
+    Created,
+    /// The vCPUs run.
+    Running,
+    /// The vCPUs and devices are stopped and can go on.
+    Paused,
+    /// It has ended.
+    Ended,
+}
+
+impl std::fmt::Display for VmState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Empty => "empty",
+            Self::Created => "created",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Ended => "ended",
+        })
+    }
+}
+
+/// What a VMM tells of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Info {
+    /// [`crate::VERSION`] of the VMM.
+    pub api_version: u32,
+    /// The VMM's own version.
+    pub vmm_version: String,
+    /// The VMM's process id, in its own pid namespace.
+    pub pid: u32,
+    /// The engine in use, such as `kvm`; empty before `create`.
+    pub engine: String,
+    /// The VM's state.
+    pub state: VmState,
+    /// Number of vCPUs; 0 before `create`.
+    pub cpus: u32,
+    /// Guest memory in bytes; 0 before `create`.
+    pub memory: u64,
+}
+
+/// One metric.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MetricSample {
+    /// Its name, such as `vcpu_exits_total`.
+    pub name: String,
+    /// Label names and values, such as `reason`, `port-out`.
+    pub labels: Vec<(String, String)>,
+    /// Its value.
+    pub value: u64,
+}
+
+/// The answer to a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reply {
+    /// Done.
+    Done,
+    /// To `info`.
+    Info(Info),
+    /// To `metrics`.
+    Metrics(Vec<MetricSample>),
+}
+
+/// The kind of a refusal, for machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ErrorKind {
+    /// The request is malformed or its configuration invalid.
+    Invalid,
+    /// The request does not fit the VM's state.
+    WrongState,
+    /// The host lacks something: KVM, memory, a descriptor.
+    Host,
+    /// The kernel or initramfs cannot be used.
+    Boot,
+    /// A bug or a failure of the engine.
+    Internal,
+}
+
+/// Why a request was refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    /// Its kind.
+    pub kind: ErrorKind,
+    /// A sentence for people, with the next step where there is one.
+    pub message: String,
+}
+
+/// Why a VM ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExitReason {
+    /// The guest powered off.
+    PowerOff,
+    /// The guest asked for a reset, or a triple fault did; this VMM does not boot twice.
+    Reset,
+    /// `stop` was asked for.
+    Stopped,
+    /// The engine or a device failed.
+    Failed(String),
+}
+
+impl std::fmt::Display for ExitReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::PowerOff => f.write_str("the guest powered off"),
+            Self::Reset => f.write_str("the guest reset"),
+            Self::Stopped => f.write_str("the VM was stopped"),
+            Self::Failed(why) => write!(f, "the VMM failed: {why}"),
+        }
+    }
+}
+
+/// What a VMM tells without being asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Event {
+    /// The VM has ended; the process follows.
+    Ended(ExitReason),
+}
+
+/// One packet on the socket.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Packet {
+    /// Driver to VMM.
+    Request {
+        /// Chosen by the driver, repeated in the reply.
+        id: u64,
+        /// [`crate::VERSION`] of the driver.
+        version: u32,
+        /// What is asked.
+        request: Request,
+    },
+    /// VMM to driver.
+    Reply {
+        /// The request's.
+        id: u64,
+        /// The answer or the refusal.
+        result: Result<Reply, ApiError>,
+    },
+    /// VMM to driver.
+    Event(Event),
+}
