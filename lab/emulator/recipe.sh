@@ -1,0 +1,108 @@
+#!/bin/sh
+# Recipe `emulator`: a private QEMU 10 for x86, from bookworm-backports, with every library it needs.
+#
+#   recipe.sh OUT_DIR      fills OUT_DIR with `qemu-system-x86_64` (a wrapper) and `root/` (the unpacked packages)
+#
+# The packages are downloaded as if for an empty machine and only unpacked, never installed: the tree brings its own
+# C library and dynamic loader, the machine's packages stay as they are, and any x86-64 Linux can run the result.
+# The mirror is the one the machine's apt uses for its own release, with the suite changed. What this recipe
+# deliberately does not know: how the lab uses the emulator (that is lab/ctl).
+set -eu
+
+out=${1:?usage: recipe.sh OUT_DIR}
+suite=bookworm
+lowest=10
+
+say() { printf '%s\n' "$*"; }
+fail() { printf 'emulator recipe: %s\n' "$*" >&2; exit 1; }
+
+[ "$(uname -m)" = x86_64 ] || fail "needs an x86-64 machine, this is $(uname -m)"
+command -v apt-get >/dev/null || fail "apt-get is missing; the emulator comes from Debian packages"
+
+rm -rf "$out"
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+work=$out/.work
+mkdir -p "$work/lists/partial" "$work/cache/archives/partial"
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# The mirror: every configured source, whatever the file's format, as apt itself understood it.
+mirror() {
+    apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(CODENAME) $(COMPONENT)' 'Created-By: Packages' |
+        awk -v own="$1" '($2 == own || $3 == own) && $4 == "main" { print $1; exit }'
+}
+own=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+uri=$(mirror "$own")
+if [ -z "$uri" ]; then
+    say "package lists are missing: apt-get update"
+    apt-get update -qq
+    uri=$(mirror "$own")
+fi
+[ -n "$uri" ] || fail "no apt source for the component main of '$own' is configured on this machine"
+
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+signed=
+[ ! -e "$keyring" ] || signed="[signed-by=$keyring]"
+for s in "$suite" "$suite-backports"; do
+    echo "deb $signed $uri $s main"
+done >"$work/sources.list"
+
+# An empty status file makes apt resolve the whole closure, from the C library up.
+: >"$work/status"
+cat >"$work/apt.conf" <<CONF
+Dir::Etc::sourcelist "$work/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+Dir::Etc::preferencesparts "/dev/null";
+Dir::State::Lists "$work/lists";
+Dir::State::status "$work/status";
+Dir::Cache "$work/cache";
+APT::Sandbox::User "root";
+Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
+Acquire::Retries "3";
+CONF
+export APT_CONFIG="$work/apt.conf"
+
+say "package lists of $suite and $suite-backports"
+apt-get update -qq
+say "downloading QEMU and its libraries (about 40 MB)"
+apt-get install -qq --yes --download-only --no-install-recommends --target-release "$suite-backports" qemu-system-x86 >/dev/null
+unset APT_CONFIG
+
+set -- "$work"/cache/archives/*.deb
+[ -e "$1" ] || fail "apt downloaded no package"
+say "unpacking $# packages"
+mkdir "$out/root"
+for deb in "$@"; do
+    # Packages of programs that only post-install scripts would call are of no use to an unpacked tree.
+    case ${deb##*/} in
+    adduser_* | passwd_* | debconf_* | libpam*) continue ;;
+    esac
+    dpkg-deb --extract "$deb" "$out/root"
+done
+rm -rf "$out/root/usr/share/doc" "$out/root/usr/share/man" "$out/root/usr/share/locale" "$out/root/var" "$out/root/etc"
+
+cat >"$out/qemu-system-x86_64" <<'WRAPPER'
+#!/bin/sh
+# Runs the private QEMU beside this file with its own loader and libraries. Made by lab/emulator/recipe.sh.
+root=$(dirname "$(readlink -f "$0")")/root
+lib=x86_64-linux-gnu
+export QEMU_MODULE_DIR="$root/usr/lib/$lib/qemu"
+exec "$root/lib/$lib/ld-linux-x86-64.so.2" --library-path "$root/lib/$lib:$root/usr/lib/$lib" \
+    "$root/usr/bin/qemu-system-x86_64" -L "$root/usr/share/qemu" -L "$root/usr/share/seabios" \
+    -L "$root/usr/lib/ipxe/qemu" "$@"
+WRAPPER
+chmod 755 "$out/qemu-system-x86_64"
+
+say "checking that it runs"
+version=$("$out/qemu-system-x86_64" --version | sed -n '1s/.*version \([0-9][0-9.]*\).*/\1/p')
+[ -n "$version" ] || fail "the unpacked QEMU does not run"
+[ "${version%%.*}" -ge "$lowest" ] || fail "got QEMU $version, the lab needs $lowest or later (x2APIC under TCG)"
+echo quit | timeout -k 5 30 "$out/qemu-system-x86_64" -M q35 -accel tcg -cpu EPYC-Rome,+svm,+npt,+x2apic,+vgif \
+    -nodefaults -display none -serial none -monitor stdio -S >"$work/check" 2>&1 || {
+    cat "$work/check" >&2
+    fail "QEMU $version starts but cannot build the lab's machine"
+}
+echo "$version" >"$out/version"
+say "QEMU $version, $(du -sm "$out/root" | cut -f1) MB"
