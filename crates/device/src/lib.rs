@@ -1,1 +1,126 @@
-//! How a device is described, created and lives: `DeviceModule`, `DeviceContext`, `Lifecycle`.
+//! How a device is described, created and lives. Knows no concrete device and no machine.
+
+use std::os::fd::OwnedFd;
+
+use observe::Registry;
+use serde::de::DeserializeOwned;
+use virtio::VirtioDevice;
+use vmm_api::{DeviceSpec, FdRef};
+
+/// The descriptors that came with a request. Each is taken at most once.
+#[derive(Debug, Default)]
+pub struct FdTable(Vec<Option<OwnedFd>>);
+
+impl FdTable {
+    /// A table in the order of arrival.
+    pub fn new(fds: Vec<OwnedFd>) -> Self {
+        Self(fds.into_iter().map(Some).collect())
+    }
+
+    /// Takes one out.
+    ///
+    /// # Errors
+    /// It never came or was taken.
+    pub fn take(&mut self, reference: FdRef) -> Result<OwnedFd, CreateError> {
+        let slot = usize::try_from(reference.0)
+            .ok()
+            .and_then(|index| self.0.get_mut(index));
+        slot.and_then(Option::take).ok_or(CreateError::MissingFd(reference.0))
+    }
+
+    /// Takes one out if it is referred to at all.
+    ///
+    /// # Errors
+    /// As [`FdTable::take`].
+    pub fn take_optional(&mut self, reference: Option<FdRef>) -> Result<Option<OwnedFd>, CreateError> {
+        reference.map(|reference| self.take(reference)).transpose()
+    }
+
+    /// How many nobody has taken.
+    pub fn left_over(&self) -> usize {
+        self.0.iter().flatten().count()
+    }
+}
+
+/// Why a device could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// The configuration does not fit the kind.
+    #[error("the configuration is not understood: {0}")]
+    Config(String),
+    /// A value is out of range.
+    #[error("{0}")]
+    Value(String),
+    /// A descriptor did not come along.
+    #[error("file descriptor {0} did not come with the request, or is used twice")]
+    MissingFd(u32),
+    /// The host refused a resource.
+    #[error("{what}: {source}")]
+    Host {
+        /// What was being done.
+        what: &'static str,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+}
+
+/// What the machine offers a device that is being made.
+#[derive(Debug)]
+pub struct DeviceContext<'a> {
+    /// The device's name within the VM; the label of its metrics.
+    pub id: &'a str,
+    /// Where it registers its metrics.
+    pub metrics: &'a Registry,
+}
+
+/// One kind of device. Its crate exports one value of this.
+pub trait DeviceModule: Sync {
+    /// The kind's name in [`DeviceSpec::kind`].
+    fn kind(&self) -> &'static str;
+
+    /// Makes a device. It takes its descriptors out of `fds` and starts no thread before it is activated.
+    ///
+    /// # Errors
+    /// The configuration or the descriptors do not fit.
+    fn create(
+        &self,
+        spec: &DeviceSpec,
+        fds: &mut FdTable,
+        context: &DeviceContext<'_>,
+    ) -> Result<Box<dyn VirtioDevice>, CreateError>;
+}
+
+/// Reads a device's own configuration out of its spec.
+///
+/// # Errors
+/// A field is missing, unknown or of the wrong type; the message names it.
+pub fn parse_config<C: DeserializeOwned>(spec: &DeviceSpec) -> Result<C, CreateError> {
+    serde_json::from_value(spec.config.clone()).map_err(|error| CreateError::Config(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_is_taken_once() {
+        let fd = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let mut table = FdTable::new(vec![fd]);
+        assert_eq!(table.left_over(), 1);
+        table.take(FdRef(0)).unwrap();
+        assert!(matches!(table.take(FdRef(0)), Err(CreateError::MissingFd(0))));
+        assert!(matches!(table.take(FdRef(1)), Err(CreateError::MissingFd(1))));
+        assert!(table.take_optional(None).unwrap().is_none());
+    }
+
+    #[test]
+    fn unknown_fields_are_named() {
+        let spec = DeviceSpec {
+            id: "r".into(),
+            kind: "rng".into(),
+            config: serde_json::json!({"speed": 9}),
+        };
+        let error = parse_config::<vmm_api::devices::RngConfig>(&spec).unwrap_err();
+        assert!(error.to_string().contains("speed"), "{error}");
+    }
+}

@@ -1,1 +1,200 @@
 //! What a virtualization engine must offer a machine: traits, typed exits, whole-vCPU state.
+//!
+//! The traits are narrow on purpose: their calls can be served by KVM, by a module that owns the CPUs, or from
+//! another partition. This crate does not know any back end and no device.
+
+pub mod exit;
+pub mod state;
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use base::EventFd;
+use vm_memory::GuestRegionMmap;
+
+pub use exit::{Exit, SystemEvent};
+pub use state::{BootState, Clock, CpuidEntry, Msr, VcpuState, VmState};
+
+/// Why an engine could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The host cannot run VMs with this engine at all.
+    #[error("{0}")]
+    Unusable(String),
+    /// One call failed.
+    #[error("{call} failed: {source}")]
+    Call {
+        /// What was called, such as `KVM_RUN`.
+        call: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A saved state does not fit this engine or host.
+    #[error("the saved state cannot be used: {0}")]
+    State(String),
+}
+
+/// The result of an engine's call.
+pub type Result<T> = std::result::Result<T, EngineError>;
+
+/// A message-signalled interrupt as the device writes it (PCI 3.0, 6.8.1; Intel SDM 3A, 11.11).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MsiMessage {
+    /// Message address.
+    pub address: u64,
+    /// Message data.
+    pub data: u32,
+}
+
+/// Where a guest's write rings a bell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doorbell {
+    /// A write of any value and any width to this guest physical address.
+    Mmio(u64),
+    /// A write of any value to this port.
+    Port(u16),
+}
+
+/// A way to make virtual machines.
+pub trait Engine: Send + Sync {
+    /// Its name, such as `kvm`.
+    fn name(&self) -> &'static str;
+
+    /// Makes an empty VM.
+    ///
+    /// # Errors
+    /// The host lacks something; the message says what to do.
+    fn create_vm(&self) -> Result<Arc<dyn Vm>>;
+}
+
+/// One virtual machine: memory, interrupts, doorbells and what all its vCPUs share.
+pub trait Vm: Send + Sync {
+    /// Makes vCPU `id`, whose local APIC id is `id` too, of `count` in all.
+    ///
+    /// # Errors
+    /// More than the engine can have, or the id was taken.
+    fn create_vcpu(&self, id: u32, count: u32) -> Result<Box<dyn Vcpu>>;
+
+    /// Lets the guest see `region` at its own guest physical address; the engine keeps it mapped.
+    ///
+    /// # Errors
+    /// The slot is taken or the range overlaps another.
+    fn map_ram(&self, slot: u32, region: Arc<GuestRegionMmap<()>>) -> Result<()>;
+
+    /// Which 4 KiB pages of a slot were written since the last call: one bit a page, least significant first.
+    ///
+    /// # Errors
+    /// The slot is not mapped.
+    fn dirty_log(&self, slot: u32) -> Result<Vec<u64>>;
+
+    /// Delivers one message now.
+    ///
+    /// # Errors
+    /// The address names no local APIC.
+    fn send_msi(&self, message: MsiMessage) -> Result<()>;
+
+    /// Makes an interrupt source that devices can trigger from any thread.
+    ///
+    /// # Errors
+    /// No more sources.
+    fn create_interrupt(&self) -> Result<Arc<dyn Interrupt>>;
+
+    /// Signals `event` on each of the guest's writes to `bell`, without returning to user space.
+    ///
+    /// # Errors
+    /// The bell is in use.
+    fn attach_doorbell(&self, bell: Doorbell, event: &EventFd) -> Result<()>;
+
+    /// Undoes [`Vm::attach_doorbell`].
+    ///
+    /// # Errors
+    /// No such bell.
+    fn detach_doorbell(&self, bell: Doorbell, event: &EventFd) -> Result<()>;
+
+    /// Which input pins of the user-space I/O APIC send end-of-interrupt exits ([`Exit::IoapicEoi`]): none, as all
+    /// are edge-triggered. Kept so that an engine can reserve them.
+    ///
+    /// # Errors
+    /// The engine has no split interrupt controller.
+    fn reserve_ioapic_pins(&self, pins: u32) -> Result<()>;
+
+    /// Everything of the VM that is neither memory nor a vCPU's.
+    ///
+    /// # Errors
+    /// A vCPU runs.
+    fn save(&self) -> Result<VmState>;
+
+    /// Takes over what [`Vm::save`] gave, before any vCPU has run.
+    ///
+    /// # Errors
+    /// The state does not fit.
+    fn restore(&self, state: &VmState) -> Result<()>;
+}
+
+/// One virtual CPU; belongs to the thread that runs it.
+pub trait Vcpu: Send {
+    /// Runs guest code until something is to be done outside.
+    ///
+    /// # Errors
+    /// The engine failed; the vCPU must not be run again.
+    fn run(&mut self) -> Result<Exit<'_>>;
+
+    /// A handle by which other threads make [`Vcpu::run`] return [`Exit::Interrupted`].
+    fn kicker(&self) -> Arc<dyn Kick>;
+
+    /// Sets the registers that the boot protocol asks for; only vCPU 0 has any.
+    ///
+    /// # Errors
+    /// The engine refused a value.
+    fn set_boot_state(&mut self, boot: &BootState) -> Result<()>;
+
+    /// The whole state, as one value.
+    ///
+    /// # Errors
+    /// The engine cannot read one of its parts.
+    fn save(&mut self) -> Result<VcpuState>;
+
+    /// Takes over a whole state.
+    ///
+    /// # Errors
+    /// It does not fit this engine or host.
+    fn restore(&mut self, state: &VcpuState) -> Result<()>;
+}
+
+/// Makes a vCPU leave guest mode, from any thread.
+pub trait Kick: Send + Sync {
+    /// The next or current [`Vcpu::run`] returns [`Exit::Interrupted`] soon. Kicks do not add up. The vCPU's thread
+    /// must have called [`Vcpu::run`] or be about to.
+    fn kick(&self);
+
+    /// Called by the vCPU's own thread, once, before its first run.
+    fn adopt_current_thread(&self);
+
+    /// Called by the vCPU's own thread after it has seen a kick, so that the next run is not cut short.
+    fn clear(&self);
+}
+
+/// One interrupt source: an event that, while a message is routed to it, becomes that message.
+///
+/// A signal given while nothing is routed is kept and delivered once a message is: the event's own counter is the
+/// pending bit.
+pub trait Interrupt: Send + Sync {
+    /// What to signal.
+    fn event(&self) -> &EventFd;
+
+    /// Routes to `message`, or to nothing.
+    ///
+    /// # Errors
+    /// No more routes, or the engine refused the message.
+    fn route(&self, message: Option<MsiMessage>) -> Result<()>;
+
+    /// Whether a signal is pending (only meaningful while nothing is routed).
+    fn is_pending(&self) -> bool {
+        let mut fds = [rustix::event::PollFd::from_borrowed_fd(
+            self.event().as_fd(),
+            rustix::event::PollFlags::IN,
+        )];
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(1))
+    }
+}

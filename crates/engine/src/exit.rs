@@ -1,0 +1,75 @@
+//! Why a vCPU came back.
+
+/// What the guest did that has to be completed outside. Buffers of reads are filled before the next run.
+#[derive(Debug)]
+pub enum Exit<'a> {
+    /// `in`: fill `data` (1, 2 or 4 bytes).
+    PortRead {
+        /// The port.
+        port: u16,
+        /// What the guest will read.
+        data: &'a mut [u8],
+    },
+    /// `out` of 1, 2 or 4 bytes.
+    PortWrite {
+        /// The port.
+        port: u16,
+        /// What the guest wrote.
+        data: &'a [u8],
+    },
+    /// A load from an address without memory: fill `data` (1 to 8 bytes).
+    MmioRead {
+        /// Guest physical address.
+        address: u64,
+        /// What the guest will read.
+        data: &'a mut [u8],
+    },
+    /// A store to an address without memory.
+    MmioWrite {
+        /// Guest physical address.
+        address: u64,
+        /// What the guest wrote.
+        data: &'a [u8],
+    },
+    /// The guest ended a level-triggered interrupt of this vector; edge-only machines see none.
+    IoapicEoi(u8),
+    /// A kick or a signal; run again or stop.
+    Interrupted,
+    /// HLT with no interrupt controller in the engine to wake it.
+    Halted,
+    /// Triple fault.
+    Shutdown,
+    /// The guest asked the engine itself.
+    System(SystemEvent),
+    /// The engine cannot go on with this guest; its own words.
+    Failed(String),
+}
+
+impl Exit<'_> {
+    /// The metric label of this kind of exit.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::PortRead { .. } => "port-read",
+            Self::PortWrite { .. } => "port-write",
+            Self::MmioRead { .. } => "mmio-read",
+            Self::MmioWrite { .. } => "mmio-write",
+            Self::IoapicEoi(_) => "ioapic-eoi",
+            Self::Interrupted => "interrupted",
+            Self::Halted => "halted",
+            Self::Shutdown => "shutdown",
+            Self::System(_) => "system-event",
+            Self::Failed(_) => "failed",
+        }
+    }
+}
+
+/// Requests to the engine that concern the whole machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SystemEvent {
+    /// Power off.
+    PowerOff,
+    /// Reset.
+    Reset,
+    /// The guest's kernel says that it crashed.
+    Crash,
+}

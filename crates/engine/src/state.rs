@@ -1,0 +1,183 @@
+//! Register state, in the processor manuals' own terms, independent of any engine.
+
+use serde::{Deserialize, Serialize};
+
+/// A segment register with its hidden part (Intel SDM 3A, 3.4.3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segment {
+    /// Base address.
+    pub base: u64,
+    /// Limit in bytes, granularity applied.
+    pub limit: u32,
+    /// Selector.
+    pub selector: u16,
+    /// Access rights: type (bits 0-3), S (4), DPL (5-6), P (7), AVL (8), L (9), D/B (10), G (11), unusable (16).
+    pub rights: u32,
+}
+
+/// GDTR or IDTR.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Table {
+    /// Base address.
+    pub base: u64,
+    /// Limit.
+    pub limit: u16,
+}
+
+/// General-purpose registers, instruction pointer and flags.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GeneralRegisters {
+    /// RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15: the order of instruction encodings.
+    pub gpr: [u64; 16],
+    /// RIP.
+    pub rip: u64,
+    /// RFLAGS.
+    pub rflags: u64,
+}
+
+/// Index of a general-purpose register in [`GeneralRegisters::gpr`].
+pub mod gpr {
+    #![allow(missing_docs, reason = "the names are the processor's")]
+    pub const RAX: usize = 0;
+    pub const RCX: usize = 1;
+    pub const RDX: usize = 2;
+    pub const RBX: usize = 3;
+    pub const RSP: usize = 4;
+    pub const RBP: usize = 5;
+    pub const RSI: usize = 6;
+    pub const RDI: usize = 7;
+}
+
+/// Segments, tables and control registers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SystemRegisters {
+    /// CS, DS, ES, FS, GS, SS.
+    pub segments: [Segment; 6],
+    /// Task register.
+    pub tr: Segment,
+    /// Local descriptor table register.
+    pub ldtr: Segment,
+    /// GDTR.
+    pub gdt: Table,
+    /// IDTR.
+    pub idt: Table,
+    /// CR0, CR2, CR3, CR4, CR8.
+    pub cr: [u64; 5],
+    /// EFER.
+    pub efer: u64,
+    /// `IA32_APIC_BASE`.
+    pub apic_base: u64,
+}
+
+/// What the boot protocol leaves in vCPU 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BootState {
+    /// General registers.
+    pub general: GeneralRegisters,
+    /// System registers.
+    pub system: SystemRegisters,
+}
+
+/// One model-specific register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Msr {
+    /// Its number.
+    pub index: u32,
+    /// Its value.
+    pub value: u64,
+}
+
+/// One CPUID leaf as the guest sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuidEntry {
+    /// EAX on input.
+    pub function: u32,
+    /// ECX on input.
+    pub index: u32,
+    /// Whether `index` matters.
+    pub indexed: bool,
+    /// EAX, EBX, ECX, EDX on output.
+    pub registers: [u32; 4],
+}
+
+/// Events in flight at an instruction boundary (Intel SDM 3C, 27.8; AMD APM 2, 15.20).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PendingEvents {
+    /// Exception being delivered: vector, error code, payload; `None` when there is none.
+    pub exception: Option<(u8, Option<u32>)>,
+    /// The exception waits rather than being delivered.
+    pub exception_pending: bool,
+    /// External or software interrupt being delivered: vector, and whether it is a software one.
+    pub interrupt: Option<(u8, bool)>,
+    /// Interrupt shadow: 1 after MOV SS, 2 after STI.
+    pub interrupt_shadow: u8,
+    /// An NMI is being delivered.
+    pub nmi_injected: bool,
+    /// An NMI waits.
+    pub nmi_pending: bool,
+    /// NMIs are blocked until IRET.
+    pub nmi_masked: bool,
+    /// The vector of a pending SIPI.
+    pub sipi_vector: u32,
+    /// System management: in SMM, SMI pending, SMI while NMIs are blocked, latched INIT.
+    pub smm: [bool; 4],
+}
+
+/// Whether a vCPU runs (Intel SDM 3A, 9.4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Activity {
+    /// Runs.
+    #[default]
+    Runnable,
+    /// Waits for INIT.
+    Uninitialized,
+    /// Has received INIT, waits for SIPI.
+    InitReceived,
+    /// Has received SIPI.
+    SipiReceived,
+    /// Waits in HLT.
+    Halted,
+}
+
+/// A whole vCPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VcpuState {
+    /// Its local APIC id.
+    pub id: u32,
+    /// What CPUID answers.
+    pub cpuid: Vec<CpuidEntry>,
+    /// General registers.
+    pub general: GeneralRegisters,
+    /// System registers.
+    pub system: SystemRegisters,
+    /// The XSAVE area in standard format (Intel SDM 1, 13.4).
+    pub xsave: Vec<u8>,
+    /// XCR0.
+    pub xcr0: u64,
+    /// DR0 to DR3, DR6, DR7.
+    pub debug: [u64; 6],
+    /// Every MSR that the engine can save.
+    pub msrs: Vec<Msr>,
+    /// The local APIC's registers: 1 KiB as laid out at its MMIO page (Intel SDM 3A, 11.4.1).
+    pub lapic: Vec<u8>,
+    /// Events in flight.
+    pub events: PendingEvents,
+    /// Whether it runs.
+    pub activity: Activity,
+    /// TSC frequency in kHz.
+    pub tsc_khz: u32,
+}
+
+/// The paravirtual clock shared by the vCPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Clock {
+    /// Nanoseconds since the VM began, as its guests read them.
+    pub nanoseconds: u64,
+}
+
+/// Everything of a VM that is neither memory nor a vCPU's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmState {
+    /// The clock.
+    pub clock: Clock,
+}

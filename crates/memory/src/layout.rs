@@ -1,0 +1,117 @@
+//! The guest physical address map. One page of constants; everything else refers to it.
+//!
+//! ```text
+//! 0                RAM
+//! 3 GiB            32-bit PCI window
+//! 3.5 GiB          PCI configuration space (ECAM), bus 0 only
+//! 0xfec0_0000      I/O APIC
+//! 0xfee0_0000      local APICs
+//! 4 GiB            RAM, what did not fit below 3 GiB
+//! 256 GiB or more  64-bit PCI window
+//! ```
+
+use base::ByteSize;
+
+/// A range of guest physical addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// First address.
+    pub start: u64,
+    /// Number of bytes.
+    pub length: u64,
+}
+
+/// Where RAM ends below 4 GiB and the 32-bit PCI window begins.
+pub const LOW_RAM_END: u64 = 3 << 30;
+
+/// The 32-bit PCI window.
+pub const PCI_WINDOW_32: Range = Range {
+    start: LOW_RAM_END,
+    length: 512 << 20,
+};
+
+/// PCI configuration space by memory (ECAM; PCI Express 5.0, 7.2.2): 1 MiB for bus 0.
+pub const ECAM: Range = Range {
+    start: 0xe000_0000,
+    length: 1 << 20,
+};
+
+/// The I/O APIC's registers (Intel 82093AA).
+pub const IOAPIC: Range = Range {
+    start: 0xfec0_0000,
+    length: 0x20,
+};
+
+/// The local APICs' registers (Intel SDM 3A, 11.4.1).
+pub const LOCAL_APIC: u64 = 0xfee0_0000;
+
+/// Where RAM goes on above the hole.
+pub const HIGH_RAM_START: u64 = 4 << 30;
+
+/// The least start of the 64-bit PCI window.
+const PCI_WINDOW_64_START: u64 = 256 << 30;
+
+/// The size of the 64-bit PCI window. Small enough for the 40 address bits of the least CPU model.
+const PCI_WINDOW_64_LENGTH: u64 = 64 << 30;
+
+/// The RAM regions of a VM with `size` bytes.
+pub fn ram(size: ByteSize) -> Vec<Range> {
+    let low = size.bytes().min(LOW_RAM_END);
+    let mut regions = vec![Range { start: 0, length: low }];
+    if size.bytes() > low {
+        regions.push(Range {
+            start: HIGH_RAM_START,
+            length: size.bytes() - low,
+        });
+    }
+    regions
+}
+
+/// The 64-bit PCI window of a VM with `size` bytes of RAM: above all RAM, aligned to its own size.
+pub fn pci_window_64(size: ByteSize) -> Range {
+    let ram_end = ram(size).last().map_or(0, |range| range.start + range.length);
+    let start = ram_end.max(PCI_WINDOW_64_START).next_multiple_of(PCI_WINDOW_64_LENGTH);
+    Range {
+        start,
+        length: PCI_WINDOW_64_LENGTH,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ram_leaves_the_hole_free() {
+        assert_eq!(
+            ram(ByteSize::mib(128)),
+            [Range {
+                start: 0,
+                length: 128 << 20
+            }]
+        );
+        assert_eq!(ram(ByteSize::gib(3)).len(), 1);
+        assert_eq!(
+            ram(ByteSize::gib(8)),
+            [
+                Range {
+                    start: 0,
+                    length: 3 << 30
+                },
+                Range {
+                    start: 4 << 30,
+                    length: 5 << 30
+                }
+            ]
+        );
+    }
+
+    #[test]
+    fn the_high_window_is_above_ram_and_aligned() {
+        for gib in [1, 8, 255, 256, 300, 1000] {
+            let window = pci_window_64(ByteSize::gib(gib));
+            assert!(window.start >= ram(ByteSize::gib(gib)).last().map(|r| r.start + r.length).unwrap());
+            assert_eq!(window.start % window.length, 0);
+        }
+    }
+}
