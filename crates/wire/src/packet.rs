@@ -47,8 +47,7 @@ impl PacketSocket {
     /// # Errors
     /// Those of socketpair(2).
     pub fn pair() -> Result<(Self, Self), PacketError> {
-        let (a, b) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (a, b) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         Ok((Self(a), Self(b)))
     }
 
@@ -110,7 +109,10 @@ impl PacketSocket {
         if received.bytes == 0 {
             return Err(PacketError::Closed);
         }
-        if received.flags.intersects(rustix::net::ReturnFlags::TRUNC | rustix::net::ReturnFlags::CTRUNC) {
+        if received
+            .flags
+            .intersects(rustix::net::ReturnFlags::TRUNC | rustix::net::ReturnFlags::CTRUNC)
+        {
             return Err(PacketError::Truncated);
         }
         bytes.truncate(received.bytes);
@@ -162,6 +164,9 @@ mod tests {
     #[test]
     fn too_large_is_refused_before_it_is_sent() {
         let (a, _b) = PacketSocket::pair().unwrap();
-        assert!(matches!(a.send(&vec![0; MAX_PACKET + 1], &[]), Err(PacketError::TooLarge(_))));
+        assert!(matches!(
+            a.send(&vec![0; MAX_PACKET + 1], &[]),
+            Err(PacketError::TooLarge(_))
+        ));
     }
 }

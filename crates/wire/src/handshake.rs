@@ -1,0 +1,307 @@
+//! The first bytes of a connection: which protocol, which version, and a token where the server wants one. The client
+//! speaks first; the token never travels from server to client. Knows no protocol by name.
+//!
+//! ```text
+//!  client: | "BSLT" | version u16 | flags u16 (1 = token) | name, 24 bytes, zero-padded | token, 32 bytes |   64 bytes
+//!  server: | "BSLT" | version u16 | status u16            | name, 24 bytes, zero-padded |                     32 bytes
+//! ```
+
+use std::fmt;
+use std::hint::black_box;
+use std::io::{Read, Write};
+
+use crate::Error;
+use crate::frame::fill;
+
+const MAGIC: [u8; 4] = *b"BSLT";
+const NAME_LEN: usize = 24;
+const OFFER_LEN: usize = 64;
+const REPLY_LEN: usize = 32;
+const FLAG_TOKEN: u16 = 1;
+
+const STATUS_OK: u16 = 0;
+const STATUS_PROTOCOL: u16 = 1;
+const STATUS_VERSION: u16 = 2;
+const STATUS_TOKEN: u16 = 3;
+
+/// A protocol: its name, at most 24 bytes, and its version. Versions are equal or the connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Protocol {
+    /// Name, for instance `basalt.agent`.
+    pub name: &'static str,
+    /// Version.
+    pub version: u16,
+}
+
+/// A 256-bit secret that a client must know. Prints redacted.
+#[derive(Clone)]
+pub struct Token([u8; Token::LEN]);
+
+impl Token {
+    /// Bytes of a token.
+    pub const LEN: usize = 32;
+
+    /// A token of these bytes.
+    pub fn new(bytes: [u8; Self::LEN]) -> Self {
+        Self(bytes)
+    }
+
+    /// Compares in constant time: how long it takes says nothing about where the first difference is.
+    pub fn matches(&self, other: &[u8; Self::LEN]) -> bool {
+        let mut difference = 0_u8;
+        for (mine, theirs) in self.0.iter().zip(other) {
+            difference = black_box(difference | (mine ^ theirs));
+        }
+        difference == 0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(redacted)")
+    }
+}
+
+/// The client's half: offers `protocol` (with the token, if there is one) and waits for the server's answer.
+pub fn offer(stream: &mut (impl Read + Write), protocol: Protocol, token: Option<&Token>) -> Result<(), Error> {
+    let mut message = Vec::with_capacity(OFFER_LEN);
+    message.extend_from_slice(&MAGIC);
+    message.extend_from_slice(&protocol.version.to_le_bytes());
+    message.extend_from_slice(&(if token.is_some() { FLAG_TOKEN } else { 0 }).to_le_bytes());
+    message.extend_from_slice(&name_field(protocol)?);
+    message.extend_from_slice(&token.map_or([0; Token::LEN], |token| token.0));
+    stream.write_all(&message)?;
+    stream.flush()?;
+
+    let reply: [u8; REPLY_LEN] = receive(stream, "the handshake")?;
+    let (theirs, status, name) = split_head(&reply)?;
+    match status {
+        STATUS_OK => {
+            check_name(protocol, &name)?;
+            check_version(protocol, theirs)
+        }
+        STATUS_PROTOCOL => Err(Error::WrongProtocol {
+            ours: protocol.name.to_owned(),
+            theirs: name,
+        }),
+        STATUS_VERSION => Err(Error::WrongVersion {
+            name: protocol.name.to_owned(),
+            ours: protocol.version,
+            theirs,
+        }),
+        STATUS_TOKEN => Err(Error::TokenRefused),
+        other => Err(Error::UnknownStatus(other)),
+    }
+}
+
+/// The server's half: waits for an offer, answers it, and fails unless it was right. Where `token` is `None` any offered
+/// token is accepted. The caller bounds the time by a read timeout on the stream.
+pub fn accept(stream: &mut (impl Read + Write), protocol: Protocol, token: Option<&Token>) -> Result<(), Error> {
+    let message: [u8; OFFER_LEN] = receive(stream, "the handshake")?;
+    let (theirs, flags, name) = split_head(&message)?;
+    let mut offered = [0; Token::LEN];
+    offered.copy_from_slice(message.get(REPLY_LEN..).unwrap_or_default());
+    let has_token = flags & FLAG_TOKEN != 0;
+    let verdict = check_name(protocol, &name)
+        .and_then(|()| check_version(protocol, theirs))
+        .and_then(|()| match token {
+            // Compared even if the flag says that there is none, so that both refusals take equally long.
+            Some(token) if !(token.matches(&offered) & has_token) => Err(Error::TokenRefused),
+            _ => Ok(()),
+        });
+    let status = match &verdict {
+        Ok(()) => STATUS_OK,
+        Err(Error::WrongProtocol { .. }) => STATUS_PROTOCOL,
+        Err(Error::WrongVersion { .. }) => STATUS_VERSION,
+        Err(_) => STATUS_TOKEN,
+    };
+    let mut reply = Vec::with_capacity(REPLY_LEN);
+    reply.extend_from_slice(&MAGIC);
+    reply.extend_from_slice(&protocol.version.to_le_bytes());
+    reply.extend_from_slice(&status.to_le_bytes());
+    reply.extend_from_slice(&name_field(protocol)?);
+    stream.write_all(&reply)?;
+    stream.flush()?;
+    verdict
+}
+
+fn receive<const N: usize>(stream: &mut impl Read, what: &'static str) -> Result<[u8; N], Error> {
+    let mut bytes = [0; N];
+    match fill(stream, &mut bytes)? {
+        got if got == N => Ok(bytes),
+        got => Err(Error::Truncated { what, got, want: N }),
+    }
+}
+
+/// The part that both messages share: version, status or flags, name.
+fn split_head(bytes: &[u8]) -> Result<(u16, u16, String), Error> {
+    let mut head = [0; REPLY_LEN];
+    head.copy_from_slice(bytes.get(..REPLY_LEN).unwrap_or(&[0; REPLY_LEN]));
+    let [m0, m1, m2, m3, v0, v1, s0, s1, name @ ..] = head;
+    if [m0, m1, m2, m3] != MAGIC {
+        return Err(Error::NotBasalt([m0, m1, m2, m3]));
+    }
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(NAME_LEN);
+    let name = String::from_utf8_lossy(name.get(..end).unwrap_or_default()).into_owned();
+    Ok((u16::from_le_bytes([v0, v1]), u16::from_le_bytes([s0, s1]), name))
+}
+
+fn name_field(protocol: Protocol) -> Result<[u8; NAME_LEN], Error> {
+    let mut field = [0; NAME_LEN];
+    let length = protocol.name.len();
+    let space = field.get_mut(..length).ok_or_else(|| Error::NameTooLong {
+        name: protocol.name.to_owned(),
+        length,
+        limit: NAME_LEN,
+    })?;
+    space.copy_from_slice(protocol.name.as_bytes());
+    Ok(field)
+}
+
+fn check_name(protocol: Protocol, theirs: &str) -> Result<(), Error> {
+    if theirs == protocol.name {
+        return Ok(());
+    }
+    Err(Error::WrongProtocol {
+        ours: protocol.name.to_owned(),
+        theirs: theirs.to_owned(),
+    })
+}
+
+fn check_version(protocol: Protocol, theirs: u16) -> Result<(), Error> {
+    if theirs == protocol.version {
+        return Ok(());
+    }
+    Err(Error::WrongVersion {
+        name: protocol.name.to_owned(),
+        ours: protocol.version,
+        theirs,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    use super::*;
+
+    const V1: Protocol = Protocol {
+        name: "basalt.test",
+        version: 1,
+    };
+
+    /// Runs both halves over a socket pair; the results of client and server.
+    fn meet(
+        client: (Protocol, Option<[u8; 32]>),
+        server: (Protocol, Option<[u8; 32]>),
+    ) -> (Result<(), Error>, Result<(), Error>) {
+        let (mut near, mut far) = UnixStream::pair().unwrap();
+        let far_end = thread::spawn(move || accept(&mut far, server.0, server.1.map(Token::new).as_ref()));
+        let near_result = offer(&mut near, client.0, client.1.map(Token::new).as_ref());
+        (near_result, far_end.join().unwrap())
+    }
+
+    #[test]
+    fn equal_sides_agree_with_and_without_a_token() {
+        for token in [None, Some([7; 32])] {
+            let (near, far) = meet((V1, token), (V1, token));
+            near.unwrap();
+            far.unwrap();
+        }
+        // A server without a token does not mind one.
+        let (near, far) = meet((V1, Some([7; 32])), (V1, None));
+        near.unwrap();
+        far.unwrap();
+    }
+
+    #[test]
+    fn both_sides_name_the_other_version() {
+        let v9 = Protocol { version: 9, ..V1 };
+        let (near, far) = meet((V1, None), (v9, None));
+        assert!(
+            matches!(near, Err(Error::WrongVersion { ours: 1, theirs: 9, .. })),
+            "{near:?}"
+        );
+        assert!(
+            matches!(far, Err(Error::WrongVersion { ours: 9, theirs: 1, .. })),
+            "{far:?}"
+        );
+        let text = near.unwrap_err().to_string();
+        assert!(
+            text.starts_with("the other side speaks version 9 of \"basalt.test\", this side version 1"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn another_protocol_is_named() {
+        let other = Protocol {
+            name: "basalt.vmm",
+            version: 1,
+        };
+        let (near, far) = meet((V1, None), (other, None));
+        assert!(
+            matches!(near, Err(Error::WrongProtocol { ref theirs, .. }) if theirs == "basalt.vmm"),
+            "{near:?}"
+        );
+        assert!(
+            matches!(far, Err(Error::WrongProtocol { ref theirs, .. }) if theirs == "basalt.test"),
+            "{far:?}"
+        );
+    }
+
+    #[test]
+    fn a_wrong_or_missing_token_is_refused() {
+        let mut nearly = [7; 32];
+        nearly[31] ^= 1;
+        for token in [None, Some([0; 32]), Some(nearly)] {
+            let (near, far) = meet((V1, token), (V1, Some([7; 32])));
+            assert!(matches!(near, Err(Error::TokenRefused)), "{near:?}");
+            assert!(matches!(far, Err(Error::TokenRefused)), "{far:?}");
+        }
+        // All zeros is what an offer without a token carries: it must not open a server whose token is all zeros.
+        let (near, _) = meet((V1, None), (V1, Some([0; 32])));
+        assert!(matches!(near, Err(Error::TokenRefused)), "{near:?}");
+    }
+
+    #[test]
+    fn strangers_and_early_ends_are_told_apart() {
+        let (mut near, mut far) = UnixStream::pair().unwrap();
+        near.write_all(&[b'G'; 64]).unwrap();
+        assert!(matches!(
+            accept(&mut far, V1, None),
+            Err(Error::NotBasalt([b'G', b'G', b'G', b'G']))
+        ));
+
+        let (mut near, mut far) = UnixStream::pair().unwrap();
+        near.write_all(b"BSLT\x01\x00").unwrap();
+        drop(near);
+        assert!(matches!(
+            accept(&mut far, V1, None),
+            Err(Error::Truncated { got: 6, want: 64, .. })
+        ));
+    }
+
+    #[test]
+    fn a_token_does_not_print_itself() {
+        assert_eq!(format!("{:?}", Token::new([0x41; 32])), "Token(redacted)");
+    }
+
+    #[test]
+    fn a_name_that_does_not_fit_is_an_error() {
+        let long = Protocol {
+            name: "a-name-of-more-than-24-bytes",
+            version: 1,
+        };
+        let (mut near, _far) = UnixStream::pair().unwrap();
+        assert!(matches!(
+            offer(&mut near, long, None),
+            Err(Error::NameTooLong {
+                length: 28,
+                limit: 24,
+                ..
+            })
+        ));
+    }
+}
