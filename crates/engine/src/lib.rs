@@ -6,7 +6,6 @@
 pub mod exit;
 pub mod state;
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use base::EventFd;
@@ -93,11 +92,8 @@ pub trait Vm: Send + Sync {
     /// The address names no local APIC.
     fn send_msi(&self, message: MsiMessage) -> Result<()>;
 
-    /// Makes an interrupt source that devices can trigger from any thread.
-    ///
-    /// # Errors
-    /// No more sources.
-    fn create_interrupt(&self) -> Result<Arc<dyn Interrupt>>;
+    /// Makes an interrupt source that devices can trigger from any thread. Costs no system call.
+    fn create_interrupt(&self) -> Arc<dyn Interrupt>;
 
     /// Signals `event` on each of the guest's writes to `bell`, without returning to user space.
     ///
@@ -174,27 +170,15 @@ pub trait Kick: Send + Sync {
     fn clear(&self);
 }
 
-/// One interrupt source: an event that, while a message is routed to it, becomes that message.
-///
-/// A signal given while nothing is routed is kept and delivered once a message is: the event's own counter is the
-/// pending bit.
+/// One interrupt source. While a message is routed to it, triggering it sends that message; a trigger given while
+/// nothing is routed is kept, and sent once a message is (the pending bit of PCI 3.0, 6.8.2.10).
 pub trait Interrupt: Send + Sync {
-    /// What to signal.
-    fn event(&self) -> &EventFd;
+    /// Triggers it, from any thread; one system call at most, no lock that a guest could hold up.
+    fn trigger(&self);
 
-    /// Routes to `message`, or to nothing.
-    ///
-    /// # Errors
-    /// No more routes, or the engine refused the message.
-    fn route(&self, message: Option<MsiMessage>) -> Result<()>;
+    /// Routes to `message`, or to nothing. Costs no system call.
+    fn route(&self, message: Option<MsiMessage>);
 
-    /// Whether a signal is pending (only meaningful while nothing is routed).
-    fn is_pending(&self) -> bool {
-        let mut fds = [rustix::event::PollFd::from_borrowed_fd(
-            self.event().as_fd(),
-            rustix::event::PollFlags::IN,
-        )];
-        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-        matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(1))
-    }
+    /// Whether a trigger is kept because nothing is routed.
+    fn is_pending(&self) -> bool;
 }
