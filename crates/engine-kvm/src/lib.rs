@@ -1,1 +1,99 @@
-//! The KVM back end of the engine traits.
+//! The KVM back end of the engine traits. Knows no device and no machine.
+//!
+//! KVM supplies the local APICs; the I/O APIC is user space's (split interrupt controller); there is no PIC and no
+//! PIT. Interrupts are sent as messages (`KVM_SIGNAL_MSI`) so that none has to be registered: registering an irqfd
+//! or changing the routing table waits for an SRCU grace period in the kernel.
+#![allow(
+    unsafe_code,
+    reason = "KVM's calls take raw addresses and descriptors; each block says what it relies on"
+)]
+
+mod convert;
+mod cpuid;
+mod interrupt;
+mod kick;
+mod msrs;
+mod vcpu;
+mod vm;
+
+use std::os::fd::{IntoRawFd, OwnedFd};
+use std::sync::Arc;
+
+use engine::{Engine, EngineError, Result, Vm};
+use kvm_ioctls::{Cap, Kvm};
+
+/// What every machine of this VMM needs from KVM, with the reason.
+const REQUIRED: &[(Cap, &str)] = &[
+    (
+        Cap::SplitIrqchip,
+        "local APICs in the kernel, I/O APIC in user space (KVM_CAP_SPLIT_IRQCHIP, Linux 4.5)",
+    ),
+    (Cap::Ioeventfd, "doorbells (KVM_CAP_IOEVENTFD)"),
+    (Cap::SignalMsi, "message-signalled interrupts (KVM_CAP_SIGNAL_MSI)"),
+    (Cap::ImmediateExit, "kicking vCPUs (KVM_CAP_IMMEDIATE_EXIT, Linux 4.13)"),
+    (Cap::UserMemory, "guest memory (KVM_CAP_USER_MEMORY)"),
+];
+
+/// The KVM engine over one open `/dev/kvm`.
+pub struct KvmEngine {
+    kvm: Arc<Kvm>,
+}
+
+impl KvmEngine {
+    /// Opens `/dev/kvm`.
+    ///
+    /// # Errors
+    /// It does not exist, is not permitted, or lacks a capability.
+    pub fn open() -> Result<Self> {
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/kvm")
+            .map_err(|error| {
+                EngineError::Unusable(format!(
+                    "/dev/kvm cannot be opened ({error}): load kvm-amd or kvm-intel, or run `basalt doctor`"
+                ))
+            })?;
+        Self::from_fd(file.into())
+    }
+
+    /// Uses an open `/dev/kvm` that somebody handed over.
+    ///
+    /// # Errors
+    /// It is no KVM, or lacks a capability.
+    pub fn from_fd(fd: OwnedFd) -> Result<Self> {
+        // SAFETY: 1. the descriptor is open and owned, and ownership passes to the `Kvm`; 2. that it is KVM is
+        // checked by the version call below, before anything else is asked of it.
+        let kvm = unsafe { <Kvm as std::os::fd::FromRawFd>::from_raw_fd(fd.into_raw_fd()) };
+        let version = kvm.get_api_version();
+        if version != 12 {
+            return Err(EngineError::Unusable(format!(
+                "the descriptor given as /dev/kvm answers API version {version}, not 12: it is no KVM"
+            )));
+        }
+        if let Some((_, what)) = REQUIRED.iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
+            return Err(EngineError::Unusable(format!(
+                "this host's KVM lacks {what}: use a newer kernel"
+            )));
+        }
+        Ok(Self { kvm: Arc::new(kvm) })
+    }
+}
+
+impl Engine for KvmEngine {
+    fn name(&self) -> &'static str {
+        "kvm"
+    }
+
+    fn create_vm(&self) -> Result<Arc<dyn Vm>> {
+        Ok(Arc::new(vm::KvmVm::new(Arc::clone(&self.kvm))?))
+    }
+}
+
+/// Names a failed call.
+fn failed(call: &'static str) -> impl Fn(kvm_ioctls::Error) -> EngineError {
+    move |error| EngineError::Call {
+        call,
+        source: std::io::Error::from_raw_os_error(error.errno()),
+    }
+}

@@ -80,6 +80,12 @@ pub trait Vm: Send + Sync {
     /// The slot is taken or the range overlaps another.
     fn map_ram(&self, slot: u32, region: Arc<GuestRegionMmap<()>>) -> Result<()>;
 
+    /// Starts or ends the record that [`Vm::dirty_log`] reads.
+    ///
+    /// # Errors
+    /// The slot is not mapped.
+    fn set_dirty_tracking(&self, slot: u32, on: bool) -> Result<()>;
+
     /// Which 4 KiB pages of a slot were written since the last call: one bit a page, least significant first.
     ///
     /// # Errors
@@ -107,11 +113,10 @@ pub trait Vm: Send + Sync {
     /// No such bell.
     fn detach_doorbell(&self, bell: Doorbell, event: &EventFd) -> Result<()>;
 
-    /// Which input pins of the user-space I/O APIC send end-of-interrupt exits ([`Exit::IoapicEoi`]): none, as all
-    /// are edge-triggered. Kept so that an engine can reserve them.
+    /// Makes the local APICs the engine's and leaves an I/O APIC with so many pins to user space; before any vCPU.
     ///
     /// # Errors
-    /// The engine has no split interrupt controller.
+    /// The engine has no such interrupt controller.
     fn reserve_ioapic_pins(&self, pins: u32) -> Result<()>;
 
     /// Everything of the VM that is neither memory nor a vCPU's.

@@ -1,0 +1,225 @@
+//! One virtual CPU.
+
+use std::sync::Arc;
+
+use engine::state::{CpuidEntry, VcpuState};
+use engine::{BootState, EngineError, Exit, Kick, Result, SystemEvent, Vcpu};
+use kvm_bindings::{
+    CpuId, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN, kvm_cpuid_entry2, kvm_debugregs,
+    kvm_lapic_state, kvm_mp_state, kvm_xcrs, kvm_xsave,
+};
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+
+use crate::convert;
+use crate::failed;
+use crate::kick::Kicker;
+use crate::msrs;
+
+/// The XSAVE area without dynamically enabled features (AMX), which guests are not offered.
+const XSAVE_BYTES: usize = 4096;
+
+pub(crate) struct KvmVcpu {
+    id: u32,
+    kvm: Arc<Kvm>,
+    fd: VcpuFd,
+    kicker: Arc<Kicker>,
+}
+
+impl KvmVcpu {
+    pub(crate) fn new(kvm: &Arc<Kvm>, vm: Arc<VmFd>, id: u32, cpuid: &CpuId) -> Result<Self> {
+        let fd = vm.create_vcpu(u64::from(id)).map_err(failed("KVM_CREATE_VCPU"))?;
+        fd.set_cpuid2(cpuid).map_err(failed("KVM_SET_CPUID2"))?;
+        let size = kvm.get_vcpu_mmap_size().map_err(failed("KVM_GET_VCPU_MMAP_SIZE"))?;
+        // SAFETY: the descriptor is open for as long as `fd` lives, which is longer than this call.
+        let descriptor = unsafe { std::os::fd::BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&fd)) };
+        let kicker = Kicker::new(descriptor, size).map_err(|source| EngineError::Call {
+            call: "mmap of a vCPU",
+            source,
+        })?;
+        Ok(Self {
+            id,
+            kvm: Arc::clone(kvm),
+            fd,
+            kicker: Arc::new(kicker),
+        })
+    }
+}
+
+/// What KVM's exit is to a machine.
+fn translate(exit: VcpuExit<'_>) -> Exit<'_> {
+    match exit {
+        VcpuExit::IoIn(port, data) => Exit::PortRead { port, data },
+        VcpuExit::IoOut(port, data) => Exit::PortWrite { port, data },
+        VcpuExit::MmioRead(address, data) => Exit::MmioRead { address, data },
+        VcpuExit::MmioWrite(address, data) => Exit::MmioWrite { address, data },
+        VcpuExit::IoapicEoi(vector) => Exit::IoapicEoi(vector),
+        VcpuExit::Intr => Exit::Interrupted,
+        VcpuExit::Hlt => Exit::Halted,
+        VcpuExit::Shutdown => Exit::Shutdown,
+        VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_SHUTDOWN, _) => Exit::System(SystemEvent::PowerOff),
+        VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_RESET, _) => Exit::System(SystemEvent::Reset),
+        VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_CRASH, _) => Exit::System(SystemEvent::Crash),
+        VcpuExit::FailEntry(reason, cpu) => Exit::Failed(format!(
+            "the processor refused to enter the guest: reason {reason:#x} on CPU {cpu}"
+        )),
+        VcpuExit::InternalError => {
+            Exit::Failed("KVM could not emulate an instruction of the guest (KVM_EXIT_INTERNAL_ERROR)".to_owned())
+        }
+        other => Exit::Failed(format!(
+            "KVM exit {other:?}, which no guest of this machine should cause"
+        )),
+    }
+}
+
+impl Vcpu for KvmVcpu {
+    fn run(&mut self) -> Result<Exit<'_>> {
+        match self.fd.run() {
+            Ok(exit) => Ok(translate(exit)),
+            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => Ok(Exit::Interrupted),
+            Err(error) => Err(failed("KVM_RUN")(error)),
+        }
+    }
+
+    fn kicker(&self) -> Arc<dyn Kick> {
+        let kicker: Arc<dyn Kick> = Arc::<Kicker>::clone(&self.kicker);
+        kicker
+    }
+
+    fn set_boot_state(&mut self, boot: &BootState) -> Result<()> {
+        let mut system = convert::system_to_kvm(&boot.system);
+        // The local APIC's base belongs to KVM; the boot protocol has no say in it.
+        system.apic_base = self.fd.get_sregs().map_err(failed("KVM_GET_SREGS"))?.apic_base;
+        self.fd.set_sregs(&system).map_err(failed("KVM_SET_SREGS"))?;
+        self.fd
+            .set_regs(&convert::general_to_kvm(&boot.general))
+            .map_err(failed("KVM_SET_REGS"))
+    }
+
+    fn save(&mut self) -> Result<VcpuState> {
+        // First: it makes KVM accept pending INIT and SIPI into the rest of the state.
+        let activity = self.fd.get_mp_state().map_err(failed("KVM_GET_MP_STATE"))?.mp_state;
+        let activity = convert::activity_from_kvm(activity)
+            .ok_or_else(|| EngineError::State(format!("KVM reports activity state {activity}, which is unknown")))?;
+        let debug = self.fd.get_debug_regs().map_err(failed("KVM_GET_DEBUGREGS"))?;
+        let xcrs = self.fd.get_xcrs().map_err(failed("KVM_GET_XCRS"))?;
+        let xsave = self.fd.get_xsave().map_err(failed("KVM_GET_XSAVE"))?;
+        let lapic = self.fd.get_lapic().map_err(failed("KVM_GET_LAPIC"))?;
+        let cpuid = self
+            .fd
+            .get_cpuid2(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
+            .map_err(failed("KVM_GET_CPUID2"))?;
+        let [db0, db1, db2, db3] = debug.db;
+        Ok(VcpuState {
+            id: self.id,
+            cpuid: cpuid.as_slice().iter().map(cpuid_from_kvm).collect(),
+            general: convert::general_from_kvm(&self.fd.get_regs().map_err(failed("KVM_GET_REGS"))?),
+            system: convert::system_from_kvm(&self.fd.get_sregs().map_err(failed("KVM_GET_SREGS"))?),
+            xsave: xsave.region.iter().flat_map(|word| word.to_le_bytes()).collect(),
+            xcr0: xcrs.xcrs[0].value,
+            debug: [db0, db1, db2, db3, debug.dr6, debug.dr7],
+            msrs: msrs::save(&self.kvm, &self.fd)?,
+            lapic: lapic.regs.iter().map(|&byte| byte.cast_unsigned()).collect(),
+            events: convert::events_from_kvm(&self.fd.get_vcpu_events().map_err(failed("KVM_GET_VCPU_EVENTS"))?),
+            activity,
+            tsc_khz: self.fd.get_tsc_khz().map_err(failed("KVM_GET_TSC_KHZ"))?,
+        })
+    }
+
+    fn restore(&mut self, state: &VcpuState) -> Result<()> {
+        let entries: Vec<_> = state.cpuid.iter().map(cpuid_to_kvm).collect();
+        let cpuid = CpuId::from_entries(&entries).map_err(|error| EngineError::State(format!("{error:?}")))?;
+        self.fd.set_cpuid2(&cpuid).map_err(failed("KVM_SET_CPUID2"))?;
+        self.fd
+            .set_sregs(&convert::system_to_kvm(&state.system))
+            .map_err(failed("KVM_SET_SREGS"))?;
+        self.fd
+            .set_regs(&convert::general_to_kvm(&state.general))
+            .map_err(failed("KVM_SET_REGS"))?;
+        self.restore_extended(state)?;
+        self.restore_lapic(&state.lapic)?;
+        msrs::restore(&self.fd, &state.msrs)?;
+        self.fd
+            .set_vcpu_events(&convert::events_to_kvm(&state.events))
+            .map_err(failed("KVM_SET_VCPU_EVENTS"))?;
+        let activity = kvm_mp_state {
+            mp_state: convert::activity_to_kvm(state.activity),
+        };
+        self.fd.set_mp_state(activity).map_err(failed("KVM_SET_MP_STATE"))
+    }
+}
+
+impl KvmVcpu {
+    fn restore_extended(&self, state: &VcpuState) -> Result<()> {
+        if state.xsave.len() != XSAVE_BYTES {
+            return Err(EngineError::State(format!(
+                "the XSAVE area has {} bytes, this engine's has {XSAVE_BYTES}",
+                state.xsave.len()
+            )));
+        }
+        let mut xcrs = kvm_xcrs {
+            nr_xcrs: 1,
+            ..kvm_xcrs::default()
+        };
+        xcrs.xcrs[0].value = state.xcr0;
+        self.fd.set_xcrs(&xcrs).map_err(failed("KVM_SET_XCRS"))?;
+        let mut xsave = kvm_xsave::default();
+        let words = state.xsave.as_chunks::<4>().0;
+        for (to, from) in xsave.region.iter_mut().zip(words) {
+            *to = u32::from_le_bytes(*from);
+        }
+        // SAFETY: KVM reads more than the 4 KiB that a `kvm_xsave` has only after user space was granted a dynamic
+        // feature (arch_prctl), which this process never asks for.
+        unsafe { self.fd.set_xsave(&xsave) }.map_err(failed("KVM_SET_XSAVE"))?;
+        let [db0, db1, db2, db3, dr6, dr7] = state.debug;
+        let debug = kvm_debugregs {
+            db: [db0, db1, db2, db3],
+            dr6,
+            dr7,
+            ..kvm_debugregs::default()
+        };
+        self.fd.set_debug_regs(&debug).map_err(failed("KVM_SET_DEBUGREGS"))
+    }
+
+    fn restore_lapic(&self, bytes: &[u8]) -> Result<()> {
+        let mut lapic = kvm_lapic_state::default();
+        if bytes.len() != lapic.regs.len() {
+            return Err(EngineError::State(format!(
+                "the local APIC has {} bytes of registers, not {}",
+                bytes.len(),
+                lapic.regs.len()
+            )));
+        }
+        for (to, from) in lapic.regs.iter_mut().zip(bytes) {
+            *to = from.cast_signed();
+        }
+        self.fd.set_lapic(&lapic).map_err(failed("KVM_SET_LAPIC"))
+    }
+}
+
+fn cpuid_from_kvm(from: &kvm_cpuid_entry2) -> CpuidEntry {
+    CpuidEntry {
+        function: from.function,
+        index: from.index,
+        indexed: from.flags & kvm_bindings::KVM_CPUID_FLAG_SIGNIFCANT_INDEX != 0,
+        registers: [from.eax, from.ebx, from.ecx, from.edx],
+    }
+}
+
+fn cpuid_to_kvm(from: &CpuidEntry) -> kvm_cpuid_entry2 {
+    let [eax, ebx, ecx, edx] = from.registers;
+    let flags = if from.indexed {
+        kvm_bindings::KVM_CPUID_FLAG_SIGNIFCANT_INDEX
+    } else {
+        0
+    };
+    kvm_cpuid_entry2 {
+        function: from.function,
+        index: from.index,
+        flags,
+        eax,
+        ebx,
+        ecx,
+        edx,
+        padding: [0; 3],
+    }
+}

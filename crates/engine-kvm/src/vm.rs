@@ -1,0 +1,188 @@
+//! One virtual machine.
+
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use base::EventFd;
+use engine::{Clock, Doorbell, EngineError, Interrupt, MsiMessage, Result, Vcpu, Vm, VmState};
+use kvm_bindings::{
+    CpuId, KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_X2APIC_API, KVM_MEM_LOG_DIRTY_PAGES, KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK,
+    KVM_X2APIC_API_USE_32BIT_IDS, kvm_clock_data, kvm_enable_cap, kvm_userspace_memory_region,
+};
+use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VmFd};
+use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
+
+use crate::interrupt::{self, KvmInterrupt};
+use crate::vcpu::KvmVcpu;
+use crate::{cpuid, failed};
+
+/// Three pages that Intel processors without unrestricted guests need for real mode; just below the firmware
+/// range, where no machine of ours has anything.
+const TSS_ADDRESS: usize = 0xfffb_d000;
+
+/// One page that the same processors need for identity mapping, before the TSS.
+const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
+
+pub(crate) struct KvmVm {
+    kvm: Arc<Kvm>,
+    vm: Arc<VmFd>,
+    // Asked of the kernel once: it is the same for every vCPU but for the ids.
+    supported_cpuid: CpuId,
+    // Keeps what KVM has mapped mapped, slot by slot.
+    slots: Mutex<Vec<(u32, Arc<GuestRegionMmap<()>>)>>,
+}
+
+impl KvmVm {
+    pub(crate) fn new(kvm: Arc<Kvm>) -> Result<Self> {
+        let vm = loop {
+            match kvm.create_vm() {
+                // Creation waits for a kernel thread, and a signal may cut the wait short.
+                Err(error) if error.errno() == libc::EINTR => (),
+                other => break other.map_err(failed("KVM_CREATE_VM"))?,
+            }
+        };
+        vm.set_identity_map_address(IDENTITY_MAP_ADDRESS)
+            .map_err(failed("KVM_SET_IDENTITY_MAP_ADDR"))?;
+        vm.set_tss_address(TSS_ADDRESS).map_err(failed("KVM_SET_TSS_ADDR"))?;
+        let x2apic = u64::from(KVM_X2APIC_API_USE_32BIT_IDS | KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK);
+        enable(&vm, KVM_CAP_X2APIC_API, x2apic, "KVM_CAP_X2APIC_API")?;
+        let supported_cpuid = kvm
+            .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
+            .map_err(failed("KVM_GET_SUPPORTED_CPUID"))?;
+        Ok(Self {
+            kvm,
+            vm: Arc::new(vm),
+            supported_cpuid,
+            slots: Mutex::default(),
+        })
+    }
+}
+
+fn enable(vm: &VmFd, cap: u32, argument: u64, name: &'static str) -> Result<()> {
+    let mut request = kvm_enable_cap {
+        cap,
+        ..kvm_enable_cap::default()
+    };
+    request.args[0] = argument;
+    vm.enable_cap(&request).map_err(failed(name))
+}
+
+fn address(bell: Doorbell) -> IoEventAddress {
+    match bell {
+        Doorbell::Mmio(address) => IoEventAddress::Mmio(address),
+        Doorbell::Port(port) => IoEventAddress::Pio(u64::from(port)),
+    }
+}
+
+/// The event in the type that kvm-ioctls wants, without giving the descriptor away.
+fn borrow(event: &EventFd) -> ManuallyDrop<vmm_sys_util::eventfd::EventFd> {
+    // SAFETY: 1. the descriptor is an open event fd for as long as `event` is borrowed; 2. ManuallyDrop keeps it
+    // from being closed twice.
+    ManuallyDrop::new(unsafe { vmm_sys_util::eventfd::EventFd::from_raw_fd(event.as_raw_fd()) })
+}
+
+impl Vm for KvmVm {
+    fn create_vcpu(&self, id: u32, count: u32) -> Result<Box<dyn Vcpu>> {
+        let cpuid = cpuid::for_vcpu(&self.supported_cpuid, id, count);
+        Ok(Box::new(KvmVcpu::new(&self.kvm, Arc::clone(&self.vm), id, &cpuid)?))
+    }
+
+    fn map_ram(&self, slot: u32, region: Arc<GuestRegionMmap<()>>) -> Result<()> {
+        let request = kvm_userspace_memory_region {
+            slot,
+            flags: 0,
+            guest_phys_addr: region.start_addr().raw_value(),
+            memory_size: region.len(),
+            userspace_addr: region.as_ptr() as u64,
+        };
+        // SAFETY: 1. the range is one whole mapping that the region owns; 2. the region is kept in `slots` for as
+        // long as the VM lives, so the mapping outlives KVM's use of it.
+        unsafe { self.vm.set_user_memory_region(request) }.map_err(failed("KVM_SET_USER_MEMORY_REGION"))?;
+        self.slots
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push((slot, region));
+        Ok(())
+    }
+
+    fn set_dirty_tracking(&self, slot: u32, on: bool) -> Result<()> {
+        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, region) = slots
+            .iter()
+            .find(|(number, _)| *number == slot)
+            .ok_or_else(|| no_slot(slot))?;
+        let request = kvm_userspace_memory_region {
+            slot,
+            flags: if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 },
+            guest_phys_addr: region.start_addr().raw_value(),
+            memory_size: region.len(),
+            userspace_addr: region.as_ptr() as u64,
+        };
+        // SAFETY: the range is the one that `map_ram` gave for this slot, still kept in `slots`; only the flags differ.
+        unsafe { self.vm.set_user_memory_region(request) }.map_err(failed("KVM_SET_USER_MEMORY_REGION"))
+    }
+
+    fn dirty_log(&self, slot: u32) -> Result<Vec<u64>> {
+        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, region) = slots
+            .iter()
+            .find(|(number, _)| *number == slot)
+            .ok_or_else(|| no_slot(slot))?;
+        self.vm
+            .get_dirty_log(slot, region.size())
+            .map_err(failed("KVM_GET_DIRTY_LOG"))
+    }
+
+    fn send_msi(&self, message: MsiMessage) -> Result<()> {
+        interrupt::send(&self.vm, message)
+            .map_err(failed("KVM_SIGNAL_MSI"))
+            .map(drop)
+    }
+
+    fn create_interrupt(&self) -> Arc<dyn Interrupt> {
+        Arc::new(KvmInterrupt::new(Arc::clone(&self.vm)))
+    }
+
+    fn attach_doorbell(&self, bell: Doorbell, event: &EventFd) -> Result<()> {
+        self.vm
+            .register_ioevent(&borrow(event), &address(bell), NoDatamatch)
+            .map_err(failed("KVM_IOEVENTFD"))
+    }
+
+    fn detach_doorbell(&self, bell: Doorbell, event: &EventFd) -> Result<()> {
+        self.vm
+            .unregister_ioevent(&borrow(event), &address(bell), NoDatamatch)
+            .map_err(failed("KVM_IOEVENTFD"))
+    }
+
+    fn reserve_ioapic_pins(&self, pins: u32) -> Result<()> {
+        enable(
+            &self.vm,
+            KVM_CAP_SPLIT_IRQCHIP,
+            u64::from(pins),
+            "KVM_CAP_SPLIT_IRQCHIP",
+        )
+    }
+
+    fn save(&self) -> Result<VmState> {
+        let clock = self.vm.get_clock().map_err(failed("KVM_GET_CLOCK"))?;
+        Ok(VmState {
+            clock: Clock {
+                nanoseconds: clock.clock,
+            },
+        })
+    }
+
+    fn restore(&self, state: &VmState) -> Result<()> {
+        let clock = kvm_clock_data {
+            clock: state.clock.nanoseconds,
+            ..kvm_clock_data::default()
+        };
+        self.vm.set_clock(&clock).map_err(failed("KVM_SET_CLOCK"))
+    }
+}
+
+fn no_slot(slot: u32) -> EngineError {
+    EngineError::State(format!("memory slot {slot} is not mapped"))
+}
