@@ -1,1 +1,27 @@
-//! The contract between the agent inside a guest (or the lab host) and its client.
+//! The contract between the agent inside a guest (or the lab host) and its client: messages as plain data, a client over
+//! any stream, and the pump that joins a remote command to the local terminal. Does not know how an agent does its work.
+#![allow(unsafe_code, reason = "sigaction(2) has no safe wrapper; all of it is in signals.rs")]
+
+mod client;
+mod duplex;
+mod error;
+pub mod message;
+mod pump;
+mod running;
+mod signals;
+mod terminal;
+mod text;
+
+pub use client::Connection;
+pub use duplex::Duplex;
+pub use error::Error;
+pub use message::{
+    AgentInfo, DiskName, ExecFailure, ExecRequest, ExitStatus, FailureKind, FileInfo, OutputStream, PROTOCOL,
+    PowerAction, Prepare, RootDisk, Shutdown, Tty, Upload, VSOCK_PORT, WinSize,
+};
+pub use pump::{LocalIo, pump};
+pub use running::{Collected, Event, Input, Output, Running};
+pub use signals::Signals;
+pub use terminal::local_tty;
+pub use text::OsText;
+pub use wire::Token;

@@ -120,6 +120,11 @@ impl<R: Read> FrameReader<R> {
         &self.stream
     }
 
+    /// The payload of the frame that [`read`](Self::read) returned last.
+    pub fn last_payload(&self) -> &[u8] {
+        &self.buffer
+    }
+
     /// Waits for the next frame; `None` when the peer has closed the stream between two frames.
     pub fn read(&mut self) -> Result<Option<Frame<'_>>, Error> {
         let mut head = [0; HEADER_LEN];

@@ -1,0 +1,185 @@
+//! The client: one connection to an agent. Requests wait for their answers; a command in progress has an output half and
+//! an input half, for two threads. Knows no terminal and no local file descriptor (`pump` does).
+
+use std::io::{ErrorKind, Read};
+use std::sync::Arc;
+use std::time::Duration;
+
+use wire::{FrameReader, FrameWriter, Token};
+
+use crate::message::{
+    AgentInfo, DATA_CHUNK, ExecRequest, FileInfo, PROTOCOL, Prepare, Reply, Request, Shutdown, Upload, kind,
+};
+use crate::running::{Running, Shared};
+use crate::{Duplex, Error, OsText};
+
+/// How long the handshake may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A connection to an agent, after the handshake. One request at a time; one exec at a time.
+#[derive(Debug)]
+pub struct Connection<S: Duplex> {
+    reader: FrameReader<S>,
+    writer: Arc<FrameWriter<S>>,
+}
+
+impl<S: Duplex> Connection<S> {
+    /// Shakes hands over a connected stream. `token` is what the server was started with, if it was.
+    pub fn new(mut stream: S, token: Option<&Token>) -> Result<Self, Error> {
+        stream
+            .set_read_timeout(Some(HANDSHAKE_TIMEOUT))
+            .map_err(wire::Error::Io)?;
+        wire::offer(&mut stream, PROTOCOL, token).map_err(|error| match error {
+            wire::Error::Io(error) if is_timeout(error.kind()) => Error::Silent(HANDSHAKE_TIMEOUT),
+            error => Error::Wire(error),
+        })?;
+        stream.set_read_timeout(None).map_err(wire::Error::Io)?;
+        let second = stream.try_clone().map_err(wire::Error::Io)?;
+        Ok(Self {
+            reader: FrameReader::new(stream),
+            writer: Arc::new(FrameWriter::new(second)),
+        })
+    }
+
+    /// Bounds how long an answer may take (`None`: for ever). It also bounds the silence of a running command.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> Result<(), Error> {
+        Ok(self
+            .reader
+            .get_ref()
+            .set_read_timeout(timeout)
+            .map_err(wire::Error::Io)?)
+    }
+
+    /// The underlying stream, for instance to close it from another thread.
+    pub fn stream(&self) -> &S {
+        self.reader.get_ref()
+    }
+
+    /// Asks who the agent is.
+    pub fn hello(&mut self) -> Result<AgentInfo, Error> {
+        match self.ask(&Request::Hello)? {
+            Reply::Hello(info) => Ok(info),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    /// Asks for a sign of life.
+    pub fn ping(&mut self) -> Result<(), Error> {
+        self.ask(&Request::Ping).and_then(done)
+    }
+
+    /// Makes the container's root.
+    pub fn prepare(&mut self, prepare: &Prepare) -> Result<(), Error> {
+        self.ask(&Request::Prepare(prepare.clone())).and_then(done)
+    }
+
+    /// What is at `path`, if anything.
+    pub fn stat(&mut self, path: impl Into<OsText>, digest: bool) -> Result<Option<FileInfo>, Error> {
+        match self.ask(&Request::Stat {
+            path: path.into(),
+            digest,
+        })? {
+            Reply::File(info) => Ok(info),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    /// Stores `upload.size` bytes of `source` at `upload.path`.
+    pub fn upload(&mut self, upload: &Upload, source: &mut impl Read) -> Result<(), Error> {
+        self.ask(&Request::Upload(upload.clone())).and_then(done)?;
+        let mut buffer = vec![0; DATA_CHUNK];
+        let mut left = upload.size;
+        while left > 0 {
+            let want = usize::try_from(left).unwrap_or(DATA_CHUNK).min(DATA_CHUNK);
+            let space = buffer.get_mut(..want).unwrap_or_default();
+            let got = match source.read(space) {
+                Ok(0) => {
+                    // The agent waits for the rest: this connection cannot be used any more.
+                    self.reader.get_ref().close();
+                    return Err(Error::ShortFile {
+                        got: upload.size - left,
+                        want: upload.size,
+                    });
+                }
+                Ok(got) => got,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(source) => {
+                    self.reader.get_ref().close();
+                    return Err(Error::Local {
+                        what: "reading the file to upload",
+                        source,
+                    });
+                }
+            };
+            self.writer.send(kind::FILE, 0, buffer.get(..got).unwrap_or_default())?;
+            left -= u64::try_from(got).unwrap_or(left);
+        }
+        self.answer().and_then(done)
+    }
+
+    /// Starts a command. The connection is taken until it has ended.
+    pub fn exec(&mut self, request: &ExecRequest) -> Result<Running<'_, S>, Error> {
+        match self.ask(&Request::Exec(request.clone()))? {
+            Reply::Started { pid } => Ok(Running::new(
+                pid,
+                &mut self.reader,
+                Arc::new(Shared::new(Arc::clone(&self.writer), request.stdin)),
+            )),
+            Reply::Failed(failure) => Err(failure.into()),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    /// Ends the agent's machine; returns when the agent has begun.
+    pub fn shutdown(&mut self, shutdown: Shutdown) -> Result<(), Error> {
+        self.ask(&Request::Shutdown(shutdown)).and_then(done)
+    }
+
+    fn ask(&mut self, request: &Request) -> Result<Reply, Error> {
+        send_request(&self.writer, request)?;
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Result<Reply, Error> {
+        let frame = self
+            .reader
+            .read()
+            .map_err(timed)?
+            .ok_or(Error::Closed("a request was not answered yet"))?;
+        match frame.kind {
+            kind::CONTROL => match serde_json::from_slice(frame.payload).map_err(Error::Malformed)? {
+                Reply::Refused { message } => Err(Error::Refused(message)),
+                reply => Ok(reply),
+            },
+            other => Err(Error::UnexpectedFrame(other)),
+        }
+    }
+}
+
+pub(crate) fn send_request<S: Duplex>(writer: &FrameWriter<S>, request: &Request) -> Result<(), Error> {
+    let json = serde_json::to_vec(request).map_err(Error::Malformed)?;
+    Ok(writer.send(kind::CONTROL, 0, &json)?)
+}
+
+/// A read timeout that the caller set has passed.
+pub(crate) fn timed(error: wire::Error) -> Error {
+    match error {
+        wire::Error::Io(error) if is_timeout(error.kind()) => Error::Closed("it was silent for too long"),
+        error => Error::Wire(error),
+    }
+}
+
+fn is_timeout(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}
+
+fn done(reply: Reply) -> Result<(), Error> {
+    match reply {
+        Reply::Done => Ok(()),
+        other => Err(unexpected(other)),
+    }
+}
+
+fn unexpected(reply: Reply) -> Error {
+    Error::Unexpected(Box::new(reply))
+}

@@ -1,0 +1,48 @@
+//! A stream with two directions that can be used from two threads. Knows sockets, not messages.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// A connected stream socket.
+pub trait Duplex: Read + Write + Send + Sized {
+    /// A second handle to the same stream.
+    fn try_clone(&self) -> io::Result<Self>;
+
+    /// Bounds how long a read waits; `None` is for ever.
+    fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()>;
+
+    /// Ends both directions; reads in other threads return.
+    fn close(&self);
+}
+
+impl Duplex for UnixStream {
+    fn try_clone(&self) -> io::Result<Self> {
+        Self::try_clone(self)
+    }
+
+    fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        Self::set_read_timeout(self, timeout)
+    }
+
+    fn close(&self) {
+        // Fails only if the peer has already ended the connection, and then there is nothing to do.
+        drop(self.shutdown(Shutdown::Both));
+    }
+}
+
+impl Duplex for TcpStream {
+    fn try_clone(&self) -> io::Result<Self> {
+        Self::try_clone(self)
+    }
+
+    fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        Self::set_read_timeout(self, timeout)
+    }
+
+    fn close(&self) {
+        // As above.
+        drop(self.shutdown(Shutdown::Both));
+    }
+}

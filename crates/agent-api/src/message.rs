@@ -1,0 +1,406 @@
+//! The messages: plain data, JSON in control frames; streams of bytes in data frames. `docs/agent.md` describes the
+//! sequence. Knows neither how a client sends them nor what the agent does with them.
+
+use serde::{Deserialize, Serialize};
+use wire::Protocol;
+
+use crate::OsText;
+
+/// Name and version in the handshake. The version changes with every change that an older side would misread.
+pub const PROTOCOL: Protocol = Protocol {
+    name: "basalt.agent",
+    version: 1,
+};
+
+/// The vsock port: a host listens on it for its guest's first connection, a guest for later ones.
+pub const VSOCK_PORT: u32 = 1024;
+
+/// Largest data frame that either side sends.
+pub const DATA_CHUNK: usize = 64 * 1024;
+
+/// Bytes of standard input that may be under way: sent, but not yet taken by the command.
+pub const STDIN_WINDOW: usize = 128 * 1024;
+
+/// Kinds of frames.
+pub mod kind {
+    /// A [`Request`](super::Request) or a [`Reply`](super::Reply) in JSON.
+    pub const CONTROL: u16 = 1;
+    /// Bytes for the command's standard input (client to agent).
+    pub const STDIN: u16 = 2;
+    /// Bytes of the command's standard output, or of its terminal (agent to client).
+    pub const STDOUT: u16 = 3;
+    /// Bytes of the command's standard error (agent to client).
+    pub const STDERR: u16 = 4;
+    /// Bytes of a file that is being uploaded (client to agent).
+    pub const FILE: u16 = 5;
+}
+
+/// Client to agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    /// Who are you? Answered by [`Reply::Hello`].
+    Hello,
+    /// Are you there? Answered by [`Reply::Done`].
+    Ping,
+    /// Make the container's root, once, before the first exec. Answered by [`Reply::Done`].
+    Prepare(Prepare),
+    /// Run a command. Answered by [`Reply::Started`] or [`Reply::Failed`].
+    Exec(ExecRequest),
+    /// During an exec: the terminal's new size.
+    Resize(WinSize),
+    /// During an exec: send a signal.
+    Signal {
+        /// Linux's number for x86-64.
+        number: i32,
+    },
+    /// During an exec: no more standard input.
+    CloseStdin,
+    /// During an exec: nobody reads this stream any more; the command gets `SIGPIPE` if it writes on.
+    CloseOutput {
+        /// Which one.
+        stream: OutputStream,
+    },
+    /// Store a file. Answered by [`Reply::Done`]; then `size` bytes in `FILE` frames; then [`Reply::Done`] again.
+    Upload(Upload),
+    /// What is at this path? Answered by [`Reply::File`].
+    Stat {
+        /// Absolute path.
+        path: OsText,
+        /// Also compute the SHA-256 of a regular file.
+        digest: bool,
+    },
+    /// End all processes, write everything back, and leave. Answered by [`Reply::Done`] just before.
+    Shutdown(Shutdown),
+}
+
+/// Agent to client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// Answer to [`Request::Hello`].
+    Hello(AgentInfo),
+    /// It is done.
+    Done,
+    /// It could not be done; the connection stays usable.
+    Refused {
+        /// One sentence.
+        message: String,
+    },
+    /// The command runs.
+    Started {
+        /// Its process id.
+        pid: u32,
+    },
+    /// The command could not be started.
+    Failed(ExecFailure),
+    /// During an exec: so many bytes of standard input went to the command; the client may send as many more.
+    StdinTaken {
+        /// Bytes since the last such message.
+        bytes: u32,
+    },
+    /// During an exec: nobody in the command reads standard input any more; what is sent is thrown away.
+    StdinClosed,
+    /// During an exec: the command (and all it started) has closed this stream.
+    OutputClosed {
+        /// Which one.
+        stream: OutputStream,
+    },
+    /// The command has ended and all its output was sent before this. The connection is idle again.
+    Exited(ExitStatus),
+    /// Answer to [`Request::Stat`]; `None` if nothing is there.
+    File(Option<FileInfo>),
+}
+
+/// One of the two output streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputStream {
+    /// Standard output, or the terminal.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// What an agent says about itself and its machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentInfo {
+    /// Version of the agent's package.
+    pub agent_version: String,
+    /// `uname -r`.
+    pub kernel_release: String,
+    /// `CLOCK_BOOTTIME` at the agent's first instruction.
+    pub started_ns: u64,
+    /// `CLOCK_BOOTTIME` now.
+    pub now_ns: u64,
+    /// `MemTotal` of `/proc/meminfo`, in KiB.
+    pub mem_total_kib: u64,
+    /// `MemFree`, in KiB.
+    pub mem_free_kib: u64,
+    /// `MemAvailable`, in KiB.
+    pub mem_available_kib: u64,
+}
+
+/// How a guest's root comes to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prepare {
+    /// The image.
+    pub root: RootDisk,
+    /// Limit of the writable layer, in bytes; `None` is half of the guest's memory.
+    pub overlay_bytes: Option<u64>,
+    /// The guest's host name.
+    pub hostname: String,
+    /// The host's time, in nanoseconds since 1970; the guest has no clock of its own.
+    pub clock_ns: u64,
+    /// Random bytes for the guest's generator, at least 32.
+    pub entropy: Vec<u8>,
+}
+
+/// The disk with the image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RootDisk {
+    /// Which disk.
+    pub disk: DiskName,
+    /// File system, for instance `erofs`.
+    pub fs: String,
+}
+
+/// How a disk is found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiskName {
+    /// A device node, for instance `/dev/vda`.
+    Path(String),
+    /// The serial number that the virtio block device gives.
+    Serial(String),
+}
+
+/// A command to run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecRequest {
+    /// Program and arguments; a program without a slash is looked for in `PATH`.
+    pub argv: Vec<OsText>,
+    /// The whole environment, `NAME=value`. `PATH`, `HOME`, `USER` and, on a terminal, `TERM` are added if missing.
+    pub env: Vec<OsText>,
+    /// Working directory; empty is `/`.
+    pub cwd: OsText,
+    /// `name|uid[:group|gid]`; `None` is root.
+    pub user: Option<String>,
+    /// Run on a new terminal.
+    pub tty: Option<Tty>,
+    /// Whether standard input will be sent; if not, it is empty (and a terminal gets no keys).
+    pub stdin: bool,
+}
+
+/// A terminal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tty {
+    /// Its size at the start.
+    pub size: WinSize,
+    /// `TERM`, if known.
+    pub term: Option<String>,
+}
+
+/// Size of a terminal, in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WinSize {
+    /// Lines.
+    pub rows: u16,
+    /// Columns.
+    pub cols: u16,
+}
+
+/// Why a command did not start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct ExecFailure {
+    /// The kind, which decides the exit code.
+    pub kind: FailureKind,
+    /// One sentence.
+    pub message: String,
+}
+
+/// Kinds of failures to start a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureKind {
+    /// No such program.
+    NotFound,
+    /// There is a file, but it cannot be executed.
+    NotExecutable,
+    /// The user or the group does not exist.
+    BadUser,
+    /// The working directory cannot be entered.
+    BadCwd,
+    /// Anything else.
+    Other,
+}
+
+impl FailureKind {
+    /// The exit code that a shell, or podman, gives.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::NotFound => 127,
+            Self::NotExecutable => 126,
+            Self::BadUser | Self::BadCwd | Self::Other => 125,
+        }
+    }
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExitStatus {
+    /// It ended by itself with this code.
+    Code(u8),
+    /// A signal ended it.
+    Signal(u8),
+}
+
+impl ExitStatus {
+    /// The code for the local process to end with: a signal is 128 and its number.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(number) => number.saturating_add(128),
+        }
+    }
+}
+
+/// A file to store. It is written beside its place and renamed when complete; missing directories are made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Upload {
+    /// Absolute path.
+    pub path: OsText,
+    /// Permission bits.
+    pub mode: u32,
+    /// Its length in bytes.
+    pub size: u64,
+}
+
+/// What [`Request::Stat`] found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileInfo {
+    /// Length in bytes.
+    pub size: u64,
+    /// `st_mode`: type and permission bits.
+    pub mode: u32,
+    /// SHA-256 in hexadecimal, of a regular file, if asked for.
+    pub sha256: Option<String>,
+}
+
+/// How to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shutdown {
+    /// What the machine does afterwards.
+    pub how: PowerAction,
+    /// How long processes may take to end after `SIGTERM`; 0 sends only `SIGKILL`.
+    pub grace_ms: u32,
+}
+
+/// The last thing a machine does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PowerAction {
+    /// Power off.
+    PowerOff,
+    /// Reboot.
+    Reboot,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round_trip<T: Serialize + for<'a> Deserialize<'a> + PartialEq + std::fmt::Debug>(message: &T) -> String {
+        let json = serde_json::to_string(message).unwrap();
+        assert_eq!(&serde_json::from_str::<T>(&json).unwrap(), message);
+        json
+    }
+
+    #[test]
+    fn requests_look_as_documented() {
+        assert_eq!(round_trip(&Request::Ping), r#""ping""#);
+        assert_eq!(
+            round_trip(&Request::Signal { number: 15 }),
+            r#"{"signal":{"number":15}}"#
+        );
+        let exec = ExecRequest {
+            argv: vec!["stty".into(), vec![0xff].into()],
+            env: vec!["A=b".into()],
+            cwd: "/".into(),
+            user: Some("nobody".into()),
+            tty: Some(Tty {
+                size: WinSize { rows: 24, cols: 80 },
+                term: Some("xterm".into()),
+            }),
+            stdin: true,
+        };
+        assert_eq!(
+            round_trip(&Request::Exec(exec)),
+            r#"{"exec":{"argv":["stty",[255]],"env":["A=b"],"cwd":"/","user":"nobody","tty":{"size":{"rows":24,"cols":80},"term":"xterm"},"stdin":true}}"#
+        );
+        let prepare = Prepare {
+            root: RootDisk {
+                disk: DiskName::Serial("root".into()),
+                fs: "erofs".into(),
+            },
+            overlay_bytes: None,
+            hostname: "sandbox".into(),
+            clock_ns: 1,
+            entropy: vec![1, 2],
+        };
+        assert_eq!(
+            round_trip(&Request::Prepare(prepare)),
+            r#"{"prepare":{"root":{"disk":{"serial":"root"},"fs":"erofs"},"overlay_bytes":null,"hostname":"sandbox","clock_ns":1,"entropy":[1,2]}}"#
+        );
+    }
+
+    #[test]
+    fn replies_look_as_documented() {
+        assert_eq!(round_trip(&Reply::Done), r#""done""#);
+        assert_eq!(round_trip(&Reply::Started { pid: 7 }), r#"{"started":{"pid":7}}"#);
+        assert_eq!(
+            round_trip(&Reply::Exited(ExitStatus::Signal(9))),
+            r#"{"exited":{"signal":9}}"#
+        );
+        let failed = ExecFailure {
+            kind: FailureKind::NotFound,
+            message: "no".into(),
+        };
+        assert_eq!(
+            round_trip(&Reply::Failed(failed)),
+            r#"{"failed":{"kind":"not_found","message":"no"}}"#
+        );
+        assert_eq!(
+            round_trip(&Reply::OutputClosed {
+                stream: OutputStream::Stderr
+            }),
+            r#"{"output_closed":{"stream":"stderr"}}"#
+        );
+        assert_eq!(round_trip(&Reply::File(None)), r#"{"file":null}"#);
+    }
+
+    #[test]
+    fn exit_codes_are_those_of_a_shell() {
+        assert_eq!(ExitStatus::Code(3).exit_code(), 3);
+        assert_eq!(ExitStatus::Signal(15).exit_code(), 143);
+        assert_eq!(FailureKind::NotFound.exit_code(), 127);
+        assert_eq!(FailureKind::NotExecutable.exit_code(), 126);
+    }
+
+    #[test]
+    fn garbage_is_an_error() {
+        for text in [
+            "",
+            "{",
+            "[]",
+            r#"{"exec":{}}"#,
+            r#"{"signal":{"number":"9"}}"#,
+            "\"fly\"",
+            "\u{0}",
+        ] {
+            assert!(serde_json::from_str::<Request>(text).is_err(), "{text}");
+        }
+    }
+}
