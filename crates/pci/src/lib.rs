@@ -1,1 +1,80 @@
-//! PCI configuration space, BARs, MSI-X and the host bridge.
+//! PCI configuration space, BARs, MSI-X and the host bridge. Knows no device and no machine.
+//!
+//! ```text
+//!  0xcf8-0xcff ─┐                    ┌─ config_read/config_write ─▶ PciFunction (00:01.0 ...)
+//!  ECAM        ─┼─▶ PciBus (00:00.0) ┤
+//!  windows     ─┘                    └─ bar_read/bar_write ──────▶ whichever function decodes the address
+//! ```
+//! Sections cited are those of the PCI Local Bus Specification 3.0 unless another is named. The bus assigns every BAR
+//! itself, as firmware would; guests may move them.
+
+pub mod bus;
+pub mod config;
+pub mod decode;
+pub mod msix;
+pub mod window;
+
+pub use bus::{PciBus, WindowKind, Windows};
+pub use config::{Bar, BarKind, CapabilityId, ConfigSpace, Identity};
+pub use decode::MemoryRange;
+pub use msix::MsixTable;
+pub use window::Window;
+
+/// The ports of configuration mechanism #1 (3.2.2.3.2): `CONFIG_ADDRESS` and `CONFIG_DATA`.
+pub const CONFIG_PORTS: u16 = 0xcf8;
+
+/// How many ports from [`CONFIG_PORTS`] on.
+pub const CONFIG_PORT_COUNT: u16 = 8;
+
+/// The number of base address registers of a type-0 function (6.2.5.1).
+pub const BAR_COUNT: usize = 6;
+
+/// The memory that a function's BARs decode now; `None` where there is no BAR or decoding is off.
+pub type MemoryRanges = [Option<MemoryRange>; BAR_COUNT];
+
+/// One function of bus 0. Guests call it from every vCPU at once, at any offset and width.
+pub trait PciFunction: Send + Sync {
+    /// Reads the function's configuration space; the access lies within its 256 bytes.
+    fn config_read(&self, offset: usize, data: &mut [u8]);
+
+    /// Writes to the function's configuration space; the access lies within its 256 bytes.
+    fn config_write(&self, offset: usize, data: &[u8]);
+
+    /// What the BARs decode now. The bus asks again after each write that may have changed it.
+    fn memory_ranges(&self) -> MemoryRanges;
+
+    /// Reads from BAR `bar`; the access lies within it.
+    fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]);
+
+    /// Writes to BAR `bar`; the access lies within it.
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]);
+}
+
+/// Why a function cannot be put on the bus or built.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PciError {
+    /// All 32 device numbers are taken.
+    #[error("the PCI bus is full: it has room for 31 devices")]
+    BusFull,
+    /// A window has no room left for a BAR.
+    #[error("no room for a BAR of {size:#x} bytes in the PCI window at {window:#x}")]
+    WindowFull {
+        /// What the BAR needs.
+        size: u64,
+        /// Where the window begins.
+        window: u64,
+    },
+    /// A BAR that no register can express; a bug of the device.
+    #[error(
+        "BAR {index} of {size:#x} bytes cannot be: sizes are powers of two from 16 bytes on, 64-bit BARs take two registers"
+    )]
+    Bar {
+        /// Its register.
+        index: usize,
+        /// Its size.
+        size: u64,
+    },
+    /// The capabilities do not fit into 256 bytes; a bug of the device.
+    #[error("no room for a capability of {0} bytes in configuration space")]
+    Capability(usize),
+}
