@@ -1,0 +1,142 @@
+//! The DSDT: PCI host bridge, reserved ranges, serial port, generic event device, power button.
+
+use acpi_tables::aml::{
+    AddressSpace, AddressSpaceCacheable, And, Arg, Device, EISAName, Equal, Field, FieldAccessType, FieldEntry,
+    FieldLockRule, FieldUpdateRule, IO, If, Interrupt, Local, Memory32Fixed, Method, Name, Notify, ONE, OpRegion,
+    OpRegionSpace, Package, Path, ResourceTemplate, Store, ZERO,
+};
+use acpi_tables::sdt::Sdt;
+use acpi_tables::{Aml, AmlSink};
+use memory::layout;
+
+use super::{Board, OEM_ID, OEM_REVISION, OEM_TABLE_ID, SLEEP_TYPE_S5};
+
+/// A finished table, as bytes.
+pub(super) struct Dsdt(Sdt);
+
+impl Aml for Dsdt {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        sink.vec(self.0.as_slice());
+    }
+}
+
+/// "The power button was pressed" (ACPI 6.5, 4.8.2.2.1).
+const NOTIFY_POWER_BUTTON: u8 = 0x80;
+
+/// Builds the table.
+pub(super) fn build(board: &Board) -> Dsdt {
+    let mut aml = Vec::new();
+    host_bridge(board, &mut aml);
+    reserved(&mut aml);
+    serial(board, &mut aml);
+    events(board, &mut aml);
+    Name::new(Path::new("_S5_"), &Package::new(vec![&SLEEP_TYPE_S5])).to_aml_bytes(&mut aml);
+    let mut table = Sdt::new(*b"DSDT", 36, 6, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    table.append_slice(&aml);
+    Dsdt(table)
+}
+
+fn below_4g(address: u64) -> u32 {
+    u32::try_from(address).unwrap_or(u32::MAX)
+}
+
+fn host_bridge(board: &Board, aml: &mut Vec<u8>) {
+    let low = layout::PCI_WINDOW_32;
+    let high = board.pci_window_64;
+    let low_end = below_4g(low.start + low.length - 1);
+    let uncached = AddressSpaceCacheable::NotCacheable;
+    let buses = AddressSpace::<u16>::new_bus_number(0, 0);
+    let ports = IO::new(0xcf8, 0xcf8, 1, 8);
+    let window_32 = AddressSpace::<u32>::new_memory(uncached, true, below_4g(low.start), low_end, None);
+    let window_64 = AddressSpace::<u64>::new_memory(uncached, true, high.start, high.start + high.length - 1, None);
+    let windows = ResourceTemplate::new(vec![&buses, &ports, &window_32, &window_64]);
+    Device::new(
+        Path::new("_SB_.PCI0"),
+        vec![
+            &Name::new(Path::new("_HID"), &EISAName::new("PNP0A08")),
+            &Name::new(Path::new("_CID"), &EISAName::new("PNP0A03")),
+            &Name::new(Path::new("_UID"), &ZERO),
+            &Name::new(Path::new("_SEG"), &ZERO),
+            &Name::new(Path::new("_BBN"), &ZERO),
+            &Name::new(Path::new("_CRS"), &windows),
+        ],
+    )
+    .to_aml_bytes(aml);
+}
+
+/// Linux uses ECAM only if the range is reserved by a motherboard resource.
+fn reserved(aml: &mut Vec<u8>) {
+    let range = Memory32Fixed::new(true, below_4g(layout::ECAM.start), below_4g(layout::ECAM.length));
+    let ecam = ResourceTemplate::new(vec![&range]);
+    Device::new(
+        Path::new("_SB_.MBRD"),
+        vec![
+            &Name::new(Path::new("_HID"), &EISAName::new("PNP0C02")),
+            &Name::new(Path::new("_UID"), &ZERO),
+            &Name::new(Path::new("_CRS"), &ecam),
+        ],
+    )
+    .to_aml_bytes(aml);
+}
+
+fn serial(board: &Board, aml: &mut Vec<u8>) {
+    let ports = &board.ports;
+    let registers = IO::new(ports.serial, ports.serial, 1, 8);
+    let line = Interrupt::new(true, true, false, false, ports.serial_pin);
+    let resources = ResourceTemplate::new(vec![&registers, &line]);
+    Device::new(
+        Path::new("_SB_.COM1"),
+        vec![
+            &Name::new(Path::new("_HID"), &EISAName::new("PNP0501")),
+            &Name::new(Path::new("_UID"), &ZERO),
+            &Name::new(Path::new("_CRS"), &resources),
+        ],
+    )
+    .to_aml_bytes(aml);
+}
+
+/// The generic event device (5.6.9): one edge-triggered line, one register that tells what happened.
+fn events(board: &Board, aml: &mut Vec<u8>) {
+    let ports = &board.ports;
+    Device::new(
+        Path::new("_SB_.PWRB"),
+        vec![
+            &Name::new(Path::new("_HID"), &EISAName::new("PNP0C0C")),
+            &Name::new(Path::new("_UID"), &ZERO),
+        ],
+    )
+    .to_aml_bytes(aml);
+    let interrupt = Interrupt::new(true, true, false, false, ports.events_pin);
+    let line = ResourceTemplate::new(vec![&interrupt]);
+    let pressed = And::new(&ZERO, &Local(0), &ONE);
+    Device::new(
+        Path::new("_SB_.GED_"),
+        vec![
+            &Name::new(Path::new("_HID"), &"ACPI0013"),
+            &Name::new(Path::new("_UID"), &ZERO),
+            &Name::new(Path::new("_CRS"), &line),
+            &OpRegion::new(Path::new("EVRG"), OpRegionSpace::SystemIO, &ports.events, &ONE),
+            &Field::new(
+                Path::new("EVRG"),
+                FieldAccessType::Byte,
+                FieldLockRule::NoLock,
+                FieldUpdateRule::WriteAsZeroes,
+                vec![FieldEntry::Named(*b"EVNT", 8)],
+            ),
+            &Method::new(
+                Path::new("_EVT"),
+                1,
+                true,
+                vec![
+                    &Store::new(&Local(1), &Arg(0)),
+                    &Store::new(&Local(0), &Path::new("EVNT")),
+                    &If::new(
+                        &Equal::new(&pressed, &ONE),
+                        vec![&Notify::new(&Path::new("\\_SB_.PWRB"), &NOTIFY_POWER_BUTTON)],
+                    ),
+                ],
+            ),
+        ],
+    )
+    .to_aml_bytes(aml);
+}

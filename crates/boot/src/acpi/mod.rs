@@ -1,0 +1,196 @@
+//! ACPI tables of a hardware-reduced platform (ACPI 6.5, 3.11.1): no PIC, no PIT, no RTC, no SCI.
+
+mod dsdt;
+
+use acpi_tables::Aml;
+use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
+use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
+use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic};
+use acpi_tables::mcfg::MCFG;
+use acpi_tables::rsdp::Rsdp;
+use acpi_tables::xsdt::XSDT;
+use memory::GuestRam;
+use memory::layout::{self, Range};
+use vm_memory::{Bytes, GuestAddress};
+
+use crate::{BootError, low};
+
+const OEM_ID: [u8; 6] = *b"BASALT";
+const OEM_TABLE_ID: [u8; 8] = *b"BASALTVM";
+const OEM_REVISION: u32 = 1;
+
+/// S5, soft off (7.4.2.6): what the guest writes into SLP_TYP of the sleep control register to power off.
+pub const SLEEP_TYPE_S5: u8 = 5;
+
+/// What the guest is told of the machine.
+#[derive(Clone, Debug)]
+pub struct Board {
+    /// Number of vCPUs; their local APIC ids are 0, 1, ...
+    pub cpus: u32,
+    /// The 64-bit PCI window; depends on the size of RAM.
+    pub pci_window_64: Range,
+    /// Ports and interrupt lines of the platform devices.
+    pub ports: Ports,
+}
+
+/// Ports and I/O APIC pins of the platform devices.
+#[derive(Clone, Copy, Debug)]
+pub struct Ports {
+    /// Sleep control register, one byte (ACPI 6.5, 4.8.3.7); status is the next port.
+    pub sleep_control: u16,
+    /// Reset register, one byte (4.8.3.6).
+    pub reset: u16,
+    /// What to write there.
+    pub reset_value: u8,
+    /// Pending events of the generic event device, one byte; reading clears.
+    pub events: u16,
+    /// Its pin.
+    pub events_pin: u32,
+    /// First of the serial port's eight ports.
+    pub serial: u16,
+    /// Its pin.
+    pub serial_pin: u32,
+}
+
+/// Writes all tables; gives the address of the RSDP.
+pub(crate) fn write(guest: &GuestRam, board: &Board) -> Result<u64, BootError> {
+    let mut area = Area {
+        guest,
+        next: low::ACPI + 64,
+    };
+    let dsdt = area.put(&dsdt::build(board))?;
+    let fadt = area.put(&fadt(board, dsdt))?;
+    let madt = area.put(&madt(board.cpus))?;
+    let mut mcfg = MCFG::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    mcfg.add_ecam(layout::ECAM.start, 0, 0, 0);
+    let mcfg = area.put(&mcfg)?;
+    let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    for table in [fadt, madt, mcfg] {
+        xsdt.add_entry(table);
+    }
+    let xsdt = area.put(&xsdt)?;
+    let mut rsdp = Vec::new();
+    Rsdp::new(OEM_ID, xsdt).to_aml_bytes(&mut rsdp);
+    guest.write_slice(&rsdp, GuestAddress(low::ACPI))?;
+    Ok(low::ACPI)
+}
+
+/// Table after table, each on a 64-byte boundary, behind the RSDP.
+struct Area<'a> {
+    guest: &'a GuestRam,
+    next: u64,
+}
+
+impl Area<'_> {
+    fn put(&mut self, table: &dyn Aml) -> Result<u64, BootError> {
+        let mut bytes = Vec::new();
+        table.to_aml_bytes(&mut bytes);
+        let start = self.next;
+        let end = start + bytes.len() as u64;
+        if end > low::HIGH {
+            return Err(BootError::Tables(bytes.len(), low::HIGH - start));
+        }
+        self.guest.write_slice(&bytes, GuestAddress(start))?;
+        self.next = end.next_multiple_of(64);
+        Ok(start)
+    }
+}
+
+fn byte_port(port: u16) -> GAS {
+    GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, u64::from(port))
+}
+
+fn fadt(board: &Board, dsdt: u64) -> acpi_tables::fadt::FADT {
+    let ports = &board.ports;
+    let mut fadt = FADTBuilder::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION)
+        .dsdt_64(dsdt)
+        .preferred_pm_profile(PmProfile::EnterpriseServer)
+        .flag(Flags::HwReducedAcpi)
+        .flag(Flags::ResetRegSup)
+        .flag(Flags::PwrButton)
+        .flag(Flags::SlpButton)
+        .flag(Flags::Headless);
+    // 5.2.9.3: no VGA to probe for (bit 2), no MSI-less routing; no 8042 (bit 1 clear), no CMOS RTC (bit 5).
+    fadt.iapc_boot_arch = (1_u16 << 2 | 1 << 5).into();
+    fadt.reset_reg = byte_port(ports.reset);
+    fadt.reset_value = ports.reset_value;
+    fadt.sleep_control_reg = byte_port(ports.sleep_control);
+    fadt.sleep_status_reg = byte_port(ports.sleep_control + 1);
+    fadt.finalize()
+}
+
+fn madt(cpus: u32) -> MADT {
+    let lapic = u32::try_from(layout::LOCAL_APIC).unwrap_or(u32::MAX);
+    let ioapic = u32::try_from(layout::IOAPIC.start).unwrap_or(u32::MAX);
+    let mut madt = MADT::new(
+        OEM_ID,
+        OEM_TABLE_ID,
+        OEM_REVISION,
+        LocalInterruptController::Address(lapic),
+    );
+    for id in (0..cpus).map_while(|id| u8::try_from(id).ok()) {
+        madt.add_structure(ProcessorLocalApic::new(id, id, EnabledStatus::Enabled));
+    }
+    madt.add_structure(IoApic::new(0, ioapic, 0));
+    madt
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::ByteSize;
+    use memory::Ram;
+
+    pub(super) fn board(cpus: u32) -> Board {
+        Board {
+            cpus,
+            pci_window_64: layout::pci_window_64(ByteSize::gib(1)),
+            ports: Ports {
+                sleep_control: 0x600,
+                reset: 0x602,
+                reset_value: 1,
+                events: 0x604,
+                events_pin: 5,
+                serial: 0x3f8,
+                serial_pin: 4,
+            },
+        }
+    }
+
+    #[test]
+    fn every_table_is_reached_and_sums_to_zero() {
+        let ram = Ram::allocate(ByteSize::mib(64)).unwrap();
+        let rsdp = write(ram.guest(), &board(64)).unwrap();
+        let bytes = |address: u64, length: usize| {
+            let mut bytes = vec![0; length];
+            ram.guest().read_slice(&mut bytes, GuestAddress(address)).unwrap();
+            bytes
+        };
+        let sum = |bytes: &[u8]| bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
+        let pointer = |address: u64| ram.guest().read_obj::<u64>(GuestAddress(address)).unwrap();
+        assert_eq!(sum(&bytes(rsdp, 36)), 0);
+        let table = |address: u64| {
+            let length = ram.guest().read_obj::<u32>(GuestAddress(address + 4)).unwrap();
+            let table = bytes(address, usize::try_from(length).unwrap());
+            assert_eq!(sum(&table), 0, "{:?}", String::from_utf8_lossy(&table[..4]));
+            table
+        };
+        let xsdt_address = pointer(rsdp + 24);
+        let xsdt = table(xsdt_address);
+        let mut found = Vec::new();
+        for index in 0..(xsdt.len() - 36) as u64 / 8 {
+            let entry = table(pointer(xsdt_address + 36 + index * 8));
+            found.push(String::from_utf8_lossy(&entry[..4]).into_owned());
+            if found.last().is_some_and(|name| name == "FACP") {
+                let dsdt = u64::from_le_bytes(entry[140..148].try_into().unwrap());
+                assert_eq!(&table(dsdt)[..4], b"DSDT");
+                assert_eq!(
+                    u32::from_le_bytes(entry[112..116].try_into().unwrap()) >> 20 & 1,
+                    1,
+                    "hardware-reduced"
+                );
+            }
+        }
+        assert_eq!(found, ["FACP", "APIC", "MCFG"]);
+    }
+}
