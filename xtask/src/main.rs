@@ -1,3 +1,131 @@
-//! Developer commands: setup steps, tidy, tests.
+//! `cargo xtask`: the developer's commands. `make run` and `make test` are two of them.
+//!
+//! Reads the command line; everything else is in the modules: what to do in `steps`, how in `runner`, rules in `tidy`.
 
-fn main() {}
+mod context;
+mod cpio;
+mod docs;
+mod recipe;
+mod runner;
+mod steps;
+mod tidy;
+mod tree;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+
+use context::Context;
+use runner::{Options, Report, Step, run_steps};
+
+/// Developer commands of Basalt
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Set everything up and run a first sandbox
+    Run(StepArgs),
+    /// Run all checks and tests, and what they need
+    Test(StepArgs),
+    /// What CI runs: `test` in plain lines
+    Ci(StepArgs),
+    /// Check the rules that the compiler does not know (layers, budgets, marks, golden files)
+    Tidy {
+        /// Print the findings as JSON
+        #[arg(long)]
+        json: bool,
+        /// Write the sums of new golden files to golden.lock; existing lines never change
+        #[arg(long)]
+        accept_golden: bool,
+    },
+    /// Run the commands that README and docs show
+    Docs,
+}
+
+#[derive(Debug, Default, Args)]
+struct StepArgs {
+    /// Only this step and what it needs; may be repeated
+    #[arg(long, value_name = "STEP", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Print the steps and what each needs, and run nothing
+    #[arg(long)]
+    list: bool,
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    match dispatch(Cli::parse().verb) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(verb: Verb) -> Result<u8> {
+    let mut context = Context::find()?;
+    match verb {
+        Verb::Run(args) => with_steps(&context, steps::run(), args, false),
+        Verb::Test(args) => with_steps(&context, steps::test(), args, true),
+        Verb::Ci(args) => {
+            context.ci = true;
+            with_steps(&context, steps::test(), args, true)
+        }
+        Verb::Tidy { json, accept_golden } => tidy::command(&context.root, json, accept_golden),
+        Verb::Docs => with_steps(&context, vec![docs_alone()], StepArgs::default(), false),
+    }
+}
+
+/// The documents' commands without the setup before them.
+fn docs_alone() -> Step {
+    Step::new("docs", |context, task| {
+        let found = docs::run(context, task)?;
+        let detail = format!("{} blocks and commands, {} wrong", found.checked, found.failures.len());
+        if !found.failures.is_empty() {
+            anyhow::bail!("{detail}");
+        }
+        Ok(Report {
+            detail,
+            ..Report::default()
+        })
+    })
+}
+
+fn with_steps(context: &Context, steps: Vec<Step>, args: StepArgs, tests: bool) -> Result<u8> {
+    if args.list {
+        list(&steps, args.json)?;
+        return Ok(0);
+    }
+    let options = Options {
+        only: args.only,
+        json: args.json,
+        keep_going: tests,
+        counts: tests,
+    };
+    run_steps(context, steps, &options)
+}
+
+#[expect(clippy::print_stdout, reason = "a list for the person who asked for it")]
+fn list(steps: &[Step], json: bool) -> Result<()> {
+    if json {
+        let rows: Vec<_> = steps
+            .iter()
+            .map(|step| serde_json::json!({"step": step.name, "after": step.after}))
+            .collect();
+        println!("{}", serde_json::to_string(&rows)?);
+        return Ok(());
+    }
+    for (index, step) in steps.iter().enumerate() {
+        println!("{:>3} {:<16} {}", index + 1, step.name, step.after.join(", "));
+    }
+    Ok(())
+}

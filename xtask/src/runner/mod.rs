@@ -1,0 +1,106 @@
+//! Runs steps: in parallel where they allow it, each with a log, with progress, and so that a run can be interrupted
+//! and repeated.
+//!
+//! The runner knows steps only as names with prerequisites; what they do is in `steps`.
+//!
+//! ```text
+//!             prerequisites met          run
+//!   waiting ────────────────────▶ running ───▶ ok │ cached │ not needed │ failed │ stopped
+//!      └── a prerequisite failed ─▶ blocked
+//! ```
+
+pub(crate) mod board;
+pub(crate) mod interrupt;
+mod schedule;
+pub(crate) mod summary;
+pub(crate) mod task;
+
+use anyhow::Result;
+
+use crate::context::Context;
+pub(crate) use schedule::{Options, run_steps};
+pub(crate) use summary::{Counts, Outcome};
+pub(crate) use task::{Stopped, Task};
+
+/// What a step reports when it went well.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Report {
+    /// A few words after the time.
+    pub(crate) detail: String,
+    /// Lines that the person who ran this should see.
+    pub(crate) show: Vec<String>,
+    /// The tests that it ran.
+    pub(crate) counts: Counts,
+    /// Everything was there already.
+    pub(crate) cached: bool,
+}
+
+/// What to do with a step, asked right before it would run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Plan {
+    /// Run it.
+    Run,
+    /// Its result exists.
+    Done,
+    /// It makes no sense here; with the reason.
+    NotNeeded(String),
+}
+
+type PlanFn = Box<dyn Fn(&Context) -> Result<Plan> + Send + Sync>;
+type WorkFn = Box<dyn Fn(&Context, &mut Task) -> Result<Report> + Send + Sync>;
+
+/// One line of the step list.
+pub(crate) struct Step {
+    /// Its name on the board, in `--only` and of its log.
+    pub(crate) name: &'static str,
+    /// Names of the steps that must have gone well before.
+    pub(crate) after: Vec<&'static str>,
+    /// Whether it counts as a test by itself; steps that run tests report those instead.
+    pub(crate) is_check: bool,
+    /// What to do when it failed.
+    pub(crate) hint: &'static str,
+    plan: PlanFn,
+    work: WorkFn,
+}
+
+impl Step {
+    /// A step that always runs, after nothing.
+    pub(crate) fn new(
+        name: &'static str,
+        work: impl Fn(&Context, &mut Task) -> Result<Report> + Send + Sync + 'static,
+    ) -> Self {
+        let plan: PlanFn = Box::new(|_| Ok(Plan::Run));
+        Self {
+            name,
+            after: Vec::new(),
+            is_check: false,
+            hint: "",
+            plan,
+            work: Box::new(work),
+        }
+    }
+
+    /// Adds prerequisites.
+    pub(crate) fn after(mut self, names: &[&'static str]) -> Self {
+        self.after.extend(names);
+        self
+    }
+
+    /// Adds the question whether to run at all.
+    pub(crate) fn plan(mut self, plan: impl Fn(&Context) -> Result<Plan> + Send + Sync + 'static) -> Self {
+        self.plan = Box::new(plan);
+        self
+    }
+
+    /// Counts it as one test.
+    pub(crate) fn check(mut self) -> Self {
+        self.is_check = true;
+        self
+    }
+
+    /// Says what to do when it fails.
+    pub(crate) fn hint(mut self, hint: &'static str) -> Self {
+        self.hint = hint;
+        self
+    }
+}

@@ -1,0 +1,129 @@
+//! Builds the programs: static ones for lab and guest, copied to where README and CLI look for them.
+//!
+//! Knows which package makes which program only through cargo; does not know what programs do.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::context::{Context, MUSL};
+use crate::runner::{Plan, Report, Step, Task};
+
+const LIMIT: Duration = Duration::from_secs(40 * 60);
+
+/// The standard library for static programs.
+pub(crate) fn musl_target() -> Step {
+    Step::new("musl-target", |_, task| {
+        task.run_within(Command::new("rustup").args(["target", "add", MUSL]), LIMIT)?;
+        if !has_musl()? {
+            bail!("`rustup target add {MUSL}` succeeded, but this rustc does not see the target");
+        }
+        Ok(Report::default())
+    })
+    .plan(|_| Ok(if has_musl()? { Plan::Done } else { Plan::Run }))
+    .hint(
+        "rustc must come from rustup, and rustup must reach its server; a distribution's rustc needs its musl package",
+    )
+}
+
+fn has_musl() -> Result<bool> {
+    let output = Command::new("rustc")
+        .args(["--print", "target-libdir", "--target", MUSL])
+        .output()
+        .context("rustc is not on PATH; install Rust 1.95 by rustup")?;
+    let dir = String::from_utf8_lossy(&output.stdout);
+    let Ok(entries) = fs::read_dir(Path::new(dir.trim())) else {
+        return Ok(false);
+    };
+    Ok(entries
+        .flatten()
+        .any(|entry| entry.file_name().to_string_lossy().starts_with("libstd-")))
+}
+
+/// A cargo command in the checkout, with the build directory where everything expects it.
+pub(crate) fn cargo(context: &Context, args: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command
+        .args(args)
+        .arg("--target-dir")
+        .arg(context.target())
+        .current_dir(&context.root);
+    // Set by the cargo that runs us; inherited, they would make crates rebuild that read them.
+    for (name, _) in std::env::vars_os() {
+        if name
+            .to_str()
+            .is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST"))
+        {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// The programs, released and static.
+pub(crate) fn binaries(programs: &[&'static str]) -> Step {
+    let programs = programs.to_vec();
+    Step::new("binaries", move |context, task| build(context, task, &programs))
+        .hint("the compiler's messages are above; `cargo build --release` repeats them in colour")
+}
+
+fn build(context: &Context, task: &mut Task, programs: &[&str]) -> Result<Report> {
+    let mut command = cargo(context, &["build", "--release", "--target", MUSL]);
+    if context.ci {
+        command.arg("--locked");
+    }
+    for program in programs {
+        command.args(["--bin", program]);
+    }
+    let finished = task.run_within(&mut command, LIMIT)?;
+    let built = context.target().join(MUSL).join("release");
+    fs::create_dir_all(context.release())?;
+    for program in programs {
+        publish(&built.join(program), &context.release().join(program))?;
+    }
+    let compiled = finished
+        .err
+        .iter()
+        .filter(|line| line.trim_start().starts_with("Compiling "))
+        .count();
+    Ok(Report {
+        cached: compiled == 0,
+        ..Report::default()
+    })
+}
+
+/// Puts a file in place under another name at once, so that nobody ever runs half of it; leaves equal files alone, so
+/// that what is newer than they are stays newer.
+pub(crate) fn publish(from: &Path, to: &Path) -> Result<()> {
+    let bytes = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+    if fs::read(to).is_ok_and(|old| old == bytes) {
+        return Ok(());
+    }
+    let partial = to.with_extension("partial");
+    fs::copy(from, &partial).with_context(|| format!("cannot write {}", partial.display()))?;
+    fs::rename(&partial, to)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn publishing_replaces_a_changed_file_and_keeps_an_equal_one() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        fs::write(&from, "one").unwrap();
+        publish(&from, &to).unwrap();
+        let inode = fs::metadata(&to).unwrap().ino();
+        publish(&from, &to).unwrap();
+        assert_eq!(fs::metadata(&to).unwrap().ino(), inode);
+        fs::write(&from, "two").unwrap();
+        publish(&from, &to).unwrap();
+        assert_eq!(fs::read_to_string(&to).unwrap(), "two");
+    }
+}

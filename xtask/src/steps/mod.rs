@@ -1,0 +1,147 @@
+//! The lists of steps behind `make run` and `make test`, in the order in which they are shown.
+//!
+//! Knows which steps exist and what each needs; how a step works is in the modules below.
+
+mod apt;
+mod build;
+mod checks;
+mod guest;
+mod sandbox;
+mod tests;
+
+use crate::recipe::Recipe;
+use crate::runner::{Plan, Step};
+
+/// Programs that a first run needs.
+const RUN_PROGRAMS: &[&str] = &["basalt", "basalt-vmm", "basalt-agent", "basalt-lab", "basalt-lab-init"];
+/// Programs that tests and measurements need besides.
+const TEST_PROGRAMS: &[&str] = &["basalt-lab-cases", "basalt-bench"];
+
+const KERNEL: Recipe = Recipe {
+    name: "kernel",
+    dir: "kernel",
+};
+const EMULATOR: Recipe = Recipe {
+    name: "emulator",
+    dir: "lab/emulator",
+};
+const LAB_HOST: Recipe = Recipe {
+    name: "lab-host",
+    dir: "lab/host",
+};
+const PYTHON: Recipe = Recipe {
+    name: "image-python",
+    dir: "images/python",
+};
+const REDIS: Recipe = Recipe {
+    name: "image-redis",
+    dir: "images/redis",
+};
+const NODE: Recipe = Recipe {
+    name: "image-node",
+    dir: "images/node",
+};
+
+/// What `make run` does.
+pub(crate) fn run() -> Vec<Step> {
+    let mut steps = setup(RUN_PROGRAMS);
+    steps.push(sandbox::import("import-python", PYTHON, "python").after(&["image-python", "binaries"]));
+    steps.push(sandbox::lab().after(&["binaries", "assets", "emulator", "lab-host"]));
+    steps.push(sandbox::first_sandbox().after(&["assets", "import-python", "lab"]));
+    steps
+}
+
+/// What `make test` does.
+pub(crate) fn test() -> Vec<Step> {
+    let mut steps = vec![checks::fmt(), checks::tidy()];
+    let programs: Vec<_> = RUN_PROGRAMS.iter().chain(TEST_PROGRAMS).copied().collect();
+    steps.extend(setup(&programs));
+    steps.extend([checks::clippy(), checks::deny()]);
+    steps.extend([recipe(REDIS, HINT_IMAGE), recipe(NODE, HINT_IMAGE)].map(|step| step.after(&["apt-packages"])));
+    // After clippy, because both wait for the same build directory's lock.
+    steps.push(tests::unit().after(&["clippy"]));
+    steps.push(tests::fuzz().after(&["unit-tests"]));
+    for (name, recipe, tag) in [
+        ("import-python", PYTHON, "python"),
+        ("import-redis", REDIS, "redis"),
+        ("import-node", NODE, "node"),
+    ] {
+        steps.push(sandbox::import(name, recipe, tag).after(&[recipe.name, "binaries"]));
+    }
+    steps.push(sandbox::lab().after(&["binaries", "assets", "emulator", "lab-host"]));
+    let ready = ["assets", "lab", "import-python", "import-redis", "import-node"];
+    // One after another: cases have time limits, and the lab is slow enough without company.
+    steps.push(sandbox::first_sandbox().check().after(&ready));
+    steps.push(
+        tests::cases()
+            .after(&ready)
+            .after(&["first-sandbox", "unit-tests", "fuzz"]),
+    );
+    steps.push(checks::docs().after(&ready).after(&["cases"]));
+    steps
+}
+
+const HINT_KERNEL: &str = "the guest kernel is built by kernel/recipe.sh from Debian's linux-source";
+const HINT_LAB: &str = "the lab's parts come from Debian packages; see whether `apt-get update` works";
+const HINT_IMAGE: &str = "images are made of Debian packages; see whether `apt-get update` works";
+
+/// From a bare machine to programs, assets and the python image. The slowest come first: what needs a processor runs
+/// beside what waits for the network.
+fn setup(programs: &[&'static str]) -> Vec<Step> {
+    vec![
+        apt::packages(),
+        build::musl_target().after(&["apt-packages"]),
+        recipe(KERNEL, HINT_KERNEL).after(&["apt-packages"]),
+        build::binaries(programs).after(&["musl-target"]),
+        in_lab(LAB_HOST),
+        recipe(PYTHON, HINT_IMAGE).after(&["apt-packages"]),
+        in_lab(EMULATOR),
+        guest::assets().after(&["kernel", "binaries"]),
+    ]
+}
+
+fn recipe(recipe: Recipe, hint: &'static str) -> Step {
+    Step::new(recipe.name, move |context, task| recipe.make(context, task))
+        .plan(move |context| {
+            Ok(if recipe.is_made(context)? {
+                Plan::Done
+            } else {
+                Plan::Run
+            })
+        })
+        .hint(hint)
+}
+
+/// A recipe of which a machine with hardware virtualization has no need.
+fn in_lab(recipe: Recipe) -> Step {
+    Step::new(recipe.name, move |context, task| recipe.make(context, task))
+        .plan(move |context| {
+            Ok(match (context.kvm, recipe.is_made(context)?) {
+                (true, _) => Plan::NotNeeded("this machine has KVM".into()),
+                (false, true) => Plan::Done,
+                (false, false) => Plan::Run,
+            })
+        })
+        .after(&["apt-packages"])
+        .hint(HINT_LAB)
+}
+
+#[cfg(test)]
+mod self_tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_prerequisite_exists_and_names_are_unique() {
+        for steps in [run(), test()] {
+            let names: BTreeSet<_> = steps.iter().map(|step| step.name).collect();
+            assert_eq!(names.len(), steps.len());
+            for step in &steps {
+                for needed in &step.after {
+                    assert!(names.contains(needed), "{} needs {needed}", step.name);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The steps that use Basalt itself: images into its store, the lab up, and a first sandbox that has to answer.
+//!
+//! Calls the programs as a person would; knows none of their insides.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use crate::context::Context;
+use crate::recipe::Recipe;
+use crate::runner::{Plan, Report, Step, Task};
+
+/// Importing unpacks a few hundred megabytes at most.
+const IMPORT_LIMIT: Duration = Duration::from_secs(10 * 60);
+/// The emulated host boots in well under a minute; twice, if it has to be tried again.
+const LAB_LIMIT: Duration = Duration::from_secs(5 * 60);
+/// Boot of a nested guest on a loaded machine, with the image's upload before.
+const SANDBOX_LIMIT: Duration = Duration::from_secs(5 * 60);
+
+/// A command of the CLI that was just built.
+pub(crate) fn basalt(context: &Context, args: &[&str]) -> Command {
+    let mut command = Command::new(context.release().join("basalt"));
+    command.args(args).current_dir(&context.root);
+    command
+}
+
+/// A command of the lab's program that was just built.
+pub(crate) fn lab_command(context: &Context, args: &[&str]) -> Command {
+    let mut command = Command::new(context.release().join("basalt-lab"));
+    command.args(args).current_dir(&context.root);
+    command
+}
+
+/// `basalt import`, unless the store has that very image under that name.
+pub(crate) fn import(step: &'static str, recipe: Recipe, tag: &'static str) -> Step {
+    Step::new(step, move |context, task| {
+        let layout = layout(&recipe.path(context)?)?;
+        let digest = manifest_digest(Path::new(&layout))?;
+        let listed = task
+            .run_within(&mut basalt(context, &["images", "--json"]), IMPORT_LIMIT)?
+            .out
+            .join("\n");
+        if has_image(&listed, tag, digest.as_deref()) {
+            return Ok(Report {
+                cached: true,
+                ..Report::default()
+            });
+        }
+        task.run_within(&mut basalt(context, &["import", "--name", tag, &layout]), IMPORT_LIMIT)?;
+        Ok(Report::default())
+    })
+    .hint("`basalt images` shows the store; `basalt import --help` what can be imported")
+}
+
+/// A recipe leaves a layout directory, or one archive in its place.
+fn layout(made: &Path) -> Result<String> {
+    let candidates = [made.to_owned(), made.join("oci"), made.join("oci.tar")];
+    let found = candidates
+        .iter()
+        .find(|path| path.join("oci-layout").exists() || path.is_file());
+    let path = found.with_context(|| format!("{} holds neither an OCI layout nor oci.tar", made.display()))?;
+    Ok(path.to_string_lossy().into_owned())
+}
+
+/// The digest in a layout's index (OCI image-spec, image-layout.md, index.json); an archive is not opened for it.
+fn manifest_digest(layout: &Path) -> Result<Option<String>> {
+    let path = layout.join("index.json");
+    if !path.exists() {
+        return Ok(None);
+    }
+    let index: Value = serde_json::from_slice(&fs::read(&path)?).with_context(|| format!("{}", path.display()))?;
+    let digest = index["manifests"][0]["digest"].as_str();
+    Ok(Some(
+        digest
+            .with_context(|| format!("{} names no manifest", path.display()))?
+            .to_owned(),
+    ))
+}
+
+/// Whether the list of images has an entry with this name and this digest, whatever else the entry says.
+fn has_image(listed: &str, tag: &str, digest: Option<&str>) -> bool {
+    let (Ok(list), Some(digest)) = (serde_json::from_str::<Value>(listed), digest) else {
+        return false;
+    };
+    let entries = list
+        .as_array()
+        .or_else(|| list["images"].as_array())
+        .cloned()
+        .unwrap_or_default();
+    entries.iter().any(|entry| {
+        let text = entry.to_string();
+        let named = text.contains(&format!("\"{tag}\"")) || text.contains(&format!("\"{tag}:latest\""));
+        named && text.contains(digest)
+    })
+}
+
+/// The emulated host, if this machine needs it.
+pub(crate) fn lab() -> Step {
+    Step::new("lab", |context, task| {
+        task.run_within(&mut lab_command(context, &["up"]), LAB_LIMIT)?;
+        Ok(Report::default())
+    })
+    .plan(|context| {
+        Ok(if context.kvm {
+            Plan::NotNeeded("this machine has KVM".into())
+        } else {
+            Plan::Run
+        })
+    })
+    .hint("`target/release/basalt-lab status` tells more; `basalt-lab down` and the same command start afresh")
+}
+
+/// The issue's main job: a sandbox that computes.
+pub(crate) fn first_sandbox() -> Step {
+    Step::new("first-sandbox", answer).hint("`target/release/basalt doctor` tells what this machine can do")
+}
+
+fn answer(context: &Context, task: &mut Task) -> Result<Report> {
+    const SCRIPT: &str = "print(6*7)";
+    let mut command = basalt(context, &["run", "python", "--", "python3", "-c", SCRIPT]);
+    let finished = task.run_within(&mut command, SANDBOX_LIMIT)?;
+    if finished.out != ["42"] {
+        bail!("the sandbox printed {:?} instead of 42", finished.out.join("\n"));
+    }
+    let mut show = vec![
+        String::new(),
+        format!("$ target/release/basalt run python -- python3 -c '{SCRIPT}'"),
+    ];
+    show.extend(finished.err.into_iter().chain(finished.out));
+    show.push(String::new());
+    Ok(Report {
+        show,
+        ..Report::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_there_only_under_its_name_and_with_its_digest() {
+        let list = r#"[{"names":["python"],"digest":"sha256:aa"},{"names":["redis"],"digest":"sha256:bb"}]"#;
+        assert!(has_image(list, "python", Some("sha256:aa")));
+        assert!(!has_image(list, "python", Some("sha256:bb")));
+        assert!(!has_image(list, "node", Some("sha256:aa")));
+        assert!(!has_image(list, "python", None));
+        assert!(!has_image("", "python", Some("sha256:aa")));
+    }
+
+    #[test]
+    fn a_layout_is_found_beside_an_archive() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(layout(dir.path()).is_err());
+        fs::write(dir.path().join("oci.tar"), "").unwrap();
+        assert!(layout(dir.path()).unwrap().ends_with("oci.tar"));
+        fs::create_dir(dir.path().join("oci")).unwrap();
+        fs::write(dir.path().join("oci/oci-layout"), "").unwrap();
+        fs::write(
+            dir.path().join("oci/index.json"),
+            r#"{"manifests":[{"digest":"sha256:cc"}]}"#,
+        )
+        .unwrap();
+        let found = layout(dir.path()).unwrap();
+        assert_eq!(manifest_digest(Path::new(&found)).unwrap().unwrap(), "sha256:cc");
+    }
+}

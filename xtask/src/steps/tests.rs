@@ -1,0 +1,208 @@
+//! The steps that run tests and count them: unit tests, cases in the lab, a short fuzz.
+//!
+//! Reads the sums that the test runners print; a runner that executed nothing has failed.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use super::build::cargo;
+use super::sandbox::lab_command;
+use crate::context::Context;
+use crate::runner::{Counts, Report, Step, Task};
+
+const UNIT_LIMIT: Duration = Duration::from_secs(40 * 60);
+/// Each case has a hard limit of its own; this one ends the whole when the lab itself stands still.
+const CASES_LIMIT: Duration = Duration::from_secs(40 * 60);
+const FUZZ_LIMIT: Duration = Duration::from_secs(15 * 60);
+
+/// Where the lab keeps our programs.
+const CASES_IN_LAB: &str = "/opt/basalt/bin/basalt-lab-cases";
+/// Per fuzz target; long enough to notice a parser that breaks at once.
+const FUZZ_SECONDS: &str = "3";
+
+/// `cargo test` for the whole workspace, natively.
+pub(crate) fn unit() -> Step {
+    Step::new("unit-tests", |context, task| {
+        let mut command = cargo(context, &["test", "--workspace", "--no-fail-fast"]);
+        if context.ci {
+            command.arg("--locked");
+        }
+        let finished = task.finish_within(&mut command, UNIT_LIMIT)?;
+        let mut counts = Counts::default();
+        for line in &finished.out {
+            counts += cargo_counts(line).unwrap_or_default();
+        }
+        judge(counts, finished.status.success(), failed_names(&finished.out))
+    })
+    .hint("`cargo test -p PACKAGE NAME` repeats one of them")
+}
+
+/// The VM cases, inside the lab or, with hardware virtualization, right here.
+pub(crate) fn cases() -> Step {
+    Step::new("cases", |context, task| {
+        let finished = if context.kvm {
+            let mut command = Command::new(context.release().join("basalt-lab-cases"));
+            task.finish_within(command.current_dir(&context.root), CASES_LIMIT)?
+        } else {
+            task.run_within(&mut lab_command(context, &["sync"]), Duration::from_secs(300))?;
+            task.finish_within(&mut lab_command(context, &["exec", "--", CASES_IN_LAB]), CASES_LIMIT)?
+        };
+        let counts = finished
+            .out
+            .iter()
+            .rev()
+            .find_map(|line| plain_counts(line))
+            .unwrap_or_default();
+        judge(counts, finished.status.success(), failed_names(&finished.out))
+    })
+    .hint("the case's console log is named above; `cargo xtask test --only cases` repeats the cases")
+}
+
+/// A few seconds of mutated input for each parser that reads what a guest or a stranger wrote.
+pub(crate) fn fuzz() -> Step {
+    Step::new("fuzz", fuzz_all)
+        .hint("the input that failed is in fuzz/failures/; `cargo run -p basalt-fuzz -- --replay FILE` repeats it")
+}
+
+fn fuzz_all(context: &Context, task: &mut Task) -> Result<Report> {
+    let mut command = cargo(context, &["run", "--package", "basalt-fuzz"]);
+    let finished = task.finish_within(command.args(["--", "--seconds", FUZZ_SECONDS]), FUZZ_LIMIT)?;
+    let counts = finished
+        .out
+        .iter()
+        .rev()
+        .find_map(|line| plain_counts(line))
+        .unwrap_or_default();
+    judge(counts, finished.status.success(), failed_names(&finished.out))
+}
+
+fn judge(counts: Counts, success: bool, failed: Vec<String>) -> Result<Report> {
+    if counts.passed + counts.failed == 0 {
+        bail!("no test was executed");
+    }
+    if !success && counts.failed == 0 {
+        bail!("{counts}, but the runner failed");
+    }
+    let detail = if failed.is_empty() {
+        counts.to_string()
+    } else {
+        format!("{counts}: {}", failed.join(", "))
+    };
+    Ok(Report {
+        detail,
+        counts,
+        ..Report::default()
+    })
+}
+
+/// `test result: ok. 3 passed; 0 failed; 1 ignored; ...` of one test program.
+fn cargo_counts(line: &str) -> Option<Counts> {
+    let rest = line.strip_prefix("test result: ")?;
+    let number = |word: &str| {
+        let part = rest
+            .split([';', '.'])
+            .map(str::trim)
+            .find(|part| part.ends_with(word))?;
+        part.split(' ').next()?.parse().ok()
+    };
+    Some(Counts {
+        passed: number("passed")?,
+        failed: number("failed")?,
+        skipped: number("ignored")?,
+    })
+}
+
+/// `3 passed, 0 failed, 1 skipped` as our own runners print it; more may follow, such as how many were retried.
+fn plain_counts(line: &str) -> Option<Counts> {
+    let mut counts = Counts::default();
+    let mut words = 0;
+    for part in line.split(',') {
+        let (number, word) = part.trim().split_once(' ')?;
+        let number = number.parse().ok()?;
+        match word {
+            "passed" => counts.passed = number,
+            "failed" => counts.failed = number,
+            "skipped" => counts.skipped = number,
+            _ => continue,
+        }
+        words += 1;
+    }
+    (words >= 2).then_some(counts)
+}
+
+/// Names in `test NAME ... FAILED`.
+fn failed_names(lines: &[String]) -> Vec<String> {
+    let names = lines
+        .iter()
+        .filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... FAILED"));
+    names.map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod self_tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_read_as_they_are_printed() {
+        let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s";
+        assert_eq!(
+            cargo_counts(line),
+            Some(Counts {
+                passed: 12,
+                failed: 3,
+                skipped: 1
+            })
+        );
+        assert_eq!(cargo_counts("test a ... ok"), None);
+        assert_eq!(
+            plain_counts("30 passed, 1 failed, 2 skipped, 1 retried"),
+            Some(Counts {
+                passed: 30,
+                failed: 1,
+                skipped: 2
+            })
+        );
+        assert_eq!(plain_counts("30 passed"), None);
+        assert_eq!(plain_counts("hello, world"), None);
+    }
+
+    #[test]
+    fn nothing_executed_is_a_failure() {
+        assert!(judge(Counts::default(), true, Vec::new()).is_err());
+        assert!(
+            judge(
+                Counts {
+                    passed: 0,
+                    failed: 0,
+                    skipped: 9
+                },
+                true,
+                Vec::new()
+            )
+            .is_err()
+        );
+    }
+
+    #[test]
+    fn a_runner_that_dies_after_good_tests_has_failed() {
+        assert!(
+            judge(
+                Counts {
+                    passed: 3,
+                    ..Counts::default()
+                },
+                false,
+                Vec::new()
+            )
+            .is_err()
+        );
+    }
+
+    #[test]
+    fn failed_tests_are_named() {
+        let lines = ["test a::b ... FAILED".to_owned(), "test c ... ok".to_owned()];
+        assert_eq!(failed_names(&lines), ["a::b"]);
+    }
+}
