@@ -2,7 +2,11 @@
 //!
 //! Sections cited are those of the virtio 1.2 specification.
 
+pub mod buffers;
 pub mod device;
+pub mod transport;
 
+pub use buffers::{Available, BadChain, Chain, RingError};
 pub use device::{Activation, ActiveQueue, DeviceError, QueueInterrupt, VirtioDevice};
+pub use transport::{TransportError, VirtioPciDevice};
 pub use virtio_queue;

@@ -1,0 +1,350 @@
+//! Taking buffers from a ring and giving them back, so that devices do not repeat it.
+//!
+//! What a driver makes available is an allegation ([`Available`]) until [`Available::check`] has walked it once: then it
+//! is a [`Chain`] whose every byte lies in guest memory. A chain that does not hold up becomes a [`BadChain`], which the
+//! device gives back unread; a ring that does not hold up is a [`RingError`], and the device leaves it alone until it is
+//! reset.
+//!
+//! ```text
+//! loop {
+//!     queue.disable_kicks(memory)?;
+//!     while let Some(available) = queue.take(memory)? {
+//!         match available.check() {
+//!             Ok(chain) => queue.complete(memory, chain.head(), written)?,
+//!             Err(bad) => queue.complete(memory, bad.head, 0)?,
+//!         }
+//!     }
+//!     queue.notify(memory, interrupt)?;
+//!     if !queue.enable_kicks(memory)? { wait for queue.kick; }
+//! }
+//! ```
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use memory::GuestRam;
+use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions, VolatileSlice};
+
+use crate::device::{ActiveQueue, QueueInterrupt};
+
+/// A ring that contradicts itself. Nothing more can be taken from it.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RingError {
+    /// The available index jumped by more than the ring has entries (2.7.13.3).
+    #[error("the available index jumped by more than the ring's size")]
+    AvailableIndex,
+    /// The available ring names a descriptor that is not in the table.
+    #[error("descriptor {0} was made available, which is not in the table")]
+    Head(u16),
+    /// The ring's own memory cannot be accessed.
+    #[error("the ring cannot be accessed: {0}")]
+    Memory(String),
+}
+
+impl From<virtio_queue::Error> for RingError {
+    fn from(error: virtio_queue::Error) -> Self {
+        match error {
+            virtio_queue::Error::InvalidAvailRingIndex => Self::AvailableIndex,
+            other => Self::Memory(other.to_string()),
+        }
+    }
+}
+
+/// What is wrong with a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChainFault {
+    /// It loops, leaves its table, is longer than the queue (2.7.5.2), or its indirect table is malformed (2.7.5.3).
+    #[error("the chain does not end within its table")]
+    Unterminated,
+    /// A buffer lies outside of guest memory.
+    #[error("a buffer lies outside of guest memory")]
+    Address,
+    /// A device-readable buffer follows a device-writable one (2.7.4.2).
+    #[error("a readable buffer follows a writable one")]
+    Order,
+}
+
+/// A chain that cannot be used; its head has to be given back all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("descriptor {head}: {fault}")]
+pub struct BadChain {
+    /// What to complete, with nothing written.
+    pub head: u16,
+    /// Why.
+    pub fault: ChainFault,
+}
+
+/// A chain as the driver made it available, unchecked.
+#[derive(Debug)]
+#[must_use = "a buffer that was taken has to be used"]
+pub struct Available<'m> {
+    memory: &'m GuestRam,
+    descriptors: DescriptorChain<&'m GuestRam>,
+    most: usize,
+}
+
+impl<'m> Available<'m> {
+    /// Walks the chain, once.
+    ///
+    /// # Errors
+    /// It does not hold up; the head is in the error.
+    pub fn check(self) -> Result<Chain<'m>, BadChain> {
+        let head = self.descriptors.head_index();
+        let mut chain = Chain {
+            head,
+            slices: Vec::with_capacity(4),
+            first_writable: 0,
+            readable_bytes: 0,
+            writable_bytes: 0,
+        };
+        self.walk(&mut chain).map_err(|fault| BadChain { head, fault })?;
+        Ok(chain)
+    }
+
+    fn walk(self, chain: &mut Chain<'m>) -> Result<(), ChainFault> {
+        let Self {
+            memory,
+            descriptors,
+            most,
+        } = self;
+        let mut ends = false;
+        let mut writing = false;
+        for (count, descriptor) in descriptors.enumerate() {
+            // Bounds what one chain costs us, whatever an indirect table claims.
+            if count >= most {
+                return Err(ChainFault::Unterminated);
+            }
+            ends = !descriptor.has_next();
+            let writable = descriptor.is_write_only();
+            if writing && !writable {
+                return Err(ChainFault::Order);
+            }
+            writing = writable;
+            let access = if writable {
+                Permissions::Write
+            } else {
+                Permissions::Read
+            };
+            let length = descriptor.len() as usize;
+            let slices = memory
+                .get_slices(descriptor.addr(), length, access)
+                .map_err(|_| ChainFault::Address)?;
+            for slice in slices {
+                chain.slices.push(slice.map_err(|_| ChainFault::Address)?);
+            }
+            if writable {
+                chain.writable_bytes += length;
+            } else {
+                chain.readable_bytes += length;
+                chain.first_writable = chain.slices.len();
+            }
+        }
+        // The walk stops without a word where it cannot go on: a last descriptor that has a next one tells.
+        if ends { Ok(()) } else { Err(ChainFault::Unterminated) }
+    }
+}
+
+/// A checked chain: buffers to read from, then buffers to write to, all of them guest memory.
+#[derive(Debug)]
+pub struct Chain<'m> {
+    head: u16,
+    slices: Vec<VolatileSlice<'m>>,
+    first_writable: usize,
+    readable_bytes: usize,
+    writable_bytes: usize,
+}
+
+impl<'m> Chain<'m> {
+    /// Its first descriptor: what to give back.
+    pub fn head(&self) -> u16 {
+        self.head
+    }
+
+    /// What the driver sends, in order.
+    pub fn readable(&self) -> &[VolatileSlice<'m>] {
+        &self.slices[..self.first_writable]
+    }
+
+    /// Where the driver wants to receive, in order.
+    pub fn writable(&self) -> &[VolatileSlice<'m>] {
+        &self.slices[self.first_writable..]
+    }
+
+    /// How much the driver sends.
+    pub fn readable_bytes(&self) -> usize {
+        self.readable_bytes
+    }
+
+    /// How much the driver can receive.
+    pub fn writable_bytes(&self) -> usize {
+        self.writable_bytes
+    }
+
+    /// Reads what the driver sends from its beginning on.
+    pub fn reader(&self) -> Cursor<'_, 'm> {
+        Cursor::new(self.readable())
+    }
+
+    /// Writes what the driver receives from its beginning on.
+    pub fn writer(&self) -> Cursor<'_, 'm> {
+        Cursor::new(self.writable())
+    }
+}
+
+/// A position in a list of buffers. As other vCPUs can change the memory at any time, read each thing once.
+#[derive(Clone, Debug)]
+pub struct Cursor<'c, 'm> {
+    slices: &'c [VolatileSlice<'m>],
+    offset: usize,
+    done: usize,
+}
+
+impl<'c, 'm> Cursor<'c, 'm> {
+    /// At the beginning of `slices`.
+    pub fn new(slices: &'c [VolatileSlice<'m>]) -> Self {
+        Self {
+            slices,
+            offset: 0,
+            done: 0,
+        }
+    }
+
+    /// How many bytes lie behind.
+    pub fn position(&self) -> usize {
+        self.done
+    }
+
+    /// How many bytes lie ahead.
+    pub fn remaining(&self) -> usize {
+        self.slices.iter().map(VolatileSlice::len).sum::<usize>() - self.offset
+    }
+
+    /// The rest of the buffer at the position; `None` at the end.
+    pub fn chunk(&mut self) -> Option<VolatileSlice<'m>> {
+        while let Some((first, rest)) = self.slices.split_first() {
+            match first.offset(self.offset) {
+                Ok(slice) if !slice.is_empty() => return Some(slice),
+                _ => {
+                    self.slices = rest;
+                    self.offset = 0;
+                }
+            }
+        }
+        None
+    }
+
+    /// Goes on by `count` bytes, which lie within the chunk.
+    pub fn advance(&mut self, count: usize) {
+        self.offset += count;
+        self.done += count;
+    }
+
+    /// Calls `copy` with chunks and the number of bytes copied so far, until `total` are or the end is reached.
+    fn transfer(&mut self, total: usize, mut copy: impl FnMut(VolatileSlice<'m>, usize) -> usize) -> usize {
+        let mut done = 0;
+        while done < total {
+            let Some(chunk) = self.chunk() else { break };
+            let copied = copy(chunk, done);
+            self.advance(copied);
+            done += copied;
+        }
+        done
+    }
+}
+
+impl io::Read for Cursor<'_, '_> {
+    fn read(&mut self, data: &mut [u8]) -> io::Result<usize> {
+        Ok(self.transfer(data.len(), |chunk, done| chunk.copy_to(&mut data[done..])))
+    }
+}
+
+impl io::Write for Cursor<'_, '_> {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        Ok(self.transfer(data.len(), |chunk, done| {
+            let count = chunk.len().min(data.len() - done);
+            chunk.copy_from(&data[done..done + count]);
+            count
+        }))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl ActiveQueue {
+    /// Takes the next chain that the driver made available.
+    ///
+    /// # Errors
+    /// The ring contradicts itself; leave it alone until the next activation.
+    pub fn take<'m>(&mut self, memory: &'m GuestRam) -> Result<Option<Available<'m>>, RingError> {
+        let size = self.queue.size();
+        let Some(descriptors) = self.queue.iter(memory)?.next() else {
+            return Ok(None);
+        };
+        let head = descriptors.head_index();
+        if head >= size {
+            // It cannot be given back: it was not taken, then.
+            self.queue.go_to_previous_position();
+            return Err(RingError::Head(head));
+        }
+        Ok(Some(Available {
+            memory,
+            descriptors,
+            most: usize::from(size),
+        }))
+    }
+
+    /// Gives a chain back with `written` bytes in its writable part.
+    ///
+    /// # Errors
+    /// The ring's memory cannot be accessed.
+    pub fn complete(&mut self, memory: &GuestRam, head: u16, written: u32) -> Result<(), RingError> {
+        Ok(self.queue.add_used(memory, head, written)?)
+    }
+
+    /// Tells the driver of everything given back so far, if it wants to hear of it (2.7.7.2, 2.7.10).
+    ///
+    /// # Errors
+    /// The ring's memory cannot be accessed.
+    pub fn notify(&mut self, memory: &GuestRam, interrupt: &dyn QueueInterrupt) -> Result<(), RingError> {
+        if self.wants_interrupt(memory)? {
+            interrupt.signal_queue(self.index);
+        }
+        Ok(())
+    }
+
+    /// Asks the driver not to kick for now; with event indices it does not anyway (2.7.10.1).
+    ///
+    /// # Errors
+    /// The ring's memory cannot be accessed.
+    pub fn disable_kicks(&mut self, memory: &GuestRam) -> Result<(), RingError> {
+        Ok(self.queue.disable_notification(memory)?)
+    }
+
+    /// Asks the driver to kick again. True when there is more already: then look again before waiting.
+    ///
+    /// # Errors
+    /// The ring's memory cannot be accessed.
+    pub fn enable_kicks(&mut self, memory: &GuestRam) -> Result<bool, RingError> {
+        Ok(self.queue.enable_notification(memory)?)
+    }
+
+    fn wants_interrupt(&mut self, memory: &GuestRam) -> Result<bool, RingError> {
+        let needed = self.queue.needs_notification(memory)?;
+        if !needed || self.queue.event_idx_enabled() {
+            return Ok(needed);
+        }
+        let flags = available_flags(&self.queue, memory)?;
+        Ok(u32::from(flags) & VRING_AVAIL_F_NO_INTERRUPT == 0)
+    }
+}
+
+fn available_flags(queue: &Queue, memory: &GuestRam) -> Result<u16, RingError> {
+    memory
+        .load(GuestAddress(queue.avail_ring()), Ordering::Relaxed)
+        .map(u16::from_le)
+        .map_err(|error| RingError::Memory(error.to_string()))
+}
