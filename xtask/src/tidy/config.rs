@@ -19,9 +19,9 @@ pub(super) struct Config {
     pub(super) crates: BTreeMap<String, Crate>,
     /// The file that may name devices.
     pub(super) catalog: Catalog,
-    /// Dependencies inside a layer.
+    /// Dependencies that the layers alone would not allow.
     #[serde(default)]
-    pub(super) inside: Vec<Inside>,
+    pub(super) allowed: Vec<Allowed>,
     /// Limits by what they limit.
     pub(super) budgets: BTreeMap<String, Budget>,
     /// What may exceed them.
@@ -60,14 +60,17 @@ pub(super) struct Catalog {
     pub(super) devices: String,
 }
 
-/// A permitted dependency inside a layer.
+/// A permitted dependency inside a layer, or of tests only.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Inside {
+pub(super) struct Allowed {
     /// Crates that may know it.
     pub(super) from: Vec<String>,
     /// What they may know.
     pub(super) to: String,
+    /// Only in their tests.
+    #[serde(default)]
+    pub(super) tests: bool,
     /// Why.
     pub(super) reason: String,
 }
@@ -116,8 +119,8 @@ impl Config {
         if let Some((name, _)) = config.layers.iter().find(|(_, layer)| layer.purpose.trim().is_empty()) {
             bail!("layers.toml: the layer {name} has no purpose");
         }
-        if let Some(inside) = config.inside.iter().find(|inside| inside.reason.trim().is_empty()) {
-            bail!("layers.toml: the [[inside]] entry for {} has no reason", inside.to);
+        if let Some(allowed) = config.allowed.iter().find(|allowed| allowed.reason.trim().is_empty()) {
+            bail!("layers.toml: the [[allowed]] entry for {} has no reason", allowed.to);
         }
         for exception in &config.exceptions {
             if exception.reason.trim().is_empty() || !config.budgets.contains_key(&exception.budget) {
@@ -168,7 +171,7 @@ pub(super) mod tests {
         assert!(Config::parse(SMALL).is_ok());
         let unknown = SMALL.replace("knows = [\"L0\"]", "knows = [\"L9\"]");
         assert!(format!("{}", Config::parse(&unknown).unwrap_err()).contains("L9"));
-        let silent = format!("{SMALL}\n[[inside]]\nfrom = []\nto = \"x\"\nreason = \" \"\n");
+        let silent = format!("{SMALL}\n[[allowed]]\nfrom = []\nto = \"x\"\nreason = \" \"\n");
         assert!(Config::parse(&silent).is_err());
         let vague = format!("{SMALL}\n[[exception]]\nbudget = \"file\"\npath = \"x\"\nreason = \"\"\n");
         assert!(Config::parse(&vague).is_err());

@@ -22,8 +22,17 @@ pub(super) struct Package {
     pub(super) name: String,
     /// The name that code uses; empty for a crate without a library.
     pub(super) library: String,
-    /// Folders of the members that it depends on, for its code, its tests or its build.
-    pub(super) needs: Vec<String>,
+    /// The members that it depends on, for its code, its tests or its build.
+    pub(super) needs: Vec<Need>,
+}
+
+/// A dependency on another member.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Need {
+    /// Its folder.
+    pub(super) path: String,
+    /// Whether only tests use it.
+    pub(super) tests: bool,
 }
 
 #[derive(Deserialize)]
@@ -42,6 +51,7 @@ struct MetadataPackage {
 #[derive(Deserialize)]
 struct MetadataDependency {
     path: Option<String>,
+    kind: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -74,6 +84,13 @@ fn parse(root: &Path, json: &[u8]) -> Result<Vec<Package>> {
             .map(|path| path.to_string_lossy().into_owned())
             .unwrap_or_default()
     };
+    let need = |needed: &MetadataDependency| {
+        let path = folder(needed.path.as_deref()?);
+        Some(Need {
+            path,
+            tests: needed.kind.as_deref() == Some("dev"),
+        })
+    };
     let packages = metadata.packages.into_iter().map(|package| {
         let manifest = folder(&package.manifest_path);
         let is_library = |target: &&MetadataTarget| target.kind.iter().any(|kind| kind == "lib");
@@ -85,12 +102,7 @@ fn parse(root: &Path, json: &[u8]) -> Result<Vec<Package>> {
                 .find(is_library)
                 .map(|target| target.name.clone())
                 .unwrap_or_default(),
-            needs: package
-                .dependencies
-                .iter()
-                .filter_map(|needed| needed.path.as_deref())
-                .map(folder)
-                .collect(),
+            needs: package.dependencies.iter().filter_map(need).collect(),
             name: package.name,
         }
     });
@@ -106,23 +118,22 @@ pub(super) fn check(config: &Config, packages: &[Package], findings: &mut Vec<Fi
             findings.push(Finding::new(&manifest, 0, message));
             continue;
         };
-        for needed in &package.needs {
+        for Need { path: needed, tests } in &package.needs {
             let Some(below) = config.crates.get(needed) else {
                 continue;
             };
             let refused = place.never.iter().any(|pattern| matches(pattern, needed));
-            let allowed = config.layers[&place.layer].knows.contains(&below.layer)
-                || config
-                    .inside
-                    .iter()
-                    .any(|inside| inside.to == *needed && inside.from.contains(&package.path));
+            let listed = config.allowed.iter().any(|allowed| {
+                allowed.to == *needed && allowed.from.contains(&package.path) && (*tests || !allowed.tests)
+            });
+            let allowed = listed || config.layers[&place.layer].knows.contains(&below.layer);
             let (name, from, to) = (&package.path, &place.layer, &below.layer);
             if refused {
                 let message = format!("{name} must never know {needed} (layers.toml); move the code that needs it");
                 findings.push(Finding::new(&manifest, 0, message));
             } else if !allowed && from == to {
                 let message = format!(
-                    "{name} depends on {needed} of its own layer {from}; remove it, or add an [[inside]] entry with the reason"
+                    "{name} depends on {needed} of its own layer {from}; remove it, or add an [[allowed]] entry with the reason"
                 );
                 findings.push(Finding::new(&manifest, 0, message));
             } else if !allowed {
@@ -223,7 +234,13 @@ mod tests {
 
     fn package(path: &str, needs: &[&str]) -> Package {
         let name = path.rsplit('/').next().unwrap().to_owned();
-        let needs = needs.iter().map(|&needed| needed.to_owned()).collect();
+        let needs = needs
+            .iter()
+            .map(|&needed| Need {
+                path: needed.to_owned(),
+                tests: false,
+            })
+            .collect();
         Package {
             path: path.to_owned(),
             library: name.clone(),
@@ -250,14 +267,24 @@ mod tests {
     #[test]
     fn upwards_sideways_and_forbidden_are_wrong() {
         assert!(found(SMALL, &members(&["crates/c"], &[]))[0].contains("must not know crates/c (L1)"));
-        assert!(found(SMALL, &members(&["crates/a"], &[]))[0].contains("[[inside]]"));
+        assert!(found(SMALL, &members(&["crates/a"], &[]))[0].contains("[[allowed]]"));
         assert!(found(SMALL, &members(&[], &["crates/b"]))[0].contains("must never know crates/b"));
     }
 
     #[test]
     fn sideways_is_right_where_listed() {
-        let text = format!("{SMALL}\n[[inside]]\nfrom = [\"crates/b\"]\nto = \"crates/a\"\nreason = \"r\"\n");
+        let text = format!("{SMALL}\n[[allowed]]\nfrom = [\"crates/b\"]\nto = \"crates/a\"\nreason = \"r\"\n");
         assert!(found(&text, &members(&["crates/a"], &[])).is_empty());
+    }
+
+    #[test]
+    fn what_only_tests_may_know_stays_out_of_the_code() {
+        let text =
+            format!("{SMALL}\n[[allowed]]\nfrom = [\"crates/b\"]\nto = \"crates/c\"\ntests = true\nreason = \"r\"\n");
+        let mut packages = members(&["crates/c"], &[]);
+        assert_eq!(found(&text, &packages).len(), 1);
+        packages[1].needs[0].tests = true;
+        assert!(found(&text, &packages).is_empty());
     }
 
     #[test]
@@ -286,7 +313,7 @@ mod tests {
     #[test]
     fn cargos_words_are_understood() {
         let json = br#"{"packages":[{"name":"basalt-b","manifest_path":"/r/crates/b/Cargo.toml",
-            "dependencies":[{"path":"/r/crates/a"},{"path":null}],
+            "dependencies":[{"path":"/r/crates/a","kind":"dev"},{"path":null}],
             "targets":[{"name":"b","kind":["lib"]},{"name":"t","kind":["test"]}]}]}"#;
         let packages = parse(Path::new("/r"), json).unwrap();
         let Package {
@@ -299,6 +326,12 @@ mod tests {
             (path.as_str(), name.as_str(), library.as_str()),
             ("crates/b", "basalt-b", "b")
         );
-        assert_eq!(needs, &["crates/a"]);
+        assert_eq!(
+            needs,
+            &[Need {
+                path: "crates/a".into(),
+                tests: true
+            }]
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! The rule that every metric counts something: what is registered under a name is incremented somewhere in its crate.
 //!
 //! Follows names, not types: `field: registry.counter("x", ..)` or `let field = ..` wants `field.increment()` or
-//! `field.add(n)` in the same crate, outside of tests. Knows no metric.
+//! `field.add(n)` in the same crate, outside of tests, under that name or one that it was passed on to. A closure that
+//! registers (`let counter = |name| registry.counter(name, ..)`) is followed to its calls. Knows no metric.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,8 +15,8 @@ use super::{Finding, Source};
 struct Uses {
     registered: Vec<Registered>,
     counted: BTreeSet<String>,
-    /// A local that becomes a field: `Self { field: local }`.
-    renamed: BTreeMap<String, BTreeSet<String>>,
+    /// Where a name's value goes: `Self { field: local }`, `let item = self.items.get(i)`.
+    passed: BTreeMap<String, BTreeSet<String>>,
 }
 
 struct Registered {
@@ -40,6 +41,7 @@ pub(super) fn check(sources: &[Source], findings: &mut Vec<Finding>) {
             uses,
             file: &source.path,
             holder: None,
+            makers: BTreeMap::new(),
         }
         .visit_file(&file);
     }
@@ -58,11 +60,17 @@ pub(super) fn check(sources: &[Source], findings: &mut Vec<Finding>) {
 
 impl Uses {
     fn counts(&self, holder: &str) -> bool {
-        self.counted.contains(holder)
-            || self
-                .renamed
-                .get(holder)
-                .is_some_and(|names| names.iter().any(|name| self.counted.contains(name)))
+        let mut seen = BTreeSet::new();
+        let mut open = vec![holder];
+        while let Some(name) = open.pop() {
+            if self.counted.contains(name) {
+                return true;
+            }
+            if seen.insert(name) {
+                open.extend(self.passed.get(name).into_iter().flatten().map(String::as_str));
+            }
+        }
+        false
     }
 }
 
@@ -71,9 +79,30 @@ struct Reader<'a> {
     file: &'a str,
     /// The field or local that gets the value of the expression being read.
     holder: Option<String>,
+    /// Closures that register, with the metric's name where it is fixed.
+    makers: BTreeMap<String, Option<String>>,
 }
 
 impl Reader<'_> {
+    fn register(&mut self, metric: String, line: usize) {
+        let registered = Registered {
+            metric,
+            holder: self.holder.clone(),
+            file: self.file.to_owned(),
+            line,
+        };
+        self.uses.registered.push(registered);
+    }
+
+    /// All names in `from` go to `to`.
+    fn pass(&mut self, from: &syn::Expr, to: &str) {
+        let mut names = Names::default();
+        names.visit_expr(from);
+        for name in names.found {
+            self.uses.passed.entry(name).or_default().insert(to.to_owned());
+        }
+    }
+
     fn within(&mut self, holder: Option<String>, read: impl FnOnce(&mut Self)) {
         let outer = std::mem::replace(&mut self.holder, holder);
         read(self);
@@ -92,46 +121,115 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         let syn::Member::Named(name) = &field.member else {
             return;
         };
-        if let syn::Expr::Path(path) = &field.expr
-            && let Some(local) = path.path.get_ident()
-        {
-            self.uses
-                .renamed
-                .entry(local.to_string())
-                .or_default()
-                .insert(name.to_string());
-        }
+        self.pass(&field.expr, &name.to_string());
         self.within(Some(name.to_string()), |reader| visit::visit_field_value(reader, field));
     }
 
     fn visit_local(&mut self, local: &'ast syn::Local) {
-        let name = match &local.pat {
-            syn::Pat::Ident(pattern) => Some(pattern.ident.to_string()),
-            _ => None,
-        };
+        let Some(init) = &local.init else { return };
+        let name = pattern_name(&local.pat);
+        if let (Some(name), syn::Expr::Closure(closure)) = (&name, &*init.expr) {
+            let mut maker = Maker::default();
+            maker.visit_expr(&closure.body);
+            if maker.found {
+                self.makers.insert(name.clone(), maker.metric);
+                return;
+            }
+        }
+        if let Some(name) = &name {
+            self.pass(&init.expr, name);
+        }
         self.within(name, |reader| visit::visit_local(reader, local));
+    }
+
+    fn visit_expr_let(&mut self, expr: &'ast syn::ExprLet) {
+        if let Some(name) = pattern_name(&expr.pat) {
+            self.pass(&expr.expr, &name);
+        }
+        visit::visit_expr_let(self, expr);
+    }
+
+    fn visit_expr_for_loop(&mut self, expr: &'ast syn::ExprForLoop) {
+        if let Some(name) = pattern_name(&expr.pat) {
+            self.pass(&expr.expr, &name);
+        }
+        visit::visit_expr_for_loop(self, expr);
+    }
+
+    fn visit_expr_call(&mut self, call: &'ast syn::ExprCall) {
+        if let syn::Expr::Path(path) = &*call.func
+            && let Some(name) = path.path.get_ident()
+            && let Some(fixed) = self.makers.get(&name.to_string())
+        {
+            let metric = fixed
+                .clone()
+                .or_else(|| call.args.first().and_then(literal))
+                .unwrap_or_default();
+            self.register(metric, name.span().start().line);
+        }
+        visit::visit_expr_call(self, call);
     }
 
     fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
         if call.method == "counter"
-            && let Some(syn::Expr::Lit(syn::ExprLit {
-                lit: syn::Lit::Str(metric),
-                ..
-            })) = call.args.first()
+            && let Some(metric) = call.args.first().and_then(literal)
         {
-            let line = call.method.span().start().line;
-            let file = self.file.to_owned();
-            self.uses.registered.push(Registered {
-                metric: metric.value(),
-                holder: self.holder.clone(),
-                file,
-                line,
-            });
+            self.register(metric, call.method.span().start().line);
         }
         if call.method == "increment" || call.method == "add" {
             self.uses.counted.extend(last_name(&call.receiver));
         }
         visit::visit_expr_method_call(self, call);
+    }
+}
+
+/// Whether an expression registers a metric, and under which fixed name.
+#[derive(Default)]
+struct Maker {
+    found: bool,
+    metric: Option<String>,
+}
+
+impl<'ast> Visit<'ast> for Maker {
+    fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
+        if call.method == "counter" {
+            self.found = true;
+            self.metric = call.args.first().and_then(literal);
+        }
+        visit::visit_expr_method_call(self, call);
+    }
+}
+
+/// Locals and fields that an expression mentions.
+#[derive(Default)]
+struct Names {
+    found: BTreeSet<String>,
+}
+
+impl<'ast> Visit<'ast> for Names {
+    fn visit_expr(&mut self, expr: &'ast syn::Expr) {
+        self.found.extend(last_name(expr).filter(|name| name != "self"));
+        visit::visit_expr(self, expr);
+    }
+}
+
+fn literal(expr: &syn::Expr) -> Option<String> {
+    match expr {
+        syn::Expr::Lit(syn::ExprLit {
+            lit: syn::Lit::Str(text),
+            ..
+        }) => Some(text.value()),
+        _ => None,
+    }
+}
+
+/// `x` of `x` and of `Some(x)`.
+fn pattern_name(pattern: &syn::Pat) -> Option<String> {
+    match pattern {
+        syn::Pat::Ident(pattern) => Some(pattern.ident.to_string()),
+        syn::Pat::TupleStruct(pattern) => pattern.elems.first().and_then(pattern_name),
+        syn::Pat::Reference(pattern) => pattern_name(&pattern.pat),
+        _ => None,
     }
 }
 
@@ -181,6 +279,22 @@ mod tests {
                     S { held: x, many } }\n\
                     impl S { fn go(&self) { self.held.add(2); self.many[3].increment(); } }";
         assert!(found(code).is_empty());
+    }
+
+    #[test]
+    fn closures_and_loops_are_followed() {
+        let code = "fn new(r: &R) -> S { let make = |name| r.counter(name, &[]); let fixed = |l| r.counter(\"f\", &[l]);\n\
+                    S { a: make(\"a\"), b: make(\"b\"), c: fixed(1), all: many() } }\n\
+                    impl S { fn go(&self) { self.a.increment(); for one in &self.all { one.add(1); } } }";
+        let found = found(code);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(
+            found[0].contains("metric b") && found[1].contains("metric f"),
+            "{found:?}"
+        );
+        let code = "fn new(r: &R) -> S { let all = n.map(|n| r.counter(\"m\", &[n])); S { kept: all.collect() } }\n\
+                    impl S { fn go(&self) { if let Some(one) = self.kept.get(1) { one.increment(); } } }";
+        assert!(super::tests::found(code).is_empty());
     }
 
     #[test]
