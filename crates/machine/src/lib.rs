@@ -1,1 +1,23 @@
-//! The board: vCPU threads, the VM state machine, interrupt routing, power; over boxed devices.
+//! The board: vCPU threads, the VM state machine, interrupt routing, power; over boxed devices. Does not know any
+//! concrete device, and no engine but by its traits.
+//!
+//! ```text
+//!            start                 pause
+//!  created ────────▶ running ─────────────────▶ paused
+//!                       ▲  │                       │ │
+//!                       │  │        resume         │ │
+//!                       └──┼───────────────────────┘ │
+//!                          │ guest ends, stop        │ stop
+//!                          ▼                         ▼
+//!                        ended ◀─────────────────────┘
+//! ```
+//! One thread, the owner of [`Machine`], makes all transitions; vCPU threads only report.
+
+mod exits;
+mod gate;
+mod machine;
+pub mod platform;
+mod vcpu;
+
+pub use machine::{Machine, MachineConfig, MachineError, NamedDevice};
+pub use vcpu::End;

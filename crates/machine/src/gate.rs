@@ -1,0 +1,77 @@
+//! What vCPU threads may do now, and how many of them wait.
+//!
+//! The lock is held for moments only; a vCPU takes it when it was interrupted, never on a guest's exit.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+/// What the owner wants of the vCPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    Run,
+    Pause,
+    End,
+}
+
+struct State {
+    wanted: Wanted,
+    /// Threads that are outside of `Vcpu::run` and will stay there.
+    parked: usize,
+}
+
+/// Shared by the owner and all vCPU threads.
+pub(crate) struct Gate {
+    state: Mutex<State>,
+    changed: Condvar,
+    // Mirrors `wanted != Run`, for the vCPU's look between two exits without the lock.
+    hold: AtomicBool,
+}
+
+impl Gate {
+    /// Closed.
+    pub(crate) fn new() -> Self {
+        let state = State {
+            wanted: Wanted::Pause,
+            parked: 0,
+        };
+        Self {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            hold: AtomicBool::new(true),
+        }
+    }
+
+    /// Says what is wanted. The caller kicks the vCPUs afterwards.
+    pub(crate) fn set(&self, wanted: Wanted) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).wanted = wanted;
+        self.hold.store(wanted != Wanted::Run, Ordering::SeqCst);
+        self.changed.notify_all();
+    }
+
+    /// Waits until `count` vCPU threads are parked.
+    pub(crate) fn wait_parked(&self, count: usize) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        while state.parked < count {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// A vCPU's look between two exits.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.hold.load(Ordering::SeqCst)
+    }
+
+    /// Called by a vCPU thread that is not in the guest: waits until it may run (true) or shall end (false).
+    pub(crate) fn pass(&self) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.parked += 1;
+        self.changed.notify_all();
+        while state.wanted == Wanted::Pause {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.wanted == Wanted::Run {
+            state.parked -= 1;
+        }
+        state.wanted == Wanted::Run
+    }
+}

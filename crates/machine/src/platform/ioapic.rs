@@ -1,0 +1,159 @@
+//! The I/O APIC (Intel 82093AA), edge-triggered only: each pin is an interrupt source that is routed to whatever its
+//! redirection entry says. No data path uses it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bus::BusDevice;
+use engine::{Interrupt, MsiMessage, Vm};
+use memory::layout;
+
+/// Input pins, as the original has.
+pub const PINS: usize = 24;
+
+/// Version register: version 0x11 in bits 0-7, the highest entry in bits 16-23 (3.2.2).
+const VERSION: u32 = 0x11 | ((PINS as u32 - 1) << 16);
+
+/// Offsets of the two registers that are in memory (3.1).
+const IOREGSEL: u64 = 0x00;
+const IOWIN: u64 = 0x10;
+
+/// Indexes behind them (3.2).
+const IOAPICID: u8 = 0x00;
+const IOAPICVER: u8 = 0x01;
+const IOAPICARB: u8 = 0x02;
+const IOREDTBL: u8 = 0x10;
+
+/// Redirection entry (3.2.4): what software may write; delivery status (12) and remote IRR (14) are read-only.
+const ENTRY_WRITABLE: u64 = 0xff00_0000_0001_afff;
+const ENTRY_MASKED: u64 = 1 << 16;
+
+struct State {
+    select: u8,
+    id: u32,
+    entries: [u64; PINS],
+}
+
+/// The I/O APIC.
+pub struct IoApic {
+    state: Mutex<State>,
+    pins: Vec<Arc<dyn Interrupt>>,
+}
+
+/// The message that a redirection entry stands for (Intel SDM 3A, 11.11): destination and its mode go into the
+/// address, vector and delivery mode into the data.
+fn message(entry: u64) -> Option<MsiMessage> {
+    if entry & ENTRY_MASKED != 0 {
+        return None;
+    }
+    let destination = entry >> 56;
+    let logical = entry >> 11 & 1;
+    let data = u32::try_from(entry & 0x7ff).unwrap_or(0);
+    Some(MsiMessage {
+        address: layout::LOCAL_APIC | destination << 12 | logical << 2,
+        data,
+    })
+}
+
+impl IoApic {
+    /// All pins masked.
+    pub fn new(vm: &dyn Vm) -> Arc<Self> {
+        let pins = (0..PINS).map(|_| vm.create_interrupt()).collect();
+        let state = State {
+            select: 0,
+            id: 0,
+            entries: [ENTRY_MASKED; PINS],
+        };
+        Arc::new(Self {
+            state: Mutex::new(state),
+            pins,
+        })
+    }
+
+    /// The source behind pin `index`, if there is such a pin.
+    pub fn pin(&self, index: u32) -> Option<Arc<dyn Interrupt>> {
+        self.pins.get(usize::try_from(index).ok()?).cloned()
+    }
+
+    fn read_register(state: &State) -> u32 {
+        match state.select {
+            IOAPICID | IOAPICARB => state.id,
+            IOAPICVER => VERSION,
+            index => {
+                let half = usize::from(index.wrapping_sub(IOREDTBL));
+                let entry = state.entries.get(half / 2).copied().unwrap_or(u64::MAX);
+                let shifted = if half.is_multiple_of(2) { entry } else { entry >> 32 };
+                u32::try_from(shifted & 0xffff_ffff).unwrap_or(0)
+            }
+        }
+    }
+
+    fn write_register(&self, state: &mut State, value: u32) {
+        match state.select {
+            IOAPICID => state.id = value & 0x0f00_0000,
+            IOAPICVER | IOAPICARB => (),
+            index => {
+                let half = usize::from(index.wrapping_sub(IOREDTBL));
+                let Some(entry) = state.entries.get_mut(half / 2) else {
+                    return;
+                };
+                let value = u64::from(value);
+                let merged = if half.is_multiple_of(2) {
+                    *entry & !0xffff_ffff | value
+                } else {
+                    *entry & 0xffff_ffff | value << 32
+                };
+                *entry = merged & ENTRY_WRITABLE;
+                if let Some(pin) = self.pins.get(half / 2) {
+                    pin.route(message(*entry));
+                }
+            }
+        }
+    }
+}
+
+impl BusDevice for IoApic {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let value = match offset {
+            IOREGSEL => u32::from(state.select),
+            IOWIN => Self::read_register(&state),
+            _ => 0,
+        };
+        data.fill(0);
+        for (to, from) in data.iter_mut().zip(value.to_le_bytes()) {
+            *to = from;
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        let mut bytes = [0; 4];
+        for (to, from) in bytes.iter_mut().zip(data) {
+            *to = *from;
+        }
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match offset {
+            IOREGSEL => state.select = bytes[0],
+            IOWIN => self.write_register(&mut state, u32::from_le_bytes(bytes)),
+            _ => (),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_becomes_the_message_of_the_manual() {
+        assert_eq!(message(ENTRY_MASKED), None);
+        // Vector 0x31, lowest priority, logical destination 3.
+        let entry = 0x0300_0000_0000_0931;
+        assert_eq!(
+            message(entry),
+            Some(MsiMessage {
+                address: 0xfee0_3004,
+                data: 0x131
+            })
+        );
+    }
+}

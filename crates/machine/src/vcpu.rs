@@ -1,0 +1,136 @@
+//! The thread of one vCPU.
+
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+use base::EventFd;
+use bus::Bus;
+use engine::{Exit, Kick, SystemEvent, Vcpu};
+
+use crate::exits::ExitCounters;
+use crate::gate::Gate;
+use crate::platform::PowerRequest;
+
+/// Why the guest runs no longer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It powered off.
+    PowerOff,
+    /// It asked for a reset, or fell into a triple fault.
+    Reset,
+    /// The engine cannot go on; why.
+    Failed(String),
+}
+
+impl From<PowerRequest> for End {
+    fn from(request: PowerRequest) -> Self {
+        match request {
+            PowerRequest::Off => Self::PowerOff,
+            PowerRequest::Reset => Self::Reset,
+        }
+    }
+}
+
+/// The first reason for which the guest ended, and the event that tells.
+pub(crate) struct Ending {
+    reason: OnceLock<End>,
+    event: EventFd,
+}
+
+impl Ending {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            reason: OnceLock::new(),
+            event: EventFd::new()?,
+        })
+    }
+
+    /// Later reasons are consequences of the first and are dropped.
+    pub(crate) fn report(&self, end: End) {
+        if self.reason.set(end).is_ok() {
+            self.event.signal();
+        }
+    }
+
+    pub(crate) fn reason(&self) -> Option<&End> {
+        self.reason.get()
+    }
+
+    pub(crate) fn event(&self) -> &EventFd {
+        &self.event
+    }
+}
+
+/// What all vCPU threads share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) ending: Arc<Ending>,
+    pub(crate) ports: Arc<Bus>,
+    pub(crate) mmio: Arc<Bus>,
+}
+
+/// A vCPU's thread and the means to interrupt it.
+pub(crate) struct VcpuThread {
+    pub(crate) kicker: Arc<dyn Kick>,
+    pub(crate) thread: JoinHandle<Box<dyn Vcpu>>,
+}
+
+impl VcpuThread {
+    /// Starts the thread; it waits at the gate.
+    pub(crate) fn spawn(id: u32, vcpu: Box<dyn Vcpu>, shared: Shared, counters: ExitCounters) -> std::io::Result<Self> {
+        let kicker = vcpu.kicker();
+        let own = Arc::clone(&kicker);
+        let thread = std::thread::Builder::new()
+            .name(format!("vcpu{id}"))
+            .stack_size(128 << 10)
+            .spawn(move || body(vcpu, own.as_ref(), &shared, &counters))?;
+        Ok(Self { kicker, thread })
+    }
+}
+
+fn body(mut vcpu: Box<dyn Vcpu>, kicker: &dyn Kick, shared: &Shared, counters: &ExitCounters) -> Box<dyn Vcpu> {
+    kicker.adopt_current_thread();
+    while shared.gate.pass() {
+        kicker.clear();
+        // A pause that was asked for between the two lines above has set the gate before its kick was cleared.
+        while shared.gate.is_open() {
+            if let Err(end) = step(vcpu.as_mut(), shared, counters) {
+                shared.ending.report(end);
+                shared.gate.set(crate::gate::Wanted::Pause);
+            }
+        }
+    }
+    vcpu
+}
+
+/// Runs the guest to its next exit and completes that.
+fn step(vcpu: &mut dyn Vcpu, shared: &Shared, counters: &ExitCounters) -> Result<(), End> {
+    let exit = vcpu.run().map_err(|error| End::Failed(error.to_string()))?;
+    counters.count(&exit);
+    match exit {
+        Exit::PortRead { port, data } => {
+            shared.ports.read(u64::from(port), data);
+        }
+        Exit::PortWrite { port, data } => {
+            shared.ports.write(u64::from(port), data);
+        }
+        Exit::MmioRead { address, data } => {
+            shared.mmio.read(address, data);
+        }
+        Exit::MmioWrite { address, data } => {
+            shared.mmio.write(address, data);
+        }
+        Exit::Interrupted | Exit::IoapicEoi(_) => (),
+        Exit::Halted => {
+            return Err(End::Failed(
+                "a vCPU halted for good: the engine has no local APIC".into(),
+            ));
+        }
+        Exit::Shutdown | Exit::System(SystemEvent::Reset) => return Err(End::Reset),
+        Exit::System(SystemEvent::PowerOff) => return Err(End::PowerOff),
+        Exit::System(SystemEvent::Crash) => return Err(End::Failed("the guest's kernel reported a crash".into())),
+        Exit::Failed(why) => return Err(End::Failed(why)),
+    }
+    Ok(())
+}
