@@ -83,7 +83,9 @@ image=\$(apt-cache depends $kernel | sed -n 's/.*Depends: \(linux-image-[0-9].*\
 [ -n "\$image" ] || { echo "$kernel depends on no kernel image" >&2; exit 1; }
 cd "$work"
 apt-get download -qq "\$image"
-dpkg-deb --extract linux-image-*.deb "\$1"
+# Not into the root itself, where the package's directory lib would replace the link to usr/lib.
+dpkg-deb --extract linux-image-*.deb kernel
+mv kernel/lib/modules "\$1/usr/lib/modules"
 HOOK
 chmod 755 "$work/kernel-hook"
 
@@ -106,9 +108,8 @@ say "kernel and early modules"
 version=$(ls "$root/lib/modules")
 [ "$(echo "$version" | wc -l)" = 1 ] || fail "expected one kernel in the image, found: $version"
 depmod --basedir "$root" "$version"
-cp "$root/boot/vmlinuz-$version" "$out/vmlinuz"
+cp "$work/kernel/boot/vmlinuz-$version" "$out/vmlinuz"
 echo "$version" >"$out/kernel-version"
-rm -rf "$root/boot"/*
 
 initramfs=$work/initramfs
 modules=lib/modules/$version

@@ -1,0 +1,3 @@
+//! What the lab's PID 1 and the program that starts the lab have agreed on. The init itself is the binary.
+
+pub mod contract;
