@@ -145,6 +145,19 @@ pub(crate) fn checks() -> (Verdict, Vec<Check>) {
     (verdict, checks)
 }
 
+/// This machine is emulated instruction by instruction (QEMU's TCG): everything takes many times as long.
+pub fn emulated() -> bool {
+    // CPUID.40000000h: the hypervisor's signature in EBX, ECX, EDX, where CPUID.1:ECX[31] says that there is one.
+    const TCG: [u8; 12] = *b"TCGTCGTCGTCG";
+    let leaf = |number| std::arch::x86_64::__cpuid(number);
+    if leaf(1).ecx >> 31 == 0 {
+        return false;
+    }
+    let signature = leaf(0x4000_0000);
+    let words = [signature.ebx, signature.ecx, signature.edx];
+    words.iter().flat_map(|word| word.to_le_bytes()).eq(TCG)
+}
+
 fn device() -> Result<Kvm, Unusable> {
     let fd = rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|e| match e {
         rustix::io::Errno::NOENT => Unusable::Missing,

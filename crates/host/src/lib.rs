@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 pub use check::{Check, Status};
-pub use kvm::{Unusable, Verdict, usable_kvm};
+pub use kvm::{Unusable, Verdict, emulated, usable_kvm};
 pub use resources::{MemInfo, online_cpus};
 
 /// Where things are that the checks look at.

@@ -214,7 +214,7 @@ fn simulate_agent(play: Play, mut stream: UnixStream) {
                     _ => return,
                 }
             }
-            AgentRequest::Signal { number } => send(&AgentReply::Exited(ExitStatus::Signal(number as u8))),
+            AgentRequest::Signal { number } => send(&AgentReply::Exited(ExitStatus::Signal(u8::try_from(number).unwrap()))),
             AgentRequest::Shutdown(_) => {
                 send(&AgentReply::Done);
                 return;
