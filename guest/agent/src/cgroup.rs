@@ -1,0 +1,112 @@
+//! One cgroup (version 2) per command, so that all it started can be found and killed, wherever it went. Sets no limits.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::PoisonError;
+
+use crate::Error;
+
+/// `CGROUP2_SUPER_MAGIC`, linux/magic.h.
+const CGROUP2_MAGIC: u64 = 0x6367_7270;
+
+/// The directory below which commands get their cgroups.
+#[derive(Debug)]
+pub struct Cgroups {
+    base: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    /// Those whose command has ended while something it started went on.
+    leftover: Vec<PathBuf>,
+}
+
+impl Cgroups {
+    /// Uses `<mount>/basalt`; `mount` must be a cgroup2 file system.
+    pub fn at(mount: &Path) -> Result<Self, Error> {
+        let kind = rustix::fs::statfs(mount)
+            .map_err(Error::system(format!("looking at {}", mount.display())))?
+            .f_type;
+        if u64::try_from(kind).ok() != Some(CGROUP2_MAGIC) {
+            return Err(Error::Refused(format!(
+                "{} is not a cgroup2 file system",
+                mount.display()
+            )));
+        }
+        let base = mount.join("basalt");
+        make_dir(&base)?;
+        Ok(Self {
+            base,
+            state: Mutex::default(),
+        })
+    }
+
+    /// A new, empty cgroup.
+    pub(crate) fn create(&self) -> Result<Cgroup<'_>, Error> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state
+            .leftover
+            .retain(|path| fs::remove_dir(path).is_err_and(|error| error.kind() != ErrorKind::NotFound));
+        loop {
+            state.next += 1;
+            let path = self.base.join(state.next.to_string());
+            // A directory from an earlier agent is not ours to use.
+            match fs::create_dir(&path) {
+                Ok(()) => return Ok(Cgroup { owner: self, path }),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(Error::system(format!("making {}", path.display()))(error)),
+            }
+        }
+    }
+}
+
+fn make_dir(path: &Path) -> Result<(), Error> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            Err(Error::system(format!("making {}", path.display()))(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A command's cgroup. Dropping removes it, now or when what is left in it has ended.
+#[derive(Debug)]
+pub(crate) struct Cgroup<'a> {
+    owner: &'a Cgroups,
+    path: PathBuf,
+}
+
+impl Cgroup<'_> {
+    /// A process that writes `0` here enters.
+    pub(crate) fn entrance(&self) -> Result<OwnedFd, Error> {
+        let path = self.path.join("cgroup.procs");
+        let file = OpenOptions::new().write(true).open(&path);
+        Ok(file
+            .map_err(Error::system(format!("opening {}", path.display())))?
+            .into())
+    }
+
+    /// Kills everything inside.
+    pub(crate) fn kill(&self) -> Result<(), Error> {
+        let path = self.path.join("cgroup.kill");
+        let written = File::options()
+            .write(true)
+            .open(&path)
+            .and_then(|mut file| file.write_all(b"1"));
+        written.map_err(Error::system(format!("writing {}", path.display())))
+    }
+}
+
+impl Drop for Cgroup<'_> {
+    fn drop(&mut self) {
+        if fs::remove_dir(&self.path).is_err_and(|error| error.kind() != ErrorKind::NotFound) {
+            let mut state = self.owner.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.leftover.push(std::mem::take(&mut self.path));
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! Serves connections: handshake, then one request after the other; a running command takes its requests in between.
+//! The same server runs in a guest (vsock) and in the lab host (TCP with a token). Knows no transport.
+//!
+//! ```text
+//!  handshake ─► idle ◄────────── answer ───────────┐
+//!                │  Hello Ping Stat Upload Prepare Shutdown
+//!                └─ Exec ─► command running: STDIN, CloseStdin, CloseOutput, Resize, Signal ─ Exited ─► idle
+//! ```
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::Duration;
+
+use agent_api::message::{PROTOCOL, Prepare, Reply, Request, kind};
+use agent_api::{Duplex, ExecRequest, Token};
+use wire::{FrameReader, FrameWriter};
+
+use crate::cgroup::Cgroups;
+use crate::power::Power;
+use crate::reaper::Reaper;
+use crate::session::{self, Session};
+use crate::stream::Streamer;
+use crate::{Error, STACK_SIZE, files, info, say, send_reply};
+
+/// How long a new connection may take to shake hands.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Connections at once; each has two threads at most.
+const MAX_CONNECTIONS: usize = 256;
+
+/// Pause after a failed accept(2), so that a lasting failure does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Makes a root as a `Prepare` asks for.
+pub type MakeRoot = Box<dyn Fn(&Prepare) -> Result<(), Error> + Send + Sync>;
+
+/// Where commands run.
+pub enum RootMode {
+    /// In the root this process has. `Prepare` is refused.
+    AsIs,
+    /// In a root that `Prepare` makes by this function, once; commands are refused before.
+    Prepared(MakeRoot),
+}
+
+/// What a server does and for whom.
+pub struct ServerConfig {
+    /// What clients must know; `None` where the transport itself proves who they are.
+    pub token: Option<Token>,
+    /// Where commands run.
+    pub root: RootMode,
+    /// Whether each command gets its own cgroup.
+    pub cgroups: Option<Cgroups>,
+    /// How the machine ends; `None` refuses `Shutdown`.
+    pub power: Option<Power>,
+    /// `CLOCK_BOOTTIME` at the first instruction of this process, for `Hello`.
+    pub started_ns: u64,
+}
+
+/// A server; clones are the same one.
+#[derive(Clone)]
+pub struct Server(Arc<Inner>);
+
+struct Inner {
+    config: ServerConfig,
+    reaper: Reaper,
+    prepared: Mutex<bool>,
+    connections: AtomicUsize,
+}
+
+/// Something that hands out connections.
+pub trait Listener {
+    /// What it hands out.
+    type Stream: Duplex + 'static;
+
+    /// Waits for the next one; `None` if one came that is not to be served.
+    fn accept(&self) -> io::Result<Option<Self::Stream>>;
+}
+
+impl Listener for std::net::TcpListener {
+    type Stream = std::net::TcpStream;
+
+    fn accept(&self) -> io::Result<Option<Self::Stream>> {
+        let (stream, _) = Self::accept(self)?;
+        stream.set_nodelay(true)?;
+        Ok(Some(stream))
+    }
+}
+
+impl Listener for std::os::unix::net::UnixListener {
+    type Stream = std::os::unix::net::UnixStream;
+
+    fn accept(&self) -> io::Result<Option<Self::Stream>> {
+        Ok(Some(Self::accept(self)?.0))
+    }
+}
+
+impl Server {
+    /// A server that starts commands through `reaper`.
+    pub fn new(config: ServerConfig, reaper: Reaper) -> Self {
+        let inner = Inner {
+            config,
+            reaper,
+            prepared: Mutex::new(false),
+            connections: AtomicUsize::new(0),
+        };
+        Self(Arc::new(inner))
+    }
+
+    /// Serves what `listener` hands out, each connection in a thread. Does not return.
+    pub fn serve_listener(&self, listener: &impl Listener) -> ! {
+        loop {
+            match listener.accept() {
+                Ok(Some(stream)) => self.serve_in_thread(stream),
+                Ok(None) => {}
+                Err(error) => {
+                    say(format_args!("accepting a connection: {error}"));
+                    thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+        }
+    }
+
+    /// Serves one connection in a thread of its own; an error ends the connection and is told on the console.
+    pub fn serve_in_thread(&self, stream: impl Duplex + 'static) {
+        let server = self.clone();
+        let spawned = thread::Builder::new()
+            .name("connection".to_owned())
+            .stack_size(STACK_SIZE)
+            .spawn(move || {
+                if let Err(error) = server.serve(stream) {
+                    say(format_args!("{error}"));
+                }
+            });
+        if let Err(error) = spawned {
+            say(format_args!("no thread for a connection: {error}"));
+        }
+    }
+
+    /// Serves one connection until the client leaves.
+    pub fn serve(&self, mut stream: impl Duplex) -> Result<(), Error> {
+        let Some(_slot) = Slot::take(&self.0.connections) else {
+            return Err(Error::Refused(format!(
+                "a connection was closed: {MAX_CONNECTIONS} are open already"
+            )));
+        };
+        stream
+            .set_read_timeout(Some(HANDSHAKE_TIMEOUT))
+            .map_err(wire::Error::Io)?;
+        wire::accept(&mut stream, PROTOCOL, self.0.config.token.as_ref())?;
+        stream.set_read_timeout(None).map_err(wire::Error::Io)?;
+        let writer = FrameWriter::new(stream.try_clone().map_err(wire::Error::Io)?);
+        let mut reader = FrameReader::new(stream);
+        thread::scope(|scope| {
+            let mut connection = Connection {
+                server: self,
+                writer: &writer,
+                scope,
+                running: None,
+            };
+            let result = connection.run(&mut reader);
+            // Wakes the session's thread if it waits for the client to read.
+            reader.get_ref().close();
+            if let Some((session, thread)) = connection.running.take() {
+                session.lost();
+                join(thread);
+            }
+            result
+        })
+    }
+}
+
+/// One of the connections that may be open at once.
+struct Slot<'a>(&'a AtomicUsize);
+
+impl<'a> Slot<'a> {
+    fn take(count: &'a AtomicUsize) -> Option<Self> {
+        if count.fetch_add(1, Ordering::SeqCst) < MAX_CONNECTIONS {
+            return Some(Self(count));
+        }
+        count.fetch_sub(1, Ordering::SeqCst);
+        None
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A connection after the handshake.
+struct Connection<'scope, 'env, S: Duplex> {
+    server: &'env Server,
+    writer: &'env FrameWriter<S>,
+    scope: &'scope Scope<'scope, 'env>,
+    running: Option<(Session, ScopedJoinHandle<'scope, ()>)>,
+}
+
+impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
+    fn run(&mut self, reader: &mut FrameReader<S>) -> Result<(), Error> {
+        while let Some(frame) = reader.read()? {
+            match frame.kind {
+                kind::CONTROL => {
+                    let request = serde_json::from_slice(frame.payload).map_err(Error::Malformed)?;
+                    self.handle(request, reader)?;
+                }
+                kind::STDIN => {
+                    if let Some((session, _)) = &self.running {
+                        session.push_stdin(frame.payload)?;
+                    }
+                }
+                kind => {
+                    return Err(Error::UnexpectedFrame {
+                        kind,
+                        length: frame.payload.len(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, request: Request, reader: &mut FrameReader<S>) -> Result<(), Error> {
+        // Requests of a running command have no answer; when they come late, after its end, they mean nothing.
+        let session = self.running.as_ref().map(|(session, _)| session);
+        match request {
+            Request::Resize(size) => session.into_iter().for_each(|session| session.resize(size)),
+            Request::Signal { number } => session.into_iter().for_each(|session| session.signal(number)),
+            Request::CloseStdin => session.into_iter().for_each(Session::close_stdin),
+            Request::CloseOutput { stream } => session.into_iter().for_each(|session| session.close_output(stream)),
+            request => {
+                if session.is_some_and(|session| !session.is_finished()) {
+                    return self.refuse("a command is running on this connection; use another one".to_owned());
+                }
+                if let Some((_, thread)) = self.running.take() {
+                    join(thread);
+                }
+                return self.answer(request, reader);
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, request: Request, reader: &mut FrameReader<S>) -> Result<(), Error> {
+        let result = match request {
+            Request::Hello => info::gather(self.server.0.config.started_ns).map(Reply::Hello),
+            Request::Stat { path, digest } => files::stat(&path, digest).map(Reply::File),
+            Request::Prepare(prepare) => self.prepare(&prepare).map(|()| Reply::Done),
+            Request::Upload(upload) => {
+                let target = files::Target::create(&upload);
+                return files::receive(target, upload.size, reader, self.writer);
+            }
+            Request::Exec(request) => return self.exec(&request),
+            Request::Shutdown(shutdown) => match &self.server.0.config.power {
+                Some(power) => {
+                    self.reply(&Reply::Done)?;
+                    power.end(shutdown)
+                }
+                None => Err(Error::Refused("this agent may not end its machine".to_owned())),
+            },
+            // The rest was handled before.
+            Request::Ping
+            | Request::Resize(_)
+            | Request::Signal { .. }
+            | Request::CloseStdin
+            | Request::CloseOutput { .. } => Ok(Reply::Done),
+        };
+        match result {
+            Ok(reply) => self.reply(&reply),
+            Err(error) => self.refuse(error.to_string()),
+        }
+    }
+
+    fn prepare(&self, prepare: &Prepare) -> Result<(), Error> {
+        let RootMode::Prepared(make_root) = &self.server.0.config.root else {
+            return Err(Error::Refused(
+                "this agent runs commands in its own root; there is nothing to prepare".to_owned(),
+            ));
+        };
+        let mut prepared = self.server.0.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        if *prepared {
+            return Err(Error::Refused("the root is prepared already".to_owned()));
+        }
+        make_root(prepare)?;
+        *prepared = true;
+        Ok(())
+    }
+
+    fn exec(&mut self, request: &ExecRequest) -> Result<(), Error> {
+        let inner: &'env Inner = &self.server.0;
+        if matches!(inner.config.root, RootMode::Prepared(_))
+            && !*inner.prepared.lock().unwrap_or_else(PoisonError::into_inner)
+        {
+            return self.refuse("there is no root yet: send Prepare first".to_owned());
+        }
+        let (session, ends) = match session::start(request, &inner.reaper, inner.config.cgroups.as_ref()) {
+            Ok(started) => started,
+            Err(failure) => return self.reply(&Reply::Failed(failure)),
+        };
+        // Before the thread that sends output: Started comes first.
+        let announced = self.reply(&Reply::Started {
+            pid: u32::try_from(session.pid).unwrap_or(0),
+        });
+        let streamer = Streamer::new(ends, self.writer);
+        let work = move || {
+            if let Err(error) = streamer.run() {
+                say(format_args!("a command was killed: {error}"));
+            }
+        };
+        let thread = thread::Builder::new()
+            .name("command".to_owned())
+            .stack_size(STACK_SIZE)
+            .spawn_scoped(self.scope, work)
+            .map_err(|error| {
+                session.signal(libc::SIGKILL);
+                Error::system("starting a thread for a command")(error)
+            })?;
+        self.running = Some((session, thread));
+        announced
+    }
+
+    fn reply(&self, reply: &Reply) -> Result<(), Error> {
+        send_reply(self.writer, reply)
+    }
+
+    fn refuse(&self, message: String) -> Result<(), Error> {
+        self.reply(&Reply::Refused { message })
+    }
+}
+
+fn join(thread: ScopedJoinHandle<'_, ()>) {
+    if thread.join().is_err() {
+        say(format_args!("a command's thread has panicked"));
+    }
+}

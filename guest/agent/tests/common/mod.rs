@@ -1,0 +1,64 @@
+//! What the integration tests share: one server in the test's process, and connections to it.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use agent::{Cgroups, Reaper, RootMode, Server, ServerConfig};
+use agent_api::{Connection, ExecRequest, Token};
+
+/// The one reaper of this process.
+pub(crate) fn reaper() -> Reaper {
+    static REAPER: OnceLock<Reaper> = OnceLock::new();
+    REAPER.get_or_init(|| Reaper::start().unwrap()).clone()
+}
+
+/// A server with root `/`, with cgroups where this machine has them.
+pub(crate) fn server(token: Option<Token>) -> Server {
+    let mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+    let cgroups = mounts.iter().find_map(|mount| Cgroups::at(Path::new(mount)).ok());
+    let config = ServerConfig {
+        token,
+        root: RootMode::AsIs,
+        cgroups,
+        power: None,
+        started_ns: agent::boottime_ns(),
+    };
+    Server::new(config, reaper())
+}
+
+/// A new connection to the server that all tests of a process share.
+pub(crate) fn connect() -> Connection<UnixStream> {
+    static SERVER: OnceLock<Server> = OnceLock::new();
+    let (near, far) = UnixStream::pair().unwrap();
+    SERVER.get_or_init(|| server(None)).serve_in_thread(far);
+    Connection::new(near, None).unwrap()
+}
+
+/// A shell script.
+pub(crate) fn sh(script: &str) -> ExecRequest {
+    ExecRequest {
+        argv: vec!["/bin/sh".into(), "-c".into(), script.into()],
+        ..ExecRequest::default()
+    }
+}
+
+/// Text that must be UTF-8.
+pub(crate) fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+/// Whether a process goes away in time.
+pub(crate) fn gone(pid: u32, limit: Duration) -> bool {
+    let end = Instant::now() + limit;
+    while Instant::now() < end {
+        if !Path::new(&format!("/proc/{pid}")).exists() {
+            return true;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    false
+}
