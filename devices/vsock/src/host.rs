@@ -1,0 +1,233 @@
+//! The host's side: who connects to the listener, what is handed to the acceptor, and what happens on sockets.
+//!
+//! The sockets belong to the node; what it does with them is unknown here.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use base::{Epoll, Interest, Ready};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use wire::packet::{PacketError, PacketSocket};
+
+use crate::connection::{Connection, Due, Flow, Greeting, Line, Stage};
+use crate::packet::{SHUTDOWN_BOTH, SHUTDOWN_RECEIVE};
+use crate::switch::{PATIENCE, Switch};
+use crate::table::{Key, Ports};
+use crate::worker::LISTENER;
+
+/// Ports given to the host's ends of connections into the guest: the second quarter, where nobody listens.
+const FIRST_PORT: u32 = 1 << 30;
+
+/// The last of them.
+const LAST_PORT: u32 = (1 << 31) - 1;
+
+/// How long the listener rests when the process has no descriptors left.
+const REST: Duration = Duration::from_millis(100);
+
+/// The most connections accepted at once; the others' turn comes in between.
+const ACCEPT_BATCH: usize = 64;
+
+/// The two ways between the host's programs and the guest.
+#[derive(Debug)]
+pub(crate) struct Host {
+    listener: Option<OwnedFd>,
+    acceptor: Option<PacketSocket>,
+    next_port: u32,
+    resting_until: Option<Instant>,
+}
+
+impl Host {
+    /// Out of the two sockets, either of which may be missing; both do not block.
+    pub(crate) fn new(listener: Option<OwnedFd>, acceptor: Option<PacketSocket>) -> Self {
+        Self {
+            listener,
+            acceptor,
+            next_port: FIRST_PORT,
+            resting_until: None,
+        }
+    }
+
+    /// Waits for connections to the listener.
+    pub(crate) fn watch(&self, epoll: &Epoll) -> std::io::Result<()> {
+        match &self.listener {
+            Some(listener) => epoll.add(listener, LISTENER, Interest::READ),
+            None => Ok(()),
+        }
+    }
+
+    /// When the listener has rested.
+    pub(crate) fn resting_until(&self) -> Option<Instant> {
+        self.resting_until
+    }
+
+    /// Waits for connections again, if the rest is over.
+    pub(crate) fn wake(&mut self, epoll: &Epoll, now: Instant) {
+        if self.resting_until.is_some_and(|until| until <= now) {
+            self.resting_until = None;
+            if let Err(error) = self.watch(epoll) {
+                log::error!("no connection into the guest is accepted any more: {error}");
+            }
+        }
+    }
+
+    /// Hands a new connection to `port` to the acceptor and tells our end of it.
+    fn hand_over(&mut self, port: u32) -> Result<OwnedFd, PacketError> {
+        let Some(acceptor) = &self.acceptor else {
+            return Err(PacketError::Closed);
+        };
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        // Only ours: what the acceptor gets behaves like any accepted socket.
+        rustix::io::ioctl_fionbio(&ours, true)?;
+        match acceptor.send(&port.to_le_bytes(), &[theirs.as_fd()]) {
+            Ok(()) => Ok(ours),
+            Err(error) => {
+                if matches!(error, PacketError::Closed) {
+                    log::info!("nobody accepts the guest's connections any more");
+                    self.acceptor = None;
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Switch {
+    /// Takes who waits at the listener.
+    pub(crate) fn on_listener(&mut self, now: Instant) {
+        for _ in 0..ACCEPT_BATCH {
+            let Some(listener) = &self.host.listener else { return };
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            match rustix::net::accept_with(listener, flags) {
+                Ok(socket) => self.on_accepted(socket, now),
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR | Errno::CONNABORTED) => (),
+                Err(error) => {
+                    self.complain(format_args!("no connection can be accepted just now: {error}"));
+                    if let Err(error) = self.epoll.remove(listener) {
+                        log::error!("the vsock listener cannot be left alone: {error}");
+                    }
+                    self.host.resting_until = Some(now + REST);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn on_accepted(&mut self, socket: OwnedFd, now: Instant) {
+        let greeting = Connection::new(Stage::Greeting(Line::default()), Some(socket));
+        match self.table.insert(greeting) {
+            Some(key) => {
+                self.table.set_deadline(key, Some(now + PATIENCE));
+                self.settle(key);
+            }
+            None => {
+                self.complain(format_args!("too many connections; one into the guest is refused"));
+                self.metrics.refused.increment();
+            }
+        }
+    }
+
+    /// Something happened on a connection's socket.
+    pub(crate) fn on_socket(&mut self, event: Ready, now: Instant) {
+        let key = Key::from_token(event.token);
+        let Some(connection) = self.table.get_mut(key) else {
+            return;
+        };
+        match &connection.stage {
+            Stage::Greeting(_) => return self.on_greeting(key, now),
+            Stage::Requesting if event.hangup => return self.reset(key),
+            Stage::Requesting => return,
+            Stage::Established | Stage::Draining => (),
+        }
+        if event.writable || event.hangup {
+            self.flush(key);
+        }
+        if let Some(connection) = self.table.get_mut(key) {
+            if connection.may_read() {
+                connection.readable |= event.readable || event.hangup;
+            } else if event.hangup {
+                connection.shut_by_host(SHUTDOWN_BOTH);
+            }
+        }
+        self.settle(key);
+    }
+
+    fn on_greeting(&mut self, key: Key, now: Instant) {
+        let Some(connection) = self.table.get_mut(key) else {
+            return;
+        };
+        let (Stage::Greeting(line), Some(socket)) = (&mut connection.stage, &connection.socket) else {
+            return;
+        };
+        match line.read(socket) {
+            Greeting::Partial => (),
+            Greeting::Bad => {
+                self.complain(format_args!(
+                    "a connection was closed: its first line was not `CONNECT <port>`"
+                ));
+                self.reset(key);
+            }
+            Greeting::Port(guest) => {
+                connection.stage = Stage::Requesting;
+                connection.due.insert(Due::REQUEST);
+                let host = self.fresh_port(guest);
+                self.table.bind(key, Ports { guest, host });
+                self.table.set_deadline(key, Some(now + PATIENCE));
+                // Leaves the round as late as the packet does, but a hang-up counts from now on.
+                self.watch(key);
+                self.settle(key);
+            }
+        }
+    }
+
+    /// A port of the host's that has no connection with `guest`. There are a million times as many as connections.
+    fn fresh_port(&mut self, guest: u32) -> u32 {
+        loop {
+            let host = self.host.next_port;
+            self.host.next_port = if host == LAST_PORT { FIRST_PORT } else { host + 1 };
+            if self.table.find(Ports { guest, host }).is_none() {
+                return host;
+            }
+        }
+    }
+
+    /// The guest wants to connect. Tells our end of the connection that somebody on the host now has.
+    pub(crate) fn open_to_host(&mut self, port: u32) -> Option<OwnedFd> {
+        if self.table.is_full() {
+            self.complain(format_args!(
+                "too many connections; the guest's to port {port} is refused"
+            ));
+            return None;
+        }
+        match self.host.hand_over(port) {
+            Ok(socket) => Some(socket),
+            Err(error) => {
+                self.complain(format_args!(
+                    "the guest's connection to port {port} is refused: {error}"
+                ));
+                None
+            }
+        }
+    }
+
+    /// Writes what has waited for the host, and passes on that it was the last.
+    pub(crate) fn flush(&mut self, key: Key) {
+        let Some(connection) = self.table.get_mut(key) else {
+            return;
+        };
+        let result = match connection.flush() {
+            Flow::Done => connection.pass_shutdown(),
+            Flow::Blocked => Ok(()),
+            Flow::Broken => {
+                connection.shut_by_host(SHUTDOWN_RECEIVE);
+                Ok(())
+            }
+        };
+        if let Err(error) = result {
+            self.complain(format_args!("a socket cannot be shut down: {error}"));
+            self.reset(key);
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! What the worker owns between activations: the host's sockets, the connections, and what follows from their state.
+//!
+//! `from_guest.rs`, `to_guest.rs` and `host.rs` are the three sides from which it is driven. A connection is changed
+//! there and settled here: [`Switch::settle`] is the one place that ends, enqueues and watches connections.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use base::Epoll;
+use observe::RateLimit;
+
+use crate::connection::{Due, Stage};
+use crate::host::Host;
+use crate::metrics::Metrics;
+use crate::packet::{HOST_CID, SHUTDOWN_BOTH, TYPE_STREAM};
+use crate::resets::{Reset, Resets};
+use crate::table::{Key, Table};
+
+/// How long whoever connects may take to say where to, and the guest to answer a request.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// All connections of one guest.
+#[derive(Debug)]
+pub(crate) struct Switch {
+    /// The guest's context id.
+    pub(crate) cid: u64,
+    pub(crate) epoll: Epoll,
+    pub(crate) host: Host,
+    pub(crate) table: Table,
+    pub(crate) resets: Resets,
+    pub(crate) metrics: Metrics,
+    complaints: RateLimit,
+}
+
+impl Switch {
+    /// A switch without connections.
+    ///
+    /// # Errors
+    /// No epoll set could be had.
+    pub(crate) fn new(cid: u32, host: Host, metrics: Metrics) -> std::io::Result<Self> {
+        let epoll = Epoll::new()?;
+        host.watch(&epoll)?;
+        Ok(Self {
+            cid: u64::from(cid),
+            epoll,
+            host,
+            table: Table::default(),
+            resets: Resets::default(),
+            metrics,
+            complaints: RateLimit::new(5),
+        })
+    }
+
+    /// Draws the consequences of a change to a connection.
+    pub(crate) fn settle(&mut self, key: Key) {
+        let Some(connection) = self.table.get_mut(key) else {
+            return;
+        };
+        let flushed = connection.out.is_empty();
+        match connection.stage {
+            Stage::Draining if flushed || !connection.may_write() => {
+                self.table.remove(key);
+                return;
+            }
+            // 5.10.6.5: a peer that has shut both directions down is answered with RST once all is delivered.
+            Stage::Established if flushed && connection.guest_shut == SHUTDOWN_BOTH => return self.reset(key),
+            Stage::Established if connection.credit.is_news() => connection.due.insert(Due::CREDIT_UPDATE),
+            _ => (),
+        }
+        if connection.readable && connection.may_read() && connection.credit.ask() {
+            connection.due.insert(Due::CREDIT_REQUEST);
+        }
+        if !connection.due.is_empty() || connection.has_data() {
+            // Watched as before until it leaves the round: most sockets are empty by then.
+            self.table.enqueue(key);
+        } else {
+            self.watch(key);
+        }
+    }
+
+    /// Makes the epoll set wait for what the connection can use.
+    pub(crate) fn watch(&mut self, key: Key) {
+        let Some(connection) = self.table.get_mut(key) else {
+            return;
+        };
+        let wanted = connection.interest();
+        let Some(socket) = connection.socket.as_ref().filter(|_| wanted != connection.watched) else {
+            return;
+        };
+        let result = match (connection.watched, wanted) {
+            (None, Some(interest)) => self.epoll.add(socket, key.token(), interest),
+            (Some(_), Some(interest)) => self.epoll.modify(socket, key.token(), interest),
+            (Some(_), None) => self.epoll.remove(socket),
+            (None, None) => Ok(()),
+        };
+        connection.watched = wanted;
+        if let Err(error) = result {
+            self.complain(format_args!("a socket cannot be waited for: {error}"));
+            self.reset(key);
+        }
+    }
+
+    /// Ends a connection at once; the guest is told if it has heard of it.
+    pub(crate) fn reset(&mut self, key: Key) {
+        let Some(connection) = self.table.remove(key) else {
+            return;
+        };
+        let known = match connection.stage {
+            Stage::Greeting(_) | Stage::Draining => false,
+            Stage::Requesting => !connection.due.contains(Due::REQUEST),
+            Stage::Established => true,
+        };
+        if matches!(connection.stage, Stage::Greeting(_) | Stage::Requesting) {
+            self.metrics.refused.increment();
+        }
+        if known {
+            self.resets.push(Reset {
+                cid: HOST_CID,
+                host_port: connection.ports.host,
+                guest_port: connection.ports.guest,
+                kind: TYPE_STREAM,
+            });
+        }
+    }
+
+    /// The driver has reset the device: the guest knows of no connection any more. Those that it has never heard of
+    /// stay, and what it had finished sending still reaches the host.
+    pub(crate) fn driver_reset(&mut self) {
+        for key in self.table.keys() {
+            let keep = self
+                .table
+                .get_mut(key)
+                .is_some_and(|connection| match connection.stage {
+                    Stage::Greeting(_) | Stage::Draining => true,
+                    Stage::Requesting => connection.due.contains(Due::REQUEST),
+                    Stage::Established => false,
+                });
+            if !keep {
+                self.table.remove(key);
+            }
+        }
+        self.resets.clear();
+    }
+
+    /// Work goes on after a pause of unknown length: whoever has a deadline gets all of it again.
+    pub(crate) fn resume(&mut self, now: Instant) {
+        for key in self.table.keys() {
+            if self
+                .table
+                .get_mut(key)
+                .is_some_and(|connection| connection.deadline.is_some())
+            {
+                self.table.set_deadline(key, Some(now + PATIENCE));
+            }
+        }
+    }
+
+    /// How long to wait at most until [`Switch::expire`] has something to do.
+    pub(crate) fn timeout(&self, now: Instant) -> Option<Duration> {
+        let deadline = self.table.next_deadline().map(|(deadline, _)| deadline);
+        let next = deadline.into_iter().chain(self.host.resting_until()).min();
+        next.map(|next| next.saturating_duration_since(now))
+    }
+
+    /// Ends what has waited for too long.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        while let Some((deadline, key)) = self.table.next_deadline()
+            && deadline <= now
+        {
+            self.complain(format_args!("a connection was given up: nobody answered in time"));
+            self.reset(key);
+        }
+        self.host.wake(&self.epoll, now);
+    }
+
+    /// Logs what the guest or a peer can cause, a few times a second at most.
+    pub(crate) fn complain(&self, what: fmt::Arguments<'_>) {
+        if self.complaints.allow() {
+            log::warn!("vsock {}: {what}", self.cid);
+        }
+    }
+}
