@@ -61,7 +61,7 @@ pub enum Unusable {
 
 fn software_hint(module: Option<&str>) -> String {
     module
-        .map(|m| format!(" (the module {m} is a KVM in software)"))
+        .map(|m| format!("; the module {m} is a KVM in software"))
         .unwrap_or_default()
 }
 
