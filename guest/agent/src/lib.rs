@@ -8,6 +8,7 @@
 mod cgroup;
 mod error;
 mod files;
+pub mod guest;
 mod identity;
 mod info;
 mod lookup;

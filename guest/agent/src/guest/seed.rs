@@ -1,0 +1,57 @@
+//! What a guest cannot know by itself: the time, and randomness. Both come from the host.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+use rustix::time::{ClockId, Timespec, clock_settime};
+
+use crate::Error;
+
+/// `RNDADDENTROPY`, linux/random.h: `_IOW('R', 3, int[2])`.
+const RNDADDENTROPY: libc::Ioctl = 0x4008_5203;
+
+/// Fewest bytes that make the kernel's generator ready (256 bits).
+const MINIMUM: usize = 32;
+
+/// Most bytes that are used.
+const MAXIMUM: usize = 512;
+
+/// Mixes the bytes in and credits them, so that nobody in the guest waits for randomness.
+pub(crate) fn add_entropy(bytes: &[u8]) -> Result<(), Error> {
+    if bytes.len() < MINIMUM {
+        return Err(Error::Refused(format!(
+            "{} random bytes are too few; {MINIMUM} are needed",
+            bytes.len()
+        )));
+    }
+    // struct rand_pool_info: bits credited, bytes that follow, the bytes. In words, for their alignment.
+    let words: Vec<u32> = bytes.chunks_exact(4).take(MAXIMUM / 4).map(word).collect();
+    let size = u32::try_from(words.len() * 4).unwrap_or(0);
+    let mut pool = vec![size * 8, size];
+    pool.extend(words);
+    let device = File::options()
+        .write(true)
+        .open("/dev/urandom")
+        .map_err(Error::system("opening /dev/urandom"))?;
+    // SAFETY: 1. `pool` is laid out as the request wants it and as long as it says in its second word.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), RNDADDENTROPY, pool.as_ptr()) };
+    if result < 0 {
+        return Err(Error::system("adding random bytes")(std::io::Error::last_os_error()));
+    }
+    Ok(())
+}
+
+fn word(chunk: &[u8]) -> u32 {
+    chunk.iter().fold(0, |word, byte| (word << 8) | u32::from(*byte))
+}
+
+/// Sets the time of day.
+pub(crate) fn set_clock(unix_ns: u64) -> Result<(), Error> {
+    const SECOND: u64 = 1_000_000_000;
+    let out_of_range = |_| Error::Refused(format!("{unix_ns} ns since 1970 is no time of day"));
+    let time = Timespec {
+        tv_sec: i64::try_from(unix_ns / SECOND).map_err(out_of_range)?,
+        tv_nsec: i64::try_from(unix_ns % SECOND).map_err(out_of_range)?,
+    };
+    clock_settime(ClockId::Realtime, time).map_err(Error::system("setting the clock"))
+}
