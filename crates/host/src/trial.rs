@@ -220,8 +220,9 @@ fn run_watched(mut vcpu: VcpuFd, limit: Duration) -> Result<Result<(), Unusable>
         give_up.store(true, Ordering::Release);
         outcome = Some(Err(Unusable::TrialHung));
         while !thread.is_finished() {
-            // SAFETY: `pthread_kill` wants a thread that has not been joined: it is joined below.
-            unsafe { libc::pthread_kill(thread.as_pthread_t(), kick_signal()) };
+            // SAFETY: `pthread_kill` wants a thread that has not been joined: it is joined below. (glibc has a number
+            // where musl has a pointer; both are the same word.)
+            unsafe { libc::pthread_kill(thread.as_pthread_t() as libc::pthread_t, kick_signal()) };
             std::thread::sleep(Duration::from_millis(1));
         }
     }

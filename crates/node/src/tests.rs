@@ -214,7 +214,9 @@ fn simulate_agent(play: Play, mut stream: UnixStream) {
                     _ => return,
                 }
             }
-            AgentRequest::Signal { number } => send(&AgentReply::Exited(ExitStatus::Signal(u8::try_from(number).unwrap()))),
+            AgentRequest::Signal { number } => {
+                send(&AgentReply::Exited(ExitStatus::Signal(u8::try_from(number).unwrap())))
+            }
             AgentRequest::Shutdown(_) => {
                 send(&AgentReply::Done);
                 return;

@@ -37,6 +37,7 @@ impl VmmProcess {
         command
             .arg("--control-fd")
             .arg(control.as_raw_fd().to_string())
+            .args(["--log-level", &log::max_level().as_str().to_ascii_lowercase()])
             .stdin(Stdio::null())
             .stdout(Stdio::from(output))
             .stderr(Stdio::from(second))
