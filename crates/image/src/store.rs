@@ -1,0 +1,416 @@
+//! Images on this machine, each once by digest, and their names.
+//!
+//! ```text
+//! blobs/DIGEST.erofs   the image; whole and on disk before it has this name
+//! blobs/DIGEST.json    what the image says of itself; an image without this file was never finished
+//! names.json           name to digest
+//! lock                 held (flock) by whoever changes anything here
+//! tmp/                 files on their way; what an interrupted import left is removed by the next one that opens
+//! ```
+//!
+//! Readers take no lock: everything they read appears and is replaced by one rename. The store knows nothing of VMs;
+//! an image that is in use may be removed, its users keep the open file.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::erofs::ondisk::{self, BLOCK};
+use crate::file::{self, Temp};
+use crate::import::{Progress, convert, spool};
+use crate::manifest::{ImageConfig, Selected, select};
+use crate::source::Source;
+use crate::{Error, Limits, Reference};
+
+/// A stored image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    /// Of its OCI manifest (of a docker-archive: of its config), 64 hexadecimal digits of SHA-256.
+    pub digest: String,
+    /// The erofs image.
+    pub path: PathBuf,
+    /// Its names, e.g. `localhost/python:latest`; sorted.
+    pub names: Vec<String>,
+    /// Bytes of the erofs image.
+    pub size: u64,
+    /// When it was built, as it says itself (RFC 3339).
+    pub created: Option<String>,
+    /// The diff_id of each layer, the base's first, in hexadecimal.
+    pub layers: Vec<String>,
+    /// How it wants to be run.
+    pub config: ImageConfig,
+}
+
+/// `DIGEST.json`.
+#[derive(Debug, Serialize, Deserialize)]
+struct Metadata {
+    size: u64,
+    created: Option<String>,
+    layers: Vec<String>,
+    config: ImageConfig,
+}
+
+type Names = BTreeMap<String, String>;
+
+/// The images below one directory.
+#[derive(Debug)]
+pub struct Store {
+    directory: PathBuf,
+    limits: Limits,
+}
+
+/// Released when dropped.
+struct Lock(#[expect(dead_code, reason = "the lock is the open file")] File);
+
+impl Store {
+    /// Opens the store in `directory`, which is made if it does not exist, and removes what interrupted imports left.
+    ///
+    /// # Errors
+    ///
+    /// The directory cannot be made or written to.
+    pub fn open(directory: &Path) -> Result<Self, Error> {
+        Self::open_with(directory, Limits::default())
+    }
+
+    /// The same with other limits.
+    ///
+    /// # Errors
+    ///
+    /// The directory cannot be made or written to.
+    pub fn open_with(directory: &Path, limits: Limits) -> Result<Self, Error> {
+        let store = Self {
+            directory: directory.to_owned(),
+            limits,
+        };
+        for directory in [store.blobs(), store.temporary()] {
+            fs::create_dir_all(&directory).map_err(Error::io("create", &directory))?;
+        }
+        let path = store.directory.join("lock");
+        let file = lock_file(&path)?;
+        match file.try_lock() {
+            Ok(()) => store.clean()?,
+            // An import is running: it cleans up after itself.
+            Err(fs::TryLockError::WouldBlock) => {}
+            Err(fs::TryLockError::Error(error)) => return Err(Error::io("lock", &path)(error)),
+        }
+        Ok(store)
+    }
+
+    /// Imports the linux/amd64 image at `path`: an OCI image layout (directory or tar) or a docker-archive. It gets
+    /// `name`, else the name that it brings, else its file's. What is stored already is not stored again. Waits for
+    /// imports of other processes.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the image, its name, or the disk; then nothing is left behind.
+    pub fn import(&self, path: &Path, name: Option<&str>, progress: &mut dyn FnMut(Progress)) -> Result<Image, Error> {
+        let name = name.map(str::parse::<Reference>).transpose()?;
+        let _lock = self.lock()?;
+        let temporary = self.temporary();
+        let source = Source::open(path, &temporary, &self.limits)?;
+        let selected = select(&source)?;
+        let known = self
+            .load(&selected.digest, &Names::new())
+            .and_then(|image| verify(&image));
+        if known.is_err() {
+            self.convert(&source, &selected, progress)?;
+        }
+        let mut names = self.names()?;
+        if let Some(name) = name.or_else(|| default_name(&selected, path)) {
+            names.insert(name.to_string(), selected.digest.clone());
+            self.set_names(&names)?;
+        }
+        self.load(&selected.digest, &names)
+    }
+
+    fn convert(&self, source: &Source, selected: &Selected, progress: &mut dyn FnMut(Progress)) -> Result<(), Error> {
+        let temporary = self.temporary();
+        let (path, json) = self.paths(&selected.digest);
+        let image = Temp::new(&temporary)?;
+        let size = convert(source, selected, spool(&temporary)?, (image.file(), &path), progress)?;
+        image.persist(&path)?;
+        let metadata = Metadata {
+            size,
+            created: selected.created.clone(),
+            layers: selected.layers.iter().map(|layer| layer.diff_id.clone()).collect(),
+            config: selected.config.clone(),
+        };
+        self.write_json(&json, &metadata)
+    }
+
+    /// All images, by name.
+    ///
+    /// # Errors
+    ///
+    /// The store cannot be read.
+    pub fn list(&self) -> Result<Vec<Image>, Error> {
+        let names = self.names()?;
+        let mut images = Vec::new();
+        for digest in self.digests()? {
+            match self.load(&digest, &names) {
+                Ok(image) => images.push(image),
+                // Removed meanwhile.
+                Err(Error::NoSuchImage { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        images.sort_by(|a, b| (&a.names, &a.digest).cmp(&(&b.names, &b.digest)));
+        Ok(images)
+    }
+
+    /// The image that `reference` means: a name, short or whole, or a digest or the beginning of one.
+    ///
+    /// # Errors
+    ///
+    /// There is none, several match, or the stored file is damaged.
+    pub fn get(&self, reference: &str) -> Result<Image, Error> {
+        let names = self.names()?;
+        let image = self.load(&self.resolve(reference, &names)?, &names)?;
+        verify(&image)?;
+        Ok(image)
+    }
+
+    /// Removes the name `reference`, and the image itself with its last name. By digest, removes the image and all its
+    /// names. Returns the image as it was.
+    ///
+    /// # Errors
+    ///
+    /// There is none, several match, or the disk refuses.
+    pub fn remove(&self, reference: &str) -> Result<Image, Error> {
+        let _lock = self.lock()?;
+        let mut names = self.names()?;
+        let digest = self.resolve(reference, &names)?;
+        let image = self.load(&digest, &names)?;
+        match named(reference, &names)? {
+            Some(name) => {
+                names.remove(&name);
+            }
+            None => names.retain(|_, named| *named != digest),
+        }
+        self.set_names(&names)?;
+        if !names.values().any(|named| *named == digest) {
+            let (path, json) = self.paths(&digest);
+            // The metadata first: what lacks it is removed by the next who opens the store.
+            for path in [json, path] {
+                remove_file(&path)?;
+            }
+        }
+        Ok(image)
+    }
+
+    fn resolve(&self, reference: &str, names: &Names) -> Result<String, Error> {
+        const SHORTEST: usize = 6;
+        if let Some(name) = named(reference, names)? {
+            return Ok(names[&name].clone());
+        }
+        let digits = reference.strip_prefix("sha256:").unwrap_or(reference);
+        let mut found = self.digests()?;
+        found.retain(|digest| digits.len() >= SHORTEST && digest.starts_with(digits));
+        match (found.pop(), found.is_empty()) {
+            (Some(digest), true) => Ok(digest),
+            (None, _) => Err(Error::NoSuchImage {
+                reference: reference.to_owned(),
+            }),
+            (Some(last), false) => {
+                found.push(last);
+                Err(Error::Ambiguous {
+                    reference: reference.to_owned(),
+                    candidates: found.join(", "),
+                })
+            }
+        }
+    }
+
+    fn load(&self, digest: &str, names: &Names) -> Result<Image, Error> {
+        let (path, json) = self.paths(digest);
+        let text = match fs::read(&json) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(Error::NoSuchImage {
+                    reference: digest.to_owned(),
+                });
+            }
+            read => read.map_err(Error::io("read", &json))?,
+        };
+        let Metadata {
+            size,
+            created,
+            layers,
+            config,
+        } = from_json(&json, &text)?;
+        let names = names
+            .iter()
+            .filter(|(_, named)| *named == digest)
+            .map(|(name, _)| name.clone())
+            .collect();
+        Ok(Image {
+            digest: digest.to_owned(),
+            path,
+            names,
+            size,
+            created,
+            layers,
+            config,
+        })
+    }
+
+    /// Of all finished images, sorted.
+    fn digests(&self) -> Result<Vec<String>, Error> {
+        let directory = self.blobs();
+        let mut digests = Vec::new();
+        for entry in fs::read_dir(&directory).map_err(Error::io("list", &directory))? {
+            let name = entry.map_err(Error::io("list", &directory))?.file_name();
+            if let Some(digest) = name.to_str().and_then(|name| name.strip_suffix(".json")) {
+                digests.push(digest.to_owned());
+            }
+        }
+        digests.sort();
+        Ok(digests)
+    }
+
+    fn names(&self) -> Result<Names, Error> {
+        let path = self.directory.join("names.json");
+        match fs::read(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Names::new()),
+            read => from_json(&path, &read.map_err(Error::io("read", &path))?),
+        }
+    }
+
+    fn set_names(&self, names: &Names) -> Result<(), Error> {
+        self.write_json(&self.directory.join("names.json"), names)
+    }
+
+    fn write_json(&self, path: &Path, value: &impl Serialize) -> Result<(), Error> {
+        let mut text = serde_json::to_vec_pretty(value).map_err(|source| Error::BadJson {
+            document: path.display().to_string(),
+            source,
+        })?;
+        text.push(b'\n');
+        file::replace(path, &text, &self.temporary())
+    }
+
+    /// What a crash left: files on their way, and images whose metadata were not written or are removed already.
+    fn clean(&self) -> Result<(), Error> {
+        let (blobs, temporary) = (self.blobs(), self.temporary());
+        for directory in [&temporary, &blobs] {
+            for entry in fs::read_dir(directory).map_err(Error::io("list", directory))? {
+                let path = entry.map_err(Error::io("list", directory))?.path();
+                let orphan =
+                    path.extension().is_some_and(|kind| kind == "erofs") && !path.with_extension("json").exists();
+                if directory == &temporary || orphan {
+                    remove_file(&path)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> Result<Lock, Error> {
+        let path = self.directory.join("lock");
+        let file = lock_file(&path)?;
+        file.lock().map_err(Error::io("lock", &path))?;
+        Ok(Lock(file))
+    }
+
+    fn blobs(&self) -> PathBuf {
+        self.directory.join("blobs")
+    }
+
+    fn temporary(&self) -> PathBuf {
+        self.directory.join("tmp")
+    }
+
+    fn paths(&self, digest: &str) -> (PathBuf, PathBuf) {
+        let blobs = self.blobs();
+        (
+            blobs.join(format!("{digest}.erofs")),
+            blobs.join(format!("{digest}.json")),
+        )
+    }
+}
+
+fn lock_file(path: &Path) -> Result<File, Error> {
+    File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path)
+        .map_err(Error::io("open", path))
+}
+
+fn remove_file(path: &Path) -> Result<(), Error> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+fn from_json<T: serde::de::DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, Error> {
+    let corrupt = |error: serde_json::Error| Error::CorruptStored {
+        path: path.to_owned(),
+        problem: error.to_string(),
+    };
+    serde_json::from_slice(text).map_err(corrupt)
+}
+
+/// The name that `reference` is, if it is one: the whole name, or the only one of a registry that it is short for.
+fn named(reference: &str, names: &Names) -> Result<Option<String>, Error> {
+    let Ok(whole) = reference.parse::<Reference>() else {
+        return Ok(None);
+    };
+    if names.contains_key(&whole.to_string()) {
+        return Ok(Some(whole.to_string()));
+    }
+    let means = |name: &&String| name.parse::<Reference>().is_ok_and(|name| name.is_short(&whole));
+    let mut matching: Vec<_> = names.keys().filter(means).cloned().collect();
+    match matching.len() {
+        0 | 1 => Ok(matching.pop()),
+        _ => Err(Error::Ambiguous {
+            reference: reference.to_owned(),
+            candidates: matching.join(", "),
+        }),
+    }
+}
+
+/// A cheap check that the file is what was stored: its length, and its superblock's checksum.
+fn verify(image: &Image) -> Result<(), Error> {
+    let corrupt = |problem| Error::CorruptStored {
+        path: image.path.clone(),
+        problem,
+    };
+    let file = match File::open(&image.path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Err(corrupt("the file is gone".to_owned())),
+        opened => opened.map_err(Error::io("open", &image.path))?,
+    };
+    let len = file.metadata().map_err(Error::io("read", &image.path))?.len();
+    if len != image.size {
+        return Err(corrupt(format!("{len} bytes instead of {}", image.size)));
+    }
+    let mut block0 = [0; BLOCK];
+    file.read_exact_at(&mut block0, 0)
+        .map_err(Error::io("read", &image.path))?;
+    let blocks = ondisk::check_superblock(&block0).map_err(corrupt)?;
+    if u64::from(blocks) * BLOCK as u64 != len {
+        return Err(corrupt(format!(
+            "{len} bytes where its superblock says {blocks} blocks"
+        )));
+    }
+    Ok(())
+}
+
+/// The name that an image has in its source, if it is more than a tag, or its file's name.
+fn default_name(selected: &Selected, path: &Path) -> Option<Reference> {
+    let brought = selected.name.as_deref().filter(|name| name.contains([':', '/']));
+    if let Some(name) = brought.and_then(|name| name.parse().ok()) {
+        return Some(name);
+    }
+    let path = fs::canonicalize(path).ok()?;
+    let name = path.file_name()?.to_str()?.to_ascii_lowercase();
+    let stem = [".gz", ".zst", ".tar", ".oci"]
+        .iter()
+        .fold(name.as_str(), |name, end| name.trim_end_matches(end));
+    stem.parse().ok()
+}
