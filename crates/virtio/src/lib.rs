@@ -3,6 +3,7 @@
 //! Sections cited are those of the virtio 1.2 specification.
 
 pub mod buffers;
+pub mod conformance;
 pub mod device;
 pub mod transport;
 

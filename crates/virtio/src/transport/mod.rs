@@ -371,7 +371,7 @@ impl VirtioPciDevice {
         let bar = state.space.u16(at + layout::PCI_CFG_BAR) & 0xff;
         let valid = bar == u16::from(layout::BAR)
             && matches!(length, 1 | 2 | 4)
-            && offset % length == 0
+            && offset.is_multiple_of(length)
             && u64::from(offset) < layout::BAR_SIZE;
         valid.then_some((u64::from(offset), length as usize))
     }
