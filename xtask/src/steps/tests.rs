@@ -63,7 +63,7 @@ pub(crate) fn cases() -> Step {
 /// A few seconds of mutated input for each parser that reads what a guest or a stranger wrote.
 pub(crate) fn fuzz() -> Step {
     Step::new("fuzz", fuzz_all)
-        .hint("the input that failed is in fuzz/failures/; `cargo run -p basalt-fuzz -- --replay FILE` repeats it")
+        .hint("the input that failed is in target/fuzz-failures; the log has the command that repeats it")
 }
 
 fn fuzz_all(context: &Context, task: &mut Task) -> Result<Report> {

@@ -1,0 +1,184 @@
+//! The loop: picks an input, changes it, feeds it, and watches for panics and for input that takes far too long.
+//!
+//! Knows a target as a name, seeds and a function.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::panic::{self, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use crate::mutate::{Random, mutate};
+
+/// No parser takes this long on a small input, however busy the machine is.
+const HANG: Duration = Duration::from_secs(10);
+/// So many inputs that ended in a new way are kept.
+const POOL: usize = 2000;
+
+/// A parser under test.
+pub(crate) struct Target {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// Good inputs to begin with.
+    pub(crate) seeds: Vec<Vec<u8>>,
+    /// Parses; the number stands for how that ended.
+    pub(crate) parse: fn(&[u8]) -> u64,
+}
+
+/// What a target did.
+pub(crate) struct Findings {
+    /// How often it ran.
+    pub(crate) executions: u64,
+    /// In how many ways it ended.
+    pub(crate) outcomes: usize,
+    /// The first failure; it ends the target.
+    pub(crate) failure: Option<Failure>,
+}
+
+/// Input that a parser cannot stand.
+pub(crate) struct Failure {
+    /// The bytes.
+    pub(crate) input: Vec<u8>,
+    /// What happened.
+    pub(crate) message: String,
+}
+
+/// A number for how parsing ended: equal errors are equal outcomes. Numbers in a message do not count, or every length
+/// would be an outcome of its own.
+pub(crate) fn outcome(text: impl std::fmt::Display) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.to_string()
+        .chars()
+        .filter(|char| !char.is_ascii_digit())
+        .take(200)
+        .for_each(|char| char.hash(&mut hasher));
+    hasher.finish()
+}
+
+/// Feeds one target for a while.
+pub(crate) fn fuzz(target: &Target, seed: u64, time: Duration) -> Findings {
+    let mut random = Random::new(seed);
+    let mut pool = target.seeds.clone();
+    let mut seen = BTreeSet::new();
+    let mut findings = Findings {
+        executions: 0,
+        outcomes: 0,
+        failure: None,
+    };
+    let quiet = Quiet::begin();
+    let begun = Instant::now();
+    let mut fresh = pool.clone();
+    // All seeds are run, however short the time is.
+    while begun.elapsed() < time || !fresh.is_empty() {
+        let input = fresh.pop().unwrap_or_else(|| {
+            let empty = Vec::new();
+            let first = pool.get(random.below(pool.len())).unwrap_or(&empty).clone();
+            let second = pool.get(random.below(pool.len())).unwrap_or(&empty).clone();
+            mutate(&mut random, &first, &second)
+        });
+        let once = Instant::now();
+        let ended = panic::catch_unwind(AssertUnwindSafe(|| (target.parse)(&input)));
+        findings.executions += 1;
+        match ended {
+            Ok(_) if once.elapsed() > HANG => {
+                let message = format!("took {} s", once.elapsed().as_secs());
+                findings.failure = Some(Failure { input, message });
+                break;
+            }
+            Ok(outcome) => {
+                if seen.insert(outcome) && pool.len() < POOL {
+                    pool.push(input);
+                }
+            }
+            Err(_) => {
+                findings.failure = Some(Failure {
+                    input,
+                    message: quiet.last(),
+                });
+                break;
+            }
+        }
+    }
+    findings.outcomes = seen.len();
+    findings
+}
+
+/// Writes a failing input where the next run does not overwrite it.
+pub(crate) fn save(dir: &Path, target: &str, input: &[u8]) -> Result<PathBuf> {
+    fs::create_dir_all(dir)?;
+    let mut hasher = DefaultHasher::new();
+    input.hash(&mut hasher);
+    let path = dir.join(format!("{target}-{:016x}", hasher.finish()));
+    fs::write(&path, input)?;
+    Ok(path)
+}
+
+/// While it lives, panics are noted instead of printed.
+struct Quiet {
+    last: Arc<Mutex<String>>,
+}
+
+impl Quiet {
+    fn begin() -> Self {
+        let last = Arc::new(Mutex::new(String::new()));
+        let noted = Arc::clone(&last);
+        panic::set_hook(Box::new(move |info| {
+            *noted.lock().unwrap_or_else(PoisonError::into_inner) = info.to_string().replace('\n', " ");
+        }));
+        Self { last }
+    }
+
+    fn last(&self) -> String {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        drop(panic::take_hook());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fragile(input: &[u8]) -> u64 {
+        assert!(
+            !(input.first() == Some(&b'h') && input.len() > 6 && input[4] == 0xff),
+            "broken"
+        );
+        outcome(input.len().is_multiple_of(2))
+    }
+
+    /// Also shows that the runner can fail at all. One test, because the panic hook belongs to the whole process.
+    #[test]
+    fn a_panic_is_found_with_its_input_and_sound_parsers_pass() {
+        let target = Target {
+            name: "fragile",
+            seeds: vec![b"hello there".to_vec()],
+            parse: fragile,
+        };
+        let found = fuzz(&target, 1, Duration::from_secs(20));
+        let failure = found.failure.expect("a panic");
+        assert!(failure.message.contains("broken"), "{}", failure.message);
+        assert_eq!(failure.input[4], 0xff);
+        let sound = Target {
+            name: "sound",
+            seeds: Vec::new(),
+            parse: |input| outcome(input.is_empty()),
+        };
+        let found = fuzz(&sound, 1, Duration::from_millis(50));
+        assert!(found.failure.is_none() && found.executions > 100 && found.outcomes == 2);
+    }
+
+    #[test]
+    fn numbers_do_not_make_outcomes() {
+        assert_eq!(outcome("12 bytes"), outcome("3 bytes"));
+        assert_ne!(outcome("12 bytes"), outcome("3 bits"));
+    }
+}

@@ -1,0 +1,243 @@
+//! What a guest's driver writes: accesses to PCI configuration space and BARs, and rings in its memory.
+//!
+//! Knows the public types of `pci` and `virtio`, no concrete device.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use base::EventFd;
+use memory::GuestRam;
+use pci::{Bar, BarKind, ConfigSpace, Identity, MemoryRanges, PciBus, PciFunction, Window, WindowKind, Windows};
+use virtio::ActiveQueue;
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+
+use crate::run::{Target, outcome};
+
+/// Bytes of one access in the input: where, offset, width, value.
+const ACCESS: usize = 12;
+
+/// Sequences of accesses to a bus with one function.
+pub(crate) fn pci_config() -> Target {
+    // Configuration mechanism #1: select 00:01.0 register 0x10, write all ones to size the BAR, read it, enable memory.
+    let seed = [
+        access(1, 0, 4, 0x8000_0810),
+        access(1, 4, 4, 0xffff_ffff),
+        access(0, 4, 4, 0),
+        access(3, 0x8004, 2, 2),
+        access(4, 0, 4, 1),
+    ];
+    Target {
+        name: "pci-config",
+        seeds: vec![seed.concat()],
+        parse: access_all,
+    }
+}
+
+fn access(place: u8, offset: u32, width: u8, value: u32) -> Vec<u8> {
+    let mut bytes = vec![place, width, 0, 0];
+    bytes.extend(offset.to_le_bytes());
+    bytes.extend(value.to_le_bytes());
+    bytes
+}
+
+fn access_all(input: &[u8]) -> u64 {
+    let low = Window {
+        start: 0xc000_0000,
+        length: 0x1000_0000,
+    };
+    let high = Window {
+        start: 1 << 40,
+        length: 1 << 30,
+    };
+    let bus = PciBus::new(Windows { low, high });
+    if let Err(error) = bus.add(Arc::new(Function::new())) {
+        return outcome(error);
+    }
+    let places = [
+        bus.ports(),
+        bus.ecam(),
+        bus.window(WindowKind::Low),
+        bus.window(WindowKind::High),
+    ];
+    let mut ends = Vec::new();
+    for step in input.chunks_exact(ACCESS).take(200) {
+        let place = &places[usize::from(step[0] >> 1) % places.len()];
+        let width = [1, 2, 4, 8][usize::from(step[1]) % 4];
+        let mut data = [0; 8];
+        data[..4].copy_from_slice(&step[8..12]);
+        let offset = u64::from(u32::from_le_bytes([step[4], step[5], step[6], step[7]]));
+        if step[0] & 1 == 0 {
+            place.read(offset, &mut data[..width]);
+            ends.push(data[0] % 4);
+        } else {
+            place.write(offset, &data[..width]);
+        }
+    }
+    ends.dedup();
+    ends.truncate(12);
+    outcome(ends.iter().map(|end| char::from(b'a' + end)).collect::<String>())
+}
+
+/// A function with a BAR of each kind and a memory behind it.
+struct Function {
+    space: Mutex<ConfigSpace>,
+}
+
+impl Function {
+    fn new() -> Self {
+        let mut space = ConfigSpace::new(&Identity {
+            vendor: 0x1af4,
+            device: 0x1044,
+            ..Identity::default()
+        });
+        let bars = [
+            Bar {
+                index: 0,
+                kind: BarKind::Memory32,
+                size: 0x1000,
+            },
+            Bar {
+                index: 2,
+                kind: BarKind::Memory64 { prefetchable: true },
+                size: 0x10_0000,
+            },
+        ];
+        for bar in bars {
+            space.add_bar(bar).expect("a BAR that is fit for a register");
+        }
+        Self {
+            space: Mutex::new(space),
+        }
+    }
+
+    fn space(&self) -> std::sync::MutexGuard<'_, ConfigSpace> {
+        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PciFunction for Function {
+    fn config_read(&self, offset: usize, data: &mut [u8]) {
+        assert!(
+            offset + data.len() <= 256,
+            "the bus let an access through that leaves configuration space"
+        );
+        self.space().read(offset, data);
+    }
+
+    fn config_write(&self, offset: usize, data: &[u8]) {
+        assert!(
+            offset + data.len() <= 256,
+            "the bus let an access through that leaves configuration space"
+        );
+        self.space().write(offset, data);
+    }
+
+    fn memory_ranges(&self) -> MemoryRanges {
+        self.space().memory_ranges()
+    }
+
+    fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]) {
+        check_bar(bar, offset, data.len());
+        data.fill(0x5a);
+    }
+
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+        check_bar(bar, offset, data.len());
+    }
+}
+
+/// What the bus promises to functions.
+fn check_bar(bar: usize, offset: u64, length: usize) {
+    let size = if bar == 0 { 0x1000 } else { 0x10_0000 };
+    assert!(
+        (bar == 0 || bar == 2) && offset + length as u64 <= size,
+        "the bus let an access through that leaves BAR {bar}"
+    );
+}
+
+/// Entries of the fuzzed ring.
+const ENTRIES: u16 = 16;
+/// Where its parts lie: table, available ring, used ring (virtio 1.2, 2.7).
+const AVAILABLE: u64 = 0x100;
+const USED: u64 = 0x200;
+/// All of guest memory.
+const MEMORY: usize = 1 << 16;
+
+/// Rings and descriptor tables.
+pub(crate) fn virtqueue() -> Target {
+    let descriptor = |address: u64, length: u32, flags: u16, next: u16| {
+        let mut bytes = address.to_le_bytes().to_vec();
+        bytes.extend(length.to_le_bytes());
+        bytes.extend(flags.to_le_bytes());
+        bytes.extend(next.to_le_bytes());
+        bytes
+    };
+    // Flags (2.7.5): 1 is NEXT, 2 is WRITE, 4 is INDIRECT.
+    let mut chain = [
+        descriptor(0x1000, 16, 1, 1),
+        descriptor(0x2000, 512, 3, 2),
+        descriptor(0x3000, 1, 2, 0),
+    ]
+    .concat();
+    chain.resize(0x100, 0);
+    chain.extend([0, 0, 1, 0, 0, 0]);
+    let mut indirect = descriptor(0x400, 32, 4, 0);
+    indirect.resize(0x100, 0);
+    indirect.extend([0, 0, 1, 0, 0, 0]);
+    indirect.resize(0x400, 0);
+    indirect.extend([descriptor(0x1000, 16, 1, 1), descriptor(0x2000, 512, 2, 0)].concat());
+    Target {
+        name: "virtqueue",
+        seeds: vec![chain, indirect],
+        parse: walk_ring,
+    }
+}
+
+fn walk_ring(input: &[u8]) -> u64 {
+    let Ok(memory) = GuestRam::from_ranges(&[(GuestAddress(0), MEMORY)]) else {
+        return outcome("no memory");
+    };
+    let input = &input[..input.len().min(MEMORY)];
+    if let Err(error) = memory.write_slice(input, GuestAddress(0)) {
+        return outcome(error);
+    }
+    let (Ok(mut queue), Ok(kick)) = (Queue::new(ENTRIES), EventFd::new()) else {
+        return outcome("no queue");
+    };
+    queue.set_size(ENTRIES);
+    queue.set_desc_table_address(Some(0), Some(0));
+    queue.set_avail_ring_address(u32::try_from(AVAILABLE).ok(), Some(0));
+    queue.set_used_ring_address(u32::try_from(USED).ok(), Some(0));
+    queue.set_event_idx(input.first().is_some_and(|byte| byte & 0x80 != 0));
+    queue.set_ready(true);
+    let mut queue = ActiveQueue {
+        index: 0,
+        queue,
+        kick: Arc::new(kick),
+    };
+    let mut ends = String::new();
+    // More than the ring has: a driver may announce more than fits.
+    for _ in 0..2 * ENTRIES {
+        let taken = match queue.take(&memory) {
+            Ok(Some(taken)) => taken.check(),
+            Ok(None) => break,
+            Err(error) => return outcome(format!("{ends}{error}")),
+        };
+        let head = match taken {
+            Ok(chain) => {
+                let bytes: usize = chain.readable().iter().map(|slice| slice.len()).sum();
+                assert_eq!(bytes, chain.readable_bytes(), "the chain's sum is wrong");
+                ends.push('c');
+                chain.head()
+            }
+            Err(bad) => {
+                ends.push_str(&bad.fault.to_string());
+                bad.head
+            }
+        };
+        if let Err(error) = queue.complete(&memory, head, 1) {
+            return outcome(format!("{ends}{error}"));
+        }
+    }
+    outcome(ends)
+}

@@ -1,0 +1,45 @@
+//! The parsers under test. A new parser of untrusted input gets a target here, with seeds that reach its depths.
+//!
+//! A target is a name, seeds and a function that must neither panic nor hang on any bytes.
+
+mod guest;
+mod kernel;
+mod messages;
+
+use crate::run::Target;
+
+/// All of them.
+pub(crate) fn all() -> Vec<Target> {
+    vec![
+        messages::frames(),
+        messages::handshake(),
+        messages::agent_requests(),
+        messages::agent_replies(),
+        messages::vmm_packets(),
+        guest::pci_config(),
+        guest::virtqueue(),
+        kernel::image(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_target_has_a_name_of_its_own_and_seeds_that_end_differently_from_garbage() {
+        let targets = all();
+        let names: BTreeSet<_> = targets.iter().map(|target| target.name).collect();
+        assert_eq!(names.len(), targets.len());
+        for target in targets {
+            let garbage = (target.parse)(b"\x01garbage\xff");
+            let outcomes: BTreeSet<_> = target.seeds.iter().map(|seed| (target.parse)(seed)).collect();
+            assert!(
+                outcomes.iter().any(|&outcome| outcome != garbage),
+                "{}: the seeds are as bad as garbage",
+                target.name
+            );
+        }
+    }
+}
