@@ -1,3 +1,107 @@
-//! The command line.
+//! The command line: reads the arguments, does one verb, turns its outcome into an exit code.
+//!
+//! Each verb has its file; what they share is in `places` (where things are) and `output` (how things are shown).
 
-fn main() {}
+mod cli;
+mod doctor;
+mod generate;
+mod images;
+mod lab;
+mod output;
+mod places;
+mod run;
+
+use std::ffi::{OsStr, OsString};
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{Cli, Verb};
+use crate::output::Output;
+
+/// Basalt itself failed in `run`, where every other code belongs to the command (podman's convention).
+const EXIT_RUN_FAILED: u8 = 125;
+
+/// A verb other than `run` failed.
+const EXIT_FAILED: u8 = 1;
+
+/// A verb other than `run` was given arguments that it does not know.
+const EXIT_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let argv: Vec<OsString> = std::env::args_os().collect();
+    let for_run = is_run(&argv);
+    let cli = match Cli::try_parse_from(&argv) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error, &argv, for_run),
+    };
+    let output = Output::new(cli.json);
+    if let Err(error) = observe::logger::init("basalt: ", cli.log_level.into()) {
+        output.error(&error.into());
+        return ExitCode::from(EXIT_FAILED);
+    }
+    let outcome = match cli.verb {
+        Verb::Run(args) => run::run(&args, cli.log_level, &output),
+        Verb::Images => images::list(&output),
+        Verb::Import(args) => images::import(&args, &output),
+        Verb::Rmi(args) => images::remove(&args, &output),
+        Verb::Doctor => doctor::doctor(&output),
+        Verb::Lab(args) => lab::forward(&args.arguments),
+        Verb::Completion { shell } => generate::completion(shell),
+        Verb::Man { directory } => generate::man(&directory, &output),
+        Verb::Version => output.version(),
+    };
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            output.error(&error);
+            ExitCode::from(if for_run { EXIT_RUN_FAILED } else { EXIT_FAILED })
+        }
+    }
+}
+
+/// Help and version are no errors; everything else that clap says is one of usage.
+fn usage(error: &clap::Error, argv: &[OsString], for_run: bool) -> ExitCode {
+    if error.use_stderr() && argv.iter().any(|a| a == "--json") {
+        let text = error.to_string();
+        let sentence = text.lines().next().unwrap_or_default();
+        Output::new(true).error(&anyhow::anyhow!("{}", sentence.trim_start_matches("error: ")));
+    } else if error.print().is_err() {
+        return ExitCode::from(EXIT_FAILED);
+    }
+    match (error.use_stderr(), for_run) {
+        (false, _) => ExitCode::SUCCESS,
+        (true, true) => ExitCode::from(EXIT_RUN_FAILED),
+        (true, false) => ExitCode::from(EXIT_USAGE),
+    }
+}
+
+/// Tells `run` from the other verbs before the arguments are known to be right.
+fn is_run(argv: &[OsString]) -> bool {
+    let mut words = argv.iter().skip(1).map(OsString::as_os_str);
+    while let Some(word) = words.next() {
+        if word == OsStr::new("--log-level") {
+            words.next();
+        } else if !word.as_encoded_bytes().starts_with(b"-") {
+            return word == OsStr::new("run");
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn run_is_recognised_behind_global_flags_only() {
+        let is = |words: &[&str]| is_run(&words.iter().map(OsString::from).collect::<Vec<_>>());
+        assert!(is(&["basalt", "run", "--bogus"]));
+        assert!(is(&["basalt", "--json", "--log-level", "info", "run"]));
+        assert!(is(&["basalt", "--log-level=info", "run"]));
+        assert!(!is(&["basalt", "images", "run"]));
+        assert!(!is(&["basalt", "--log-level", "run"]));
+        assert!(!is(&["basalt"]));
+    }
+}

@@ -33,7 +33,7 @@ pub enum Unusable {
     Missing,
     /// The device is there but not for us.
     #[error("{DEVICE} cannot be opened: {0}")]
-    Open(#[source] io::Error),
+    Open(io::Error),
     /// A different API.
     #[error("{DEVICE} has API version {0}, not {API_VERSION}")]
     ApiVersion(i32),
@@ -47,12 +47,12 @@ pub enum Unusable {
     #[error("the trial guest did not end within {} s", TRIAL_LIMIT.as_secs())]
     TrialHung,
     /// KVM refused a step of the trial.
-    #[error("the trial guest could not be run: {step} failed: {source}")]
+    #[error("the trial guest could not be run: {step} failed: {cause}")]
     TrialSetup {
         /// The step, named after its ioctl or call.
         step: &'static str,
         /// What the kernel said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The guest did something else than it should.
     #[error("the trial guest failed: {0}")]

@@ -56,7 +56,7 @@ pub(crate) fn kvm_from(fd: OwnedFd) -> Kvm {
 /// Runs the trial guest within `limit`; says how long it took.
 pub(crate) fn run(kvm: &Kvm, limit: Duration) -> Result<Duration, Unusable> {
     let begun = Instant::now();
-    let memory = Memory::new().map_err(|source| Unusable::TrialSetup { step: "mmap", source })?;
+    let memory = Memory::new().map_err(|cause| Unusable::TrialSetup { step: "mmap", cause })?;
     memory.write_guest();
     let vm = kvm.create_vm().map_err(|e| setup("KVM_CREATE_VM", e))?;
     memory.give_to(&vm)?;
@@ -78,7 +78,7 @@ pub(crate) fn run(kvm: &Kvm, limit: Duration) -> Result<Duration, Unusable> {
 fn setup(step: &'static str, error: kvm_ioctls::Error) -> Unusable {
     Unusable::TrialSetup {
         step,
-        source: io::Error::from_raw_os_error(error.errno()),
+        cause: io::Error::from_raw_os_error(error.errno()),
     }
 }
 
@@ -199,9 +199,9 @@ fn enter_long_mode(sregs: &mut kvm_sregs) {
 /// Runs the vCPU on its own thread. When `limit` has passed, signals end KVM_RUN with EINTR until the thread is gone:
 /// one signal may come just before the ioctl and be lost.
 fn run_watched(mut vcpu: VcpuFd, limit: Duration) -> Result<Result<(), Unusable>, Unusable> {
-    install_kick_handler().map_err(|source| Unusable::TrialSetup {
+    install_kick_handler().map_err(|cause| Unusable::TrialSetup {
         step: "sigaction",
-        source,
+        cause,
     })?;
     let give_up = Arc::new(AtomicBool::new(false));
     let asked = Arc::clone(&give_up);
@@ -214,7 +214,7 @@ fn run_watched(mut vcpu: VcpuFd, limit: Duration) -> Result<Result<(), Unusable>
             // The receiver is gone only when this thread has been given up.
             done.send(outcome).unwrap_or_default();
         })
-        .map_err(|source| Unusable::TrialSetup { step: "clone", source })?;
+        .map_err(|cause| Unusable::TrialSetup { step: "clone", cause })?;
     let mut outcome = wait.recv_timeout(limit).ok();
     if outcome.is_none() && !thread.is_finished() {
         give_up.store(true, Ordering::Release);

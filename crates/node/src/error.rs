@@ -28,38 +28,38 @@ pub enum Error {
         available: ByteSize,
     },
     /// Something that a VM needs cannot be opened.
-    #[error("{what} {} cannot be opened: {source}; {next}", .path.display())]
+    #[error("{what} {} cannot be opened: {cause}; {next}", .path.display())]
     Open {
         /// What it is.
         what: &'static str,
         /// Where it was looked for.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        cause: io::Error,
         /// What to do.
         next: &'static str,
     },
     /// The VMM cannot be started.
-    #[error("the VMM {} cannot be started: {source}; `basalt doctor` checks the installation", .path.display())]
+    #[error("the VMM {} cannot be started: {cause}; `basalt doctor` checks the installation", .path.display())]
     Spawn {
         /// The program.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// A pipe, a socket, a thread: the host is out of something.
-    #[error("{what} failed: {source}; see whether the limits of processes and open files are reached (`ulimit -a`)")]
+    #[error("{what} failed: {cause}; see whether the limits of processes and open files are reached (`ulimit -a`)")]
     Host {
         /// What was tried.
         what: &'static str,
         /// What the system said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The VMM refused to make or start the VM.
-    #[error("the VM cannot be made: {source}{log}")]
+    #[error("the VM cannot be made: {cause}{log}")]
     Refused {
         /// What the VMM said.
-        source: ClientError,
+        cause: ClientError,
         /// What it wrote.
         log: Tail,
     },
@@ -96,12 +96,12 @@ pub enum Error {
         console: Tail,
     },
     /// The agent could not do what it was asked.
-    #[error("{during} failed: {source}{console}")]
+    #[error("{during} failed: {cause}{console}")]
     Agent {
         /// What was going on.
         during: &'static str,
         /// What the agent said.
-        source: agent_api::Error,
+        cause: agent_api::Error,
         /// The last lines of the console.
         console: Tail,
     },
@@ -124,9 +124,9 @@ impl Error {
     }
 
     pub(crate) fn host<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
-        move |source| Self::Host {
+        move |cause| Self::Host {
             what,
-            source: source.into(),
+            cause: cause.into(),
         }
     }
 }

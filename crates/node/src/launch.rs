@@ -110,10 +110,10 @@ fn device<C: DeviceConfig>(id: &str, config: &C) -> Result<DeviceSpec, Error> {
 }
 
 fn open(what: &'static str, path: &Path, next: &'static str) -> Result<File, Error> {
-    File::open(path).map_err(|source| Error::Open {
+    File::open(path).map_err(|cause| Error::Open {
         what,
         path: path.to_owned(),
-        source,
+        cause,
         next,
     })
 }
@@ -123,10 +123,10 @@ fn open_kvm(path: &Path) -> Result<File, Error> {
         .read(true)
         .write(true)
         .open(path)
-        .map_err(|source| Error::Open {
+        .map_err(|cause| Error::Open {
             what: "KVM",
             path: path.to_owned(),
-            source,
+            cause,
             next: NO_KVM,
         })
 }

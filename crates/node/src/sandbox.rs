@@ -211,8 +211,8 @@ impl Machine {
         match result {
             Ok(()) => Ok(()),
             Err(error) if error.is_gone() => Err(self.died(during)),
-            Err(source) => Err(Error::Refused {
-                source,
+            Err(cause) => Err(Error::Refused {
+                cause,
                 log: self.process.log_tail(),
             }),
         }
@@ -261,7 +261,7 @@ impl Machine {
         }
         Error::Agent {
             during,
-            source: error,
+            cause: error,
             console: self.console.tail(),
         }
     }

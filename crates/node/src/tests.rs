@@ -417,3 +417,14 @@ fn dropping_kills_and_reaps_the_process() {
     drop(process);
     assert!(!Path::new(&proc).exists(), "neither running nor a zombie");
 }
+
+#[test]
+fn no_cause_is_said_twice() {
+    let stage = Stage::new();
+    fs::remove_file(stage.path("kernel")).unwrap();
+    let error = prepare(stage.spec(), &stage.path("kvm")).unwrap_err();
+    assert!(
+        std::error::Error::source(&error).is_none(),
+        "whoever prints the chain would repeat it"
+    );
+}

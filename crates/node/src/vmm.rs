@@ -48,9 +48,9 @@ impl VmmProcess {
             .name("vmm-keeper".into())
             .spawn(move || keep(command, control, &started))
             .map_err(Error::host("starting a thread"))?;
-        let failed = |source| Error::Spawn {
+        let failed = |cause| Error::Spawn {
             path: program.to_owned(),
-            source,
+            cause,
         };
         match wait.recv() {
             Ok(Ok(pidfd)) => Ok(Self {
@@ -59,7 +59,7 @@ impl VmmProcess {
                 status: None,
                 log,
             }),
-            Ok(Err(source)) => Err(failed(source)),
+            Ok(Err(cause)) => Err(failed(cause)),
             Err(mpsc::RecvError) => Err(failed(io::Error::other("the thread that starts it panicked"))),
         }
     }

@@ -1,0 +1,416 @@
+//! Every verb, flag and sentence of help: the one definition that parsing, completions and man pages come from.
+//!
+//! Flags mean what podman's of the same name mean. Knows nothing of what the verbs do.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use base::ByteSize;
+use clap::builder::styling::{AnsiColor, Styles};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
+
+/// What clap shows in colour, on terminals only and never under NO_COLOR.
+const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::Green.on_default().bold())
+    .usage(AnsiColor::Green.on_default().bold())
+    .literal(AnsiColor::Cyan.on_default())
+    .placeholder(AnsiColor::Cyan.on_default());
+
+/// Runs programs from OCI images in virtual machines of their own.
+#[derive(Debug, Parser)]
+#[command(name = "basalt", version, styles = STYLES, max_term_width = 100, disable_help_subcommand = true)]
+#[command(after_help = TOP_EXAMPLES)]
+pub(crate) struct Cli {
+    /// Print results and errors as JSON, for machines.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    /// How much to tell on standard error; `debug` includes the guest's console.
+    #[arg(long, global = true, value_name = "LEVEL", default_value = "warn")]
+    pub(crate) log_level: LogLevel,
+
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// How much is told on standard error; `Debug` includes the guest's console.
+// The words say what they are; explained one by one they would make every verb's help long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+impl From<LogLevel> for log::LevelFilter {
+    fn from(level: LogLevel) -> Self {
+        match level {
+            LogLevel::Off => Self::Off,
+            LogLevel::Error => Self::Error,
+            LogLevel::Warn => Self::Warn,
+            LogLevel::Info => Self::Info,
+            LogLevel::Debug => Self::Debug,
+            LogLevel::Trace => Self::Trace,
+        }
+    }
+}
+
+const TOP_EXAMPLES: &str = "\
+Examples:
+  basalt doctor                                   what this host can do
+  basalt import --name python ./python.tar        make an image of an archive
+  basalt run python -- python3 -c 'print(6*7)'    run a command in a virtual machine of its own
+  basalt run -it python                           the image's own command, on this terminal";
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Run a command from an image in a virtual machine of its own.
+    Run(Box<RunArgs>),
+    /// List the images.
+    Images,
+    /// Make an image of an OCI layout or a docker-archive.
+    Import(ImportArgs),
+    /// Remove images.
+    Rmi(RmiArgs),
+    /// Tell what this host can do and what to do about the rest.
+    #[command(after_help = DOCTOR_HELP)]
+    Doctor,
+    /// Bring the lab up and down: the emulated host for machines without usable KVM.
+    #[command(after_help = LAB_EXAMPLES, disable_help_flag = true)]
+    Lab(LabArgs),
+    /// Print a completion script for a shell.
+    #[command(after_help = COMPLETION_EXAMPLES)]
+    Completion {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Write a man page of each verb.
+    Man {
+        /// The directory; it is made if missing.
+        #[arg(value_hint = ValueHint::DirPath)]
+        directory: PathBuf,
+    },
+    /// Print the version.
+    Version,
+}
+
+const DOCTOR_HELP: &str = "\
+Exit code: 0 where sandboxes can run, on this host or in the lab; 1 where they cannot.";
+
+const LAB_EXAMPLES: &str = "\
+Examples:
+  basalt lab up        start the lab, or do nothing if it is up
+  basalt lab status    is it up?
+  basalt lab shell     a shell in it
+  basalt lab down      stop it
+
+Everything after `lab` goes to the program basalt-lab beside this one; `basalt lab --help` is its help.";
+
+const COMPLETION_EXAMPLES: &str = "\
+Examples:
+  basalt completion bash > /etc/bash_completion.d/basalt
+  basalt completion zsh > \"${fpath[1]}/_basalt\"";
+
+const RUN_HELP: &str = "\
+Examples:
+  basalt run python -- python3 -c 'print(6*7)'
+  echo 'print(6*7)' | basalt run python -- python3 -
+  basalt run -it --cpus 2 --memory 1g python
+  basalt run --env A=1 --env HOME --workdir /tmp --user 1000:1000 python -- sh -c 'echo $A; id'
+
+Standard input, output and error are the command's own, byte by byte; SIGINT, SIGTERM, SIGHUP and
+SIGQUIT reach it.
+
+Exit code: the command's own, or
+  124  --timeout ended it
+  125  Basalt itself failed, a wrong flag included
+  126  it cannot be executed
+  127  it does not exist
+  128+n  signal n ended it";
+
+/// `basalt run`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = RUN_HELP)]
+pub(crate) struct RunArgs {
+    /// Give the command a terminal, whose size follows this one.
+    #[arg(short, long)]
+    pub(crate) tty: bool,
+
+    /// Pass standard input on. On by default; `--interactive=false` gives the command an empty one.
+    #[arg(short, long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true")]
+    #[arg(action = ArgAction::Set, value_name = "BOOL")]
+    pub(crate) interactive: bool,
+
+    /// Number of virtual CPUs, 1 to 64.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse::cpus)]
+    pub(crate) cpus: u32,
+
+    /// Memory of the virtual machine, such as 512m or 2g.
+    #[arg(short, long, value_name = "SIZE", default_value = "512m", value_parser = parse::memory)]
+    pub(crate) memory: ByteSize,
+
+    /// Set an environment variable; KEY alone passes this environment's value on.
+    #[arg(short, long, value_name = "KEY[=VALUE]", value_parser = parse::env)]
+    pub(crate) env: Vec<String>,
+
+    /// Read environment variables from a file, one KEY=VALUE a line.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) env_file: Vec<PathBuf>,
+
+    /// Working directory, instead of the image's.
+    #[arg(short, long, value_name = "DIR", value_parser = parse::workdir)]
+    pub(crate) workdir: Option<String>,
+
+    /// User and group, by name or number, instead of the image's.
+    #[arg(short, long, value_name = "USER[:GROUP]", value_parser = parse::user)]
+    pub(crate) user: Option<String>,
+
+    /// Program to run instead of the image's entrypoint: a path, or a JSON array; "" for none.
+    #[arg(long, value_name = "PROGRAM")]
+    pub(crate) entrypoint: Option<String>,
+
+    /// Host name of the virtual machine.
+    #[arg(long, value_name = "NAME", default_value = "basalt", value_parser = parse::hostname)]
+    pub(crate) hostname: String,
+
+    /// End the command after so long, such as 30s or 5m.
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) timeout: Option<Duration>,
+
+    /// Remove the sandbox when it ends. Accepted for podman's users: every sandbox is removed when it ends.
+    #[arg(long)]
+    pub(crate) rm: bool,
+
+    /// The image: a name, or a digest or its beginning.
+    pub(crate) image: String,
+
+    /// The command and its arguments, instead of the image's.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
+    pub(crate) command: Vec<String>,
+}
+
+/// `basalt import`.
+#[derive(Args, Debug)]
+#[command(after_help = IMPORT_EXAMPLES)]
+pub(crate) struct ImportArgs {
+    /// Name of the image; by default the one that the archive carries.
+    #[arg(short, long, value_parser = parse::image_name)]
+    pub(crate) name: Option<String>,
+
+    /// A directory with an OCI layout, or a tar archive of one, or a docker-archive (`docker save`).
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub(crate) path: PathBuf,
+}
+
+const IMPORT_EXAMPLES: &str = "\
+Examples:
+  podman save --format oci-archive -o python.tar python && basalt import --name python python.tar
+  docker save -o redis.tar redis && basalt import redis.tar";
+
+/// `basalt rmi`.
+#[derive(Args, Debug)]
+pub(crate) struct RmiArgs {
+    /// The images: names, or digests or their beginnings.
+    #[arg(required = true, value_name = "IMAGE")]
+    pub(crate) images: Vec<String>,
+}
+
+/// `basalt lab`.
+#[derive(Args, Debug)]
+pub(crate) struct LabArgs {
+    /// What basalt-lab is given.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+    pub(crate) arguments: Vec<std::ffi::OsString>,
+}
+
+/// What flags' values must look like.
+mod parse {
+    use std::time::Duration;
+
+    use base::ByteSize;
+    use vmm_api::config::{MAX_CPUS, MIN_MEMORY};
+
+    /// The longest host name (`__NEW_UTS_LEN` of Linux).
+    const MAX_HOSTNAME: usize = 64;
+
+    pub(super) fn cpus(text: &str) -> Result<u32, String> {
+        match text.parse::<u64>() {
+            Ok(n) if n >= 1 && n <= u64::from(MAX_CPUS) => u32::try_from(n).map_err(|e| e.to_string()),
+            Ok(n) => Err(format!("{n} CPUs cannot be had: give 1 to {MAX_CPUS}")),
+            Err(_) => Err(format!(
+                "a virtual machine has whole CPUs: give a number from 1 to {MAX_CPUS}"
+            )),
+        }
+    }
+
+    pub(super) fn memory(text: &str) -> Result<ByteSize, String> {
+        let size: ByteSize = text.parse().map_err(|e: base::size::SizeError| e.to_string())?;
+        if size < MIN_MEMORY {
+            return Err(format!(
+                "a virtual machine needs at least {MIN_MEMORY}: {size} is too little"
+            ));
+        }
+        // Guest memory is whole pages; nobody counts the bytes of a half one.
+        Ok(ByteSize(size.bytes() & !4095))
+    }
+
+    pub(super) fn env(text: &str) -> Result<String, String> {
+        match text.split('=').next() {
+            Some("") | None => Err("a variable needs a name: write KEY=VALUE or KEY".into()),
+            Some(_) => Ok(text.to_owned()),
+        }
+    }
+
+    pub(super) fn workdir(text: &str) -> Result<String, String> {
+        if text.starts_with('/') {
+            Ok(text.to_owned())
+        } else {
+            Err("the working directory is a path inside the image and starts with a slash".into())
+        }
+    }
+
+    pub(super) fn user(text: &str) -> Result<String, String> {
+        let mut parts = text.split(':');
+        match (parts.next(), parts.next(), parts.next()) {
+            (Some(user), None, _) if !user.is_empty() => Ok(text.to_owned()),
+            (Some(user), Some(group), None) if !user.is_empty() && !group.is_empty() => Ok(text.to_owned()),
+            _ => Err("write USER or USER:GROUP, by name or number".into()),
+        }
+    }
+
+    pub(super) fn hostname(text: &str) -> Result<String, String> {
+        let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
+        if text.is_empty() || text.len() > MAX_HOSTNAME || !text.chars().all(fits) {
+            return Err(format!(
+                "a host name has 1 to {MAX_HOSTNAME} letters, digits, hyphens and dots"
+            ));
+        }
+        Ok(text.to_owned())
+    }
+
+    pub(super) fn image_name(text: &str) -> Result<String, String> {
+        text.parse::<image::Reference>()
+            .map(|_| text.to_owned())
+            .map_err(|e| e.to_string())
+    }
+
+    pub(super) fn duration(text: &str) -> Result<Duration, String> {
+        const HELP: &str = "write a number of seconds, or one with a unit: 500ms, 30s, 5m, 2h";
+        let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (digits, unit) = text.split_at(split);
+        let number: u64 = digits.parse().map_err(|_| HELP.to_owned())?;
+        let millis = match unit {
+            "ms" => Some(number),
+            "" | "s" => number.checked_mul(1000),
+            "m" => number.checked_mul(60_000),
+            "h" => number.checked_mul(3_600_000),
+            _ => return Err(HELP.into()),
+        };
+        match millis {
+            Some(0) => Err("no command ends in no time at all: give more than 0".into()),
+            Some(millis) => Ok(Duration::from_millis(millis)),
+            None => Err(HELP.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn run(args: &[&str]) -> Result<RunArgs, clap::Error> {
+        let argv = ["basalt", "run"].iter().chain(args);
+        Cli::try_parse_from(argv).map(|cli| match cli.verb {
+            Verb::Run(args) => *args,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    fn refusal(args: &[&str]) -> String {
+        run(args).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_follows_the_image_is_the_command_with_and_without_dashes() {
+        let command = |args: &[&str]| run(args).unwrap().command;
+        assert_eq!(command(&["python"]), Vec::<String>::new());
+        assert_eq!(command(&["python", "--", "sh", "-c", "exit 3"]), ["sh", "-c", "exit 3"]);
+        assert_eq!(command(&["python", "sh", "-c", "exit 3"]), ["sh", "-c", "exit 3"]);
+        assert_eq!(
+            command(&["python", "sh", "--cpus", "9", "--", "x"]),
+            ["sh", "--cpus", "9", "--", "x"]
+        );
+        assert_eq!(command(&["python", "--", "sh", "--", "--help"]), ["sh", "--", "--help"]);
+        assert_eq!(run(&["--cpus", "2", "python", "sh", "--cpus", "9"]).unwrap().cpus, 2);
+    }
+
+    #[test]
+    fn podmans_habits_work() {
+        let args = run(&[
+            "--rm", "-it", "-m", "1g", "-e", "A=b=c", "-e", "B", "-w", "/x", "-u", "1:2", "img",
+        ])
+        .unwrap();
+        assert!(args.tty && args.interactive && args.rm);
+        assert_eq!(args.memory, ByteSize::gib(1));
+        assert_eq!(args.env, ["A=b=c", "B"]);
+        assert_eq!(
+            (args.workdir.as_deref(), args.user.as_deref()),
+            (Some("/x"), Some("1:2"))
+        );
+        assert!(run(&["img"]).unwrap().interactive);
+        assert!(!run(&["--interactive=false", "img"]).unwrap().interactive);
+        assert!(run(&["-i", "img", "false"]).unwrap().interactive);
+    }
+
+    #[test]
+    fn bad_numbers_are_refused_with_the_limits() {
+        assert!(refusal(&["--cpus", "0", "img"]).contains("0 CPUs cannot be had: give 1 to 64"));
+        assert!(refusal(&["--cpus", "1000", "img"]).contains("1000 CPUs cannot be had: give 1 to 64"));
+        assert!(refusal(&["--cpus", "1.5", "img"]).contains("whole CPUs"));
+        assert!(refusal(&["--cpus=-1", "img"]).contains("whole CPUs"));
+        assert!(refusal(&["--memory", "1m", "img"]).contains("at least 32 MiB"));
+        assert!(refusal(&["--memory", "lots", "img"]).contains("such as 512M"));
+        assert!(refusal(&["--memory", "99999999999t", "img"]).contains("too large"));
+        assert_eq!(run(&["--memory", "33554433", "img"]).unwrap().memory, ByteSize::mib(32));
+        assert!(refusal(&["--timeout", "0", "img"]).contains("more than 0"));
+        assert!(refusal(&["--timeout", "soon", "img"]).contains("30s"));
+        assert_eq!(
+            run(&["--timeout", "2m", "img"]).unwrap().timeout,
+            Some(Duration::from_secs(120))
+        );
+    }
+
+    #[test]
+    fn bad_words_are_refused_with_what_is_right() {
+        assert!(refusal(&["--env", "=x", "img"]).contains("KEY=VALUE"));
+        assert!(refusal(&["--env", "", "img"]).contains("KEY=VALUE"));
+        assert!(refusal(&["--workdir", "tmp", "img"]).contains("starts with a slash"));
+        assert!(refusal(&["--user", "a:b:c", "img"]).contains("USER:GROUP"));
+        assert!(refusal(&["--user", ":0", "img"]).contains("USER:GROUP"));
+        assert!(refusal(&["--hostname", "a b", "img"]).contains("letters, digits"));
+        assert!(refusal(&["--bogus", "img"]).contains("--bogus"));
+        assert!(
+            refusal(&["--cpu", "1", "img"]).contains("--cpus"),
+            "a near miss names what was meant"
+        );
+        assert!(refusal(&[]).contains("<IMAGE>"));
+    }
+
+    #[test]
+    fn lab_takes_everything_that_follows() {
+        let cli = Cli::try_parse_from(["basalt", "lab", "up", "--memory", "4g", "--help"]).unwrap();
+        let Verb::Lab(args) = cli.verb else { panic!() };
+        assert_eq!(args.arguments, ["up", "--memory", "4g", "--help"]);
+    }
+}

@@ -1,0 +1,33 @@
+//! `basalt completion` and `basalt man`: made from the definition in `cli`.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use clap::CommandFactory;
+
+use crate::cli::Cli;
+use crate::output::Output;
+
+/// Prints the completion script for `shell`.
+pub(crate) fn completion(shell: clap_complete::Shell) -> Result<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "basalt", &mut script);
+    let mut out = std::io::stdout().lock();
+    out.write_all(&script)?;
+    out.flush()?;
+    Ok(0)
+}
+
+/// Writes `basalt.1` and a page for each verb into `directory`.
+pub(crate) fn man(directory: &Path, output: &Output) -> Result<u8> {
+    let failed = || format!("the man pages cannot be written to {}", directory.display());
+    fs::create_dir_all(directory).with_context(failed)?;
+    clap_mangen::generate_to(Cli::command(), directory).with_context(failed)?;
+    let count = Cli::command().get_subcommands().count() + 1;
+    output.result(&serde_json::json!({ "directory": directory, "pages": count }), || {
+        format!("{count} man pages written to {}\n", directory.display())
+    })?;
+    Ok(0)
+}

@@ -1,0 +1,303 @@
+//! `basalt images`, `import` and `rmi`, and the image that a run is made of. Shows what crate `image` keeps.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use base::ByteSize;
+use image::{Image, Phase, Progress, Store};
+use serde::Serialize;
+
+use crate::cli::{ImportArgs, RmiArgs};
+use crate::output::{Output, table};
+use crate::places;
+use crate::run::command::ImageCommand;
+
+/// A digest's first digits, as tables show it; enough to tell a few thousand images apart.
+const SHORT_DIGEST: usize = 12;
+
+/// An import that takes longer shows how far it is.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// How often the bar moves.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Width of the bar.
+const BAR: usize = 30;
+
+/// An image that is to be run.
+#[derive(Debug)]
+pub(crate) struct Opened(Image);
+
+/// One file of an image in the store.
+#[derive(Debug)]
+pub(crate) struct StoredFile {
+    /// Its name below the store's directory.
+    pub(crate) name: String,
+    /// Where it is here.
+    pub(crate) path: PathBuf,
+}
+
+impl Opened {
+    /// What it runs unless told otherwise.
+    pub(crate) fn command(&self) -> ImageCommand<'_> {
+        ImageCommand {
+            entrypoint: &self.0.config.entrypoint,
+            cmd: &self.0.config.cmd,
+        }
+    }
+
+    /// Its environment.
+    pub(crate) fn env(&self) -> &[String] {
+        &self.0.config.env
+    }
+
+    /// Where its commands start.
+    pub(crate) fn workdir(&self) -> &str {
+        if self.0.config.working_dir.is_empty() {
+            "/"
+        } else {
+            &self.0.config.working_dir
+        }
+    }
+
+    /// Who runs its commands; `None` is root.
+    pub(crate) fn user(&self) -> Option<&str> {
+        Some(self.0.config.user.as_str()).filter(|user| !user.is_empty())
+    }
+
+    /// Its digest, as it can be asked for.
+    pub(crate) fn digest(&self) -> String {
+        format!("sha256:{}", self.0.digest)
+    }
+
+    /// The root file system.
+    pub(crate) fn root(&self) -> Result<File> {
+        File::open(&self.0.path).with_context(|| format!("the image {} cannot be read", self.0.path.display()))
+    }
+
+    /// The files that make it an image of a store, in the order in which another store must get them: an image without
+    /// metadata would be taken for the rest of an interrupted import.
+    pub(crate) fn files(&self) -> [StoredFile; 2] {
+        ["json", "erofs"].map(|kind| StoredFile {
+            name: format!("blobs/{}.{kind}", self.0.digest),
+            path: self.0.path.with_extension(kind),
+        })
+    }
+}
+
+/// An image, for machines.
+#[derive(Debug, Serialize)]
+struct Listed<'a> {
+    names: Vec<&'a str>,
+    digest: String,
+    size: u64,
+    created: Option<&'a str>,
+    layers: &'a [String],
+    config: &'a image::ImageConfig,
+}
+
+impl<'a> From<&'a Image> for Listed<'a> {
+    fn from(image: &'a Image) -> Self {
+        Self {
+            names: image.names.iter().map(|name| short_name(name)).collect(),
+            digest: format!("sha256:{}", image.digest),
+            size: image.size,
+            created: image.created.as_deref(),
+            layers: &image.layers,
+            config: &image.config,
+        }
+    }
+}
+
+fn store() -> Result<Store> {
+    Ok(Store::open(&places::images()?)?)
+}
+
+/// Finds the image that `reference` names.
+pub(crate) fn open(reference: &str) -> Result<Opened> {
+    Ok(Opened(store()?.get(reference)?))
+}
+
+/// `basalt images`.
+pub(crate) fn list(output: &Output) -> Result<u8> {
+    let images = store()?.list()?;
+    let listed: Vec<Listed<'_>> = images.iter().map(Listed::from).collect();
+    output.result(&listed, || {
+        let mut rows = vec![["NAME", "DIGEST", "SIZE", "CREATED"].map(str::to_owned).to_vec()];
+        rows.extend(images.iter().flat_map(rows_of));
+        table(&rows)
+    })?;
+    Ok(0)
+}
+
+/// One row for each name; one for an image that has none.
+fn rows_of(image: &Image) -> Vec<Vec<String>> {
+    let names = if image.names.is_empty() {
+        vec!["<none>"]
+    } else {
+        image.names.iter().map(|n| short_name(n)).collect()
+    };
+    // RFC 3339: the first ten characters are the date.
+    let created = image
+        .created
+        .as_deref()
+        .and_then(|text| text.get(..10))
+        .unwrap_or("unknown");
+    let row = |name: &str| {
+        vec![
+            name.to_owned(),
+            short_digest(image).to_owned(),
+            ByteSize(image.size).to_string(),
+            created.to_owned(),
+        ]
+    };
+    names.into_iter().map(row).collect()
+}
+
+/// Names without a registry are kept under `localhost`; nobody wants to read that.
+fn short_name(name: &str) -> &str {
+    name.strip_prefix("localhost/").unwrap_or(name)
+}
+
+fn short_digest(image: &Image) -> &str {
+    image.digest.get(..SHORT_DIGEST).unwrap_or(&image.digest)
+}
+
+/// `basalt import`.
+pub(crate) fn import(args: &ImportArgs, output: &Output) -> Result<u8> {
+    let mut bar = Bar::new(!output.json() && io::stderr().is_terminal());
+    let imported = store()?.import(&args.path, args.name.as_deref(), &mut |progress| bar.show(progress));
+    bar.clear();
+    let image = imported?;
+    output.result(&Listed::from(&image), || {
+        let names: Vec<&str> = image.names.iter().map(|name| short_name(name)).collect();
+        let names = if names.is_empty() {
+            "<none>".to_owned()
+        } else {
+            names.join(", ")
+        };
+        format!("{names}  {}  {}\n", short_digest(&image), ByteSize(image.size))
+    })?;
+    Ok(0)
+}
+
+/// `basalt rmi`.
+pub(crate) fn remove(args: &RmiArgs, output: &Output) -> Result<u8> {
+    let store = store()?;
+    let mut removed = Vec::new();
+    for reference in &args.images {
+        removed.push(store.remove(reference)?);
+    }
+    let listed: Vec<Listed<'_>> = removed.iter().map(Listed::from).collect();
+    output.result(&listed, || {
+        args.images
+            .iter()
+            .zip(&removed)
+            .map(|(name, image)| format!("{name}  {}\n", short_digest(image)))
+            .collect()
+    })?;
+    Ok(0)
+}
+
+/// A progress bar on standard error, for those who wait and look.
+#[derive(Debug)]
+struct Bar {
+    wanted: bool,
+    begun: Instant,
+    shown: Option<Instant>,
+}
+
+impl Bar {
+    fn new(wanted: bool) -> Self {
+        Self {
+            wanted,
+            begun: Instant::now(),
+            shown: None,
+        }
+    }
+
+    fn show(&mut self, progress: Progress) {
+        let due = self.shown.map_or(self.begun + QUIET, |shown| shown + TICK);
+        if self.wanted && Instant::now() >= due {
+            self.shown = Some(Instant::now());
+            write!(io::stderr().lock(), "\r{}\x1b[K", bar_text(progress)).unwrap_or_default();
+        }
+    }
+
+    fn clear(&mut self) {
+        if self.shown.take().is_some() {
+            write!(io::stderr().lock(), "\r\x1b[K").unwrap_or_default();
+        }
+    }
+}
+
+fn bar_text(progress: Progress) -> String {
+    let Progress { phase, done, total } = progress;
+    let part = |of: u64| usize::try_from(done.min(total) * of / total.max(1)).unwrap_or(0);
+    let filled = part(BAR as u64);
+    let what = match phase {
+        Phase::Reading => "reading layers",
+        Phase::Writing => "writing the image",
+    };
+    format!(
+        "[{}{}] {:3}% {what}",
+        "#".repeat(filled),
+        "-".repeat(BAR.saturating_sub(filled)),
+        part(100)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bar_fills() {
+        let at = |done, total| {
+            bar_text(Progress {
+                phase: Phase::Reading,
+                done,
+                total,
+            })
+        };
+        assert_eq!(at(0, 10), format!("[{}]   0% reading layers", "-".repeat(30)));
+        assert_eq!(at(10, 10), format!("[{}] 100% reading layers", "#".repeat(30)));
+        assert!(at(5, 10).contains(" 50% "));
+        assert!(at(1, 0).contains("  0% "));
+    }
+
+    #[test]
+    fn names_and_digests_are_shown_short() {
+        let image = Image {
+            digest: "0123456789abcdef".repeat(4),
+            path: "/s/blobs/x.erofs".into(),
+            names: vec!["localhost/python:latest".into(), "quay.io/a/b:1".into()],
+            size: 3 << 20,
+            created: Some("2026-01-02T03:04:05Z".into()),
+            layers: Vec::new(),
+            config: image::ImageConfig::default(),
+        };
+        let rows = rows_of(&image);
+        assert_eq!(rows[0], ["python:latest", "0123456789ab", "3 MiB", "2026-01-02"]);
+        assert_eq!(rows[1][0], "quay.io/a/b:1");
+        let json = serde_json::to_value(Listed::from(&image)).unwrap();
+        assert_eq!(json["names"][0], "python:latest");
+        assert_eq!(json["digest"], format!("sha256:{}", "0123456789abcdef".repeat(4)));
+        let unnamed = Image {
+            names: Vec::new(),
+            created: None,
+            ..image
+        };
+        assert_eq!(rows_of(&unnamed)[0], ["<none>", "0123456789ab", "3 MiB", "unknown"]);
+        let opened = Opened(unnamed);
+        assert_eq!((opened.workdir(), opened.user()), ("/", None));
+        let [first, second] = opened.files();
+        assert!(
+            first.name.ends_with(".json") && second.path.ends_with("x.erofs"),
+            "{first:?} {second:?}"
+        );
+    }
+}

@@ -1,0 +1,309 @@
+//! The way into the lab: the one file that knows `basalt-lab`.
+//!
+//! A sandbox runs in the lab as it would here: this program is executed there with the same meaning, over the agent
+//! protocol, after the lab has been brought up and has been given the programs and the image that it lacks. Knows
+//! nothing of emulators.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use agent_api::{Connection, ExecRequest, ExitStatus, LocalIo, OsText, Signals, Token, Upload, local_tty, pump};
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::cli::{LogLevel, RunArgs};
+use crate::images::Opened;
+use crate::output::Output;
+use crate::places;
+
+/// Where the programs are in the lab.
+const PROGRAM: &str = "/opt/basalt/bin/basalt";
+
+/// Where the images are in the lab.
+const IMAGES: &str = "/var/lib/basalt/images";
+
+/// The environment of the program in the lab. KVM works there, which its `doctor` would have to find out first.
+const ENVIRONMENT: [&str; 3] = [
+    "BASALT_ENGINE=kvm",
+    "HOME=/root",
+    "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+];
+
+/// How long an answer that needs no work may take, on a lab that is busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const DURING: &str = "the connection to the lab failed; `basalt lab status` tells whether it still runs, `basalt lab up` \
+                      starts it again";
+
+/// How the running lab is reached, as `basalt-lab status --json` says it.
+#[derive(Debug, Deserialize)]
+struct Lab {
+    address: String,
+    token_file: PathBuf,
+}
+
+/// `basalt lab ...`: becomes basalt-lab.
+pub(crate) fn forward(arguments: &[OsString]) -> Result<u8> {
+    let program = program()?;
+    let error = Command::new(&program).args(arguments).exec();
+    Err(error).with_context(|| format!("{} cannot be started", program.display()))
+}
+
+/// Runs a sandbox in the lab; the code is the command's.
+pub(crate) fn run(args: &RunArgs, image: &Opened, set: &[String], log_level: LogLevel, output: &Output) -> Result<u8> {
+    // Until the command runs, a signal ends this program as it ends any: nothing of ours is left in the lab by it.
+    bring_up()?;
+    let mut connection = connect()?;
+    send_image(&mut connection, image, output)?;
+    let signals = Signals::install()?;
+    let request = ExecRequest {
+        argv: far_argv(args, &image.digest(), set, log_level, output.json())
+            .into_iter()
+            .map(OsText::from)
+            .collect(),
+        env: ENVIRONMENT.into_iter().map(OsText::from).collect(),
+        cwd: OsText::from("/"),
+        user: None,
+        tty: args.tty.then(local_tty),
+        stdin: args.interactive,
+    };
+    connection.set_read_timeout(None)?;
+    let running = match connection.exec(&request) {
+        Err(agent_api::Error::Exec(failure)) => bail!(
+            "the lab cannot run {PROGRAM} ({failure}): `basalt lab down`, and the same command again sends it anew"
+        ),
+        other => other.context(DURING)?,
+    };
+    let status = pump(running, &LocalIo::std(args.interactive, args.tty), &signals).context(DURING)?;
+    if let ExitStatus::Signal(number) = status {
+        bail!("basalt in the lab was ended by signal {number}; `basalt lab status` tells how the lab is");
+    }
+    Ok(status.exit_code())
+}
+
+fn program() -> Result<PathBuf> {
+    places::lab().context(
+        "the lab's program basalt-lab is not beside this one: run `make run` in Basalt's source tree, which makes both",
+    )
+}
+
+/// Brings the lab up, with the current programs in it; quick where it is up already.
+fn bring_up() -> Result<()> {
+    for verb in ["up", "sync"] {
+        let status = Command::new(program()?)
+            .arg(verb)
+            .stdin(Stdio::null())
+            // What it reports belongs to our standard error: standard output is the command's.
+            .stdout(rustix::io::dup(rustix::stdio::stderr())?)
+            .status()
+            .context("basalt-lab cannot be started")?;
+        if !status.success() {
+            bail!("the lab could not be brought up (`basalt-lab {verb}`: {status}); `basalt lab status` tells more");
+        }
+    }
+    Ok(())
+}
+
+fn connect() -> Result<Connection<TcpStream>> {
+    let lab = status()?;
+    let token = read_token(&lab.token_file)?;
+    let stream =
+        TcpStream::connect(&lab.address).with_context(|| format!("{} does not answer: {DURING}", lab.address))?;
+    stream.set_nodelay(true)?;
+    let connection = Connection::new(stream, Some(&token)).context(DURING)?;
+    connection.set_read_timeout(Some(PATIENCE))?;
+    Ok(connection)
+}
+
+fn status() -> Result<Lab> {
+    let output = Command::new(program()?)
+        .args(["status", "--json"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("basalt-lab cannot be started")?;
+    serde_json::from_slice(&output.stdout).with_context(|| {
+        format!(
+            "`basalt-lab status --json` ({}) does not say where the lab is",
+            output.status
+        )
+    })
+}
+
+fn read_token(path: &Path) -> Result<Token> {
+    let text =
+        fs::read_to_string(path).with_context(|| format!("the lab's token {} cannot be read", path.display()))?;
+    let bytes = decode_hex(text.trim()).with_context(|| format!("{} is not 64 hexadecimal digits", path.display()))?;
+    Ok(Token::new(bytes))
+}
+
+fn decode_hex(text: &str) -> Option<[u8; Token::LEN]> {
+    let digits: Vec<u8> = text
+        .chars()
+        .map(|c| c.to_digit(16).and_then(|d| u8::try_from(d).ok()))
+        .collect::<Option<_>>()?;
+    let bytes: Vec<u8> = digits
+        .chunks_exact(2)
+        .map(|pair| pair.iter().fold(0, |byte, digit| byte << 4 | digit))
+        .collect();
+    if digits.len().is_multiple_of(2) {
+        bytes.try_into().ok()
+    } else {
+        None
+    }
+}
+
+/// Sends the image's files that the lab lacks. They are named by digest, so what is there under its name is right.
+fn send_image(connection: &mut Connection<TcpStream>, image: &Opened, output: &Output) -> Result<()> {
+    for file in image.files() {
+        let target = format!("{IMAGES}/{}", file.name);
+        let local = File::open(&file.path).with_context(|| format!("{} cannot be read", file.path.display()))?;
+        let size = local.metadata()?.len();
+        let there = connection.stat(target.as_str(), false).context(DURING)?;
+        if there.is_some_and(|there| there.size == size) {
+            continue;
+        }
+        if size > 1 << 20 {
+            output.note(&format!("sending the image to the lab ({})", base::ByteSize(size)));
+        }
+        let upload = Upload {
+            path: OsText::from(target.as_str()),
+            mode: 0o644,
+            size,
+        };
+        connection.upload(&upload, &mut &local).context(DURING)?;
+    }
+    Ok(())
+}
+
+/// The same run for the program in the lab: files and this environment's variables have been read, the image is named
+/// by its digest.
+fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, json: bool) -> Vec<String> {
+    let level = log::LevelFilter::from(log_level).as_str().to_ascii_lowercase();
+    let mut argv = vec![PROGRAM.to_owned(), format!("--log-level={level}")];
+    if json {
+        argv.push("--json".into());
+    }
+    argv.push("run".into());
+    if args.tty {
+        argv.push("--tty".into());
+    }
+    argv.push(format!("--interactive={}", args.interactive));
+    argv.push(format!("--cpus={}", args.cpus));
+    argv.push(format!("--memory={}", args.memory.bytes()));
+    argv.push(format!("--hostname={}", args.hostname));
+    argv.extend(set.iter().map(|variable| format!("--env={variable}")));
+    let mut option = |name: &str, value: Option<&str>| argv.extend(value.map(|value| format!("--{name}={value}")));
+    option("workdir", args.workdir.as_deref());
+    option("user", args.user.as_deref());
+    option("entrypoint", args.entrypoint.as_deref());
+    option(
+        "timeout",
+        args.timeout
+            .map(|timeout| format!("{}ms", timeout.as_millis()))
+            .as_deref(),
+    );
+    argv.extend(["--".into(), digest.to_owned()]);
+    argv.extend(args.command.iter().cloned());
+    argv
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Verb};
+    use clap::Parser;
+
+    fn parse<S: AsRef<str>>(argv: &[S]) -> (RunArgs, Cli) {
+        let cli = Cli::try_parse_from(argv.iter().map(AsRef::as_ref)).unwrap();
+        let Verb::Run(args) = &cli.verb else { panic!("{cli:?}") };
+        ((**args).clone(), cli)
+    }
+
+    #[test]
+    fn the_far_side_understands_the_same() {
+        let near = [
+            "basalt",
+            "run",
+            "-t",
+            "--interactive=false",
+            "--cpus",
+            "3",
+            "-m",
+            "100m",
+            "-w",
+            "/x",
+            "-u",
+            "1:2",
+            "--entrypoint",
+            "",
+            "--hostname",
+            "h",
+            "--timeout",
+            "1500ms",
+            "--env",
+            "A",
+            "--env-file",
+            "/f",
+            "python",
+            "--",
+            "sh",
+            "--",
+            "--cpus",
+            "-c",
+            "exit 3",
+        ];
+        let (near, _) = parse(&near);
+        let set = ["A=b c".to_owned(), "E=".to_owned()];
+        let argv = far_argv(&near, "sha256:00", &set, LogLevel::Info, true);
+        let (far, cli) = parse(&argv);
+        assert!(cli.json && cli.log_level == LogLevel::Info);
+        assert_eq!(far.env, set);
+        assert!(far.env_file.is_empty());
+        assert_eq!(far.image, "sha256:00");
+        let same = |a: &RunArgs| {
+            (
+                a.tty,
+                a.interactive,
+                a.cpus,
+                a.memory,
+                a.workdir.clone(),
+                a.user.clone(),
+                a.entrypoint.clone(),
+            )
+        };
+        assert_eq!(same(&near), same(&far));
+        assert_eq!(
+            (&near.hostname, near.timeout, &near.command),
+            (&far.hostname, far.timeout, &far.command)
+        );
+        assert_eq!(far.command, ["sh", "--", "--cpus", "-c", "exit 3"]);
+    }
+
+    #[test]
+    fn no_command_stays_none() {
+        let (near, _) = parse(&["basalt", "run", "python"]);
+        let (far, _) = parse(&far_argv(&near, "d", &[], LogLevel::Warn, false));
+        assert!(far.command.is_empty() && far.entrypoint.is_none() && far.timeout.is_none());
+    }
+
+    #[test]
+    fn tokens_are_exactly_64_digits() {
+        assert_eq!(decode_hex(&"0f".repeat(32)), Some([0x0f; 32]));
+        for bad in [
+            "",
+            "0f",
+            &"0f".repeat(33),
+            &"0g".repeat(32),
+            &"0".repeat(63),
+            &"é".repeat(32),
+        ] {
+            assert_eq!(decode_hex(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! How things are shown: results on standard output, errors on standard error, as text or as JSON; colour on
+//! terminals only and never where NO_COLOR is set. Knows nothing of what is shown.
+
+use std::io::{self, IsTerminal, Write};
+
+use anyhow::Result;
+use serde::Serialize;
+
+/// How this run shows things.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Output {
+    json: bool,
+}
+
+/// A colour of terminals.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Colour {
+    /// Good.
+    Green,
+    /// Costs something.
+    Yellow,
+    /// Bad.
+    Red,
+}
+
+impl Output {
+    /// As JSON, or as text.
+    pub(crate) fn new(json: bool) -> Self {
+        Self { json }
+    }
+
+    /// Results are wanted as JSON.
+    pub(crate) fn json(&self) -> bool {
+        self.json
+    }
+
+    /// Shows a result: `value` for machines, `text` for people.
+    pub(crate) fn result(&self, value: &impl Serialize, text: impl FnOnce() -> String) -> Result<()> {
+        let mut out = io::stdout().lock();
+        if self.json {
+            serde_json::to_writer_pretty(&mut out, value)?;
+            writeln!(out)?;
+        } else {
+            out.write_all(text().as_bytes())?;
+        }
+        out.flush()?;
+        Ok(())
+    }
+
+    /// Shows an error with all its causes, in one line.
+    pub(crate) fn error(&self, error: &anyhow::Error) {
+        let text = format!("{error:#}");
+        let line = if self.json {
+            serde_json::json!({ "error": text }).to_string()
+        } else {
+            format!("basalt: {text}")
+        };
+        say(&line);
+    }
+
+    /// Says one line on standard error; silent for machines.
+    pub(crate) fn note(&self, line: &str) {
+        if !self.json {
+            say(&format!("basalt: {line}"));
+        }
+    }
+
+    /// `basalt version`.
+    pub(crate) fn version(&self) -> Result<u8> {
+        let version = env!("CARGO_PKG_VERSION");
+        let value = serde_json::json!({ "version": version, "vmm_api": vmm_api::VERSION });
+        self.result(&value, || format!("basalt {version}\n"))?;
+        Ok(0)
+    }
+}
+
+fn say(line: &str) {
+    // Standard error may be closed; there is nobody left to tell.
+    writeln!(io::stderr().lock(), "{line}").unwrap_or_default();
+}
+
+/// Colours `text` where standard output is a terminal that wants it.
+pub(crate) fn coloured(colour: Colour, text: &str) -> String {
+    if !wants_colour(io::stdout().is_terminal()) {
+        return text.to_owned();
+    }
+    let code = match colour {
+        Colour::Green => 32,
+        Colour::Yellow => 33,
+        Colour::Red => 31,
+    };
+    format!("\x1b[{code}m{text}\x1b[0m")
+}
+
+/// no-color.org: set and not empty means no colour.
+fn wants_colour(terminal: bool) -> bool {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+    terminal && !refused && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// Whoever read our output has seen enough, as `head` does; that is no failure of ours.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let io = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        let json = cause
+            .downcast_ref::<serde_json::Error>()
+            .and_then(serde_json::Error::io_error_kind);
+        io.or(json) == Some(io::ErrorKind::BrokenPipe)
+    })
+}
+
+/// Lays rows out in columns, two spaces apart; the last one is not padded.
+pub(crate) fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter()
+            .filter_map(|r| r.get(column))
+            .map(|c| c.chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            line.push_str(cell);
+            let pad = width.saturating_sub(cell.chars().count()) + 2;
+            line.extend(std::iter::repeat_n(' ', pad));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_and_lines_end_clean() {
+        let row = |cells: &[&str]| cells.iter().map(|c| (*c).to_owned()).collect::<Vec<_>>();
+        let text = table(&[row(&["NAME", "SIZE"]), row(&["é", "1"]), row(&["longer", ""])]);
+        assert_eq!(text, "NAME    SIZE\né       1\nlonger\n");
+        assert_eq!(table(&[]), "");
+    }
+
+    #[test]
+    fn a_closed_pipe_is_recognised_through_context() {
+        let error = anyhow::Error::from(io::Error::from(io::ErrorKind::BrokenPipe)).context("writing");
+        assert!(is_broken_pipe(&error));
+        assert!(!is_broken_pipe(&anyhow::anyhow!("else")));
+    }
+
+    #[test]
+    fn colour_needs_a_terminal() {
+        assert!(!wants_colour(false));
+    }
+}

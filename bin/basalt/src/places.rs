@@ -1,0 +1,85 @@
+//! Where things are: state, cache, assets and the programs beside this one. Reads the environment, makes nothing.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+/// The state directory: `$BASALT_STATE`, else `/var/lib/basalt` for root, else `basalt` in the user's data directory.
+pub(crate) fn state() -> Result<PathBuf> {
+    if let Some(path) = variable("BASALT_STATE") {
+        return Ok(path);
+    }
+    if rustix::process::geteuid().is_root() {
+        return Ok(PathBuf::from("/var/lib/basalt"));
+    }
+    in_home("XDG_DATA_HOME", ".local/share").context("where to keep images is not known: set BASALT_STATE")
+}
+
+/// Where the images are.
+pub(crate) fn images() -> Result<PathBuf> {
+    Ok(state()?.join("images"))
+}
+
+/// The cache: `$BASALT_CACHE`, else `~/.cache/basalt`.
+pub(crate) fn cache() -> Result<PathBuf> {
+    if let Some(path) = variable("BASALT_CACHE") {
+        return Ok(path);
+    }
+    let home = variable("HOME").context("where the cache is is not known: set BASALT_CACHE or HOME")?;
+    Ok(home.join(".cache/basalt"))
+}
+
+/// The guest kernel, the guest initramfs and the VMM: `$BASALT_ASSETS`, else beside this program, else `/usr/lib`.
+pub(crate) fn assets() -> PathBuf {
+    if let Some(path) = variable("BASALT_ASSETS") {
+        return path;
+    }
+    let beside = beside("basalt-assets").filter(|path| path.is_dir());
+    beside.unwrap_or_else(|| PathBuf::from("/usr/lib/basalt"))
+}
+
+/// One of the assets.
+pub(crate) fn asset(name: &str) -> Result<PathBuf> {
+    let directory = assets();
+    let path = directory.join(name);
+    if !path.is_file() {
+        bail!(
+            "{} is missing: run `make run` in Basalt's source tree, or set BASALT_ASSETS to the directory that has it",
+            path.display()
+        );
+    }
+    Ok(path)
+}
+
+/// The program `basalt-lab` beside this one.
+pub(crate) fn lab() -> Option<PathBuf> {
+    beside("basalt-lab").filter(|path| host::tools::is_executable(path))
+}
+
+/// Everything that `doctor` looks at.
+pub(crate) fn for_doctor() -> Result<host::Places> {
+    Ok(host::Places {
+        state: state()?,
+        cache: cache()?,
+        lab: lab(),
+        assets: assets(),
+    })
+}
+
+fn beside(name: &str) -> Option<PathBuf> {
+    let program = env::current_exe().ok()?;
+    Some(program.parent()?.join(name))
+}
+
+/// A variable that is set and not empty.
+fn variable(name: &str) -> Option<PathBuf> {
+    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+fn in_home(name: &str, default: &str) -> Option<PathBuf> {
+    // The XDG base directory specification: a relative path is invalid and ignored.
+    let set = variable(name).filter(|path| path.is_absolute());
+    let base = set.or_else(|| variable("HOME").map(|home| home.join(default)))?;
+    Some(base.join(Path::new("basalt")))
+}

@@ -1,0 +1,115 @@
+//! The command's environment: the image's, then files, then flags, the later winning. Files and this process's own
+//! environment are read here, on the near side, also when the sandbox runs in the lab.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+/// `KEY=VALUE` for each variable that flags and files set, in their order; `lookup` is this process's environment.
+pub(crate) fn given(
+    files: &[PathBuf],
+    flags: &[String],
+    lookup: impl Fn(&str) -> Result<Option<String>>,
+) -> Result<Vec<String>> {
+    let mut set = Vec::new();
+    for file in files {
+        let text = fs::read_to_string(file)
+            .with_context(|| format!("the environment file {} cannot be read", file.display()))?;
+        read_lines(file, &text, &lookup, &mut set)?;
+    }
+    for flag in flags {
+        set.extend(complete(flag, &lookup)?);
+    }
+    if let Some(bad) = set.iter().find(|variable| variable.contains('\0')) {
+        bail!(
+            "the variable {} holds a zero byte, which no variable can: remove it",
+            key(bad)
+        );
+    }
+    Ok(set)
+}
+
+fn read_lines(
+    file: &Path,
+    text: &str,
+    lookup: &impl Fn(&str) -> Result<Option<String>>,
+    set: &mut Vec<String>,
+) -> Result<()> {
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim_start();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        if key(line).is_empty() || key(line).contains(char::is_whitespace) {
+            bail!("{}, line {}: `{line}` is not KEY=VALUE", file.display(), index + 1);
+        }
+        set.extend(complete(line, lookup)?);
+    }
+    Ok(())
+}
+
+/// `KEY` alone takes this environment's value, and is dropped where there is none.
+fn complete(variable: &str, lookup: &impl Fn(&str) -> Result<Option<String>>) -> Result<Option<String>> {
+    if variable.contains('=') {
+        return Ok(Some(variable.to_owned()));
+    }
+    Ok(lookup(variable)?.map(|value| format!("{variable}={value}")))
+}
+
+fn key(variable: &str) -> &str {
+    variable.split('=').next().unwrap_or_default()
+}
+
+/// Lays `over` upon `under`: one entry a key, in the order in which keys first appear.
+pub(crate) fn merge(under: &[String], over: &[String]) -> Vec<String> {
+    let mut merged: Vec<String> = Vec::with_capacity(under.len() + over.len());
+    for variable in under.iter().chain(over) {
+        match merged.iter_mut().find(|other| key(other) == key(variable)) {
+            Some(other) => other.clone_from(variable),
+            None => merged.push(variable.clone()),
+        }
+    }
+    merged
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strings(items: &[&str]) -> Vec<String> {
+        items.iter().map(|s| (*s).to_owned()).collect()
+    }
+
+    fn host(key: &str) -> Result<Option<String>> {
+        Ok((key == "HOME").then(|| "/root".to_owned()))
+    }
+
+    #[test]
+    fn the_later_one_wins_and_keeps_its_place() {
+        let merged = merge(&strings(&["PATH=/bin", "A=1"]), &strings(&["A=2", "B=3", "B=4"]));
+        assert_eq!(merged, ["PATH=/bin", "A=2", "B=4"]);
+    }
+
+    #[test]
+    fn a_key_alone_is_this_environments() {
+        let set = given(&[], &strings(&["HOME", "NONE", "E=", "X=a=b"]), host).unwrap();
+        assert_eq!(set, ["HOME=/root", "E=", "X=a=b"]);
+    }
+
+    #[test]
+    fn files_have_comments_and_errors_have_line_numbers() {
+        let mut set = Vec::new();
+        let file = Path::new("f.env");
+        read_lines(file, "# c\n\n A=1 # kept\nHOME\n", &host, &mut set).unwrap();
+        assert_eq!(set, ["A=1 # kept", "HOME=/root"]);
+        let error = read_lines(file, "A=1\n=2\n", &host, &mut set).unwrap_err().to_string();
+        assert!(error.contains("f.env, line 2: `=2`"), "{error}");
+        assert!(read_lines(file, "two words=1\n", &host, &mut set).is_err());
+        let missing = given(&[PathBuf::from("/nonexistent/env")], &[], host).unwrap_err();
+        assert!(
+            format!("{missing:#}").contains("/nonexistent/env cannot be read"),
+            "{missing:#}"
+        );
+    }
+}
