@@ -180,3 +180,57 @@ impl Switch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+
+    use base::Ready;
+    use observe::Registry;
+
+    fn wait(switch: &Switch) -> Vec<Ready> {
+        let mut ready = Vec::new();
+        switch.epoll.wait(&mut ready, None).unwrap();
+        ready
+    }
+
+    #[test]
+    fn whoever_says_nothing_is_given_up_in_time() {
+        let name = format!("basalt-vsock-switch-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(name).unwrap();
+        let listener = UnixListener::bind_addr(&address).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let metrics = Metrics::register(&Registry::new(), "v");
+        let mut switch = Switch::new(3, Host::new(Some(listener.into()), None), metrics).unwrap();
+        let began = Instant::now();
+        assert_eq!(switch.timeout(began), None);
+
+        let mut silent = UnixStream::connect_addr(&address).unwrap();
+        wait(&switch);
+        switch.on_listener(began);
+        assert_eq!(switch.timeout(began), Some(PATIENCE));
+        let mut unanswered = UnixStream::connect_addr(&address).unwrap();
+        let later = began + PATIENCE / 2;
+        wait(&switch);
+        switch.on_listener(later);
+        unanswered.write_all(b"CONNECT 5\n").unwrap();
+        for event in wait(&switch) {
+            switch.on_socket(event, later);
+        }
+
+        switch.expire(began + PATIENCE);
+        assert_eq!(silent.read(&mut [0]).unwrap(), 0);
+        assert_eq!(switch.timeout(began + PATIENCE), Some(PATIENCE / 2));
+        // A pause gives all of the time again.
+        switch.resume(began + PATIENCE);
+        switch.expire(began + PATIENCE + PATIENCE / 2);
+        assert!(switch.timeout(began).is_some());
+        switch.expire(began + 2 * PATIENCE);
+        assert_eq!(unanswered.read(&mut [0]).unwrap(), 0);
+        assert_eq!(switch.metrics.refused.value(), 2);
+        assert!(switch.resets.first().is_none(), "the guest has not heard of either");
+    }
+}
