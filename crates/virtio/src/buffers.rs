@@ -8,7 +8,8 @@
 //! ```text
 //! loop {
 //!     queue.disable_kicks(memory)?;
-//!     while let Some(available) = queue.take(memory)? {
+//!     for _ in 0..queue.queue.size() {          // bounded: between two passes look whether to stop
+//!         let Some(available) = queue.take(memory)? else { break };
 //!         match available.check() {
 //!             Ok(chain) => queue.complete(memory, chain.head(), written)?,
 //!             Err(bad) => queue.complete(memory, bad.head, 0)?,
