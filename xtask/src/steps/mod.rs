@@ -72,10 +72,11 @@ pub(crate) fn test() -> Vec<Step> {
     let ready = ["assets", "lab", "import-python", "import-redis", "import-node"];
     // One after another: cases have time limits, and the lab is slow enough without company.
     steps.push(sandbox::first_sandbox().check().after(&ready));
+    steps.push(sandbox::other_images().check().after(&["first-sandbox"]));
     steps.push(
         tests::cases()
             .after(&ready)
-            .after(&["first-sandbox", "unit-tests", "fuzz"]),
+            .after(&["other-images", "unit-tests", "fuzz"]),
     );
     steps.push(checks::docs().after(&ready).after(&["cases"]));
     steps

@@ -138,6 +138,30 @@ fn answer(context: &Context, task: &mut Task) -> Result<Report> {
     })
 }
 
+/// The other images start too: image, command, what it prints.
+const OTHER_IMAGES: &[(&str, &[&str], &str)] = &[
+    ("redis", &["redis-server", "--version"], "Redis server v="),
+    ("node", &["node", "-e", "console.log(6*7)"], "42"),
+];
+
+/// A sandbox from each of the images that `make run` does not use.
+pub(crate) fn other_images() -> Step {
+    Step::new("other-images", |context, task| {
+        for (image, command, wanted) in OTHER_IMAGES {
+            let mut args = vec!["run", image, "--"];
+            args.extend(*command);
+            let printed = task
+                .run_within(&mut basalt(context, &args), SANDBOX_LIMIT)?
+                .out
+                .join("\n");
+            if !printed.starts_with(wanted) {
+                bail!("{image} printed {printed:?}, which does not begin with {wanted:?}");
+            }
+        }
+        Ok(Report::default())
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

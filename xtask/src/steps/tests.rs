@@ -44,10 +44,13 @@ pub(crate) fn cases() -> Step {
     Step::new("cases", |context, task| {
         let finished = if context.kvm {
             let mut command = Command::new(context.release().join("basalt-lab-cases"));
-            task.finish_within(command.current_dir(&context.root), CASES_LIMIT)?
+            task.finish_within(command.arg("run").current_dir(&context.root), CASES_LIMIT)?
         } else {
             task.run_within(&mut lab_command(context, &["sync"]), Duration::from_secs(300))?;
-            task.finish_within(&mut lab_command(context, &["exec", "--", CASES_IN_LAB]), CASES_LIMIT)?
+            task.finish_within(
+                &mut lab_command(context, &["exec", "--", CASES_IN_LAB, "run"]),
+                CASES_LIMIT,
+            )?
         };
         let counts = finished
             .out
@@ -55,7 +58,11 @@ pub(crate) fn cases() -> Step {
             .rev()
             .find_map(|line| plain_counts(line))
             .unwrap_or_default();
-        judge(counts, finished.status.success(), failed_names(&finished.out))
+        let mut report = judge(counts, finished.status.success(), failed_names(&finished.out))?;
+        // A retried case passed or failed like any other, but whoever reads the sum should know.
+        let told = finished.out.iter().rev().find_map(|line| line.strip_prefix("cases: "));
+        report.detail = told.map_or(report.detail, str::to_owned);
+        Ok(report)
     })
     .hint("the case's console log is named above; `cargo xtask test --only cases` repeats the cases")
 }
@@ -132,12 +139,16 @@ fn plain_counts(line: &str) -> Option<Counts> {
     (words >= 2).then_some(counts)
 }
 
-/// Names in `test NAME ... FAILED`.
+/// Names in `test NAME ... FAILED` (cargo, fuzz) and in `FAILED NAME 1.2 s` (cases).
 fn failed_names(lines: &[String]) -> Vec<String> {
-    let names = lines
-        .iter()
-        .filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... FAILED"));
-    names.map(str::to_owned).collect()
+    let name = |line: &str| {
+        let test = line
+            .strip_prefix("test ")
+            .and_then(|rest| rest.strip_suffix(" ... FAILED"));
+        let case = line.strip_prefix("FAILED ").and_then(|rest| rest.split(' ').next());
+        test.or(case).map(str::to_owned)
+    };
+    lines.iter().filter_map(|line| name(line)).collect()
 }
 
 #[cfg(test)]
@@ -202,7 +213,12 @@ mod self_tests {
 
     #[test]
     fn failed_tests_are_named() {
-        let lines = ["test a::b ... FAILED".to_owned(), "test c ... ok".to_owned()];
-        assert_eq!(failed_names(&lines), ["a::b"]);
+        let lines = [
+            "test a::b ... FAILED",
+            "test c ... ok",
+            "FAILED boot 1.5 s",
+            "ok     exec 1.0 s",
+        ];
+        assert_eq!(failed_names(&lines.map(str::to_owned)), ["a::b", "boot"]);
     }
 }
