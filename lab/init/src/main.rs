@@ -59,6 +59,7 @@ fn main() {
 }
 
 fn run() -> Result<()> {
+    let started_ns = agent::boottime_ns();
     mounts::kernel()?;
     log("kernel is up");
     let token = read_token()?;
@@ -79,7 +80,7 @@ fn run() -> Result<()> {
         let storage = storage.join().unwrap_or_else(|_| Err(anyhow!("the thread that mounts the data disks panicked")));
         host.and(storage)
     })?;
-    serve::serve(&token)
+    serve::serve(token, started_ns)
 }
 
 /// Network and KVM, while the data disks are mounted.

@@ -1,0 +1,151 @@
+//! The emulated machine: an AMD host with SVM and x2APIC, as QEMU's command line. Does not know what boots on it.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use lab_init::contract::{AGENT_PORT, EXT4_DISK, ROOT_DISK, XFS_DISK};
+
+use crate::parts::Parts;
+use crate::state::State;
+
+/// SVM with nested paging for kvm-amd, x2APIC because our virtual machines use it, vgif because it saves exits.
+const CPU: &str = "EPYC-Rome,+svm,+npt,+x2apic,+vgif";
+
+/// `quiet`: the console is a serial port, where a character costs an exit. `mitigations=off`: nothing hostile runs in the
+/// lab, and flushes are dear to emulate. `panic=-1` with `-no-reboot` ends the emulator when the kernel panics.
+const KERNEL_COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off";
+
+/// The data disks: name of the file, serial number, size. Sparse: they take what is written to them.
+pub(crate) const DATA_DISKS: [(&str, &str, u64); 2] =
+    [("xfs.raw", XFS_DISK, 32 << 30), ("ext4.raw", EXT4_DISK, 8 << 30)];
+
+/// What a person may choose.
+#[derive(Clone, Debug)]
+pub(crate) struct Machine {
+    /// Processors.
+    pub(crate) cpus: u32,
+    /// Memory in MiB.
+    pub(crate) memory_mib: u64,
+}
+
+/// Makes the data disks that are missing.
+pub(crate) fn make_disks(state: &State) -> Result<()> {
+    for (name, _, size) in DATA_DISKS {
+        let path = state.disk(name);
+        let make = || {
+            let file = File::options().create(true).truncate(false).write(true).open(&path)?;
+            // Never shortened: a longer one was made by another version, and holds a file system of that size.
+            if file.metadata()?.len() < size { file.set_len(size) } else { Ok(()) }
+        };
+        make().with_context(|| format!("cannot make the data disk {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// A port of the loopback interface that is free at this moment.
+pub(crate) fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no TCP port of 127.0.0.1 is free")?;
+    Ok(listener.local_addr()?.port())
+}
+
+/// Starts the emulator as a daemon; returns when it has checked its arguments and taken the port.
+pub(crate) fn start(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Result<()> {
+    let log = state.emulator_log();
+    let file = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+    let status = command(state, parts, machine, port)
+        .stdin(Stdio::null())
+        .stdout(file.try_clone()?)
+        .stderr(file)
+        .status()
+        .with_context(|| format!("cannot run the emulator {}", parts.emulator.display()))?;
+    if status.success() {
+        return Ok(());
+    }
+    let said = fs::read_to_string(&log).unwrap_or_default();
+    bail!("{}", reason(&said).unwrap_or_else(|| format!("the emulator gave no reason ({status})")));
+}
+
+/// What the emulator complained of: its last line that is no warning.
+fn reason(log: &str) -> Option<String> {
+    let line = log.lines().rev().find(|line| !line.trim().is_empty() && !line.contains("warning:"))?;
+    Some(match line.split_once("qemu-system-x86_64: ") {
+        Some((_, message)) if message.contains("Could not set up host forwarding rule") => {
+            format!("a TCP port is taken by another program: {message}")
+        }
+        Some((_, message)) => format!("the emulator says: {message}"),
+        None => format!("the emulator says: {line}"),
+    })
+}
+
+fn command(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Command {
+    let mut command = Command::new(&parts.emulator);
+    command.args(["-name", "basalt-lab", "-daemonize", "-no-reboot", "-nodefaults", "-display", "none"]);
+    command.args(["-M", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU]);
+    command.args(["-smp", &machine.cpus.to_string(), "-m", &format!("{}M", machine.memory_mib)]);
+    command.arg("-pidfile").arg(state.pid_file());
+    command.arg("-qmp").arg(with_path("unix:", &state.qmp(), ",server=on,wait=off"));
+    command.arg("-serial").arg(with_path("file:", &state.console(), ""));
+    command.arg("-kernel").arg(&parts.kernel).arg("-initrd").arg(state.initramfs());
+    command.args(["-append", KERNEL_COMMAND_LINE]);
+    disk(&mut command, &parts.root, ROOT_DISK, "readonly=on");
+    for (name, serial, _) in DATA_DISKS {
+        // `unsafe` does not wait for the real disk: what is written survives the emulator's death, in the page cache of
+        // this machine, and the disks are only a cache. An error is reported to the lab; the default would stop it.
+        disk(
+            &mut command,
+            &state.disk(name),
+            serial,
+            "cache=unsafe,discard=unmap,detect-zeroes=unmap,werror=report,rerror=report",
+        );
+    }
+    command.args(["-netdev", &format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:{AGENT_PORT}")]);
+    command.args(["-device", "virtio-net-pci,netdev=net,romfile="]);
+    command
+}
+
+fn disk(command: &mut Command, file: &Path, serial: &str, options: &str) {
+    let drive = format!("if=none,id={serial},format=raw,{options},file=");
+    command.arg("-drive").arg(with_path(&drive, file, ""));
+    command.arg("-device").arg(format!("virtio-blk-pci,drive={serial},serial={serial}"));
+}
+
+/// An option with a path in it, where a comma is written twice (QEMU's documentation, "-drive").
+fn with_path(before: &str, path: &Path, after: &str) -> std::ffi::OsString {
+    let mut option = std::ffi::OsString::from(before);
+    option.push(path.to_string_lossy().replace(',', ",,"));
+    option.push(after);
+    option
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_emulators_reason_is_its_last_complaint() {
+        let log = "/x/qemu-system-x86_64: warning: TCG doesn't support requested feature: CPUID.80000001H:ECX\n\
+                   /x/qemu-system-x86_64: -netdev user: Could not set up host forwarding rule 'tcp:127.0.0.1:22-:1024'\n";
+        let said = reason(log).unwrap();
+        assert!(said.starts_with("a TCP port is taken") && said.contains("127.0.0.1:22"), "{said}");
+        assert_eq!(reason("qemu-system-x86_64: warning: nothing\n"), None);
+        assert_eq!(reason(""), None);
+        assert_eq!(
+            reason("qemu-system-x86_64: cannot set up guest memory 'pc.ram': Cannot allocate memory\n").unwrap(),
+            "the emulator says: cannot set up guest memory 'pc.ram': Cannot allocate memory"
+        );
+    }
+
+    #[test]
+    fn commas_in_paths_do_not_end_an_option() {
+        assert_eq!(with_path("file:", Path::new("/a,b/c"), ",x=y"), "file:/a,,b/c,x=y");
+    }
+
+    #[test]
+    fn a_free_port_can_be_taken() {
+        let port = free_port().unwrap();
+        TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
+    }
+}
