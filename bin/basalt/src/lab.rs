@@ -40,7 +40,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const DURING: &str = "the connection to the lab failed; `basalt lab status` tells whether it still runs, `basalt lab up` \
                       starts it again";
 
-/// How the running lab is reached, as `basalt-lab status --json` says it.
+/// What `basalt-lab status --json` says.
+#[derive(Debug, Deserialize)]
+struct Status {
+    lab: Option<Lab>,
+}
+
+/// How the running lab is reached.
 #[derive(Debug, Deserialize)]
 struct Lab {
     address: String,
@@ -57,8 +63,8 @@ pub(crate) fn forward(arguments: &[OsString]) -> Result<u8> {
 /// Runs a sandbox in the lab; the code is the command's.
 pub(crate) fn run(args: &RunArgs, image: &Opened, set: &[String], log_level: LogLevel, output: &Output) -> Result<u8> {
     // Until the command runs, a signal ends this program as it ends any: nothing of ours is left in the lab by it.
-    bring_up()?;
-    let mut connection = connect()?;
+    let lab = bring_up(output)?;
+    let mut connection = connect(&lab)?;
     send_image(&mut connection, image, output)?;
     let signals = Signals::install()?;
     let request = ExecRequest {
@@ -93,24 +99,55 @@ fn program() -> Result<PathBuf> {
 }
 
 /// Brings the lab up, with the current programs in it; quick where it is up already.
-fn bring_up() -> Result<()> {
-    for verb in ["up", "sync"] {
-        let status = Command::new(program()?)
-            .arg(verb)
-            .stdin(Stdio::null())
-            // What it reports belongs to our standard error: standard output is the command's.
-            .stdout(rustix::io::dup(rustix::stdio::stderr())?)
-            .status()
-            .context("basalt-lab cannot be started")?;
-        if !status.success() {
-            bail!("the lab could not be brought up (`basalt-lab {verb}`: {status}); `basalt lab status` tells more");
+fn bring_up(output: &Output) -> Result<Lab> {
+    let lab = match status()? {
+        Some(lab) => lab,
+        None => {
+            output.note("starting the lab, an emulated host; it stays up until `basalt lab down`");
+            step("up", &[])?;
+            status()?.context("the lab ended right after its start; `basalt lab logs` shows its console")?
         }
+    };
+    step("sync", &["--json"])?;
+    Ok(lab)
+}
+
+/// One step of basalt-lab. Its progress is for our standard error; its results are not for our standard output, which is
+/// the command's.
+fn step(verb: &str, flags: &[&str]) -> Result<()> {
+    let status = Command::new(program()?)
+        .arg(verb)
+        .args(flags)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status()
+        .context("basalt-lab cannot be started")?;
+    if !status.success() {
+        bail!(
+            "`basalt lab {verb}` failed ({status}), so there is no lab to run in; `basalt lab logs` shows its console"
+        );
     }
     Ok(())
 }
 
-fn connect() -> Result<Connection<TcpStream>> {
-    let lab = status()?;
+/// The running lab, if one runs.
+fn status() -> Result<Option<Lab>> {
+    let output = Command::new(program()?)
+        .args(["status", "--json"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("basalt-lab cannot be started")?;
+    let status: Status = serde_json::from_slice(&output.stdout).with_context(|| {
+        format!(
+            "`basalt lab status` failed ({}): `basalt lab down` and `basalt lab up` start it afresh",
+            output.status
+        )
+    })?;
+    Ok(status.lab)
+}
+
+fn connect(lab: &Lab) -> Result<Connection<TcpStream>> {
     let token = read_token(&lab.token_file)?;
     let stream =
         TcpStream::connect(&lab.address).with_context(|| format!("{} does not answer: {DURING}", lab.address))?;
@@ -118,21 +155,6 @@ fn connect() -> Result<Connection<TcpStream>> {
     let connection = Connection::new(stream, Some(&token)).context(DURING)?;
     connection.set_read_timeout(Some(PATIENCE))?;
     Ok(connection)
-}
-
-fn status() -> Result<Lab> {
-    let output = Command::new(program()?)
-        .args(["status", "--json"])
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("basalt-lab cannot be started")?;
-    serde_json::from_slice(&output.stdout).with_context(|| {
-        format!(
-            "`basalt-lab status --json` ({}) does not say where the lab is",
-            output.status
-        )
-    })
 }
 
 fn read_token(path: &Path) -> Result<Token> {
