@@ -37,6 +37,19 @@ pub fn run(started_ns: u64) -> ! {
 }
 
 fn start(started_ns: u64) -> Result<(Server, vsock::VsockListener), Error> {
+    let server = boot(started_ns)?;
+    let listener = vsock::VsockListener::bind(VSOCK_PORT)?;
+    let for_dial = server.clone();
+    thread::Builder::new()
+        .name("dial".to_owned())
+        .stack_size(STACK_SIZE)
+        .spawn(move || dial(&for_dial))
+        .map_err(Error::system("starting a thread"))?;
+    Ok((server, listener))
+}
+
+/// Everything before the first connection: the guest's server, ready for whatever stream comes.
+pub fn boot(started_ns: u64) -> Result<Server, Error> {
     early::mount_proc()?;
     early::mark(started_ns)?;
     early::mount_rest()?;
@@ -49,15 +62,7 @@ fn start(started_ns: u64) -> Result<(Server, vsock::VsockListener), Error> {
         power: Some(Power::of_pid1(|| ())?),
         started_ns,
     };
-    let server = Server::new(config, reaper);
-    let listener = vsock::VsockListener::bind(VSOCK_PORT)?;
-    let for_dial = server.clone();
-    thread::Builder::new()
-        .name("dial".to_owned())
-        .stack_size(STACK_SIZE)
-        .spawn(move || dial(&for_dial))
-        .map_err(Error::system("starting a thread"))?;
-    Ok((server, listener))
+    Ok(Server::new(config, reaper))
 }
 
 /// Connects to the host and serves that connection in this thread.
