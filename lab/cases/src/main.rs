@@ -1,3 +1,130 @@
-//! VM test cases: host half and guest half in one file each.
+//! VM test cases: host half and guest half in one file each, many cases in one boot of the lab host.
+//!
+//! `run` is what CI calls inside the lab; each case is a process of its own (`host NAME`) with a hard time limit, and
+//! the guest half runs in a VM as `guest NAME`, from a copy of this very program.
 
-fn main() {}
+mod basalt;
+mod cases;
+mod leaks;
+mod runner;
+mod vm;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+
+/// What a case knows of its surroundings.
+pub(crate) struct Host {
+    /// Where `basalt`, `basalt-vmm` and the assets are.
+    pub(crate) binaries: PathBuf,
+    /// Where the case leaves its logs.
+    pub(crate) logs: PathBuf,
+    /// A directory of the case's own, removed afterwards; on the file system with reflinks.
+    pub(crate) scratch: PathBuf,
+}
+
+impl Host {
+    /// One of the assets: guest kernel, initramfs.
+    pub(crate) fn asset(&self, name: &str) -> PathBuf {
+        self.binaries.join("basalt-assets").join(name)
+    }
+}
+
+/// The guest half: what it is called with after its name.
+type GuestFn = fn(&[String]) -> Result<()>;
+
+/// One test case.
+pub(crate) struct Case {
+    /// Unique; what `--filter` matches.
+    pub(crate) name: &'static str,
+    /// The hard limit: afterwards the case's processes are killed. Generous, as emulated time is.
+    pub(crate) limit: Duration,
+    /// The half that runs on the lab host.
+    pub(crate) host: fn(&Host) -> Result<()>,
+    /// The half that runs inside the guest, if there is one.
+    pub(crate) guest: Option<GuestFn>,
+}
+
+#[derive(Parser)]
+#[command(about = "Runs Basalt's VM test cases; meant to run inside the lab")]
+struct Options {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Run cases one after the other and print a summary.
+    Run {
+        /// Only cases whose name contains this.
+        #[arg(long, default_value = "")]
+        filter: String,
+        /// Where consoles and outputs are kept, a directory for each case.
+        #[arg(long, default_value = "/var/lib/basalt/cases")]
+        logs: PathBuf,
+    },
+    /// List the cases.
+    List,
+    /// The host half of one case (used by `run`).
+    #[command(hide = true)]
+    Host { name: String },
+    /// The guest half of one case (used by its host half).
+    #[command(hide = true)]
+    Guest { name: String, arguments: Vec<String> },
+}
+
+/// The directory variable by which `run` tells the host half where its logs go.
+const LOGS: &str = "BASALT_CASE_LOGS";
+
+fn find(name: &str) -> Result<&'static Case> {
+    cases::ALL
+        .iter()
+        .copied()
+        .find(|case| case.name == name)
+        .with_context(|| format!("there is no case `{name}`"))
+}
+
+fn host_half(name: &str) -> Result<()> {
+    let case = find(name)?;
+    let own = std::env::current_exe()?;
+    let binaries = own.parent().context("this program has no directory")?.to_owned();
+    let logs = PathBuf::from(std::env::var_os(LOGS).unwrap_or_else(|| "/tmp".into()));
+    let scratch = PathBuf::from("/var/lib/basalt").join(format!("scratch-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&scratch)?;
+    let before = leaks::Snapshot::take()?;
+    let result = (case.host)(&Host {
+        binaries,
+        logs,
+        scratch: scratch.clone(),
+    });
+    std::fs::remove_dir_all(&scratch)?;
+    let leaked = before.compare_within(Duration::from_secs(10))?;
+    result?;
+    if !leaked.is_empty() {
+        bail!("left behind: {}", leaked.join(", "));
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let result = match Options::parse().verb {
+        Verb::Run { filter, logs } => runner::run(&filter, &logs),
+        Verb::List => runner::list(),
+        Verb::Host { name } => host_half(&name).map(|()| true),
+        Verb::Guest { name, arguments } => find(&name)
+            .and_then(|case| case.guest.with_context(|| format!("case `{name}` has no guest half")))
+            .and_then(|guest| guest(&arguments))
+            .map(|()| true),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

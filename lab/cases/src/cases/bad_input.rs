@@ -1,0 +1,146 @@
+//! What is asked wrongly, or cannot work, ends with one clear sentence, a sensible exit code and nothing left behind.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::basalt::{IMAGE, command, expect_refusal, finish, run};
+use crate::{Case, Host};
+
+pub(crate) const REFUSALS: Case = Case {
+    name: "refusals",
+    limit: Duration::from_secs(200),
+    host: refusals,
+    guest: None,
+};
+
+pub(crate) const BROKEN_GUESTS: Case = Case {
+    name: "broken-guests",
+    limit: Duration::from_secs(300),
+    host: broken_guests,
+    guest: None,
+};
+
+pub(crate) const BROKEN_HOSTS: Case = Case {
+    name: "broken-hosts",
+    limit: Duration::from_secs(200),
+    host: broken_hosts,
+    guest: None,
+};
+
+fn refusals(host: &Host) -> Result<()> {
+    let wrong: [(&[&str], i32, &[&str]); 7] = [
+        (
+            &["run", "no-such-image", "--", "true"],
+            125,
+            &["no-such-image", "basalt import"],
+        ),
+        (&["run", "--cpus", "0", IMAGE, "--", "true"], 125, &["CPU"]),
+        (&["run", "--cpus", "1000", IMAGE, "--", "true"], 125, &["1000"]),
+        (&["run", "--memory", "900t", IMAGE, "--", "true"], 125, &["host has"]),
+        (&["run", "--memory", "1m", IMAGE, "--", "true"], 125, &["32 MiB"]),
+        (&["run", "--no-such-flag", IMAGE], 125, &["--no-such-flag"]),
+        (&["import", "/no/such/file"], 1, &["/no/such/file"]),
+    ];
+    for (arguments, code, words) in wrong {
+        expect_refusal(&run(host, arguments, b"")?, code, words).with_context(|| format!("basalt {arguments:?}"))?;
+    }
+    Ok(())
+}
+
+/// A directory of assets in which some are replaced.
+fn assets(host: &Host, name: &str, replaced: &[(&str, &[u8])]) -> Result<PathBuf> {
+    let directory = host.scratch.join(name);
+    fs::create_dir(&directory)?;
+    for entry in fs::read_dir(host.binaries.join("basalt-assets"))? {
+        let entry = entry?;
+        symlink(entry.path().canonicalize()?, directory.join(entry.file_name()))?;
+    }
+    for (name, bytes) in replaced {
+        let path = directory.join(name);
+        if path.symlink_metadata().is_ok() {
+            fs::remove_file(&path)?;
+        }
+        fs::write(path, bytes)?;
+    }
+    Ok(directory)
+}
+
+fn run_with(host: &Host, assets: &Path) -> Result<std::process::Output> {
+    finish(
+        command(host, &["run", IMAGE, "--", "true"]).env("BASALT_ASSETS", assets),
+        b"",
+    )
+}
+
+fn broken_guests(host: &Host) -> Result<()> {
+    let kernel = fs::read(host.asset("vmlinux"))?;
+    let half = kernel.get(..kernel.len() / 2).context("an empty kernel")?;
+    let output = run_with(host, &assets(host, "half-kernel", &[("vmlinux", half)])?)?;
+    expect_refusal(&output, 125, &["kernel"]).context("a truncated kernel")?;
+    // Without an init the kernel panics, having found nothing to mount either.
+    let output = run_with(host, &assets(host, "no-init", &[("initramfs.cpio", b"")])?)?;
+    expect_refusal(&output, 125, &["panic"]).context("a guest whose kernel panics")?;
+    let output = run_with(host, &assets(host, "no-assets", &[])?.join("nowhere"))?;
+    expect_refusal(&output, 125, &["BASALT_ASSETS"]).context("no assets")?;
+    Ok(())
+}
+
+fn broken_hosts(host: &Host) -> Result<()> {
+    // /dev/kvm is hidden in a mount namespace of the command's own.
+    let basalt = host.binaries.join("basalt");
+    let script = format!(
+        "mount --bind /dev/null /dev/kvm && exec {} run {IMAGE} -- true",
+        basalt.display()
+    );
+    let output = finish(
+        Command::new("unshare")
+            .args(["--mount", "sh", "-c", &script])
+            .env("BASALT_ENGINE", "kvm"),
+        b"",
+    )?;
+    expect_refusal(&output, 125, &["KVM", "basalt doctor"]).context("KVM that is none")?;
+
+    // A store on a file system that is too small for the image. The mount goes with the namespace.
+    let archive = host.scratch.join("image.tar");
+    make_docker_archive(&archive)?;
+    let state = host.scratch.join("state");
+    fs::create_dir(&state)?;
+    let script = format!(
+        "mount -t tmpfs -o size=256k none {0} && BASALT_STATE={0} {1} import --name big {2}; code=$?; \
+         find {0} -type f -size +0 | grep -v -E 'names.json|lock' >&2; exit $code",
+        state.display(),
+        basalt.display(),
+        archive.display()
+    );
+    let output = finish(Command::new("unshare").args(["--mount", "sh", "-c", &script]), b"")?;
+    expect_refusal(&output, 1, &["space"]).context("no space left")?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        !text.contains(&format!("{}/", state.join("images").display())),
+        "files are left behind: {text}"
+    );
+    Ok(())
+}
+
+/// A `docker save` archive with one layer of 2 MiB, made with the host's own tools.
+fn make_docker_archive(path: &Path) -> Result<()> {
+    let directory = path.with_extension("d");
+    fs::create_dir_all(directory.join("root"))?;
+    fs::write(directory.join("root/data"), vec![7; 2 << 20])?;
+    let script = "tar -C root -cf layer.tar data && d=$(sha256sum layer.tar | cut -d' ' -f1) && \
+        printf '{\"architecture\":\"amd64\",\"os\":\"linux\",\"config\":{},\"rootfs\":{\"type\":\"layers\",\"diff_ids\":[\"sha256:%s\"]}}' $d > config.json && \
+        printf '[{\"Config\":\"config.json\",\"RepoTags\":[\"big:latest\"],\"Layers\":[\"layer.tar\"]}]' > manifest.json && \
+        tar -cf \"$1\" manifest.json config.json layer.tar";
+    let status = Command::new("sh")
+        .args(["-c", script, "sh"])
+        .arg(path)
+        .current_dir(&directory)
+        .status()?;
+    ensure!(status.success(), "the archive could not be made");
+    Ok(fs::remove_dir_all(directory)?)
+}

@@ -1,0 +1,42 @@
+//! A distribution's own kernel, as its package has it (bzImage), boots unmodified as far as our agent.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use vmm_api::ExitReason;
+
+use crate::vm::Builder;
+use crate::{Case, Host};
+
+pub(crate) const CASE: Case = Case {
+    name: "foreign-kernel",
+    limit: Duration::from_secs(240),
+    host,
+    guest: None,
+};
+
+fn host(host: &Host) -> Result<()> {
+    let kernel = std::fs::read_dir("/boot")?
+        .filter_map(Result::ok)
+        .map(|entry| entry.path())
+        .find(|path| {
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz"))
+        });
+    let kernel = kernel.unwrap_or_else(|| Path::new("/boot/vmlinuz").to_owned());
+    // Its virtio drivers are modules, which our initramfs does not have: the serial port is all it can use.
+    let mut machine = Builder::new(host)?
+        .kernel(&kernel)?
+        .cpus(2)
+        .cmdline("console=ttyS0 panic=-1 reboot=t quiet")
+        .start()?;
+    machine.wait_console("basalt-agent", Duration::from_secs(120))?;
+    ensure!(!machine.console()?.contains("Kernel panic"), "{}", machine.console()?);
+    let reason = machine.end(Duration::from_secs(60))?;
+    ensure!(
+        matches!(reason, ExitReason::PowerOff | ExitReason::Reset),
+        "it ended because {reason}"
+    );
+    Ok(())
+}

@@ -1,0 +1,37 @@
+//! Every case; a new one is a file here and a line below.
+
+mod bad_input;
+mod block;
+mod devices;
+mod foreign_kernel;
+mod kills;
+mod pause;
+mod processors;
+mod run;
+mod streams;
+mod terminal;
+mod vmm_api;
+mod vsock;
+
+use crate::Case;
+
+/// In the order in which they run: the simple ones first, so that the first failure says most.
+pub(crate) const ALL: &[&Case] = &[
+    &vmm_api::CASE,
+    &devices::CASE,
+    &processors::CASE,
+    &block::CASE,
+    &vsock::CASE,
+    &pause::CASE,
+    &foreign_kernel::CASE,
+    &run::COMMANDS,
+    &run::SETTINGS,
+    &streams::CASE,
+    &terminal::CASE,
+    &terminal::SIGNALS,
+    &bad_input::REFUSALS,
+    &bad_input::BROKEN_GUESTS,
+    &bad_input::BROKEN_HOSTS,
+    &kills::VMM,
+    &kills::CLI,
+];

@@ -1,0 +1,245 @@
+//! The VMM's own socket: requests in the wrong state, wrong configurations, wrong descriptors; each refused in words,
+//! the VMM alive afterwards; a VMM with a named socket outlives its driver.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use base::ByteSize;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use vmm_api::{ClientError, DeviceSpec, ErrorKind, FdRef, VmConfig, VmState, VmmClient};
+use wire::packet::PacketSocket;
+
+use crate::vm::{Builder, Vmm};
+use crate::{Case, Host};
+
+pub(crate) const CASE: Case = Case {
+    name: "vmm-api",
+    limit: Duration::from_secs(180),
+    host,
+    guest: None,
+};
+
+fn host(host: &Host) -> Result<()> {
+    wrong_configurations(host)?;
+    wrong_kernels(host)?;
+    a_metric_counts(host)?;
+    named_socket(host)
+}
+
+fn refusal(result: Result<(), ClientError>, kind: ErrorKind, words: &str) -> Result<()> {
+    match result {
+        Err(ClientError::Refused(error)) => {
+            ensure!(error.kind == kind, "{:?} instead of {kind:?}: {error}", error.kind);
+            ensure!(
+                error.message.contains(words),
+                "the message does not say `{words}`: {error}"
+            );
+            Ok(())
+        }
+        other => bail!("`{words}` was due, not {other:?}"),
+    }
+}
+
+fn wrong_configurations(host: &Host) -> Result<()> {
+    let mut vmm = Vmm::spawn(&host.binaries, &host.logs.join("vmm-wrong"))?;
+    ensure!(vmm.client.info()?.state == VmState::Empty, "a new VMM is not empty");
+    refusal(
+        vmm.client.start(),
+        ErrorKind::WrongState,
+        "needs a VM that is created; this one is empty",
+    )?;
+    let kernel = File::open(host.asset("vmlinux"))?;
+    let fds = [kernel.as_fd()];
+    let good = VmConfig {
+        cpus: 1,
+        memory: ByteSize::mib(128),
+        kernel: FdRef(0),
+        initramfs: None,
+        cmdline: String::new(),
+        kvm: None,
+        serial: None,
+        devices: Vec::new(),
+    };
+    let unknown = DeviceSpec {
+        id: "a".into(),
+        kind: "floppy".into(),
+        config: serde_json::json!({}),
+    };
+    let no_file = DeviceSpec {
+        id: "b".into(),
+        kind: "block".into(),
+        config: serde_json::json!({"file": 7, "read_only": true, "queues": 1, "serial": ""}),
+    };
+    let wrong: [(VmConfig, &str); 6] = [
+        (
+            VmConfig {
+                cpus: 0,
+                ..good.clone()
+            },
+            "give 1 to 64",
+        ),
+        (
+            VmConfig {
+                cpus: 1000,
+                ..good.clone()
+            },
+            "1000 CPUs",
+        ),
+        (
+            VmConfig {
+                memory: ByteSize::mib(1),
+                ..good.clone()
+            },
+            "at least 32 MiB",
+        ),
+        (
+            VmConfig {
+                kernel: FdRef(3),
+                ..good.clone()
+            },
+            "file descriptor 3 did not come",
+        ),
+        (
+            VmConfig {
+                devices: vec![unknown],
+                ..good.clone()
+            },
+            "there are block, console, rng, vsock",
+        ),
+        (
+            VmConfig {
+                devices: vec![no_file],
+                ..good.clone()
+            },
+            "file descriptor 7",
+        ),
+    ];
+    for (config, words) in wrong {
+        refusal(vmm.client.create(config, &fds), ErrorKind::Invalid, words)?;
+    }
+    let twice = [kernel.as_fd(), kernel.as_fd()];
+    refusal(
+        vmm.client.create(good.clone(), &twice),
+        ErrorKind::Invalid,
+        "nothing refers to",
+    )?;
+    let not_kvm = File::open("/dev/null")?;
+    let config = VmConfig {
+        kvm: Some(FdRef(1)),
+        ..good.clone()
+    };
+    refusal(
+        vmm.client.create(config, &[kernel.as_fd(), not_kvm.as_fd()]),
+        ErrorKind::Host,
+        "it is no KVM",
+    )?;
+    // After all this a right one still works, once.
+    vmm.client.create(good.clone(), &fds)?;
+    refusal(
+        vmm.client.create(good, &fds),
+        ErrorKind::WrongState,
+        "needs a VM that is empty",
+    )?;
+    refusal(vmm.client.resume(), ErrorKind::WrongState, "needs a VM that is paused")?;
+    vmm.client.stop()?;
+    ensure!(
+        vmm.wait(Duration::from_secs(10))?,
+        "the VMM did not end well after `stop`"
+    );
+    Ok(())
+}
+
+fn wrong_kernels(host: &Host) -> Result<()> {
+    let whole = std::fs::read(host.asset("vmlinux"))?;
+    let half = whole.get(..whole.len() / 2).context("an empty kernel")?;
+    let broken: [(&str, &[u8]); 4] = [
+        ("empty", b""),
+        ("short", b"\x7fELF"),
+        ("text", &[b'x'; 8192]),
+        ("half", half),
+    ];
+    for (name, bytes) in broken {
+        let path = host.scratch.join(name);
+        std::fs::write(&path, bytes)?;
+        let mut vmm = Vmm::spawn(&host.binaries, &host.logs.join("vmm-kernel"))?;
+        let builder = Builder::new(host)?;
+        let config = VmConfig {
+            initramfs: None,
+            serial: None,
+            devices: Vec::new(),
+            ..builder.config().clone()
+        };
+        let file = File::open(&path)?;
+        refusal(
+            vmm.client.create(config, &[file.as_fd()]),
+            ErrorKind::Boot,
+            "the kernel cannot be",
+        )
+        .with_context(|| format!("the `{name}` kernel"))?;
+    }
+    Ok(())
+}
+
+fn a_metric_counts(host: &Host) -> Result<()> {
+    let mut machine = Builder::new(host)?.start()?;
+    machine.agent()?;
+    let metrics = machine.vmm.client.metrics()?;
+    let exits: u64 = metrics
+        .iter()
+        .filter(|sample| sample.name == "vcpu_exits_total")
+        .map(|sample| sample.value)
+        .sum();
+    ensure!(exits > 10, "{exits} exits were counted");
+    let info = machine.vmm.client.info()?;
+    ensure!(
+        info.state == VmState::Running && info.cpus == 1 && info.memory == 128 << 20,
+        "{info:?}"
+    );
+    ensure!(info.engine == "kvm", "the engine is {}", info.engine);
+    Ok(())
+}
+
+fn named_socket(host: &Host) -> Result<()> {
+    let path = host.scratch.join("control");
+    let mut process = Command::new(host.binaries.join("basalt-vmm"))
+        .arg("--control")
+        .arg(&path)
+        .stdin(Stdio::null())
+        .spawn()?;
+    let connect = || -> Result<VmmClient> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let kind = SocketType::SEQPACKET;
+            let socket: OwnedFd = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+            match rustix::net::connect(&socket, &SocketAddrUnix::new(&path)?) {
+                Ok(()) => return Ok(VmmClient::new(PacketSocket::from_fd(socket))),
+                Err(error) if Instant::now() >= deadline => return Err(error.into()),
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    };
+    let mut first = connect()?;
+    let kernel = File::open(host.asset("vmlinux"))?;
+    let builder = Builder::new(host)?;
+    let config = VmConfig {
+        initramfs: None,
+        serial: None,
+        devices: Vec::new(),
+        ..builder.config().clone()
+    };
+    first.create(config, &[kernel.as_fd()])?;
+    drop(first);
+    let mut second = connect()?;
+    ensure!(
+        second.info()?.state == VmState::Created,
+        "the VM did not outlive its driver"
+    );
+    second.stop()?;
+    drop(second);
+    ensure!(process.wait()?.success(), "the VMM did not end well");
+    ensure!(!path.exists(), "the socket is still there");
+    Ok(())
+}

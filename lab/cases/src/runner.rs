@@ -1,0 +1,113 @@
+//! Runs cases one after the other, each in a process group of its own, with a hard limit and one retry of a time-out.
+
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::{Case, LOGS, cases, leaks};
+
+enum Outcome {
+    Passed,
+    Failed,
+    TimedOut,
+}
+
+/// Prints the names, one a line.
+pub(crate) fn list() -> Result<bool> {
+    let mut out = std::io::stdout().lock();
+    for case in cases::ALL {
+        writeln!(out, "{}", case.name)?;
+    }
+    Ok(true)
+}
+
+/// Runs every case whose name contains `filter`; true when all passed and there was one.
+pub(crate) fn run(filter: &str, logs: &Path) -> Result<bool> {
+    let chosen: Vec<_> = cases::ALL.iter().filter(|case| case.name.contains(filter)).collect();
+    let (mut passed, mut failed, mut retried) = (0, 0, 0);
+    let mut out = std::io::stdout().lock();
+    for case in &chosen {
+        let began = Instant::now();
+        let mut outcome = one(case, logs)?;
+        if matches!(outcome, Outcome::TimedOut) {
+            // The emulated host sometimes stops making progress (docs/lab.md, traps); a second time is a failure.
+            retried += 1;
+            writeln!(out, "retry  {} (no end within {:?})", case.name, case.limit)?;
+            outcome = one(case, logs)?;
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        match outcome {
+            Outcome::Passed => {
+                passed += 1;
+                writeln!(out, "ok     {} {seconds:.1} s", case.name)?;
+            }
+            Outcome::Failed | Outcome::TimedOut => {
+                failed += 1;
+                writeln!(out, "FAILED {} {seconds:.1} s", case.name)?;
+                show_tail(&mut out, &logs.join(case.name).join("output"))?;
+            }
+        }
+        out.flush()?;
+    }
+    let skipped = cases::ALL.len() - chosen.len();
+    writeln!(
+        out,
+        "cases: {} run, {failed} failed, {retried} retried, {skipped} skipped",
+        chosen.len()
+    )?;
+    writeln!(out, "{passed} passed, {failed} failed, {skipped} skipped")?;
+    Ok(failed == 0 && passed > 0)
+}
+
+fn one(case: &Case, logs: &Path) -> Result<Outcome> {
+    let directory = logs.join(case.name);
+    std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    let output = File::create(directory.join("output"))?;
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(["host", case.name])
+        .env(LOGS, &directory)
+        .stdin(Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        .process_group(0)
+        .spawn()?;
+    let deadline = Instant::now() + case.limit;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(if status.success() {
+                Outcome::Passed
+            } else {
+                Outcome::Failed
+            });
+        }
+        if Instant::now() >= deadline {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
+        rustix::process::kill_process_group(group, rustix::process::Signal::KILL)?;
+    }
+    child.wait()?;
+    leaks::kill_left_over()?;
+    Ok(Outcome::TimedOut)
+}
+
+/// The end of a failed case's output; the rest is in its file.
+fn show_tail(out: &mut impl Write, path: &Path) -> Result<()> {
+    const LINES: usize = 40;
+    let text = String::from_utf8_lossy(&std::fs::read(path)?).into_owned();
+    let lines: Vec<_> = text.lines().collect();
+    for line in &lines[lines.len().saturating_sub(LINES)..] {
+        writeln!(out, "  | {line}")?;
+    }
+    if std::io::stdout().is_terminal() {
+        writeln!(out, "  (all of it: {})", path.display())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,398 @@
+//! A VM for cases that need more, or less, than a sandbox has: any devices, any kernel, pause and resume.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use agent_api::{Collected, Connection, ExecRequest, OsText, Upload, VSOCK_PORT};
+use anyhow::{Context, Result, bail, ensure};
+use base::ByteSize;
+use rustix::event::{PollFd, PollFlags};
+use vmm_api::devices::{ConsoleConfig, DeviceConfig, RngConfig, VsockConfig};
+use vmm_api::{DeviceSpec, Event, ExitReason, FdRef, VmConfig, VmmClient};
+use wire::packet::PacketSocket;
+
+use crate::Host;
+
+/// How long an emulated guest may take to boot.
+pub(crate) const BOOT: Duration = Duration::from_secs(90);
+
+/// Where the guest half of a case lies in the guest.
+const GUEST_HALF: &str = "/cases";
+
+/// What a VM is to be made of, step by step.
+pub(crate) struct Builder<'a> {
+    host: &'a Host,
+    config: VmConfig,
+    fds: Vec<OwnedFd>,
+}
+
+impl<'a> Builder<'a> {
+    /// Our kernel and agent, one vCPU, 128 MiB, vsock and a console that is kept in the case's logs.
+    pub(crate) fn new(host: &'a Host) -> Result<Self> {
+        let config = VmConfig {
+            cpus: 1,
+            memory: ByteSize::mib(128),
+            kernel: FdRef(0),
+            initramfs: None,
+            cmdline: node::command_line(log::LevelFilter::Debug),
+            kvm: None,
+            serial: None,
+            devices: Vec::new(),
+        };
+        let mut builder = Self {
+            host,
+            config,
+            fds: Vec::new(),
+        };
+        builder.config.kernel = builder.fd(File::open(host.asset("vmlinux")).context("the guest kernel")?);
+        let initramfs = builder.fd(File::open(host.asset("initramfs.cpio")).context("the initramfs")?);
+        builder.config.initramfs = Some(initramfs);
+        let console = File::create(host.logs.join("console"))?;
+        builder.config.serial = Some(builder.fd(console.try_clone()?));
+        let output = Some(builder.fd(console));
+        builder.device("console", &ConsoleConfig { input: None, output })?;
+        builder.device("rng", &RngConfig {})?;
+        Ok(builder)
+    }
+
+    pub(crate) fn cpus(mut self, cpus: u32) -> Self {
+        self.config.cpus = cpus;
+        self
+    }
+
+    pub(crate) fn memory(mut self, memory: ByteSize) -> Self {
+        self.config.memory = memory;
+        self
+    }
+
+    pub(crate) fn kernel(mut self, path: &Path) -> Result<Self> {
+        let fd = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        let index = usize::try_from(self.config.kernel.0)?;
+        *self.fds.get_mut(index).context("a VM without a kernel")? = fd.into();
+        Ok(self)
+    }
+
+    pub(crate) fn cmdline(mut self, words: &str) -> Self {
+        self.config.cmdline = words.to_owned();
+        self
+    }
+
+    /// A descriptor that travels with the configuration.
+    pub(crate) fn fd(&mut self, fd: impl Into<OwnedFd>) -> FdRef {
+        self.fds.push(fd.into());
+        FdRef(u32::try_from(self.fds.len() - 1).unwrap_or(u32::MAX))
+    }
+
+    pub(crate) fn device<C: DeviceConfig>(&mut self, id: &str, config: &C) -> Result<()> {
+        self.config.devices.push(DeviceSpec::new(id, config)?);
+        Ok(())
+    }
+
+    pub(crate) fn config(&self) -> &VmConfig {
+        &self.config
+    }
+
+    /// Builds and starts the VM, with a vsock device whose connections come to us.
+    pub(crate) fn start(self) -> Result<Vm> {
+        self.start_listening(None)
+    }
+
+    /// The same, with a socket at which connections to the guest are asked for.
+    pub(crate) fn start_listening(mut self, listener: Option<OwnedFd>) -> Result<Vm> {
+        let (acceptor, theirs) = PacketSocket::pair()?;
+        let acceptor_fd = Some(self.fd(OwnedFd::from(theirs)));
+        let listener = listener.map(|fd| self.fd(fd));
+        self.device(
+            "vsock",
+            &VsockConfig {
+                cid: 3,
+                listener,
+                acceptor: acceptor_fd,
+            },
+        )?;
+        let mut vmm = Vmm::spawn(&self.host.binaries, &self.host.logs.join("vmm"))?;
+        let fds: Vec<BorrowedFd<'_>> = self.fds.iter().map(AsFd::as_fd).collect();
+        vmm.client.create(self.config, &fds)?;
+        drop(self.fds);
+        vmm.client.start()?;
+        Ok(Vm {
+            vmm,
+            acceptor,
+            console: self.host.logs.join("console"),
+        })
+    }
+}
+
+/// A VMM process and its client.
+pub(crate) struct Vmm {
+    pub(crate) client: VmmClient,
+    pub(crate) process: Child,
+}
+
+impl Vmm {
+    /// Starts one that waits for orders; its words go to a file.
+    pub(crate) fn spawn(binaries: &Path, log: &PathBuf) -> Result<Self> {
+        let (near, far) = PacketSocket::pair()?;
+        let far = OwnedFd::from(far);
+        let output = File::create(log)?;
+        let mut command = Command::new(binaries.join("basalt-vmm"));
+        command
+            .arg("--control-fd")
+            .arg(far.as_raw_fd().to_string())
+            .args(["--log-level", "info"]);
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        inherit(&mut command, far.as_raw_fd());
+        let process = command.spawn().context("basalt-vmm cannot be started")?;
+        drop(far);
+        Ok(Self {
+            client: VmmClient::new(near),
+            process,
+        })
+    }
+
+    /// Waits for the process's end; tells whether it was a success.
+    pub(crate) fn wait(&mut self, limit: Duration) -> Result<bool> {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.process.try_wait()? {
+                return Ok(status.success());
+            }
+            ensure!(Instant::now() < deadline, "the VMM is still there after {limit:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// Lets the child of `command` have descriptor `number`.
+#[allow(unsafe_code, reason = "a descriptor is made inheritable between fork and exec")]
+fn inherit(command: &mut Command, number: i32) {
+    let keep = move || {
+        // SAFETY: F_SETFD takes a number and touches no memory.
+        match unsafe { libc::fcntl(number, libc::F_SETFD, 0) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: the closure makes one async-signal-safe call; the caller keeps the descriptor open until after the spawn.
+    unsafe { command.pre_exec(keep) };
+}
+
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        // Fails when it has ended and been waited for, which is fine.
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+/// A started VM.
+pub(crate) struct Vm {
+    pub(crate) vmm: Vmm,
+    acceptor: PacketSocket,
+    console: PathBuf,
+}
+
+impl Vm {
+    /// Waits until the guest dials `port` on the host.
+    pub(crate) fn accept(&self, port: u32, limit: Duration) -> Result<UnixStream> {
+        if !readable(&self.acceptor, limit)? {
+            bail!(
+                "the guest did not dial port {port} within {limit:?}; its console:\n{}",
+                self.console()?
+            );
+        }
+        let (bytes, fds) = self.acceptor.receive()?;
+        let dialled = bytes.as_slice().try_into().map(u32::from_le_bytes)?;
+        ensure!(dialled == port, "the guest dialled port {dialled}, not {port}");
+        let fd = fds
+            .into_iter()
+            .next()
+            .context("the connection came without a descriptor")?;
+        Ok(UnixStream::from(fd))
+    }
+
+    /// The agent's connection.
+    pub(crate) fn agent(&self) -> Result<Connection<UnixStream>> {
+        let stream = self.accept(VSOCK_PORT, BOOT)?;
+        Ok(Connection::new(stream, None)?)
+    }
+
+    /// What the guest has written to its console so far.
+    pub(crate) fn console(&self) -> Result<String> {
+        Ok(String::from_utf8_lossy(&std::fs::read(&self.console)?).into_owned())
+    }
+
+    /// Waits until `text` is on the console.
+    pub(crate) fn wait_console(&self, text: &str, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        while !self.console()?.contains(text) {
+            ensure!(
+                Instant::now() < deadline,
+                "`{text}` is not on the console:\n{}",
+                self.console()?
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// Waits for the VM's end and for the process's.
+    pub(crate) fn end(&mut self, limit: Duration) -> Result<ExitReason> {
+        ensure!(
+            readable(&self.vmm.client, limit)?,
+            "the VM did not end within {limit:?}"
+        );
+        let Event::Ended(reason) = self.vmm.client.wait_event()?;
+        ensure!(self.vmm.wait(Duration::from_secs(10))?, "the VMM ended with a failure");
+        Ok(reason)
+    }
+}
+
+fn readable(fd: &impl AsFd, limit: Duration) -> Result<bool> {
+    let limit = rustix::time::Timespec {
+        tv_sec: limit.as_secs().try_into()?,
+        tv_nsec: 0,
+    };
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    Ok(rustix::event::poll(&mut fds, Some(&limit))? > 0)
+}
+
+/// Copies this program into the guest, so that [`guest_half`] can run it.
+pub(crate) fn install(agent: &mut Connection<UnixStream>) -> Result<()> {
+    let mut own = File::open("/proc/self/exe")?;
+    let upload = Upload {
+        path: GUEST_HALF.into(),
+        mode: 0o755,
+        size: own.metadata()?.len(),
+    };
+    agent.upload(&upload, &mut own)?;
+    Ok(())
+}
+
+/// Runs the guest half of a case and gives what it wrote; fails if it failed.
+pub(crate) fn guest_half(agent: &mut Connection<UnixStream>, name: &str, arguments: &[&str]) -> Result<String> {
+    let argv = [GUEST_HALF, "guest", name]
+        .iter()
+        .chain(arguments)
+        .map(|&word| word.into())
+        .collect();
+    let Collected { status, stdout, stderr } = agent
+        .exec(&ExecRequest {
+            argv,
+            ..ExecRequest::default()
+        })?
+        .collect()?;
+    let stdout = String::from_utf8_lossy(&stdout).into_owned();
+    if status.exit_code() != 0 {
+        bail!(
+            "the guest half ended with {status:?}:\n{stdout}{}",
+            String::from_utf8_lossy(&stderr)
+        );
+    }
+    Ok(stdout)
+}
+
+/// Reads exactly what was written, both ways, and checks it.
+pub(crate) fn echo(stream: &mut UnixStream, bytes: &[u8]) -> Result<()> {
+    stream.write_all(bytes)?;
+    let mut back = vec![0; bytes.len()];
+    stream.read_exact(&mut back)?;
+    ensure!(back == bytes, "{} bytes came back changed", bytes.len());
+    Ok(())
+}
+
+/// A guest half that runs while the host half goes on.
+pub(crate) struct GuestHalf {
+    chunks: Receiver<Vec<u8>>,
+    collected: String,
+    worker: JoinHandle<Result<u8>>,
+}
+
+/// Starts the guest half of a case; a thread of its own reads what it writes.
+pub(crate) fn start_guest_half(mut agent: Connection<UnixStream>, name: &'static str) -> GuestHalf {
+    let (sender, chunks) = std::sync::mpsc::channel();
+    let worker = std::thread::spawn(move || {
+        let argv = [GUEST_HALF, "guest", name].map(OsText::from).to_vec();
+        let mut running = agent.exec(&ExecRequest {
+            argv,
+            ..ExecRequest::default()
+        })?;
+        loop {
+            match running.output.next()? {
+                agent_api::Event::Stdout(bytes) | agent_api::Event::Stderr(bytes) => {
+                    // Nobody listens any more when the host half has seen enough.
+                    drop(sender.send(bytes.to_vec()));
+                }
+                agent_api::Event::Closed(_) => (),
+                agent_api::Event::Exited(status) => return Ok(status.exit_code()),
+            }
+        }
+    });
+    GuestHalf {
+        chunks,
+        collected: String::new(),
+        worker,
+    }
+}
+
+impl GuestHalf {
+    /// Everything it has written so far.
+    pub(crate) fn collected(&self) -> &str {
+        &self.collected
+    }
+
+    /// Takes in what it writes within `limit`.
+    pub(crate) fn drain(&mut self, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        loop {
+            match self
+                .chunks
+                .recv_timeout(deadline.saturating_duration_since(Instant::now()))
+            {
+                Ok(bytes) => self.collected.push_str(&String::from_utf8_lossy(&bytes)),
+                Err(RecvTimeoutError::Timeout) => return Ok(()),
+                Err(RecvTimeoutError::Disconnected) => bail!("the guest half has ended; it wrote:\n{}", self.collected),
+            }
+        }
+    }
+
+    /// Waits until it has written `text`.
+    pub(crate) fn wait_for(&mut self, text: &str) -> Result<()> {
+        let deadline = Instant::now() + BOOT;
+        while !self.collected.contains(text) {
+            ensure!(
+                Instant::now() < deadline,
+                "`{text}` did not come; this did:\n{}",
+                self.collected
+            );
+            let step = Duration::from_millis(20);
+            self.drain(step)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for its end; fails if it failed.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        while let Ok(bytes) = self.chunks.recv_timeout(BOOT) {
+            self.collected.push_str(&String::from_utf8_lossy(&bytes));
+        }
+        let code = self
+            .worker
+            .join()
+            .map_err(|_| anyhow::anyhow!("the thread that reads panicked"))??;
+        ensure!(
+            code == 0,
+            "the guest half ended with {code}; it wrote:\n{}",
+            self.collected
+        );
+        Ok(())
+    }
+}
