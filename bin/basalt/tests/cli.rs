@@ -19,9 +19,13 @@ impl World {
         // A copy of its own directory: what cargo has built beside the original must not be found.
         let program = self.directory.path().join("basalt");
         if !program.exists() {
-            std::fs::hard_link(env!("CARGO_BIN_EXE_basalt"), &program)
-                .or_else(|_| std::fs::copy(env!("CARGO_BIN_EXE_basalt"), &program).map(drop))
-                .unwrap();
+            // By another process: a descriptor of ours that is open for writing could be inherited by what another test
+            // starts just then, and the program would be busy (ETXTBSY).
+            let copied = Command::new("cp")
+                .arg(env!("CARGO_BIN_EXE_basalt"))
+                .arg(&program)
+                .status();
+            assert!(copied.unwrap().success());
         }
         let mut command = Command::new(program);
         command

@@ -209,7 +209,7 @@ fn run_watched(mut vcpu: VcpuFd, limit: Duration) -> Result<Result<(), Unusable>
     let thread = std::thread::Builder::new()
         .name("kvm-trial".into())
         .spawn(move || {
-            let outcome = run_once(&mut vcpu, &asked);
+            let outcome = run_once(&mut vcpu, &asked).unwrap_or(Err(Unusable::TrialHung(limit)));
             drop(vcpu);
             // The receiver is gone only when this thread has been given up.
             done.send(outcome).unwrap_or_default();
@@ -218,7 +218,7 @@ fn run_watched(mut vcpu: VcpuFd, limit: Duration) -> Result<Result<(), Unusable>
     let mut outcome = wait.recv_timeout(limit).ok();
     if outcome.is_none() && !thread.is_finished() {
         give_up.store(true, Ordering::Release);
-        outcome = Some(Err(Unusable::TrialHung));
+        outcome = Some(Err(Unusable::TrialHung(limit)));
         while !thread.is_finished() {
             // SAFETY: `pthread_kill` wants a thread that has not been joined: it is joined below. (glibc has a number
             // where musl has a pointer; both are the same word.)
@@ -233,31 +233,31 @@ fn run_watched(mut vcpu: VcpuFd, limit: Duration) -> Result<Result<(), Unusable>
     }
 }
 
-fn run_once(vcpu: &mut VcpuFd, give_up: &AtomicBool) -> Result<(), Unusable> {
+/// Runs until the guest says how it went; `None` when it was given up before.
+fn run_once(vcpu: &mut VcpuFd, give_up: &AtomicBool) -> Option<Result<(), Unusable>> {
     loop {
-        match vcpu.run() {
-            Ok(VcpuExit::IoOut(PORT, [ANSWER])) => return Ok(()),
-            Ok(VcpuExit::Hlt) => return Err(Unusable::Trial("cmpxchg16b found other memory than was written".into())),
-            Ok(VcpuExit::InternalError) => {
-                return Err(Unusable::Trial(
-                    "KVM cannot execute cmpxchg16b in guest kernel mode".into(),
-                ));
-            }
-            Ok(VcpuExit::Shutdown) => return Err(Unusable::Trial("triple fault".into())),
+        return Some(match vcpu.run() {
+            Ok(VcpuExit::IoOut(PORT, [ANSWER])) => Ok(()),
+            Ok(VcpuExit::Hlt) => failed("cmpxchg16b found other memory than was written"),
+            Ok(VcpuExit::InternalError) => failed("KVM cannot execute cmpxchg16b in guest kernel mode"),
+            Ok(VcpuExit::Shutdown) => failed("triple fault"),
             Ok(VcpuExit::FailEntry(reason, _)) => {
-                return Err(Unusable::Trial(format!(
-                    "the CPU refused to enter the guest, reason {reason:#x}"
-                )));
+                failed(format!("the CPU refused to enter the guest, reason {reason:#x}"))
             }
-            Ok(other) => return Err(Unusable::Trial(format!("unexpected exit {other:?}"))),
+            Ok(other) => failed(format!("unexpected exit {other:?}")),
             Err(e) if e.errno() == libc::EINTR || e.errno() == libc::EAGAIN => {
                 if give_up.load(Ordering::Acquire) {
-                    return Err(Unusable::TrialHung);
+                    return None;
                 }
+                continue;
             }
-            Err(e) => return Err(setup("KVM_RUN", e)),
-        }
+            Err(e) => Err(setup("KVM_RUN", e)),
+        });
     }
+}
+
+fn failed(how: impl Into<String>) -> Result<(), Unusable> {
+    Err(Unusable::Trial(how.into()))
 }
 
 fn kick_signal() -> libc::c_int {

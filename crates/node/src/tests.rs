@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread::JoinHandle;
@@ -64,9 +63,17 @@ impl Stage {
 
     /// A program that takes whatever arguments a VMM is given.
     fn program(&self, script: &str) -> std::path::PathBuf {
+        // Written by another process: a descriptor of ours that is open for writing could be inherited by what another
+        // test starts just then, and the program would be busy (ETXTBSY).
+        const WRITE: &str = r#"printf '#!/bin/sh\n%s\n' "$1" > "$0"; chmod 755 "$0""#;
         let path = self.path("vmm");
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let written = std::process::Command::new("sh")
+            .arg("-c")
+            .arg(WRITE)
+            .arg(&path)
+            .arg(script)
+            .status();
+        assert!(written.unwrap().success());
         path
     }
 

@@ -1,0 +1,259 @@
+//! Images through the program, and what `run` does before any VM: with an image made here, a stand-in for `basalt-lab`,
+//! and no KVM needed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+struct World {
+    directory: tempfile::TempDir,
+}
+
+impl World {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        // By another process: a descriptor of ours that is open for writing could be inherited by what another test
+        // starts just then, and the program would be busy (ETXTBSY).
+        let copied = Command::new("cp")
+            .arg(env!("CARGO_BIN_EXE_basalt"))
+            .arg(directory.path())
+            .status();
+        assert!(copied.unwrap().success());
+        Self { directory }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(self.path("basalt"));
+        command
+            .args(args)
+            .env("BASALT_STATE", self.path("state"))
+            .env("BASALT_CACHE", self.path("cache"))
+            .env_remove("BASALT_ASSETS")
+            .env_remove("BASALT_ENGINE")
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// Imports an image with one empty layer and this configuration.
+    fn import(&self, name: &str, config: serde_json::Value) {
+        let layout = self.path("layout");
+        write_layout(&layout, config);
+        let output = self.run(&["import", "--name", name, layout.to_str().unwrap()]);
+        assert!(output.status.success(), "{}", err(&output));
+    }
+
+    /// A program beside `basalt` that is taken for the lab's.
+    fn fake_lab(&self, script: &str) {
+        // By another process, for the reason above.
+        const WRITE: &str = r#"printf '#!/bin/sh\n%s\n' "$1" > "$0"; chmod 755 "$0""#;
+        let written = Command::new("sh")
+            .arg("-c")
+            .arg(WRITE)
+            .arg(self.path("basalt-lab"))
+            .arg(script)
+            .status();
+        assert!(written.unwrap().success());
+    }
+
+    fn run_in_lab(&self) -> Output {
+        self.command(&["run", "tiny", "--", "true"])
+            .env("BASALT_ENGINE", "lab")
+            .output()
+            .unwrap()
+    }
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[track_caller]
+fn fails(output: &Output, code: i32, sentences: &[&str]) {
+    let text = err(output);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    for sentence in sentences {
+        assert!(text.contains(sentence), "`{sentence}` is not in:\n{text}");
+    }
+}
+
+/// A layout as the OCI image specification has it, with one layer: an archive without entries.
+fn write_layout(layout: &Path, config: serde_json::Value) {
+    let blobs = layout.join("blobs/sha256");
+    fs::create_dir_all(&blobs).unwrap();
+    let blob = |media_type: &str, bytes: &[u8]| {
+        let digest: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        fs::write(blobs.join(&digest), bytes).unwrap();
+        json!({ "mediaType": media_type, "digest": format!("sha256:{digest}"), "size": bytes.len() })
+    };
+    let layer = blob("application/vnd.oci.image.layer.v1.tar", &[0; 1024]);
+    let config = json!({
+        "architecture": "amd64", "os": "linux", "created": "2026-01-02T03:04:05Z", "config": config,
+        "rootfs": { "type": "layers", "diff_ids": [layer["digest"]] }
+    });
+    let config = blob(
+        "application/vnd.oci.image.config.v1+json",
+        config.to_string().as_bytes(),
+    );
+    let manifest = json!({
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": config, "layers": [layer]
+    });
+    let manifest = blob(
+        "application/vnd.oci.image.manifest.v1+json",
+        manifest.to_string().as_bytes(),
+    );
+    fs::write(
+        layout.join("oci-layout"),
+        json!({ "imageLayoutVersion": "1.0.0" }).to_string(),
+    )
+    .unwrap();
+    fs::write(
+        layout.join("index.json"),
+        json!({ "schemaVersion": 2, "manifests": [manifest] }).to_string(),
+    )
+    .unwrap();
+}
+
+#[test]
+fn an_image_is_imported_listed_and_removed() {
+    let world = World::new();
+    world.import("tiny", json!({ "Cmd": ["x"] }));
+    let list = out(&world.run(&["images"]));
+    assert!(
+        list.lines()
+            .nth(1)
+            .is_some_and(|line| line.starts_with("tiny:latest  ") && line.ends_with("2026-01-02")),
+        "{list}"
+    );
+    let json: serde_json::Value = serde_json::from_str(&out(&world.run(&["images", "--json"]))).unwrap();
+    assert_eq!(json[0]["names"], json!(["tiny:latest"]));
+    assert_eq!(json[0]["config"]["cmd"], json!(["x"]));
+    let digest = json[0]["digest"].as_str().unwrap().to_owned();
+    assert!(world.run(&["rmi", &digest]).status.success());
+    assert_eq!(out(&world.run(&["images", "--json"])).trim(), "[]");
+    assert_eq!(fs::read_dir(world.path("state/images/blobs")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_damaged_layer_is_refused_and_leaves_nothing() {
+    let world = World::new();
+    let layout = world.path("layout");
+    write_layout(&layout, json!({}));
+    let digest: String = Sha256::digest([0; 1024])
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    fs::write(layout.join("blobs/sha256").join(digest), [1; 1024]).unwrap();
+    fails(
+        &world.run(&["import", layout.to_str().unwrap()]),
+        1,
+        &["digest", "export it again"],
+    );
+    assert_eq!(fs::read_dir(world.path("state/images/blobs")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(world.path("state/images/tmp")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_bad_name_is_refused_before_anything_is_read() {
+    let world = World::new();
+    fails(
+        &world.run(&["import", "--name", "Not A Name", "/nonexistent"]),
+        2,
+        &["is not an image name"],
+    );
+}
+
+#[test]
+fn an_image_without_a_command_says_what_to_write() {
+    let world = World::new();
+    world.import("tiny", json!({}));
+    fails(
+        &world.run(&["run", "tiny"]),
+        125,
+        &["names no command", "basalt run IMAGE -- sh"],
+    );
+    fails(&world.run(&["run", "--entrypoint", "[", "tiny"]), 125, &["JSON array"]);
+    fails(
+        &world.run(&["run", "--env-file", "/nonexistent", "tiny", "x"]),
+        125,
+        &["/nonexistent cannot be read"],
+    );
+}
+
+#[test]
+fn missing_assets_are_named_where_kvm_is_asked_for() {
+    let world = World::new();
+    world.import("tiny", json!({}));
+    let output = world
+        .command(&["run", "tiny", "--", "true"])
+        .env("BASALT_ENGINE", "kvm")
+        .output()
+        .unwrap();
+    fails(&output, 125, &["vmlinux is missing", "make run"]);
+}
+
+#[test]
+fn a_lab_that_does_not_start_is_one_clear_failure() {
+    let world = World::new();
+    world.import("tiny", json!({}));
+    fails(
+        &world.run_in_lab(),
+        125,
+        &["running in the lab", "basalt-lab is not beside this one", "make run"],
+    );
+    world.fake_lab(
+        r#"case $1 in status) echo '{"running":false,"stale":false}'; exit 3;; up) echo no luck >&2; exit 125;; esac"#,
+    );
+    fails(
+        &world.run_in_lab(),
+        125,
+        &[
+            "starting the lab",
+            "no luck",
+            "`basalt lab up` failed",
+            "basalt lab logs",
+        ],
+    );
+    world.fake_lab("exit 1");
+    fails(
+        &world.run_in_lab(),
+        125,
+        &["`basalt lab status` failed", "basalt lab down"],
+    );
+}
+
+#[test]
+fn a_lab_that_does_not_answer_is_named_with_its_address() {
+    let world = World::new();
+    world.import("tiny", json!({}));
+    // A port that was free a moment ago.
+    let address = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .to_string();
+    fs::write(world.path("token"), "00".repeat(32)).unwrap();
+    let status = json!({ "running": true, "lab": { "address": address, "token_file": world.path("token") } });
+    world.fake_lab(&format!("case $1 in status) echo '{status}';; esac"));
+    fails(
+        &world.run_in_lab(),
+        125,
+        &[&address, "does not answer", "basalt lab status"],
+    );
+    fs::write(world.path("token"), "short").unwrap();
+    fails(&world.run_in_lab(), 125, &["is not 64 hexadecimal digits"]);
+}
