@@ -56,10 +56,9 @@ impl FromStr for Reference {
             Some((first, rest)) if first.contains(['.', ':']) || first == LOCAL => (first, rest),
             _ => (LOCAL, name),
         };
-        if !registry
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b':'))
-        {
+        let host = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b':');
+        let edge = |c: char| c.is_ascii_alphanumeric();
+        if !registry.bytes().all(host) || !registry.starts_with(edge) || !registry.ends_with(edge) {
             return Err(bad("its registry is no host name"));
         }
         if !path.split('/').all(is_component) {

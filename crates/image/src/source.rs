@@ -117,7 +117,7 @@ impl Source {
             (compression, Some(temporary)) => decompressed(&whole, compression, temporary, limits)?,
             (_, None) => return Err(not_an_image(path)),
         };
-        let members = members(&file, path, limits)?;
+        let members = members(&file, path)?;
         let source = Self {
             path: path.to_owned(),
             files: Files::Archive { file, members },
@@ -205,10 +205,12 @@ fn decompressed(whole: &Blob, compression: Compression, temporary: &Path, limits
 }
 
 /// Where each file of the archive is. What begins like no tar is not an image rather than a damaged one.
-fn members(file: &File, path: &Path, limits: &Limits) -> Result<HashMap<String, Member>, Error> {
+fn members(file: &File, path: &Path) -> Result<HashMap<String, Member>, Error> {
     let len = file.metadata().map_err(Error::io("read", path))?.len();
     let mut stream = FilePart::new(file, path.display().to_string(), 0, len);
-    let mut reader = Reader::new(&mut stream, limits);
+    // The limits are for what is in the image, not for the archive that it comes in.
+    let limits = Limits::default();
+    let mut reader = Reader::new(&mut stream, &limits);
     let mut members = HashMap::new();
     let mut count = 0;
     loop {
