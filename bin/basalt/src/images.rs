@@ -1,15 +1,14 @@
 //! `basalt images`, `import` and `rmi`, and the image that a run is made of. Shows what crate `image` keeps.
 
 use std::fs::File;
-use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use base::ByteSize;
-use image::{Image, Phase, Progress, Store};
+use image::{Image, Phase, Store};
 use serde::Serialize;
 
+use crate::bar::Bar;
 use crate::cli::{ImportArgs, RmiArgs};
 use crate::output::{Output, table};
 use crate::places;
@@ -17,15 +16,6 @@ use crate::run::command::ImageCommand;
 
 /// A digest's first digits, as tables show it; enough to tell a few thousand images apart.
 const SHORT_DIGEST: usize = 12;
-
-/// An import that takes longer shows how far it is.
-const QUIET: Duration = Duration::from_secs(2);
-
-/// How often the bar moves.
-const TICK: Duration = Duration::from_millis(100);
-
-/// Width of the bar.
-const BAR: usize = 30;
 
 /// An image that is to be run.
 #[derive(Debug)]
@@ -168,9 +158,11 @@ fn short_digest(image: &Image) -> &str {
 
 /// `basalt import`.
 pub(crate) fn import(args: &ImportArgs, output: &Output) -> Result<u8> {
-    let mut bar = Bar::new(!output.json() && io::stderr().is_terminal());
-    let imported = store()?.import(&args.path, args.name.as_deref(), &mut |progress| bar.show(progress));
-    bar.clear();
+    let mut bar = Bar::new(output);
+    let imported = store()?.import(&args.path, args.name.as_deref(), &mut |progress| {
+        bar.show(phase_name(progress.phase), progress.done, progress.total);
+    });
+    drop(bar);
     let image = imported?;
     output.result(&Listed::from(&image), || {
         let names: Vec<&str> = image.names.iter().map(|name| short_name(name)).collect();
@@ -202,72 +194,16 @@ pub(crate) fn remove(args: &RmiArgs, output: &Output) -> Result<u8> {
     Ok(0)
 }
 
-/// A progress bar on standard error, for those who wait and look.
-#[derive(Debug)]
-struct Bar {
-    wanted: bool,
-    begun: Instant,
-    shown: Option<Instant>,
-}
-
-impl Bar {
-    fn new(wanted: bool) -> Self {
-        Self {
-            wanted,
-            begun: Instant::now(),
-            shown: None,
-        }
-    }
-
-    fn show(&mut self, progress: Progress) {
-        let due = self.shown.map_or(self.begun + QUIET, |shown| shown + TICK);
-        if self.wanted && Instant::now() >= due {
-            self.shown = Some(Instant::now());
-            write!(io::stderr().lock(), "\r{}\x1b[K", bar_text(progress)).unwrap_or_default();
-        }
-    }
-
-    fn clear(&mut self) {
-        if self.shown.take().is_some() {
-            write!(io::stderr().lock(), "\r\x1b[K").unwrap_or_default();
-        }
-    }
-}
-
-fn bar_text(progress: Progress) -> String {
-    let Progress { phase, done, total } = progress;
-    let part = |of: u64| usize::try_from(done.min(total) * of / total.max(1)).unwrap_or(0);
-    let filled = part(BAR as u64);
-    let what = match phase {
+fn phase_name(phase: Phase) -> &'static str {
+    match phase {
         Phase::Reading => "reading layers",
         Phase::Writing => "writing the image",
-    };
-    format!(
-        "[{}{}] {:3}% {what}",
-        "#".repeat(filled),
-        "-".repeat(BAR.saturating_sub(filled)),
-        part(100)
-    )
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_bar_fills() {
-        let at = |done, total| {
-            bar_text(Progress {
-                phase: Phase::Reading,
-                done,
-                total,
-            })
-        };
-        assert_eq!(at(0, 10), format!("[{}]   0% reading layers", "-".repeat(30)));
-        assert_eq!(at(10, 10), format!("[{}] 100% reading layers", "#".repeat(30)));
-        assert!(at(5, 10).contains(" 50% "));
-        assert!(at(1, 0).contains("  0% "));
-    }
 
     #[test]
     fn names_and_digests_are_shown_short() {

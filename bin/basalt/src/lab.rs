@@ -16,6 +16,7 @@ use agent_api::{Connection, ExecRequest, ExitStatus, LocalIo, OsText, Signals, T
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use crate::bar::{Bar, Shown};
 use crate::cli::{LogLevel, RunArgs};
 use crate::images::Opened;
 use crate::output::Output;
@@ -198,7 +199,12 @@ fn send_image(connection: &mut Connection<TcpStream>, image: &Opened, output: &O
             mode: 0o644,
             size,
         };
-        connection.upload(&upload, &mut &local).context(DURING)?;
+        connection
+            .upload(
+                &upload,
+                &mut Shown::new(&local, Bar::new(output), "sending the image", size),
+            )
+            .context(DURING)?;
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 //!
 //! Each verb has its file; what they share is in `places` (where things are) and `output` (how things are shown).
 
+mod bar;
 mod cli;
 mod doctor;
 mod generate;
