@@ -130,9 +130,14 @@ impl<S: Duplex> Connection<S> {
         }
     }
 
-    /// Ends the agent's machine; returns when the agent has begun.
+    /// Ends the agent's machine; returns when the agent has begun. The machine may be gone before its answer is: then
+    /// the connection's end is the answer.
     pub fn shutdown(&mut self, shutdown: Shutdown) -> Result<(), Error> {
-        self.ask(&Request::Shutdown(shutdown)).and_then(done)
+        send_request(&self.writer, &Request::Shutdown(shutdown))?;
+        match self.answer() {
+            Err(Error::Closed(_) | Error::Wire(wire::Error::Io(_) | wire::Error::Truncated { .. })) => Ok(()),
+            answer => answer.and_then(done),
+        }
     }
 
     fn ask(&mut self, request: &Request) -> Result<Reply, Error> {
@@ -164,7 +169,7 @@ pub(crate) fn send_request<S: Duplex>(writer: &FrameWriter<S>, request: &Request
 /// A read timeout that the caller set has passed.
 pub(crate) fn timed(error: wire::Error) -> Error {
     match error {
-        wire::Error::Io(error) if is_timeout(error.kind()) => Error::Closed("it was silent for too long"),
+        wire::Error::Io(error) if is_timeout(error.kind()) => Error::TimedOut,
         error => Error::Wire(error),
     }
 }

@@ -17,6 +17,9 @@ pub enum Error {
     /// The agent did not answer in time.
     #[error("the agent did not answer within {0:?}")]
     Silent(Duration),
+    /// Nothing came within the limit that was set on the connection.
+    #[error("the agent was silent for longer than allowed")]
+    TimedOut,
     /// The agent said no.
     #[error("the agent refused: {0}")]
     Refused(String),

@@ -129,8 +129,10 @@ impl Server {
             .name("connection".to_owned())
             .stack_size(STACK_SIZE)
             .spawn(move || {
-                if let Err(error) = server.serve(stream) {
-                    say(format_args!("{error}"));
+                match server.serve(stream) {
+                    // A client that leaves while something is on its way to it is nothing to tell.
+                    Ok(()) | Err(Error::Wire(wire::Error::Io(_))) => {}
+                    Err(error) => say(format_args!("{error}")),
                 }
             });
         if let Err(error) = spawned {

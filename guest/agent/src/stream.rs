@@ -92,6 +92,9 @@ impl<'a, S: Duplex> Streamer<'a, S> {
         for stream in [OutputStream::Stdout, OutputStream::Stderr] {
             self.drain(stream)?;
         }
+        if self.lost {
+            self.kill_all();
+        }
         // The cgroup goes first, so that a client that asks for the next command finds no trace of this one.
         self.ends.cgroup = None;
         self.ends.shared.finished.store(true, Ordering::SeqCst);

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use agent_api::{Connection, Event, ExecRequest, ExitStatus, FailureKind, Tty, WinSize};
-use common::{connect, gone, sh, text};
+use common::{cgroups, connect, connect_to, gone, server_with, sh, text};
 
 #[test]
 fn output_streams_are_separate_and_the_code_is_the_commands() {
@@ -84,8 +84,12 @@ fn a_signal_ends_a_command_and_is_its_status() {
         (libc::SIGHUP, 129),
     ] {
         let mut connection = connect();
-        let mut running = connection.exec(&sh("echo ready; sleep 60")).unwrap();
-        assert_eq!(running.output.next().unwrap(), Event::Stdout(b"ready\n"));
+        // Not a shell: it may catch a signal and forget it when it executes something.
+        let request = ExecRequest {
+            argv: vec!["sleep".into(), "60".into()],
+            ..ExecRequest::default()
+        };
+        let running = connection.exec(&request).unwrap();
         running.input.signal(number).unwrap();
         let result = running.collect().unwrap();
         assert_eq!(result.status, ExitStatus::Signal(u8::try_from(number).unwrap()));
@@ -349,26 +353,41 @@ fn many_at_once_do_not_mix() {
     }
 }
 
-#[test]
-fn a_client_that_disappears_takes_its_command_along() {
-    // Both ignore SIGHUP, so only SIGKILL helps.
-    let script = "trap '' HUP; echo $$; sleep 300 & echo $!; wait; sleep 300";
-    let mut connection = connect();
+/// Starts a script that prints process ids, a line each, and leaves when there are `count`.
+fn leave_behind(mut connection: Connection<UnixStream>, script: &str, count: usize) -> Vec<u32> {
     let mut running = connection.exec(&sh(script)).unwrap();
     let mut seen = String::new();
-    while seen.lines().count() < 2 || !seen.ends_with('\n') {
+    while seen.lines().count() < count || !seen.ends_with('\n') {
         match running.output.next().unwrap() {
             Event::Stdout(bytes) => seen.push_str(text(bytes)),
             other => panic!("{other:?}"),
         }
     }
-    drop(running);
-    drop(connection);
-    for pid in seen.lines() {
-        assert!(
-            gone(pid.parse().unwrap(), Duration::from_secs(10)),
-            "process {pid} is left"
-        );
+    seen.lines().map(|line| line.parse().unwrap()).collect()
+}
+
+#[test]
+fn a_client_that_disappears_takes_its_command_along() {
+    // All ignore SIGHUP, so only SIGKILL helps; the last one has left the process group.
+    let script = "trap '' HUP; echo $$; sleep 300 & echo $!; setsid sleep 300 & sleep 0.2; echo $!; wait";
+    let Some(cgroups) = cgroups() else {
+        panic!("this test needs cgroup version 2 somewhere below /sys/fs/cgroup")
+    };
+    for pid in leave_behind(connect_to(&server_with(None, Some(cgroups))), script, 3) {
+        assert!(gone(pid, Duration::from_secs(10)), "process {pid} is left");
+    }
+}
+
+#[test]
+fn without_cgroups_the_process_group_goes() {
+    let script = "trap '' HUP; echo $$; sleep 300 & echo $!; wait; sleep 300";
+    for pid in leave_behind(connect_to(&server_with(None, None)), script, 2) {
+        assert!(gone(pid, Duration::from_secs(10)), "process {pid} is left");
+    }
+    // The leader goes by SIGHUP; what it leaves in its group ignores that.
+    let script = "(trap '' HUP; exec sleep 300) & echo $!; echo $$; sleep 300";
+    for pid in leave_behind(connect_to(&server_with(None, None)), script, 2) {
+        assert!(gone(pid, Duration::from_secs(10)), "process {pid} is left");
     }
 }
 

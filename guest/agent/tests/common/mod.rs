@@ -16,10 +16,15 @@ pub(crate) fn reaper() -> Reaper {
     REAPER.get_or_init(|| Reaper::start().unwrap()).clone()
 }
 
-/// A server with root `/`, with cgroups where this machine has them.
-pub(crate) fn server(token: Option<Token>) -> Server {
-    let mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-    let cgroups = mounts.iter().find_map(|mount| Cgroups::at(Path::new(mount)).ok());
+/// The cgroup2 file system of this machine, if it has one.
+pub(crate) fn cgroups() -> Option<Cgroups> {
+    ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
+        .iter()
+        .find_map(|mount| Cgroups::at(Path::new(mount)).ok())
+}
+
+/// A server with root `/`.
+pub(crate) fn server_with(token: Option<Token>, cgroups: Option<Cgroups>) -> Server {
     let config = ServerConfig {
         token,
         root: RootMode::AsIs,
@@ -30,12 +35,22 @@ pub(crate) fn server(token: Option<Token>) -> Server {
     Server::new(config, reaper())
 }
 
+/// The same with cgroups where this machine has them.
+pub(crate) fn server(token: Option<Token>) -> Server {
+    server_with(token, cgroups())
+}
+
+/// A new connection to `server`.
+pub(crate) fn connect_to(server: &Server) -> Connection<UnixStream> {
+    let (near, far) = UnixStream::pair().unwrap();
+    server.serve_in_thread(far);
+    Connection::new(near, None).unwrap()
+}
+
 /// A new connection to the server that all tests of a process share.
 pub(crate) fn connect() -> Connection<UnixStream> {
     static SERVER: OnceLock<Server> = OnceLock::new();
-    let (near, far) = UnixStream::pair().unwrap();
-    SERVER.get_or_init(|| server(None)).serve_in_thread(far);
-    Connection::new(near, None).unwrap()
+    connect_to(SERVER.get_or_init(|| server(None)))
 }
 
 /// A shell script.
