@@ -1,0 +1,40 @@
+//! What a disk counts.
+
+use observe::{Counter, RateLimit, Registry};
+
+/// The counters of one disk, shared by its queues.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    pub(crate) reads: Counter,
+    pub(crate) writes: Counter,
+    pub(crate) flushes: Counter,
+    pub(crate) discards: Counter,
+    pub(crate) write_zeroes: Counter,
+    pub(crate) others: Counter,
+    pub(crate) bytes_read: Counter,
+    pub(crate) bytes_written: Counter,
+    pub(crate) errors: Counter,
+    pub(crate) refused: Counter,
+    /// For log lines that a guest can cause.
+    pub(crate) complaints: RateLimit,
+}
+
+impl Metrics {
+    pub(crate) fn new(registry: &Registry, id: &str) -> Self {
+        let requests = |kind| registry.counter("block_requests_total", &[("device", id), ("kind", kind)]);
+        let bytes = |direction| registry.counter("block_bytes_total", &[("device", id), ("direction", direction)]);
+        Self {
+            reads: requests("read"),
+            writes: requests("write"),
+            flushes: requests("flush"),
+            discards: requests("discard"),
+            write_zeroes: requests("write-zeroes"),
+            others: requests("other"),
+            bytes_read: bytes("read"),
+            bytes_written: bytes("write"),
+            errors: registry.counter("block_errors_total", &[("device", id)]),
+            refused: registry.counter("block_refused_chains_total", &[("device", id)]),
+            complaints: RateLimit::new(4),
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! Block requests (5.2.6): what a checked chain asks for, and the duty to answer it.
+
+use std::io::{self, Read, Write};
+use std::sync::{Mutex, PoisonError};
+
+use virtio::Chain;
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
+    VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
+    VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
+};
+
+use crate::config::MAX_RANGE_SECTORS;
+use crate::disk::{Disk, SECTOR};
+use crate::guest_io::{GuestByte, IoVecs};
+use crate::metrics::Metrics;
+
+/// `struct virtio_blk_req` up to the data: type, reserved, sector.
+const HEADER_BYTES: usize = 16;
+
+/// `struct virtio_blk_discard_write_zeroes`: sector, number of sectors, flags.
+const RANGE_BYTES: usize = 16;
+
+/// The status byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    Ok,
+    IoError,
+    Unsupported,
+}
+
+impl Status {
+    fn byte(self) -> u8 {
+        let value = match self {
+            Self::Ok => VIRTIO_BLK_S_OK,
+            Self::IoError => VIRTIO_BLK_S_IOERR,
+            Self::Unsupported => VIRTIO_BLK_S_UNSUPP,
+        };
+        value.to_le_bytes()[0]
+    }
+}
+
+/// Chains that were answered and wait to be put into the used ring: head and bytes written.
+#[derive(Debug, Default)]
+pub(crate) struct Sink(Mutex<Vec<(u16, u32)>>);
+
+impl Sink {
+    pub(crate) fn put(&self, head: u16, written: u32) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push((head, written));
+    }
+
+    /// Swaps what has gathered into `out`, which is empty.
+    pub(crate) fn take(&self, out: &mut Vec<(u16, u32)>) {
+        std::mem::swap(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), out);
+    }
+}
+
+/// The duty to answer a request. Dropped unanswered, it answers with an I/O error: no request is ever lost.
+#[derive(Debug)]
+#[must_use = "a request has to be answered"]
+pub(crate) struct Obligation<'m> {
+    head: u16,
+    status: Option<GuestByte<'m>>,
+    sink: &'m Sink,
+}
+
+impl Obligation<'_> {
+    /// Answers; `written` counts bytes of data.
+    pub(crate) fn complete(mut self, status: Status, written: usize) {
+        self.answer(status, written);
+    }
+
+    fn answer(&mut self, status: Status, written: usize) {
+        if let Some(byte) = self.status.take() {
+            byte.set(status.byte());
+            let written = u32::try_from(written.saturating_add(1)).unwrap_or(u32::MAX);
+            self.sink.put(self.head, written);
+        }
+    }
+}
+
+impl Drop for Obligation<'_> {
+    fn drop(&mut self) {
+        self.answer(Status::IoError, 0);
+    }
+}
+
+/// What the file has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Read,
+    Write {
+        /// On stable storage before it is answered: the driver has no flush (5.2.6.2).
+        durable: bool,
+    },
+    Flush,
+    /// Give the range back; it reads as zeroes afterwards.
+    Discard {
+        length: u64,
+    },
+    /// Make the range read as zeroes and keep it allocated.
+    Zero {
+        length: u64,
+    },
+}
+
+/// A request that goes to the file.
+#[derive(Debug)]
+#[must_use = "a request has to be answered"]
+pub(crate) struct Io<'m> {
+    pub(crate) operation: Operation,
+    pub(crate) offset: u64,
+    pub(crate) buffers: IoVecs<'m>,
+    total: usize,
+    obligation: Obligation<'m>,
+}
+
+impl<'m> Io<'m> {
+    /// Takes the result of one call. What is left to do comes back.
+    pub(crate) fn finish(mut self, result: io::Result<usize>, metrics: &Metrics) -> Option<Self> {
+        match result {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Some(self),
+            Err(error) => self.fail(&error, metrics),
+            Ok(count) => match self.operation {
+                Operation::Read | Operation::Write { .. } if count == 0 => {
+                    let error = io::Error::new(io::ErrorKind::UnexpectedEof, "the disk's file has become shorter");
+                    self.fail(&error, metrics);
+                }
+                Operation::Read | Operation::Write { .. } => {
+                    self.offset += count as u64;
+                    self.buffers.advance(count);
+                    if self.buffers.length() > 0 {
+                        return Some(self);
+                    }
+                    let written = if self.operation == Operation::Read {
+                        metrics.bytes_read.add(self.total as u64);
+                        self.total
+                    } else {
+                        metrics.bytes_written.add(self.total as u64);
+                        0
+                    };
+                    self.obligation.complete(Status::Ok, written);
+                }
+                Operation::Flush | Operation::Discard { .. } | Operation::Zero { .. } => {
+                    self.obligation.complete(Status::Ok, 0);
+                }
+            },
+        }
+        None
+    }
+
+    fn fail(self, error: &io::Error, metrics: &Metrics) {
+        // Drivers fall back to writing zeroes when told so.
+        if error.raw_os_error() == Some(libc::EOPNOTSUPP) {
+            self.obligation.complete(Status::Unsupported, 0);
+            return;
+        }
+        metrics.errors.increment();
+        if metrics.complaints.allow() {
+            log::warn!("block: {:?} at {:#x} failed: {error}", self.operation, self.offset);
+        }
+        self.obligation.complete(Status::IoError, 0);
+    }
+}
+
+/// Understands a chain. Requests that need no I/O or cannot be served are answered at once; the others come back.
+pub(crate) fn parse<'m>(
+    chain: &Chain<'m>,
+    disk: &Disk,
+    durable: bool,
+    sink: &'m Sink,
+    metrics: &Metrics,
+) -> Option<Io<'m>> {
+    let mut header = [0; HEADER_BYTES];
+    let whole = matches!(chain.reader().read(&mut header), Ok(HEADER_BYTES));
+    let status = chain.writable().iter().rev().find_map(GuestByte::last_of);
+    let Some(status) = status.filter(|_| whole) else {
+        // Nowhere to say anything, or nothing to answer to.
+        metrics.refused.increment();
+        sink.put(chain.head(), 0);
+        return None;
+    };
+    let obligation = Obligation {
+        head: chain.head(),
+        status: Some(status),
+        sink,
+    };
+    let request = Request {
+        chain,
+        disk,
+        metrics,
+        kind: u32::from_le_bytes([header[0], header[1], header[2], header[3]]),
+        sector: u64::from_le_bytes(std::array::from_fn(|at| header[8 + at])),
+    };
+    match request.plan(durable) {
+        Ok(Plan {
+            operation,
+            offset,
+            buffers,
+        }) => Some(Io {
+            operation,
+            offset,
+            total: buffers.length(),
+            buffers,
+            obligation,
+        }),
+        Err(Answer { status, written }) => {
+            if status == Status::IoError {
+                metrics.errors.increment();
+            }
+            obligation.complete(status, written);
+            None
+        }
+    }
+}
+
+struct Plan<'m> {
+    operation: Operation,
+    offset: u64,
+    buffers: IoVecs<'m>,
+}
+
+/// An answer that needs no I/O.
+struct Answer {
+    status: Status,
+    written: usize,
+}
+
+impl From<Status> for Answer {
+    fn from(status: Status) -> Self {
+        Self { status, written: 0 }
+    }
+}
+
+struct Request<'c, 'm> {
+    chain: &'c Chain<'m>,
+    disk: &'c Disk,
+    metrics: &'c Metrics,
+    kind: u32,
+    sector: u64,
+}
+
+impl<'m> Request<'_, 'm> {
+    fn plan(&self, durable: bool) -> Result<Plan<'m>, Answer> {
+        match self.kind {
+            VIRTIO_BLK_T_IN => {
+                self.metrics.reads.increment();
+                // The last byte is the status.
+                let buffers = IoVecs::new(self.chain.writable(), 0, 1);
+                self.transfer(Operation::Read, buffers)
+            }
+            VIRTIO_BLK_T_OUT => {
+                self.metrics.writes.increment();
+                self.writable()?;
+                let buffers = IoVecs::new(self.chain.readable(), HEADER_BYTES, 0);
+                self.transfer(Operation::Write { durable }, buffers)
+            }
+            VIRTIO_BLK_T_FLUSH => {
+                self.metrics.flushes.increment();
+                Ok(Plan {
+                    operation: Operation::Flush,
+                    offset: 0,
+                    buffers: IoVecs::none(),
+                })
+            }
+            VIRTIO_BLK_T_GET_ID => {
+                self.metrics.others.increment();
+                Err(self.serial())
+            }
+            VIRTIO_BLK_T_DISCARD => {
+                self.metrics.discards.increment();
+                self.range(|flags, length| (flags == 0).then_some(Operation::Discard { length }))
+            }
+            VIRTIO_BLK_T_WRITE_ZEROES => {
+                self.metrics.write_zeroes.increment();
+                self.range(|flags, length| match flags {
+                    0 => Some(Operation::Zero { length }),
+                    VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP => Some(Operation::Discard { length }),
+                    _ => None,
+                })
+            }
+            _ => {
+                self.metrics.others.increment();
+                Err(Status::Unsupported.into())
+            }
+        }
+    }
+
+    fn writable(&self) -> Result<(), Answer> {
+        if self.disk.read_only() {
+            Err(Status::IoError.into())
+        } else {
+            Ok(())
+        }
+    }
+
+    fn transfer(&self, operation: Operation, buffers: IoVecs<'m>) -> Result<Plan<'m>, Answer> {
+        let length = buffers.length() as u64;
+        if !length.is_multiple_of(SECTOR) {
+            return Err(Status::IoError.into());
+        }
+        let offset = self.disk.range(self.sector, length).ok_or(Status::IoError)?;
+        if length == 0 {
+            return Err(Status::Ok.into());
+        }
+        Ok(Plan {
+            operation,
+            offset,
+            buffers,
+        })
+    }
+
+    /// Discard and write zeroes: one range; `operation` is `None` for flags that are not known (5.2.6.2).
+    fn range(&self, operation: impl FnOnce(u32, u64) -> Option<Operation>) -> Result<Plan<'m>, Answer> {
+        self.writable()?;
+        if !self.disk.discards() {
+            return Err(Status::Unsupported.into());
+        }
+        let mut bytes = [0; HEADER_BYTES + RANGE_BYTES];
+        let count = self.chain.reader().read(&mut bytes).unwrap_or(0);
+        if count != bytes.len() || self.chain.readable_bytes() != bytes.len() {
+            return Err(Status::IoError.into());
+        }
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[HEADER_BYTES + at + i]));
+        let sector = u64::from(word(4)) << 32 | u64::from(word(0));
+        let (sectors, flags) = (word(8), word(12));
+        let length = u64::from(sectors) * SECTOR;
+        let operation = operation(flags, length).ok_or(Status::Unsupported)?;
+        if sectors > MAX_RANGE_SECTORS {
+            return Err(Status::IoError.into());
+        }
+        let offset = self.disk.range(sector, length).ok_or(Status::IoError)?;
+        if length == 0 {
+            return Err(Status::Ok.into());
+        }
+        Ok(Plan {
+            operation,
+            offset,
+            buffers: IoVecs::none(),
+        })
+    }
+
+    fn serial(&self) -> Answer {
+        let serial = self.disk.serial();
+        let room = self.chain.writable_bytes().saturating_sub(1).min(serial.len());
+        match self.chain.writer().write(&serial[..room]) {
+            Ok(written) => Answer {
+                status: Status::Ok,
+                written,
+            },
+            Err(_) => Status::IoError.into(),
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The loop that serves one queue, whatever carries out its requests.
+//!
+//! One pass takes everything that is available, starts it together, waits once, and answers everything that is done with
+//! one look at whether the driver wants an interrupt.
+
+use std::sync::Arc;
+
+use base::StopSignal;
+use memory::GuestRam;
+use virtio::virtio_queue::QueueT;
+use virtio::{ActiveQueue, QueueInterrupt, RingError};
+
+use crate::backend::Backend;
+use crate::disk::Disk;
+use crate::metrics::Metrics;
+use crate::request::{Sink, parse};
+use crate::threads::{self, Waiting};
+use crate::uring::{Ring, RingBackend};
+
+/// What a queue's worker owns, and gives back.
+pub(crate) struct Server {
+    pub(crate) queue: ActiveQueue,
+    pub(crate) ring: Option<Ring>,
+    pub(crate) memory: Arc<GuestRam>,
+    pub(crate) interrupt: Arc<dyn QueueInterrupt>,
+    pub(crate) disk: Arc<Disk>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Writes are on stable storage before they are answered.
+    pub(crate) durable: bool,
+}
+
+impl Server {
+    /// Serves by io_uring until stopped; returns with nothing under way.
+    pub(crate) fn run_uring(mut self, ring: Ring, stop: &StopSignal) -> Self {
+        let (memory, sink) = (Arc::clone(&self.memory), Sink::default());
+        let kick = Arc::clone(&self.queue.kick);
+        let mut backend = RingBackend::new(ring, &kick, stop.fd());
+        self.serve(&mut backend, &memory, &sink);
+        self.ring = backend.into_ring();
+        self
+    }
+
+    /// Serves by so many threads until stopped; returns with nothing under way.
+    pub(crate) fn run_threads(mut self, waiting: &Waiting, threads: usize, stop: &StopSignal) -> Self {
+        let (memory, sink) = (Arc::clone(&self.memory), Sink::default());
+        let disk = Arc::clone(&self.disk);
+        threads::with_pool(&disk, waiting, threads, stop, |backend| {
+            self.serve(backend, &memory, &sink);
+        });
+        self
+    }
+
+    fn serve<'m>(&mut self, backend: &mut impl Backend<'m>, memory: &'m GuestRam, sink: &'m Sink) {
+        let most = usize::from(self.queue.queue.size());
+        let (mut done, mut answers) = (Vec::new(), Vec::new());
+        let mut under_way = 0;
+        let mut stopping = false;
+        let mut broken = false;
+        loop {
+            let mut more = false;
+            if !stopping && !broken {
+                let taken = self.take(backend, memory, sink, most - under_way);
+                under_way += taken.started;
+                more = taken.more;
+                broken |= self.is_broken(taken.error);
+            }
+            let answered = self.answer(memory, sink, &mut answers);
+            broken |= self.is_broken(answered.err());
+            if stopping && under_way == 0 {
+                return;
+            }
+            stopping |= backend.wait(!more, &mut done);
+            for (io, result) in done.drain(..) {
+                match io.finish(result, &self.metrics) {
+                    Some(rest) => backend.submit(rest),
+                    None => under_way -= 1,
+                }
+            }
+            let answered = self.answer(memory, sink, &mut answers);
+            broken |= self.is_broken(answered.err());
+        }
+    }
+
+    /// Starts everything that is available, `room` requests at most.
+    fn take<'m>(&mut self, backend: &mut impl Backend<'m>, memory: &'m GuestRam, sink: &'m Sink, room: usize) -> Taken {
+        let mut taken = Taken::default();
+        if room == 0 {
+            return taken;
+        }
+        let result = self.take_into(backend, memory, sink, room, &mut taken.started);
+        match result {
+            Ok(more) => taken.more = more,
+            Err(error) => taken.error = Some(error),
+        }
+        taken
+    }
+
+    fn take_into<'m>(
+        &mut self,
+        backend: &mut impl Backend<'m>,
+        memory: &'m GuestRam,
+        sink: &'m Sink,
+        room: usize,
+        started: &mut usize,
+    ) -> Result<bool, RingError> {
+        self.queue.disable_kicks(memory)?;
+        // Counts what is answered at once too: a pass is bounded whatever the driver does.
+        for _ in 0..room {
+            let Some(available) = self.queue.take(memory)? else {
+                break;
+            };
+            match available.check() {
+                Ok(chain) => {
+                    if let Some(io) = parse(&chain, &self.disk, self.durable, sink, &self.metrics) {
+                        *started += 1;
+                        backend.submit(io);
+                    }
+                }
+                Err(bad) => {
+                    self.metrics.refused.increment();
+                    sink.put(bad.head, 0);
+                }
+            }
+        }
+        if *started == room {
+            // Full: the next look is when something is done, not when the driver kicks.
+            return Ok(false);
+        }
+        self.queue.enable_kicks(memory)
+    }
+
+    /// Gives back what was answered, and tells the driver once.
+    fn answer(&mut self, memory: &GuestRam, sink: &Sink, answers: &mut Vec<(u16, u32)>) -> Result<(), RingError> {
+        sink.take(answers);
+        if answers.is_empty() {
+            return Ok(());
+        }
+        for (head, written) in answers.drain(..) {
+            self.queue.complete(memory, head, written)?;
+        }
+        self.queue.notify(memory, self.interrupt.as_ref())
+    }
+
+    fn is_broken(&self, error: Option<RingError>) -> bool {
+        if let Some(error) = &error
+            && self.metrics.complaints.allow()
+        {
+            log::warn!("block: queue {} is left alone until a reset: {error}", self.queue.index);
+        }
+        error.is_some()
+    }
+}
+
+/// What one look at the ring brought.
+#[derive(Default)]
+struct Taken {
+    started: usize,
+    more: bool,
+    error: Option<RingError>,
+}
