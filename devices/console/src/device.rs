@@ -1,8 +1,6 @@
-//! The device as its transport sees it. Input, output and a buffer that was written in part outlive a pause; a reset is
-//! known by queues that are not those that were given back.
+//! The device as its transport sees it. A pause and a reset are the same to it: input and output outlive both.
 
 use base::Worker;
-use virtio::virtio_queue::QueueState;
 use virtio::{Activation, ActiveQueue, DeviceError, VirtioDevice};
 
 use crate::worker::{self, Port, Running, Watch};
@@ -21,8 +19,6 @@ const QUEUE_SIZES: [u16; 2] = [16, 64];
 #[derive(Debug)]
 pub struct Console {
     state: State,
-    /// The queues as they were given back.
-    given: Vec<QueueState>,
 }
 
 enum State {
@@ -47,13 +43,8 @@ impl Console {
     pub(crate) fn new(port: Port) -> Self {
         Self {
             state: State::Idle(port),
-            given: Vec::new(),
         }
     }
-}
-
-fn states(queues: &[ActiveQueue]) -> Vec<QueueState> {
-    queues.iter().map(|queue| queue.queue.state()).collect()
 }
 
 fn take_queue(queues: &mut Vec<ActiveQueue>, index: u16) -> Result<ActiveQueue, DeviceError> {
@@ -83,17 +74,13 @@ impl VirtioDevice for Console {
 
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
         let mut queues = activation.queues;
-        let begins_anew = states(&queues) != self.given;
         let receive = take_queue(&mut queues, RECEIVE)?;
         let transmit = take_queue(&mut queues, TRANSMIT)?;
         let watch = Watch::new()?;
-        let State::Idle(mut port) = std::mem::replace(&mut self.state, State::Lost) else {
+        let State::Idle(port) = std::mem::replace(&mut self.state, State::Lost) else {
             let lost = "it was activated twice, or has lost its thread";
             return Err(DeviceError::Host(std::io::Error::other(lost)));
         };
-        if begins_anew {
-            port.done = 0;
-        }
         let running = Running {
             port,
             memory: activation.memory,
@@ -125,8 +112,6 @@ impl VirtioDevice for Console {
             ..
         } = *running;
         self.state = State::Idle(port);
-        let queues = vec![receive, transmit];
-        self.given = states(&queues);
-        queues
+        vec![receive, transmit]
     }
 }

@@ -40,6 +40,7 @@ impl DeviceModule for Module {
             input: Input::new(input),
             output: Output::new(output),
             done: 0,
+            rest: Vec::new(),
             metrics: Metrics::register(context.metrics, context.id),
         })))
     }

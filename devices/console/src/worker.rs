@@ -7,9 +7,10 @@
 //!      └── events ◀──────┤
 //!                        └── stop ──▶ the state goes back to the device, no buffer is held
 //! ```
-//! A buffer that the host has taken in part is put back into the ring and remembered by the number of bytes taken.
+//! A buffer that the host has taken in part is put back into the ring and remembered by the number of bytes taken. Only
+//! when the thread stops is the rest of it copied: the ring may be another one when it starts again.
 
-use std::io;
+use std::io::{self, Read};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,8 @@ use memory::GuestRam;
 use virtio::buffers::Cursor;
 use virtio::virtio_queue::QueueOwnedT;
 use virtio::{ActiveQueue, Chain, QueueInterrupt, RingError};
+
+use vm_memory::VolatileSlice;
 
 use crate::input::Input;
 use crate::metrics::Metrics;
@@ -41,6 +44,8 @@ pub(crate) struct Port {
     pub(crate) output: Output,
     /// How many bytes of the next buffer have been written already.
     pub(crate) done: usize,
+    /// The rest of the buffer that was being written when the thread stopped.
+    pub(crate) rest: Vec<u8>,
     pub(crate) metrics: Metrics,
 }
 
@@ -84,14 +89,18 @@ impl Watch {
         })
     }
 
-    /// Waits for what the port waits for.
-    fn update(&mut self, port: &mut Port, has_buffers: bool) -> io::Result<()> {
+    /// Waits for what the port waits for. True when there is something that need not be waited for.
+    fn update(&mut self, port: &mut Port, has_buffers: bool) -> io::Result<bool> {
+        let mut at_once = false;
         let input = port.input.awaited().filter(|_| has_buffers);
         match (input, self.input) {
             (Some(fd), false) => match self.epoll.add(fd, INPUT, Interest::READ) {
                 Ok(()) => self.input = true,
                 // A file: reading it never blocks.
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => port.input.set_ready(),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    port.input.set_ready();
+                    at_once = true;
+                }
                 Err(error) => return Err(error),
             },
             (None, true) => {
@@ -117,7 +126,7 @@ impl Watch {
             }
             _ => (),
         }
-        Ok(())
+        Ok(at_once)
     }
 }
 
@@ -142,8 +151,8 @@ impl Running {
             let (more_input, has_buffers) = self.receive()?;
             self.transmit.notify(&self.memory, &*self.interrupt)?;
             self.receive.notify(&self.memory, &*self.interrupt)?;
-            self.watch.update(&mut self.port, has_buffers)?;
-            let timeout = if more_output || more_input {
+            let more = self.watch.update(&mut self.port, has_buffers)? || more_output || more_input;
+            let timeout = if more {
                 Some(Duration::ZERO)
             } else {
                 let deadline = self.port.output.deadline();
@@ -152,7 +161,7 @@ impl Running {
             self.watch.epoll.wait(&mut ready, timeout)?;
             for event in &ready {
                 match event.token {
-                    STOP => return Ok(()),
+                    STOP => return self.keep_rest(),
                     INPUT => self.port.input.set_ready(),
                     OUTPUT => self.port.output.writable(),
                     _ => {
@@ -165,8 +174,31 @@ impl Running {
         }
     }
 
+    /// Copies what is left of a buffer that was written in part, and gives the buffer back.
+    fn keep_rest(&mut self) -> Result<(), Fault> {
+        let done = std::mem::take(&mut self.port.done);
+        if done == 0 {
+            return Ok(());
+        }
+        let Some(available) = self.transmit.take(&self.memory)? else {
+            return Ok(());
+        };
+        let head = match available.check() {
+            Ok(chain) => {
+                self.port.keep_rest(&chain, done);
+                chain.head()
+            }
+            Err(bad) => bad.head,
+        };
+        self.transmit.complete(&self.memory, head, 0)?;
+        Ok(self.transmit.notify(&self.memory, &*self.interrupt)?)
+    }
+
     /// Moves the guest's output. True when there is more that need not wait.
     fn send(&mut self) -> Result<bool, Fault> {
+        if !self.port.write_rest() {
+            return Ok(false);
+        }
         self.transmit.disable_kicks(&self.memory)?;
         for _ in 0..TURNS {
             let Some(available) = self.transmit.take(&self.memory)? else {
@@ -238,6 +270,38 @@ enum Progress {
 }
 
 impl Port {
+    /// What little a console prints at once is kept; of more, the rest is dropped.
+    fn keep_rest(&mut self, chain: &Chain<'_>, done: usize) {
+        let mut cursor = chain.reader();
+        skip(&mut cursor, done);
+        let left = cursor.remaining();
+        let mut rest = vec![0; left.min(PIECE)];
+        let count = cursor.read(&mut rest).unwrap_or(0);
+        rest.truncate(count);
+        self.metrics.dropped.add((left - count) as u64);
+        self.rest = rest;
+    }
+
+    /// Writes what was kept. False when it has to wait.
+    fn write_rest(&mut self) -> bool {
+        while !self.rest.is_empty() {
+            let slice = VolatileSlice::from(&mut self.rest[..]);
+            match self.output.write(&slice, Instant::now()) {
+                Fate::Written(count) => {
+                    self.metrics.output.add(count as u64);
+                    self.rest.drain(..count);
+                }
+                Fate::Dropped => {
+                    self.metrics.dropped.add(self.rest.len() as u64);
+                    self.rest.clear();
+                }
+                Fate::Waiting => return false,
+            }
+        }
+        self.rest = Vec::new();
+        true
+    }
+
     /// Writes the next piece of a buffer.
     fn write(&mut self, chain: &Chain<'_>) -> Progress {
         let mut cursor = chain.reader();
