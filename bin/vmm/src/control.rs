@@ -1,0 +1,132 @@
+//! The control socket: requests in, replies and events out, one thread.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use base::{Epoll, Interest};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use vmm_api::{Event, Packet};
+use wire::packet::{PacketError, PacketSocket};
+
+use crate::vm::Vm;
+
+/// Epoll tokens.
+const SOCKET: u64 = 0;
+const ENDED: u64 = 1;
+
+/// How a driver's connection came to its end.
+enum Outcome {
+    /// The driver closed it.
+    Disconnected,
+    /// There is no VM any more and never will be.
+    Over,
+}
+
+/// Serves the one driver that holds the other end of `socket`; its going is the VM's end.
+pub(crate) fn serve_one(socket: PacketSocket) -> Result<()> {
+    serve(&socket, &mut Vm::new()).map(drop)
+}
+
+/// Serves one driver after the other at `path`. The VM goes on between them.
+pub(crate) fn listen(path: &Path) -> Result<()> {
+    let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    rustix::net::bind(&listener, &SocketAddrUnix::new(path)?).context("it cannot be bound: remove a stale one")?;
+    let _unlink = UnlinkOnDrop(path);
+    rustix::net::listen(&listener, 1)?;
+    let mut vm = Vm::new();
+    loop {
+        let Some(driver) = accept(&listener, &vm)? else {
+            return Ok(());
+        };
+        match serve(&PacketSocket::from_fd(driver), &mut vm)? {
+            Outcome::Disconnected => (),
+            Outcome::Over => return Ok(()),
+        }
+    }
+}
+
+struct UnlinkOnDrop<'a>(&'a Path);
+
+impl Drop for UnlinkOnDrop<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(self.0) {
+            log::warn!("{} could not be removed: {error}", self.0.display());
+        }
+    }
+}
+
+/// Waits for the next driver; `None` when the guest ended while there was none.
+fn accept(listener: &OwnedFd, vm: &Vm) -> Result<Option<OwnedFd>> {
+    let epoll = Epoll::new()?;
+    epoll.add(listener, SOCKET, Interest::READ)?;
+    if let Some(ended) = vm.ended() {
+        epoll.add(ended, ENDED, Interest::READ)?;
+    }
+    let mut ready = Vec::new();
+    epoll.wait(&mut ready, None)?;
+    if ready.iter().any(|ready| ready.token == ENDED) {
+        return Ok(None);
+    }
+    Ok(Some(rustix::net::accept_with(listener, SocketFlags::CLOEXEC)?))
+}
+
+fn serve(socket: &PacketSocket, vm: &mut Vm) -> Result<Outcome> {
+    let epoll = Epoll::new()?;
+    epoll.add(socket.as_fd(), SOCKET, Interest::READ)?;
+    let mut watching = false;
+    let mut ready = Vec::new();
+    loop {
+        if let (Some(ended), false) = (vm.ended(), watching) {
+            epoll.add(ended, ENDED, Interest::READ)?;
+            watching = true;
+        }
+        epoll.wait(&mut ready, None)?;
+        if ready.iter().any(|ready| ready.token == SOCKET) {
+            match answer(socket, vm) {
+                Ok(()) => (),
+                Err(PacketError::Closed) => return Ok(Outcome::Disconnected),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if let Some(reason) = vm.exit_reason() {
+            return match send(socket, &Packet::Event(Event::Ended(reason))) {
+                Ok(()) | Err(PacketError::Closed) => Ok(Outcome::Over),
+                Err(error) => Err(error.into()),
+            };
+        }
+        if vm.is_over() {
+            return Ok(Outcome::Over);
+        }
+    }
+}
+
+/// Reads one request, carries it out and answers.
+fn answer(socket: &PacketSocket, vm: &mut Vm) -> Result<(), PacketError> {
+    let (bytes, fds) = socket.receive()?;
+    match serde_json::from_slice(&bytes) {
+        Ok(Packet::Request { id, version, request }) => {
+            let result = vm.handle(version, request, fds);
+            send(socket, &Packet::Reply { id, result })
+        }
+        Ok(other) => {
+            log::error!("the driver sent something that is no request: {other:?}");
+            Err(PacketError::Closed)
+        }
+        Err(error) => {
+            // Without an id there is nothing to answer to: a driver of another build. Say so and hang up.
+            log::error!("the driver's request is not understood: {error}");
+            Err(PacketError::Closed)
+        }
+    }
+}
+
+fn send(socket: &PacketSocket, packet: &Packet) -> Result<(), PacketError> {
+    match serde_json::to_vec(packet) {
+        Ok(bytes) => socket.send(&bytes, &[]),
+        Err(error) => {
+            log::error!("a reply has no JSON form: {error}");
+            Err(PacketError::Closed)
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The one VM of this process and the requests that act on it.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use device::{DeviceContext, FdTable};
+use engine::Engine;
+use engine_kvm::KvmEngine;
+use machine::{End, Machine, MachineConfig, MachineError, NamedDevice};
+use observe::Registry;
+use vmm_api::{
+    ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, MetricSample, Reply, Request, VERSION, VmConfig, VmState,
+};
+
+use crate::catalog;
+
+/// A refusal.
+fn refuse(kind: ErrorKind, message: impl std::fmt::Display) -> ApiError {
+    ApiError {
+        kind,
+        message: message.to_string(),
+    }
+}
+
+/// Sorts a machine's errors by whom they concern.
+fn from_machine(error: &MachineError) -> ApiError {
+    let kind = match error {
+        MachineError::Boot(_) => ErrorKind::Boot,
+        MachineError::Engine(_) | MachineError::Memory(_) | MachineError::Host { .. } => ErrorKind::Host,
+        MachineError::Pci { .. } | MachineError::Transport { .. } => ErrorKind::Invalid,
+        MachineError::Bus(_) | MachineError::Device { .. } => ErrorKind::Internal,
+    };
+    refuse(kind, error)
+}
+
+/// The VM, if there is one, and what is known of it.
+pub(crate) struct Vm {
+    machine: Option<Machine>,
+    state: VmState,
+    cpus: u32,
+    engine: &'static str,
+    registry: Registry,
+}
+
+impl Vm {
+    pub(crate) fn new() -> Self {
+        Self {
+            machine: None,
+            state: VmState::Empty,
+            cpus: 0,
+            engine: "",
+            registry: Registry::new(),
+        }
+    }
+
+    /// What becomes readable when the guest ends.
+    pub(crate) fn ended(&self) -> Option<&base::EventFd> {
+        self.machine.as_ref().map(Machine::ended)
+    }
+
+    /// Why the guest has ended, if it has.
+    pub(crate) fn exit_reason(&self) -> Option<ExitReason> {
+        let end = self.machine.as_ref()?.end()?;
+        Some(match end {
+            End::PowerOff => ExitReason::PowerOff,
+            End::Reset => ExitReason::Reset,
+            End::Failed(why) => ExitReason::Failed(why.clone()),
+        })
+    }
+
+    /// Carries one request out.
+    pub(crate) fn handle(&mut self, version: u32, request: Request, fds: Vec<OwnedFd>) -> Result<Reply, ApiError> {
+        if version != VERSION {
+            let message = format!(
+                "the driver speaks version {version} of the VMM's API, this VMM version {VERSION}: use basalt and \
+                 basalt-vmm of one build"
+            );
+            return Err(refuse(ErrorKind::Invalid, message));
+        }
+        match request {
+            Request::Create(config) => self.create(*config, fds).map(|()| Reply::Done),
+            Request::Start => self.go(VmState::Created, "start"),
+            Request::Resume => self.go(VmState::Paused, "resume"),
+            Request::Pause => self.pause(),
+            Request::Stop => {
+                self.machine = None;
+                self.state = VmState::Ended;
+                Ok(Reply::Done)
+            }
+            Request::Info => Ok(Reply::Info(self.info())),
+            Request::Metrics => Ok(Reply::Metrics(self.metrics())),
+        }
+    }
+
+    /// Whether there will never be anything to do again.
+    pub(crate) fn is_over(&self) -> bool {
+        self.state == VmState::Ended
+    }
+
+    fn create(&mut self, config: VmConfig, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
+        self.expect(VmState::Empty, "create")?;
+        config.validate().map_err(|error| refuse(ErrorKind::Invalid, error))?;
+        let mut fds = FdTable::new(fds);
+        let mut take = |fd: FdRef| fds.take(fd).map_err(|error| refuse(ErrorKind::Invalid, error));
+        let mut kernel = File::from(take(config.kernel)?);
+        let mut initramfs = config.initramfs.map(&mut take).transpose()?.map(File::from);
+        let kvm = config.kvm.map(&mut take).transpose()?;
+        let serial = config.serial.map(&mut take).transpose()?;
+        let engine = match kvm {
+            Some(fd) => KvmEngine::from_fd(fd),
+            None => KvmEngine::open(),
+        }
+        .map_err(|error| refuse(ErrorKind::Host, error))?;
+        let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
+        if fds.left_over() > 0 {
+            let message = format!(
+                "{} file descriptors came with the request that nothing refers to",
+                fds.left_over()
+            );
+            return Err(refuse(ErrorKind::Invalid, message));
+        }
+        let source = boot::Source {
+            kernel: &mut kernel,
+            initramfs: initramfs.as_mut(),
+            cmdline: &config.cmdline,
+        };
+        let size = MachineConfig {
+            cpus: config.cpus,
+            memory: config.memory,
+            serial,
+        };
+        let machine = Machine::build(&engine, size, source, devices, &self.registry).map_err(|e| from_machine(&e))?;
+        self.machine = Some(machine);
+        self.cpus = config.cpus;
+        self.engine = engine.name();
+        self.state = VmState::Created;
+        Ok(())
+    }
+
+    fn expect(&self, state: VmState, verb: &str) -> Result<(), ApiError> {
+        if self.state == state {
+            return Ok(());
+        }
+        Err(refuse(
+            ErrorKind::WrongState,
+            format!("`{verb}` needs a VM that is {state}; this one is {}", self.state),
+        ))
+    }
+
+    fn go(&mut self, from: VmState, verb: &str) -> Result<Reply, ApiError> {
+        self.expect(from, verb)?;
+        if let Some(machine) = &mut self.machine {
+            machine.run().map_err(|error| from_machine(&error))?;
+        }
+        self.state = VmState::Running;
+        Ok(Reply::Done)
+    }
+
+    fn pause(&mut self) -> Result<Reply, ApiError> {
+        self.expect(VmState::Running, "pause")?;
+        if let Some(machine) = &mut self.machine {
+            machine.pause();
+        }
+        self.state = VmState::Paused;
+        Ok(Reply::Done)
+    }
+
+    fn info(&self) -> Info {
+        Info {
+            api_version: VERSION,
+            vmm_version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            engine: self.engine.to_owned(),
+            state: self.state,
+            cpus: self.cpus,
+            memory: self.machine.as_ref().map_or(0, |machine| machine.memory().bytes()),
+        }
+    }
+
+    fn metrics(&self) -> Vec<MetricSample> {
+        let samples = self.registry.samples().into_iter();
+        samples
+            .map(|sample| MetricSample {
+                name: sample.name.to_owned(),
+                labels: sample
+                    .labels
+                    .into_iter()
+                    .map(|(key, value)| (key.to_owned(), value))
+                    .collect(),
+                value: sample.value,
+            })
+            .collect()
+    }
+}
+
+/// Has each device made by its module.
+fn create_devices(specs: &[DeviceSpec], fds: &mut FdTable, registry: &Registry) -> Result<Vec<NamedDevice>, ApiError> {
+    let create = |spec: &DeviceSpec| {
+        let module = catalog::find(&spec.kind).ok_or_else(|| {
+            let kinds = catalog::kinds();
+            let message = format!(
+                "device `{}` is of kind `{}`, which is unknown: there are {kinds}",
+                spec.id, spec.kind
+            );
+            refuse(ErrorKind::Invalid, message)
+        })?;
+        let context = DeviceContext {
+            id: &spec.id,
+            metrics: registry,
+        };
+        let device = module
+            .create(spec, fds, &context)
+            .map_err(|error| refuse(ErrorKind::Invalid, format!("device `{}`: {error}", spec.id)))?;
+        Ok(NamedDevice {
+            id: spec.id.clone(),
+            device,
+        })
+    };
+    specs.iter().map(create).collect()
+}
