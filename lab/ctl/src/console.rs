@@ -34,7 +34,12 @@ pub(crate) struct Console {
 
 impl Console {
     pub(crate) fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), file: None, text: String::new(), seen: 0 }
+        Self {
+            path: path.to_owned(),
+            file: None,
+            text: String::new(),
+            seen: 0,
+        }
     }
 
     /// The events of the lines that were completed since the last call.
@@ -43,20 +48,33 @@ impl Console {
             // The emulator makes it, a moment after it was started.
             self.file = File::open(&self.path).ok();
         }
-        let Some(file) = &mut self.file else { return Ok(Vec::new()) };
+        let Some(file) = &mut self.file else {
+            return Ok(Vec::new());
+        };
         let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).with_context(|| format!("cannot read {}", self.path.display()))?;
+        file.read_to_end(&mut bytes)
+            .with_context(|| format!("cannot read {}", self.path.display()))?;
         self.text.push_str(&String::from_utf8_lossy(&bytes));
         let fresh = self.text.get(self.seen..).unwrap_or_default();
         let whole = fresh.rfind('\n').map_or(0, |end| end + 1);
-        let events = fresh.get(..whole).unwrap_or_default().lines().filter_map(event).collect();
+        let events = fresh
+            .get(..whole)
+            .unwrap_or_default()
+            .lines()
+            .filter_map(event)
+            .collect();
         self.seen += whole;
         Ok(events)
     }
 
     /// The last lines, to be shown with an error.
     pub(crate) fn tail(&self) -> String {
-        let lines: Vec<&str> = self.text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
+        let lines: Vec<&str> = self
+            .text
+            .lines()
+            .map(str::trim_end)
+            .filter(|line| !line.is_empty())
+            .collect();
         let from = lines.len().saturating_sub(TAIL);
         lines.get(from..).unwrap_or_default().join("\n")
     }
@@ -64,7 +82,11 @@ impl Console {
 
 fn event(line: &str) -> Option<Event> {
     // The kernel may have written the beginning of the line.
-    let from = |mark: &str| line.find(mark).and_then(|at| line.get(at + mark.len()..)).map(|rest| rest.trim().to_owned());
+    let from = |mark: &str| {
+        line.find(mark)
+            .and_then(|at| line.get(at + mark.len()..))
+            .map(|rest| rest.trim().to_owned())
+    };
     if let Some(reason) = from(FAILED_PREFIX) {
         return Some(Event::Failed(reason));
     }
@@ -89,9 +111,15 @@ mod tests {
 
     #[test]
     fn lines_become_events() {
-        assert_eq!(event("lab-init: kernel is up [3.22 s]\r"), Some(Event::Step("kernel is up".into())));
+        assert_eq!(
+            event("lab-init: kernel is up [3.22 s]\r"),
+            Some(Event::Step("kernel is up".into()))
+        );
         assert_eq!(event("lab-init: ready [6.20 s]"), Some(Event::Ready));
-        assert_eq!(event("lab-init: failed: no disk [6.20 s]"), Some(Event::Failed("no disk [6.20 s]".into())));
+        assert_eq!(
+            event("lab-init: failed: no disk [6.20 s]"),
+            Some(Event::Failed("no disk [6.20 s]".into()))
+        );
         assert_eq!(
             event("[    3.1] Kernel panic - not syncing: Attempted to kill init!"),
             Some(Event::Panic("Attempted to kill init!".into()))

@@ -29,6 +29,8 @@ pub(crate) struct Machine {
     pub(crate) cpus: u32,
     /// Memory in MiB.
     pub(crate) memory_mib: u64,
+    /// More words for the kernel's command line.
+    pub(crate) kernel_args: String,
 }
 
 /// Makes the data disks that are missing.
@@ -38,7 +40,11 @@ pub(crate) fn make_disks(state: &State) -> Result<()> {
         let make = || {
             let file = File::options().create(true).truncate(false).write(true).open(&path)?;
             // Never shortened: a longer one was made by another version, and holds a file system of that size.
-            if file.metadata()?.len() < size { file.set_len(size) } else { Ok(()) }
+            if file.metadata()?.len() < size {
+                file.set_len(size)
+            } else {
+                Ok(())
+            }
         };
         make().with_context(|| format!("cannot make the data disk {}", path.display()))?;
     }
@@ -65,12 +71,18 @@ pub(crate) fn start(state: &State, parts: &Parts, machine: &Machine, port: u16) 
         return Ok(());
     }
     let said = fs::read_to_string(&log).unwrap_or_default();
-    bail!("{}", reason(&said).unwrap_or_else(|| format!("the emulator gave no reason ({status})")));
+    bail!(
+        "{}",
+        reason(&said).unwrap_or_else(|| format!("the emulator gave no reason ({status})"))
+    );
 }
 
 /// What the emulator complained of: its last line that is no warning.
 fn reason(log: &str) -> Option<String> {
-    let line = log.lines().rev().find(|line| !line.trim().is_empty() && !line.contains("warning:"))?;
+    let line = log
+        .lines()
+        .rev()
+        .find(|line| !line.trim().is_empty() && !line.contains("warning:"))?;
     Some(match line.split_once("qemu-system-x86_64: ") {
         Some((_, message)) if message.contains("Could not set up host forwarding rule") => {
             format!("a TCP port is taken by another program: {message}")
@@ -82,14 +94,33 @@ fn reason(log: &str) -> Option<String> {
 
 fn command(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Command {
     let mut command = Command::new(&parts.emulator);
-    command.args(["-name", "basalt-lab", "-daemonize", "-no-reboot", "-nodefaults", "-display", "none"]);
+    command.args([
+        "-name",
+        "basalt-lab",
+        "-daemonize",
+        "-no-reboot",
+        "-nodefaults",
+        "-display",
+        "none",
+    ]);
     command.args(["-M", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU]);
-    command.args(["-smp", &machine.cpus.to_string(), "-m", &format!("{}M", machine.memory_mib)]);
+    command.args([
+        "-smp",
+        &machine.cpus.to_string(),
+        "-m",
+        &format!("{}M", machine.memory_mib),
+    ]);
     command.arg("-pidfile").arg(state.pid_file());
-    command.arg("-qmp").arg(with_path("unix:", &state.qmp(), ",server=on,wait=off"));
+    command
+        .arg("-qmp")
+        .arg(with_path("unix:", &state.qmp(), ",server=on,wait=off"));
     command.arg("-serial").arg(with_path("file:", &state.console(), ""));
-    command.arg("-kernel").arg(&parts.kernel).arg("-initrd").arg(state.initramfs());
-    command.args(["-append", KERNEL_COMMAND_LINE]);
+    command
+        .arg("-kernel")
+        .arg(&parts.kernel)
+        .arg("-initrd")
+        .arg(state.initramfs());
+    command.args(["-append", &format!("{KERNEL_COMMAND_LINE} {}", machine.kernel_args)]);
     disk(&mut command, &parts.root, ROOT_DISK, "readonly=on");
     for (name, serial, _) in DATA_DISKS {
         // `unsafe` does not wait for the real disk: what is written survives the emulator's death, in the page cache of
@@ -101,7 +132,10 @@ fn command(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Comman
             "cache=unsafe,discard=unmap,detect-zeroes=unmap,werror=report,rerror=report",
         );
     }
-    command.args(["-netdev", &format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:{AGENT_PORT}")]);
+    command.args([
+        "-netdev",
+        &format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:{AGENT_PORT}"),
+    ]);
     command.args(["-device", "virtio-net-pci,netdev=net,romfile="]);
     command
 }
@@ -109,7 +143,9 @@ fn command(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Comman
 fn disk(command: &mut Command, file: &Path, serial: &str, options: &str) {
     let drive = format!("if=none,id={serial},format=raw,{options},file=");
     command.arg("-drive").arg(with_path(&drive, file, ""));
-    command.arg("-device").arg(format!("virtio-blk-pci,drive={serial},serial={serial}"));
+    command
+        .arg("-device")
+        .arg(format!("virtio-blk-pci,drive={serial},serial={serial}"));
 }
 
 /// An option with a path in it, where a comma is written twice (QEMU's documentation, "-drive").
@@ -129,7 +165,10 @@ mod tests {
         let log = "/x/qemu-system-x86_64: warning: TCG doesn't support requested feature: CPUID.80000001H:ECX\n\
                    /x/qemu-system-x86_64: -netdev user: Could not set up host forwarding rule 'tcp:127.0.0.1:22-:1024'\n";
         let said = reason(log).unwrap();
-        assert!(said.starts_with("a TCP port is taken") && said.contains("127.0.0.1:22"), "{said}");
+        assert!(
+            said.starts_with("a TCP port is taken") && said.contains("127.0.0.1:22"),
+            "{said}"
+        );
         assert_eq!(reason("qemu-system-x86_64: warning: nothing\n"), None);
         assert_eq!(reason(""), None);
         assert_eq!(

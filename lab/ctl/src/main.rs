@@ -13,7 +13,7 @@ mod up;
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, IsTerminal, Seek, SeekFrom, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -46,7 +46,11 @@ impl std::error::Error for Interrupted {}
 
 /// The lab: an emulated AMD machine with SVM in which Basalt's programs run where this machine cannot virtualize.
 #[derive(Parser)]
-#[command(name = "basalt-lab", version, max_term_width = 100, after_help = "\
+#[command(
+    name = "basalt-lab",
+    version,
+    max_term_width = 100,
+    after_help = "\
 Examples:
   basalt-lab up                                start the lab; nothing happens if it runs
   basalt-lab sync                              bring our programs and assets into it
@@ -58,7 +62,8 @@ Examples:
 Environment:
   BASALT_LAB_STATE   the lab's directory (default ~/.cache/basalt/lab)
   BASALT_CACHE       where the emulator and the host system are (default ~/.cache/basalt)
-  BASALT_ASSETS      the assets that `sync` sends (default basalt-assets beside this program)")]
+  BASALT_ASSETS      the assets that `sync` sends (default basalt-assets beside this program)"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -121,6 +126,9 @@ struct Up {
     /// TCP port of 127.0.0.1 for the lab's agent; any free one if not given
     #[arg(long, env = "BASALT_LAB_PORT")]
     port: Option<u16>,
+    /// More words for the lab's kernel command line
+    #[arg(long, env = "BASALT_LAB_KERNEL_ARGS", value_name = "WORDS", default_value = "")]
+    kernel_args: String,
     /// Seconds that one boot may take
     #[arg(long, env = "BASALT_LAB_TIMEOUT", default_value_t = 120, value_name = "SECONDS")]
     timeout: u64,
@@ -152,6 +160,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(cli.command) {
         Ok(code) => ExitCode::from(code),
+        Err(error) if reader_left(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("basalt-lab: {error:#}");
             ExitCode::from(error_code(&error))
@@ -181,12 +190,30 @@ fn run(command: Command) -> Result<u8> {
                 bail!("`shell` needs a terminal; use `basalt-lab exec -- COMMAND`");
             }
             let argv = vec!["/bin/bash".into(), "-i".into()];
-            let job = remote::Job { argv, env: Vec::new(), cwd: "/root".into(), tty: true, stdin: true };
+            let job = remote::Job {
+                argv,
+                env: Vec::new(),
+                cwd: "/root".into(),
+                tty: true,
+                stdin: true,
+            };
             remote::run(&running(&state)?, &job)
         }
         Command::Exec(exec) => {
-            let Exec { tty, no_stdin, env, workdir, argv } = exec;
-            let job = remote::Job { argv, env, cwd: workdir, tty, stdin: !no_stdin };
+            let Exec {
+                tty,
+                no_stdin,
+                env,
+                workdir,
+                argv,
+            } = exec;
+            let job = remote::Job {
+                argv,
+                env,
+                cwd: workdir,
+                tty,
+                stdin: !no_stdin,
+            };
             remote::run(&running(&state)?, &job)
         }
         Command::Sync { json } => {
@@ -200,11 +227,24 @@ fn run(command: Command) -> Result<u8> {
                 bail!("{directory:?} is not an absolute path in the lab");
             }
             let mut remote = remote::connect(&running(&state)?)?;
-            report(&sync::push(&mut remote, &paths, directory, &mut Progress::new(json))?, json)
+            report(
+                &sync::push(&mut remote, &paths, directory, &mut Progress::new(json))?,
+                json,
+            )
         }
-        Command::Logs { emulator, lines, follow } => {
-            logs(&if emulator { state.emulator_log() } else { state.console() }, lines, follow)
-        }
+        Command::Logs {
+            emulator,
+            lines,
+            follow,
+        } => logs(
+            &if emulator {
+                state.emulator_log()
+            } else {
+                state.console()
+            },
+            lines,
+            follow,
+        ),
     }
 }
 
@@ -218,7 +258,11 @@ fn running(state: &State) -> Result<Lab> {
 
 fn up(state: &State, options: &Up) -> Result<u8> {
     let wish = up::Wish {
-        machine: Machine { cpus: options.cpus, memory_mib: options.memory },
+        machine: Machine {
+            cpus: options.cpus,
+            memory_mib: options.memory,
+            kernel_args: options.kernel_args.clone(),
+        },
         port: options.port,
         timeout: Duration::from_secs(options.timeout),
     };
@@ -237,7 +281,9 @@ fn status(state: &State, json: bool) -> Result<u8> {
         if json {
             print(&json!({ "running": false, "stale": stale }).to_string())?;
         } else if stale {
-            print("the lab does not run; the last one ended without `basalt-lab down`, the next `up` cleans up after it")?;
+            print(
+                "the lab does not run; the last one ended without `basalt-lab down`, the next `up` cleans up after it",
+            )?;
         } else {
             print("the lab does not run")?;
         }
@@ -274,7 +320,11 @@ fn report(outcome: &sync::Outcome, json: bool) -> Result<u8> {
     for name in &outcome.missing {
         print(&format!("not built on this machine: {name}"))?;
     }
-    print(&format!("{} sent, {} unchanged", outcome.sent.len(), outcome.unchanged.len()))?;
+    print(&format!(
+        "{} sent, {} unchanged",
+        outcome.sent.len(),
+        outcome.unchanged.len()
+    ))?;
     Ok(0)
 }
 
@@ -285,33 +335,30 @@ fn logs(path: &std::path::Path, lines: Option<usize>, follow: bool) -> Result<u8
         let text = io::read_to_string(&file)?;
         let all: Vec<&str> = text.split_inclusive('\n').collect();
         let last = all.get(all.len().saturating_sub(lines)..).unwrap_or_default().concat();
-        quiet(stdout.write_all(last.as_bytes()))?;
+        stdout.write_all(last.as_bytes())?;
     } else {
-        quiet(io::copy(&mut file, &mut stdout))?;
+        io::copy(&mut file, &mut stdout)?;
     }
-    while follow {
+    if !follow {
+        return Ok(0);
+    }
+    loop {
         std::thread::sleep(Duration::from_millis(200));
-        // A new start has taken the file's place.
-        if file.metadata()?.len() < file.stream_position()? {
-            file.seek(SeekFrom::Start(0))?;
-        }
-        quiet(io::copy(&mut file, &mut stdout))?;
-        quiet(stdout.flush())?;
+        io::copy(&mut file, &mut stdout)?;
+        stdout.flush()?;
     }
-    Ok(0)
 }
 
 /// A line on standard output.
 fn print(line: &str) -> Result<()> {
-    quiet(writeln!(io::stdout(), "{line}"))
+    Ok(writeln!(io::stdout(), "{line}")?)
 }
 
-/// A reader that has seen enough is no failure.
-fn quiet<T>(result: io::Result<T>) -> Result<()> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
-        result => Ok(result.map(drop)?),
-    }
+/// Whether the reader of our output has seen enough and left, as `head` does, which is no failure.
+fn reader_left(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<io::Error>()
+        .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]
@@ -328,7 +375,9 @@ mod tests {
     #[test]
     fn what_follows_two_dashes_is_the_command() {
         let cli = Cli::try_parse_from(["basalt-lab", "exec", "-t", "-e", "A=b", "--", "ls", "-l", "--", "x"]).unwrap();
-        let Command::Exec(exec) = cli.command else { panic!("no exec") };
+        let Command::Exec(exec) = cli.command else {
+            panic!("no exec")
+        };
         assert_eq!(exec.argv, ["ls", "-l", "--", "x"]);
         assert!(exec.tty && !exec.no_stdin);
         assert!(Cli::try_parse_from(["basalt-lab", "exec", "--"]).is_err());
@@ -336,7 +385,12 @@ mod tests {
 
     #[test]
     fn absurd_machines_are_refused() {
-        for arguments in [["--cpus", "0"], ["--cpus", "1000"], ["--memory", "1"], ["--port", "70000"]] {
+        for arguments in [
+            ["--cpus", "0"],
+            ["--cpus", "1000"],
+            ["--memory", "1"],
+            ["--port", "70000"],
+        ] {
             let all = ["basalt-lab", "up"].into_iter().chain(arguments);
             assert!(Cli::try_parse_from(all).is_err(), "{arguments:?}");
         }

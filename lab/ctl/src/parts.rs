@@ -54,7 +54,10 @@ impl Parts {
             let link = cache.join(name).join("current");
             let path = link.canonicalize().unwrap_or(link).join(file);
             if !path.is_file() {
-                bail!("the lab's {name} is missing ({} does not exist); `make run` makes it, by {recipe}", path.display());
+                bail!(
+                    "the lab's {name} is missing ({} does not exist); `make run` makes it, by {recipe}",
+                    path.display()
+                );
             }
             Ok(path)
         };
@@ -95,7 +98,9 @@ pub(crate) fn assets() -> Result<PathBuf> {
 
 fn own_directory() -> Result<PathBuf> {
     let own = env::current_exe().context("cannot tell where this program is")?;
-    own.parent().map(Path::to_owned).context("this program is in no directory")
+    own.parent()
+        .map(Path::to_owned)
+        .context("this program is in no directory")
 }
 
 fn newest_static(candidates: &[PathBuf]) -> Result<Option<PathBuf>> {
@@ -124,8 +129,12 @@ fn is_static(path: &Path) -> Result<bool> {
     let count = u64::from(u16::from_le_bytes(field(&header, 56)?));
     for index in 0..count {
         let mut kind = [0; 4];
-        let at = index.checked_mul(size).and_then(|skip| offset.checked_add(skip)).context("no ELF file")?;
-        file.read_exact_at(&mut kind, at).with_context(|| format!("{} is cut short", path.display()))?;
+        let at = index
+            .checked_mul(size)
+            .and_then(|skip| offset.checked_add(skip))
+            .context("no ELF file")?;
+        file.read_exact_at(&mut kind, at)
+            .with_context(|| format!("{} is cut short", path.display()))?;
         if u32::from_le_bytes(kind) == PT_INTERP {
             return Ok(false);
         }
@@ -134,7 +143,10 @@ fn is_static(path: &Path) -> Result<bool> {
 }
 
 fn field<const N: usize>(header: &[u8], at: usize) -> Result<[u8; N]> {
-    Ok(header.get(at..at + N).context("the ELF header is too short")?.try_into()?)
+    Ok(header
+        .get(at..at + N)
+        .context("the ELF header is too short")?
+        .try_into()?)
 }
 
 #[cfg(test)]
@@ -176,7 +188,13 @@ mod tests {
     #[test]
     fn what_is_missing_is_named_with_where_it_comes_from() {
         let error = Parts::find(Path::new("/nonexistent")).unwrap_err().to_string();
-        assert!(error.contains("/nonexistent/emulator/current/qemu-system-x86_64"), "{error}");
-        assert!(error.contains("make run") && error.contains("lab/emulator/recipe.sh"), "{error}");
+        assert!(
+            error.contains("/nonexistent/emulator/current/qemu-system-x86_64"),
+            "{error}"
+        );
+        assert!(
+            error.contains("make run") && error.contains("lab/emulator/recipe.sh"),
+            "{error}"
+        );
     }
 }

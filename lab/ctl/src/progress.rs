@@ -17,7 +17,11 @@ pub(crate) struct Progress {
 impl Progress {
     /// Starts the clock. With `silent` nothing is ever said.
     pub(crate) fn new(silent: bool) -> Self {
-        Self { started: Instant::now(), held_back: Vec::new(), silent }
+        Self {
+            started: Instant::now(),
+            held_back: Vec::new(),
+            silent,
+        }
     }
 
     /// Time since the start.

@@ -21,7 +21,10 @@ pub(crate) type Remote = Connection<TcpStream>;
 
 /// Connects to a lab.
 pub(crate) fn connect(lab: &Lab) -> Result<Remote> {
-    let address: SocketAddr = lab.address.parse().with_context(|| format!("{:?} is no address", lab.address))?;
+    let address: SocketAddr = lab
+        .address
+        .parse()
+        .with_context(|| format!("{:?} is no address", lab.address))?;
     let stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)
         .with_context(|| format!("cannot connect to the lab at {address}"))?;
     stream.set_nodelay(true)?;
@@ -34,8 +37,14 @@ pub(crate) fn connect(lab: &Lab) -> Result<Remote> {
 pub(crate) fn new_token(path: &Path) -> Result<String> {
     let mut bytes = [0_u8; Token::LEN];
     let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    anyhow::ensure!(got == bytes.len(), "the kernel gave {got} of {} random bytes", bytes.len());
-    let text = bytes.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
+    anyhow::ensure!(
+        got == bytes.len(),
+        "the kernel gave {got} of {} random bytes",
+        bytes.len()
+    );
+    let text = bytes
+        .iter()
+        .fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
     crate::state::write_new(path, text.as_bytes())?;
     Ok(text)
 }
@@ -80,9 +89,9 @@ pub(crate) fn run(lab: &Lab, job: &Job) -> Result<u8> {
         tty: job.tty.then(agent_api::local_tty),
         stdin: job.stdin,
     };
-    let status = remote.exec(&request).and_then(|running| {
-        agent_api::pump(running, &LocalIo::std(job.stdin, job.tty), &signals)
-    });
+    let status = remote
+        .exec(&request)
+        .and_then(|running| agent_api::pump(running, &LocalIo::std(job.stdin, job.tty), &signals));
     match status {
         Ok(status) => Ok(status.exit_code()),
         Err(agent_api::Error::Exec(failure)) => {
@@ -100,7 +109,10 @@ pub(crate) fn run(lab: &Lab, job: &Job) -> Result<u8> {
 pub(crate) fn power_off(lab: &Lab, answer_within: Duration) -> Result<()> {
     let mut remote = connect(lab)?;
     remote.set_read_timeout(Some(answer_within))?;
-    remote.shutdown(Shutdown { how: PowerAction::PowerOff, grace_ms: 500 })?;
+    remote.shutdown(Shutdown {
+        how: PowerAction::PowerOff,
+        grace_ms: 500,
+    })?;
     Ok(())
 }
 
@@ -116,8 +128,14 @@ mod tests {
         let text = new_token(&path).unwrap();
         assert_eq!(text.len(), 64);
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        let expected: Vec<u8> = (0..32).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap()).collect();
-        assert!(read_token(&path).unwrap().matches(expected.as_slice().try_into().unwrap()));
+        let expected: Vec<u8> = (0..32)
+            .map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap())
+            .collect();
+        assert!(
+            read_token(&path)
+                .unwrap()
+                .matches(expected.as_slice().try_into().unwrap())
+        );
         let again = new_token(&path).unwrap();
         assert_ne!(text, again);
         fs::write(&path, "nonsense").unwrap();

@@ -60,11 +60,15 @@ impl State {
         builder.recursive(true).mode(0o700);
         for wanted in [directory.to_owned(), directory.join("disks"), directory.join("logs")] {
             builder.create(&wanted).with_context(|| {
-                format!("cannot make {}; name another place with BASALT_LAB_STATE", wanted.display())
+                format!(
+                    "cannot make {}; name another place with BASALT_LAB_STATE",
+                    wanted.display()
+                )
             })?;
         }
-        let directory =
-            directory.canonicalize().with_context(|| format!("cannot resolve {}", directory.display()))?;
+        let directory = directory
+            .canonicalize()
+            .with_context(|| format!("cannot resolve {}", directory.display()))?;
         let state = Self { directory };
         let length = state.qmp().as_os_str().len();
         if length > SOCKET_PATH_LIMIT {
@@ -132,7 +136,10 @@ impl State {
                 waiting();
             }
             if Instant::now() > deadline {
-                bail!("another basalt-lab has been starting or stopping the lab for {} seconds", patience.as_secs());
+                bail!(
+                    "another basalt-lab has been starting or stopping the lab for {} seconds",
+                    patience.as_secs()
+                );
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -168,7 +175,9 @@ impl State {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
         };
-        let Ok(pid) = text.trim().parse::<u32>() else { return Ok(None) };
+        let Ok(pid) = text.trim().parse::<u32>() else {
+            return Ok(None);
+        };
         // Fails if there is no such process; empty if it is dead and not yet reaped.
         let command_line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         Ok(is_emulator(&command_line, &path).then_some(pid))
@@ -176,7 +185,10 @@ impl State {
 
     /// Kills the emulator if it runs, and waits until it is gone.
     pub(crate) fn kill_emulator(&self) -> Result<()> {
-        for (signal, patience) in [(Signal::TERM, Duration::from_secs(3)), (Signal::KILL, Duration::from_secs(10))] {
+        for (signal, patience) in [
+            (Signal::TERM, Duration::from_secs(3)),
+            (Signal::KILL, Duration::from_secs(10)),
+        ] {
             let Some(pid) = self.emulator()? else { return Ok(()) };
             if let Some(target) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
                 match rustix::process::kill_process(target, signal) {
@@ -205,7 +217,13 @@ impl State {
 
     /// Removes what belongs to a lab that does not run: all but disks, logs and the record of what the disks hold.
     pub(crate) fn clean(&self) -> Result<()> {
-        for path in [self.lab_json(), self.token(), self.pid_file(), self.qmp(), self.initramfs()] {
+        for path in [
+            self.lab_json(),
+            self.token(),
+            self.pid_file(),
+            self.qmp(),
+            self.initramfs(),
+        ] {
             match fs::remove_file(&path) {
                 Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -217,7 +235,9 @@ impl State {
 
     /// Whether files of a start are left although no emulator runs: it was killed, or it ended by itself.
     pub(crate) fn is_stale(&self) -> Result<bool> {
-        let left = [self.lab_json(), self.token(), self.pid_file(), self.qmp()].iter().any(|path| path.exists());
+        let left = [self.lab_json(), self.token(), self.pid_file(), self.qmp()]
+            .iter()
+            .any(|path| path.exists());
         Ok(left && self.running()?.is_none())
     }
 }
@@ -225,14 +245,21 @@ impl State {
 /// Whether this command line (as in `/proc/PID/cmdline`) is that of an emulator that was given this pid file.
 fn is_emulator(command_line: &[u8], pid_file: &Path) -> bool {
     let arguments: Vec<&[u8]> = command_line.split(|byte| *byte == 0).collect();
-    arguments.windows(2).any(|pair| pair == [b"-pidfile".as_slice(), pid_file.as_os_str().as_encoded_bytes()])
+    arguments
+        .windows(2)
+        .any(|pair| pair == [b"-pidfile".as_slice(), pid_file.as_os_str().as_encoded_bytes()])
 }
 
 /// Writes a file that only its owner may read, beside its place first: a reader sees all of it or the one before.
 pub(crate) fn write_new(path: &Path, contents: &[u8]) -> Result<()> {
     let beside = path.with_extension("new");
     let write = || {
-        let mut file = File::options().create(true).truncate(true).write(true).mode(0o600).open(&beside)?;
+        let mut file = File::options()
+            .create(true)
+            .truncate(true)
+            .write(true)
+            .mode(0o600)
+            .open(&beside)?;
         file.write_all(contents)?;
         fs::rename(&beside, path)
     };
@@ -278,7 +305,7 @@ mod tests {
     #[test]
     fn an_emulator_is_told_by_its_own_pid_file() {
         let path = Path::new("/s/qemu.pid");
-        assert!(is_emulator(b"qemu\0-M\0q35\0-pidfile\0/s/qemu.pid\0-smp\02\0", path));
+        assert!(is_emulator(b"qemu\0-M\0q35\0-pidfile\0/s/qemu.pid\0-smp\0two\0", path));
         assert!(!is_emulator(b"qemu\0-pidfile\0/other/qemu.pid\0", path));
         assert!(!is_emulator(b"vi\0/s/qemu.pid\0", path));
         assert!(!is_emulator(b"", path));
@@ -315,8 +342,11 @@ mod tests {
         let fixture = Fixture::new("running");
         let state = &fixture.0;
         // A shell with the same arguments stands in for the emulator.
-        let mut child =
-            Command::new("sh").args(["-c", "sleep 60; :", "-pidfile"]).arg(state.pid_file()).spawn().unwrap();
+        let mut child = Command::new("sh")
+            .args(["-c", "sleep 60; :", "-pidfile"])
+            .arg(state.pid_file())
+            .spawn()
+            .unwrap();
         let expected = lab(state, child.id());
         fs::write(state.pid_file(), format!("{}\n", child.id())).unwrap();
         state.write_lab(&expected).unwrap();

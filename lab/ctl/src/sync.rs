@@ -19,7 +19,13 @@ use crate::remote::Remote;
 use crate::state::{State, write_new};
 
 /// Our programs that run in the lab. One that is not built is left out.
-const PROGRAMS: [&str; 5] = ["basalt", "basalt-vmm", "basalt-agent", "basalt-lab-cases", "basalt-bench"];
+const PROGRAMS: [&str; 5] = [
+    "basalt",
+    "basalt-vmm",
+    "basalt-agent",
+    "basalt-lab-cases",
+    "basalt-bench",
+];
 
 /// Name of the assets' directory beside the programs.
 const ASSETS: &str = "basalt-assets";
@@ -62,7 +68,10 @@ pub(crate) fn sync(state: &State, remote: &mut Remote, progress: &mut Progress) 
     let mut items = Vec::new();
     for name in PROGRAMS {
         match parts::find_program(name)? {
-            Some(local) => items.push(Item { local, remote: format!("{BINARIES}/{name}") }),
+            Some(local) => items.push(Item {
+                local,
+                remote: format!("{BINARIES}/{name}"),
+            }),
             None => outcome.missing.push(name.to_owned()),
         }
     }
@@ -71,7 +80,9 @@ pub(crate) fn sync(state: &State, remote: &mut Remote, progress: &mut Progress) 
     for item in &items {
         let known = Known::of(&item.local)?;
         let there = record.0.get(&item.remote) == Some(&known)
-            && remote.stat(item.remote.as_str(), false)?.is_some_and(|info| info.size == known.size);
+            && remote
+                .stat(item.remote.as_str(), false)?
+                .is_some_and(|info| info.size == known.size);
         if there {
             outcome.unchanged.push(item.remote.clone());
             continue;
@@ -98,9 +109,14 @@ pub(crate) fn push(
 ) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     for local in files {
-        let name = local.file_name().with_context(|| format!("{} names no file", local.display()))?;
+        let name = local
+            .file_name()
+            .with_context(|| format!("{} names no file", local.display()))?;
         let remote_path = format!("{}/{}", directory.trim_end_matches('/'), name.to_string_lossy());
-        let item = Item { local: local.clone(), remote: remote_path };
+        let item = Item {
+            local: local.clone(),
+            remote: remote_path,
+        };
         let known = Known::of(local)?;
         let there = remote.stat(item.remote.as_str(), true)?;
         if there.is_some_and(|info| info.sha256.as_ref() == Some(&known.sha256)) {
@@ -117,7 +133,11 @@ pub(crate) fn push(
 fn send(remote: &mut Remote, item: &Item, known: &Known, progress: &mut Progress) -> Result<()> {
     progress.step(&format!("sending {} ({} KiB)", item.remote, known.size.div_ceil(1024)));
     let mut file = open(&item.local)?;
-    let upload = Upload { path: item.remote.as_str().into(), mode: known.mode, size: known.size };
+    let upload = Upload {
+        path: item.remote.as_str().into(),
+        mode: known.mode,
+        size: known.size,
+    };
     remote
         .upload(&upload, &mut file)
         .with_context(|| format!("cannot put {} into the lab as {}", item.local.display(), item.remote))?;
@@ -135,9 +155,14 @@ fn assets(directory: &Path) -> Result<Vec<Item>> {
     };
     for entry in entries {
         let local = entry?.path();
-        let Some(name) = local.file_name().map(|name| name.to_string_lossy().into_owned()) else { continue };
+        let Some(name) = local.file_name().map(|name| name.to_string_lossy().into_owned()) else {
+            continue;
+        };
         if local.is_file() {
-            items.push(Item { local, remote: format!("{BINARIES}/{ASSETS}/{name}") });
+            items.push(Item {
+                local,
+                remote: format!("{BINARIES}/{ASSETS}/{name}"),
+            });
         }
     }
     items.sort_by(|one, other| one.remote.cmp(&other.remote));
@@ -159,14 +184,20 @@ impl Known {
         let mut buffer = vec![0; 1 << 20];
         let mut size = 0;
         loop {
-            let got = file.read(&mut buffer).with_context(|| format!("cannot read {}", path.display()))?;
+            let got = file
+                .read(&mut buffer)
+                .with_context(|| format!("cannot read {}", path.display()))?;
             if got == 0 {
                 break;
             }
             sum.update(buffer.get(..got).unwrap_or_default());
             size += u64::try_from(got)?;
         }
-        Ok(Self { sha256: hex::encode(sum.finalize()), size, mode: metadata.permissions().mode() & 0o777 })
+        Ok(Self {
+            sha256: hex::encode(sum.finalize()),
+            size,
+            mode: metadata.permissions().mode() & 0o777,
+        })
     }
 }
 
@@ -197,8 +228,18 @@ mod tests {
         for name in ["vmlinux", "initramfs.cpio"] {
             fs::write(directory.join(name), name).unwrap();
         }
-        let remote: Vec<_> = assets(&directory).unwrap().into_iter().map(|item| item.remote).collect();
-        assert_eq!(remote, ["/opt/basalt/bin/basalt-assets/initramfs.cpio", "/opt/basalt/bin/basalt-assets/vmlinux"]);
+        let remote: Vec<_> = assets(&directory)
+            .unwrap()
+            .into_iter()
+            .map(|item| item.remote)
+            .collect();
+        assert_eq!(
+            remote,
+            [
+                "/opt/basalt/bin/basalt-assets/initramfs.cpio",
+                "/opt/basalt/bin/basalt-assets/vmlinux"
+            ]
+        );
         fs::remove_dir_all(&directory).unwrap();
     }
 
@@ -209,7 +250,10 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o750)).unwrap();
         let known = Known::of(&path).unwrap();
         // FIPS 180-2, appendix B.1.
-        assert_eq!(known.sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert_eq!(
+            known.sha256,
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
         assert_eq!((known.size, known.mode), (3, 0o750));
         let mut record = Record::default();
         record.0.insert("/x".into(), known.clone());
@@ -218,6 +262,11 @@ mod tests {
         fs::write(&path, "{").unwrap();
         assert!(Record::read(&path).unwrap().0.is_empty());
         fs::remove_file(&path).unwrap();
-        assert!(Known::of(Path::new("/dev")).unwrap_err().to_string().contains("no regular file"));
+        assert!(
+            Known::of(Path::new("/dev"))
+                .unwrap_err()
+                .to_string()
+                .contains("no regular file")
+        );
     }
 }

@@ -62,7 +62,9 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
 
 /// Makes the lab run, and says how to reach it. Nothing is done if it runs.
 pub(crate) fn up(state: &State, cache: &Path, wish: &Wish, progress: &mut Progress) -> Result<Lab> {
-    let _lock = state.lock(LOCK_PATIENCE, || progress.warn("another basalt-lab is at work; waiting for it"))?;
+    let _lock = state.lock(LOCK_PATIENCE, || {
+        progress.warn("another basalt-lab is at work; waiting for it")
+    })?;
     if let Some(lab) = state.running()? {
         return Ok(lab);
     }
@@ -149,10 +151,15 @@ fn attempt(
         cpus: wish.machine.cpus,
         memory_mib: wish.machine.memory_mib,
     };
-    let info = remote::connect(&lab).and_then(|mut remote| Ok(remote.hello()?)).map_err(Failure::Chance)?;
+    let info = remote::connect(&lab)
+        .and_then(|mut remote| Ok(remote.hello()?))
+        .map_err(Failure::Chance)?;
     fs::remove_file(state.initramfs()).context("cannot remove the initramfs, which holds the token")?;
     state.write_lab(&lab)?;
-    progress.step(&format!("the lab answers: Linux {}, at {}", info.kernel_release, lab.address));
+    progress.step(&format!(
+        "the lab answers: Linux {}, at {}",
+        info.kernel_release, lab.address
+    ));
     Ok(lab)
 }
 
@@ -201,12 +208,7 @@ fn start_emulator(state: &State, parts: &Parts, wish: &Wish) -> Result<u16> {
     }
 }
 
-fn wait_for_ready(
-    state: &State,
-    timeout: Duration,
-    signals: &Signals,
-    progress: &mut Progress,
-) -> Result<(), Failure> {
+fn wait_for_ready(state: &State, timeout: Duration, signals: &Signals, progress: &mut Progress) -> Result<(), Failure> {
     let mut console = Console::new(&state.console());
     let deadline = progress.elapsed() + timeout;
     let chance = |what: String, console: &Console| {
@@ -241,7 +243,9 @@ fn wait_for_ready(
 
 /// Ends the lab; says whether there was one.
 pub(crate) fn down(state: &State, progress: &mut Progress) -> Result<bool> {
-    let _lock = state.lock(LOCK_PATIENCE, || progress.warn("another basalt-lab is at work; waiting for it"))?;
+    let _lock = state.lock(LOCK_PATIENCE, || {
+        progress.warn("another basalt-lab is at work; waiting for it")
+    })?;
     let was_there = state.emulator()?.is_some();
     if let Some(lab) = state.running()? {
         progress.step("asking the lab to power off");

@@ -40,10 +40,14 @@ impl Format {
     fn make(self) -> Command {
         // Formatting writes as little as possible: every byte goes through an emulated disk.
         let (program, options): (_, &[&str]) = match self {
-            Self::Xfs => ("/usr/sbin/mkfs.xfs", &["-q", "-f", "-K", "-m", "reflink=1", "-l", "size=64m"]),
-            Self::Ext4 => {
-                ("/usr/sbin/mkfs.ext4", &["-q", "-F", "-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"])
-            }
+            Self::Xfs => (
+                "/usr/sbin/mkfs.xfs",
+                &["-q", "-f", "-K", "-m", "reflink=1", "-l", "size=64m"],
+            ),
+            Self::Ext4 => (
+                "/usr/sbin/mkfs.ext4",
+                &["-q", "-F", "-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"],
+            ),
         };
         let mut command = Command::new(program);
         command.args(options).env("PATH", crate::PATH);
@@ -92,7 +96,8 @@ fn by_serial(block: &Path, serial: &str) -> Result<Option<String>> {
 pub(crate) fn inspect(device: &Path, format: Format) -> Result<Content> {
     let mut head = [0; 4096];
     let file = File::open(device).with_context(|| format!("cannot open {}", device.display()))?;
-    file.read_exact_at(&mut head, 0).with_context(|| format!("cannot read {}", device.display()))?;
+    file.read_exact_at(&mut head, 0)
+        .with_context(|| format!("cannot read {}", device.display()))?;
     let (offset, magic) = format.magic();
     let found = head.get(usize::try_from(offset)?..).unwrap_or_default();
     Ok(if found.starts_with(magic) {
@@ -106,7 +111,11 @@ pub(crate) fn inspect(device: &Path, format: Format) -> Result<Content> {
 
 /// Makes a new file system on the disk; what was on it is gone.
 pub(crate) fn format(device: &Path, format: Format) -> Result<()> {
-    let output = format.make().arg(device).output().with_context(|| format!("cannot run mkfs.{}", format.name()))?;
+    let output = format
+        .make()
+        .arg(device)
+        .output()
+        .with_context(|| format!("cannot run mkfs.{}", format.name()))?;
     if !output.status.success() {
         let reason = String::from_utf8_lossy(&output.stderr);
         let reason = reason.lines().next().unwrap_or("it gave no reason");

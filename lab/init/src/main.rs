@@ -77,7 +77,9 @@ fn run() -> Result<()> {
             Ok(())
         });
         let host = host(&modules);
-        let storage = storage.join().unwrap_or_else(|_| Err(anyhow!("the thread that mounts the data disks panicked")));
+        let storage = storage
+            .join()
+            .unwrap_or_else(|_| Err(anyhow!("the thread that mounts the data disks panicked")));
         host.and(storage)
     })?;
     serve::serve(token, started_ns)

@@ -1,6 +1,5 @@
 //! Loads kernel modules with what they need, by the kernel's own `modules.dep`. Knows no module by name.
 
-use std::ffi::CStr;
 use std::fs::{self, File};
 use std::path::PathBuf;
 
@@ -41,7 +40,7 @@ impl Modules {
         for path in paths {
             let file = self.directory.join(path);
             let file = File::open(&file).with_context(|| format!("cannot open {}", file.display()))?;
-            match rustix::system::finit_module(&file, CStr::from_bytes_with_nul(b"\0")?, 0) {
+            match rustix::system::finit_module(&file, c"", 0) {
                 // Two threads may want the same one: the kernel lets the second wait until the first is done.
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(error) => return Err(error).with_context(|| format!("the kernel refuses the module {path}")),
@@ -55,8 +54,10 @@ impl Modules {
 /// dependency stands before those it depends on itself, so that the order of loading is from right to left.
 fn load_order<'a>(dependencies: &'a str, name: &str) -> Option<Vec<&'a str>> {
     let wanted = module_name(name);
-    let (file, needs) =
-        dependencies.lines().filter_map(|line| line.split_once(':')).find(|(file, _)| module_name(file) == wanted)?;
+    let (file, needs) = dependencies
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .find(|(file, _)| module_name(file) == wanted)?;
     let mut order: Vec<&str> = needs.split_whitespace().rev().collect();
     order.push(file);
     Some(order)
@@ -78,11 +79,14 @@ mod tests {
     #[test]
     fn dependencies_come_first() {
         let order = load_order(DEP, "kvm_amd").unwrap();
-        assert_eq!(order, [
-            "kernel/virt/lib/irqbypass.ko",
-            "kernel/arch/x86/kvm/kvm.ko",
-            "kernel/arch/x86/kvm/kvm-amd.ko"
-        ]);
+        assert_eq!(
+            order,
+            [
+                "kernel/virt/lib/irqbypass.ko",
+                "kernel/arch/x86/kvm/kvm.ko",
+                "kernel/arch/x86/kvm/kvm-amd.ko"
+            ]
+        );
         assert_eq!(load_order(DEP, "irqbypass").unwrap(), ["kernel/virt/lib/irqbypass.ko"]);
     }
 

@@ -8,9 +8,9 @@ use anyhow::{Context, Result, bail};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
-use lab_init::contract::{BINARIES, EXT4_DISK, ROOT_DISK, XFS_DISK};
 use crate::disks::{self, Content, Format};
 use crate::log;
+use lab_init::contract::{BINARIES, EXT4_DISK, ROOT_DISK, XFS_DISK};
 
 /// Mounts that exist from the start and move along to the root image.
 const KERNEL: [(&str, &str); 3] = [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")];
@@ -27,8 +27,10 @@ const RUNTIME: [(&str, &str, &str); 7] = [
 ];
 
 /// Data disks by serial number, what they become, and where.
-const DATA: [(&str, Format, &str); 2] =
-    [(XFS_DISK, Format::Xfs, "/mnt/xfs"), (EXT4_DISK, Format::Ext4, "/mnt/ext4")];
+const DATA: [(&str, Format, &str); 2] = [
+    (XFS_DISK, Format::Xfs, "/mnt/xfs"),
+    (EXT4_DISK, Format::Ext4, "/mnt/ext4"),
+];
 
 /// Directories of the XFS disk that stand in for directories of the root image, so that they outlive the lab.
 const KEPT: [(&str, &str); 2] = [("/mnt/xfs/state", "/var/lib/basalt"), ("/mnt/xfs/opt", "/opt/basalt")];
@@ -86,7 +88,12 @@ pub(crate) fn runtime() -> Result<()> {
         make_directory(target)?;
         mount(kind, target, kind, MountFlags::empty(), data)?;
     }
-    for (link, target) in [("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")] {
+    for (link, target) in [
+        ("fd", "/proc/self/fd"),
+        ("stdin", "fd/0"),
+        ("stdout", "fd/1"),
+        ("stderr", "fd/2"),
+    ] {
         let link = format!("/dev/{link}");
         std::os::unix::fs::symlink(target, &link).with_context(|| format!("cannot make the link {link}"))?;
     }
@@ -119,7 +126,15 @@ pub(crate) fn data() -> Result<()> {
 /// anew, and the console says so.
 fn mount_or_renew(device: &Path, format: Format, target: &str) -> Result<()> {
     make_directory(target)?;
-    let attempt = || mount(&device.to_string_lossy(), target, format.name(), MountFlags::NOATIME, "");
+    let attempt = || {
+        mount(
+            &device.to_string_lossy(),
+            target,
+            format.name(),
+            MountFlags::NOATIME,
+            "",
+        )
+    };
     let Err(error) = attempt() else { return Ok(()) };
     log(&format!("{error:#}; the disk is damaged and is formatted anew"));
     disks::format(device, format)?;

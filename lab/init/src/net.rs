@@ -38,9 +38,8 @@ impl Route {
     /// Opens the socket.
     pub(crate) fn open() -> Result<Self> {
         // No protocol is NETLINK_ROUTE, which is 0.
-        let socket =
-            rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)
-                .context("cannot open a netlink socket")?;
+        let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)
+            .context("cannot open a netlink socket")?;
         Ok(Self { socket })
     }
 
@@ -53,7 +52,8 @@ impl Route {
         body.extend(index.to_le_bytes());
         body.extend(IFF_UP.to_le_bytes());
         body.extend(IFF_UP.to_le_bytes());
-        self.request(RTM_NEWLINK, 0, &body).with_context(|| format!("cannot bring {interface} up"))?;
+        self.request(RTM_NEWLINK, 0, &body)
+            .with_context(|| format!("cannot bring {interface} up"))?;
         Ok(index)
     }
 
@@ -64,21 +64,41 @@ impl Route {
         body.extend(index.to_le_bytes());
         body.extend(attribute(IFA_LOCAL, address.octets()));
         body.extend(attribute(IFA_ADDRESS, address.octets()));
-        self.request(RTM_NEWADDR, NLM_F_CREATE, &body).with_context(|| format!("cannot set the address {address}"))
+        self.request(RTM_NEWADDR, NLM_F_CREATE, &body)
+            .with_context(|| format!("cannot set the address {address}"))
     }
 
     /// Sends what goes anywhere else through `gateway`.
     pub(crate) fn default_route(&self, index: u32, gateway: Ipv4Addr) -> Result<()> {
         // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags u32.
-        let mut body = vec![AF_INET, 0, 0, 0, RT_TABLE_MAIN, RTPROT_BOOT, RT_SCOPE_UNIVERSE, RTN_UNICAST, 0, 0, 0, 0];
+        let mut body = vec![
+            AF_INET,
+            0,
+            0,
+            0,
+            RT_TABLE_MAIN,
+            RTPROT_BOOT,
+            RT_SCOPE_UNIVERSE,
+            RTN_UNICAST,
+            0,
+            0,
+            0,
+            0,
+        ];
         body.extend(attribute(RTA_GATEWAY, gateway.octets()));
         body.extend(attribute(RTA_OIF, index.to_le_bytes()));
-        self.request(RTM_NEWROUTE, NLM_F_CREATE, &body).with_context(|| format!("cannot set the route over {gateway}"))
+        self.request(RTM_NEWROUTE, NLM_F_CREATE, &body)
+            .with_context(|| format!("cannot set the route over {gateway}"))
     }
 
     fn request(&self, kind: u16, flags: u16, body: &[u8]) -> Result<()> {
         let message = message(kind, NLM_F_REQUEST | NLM_F_ACK | flags, body)?;
-        rustix::net::sendto(&self.socket, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+        rustix::net::sendto(
+            &self.socket,
+            &message,
+            SendFlags::empty(),
+            &SocketAddrNetlink::new(0, 0),
+        )?;
         let mut reply = [0; 4096];
         let (_, length) = rustix::net::recv(&self.socket, &mut reply, RecvFlags::empty())?;
         acknowledgement(reply.get(..length).unwrap_or_default())
@@ -105,12 +125,21 @@ fn attribute(kind: u16, data: [u8; 4]) -> [u8; 8] {
 
 /// Reads the kernel's answer: `NLMSG_ERROR` with a negated error number, zero for success.
 fn acknowledgement(reply: &[u8]) -> Result<()> {
-    let kind = reply.get(4..6).and_then(|bytes| bytes.try_into().ok()).map(u16::from_le_bytes);
-    let code = reply.get(HEADER..HEADER + 4).and_then(|bytes| bytes.try_into().ok()).map(i32::from_le_bytes);
+    let kind = reply
+        .get(4..6)
+        .and_then(|bytes| bytes.try_into().ok())
+        .map(u16::from_le_bytes);
+    let code = reply
+        .get(HEADER..HEADER + 4)
+        .and_then(|bytes| bytes.try_into().ok())
+        .map(i32::from_le_bytes);
     match (kind, code) {
         (Some(NLMSG_ERROR), Some(0)) => Ok(()),
         (Some(NLMSG_ERROR), Some(code)) => Err(std::io::Error::from_raw_os_error(code.saturating_neg()).into()),
-        _ => bail!("the kernel's netlink answer is not an acknowledgement ({} bytes, kind {kind:?})", reply.len()),
+        _ => bail!(
+            "the kernel's netlink answer is not an acknowledgement ({} bytes, kind {kind:?})",
+            reply.len()
+        ),
     }
 }
 
