@@ -4,13 +4,17 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::Error;
 
 /// `CGROUP2_SUPER_MAGIC`, linux/magic.h.
 const CGROUP2_MAGIC: u64 = 0x6367_7270;
+
+/// How often it is looked whether killed processes are gone.
+const CLEAR_STEP: Duration = Duration::from_millis(5);
 
 /// The directory below which commands get their cgroups.
 #[derive(Debug)]
@@ -89,6 +93,16 @@ impl Cgroup<'_> {
         Ok(file
             .map_err(Error::system(format!("opening {}", path.display())))?
             .into())
+    }
+
+    /// Waits until all that was killed is gone, and removes the cgroup; what is left then stays for later.
+    pub(crate) fn clear(&self, limit: Duration) {
+        let end = Instant::now() + limit;
+        while fs::remove_dir(&self.path).is_err_and(|error| error.kind() == ErrorKind::ResourceBusy)
+            && Instant::now() < end
+        {
+            thread::sleep(CLEAR_STEP);
+        }
     }
 
     /// Kills everything inside.

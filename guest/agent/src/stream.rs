@@ -23,6 +23,9 @@ use crate::{Error, send_reply};
 /// Time between `SIGHUP` and `SIGKILL` for a command whose client is gone.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// How long killed processes may take to go.
+const CLEAR_LIMIT: Duration = Duration::from_secs(2);
+
 /// Bytes read from a pipe at once. Smaller than a pipe: an agent's memory counts in every guest.
 const CHUNK: usize = 32 * 1024;
 
@@ -86,6 +89,9 @@ impl<'a, S: Duplex> Streamer<'a, S> {
         };
         if self.lost {
             self.kill_all();
+            if let Some(cgroup) = &self.ends.cgroup {
+                cgroup.clear(CLEAR_LIMIT);
+            }
             self.ends.shared.finished.store(true, Ordering::SeqCst);
             return Ok(());
         }
