@@ -7,7 +7,7 @@ use std::io;
 
 use memory::GuestRam;
 use virtio::buffers::Cursor;
-use virtio::virtio_queue::QueueT;
+use virtio::virtio_queue::{QueueOwnedT, QueueT};
 use virtio::{ActiveQueue, BadChain, Chain, QueueInterrupt, RingError};
 use vm_memory::{VolatileMemoryError, VolatileSlice};
 
@@ -67,7 +67,6 @@ impl Ring {
 
     /// Undoes the last taking.
     pub(crate) fn put_back(&mut self) {
-        use virtio::virtio_queue::QueueOwnedT;
         self.active.queue.go_to_previous_position();
     }
 
