@@ -355,3 +355,84 @@ impl<'m> Request<'_, 'm> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memory::GuestRam;
+    use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
+
+    fn answered(act: impl FnOnce(Obligation<'_>)) -> (u8, Vec<(u16, u32)>) {
+        let memory = GuestRam::from_ranges(&[(GuestAddress(0), 4096)]).unwrap();
+        memory.write_obj(0xee_u8, GuestAddress(9)).unwrap();
+        let sink = Sink::default();
+        let slice = memory
+            .get_slices(GuestAddress(2), 8, Permissions::Write)
+            .unwrap()
+            .next()
+            .unwrap()
+            .unwrap();
+        act(Obligation {
+            head: 5,
+            status: GuestByte::last_of(&slice),
+            sink: &sink,
+        });
+        let mut answers = Vec::new();
+        sink.take(&mut answers);
+        (memory.read_obj(GuestAddress(9)).unwrap(), answers)
+    }
+
+    #[test]
+    fn a_request_is_answered_once() {
+        assert_eq!(
+            answered(|request| request.complete(Status::Ok, 512)),
+            (0, vec![(5, 513)])
+        );
+        assert_eq!(
+            answered(|request| request.complete(Status::Unsupported, 0)),
+            (2, vec![(5, 1)])
+        );
+    }
+
+    #[test]
+    fn a_dropped_request_is_an_error() {
+        assert_eq!(answered(|request| drop(request)), (1, vec![(5, 1)]));
+    }
+
+    #[test]
+    fn what_a_call_left_undone_is_done_by_the_next() {
+        let memory = GuestRam::from_ranges(&[(GuestAddress(0), 4096)]).unwrap();
+        let sink = Sink::default();
+        let metrics = Metrics::new(&observe::Registry::new(), "disk");
+        let slice = |at, count| {
+            let mut slices = memory.get_slices(GuestAddress(at), count, Permissions::Write).unwrap();
+            slices.next().unwrap().unwrap()
+        };
+        let slices = [slice(100, 600), slice(1000, 400), slice(2000, 25)];
+        let io = Io {
+            operation: Operation::Read,
+            offset: 1 << 20,
+            total: 1024,
+            buffers: IoVecs::new(&slices, 0, 1),
+            obligation: Obligation {
+                head: 1,
+                status: GuestByte::last_of(&slices[2]),
+                sink: &sink,
+            },
+        };
+        let lengths =
+            |io: &Io<'_>| -> Vec<usize> { io.buffers.vectors().iter().map(|vector| vector.iov_len).collect() };
+        assert_eq!(lengths(&io), [600, 400, 24]);
+        let io = io.finish(Err(io::ErrorKind::Interrupted.into()), &metrics).unwrap();
+        let io = io.finish(Ok(100), &metrics).unwrap();
+        assert_eq!(lengths(&io), [500, 400, 24]);
+        let io = io.finish(Ok(500), &metrics).unwrap();
+        assert_eq!((lengths(&io), io.offset), (vec![400, 24], (1 << 20) + 600));
+        let io = io.finish(Ok(410), &metrics).unwrap();
+        assert_eq!(lengths(&io), [14]);
+        assert!(io.finish(Ok(14), &metrics).is_none());
+        let mut answers = Vec::new();
+        sink.take(&mut answers);
+        assert_eq!(answers, [(1, 1025)]);
+    }
+}

@@ -454,26 +454,27 @@ fn requests_are_counted() {
 struct Random(u64);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
+    fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) % bound
+        let value = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) % bound as u64;
+        usize::try_from(value).unwrap()
     }
 }
 
 #[test]
 fn any_sequence_does_what_a_vector_would() {
-    const SECTORS: u64 = 256;
+    const SECTORS: usize = 256;
     for engine in ENGINES {
         for seed in 1..4 {
             let mut random = Random(seed);
-            let mut driver = driver(&file(SECTORS * 512), engine);
-            let mut model = vec![0_u8; SECTORS as usize * 512];
+            let mut driver = driver(&file(SECTORS as u64 * 512), engine);
+            let mut model = vec![0_u8; SECTORS * 512];
             for step in 0..400_usize {
-                let sector = random.below(SECTORS + 4);
-                let sectors = random.below(20);
-                let (start, length) = (sector as usize * 512, sectors as usize * 512);
+                let (first, sectors) = (random.below(SECTORS + 4), random.below(20));
+                let (start, length) = (first * 512, sectors * 512);
+                let sector = first as u64;
                 let fits = start + length <= model.len();
                 let expected = if fits { OK } else { IO_ERROR };
                 let context = format!("{engine:?} seed {seed} step {step}: {sector}+{sectors}");
@@ -487,7 +488,7 @@ fn any_sequence_does_what_a_vector_would() {
                     }
                     2 | 3 => {
                         let data = pattern(step, length);
-                        let cut = random.below(length as u64 + 1) as usize;
+                        let cut = random.below(length + 1);
                         let pushed = [&header(VIRTIO_BLK_T_OUT, sector)[..], &data[..cut], &data[cut..]];
                         assert_eq!(ask(&mut driver, &pushed, &[1]).0, expected, "{context}");
                         if fits {

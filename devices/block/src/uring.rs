@@ -255,3 +255,31 @@ fn entry(io: &Io<'_>) -> squeue::Entry {
 fn write_flags(durable: bool) -> i32 {
     if durable { libc::RWF_DSYNC } else { 0 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the kernel says to one operation.
+    fn ask(ring: &mut Ring, entry: &squeue::Entry) -> i32 {
+        // SAFETY: 1. the entry refers to no memory; 2. its file is registered or none.
+        unsafe { ring.0.submission().push(entry) }.unwrap();
+        ring.0.submit_and_wait(1).unwrap();
+        ring.0.completion().next().unwrap().result()
+    }
+
+    #[test]
+    fn a_ring_can_do_nothing_but_what_a_disk_needs() {
+        let file = File::open(std::env::current_exe().unwrap()).unwrap();
+        let mut ring = Ring::new(&file).unwrap();
+        assert_eq!(ask(&mut ring, &opcode::Fsync::new(DISK).build()), 0);
+        assert_eq!(ask(&mut ring, &opcode::Nop::new().build()), -libc::EACCES);
+        assert_eq!(ask(&mut ring, &opcode::Close::new(types::Fd(0)).build()), -libc::EACCES);
+        let linked = opcode::Fsync::new(DISK).build().flags(squeue::Flags::ASYNC);
+        assert_eq!(ask(&mut ring, &linked), -libc::EACCES);
+        assert!(
+            ring.0.submitter().unregister_files().is_err(),
+            "the disk cannot be exchanged"
+        );
+    }
+}
