@@ -92,10 +92,12 @@ pack() {
 # layer, installs PACKAGES, calls the recipe's `finish ROOT`, and packs what changed, with whiteouts, as the second.
 base_hook() {
     root=$1 work=$2; shift 2
+    # Among mmdebstrap's own output, which goes to a log, this is for the recipe's: see debian_layers.
+    say() { printf 'recipe: %s\n' "$*"; }
     epoch=$(sed -n 's/^Date: //p' "$root"/var/lib/apt/lists/*Release | while read -r date; do date -d "$date" +%s; done |
         sort -n | tail -n 1)
     [ -n "$epoch" ] || die "no Release file under $root/var/lib/apt/lists: cannot date the image"
-    say "$epoch" >"$work/epoch"
+    printf '%s\n' "$epoch" >"$work/epoch"
     mv "$root/var/lib/apt/lists" "$root/var/cache/apt" "$work"
     trim "$root" "$epoch"
     listing "$root" >"$work/base.listing"
@@ -141,19 +143,30 @@ base_hook() {
 debian_layers() {
     recipe=$1 work=$2; shift 2
     need mmdebstrap mmdebstrap
-    need debian-archive-keyring true
     debian_sources "$RELEASE" >"$work/sources"
     [ -s "$work/sources" ] || die "no apt source of this machine serves $RELEASE: add one to /etc/apt/sources.list.d"
     say "making the base system from Debian $RELEASE"
-    mmdebstrap --mode=root --variant=essential --format=directory --skip=cleanup/apt --quiet \
-        --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr \
-        --aptopt='Acquire::Languages "none"' --aptopt='APT::Install-Recommends "false"' \
-        --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \
-        --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/info/*' \
-        --dpkgopt='path-exclude=/usr/share/lintian/*' --dpkgopt='path-exclude=/usr/share/bug/*' \
-        --include=ca-certificates,netbase,passwd \
-        --customize-hook="$recipe --hook \"\$1\" '$work' $*" \
-        "$RELEASE" "$work/root" "$work/sources" || die "mmdebstrap failed: see the lines above"
+    {
+        mmdebstrap --mode=root --variant=essential --format=directory --skip=cleanup/apt --quiet \
+            --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr \
+            --aptopt='Acquire::Languages "none"' --aptopt='APT::Install-Recommends "false"' \
+            --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \
+            --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/info/*' \
+            --dpkgopt='path-exclude=/usr/share/lintian/*' --dpkgopt='path-exclude=/usr/share/bug/*' \
+            --include=ca-certificates,netbase,passwd \
+            --customize-hook="$recipe --hook \"\$1\" '$work' $*" \
+            "$RELEASE" "$work/root" "$work/sources" 2>&1 && say 'recipe done'
+    } | {
+        done=1
+        while IFS= read -r line; do
+            case $line in
+                'recipe: '*) say "${line#recipe: }" ;;
+                'recipe done') done=0 ;;
+                *) printf '%s\n' "$line" >>"$work/mmdebstrap.log" ;;
+            esac
+        done
+        exit $done
+    } || { cat "$work/mmdebstrap.log" >&2; die "mmdebstrap failed: see the lines above"; }
 }
 
 # blob OCI FILE: moves FILE into the layout; sets digest (hex) and size.
