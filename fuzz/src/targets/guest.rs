@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use base::EventFd;
 use memory::GuestRam;
 use pci::{Bar, BarKind, ConfigSpace, Identity, MemoryRanges, PciBus, PciFunction, Window, WindowKind, Windows};
-use virtio::ActiveQueue;
+use virtio::conformance::driver::Driver;
+use virtio::{Activation, ActiveQueue, DeviceError, VirtioDevice};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -40,6 +41,11 @@ fn access(place: u8, offset: u32, width: u8, value: u32) -> Vec<u8> {
     bytes
 }
 
+/// A width that a CPU has: the largest power of two in the byte, 8 at most.
+fn width(byte: u8) -> usize {
+    1 << byte.trailing_zeros().min(3)
+}
+
 fn access_all(input: &[u8]) -> u64 {
     let low = Window {
         start: 0xc000_0000,
@@ -62,7 +68,7 @@ fn access_all(input: &[u8]) -> u64 {
     let mut ends = Vec::new();
     for step in input.chunks_exact(ACCESS).take(200) {
         let place = &places[usize::from(step[0] >> 1) % places.len()];
-        let width = [1, 2, 4, 8][usize::from(step[1]) % 4];
+        let width = width(step[1]);
         let mut data = [0; 8];
         data[..4].copy_from_slice(&step[8..12]);
         let offset = u64::from(u32::from_le_bytes([step[4], step[5], step[6], step[7]]));
@@ -240,4 +246,94 @@ fn walk_ring(input: &[u8]) -> u64 {
         }
     }
     outcome(ends)
+}
+
+/// Registers of the transport, with rings in memory behind them: what a driver can do to a device before it asks anything
+/// of it.
+pub(crate) fn transport() -> Target {
+    // Acknowledge, driver, queue size and addresses, enable, features ok, driver ok, a kick (4.1.4.3, 4.1.5.2).
+    let steps = [
+        (0x14, 1, 1),
+        (0x14, 1, 3),
+        (0x0c, 4, 1),
+        (0x14, 1, 0xb),
+        (0x18, 2, 16),
+        (0x20, 8, 0x1000),
+        (0x28, 8, 0x2000),
+        (0x30, 8, 0x3000),
+        (0x1c, 2, 1),
+        (0x14, 1, 0xf),
+    ];
+    let seed: Vec<u8> = steps
+        .iter()
+        .flat_map(|&(offset, width, value)| access(1, offset, width, value))
+        .collect();
+    Target {
+        name: "virtio-transport",
+        seeds: vec![seed],
+        parse: drive,
+    }
+}
+
+fn drive(input: &[u8]) -> u64 {
+    let driver = Driver::new(Box::new(Idle::default()));
+    let device = driver.device();
+    let mut ends = String::new();
+    for step in input.chunks_exact(ACCESS).take(100) {
+        let width = width(step[1]);
+        let value = u32::from_le_bytes([step[8], step[9], step[10], step[11]]);
+        let offset = u32::from_le_bytes([step[4], step[5], step[6], step[7]]);
+        let mut data = [0; 8];
+        data[..4].copy_from_slice(&value.to_le_bytes());
+        match step[0] % 4 {
+            0 => device.bar_read(0, u64::from(offset) % (BAR_SIZE - 8), &mut data[..width]),
+            1 => device.bar_write(0, u64::from(offset) % (BAR_SIZE - 8), &data[..width]),
+            2 => device.config_read(offset as usize % (256 - 8), &mut data[..width]),
+            _ => device.config_write(offset as usize % (256 - 8), &data[..width]),
+        }
+        ends.push(char::from(b'a' + driver.status() % 16));
+    }
+    outcome(ends)
+}
+
+/// The BAR's size, as the guest finds it by writing ones; accesses beyond it never reach a function.
+const BAR_SIZE: u64 = 0x8000;
+
+/// A device that takes queues and gives them back.
+#[derive(Default)]
+struct Idle {
+    queues: Vec<ActiveQueue>,
+}
+
+impl VirtioDevice for Idle {
+    fn device_type(&self) -> u16 {
+        4
+    }
+
+    fn features(&self) -> u64 {
+        0b11
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &[64, 16]
+    }
+
+    fn read_config(&self, offset: usize, data: &mut [u8]) {
+        assert!(offset < 4096, "an offset far outside of any device's configuration");
+        data.fill(1);
+    }
+
+    fn write_config(&mut self, offset: usize, _data: &[u8]) {
+        assert!(offset < 4096, "an offset far outside of any device's configuration");
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        assert!(self.queues.is_empty(), "activated twice");
+        self.queues = activation.queues;
+        Ok(())
+    }
+
+    fn deactivate(&mut self) -> Vec<ActiveQueue> {
+        std::mem::take(&mut self.queues)
+    }
 }

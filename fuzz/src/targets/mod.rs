@@ -3,6 +3,7 @@
 //! A target is a name, seeds and a function that must neither panic nor hang on any bytes.
 
 mod guest;
+mod image;
 mod kernel;
 mod messages;
 
@@ -18,6 +19,9 @@ pub(crate) fn all() -> Vec<Target> {
         messages::vmm_packets(),
         guest::pci_config(),
         guest::virtqueue(),
+        guest::transport(),
+        image::archive(),
+        image::layers(),
         kernel::image(),
     ]
 }
