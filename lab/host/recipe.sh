@@ -110,6 +110,8 @@ version=$(ls "$root/lib/modules")
 depmod --basedir "$root" "$version"
 cp "$work/kernel/boot/vmlinuz-$version" "$out/vmlinuz"
 echo "$version" >"$out/kernel-version"
+# The benchmarks boot Debian's kernel as a guest, beside ours.
+cp "$work/kernel/boot/vmlinuz-$version" "$root/boot/vmlinuz"
 
 initramfs=$work/initramfs
 modules=lib/modules/$version

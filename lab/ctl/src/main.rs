@@ -126,6 +126,9 @@ struct Up {
     /// TCP port of 127.0.0.1 for the lab's agent; any free one if not given
     #[arg(long, env = "BASALT_LAB_PORT")]
     port: Option<u16>,
+    /// If the lab that runs was made of other parts (emulator, host system, init) than there are now, start it anew
+    #[arg(long)]
+    renew: bool,
     /// More words for the lab's kernel command line
     #[arg(long, env = "BASALT_LAB_KERNEL_ARGS", value_name = "WORDS", default_value = "")]
     kernel_args: String,
@@ -264,6 +267,7 @@ fn up(state: &State, options: &Up) -> Result<u8> {
             kernel_args: options.kernel_args.clone(),
         },
         port: options.port,
+        renew: options.renew,
         timeout: Duration::from_secs(options.timeout),
     };
     let lab = up::up(state, &parts::cache()?, &wish, &mut Progress::new(options.json))?;

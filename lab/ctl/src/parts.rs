@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
 
 /// Directory below `target/` where cargo puts static programs.
 const MUSL_RELEASE: &str = "../x86_64-unknown-linux-musl/release";
@@ -69,6 +70,17 @@ impl Parts {
             root: host("rootfs.erofs")?,
             init: program("basalt-lab-init")?,
         })
+    }
+
+    /// SHA-256 over the recipes' results, which are named by the hash of what made them, and over our init's contents.
+    pub(crate) fn fingerprint(&self) -> Result<String> {
+        let mut sum = Sha256::new();
+        for path in [&self.emulator, &self.root] {
+            sum.update(path.as_os_str().as_encoded_bytes());
+            sum.update([0]);
+        }
+        sum.update(fs::read(&self.init).with_context(|| format!("cannot read {}", self.init.display()))?);
+        Ok(hex::encode(sum.finalize()))
     }
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct Lab {
     pub(crate) cpus: u32,
     /// Memory of the lab, in MiB.
     pub(crate) memory_mib: u64,
+    /// SHA-256 over what it was made of: emulator, host system, init.
+    pub(crate) made_of: String,
 }
 
 /// The directory.
@@ -224,13 +226,14 @@ impl State {
             self.qmp(),
             self.initramfs(),
         ] {
-            match fs::remove_file(&path) {
-                Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => return Err(error).with_context(|| format!("cannot remove {}", path.display())),
-            }
+            remove(&path)?;
         }
         Ok(())
+    }
+
+    /// Forgets what the data disks hold of our files: after a lab that was killed, a file may be shorter than it was sent.
+    pub(crate) fn forget_synced(&self) -> Result<()> {
+        remove(&self.synced())
     }
 
     /// Whether files of a start are left although no emulator runs: it was killed, or it ended by itself.
@@ -239,6 +242,15 @@ impl State {
             .iter()
             .any(|path| path.exists());
         Ok(left && self.running()?.is_none())
+    }
+}
+
+fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -299,6 +311,7 @@ mod tests {
             started: 1,
             cpus: 2,
             memory_mib: 1024,
+            made_of: String::new(),
         }
     }
 
@@ -343,7 +356,7 @@ mod tests {
         let state = &fixture.0;
         // A shell with the same arguments stands in for the emulator.
         let mut child = Command::new("sh")
-            .args(["-c", "sleep 60; :", "-pidfile"])
+            .args(["-c", "while sleep 0.1; do :; done", "-pidfile"])
             .arg(state.pid_file())
             .spawn()
             .unwrap();

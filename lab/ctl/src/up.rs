@@ -42,6 +42,8 @@ pub(crate) struct Wish {
     pub(crate) machine: Machine,
     /// A port to use; any free one if `None`.
     pub(crate) port: Option<u16>,
+    /// Whether a lab that was made of other parts is to be replaced.
+    pub(crate) renew: bool,
     /// How long one boot may take.
     pub(crate) timeout: Duration,
 }
@@ -66,10 +68,23 @@ pub(crate) fn up(state: &State, cache: &Path, wish: &Wish, progress: &mut Progre
         progress.warn("another basalt-lab is at work; waiting for it")
     })?;
     if let Some(lab) = state.running()? {
-        return Ok(lab);
+        // Where the parts cannot be found, the lab that runs is the best there is.
+        let current = Parts::find(cache)
+            .and_then(|parts| parts.fingerprint())
+            .unwrap_or_else(|_| lab.made_of.clone());
+        if current == lab.made_of {
+            return Ok(lab);
+        }
+        if !wish.renew {
+            progress.warn("the lab that runs was made of older parts; `basalt-lab up --renew` starts it anew");
+            return Ok(lab);
+        }
+        progress.step("the lab that runs was made of older parts; ending it");
+        end(state, progress)?;
     }
     let signals = Signals::install()?;
     if state.is_stale()? {
+        state.forget_synced()?;
         progress.step("the last lab ended without `basalt-lab down`; cleaning up after it");
     }
     // An emulator whose starter was killed before it wrote lab.json is not a lab: nobody knows how far it is.
@@ -150,6 +165,7 @@ fn attempt(
         started,
         cpus: wish.machine.cpus,
         memory_mib: wish.machine.memory_mib,
+        made_of: parts.fingerprint()?,
     };
     let info = remote::connect(&lab)
         .and_then(|mut remote| Ok(remote.hello()?))
@@ -247,11 +263,20 @@ pub(crate) fn down(state: &State, progress: &mut Progress) -> Result<bool> {
         progress.warn("another basalt-lab is at work; waiting for it")
     })?;
     let was_there = state.emulator()?.is_some();
+    end(state, progress)?;
+    Ok(was_there)
+}
+
+fn end(state: &State, progress: &mut Progress) -> Result<()> {
+    if state.is_stale()? {
+        state.forget_synced()?;
+    }
     if let Some(lab) = state.running()? {
         progress.step("asking the lab to power off");
         match remote::power_off(&lab, DOWN_PATIENCE) {
             Ok(()) => {
                 if !state.wait_until_gone(DOWN_PATIENCE)? {
+                    state.forget_synced()?;
                     progress.warn(&format!(
                         "the lab did not power off within {} seconds; ending the emulator",
                         DOWN_PATIENCE.as_secs()
@@ -259,10 +284,12 @@ pub(crate) fn down(state: &State, progress: &mut Progress) -> Result<bool> {
                 }
             }
             // A lab that cannot be asked is ended from outside, which is what `down` is for.
-            Err(error) => progress.warn(&format!("{error:#}; ending the emulator")),
+            Err(error) => {
+                state.forget_synced()?;
+                progress.warn(&format!("{error:#}; ending the emulator"));
+            }
         }
     }
     state.kill_emulator()?;
-    state.clean()?;
-    Ok(was_there)
+    state.clean()
 }
