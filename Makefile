@@ -1,6 +1,6 @@
 # The two commands of the README, and shorthands. Everything they do is a step of `cargo xtask` (see xtask/).
 # `cargo build` first, so that a fresh clone shows the compiler's progress rather than silence.
-.PHONY: help run test tidy fmt
+.PHONY: help run test tidy fmt linker
 
 help:
 	@echo 'make run    set everything up and run a first sandbox'
@@ -9,11 +9,15 @@ help:
 	@echo 'make fmt    format the sources'
 	@echo 'ARGS="--list" shows the steps of run and test; ARGS="--only STEP" does one of them'
 
-run:
+# rustc links with the C compiler; without one not even xtask, which installs everything else, can be built.
+linker:
+	@command -v cc >/dev/null || { apt-get update && apt-get install -y --no-install-recommends build-essential; }
+
+run: linker
 	@cargo build --locked --package xtask
 	@cargo xtask run $(ARGS)
 
-test:
+test: linker
 	@cargo build --locked --package xtask
 	@cargo xtask test $(ARGS)
 

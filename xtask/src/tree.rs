@@ -1,8 +1,10 @@
 //! The checkout's files: what git tracks or would track.
 //!
-//! Knows nothing of their contents. Without git (a source archive) everything but `target` counts.
+//! Knows nothing of their contents. Without git (a source archive, or no such program) everything but `target`
+//! and `.git` counts.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
 
@@ -29,7 +31,10 @@ fn listed(root: &Path, dir: Option<&str>) -> Result<Vec<String>> {
         .current_dir(root);
     git.args(["ls-files", "--cached", "--others", "--exclude-standard", "-z", "--"])
         .args(dir);
-    let output = git.output()?;
+    let output = match git.output() {
+        Err(error) if error.kind() == ErrorKind::NotFound => return walked(root, dir),
+        output => output?,
+    };
     if !output.status.success() {
         bail!(
             "git ls-files failed: {}",
@@ -51,7 +56,7 @@ fn walked(root: &Path, dir: Option<&str>) -> Result<Vec<String>> {
         for entry in fs::read_dir(dir)? {
             let path = entry?.path();
             if path.symlink_metadata()?.is_dir() {
-                if path != root.join("target") {
+                if path != root.join("target") && path != root.join(".git") {
                     open.push(path);
                 }
             } else {
@@ -69,11 +74,13 @@ mod tests {
     #[test]
     fn target_is_not_part_of_the_tree() {
         let dir = tempfile::tempdir().unwrap();
-        for file in ["a/b", "target/c", "d"] {
+        for file in ["a/b", "target/c", ".git/x", "d"] {
             let path = dir.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "").unwrap();
         }
+        assert_eq!(walked(dir.path(), None).unwrap().len(), 2);
+        fs::remove_dir_all(dir.path().join(".git")).unwrap();
         assert_eq!(files(dir.path(), None).unwrap(), ["a/b", "d"]);
         assert_eq!(files(dir.path(), Some("a")).unwrap(), ["a/b"]);
     }

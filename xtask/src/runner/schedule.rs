@@ -253,8 +253,10 @@ impl Run<'_> {
         if !step.hint.is_empty() {
             text.push_str(&format!("\n    {}", step.hint));
         }
+        let verb = if self.options.counts { "test" } else { "run" };
         text.push_str(&format!(
-            "\n    to repeat: cargo xtask <run or test> --only {}",
+            "
+    to repeat: cargo xtask {verb} --only {}",
             step.name
         ));
         self.board.note(&text);

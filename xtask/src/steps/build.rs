@@ -29,6 +29,31 @@ pub(crate) fn musl_target() -> Step {
     )
 }
 
+/// What checking needs of a toolchain that may have been installed with the minimal profile.
+pub(crate) fn components() -> Step {
+    Step::new("rust-components", |_, task| {
+        task.run_within(
+            Command::new("rustup").args(["component", "add", "clippy", "rustfmt"]),
+            LIMIT,
+        )?;
+        Ok(Report::default())
+    })
+    .plan(|_| {
+        let runs = |tool| {
+            Command::new("cargo")
+                .args([tool, "--version"])
+                .output()
+                .is_ok_and(|out| out.status.success())
+        };
+        Ok(if runs("clippy") && runs("fmt") {
+            Plan::Done
+        } else {
+            Plan::Run
+        })
+    })
+    .hint("clippy and rustfmt are components of the toolchain; rustup must reach its server")
+}
+
 fn has_musl() -> Result<bool> {
     let output = Command::new("rustc")
         .args(["--print", "target-libdir", "--target", MUSL])

@@ -53,10 +53,14 @@ pub(crate) fn run() -> Vec<Step> {
 
 /// What `make test` does.
 pub(crate) fn test() -> Vec<Step> {
-    let mut steps = vec![checks::fmt(), checks::tidy()];
+    let mut steps = vec![
+        build::components(),
+        checks::fmt().after(&["rust-components"]),
+        checks::tidy(),
+    ];
     let programs: Vec<_> = RUN_PROGRAMS.iter().chain(TEST_PROGRAMS).copied().collect();
     steps.extend(setup(&programs));
-    steps.extend([checks::clippy(), checks::deny()]);
+    steps.extend([checks::clippy().after(&["rust-components"]), checks::deny()]);
     steps.extend([recipe(REDIS, HINT_IMAGE), recipe(NODE, HINT_IMAGE)].map(|step| step.after(&["apt-packages"])));
     // After clippy, because both wait for the same build directory's lock.
     steps.push(tests::unit().after(&["clippy"]));
