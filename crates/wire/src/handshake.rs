@@ -253,9 +253,13 @@ mod tests {
 
     #[test]
     fn a_wrong_or_missing_token_is_refused() {
-        let mut nearly = [7; 32];
-        nearly[31] ^= 1;
-        for token in [None, Some([0; 32]), Some(nearly)] {
+        // A difference anywhere counts: first, middle, last.
+        let nearly = [0, 15, 31].map(|place| {
+            let mut token = [7; 32];
+            token[place] ^= 1;
+            Some(token)
+        });
+        for token in [None, Some([0; 32])].into_iter().chain(nearly) {
             let (near, far) = meet((V1, token), (V1, Some([7; 32])));
             assert!(matches!(near, Err(Error::TokenRefused)), "{near:?}");
             assert!(matches!(far, Err(Error::TokenRefused)), "{far:?}");
