@@ -52,6 +52,11 @@ pub(crate) fn asset(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// The KVM device: `$BASALT_KVM`, else the usual one.
+pub(crate) fn kvm() -> PathBuf {
+    variable("BASALT_KVM").unwrap_or_else(|| PathBuf::from(host::kvm::DEVICE))
+}
+
 /// The program `basalt-lab` beside this one.
 pub(crate) fn lab() -> Option<PathBuf> {
     beside("basalt-lab").filter(|path| host::tools::is_executable(path))

@@ -1,12 +1,14 @@
 //! Images through the program, and what `run` does before any VM: with an image made here, a stand-in for `basalt-lab`,
 //! and no KVM needed.
 
+mod support;
+
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::json;
-use sha2::{Digest, Sha256};
+use support::{LAYER, sha256, write_layout};
 
 struct World {
     directory: tempfile::TempDir,
@@ -48,7 +50,7 @@ impl World {
     /// Imports an image with one empty layer and this configuration.
     fn import(&self, name: &str, config: serde_json::Value) {
         let layout = self.path("layout");
-        write_layout(&layout, config);
+        write_layout(&layout, &config);
         let output = self.run(&["import", "--name", name, layout.to_str().unwrap()]);
         assert!(output.status.success(), "{}", err(&output));
     }
@@ -91,43 +93,6 @@ fn fails(output: &Output, code: i32, sentences: &[&str]) {
     }
 }
 
-/// A layout as the OCI image specification has it, with one layer: an archive without entries.
-fn write_layout(layout: &Path, config: serde_json::Value) {
-    let blobs = layout.join("blobs/sha256");
-    fs::create_dir_all(&blobs).unwrap();
-    let blob = |media_type: &str, bytes: &[u8]| {
-        let digest: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-        fs::write(blobs.join(&digest), bytes).unwrap();
-        json!({ "mediaType": media_type, "digest": format!("sha256:{digest}"), "size": bytes.len() })
-    };
-    let layer = blob("application/vnd.oci.image.layer.v1.tar", &[0; 1024]);
-    let config = json!({
-        "architecture": "amd64", "os": "linux", "created": "2026-01-02T03:04:05Z", "config": config,
-        "rootfs": { "type": "layers", "diff_ids": [layer["digest"]] }
-    });
-    let config = blob(
-        "application/vnd.oci.image.config.v1+json",
-        config.to_string().as_bytes(),
-    );
-    let manifest = json!({
-        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": config, "layers": [layer]
-    });
-    let manifest = blob(
-        "application/vnd.oci.image.manifest.v1+json",
-        manifest.to_string().as_bytes(),
-    );
-    fs::write(
-        layout.join("oci-layout"),
-        json!({ "imageLayoutVersion": "1.0.0" }).to_string(),
-    )
-    .unwrap();
-    fs::write(
-        layout.join("index.json"),
-        json!({ "schemaVersion": 2, "manifests": [manifest] }).to_string(),
-    )
-    .unwrap();
-}
-
 #[test]
 fn an_image_is_imported_listed_and_removed() {
     let world = World::new();
@@ -152,12 +117,8 @@ fn an_image_is_imported_listed_and_removed() {
 fn a_damaged_layer_is_refused_and_leaves_nothing() {
     let world = World::new();
     let layout = world.path("layout");
-    write_layout(&layout, json!({}));
-    let digest: String = Sha256::digest([0; 1024])
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    fs::write(layout.join("blobs/sha256").join(digest), [1; 1024]).unwrap();
+    write_layout(&layout, &json!({}));
+    fs::write(layout.join("blobs/sha256").join(sha256(&LAYER)), [1; 1024]).unwrap();
     fails(
         &world.run(&["import", layout.to_str().unwrap()]),
         1,

@@ -96,7 +96,7 @@ pub enum Error {
         console: Tail,
     },
     /// The agent could not do what it was asked.
-    #[error("{during} failed: {cause}{console}")]
+    #[error("the guest's agent failed while {during}: {cause}{console}")]
     Agent {
         /// What was going on.
         during: &'static str,

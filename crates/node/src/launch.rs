@@ -50,12 +50,12 @@ impl Fds {
     }
 }
 
-/// Opens everything. `kvm` is the device's path.
-pub(crate) fn prepare(spec: SandboxSpec, kvm: &Path) -> Result<Prepared, Error> {
+/// Opens everything.
+pub(crate) fn prepare(spec: SandboxSpec) -> Result<Prepared, Error> {
     let mut fds = Fds::default();
     let kernel = fds.add(open("the guest kernel", &spec.kernel, NO_ASSETS)?)?;
     let initramfs = fds.add(open("the guest's initramfs", &spec.initramfs, NO_ASSETS)?)?;
-    let kvm = fds.add(open_kvm(kvm)?)?;
+    let kvm = fds.add(open_kvm(&spec.kvm)?)?;
     let (console, console_end) =
         Ring::start("the guest's console", spec.console_copy).map_err(Error::host("making a pipe"))?;
     let serial = fds.add(console_end.try_clone().map_err(Error::host("making a pipe"))?)?;

@@ -8,7 +8,6 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -79,7 +78,7 @@ impl Sandbox {
             hostname: spec.hostname.clone(),
             signals,
         };
-        let prepared = prepare(spec, Path::new(host::kvm::DEVICE))?;
+        let prepared = prepare(spec)?;
         let (control, theirs) =
             PacketSocket::pair().map_err(|e| Error::host("making a socket")(io::Error::other(e)))?;
         let process = VmmProcess::spawn(&program, theirs.into())?;
@@ -256,7 +255,7 @@ impl Machine {
     fn diagnose(&mut self, during: &'static str, error: agent_api::Error) -> Error {
         // Local failures and refusals are no sign of an end; everything else usually comes with one.
         let local = matches!(error, agent_api::Error::Local { .. } | agent_api::Error::Refused(_));
-        if !local && readable(self.client.as_fd(), LAST_WORDS) {
+        if !local && self.gone_within(LAST_WORDS) {
             return self.end(during);
         }
         Error::Agent {
@@ -268,18 +267,22 @@ impl Machine {
 
     /// The VM has ended or the VMM is gone: says which and why.
     fn end(&mut self, during: &'static str) -> Error {
-        if !readable(self.client.as_fd(), LAST_WORDS) {
+        // The event comes before the end of the process; where there is none, nothing will come any more.
+        if !(self.gone_within(LAST_WORDS) && readable(self.client.as_fd(), Duration::ZERO)) {
             return self.died(during);
         }
         match self.client.wait_event() {
             Ok(Event::Ended(reason)) => {
                 // The ring is complete when the process, which holds its other end, is gone.
                 self.process.wait(LAST_WORDS);
+                // The tail waits for the ring's reader, so it comes first.
+                let console = self.console.tail();
+                let panic = self.console.find("Kernel panic");
                 Error::GuestEnded {
                     during,
                     reason,
-                    panic: self.console.find("Kernel panic"),
-                    console: self.console.tail(),
+                    panic,
+                    console,
                 }
             }
             Err(_) => self.died(during),
@@ -293,6 +296,17 @@ impl Machine {
             status,
             log: self.process.log_tail(),
         }
+    }
+
+    /// The VM has ended, or the VMM is gone, or either happens within `limit`.
+    fn gone_within(&self, limit: Duration) -> bool {
+        let (client, process) = (self.client.as_fd(), self.process.as_fd());
+        let mut fds = [
+            PollFd::new(&client, PollFlags::IN),
+            PollFd::new(&process, PollFlags::IN),
+        ];
+        // A signal that cuts this short costs an explanation, not the outcome.
+        poll(&mut fds, Some(&timespec(limit))).is_ok_and(|ready| ready > 0)
     }
 
     /// Waits for the VM's orderly end and the process's.

@@ -25,6 +25,8 @@ pub struct SandboxSpec {
     pub kernel: PathBuf,
     /// The initramfs with the agent.
     pub initramfs: PathBuf,
+    /// The KVM device, [`host::kvm::DEVICE`].
+    pub kvm: PathBuf,
     /// The VMM program.
     pub vmm: PathBuf,
     /// The kernel command line, from [`crate::command_line`].

@@ -85,6 +85,7 @@ impl Stage {
             hostname: "test".into(),
             kernel: self.path("kernel"),
             initramfs: self.path("initramfs"),
+            kvm: self.path("kvm"),
             vmm: self.path("vmm"),
             cmdline: command_line(log::LevelFilter::Warn),
             boot_limit: Duration::from_secs(20),
@@ -97,7 +98,7 @@ impl Stage {
         let (near, far) = PacketSocket::pair().unwrap();
         let (unused, _) = PacketSocket::pair().unwrap();
         let process = VmmProcess::spawn(&self.program("exec sleep 1000"), unused.into()).unwrap();
-        let prepared = prepare(self.spec(), &self.path("kvm")).unwrap();
+        let prepared = prepare(self.spec()).unwrap();
         let vmm = std::thread::spawn(move || simulate(play, &far));
         let boot = Boot {
             limit,
@@ -364,7 +365,7 @@ fn a_vmm_that_fails_at_once_says_why() {
     let (control, theirs) = PacketSocket::pair().unwrap();
     let program = stage.program("echo no luck today >&2; exit 7");
     let process = VmmProcess::spawn(&program, theirs.into()).unwrap();
-    let prepared = prepare(stage.spec(), &stage.path("kvm")).unwrap();
+    let prepared = prepare(stage.spec()).unwrap();
     let boot = Boot {
         limit: Duration::from_secs(20),
         hostname: "test".into(),
@@ -393,13 +394,17 @@ fn a_program_that_cannot_be_started_is_named() {
 fn files_that_are_missing_are_named_with_the_next_step() {
     let stage = Stage::new();
     fs::remove_file(stage.path("kernel")).unwrap();
-    let error = prepare(stage.spec(), &stage.path("kvm")).unwrap_err().to_string();
+    let error = prepare(stage.spec()).unwrap_err().to_string();
     assert!(
         error.contains("the guest kernel") && error.contains("make run"),
         "{error}"
     );
     let stage = Stage::new();
-    let error = prepare(stage.spec(), &stage.path("no-kvm")).unwrap_err().to_string();
+    let spec = SandboxSpec {
+        kvm: stage.path("no-kvm"),
+        ..stage.spec()
+    };
+    let error = prepare(spec).unwrap_err().to_string();
     assert!(
         error.contains("no-kvm cannot be opened") && error.contains("basalt doctor"),
         "{error}"
@@ -429,7 +434,7 @@ fn dropping_kills_and_reaps_the_process() {
 fn no_cause_is_said_twice() {
     let stage = Stage::new();
     fs::remove_file(stage.path("kernel")).unwrap();
-    let error = prepare(stage.spec(), &stage.path("kvm")).unwrap_err();
+    let error = prepare(stage.spec()).unwrap_err();
     assert!(
         std::error::Error::source(&error).is_none(),
         "whoever prints the chain would repeat it"

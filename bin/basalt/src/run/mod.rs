@@ -128,6 +128,7 @@ fn specify(args: &RunArgs, image: &Opened, emulated: bool) -> Result<SandboxSpec
         hostname: args.hostname.clone(),
         kernel: places::asset("vmlinux")?,
         initramfs: places::asset("initramfs.cpio")?,
+        kvm: places::kvm(),
         vmm: places::asset("basalt-vmm")?,
         cmdline: node::command_line(log::max_level()),
         boot_limit: if emulated { BOOT_LIMIT_EMULATED } else { BOOT_LIMIT },

@@ -1,0 +1,345 @@
+//! The cases.
+
+use std::io::{Read, Write};
+use std::time::Instant;
+
+use rustix::process::Signal;
+
+use crate::world::{World, is_alive, text, wait_for};
+
+/// Each case with its name.
+pub(crate) const ALL: &[(&str, fn())] = &[
+    (
+        "without_the_device_the_error_names_it",
+        without_the_device_the_error_names_it,
+    ),
+    (
+        "output_and_exit_code_are_the_commands",
+        output_and_exit_code_are_the_commands,
+    ),
+    (
+        "a_command_that_cannot_run_is_127_or_126",
+        a_command_that_cannot_run_is_127_or_126,
+    ),
+    (
+        "the_images_own_command_environment_and_directory",
+        the_images_own_command_environment_and_directory,
+    ),
+    ("flags_win_over_the_image", flags_win_over_the_image),
+    (
+        "streams_are_separate_and_binary_clean",
+        streams_are_separate_and_binary_clean,
+    ),
+    ("no_input_where_none_is_wanted", no_input_where_none_is_wanted),
+    ("signals_reach_the_command", signals_reach_the_command),
+    ("time_limits_end_the_command", time_limits_end_the_command),
+    (
+        "a_reader_that_leaves_ends_the_writer",
+        a_reader_that_leaves_ends_the_writer,
+    ),
+    (
+        "a_terminal_has_size_keys_and_interrupt",
+        a_terminal_has_size_keys_and_interrupt,
+    ),
+    (
+        "a_killed_vmm_is_one_sentence_and_leaves_nothing",
+        a_killed_vmm_is_one_sentence_and_leaves_nothing,
+    ),
+    (
+        "a_killed_basalt_takes_its_vmm_with_it",
+        a_killed_basalt_takes_its_vmm_with_it,
+    ),
+    ("a_signal_while_booting_ends_it", a_signal_while_booting_ends_it),
+    ("a_kernel_panic_is_shown", a_kernel_panic_is_shown),
+    ("a_refused_vm_is_explained", a_refused_vm_is_explained),
+    (
+        "more_memory_than_the_host_has_is_refused",
+        more_memory_than_the_host_has_is_refused,
+    ),
+    ("the_console_is_copied", the_console_is_copied),
+];
+
+fn without_the_device_the_error_names_it() {
+    let world = World::new("");
+    let mut command = world.command(&["run", "tiny", "--", "true"]);
+    let output = command.env("BASALT_KVM", "/nonexistent/kvm").output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    let stderr = text(&output.stderr);
+    assert!(
+        stderr.contains("/nonexistent/kvm cannot be opened") && stderr.contains("basalt doctor"),
+        "{stderr}"
+    );
+}
+
+fn output_and_exit_code_are_the_commands() {
+    let world = World::new("");
+    let output = world.run(&["tiny", "--", "sh", "-c", "echo $((6*7)); echo no >&2; exit 3"]);
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+    assert_eq!(
+        (text(&output.stdout).as_str(), text(&output.stderr).as_str()),
+        ("42\n", "no\n")
+    );
+    assert_eq!(
+        world.run(&["tiny", "--", "sh", "-c", "kill -9 $$"]).status.code(),
+        Some(137)
+    );
+}
+
+fn a_command_that_cannot_run_is_127_or_126() {
+    let world = World::new("");
+    for (command, code) in [
+        ("no-such-program", 127),
+        ("/no/such/program", 127),
+        ("/etc/passwd", 126),
+        ("/etc", 126),
+    ] {
+        let output = world.run(&["tiny", "--", command]);
+        assert_eq!(output.status.code(), Some(code), "{command}: {}", text(&output.stderr));
+        assert!(text(&output.stderr).contains(command), "{}", text(&output.stderr));
+    }
+    let output = world.run(&["--user", "no-such-user", "tiny"]);
+    assert_eq!(output.status.code(), Some(125));
+    assert!(
+        text(&output.stderr).contains("no-such-user"),
+        "{}",
+        text(&output.stderr)
+    );
+    let output = world.run(&["--workdir", "/no/such/place", "tiny"]);
+    assert_eq!(output.status.code(), Some(125));
+    assert!(
+        text(&output.stderr).contains("/no/such/place"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+fn the_images_own_command_environment_and_directory() {
+    let output = World::new("").run(&["tiny"]);
+    assert_eq!(
+        text(&output.stdout),
+        "the image\n/usr\n12\n",
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+fn flags_win_over_the_image() {
+    let world = World::new("");
+    let file = world.path("env");
+    std::fs::write(&file, "# from a file\nB=file\nC=file\n").unwrap();
+    let script = "echo $A $B $C $D; pwd; id -u; id -g";
+    let args = [
+        "--env-file",
+        file.to_str().unwrap(),
+        "-e",
+        "C=flag",
+        "-e",
+        "D",
+        "-w",
+        "/tmp",
+        "-u",
+        "12:34",
+        "tiny",
+    ];
+    let mut command = world.command(&["run"]);
+    let output = command
+        .args(args)
+        .args(["--", "sh", "-c", script])
+        .env("D", "host")
+        .output()
+        .unwrap();
+    assert_eq!(
+        text(&output.stdout),
+        "1 file flag host\n/tmp\n12\n34\n",
+        "{}",
+        text(&output.stderr)
+    );
+    let output = world.run(&["--entrypoint", "echo", "tiny", "a", "--b"]);
+    assert_eq!(text(&output.stdout), "a --b\n");
+}
+
+fn streams_are_separate_and_binary_clean() {
+    let world = World::new("");
+    let bytes: Vec<u8> = (0..=255).cycle().take(5 << 20).collect();
+    let mut run = world.start(&["tiny", "--", "sh", "-c", "cat; printf '\\377' >&2"]);
+    let mut stdin = run.0.stdin.take().unwrap();
+    let sent = bytes.clone();
+    let writer = std::thread::spawn(move || stdin.write_all(&sent).unwrap());
+    let mut received = Vec::new();
+    run.0.stdout.take().unwrap().read_to_end(&mut received).unwrap();
+    writer.join().unwrap();
+    assert!(
+        received == bytes,
+        "{} bytes came back of {}",
+        received.len(),
+        bytes.len()
+    );
+    let mut stderr = Vec::new();
+    run.0.stderr.take().unwrap().read_to_end(&mut stderr).unwrap();
+    assert_eq!(stderr, [0xff]);
+    assert_eq!(run.end().0, Some(0));
+}
+
+fn no_input_where_none_is_wanted() {
+    let world = World::new("");
+    let mut run = world.start(&["--interactive=false", "tiny", "--", "cat"]);
+    // Our end stays open: the command's input ends all the same.
+    assert_eq!(run.end().0, Some(0));
+}
+
+fn signals_reach_the_command() {
+    let world = World::new("");
+    for (signal, name) in [
+        (Signal::TERM, "TERM"),
+        (Signal::INT, "INT"),
+        (Signal::HUP, "HUP"),
+        (Signal::QUIT, "QUIT"),
+    ] {
+        let script = format!("trap 'echo got {name}; exit 5' {name}; echo ready; while :; do sleep 0.01; done");
+        let mut run = world.start(&["tiny", "--", "sh", "-c", &script]);
+        assert_eq!(run.line(), "ready");
+        run.signal(signal);
+        assert_eq!(run.line(), format!("got {name}"));
+        assert_eq!(run.end().0, Some(5));
+    }
+    let mut run = world.start(&["tiny", "--", "sh", "-c", "echo ready; exec sleep 100"]);
+    assert_eq!(run.line(), "ready");
+    run.signal(Signal::TERM);
+    assert_eq!(run.end().0, Some(143));
+}
+
+fn time_limits_end_the_command() {
+    let begun = Instant::now();
+    let output = World::new("").run(&[
+        "--timeout",
+        "300ms",
+        "tiny",
+        "--",
+        "sh",
+        "-c",
+        "echo on; exec sleep 100",
+    ]);
+    assert_eq!(output.status.code(), Some(124));
+    assert_eq!(text(&output.stdout), "on\n");
+    assert!(
+        text(&output.stderr).contains("ended after 300ms"),
+        "{}",
+        text(&output.stderr)
+    );
+    assert!(begun.elapsed() < crate::world::PATIENCE);
+}
+
+fn a_reader_that_leaves_ends_the_writer() {
+    let world = World::new("");
+    let mut run = world.start(&["tiny", "--", "sh", "-c", "yes; echo $? >&2"]);
+    assert_eq!(run.line(), "y");
+    drop(run.0.stdout.take());
+    let (code, stderr) = run.end();
+    // The shell that tells it has the same standard output and goes on: it does not write to it.
+    assert_eq!((code, stderr.trim()), (Some(0), "141"));
+}
+
+fn a_terminal_has_size_keys_and_interrupt() {
+    let world = World::new("");
+    let mut terminal = world.start_on_terminal(&["tiny", "--", "sh"], 40, 100);
+    terminal.type_in("stty size; echo $TERM\n");
+    terminal.expect("40 100");
+    terminal.expect("vt100");
+    terminal.resize(50, 120);
+    // The size comes some time after this terminal's has changed.
+    terminal.type_in("until test \"$(stty size)\" = '50 120'; do sleep 0.01; done; echo it''fits\n");
+    terminal.expect("itfits");
+    terminal.type_in("PS1=ready'':\n");
+    terminal.expect("ready:");
+    terminal.type_in("sh -c 'echo go; exec sleep 100'\n");
+    terminal.expect("\ngo");
+    // The key that interrupts. It also throws away what is typed before the shell has taken it, hence the wait.
+    terminal.type_in("\x03");
+    terminal.expect("ready:");
+    terminal.type_in("echo still''here\n");
+    terminal.expect("stillhere");
+    terminal.type_in("exit 7\n");
+    assert_eq!(terminal.child.end().0, Some(7));
+}
+
+fn a_killed_vmm_is_one_sentence_and_leaves_nothing() {
+    let world = World::new("");
+    let mut run = world.start(&["tiny", "--", "sh", "-c", "echo ready; exec sleep 100"]);
+    assert_eq!(run.line(), "ready");
+    let vmm = rustix::process::Pid::from_raw(i32::try_from(run.vmm()).unwrap()).unwrap();
+    rustix::process::kill_process(vmm, Signal::KILL).unwrap();
+    let (code, stderr) = run.end();
+    assert_eq!(code, Some(125));
+    assert!(
+        stderr.contains("the VMM died while the command was running (signal: 9 (SIGKILL))"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("run it again"), "{stderr}");
+}
+
+fn a_killed_basalt_takes_its_vmm_with_it() {
+    let world = World::new("");
+    let mut run = world.start(&["tiny", "--", "sh", "-c", "echo ready; exec sleep 100"]);
+    assert_eq!(run.line(), "ready");
+    let vmm = run.vmm();
+    assert!(is_alive(vmm));
+    run.signal(Signal::KILL);
+    assert_eq!(run.end().0, None);
+    wait_for("the VMM to be gone", || (!is_alive(vmm)).then_some(()));
+}
+
+fn a_signal_while_booting_ends_it() {
+    let world = World::new("silent");
+    let mut run = world.start(&["tiny", "--", "true"]);
+    let vmm = run.vmm();
+    // Until its handlers are in place a signal simply ends the program, which is as good.
+    run.signal(Signal::INT);
+    let (code, stderr) = run.end();
+    assert_eq!(code, Some(130), "{stderr}");
+    assert!(stderr.contains("interrupted by signal 2"), "{stderr}");
+    assert!(!is_alive(vmm));
+}
+
+fn a_kernel_panic_is_shown() {
+    let output = World::new("panic").run(&["tiny", "--", "true"]);
+    assert_eq!(output.status.code(), Some(125));
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("the guest's kernel panicked"), "{stderr}");
+    assert!(
+        stderr.contains("| [    0.1] Kernel panic - not syncing: no init"),
+        "{stderr}"
+    );
+}
+
+fn a_refused_vm_is_explained() {
+    let output = World::new("refuse").run(&["tiny", "--", "true"]);
+    assert_eq!(output.status.code(), Some(125));
+    let stderr = text(&output.stderr);
+    assert_eq!(
+        stderr,
+        "basalt: the VM cannot be made: the kernel is truncated: build it again\n"
+    );
+}
+
+fn more_memory_than_the_host_has_is_refused() {
+    let output = World::new("").run(&["--memory", "900t", "tiny", "--", "true"]);
+    assert_eq!(output.status.code(), Some(125));
+    let stderr = text(&output.stderr);
+    assert!(
+        stderr.contains("900 TiB of memory were asked for, but this host has"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("ask for less"), "{stderr}");
+}
+
+fn the_console_is_copied() {
+    let world = World::new("panic");
+    let log = world.path("console.log");
+    let output = world
+        .command(&["run", "tiny", "--", "true"])
+        .env("BASALT_CONSOLE_LOG", &log)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(std::fs::read_to_string(&log).unwrap().contains("Kernel panic"));
+}

@@ -1,0 +1,260 @@
+//! A place with an image, assets and the program, and ways to run it: with pipes, and on a terminal.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use serde_json::json;
+
+#[path = "../support/mod.rs"]
+mod support;
+
+/// More than any of these cases needs on a machine that does other things, too.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) struct World {
+    directory: tempfile::TempDir,
+}
+
+impl World {
+    /// `play` is what the stand-in for the VMM is to do.
+    pub(crate) fn new(play: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let world = Self { directory };
+        let assets = world.path("basalt-assets");
+        fs::create_dir(&assets).unwrap();
+        fs::write(assets.join("vmlinux"), play).unwrap();
+        fs::write(assets.join("initramfs.cpio"), "").unwrap();
+        std::os::unix::fs::symlink(std::env::current_exe().unwrap(), assets.join("basalt-vmm")).unwrap();
+        support::write_layout(
+            &world.path("layout"),
+            &json!({ "Cmd": ["sh", "-c", "echo the image; pwd; echo $A$B"], "Env": ["A=1", "B=2"], "WorkingDir": "/usr" }),
+        );
+        let output = world
+            .command(&["import", "--name", "tiny", world.path("layout").to_str().unwrap()])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        world
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_basalt"));
+        command
+            .args(args)
+            .env("BASALT_STATE", self.path("state"))
+            .env("BASALT_ASSETS", self.path("basalt-assets"))
+            .env("BASALT_ENGINE", "kvm")
+            // The stand-in does nothing with the device that it is given.
+            .env("BASALT_KVM", "/dev/null")
+            .env_remove("BASALT_CONSOLE_LOG")
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command in a sandbox and waits for it.
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
+        let mut command = self.command(&["run"]);
+        command.args(args).output().unwrap()
+    }
+
+    /// Starts a command in a sandbox, with pipes.
+    pub(crate) fn start(&self, args: &[&str]) -> Running {
+        let mut command = self.command(&["run"]);
+        command
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        Running(command.spawn().unwrap())
+    }
+
+    /// Starts a command in a sandbox on a new terminal of this size.
+    pub(crate) fn start_on_terminal(&self, args: &[&str], rows: u16, cols: u16) -> Terminal {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let slave = ioctl_tiocgptpeer(&master, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        resize(&master, rows, cols);
+        let mut command = self.command(&["run", "-it"]);
+        command.args(args).env("TERM", "vt100");
+        command
+            .stdin(slave.try_clone().unwrap())
+            .stdout(slave.try_clone().unwrap())
+            .stderr(slave);
+        // SAFETY: the closure runs between fork and exec; both calls are async-signal-safe system calls.
+        unsafe {
+            command.pre_exec(|| {
+                rustix::process::setsid()?;
+                rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
+                Ok(())
+            });
+        }
+        let child = command.spawn().unwrap();
+        // The command holds the slave's descriptors; the terminal must hang up when the child has gone.
+        drop(command);
+        Terminal {
+            master: File::from(master),
+            seen: String::new(),
+            child: Running(child),
+        }
+    }
+}
+
+fn resize(master: &OwnedFd, rows: u16, cols: u16) {
+    tcsetwinsize(
+        master,
+        Winsize {
+            ws_row: rows,
+            ws_col: cols,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        },
+    )
+    .unwrap();
+}
+
+/// A `basalt run` in progress, killed if the test fails.
+pub(crate) struct Running(pub(crate) Child);
+
+impl Running {
+    /// Reads a line of its standard output, byte by byte: nothing is read ahead.
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = Vec::new();
+        let out = self.0.stdout.as_mut().unwrap();
+        let mut byte = [0];
+        while out.read(&mut byte).unwrap() == 1 && byte[0] != b'\n' {
+            line.push(byte[0]);
+        }
+        String::from_utf8(line).unwrap()
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// The process that stands in for the VMM.
+    pub(crate) fn vmm(&self) -> u32 {
+        wait_for("the VMM", || children(self.0.id()).first().copied())
+    }
+
+    /// Waits for the end; tells the exit code and what was written to standard error.
+    pub(crate) fn end(&mut self) -> (Option<i32>, String) {
+        let status = wait_for("the end of basalt run", || self.0.try_wait().unwrap());
+        let mut stderr = Vec::new();
+        if let Some(pipe) = &mut self.0.stderr {
+            pipe.read_to_end(&mut stderr).unwrap();
+        }
+        (status.code(), text(&stderr))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.0.try_wait().is_ok_and(|status| status.is_none()) {
+            self.0
+                .kill()
+                .and_then(|()| self.0.wait())
+                .expect("a child that can be killed");
+        }
+    }
+}
+
+/// A `basalt run` on a terminal.
+pub(crate) struct Terminal {
+    master: File,
+    seen: String,
+    pub(crate) child: Running,
+}
+
+impl Terminal {
+    pub(crate) fn type_in(&mut self, keys: &str) {
+        self.master.write_all(keys.as_bytes()).unwrap();
+    }
+
+    pub(crate) fn resize(&mut self, rows: u16, cols: u16) {
+        tcsetwinsize(
+            &self.master,
+            Winsize {
+                ws_row: rows,
+                ws_col: cols,
+                ws_xpixel: 0,
+                ws_ypixel: 0,
+            },
+        )
+        .unwrap();
+    }
+
+    /// Reads what the terminal shows until `wanted` is in it; forgets all up to its end.
+    pub(crate) fn expect(&mut self, wanted: &str) {
+        let mut buffer = [0; 4096];
+        loop {
+            if let Some(at) = self.seen.find(wanted) {
+                self.seen.drain(..at + wanted.len());
+                return;
+            }
+            let mut fds = [PollFd::new(&self.master, PollFlags::IN)];
+            let limit = Timespec { tv_sec: 30, tv_nsec: 0 };
+            assert!(
+                poll(&mut fds, Some(&limit)).unwrap() > 0,
+                "`{wanted}` did not come in time, but: {:?}",
+                self.seen
+            );
+            // A terminal whose other side is closed reads as EIO.
+            let got = self.master.read(&mut buffer).unwrap_or(0);
+            assert!(got > 0, "`{wanted}` did not come, but: {:?}", self.seen);
+            self.seen.push_str(&String::from_utf8_lossy(&buffer[..got]));
+        }
+    }
+}
+
+/// The processes that `pid` has started and that have not been reaped.
+pub(crate) fn children(pid: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    lists
+        .flat_map(|list| {
+            list.split_whitespace()
+                .map(|pid| pid.parse().unwrap())
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+/// The process runs, and is no zombie.
+pub(crate) fn is_alive(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+/// Asks until there is an answer.
+#[track_caller]
+pub(crate) fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(begun.elapsed() < PATIENCE, "waited {PATIENCE:?} for {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
