@@ -6,12 +6,11 @@
 use std::io::{self, ErrorKind, Write};
 
 use memory::GuestRam;
-use rustix::event::{PollFd, PollFlags, Timespec};
 use virtio::Chain;
 use vm_memory::ReadVolatile;
 
-use crate::connection::{Connection, Due};
-use crate::packet::{HEADER_LEN, Header, MAX_PAYLOAD, Op, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
+use crate::connection::Due;
+use crate::packet::{HEADER_LEN, Header, MAX_PAYLOAD, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 use crate::ring::{Ring, skip, transfer};
 use crate::switch::Switch;
 use crate::table::Key;
@@ -107,7 +106,8 @@ impl Switch {
         // A short read has emptied the socket, or nearly: the epoll set knows.
         connection.readable = count == room;
         match error {
-            None if count == 0 => at_end(connection),
+            // That it has closed altogether is the next event, as only hang-ups are waited for from now on.
+            None if count == 0 => connection.shut_by_host(SHUTDOWN_SEND),
             Some(error) => self.on_read_error(key, &error),
             None => (),
         }
@@ -140,17 +140,6 @@ impl Switch {
             }
         }
     }
-}
-
-/// The host sends no more. When it has closed altogether it does not receive either.
-fn at_end(connection: &mut Connection) {
-    let hung_up = connection.socket.as_ref().is_none_or(|socket| {
-        let mut set = [PollFd::new(socket, PollFlags::empty())];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let polled = rustix::event::poll(&mut set, Some(&now));
-        polled.is_ok() && set[0].revents().contains(PollFlags::HUP)
-    });
-    connection.shut_by_host(if hung_up { SHUTDOWN_BOTH } else { SHUTDOWN_SEND });
 }
 
 /// Writes the header, for which the buffer was found large enough.

@@ -19,14 +19,21 @@ fn running_time() -> u64 {
         .sum()
 }
 
+/// A thread that spins does so in every window; one that was late with its work on a busy machine does not.
 #[track_caller]
 fn rests(guest: &mut Guest, what: &str) {
     guest.settle();
-    let before = running_time();
-    assert!(before > 0, "there is a thread");
-    std::thread::sleep(Duration::from_millis(200));
-    let used = Duration::from_nanos(running_time() - before);
-    assert!(used < Duration::from_millis(10), "{what}: the thread ran for {used:?}");
+    let mut used = Duration::ZERO;
+    for _ in 0..10 {
+        let before = running_time();
+        assert!(before > 0, "there is a thread");
+        std::thread::sleep(Duration::from_millis(200));
+        used = Duration::from_nanos(running_time() - before);
+        if used < Duration::from_millis(10) {
+            return;
+        }
+    }
+    panic!("{what}: the thread ran for {used:?}");
 }
 
 #[test]

@@ -25,6 +25,24 @@ fn echo(mut socket: UnixStream) -> std::thread::JoinHandle<()> {
     })
 }
 
+/// Sends until the socket and the device's buffer are full: until credit is used up and none comes.
+fn fill(guest: &mut Guest, ports: guest::Ports) -> usize {
+    let data = pattern(3 << 20, 2);
+    let mut sent = 0;
+    loop {
+        if guest.streams[&ports].credit() == 0 {
+            guest.settle();
+        }
+        let count = (guest.streams[&ports].credit() as usize).min(9000);
+        if count == 0 {
+            return sent;
+        }
+        guest.send_data(ports, &data[sent..sent + count]);
+        sent += count;
+        guest.pump();
+    }
+}
+
 fn echoed(guest: &mut Guest, ports: guest::Ports, length: usize, most: usize) {
     let data = pattern(length, 1);
     guest.send_all(ports, &data, most);
@@ -139,22 +157,7 @@ fn a_host_that_does_not_read_stops_the_guest_by_credit() {
     let mut guest = Guest::start();
     let (ports, mut socket) = guest.dial(1, ALLOC);
     let data = pattern(3 << 20, 2);
-    let mut sent = 0;
-    // Until credit stays used up: the socket and the device's buffer are full.
-    loop {
-        let credit = guest.streams[&ports].credit() as usize;
-        if credit == 0 {
-            guest.settle();
-            if guest.streams[&ports].credit() == 0 {
-                break;
-            }
-            continue;
-        }
-        let count = credit.min(9000);
-        guest.send_data(ports, &data[sent..sent + count]);
-        sent += count;
-        guest.pump();
-    }
+    let sent = fill(&mut guest, ports);
     assert!(sent >= 256 << 10, "the device holds what it promised: {sent}");
     let reader = std::thread::spawn(move || {
         let mut all = Vec::new();
@@ -214,7 +217,7 @@ fn the_peer_disappears_in_mid_stream() {
     let mut guest = Guest::start();
     let (ports, mut socket) = guest.dial(1, ALLOC);
     socket.write_all(b"the last of it").unwrap();
-    guest.send_data(ports, &pattern(50_000, 3));
+    fill(&mut guest, ports);
     guest.wait("the bytes", |guest| guest.streams[&ports].inbox.len() == 14);
     // Unread bytes make this a reset on the host's side; the guest hears of a shutdown all the same.
     socket.write_all(b" and more").unwrap();
