@@ -91,15 +91,18 @@ chmod 755 "$work/kernel-hook"
 
 say "Debian $suite with $packages"
 # In a mount namespace of its own, so that even kill -9 leaves no mount behind.
-if ! unshare --mount mmdebstrap --mode=root --variant=minbase --format=directory --quiet \
-    --include="$packages" --aptopt='Acquire::Languages "none"' \
-    --aptopt='Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false"' \
-    --aptopt='Acquire::Retries "3"' \
-    --dpkgopt=force-unsafe-io \
-    --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
-    --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/info/*' \
-    --customize-hook="$work/kernel-hook" \
-    "$suite" "$root" "$work/sources.list" >"$work/log" 2>&1; then
+{
+    unshare --mount mmdebstrap --mode=root --variant=minbase --format=directory \
+        --include="$packages" --aptopt='Acquire::Languages "none"' \
+        --aptopt='Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false"' \
+        --aptopt='Acquire::Retries "3"' \
+        --dpkgopt=force-unsafe-io \
+        --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
+        --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/info/*' \
+        --customize-hook="$work/kernel-hook" \
+        "$suite" "$root" "$work/sources.list" 2>&1 || echo failed >"$work/failed"
+} | tee "$work/log" | sed -u -n 's/^I: \(downloading\|extracting\|installing\|cleaning\)/  \1/p'
+if [ -e "$work/failed" ]; then
     tail -n 30 "$work/log" >&2
     fail "mmdebstrap could not make the root file system"
 fi

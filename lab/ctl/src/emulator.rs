@@ -33,6 +33,27 @@ pub(crate) struct Machine {
     pub(crate) kernel_args: String,
 }
 
+/// Memory of a lab, in MiB, if nobody says how much.
+const MEMORY_MIB: u64 = 6144;
+
+/// How much memory the lab gets: what is wished, if this machine has that much.
+pub(crate) fn memory(wished: Option<u64>) -> Result<u64> {
+    let info = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
+    let here = total_mib(&info).context("/proc/meminfo has no MemTotal")?;
+    match wished {
+        Some(wished) if wished > here => {
+            bail!("the lab cannot have {wished} MiB of memory: this machine has {here} MiB; ask for less with --memory")
+        }
+        Some(wished) => Ok(wished),
+        None => Ok(MEMORY_MIB.min(here / 2)),
+    }
+}
+
+fn total_mib(info: &str) -> Option<u64> {
+    let line = info.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? / 1024)
+}
+
 /// Makes the data disks that are missing.
 pub(crate) fn make_disks(state: &State) -> Result<()> {
     for (name, _, size) in DATA_DISKS {
@@ -187,6 +208,16 @@ mod tests {
             reason("qemu-system-x86_64: cannot set up guest memory 'pc.ram': Cannot allocate memory\n").unwrap(),
             "the emulator says: cannot set up guest memory 'pc.ram': Cannot allocate memory"
         );
+    }
+
+    #[test]
+    fn a_lab_gets_no_more_memory_than_there_is() {
+        assert_eq!(total_mib("MemTotal:       24682100 kB\nMemFree: 1 kB\n"), Some(24103));
+        assert_eq!(total_mib("MemFree: 1 kB\n"), None);
+        let error = memory(Some(1 << 30)).unwrap_err().to_string();
+        assert!(error.contains("cannot have 1073741824 MiB"), "{error}");
+        assert_eq!(memory(Some(1)).unwrap(), 1);
+        assert!(memory(None).unwrap() <= MEMORY_MIB);
     }
 
     #[test]

@@ -119,10 +119,10 @@ struct Up {
     /// Processors of the lab
     #[arg(long, env = "BASALT_LAB_CPUS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     cpus: u32,
-    /// Memory of the lab in MiB
-    #[arg(long, env = "BASALT_LAB_MEMORY", default_value_t = 6144, value_name = "MIB",
+    /// Memory of the lab in MiB [default: 6144, or half of this machine's if that is less]
+    #[arg(long, env = "BASALT_LAB_MEMORY", value_name = "MIB",
           value_parser = clap::value_parser!(u64).range(1024..=1_048_576))]
-    memory: u64,
+    memory: Option<u64>,
     /// TCP port of 127.0.0.1 for the lab's agent; any free one if not given
     #[arg(long, env = "BASALT_LAB_PORT")]
     port: Option<u16>,
@@ -263,7 +263,7 @@ fn up(state: &State, options: &Up) -> Result<u8> {
     let wish = up::Wish {
         machine: Machine {
             cpus: options.cpus,
-            memory_mib: options.memory,
+            memory_mib: emulator::memory(options.memory)?,
             kernel_args: options.kernel_args.clone(),
         },
         port: options.port,
