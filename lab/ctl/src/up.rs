@@ -135,8 +135,17 @@ fn start(
     if result.is_err() {
         state.kill_emulator()?;
         state.clean()?;
+        // A terminal sends Ctrl-C to the emulator too, as long as it is no daemon: its death is then not the reason.
+        interruption(signals)?;
     }
     result
+}
+
+fn interruption(signals: &Signals) -> Result<(), Failure> {
+    match signals.take().filter(|number| *number != libc::SIGWINCH) {
+        Some(number) => Err(Failure::Certain(crate::Interrupted(number).into())),
+        None => Ok(()),
+    }
 }
 
 fn attempt(
@@ -249,9 +258,7 @@ fn wait_for_ready(state: &State, timeout: Duration, signals: &Signals, progress:
             let what = format!("the lab did not answer within {} seconds", timeout.as_secs());
             return Err(chance(what, &console));
         }
-        if let Some(number) = signals.take().filter(|number| *number != libc::SIGWINCH) {
-            return Err(Failure::Certain(crate::Interrupted(number).into()));
-        }
+        interruption(signals)?;
         progress.tick();
         std::thread::sleep(TICK);
     }

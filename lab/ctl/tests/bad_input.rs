@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -11,27 +11,11 @@ use std::time::{Duration, Instant};
 use agent_api::message::{PROTOCOL, Reply, kind};
 use wire::{FrameReader, FrameWriter, Token};
 
-/// Behaves like `qemu -daemonize` as far as `basalt-lab` sees: pid file, console, a process that stays.
-const EMULATOR: &str = r#"#!/bin/sh
-while [ $# -gt 0 ]; do
-    case $1 in
-    -pidfile) pidfile=$2 ;;
-    -serial) console=${2#file:} ;;
-    -netdev) net=$2 ;;
-    esac
-    all="$all $1"
-    shift
-done
-. "$(dirname "$0")/behaviour"
-"#;
+/// Behaves like `qemu -daemonize` as far as `basalt-lab` sees. A file of the tree, because one that is written just before
+/// it is run may be found open for writing, in a process that another test has just forked.
+const EMULATOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/emulator.sh");
 
-/// The emulator's daemon: a shell that has the real one's telling argument and does what it is told.
-const DAEMON: &str = r#"
-daemon() { sh -c 'echo $$ >"$2"; eval "$3"; while sleep 0.1; do :; done' daemon -pidfile "$pidfile" "$1" >/dev/null 2>&1 & 
-    while [ ! -s "$pidfile" ]; do sleep 0.01; done; }
-"#;
-
-/// A directory with a copy of the program, a cache with a stand-in for each part, and a state.
+/// A directory with a link to the program, a cache with a stand-in for each part, and a state.
 struct Fixture {
     directory: PathBuf,
 }
@@ -39,12 +23,12 @@ struct Fixture {
 impl Fixture {
     /// `behaviour` is what the emulator does after it has read its arguments.
     fn new(name: &str, behaviour: &str) -> Self {
-        let directory = std::env::temp_dir().join(format!("bl-{}-{name}", std::process::id()));
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()));
         let fixture = Self { directory };
         for part in ["bin", "cache/emulator/current", "cache/lab-host/current", "state"] {
             fs::create_dir_all(fixture.path(part)).unwrap();
         }
-        fs::copy(env!("CARGO_BIN_EXE_basalt-lab"), fixture.path("bin/basalt-lab")).unwrap();
+        fs::hard_link(env!("CARGO_BIN_EXE_basalt-lab"), fixture.path("bin/basalt-lab")).unwrap();
         // As much of a static program as is looked at: an ELF header without program headers.
         let mut init = b"\x7fELF\x02\x01\x01".to_vec();
         init.resize(64, 0);
@@ -52,14 +36,9 @@ impl Fixture {
         for part in ["vmlinuz", "base.cpio", "rootfs.erofs"] {
             fs::write(fixture.path("cache/lab-host/current").join(part), "").unwrap();
         }
-        let emulator = fixture.path("cache/emulator/current/qemu-system-x86_64");
-        fs::write(&emulator, EMULATOR).unwrap();
-        fs::set_permissions(&emulator, fs::Permissions::from_mode(0o755)).unwrap();
-        fs::write(
-            fixture.path("cache/emulator/current/behaviour"),
-            format!("{DAEMON}{behaviour}"),
-        )
-        .unwrap();
+        let emulator = fixture.path("cache/emulator/current");
+        symlink(EMULATOR, emulator.join("qemu-system-x86_64")).unwrap();
+        fs::write(emulator.join("behaviour"), behaviour).unwrap();
         fixture
     }
 
@@ -101,6 +80,15 @@ impl Fixture {
         left.retain(|name| !["disks", "logs", "synced.json"].iter().any(|kept| name == kept));
         assert!(left.is_empty(), "left behind: {left:?}");
         assert_eq!(self.processes(), Vec::<u32>::new(), "processes left behind");
+    }
+
+    /// The emulator is a daemon by now: it alone is left of what was started, and it has written something.
+    fn is_booting(&self) -> bool {
+        let written = fs::read_to_string(self.path("state/logs/console.log")).is_ok_and(|text| !text.is_empty());
+        let daemon = fs::read_to_string(self.path("state/qemu.pid"))
+            .ok()
+            .and_then(|text| text.trim().parse().ok());
+        written && daemon.is_some_and(|daemon: u32| self.processes() == [daemon])
     }
 
     /// Processes that were started with this fixture's pid file.
@@ -241,9 +229,7 @@ fn an_interrupted_start_leaves_nothing() {
     let fixture = Fixture::new("int", r#"daemon "echo booting >>$console""#);
     for (name, code) in [("-INT", 130), ("-TERM", 143)] {
         let mut child = fixture.command(&["up"]).stderr(Stdio::null()).spawn().unwrap();
-        wait_for("the start", || {
-            !fixture.processes().is_empty() && fixture.path("state/logs/console.log").exists()
-        });
+        wait_for("the start", || fixture.is_booting());
         signal(&child, name);
         assert_eq!(child.wait().unwrap().code(), Some(code));
         fixture.assert_clean();
@@ -255,9 +241,7 @@ fn what_a_killed_start_left_is_cleaned_by_the_next_and_by_down() {
     let fixture = Fixture::new("killed", r#"daemon "echo booting >>$console""#);
     let start_and_kill = || {
         let mut child = fixture.command(&["up"]).stderr(Stdio::null()).spawn().unwrap();
-        wait_for("the start", || {
-            !fixture.processes().is_empty() && fixture.path("state/qemu.pid").exists()
-        });
+        wait_for("the start", || fixture.is_booting());
         signal(&child, "-KILL");
         child.wait().unwrap();
     };
