@@ -176,8 +176,8 @@ main() {
     out=$1
     [ "$(id -u)" -eq 0 ] || die "must run as root, because it installs build tools"
     work=$(mktemp -d "${TMPDIR:-/tmp}/basalt-kernel.XXXXXX")
-    # Also on Ctrl-C: stop the compiler's process group members that are ours, then remove the tree.
-    trap 'kill $(jobs -p) 2>/dev/null; wait; rm -rf "$work"' EXIT
+    # Also on Ctrl-C: stop make (which stops its compilers), then remove the tree.
+    trap 'kill $(jobs -p) 2>/dev/null || true; wait || true; rm -rf "$work"' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
     # Host names, user names, dates and paths must not reach the image.

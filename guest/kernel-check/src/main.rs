@@ -43,6 +43,7 @@ fn main() -> ExitCode {
 
 /// Runs alone: there is nobody to return to, so a failure is in the report and the machine goes off in any case.
 fn as_init() -> ExitCode {
+    let cycles = syscall::cycles();
     let started = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     if let Err(error) = files::prepare_root() {
         println!("kernel-check: cannot prepare the root file system: {error}");
@@ -51,7 +52,10 @@ fn as_init() -> ExitCode {
             u64::try_from(started.tv_sec).unwrap_or(0),
             u32::try_from(started.tv_nsec).unwrap_or(0),
         );
-        println!("kernel-check: init after {} ms", since_boot.as_millis());
+        println!(
+            "kernel-check: init after {} ms, {cycles} cycles since the machine started",
+            since_boot.as_millis()
+        );
         report_memory();
         // "quick" on the kernel's command line: only the figures above.
         if !fs::read_to_string("/proc/cmdline").is_ok_and(|line| line.split_whitespace().any(|word| word == "quick")) {

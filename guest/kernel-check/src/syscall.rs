@@ -1,4 +1,4 @@
-//! Raw system calls for what no library wraps: the one place with unsafe code. Knows no check.
+//! Raw system calls for what no library wraps, and the cycle counter: the one place with unsafe code. Knows no check.
 #![allow(
     unsafe_code,
     reason = "system calls without a safe wrapper are what this program is about"
@@ -31,6 +31,13 @@ pub(crate) fn call<const N: usize>(number: libc::c_long, args: [Arg<'_>; N]) -> 
     // map or its other threads: there is one thread, and no caller passes the numbers of mmap, munmap, brk or clone.
     let result = unsafe { libc::syscall(number, words[0], words[1], words[2], words[3], words[4], words[5]) };
     u64::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// The time-stamp counter: it starts from 0 with the machine, so it also counts what the kernel's own clock cannot see
+/// (firmware, unpacking the kernel).
+pub(crate) fn cycles() -> u64 {
+    // SAFETY: 1. The instruction exists on every x86-64 CPU and changes no state; nothing here forbids it to user code.
+    unsafe { core::arch::x86_64::_rdtsc() }
 }
 
 /// The address of `bytes`, for structures that hold pointers; the caller keeps `bytes` alive during the call.
