@@ -112,11 +112,26 @@ check_options() {
         }' "$2" || die "the options above did not survive: look for a missing dependency or a changed name"
 }
 
+# Starts make in a process group of its own, so that cleaning up can end it with all its compilers.
+start_make() {
+    set -m
+    "${make[@]}" -j"$(nproc)" "$@" >>"$work/build.log" 2>&1 &
+    builder=$!
+    set +m
+}
+
+finish_make() {
+    local failed=0
+    wait "$builder" || failed=1
+    builder=
+    [ "$failed" = 0 ] || { tail -n 30 "$work/build.log" >&2; die "the kernel's build failed, see above"; }
+}
+
 # Flags are those of an ordinary file, so kbuild compiles one first. "asked" is every name that the header's headers test.
 make_common_header() {
     say "preparing"
-    "${make[@]}" -j"$(nproc)" prepare kernel/range.o >"$work/build.log" 2>&1 ||
-        { tail -n 30 "$work/build.log" >&2; die "kbuild failed, see above"; }
+    start_make prepare kernel/range.o
+    finish_make
     local command
     command=$(sed -n '1{s/^[^=]*:= //;s/;.*//;p}' "$work/src/kernel/.range.o.cmd" |
         sed -E 's/-Wp,-MMD,[^ ]*//; s/-include [^ ]*//g; s/-D(__)?KBUILD_[A-Z]+=[^ ]*//g; s/^[^ ]* /gcc /; s/ -c -o .*//')
@@ -138,17 +153,17 @@ judge_files() {
 
 build() {
     say "compiling with $(nproc) jobs"
-    "${make[@]}" -j"$(nproc)" vmlinux >>"$work/build.log" 2>&1 &
-    local builder=$! started=$SECONDS done_files last=0
+    start_make vmlinux
+    local started=$SECONDS last=0 compiled
     while kill -0 "$builder" 2>/dev/null; do
         sleep 1
         if [ $((SECONDS - started - last)) -ge 15 ]; then
             last=$((SECONDS - started))
-            done_files=$(grep -c '^  CC ' "$work/build.log" || true)
-            say "compiled $done_files files in $last s"
+            compiled=$(grep -c '^  CC ' "$work/build.log" || true)
+            say "compiled $compiled files in $last s"
         fi
     done
-    wait "$builder" || { tail -n 30 "$work/build.log" >&2; die "the compiler failed, see above"; }
+    finish_make
 }
 
 publish() {
@@ -171,19 +186,40 @@ publish() {
     say "$sizes, file $(($(stat -c %s "$out/vmlinux") / 1024)) kB"
 }
 
+# Also after Ctrl-C. A compiler that is just ending may still write, hence the second try.
+clean_up() {
+    if [ -n "$builder" ]; then
+        kill -- "-$builder" 2>/dev/null || true
+        wait "$builder" 2>/dev/null || true
+    fi
+    rm -rf "$work" 2>/dev/null || { sleep 1; rm -rf "$work"; }
+}
+
+# Trees of runs that were killed outright; the name holds the run's process id.
+sweep() {
+    local tree pid
+    for tree in "$temporary"/basalt-kernel.*; do
+        pid=${tree##*/basalt-kernel.}
+        pid=${pid%%.*}
+        [[ ! $pid =~ ^[0-9]+$ || -e /proc/$pid ]] || rm -rf "$tree"
+    done
+}
+
 main() {
     [ $# -eq 1 ] || die "usage: recipe.sh OUT_DIR"
     out=$1
     [ "$(id -u)" -eq 0 ] || die "must run as root, because it installs build tools"
-    work=$(mktemp -d "${TMPDIR:-/tmp}/basalt-kernel.XXXXXX")
-    # Also on Ctrl-C: stop make (which stops its compilers), then remove the tree.
-    trap 'kill $(jobs -p) 2>/dev/null || true; wait || true; rm -rf "$work"' EXIT
+    temporary=${TMPDIR:-/tmp}
+    sweep
+    work=$(mktemp -d "$temporary/basalt-kernel.$$.XXXXXX")
+    builder=
+    trap clean_up EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
-    # Host names, user names, dates and paths must not reach the image.
+    # Host names, user names, dates and paths must not reach the image; nor may a Rust compiler that happens to be there.
     make=(env -i "PATH=$PATH" "HOME=$work" LC_ALL=C TZ=UTC "PCH_DIR=../pch" "PCH_LOG=../pch/plain"
           KBUILD_BUILD_USER=basalt KBUILD_BUILD_HOST=basalt "KBUILD_BUILD_TIMESTAMP=Thu Jan  1 00:00:00 UTC 2026"
-          KBUILD_BUILD_VERSION=1 make -C "$work/src" ARCH=x86_64 "CC=$here/compile/cc.sh")
+          KBUILD_BUILD_VERSION=1 make -C "$work/src" ARCH=x86_64 RUSTC=none "CC=$here/compile/cc.sh")
     mkdir "$work/pch"
     cp "$here/compile/common.h" "$here/compile/names.h" "$work/pch"
     local started=$SECONDS before
@@ -197,4 +233,5 @@ main() {
     say "built in $((SECONDS - started)) s, $(($(cpu_seconds) - before)) CPU seconds for the build, $(cpu_seconds) in all"
 }
 
-main "$@"
+# On one line: bash reads a script as it goes, and this one may be edited while it runs.
+main "$@"; exit
