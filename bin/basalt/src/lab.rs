@@ -38,8 +38,8 @@ const ENVIRONMENT: [&str; 3] = [
 /// How long an answer that needs no work may take, on a lab that is busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const DURING: &str = "the connection to the lab failed; `basalt lab status` tells whether it still runs, `basalt lab up` \
-                      starts it again";
+const DURING: &str = "the lab does not answer any more: run the command again, which starts the lab if it is down \
+                      (`basalt lab logs` shows its console)";
 
 /// What `basalt-lab status --json` says.
 #[derive(Debug, Deserialize)]

@@ -213,7 +213,7 @@ fn a_lab_that_does_not_answer_is_named_with_its_address() {
     fails(
         &world.run_in_lab(),
         125,
-        &[&address, "does not answer", "basalt lab status"],
+        &[&address, "does not answer", "run the command again"],
     );
     fs::write(world.path("token"), "short").unwrap();
     fails(&world.run_in_lab(), 125, &["is not 64 hexadecimal digits"]);
