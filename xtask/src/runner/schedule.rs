@@ -173,21 +173,15 @@ impl Run<'_> {
 
     fn attempt(&self, index: usize) -> Result<(Outcome, Report)> {
         let step = &self.steps[index];
-        match (step.plan)(self.context)? {
-            Plan::Run => {}
-            Plan::Done => return Ok((Outcome::Cached, Report::default())),
-            Plan::NotNeeded(reason) => {
-                return Ok((
-                    Outcome::NotNeeded,
-                    Report {
-                        detail: reason,
-                        ..Report::default()
-                    },
-                ));
-            }
+        if let Some(ended) = self.unneeded(step)? {
+            return Ok(ended);
         }
         let log = self.context.logs().join(format!("{}.log", step.name));
         let mut task = Task::new(index, &log, self.board.clone(), self.stop.clone())?;
+        // Another run may have done it while this one waited.
+        if let Some(ended) = self.unneeded(step)? {
+            return Ok(ended);
+        }
         let report = (step.work)(self.context, &mut task).inspect_err(|error| {
             // The error itself is reported by whoever gets it; the log is only more complete with it.
             let _ = task.say(&format!("error: {error:#}"));
@@ -201,6 +195,20 @@ impl Run<'_> {
             Report { .. } => Outcome::Ok,
         };
         Ok((outcome, report))
+    }
+
+    fn unneeded(&self, step: &Step) -> Result<Option<(Outcome, Report)>> {
+        Ok(match (step.plan)(self.context)? {
+            Plan::Run => None,
+            Plan::Done => Some((Outcome::Cached, Report::default())),
+            Plan::NotNeeded(detail) => Some((
+                Outcome::NotNeeded,
+                Report {
+                    detail,
+                    ..Report::default()
+                },
+            )),
+        })
     }
 
     /// Shows how a step ended.

@@ -52,15 +52,25 @@ pub(crate) struct Finished {
 }
 
 impl Task {
-    /// Opens the log afresh; `index` is the step's place on the board.
+    /// Opens the log afresh; `index` is the step's place on the board. Another run of this checkout that is at the same
+    /// step holds the log's lock: then this waits for it.
     pub(crate) fn new(index: usize, log_path: &Path, board: Board, stop: Stop) -> Result<Self> {
-        let log = File::create(log_path).with_context(|| format!("cannot write {}", log_path.display()))?;
-        Ok(Self {
+        let log = File::options().create(true).truncate(false).write(true).open(log_path);
+        let log = log.with_context(|| format!("cannot write {}", log_path.display()))?;
+        let task = Self {
             index,
             log,
             board,
             stop,
-        })
+        };
+        while task.log.try_lock().is_err() {
+            task.board
+                .progress(index, "another run is at this step; waiting for it");
+            task.check_stop()?;
+            thread::sleep(TICK);
+        }
+        task.log.set_len(0)?;
+        Ok(task)
     }
 
     /// Notes a line: to the log, and as the step's progress.
@@ -297,6 +307,24 @@ mod tests {
             .run_within(&mut sh("sleep 60"), Duration::MAX)
             .unwrap_err();
         assert!(error.is::<Stopped>(), "{error}");
+    }
+
+    #[test]
+    fn a_second_run_waits_for_the_first_at_the_same_step() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let first = task(dir.path(), &Stop::default());
+        let stop = Stop::default();
+        let other = stop.clone();
+        let path = log.clone();
+        let second = thread::spawn(move || Task::new(0, &path, Board::silent(1), other).map(|_| ()));
+        thread::sleep(Duration::from_millis(300));
+        assert!(!second.is_finished());
+        drop(first);
+        second.join().unwrap().unwrap();
+        let _third = task(dir.path(), &stop);
+        stop.because_of_failure();
+        assert!(Task::new(0, &log, Board::silent(1), stop).is_err());
     }
 
     #[test]
