@@ -4,9 +4,8 @@ use log::LevelFilter;
 
 /// Words that every guest gets.
 const WORDS: &[&str] = &[
-    // The virtio console; early messages go to the serial port until it exists.
+    // The virtio console.
     "console=hvc0",
-    "earlycon=uart8250,io,0x3f8",
     // A panic ends the VM at once: -1 resets without waiting, and the VMM takes a reset as the end.
     "panic=-1",
     // A reset by triple fault needs no device and no firmware.
@@ -17,13 +16,18 @@ const WORDS: &[&str] = &[
     "no_timer_check",
 ];
 
+/// Words for a guest whose console somebody reads: all messages, and the serial port until the virtio console exists.
+/// Not for every guest, because a kernel writes a kilobyte there before it reads `quiet`, an exit for each character.
+const TALKATIVE: &[&str] = &["earlycon=uart8250,io,0x3f8", "loglevel=7"];
+
 /// The command line for a guest; its kernel is talkative only where somebody wants to read it.
 pub fn command_line(verbosity: LevelFilter) -> String {
     let mut words = WORDS.to_vec();
-    words.push(if verbosity >= LevelFilter::Debug {
-        "loglevel=7"
+    let quiet: &[&str] = &["quiet"];
+    words.extend(if verbosity >= LevelFilter::Debug {
+        TALKATIVE
     } else {
-        "quiet"
+        quiet
     });
     words.join(" ")
 }

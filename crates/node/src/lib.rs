@@ -15,6 +15,7 @@ mod ring;
 mod sandbox;
 mod spec;
 mod vmm;
+mod watch;
 
 #[cfg(test)]
 mod tests;

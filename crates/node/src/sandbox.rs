@@ -6,19 +6,15 @@
 //! ```
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use agent_api::{
-    Connection, DiskName, ExecRequest, ExitStatus, Input, LocalIo, PowerAction, Prepare, RootDisk, Shutdown, Signals,
+    Connection, DiskName, ExecRequest, ExitStatus, LocalIo, PowerAction, Prepare, RootDisk, Shutdown, Signals,
     VSOCK_PORT, pump,
 };
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Signal, pidfd_send_signal};
 use vmm_api::{ClientError, Event, VmmClient};
 use wire::packet::{PacketError, PacketSocket};
 
@@ -26,16 +22,11 @@ use crate::launch::{Prepared, ROOT_SERIAL, prepare};
 use crate::ring::Ring;
 use crate::spec::{check_cpus, check_memory};
 use crate::vmm::{VmmProcess, readable, timespec};
+use crate::watch::{Timer, Watch};
 use crate::{Error, SandboxSpec};
 
 /// How long to wait for the VMM's last words when its guest has become silent.
 const LAST_WORDS: Duration = Duration::from_secs(3);
-
-/// Between SIGTERM and SIGKILL when a command's time is over.
-const TERM_GRACE: Duration = Duration::from_secs(2);
-
-/// Between SIGKILL inside the guest and the end of the whole VM.
-const KILL_GRACE: Duration = Duration::from_secs(3);
 
 /// Bytes of entropy for the guest, twice what its generator needs.
 const ENTROPY: usize = 64;
@@ -130,16 +121,19 @@ impl Sandbox {
     ) -> Result<Finished, Error> {
         const DURING: &str = "the command was running";
         let machine = &mut self.machine;
+        let stream = self.agent.stream().try_clone();
         let running = match self.agent.exec(request) {
             Ok(running) => running,
             Err(agent_api::Error::Exec(failure)) => return Err(failure.into()),
             Err(error) => return Err(machine.diagnose("the command was started", error)),
         };
+        let watch = Watch::start([machine.client.as_fd(), machine.process.as_fd()], stream)?;
         let timer = match limit {
             Some(limit) => Some(Timer::start(limit, running.input.clone(), machine.process.killer())?),
             None => None,
         };
         let result = pump(running, io, signals);
+        watch.stop();
         if timer.is_some_and(Timer::stop) {
             return Ok(Finished::TimedOut);
         }
@@ -395,60 +389,4 @@ fn prepare_guest(
         entropy,
     })?;
     agent.set_read_timeout(None)
-}
-
-/// Ends a command whose time is over: SIGTERM, then SIGKILL, then the whole VM.
-#[derive(Debug)]
-struct Timer {
-    expired: Arc<AtomicBool>,
-    done: mpsc::Sender<()>,
-    thread: JoinHandle<()>,
-}
-
-impl Timer {
-    fn start(limit: Duration, input: Input<UnixStream>, killer: io::Result<OwnedFd>) -> Result<Self, Error> {
-        let killer = killer.map_err(Error::host("keeping the VMM's descriptor"))?;
-        let expired = Arc::new(AtomicBool::new(false));
-        let flag = Arc::clone(&expired);
-        let (done, wait) = mpsc::channel();
-        let thread = std::thread::Builder::new()
-            .name("time-limit".into())
-            .spawn(move || enforce(limit, &input, killer.as_fd(), &flag, &wait))
-            .map_err(Error::host("starting a thread"))?;
-        Ok(Self { expired, done, thread })
-    }
-
-    /// Ends the timer; tells whether the time was over.
-    fn stop(self) -> bool {
-        drop(self.done);
-        if self.thread.join().is_err() {
-            log::error!("the thread that keeps the time limit panicked");
-        }
-        self.expired.load(Ordering::Acquire)
-    }
-}
-
-fn enforce(
-    limit: Duration,
-    input: &Input<UnixStream>,
-    vmm: BorrowedFd<'_>,
-    expired: &AtomicBool,
-    done: &mpsc::Receiver<()>,
-) {
-    let over = |limit| done.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout);
-    if !over(limit) {
-        return;
-    }
-    expired.store(true, Ordering::Release);
-    for (signal, grace) in [(libc::SIGTERM, TERM_GRACE), (libc::SIGKILL, KILL_GRACE)] {
-        if let Err(error) = input.signal(signal) {
-            log::info!("signal {signal} did not reach the command: {error}");
-        }
-        if !over(grace) {
-            return;
-        }
-    }
-    if let Err(error) = pidfd_send_signal(vmm, Signal::KILL) {
-        log::info!("the VMM could not be killed: {error}");
-    }
 }

@@ -38,6 +38,8 @@ enum Play {
     EndsMidCommand,
     /// The agent starts the command, and then the VMM is gone.
     GoneMidCommand,
+    /// The agent starts the command, and then the VMM says that the guest has reset, and hangs.
+    HangsMidCommand,
     /// The agent knows no such command.
     NoCommand,
     /// The command never ends by itself.
@@ -137,8 +139,15 @@ fn simulate(play: Play, control: &PacketSocket) {
                 .send(&VSOCK_PORT.to_le_bytes(), &[std::os::fd::AsFd::as_fd(&theirs)])
                 .unwrap();
             drop(theirs);
+            // What a VMM that hangs would keep open.
+            let kept = ours.try_clone().unwrap();
             simulate_agent(play, ours);
-            if play != Play::GoneMidCommand {
+            if play == Play::HangsMidCommand {
+                ended(ExitReason::Reset);
+                drop(control.receive());
+            }
+            drop(kept);
+            if !matches!(play, Play::GoneMidCommand | Play::HangsMidCommand) {
                 ended(ExitReason::PowerOff);
             }
         }
@@ -335,6 +344,15 @@ fn a_vmm_that_is_gone_takes_the_command_with_it() {
     let (error, text) = fails_in_command(Play::GoneMidCommand);
     assert!(matches!(error, Error::VmmDied { .. }), "{error:?}");
     assert!(text.contains("the VMM died while the command was running"), "{text}");
+}
+
+#[test]
+fn a_vmm_that_hangs_after_the_guests_end_keeps_nobody_waiting() {
+    let (_, text) = fails_in_command(Play::HangsMidCommand);
+    assert!(
+        text.starts_with("the guest reset while the command was running"),
+        "{text}"
+    );
 }
 
 #[test]
