@@ -3,7 +3,6 @@
 //! Reads the command line; everything else is in the modules: what to do in `steps`, how in `runner`, rules in `tidy`.
 
 mod context;
-mod cpio;
 mod docs;
 mod recipe;
 mod runner;

@@ -2,7 +2,6 @@
 //! subcommands do is in the other files.
 
 mod console;
-mod cpio;
 mod emulator;
 mod parts;
 mod progress;

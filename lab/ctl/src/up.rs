@@ -12,10 +12,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use agent_api::Signals;
 use anyhow::{Context, Result, bail};
+use cpio::Archive;
 use lab_init::contract::TOKEN_FILE;
 
 use crate::console::{Console, Event};
-use crate::cpio::Archive;
 use crate::emulator::{self, Machine};
 use crate::parts::Parts;
 use crate::progress::Progress;
@@ -199,7 +199,7 @@ fn initramfs(parts: &Parts, token: &str) -> Result<Vec<u8>> {
     let directory = token_file.parent().context("the token has no directory")?;
     archive.directory(&directory.to_string_lossy(), 0o700)?;
     archive.file(&token_file.to_string_lossy(), 0o600, token.as_bytes())?;
-    bytes.extend(archive.finish()?);
+    bytes.extend(archive.finish());
     Ok(bytes)
 }
 

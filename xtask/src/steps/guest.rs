@@ -7,11 +7,11 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
+use cpio::Archive;
 
 use super::KERNEL;
 use super::build::publish;
 use crate::context::Context;
-use crate::cpio::Archive;
 use crate::runner::{Report, Step, Task};
 
 /// What must be there before the agent runs; it makes every other directory by itself.
@@ -68,7 +68,7 @@ fn initramfs(agent: &[u8]) -> Result<Vec<u8>> {
     archive.character_device("dev/console", 0o600, 5, 1)?;
     archive.character_device("dev/null", 0o666, 1, 3)?;
     archive.file("init", 0o755, agent)?;
-    archive.finish()
+    Ok(archive.finish())
 }
 
 #[cfg(test)]
