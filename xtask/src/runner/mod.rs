@@ -55,6 +55,9 @@ pub(crate) struct Step {
     pub(crate) name: &'static str,
     /// Names of the steps that must have gone well before.
     pub(crate) after: Vec<&'static str>,
+    /// Names of steps that end before this begins, however they end and only if they are run at all: they would be in
+    /// each other's way.
+    pub(crate) follows: Vec<&'static str>,
     /// Whether it counts as a test by itself; steps that run tests report those instead.
     pub(crate) is_check: bool,
     /// What to do when it failed.
@@ -73,6 +76,7 @@ impl Step {
         Self {
             name,
             after: Vec::new(),
+            follows: Vec::new(),
             is_check: false,
             hint: "",
             plan,
@@ -83,6 +87,12 @@ impl Step {
     /// Adds prerequisites.
     pub(crate) fn after(mut self, names: &[&'static str]) -> Self {
         self.after.extend(names);
+        self
+    }
+
+    /// Adds steps to wait for.
+    pub(crate) fn follows(mut self, names: &[&'static str]) -> Self {
+        self.follows.extend(names);
         self
     }
 

@@ -109,9 +109,16 @@ impl Run<'_> {
 
     /// The first step in the list that may start now.
     fn next(&self, rows: &[Option<Row>], started: &[bool]) -> Option<usize> {
-        (0..self.steps.len()).find(|&index| {
-            !started[index] && rows[index].is_none() && self.steps[index].after.iter().all(|name| self.met(rows, name))
+        let mut open = (0..self.steps.len()).filter(|&index| !started[index] && rows[index].is_none());
+        open.find(|&index| {
+            let step = &self.steps[index];
+            step.after.iter().all(|name| self.met(rows, name)) && step.follows.iter().all(|name| self.ended(rows, name))
         })
+    }
+
+    /// Whether a step has ended or is not run at all.
+    fn ended(&self, rows: &[Option<Row>], name: &str) -> bool {
+        !self.steps.iter().any(|step| step.name == name) || rows.iter().flatten().any(|row| row.name == name)
     }
 
     fn met(&self, rows: &[Option<Row>], name: &str) -> bool {
@@ -406,6 +413,13 @@ mod tests {
         );
         assert_eq!(rows[0].counts.failed, 1);
         assert_eq!(rows[1].counts.skipped, 1);
+    }
+
+    #[test]
+    fn what_follows_a_failed_step_waits_for_it_and_runs() {
+        let last = ok("b").follows(&["a", "not in the list"]);
+        let rows = rows(&[last, bad("a")], true);
+        assert_eq!(outcomes(&rows), [Outcome::Ok, Outcome::Failed]);
     }
 
     #[test]

@@ -62,9 +62,9 @@ pub(crate) fn test() -> Vec<Step> {
     steps.extend(setup(&programs));
     steps.extend([checks::clippy().after(&["rust-components"]), checks::deny()]);
     steps.extend([recipe(REDIS, HINT_IMAGE), recipe(NODE, HINT_IMAGE)].map(|step| step.after(&["apt-packages"])));
-    // After clippy, because both wait for the same build directory's lock.
-    steps.push(tests::unit().after(&["clippy"]));
-    steps.push(tests::fuzz().after(&["unit-tests"]));
+    // One after another, because they wait for the same build directory's lock.
+    steps.push(tests::unit().after(&["apt-packages"]).follows(&["clippy"]));
+    steps.push(tests::fuzz().after(&["apt-packages"]).follows(&["unit-tests"]));
     for (name, recipe, tag) in [
         ("import-python", PYTHON, "python"),
         ("import-redis", REDIS, "redis"),
@@ -74,15 +74,12 @@ pub(crate) fn test() -> Vec<Step> {
     }
     steps.push(sandbox::lab().after(&["binaries", "assets", "emulator", "lab-host"]));
     let ready = ["assets", "lab", "import-python", "import-redis", "import-node"];
-    // One after another: cases have time limits, and the lab is slow enough without company.
     steps.push(sandbox::first_sandbox().check().after(&ready));
     steps.push(sandbox::other_images().check().after(&["first-sandbox"]));
-    steps.push(
-        tests::cases()
-            .after(&ready)
-            .after(&["other-images", "unit-tests", "fuzz"]),
-    );
-    steps.push(checks::docs().after(&ready).after(&["cases"]));
+    // Alone on the machine: cases have time limits, and an emulated host is slow enough without company.
+    let alone = ["other-images", "unit-tests", "fuzz", "deny"];
+    steps.push(tests::cases().after(&["first-sandbox"]).follows(&alone));
+    steps.push(checks::docs().after(&["first-sandbox"]).follows(&["cases"]));
     steps
 }
 
@@ -143,7 +140,7 @@ mod self_tests {
             let names: BTreeSet<_> = steps.iter().map(|step| step.name).collect();
             assert_eq!(names.len(), steps.len());
             for step in &steps {
-                for needed in &step.after {
+                for needed in step.after.iter().chain(&step.follows) {
                     assert!(names.contains(needed), "{} needs {needed}", step.name);
                 }
             }
