@@ -41,10 +41,15 @@ impl Gate {
         }
     }
 
-    /// Says what is wanted. The caller kicks the vCPUs afterwards.
+    /// Says what is wanted. The caller kicks the vCPUs afterwards. [`Wanted::End`] is final: a vCPU that pauses the
+    /// others because the guest has ended may come later than the owner that has seen the end and joins its thread.
     pub(crate) fn set(&self, wanted: Wanted) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).wanted = wanted;
-        self.hold.store(wanted != Wanted::Run, Ordering::SeqCst);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.wanted != Wanted::End {
+            state.wanted = wanted;
+            self.hold.store(wanted != Wanted::Run, Ordering::SeqCst);
+        }
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -73,5 +78,42 @@ impl Gate {
             state.parked -= 1;
         }
         state.wanted == Wanted::Run
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn parked_threads_are_counted_and_let_go() {
+        let gate = Arc::new(Gate::new());
+        let passing = Arc::clone(&gate);
+        let thread = std::thread::spawn(move || {
+            let first = passing.pass();
+            while passing.is_open() {
+                std::thread::yield_now();
+            }
+            (first, passing.pass())
+        });
+        gate.wait_parked(1);
+        assert!(!gate.is_open());
+        gate.set(Wanted::Run);
+        while gate.state.lock().unwrap().parked != 0 {
+            std::thread::yield_now();
+        }
+        gate.set(Wanted::End);
+        assert_eq!(thread.join().unwrap(), (true, false));
+    }
+
+    #[test]
+    fn the_end_is_final() {
+        let gate = Gate::new();
+        gate.set(Wanted::End);
+        gate.set(Wanted::Pause);
+        assert!(!gate.pass(), "a late pause must not hold a thread that is to end");
+        gate.set(Wanted::Run);
+        assert!(!gate.is_open());
     }
 }

@@ -110,7 +110,7 @@ impl Machine {
         registry: &Registry,
     ) -> Result<Self, MachineError> {
         let vm = engine.create_vm()?;
-        vm.reserve_ioapic_pins(u32::try_from(PINS).unwrap_or(0))?;
+        vm.reserve_ioapic_pins(u32::from(PINS))?;
         let ram = Ram::allocate(config.memory)?;
         for (slot, region) in (0..).zip(ram.regions()) {
             vm.map_ram(slot, Arc::clone(region))?;

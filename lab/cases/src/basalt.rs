@@ -7,9 +7,6 @@ use anyhow::{Result, bail, ensure};
 
 use crate::Host;
 
-/// The image that the cases run; `make test` imports it.
-pub(crate) const IMAGE: &str = "python";
-
 /// A command line of `basalt`, ready to be changed and run.
 pub(crate) fn command(host: &Host, arguments: &[&str]) -> Command {
     let mut command = Command::new(host.binaries.join("basalt"));
@@ -46,7 +43,11 @@ pub(crate) fn finish(command: &mut Command, input: &[u8]) -> Result<Output> {
 
 /// Runs `basalt run python -- ...` to its end.
 pub(crate) fn sandbox(host: &Host, words: &[&str], input: &[u8]) -> Result<Output> {
-    let arguments: Vec<_> = ["run", IMAGE, "--"].iter().chain(words).copied().collect();
+    let arguments: Vec<_> = ["run", host.digest.as_str(), "--"]
+        .iter()
+        .chain(words)
+        .copied()
+        .collect();
     run(host, &arguments, input)
 }
 
@@ -69,7 +70,7 @@ pub(crate) fn expect_refusal(output: &Output, code: i32, words: &[&str]) -> Resu
     for word in words {
         ensure!(text.contains(word), "the message does not say `{word}`: {text}");
     }
-    ensure!(!text.contains("panicked"), "a panic is no message: {text}");
+    ensure!(!text.contains("panicked at"), "a panic is no message: {text}");
     ensure!(output.stdout.is_empty(), "something went to standard output");
     Ok(())
 }

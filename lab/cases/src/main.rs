@@ -9,7 +9,8 @@ mod leaks;
 mod runner;
 mod vm;
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -24,12 +25,20 @@ pub(crate) struct Host {
     pub(crate) logs: PathBuf,
     /// A directory of the case's own, removed afterwards; on the file system with reflinks.
     pub(crate) scratch: PathBuf,
+    /// The image that sandboxes of the case run, by its digest.
+    pub(crate) digest: String,
 }
 
 impl Host {
     /// One of the assets: guest kernel, initramfs.
     pub(crate) fn asset(&self, name: &str) -> PathBuf {
         self.binaries.join("basalt-assets").join(name)
+    }
+
+    /// The image's file system.
+    pub(crate) fn image(&self) -> Result<File> {
+        let path = Path::new(BLOBS).join(format!("{}.erofs", self.digest));
+        File::open(&path).with_context(|| format!("cannot open {}", path.display()))
     }
 }
 
@@ -76,6 +85,24 @@ enum Verb {
     Guest { name: String, arguments: Vec<String> },
 }
 
+/// Where images lie that were sent to the lab (docs/images.md).
+const BLOBS: &str = "/var/lib/basalt/images/blobs";
+
+/// The digest of the image whose command is python3: what the cases' sandboxes run.
+fn python_image() -> Result<String> {
+    for entry in std::fs::read_dir(BLOBS).with_context(|| format!("cannot read {BLOBS}"))? {
+        let path = entry?.path();
+        let (Some(stem), Some("json")) = (path.file_stem(), path.extension().and_then(|e| e.to_str())) else {
+            continue;
+        };
+        let image: serde_json::Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+        if image["config"]["cmd"][0] == "python3" {
+            return Ok(stem.to_string_lossy().into_owned());
+        }
+    }
+    bail!("the lab has no python image: `basalt run python -- true` outside of it sends one")
+}
+
 /// The directory variable by which `run` tells the host half where its logs go.
 const LOGS: &str = "BASALT_CASE_LOGS";
 
@@ -95,11 +122,13 @@ fn host_half(name: &str) -> Result<()> {
     let scratch = PathBuf::from("/var/lib/basalt").join(format!("scratch-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&scratch)?;
     let before = leaks::Snapshot::take()?;
-    let result = (case.host)(&Host {
+    let host = Host {
         binaries,
         logs,
         scratch: scratch.clone(),
-    });
+        digest: python_image()?,
+    };
+    let result = (case.host)(&host);
     std::fs::remove_dir_all(&scratch)?;
     let leaked = before.compare_within(Duration::from_secs(10))?;
     result?;

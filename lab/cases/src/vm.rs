@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use agent_api::{Collected, Connection, ExecRequest, OsText, Upload, VSOCK_PORT};
+use agent_api::{Collected, Connection, DiskName, ExecRequest, OsText, Prepare, RootDisk, Upload, VSOCK_PORT};
 use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
 use rustix::event::{PollFd, PollFlags};
-use vmm_api::devices::{ConsoleConfig, DeviceConfig, RngConfig, VsockConfig};
+use vmm_api::devices::{BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, RngConfig, VsockConfig};
 use vmm_api::{DeviceSpec, Event, ExitReason, FdRef, VmConfig, VmmClient};
 use wire::packet::PacketSocket;
 
@@ -27,6 +27,9 @@ pub(crate) const BOOT: Duration = Duration::from_secs(90);
 /// Where the guest half of a case lies in the guest.
 const GUEST_HALF: &str = "/cases";
 
+/// The serial number of the disk with the image.
+const ROOT_SERIAL: &str = "root";
+
 /// What a VM is to be made of, step by step.
 pub(crate) struct Builder<'a> {
     host: &'a Host,
@@ -35,7 +38,7 @@ pub(crate) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// Our kernel and agent, one vCPU, 128 MiB, vsock and a console that is kept in the case's logs.
+    /// Our kernel and agent, one vCPU, 128 MiB, vsock, an image and a console that is kept in the case's logs.
     pub(crate) fn new(host: &'a Host) -> Result<Self> {
         let config = VmConfig {
             cpus: 1,
@@ -60,6 +63,16 @@ impl<'a> Builder<'a> {
         let output = Some(builder.fd(console));
         builder.device("console", &ConsoleConfig { input: None, output })?;
         builder.device("rng", &RngConfig {})?;
+        let file = builder.fd(host.image()?);
+        let serial = ROOT_SERIAL.to_owned();
+        let root = BlockConfig {
+            file,
+            read_only: true,
+            queues: 1,
+            serial,
+            engine: BlockEngine::Auto,
+        };
+        builder.device("root", &root)?;
         Ok(builder)
     }
 
@@ -94,10 +107,6 @@ impl<'a> Builder<'a> {
     pub(crate) fn device<C: DeviceConfig>(&mut self, id: &str, config: &C) -> Result<()> {
         self.config.devices.push(DeviceSpec::new(id, config)?);
         Ok(())
-    }
-
-    pub(crate) fn config(&self) -> &VmConfig {
-        &self.config
     }
 
     /// Builds and starts the VM, with a vsock device whose connections come to us.
@@ -219,10 +228,23 @@ impl Vm {
         Ok(UnixStream::from(fd))
     }
 
-    /// The agent's connection.
+    /// The agent's connection, its root prepared.
     pub(crate) fn agent(&self) -> Result<Connection<UnixStream>> {
         let stream = self.accept(VSOCK_PORT, BOOT)?;
-        Ok(Connection::new(stream, None)?)
+        let mut agent = Connection::new(stream, None)?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+        agent.prepare(&Prepare {
+            root: RootDisk {
+                disk: DiskName::Serial(ROOT_SERIAL.into()),
+                fs: "erofs".into(),
+            },
+            overlay_bytes: None,
+            hostname: "case".into(),
+            clock_ns: u64::try_from(now.as_nanos())?,
+            // Cases need no secrets.
+            entropy: vec![7; 64],
+        })?;
+        Ok(agent)
     }
 
     /// What the guest has written to its console so far.

@@ -24,7 +24,7 @@ const EXIT_TIMED_OUT: u8 = 124;
 const BOOT_LIMIT: Duration = Duration::from_secs(60);
 
 /// Where the host is emulated a boot takes seconds, and its other guests slow it down.
-const BOOT_LIMIT_EMULATED: Duration = Duration::from_secs(300);
+const BOOT_LIMIT_EMULATED: Duration = Duration::from_secs(120);
 
 /// How long an orderly end may take before it is a disorderly one.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(5);

@@ -8,7 +8,7 @@ use engine::{Interrupt, MsiMessage, Vm};
 use memory::layout;
 
 /// Input pins, as the original has.
-pub const PINS: usize = 24;
+pub const PINS: u8 = 24;
 
 /// Version register: version 0x11 in bits 0-7, the highest entry in bits 16-23 (3.2.2).
 const VERSION: u32 = 0x11 | ((PINS as u32 - 1) << 16);
@@ -30,7 +30,7 @@ const ENTRY_MASKED: u64 = 1 << 16;
 struct State {
     select: u8,
     id: u32,
-    entries: [u64; PINS],
+    entries: [u64; PINS as usize],
 }
 
 /// The I/O APIC.
@@ -61,7 +61,7 @@ impl IoApic {
         let state = State {
             select: 0,
             id: 0,
-            entries: [ENTRY_MASKED; PINS],
+            entries: [ENTRY_MASKED; PINS as usize],
         };
         Arc::new(Self {
             state: Mutex::new(state),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::basalt::{IMAGE, command, expect_refusal, finish, run};
+use crate::basalt::{command, expect_refusal, finish, run};
 use crate::{Case, Host};
 
 pub(crate) const REFUSALS: Case = Case {
@@ -39,11 +39,31 @@ fn refusals(host: &Host) -> Result<()> {
             125,
             &["no-such-image", "basalt import"],
         ),
-        (&["run", "--cpus", "0", IMAGE, "--", "true"], 125, &["CPU"]),
-        (&["run", "--cpus", "1000", IMAGE, "--", "true"], 125, &["1000"]),
-        (&["run", "--memory", "900t", IMAGE, "--", "true"], 125, &["host has"]),
-        (&["run", "--memory", "1m", IMAGE, "--", "true"], 125, &["32 MiB"]),
-        (&["run", "--no-such-flag", IMAGE], 125, &["--no-such-flag"]),
+        (
+            &["run", "--cpus", "0", host.digest.as_str(), "--", "true"],
+            125,
+            &["CPU"],
+        ),
+        (
+            &["run", "--cpus", "1000", host.digest.as_str(), "--", "true"],
+            125,
+            &["1000"],
+        ),
+        (
+            &["run", "--memory", "900t", host.digest.as_str(), "--", "true"],
+            125,
+            &["host has"],
+        ),
+        (
+            &["run", "--memory", "1m", host.digest.as_str(), "--", "true"],
+            125,
+            &["32 MiB"],
+        ),
+        (
+            &["run", "--no-such-flag", host.digest.as_str()],
+            125,
+            &["--no-such-flag"],
+        ),
         (&["import", "/no/such/file"], 1, &["/no/such/file"]),
     ];
     for (arguments, code, words) in wrong {
@@ -72,7 +92,7 @@ fn assets(host: &Host, name: &str, replaced: &[(&str, &[u8])]) -> Result<PathBuf
 
 fn run_with(host: &Host, assets: &Path) -> Result<std::process::Output> {
     finish(
-        command(host, &["run", IMAGE, "--", "true"]).env("BASALT_ASSETS", assets),
+        command(host, &["run", host.digest.as_str(), "--", "true"]).env("BASALT_ASSETS", assets),
         b"",
     )
 }
@@ -94,8 +114,9 @@ fn broken_hosts(host: &Host) -> Result<()> {
     // /dev/kvm is hidden in a mount namespace of the command's own.
     let basalt = host.binaries.join("basalt");
     let script = format!(
-        "mount --bind /dev/null /dev/kvm && exec {} run {IMAGE} -- true",
-        basalt.display()
+        "mount --bind /dev/null /dev/kvm && exec {} run {} -- true",
+        basalt.display(),
+        host.digest
     );
     let output = finish(
         Command::new("unshare")

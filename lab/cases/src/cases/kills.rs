@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal};
 
-use crate::basalt::{IMAGE, command};
+use crate::basalt::command;
 use crate::{Case, Host};
 
 pub(crate) const VMM: Case = Case {
@@ -27,11 +27,21 @@ pub(crate) const CLI: Case = Case {
 
 /// A sandbox that says that it is there and then waits; and its VMM's process.
 fn start(host: &Host) -> Result<(Child, Pid)> {
-    let mut child = command(host, &["run", IMAGE, "--", "sh", "-c", "echo up; exec sleep 1000"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
+    let mut child = command(
+        host,
+        &[
+            "run",
+            host.digest.as_str(),
+            "--",
+            "sh",
+            "-c",
+            "echo up; exec sleep 1000",
+        ],
+    )
+    .stdin(Stdio::null())
+    .stdout(Stdio::piped())
+    .stderr(Stdio::piped())
+    .spawn()?;
     let mut up = [0; 3];
     child.stdout.as_mut().context("no output")?.read_exact(&mut up)?;
     let vmm = child_of(child.id(), "basalt-vmm")?;

@@ -41,7 +41,7 @@ fn commands(host: &Host) -> Result<()> {
     expect_code(&sandbox(host, &["/etc/passwd"], b"")?, 126)?;
     expect_code(&sandbox(host, &["/etc"], b"")?, 126)?;
     // The image's own command is python3, which reads its program from standard input.
-    let output = run(host, &["run", "python"], b"print(1 + 1)\n")?;
+    let output = run(host, &["run", &host.digest], b"print(1 + 1)\n")?;
     expect_code(&output, 0)?;
     ensure!(
         text(&output.stdout) == "2\n",
@@ -70,7 +70,7 @@ fn settings(host: &Host) -> Result<()> {
         "nobody",
         "--hostname",
         "wren",
-        "python",
+        &host.digest,
         "--",
         "sh",
         "-c",

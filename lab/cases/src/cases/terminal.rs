@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, Signal};
 use rustix::termios::Winsize;
 
-use crate::basalt::{IMAGE, command};
+use crate::basalt::command;
 use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
@@ -111,7 +111,11 @@ fn wait(child: &mut Child) -> Result<i32> {
 
 #[allow(unsafe_code, reason = "a controlling terminal is taken between fork and exec")]
 fn on_terminal(host: &Host, other: &OwnedFd, words: &[&str]) -> Result<Child> {
-    let arguments: Vec<_> = ["run", "-t", IMAGE, "--"].iter().chain(words).copied().collect();
+    let arguments: Vec<_> = ["run", "-t", host.digest.as_str(), "--"]
+        .iter()
+        .chain(words)
+        .copied()
+        .collect();
     let mut command = command(host, &arguments);
     command
         .stdin(other.try_clone()?)
@@ -158,7 +162,7 @@ fn signals(host: &Host) -> Result<()> {
                   signal.signal(signal.SIGTERM,end); signal.signal(signal.SIGINT,end)\n\
                   print('ready',flush=True)\nsignal.pause()";
     for signal in [Signal::TERM, Signal::INT] {
-        let mut child = command(host, &["run", IMAGE, "--", "python3", "-c", script])
+        let mut child = command(host, &["run", host.digest.as_str(), "--", "python3", "-c", script])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .process_group(0)

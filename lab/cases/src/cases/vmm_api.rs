@@ -43,17 +43,9 @@ fn refusal(result: Result<(), ClientError>, kind: ErrorKind, words: &str) -> Res
     }
 }
 
-fn wrong_configurations(host: &Host) -> Result<()> {
-    let mut vmm = Vmm::spawn(&host.binaries, &host.logs.join("vmm-wrong"))?;
-    ensure!(vmm.client.info()?.state == VmState::Empty, "a new VMM is not empty");
-    refusal(
-        vmm.client.start(),
-        ErrorKind::WrongState,
-        "needs a VM that is created; this one is empty",
-    )?;
-    let kernel = File::open(host.asset("vmlinux"))?;
-    let fds = [kernel.as_fd()];
-    let good = VmConfig {
+/// A configuration that works: descriptor 0 is a kernel.
+fn good() -> VmConfig {
+    VmConfig {
         cpus: 1,
         memory: ByteSize::mib(128),
         kernel: FdRef(0),
@@ -62,84 +54,66 @@ fn wrong_configurations(host: &Host) -> Result<()> {
         kvm: None,
         serial: None,
         devices: Vec::new(),
+    }
+}
+
+/// Configurations that do not, each with words of the sentence that says why.
+fn wrong() -> [(VmConfig, &'static str); 6] {
+    let device = |kind: &str, config| DeviceSpec {
+        id: kind.to_owned(),
+        kind: kind.to_owned(),
+        config,
     };
-    let unknown = DeviceSpec {
-        id: "a".into(),
-        kind: "floppy".into(),
-        config: serde_json::json!({}),
+    let floppy = device("floppy", serde_json::json!({}));
+    let no_file = serde_json::json!({"file": 7, "read_only": true, "queues": 1, "serial": ""});
+    let with = |change: &dyn Fn(&mut VmConfig)| {
+        let mut config = good();
+        change(&mut config);
+        config
     };
-    let no_file = DeviceSpec {
-        id: "b".into(),
-        kind: "block".into(),
-        config: serde_json::json!({"file": 7, "read_only": true, "queues": 1, "serial": ""}),
-    };
-    let wrong: [(VmConfig, &str); 6] = [
+    [
+        (with(&|c| c.cpus = 0), "give 1 to 64"),
+        (with(&|c| c.cpus = 1000), "1000 CPUs"),
+        (with(&|c| c.memory = ByteSize::mib(1)), "at least 32 MiB"),
+        (with(&|c| c.kernel = FdRef(3)), "file descriptor 3 did not come"),
         (
-            VmConfig {
-                cpus: 0,
-                ..good.clone()
-            },
-            "give 1 to 64",
-        ),
-        (
-            VmConfig {
-                cpus: 1000,
-                ..good.clone()
-            },
-            "1000 CPUs",
-        ),
-        (
-            VmConfig {
-                memory: ByteSize::mib(1),
-                ..good.clone()
-            },
-            "at least 32 MiB",
-        ),
-        (
-            VmConfig {
-                kernel: FdRef(3),
-                ..good.clone()
-            },
-            "file descriptor 3 did not come",
-        ),
-        (
-            VmConfig {
-                devices: vec![unknown],
-                ..good.clone()
-            },
+            with(&|c| c.devices = vec![floppy.clone()]),
             "there are block, console, rng, vsock",
         ),
         (
-            VmConfig {
-                devices: vec![no_file],
-                ..good.clone()
-            },
+            with(&|c| c.devices = vec![device("block", no_file.clone())]),
             "file descriptor 7",
         ),
-    ];
-    for (config, words) in wrong {
+    ]
+}
+
+fn wrong_configurations(host: &Host) -> Result<()> {
+    let mut vmm = Vmm::spawn(&host.binaries, &host.logs.join("vmm-wrong"))?;
+    ensure!(vmm.client.info()?.state == VmState::Empty, "a new VMM is not empty");
+    let early = "needs a VM that is created; this one is empty";
+    refusal(vmm.client.start(), ErrorKind::WrongState, early)?;
+    let kernel = File::open(host.asset("vmlinux"))?;
+    let fds = [kernel.as_fd()];
+    for (config, words) in wrong() {
         refusal(vmm.client.create(config, &fds), ErrorKind::Invalid, words)?;
     }
     let twice = [kernel.as_fd(), kernel.as_fd()];
     refusal(
-        vmm.client.create(good.clone(), &twice),
+        vmm.client.create(good(), &twice),
         ErrorKind::Invalid,
         "nothing refers to",
     )?;
     let not_kvm = File::open("/dev/null")?;
     let config = VmConfig {
         kvm: Some(FdRef(1)),
-        ..good.clone()
+        ..good()
     };
-    refusal(
-        vmm.client.create(config, &[kernel.as_fd(), not_kvm.as_fd()]),
-        ErrorKind::Host,
-        "it is no KVM",
-    )?;
+    let created = vmm.client.create(config, &[kernel.as_fd(), not_kvm.as_fd()]);
+    refusal(created, ErrorKind::Host, "it is no KVM")?;
     // After all this a right one still works, once.
-    vmm.client.create(good.clone(), &fds)?;
+    vmm.client.create(good(), &fds)?;
     refusal(
-        vmm.client.create(good, &fds),
+        vmm.client.create(good(), &fds),
         ErrorKind::WrongState,
         "needs a VM that is empty",
     )?;
@@ -165,13 +139,7 @@ fn wrong_kernels(host: &Host) -> Result<()> {
         let path = host.scratch.join(name);
         std::fs::write(&path, bytes)?;
         let mut vmm = Vmm::spawn(&host.binaries, &host.logs.join("vmm-kernel"))?;
-        let builder = Builder::new(host)?;
-        let config = VmConfig {
-            initramfs: None,
-            serial: None,
-            devices: Vec::new(),
-            ..builder.config().clone()
-        };
+        let config = good();
         let file = File::open(&path)?;
         refusal(
             vmm.client.create(config, &[file.as_fd()]),
@@ -223,13 +191,7 @@ fn named_socket(host: &Host) -> Result<()> {
     };
     let mut first = connect()?;
     let kernel = File::open(host.asset("vmlinux"))?;
-    let builder = Builder::new(host)?;
-    let config = VmConfig {
-        initramfs: None,
-        serial: None,
-        devices: Vec::new(),
-        ..builder.config().clone()
-    };
+    let config = good();
     first.create(config, &[kernel.as_fd()])?;
     drop(first);
     let mut second = connect()?;
