@@ -61,7 +61,8 @@ pub(crate) fn cases() -> Step {
         let mut report = judge(counts, finished.status.success(), failed_names(&finished.out))?;
         // A retried case passed or failed like any other, but whoever reads the sum should know.
         let told = finished.out.iter().rev().find_map(|line| line.strip_prefix("cases: "));
-        report.detail = told.map_or(report.detail, str::to_owned);
+        let names = failed_names(&finished.out).join(", ");
+        report.detail = told.map_or(report.detail, |told| format!("{told} {names}").trim_end().to_owned());
         Ok(report)
     })
     .hint("the case's console log is named above; `cargo xtask test --only cases` repeats the cases")
