@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use base::{Epoll, Interest};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use vmm_api::{Event, Packet};
@@ -31,7 +31,10 @@ pub(crate) fn serve_one(socket: PacketSocket) -> Result<()> {
 /// Serves one driver after the other at `path`. The VM goes on between them.
 pub(crate) fn listen(path: &Path) -> Result<()> {
     let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    rustix::net::bind(&listener, &SocketAddrUnix::new(path)?).context("it cannot be bound: remove a stale one")?;
+    rustix::net::bind(&listener, &SocketAddrUnix::new(path)?).map_err(|error| match error {
+        rustix::io::Errno::ADDRINUSE => anyhow::anyhow!("something is there already: remove it if it is stale"),
+        other => anyhow::Error::from(other).context("it cannot be bound"),
+    })?;
     let _unlink = UnlinkOnDrop(path);
     rustix::net::listen(&listener, 1)?;
     let mut vm = Vm::new();

@@ -82,6 +82,7 @@ impl Vm {
             Request::Start => self.go(VmState::Created, "start"),
             Request::Resume => self.go(VmState::Paused, "resume"),
             Request::Pause => self.pause(),
+            Request::PressPowerButton => self.press_power_button(),
             Request::Stop => {
                 self.machine = None;
                 self.state = VmState::Ended;
@@ -99,6 +100,8 @@ impl Vm {
 
     fn create(&mut self, config: VmConfig, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
         self.expect(VmState::Empty, "create")?;
+        // What an earlier, refused `create` registered counts nothing any more.
+        self.registry = Registry::new();
         config.validate().map_err(|error| refuse(ErrorKind::Invalid, error))?;
         let mut fds = FdTable::new(fds);
         let mut take = |fd: FdRef| fds.take(fd).map_err(|error| refuse(ErrorKind::Invalid, error));
@@ -162,6 +165,14 @@ impl Vm {
             machine.pause();
         }
         self.state = VmState::Paused;
+        Ok(Reply::Done)
+    }
+
+    fn press_power_button(&mut self) -> Result<Reply, ApiError> {
+        self.expect(VmState::Running, "press-power-button")?;
+        if let Some(machine) = &self.machine {
+            machine.press_power_button();
+        }
         Ok(Reply::Done)
     }
 

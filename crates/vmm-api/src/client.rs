@@ -79,6 +79,14 @@ impl VmmClient {
         self.done(Request::Resume, &[])
     }
 
+    /// Presses the guest's power button.
+    ///
+    /// # Errors
+    /// Refused unless running.
+    pub fn press_power_button(&mut self) -> Result<(), ClientError> {
+        self.done(Request::PressPowerButton, &[])
+    }
+
     /// Ends the VM and the process.
     ///
     /// # Errors

@@ -16,7 +16,9 @@ pub enum Request {
     Pause,
     /// Let them go on.
     Resume,
-    /// End the VM and the process, without asking the guest.
+    /// Press the guest's power button; what comes of it is the guest's affair.
+    PressPowerButton,
+    /// End the VM and the process, without asking the guest; answered, and not followed by an event.
     Stop,
     /// Tell what the VM is and does.
     Info,
@@ -128,8 +130,6 @@ pub enum ExitReason {
     PowerOff,
     /// The guest asked for a reset, or a triple fault did; this VMM does not boot twice.
     Reset,
-    /// `stop` was asked for.
-    Stopped,
     /// The engine or a device failed.
     Failed(String),
 }
@@ -139,7 +139,6 @@ impl std::fmt::Display for ExitReason {
         match self {
             Self::PowerOff => f.write_str("the guest powered off"),
             Self::Reset => f.write_str("the guest reset"),
-            Self::Stopped => f.write_str("the VM was stopped"),
             Self::Failed(why) => write!(f, "the VMM failed: {why}"),
         }
     }

@@ -1,6 +1,7 @@
 //! The guest finds what it was given, as PCI functions with MSI-X, and nothing that should not be there.
 
 use std::fs;
+use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -20,12 +21,22 @@ fn host(host: &Host) -> Result<()> {
     let mut agent = machine.agent()?;
     vm::install(&mut agent)?;
     vm::guest_half(&mut agent, CASE.name, &[])?;
+    let before = vm::guest_half(&mut agent, CASE.name, &["events"])?;
+    machine.vmm.client.press_power_button()?;
+    let after = vm::guest_half(&mut agent, CASE.name, &["events"])?;
+    ensure!(
+        before != after,
+        "the power button caused no event; interrupts stay at {after}"
+    );
     machine.vmm.client.stop()?;
     ensure!(machine.vmm.wait(Duration::from_secs(10))?, "the VMM did not end well");
     Ok(())
 }
 
-fn guest(_: &[String]) -> Result<()> {
+fn guest(arguments: &[String]) -> Result<()> {
+    if arguments.first().is_some_and(|word| word == "events") {
+        return report_events();
+    }
     let mut ids = Vec::new();
     for entry in fs::read_dir("/sys/bus/pci/devices")? {
         let path = entry?.path();
@@ -70,4 +81,13 @@ fn guest(_: &[String]) -> Result<()> {
         "the command line is {command_line}"
     );
     Ok(())
+}
+
+/// Prints how often the generic event device has interrupted.
+fn report_events() -> Result<()> {
+    let interrupts = fs::read_to_string("/proc/interrupts")?;
+    let line = interrupts.lines().find(|line| line.contains("ACPI:Ged"));
+    let count = line.and_then(|line| line.split_whitespace().nth(1));
+    let count = count.with_context(|| format!("the generic event device has no interrupt:\n{interrupts}"))?;
+    Ok(writeln!(std::io::stdout(), "{count}")?)
 }
