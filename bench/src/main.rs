@@ -1,3 +1,126 @@
-//! Figures against a peer, alternating, in one boot of the lab host.
+//! Figures against a peer, alternating, in one boot of the lab host: `basalt-bench all` prints every table of the issue.
+//!
+//! Runs inside the lab (`basalt-lab exec -- /opt/basalt/bin/basalt-bench all`), as root. The same program is PID 1 of the
+//! guests whose disks are measured. See docs/benchmarks.md.
 
-fn main() {}
+mod figures;
+mod guest;
+mod machine;
+mod report;
+mod smaps;
+mod stats;
+mod trace;
+mod world;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::{Parser, ValueEnum};
+
+use crate::figures::Bench;
+use crate::report::Report;
+use crate::world::World;
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Subject {
+    /// Everything
+    All,
+    /// VMM exec to the first KVM_RUN
+    Start,
+    /// VMM exec to the agent, the VMM's memory and the guest's
+    Boot,
+    /// Exits to user space until the agent runs
+    Exits,
+    /// Reads of a disk
+    Disk,
+}
+
+/// Measures Basalt beside QEMU's microvm, in turn, and prints the tables of docs/benchmarks.md.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Options {
+    /// What to measure
+    #[arg(value_enum, default_value = "all")]
+    subjects: Vec<Subject>,
+
+    /// Runs of each contender
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    runs: u16,
+
+    /// Print one JSON document instead of Markdown
+    #[arg(long)]
+    json: bool,
+
+    /// The directory with basalt-vmm and basalt-assets [default: where this program is]
+    #[arg(long, value_name = "DIR")]
+    binaries: Option<PathBuf>,
+
+    /// The kernel that the peer boots in one of the figures
+    #[arg(long, value_name = "FILE", default_value = "/boot/vmlinuz")]
+    debian_kernel: PathBuf,
+
+    /// Where files of the run are made, and removed after it; the disk's speed is that of this file system's page cache
+    #[arg(long, value_name = "DIR", default_value = "/mnt/xfs")]
+    scratch: PathBuf,
+}
+
+fn main() -> Result<()> {
+    if std::process::id() == 1 {
+        guest::run_as_init();
+    }
+    let options = Options::parse();
+    let binaries = match options.binaries {
+        Some(directory) => directory,
+        None => std::env::current_exe()?
+            .parent()
+            .context("this program is in no directory")?
+            .to_owned(),
+    };
+    let world = World::new(&binaries, &options.debian_kernel, &options.scratch)?;
+    let mut report = Report {
+        facts: world.facts()?,
+        ..Report::default()
+    };
+    let mut bench = Bench {
+        world: &world,
+        runs: usize::from(options.runs),
+        report: &mut report,
+    };
+    let wanted = |subject| options.subjects.contains(&subject) || options.subjects.contains(&Subject::All);
+    if wanted(Subject::Start) {
+        bench.start()?;
+    }
+    if wanted(Subject::Boot) {
+        bench.boot()?;
+    }
+    if wanted(Subject::Exits) {
+        bench.exits()?;
+    }
+    if wanted(Subject::Disk) {
+        bench.disk()?;
+    }
+    let text = if options.json {
+        format!("{}\n", serde_json::to_string_pretty(&report)?)
+    } else {
+        report.markdown()?
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        use clap::CommandFactory;
+        Options::command().debug_assert();
+        let options = Options::try_parse_from(["basalt-bench"]).unwrap();
+        assert_eq!(options.subjects, [Subject::All]);
+        assert!(Options::try_parse_from(["basalt-bench", "--runs", "0"]).is_err());
+        assert!(Options::try_parse_from(["basalt-bench", "nothing"]).is_err());
+    }
+}

@@ -1,0 +1,411 @@
+//! The figures of the issue, each measured with its peers in turn. Owns the order of runs and the targets.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use vmm_api::MetricSample;
+use vmm_api::devices::BlockEngine;
+
+use crate::guest::{END, RESULT, Reading, WORKLOADS};
+use crate::machine::{Devices, MEMORY, MICROVM, MICROVM_PCI, Machine, QEMU, Setup, qemu_arguments};
+use crate::report::{Figure, Report};
+use crate::smaps;
+use crate::stats::Target;
+use crate::trace::{Trace, exec_to_run, exits_by_reason, milliseconds};
+use crate::world::World;
+
+/// What the agent's marker begins with.
+const MARKER: &str = "basalt-agent: up ";
+
+const BASALT: &str = "Basalt";
+const BASALT_SANDBOX: &str = "Basalt, a sandbox's devices";
+const PEER: &str = "QEMU microvm";
+const PEER_DEBIAN: &str = "QEMU microvm, Debian's kernel";
+
+/// How often exits are counted: they hardly differ.
+const COUNTED_RUNS: usize = 3;
+
+/// What each figure needs.
+pub(crate) struct Bench<'a> {
+    pub(crate) world: &'a World,
+    pub(crate) runs: usize,
+    pub(crate) report: &'a mut Report,
+}
+
+/// Samples by who they are of.
+#[derive(Default)]
+struct Samples(BTreeMap<String, Vec<f64>>);
+
+impl Samples {
+    fn put(&mut self, who: &str, value: f64) {
+        self.0.entry(who.to_owned()).or_default().push(value);
+    }
+
+    fn take(&mut self, who: &str) -> Vec<f64> {
+        self.0.remove(who).unwrap_or_default()
+    }
+}
+
+/// One of those that take turns: its name and how it is started.
+struct Contender {
+    who: &'static str,
+    program: String,
+    start: Box<dyn Fn() -> Result<Machine>>,
+}
+
+impl Bench<'_> {
+    /// From the exec of the VMM to the first entry into the guest, by the host kernel's events.
+    pub(crate) fn start(&mut self) -> Result<()> {
+        let root = self.world.root()?;
+        let contenders = self.contenders(&[BASALT, PEER, BASALT_SANDBOX], &root);
+        let mut samples = Samples::default();
+        for (round, contender) in turns(&contenders, self.runs) {
+            let trace = Trace::start(&["sched/sched_process_exec", "kvm/kvm_entry"], 256)?;
+            let machine = (contender.start)()?;
+            let deadline = Instant::now() + Duration::from_secs(60);
+            // Looking costs both the same, and rarely happens before the event has.
+            while !trace.has_seen("kvm_entry:")? {
+                if Instant::now() > deadline {
+                    bail!("{} has not entered its guest within a minute", contender.who);
+                }
+                std::thread::sleep(Duration::from_millis(700));
+            }
+            let value = exec_to_run(&trace.stop()?, &contender.program)?;
+            drop(machine);
+            tell("start", round, contender.who, value, "ms");
+            samples.put(contender.who, value);
+        }
+        let mut figure = Figure::new("VMM exec to first KVM_RUN", "ms");
+        for who in [BASALT, BASALT_SANDBOX, PEER] {
+            figure.add(who, samples.take(who));
+        }
+        figure.ratio(BASALT, PEER, Target::AtMost(0.15));
+        self.report.figures.push(figure);
+        Ok(())
+    }
+
+    /// From the start of the VMM to the agent's marker, and what both hold in memory then.
+    pub(crate) fn boot(&mut self) -> Result<()> {
+        let root = self.world.root()?;
+        let contenders = self.contenders(&[BASALT, PEER, BASALT_SANDBOX, PEER_DEBIAN], &root);
+        let (mut times, mut rss, mut anonymous) = (Samples::default(), Samples::default(), Samples::default());
+        let (mut used, mut unavailable) = (Samples::default(), Samples::default());
+        for (round, contender) in turns(&contenders, self.runs) {
+            let who = contender.who;
+            let mut machine = (contender.start)()?;
+            let line = machine.wait_for(MARKER)?;
+            let smaps = fs::read_to_string(format!("/proc/{}/smaps", machine.pid()))?;
+            let marker = Marker::parse(&line.text).with_context(|| format!("a marker like `{}`", line.text))?;
+            let own = smaps::own(&smaps, MEMORY.bytes() >> 10)?;
+            let value = milliseconds(line.time_ns - machine.started_ns);
+            tell("boot", round, who, value, "ms");
+            times.put(who, value);
+            rss.put(who, mebi(own.rss_kib));
+            anonymous.put(who, mebi(own.anonymous_kib));
+            used.put(who, mebi((MEMORY.bytes() >> 10) - marker.free_kib));
+            unavailable.put(who, mebi((MEMORY.bytes() >> 10) - marker.available_kib));
+        }
+        let all = [BASALT, BASALT_SANDBOX, PEER, PEER_DEBIAN];
+        let figure = |name: &str, unit: &str, samples: &mut Samples| {
+            let mut figure = Figure::new(name, unit);
+            for who in all {
+                figure.add(who, samples.take(who));
+            }
+            figure
+        };
+        let mut first = figure("VMM exec to the agent's first instruction", "ms", &mut times);
+        first.ratio(BASALT, PEER, Target::AtMost(0.85));
+        first.ratio(BASALT, PEER_DEBIAN, Target::AtMost(0.45));
+        let mut own = figure("The VMM's own memory: resident, less the guest's RAM", "MiB", &mut rss);
+        let mut part = figure("The anonymous part of it", "MiB", &mut anonymous);
+        for who in [BASALT, BASALT_SANDBOX] {
+            own.absolute(who, Target::Under(3.0));
+            part.absolute(who, Target::Under(0.6));
+        }
+        let mut guest = figure(
+            "Guest memory used when the agent is ready: 128 MiB less MemFree",
+            "MiB",
+            &mut used,
+        );
+        guest.absolute(BASALT, Target::Under(24.0));
+        guest.absolute(BASALT_SANDBOX, Target::Under(24.0));
+        let less = figure("The same: 128 MiB less MemAvailable", "MiB", &mut unavailable);
+        self.report.figures.extend([first, own, part, guest, less]);
+        Ok(())
+    }
+
+    /// How often a guest leaves to user space until the agent runs: by the VMM's counters, and by the host kernel's.
+    pub(crate) fn exits(&mut self) -> Result<()> {
+        let root = self.world.root()?;
+        let contenders = self.contenders(&[BASALT_SANDBOX, BASALT, PEER], &root);
+        let mut counted: BTreeMap<&str, Samples> = BTreeMap::new();
+        for (round, contender) in turns(&contenders, COUNTED_RUNS.min(self.runs)) {
+            let samples = counted.entry(contender.who).or_default();
+            let trace = Trace::start(&["kvm/kvm_userspace_exit"], 16 << 10)?;
+            let mut machine = (contender.start)()?;
+            let line = machine.wait_for(MARKER)?;
+            if contender.who != PEER {
+                for sample in machine.metrics()? {
+                    if let Some(name) = exit_counter(&sample) {
+                        samples.put(&name, float(sample.value));
+                    }
+                }
+            }
+            drop(machine);
+            let mut total = 0;
+            for (reason, count) in exits_by_reason(&trace.stop()?, line.time_ns) {
+                samples.put(&format!("host's kernel: {reason}"), float(count));
+                total += count;
+            }
+            samples.put("host's kernel: all", float(total));
+            tell("exits", round, contender.who, float(total), "exits");
+        }
+        for contender in &contenders {
+            let mut figure = Figure::new(
+                &format!("Exits to user space until the agent runs: {}", contender.who),
+                "exits",
+            );
+            for (name, values) in counted.remove(contender.who).unwrap_or_default().0 {
+                figure.add(&name, values);
+            }
+            self.report.figures.push(figure);
+        }
+        Ok(())
+    }
+
+    /// Reads of a disk, timed inside the guest.
+    pub(crate) fn disk(&mut self) -> Result<()> {
+        let setup = self.world.reader()?;
+        let disk = self.world.disk()?;
+        let drive = |aio: &str| {
+            format!(
+                "if=none,id=disk,file={},format=raw,readonly=on,cache=writeback,aio={aio}",
+                disk.display()
+            )
+        };
+        let (ring, pool) = (drive("io_uring"), drive("threads"));
+        let mmio = "virtio-blk-device,drive=disk";
+        let pci = "virtio-blk-pci,drive=disk";
+        let peers = [
+            ("QEMU mmio io_uring", MICROVM, &ring, mmio),
+            ("QEMU mmio threads", MICROVM, &pool, mmio),
+            ("QEMU pci io_uring", MICROVM_PCI, &ring, pci),
+        ];
+        let mut contenders = Vec::new();
+        for (who, engine) in [(BASALT, BlockEngine::Auto), ("Basalt threads", BlockEngine::Threads)] {
+            contenders.push(self.basalt(who, setup.clone(), Devices::Disk(disk.clone(), engine)));
+        }
+        for (who, machine, drive, device) in peers {
+            let arguments = qemu_arguments(&setup, machine, &["-drive", drive, "-device", device]);
+            contenders.push(self.peer(who, arguments));
+        }
+        let mut rates: BTreeMap<String, Samples> = BTreeMap::new();
+        for (round, contender) in turns(&contenders, self.runs) {
+            let mut machine = (contender.start)()?;
+            for workload in WORKLOADS {
+                let line = machine.wait_for(RESULT)?;
+                let reading = Reading::parse(&line.text).with_context(|| format!("a result like `{}`", line.text))?;
+                anyhow::ensure!(reading.name == workload.name, "{} came out of turn", reading.name);
+                tell("disk", round, contender.who, reading.rate(), workload.name);
+                rates
+                    .entry(reading.name.clone())
+                    .or_default()
+                    .put(contender.who, reading.rate());
+            }
+            machine.wait_for(END)?;
+        }
+        for workload in WORKLOADS {
+            let samples = rates.entry(workload.name.to_owned()).or_default();
+            let mut figure = Figure::new(&format!("virtio-block, {}", workload.name), "reads/s");
+            for contender in &contenders {
+                figure.add(contender.who, samples.take(contender.who));
+            }
+            for (who, ..) in peers {
+                figure.ratio(BASALT, who, Target::AtLeast(0.95));
+            }
+            self.report.figures.push(figure);
+        }
+        Ok(())
+    }
+
+    fn contenders(&mut self, wanted: &[&'static str], root: &Path) -> Vec<Contender> {
+        wanted.iter().map(|&who| self.contender(who, root)).collect()
+    }
+
+    fn contender(&mut self, who: &'static str, root: &Path) -> Contender {
+        let kernel = if who == PEER_DEBIAN {
+            &self.world.debian_kernel
+        } else {
+            &self.world.kernel
+        };
+        let setup = self.world.agent(kernel);
+        if who == PEER || who == PEER_DEBIAN {
+            return self.peer(who, qemu_arguments(&setup, MICROVM, &[]));
+        }
+        let (setup, devices) = if who == BASALT_SANDBOX {
+            (self.world.sandbox(), Devices::Sandbox(root.to_owned()))
+        } else {
+            (setup, Devices::Serial)
+        };
+        self.fact(&format!("{who}: guest's command line"), &setup.cmdline);
+        self.basalt(who, setup, devices)
+    }
+
+    fn basalt(&self, who: &'static str, setup: Setup, devices: Devices) -> Contender {
+        let vmm = self.world.vmm.clone();
+        Contender {
+            who,
+            program: vmm.to_string_lossy().into_owned(),
+            start: Box::new(move || Machine::basalt(&vmm, &setup, &devices)),
+        }
+    }
+
+    fn peer(&mut self, who: &'static str, arguments: Vec<String>) -> Contender {
+        self.fact(&format!("{who}: command line"), &command_line(&arguments));
+        Contender {
+            who,
+            program: QEMU.to_owned(),
+            start: Box::new(move || Machine::qemu(&arguments)),
+        }
+    }
+
+    /// Each fact once, however many figures stand on it.
+    fn fact(&mut self, name: &str, value: &str) {
+        let fact = (name.to_owned(), value.to_owned());
+        if !self.report.facts.contains(&fact) {
+            self.report.facts.push(fact);
+        }
+    }
+}
+
+/// Everybody in turn, so often; each round begins with the next, so that nobody always comes first.
+fn turns(contenders: &[Contender], rounds: usize) -> impl Iterator<Item = (usize, &Contender)> {
+    (0..rounds).flat_map(move |round| {
+        (0..contenders.len())
+            .filter_map(move |turn| contenders.get((round + turn) % contenders.len()))
+            .map(move |contender| (round, contender))
+    })
+}
+
+/// Progress, on standard error.
+fn tell(figure: &str, round: usize, who: &str, value: f64, unit: &str) {
+    eprintln!("{figure}: round {}, {who}: {value:.1} {unit}", round + 1);
+}
+
+/// A command line as a shell would take it.
+fn command_line(arguments: &[String]) -> String {
+    let mut text = QEMU.to_owned();
+    for argument in arguments {
+        text.push(' ');
+        if argument.contains(' ') {
+            text.push_str(&format!("'{argument}'"));
+        } else {
+            text.push_str(argument);
+        }
+    }
+    text
+}
+
+/// The name of a counter that counts exits: `vcpu_exits_total` by reason, notifications by device.
+fn exit_counter(sample: &MetricSample) -> Option<String> {
+    let label = |wanted: &str| {
+        let found = sample.labels.iter().find(|(name, _)| name == wanted);
+        found.map_or("all", |(_, value)| value.as_str())
+    };
+    match sample.name.as_str() {
+        "vcpu_exits_total" if sample.value > 0 => Some(format!("VMM: {}", label("reason"))),
+        "virtio_notify_exits_total" if sample.value > 0 => Some(format!("VMM: notifications of {}", label("device"))),
+        _ => None,
+    }
+}
+
+/// The agent's marker: `basalt-agent: up NS free KIB avail KIB`.
+#[derive(Debug, PartialEq, Eq)]
+struct Marker {
+    free_kib: u64,
+    available_kib: u64,
+}
+
+impl Marker {
+    fn parse(line: &str) -> Option<Self> {
+        let at = line.find(MARKER)?;
+        let words: Vec<_> = line[at + MARKER.len()..].split_whitespace().collect();
+        let [_, "free", free, "avail", available] = words.as_slice() else {
+            return None;
+        };
+        Some(Self {
+            free_kib: free.parse().ok()?,
+            available_kib: available.parse().ok()?,
+        })
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts and sizes in KiB are far below 2^53")]
+fn float(value: u64) -> f64 {
+    value as f64
+}
+
+fn mebi(kib: u64) -> f64 {
+    float(kib) / 1024.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_marker_is_read_whatever_stands_before_it() {
+        let line = "[    0.9] basalt-agent: up 2501159453 free 110512 avail 108588";
+        let marker = Marker {
+            free_kib: 110_512,
+            available_kib: 108_588,
+        };
+        assert_eq!(Marker::parse(line), Some(marker));
+        for bad in [
+            "basalt-agent: up 1 free 2",
+            "basalt-agent: up 1 free x avail 2",
+            "up 1 free 2 avail 3",
+        ] {
+            assert_eq!(Marker::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn everybody_takes_as_many_turns_and_nobody_is_always_first() {
+        let contender = |who| Contender {
+            who,
+            program: String::new(),
+            start: Box::new(|| bail!("not started here")),
+        };
+        let contenders = [contender("a"), contender("b"), contender("c")];
+        let order: String = turns(&contenders, 3).map(|(_, contender)| contender.who).collect();
+        assert_eq!(order, "abcbcacab");
+    }
+
+    #[test]
+    fn command_lines_can_be_pasted() {
+        let words = ["-m", "128", "-append", "console=ttyS0 quiet"].map(str::to_owned);
+        assert_eq!(
+            command_line(&words),
+            "/usr/bin/qemu-system-x86_64 -m 128 -append 'console=ttyS0 quiet'"
+        );
+    }
+
+    #[test]
+    fn counters_are_named_by_what_they_count() {
+        let mut sample = MetricSample {
+            name: "vcpu_exits_total".into(),
+            labels: vec![("vcpu".into(), "0".into()), ("reason".into(), "serial".into())],
+            value: 3,
+        };
+        assert_eq!(exit_counter(&sample).as_deref(), Some("VMM: serial"));
+        sample.value = 0;
+        assert_eq!(exit_counter(&sample), None);
+        sample.name = "block_reads_total".into();
+        sample.value = 1;
+        assert_eq!(exit_counter(&sample), None);
+    }
+}

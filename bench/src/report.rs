@@ -1,0 +1,192 @@
+//! Tables of figures, as Markdown for people and as JSON for machines. Knows nothing of how they were measured.
+
+use std::fmt::Write;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use crate::stats::{Target, median};
+
+/// Everything that one run has found.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Report {
+    /// What the figures stand on: host, programs, kernels, command lines.
+    pub(crate) facts: Vec<(String, String)>,
+    pub(crate) figures: Vec<Figure>,
+}
+
+/// One figure: samples of each who was measured, and what they are held against.
+#[derive(Debug, Serialize)]
+pub(crate) struct Figure {
+    pub(crate) name: String,
+    pub(crate) unit: String,
+    pub(crate) series: Vec<Series>,
+    pub(crate) verdicts: Vec<Verdict>,
+}
+
+/// What one was measured to have.
+#[derive(Debug, Serialize)]
+pub(crate) struct Series {
+    pub(crate) who: String,
+    pub(crate) samples: Vec<f64>,
+    pub(crate) median: f64,
+}
+
+/// A value and its target.
+#[derive(Debug, Serialize)]
+pub(crate) struct Verdict {
+    pub(crate) what: String,
+    pub(crate) value: f64,
+    pub(crate) target: Target,
+    pub(crate) reached: bool,
+}
+
+impl Figure {
+    pub(crate) fn new(name: &str, unit: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            unit: unit.to_owned(),
+            series: Vec::new(),
+            verdicts: Vec::new(),
+        }
+    }
+
+    /// Adds what `who` has; one that was not measured is left out.
+    pub(crate) fn add(&mut self, who: &str, samples: Vec<f64>) {
+        if let Some(median) = median(&samples) {
+            self.series.push(Series {
+                who: who.to_owned(),
+                samples,
+                median,
+            });
+        }
+    }
+
+    fn median(&self, who: &str) -> Option<f64> {
+        self.series.iter().find(|series| series.who == who).map(|s| s.median)
+    }
+
+    /// Holds the ratio of two medians against a target.
+    pub(crate) fn ratio(&mut self, ours: &str, theirs: &str, target: Target) {
+        if let (Some(our), Some(their)) = (self.median(ours), self.median(theirs)) {
+            self.judge(&format!("{ours} / {theirs}"), our / their, target);
+        }
+    }
+
+    /// Holds a median itself against a target.
+    pub(crate) fn absolute(&mut self, who: &str, target: Target) {
+        if let Some(value) = self.median(who) {
+            self.judge(who, value, target);
+        }
+    }
+
+    fn judge(&mut self, what: &str, value: f64, target: Target) {
+        self.verdicts.push(Verdict {
+            what: what.to_owned(),
+            value,
+            target,
+            reached: target.reached(value),
+        });
+    }
+}
+
+/// As few digits as say something.
+fn number(value: f64) -> String {
+    match value.abs() {
+        size if size >= 1000.0 => format!("{value:.0}"),
+        size if size >= 100.0 => format!("{value:.1}"),
+        size if size >= 10.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+impl Report {
+    /// Markdown, ready for `docs/benchmarks.md`.
+    pub(crate) fn markdown(&self) -> Result<String> {
+        let mut text = String::new();
+        for (name, value) in &self.facts {
+            writeln!(text, "* {name}: `{value}`")?;
+        }
+        for figure in &self.figures {
+            figure.markdown(&mut text)?;
+        }
+        Ok(text)
+    }
+}
+
+impl Figure {
+    fn markdown(&self, text: &mut String) -> Result<()> {
+        writeln!(text, "\n### {}\n", self.name)?;
+        writeln!(text, "| | median, {} | samples |\n|---|---|---|", self.unit)?;
+        for series in &self.series {
+            let samples: Vec<_> = series.samples.iter().map(|&sample| number(sample)).collect();
+            let median = number(series.median);
+            writeln!(text, "| {} | {median} | {} |", series.who, samples.join(" "))?;
+        }
+        if !self.verdicts.is_empty() {
+            writeln!(text)?;
+        }
+        for verdict in &self.verdicts {
+            let word = if verdict.reached { "reached" } else { "not reached" };
+            let value = number(verdict.value);
+            writeln!(
+                text,
+                "* {}: **{value}**, to reach: {}: **{word}**",
+                verdict.what, verdict.target
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure() -> Figure {
+        let mut figure = Figure::new("Start", "ms");
+        figure.add("ours", vec![10.0, 12.0, 11.0]);
+        figure.add("theirs", vec![100.0, 90.0]);
+        figure.add("nobody", Vec::new());
+        figure
+    }
+
+    #[test]
+    fn a_ratio_is_one_of_medians() {
+        let mut figure = figure();
+        figure.ratio("ours", "theirs", Target::AtMost(0.15));
+        figure.ratio("ours", "nobody", Target::AtMost(0.15));
+        figure.absolute("theirs", Target::Under(95.0));
+        assert_eq!(figure.series.len(), 2);
+        assert_eq!(figure.verdicts.len(), 2);
+        assert!((figure.verdicts[0].value - 11.0 / 95.0).abs() < 1e-9);
+        assert!(figure.verdicts[0].reached);
+        assert!(!figure.verdicts[1].reached);
+    }
+
+    #[test]
+    fn the_table_has_medians_samples_and_the_word() {
+        let mut figure = figure();
+        figure.ratio("ours", "theirs", Target::AtMost(0.1));
+        let report = Report {
+            facts: vec![("kernel".into(), "abc".into())],
+            figures: vec![figure],
+        };
+        let text = report.markdown().unwrap();
+        assert!(text.contains("* kernel: `abc`\n"), "{text}");
+        assert!(text.contains("| ours | 11.00 | 10.00 12.00 11.00 |"), "{text}");
+        assert!(
+            text.contains("* ours / theirs: **0.116**, to reach: at most 0.1: **not reached**"),
+            "{text}"
+        );
+        assert!(serde_json::to_string(&report).unwrap().contains("\"at-most\":0.1"));
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!(number(0.12345), "0.123");
+        assert_eq!(number(12.345), "12.35");
+        assert_eq!(number(123.45), "123.5");
+        assert_eq!(number(1234.5), "1234");
+    }
+}

@@ -1,0 +1,70 @@
+//! What is made of raw samples: medians and verdicts. Knows nothing of what was measured.
+
+use serde::Serialize;
+
+/// The middle value, or the mean of the two in the middle; nothing of nothing.
+pub(crate) fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    if sorted.len() % 2 == 1 {
+        sorted.get(middle).copied()
+    } else {
+        Some(f64::midpoint(
+            *sorted.get(middle.checked_sub(1)?)?,
+            *sorted.get(middle)?,
+        ))
+    }
+}
+
+/// What a figure is held against.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Target {
+    AtMost(f64),
+    AtLeast(f64),
+    Under(f64),
+}
+
+impl Target {
+    pub(crate) fn reached(self, value: f64) -> bool {
+        match self {
+            Self::AtMost(limit) => value <= limit,
+            Self::AtLeast(limit) => value >= limit,
+            Self::Under(limit) => value < limit,
+        }
+    }
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::AtMost(limit) => write!(f, "at most {limit}"),
+            Self::AtLeast(limit) => write!(f, "at least {limit}"),
+            Self::Under(limit) => write!(f, "under {limit}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0]), Some(3.0));
+        assert_eq!(median(&[9.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 100.0]), Some(3.0));
+    }
+
+    #[test]
+    fn limits_are_held_at_their_edge() {
+        assert!(Target::AtMost(0.15).reached(0.15));
+        assert!(!Target::AtMost(0.15).reached(0.151));
+        assert!(Target::AtLeast(0.95).reached(0.95));
+        assert!(!Target::AtLeast(0.95).reached(0.949));
+        assert!(!Target::Under(3.0).reached(3.0));
+        assert!(Target::Under(3.0).reached(2.99));
+    }
+}
