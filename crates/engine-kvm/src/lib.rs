@@ -68,7 +68,7 @@ impl KvmEngine {
         let version = kvm.get_api_version();
         if version != 12 {
             return Err(EngineError::Unusable(format!(
-                "the descriptor given as /dev/kvm answers API version {version}, not 12: it is no KVM"
+                "the descriptor given as /dev/kvm answers API version {version}, not 12: it is no KVM; `basalt doctor` tells more"
             )));
         }
         if let Some((_, what)) = REQUIRED.iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
