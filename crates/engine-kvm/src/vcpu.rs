@@ -96,6 +96,7 @@ impl Vcpu for KvmVcpu {
     }
 
     fn save(&mut self) -> Result<VcpuState> {
+        self.complete_exit()?;
         // First: it makes KVM accept pending INIT and SIPI into the rest of the state.
         let activity = self.fd.get_mp_state().map_err(failed("KVM_GET_MP_STATE"))?.mp_state;
         let activity = convert::activity_from_kvm(activity)
@@ -149,6 +150,21 @@ impl Vcpu for KvmVcpu {
 }
 
 impl KvmVcpu {
+    /// Lets KVM finish the port or memory access that the last exit was about: until then the instruction pointer is
+    /// still before the instruction, and a copy of the vCPU would carry it out a second time.
+    fn complete_exit(&mut self) -> Result<()> {
+        self.fd.set_kvm_immediate_exit(1);
+        let unfinished = match self.fd.run() {
+            Err(error) if error.errno() == libc::EINTR => None,
+            Err(error) => Some(failed("KVM_RUN")(error)),
+            Ok(exit) => Some(EngineError::State(format!(
+                "an access of the guest takes several exits and is not over ({exit:?}): run the vCPU once more"
+            ))),
+        };
+        self.fd.set_kvm_immediate_exit(0);
+        unfinished.map_or(Ok(()), Err)
+    }
+
     fn restore_extended(&self, state: &VcpuState) -> Result<()> {
         if state.xsave.len() != XSAVE_BYTES {
             return Err(EngineError::State(format!(

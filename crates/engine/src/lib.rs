@@ -149,7 +149,7 @@ pub trait Vcpu: Send {
     /// The engine refused a value.
     fn set_boot_state(&mut self, boot: &BootState) -> Result<()>;
 
-    /// The whole state, as one value.
+    /// The whole state, as one value. The last exit must have been completed: buffers of reads filled.
     ///
     /// # Errors
     /// The engine cannot read one of its parts.

@@ -10,6 +10,7 @@ mod processors;
 mod run;
 mod streams;
 mod terminal;
+mod vcpu_state;
 mod vmm_api;
 mod vsock;
 
@@ -17,6 +18,7 @@ use crate::Case;
 
 /// In the order in which they run: the simple ones first, so that the first failure says most.
 pub(crate) const ALL: &[&Case] = &[
+    &vcpu_state::CASE,
     &vmm_api::CASE,
     &devices::CASE,
     &processors::CASE,
