@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use vmm_api::MetricSample;
 use vmm_api::devices::BlockEngine;
 
@@ -63,18 +63,7 @@ impl Bench<'_> {
         let contenders = self.contenders(&[BASALT, PEER, BASALT_SANDBOX], &root);
         let mut samples = Samples::default();
         for (round, contender) in turns(&contenders, self.runs) {
-            let trace = Trace::start(&["sched/sched_process_exec", "kvm/kvm_entry"], 256)?;
-            let machine = (contender.start)()?;
-            let deadline = Instant::now() + Duration::from_secs(60);
-            // Looking costs both the same, and rarely happens before the event has.
-            while !trace.has_seen("kvm_entry:")? {
-                if Instant::now() > deadline {
-                    bail!("{} has not entered its guest within a minute", contender.who);
-                }
-                std::thread::sleep(Duration::from_millis(700));
-            }
-            let value = exec_to_run(&trace.stop()?, &contender.program)?;
-            drop(machine);
+            let value = self.twice("start", contender, start_once)?;
             tell("start", round, contender.who, value, "ms");
             samples.put(contender.who, value);
         }
@@ -95,12 +84,8 @@ impl Bench<'_> {
         let (mut used, mut unavailable) = (Samples::default(), Samples::default());
         for (round, contender) in turns(&contenders, self.runs) {
             let who = contender.who;
-            let mut machine = (contender.start)()?;
-            let line = machine.wait_for(MARKER)?;
-            let smaps = fs::read_to_string(format!("/proc/{}/smaps", machine.pid()))?;
-            let marker = Marker::parse(&line.text).with_context(|| format!("a marker like `{}`", line.text))?;
-            let own = smaps::own(&smaps, MEMORY.bytes() >> 10)?;
-            let value = milliseconds(line.time_ns - machine.started_ns);
+            let booted = self.twice("boot", contender, boot_once)?;
+            let (value, own, marker) = (booted.milliseconds, booted.own, booted.marker);
             tell("boot", round, who, value, "ms");
             times.put(who, value);
             rss.put(who, mebi(own.rss_kib));
@@ -144,24 +129,10 @@ impl Bench<'_> {
         let mut counted: BTreeMap<&str, Samples> = BTreeMap::new();
         for (round, contender) in turns(&contenders, COUNTED_RUNS.min(self.runs)) {
             let samples = counted.entry(contender.who).or_default();
-            let trace = Trace::start(&["kvm/kvm_userspace_exit"], 16 << 10)?;
-            let mut machine = (contender.start)()?;
-            let line = machine.wait_for(MARKER)?;
-            if contender.who != PEER {
-                for sample in machine.metrics()? {
-                    if let Some(name) = exit_counter(&sample) {
-                        samples.put(&name, float(sample.value));
-                    }
-                }
+            for (name, count) in self.twice("exits", contender, exits_once)? {
+                samples.put(&name, float(count));
             }
-            drop(machine);
-            let mut total = 0;
-            for (reason, count) in exits_by_reason(&trace.stop()?, line.time_ns) {
-                samples.put(&format!("host's kernel: {reason}"), float(count));
-                total += count;
-            }
-            samples.put("host's kernel: all", float(total));
-            tell("exits", round, contender.who, float(total), "exits");
+            eprintln!("exits: round {}, {}", round + 1, contender.who);
         }
         for contender in &contenders {
             let mut figure = Figure::new(
@@ -204,18 +175,11 @@ impl Bench<'_> {
         }
         let mut rates: BTreeMap<String, Samples> = BTreeMap::new();
         for (round, contender) in turns(&contenders, self.runs) {
-            let mut machine = (contender.start)()?;
-            for workload in WORKLOADS {
-                let line = machine.wait_for(RESULT)?;
-                let reading = Reading::parse(&line.text).with_context(|| format!("a result like `{}`", line.text))?;
-                anyhow::ensure!(reading.name == workload.name, "{} came out of turn", reading.name);
-                tell("disk", round, contender.who, reading.rate(), workload.name);
-                rates
-                    .entry(reading.name.clone())
-                    .or_default()
-                    .put(contender.who, reading.rate());
+            for reading in self.twice("disk", contender, disk_once)? {
+                tell("disk", round, contender.who, reading.rate(), &reading.name);
+                let samples = rates.entry(reading.name.clone()).or_default();
+                samples.put(contender.who, reading.rate());
             }
-            machine.wait_for(END)?;
         }
         for workload in WORKLOADS {
             let samples = rates.entry(workload.name.to_owned()).or_default();
@@ -272,6 +236,16 @@ impl Bench<'_> {
         }
     }
 
+    /// Measures once, and once more if that fails, which the report says: emulated guests die now and then.
+    fn twice<T>(&mut self, figure: &str, who: &Contender, once: fn(&Contender) -> Result<T>) -> Result<T> {
+        once(who).or_else(|error| {
+            let why = format!("{figure}, {}: {error:#}", who.who);
+            eprintln!("{why}; once more");
+            self.report.retried.push(why);
+            once(who)
+        })
+    }
+
     /// Each fact once, however many figures stand on it.
     fn fact(&mut self, name: &str, value: &str) {
         let fact = (name.to_owned(), value.to_owned());
@@ -279,6 +253,76 @@ impl Bench<'_> {
             self.report.facts.push(fact);
         }
     }
+}
+
+fn start_once(contender: &Contender) -> Result<f64> {
+    let trace = Trace::start(&["sched/sched_process_exec", "kvm/kvm_entry"], 256)?;
+    let machine = (contender.start)()?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        // Looking costs time too; as a rule the event is past when it begins.
+        std::thread::sleep(Duration::from_millis(700));
+        if trace.has_seen("kvm_entry:")? {
+            break;
+        }
+        if Instant::now() > deadline {
+            bail!("it has not entered its guest within a minute");
+        }
+    }
+    let value = exec_to_run(&trace.stop()?, &contender.program)?;
+    drop(machine);
+    Ok(value)
+}
+
+/// What is known when the marker is there.
+struct Booted {
+    milliseconds: f64,
+    own: smaps::Own,
+    marker: Marker,
+}
+
+fn boot_once(contender: &Contender) -> Result<Booted> {
+    let mut machine = (contender.start)()?;
+    let line = machine.wait_for(MARKER)?;
+    let smaps = fs::read_to_string(format!("/proc/{}/smaps", machine.pid()))?;
+    Ok(Booted {
+        milliseconds: milliseconds(line.time_ns - machine.started_ns),
+        own: smaps::own(&smaps, MEMORY.bytes() >> 10)?,
+        marker: Marker::parse(&line.text).with_context(|| format!("no marker: `{}`", line.text))?,
+    })
+}
+
+/// By the VMM's counters, where it has some, and by the host kernel's events.
+fn exits_once(contender: &Contender) -> Result<Vec<(String, u64)>> {
+    let trace = Trace::start(&["kvm/kvm_userspace_exit"], 16 << 10)?;
+    let mut machine = (contender.start)()?;
+    let line = machine.wait_for(MARKER)?;
+    let mut counts: Vec<_> = machine
+        .metrics()?
+        .iter()
+        .filter_map(|sample| Some((exit_counter(sample)?, sample.value)))
+        .collect();
+    drop(machine);
+    let mut total = 0;
+    for (reason, count) in exits_by_reason(&trace.stop()?, line.time_ns) {
+        counts.push((format!("host's kernel: {reason}"), count));
+        total += count;
+    }
+    counts.push(("host's kernel: all".to_owned(), total));
+    Ok(counts)
+}
+
+fn disk_once(contender: &Contender) -> Result<Vec<Reading>> {
+    let mut machine = (contender.start)()?;
+    let mut readings = Vec::new();
+    for workload in WORKLOADS {
+        let line = machine.wait_for(RESULT)?;
+        let reading = Reading::parse(&line.text).with_context(|| format!("no result: `{}`", line.text))?;
+        ensure!(reading.name == workload.name, "{} came out of turn", reading.name);
+        readings.push(reading);
+    }
+    machine.wait_for(END)?;
+    Ok(readings)
 }
 
 /// Everybody in turn, so often; each round begins with the next, so that nobody always comes first.

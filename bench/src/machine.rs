@@ -164,10 +164,12 @@ impl Machine {
         self.child.id()
     }
 
-    /// The VMM's counters; of Basalt only.
+    /// The VMM's counters; QEMU has none.
     pub(crate) fn metrics(&mut self) -> Result<Vec<vmm_api::MetricSample>> {
-        let client = self.client.as_mut().context("QEMU has no counters")?;
-        Ok(client.metrics()?)
+        match &mut self.client {
+            Some(client) => Ok(client.metrics()?),
+            None => Ok(Vec::new()),
+        }
     }
 
     /// The next line that holds `text`.

@@ -13,6 +13,8 @@ pub(crate) struct Report {
     /// What the figures stand on: host, programs, kernels, command lines.
     pub(crate) facts: Vec<(String, String)>,
     pub(crate) figures: Vec<Figure>,
+    /// Runs that failed and were made once more, with the reason.
+    pub(crate) retried: Vec<String>,
 }
 
 /// One figure: samples of each who was measured, and what they are held against.
@@ -110,6 +112,10 @@ impl Report {
         for figure in &self.figures {
             figure.markdown(&mut text)?;
         }
+        writeln!(text, "\nRuns made once more: {}", self.retried.len())?;
+        for why in &self.retried {
+            writeln!(text, "* {}", why.replace('\n', " / "))?;
+        }
         Ok(text)
     }
 }
@@ -171,8 +177,13 @@ mod tests {
         let report = Report {
             facts: vec![("kernel".into(), "abc".into())],
             figures: vec![figure],
+            retried: vec!["boot, theirs: it died".into()],
         };
         let text = report.markdown().unwrap();
+        assert!(
+            text.ends_with("\nRuns made once more: 1\n* boot, theirs: it died\n"),
+            "{text}"
+        );
         assert!(text.contains("* kernel: `abc`\n"), "{text}");
         assert!(text.contains("| ours | 11.00 | 10.00 12.00 11.00 |"), "{text}");
         assert!(
