@@ -84,7 +84,7 @@ fn borrow(event: &EventFd) -> ManuallyDrop<vmm_sys_util::eventfd::EventFd> {
 
 impl Vm for KvmVm {
     fn create_vcpu(&self, id: u32, count: u32) -> Result<Box<dyn Vcpu>> {
-        let cpuid = cpuid::for_vcpu(&self.supported_cpuid, id, count);
+        let cpuid = cpuid::for_vcpu(&self.supported_cpuid, id, count)?;
         Ok(Box::new(KvmVcpu::new(&self.kvm, Arc::clone(&self.vm), id, &cpuid)?))
     }
 
