@@ -217,7 +217,8 @@ fn host(what: &'static str) -> impl Fn(std::io::Error) -> MachineError {
 fn add_platform(vm: &dyn Vm, shared: &Shared, serial: Option<OwnedFd>) -> Result<Arc<EventDevice>, MachineError> {
     let ioapic = IoApic::new(vm);
     let pin = |number| ioapic.pin(number).unwrap_or_else(|| vm.create_interrupt());
-    let serial = SerialPort::new(pin(PORTS.serial_pin), serial);
+    let serial =
+        SerialPort::new(pin(PORTS.serial_pin), serial).map_err(host("making the serial output non-blocking"))?;
     let events = EventDevice::new(pin(PORTS.events_pin));
     let ending = Arc::clone(&shared.ending);
     let power = Arc::new(Power::new(move |request| ending.report(End::from(request))));

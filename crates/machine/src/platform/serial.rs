@@ -27,7 +27,7 @@ impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if let Some(file) = &mut self.0
             && let Err(error) = file.write(bytes)
-            && error.kind() != io::ErrorKind::WouldBlock
+            && !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
         {
             log::warn!("serial output goes nowhere from here on: {error}");
             self.0 = None;
@@ -44,10 +44,16 @@ impl Write for Output {
 pub struct SerialPort(Mutex<Serial<Line, NoEvents, Output>>);
 
 impl SerialPort {
-    /// `output` should be non-blocking if it is anything but a file.
-    pub fn new(line: Arc<dyn Interrupt>, output: Option<OwnedFd>) -> Arc<Self> {
+    /// Makes `output` non-blocking: a vCPU that waits for a reader can neither be kicked for certain nor go on.
+    ///
+    /// # Errors
+    /// The host refuses that.
+    pub fn new(line: Arc<dyn Interrupt>, output: Option<OwnedFd>) -> io::Result<Arc<Self>> {
+        if let Some(output) = &output {
+            rustix::io::ioctl_fionbio(output, true)?;
+        }
         let output = Output(output.map(File::from));
-        Arc::new(Self(Mutex::new(Serial::new(Line(line), output))))
+        Ok(Arc::new(Self(Mutex::new(Serial::new(Line(line), output)))))
     }
 }
 
@@ -71,5 +77,46 @@ impl BusDevice for SerialPort {
                 log::debug!("serial port: {error:?}");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine::MsiMessage;
+    use std::io::Read;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    struct Nowhere;
+
+    impl Interrupt for Nowhere {
+        fn trigger(&self) {}
+        fn route(&self, _: Option<MsiMessage>) {}
+        fn is_pending(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn a_reader_that_does_not_read_stops_nobody() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let port = SerialPort::new(Arc::new(Nowhere), Some(writer.into())).unwrap();
+        let (done, wait) = mpsc::channel();
+        let vcpu = Arc::clone(&port);
+        std::thread::spawn(move || {
+            // A pipe holds 64 KiB unless told otherwise.
+            for _ in 0..(128 << 10) {
+                vcpu.write(0, b"x");
+            }
+            done.send(()).unwrap();
+        });
+        wait.recv_timeout(Duration::from_secs(30)).unwrap();
+        // Who reads again gets what is written from then on.
+        let mut bytes = [0; 64 << 10];
+        reader.read_exact(&mut bytes).unwrap();
+        port.write(0, b"y");
+        reader.read_exact(&mut bytes[..1]).unwrap();
+        assert_eq!(bytes[0], b'y');
     }
 }
