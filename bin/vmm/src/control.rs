@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use base::{Epoll, Interest};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use vmm_api::{Event, Packet};
+use vmm_api::{ApiError, ErrorKind, Event, Packet, Reply};
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::vm::Vm;
@@ -106,11 +106,18 @@ fn serve(socket: &PacketSocket, vm: &mut Vm) -> Result<Outcome> {
 
 /// Reads one request, carries it out and answers.
 fn answer(socket: &PacketSocket, vm: &mut Vm) -> Result<(), PacketError> {
-    let (bytes, fds) = socket.receive()?;
+    let (bytes, fds) = match socket.receive() {
+        Err(PacketError::Truncated) => {
+            // Too large, or no room for its descriptors: this driver's fault or misfortune, not the VM's end.
+            log::error!("the driver's packet arrived incomplete");
+            return Err(PacketError::Closed);
+        }
+        other => other?,
+    };
     match serde_json::from_slice(&bytes) {
         Ok(Packet::Request { id, version, request }) => {
             let result = vm.handle(version, request, fds);
-            send(socket, &Packet::Reply { id, result })
+            reply(socket, id, result)
         }
         Ok(other) => {
             log::error!("the driver sent something that is no request: {other:?}");
@@ -124,6 +131,26 @@ fn answer(socket: &PacketSocket, vm: &mut Vm) -> Result<(), PacketError> {
     }
 }
 
+/// Answers a request. An answer that does not fit becomes a refusal: a question must not end the VM.
+fn reply(socket: &PacketSocket, id: u64, result: Result<Reply, ApiError>) -> Result<(), PacketError> {
+    match send(socket, &Packet::Reply { id, result }) {
+        Err(error @ PacketError::TooLarge(_)) => {
+            let refusal = ApiError {
+                kind: ErrorKind::Internal,
+                message: format!("the answer cannot be sent: {error}"),
+            };
+            send(
+                socket,
+                &Packet::Reply {
+                    id,
+                    result: Err(refusal),
+                },
+            )
+        }
+        other => other,
+    }
+}
+
 fn send(socket: &PacketSocket, packet: &Packet) -> Result<(), PacketError> {
     match serde_json::to_vec(packet) {
         Ok(bytes) => socket.send(&bytes, &[]),
@@ -131,5 +158,49 @@ fn send(socket: &PacketSocket, packet: &Packet) -> Result<(), PacketError> {
             log::error!("a reply has no JSON form: {error}");
             Err(PacketError::Closed)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vmm_api::MetricSample;
+    use wire::packet::MAX_PACKET;
+
+    fn samples(count: usize) -> Vec<MetricSample> {
+        let sample = MetricSample {
+            name: "virtio_activations_total".into(),
+            labels: vec![
+                ("device".into(), "root".into()),
+                ("kind".into(), "pci-config-port".into()),
+            ],
+            value: 1 << 40,
+        };
+        vec![sample; count]
+    }
+
+    fn answered(count: usize) -> Result<Reply, ApiError> {
+        let (ours, theirs) = PacketSocket::pair().unwrap();
+        reply(&ours, 7, Ok(Reply::Metrics(samples(count)))).unwrap();
+        let (bytes, _) = theirs.receive().unwrap();
+        match serde_json::from_slice(&bytes).unwrap() {
+            Packet::Reply { id: 7, result } => result,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_metrics_of_the_largest_vm_fit_and_more_are_refused() {
+        // 64 vCPUs with 9 counters, 31 devices with some 16.
+        assert!(answered(64 * 9 + 31 * 16).is_ok());
+        assert_eq!(answered(10_000).unwrap_err().kind, ErrorKind::Internal);
+    }
+
+    #[test]
+    fn a_packet_that_is_too_large_ends_the_connection_and_not_the_vm() {
+        let (ours, theirs) = PacketSocket::pair().unwrap();
+        let packet = vec![b' '; MAX_PACKET + 1];
+        rustix::net::send(&theirs, &packet, rustix::net::SendFlags::empty()).unwrap();
+        assert!(matches!(serve(&ours, &mut Vm::new()), Ok(Outcome::Disconnected)));
     }
 }

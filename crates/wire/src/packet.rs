@@ -11,8 +11,9 @@ use rustix::net::{
     SendFlags, SocketFlags, SocketType,
 };
 
-/// The largest packet, in bytes. Larger configurations do not exist; a larger packet is a broken peer.
-pub const MAX_PACKET: usize = 64 << 10;
+/// The largest packet, in bytes; a socket's buffer has room for one by default (`net.core.wmem_default`). The counters of
+/// the largest VM fit, and larger configurations do not exist; a larger packet is a broken peer.
+pub const MAX_PACKET: usize = 160 << 10;
 
 /// The most descriptors in one packet (the kernel's own limit, `SCM_MAX_FD`, is 253).
 pub const MAX_FDS: usize = 64;
