@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{PipeReader, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use base::ByteSize;
 use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::time::{ClockId, clock_gettime};
 use vmm_api::devices::{BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, RngConfig, VsockConfig};
 use vmm_api::{DeviceSpec, FdRef, VmConfig, VmmClient};
@@ -113,6 +115,7 @@ impl Machine {
         let (reader, writer) = std::io::pipe()?;
         let mut command = Command::new(QEMU);
         command.args(arguments).stdin(Stdio::null()).stdout(writer);
+        end_with_us(&mut command);
         let started_ns = now_ns();
         let child = command.spawn().with_context(|| format!("{QEMU} cannot be started"))?;
         drop(command);
@@ -138,6 +141,7 @@ impl Machine {
         let mut command = Command::new(vmm);
         command.arg("--control-fd").arg(far.as_raw_fd().to_string());
         command.stdin(Stdio::null()).stdout(Stdio::null());
+        end_with_us(&mut command);
         let started_ns = now_ns();
         let child = command
             .spawn()
@@ -202,6 +206,14 @@ impl Drop for Machine {
         drop(self.child.kill());
         drop(self.child.wait());
     }
+}
+
+/// Has a VMM killed when this program ends in whatever way; a guest left behind would disturb what is measured next.
+#[allow(unsafe_code, reason = "something is to be done between fork and exec")]
+fn end_with_us(command: &mut Command) {
+    let with_us = || Ok(set_parent_process_death_signal(Some(Signal::KILL))?);
+    // SAFETY: the closure makes one system call (prctl(2), PR_SET_PDEATHSIG), touches no memory and takes no lock.
+    unsafe { command.pre_exec(with_us) };
 }
 
 /// Reads what a guest writes and notes when each line was complete.

@@ -9,7 +9,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-const INSTANCES: &str = "/sys/kernel/tracing/instances";
+use crate::world::own_name;
+
+/// Where instances are made.
+pub(crate) const INSTANCES: &str = "/sys/kernel/tracing/instances";
 
 /// Tracing under way; it ends when this is dropped.
 pub(crate) struct Trace {
@@ -28,10 +31,7 @@ pub(crate) struct TraceEvent {
 impl Trace {
     /// Records `events` (such as `kvm/kvm_entry`) from now on. When a CPU's buffer is full it keeps what came first.
     pub(crate) fn start(events: &[&str], kib_per_cpu: u32) -> Result<Self> {
-        let directory = Path::new(INSTANCES).join(format!("basalt-bench-{}", std::process::id()));
-        if directory.exists() {
-            fs::remove_dir(&directory).with_context(|| format!("cannot remove {}", directory.display()))?;
-        }
+        let directory = Path::new(INSTANCES).join(own_name());
         fs::create_dir(&directory).with_context(|| {
             format!(
                 "cannot make {}: the benchmarks need root and tracefs on /sys/kernel/tracing",
@@ -41,6 +41,9 @@ impl Trace {
         let trace = Self { directory };
         trace.write("trace_clock", "mono")?;
         trace.write("options/overwrite", "0")?;
+        // Only what this program starts, and what that starts: other guests' vCPUs are entered too.
+        trace.write("options/event-fork", "1")?;
+        trace.write("set_event_pid", &std::process::id().to_string())?;
         trace.write("buffer_size_kb", &kib_per_cpu.to_string())?;
         for event in events {
             trace.write(&format!("events/{event}/enable"), "1")?;

@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::guest::{DISK_BYTES, Random};
 use crate::machine::{QEMU, Setup};
+use crate::trace::INSTANCES;
 
 /// Words that both peers' guests get; the only console is the serial port, and only the marker is written to it.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t";
@@ -28,7 +29,9 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(binaries: &Path, debian_kernel: &Path, scratch: &Path) -> Result<Self> {
-        let scratch = scratch.join(format!("basalt-bench-{}", std::process::id()));
+        remove_stale(Path::new(INSTANCES), |path| fs::remove_dir(path))?;
+        remove_stale(scratch, |path| fs::remove_dir_all(path))?;
+        let scratch = scratch.join(own_name());
         fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
         let assets = binaries.join("basalt-assets");
         let world = Self {
@@ -153,6 +156,28 @@ impl Drop for World {
     }
 }
 
+/// What directories of a run are called.
+const PREFIX: &str = "basalt-bench-";
+
+/// The name of this run's.
+pub(crate) fn own_name() -> String {
+    format!("{PREFIX}{}", std::process::id())
+}
+
+/// Removes what a run has left that was killed.
+fn remove_stale(directory: &Path, remove: fn(&Path) -> std::io::Result<()>) -> Result<()> {
+    let entries = fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let process = name.strip_prefix(PREFIX).filter(|rest| rest.parse::<u32>().is_ok());
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            remove(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
 fn first_line(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("{command:?}"))?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -172,4 +197,27 @@ fn cpu_model() -> Result<String> {
 fn sha256(path: &Path) -> Result<String> {
     let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(hex::encode(Sha256::digest(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_dead_runs_have_left_goes_and_nothing_else() {
+        let directory = std::env::temp_dir().join(format!("bench-stale-{}", std::process::id()));
+        let living = own_name();
+        // No process has such a number (PID_MAX_LIMIT is 4 194 304).
+        for name in [living.as_str(), "basalt-bench-4194305", "basalt-bench-x", "other"] {
+            fs::create_dir_all(directory.join(name)).unwrap();
+        }
+        remove_stale(&directory, |path| fs::remove_dir_all(path)).unwrap();
+        let mut left: Vec<_> = fs::read_dir(&directory)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        fs::remove_dir_all(&directory).unwrap();
+        assert_eq!(left, [living.as_str(), "basalt-bench-x", "other"]);
+    }
 }
