@@ -14,11 +14,14 @@ use crate::{BootError, Initramfs, low};
 /// Where in a bzImage its 64-bit entry lies (boot.rst, "64-bit Boot Protocol").
 const BZIMAGE_ENTRY_64: u64 = 0x200;
 
+/// `xloadflags`, XLF_KERNEL_64: there is such an entry (boot.rst, "The real-mode kernel header").
+const XLF_KERNEL_64: u16 = 1 << 0;
+
 /// A loaded kernel.
 pub(crate) struct Kernel {
     /// Where vCPU 0 begins.
     pub(crate) entry: u64,
-    /// The first address behind it.
+    /// The first address behind it, and behind what it unpacks itself into.
     pub(crate) end: u64,
     /// The setup header as the image has it, for a bzImage.
     pub(crate) setup_header: Option<Vec<u8>>,
@@ -46,12 +49,18 @@ pub(crate) fn load(guest: &GuestRam, file: &mut File) -> Result<Kernel, BootErro
         }
     } else {
         let loaded = BzImage::load(guest, None, file, high).map_err(|error| BootError::Kernel(error.to_string()))?;
-        let header = loaded.setup_header.map(|header| header.as_slice().to_vec());
-        let entry = loaded.kernel_load.raw_value() + BZIMAGE_ENTRY_64;
+        let Some(header) = loaded
+            .setup_header
+            .filter(|header| header.xloadflags & XLF_KERNEL_64 != 0)
+        else {
+            return Err(BootError::Kernel("it has no 64-bit entry".into()));
+        };
+        // Loaded low, it goes to its preferred address before it unpacks itself (boot.rst, `pref_address`).
+        let unpacked = header.pref_address.saturating_add(u64::from(header.init_size));
         Kernel {
-            entry,
-            end: loaded.kernel_end,
-            setup_header: header,
+            entry: loaded.kernel_load.raw_value() + BZIMAGE_ENTRY_64,
+            end: loaded.kernel_end.max(unpacked),
+            setup_header: Some(header.as_slice().to_vec()),
         }
     };
     Ok(kernel)
@@ -79,4 +88,46 @@ pub(crate) fn load_initramfs(ram: &Ram, file: &mut File, kernel_end: u64) -> Res
     let count = usize::try_from(length).map_err(|_| too_small())?;
     ram.guest().read_exact_volatile_from(GuestAddress(start), file, count)?;
     Ok(Range { start, length })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    /// A bzImage of nothing but a header: protocol 2.15, loaded at 1 MiB, unpacks itself into 16 MiB from 16 MiB on.
+    fn bzimage(xloadflags: u16) -> File {
+        let mut image = vec![0; 8192];
+        let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0x1f1, &[1]);
+        put(0x202, b"HdrS");
+        put(0x206, &0x20f_u16.to_le_bytes());
+        put(0x211, &[1]);
+        put(0x214, &0x10_0000_u32.to_le_bytes());
+        put(0x236, &xloadflags.to_le_bytes());
+        put(0x258, &0x100_0000_u64.to_le_bytes());
+        put(0x260, &0x100_0000_u32.to_le_bytes());
+        let mut file = base::memfd::sized("bzimage", 8192).unwrap();
+        file.write_all(&image).unwrap();
+        file
+    }
+
+    #[test]
+    fn an_initramfs_stays_clear_of_what_a_kernel_unpacks_itself_into() {
+        let ram = Ram::allocate(ByteSize::mib(64)).unwrap();
+        let kernel = load(ram.guest(), &mut bzimage(XLF_KERNEL_64)).unwrap();
+        assert_eq!((kernel.entry, kernel.end), (0x10_0200, 32 << 20));
+        let initramfs = |mib: u64| {
+            let mut file = base::memfd::sized("initramfs", mib << 20).unwrap();
+            load_initramfs(&ram, &mut file, kernel.end)
+        };
+        assert_eq!(initramfs(32).unwrap().start, 32 << 20);
+        assert!(matches!(initramfs(33), Err(BootError::TooSmall { .. })));
+    }
+
+    #[test]
+    fn a_kernel_without_a_64_bit_entry_is_refused() {
+        let ram = Ram::allocate(ByteSize::mib(32)).unwrap();
+        assert!(matches!(load(ram.guest(), &mut bzimage(0)), Err(BootError::Kernel(_))));
+    }
 }
