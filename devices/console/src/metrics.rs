@@ -1,6 +1,6 @@
 //! What the device counts.
 
-use observe::{Counter, Registry};
+use observe::{Counter, RateLimit, Registry};
 
 /// One device's counters.
 #[derive(Debug)]
@@ -11,6 +11,8 @@ pub(crate) struct Metrics {
     pub(crate) output: Counter,
     /// Bytes of the guest's that nobody got.
     pub(crate) dropped: Counter,
+    /// For log lines that a guest can cause.
+    pub(crate) complaints: RateLimit,
 }
 
 impl Metrics {
@@ -21,6 +23,7 @@ impl Metrics {
             input: bytes("input"),
             output: bytes("output"),
             dropped: registry.counter("console_dropped_bytes_total", &[("device", id)]),
+            complaints: RateLimit::new(2),
         }
     }
 }

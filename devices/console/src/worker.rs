@@ -132,7 +132,9 @@ impl Watch {
 
 /// The thread's body.
 pub(crate) fn run(mut running: Box<Running>, stop: &StopSignal) -> Box<Running> {
-    if let Err(fault) = running.serve(stop) {
+    if let Err(fault) = running.serve(stop)
+        && running.port.metrics.complaints.allow()
+    {
         log::warn!("the console is not served until the driver resets it: {fault}");
     }
     running

@@ -47,6 +47,7 @@ impl DeviceModule for RngModule {
                 bytes: counter("rng_bytes_total"),
                 refused: counter("rng_refused_chains_total"),
             },
+            complaints: Arc::new(RateLimit::new(2)),
             worker: None,
         }))
     }
@@ -60,6 +61,8 @@ struct Metrics {
 
 struct Rng {
     metrics: Metrics,
+    // Outlives activations, or a guest could have a line with each reset.
+    complaints: Arc<RateLimit>,
     worker: Option<Worker<Server>>,
 }
 
@@ -91,7 +94,7 @@ impl VirtioDevice for Rng {
             memory: activation.memory,
             interrupt: activation.interrupt,
             metrics: self.metrics.clone(),
-            complaints: RateLimit::new(2),
+            complaints: Arc::clone(&self.complaints),
         };
         let worker = Worker::spawn("rng", server, move |server, stop| server.run(&epoll, stop))?;
         self.worker = Some(worker);
@@ -114,7 +117,7 @@ struct Server {
     memory: Arc<GuestRam>,
     interrupt: Arc<dyn QueueInterrupt>,
     metrics: Metrics,
-    complaints: RateLimit,
+    complaints: Arc<RateLimit>,
 }
 
 impl Server {

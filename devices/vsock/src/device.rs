@@ -8,6 +8,9 @@
 //! a driver that starts anew, and what the one before it had opened is closed. (Queues that come back untouched after a
 //! reset have never carried a packet, so there was nothing to close.)
 
+use std::sync::Arc;
+
+use observe::RateLimit;
 use virtio::virtio_queue::QueueState;
 use virtio::{Activation, ActiveQueue, DeviceError, VirtioDevice};
 
@@ -40,6 +43,8 @@ pub struct Vsock {
     given: Vec<QueueState>,
     /// The event queue, which the device does not use.
     event: Vec<ActiveQueue>,
+    /// Of rings that make no sense.
+    complaints: Arc<RateLimit>,
 }
 
 enum State {
@@ -67,6 +72,7 @@ impl Vsock {
             state: State::Idle(Box::new(switch)),
             given: Vec::new(),
             event: Vec::new(),
+            complaints: Arc::new(RateLimit::new(2)),
         }
     }
 }
@@ -104,8 +110,8 @@ impl VirtioDevice for Vsock {
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
         let mut queues = activation.queues;
         let states: Vec<QueueState> = queues.iter().map(|queue| queue.queue.state()).collect();
-        let rx = Ring::new(take_queue(&mut queues, RX)?);
-        let tx = Ring::new(take_queue(&mut queues, TX)?);
+        let rx = Ring::new(take_queue(&mut queues, RX)?, Arc::clone(&self.complaints));
+        let tx = Ring::new(take_queue(&mut queues, TX)?, Arc::clone(&self.complaints));
         let State::Idle(mut switch) = std::mem::replace(&mut self.state, State::Lost) else {
             let lost = "it was activated twice, or has lost its thread";
             return Err(DeviceError::Host(std::io::Error::other(lost)));
