@@ -139,7 +139,7 @@ fn rows_of(image: &Image) -> Vec<Vec<String>> {
     let row = |name: &str| {
         vec![
             name.to_owned(),
-            short_digest(image).to_owned(),
+            short_digest(&image.digest).to_owned(),
             ByteSize(image.size).to_string(),
             created.to_owned(),
         ]
@@ -152,8 +152,9 @@ fn short_name(name: &str) -> &str {
     name.strip_prefix("localhost/").unwrap_or(name)
 }
 
-fn short_digest(image: &Image) -> &str {
-    image.digest.get(..SHORT_DIGEST).unwrap_or(&image.digest)
+fn short_digest(digest: &str) -> &str {
+    let digits = digest.strip_prefix("sha256:").unwrap_or(digest);
+    digits.get(..SHORT_DIGEST).unwrap_or(digits)
 }
 
 /// `basalt import`.
@@ -171,9 +172,16 @@ pub(crate) fn import(args: &ImportArgs, output: &Output) -> Result<u8> {
         } else {
             names.join(", ")
         };
-        format!("{names}  {}  {}\n", short_digest(&image), ByteSize(image.size))
+        format!("{names}  {}  {}\n", short_digest(&image.digest), ByteSize(image.size))
     })?;
     Ok(0)
+}
+
+/// An image that is gone, for machines.
+#[derive(Debug, Serialize)]
+struct Removed<'a> {
+    reference: &'a str,
+    digest: String,
 }
 
 /// `basalt rmi`.
@@ -181,14 +189,13 @@ pub(crate) fn remove(args: &RmiArgs, output: &Output) -> Result<u8> {
     let store = store()?;
     let mut removed = Vec::new();
     for reference in &args.images {
-        removed.push(store.remove(reference)?);
+        let digest = format!("sha256:{}", store.remove(reference)?);
+        removed.push(Removed { reference, digest });
     }
-    let listed: Vec<Listed<'_>> = removed.iter().map(Listed::from).collect();
-    output.result(&listed, || {
-        args.images
+    output.result(&removed, || {
+        removed
             .iter()
-            .zip(&removed)
-            .map(|(name, image)| format!("{name}  {}\n", short_digest(image)))
+            .map(|image| format!("{}  {}\n", image.reference, short_digest(&image.digest)))
             .collect()
     })?;
     Ok(0)

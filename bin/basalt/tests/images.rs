@@ -4,11 +4,14 @@
 mod support;
 
 use std::fs;
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
+use agent_api::message::{FileInfo, PROTOCOL, Reply, kind};
 use serde_json::json;
 use support::{LAYER, sha256, write_layout};
+use wire::{FrameReader, FrameWriter, Token};
 
 struct World {
     directory: tempfile::TempDir,
@@ -129,6 +132,22 @@ fn a_damaged_layer_is_refused_and_leaves_nothing() {
 }
 
 #[test]
+fn a_damaged_image_is_refused_by_run_and_can_be_removed_as_the_error_says() {
+    let world = World::new();
+    world.import("tiny", json!({ "Cmd": ["x"] }));
+    for entry in fs::read_dir(world.path("state/images/blobs")).unwrap() {
+        fs::write(entry.unwrap().path(), "{").unwrap();
+    }
+    fails(&world.run(&["run", "tiny"]), 125, &["is damaged", "basalt rmi"]);
+    let output = world.run(&["rmi", "--json", "tiny"]);
+    assert!(output.status.success(), "{}", err(&output));
+    let json: serde_json::Value = serde_json::from_str(&out(&output)).unwrap();
+    assert_eq!(json[0]["reference"], "tiny");
+    assert_eq!(fs::read_dir(world.path("state/images/blobs")).unwrap().count(), 0);
+    fails(&world.run(&["run", "tiny"]), 125, &["there is no image"]);
+}
+
+#[test]
 fn a_bad_name_is_refused_before_anything_is_read() {
     let world = World::new();
     fails(
@@ -217,4 +236,51 @@ fn a_lab_that_does_not_answer_is_named_with_its_address() {
     );
     fs::write(world.path("token"), "short").unwrap();
     fails(&world.run_in_lab(), 125, &["is not 64 hexadecimal digits"]);
+}
+
+#[test]
+fn a_lab_that_dies_during_a_run_is_one_clear_failure() {
+    let world = World::new();
+    world.import("tiny", json!({}));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    fs::write(world.path("token"), "07".repeat(32)).unwrap();
+    let status = json!({ "running": true, "lab": { "address": address, "token_file": world.path("token") } });
+    world.fake_lab(&format!("case $1 in status) echo '{status}';; esac"));
+    let blobs: Vec<u64> = ["json", "erofs"]
+        .map(|kind| {
+            let entries = fs::read_dir(world.path("state/images/blobs")).unwrap();
+            let mut paths = entries.map(|entry| entry.unwrap().path());
+            let path = paths.find(|path| path.extension().is_some_and(|it| it == kind));
+            fs::metadata(path.unwrap()).unwrap().len()
+        })
+        .to_vec();
+    // Its agent has the image, starts the command, and is gone like an emulator that was killed.
+    let agent = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        wire::accept(&mut stream, PROTOCOL, Some(&Token::new([7; 32]))).unwrap();
+        let mut reader = FrameReader::new(stream.try_clone().unwrap());
+        let writer = FrameWriter::new(stream);
+        let there = blobs.into_iter().map(|size| {
+            let (mode, sha256) = (0o644, None);
+            Reply::File(Some(FileInfo { size, mode, sha256 }))
+        });
+        for reply in there.chain([Reply::Started { pid: 2 }]) {
+            assert_eq!(reader.read().unwrap().unwrap().kind, kind::CONTROL);
+            writer
+                .send(kind::CONTROL, 0, &serde_json::to_vec(&reply).unwrap())
+                .unwrap();
+        }
+    });
+    let output = world.run_in_lab();
+    agent.join().unwrap();
+    fails(
+        &output,
+        125,
+        &[
+            "the lab does not answer any more",
+            "run the command again",
+            "basalt lab logs",
+        ],
+    );
 }

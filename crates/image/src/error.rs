@@ -230,6 +230,17 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
+    /// The file that says which name means which image was damaged.
+    #[error(
+        "the images' names in {} are damaged ({problem}): delete that file and import the images again, which gives them \
+         their names", .path.display()
+    )]
+    CorruptNames {
+        /// The file.
+        path: PathBuf,
+        /// What the parser found.
+        problem: String,
+    },
 }
 
 impl Error {

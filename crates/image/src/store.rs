@@ -175,16 +175,15 @@ impl Store {
     }
 
     /// Removes the name `reference`, and the image itself with its last name. By digest, removes the image and all its
-    /// names. Returns the image as it was.
+    /// names. Returns its digest. A damaged image can be removed, too: nothing of it is read.
     ///
     /// # Errors
     ///
     /// There is none, several match, or the disk refuses.
-    pub fn remove(&self, reference: &str) -> Result<Image, Error> {
+    pub fn remove(&self, reference: &str) -> Result<String, Error> {
         let _lock = self.lock()?;
         let mut names = self.names()?;
         let digest = self.resolve(reference, &names)?;
-        let image = self.load(&digest, &names)?;
         match named(reference, &names)? {
             Some(name) => {
                 names.remove(&name);
@@ -199,7 +198,7 @@ impl Store {
                 remove_file(&path)?;
             }
         }
-        Ok(image)
+        Ok(digest)
     }
 
     fn resolve(&self, reference: &str, names: &Names) -> Result<String, Error> {
@@ -240,7 +239,10 @@ impl Store {
             created,
             layers,
             config,
-        } = from_json(&json, &text)?;
+        } = serde_json::from_slice(&text).map_err(|error| Error::CorruptStored {
+            path: json,
+            problem: error.to_string(),
+        })?;
         let names = names
             .iter()
             .filter(|(_, named)| *named == digest)
@@ -275,7 +277,13 @@ impl Store {
         let path = self.directory.join("names.json");
         match fs::read(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Names::new()),
-            read => from_json(&path, &read.map_err(Error::io("read", &path))?),
+            read => {
+                let text = read.map_err(Error::io("read", &path))?;
+                serde_json::from_slice(&text).map_err(|error| Error::CorruptNames {
+                    path,
+                    problem: error.to_string(),
+                })
+            }
         }
     }
 
@@ -346,14 +354,6 @@ fn remove_file(path: &Path) -> Result<(), Error> {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io("remove", path)(error)),
         _ => Ok(()),
     }
-}
-
-fn from_json<T: serde::de::DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, Error> {
-    let corrupt = |error: serde_json::Error| Error::CorruptStored {
-        path: path.to_owned(),
-        problem: error.to_string(),
-    };
-    serde_json::from_slice(text).map_err(corrupt)
 }
 
 /// The name that `reference` is, if it is one: the whole name, or the only one of a registry that it is short for.

@@ -194,8 +194,36 @@ fn damage_to_a_stored_image_is_found_and_repaired_by_another_import() {
     }
     fs::remove_file(&image.path).unwrap();
     assert!(matches!(store.get("a"), Err(Error::CorruptStored { problem, .. }) if problem == "the file is gone"));
-    fs::write(temp.path().join("store/names.json"), "{").unwrap();
+}
+
+/// What the errors tell people to do works.
+#[test]
+fn a_damaged_store_can_be_mended_as_its_errors_say() {
+    let temp = tempfile::tempdir().unwrap();
+    let directory = temp.path().join("store");
+    let store = Store::open(&directory).unwrap();
+    let path = archive(temp.path(), "a", "1");
+    let image = store.import(&path, None, &mut |_| {}).unwrap();
+
+    fs::write(image.path.with_extension("json"), "{").unwrap();
     assert!(matches!(store.get("a"), Err(Error::CorruptStored { .. })));
+    assert_eq!(store.remove("a").unwrap(), image.digest);
+    assert_eq!(fs::read_dir(directory.join("blobs")).unwrap().count(), 0);
+    assert_eq!(store.list().unwrap(), []);
+
+    store.import(&path, None, &mut |_| {}).unwrap();
+    let names = directory.join("names.json");
+    fs::write(&names, "{").unwrap();
+    for error in [
+        store.get("a").unwrap_err(),
+        store.remove("a").unwrap_err(),
+        store.import(&path, None, &mut |_| {}).unwrap_err(),
+    ] {
+        assert!(error.to_string().contains("delete that file"), "{error}");
+    }
+    fs::remove_file(&names).unwrap();
+    store.import(&path, None, &mut |_| {}).unwrap();
+    assert_eq!(store.get("a").unwrap().digest, image.digest);
 }
 
 #[test]
