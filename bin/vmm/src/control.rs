@@ -15,6 +15,9 @@ use crate::vm::Vm;
 const SOCKET: u64 = 0;
 const ENDED: u64 = 1;
 
+/// Between two attempts to let a driver in.
+const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
+
 /// How a driver's connection came to its end.
 enum Outcome {
     /// The driver closed it.
@@ -67,11 +70,20 @@ fn accept(listener: &OwnedFd, vm: &Vm) -> Result<Option<OwnedFd>> {
         epoll.add(ended, ENDED, Interest::READ)?;
     }
     let mut ready = Vec::new();
-    epoll.wait(&mut ready, None)?;
-    if ready.iter().any(|ready| ready.token == ENDED) {
-        return Ok(None);
+    loop {
+        epoll.wait(&mut ready, None)?;
+        if ready.iter().any(|ready| ready.token == ENDED) {
+            return Ok(None);
+        }
+        match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
+            Ok(driver) => return Ok(Some(driver)),
+            Err(error) => {
+                // No descriptor left, or a driver that went away while it waited: neither may end the VM.
+                log::warn!("a driver could not be let in: {error}");
+                std::thread::sleep(ACCEPT_PAUSE);
+            }
+        }
     }
-    Ok(Some(rustix::net::accept_with(listener, SocketFlags::CLOEXEC)?))
 }
 
 fn serve(socket: &PacketSocket, vm: &mut Vm) -> Result<Outcome> {

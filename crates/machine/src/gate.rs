@@ -61,6 +61,12 @@ impl Gate {
         }
     }
 
+    /// Called by a vCPU thread that is never coming back: it counts as parked.
+    pub(crate) fn abandon(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).parked += 1;
+        self.changed.notify_all();
+    }
+
     /// A vCPU's look between two exits.
     pub(crate) fn is_open(&self) -> bool {
         !self.hold.load(Ordering::SeqCst)
@@ -105,6 +111,13 @@ mod tests {
         }
         gate.set(Wanted::End);
         assert_eq!(thread.join().unwrap(), (true, false));
+    }
+
+    #[test]
+    fn nobody_waits_for_a_thread_that_is_gone() {
+        let gate = Gate::new();
+        gate.abandon();
+        gate.wait_parked(1);
     }
 
     #[test]

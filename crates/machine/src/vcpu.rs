@@ -89,7 +89,22 @@ impl VcpuThread {
     }
 }
 
+/// Reports a thread that unwinds: without it, whoever waits for the vCPU to park would wait for ever.
+struct Unwinding<'a>(&'a Shared);
+
+impl Drop for Unwinding<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0
+                .ending
+                .report(End::Failed("a vCPU's thread panicked; this is a bug".into()));
+            self.0.gate.abandon();
+        }
+    }
+}
+
 fn body(mut vcpu: Box<dyn Vcpu>, kicker: &dyn Kick, shared: &Shared, counters: &ExitCounters) -> Box<dyn Vcpu> {
+    let _guard = Unwinding(shared);
     kicker.adopt_current_thread();
     while shared.gate.pass() {
         kicker.clear();
