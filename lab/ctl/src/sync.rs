@@ -19,12 +19,13 @@ use crate::remote::Remote;
 use crate::state::{State, write_new};
 
 /// Our programs that run in the lab. One that is not built is left out.
-const PROGRAMS: [&str; 5] = [
+const PROGRAMS: [&str; 6] = [
     "basalt",
     "basalt-vmm",
     "basalt-agent",
     "basalt-lab-cases",
     "basalt-bench",
+    "basalt-kernel-check",
 ];
 
 /// Name of the assets' directory beside the programs.

@@ -15,7 +15,7 @@ use crate::runner::{Plan, Step};
 /// Programs that a first run needs.
 const RUN_PROGRAMS: &[&str] = &["basalt", "basalt-vmm", "basalt-agent", "basalt-lab", "basalt-lab-init"];
 /// Programs that tests and measurements need besides.
-const TEST_PROGRAMS: &[&str] = &["basalt-lab-cases", "basalt-bench"];
+const TEST_PROGRAMS: &[&str] = &["basalt-lab-cases", "basalt-kernel-check", "basalt-bench"];
 
 const KERNEL: Recipe = Recipe {
     name: "kernel",

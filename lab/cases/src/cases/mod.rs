@@ -4,6 +4,7 @@ mod bad_input;
 mod block;
 mod devices;
 mod foreign_kernel;
+mod kernel_features;
 mod kills;
 mod pause;
 mod processors;
@@ -28,6 +29,7 @@ pub(crate) const ALL: &[&Case] = &[
     &foreign_kernel::CASE,
     &run::COMMANDS,
     &run::SETTINGS,
+    &kernel_features::CASE,
     &streams::CASE,
     &terminal::CASE,
     &terminal::SIGNALS,
