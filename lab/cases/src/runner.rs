@@ -68,7 +68,8 @@ fn one(case: &Case, logs: &Path) -> Result<Outcome> {
     let directory = logs.join(case.name);
     std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
     let output = File::create(directory.join("output"))?;
-    let mut child = Command::new(std::env::current_exe()?)
+    // Not by its path: a newer one may have been put there while the cases run.
+    let mut child = Command::new("/proc/self/exe")
         .args(["host", case.name])
         .env(LOGS, &directory)
         .stdin(Stdio::null())
