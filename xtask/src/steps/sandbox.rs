@@ -101,7 +101,7 @@ fn has_image(listed: &str, tag: &str, digest: Option<&str>) -> bool {
 /// The emulated host, if this machine needs it.
 pub(crate) fn lab() -> Step {
     Step::new("lab", |context, task| {
-        task.run_within(&mut lab_command(context, &["up"]), LAB_LIMIT)?;
+        task.run_within(&mut lab_command(context, &["up", "--renew"]), LAB_LIMIT)?;
         Ok(Report::default())
     })
     .plan(|context| {
