@@ -3,7 +3,7 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,11 +16,37 @@ pub(crate) fn reaper() -> Reaper {
     REAPER.get_or_init(|| Reaper::start().unwrap()).clone()
 }
 
-/// The cgroup2 file system of this machine, if it has one.
+/// Where cgroup2 may be mounted.
+const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+
+/// The cgroup2 file system of this machine, if it has one. What is empty of it is removed when the process ends.
 pub(crate) fn cgroups() -> Option<Cgroups> {
-    ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
-        .iter()
-        .find_map(|mount| Cgroups::at(Path::new(mount)).ok())
+    static AT_EXIT: Once = Once::new();
+    AT_EXIT.call_once(register_sweep);
+    MOUNTS.iter().find_map(|mount| Cgroups::at(Path::new(mount)).ok())
+}
+
+#[allow(unsafe_code, reason = "the test harness has no end that Rust code could wait for")]
+fn register_sweep() {
+    // SAFETY: `sweep` is a function that stays and does not unwind.
+    let result = unsafe { libc::atexit(sweep) };
+    assert_eq!(result, 0, "atexit");
+}
+
+/// Removes cgroups in which nothing is; another process's, in use, stay.
+extern "C" fn sweep() {
+    let end = Instant::now() + Duration::from_secs(3);
+    for base in MOUNTS.map(|mount| Path::new(mount).join("basalt")) {
+        while base.exists() && Instant::now() < end {
+            for entry in std::fs::read_dir(&base).into_iter().flatten().flatten() {
+                // Files of a cgroup cannot be removed and need not be.
+                drop(std::fs::remove_dir(entry.path()));
+            }
+            if std::fs::remove_dir(&base).is_err() {
+                thread::sleep(Duration::from_millis(50));
+            }
+        }
+    }
 }
 
 /// A server with root `/`.
