@@ -154,6 +154,7 @@ impl Run<'_> {
                 seconds: 0.0,
                 detail,
                 counts,
+                explained: String::new(),
             });
         }
     }
@@ -236,8 +237,10 @@ impl Run<'_> {
         for line in &report.show {
             self.board.note(line);
         }
+        let mut explained = String::new();
         if outcome == Outcome::Failed {
-            self.explain(step);
+            explained = self.explain(step);
+            self.board.note(&explained);
             if !self.options.keep_going {
                 self.stop.because_of_failure();
             }
@@ -249,10 +252,12 @@ impl Run<'_> {
             seconds,
             detail,
             counts,
+            explained,
         }
     }
 
-    fn explain(&self, step: &Step) {
+    /// The end of a failed step's log, and what to do.
+    fn explain(&self, step: &Step) -> String {
         let path = self.context.logs().join(format!("{}.log", step.name));
         let log = fs::read(&path).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
@@ -274,7 +279,7 @@ impl Run<'_> {
     to repeat: cargo xtask {verb} --only {}",
             step.name
         ));
-        self.board.note(&text);
+        text
     }
 }
 
@@ -287,6 +292,10 @@ fn finish(rows: &[Row], options: &Options, board: &Board, stop: &Stop, seconds: 
     let bad = rows.iter().any(|row| !row.outcome.satisfies());
     if options.counts {
         board.note(&summary::table(rows));
+        // Once more, as the first time was many lines ago, and a CI server may keep only the last ones.
+        for row in rows.iter().filter(|row| !row.explained.is_empty()) {
+            board.note(&format!("{} failed:\n{}", row.name, row.explained));
+        }
     }
     board.note(&format!("{seconds:.1} s in all"));
     let empty = options.counts && options.only.is_empty() && sum.passed + sum.failed == 0;

@@ -82,6 +82,8 @@ pub(crate) struct Row {
     pub(crate) detail: String,
     /// What it adds to the sum.
     pub(crate) counts: Counts,
+    /// If it failed, the end of its log and what to do.
+    pub(crate) explained: String,
 }
 
 /// What a step adds to the sum: the tests that it ran; if it is a check by itself, one; a failed step that reported no

@@ -111,10 +111,11 @@ fn broken_guests(host: &Host) -> Result<()> {
 }
 
 fn broken_hosts(host: &Host) -> Result<()> {
-    // /dev/kvm is hidden in a mount namespace of the command's own.
+    // /dev/kvm is hidden in a mount namespace of the command's own. Without -n the first `mount` after the host's start
+    // would leave a /run/mount behind.
     let basalt = host.binaries.join("basalt");
     let script = format!(
-        "mount --bind /dev/null /dev/kvm && exec {} run {} -- true",
+        "mount -n --bind /dev/null /dev/kvm && exec {} run {} -- true",
         basalt.display(),
         host.digest
     );
@@ -132,7 +133,7 @@ fn broken_hosts(host: &Host) -> Result<()> {
     let state = host.scratch.join("state");
     fs::create_dir(&state)?;
     let script = format!(
-        "mount -t tmpfs -o size=256k none {0} && BASALT_STATE={0} {1} import --name big {2}; code=$?; \
+        "mount -n -t tmpfs -o size=256k none {0} && BASALT_STATE={0} {1} import --name big {2}; code=$?; \
          find {0} -type f -size +0 | grep -v -E 'names.json|lock' | sed 's/^/left: /' >&2; exit $code",
         state.display(),
         basalt.display(),
