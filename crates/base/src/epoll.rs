@@ -1,6 +1,7 @@
-//! A level-triggered epoll set whose tokens are small integers chosen by the caller.
+//! An epoll set, level-triggered unless asked otherwise, whose tokens are small integers chosen by the caller.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ pub struct Interest {
     pub read: bool,
     /// Wake when a write would not block.
     pub write: bool,
+    /// Once for each time that it becomes so, or is told so again, rather than for as long as it is (`EPOLLET`).
+    pub edge: bool,
 }
 
 impl Interest {
@@ -20,27 +23,38 @@ impl Interest {
     pub const READ: Self = Self {
         read: true,
         write: false,
+        edge: false,
+    };
+    /// Readable only, told at each signal: an event fd need not be read back to zero.
+    pub const READ_EDGE: Self = Self {
+        read: true,
+        write: false,
+        edge: true,
     };
     /// Writable only.
     pub const WRITE: Self = Self {
         read: false,
         write: true,
+        edge: false,
     };
     /// Both directions.
     pub const BOTH: Self = Self {
         read: true,
         write: true,
+        edge: false,
     };
     /// Neither; errors and hang-ups are still reported.
     pub const NONE: Self = Self {
         read: false,
         write: false,
+        edge: false,
     };
 
     fn flags(self) -> EventFlags {
         let mut flags = EventFlags::empty();
         flags.set(EventFlags::IN | EventFlags::RDHUP, self.read);
         flags.set(EventFlags::OUT, self.write);
+        flags.set(EventFlags::ET, self.edge);
         flags
     }
 }
@@ -112,18 +126,18 @@ impl Epoll {
     pub fn wait(&self, out: &mut Vec<Ready>, timeout: Option<Duration>) -> io::Result<()> {
         const MOST: usize = 32;
         out.clear();
-        let mut events = Vec::with_capacity(MOST);
+        let mut room = [const { MaybeUninit::uninit() }; MOST];
         let timeout = timeout.map(|t| rustix::time::Timespec {
             tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(t.subsec_nanos()),
         });
-        loop {
-            match epoll::wait(&self.fd, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
-                Ok(_) => break,
+        let events = loop {
+            match epoll::wait(&self.fd, &mut room, timeout.as_ref()) {
+                Ok((events, _)) => break events,
                 Err(rustix::io::Errno::INTR) => (),
                 Err(error) => return Err(error.into()),
             }
-        }
+        };
         out.extend(events.iter().map(|event| {
             let flags = event.flags;
             Ready {
@@ -162,6 +176,21 @@ mod tests {
                 .collect::<Vec<_>>(),
             [(7, true, false)]
         );
+    }
+
+    #[test]
+    fn an_edge_is_told_once_for_each_signal() {
+        let epoll = Epoll::new().unwrap();
+        let event = crate::EventFd::new().unwrap();
+        epoll.add(&event, 1, Interest::READ_EDGE).unwrap();
+        let mut ready = Vec::new();
+        for _ in 0..2 {
+            event.signal();
+            epoll.wait(&mut ready, Some(Duration::ZERO)).unwrap();
+            assert_eq!(ready.len(), 1);
+            epoll.wait(&mut ready, Some(Duration::ZERO)).unwrap();
+            assert!(ready.is_empty(), "it was not read, and is not told again");
+        }
     }
 
     #[test]

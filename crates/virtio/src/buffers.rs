@@ -25,9 +25,10 @@ use std::sync::atomic::Ordering;
 
 use memory::GuestRam;
 use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
-use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions, VolatileSlice};
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress, VolatileSlice};
 
+use crate::descriptors::{Buffers, walk};
 use crate::device::{ActiveQueue, QueueInterrupt};
 
 /// A ring that contradicts itself. Nothing more can be taken from it.
@@ -82,8 +83,9 @@ pub struct BadChain {
 #[must_use = "a buffer that was taken has to be used"]
 pub struct Available<'m> {
     memory: &'m GuestRam,
-    descriptors: DescriptorChain<&'m GuestRam>,
-    most: usize,
+    table: GuestAddress,
+    size: u16,
+    head: u16,
 }
 
 impl<'m> Available<'m> {
@@ -92,58 +94,11 @@ impl<'m> Available<'m> {
     /// # Errors
     /// It does not hold up; the head is in the error.
     pub fn check(self) -> Result<Chain<'m>, BadChain> {
-        let head = self.descriptors.head_index();
-        let mut chain = Chain {
-            head,
-            slices: Vec::with_capacity(4),
-            first_writable: 0,
-            readable_bytes: 0,
-            writable_bytes: 0,
-        };
-        self.walk(&mut chain).map_err(|fault| BadChain { head, fault })?;
-        Ok(chain)
-    }
-
-    fn walk(self, chain: &mut Chain<'m>) -> Result<(), ChainFault> {
-        let Self {
-            memory,
-            descriptors,
-            most,
-        } = self;
-        let mut ends = false;
-        let mut writing = false;
-        for (count, descriptor) in descriptors.enumerate() {
-            // Bounds what one chain costs us, whatever an indirect table claims.
-            if count >= most {
-                return Err(ChainFault::Unterminated);
-            }
-            ends = !descriptor.has_next();
-            let writable = descriptor.is_write_only();
-            if writing && !writable {
-                return Err(ChainFault::Order);
-            }
-            writing = writable;
-            let access = if writable {
-                Permissions::Write
-            } else {
-                Permissions::Read
-            };
-            let length = descriptor.len() as usize;
-            let slices = memory
-                .get_slices(descriptor.addr(), length, access)
-                .map_err(|_| ChainFault::Address)?;
-            for slice in slices {
-                chain.slices.push(slice.map_err(|_| ChainFault::Address)?);
-            }
-            if writable {
-                chain.writable_bytes += length;
-            } else {
-                chain.readable_bytes += length;
-                chain.first_writable = chain.slices.len();
-            }
+        let head = self.head;
+        match walk(self.memory, (self.table, self.size), head) {
+            Ok(buffers) => Ok(Chain { head, buffers }),
+            Err(fault) => Err(BadChain { head, fault }),
         }
-        // The walk stops without a word where it cannot go on: a last descriptor that has a next one tells.
-        if ends { Ok(()) } else { Err(ChainFault::Unterminated) }
     }
 }
 
@@ -151,10 +106,7 @@ impl<'m> Available<'m> {
 #[derive(Debug)]
 pub struct Chain<'m> {
     head: u16,
-    slices: Vec<VolatileSlice<'m>>,
-    first_writable: usize,
-    readable_bytes: usize,
-    writable_bytes: usize,
+    buffers: Buffers<'m>,
 }
 
 impl<'m> Chain<'m> {
@@ -165,22 +117,22 @@ impl<'m> Chain<'m> {
 
     /// What the driver sends, in order.
     pub fn readable(&self) -> &[VolatileSlice<'m>] {
-        &self.slices[..self.first_writable]
+        &self.buffers.slices[..self.buffers.first_writable]
     }
 
     /// Where the driver wants to receive, in order.
     pub fn writable(&self) -> &[VolatileSlice<'m>] {
-        &self.slices[self.first_writable..]
+        &self.buffers.slices[self.buffers.first_writable..]
     }
 
     /// How much the driver sends.
     pub fn readable_bytes(&self) -> usize {
-        self.readable_bytes
+        self.buffers.readable_bytes
     }
 
     /// How much the driver can receive.
     pub fn writable_bytes(&self) -> usize {
-        self.writable_bytes
+        self.buffers.writable_bytes
     }
 
     /// Reads what the driver sends from its beginning on.
@@ -282,10 +234,9 @@ impl ActiveQueue {
     /// The ring contradicts itself; leave it alone until the next activation.
     pub fn take<'m>(&mut self, memory: &'m GuestRam) -> Result<Option<Available<'m>>, RingError> {
         let size = self.queue.size();
-        let Some(descriptors) = self.queue.iter(memory)?.next() else {
+        let Some(head) = self.queue.iter(memory)?.next().map(|chain| chain.head_index()) else {
             return Ok(None);
         };
-        let head = descriptors.head_index();
         if head >= size {
             // It cannot be given back: it was not taken, then.
             self.queue.go_to_previous_position();
@@ -293,8 +244,9 @@ impl ActiveQueue {
         }
         Ok(Some(Available {
             memory,
-            descriptors,
-            most: usize::from(size),
+            table: GuestAddress(self.queue.desc_table()),
+            size,
+            head,
         }))
     }
 

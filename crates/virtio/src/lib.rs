@@ -4,6 +4,7 @@
 
 pub mod buffers;
 pub mod conformance;
+mod descriptors;
 pub mod device;
 pub mod transport;
 

@@ -12,8 +12,8 @@ use crate::config::{self, ConfigSpace, QUEUE_SIZE};
 use crate::disk::Disk;
 use crate::metrics::Metrics;
 use crate::server::Server;
-use crate::threads::{Waiting, threads_per_queue};
-use crate::uring::Ring;
+use crate::threads::{PoolWaiting, threads_per_queue};
+use crate::uring::{self, Ring};
 
 /// How requests reach the file.
 pub(crate) enum Engine {
@@ -52,16 +52,18 @@ impl Block {
         let name = format!("block-q{index}");
         match &mut self.engine {
             Engine::Threads => {
-                let waiting = Waiting::new(&server.queue.kick)?;
+                let waiting = PoolWaiting::new(&server.queue.kick)?;
                 let threads = threads_per_queue(self.queue_sizes.len());
                 Worker::spawn(&name, server, move |server, stop: &StopSignal| {
-                    server.run_threads(&waiting, threads, stop)
+                    server.run_threads(waiting, threads, stop)
                 })
             }
             Engine::Uring(rings) => {
-                let ring = rings.get_mut(index).and_then(Option::take);
-                let ring = ring.ok_or_else(|| io::Error::other("the queue's io_uring was lost with its worker"))?;
-                Worker::spawn(&name, server, move |server, stop| server.run_uring(ring, stop))
+                let lost = || io::Error::other("the queue's io_uring was lost with its worker");
+                let slot = rings.get_mut(index).ok_or_else(lost)?;
+                let waiting = uring::waiting(slot.as_ref().ok_or_else(lost)?, &server.queue.kick)?;
+                let ring = slot.take().ok_or_else(lost)?;
+                Worker::spawn(&name, server, move |server, stop| server.run_uring(ring, waiting, stop))
             }
         }
     }

@@ -23,6 +23,7 @@ mod request;
 mod server;
 mod threads;
 mod uring;
+mod waiting;
 
 #[cfg(test)]
 mod tests;

@@ -423,6 +423,10 @@ mod tests {
         let lengths =
             |io: &Io<'_>| -> Vec<usize> { io.buffers.vectors().iter().map(|vector| vector.iov_len).collect() };
         assert_eq!(lengths(&io), [600, 400, 24]);
+        let beside = [slice(100, 600), slice(700, 300), slice(1001, 9)];
+        let vectors = IoVecs::new(&beside, 50, 0);
+        let one_piece: Vec<_> = vectors.vectors().iter().map(|vector| vector.iov_len).collect();
+        assert_eq!(one_piece, [850, 9], "buffers that touch are one");
         let io = io.finish(Err(io::ErrorKind::Interrupted.into()), &metrics).unwrap();
         let io = io.finish(Ok(100), &metrics).unwrap();
         assert_eq!(lengths(&io), [500, 400, 24]);

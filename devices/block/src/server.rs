@@ -14,8 +14,9 @@ use crate::backend::Backend;
 use crate::disk::Disk;
 use crate::metrics::Metrics;
 use crate::request::{Sink, parse};
-use crate::threads::{self, Waiting};
+use crate::threads::{self, PoolWaiting};
 use crate::uring::{Ring, RingBackend};
+use crate::waiting::Waiting;
 
 /// What a queue's worker owns, and gives back.
 pub(crate) struct Server {
@@ -31,19 +32,22 @@ pub(crate) struct Server {
 
 impl Server {
     /// Serves by io_uring until stopped; returns with nothing under way.
-    pub(crate) fn run_uring(mut self, ring: Ring, stop: &StopSignal) -> Self {
-        let (memory, sink) = (Arc::clone(&self.memory), Sink::default());
-        let kick = Arc::clone(&self.queue.kick);
-        let mut backend = RingBackend::new(ring, &kick, stop.fd());
+    pub(crate) fn run_uring(mut self, ring: Ring, waiting: Waiting, stop: &StopSignal) -> Self {
+        let (memory, disk, sink) = (Arc::clone(&self.memory), Arc::clone(&self.disk), Sink::default());
+        if let Err(error) = waiting.watch_stop(stop.fd()) {
+            log::error!("block: it cannot wait for its stop: {error}");
+            self.ring = Some(ring);
+            return self;
+        }
+        let mut backend = RingBackend::new(ring, disk.file(), waiting);
         self.serve(&mut backend, &memory, &sink);
         self.ring = backend.into_ring();
         self
     }
 
     /// Serves by so many threads until stopped; returns with nothing under way.
-    pub(crate) fn run_threads(mut self, waiting: &Waiting, threads: usize, stop: &StopSignal) -> Self {
-        let (memory, sink) = (Arc::clone(&self.memory), Sink::default());
-        let disk = Arc::clone(&self.disk);
+    pub(crate) fn run_threads(mut self, waiting: PoolWaiting, threads: usize, stop: &StopSignal) -> Self {
+        let (memory, disk, sink) = (Arc::clone(&self.memory), Arc::clone(&self.disk), Sink::default());
         threads::with_pool(&disk, waiting, threads, stop, |backend| {
             self.serve(backend, &memory, &sink);
         });

@@ -3,15 +3,15 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use base::{Epoll, EventFd, Interest, Ready, StopSignal};
+use base::{EventFd, StopSignal};
 use rustix::fs::FallocateFlags;
 
 use crate::backend::{Backend, Done};
 use crate::disk::Disk;
 use crate::request::{Io, Operation};
+use crate::waiting::Waiting;
 
 /// Threads of one disk, shared out among its queues.
 const THREADS: usize = 8;
@@ -21,29 +21,20 @@ pub(crate) fn threads_per_queue(queues: usize) -> usize {
     (THREADS / queues.max(1)).max(1)
 }
 
-/// Epoll tokens.
-const KICK: u64 = 0;
-const STOP: u64 = 1;
-const DONE: u64 = 2;
-
-/// What a worker waits on, made before it starts so that failures are the device's.
+/// What a worker with threads waits on.
 #[derive(Debug)]
-pub(crate) struct Waiting {
-    epoll: Epoll,
-    kick: Arc<EventFd>,
+pub(crate) struct PoolWaiting {
+    waiting: Waiting,
     done: EventFd,
 }
 
-impl Waiting {
-    pub(crate) fn new(kick: &Arc<EventFd>) -> io::Result<Self> {
-        let waiting = Self {
-            epoll: Epoll::new()?,
-            kick: Arc::clone(kick),
-            done: EventFd::new()?,
-        };
-        waiting.epoll.add(kick.as_ref(), KICK, Interest::READ)?;
-        waiting.epoll.add(&waiting.done, DONE, Interest::READ)?;
-        Ok(waiting)
+impl PoolWaiting {
+    pub(crate) fn new(kick: &EventFd) -> io::Result<Self> {
+        let done = EventFd::new()?;
+        Ok(Self {
+            waiting: Waiting::new(kick, &done)?,
+            done,
+        })
     }
 }
 
@@ -96,7 +87,7 @@ impl<'m> Pool<'m> {
 /// Lets `serve` work with a backend of `threads` threads, which have ended on return.
 pub(crate) fn with_pool<'m>(
     disk: &Disk,
-    waiting: &Waiting,
+    waiting: PoolWaiting,
     threads: usize,
     stop: &StopSignal,
     serve: impl FnOnce(&mut PoolBackend<'_, 'm>),
@@ -106,7 +97,8 @@ pub(crate) fn with_pool<'m>(
         wake: Condvar::new(),
         done: Mutex::default(),
     };
-    if let Err(error) = waiting.epoll.add(stop.fd(), STOP, Interest::READ) {
+    let PoolWaiting { waiting, done } = waiting;
+    if let Err(error) = waiting.watch_stop(stop.fd()) {
         log::error!("block: it cannot wait for its stop: {error}");
         return;
     }
@@ -116,7 +108,7 @@ pub(crate) fn with_pool<'m>(
             let builder = std::thread::Builder::new()
                 .name("block-io".to_owned())
                 .stack_size(64 << 10);
-            match builder.spawn_scoped(scope, || pool.work(disk.file(), &waiting.done)) {
+            match builder.spawn_scoped(scope, || pool.work(disk.file(), &done)) {
                 Ok(_) => running += 1,
                 Err(error) => log::warn!("block: a thread fewer than wanted: {error}"),
             }
@@ -125,10 +117,9 @@ pub(crate) fn with_pool<'m>(
             pool: &pool,
             file: disk.file(),
             waiting,
-            stop,
+            done: &done,
             running,
             batch: Vec::new(),
-            ready: Vec::new(),
         });
         lock(&pool.jobs).closed = true;
         pool.wake.notify_all();
@@ -139,11 +130,10 @@ pub(crate) fn with_pool<'m>(
 pub(crate) struct PoolBackend<'p, 'm> {
     pool: &'p Pool<'m>,
     file: &'p File,
-    waiting: &'p Waiting,
-    stop: &'p StopSignal,
+    waiting: Waiting,
+    done: &'p EventFd,
     running: usize,
     batch: Vec<Io<'m>>,
-    ready: Vec<Ready>,
 }
 
 impl PoolBackend<'_, '_> {
@@ -152,7 +142,7 @@ impl PoolBackend<'_, '_> {
             // No thread could be had: slow, not stuck.
             for io in self.batch.drain(..) {
                 let result = perform(self.file, &io);
-                self.pool.put(io, result, &self.waiting.done);
+                self.pool.put(io, result, self.done);
             }
         }
         let started = self.batch.len();
@@ -172,30 +162,9 @@ impl<'m> Backend<'m> for PoolBackend<'_, 'm> {
 
     fn wait(&mut self, block: bool, done: &mut Vec<Done<'m>>) -> bool {
         self.start_batch();
-        let timeout = (!block).then_some(Duration::ZERO);
-        if let Err(error) = self.waiting.epoll.wait(&mut self.ready, timeout) {
-            log::error!("block: it cannot wait: {error}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let mut stopping = false;
-        for ready in &self.ready {
-            match ready.token {
-                STOP => {
-                    stopping = true;
-                    // It stays readable, and what is under way is waited for after it.
-                    if let Err(error) = self.waiting.epoll.remove(self.stop.fd()) {
-                        log::debug!("block: {error}");
-                    }
-                }
-                DONE => {
-                    self.waiting.done.consume();
-                    done.append(&mut lock(&self.pool.done));
-                }
-                _ => {
-                    self.waiting.kick.consume();
-                }
-            }
-        }
+        let stopping = self.waiting.wait(block);
+        self.done.consume();
+        done.append(&mut lock(&self.pool.done));
         stopping
     }
 }

@@ -1,40 +1,37 @@
 //! Requests carried out by io_uring: one ring a queue, one system call a batch.
 //!
-//! Kicks and the stop signal are polled by the ring too, so that a worker waits in one place. A ring is set up once, with
-//! the disk as its only registered file, restricted to the operations below, and enabled; it then moves from worker to
-//! worker. With `guest_io` the only unsafe code of this device.
+//! A read that comes alone and that the page cache can answer is one preadv2(2) instead. A ring is set up once, with the
+//! disk as its only registered file, restricted to the operations below, and enabled; it then moves from worker to worker.
+//! With `guest_io` the only unsafe code of this device.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use base::EventFd;
-use io_uring::{IoUring, cqueue, opcode, register::Restriction, squeue, types};
+use io_uring::{IoUring, opcode, register::Restriction, squeue, types};
 
 use crate::backend::{Backend, Done};
 use crate::config::QUEUE_SIZE;
 use crate::request::{Io, Operation};
+use crate::waiting::Waiting;
 
 /// The registered file: the disk.
 const DISK: types::Fixed = types::Fixed(0);
 
 /// The operations that a ring can be asked for, whoever asks.
-const OPERATIONS: [u8; 8] = [
+const OPERATIONS: [u8; 6] = [
     opcode::Read::CODE,
     opcode::Readv::CODE,
     opcode::Write::CODE,
     opcode::Writev::CODE,
     opcode::Fsync::CODE,
     opcode::Fallocate::CODE,
-    opcode::PollAdd::CODE,
-    opcode::PollRemove::CODE,
 ];
 
-/// `user_data` of what is no request; those are numbered from 0.
-const KICK: u64 = u64::MAX;
-const STOP: u64 = u64::MAX - 1;
-const REMOVE: u64 = u64::MAX - 2;
+/// So many passes in a row end without a look at the stop signal, as there was something to answer at once.
+const MOST_UNSEEN: u32 = 64;
 
 /// A ring with nothing under way.
 pub(crate) struct Ring(IoUring);
@@ -54,10 +51,6 @@ impl Ring {
                 Err(error)
             }
         })?;
-        // Comes with Linux 5.13, as does the multishot poll.
-        if !ring.params().is_feature_resource_tagging() {
-            return Err(io::Error::from_raw_os_error(libc::ENOSYS));
-        }
         let submitter = ring.submitter();
         submitter.register_files(&[file.as_raw_fd()])?;
         let mut restrictions: Vec<_> = OPERATIONS.into_iter().map(Restriction::sqe_op).collect();
@@ -68,46 +61,53 @@ impl Ring {
     }
 }
 
+/// What a worker with `ring` waits on.
+pub(crate) fn waiting(ring: &Ring, kick: &EventFd) -> io::Result<Waiting> {
+    // SAFETY: the ring's descriptor is open for as long as the ring, which outlives this call.
+    Waiting::new(kick, unsafe { BorrowedFd::borrow_raw(ring.0.as_raw_fd()) })
+}
+
 /// A ring in the hands of a worker. Waits for everything under way before it lets go of guest memory.
 pub(crate) struct RingBackend<'m, 'f> {
     ring: Option<IoUring>,
-    kick: &'f EventFd,
-    stop: &'f EventFd,
-    kick_polled: bool,
-    stop_polled: bool,
+    file: &'f File,
+    waiting: Waiting,
     requests: Vec<Option<Io<'m>>>,
     free: Vec<usize>,
+    /// A read that nothing was submitted with so far.
+    alone: Option<Io<'m>>,
+    /// Whether the ring has requests that the kernel was not told of.
+    queued: bool,
+    unseen: u32,
+    knows_cached: bool,
 }
 
 impl<'m, 'f> RingBackend<'m, 'f> {
-    pub(crate) fn new(ring: Ring, kick: &'f EventFd, stop: &'f EventFd) -> Self {
+    pub(crate) fn new(ring: Ring, file: &'f File, waiting: Waiting) -> Self {
         Self {
             ring: Some(ring.0),
-            kick,
-            stop,
-            kick_polled: false,
-            stop_polled: false,
+            file,
+            waiting,
             requests: Vec::new(),
             free: Vec::new(),
+            alone: None,
+            queued: false,
+            unseen: 0,
+            knows_cached: true,
         }
     }
 
-    /// Ends the polls and gives the ring back, with nothing under way.
+    /// Gives the ring back, with nothing under way.
     pub(crate) fn into_ring(mut self) -> Option<Ring> {
         self.drain();
         self.ring.take().map(Ring)
     }
 
     fn under_way(&self) -> bool {
-        self.kick_polled || self.stop_polled || self.requests.len() > self.free.len()
+        self.requests.len() > self.free.len()
     }
 
     fn drain(&mut self) {
-        for (polled, target) in [(self.kick_polled, KICK), (self.stop_polled, STOP)] {
-            if polled {
-                self.push(&opcode::PollRemove::new(target).build().user_data(REMOVE));
-            }
-        }
         let mut done = Vec::new();
         while self.ring.is_some() && self.under_way() {
             self.enter(true);
@@ -116,31 +116,15 @@ impl<'m, 'f> RingBackend<'m, 'f> {
         // Nothing is left to be done for these but to be answered, which dropping them does.
     }
 
-    /// Asks to be told of kicks and of the stop signal, if it is not asked already.
-    fn poll(&mut self) {
-        let readable = libc::POLLIN.unsigned_abs().into();
-        if !self.kick_polled {
-            // Multishot: each signal gives a completion, whether or not the counter was read in between.
-            let entry = opcode::PollAdd::new(types::Fd(self.kick.as_raw_fd()), readable).multi(true);
-            self.kick_polled = true;
-            self.push(&entry.build().user_data(KICK));
-        }
-        if !self.stop_polled {
-            let entry = opcode::PollAdd::new(types::Fd(self.stop.as_raw_fd()), readable);
-            self.stop_polled = true;
-            self.push(&entry.build().user_data(STOP));
-        }
-    }
-
     fn push(&mut self, entry: &squeue::Entry) {
         let Some(ring) = &mut self.ring else { return };
         loop {
             // SAFETY: 1. buffers and their vectors are those of a request in `requests`, which is kept until its
             // completion was reaped; 2. the guest memory behind them is borrowed for 'm, and `drain` waits for all
-            // completions before 'm ends; 3. the polled event fds are borrowed for 'f, and `drain` ends the polls;
-            // 4. the disk is a registered file, which the ring itself keeps open.
+            // completions before 'm ends; 3. the disk is a registered file, which the ring itself keeps open.
             let pushed = unsafe { ring.submission().push(entry) };
             if pushed.is_ok() {
+                self.queued = true;
                 return;
             }
             // The submission queue is full: the kernel takes what is in it.
@@ -150,34 +134,52 @@ impl<'m, 'f> RingBackend<'m, 'f> {
         }
     }
 
-    fn enter(&self, block: bool) {
-        let Some(ring) = &self.ring else { return };
-        if let Err(error) = ring.submit_and_wait(usize::from(block)) {
-            complain(&error);
+    /// Hands a request to the ring; the kernel hears of it with the next [`Self::enter`].
+    fn queue(&mut self, io: Io<'m>) {
+        let entry = entry(&io);
+        let index = self.free.pop().unwrap_or(self.requests.len());
+        if index == self.requests.len() {
+            self.requests.push(None);
         }
+        // The vectors are on the heap and stay where they are when the request moves.
+        self.requests[index] = Some(io);
+        self.push(&entry.user_data(index as u64));
     }
 
-    fn reap(&mut self, done: &mut Vec<Done<'m>>) -> bool {
-        let Some(ring) = &mut self.ring else { return true };
-        let mut stopping = false;
-        for completion in ring.completion() {
-            match completion.user_data() {
-                KICK => self.kick_polled = cqueue::more(completion.flags()),
-                STOP => {
-                    self.stop_polled = false;
-                    stopping = true;
-                }
-                REMOVE => (),
-                token => {
-                    let index = usize::try_from(token).unwrap_or(usize::MAX);
-                    if let Some(io) = self.requests.get_mut(index).and_then(Option::take) {
-                        self.free.push(index);
-                        done.push((io, result(completion.result())));
-                    }
+    /// Does a read that came alone, if that takes no waiting; otherwise the ring gets it.
+    fn do_alone(&mut self, done: &mut Vec<Done<'m>>) {
+        let Some(io) = self.alone.take() else { return };
+        if self.knows_cached {
+            match io.buffers.read_cached(self.file, io.offset) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => (),
+                // This file system does not know the flag, and never will.
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => self.knows_cached = false,
+                result => {
+                    done.push((io, result));
+                    return;
                 }
             }
         }
-        stopping
+        self.queue(io);
+    }
+
+    fn enter(&mut self, block: bool) {
+        let Some(ring) = &self.ring else { return };
+        match ring.submit_and_wait(usize::from(block)) {
+            Ok(_) => self.queued = false,
+            Err(error) => complain(&error),
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done<'m>>) {
+        let Some(ring) = &mut self.ring else { return };
+        for completion in ring.completion() {
+            let index = usize::try_from(completion.user_data()).unwrap_or(usize::MAX);
+            if let Some(io) = self.requests.get_mut(index).and_then(Option::take) {
+                self.free.push(index);
+                done.push((io, result(completion.result())));
+            }
+        }
     }
 }
 
@@ -189,20 +191,31 @@ impl Drop for RingBackend<'_, '_> {
 
 impl<'m> Backend<'m> for RingBackend<'m, '_> {
     fn submit(&mut self, io: Io<'m>) {
-        let entry = entry(&io);
-        let index = self.free.pop().unwrap_or(self.requests.len());
-        if index == self.requests.len() {
-            self.requests.push(None);
+        let first = self.requests.len() == self.free.len() && self.alone.is_none();
+        if first && io.operation == Operation::Read {
+            self.alone = Some(io);
+            return;
         }
-        // The vectors are on the heap and stay where they are when the request moves.
-        self.requests[index] = Some(io);
-        self.push(&entry.user_data(index as u64));
+        if let Some(alone) = self.alone.take() {
+            self.queue(alone);
+        }
+        self.queue(io);
     }
 
     fn wait(&mut self, block: bool, done: &mut Vec<Done<'m>>) -> bool {
-        self.poll();
-        self.enter(block);
-        self.reap(done)
+        self.do_alone(done);
+        if self.queued {
+            self.enter(false);
+            self.reap(done);
+        }
+        if !done.is_empty() && self.unseen < MOST_UNSEEN {
+            self.unseen += 1;
+            return false;
+        }
+        self.unseen = 0;
+        let stopping = self.waiting.wait(block && done.is_empty());
+        self.reap(done);
+        stopping
     }
 }
 

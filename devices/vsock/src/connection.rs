@@ -269,7 +269,11 @@ impl Connection {
         let write = !self.out.is_empty();
         // Bytes lie there that the guest has no room for: the hang-up comes after them.
         let waiting = self.may_read() && self.readable;
-        (read || write || !waiting).then_some(Interest { read, write })
+        (read || write || !waiting).then_some(Interest {
+            read,
+            write,
+            edge: false,
+        })
     }
 }
 
