@@ -109,12 +109,7 @@ impl Machine {
         devices: Vec<NamedDevice>,
         registry: &Registry,
     ) -> Result<Self, MachineError> {
-        let vm = engine.create_vm()?;
-        vm.reserve_ioapic_pins(u32::from(PINS))?;
         let ram = Ram::allocate(config.memory)?;
-        for (slot, region) in (0..).zip(ram.regions()) {
-            vm.map_ram(slot, Arc::clone(region))?;
-        }
         let ending = Arc::new(Ending::new().map_err(host("an event fd"))?);
         let shared = Shared {
             gate: Arc::new(Gate::new()),
@@ -123,14 +118,26 @@ impl Machine {
             mmio: Arc::new(Bus::new()),
         };
         let pci_window_64 = layout::pci_window_64(config.memory);
-        let events = add_platform(vm.as_ref(), &shared, config.serial)?;
-        let devices = add_devices(&vm, &ram, &shared, pci_window_64, devices, registry)?;
         let board = Board {
             cpus: config.cpus,
             pci_window_64,
             ports: PORTS,
         };
-        let boot = boot::load(&ram, source, &board)?;
+        // Making a VM waits for the host's kernel, loading a guest for memory: neither needs the other.
+        let (made, loaded) = std::thread::scope(|scope| {
+            let loader = std::thread::Builder::new()
+                .name("loader".to_owned())
+                .spawn_scoped(scope, || boot::load(&ram, source, &board))
+                .map_err(host("a thread"))?;
+            let made = create(engine, &ram).and_then(|vm| {
+                let events = add_platform(vm.as_ref(), &shared, config.serial)?;
+                let devices = add_devices(&vm, &ram, &shared, pci_window_64, devices, registry)?;
+                Ok((vm, events, devices))
+            });
+            let loaded = loader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            Ok::<_, MachineError>((made, loaded))
+        })?;
+        let ((vm, events, devices), boot) = (made?, loaded?);
         let threads = start_threads(vm.as_ref(), config.cpus, &boot, &shared, registry)?;
         Ok(Self {
             threads,
@@ -207,6 +214,16 @@ impl Drop for Machine {
             device.reset();
         }
     }
+}
+
+/// A VM with its memory.
+fn create(engine: &dyn Engine, ram: &Ram) -> Result<Arc<dyn Vm>, MachineError> {
+    let vm = engine.create_vm()?;
+    vm.reserve_ioapic_pins(u32::from(PINS))?;
+    for (slot, region) in (0..).zip(ram.regions()) {
+        vm.map_ram(slot, Arc::clone(region))?;
+    }
+    Ok(vm)
 }
 
 fn host(what: &'static str) -> impl Fn(std::io::Error) -> MachineError {
