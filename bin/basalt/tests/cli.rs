@@ -164,7 +164,11 @@ fn an_image_that_is_not_there_is_125_in_run_and_1_in_rmi() {
         &["nope", "basalt import"],
     );
     fails(&world.run(&["rmi", "nope"]), 1, &["nope", "basalt images"]);
-    fails(&world.run(&["import", "/nonexistent.tar"]), 1, &["/nonexistent.tar"]);
+    fails(
+        &world.run(&["import", "/nonexistent.tar"]),
+        1,
+        &["/nonexistent.tar", "No such file", "podman save"],
+    );
     assert!(
         !world
             .path()
@@ -234,7 +238,7 @@ fn completions_and_man_pages_know_every_flag_of_run() {
     fails(
         &world.run(&["man", "/proc/no"]),
         1,
-        &["man pages cannot be written to /proc/no"],
+        &["man pages cannot be written to /proc/no", "give a directory"],
     );
 }
 

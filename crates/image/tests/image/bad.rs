@@ -192,6 +192,8 @@ fn links_that_cannot_be_are_refused() {
         refused_layer(&[symlink("a", "")]),
         Error::UnsupportedEntry { .. }
     ));
+    let twice = [symlink("a", "b"), symlink("b", "a"), file("a/x", "")];
+    assert!(refused_layer(&twice).to_string().ends_with("build it again"));
 }
 
 #[test]
@@ -203,7 +205,9 @@ fn entries_that_cannot_be_kept_are_refused() {
     };
     assert!(matches!(refused_layer(&[device]), Error::UnsupportedEntry { .. }));
     let odd = link(EntryType::new(b'V'), "label", "");
-    assert!(matches!(refused_layer(&[odd]), Error::UnsupportedEntry { .. }));
+    let refused = refused_layer(&[odd]);
+    assert!(matches!(refused, Error::UnsupportedEntry { .. }));
+    assert!(refused.to_string().ends_with("build the image without it"), "{refused}");
     let sparse = link(EntryType::GNUSparse, "sparse", "");
     assert!(matches!(refused_layer(&[sparse]), Error::BadTar { .. }));
 }

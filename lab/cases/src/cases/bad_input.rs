@@ -33,7 +33,7 @@ pub(crate) const BROKEN_HOSTS: Case = Case {
 };
 
 fn refusals(host: &Host) -> Result<()> {
-    let wrong: [(&[&str], i32, &[&str]); 7] = [
+    let wrong: [(&[&str], i32, &[&str]); 9] = [
         (
             &["run", "no-such-image", "--", "true"],
             125,
@@ -64,7 +64,17 @@ fn refusals(host: &Host) -> Result<()> {
             125,
             &["--no-such-flag"],
         ),
-        (&["import", "/no/such/file"], 1, &["/no/such/file"]),
+        (&["import", "/no/such/file"], 1, &["/no/such/file", "podman save"]),
+        (
+            &["run", "--user", "no-such-user", host.digest.as_str(), "--", "true"],
+            125,
+            &["no-such-user", "or a number"],
+        ),
+        (
+            &["run", "--workdir", "/no/such/place", host.digest.as_str(), "--", "true"],
+            125,
+            &["/no/such/place", "give one that exists"],
+        ),
     ];
     for (arguments, code, words) in wrong {
         expect_refusal(&run(host, arguments, b"")?, code, words).with_context(|| format!("basalt {arguments:?}"))?;
