@@ -113,13 +113,17 @@ pub(crate) fn open(reference: &str) -> Result<Opened> {
 
 /// `basalt images`.
 pub(crate) fn list(output: &Output) -> Result<u8> {
-    let images = store()?.list()?;
+    let image::Listing { images, damaged } = store()?.list()?;
     let listed: Vec<Listed<'_>> = images.iter().map(Listed::from).collect();
     output.result(&listed, || {
         let mut rows = vec![["NAME", "DIGEST", "SIZE", "CREATED"].map(str::to_owned).to_vec()];
         rows.extend(images.iter().flat_map(rows_of));
         table(&rows)
     })?;
+    // As with podman, what is damaged is no failure of the list.
+    for error in damaged {
+        output.warning(&error.into());
+    }
     Ok(0)
 }
 

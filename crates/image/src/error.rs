@@ -237,7 +237,10 @@ pub enum Error {
         candidates: String,
     },
     /// The stored image was damaged after its import.
-    #[error("the stored image {} is damaged ({problem}): remove it with `basalt rmi` and import it again", .path.display())]
+    #[error(
+        "the stored image {} is damaged ({problem}): remove it with `basalt rmi {}` and import it again",
+        .path.display(), short_digest(.path)
+    )]
     CorruptStored {
         /// The image file or its metadata.
         path: PathBuf,
@@ -276,4 +279,11 @@ impl Error {
         }
         text
     }
+}
+
+/// The beginning of the digest that a stored image's files have as their name; as much of it as `basalt images` shows.
+fn short_digest(path: &Path) -> String {
+    const DIGITS: usize = 12;
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    stem.chars().take(DIGITS).collect()
 }

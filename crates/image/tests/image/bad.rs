@@ -365,16 +365,13 @@ fn what_is_no_image_is_said_to_be_none() {
     for path in [&text, &empty, &other, temp.path(), Path::new("/dev/null")] {
         assert!(matches!(import(path), Error::NotAnImage { .. }), "{}", path.display());
     }
-    assert!(matches!(
-        import(Path::new("/nowhere")),
-        Error::Io { action: "open", .. }
-    ));
+    assert!(matches!(import(Path::new("/nowhere")), Error::NoSource { .. }));
     let mut whole = good().to_tar();
     whole.truncate(whole.len() / 2 / 512 * 512 + 100);
     let cut = temp.path().join("cut.tar");
     fs::write(&cut, whole).unwrap();
     assert!(matches!(import(&cut), Error::Truncated { .. }));
-    assert_eq!(store.list().unwrap(), []);
+    assert_eq!(store.list().unwrap().images, []);
     assert_eq!(fs::read_dir(temp.path().join("store/tmp")).unwrap().count(), 0);
 }
 
