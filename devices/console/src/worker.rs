@@ -132,10 +132,12 @@ impl Watch {
 
 /// The thread's body.
 pub(crate) fn run(mut running: Box<Running>, stop: &StopSignal) -> Box<Running> {
-    if let Err(fault) = running.serve(stop)
-        && running.port.metrics.complaints.allow()
-    {
-        log::warn!("the console is not served until the driver resets it: {fault}");
+    if let Err(fault) = running.serve(stop) {
+        // The next ring is another one: the buffer that was written in part is not in it.
+        running.port.done = 0;
+        if running.port.metrics.complaints.allow() {
+            log::warn!("the console is not served until the driver resets it: {fault}");
+        }
     }
     running
 }
