@@ -101,9 +101,22 @@ fn help_has_examples_and_every_verb() {
     ] {
         assert!(run.contains(word), "{word}: {run}");
     }
-    for verb in ["images", "import", "rmi", "doctor", "completion", "man", "version"] {
-        assert!(world.run(&[verb, "--help"]).status.success(), "{verb}");
+    for verb in [
+        "run",
+        "images",
+        "import",
+        "rmi",
+        "doctor",
+        "completion",
+        "man",
+        "version",
+    ] {
+        let help = world.run(&[verb, "--help"]);
+        assert!(help.status.success(), "{verb}");
+        assert_eq!(out(&world.run(&["help", verb])), out(&help), "{verb}");
     }
+    assert_eq!(out(&world.run(&["help"])), text);
+    fails(&world.run(&["help", "fly"]), 2, &["unrecognized subcommand 'fly'"]);
 }
 
 #[test]
@@ -228,6 +241,8 @@ fn completions_and_man_pages_know_every_flag_of_run() {
         let script = out(&world.run(&["completion", shell]));
         assert!(script.contains("env-file"), "{shell}");
     }
+    // `help` completes the verbs.
+    assert!(out(&world.run(&["completion", "bash"])).contains("basalt__subcmd__help__subcmd__run"));
     fails(&world.run(&["completion", "csh"]), 2, &["csh"]);
     let man = world.path().join("man");
     let output = world.run(&["man", man.to_str().unwrap()]);
@@ -235,6 +250,13 @@ fn completions_and_man_pages_know_every_flag_of_run() {
     let page = std::fs::read_to_string(man.join("basalt-run.1")).unwrap();
     assert!(page.contains("env\\-file") && page.contains("Exit code"), "{page}");
     assert!(man.join("basalt.1").exists() && man.join("basalt-import.1").exists());
+    // One for each verb and one for all of them; `help` has none, as it only shows others' texts.
+    let pages = std::fs::read_dir(&man).unwrap().count();
+    assert_eq!(
+        out(&output),
+        format!("{pages} man pages written to {}\n", man.display())
+    );
+    assert!(!man.join("basalt-help.1").exists());
     fails(
         &world.run(&["man", "/proc/no"]),
         1,

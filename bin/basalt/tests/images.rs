@@ -191,6 +191,15 @@ fn a_damaged_image_is_a_warning_in_the_list_of_the_others() {
 }
 
 #[test]
+fn help_for_the_lab_is_the_labs_own() {
+    let world = World::new();
+    world.fake_lab(r#"echo "the lab was given: $*""#);
+    for words in [&["lab", "--help"][..], &["help", "lab"]] {
+        assert_eq!(out(&world.run(words)), "the lab was given: --help\n", "{words:?}");
+    }
+}
+
+#[test]
 fn a_bad_name_is_refused_before_anything_is_read() {
     let world = World::new();
     fails(
