@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 use base::{Epoll, Interest, StopSignal};
 use memory::GuestRam;
-use virtio::buffers::Cursor;
 use virtio::virtio_queue::QueueOwnedT;
 use virtio::{ActiveQueue, Chain, QueueInterrupt, RingError};
 
@@ -277,7 +276,7 @@ impl Port {
     /// What little a console prints at once is kept; of more, the rest is dropped.
     fn keep_rest(&mut self, chain: &Chain<'_>, done: usize) {
         let mut cursor = chain.reader();
-        skip(&mut cursor, done);
+        cursor.skip(done);
         let left = cursor.remaining();
         let mut rest = vec![0; left.min(PIECE)];
         let count = cursor.read(&mut rest).unwrap_or(0);
@@ -309,7 +308,7 @@ impl Port {
     /// Writes the next piece of a buffer.
     fn write(&mut self, chain: &Chain<'_>) -> Progress {
         let mut cursor = chain.reader();
-        skip(&mut cursor, self.done);
+        cursor.skip(self.done);
         let left = cursor.remaining();
         let Some(chunk) = cursor.chunk() else {
             return Progress::Finished;
@@ -331,16 +330,5 @@ impl Port {
             }
             Fate::Waiting => Progress::Waiting,
         }
-    }
-}
-
-fn skip(cursor: &mut Cursor<'_, '_>, count: usize) {
-    let mut left = count;
-    while left > 0
-        && let Some(chunk) = cursor.chunk()
-    {
-        let step = chunk.len().min(left);
-        cursor.advance(step);
-        left -= step;
     }
 }
