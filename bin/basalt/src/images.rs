@@ -103,7 +103,17 @@ impl<'a> From<&'a Image> for Listed<'a> {
 }
 
 fn store() -> Result<Store> {
-    Ok(Store::open(&places::images()?)?)
+    let directory = places::images()?;
+    match Store::open(&directory) {
+        // Of the reasons for which a store cannot be opened only this one does not say what to do.
+        Err(error @ image::Error::Io { .. }) => Err(error).with_context(|| {
+            format!(
+                "the images in {} cannot be used: become its owner, or set BASALT_STATE to a directory of your own",
+                directory.display()
+            )
+        }),
+        opened => Ok(opened?),
+    }
 }
 
 /// Finds the image that `reference` names.

@@ -202,6 +202,15 @@ fn a_bad_environment_is_refused_before_anything_runs() {
 }
 
 #[test]
+fn a_state_directory_that_cannot_be_used_is_named_with_what_chooses_another() {
+    let world = World::new();
+    for words in [&["images"][..], &["rmi", "x"], &["import", "x"]] {
+        let output = world.command(words).env("BASALT_STATE", "/proc/no").output().unwrap();
+        fails(&output, 1, &["/proc/no/images", "set BASALT_STATE"]);
+    }
+}
+
+#[test]
 fn no_images_is_an_empty_list() {
     let world = World::new();
     let list = world.run(&["images"]);
