@@ -13,6 +13,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use vmm_api::{ClientError, DeviceSpec, ErrorKind, FdRef, VmConfig, VmState, VmmClient};
 use wire::packet::PacketSocket;
 
+use crate::cases::foreign_kernel;
 use crate::vm::{Builder, Vmm};
 use crate::{Case, Host};
 
@@ -149,7 +150,15 @@ fn wrong_kernels(host: &Host) -> Result<()> {
         )
         .with_context(|| format!("the `{name}` kernel"))?;
     }
-    Ok(())
+    // A whole one that would unpack itself to where this guest has no memory, and die without a word.
+    let mut vmm = Vmm::spawn(&host.binaries, &host.logs.join("vmm-kernel"))?;
+    let file = File::open(foreign_kernel::kernel()?)?;
+    let config = VmConfig {
+        memory: ByteSize::mib(32),
+        ..good()
+    };
+    let created = vmm.client.create(config, &[file.as_fd()]);
+    refusal(created, ErrorKind::Boot, "the kernel needs memory up to")
 }
 
 fn a_metric_counts(host: &Host) -> Result<()> {
