@@ -18,7 +18,7 @@ const STYLES: Styles = Styles::styled()
 
 /// Runs programs from OCI images in virtual machines of their own.
 #[derive(Debug, Parser)]
-#[command(name = "basalt", version, styles = STYLES, max_term_width = 100, disable_help_subcommand = true)]
+#[command(name = "basalt", version, styles = STYLES, max_term_width = 100)]
 #[command(after_help = TOP_EXAMPLES)]
 pub(crate) struct Cli {
     /// Print results and errors as JSON, for machines.

@@ -22,7 +22,12 @@ pub(crate) fn completion(shell: clap_complete::Shell) -> Result<u8> {
 
 /// Writes `basalt.1` and a page for each verb into `directory`.
 pub(crate) fn man(directory: &Path, output: &Output) -> Result<u8> {
-    let failed = || format!("the man pages cannot be written to {}", directory.display());
+    let failed = || {
+        format!(
+            "the man pages cannot be written to {}: give a directory that you may write to",
+            directory.display()
+        )
+    };
     fs::create_dir_all(directory).with_context(failed)?;
     clap_mangen::generate_to(Cli::command(), directory).with_context(failed)?;
     let count = Cli::command().get_subcommands().count() + 1;

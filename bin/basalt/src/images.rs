@@ -103,7 +103,17 @@ impl<'a> From<&'a Image> for Listed<'a> {
 }
 
 fn store() -> Result<Store> {
-    Ok(Store::open(&places::images()?)?)
+    let directory = places::images()?;
+    match Store::open(&directory) {
+        // Of the reasons for which a store cannot be opened only this one does not say what to do.
+        Err(error @ image::Error::Io { .. }) => Err(error).with_context(|| {
+            format!(
+                "the images in {} cannot be used: become its owner, or set BASALT_STATE to a directory of your own",
+                directory.display()
+            )
+        }),
+        opened => Ok(opened?),
+    }
 }
 
 /// Finds the image that `reference` names.
@@ -113,13 +123,17 @@ pub(crate) fn open(reference: &str) -> Result<Opened> {
 
 /// `basalt images`.
 pub(crate) fn list(output: &Output) -> Result<u8> {
-    let images = store()?.list()?;
+    let image::Listing { images, damaged } = store()?.list()?;
     let listed: Vec<Listed<'_>> = images.iter().map(Listed::from).collect();
     output.result(&listed, || {
         let mut rows = vec![["NAME", "DIGEST", "SIZE", "CREATED"].map(str::to_owned).to_vec()];
         rows.extend(images.iter().flat_map(rows_of));
         table(&rows)
     })?;
+    // As with podman, what is damaged is no failure of the list.
+    for error in damaged {
+        output.warning(&error.into());
+    }
     Ok(0)
 }
 

@@ -161,24 +161,7 @@ fn connect(lab: &Lab) -> Result<Connection<TcpStream>> {
 fn read_token(path: &Path) -> Result<Token> {
     let text =
         fs::read_to_string(path).with_context(|| format!("the lab's token {} cannot be read", path.display()))?;
-    let bytes = decode_hex(text.trim()).with_context(|| format!("{} is not 64 hexadecimal digits", path.display()))?;
-    Ok(Token::new(bytes))
-}
-
-fn decode_hex(text: &str) -> Option<[u8; Token::LEN]> {
-    let digits: Vec<u8> = text
-        .chars()
-        .map(|c| c.to_digit(16).and_then(|d| u8::try_from(d).ok()))
-        .collect::<Option<_>>()?;
-    let bytes: Vec<u8> = digits
-        .chunks_exact(2)
-        .map(|pair| pair.iter().fold(0, |byte, digit| byte << 4 | digit))
-        .collect();
-    if digits.len().is_multiple_of(2) {
-        bytes.try_into().ok()
-    } else {
-        None
-    }
+    Token::from_hex(text.trim()).with_context(|| format!("{} is not 64 hexadecimal digits", path.display()))
 }
 
 /// Sends the image's files that the lab lacks. They are named by digest, so what is there under its name is right.
@@ -318,20 +301,5 @@ mod tests {
         let (near, _) = parse(&["basalt", "run", "python"]);
         let (far, _) = parse(&far_argv(&near, "d", &[], LogLevel::Warn, false));
         assert!(far.command.is_empty() && far.entrypoint.is_none() && far.timeout.is_none());
-    }
-
-    #[test]
-    fn tokens_are_exactly_64_digits() {
-        assert_eq!(decode_hex(&"0f".repeat(32)), Some([0x0f; 32]));
-        for bad in [
-            "",
-            "0f",
-            &"0f".repeat(33),
-            &"0g".repeat(32),
-            &"0".repeat(63),
-            &"é".repeat(32),
-        ] {
-            assert_eq!(decode_hex(bad), None, "{bad}");
-        }
     }
 }

@@ -30,7 +30,7 @@ const EXIT_FAILED: u8 = 1;
 const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    let argv: Vec<OsString> = std::env::args_os().collect();
+    let argv = help_is_a_flag(std::env::args_os().collect());
     let for_run = is_run(&argv);
     let cli = match Cli::try_parse_from(&argv) {
         Ok(cli) => cli,
@@ -80,15 +80,33 @@ fn usage(error: &clap::Error, argv: &[OsString], for_run: bool) -> ExitCode {
 
 /// Tells `run` from the other verbs before the arguments are known to be right.
 fn is_run(argv: &[OsString]) -> bool {
-    let mut words = argv.iter().skip(1).map(OsString::as_os_str);
-    while let Some(word) = words.next() {
+    verb_at(argv).is_some_and(|at| argv[at] == "run")
+}
+
+/// Where the verb is, behind the flags that belong to all of them.
+fn verb_at(argv: &[OsString]) -> Option<usize> {
+    let mut words = argv.iter().enumerate().skip(1);
+    while let Some((at, word)) = words.next() {
         if word == OsStr::new("--log-level") {
             words.next();
         } else if !word.as_encoded_bytes().starts_with(b"-") {
-            return word == OsStr::new("run");
+            return Some(at);
         }
     }
-    false
+    None
+}
+
+/// Makes `help VERB` what it means, `VERB --help`: for `lab` another program has the answer. `help` alone is clap's.
+fn help_is_a_flag(mut argv: Vec<OsString>) -> Vec<OsString> {
+    if let Some(at) = verb_at(&argv).filter(|&at| argv[at] == "help")
+        && argv
+            .get(at + 1)
+            .is_some_and(|verb| verb != "help" && !verb.as_encoded_bytes().starts_with(b"-"))
+    {
+        argv.remove(at);
+        argv.insert(at + 1, "--help".into());
+    }
+    argv
 }
 
 #[cfg(test)]
@@ -104,5 +122,22 @@ mod tests {
         assert!(!is(&["basalt", "images", "run"]));
         assert!(!is(&["basalt", "--log-level", "run"]));
         assert!(!is(&["basalt"]));
+    }
+
+    #[test]
+    fn help_with_a_verb_is_the_verbs_flag() {
+        let becomes = |words: &[&str]| help_is_a_flag(words.iter().map(OsString::from).collect());
+        assert_eq!(becomes(&["basalt", "help", "run"]), ["basalt", "run", "--help"]);
+        assert_eq!(
+            becomes(&["basalt", "--json", "help", "lab", "up"]),
+            ["basalt", "--json", "lab", "--help", "up"]
+        );
+        for unchanged in [
+            &["basalt", "help"][..],
+            &["basalt", "run", "help", "run"],
+            &["basalt", "help", "--json"],
+        ] {
+            assert_eq!(becomes(unchanged), unchanged);
+        }
     }
 }

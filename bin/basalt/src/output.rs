@@ -49,13 +49,21 @@ impl Output {
 
     /// Shows an error with all its causes, in one line.
     pub(crate) fn error(&self, error: &anyhow::Error) {
+        self.trouble("error", "", error);
+    }
+
+    /// Shows in the same way what is wrong but has stopped nothing.
+    pub(crate) fn warning(&self, error: &anyhow::Error) {
+        self.trouble("warning", "warning: ", error);
+    }
+
+    fn trouble(&self, key: &str, mark: &str, error: &anyhow::Error) {
         let text = format!("{error:#}");
-        let line = if self.json {
-            serde_json::json!({ "error": text }).to_string()
+        say(&if self.json {
+            serde_json::json!({ key: text }).to_string()
         } else {
-            format!("basalt: {text}")
-        };
-        say(&line);
+            format!("basalt: {mark}{text}")
+        });
     }
 
     /// Says one line on standard error; silent for machines.

@@ -101,9 +101,22 @@ fn help_has_examples_and_every_verb() {
     ] {
         assert!(run.contains(word), "{word}: {run}");
     }
-    for verb in ["images", "import", "rmi", "doctor", "completion", "man", "version"] {
-        assert!(world.run(&[verb, "--help"]).status.success(), "{verb}");
+    for verb in [
+        "run",
+        "images",
+        "import",
+        "rmi",
+        "doctor",
+        "completion",
+        "man",
+        "version",
+    ] {
+        let help = world.run(&[verb, "--help"]);
+        assert!(help.status.success(), "{verb}");
+        assert_eq!(out(&world.run(&["help", verb])), out(&help), "{verb}");
     }
+    assert_eq!(out(&world.run(&["help"])), text);
+    fails(&world.run(&["help", "fly"]), 2, &["unrecognized subcommand 'fly'"]);
 }
 
 #[test]
@@ -164,7 +177,11 @@ fn an_image_that_is_not_there_is_125_in_run_and_1_in_rmi() {
         &["nope", "basalt import"],
     );
     fails(&world.run(&["rmi", "nope"]), 1, &["nope", "basalt images"]);
-    fails(&world.run(&["import", "/nonexistent.tar"]), 1, &["/nonexistent.tar"]);
+    fails(
+        &world.run(&["import", "/nonexistent.tar"]),
+        1,
+        &["/nonexistent.tar", "No such file", "podman save"],
+    );
     assert!(
         !world
             .path()
@@ -182,6 +199,15 @@ fn a_bad_environment_is_refused_before_anything_runs() {
         125,
         &["write KEY=VALUE or KEY"],
     );
+}
+
+#[test]
+fn a_state_directory_that_cannot_be_used_is_named_with_what_chooses_another() {
+    let world = World::new();
+    for words in [&["images"][..], &["rmi", "x"], &["import", "x"]] {
+        let output = world.command(words).env("BASALT_STATE", "/proc/no").output().unwrap();
+        fails(&output, 1, &["/proc/no/images", "set BASALT_STATE"]);
+    }
 }
 
 #[test]
@@ -224,6 +250,8 @@ fn completions_and_man_pages_know_every_flag_of_run() {
         let script = out(&world.run(&["completion", shell]));
         assert!(script.contains("env-file"), "{shell}");
     }
+    // `help` completes the verbs.
+    assert!(out(&world.run(&["completion", "bash"])).contains("basalt__subcmd__help__subcmd__run"));
     fails(&world.run(&["completion", "csh"]), 2, &["csh"]);
     let man = world.path().join("man");
     let output = world.run(&["man", man.to_str().unwrap()]);
@@ -231,10 +259,17 @@ fn completions_and_man_pages_know_every_flag_of_run() {
     let page = std::fs::read_to_string(man.join("basalt-run.1")).unwrap();
     assert!(page.contains("env\\-file") && page.contains("Exit code"), "{page}");
     assert!(man.join("basalt.1").exists() && man.join("basalt-import.1").exists());
+    // One for each verb and one for all of them; `help` has none, as it only shows others' texts.
+    let pages = std::fs::read_dir(&man).unwrap().count();
+    assert_eq!(
+        out(&output),
+        format!("{pages} man pages written to {}\n", man.display())
+    );
+    assert!(!man.join("basalt-help.1").exists());
     fails(
         &world.run(&["man", "/proc/no"]),
         1,
-        &["man pages cannot be written to /proc/no"],
+        &["man pages cannot be written to /proc/no", "give a directory"],
     );
 }
 

@@ -148,6 +148,58 @@ fn a_damaged_image_is_refused_by_run_and_can_be_removed_as_the_error_says() {
 }
 
 #[test]
+fn a_damaged_image_is_a_warning_in_the_list_of_the_others() {
+    let world = World::new();
+    world.import("broken", json!({ "Cmd": ["x"] }));
+    let blobs = world.path("state/images/blobs");
+    for entry in fs::read_dir(&blobs).unwrap() {
+        fs::write(entry.unwrap().path(), "{").unwrap();
+    }
+    let damaged = out(&world.run(&["images", "--json"]));
+    assert_eq!(damaged.trim(), "[]");
+    world.import("tiny", json!({ "Cmd": ["y"] }));
+
+    let output = world.run(&["images"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(
+        out(&output).contains("tiny:latest") && !out(&output).contains("broken"),
+        "{output:?}"
+    );
+    let text = err(&output);
+    assert!(text.starts_with("basalt: warning: the stored image"), "{text}");
+    let removal = text.split('`').nth(1).unwrap();
+
+    let output = world.run(&["images", "--json"]);
+    assert_eq!(output.status.code(), Some(0));
+    let list: serde_json::Value = serde_json::from_str(&out(&output)).unwrap();
+    assert_eq!(
+        (list.as_array().unwrap().len(), &list[0]["names"]),
+        (1, &json!(["tiny:latest"]))
+    );
+    let warning: serde_json::Value = serde_json::from_str(&err(&output)).unwrap();
+    assert!(
+        warning["warning"].as_str().is_some_and(|it| it.contains(removal)),
+        "{warning}"
+    );
+
+    // The command in the warning mends it.
+    let words: Vec<&str> = removal.split(' ').collect();
+    assert_eq!(words[..2], ["basalt", "rmi"]);
+    assert!(world.run(&words[1..]).status.success());
+    assert_eq!(err(&world.run(&["images"])), "");
+    assert_eq!(fs::read_dir(&blobs).unwrap().count(), 2);
+}
+
+#[test]
+fn help_for_the_lab_is_the_labs_own() {
+    let world = World::new();
+    world.fake_lab(r#"echo "the lab was given: $*""#);
+    for words in [&["lab", "--help"][..], &["help", "lab"]] {
+        assert_eq!(out(&world.run(words)), "the lab was given: --help\n", "{words:?}");
+    }
+}
+
+#[test]
 fn a_bad_name_is_refused_before_anything_is_read() {
     let world = World::new();
     fails(

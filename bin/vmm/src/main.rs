@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use log::LevelFilter;
+use rustix::process::{Resource, getrlimit, setrlimit};
 use wire::packet::PacketSocket;
 
 const HELP: &str = "\
@@ -83,8 +84,19 @@ fn inherited(number: RawFd) -> Result<PacketSocket> {
     Ok(PacketSocket::from_fd(fd))
 }
 
+/// Each vsock connection is a descriptor, and the soft limit is commonly 1024 for the sake of programs that use
+/// select(2), which this is not: takes what the hard limit allows.
+fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        log::warn!("the limit of open files stays as it is: {error}");
+    }
+}
+
 fn run(options: Options) -> Result<()> {
     observe::logger::init("basalt-vmm: ", options.log_level)?;
+    raise_descriptor_limit();
     match options.control {
         Control::Inherited(socket) => control::serve_one(socket),
         Control::Listen(path) => control::listen(&path).with_context(|| format!("control socket {}", path.display())),

@@ -28,7 +28,8 @@ pub(crate) struct Kernel {
 }
 
 /// Loads a vmlinux or bzImage; which one it is, its first bytes tell.
-pub(crate) fn load(guest: &GuestRam, file: &mut File) -> Result<Kernel, BootError> {
+pub(crate) fn load(ram: &Ram, file: &mut File) -> Result<Kernel, BootError> {
+    let guest: &GuestRam = ram.guest();
     let unreadable = |source| BootError::Read { what: "kernel", source };
     let mut magic = [0; 4];
     file.seek(SeekFrom::Start(0)).map_err(unreadable)?;
@@ -63,7 +64,22 @@ pub(crate) fn load(guest: &GuestRam, file: &mut File) -> Result<Kernel, BootErro
             setup_header: Some(header.as_slice().to_vec()),
         }
     };
+    // It would unpack itself, or clear its bss, where there is no memory, and die without a word.
+    let top = low_memory_end(ram);
+    if kernel.end > top {
+        return Err(BootError::KernelTooLarge {
+            needed: ByteSize(kernel.end),
+            memory: ByteSize(top),
+        });
+    }
     Ok(kernel)
+}
+
+/// Where the memory that begins at 0 ends.
+fn low_memory_end(ram: &Ram) -> u64 {
+    layout::ram(ram.size())
+        .first()
+        .map_or(0, |range| range.start + range.length)
 }
 
 /// Puts the initramfs at the top of low memory, on a page boundary, where the kernel does not unpack itself over it.
@@ -78,10 +94,7 @@ pub(crate) fn load_initramfs(ram: &Ram, file: &mut File, kernel_end: u64) -> Res
         initramfs: ByteSize(length),
         memory: ram.size(),
     };
-    let top = layout::ram(ram.size())
-        .first()
-        .map_or(0, |range| range.start + range.length);
-    let start = top.checked_sub(length).ok_or_else(too_small)? & !0xfff;
+    let start = low_memory_end(ram).checked_sub(length).ok_or_else(too_small)? & !0xfff;
     if start < kernel_end {
         return Err(too_small());
     }
@@ -115,7 +128,7 @@ mod tests {
     #[test]
     fn an_initramfs_stays_clear_of_what_a_kernel_unpacks_itself_into() {
         let ram = Ram::allocate(ByteSize::mib(64)).unwrap();
-        let kernel = load(ram.guest(), &mut bzimage(XLF_KERNEL_64)).unwrap();
+        let kernel = load(&ram, &mut bzimage(XLF_KERNEL_64)).unwrap();
         assert_eq!((kernel.entry, kernel.end), (0x10_0200, 32 << 20));
         let initramfs = |mib: u64| {
             let mut file = base::memfd::sized("initramfs", mib << 20).unwrap();
@@ -128,6 +141,41 @@ mod tests {
     #[test]
     fn a_kernel_without_a_64_bit_entry_is_refused() {
         let ram = Ram::allocate(ByteSize::mib(32)).unwrap();
-        assert!(matches!(load(ram.guest(), &mut bzimage(0)), Err(BootError::Kernel(_))));
+        assert!(matches!(load(&ram, &mut bzimage(0)), Err(BootError::Kernel(_))));
+    }
+
+    /// A vmlinux of one segment: 4 bytes in the file, and from `address` on so many in memory.
+    fn vmlinux(address: u64, memory: u64) -> File {
+        let mut image = vec![0; 4096];
+        let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
+        // ELF64, little-endian, an executable for x86-64; one program header behind the header (System V ABI).
+        put(0, b"\x7fELF\x02\x01\x01");
+        put(16, &[2, 0, 62, 0, 1]);
+        put(24, &address.to_le_bytes());
+        put(32, &64_u64.to_le_bytes());
+        put(52, &[64, 0, 56, 0, 1, 0]);
+        put(64, &[1, 0, 0, 0, 5]);
+        put(72, &0x200_u64.to_le_bytes());
+        put(88, &address.to_le_bytes());
+        put(96, &4_u64.to_le_bytes());
+        put(104, &memory.to_le_bytes());
+        let mut file = base::memfd::sized("vmlinux", 4096).unwrap();
+        file.write_all(&image).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_kernel_that_would_outgrow_the_guest_is_refused_without_an_initramfs_too() {
+        // What the bzImage unpacks itself into ends at 32 MiB.
+        let ram = |mib| Ram::allocate(ByteSize::mib(mib)).unwrap();
+        assert_eq!(load(&ram(32), &mut bzimage(XLF_KERNEL_64)).unwrap().end, 32 << 20);
+        let error = load(&ram(31), &mut bzimage(XLF_KERNEL_64)).err().unwrap().to_string();
+        assert!(error.contains("32 MiB") && error.contains("31 MiB"), "{error}");
+        // The bss of the vmlinux is nowhere in the file.
+        assert_eq!(load(&ram(32), &mut vmlinux(16 << 20, 16 << 20)).unwrap().end, 32 << 20);
+        assert!(matches!(
+            load(&ram(32), &mut vmlinux(16 << 20, (16 << 20) + 1)),
+            Err(BootError::KernelTooLarge { .. })
+        ));
     }
 }

@@ -52,6 +52,14 @@ pub enum BootError {
         /// Why.
         source: std::io::Error,
     },
+    /// The kernel, with what it needs to unpack itself, does not fit.
+    #[error("the kernel needs memory up to {needed}, and the guest has {memory} in one piece: give the guest more")]
+    KernelTooLarge {
+        /// Where it ends.
+        needed: ByteSize,
+        /// Where memory ends, or the hole in it begins.
+        memory: ByteSize,
+    },
     /// Kernel and initramfs do not fit.
     #[error("the initramfs of {initramfs} does not fit beside the kernel in {memory} of memory: give the guest more")]
     TooSmall {
@@ -85,7 +93,7 @@ pub struct Source<'a> {
 /// The kernel is not one, or something does not fit.
 pub fn load(ram: &Ram, source: Source<'_>, board: &Board) -> Result<BootState, BootError> {
     let guest = ram.guest();
-    let kernel = kernel::load(guest, source.kernel)?;
+    let kernel = kernel::load(ram, source.kernel)?;
     let initramfs = source
         .initramfs
         .map(|file| kernel::load_initramfs(ram, file, kernel.end))

@@ -35,15 +35,15 @@ fn install_handler() {
 }
 
 /// A second mapping of the vCPU's `kvm_run` page, so that other threads can reach `immediate_exit` for as long as
-/// they hold the kicker, whatever becomes of the vCPU.
+/// they hold the kicker, whatever becomes of the vCPU, and the vCPU's own thread what kvm-ioctls does not pass on.
 pub(crate) struct Kicker {
     run: *mut kvm_run,
     length: usize,
     thread: AtomicI32,
 }
 
-// SAFETY: 1. the mapping belongs to the kicker and is unmapped by its Drop only; 2. the one byte that is accessed
-// through it is accessed atomically.
+// SAFETY: 1. the mapping belongs to the kicker and is unmapped by its Drop only; 2. what other threads
+// access through it is one byte, atomically.
 unsafe impl Send for Kicker {}
 // SAFETY: as for Send.
 unsafe impl Sync for Kicker {}
@@ -67,6 +67,16 @@ impl Kicker {
             length,
             thread: AtomicI32::new(0),
         })
+    }
+
+    /// How many bytes each access of a port exit has: KVM tells of a whole `rep ins` at once (KVM API, 5, `io.size` and
+    /// `io.count`), and kvm-ioctls passes on only the product of the two. For the vCPU's own thread, right after the exit.
+    pub(crate) fn port_access_width(&self) -> usize {
+        // SAFETY: the mapping holds a whole `kvm_run` and lives as long as `self`; only the field's address is taken.
+        let size = unsafe { &raw const (*self.run).__bindgen_anon_1.io.size };
+        // SAFETY: 1. the address is that of a byte in the mapping, and any byte is a `u8`; 2. the kernel writes it only
+        // within KVM_RUN, which the caller is not in.
+        usize::from(unsafe { size.read() }).max(1)
     }
 
     fn immediate_exit(&self) -> &AtomicU8 {

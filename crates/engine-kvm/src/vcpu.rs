@@ -45,11 +45,19 @@ impl KvmVcpu {
     }
 }
 
-/// What KVM's exit is to a machine.
-fn translate(exit: VcpuExit<'_>) -> Exit<'_> {
+/// What KVM's exit is to a machine. `kicker` has the same page as the exit comes from.
+fn translate<'a>(exit: VcpuExit<'a>, kicker: &Kicker) -> Exit<'a> {
     match exit {
-        VcpuExit::IoIn(port, data) => Exit::PortRead { port, data },
-        VcpuExit::IoOut(port, data) => Exit::PortWrite { port, data },
+        VcpuExit::IoIn(port, data) => Exit::PortRead {
+            port,
+            width: kicker.port_access_width(),
+            data,
+        },
+        VcpuExit::IoOut(port, data) => Exit::PortWrite {
+            port,
+            width: kicker.port_access_width(),
+            data,
+        },
         VcpuExit::MmioRead(address, data) => Exit::MmioRead { address, data },
         VcpuExit::MmioWrite(address, data) => Exit::MmioWrite { address, data },
         VcpuExit::IoapicEoi(vector) => Exit::IoapicEoi(vector),
@@ -74,7 +82,7 @@ fn translate(exit: VcpuExit<'_>) -> Exit<'_> {
 impl Vcpu for KvmVcpu {
     fn run(&mut self) -> Result<Exit<'_>> {
         match self.fd.run() {
-            Ok(exit) => Ok(translate(exit)),
+            Ok(exit) => Ok(translate(exit, &self.kicker)),
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => Ok(Exit::Interrupted),
             Err(error) => Err(failed("KVM_RUN")(error)),
         }

@@ -3,18 +3,22 @@
 /// What the guest did that has to be completed outside. Buffers of reads are filled before the next run.
 #[derive(Debug)]
 pub enum Exit<'a> {
-    /// `in`: fill `data` (1, 2 or 4 bytes).
+    /// `in`, or several of them in one `rep ins`: fill `data`, each `width` bytes by an access of their own.
     PortRead {
         /// The port.
         port: u16,
-        /// What the guest will read.
+        /// Bytes of one access: 1, 2 or 4.
+        width: usize,
+        /// What the guest will read: one access, or several.
         data: &'a mut [u8],
     },
-    /// `out` of 1, 2 or 4 bytes.
+    /// `out`, or several of them in one `rep outs`.
     PortWrite {
         /// The port.
         port: u16,
-        /// What the guest wrote.
+        /// Bytes of one access: 1, 2 or 4.
+        width: usize,
+        /// What the guest wrote: one access, or several.
         data: &'a [u8],
     },
     /// A load from an address without memory: fill `data` (1 to 8 bytes).

@@ -17,6 +17,17 @@ pub enum Error {
         /// The operating system's reason.
         source: io::Error,
     },
+    /// What is to be imported cannot be opened.
+    #[error(
+        "{} cannot be opened: {cause}; give a file or directory that can be read, such as `podman save --format \
+         oci-archive -o FILE IMAGE` makes", .path.display()
+    )]
+    NoSource {
+        /// What was given.
+        path: PathBuf,
+        /// The operating system's reason.
+        cause: io::Error,
+    },
     /// The file system of the store is full; nothing was left behind.
     #[error("no space left in {} ({action}): free some space or choose another state directory", .path.display())]
     NoSpace {
@@ -169,7 +180,10 @@ pub enum Error {
         through: String,
     },
     /// Symbolic links in an entry's path go round.
-    #[error("{what} has the entry {name:?}, whose path follows more than {limit} symbolic links: the image is broken")]
+    #[error(
+        "{what} has the entry {name:?}, whose path follows more than {limit} symbolic links: the image is \
+         broken, build it again"
+    )]
     SymlinkLoop {
         /// Which layer.
         what: String,
@@ -191,7 +205,7 @@ pub enum Error {
         problem: &'static str,
     },
     /// An entry that erofs, or this crate, cannot keep.
-    #[error("{what} has the entry {name:?}, which cannot be kept: {problem}")]
+    #[error("{what} has the entry {name:?}, which cannot be kept ({problem}): build the image without it")]
     UnsupportedEntry {
         /// Which layer.
         what: String,
@@ -223,7 +237,10 @@ pub enum Error {
         candidates: String,
     },
     /// The stored image was damaged after its import.
-    #[error("the stored image {} is damaged ({problem}): remove it with `basalt rmi` and import it again", .path.display())]
+    #[error(
+        "the stored image {} is damaged ({problem}): remove it with `basalt rmi {}` and import it again",
+        .path.display(), short_digest(.path)
+    )]
     CorruptStored {
         /// The image file or its metadata.
         path: PathBuf,
@@ -262,4 +279,11 @@ impl Error {
         }
         text
     }
+}
+
+/// The beginning of the digest that a stored image's files have as their name; as much of it as `basalt images` shows.
+fn short_digest(path: &Path) -> String {
+    const DIGITS: usize = 12;
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    stem.chars().take(DIGITS).collect()
 }

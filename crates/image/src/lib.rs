@@ -27,4 +27,4 @@ pub use import::{Phase, Progress, convert_bytes};
 pub use limits::Limits;
 pub use manifest::ImageConfig;
 pub use reference::Reference;
-pub use store::{Image, Store};
+pub use store::{Image, Listing, Store};

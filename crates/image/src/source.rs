@@ -83,7 +83,11 @@ impl Blob {
 impl Source {
     /// Opens `path`. A compressed archive is decompressed into an unnamed file in `temporary`.
     pub(crate) fn open(path: &Path, temporary: &Path, limits: &Limits) -> Result<Self, Error> {
-        let meta = fs::metadata(path).map_err(Error::io("open", path))?;
+        let unopened = |cause| Error::NoSource {
+            path: path.to_owned(),
+            cause,
+        };
+        let meta = fs::metadata(path).map_err(unopened)?;
         if meta.is_dir() {
             let source = Self {
                 path: path.to_owned(),
@@ -96,7 +100,7 @@ impl Source {
                 Err(not_an_image(path))
             };
         }
-        let file = File::open(path).map_err(Error::io("open", path))?;
+        let file = File::open(path).map_err(unopened)?;
         if !meta.is_file() {
             return Err(not_an_image(path));
         }

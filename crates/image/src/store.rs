@@ -45,6 +45,15 @@ pub struct Image {
     pub config: ImageConfig,
 }
 
+/// What is in a store.
+#[derive(Debug)]
+pub struct Listing {
+    /// Whole, by name.
+    pub images: Vec<Image>,
+    /// What cannot be read, by digest: each error says what to do.
+    pub damaged: Vec<Error>,
+}
+
 /// `DIGEST.json`.
 #[derive(Debug, Serialize, Deserialize)]
 struct Metadata {
@@ -142,24 +151,24 @@ impl Store {
         self.write_json(&json, &metadata)
     }
 
-    /// All images, by name.
+    /// All images. One that is damaged does not hide the others.
     ///
     /// # Errors
     ///
-    /// The store cannot be read.
-    pub fn list(&self) -> Result<Vec<Image>, Error> {
+    /// The store itself cannot be read.
+    pub fn list(&self) -> Result<Listing, Error> {
         let names = self.names()?;
-        let mut images = Vec::new();
+        let (mut images, mut damaged) = (Vec::new(), Vec::new());
         for digest in self.digests()? {
             match self.load(&digest, &names) {
                 Ok(image) => images.push(image),
                 // Removed meanwhile.
                 Err(Error::NoSuchImage { .. }) => {}
-                Err(error) => return Err(error),
+                Err(error) => damaged.push(error),
             }
         }
         images.sort_by(|a, b| (&a.names, &a.digest).cmp(&(&b.names, &b.digest)));
-        Ok(images)
+        Ok(Listing { images, damaged })
     }
 
     /// The image that `reference` means: a name, short or whole, or a digest or the beginning of one.
@@ -265,9 +274,10 @@ impl Store {
         let mut digests = Vec::new();
         for entry in fs::read_dir(&directory).map_err(Error::io("list", &directory))? {
             let name = entry.map_err(Error::io("list", &directory))?.file_name();
-            if let Some(digest) = name.to_str().and_then(|name| name.strip_suffix(".json")) {
-                digests.push(digest.to_owned());
-            }
+            let stem = name.to_str().and_then(|name| name.strip_suffix(".json"));
+            // Whatever else has found its way here is no image.
+            let is_digest = |stem: &&str| stem.len() == 64 && stem.bytes().all(|byte| byte.is_ascii_hexdigit());
+            digests.extend(stem.filter(is_digest).map(str::to_owned));
         }
         digests.sort();
         Ok(digests)

@@ -100,6 +100,7 @@ mod tests {
         let counters = ExitCounters::new(&registry, 0);
         counters.count(&Exit::PortWrite {
             port: 0x3f8,
+            width: 1,
             data: &[0],
         });
         counters.count(&Exit::MmioWrite {

@@ -124,11 +124,15 @@ fn step(vcpu: &mut dyn Vcpu, shared: &Shared, counters: &ExitCounters) -> Result
     let exit = vcpu.run().map_err(|error| End::Failed(error.to_string()))?;
     counters.count(&exit);
     match exit {
-        Exit::PortRead { port, data } => {
-            shared.ports.read(u64::from(port), data);
+        Exit::PortRead { port, width, data } => {
+            for data in data.chunks_mut(width) {
+                shared.ports.read(u64::from(port), data);
+            }
         }
-        Exit::PortWrite { port, data } => {
-            shared.ports.write(u64::from(port), data);
+        Exit::PortWrite { port, width, data } => {
+            for data in data.chunks(width) {
+                shared.ports.write(u64::from(port), data);
+            }
         }
         Exit::MmioRead { address, data } => {
             shared.mmio.read(address, data);
@@ -148,4 +152,89 @@ fn step(vcpu: &mut dyn Vcpu, shared: &Shared, counters: &ExitCounters) -> Result
         Exit::Failed(why) => return Err(End::Failed(why)),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bus::BusDevice;
+    use engine::state::VcpuState;
+    use engine::{BootState, Result};
+    use observe::Registry;
+    use std::sync::Mutex;
+
+    const PORT: u16 = 0x60;
+
+    /// Answers each access with the next number, and keeps what it is told.
+    #[derive(Default)]
+    struct Fifo(Mutex<(u8, Vec<Vec<u8>>)>);
+
+    impl BusDevice for Fifo {
+        fn read(&self, _offset: u64, data: &mut [u8]) {
+            let mut state = self.0.lock().unwrap();
+            state.0 += 1;
+            data.fill(state.0);
+        }
+
+        fn write(&self, _offset: u64, data: &[u8]) {
+            self.0.lock().unwrap().1.push(data.to_vec());
+        }
+    }
+
+    /// Comes out with one exit for four accesses: a read, then a write.
+    struct StringIo {
+        data: Vec<u8>,
+        writes: bool,
+    }
+
+    impl Vcpu for StringIo {
+        fn run(&mut self) -> Result<Exit<'_>> {
+            let (port, width) = (PORT, 2);
+            Ok(if std::mem::replace(&mut self.writes, true) {
+                let data = &self.data;
+                Exit::PortWrite { port, width, data }
+            } else {
+                let data = &mut self.data;
+                Exit::PortRead { port, width, data }
+            })
+        }
+
+        fn kicker(&self) -> Arc<dyn Kick> {
+            unreachable!("nobody interrupts it")
+        }
+
+        fn set_boot_state(&mut self, _boot: &BootState) -> Result<()> {
+            unreachable!("it is not booted")
+        }
+
+        fn save(&mut self) -> Result<VcpuState> {
+            unreachable!("it is not saved")
+        }
+
+        fn restore(&mut self, _state: &VcpuState) -> Result<()> {
+            unreachable!("it is not restored")
+        }
+    }
+
+    #[test]
+    fn a_string_instruction_is_as_many_accesses_as_it_has_elements() {
+        let fifo = Arc::new(Fifo::default());
+        let ports = Bus::new();
+        ports.insert(u64::from(PORT), 4, Arc::<Fifo>::clone(&fifo)).unwrap();
+        let shared = Shared {
+            gate: Arc::new(Gate::new()),
+            ending: Arc::new(Ending::new().unwrap()),
+            ports: Arc::new(ports),
+            mmio: Arc::new(Bus::new()),
+        };
+        let counters = ExitCounters::new(&Registry::new(), 0);
+        let mut vcpu = StringIo {
+            data: vec![0; 8],
+            writes: false,
+        };
+        step(&mut vcpu, &shared, &counters).unwrap();
+        assert_eq!(vcpu.data, [1, 1, 2, 2, 3, 3, 4, 4]);
+        step(&mut vcpu, &shared, &counters).unwrap();
+        assert_eq!(fifo.0.lock().unwrap().1, [[1, 1], [2, 2], [3, 3], [4, 4]]);
+    }
 }

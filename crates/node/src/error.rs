@@ -74,7 +74,10 @@ pub enum Error {
         log: Tail,
     },
     /// The guest stopped before its command had ended.
-    #[error("{} while {during}; what ran in the sandbox is lost{console}", stopped(.reason, .panic.as_deref()))]
+    #[error(
+        "{} while {during}; what ran in the sandbox is lost, {}{console}",
+        stopped(.reason, .panic.as_deref()), after_end(.reason, .panic.as_deref())
+    )]
     GuestEnded {
         /// What was going on.
         during: &'static str,
@@ -142,5 +145,51 @@ fn stopped(reason: &ExitReason, panic: Option<&str>) -> String {
     match panic {
         Some(line) => format!("the guest's kernel panicked ({line})"),
         None => reason.to_string(),
+    }
+}
+
+/// What to do about a guest that ended: more memory where that was missing, a look at the host where the VMM failed,
+/// else a look at what the guest said.
+fn after_end(reason: &ExitReason, panic: Option<&str>) -> &'static str {
+    match (reason, panic) {
+        // "Out of memory ...", "System is deadlocked on memory".
+        (_, Some(line)) if line.contains("memory") => "give it more memory with --memory",
+        (ExitReason::Failed(_), None) => "`basalt doctor` checks this host",
+        _ => "run it again with --log-level debug to see its whole console",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guests_end_names_the_next_step() {
+        let step = |reason: ExitReason, panic: Option<&str>| {
+            Error::GuestEnded {
+                during: "the command was running",
+                reason,
+                panic: panic.map(str::to_owned),
+                console: Tail::default(),
+            }
+            .to_string()
+        };
+        for (text, next) in [
+            (step(ExitReason::PowerOff, None), "--log-level debug"),
+            (
+                step(ExitReason::Reset, Some("Kernel panic - not syncing: no init")),
+                "--log-level debug",
+            ),
+            (
+                step(
+                    ExitReason::Reset,
+                    Some("Kernel panic - not syncing: Out of memory: compulsory panic_on_oom"),
+                ),
+                "--memory",
+            ),
+            (step(ExitReason::Failed("no memory slot".into()), None), "basalt doctor"),
+        ] {
+            assert!(text.contains("is lost, ") && text.contains(next), "{text}");
+        }
     }
 }

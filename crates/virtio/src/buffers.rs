@@ -194,6 +194,11 @@ impl<'c, 'm> Cursor<'c, 'm> {
         self.done += count;
     }
 
+    /// Goes on by `count` bytes, or to the end.
+    pub fn skip(&mut self, count: usize) {
+        self.transfer(count, |chunk, done| chunk.len().min(count - done));
+    }
+
     /// Calls `copy` with chunks and the number of bytes copied so far, until `total` are or the end is reached.
     fn transfer(&mut self, total: usize, mut copy: impl FnMut(VolatileSlice<'m>, usize) -> usize) -> usize {
         let mut done = 0;

@@ -6,9 +6,11 @@ pub mod buffers;
 pub mod conformance;
 mod descriptors;
 pub mod device;
+pub mod duty;
 pub mod transport;
 
 pub use buffers::{Available, BadChain, Chain, RingError};
 pub use device::{Activation, ActiveQueue, DeviceError, QueueInterrupt, VirtioDevice};
+pub use duty::{Duty, take_queue};
 pub use transport::{TransportError, VirtioPciDevice};
 pub use virtio_queue;

@@ -46,6 +46,20 @@ impl Token {
         Self(bytes)
     }
 
+    /// A token out of its file: 64 hexadecimal digits and nothing else.
+    pub fn from_hex(text: &str) -> Option<Self> {
+        let digit = |byte: &u8| {
+            char::from(*byte)
+                .to_digit(16)
+                .and_then(|digit| u8::try_from(digit).ok())
+        };
+        let digits: Vec<u8> = text.as_bytes().iter().map(digit).collect::<Option<_>>()?;
+        let (pairs, odd) = digits.as_chunks::<2>();
+        let bytes: Vec<u8> = pairs.iter().map(|[high, low]| high << 4 | low).collect();
+        let whole = bytes.try_into().ok().filter(|_| odd.is_empty());
+        whole.map(Self)
+    }
+
     /// Compares in constant time: how long it takes says nothing about where the first difference is.
     pub fn matches(&self, other: &[u8; Self::LEN]) -> bool {
         let mut difference = 0_u8;
@@ -290,6 +304,26 @@ mod tests {
     #[test]
     fn a_token_does_not_print_itself() {
         assert_eq!(format!("{:?}", Token::new([0x41; 32])), "Token(redacted)");
+    }
+
+    #[test]
+    fn a_token_is_exactly_64_digits() {
+        let digits: String = (0..32).map(|byte| format!("{byte:02x}")).collect();
+        let token = Token::from_hex(&digits).unwrap();
+        assert!(token.matches(&std::array::from_fn(|at| u8::try_from(at).unwrap())));
+        for bad in [
+            "",
+            "0f",
+            &"0f".repeat(33),
+            &"0f".repeat(31),
+            &"0g".repeat(32),
+            &"+f".repeat(32),
+            &"0".repeat(63),
+            &"0".repeat(65),
+            &"é".repeat(32),
+        ] {
+            assert!(Token::from_hex(bad).is_none(), "{bad}");
+        }
     }
 
     #[test]

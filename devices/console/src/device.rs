@@ -1,7 +1,6 @@
 //! The device as its transport sees it. A pause and a reset are the same to it: input and output outlive both.
 
-use base::Worker;
-use virtio::{Activation, ActiveQueue, DeviceError, VirtioDevice};
+use virtio::{Activation, ActiveQueue, DeviceError, Duty, VirtioDevice, take_queue};
 
 use crate::worker::{self, Port, Running, Watch};
 
@@ -18,40 +17,14 @@ const QUEUE_SIZES: [u16; 2] = [16, 64];
 /// A console with one port.
 #[derive(Debug)]
 pub struct Console {
-    state: State,
-}
-
-enum State {
-    Idle(Port),
-    Working(Worker<Box<Running>>),
-    /// The thread could not be started, and what it was to own is gone.
-    Lost,
-}
-
-impl std::fmt::Debug for State {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Idle(_) => "Idle",
-            Self::Working(_) => "Working",
-            Self::Lost => "Lost",
-        })
-    }
+    duty: Duty<Port, Running>,
 }
 
 impl Console {
     /// A device for `port`.
     pub(crate) fn new(port: Port) -> Self {
-        Self {
-            state: State::Idle(port),
-        }
+        Self { duty: Duty::Idle(port) }
     }
-}
-
-fn take_queue(queues: &mut Vec<ActiveQueue>, index: u16) -> Result<ActiveQueue, DeviceError> {
-    let place = queues.iter().position(|queue| queue.index == index);
-    place
-        .map(|place| queues.remove(place))
-        .ok_or(DeviceError::MissingQueue(index))
 }
 
 impl VirtioDevice for Console {
@@ -77,11 +50,7 @@ impl VirtioDevice for Console {
         let receive = take_queue(&mut queues, RECEIVE)?;
         let transmit = take_queue(&mut queues, TRANSMIT)?;
         let watch = Watch::new()?;
-        let State::Idle(port) = std::mem::replace(&mut self.state, State::Lost) else {
-            let lost = "it was activated twice, or has lost its thread";
-            return Err(DeviceError::Host(std::io::Error::other(lost)));
-        };
-        let running = Running {
+        let prepare = |port| Running {
             port,
             memory: activation.memory,
             interrupt: activation.interrupt,
@@ -89,20 +58,11 @@ impl VirtioDevice for Console {
             transmit,
             watch,
         };
-        self.state = State::Working(Worker::spawn("console", Box::new(running), worker::run)?);
-        Ok(())
+        self.duty.begin("console", prepare, worker::run)
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
-        let worker = match std::mem::replace(&mut self.state, State::Lost) {
-            State::Working(worker) => worker,
-            other => {
-                self.state = other;
-                return Vec::new();
-            }
-        };
-        let Some(running) = worker.stop() else {
-            log::error!("the console's thread panicked; the device stays dead");
+        let Some(running) = self.duty.end("console") else {
             return Vec::new();
         };
         let Running {
@@ -111,7 +71,7 @@ impl VirtioDevice for Console {
             transmit,
             ..
         } = *running;
-        self.state = State::Idle(port);
+        self.duty.rest(port);
         vec![receive, transmit]
     }
 }

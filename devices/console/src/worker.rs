@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 use base::{Epoll, Interest, StopSignal};
 use memory::GuestRam;
-use virtio::buffers::Cursor;
 use virtio::virtio_queue::QueueOwnedT;
 use virtio::{ActiveQueue, Chain, QueueInterrupt, RingError};
 
@@ -132,10 +131,12 @@ impl Watch {
 
 /// The thread's body.
 pub(crate) fn run(mut running: Box<Running>, stop: &StopSignal) -> Box<Running> {
-    if let Err(fault) = running.serve(stop)
-        && running.port.metrics.complaints.allow()
-    {
-        log::warn!("the console is not served until the driver resets it: {fault}");
+    if let Err(fault) = running.serve(stop) {
+        // The next ring is another one: the buffer that was written in part is not in it.
+        running.port.done = 0;
+        if running.port.metrics.complaints.allow() {
+            log::warn!("the console is not served until the driver resets it: {fault}");
+        }
     }
     running
 }
@@ -275,7 +276,7 @@ impl Port {
     /// What little a console prints at once is kept; of more, the rest is dropped.
     fn keep_rest(&mut self, chain: &Chain<'_>, done: usize) {
         let mut cursor = chain.reader();
-        skip(&mut cursor, done);
+        cursor.skip(done);
         let left = cursor.remaining();
         let mut rest = vec![0; left.min(PIECE)];
         let count = cursor.read(&mut rest).unwrap_or(0);
@@ -307,7 +308,7 @@ impl Port {
     /// Writes the next piece of a buffer.
     fn write(&mut self, chain: &Chain<'_>) -> Progress {
         let mut cursor = chain.reader();
-        skip(&mut cursor, self.done);
+        cursor.skip(self.done);
         let left = cursor.remaining();
         let Some(chunk) = cursor.chunk() else {
             return Progress::Finished;
@@ -329,16 +330,5 @@ impl Port {
             }
             Fate::Waiting => Progress::Waiting,
         }
-    }
-}
-
-fn skip(cursor: &mut Cursor<'_, '_>, count: usize) {
-    let mut left = count;
-    while left > 0
-        && let Some(chunk) = cursor.chunk()
-    {
-        let step = chunk.len().min(left);
-        cursor.advance(step);
-        left -= step;
     }
 }

@@ -272,6 +272,26 @@ fn a_reset_does_not_cut_what_was_being_written() {
 }
 
 #[test]
+fn a_broken_ring_and_a_reset_leave_nothing_of_the_buffer_before() {
+    let (mut guest, _keyboard, mut screen) = pipes();
+    // Larger than the pipe: written in part when the ring breaks.
+    guest.print_later(&pattern(100_000));
+    std::thread::sleep(Duration::from_millis(20));
+    guest.driver.jump(TRANSMIT, 0x7000);
+    guest.driver.kick(TRANSMIT);
+    std::thread::sleep(Duration::from_millis(20));
+    guest.driver.reset();
+    screen.read_exact(&mut [0; 65_536]).unwrap();
+    guest.driver.start();
+    guest.print(b"booting");
+    // Its end of the pipe closes.
+    drop(guest);
+    let mut text = String::new();
+    screen.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "booting");
+}
+
+#[test]
 fn a_reader_that_has_gone_is_not_missed() {
     let (mut guest, mut keyboard, screen) = pipes();
     guest.print(b"seen");

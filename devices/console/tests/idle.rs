@@ -1,39 +1,16 @@
 //! Waiting costs no processor time, whatever is waited for. One test, as it measures the threads of its process.
 
 use std::io::{Write, pipe};
-use std::time::Duration;
 
 use device::{DeviceContext, DeviceModule, FdTable};
 use observe::Registry;
 use virtio::conformance::driver::Driver;
+use virtio::conformance::process;
 use vmm_api::{DeviceSpec, FdRef, devices::ConsoleConfig};
 
-/// Nanoseconds that threads called `console` have run.
-fn running_time() -> u64 {
-    let threads = std::fs::read_dir("/proc/self/task").unwrap();
-    threads
-        .map(|thread| thread.unwrap().path())
-        .filter(|path| std::fs::read_to_string(path.join("comm")).is_ok_and(|name| name.trim() == "console"))
-        .map(|path| std::fs::read_to_string(path.join("schedstat")).unwrap())
-        .map(|times| times.split(' ').next().unwrap().parse::<u64>().unwrap())
-        .sum()
-}
-
-/// A thread that spins does so in every window; one that was late with its work on a busy machine does not.
 #[track_caller]
 fn rests(what: &str) {
-    let mut used = Duration::ZERO;
-    for _ in 0..10 {
-        std::thread::sleep(Duration::from_millis(30));
-        let before = running_time();
-        assert!(before > 0, "there is a thread");
-        std::thread::sleep(Duration::from_millis(200));
-        used = Duration::from_nanos(running_time() - before);
-        if used < Duration::from_millis(10) {
-            return;
-        }
-    }
-    panic!("{what}: the thread ran for {used:?}");
+    process::rests("console", what).unwrap();
 }
 
 #[test]

@@ -12,6 +12,8 @@
 //!       gone  ◀──────────────────────────┴─────────────────────────┴─ Draining
 //!                                            OP_RST either way, or both sides shut down
 //! ```
+//! Draining, too, has a deadline, which each byte that the host takes puts off.
+//!
 //! `settle` in switch.rs draws the consequences after each event. Knows no queue and no table.
 
 use std::collections::VecDeque;
@@ -23,7 +25,7 @@ use base::Interest;
 use bitflags::bitflags;
 use rustix::io::Errno;
 
-use crate::credit::{BUF_ALLOC, Credit};
+use crate::credit::Credit;
 use crate::packet::{HOST_CID, Header, Op, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, TYPE_STREAM};
 use crate::table::Ports;
 
@@ -116,7 +118,7 @@ pub(crate) struct Connection {
     /// `None` once nothing can be read or written any more.
     pub(crate) socket: Option<OwnedFd>,
     pub(crate) credit: Credit,
-    /// From the guest, not yet taken by the host; never more than `BUF_ALLOC`.
+    /// From the guest, not yet taken by the host; never more than the credit promises.
     pub(crate) out: VecDeque<u8>,
     pub(crate) due: Due,
     /// What the guest has shut down (`SHUTDOWN_*`).
@@ -175,7 +177,7 @@ impl Connection {
             kind: TYPE_STREAM,
             op: op as u16,
             flags: if op == Op::Shutdown { self.host_shut } else { 0 },
-            buf_alloc: BUF_ALLOC,
+            buf_alloc: self.credit.alloc(),
             fwd_cnt: self.credit.announce(),
         }
     }

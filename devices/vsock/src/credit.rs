@@ -3,17 +3,51 @@
 //! All counters run freely and wrap at 2^32. Knows no packet queue and no socket.
 
 use crate::packet::Header;
+use crate::table::MAX_CONNECTIONS;
 
-/// What the device promises to hold for each connection.
-pub(crate) const BUF_ALLOC: u32 = 256 << 10;
+/// What the device promises to hold for a connection, while there are few.
+pub(crate) const PLENTY: u32 = 256 << 10;
 
-/// The guest is told of room without being asked once so much of it is news. A quarter: with everything forwarded,
-/// a guest that is not told has three quarters left, more than any packet.
-const NEWS: u32 = BUF_ALLOC / 4;
+/// The same once [`FEW`] have as much: enough for a connection to work, if not at full speed.
+const LITTLE: u32 = 32 << 10;
+
+/// How many connections may have plenty.
+const FEW: usize = 128;
+
+/// The most that is ever held for a guest, as docs/threat-model.md says.
+pub(crate) const MOST: u32 = 64 << 20;
+
+const _: () = assert!(FEW * PLENTY as usize + (MAX_CONNECTIONS - FEW) * LITTLE as usize <= MOST as usize);
+
+/// What is promised to all connections of a guest. A promise is kept for a connection's life: taking room back that
+/// the guest may be using already would break connections that did nothing wrong.
+#[derive(Debug, Default)]
+pub(crate) struct Budget {
+    with_plenty: usize,
+}
+
+impl Budget {
+    /// Room for a new connection.
+    pub(crate) fn grant(&mut self) -> u32 {
+        if self.with_plenty == FEW {
+            return LITTLE;
+        }
+        self.with_plenty += 1;
+        PLENTY
+    }
+
+    /// A connection with so much room is gone.
+    pub(crate) fn take_back(&mut self, size: u32) {
+        if size == PLENTY {
+            self.with_plenty -= 1;
+        }
+    }
+}
 
 /// One connection's counters.
 #[derive(Debug, Default)]
 pub(crate) struct Credit {
+    alloc: u32,
     peer_alloc: u32,
     peer_forwarded: u32,
     sent: u32,
@@ -23,6 +57,16 @@ pub(crate) struct Credit {
 }
 
 impl Credit {
+    /// From now on there is so much room for what the guest sends.
+    pub(crate) fn promise(&mut self, alloc: u32) {
+        self.alloc = alloc;
+    }
+
+    /// How much room there is for what the guest sends: the `buf_alloc` of a header.
+    pub(crate) fn alloc(&self) -> u32 {
+        self.alloc
+    }
+
     /// Takes note of what the guest says in every header.
     pub(crate) fn heard(&mut self, header: &Header) {
         self.peer_alloc = header.buf_alloc;
@@ -55,9 +99,11 @@ impl Credit {
         self.forwarded = self.forwarded.wrapping_add(u32::try_from(count).unwrap_or(u32::MAX));
     }
 
-    /// Whether the guest should hear of the room it has.
+    /// Whether the guest should hear without asking of the room it has. Of a quarter: with everything forwarded, a
+    /// guest that is not told has three quarters left.
     pub(crate) fn is_news(&self) -> bool {
-        self.forwarded.wrapping_sub(self.announced) >= NEWS
+        let news = self.forwarded.wrapping_sub(self.announced);
+        news > 0 && news >= self.alloc / 4
     }
 
     /// The `fwd_cnt` of a header that is about to be sent.
@@ -122,11 +168,25 @@ mod tests {
     #[test]
     fn room_is_news_in_quarters() {
         let mut credit = Credit::default();
+        credit.promise(PLENTY);
         credit.forwarded(65_535);
         assert!(!credit.is_news());
         credit.forwarded(1);
         assert!(credit.is_news());
         assert_eq!(credit.announce(), 65_536);
         assert!(!credit.is_news());
+    }
+
+    #[test]
+    fn the_sum_of_all_promises_is_bounded_and_nobody_gets_none() {
+        let mut budget = Budget::default();
+        let granted: Vec<u32> = (0..MAX_CONNECTIONS).map(|_| budget.grant()).collect();
+        assert_eq!((granted[0], granted[127], granted[128]), (PLENTY, PLENTY, LITTLE));
+        assert!(granted.iter().all(|&size| size >= LITTLE));
+        assert!(granted.iter().sum::<u32>() <= MOST);
+        for size in granted {
+            budget.take_back(size);
+        }
+        assert_eq!(budget.grant(), PLENTY, "room that was given back is given again");
     }
 }

@@ -12,9 +12,7 @@ use std::sync::Arc;
 
 use observe::RateLimit;
 use virtio::virtio_queue::QueueState;
-use virtio::{Activation, ActiveQueue, DeviceError, VirtioDevice};
-
-use base::Worker;
+use virtio::{Activation, ActiveQueue, DeviceError, Duty, VirtioDevice, take_queue};
 
 use crate::ring::Ring;
 use crate::switch::Switch;
@@ -38,7 +36,7 @@ const QUEUE_SIZES: [u16; 3] = [128, 128, 16];
 #[derive(Debug)]
 pub struct Vsock {
     cid: u32,
-    state: State,
+    duty: Duty<Box<Switch>, Running>,
     /// The queues as they were given back.
     given: Vec<QueueState>,
     /// The event queue, which the device does not use.
@@ -47,41 +45,17 @@ pub struct Vsock {
     complaints: Arc<RateLimit>,
 }
 
-enum State {
-    Idle(Box<Switch>),
-    Working(Worker<Box<Running>>),
-    /// The thread could not be started, and what it was to own is gone.
-    Lost,
-}
-
-impl std::fmt::Debug for State {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Idle(_) => "Idle",
-            Self::Working(_) => "Working",
-            Self::Lost => "Lost",
-        })
-    }
-}
-
 impl Vsock {
     /// A device for the guest `cid`.
     pub(crate) fn new(cid: u32, switch: Switch) -> Self {
         Self {
             cid,
-            state: State::Idle(Box::new(switch)),
+            duty: Duty::Idle(Box::new(switch)),
             given: Vec::new(),
             event: Vec::new(),
             complaints: Arc::new(RateLimit::new(2)),
         }
     }
-}
-
-fn take_queue(queues: &mut Vec<ActiveQueue>, index: u16) -> Result<ActiveQueue, DeviceError> {
-    let place = queues.iter().position(|queue| queue.index == index);
-    place
-        .map(|place| queues.remove(place))
-        .ok_or(DeviceError::MissingQueue(index))
 }
 
 impl VirtioDevice for Vsock {
@@ -112,39 +86,29 @@ impl VirtioDevice for Vsock {
         let states: Vec<QueueState> = queues.iter().map(|queue| queue.queue.state()).collect();
         let rx = Ring::new(take_queue(&mut queues, RX)?, Arc::clone(&self.complaints));
         let tx = Ring::new(take_queue(&mut queues, TX)?, Arc::clone(&self.complaints));
-        let State::Idle(mut switch) = std::mem::replace(&mut self.state, State::Lost) else {
-            let lost = "it was activated twice, or has lost its thread";
-            return Err(DeviceError::Host(std::io::Error::other(lost)));
-        };
-        if states != self.given {
-            switch.driver_reset();
-        }
-        let running = Running {
-            switch: *switch,
-            memory: activation.memory,
-            interrupt: activation.interrupt,
-            rx,
-            tx,
-        };
+        let goes_on = states == self.given;
         self.event = queues;
-        self.state = State::Working(Worker::spawn("vsock", Box::new(running), worker::run)?);
-        Ok(())
+        let prepare = |mut switch: Box<Switch>| {
+            if !goes_on {
+                switch.driver_reset();
+            }
+            Running {
+                switch: *switch,
+                memory: activation.memory,
+                interrupt: activation.interrupt,
+                rx,
+                tx,
+            }
+        };
+        self.duty.begin("vsock", prepare, worker::run)
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
-        let worker = match std::mem::replace(&mut self.state, State::Lost) {
-            State::Working(worker) => worker,
-            other => {
-                self.state = other;
-                return Vec::new();
-            }
-        };
-        let Some(running) = worker.stop() else {
-            log::error!("the vsock thread panicked; the device stays dead");
+        let Some(running) = self.duty.end("vsock") else {
             return Vec::new();
         };
         let Running { switch, rx, tx, .. } = *running;
-        self.state = State::Idle(Box::new(switch));
+        self.duty.rest(Box::new(switch));
         let mut queues = vec![rx.active, tx.active];
         queues.append(&mut self.event);
         self.given = queues.iter().map(|queue| queue.queue.state()).collect();

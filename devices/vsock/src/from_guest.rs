@@ -1,6 +1,7 @@
 //! Packets from the guest (virtio 1.2, 5.10.6). The guest may be hostile: what does not fit is answered with RST.
 
 use std::io::Read;
+use std::time::Instant;
 
 use rustix::net::SendFlags;
 use virtio::Chain;
@@ -8,11 +9,10 @@ use virtio::buffers::Cursor;
 use vm_memory::{VolatileSlice, WriteVolatile};
 
 use crate::connection::{Connection, Due, Stage};
-use crate::credit::BUF_ALLOC;
 use crate::packet::{HEADER_LEN, HOST_CID, Header, Op, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, TYPE_STREAM};
 use crate::resets::Reset;
 use crate::ring::transfer;
-use crate::switch::Switch;
+use crate::switch::{DRAIN_PATIENCE, Switch};
 use crate::table::{Key, Ports};
 
 /// A packet as it lies in guest memory; its header was read once.
@@ -111,7 +111,7 @@ impl Switch {
         self.settle(key);
     }
 
-    fn on_rst(&mut self, key: Key) {
+    pub(crate) fn on_rst(&mut self, key: Key) {
         let Some(connection) = self.table.get_mut(key) else {
             return;
         };
@@ -123,6 +123,7 @@ impl Switch {
             connection.readable = false;
             let ports = connection.ports;
             self.table.unbind(key, ports);
+            self.table.set_deadline(key, Some(Instant::now() + DRAIN_PATIENCE));
             return self.settle(key);
         }
         if matches!(connection.stage, Stage::Requesting) {
@@ -171,7 +172,7 @@ impl Switch {
             return;
         };
         let length = packet.header.len as usize;
-        let over = connection.out.len() + length > BUF_ALLOC as usize;
+        let over = connection.out.len() + length > connection.credit.alloc() as usize;
         if over || connection.guest_shut & SHUTDOWN_SEND != 0 {
             self.malformed(format_args!("a connection was reset: the guest sent more than it may"));
             return self.reset(key);
@@ -192,6 +193,7 @@ impl Switch {
             }
         }
         if connection.may_write() {
+            reserve(connection, length - written);
             transfer(&mut packet.payload, length - written, |slice| {
                 Ok(append(connection, slice))
             });
@@ -199,6 +201,15 @@ impl Switch {
             // Nobody reads it.
             connection.credit.forwarded(length - written);
         }
+    }
+}
+
+/// Makes room for `count` more bytes: in steps that double, but never for more than what the connection was promised.
+fn reserve(connection: &mut Connection, count: usize) {
+    let needed = connection.out.len() + count;
+    if needed > connection.out.capacity() {
+        let wanted = needed.next_power_of_two().min(connection.credit.alloc() as usize);
+        connection.out.reserve_exact(wanted - connection.out.len());
     }
 }
 

@@ -12,7 +12,7 @@ use wire::packet::{PacketError, PacketSocket};
 
 use crate::connection::{Connection, Due, Flow, Greeting, Line, Stage};
 use crate::packet::{SHUTDOWN_BOTH, SHUTDOWN_RECEIVE};
-use crate::switch::{PATIENCE, Switch};
+use crate::switch::{DRAIN_PATIENCE, PATIENCE, Switch};
 use crate::table::{Key, Ports};
 use crate::worker::LISTENER;
 
@@ -142,7 +142,12 @@ impl Switch {
             Stage::Established | Stage::Draining => (),
         }
         if event.writable || event.hangup {
+            let before = connection.out.len();
             self.flush(key);
+            let draining = |it: &&mut Connection| matches!(it.stage, Stage::Draining) && it.out.len() < before;
+            if self.table.get_mut(key).filter(draining).is_some() {
+                self.table.set_deadline(key, Some(now + DRAIN_PATIENCE));
+            }
         }
         if let Some(connection) = self.table.get_mut(key) {
             if connection.may_read() {

@@ -126,18 +126,6 @@ impl Ring {
     }
 }
 
-/// Goes on by `count` bytes, or to the end.
-pub(crate) fn skip(cursor: &mut Cursor<'_, '_>, count: usize) {
-    let mut left = count;
-    while left > 0
-        && let Some(chunk) = cursor.chunk()
-    {
-        let step = chunk.len().min(left);
-        cursor.advance(step);
-        left -= step;
-    }
-}
-
 /// Hands the next `length` bytes to `move_bytes`, piece by piece, until it moves less than a whole piece. Tells how many
 /// were moved, and why it ended early if by an error.
 pub(crate) fn transfer<'m>(

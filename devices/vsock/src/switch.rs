@@ -19,6 +19,10 @@ use crate::table::{Key, Table};
 /// How long whoever connects may take to say where to, and the guest to answer a request.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
+/// How long a host may take none of the last bytes of a connection that the guest has closed. Long enough for a person
+/// who has stopped at a screenful; not for ever, as the bytes take room and the connection one of so many places.
+pub(crate) const DRAIN_PATIENCE: Duration = Duration::from_secs(300);
+
 /// All connections of one guest.
 #[derive(Debug)]
 pub(crate) struct Switch {
@@ -145,12 +149,15 @@ impl Switch {
     /// Work goes on after a pause of unknown length: whoever has a deadline gets all of it again.
     pub(crate) fn resume(&mut self, now: Instant) {
         for key in self.table.keys() {
-            if self
-                .table
-                .get_mut(key)
-                .is_some_and(|connection| connection.deadline.is_some())
-            {
-                self.table.set_deadline(key, Some(now + PATIENCE));
+            let Some(connection) = self.table.get_mut(key) else {
+                continue;
+            };
+            if connection.deadline.is_some() {
+                let patience = match connection.stage {
+                    Stage::Draining => DRAIN_PATIENCE,
+                    _ => PATIENCE,
+                };
+                self.table.set_deadline(key, Some(now + patience));
             }
         }
     }
@@ -167,7 +174,7 @@ impl Switch {
         while let Some((deadline, key)) = self.table.next_deadline()
             && deadline <= now
         {
-            self.complain(format_args!("a connection was given up: nobody answered in time"));
+            self.complain(format_args!("a connection was given up: it waited for too long"));
             self.reset(key);
         }
         self.host.wake(&self.epoll, now);
@@ -187,6 +194,8 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+
+    use crate::connection::Connection;
 
     use base::Ready;
     use observe::Registry;
@@ -232,5 +241,56 @@ mod tests {
         assert_eq!(unanswered.read(&mut [0]).unwrap(), 0);
         assert_eq!(switch.metrics.refused.value(), 2);
         assert!(switch.resets.first().is_none(), "the guest has not heard of either");
+    }
+
+    /// A connection that the guest has closed, with `held` bytes that the host does not take, and the host's end.
+    fn closed_by_the_guest(switch: &mut Switch, held: usize) -> (Key, UnixStream) {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        while ours.write(&[1; 4096]).is_ok() {}
+        let mut connection = Connection::new(Stage::Established, Some(ours.into()));
+        connection.guest_shut = SHUTDOWN_BOTH;
+        connection.out.extend(vec![2; held]);
+        let key = switch.table.insert(connection).unwrap();
+        switch.on_rst(key);
+        (key, theirs)
+    }
+
+    #[test]
+    fn last_bytes_that_nobody_takes_are_given_up_in_time() {
+        let metrics = Metrics::register(&Registry::new(), "v");
+        let mut switch = Switch::new(3, Host::new(None, None), metrics).unwrap();
+        let (key, mut host) = closed_by_the_guest(&mut switch, 200_000);
+        let began = Instant::now();
+        let left = switch.timeout(began).expect("it has a deadline");
+        assert!(left <= DRAIN_PATIENCE && left + PATIENCE > DRAIN_PATIENCE, "{left:?}");
+
+        // What is taken puts the end off.
+        host.read_exact(&mut [0; 100_000]).unwrap();
+        let later = began + DRAIN_PATIENCE / 2;
+        let writable = base::Ready {
+            token: key.token(),
+            readable: false,
+            writable: true,
+            hangup: false,
+        };
+        switch.on_socket(writable, later);
+        assert_eq!(switch.timeout(later), Some(DRAIN_PATIENCE));
+        // That nothing is taken does not.
+        switch.on_socket(writable, later + PATIENCE);
+        switch.expire(later + DRAIN_PATIENCE - PATIENCE);
+        assert!(switch.table.get_mut(key).is_some());
+        switch.resume(later + PATIENCE);
+        assert_eq!(
+            switch.timeout(later + PATIENCE),
+            Some(DRAIN_PATIENCE),
+            "a pause is not the host's fault"
+        );
+        switch.expire(later + PATIENCE + DRAIN_PATIENCE);
+        assert!(switch.table.get_mut(key).is_none());
+        let mut rest = Vec::new();
+        host.read_to_end(&mut rest).unwrap();
+        assert!(rest.ends_with(&[2]), "some of it had arrived");
+        assert!(switch.resets.first().is_none(), "the guest has forgotten it");
     }
 }

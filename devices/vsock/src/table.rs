@@ -1,12 +1,13 @@
 //! The table of connections: slots with generations, found by ports; the round of those with something to send, and
 //! the line of those that wait for an answer.
 //!
-//! Knows of a connection only whether it is in either.
+//! Knows of a connection only whether it is in either, and how much room it was promised.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use crate::connection::Connection;
+use crate::credit::Budget;
 
 /// The most connections at once, those still greeting or closing included.
 pub(crate) const MAX_CONNECTIONS: usize = 1024;
@@ -53,8 +54,9 @@ pub(crate) struct Table {
     free: Vec<u32>,
     by_ports: HashMap<Ports, Key>,
     round: VecDeque<Key>,
-    // All wait for the same time, so the oldest ends first.
+    // Whose time ends first comes first.
     waiting: VecDeque<(Instant, Key)>,
+    budget: Budget,
 }
 
 impl Table {
@@ -63,8 +65,8 @@ impl Table {
         self.free.is_empty() && self.slots.len() >= MAX_CONNECTIONS
     }
 
-    /// Adds a connection that has no ports yet. `None` when the table is full.
-    pub(crate) fn insert(&mut self, connection: Connection) -> Option<Key> {
+    /// Adds a connection that has no ports yet, and promises it room. `None` when the table is full.
+    pub(crate) fn insert(&mut self, mut connection: Connection) -> Option<Key> {
         if self.is_full() {
             return None;
         }
@@ -79,6 +81,7 @@ impl Table {
             }
         };
         let place = self.slots.get_mut(slot as usize)?;
+        connection.credit.promise(self.budget.grant());
         place.connection = Some(connection);
         Some(Key {
             slot,
@@ -124,6 +127,7 @@ impl Table {
         // Zero would make tokens that look like the fixed ones.
         slot.generation = slot.generation.wrapping_add(1).max(1);
         self.free.push(key.slot);
+        self.budget.take_back(connection.credit.alloc());
         self.unbind(key, connection.ports);
         if connection.queued {
             self.round.retain(|&other| other != key);
@@ -183,7 +187,10 @@ impl Table {
         if std::mem::replace(&mut connection.deadline, deadline).is_some() {
             self.waiting.retain(|&(_, other)| other != key);
         }
-        self.waiting.extend(deadline.map(|deadline| (deadline, key)));
+        if let Some(deadline) = deadline {
+            let place = self.waiting.partition_point(|&(other, _)| other <= deadline);
+            self.waiting.insert(place, (deadline, key));
+        }
     }
 
     /// Whose time ends next, and when.
@@ -242,6 +249,32 @@ mod tests {
         assert_eq!(table.next_deadline(), Some((now, keys[1])));
         table.set_deadline(keys[1], None);
         assert_eq!(table.next_deadline(), None);
+    }
+
+    #[test]
+    fn whose_time_ends_first_is_first_whenever_it_came() {
+        let (mut table, keys) = table_of(3);
+        let now = Instant::now();
+        for (key, seconds) in keys.iter().zip([30, 10, 20]) {
+            table.set_deadline(*key, Some(now + std::time::Duration::from_secs(seconds)));
+        }
+        let order = std::iter::from_fn(|| {
+            let (_, key) = table.next_deadline()?;
+            table.remove(key);
+            Some(key)
+        });
+        assert_eq!(order.collect::<Vec<_>>(), [keys[1], keys[2], keys[0]]);
+    }
+
+    #[test]
+    fn a_connection_that_is_gone_gives_its_room_back() {
+        let (mut table, keys) = table_of(MAX_CONNECTIONS);
+        let room = |table: &mut Table, key| table.get_mut(key).unwrap().credit.alloc();
+        let (first, last) = (room(&mut table, keys[0]), room(&mut table, keys[MAX_CONNECTIONS - 1]));
+        assert!(first > last && last > 0, "{first} {last}");
+        table.remove(keys[0]);
+        let again = table.insert(Connection::new(Stage::Established, None)).unwrap();
+        assert_eq!(room(&mut table, again), first);
     }
 
     #[test]

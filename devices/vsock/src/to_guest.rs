@@ -11,7 +11,7 @@ use vm_memory::ReadVolatile;
 
 use crate::connection::Due;
 use crate::packet::{HEADER_LEN, Header, MAX_PAYLOAD, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
-use crate::ring::{Ring, skip, transfer};
+use crate::ring::{Ring, transfer};
 use crate::switch::Switch;
 use crate::table::Key;
 
@@ -99,7 +99,7 @@ impl Switch {
         }
         let mut socket = connection.socket.as_ref()?;
         let mut payload = chain.writer();
-        skip(&mut payload, HEADER_LEN);
+        payload.skip(HEADER_LEN);
         let (count, error) = transfer(&mut payload, room, |slice| {
             ReadVolatile::read_volatile(&mut socket, slice)
         });

@@ -4,36 +4,14 @@ mod guest;
 
 use std::io::Write;
 use std::net::Shutdown;
-use std::time::Duration;
 
 use guest::{Guest, Packet, RW, pattern};
+use virtio::conformance::process;
 
-/// Nanoseconds that threads called `vsock` have run.
-fn running_time() -> u64 {
-    let threads = std::fs::read_dir("/proc/self/task").unwrap();
-    threads
-        .map(|thread| thread.unwrap().path())
-        .filter(|path| std::fs::read_to_string(path.join("comm")).is_ok_and(|name| name.trim() == "vsock"))
-        .map(|path| std::fs::read_to_string(path.join("schedstat")).unwrap())
-        .map(|times| times.split(' ').next().unwrap().parse::<u64>().unwrap())
-        .sum()
-}
-
-/// A thread that spins does so in every window; one that was late with its work on a busy machine does not.
 #[track_caller]
 fn rests(guest: &mut Guest, what: &str) {
     guest.settle();
-    let mut used = Duration::ZERO;
-    for _ in 0..10 {
-        let before = running_time();
-        assert!(before > 0, "there is a thread");
-        std::thread::sleep(Duration::from_millis(200));
-        used = Duration::from_nanos(running_time() - before);
-        if used < Duration::from_millis(10) {
-            return;
-        }
-    }
-    panic!("{what}: the thread ran for {used:?}");
+    process::rests("vsock", what).unwrap();
 }
 
 #[test]

@@ -170,6 +170,24 @@ fn a_host_that_does_not_read_stops_the_guest_by_credit() {
 }
 
 #[test]
+fn with_many_connections_each_has_less_room_and_all_work() {
+    let mut guest = Guest::start();
+    let mut dialled: Vec<_> = (0..200).map(|port| guest.dial(port, ALLOC)).collect();
+    let room: Vec<u32> = dialled.iter().map(|(ports, _)| guest.streams[ports].credit()).collect();
+    assert_eq!((room[0], room[199]), (256 << 10, 32 << 10));
+    let (last, socket) = dialled.pop().unwrap();
+    let echo = echo(socket);
+    echoed(&mut guest, last, 1 << 20, 65_536);
+    guest.shut(last, 3);
+    echo.join().unwrap();
+    // A host that does not read stops it at what it was promised.
+    let (stuck, _socket) = dialled.pop().unwrap();
+    fill(&mut guest, stuck);
+    assert_eq!(guest.streams[&stuck].credit(), 0);
+    assert!(!guest.streams[&stuck].reset);
+}
+
+#[test]
 fn each_side_can_finish_alone() {
     let mut guest = Guest::start();
     let (ports, mut socket) = guest.dial(1, ALLOC);

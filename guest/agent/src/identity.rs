@@ -66,7 +66,12 @@ fn resolve_in(spec: &str, passwd: &str, group: &str) -> Result<Identity, String>
             name: None,
             home: "/".to_owned(),
         },
-        (None, None) => return Err(format!("the user {user:?} is neither in /etc/passwd nor a number")),
+        (None, None) => {
+            return Err(format!(
+                "the user {user:?} is neither in /etc/passwd nor a number: give a name that the file has, or a number \
+                 such as 1000"
+            ));
+        }
     };
     if let Some(wanted) = wanted_group {
         let found = group
@@ -76,7 +81,12 @@ fn resolve_in(spec: &str, passwd: &str, group: &str) -> Result<Identity, String>
         identity.gid = found
             .map(|entry| entry.gid)
             .or_else(|| parse_id(wanted))
-            .ok_or_else(|| format!("the group {wanted:?} is neither in /etc/group nor a number"))?;
+            .ok_or_else(|| {
+                format!(
+                    "the group {wanted:?} is neither in /etc/group nor a number: give a name that the file has, or a \
+                     number such as 1000"
+                )
+            })?;
         // As podman: an explicit group is the only one.
         identity.groups.clear();
     }
@@ -173,8 +183,11 @@ mod tests {
 
     #[test]
     fn unknown_ones_are_named() {
-        assert!(run("nobody").unwrap_err().contains("\"nobody\""));
-        assert!(run("www:nope").unwrap_err().contains("\"nope\""));
+        for (spec, name, file) in [("nobody", "\"nobody\"", "passwd"), ("www:nope", "\"nope\"", "group")] {
+            let error = run(spec).unwrap_err();
+            assert!(error.contains(name) && error.contains(file), "{error}");
+            assert!(error.contains("or a number such as 1000"), "{error}");
+        }
         // -1 would leave the user unchanged: root.
         assert!(run("4294967295").is_err());
         assert!(run("www:4294967295").is_err());

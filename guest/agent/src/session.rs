@@ -221,7 +221,7 @@ fn make_plan<'a>(
     };
     if !cwd.starts_with(b"/") {
         let message = format!(
-            "the working directory {:?} is not an absolute path",
+            "the working directory {:?} is not an absolute path: begin it with a slash",
             request.cwd.to_string()
         );
         return Err(ExecFailure {

@@ -148,7 +148,9 @@ fn explain(plan: &Plan<'_>, step: u8, errno: i32) -> ExecFailure {
         let cwd = plan.cwd.to_string_lossy();
         (
             FailureKind::BadCwd,
-            format!("the working directory {cwd} cannot be entered: {error}"),
+            format!(
+                "the working directory {cwd} cannot be entered: {error}; give one that exists and that the user may enter"
+            ),
         )
     } else {
         let what = match step {

@@ -108,6 +108,25 @@ fn a_handler_sees_the_signal() {
     assert_eq!(running.collect().unwrap().status, ExitStatus::Code(9));
 }
 
+/// As podman does it: a command that is to end passes that on itself; a hang-up is the whole terminal's.
+#[test]
+fn sigterm_is_for_the_command_and_a_hangup_for_its_children_too() {
+    let mut connection = connect();
+    let child =
+        "trap 'echo child TERM' TERM; trap 'echo child HUP; exit' HUP; echo ready; while :; do sleep 0.05; done";
+    let script = format!("trap 'echo parent TERM' TERM; trap 'echo parent HUP' HUP; sh -c \"{child}\"; exit 3");
+    let mut running = connection.exec(&sh(&script)).unwrap();
+    assert_eq!(running.output.next().unwrap(), Event::Stdout(b"ready\n"));
+    running.input.signal(libc::SIGTERM).unwrap();
+    thread::sleep(Duration::from_millis(300));
+    running.input.signal(libc::SIGHUP).unwrap();
+    let result = running.collect().unwrap();
+    assert_eq!(result.status, ExitStatus::Code(3));
+    let mut lines: Vec<&str> = text(&result.stdout).lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["child HUP", "parent HUP", "parent TERM"]);
+}
+
 #[test]
 fn signals_pass_a_command_that_does_not_read_its_input() {
     let mut connection = connect();

@@ -3,6 +3,7 @@
 //! `run` is what CI calls inside the lab; each case is a process of its own (`host NAME`) with a hard time limit, and
 //! the guest half runs in a VM as `guest NAME`, from a copy of this very program.
 
+mod archive;
 mod basalt;
 mod cases;
 mod leaks;

@@ -51,18 +51,7 @@ pub(crate) fn new_token(path: &Path) -> Result<String> {
 
 fn read_token(path: &Path) -> Result<Token> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read the token {}", path.display()))?;
-    parse_token(text.trim()).with_context(|| format!("{} holds no token", path.display()))
-}
-
-fn parse_token(text: &str) -> Option<Token> {
-    let mut bytes = [0; Token::LEN];
-    if text.len() != 2 * Token::LEN {
-        return None;
-    }
-    for (at, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
-    }
-    Some(Token::new(bytes))
+    Token::from_hex(text.trim()).with_context(|| format!("{} holds no token", path.display()))
 }
 
 /// A command for the lab.

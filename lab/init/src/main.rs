@@ -105,18 +105,7 @@ fn load(names: &[&str]) -> Result<()> {
 /// The token from the initramfs, which nobody in the lab sees: it is gone when the root image is entered.
 fn read_token() -> Result<Token> {
     let text = fs::read_to_string(contract::TOKEN_FILE).context("the initramfs has no token")?;
-    parse_token(text.trim()).context("the token in the initramfs is not 64 hexadecimal digits")
-}
-
-fn parse_token(text: &str) -> Option<Token> {
-    let mut bytes = [0; Token::LEN];
-    if text.len() != 2 * Token::LEN {
-        return None;
-    }
-    for (at, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
-    }
-    Some(Token::new(bytes))
+    Token::from_hex(text.trim()).context("the token in the initramfs is not 64 hexadecimal digits")
 }
 
 fn hostname() -> Result<()> {
@@ -134,19 +123,4 @@ fn say(prefix: &str, message: &str) {
     let line = format!("{prefix}{message} [{}.{:02} s]\n", now.tv_sec, now.tv_nsec / 10_000_000);
     // The console is the only place to report to; a console that fails cannot be told.
     drop(std::io::stderr().write_all(line.as_bytes()));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_token_is_sixty_four_digits() {
-        let token = parse_token(&"0f".repeat(32)).unwrap();
-        assert!(token.matches(&[0x0f; 32]));
-        assert!(parse_token(&"0f".repeat(31)).is_none());
-        assert!(parse_token(&"0f".repeat(33)).is_none());
-        assert!(parse_token(&"0g".repeat(32)).is_none());
-        assert!(parse_token(&"é".repeat(32)).is_none());
-    }
 }

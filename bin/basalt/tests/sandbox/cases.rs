@@ -97,20 +97,17 @@ fn a_command_that_cannot_run_is_127_or_126() {
         assert_eq!(output.status.code(), Some(code), "{command}: {}", text(&output.stderr));
         assert!(text(&output.stderr).contains(command), "{}", text(&output.stderr));
     }
-    let output = world.run(&["--user", "no-such-user", "tiny"]);
-    assert_eq!(output.status.code(), Some(125));
-    assert!(
-        text(&output.stderr).contains("no-such-user"),
-        "{}",
-        text(&output.stderr)
-    );
-    let output = world.run(&["--workdir", "/no/such/place", "tiny"]);
-    assert_eq!(output.status.code(), Some(125));
-    assert!(
-        text(&output.stderr).contains("/no/such/place"),
-        "{}",
-        text(&output.stderr)
-    );
+    for (flag, value, next) in [
+        ("--user", "no-such-user", "or a number such as 1000"),
+        ("--user", "root:no-such-group", "or a number such as 1000"),
+        ("--workdir", "/no/such/place", "give one that exists"),
+    ] {
+        let output = world.run(&[flag, value, "tiny"]);
+        assert_eq!(output.status.code(), Some(125));
+        let stderr = text(&output.stderr);
+        let named = value.rsplit(':').next().unwrap();
+        assert!(stderr.contains(named) && stderr.contains(next), "{stderr}");
+    }
 }
 
 fn the_images_own_command_environment_and_directory() {
@@ -309,6 +306,7 @@ fn a_kernel_panic_is_shown() {
         stderr.contains("| [    0.1] Kernel panic - not syncing: no init"),
         "{stderr}"
     );
+    assert!(stderr.contains("--log-level debug"), "{stderr}");
 }
 
 fn a_refused_vm_is_explained() {

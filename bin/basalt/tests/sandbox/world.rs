@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -112,7 +112,7 @@ impl World {
     }
 }
 
-fn resize(master: &OwnedFd, rows: u16, cols: u16) {
+fn resize(master: impl AsFd, rows: u16, cols: u16) {
     tcsetwinsize(
         master,
         Winsize {
@@ -185,16 +185,7 @@ impl Terminal {
     }
 
     pub(crate) fn resize(&mut self, rows: u16, cols: u16) {
-        tcsetwinsize(
-            &self.master,
-            Winsize {
-                ws_row: rows,
-                ws_col: cols,
-                ws_xpixel: 0,
-                ws_ypixel: 0,
-            },
-        )
-        .unwrap();
+        resize(&self.master, rows, cols);
     }
 
     /// Reads what the terminal shows until `wanted` is in it; forgets all up to its end.

@@ -67,7 +67,13 @@ fn an_image_is_found_by_its_names_and_its_digest() {
             "{reference}"
         );
     }
-    let listed: Vec<_> = store.list().unwrap().into_iter().map(|image| image.digest).collect();
+    let listed: Vec<_> = store
+        .list()
+        .unwrap()
+        .images
+        .into_iter()
+        .map(|image| image.digest)
+        .collect();
     assert_eq!(listed, [one.digest.clone(), two.digest.clone()]);
 
     let config = store.get("one").unwrap().config;
@@ -94,7 +100,7 @@ fn an_image_is_found_by_its_names_and_its_digest() {
     store.remove("team/uno:v1").unwrap();
     assert!(!one.path.exists());
     store.remove(&two.digest).unwrap();
-    assert_eq!(store.list().unwrap(), []);
+    assert_eq!(store.list().unwrap().images, []);
     assert!(matches!(store.remove("two"), Err(Error::NoSuchImage { .. })));
     assert_eq!(fs::read_dir(temp.path().join("deep/store/blobs")).unwrap().count(), 0);
 }
@@ -140,7 +146,7 @@ fn a_docker_archive_brings_its_name_also_compressed() {
             ["registry.test/tool:2"]
         );
     }
-    assert_eq!(store.list().unwrap().len(), 1);
+    assert_eq!(store.list().unwrap().images.len(), 1);
 }
 
 #[test]
@@ -209,7 +215,7 @@ fn a_damaged_store_can_be_mended_as_its_errors_say() {
     assert!(matches!(store.get("a"), Err(Error::CorruptStored { .. })));
     assert_eq!(store.remove("a").unwrap(), image.digest);
     assert_eq!(fs::read_dir(directory.join("blobs")).unwrap().count(), 0);
-    assert_eq!(store.list().unwrap(), []);
+    assert_eq!(store.list().unwrap().images, []);
 
     store.import(&path, None, &mut |_| {}).unwrap();
     let names = directory.join("names.json");
@@ -224,6 +230,32 @@ fn a_damaged_store_can_be_mended_as_its_errors_say() {
     fs::remove_file(&names).unwrap();
     store.import(&path, None, &mut |_| {}).unwrap();
     assert_eq!(store.get("a").unwrap().digest, image.digest);
+}
+
+/// A damaged image stops nobody who does not need it.
+#[test]
+fn one_damaged_image_does_not_hide_the_others() {
+    let temp = tempfile::tempdir().unwrap();
+    let store = Store::open(&temp.path().join("store")).unwrap();
+    let import = |name: &str| store.import(&archive(temp.path(), name, name), None, &mut |_| {});
+    let (bad, good) = (import("bad").unwrap(), import("good").unwrap());
+    fs::write(bad.path.with_extension("json"), "{").unwrap();
+    fs::write(good.path.with_file_name("notes.json"), "{").unwrap();
+
+    let listing = store.list().unwrap();
+    assert_eq!(listing.images, std::slice::from_ref(&good));
+    let [damage] = &listing.damaged[..] else {
+        panic!("{listing:?}")
+    };
+    let command = format!("`basalt rmi {}`", &bad.digest[..12]);
+    assert!(damage.to_string().contains(&command), "{damage}");
+
+    assert_eq!(store.get("good").unwrap(), good);
+    assert_eq!(store.get(&good.digest[..12]).unwrap(), good);
+    import("other").unwrap();
+    store.remove("other").unwrap();
+    store.remove(&bad.digest[..12]).unwrap();
+    assert!(store.list().unwrap().damaged.is_empty());
 }
 
 #[test]
@@ -250,7 +282,7 @@ fn imports_at_the_same_time_all_succeed() {
             });
         }
     });
-    let images = Store::open(&directory).unwrap().list().unwrap();
+    let images = Store::open(&directory).unwrap().list().unwrap().images;
     assert_eq!(
         images.iter().map(|image| image.names.len()).collect::<Vec<_>>(),
         [2, 2, 2]

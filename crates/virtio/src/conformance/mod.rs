@@ -6,6 +6,7 @@
 
 pub mod driver;
 pub mod fakes;
+pub mod process;
 
 mod checks;
 mod hostile;

@@ -187,6 +187,7 @@ impl VirtioPciDevice {
         let kicks: Vec<_> = queues.iter().map(|queue| Arc::clone(&queue.kick)).collect();
         if let Err(error) = self.start(state, queues) {
             self.give_up(state, &error.to_string());
+            self.move_doorbells(state);
             return Err(error);
         }
         for kick in kicks {

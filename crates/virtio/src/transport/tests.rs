@@ -18,12 +18,12 @@ struct Seen {
     interrupt: Option<Arc<dyn QueueInterrupt>>,
     memory: Option<Arc<GuestRam>>,
     config: Vec<(usize, Vec<u8>)>,
+    refuse: bool,
 }
 
 #[derive(Clone, Default)]
 struct Counting {
     seen: Arc<Mutex<Seen>>,
-    refuse: bool,
 }
 
 impl VirtioDevice for Counting {
@@ -45,10 +45,10 @@ impl VirtioDevice for Counting {
         self.seen.lock().unwrap().config.push((offset, data.to_vec()));
     }
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
-        if self.refuse {
+        let mut seen = self.seen.lock().unwrap();
+        if seen.refuse {
             return Err(DeviceError::MissingQueue(7));
         }
-        let mut seen = self.seen.lock().unwrap();
         seen.started += 1;
         seen.features = activation.features;
         seen.queues = activation.queues;
@@ -247,12 +247,25 @@ fn a_queue_outside_of_memory_needs_a_reset() {
 }
 
 #[test]
+fn a_device_that_cannot_go_on_after_a_pause_has_no_doorbells() {
+    let (mut driver, seen) = driver();
+    driver.start();
+    driver.device().pause();
+    assert!(!driver.vm().bells().is_empty());
+    seen.lock().unwrap().refuse = true;
+    assert!(driver.device().resume().is_err());
+    assert_eq!(driver.status(), 0xf | NEEDS_RESET);
+    assert!(driver.vm().bells().is_empty());
+    // After the reset it works again.
+    seen.lock().unwrap().refuse = false;
+    driver.start();
+    assert!(!driver.vm().bells().is_empty());
+}
+
+#[test]
 fn a_device_that_cannot_start_needs_a_reset() {
-    let device = Counting {
-        refuse: true,
-        ..Counting::default()
-    };
-    let mut driver = Driver::new(Box::new(device));
+    let (mut driver, seen) = driver();
+    seen.lock().unwrap().refuse = true;
     driver.negotiate(u64::MAX);
     driver.set_up_queues();
     driver.go();

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::archive;
 use crate::basalt::{command, expect_refusal, finish, run};
 use crate::{Case, Host};
 
@@ -33,7 +34,7 @@ pub(crate) const BROKEN_HOSTS: Case = Case {
 };
 
 fn refusals(host: &Host) -> Result<()> {
-    let wrong: [(&[&str], i32, &[&str]); 7] = [
+    let wrong: [(&[&str], i32, &[&str]); 9] = [
         (
             &["run", "no-such-image", "--", "true"],
             125,
@@ -64,7 +65,17 @@ fn refusals(host: &Host) -> Result<()> {
             125,
             &["--no-such-flag"],
         ),
-        (&["import", "/no/such/file"], 1, &["/no/such/file"]),
+        (&["import", "/no/such/file"], 1, &["/no/such/file", "podman save"]),
+        (
+            &["run", "--user", "no-such-user", host.digest.as_str(), "--", "true"],
+            125,
+            &["no-such-user", "or a number"],
+        ),
+        (
+            &["run", "--workdir", "/no/such/place", host.digest.as_str(), "--", "true"],
+            125,
+            &["/no/such/place", "give one that exists"],
+        ),
     ];
     for (arguments, code, words) in wrong {
         expect_refusal(&run(host, arguments, b"")?, code, words).with_context(|| format!("basalt {arguments:?}"))?;
@@ -129,7 +140,7 @@ fn broken_hosts(host: &Host) -> Result<()> {
 
     // A store on a file system that is too small for the image. The mount goes with the namespace.
     let archive = host.scratch.join("image.tar");
-    make_docker_archive(&archive)?;
+    archive::make(&archive, "big", &[("data", &vec![7; 2 << 20])])?;
     let state = host.scratch.join("state");
     fs::create_dir(&state)?;
     let script = format!(
@@ -144,22 +155,4 @@ fn broken_hosts(host: &Host) -> Result<()> {
     let text = String::from_utf8_lossy(&output.stderr);
     ensure!(!text.contains("left: "), "files are left behind: {text}");
     Ok(())
-}
-
-/// A `docker save` archive with one layer of 2 MiB, made with the host's own tools.
-fn make_docker_archive(path: &Path) -> Result<()> {
-    let directory = path.with_extension("d");
-    fs::create_dir_all(directory.join("root"))?;
-    fs::write(directory.join("root/data"), vec![7; 2 << 20])?;
-    let script = "tar -C root -cf layer.tar data && d=$(sha256sum layer.tar | cut -d' ' -f1) && \
-        printf '{\"architecture\":\"amd64\",\"os\":\"linux\",\"config\":{},\"rootfs\":{\"type\":\"layers\",\"diff_ids\":[\"sha256:%s\"]}}' $d > config.json && \
-        printf '[{\"Config\":\"config.json\",\"RepoTags\":[\"big:latest\"],\"Layers\":[\"layer.tar\"]}]' > manifest.json && \
-        tar -cf \"$1\" manifest.json config.json layer.tar";
-    let status = Command::new("sh")
-        .args(["-c", script, "sh"])
-        .arg(path)
-        .current_dir(&directory)
-        .status()?;
-    ensure!(status.success(), "the archive could not be made");
-    Ok(fs::remove_dir_all(directory)?)
 }

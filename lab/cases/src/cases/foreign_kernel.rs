@@ -1,9 +1,9 @@
 //! A distribution's own kernel, as its package has it (bzImage), boots unmodified as far as our agent.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use vmm_api::ExitReason;
 
 use crate::vm::Builder;
@@ -16,15 +16,22 @@ pub(crate) const CASE: Case = Case {
     guest: None,
 };
 
+/// The lab host's own kernel, as its package has it.
+pub(crate) fn kernel() -> Result<PathBuf> {
+    for entry in std::fs::read_dir("/boot")? {
+        let path = entry?.path();
+        if path
+            .file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz"))
+        {
+            return Ok(path);
+        }
+    }
+    bail!("the lab host has no kernel in /boot")
+}
+
 fn host(host: &Host) -> Result<()> {
-    let kernel = std::fs::read_dir("/boot")?
-        .filter_map(Result::ok)
-        .map(|entry| entry.path())
-        .find(|path| {
-            path.file_name()
-                .is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz"))
-        });
-    let kernel = kernel.unwrap_or_else(|| Path::new("/boot/vmlinuz").to_owned());
+    let kernel = kernel()?;
     // Its virtio drivers are modules, which our initramfs does not have: the serial port is all it can use.
     let mut machine = Builder::new(host)?
         .kernel(&kernel)?

@@ -9,6 +9,7 @@ mod kills;
 mod pause;
 mod processors;
 mod run;
+mod state_directory;
 mod streams;
 mod terminal;
 mod vcpu_state;
@@ -29,6 +30,7 @@ pub(crate) const ALL: &[&Case] = &[
     &foreign_kernel::CASE,
     &run::COMMANDS,
     &run::SETTINGS,
+    &state_directory::CASE,
     &kernel_features::CASE,
     &streams::CASE,
     &terminal::CASE,

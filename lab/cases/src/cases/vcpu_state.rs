@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use engine::state::{GeneralRegisters, Segment, SystemRegisters};
+use engine::state::{GeneralRegisters, Segment, SystemRegisters, gpr};
 use engine::{BootState, Engine, Exit, Vcpu, Vm};
 use engine_kvm::KvmEngine;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryRegion, GuestRegionMmap, MemoryRegionAddress, MmapRegion};
@@ -68,7 +68,7 @@ fn real_mode() -> BootState {
 fn next_output(vcpu: &mut dyn Vcpu) -> Result<u16> {
     loop {
         match vcpu.run()? {
-            Exit::PortWrite { port: PORT, data } => return Ok(u16::from_le_bytes(data.try_into()?)),
+            Exit::PortWrite { port: PORT, data, .. } => return Ok(u16::from_le_bytes(data.try_into()?)),
             Exit::Interrupted => (),
             other => bail!("the guest came out with {other:?}"),
         }
@@ -113,7 +113,57 @@ fn host(_: &Host) -> Result<()> {
         "the clock went back: {clock} after {}",
         shared.clock.nanoseconds
     );
-    dirty_log(vm.as_ref(), vcpu.as_mut(), &region)
+    dirty_log(vm.as_ref(), vcpu.as_mut(), &region)?;
+    string_input(vcpu.as_mut(), &region)
+}
+
+/// `rep insb` comes out as accesses of one byte, several in an exit, and what each gave is where the guest wanted it.
+fn string_input(vcpu: &mut dyn Vcpu, region: &GuestRegionMmap<()>) -> Result<()> {
+    const COUNT: u8 = 20;
+    const TO: u64 = 0x6000;
+    // `rep insb; out 0x10, ax`.
+    region.write_slice(&[0xf3, 0x6c, 0xe7, 0x10], MemoryRegionAddress(CODE_AT))?;
+    let mut boot = real_mode();
+    boot.general.gpr[gpr::RCX] = u64::from(COUNT);
+    boot.general.gpr[gpr::RDX] = u64::from(PORT);
+    boot.general.gpr[gpr::RDI] = TO;
+    vcpu.set_boot_state(&boot)?;
+    let (mut given, mut most) = (0, 0);
+    loop {
+        match vcpu.run()? {
+            Exit::PortRead {
+                port: PORT,
+                width,
+                data,
+            } => {
+                ensure!(width == 1, "an access of one byte came as one of {width}");
+                most = most.max(data.len());
+                for byte in data.iter_mut() {
+                    given += 1;
+                    *byte = given;
+                }
+            }
+            Exit::PortWrite {
+                port: PORT,
+                width,
+                data,
+            } => {
+                ensure!((width, data.len()) == (2, 2), "`out` came as {width} of {}", data.len());
+                break;
+            }
+            Exit::Interrupted => (),
+            other => bail!("the guest came out with {other:?}"),
+        }
+    }
+    ensure!(given == COUNT, "the guest read {given} bytes instead of {COUNT}");
+    ensure!(
+        most > 1,
+        "this KVM never tells of several accesses at once; the check is void"
+    );
+    let mut bytes = vec![0; usize::from(COUNT)];
+    region.read_slice(&mut bytes, MemoryRegionAddress(TO))?;
+    ensure!(bytes.iter().copied().eq(1..=COUNT), "the guest read {bytes:?}");
+    Ok(())
 }
 
 /// The log names the page that the guest wrote, and no other.

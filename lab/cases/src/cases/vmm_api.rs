@@ -1,9 +1,10 @@
 //! The VMM's own socket: requests in the wrong state, wrong configurations, wrong descriptors; each refused in words,
-//! the VMM alive afterwards; a VMM with a named socket outlives its driver.
+//! the VMM alive afterwards; a VMM with a named socket outlives its driver, and is not started over a stale one.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,6 +13,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use vmm_api::{ClientError, DeviceSpec, ErrorKind, FdRef, VmConfig, VmState, VmmClient};
 use wire::packet::PacketSocket;
 
+use crate::cases::foreign_kernel;
 use crate::vm::{Builder, Vmm};
 use crate::{Case, Host};
 
@@ -148,7 +150,15 @@ fn wrong_kernels(host: &Host) -> Result<()> {
         )
         .with_context(|| format!("the `{name}` kernel"))?;
     }
-    Ok(())
+    // A whole one that would unpack itself to where this guest has no memory, and die without a word.
+    let mut vmm = Vmm::spawn(&host.binaries, &host.logs.join("vmm-kernel"))?;
+    let file = File::open(foreign_kernel::kernel()?)?;
+    let config = VmConfig {
+        memory: ByteSize::mib(32),
+        ..good()
+    };
+    let created = vmm.client.create(config, &[file.as_fd()]);
+    refusal(created, ErrorKind::Boot, "the kernel needs memory up to")
 }
 
 fn a_metric_counts(host: &Host) -> Result<()> {
@@ -170,37 +180,75 @@ fn a_metric_counts(host: &Host) -> Result<()> {
     Ok(())
 }
 
+/// A VMM that listens at `path`.
+fn listening(host: &Host, path: &Path) -> Result<Child> {
+    let process = Command::new(host.binaries.join("basalt-vmm"))
+        .arg("--control")
+        .arg(path)
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    Ok(process)
+}
+
+/// A client of the VMM that listens at `path`, or will in a moment.
+fn connect(path: &Path) -> Result<VmmClient> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let kind = SocketType::SEQPACKET;
+        let socket: OwnedFd = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+        match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
+            Ok(()) => return Ok(VmmClient::new(PacketSocket::from_fd(socket))),
+            Err(error) if Instant::now() >= deadline => return Err(error.into()),
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
 fn named_socket(host: &Host) -> Result<()> {
     let path = host.scratch.join("control");
-    let mut process = Command::new(host.binaries.join("basalt-vmm"))
-        .arg("--control")
-        .arg(&path)
-        .stdin(Stdio::null())
-        .spawn()?;
-    let connect = || -> Result<VmmClient> {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        loop {
-            let kind = SocketType::SEQPACKET;
-            let socket: OwnedFd = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
-            match rustix::net::connect(&socket, &SocketAddrUnix::new(&path)?) {
-                Ok(()) => return Ok(VmmClient::new(PacketSocket::from_fd(socket))),
-                Err(error) if Instant::now() >= deadline => return Err(error.into()),
-                Err(_) => std::thread::sleep(Duration::from_millis(20)),
-            }
-        }
-    };
-    let mut first = connect()?;
+    let mut process = listening(host, &path)?;
+    let mut first = connect(&path)?;
     let kernel = File::open(host.asset("vmlinux"))?;
     let config = good();
     first.create(config, &[kernel.as_fd()])?;
     drop(first);
-    let mut second = connect()?;
+    let mut second = connect(&path)?;
     ensure!(
         second.info()?.state == VmState::Created,
         "the VM did not outlive its driver"
     );
     second.stop()?;
     drop(second);
+    ensure!(process.wait()?.success(), "the VMM did not end well");
+    ensure!(!path.exists(), "the socket is still there");
+    stale_socket(host, &path)
+}
+
+/// A killed VMM leaves its socket; the next one at the same path says so and what to do, and that helps.
+fn stale_socket(host: &Host, path: &Path) -> Result<()> {
+    let mut killed = listening(host, path)?;
+    drop(connect(path)?);
+    killed.kill()?;
+    killed.wait()?;
+    ensure!(path.exists(), "a killed VMM has removed its socket");
+
+    let refused = listening(host, path)?.wait_with_output()?;
+    let text = String::from_utf8_lossy(&refused.stderr);
+    ensure!(
+        refused.status.code() == Some(1),
+        "it ended with {}: {text}",
+        refused.status
+    );
+    for words in [path.to_string_lossy().as_ref(), "remove it if it is stale"] {
+        ensure!(text.contains(words), "the message does not say `{words}`: {text}");
+    }
+    // Whether it is stale is for its owner to say: nobody else has removed it.
+    ensure!(path.exists(), "the refused VMM has removed the socket");
+
+    std::fs::remove_file(path)?;
+    let mut process = listening(host, path)?;
+    connect(path)?.stop()?;
     ensure!(process.wait()?.success(), "the VMM did not end well");
     ensure!(!path.exists(), "the socket is still there");
     Ok(())
