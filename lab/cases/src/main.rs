@@ -8,6 +8,7 @@ mod basalt;
 mod cases;
 mod leaks;
 mod runner;
+mod stall;
 mod vm;
 
 use std::fs::File;

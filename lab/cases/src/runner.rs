@@ -1,4 +1,5 @@
-//! Runs cases one after the other, each in a process group of its own, with a hard limit and one retry of a time-out.
+//! Runs cases one after the other, each in a process group of its own, with a hard limit and one retry of a time-out or
+//! of a guest that stopped before its agent ran.
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -9,12 +10,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::{Case, LOGS, cases, leaks};
+use crate::{Case, LOGS, cases, leaks, stall};
 
 enum Outcome {
     Passed,
     Failed,
     TimedOut,
+    /// It failed because a guest stopped early in its boot.
+    Stalled,
 }
 
 /// Prints the names, one a line.
@@ -34,10 +37,17 @@ pub(crate) fn run(filter: &str, logs: &Path) -> Result<bool> {
     for case in &chosen {
         let began = Instant::now();
         let mut outcome = one(case, logs)?;
-        if matches!(outcome, Outcome::TimedOut) {
+        let reason = match outcome {
+            Outcome::Passed | Outcome::Failed => None,
+            Outcome::TimedOut => Some(format!("no end within {:?}", case.limit)),
+            Outcome::Stalled => Some("a guest stopped before its agent ran".to_owned()),
+        };
+        if let Some(reason) = reason {
             // The emulated host sometimes stops making progress (docs/lab.md, traps); a second time is a failure.
             retried += 1;
-            writeln!(out, "retry  {} (no end within {:?})", case.name, case.limit)?;
+            writeln!(out, "retry  {} ({reason})", case.name)?;
+            show_tail(&mut out, &logs.join(case.name).join("output"))?;
+            keep_first(&logs.join(case.name))?;
             outcome = one(case, logs)?;
         }
         let seconds = began.elapsed().as_secs_f64();
@@ -46,7 +56,7 @@ pub(crate) fn run(filter: &str, logs: &Path) -> Result<bool> {
                 passed += 1;
                 writeln!(out, "ok     {} {seconds:.1} s", case.name)?;
             }
-            Outcome::Failed | Outcome::TimedOut => {
+            Outcome::Failed | Outcome::TimedOut | Outcome::Stalled => {
                 failed += 1;
                 writeln!(out, "FAILED {} {seconds:.1} s", case.name)?;
                 show_tail(&mut out, &logs.join(case.name).join("output"))?;
@@ -80,8 +90,12 @@ fn one(case: &Case, logs: &Path) -> Result<Outcome> {
     let deadline = Instant::now() + case.limit;
     loop {
         if let Some(status) = child.try_wait()? {
-            return Ok(if status.success() {
-                Outcome::Passed
+            if status.success() {
+                return Ok(Outcome::Passed);
+            }
+            let told = std::fs::read(directory.join("output"))?;
+            return Ok(if stall::tells(&String::from_utf8_lossy(&told)) {
+                Outcome::Stalled
             } else {
                 Outcome::Failed
             });
@@ -97,6 +111,15 @@ fn one(case: &Case, logs: &Path) -> Result<Outcome> {
     child.wait()?;
     leaks::kill_left_over()?;
     Ok(Outcome::TimedOut)
+}
+
+/// What a case left in `directory` before it is made once more.
+fn keep_first(directory: &Path) -> Result<()> {
+    let kept = directory.with_extension("first");
+    if kept.exists() {
+        std::fs::remove_dir_all(&kept)?;
+    }
+    Ok(std::fs::rename(directory, kept)?)
 }
 
 /// The end of a failed case's output; the rest is in its file.

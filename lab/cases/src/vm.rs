@@ -19,7 +19,7 @@ use vmm_api::devices::{BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, Rn
 use vmm_api::{DeviceSpec, Event, ExitReason, FdRef, VmConfig, VmmClient};
 use wire::packet::PacketSocket;
 
-use crate::Host;
+use crate::{Host, stall};
 
 /// How long an emulated guest may take to boot.
 pub(crate) const BOOT: Duration = Duration::from_secs(90);
@@ -214,7 +214,8 @@ impl Vm {
     pub(crate) fn accept(&self, port: u32, limit: Duration) -> Result<UnixStream> {
         if !readable(&self.acceptor, limit)? {
             bail!(
-                "the guest did not dial port {port} within {limit:?}; its console:\n{}",
+                "the guest did not dial port {port} within {limit:?}; its VMM:\n{}its console:\n{}",
+                stall::evidence(self.vmm.process.id()),
                 self.console()?
             );
         }
