@@ -66,12 +66,41 @@ unpack_source() {
         tar -x -C "$work/src" --strip-components=1 --wildcards "${foreign[@]}" \
             --exclude='*/Documentation/*.rst' --exclude='*/tools/testing/*' --exclude='*/tools/perf/*'
     rm "$deb"
+    patch_source
+}
+
+# The few changes to the source; each fails loudly where it no longer finds its place.
+patch_source() {
     # Without memory encryption (an AMD feature that is off here) its section is empty, yet the linker script gives it 2 MB
     # of zeroed memory that nobody uses. A page is enough.
     local script=$work/src/arch/x86/kernel/vmlinux.lds.S
     sed -i '/define BSS_DECRYPTED/,/__end_bss_decrypted/s/PMD_SIZE/PAGE_SIZE/' "$script"
     [ "$(sed -n '/define BSS_DECRYPTED/,/__end_bss_decrypted/p' "$script" | grep -c PAGE_SIZE)" -ge 2 ] ||
         die "BSS_DECRYPTED in the linker script has changed: look whether it still wastes 2 MB"
+    # Both only test the source, file by file: whether a static symbol is exported, and whether FORTIFY_SOURCE's own test
+    # cases fail to compile. Together they are a fourteenth of the build.
+    drop_line scripts/Makefile.build 'call cmd,check_local_export' 2
+    drop_line lib/Makefile 'subdir-$(CONFIG_FORTIFY_SOURCE) += test_fortify' 1
+    drop_exports
+}
+
+# Nothing is ever loaded, so nothing needs to be exported. Not by defining __DISABLE_EXPORTS for all: that macro also takes
+# the return thunks out of assembler code.
+drop_exports() {
+    local file
+    for file in include/linux/export.h include/asm-generic/export.h; do
+        [ "$(grep -c '^#if.*CONFIG_MODULES.*defined(__DISABLE_EXPORTS)' "$work/src/$file")" = 1 ] ||
+            die "$file has changed: look where __DISABLE_EXPORTS went"
+        sed -i '/^#if.*CONFIG_MODULES/s/defined(__DISABLE_EXPORTS)/1/' "$work/src/$file"
+    done
+}
+
+# drop_line FILE TEXT COUNT: removes the COUNT lines that hold TEXT.
+drop_line() {
+    local file=$work/src/$1
+    [ "$(grep -cF "$2" "$file")" = "$3" ] || die "$1 has changed: look where '$2' went"
+    grep -vF "$2" "$file" >"$work/edited"
+    cat "$work/edited" >"$file"
 }
 
 # A fragment line is `CONFIG_NAME=value  # reason`. Prints the fragments as kconfig reads them; a line without reason is an error.
@@ -127,20 +156,28 @@ finish_make() {
     [ "$failed" = 0 ] || { tail -n 30 "$work/build.log" >&2; die "the kernel's build failed, see above"; }
 }
 
-# Flags are those of an ordinary file, so kbuild compiles one first. "asked" is every name that the header's headers test.
-make_common_header() {
+# The flags are those of an ordinary file of the kernel and one of the ACPI interpreter, so kbuild compiles these first.
+# "asked" is every name that the headers test.
+make_common_headers() {
     say "preparing"
-    start_make prepare kernel/range.o
+    start_make prepare kernel/range.o drivers/acpi/acpica/dsargs.o
     finish_make
-    local command
-    command=$(sed -n '1{s/^[^=]*:= //;s/;.*//;p}' "$work/src/kernel/.range.o.cmd" |
-        sed -E 's/-Wp,-MMD,[^ ]*//; s/-include [^ ]*//g; s/-D(__)?KBUILD_[A-Z]+=[^ ]*//g; s/^[^ ]* /gcc /; s/ -c -o .*//')
-    (cd "$work/src" && eval "$command -MD -MF ../pch/common.d -x c-header ../pch/common.h -o ../pch/common.h.gch.new") ||
-        die "the common header does not compile: see kernel/compile/common.h"
-    (cd "$work/src" && tr -s ' \\' '\n\n' <../pch/common.d | grep '\.h$' | xargs cat) |
+    precompile core kernel/.range.o.cmd
+    precompile network kernel/.range.o.cmd
+    precompile acpica drivers/acpi/acpica/.dsargs.o.cmd
+    (cd "$work/src" && cat ../pch/*.d | tr -s ' \\' '\n\n' | grep '\.h$' | sort -u | xargs cat) |
         grep -E '^[[:space:]]*#[[:space:]]*(if|ifdef|ifndef|elif)' | grep -oE '[A-Za-z_][A-Za-z0-9_]*' | sort -u >"$work/pch/asked"
     judge_files
-    mv "$work/pch/common.h.gch.new" "$work/pch/common.h.gch"
+    touch "$work/pch/ready"
+}
+
+# precompile NAME CMD_FILE: compile/NAME.h with the flags that kbuild noted in CMD_FILE.
+precompile() {
+    local command
+    command=$(sed -n '1{s/^[^=]*:= //;s/;.*//;p}' "$work/src/$2" |
+        sed -E 's/-Wp,-MMD,[^ ]*//; s/-include [^ ]*//g; s/-D(__)?KBUILD_[A-Z]+=[^ ]*//g; s/^[^ ]* /gcc /; s/ -c -o .*//')
+    (cd "$work/src" && eval "$command -Idrivers/acpi/acpica -MD -MF ../pch/$1.d -x c-header ../pch/$1.h -o ../pch/$1.h.gch") ||
+        die "the header does not compile: see kernel/compile/$1.h"
 }
 
 # An empty file per verdict, so that cc.sh starts no process to look one up.
@@ -164,6 +201,8 @@ build() {
         fi
     done
     finish_make
+    # objtool only warns where code escapes a mitigation (a return without its thunk, say); here that is an error.
+    if grep 'warning: objtool' "$work/build.log" >&2; then die "objtool found the above: a mitigation would be lost"; fi
 }
 
 publish() {
@@ -221,13 +260,13 @@ main() {
           KBUILD_BUILD_USER=basalt KBUILD_BUILD_HOST=basalt "KBUILD_BUILD_TIMESTAMP=Thu Jan  1 00:00:00 UTC 2026"
           KBUILD_BUILD_VERSION=1 make -C "$work/src" ARCH=x86_64 RUSTC=none "CC=$here/compile/cc.sh")
     mkdir "$work/pch"
-    cp "$here/compile/common.h" "$here/compile/names.h" "$work/pch"
+    cp "$here"/compile/*.h "$work/pch"
     local started=$SECONDS before
     install_needs
     unpack_source
     before=$(cpu_seconds)
     configure
-    [ "${BASALT_KERNEL_PLAIN:-}" = 1 ] || make_common_header
+    [ "${BASALT_KERNEL_PLAIN:-}" = 1 ] || make_common_headers
     build
     publish
     say "built in $((SECONDS - started)) s, $(($(cpu_seconds) - before)) CPU seconds for the build, $(cpu_seconds) in all"

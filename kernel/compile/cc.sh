@@ -1,10 +1,10 @@
 #!/bin/sh
-# The kernel build's C compiler: gcc, with the precompiled header common.h where that cannot change the result.
+# The kernel build's C compiler: gcc, with a precompiled header where that cannot change the result.
 #
 # It cannot where the file's own flags differ (gcc tells), where the file defines a macro that a header asks about
 # (verdicts.awk finds those), or where gcc prints anything at all; such a file is compiled as kbuild asked.
-# recipe.sh makes the header and calls this; PCH_DIR is where it lies. Knows nothing else of the build.
-if [ ! -e "$PCH_DIR/common.h.gch" ]; then exec gcc "$@"; fi
+# recipe.sh makes the headers and calls this; PCH_DIR is where they lie. Knows nothing else of the build.
+if [ ! -e "$PCH_DIR/ready" ]; then exec gcc "$@"; fi
 
 source= object= modname=
 for arg; do
@@ -18,7 +18,14 @@ if [ -z "$source" ] || [ -z "$modname" ]; then exec gcc "$@"; fi
 
 if [ -e "$PCH_DIR/verdicts/$source.plain" ]; then exec gcc "$@"; fi
 
-# The arguments again, without the three headers that common.h begins with, and with kbuild's names under names.h's.
+# Which of them suits the file changes only the time it takes.
+case $source in
+    drivers/acpi/acpica/*) header=acpica.h ;;
+    net/* | drivers/net/* | kernel/bpf/*) header=network.h ;;
+    *) header=core.h ;;
+esac
+
+# The arguments again, without the three headers that each header begins with, and with kbuild's names under names.h's.
 fast() {
     count=$# skip=
     while [ "$count" -gt 0 ]; do
@@ -38,7 +45,7 @@ fast() {
         esac
     done
     [ -e "$PCH_DIR/verdicts/$source.pr_fmt" ] && set -- -DFILE_HAS_PR_FMT "$@"
-    exec gcc -Werror=invalid-pch -Wfatal-errors -include "$PCH_DIR/common.h" -include "$PCH_DIR/names.h" "$@"
+    exec gcc -Werror=invalid-pch -Wfatal-errors -include "$PCH_DIR/$header" -include "$PCH_DIR/names.h" "$@"
 }
 
 said=$PCH_DIR/said.$$

@@ -1,5 +1,5 @@
 /*
- * Included right after common.h: the names that kbuild gives to the file being compiled (cc.sh passes them as FILE_*).
+ * Included right after the precompiled header: the names that kbuild gives to the file being compiled (cc.sh passes them as FILE_*).
  */
 #undef KBUILD_MODNAME
 #undef KBUILD_BASENAME

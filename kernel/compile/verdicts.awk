@@ -1,4 +1,4 @@
-# For each C file given, what cc.sh must know: "pr_fmt" if it has its own message prefix, "plain" if the common header must
+# For each C file given, what cc.sh must know: "pr_fmt" if it has its own message prefix, "plain" if a precompiled header must
 # not be used, because before its last #include it defines or undefines a macro that some header asks about.
 # The names asked about are read from the file that the variable `names` names. Prints "FILE VERDICT" or nothing.
 BEGIN { while ((getline name < names) > 0) asked[name] = 1 }
