@@ -80,6 +80,7 @@ pub(crate) fn test() -> Vec<Step> {
     let alone = ["other-images", "unit-tests", "fuzz", "deny"];
     steps.push(tests::cases().after(&["first-sandbox"]).follows(&alone));
     steps.push(checks::docs().after(&["first-sandbox"]).follows(&["cases"]));
+    steps.push(sandbox::lab_killed().check().after(&ready).follows(&["docs"]));
     steps
 }
 

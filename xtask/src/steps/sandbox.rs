@@ -104,14 +104,17 @@ pub(crate) fn lab() -> Step {
         task.run_within(&mut lab_command(context, &["up", "--renew"]), LAB_LIMIT)?;
         Ok(Report::default())
     })
-    .plan(|context| {
-        Ok(if context.kvm {
-            Plan::NotNeeded("this machine has KVM".into())
-        } else {
-            Plan::Run
-        })
-    })
+    .plan(only_with_a_lab)
     .hint("`target/release/basalt-lab status` tells more; `basalt-lab down` and the same command start afresh")
+}
+
+#[allow(clippy::unnecessary_wraps, reason = "a step's plan may fail")]
+fn only_with_a_lab(context: &Context) -> Result<Plan> {
+    Ok(if context.kvm {
+        Plan::NotNeeded("this machine has KVM".into())
+    } else {
+        Plan::Run
+    })
 }
 
 /// The issue's main job: a sandbox that computes.
@@ -161,6 +164,39 @@ pub(crate) fn other_images() -> Step {
         Ok(Report::default())
     })
 }
+
+/// The emulator dies under a running sandbox: the run ends with a sentence, and the next one starts a lab by itself.
+pub(crate) fn lab_killed() -> Step {
+    Step::new("lab-killed", |context, task| {
+        let status = task.run_within(&mut lab_command(context, &["status", "--json"]), LAB_LIMIT)?;
+        let status: Value = serde_json::from_str(&status.out.join("\n"))?;
+        let emulator = status["lab"]["pid"]
+            .as_u64()
+            .context("`basalt-lab status` names no process")?;
+        let mut killing = Command::new("bash");
+        killing.args(["-c", KILL_IN_MID_RUN, "bash"]);
+        killing.arg(context.release().join("basalt")).arg(emulator.to_string());
+        let ended = task.finish_within(&mut killing, SANDBOX_LIMIT)?;
+        let told = ended.err.join("\n");
+        if ended.status.code() != Some(125) || !told.contains("the lab does not answer any more") {
+            bail!(
+                "a run whose lab was killed ended with {} and said {told:?}",
+                ended.status
+            );
+        }
+        answer(context, task)?;
+        if Path::new(&format!("/proc/{emulator}")).exists() {
+            bail!("the emulator, process {emulator}, is still there");
+        }
+        Ok(Report::default())
+    })
+    .plan(only_with_a_lab)
+    .hint("`target/release/basalt-lab status` tells how the lab is")
+}
+
+/// $1 is `basalt`, $2 the emulator's process, which dies as soon as the sandbox's command runs.
+const KILL_IN_MID_RUN: &str = "\"$1\" run python -- sh -c 'echo runs; exec sleep 600' |
+    { read -r line && kill -9 \"$2\"; cat >&2; }; exit \"${PIPESTATUS[0]}\"";
 
 #[cfg(test)]
 mod tests {
