@@ -12,6 +12,9 @@ use vm_memory::{GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMma
 /// One name for the type, so that a dirty bitmap can come in at one place.
 pub type GuestRam = GuestMemoryMmap<()>;
 
+/// What second-stage page tables map at once, and what guest memory is aligned to.
+pub const HUGE_PAGE: usize = 2 << 20;
+
 /// Why guest memory could not be had.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
@@ -38,8 +41,8 @@ pub struct Ram {
 impl Ram {
     /// Maps `size` of zeroed memory, in the regions that [`layout::ram`] gives.
     ///
-    /// The mappings are private and anonymous and ask for transparent huge pages: a guest's first touch of a
-    /// 2 MiB range then costs one second-stage fault instead of 512.
+    /// The mappings are private and anonymous, begin on a 2 MiB boundary and ask for transparent huge pages: a guest's
+    /// first touch of a 2 MiB range then costs one second-stage fault instead of 512.
     ///
     /// # Errors
     /// The host cannot map that much.
@@ -47,7 +50,7 @@ impl Ram {
         let mut regions = Vec::new();
         for range in layout::ram(size) {
             let length = usize::try_from(range.length).map_err(|_| MemoryError::Layout(size))?;
-            let mapping = MmapRegion::new(length).map_err(|source| MemoryError::Map { size, source })?;
+            let mapping = aligned(length).map_err(|source| MemoryError::Map { size, source })?;
             huge_pages(&mapping);
             let region = GuestRegionMmap::new(mapping, GuestAddress(range.start)).ok_or(MemoryError::Layout(size))?;
             regions.push(Arc::new(region));
@@ -73,6 +76,28 @@ impl Ram {
     pub fn size(&self) -> ByteSize {
         ByteSize(self.regions.iter().map(|region| region.len()).sum())
     }
+}
+
+/// A mapping whose address is a multiple of [`HUGE_PAGE`], as its guest physical address is: only then can KVM map the
+/// guest's huge pages as such.
+///
+/// Linux gives anonymous mappings such addresses by itself only from 6.7 on. It puts a mapping right below the last one
+/// if there is no hole above: one of the excess's size is put in between until the next is right. Where that does not
+/// come about the guest is slower, not wrong.
+fn aligned(length: usize) -> Result<MmapRegion<()>, vm_memory::mmap::MmapRegionError> {
+    const ATTEMPTS: usize = 8;
+    let mut between = Vec::new();
+    for _ in 0..ATTEMPTS {
+        let mapping = MmapRegion::new(length)?;
+        let excess = mapping.as_ptr().addr() % HUGE_PAGE;
+        if excess == 0 {
+            return Ok(mapping);
+        }
+        drop(mapping);
+        between.push(MmapRegion::<()>::new(excess)?);
+    }
+    log::debug!("guest memory is not aligned to huge pages");
+    MmapRegion::new(length)
 }
 
 #[allow(unsafe_code, reason = "madvise takes a raw address")]
