@@ -2,9 +2,12 @@
 
 pub mod layout;
 
+use std::ffi::c_void;
+use std::ptr;
 use std::sync::Arc;
 
 use base::ByteSize;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
 /// Guest memory as devices and loaders see it: every access is checked against its regions.
@@ -14,6 +17,9 @@ pub type GuestRam = GuestMemoryMmap<()>;
 
 /// What second-stage page tables map at once, and what guest memory is aligned to.
 pub const HUGE_PAGE: usize = 2 << 20;
+
+/// What the host maps at least.
+const PAGE: usize = 4 << 10;
 
 /// Why guest memory could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -79,25 +85,59 @@ impl Ram {
 }
 
 /// A mapping whose address is a multiple of [`HUGE_PAGE`], as its guest physical address is: only then can KVM map the
-/// guest's huge pages as such.
+/// guest's huge pages as such. Where that does not come about the guest is slower, not wrong.
 ///
-/// Linux gives anonymous mappings such addresses by itself only from 6.7 on. It puts a mapping right below the last one
-/// if there is no hole above: one of the excess's size is put in between until the next is right. Where that does not
-/// come about the guest is slower, not wrong.
+/// Linux gives anonymous mappings such addresses by itself only from 6.7 on. It takes the highest hole that is large
+/// enough: so a place is reserved, a hole of the right size and address is made in it, and the mapping goes there unless
+/// there is another hole above; then it stays until the next attempt, so that there is not any more.
 fn aligned(length: usize) -> Result<MmapRegion<()>, vm_memory::mmap::MmapRegionError> {
-    const ATTEMPTS: usize = 8;
-    let mut between = Vec::new();
+    const ATTEMPTS: usize = 4;
+    let mut in_the_way = Vec::new();
     for _ in 0..ATTEMPTS {
+        let hole = Hole::make(length);
         let mapping = MmapRegion::new(length)?;
-        let excess = mapping.as_ptr().addr() % HUGE_PAGE;
-        if excess == 0 {
+        drop(hole);
+        if mapping.as_ptr().addr().is_multiple_of(HUGE_PAGE) {
             return Ok(mapping);
         }
-        drop(mapping);
-        between.push(MmapRegion::<()>::new(excess)?);
+        in_the_way.push(mapping);
     }
     log::debug!("guest memory is not aligned to huge pages");
     MmapRegion::new(length)
+}
+
+/// Reserved addresses on both sides of an aligned hole; given back when dropped, but not what was mapped into the hole.
+struct Hole(Vec<(*mut c_void, usize)>);
+
+impl Hole {
+    /// `None` if the host has no such place.
+    #[allow(unsafe_code, reason = "addresses are reserved and given back")]
+    fn make(length: usize) -> Option<Self> {
+        let length = length.checked_next_multiple_of(PAGE)?;
+        let whole = length.checked_add(HUGE_PAGE)?;
+        // SAFETY: 1. a new mapping at an address of the kernel's choice replaces nothing; 2. nobody accesses it.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), whole, ProtFlags::empty(), MapFlags::PRIVATE) }.ok()?;
+        let before = start.addr().next_multiple_of(HUGE_PAGE) - start.addr();
+        let hole = start.wrapping_byte_add(before);
+        // SAFETY: 1. the range lies in the mapping made above; 2. nobody knows of it but this function.
+        if let Err(error) = unsafe { munmap(hole, length) } {
+            log::debug!("reserved addresses cannot be given back: {error}");
+        }
+        let after = hole.wrapping_byte_add(length);
+        Some(Self(vec![(start, before), (after, HUGE_PAGE - before)]))
+    }
+}
+
+impl Drop for Hole {
+    #[allow(unsafe_code, reason = "addresses are reserved and given back")]
+    fn drop(&mut self) {
+        for &(start, length) in self.0.iter().filter(|(_, length)| *length > 0) {
+            // SAFETY: 1. the range is what is left of the mapping of `make`, beside the hole; 2. nobody accesses it.
+            if let Err(error) = unsafe { munmap(start, length) } {
+                log::debug!("reserved addresses cannot be given back: {error}");
+            }
+        }
+    }
 }
 
 #[allow(unsafe_code, reason = "madvise takes a raw address")]

@@ -164,11 +164,12 @@ impl<'m, 'f> RingBackend<'m, 'f> {
     }
 
     fn enter(&mut self, block: bool) {
-        let Some(ring) = &self.ring else { return };
-        match ring.submit_and_wait(usize::from(block)) {
-            Ok(_) => self.queued = false,
-            Err(error) => complain(&error),
+        let Some(ring) = &mut self.ring else { return };
+        if let Err(error) = ring.submit_and_wait(usize::from(block)) {
+            complain(&error);
         }
+        // The kernel takes fewer than there are where it is short of memory.
+        self.queued = !ring.submission().is_empty();
     }
 
     fn reap(&mut self, done: &mut Vec<Done<'m>>) {
@@ -213,7 +214,7 @@ impl<'m> Backend<'m> for RingBackend<'m, '_> {
             return false;
         }
         self.unseen = 0;
-        let stopping = self.waiting.wait(block && done.is_empty());
+        let stopping = self.waiting.wait(block && done.is_empty() && !self.queued);
         self.reap(done);
         stopping
     }

@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
+use std::time::Duration;
 
 use rustix::mount::{MountPropagationFlags, mount_change};
 use rustix::thread::UnshareFlags;
@@ -67,7 +68,14 @@ pub(crate) fn list(image: &Path) -> Result<Listing, String> {
         }
         let mut listing = Listing::new();
         walk(point.path(), Vec::new(), &mut listing);
-        assert!(Command::new("umount").arg(point.path()).status().unwrap().success());
+        // A process that another test is starting holds our open files until its exec.
+        let gone = || Command::new("umount").arg(point.path()).status().unwrap().success();
+        let mut left = 50;
+        while !gone() {
+            left -= 1;
+            assert!(left > 0, "the image cannot be unmounted");
+            std::thread::sleep(Duration::from_millis(100));
+        }
         Ok(listing)
     })?
 }
