@@ -95,7 +95,11 @@ fn aligned(length: usize) -> Result<MmapRegion<()>, vm_memory::mmap::MmapRegionE
     let mut in_the_way = Vec::new();
     for _ in 0..ATTEMPTS {
         let hole = Hole::make(length);
-        let mapping = MmapRegion::new(length)?;
+        let mapping = match MmapRegion::new(length) {
+            Ok(mapping) => mapping,
+            // Its addresses may be limited (`ulimit -v`): better badly placed than none.
+            Err(error) => return in_the_way.pop().ok_or(error),
+        };
         drop(hole);
         if mapping.as_ptr().addr().is_multiple_of(HUGE_PAGE) {
             return Ok(mapping);
@@ -103,7 +107,7 @@ fn aligned(length: usize) -> Result<MmapRegion<()>, vm_memory::mmap::MmapRegionE
         in_the_way.push(mapping);
     }
     log::debug!("guest memory is not aligned to huge pages");
-    MmapRegion::new(length)
+    in_the_way.pop().map_or_else(|| MmapRegion::new(length), Ok)
 }
 
 /// Reserved addresses on both sides of an aligned hole; given back when dropped, but not what was mapped into the hole.
