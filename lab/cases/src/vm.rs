@@ -48,6 +48,7 @@ impl<'a> Builder<'a> {
             cmdline: node::command_line(log::LevelFilter::Debug),
             kvm: None,
             serial: None,
+            serial_keep: None,
             devices: Vec::new(),
         };
         let mut builder = Self {
@@ -61,7 +62,14 @@ impl<'a> Builder<'a> {
         let console = File::create(host.logs.join("console"))?;
         builder.config.serial = Some(builder.fd(console.try_clone()?));
         let output = Some(builder.fd(console));
-        builder.device("console", &ConsoleConfig { input: None, output })?;
+        builder.device(
+            "console",
+            &ConsoleConfig {
+                input: None,
+                output,
+                keep: None,
+            },
+        )?;
         builder.device("rng", &RngConfig {})?;
         let file = builder.fd(host.image()?);
         let serial = ROOT_SERIAL.to_owned();
@@ -125,6 +133,7 @@ impl<'a> Builder<'a> {
                 cid: 3,
                 listener,
                 acceptor: acceptor_fd,
+                sinks: Vec::new(),
             },
         )?;
         let mut vmm = Vmm::spawn(&self.host.binaries, &self.host.logs.join("vmm"))?;
@@ -259,8 +268,9 @@ impl Vm {
         while !self.console()?.contains(text) {
             ensure!(
                 Instant::now() < deadline,
-                "`{text}` is not on the console:\n{}",
-                self.console()?
+                "`{text}` is not on the console:\n{}\nwhat its VMM's threads are doing:\n{}",
+                self.console()?,
+                stall::evidence(self.vmm.process.id())
             );
             std::thread::sleep(Duration::from_millis(50));
         }
