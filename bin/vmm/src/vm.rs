@@ -131,6 +131,7 @@ impl Vm {
             cpus: config.cpus,
             memory: config.memory,
             serial,
+            serial_keep: config.serial_keep,
         };
         let machine = Machine::build(&engine, size, source, devices, &self.registry).map_err(|e| from_machine(&e))?;
         self.machine = Some(machine);
