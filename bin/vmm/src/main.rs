@@ -21,7 +21,7 @@ basalt-vmm: runs one virtual machine, driven over a control socket (see docs/vmm
 Usage: basalt-vmm --control-fd N | --control PATH [--log-level LEVEL]
 
   --control-fd N     an inherited SEQPACKET socket. A connected one: when its other end closes, the VM ends.
-                     A listening one: the VM outlives its drivers
+                     A listening one: a VM that was started outlives its drivers
   --control PATH     listen on a SEQPACKET socket at PATH; the VM outlives its drivers
   --log-level LEVEL  off, error, warn (default), info, debug or trace; lines go to standard error
   --version          print the version

@@ -93,6 +93,11 @@ impl Vm {
         }
     }
 
+    /// Whether it was ever started.
+    pub(crate) fn has_run(&self) -> bool {
+        matches!(self.state, VmState::Running | VmState::Paused)
+    }
+
     /// Whether there will never be anything to do again.
     pub(crate) fn is_over(&self) -> bool {
         self.state == VmState::Ended

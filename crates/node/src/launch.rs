@@ -66,6 +66,7 @@ pub(crate) fn prepare(spec: SandboxSpec) -> Result<Prepared, Error> {
         cid: GUEST_CID,
         listener: None,
         acceptor: Some(fds.add(vmm_acceptor)?),
+        sinks: Vec::new(),
     };
     let root = BlockConfig {
         file: fds.add(spec.root)?,
@@ -83,6 +84,7 @@ pub(crate) fn prepare(spec: SandboxSpec) -> Result<Prepared, Error> {
             &ConsoleConfig {
                 input: None,
                 output: Some(output),
+                keep: None,
             },
         )?,
     ];
@@ -94,6 +96,7 @@ pub(crate) fn prepare(spec: SandboxSpec) -> Result<Prepared, Error> {
         cmdline: spec.cmdline,
         kvm: Some(kvm),
         serial: Some(serial),
+        serial_keep: None,
         devices,
     };
     config.validate()?;

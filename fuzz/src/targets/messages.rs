@@ -163,6 +163,7 @@ pub(crate) fn vmm_packets() -> Target {
         cmdline: "console=hvc0".into(),
         kvm: None,
         serial: Some(FdRef(2)),
+        serial_keep: Some(1 << 20),
         devices: Vec::new(),
     };
     let request = |request| {
