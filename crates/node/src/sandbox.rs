@@ -383,6 +383,7 @@ fn prepare_guest(
             disk: DiskName::Serial(ROOT_SERIAL.into()),
             fs: "erofs".into(),
         },
+        writable: None,
         overlay_bytes: None,
         hostname: hostname.to_owned(),
         clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),

@@ -107,6 +107,11 @@ pub struct FrameReader<R> {
 }
 
 impl<R: Read> FrameReader<R> {
+    /// The stream. Nothing has been read ahead: it stands behind the last frame.
+    pub fn into_inner(self) -> R {
+        self.stream
+    }
+
     /// A reader that holds no buffer yet.
     pub fn new(stream: R) -> Self {
         Self {

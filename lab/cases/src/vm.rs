@@ -248,6 +248,7 @@ impl Vm {
                 disk: DiskName::Serial(ROOT_SERIAL.into()),
                 fs: "erofs".into(),
             },
+            writable: None,
             overlay_bytes: None,
             hostname: "case".into(),
             clock_ns: u64::try_from(now.as_nanos())?,
