@@ -76,6 +76,7 @@ fn a_detached_one_outlives_its_connection_and_tells_the_log_everything() {
 #[test]
 fn an_attached_one_tells_its_client_and_the_log() {
     let (server, logs) = server();
+    let log = std::thread::spawn(move || whole(logs.recv().unwrap()));
     let mut connection = connect_to(&server);
     let result = connection
         .exec(&main_command("echo both; kill -9 $$"))
@@ -83,7 +84,7 @@ fn an_attached_one_tells_its_client_and_the_log() {
         .collect()
         .unwrap();
     assert_eq!((text(&result.stdout), result.status), ("both\n", ExitStatus::Signal(9)));
-    let (output, exit) = told(&whole(logs.recv().unwrap()));
+    let (output, exit) = told(&log.join().unwrap());
     assert_eq!((output.as_str(), exit), ("Stdout:both;", Some(ExitStatus::Signal(9))));
 }
 
