@@ -11,6 +11,7 @@
 pub mod cgroup;
 pub mod check;
 mod error;
+pub mod jail;
 pub mod kvm;
 pub mod resources;
 pub mod tools;
