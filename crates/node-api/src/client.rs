@@ -59,12 +59,28 @@ impl Client {
         request: Request,
         each: &mut dyn FnMut(Item),
     ) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
+        self.send(request)?;
+        self.receive(each)
+    }
+
+    /// Sends a request; [`Client::receive`] waits for its answer.
+    ///
+    /// # Errors
+    /// The daemon is gone.
+    pub fn send(&mut self, request: Request) -> Result<(), ClientError> {
         let packet = Packet::Request {
             version: VERSION,
             request,
         };
         let bytes = serde_json::to_vec(&packet).map_err(|error| ClientError::Malformed(error.to_string()))?;
-        self.socket.send(&bytes, &[])?;
+        Ok(self.socket.send(&bytes, &[])?)
+    }
+
+    /// Waits for the answer to what was sent; gives each item before it to `each`.
+    ///
+    /// # Errors
+    /// The daemon is gone or refuses.
+    pub fn receive(&mut self, each: &mut dyn FnMut(Item)) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
         loop {
             let (bytes, fds) = self.socket.receive()?;
             match serde_json::from_slice(&bytes) {

@@ -37,7 +37,8 @@ pub enum Request {
         /// Which.
         sandbox: String,
     },
-    /// What its command has written. [`Reply::Sandbox`] with the log, open for reading.
+    /// What its command has written. [`Reply::Sandbox`] with its log and its console, open for
+    /// reading.
     Logs {
         /// Which.
         sandbox: String,

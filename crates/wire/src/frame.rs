@@ -194,6 +194,11 @@ pub struct FrameWriter<W> {
 }
 
 impl<W: Write> FrameWriter<W> {
+    /// Does something with the stream itself, between two frames.
+    pub fn with<T>(&self, work: impl FnOnce(&W) -> T) -> T {
+        work(&self.stream.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// A writer over `stream`.
     pub fn new(stream: W) -> Self {
         Self {

@@ -122,6 +122,8 @@ pub(crate) fn agent_requests() -> Target {
             term: Some("xterm".into()),
         }),
         stdin: true,
+        main: true,
+        detached: false,
     };
     let stat = Request::Stat {
         path: "/x".into(),
