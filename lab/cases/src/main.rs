@@ -6,6 +6,7 @@
 mod archive;
 mod basalt;
 mod cases;
+mod daemon;
 mod leaks;
 mod runner;
 mod stall;
