@@ -33,6 +33,11 @@ enum Files {
         file: File,
         members: HashMap<String, Member>,
     },
+    /// Files that are open already, and documents in memory.
+    Parts {
+        documents: HashMap<String, Vec<u8>>,
+        blobs: HashMap<String, File>,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -134,6 +139,20 @@ impl Source {
         }
     }
 
+    /// An image whose parts somebody else has gathered, under the names that they have in a layout. `path` is for messages.
+    pub(crate) fn parts(
+        documents: HashMap<String, Vec<u8>>,
+        blobs: HashMap<String, File>,
+        path: &Path,
+        limits: &Limits,
+    ) -> Self {
+        Self {
+            path: path.to_owned(),
+            files: Files::Parts { documents, blobs },
+            limits: *limits,
+        }
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -146,6 +165,7 @@ impl Source {
         match &self.files {
             Files::Directory => self.path.join(name).is_file(),
             Files::Archive { members, .. } => find(members, name).is_some(),
+            Files::Parts { documents, blobs } => documents.contains_key(name) || blobs.contains_key(name),
         }
     }
 
@@ -169,6 +189,12 @@ impl Source {
                 let (start, len) = find(members, name).ok_or_else(missing)?;
                 (file.try_clone().map_err(Error::io("read", &self.path))?, start, len)
             }
+            Files::Parts { blobs, .. } => {
+                let file = blobs.get(name).ok_or_else(missing)?.try_clone();
+                let file = file.map_err(Error::io("read", &self.path))?;
+                let len = file.metadata().map_err(Error::io("read", &self.path))?.len();
+                (file, 0, len)
+            }
         };
         Ok(Blob {
             name: name.to_owned(),
@@ -180,6 +206,11 @@ impl Source {
 
     /// The whole of a small file.
     pub(crate) fn document(&self, name: &str) -> Result<Vec<u8>, Error> {
+        if let Files::Parts { documents, .. } = &self.files
+            && let Some(document) = documents.get(name)
+        {
+            return Ok(document.clone());
+        }
         let blob = self.blob(name)?;
         Limits::check(|| format!("the size of {name}"), blob.len, self.limits.document)?;
         let mut contents = vec![0; usize::try_from(blob.len).unwrap_or(usize::MAX)];
