@@ -229,6 +229,24 @@ impl Candidates {
     }
 }
 
+impl Manifest {
+    /// Whether its config, of which `contents` are all bytes, is of a linux/amd64 image with so many layers.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it.
+    pub fn check_config(&self, contents: &[u8], limits: &Limits) -> Result<(), Error> {
+        let what = format!("config {}", self.config.digest);
+        let config: Config = parse(&what, contents)?;
+        if config.os != "linux" || config.architecture != "amd64" {
+            return Err(wrong_platform(
+                [format!("{}/{}", config.os, config.architecture)].into(),
+            ));
+        }
+        taken(config, self.layers.len(), &what, limits).map(drop)
+    }
+}
+
 fn select_docker(source: &Source) -> Result<Selected, Error> {
     let mut images: Vec<DockerManifest> = parse("manifest.json", &source.document("manifest.json")?)?;
     let (Some(image), true) = (images.pop(), images.is_empty()) else {

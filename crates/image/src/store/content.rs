@@ -126,7 +126,7 @@ impl Store {
         content.descriptors().all(|part| self.has_part(part))
     }
 
-    fn has_part(&self, part: &Descriptor) -> bool {
+    pub(super) fn has_part(&self, part: &Descriptor) -> bool {
         fs::metadata(self.content_path(&part.digest)).is_ok_and(|meta| meta.len() == part.size)
     }
 
@@ -154,22 +154,32 @@ impl Store {
         if self.has_part(descriptor) {
             return Ok(());
         }
+        if self.take_download(descriptor)? {
+            return Ok(());
+        }
         replace(&self.content_path(&descriptor.digest), contents, &self.temporary())
     }
 
-    /// From the downloads if it is there: that costs a rename.
+    /// Whether the part was among the downloads: then it costs a rename.
+    fn take_download(&self, part: &Descriptor) -> Result<bool, Error> {
+        let (from, to) = (self.partial().join(part.hex()?), self.content_path(&part.digest));
+        if fs::metadata(&from).is_ok_and(|meta| meta.len() == part.size) {
+            match fs::rename(&from, &to) {
+                // Another image has it by now.
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+                renamed => renamed.map_err(Error::io("write", &to))?,
+            }
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
     fn keep_layer(&self, layer: &Descriptor, source: &Source) -> Result<(), Error> {
-        if self.has_part(layer) {
+        if self.has_part(layer) || self.take_download(layer)? {
             return Ok(());
         }
-        let (from, to) = (self.partial().join(layer.hex()?), self.content_path(&layer.digest));
+        let to = self.content_path(&layer.digest);
         let blob = source.blob(&blob_name(layer.hex()?))?;
-        if fs::metadata(&from).is_ok_and(|meta| meta.len() == layer.size) {
-            match fs::rename(&from, &to) {
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                renamed => return renamed.map_err(Error::io("write", &to)),
-            }
-        }
         let temp = Temp::new(&self.temporary())?;
         copy(&blob, &mut temp.file(), &to)?;
         temp.persist(&to)

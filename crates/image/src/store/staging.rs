@@ -12,15 +12,15 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use sha2::{Digest as _, Sha256};
 
 use super::{Store, remove_file};
-use crate::Error;
-use crate::document::hex_digest;
+use crate::document::{Descriptor, hex_digest};
+use crate::{Error, Limits};
 
 /// An interrupted download is kept this long.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
@@ -45,9 +45,29 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// The open file.
-    pub fn into_file(self) -> File {
+    /// The open file, which keeps the blob as well.
+    ///
+    /// # Errors
+    ///
+    /// The operating system refuses another descriptor.
+    pub fn file(&self) -> Result<File, Error> {
         self.file
+            .try_clone()
+            .map_err(Error::io("use a file in", Path::new("partial")))
+    }
+
+    /// All of a small blob.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read, or is larger than a document may be.
+    pub fn contents(&self) -> Result<Vec<u8>, Error> {
+        let failed = || Error::io("read", Path::new("partial"));
+        let len = self.file.metadata().map_err(failed())?.len();
+        Limits::check(|| "the size of a document".to_owned(), len, Limits::default().document)?;
+        let mut contents = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
+        self.file.read_exact_at(&mut contents, 0).map_err(failed())?;
+        Ok(contents)
     }
 }
 
@@ -112,6 +132,31 @@ impl Store {
             remove_file(&path)?;
         }
         Ok(None)
+    }
+
+    /// Bytes of a blob that are not here yet.
+    pub fn missing(&self, blob: &Descriptor) -> u64 {
+        let hex = blob.digest.trim_start_matches("sha256:");
+        if self.has_part(blob) || self.partial().join(hex).exists() {
+            return 0;
+        }
+        let here = fs::metadata(self.partial().join(format!("{hex}.part"))).map_or(0, |meta| meta.len());
+        blob.size.saturating_sub(here)
+    }
+
+    /// Removes the downloads of these blobs, but for those that somebody else works at.
+    ///
+    /// # Errors
+    ///
+    /// The disk refuses.
+    pub fn forget<'d>(&self, digests: impl Iterator<Item = &'d str>) -> Result<(), Error> {
+        for digest in digests {
+            let hex = hex_digest(digest)?;
+            for name in [hex.to_owned(), format!("{hex}.part")] {
+                remove_unlocked(&self.partial().join(name))?;
+            }
+        }
+        Ok(())
     }
 
     /// Refuses early what cannot fit: `needed` more bytes.
@@ -180,6 +225,16 @@ impl Partial {
             partial.restart()?;
         }
         Ok(partial)
+    }
+
+    /// `sha256:` and 64 digits.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    /// Whether what is here has the right digest.
+    pub fn is_right(&self) -> bool {
+        format!("sha256:{}", hex::encode(self.hash.clone().finalize())) == self.digest
     }
 
     /// How many bytes of it are here.

@@ -283,7 +283,7 @@ fn pulled(store: &Store, files: &Files) -> Pulled {
     for layer in &parsed.layers {
         let mut partial = mine(store, &layer.digest, layer.size);
         partial.write(&blob(&layer.digest)).unwrap();
-        let file = partial.finish().unwrap().into_file();
+        let file = partial.finish().unwrap().file().unwrap();
         layers.insert(layer.hex().unwrap().to_owned(), file);
     }
     Pulled {
