@@ -241,6 +241,9 @@ pub enum Error {
         /// What was asked for.
         reference: String,
     },
+    /// Whoever wanted it does not want it any more.
+    #[error("stopped before it was finished: nothing was changed, do it again")]
+    Stopped,
     /// The image is in use and would be gone.
     #[error("the image {reference:?} is in use: remove the sandboxes that use it first, or force it")]
     InUse {

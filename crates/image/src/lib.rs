@@ -18,6 +18,7 @@ mod limits;
 mod manifest;
 mod reference;
 mod source;
+mod stop;
 mod store;
 mod stream;
 mod tar;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use crate::file::Temp;
+use crate::stop::Stop;
 use crate::stream::{Compression, FilePart, Stream, Unpacked};
 use crate::tar::{Kind, Reader};
 use crate::{Error, Limits};
@@ -24,6 +25,7 @@ pub(crate) struct Source {
     path: PathBuf,
     files: Files,
     limits: Limits,
+    stop: Stop,
 }
 
 #[derive(Debug)]
@@ -98,6 +100,7 @@ impl Source {
                 path: path.to_owned(),
                 files: Files::Directory,
                 limits: *limits,
+                stop: Stop::default(),
             };
             return if source.has("oci-layout") && source.has("index.json") {
                 Ok(source)
@@ -131,6 +134,7 @@ impl Source {
             path: path.to_owned(),
             files: Files::Archive { file, members },
             limits: *limits,
+            stop: Stop::default(),
         };
         if source.has("index.json") || source.has("manifest.json") {
             Ok(source)
@@ -150,7 +154,18 @@ impl Source {
             path: path.to_owned(),
             files: Files::Parts { documents, blobs },
             limits: *limits,
+            stop: Stop::default(),
         }
+    }
+
+    /// The same, but what is made of it ends when `stop` says so.
+    pub(crate) fn until(mut self, stop: &Stop) -> Self {
+        self.stop = stop.clone();
+        self
+    }
+
+    pub(crate) fn stop(&self) -> &Stop {
+        &self.stop
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -139,7 +139,11 @@ impl<'a> Job<'a> {
             let _finish = Finish(&job.finished, watcher.thread().clone());
             let done = work(&job);
             // What a closed connection looks like is not why it was closed.
-            done.map_err(|error| job.over().err().filter(|_| error.another_may_do()).unwrap_or(error))
+            done.map_err(|error| match error {
+                Error::Image(image::Error::Stopped) => job.over().err().unwrap_or(Error::Cancelled),
+                error if error.another_may_do() => job.over().err().unwrap_or(error),
+                error => error,
+            })
         })
     }
 
@@ -197,6 +201,12 @@ impl<'a> Job<'a> {
         self.ends
             .saturating_duration_since(Instant::now())
             .max(Duration::from_millis(1))
+    }
+
+    /// Says when the store is to stop working for this job.
+    pub(crate) fn stop(&self) -> impl Fn() -> bool + Send + Sync + 'static {
+        let (cancel, ends) = (self.options.cancel.clone(), self.ends);
+        move || cancel.is_cancelled() || Instant::now() >= ends
     }
 
     /// Waits, unless the job ends.

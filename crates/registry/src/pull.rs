@@ -51,6 +51,7 @@ pub fn pull(
 ) -> Result<Pull, Error> {
     store.sweep()?;
     Job::run(options, |job| {
+        let store = &store.until(job.stop());
         let mirrors = options.mirrors.iter().map(|mirror| (mirror.host.as_str(), mirror));
         let mut last = None;
         for (host, peer) in mirrors.chain([(location.host(), &options.registry)]) {

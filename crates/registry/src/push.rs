@@ -46,8 +46,8 @@ pub fn push(
             problem: "an image is pushed to a tag, not to a digest".to_owned(),
         });
     }
-    let export = store.export(reference)?;
     Job::run(options, |job| {
+        let export = store.until(job.stop()).export(reference)?;
         let session = Session::open(
             job,
             location.host(),

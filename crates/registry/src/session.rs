@@ -351,6 +351,12 @@ impl<'a> Session<'a> {
             let host = self.host.clone();
             return match rustls {
                 rustls::Error::InvalidCertificate(_) => Failure::Final(Error::Untrusted { host, problem }),
+                rustls::Error::InvalidMessage(_) => Failure::Connect(Error::Unreachable {
+                    host,
+                    problem:
+                        "it does not speak TLS, which is all that is spoken with it unless it is said to be insecure"
+                            .to_owned(),
+                }),
                 _ => Failure::Connect(Error::Unreachable { host, problem }),
             };
         }

@@ -82,7 +82,7 @@ impl Store {
             .into_iter()
             .map(|(digest, file)| (blob_name(&digest), file));
         let _lock = self.lock()?;
-        let source = Source::parts(documents.into(), blobs.collect(), &self.directory, &self.limits);
+        let source = Source::parts(documents.into(), blobs.collect(), &self.directory, &self.limits).until(&self.stop);
         self.adopt(&source, &select(&source)?, progress)?;
         self.name_digest(&digest, name)
     }
@@ -191,6 +191,7 @@ impl Store {
         self.keep_document(&config_part, config)?;
         let mut layers = Vec::new();
         for layer in &selected.layers {
+            self.stop.check()?;
             layers.push(self.keep_compressed(&source.blob(&layer.blob)?)?);
         }
         let manifest = json!({
@@ -214,7 +215,7 @@ impl Store {
         let (mut counted, content) = (Counted::new(temp.file()), self.content());
         let suffix = match blob.compression()? {
             Compression::None => {
-                let mut encoder = GzEncoder::new(&mut counted, Level::default());
+                let mut encoder = GzEncoder::new(&mut counted, Level::fast());
                 copy(blob, &mut encoder, &content)?;
                 encoder.finish().map_err(Error::io("write", &content))?;
                 "+gzip"

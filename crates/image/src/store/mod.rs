@@ -24,6 +24,8 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +34,7 @@ use crate::file::{self, Temp};
 use crate::import::{Progress, convert, spool};
 use crate::manifest::{ImageConfig, Selected, select};
 use crate::source::Source;
+use crate::stop::Stop;
 use crate::{Error, Limits, Reference};
 
 use content::Content;
@@ -39,6 +42,9 @@ pub use content::Pulled;
 pub use save::{Export, Part};
 pub use staging::{Claim, Partial, Staged};
 pub use usage::{Prune, Pruned, Usage};
+
+/// Between two looks at a lock that somebody else holds.
+const TICK: Duration = Duration::from_millis(20);
 
 /// A stored image.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,6 +93,7 @@ type Names = BTreeMap<String, String>;
 pub struct Store {
     directory: PathBuf,
     limits: Limits,
+    stop: Stop,
 }
 
 /// Released when dropped.
@@ -111,6 +118,7 @@ impl Store {
         let store = Self {
             directory: directory.to_owned(),
             limits,
+            stop: Stop::default(),
         };
         for directory in [store.blobs(), store.temporary(), store.content(), store.partial()] {
             fs::create_dir_all(&directory).map_err(Error::io("create", &directory))?;
@@ -126,6 +134,17 @@ impl Store {
         Ok(store)
     }
 
+    /// The same store, whose operations end with [`Error::Stopped`] soon after `stop` has begun to say so, also while they
+    /// wait for others.
+    #[must_use]
+    pub fn until(&self, stop: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self {
+            directory: self.directory.clone(),
+            limits: self.limits,
+            stop: Stop::when(stop),
+        }
+    }
+
     /// Imports the linux/amd64 image at `path`: an OCI image layout (directory or tar) or a docker-archive. It gets
     /// `name`, else the name that it brings, else its file's. What is stored already is not stored again. Waits for
     /// imports of other processes.
@@ -137,7 +156,7 @@ impl Store {
         let name = name.map(str::parse::<Reference>).transpose()?;
         let _lock = self.lock()?;
         let temporary = self.temporary();
-        let source = Source::open(path, &temporary, &self.limits)?;
+        let source = Source::open(path, &temporary, &self.limits)?.until(&self.stop);
         let selected = select(&source)?;
         self.adopt(&source, &selected, progress)?;
         let mut names = self.names()?;
@@ -396,8 +415,18 @@ impl Store {
     fn lock(&self) -> Result<Lock, Error> {
         let path = self.directory.join("lock");
         let file = lock_file(&path)?;
-        file.lock().map_err(Error::io("lock", &path))?;
-        Ok(Lock(file))
+        if !self.stop.is_possible() {
+            file.lock().map_err(Error::io("lock", &path))?;
+            return Ok(Lock(file));
+        }
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Lock(file)),
+                Err(fs::TryLockError::WouldBlock) => self.stop.check()?,
+                Err(fs::TryLockError::Error(error)) => return Err(Error::io("lock", &path)(error)),
+            }
+            thread::sleep(TICK);
+        }
     }
 
     fn blobs(&self) -> PathBuf {

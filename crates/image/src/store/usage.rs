@@ -7,6 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use super::content::Content;
 use super::{Store, read_metadata};
 use crate::Error;
 
@@ -83,6 +84,17 @@ impl Store {
         Ok(pruned)
     }
 
+    /// Removes what interrupted operations have left, old downloads included; its bytes. No image is touched.
+    ///
+    /// # Errors
+    ///
+    /// The disk refuses.
+    pub fn clear_leftovers(&self) -> Result<u64, Error> {
+        let _lock = self.lock()?;
+        self.clean()?;
+        Ok(self.collect()? + self.sweep()?)
+    }
+
     /// What each image costs, and last what interrupted and running downloads do.
     ///
     /// # Errors
@@ -100,7 +112,10 @@ impl Store {
             let parts: BTreeMap<_, _> = metadata
                 .content
                 .iter()
-                .flat_map(|content| content.descriptors().map(|part| (part.digest.clone(), part.size)))
+                .flat_map(Content::descriptors)
+                // Of an image that was brought here converted the rest is elsewhere.
+                .filter(|part| self.has_part(part))
+                .map(|part| (part.digest.clone(), part.size))
                 .collect();
             for part in parts.keys() {
                 *owners.entry(part.clone()).or_default() += 1;

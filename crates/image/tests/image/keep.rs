@@ -4,6 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 use image::{Claim, Error, Partial, Prune, Pruned, Pulled, Reference, Store};
 
@@ -346,4 +348,65 @@ fn nothing_but_the_download_is_left_of_a_pull_with_a_wrong_layer() {
             "{directory}"
         );
     }
+}
+
+/// Also while it waits for others: here for a lock that the test holds.
+#[test]
+fn an_operation_ends_when_it_is_told_to_and_leaves_nothing() {
+    let temp = tempfile::tempdir().unwrap();
+    let from = archive(temp.path(), "x", &["1"]);
+    let ours = store(temp.path());
+    // Each time a little later: at every place where it looks.
+    let mut stopped = 0;
+    for looks in 0..1000 {
+        let left = AtomicU32::new(looks);
+        let until = ours.until(move || left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_err());
+        match until.import(&from, None, &mut |_| {}) {
+            Err(Error::Stopped) => stopped += 1,
+            Err(error) => panic!("{error}"),
+            Ok(image) => {
+                assert_eq!(image.names, ["localhost/x:latest"]);
+                break;
+            }
+        }
+        for directory in ["blobs", "content", "tmp"] {
+            assert_eq!(
+                names_in(&temp.path().join("store").join(directory)).len(),
+                0,
+                "{directory}"
+            );
+        }
+    }
+    assert!((3..1000).contains(&stopped), "it looks {stopped} times");
+
+    let held = fs::File::options()
+        .write(true)
+        .open(temp.path().join("store/lock"))
+        .unwrap();
+    held.lock().unwrap();
+    let begun = Instant::now();
+    let until = ours.until(move || begun.elapsed() > Duration::from_millis(200));
+    assert!(matches!(until.tag("x", "y"), Err(Error::Stopped)));
+    assert!(begun.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn leftovers_of_a_crash_are_cleared_and_nothing_else() {
+    let temp = tempfile::tempdir().unwrap();
+    let ours = store(temp.path());
+    ours.import(&archive(temp.path(), "x", &["1"]), None, &mut |_| {})
+        .unwrap();
+    let before = names_in(&temp.path().join("store/content"));
+    fs::write(temp.path().join("store/content").join("0".repeat(64)), b"12345").unwrap();
+    fs::write(temp.path().join("store/tmp/4711.0"), b"").unwrap();
+    assert_eq!(ours.clear_leftovers().unwrap(), 5);
+    assert_eq!(names_in(&temp.path().join("store/content")), before);
+    assert_eq!(names_in(&temp.path().join("store/tmp")).len(), 0);
+    ours.export("x").unwrap();
+
+    // Nobody knows what a damaged image refers to: nothing is taken for a leftover then.
+    let image = ours.get("x").unwrap();
+    fs::write(image.path.with_extension("json"), b"{").unwrap();
+    assert_eq!(ours.clear_leftovers().unwrap(), 0);
+    assert_eq!(names_in(&temp.path().join("store/content")), before);
 }

@@ -148,6 +148,24 @@ fn the_deadline_ends_everything() {
     assert!(begun.elapsed() < Duration::from_secs(15));
 }
 
+/// Neither does a pull wait for ever for another operation on the store, here for a lock that the test holds.
+#[test]
+fn the_deadline_ends_waiting_for_the_store() {
+    let place = Place::new();
+    let (registry, _, _) = with_layer(&place, 1000);
+    let store = place.store("theirs");
+    let held = fs::File::options().write(true).open(place.path("theirs/lock")).unwrap();
+    held.lock().unwrap();
+    let soon = Options {
+        deadline: Duration::from_secs(1),
+        ..options()
+    };
+    let begun = Instant::now();
+    let ended = pull(&store, &format!("{}/x", registry.host()), &soon);
+    assert!(matches!(ended, Err(Error::Deadline { seconds: 1 })), "{ended:?}");
+    assert!(begun.elapsed() < Duration::from_secs(20));
+}
+
 #[test]
 fn a_download_damaged_on_this_disk_is_fetched_anew() {
     let place = Place::new();
