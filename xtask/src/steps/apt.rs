@@ -29,8 +29,15 @@ const PACKAGES: &[(&str, &str)] = &[
     ("kmod", "the lab's modules"),
     ("mmdebstrap", "images and the lab's root"),
     ("erofs-utils", "fsck.erofs in tests, the lab's root image"),
-    ("docker-registry", "the registry that pulls and pushes are tested against"),
-    ("skopeo", "the other reader of what `image` saves and `registry` pushes, in tests"),
+    ("musl-tools", "the C in dependencies of static programs (TLS)"),
+    (
+        "docker-registry",
+        "the registry that pulls and pushes are tested against",
+    ),
+    (
+        "skopeo",
+        "the other reader of what `image` saves and `registry` pushes, in tests",
+    ),
 ];
 
 const LIMIT: Duration = Duration::from_secs(20 * 60);
