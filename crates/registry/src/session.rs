@@ -37,6 +37,9 @@ pub(crate) struct Session<'a> {
     actions: &'static str,
     /// `https://HOST`.
     base: String,
+    /// HTTP without TLS is allowed: this machine itself, or it was said so.
+    plain: bool,
+    /// It was said so.
     insecure: bool,
     agent: Agent,
     credentials: Option<Credentials>,
@@ -104,7 +107,8 @@ impl<'a> Session<'a> {
             repository,
             actions,
             base: String::new(),
-            insecure: schemes.len() > 1,
+            plain: schemes.len() > 1,
+            insecure: peer.insecure,
             agent,
             credentials: peer.credentials.clone(),
             authorization: Mutex::new(peer.credentials.as_ref().and_then(Credentials::bearer)),
@@ -271,7 +275,9 @@ impl<'a> Session<'a> {
         let parameter = |name: &str| challenge.parameters.get(name).map(String::as_str);
         let realm = parameter("realm").unwrap_or_default();
         let uri: Uri = realm.parse().map_err(|_| self.bad(WHAT, &"its realm is no URL"))?;
-        let plain = uri.scheme_str() == Some("http") && self.insecure;
+        // A password in the clear goes no further than this machine, unless all of it was said to be insecure.
+        let near = self.plain && uri.host().is_some_and(is_loopback);
+        let plain = uri.scheme_str() == Some("http") && (self.insecure || near);
         if uri.host().is_none() || (uri.scheme_str() != Some("https") && !plain) {
             return Err(self.bad(WHAT, &"its realm is no https URL").into());
         }
@@ -331,7 +337,7 @@ impl<'a> Session<'a> {
         if location.starts_with('/') {
             return Some(format!("{}{location}", self.base));
         }
-        let whole = location.starts_with("https://") || (self.insecure && location.starts_with("http://"));
+        let whole = location.starts_with("https://") || (self.plain && location.starts_with("http://"));
         whole.then(|| location.to_owned())
     }
 

@@ -188,8 +188,8 @@ fn a_busy_registry_is_asked_again_when_it_says() {
     let busy = Fake::start(
         move |asked| match (asked.line.as_str(), count.fetch_add(1, Ordering::SeqCst)) {
             ("GET /v2/", _) => (200, Vec::new(), Vec::new()),
-            (_, 0..3) => (429, vec![("retry-after".to_owned(), "1".to_owned())], Vec::new()),
-            (_, 3..5) => (503, Vec::new(), Vec::new()),
+            (_, 0..2) => (429, vec![("retry-after".to_owned(), "3".to_owned())], Vec::new()),
+            (_, 2..4) => (503, Vec::new(), Vec::new()),
             _ => (
                 404,
                 Vec::new(),
@@ -203,8 +203,8 @@ fn a_busy_registry_is_asked_again_when_it_says() {
         matches!(&error, Error::NoSuchImage { detail, .. } if detail == " (no suchthing)"),
         "{error}"
     );
-    assert!(begun.elapsed() >= Duration::from_secs(2));
-    assert_eq!(busy.lines().len(), 6);
+    assert!(begun.elapsed() >= Duration::from_secs(3));
+    assert_eq!(busy.lines().len(), 5);
 
     let broken = Fake::start(|_| (502, Vec::new(), Vec::new()));
     let few = Options {
