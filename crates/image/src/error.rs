@@ -107,7 +107,9 @@ pub enum Error {
         text: String,
     },
     /// A media type that no image of ours has.
-    #[error("{what} has the media type {media_type:?}, which is not supported: export the image in OCI format")]
+    #[error(
+        "{what} has the media type {media_type:?}, which is not supported: build or export the image in OCI format"
+    )]
     UnsupportedMediaType {
         /// Which blob.
         what: String,
@@ -116,7 +118,7 @@ pub enum Error {
     },
     /// No image for this machine.
     #[error(
-        "the image is for {found}, not for linux/amd64: import it from a copy pulled with `--platform linux/amd64`"
+        "the image is for {found}, not for linux/amd64: use one that was built for, or saved with, `--platform linux/amd64`"
     )]
     WrongPlatform {
         /// What there is, comma-separated.

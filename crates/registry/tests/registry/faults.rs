@@ -148,6 +148,37 @@ fn the_deadline_ends_everything() {
     assert!(begun.elapsed() < Duration::from_secs(15));
 }
 
+/// As where a registry keeps its blobs with somebody else: what is asked for there is the rest, too.
+#[test]
+fn a_redirected_download_goes_on_too() {
+    let place = Place::new();
+    let (registry, layer, size) = with_layer(&place, 2 * MIB);
+    let ours = place.store("ours");
+    let part = &ours.export("x").unwrap().layers[0];
+    let mut partial = match place.store("theirs").claim(&part.descriptor.digest, size).unwrap() {
+        image::Claim::Mine(partial) => partial,
+        other => panic!("{other:?}"),
+    };
+    partial
+        .write(&fs::read(place.path("ours/content").join(&layer)).unwrap()[..MIB])
+        .unwrap();
+    drop(partial);
+    let to = registry.host();
+    let redirecting = Fake::start(move |asked| {
+        let path = asked.line.trim_start_matches("GET ");
+        (
+            307,
+            vec![("location".to_owned(), format!("http://{to}{path}"))],
+            Vec::new(),
+        )
+    });
+    pull(&place.store("theirs"), &format!("{}/x", redirecting.host()), &options()).unwrap();
+    assert_eq!(
+        (registry.gets(&layer, &["206"]), registry.gets(&layer, &["200"])),
+        (1, 0)
+    );
+}
+
 /// Neither does a pull wait for ever for another operation on the store, here for a lock that the test holds.
 #[test]
 fn the_deadline_ends_waiting_for_the_store() {
