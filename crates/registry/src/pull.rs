@@ -38,7 +38,8 @@ pub struct Pull {
     pub from: String,
 }
 
-/// Pulls the linux/amd64 image at `location` into `store`, where it gets the location's name.
+/// Pulls the linux/amd64 image at `location` into `store`, where it gets the location's name. `progress` is called by
+/// several threads, and while the store is locked: it must not ask anything of the store.
 ///
 /// # Errors
 ///

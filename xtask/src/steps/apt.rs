@@ -30,14 +30,9 @@ const PACKAGES: &[(&str, &str)] = &[
     ("mmdebstrap", "images and the lab's root"),
     ("erofs-utils", "fsck.erofs in tests, the lab's root image"),
     ("musl-tools", "the C in dependencies of static programs (TLS)"),
-    (
-        "docker-registry",
-        "the registry that pulls and pushes are tested against",
-    ),
-    (
-        "skopeo",
-        "the other reader of what `image` saves and `registry` pushes, in tests",
-    ),
+    ("openssl", "certificates and signatures in tests"),
+    ("docker-registry", "the peer of pulls and pushes in tests"),
+    ("skopeo", "reads and copies images of ours in tests"),
 ];
 
 const LIMIT: Duration = Duration::from_secs(20 * 60);

@@ -38,13 +38,13 @@ fn rules(after: u64, cuts: i64) -> Rules {
 fn a_broken_download_goes_on_where_it_broke() {
     let place = Place::new();
     let (registry, layer, size) = with_layer(&place, 8 * MIB);
-    let proxy = Proxy::start(registry.port, rules(MIB as u64, 4));
+    let proxy = Proxy::start(registry.port, rules(3 * MIB as u64, 2));
     pull(&place.store("theirs"), &format!("{}/x", proxy.host()), &options()).unwrap();
     assert_eq!(proxy.rules.cuts.load(Ordering::SeqCst).max(0), 0, "all cuts were made");
-    assert_eq!(registry.gets(&layer, &["206"]), 4);
+    assert_eq!(registry.gets(&layer, &["206"]), 2);
     // What was on its way when the connection broke, buffers included, is lost; what had come is not sent again.
     let received = proxy.rules.received.load(Ordering::SeqCst);
-    assert!(received < size + 2 * MIB as u64, "{received} bytes for {size}");
+    assert!(received < size + 3 * MIB as u64, "{received} bytes for {size}");
 }
 
 #[test]

@@ -1,13 +1,15 @@
 //! Pulls at the same time share their work, in one process and between processes.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use image::Prune;
 use registry::{BlobState, Cancel, Options, Progress};
 
 use crate::kit::{Place, location, names_in, options, push};
@@ -155,7 +157,7 @@ fn one_of_two_pulls_may_be_cancelled() {
                         ..
                     }
                 ) {
-                    seen.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    seen.fetch_add(1, Ordering::Relaxed);
                     cancel.cancel();
                 }
             })
@@ -164,4 +166,74 @@ fn one_of_two_pulls_may_be_cancelled() {
         working.join().unwrap().unwrap();
     });
     assert!(seen.into_inner() > 0);
+}
+
+/// Whatever the moment: the image is whole or not there, and the next pull makes it.
+#[test]
+fn a_pull_killed_at_any_moment_leaves_a_whole_store() {
+    let place = Place::new();
+    let registry = Registry::start(&place);
+    let (ours, image) = place.with_image("ours", &[(1, 1 << 20), (2, 2 << 20)]);
+    let name = format!("{}/x", registry.host());
+    push(&ours, &name, &options()).unwrap();
+    let theirs = place.path("theirs");
+    let (mut killed, mut finished) = (0, 0);
+    for step in 0..200_u64 {
+        let mut pull = Command::new(example())
+            .arg(&name)
+            .arg(&theirs)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        thread::sleep(Duration::from_millis(step * 3 + step * step / 8));
+        pull.kill().unwrap();
+        let ended = pull.wait().unwrap().success();
+        let store = place.store("theirs");
+        store.clear_leftovers().unwrap();
+        let listing = store.list().unwrap();
+        assert_eq!(listing.damaged.len(), 0);
+        assert_eq!(names_in(&theirs.join("tmp")).len(), 0);
+        match listing.images.as_slice() {
+            [] => assert_eq!(
+                names_in(&theirs.join("content")).len() + names_in(&theirs.join("blobs")).len(),
+                0
+            ),
+            [found] => {
+                assert_eq!(found.digest, image.digest);
+                assert_eq!(fs::read(&found.path).unwrap(), fs::read(&image.path).unwrap());
+                store.export(&found.digest).unwrap();
+            }
+            more => panic!("{more:?}"),
+        }
+        assert!(!ended || !listing.images.is_empty());
+        *(if ended { &mut finished } else { &mut killed }) += 1;
+        if finished == 2 {
+            break;
+        }
+        if step % 2 == 0 {
+            // Every other time the next one finds what this one has left.
+            fs::remove_dir_all(&theirs).unwrap();
+        }
+    }
+    assert!(killed > 3 && finished == 2, "{killed} killed, {finished} finished");
+}
+
+/// Downloads that are needed are in use, whatever is pruned meanwhile.
+#[test]
+fn pruning_takes_nothing_from_a_running_pull() {
+    let place = Place::new();
+    let (registry, _proxy, name, blobs) = slow(&place);
+    let store = place.store("theirs");
+    let pruned = AtomicU64::new(0);
+    registry::pull(&store, &location(&name), &options(), &|step| {
+        if matches!(step, Progress::Blob { .. }) {
+            store.prune(&BTreeSet::new(), Prune::Unused).unwrap();
+            pruned.fetch_add(1, Ordering::Relaxed);
+        }
+    })
+    .unwrap();
+    assert!(pruned.into_inner() > 5);
+    for blob in &blobs {
+        assert_eq!(registry.gets(blob, &["200", "206"]), 1, "{blob}");
+    }
 }
