@@ -57,7 +57,7 @@ pub(crate) fn fetch(
                 session.job.wait(TICK)?;
             }
             Claim::Mine(partial) => {
-                let staged = download(session, partial, blob, &tell)?;
+                let staged = download(session, *partial, blob, &tell)?;
                 tell(BlobState::Done, blob.size);
                 return Ok(staged);
             }

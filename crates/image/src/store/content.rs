@@ -20,6 +20,7 @@ use crate::file::{Temp, replace};
 use crate::import::Progress;
 use crate::manifest::{Documents, Selected, blob_name, select};
 use crate::source::{Blob, Source};
+use crate::steps::IMAGE_NAMED;
 use crate::stream::{Compression, Stream as _};
 use crate::{Error, Reference};
 
@@ -113,6 +114,7 @@ impl Store {
         {
             names.insert(name.to_string(), digest.to_owned());
             self.set_names(&names)?;
+            self.steps.at(IMAGE_NAMED);
         }
         self.load(digest, &names)
     }

@@ -34,6 +34,9 @@ use crate::file::{self, Temp};
 use crate::import::{Progress, convert, spool};
 use crate::manifest::{ImageConfig, Selected, select};
 use crate::source::Source;
+use crate::steps::{
+    IMAGE_CONVERTED, IMAGE_FORGOTTEN, IMAGE_KEPT, IMAGE_NAMED, IMAGE_RECORDED, IMAGE_REMOVED, IMAGE_UNNAMED, Steps,
+};
 use crate::stop::Stop;
 use crate::{Error, Limits, Reference};
 
@@ -94,6 +97,7 @@ pub struct Store {
     directory: PathBuf,
     limits: Limits,
     stop: Stop,
+    steps: Steps,
 }
 
 /// Released when dropped.
@@ -119,6 +123,7 @@ impl Store {
             directory: directory.to_owned(),
             limits,
             stop: Stop::default(),
+            steps: Steps::default(),
         };
         for directory in [store.blobs(), store.temporary(), store.content(), store.partial()] {
             fs::create_dir_all(&directory).map_err(Error::io("create", &directory))?;
@@ -142,6 +147,18 @@ impl Store {
             directory: self.directory.clone(),
             limits: self.limits,
             stop: Stop::when(stop),
+            steps: self.steps.clone(),
+        }
+    }
+
+    /// The same store, which tells of each of [`STEPS`](crate::STEPS) when it comes to it.
+    #[must_use]
+    pub fn telling(&self, to: impl Fn(&'static str) + Send + Sync + 'static) -> Self {
+        Self {
+            directory: self.directory.clone(),
+            limits: self.limits,
+            stop: self.stop.clone(),
+            steps: Steps::told(to),
         }
     }
 
@@ -163,6 +180,7 @@ impl Store {
         if let Some(name) = name.or_else(|| default_name(&selected, path)) {
             names.insert(name.to_string(), selected.digest.clone());
             self.set_names(&names)?;
+            self.steps.at(IMAGE_NAMED);
         }
         self.load(&selected.digest, &names)
     }
@@ -192,7 +210,9 @@ impl Store {
         let image = Temp::new(&temporary)?;
         let size = convert(source, selected, spool(&temporary)?, (image.file(), &path), progress)?;
         image.persist(&path)?;
+        self.steps.at(IMAGE_CONVERTED);
         let finished = self.keep(source, selected).and_then(|content| {
+            self.steps.at(IMAGE_KEPT);
             let metadata = Metadata {
                 size,
                 created: selected.created.clone(),
@@ -206,6 +226,8 @@ impl Store {
             // Without metadata it would be removed only by the next who opens the store.
             remove_file(&path)?;
             self.collect()?;
+        } else {
+            self.steps.at(IMAGE_RECORDED);
         }
         finished
     }
@@ -291,8 +313,11 @@ impl Store {
         }
         self.set_names(&names)?;
         if last {
+            self.steps.at(IMAGE_UNNAMED);
             self.remove_files(&digest)?;
+            self.steps.at(IMAGE_FORGOTTEN);
             self.collect()?;
+            self.steps.at(IMAGE_REMOVED);
         }
         Ok(digest)
     }

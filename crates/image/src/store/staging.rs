@@ -20,6 +20,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Store, remove_file};
 use crate::document::{Descriptor, hex_digest};
+use crate::steps::{DOWNLOAD_CLAIMED, DOWNLOAD_WHOLE, Steps};
 use crate::{Error, Limits};
 
 /// An interrupted download is kept this long.
@@ -33,7 +34,7 @@ pub enum Claim {
     /// It is here.
     Whole(Staged),
     /// The caller is to fetch it.
-    Mine(Partial),
+    Mine(Box<Partial>),
     /// Somebody else is fetching it and has come so far: try again soon.
     Busy(u64),
 }
@@ -81,6 +82,7 @@ pub struct Partial {
     size: u64,
     len: u64,
     hash: Sha256,
+    steps: Steps,
 }
 
 impl Store {
@@ -113,7 +115,22 @@ impl Store {
             remove_file(&path)?;
             return Ok(Claim::Busy(size));
         }
-        Partial::resume(file, path, whole, digest.to_owned(), size).map(Claim::Mine)
+        self.steps.at(DOWNLOAD_CLAIMED);
+        let (len, hash) = hashed(&file).map_err(Error::io("read", &path))?;
+        let mut partial = Partial {
+            file,
+            path,
+            whole,
+            digest: digest.to_owned(),
+            size,
+            len,
+            hash,
+            steps: self.steps.clone(),
+        };
+        if len > size {
+            partial.restart()?;
+        }
+        Ok(Claim::Mine(Box::new(partial)))
     }
 
     /// A whole blob of this digest, from an image or a download. One that is damaged is removed.
@@ -210,23 +227,6 @@ impl Store {
 }
 
 impl Partial {
-    fn resume(file: File, path: PathBuf, whole: PathBuf, digest: String, size: u64) -> Result<Self, Error> {
-        let (len, hash) = hashed(&file).map_err(Error::io("read", &path))?;
-        let mut partial = Self {
-            file,
-            path,
-            whole,
-            digest,
-            size,
-            len,
-            hash,
-        };
-        if len > size {
-            partial.restart()?;
-        }
-        Ok(partial)
-    }
-
     /// `sha256:` and 64 digits.
     pub fn digest(&self) -> &str {
         &self.digest
@@ -306,6 +306,7 @@ impl Partial {
         let failed = || Error::io("write", &self.whole);
         self.file.sync_all().map_err(failed())?;
         fs::rename(&self.path, &self.whole).map_err(failed())?;
+        self.steps.at(DOWNLOAD_WHOLE);
         // Others read it from now on; nobody writes.
         self.file.lock_shared().map_err(failed())?;
         let file = File::open(&self.whole).map_err(failed())?;

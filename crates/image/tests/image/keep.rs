@@ -5,9 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use image::{Claim, Error, Partial, Prune, Pruned, Pulled, Reference, Store};
+use image::{Claim, Error, Listing, Partial, Prune, Pruned, Pulled, Reference, STEPS, Store};
 
 use crate::build::{self, Files, file, sha256};
 
@@ -205,7 +206,7 @@ fn an_image_in_use_is_removed_only_by_force_but_may_lose_a_name() {
 
 fn mine(store: &Store, digest: &str, size: u64) -> Partial {
     match store.claim(digest, size).unwrap() {
-        Claim::Mine(partial) => partial,
+        Claim::Mine(partial) => *partial,
         other => panic!("{other:?}"),
     }
 }
@@ -409,4 +410,47 @@ fn leftovers_of_a_crash_are_cleared_and_nothing_else() {
     fs::write(image.path.with_extension("json"), b"{").unwrap();
     assert_eq!(ours.clear_leftovers().unwrap(), 0);
     assert_eq!(names_in(&temp.path().join("store/content")), before);
+}
+
+/// A life of an image comes to every step, in this order; and whatever the step at which it ends, the store is whole.
+#[test]
+fn every_step_is_told_and_at_none_is_the_store_broken() {
+    let temp = tempfile::tempdir().unwrap();
+    let files = Files::oci(&[build::layer(&[file("a", "1")])], &[build::Store::Gzip]);
+    let name: Reference = "x".parse().unwrap();
+    let life = |store: &Store| {
+        let image = store.commit(pulled(store, &files), Some(&name), &mut |_| {}).unwrap();
+        store.remove("x").unwrap();
+        image.digest
+    };
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let (to, at) = (Arc::clone(&told), temp.path().join("store"));
+    life(&store(temp.path()).telling(move |step| {
+        to.lock().unwrap().push(step);
+        // What another process would find that began after a crash here; the lock is held, so it is a copy.
+        let copy = at.with_extension(step);
+        let status = Command::new("cp").arg("-a").args([&at, &copy]).status().unwrap();
+        assert!(status.success());
+    }));
+    assert_eq!(told.lock().unwrap().as_slice(), STEPS);
+    for step in STEPS {
+        let found = Store::open(&temp.path().join("store").with_extension(step)).unwrap();
+        found.clear_leftovers().unwrap();
+        let Listing { images, damaged } = found.list().unwrap();
+        assert_eq!(damaged.len(), 0, "{step}");
+        let whole = ["image.recorded", "image.named", "image.unnamed"].contains(step);
+        assert_eq!(images.len(), usize::from(whole), "{step}");
+        for image in &images {
+            found.export(&image.digest).unwrap();
+            found.get(&image.digest).unwrap();
+        }
+        let content = temp.path().join(format!("store.{step}")).join("content");
+        assert_eq!(
+            fs::exists(&content).unwrap() && !names_in(&content).is_empty(),
+            whole,
+            "{step}"
+        );
+        found.prune(&BTreeSet::new(), Prune::Unused).unwrap();
+        life(&found);
+    }
 }

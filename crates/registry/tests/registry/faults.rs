@@ -156,7 +156,7 @@ fn a_redirected_download_goes_on_too() {
     let ours = place.store("ours");
     let part = &ours.export("x").unwrap().layers[0];
     let mut partial = match place.store("theirs").claim(&part.descriptor.digest, size).unwrap() {
-        image::Claim::Mine(partial) => partial,
+        image::Claim::Mine(partial) => *partial,
         other => panic!("{other:?}"),
     };
     partial
