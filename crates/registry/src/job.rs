@@ -164,12 +164,7 @@ impl<'a> Job<'a> {
         agents.push(agent.clone());
     }
 
-    /// One of the job's threads has failed.
-    pub(crate) fn fail(&self) {
-        self.failed.store(true, Ordering::Relaxed);
-    }
-
-    /// Forgets that one has: another peer is tried.
+    /// Forgets that one of its threads has failed: another peer is tried.
     pub(crate) fn begin_again(&self) {
         self.failed.store(false, Ordering::Relaxed);
     }
@@ -219,6 +214,43 @@ impl<'a> Job<'a> {
                 return Ok(());
             }
             thread::sleep(left.min(TICK));
+        }
+    }
+
+    /// Does `work` for all of `queue`, last first, several at a time. After an error the others stop as soon as they can.
+    pub(crate) fn in_parallel<I: Send, T: Send>(
+        &self,
+        queue: Vec<I>,
+        work: impl Fn(&I) -> Result<T, Error> + Sync,
+    ) -> Result<Vec<T>, Error> {
+        let workers = self.options.parallel.clamp(1, queue.len().max(1));
+        let (queue, done, failed) = (Mutex::new(queue), Mutex::new(Vec::new()), Mutex::new(None));
+        let worker = || {
+            loop {
+                let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
+                let Some(item) = next else { return };
+                match work(&item) {
+                    Ok(value) => done.lock().unwrap_or_else(PoisonError::into_inner).push(value),
+                    Err(error) => {
+                        // The first error is the reason; the others are its consequences.
+                        failed
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .get_or_insert(error);
+                        self.failed.store(true, Ordering::Relaxed);
+                        return;
+                    }
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..workers {
+                scope.spawn(worker);
+            }
+        });
+        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => Ok(done.into_inner().unwrap_or_else(PoisonError::into_inner)),
         }
     }
 

@@ -4,10 +4,8 @@
 //! Does not know how requests are made.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
 
-use image::{Descriptor, Document, INDEX_TYPES, Image, Limits, MANIFEST_TYPES, Manifest, Pulled, Staged, Store};
+use image::{Document, INDEX_TYPES, Image, Limits, MANIFEST_TYPES, Manifest, Pulled, Staged, Store};
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use ureq::http::Method;
@@ -257,52 +255,12 @@ fn gather(
     let mut queue: Vec<_> = manifest.layers.iter().rev().collect();
     let mut seen = BTreeSet::new();
     queue.retain(|layer| seen.insert(layer.digest.as_str()));
-    blobs.extend(in_parallel(session, store, queue, report)?);
-    Ok(contents)
-}
-
-/// All blobs of `queue`, last first, several at a time. After an error the others stop as soon as they can.
-fn in_parallel(
-    session: &Session<'_>,
-    store: &Store,
-    queue: Vec<&Descriptor>,
-    report: Report<'_>,
-) -> Result<BTreeMap<String, Staged>, Error> {
-    let workers = session.job.options.parallel.clamp(1, queue.len().max(1));
-    let queue = Mutex::new(queue);
-    let done = Mutex::new(BTreeMap::new());
-    let failed = Mutex::new(None);
-    let work = || {
-        loop {
-            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let Some(layer) = next else { return };
-            match fetch(session, store, layer, report) {
-                Ok(staged) => {
-                    done.lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .insert(layer.digest.clone(), staged);
-                }
-                Err(error) => {
-                    // The first error is the reason; the others are its consequences.
-                    failed
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .get_or_insert(error);
-                    session.job.fail();
-                    return;
-                }
-            }
-        }
-    };
-    thread::scope(|scope| {
-        for _ in 0..workers {
-            scope.spawn(work);
-        }
+    let fetched = session.job.in_parallel(queue, |layer| {
+        let staged = fetch(session, store, layer, report)?;
+        Ok((layer.digest.clone(), staged))
     });
-    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(error) => Err(error),
-        None => Ok(done.into_inner().unwrap_or_else(PoisonError::into_inner)),
-    }
+    blobs.extend(fetched?);
+    Ok(contents)
 }
 
 fn layers(manifest: &Manifest, blobs: &mut BTreeMap<String, Staged>) -> Result<HashMap<String, std::fs::File>, Error> {

@@ -5,8 +5,8 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use image::{Export, Part, Store};
@@ -71,36 +71,8 @@ fn blobs(session: &Session<'_>, export: &Export, report: Report<'_>) -> Result<u
             queue.push(part);
         }
     }
-    let workers = session.job.options.parallel.clamp(1, queue.len().max(1));
-    let (queue, failed, sent) = (Mutex::new(queue), Mutex::new(None), AtomicU64::new(0));
-    let work = || {
-        loop {
-            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let Some(part) = next else { return };
-            match send(session, part, report) {
-                Ok(moved) => {
-                    sent.fetch_add(moved.into(), Ordering::Relaxed);
-                }
-                Err(error) => {
-                    failed
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .get_or_insert(error);
-                    session.job.fail();
-                    return;
-                }
-            }
-        }
-    };
-    thread::scope(|scope| {
-        for _ in 0..workers {
-            scope.spawn(work);
-        }
-    });
-    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(error) => Err(error),
-        None => Ok(usize::try_from(sent.into_inner()).unwrap_or(usize::MAX)),
-    }
+    let sent = session.job.in_parallel(queue, |part| send(session, part, report))?;
+    Ok(sent.into_iter().filter(|&sent| sent).count())
 }
 
 /// Whether the blob had to be sent.
