@@ -47,6 +47,36 @@ fn a_broken_download_goes_on_where_it_broke() {
     assert!(received < size + 3 * MIB as u64, "{received} bytes for {size}");
 }
 
+/// The manifest goes last: the registry has the whole image or does not know it.
+#[test]
+fn a_broken_upload_is_made_again_or_leaves_no_image() {
+    let place = Place::new();
+    let registry = Registry::start(&place);
+    let (ours, image) = place.with_image("ours", &[(1, 4 * MIB), (2, 1000)]);
+    let few = Options {
+        attempts: 3,
+        ..options()
+    };
+    let cutting = |cuts| {
+        let rules = Rules::default();
+        rules.upload_cuts.store(cuts, Ordering::SeqCst);
+        Proxy::start(registry.port, rules)
+    };
+    let error = push(&ours, &format!("{}/x", cutting(i64::MAX).host()), &few).unwrap_err();
+    assert!(matches!(error, Error::Broken { attempts: 3, .. }), "{error}");
+    let error = refused(&place, &format!("{}/x", registry.host()), &few);
+    assert!(matches!(error, Error::NoSuchImage { .. }), "{error}");
+
+    let proxy = cutting(2);
+    push(&ours, &format!("{}/x", proxy.host()), &few).unwrap();
+    assert!(
+        proxy.rules.upload_cuts.load(Ordering::SeqCst) <= 0,
+        "all cuts were made"
+    );
+    let pulled = pull(&place.store("theirs"), &format!("{}/x", registry.host()), &options()).unwrap();
+    assert_eq!(pulled.image.digest, image.digest);
+}
+
 #[test]
 fn a_silent_registry_is_left_and_asked_again() {
     let place = Place::new();

@@ -185,7 +185,7 @@ fn a_pull_killed_at_any_moment_leaves_a_whole_store() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        thread::sleep(Duration::from_millis(step * 3 + step * step / 8));
+        thread::sleep(Duration::from_millis(step * step));
         pull.kill().unwrap();
         let ended = pull.wait().unwrap().success();
         let store = place.store("theirs");

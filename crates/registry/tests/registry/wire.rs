@@ -22,6 +22,8 @@ pub(crate) struct Rules {
     pub(crate) after: AtomicU64,
     /// So many connections are still to be ended.
     pub(crate) cuts: AtomicI64,
+    /// So many connections are still to be ended after a mebibyte to the registry.
+    pub(crate) upload_cuts: AtomicI64,
     /// They are not ended but stay silent.
     pub(crate) silent: bool,
     /// Between two reads of 16 KiB.
@@ -44,7 +46,8 @@ impl Proxy {
                         return;
                     };
                     let (near_read, far_write) = (near.try_clone().unwrap(), far.try_clone().unwrap());
-                    thread::spawn(move || forward(near_read, far_write));
+                    let uploads = Arc::clone(&rules);
+                    thread::spawn(move || forward(near_read, far_write, &uploads));
                     answer(far, near, &rules);
                 });
             }
@@ -57,11 +60,20 @@ impl Proxy {
     }
 }
 
-fn forward(mut from: TcpStream, mut to: TcpStream) {
+fn forward(mut from: TcpStream, mut to: TcpStream, rules: &Rules) {
+    let (mut buf, mut forwarded) = (vec![0; 16 << 10], 0);
     // Either end may break the connection at any time: that is the test.
-    if std::io::copy(&mut from, &mut to).is_ok() {
-        drop(to.shutdown(Shutdown::Write));
+    while let Ok(got @ 1..) = from.read(&mut buf) {
+        forwarded += got;
+        if to.write_all(&buf[..got]).is_err() {
+            return;
+        }
+        if forwarded > 1 << 20 && rules.upload_cuts.fetch_sub(1, Ordering::SeqCst) > 0 {
+            drop((from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both)));
+            return;
+        }
     }
+    drop(to.shutdown(Shutdown::Write));
 }
 
 fn answer(mut from: TcpStream, mut to: TcpStream, rules: &Rules) {
