@@ -47,6 +47,16 @@ pub(crate) fn logs(args: &LogsArgs, output: &Output) -> Result<u8> {
     let mut kept = VecDeque::new();
     // What is there already, or its end.
     reader.each(&mut |line| {
+        // How the command ended is no line of its output.
+        if !matches!(
+            read(line),
+            Some(Record {
+                what: What::Output { .. },
+                ..
+            })
+        ) {
+            return Ok(());
+        }
         kept.push_back(line.to_vec());
         if args.tail.is_some_and(|tail| kept.len() > tail) {
             kept.pop_front();

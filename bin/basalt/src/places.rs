@@ -49,8 +49,11 @@ pub(crate) fn lab() -> Option<PathBuf> {
     beside("basalt-lab").filter(|path| host::tools::is_executable(path))
 }
 
-/// The daemon's program: beside this one, else in `/usr/sbin`.
+/// The daemon's program: `$BASALT_DAEMON`, else beside this one, else in `/usr/sbin`.
 pub(crate) fn daemon() -> Result<PathBuf> {
+    if let Some(path) = variable("BASALT_DAEMON") {
+        return Ok(path);
+    }
     let places = [beside("basaltd"), Some(PathBuf::from("/usr/sbin/basaltd"))];
     let found = places
         .into_iter()

@@ -1,7 +1,8 @@
 //! `basalt run` from end to end with everything real but the virtual machine: this very program stands in for
 //! `basalt-vmm`, and serves the real agent's protocol server in a process of its own instead of a guest.
 //!
-//! It has no test harness, because the same file must also be the stand-in: started with `--control-fd`, it is the VMM.
+//! It has no test harness, because the same file must also be the stand-in: started with `--control-fd`, it is the VMM, and
+//! with `--state` the daemon.
 //! What is proved here once about streams, terminals, signals and ends holds wherever the agent runs.
 
 #![allow(
@@ -10,6 +11,7 @@
 )]
 
 mod cases;
+mod daemon;
 mod stand_in;
 mod world;
 
@@ -21,6 +23,10 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if let Some(at) = arguments.iter().position(|argument| argument == "--control-fd") {
         stand_in::serve(arguments[at + 1].parse().expect("a descriptor's number"));
+        return ExitCode::SUCCESS;
+    }
+    if arguments.iter().any(|argument| argument == "--state") {
+        daemon::serve(&arguments);
         return ExitCode::SUCCESS;
     }
     let filter = arguments.iter().find(|argument| !argument.starts_with('-'));

@@ -6,34 +6,44 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 
-use agent::{Reaper, RootMode, Server, ServerConfig};
+use agent::{Power, Reaper, RootMode, Server, ServerConfig};
 use agent_api::VSOCK_PORT;
 use vmm_api::devices::{ConsoleConfig, DeviceConfig, VsockConfig};
-use vmm_api::{ApiError, ErrorKind, Event, ExitReason, FdRef, Packet, Reply, Request, VmConfig};
+use vmm_api::{ApiError, ErrorKind, Event, ExitReason, FdRef, Info, Packet, Reply, Request, VmConfig, VmState};
 use wire::packet::PacketSocket;
 
 pub(crate) fn serve(control: RawFd) {
     // SAFETY: the parent has left this descriptor open for this program, and nothing here has taken it yet.
-    let control = unsafe { OwnedFd::from_raw_fd(control) };
+    let listener = unsafe { OwnedFd::from_raw_fd(control) };
     // A command must not keep the socket open when the VMM has been killed; a real VMM starts no processes at all.
-    rustix::io::fcntl_setfd(&control, rustix::io::FdFlags::CLOEXEC).unwrap();
-    let control = PacketSocket::from_fd(control);
-    let mut machine: Option<(VmConfig, Vec<Option<OwnedFd>>)> = None;
-    // When the driver has closed its end there is no reason to be.
+    rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::CLOEXEC).unwrap();
+    let mut machine = None;
+    let mut started = false;
+    loop {
+        let driver = rustix::net::accept_with(&listener, rustix::net::SocketFlags::CLOEXEC).unwrap();
+        if !serve_driver(&PacketSocket::from_fd(driver), &mut machine, &mut started) || !started {
+            return;
+        }
+    }
+}
+
+type Machine = Option<(VmConfig, Vec<Option<OwnedFd>>)>;
+
+/// Serves one driver until it goes; false when the VM has ended.
+fn serve_driver(control: &PacketSocket, machine: &mut Machine, started: &mut bool) -> bool {
     while let Ok((bytes, fds)) = control.receive() {
         let Ok(Packet::Request { id, request, .. }) = serde_json::from_slice(&bytes) else {
-            return;
+            return false;
         };
         let mut result = Ok(Reply::Done);
         let mut event = None;
-        let mut ends = false;
         match request {
             Request::Create(config) => {
                 let fds = fds.into_iter().map(Some).collect();
-                machine = Some((*config, fds));
-                if play(&mut machine) == "refuse" {
+                *machine = Some((*config, fds));
+                if play(machine) == "refuse" {
                     let message = "the kernel is truncated: build it again".to_owned();
                     result = Err(ApiError {
                         kind: ErrorKind::Boot,
@@ -41,25 +51,39 @@ pub(crate) fn serve(control: RawFd) {
                     });
                 }
             }
-            Request::Start => match play(&mut machine).as_str() {
-                "panic" => {
-                    panic_guest(&mut machine);
-                    event = Some(ExitReason::Reset);
+            Request::Start => {
+                *started = true;
+                match play(machine).as_str() {
+                    "panic" => {
+                        panic_guest(machine);
+                        event = Some(ExitReason::Reset);
+                    }
+                    "silent" => (),
+                    _ => start_agent(machine),
                 }
-                "silent" => (),
-                _ => start_agent(&mut machine),
-            },
-            Request::Stop => ends = true,
+            }
+            Request::Info => result = Ok(Reply::Info(info(*started))),
+            Request::Metrics => result = Ok(Reply::Metrics(Vec::new())),
             _ => (),
         }
-        send(&control, &Packet::Reply { id, result });
+        send(control, &Packet::Reply { id, result });
         if let Some(reason) = event {
-            send(&control, &Packet::Event(Event::Ended(reason)));
-            ends = true;
+            send(control, &Packet::Event(Event::Ended(reason)));
+            return false;
         }
-        if ends {
-            return;
-        }
+    }
+    true
+}
+
+fn info(started: bool) -> Info {
+    Info {
+        api_version: vmm_api::VERSION,
+        vmm_version: "stand-in".into(),
+        pid: std::process::id(),
+        engine: "none".into(),
+        state: if started { VmState::Running } else { VmState::Created },
+        cpus: 1,
+        memory: 0,
     }
 }
 
@@ -67,7 +91,7 @@ fn send(control: &PacketSocket, packet: &Packet) {
     control.send(&serde_json::to_vec(packet).unwrap(), &[]).unwrap();
 }
 
-fn play(machine: &mut Option<(VmConfig, Vec<Option<OwnedFd>>)>) -> String {
+fn play(machine: &mut Machine) -> String {
     let (config, fds) = machine.as_mut().unwrap();
     let kernel = fds[index(config.kernel)].as_ref().unwrap().try_clone().unwrap();
     let mut text = String::new();
@@ -77,24 +101,27 @@ fn play(machine: &mut Option<(VmConfig, Vec<Option<OwnedFd>>)>) -> String {
     text
 }
 
-fn panic_guest(machine: &mut Option<(VmConfig, Vec<Option<OwnedFd>>)>) {
+fn panic_guest(machine: &mut Machine) {
     let (config, fds) = machine.as_mut().unwrap();
     let console: ConsoleConfig = device(config);
     let mut console = File::from(fds[index(console.output.unwrap())].take().unwrap());
     writeln!(console, "[    0.1] Kernel panic - not syncing: no init").unwrap();
 }
 
-fn start_agent(machine: &mut Option<(VmConfig, Vec<Option<OwnedFd>>)>) {
+fn start_agent(machine: &mut Machine) {
     let (config, fds) = machine.as_mut().unwrap();
     let vsock: VsockConfig = device(config);
-    let acceptor = PacketSocket::from_fd(fds[index(vsock.acceptor.unwrap())].take().unwrap());
+    let mut take = |fd: FdRef| fds[index(fd)].take().unwrap();
+    let acceptor = PacketSocket::from_fd(take(vsock.acceptor.unwrap()));
+    let listener = UnixListener::from(take(vsock.listener.unwrap()));
+    let log = File::from(take(vsock.sinks[0].file));
     let server = Server::new(
         ServerConfig {
             token: None,
             root: RootMode::Prepared(Box::new(|_| Ok(()))),
             cgroups: None,
-            power: None,
-            log: None,
+            power: Some(Power::of_process(end)),
+            log: Some(Box::new(move || sink(log.try_clone()?))),
             started_ns: 0,
         },
         Reaper::start().unwrap(),
@@ -102,6 +129,29 @@ fn start_agent(machine: &mut Option<(VmConfig, Vec<Option<OwnedFd>>)>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     acceptor.send(&VSOCK_PORT.to_le_bytes(), &[theirs.as_fd()]).unwrap();
     server.serve_in_thread(ours);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut line = [0; 13];
+            stream.read_exact(&mut line).unwrap();
+            assert_eq!(&line, b"CONNECT 1024\n");
+            stream.write_all(b"OK 1\n").unwrap();
+            server.serve_in_thread(stream);
+        }
+    });
+}
+
+/// The guest has powered off.
+#[expect(clippy::exit, reason = "the process is the machine")]
+fn end() {
+    std::process::exit(0);
+}
+
+/// A connection that ends in a file.
+fn sink(mut file: File) -> std::io::Result<UnixStream> {
+    let (ours, mut theirs) = UnixStream::pair()?;
+    std::thread::spawn(move || std::io::copy(&mut theirs, &mut file).unwrap());
+    Ok(ours)
 }
 
 fn index(fd: FdRef) -> usize {

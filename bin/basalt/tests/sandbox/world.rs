@@ -33,6 +33,7 @@ impl World {
         fs::write(assets.join("vmlinux"), play).unwrap();
         fs::write(assets.join("initramfs.cpio"), "").unwrap();
         std::os::unix::fs::symlink(std::env::current_exe().unwrap(), assets.join("basalt-vmm")).unwrap();
+        std::os::unix::fs::symlink(std::env::current_exe().unwrap(), world.path("basaltd")).unwrap();
         support::write_layout(
             &world.path("layout"),
             &json!({ "Cmd": ["sh", "-c", "echo the image; pwd; echo $A$B"], "Env": ["A=1", "B=2"], "WorkingDir": "/usr" }),
@@ -58,20 +59,53 @@ impl World {
             .env("BASALT_ENGINE", "kvm")
             // The stand-in does nothing with the device that it is given.
             .env("BASALT_KVM", "/dev/null")
-            .env_remove("BASALT_CONSOLE_LOG")
+            .env("BASALT_DAEMON", self.path("basaltd"))
             .stdin(Stdio::null());
         command
     }
 
+    /// Runs a verb to its end.
+    pub(crate) fn verb(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// Processes whose command line holds `text`, by their numbers.
+    fn processes(&self, text: &str) -> Vec<u32> {
+        let text = self.path(text).display().to_string();
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc").unwrap().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            let words = fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default();
+            if words.contains(&text) && pid != std::process::id() && is_alive(pid) {
+                found.push(pid);
+            }
+        }
+        found
+    }
+
+    /// The process that stands in for the VMM.
+    pub(crate) fn vmm(&self) -> u32 {
+        wait_for("the VMM", || {
+            self.processes("basalt-assets/basalt-vmm").first().copied()
+        })
+    }
+
+    /// The daemon.
+    pub(crate) fn daemon(&self) -> Option<u32> {
+        self.processes("state").first().copied()
+    }
+
     /// Runs a command in a sandbox and waits for it.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
-        let mut command = self.command(&["run"]);
+        let mut command = self.command(&["run", "--rm", "--disk", "0"]);
         command.args(args).output().unwrap()
     }
 
     /// Starts a command in a sandbox, with pipes.
     pub(crate) fn start(&self, args: &[&str]) -> Running {
-        let mut command = self.command(&["run"]);
+        let mut command = self.command(&["run", "--rm", "--disk", "0"]);
         command
             .args(args)
             .stdin(Stdio::piped())
@@ -87,7 +121,7 @@ impl World {
         unlockpt(&master).unwrap();
         let slave = ioctl_tiocgptpeer(&master, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         resize(&master, rows, cols);
-        let mut command = self.command(&["run", "-it"]);
+        let mut command = self.command(&["run", "--rm", "--disk", "0", "-it"]);
         command.args(args).env("TERM", "vt100");
         command
             .stdin(slave.try_clone().unwrap())
@@ -108,6 +142,45 @@ impl World {
             master: File::from(master),
             seen: String::new(),
             child: Running(child),
+        }
+    }
+}
+
+impl Drop for World {
+    /// The daemon and what it has outlive a test that fails.
+    fn drop(&mut self) {
+        let pids: Vec<u32> = self
+            .daemon()
+            .into_iter()
+            .chain(self.processes("basalt-assets/basalt-vmm"))
+            .collect();
+        let mut groups = Vec::new();
+        for pid in pids {
+            let group = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+            groups.extend(
+                group
+                    .lines()
+                    .filter_map(|line| line.strip_prefix("0::/"))
+                    .map(str::to_owned),
+            );
+            if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
+                // It may end by itself just now.
+                rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap_or_default();
+            }
+        }
+        let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
+        let Some(root) = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2")) else {
+            return;
+        };
+        let root = PathBuf::from(root.split(' ').nth(1).unwrap_or_default());
+        for group in groups.iter().filter(|group| group.starts_with("basalt-node-")) {
+            let begun = Instant::now();
+            let path = root.join(group);
+            // A killed process leaves its cgroup a moment later.
+            while path.exists() && fs::remove_dir(&path).is_err() && begun.elapsed() < PATIENCE {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            drop(path.parent().map(fs::remove_dir));
         }
     }
 }
@@ -143,11 +216,6 @@ impl Running {
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.0);
         rustix::process::kill_process(pid, signal).unwrap();
-    }
-
-    /// The process that stands in for the VMM.
-    pub(crate) fn vmm(&self) -> u32 {
-        wait_for("the VMM", || children(self.0.id()).first().copied())
     }
 
     /// Waits for the end; tells the exit code and what was written to standard error.
@@ -209,22 +277,6 @@ impl Terminal {
             self.seen.push_str(&String::from_utf8_lossy(&buffer[..got]));
         }
     }
-}
-
-/// The processes that `pid` has started and that have not been reaped.
-pub(crate) fn children(pid: u32) -> Vec<u32> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task"))
-        .into_iter()
-        .flatten()
-        .flatten();
-    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
-    lists
-        .flat_map(|list| {
-            list.split_whitespace()
-                .map(|pid| pid.parse().unwrap())
-                .collect::<Vec<_>>()
-        })
-        .collect()
 }
 
 /// The process runs, and is no zombie.
