@@ -1,12 +1,13 @@
 //! Owned kernel objects and the small vocabulary everything above is written in.
 //!
-//! Event fds, an epoll wrapper, memfds, workers whose state comes back when they stop, and byte
+//! Event fds, an epoll wrapper, memfds, threads, workers whose state comes back when they stop, and byte
 //! sizes. This crate does not know what a virtual machine is.
 
 pub mod epoll;
 pub mod event;
 pub mod memfd;
 pub mod size;
+pub mod thread;
 pub mod worker;
 
 pub use epoll::{Epoll, Interest, Ready};
