@@ -224,7 +224,11 @@ mod tests {
         rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
         let socket = PacketSocket::from_fd(socket);
         let version = vmm_api::VERSION;
-        let packet = Packet::Request { id: 1, version, request };
+        let packet = Packet::Request {
+            id: 1,
+            version,
+            request,
+        };
         send(&socket, &packet).unwrap();
         let (bytes, _) = socket.receive().unwrap();
         match serde_json::from_slice(&bytes).unwrap() {
