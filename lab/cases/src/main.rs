@@ -10,6 +10,7 @@ mod leaks;
 mod runner;
 mod stall;
 mod vm;
+mod vmm;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
