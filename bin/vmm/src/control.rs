@@ -28,11 +28,11 @@ enum Outcome {
 
 /// Serves what was inherited. A connected socket has one driver, whose going is the VM's end; a listening one has one
 /// driver after the other.
-pub(crate) fn serve_inherited(socket: OwnedFd) -> Result<()> {
+pub(crate) fn serve_inherited(socket: OwnedFd, jailed: bool) -> Result<()> {
     if rustix::net::sockopt::socket_acceptconn(&socket).context("the control descriptor is no socket")? {
-        return serve_drivers(&socket);
+        return serve_drivers(&socket, jailed);
     }
-    serve(&PacketSocket::from_fd(socket), &mut Vm::new()).map(drop)
+    serve(&PacketSocket::from_fd(socket), &mut Vm::new(jailed)).map(drop)
 }
 
 /// Serves one driver after the other at `path`. The VM goes on between them.
@@ -44,12 +44,12 @@ pub(crate) fn listen(path: &Path) -> Result<()> {
     })?;
     let _unlink = UnlinkOnDrop(path);
     rustix::net::listen(&listener, 1)?;
-    serve_drivers(&listener)
+    serve_drivers(&listener, false)
 }
 
 /// Serves whoever connects to `listener`, one after the other.
-fn serve_drivers(listener: &OwnedFd) -> Result<()> {
-    let mut vm = Vm::new();
+fn serve_drivers(listener: &OwnedFd, jailed: bool) -> Result<()> {
+    let mut vm = Vm::new(jailed);
     loop {
         let Some(driver) = accept(listener, &vm)? else {
             return Ok(());
@@ -245,7 +245,7 @@ mod tests {
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         rustix::net::listen(&listener, 1).unwrap();
-        let server = std::thread::spawn(move || serve_inherited(listener));
+        let server = std::thread::spawn(move || serve_inherited(listener, false));
         for _ in 0..2 {
             assert!(matches!(ask(&path, vmm_api::Request::Info), Ok(Reply::Info(_))));
         }
@@ -258,6 +258,6 @@ mod tests {
         let (ours, theirs) = PacketSocket::pair().unwrap();
         let packet = vec![b' '; MAX_PACKET + 1];
         rustix::net::send(&theirs, &packet, rustix::net::SendFlags::empty()).unwrap();
-        assert!(matches!(serve(&ours, &mut Vm::new()), Ok(Outcome::Disconnected)));
+        assert!(matches!(serve(&ours, &mut Vm::new(false)), Ok(Outcome::Disconnected)));
     }
 }

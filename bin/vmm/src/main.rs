@@ -141,7 +141,7 @@ fn run(options: Options) -> Result<()> {
         confine(mode)?;
     }
     match options.control {
-        Control::Inherited(socket) => control::serve_inherited(socket),
+        Control::Inherited(socket) => control::serve_inherited(socket, options.jail.is_some()),
         Control::Listen(path) => control::listen(&path).with_context(|| format!("control socket {}", path.display())),
     }
 }

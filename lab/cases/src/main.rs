@@ -6,6 +6,7 @@
 mod archive;
 mod basalt;
 mod cases;
+mod intrude;
 mod leaks;
 mod runner;
 mod stall;

@@ -92,14 +92,14 @@ impl Vmm {
     /// Waits for the process's end; tells how it was.
     pub(crate) fn wait_status(&mut self, limit: Duration) -> Result<WaitIdStatus> {
         if let Some(status) = &self.status {
-            return Ok(status.clone());
+            return Ok(*status);
         }
         ensure!(
             readable(&self.process.pidfd, limit)?,
             "the VMM is still there after {limit:?}"
         );
         let status = self.process.wait()?;
-        self.status = Some(status.clone());
+        self.status = Some(status);
         Ok(status)
     }
 

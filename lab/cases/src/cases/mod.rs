@@ -4,6 +4,7 @@ mod bad_input;
 mod block;
 mod devices;
 mod foreign_kernel;
+mod jail;
 mod kernel_features;
 mod kills;
 mod pause;
@@ -28,6 +29,8 @@ pub(crate) const ALL: &[&Case] = &[
     &vsock::CASE,
     &pause::CASE,
     &foreign_kernel::CASE,
+    &jail::WALLS,
+    &jail::CALLS,
     &run::COMMANDS,
     &run::SETTINGS,
     &state_directory::CASE,
