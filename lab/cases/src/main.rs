@@ -4,6 +4,7 @@
 //! the guest half runs in a VM as `guest NAME`, from a copy of this very program.
 
 mod archive;
+mod audit;
 mod basalt;
 mod cases;
 mod intrude;
@@ -79,6 +80,12 @@ enum Verb {
         #[arg(long, default_value = "/var/lib/basalt/cases")]
         logs: PathBuf,
     },
+    /// Compare the VMM's system call filters with the calls that it makes in cases, by strace.
+    Audit {
+        /// Where traces are kept.
+        #[arg(long, default_value = "/var/tmp/basalt-audit")]
+        traces: PathBuf,
+    },
     /// List the cases.
     List,
     /// The host half of one case (used by `run`).
@@ -145,6 +152,7 @@ fn host_half(name: &str) -> Result<()> {
 fn main() -> ExitCode {
     let result = match Options::parse().verb {
         Verb::Run { filter, logs } => runner::run(&filter, &logs),
+        Verb::Audit { traces } => audit::run(&traces),
         Verb::List => runner::list(),
         Verb::Host { name } => host_half(&name).map(|()| true),
         Verb::Guest { name, arguments } => find(&name)

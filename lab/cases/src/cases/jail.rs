@@ -155,7 +155,7 @@ fn calls(host: &Host) -> Result<()> {
         let pid = machine.vmm.pid();
         let found = threads(pid)?.into_iter().find(|(found, _)| found == name);
         let (_, thread) = found.with_context(|| format!("there is no thread {name}"))?;
-        Intruder::seize(thread)?
+        Intruder::seize(pid, thread)?
             .make(call)
             .with_context(|| format!("in {name}"))?;
         let ended = machine.vmm.wait_status(Duration::from_secs(20));
@@ -172,7 +172,7 @@ fn calls(host: &Host) -> Result<()> {
         .into_iter()
         .find(|(name, _)| name == "rng")
         .context("there is no thread rng")?;
-    Intruder::seize(thread)?.make(libc::SYS_getpid)?;
+    Intruder::seize(pid, thread)?.make(libc::SYS_getpid)?;
     std::thread::sleep(Duration::from_millis(500));
     machine.vmm.client.info()?;
     Ok(())
