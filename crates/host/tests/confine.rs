@@ -33,6 +33,8 @@ fn inside(victim: i32) {
     say("prepared", report.prepared);
     say("landlock", report.landlock.is_some());
     say("open", kind(File::open("/etc/passwd")));
+    // landlock has no say in this one.
+    say("stat", kind(std::fs::metadata("/etc/passwd")));
     say("root", kind(File::open("/")));
     say("proc", kind(File::open("/proc/self/status")));
     say("create", kind(File::create("/x")));
@@ -92,6 +94,7 @@ fn judge(output: &str, prepared: bool) {
     for name in ["open", "proc", "create", "kvm", "exec"] {
         expect(name, &denied);
     }
+    expect("stat", &["\"Some(2)\""]);
     if said["landlock"] == "true" {
         expect("root", &denied);
     }
