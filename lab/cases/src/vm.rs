@@ -19,6 +19,7 @@ use wire::packet::PacketSocket;
 
 use crate::{Host, stall};
 
+use crate::vmm::TRACES;
 pub(crate) use crate::vmm::{Vmm, kvm};
 
 /// How long an emulated guest may take to boot.
@@ -40,12 +41,17 @@ pub(crate) struct Builder<'a> {
 impl<'a> Builder<'a> {
     /// Our kernel and agent, one vCPU, 128 MiB, vsock, an image and a console that is kept in the case's logs.
     pub(crate) fn new(host: &'a Host) -> Result<Self> {
+        // Each character of an early console is two exits, of which strace makes a boot of minutes.
+        let level = match std::env::var_os(TRACES) {
+            Some(_) => log::LevelFilter::Warn,
+            None => log::LevelFilter::Debug,
+        };
         let config = VmConfig {
             cpus: 1,
             memory: ByteSize::mib(128),
             kernel: FdRef(0),
             initramfs: None,
-            cmdline: node::command_line(log::LevelFilter::Debug),
+            cmdline: node::command_line(level),
             kvm: None,
             serial: None,
             devices: Vec::new(),
