@@ -27,10 +27,11 @@ enum Outcome {
 }
 
 /// Serves what was inherited. A connected socket has one driver, whose going is the VM's end; a listening one has one
-/// driver after the other.
+/// driver after the other. A VM that was never started ends with its driver in either case: whoever was making it is
+/// gone, and nobody knows of it.
 pub(crate) fn serve_inherited(socket: OwnedFd, jailed: bool) -> Result<()> {
     if rustix::net::sockopt::socket_acceptconn(&socket).context("the control descriptor is no socket")? {
-        return serve_drivers(&socket, jailed);
+        return serve_drivers(&socket, Vm::new(jailed), Vm::has_run);
     }
     serve(&PacketSocket::from_fd(socket), &mut Vm::new(jailed)).map(drop)
 }
@@ -44,19 +45,18 @@ pub(crate) fn listen(path: &Path) -> Result<()> {
     })?;
     let _unlink = UnlinkOnDrop(path);
     rustix::net::listen(&listener, 1)?;
-    serve_drivers(&listener, false)
+    serve_drivers(&listener, Vm::new(false), |_| true)
 }
 
-/// Serves whoever connects to `listener`, one after the other.
-fn serve_drivers(listener: &OwnedFd, jailed: bool) -> Result<()> {
-    let mut vm = Vm::new(jailed);
+/// Serves whoever connects to `listener`, one after the other, while `goes_on` says so of the VM.
+fn serve_drivers(listener: &OwnedFd, mut vm: Vm, goes_on: impl Fn(&Vm) -> bool) -> Result<()> {
     loop {
         let Some(driver) = accept(listener, &vm)? else {
             return Ok(());
         };
         match serve(&PacketSocket::from_fd(driver), &mut vm)? {
-            Outcome::Disconnected => (),
-            Outcome::Over => return Ok(()),
+            Outcome::Disconnected if goes_on(&vm) => (),
+            Outcome::Disconnected | Outcome::Over => return Ok(()),
         }
     }
 }
@@ -237,15 +237,30 @@ mod tests {
         }
     }
 
-    #[test]
-    fn an_inherited_listener_serves_one_driver_after_the_other() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("control");
+    fn listener(path: &Path) -> OwnedFd {
         let listener =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
         rustix::net::listen(&listener, 1).unwrap();
+        listener
+    }
+
+    #[test]
+    fn a_vm_that_was_never_started_ends_with_its_driver() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control");
+        let listener = listener(&path);
         let server = std::thread::spawn(move || serve_inherited(listener, false));
+        assert!(matches!(ask(&path, vmm_api::Request::Info), Ok(Reply::Info(_))));
+        server.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_listener_serves_one_driver_after_the_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control");
+        let listener = listener(&path);
+        let server = std::thread::spawn(move || serve_drivers(&listener, Vm::new(false), |_| true));
         for _ in 0..2 {
             assert!(matches!(ask(&path, vmm_api::Request::Info), Ok(Reply::Info(_))));
         }

@@ -22,7 +22,7 @@ basalt-vmm: runs one virtual machine, driven over a control socket (see docs/vmm
 Usage: basalt-vmm --control-fd N [--jail] | --control PATH [--log-level LEVEL]
 
   --control-fd N     an inherited SEQPACKET socket. A connected one: when its other end closes, the VM ends.
-                     A listening one: the VM outlives its drivers
+                     A listening one: a VM that was started outlives its drivers
   --control PATH     listen on a SEQPACKET socket at PATH; the VM outlives its drivers
   --jail             give up everything but what was inherited, then filter system calls: no file system, no network,
                      no capability; best in namespaces that whoever starts it has made (see docs/vmm.md)
