@@ -85,6 +85,9 @@ enum Verb {
         /// Where traces are kept.
         #[arg(long, default_value = "/var/tmp/basalt-audit")]
         traces: PathBuf,
+        /// Run nothing: compare with the traces that are there.
+        #[arg(long)]
+        compare_only: bool,
     },
     /// List the cases.
     List,
@@ -152,7 +155,7 @@ fn host_half(name: &str) -> Result<()> {
 fn main() -> ExitCode {
     let result = match Options::parse().verb {
         Verb::Run { filter, logs } => runner::run(&filter, &logs),
-        Verb::Audit { traces } => audit::run(&traces),
+        Verb::Audit { traces, compare_only } => audit::run(&traces, compare_only),
         Verb::List => runner::list(),
         Verb::Host { name } => host_half(&name).map(|()| true),
         Verb::Guest { name, arguments } => find(&name)

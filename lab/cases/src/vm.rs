@@ -216,7 +216,7 @@ impl Vm {
                 Instant::now() < deadline,
                 "`{text}` is not on the console:\n{}\nwhat its VMM's threads are doing:\n{}",
                 self.console()?,
-                stall::evidence(self.vmm.process.id())
+                stall::evidence(self.vmm.pid())
             );
             std::thread::sleep(Duration::from_millis(50));
         }
