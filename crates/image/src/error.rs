@@ -36,6 +36,19 @@ pub enum Error {
         /// The directory or file that was being written to.
         path: PathBuf,
     },
+    /// Less space than what is still to come.
+    #[error(
+        "the image needs {needed} bytes in {}, where {free} are free: free some space or choose another state directory",
+        .path.display()
+    )]
+    NoRoom {
+        /// Bytes still to be written.
+        needed: u64,
+        /// Bytes free.
+        free: u64,
+        /// The store.
+        path: PathBuf,
+    },
     /// The path is neither of the three formats.
     #[error(
         "{} is not a container image: expected an OCI image layout (a directory or a tar with `oci-layout` and \
@@ -94,7 +107,9 @@ pub enum Error {
         text: String,
     },
     /// A media type that no image of ours has.
-    #[error("{what} has the media type {media_type:?}, which is not supported: export the image in OCI format")]
+    #[error(
+        "{what} has the media type {media_type:?}, which is not supported: build or export the image in OCI format"
+    )]
     UnsupportedMediaType {
         /// Which blob.
         what: String,
@@ -103,7 +118,7 @@ pub enum Error {
     },
     /// No image for this machine.
     #[error(
-        "the image is for {found}, not for linux/amd64: import it from a copy pulled with `--platform linux/amd64`"
+        "the image is for {found}, not for linux/amd64: use one that was built for, or saved with, `--platform linux/amd64`"
     )]
     WrongPlatform {
         /// What there is, comma-separated.
@@ -227,6 +242,26 @@ pub enum Error {
     NoSuchImage {
         /// What was asked for.
         reference: String,
+    },
+    /// Whoever wanted it does not want it any more.
+    #[error("stopped before it was finished: nothing was changed, do it again")]
+    Stopped,
+    /// The image is in use and would be gone.
+    #[error("the image {reference:?} is in use: remove the sandboxes that use it first, or force it")]
+    InUse {
+        /// What was to be removed.
+        reference: String,
+    },
+    /// Only the converted image is here.
+    #[error(
+        "the image {reference:?} cannot be sent on ({problem}): pull or import it again, or do this where it was pulled \
+         or imported"
+    )]
+    NoContent {
+        /// What was asked for.
+        reference: String,
+        /// What is missing.
+        problem: String,
     },
     /// Several images match.
     #[error("{reference:?} could be any of {candidates}: say which")]

@@ -9,6 +9,7 @@ use crate::file::Temp;
 use crate::layer::{Applier, Spool};
 use crate::manifest::{Layer, Selected, select};
 use crate::source::Source;
+use crate::stop::StoppableFile;
 use crate::stream::Unpacked;
 use crate::{Error, Limits, erofs};
 
@@ -118,7 +119,8 @@ pub(crate) fn convert(
             what.clone(),
             used,
             limits.uncompressed,
-        );
+        )
+        .until(source.stop());
         applier.layer(&mut unpacked)?;
         let (len, diff_id) = unpacked.finish()?;
         used += len;
@@ -137,7 +139,15 @@ pub(crate) fn convert(
             total,
         })
     };
-    erofs::write(&tree, &contents, uuid(&selected.digest), out.0, &mut report).map_err(Error::io("write", out.1))
+    let file = StoppableFile {
+        file: out.0,
+        stop: source.stop(),
+    };
+    let written = erofs::write(&tree, &contents, uuid(&selected.digest), file, &mut report);
+    if written.is_err() {
+        source.stop().check()?;
+    }
+    written.map_err(Error::io("write", out.1))
 }
 
 fn check_size(layer: &Layer, found: u64, what: &str) -> Result<(), Error> {

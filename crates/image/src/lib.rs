@@ -8,6 +8,7 @@
 //! Nothing is ever unpacked into the host's file system, so no name in an image can reach it. The crate deliberately
 //! knows nothing of VMs, of how the image is attached to one, and of registries.
 
+mod document;
 mod erofs;
 mod error;
 mod file;
@@ -17,14 +18,18 @@ mod limits;
 mod manifest;
 mod reference;
 mod source;
+mod steps;
+mod stop;
 mod store;
 mod stream;
 mod tar;
 mod tree;
 
+pub use document::{Descriptor, Document, INDEX_TYPES, Index, MANIFEST_TYPES, Manifest, Platform};
 pub use error::Error;
 pub use import::{Phase, Progress, convert_bytes};
 pub use limits::Limits;
 pub use manifest::ImageConfig;
 pub use reference::Reference;
-pub use store::{Image, Listing, Store};
+pub use steps::STEPS;
+pub use store::{Claim, Export, Image, Listing, Part, Partial, Prune, Pruned, Pulled, Staged, Store, Usage};

@@ -6,18 +6,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use crate::document::{
+    Descriptor, INDEX_TYPES, Index, MANIFEST_TYPES, Manifest, hex_digest, hex_digits, parse, wrong_platform,
+};
 use crate::source::Source;
 use crate::stream::Compression;
 use crate::{Error, Limits};
 
 /// An index may name other indices; more than this deep is none.
 const MAX_INDEX_DEPTH: u32 = 4;
-const REF_NAME: &str = "org.opencontainers.image.ref.name";
-const CONTAINERD_NAME: &str = "io.containerd.image.name";
+pub(crate) const REF_NAME: &str = "org.opencontainers.image.ref.name";
+pub(crate) const CONTAINERD_NAME: &str = "io.containerd.image.name";
 
 /// How an image wants to be run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +55,16 @@ pub(crate) struct Selected {
     pub(crate) layers: Vec<Layer>,
     /// A name that the source gives it.
     pub(crate) name: Option<String>,
+    pub(crate) documents: Documents,
+}
+
+/// What the image is described by.
+#[derive(Debug)]
+pub(crate) enum Documents {
+    /// The manifest's descriptor, and what it says.
+    Oci { manifest: Descriptor, parts: Box<Manifest> },
+    /// A docker-archive has a config alone.
+    Docker { config: Vec<u8> },
 }
 
 /// A layer's blob and what it must be.
@@ -66,35 +78,6 @@ pub(crate) struct Layer {
     pub(crate) compression: Option<Compression>,
     /// Of the decompressed layer.
     pub(crate) diff_id: String,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Descriptor {
-    #[serde(default)]
-    media_type: String,
-    digest: String,
-    size: u64,
-    platform: Option<Platform>,
-    #[serde(default)]
-    annotations: Option<BTreeMap<String, String>>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-struct Platform {
-    architecture: String,
-    os: String,
-}
-
-#[derive(Debug, Deserialize)]
-struct Index {
-    manifests: Vec<Descriptor>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Manifest {
-    config: Descriptor,
-    layers: Vec<Descriptor>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -177,9 +160,7 @@ impl Candidates {
             MAX_INDEX_DEPTH.into(),
         )?;
         for descriptor in index.manifests {
-            if let Some(platform) = &descriptor.platform
-                && (platform.os != "linux" || platform.architecture != "amd64")
-            {
+            if let (false, Some(platform)) = (descriptor.suits(), &descriptor.platform) {
                 // Build attestations are manifests for unknown/unknown.
                 self.others.insert(format!("{}/{}", platform.os, platform.architecture));
                 continue;
@@ -189,12 +170,10 @@ impl Candidates {
             let name = own.or(name);
             let what = format!("manifest {}", descriptor.digest);
             match descriptor.media_type.as_str() {
-                "application/vnd.oci.image.manifest.v1+json"
-                | "application/vnd.docker.distribution.manifest.v2+json" => {
+                media_type if MANIFEST_TYPES.contains(&media_type) => {
                     self.manifest(source, &descriptor, name)?;
                 }
-                "application/vnd.oci.image.index.v1+json"
-                | "application/vnd.docker.distribution.manifest.list.v2+json" => {
+                media_type if INDEX_TYPES.contains(&media_type) => {
                     let inner = parse(&what, &checked(source, &descriptor, &what)?)?;
                     self.collect(source, inner, name, depth + 1)?;
                 }
@@ -213,35 +192,25 @@ impl Candidates {
         let what = format!("manifest {}", descriptor.digest);
         let manifest: Manifest = parse(&what, &checked(source, descriptor, &what)?)?;
         let what = format!("config {}", manifest.config.digest);
-        match manifest.config.media_type.as_str() {
-            "application/vnd.oci.image.config.v1+json" | "application/vnd.docker.container.image.v1+json" => {}
-            other => {
-                return Err(Error::UnsupportedMediaType {
-                    what,
-                    media_type: other.to_owned(),
-                });
-            }
-        }
+        manifest.check(source.limits())?;
         let config: Config = parse(&what, &checked(source, &manifest.config, &what)?)?;
         if config.os != "linux" || config.architecture != "amd64" {
             self.others.insert(format!("{}/{}", config.os, config.architecture));
             return Ok(());
         }
         let (config, created, diff_ids) = taken(config, manifest.layers.len(), &what, source.limits())?;
-        let layers = manifest.layers.into_iter().zip(diff_ids).map(|(layer, diff_id)| {
-            let digest = hex_digest(&layer.digest)?.to_owned();
-            let compression = Some(layer_compression(&layer)?);
-            let size = Some(layer.size);
+        let layers = manifest.layers.iter().zip(diff_ids).map(|(layer, diff_id)| {
+            let digest = layer.hex()?.to_owned();
             Ok(Layer {
                 blob: blob_name(&digest),
                 digest: Some(digest),
-                size,
-                compression,
+                size: Some(layer.size),
+                compression: Some(layer.compression()?),
                 diff_id,
             })
         });
         let layers = layers.collect::<Result<_, Error>>()?;
-        let digest = hex_digest(&descriptor.digest)?.to_owned();
+        let digest = descriptor.hex()?.to_owned();
         self.found.insert(
             digest.clone(),
             Selected {
@@ -250,9 +219,31 @@ impl Candidates {
                 created,
                 layers,
                 name: name.cloned(),
+                documents: Documents::Oci {
+                    manifest: descriptor.clone(),
+                    parts: Box::new(manifest),
+                },
             },
         );
         Ok(())
+    }
+}
+
+impl Manifest {
+    /// Whether its config, of which `contents` are all bytes, is of a linux/amd64 image with so many layers.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it.
+    pub fn check_config(&self, contents: &[u8], limits: &Limits) -> Result<(), Error> {
+        let what = format!("config {}", self.config.digest);
+        let config: Config = parse(&what, contents)?;
+        if config.os != "linux" || config.architecture != "amd64" {
+            return Err(wrong_platform(
+                [format!("{}/{}", config.os, config.architecture)].into(),
+            ));
+        }
+        taken(config, self.layers.len(), &what, limits).map(drop)
     }
 }
 
@@ -318,20 +309,8 @@ fn select_docker(source: &Source) -> Result<Selected, Error> {
         created,
         layers: layers.collect(),
         name,
+        documents: Documents::Docker { config: document },
     })
-}
-
-fn wrong_platform(found: BTreeSet<String>) -> Error {
-    let mut found: Vec<_> = found
-        .into_iter()
-        .filter(|platform| platform != "unknown/unknown")
-        .collect();
-    if found.is_empty() {
-        found.push("no platform at all".to_owned());
-    }
-    Error::WrongPlatform {
-        found: found.join(", "),
-    }
 }
 
 /// What of a config is kept, and its diff_ids, one for each layer.
@@ -370,25 +349,6 @@ fn taken(
     Ok((image, config.created, diff_ids))
 }
 
-fn layer_compression(layer: &Descriptor) -> Result<Compression, Error> {
-    let prefixes = [
-        "application/vnd.oci.image.layer.v1.tar",
-        "application/vnd.oci.image.layer.nondistributable.v1.tar",
-        "application/vnd.docker.image.rootfs.diff.tar",
-        "application/vnd.docker.image.rootfs.foreign.diff.tar",
-    ];
-    let suffix = prefixes.iter().find_map(|prefix| layer.media_type.strip_prefix(prefix));
-    match suffix {
-        Some("") => Ok(Compression::None),
-        Some("+gzip" | ".gzip") => Ok(Compression::Gzip),
-        Some("+zstd" | ".zstd") => Ok(Compression::Zstd),
-        _ => Err(Error::UnsupportedMediaType {
-            what: format!("layer {}", layer.digest),
-            media_type: layer.media_type.clone(),
-        }),
-    }
-}
-
 /// A document with the size and digest that its descriptor states.
 fn checked(source: &Source, descriptor: &Descriptor, what: &str) -> Result<Vec<u8>, Error> {
     let expected = hex_digest(&descriptor.digest)?;
@@ -412,24 +372,6 @@ fn checked(source: &Source, descriptor: &Descriptor, what: &str) -> Result<Vec<u
     Ok(document)
 }
 
-fn blob_name(digest: &str) -> String {
+pub(crate) fn blob_name(digest: &str) -> String {
     format!("blobs/sha256/{digest}")
-}
-
-fn hex_digits(text: &str) -> bool {
-    text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-fn hex_digest(text: &str) -> Result<&str, Error> {
-    let digits = text.strip_prefix("sha256:").filter(|digits| hex_digits(digits));
-    digits.ok_or_else(|| Error::UnsupportedDigest {
-        text: text.chars().take(100).collect(),
-    })
-}
-
-fn parse<T: DeserializeOwned>(document: &str, contents: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(contents).map_err(|source| Error::BadJson {
-        document: document.to_owned(),
-        source,
-    })
 }

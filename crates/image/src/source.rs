@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use crate::file::Temp;
+use crate::stop::Stop;
 use crate::stream::{Compression, FilePart, Stream, Unpacked};
 use crate::tar::{Kind, Reader};
 use crate::{Error, Limits};
@@ -24,6 +25,7 @@ pub(crate) struct Source {
     path: PathBuf,
     files: Files,
     limits: Limits,
+    stop: Stop,
 }
 
 #[derive(Debug)]
@@ -32,6 +34,11 @@ enum Files {
     Archive {
         file: File,
         members: HashMap<String, Member>,
+    },
+    /// Files that are open already, and documents in memory.
+    Parts {
+        documents: HashMap<String, Vec<u8>>,
+        blobs: HashMap<String, File>,
     },
 }
 
@@ -93,6 +100,7 @@ impl Source {
                 path: path.to_owned(),
                 files: Files::Directory,
                 limits: *limits,
+                stop: Stop::default(),
             };
             return if source.has("oci-layout") && source.has("index.json") {
                 Ok(source)
@@ -126,12 +134,38 @@ impl Source {
             path: path.to_owned(),
             files: Files::Archive { file, members },
             limits: *limits,
+            stop: Stop::default(),
         };
         if source.has("index.json") || source.has("manifest.json") {
             Ok(source)
         } else {
             Err(not_an_image(path))
         }
+    }
+
+    /// An image whose parts somebody else has gathered, under the names that they have in a layout. `path` is for messages.
+    pub(crate) fn parts(
+        documents: HashMap<String, Vec<u8>>,
+        blobs: HashMap<String, File>,
+        path: &Path,
+        limits: &Limits,
+    ) -> Self {
+        Self {
+            path: path.to_owned(),
+            files: Files::Parts { documents, blobs },
+            limits: *limits,
+            stop: Stop::default(),
+        }
+    }
+
+    /// The same, but what is made of it ends when `stop` says so.
+    pub(crate) fn until(mut self, stop: &Stop) -> Self {
+        self.stop = stop.clone();
+        self
+    }
+
+    pub(crate) fn stop(&self) -> &Stop {
+        &self.stop
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -146,6 +180,7 @@ impl Source {
         match &self.files {
             Files::Directory => self.path.join(name).is_file(),
             Files::Archive { members, .. } => find(members, name).is_some(),
+            Files::Parts { documents, blobs } => documents.contains_key(name) || blobs.contains_key(name),
         }
     }
 
@@ -169,6 +204,12 @@ impl Source {
                 let (start, len) = find(members, name).ok_or_else(missing)?;
                 (file.try_clone().map_err(Error::io("read", &self.path))?, start, len)
             }
+            Files::Parts { blobs, .. } => {
+                let file = blobs.get(name).ok_or_else(missing)?.try_clone();
+                let file = file.map_err(Error::io("read", &self.path))?;
+                let len = file.metadata().map_err(Error::io("read", &self.path))?.len();
+                (file, 0, len)
+            }
         };
         Ok(Blob {
             name: name.to_owned(),
@@ -180,6 +221,11 @@ impl Source {
 
     /// The whole of a small file.
     pub(crate) fn document(&self, name: &str) -> Result<Vec<u8>, Error> {
+        if let Files::Parts { documents, .. } = &self.files
+            && let Some(document) = documents.get(name)
+        {
+            return Ok(document.clone());
+        }
         let blob = self.blob(name)?;
         Limits::check(|| format!("the size of {name}"), blob.len, self.limits.document)?;
         let mut contents = vec![0; usize::try_from(blob.len).unwrap_or(usize::MAX)];

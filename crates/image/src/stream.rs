@@ -11,6 +11,7 @@ use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use sha2::{Digest, Sha256};
 
 use crate::Error;
+use crate::stop::Stop;
 
 /// A stream with a position.
 pub(crate) trait Stream {
@@ -199,6 +200,7 @@ pub(crate) struct Unpacked<'a> {
     /// Where the output must have ended, and the whole image's limit for the message.
     allowed: u64,
     limit: u64,
+    stop: Stop,
     hash: Sha256,
 }
 
@@ -211,8 +213,15 @@ impl<'a> Unpacked<'a> {
             position: 0,
             allowed: limit.saturating_sub(used),
             limit,
+            stop: Stop::default(),
             hash: Sha256::new(),
         }
+    }
+
+    /// The same, but reading ends when `stop` says so.
+    pub(crate) fn until(mut self, stop: &Stop) -> Self {
+        self.stop = stop.clone();
+        self
     }
 
     /// Reads what is left; the number of bytes and their SHA-256.
@@ -233,6 +242,7 @@ impl Stream for Unpacked<'_> {
     }
 
     fn fill(&mut self, buf: &mut [u8]) -> Result<usize, Error> {
+        self.stop.check()?;
         let got = read_full(&mut self.reader, buf).map_err(|(got, source)| {
             let at = self.position + got as u64;
             if source.kind() == ErrorKind::UnexpectedEof {

@@ -134,6 +134,7 @@ impl Node {
     /// The client of a sandbox that is not detached has what it wanted, or is gone.
     pub(crate) fn end_foreground(&self, entry: &Arc<Entry>) -> Result<(), Error> {
         let remove = entry.stored().sandbox.config.remove;
+        entry.lock().attached = false;
         if let Some(vm) = entry.vm() {
             // The agent powers off when its client has gone; nobody needs what is not written yet if it is removed.
             if remove || !entry.wait(Some(self.config.limits.power_off), super::entry::Inner::is_over) {
@@ -157,8 +158,7 @@ impl Node {
         self.points.at(points::END_CLEARED);
         self.exited(entry, ended)?;
         self.points.at(points::END_RECORDED);
-        let config = &stored.sandbox.config;
-        if config.remove && config.detach {
+        if stored.sandbox.config.remove && !entry.lock().attached {
             self.remove(entry, true)?;
         }
         Ok(())

@@ -25,6 +25,8 @@ pub(crate) struct Entry {
 pub(crate) struct Inner {
     pub(crate) stored: Stored,
     pub(crate) vm: Option<Arc<Vm>>,
+    /// A client of this daemon is tied to it, and says when it has all that it wants to know.
+    pub(crate) attached: bool,
     /// It is in no table any more.
     pub(crate) gone: bool,
 }
@@ -37,6 +39,7 @@ impl Entry {
             inner: Mutex::new(Inner {
                 stored,
                 vm: None,
+                attached: false,
                 gone: false,
             }),
             changed: Condvar::new(),

@@ -39,7 +39,7 @@ const LOG_KEEP: u64 = 16 << 20;
 const CONTROL_FD: &str = "3";
 
 const NO_ASSETS: &str =
-    "run `make run` in Basalt's source tree, or start basaltd with --assets and the directory that has it";
+    "run `make run` in Basalt's source tree, or set BASALT_ASSETS (basaltd: --assets) to the directory that has it";
 const NO_KVM: &str = "`basalt doctor` tells more";
 
 /// A configuration, the descriptors that it counts, and this side's ends of what was made for it.

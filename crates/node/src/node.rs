@@ -21,6 +21,9 @@ use crate::points::Points;
 /// The most sandboxes of one node: as many as there are users and addresses for.
 pub(crate) const MAX_SANDBOXES: u32 = 4096;
 
+/// The daemon's own cgroup, beside those of its sandboxes.
+const OWN_CGROUP: &str = "daemon";
+
 /// A node.
 #[derive(Debug)]
 pub struct Node {
@@ -56,6 +59,11 @@ impl Node {
                 None
             }
         };
+        if let Some(root) = cgroups.as_ref().filter(|_| !config.managed)
+            && let Err(error) = leave_cgroup(root)
+        {
+            log::warn!("the daemon stays in the cgroup of whoever started it, and may end with it: {error}");
+        }
         crate::disk::clean(&paths.disks()).map_err(Error::file("clean", &paths.disks()))?;
         let node = Arc::new(Self {
             images: Store::open(&paths.images())?,
@@ -199,7 +207,7 @@ impl Node {
 /// What this node's cgroups are called: nodes of other state directories have others.
 fn instance(config: &Config) -> String {
     if config.state == std::path::Path::new("/var/lib/basalt") {
-        return "basalt".to_owned();
+        return "basalt-node".to_owned();
     }
     // FNV-1a: the name must be the same after every start, and nobody has a reason to make two the same.
     let hash = config
@@ -210,7 +218,14 @@ fn instance(config: &Config) -> String {
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
         });
-    format!("basalt-{:08x}", hash >> 32)
+    format!("basalt-node-{:08x}", hash >> 32)
+}
+
+/// Moves this process to a cgroup of its own: whoever started it may be ended with all that is in its cgroup.
+fn leave_cgroup(root: &Root) -> Result<(), Error> {
+    let cgroup = root.create(OWN_CGROUP, &host::cgroup::Limits::default())?;
+    let path = cgroup.path().join("cgroup.procs");
+    fs::write(&path, "0").map_err(Error::file("write", &path))
 }
 
 fn take_lock(paths: &Paths) -> Result<File, Error> {

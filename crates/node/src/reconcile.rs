@@ -161,7 +161,7 @@ impl Node {
     fn remove_strangers(&self) -> Result<(), Error> {
         let known: BTreeSet<String> = self.entries().keys().cloned().collect();
         if let Some(root) = &self.cgroups {
-            for id in root.list()?.into_iter().filter(|id| !known.contains(id)) {
+            for id in root.list()?.into_iter().filter(|id| is_id(id) && !known.contains(id)) {
                 log::warn!("the cgroup {id} belongs to no sandbox and is removed");
                 if let Some(cgroup) = root.find(&id)? {
                     cgroup.kill()?;
@@ -178,6 +178,11 @@ impl Node {
         }
         Ok(())
     }
+}
+
+/// Twelve hexadecimal digits: anything else is not ours.
+fn is_id(name: &str) -> bool {
+    name.len() == 12 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 fn names(directory: &Path) -> Result<Vec<String>, Error> {

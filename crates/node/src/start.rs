@@ -64,6 +64,10 @@ impl Node {
         };
         let entry = self.register(stored, name.as_deref())?;
         let operation = entry.operate();
+        {
+            let mut inner = entry.lock();
+            inner.attached = !inner.stored.sandbox.config.detach;
+        }
         let started = self.create(&entry).and_then(|()| self.start_vm(&entry, Some(cancel)));
         if started.is_err() {
             self.destroy(&entry)?;

@@ -6,6 +6,7 @@ mod guest;
 mod image;
 mod kernel;
 mod messages;
+mod registry;
 
 use crate::run::Target;
 
@@ -23,6 +24,9 @@ pub(crate) fn all() -> Vec<Target> {
         image::archive(),
         image::layers(),
         kernel::image(),
+        registry::documents(),
+        registry::challenges(),
+        registry::locations(),
     ]
 }
 

@@ -11,7 +11,17 @@ use crate::Host;
 pub(crate) fn command(host: &Host, arguments: &[&str]) -> Command {
     let mut command = Command::new(host.binaries.join("basalt"));
     // Inside the lab KVM is what there is to test: never look for another lab.
-    command.args(arguments).env("BASALT_ENGINE", "kvm");
+    command.env("BASALT_ENGINE", "kvm");
+    let mut words = arguments.iter();
+    for word in words.by_ref() {
+        command.arg(word);
+        // What is run here is of no use to anybody afterwards.
+        if *word == "run" {
+            command.args((!arguments.contains(&"--detach") && !arguments.contains(&"-d")).then_some("--rm"));
+            break;
+        }
+    }
+    command.args(words);
     command
 }
 

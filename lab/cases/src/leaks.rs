@@ -7,11 +7,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-/// Programs of ours that live only as long as a command.
-const PROGRAMS: [&str; 3] = ["basalt", "basalt-vmm", "qemu-system-x86"];
+/// Programs of ours that live only as long as a command; the daemon that is there already stays.
+const PROGRAMS: [&str; 4] = ["basalt", "basaltd", "basalt-vmm", "qemu-system-x86"];
 
 /// Directories in which nothing new may be.
-const DIRECTORIES: [&str; 4] = ["/tmp", "/run", "/var/lib/basalt", "/var/lib/basalt/images"];
+const DIRECTORIES: [&str; 7] = [
+    "/tmp",
+    "/run",
+    "/var/lib/basalt",
+    "/var/lib/basalt/images",
+    "/var/lib/basalt/sandboxes",
+    "/var/lib/basalt/run",
+    "/sys/fs/cgroup/basalt-node",
+];
 
 /// What exists at one moment.
 pub(crate) struct Snapshot(BTreeSet<String>);

@@ -7,6 +7,7 @@ mod archive;
 mod audit;
 mod basalt;
 mod cases;
+mod daemon;
 mod intrude;
 mod leaks;
 mod runner;

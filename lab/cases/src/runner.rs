@@ -29,9 +29,23 @@ pub(crate) fn list() -> Result<bool> {
     Ok(true)
 }
 
+/// Has the daemon run that most cases share: it is no leak of the first of them.
+fn start_daemon() -> Result<()> {
+    let basalt = std::env::current_exe()?.with_file_name("basalt");
+    let output = Command::new(&basalt)
+        .arg("prune")
+        .env("BASALT_ENGINE", "kvm")
+        .output()
+        .with_context(|| format!("{} cannot be run", basalt.display()))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    anyhow::ensure!(output.status.success(), "the daemon does not start: {said}");
+    Ok(())
+}
+
 /// Runs every case whose name contains `filter`; true when all passed and there was one.
 pub(crate) fn run(filter: &str, logs: &Path) -> Result<bool> {
     let chosen: Vec<_> = cases::ALL.iter().filter(|case| case.name.contains(filter)).collect();
+    start_daemon()?;
     let (mut passed, mut failed, mut retried) = (0, 0, 0);
     let mut out = std::io::stdout().lock();
     for case in &chosen {
@@ -110,6 +124,7 @@ fn one(case: &Case, logs: &Path) -> Result<Outcome> {
     }
     child.wait()?;
     leaks::kill_left_over()?;
+    start_daemon()?;
     Ok(Outcome::TimedOut)
 }
 

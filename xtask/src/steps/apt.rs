@@ -17,7 +17,7 @@ use crate::runner::{Plan, Report, Step, Task};
 /// Package and reason.
 const PACKAGES: &[(&str, &str)] = &[
     ("build-essential", "the linker that rustc calls, and the guest kernel"),
-    ("musl-tools", "C parts of static programs: SQLite in basaltd"),
+    ("musl-tools", "C parts of static programs: SQLite and TLS in basaltd"),
     ("e2fsprogs", "mkfs.ext4 makes sandboxes' writable disks"),
     ("bc", "the guest kernel's build"),
     ("bison", "the guest kernel's build"),
@@ -29,6 +29,9 @@ const PACKAGES: &[(&str, &str)] = &[
     ("kmod", "the lab's modules"),
     ("mmdebstrap", "images and the lab's root"),
     ("erofs-utils", "fsck.erofs in tests, the lab's root image"),
+    ("openssl", "certificates and signatures in tests"),
+    ("docker-registry", "the peer of pulls and pushes in tests"),
+    ("skopeo", "reads and copies images of ours in tests"),
 ];
 
 const LIMIT: Duration = Duration::from_secs(20 * 60);

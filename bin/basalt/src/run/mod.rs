@@ -107,7 +107,10 @@ fn here(args: &RunArgs, config: SandboxConfig, output: &Output) -> Result<u8> {
             };
             let finished = attached::run(UnixStream::from(fd), &request, &signals, args.timeout)?;
             let code = conclude(finished, &mut client, &sandbox, args.timeout, output)?;
-            client.ask(Request::Finish)?;
+            if let Err(error) = client.ask(Request::Finish) {
+                // The command has ended as it should, and the next daemon sees that its sandbox has.
+                log::warn!("the daemon was not told: {error}");
+            }
             Ok(code)
         }
     }

@@ -22,13 +22,13 @@ struct Plan {
     blocks: u32,
 }
 
-/// Writes `tree`, whose files' contents are in `spool`, to the empty file `out`. `progress` gets the bytes written and
+/// Writes `tree`, whose files' contents are in `spool`, to `out`, an empty file. `progress` gets the bytes written and
 /// the bytes there will be. An image of more blocks than 32 bits can count is `FileTooLarge`.
 pub(crate) fn write(
     tree: &Tree,
     spool: &File,
     uuid: [u8; 16],
-    out: &File,
+    out: impl Write,
     progress: &mut dyn FnMut(u64, u64),
 ) -> io::Result<u64> {
     let mut inodes = Inodes::of(tree);

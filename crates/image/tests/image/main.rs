@@ -3,6 +3,7 @@
 
 mod bad;
 mod build;
+mod keep;
 mod kernel;
 mod random;
 mod reader;

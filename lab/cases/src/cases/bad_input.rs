@@ -9,7 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::archive;
-use crate::basalt::{command, expect_refusal, finish, run};
+use crate::basalt::{expect_refusal, finish, run};
+use crate::daemon::Daemon;
 use crate::{Case, Host};
 
 pub(crate) const REFUSALS: Case = Case {
@@ -101,11 +102,14 @@ fn assets(host: &Host, name: &str, replaced: &[(&str, &[u8])]) -> Result<PathBuf
     Ok(directory)
 }
 
+/// A run by a daemon of its own that has these assets.
 fn run_with(host: &Host, assets: &Path) -> Result<std::process::Output> {
-    finish(
-        command(host, &["run", host.digest.as_str(), "--", "true"]).env("BASALT_ASSETS", assets),
-        b"",
-    )
+    let daemon = Daemon::new(host)?;
+    let mut command = daemon.command(&["run", host.digest.as_str(), "--", "true"]);
+    let output = command.env("BASALT_ASSETS", assets).output()?;
+    daemon.end()?;
+    fs::remove_dir_all(host.scratch.join("state"))?;
+    Ok(output)
 }
 
 fn broken_guests(host: &Host) -> Result<()> {
@@ -126,22 +130,25 @@ fn broken_hosts(host: &Host) -> Result<()> {
     // would leave a /run/mount behind.
     let basalt = host.binaries.join("basalt");
     let script = format!(
-        "mount -n --bind /dev/null /dev/kvm && exec {} run {} -- true",
+        "mount -n --bind /dev/null /dev/kvm && exec {} run --rm {} -- true",
         basalt.display(),
         host.digest
     );
+    let daemon = Daemon::new(host)?;
     let output = finish(
         Command::new("unshare")
             .args(["--mount", "sh", "-c", &script])
-            .env("BASALT_ENGINE", "kvm"),
+            .env("BASALT_ENGINE", "kvm")
+            .env("BASALT_STATE", &daemon.state),
         b"",
     )?;
+    daemon.end()?;
     expect_refusal(&output, 125, &["KVM", "basalt doctor"]).context("KVM that is none")?;
 
     // A store on a file system that is too small for the image. The mount goes with the namespace.
     let archive = host.scratch.join("image.tar");
     archive::make(&archive, "big", &[("data", &vec![7; 2 << 20])])?;
-    let state = host.scratch.join("state");
+    let state = host.scratch.join("small");
     fs::create_dir(&state)?;
     let script = format!(
         "mount -n -t tmpfs -o size=256k none {0} && BASALT_STATE={0} {1} import --name big {2}; code=$?; \

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal};
 
 use crate::basalt::command;
@@ -44,28 +44,24 @@ fn start(host: &Host) -> Result<(Child, Pid)> {
     .spawn()?;
     let mut up = [0; 3];
     child.stdout.as_mut().context("no output")?.read_exact(&mut up)?;
-    let vmm = child_of(child.id(), "basalt-vmm")?;
-    Ok((child, vmm))
+    Ok((child, newest("basalt-vmm")?))
 }
 
-fn child_of(parent: u32, name: &str) -> Result<Pid> {
+/// The process of this name that was started last.
+fn newest(name: &str) -> Result<Pid> {
+    let mut found = None;
     for entry in std::fs::read_dir("/proc")? {
-        let Some(pid) = entry?.file_name().to_str().and_then(|text| text.parse().ok()) else {
+        let Some(pid) = entry?.file_name().to_str().and_then(|text| text.parse::<i32>().ok()) else {
             continue;
         };
-        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
-            continue;
-        };
-        // pid (comm) state ppid ...
-        let Some((head, tail)) = stat.rsplit_once(')') else {
-            continue;
-        };
-        let its_parent = tail.split_whitespace().nth(1).and_then(|text| text.parse().ok());
-        if its_parent == Some(parent) && head.ends_with(&format!("({name}")) {
-            return Pid::from_raw(pid).context("process 0");
+        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        if comm.trim_end() == name {
+            found = found.max(Some(pid));
         }
     }
-    bail!("process {parent} has no child called {name}")
+    found
+        .and_then(Pid::from_raw)
+        .with_context(|| format!("there is no process {name}"))
 }
 
 fn kill_vmm(host: &Host) -> Result<()> {

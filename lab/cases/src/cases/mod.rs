@@ -2,6 +2,8 @@
 
 mod bad_input;
 mod block;
+mod daemon_crashes;
+mod daemon_life;
 mod devices;
 mod foreign_kernel;
 mod jail;
@@ -43,4 +45,8 @@ pub(crate) const ALL: &[&Case] = &[
     &bad_input::BROKEN_HOSTS,
     &kills::VMM,
     &kills::CLI,
+    &daemon_life::LIFE,
+    &daemon_life::ADOPTION,
+    &daemon_crashes::DAEMON,
+    &daemon_crashes::VMM,
 ];

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::archive;
 use crate::basalt::{command, expect_code, finish};
+use crate::daemon::Daemon;
 use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
@@ -26,7 +27,9 @@ fn host(host: &Host) -> Result<()> {
     let is_ext4 = |line: &str| line.split(' ').skip(1).take(2).eq([EXT4, "ext4"]);
     ensure!(mounts.lines().any(is_ext4), "there is no ext4 at {EXT4}");
     let state = Path::new(EXT4).join(format!("state-{}", std::process::id()));
+    let daemon = Daemon::at(host, &state)?;
     let result = life_of_an_image(host, &state);
+    daemon.end()?;
     fs::remove_dir_all(&state).context("the state directory")?;
     result
 }

@@ -3,19 +3,29 @@
 //! ```text
 //! blobs/DIGEST.erofs   the image; whole and on disk before it has this name
 //! blobs/DIGEST.json    what the image says of itself; an image without this file was never finished
+//! content/DIGEST       manifest, config and compressed layers as they came, so that an image can be sent on unchanged
+//! partial/DIGEST.part  a download; whoever writes to it holds its lock (flock)
+//! partial/DIGEST       a download that is whole and checked, until its image is complete
 //! names.json           name to digest
-//! lock                 held (flock) by whoever changes anything here
+//! lock                 held (flock) by whoever changes anything here but in partial/
 //! tmp/                 files on their way; what an interrupted import left is removed by the next one that opens
 //! ```
 //!
 //! Readers take no lock: everything they read appears and is replaced by one rename. The store knows nothing of VMs;
 //! an image that is in use may be removed, its users keep the open file.
 
-use std::collections::BTreeMap;
+mod content;
+mod save;
+mod staging;
+mod usage;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +34,20 @@ use crate::file::{self, Temp};
 use crate::import::{Progress, convert, spool};
 use crate::manifest::{ImageConfig, Selected, select};
 use crate::source::Source;
+use crate::steps::{
+    IMAGE_CONVERTED, IMAGE_FORGOTTEN, IMAGE_KEPT, IMAGE_NAMED, IMAGE_RECORDED, IMAGE_REMOVED, IMAGE_UNNAMED, Steps,
+};
+use crate::stop::Stop;
 use crate::{Error, Limits, Reference};
+
+use content::Content;
+pub use content::Pulled;
+pub use save::{Export, Part};
+pub use staging::{Claim, Partial, Staged};
+pub use usage::{Prune, Pruned, Usage};
+
+/// Between two looks at a lock that somebody else holds.
+const TICK: Duration = Duration::from_millis(20);
 
 /// A stored image.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +84,9 @@ struct Metadata {
     created: Option<String>,
     layers: Vec<String>,
     config: ImageConfig,
+    /// What it came as. An image that was brought here already converted (as into the lab) has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    content: Option<Content>,
 }
 
 type Names = BTreeMap<String, String>;
@@ -70,6 +96,8 @@ type Names = BTreeMap<String, String>;
 pub struct Store {
     directory: PathBuf,
     limits: Limits,
+    stop: Stop,
+    steps: Steps,
 }
 
 /// Released when dropped.
@@ -94,8 +122,10 @@ impl Store {
         let store = Self {
             directory: directory.to_owned(),
             limits,
+            stop: Stop::default(),
+            steps: Steps::default(),
         };
-        for directory in [store.blobs(), store.temporary()] {
+        for directory in [store.blobs(), store.temporary(), store.content(), store.partial()] {
             fs::create_dir_all(&directory).map_err(Error::io("create", &directory))?;
         }
         let path = store.directory.join("lock");
@@ -109,6 +139,29 @@ impl Store {
         Ok(store)
     }
 
+    /// The same store, whose operations end with [`Error::Stopped`] soon after `stop` has begun to say so, also while they
+    /// wait for others.
+    #[must_use]
+    pub fn until(&self, stop: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self {
+            directory: self.directory.clone(),
+            limits: self.limits,
+            stop: Stop::when(stop),
+            steps: self.steps.clone(),
+        }
+    }
+
+    /// The same store, which tells of each of [`STEPS`](crate::STEPS) when it comes to it.
+    #[must_use]
+    pub fn telling(&self, to: impl Fn(&'static str) + Send + Sync + 'static) -> Self {
+        Self {
+            directory: self.directory.clone(),
+            limits: self.limits,
+            stop: self.stop.clone(),
+            steps: Steps::told(to),
+        }
+    }
+
     /// Imports the linux/amd64 image at `path`: an OCI image layout (directory or tar) or a docker-archive. It gets
     /// `name`, else the name that it brings, else its file's. What is stored already is not stored again. Waits for
     /// imports of other processes.
@@ -120,20 +173,35 @@ impl Store {
         let name = name.map(str::parse::<Reference>).transpose()?;
         let _lock = self.lock()?;
         let temporary = self.temporary();
-        let source = Source::open(path, &temporary, &self.limits)?;
+        let source = Source::open(path, &temporary, &self.limits)?.until(&self.stop);
         let selected = select(&source)?;
-        let known = self
-            .load(&selected.digest, &Names::new())
-            .and_then(|image| verify(&image));
-        if known.is_err() {
-            self.convert(&source, &selected, progress)?;
-        }
+        self.adopt(&source, &selected, progress)?;
         let mut names = self.names()?;
         if let Some(name) = name.or_else(|| default_name(&selected, path)) {
             names.insert(name.to_string(), selected.digest.clone());
             self.set_names(&names)?;
+            self.steps.at(IMAGE_NAMED);
         }
         self.load(&selected.digest, &names)
+    }
+
+    /// Makes the image that is selected one of this store, unless it is. The lock is held.
+    fn adopt(&self, source: &Source, selected: &Selected, progress: &mut dyn FnMut(Progress)) -> Result<(), Error> {
+        let known = self.load(&selected.digest, &Names::new());
+        if known.and_then(|image| verify(&image)).is_err() {
+            return self.convert(source, selected, progress);
+        }
+        let (_, json) = self.paths(&selected.digest);
+        let mut metadata = read_metadata(&json)?;
+        let whole = metadata
+            .content
+            .as_ref()
+            .is_some_and(|content| self.has_content(content));
+        if !whole {
+            metadata.content = Some(self.keep(source, selected)?);
+            self.write_json(&json, &metadata)?;
+        }
+        Ok(())
     }
 
     fn convert(&self, source: &Source, selected: &Selected, progress: &mut dyn FnMut(Progress)) -> Result<(), Error> {
@@ -142,13 +210,26 @@ impl Store {
         let image = Temp::new(&temporary)?;
         let size = convert(source, selected, spool(&temporary)?, (image.file(), &path), progress)?;
         image.persist(&path)?;
-        let metadata = Metadata {
-            size,
-            created: selected.created.clone(),
-            layers: selected.layers.iter().map(|layer| layer.diff_id.clone()).collect(),
-            config: selected.config.clone(),
-        };
-        self.write_json(&json, &metadata)
+        self.steps.at(IMAGE_CONVERTED);
+        let finished = self.keep(source, selected).and_then(|content| {
+            self.steps.at(IMAGE_KEPT);
+            let metadata = Metadata {
+                size,
+                created: selected.created.clone(),
+                layers: selected.layers.iter().map(|layer| layer.diff_id.clone()).collect(),
+                config: selected.config.clone(),
+                content: Some(content),
+            };
+            self.write_json(&json, &metadata)
+        });
+        if finished.is_err() {
+            // Without metadata it would be removed only by the next who opens the store.
+            remove_file(&path)?;
+            self.collect()?;
+        } else {
+            self.steps.at(IMAGE_RECORDED);
+        }
+        finished
     }
 
     /// All images. One that is damaged does not hide the others.
@@ -183,6 +264,22 @@ impl Store {
         Ok(image)
     }
 
+    /// Gives the image `reference` the name `name` as well; an image that had this name loses it.
+    ///
+    /// # Errors
+    ///
+    /// There is no such image, several match, or `name` is no name.
+    pub fn tag(&self, reference: &str, name: &str) -> Result<Image, Error> {
+        let name = name.parse::<Reference>()?;
+        let _lock = self.lock()?;
+        let mut names = self.names()?;
+        let digest = self.resolve(reference, &names)?;
+        self.load(&digest, &names)?;
+        names.insert(name.to_string(), digest.clone());
+        self.set_names(&names)?;
+        self.load(&digest, &names)
+    }
+
     /// Removes the name `reference`, and the image itself with its last name. By digest, removes the image and all its
     /// names. Returns its digest. A damaged image can be removed, too: nothing of it is read.
     ///
@@ -190,6 +287,15 @@ impl Store {
     ///
     /// There is none, several match, or the disk refuses.
     pub fn remove(&self, reference: &str) -> Result<String, Error> {
+        self.remove_unless(reference, &BTreeSet::new())
+    }
+
+    /// The same, but an image whose digest is in `in_use` stays, and so does its last name.
+    ///
+    /// # Errors
+    ///
+    /// As before; [`Error::InUse`].
+    pub fn remove_unless(&self, reference: &str, in_use: &BTreeSet<String>) -> Result<String, Error> {
         let _lock = self.lock()?;
         let mut names = self.names()?;
         let digest = self.resolve(reference, &names)?;
@@ -199,15 +305,30 @@ impl Store {
             }
             None => names.retain(|_, named| *named != digest),
         }
+        let last = !names.values().any(|named| *named == digest);
+        if last && in_use.contains(&digest) {
+            return Err(Error::InUse {
+                reference: reference.to_owned(),
+            });
+        }
         self.set_names(&names)?;
-        if !names.values().any(|named| *named == digest) {
-            let (path, json) = self.paths(&digest);
-            // The metadata first: what lacks it is removed by the next who opens the store.
-            for path in [json, path] {
-                remove_file(&path)?;
-            }
+        if last {
+            self.steps.at(IMAGE_UNNAMED);
+            self.remove_files(&digest)?;
+            self.steps.at(IMAGE_FORGOTTEN);
+            self.collect()?;
+            self.steps.at(IMAGE_REMOVED);
         }
         Ok(digest)
+    }
+
+    fn remove_files(&self, digest: &str) -> Result<(), Error> {
+        let (path, json) = self.paths(digest);
+        // The metadata first: what lacks it is removed by the next who opens the store.
+        for path in [json, path] {
+            remove_file(&path)?;
+        }
+        Ok(())
     }
 
     fn resolve(&self, reference: &str, names: &Names) -> Result<String, Error> {
@@ -235,23 +356,13 @@ impl Store {
 
     fn load(&self, digest: &str, names: &Names) -> Result<Image, Error> {
         let (path, json) = self.paths(digest);
-        let text = match fs::read(&json) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Err(Error::NoSuchImage {
-                    reference: digest.to_owned(),
-                });
-            }
-            read => read.map_err(Error::io("read", &json))?,
-        };
         let Metadata {
             size,
             created,
             layers,
             config,
-        } = serde_json::from_slice(&text).map_err(|error| Error::CorruptStored {
-            path: json,
-            problem: error.to_string(),
-        })?;
+            content: _,
+        } = read_metadata(&json)?;
         let names = names
             .iter()
             .filter(|(_, named)| *named == digest)
@@ -329,12 +440,30 @@ impl Store {
     fn lock(&self) -> Result<Lock, Error> {
         let path = self.directory.join("lock");
         let file = lock_file(&path)?;
-        file.lock().map_err(Error::io("lock", &path))?;
-        Ok(Lock(file))
+        if !self.stop.is_possible() {
+            file.lock().map_err(Error::io("lock", &path))?;
+            return Ok(Lock(file));
+        }
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Lock(file)),
+                Err(fs::TryLockError::WouldBlock) => self.stop.check()?,
+                Err(fs::TryLockError::Error(error)) => return Err(Error::io("lock", &path)(error)),
+            }
+            thread::sleep(TICK);
+        }
     }
 
     fn blobs(&self) -> PathBuf {
         self.directory.join("blobs")
+    }
+
+    fn content(&self) -> PathBuf {
+        self.directory.join("content")
+    }
+
+    fn partial(&self) -> PathBuf {
+        self.directory.join("partial")
     }
 
     fn temporary(&self) -> PathBuf {
@@ -348,6 +477,21 @@ impl Store {
             blobs.join(format!("{digest}.json")),
         )
     }
+}
+
+fn read_metadata(json: &Path) -> Result<Metadata, Error> {
+    let text = match fs::read(json) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return Err(Error::NoSuchImage {
+                reference: json.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+            });
+        }
+        read => read.map_err(Error::io("read", json))?,
+    };
+    serde_json::from_slice(&text).map_err(|error| Error::CorruptStored {
+        path: json.to_owned(),
+        problem: error.to_string(),
+    })
 }
 
 fn lock_file(path: &Path) -> Result<File, Error> {

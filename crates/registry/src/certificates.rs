@@ -1,0 +1,68 @@
+//! Whom a registry's certificate may be from: the authorities of this machine, and those that were put beside it for one
+//! registry, in the places where docker and podman look.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use ureq::tls::{Certificate, PemItem, parse_pem};
+
+use crate::Error;
+
+/// Where Debian, Fedora, SUSE and Alpine keep all authorities in one file.
+const SYSTEM: [&str; 4] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+
+/// Authorities for `host`: the system's, and each `*.crt` in `DIRECTORY/HOST/` of `directories`.
+pub(crate) fn authorities(host: &str, directories: &[PathBuf]) -> Result<Vec<Certificate<'static>>, Error> {
+    let chosen = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
+    let system = chosen.or_else(|| SYSTEM.iter().map(PathBuf::from).find(|path| path.exists()));
+    let mut found = match system {
+        Some(path) => read(&path)?,
+        None => Vec::new(),
+    };
+    for directory in directories {
+        found.extend(of_host(&directory.join(host))?);
+    }
+    Ok(found)
+}
+
+fn of_host(directory: &Path) -> Result<Vec<Certificate<'static>>, Error> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
+        entries => entries.map_err(|error| unusable(directory, &error))?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|error| unusable(directory, &error))?.path();
+        if path.extension().is_some_and(|kind| kind == "crt") {
+            found.extend(read(&path)?);
+        }
+    }
+    Ok(found)
+}
+
+fn read(path: &Path) -> Result<Vec<Certificate<'static>>, Error> {
+    let text = fs::read(path).map_err(|error| unusable(path, &error))?;
+    let mut found = Vec::new();
+    for item in parse_pem(&text) {
+        if let PemItem::Certificate(certificate) = item.map_err(|error| unusable(path, &error))? {
+            found.push(certificate);
+        }
+    }
+    if found.is_empty() {
+        return Err(unusable(path, &"there is no certificate in it"));
+    }
+    Ok(found)
+}
+
+fn unusable(path: &Path, problem: &dyn std::fmt::Display) -> Error {
+    Error::BadCertificates {
+        path: path.to_owned(),
+        problem: problem.to_string(),
+    }
+}

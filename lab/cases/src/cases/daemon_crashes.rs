@@ -1,0 +1,188 @@
+//! `kill -9` at every point of a sandbox's life: of the daemon, and of the VMM. Afterwards the sandbox is whole or gone, its
+//! neighbour runs on, and nothing belongs to nobody.
+//!
+//! The points are `node::points::ALL`; one that no operation here comes to fails the case.
+
+use std::collections::BTreeSet;
+use std::process::Child;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use node::points;
+
+use crate::basalt::expect_code;
+use crate::daemon::{Daemon, PATIENCE, wait_for};
+use crate::{Case, Host};
+
+pub(crate) const DAEMON: Case = Case {
+    name: "kill-daemon-at-points",
+    limit: Duration::from_secs(900),
+    host: daemon_dies,
+    guest: None,
+};
+
+pub(crate) const VMM: Case = Case {
+    name: "kill-vmm-at-points",
+    limit: Duration::from_secs(600),
+    host: vmm_dies,
+    guest: None,
+};
+
+/// The sandbox that things are done to, and the one beside it.
+const VICTIM: &str = "victim";
+const NEIGHBOUR: &str = "neighbour";
+
+/// What brings a daemon to a point: the verb, and whether the victim must run before.
+fn operation(point: &str) -> Option<&'static [&'static str]> {
+    Some(match point.split_once('.')?.0 {
+        "create" | "start" => &[],
+        "exec" => &["exec", VICTIM, "true"],
+        "pause" => &["pause", VICTIM],
+        "stop" => &["stop", "--time", "1s", VICTIM],
+        "end" => &["kill", VICTIM],
+        "remove" => &["rm", "--force", VICTIM],
+        _ => return None,
+    })
+}
+
+/// Brings somebody to the point, in the background.
+fn approach(daemon: &Daemon<'_>, host: &Host, point: &str) -> Result<Child> {
+    let words = operation(point).with_context(|| format!("no operation comes to the point {point}"))?;
+    if words.is_empty() {
+        daemon.hold(point)?;
+        let arguments = Daemon::idle_arguments(VICTIM, &host.digest);
+        return daemon.start(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    daemon.idle(VICTIM)?;
+    daemon.hold(point)?;
+    daemon.start(words)
+}
+
+/// The victim is whole (it answers, or can be started) or gone; then it is removed, and nothing is left.
+fn examine(daemon: &Daemon<'_>, neighbour: &str, point: &str) -> Result<()> {
+    expect_code(&daemon.run(&["exec", NEIGHBOUR, "true"])?, 0).context("the neighbour does not run on")?;
+    let found = daemon.find(VICTIM)?;
+    let state = found
+        .as_ref()
+        .and_then(|found| found["state"].as_str())
+        .unwrap_or("gone");
+    log::info!("after the point {point} the sandbox is {state}");
+    match state {
+        "gone" => (),
+        "running" => expect_code(&daemon.run(&["exec", VICTIM, "true"])?, 0)?,
+        "paused" => {
+            daemon.ok(&["unpause", VICTIM])?;
+            expect_code(&daemon.run(&["exec", VICTIM, "true"])?, 0)?;
+        }
+        "exited" => {
+            daemon.ok(&["start", VICTIM])?;
+            expect_code(&daemon.run(&["exec", VICTIM, "true"])?, 0)?;
+        }
+        other => bail!("the sandbox is stuck as {other}"),
+    }
+    if state != "gone" {
+        daemon.ok(&["rm", "--force", VICTIM])?;
+    }
+    daemon.expect_no_strangers(&[neighbour])
+}
+
+fn daemon_dies(host: &Host) -> Result<()> {
+    let daemon = Daemon::new(host)?;
+    let neighbour = daemon.idle(NEIGHBOUR)?;
+    let mut reached = BTreeSet::new();
+    for point in points::ALL {
+        let step = || -> Result<()> {
+            let mut client = approach(&daemon, host, point)?;
+            daemon.reached(point)?;
+            daemon.kill()?;
+            daemon.release(point)?;
+            finish(&mut client)?;
+            examine(&daemon, &neighbour, point)
+        };
+        step().with_context(|| format!("the daemon was killed at {point}"))?;
+        reached.insert(*point);
+    }
+    ensure!(
+        reached.len() == points::ALL.len() && reached.len() >= 20,
+        "{} points",
+        reached.len()
+    );
+    daemon.end()
+}
+
+/// The points at which the victim has a VMM.
+const WITH_VMM: &[&str] = &[
+    "start.spawned",
+    "start.recorded",
+    "start.created",
+    "start.started",
+    "start.agent",
+    "start.prepared",
+    "start.command",
+    "start.running",
+    "exec.connected",
+    "pause.paused",
+    "stop.recorded",
+    "stop.signalled",
+    "remove.recorded",
+];
+
+fn vmm_dies(host: &Host) -> Result<()> {
+    let daemon = Daemon::new(host)?;
+    let neighbour = daemon.idle(NEIGHBOUR)?;
+    for point in WITH_VMM {
+        let step = || -> Result<()> {
+            ensure!(points::ALL.contains(point), "there is no such point");
+            let mut client = approach(&daemon, host, point)?;
+            daemon.reached(point)?;
+            let mut killed = false;
+            for pid in daemon.processes("basalt-vmm")? {
+                let cgroup = std::fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero()))?;
+                if !cgroup.contains(neighbour.as_str()) {
+                    crate::daemon::kill(pid)?;
+                    killed = true;
+                }
+            }
+            // On the way to its removal the VMM has been killed already.
+            ensure!(killed || point.starts_with("remove."), "there was no VMM to kill");
+            daemon.release(point)?;
+            finish(&mut client)?;
+            settle(&daemon)?;
+            examine(&daemon, &neighbour, point)
+        };
+        step().with_context(|| format!("the VMM was killed at {point}"))?;
+    }
+    daemon.end()
+}
+
+/// Waits for the client's end, whatever it is: it must not hang.
+fn finish(client: &mut Child) -> Result<()> {
+    let mut ended = None;
+    let waited = wait_for("the client's end", || {
+        ended = client.try_wait()?;
+        Ok(ended.is_some())
+    });
+    if waited.is_err() {
+        client.kill()?;
+        client.wait()?;
+    }
+    waited
+}
+
+/// The end of a VMM is noticed soon.
+fn settle(daemon: &Daemon<'_>) -> Result<()> {
+    let end = std::time::Instant::now() + PATIENCE;
+    loop {
+        let state = daemon
+            .find(VICTIM)?
+            .map(|found| found["state"].as_str().unwrap_or_default().to_owned());
+        if matches!(state.as_deref(), None | Some("exited")) {
+            return Ok(());
+        }
+        ensure!(
+            std::time::Instant::now() < end,
+            "the VMM is dead and the sandbox is {state:?}"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

@@ -1,0 +1,260 @@
+//! A daemon of a case's own: with its own state directory, found by the kernel's view of it, killed and looked after.
+//! Knows the `basalt` program and `/proc`, and nothing of how a daemon works.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::Value;
+
+use crate::Host;
+use crate::basalt::{command, expect_code};
+
+/// Where all cgroups are.
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// How long anything may take that is waited for.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A state directory with the lab's images, and whatever daemon runs on it.
+pub(crate) struct Daemon<'h> {
+    host: &'h Host,
+    pub(crate) state: PathBuf,
+    /// Where points are asked for (`node::points`).
+    pub(crate) points: PathBuf,
+}
+
+impl<'h> Daemon<'h> {
+    /// Makes the state directory; the first command starts the daemon.
+    pub(crate) fn new(host: &'h Host) -> Result<Self> {
+        let daemon = Self::at(host, &host.scratch.join("state"))?;
+        symlink("/var/lib/basalt/images", daemon.state.join("images"))?;
+        Ok(daemon)
+    }
+
+    /// The same elsewhere, without images.
+    pub(crate) fn at(host: &'h Host, state: &Path) -> Result<Self> {
+        let daemon = Self {
+            host,
+            state: state.to_owned(),
+            points: state.join("points"),
+        };
+        fs::create_dir_all(&daemon.points)?;
+        Ok(daemon)
+    }
+
+    /// A command line of `basalt` that talks to this daemon.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = command(self.host, arguments);
+        command
+            .env("BASALT_STATE", &self.state)
+            .env(node::points::VARIABLE, &self.points)
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs it to its end.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Result<Output> {
+        Ok(self.command(arguments).output()?)
+    }
+
+    /// Runs it to its end, which must be good; what it printed.
+    pub(crate) fn ok(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.run(arguments)?;
+        expect_code(&output, 0).with_context(|| format!("basalt {}", arguments.join(" ")))?;
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// Starts it.
+    pub(crate) fn start(&self, arguments: &[&str]) -> Result<Child> {
+        let mut command = self.command(arguments);
+        Ok(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
+    }
+
+    /// Starts a detached sandbox that does nothing for long.
+    pub(crate) fn idle(&self, name: &str) -> Result<String> {
+        let arguments = Self::idle_arguments(name, &self.host.digest);
+        Ok(self
+            .ok(&arguments.iter().map(String::as_str).collect::<Vec<_>>())?
+            .trim()
+            .to_owned())
+    }
+
+    /// The words that start one.
+    pub(crate) fn idle_arguments(name: &str, image: &str) -> Vec<String> {
+        let words = [
+            "run", "--detach", "--memory", "128m", "--name", name, image, "--", "sleep", "10000",
+        ];
+        words.map(str::to_owned).to_vec()
+    }
+
+    /// All sandboxes, or one.
+    pub(crate) fn list(&self) -> Result<Vec<Value>> {
+        Ok(serde_json::from_str(&self.ok(&["--json", "ps", "--all"])?)?)
+    }
+
+    /// What is known of a sandbox, if there is one of this name.
+    pub(crate) fn find(&self, name: &str) -> Result<Option<Value>> {
+        Ok(self.list()?.into_iter().find(|sandbox| sandbox["name"] == name))
+    }
+
+    /// Processes that were started with this state directory, or live in its cgroups: the daemon and its VMMs.
+    pub(crate) fn processes(&self, program: &str) -> Result<Vec<Pid>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc")? {
+            let entry = entry?;
+            let Some(pid) = entry.file_name().to_str().and_then(|text| text.parse().ok()) else {
+                continue;
+            };
+            let read = |name: &str| fs::read_to_string(entry.path().join(name)).unwrap_or_default();
+            let ours = read("cmdline").contains(&self.state.display().to_string())
+                || self
+                    .cgroup()
+                    .is_some_and(|root| read("cgroup").contains(&format!("/{root}/")));
+            if ours && read("comm").trim_end() == program && !read("stat").contains(") Z ") {
+                found.extend(Pid::from_raw(pid));
+            }
+        }
+        Ok(found)
+    }
+
+    /// The name of the cgroup above its sandboxes, once there is one.
+    pub(crate) fn cgroup(&self) -> Option<String> {
+        // The daemon is in it, beside its sandboxes; after its death the directory's name is what it was.
+        let kept = self.state.join("cgroup-name");
+        if let Ok(name) = fs::read_to_string(&kept) {
+            return Some(name);
+        }
+        for entry in fs::read_dir("/proc").ok()?.flatten() {
+            let read = |name: &str| fs::read_to_string(entry.path().join(name)).unwrap_or_default();
+            if read("comm").trim_end() == "basaltd" && read("cmdline").contains(&self.state.display().to_string()) {
+                let cgroup = read("cgroup");
+                let name = cgroup
+                    .trim_end()
+                    .strip_prefix("0::/")?
+                    .strip_suffix("/daemon")?
+                    .to_owned();
+                fs::write(kept, &name).ok()?;
+                return Some(name);
+            }
+        }
+        None
+    }
+
+    /// Kills the daemon and waits until it is gone.
+    pub(crate) fn kill(&self) -> Result<()> {
+        self.kill_all("basaltd")
+    }
+
+    /// Kills processes of a program and waits until they are gone.
+    pub(crate) fn kill_all(&self, program: &str) -> Result<()> {
+        for pid in self.processes(program)? {
+            kill(pid)?;
+        }
+        Ok(())
+    }
+
+    /// Asks the next who comes to a point to wait there.
+    pub(crate) fn hold(&self, point: &str) -> Result<()> {
+        Ok(fs::write(self.points.join(point), "")?)
+    }
+
+    /// Waits until somebody has come to the point.
+    pub(crate) fn reached(&self, point: &str) -> Result<()> {
+        let file = self.points.join(format!("{point}.reached"));
+        wait_for(&format!("somebody at the point {point}"), || Ok(file.exists()))?;
+        Ok(fs::remove_file(file)?)
+    }
+
+    /// Lets him go on.
+    pub(crate) fn release(&self, point: &str) -> Result<()> {
+        Ok(fs::remove_file(self.points.join(point))?)
+    }
+
+    /// What there is of sandboxes beyond those with these ids, by the kernel's view: cgroups, directories, sockets, VMMs.
+    pub(crate) fn strangers(&self, known: &[&str]) -> Result<Vec<String>> {
+        let mut found = BTreeSet::new();
+        let root = self.cgroup().map(|name| Path::new(CGROUPS).join(name));
+        let places = [Some(self.state.join("sandboxes")), Some(self.state.join("run")), root];
+        for place in places.into_iter().flatten() {
+            for entry in fs::read_dir(&place).into_iter().flatten().flatten() {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                if entry.path().is_dir() && name != "daemon" && !known.contains(&name.as_str()) {
+                    found.insert(format!("{}", entry.path().display()));
+                }
+            }
+        }
+        let state = self.state.display().to_string();
+        for line in fs::read_to_string("/proc/net/unix")?.lines() {
+            if line.contains(&format!("{state}/run/")) && !known.iter().any(|id| line.contains(id)) {
+                found.insert(line.to_owned());
+            }
+        }
+        let vmms = self.processes("basalt-vmm")?.len();
+        if vmms > known.len() {
+            found.insert(format!("{vmms} VMMs for {} sandboxes", known.len()));
+        }
+        Ok(found.into_iter().collect())
+    }
+
+    /// Fails if anything is there beyond these; killed processes may take a moment.
+    pub(crate) fn expect_no_strangers(&self, known: &[&str]) -> Result<()> {
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            let strangers = self.strangers(known)?;
+            if strangers.is_empty() {
+                return Ok(());
+            }
+            ensure!(Instant::now() < end, "left behind: {}", strangers.join(", "));
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Removes all sandboxes and ends the daemon; nothing of either is left.
+    pub(crate) fn end(self) -> Result<()> {
+        for sandbox in self.list()? {
+            self.ok(&["rm", "--force", sandbox["id"].as_str().context("a sandbox without id")?])?;
+        }
+        self.expect_no_strangers(&[])?;
+        let root = self.cgroup();
+        self.kill()?;
+        if let Some(root) = root {
+            let root = Path::new(CGROUPS).join(root);
+            // Its own cgroup is the one thing that a killed daemon leaves, for the next to use. It can be removed when
+            // the kernel has let go of the last process.
+            for directory in [root.join("daemon"), root] {
+                wait_for("an empty cgroup", || Ok(fs::remove_dir(&directory).is_ok()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Kills a process and waits until it is gone.
+pub(crate) fn kill(pid: Pid) -> Result<()> {
+    match kill_process(pid, Signal::KILL) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => (),
+        Err(error) => return Err(error.into()),
+    }
+    wait_for("a killed process to be gone", || {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+        Ok(stat.contains(") Z ") || test_kill_process(pid).is_err())
+    })
+}
+
+/// Asks until it is so.
+pub(crate) fn wait_for(what: &str, mut ask: impl FnMut() -> Result<bool>) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while !ask()? {
+        if Instant::now() >= end {
+            bail!("waited {PATIENCE:?} for {what}");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
