@@ -5,6 +5,7 @@
 
 mod catalog;
 mod control;
+mod seccomp;
 mod vm;
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -18,11 +19,15 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 const HELP: &str = "\
 basalt-vmm: runs one virtual machine, driven over a control socket (see docs/vmm.md)
 
-Usage: basalt-vmm --control-fd N | --control PATH [--log-level LEVEL]
+Usage: basalt-vmm --control-fd N [--jail] | --control PATH [--log-level LEVEL]
 
   --control-fd N     an inherited SEQPACKET socket. A connected one: when its other end closes, the VM ends.
                      A listening one: a VM that was started outlives its drivers
   --control PATH     listen on a SEQPACKET socket at PATH; the VM outlives its drivers
+  --jail             give up everything but what was inherited, then filter system calls: no file system, no network,
+                     no capability; best in namespaces that whoever starts it has made (see docs/vmm.md)
+  --seccomp MODE     with --jail, what a forbidden system call does: kill (default), or, for finding out which,
+                     trap (it is named, then the process dies) or log (it is made, and the kernel's log names it)
   --log-level LEVEL  off, error, warn (default), info, debug or trace; lines go to standard error
   --version          print the version
   --help             print this text
@@ -36,6 +41,8 @@ enum Control {
 struct Options {
     control: Control,
     log_level: LevelFilter,
+    /// Whether to be confined, and what becomes of a forbidden system call.
+    jail: Option<seccomp::Mode>,
 }
 
 enum Command {
@@ -48,11 +55,14 @@ fn parse() -> Result<Command> {
     let mut parser = lexopt::Parser::from_env();
     let mut control = None;
     let mut log_level = LevelFilter::Warn;
+    let (mut jail, mut mode) = (false, None);
     while let Some(argument) = parser.next()? {
         match argument {
             Long("control-fd") => control = Some(Control::Inherited(inherited(parser.value()?.parse()?)?)),
             Long("control") => control = Some(Control::Listen(parser.value()?.into())),
             Long("log-level") => log_level = parser.value()?.parse()?,
+            Long("jail") => jail = true,
+            Long("seccomp") => mode = Some(parser.value()?.parse::<seccomp::Mode>()?),
             Long("version") => {
                 return Ok(Command::Print(
                     concat!("basalt-vmm ", env!("CARGO_PKG_VERSION"), "\n").into(),
@@ -65,7 +75,20 @@ fn parse() -> Result<Command> {
     let Some(control) = control else {
         bail!("no control socket was given: see basalt-vmm --help")
     };
-    Ok(Command::Run(Options { control, log_level }))
+    if jail && matches!(control, Control::Listen(_)) {
+        bail!(
+            "--jail leaves no file system for --control PATH: bind the socket, and give it as --control-fd, listening"
+        );
+    }
+    if mode.is_some() && !jail {
+        bail!("--seccomp says how --jail works: give both");
+    }
+    let jail = jail.then(|| mode.unwrap_or(seccomp::Mode::Kill));
+    Ok(Command::Run(Options {
+        control,
+        log_level,
+        jail,
+    }))
 }
 
 /// Takes over a descriptor that the parent left open for us.
@@ -94,11 +117,31 @@ fn raise_descriptor_limit() {
     }
 }
 
+/// Confines the process, for good, before it has read anything.
+fn confine(mode: seccomp::Mode) -> Result<()> {
+    // Executed from a descriptor, it has that one's number for a name.
+    rustix::thread::set_name(c"basalt-vmm").context("naming the process")?;
+    let report = host::confine::enter()?;
+    if !report.prepared {
+        log::warn!(
+            "the jail is one of this process's own making: it shares its user outside and its pid namespace with others"
+        );
+    }
+    match report.landlock {
+        Some(version) => log::debug!("landlock, version {version}, denies every path"),
+        None => log::info!("this kernel has no landlock: the empty root has to do"),
+    }
+    seccomp::enter(mode).context("system calls cannot be filtered: use a kernel with CONFIG_SECCOMP_FILTER")
+}
+
 fn run(options: Options) -> Result<()> {
     observe::logger::init("basalt-vmm: ", options.log_level)?;
     raise_descriptor_limit();
+    if let Some(mode) = options.jail {
+        confine(mode)?;
+    }
     match options.control {
-        Control::Inherited(socket) => control::serve_inherited(socket),
+        Control::Inherited(socket) => control::serve_inherited(socket, options.jail.is_some()),
         Control::Listen(path) => control::listen(&path).with_context(|| format!("control socket {}", path.display())),
     }
 }

@@ -33,8 +33,11 @@ fn from_machine(error: &MachineError) -> ApiError {
     refuse(kind, error)
 }
 
+const NO_KVM: &str = "a VMM in its jail cannot open /dev/kvm: send it open, as `kvm`";
+
 /// The VM, if there is one, and what is known of it.
 pub(crate) struct Vm {
+    jailed: bool,
     machine: Option<Machine>,
     state: VmState,
     cpus: u32,
@@ -43,8 +46,9 @@ pub(crate) struct Vm {
 }
 
 impl Vm {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(jailed: bool) -> Self {
         Self {
+            jailed,
             machine: None,
             state: VmState::Empty,
             cpus: 0,
@@ -116,6 +120,7 @@ impl Vm {
         let serial = config.serial.map(&mut take).transpose()?;
         let engine = match kvm {
             Some(fd) => KvmEngine::from_fd(fd),
+            None if self.jailed => return Err(refuse(ErrorKind::Invalid, NO_KVM)),
             None => KvmEngine::open(),
         }
         .map_err(|error| refuse(ErrorKind::Host, error))?;

@@ -1,13 +1,14 @@
 //! Owned kernel objects and the small vocabulary everything above is written in.
 //!
-//! Event fds, an epoll wrapper, memfds, files of bounded size, workers whose state comes back when they stop, and byte
-//! sizes. This crate does not know what a virtual machine is.
+//! Event fds, an epoll wrapper, memfds, files of bounded size, threads, workers whose state comes back when they stop,
+//! and byte sizes. This crate does not know what a virtual machine is.
 
 pub mod bound;
 pub mod epoll;
 pub mod event;
 pub mod memfd;
 pub mod size;
+pub mod thread;
 pub mod worker;
 
 pub use bound::FileBound;

@@ -37,10 +37,7 @@ impl<T: Send + 'static> Worker<T> {
         let stop = StopSignal(Arc::new(EventFd::new()?));
         let signal = stop.clone();
         // Device workers keep nothing large on the stack; a small one keeps the VMM's own memory small.
-        let thread = std::thread::Builder::new()
-            .name(name.to_owned())
-            .stack_size(128 << 10)
-            .spawn(move || body(state, &signal))?;
+        let thread = crate::thread::spawn(name, 128 << 10, move || body(state, &signal))?;
         Ok(Self {
             stop,
             thread: Some(thread),

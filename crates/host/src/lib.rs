@@ -10,6 +10,7 @@
 
 pub mod cgroup;
 pub mod check;
+pub mod confine;
 mod error;
 pub mod jail;
 pub mod kvm;

@@ -99,6 +99,9 @@ pub struct Machine {
     ram: Ram,
 }
 
+/// As much as threads have by default: formats of kernels are parsed by code that is not ours.
+const LOADER_STACK: usize = 2 << 20;
+
 impl Machine {
     /// Builds a machine whose vCPUs wait before their first instruction.
     ///
@@ -127,10 +130,8 @@ impl Machine {
         };
         // Making a VM waits for the host's kernel, loading a guest for memory: neither needs the other.
         let (made, loaded) = std::thread::scope(|scope| {
-            let loader = std::thread::Builder::new()
-                .name("loader".to_owned())
-                .spawn_scoped(scope, || boot::load(&ram, source, &board))
-                .map_err(host("a thread"))?;
+            let load = || boot::load(&ram, source, &board);
+            let loader = base::thread::spawn_scoped(scope, "loader", LOADER_STACK, load).map_err(host("a thread"))?;
             let made = create(engine, &ram).and_then(|vm| {
                 let events = add_platform(vm.as_ref(), &shared, (config.serial, config.serial_keep))?;
                 let devices = add_devices(&vm, &ram, &shared, pci_window_64, devices, registry)?;

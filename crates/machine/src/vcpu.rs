@@ -81,10 +81,9 @@ impl VcpuThread {
     pub(crate) fn spawn(id: u32, vcpu: Box<dyn Vcpu>, shared: Shared, counters: ExitCounters) -> std::io::Result<Self> {
         let kicker = vcpu.kicker();
         let own = Arc::clone(&kicker);
-        let thread = std::thread::Builder::new()
-            .name(format!("vcpu{id}"))
-            .stack_size(128 << 10)
-            .spawn(move || body(vcpu, own.as_ref(), &shared, &counters))?;
+        let thread = base::thread::spawn(&format!("vcpu{id}"), 128 << 10, move || {
+            body(vcpu, own.as_ref(), &shared, &counters)
+        })?;
         Ok(Self { kicker, thread })
     }
 }

@@ -105,10 +105,8 @@ pub(crate) fn with_pool<'m>(
     std::thread::scope(|scope| {
         let mut running = 0;
         for _ in 0..threads {
-            let builder = std::thread::Builder::new()
-                .name("block-io".to_owned())
-                .stack_size(64 << 10);
-            match builder.spawn_scoped(scope, || pool.work(disk.file(), &done)) {
+            let work = || pool.work(disk.file(), &done);
+            match base::thread::spawn_scoped(scope, "block-io", 64 << 10, work) {
                 Ok(_) => running += 1,
                 Err(error) => log::warn!("block: a thread fewer than wanted: {error}"),
             }

@@ -4,13 +4,16 @@
 //! the guest half runs in a VM as `guest NAME`, from a copy of this very program.
 
 mod archive;
+mod audit;
 mod basalt;
 mod cases;
 mod daemon;
+mod intrude;
 mod leaks;
 mod runner;
 mod stall;
 mod vm;
+mod vmm;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -78,6 +81,15 @@ enum Verb {
         #[arg(long, default_value = "/var/lib/basalt/cases")]
         logs: PathBuf,
     },
+    /// Compare the VMM's system call filters with the calls that it makes in cases, by strace.
+    Audit {
+        /// Where traces are kept.
+        #[arg(long, default_value = "/var/tmp/basalt-audit")]
+        traces: PathBuf,
+        /// Run nothing: compare with the traces that are there.
+        #[arg(long)]
+        compare_only: bool,
+    },
     /// List the cases.
     List,
     /// The host half of one case (used by `run`).
@@ -144,6 +156,7 @@ fn host_half(name: &str) -> Result<()> {
 fn main() -> ExitCode {
     let result = match Options::parse().verb {
         Verb::Run { filter, logs } => runner::run(&filter, &logs),
+        Verb::Audit { traces, compare_only } => audit::run(&traces, compare_only),
         Verb::List => runner::list(),
         Verb::Host { name } => host_half(&name).map(|()| true),
         Verb::Guest { name, arguments } => find(&name)

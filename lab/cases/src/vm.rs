@@ -2,11 +2,9 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -16,10 +14,13 @@ use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
 use rustix::event::{PollFd, PollFlags};
 use vmm_api::devices::{BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, RngConfig, VsockConfig};
-use vmm_api::{DeviceSpec, Event, ExitReason, FdRef, VmConfig, VmmClient};
+use vmm_api::{DeviceSpec, Event, ExitReason, FdRef, VmConfig};
 use wire::packet::PacketSocket;
 
 use crate::{Host, stall};
+
+use crate::vmm::TRACES;
+pub(crate) use crate::vmm::{Vmm, kvm};
 
 /// How long an emulated guest may take to boot.
 pub(crate) const BOOT: Duration = Duration::from_secs(90);
@@ -40,12 +41,17 @@ pub(crate) struct Builder<'a> {
 impl<'a> Builder<'a> {
     /// Our kernel and agent, one vCPU, 128 MiB, vsock, an image and a console that is kept in the case's logs.
     pub(crate) fn new(host: &'a Host) -> Result<Self> {
+        // Each character of an early console is two exits, of which strace makes a boot of minutes.
+        let level = match std::env::var_os(TRACES) {
+            Some(_) => log::LevelFilter::Warn,
+            None => log::LevelFilter::Debug,
+        };
         let config = VmConfig {
             cpus: 1,
             memory: ByteSize::mib(128),
             kernel: FdRef(0),
             initramfs: None,
-            cmdline: node::command_line(log::LevelFilter::Debug),
+            cmdline: node::command_line(level),
             kvm: None,
             serial: None,
             serial_keep: None,
@@ -56,6 +62,7 @@ impl<'a> Builder<'a> {
             config,
             fds: Vec::new(),
         };
+        builder.config.kvm = Some(builder.fd(kvm()?));
         builder.config.kernel = builder.fd(File::open(host.asset("vmlinux")).context("the guest kernel")?);
         let initramfs = builder.fd(File::open(host.asset("initramfs.cpio")).context("the initramfs")?);
         builder.config.initramfs = Some(initramfs);
@@ -149,68 +156,6 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// A VMM process and its client.
-pub(crate) struct Vmm {
-    pub(crate) client: VmmClient,
-    pub(crate) process: Child,
-}
-
-impl Vmm {
-    /// Starts one that waits for orders; its words go to a file.
-    pub(crate) fn spawn(binaries: &Path, log: &PathBuf) -> Result<Self> {
-        let (near, far) = PacketSocket::pair()?;
-        let far = OwnedFd::from(far);
-        let output = File::create(log)?;
-        let mut command = Command::new(binaries.join("basalt-vmm"));
-        command
-            .arg("--control-fd")
-            .arg(far.as_raw_fd().to_string())
-            .args(["--log-level", "info"]);
-        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
-        inherit(&mut command, far.as_raw_fd());
-        let process = command.spawn().context("basalt-vmm cannot be started")?;
-        drop(far);
-        Ok(Self {
-            client: VmmClient::new(near),
-            process,
-        })
-    }
-
-    /// Waits for the process's end; tells whether it was a success.
-    pub(crate) fn wait(&mut self, limit: Duration) -> Result<bool> {
-        let deadline = Instant::now() + limit;
-        loop {
-            if let Some(status) = self.process.try_wait()? {
-                return Ok(status.success());
-            }
-            ensure!(Instant::now() < deadline, "the VMM is still there after {limit:?}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-}
-
-/// Lets the child of `command` have descriptor `number`.
-#[allow(unsafe_code, reason = "a descriptor is made inheritable between fork and exec")]
-fn inherit(command: &mut Command, number: i32) {
-    let keep = move || {
-        // SAFETY: F_SETFD takes a number and touches no memory.
-        match unsafe { libc::fcntl(number, libc::F_SETFD, 0) } {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        }
-    };
-    // SAFETY: the closure makes one async-signal-safe call; the caller keeps the descriptor open until after the spawn.
-    unsafe { command.pre_exec(keep) };
-}
-
-impl Drop for Vmm {
-    fn drop(&mut self) {
-        // Fails when it has ended and been waited for, which is fine.
-        drop(self.process.kill());
-        drop(self.process.wait());
-    }
-}
-
 /// A started VM.
 pub(crate) struct Vm {
     pub(crate) vmm: Vmm,
@@ -224,7 +169,7 @@ impl Vm {
         if !readable(&self.acceptor, limit)? {
             bail!(
                 "the guest did not dial port {port} within {limit:?}; its VMM:\n{}its console:\n{}",
-                stall::evidence(self.vmm.process.id()),
+                stall::evidence(self.vmm.pid()),
                 self.console()?
             );
         }
@@ -271,7 +216,7 @@ impl Vm {
                 Instant::now() < deadline,
                 "`{text}` is not on the console:\n{}\nwhat its VMM's threads are doing:\n{}",
                 self.console()?,
-                stall::evidence(self.vmm.process.id())
+                stall::evidence(self.vmm.pid())
             );
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -290,7 +235,7 @@ impl Vm {
     }
 }
 
-fn readable(fd: &impl AsFd, limit: Duration) -> Result<bool> {
+pub(crate) fn readable(fd: &impl AsFd, limit: Duration) -> Result<bool> {
     let limit = rustix::time::Timespec {
         tv_sec: limit.as_secs().try_into()?,
         tv_nsec: 0,

@@ -6,6 +6,7 @@ mod daemon_crashes;
 mod daemon_life;
 mod devices;
 mod foreign_kernel;
+mod jail;
 mod kernel_features;
 mod kills;
 mod pause;
@@ -30,6 +31,8 @@ pub(crate) const ALL: &[&Case] = &[
     &vsock::CASE,
     &pause::CASE,
     &foreign_kernel::CASE,
+    &jail::WALLS,
+    &jail::CALLS,
     &run::COMMANDS,
     &run::SETTINGS,
     &state_directory::CASE,

@@ -14,7 +14,7 @@ use vmm_api::{ClientError, DeviceSpec, ErrorKind, FdRef, VmConfig, VmState, VmmC
 use wire::packet::PacketSocket;
 
 use crate::cases::foreign_kernel;
-use crate::vm::{Builder, Vmm};
+use crate::vm::{self, Builder, Vmm};
 use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
@@ -45,7 +45,7 @@ fn refusal(result: Result<(), ClientError>, kind: ErrorKind, words: &str) -> Res
     }
 }
 
-/// A configuration that works: descriptor 0 is a kernel.
+/// A configuration that works: descriptor 0 is a kernel, 1 is KVM.
 fn good() -> VmConfig {
     VmConfig {
         cpus: 1,
@@ -53,7 +53,7 @@ fn good() -> VmConfig {
         kernel: FdRef(0),
         initramfs: None,
         cmdline: String::new(),
-        kvm: None,
+        kvm: Some(FdRef(1)),
         serial: None,
         serial_keep: None,
         devices: Vec::new(),
@@ -96,23 +96,24 @@ fn wrong_configurations(host: &Host) -> Result<()> {
     let early = "needs a VM that is created; this one is empty";
     refusal(vmm.client.start(), ErrorKind::WrongState, early)?;
     let kernel = File::open(host.asset("vmlinux"))?;
-    let fds = [kernel.as_fd()];
+    let kvm = vm::kvm()?;
+    let fds = [kernel.as_fd(), kvm.as_fd()];
     for (config, words) in wrong() {
         refusal(vmm.client.create(config, &fds), ErrorKind::Invalid, words)?;
     }
-    let twice = [kernel.as_fd(), kernel.as_fd()];
+    let twice = [kernel.as_fd(), kvm.as_fd(), kernel.as_fd()];
     refusal(
         vmm.client.create(good(), &twice),
         ErrorKind::Invalid,
         "nothing refers to",
     )?;
     let not_kvm = File::open("/dev/null")?;
-    let config = VmConfig {
-        kvm: Some(FdRef(1)),
-        ..good()
-    };
-    let created = vmm.client.create(config, &[kernel.as_fd(), not_kvm.as_fd()]);
+    let created = vmm.client.create(good(), &[kernel.as_fd(), not_kvm.as_fd()]);
     refusal(created, ErrorKind::Host, "it is no KVM")?;
+    // A jailed VMM has no path to it.
+    let without = VmConfig { kvm: None, ..good() };
+    let created = vmm.client.create(without, &[kernel.as_fd()]);
+    refusal(created, ErrorKind::Invalid, "send it open")?;
     // After all this a right one still works, once.
     vmm.client.create(good(), &fds)?;
     refusal(
@@ -138,6 +139,7 @@ fn wrong_kernels(host: &Host) -> Result<()> {
         ("text", &[b'x'; 8192]),
         ("half", half),
     ];
+    let kvm = vm::kvm()?;
     for (name, bytes) in broken {
         let path = host.scratch.join(name);
         std::fs::write(&path, bytes)?;
@@ -145,7 +147,7 @@ fn wrong_kernels(host: &Host) -> Result<()> {
         let config = good();
         let file = File::open(&path)?;
         refusal(
-            vmm.client.create(config, &[file.as_fd()]),
+            vmm.client.create(config, &[file.as_fd(), kvm.as_fd()]),
             ErrorKind::Boot,
             "the kernel cannot be",
         )
@@ -158,7 +160,7 @@ fn wrong_kernels(host: &Host) -> Result<()> {
         memory: ByteSize::mib(32),
         ..good()
     };
-    let created = vmm.client.create(config, &[file.as_fd()]);
+    let created = vmm.client.create(config, &[file.as_fd(), kvm.as_fd()]);
     refusal(created, ErrorKind::Boot, "the kernel needs memory up to")
 }
 
@@ -211,7 +213,8 @@ fn named_socket(host: &Host) -> Result<()> {
     let mut process = listening(host, &path)?;
     let mut first = connect(&path)?;
     let kernel = File::open(host.asset("vmlinux"))?;
-    let config = good();
+    // Not jailed, it opens KVM by itself.
+    let config = VmConfig { kvm: None, ..good() };
     first.create(config, &[kernel.as_fd()])?;
     drop(first);
     let mut second = connect(&path)?;

@@ -1,0 +1,160 @@
+//! Every kind of thread tries what it must not do, and the process dies of it: this program starts itself, confines itself
+//! with the very filters of the product, and judges how it ended. Needs neither KVM nor root.
+
+#[path = "../src/seccomp.rs"]
+mod seccomp;
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output, Stdio};
+
+use seccomp::{Mode, TABLE};
+
+/// What each kind of thread must not do, and `nothing`, which it may.
+const DEEDS: [&str; 9] = [
+    "nothing",
+    "open",
+    "socket",
+    "connect",
+    "exec",
+    "fork",
+    "terminal",
+    "executable",
+    "ptrace",
+];
+
+/// Asks the kernel directly: neither library nor compiler stands between.
+#[allow(unsafe_code, reason = "forbidden calls are made as bare numbers")]
+fn call(number: libc::c_long, arguments: [usize; 4]) {
+    let [a, b, c, d] = arguments;
+    // SAFETY: these calls are given null or a C string, or an anonymous mapping that nobody uses.
+    unsafe { libc::syscall(number, a, b, c, d, usize::MAX, 0) };
+}
+
+fn commit(deed: &str) {
+    let path = c"/".as_ptr() as usize;
+    match deed {
+        "nothing" => (),
+        "open" => call(libc::SYS_openat, [usize::MAX, path, 0, 0]),
+        "socket" => call(libc::SYS_socket, [2, 1, 0, 0]),
+        "connect" => call(libc::SYS_connect, [0, 0, 0, 0]),
+        "exec" => call(libc::SYS_execve, [path, 0, 0, 0]),
+        // CLONE_VFORK and no flag of a thread.
+        "fork" => call(libc::SYS_clone, [0x4000, 0, 0, 0]),
+        // TIOCSTI: an ioctl, but none of ours.
+        "terminal" => call(libc::SYS_ioctl, [0, 0x5412, path, 0]),
+        // PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS.
+        "executable" => call(libc::SYS_mmap, [0, 4096, 5, 0x22]),
+        "ptrace" => call(libc::SYS_ptrace, [0, 0, 0, 0]),
+        other => panic!("there is no deed {other}"),
+    }
+}
+
+/// Commits the deed on a thread of this kind, made the way the product makes it.
+fn on_thread(kind: &str, deed: &'static str) {
+    let stack = 256 << 10;
+    let scoped = |name: &str| {
+        std::thread::scope(|scope| {
+            let thread = base::thread::spawn_scoped(scope, name, stack, || commit(deed)).unwrap();
+            thread.join().unwrap();
+        });
+    };
+    match kind {
+        "main" => commit(deed),
+        "loader" => scoped("loader"),
+        "block-io" => {
+            let inner = move || {
+                std::thread::scope(|scope| {
+                    base::thread::spawn_scoped(scope, "block-io", stack, || commit(deed))
+                        .unwrap()
+                        .join()
+                        .unwrap();
+                });
+            };
+            base::thread::spawn("block-q0", stack, inner).unwrap().join().unwrap();
+        }
+        _ => {
+            let names = TABLE
+                .iter()
+                .find(|filter| filter.thread == kind)
+                .map(|filter| filter.names);
+            let name = format!("{}7", names.map_or(kind, |names| names[0]));
+            base::thread::spawn(&name, stack, move || commit(deed))
+                .unwrap()
+                .join()
+                .unwrap();
+        }
+    }
+}
+
+fn inside(mode: &str, kind: &str, deed: &str) {
+    let deed = DEEDS.into_iter().find(|known| *known == deed).unwrap();
+    rustix::thread::set_no_new_privs(true).unwrap();
+    seccomp::enter(mode.parse::<Mode>().unwrap()).unwrap();
+    on_thread(kind, deed);
+    eprintln!("survived");
+}
+
+fn run(mode: &str, kind: &str, deed: &str) -> Output {
+    let mut command = Command::new("/proc/self/exe");
+    command.args([mode, kind, deed]).stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+fn main() {
+    let words: Vec<String> = std::env::args().collect();
+    if let [_, mode, kind, deed] = words.as_slice() {
+        return inside(mode, kind, deed);
+    }
+    for filter in TABLE {
+        for deed in DEEDS {
+            let output = run("kill", filter.thread, deed);
+            let text = String::from_utf8_lossy(&output.stderr);
+            if deed == "nothing" {
+                assert!(
+                    output.status.success() && text.contains("survived"),
+                    "{} {}: {text}",
+                    filter.thread,
+                    output.status
+                );
+            } else {
+                let signal = output.status.signal();
+                assert_eq!(
+                    signal,
+                    Some(libc::SIGSYS),
+                    "{} {deed}: {} {text}",
+                    filter.thread,
+                    output.status
+                );
+            }
+        }
+    }
+    // The other modes say what it was, or let it be.
+    let trapped = run("trap", "vsock", "open");
+    assert_eq!(trapped.status.code(), Some(128 + libc::SIGSYS));
+    let said = format!("system call {},", libc::SYS_openat);
+    assert!(String::from_utf8_lossy(&trapped.stderr).contains(&said), "{trapped:?}");
+    assert!(run("log", "vsock", "open").status.success());
+    // A thread that no file names is not started unfiltered.
+    let unknown = run("kill", "unknown", "nothing");
+    // It aborts; how glibc does that is forbidden to it.
+    assert!(
+        [Some(libc::SIGABRT), Some(libc::SIGSYS)].contains(&unknown.status.signal()),
+        "{unknown:?}"
+    );
+    names();
+    eprintln!(
+        "seccomp: {} kinds of threads died of {} deeds each",
+        TABLE.len(),
+        DEEDS.len() - 1
+    );
+}
+
+/// Names are found by prefix and number.
+fn names() {
+    let kind = |name: &str| seccomp::find(name).map(|filter| filter.thread);
+    assert_eq!(kind("vcpu12"), Some("vcpu"));
+    assert_eq!(kind("block-q0"), Some("block"));
+    assert_eq!(kind("block-io"), Some("block-io"));
+    assert_eq!(kind("vcpu-x"), None);
+    assert_eq!(kind("block-queue"), None);
+}

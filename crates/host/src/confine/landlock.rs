@@ -1,0 +1,103 @@
+//! landlock: no path can be opened, whatever else goes wrong. Constants are those of Linux `uapi/linux/landlock.h`.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::io::Errno;
+
+use super::{failed, last_error};
+use crate::Error;
+
+/// `struct landlock_ruleset_attr`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct RulesetAttr {
+    handled_access_fs: u64,
+    handled_access_net: u64,
+    scoped: u64,
+}
+
+const CREATE_RULESET_VERSION: libc::c_ulong = 1 << 0;
+
+/// `LANDLOCK_ACCESS_FS_EXECUTE` to `_MAKE_SYM`: bits 0 to 12.
+const FS_FIRST: u64 = (1 << 13) - 1;
+/// `LANDLOCK_ACCESS_FS_REFER`, version 2.
+const FS_REFER: u64 = 1 << 13;
+/// `LANDLOCK_ACCESS_FS_TRUNCATE`, version 3.
+const FS_TRUNCATE: u64 = 1 << 14;
+/// `LANDLOCK_ACCESS_FS_IOCTL_DEV`, version 5. Descriptors from elsewhere, such as `/dev/kvm`'s, are not affected.
+const FS_IOCTL_DEV: u64 = 1 << 15;
+/// `LANDLOCK_ACCESS_NET_BIND_TCP` and `_CONNECT_TCP`, version 4.
+const NET: u64 = 0b11;
+/// `LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET` and `_SIGNAL`, version 6.
+const SCOPES: u64 = 0b11;
+
+/// All that this version can deny, and the size of the structure that it knows.
+fn everything(version: u32) -> (RulesetAttr, usize) {
+    let mut attr = RulesetAttr {
+        handled_access_fs: FS_FIRST,
+        ..RulesetAttr::default()
+    };
+    let mut size = size_of::<u64>();
+    if version >= 2 {
+        attr.handled_access_fs |= FS_REFER;
+    }
+    if version >= 3 {
+        attr.handled_access_fs |= FS_TRUNCATE;
+    }
+    if version >= 4 {
+        attr.handled_access_net = NET;
+        size = 2 * size_of::<u64>();
+    }
+    if version >= 5 {
+        attr.handled_access_fs |= FS_IOCTL_DEV;
+    }
+    if version >= 6 {
+        attr.scoped = SCOPES;
+        size = 3 * size_of::<u64>();
+    }
+    (attr, size)
+}
+
+/// Denies all of it, with no exception. Needs no_new_privs. Gives the version, or `None` where there is no landlock.
+pub(super) fn deny_everything() -> Result<Option<u32>, Error> {
+    let step = failed("restricting itself with landlock", "");
+    let null = std::ptr::null::<RulesetAttr>();
+    // SAFETY: with this flag the kernel reads no structure.
+    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, null, 0_usize, CREATE_RULESET_VERSION) };
+    let Ok(version) = u32::try_from(version) else {
+        return match last_error() {
+            Errno::NOSYS | Errno::OPNOTSUPP => Ok(None),
+            error => Err(step(error)),
+        };
+    };
+    let (attr, size) = everything(version);
+    // SAFETY: the structure lives through the call and is at least `size` bytes long.
+    let ruleset = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, &raw const attr, size, 0_u32) };
+    let Some(ruleset) = RawFd::try_from(ruleset).ok().filter(|&fd| fd >= 0) else {
+        return Err(step(last_error()));
+    };
+    // SAFETY: the kernel has just made this descriptor for us.
+    let ruleset = unsafe { OwnedFd::from_raw_fd(ruleset) };
+    // SAFETY: both arguments are numbers.
+    match unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0_u32) } {
+        0 => Ok(Some(version)),
+        _ => Err(step(last_error())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_version_is_asked_for_what_it_knows() {
+        assert_eq!(everything(1).0.handled_access_fs, 0x1fff);
+        assert_eq!(everything(1).1, 8);
+        assert_eq!(everything(4).1, 16);
+        let (newest, size) = everything(9);
+        assert_eq!(
+            (newest.handled_access_fs, newest.handled_access_net, newest.scoped, size),
+            (0xffff, 3, 3, 24)
+        );
+    }
+}

@@ -1,0 +1,165 @@
+//! How a process that was started with all it needs gives up everything else, once and for good.
+//!
+//! For a process with one thread, before it reads anything from a stranger. Afterwards it is in an empty, read-only root,
+//! has no capability and can get none, may open no file by a path, and cannot be looked into by its like. System calls
+//! are not filtered here: which ones are needed is known to the program only. Does not know who prepared the namespaces
+//! ([`crate::jail`]), if anybody.
+
+mod landlock;
+
+use std::ffi::CStr;
+use std::io;
+
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+use rustix::process::{DumpableBehavior, Resource, Rlimit};
+use rustix::thread::{CapabilitiesSecureBits, CapabilitySet, CapabilitySets, Gid, Uid, UnshareFlags};
+
+use crate::Error;
+use crate::jail::Pool;
+
+/// What became of the parts that depend on the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Whether a parent had made the namespaces, as [`crate::jail::spawn`] does. If not, this process is in new ones but
+    /// for the pid namespace, and the user it is outside is shared by all that confine themselves so.
+    pub prepared: bool,
+    /// The version of landlock's interface; `None` where the kernel has none, or has it turned off.
+    pub landlock: Option<u32>,
+}
+
+/// Confines this process.
+///
+/// # Errors
+/// [`Error::Confine`] with the step; the process is half confined then and should end.
+pub fn enter() -> Result<Report, Error> {
+    // The first process of a pid namespace was put there by somebody who made the others too.
+    let prepared = rustix::process::getpid().as_raw_nonzero().get() == 1;
+    if !prepared {
+        unshare()?;
+    }
+    empty_root().map_err(|(name, error)| failed(name, NEEDS_NAMESPACES)(error))?;
+    rustix::system::sethostname(b"basalt").map_err(failed("setting the host name", NEEDS_NAMESPACES))?;
+    limit_resources().map_err(failed("limiting resources", ""))?;
+    give_up_capabilities()?;
+    let landlock = landlock::deny_everything()?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed("becoming undumpable", ""))?;
+    Ok(Report { prepared, landlock })
+}
+
+const NEEDS_NAMESPACES: &str = "; start it by a daemon that makes its namespaces, or as root of the host";
+
+fn failed(step: &'static str, next: &'static str) -> impl Fn(Errno) -> Error {
+    move |error| Error::Confine {
+        step,
+        next,
+        cause: error.into(),
+    }
+}
+
+/// Namespaces of our own, for want of a parent that made them. Root first becomes somebody else outside.
+fn unshare() -> Result<(), Error> {
+    let (mut uid, mut gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    if uid.is_root() {
+        let pool = Pool::default();
+        let last = pool
+            .identity(pool.count - 1)
+            .map_or(u32::MAX - 1, |identity| identity.uid);
+        (uid, gid) = (Uid::from_raw(last), Gid::from_raw(last));
+        let step = failed("becoming an unprivileged user", "");
+        rustix::thread::set_thread_groups(&[]).map_err(&step)?;
+        rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(&step)?;
+        rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(&step)?;
+        // The files of /proc/self belong to root until this process may be looked into again.
+        rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable).map_err(&step)?;
+    }
+    let flags = UnshareFlags::NEWUSER
+        | UnshareFlags::NEWNS
+        | UnshareFlags::NEWNET
+        | UnshareFlags::NEWIPC
+        | UnshareFlags::NEWUTS;
+    let next = "; allow unprivileged user namespaces (kernel.unprivileged_userns_clone, user.max_user_namespaces), or start it by a daemon that makes them";
+    // SAFETY: the descriptor table stays shared; no flag here touches it.
+    unsafe { rustix::thread::unshare_unsafe(flags) }.map_err(failed("making namespaces", next))?;
+    let map = |path, text: String| {
+        std::fs::write(path, text).map_err(|cause| Error::Confine {
+            step: "mapping this user",
+            next,
+            cause,
+        })
+    };
+    map("/proc/self/setgroups", "deny".to_owned())?;
+    map("/proc/self/uid_map", format!("0 {} 1\n", uid.as_raw()))?;
+    map("/proc/self/gid_map", format!("0 {} 1\n", gid.as_raw()))
+}
+
+type Step = (&'static str, Errno);
+
+fn at(name: &'static str) -> impl Fn(Errno) -> Step {
+    move |error| (name, error)
+}
+
+/// Makes an empty file system the root, and lets go of every other mount.
+fn empty_root() -> Result<(), Step> {
+    // What is unmounted here must stay mounted elsewhere.
+    let propagation = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    rustix::mount::mount_change("/", propagation).map_err(at("making mounts private"))?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::RDONLY;
+    let options: &CStr = c"size=4k,nr_inodes=1,mode=0555";
+    // Any directory that every host has will do: it is seen for three lines.
+    rustix::mount::mount("basalt", "/proc", "tmpfs", flags, options).map_err(at("mounting an empty file system"))?;
+    rustix::process::chdir("/proc").map_err(at("entering the empty file system"))?;
+    // The old root is put on top of the new one, and goes from there (pivot_root(2), notes).
+    rustix::process::pivot_root(".", ".").map_err(at("changing the root"))?;
+    rustix::mount::unmount(".", UnmountFlags::DETACH).map_err(at("leaving the old root"))?;
+    rustix::process::chdir("/").map_err(at("entering the new root"))
+}
+
+/// No core files, as they hold guest memory; as many descriptors as the hard limit allows, since each vsock connection is
+/// one. Locked memory needs no room: io_uring has not counted its rings against it since Linux 5.12, and no buffer is
+/// registered.
+fn limit_resources() -> Result<(), Errno> {
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    rustix::process::setrlimit(Resource::Core, none)?;
+    let mut files = rustix::process::getrlimit(Resource::Nofile);
+    files.current = files.maximum;
+    rustix::process::setrlimit(Resource::Nofile, files)
+}
+
+/// No capability now, and none by executing anything.
+fn give_up_capabilities() -> Result<(), Error> {
+    let step = failed("giving up capabilities", "");
+    for number in 0..u64::BITS {
+        match rustix::thread::remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number)) {
+            Ok(()) => (),
+            // One more than the kernel has.
+            Err(Errno::INVAL) if number > 0 => break,
+            Err(error) => return Err(step(error)),
+        }
+    }
+    // Root's user id gives no capability on exec, nor on a change of ids; and no way back.
+    let bits = CapabilitiesSecureBits::NO_ROOT
+        | CapabilitiesSecureBits::NO_ROOT_LOCKED
+        | CapabilitiesSecureBits::NO_SETUID_FIXUP
+        | CapabilitiesSecureBits::NO_SETUID_FIXUP_LOCKED
+        | CapabilitiesSecureBits::KEEP_CAPS_LOCKED
+        | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE
+        | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED;
+    rustix::thread::set_capabilities_secure_bits(bits).map_err(&step)?;
+    rustix::thread::clear_ambient_capability_set().map_err(&step)?;
+    let none = CapabilitySets {
+        effective: CapabilitySet::empty(),
+        permitted: CapabilitySet::empty(),
+        inheritable: CapabilitySet::empty(),
+    };
+    rustix::thread::set_capabilities(None, none).map_err(&step)?;
+    rustix::thread::set_no_new_privs(true).map_err(&step)
+}
+
+/// The error of a raw system call.
+fn last_error() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
+}

@@ -1,0 +1,179 @@
+//! The jail of a VMM that runs a guest: what the kernel says of its process and threads, and what becomes of it when one
+//! of its threads makes a system call that is none of that thread's.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use vmm_api::devices::{BlockConfig, BlockEngine};
+
+use crate::intrude::Intruder;
+use crate::vm::{Builder, Vm};
+use crate::{Case, Host};
+
+pub(crate) const WALLS: Case = Case {
+    name: "jail-walls",
+    limit: Duration::from_secs(120),
+    host: walls,
+    guest: None,
+};
+
+pub(crate) const CALLS: Case = Case {
+    name: "jail-calls",
+    limit: Duration::from_secs(400),
+    host: calls,
+    guest: None,
+};
+
+/// A thread of each kind that lives as long as its VM (the loader does not: `bin/vmm/tests/seccomp.rs` has it), and a call
+/// that others of them may make, or none.
+const INTRUSIONS: [(&str, libc::c_long); 9] = [
+    ("basalt-vmm", libc::SYS_getppid),
+    ("threads", libc::SYS_getppid),
+    ("vcpu0", libc::SYS_clone),
+    ("block-q0", libc::SYS_recvmsg),
+    ("block-io", libc::SYS_io_uring_enter),
+    ("console", libc::SYS_sendmsg),
+    ("rng", libc::SYS_io_uring_enter),
+    ("vsock", libc::SYS_openat),
+    ("vcpu0", libc::SYS_openat),
+];
+
+/// A VM with a disk on io_uring, one on threads, and its agent ready: then all its threads are there.
+fn machine(host: &Host) -> Result<Vm> {
+    let mut builder = Builder::new(host)?;
+    let file = builder.fd(host.image()?);
+    let config = BlockConfig {
+        file,
+        read_only: true,
+        queues: 1,
+        serial: "threads".into(),
+        engine: BlockEngine::Threads,
+    };
+    builder.device("threads", &config)?;
+    let machine = builder.start()?;
+    machine.agent()?;
+    Ok(machine)
+}
+
+/// The threads of a process: name and number.
+fn threads(pid: u32) -> Result<Vec<(String, i32)>> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))?;
+    tasks
+        .map(|task| {
+            let path = task?.path();
+            let number = path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .context("a thread without a number")?;
+            Ok((
+                fs::read_to_string(path.join("comm"))?.trim().to_owned(),
+                number.parse()?,
+            ))
+        })
+        .collect()
+}
+
+/// One line of a `status` file of /proc.
+fn status(directory: &str, key: &str) -> Result<String> {
+    let text = fs::read_to_string(format!("{directory}/status"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+    Ok(line
+        .with_context(|| format!("{directory}/status has no {key}"))?
+        .trim()
+        .to_owned())
+}
+
+fn walls(host: &Host) -> Result<()> {
+    let machine = machine(host)?;
+    let pid = machine.vmm.pid();
+    let own = format!("/proc/{pid}");
+    for kind in ["user", "pid", "mnt", "net", "ipc", "uts"] {
+        let (theirs, ours) = (
+            fs::read_link(format!("{own}/ns/{kind}"))?,
+            fs::read_link(format!("/proc/self/ns/{kind}"))?,
+        );
+        ensure!(theirs != ours, "it shares our {kind} namespace");
+    }
+    ensure!(
+        !status(&own, "Uid")?.split_whitespace().any(|uid| uid == "0"),
+        "it is root outside"
+    );
+    let named: BTreeSet<String> = threads(pid)?.into_iter().map(|(name, _)| name).collect();
+    for (name, _) in INTRUSIONS {
+        ensure!(named.contains(name), "there is no thread {name} in {named:?}");
+    }
+    for (name, thread) in threads(pid)? {
+        let task = format!("{own}/task/{thread}");
+        for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            let set_is = status(&task, set)?;
+            ensure!(set_is.bytes().all(|digit| digit == b'0'), "{name} has {set} {set_is}");
+        }
+        ensure!(status(&task, "NoNewPrivs")? == "1", "{name} can gain privileges");
+        let filters: u32 = status(&task, "Seccomp_filters")?.parse()?;
+        let least = if name == "threads" { 1 } else { 2 };
+        ensure!(filters >= least, "{name} has {filters} filters");
+    }
+    let root = fs::read_dir(format!("{own}/root"))?.count();
+    ensure!(root == 0, "its root has {root} entries");
+    let mounts = fs::read_to_string(format!("{own}/mounts"))?;
+    ensure!(
+        mounts.lines().count() == 1 && mounts.contains(" ro,"),
+        "its mounts are:\n{mounts}"
+    );
+    let addresses = fs::read_to_string(format!("{own}/net/route"))?;
+    ensure!(addresses.lines().count() <= 1, "it has a network:\n{addresses}");
+    descriptors(&own)
+}
+
+/// Every descriptor is of a kind that was handed over or is the VMM's own; nothing leads to a directory.
+fn descriptors(own: &str) -> Result<()> {
+    for entry in fs::read_dir(format!("{own}/fd"))? {
+        let path = entry?.path();
+        let target = fs::read_link(&path)?;
+        ensure!(
+            !fs::metadata(&path)?.is_dir(),
+            "it has the directory {} open",
+            target.display()
+        );
+        let is = |start: &str| target.starts_with(Path::new(start));
+        let named = target.is_absolute();
+        ensure!(
+            !named || is("/dev/null") || is("/dev/kvm") || is("/var/lib/basalt") || is("/opt/basalt") || is("/tmp"),
+            "it has {} open",
+            target.display()
+        );
+    }
+    Ok(())
+}
+
+fn calls(host: &Host) -> Result<()> {
+    for (name, call) in INTRUSIONS {
+        let mut machine = machine(host)?;
+        let pid = machine.vmm.pid();
+        let found = threads(pid)?.into_iter().find(|(found, _)| found == name);
+        let (_, thread) = found.with_context(|| format!("there is no thread {name}"))?;
+        Intruder::seize(pid, thread)?
+            .make(call)
+            .with_context(|| format!("in {name}"))?;
+        let ended = machine.vmm.wait_status(Duration::from_secs(20));
+        let ended = ended.with_context(|| format!("{name} has made call {call}, and lives"))?;
+        ensure!(
+            ended.terminating_signal() == Some(libc::SIGSYS),
+            "{name} made call {call}, and its process ended so: {ended:?}"
+        );
+    }
+    // A call that is allowed does not kill: it is the filter, not the intrusion.
+    let mut machine = machine(host)?;
+    let pid = machine.vmm.pid();
+    let (_, thread) = threads(pid)?
+        .into_iter()
+        .find(|(name, _)| name == "rng")
+        .context("there is no thread rng")?;
+    Intruder::seize(pid, thread)?.make(libc::SYS_getpid)?;
+    std::thread::sleep(Duration::from_millis(500));
+    machine.vmm.client.info()?;
+    Ok(())
+}
