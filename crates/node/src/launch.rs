@@ -162,20 +162,22 @@ pub(crate) fn spawn(
     let program = open("the VMM", &config.vmm, NO_ASSETS)?;
     let level = config.log_level.as_str().to_ascii_lowercase();
     let name = config.vmm.as_os_str().as_bytes();
-    let words = [
+    let identity = config.users.and_then(|users| users.identity(stored.slot));
+    let mut words = vec![
         name,
         b"--control-fd",
         CONTROL_FD.as_bytes(),
         b"--log-level",
         level.as_bytes(),
     ];
+    // Without namespaces made for it, it would only pretend.
+    words.extend(identity.map(|_| b"--jail".as_slice()));
     let arguments: Vec<_> = words.iter().filter_map(|word| CString::new(*word).ok()).collect();
     let log = append(&paths.vmm_log())?;
     let directory = cgroup
         .map(|cgroup| File::open(cgroup.path()))
         .transpose()
         .map_err(Error::host("opening the sandbox's cgroup"))?;
-    let identity = config.users.and_then(|users| users.identity(stored.slot));
     let launch = Launch {
         program: program.as_fd(),
         arguments: &arguments,
