@@ -3,7 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use crate::netlink::{Body, Socket, attributes};
+use netlink::{Body, Socket, attributes};
 
 // linux/netfilter/nfnetlink.h, linux/netfilter/nfnetlink_conntrack.h
 const NFNL_SUBSYS_CTNETLINK: u16 = 1 << 8;

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::Error;
-use crate::links::Links;
 use crate::plan::{GATEWAY_V6, Ranges};
+use netlink::Links;
 
 /// Interface names have at most 15 bytes (`IFNAMSIZ`).
 const NAME_MOST: usize = 15;

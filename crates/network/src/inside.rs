@@ -8,7 +8,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 use rustix::io::Errno;
-use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
+use rustix::mount::{UnmountFlags, mount_bind, unmount};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use crate::Error;
@@ -127,7 +127,10 @@ fn make(path: &Path) -> Result<File, Error> {
         path: path.to_owned(),
         source,
     };
-    share_directory()?;
+    fs::create_dir_all(DIRECTORY).map_err(|source| Error::File {
+        path: DIRECTORY.into(),
+        source,
+    })?;
     File::create(path).map_err(failed)?;
     let made = std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -142,26 +145,6 @@ fn make(path: &Path) -> Result<File, Error> {
     File::open(path).map_err(failed)
 }
 
-/// Makes the directory a mount of its own whose mounts other mount namespaces see, as ip-netns(8) does: a namespace that
-/// were mounted in a copy of the directory only could not be removed by anybody else.
-fn share_directory() -> Result<(), Error> {
-    let directory = Path::new(DIRECTORY);
-    fs::create_dir_all(directory).map_err(|source| Error::File {
-        path: directory.to_owned(),
-        source,
-    })?;
-    match mount_change(directory, MountPropagationFlags::SHARED | MountPropagationFlags::REC) {
-        Ok(()) => Ok(()),
-        // It is no mount yet.
-        Err(Errno::INVAL) => {
-            mount_bind(directory, directory).map_err(Error::host(format!("mounting {DIRECTORY}")))?;
-            mount_change(directory, MountPropagationFlags::SHARED | MountPropagationFlags::REC)
-                .map_err(Error::host(format!("sharing {DIRECTORY}")))
-        }
-        Err(error) => Err(Error::host(format!("sharing {DIRECTORY}"))(error)),
-    }
-}
-
 /// Removes the name of a namespace, if there is one.
 fn remove(path: &Path) -> Result<(), Error> {
     match unmount(path, UnmountFlags::DETACH) {
@@ -169,11 +152,29 @@ fn remove(path: &Path) -> Result<(), Error> {
         Ok(()) | Err(Errno::NOENT | Errno::INVAL) => {}
         Err(error) => return Err(Error::host(format!("unmounting {}", path.display()))(error)),
     }
+    // Mounts of it in other mount namespaces go with the file.
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::File {
-            path: path.to_owned(),
-            source: error,
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(Error::File {
+                path: path.to_owned(),
+                source: error,
+            });
+        }
+        _ => {}
+    }
+    // Others may have namespaces there.
+    match fs::remove_dir(DIRECTORY) {
+        Ok(()) => Ok(()),
+        Err(error)
+            if [libc::ENOTEMPTY, libc::EBUSY, libc::ENOENT]
+                .map(Some)
+                .contains(&error.raw_os_error()) =>
+        {
+            Ok(())
+        }
+        Err(source) => Err(Error::File {
+            path: DIRECTORY.into(),
+            source,
         }),
-        _ => Ok(()),
     }
 }

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use agent_api::{Address, Gateway, GuestNetwork};
 
 use crate::inside::Inside;
-use crate::links::{Link, Links, whole_v4, whole_v6};
 use crate::plan::{
     DNS_V6, GATEWAY_MAC, GATEWAY_V4, GATEWAY_V6, GUEST_MAC, GUEST_V4, GUEST_V6, PREFIX_V4, Ranges, UPLINK_V6,
 };
@@ -16,7 +15,8 @@ use crate::ports::PortMapping;
 use crate::published::Published;
 use crate::resolvers::Resolvers;
 use crate::rules::{self, HostTable, TAP, UPLINK};
-use crate::{Error, conntrack, host, ports, tap};
+use crate::{Error, conntrack, host, ports, quoted, tap};
+use netlink::links::{Link, Links, whole_v4, whole_v6};
 
 /// The most queues of one TAP.
 const MOST_QUEUES: usize = 64;
@@ -129,7 +129,10 @@ impl Network {
         *known = links.iter().filter_map(slot_of).collect();
         let slots: Vec<u32> = known.iter().copied().collect();
         let table = rules::inside(&self.ranges, &self.config.resolvers, &slots)?;
-        self.inside.run(move || rules::apply("the namespace", &table))?;
+        self.inside.run(move || {
+            rules::apply("the namespace", &table)?;
+            quoted::fill().map_err(Error::host("making the rules for what ICMP errors quote"))
+        })?;
         let has_uplink = links.iter().any(|link| link.name == UPLINK);
         let peer = (UPLINK, has_uplink);
         let namespace = self.inside.namespace();

@@ -10,8 +10,8 @@ use crate::plan::{DNS_V6, GATEWAY_V4, GATEWAY_V6, GUEST_V4, GUEST_V6, Ranges};
 use crate::published::Published;
 use crate::resolvers::Resolvers;
 
-/// The namespace's table.
-const INSIDE: &str = "sandboxes";
+/// The namespace's table. Its chains `quoted_*` are filled by [`crate::quoted`].
+pub(crate) const INSIDE: &str = "sandboxes";
 
 /// The namespace's link to the host.
 pub(crate) const UPLINK: &str = "up0";
@@ -57,6 +57,7 @@ table inet {INSIDE} {{
     }}
     chain from_guest4 {{
         ip saddr set iifname map @outer4
+        ip protocol icmp icmp type {{ destination-unreachable, time-exceeded, parameter-problem }} jump quoted_receiver4
         {ask4}
         ip daddr {GATEWAY_V4} icmp type echo-request accept
         ip daddr {host4} accept comment \"answers; the host drops what is none\"
@@ -66,6 +67,7 @@ table inet {INSIDE} {{
     chain from_guest6 {{
         icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} ip6 hoplimit 255 goto neighbours
         ip6 saddr set iifname map @outer6
+        icmpv6 type {{ 1, 2, 3, 4 }} jump quoted_receiver6
         {ask6}
         ip6 daddr {DNS_V6} icmpv6 type echo-request accept
         ip6 daddr {host6} accept comment \"answers; the host drops what is none\"
@@ -95,11 +97,15 @@ table inet {INSIDE} {{
         ip daddr {v4} ip daddr set {GUEST_V4}
         ip6 saddr {dns6} ip6 saddr set {DNS_V6}
         ip6 daddr {v6}/64 ip6 daddr set {GUEST_V6}
-        icmpv6 type {{ 1, 2, 3, 4 }} @th,128,128 set {quoted6:#x} comment \"the sender that an error quotes\"
+        ip protocol icmp icmp type {{ destination-unreachable, time-exceeded, parameter-problem }} jump quoted_sender4
+        icmpv6 type {{ 1, 2, 3, 4 }} jump quoted_sender6
     }}
+    chain quoted_sender4 {{ }}
+    chain quoted_sender6 {{ }}
+    chain quoted_receiver4 {{ }}
+    chain quoted_receiver6 {{ }}
 }}
-",
-        quoted6 = u128::from(GUEST_V6)
+"
     );
     text.push_str(&elements(ranges, slots)?);
     Ok(text)

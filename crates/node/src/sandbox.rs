@@ -387,6 +387,7 @@ fn prepare_guest(
         hostname: hostname.to_owned(),
         clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
         entropy,
+        network: None,
     })?;
     agent.set_read_timeout(None)
 }

@@ -26,19 +26,22 @@ pub(crate) struct Metrics {
     pub(crate) complaints: RateLimit,
 }
 
+impl Direction {
+    fn new(registry: &Registry, id: &str, direction: &str) -> Self {
+        let labels = [("device", id), ("direction", direction)];
+        Self {
+            packets: registry.counter("net_packets_total", &labels),
+            bytes: registry.counter("net_bytes_total", &labels),
+            dropped: registry.counter("net_dropped_packets_total", &labels),
+        }
+    }
+}
+
 impl Metrics {
     pub(crate) fn new(registry: &Registry, id: &str) -> Self {
-        let direction = |name| {
-            let labels = [("device", id), ("direction", name)];
-            Direction {
-                packets: registry.counter("net_packets_total", &labels),
-                bytes: registry.counter("net_bytes_total", &labels),
-                dropped: registry.counter("net_dropped_packets_total", &labels),
-            }
-        };
         Self {
-            receive: direction("receive"),
-            transmit: direction("transmit"),
+            receive: Direction::new(registry, id, "receive"),
+            transmit: Direction::new(registry, id, "transmit"),
             refused: registry.counter("net_refused_chains_total", &[("device", id)]),
             throttled: registry.counter("net_throttled_total", &[("device", id)]),
             refused_commands: registry.counter("net_refused_commands_total", &[("device", id)]),

@@ -6,8 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::world::{Guest, World};
-use crate::links::Links;
 use crate::{Error, Network, SlotState};
+use netlink::Links;
 
 #[test]
 fn a_network_that_is_opened_again_has_everything() {

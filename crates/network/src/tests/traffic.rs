@@ -110,3 +110,29 @@ fn a_port_that_is_taken_is_told_and_nothing_is_published() {
     assert_eq!(slots.len(), 1, "{slots:?}");
     publish(&world, 2, &["8080:80/udp"]).unwrap();
 }
+
+/// What a UDP socket hears when nobody listens at the other end.
+fn refused(place: &super::world::Place, address: &str) -> Option<i32> {
+    let address: std::net::SocketAddr = address.parse().unwrap();
+    place.run(move || {
+        let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let socket = std::net::UdpSocket::bind(any).unwrap();
+        socket.set_read_timeout(Some(super::world::PATIENCE)).unwrap();
+        socket.connect(address).unwrap();
+        socket.send(b"?").unwrap();
+        socket.recv(&mut [0; 16]).unwrap_err().raw_os_error()
+    })
+}
+
+#[test]
+fn errors_about_a_packet_reach_who_sent_it() {
+    let world = World::new();
+    let guest = world.guest(700);
+    for nobody in ["192.0.2.2:9", "[2001:db8::2]:9"] {
+        assert_eq!(refused(&guest.place, nobody), Some(libc::ECONNREFUSED), "{nobody}");
+    }
+    publish(&world, 700, &["8080:9/udp"]).unwrap();
+    for nobody in ["192.0.2.1:8080", "[2001:db8::1]:8080"] {
+        assert_eq!(refused(&world.world, nobody), Some(libc::ECONNREFUSED), "{nobody}");
+    }
+}

@@ -13,10 +13,10 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 use rustix::thread::UnshareFlags;
 
-use crate::links::Links;
 use crate::plan::{GATEWAY_MAC, GUEST_MAC};
 use crate::resolvers::Resolvers;
 use crate::{Attachment, Network, NetworkConfig, tap};
+use netlink::Links;
 
 pub(super) const HOST4: &str = "192.0.2.1";
 pub(super) const HOST6: &str = "2001:db8::1";

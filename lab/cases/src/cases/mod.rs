@@ -6,6 +6,7 @@ mod devices;
 mod foreign_kernel;
 mod kernel_features;
 mod kills;
+mod network;
 mod pause;
 mod processors;
 mod run;
@@ -26,6 +27,7 @@ pub(crate) const ALL: &[&Case] = &[
     &processors::CASE,
     &block::CASE,
     &vsock::CASE,
+    &network::CASE,
     &pause::CASE,
     &foreign_kernel::CASE,
     &run::COMMANDS,

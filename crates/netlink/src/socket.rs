@@ -14,12 +14,17 @@ const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLM_F_DUMP: u16 = 0x300;
 /// Make it if it is not there.
-pub(crate) const NLM_F_CREATE: u16 = 0x400;
+pub const NLM_F_CREATE: u16 = 0x400;
 /// Put it in the place of what is there.
-pub(crate) const NLM_F_REPLACE: u16 = 0x100;
+pub const NLM_F_REPLACE: u16 = 0x100;
 /// Fail if it is there.
-pub(crate) const NLM_F_EXCL: u16 = 0x200;
+pub const NLM_F_EXCL: u16 = 0x200;
 
+/// Put it behind the others.
+pub const NLM_F_APPEND: u16 = 0x800;
+
+const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
+const NFNL_MSG_BATCH_END: u16 = 0x11;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const NLA_F_NESTED: u16 = 1 << 15;
@@ -28,16 +33,16 @@ const NLA_TYPE_MASK: u16 = 0x3fff;
 
 /// A body under construction.
 #[derive(Debug, Default)]
-pub(crate) struct Body(Vec<u8>);
+pub struct Body(Vec<u8>);
 
 impl Body {
     /// Begins with a fixed structure.
-    pub(crate) fn new(fixed: &[u8]) -> Self {
+    pub fn new(fixed: &[u8]) -> Self {
         Self(fixed.to_vec())
     }
 
     /// Adds an attribute.
-    pub(crate) fn attribute(&mut self, kind: u16, data: &[u8]) -> &mut Self {
+    pub fn attribute(&mut self, kind: u16, data: &[u8]) -> &mut Self {
         let length = u16::try_from(4 + data.len()).unwrap_or(u16::MAX);
         self.0.extend(length.to_ne_bytes());
         self.0.extend(kind.to_ne_bytes());
@@ -47,12 +52,12 @@ impl Body {
     }
 
     /// Adds a text with its terminating zero.
-    pub(crate) fn text(&mut self, kind: u16, text: &str) -> &mut Self {
+    pub fn text(&mut self, kind: u16, text: &str) -> &mut Self {
         self.attribute(kind, &[text.as_bytes(), &[0]].concat())
     }
 
     /// Adds attributes within an attribute.
-    pub(crate) fn nested(&mut self, kind: u16, inner: &Self) -> &mut Self {
+    pub fn nested(&mut self, kind: u16, inner: &Self) -> &mut Self {
         self.attribute(kind | NLA_F_NESTED, &inner.0)
     }
 
@@ -64,7 +69,7 @@ impl Body {
 }
 
 /// Attributes of a message, by kind.
-pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::from(u16::from_ne_bytes(bytes.first_chunk::<2>().copied()?));
         let kind = u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?) & NLA_TYPE_MASK;
@@ -76,16 +81,22 @@ pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])>
 
 /// A socket, in the namespace of the thread that opened it.
 #[derive(Debug)]
-pub(crate) struct Socket(OwnedFd);
+pub struct Socket(OwnedFd);
 
 impl Socket {
     /// A socket for links, addresses and routes (rtnetlink(7)).
-    pub(crate) fn route() -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// Those of socket(2).
+    pub fn route() -> io::Result<Self> {
         Self::open(None)
     }
 
     /// A socket for connection tracking.
-    pub(crate) fn netfilter() -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// Those of socket(2).
+    pub fn netfilter() -> io::Result<Self> {
         Self::open(Some(rustix::net::netlink::NETFILTER))
     }
 
@@ -96,12 +107,18 @@ impl Socket {
     }
 
     /// Asks for a change and waits for its acknowledgement.
-    pub(crate) fn request(&self, kind: u16, flags: u16, body: &Body) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel refuses, or its answer is malformed.
+    pub fn request(&self, kind: u16, flags: u16, body: &Body) -> io::Result<()> {
         self.ask(kind, flags, body, |_, _| {})
     }
 
     /// Asks for something; `each` gets the answers before the acknowledgement.
-    pub(crate) fn ask(&self, kind: u16, flags: u16, body: &Body, mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel refuses, or its answer is malformed.
+    pub fn ask(&self, kind: u16, flags: u16, body: &Body, mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
         self.send(kind, NLM_F_ACK | flags, body)?;
         let mut done = false;
         while !done {
@@ -118,7 +135,10 @@ impl Socket {
     }
 
     /// Asks for everything of a kind; `each` gets the type and the body of every message.
-    pub(crate) fn dump(&self, kind: u16, body: &Body, mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel refuses, or its answer is malformed.
+    pub fn dump(&self, kind: u16, body: &Body, mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
         self.send(kind, NLM_F_DUMP, body)?;
         let mut done = false;
         while !done {
@@ -137,14 +157,36 @@ impl Socket {
         Ok(())
     }
 
+    /// Asks for several changes of one netfilter subsystem: all of them or none. The socket is of no further use after an
+    /// error.
+    ///
+    /// # Errors
+    /// The kernel refuses one of them.
+    pub fn transaction(&self, subsystem: u16, messages: &[(u16, u16, Body)]) -> io::Result<()> {
+        // struct nfgenmsg: family, version, res_id in network order.
+        let [high, low] = subsystem.to_be_bytes();
+        let frame = Body::new(&[0, 0, high, low]);
+        let mut datagram = message(NFNL_MSG_BATCH_BEGIN, 0, &frame);
+        for (kind, flags, body) in messages {
+            datagram.extend(message(subsystem << 8 | kind, NLM_F_ACK | flags, body));
+        }
+        datagram.extend(message(NFNL_MSG_BATCH_END, 0, &frame));
+        rustix::net::sendto(&self.0, &datagram, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+        let mut left = messages.len();
+        while left > 0 {
+            self.receive(|kind, data| {
+                if kind == NLMSG_ERROR {
+                    left = left.saturating_sub(1);
+                    return error_of(data);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
     fn send(&self, kind: u16, flags: u16, body: &Body) -> io::Result<()> {
-        let length = u32::try_from(HEADER + body.0.len()).unwrap_or(u32::MAX);
-        let mut message = length.to_ne_bytes().to_vec();
-        message.extend(kind.to_ne_bytes());
-        message.extend((NLM_F_REQUEST | flags).to_ne_bytes());
-        // Sequence number and port: one request is under way at a time.
-        message.extend([0; 8]);
-        message.extend(&body.0);
+        let message = message(kind, flags, body);
         rustix::net::sendto(&self.0, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
         Ok(())
     }
@@ -163,6 +205,18 @@ impl Socket {
         }
         Ok(())
     }
+}
+
+/// One message: header and body.
+fn message(kind: u16, flags: u16, body: &Body) -> Vec<u8> {
+    let length = u32::try_from(HEADER + body.0.len()).unwrap_or(u32::MAX);
+    let mut message = length.to_ne_bytes().to_vec();
+    message.extend(kind.to_ne_bytes());
+    message.extend((NLM_F_REQUEST | flags).to_ne_bytes());
+    // Sequence number and port: one request is under way at a time.
+    message.extend([0; 8]);
+    message.extend(&body.0);
+    message
 }
 
 /// `NLMSG_ERROR` has a negated error number, zero for success.

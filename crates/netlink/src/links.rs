@@ -4,7 +4,9 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use crate::netlink::{Body, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Socket, attributes};
+use rustix::io::Errno;
+
+use crate::socket::{Body, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Socket, attributes};
 
 // linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h, linux/neighbour.h
 const RTM_NEWLINK: u16 = 16;
@@ -41,25 +43,33 @@ const IFF_LOWER_UP: u32 = 1 << 16;
 
 /// A link as the kernel lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Link {
-    pub(crate) index: u32,
-    pub(crate) name: String,
+pub struct Link {
+    /// Its number.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
     /// Somebody is at the other end: of a TAP, a descriptor is open.
-    pub(crate) carrier: bool,
+    pub carrier: bool,
 }
 
 /// The links of one namespace.
 #[derive(Debug)]
-pub(crate) struct Links(Socket);
+pub struct Links(Socket);
 
 impl Links {
     /// Those of this thread's namespace.
-    pub(crate) fn open() -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn open() -> io::Result<Self> {
         Ok(Self(Socket::route()?))
     }
 
     /// All of them.
-    pub(crate) fn list(&self) -> io::Result<Vec<Link>> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn list(&self) -> io::Result<Vec<Link>> {
         let mut links = Vec::new();
         self.0.dump(RTM_GETLINK, &Body::new(&[0; 16]), |kind, data| {
             if kind == RTM_NEWLINK {
@@ -70,12 +80,18 @@ impl Links {
     }
 
     /// The one with this name.
-    pub(crate) fn find(&self, name: &str) -> io::Result<Option<Link>> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn find(&self, name: &str) -> io::Result<Option<Link>> {
         Ok(self.list()?.into_iter().find(|link| link.name == name))
     }
 
     /// The one with this name, without listing the others.
-    pub(crate) fn get(&self, name: &str) -> io::Result<Option<Link>> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn get(&self, name: &str) -> io::Result<Option<Link>> {
         let mut body = Body::new(&[0; 16]);
         body.text(IFLA_IFNAME, name);
         let mut found = None;
@@ -85,21 +101,25 @@ impl Links {
             }
         });
         match asked {
-            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+            Err(error) if is_gone(&error) => Ok(None),
             other => other.map(|()| found),
         }
     }
 
     /// The number of the one with this name.
-    pub(crate) fn index(&self, name: &str) -> io::Result<u32> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn index(&self, name: &str) -> io::Result<u32> {
         let found = self.get(name)?;
-        found
-            .map(|link| link.index)
-            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))
+        found.map(|link| link.index).ok_or_else(|| Errno::NODEV.into())
     }
 
     /// A pair of links, the second one in another namespace. Fails if there is a link `name`.
-    pub(crate) fn pair(&self, name: &str, peer: &str, namespace: BorrowedFd<'_>, mtu: u16) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn pair(&self, name: &str, peer: &str, namespace: BorrowedFd<'_>, mtu: u16) -> io::Result<()> {
         let mut far = Body::new(&link_header(0, 0));
         far.text(IFLA_IFNAME, peer)
             .attribute(IFLA_MTU, &u32::from(mtu).to_ne_bytes())
@@ -116,7 +136,10 @@ impl Links {
     }
 
     /// Sets a link up, with its MTU and, if given, its Ethernet address.
-    pub(crate) fn up(&self, index: u32, mtu: Option<u16>, mac: Option<[u8; 6]>) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn up(&self, index: u32, mtu: Option<u16>, mac: Option<[u8; 6]>) -> io::Result<()> {
         let mut body = Body::new(&link_header(index, IFF_UP));
         if let Some(mtu) = mtu {
             body.attribute(IFLA_MTU, &u32::from(mtu).to_ne_bytes());
@@ -128,12 +151,18 @@ impl Links {
     }
 
     /// Removes a link; no error if it is gone.
-    pub(crate) fn remove(&self, index: u32) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn remove(&self, index: u32) -> io::Result<()> {
         gone_is_fine(self.0.request(RTM_DELLINK, 0, &Body::new(&link_header(index, 0))))
     }
 
     /// Gives a link an address, to be used at once.
-    pub(crate) fn address(&self, index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn address(&self, index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
         // struct ifaddrmsg: family, prefix length, flags, scope, index.
         let mut fixed = vec![family(address), prefix, IFA_F_NODAD, RT_SCOPE_UNIVERSE];
         fixed.extend(index.to_ne_bytes());
@@ -144,7 +173,10 @@ impl Links {
     }
 
     /// A route to `to` by a link, through a gateway or to the link itself.
-    pub(crate) fn route(&self, to: (IpAddr, u8), index: u32, gateway: Option<IpAddr>) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn route(&self, to: (IpAddr, u8), index: u32, gateway: Option<IpAddr>) -> io::Result<()> {
         let (address, prefix) = to;
         let scope = if gateway.is_none() && address.is_ipv4() {
             RT_SCOPE_LINK
@@ -177,7 +209,10 @@ impl Links {
     }
 
     /// Says for good who has an address on a link, so that nobody is asked and nobody can say otherwise.
-    pub(crate) fn neighbour(&self, index: u32, address: IpAddr, mac: [u8; 6]) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn neighbour(&self, index: u32, address: IpAddr, mac: [u8; 6]) -> io::Result<()> {
         // struct ndmsg: family, padding, index, state, flags, type.
         let mut fixed = vec![family(address), 0, 0, 0];
         fixed.extend(index.to_ne_bytes());
@@ -189,7 +224,10 @@ impl Links {
     }
 
     /// The IPv4 routes of the main table: destination, length of its prefix, link.
-    pub(crate) fn routes_v4(&self) -> io::Result<Vec<(Ipv4Addr, u8, u32)>> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn routes_v4(&self) -> io::Result<Vec<(Ipv4Addr, u8, u32)>> {
         let mut routes = Vec::new();
         let mut fixed = [0; 12];
         fixed[0] = family(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
@@ -244,11 +282,11 @@ fn link_header(index: u32, up: u32) -> [u8; 16] {
 }
 
 fn family(address: IpAddr) -> u8 {
-    let family = match address {
-        IpAddr::V4(_) => libc::AF_INET,
-        IpAddr::V6(_) => libc::AF_INET6,
-    };
-    u8::try_from(family).unwrap_or(0)
+    // AF_INET, AF_INET6
+    match address {
+        IpAddr::V4(_) => 2,
+        IpAddr::V6(_) => 10,
+    }
 }
 
 fn octets(address: IpAddr) -> Vec<u8> {
@@ -258,19 +296,23 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
+fn is_gone(error: &io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::NODEV)
+}
+
 fn gone_is_fine(result: io::Result<()>) -> io::Result<()> {
     match result {
-        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+        Err(error) if is_gone(&error) => Ok(()),
         other => other,
     }
 }
 
 /// An IPv6 address with all of its bits.
-pub(crate) fn whole_v6(address: Ipv6Addr) -> (IpAddr, u8) {
+pub fn whole_v6(address: Ipv6Addr) -> (IpAddr, u8) {
     (IpAddr::V6(address), 128)
 }
 
 /// An IPv4 address with all of its bits.
-pub(crate) fn whole_v4(address: Ipv4Addr) -> (IpAddr, u8) {
+pub fn whole_v4(address: Ipv4Addr) -> (IpAddr, u8) {
     (IpAddr::V4(address), 32)
 }
