@@ -204,8 +204,10 @@ impl Guest {
 
     /// Serves in the background, for as long as the guest lives.
     fn serve(&mut self, addresses: &[&str]) -> Result<()> {
+        // It says when it listens.
         let command = format!(
-            "/cases guest {} serve {} </dev/null >/dev/null 2>&1 &",
+            "rm -f /ready; /cases guest {} serve {} </dev/null >/ready 2>&1 & \
+             until [ -s /ready ]; do sleep 0.1; done",
             CASE.name,
             addresses.join(" ")
         );
@@ -259,11 +261,18 @@ impl Drop for Opened {
 }
 
 /// A namespace behind the host.
-struct World;
+struct World {
+    /// The directory of namespaces was there before.
+    keep_directory: bool,
+}
+
+const NAMESPACES: &str = "/run/netns";
 
 impl World {
     fn new() -> Result<Self> {
-        let world = Self;
+        let world = Self {
+            keep_directory: std::fs::exists(NAMESPACES)?,
+        };
         for command in [
             "netns add case-world",
             "link add case0 type veth peer name eth0 netns case-world",
@@ -313,7 +322,13 @@ impl Drop for World {
         if let Err(error) = ip("netns delete case-world") {
             log::error!("{error}");
         }
-        drop(std::fs::remove_dir("/run/netns"));
+        // ip-netns(8) has made it a mount.
+        if !self.keep_directory {
+            let gone = rustix::mount::unmount(NAMESPACES, rustix::mount::UnmountFlags::DETACH);
+            if let Err(error) = gone.map_err(Into::into).and_then(|()| std::fs::remove_dir(NAMESPACES)) {
+                log::error!("{NAMESPACES} stays: {error}");
+            }
+        }
     }
 }
 
@@ -369,15 +384,7 @@ fn guest(arguments: &[String]) -> Result<()> {
         ["serve", addresses @ ..] => return serve(addresses),
         ["tcp", address, length] => talk(address.parse()?, length.parse()?)?,
         ["udp", address, length] => ask(None, address.parse()?, length.parse()?, PATIENCE)?,
-        ["reach", addresses @ ..] => {
-            let mut reached = Vec::new();
-            for address in addresses {
-                if reach(address)? {
-                    reached.push(*address);
-                }
-            }
-            reached.join(" ")
-        }
+        ["reach", addresses @ ..] => reached(addresses)?.join(" "),
         ["spoof", address, names @ ..] => spoof(address.parse()?, names)?,
         ["resolv-conf"] => std::fs::read_to_string("/etc/resolv.conf")?,
         ["queues"] => {
@@ -485,6 +492,23 @@ fn reach(address: &str) -> Result<bool> {
         return Ok(true);
     }
     Ok(ask(None, address, 1, ENOUGH).is_ok())
+}
+
+/// Those that are reached; all are tried at once.
+fn reached<'a>(addresses: &[&'a str]) -> Result<Vec<&'a str>> {
+    std::thread::scope(|scope| {
+        let tries: Vec<_> = addresses
+            .iter()
+            .map(|&address| (address, scope.spawn(move || reach(address))))
+            .collect();
+        let mut reached = Vec::new();
+        for (address, thread) in tries {
+            if thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?? {
+                reached.push(address);
+            }
+        }
+        Ok(reached)
+    })
 }
 
 /// Takes on other names and tells what is heard by them.
