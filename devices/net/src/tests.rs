@@ -162,6 +162,25 @@ fn packets_come_in_whole() {
 }
 
 #[test]
+fn a_driver_that_sleeps_is_woken_for_each_direction() {
+    let mut link = Link::new(1);
+    link.driver.start();
+    let offered = link.offer(64, 1536);
+    for count in 1..4 {
+        link.far.send(&frame(64, 1)).unwrap();
+        link.driver.push(TRANSMIT, &[&[0; HEADER], &frame(64, 2)], &[]);
+        link.driver.kick(TRANSMIT);
+        // A driver that looked by itself would not want to be woken.
+        for queue in [RECEIVE, TRANSMIT] {
+            let woken = link.driver.wait_until(|driver| driver.interrupts(queue) >= count);
+            assert!(woken, "queue {queue} has {} interrupts", link.driver.interrupts(queue));
+        }
+        link.received(&offered);
+        link.driver.wait_used(TRANSMIT).unwrap();
+    }
+}
+
+#[test]
 fn a_packet_in_several_buffers_is_told_as_one() {
     let mut link = Link::new(1);
     link.driver.start();
@@ -263,6 +282,17 @@ fn segmentation_is_the_kernels() {
     assert_eq!(link.metric("net_dropped_packets_total", "transmit"), 0);
 }
 
+/// An IPv4 datagram from a port of its own.
+fn udp(port: u16) -> Vec<u8> {
+    let mut frame = [MAC, [0xff; 6]].concat();
+    frame.extend([
+        0x08, 0x00, 0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2,
+    ]);
+    frame.extend((1000 + 7 * port).to_be_bytes());
+    frame.extend([0, 53, 0, 8, 0, 0]);
+    frame
+}
+
 /// An IPv4 TCP segment with so many bytes of data.
 fn tcp(data: usize) -> Vec<u8> {
     let mut frame = [[0xff; 6], MAC].concat();
@@ -303,9 +333,31 @@ fn the_driver_says_how_many_pairs_it_uses() {
         link.driver.kick(queue);
         assert_eq!(link.far.receive().unwrap(), frame);
     }
+    // Packets of many flows come by both receive queues.
+    let offered = [RECEIVE, 2].map(|queue| {
+        let pushed: Vec<_> = (0..64).map(|_| link.driver.push(queue, &[], &[1536])).collect();
+        link.driver.kick(queue);
+        pushed
+    });
+    for port in 0..40 {
+        link.far.send(&udp(port)).unwrap();
+    }
+    let mut got = [0, 0];
+    for _ in 0..40 {
+        let began = Instant::now();
+        let mut poll = || {
+            let mut queues = [RECEIVE, 2].into_iter().zip(&mut got);
+            queues.any(|(queue, count)| link.driver.poll_used(queue).map(|_| *count += 1).is_some())
+        };
+        while !poll() {
+            assert!(began.elapsed() < Duration::from_secs(5), "not all packets came");
+        }
+    }
+    assert!(got[0] > 0 && got[1] > 0, "{got:?}");
     // One pair only: everything comes by its queue, whatever the flow.
     assert_eq!(command(&mut link.driver, control, &[4, 0, 1, 0]), 0);
-    let offered = link.offer(100, 1536);
+    let mut offered = offered[0].clone();
+    offered.extend(link.offer(64, 1536));
     for seed in 0..20 {
         let frame = frame(64, seed);
         link.far.send(&frame).unwrap();

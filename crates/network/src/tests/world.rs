@@ -103,10 +103,19 @@ impl Place {
         self.run(move || talk(address, 1 << 20))
     }
 
-    /// Whether a connection comes about.
+    /// Whether a connection comes about, given time.
     pub(super) fn reaches(&self, address: &str) -> bool {
+        self.connects(address, PATIENCE)
+    }
+
+    /// Whether none does.
+    pub(super) fn is_cut_off(&self, address: &str) -> bool {
+        !self.connects(address, ENOUGH)
+    }
+
+    fn connects(&self, address: &str, patience: Duration) -> bool {
         let address: SocketAddr = address.parse().unwrap();
-        self.run(move || TcpStream::connect_timeout(&address, ENOUGH).is_ok())
+        self.run(move || TcpStream::connect_timeout(&address, patience).is_ok())
     }
 
     /// Whether anything that is sent from that address is answered.
