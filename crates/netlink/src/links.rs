@@ -50,6 +50,8 @@ pub struct Link {
     pub name: String,
     /// Somebody is at the other end: of a TAP, a descriptor is open.
     pub carrier: bool,
+    /// The largest packet.
+    pub mtu: u32,
 }
 
 /// The links of one namespace.
@@ -244,12 +246,17 @@ fn parse_link(data: &[u8]) -> Option<Link> {
     // struct ifinfomsg: family, padding, type, index, flags, change.
     let index = u32::from_ne_bytes(data.get(4..8)?.try_into().ok()?);
     let flags = u32::from_ne_bytes(data.get(8..12)?.try_into().ok()?);
-    let (_, name) = attributes(data.get(16..)?).find(|(kind, _)| *kind == IFLA_IFNAME)?;
-    let name = String::from_utf8_lossy(name.strip_suffix(&[0])?).into_owned();
+    let attribute = |wanted| {
+        let mut all = attributes(data.get(16..).unwrap_or_default());
+        all.find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
+    };
+    let name = attribute(IFLA_IFNAME)?.strip_suffix(&[0])?;
+    let mtu = attribute(IFLA_MTU).and_then(|value| value.first_chunk::<4>());
     Some(Link {
         index,
-        name,
+        name: String::from_utf8_lossy(name).into_owned(),
         carrier: flags & IFF_LOWER_UP != 0,
+        mtu: mtu.map_or(0, |mtu| u32::from_ne_bytes(*mtu)),
     })
 }
 

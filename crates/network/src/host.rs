@@ -82,6 +82,21 @@ pub(crate) fn choose(
     })
 }
 
+/// The largest packet that leaves the host whole, as far as the host knows; Ethernet's if it has no default route.
+pub(crate) fn uplink_mtu(links: &Links) -> Result<u16, Error> {
+    let failed = || Error::host("finding the host's default route");
+    let routes = links.routes_v4().map_err(failed())?;
+    let default = routes.iter().find(|(_, length, _)| *length == 0);
+    let all = links.list().map_err(failed())?;
+    let link = default.and_then(|(_, _, index)| all.iter().find(|link| link.index == *index));
+    let mtu = link.map_or(ETHERNET, |link| link.mtu);
+    // IPv6 wants as much (RFC 8200, 5); larger packets than these gain nothing where segmentation is offloaded.
+    Ok(u16::try_from(mtu.clamp(1280, 9000)).unwrap_or(1500))
+}
+
+/// The largest packet of a common link.
+const ETHERNET: u32 = 1500;
+
 /// Makes the pair of links if it is not there; a host's end whose other end is not in the namespace is of no use.
 pub(crate) fn pair(
     links: &Links,
@@ -105,11 +120,12 @@ pub(crate) fn pair(
 }
 
 /// Sets the host's end up and points the ranges at it.
-pub(crate) fn set_up(links: &Links, name: &str, index: u32, ranges: &Ranges) -> Result<(), Error> {
+pub(crate) fn set_up(links: &Links, name: &str, index: u32, plan: (&Ranges, u16)) -> Result<(), Error> {
+    let (ranges, mtu) = plan;
     // Connections to published ports of 127.0.0.1 come back by this link.
     sysctl(&format!("net/ipv4/conf/{name}/route_localnet"), "1")?;
     let step = |result: io::Result<()>| result.map_err(Error::host(format!("setting up the link {name}")));
-    step(links.up(index, None, None))?;
+    step(links.up(index, Some(mtu), None))?;
     step(links.address(index, IpAddr::V4(ranges.host_v4()), 30))?;
     let range = (IpAddr::V4(ranges.v4.first()), ranges.v4.length());
     step(links.route(range, index, Some(IpAddr::V4(ranges.namespace_v4()))))?;

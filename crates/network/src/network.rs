@@ -28,19 +28,19 @@ pub struct NetworkConfig {
     pub instance: String,
     /// Where sandboxes are on the host's side; one that the host has no route to is chosen when not given.
     pub ranges: Option<Ranges>,
-    /// The largest packet; that of the host's own uplink, or less.
-    pub mtu: u16,
+    /// The largest packet; that of the link of the host's default route when not given.
+    pub mtu: Option<u16>,
     /// The host's name servers.
     pub resolvers: Resolvers,
 }
 
 impl NetworkConfig {
-    /// The usual one: packets of 1500 bytes, and the host's own name servers.
+    /// The usual one: the host's own name servers, all else as it fits the host.
     pub fn new(instance: &str) -> Self {
         Self {
             instance: instance.to_owned(),
             ranges: None,
-            mtu: 1500,
+            mtu: None,
             resolvers: Resolvers::of_host(),
         }
     }
@@ -75,6 +75,7 @@ pub struct SlotState {
 pub struct Network {
     config: NetworkConfig,
     ranges: Ranges,
+    mtu: u16,
     host_link: String,
     host: Links,
     inside: Inside,
@@ -102,9 +103,14 @@ impl Network {
         let host_link = host::link_name(&config.instance);
         let link = host.find(&host_link).map_err(Error::host("listing links"))?;
         let ranges = host::choose(&host, &config.instance, link.map(|link| link.index), config.ranges)?;
+        let mtu = match config.mtu {
+            Some(mtu) => mtu,
+            None => host::uplink_mtu(&host)?,
+        };
         let network = Self {
             config: config.clone(),
             ranges,
+            mtu,
             host_link,
             host,
             inside,
@@ -136,8 +142,8 @@ impl Network {
         let has_uplink = links.iter().any(|link| link.name == UPLINK);
         let peer = (UPLINK, has_uplink);
         let namespace = self.inside.namespace();
-        let index = host::pair(&self.host, &self.host_link, peer, namespace, self.config.mtu)?;
-        host::set_up(&self.host, &self.host_link, index, &self.ranges)?;
+        let index = host::pair(&self.host, &self.host_link, peer, namespace, self.mtu)?;
+        host::set_up(&self.host, &self.host_link, index, (&self.ranges, self.mtu))?;
         self.set_up_uplink()?;
         for &slot in &slots {
             self.set_up_tap(slot)?;
@@ -157,7 +163,7 @@ impl Network {
         let step = |result: std::io::Result<()>| result.map_err(Error::host("setting up the namespace's uplink"));
         let ranges = &self.ranges;
         step(self.inner.up(lo, None, None))?;
-        step(self.inner.up(uplink, None, None))?;
+        step(self.inner.up(uplink, Some(self.mtu), None))?;
         step(self.inner.address(lo, IpAddr::V4(GATEWAY_V4), 32))?;
         step(self.inner.address(uplink, IpAddr::V4(ranges.namespace_v4()), 30))?;
         let default = (IpAddr::V4([0; 4].into()), 0);
@@ -211,7 +217,7 @@ impl Network {
             .index(&name)
             .map_err(Error::host(format!("finding the TAP {name}")))?;
         let links = &self.inner;
-        step(links.up(index, Some(self.config.mtu), Some(GATEWAY_MAC)))?;
+        step(links.up(index, Some(self.mtu), Some(GATEWAY_MAC)))?;
         step(links.route(whole_v4(v4), index, None))?;
         step(links.neighbour(index, IpAddr::V4(GUEST_V4), GUEST_MAC))?;
         if host::has_v6() {
@@ -245,7 +251,7 @@ impl Network {
         Ok(Attachment {
             taps,
             mac: GUEST_MAC,
-            mtu: self.config.mtu,
+            mtu: self.mtu,
             guest: self.guest(),
         })
     }
@@ -265,7 +271,7 @@ impl Network {
             gateways: vec![gateway(IpAddr::V4(GATEWAY_V4))],
             dns: dns4.into_iter().chain(dns6).collect(),
             search: resolvers.search.clone(),
-            mtu: self.config.mtu,
+            mtu: self.mtu,
         };
         if host::has_v6() {
             guest.addresses.push(address(IpAddr::V6(GUEST_V6), 128));

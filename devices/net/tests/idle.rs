@@ -33,6 +33,12 @@ fn waiting_is_free() {
     let device = net::MODULE.create(&spec, &mut FdTable::new(taps), &context).unwrap();
     let mut driver = Driver::new(device);
     driver.start();
+    // Both threads have run once that is done.
+    for queue in [1, 3] {
+        driver.push(queue, &[&[0; 12], &[0xff; 64]], &[]);
+        driver.kick(queue);
+        driver.wait_used(queue).unwrap();
+    }
     rests("net-q0", "nothing happens").unwrap();
     rests("net-q1", "its pair is not in use").unwrap();
     // No receive buffer was ever offered.

@@ -160,3 +160,21 @@ fn a_range_that_the_host_uses_is_not_taken() {
     world.open();
     assert_eq!(world.with(|network| network.ranges().v4.to_string()), "10.216.0.0/16");
 }
+
+#[test]
+fn packets_are_as_large_as_the_hosts_own() {
+    let mut world = World::new();
+    assert_eq!(world.with(|network| network.guest().mtu), 1500);
+    world.host.run(|| {
+        let links = Links::open().unwrap();
+        links.up(links.index("eth0").unwrap(), Some(1400), None).unwrap();
+    });
+    world.open();
+    world.world.serve_tcp("192.0.2.2:7000");
+    let guest = Guest::new(world.with(|network| {
+        let attachment = network.attach(0, 1).unwrap();
+        assert_eq!((attachment.mtu, attachment.guest.mtu), (1400, 1400));
+        attachment
+    }));
+    guest.place.tcp("192.0.2.2:7000").unwrap();
+}
