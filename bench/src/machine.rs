@@ -282,6 +282,7 @@ impl Parts {
             cmdline: setup.cmdline.clone(),
             kvm: None,
             serial,
+            serial_keep: None,
             devices: specs,
         };
         Ok((config, kept))
@@ -294,13 +295,21 @@ impl Parts {
             cid: 3,
             listener: None,
             acceptor: Some(self.add(OwnedFd::from(far))?),
+            sinks: Vec::new(),
         };
         let output = Some(self.add(console)?);
         let specs = vec![
             self.disk("root", root, BlockEngine::Auto)?,
             spec("vsock", &vsock)?,
             spec("rng", &RngConfig {})?,
-            spec("console", &ConsoleConfig { input: None, output })?,
+            spec(
+                "console",
+                &ConsoleConfig {
+                    input: None,
+                    output,
+                    keep: None,
+                },
+            )?,
         ];
         Ok((specs, vec![OwnedFd::from(near)]))
     }

@@ -1,6 +1,5 @@
 //! `basalt images`, `import` and `rmi`, and the image that a run is made of. Shows what crate `image` keeps.
 
-use std::fs::File;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -12,7 +11,6 @@ use crate::bar::Bar;
 use crate::cli::{ImportArgs, RmiArgs};
 use crate::output::{Output, table};
 use crate::places;
-use crate::run::command::ImageCommand;
 
 /// A digest's first digits, as tables show it; enough to tell a few thousand images apart.
 const SHORT_DIGEST: usize = 12;
@@ -31,41 +29,9 @@ pub(crate) struct StoredFile {
 }
 
 impl Opened {
-    /// What it runs unless told otherwise.
-    pub(crate) fn command(&self) -> ImageCommand<'_> {
-        ImageCommand {
-            entrypoint: &self.0.config.entrypoint,
-            cmd: &self.0.config.cmd,
-        }
-    }
-
-    /// Its environment.
-    pub(crate) fn env(&self) -> &[String] {
-        &self.0.config.env
-    }
-
-    /// Where its commands start.
-    pub(crate) fn workdir(&self) -> &str {
-        if self.0.config.working_dir.is_empty() {
-            "/"
-        } else {
-            &self.0.config.working_dir
-        }
-    }
-
-    /// Who runs its commands; `None` is root.
-    pub(crate) fn user(&self) -> Option<&str> {
-        Some(self.0.config.user.as_str()).filter(|user| !user.is_empty())
-    }
-
     /// Its digest, as it can be asked for.
     pub(crate) fn digest(&self) -> String {
         format!("sha256:{}", self.0.digest)
-    }
-
-    /// The root file system.
-    pub(crate) fn root(&self) -> Result<File> {
-        File::open(&self.0.path).with_context(|| format!("the image {} cannot be read", self.0.path.display()))
     }
 
     /// The files that make it an image of a store, in the order in which another store must get them: an image without
@@ -250,7 +216,6 @@ mod tests {
         };
         assert_eq!(rows_of(&unnamed)[0], ["<none>", "0123456789ab", "3 MiB", "unknown"]);
         let opened = Opened(unnamed);
-        assert_eq!((opened.workdir(), opened.user()), ("/", None));
         let [first, second] = opened.files();
         assert!(
             first.name.ends_with(".json") && second.path.ends_with("x.erofs"),

@@ -17,10 +17,11 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use crate::bar::{Bar, Shown};
-use crate::cli::{LogLevel, RunArgs};
+use crate::cli::{ExecArgs, LogLevel, RunArgs};
 use crate::images::Opened;
 use crate::output::Output;
 use crate::places;
+use crate::run::environment;
 
 /// Where the programs are in the lab.
 const PROGRAM: &str = "/opt/basalt/bin/basalt";
@@ -67,17 +68,66 @@ pub(crate) fn run(args: &RunArgs, image: &Opened, set: &[String], log_level: Log
     let lab = bring_up(output)?;
     let mut connection = connect(&lab)?;
     send_image(&mut connection, image, output)?;
+    let argv = far_argv(args, &image.digest(), set, log_level, output.json());
+    execute(&mut connection, argv, args.tty, args.interactive)
+}
+
+/// Any other verb in the lab, with the same words. A lab that is down has no sandboxes, and is not brought up for them.
+pub(crate) fn verb(words: &[OsString], streams: Streams) -> Result<u8> {
+    let Some(lab) = status()? else {
+        bail!("the lab is down, so it has no sandboxes: `basalt run` brings it up");
+    };
+    step("sync", &["--json"])?;
+    let mut connection = connect(&lab)?;
+    let mut argv = vec![PROGRAM.to_owned()];
+    for word in words {
+        let word = word.to_str().context("the lab takes words of UTF-8 text only")?;
+        argv.push(word.to_owned());
+    }
+    execute(&mut connection, argv, streams.tty, streams.stdin)
+}
+
+/// `basalt exec` there: files and this environment's variables are read here.
+pub(crate) fn exec(args: &ExecArgs, output: &Output) -> Result<u8> {
+    let set = environment::given(&args.env_file, &args.env, environment::own)?;
+    let mut words: Vec<String> = Vec::new();
+    words.extend(output.json().then(|| "--json".to_owned()));
+    words.push("exec".into());
+    words.extend(args.tty.then(|| "--tty".to_owned()));
+    words.extend(args.detach.then(|| "--detach".to_owned()));
+    words.push(format!("--interactive={}", args.interactive));
+    words.extend(set.iter().map(|variable| format!("--env={variable}")));
+    words.extend(args.workdir.iter().map(|directory| format!("--workdir={directory}")));
+    words.extend(args.user.iter().map(|user| format!("--user={user}")));
+    words.extend(["--".into(), args.sandbox.clone()]);
+    words.extend(args.command.iter().cloned());
+    let words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
+    let streams = Streams {
+        tty: args.tty,
+        stdin: args.interactive && !args.detach,
+    };
+    verb(&words, streams)
+}
+
+/// Which of this program's streams a command in the lab gets besides output and errors.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Streams {
+    /// It has this terminal.
+    pub(crate) tty: bool,
+    /// It reads standard input.
+    pub(crate) stdin: bool,
+}
+
+/// Runs this program there; the code is its own.
+fn execute(connection: &mut Connection<TcpStream>, argv: Vec<String>, tty: bool, stdin: bool) -> Result<u8> {
     let signals = Signals::install()?;
     let request = ExecRequest {
-        argv: far_argv(args, &image.digest(), set, log_level, output.json())
-            .into_iter()
-            .map(OsText::from)
-            .collect(),
+        argv: argv.into_iter().map(OsText::from).collect(),
         env: ENVIRONMENT.into_iter().map(OsText::from).collect(),
         cwd: OsText::from("/"),
-        user: None,
-        tty: args.tty.then(local_tty),
-        stdin: args.interactive,
+        tty: tty.then(local_tty),
+        stdin,
+        ..ExecRequest::default()
     };
     connection.set_read_timeout(None)?;
     let running = match connection.exec(&request) {
@@ -86,7 +136,7 @@ pub(crate) fn run(args: &RunArgs, image: &Opened, set: &[String], log_level: Log
         ),
         other => other.context(DURING)?,
     };
-    let status = pump(running, &LocalIo::std(args.interactive, args.tty), &signals).context(DURING)?;
+    let status = pump(running, &LocalIo::std(stdin, tty), &signals).context(DURING)?;
     if let ExitStatus::Signal(number) = status {
         bail!("basalt in the lab was ended by signal {number}; `basalt lab status` tells how the lab is");
     }
@@ -207,9 +257,14 @@ fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, j
     argv.push(format!("--interactive={}", args.interactive));
     argv.push(format!("--cpus={}", args.cpus));
     argv.push(format!("--memory={}", args.memory.bytes()));
-    argv.push(format!("--hostname={}", args.hostname));
+    argv.push(format!("--disk={}", args.disk.bytes()));
+    argv.extend(args.rm.then(|| "--rm".to_owned()));
+    argv.extend(args.detach.then(|| "--detach".to_owned()));
+    argv.extend(args.label.iter().map(|(key, value)| format!("--label={key}={value}")));
     argv.extend(set.iter().map(|variable| format!("--env={variable}")));
     let mut option = |name: &str, value: Option<&str>| argv.extend(value.map(|value| format!("--{name}={value}")));
+    option("hostname", args.hostname.as_deref());
+    option("name", args.name.as_deref());
     option("workdir", args.workdir.as_deref());
     option("user", args.user.as_deref());
     option("entrypoint", args.entrypoint.as_deref());
@@ -255,6 +310,13 @@ mod tests {
             "",
             "--hostname",
             "h",
+            "--name",
+            "n",
+            "--rm",
+            "--disk",
+            "1g",
+            "-l",
+            "k=v",
             "--timeout",
             "1500ms",
             "--env",
@@ -279,13 +341,10 @@ mod tests {
         assert_eq!(far.image, "sha256:00");
         let same = |a: &RunArgs| {
             (
-                a.tty,
-                a.interactive,
-                a.cpus,
-                a.memory,
-                a.workdir.clone(),
-                a.user.clone(),
-                a.entrypoint.clone(),
+                (a.tty, a.interactive, a.rm, a.detach),
+                (a.cpus, a.memory, a.disk),
+                (a.workdir.clone(), a.user.clone(), a.entrypoint.clone()),
+                (a.name.clone(), a.label.clone()),
             )
         };
         assert_eq!(same(&near), same(&far));

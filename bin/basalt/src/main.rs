@@ -2,15 +2,21 @@
 //!
 //! Each verb has its file; what they share is in `places` (where things are) and `output` (how things are shown).
 
+mod attached;
 mod bar;
 mod cli;
+mod daemon;
 mod doctor;
+mod engine;
+mod exec;
 mod generate;
 mod images;
 mod lab;
+mod logs;
 mod output;
 mod places;
 mod run;
+mod sandboxes;
 
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
@@ -18,15 +24,16 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::cli::{Cli, Verb};
+use crate::engine::Engine;
 use crate::output::Output;
 
-/// Basalt itself failed in `run`, where every other code belongs to the command (podman's convention).
+/// Basalt itself failed in `run` or `exec`, where every other code belongs to the command (podman's convention).
 const EXIT_RUN_FAILED: u8 = 125;
 
-/// A verb other than `run` failed.
+/// Another verb failed.
 const EXIT_FAILED: u8 = 1;
 
-/// A verb other than `run` was given arguments that it does not know.
+/// Another verb was given arguments that it does not know.
 const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -43,6 +50,7 @@ fn main() -> ExitCode {
     }
     let outcome = match cli.verb {
         Verb::Run(args) => run::run(&args, cli.log_level, &output),
+        verb if verb.concerns_sandboxes() => sandbox_verb(verb, &argv, &output),
         Verb::Images => images::list(&output),
         Verb::Import(args) => images::import(&args, &output),
         Verb::Rmi(args) => images::remove(&args, &output),
@@ -51,6 +59,9 @@ fn main() -> ExitCode {
         Verb::Completion { shell } => generate::completion(shell),
         Verb::Man { directory } => generate::man(&directory, &output),
         Verb::Version => output.version(),
+        other => Err(anyhow::anyhow!(
+            "{other:?} is a verb that nobody carries out; that is a bug"
+        )),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),
@@ -59,6 +70,36 @@ fn main() -> ExitCode {
             output.error(&error);
             ExitCode::from(if for_run { EXIT_RUN_FAILED } else { EXIT_FAILED })
         }
+    }
+}
+
+/// A verb for sandboxes that are there: here, or where they are.
+fn sandbox_verb(verb: Verb, argv: &[OsString], output: &Output) -> anyhow::Result<u8> {
+    if let Engine::Lab(_) = engine::wanted()?.unwrap_or_else(engine::usable) {
+        return match verb {
+            Verb::Exec(args) => lab::exec(&args, output),
+            _ => lab::verb(argv.get(1..).unwrap_or_default(), lab::Streams::default()),
+        };
+    }
+    match verb {
+        Verb::Exec(args) => exec::exec(&args, output),
+        Verb::Ps(args) => sandboxes::ps(&args, output),
+        Verb::Logs(args) => logs::logs(&args, output),
+        Verb::Start(args) => sandboxes::start(&args, output),
+        Verb::Stop(args) => sandboxes::stop(&args, output),
+        Verb::Restart(args) => sandboxes::restart(&args, output),
+        Verb::Kill(args) => sandboxes::kill(&args, output),
+        Verb::Pause(args) => sandboxes::pause(&args, output),
+        Verb::Unpause(args) => sandboxes::unpause(&args, output),
+        Verb::Wait(args) => sandboxes::wait(&args, output),
+        Verb::Rm(args) => sandboxes::rm(&args, output),
+        Verb::Prune => sandboxes::prune(output),
+        Verb::Inspect(args) => sandboxes::inspect(&args, output),
+        Verb::Stats(args) => sandboxes::stats(&args, output),
+        Verb::Events => sandboxes::events(output),
+        other => Err(anyhow::anyhow!(
+            "{other:?} is a verb that nobody carries out; that is a bug"
+        )),
     }
 }
 
@@ -78,9 +119,9 @@ fn usage(error: &clap::Error, argv: &[OsString], for_run: bool) -> ExitCode {
     }
 }
 
-/// Tells `run` from the other verbs before the arguments are known to be right.
+/// Tells the verbs whose exit code is a command's from the others, before the arguments are known to be right.
 fn is_run(argv: &[OsString]) -> bool {
-    verb_at(argv).is_some_and(|at| argv[at] == "run")
+    verb_at(argv).is_some_and(|at| argv[at] == "run" || argv[at] == "exec")
 }
 
 /// Where the verb is, behind the flags that belong to all of them.

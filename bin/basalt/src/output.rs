@@ -47,6 +47,19 @@ impl Output {
         Ok(())
     }
 
+    /// Shows one of many results, a line each.
+    pub(crate) fn line(&self, value: &impl Serialize, text: impl FnOnce() -> String) -> Result<()> {
+        let mut out = io::stdout().lock();
+        if self.json {
+            serde_json::to_writer(&mut out, value)?;
+            writeln!(out)?;
+        } else {
+            writeln!(out, "{}", text())?;
+        }
+        out.flush()?;
+        Ok(())
+    }
+
     /// Shows an error with all its causes, in one line.
     pub(crate) fn error(&self, error: &anyhow::Error) {
         self.trouble("error", "", error);

@@ -3,7 +3,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 /// The state directory: `$BASALT_STATE`, else `/var/lib/basalt` for root, else `basalt` in the user's data directory.
 pub(crate) fn state() -> Result<PathBuf> {
@@ -39,19 +39,6 @@ pub(crate) fn assets() -> PathBuf {
     beside.unwrap_or_else(|| PathBuf::from("/usr/lib/basalt"))
 }
 
-/// One of the assets.
-pub(crate) fn asset(name: &str) -> Result<PathBuf> {
-    let directory = assets();
-    let path = directory.join(name);
-    if !path.is_file() {
-        bail!(
-            "{} is missing: run `make run` in Basalt's source tree, or set BASALT_ASSETS to the directory that has it",
-            path.display()
-        );
-    }
-    Ok(path)
-}
-
 /// The KVM device: `$BASALT_KVM`, else the usual one.
 pub(crate) fn kvm() -> PathBuf {
     variable("BASALT_KVM").unwrap_or_else(|| PathBuf::from(host::kvm::DEVICE))
@@ -60,6 +47,16 @@ pub(crate) fn kvm() -> PathBuf {
 /// The program `basalt-lab` beside this one.
 pub(crate) fn lab() -> Option<PathBuf> {
     beside("basalt-lab").filter(|path| host::tools::is_executable(path))
+}
+
+/// The daemon's program: beside this one, else in `/usr/sbin`.
+pub(crate) fn daemon() -> Result<PathBuf> {
+    let places = [beside("basaltd"), Some(PathBuf::from("/usr/sbin/basaltd"))];
+    let found = places
+        .into_iter()
+        .flatten()
+        .find(|path| host::tools::is_executable(path));
+    found.context("the daemon's program basaltd is not beside this one: run `make run` in Basalt's source tree")
 }
 
 /// Everything that `doctor` looks at.

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use base::{Epoll, Interest};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use vmm_api::{ApiError, ErrorKind, Event, Packet, Reply};
@@ -26,9 +26,14 @@ enum Outcome {
     Over,
 }
 
-/// Serves the one driver that holds the other end of `socket`; its going is the VM's end.
-pub(crate) fn serve_one(socket: PacketSocket) -> Result<()> {
-    serve(&socket, &mut Vm::new()).map(drop)
+/// Serves what was inherited. A connected socket has one driver, whose going is the VM's end; a listening one has one
+/// driver after the other. A VM that was never started ends with its driver in either case: whoever was making it is
+/// gone, and nobody knows of it.
+pub(crate) fn serve_inherited(socket: OwnedFd) -> Result<()> {
+    if rustix::net::sockopt::socket_acceptconn(&socket).context("the control descriptor is no socket")? {
+        return serve_drivers(&socket, Vm::has_run);
+    }
+    serve(&PacketSocket::from_fd(socket), &mut Vm::new()).map(drop)
 }
 
 /// Serves one driver after the other at `path`. The VM goes on between them.
@@ -40,14 +45,19 @@ pub(crate) fn listen(path: &Path) -> Result<()> {
     })?;
     let _unlink = UnlinkOnDrop(path);
     rustix::net::listen(&listener, 1)?;
+    serve_drivers(&listener, |_| true)
+}
+
+/// Serves whoever connects to `listener`, one after the other, while `goes_on` says so of the VM.
+fn serve_drivers(listener: &OwnedFd, goes_on: impl Fn(&Vm) -> bool) -> Result<()> {
     let mut vm = Vm::new();
     loop {
-        let Some(driver) = accept(&listener, &vm)? else {
+        let Some(driver) = accept(listener, &vm)? else {
             return Ok(());
         };
         match serve(&PacketSocket::from_fd(driver), &mut vm)? {
-            Outcome::Disconnected => (),
-            Outcome::Over => return Ok(()),
+            Outcome::Disconnected if goes_on(&vm) => (),
+            Outcome::Disconnected | Outcome::Over => return Ok(()),
         }
     }
 }
@@ -206,6 +216,57 @@ mod tests {
         // 64 vCPUs with 9 counters, 31 devices with some 16.
         assert!(answered(64 * 9 + 31 * 16).is_ok());
         assert_eq!(answered(10_000).unwrap_err().kind, ErrorKind::Internal);
+    }
+
+    /// Asks for `request` over a new connection to `path`.
+    fn ask(path: &Path, request: vmm_api::Request) -> Result<Reply, ApiError> {
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        let socket = PacketSocket::from_fd(socket);
+        let version = vmm_api::VERSION;
+        let packet = Packet::Request {
+            id: 1,
+            version,
+            request,
+        };
+        send(&socket, &packet).unwrap();
+        let (bytes, _) = socket.receive().unwrap();
+        match serde_json::from_slice(&bytes).unwrap() {
+            Packet::Reply { result, .. } => result,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn listener(path: &Path) -> OwnedFd {
+        let listener =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        listener
+    }
+
+    #[test]
+    fn a_vm_that_was_never_started_ends_with_its_driver() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control");
+        let listener = listener(&path);
+        let server = std::thread::spawn(move || serve_inherited(listener));
+        assert!(matches!(ask(&path, vmm_api::Request::Info), Ok(Reply::Info(_))));
+        server.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_listener_serves_one_driver_after_the_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control");
+        let listener = listener(&path);
+        let server = std::thread::spawn(move || serve_drivers(&listener, |_| true));
+        for _ in 0..2 {
+            assert!(matches!(ask(&path, vmm_api::Request::Info), Ok(Reply::Info(_))));
+        }
+        ask(&path, vmm_api::Request::Stop).unwrap();
+        server.join().unwrap().unwrap();
     }
 
     #[test]

@@ -14,14 +14,14 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use log::LevelFilter;
 use rustix::process::{Resource, getrlimit, setrlimit};
-use wire::packet::PacketSocket;
 
 const HELP: &str = "\
 basalt-vmm: runs one virtual machine, driven over a control socket (see docs/vmm.md)
 
 Usage: basalt-vmm --control-fd N | --control PATH [--log-level LEVEL]
 
-  --control-fd N     an inherited SEQPACKET socket; when its other end closes, the VM ends
+  --control-fd N     an inherited SEQPACKET socket. A connected one: when its other end closes, the VM ends.
+                     A listening one: a VM that was started outlives its drivers
   --control PATH     listen on a SEQPACKET socket at PATH; the VM outlives its drivers
   --log-level LEVEL  off, error, warn (default), info, debug or trace; lines go to standard error
   --version          print the version
@@ -29,7 +29,7 @@ Usage: basalt-vmm --control-fd N | --control PATH [--log-level LEVEL]
 ";
 
 enum Control {
-    Inherited(PacketSocket),
+    Inherited(OwnedFd),
     Listen(PathBuf),
 }
 
@@ -70,7 +70,7 @@ fn parse() -> Result<Command> {
 
 /// Takes over a descriptor that the parent left open for us.
 #[allow(unsafe_code, reason = "an inherited descriptor is a bare number")]
-fn inherited(number: RawFd) -> Result<PacketSocket> {
+fn inherited(number: RawFd) -> Result<OwnedFd> {
     if number < 3 {
         bail!("--control-fd {number} is a standard stream: give a number from 3 on");
     }
@@ -81,7 +81,7 @@ fn inherited(number: RawFd) -> Result<PacketSocket> {
         std::mem::forget(fd);
         bail!("--control-fd {number} is not open: {error}");
     }
-    Ok(PacketSocket::from_fd(fd))
+    Ok(fd)
 }
 
 /// Each vsock connection is a descriptor, and the soft limit is commonly 1024 for the sake of programs that use
@@ -98,7 +98,7 @@ fn run(options: Options) -> Result<()> {
     observe::logger::init("basalt-vmm: ", options.log_level)?;
     raise_descriptor_limit();
     match options.control {
-        Control::Inherited(socket) => control::serve_one(socket),
+        Control::Inherited(socket) => control::serve_inherited(socket),
         Control::Listen(path) => control::listen(&path).with_context(|| format!("control socket {}", path.display())),
     }
 }

@@ -93,6 +93,11 @@ impl Vm {
         }
     }
 
+    /// Whether it was ever started.
+    pub(crate) fn has_run(&self) -> bool {
+        matches!(self.state, VmState::Running | VmState::Paused)
+    }
+
     /// Whether there will never be anything to do again.
     pub(crate) fn is_over(&self) -> bool {
         self.state == VmState::Ended
@@ -131,6 +136,7 @@ impl Vm {
             cpus: config.cpus,
             memory: config.memory,
             serial,
+            serial_keep: config.serial_keep,
         };
         let machine = Machine::build(&engine, size, source, devices, &self.registry).map_err(|e| from_machine(&e))?;
         self.machine = Some(machine);

@@ -130,6 +130,38 @@ impl<S: Duplex> Connection<S> {
         }
     }
 
+    /// Starts a command that nobody waits for; its process id.
+    pub fn exec_detached(&mut self, request: &ExecRequest) -> Result<u32, Error> {
+        let request = ExecRequest {
+            detached: true,
+            ..request.clone()
+        };
+        match self.ask(&Request::Exec(request))? {
+            Reply::Started { pid } => Ok(pid),
+            Reply::Failed(failure) => Err(failure.into()),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    /// Sends a signal, by its Linux number, to the sandbox's own command.
+    pub fn signal_main(&mut self, number: i32) -> Result<(), Error> {
+        self.ask(&Request::SignalMain { number }).and_then(done)
+    }
+
+    /// The stream itself, for somebody else who goes on where this connection stands.
+    pub fn into_stream(self) -> S {
+        self.reader.into_inner()
+    }
+
+    /// Goes on with a connection that has shaken hands and is idle.
+    pub fn resume(stream: S) -> Result<Self, Error> {
+        let second = stream.try_clone().map_err(wire::Error::Io)?;
+        Ok(Self {
+            reader: FrameReader::new(stream),
+            writer: Arc::new(FrameWriter::new(second)),
+        })
+    }
+
     /// Ends the agent's machine; returns when the agent has begun. The machine may be gone before its answer is: then
     /// the connection's end is the answer.
     pub fn shutdown(&mut self, shutdown: Shutdown) -> Result<(), Error> {

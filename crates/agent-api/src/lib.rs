@@ -5,6 +5,7 @@
 mod client;
 mod duplex;
 mod error;
+pub mod log;
 pub mod message;
 mod pump;
 mod running;

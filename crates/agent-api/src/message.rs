@@ -72,6 +72,11 @@ pub enum Request {
         /// Also compute the SHA-256 of a regular file.
         digest: bool,
     },
+    /// Send a signal to the sandbox's own command (see [`ExecRequest::main`]). Answered by [`Reply::Done`].
+    SignalMain {
+        /// Linux's number for x86-64.
+        number: i32,
+    },
     /// End all processes, write everything back, and leave. Answered by [`Reply::Done`] just before.
     Shutdown(Shutdown),
 }
@@ -148,7 +153,10 @@ pub struct AgentInfo {
 pub struct Prepare {
     /// The image.
     pub root: RootDisk,
-    /// Limit of the writable layer, in bytes; `None` is half of the guest's memory.
+    /// The disk that holds the writable layer; `None` keeps it in the guest's memory.
+    #[serde(default)]
+    pub writable: Option<RootDisk>,
+    /// Limit of a writable layer in memory, in bytes; `None` is half of the guest's memory.
     pub overlay_bytes: Option<u64>,
     /// The guest's host name.
     pub hostname: String,
@@ -227,6 +235,13 @@ pub struct ExecRequest {
     pub tty: Option<Tty>,
     /// Whether standard input will be sent; if not, it is empty (and a terminal gets no keys).
     pub stdin: bool,
+    /// This is the sandbox's own command, of which there is one: its output also goes to the log ([`crate::log`]), and the
+    /// machine powers off when it has ended, or rather when its client has then closed the connection.
+    #[serde(default)]
+    pub main: bool,
+    /// Nobody waits for it: it does not end with the connection, which is idle again after [`Reply::Started`].
+    #[serde(default)]
+    pub detached: bool,
 }
 
 /// A terminal.
@@ -372,16 +387,19 @@ mod tests {
                 term: Some("xterm".into()),
             }),
             stdin: true,
+            main: true,
+            detached: false,
         };
         assert_eq!(
             round_trip(&Request::Exec(exec)),
-            r#"{"exec":{"argv":["stty",[255]],"env":["A=b"],"cwd":"/","user":"nobody","tty":{"size":{"rows":24,"cols":80},"term":"xterm"},"stdin":true}}"#
+            r#"{"exec":{"argv":["stty",[255]],"env":["A=b"],"cwd":"/","user":"nobody","tty":{"size":{"rows":24,"cols":80},"term":"xterm"},"stdin":true,"main":true,"detached":false}}"#
         );
         let prepare = Prepare {
             root: RootDisk {
                 disk: DiskName::Serial("root".into()),
                 fs: "erofs".into(),
             },
+            writable: None,
             overlay_bytes: None,
             hostname: "sandbox".into(),
             clock_ns: 1,
@@ -390,7 +408,7 @@ mod tests {
         };
         assert_eq!(
             round_trip(&Request::Prepare(prepare)),
-            r#"{"prepare":{"root":{"disk":{"serial":"root"},"fs":"erofs"},"overlay_bytes":null,"hostname":"sandbox","clock_ns":1,"entropy":[1,2]}}"#
+            r#"{"prepare":{"root":{"disk":{"serial":"root"},"fs":"erofs"},"writable":null,"overlay_bytes":null,"hostname":"sandbox","clock_ns":1,"entropy":[1,2]}}"#
         );
     }
 

@@ -170,6 +170,11 @@ impl<S: Duplex> Input<S> {
         send_request(&self.shared.writer, &Request::Resize(size))
     }
 
+    /// Ends the connection, and with it the command.
+    pub fn hang_up(&self) {
+        self.shared.writer.with(|stream| stream.close());
+    }
+
     /// Says that nobody reads `stream` any more.
     pub fn close_output(&self, stream: OutputStream) -> Result<(), Error> {
         send_request(&self.shared.writer, &Request::CloseOutput { stream })

@@ -1,14 +1,16 @@
 //! Owned kernel objects and the small vocabulary everything above is written in.
 //!
-//! Event fds, an epoll wrapper, memfds, workers whose state comes back when they stop, and byte
+//! Event fds, an epoll wrapper, memfds, files of bounded size, workers whose state comes back when they stop, and byte
 //! sizes. This crate does not know what a virtual machine is.
 
+pub mod bound;
 pub mod epoll;
 pub mod event;
 pub mod memfd;
 pub mod size;
 pub mod worker;
 
+pub use bound::FileBound;
 pub use epoll::{Epoll, Interest, Ready};
 pub use event::EventFd;
 pub use size::ByteSize;

@@ -8,7 +8,10 @@
     reason = "the trial guest needs mapped memory that KVM writes to, and a signal that ends a stuck KVM_RUN"
 )]
 
+pub mod cgroup;
 pub mod check;
+mod error;
+pub mod jail;
 pub mod kvm;
 pub mod resources;
 pub mod tools;
@@ -20,6 +23,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 pub use check::{Check, Status};
+pub use error::Error;
 pub use kvm::{Unusable, Verdict, emulated, usable_kvm};
 pub use resources::{MemInfo, online_cpus};
 

@@ -76,6 +76,8 @@ pub struct MachineConfig {
     pub memory: ByteSize,
     /// Where serial output goes.
     pub serial: Option<OwnedFd>,
+    /// How many of its last bytes a file there keeps; all when not given.
+    pub serial_keep: Option<u64>,
 }
 
 /// A device and its name.
@@ -130,7 +132,7 @@ impl Machine {
                 .spawn_scoped(scope, || boot::load(&ram, source, &board))
                 .map_err(host("a thread"))?;
             let made = create(engine, &ram).and_then(|vm| {
-                let events = add_platform(vm.as_ref(), &shared, config.serial)?;
+                let events = add_platform(vm.as_ref(), &shared, (config.serial, config.serial_keep))?;
                 let devices = add_devices(&vm, &ram, &shared, pci_window_64, devices, registry)?;
                 Ok((vm, events, devices))
             });
@@ -231,11 +233,15 @@ fn host(what: &'static str) -> impl Fn(std::io::Error) -> MachineError {
 }
 
 /// Puts the board's own devices on the buses.
-fn add_platform(vm: &dyn Vm, shared: &Shared, serial: Option<OwnedFd>) -> Result<Arc<EventDevice>, MachineError> {
+fn add_platform(
+    vm: &dyn Vm,
+    shared: &Shared,
+    (serial, keep): (Option<OwnedFd>, Option<u64>),
+) -> Result<Arc<EventDevice>, MachineError> {
     let ioapic = IoApic::new(vm);
     let pin = |number| ioapic.pin(number).unwrap_or_else(|| vm.create_interrupt());
     let serial =
-        SerialPort::new(pin(PORTS.serial_pin), serial).map_err(host("making the serial output non-blocking"))?;
+        SerialPort::new(pin(PORTS.serial_pin), serial, keep).map_err(host("making the serial output non-blocking"))?;
     let events = EventDevice::new(pin(PORTS.events_pin));
     let ending = Arc::clone(&shared.ending);
     let power = Arc::new(Power::new(move |request| ending.report(End::from(request))));

@@ -1,22 +1,61 @@
-//! What can go wrong with a sandbox: each error says what happened and, where a person can do something, what.
+//! What can go wrong on a node: each error says what happened and, where a person can do something, what.
 
 use std::io;
-use std::path::PathBuf;
-use std::process::ExitStatus;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use agent_api::ExecFailure;
 use base::ByteSize;
-use vmm_api::{ClientError, ConfigError, ExitReason};
+use node_api::{ApiError, ErrorKind, State};
+use vmm_api::{ClientError, ExitReason};
 
-use crate::ring::Tail;
+use crate::tail::Tail;
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The sandbox cannot be what it is asked to be.
+    #[error(transparent)]
+    Config(#[from] node_api::ConfigError),
     /// The numbers that were asked for make no VM.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Vm(#[from] vmm_api::ConfigError),
+    /// No program to run.
+    #[error("{0}")]
+    Command(&'static str),
+    /// The image.
+    #[error(transparent)]
+    Image(#[from] image::Error),
+    /// Cgroups or the jail.
+    #[error(transparent)]
+    Jail(#[from] host::Error),
+    /// No such sandbox.
+    #[error("there is no sandbox `{0}`: `basalt ps --all` lists them")]
+    NotFound(String),
+    /// Several sandboxes' ids begin so.
+    #[error("`{0}` is the beginning of several sandboxes' ids: write more of it, or the name")]
+    Ambiguous(String),
+    /// The name is taken.
+    #[error("the name `{name}` is taken by sandbox {id}: choose another, or remove that one with `basalt rm {name}`")]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// Whose it is.
+        id: String,
+    },
+    /// Too many sandboxes.
+    #[error("this node has {0} sandboxes, which is all it can have: remove some with `basalt rm` or `basalt prune`")]
+    Full(u32),
+    /// The sandbox cannot do that now.
+    #[error("sandbox {name} is {state}: {next}")]
+    WrongState {
+        /// Its name.
+        name: String,
+        /// Where it stands.
+        state: State,
+        /// What to do.
+        next: &'static str,
+    },
     /// More memory than there is.
     #[error("{asked} of memory were asked for, but this host has {total} ({available} available): ask for less")]
     MoreMemoryThanHost {
@@ -39,14 +78,43 @@ pub enum Error {
         /// What to do.
         next: &'static str,
     },
-    /// The VMM cannot be started.
-    #[error("the VMM {} cannot be started: {cause}; `basalt doctor` checks the installation", .path.display())]
-    Spawn {
-        /// The program.
+    /// A file or directory of the state directory.
+    #[error("{} cannot be used (to {operation} it failed: {cause}): see whether its disk is full or read-only", .path.display())]
+    File {
+        /// What was tried.
+        operation: &'static str,
+        /// The file.
         path: PathBuf,
         /// What the system said.
         cause: io::Error,
     },
+    /// The database.
+    #[error("{doing} the node's database failed: {cause}; see whether its disk is full or read-only")]
+    Database {
+        /// What was tried.
+        doing: &'static str,
+        /// What SQLite said.
+        cause: rusqlite::Error,
+    },
+    /// The database is damaged.
+    #[error("the node's database is damaged: {0}")]
+    DatabaseDamaged(String),
+    /// The database belongs to a newer daemon.
+    #[error("the node's database is of version {found}, this daemon knows {known}: use the newer basaltd")]
+    DatabaseNewer {
+        /// Its version.
+        found: i64,
+        /// Ours.
+        known: i64,
+    },
+    /// Another daemon has the state directory.
+    #[error("another basaltd runs on {}: use that one, or give this one another --state", .0.display())]
+    Locked(PathBuf),
+    /// A disk cannot be made.
+    #[error(
+        "the writable disk cannot be made: {0}; see whether mkfs.ext4 (package e2fsprogs) is there and the disk is not full"
+    )]
+    Disk(String),
     /// A pipe, a socket, a thread: the host is out of something.
     #[error("{what} failed: {cause}; see whether the limits of processes and open files are reached (`ulimit -a`)")]
     Host {
@@ -64,12 +132,10 @@ pub enum Error {
         log: Tail,
     },
     /// The VMM process ended by itself or was killed.
-    #[error("the VMM died while {during} ({}); what ran in the sandbox is lost, run it again{log}", ended(*.status))]
+    #[error("the VMM died while {during}; what ran in the sandbox is lost, run it again{log}")]
     VmmDied {
         /// What was going on.
         during: &'static str,
-        /// How the process ended, where that is known.
-        status: Option<ExitStatus>,
         /// What it wrote.
         log: Tail,
     },
@@ -90,7 +156,7 @@ pub enum Error {
     },
     /// The guest booted too slowly or not at all.
     #[error(
-        "the guest's agent did not answer within {limit:?}; run it again with --log-level debug to see its console{console}"
+        "the guest's agent did not answer within {limit:?}; start basaltd with --log-level debug to keep its whole console{console}"
     )]
     AgentSilent {
         /// How long was waited.
@@ -111,18 +177,54 @@ pub enum Error {
     /// The command could not be started.
     #[error(transparent)]
     Exec(#[from] ExecFailure),
-    /// A signal came before the command had started.
-    #[error("interrupted by signal {0} before the command had started")]
-    Interrupted(i32),
+    /// Whoever asked is gone.
+    #[error("whoever asked for it has gone before it was done")]
+    Cancelled,
+    /// It took too long.
+    #[error("{what} took longer than {limit:?}: `basalt rm --force` ends the sandbox in any case")]
+    Deadline {
+        /// What.
+        what: &'static str,
+        /// How long was waited.
+        limit: Duration,
+    },
+    /// The request cannot be carried out.
+    #[error("{0}")]
+    Invalid(String),
 }
 
 impl Error {
-    /// The exit code of podman's convention: 127 and 126 for commands that cannot be run, 128+n for a signal, else 125.
+    /// The exit code of podman's convention: 127 and 126 for commands that cannot be run, else 125.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Exec(failure) => failure.kind.exit_code(),
-            Self::Interrupted(signal) => u8::try_from(*signal).unwrap_or(0).saturating_add(128),
             _ => 125,
+        }
+    }
+
+    /// As askers get it.
+    pub(crate) fn for_api(&self) -> ApiError {
+        let kind = match self {
+            Self::Config(_) | Self::Vm(_) | Self::Command(_) | Self::Invalid(_) | Self::MoreMemoryThanHost { .. } => {
+                ErrorKind::Invalid
+            }
+            Self::NotFound(_) | Self::Ambiguous(_) | Self::Image(image::Error::NoSuchImage { .. }) => {
+                ErrorKind::NotFound
+            }
+            Self::NameTaken { .. } | Self::Locked(_) => ErrorKind::Conflict,
+            Self::WrongState { .. } => ErrorKind::WrongState,
+            Self::VmmDied { .. }
+            | Self::GuestEnded { .. }
+            | Self::AgentSilent { .. }
+            | Self::Agent { .. }
+            | Self::Exec(_) => ErrorKind::Guest,
+            Self::Deadline { .. } | Self::Cancelled => ErrorKind::Deadline,
+            _ => ErrorKind::Host,
+        };
+        ApiError {
+            kind,
+            message: self.to_string(),
+            exit_code: self.exit_code(),
         }
     }
 
@@ -132,13 +234,19 @@ impl Error {
             cause: cause.into(),
         }
     }
-}
 
-fn ended(status: Option<ExitStatus>) -> String {
-    status.map_or_else(
-        || "it closed its control socket".to_owned(),
-        |status| status.to_string(),
-    )
+    pub(crate) fn file<E: Into<io::Error>>(operation: &'static str, path: &Path) -> impl FnOnce(E) -> Self {
+        let path = path.to_owned();
+        move |cause| Self::File {
+            operation,
+            path,
+            cause: cause.into(),
+        }
+    }
+
+    pub(crate) fn database(doing: &'static str) -> impl FnOnce(rusqlite::Error) -> Self {
+        move |cause| Self::Database { doing, cause }
+    }
 }
 
 fn stopped(reason: &ExitReason, panic: Option<&str>) -> String {
@@ -155,7 +263,7 @@ fn after_end(reason: &ExitReason, panic: Option<&str>) -> &'static str {
         // "Out of memory ...", "System is deadlocked on memory".
         (_, Some(line)) if line.contains("memory") => "give it more memory with --memory",
         (ExitReason::Failed(_), None) => "`basalt doctor` checks this host",
-        _ => "run it again with --log-level debug to see its whole console",
+        _ => "start basaltd with --log-level debug to keep the next one's whole console",
     }
 }
 
@@ -176,10 +284,6 @@ mod tests {
         };
         for (text, next) in [
             (step(ExitReason::PowerOff, None), "--log-level debug"),
-            (
-                step(ExitReason::Reset, Some("Kernel panic - not syncing: no init")),
-                "--log-level debug",
-            ),
             (
                 step(
                     ExitReason::Reset,

@@ -1,28 +1,45 @@
-//! From a specification to a VM configuration with its descriptors. Opens files and makes sockets; starts nothing.
+//! From a sandbox's record to a running VMM with its configuration and descriptors. Makes the sockets of `run/ID`, opens
+//! files, starts the process; what is started is told to the VMM elsewhere.
 
-use std::fs::File;
+use std::ffi::CString;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use host::cgroup::Cgroup;
+use host::jail::{self, Isolation, Launch};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use vmm_api::config::DeviceSpec;
-use vmm_api::devices::{BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, RngConfig, VsockConfig};
+use vmm_api::devices::{BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, RngConfig, VsockConfig, VsockSink};
 use vmm_api::{FdRef, VmConfig};
 use wire::packet::PacketSocket;
 
-use crate::ring::Ring;
-use crate::{Error, SandboxSpec};
+use crate::Error;
+use crate::config::Config;
+use crate::database::Stored;
+use crate::paths::SandboxPaths;
 
 /// The guest's own context id: the same in every guest (virtio 1.2, 5.10.4: 0 to 2 are taken).
 const GUEST_CID: u32 = 3;
 
-/// What the guest reads as the root disk's serial number, and how its agent finds it.
+/// What the guest reads as the disks' serial numbers, and how its agent finds them.
 pub(crate) const ROOT_SERIAL: &str = "root";
+pub(crate) const WRITABLE_SERIAL: &str = "writable";
 
 /// More request queues than this do not make one disk faster.
 const MAX_QUEUES: u32 = 4;
 
-const NO_ASSETS: &str = "run `make run` in Basalt's source tree, or set BASALT_ASSETS to the directory that has it";
+/// What is kept of a guest's console, and of its command's log.
+const CONSOLE_KEEP: u64 = 256 << 10;
+const LOG_KEEP: u64 = 16 << 20;
+
+/// The number at which a VMM finds its control socket.
+const CONTROL_FD: &str = "3";
+
+const NO_ASSETS: &str =
+    "run `make run` in Basalt's source tree, or start basaltd with --assets and the directory that has it";
 const NO_KVM: &str = "`basalt doctor` tells more";
 
 /// A configuration, the descriptors that it counts, and this side's ends of what was made for it.
@@ -30,8 +47,10 @@ const NO_KVM: &str = "`basalt doctor` tells more";
 pub(crate) struct Prepared {
     pub(crate) config: VmConfig,
     pub(crate) fds: Fds,
+    /// Where the guest's first connection arrives.
     pub(crate) acceptor: PacketSocket,
-    pub(crate) console: Ring,
+    /// The listening control socket, for the VMM.
+    pub(crate) control: OwnedFd,
 }
 
 /// Descriptors in the order in which a packet carries them.
@@ -50,50 +69,32 @@ impl Fds {
     }
 }
 
-/// Opens everything.
-pub(crate) fn prepare(spec: SandboxSpec) -> Result<Prepared, Error> {
+/// Opens everything; the image's file system is at `image`.
+pub(crate) fn prepare(config: &Config, stored: &Stored, paths: &SandboxPaths, image: &Path) -> Result<Prepared, Error> {
+    fs::create_dir_all(&paths.run).map_err(Error::file("make", &paths.run))?;
+    let control = listen(&paths.control(), SocketType::SEQPACKET)?;
+    let vsock = listen(&paths.vsock(), SocketType::STREAM)?;
     let mut fds = Fds::default();
-    let kernel = fds.add(open("the guest kernel", &spec.kernel, NO_ASSETS)?)?;
-    let initramfs = fds.add(open("the guest's initramfs", &spec.initramfs, NO_ASSETS)?)?;
-    let kvm = fds.add(open_kvm(&spec.kvm)?)?;
-    let (console, console_end) =
-        Ring::start("the guest's console", spec.console_copy).map_err(Error::host("making a pipe"))?;
-    let serial = fds.add(console_end.try_clone().map_err(Error::host("making a pipe"))?)?;
-    let output = fds.add(console_end)?;
+    let kernel = fds.add(open("the guest kernel", &config.kernel, NO_ASSETS)?)?;
+    let initramfs = fds.add(open("the guest's initramfs", &config.initramfs, NO_ASSETS)?)?;
+    let kvm = fds.add(open_writable("KVM", &config.kvm, NO_KVM)?)?;
     let (acceptor, vmm_acceptor) =
         PacketSocket::pair().map_err(|e| Error::host("making a socket")(io::Error::other(e)))?;
-    let vsock = VsockConfig {
-        cid: GUEST_CID,
-        listener: None,
-        acceptor: Some(fds.add(vmm_acceptor)?),
+    let serial = match config.talkative() {
+        true => Some(fds.add(append(&paths.console())?)?),
+        false => None,
     };
-    let root = BlockConfig {
-        file: fds.add(spec.root)?,
-        read_only: true,
-        queues: u16::try_from(spec.cpus.clamp(1, MAX_QUEUES)).unwrap_or(1),
-        serial: ROOT_SERIAL.to_owned(),
-        engine: BlockEngine::Auto,
-    };
-    let devices = vec![
-        device("root", &root)?,
-        device("vsock", &vsock)?,
-        device("rng", &RngConfig {})?,
-        device(
-            "console",
-            &ConsoleConfig {
-                input: None,
-                output: Some(output),
-            },
-        )?,
-    ];
+    let devices = devices(&mut fds, stored, paths, image, (vsock, vmm_acceptor))?;
+    let resources = &stored.sandbox.config.resources;
     let config = VmConfig {
-        cpus: spec.cpus,
-        memory: spec.memory,
+        cpus: resources.cpus,
+        memory: resources.memory,
         kernel,
         initramfs: Some(initramfs),
-        cmdline: spec.cmdline,
+        cmdline: crate::command_line(config.log_level),
         kvm: Some(kvm),
-        serial: Some(serial),
+        serial,
+        serial_keep: serial.map(|_| CONSOLE_KEEP),
         devices,
     };
     config.validate()?;
@@ -101,32 +102,134 @@ pub(crate) fn prepare(spec: SandboxSpec) -> Result<Prepared, Error> {
         config,
         fds,
         acceptor,
-        console,
+        control,
     })
+}
+
+fn devices(
+    fds: &mut Fds,
+    stored: &Stored,
+    paths: &SandboxPaths,
+    image: &Path,
+    (listener, acceptor): (OwnedFd, PacketSocket),
+) -> Result<Vec<DeviceSpec>, Error> {
+    let resources = &stored.sandbox.config.resources;
+    let queues = u16::try_from(resources.cpus.clamp(1, MAX_QUEUES)).unwrap_or(1);
+    let disk = |file, read_only, serial: &str| BlockConfig {
+        file,
+        read_only,
+        queues,
+        serial: serial.to_owned(),
+        engine: BlockEngine::Auto,
+    };
+    let root = fds.add(open("the image", image, "import it again")?)?;
+    let mut devices = vec![device("root", &disk(root, true, ROOT_SERIAL))?];
+    if resources.disk.is_some() {
+        let file = fds.add(open_writable("the writable disk", &paths.disk(), "remove the sandbox")?)?;
+        devices.push(device("writable", &disk(file, false, WRITABLE_SERIAL))?);
+    }
+    let vsock = VsockConfig {
+        cid: GUEST_CID,
+        listener: Some(fds.add(listener)?),
+        acceptor: Some(fds.add(acceptor)?),
+        sinks: vec![VsockSink {
+            port: agent_api::log::LOG_PORT,
+            file: fds.add(append(&paths.log())?)?,
+            keep: LOG_KEEP,
+        }],
+    };
+    let console = ConsoleConfig {
+        input: None,
+        output: Some(fds.add(append(&paths.console())?)?),
+        keep: Some(CONSOLE_KEEP),
+    };
+    devices.extend([
+        device("vsock", &vsock)?,
+        device("rng", &RngConfig {})?,
+        device("console", &console)?,
+    ]);
+    Ok(devices)
+}
+
+/// Starts the VMM; it waits for a driver at `control`.
+pub(crate) fn spawn(
+    config: &Config,
+    stored: &Stored,
+    paths: &SandboxPaths,
+    control: &OwnedFd,
+    cgroup: Option<&Cgroup>,
+) -> Result<jail::Child, Error> {
+    let program = open("the VMM", &config.vmm, NO_ASSETS)?;
+    let level = config.log_level.as_str().to_ascii_lowercase();
+    let name = config.vmm.as_os_str().as_bytes();
+    let words = [
+        name,
+        b"--control-fd",
+        CONTROL_FD.as_bytes(),
+        b"--log-level",
+        level.as_bytes(),
+    ];
+    let arguments: Vec<_> = words.iter().filter_map(|word| CString::new(*word).ok()).collect();
+    let log = append(&paths.vmm_log())?;
+    let directory = cgroup
+        .map(|cgroup| File::open(cgroup.path()))
+        .transpose()
+        .map_err(Error::host("opening the sandbox's cgroup"))?;
+    let identity = config.users.and_then(|users| users.identity(stored.slot));
+    let launch = Launch {
+        program: program.as_fd(),
+        arguments: &arguments,
+        environment: &[],
+        descriptors: &[control.as_fd()],
+        log: log.as_fd(),
+        cgroup: directory.as_ref().map(AsFd::as_fd),
+        isolation: identity.map_or(Isolation::None, Isolation::Full),
+        open_files: None,
+    };
+    Ok(jail::spawn(&launch)?)
 }
 
 fn device<C: DeviceConfig>(id: &str, config: &C) -> Result<DeviceSpec, Error> {
     DeviceSpec::new(id, config).map_err(|e| Error::host("writing a device's configuration")(io::Error::other(e)))
 }
 
-fn open(what: &'static str, path: &Path, next: &'static str) -> Result<File, Error> {
-    File::open(path).map_err(|cause| Error::Open {
-        what,
-        path: path.to_owned(),
-        cause,
-        next,
-    })
+/// Binds a socket; what an earlier VM left at this path goes.
+fn listen(path: &Path, kind: SocketType) -> Result<OwnedFd, Error> {
+    let bound = || -> io::Result<OwnedFd> {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => (),
+        }
+        let directory = node_api::client::directory(path)?;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+        rustix::net::bind(&socket, &node_api::client::address(path, &directory)?)?;
+        rustix::net::listen(&socket, 64)?;
+        Ok(socket)
+    };
+    bound().map_err(Error::file("make a socket at", path))
 }
 
-fn open_kvm(path: &Path) -> Result<File, Error> {
-    File::options()
-        .read(true)
-        .write(true)
-        .open(path)
-        .map_err(|cause| Error::Open {
-            what: "KVM",
-            path: path.to_owned(),
-            cause,
-            next: NO_KVM,
-        })
+fn open(what: &'static str, path: &Path, next: &'static str) -> Result<File, Error> {
+    File::open(path).map_err(not_open(what, path, next))
+}
+
+fn open_writable(what: &'static str, path: &Path, next: &'static str) -> Result<File, Error> {
+    let file = File::options().read(true).write(true).open(path);
+    file.map_err(not_open(what, path, next))
+}
+
+fn not_open(what: &'static str, path: &Path, next: &'static str) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    move |cause| Error::Open {
+        what,
+        path,
+        cause,
+        next,
+    }
+}
+
+/// A log, made if it is not there.
+fn append(path: &Path) -> Result<File, Error> {
+    let file = File::options().append(true).create(true).open(path);
+    file.map_err(Error::file("open", path))
 }

@@ -1,27 +1,42 @@
-//! A sandbox from an image: prepares a VMM, boots it, talks to its agent, leaves nothing behind. Later the daemon's
-//! core.
+//! The node: sandboxes with a life. Makes them from images, keeps what is known of them in a database, ends them, and
+//! finds them again after a crash of its own.
 //!
-//! Everything reaches the VMM as a descriptor; nothing here has a path that others could open. This crate knows the VMM
-//! only by its contract (`vmm-api`) and the guest only by the agent's (`agent-api`).
-#![allow(
-    unsafe_code,
-    reason = "between fork and exec the VMM's control socket is made inheritable and its parent's death signal set"
-)]
+//! A daemon is this crate and a command line. VMMs are processes of their own that outlive it: their control and vsock
+//! sockets have names in the state directory, their consoles and logs are files, and how a command ended is in its log. This
+//! crate knows the VMM only by its contract (`vmm-api`) and the guest only by the agent's (`agent-api`).
 
+mod clock;
 mod cmdline;
+mod command;
+mod config;
+mod database;
+mod disk;
+mod end;
+mod entry;
 mod error;
+mod events;
 mod launch;
-mod ring;
-mod sandbox;
-mod spec;
-mod vmm;
-mod watch;
+mod limits;
+mod monitor;
+mod names;
+mod node;
+mod paths;
+pub mod points;
+mod process;
+mod reconcile;
+mod requests;
+mod server;
+mod start;
+mod tail;
+mod vm;
 
 #[cfg(test)]
-mod tests;
+mod testing;
 
 pub use cmdline::command_line;
+pub use config::{Config, TimeLimits};
 pub use error::Error;
-pub use ring::Tail;
-pub use sandbox::{Finished, Sandbox};
-pub use spec::{SandboxSpec, check_cpus, check_memory};
+pub use host::jail::Pool;
+pub use node::Node;
+pub use server::Server;
+pub use tail::Tail;

@@ -66,6 +66,9 @@ pub struct VmConfig {
     pub kvm: Option<FdRef>,
     /// Where early serial output goes; dropped when not given.
     pub serial: Option<FdRef>,
+    /// If that is a regular file, opened for appending: how many of its last bytes are kept. All are when not given.
+    #[serde(default)]
+    pub serial_keep: Option<u64>,
     /// The devices, in the order of their PCI slots from 1 on.
     pub devices: Vec<DeviceSpec>,
 }
@@ -143,6 +146,7 @@ mod tests {
             cmdline: String::new(),
             kvm: None,
             serial: None,
+            serial_keep: None,
             devices: vec![DeviceSpec::new("rng", &RngConfig {}).unwrap()],
         }
     }

@@ -54,6 +54,10 @@ pub struct ConsoleConfig {
     pub input: Option<FdRef>,
     /// Where the guest's output goes; dropped when not given.
     pub output: Option<FdRef>,
+    /// If the output is a regular file, opened for appending: how many of its last bytes are kept. All are when not
+    /// given.
+    #[serde(default)]
+    pub keep: Option<u64>,
 }
 
 impl DeviceConfig for ConsoleConfig {
@@ -72,6 +76,22 @@ pub struct VsockConfig {
     /// A SEQPACKET socket to which each connection that the guest opens to CID 2 is handed: one packet, four bytes
     /// of port (little endian) and one descriptor. Guests' connections are refused when not given.
     pub acceptor: Option<FdRef>,
+    /// Ports of CID 2 at which the guest reaches a file.
+    #[serde(default)]
+    pub sinks: Vec<VsockSink>,
+}
+
+/// A port whose connections end in a file: what the guest sends is appended, and nothing is ever sent back. When the
+/// guest has shut its sending side down and all of it is in the file, the host's side is shut down, too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VsockSink {
+    /// The port of CID 2.
+    pub port: u32,
+    /// A regular file, opened for appending.
+    pub file: FdRef,
+    /// How many of its last bytes are kept.
+    pub keep: u64,
 }
 
 impl DeviceConfig for VsockConfig {

@@ -107,6 +107,11 @@ pub struct FrameReader<R> {
 }
 
 impl<R: Read> FrameReader<R> {
+    /// The stream. Nothing has been read ahead: it stands behind the last frame.
+    pub fn into_inner(self) -> R {
+        self.stream
+    }
+
     /// A reader that holds no buffer yet.
     pub fn new(stream: R) -> Self {
         Self {
@@ -189,6 +194,11 @@ pub struct FrameWriter<W> {
 }
 
 impl<W: Write> FrameWriter<W> {
+    /// Does something with the stream itself, between two frames.
+    pub fn with<T>(&self, work: impl FnOnce(&W) -> T) -> T {
+        work(&self.stream.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// A writer over `stream`.
     pub fn new(stream: W) -> Self {
         Self {

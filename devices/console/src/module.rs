@@ -38,7 +38,7 @@ impl DeviceModule for Module {
         do_not_block(output.as_ref(), "making the console's output non-blocking")?;
         Ok(Box::new(Console::new(Port {
             input: Input::new(input),
-            output: Output::new(output),
+            output: Output::new(output, config.keep),
             done: 0,
             rest: Vec::new(),
             metrics: Metrics::register(context.metrics, context.id),

@@ -14,6 +14,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use base::FileBound;
 use vm_memory::{VolatileMemoryError, VolatileSlice, WriteVolatile};
 
 /// How long the guest waits for a reader that does not read.
@@ -42,14 +43,20 @@ pub(crate) enum Fate {
 #[derive(Debug)]
 pub(crate) struct Output {
     fd: Option<OwnedFd>,
+    bound: Option<FileBound>,
     state: State,
 }
 
 impl Output {
-    /// Writes to `fd`, which does not block; drops everything when there is none.
-    pub(crate) fn new(fd: Option<OwnedFd>) -> Self {
+    /// Writes to `fd`, which does not block; drops everything when there is none. Of a file, the last `keep` bytes are
+    /// kept.
+    pub(crate) fn new(fd: Option<OwnedFd>, keep: Option<u64>) -> Self {
         let state = if fd.is_some() { State::Flowing } else { State::Closed };
-        Self { fd, state }
+        Self {
+            fd,
+            bound: keep.map(FileBound::new),
+            state,
+        }
     }
 
     /// Offers some bytes.
@@ -63,7 +70,15 @@ impl Output {
             State::Dropping | State::Closed => return Fate::Dropped,
         }
         match WriteVolatile::write_volatile(&mut fd, bytes) {
-            Ok(count) => Fate::Written(count),
+            Ok(count) => {
+                if let Some(bound) = &mut self.bound
+                    && let Err(error) = bound.wrote(fd, count as u64)
+                {
+                    // Without its limit a hostile guest would fill the disk.
+                    self.close(&error);
+                }
+                Fate::Written(count)
+            }
             Err(VolatileMemoryError::IOError(error)) => self.on_error(&error, now),
             Err(error) => self.on_error(&io::Error::other(error), now),
         }
@@ -144,7 +159,7 @@ mod tests {
         let (mut reader, writer) = std::io::pipe().unwrap();
         let writer = OwnedFd::from(writer);
         rustix::io::ioctl_fionbio(&writer, true).unwrap();
-        let mut output = Output::new(Some(writer));
+        let mut output = Output::new(Some(writer), None);
         let mut bytes = vec![b'x'; 4096];
         let slice = VolatileSlice::from(&mut bytes[..]);
         let now = Instant::now();

@@ -32,6 +32,7 @@ fn create(
     let config = ConsoleConfig {
         input: give(input),
         output: give(output),
+        keep: None,
     };
     let spec = DeviceSpec {
         id: "console0".into(),

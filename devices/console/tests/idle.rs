@@ -20,6 +20,7 @@ fn waiting_is_free() {
     let config = ConsoleConfig {
         input: Some(FdRef(0)),
         output: Some(FdRef(1)),
+        keep: None,
     };
     let spec = DeviceSpec {
         id: "console0".into(),

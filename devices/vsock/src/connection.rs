@@ -19,6 +19,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 use base::Interest;
@@ -27,6 +28,7 @@ use rustix::io::Errno;
 
 use crate::credit::Credit;
 use crate::packet::{HOST_CID, Header, Op, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, TYPE_STREAM};
+use crate::sink::Sink;
 use crate::table::Ports;
 
 bitflags! {
@@ -117,6 +119,8 @@ pub(crate) struct Connection {
     pub(crate) ports: Ports,
     /// `None` once nothing can be read or written any more.
     pub(crate) socket: Option<OwnedFd>,
+    /// In place of a socket: the file that takes what the guest sends.
+    pub(crate) sink: Option<Arc<Sink>>,
     pub(crate) credit: Credit,
     /// From the guest, not yet taken by the host; never more than the credit promises.
     pub(crate) out: VecDeque<u8>,
@@ -153,6 +157,7 @@ impl Connection {
             stage,
             ports: Ports::default(),
             socket,
+            sink: None,
             credit: Credit::default(),
             out: VecDeque::new(),
             due: Due::empty(),
@@ -192,7 +197,7 @@ impl Connection {
 
     /// Whether bytes of the guest's are of use to anybody.
     pub(crate) fn may_write(&self) -> bool {
-        self.socket.is_some() && self.host_shut & SHUTDOWN_RECEIVE == 0
+        (self.socket.is_some() || self.sink.is_some()) && self.host_shut & SHUTDOWN_RECEIVE == 0
     }
 
     /// Whether the next packet is data.
@@ -217,6 +222,7 @@ impl Connection {
             self.watched = None;
             // Closing takes it out of the epoll set.
             self.socket = None;
+            self.sink = None;
         }
     }
 

@@ -80,10 +80,9 @@ impl Switch {
     }
 
     fn on_request(&mut self, header: &Header, ports: Ports) {
-        let Some(socket) = self.open_to_host(ports.host) else {
+        let Some(mut connection) = self.open_to_host(ports.host) else {
             return self.refuse(header);
         };
-        let mut connection = Connection::new(Stage::Established, Some(socket));
         connection.credit.heard(header);
         connection.due.insert(Due::RESPONSE);
         let Some(key) = self.table.insert(connection) else {
@@ -161,6 +160,10 @@ impl Switch {
         if connection.guest_shut & SHUTDOWN_RECEIVE != 0 {
             connection.readable = false;
         }
+        if connection.sink.is_some() && connection.guest_shut & SHUTDOWN_SEND != 0 {
+            // All of it is in the file, which is what this answer says.
+            return connection.shut_by_host(SHUTDOWN_BOTH);
+        }
         if let Err(error) = connection.pass_shutdown() {
             self.complain(format_args!("a socket cannot be shut down: {error}"));
             self.reset(key);
@@ -178,6 +181,15 @@ impl Switch {
             return self.reset(key);
         }
         self.metrics.from_guest.add(u64::from(packet.header.len));
+        if let Some(sink) = connection.sink.as_ref().filter(|_| connection.may_write()) {
+            let result = sink.append(&mut packet.payload, length);
+            connection.credit.forwarded(length);
+            if let Err(error) = result {
+                connection.shut_by_host(SHUTDOWN_BOTH);
+                self.complain(format_args!("what the guest sends cannot be kept: {error}"));
+            }
+            return;
+        }
         let mut written = 0;
         if connection.out.is_empty()
             && let Some(socket) = connection.socket.as_ref().filter(|_| connection.may_write())

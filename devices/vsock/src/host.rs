@@ -3,6 +3,7 @@
 //! The sockets belong to the node; what it does with them is unknown here.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{Epoll, Interest, Ready};
@@ -12,6 +13,7 @@ use wire::packet::{PacketError, PacketSocket};
 
 use crate::connection::{Connection, Due, Flow, Greeting, Line, Stage};
 use crate::packet::{SHUTDOWN_BOTH, SHUTDOWN_RECEIVE};
+use crate::sink::Sink;
 use crate::switch::{DRAIN_PATIENCE, PATIENCE, Switch};
 use crate::table::{Key, Ports};
 use crate::worker::LISTENER;
@@ -33,6 +35,7 @@ const ACCEPT_BATCH: usize = 64;
 pub(crate) struct Host {
     listener: Option<OwnedFd>,
     acceptor: Option<PacketSocket>,
+    sinks: Vec<Arc<Sink>>,
     next_port: u32,
     resting_until: Option<Instant>,
 }
@@ -43,9 +46,16 @@ impl Host {
         Self {
             listener,
             acceptor,
+            sinks: Vec::new(),
             next_port: FIRST_PORT,
             resting_until: None,
         }
+    }
+
+    /// Also answers at these ports.
+    pub(crate) fn with_sinks(mut self, sinks: Vec<Arc<Sink>>) -> Self {
+        self.sinks = sinks;
+        self
     }
 
     /// Waits for connections to the listener.
@@ -198,16 +208,21 @@ impl Switch {
         }
     }
 
-    /// The guest wants to connect. Tells our end of the connection that somebody on the host now has.
-    pub(crate) fn open_to_host(&mut self, port: u32) -> Option<OwnedFd> {
+    /// The guest wants to connect: to a file, or to somebody on the host, who now has the other end.
+    pub(crate) fn open_to_host(&mut self, port: u32) -> Option<Connection> {
         if self.table.is_full() {
             self.complain(format_args!(
                 "too many connections; the guest's to port {port} is refused"
             ));
             return None;
         }
+        if let Some(sink) = self.host.sinks.iter().find(|sink| sink.port() == port) {
+            let mut connection = Connection::new(Stage::Established, None);
+            connection.sink = Some(Arc::clone(sink));
+            return Some(connection);
+        }
         match self.host.hand_over(port) {
-            Ok(socket) => Some(socket),
+            Ok(socket) => Some(Connection::new(Stage::Established, Some(socket))),
             Err(error) => {
                 self.complain(format_args!(
                     "the guest's connection to port {port} is refused: {error}"

@@ -18,6 +18,7 @@ mod module;
 mod packet;
 mod resets;
 mod ring;
+mod sink;
 mod switch;
 mod table;
 mod to_guest;

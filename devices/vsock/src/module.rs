@@ -1,6 +1,7 @@
 //! The module: makes devices out of their configuration.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use device::{CreateError, DeviceContext, DeviceModule, FdTable};
 use rustix::net::SocketType;
@@ -13,6 +14,7 @@ use wire::packet::PacketSocket;
 use crate::device::Vsock;
 use crate::host::Host;
 use crate::metrics::Metrics;
+use crate::sink::Sink;
 use crate::switch::Switch;
 
 /// The module of kind `vsock`.
@@ -49,7 +51,12 @@ impl DeviceModule for Module {
         if let Some(acceptor) = &acceptor {
             check(acceptor, "acceptor", SocketType::SEQPACKET, false)?;
         }
-        let host = Host::new(listener, acceptor.map(PacketSocket::from_fd));
+        let sinks = config.sinks.iter().map(|sink| {
+            let file = fds.take(sink.file)?;
+            Ok(Arc::new(Sink::new(sink.port, file.into(), sink.keep)))
+        });
+        let sinks = sinks.collect::<Result<_, CreateError>>()?;
+        let host = Host::new(listener, acceptor.map(PacketSocket::from_fd)).with_sinks(sinks);
         let metrics = Metrics::register(context.metrics, context.id);
         let switch = Switch::new(config.cid, host, metrics).map_err(|source| CreateError::Host {
             what: "waiting for the listener",

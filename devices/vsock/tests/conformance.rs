@@ -41,6 +41,7 @@ fn reserved_context_ids_and_wrong_sockets_are_refused() {
         cid,
         listener,
         acceptor,
+        sinks: Vec::new(),
     };
     let metrics = Registry::new();
     for cid in [0, 1, 2, u32::MAX] {

@@ -122,6 +122,8 @@ pub(crate) fn agent_requests() -> Target {
             term: Some("xterm".into()),
         }),
         stdin: true,
+        main: true,
+        detached: false,
     };
     let stat = Request::Stat {
         path: "/x".into(),
@@ -163,6 +165,7 @@ pub(crate) fn vmm_packets() -> Target {
         cmdline: "console=hvc0".into(),
         kvm: None,
         serial: Some(FdRef(2)),
+        serial_keep: Some(1 << 20),
         devices: Vec::new(),
     };
     let request = |request| {

@@ -38,6 +38,7 @@ fn check(stream: UnixStream) -> Result<(), Error> {
             disk: DiskName::Path("/dev/vda".to_owned()),
             fs: "ext4".to_owned(),
         },
+        writable: None,
         overlay_bytes: Some(16 << 20),
         hostname: "checked".to_owned(),
         clock_ns: now.max(1_900_000_000) * 1_000_000_000,

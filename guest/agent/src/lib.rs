@@ -11,6 +11,7 @@ mod files;
 pub mod guest;
 mod identity;
 mod info;
+mod journal;
 mod lookup;
 mod power;
 mod reaper;
@@ -31,7 +32,7 @@ pub use error::Error;
 pub use info::boottime_ns;
 pub use power::{Power, fatal};
 pub use reaper::{Child, Reaper, Target};
-pub use server::{Listener, MakeRoot, RootMode, Server, ServerConfig};
+pub use server::{Listener, MakeRoot, OpenLog, RootMode, Server, ServerConfig};
 
 /// Stack of a thread. None recurses deeply; an agent's memory counts in every guest.
 pub(crate) const STACK_SIZE: usize = 128 * 1024;

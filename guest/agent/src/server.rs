@@ -8,19 +8,21 @@
 //! ```
 
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
 use agent_api::message::{PROTOCOL, Prepare, Reply, Request, kind};
-use agent_api::{Duplex, ExecRequest, Token};
+use agent_api::{Duplex, ExecFailure, ExecRequest, PowerAction, Shutdown, Token};
 use wire::{FrameReader, FrameWriter};
 
 use crate::cgroup::Cgroups;
+use crate::journal::Log;
 use crate::power::Power;
 use crate::reaper::Reaper;
 use crate::session::{self, Session};
+use crate::spawn::other;
 use crate::stream::Streamer;
 use crate::{Error, STACK_SIZE, files, info, say, send_reply};
 
@@ -35,6 +37,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Makes a root as a `Prepare` asks for.
 pub type MakeRoot = Box<dyn Fn(&Prepare) -> Result<(), Error> + Send + Sync>;
+
+/// Connects to where the log goes.
+pub type OpenLog = Box<dyn Fn() -> io::Result<std::os::unix::net::UnixStream> + Send + Sync>;
 
 /// Where commands run.
 pub enum RootMode {
@@ -54,6 +59,8 @@ pub struct ServerConfig {
     pub cgroups: Option<Cgroups>,
     /// How the machine ends; `None` refuses `Shutdown`.
     pub power: Option<Power>,
+    /// Opens the log of the sandbox's own command; `None` where there is no such command.
+    pub log: Option<OpenLog>,
     /// `CLOCK_BOOTTIME` at the first instruction of this process, for `Hello`.
     pub started_ns: u64,
 }
@@ -66,6 +73,8 @@ struct Inner {
     config: ServerConfig,
     reaper: Reaper,
     prepared: Mutex<bool>,
+    /// The sandbox's own command, once it was started.
+    main: Mutex<Option<Arc<Session>>>,
     connections: AtomicUsize,
 }
 
@@ -103,6 +112,7 @@ impl Server {
             config,
             reaper,
             prepared: Mutex::new(false),
+            main: Mutex::new(None),
             connections: AtomicUsize::new(0),
         };
         Self(Arc::new(inner))
@@ -154,12 +164,14 @@ impl Server {
         stream.set_read_timeout(None).map_err(wire::Error::Io)?;
         let writer = FrameWriter::new(stream.try_clone().map_err(wire::Error::Io)?);
         let mut reader = FrameReader::new(stream);
-        thread::scope(|scope| {
+        let has_main = AtomicBool::new(false);
+        let result = thread::scope(|scope| {
             let mut connection = Connection {
                 server: self,
                 writer: &writer,
                 scope,
                 running: None,
+                has_main: &has_main,
             };
             let result = connection.run(&mut reader);
             // Wakes the session's thread if it waits for the client to read.
@@ -169,7 +181,58 @@ impl Server {
                 join(thread);
             }
             result
-        })
+        });
+        if has_main.load(Ordering::SeqCst) {
+            // Its client has all that it wanted, or will never want anything again.
+            self.end_machine();
+        }
+        result
+    }
+
+    /// The sandbox's own command has ended, and with it the machine.
+    fn end_machine(&self) {
+        let Some(power) = &self.0.config.power else { return };
+        let shutdown = Shutdown {
+            how: PowerAction::PowerOff,
+            grace_ms: 0,
+        };
+        if let Err(error) = power.end::<()>(shutdown) {
+            say(format_args!("{error}"));
+        }
+    }
+
+    /// Starts a command that nobody waits for, in a thread of its own.
+    fn start_detached(&self, request: ExecRequest, log: Option<Log>) -> Result<i32, ExecFailure> {
+        let server = self.clone();
+        let (tell, told) = mpsc::channel();
+        let work = move || server.run_detached(&request, log, &tell);
+        let spawned = thread::Builder::new()
+            .name("command".to_owned())
+            .stack_size(STACK_SIZE)
+            .spawn(work);
+        spawned.map_err(|error| other("starting a thread for the command", error))?;
+        told.recv()
+            .unwrap_or_else(|error| Err(other("starting the command", error)))
+    }
+
+    fn run_detached(&self, request: &ExecRequest, log: Option<Log>, tell: &mpsc::Sender<Result<i32, ExecFailure>>) {
+        let inner = &self.0;
+        let (session, ends) = match session::start(request, &inner.reaper, inner.config.cgroups.as_ref()) {
+            Ok(started) => started,
+            Err(failure) => return drop(tell.send(Err(failure))),
+        };
+        let pid = session.pid;
+        if request.main {
+            *inner.main.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(session));
+        }
+        // Whoever asked may be gone: the command runs nevertheless.
+        drop(tell.send(Ok(pid)));
+        if let Err(error) = Streamer::<std::os::unix::net::UnixStream>::new(ends, None, log).run() {
+            say(format_args!("a command was killed: {error}"));
+        }
+        if request.main {
+            self.end_machine();
+        }
     }
 }
 
@@ -197,7 +260,9 @@ struct Connection<'scope, 'env, S: Duplex> {
     server: &'env Server,
     writer: &'env FrameWriter<S>,
     scope: &'scope Scope<'scope, 'env>,
-    running: Option<(Session, ScopedJoinHandle<'scope, ()>)>,
+    running: Option<(Arc<Session>, ScopedJoinHandle<'scope, ()>)>,
+    /// The sandbox's own command was started on it.
+    has_main: &'env AtomicBool,
 }
 
 impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
@@ -230,7 +295,7 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
         match request {
             Request::Resize(size) => session.into_iter().for_each(|session| session.resize(size)),
             Request::Signal { number } => session.into_iter().for_each(|session| session.signal(number)),
-            Request::CloseStdin => session.into_iter().for_each(Session::close_stdin),
+            Request::CloseStdin => session.into_iter().for_each(|session| session.close_stdin()),
             Request::CloseOutput { stream } => session.into_iter().for_each(|session| session.close_output(stream)),
             request => {
                 if session.is_some_and(|session| !session.is_finished()) {
@@ -255,6 +320,7 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
                 return files::receive(target, upload.size, reader, self.writer);
             }
             Request::Exec(request) => return self.exec(&request),
+            Request::SignalMain { number } => self.signal_main(number).map(|()| Reply::Done),
             Request::Shutdown(shutdown) => match &self.server.0.config.power {
                 Some(power) => {
                     self.reply(&Reply::Done)?;
@@ -297,15 +363,32 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
         {
             return self.refuse("there is no root yet: send Prepare first".to_owned());
         }
+        let log = match self.take_main(request) {
+            Ok(log) => log,
+            Err(message) => return self.refuse(message),
+        };
+        if request.detached {
+            let reply = match self.server.start_detached(request.clone(), log) {
+                Ok(pid) => Reply::Started {
+                    pid: u32::try_from(pid).unwrap_or(0),
+                },
+                Err(failure) => Reply::Failed(failure),
+            };
+            return self.reply(&reply);
+        }
         let (session, ends) = match session::start(request, &inner.reaper, inner.config.cgroups.as_ref()) {
-            Ok(started) => started,
+            Ok((session, ends)) => (Arc::new(session), ends),
             Err(failure) => return self.reply(&Reply::Failed(failure)),
         };
+        if request.main {
+            *inner.main.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&session));
+            self.has_main.store(true, Ordering::SeqCst);
+        }
         // Before the thread that sends output: Started comes first.
         let announced = self.reply(&Reply::Started {
             pid: u32::try_from(session.pid).unwrap_or(0),
         });
-        let streamer = Streamer::new(ends, self.writer);
+        let streamer = Streamer::new(ends, Some(self.writer), log);
         let work = move || {
             if let Err(error) = streamer.run() {
                 say(format_args!("a command was killed: {error}"));
@@ -321,6 +404,39 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
             })?;
         self.running = Some((session, thread));
         announced
+    }
+
+    /// Whether `request` may be the sandbox's own command, and the log for it.
+    fn take_main(&self, request: &ExecRequest) -> Result<Option<Log>, String> {
+        let inner = &self.server.0;
+        if !request.main {
+            return Ok(None);
+        }
+        let Some(open) = &inner.config.log else {
+            return Err("this agent has no sandbox whose command this could be".to_owned());
+        };
+        if inner.main.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+            return Err("the sandbox has its command already".to_owned());
+        }
+        match open() {
+            Ok(stream) => Ok(Some(Log::new(stream))),
+            Err(error) => {
+                // A host that keeps no log does not answer there.
+                say(format_args!("the command's output is not kept: {error}"));
+                Ok(None)
+            }
+        }
+    }
+
+    fn signal_main(&self, number: i32) -> Result<(), Error> {
+        let main = self.server.0.main.lock().unwrap_or_else(PoisonError::into_inner);
+        match main.as_ref() {
+            Some(session) => {
+                session.signal(number);
+                Ok(())
+            }
+            None => Err(Error::Refused("the sandbox's command has not been started".to_owned())),
+        }
     }
 
     fn reply(&self, reply: &Reply) -> Result<(), Error> {

@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use wire::FrameWriter;
 
+use crate::journal::Log;
 use crate::reaper::Target;
 use crate::session::Ends;
 use crate::{Error, send_reply};
@@ -38,7 +39,9 @@ const END_OF_TRANSMISSION: u8 = 4;
 /// Moves bytes until the command has ended.
 pub(crate) struct Streamer<'a, S: Duplex> {
     ends: Ends<'a>,
-    writer: &'a FrameWriter<S>,
+    /// `None`: nobody waits for the command.
+    client: Option<&'a FrameWriter<S>>,
+    log: Option<Log>,
     buffer: Vec<u8>,
     /// When `SIGKILL` is due, once the client is gone.
     kill_at: Option<Instant>,
@@ -47,10 +50,11 @@ pub(crate) struct Streamer<'a, S: Duplex> {
 }
 
 impl<'a, S: Duplex> Streamer<'a, S> {
-    pub(crate) fn new(ends: Ends<'a>, writer: &'a FrameWriter<S>) -> Self {
+    pub(crate) fn new(ends: Ends<'a>, client: Option<&'a FrameWriter<S>>, log: Option<Log>) -> Self {
         Self {
             ends,
-            writer,
+            client,
+            log,
             buffer: vec![0; CHUNK],
             kill_at: None,
             lost: false,
@@ -92,6 +96,7 @@ impl<'a, S: Duplex> Streamer<'a, S> {
             if let Some(cgroup) = &self.ends.cgroup {
                 cgroup.clear(CLEAR_LIMIT);
             }
+            self.end_log(status);
             self.ends.shared.finished.store(true, Ordering::SeqCst);
             return Ok(());
         }
@@ -101,11 +106,19 @@ impl<'a, S: Duplex> Streamer<'a, S> {
         if self.lost {
             self.kill_all();
         }
+        self.end_log(status);
         // The cgroup goes first, so that a client that asks for the next command finds no trace of this one.
         self.ends.cgroup = None;
         self.ends.shared.finished.store(true, Ordering::SeqCst);
         self.tell(&Reply::Exited(status));
         Ok(())
+    }
+
+    /// After this the log is whole, on the host.
+    fn end_log(&mut self, status: ExitStatus) {
+        if let Some(log) = self.log.take() {
+            log.end(status);
+        }
     }
 
     /// What the command left in the pipe. Something that it started may still write: then this ends at the limit.
@@ -283,12 +296,12 @@ impl<'a, S: Duplex> Streamer<'a, S> {
                     OutputStream::Stdout => kind::STDOUT,
                     OutputStream::Stderr => kind::STDERR,
                 };
-                if self
-                    .writer
-                    .send(kind, 0, buffer.get(..got).unwrap_or_default())
-                    .is_err()
-                    && !self.lost
-                {
+                let bytes = buffer.get(..got).unwrap_or_default();
+                if let Some(log) = &mut self.log {
+                    log.output(stream, bytes);
+                }
+                let sent = self.client.map(|client| client.send(kind, 0, bytes));
+                if matches!(sent, Some(Err(_))) && !self.lost {
                     self.lose();
                 }
                 Ok(got)
@@ -323,7 +336,10 @@ impl<'a, S: Duplex> Streamer<'a, S> {
 
     /// Sends a notice; a connection that does not take it is lost.
     fn tell(&mut self, reply: &Reply) {
-        if !self.lost && send_reply(self.writer, reply).is_err() {
+        let Some(client) = self.client.filter(|_| !self.lost) else {
+            return;
+        };
+        if send_reply(client, reply).is_err() {
             self.lose();
         }
     }

@@ -76,7 +76,7 @@ fn over_tcp_only_the_token_opens() {
         ..agent_api::PROTOCOL
     };
     let error = wire::offer(&mut newer, protocol, Some(&Token::new([5; 32]))).unwrap_err();
-    assert!(matches!(error, wire::Error::WrongVersion { theirs: 1, .. }), "{error}");
+    assert!(matches!(error, wire::Error::WrongVersion { theirs: 2, .. }), "{error}");
 }
 
 #[test]

@@ -482,6 +482,7 @@ fn what_this_agent_may_not_do_is_refused() {
             disk: agent_api::DiskName::Path("/dev/vda".into()),
             fs: "erofs".into(),
         },
+        writable: None,
         overlay_bytes: None,
         hostname: "x".into(),
         clock_ns: 0,

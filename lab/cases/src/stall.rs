@@ -6,8 +6,13 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// In the output of a case in which a guest never came to its agent: by a case's own VM, and by `basalt run`.
-const SIGNS: [&str; 2] = ["the guest did not dial port", "the guest's agent did not answer within"];
+/// In the output of a case in which a guest never came to its agent: by a case's own VM, by `basalt run`, and by a
+/// guest of which only the console is seen.
+const SIGNS: [&str; 3] = [
+    "the guest did not dial port",
+    "the guest's agent did not answer within",
+    "`basalt-agent` is not on the console:\n\n",
+];
 
 /// Whether a failed case's output tells of a guest that stopped before its agent ran.
 pub(crate) fn tells(output: &str) -> bool {

@@ -50,6 +50,7 @@ impl<'a> Builder<'a> {
             cmdline: node::command_line(log::LevelFilter::Debug),
             kvm: None,
             serial: None,
+            serial_keep: None,
             devices: Vec::new(),
         };
         let mut builder = Self {
@@ -63,7 +64,14 @@ impl<'a> Builder<'a> {
         let console = File::create(host.logs.join("console"))?;
         builder.config.serial = Some(builder.fd(console.try_clone()?));
         let output = Some(builder.fd(console));
-        builder.device("console", &ConsoleConfig { input: None, output })?;
+        builder.device(
+            "console",
+            &ConsoleConfig {
+                input: None,
+                output,
+                keep: None,
+            },
+        )?;
         builder.device("rng", &RngConfig {})?;
         let file = builder.fd(host.image()?);
         let serial = ROOT_SERIAL.to_owned();
@@ -127,6 +135,7 @@ impl<'a> Builder<'a> {
                 cid: 3,
                 listener,
                 acceptor: acceptor_fd,
+                sinks: Vec::new(),
             },
         )?;
         let mut vmm = Vmm::spawn(&self.host.binaries, &self.host.logs.join("vmm"))?;
@@ -246,6 +255,7 @@ impl Vm {
                 disk: DiskName::Serial(ROOT_SERIAL.into()),
                 fs: "erofs".into(),
             },
+            writable: None,
             overlay_bytes: None,
             hostname: "case".into(),
             clock_ns: u64::try_from(now.as_nanos())?,
@@ -267,8 +277,9 @@ impl Vm {
         while !self.console()?.contains(text) {
             ensure!(
                 Instant::now() < deadline,
-                "`{text}` is not on the console:\n{}",
-                self.console()?
+                "`{text}` is not on the console:\n{}\nwhat its VMM's threads are doing:\n{}",
+                self.console()?,
+                stall::evidence(self.vmm.process.id())
             );
             std::thread::sleep(Duration::from_millis(50));
         }

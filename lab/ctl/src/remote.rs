@@ -74,9 +74,9 @@ pub(crate) fn run(lab: &Lab, job: &Job) -> Result<u8> {
         argv: job.argv.iter().map(|argument| argument.as_os_str().into()).collect(),
         env,
         cwd: job.cwd.as_str().into(),
-        user: None,
         tty: job.tty.then(agent_api::local_tty),
         stdin: job.stdin,
+        ..ExecRequest::default()
     };
     let status = remote
         .exec(&request)

@@ -19,8 +19,9 @@ use crate::remote::Remote;
 use crate::state::{State, write_new};
 
 /// Our programs that run in the lab. One that is not built is left out.
-const PROGRAMS: [&str; 6] = [
+const PROGRAMS: [&str; 7] = [
     "basalt",
+    "basaltd",
     "basalt-vmm",
     "basalt-agent",
     "basalt-lab-cases",

@@ -20,6 +20,7 @@ pub(crate) fn serve(token: Token, started_ns: u64) -> Result<()> {
         // A command that loses its client is killed with all it started, virtual machines too.
         cgroups: Some(Cgroups::at(Path::new("/sys/fs/cgroup"))?),
         power: Some(Power::of_pid1(mounts::leave)?),
+        log: None,
         started_ns,
     };
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, AGENT_PORT))

@@ -17,6 +17,8 @@ use crate::runner::{Plan, Report, Step, Task};
 /// Package and reason.
 const PACKAGES: &[(&str, &str)] = &[
     ("build-essential", "the linker that rustc calls, and the guest kernel"),
+    ("musl-tools", "C parts of static programs: SQLite in basaltd"),
+    ("e2fsprogs", "mkfs.ext4 makes sandboxes' writable disks"),
     ("bc", "the guest kernel's build"),
     ("bison", "the guest kernel's build"),
     ("flex", "the guest kernel's build"),

@@ -13,7 +13,14 @@ use crate::recipe::Recipe;
 use crate::runner::{Plan, Step};
 
 /// Programs that a first run needs.
-const RUN_PROGRAMS: &[&str] = &["basalt", "basalt-vmm", "basalt-agent", "basalt-lab", "basalt-lab-init"];
+const RUN_PROGRAMS: &[&str] = &[
+    "basalt",
+    "basaltd",
+    "basalt-vmm",
+    "basalt-agent",
+    "basalt-lab",
+    "basalt-lab-init",
+];
 /// Programs that tests and measurements need besides.
 const TEST_PROGRAMS: &[&str] = &["basalt-lab-cases", "basalt-kernel-check", "basalt-bench"];
 

@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use agent_api::OsText;
 use anyhow::{Context, Result, bail};
 
 /// `KEY=VALUE` for each variable that flags and files set, in their order; `lookup` is this process's environment.
@@ -61,13 +62,26 @@ fn key(variable: &str) -> &str {
     variable.split('=').next().unwrap_or_default()
 }
 
-/// Lays `over` upon `under`: one entry a key, in the order in which keys first appear.
-pub(crate) fn merge(under: &[String], over: &[String]) -> Vec<String> {
-    let mut merged: Vec<String> = Vec::with_capacity(under.len() + over.len());
-    for variable in under.iter().chain(over) {
-        match merged.iter_mut().find(|other| key(other) == key(variable)) {
-            Some(other) => other.clone_from(variable),
-            None => merged.push(variable.clone()),
+/// A variable of this process.
+pub(crate) fn own(name: &str) -> Result<Option<String>> {
+    match std::env::var(name) {
+        Ok(value) => Ok(Some(value)),
+        Err(std::env::VarError::NotPresent) => Ok(None),
+        Err(std::env::VarError::NotUnicode(_)) => {
+            bail!("the variable {name} of this environment is not UTF-8 text: set it with --env {name}=VALUE")
+        }
+    }
+}
+
+/// Lays `over` upon a sandbox's environment: one entry a name, in the order in which names first appear.
+pub(crate) fn merge_texts(under: &[OsText], over: &[String]) -> Vec<OsText> {
+    let name = |text: &OsText| text.as_bytes().split(|&byte| byte == b'=').next().map(<[u8]>::to_vec);
+    let mut merged = under.to_vec();
+    for variable in over {
+        let variable = OsText::from(variable.as_str());
+        match merged.iter_mut().find(|other| name(other) == name(&variable)) {
+            Some(other) => *other = variable,
+            None => merged.push(variable),
         }
     }
     merged
@@ -87,8 +101,9 @@ mod tests {
 
     #[test]
     fn the_later_one_wins_and_keeps_its_place() {
-        let merged = merge(&strings(&["PATH=/bin", "A=1"]), &strings(&["A=2", "B=3", "B=4"]));
-        assert_eq!(merged, ["PATH=/bin", "A=2", "B=4"]);
+        let under = ["PATH=/bin", "A=1"].map(OsText::from);
+        let merged = merge_texts(&under, &strings(&["A=2", "B=3", "B=4"]));
+        assert_eq!(merged, ["PATH=/bin", "A=2", "B=4"].map(OsText::from));
     }
 
     #[test]

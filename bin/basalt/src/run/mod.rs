@@ -1,162 +1,202 @@
-//! `basalt run`: decides what runs and where, then runs it here on KVM or hands it to the lab.
+//! `basalt run`: on this host it asks the daemon for a sandbox and starts the command in it; elsewhere the lab does.
 
-pub(crate) mod command;
 pub(crate) mod environment;
 
-use std::fs::File;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
-use agent_api::{ExecRequest, LocalIo, OsText, Signals, local_tty};
+use agent_api::{ExecRequest, Signals, local_tty};
 use anyhow::{Context, Result, bail};
-use host::Verdict;
-use node::{Finished, Sandbox, SandboxSpec};
+use node_api::{Client, Ended, ProcessConfig, Reply, Request, Resources, Sandbox, SandboxConfig};
+use rustix::event::{PollFd, PollFlags, poll};
 
+use crate::attached::{self, Finished};
 use crate::cli::{LogLevel, RunArgs};
-use crate::images::Opened;
+use crate::engine::{self, Engine};
 use crate::output::Output;
-use crate::{images, lab, places};
+use crate::{daemon, images, lab};
 
 /// `--timeout` ended the command (the code of timeout(1)).
 const EXIT_TIMED_OUT: u8 = 124;
 
-/// A kernel boots in a second; a loaded machine may need many.
-const BOOT_LIMIT: Duration = Duration::from_secs(60);
-
-/// Where the host is emulated a boot takes seconds, and its other guests slow it down.
-const BOOT_LIMIT_EMULATED: Duration = Duration::from_secs(120);
-
-/// How long an orderly end may take before it is a disorderly one.
-const POWER_OFF_LIMIT: Duration = Duration::from_secs(5);
-
-/// The same on an emulated host.
-const POWER_OFF_LIMIT_EMULATED: Duration = Duration::from_secs(30);
-
-/// Where a sandbox runs.
-enum Engine {
-    /// On this host's KVM.
-    Kvm,
-    /// In the lab, and why.
-    Lab(String),
-}
+/// How long a sandbox whose command's connection broke may take to be known as ended.
+const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// Runs a command in a sandbox; the code is the command's.
 pub(crate) fn run(args: &RunArgs, log_level: LogLevel, output: &Output) -> Result<u8> {
-    let wanted = wanted_engine()?;
-    let image = images::open(&args.image)?;
-    let argv = command::resolve(image.command(), args.entrypoint.as_deref(), &args.command)?;
-    let set = environment::given(&args.env_file, &args.env, own_variable)?;
-    match wanted.unwrap_or_else(usable_engine) {
-        Engine::Kvm => here(args, &image, &argv, &set, output),
+    let wanted = engine::wanted()?;
+    let set = environment::given(&args.env_file, &args.env, environment::own)?;
+    let config = configure(args, &set)?;
+    match wanted.unwrap_or_else(engine::usable) {
+        Engine::Kvm => here(args, config, output),
         Engine::Lab(reason) => {
+            let image = images::open(&args.image)?;
             output.note(&format!("no usable KVM ({reason}); running in the lab"));
             lab::run(args, &image, &set, log_level, output)
         }
     }
 }
 
-/// What `$BASALT_ENGINE` says.
-fn wanted_engine() -> Result<Option<Engine>> {
-    match std::env::var("BASALT_ENGINE").unwrap_or_default().as_str() {
-        "" => Ok(None),
-        "kvm" => Ok(Some(Engine::Kvm)),
-        "lab" => Ok(Some(Engine::Lab("BASALT_ENGINE is `lab`".into()))),
-        other => bail!("BASALT_ENGINE is `{other}`: set it to `kvm` or `lab`, or unset it"),
-    }
+fn configure(args: &RunArgs, set: &[String]) -> Result<SandboxConfig> {
+    let entrypoint = args.entrypoint.as_deref().map(parse_entrypoint).transpose()?;
+    let labels: BTreeMap<String, String> = args.label.iter().cloned().collect();
+    Ok(SandboxConfig {
+        name: args.name.clone(),
+        image: args.image.clone(),
+        process: ProcessConfig {
+            entrypoint,
+            command: args.command.clone(),
+            env: set.to_vec(),
+            workdir: args.workdir.clone(),
+            user: args.user.clone(),
+            tty: args.tty,
+        },
+        resources: Resources {
+            cpus: args.cpus,
+            memory: args.memory,
+            disk: Some(args.disk).filter(|disk| disk.bytes() > 0),
+        },
+        hostname: args.hostname.clone(),
+        remove: args.rm,
+        detach: args.detach,
+        labels,
+    })
 }
 
-/// What this host can do.
-fn usable_engine() -> Engine {
-    match host::usable_kvm() {
-        Verdict::Kvm => Engine::Kvm,
-        Verdict::Lab(reason) => Engine::Lab(reason),
+/// A path, or a JSON array of words; nothing at all is no entrypoint.
+fn parse_entrypoint(text: &str) -> Result<Vec<String>> {
+    if text.is_empty() {
+        return Ok(Vec::new());
     }
-}
-
-fn own_variable(name: &str) -> Result<Option<String>> {
-    match std::env::var(name) {
-        Ok(value) => Ok(Some(value)),
-        Err(std::env::VarError::NotPresent) => Ok(None),
-        Err(std::env::VarError::NotUnicode(_)) => {
-            bail!("the variable {name} of this environment is not UTF-8 text: set it with --env {name}=VALUE")
-        }
+    if text.starts_with('[') {
+        return serde_json::from_str(text).with_context(|| {
+            format!("--entrypoint `{text}` is no JSON array of words: write a path, or [\"sh\", \"-c\"]")
+        });
     }
+    Ok(vec![text.to_owned()])
 }
 
 /// Runs the sandbox on this host.
-fn here(args: &RunArgs, image: &Opened, argv: &[String], set: &[String], output: &Output) -> Result<u8> {
+fn here(args: &RunArgs, config: SandboxConfig, output: &Output) -> Result<u8> {
     // Before anything is started, so that a signal that comes while the guest boots ends the sandbox in order.
     let signals = Signals::install()?;
-    let emulated = host::emulated();
-    let spec = specify(args, image, emulated)?;
-    let request = request(args, image, argv, set);
-    let finished = Sandbox::launch(spec, Some(&signals)).and_then(|mut sandbox| {
-        let io = LocalIo::std(args.interactive, args.tty);
-        let finished = sandbox.run(&request, &io, &signals, args.timeout);
-        // A sandbox that failed is not asked to power off: dropping it ends it.
-        if finished.is_ok() {
-            sandbox.power_off(if emulated {
-                POWER_OFF_LIMIT_EMULATED
-            } else {
-                POWER_OFF_LIMIT
-            })?;
+    let mut client = daemon::connect()?;
+    client.send(Request::Run(Box::new(config)))?;
+    if let Some(number) = interrupted(&client, &signals, args.detach)? {
+        // The daemon sees this connection go, and takes back what it has begun.
+        drop(client);
+        bail_interrupted(number, output);
+        return Ok(u8::try_from(number).unwrap_or(0).saturating_add(128));
+    }
+    let (sandbox, command) = match client.receive(&mut |_| ())? {
+        (Reply::Started { sandbox, command }, fds) => (sandbox, command.zip(fds.into_iter().next())),
+        (other, _) => bail!("the daemon answered {other:?} to `run`: use basalt and basaltd of one build"),
+    };
+    match command {
+        None => {
+            output.result(&sandbox, || format!("{}\n", sandbox.id))?;
+            Ok(0)
         }
-        finished
-    });
-    match finished {
-        Ok(Finished::Exited(status)) => Ok(status.exit_code()),
-        Ok(Finished::TimedOut) => {
-            let limit = args.timeout.unwrap_or_default();
-            output.error(&anyhow::anyhow!(
-                "the command was ended after {limit:?}, as --timeout says"
-            ));
-            Ok(EXIT_TIMED_OUT)
-        }
-        Err(error) => {
-            let code = error.exit_code();
-            output.error(&error.into());
+        Some((command, fd)) => {
+            let request = ExecRequest {
+                tty: args.tty.then(local_tty),
+                stdin: args.interactive,
+                ..*command
+            };
+            let finished = attached::run(UnixStream::from(fd), &request, &signals, args.timeout)?;
+            let code = conclude(finished, &mut client, &sandbox, args.timeout, output)?;
+            client.ask(Request::Finish)?;
             Ok(code)
         }
     }
 }
 
-fn specify(args: &RunArgs, image: &Opened, emulated: bool) -> Result<SandboxSpec> {
-    Ok(SandboxSpec {
-        root: image.root()?,
-        cpus: args.cpus,
-        memory: args.memory,
-        hostname: args.hostname.clone(),
-        kernel: places::asset("vmlinux")?,
-        initramfs: places::asset("initramfs.cpio")?,
-        kvm: places::kvm(),
-        vmm: places::asset("basalt-vmm")?,
-        cmdline: node::command_line(log::max_level()),
-        boot_limit: if emulated { BOOT_LIMIT_EMULATED } else { BOOT_LIMIT },
-        console_copy: console_copy()?,
-    })
+fn bail_interrupted(number: i32, output: &Output) {
+    output.error(&anyhow::anyhow!(
+        "interrupted by signal {number} before the command had started"
+    ));
 }
 
-/// The file that `$BASALT_CONSOLE_LOG` names, for whoever looks into what a guest's kernel said.
-fn console_copy() -> Result<Option<File>> {
-    let Some(path) = std::env::var_os("BASALT_CONSOLE_LOG")
-        .filter(|path| !path.is_empty())
-        .map(PathBuf::from)
-    else {
-        return Ok(None);
+/// Waits for the daemon's answer; tells of a signal that comes before. One that is detached boots on by itself.
+fn interrupted(client: &Client, signals: &Signals, detached: bool) -> Result<Option<i32>> {
+    loop {
+        let (answer, signal) = (client.as_fd(), signals.as_fd());
+        let mut fds = [PollFd::new(&answer, PollFlags::IN), PollFd::new(&signal, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => (),
+            Err(error) => return Err(error).context("waiting for the daemon"),
+        }
+        let answered = !fds[0].revents().is_empty();
+        while let Some(number) = signals.take() {
+            if number != libc::SIGWINCH {
+                log::info!("signal {number} came while the sandbox was made (detached: {detached})");
+                return Ok(Some(number));
+            }
+        }
+        if answered {
+            return Ok(None);
+        }
+    }
+}
+
+/// The exit code, and a word where there is something to say.
+fn conclude(
+    finished: Finished,
+    client: &mut Client,
+    sandbox: &Sandbox,
+    limit: Option<Duration>,
+    output: &Output,
+) -> Result<u8> {
+    match finished {
+        Finished::Exited(status) => Ok(status.exit_code()),
+        Finished::TimedOut => {
+            let limit = limit.unwrap_or_default();
+            output.error(&anyhow::anyhow!(
+                "the command was ended after {limit:?}, as --timeout says"
+            ));
+            Ok(EXIT_TIMED_OUT)
+        }
+        Finished::Refused(failure) => {
+            let code = failure.kind.exit_code();
+            output.error(&failure.into());
+            Ok(code)
+        }
+        Finished::Lost(error) => match how_it_ended(client, sandbox)? {
+            Some(Ended::Command(status)) => Ok(status.exit_code()),
+            Some(Ended::Failed(why)) => {
+                output.error(&anyhow::anyhow!(why));
+                Ok(125)
+            }
+            Some(Ended::Stopped) => {
+                output.error(&anyhow::anyhow!(
+                    "sandbox {} was stopped by somebody else",
+                    sandbox.name
+                ));
+                Ok(Ended::Stopped.exit_code())
+            }
+            None => Err(error).context("the connection to the sandbox broke; run it again"),
+        },
+    }
+}
+
+/// Asks the daemon how the sandbox has ended; `None` if it has not.
+pub(crate) fn how_it_ended(client: &mut Client, sandbox: &Sandbox) -> Result<Option<Ended>> {
+    let end = Instant::now() + END_LIMIT;
+    let inspect = Request::Inspect {
+        sandbox: sandbox.id.clone(),
     };
-    let file = File::options().append(true).create(true).open(&path);
-    let file = file.with_context(|| format!("BASALT_CONSOLE_LOG names {}, which cannot be written", path.display()))?;
-    Ok(Some(file))
-}
-
-fn request(args: &RunArgs, image: &Opened, argv: &[String], set: &[String]) -> ExecRequest {
-    let texts = |words: &[String]| words.iter().map(|word| OsText::from(word.as_str())).collect();
-    ExecRequest {
-        argv: texts(argv),
-        env: texts(&environment::merge(image.env(), set)),
-        cwd: OsText::from(args.workdir.as_deref().unwrap_or_else(|| image.workdir())),
-        user: args.user.clone().or_else(|| image.user().map(str::to_owned)),
-        tty: args.tty.then(local_tty),
-        stdin: args.interactive,
+    loop {
+        match client.ask(inspect.clone()) {
+            Ok((Reply::Sandbox(now), _)) if now.ended.is_some() => return Ok(now.ended),
+            Ok(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+            Ok(_) => return Ok(None),
+            // Somebody has removed it.
+            Err(node_api::ClientError::Refused(error)) if error.kind == node_api::ErrorKind::NotFound => {
+                return Ok(Some(Ended::Stopped));
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
 }

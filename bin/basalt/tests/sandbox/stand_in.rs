@@ -94,6 +94,7 @@ fn start_agent(machine: &mut Option<(VmConfig, Vec<Option<OwnedFd>>)>) {
             root: RootMode::Prepared(Box::new(|_| Ok(()))),
             cgroups: None,
             power: None,
+            log: None,
             started_ns: 0,
         },
         Reaper::start().unwrap(),

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use base::FileBound;
 use bus::BusDevice;
 use engine::Interrupt;
 use vm_superio::{Serial, Trigger, serial::NoEvents};
@@ -21,16 +22,25 @@ impl Trigger for Line {
 }
 
 /// Output that never stops a vCPU: what the receiver does not take is dropped.
-struct Output(Option<File>);
+struct Output {
+    file: Option<File>,
+    bound: Option<FileBound>,
+}
 
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if let Some(file) = &mut self.0
-            && let Err(error) = file.write(bytes)
+        let Some(file) = &mut self.file else {
+            return Ok(bytes.len());
+        };
+        let written = file.write(bytes).and_then(|count| match &mut self.bound {
+            Some(bound) => bound.wrote(&*file, count as u64),
+            None => Ok(()),
+        });
+        if let Err(error) = written
             && !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
         {
             log::warn!("serial output goes nowhere from here on: {error}");
-            self.0 = None;
+            self.file = None;
         }
         Ok(bytes.len())
     }
@@ -44,15 +54,19 @@ impl Write for Output {
 pub struct SerialPort(Mutex<Serial<Line, NoEvents, Output>>);
 
 impl SerialPort {
-    /// Makes `output` non-blocking: a vCPU that waits for a reader can neither be kicked for certain nor go on.
+    /// Makes `output` non-blocking: a vCPU that waits for a reader can neither be kicked for certain nor go on. `keep`
+    /// is how many of its last bytes a file keeps.
     ///
     /// # Errors
     /// The host refuses that.
-    pub fn new(line: Arc<dyn Interrupt>, output: Option<OwnedFd>) -> io::Result<Arc<Self>> {
+    pub fn new(line: Arc<dyn Interrupt>, output: Option<OwnedFd>, keep: Option<u64>) -> io::Result<Arc<Self>> {
         if let Some(output) = &output {
             rustix::io::ioctl_fionbio(output, true)?;
         }
-        let output = Output(output.map(File::from));
+        let output = Output {
+            file: output.map(File::from),
+            bound: keep.map(FileBound::new),
+        };
         Ok(Arc::new(Self(Mutex::new(Serial::new(Line(line), output)))))
     }
 }
@@ -101,7 +115,7 @@ mod tests {
     #[test]
     fn a_reader_that_does_not_read_stops_nobody() {
         let (mut reader, writer) = io::pipe().unwrap();
-        let port = SerialPort::new(Arc::new(Nowhere), Some(writer.into())).unwrap();
+        let port = SerialPort::new(Arc::new(Nowhere), Some(writer.into()), None).unwrap();
         let (done, wait) = mpsc::channel();
         let vcpu = Arc::clone(&port);
         std::thread::spawn(move || {

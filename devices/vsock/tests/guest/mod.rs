@@ -5,6 +5,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::collections::{HashMap, VecDeque};
+use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
@@ -16,7 +17,8 @@ use device::{DeviceContext, DeviceModule, FdTable};
 use observe::Registry;
 use virtio::VirtioDevice;
 use virtio::conformance::driver::{Driver, Pushed};
-use vmm_api::{DeviceSpec, FdRef, devices::VsockConfig};
+use vmm_api::devices::{VsockConfig, VsockSink};
+use vmm_api::{DeviceSpec, FdRef};
 use wire::packet::PacketSocket;
 
 pub(crate) const CID: u64 = 3;
@@ -137,8 +139,16 @@ pub(crate) struct Guest {
     next_port: u32,
 }
 
+/// The port of the file.
+pub(crate) const SINK: u32 = 1025;
+
 /// A device with a listener and an acceptor; the host's ends of both.
 pub(crate) fn device(metrics: &Registry) -> (Box<dyn VirtioDevice>, SocketAddr, PacketSocket) {
+    device_with(metrics, None)
+}
+
+/// The same, with a file at [`SINK`] of which so many bytes are kept.
+fn device_with(metrics: &Registry, sink: Option<(File, u64)>) -> (Box<dyn VirtioDevice>, SocketAddr, PacketSocket) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let name = format!("basalt-vsock-test-{}-{number}", std::process::id());
@@ -149,8 +159,18 @@ pub(crate) fn device(metrics: &Registry) -> (Box<dyn VirtioDevice>, SocketAddr, 
         cid: 3,
         listener: Some(FdRef(0)),
         acceptor: Some(FdRef(1)),
+        sinks: sink
+            .iter()
+            .map(|(_, keep)| VsockSink {
+                port: SINK,
+                file: FdRef(2),
+                keep: *keep,
+            })
+            .collect(),
     };
-    let mut fds = FdTable::new(vec![OwnedFd::from(listener), OwnedFd::from(theirs)]);
+    let mut fds = vec![OwnedFd::from(listener), OwnedFd::from(theirs)];
+    fds.extend(sink.map(|(file, _)| file.into()));
+    let mut fds = FdTable::new(fds);
     let device = create(&config, &mut fds, metrics).unwrap();
     assert_eq!(fds.left_over(), 0);
     (device, address, ours)
@@ -177,8 +197,17 @@ impl Guest {
 
     /// Starts with only these features.
     pub(crate) fn start_with(features: u64) -> Self {
+        Self::start_at(features, None)
+    }
+
+    /// Starts with a file at [`SINK`] of which so many bytes are kept.
+    pub(crate) fn start_with_sink(file: File, keep: u64) -> Self {
+        Self::start_at(u64::MAX, Some((file, keep)))
+    }
+
+    fn start_at(features: u64, sink: Option<(File, u64)>) -> Self {
         let metrics = Registry::new();
-        let (device, address, acceptor) = device(&metrics);
+        let (device, address, acceptor) = device_with(&metrics, sink);
         let mut driver = Driver::new(device).with_queue_size(128);
         driver.start_with(features);
         let mut guest = Self {

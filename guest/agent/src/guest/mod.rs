@@ -14,6 +14,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use agent_api::log::LOG_PORT;
 use agent_api::{Prepare, VSOCK_PORT};
 
 use crate::cgroup::Cgroups;
@@ -60,6 +61,7 @@ pub fn boot(started_ns: u64) -> Result<Server, Error> {
         root: RootMode::Prepared(Box::new(prepare)),
         cgroups: Some(Cgroups::at(Path::new(early::CGROUPS))?),
         power: Some(Power::of_pid1(|| ())?),
+        log: Some(Box::new(|| vsock::dial(vsock::HOST, LOG_PORT))),
         started_ns,
     };
     Ok(Server::new(config, reaper))
@@ -95,6 +97,6 @@ fn prepare(prepare: &Prepare) -> Result<(), Error> {
         .map_err(Error::system(format!("setting the host name {:?}", prepare.hostname)))?;
     let network = prepare.network.as_ref();
     net::set_up(network)?;
-    root::enter(&prepare.root, prepare.overlay_bytes)?;
+    root::enter(prepare)?;
     root::write_files(Path::new("/"), &prepare.hostname, network)
 }

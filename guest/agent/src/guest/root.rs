@@ -1,9 +1,9 @@
-//! The container's root: the image read-only, a tmpfs over it, and this process moved into it. Everything that is started
+//! The container's root: the image read-only, a disk or a tmpfs over it, and this process moved into it. Everything that is started
 //! afterwards finds it as `/`; the initial root lies hidden below.
 //!
 //! ```text
 //!  /basalt/lower  image, read-only  ┐
-//!  /basalt/rw     tmpfs             ┴─► /basalt/root  overlay ─► moved to /
+//!  /basalt/rw     disk or tmpfs     ┴─► /basalt/root  overlay ─► moved to /
 //! ```
 
 use std::ffi::CString;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use agent_api::{DiskName, GuestNetwork, RootDisk};
+use agent_api::{DiskName, GuestNetwork, Prepare, RootDisk};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_move, unmount};
 use rustix::process::{chdir, chroot};
 
@@ -33,7 +33,8 @@ const DISK_WAIT: Duration = Duration::from_secs(5);
 const DISK_STEP: Duration = Duration::from_millis(5);
 
 /// Makes the root and moves this process (all its threads) into it.
-pub(crate) fn enter(disk: &RootDisk, overlay_bytes: Option<u64>) -> Result<(), Error> {
+pub(crate) fn enter(prepare: &Prepare) -> Result<(), Error> {
+    let disk = &prepare.root;
     let device = wait_for(&disk.disk)?;
     for dir in [BASE, LOWER, WRITABLE, ROOT] {
         ensure_dir(dir, 0o755)?;
@@ -41,9 +42,11 @@ pub(crate) fn enter(disk: &RootDisk, overlay_bytes: Option<u64>) -> Result<(), E
     // Dropped, and so undone, on every early return.
     let what = || format!("mounting {} ({}) as the image", device.display(), disk.fs);
     let lower = Mounted::new(LOWER, mount(&device, LOWER, &disk.fs, MountFlags::RDONLY, None), what)?;
-    let writable = Mounted::new(WRITABLE, mount_tmpfs(overlay_bytes)?, || {
-        "mounting the writable layer".to_owned()
-    })?;
+    let result = match &prepare.writable {
+        Some(disk) => mount_disk(disk)?,
+        None => mount_tmpfs(prepare.overlay_bytes)?,
+    };
+    let writable = Mounted::new(WRITABLE, result, || "mounting the writable layer".to_owned())?;
     let upper = format!("{WRITABLE}/upper");
     let work = format!("{WRITABLE}/work");
     ensure_dir(&upper, 0o755)?;
@@ -60,6 +63,12 @@ pub(crate) fn enter(disk: &RootDisk, overlay_bytes: Option<u64>) -> Result<(), E
         mounted.keep();
     }
     Ok(())
+}
+
+/// A disk of the sandbox's own: what is written survives the machine.
+fn mount_disk(disk: &RootDisk) -> Result<rustix::io::Result<()>, Error> {
+    let device = wait_for(&disk.disk)?;
+    Ok(mount(&device, WRITABLE, &disk.fs, MountFlags::NOATIME, None))
 }
 
 fn mount_tmpfs(bytes: Option<u64>) -> Result<rustix::io::Result<()>, Error> {

@@ -56,6 +56,7 @@ pub(crate) fn server_with(token: Option<Token>, cgroups: Option<Cgroups>) -> Ser
         root: RootMode::AsIs,
         cgroups,
         power: None,
+        log: None,
         started_ns: agent::boottime_ns(),
     };
     Server::new(config, reaper())

@@ -55,6 +55,7 @@ fn good() -> VmConfig {
         cmdline: String::new(),
         kvm: None,
         serial: None,
+        serial_keep: None,
         devices: Vec::new(),
     }
 }

@@ -2,12 +2,17 @@
 //!
 //! Flags mean what podman's of the same name mean. Knows nothing of what the verbs do.
 
+mod parse;
+mod sandbox;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use base::ByteSize;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
+
+pub(crate) use sandbox::{ExecArgs, KillArgs, LogsArgs, ManyArgs, PsArgs, RmArgs, StatsArgs, StopArgs};
 
 /// What clap shows in colour, on terminals only and never under NO_COLOR.
 const STYLES: Styles = Styles::styled()
@@ -64,13 +69,45 @@ Examples:
   basalt doctor                                   what this host can do
   basalt import --name python ./python.tar        make an image of an archive
   basalt run python -- python3 -c 'print(6*7)'    run a command in a virtual machine of its own
-  basalt run -it python                           the image's own command, on this terminal";
+  basalt run --rm -it python                      the image's own command, on this terminal
+  basalt run -d --name cache redis                one that runs by itself
+  basalt exec -it cache sh                        a shell in it";
 
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Run a command from an image in a virtual machine of its own.
     Run(Box<RunArgs>),
+    /// Run another command in a sandbox that runs.
+    Exec(Box<ExecArgs>),
+    /// List the sandboxes.
+    Ps(PsArgs),
+    /// Show what a sandbox's command has written.
+    Logs(LogsArgs),
+    /// Start sandboxes that have ended.
+    Start(ManyArgs),
+    /// End sandboxes: SIGTERM to the command, the rest after a grace period.
+    Stop(StopArgs),
+    /// End sandboxes and start them again.
+    Restart(StopArgs),
+    /// Send a sandbox's command a signal; SIGKILL, the default, ends the virtual machine.
+    Kill(KillArgs),
+    /// Stop sandboxes' virtual CPUs where they are.
+    Pause(ManyArgs),
+    /// Let paused sandboxes go on.
+    Unpause(ManyArgs),
+    /// Wait until sandboxes have ended; print their exit codes.
+    Wait(ManyArgs),
+    /// Remove sandboxes with their disks and logs.
+    Rm(RmArgs),
+    /// Remove all sandboxes that have ended.
+    Prune,
+    /// Show all that is known of a sandbox.
+    Inspect(ManyArgs),
+    /// Show what sandboxes use.
+    Stats(StatsArgs),
+    /// Show what happens to sandboxes, as it happens.
+    Events,
     /// List the images.
     Images,
     /// Make an image of an OCI layout or a docker-archive.
@@ -99,6 +136,38 @@ pub(crate) enum Verb {
     Version,
 }
 
+impl Verb {
+    /// It is about sandboxes that are there, and so belongs where they are.
+    pub(crate) fn concerns_sandboxes(&self) -> bool {
+        match self {
+            Self::Exec(_)
+            | Self::Ps(_)
+            | Self::Logs(_)
+            | Self::Start(_)
+            | Self::Stop(_)
+            | Self::Restart(_)
+            | Self::Kill(_)
+            | Self::Pause(_)
+            | Self::Unpause(_)
+            | Self::Wait(_)
+            | Self::Rm(_)
+            | Self::Prune
+            | Self::Inspect(_)
+            | Self::Stats(_)
+            | Self::Events => true,
+            Self::Run(_)
+            | Self::Images
+            | Self::Import(_)
+            | Self::Rmi(_)
+            | Self::Doctor
+            | Self::Lab(_)
+            | Self::Completion { .. }
+            | Self::Man { .. }
+            | Self::Version => false,
+        }
+    }
+}
+
 const DOCTOR_HELP: &str = "\
 Exit code: 0 where sandboxes can run, on this host or in the lab; 1 where they cannot.";
 
@@ -120,10 +189,11 @@ const RUN_HELP: &str = "\
 Examples:
   basalt run python -- python3 -c 'print(6*7)'
   echo 'print(6*7)' | basalt run python -- python3 -
-  basalt run -it --cpus 2 --memory 1g python
+  basalt run --rm -it --cpus 2 --memory 1g python
+  basalt run -d --name cache redis
   basalt run --env A=1 --env HOME --workdir /tmp --user 1000:1000 python -- sh -c 'echo $A; id'
 
-Standard input, output and error are the command's own, byte by byte; SIGINT, SIGTERM, SIGHUP and
+Without --detach the sandbox lives as long as this program. Standard input, output and error are the command's own, byte by byte; SIGINT, SIGTERM, SIGHUP and
 SIGQUIT reach it.
 
 Exit code: the command's own, or
@@ -174,15 +244,31 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) entrypoint: Option<String>,
 
-    /// Host name of the virtual machine.
-    #[arg(long, value_name = "NAME", default_value = "basalt", value_parser = parse::hostname)]
-    pub(crate) hostname: String,
+    /// Host name of the virtual machine, instead of the sandbox's id.
+    #[arg(long, value_name = "NAME", value_parser = parse::hostname)]
+    pub(crate) hostname: Option<String>,
+
+    /// Name of the sandbox; one is made up otherwise.
+    #[arg(long, value_name = "NAME", value_parser = parse::sandbox_name)]
+    pub(crate) name: Option<String>,
+
+    /// Let it run by itself; print its id.
+    #[arg(short, long, conflicts_with = "timeout")]
+    pub(crate) detach: bool,
+
+    /// Size of the disk that takes what is written, such as 10g; 0 keeps that in memory instead.
+    #[arg(long, value_name = "SIZE", default_value = "10g", value_parser = parse::disk)]
+    pub(crate) disk: ByteSize,
+
+    /// Mark it with KEY=VALUE.
+    #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse::label)]
+    pub(crate) label: Vec<(String, String)>,
 
     /// End the command after so long, such as 30s or 5m.
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub(crate) timeout: Option<Duration>,
 
-    /// Remove the sandbox when it ends. Accepted for podman's users: every sandbox is removed when it ends.
+    /// Remove the sandbox when it ends.
     #[arg(long)]
     pub(crate) rm: bool,
 
@@ -226,97 +312,6 @@ pub(crate) struct LabArgs {
     /// What basalt-lab is given.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
     pub(crate) arguments: Vec<std::ffi::OsString>,
-}
-
-/// What flags' values must look like.
-mod parse {
-    use std::time::Duration;
-
-    use base::ByteSize;
-    use vmm_api::config::{MAX_CPUS, MIN_MEMORY};
-
-    /// The longest host name (`__NEW_UTS_LEN` of Linux).
-    const MAX_HOSTNAME: usize = 64;
-
-    pub(super) fn cpus(text: &str) -> Result<u32, String> {
-        match text.parse::<u64>() {
-            Ok(n) if n >= 1 && n <= u64::from(MAX_CPUS) => u32::try_from(n).map_err(|e| e.to_string()),
-            Ok(n) => Err(format!("{n} CPUs cannot be had: give 1 to {MAX_CPUS}")),
-            Err(_) => Err(format!(
-                "a virtual machine has whole CPUs: give a number from 1 to {MAX_CPUS}"
-            )),
-        }
-    }
-
-    pub(super) fn memory(text: &str) -> Result<ByteSize, String> {
-        let size: ByteSize = text.parse().map_err(|e: base::size::SizeError| e.to_string())?;
-        if size < MIN_MEMORY {
-            return Err(format!(
-                "a virtual machine needs at least {MIN_MEMORY}: {size} is too little"
-            ));
-        }
-        // Guest memory is whole pages; nobody counts the bytes of a half one.
-        Ok(ByteSize(size.bytes() & !4095))
-    }
-
-    pub(super) fn env(text: &str) -> Result<String, String> {
-        match text.split('=').next() {
-            Some("") | None => Err("a variable needs a name: write KEY=VALUE or KEY".into()),
-            Some(_) => Ok(text.to_owned()),
-        }
-    }
-
-    pub(super) fn workdir(text: &str) -> Result<String, String> {
-        if text.starts_with('/') {
-            Ok(text.to_owned())
-        } else {
-            Err("the working directory is a path inside the image and starts with a slash".into())
-        }
-    }
-
-    pub(super) fn user(text: &str) -> Result<String, String> {
-        let mut parts = text.split(':');
-        match (parts.next(), parts.next(), parts.next()) {
-            (Some(user), None, _) if !user.is_empty() => Ok(text.to_owned()),
-            (Some(user), Some(group), None) if !user.is_empty() && !group.is_empty() => Ok(text.to_owned()),
-            _ => Err("write USER or USER:GROUP, by name or number".into()),
-        }
-    }
-
-    pub(super) fn hostname(text: &str) -> Result<String, String> {
-        let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
-        if text.is_empty() || text.len() > MAX_HOSTNAME || !text.chars().all(fits) {
-            return Err(format!(
-                "a host name has 1 to {MAX_HOSTNAME} letters, digits, hyphens and dots"
-            ));
-        }
-        Ok(text.to_owned())
-    }
-
-    pub(super) fn image_name(text: &str) -> Result<String, String> {
-        text.parse::<image::Reference>()
-            .map(|_| text.to_owned())
-            .map_err(|e| e.to_string())
-    }
-
-    pub(super) fn duration(text: &str) -> Result<Duration, String> {
-        const HELP: &str = "write a number of seconds, or one with a unit: 500ms, 30s, 5m, 2h";
-        let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-        let (digits, unit) = text.split_at(split);
-        let number: u64 = digits.parse().map_err(|_| HELP.to_owned())?;
-        let millis = match unit {
-            "ms" => Some(number),
-            "" | "s" => number.checked_mul(1000),
-            "m" => number.checked_mul(60_000),
-            "h" => number.checked_mul(3_600_000),
-            _ => return Err(HELP.into()),
-        };
-        match millis {
-            Some(0) => Err("no command ends in no time at all: give more than 0".into()),
-            Some(millis) => Ok(Duration::from_millis(millis)),
-            None => Err(HELP.into()),
-        }
-    }
 }
 
 #[cfg(test)]

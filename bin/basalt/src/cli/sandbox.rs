@@ -1,0 +1,156 @@
+//! The arguments of the verbs for sandboxes that are there.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args, ValueHint};
+
+use super::parse;
+
+/// A sandbox: a name, or an id or the beginning of one.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct OneArgs {
+    /// The sandbox: a name, or an id or its beginning.
+    pub(crate) sandbox: String,
+}
+
+/// Several of them.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ManyArgs {
+    /// The sandboxes: names, or ids or their beginnings.
+    #[arg(required = true, value_name = "SANDBOX")]
+    pub(crate) sandboxes: Vec<String>,
+}
+
+/// `basalt ps`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PsArgs {
+    /// Also those that have ended.
+    #[arg(short, long)]
+    pub(crate) all: bool,
+
+    /// Print ids only.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+const EXEC_HELP: &str = "\
+Examples:
+  basalt exec cache redis-cli ping
+  basalt exec -it cache sh
+
+Exit code: the command's own; 125, 126, 127 and 128+n as those of `basalt run`.";
+
+/// `basalt exec`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXEC_HELP)]
+pub(crate) struct ExecArgs {
+    /// Give the command a terminal, whose size follows this one.
+    #[arg(short, long)]
+    pub(crate) tty: bool,
+
+    /// Pass standard input on. On by default; `--interactive=false` gives the command an empty one.
+    #[arg(short, long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true")]
+    #[arg(action = ArgAction::Set, value_name = "BOOL")]
+    pub(crate) interactive: bool,
+
+    /// Start it and do not wait for it; its output is dropped.
+    #[arg(short, long)]
+    pub(crate) detach: bool,
+
+    /// Set an environment variable, over the sandbox's; KEY alone passes this environment's value on.
+    #[arg(short, long, value_name = "KEY[=VALUE]", value_parser = parse::env)]
+    pub(crate) env: Vec<String>,
+
+    /// Read environment variables from a file, one KEY=VALUE a line.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) env_file: Vec<PathBuf>,
+
+    /// Working directory, instead of the sandbox's.
+    #[arg(short, long, value_name = "DIR", value_parser = parse::workdir)]
+    pub(crate) workdir: Option<String>,
+
+    /// User and group, by name or number, instead of the sandbox's.
+    #[arg(short, long, value_name = "USER[:GROUP]", value_parser = parse::user)]
+    pub(crate) user: Option<String>,
+
+    /// The sandbox: a name, or an id or its beginning.
+    pub(crate) sandbox: String,
+
+    /// The command and its arguments.
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
+    #[arg(value_hint = ValueHint::CommandWithArguments)]
+    pub(crate) command: Vec<String>,
+}
+
+/// `basalt logs`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct LogsArgs {
+    /// Go on until the sandbox has ended.
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+
+    /// Only the last so many lines.
+    #[arg(short = 'n', long, value_name = "LINES")]
+    pub(crate) tail: Option<usize>,
+
+    /// Begin each line with its time (RFC 3339, UTC).
+    #[arg(short, long)]
+    pub(crate) timestamps: bool,
+
+    /// What the guest's kernel wrote, instead of the command.
+    #[arg(long, conflicts_with_all = ["follow", "tail", "timestamps"])]
+    pub(crate) console: bool,
+
+    #[command(flatten)]
+    pub(crate) one: OneArgs,
+}
+
+/// `basalt stop` and `basalt restart`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct StopArgs {
+    /// How long the command may take to end after SIGTERM, such as 10s.
+    #[arg(short, long, value_name = "TIME", default_value = "10s", value_parser = parse::grace)]
+    pub(crate) time: Duration,
+
+    #[command(flatten)]
+    pub(crate) many: ManyArgs,
+}
+
+/// `basalt kill`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct KillArgs {
+    /// The signal, by name or number.
+    #[arg(short, long, value_name = "SIGNAL", default_value = "KILL", value_parser = parse::signal)]
+    pub(crate) signal: i32,
+
+    #[command(flatten)]
+    pub(crate) many: ManyArgs,
+}
+
+/// `basalt rm`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RmArgs {
+    /// Also those that run: they are killed.
+    #[arg(short, long)]
+    pub(crate) force: bool,
+
+    #[command(flatten)]
+    pub(crate) many: ManyArgs,
+}
+
+/// `basalt stats`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct StatsArgs {
+    /// Show them once.
+    #[arg(long)]
+    pub(crate) no_stream: bool,
+
+    /// The sandbox; all that run otherwise.
+    pub(crate) sandbox: Option<String>,
+}

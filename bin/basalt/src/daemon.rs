@@ -1,0 +1,135 @@
+//! The way to the daemon: connects to it, and starts it where it does not run. Knows nothing of what it is asked.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use node_api::{Client, NodeInfo, Reply, Request, SOCKET};
+
+use crate::places;
+
+/// How long a daemon may take until it answers: it first puts right what a crash has left.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long one that was asked to end may take.
+const QUIT_LIMIT: Duration = Duration::from_secs(10);
+
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Connects to the daemon, started if need be.
+pub(crate) fn connect() -> Result<Client> {
+    let state = places::state()?;
+    let socket = state.join(SOCKET);
+    let mut client = match try_connect(&socket)? {
+        Some(client) => client,
+        None => start(&state, &socket)?,
+    };
+    let info = info(&mut client)?;
+    if info.replaced && !info.managed {
+        // Its program is not the one that lies there now. Its sandboxes run on.
+        client.ask(Request::Quit)?;
+        wait_for_end(&info)?;
+        client = start(&state, &socket)?;
+    }
+    Ok(client)
+}
+
+/// Connects if a daemon runs.
+fn try_connect(socket: &Path) -> Result<Option<Client>> {
+    match Client::connect(socket) {
+        Ok(client) => Ok(Some(client)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => Ok(None),
+        Err(error) => Err(error).with_context(|| {
+            format!(
+                "the daemon's socket {} cannot be used: become root, or set BASALT_STATE to a directory of your own",
+                socket.display()
+            )
+        }),
+    }
+}
+
+fn info(client: &mut Client) -> Result<NodeInfo> {
+    match client.ask(Request::Info)? {
+        (Reply::Info(info), _) => Ok(info),
+        (other, _) => bail!("the daemon answered {other:?} to `info`: use basalt and basaltd of one build"),
+    }
+}
+
+fn wait_for_end(info: &NodeInfo) -> Result<()> {
+    let end = Instant::now() + QUIT_LIMIT;
+    while Path::new("/proc").join(info.pid.to_string()).exists() {
+        if Instant::now() >= end {
+            bail!(
+                "the old daemon (process {}) does not end: end it with `kill {0}`",
+                info.pid
+            );
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
+/// Starts a daemon and waits until it answers. Two may be started at once: then one of them finds the other and ends.
+fn start(state: &Path, socket: &Path) -> Result<Client> {
+    let program = places::daemon()?;
+    fs::create_dir_all(state).with_context(|| {
+        format!(
+            "{} cannot be made: become root, or set BASALT_STATE to a directory of your own",
+            state.display()
+        )
+    })?;
+    let log = state.join("basaltd.log");
+    let file = File::options().append(true).create(true).open(&log);
+    let file = file.with_context(|| format!("the daemon's log {} cannot be written", log.display()))?;
+    let mut command = Command::new(&program);
+    command
+        .arg("--state")
+        .arg(state)
+        .arg("--assets")
+        .arg(places::assets())
+        .arg("--kvm")
+        .arg(places::kvm())
+        .args(["--log-level", &log::max_level().as_str().to_ascii_lowercase()])
+        .stdin(Stdio::null())
+        .stdout(file.try_clone()?)
+        .stderr(file)
+        .current_dir("/")
+        // The terminal's keys are not for it.
+        .process_group(0);
+    if !rustix::process::geteuid().is_root() {
+        command.arg("--no-users");
+    }
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("the daemon {} cannot be started", program.display()))?;
+    let end = Instant::now() + START_LIMIT;
+    loop {
+        if let Some(client) = try_connect(socket)? {
+            return Ok(client);
+        }
+        if ended(&mut child)? && try_connect(socket)?.is_none() {
+            bail!("the daemon ended at once: {}", last_line(&log));
+        }
+        if Instant::now() >= end {
+            bail!(
+                "the daemon did not answer within {START_LIMIT:?}: see {}",
+                log.display()
+            );
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn ended(child: &mut Child) -> Result<bool> {
+    Ok(child.try_wait().context("the daemon cannot be waited for")?.is_some())
+}
+
+fn last_line(log: &Path) -> String {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let line = text.lines().last().unwrap_or("without a word");
+    line.strip_prefix("basaltd: ").unwrap_or(line).to_owned()
+}

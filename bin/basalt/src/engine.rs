@@ -1,0 +1,30 @@
+//! Where sandboxes run: on this host's KVM, or in the lab.
+
+use anyhow::{Result, bail};
+use host::Verdict;
+
+/// Where sandboxes run.
+pub(crate) enum Engine {
+    /// On this host's KVM.
+    Kvm,
+    /// In the lab, and why.
+    Lab(String),
+}
+
+/// What `$BASALT_ENGINE` says.
+pub(crate) fn wanted() -> Result<Option<Engine>> {
+    match std::env::var("BASALT_ENGINE").unwrap_or_default().as_str() {
+        "" => Ok(None),
+        "kvm" => Ok(Some(Engine::Kvm)),
+        "lab" => Ok(Some(Engine::Lab("BASALT_ENGINE is `lab`".into()))),
+        other => bail!("BASALT_ENGINE is `{other}`: set it to `kvm` or `lab`, or unset it"),
+    }
+}
+
+/// What this host can do.
+pub(crate) fn usable() -> Engine {
+    match host::usable_kvm() {
+        Verdict::Kvm => Engine::Kvm,
+        Verdict::Lab(reason) => Engine::Lab(reason),
+    }
+}

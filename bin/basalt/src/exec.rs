@@ -1,0 +1,73 @@
+//! `basalt exec`: another command in a sandbox that runs.
+
+use std::os::unix::net::UnixStream;
+
+use agent_api::{Connection, ExecRequest, OsText, Signals, local_tty};
+use anyhow::{Context, Result, bail};
+use node_api::{Reply, Request};
+
+use crate::attached::{self, Finished};
+use crate::cli::ExecArgs;
+use crate::daemon;
+use crate::output::Output;
+use crate::run::{environment, how_it_ended};
+
+/// Runs the command; the code is its own.
+pub(crate) fn exec(args: &ExecArgs, output: &Output) -> Result<u8> {
+    let set = environment::given(&args.env_file, &args.env, environment::own)?;
+    let signals = Signals::install()?;
+    let mut client = daemon::connect()?;
+    let sandbox = args.sandbox.clone();
+    let (command, stream) = match client.ask(Request::Exec { sandbox })? {
+        (Reply::Agent { command }, fds) => (command, fds.into_iter().next()),
+        (other, _) => bail!("the daemon answered {other:?} to `exec`: use basalt and basaltd of one build"),
+    };
+    let stream =
+        UnixStream::from(stream.context("the daemon sent no connection: use basalt and basaltd of one build")?);
+    let request = ExecRequest {
+        argv: args.command.iter().map(|word| OsText::from(word.as_str())).collect(),
+        env: environment::merge_texts(&command.env, &set),
+        cwd: args.workdir.as_deref().map_or(command.cwd, OsText::from),
+        user: args.user.clone().or(command.user),
+        tty: args.tty.then(local_tty),
+        stdin: args.interactive && !args.detach,
+        main: false,
+        detached: args.detach,
+    };
+    if args.detach {
+        return match Connection::resume(stream)?.exec_detached(&request) {
+            Ok(_) => Ok(0),
+            Err(agent_api::Error::Exec(failure)) => refused(failure, output),
+            Err(error) => Err(error).context("the command was not started"),
+        };
+    }
+    match attached::run(stream, &request, &signals, None)? {
+        Finished::Exited(status) => Ok(status.exit_code()),
+        Finished::Refused(failure) => refused(failure, output),
+        Finished::TimedOut => bail!("the command was ended by a limit that nobody has set; that is a bug"),
+        Finished::Lost(error) => {
+            let inspect = Request::Inspect {
+                sandbox: args.sandbox.clone(),
+            };
+            let (Reply::Sandbox(sandbox), _) = client.ask(inspect)? else {
+                return Err(error).context("the connection to the sandbox broke");
+            };
+            match how_it_ended(&mut client, &sandbox)? {
+                Some(ended) => {
+                    output.error(&anyhow::anyhow!(
+                        "sandbox {} has ended, and with it this command",
+                        sandbox.name
+                    ));
+                    Ok(ended.exit_code())
+                }
+                None => Err(error).context("the connection to the sandbox broke"),
+            }
+        }
+    }
+}
+
+fn refused(failure: agent_api::ExecFailure, output: &Output) -> Result<u8> {
+    let code = failure.kind.exit_code();
+    output.error(&failure.into());
+    Ok(code)
+}

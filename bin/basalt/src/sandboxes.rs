@@ -1,0 +1,273 @@
+//! The verbs for sandboxes that are there: each asks the daemon and shows what it says.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use base::ByteSize;
+use node_api::message::Item;
+use node_api::{Client, Ended, NodeEvent, Reply, Request, Sample, Sandbox, State};
+
+use crate::cli::{KillArgs, ManyArgs, PsArgs, RmArgs, StatsArgs, StopArgs};
+use crate::daemon;
+use crate::output::{Output, table};
+
+/// Between two looks of `basalt stats`.
+const STATS_PAUSE: Duration = Duration::from_secs(1);
+
+/// `basalt ps`.
+pub(crate) fn ps(args: &PsArgs, output: &Output) -> Result<u8> {
+    let mut sandboxes = Vec::new();
+    daemon::connect()?.ask_each(Request::List { all: args.all }, &mut |item| {
+        if let Item::Sandbox(sandbox) = item {
+            sandboxes.push(*sandbox);
+        }
+    })?;
+    output.result(&sandboxes, || {
+        if args.quiet {
+            return sandboxes.iter().map(|sandbox| format!("{}\n", sandbox.id)).collect();
+        }
+        let mut rows = vec![
+            ["ID", "NAME", "IMAGE", "STATE", "CREATED", "COMMAND"]
+                .map(str::to_owned)
+                .to_vec(),
+        ];
+        rows.extend(sandboxes.iter().map(row));
+        table(&rows)
+    })?;
+    Ok(0)
+}
+
+fn row(sandbox: &Sandbox) -> Vec<String> {
+    let process = &sandbox.config.process;
+    let words = process.entrypoint.iter().flatten().chain(&process.command);
+    let command: Vec<&str> = words.map(String::as_str).collect();
+    vec![
+        sandbox.id.clone(),
+        sandbox.name.clone(),
+        sandbox.config.image.clone(),
+        state(sandbox),
+        format!("{} ago", ago(sandbox.created_ns)),
+        command.join(" ").chars().take(40).collect(),
+    ]
+}
+
+fn state(sandbox: &Sandbox) -> String {
+    match (sandbox.state, &sandbox.ended) {
+        (State::Exited, Some(Ended::Failed(_))) => "failed".into(),
+        (State::Exited, Some(ended)) => format!("exited ({})", ended.exit_code()),
+        (state, _) => state.to_string(),
+    }
+}
+
+/// How long ago a moment was, roughly.
+fn ago(time_ns: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seconds = now.saturating_sub(Duration::from_nanos(time_ns)).as_secs();
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
+/// Asks the same for each sandbox, and goes on where one is refused; shows those that were done.
+fn for_each(sandboxes: &[String], output: &Output, request: impl Fn(String) -> Request) -> Result<u8> {
+    let mut client = daemon::connect()?;
+    let mut done = Vec::new();
+    let mut code = 0;
+    for sandbox in sandboxes {
+        match client.ask(request(sandbox.clone())) {
+            Ok(_) => done.push(sandbox),
+            Err(node_api::ClientError::Refused(error)) => {
+                output.error(&error.into());
+                code = 1;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    output.result(&done, || done.iter().map(|sandbox| format!("{sandbox}\n")).collect())?;
+    Ok(code)
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// `basalt start`.
+pub(crate) fn start(args: &ManyArgs, output: &Output) -> Result<u8> {
+    for_each(&args.sandboxes, output, |sandbox| Request::Start { sandbox })
+}
+
+/// `basalt stop`.
+pub(crate) fn stop(args: &StopArgs, output: &Output) -> Result<u8> {
+    let grace_ms = millis(args.time);
+    for_each(&args.many.sandboxes, output, |sandbox| Request::Stop {
+        sandbox,
+        grace_ms,
+    })
+}
+
+/// `basalt restart`.
+pub(crate) fn restart(args: &StopArgs, output: &Output) -> Result<u8> {
+    let grace_ms = millis(args.time);
+    for_each(&args.many.sandboxes, output, |sandbox| Request::Restart {
+        sandbox,
+        grace_ms,
+    })
+}
+
+/// `basalt kill`.
+pub(crate) fn kill(args: &KillArgs, output: &Output) -> Result<u8> {
+    let signal = args.signal;
+    for_each(&args.many.sandboxes, output, |sandbox| Request::Kill {
+        sandbox,
+        signal,
+    })
+}
+
+/// `basalt pause`.
+pub(crate) fn pause(args: &ManyArgs, output: &Output) -> Result<u8> {
+    for_each(&args.sandboxes, output, |sandbox| Request::Pause { sandbox })
+}
+
+/// `basalt unpause`.
+pub(crate) fn unpause(args: &ManyArgs, output: &Output) -> Result<u8> {
+    for_each(&args.sandboxes, output, |sandbox| Request::Resume { sandbox })
+}
+
+/// `basalt rm`.
+pub(crate) fn rm(args: &RmArgs, output: &Output) -> Result<u8> {
+    let force = args.force;
+    for_each(&args.many.sandboxes, output, |sandbox| Request::Remove {
+        sandbox,
+        force,
+    })
+}
+
+/// `basalt wait`.
+pub(crate) fn wait(args: &ManyArgs, output: &Output) -> Result<u8> {
+    let mut client = daemon::connect()?;
+    let mut codes = Vec::new();
+    for sandbox in &args.sandboxes {
+        match client.ask(Request::Wait {
+            sandbox: sandbox.clone(),
+        })? {
+            (Reply::Ended(ended), _) => codes.push(ended.exit_code()),
+            (other, _) => return Err(unexpected(&other)),
+        }
+    }
+    output.result(&codes, || codes.iter().map(|code| format!("{code}\n")).collect())?;
+    Ok(0)
+}
+
+/// `basalt prune`.
+pub(crate) fn prune(output: &Output) -> Result<u8> {
+    match daemon::connect()?.ask(Request::Prune)? {
+        (Reply::Pruned(ids), _) => {
+            output.result(&ids, || ids.iter().map(|id| format!("{id}\n")).collect())?;
+            Ok(0)
+        }
+        (other, _) => Err(unexpected(&other)),
+    }
+}
+
+/// `basalt inspect`.
+pub(crate) fn inspect(args: &ManyArgs, output: &Output) -> Result<u8> {
+    let mut client = daemon::connect()?;
+    let mut sandboxes = Vec::new();
+    for sandbox in &args.sandboxes {
+        match client.ask(Request::Inspect {
+            sandbox: sandbox.clone(),
+        })? {
+            (Reply::Sandbox(sandbox), _) => sandboxes.push(*sandbox),
+            (other, _) => return Err(unexpected(&other)),
+        }
+    }
+    // What it is, whole, is JSON for people, too.
+    let text = serde_json::to_string_pretty(&sandboxes)?;
+    output.result(&sandboxes, || format!("{text}\n"))?;
+    Ok(0)
+}
+
+/// `basalt events`.
+pub(crate) fn events(output: &Output) -> Result<u8> {
+    let mut client = daemon::connect()?;
+    client.ask(Request::Events)?;
+    loop {
+        if let Item::Event(event) = client.next_item()? {
+            output.line(&event, || describe(&event))?;
+        }
+    }
+}
+
+fn describe(event: &NodeEvent) -> String {
+    let kind = serde_json::to_value(event.kind).unwrap_or_default();
+    let ended = event.ended.as_ref().map(|ended| format!(" ({})", ended.exit_code()));
+    format!(
+        "{} {} {} {}{}",
+        crate::logs::rfc3339(event.time_ns),
+        kind.as_str().unwrap_or_default(),
+        event.id,
+        event.name,
+        ended.unwrap_or_default()
+    )
+}
+
+/// `basalt stats`.
+pub(crate) fn stats(args: &StatsArgs, output: &Output) -> Result<u8> {
+    let mut client = daemon::connect()?;
+    let mut before: Vec<Sample> = Vec::new();
+    loop {
+        let now = samples(&mut client, args.sandbox.as_ref())?;
+        if args.no_stream || !before.is_empty() {
+            output.result(&now, || stats_table(&before, &now))?;
+        }
+        if args.no_stream {
+            return Ok(0);
+        }
+        before = now;
+        std::thread::sleep(STATS_PAUSE);
+    }
+}
+
+fn samples(client: &mut Client, sandbox: Option<&String>) -> Result<Vec<Sample>> {
+    let mut samples = Vec::new();
+    let request = Request::Stats {
+        sandbox: sandbox.cloned(),
+    };
+    client.ask_each(request, &mut |item| {
+        if let Item::Sample(sample) = item {
+            samples.push(sample);
+        }
+    })?;
+    Ok(samples)
+}
+
+fn stats_table(before: &[Sample], now: &[Sample]) -> String {
+    let mut rows = vec![
+        ["ID", "NAME", "CPU", "CPU TIME", "MEMORY", "DISK", "THREADS"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
+    for sample in now {
+        let usage = &sample.usage;
+        let earlier = before.iter().find(|earlier| earlier.id == sample.id);
+        // A second of CPU time in a second is 100 %.
+        let share = earlier.map(|earlier| usage.cpu_usec.saturating_sub(earlier.usage.cpu_usec) / 10_000);
+        rows.push(vec![
+            sample.id.clone(),
+            sample.name.clone(),
+            share.map_or_else(|| "-".to_owned(), |share| format!("{share} %")),
+            format!("{:.1} s", Duration::from_micros(usage.cpu_usec).as_secs_f64()),
+            ByteSize(usage.memory).to_string(),
+            ByteSize(usage.disk).to_string(),
+            usage.pids.to_string(),
+        ]);
+    }
+    table(&rows)
+}
+
+fn unexpected(reply: &Reply) -> anyhow::Error {
+    anyhow::anyhow!("the daemon answered {reply:?}: use basalt and basaltd of one build")
+}

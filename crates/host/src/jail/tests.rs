@@ -1,0 +1,233 @@
+//! Real jails. Needs root, namespaces and a shell; the jailed programs here are dynamic, which works as long as nothing
+//! has emptied their file system.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use super::*;
+use crate::cgroup::{Limits, Root};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn identity() -> Isolation {
+    Isolation::Full(Pool::default().identity(5).unwrap())
+}
+
+struct Run {
+    output: String,
+    status: WaitIdStatus,
+    timing: Timing,
+}
+
+/// Runs a shell script in a jail and collects what it writes.
+fn shell(script: &str, isolation: Isolation, descriptors: &[BorrowedFd<'_>], cgroup: Option<BorrowedFd<'_>>) -> Run {
+    let program = File::open("/bin/sh").unwrap();
+    let (mut output, log) = std::io::pipe().unwrap();
+    let arguments = ["sh", "-c", script].map(|word| argument(word).unwrap());
+    let environment = [argument("PATH=/usr/bin:/bin").unwrap()];
+    let child = spawn(&Launch {
+        program: program.as_fd(),
+        arguments: &arguments,
+        environment: &environment,
+        descriptors,
+        log: log.as_fd(),
+        cgroup,
+        isolation,
+        open_files: Some(300),
+    })
+    .unwrap();
+    drop(log);
+    let mut text = String::new();
+    output.read_to_string(&mut text).unwrap();
+    Run {
+        output: text,
+        status: child.wait().unwrap(),
+        timing: child.timing,
+    }
+}
+
+#[test]
+fn it_is_an_unprivileged_user_in_namespaces_of_its_own() {
+    let script = "id -u; id -g; id -G; cat /proc/self/uid_map; echo $$; \
+                  for n in user pid mnt net ipc uts; do readlink /proc/self/ns/$n; done; ulimit -n";
+    // /proc is still the host's: its view of `self` goes by our pid namespace.
+    let run = shell(script, identity(), &[], None);
+    let lines: Vec<_> = run.output.lines().collect();
+    assert_eq!(lines.get(..3), Some(&["0", "0", "0"][..]), "{}", run.output);
+    let outside = 0x7ba5_0005_u32.to_string();
+    assert!(lines[3].split_whitespace().eq(["0", &outside, "1"]), "{}", run.output);
+    assert_eq!(lines[4], "1", "the first process of its pid namespace");
+    for (name, line) in ["user", "pid", "mnt", "net", "ipc", "uts"].iter().zip(&lines[5..]) {
+        let ours = std::fs::read_link(format!("/proc/self/ns/{name}")).unwrap();
+        assert_ne!(ours.to_string_lossy(), **line, "{name}");
+    }
+    assert_eq!(lines[11], "300");
+    assert_eq!(run.status.exit_status(), Some(0));
+}
+
+#[test]
+fn it_cannot_touch_what_is_roots_outside() {
+    let directory = tempfile();
+    let script = format!(": > {0}/x && echo written; cat {0}/secret", directory.display());
+    std::fs::write(directory.join("secret"), "s").unwrap();
+    std::fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(
+        directory.join("secret"),
+        std::os::unix::fs::PermissionsExt::from_mode(0o600),
+    )
+    .unwrap();
+    let jailed = shell(&script, identity(), &[], None);
+    let free = shell(&script, Isolation::None, &[], None);
+    std::fs::remove_dir_all(&directory).unwrap();
+    assert!(!jailed.output.contains("written"), "{}", jailed.output);
+    assert_ne!(jailed.status.exit_status(), Some(0));
+    assert!(free.output.contains("written"), "the test can tell: {}", free.output);
+}
+
+fn tempfile() -> std::path::PathBuf {
+    let path = std::env::temp_dir().join(format!("basalt-jail-test-{}", std::process::id()));
+    std::fs::create_dir_all(&path).unwrap();
+    path
+}
+
+#[test]
+fn it_has_the_descriptors_that_it_was_given_and_no_other() {
+    // Made inheritable, as a careless library might: closed nevertheless.
+    let stray = File::open("/dev/zero").unwrap();
+    rustix::io::fcntl_setfd(&stray, rustix::io::FdFlags::empty()).unwrap();
+    let (near, far) = UnixStream::pair().unwrap();
+    let (mut near2, far2) = UnixStream::pair().unwrap();
+    near2.write_all(b"ping\n").unwrap();
+    for isolation in [identity(), Isolation::None] {
+        // Given twice, and the second position first in our own numbering: order is what counts.
+        let given = [far2.as_fd(), far.as_fd(), far2.as_fd()];
+        let script = "echo $(ls /proc/$$/fd | tr '\\n' ' '); head -c0 <&0; readlink /proc/$$/fd/0";
+        // `ls` needs a pid that /proc knows: read through `self` of the shell instead when it is PID 1 of its own.
+        let script = script.replace("/proc/$$/fd", "/proc/self/fd");
+        let run = shell(&script, isolation, &given, None);
+        // 6 is the directory that `ls` reads, and it is not there for readlink.
+        assert_eq!(run.output, "0 1 2 3 4 5 6\n/dev/null\n", "{isolation:?}");
+    }
+    let run = shell(
+        "read line <&5; echo $line",
+        identity(),
+        &[far.as_fd(), far.as_fd(), far2.as_fd()],
+        None,
+    );
+    assert_eq!(run.output, "ping\n");
+    drop((near, stray));
+}
+
+#[test]
+fn signals_and_session_are_its_own() {
+    // Rust programs ignore SIGPIPE; a jailed one does not.
+    let script = "grep -E '^Sig(Blk|Ign)' /proc/self/status; cut -d' ' -f6 /proc/self/stat";
+    let run = shell(script, Isolation::None, &[], None);
+    for line in run.output.lines().take(2) {
+        assert!(line.ends_with("0000000000000000"), "{}", run.output);
+    }
+    let ours = rustix::process::getsid(None)
+        .unwrap()
+        .as_raw_nonzero()
+        .get()
+        .to_string();
+    assert_ne!(run.output.lines().nth(2).unwrap(), ours);
+}
+
+#[test]
+fn it_is_born_in_its_cgroup_and_killed_by_it() {
+    let root = Root::open(&format!("basalt-jail-test-{}", std::process::id())).unwrap();
+    let cgroup = root.create("born", &Limits::default()).unwrap();
+    let program = File::open("/bin/sleep").unwrap();
+    let null = File::options().write(true).open("/dev/null").unwrap();
+    let arguments = ["sleep", "1000"].map(|word| argument(word).unwrap());
+    let child = spawn(&Launch {
+        program: program.as_fd(),
+        arguments: &arguments,
+        environment: &[],
+        descriptors: &[],
+        log: null.as_fd(),
+        cgroup: Some(cgroup.as_fd()),
+        isolation: identity(),
+        open_files: None,
+    })
+    .unwrap();
+    assert_eq!(cgroup.processes().unwrap(), [child.pid]);
+    cgroup.kill().unwrap();
+    assert_eq!(child.wait().unwrap().terminating_signal(), Some(libc::SIGKILL));
+    cgroup.wait_empty(LIMIT).unwrap();
+    root.remove("born").unwrap();
+    root.remove_root().unwrap();
+}
+
+#[test]
+fn what_fails_in_the_child_is_told_by_its_parent_and_nothing_is_left() {
+    let root = Root::open(&format!("basalt-jail-fails-{}", std::process::id())).unwrap();
+    let cgroup = root.create("failed", &Limits::default()).unwrap();
+    let program = File::open("/etc/passwd").unwrap();
+    let null = File::options().write(true).open("/dev/null").unwrap();
+    let mut launch = Launch {
+        program: program.as_fd(),
+        arguments: &[],
+        environment: &[],
+        descriptors: &[],
+        log: null.as_fd(),
+        cgroup: Some(cgroup.as_fd()),
+        isolation: identity(),
+        open_files: None,
+    };
+    let error = spawn(&launch).unwrap_err();
+    assert!(
+        matches!(
+            &error,
+            Error::Child {
+                step: "executing the program",
+                ..
+            }
+        ),
+        "{error}"
+    );
+    // A directory that is no cgroup.
+    let directory = File::open("/tmp").unwrap();
+    launch.cgroup = Some(directory.as_fd());
+    assert!(spawn(&launch).is_err());
+    let many = [null.as_fd(); MAX_DESCRIPTORS + 1];
+    launch.descriptors = &many;
+    let error = spawn(&launch).unwrap_err();
+    assert!(matches!(&error, Error::NoJail { .. }), "{error}");
+    assert!(cgroup.processes().unwrap().is_empty());
+    drop(directory);
+    root.remove("failed").unwrap();
+    root.remove_root().unwrap();
+}
+
+#[test]
+fn many_threads_start_jails_at_once_and_this_process_stays_dumpable() {
+    assert_eq!(
+        rustix::process::dumpable_behavior().unwrap(),
+        DumpableBehavior::Dumpable
+    );
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for round in 0..5 {
+                    let run = shell(&format!("echo {round}"), identity(), &[], None);
+                    assert_eq!(run.output, format!("{round}\n"));
+                }
+            });
+        }
+    });
+    assert_eq!(
+        rustix::process::dumpable_behavior().unwrap(),
+        DumpableBehavior::Dumpable
+    );
+}
+
+#[test]
+fn a_start_is_timed() {
+    let run = shell("exit 3", identity(), &[], None);
+    assert_eq!(run.status.exit_status(), Some(3));
+    assert!(run.timing.clone > Duration::ZERO && run.timing.exec > Duration::ZERO);
+    eprintln!("{:?}", run.timing);
+}

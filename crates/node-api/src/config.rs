@@ -1,0 +1,188 @@
+//! What a sandbox is asked to be.
+
+use std::collections::BTreeMap;
+
+use base::ByteSize;
+use serde::{Deserialize, Serialize};
+
+/// The longest name of a sandbox, and of a host (`__NEW_UTS_LEN` of Linux).
+pub const MAX_NAME: usize = 64;
+
+/// The least writable layer on a disk: below it there is no room for a file system.
+pub const MIN_DISK: ByteSize = ByteSize::mib(16);
+
+/// What runs in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProcessConfig {
+    /// In place of the image's entrypoint; an empty list is none at all.
+    pub entrypoint: Option<Vec<String>>,
+    /// In place of the image's command.
+    pub command: Vec<String>,
+    /// `NAME=value`, over the image's.
+    pub env: Vec<String>,
+    /// In place of the image's working directory.
+    pub workdir: Option<String>,
+    /// In place of the image's user: `name|uid[:group|gid]`.
+    pub user: Option<String>,
+    /// It has a terminal.
+    pub tty: bool,
+}
+
+/// How large it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resources {
+    /// Number of vCPUs.
+    pub cpus: u32,
+    /// Guest memory, whole pages.
+    pub memory: ByteSize,
+    /// The writable layer's disk; `None` keeps that layer in the guest's memory.
+    pub disk: Option<ByteSize>,
+}
+
+/// A sandbox that is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SandboxConfig {
+    /// Its name; the daemon finds one when not given.
+    pub name: Option<String>,
+    /// A name, or a digest or its beginning.
+    pub image: String,
+    /// What runs in it.
+    pub process: ProcessConfig,
+    /// How large it is.
+    pub resources: Resources,
+    /// The guest's host name; its own short id when not given.
+    pub hostname: Option<String>,
+    /// Remove it when it has ended.
+    pub remove: bool,
+    /// It lives by itself. Otherwise it lives as long as the connection that asked for it, which gets the stream on which
+    /// its command is to be started.
+    pub detach: bool,
+    /// Whatever its owner wants to find it by.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+}
+
+/// Why a sandbox cannot be what it is asked to be.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Not a name.
+    #[error(
+        "`{0}` cannot be a sandbox's name: begin with a letter or digit, then letters, digits, `_`, `.` and `-`, 64 at most"
+    )]
+    Name(String),
+    /// Not a host name.
+    #[error("`{0}` cannot be a host name: 1 to 64 letters, digits, dots and dashes")]
+    Hostname(String),
+    /// No room for a file system.
+    #[error("a disk of {0} is too small: give at least {MIN_DISK}, or none with --disk 0")]
+    Disk(ByteSize),
+    /// A variable without a name, or with a zero byte.
+    #[error("`{0}` is no environment variable: write NAME=value")]
+    Env(String),
+}
+
+/// Checks a sandbox's name.
+///
+/// # Errors
+/// [`ConfigError::Name`].
+pub fn check_name(name: &str) -> Result<(), ConfigError> {
+    let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let rest = name
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte));
+    if first && rest && name.len() <= MAX_NAME {
+        Ok(())
+    } else {
+        Err(ConfigError::Name(name.to_owned()))
+    }
+}
+
+impl SandboxConfig {
+    /// Checks everything that can be told from the data alone. CPUs and memory are checked against the host.
+    ///
+    /// # Errors
+    /// The first thing found wrong.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        if let Some(name) = &self.name {
+            check_name(name)?;
+        }
+        let is_label = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'.' || byte == b'-';
+        if let Some(name) = &self.hostname
+            && (name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(is_label))
+        {
+            return Err(ConfigError::Hostname(name.clone()));
+        }
+        if let Some(disk) = self.resources.disk
+            && disk < MIN_DISK
+        {
+            return Err(ConfigError::Disk(disk));
+        }
+        let bad = |entry: &&String| entry.starts_with('=') || !entry.contains('=') || entry.contains('\0');
+        match self.process.env.iter().find(bad) {
+            Some(entry) => Err(ConfigError::Env(entry.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> SandboxConfig {
+        SandboxConfig {
+            name: Some("web-1".into()),
+            image: "python".into(),
+            process: ProcessConfig {
+                env: vec!["A=".into(), "B=c=d".into()],
+                ..ProcessConfig::default()
+            },
+            resources: Resources {
+                cpus: 1,
+                memory: ByteSize::mib(512),
+                disk: Some(ByteSize::gib(10)),
+            },
+            hostname: None,
+            remove: false,
+            detach: true,
+            labels: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn a_sensible_one_passes_and_survives_json() {
+        let config = config();
+        assert_eq!(config.validate(), Ok(()));
+        let text = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<SandboxConfig>(&text).unwrap(), config);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let broken = |change: fn(&mut SandboxConfig)| {
+            let mut config = config();
+            change(&mut config);
+            config.validate().unwrap_err()
+        };
+        for name in ["", "-x", "a/b", "a b", ".x", "ä"] {
+            assert_eq!(check_name(name), Err(ConfigError::Name(name.into())));
+        }
+        assert_eq!(check_name(&"x".repeat(65)), Err(ConfigError::Name("x".repeat(65))));
+        assert_eq!(
+            broken(|c| c.hostname = Some("a_b".into())),
+            ConfigError::Hostname("a_b".into())
+        );
+        assert_eq!(
+            broken(|c| c.resources.disk = Some(ByteSize(1))),
+            ConfigError::Disk(ByteSize(1))
+        );
+        assert_eq!(broken(|c| c.process.env.push("A".into())), ConfigError::Env("A".into()));
+        assert_eq!(
+            broken(|c| c.process.env.push("=b".into())),
+            ConfigError::Env("=b".into())
+        );
+    }
+}

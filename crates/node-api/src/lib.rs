@@ -1,0 +1,21 @@
+//! The contract between the node daemon and whoever asks it for sandboxes: plain data, validation and a thin client.
+//!
+//! One SEQPACKET unix socket carries requests, items and replies, one JSON document a packet; descriptors travel with the
+//! replies that need them. A command's streams never pass through the daemon: who asks for one gets a connection to the
+//! guest's agent, and speaks `agent-api` on it. Knows neither how a daemon works nor what a VMM is.
+
+pub mod client;
+pub mod config;
+pub mod message;
+pub mod sandbox;
+
+pub use client::{Client, ClientError};
+pub use config::{ConfigError, ProcessConfig, Resources, SandboxConfig, check_name};
+pub use message::{ApiError, ErrorKind, EventKind, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Usage};
+pub use sandbox::{Ended, Sandbox, State};
+
+/// The version of this contract. A daemon refuses any other.
+pub const VERSION: u32 = 1;
+
+/// The name of the daemon's socket, in the state directory.
+pub const SOCKET: &str = "basaltd.sock";

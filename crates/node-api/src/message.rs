@@ -1,0 +1,267 @@
+//! Requests, replies and events.
+
+use std::collections::BTreeMap;
+
+use agent_api::ExecRequest;
+use serde::{Deserialize, Serialize};
+
+use crate::config::SandboxConfig;
+use crate::sandbox::{Ended, Sandbox};
+
+/// What is asked of a daemon. A `sandbox` is a name, or an id or the beginning of one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "method", content = "params", rename_all = "kebab-case")]
+pub enum Request {
+    /// Who are you? [`Reply::Info`].
+    Info,
+    /// Make and start a sandbox. [`Reply::Started`]; for one that is not detached with a connection to its agent, on which
+    /// its command is to be started as [`Reply::Started`] says, and the sandbox ends with this connection or the other.
+    Run(Box<SandboxConfig>),
+    /// Start one that has ended, detached. [`Reply::Started`].
+    Start {
+        /// Which.
+        sandbox: String,
+    },
+    /// A connection to its agent, for a command in it. [`Reply::Agent`] with the descriptor.
+    Exec {
+        /// Which.
+        sandbox: String,
+    },
+    /// All of them, or those that have a VM. Each is an item; then [`Reply::Done`].
+    List {
+        /// Also those that have ended.
+        all: bool,
+    },
+    /// One of them. [`Reply::Sandbox`].
+    Inspect {
+        /// Which.
+        sandbox: String,
+    },
+    /// What its command has written. [`Reply::Sandbox`] with its log and its console, open for
+    /// reading.
+    Logs {
+        /// Which.
+        sandbox: String,
+    },
+    /// Wait until it has ended. [`Reply::Ended`].
+    Wait {
+        /// Which.
+        sandbox: String,
+    },
+    /// End it in order: SIGTERM to its command, and SIGKILL to the rest after the grace period. [`Reply::Done`].
+    Stop {
+        /// Which.
+        sandbox: String,
+        /// Milliseconds.
+        grace_ms: u64,
+    },
+    /// Send its command a signal. SIGKILL ends the whole VM. [`Reply::Done`].
+    Kill {
+        /// Which.
+        sandbox: String,
+        /// Linux's number for x86-64.
+        signal: i32,
+    },
+    /// Stop it if it runs, and start it. [`Reply::Started`].
+    Restart {
+        /// Which.
+        sandbox: String,
+        /// Milliseconds.
+        grace_ms: u64,
+    },
+    /// Remove it with all that belongs to it. [`Reply::Done`].
+    Remove {
+        /// Which.
+        sandbox: String,
+        /// Also if it runs.
+        force: bool,
+    },
+    /// Stop its vCPUs and devices. [`Reply::Done`].
+    Pause {
+        /// Which.
+        sandbox: String,
+    },
+    /// Let them go on. [`Reply::Done`].
+    Resume {
+        /// Which.
+        sandbox: String,
+    },
+    /// What they use now. Each is an item; then [`Reply::Done`].
+    Stats {
+        /// Which; all that run when not given.
+        sandbox: Option<String>,
+    },
+    /// What happens from now on. [`Reply::Done`] at once, then an item each.
+    Events,
+    /// Remove all that have ended. [`Reply::Pruned`].
+    Prune,
+    /// End this connection's sandbox (see [`Request::Run`]): its client has what it wanted. [`Reply::Done`].
+    Finish,
+    /// End the daemon; sandboxes run on. [`Reply::Done`].
+    Quit,
+}
+
+/// What a daemon says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// The daemon's version.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Its program's file has been replaced since it was started.
+    pub replaced: bool,
+    /// A service manager started it and would start it again.
+    pub managed: bool,
+    /// How many sandboxes have a VM.
+    pub running: usize,
+}
+
+/// What a sandbox uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// CPU time, in microseconds.
+    pub cpu_usec: u64,
+    /// Memory of the VMM with the guest's, in bytes.
+    pub memory: u64,
+    /// Bytes that its disk and logs take on the host.
+    pub disk: u64,
+    /// Processes and threads on the host.
+    pub pids: u64,
+    /// Metrics of the VMM, by name and labels.
+    pub vmm: BTreeMap<String, u64>,
+}
+
+/// One sandbox's usage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Its id.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// What it uses.
+    pub usage: Usage,
+}
+
+/// What happened to a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EventKind {
+    /// It was made.
+    Create,
+    /// It runs.
+    Start,
+    /// It was paused.
+    Pause,
+    /// It goes on.
+    Resume,
+    /// Its VM is gone.
+    Exit,
+    /// It was removed.
+    Remove,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeEvent {
+    /// When: nanoseconds since 1970.
+    pub time_ns: u64,
+    /// What.
+    pub kind: EventKind,
+    /// To which sandbox.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// With an exit: how.
+    pub ended: Option<Ended>,
+}
+
+/// The answer to a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reply {
+    /// Done.
+    Done,
+    /// To `info`.
+    Info(NodeInfo),
+    /// It runs.
+    Started {
+        /// The sandbox.
+        sandbox: Box<Sandbox>,
+        /// What is to be run on the connection that came along.
+        command: Option<Box<ExecRequest>>,
+    },
+    /// To `exec`.
+    Agent {
+        /// The sandbox's environment, directory and user; the rest is for the asker to fill in.
+        command: Box<ExecRequest>,
+    },
+    /// One sandbox.
+    Sandbox(Box<Sandbox>),
+    /// To `wait`.
+    Ended(Ended),
+    /// To `prune`: the ids.
+    Pruned(Vec<String>),
+}
+
+/// One of several things, before the reply.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Item {
+    /// Of `list`.
+    Sandbox(Box<Sandbox>),
+    /// Of `stats`.
+    Sample(Sample),
+    /// Of `events`.
+    Event(NodeEvent),
+}
+
+/// The kind of a refusal, for machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ErrorKind {
+    /// The request is malformed or asks for what cannot be.
+    Invalid,
+    /// No such sandbox or image.
+    NotFound,
+    /// The name is taken.
+    Conflict,
+    /// The request does not fit the sandbox's state.
+    WrongState,
+    /// The host lacks something.
+    Host,
+    /// The guest or its VMM failed.
+    Guest,
+    /// It took too long.
+    Deadline,
+    /// A bug.
+    Internal,
+}
+
+/// Why a request was refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    /// Its kind.
+    pub kind: ErrorKind,
+    /// A sentence for people, with the next step where there is one.
+    pub message: String,
+    /// What `basalt run` exits with.
+    pub exit_code: u8,
+}
+
+/// One packet on the socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Packet {
+    /// To the daemon.
+    Request {
+        /// [`crate::VERSION`] of the asker.
+        version: u32,
+        /// What is asked.
+        request: Request,
+    },
+    /// From the daemon.
+    Item(Item),
+    /// From the daemon, after all items.
+    Reply(Result<Reply, ApiError>),
+}

@@ -1,0 +1,116 @@
+//! What a daemon knows of a sandbox, and what it keeps of it in its database.
+
+use agent_api::ExitStatus;
+use serde::{Deserialize, Serialize};
+
+use crate::config::SandboxConfig;
+
+/// Where a sandbox stands.
+///
+/// ```text
+///  Creating ──▶ Starting ──▶ Running ◀──▶ Paused
+///     │            ▲  │          │           │
+///     │     restart│  │failed    ▼           │
+///     │            │  │       Stopping ◀─────┘
+///     │            │  ▼          │
+///     │           Exited ◀───────┘     (or by itself, from Running)
+///     └──────────────┴──▶ Removing ──▶ gone
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// Its name is taken; its directory and disk are being made.
+    Creating,
+    /// Its VM boots.
+    Starting,
+    /// Its agent answers.
+    Running,
+    /// Its vCPUs and devices are stopped and can go on.
+    Paused,
+    /// It is being stopped.
+    Stopping,
+    /// Its VM is gone; its disk and log are there.
+    Exited,
+    /// It is being removed.
+    Removing,
+}
+
+impl State {
+    /// A VM belongs to it.
+    pub fn has_vm(self) -> bool {
+        matches!(self, Self::Starting | Self::Running | Self::Paused | Self::Stopping)
+    }
+}
+
+impl std::fmt::Display for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Creating => "creating",
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Stopping => "stopping",
+            Self::Exited => "exited",
+            Self::Removing => "removing",
+        })
+    }
+}
+
+/// How a sandbox came to its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ended {
+    /// Its command ended.
+    Command(ExitStatus),
+    /// It was stopped before its command had ended.
+    Stopped,
+    /// Its VM or VMM failed, or the host was shut down; a sentence says what is known.
+    Failed(String),
+}
+
+impl Ended {
+    /// The exit code: the command's own, 137 (killed) for one that was stopped, 125 for a failure.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Command(status) => status.exit_code(),
+            Self::Stopped => 137,
+            Self::Failed(_) => 125,
+        }
+    }
+}
+
+/// A sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sandbox {
+    /// 12 hexadecimal digits.
+    pub id: String,
+    /// Unique on its node.
+    pub name: String,
+    /// Where it stands.
+    pub state: State,
+    /// What it was asked to be.
+    pub config: SandboxConfig,
+    /// The image's digest, 64 hexadecimal digits.
+    pub digest: String,
+    /// When it was made: nanoseconds since 1970.
+    pub created_ns: u64,
+    /// When its VM was last started.
+    pub started_ns: Option<u64>,
+    /// When that ended.
+    pub ended_ns: Option<u64>,
+    /// How that ended.
+    pub ended: Option<Ended>,
+    /// The VMM's process.
+    pub vmm: Option<Process>,
+    /// How often it was started again.
+    pub restarts: u32,
+}
+
+/// A process, told from a later one of the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its number.
+    pub pid: i32,
+    /// When it was started, in clock ticks since the host's boot (`/proc/PID/stat`, field 22).
+    pub start: u64,
+}

@@ -1,0 +1,68 @@
+//! What a node is started with.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use host::jail::Pool;
+use log::LevelFilter;
+
+/// What a node is started with.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The state directory, an absolute path.
+    pub state: PathBuf,
+    /// The guest kernel.
+    pub kernel: PathBuf,
+    /// The initramfs with the agent.
+    pub initramfs: PathBuf,
+    /// The VMM program.
+    pub vmm: PathBuf,
+    /// The KVM device, [`host::kvm::DEVICE`].
+    pub kvm: PathBuf,
+    /// Users for the VMMs, which then are in namespaces of their own; `None` runs them as this process is.
+    pub users: Option<Pool>,
+    /// What the daemon and its VMMs say; from `debug` on, guests' kernels are talkative.
+    pub log_level: LevelFilter,
+    /// A service manager would start the daemon again.
+    pub managed: bool,
+    /// How long things may take.
+    pub limits: TimeLimits,
+}
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub struct TimeLimits {
+    /// Until a guest's agent is ready.
+    pub boot: Duration,
+    /// An answer of a VMM or an agent that needs no work.
+    pub answer: Duration,
+    /// From the order to power off to the end.
+    pub power_off: Duration,
+    /// From SIGKILL to the end of a process.
+    pub kill: Duration,
+}
+
+impl TimeLimits {
+    /// For a host with hardware virtualization: a kernel boots in a second, a loaded machine needs many.
+    pub const REAL: Self = Self {
+        boot: Duration::from_secs(60),
+        answer: Duration::from_secs(10),
+        power_off: Duration::from_secs(5),
+        kill: Duration::from_secs(10),
+    };
+
+    /// For an emulated host: a boot takes seconds, and its other guests slow it down.
+    pub const EMULATED: Self = Self {
+        boot: Duration::from_secs(120),
+        answer: Duration::from_secs(60),
+        power_off: Duration::from_secs(30),
+        kill: Duration::from_secs(30),
+    };
+}
+
+impl Config {
+    /// Whether guests' kernels shall say all that they have to say.
+    pub(crate) fn talkative(&self) -> bool {
+        self.log_level >= LevelFilter::Debug
+    }
+}

@@ -1,0 +1,166 @@
+//! Writable disks: sparse files with an empty ext4, copied from one that is made once for each size. Where the file system
+//! has reflinks a copy costs nothing; elsewhere only the blocks that mkfs wrote are copied. Knows no sandbox.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use base::ByteSize;
+use rustix::fs::{SeekFrom, copy_file_range, ioctl_ficlone, seek};
+use rustix::io::Errno;
+
+use crate::Error;
+
+/// The file system on it.
+pub(crate) const FILE_SYSTEM: &str = "ext4";
+
+/// No blocks for root alone, tables and journal written when they are used, a journal as small as it can be.
+const MKFS_FLAGS: &[&str] = &[
+    "-q",
+    "-F",
+    "-m",
+    "0",
+    "-J",
+    "size=4",
+    "-E",
+    "lazy_itable_init=1,lazy_journal_init=1,nodiscard",
+];
+
+/// Makes a disk of `size` at `path`; templates are kept in `templates`. One that is there already stays.
+pub(crate) fn create(templates: &Path, size: ByteSize, path: &Path) -> Result<(), Error> {
+    if path.exists() {
+        return Ok(());
+    }
+    let template = template(templates, size)?;
+    // A copy that was interrupted must not be taken for a disk.
+    let partial = path.with_extension("partial");
+    copy_sparse(&template, &partial).map_err(Error::file("make a disk at", &partial))?;
+    fs::rename(&partial, path).map_err(Error::file("rename", &partial))
+}
+
+fn template(templates: &Path, size: ByteSize) -> Result<std::path::PathBuf, Error> {
+    let path = templates.join(format!("{FILE_SYSTEM}-{}", size.bytes()));
+    if path.exists() {
+        return Ok(path);
+    }
+    fs::create_dir_all(templates).map_err(Error::file("make", templates))?;
+    let partial = templates.join(format!("partial-{}-{}", size.bytes(), crate::clock::now_ns()));
+    let made = File::create(&partial)
+        .and_then(|file| file.set_len(size.bytes()))
+        .map_err(Error::file("make", &partial))
+        .and_then(|()| make_file_system(&partial))
+        .and_then(|()| fs::rename(&partial, &path).map_err(Error::file("rename", &partial)));
+    if made.is_err()
+        && let Err(error) = fs::remove_file(&partial)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        log::warn!("{} stays behind: {error}", partial.display());
+    }
+    made.map(|()| path)
+}
+
+fn make_file_system(path: &Path) -> Result<(), Error> {
+    let output = Command::new("mkfs.ext4")
+        .args(MKFS_FLAGS)
+        .arg(path)
+        .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| Error::Disk(format!("mkfs.ext4 cannot be run ({error})")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let last = said.lines().last().unwrap_or_default();
+    Err(Error::Disk(format!("mkfs.ext4 ended with {}: {last}", output.status)))
+}
+
+/// Removes what interrupted makers left.
+pub(crate) fn clean(templates: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(templates) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_name().as_encoded_bytes().starts_with(b"partial-") {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
+    let source = File::open(from)?;
+    let target = File::create(to)?;
+    match ioctl_ficlone(&target, &source) {
+        Ok(()) => return Ok(()),
+        Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::XDEV | Errno::NOTTY | Errno::NOSYS) => (),
+        Err(error) => return Err(error.into()),
+    }
+    let length = source.metadata()?.len();
+    target.set_len(length)?;
+    let mut at = 0;
+    loop {
+        // NXIO: there is no data behind this.
+        let data = match seek(&source, SeekFrom::Data(at)) {
+            Err(Errno::NXIO) => return Ok(()),
+            found => found?,
+        };
+        let hole = seek(&source, SeekFrom::Hole(data))?;
+        copy_range(&source, &target, data, hole)?;
+        at = hole;
+    }
+}
+
+fn copy_range(source: &File, target: &File, from: u64, to: u64) -> io::Result<()> {
+    let (mut near, mut far) = (from, from);
+    while near < to {
+        let left = usize::try_from(to - near).unwrap_or(usize::MAX);
+        if copy_file_range(source, Some(&mut near), target, Some(&mut far), left)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn a_disk_is_whole_sparse_and_made_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let templates = directory.path().join("disks");
+        let (one, two) = (directory.path().join("one"), directory.path().join("two"));
+        create(&templates, ByteSize::gib(1), &one).unwrap();
+        fs::write(templates.join("partial-1-2"), "left by a crash").unwrap();
+        clean(&templates).unwrap();
+        create(&templates, ByteSize::gib(1), &two).unwrap();
+        assert_eq!(fs::read_dir(&templates).unwrap().count(), 1);
+        let metadata = fs::metadata(&two).unwrap();
+        assert_eq!(metadata.len(), 1 << 30);
+        assert!(metadata.blocks() * 512 < 16 << 20, "{} blocks", metadata.blocks());
+        let check = Command::new("/usr/sbin/e2fsck")
+            .args(["-fn"])
+            .arg(&two)
+            .output()
+            .unwrap();
+        assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
+        // What is there belongs to somebody.
+        fs::write(&one, "mine").unwrap();
+        create(&templates, ByteSize::gib(1), &one).unwrap();
+        assert_eq!(fs::read(&one).unwrap(), b"mine");
+    }
+
+    #[test]
+    fn what_is_too_small_for_a_file_system_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = create(directory.path(), ByteSize(4096), &directory.path().join("x")).unwrap_err();
+        assert!(error.to_string().contains("mkfs.ext4 ended with"), "{error}");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,249 @@
+//! The node: all sandboxes, by id and name, in memory and in the database. Making, ending and finding them again are the
+//! other files' affair.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use host::cgroup::{Cgroup, Root};
+use image::Store;
+use node_api::{EventKind, Sandbox, State};
+
+use crate::Error;
+use crate::config::Config;
+use crate::database::{Database, Opened, Stored};
+use crate::entry::Entry;
+use crate::events::Events;
+use crate::monitor::Monitor;
+use crate::paths::{Paths, SandboxPaths};
+use crate::points::Points;
+
+/// The most sandboxes of one node: as many as there are users and addresses for.
+pub(crate) const MAX_SANDBOXES: u32 = 4096;
+
+/// A node.
+#[derive(Debug)]
+pub struct Node {
+    pub(crate) config: Config,
+    pub(crate) paths: Paths,
+    pub(crate) images: Store,
+    pub(crate) cgroups: Option<Root>,
+    pub(crate) events: Events,
+    pub(crate) points: Points,
+    pub(crate) monitor: Monitor,
+    database: Mutex<Database>,
+    entries: Mutex<BTreeMap<String, Arc<Entry>>>,
+    /// Released when dropped.
+    _lock: File,
+}
+
+impl Node {
+    /// Opens the state directory, finds the sandboxes that run, and puts right what a crash has left.
+    ///
+    /// # Errors
+    /// Another daemon has it, or it cannot be used.
+    pub fn open(config: Config) -> Result<Arc<Self>, Error> {
+        let paths = Paths::new(config.state.clone());
+        for directory in [paths.state().to_owned(), paths.sandboxes(), paths.runs()] {
+            fs::create_dir_all(&directory).map_err(Error::file("make", &directory))?;
+        }
+        let lock = take_lock(&paths)?;
+        let (database, opened) = Database::open(&paths.database())?;
+        let cgroups = match Root::open(&instance(&config)) {
+            Ok(root) => Some(root),
+            Err(error) => {
+                log::warn!("sandboxes have no cgroups, so nothing limits and accounts them: {error}");
+                None
+            }
+        };
+        crate::disk::clean(&paths.disks()).map_err(Error::file("clean", &paths.disks()))?;
+        let node = Arc::new(Self {
+            images: Store::open(&paths.images())?,
+            cgroups,
+            events: Events::default(),
+            points: Points::from_environment(),
+            monitor: Monitor::new().map_err(Error::host("waiting for processes"))?,
+            database: Mutex::new(database),
+            entries: Mutex::new(BTreeMap::new()),
+            _lock: lock,
+            paths,
+            config,
+        });
+        let found = match opened {
+            Opened::Whole => node.database().all()?,
+            Opened::Replaced(aside) => {
+                log::error!(
+                    "the node's database was damaged and is now {}; it is made anew from the sandboxes' directories",
+                    aside.display()
+                );
+                crate::reconcile::records(&node.paths)
+            }
+        };
+        node.start_monitor()?;
+        node.reconcile(found)?;
+        Ok(node)
+    }
+
+    fn database(&self) -> MutexGuard<'_, Database> {
+        self.database.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Entry>>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a sandbox as it is.
+    pub(crate) fn put(&self, stored: &Stored) -> Result<(), Error> {
+        self.database().put(stored)
+    }
+
+    /// All sandboxes, the oldest first.
+    pub fn list(&self) -> Vec<Sandbox> {
+        let mut all: Vec<Sandbox> = self.entries().values().map(|entry| entry.stored().sandbox).collect();
+        all.sort_by(|a, b| (a.created_ns, &a.id).cmp(&(b.created_ns, &b.id)));
+        all
+    }
+
+    /// The sandbox of this name, or whose id begins so.
+    pub(crate) fn find(&self, wanted: &str) -> Result<Arc<Entry>, Error> {
+        let entries = self.entries();
+        let named = entries
+            .values()
+            .find(|entry| entry.lock().stored.sandbox.name == wanted);
+        if let Some(entry) = named.or_else(|| entries.get(wanted)) {
+            return Ok(Arc::clone(entry));
+        }
+        let mut found = entries.values().filter(|entry| entry.id.starts_with(wanted));
+        match (found.next(), found.next()) {
+            (Some(entry), None) if !wanted.is_empty() => Ok(Arc::clone(entry)),
+            (Some(_), Some(_)) if !wanted.is_empty() => Err(Error::Ambiguous(wanted.to_owned())),
+            _ => Err(Error::NotFound(wanted.to_owned())),
+        }
+    }
+
+    /// Takes a name and a slot: from here on the sandbox is known. `name` is made up where it is not given.
+    pub(crate) fn register(&self, mut stored: Stored, name: Option<&str>) -> Result<Arc<Entry>, Error> {
+        let mut entries = self.entries();
+        let taken: Vec<(String, String, u32)> = entries
+            .values()
+            .map(|entry| {
+                let inner = entry.lock();
+                (inner.stored.sandbox.name.clone(), entry.id.clone(), inner.stored.slot)
+            })
+            .collect();
+        stored.sandbox.name = match name {
+            Some(name) => match taken.iter().find(|(other, ..)| other == name) {
+                Some((name, id, _)) => {
+                    return Err(Error::NameTaken {
+                        name: name.clone(),
+                        id: id.clone(),
+                    });
+                }
+                None => name.to_owned(),
+            },
+            None => crate::names::make(&stored.sandbox.id, |name| taken.iter().any(|(other, ..)| other == name)),
+        };
+        let free = (0..MAX_SANDBOXES).find(|slot| taken.iter().all(|(.., other)| other != slot));
+        stored.slot = free.ok_or(Error::Full(MAX_SANDBOXES))?;
+        self.put(&stored)?;
+        let entry = Entry::new(stored);
+        entries.insert(entry.id.clone(), Arc::clone(&entry));
+        Ok(entry)
+    }
+
+    /// Changes a sandbox's record, in the database first.
+    pub(crate) fn update(&self, entry: &Entry, change: impl FnOnce(&mut Stored)) -> Result<(), Error> {
+        let mut inner = entry.lock();
+        if inner.gone {
+            return Ok(());
+        }
+        let mut stored = inner.stored.clone();
+        change(&mut stored);
+        self.put(&stored)?;
+        inner.stored = stored;
+        drop(inner);
+        entry.notify();
+        Ok(())
+    }
+
+    /// Forgets a sandbox of which nothing is left.
+    pub(crate) fn forget(&self, entry: &Entry) -> Result<(), Error> {
+        self.database().delete(&entry.id)?;
+        self.entries().remove(&entry.id);
+        let mut inner = entry.lock();
+        inner.gone = true;
+        self.events.tell(EventKind::Remove, &inner.stored.sandbox);
+        drop(inner);
+        entry.notify();
+        Ok(())
+    }
+
+    pub(crate) fn sandbox_paths(&self, entry: &Entry) -> SandboxPaths {
+        self.paths.sandbox(&entry.id)
+    }
+
+    /// The sandbox's cgroup, if it has one.
+    pub(crate) fn cgroup(&self, entry: &Entry) -> Result<Option<Cgroup>, Error> {
+        match &self.cgroups {
+            Some(root) => Ok(root.find(&entry.id)?),
+            None => Ok(None),
+        }
+    }
+
+    /// How many have a VM.
+    pub(crate) fn running(&self) -> usize {
+        self.entries().values().filter(|entry| entry.state().has_vm()).count()
+    }
+}
+
+/// What this node's cgroups are called: nodes of other state directories have others.
+fn instance(config: &Config) -> String {
+    if config.state == std::path::Path::new("/var/lib/basalt") {
+        return "basalt".to_owned();
+    }
+    // FNV-1a: the name must be the same after every start, and nobody has a reason to make two the same.
+    let hash = config
+        .state
+        .as_os_str()
+        .as_encoded_bytes()
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+    format!("basalt-{:08x}", hash >> 32)
+}
+
+fn take_lock(paths: &Paths) -> Result<File, Error> {
+    let path = paths.lock();
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(Error::file("open", &path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => Err(Error::Locked(paths.state().to_owned())),
+        Err(fs::TryLockError::Error(error)) => Err(Error::file("lock", &path)(error)),
+    }
+}
+
+/// Refuses what needs another state.
+pub(crate) fn wrong_state(sandbox: &Sandbox, next: &'static str) -> Error {
+    Error::WrongState {
+        name: sandbox.name.clone(),
+        state: sandbox.state,
+        next,
+    }
+}
+
+/// What to do about a sandbox that does not run.
+pub(crate) fn to_run(state: State) -> &'static str {
+    match state {
+        State::Exited => "start it again with `basalt start`",
+        State::Paused => "let it go on with `basalt unpause`",
+        State::Creating | State::Starting => "wait until it runs",
+        State::Stopping | State::Removing => "run another with `basalt run`",
+        State::Running => "ask again",
+    }
+}

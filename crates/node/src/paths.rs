@@ -1,0 +1,102 @@
+//! Where everything is, below one state directory. Makes nothing.
+//!
+//! ```text
+//!  lock             held (flock) by the one daemon of this directory
+//!  basaltd.sock     where it is asked
+//!  node.db          its database
+//!  images/          the image store
+//!  disks/           an empty file system of each size, copied for each sandbox
+//!  sandboxes/ID/    record.json, disk, log, console.log, vmm.log: as long as the sandbox is known
+//!  run/ID/          control, vsock: as long as its VM runs
+//! ```
+
+use std::path::{Path, PathBuf};
+
+/// The paths below a state directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Paths(PathBuf);
+
+impl Paths {
+    /// Below `state`, an absolute path.
+    pub(crate) fn new(state: PathBuf) -> Self {
+        Self(state)
+    }
+
+    pub(crate) fn state(&self) -> &Path {
+        &self.0
+    }
+
+    pub(crate) fn lock(&self) -> PathBuf {
+        self.0.join("lock")
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.0.join(node_api::SOCKET)
+    }
+
+    pub(crate) fn database(&self) -> PathBuf {
+        self.0.join("node.db")
+    }
+
+    pub(crate) fn images(&self) -> PathBuf {
+        self.0.join("images")
+    }
+
+    pub(crate) fn disks(&self) -> PathBuf {
+        self.0.join("disks")
+    }
+
+    pub(crate) fn sandboxes(&self) -> PathBuf {
+        self.0.join("sandboxes")
+    }
+
+    pub(crate) fn runs(&self) -> PathBuf {
+        self.0.join("run")
+    }
+
+    pub(crate) fn sandbox(&self, id: &str) -> SandboxPaths {
+        SandboxPaths {
+            directory: self.sandboxes().join(id),
+            run: self.runs().join(id),
+        }
+    }
+}
+
+/// The paths of one sandbox.
+#[derive(Clone, Debug)]
+pub(crate) struct SandboxPaths {
+    /// What lasts.
+    pub(crate) directory: PathBuf,
+    /// What belongs to its VM.
+    pub(crate) run: PathBuf,
+}
+
+impl SandboxPaths {
+    pub(crate) fn record(&self) -> PathBuf {
+        self.directory.join("record.json")
+    }
+
+    pub(crate) fn disk(&self) -> PathBuf {
+        self.directory.join("disk")
+    }
+
+    pub(crate) fn log(&self) -> PathBuf {
+        self.directory.join("log")
+    }
+
+    pub(crate) fn console(&self) -> PathBuf {
+        self.directory.join("console.log")
+    }
+
+    pub(crate) fn vmm_log(&self) -> PathBuf {
+        self.directory.join("vmm.log")
+    }
+
+    pub(crate) fn control(&self) -> PathBuf {
+        self.run.join("control")
+    }
+
+    pub(crate) fn vsock(&self) -> PathBuf {
+        self.run.join("vsock")
+    }
+}

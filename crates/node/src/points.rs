@@ -1,0 +1,161 @@
+//! The points at which tests kill: every place between two lasting effects of an operation. All of them stand here.
+//!
+//! A test names a directory in `BASALT_POINTS` and makes a file there with a point's name. Whoever comes to that point
+//! makes NAME.reached beside it and waits until NAME is gone; meanwhile the test kills what it likes. Without the
+//! variable a point costs one comparison.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// The variable that names the directory.
+pub const VARIABLE: &str = "BASALT_POINTS";
+
+/// How long a point waits for its test, which may have died.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Every point of the daemon, in the order in which a sandbox's life comes to them.
+pub const ALL: &[&str] = &[
+    CREATE_RECORDED,
+    CREATE_DIRECTORY,
+    CREATE_DISK,
+    START_SOCKETS,
+    START_CGROUP,
+    START_SPAWNED,
+    START_RECORDED,
+    START_CREATED,
+    START_STARTED,
+    START_AGENT,
+    START_PREPARED,
+    START_COMMAND,
+    START_RUNNING,
+    EXEC_CONNECTED,
+    PAUSE_PAUSED,
+    STOP_RECORDED,
+    STOP_SIGNALLED,
+    STOP_KILLED,
+    END_LEARNT,
+    END_CLEARED,
+    END_RECORDED,
+    REMOVE_RECORDED,
+    REMOVE_CLEARED,
+    REMOVE_FILES,
+    REMOVE_DONE,
+];
+
+macro_rules! points {
+    ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => { $($(#[$doc])* pub(crate) const $name: &str = $text;)* };
+}
+
+points! {
+    /// The name is taken, nothing else is there.
+    CREATE_RECORDED = "create.recorded";
+    /// The directory is there.
+    CREATE_DIRECTORY = "create.directory";
+    /// The disk is there.
+    CREATE_DISK = "create.disk";
+    /// The control and vsock sockets are bound.
+    START_SOCKETS = "start.sockets";
+    /// The cgroup is there, empty.
+    START_CGROUP = "start.cgroup";
+    /// The VMM runs; only its cgroup tells.
+    START_SPAWNED = "start.spawned";
+    /// The VMM is in the database.
+    START_RECORDED = "start.recorded";
+    /// The VMM has made the VM.
+    START_CREATED = "start.created";
+    /// The vCPUs run.
+    START_STARTED = "start.started";
+    /// The agent has called.
+    START_AGENT = "start.agent";
+    /// The guest has its root.
+    START_PREPARED = "start.prepared";
+    /// A detached sandbox's command runs.
+    START_COMMAND = "start.command";
+    /// It is in the database as running.
+    START_RUNNING = "start.running";
+    /// A connection to the agent has been made for somebody.
+    EXEC_CONNECTED = "exec.connected";
+    /// The vCPUs are stopped, the database says running.
+    PAUSE_PAUSED = "pause.paused";
+    /// It is in the database as stopping.
+    STOP_RECORDED = "stop.recorded";
+    /// The command has its SIGTERM.
+    STOP_SIGNALLED = "stop.signalled";
+    /// The VMM was killed.
+    STOP_KILLED = "stop.killed";
+    /// The VMM is gone, and why is known.
+    END_LEARNT = "end.learnt";
+    /// Sockets and cgroup are gone.
+    END_CLEARED = "end.cleared";
+    /// It is in the database as exited.
+    END_RECORDED = "end.recorded";
+    /// It is in the database as being removed.
+    REMOVE_RECORDED = "remove.recorded";
+    /// Nothing of a VM is left.
+    REMOVE_CLEARED = "remove.cleared";
+    /// Its files are gone.
+    REMOVE_FILES = "remove.files";
+    /// It is no more in the database.
+    REMOVE_DONE = "remove.done";
+}
+
+/// Where tests wait at points, if they do.
+#[derive(Debug)]
+pub(crate) struct Points(Option<PathBuf>);
+
+impl Points {
+    /// As the environment says.
+    pub(crate) fn from_environment() -> Self {
+        Self(
+            std::env::var_os(VARIABLE)
+                .filter(|value| !value.is_empty())
+                .map(PathBuf::from),
+        )
+    }
+
+    /// Comes to a point.
+    pub(crate) fn at(&self, name: &str) {
+        let Some(directory) = &self.0 else { return };
+        let file = directory.join(name);
+        if !file.exists() {
+            return;
+        }
+        if let Err(error) = std::fs::write(directory.join(format!("{name}.reached")), "") {
+            log::error!("the point {name} cannot be told: {error}");
+        }
+        let end = Instant::now() + PATIENCE;
+        while file.exists() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn there_are_enough_and_each_has_its_own_name() {
+        assert!(ALL.len() >= 20);
+        assert_eq!(ALL.iter().collect::<BTreeSet<_>>().len(), ALL.len());
+    }
+
+    #[test]
+    fn a_point_waits_for_its_test_and_others_do_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let points = Points(Some(directory.path().to_owned()));
+        points.at(STOP_KILLED);
+        let file = directory.path().join(STOP_KILLED);
+        std::fs::write(&file, "").unwrap();
+        let waiting = std::thread::spawn(move || points.at(STOP_KILLED));
+        let reached = directory.path().join("stop.killed.reached");
+        while !reached.exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!waiting.is_finished());
+        std::fs::remove_file(file).unwrap();
+        waiting.join().unwrap();
+    }
+}

@@ -1,0 +1,120 @@
+//! What can be asked of a sandbox that runs: a connection to its agent, a pause, what it uses.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use agent_api::ExecRequest;
+use node_api::{EventKind, Sample, State, Usage};
+use vmm_api::VmmClient;
+
+use crate::entry::Entry;
+use crate::node::{Node, to_run, wrong_state};
+use crate::vm::Vm;
+use crate::{Error, points};
+
+/// A file's blocks, as stat(2) counts them.
+const STAT_BLOCK: u64 = 512;
+
+impl Node {
+    /// The VM of a sandbox that runs.
+    fn running_vm(entry: &Entry) -> Result<Arc<Vm>, Error> {
+        let sandbox = entry.stored().sandbox;
+        match (sandbox.state, entry.vm()) {
+            (State::Running, Some(vm)) => Ok(vm),
+            (state, _) => Err(wrong_state(&sandbox, to_run(state))),
+        }
+    }
+
+    /// A connection to the agent, and what is common to all commands of the sandbox.
+    pub(crate) fn exec(&self, entry: &Entry) -> Result<(OwnedFd, ExecRequest), Error> {
+        let agent = Self::running_vm(entry)?.agent()?;
+        self.points.at(points::EXEC_CONNECTED);
+        let command = ExecRequest {
+            argv: Vec::new(),
+            main: false,
+            ..entry.stored().command
+        };
+        Ok((agent.into_stream().into(), command))
+    }
+
+    /// Stops the vCPUs and devices.
+    pub(crate) fn pause(&self, entry: &Entry) -> Result<(), Error> {
+        let _operation = entry.operate();
+        if entry.state() == State::Paused {
+            return Ok(());
+        }
+        Self::running_vm(entry)?.ask("it was paused", VmmClient::pause)?;
+        self.points.at(points::PAUSE_PAUSED);
+        self.update(entry, |stored| stored.sandbox.state = State::Paused)?;
+        self.events.tell(EventKind::Pause, &entry.stored().sandbox);
+        Ok(())
+    }
+
+    /// Lets them go on.
+    pub(crate) fn resume(&self, entry: &Entry) -> Result<(), Error> {
+        let _operation = entry.operate();
+        let sandbox = entry.stored().sandbox;
+        let vm = match (sandbox.state, entry.vm()) {
+            (State::Running, _) => return Ok(()),
+            (State::Paused, Some(vm)) => vm,
+            (state, _) => return Err(wrong_state(&sandbox, to_run(state))),
+        };
+        vm.ask("it was resumed", VmmClient::resume)?;
+        self.update(entry, |stored| stored.sandbox.state = State::Running)?;
+        self.events.tell(EventKind::Resume, &entry.stored().sandbox);
+        Ok(())
+    }
+
+    /// What a sandbox uses now.
+    pub(crate) fn sample(&self, entry: &Entry) -> Result<Sample, Error> {
+        let sandbox = entry.stored().sandbox;
+        let mut usage = Usage {
+            disk: size_of(&self.sandbox_paths(entry).directory),
+            ..Usage::default()
+        };
+        if let Some(cgroup) = self.cgroup(entry)? {
+            let used = cgroup.usage()?;
+            usage.cpu_usec = used.cpu_usec;
+            usage.memory = used.memory.map_or(0, |memory| memory.current);
+            usage.pids = used.pids.unwrap_or(0);
+        }
+        if let Some(vm) = entry.vm() {
+            let metrics = vm.ask("its metrics were read", VmmClient::metrics)?;
+            let named = |sample: vmm_api::MetricSample| {
+                let labels: BTreeMap<String, String> = sample.labels.into_iter().collect();
+                let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+                (format!("{}{{{}}}", sample.name, labels.join(",")), sample.value)
+            };
+            usage.vmm = metrics.into_iter().map(named).collect();
+        }
+        Ok(Sample {
+            id: sandbox.id,
+            name: sandbox.name,
+            usage,
+        })
+    }
+
+    /// Removes all that have exited; which.
+    pub(crate) fn prune(&self) -> Result<Vec<String>, Error> {
+        let all: Vec<Arc<Entry>> = self.entries().values().cloned().collect();
+        let mut removed = Vec::new();
+        for entry in all.into_iter().filter(|entry| entry.state() == State::Exited) {
+            self.remove(&entry, false)?;
+            removed.push(entry.id.clone());
+        }
+        Ok(removed)
+    }
+}
+
+/// Bytes that the files of a directory take on the disk.
+fn size_of(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.metadata().ok())
+        .map(|metadata| metadata.blocks() * STAT_BLOCK)
+        .sum()
+}

@@ -1,0 +1,388 @@
+//! The daemon's socket: a thread a connection, one request at a time. Turns requests into calls of the node; decides
+//! nothing itself but what belongs to a connection: a sandbox that is not detached ends with it.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use base::{Epoll, EventFd, Interest};
+use node_api::message::Item;
+use node_api::{ApiError, ErrorKind, NodeInfo, Packet, Reply, Request, VERSION};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use wire::packet::{PacketError, PacketSocket};
+
+use crate::Error;
+use crate::entry::Entry;
+use crate::node::Node;
+use crate::start::{Started, spawn_thread};
+
+const LISTENER: u64 = 0;
+const STOP: u64 = 1;
+
+/// How long an asker may take none of an answer.
+const SEND_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Between two attempts to let somebody in.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The daemon.
+#[derive(Debug)]
+pub struct Server {
+    node: Arc<Node>,
+    listener: OwnedFd,
+    path: PathBuf,
+    stop: Arc<EventFd>,
+    quitting: Arc<AtomicBool>,
+    /// What this program's file was when it started.
+    program: Option<(PathBuf, FileId)>,
+}
+
+type FileId = (u64, u64);
+
+impl Server {
+    /// Listens on the state directory's socket.
+    ///
+    /// # Errors
+    /// The socket cannot be made.
+    pub fn bind(node: Arc<Node>) -> Result<Self, Error> {
+        let path = node.paths.socket();
+        let bound = || -> io::Result<OwnedFd> {
+            // The state directory's lock is ours, so whatever is there is stale.
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => (),
+            }
+            let directory = node_api::client::directory(&path)?;
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+            rustix::net::bind(&socket, &node_api::client::address(&path, &directory)?)?;
+            // Whoever may ask can become root by it.
+            fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+            rustix::net::listen(&socket, 128)?;
+            Ok(socket)
+        };
+        Ok(Self {
+            listener: bound().map_err(Error::file("make a socket at", &path))?,
+            stop: Arc::new(EventFd::new().map_err(Error::host("making an eventfd"))?),
+            quitting: Arc::default(),
+            program: std::env::current_exe()
+                .ok()
+                .and_then(|path| Some((path.clone(), file_id(&path)?))),
+            path,
+            node,
+        })
+    }
+
+    /// What ends [`Server::serve`] when it is signalled.
+    pub fn stopper(&self) -> Arc<EventFd> {
+        Arc::clone(&self.stop)
+    }
+
+    /// Serves until it is told to stop. Sandboxes that are detached run on.
+    ///
+    /// # Errors
+    /// Nobody can be waited for.
+    pub fn serve(self) -> Result<(), Error> {
+        let epoll = Epoll::new().map_err(Error::host("waiting for askers"))?;
+        epoll
+            .add(&self.listener, LISTENER, Interest::READ)
+            .and_then(|()| epoll.add(self.stop.as_ref(), STOP, Interest::READ))
+            .map_err(Error::host("waiting for askers"))?;
+        let server = Arc::new(self);
+        let mut ready = Vec::new();
+        loop {
+            epoll
+                .wait(&mut ready, None)
+                .map_err(Error::host("waiting for askers"))?;
+            if ready.iter().any(|event| event.token == STOP) {
+                break;
+            }
+            match rustix::net::accept_with(&server.listener, SocketFlags::CLOEXEC) {
+                Ok(socket) => server.serve_in_thread(socket),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => (),
+                Err(error) => {
+                    log::warn!("nobody can be let in just now: {error}");
+                    std::thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+        }
+        server.quitting.store(true, Ordering::SeqCst);
+        // A new daemon makes its own; until then askers hear at once that there is none.
+        fs::remove_file(&server.path).map_err(Error::file("remove", &server.path))
+    }
+
+    fn serve_in_thread(self: &Arc<Self>, socket: OwnedFd) {
+        let server = Arc::clone(self);
+        let work = move || {
+            let limit = Some(SEND_PATIENCE);
+            if let Err(error) =
+                rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Send, limit)
+            {
+                log::warn!("an asker may be waited for for ever: {error}");
+            }
+            Connection {
+                server: &server,
+                socket: PacketSocket::from_fd(socket),
+                tied: None,
+            }
+            .serve();
+        };
+        if let Err(error) = spawn_thread("asker", work) {
+            log::warn!("an asker is turned away: {error}");
+        }
+    }
+
+    fn info(&self) -> NodeInfo {
+        let now = self.program.as_ref().map(|(path, then)| file_id(path) != Some(*then));
+        NodeInfo {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            replaced: now.unwrap_or(false),
+            managed: self.node.config.managed,
+            running: self.node.running(),
+        }
+    }
+}
+
+fn file_id(path: &std::path::Path) -> Option<FileId> {
+    use std::os::unix::fs::MetadataExt;
+    let metadata = fs::metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}
+
+/// One asker.
+struct Connection<'s> {
+    server: &'s Arc<Server>,
+    socket: PacketSocket,
+    /// The sandbox that ends with this connection.
+    tied: Option<Arc<Entry>>,
+}
+
+/// A reply and what travels with it.
+type Answer = Result<(Reply, Vec<OwnedFd>), ApiError>;
+
+impl Connection<'_> {
+    fn serve(mut self) {
+        loop {
+            let request = match self.receive() {
+                Ok(Some(request)) => request,
+                Ok(None) => break,
+                Err(refusal) => {
+                    drop(self.send(&Packet::Reply(Err(refusal)), &[]));
+                    break;
+                }
+            };
+            let listens = matches!(request, Request::Events);
+            let answer = self.answer(request);
+            let (reply, fds) = match answer {
+                Ok((reply, fds)) => (Ok(reply), fds),
+                Err(refusal) => (Err(refusal), Vec::new()),
+            };
+            let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+            if self.send(&Packet::Reply(reply), &borrowed).is_err() {
+                break;
+            }
+            if listens {
+                self.tell_events();
+                break;
+            }
+        }
+        // A daemon that ends leaves its sandboxes alone, these too: their clients still have them.
+        if let Some(entry) = self.tied.take()
+            && !self.server.quitting.load(Ordering::SeqCst)
+            && let Err(error) = self.server.node.end_foreground(&entry)
+        {
+            log::error!("sandbox {}, whose client is gone, cannot be ended: {error}", entry.id);
+        }
+    }
+
+    fn receive(&self) -> Result<Option<Request>, ApiError> {
+        let refuse = |message: String| ApiError {
+            kind: ErrorKind::Invalid,
+            message,
+            exit_code: 125,
+        };
+        let bytes = match self.socket.receive() {
+            Ok((bytes, _)) => bytes,
+            Err(PacketError::Closed) => return Ok(None),
+            Err(error) => return Err(refuse(error.to_string())),
+        };
+        match serde_json::from_slice(&bytes) {
+            Ok(Packet::Request {
+                version: VERSION,
+                request,
+            }) => Ok(Some(request)),
+            Ok(Packet::Request { version, .. }) => Err(refuse(format!(
+                "the asker speaks version {version} of the daemon's API, this daemon version {VERSION}: use basalt and \
+                 basaltd of one build"
+            ))),
+            Ok(_) => Err(refuse("that is no request".into())),
+            Err(error) => Err(refuse(format!(
+                "the request is not understood ({error}): use basalt and basaltd of one build"
+            ))),
+        }
+    }
+
+    fn send(&self, packet: &Packet, fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
+        let bytes = serde_json::to_vec(packet).map_err(|_| PacketError::Closed)?;
+        match self.socket.send(&bytes, fds) {
+            Err(error @ PacketError::TooLarge(_)) => {
+                let refusal = ApiError {
+                    kind: ErrorKind::Internal,
+                    message: format!("the answer cannot be sent: {error}"),
+                    exit_code: 125,
+                };
+                let bytes = serde_json::to_vec(&Packet::Reply(Err(refusal))).map_err(|_| PacketError::Closed)?;
+                self.socket.send(&bytes, &[])
+            }
+            sent => sent,
+        }
+    }
+
+    fn tell_events(&self) {
+        let events = self.server.node.events.listen();
+        loop {
+            match events.recv_timeout(Duration::from_secs(1)) {
+                Ok(event) => {
+                    if self.send(&Packet::Item(Item::Event(event)), &[]).is_err() {
+                        return;
+                    }
+                }
+                // Whether anybody is there still; nothing more is ever asked on this connection.
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                    if crate::process::readable(&self.socket, Duration::ZERO) {
+                        return;
+                    }
+                }
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn answer(&mut self, request: Request) -> Answer {
+        self.carry_out(request).map_err(|error| error.for_api())
+    }
+
+    fn carry_out(&mut self, request: Request) -> Result<(Reply, Vec<OwnedFd>), Error> {
+        let node = Arc::clone(&self.server.node);
+        let reply = match request {
+            Request::Info => Reply::Info(self.server.info()),
+            Request::Run(config) => return self.run(&node, *config),
+            Request::Start { sandbox } => started(node.start(&node.find(&sandbox)?)?).0,
+            Request::Exec { sandbox } => {
+                let (stream, command) = node.exec(&*node.find(&sandbox)?)?;
+                let command = Box::new(command);
+                return Ok((Reply::Agent { command }, vec![stream]));
+            }
+            Request::List { all } => self.list(&node, all)?,
+            Request::Inspect { sandbox } => Reply::Sandbox(Box::new(node.find(&sandbox)?.stored().sandbox)),
+            Request::Logs { sandbox } => return logs(&node, &sandbox),
+            Request::Wait { sandbox } => wait(&*node.find(&sandbox)?)?,
+            Request::Stop { sandbox, grace_ms } => {
+                node.stop(&node.find(&sandbox)?, Duration::from_millis(grace_ms))?;
+                Reply::Done
+            }
+            Request::Kill { sandbox, signal } => {
+                node.kill(&node.find(&sandbox)?, signal)?;
+                Reply::Done
+            }
+            Request::Restart { sandbox, grace_ms } => {
+                started(node.restart(&node.find(&sandbox)?, Duration::from_millis(grace_ms))?).0
+            }
+            Request::Remove { sandbox, force } => {
+                node.remove(&node.find(&sandbox)?, force)?;
+                Reply::Done
+            }
+            Request::Pause { sandbox } => {
+                node.pause(&*node.find(&sandbox)?)?;
+                Reply::Done
+            }
+            Request::Resume { sandbox } => {
+                node.resume(&*node.find(&sandbox)?)?;
+                Reply::Done
+            }
+            Request::Stats { sandbox } => self.stats(&node, sandbox.as_deref())?,
+            Request::Events => Reply::Done,
+            Request::Prune => Reply::Pruned(node.prune()?),
+            Request::Finish => {
+                if let Some(entry) = self.tied.take() {
+                    node.end_foreground(&entry)?;
+                }
+                Reply::Done
+            }
+            Request::Quit => {
+                self.server.stop.signal();
+                Reply::Done
+            }
+        };
+        Ok((reply, Vec::new()))
+    }
+
+    fn run(&mut self, node: &Node, config: node_api::SandboxConfig) -> Result<(Reply, Vec<OwnedFd>), Error> {
+        if self.tied.is_some() {
+            return Err(Error::Invalid(
+                "this connection has a sandbox that ends with it: use another for the next".into(),
+            ));
+        }
+        let tied = !config.detach;
+        let (entry, begun) = node.run(config, self.socket.as_fd())?;
+        self.tied = tied.then_some(entry);
+        Ok(started(begun))
+    }
+
+    fn list(&self, node: &Node, all: bool) -> Result<Reply, Error> {
+        for sandbox in node.list() {
+            if all || sandbox.state.has_vm() {
+                self.item(Item::Sandbox(Box::new(sandbox)))?;
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    fn stats(&self, node: &Node, sandbox: Option<&str>) -> Result<Reply, Error> {
+        let entries = match sandbox {
+            Some(sandbox) => vec![node.find(sandbox)?],
+            None => node.entries().values().cloned().collect(),
+        };
+        for entry in entries {
+            if sandbox.is_some() || entry.state().has_vm() {
+                self.item(Item::Sample(node.sample(&entry)?))?;
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    fn item(&self, item: Item) -> Result<(), Error> {
+        let sent = self.send(&Packet::Item(item), &[]);
+        sent.map_err(|_| Error::Cancelled)
+    }
+}
+
+fn started(started: Started) -> (Reply, Vec<OwnedFd>) {
+    let (command, fds) = match started.command {
+        Some((stream, command)) => (Some(Box::new(command)), vec![stream.into()]),
+        None => (None, Vec::new()),
+    };
+    let sandbox = Box::new(started.sandbox);
+    (Reply::Started { sandbox, command }, fds)
+}
+
+fn logs(node: &Node, sandbox: &str) -> Result<(Reply, Vec<OwnedFd>), Error> {
+    let entry = node.find(sandbox)?;
+    let paths = node.sandbox_paths(&entry);
+    let open = |path: &std::path::Path| File::open(path).map(OwnedFd::from).map_err(Error::file("open", path));
+    let files = vec![open(&paths.log())?, open(&paths.console())?];
+    Ok((Reply::Sandbox(Box::new(entry.stored().sandbox)), files))
+}
+
+fn wait(entry: &Entry) -> Result<Reply, Error> {
+    entry.wait(None, |inner| inner.is_over());
+    match entry.stored().sandbox.ended {
+        Some(ended) => Ok(Reply::Ended(ended)),
+        None => Err(Error::NotFound(entry.id.clone())),
+    }
+}

@@ -1,0 +1,245 @@
+//! How a sandbox comes to run.
+//!
+//! ```text
+//!  register ─► directory ─► disk ─┐
+//!                   start again ──┴─► sockets ─► cgroup ─► VMM ─► VM ─► agent ─► root ─► command
+//! ```
+//! What fails on the way takes everything back: a sandbox that never ran is gone, one that is started again has exited.
+
+use std::fs;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent_api::ExecRequest;
+use node_api::sandbox::Process;
+use node_api::{EventKind, Sandbox, SandboxConfig, State};
+
+use crate::database::Stored;
+use crate::entry::Entry;
+use crate::launch::{self, Prepared};
+use crate::node::{Node, to_run, wrong_state};
+use crate::process;
+use crate::vm::Vm;
+use crate::{Error, clock, command, disk, limits, points};
+
+/// Bytes of an id; as hexadecimal digits twice as many.
+const ID_BYTES: usize = 6;
+
+/// A sandbox that runs, and what its asker needs.
+#[derive(Debug)]
+pub(crate) struct Started {
+    pub(crate) sandbox: Sandbox,
+    /// For one that is not detached: where and what its asker is to start.
+    pub(crate) command: Option<(UnixStream, ExecRequest)>,
+}
+
+impl Node {
+    /// Makes a sandbox and starts it; `cancel` hangs up when nobody wants it any more.
+    pub(crate) fn run(&self, config: SandboxConfig, cancel: BorrowedFd<'_>) -> Result<(Arc<Entry>, Started), Error> {
+        config.validate()?;
+        limits::check(&config.resources)?;
+        let image = self.images.get(&config.image)?;
+        let command = command::command(&image.config, &config.process)?;
+        let name = config.name.clone();
+        let sandbox = Sandbox {
+            id: new_id()?,
+            name: String::new(),
+            state: State::Creating,
+            config,
+            digest: image.digest,
+            created_ns: clock::now_ns(),
+            started_ns: None,
+            ended_ns: None,
+            ended: None,
+            vmm: None,
+            restarts: 0,
+        };
+        let stored = Stored {
+            sandbox,
+            slot: 0,
+            command,
+            stopped: false,
+        };
+        let entry = self.register(stored, name.as_deref())?;
+        let operation = entry.operate();
+        let started = self.create(&entry).and_then(|()| self.start_vm(&entry, Some(cancel)));
+        if started.is_err() {
+            self.destroy(&entry)?;
+        }
+        drop(operation);
+        Ok((entry, started?))
+    }
+
+    /// Starts one that has exited.
+    pub(crate) fn start(&self, entry: &Arc<Entry>) -> Result<Started, Error> {
+        let _operation = entry.operate();
+        self.start_again(entry)
+    }
+
+    /// The same for who has its turn already.
+    pub(crate) fn start_again(&self, entry: &Arc<Entry>) -> Result<Started, Error> {
+        let sandbox = entry.stored().sandbox;
+        if sandbox.state != State::Exited {
+            let next = match sandbox.state {
+                State::Running => "it runs already",
+                state => to_run(state),
+            };
+            return Err(wrong_state(&sandbox, next));
+        }
+        limits::check(&sandbox.config.resources)?;
+        self.update(entry, |stored| {
+            stored.sandbox.restarts += 1;
+            stored.sandbox.config.detach = true;
+        })?;
+        let started = self.start_vm(entry, None);
+        if let Err(error) = &started {
+            self.clear(entry)?;
+            self.exited(entry, node_api::Ended::Failed(error.to_string()))?;
+        }
+        started
+    }
+
+    /// Its directory and disk.
+    fn create(&self, entry: &Entry) -> Result<(), Error> {
+        self.points.at(points::CREATE_RECORDED);
+        let (paths, stored) = (self.sandbox_paths(entry), entry.stored());
+        fs::create_dir_all(&paths.directory).map_err(Error::file("make", &paths.directory))?;
+        let record = serde_json::to_vec(&stored).map_err(|error| Error::Invalid(error.to_string()))?;
+        fs::write(paths.record(), record).map_err(Error::file("write", &paths.record()))?;
+        self.points.at(points::CREATE_DIRECTORY);
+        if let Some(size) = stored.sandbox.config.resources.disk {
+            disk::create(&self.paths.disks(), size, &paths.disk())?;
+        }
+        self.points.at(points::CREATE_DISK);
+        self.events.tell(EventKind::Create, &stored.sandbox);
+        Ok(())
+    }
+
+    /// Everything from a made sandbox to one that runs.
+    fn start_vm(&self, entry: &Arc<Entry>, cancel: Option<BorrowedFd<'_>>) -> Result<Started, Error> {
+        let stored = entry.stored();
+        let prepared = launch::prepare(
+            &self.config,
+            &stored,
+            &self.sandbox_paths(entry),
+            &self.image_of(&stored)?,
+        )?;
+        self.points.at(points::START_SOCKETS);
+        let vm = self.spawn(entry, &stored, &prepared)?;
+        let mut agent = vm.boot(prepared, cancel, &|point| self.points.at(point))?;
+        vm.prepare(&mut agent, &stored)?;
+        self.points.at(points::START_PREPARED);
+        let command = if stored.sandbox.config.detach {
+            let request = detached(&stored);
+            agent
+                .exec_detached(&request)
+                .map_err(|error| vm.diagnose("its command was started", error))?;
+            None
+        } else {
+            Some((agent.into_stream(), stored.command))
+        };
+        self.points.at(points::START_COMMAND);
+        self.update(entry, |stored| stored.sandbox.state = State::Running)?;
+        self.points.at(points::START_RUNNING);
+        self.monitor
+            .watch(&entry.id, vm.pidfd())
+            .map_err(Error::host("waiting for the VMM's end"))?;
+        let sandbox = entry.stored().sandbox;
+        self.events.tell(EventKind::Start, &sandbox);
+        Ok(Started { sandbox, command })
+    }
+
+    /// Starts the VMM. The database knows of it before it has a VM.
+    fn spawn(&self, entry: &Entry, stored: &Stored, prepared: &Prepared) -> Result<Arc<Vm>, Error> {
+        let paths = self.sandbox_paths(entry);
+        let cgroup = match &self.cgroups {
+            Some(root) => Some(root.create(&entry.id, &host::cgroup::Limits::default())?),
+            None => None,
+        };
+        self.points.at(points::START_CGROUP);
+        let child = launch::spawn(&self.config, stored, &paths, &prepared.control, cgroup.as_ref())?;
+        self.points.at(points::START_SPAWNED);
+        // The VMM cannot be told from another by its number alone. If it is gone already, that is found out below.
+        let pid = i32::try_from(child.pid).unwrap_or(0);
+        let process = process::identify(pid).unwrap_or(Process { pid, start: 0 });
+        let recorded = self.update(entry, |stored| {
+            let sandbox = &mut stored.sandbox;
+            (sandbox.state, sandbox.vmm) = (State::Starting, Some(process));
+            (sandbox.started_ns, sandbox.ended_ns, sandbox.ended) = (Some(clock::now_ns()), None, None);
+            stored.stopped = false;
+        });
+        let connected = recorded.and_then(|()| Vm::connect(child.pidfd, &paths, self.config.limits));
+        let vm = Arc::new(connected?);
+        entry.lock().vm = Some(Arc::clone(&vm));
+        self.points.at(points::START_RECORDED);
+        Ok(vm)
+    }
+
+    /// The image's file system.
+    fn image_of(&self, stored: &Stored) -> Result<std::path::PathBuf, Error> {
+        Ok(self.images.get(&stored.sandbox.digest)?.path)
+    }
+
+    /// Waits for the end of VMMs from here on.
+    pub(crate) fn start_monitor(self: &Arc<Self>) -> Result<(), Error> {
+        let node = Arc::clone(self);
+        let work = move || {
+            loop {
+                match node.monitor.wait() {
+                    Ok(ended) => ended.into_iter().for_each(|id| node.settle_in_thread(id)),
+                    Err(error) => {
+                        log::error!("VMMs cannot be waited for: {error}");
+                        std::thread::sleep(Duration::from_secs(1));
+                    }
+                }
+            }
+        };
+        spawn_thread("monitor", work)
+    }
+
+    /// A VMM has ended: others may end meanwhile.
+    fn settle_in_thread(self: &Arc<Self>, id: String) {
+        let node = Arc::clone(self);
+        let name = id.clone();
+        let work = move || {
+            if let Ok(entry) = node.find(&id)
+                && let Err(error) = node.settle(&entry)
+            {
+                log::error!("the end of sandbox {id} cannot be dealt with: {error}");
+            }
+        };
+        if let Err(error) = spawn_thread("settle", work) {
+            log::error!("the end of sandbox {name} is not dealt with: {error}");
+        }
+    }
+}
+
+/// What a detached sandbox runs.
+fn detached(stored: &Stored) -> ExecRequest {
+    ExecRequest {
+        tty: stored.sandbox.config.process.tty.then_some(agent_api::Tty {
+            size: agent_api::WinSize { rows: 24, cols: 80 },
+            term: None,
+        }),
+        ..stored.command.clone()
+    }
+}
+
+fn new_id() -> Result<String, Error> {
+    let mut bytes = [0; ID_BYTES];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(Error::host("reading entropy"))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Stacks are small: there may be many threads.
+pub(crate) fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .stack_size(512 << 10)
+        .spawn(work)
+        .map(drop)
+        .map_err(Error::host("starting a thread"))
+}

@@ -1,0 +1,44 @@
+//! Records for this crate's tests.
+
+use std::collections::BTreeMap;
+
+use agent_api::ExecRequest;
+use base::ByteSize;
+use node_api::{ProcessConfig, Resources, Sandbox, SandboxConfig, State};
+
+use crate::database::Stored;
+
+/// A sandbox that has exited.
+pub(crate) fn stored(id: &str, name: &str) -> Stored {
+    Stored {
+        sandbox: Sandbox {
+            id: id.into(),
+            name: name.into(),
+            state: State::Exited,
+            config: SandboxConfig {
+                name: None,
+                image: "python".into(),
+                process: ProcessConfig::default(),
+                resources: Resources {
+                    cpus: 1,
+                    memory: ByteSize::mib(128),
+                    disk: None,
+                },
+                hostname: None,
+                remove: false,
+                detach: true,
+                labels: BTreeMap::new(),
+            },
+            digest: "00".into(),
+            created_ns: 1,
+            started_ns: None,
+            ended_ns: None,
+            ended: None,
+            vmm: None,
+            restarts: 0,
+        },
+        slot: 0,
+        command: ExecRequest::default(),
+        stopped: false,
+    }
+}
