@@ -408,7 +408,7 @@ mod tests {
         };
         assert_eq!(
             round_trip(&Request::Prepare(prepare)),
-            r#"{"prepare":{"root":{"disk":{"serial":"root"},"fs":"erofs"},"writable":null,"overlay_bytes":null,"hostname":"sandbox","clock_ns":1,"entropy":[1,2]}}"#
+            r#"{"prepare":{"root":{"disk":{"serial":"root"},"fs":"erofs"},"writable":null,"overlay_bytes":null,"hostname":"sandbox","clock_ns":1,"entropy":[1,2],"network":null}}"#
         );
     }
 
