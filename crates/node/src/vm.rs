@@ -183,6 +183,7 @@ impl Vm {
             hostname: sandbox.config.hostname.clone().unwrap_or_else(|| sandbox.id.clone()),
             clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
             entropy: entropy()?,
+            network: None,
         };
         let prepared = agent
             .set_read_timeout(Some(self.limits.boot))
