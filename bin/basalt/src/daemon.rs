@@ -38,6 +38,15 @@ pub(crate) fn connect() -> Result<Client> {
     Ok(client)
 }
 
+/// Connects to the daemon; one that does not run is started only if `needed` says so of the state directory.
+pub(crate) fn connect_if_needed(needed: impl FnOnce(&Path) -> bool) -> Result<Option<Client>> {
+    let state = places::state()?;
+    if try_connect(&state.join(SOCKET))?.is_none() && !needed(&state) {
+        return Ok(None);
+    }
+    connect().map(Some)
+}
+
 /// Connects if a daemon runs.
 fn try_connect(socket: &Path) -> Result<Option<Client>> {
     match Client::connect(socket) {
