@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use vmm_api::MetricSample;
-use vmm_api::devices::BlockEngine;
+use vmm_api::devices::{BlockEngine, MacAddress};
 
 use crate::guest::{END, RESULT, Reading, WORKLOADS};
 use crate::machine::{Devices, MEMORY, MICROVM, MICROVM_PCI, Machine, QEMU, Setup, qemu_arguments};
+use crate::net;
 use crate::report::{Figure, Report};
 use crate::smaps;
 use crate::stats::Target;
@@ -206,6 +207,53 @@ impl Bench<'_> {
         Ok(())
     }
 
+    /// TCP over one TAP, timed inside the guest.
+    pub(crate) fn network(&mut self) -> Result<()> {
+        let mut setup = self.world.reader()?;
+        setup.cmdline = format!("{} {}", setup.cmdline, net::WORD);
+        let _side = net::HostSide::new()?;
+        let mac = MacAddress(net::MAC);
+        let backend = |vhost| format!("tap,id=net,ifname={},script=no,downscript=no,vhost={vhost}", net::TAP);
+        let mut peer = |who, machine, device: &str, vhost| {
+            let device = format!("{device},netdev=net,mac={mac}");
+            let more = ["-netdev", &backend(vhost), "-device", &device];
+            self.peer(who, qemu_arguments(&setup, machine, &more))
+        };
+        let peers = ["QEMU microvm, mmio", "QEMU microvm, pci"];
+        let peer_mmio = peer(peers[0], MICROVM, "virtio-net-device", "off");
+        let peer_pci = peer(peers[1], MICROVM_PCI, "virtio-net-pci", "off");
+        let peer_vhost = peer("QEMU microvm, pci, vhost", MICROVM_PCI, "virtio-net-pci", "on");
+        let contenders = [
+            self.basalt(BASALT, setup.clone(), Devices::Network),
+            peer_mmio,
+            peer_pci,
+            peer_vhost,
+        ];
+        // The kernel's own back end is shown, not judged: it is not what Basalt has.
+        let (judged, aside) = contenders.split_at(3);
+        let mut rates: BTreeMap<String, Samples> = BTreeMap::new();
+        let all = turns(judged, self.runs).chain(turns(aside, COUNTED_RUNS.min(self.runs)));
+        for (round, contender) in all {
+            for reading in self.twice("network", contender, network_once)? {
+                tell("network", round, contender.who, reading.rate(), &reading.name);
+                let samples = rates.entry(reading.name.clone()).or_default();
+                samples.put(contender.who, reading.rate());
+            }
+        }
+        for workload in net::WORKLOADS {
+            let samples = rates.entry(workload.name.to_owned()).or_default();
+            let mut figure = Figure::new(&format!("virtio-net, {}", workload.name), workload.unit());
+            for contender in &contenders {
+                figure.add(contender.who, samples.take(contender.who));
+            }
+            for who in peers {
+                figure.ratio(BASALT, who, Target::AtLeast(0.95));
+            }
+            self.report.figures.push(figure);
+        }
+        Ok(())
+    }
+
     fn contenders(&mut self, wanted: &[&'static str], root: &Path) -> Vec<Contender> {
         wanted.iter().map(|&who| self.contender(who, root)).collect()
     }
@@ -332,12 +380,21 @@ fn exits_once(contender: &Contender) -> Result<Vec<(String, u64)>> {
 }
 
 fn disk_once(contender: &Contender) -> Result<Vec<Reading>> {
+    readings(contender, &WORKLOADS.map(|workload| workload.name))
+}
+
+fn network_once(contender: &Contender) -> Result<Vec<Reading>> {
+    readings(contender, &net::WORKLOADS.map(|workload| workload.name))
+}
+
+/// What a guest whose init is this program says, in the order of the names.
+fn readings(contender: &Contender, names: &[&str]) -> Result<Vec<Reading>> {
     let mut machine = (contender.start)()?;
     let mut readings = Vec::new();
-    for workload in WORKLOADS {
+    for name in names {
         let line = machine.wait_for(RESULT)?;
         let reading = Reading::parse(&line.text).with_context(|| format!("no result: `{}`", line.text))?;
-        ensure!(reading.name == workload.name, "{} came out of turn", reading.name);
+        ensure!(reading.name == *name, "{} came out of turn", reading.name);
         readings.push(reading);
     }
     machine.wait_for(END)?;

@@ -15,9 +15,13 @@ use base::ByteSize;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::time::{ClockId, clock_gettime};
-use vmm_api::devices::{BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, RngConfig, VsockConfig};
+use vmm_api::devices::{
+    BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, MacAddress, NetConfig, NetLimits, RngConfig, VsockConfig,
+};
 use vmm_api::{DeviceSpec, FdRef, VmConfig, VmmClient};
 use wire::packet::PacketSocket;
+
+use crate::net;
 
 /// Memory of every guest.
 pub(crate) const MEMORY: ByteSize = ByteSize::mib(128);
@@ -37,6 +41,8 @@ pub(crate) enum Devices {
     Sandbox(PathBuf),
     /// A disk, and how it is reached.
     Disk(PathBuf, BlockEngine),
+    /// The benchmark's TAP.
+    Network,
 }
 
 /// A guest to be.
@@ -266,6 +272,7 @@ impl Parts {
             Devices::Serial => (Vec::new(), Vec::new()),
             Devices::Disk(path, engine) => (vec![self.disk("disk", path, *engine)?], Vec::new()),
             Devices::Sandbox(root) => self.sandbox(root, second)?,
+            Devices::Network => (vec![self.network()?], Vec::new()),
         };
         let config = VmConfig {
             cpus: 1,
@@ -305,6 +312,16 @@ impl Parts {
             )?,
         ];
         Ok((specs, vec![OwnedFd::from(near)]))
+    }
+
+    fn network(&mut self) -> Result<DeviceSpec> {
+        let config = NetConfig {
+            taps: vec![self.add(net::open_tap()?)?],
+            mac: MacAddress(net::MAC),
+            mtu: 1500,
+            limits: NetLimits::default(),
+        };
+        spec("net", &config)
     }
 
     fn disk(&mut self, id: &str, path: &Path, engine: BlockEngine) -> Result<DeviceSpec> {

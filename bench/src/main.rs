@@ -6,6 +6,7 @@
 mod figures;
 mod guest;
 mod machine;
+mod net;
 mod report;
 mod smaps;
 mod stats;
@@ -35,6 +36,8 @@ enum Subject {
     Exits,
     /// Reads of a disk
     Disk,
+    /// TCP streams, requests and responses
+    Network,
 }
 
 /// Measures Basalt beside QEMU's microvm, in turn, and prints the tables of docs/benchmarks.md.
@@ -100,6 +103,9 @@ fn main() -> Result<()> {
     }
     if wanted(Subject::Disk) {
         bench.disk()?;
+    }
+    if wanted(Subject::Network) {
+        bench.network()?;
     }
     let text = if options.json {
         format!("{}\n", serde_json::to_string_pretty(&report)?)

@@ -15,7 +15,7 @@ out=${1:?usage: recipe.sh OUT_DIR}
 suite=bookworm
 kernel=linux-image-cloud-amd64
 # What runs in the host: file systems, networking, measuring, and Debian's QEMU as the peer of the benchmarks.
-packages=kmod,iproute2,procps,util-linux,e2fsprogs,xfsprogs,erofs-utils,fio,strace,socat,pciutils,qemu-system-x86
+packages=kmod,iproute2,nftables,procps,util-linux,e2fsprogs,xfsprogs,erofs-utils,fio,strace,socat,pciutils,qemu-system-x86
 # Reached before the root image is mounted; the rest is loaded from the root image.
 early="virtio_pci virtio_blk erofs overlay"
 

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use node_api::{Client, NodeInfo, Reply, Request, SOCKET};
 
+use crate::cli::DaemonArgs;
+use crate::output::Output;
 use crate::places;
 
 /// How long a daemon may take until it answers: it first puts right what a crash has left.
@@ -31,7 +33,7 @@ pub(crate) fn connect() -> Result<Client> {
     let info = info(&mut client)?;
     if info.replaced && !info.managed {
         // Its program is not the one that lies there now. Its sandboxes run on.
-        client.ask(Request::Quit)?;
+        client.ask(Request::Quit { clean: false })?;
         wait_for_end(&info)?;
         client = start(&state, &socket)?;
     }
@@ -45,6 +47,24 @@ pub(crate) fn connect_if_needed(needed: impl FnOnce(&Path) -> bool) -> Result<Op
         return Ok(None);
     }
     connect().map(Some)
+}
+
+/// `basalt daemon`.
+pub(crate) fn tell(args: &DaemonArgs, output: &Output) -> Result<u8> {
+    let mut client = connect()?;
+    let info = info(&mut client)?;
+    if args.stop {
+        client.ask(Request::Quit { clean: args.clean })?;
+        wait_for_end(&info)?;
+    }
+    output.result(&info, || {
+        let what = if args.stop { "ended" } else { "runs" };
+        format!(
+            "basaltd {} (process {}) {what}; {} sandboxes run\n",
+            info.version, info.pid, info.running
+        )
+    })?;
+    Ok(0)
 }
 
 /// Connects if a daemon runs.

@@ -258,6 +258,8 @@ fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, j
     argv.push(format!("--cpus={}", args.cpus));
     argv.push(format!("--memory={}", args.memory.bytes()));
     argv.push(format!("--disk={}", args.disk.bytes()));
+    argv.push(format!("--network={}", args.network.word()));
+    argv.extend(args.publish.iter().map(|ports| format!("--publish={ports}")));
     argv.extend(args.rm.then(|| "--rm".to_owned()));
     argv.extend(args.detach.then(|| "--detach".to_owned()));
     argv.extend(args.label.iter().map(|(key, value)| format!("--label={key}={value}")));

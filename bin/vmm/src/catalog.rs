@@ -3,7 +3,13 @@
 use device::DeviceModule;
 
 /// The modules, in no particular order.
-const MODULES: [&dyn DeviceModule; 4] = [&block::MODULE, &console::MODULE, &rng::MODULE, &vsock::MODULE];
+const MODULES: [&dyn DeviceModule; 5] = [
+    &block::MODULE,
+    &console::MODULE,
+    &net::MODULE,
+    &rng::MODULE,
+    &vsock::MODULE,
+];
 
 /// The module of one kind.
 pub(crate) fn find(kind: &str) -> Option<&'static dyn DeviceModule> {
@@ -21,16 +27,17 @@ mod tests {
 
     #[test]
     fn every_module_is_found_by_the_name_that_the_api_uses() {
-        use vmm_api::devices::{BlockConfig, ConsoleConfig, DeviceConfig, RngConfig, VsockConfig};
+        use vmm_api::devices::{BlockConfig, ConsoleConfig, DeviceConfig, NetConfig, RngConfig, VsockConfig};
         for kind in [
             BlockConfig::KIND,
             ConsoleConfig::KIND,
+            NetConfig::KIND,
             RngConfig::KIND,
             VsockConfig::KIND,
         ] {
             assert_eq!(find(kind).map(DeviceModule::kind), Some(kind));
         }
         assert!(find("floppy").is_none());
-        assert_eq!(kinds(), "block, console, rng, vsock");
+        assert_eq!(kinds(), "block, console, net, rng, vsock");
     }
 }

@@ -17,8 +17,8 @@ pub use client::Connection;
 pub use duplex::Duplex;
 pub use error::Error;
 pub use message::{
-    AgentInfo, DiskName, ExecFailure, ExecRequest, ExitStatus, FailureKind, FileInfo, OutputStream, PROTOCOL,
-    PowerAction, Prepare, RootDisk, Shutdown, Tty, Upload, VSOCK_PORT, WinSize,
+    Address, AgentInfo, DiskName, ExecFailure, ExecRequest, ExitStatus, FailureKind, FileInfo, Gateway, GuestNetwork,
+    OutputStream, PROTOCOL, PowerAction, Prepare, RootDisk, Shutdown, Tty, Upload, VSOCK_PORT, WinSize,
 };
 pub use pump::{LocalIo, pump};
 pub use running::{Collected, Event, Input, Output, Running};

@@ -1,6 +1,8 @@
 //! The messages: plain data, JSON in control frames; streams of bytes in data frames. `docs/agent.md` describes the
 //! sequence. Knows neither how a client sends them nor what the agent does with them.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 use wire::Protocol;
 
@@ -162,6 +164,41 @@ pub struct Prepare {
     pub clock_ns: u64,
     /// Random bytes for the guest's generator, at least 32.
     pub entropy: Vec<u8>,
+    /// How its interface is set up; `None` if it has no network but itself.
+    pub network: Option<GuestNetwork>,
+}
+
+/// The set-up of the guest's one interface, `eth0`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestNetwork {
+    /// The guest's addresses.
+    pub addresses: Vec<Address>,
+    /// Where everything else is sent, one of each family at most.
+    pub gateways: Vec<Gateway>,
+    /// Name servers, for `/etc/resolv.conf`.
+    pub dns: Vec<IpAddr>,
+    /// Domains that short names are looked up in.
+    pub search: Vec<String>,
+    /// The largest packet.
+    pub mtu: u16,
+}
+
+/// An address and how many of its bits are the link's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Address {
+    /// The address.
+    pub address: IpAddr,
+    /// Length of the prefix.
+    pub prefix: u8,
+}
+
+/// A router on the link.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gateway {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its Ethernet address, so that nobody has to ask for it.
+    pub mac: [u8; 6],
 }
 
 /// The disk with the image.
@@ -367,10 +404,11 @@ mod tests {
             hostname: "sandbox".into(),
             clock_ns: 1,
             entropy: vec![1, 2],
+            network: None,
         };
         assert_eq!(
             round_trip(&Request::Prepare(prepare)),
-            r#"{"prepare":{"root":{"disk":{"serial":"root"},"fs":"erofs"},"writable":null,"overlay_bytes":null,"hostname":"sandbox","clock_ns":1,"entropy":[1,2]}}"#
+            r#"{"prepare":{"root":{"disk":{"serial":"root"},"fs":"erofs"},"writable":null,"overlay_bytes":null,"hostname":"sandbox","clock_ns":1,"entropy":[1,2],"network":null}}"#
         );
     }
 

@@ -41,6 +41,19 @@ pub struct Resources {
     pub disk: Option<ByteSize>,
 }
 
+/// How it reaches the world.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NetworkMode {
+    /// As the node can: its network, or none where it has none.
+    #[default]
+    Auto,
+    /// The node's network, or an error.
+    Node,
+    /// Not at all.
+    None,
+}
+
 /// A sandbox that is asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -53,6 +66,12 @@ pub struct SandboxConfig {
     pub process: ProcessConfig,
     /// How large it is.
     pub resources: Resources,
+    /// How it reaches the world.
+    #[serde(default)]
+    pub network: NetworkMode,
+    /// Ports of the host that lead into it: `[IP:]HOST:GUEST[/tcp|udp]`.
+    #[serde(default)]
+    pub ports: Vec<String>,
     /// The guest's host name; its own short id when not given.
     pub hostname: Option<String>,
     /// Remove it when it has ended.
@@ -79,6 +98,9 @@ pub enum ConfigError {
     /// No room for a file system.
     #[error("a disk of {0} is too small: give at least {MIN_DISK}, or none with --disk 0")]
     Disk(ByteSize),
+    /// Ports of a sandbox that has no network.
+    #[error("ports cannot be published of a sandbox without a network: leave --publish or --network none out")]
+    Ports,
     /// A variable without a name, or with a zero byte.
     #[error("`{0}` is no environment variable: write NAME=value")]
     Env(String),
@@ -120,6 +142,9 @@ impl SandboxConfig {
         {
             return Err(ConfigError::Disk(disk));
         }
+        if self.network == NetworkMode::None && !self.ports.is_empty() {
+            return Err(ConfigError::Ports);
+        }
         let bad = |entry: &&String| entry.starts_with('=') || !entry.contains('=') || entry.contains('\0');
         match self.process.env.iter().find(bad) {
             Some(entry) => Err(ConfigError::Env(entry.clone())),
@@ -145,6 +170,8 @@ mod tests {
                 memory: ByteSize::mib(512),
                 disk: Some(ByteSize::gib(10)),
             },
+            network: NetworkMode::Auto,
+            ports: vec!["8080:80".into()],
             hostname: None,
             remove: false,
             detach: true,
@@ -179,6 +206,7 @@ mod tests {
             broken(|c| c.resources.disk = Some(ByteSize(1))),
             ConfigError::Disk(ByteSize(1))
         );
+        assert_eq!(broken(|c| c.network = NetworkMode::None), ConfigError::Ports);
         assert_eq!(broken(|c| c.process.env.push("A".into())), ConfigError::Env("A".into()));
         assert_eq!(
             broken(|c| c.process.env.push("=b".into())),

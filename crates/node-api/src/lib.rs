@@ -10,7 +10,7 @@ pub mod message;
 pub mod sandbox;
 
 pub use client::{Client, ClientError};
-pub use config::{ConfigError, ProcessConfig, Resources, SandboxConfig, check_name};
+pub use config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
 pub use message::{ApiError, ErrorKind, EventKind, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Usage};
 pub use sandbox::{Ended, Sandbox, State};
 

@@ -98,7 +98,10 @@ pub enum Request {
     /// End this connection's sandbox (see [`Request::Run`]): its client has what it wanted. [`Reply::Done`].
     Finish,
     /// End the daemon; sandboxes run on. [`Reply::Done`].
-    Quit,
+    Quit {
+        /// Take away all that it keeps in the kernel, its network and cgroup. Refused while there are sandboxes.
+        clean: bool,
+    },
 }
 
 /// What a daemon says of itself.

@@ -24,6 +24,9 @@ pub(crate) struct Stored {
     pub(crate) slot: u32,
     /// What runs in it.
     pub(crate) command: ExecRequest,
+    /// It has a place in the node's network.
+    #[serde(default)]
+    pub(crate) networked: bool,
     /// Somebody asked for its end.
     #[serde(default)]
     pub(crate) stopped: bool,

@@ -205,6 +205,10 @@ impl Node {
         if let Some(root) = &self.cgroups {
             root.remove(&entry.id)?;
         }
+        let stored = entry.stored();
+        if stored.networked {
+            self.network()?.detach(stored.slot)?;
+        }
         remove_directory(&self.sandbox_paths(entry).run)
     }
 

@@ -29,6 +29,12 @@ pub enum Error {
     /// Cgroups or the jail.
     #[error(transparent)]
     Jail(#[from] host::Error),
+    /// The node's network.
+    #[error(transparent)]
+    Network(#[from] network::Error),
+    /// This daemon cannot have one.
+    #[error("this daemon runs without root, so its sandboxes have no network: use --network none, or start it as root")]
+    NoNetwork,
     /// No such sandbox.
     #[error("there is no sandbox `{0}`: `basalt ps --all` lists them")]
     NotFound(String),
@@ -205,9 +211,12 @@ impl Error {
     /// As askers get it.
     pub(crate) fn for_api(&self) -> ApiError {
         let kind = match self {
-            Self::Config(_) | Self::Vm(_) | Self::Command(_) | Self::Invalid(_) | Self::MoreMemoryThanHost { .. } => {
-                ErrorKind::Invalid
-            }
+            Self::Config(_)
+            | Self::Vm(_)
+            | Self::Command(_)
+            | Self::Invalid(_)
+            | Self::NoNetwork
+            | Self::MoreMemoryThanHost { .. } => ErrorKind::Invalid,
             Self::NotFound(_) | Self::Ambiguous(_) | Self::Image(image::Error::NoSuchImage { .. }) => {
                 ErrorKind::NotFound
             }

@@ -10,9 +10,14 @@ use std::path::Path;
 
 use host::cgroup::Cgroup;
 use host::jail::{self, Isolation, Launch};
+use network::Attachment;
+use node_api::Resources;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use vmm_api::config::DeviceSpec;
-use vmm_api::devices::{BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, RngConfig, VsockConfig, VsockSink};
+use vmm_api::devices::{
+    BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, MacAddress, NetConfig, NetLimits, RngConfig, VsockConfig,
+    VsockSink,
+};
 use vmm_api::{FdRef, VmConfig};
 use wire::packet::PacketSocket;
 
@@ -70,7 +75,12 @@ impl Fds {
 }
 
 /// Opens everything; the image's file system is at `image`.
-pub(crate) fn prepare(config: &Config, stored: &Stored, paths: &SandboxPaths, image: &Path) -> Result<Prepared, Error> {
+pub(crate) fn prepare(
+    config: &Config,
+    stored: &Stored,
+    paths: &SandboxPaths,
+    (image, attachment): (&Path, Option<Attachment>),
+) -> Result<Prepared, Error> {
     fs::create_dir_all(&paths.run).map_err(Error::file("make", &paths.run))?;
     let control = listen(&paths.control(), SocketType::SEQPACKET)?;
     let vsock = listen(&paths.vsock(), SocketType::STREAM)?;
@@ -84,7 +94,10 @@ pub(crate) fn prepare(config: &Config, stored: &Stored, paths: &SandboxPaths, im
         true => Some(fds.add(append(&paths.console())?)?),
         false => None,
     };
-    let devices = devices(&mut fds, stored, paths, image, (vsock, vmm_acceptor))?;
+    let mut devices = devices(&mut fds, stored, paths, image, (vsock, vmm_acceptor))?;
+    if let Some(attachment) = attachment {
+        devices.push(interface(&mut fds, attachment)?);
+    }
     let resources = &stored.sandbox.config.resources;
     let config = VmConfig {
         cpus: resources.cpus,
@@ -114,7 +127,7 @@ fn devices(
     (listener, acceptor): (OwnedFd, PacketSocket),
 ) -> Result<Vec<DeviceSpec>, Error> {
     let resources = &stored.sandbox.config.resources;
-    let queues = u16::try_from(resources.cpus.clamp(1, MAX_QUEUES)).unwrap_or(1);
+    let queues = queues(resources);
     let disk = |file, read_only, serial: &str| BlockConfig {
         file,
         read_only,
@@ -149,6 +162,23 @@ fn devices(
         device("console", &console)?,
     ]);
     Ok(devices)
+}
+
+/// The guest's network interface.
+fn interface(fds: &mut Fds, attachment: Attachment) -> Result<DeviceSpec, Error> {
+    let taps = attachment.taps.into_iter().map(|tap| fds.add(tap));
+    let config = NetConfig {
+        taps: taps.collect::<Result<_, _>>()?,
+        mac: MacAddress(attachment.mac),
+        mtu: attachment.mtu,
+        limits: NetLimits::default(),
+    };
+    device("net", &config)
+}
+
+/// Request queues of a device that can have several.
+pub(crate) fn queues(resources: &Resources) -> u16 {
+    u16::try_from(resources.cpus.clamp(1, MAX_QUEUES)).unwrap_or(1)
 }
 
 /// Starts the VMM; it waits for a driver at `control`.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use host::cgroup::{Cgroup, Root};
 use image::Store;
+use network::{Network, NetworkConfig};
 use node_api::{EventKind, Sandbox, State};
 
 use crate::Error;
@@ -34,6 +35,8 @@ pub struct Node {
     pub(crate) events: Events,
     pub(crate) points: Points,
     pub(crate) monitor: Monitor,
+    /// Set up when the first sandbox needs it.
+    network: Mutex<Option<Arc<Network>>>,
     database: Mutex<Database>,
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
     /// Released when dropped.
@@ -71,6 +74,7 @@ impl Node {
             events: Events::default(),
             points: Points::from_environment(),
             monitor: Monitor::new().map_err(Error::host("waiting for processes"))?,
+            network: Mutex::new(None),
             database: Mutex::new(database),
             entries: Mutex::new(BTreeMap::new()),
             _lock: lock,
@@ -198,13 +202,56 @@ impl Node {
         }
     }
 
+    /// The node's network, set up if it is not.
+    pub(crate) fn network(&self) -> Result<Arc<Network>, Error> {
+        if self.config.users.is_none() {
+            return Err(Error::NoNetwork);
+        }
+        let mut network = self.network.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(network) = network.as_ref() {
+            return Ok(Arc::clone(network));
+        }
+        let opened = Arc::new(Network::open(&NetworkConfig::new(&instance(&self.config)))?);
+        *network = Some(Arc::clone(&opened));
+        Ok(opened)
+    }
+
+    /// Whether some daemon has set the network up.
+    pub(crate) fn network_exists(&self) -> bool {
+        std::path::Path::new("/run/netns").join(instance(&self.config)).exists()
+    }
+
+    /// Takes away what the node keeps in the kernel beyond its sandboxes.
+    pub(crate) fn clean(&self) -> Result<(), Error> {
+        if !self.entries().is_empty() {
+            return Err(Error::Invalid(
+                "there are sandboxes: remove them first (`basalt rm --force`)".into(),
+            ));
+        }
+        if self.config.users.is_some() && self.network_exists() {
+            drop(self.network()?);
+            let network = self.network.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(network) = network.and_then(Arc::into_inner) {
+                network.teardown()?;
+            }
+        }
+        if let Some(root) = &self.cgroups {
+            // This process must be somewhere: in the root of all.
+            let all = root.path().parent().unwrap_or(root.path()).join("cgroup.procs");
+            fs::write(&all, "0").map_err(Error::file("write", &all))?;
+            root.remove(OWN_CGROUP)?;
+            fs::remove_dir(root.path()).map_err(Error::file("remove", root.path()))?;
+        }
+        Ok(())
+    }
+
     /// How many have a VM.
     pub(crate) fn running(&self) -> usize {
         self.entries().values().filter(|entry| entry.state().has_vm()).count()
     }
 }
 
-/// What this node's cgroups are called: nodes of other state directories have others.
+/// What this node's cgroups and network are called: nodes of other state directories have others.
 fn instance(config: &Config) -> String {
     if config.state == std::path::Path::new("/var/lib/basalt") {
         return "basalt-node".to_owned();

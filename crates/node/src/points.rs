@@ -19,6 +19,7 @@ pub const ALL: &[&str] = &[
     CREATE_DIRECTORY,
     CREATE_DISK,
     START_SOCKETS,
+    START_NETWORK,
     START_CGROUP,
     START_SPAWNED,
     START_RECORDED,
@@ -55,6 +56,8 @@ points! {
     CREATE_DISK = "create.disk";
     /// The control and vsock sockets are bound.
     START_SOCKETS = "start.sockets";
+    /// The TAP is open, the ports are published.
+    START_NETWORK = "start.network";
     /// The cgroup is there, empty.
     START_CGROUP = "start.cgroup";
     /// The VMM runs; only its cgroup tells.

@@ -170,10 +170,30 @@ impl Node {
                 root.remove(&id)?;
             }
         }
+        self.detach_strangers()?;
         for directory in [self.paths.runs(), self.paths.sandboxes()] {
             for name in names(&directory)?.into_iter().filter(|name| !known.contains(name)) {
                 log::warn!("{}/{name} belongs to no sandbox and is removed", directory.display());
                 remove_directory(&directory.join(name))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Node {
+    /// Places in the network that belong to nobody. One that was never set up has none.
+    fn detach_strangers(&self) -> Result<(), Error> {
+        let stored: Vec<Stored> = self.entries().values().map(|entry| entry.stored()).collect();
+        let known: BTreeSet<u32> = stored.iter().filter(|it| it.networked).map(|it| it.slot).collect();
+        if known.is_empty() && !self.network_exists() {
+            return Ok(());
+        }
+        let network = self.network()?;
+        for slot in network.slots()? {
+            if (slot.in_use || !slot.published.is_empty()) && !known.contains(&slot.slot) {
+                log::warn!("the network's slot {} belongs to no sandbox and is detached", slot.slot);
+                network.detach(slot.slot)?;
             }
         }
         Ok(())

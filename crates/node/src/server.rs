@@ -314,7 +314,10 @@ impl Connection<'_> {
                 }
                 Reply::Done
             }
-            Request::Quit => {
+            Request::Quit { clean } => {
+                if clean {
+                    node.clean()?;
+                }
                 self.server.stop.signal();
                 Reply::Done
             }

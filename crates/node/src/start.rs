@@ -13,8 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_api::ExecRequest;
+use network::{Attachment, PortMapping};
 use node_api::sandbox::Process;
-use node_api::{EventKind, Sandbox, SandboxConfig, State};
+use node_api::{EventKind, NetworkMode, Sandbox, SandboxConfig, State};
 
 use crate::database::Stored;
 use crate::entry::Entry;
@@ -42,6 +43,7 @@ impl Node {
         limits::check(&config.resources)?;
         let image = self.images.get(&config.image)?;
         let command = command::command(&image.config, &config.process)?;
+        let networked = self.wants_network(&config)?;
         let name = config.name.clone();
         let sandbox = Sandbox {
             id: new_id()?,
@@ -60,6 +62,7 @@ impl Node {
             sandbox,
             slot: 0,
             command,
+            networked,
             stopped: false,
         };
         let entry = self.register(stored, name.as_deref())?;
@@ -105,6 +108,29 @@ impl Node {
         started
     }
 
+    /// Whether it gets a place in the node's network.
+    fn wants_network(&self, config: &SandboxConfig) -> Result<bool, Error> {
+        // What is wrong with them is better said before anything is made.
+        parse_ports(&config.ports)?;
+        match config.network {
+            NetworkMode::None => Ok(false),
+            NetworkMode::Auto if self.config.users.is_none() && config.ports.is_empty() => Ok(false),
+            NetworkMode::Auto | NetworkMode::Node => self.network().map(|_| true),
+        }
+    }
+
+    /// Its place in the network, with its ports published.
+    fn attach(&self, stored: &Stored) -> Result<Option<Attachment>, Error> {
+        if !stored.networked {
+            return Ok(None);
+        }
+        let network = self.network()?;
+        let queues = usize::from(launch::queues(&stored.sandbox.config.resources));
+        let attachment = network.attach(stored.slot, queues)?;
+        network.publish(stored.slot, &parse_ports(&stored.sandbox.config.ports)?)?;
+        Ok(Some(attachment))
+    }
+
     /// Its directory and disk.
     fn create(&self, entry: &Entry) -> Result<(), Error> {
         self.points.at(points::CREATE_RECORDED);
@@ -124,16 +150,15 @@ impl Node {
     /// Everything from a made sandbox to one that runs.
     fn start_vm(&self, entry: &Arc<Entry>, cancel: Option<BorrowedFd<'_>>) -> Result<Started, Error> {
         let stored = entry.stored();
-        let prepared = launch::prepare(
-            &self.config,
-            &stored,
-            &self.sandbox_paths(entry),
-            &self.image_of(&stored)?,
-        )?;
+        let attachment = self.attach(&stored)?;
+        self.points.at(points::START_NETWORK);
+        let guest = attachment.as_ref().map(|attachment| attachment.guest.clone());
+        let (paths, image) = (self.sandbox_paths(entry), self.image_of(&stored)?);
+        let prepared = launch::prepare(&self.config, &stored, &paths, (&image, attachment))?;
         self.points.at(points::START_SOCKETS);
         let vm = self.spawn(entry, &stored, &prepared)?;
         let mut agent = vm.boot(prepared, cancel, &|point| self.points.at(point))?;
-        vm.prepare(&mut agent, &stored)?;
+        vm.prepare(&mut agent, &stored, guest)?;
         self.points.at(points::START_PREPARED);
         let command = if stored.sandbox.config.detach {
             let request = detached(&stored);
@@ -229,6 +254,13 @@ fn detached(stored: &Stored) -> ExecRequest {
         }),
         ..stored.command.clone()
     }
+}
+
+fn parse_ports(ports: &[String]) -> Result<Vec<PortMapping>, Error> {
+    Ok(ports
+        .iter()
+        .map(|text| text.parse())
+        .collect::<Result<_, network::Error>>()?)
 }
 
 fn new_id() -> Result<String, Error> {

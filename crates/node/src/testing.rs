@@ -24,6 +24,8 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
                     memory: ByteSize::mib(128),
                     disk: None,
                 },
+                network: node_api::NetworkMode::None,
+                ports: Vec::new(),
                 hostname: None,
                 remove: false,
                 detach: true,
@@ -40,5 +42,6 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
         slot: 0,
         command: ExecRequest::default(),
         stopped: false,
+        networked: false,
     }
 }

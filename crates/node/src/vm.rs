@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use agent_api::{Connection, DiskName, Prepare, RootDisk, VSOCK_PORT};
+use agent_api::{Connection, DiskName, GuestNetwork, Prepare, RootDisk, VSOCK_PORT};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use vmm_api::{ClientError, Event, VmmClient};
@@ -167,7 +167,12 @@ impl Vm {
     }
 
     /// Has the agent make the guest's root.
-    pub(crate) fn prepare(&self, agent: &mut Connection<UnixStream>, stored: &Stored) -> Result<(), Error> {
+    pub(crate) fn prepare(
+        &self,
+        agent: &mut Connection<UnixStream>,
+        stored: &Stored,
+        network: Option<GuestNetwork>,
+    ) -> Result<(), Error> {
         const DURING: &str = "the guest was prepared";
         let disk = |serial: &str, fs: &str| RootDisk {
             disk: DiskName::Serial(serial.to_owned()),
@@ -183,6 +188,7 @@ impl Vm {
             hostname: sandbox.config.hostname.clone().unwrap_or_else(|| sandbox.id.clone()),
             clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
             entropy: entropy()?,
+            network,
         };
         let prepared = agent
             .set_read_timeout(Some(self.limits.boot))

@@ -21,7 +21,7 @@
 //! ```
 
 use std::io;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use memory::GuestRam;
 use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
@@ -263,6 +263,60 @@ impl ActiveQueue {
         Ok(self.queue.add_used(memory, head, written)?)
     }
 
+    /// Gives several chains back in one step: the driver sees all of them or none, as it has to where they are parts of
+    /// one thing (5.1.6.4.1). Goes with [`ActiveQueue::notify_since`], which [`ActiveQueue::notify`] cannot replace.
+    ///
+    /// # Errors
+    /// The ring's memory cannot be accessed.
+    pub fn complete_together(&mut self, memory: &GuestRam, chains: &[(u16, u32)]) -> Result<(), RingError> {
+        let Some(((last, last_written), rest)) = chains.split_last() else {
+            return Ok(());
+        };
+        let (ring, size) = (self.queue.used_ring(), self.queue.size());
+        let mut at = self.queue.next_used();
+        for &(head, written) in rest {
+            // flags, idx, then elements of id and len (2.7.8).
+            let slot = u64::from(at.checked_rem(size).unwrap_or(0));
+            let element = [u32::from(head).to_le(), written.to_le()];
+            memory
+                .write_obj(element, GuestAddress(ring + 4 + 8 * slot))
+                .map_err(|error| RingError::Memory(error.to_string()))?;
+            at = at.wrapping_add(1);
+        }
+        // The index moves, past all of them, with the last.
+        self.queue.set_next_used(at);
+        Ok(self.queue.add_used(memory, *last, *last_written)?)
+    }
+
+    /// As [`ActiveQueue::notify`], for everything given back since the used index was `before`.
+    ///
+    /// # Errors
+    /// The ring's memory cannot be accessed.
+    pub fn notify_since(
+        &mut self,
+        memory: &GuestRam,
+        before: u16,
+        interrupt: &dyn QueueInterrupt,
+    ) -> Result<(), RingError> {
+        let now = self.queue.next_used();
+        if now == before {
+            return Ok(());
+        }
+        // What was given back is visible before the driver's wish is read (2.7.7.2).
+        fence(Ordering::SeqCst);
+        let wanted = if self.queue.event_idx_enabled() {
+            let event = used_event(&self.queue, memory)?;
+            // 2.7.10.1: whether `event` was passed.
+            now.wrapping_sub(event).wrapping_sub(1) < now.wrapping_sub(before)
+        } else {
+            u32::from(available_flags(&self.queue, memory)?) & VRING_AVAIL_F_NO_INTERRUPT == 0
+        };
+        if wanted {
+            interrupt.signal_queue(self.index);
+        }
+        Ok(())
+    }
+
     /// Tells the driver of everything given back so far, if it wants to hear of it (2.7.7.2, 2.7.10).
     ///
     /// # Errors
@@ -298,6 +352,15 @@ impl ActiveQueue {
         let flags = available_flags(&self.queue, memory)?;
         Ok(u32::from(flags) & VRING_AVAIL_F_NO_INTERRUPT == 0)
     }
+}
+
+/// Behind the ring of heads (2.7.6).
+fn used_event(queue: &Queue, memory: &GuestRam) -> Result<u16, RingError> {
+    let address = queue.avail_ring() + 4 + 2 * u64::from(queue.size());
+    memory
+        .load(GuestAddress(address), Ordering::Relaxed)
+        .map(u16::from_le)
+        .map_err(|error| RingError::Memory(error.to_string()))
 }
 
 fn available_flags(queue: &Queue, memory: &GuestRam) -> Result<u16, RingError> {

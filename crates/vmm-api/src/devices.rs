@@ -1,5 +1,7 @@
 //! What each kind of device is configured with. The devices themselves are elsewhere.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::config::FdRef;
@@ -94,6 +96,62 @@ pub struct VsockSink {
 
 impl DeviceConfig for VsockConfig {
     const KIND: &'static str = "vsock";
+}
+
+/// A network interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetConfig {
+    /// The queues of one TAP, one for each queue pair; opened with `IFF_TAP`, `IFF_NO_PI`, `IFF_VNET_HDR` and, if there
+    /// are several, `IFF_MULTI_QUEUE`.
+    pub taps: Vec<FdRef>,
+    /// The guest's address.
+    pub mac: MacAddress,
+    /// The largest packet without its Ethernet header, 1280 to 65535; the TAP's own must not be larger.
+    pub mtu: u16,
+    /// No limits when left out.
+    #[serde(default)]
+    pub limits: NetLimits,
+}
+
+impl DeviceConfig for NetConfig {
+    const KIND: &'static str = "net";
+}
+
+/// An Ethernet address; in JSON six bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct MacAddress(pub [u8; 6]);
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+/// How much a network interface may carry, seen from the guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetLimits {
+    /// To the guest.
+    #[serde(default)]
+    pub receive: RateLimit,
+    /// From the guest.
+    #[serde(default)]
+    pub transmit: RateLimit,
+}
+
+/// A rate that may be exceeded for a tenth of a second at most; no limit where nothing is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RateLimit {
+    /// Bytes of Ethernet frames.
+    #[serde(default)]
+    pub bytes_per_second: Option<u64>,
+    /// Packets; one that is to be segmented counts as one.
+    #[serde(default)]
+    pub packets_per_second: Option<u64>,
 }
 
 /// A source of entropy.

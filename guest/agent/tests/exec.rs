@@ -487,6 +487,7 @@ fn what_this_agent_may_not_do_is_refused() {
         hostname: "x".into(),
         clock_ns: 0,
         entropy: vec![0; 32],
+        network: None,
     };
     assert!(matches!(
         connection.prepare(&prepare),

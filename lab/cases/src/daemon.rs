@@ -195,11 +195,39 @@ impl<'h> Daemon<'h> {
                 found.insert(line.to_owned());
             }
         }
+        let taps = self.open_taps()?;
         let vmms = self.processes("basalt-vmm")?.len();
         if vmms > known.len() {
             found.insert(format!("{vmms} VMMs for {} sandboxes", known.len()));
         }
+        if taps > vmms {
+            found.insert(format!("{taps} open TAPs for {vmms} VMMs"));
+        }
         Ok(found.into_iter().collect())
+    }
+
+    /// How many TAPs of its network somebody has open, as the kernel says.
+    fn open_taps(&self) -> Result<usize> {
+        let Some(name) = self.cgroup() else { return Ok(0) };
+        let namespace = Path::new("/run/netns").join(name);
+        if !namespace.exists() {
+            return Ok(0);
+        }
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net={}", namespace.display()))
+            .args(["ip", "-o", "link"]);
+        let output = command.output()?;
+        ensure!(
+            output.status.success(),
+            "ip: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let text = String::from_utf8(output.stdout)?;
+        Ok(text
+            .lines()
+            .filter(|line| line.contains(": tap") && line.contains("LOWER_UP"))
+            .count())
     }
 
     /// Fails if anything is there beyond these; killed processes may take a moment.
@@ -221,16 +249,7 @@ impl<'h> Daemon<'h> {
             self.ok(&["rm", "--force", sandbox["id"].as_str().context("a sandbox without id")?])?;
         }
         self.expect_no_strangers(&[])?;
-        let root = self.cgroup();
-        self.kill()?;
-        if let Some(root) = root {
-            let root = Path::new(CGROUPS).join(root);
-            // Its own cgroup is the one thing that a killed daemon leaves, for the next to use. It can be removed when
-            // the kernel has let go of the last process.
-            for directory in [root.join("daemon"), root] {
-                wait_for("an empty cgroup", || Ok(fs::remove_dir(&directory).is_ok()))?;
-            }
-        }
+        self.ok(&["daemon", "--stop", "--clean"])?;
         Ok(())
     }
 }

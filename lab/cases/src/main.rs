@@ -24,6 +24,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 
 /// What a case knows of its surroundings.
+#[derive(Clone)]
 pub(crate) struct Host {
     /// Where `basalt`, `basalt-vmm` and the assets are.
     pub(crate) binaries: PathBuf,

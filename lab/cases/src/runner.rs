@@ -29,11 +29,12 @@ pub(crate) fn list() -> Result<bool> {
     Ok(true)
 }
 
-/// Has the daemon run that most cases share: it is no leak of the first of them.
+/// Has the daemon run that most cases share, with its network: it is no leak of the first of them.
 fn start_daemon() -> Result<()> {
     let basalt = std::env::current_exe()?.with_file_name("basalt");
+    let image = crate::python_image()?;
     let output = Command::new(&basalt)
-        .arg("prune")
+        .args(["run", "--rm", &image, "--", "true"])
         .env("BASALT_ENGINE", "kvm")
         .output()
         .with_context(|| format!("{} cannot be run", basalt.display()))?;

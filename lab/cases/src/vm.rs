@@ -9,7 +9,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use agent_api::{Collected, Connection, DiskName, ExecRequest, OsText, Prepare, RootDisk, Upload, VSOCK_PORT};
+use agent_api::{
+    Collected, Connection, DiskName, ExecRequest, GuestNetwork, OsText, Prepare, RootDisk, Upload, VSOCK_PORT,
+};
 use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
 use rustix::event::{PollFd, PollFlags};
@@ -185,6 +187,11 @@ impl Vm {
 
     /// The agent's connection, its root prepared.
     pub(crate) fn agent(&self) -> Result<Connection<UnixStream>> {
+        self.agent_with(None)
+    }
+
+    /// The same, in a guest that has a network.
+    pub(crate) fn agent_with(&self, network: Option<&GuestNetwork>) -> Result<Connection<UnixStream>> {
         let stream = self.accept(VSOCK_PORT, BOOT)?;
         let mut agent = Connection::new(stream, None)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
@@ -199,6 +206,7 @@ impl Vm {
             clock_ns: u64::try_from(now.as_nanos())?,
             // Cases need no secrets.
             entropy: vec![7; 64],
+            network: network.cloned(),
         })?;
         Ok(agent)
     }

@@ -124,14 +124,14 @@ pub(crate) fn first_sandbox() -> Step {
 
 fn answer(context: &Context, task: &mut Task) -> Result<Report> {
     const SCRIPT: &str = "print(6*7)";
-    let mut command = basalt(context, &["run", "python", "--", "python3", "-c", SCRIPT]);
+    let mut command = basalt(context, &["run", "--rm", "python", "--", "python3", "-c", SCRIPT]);
     let finished = task.run_within(&mut command, SANDBOX_LIMIT)?;
     if finished.out != ["42"] {
         bail!("the sandbox printed {:?} instead of 42", finished.out.join("\n"));
     }
     let mut show = vec![
         String::new(),
-        format!("$ target/release/basalt run python -- python3 -c '{SCRIPT}'"),
+        format!("$ target/release/basalt run --rm python -- python3 -c '{SCRIPT}'"),
     ];
     show.extend(finished.err.into_iter().chain(finished.out));
     show.push(String::new());
@@ -151,7 +151,7 @@ const OTHER_IMAGES: &[(&str, &[&str], &str)] = &[
 pub(crate) fn other_images() -> Step {
     Step::new("other-images", |context, task| {
         for (image, command, wanted) in OTHER_IMAGES {
-            let mut args = vec!["run", image, "--"];
+            let mut args = vec!["run", "--rm", image, "--"];
             args.extend(*command);
             let printed = task
                 .run_within(&mut basalt(context, &args), SANDBOX_LIMIT)?
@@ -195,7 +195,7 @@ pub(crate) fn lab_killed() -> Step {
 }
 
 /// $1 is `basalt`, $2 the emulator's process, which dies as soon as the sandbox's command runs.
-const KILL_IN_MID_RUN: &str = "\"$1\" run python -- sh -c 'echo runs; exec sleep 600' |
+const KILL_IN_MID_RUN: &str = "\"$1\" run --rm python -- sh -c 'echo runs; exec sleep 600' |
     { read -r line && kill -9 \"$2\"; cat >&2; }; exit \"${PIPESTATUS[0]}\"";
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ pub(crate) use image::{
     DfArgs, ImageVerb, ImportArgs, PruneArgs, PullArgs, PullPolicy, PushArgs, RegistryArgs, RmiArgs, SaveArgs,
     SystemVerb, TagArgs,
 };
-pub(crate) use sandbox::{ExecArgs, KillArgs, LogsArgs, ManyArgs, PsArgs, RmArgs, StatsArgs, StopArgs};
+pub(crate) use sandbox::{DaemonArgs, ExecArgs, KillArgs, LogsArgs, ManyArgs, PsArgs, RmArgs, StatsArgs, StopArgs};
 
 /// What clap shows in colour, on terminals only and never under NO_COLOR.
 const STYLES: Styles = Styles::styled()
@@ -69,6 +69,26 @@ impl From<LogLevel> for log::LevelFilter {
     }
 }
 
+/// How a sandbox reaches the world.
+// The words say what they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Network {
+    Auto,
+    Node,
+    None,
+}
+
+impl Network {
+    /// The word for it.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Node => "node",
+            Self::None => "none",
+        }
+    }
+}
+
 const TOP_EXAMPLES: &str = "\
 Examples:
   basalt doctor                                   what this host can do
@@ -114,6 +134,8 @@ pub(crate) enum Verb {
     Stats(StatsArgs),
     /// Show what happens to sandboxes, as it happens.
     Events,
+    /// Tell how the daemon is, or end it; sandboxes that are detached run on.
+    Daemon(DaemonArgs),
     /// List the images.
     Images,
     /// Fetch an image from a registry.
@@ -174,7 +196,8 @@ impl Verb {
             | Self::Prune
             | Self::Inspect(_)
             | Self::Stats(_)
-            | Self::Events => true,
+            | Self::Events
+            | Self::Daemon(_) => true,
             Self::Run(_)
             | Self::Images
             | Self::Pull(_)
@@ -285,6 +308,14 @@ pub(crate) struct RunArgs {
     /// Size of the disk that takes what is written, such as 10g; 0 keeps that in memory instead.
     #[arg(long, value_name = "SIZE", default_value = "10g", value_parser = parse::disk)]
     pub(crate) disk: ByteSize,
+
+    /// How it reaches the world: `none` not at all, `node` by the node's network, `auto` so if the node has one.
+    #[arg(long, value_name = "MODE", default_value = "auto")]
+    pub(crate) network: Network,
+
+    /// Let a port of the host lead into it: [IP:]HOST:GUEST[/tcp|udp].
+    #[arg(short, long, value_name = "PORTS")]
+    pub(crate) publish: Vec<String>,
 
     /// Mark it with KEY=VALUE.
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse::label)]

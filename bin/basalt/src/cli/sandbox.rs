@@ -154,3 +154,15 @@ pub(crate) struct StatsArgs {
     /// The sandbox; all that run otherwise.
     pub(crate) sandbox: Option<String>,
 }
+
+/// `basalt daemon`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DaemonArgs {
+    /// End it.
+    #[arg(long)]
+    pub(crate) stop: bool,
+
+    /// With --stop: take its network and cgroup away, too; there may be no sandboxes.
+    #[arg(long, requires = "stop")]
+    pub(crate) clean: bool,
+}

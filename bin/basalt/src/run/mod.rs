@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use agent_api::{ExecRequest, Signals, local_tty};
 use anyhow::{Context, Result, bail};
-use node_api::{Client, Ended, ProcessConfig, Reply, Request, Resources, Sandbox, SandboxConfig};
+use node_api::{Client, Ended, NetworkMode, ProcessConfig, Reply, Request, Resources, Sandbox, SandboxConfig};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::attached::{self, Finished};
-use crate::cli::{LogLevel, RunArgs};
+use crate::cli::{LogLevel, Network, RunArgs};
 use crate::engine::{self, Engine};
 use crate::output::Output;
 use crate::{daemon, images, lab};
@@ -59,6 +59,12 @@ fn configure(args: &RunArgs, set: &[String]) -> Result<SandboxConfig> {
             memory: args.memory,
             disk: Some(args.disk).filter(|disk| disk.bytes() > 0),
         },
+        network: match args.network {
+            Network::Auto => NetworkMode::Auto,
+            Network::Node => NetworkMode::Node,
+            Network::None => NetworkMode::None,
+        },
+        ports: args.publish.clone(),
         hostname: args.hostname.clone(),
         remove: args.rm,
         detach: args.detach,

@@ -95,7 +95,8 @@ fn prepare(prepare: &Prepare) -> Result<(), Error> {
     let name = prepare.hostname.as_bytes();
     rustix::system::sethostname(name)
         .map_err(Error::system(format!("setting the host name {:?}", prepare.hostname)))?;
-    net::loopback_up()?;
+    let network = prepare.network.as_ref();
+    net::set_up(network)?;
     root::enter(prepare)?;
-    root::write_files(Path::new("/"), &prepare.hostname)
+    root::write_files(Path::new("/"), &prepare.hostname, network)
 }

@@ -1,32 +1,128 @@
-//! The loopback interface. Other interfaces do not exist yet.
+//! The guest's interfaces: loopback, and `eth0` if the host gives it a network. Nothing is asked of the link: addresses,
+//! routes and the routers' Ethernet addresses all come from the host.
 
-use std::mem::MaybeUninit;
-use std::os::fd::AsRawFd;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use agent_api::GuestNetwork;
+use netlink::Links;
 
 use crate::Error;
 
-/// linux/sockios.h; libc gives it a type that differs between C libraries.
-const SIOCSIFFLAGS: libc::Ioctl = 0x8914;
+/// The interface's name, as the kernel gives it to the first one.
+const INTERFACE: &str = "eth0";
 
-/// Brings `lo` up; the kernel gives it its addresses.
-pub(crate) fn loopback_up() -> Result<(), Error> {
-    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
-        .map_err(Error::system("opening a socket for the loopback interface"))?;
-    // SAFETY: 1. `ifreq` is plain data for which all zeros is valid.
-    let mut request: libc::ifreq = unsafe { MaybeUninit::zeroed().assume_init() };
-    for (place, byte) in request.ifr_name.iter_mut().zip(c"lo".to_bytes_with_nul()) {
-        *place = libc::c_char::try_from(*byte).unwrap_or(0);
+/// How long it may take to appear, with a driver that is a module.
+const WAIT: Duration = Duration::from_secs(5);
+const STEP: Duration = Duration::from_millis(5);
+
+/// Brings the interfaces up.
+pub(crate) fn set_up(network: Option<&GuestNetwork>) -> Result<(), Error> {
+    let links = Links::open().map_err(Error::system("opening a netlink socket"))?;
+    let lo = links
+        .index("lo")
+        .map_err(Error::system("finding the loopback interface"))?;
+    links
+        .up(lo, None, None)
+        .map_err(Error::system("bringing the loopback interface up"))?;
+    network.map_or(Ok(()), |network| interface(&links, network))
+}
+
+fn interface(links: &Links, network: &GuestNetwork) -> Result<(), Error> {
+    let failed = || Error::system(format!("setting {INTERFACE} up"));
+    let index = wait(links)?;
+    // Addresses are used at once, and routers are the host's to name.
+    for setting in ["accept_dad", "accept_ra"] {
+        let path = Path::new("/proc/sys/net/ipv6/conf").join(INTERFACE).join(setting);
+        // A kernel without IPv6 has no such file.
+        if path.exists() {
+            fs::write(&path, "0").map_err(Error::system(format!("writing {}", path.display())))?;
+        }
     }
-    let flags = libc::IFF_UP | libc::IFF_RUNNING;
-    request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).unwrap_or(0);
-    // SAFETY: 1. The request is an `ifreq` with a terminated name and flags set; the kernel only reads it.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCSIFFLAGS, &raw const request) };
-    if result < 0 {
-        return Err(Error::system("bringing the loopback interface up")(
-            std::io::Error::last_os_error(),
-        ));
+    links.up(index, Some(network.mtu), None).map_err(failed())?;
+    for address in &network.addresses {
+        links
+            .address(index, address.address, address.prefix)
+            .map_err(failed())?;
+    }
+    for gateway in &network.gateways {
+        links.neighbour(index, gateway.address, gateway.mac).map_err(failed())?;
+        let all = match gateway.address {
+            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        links.route((all, 0), index, Some(gateway.address)).map_err(failed())?;
     }
     Ok(())
+}
+
+fn wait(links: &Links) -> Result<u32, Error> {
+    let end = Instant::now() + WAIT;
+    loop {
+        let found = links.get(INTERFACE).map_err(Error::system("listing interfaces"))?;
+        if let Some(link) = found {
+            return Ok(link.index);
+        }
+        if Instant::now() >= end {
+            return Err(Error::Refused(format!(
+                "no interface {INTERFACE} appeared within {WAIT:?}"
+            )));
+        }
+        thread::sleep(STEP);
+    }
+}
+
+/// The text of resolv.conf(5); `None` leaves the image's own.
+pub(crate) fn resolv_conf(network: Option<&GuestNetwork>) -> Option<String> {
+    let network = network?;
+    if network.dns.is_empty() {
+        return None;
+    }
+    let mut text: String = network
+        .dns
+        .iter()
+        .map(|server| format!("nameserver {server}\n"))
+        .collect();
+    if !network.search.is_empty() {
+        text.push_str(&format!("search {}\n", network.search.join(" ")));
+    }
+    Some(text)
+}
+
+/// The address that the host name stands for in `/etc/hosts`: one that others can reach, if there is one.
+pub(crate) fn own_address(network: Option<&GuestNetwork>) -> IpAddr {
+    let first = network.and_then(|network| network.addresses.first());
+    first.map_or(IpAddr::V4(Ipv4Addr::new(127, 0, 1, 1)), |address| address.address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use agent_api::Address;
+
+    #[test]
+    fn files_say_what_the_host_says() {
+        let mut network = GuestNetwork {
+            addresses: vec![Address {
+                address: "192.0.2.9".parse().unwrap(),
+                prefix: 24,
+            }],
+            dns: vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
+            search: vec!["a.example".into(), "b".into()],
+            ..GuestNetwork::default()
+        };
+        let text = resolv_conf(Some(&network)).unwrap();
+        assert_eq!(
+            text,
+            "nameserver 192.0.2.1\nnameserver 2001:db8::1\nsearch a.example b\n"
+        );
+        assert_eq!(own_address(Some(&network)).to_string(), "192.0.2.9");
+        assert_eq!(own_address(None).to_string(), "127.0.1.1");
+        network.dns.clear();
+        assert_eq!(resolv_conf(Some(&network)), None);
+        assert_eq!(resolv_conf(None), None);
+    }
 }

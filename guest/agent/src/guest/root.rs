@@ -12,11 +12,12 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use agent_api::{DiskName, Prepare, RootDisk};
+use agent_api::{DiskName, GuestNetwork, Prepare, RootDisk};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_move, unmount};
 use rustix::process::{chdir, chroot};
 
 use super::early::ensure_dir;
+use super::net;
 use crate::{Error, say};
 
 const BASE: &str = "/basalt";
@@ -160,16 +161,19 @@ fn find_by_serial(blocks: &Path, wanted: &str) -> Result<Option<PathBuf>, Error>
 
 /// Files that say who this machine is, and directories that programs rely on. `hosts` and `hostname` belong to whoever
 /// runs a container, not to its image, and are always written.
-pub(crate) fn write_files(root: &Path, hostname: &str) -> Result<(), Error> {
+pub(crate) fn write_files(root: &Path, hostname: &str, network: Option<&GuestNetwork>) -> Result<(), Error> {
     let etc = root.join("etc");
     ensure_dir(&etc, 0o755)?;
-    let hosts = format!("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{hostname}\n");
+    let own = net::own_address(network);
+    let hosts = format!("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n{own}\t{hostname}\n");
     replace(&etc.join("hosts"), &hosts)?;
     replace(&etc.join("hostname"), &format!("{hostname}\n"))?;
-    // Follows a link: one that leads nowhere counts as missing.
     let resolv = etc.join("resolv.conf");
-    if !resolv.exists() {
-        replace(&resolv, "# no name server: this sandbox has no network\n")?;
+    match net::resolv_conf(network) {
+        Some(text) => replace(&resolv, &text)?,
+        // Follows a link: one that leads nowhere counts as missing.
+        None if !resolv.exists() => replace(&resolv, "# the host gives this sandbox no name server\n")?,
+        None => {}
     }
     let tmp = root.join("tmp");
     if !tmp.exists() {
@@ -213,7 +217,7 @@ mod tests {
     #[test]
     fn files_are_made_in_an_empty_root_and_images_keep_their_name_servers() {
         let dir = Dir::new("files");
-        write_files(&dir.0, "box").unwrap();
+        write_files(&dir.0, "box", None).unwrap();
         let read = |name: &str| fs::read_to_string(dir.0.join(name)).unwrap();
         assert!(read("etc/hosts").contains("127.0.0.1\tlocalhost\n") && read("etc/hosts").contains("127.0.1.1\tbox\n"));
         assert_eq!(read("etc/hostname"), "box\n");
@@ -222,9 +226,16 @@ mod tests {
         assert_eq!(mode & 0o7777, 0o1777);
 
         fs::write(dir.0.join("etc/resolv.conf"), "nameserver 192.0.2.1\n").unwrap();
-        write_files(&dir.0, "other").unwrap();
+        write_files(&dir.0, "other", None).unwrap();
         assert_eq!(read("etc/resolv.conf"), "nameserver 192.0.2.1\n");
         assert_eq!(read("etc/hostname"), "other\n");
+
+        let network = GuestNetwork {
+            dns: vec!["192.0.2.2".parse().unwrap()],
+            ..GuestNetwork::default()
+        };
+        write_files(&dir.0, "other", Some(&network)).unwrap();
+        assert_eq!(read("etc/resolv.conf"), "nameserver 192.0.2.2\n");
     }
 
     #[test]
@@ -233,7 +244,7 @@ mod tests {
         fs::create_dir(dir.0.join("etc")).unwrap();
         std::os::unix::fs::symlink("/nowhere/at/all", dir.0.join("etc/resolv.conf")).unwrap();
         std::os::unix::fs::symlink("/nowhere/at/all", dir.0.join("etc/hosts")).unwrap();
-        write_files(&dir.0, "box").unwrap();
+        write_files(&dir.0, "box", None).unwrap();
         assert!(fs::symlink_metadata(dir.0.join("etc/resolv.conf")).unwrap().is_file());
         assert!(fs::symlink_metadata(dir.0.join("etc/hosts")).unwrap().is_file());
     }

@@ -9,6 +9,7 @@ mod foreign_kernel;
 mod jail;
 mod kernel_features;
 mod kills;
+mod network;
 mod pause;
 mod processors;
 mod run;
@@ -29,6 +30,7 @@ pub(crate) const ALL: &[&Case] = &[
     &processors::CASE,
     &block::CASE,
     &vsock::CASE,
+    &network::CASE,
     &pause::CASE,
     &foreign_kernel::CASE,
     &jail::WALLS,

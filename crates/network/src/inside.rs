@@ -1,0 +1,180 @@
+//! The namespace: a file under `/run/netns`, and a thread that lives in it and does what has to be done there.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, mount_bind, unmount};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+
+use crate::Error;
+
+const DIRECTORY: &str = "/run/netns";
+
+/// `NSFS_MAGIC` (linux/magic.h): what a mounted namespace is on.
+const NSFS: u64 = 0x6e73_6673;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A thread in the namespace.
+#[derive(Debug)]
+pub(crate) struct Inside {
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+    namespace: File,
+    path: PathBuf,
+}
+
+impl Inside {
+    /// Goes into the namespace called `name`, which is made if it is not there.
+    pub(crate) fn enter(name: &str) -> Result<Self, Error> {
+        let path = Path::new(DIRECTORY).join(name);
+        let namespace = match existing(&path)? {
+            Some(namespace) => namespace,
+            None => make(&path)?,
+        };
+        let own = namespace
+            .try_clone()
+            .map_err(Error::host("opening the namespace again"))?;
+        let (jobs, queue) = channel::<Job>();
+        let (entered, result) = channel();
+        let thread = std::thread::Builder::new()
+            .name("network".to_owned())
+            .spawn(move || {
+                let moved = move_into_link_name_space(own.as_fd(), Some(LinkNameSpaceType::Network));
+                let is_inside = moved.is_ok();
+                // It is waited for below; nobody is there only if `enter` has panicked.
+                if entered.send(moved).is_ok() && is_inside {
+                    queue.into_iter().for_each(|job| job());
+                }
+            })
+            .map_err(Error::host("starting a thread"))?;
+        let moved = result.recv().map_err(|_| Error::ThreadGone)?;
+        moved.map_err(Error::host(format!("entering {}", path.display())))?;
+        Ok(Self {
+            jobs: Some(jobs),
+            thread: Some(thread),
+            namespace,
+            path,
+        })
+    }
+
+    /// Does something in the namespace and waits for it.
+    pub(crate) fn run<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let (sender, result) = channel();
+        let jobs = self.jobs.as_ref().ok_or(Error::ThreadGone)?;
+        let job = move || {
+            if sender.send(job()).is_err() {
+                log::error!("nobody waits for what was done in the network namespace");
+            }
+        };
+        jobs.send(Box::new(job)).map_err(|_| Error::ThreadGone)?;
+        result.recv().map_err(|_| Error::ThreadGone)?
+    }
+
+    pub(crate) fn namespace(&self) -> BorrowedFd<'_> {
+        self.namespace.as_fd()
+    }
+
+    /// Takes the name away. The namespace itself ends with whoever is still in it, and so do its links.
+    pub(crate) fn remove(mut self) -> Result<(), Error> {
+        self.end();
+        remove(&self.path)
+    }
+
+    fn end(&mut self) {
+        drop(self.jobs.take());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the thread in the network namespace panicked");
+        }
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The namespace that `path` names. A file that names none was left by somebody who was killed while making it.
+fn existing(path: &Path) -> Result<Option<File>, Error> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => {
+            return Err(Error::File {
+                path: path.to_owned(),
+                source,
+            });
+        }
+    };
+    let system = rustix::fs::fstatfs(&file).map_err(Error::host(format!("looking at {}", path.display())))?;
+    Ok((u64::try_from(system.f_type) == Ok(NSFS)).then_some(file))
+}
+
+/// Makes a namespace on a thread of its own and gives it a name.
+fn make(path: &Path) -> Result<File, Error> {
+    let failed = |source| Error::File {
+        path: path.to_owned(),
+        source,
+    };
+    fs::create_dir_all(DIRECTORY).map_err(|source| Error::File {
+        path: DIRECTORY.into(),
+        source,
+    })?;
+    File::create(path).map_err(failed)?;
+    let made = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            // SAFETY: 1. only the network namespace of this thread changes, which ends below; nothing that other threads
+            // have, such as descriptors, becomes separate.
+            unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }?;
+            mount_bind("/proc/thread-self/ns/net", path)
+        });
+        thread.join().unwrap_or(Err(Errno::CHILD))
+    });
+    made.map_err(Error::host(format!("making the namespace {}", path.display())))?;
+    File::open(path).map_err(failed)
+}
+
+/// Removes the name of a namespace, if there is one.
+fn remove(path: &Path) -> Result<(), Error> {
+    match unmount(path, UnmountFlags::DETACH) {
+        // Not there, or no mount.
+        Ok(()) | Err(Errno::NOENT | Errno::INVAL) => {}
+        Err(error) => return Err(Error::host(format!("unmounting {}", path.display()))(error)),
+    }
+    // Mounts of it in other mount namespaces go with the file.
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(Error::File {
+                path: path.to_owned(),
+                source: error,
+            });
+        }
+        _ => {}
+    }
+    // Others may have namespaces there.
+    match fs::remove_dir(DIRECTORY) {
+        Ok(()) => Ok(()),
+        Err(error)
+            if [libc::ENOTEMPTY, libc::EBUSY, libc::ENOENT]
+                .map(Some)
+                .contains(&error.raw_os_error()) =>
+        {
+            Ok(())
+        }
+        Err(source) => Err(Error::File {
+            path: DIRECTORY.into(),
+            source,
+        }),
+    }
+}

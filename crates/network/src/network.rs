@@ -1,0 +1,483 @@
+//! The network as its callers see it: opened once, then slots attached, published and detached.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use agent_api::{Address, Gateway, GuestNetwork};
+
+use crate::inside::Inside;
+use crate::plan::{
+    DNS_V6, GATEWAY_MAC, GATEWAY_V4, GATEWAY_V6, GUEST_MAC, GUEST_V4, GUEST_V6, PREFIX_V4, Ranges, UPLINK_V6,
+};
+use crate::ports::PortMapping;
+use crate::published::Published;
+use crate::resolvers::Resolvers;
+use crate::rules::{self, HostTable, TAP, UPLINK};
+use crate::{Error, conntrack, host, ports, quoted, tap};
+use netlink::links::{Link, Links, whole_v4, whole_v6};
+
+/// The most queues of one TAP.
+const MOST_QUEUES: usize = 64;
+
+/// What a network is made from.
+#[derive(Clone, Debug)]
+pub struct NetworkConfig {
+    /// Names the namespace, the host's table and the host's link; two on one host must differ.
+    pub instance: String,
+    /// Where sandboxes are on the host's side; one that the host has no route to is chosen when not given.
+    pub ranges: Option<Ranges>,
+    /// The largest packet; that of the link of the host's default route when not given.
+    pub mtu: Option<u16>,
+    /// The host's name servers.
+    pub resolvers: Resolvers,
+}
+
+impl NetworkConfig {
+    /// The usual one: the host's own name servers, all else as it fits the host.
+    pub fn new(instance: &str) -> Self {
+        Self {
+            instance: instance.to_owned(),
+            ranges: None,
+            mtu: None,
+            resolvers: Resolvers::of_host(),
+        }
+    }
+}
+
+/// What a guest's interface is made from.
+#[derive(Debug)]
+pub struct Attachment {
+    /// The TAP's queues.
+    pub taps: Vec<OwnedFd>,
+    /// The guest's Ethernet address.
+    pub mac: [u8; 6],
+    /// The largest packet.
+    pub mtu: u16,
+    /// What the agent sets up.
+    pub guest: GuestNetwork,
+}
+
+/// What there is of a slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotState {
+    /// Its number.
+    pub slot: u32,
+    /// Some process has the TAP open. A slot that is neither in use nor published is part of the pool.
+    pub in_use: bool,
+    /// What is published of it.
+    pub published: Vec<PortMapping>,
+}
+
+/// The node's network.
+#[derive(Debug)]
+pub struct Network {
+    config: NetworkConfig,
+    ranges: Ranges,
+    mtu: u16,
+    host_link: String,
+    host: Links,
+    inside: Inside,
+    inner: Arc<Links>,
+    /// Slots whose TAPs the namespace's table knows. Held while TAPs change, and while the namespace is asked.
+    known: Mutex<BTreeSet<u32>>,
+    /// Held while the host's table is read and changed: that takes nft tens of milliseconds, for which no TAP has to wait.
+    /// Taken before `known` where both are.
+    table: Mutex<()>,
+}
+
+impl Network {
+    /// Sets the network up, or what is missing of it. This thread's namespace is the host's.
+    ///
+    /// # Errors
+    /// See [`Error`]; what was set up so far stays, and the next call goes on from there.
+    pub fn open(config: &NetworkConfig) -> Result<Self, Error> {
+        host::check_instance(&config.instance)?;
+        let host = Links::open().map_err(Error::host("opening a netlink socket"))?;
+        let inside = Inside::enter(&config.instance)?;
+        let inner = inside.run(|| {
+            settings_inside()?;
+            Links::open().map_err(Error::host("opening a netlink socket"))
+        })?;
+        let host_link = host::link_name(&config.instance);
+        let link = host.find(&host_link).map_err(Error::host("listing links"))?;
+        let ranges = host::choose(&host, &config.instance, link.map(|link| link.index), config.ranges)?;
+        let mtu = match config.mtu {
+            Some(mtu) => mtu,
+            None => host::uplink_mtu(&host)?,
+        };
+        let network = Self {
+            config: config.clone(),
+            ranges,
+            mtu,
+            host_link,
+            host,
+            inside,
+            inner: Arc::new(inner),
+            known: Mutex::default(),
+            table: Mutex::default(),
+        };
+        network.set_up()?;
+        Ok(network)
+    }
+
+    /// The rules first: nothing is connected before it is restricted.
+    fn set_up(&self) -> Result<(), Error> {
+        let _table = self.lock_table();
+        let mut known = self.lock();
+        let published = Published::read(&self.config.instance)?;
+        rules::apply("the host", &self.host_table().text(&published))?;
+        let links = self
+            .inner
+            .list()
+            .map_err(Error::host("listing the namespace's links"))?;
+        *known = links.iter().filter_map(slot_of).collect();
+        let slots: Vec<u32> = known.iter().copied().collect();
+        let table = rules::inside(&self.ranges, &self.config.resolvers, &slots)?;
+        self.inside.run(move || {
+            rules::apply("the namespace", &table)?;
+            quoted::fill().map_err(Error::host("making the rules for what ICMP errors quote"))
+        })?;
+        let has_uplink = links.iter().any(|link| link.name == UPLINK);
+        let peer = (UPLINK, has_uplink);
+        let namespace = self.inside.namespace();
+        let index = host::pair(&self.host, &self.host_link, peer, namespace, self.mtu)?;
+        host::set_up(&self.host, &self.host_link, index, (&self.ranges, self.mtu))?;
+        self.set_up_uplink()?;
+        for &slot in &slots {
+            self.set_up_tap(slot)?;
+        }
+        host::forward()
+    }
+
+    fn set_up_uplink(&self) -> Result<(), Error> {
+        let links = self
+            .inner
+            .list()
+            .map_err(Error::host("listing the namespace's links"))?;
+        let index = |name| links.iter().find(|link| link.name == name).map(|link| link.index);
+        let (Some(lo), Some(uplink)) = (index("lo"), index(UPLINK)) else {
+            return Err(Error::Answer("the namespace's links"));
+        };
+        let step = |result: std::io::Result<()>| result.map_err(Error::host("setting up the namespace's uplink"));
+        let ranges = &self.ranges;
+        step(self.inner.up(lo, None, None))?;
+        step(self.inner.up(uplink, Some(self.mtu), None))?;
+        step(self.inner.address(lo, IpAddr::V4(GATEWAY_V4), 32))?;
+        step(self.inner.address(uplink, IpAddr::V4(ranges.namespace_v4()), 30))?;
+        let default = (IpAddr::V4([0; 4].into()), 0);
+        step(self.inner.route(default, uplink, Some(IpAddr::V4(ranges.host_v4()))))?;
+        if host::has_v6() {
+            step(self.inner.address(lo, IpAddr::V6(DNS_V6), 128))?;
+            step(self.inner.address(uplink, IpAddr::V6(UPLINK_V6), 64))?;
+            step(self.inner.address(uplink, IpAddr::V6(ranges.namespace_v6()), 126))?;
+            let default = (IpAddr::V6([0; 16].into()), 0);
+            step(self.inner.route(default, uplink, Some(IpAddr::V6(ranges.host_v6()))))?;
+        }
+        Ok(())
+    }
+
+    /// Makes TAPs ahead, so that attaching is a matter of opening them. nft is called once.
+    ///
+    /// # Errors
+    /// A slot is out of range, or the kernel refuses.
+    pub fn prepare(&self, slots: impl IntoIterator<Item = u32>) -> Result<(), Error> {
+        let mut known = self.lock();
+        let slots: Vec<u32> = slots.into_iter().collect();
+        self.prepare_locked(&mut known, &slots)
+    }
+
+    fn prepare_locked(&self, known: &mut BTreeSet<u32>, slots: &[u32]) -> Result<(), Error> {
+        let new: Vec<u32> = slots.iter().copied().filter(|slot| !known.contains(slot)).collect();
+        let elements = rules::elements(&self.ranges, &new)?;
+        for &slot in slots {
+            let name = tap_name(slot);
+            self.inside.run(move || {
+                let failed = |what: &str| Error::host(format!("{what} the TAP {name}"));
+                let made = tap::open(&name).map_err(failed("making"))?;
+                tap::persist(&made).map_err(failed("keeping"))
+            })?;
+            self.set_up_tap(slot)?;
+        }
+        if !new.is_empty() {
+            self.inside.run(move || rules::apply("new TAPs", &elements))?;
+            known.extend(new);
+        }
+        Ok(())
+    }
+
+    /// Addresses and routes of a TAP that is there.
+    fn set_up_tap(&self, slot: u32) -> Result<(), Error> {
+        let name = tap_name(slot);
+        let (v4, v6) = (self.ranges.slot_v4(slot)?, self.ranges.slot_v6(slot)?);
+        let step = |result: std::io::Result<()>| result.map_err(Error::host(format!("setting up the TAP {name}")));
+        let index = self
+            .inner
+            .index(&name)
+            .map_err(Error::host(format!("finding the TAP {name}")))?;
+        let links = &self.inner;
+        step(links.up(index, Some(self.mtu), Some(GATEWAY_MAC)))?;
+        step(links.route(whole_v4(v4), index, None))?;
+        step(links.neighbour(index, IpAddr::V4(GUEST_V4), GUEST_MAC))?;
+        if host::has_v6() {
+            step(links.address(index, IpAddr::V6(GATEWAY_V6), 64))?;
+            step(links.route(whole_v6(v6), index, None))?;
+            step(links.neighbour(index, IpAddr::V6(GUEST_V6), GUEST_MAC))?;
+        }
+        Ok(())
+    }
+
+    /// Opens the slot's TAP with so many queues; it is made if it is not there.
+    ///
+    /// # Errors
+    /// The slot is in use or out of range, or the kernel refuses.
+    pub fn attach(&self, slot: u32, queues: usize) -> Result<Attachment, Error> {
+        if queues == 0 || queues > MOST_QUEUES {
+            return Err(Error::Queues(queues));
+        }
+        self.ranges.slot_v4(slot)?;
+        let mut known = self.lock();
+        let name = tap_name(slot);
+        match self.state_of(&name)? {
+            Some(link) if link.carrier => return Err(Error::InUse(slot)),
+            Some(_) if known.contains(&slot) => {}
+            _ => self.prepare_locked(&mut known, &[slot])?,
+        }
+        let taps = self.inside.run(move || {
+            let open = |_| tap::open(&name).map_err(Error::host(format!("opening the TAP {name}")));
+            (0..queues).map(open).collect::<Result<Vec<_>, _>>()
+        })?;
+        Ok(Attachment {
+            taps,
+            mac: GUEST_MAC,
+            mtu: self.mtu,
+            guest: self.guest(),
+        })
+    }
+
+    /// What the agent sets up, in every guest the same.
+    pub fn guest(&self) -> GuestNetwork {
+        let resolvers = &self.config.resolvers;
+        let address = |address, prefix| Address { address, prefix };
+        let gateway = |address| Gateway {
+            address,
+            mac: GATEWAY_MAC,
+        };
+        let dns4 = resolvers.v4.map(|_| IpAddr::V4(GATEWAY_V4));
+        let dns6 = resolvers.v6.map(|_| IpAddr::V6(DNS_V6));
+        let mut guest = GuestNetwork {
+            addresses: vec![address(IpAddr::V4(GUEST_V4), PREFIX_V4)],
+            gateways: vec![gateway(IpAddr::V4(GATEWAY_V4))],
+            dns: dns4.into_iter().chain(dns6).collect(),
+            search: resolvers.search.clone(),
+            mtu: self.mtu,
+        };
+        if host::has_v6() {
+            guest.addresses.push(address(IpAddr::V6(GUEST_V6), 128));
+            guest.gateways.push(gateway(IpAddr::V6(GATEWAY_V6)));
+        }
+        guest
+    }
+
+    /// Publishes ports of the slot, all of them or none. What the slot has published already is no error.
+    ///
+    /// # Errors
+    /// A port is taken, by another sandbox or by a program of the host, or an address is not the host's.
+    pub fn publish(&self, slot: u32, mappings: &[PortMapping]) -> Result<(), Error> {
+        let _table = self.lock_table();
+        let mut table = Published::read(&self.config.instance)?.by_slot(&self.ranges);
+        let mut new = Published::default();
+        for mapping in mappings {
+            if table.get(&slot).is_some_and(|own| own.contains(mapping)) {
+                continue;
+            }
+            let other = table
+                .iter()
+                .find(|(_, theirs)| theirs.iter().any(|one| one.conflicts_with(mapping)));
+            if let Some((&slot, _)) = other {
+                return Err(Error::PortPublished {
+                    mapping: mapping.clone(),
+                    slot,
+                });
+            }
+            ports::check_free(mapping)?;
+            new.extend(Published::of(mapping, &self.ranges, slot)?);
+            table.entry(slot).or_default().push(mapping.clone());
+        }
+        if new.is_empty() {
+            return Ok(());
+        }
+        rules::apply("published ports", &new.add(&self.config.instance))
+    }
+
+    /// Takes back everything that the slot has published.
+    ///
+    /// # Errors
+    /// nft refuses.
+    pub fn unpublish(&self, slot: u32) -> Result<(), Error> {
+        let _table = self.lock_table();
+        let own = Published::read(&self.config.instance)?.of_slot(&self.ranges, slot)?;
+        if own.is_empty() {
+            return Ok(());
+        }
+        rules::apply("published ports", &own.delete(&self.config.instance))
+    }
+
+    /// Ends whatever the slot has: its published ports, its connections, and its TAP if somebody still has it open. A TAP
+    /// that nobody has open stays in the pool; packets do not wait in one. Nothing to do for a slot that has nothing.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn detach(&self, slot: u32) -> Result<(), Error> {
+        self.unpublish(slot)?;
+        let _known = self.lock();
+        let name = tap_name(slot);
+        if let Some(link) = self.state_of(&name)?
+            && link.carrier
+        {
+            let removed = self.inner.remove(link.index);
+            removed.map_err(Error::host(format!("removing the TAP {name}")))?;
+        }
+        for address in [
+            IpAddr::V4(self.ranges.slot_v4(slot)?),
+            IpAddr::V6(self.ranges.slot_v6(slot)?),
+        ] {
+            conntrack::forget(address).map_err(Error::host(format!("forgetting the connections of {address}")))?;
+        }
+        Ok(())
+    }
+
+    /// What there is, as the kernel has it.
+    ///
+    /// # Errors
+    /// The kernel or nft cannot be asked.
+    pub fn slots(&self) -> Result<Vec<SlotState>, Error> {
+        let table = self.lock_table();
+        let mut published = Published::read(&self.config.instance)?.by_slot(&self.ranges);
+        drop(table);
+        let _known = self.lock();
+        let links = self
+            .inner
+            .list()
+            .map_err(Error::host("listing the namespace's links"))?;
+        let mut slots: BTreeMap<u32, SlotState> = BTreeMap::new();
+        for link in &links {
+            let Some(slot) = slot_of(link) else { continue };
+            let state = SlotState {
+                slot,
+                in_use: link.carrier,
+                published: published.remove(&slot).unwrap_or_default(),
+            };
+            slots.insert(slot, state);
+        }
+        for (slot, published) in published {
+            let in_use = false;
+            slots.insert(
+                slot,
+                SlotState {
+                    slot,
+                    in_use,
+                    published,
+                },
+            );
+        }
+        Ok(slots.into_values().collect())
+    }
+
+    /// The ranges in use.
+    pub fn ranges(&self) -> &Ranges {
+        &self.ranges
+    }
+
+    /// Removes everything: TAPs, namespace, links, table. Forwarding stays on, as others may rely on it by now.
+    ///
+    /// # Errors
+    /// The kernel refuses; call it again.
+    pub fn teardown(self) -> Result<(), Error> {
+        let links = self
+            .inner
+            .list()
+            .map_err(Error::host("listing the namespace's links"))?;
+        for link in links.iter().filter(|link| slot_of(link).is_some()) {
+            let removed = self.inner.remove(link.index);
+            removed.map_err(Error::host(format!("removing the TAP {}", link.name)))?;
+        }
+        if let Some(link) = self.host.find(&self.host_link).map_err(Error::host("listing links"))? {
+            let removed = self.host.remove(link.index);
+            removed.map_err(Error::host(format!("removing the link {}", link.name)))?;
+        }
+        let name = &self.config.instance;
+        rules::apply("the end", &format!("add table inet {name}\ndelete table inet {name}\n"))?;
+        self.inside.remove()
+    }
+
+    /// Takes a TAP out of the namespace's table.
+    #[cfg(test)]
+    pub(crate) fn forget_for_test(&self, slot: u32) {
+        self.lock().remove(&slot);
+        let script = rules::forget(slot);
+        self.inside.run(move || rules::apply("a test", &script)).unwrap();
+    }
+
+    fn state_of(&self, name: &str) -> Result<Option<Link>, Error> {
+        self.inner
+            .get(name)
+            .map_err(Error::host(format!("looking at the TAP {name}")))
+    }
+
+    fn host_table(&self) -> HostTable<'_> {
+        HostTable {
+            name: &self.config.instance,
+            link: &self.host_link,
+            ranges: &self.ranges,
+            resolvers: &self.config.resolvers,
+        }
+    }
+
+    fn lock_table(&self) -> MutexGuard<'_, ()> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Settings of the namespace: it routes, believes no router, and does not care where packets come from, as its table does.
+fn settings_inside() -> Result<(), Error> {
+    for (name, value) in [
+        ("ip_forward", "1"),
+        ("conf/all/rp_filter", "0"),
+        ("conf/default/rp_filter", "0"),
+        ("conf/all/send_redirects", "0"),
+        ("conf/default/send_redirects", "0"),
+        ("conf/all/accept_redirects", "0"),
+        ("conf/default/accept_redirects", "0"),
+    ] {
+        host::sysctl(&format!("net/ipv4/{name}"), value)?;
+    }
+    if host::has_v6() {
+        for (name, value) in [
+            ("all/forwarding", "1"),
+            ("all/accept_ra", "0"),
+            ("default/accept_ra", "0"),
+            ("all/accept_redirects", "0"),
+            ("default/accept_redirects", "0"),
+            // No address but those that are given: all TAPs have the same Ethernet address.
+            ("default/addr_gen_mode", "1"),
+            ("default/accept_dad", "0"),
+        ] {
+            host::sysctl(&format!("net/ipv6/conf/{name}"), value)?;
+        }
+    }
+    Ok(())
+}
+
+fn tap_name(slot: u32) -> String {
+    format!("{TAP}{slot}")
+}
+
+fn slot_of(link: &Link) -> Option<u32> {
+    link.name.strip_prefix(TAP)?.parse().ok()
+}
