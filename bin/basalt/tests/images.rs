@@ -210,32 +210,15 @@ fn a_bad_name_is_refused_before_anything_is_read() {
 }
 
 #[test]
-fn an_image_without_a_command_says_what_to_write() {
+fn what_a_run_cannot_read_is_told_before_anything_is_started() {
     let world = World::new();
     world.import("tiny", json!({}));
-    fails(
-        &world.run(&["run", "tiny"]),
-        125,
-        &["names no command", "basalt run IMAGE -- sh"],
-    );
     fails(&world.run(&["run", "--entrypoint", "[", "tiny"]), 125, &["JSON array"]);
     fails(
         &world.run(&["run", "--env-file", "/nonexistent", "tiny", "x"]),
         125,
         &["/nonexistent cannot be read"],
     );
-}
-
-#[test]
-fn missing_assets_are_named_where_kvm_is_asked_for() {
-    let world = World::new();
-    world.import("tiny", json!({}));
-    let output = world
-        .command(&["run", "tiny", "--", "true"])
-        .env("BASALT_ENGINE", "kvm")
-        .output()
-        .unwrap();
-    fails(&output, 125, &["vmlinux is missing", "make run"]);
 }
 
 #[test]

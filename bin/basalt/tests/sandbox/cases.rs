@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use rustix::process::Signal;
 
+use crate::images;
 use crate::world::{World, is_alive, text, wait_for};
 
 /// Each case with its name.
@@ -12,6 +13,10 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     (
         "without_the_device_the_error_names_it",
         without_the_device_the_error_names_it,
+    ),
+    (
+        "without_a_command_or_a_kernel_the_error_says_so",
+        without_a_command_or_a_kernel_the_error_says_so,
     ),
     (
         "output_and_exit_code_are_the_commands",
@@ -78,11 +83,11 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ),
     (
         "an_image_of_a_sandbox_is_removed_only_by_force",
-        an_image_of_a_sandbox_is_removed_only_by_force,
+        images::an_image_of_a_sandbox_is_removed_only_by_force,
     ),
     (
         "what_is_taken_adds_up_to_what_du_says",
-        what_is_taken_adds_up_to_what_du_says,
+        images::what_is_taken_adds_up_to_what_du_says,
     ),
 ];
 
@@ -94,6 +99,25 @@ fn without_the_device_the_error_names_it() {
     let stderr = text(&output.stderr);
     assert!(
         stderr.contains("/nonexistent/kvm cannot be opened") && stderr.contains("basalt doctor"),
+        "{stderr}"
+    );
+}
+
+fn without_a_command_or_a_kernel_the_error_says_so() {
+    let world = World::new("");
+    let output = world.run(&["--entrypoint", "", "tiny"]);
+    assert_eq!(output.status.code(), Some(125));
+    let stderr = text(&output.stderr);
+    assert!(
+        stderr.contains("names no command") && stderr.contains("basalt run IMAGE -- sh"),
+        "{stderr}"
+    );
+    std::fs::remove_file(world.path("basalt-assets/vmlinux")).unwrap();
+    let output = world.run(&["tiny", "--", "true"]);
+    assert_eq!(output.status.code(), Some(125));
+    let stderr = text(&output.stderr);
+    assert!(
+        stderr.contains("vmlinux cannot be opened") && stderr.contains("make run"),
         "{stderr}"
     );
 }
@@ -359,13 +383,13 @@ fn more_memory_than_the_host_has_is_refused() {
     assert!(stderr.contains("ask for less"), "{stderr}");
 }
 
-fn kill(pid: u32) {
+pub(crate) fn kill(pid: u32) {
     let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
     rustix::process::kill_process(pid, Signal::KILL).unwrap();
 }
 
 /// A detached sandbox; its id.
-fn detached(world: &World, name: &str, script: &str) -> String {
+pub(crate) fn detached(world: &World, name: &str, script: &str) -> String {
     let output = world.verb(&[
         "run", "-d", "--disk", "0", "--name", name, "tiny", "--", "sh", "-c", script,
     ]);
@@ -374,7 +398,7 @@ fn detached(world: &World, name: &str, script: &str) -> String {
 }
 
 /// Asks until the sandbox is there in this state.
-fn wait_for_state(world: &World, name: &str, state: &str) {
+pub(crate) fn wait_for_state(world: &World, name: &str, state: &str) {
     wait_for(state, || {
         let output = world.verb(&["--json", "inspect", name]);
         let sandboxes: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
@@ -521,75 +545,4 @@ fn a_new_program_takes_over_from_the_old_daemon() {
     let new = world.daemon().unwrap();
     assert_ne!(old, new);
     assert_eq!(world.verb(&["rm", "-f", "on"]).status.code(), Some(0));
-}
-
-fn an_image_of_a_sandbox_is_removed_only_by_force() {
-    let world = World::new("");
-    detached(&world, "over", "exit 0");
-    wait_for_state(&world, "over", "exited");
-    // One that has ended uses its image, too, and so does one of which no daemon tells just now.
-    kill(world.daemon().unwrap());
-    wait_for("the daemon to be gone", || world.daemon().is_none().then_some(()));
-    let refused = world.verb(&["rmi", "tiny"]);
-    assert_eq!(refused.status.code(), Some(1));
-    assert_eq!(
-        text(&refused.stderr),
-        "basalt: the image \"tiny\" is used by over: remove that first (`basalt rm over`), or force it (`basalt rmi --force \
-         tiny`)\n"
-    );
-    let pruned = world.verb(&["image", "prune", "--all"]);
-    assert_eq!(text(&pruned.stdout), "0 B freed\n", "{}", text(&pruned.stderr));
-    let one_of_two = world.verb(&["tag", "tiny", "other"]);
-    assert_eq!(one_of_two.status.code(), Some(0));
-    assert_eq!(world.verb(&["rmi", "other"]).status.code(), Some(0));
-    assert_eq!(world.verb(&["start", "over"]).status.code(), Some(0));
-    wait_for_state(&world, "over", "exited");
-    assert_eq!(world.verb(&["rmi", "--force", "tiny"]).status.code(), Some(0));
-    assert!(!text(&world.verb(&["images"]).stdout).contains("tiny"));
-    let gone = world.verb(&["start", "over"]);
-    assert!(
-        text(&gone.stderr).contains("there is no image"),
-        "{}",
-        text(&gone.stderr)
-    );
-}
-
-fn what_is_taken_adds_up_to_what_du_says() {
-    let world = World::new("");
-    let output = world.verb(&[
-        "run", "-d", "--disk", "64m", "--name", "over", "tiny", "--", "sh", "-c", "exit 0",
-    ]);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    wait_for_state(&world, "over", "exited");
-    let du = |path: &str| -> u64 {
-        let output = std::process::Command::new("du")
-            .args(["-s", "-B1"])
-            .arg(world.path(path))
-            .output()
-            .unwrap();
-        let line = text(&output.stdout);
-        line.split('\t').next().unwrap().parse().unwrap()
-    };
-    // The daemon's log of the database may be written to between the two looks.
-    wait_for("both to say the same", || {
-        let output = world.verb(&["--json", "system", "df", "-v"]);
-        let usage: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        let kinds = usage["kinds"].as_array().unwrap();
-        let bytes = |at: usize, name: &str| kinds[at][name].as_u64().unwrap();
-        let all: u64 = (0..kinds.len()).map(|at| bytes(at, "bytes")).sum();
-        let sandboxes = bytes(2, "bytes");
-        assert_eq!(kinds[0]["active"], 1);
-        assert_eq!((bytes(0, "reclaimable"), bytes(2, "total")), (0, 1));
-        assert_eq!(usage["sandboxes"][0]["name"], "over");
-        assert_eq!(usage["images"][0]["sandboxes"], 1);
-        // All of it but the directory that it is in.
-        let its = usage["sandboxes"][0]["bytes"].as_u64().unwrap();
-        assert!(its > 0 && its < 64 << 20 && bytes(2, "reclaimable") == its, "{its}");
-        (all == du("state") && sandboxes == du("state/sandboxes")).then_some(())
-    });
-    let table = text(&world.verb(&["system", "df"]).stdout);
-    assert!(table.starts_with("TYPE       TOTAL  ACTIVE  SIZE"), "{table}");
-    assert_eq!(table.lines().count(), 5, "{table}");
-    assert_eq!(world.verb(&["rm", "over"]).status.code(), Some(0));
-    assert_eq!(world.verb(&["rmi", "tiny"]).status.code(), Some(0));
 }
