@@ -90,7 +90,7 @@ fn info(client: &mut Client) -> Result<NodeInfo> {
 
 fn wait_for_end(info: &NodeInfo) -> Result<()> {
     let end = Instant::now() + QUIT_LIMIT;
-    while Path::new("/proc").join(info.pid.to_string()).exists() {
+    while runs(info.pid) {
         if Instant::now() >= end {
             bail!(
                 "the old daemon (process {}) does not end: end it with `kill {0}`",
@@ -100,6 +100,12 @@ fn wait_for_end(info: &NodeInfo) -> Result<()> {
         std::thread::sleep(PAUSE);
     }
     Ok(())
+}
+
+/// A process that has ended and that nobody has reaped yet does not run.
+fn runs(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
 
 /// Starts a daemon and waits until it answers. Two may be started at once: then one of them finds the other and ends.

@@ -210,7 +210,7 @@ fn a_bad_name_is_refused_before_anything_is_read() {
 }
 
 #[test]
-fn what_a_run_cannot_read_is_told_before_anything_is_started() {
+fn what_cannot_be_run_is_refused_on_the_near_side() {
     let world = World::new();
     world.import("tiny", json!({}));
     fails(&world.run(&["run", "--entrypoint", "[", "tiny"]), 125, &["JSON array"]);

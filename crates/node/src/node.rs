@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use host::cgroup::{Cgroup, Root};
 use image::Store;
@@ -21,6 +22,10 @@ use crate::points::Points;
 
 /// The most sandboxes of one node: as many as there are users and addresses for.
 pub(crate) const MAX_SANDBOXES: u32 = 4096;
+
+/// A daemon that was killed holds the lock until the kernel has ended its last thread.
+const LOCK_PATIENCE: Duration = Duration::from_secs(3);
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// The daemon's own cgroup, beside those of its sandboxes.
 const OWN_CGROUP: &str = "daemon";
@@ -283,10 +288,14 @@ fn take_lock(paths: &Paths) -> Result<File, Error> {
         .truncate(false)
         .open(&path)
         .map_err(Error::file("open", &path))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(fs::TryLockError::WouldBlock) => Err(Error::Locked(paths.state().to_owned())),
-        Err(fs::TryLockError::Error(error)) => Err(Error::file("lock", &path)(error)),
+    let end = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(fs::TryLockError::WouldBlock) if Instant::now() < end => std::thread::sleep(LOCK_PAUSE),
+            Err(fs::TryLockError::WouldBlock) => return Err(Error::Locked(paths.state().to_owned())),
+            Err(fs::TryLockError::Error(error)) => return Err(Error::file("lock", &path)(error)),
+        }
     }
 }
 

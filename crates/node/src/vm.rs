@@ -109,8 +109,13 @@ impl Vm {
         reached: &dyn Fn(&str),
     ) -> Result<Connection<UnixStream>, Error> {
         let Prepared {
-            config, fds, acceptor, ..
+            config,
+            fds,
+            acceptor,
+            control,
         } = prepared;
+        // The VMM has its own copy. With ours open, a VMM that has died already would be waited for.
+        drop(control);
         let deadline = Instant::now() + self.limits.boot;
         self.ask("the VM was made", |client| client.create(config, &fds.borrow()))?;
         // The VMM has its own copies.

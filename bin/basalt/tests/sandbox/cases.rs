@@ -14,10 +14,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
         "without_the_device_the_error_names_it",
         without_the_device_the_error_names_it,
     ),
-    (
-        "without_a_command_or_a_kernel_the_error_says_so",
-        without_a_command_or_a_kernel_the_error_says_so,
-    ),
+    ("what_is_missing_is_named", what_is_missing_is_named),
     (
         "output_and_exit_code_are_the_commands",
         output_and_exit_code_are_the_commands,
@@ -103,15 +100,8 @@ fn without_the_device_the_error_names_it() {
     );
 }
 
-fn without_a_command_or_a_kernel_the_error_says_so() {
+fn what_is_missing_is_named() {
     let world = World::new("");
-    let output = world.run(&["--entrypoint", "", "tiny"]);
-    assert_eq!(output.status.code(), Some(125));
-    let stderr = text(&output.stderr);
-    assert!(
-        stderr.contains("names no command") && stderr.contains("basalt run IMAGE -- sh"),
-        "{stderr}"
-    );
     std::fs::remove_file(world.path("basalt-assets/vmlinux")).unwrap();
     let output = world.run(&["tiny", "--", "true"]);
     assert_eq!(output.status.code(), Some(125));
@@ -119,6 +109,35 @@ fn without_a_command_or_a_kernel_the_error_says_so() {
     assert!(
         stderr.contains("vmlinux cannot be opened") && stderr.contains("make run"),
         "{stderr}"
+    );
+    let output = world.run(&["--entrypoint", "", "tiny"]);
+    assert_eq!(output.status.code(), Some(125));
+    assert!(
+        text(&output.stderr).contains("write one after the image"),
+        "{}",
+        text(&output.stderr)
+    );
+    let output = world.run(&["-p", "80", "tiny"]);
+    assert!(
+        text(&output.stderr).contains("is no port mapping"),
+        "{}",
+        text(&output.stderr)
+    );
+    let output = world.run(&["-p", "8080:80", "tiny"]);
+    assert!(
+        text(&output.stderr).contains("--network none"),
+        "{}",
+        text(&output.stderr)
+    );
+    let output = world.run(&["no-such-image"]);
+    assert!(
+        text(&output.stderr).contains("no-such-image"),
+        "{}",
+        text(&output.stderr)
+    );
+    assert!(
+        world.verb(&["ps", "-aq"]).stdout.is_empty(),
+        "nothing is left of what was refused"
     );
 }
 
@@ -541,7 +560,8 @@ fn a_new_program_takes_over_from_the_old_daemon() {
     let old = world.daemon().unwrap();
     std::fs::rename(&file, world.path("old")).unwrap();
     std::fs::copy(std::env::current_exe().unwrap(), &file).unwrap();
-    assert_eq!(world.verb(&["exec", "on", "true"]).status.code(), Some(0));
+    let output = world.verb(&["exec", "on", "true"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let new = world.daemon().unwrap();
     assert_ne!(old, new);
     assert_eq!(world.verb(&["rm", "-f", "on"]).status.code(), Some(0));

@@ -130,7 +130,7 @@ fn broken_hosts(host: &Host) -> Result<()> {
     // would leave a /run/mount behind.
     let basalt = host.binaries.join("basalt");
     let script = format!(
-        "mount -n --bind /dev/null /dev/kvm && exec {} run --rm {} -- true",
+        "mount -n --bind /dev/null /dev/kvm && exec {} run --rm --network none {} -- true",
         basalt.display(),
         host.digest
     );
