@@ -40,6 +40,15 @@ pub(crate) fn connect() -> Result<Client> {
     Ok(client)
 }
 
+/// Connects to the daemon; one that does not run is started only if `needed` says so of the state directory.
+pub(crate) fn connect_if_needed(needed: impl FnOnce(&Path) -> bool) -> Result<Option<Client>> {
+    let state = places::state()?;
+    if try_connect(&state.join(SOCKET))?.is_none() && !needed(&state) {
+        return Ok(None);
+    }
+    connect().map(Some)
+}
+
 /// `basalt daemon`.
 pub(crate) fn tell(args: &DaemonArgs, output: &Output) -> Result<u8> {
     let mut client = connect()?;

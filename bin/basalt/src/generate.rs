@@ -30,9 +30,14 @@ pub(crate) fn man(directory: &Path, output: &Output) -> Result<u8> {
     };
     fs::create_dir_all(directory).with_context(failed)?;
     clap_mangen::generate_to(Cli::command(), directory).with_context(failed)?;
-    let count = Cli::command().get_subcommands().count() + 1;
+    let count = pages(&Cli::command());
     output.result(&serde_json::json!({ "directory": directory, "pages": count }), || {
         format!("{count} man pages written to {}\n", directory.display())
     })?;
     Ok(0)
+}
+
+/// One for the command, and those of its verbs.
+fn pages(command: &clap::Command) -> usize {
+    1 + command.get_subcommands().map(pages).sum::<usize>()
 }

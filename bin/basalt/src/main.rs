@@ -11,6 +11,7 @@ mod engine;
 mod exec;
 mod generate;
 mod images;
+mod interrupt;
 mod lab;
 mod logs;
 mod output;
@@ -23,8 +24,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::cli::{Cli, Verb};
+use crate::cli::{Cli, ImageVerb, SystemVerb, Verb};
 use crate::engine::Engine;
+use crate::interrupt::Interrupted;
 use crate::output::Output;
 
 /// Basalt itself failed in `run` or `exec`, where every other code belongs to the command (podman's convention).
@@ -52,8 +54,14 @@ fn main() -> ExitCode {
         Verb::Run(args) => run::run(&args, cli.log_level, &output),
         verb if verb.concerns_sandboxes() => sandbox_verb(verb, &argv, &output),
         Verb::Images => images::list(&output),
+        Verb::Pull(args) => images::pull(&args, &output),
+        Verb::Push(args) => images::push(&args, &output),
+        Verb::Tag(args) => images::tag(&args, &output),
+        Verb::Save(args) => images::save(&args, &output),
         Verb::Import(args) => images::import(&args, &output),
         Verb::Rmi(args) => images::remove(&args, &output),
+        Verb::Image(ImageVerb::Prune(args)) => images::prune(&args, &output),
+        Verb::System(SystemVerb::Df(args)) => images::df(&args, &output),
         Verb::Doctor => doctor::doctor(&output),
         Verb::Lab(args) => lab::forward(&args.arguments),
         Verb::Completion { shell } => generate::completion(shell),
@@ -68,7 +76,9 @@ fn main() -> ExitCode {
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output.error(&error);
-            ExitCode::from(if for_run { EXIT_RUN_FAILED } else { EXIT_FAILED })
+            let failed = if for_run { EXIT_RUN_FAILED } else { EXIT_FAILED };
+            let interrupted = error.downcast_ref::<Interrupted>().map(Interrupted::exit_code);
+            ExitCode::from(interrupted.unwrap_or(failed))
         }
     }
 }

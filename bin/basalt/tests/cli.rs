@@ -75,8 +75,14 @@ fn help_has_examples_and_every_verb() {
     for word in [
         "run",
         "images",
+        "pull",
+        "push",
+        "tag",
+        "save",
         "import",
         "rmi",
+        "image",
+        "system",
         "doctor",
         "lab",
         "completion",
@@ -104,6 +110,10 @@ fn help_has_examples_and_every_verb() {
     for verb in [
         "run",
         "images",
+        "pull",
+        "push",
+        "tag",
+        "save",
         "import",
         "rmi",
         "doctor",
@@ -258,7 +268,15 @@ fn completions_and_man_pages_know_every_flag_of_run() {
     assert!(output.status.success(), "{}", err(&output));
     let page = std::fs::read_to_string(man.join("basalt-run.1")).unwrap();
     assert!(page.contains("env\\-file") && page.contains("Exit code"), "{page}");
-    assert!(man.join("basalt.1").exists() && man.join("basalt-import.1").exists());
+    for page in [
+        "basalt",
+        "basalt-import",
+        "basalt-pull",
+        "basalt-image-prune",
+        "basalt-system-df",
+    ] {
+        assert!(man.join(format!("{page}.1")).exists(), "{page}");
+    }
     // One for each verb and one for all of them; `help` has none, as it only shows others' texts.
     let pages = std::fs::read_dir(&man).unwrap().count();
     assert_eq!(

@@ -238,7 +238,10 @@ pub enum Error {
         problem: &'static str,
     },
     /// No image with this name.
-    #[error("there is no image {reference:?}: `basalt images` lists what there is, `basalt import PATH` adds one")]
+    #[error(
+        "there is no image {reference:?}: `basalt images` lists what there is, `basalt pull HOST/NAME` or `basalt import PATH` \
+         adds one"
+    )]
     NoSuchImage {
         /// What was asked for.
         reference: String,

@@ -32,4 +32,4 @@ pub use limits::Limits;
 pub use manifest::ImageConfig;
 pub use reference::Reference;
 pub use steps::STEPS;
-pub use store::{Claim, Export, Image, Listing, Part, Partial, Prune, Pruned, Pulled, Staged, Store, Usage};
+pub use store::{Claim, Export, Footprint, Image, Listing, Part, Partial, Prune, Pruned, Pulled, Staged, Store, Usage};

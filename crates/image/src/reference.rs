@@ -18,7 +18,7 @@ pub struct Reference {
 
 impl Reference {
     /// Whether a user who says `short` may mean this: the same repository, whatever the registry, and the same tag.
-    pub(crate) fn is_short(&self, short: &Reference) -> bool {
+    pub fn is_short(&self, short: &Reference) -> bool {
         let local = short.repository.strip_prefix("localhost/").unwrap_or(&short.repository);
         let ends = self
             .repository

@@ -17,21 +17,26 @@ const SYSTEM: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// Authorities for `host`: the system's, and each `*.crt` in `DIRECTORY/HOST/` of `directories`.
-pub(crate) fn authorities(host: &str, directories: &[PathBuf]) -> Result<Vec<Certificate<'static>>, Error> {
+/// Authorities for `host`: the system's, and each `*.crt` in `DIRECTORY/HOST/` of `directories` and in those of `others`.
+pub(crate) fn authorities(
+    host: &str,
+    directories: &[PathBuf],
+    others: &[PathBuf],
+) -> Result<Vec<Certificate<'static>>, Error> {
     let chosen = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
     let system = chosen.or_else(|| SYSTEM.iter().map(PathBuf::from).find(|path| path.exists()));
     let mut found = match system {
         Some(path) => read(&path)?,
         None => Vec::new(),
     };
-    for directory in directories {
-        found.extend(of_host(&directory.join(host))?);
+    let own = directories.iter().map(|directory| directory.join(host));
+    for directory in own.chain(others.iter().cloned()) {
+        found.extend(in_directory(&directory)?);
     }
     Ok(found)
 }
 
-fn of_host(directory: &Path) -> Result<Vec<Certificate<'static>>, Error> {
+fn in_directory(directory: &Path) -> Result<Vec<Certificate<'static>>, Error> {
     let entries = match fs::read_dir(directory) {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
         entries => entries.map_err(|error| unusable(directory, &error))?,

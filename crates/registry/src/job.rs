@@ -70,6 +70,8 @@ pub struct Options {
     pub attempts: u32,
     /// Directories with a directory for each registry, with `*.crt` in it.
     pub certificates: Vec<PathBuf>,
+    /// Directories with `*.crt` in them, for whoever is asked.
+    pub authorities: Vec<PathBuf>,
     /// Ends it.
     pub cancel: Cancel,
 }
@@ -86,6 +88,7 @@ impl Default for Options {
             certificates: ["/etc/containers/certs.d", "/etc/docker/certs.d"]
                 .map(PathBuf::from)
                 .to_vec(),
+            authorities: Vec::new(),
             cancel: Cancel::default(),
         }
     }

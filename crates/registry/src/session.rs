@@ -413,7 +413,7 @@ fn agent(job: &Job<'_>, host: &str, insecure: bool, https_only: bool) -> Result<
     let roots = if insecure {
         Vec::new()
     } else {
-        authorities(host, &job.options.certificates)?
+        authorities(host, &job.options.certificates, &job.options.authorities)?
     };
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let tls = TlsConfig::builder()

@@ -2,6 +2,7 @@
 //!
 //! Flags mean what podman's of the same name mean. Knows nothing of what the verbs do.
 
+mod image;
 mod parse;
 mod sandbox;
 
@@ -12,6 +13,10 @@ use base::ByteSize;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 
+pub(crate) use image::{
+    DfArgs, ImageVerb, ImportArgs, PruneArgs, PullArgs, PullPolicy, PushArgs, RegistryArgs, RmiArgs, SaveArgs,
+    SystemVerb, TagArgs,
+};
 pub(crate) use sandbox::{DaemonArgs, ExecArgs, KillArgs, LogsArgs, ManyArgs, PsArgs, RmArgs, StatsArgs, StopArgs};
 
 /// What clap shows in colour, on terminals only and never under NO_COLOR.
@@ -87,6 +92,7 @@ impl Network {
 const TOP_EXAMPLES: &str = "\
 Examples:
   basalt doctor                                   what this host can do
+  basalt pull registry.example:5000/python        fetch an image
   basalt import --name python ./python.tar        make an image of an archive
   basalt run python -- python3 -c 'print(6*7)'    run a command in a virtual machine of its own
   basalt run --rm -it python                      the image's own command, on this terminal
@@ -132,10 +138,24 @@ pub(crate) enum Verb {
     Daemon(DaemonArgs),
     /// List the images.
     Images,
+    /// Fetch an image from a registry.
+    Pull(PullArgs),
+    /// Send an image to a registry.
+    Push(PushArgs),
+    /// Give an image more names.
+    Tag(TagArgs),
+    /// Write an image into an archive that podman and docker load, too.
+    Save(SaveArgs),
     /// Make an image of an OCI layout or a docker-archive.
     Import(ImportArgs),
     /// Remove images.
     Rmi(RmiArgs),
+    /// More that is done with images.
+    #[command(subcommand)]
+    Image(ImageVerb),
+    /// What all of it together needs.
+    #[command(subcommand)]
+    System(SystemVerb),
     /// Tell what this host can do and what to do about the rest.
     #[command(after_help = DOCTOR_HELP)]
     Doctor,
@@ -180,8 +200,14 @@ impl Verb {
             | Self::Daemon(_) => true,
             Self::Run(_)
             | Self::Images
+            | Self::Pull(_)
+            | Self::Push(_)
+            | Self::Tag(_)
+            | Self::Save(_)
             | Self::Import(_)
             | Self::Rmi(_)
+            | Self::Image(_)
+            | Self::System(_)
             | Self::Doctor
             | Self::Lab(_)
             | Self::Completion { .. }
@@ -303,38 +329,16 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) rm: bool,
 
+    /// When to fetch the image from its registry.
+    #[arg(long, value_name = "WHEN", default_value = "missing")]
+    pub(crate) pull: PullPolicy,
+
     /// The image: a name, or a digest or its beginning.
     pub(crate) image: String,
 
     /// The command and its arguments, instead of the image's.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
     pub(crate) command: Vec<String>,
-}
-
-/// `basalt import`.
-#[derive(Args, Debug)]
-#[command(after_help = IMPORT_EXAMPLES)]
-pub(crate) struct ImportArgs {
-    /// Name of the image; by default the one that the archive carries.
-    #[arg(short, long, value_parser = parse::image_name)]
-    pub(crate) name: Option<String>,
-
-    /// A directory with an OCI layout, or a tar archive of one, or a docker-archive (`docker save`).
-    #[arg(value_hint = ValueHint::AnyPath)]
-    pub(crate) path: PathBuf,
-}
-
-const IMPORT_EXAMPLES: &str = "\
-Examples:
-  podman save --format oci-archive -o python.tar python && basalt import --name python python.tar
-  docker save -o redis.tar redis && basalt import redis.tar";
-
-/// `basalt rmi`.
-#[derive(Args, Debug)]
-pub(crate) struct RmiArgs {
-    /// The images: names, or digests or their beginnings.
-    #[arg(required = true, value_name = "IMAGE")]
-    pub(crate) images: Vec<String>,
 }
 
 /// `basalt lab`.

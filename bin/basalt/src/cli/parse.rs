@@ -70,6 +70,14 @@ pub(super) fn image_name(text: &str) -> Result<String, String> {
         .map_err(|e| e.to_string())
 }
 
+/// A name and a password. What is refused is not repeated: it may be a password.
+pub(super) fn creds(text: &str) -> Result<registry::Credentials, String> {
+    match text.split_once(':') {
+        Some((user, password)) if !user.is_empty() => Ok(registry::Credentials::basic_of(user, password)),
+        _ => Err("write USER:PASSWORD".into()),
+    }
+}
+
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     const HELP: &str = "write a number of seconds, or one with a unit: 500ms, 30s, 5m, 2h";
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -161,6 +169,14 @@ mod tests {
         }
         for text in ["", "0", "65", "-9", "SIG", "FLY"] {
             assert!(signal(text).unwrap_err().contains("such as TERM"), "{text}");
+        }
+    }
+
+    #[test]
+    fn credentials_have_a_name_and_a_password() {
+        assert_eq!(creds("a:b:c"), Ok(registry::Credentials::basic_of("a", "b:c")));
+        for text in ["", ":b", "a"] {
+            assert!(creds(text).unwrap_err().contains("USER:PASSWORD"), "{text}");
         }
     }
 

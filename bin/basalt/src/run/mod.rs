@@ -29,10 +29,11 @@ pub(crate) fn run(args: &RunArgs, log_level: LogLevel, output: &Output) -> Resul
     let wanted = engine::wanted()?;
     let set = environment::given(&args.env_file, &args.env, environment::own)?;
     let config = configure(args, &set)?;
+    let image = images::fetched(&args.image, args.pull, output)?;
     match wanted.unwrap_or_else(engine::usable) {
-        Engine::Kvm => here(args, config, output),
+        Engine::Kvm => here(args, SandboxConfig { image, ..config }, output),
         Engine::Lab(reason) => {
-            let image = images::open(&args.image)?;
+            let image = images::open(&image)?;
             output.note(&format!("no usable KVM ({reason}); running in the lab"));
             lab::run(args, &image, &set, log_level, output)
         }

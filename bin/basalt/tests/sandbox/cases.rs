@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use rustix::process::Signal;
 
+use crate::images;
 use crate::world::{World, is_alive, text, wait_for};
 
 /// Each case with its name.
@@ -76,6 +77,14 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     (
         "a_new_program_takes_over_from_the_old_daemon",
         a_new_program_takes_over_from_the_old_daemon,
+    ),
+    (
+        "an_image_of_a_sandbox_is_removed_only_by_force",
+        images::an_image_of_a_sandbox_is_removed_only_by_force,
+    ),
+    (
+        "what_is_taken_adds_up_to_what_du_says",
+        images::what_is_taken_adds_up_to_what_du_says,
     ),
 ];
 
@@ -393,13 +402,13 @@ fn more_memory_than_the_host_has_is_refused() {
     assert!(stderr.contains("ask for less"), "{stderr}");
 }
 
-fn kill(pid: u32) {
+pub(crate) fn kill(pid: u32) {
     let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
     rustix::process::kill_process(pid, Signal::KILL).unwrap();
 }
 
 /// A detached sandbox; its id.
-fn detached(world: &World, name: &str, script: &str) -> String {
+pub(crate) fn detached(world: &World, name: &str, script: &str) -> String {
     let output = world.verb(&[
         "run", "-d", "--disk", "0", "--name", name, "tiny", "--", "sh", "-c", script,
     ]);
@@ -408,7 +417,7 @@ fn detached(world: &World, name: &str, script: &str) -> String {
 }
 
 /// Asks until the sandbox is there in this state.
-fn wait_for_state(world: &World, name: &str, state: &str) {
+pub(crate) fn wait_for_state(world: &World, name: &str, state: &str) {
     wait_for(state, || {
         let output = world.verb(&["--json", "inspect", name]);
         let sandboxes: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;

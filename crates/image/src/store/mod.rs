@@ -44,7 +44,7 @@ use content::Content;
 pub use content::Pulled;
 pub use save::{Export, Part};
 pub use staging::{Claim, Partial, Staged};
-pub use usage::{Prune, Pruned, Usage};
+pub use usage::{Footprint, Prune, Pruned, Usage};
 
 /// Between two looks at a lock that somebody else holds.
 const TICK: Duration = Duration::from_millis(20);

@@ -44,6 +44,17 @@ pub struct Usage {
     pub shared: u64,
 }
 
+/// What all images cost.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// Bytes of all images, each layer once.
+    pub images: u64,
+    /// Those of them that [`Store::prune`] of all that is unused would free.
+    pub needless: u64,
+    /// Bytes of downloads that are interrupted or running.
+    pub downloads: u64,
+}
+
 impl Usage {
     /// What removing it would free.
     pub fn reclaimable(&self) -> u64 {
@@ -95,6 +106,38 @@ impl Store {
         Ok(self.collect()? + self.sweep()?)
     }
 
+    /// What all images cost, and how much of that is for others than those whose digests are in `in_use`.
+    ///
+    /// # Errors
+    ///
+    /// The store cannot be read.
+    pub fn footprint(&self, in_use: &BTreeSet<String>) -> Result<Footprint, Error> {
+        let mut footprint = Footprint::default();
+        let (mut needed, mut unknown) = (BTreeSet::new(), false);
+        for digest in self.digests()? {
+            let (path, json) = self.paths(&digest);
+            let size = on_disk(&path);
+            footprint.images += size;
+            if !in_use.contains(&digest) {
+                footprint.needless += size;
+            } else if let Ok(metadata) = read_metadata(&json) {
+                let parts = metadata.content.iter().flat_map(Content::descriptors);
+                needed.extend(parts.map(|part| part.digest.trim_start_matches("sha256:").to_owned()));
+            } else {
+                // Nobody knows what it refers to: no layer would be removed.
+                unknown = true;
+            }
+        }
+        for (name, size) in sizes(&self.content())? {
+            footprint.images += size;
+            if !unknown && !needed.contains(&name) {
+                footprint.needless += size;
+            }
+        }
+        footprint.downloads = sizes(&self.partial())?.into_iter().map(|(_, size)| size).sum();
+        Ok(footprint)
+    }
+
     /// What each image costs, and last what interrupted and running downloads do.
     ///
     /// # Errors
@@ -135,11 +178,19 @@ impl Store {
             }
         });
         let usage = usage.collect();
-        let directory = self.partial();
-        let entries = fs::read_dir(&directory).map_err(Error::io("list", &directory))?;
-        let downloads = entries.flatten().map(|entry| on_disk(&entry.path())).sum();
+        let downloads = sizes(&self.partial())?.into_iter().map(|(_, size)| size).sum();
         Ok((usage, downloads))
     }
+}
+
+/// The files of a directory, and their bytes.
+fn sizes(directory: &Path) -> Result<Vec<(String, u64)>, Error> {
+    let entries = fs::read_dir(directory).map_err(Error::io("list", directory))?;
+    let sized = entries.flatten().map(|entry| {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        (name, on_disk(&entry.path()))
+    });
+    Ok(sized.collect())
 }
 
 /// Bytes of a file; none if it is gone.

@@ -175,8 +175,17 @@ fn pruning_never_takes_what_is_in_use() {
         ours.export(&image.digest).unwrap();
         ours.get(&image.digest).unwrap();
     }
+    let before = ours.footprint(&in_use).unwrap();
     let pruned = ours.prune(&in_use, Prune::Unused).unwrap();
     assert_eq!(pruned.images.len(), 2);
+    assert_eq!(
+        pruned.bytes, before.needless,
+        "what was said to be needless is what was freed"
+    );
+    let after = ours.footprint(&in_use).unwrap();
+    assert_eq!((after.needless, after.images), (0, before.images - before.needless));
+    // The base is shared with the image in use.
+    assert!(pruned.bytes < ours.footprint(&BTreeSet::new()).unwrap().needless * 2);
     assert!(matches!(ours.get("kept"), Err(Error::NoSuchImage { .. })));
     ours.export(&images[0].digest).unwrap();
     assert_eq!(ours.prune(&in_use, Prune::Unused).unwrap(), Pruned::default());

@@ -94,6 +94,10 @@ fn a_certificate_must_be_from_somebody_we_know() {
         image.digest
     );
 
+    let mut given = options();
+    given.authorities = vec![directory.clone()];
+    pull(&place.store("given"), &name, &given).unwrap();
+
     let mut insecure = options();
     insecure.registry.insecure = true;
     pull(&place.store("others"), &name, &insecure).unwrap();

@@ -1,6 +1,16 @@
-//! `basalt images`, `import` and `rmi`, and the image that a run is made of. Shows what crate `image` keeps.
+//! The verbs for images, and the image that a run is made of. Shows what crate `image` keeps.
+//!
+//! All of them work on the store itself, whether a daemon runs or not; several at once wait for each other there. Only what is
+//! in use is the daemon's to say ([`removal`]).
 
-use std::path::PathBuf;
+mod archive;
+mod progress;
+mod removal;
+mod transfer;
+mod usage;
+
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use base::ByteSize;
@@ -8,9 +18,14 @@ use image::{Image, Phase, Store};
 use serde::Serialize;
 
 use crate::bar::Bar;
-use crate::cli::{ImportArgs, RmiArgs};
+use crate::cli::{ImportArgs, TagArgs};
 use crate::output::{Output, table};
 use crate::places;
+
+pub(crate) use archive::save;
+pub(crate) use removal::{prune, remove};
+pub(crate) use transfer::{fetched, pull, push};
+pub(crate) use usage::df;
 
 /// A digest's first digits, as tables show it; enough to tell a few thousand images apart.
 const SHORT_DIGEST: usize = 12;
@@ -137,47 +152,45 @@ fn short_digest(digest: &str) -> &str {
     digits.get(..SHORT_DIGEST).unwrap_or(digits)
 }
 
+/// An image in one line.
+fn line_of(image: &Image) -> String {
+    let names: Vec<&str> = image.names.iter().map(|name| short_name(name)).collect();
+    let names = if names.is_empty() {
+        "<none>".to_owned()
+    } else {
+        names.join(", ")
+    };
+    format!("{names}  {}  {}\n", short_digest(&image.digest), ByteSize(image.size))
+}
+
 /// `basalt import`.
 pub(crate) fn import(args: &ImportArgs, output: &Output) -> Result<u8> {
+    let store = store()?;
+    let input = (args.path == Path::new("-")).then(archive::spooled_input).transpose()?;
+    let path = match &input {
+        Some(file) => Path::new("/proc/self/fd").join(file.as_raw_fd().to_string()),
+        None => args.path.clone(),
+    };
     let mut bar = Bar::new(output);
-    let imported = store()?.import(&args.path, args.name.as_deref(), &mut |progress| {
+    let imported = store.import(&path, args.name.as_deref(), &mut |progress| {
         bar.show(phase_name(progress.phase), progress.done, progress.total);
     });
     drop(bar);
     let image = imported?;
-    output.result(&Listed::from(&image), || {
-        let names: Vec<&str> = image.names.iter().map(|name| short_name(name)).collect();
-        let names = if names.is_empty() {
-            "<none>".to_owned()
-        } else {
-            names.join(", ")
-        };
-        format!("{names}  {}  {}\n", short_digest(&image.digest), ByteSize(image.size))
-    })?;
+    output.result(&Listed::from(&image), || line_of(&image))?;
     Ok(0)
 }
 
-/// An image that is gone, for machines.
-#[derive(Debug, Serialize)]
-struct Removed<'a> {
-    reference: &'a str,
-    digest: String,
-}
-
-/// `basalt rmi`.
-pub(crate) fn remove(args: &RmiArgs, output: &Output) -> Result<u8> {
+/// `basalt tag`.
+pub(crate) fn tag(args: &TagArgs, output: &Output) -> Result<u8> {
     let store = store()?;
-    let mut removed = Vec::new();
-    for reference in &args.images {
-        let digest = format!("sha256:{}", store.remove(reference)?);
-        removed.push(Removed { reference, digest });
+    let mut image = store.get(&args.image)?;
+    // By digest: a name may be taken away from the image by which it was named.
+    let digest = image.digest.clone();
+    for name in &args.names {
+        image = store.tag(&digest, name)?;
     }
-    output.result(&removed, || {
-        removed
-            .iter()
-            .map(|image| format!("{}  {}\n", image.reference, short_digest(&image.digest)))
-            .collect()
-    })?;
+    output.result(&Listed::from(&image), || line_of(&image))?;
     Ok(0)
 }
 
