@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use super::build::cargo;
 use super::sandbox::lab_command;
 use crate::context::Context;
-use crate::runner::{Counts, Report, Step, Task};
+use crate::runner::{Counts, Finished, Report, Step, Task};
 
 const UNIT_LIMIT: Duration = Duration::from_secs(40 * 60);
 /// Each case has a hard limit of its own; this one ends the whole when the lab itself stands still.
