@@ -66,7 +66,7 @@ pub(crate) fn cases() -> Step {
 
 /// The cases in the lab. An emulated host that dies under them (docs/lab.md, traps) is started once more, and says so.
 fn in_lab(context: &Context, task: &mut Task) -> Result<Finished> {
-    let mut run = |task: &mut Task| {
+    let run = |task: &mut Task| {
         task.run_within(&mut lab_command(context, &["sync"]), Duration::from_secs(300))?;
         let mut command = lab_command(context, &["exec", "--", CASES_IN_LAB, "run"]);
         task.finish_within(&mut command, CASES_LIMIT)
