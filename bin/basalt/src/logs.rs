@@ -20,7 +20,7 @@ use crate::output::Output;
 const CHUNK: usize = 64 << 10;
 
 /// Between two looks at a log that grows.
-const PAUSE: Duration = Duration::from_millis(50);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// `basalt logs`.
 pub(crate) fn logs(args: &LogsArgs, output: &Output) -> Result<u8> {

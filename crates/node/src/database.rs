@@ -24,6 +24,9 @@ pub(crate) struct Stored {
     pub(crate) slot: u32,
     /// What runs in it.
     pub(crate) command: ExecRequest,
+    /// How long its log was when its VM was last started: what is before belongs to earlier ones.
+    #[serde(default)]
+    pub(crate) log_from: u64,
     /// It has a place in the node's network.
     #[serde(default)]
     pub(crate) networked: bool,

@@ -27,9 +27,6 @@ const LOG_END: u64 = 4096;
 /// How long the rest may take after the VMM is gone.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 
-/// How far a guest's clock may be behind ours, in nanoseconds.
-const CLOCK_SLACK_NS: u64 = 60_000_000_000;
-
 impl Node {
     /// Ends a sandbox in order; the rest of it after `grace`.
     pub(crate) fn stop(&self, entry: &Arc<Entry>, grace: Duration) -> Result<(), Error> {
@@ -159,7 +156,11 @@ impl Node {
         self.exited(entry, ended)?;
         self.points.at(points::END_RECORDED);
         if stored.sandbox.config.remove && !entry.lock().attached {
-            self.remove(entry, true)?;
+            let _operation = entry.operate();
+            // Somebody may have started it again meanwhile.
+            if entry.state() == State::Exited {
+                self.destroy(entry)?;
+            }
         }
         Ok(())
     }
@@ -168,7 +169,7 @@ impl Node {
     pub(crate) fn learn(&self, entry: &Entry, otherwise: impl FnOnce() -> Ended) -> Ended {
         let stored = entry.stored();
         let log = self.sandbox_paths(entry).log();
-        match last_exit(&log, stored.sandbox.started_ns.unwrap_or(0)) {
+        match last_exit(&log, stored.log_from) {
             Ok(Some(status)) => Ended::Command(status),
             _ if stored.stopped => Ended::Stopped,
             Ok(None) => otherwise(),
@@ -262,22 +263,21 @@ pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// How the command ended, as the last record of its log says, if that was written since `since_ns`. The guest writes the
-/// log: it can lie about its own command, and about nothing else.
-fn last_exit(log: &Path, since_ns: u64) -> io::Result<Option<ExitStatus>> {
+/// How the command ended, as the last record of its log says, if that lies behind `from`. The guest writes the log: it can
+/// lie about its own command, and about nothing else.
+fn last_exit(log: &Path, from: u64) -> io::Result<Option<ExitStatus>> {
     let mut file = match File::open(log) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };
     let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(LOG_END)))?;
+    file.seek(SeekFrom::Start(length.saturating_sub(LOG_END).max(from)))?;
     let mut end = Vec::new();
     file.take(LOG_END).read_to_end(&mut end)?;
     let last = end.split(|&byte| byte == b'\n').rev().find(|line| !line.is_empty());
-    let fresh = |time_ns: u64| time_ns.saturating_add(CLOCK_SLACK_NS) >= since_ns;
     Ok(last.and_then(read).and_then(|record| match record.what {
-        What::Exited(status) if fresh(record.time_ns) => Some(status),
-        _ => None,
+        What::Exited(status) => Some(status),
+        What::Output { .. } => None,
     }))
 }
 
@@ -296,9 +296,9 @@ mod tests {
         write_output(&mut text, 5, OutputStream::Stdout, &[b'x'; 10_000]);
         write_exit(&mut text, 1_000_000_000, ExitStatus::Code(4));
         fs::write(&path, &text).unwrap();
-        assert_eq!(last_exit(&path, 1_000_000_000).unwrap(), Some(ExitStatus::Code(4)));
-        let later = 1_000_000_000 + 2 * CLOCK_SLACK_NS;
-        assert_eq!(last_exit(&path, later).unwrap(), None, "an earlier run's");
+        assert_eq!(last_exit(&path, 0).unwrap(), Some(ExitStatus::Code(4)));
+        let length = u64::try_from(text.len()).unwrap();
+        assert_eq!(last_exit(&path, length).unwrap(), None, "an earlier run's");
         write_output(&mut text, 2_000_000_000, OutputStream::Stdout, b"started again\n");
         fs::write(&path, &text).unwrap();
         assert_eq!(last_exit(&path, 0).unwrap(), None);

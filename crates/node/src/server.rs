@@ -26,6 +26,9 @@ const STOP: u64 = 1;
 /// How long an asker may take none of an answer.
 const SEND_PATIENCE: Duration = Duration::from_secs(30);
 
+/// How often is looked whether somebody who waits is there still.
+const WAIT_STEP: Duration = Duration::from_secs(1);
+
 /// Between two attempts to let somebody in.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -281,7 +284,7 @@ impl Connection<'_> {
             Request::List { all } => self.list(&node, all)?,
             Request::Inspect { sandbox } => Reply::Sandbox(Box::new(node.find(&sandbox)?.stored().sandbox)),
             Request::Logs { sandbox } => return logs(&node, &sandbox),
-            Request::Wait { sandbox } => wait(&*node.find(&sandbox)?)?,
+            Request::Wait { sandbox } => self.wait(&*node.find(&sandbox)?)?,
             Request::Stop { sandbox, grace_ms } => {
                 node.stop(&node.find(&sandbox)?, Duration::from_millis(grace_ms))?;
                 Reply::Done
@@ -337,6 +340,19 @@ impl Connection<'_> {
         Ok(started(begun))
     }
 
+    /// Waits for a sandbox's end, as long as anybody wants to know.
+    fn wait(&self, entry: &Entry) -> Result<Reply, Error> {
+        while !entry.wait(Some(WAIT_STEP), |inner| inner.is_over()) {
+            if crate::process::readable(&self.socket, Duration::ZERO) {
+                return Err(Error::Cancelled);
+            }
+        }
+        match entry.stored().sandbox.ended {
+            Some(ended) => Ok(Reply::Ended(ended)),
+            None => Err(Error::NotFound(entry.id.clone())),
+        }
+    }
+
     fn list(&self, node: &Node, all: bool) -> Result<Reply, Error> {
         for sandbox in node.list() {
             if all || sandbox.state.has_vm() {
@@ -380,12 +396,4 @@ fn logs(node: &Node, sandbox: &str) -> Result<(Reply, Vec<OwnedFd>), Error> {
     let open = |path: &std::path::Path| File::open(path).map(OwnedFd::from).map_err(Error::file("open", path));
     let files = vec![open(&paths.log())?, open(&paths.console())?];
     Ok((Reply::Sandbox(Box::new(entry.stored().sandbox)), files))
-}
-
-fn wait(entry: &Entry) -> Result<Reply, Error> {
-    entry.wait(None, |inner| inner.is_over());
-    match entry.stored().sandbox.ended {
-        Some(ended) => Ok(Reply::Ended(ended)),
-        None => Err(Error::NotFound(entry.id.clone())),
-    }
 }

@@ -63,6 +63,7 @@ impl Node {
             slot: 0,
             command,
             networked,
+            log_from: 0,
             stopped: false,
         };
         let entry = self.register(stored, name.as_deref())?;
@@ -193,7 +194,9 @@ impl Node {
         // The VMM cannot be told from another by its number alone. If it is gone already, that is found out below.
         let pid = i32::try_from(child.pid).unwrap_or(0);
         let process = process::identify(pid).unwrap_or(Process { pid, start: 0 });
+        let log_from = std::fs::metadata(paths.log()).map_or(0, |metadata| metadata.len());
         let recorded = self.update(entry, |stored| {
+            stored.log_from = log_from;
             let sandbox = &mut stored.sandbox;
             (sandbox.state, sandbox.vmm) = (State::Starting, Some(process));
             (sandbox.started_ns, sandbox.ended_ns, sandbox.ended) = (Some(clock::now_ns()), None, None);

@@ -43,5 +43,6 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
         command: ExecRequest::default(),
         stopped: false,
         networked: false,
+        log_from: 0,
     }
 }
