@@ -8,9 +8,10 @@ use std::time::Duration;
 
 /// In the output of a case in which a guest never came to its agent: by a case's own VM, by `basalt run`, and by a
 /// guest of which only the console is seen.
-const SIGNS: [&str; 3] = [
+const SIGNS: [&str; 4] = [
     "the guest did not dial port",
     "the guest's agent did not answer within",
+    "the guest reset while the guest booted",
     "`basalt-agent` is not on the console:\n\n",
 ];
 

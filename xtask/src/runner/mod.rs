@@ -20,7 +20,7 @@ use anyhow::Result;
 use crate::context::Context;
 pub(crate) use schedule::{Options, run_steps};
 pub(crate) use summary::{Counts, Outcome};
-pub(crate) use task::{Stopped, Task};
+pub(crate) use task::{Finished, Stopped, Task};
 
 /// What a step reports when it went well.
 #[derive(Debug, Clone, Default)]

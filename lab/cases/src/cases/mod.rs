@@ -3,6 +3,7 @@
 mod bad_input;
 mod block;
 mod daemon_crashes;
+mod daemon_cycles;
 mod daemon_life;
 mod devices;
 mod foreign_kernel;
@@ -49,6 +50,7 @@ pub(crate) const ALL: &[&Case] = &[
     &kills::CLI,
     &daemon_life::LIFE,
     &daemon_life::ADOPTION,
+    &daemon_cycles::CASE,
     &daemon_crashes::DAEMON,
     &daemon_crashes::VMM,
 ];
