@@ -276,7 +276,15 @@ fn a_signal_ends_a_pull_in_order() {
         let begun = Instant::now();
         let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
         kill_process(pid, signal).unwrap();
-        let status = child.wait().unwrap();
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            if begun.elapsed() > Duration::from_secs(20) {
+                child.kill().unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
         let mut text = String::new();
         child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
         assert_eq!(status.code(), Some(code), "{text}");
