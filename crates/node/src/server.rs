@@ -131,6 +131,7 @@ impl Server {
                 server: &server,
                 socket: PacketSocket::from_fd(socket),
                 tied: None,
+                quits: false,
             }
             .serve();
         };
@@ -163,6 +164,8 @@ struct Connection<'s> {
     socket: PacketSocket,
     /// The sandbox that ends with this connection.
     tied: Option<Arc<Entry>>,
+    /// The daemon ends once this was answered.
+    quits: bool,
 }
 
 /// A reply and what travels with it.
@@ -186,7 +189,11 @@ impl Connection<'_> {
                 Err(refusal) => (Err(refusal), Vec::new()),
             };
             let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-            if self.send(&Packet::Reply(reply), &borrowed).is_err() {
+            let sent = self.send(&Packet::Reply(reply), &borrowed);
+            if self.quits {
+                self.server.stop.signal();
+            }
+            if sent.is_err() {
                 break;
             }
             if listens {
@@ -321,7 +328,7 @@ impl Connection<'_> {
                 if clean {
                     node.clean()?;
                 }
-                self.server.stop.signal();
+                self.quits = true;
                 Reply::Done
             }
         };
