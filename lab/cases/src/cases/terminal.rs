@@ -157,10 +157,11 @@ fn host(host: &Host) -> Result<()> {
 }
 
 fn signals(host: &Host) -> Result<()> {
-    let script = "import signal,sys\n\
-                  def end(n,f): print('signal',n,flush=True); sys.exit(40+n)\n\
+    // Without Python's own buffers: the signal may come while `ready` is still being written.
+    let script = "import os,signal\n\
+                  def end(n,f): os.write(1,b'signal %d\\n' % n); os._exit(40+n)\n\
                   signal.signal(signal.SIGTERM,end); signal.signal(signal.SIGINT,end)\n\
-                  print('ready',flush=True)\nsignal.pause()";
+                  os.write(1,b'ready\\n')\nsignal.pause()";
     for signal in [Signal::TERM, Signal::INT] {
         let mut child = command(host, &["run", host.digest.as_str(), "--", "python3", "-c", script])
             .stdin(Stdio::null())
