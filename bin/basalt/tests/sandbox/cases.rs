@@ -67,6 +67,10 @@ pub(crate) const ALL: &[(&str, fn())] = &[
         a_killed_daemon_is_followed_by_one_that_knows_everything,
     ),
     (
+        "a_hundred_come_and_go_four_at_a_time",
+        a_hundred_come_and_go_four_at_a_time,
+    ),
+    (
         "a_lost_database_is_made_again_from_what_runs",
         a_lost_database_is_made_again_from_what_runs,
     ),
@@ -509,6 +513,35 @@ fn a_killed_daemon_is_followed_by_one_that_knows_everything() {
     }
     assert!(!world.path("state/sandboxes").join(id).exists());
     assert_eq!(std::fs::read_dir(world.path("state/run")).unwrap().count(), 0);
+}
+
+fn a_hundred_come_and_go_four_at_a_time() {
+    let world = World::new("");
+    std::thread::scope(|scope| {
+        for worker in 0..4 {
+            let world = &world;
+            scope.spawn(move || {
+                for number in (worker..100).step_by(4) {
+                    let output = world.run(&["tiny", "--", "sh", "-c", &format!("echo {number}")]);
+                    let (code, stdout) = (output.status.code(), text(&output.stdout));
+                    assert_eq!(
+                        (code, stdout),
+                        (Some(0), format!("{number}\n")),
+                        "{}",
+                        text(&output.stderr)
+                    );
+                }
+            });
+        }
+    });
+    assert!(world.verb(&["ps", "-aq"]).stdout.is_empty());
+    for directory in ["state/sandboxes", "state/run"] {
+        assert_eq!(
+            std::fs::read_dir(world.path(directory)).unwrap().count(),
+            0,
+            "{directory}"
+        );
+    }
 }
 
 fn a_lost_database_is_made_again_from_what_runs() {

@@ -1,4 +1,6 @@
-//! Many sandboxes made, run and removed, four at a time, as those do who run code for others: none fails, nothing is left.
+//! Many sandboxes made, run and removed, several at a time, as those do who run code for others: none fails, nothing is
+//! left. Few of them, two at a time, unless `BASALT_CYCLES` says how many: then four at a time, which the emulated host does
+//! not always survive (docs/lab.md, traps).
 
 use std::time::Duration;
 
@@ -9,26 +11,26 @@ use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
     name: "daemon-cycles",
-    limit: Duration::from_secs(1200),
+    limit: Duration::from_secs(300),
     host: cycles,
     guest: None,
 };
 
-/// At the same time.
-const AT_ONCE: usize = 4;
+/// How many, and how many at the same time.
+const CYCLES: (usize, usize) = (8, 2);
 
-/// How many, unless `BASALT_CYCLES` says otherwise. The 100 take minutes.
-const CYCLES: usize = 12;
+/// At the same time where `BASALT_CYCLES` says how many.
+const MANY_AT_ONCE: usize = 4;
 
 fn cycles(host: &Host) -> Result<()> {
     let wanted = std::env::var("BASALT_CYCLES").ok().and_then(|text| text.parse().ok());
-    let cycles: usize = wanted.unwrap_or(CYCLES);
+    let (cycles, at_once) = wanted.map_or(CYCLES, |cycles| (cycles, MANY_AT_ONCE));
     let daemon = Daemon::new(host)?;
     let failures = std::thread::scope(|scope| {
         let worker = |worker: usize| {
             let daemon = &daemon;
             move || -> Result<()> {
-                for number in (worker..cycles).step_by(AT_ONCE) {
+                for number in (worker..cycles).step_by(at_once) {
                     let script = format!("echo {number}; touch /written");
                     let words = [
                         "run",
@@ -46,7 +48,7 @@ fn cycles(host: &Host) -> Result<()> {
                 Ok(())
             }
         };
-        let workers: Vec<_> = (0..AT_ONCE).map(|number| scope.spawn(worker(number))).collect();
+        let workers: Vec<_> = (0..at_once).map(|number| scope.spawn(worker(number))).collect();
         let results = workers.into_iter().map(|worker| worker.join());
         results
             .filter_map(|result| match result {
