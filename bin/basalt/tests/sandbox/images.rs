@@ -1,6 +1,7 @@
 //! Cases about the images of sandboxes that are there: who may remove them, and what all of it takes on disk.
 
-use crate::cases::{detached, kill, wait_for_state};
+use crate::cases::kill;
+use crate::daemons::{detached, wait_for_state};
 use crate::world::{World, text, wait_for};
 
 pub(crate) fn an_image_of_a_sandbox_is_removed_only_by_force() {

@@ -12,6 +12,7 @@
 
 mod cases;
 mod daemon;
+mod daemons;
 mod images;
 mod stand_in;
 mod world;

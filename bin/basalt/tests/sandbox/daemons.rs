@@ -1,0 +1,193 @@
+//! Cases of the daemon: sandboxes that live by themselves, and daemons that die, come back and are replaced.
+
+use crate::cases::kill;
+use crate::world::{World, text, wait_for};
+
+/// A detached sandbox; its id.
+pub(crate) fn detached(world: &World, name: &str, script: &str) -> String {
+    let output = world.verb(&[
+        "run", "-d", "--disk", "0", "--name", name, "tiny", "--", "sh", "-c", script,
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    text(&output.stdout).trim().to_owned()
+}
+
+/// Asks until the sandbox is there in this state.
+pub(crate) fn wait_for_state(world: &World, name: &str, state: &str) {
+    wait_for(state, || {
+        let output = world.verb(&["--json", "inspect", name]);
+        let sandboxes: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
+        (sandboxes[0]["state"] == state).then_some(())
+    });
+}
+
+pub(crate) fn a_detached_one_has_logs_commands_and_an_end() {
+    let world = World::new("");
+    let id = detached(
+        &world,
+        "web",
+        "echo hello; trap 'echo bye; exit 4' TERM; while :; do sleep 0.02; done",
+    );
+    let listed = text(&world.verb(&["ps"]).stdout);
+    assert!(
+        listed.contains(&id) && listed.contains("web") && listed.contains("running"),
+        "{listed}"
+    );
+    let output = world.verb(&["exec", &id[..4], "--", "sh", "-c", "echo $A; exit 6"]);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(6), "1\n".into()));
+    assert_eq!(world.verb(&["exec", "web", "/no/such"]).status.code(), Some(127));
+    let again = world.verb(&["run", "-d", "--name", "web", "tiny"]);
+    assert!(
+        text(&again.stderr).contains("`web` is taken"),
+        "{}",
+        text(&again.stderr)
+    );
+    let stopped = world.verb(&["stop", "web"]);
+    assert_eq!(stopped.status.code(), Some(0), "{}", text(&stopped.stderr));
+    assert_eq!(text(&world.verb(&["logs", "web"]).stdout), "hello\nbye\n");
+    assert_eq!(text(&world.verb(&["logs", "-n", "1", "web"]).stdout), "bye\n");
+    assert_eq!(text(&world.verb(&["wait", "web"]).stdout), "4\n");
+    let refused = world.verb(&["exec", "web", "true"]);
+    assert_eq!(refused.status.code(), Some(125));
+    assert!(
+        text(&refused.stderr).contains("web is exited: start it again"),
+        "{}",
+        text(&refused.stderr)
+    );
+    assert_eq!(world.verb(&["start", "web"]).status.code(), Some(0));
+    wait_for_state(&world, "web", "running");
+    let refused = world.verb(&["rm", "web"]);
+    assert!(
+        text(&refused.stderr).contains("web is running: stop it first"),
+        "{}",
+        text(&refused.stderr)
+    );
+    assert_eq!(world.verb(&["rm", "-f", "web"]).status.code(), Some(0));
+    assert!(world.verb(&["ps", "-aq"]).stdout.is_empty());
+    let unknown = world.verb(&["rm", "-f", "web"]);
+    assert!(
+        text(&unknown.stderr).contains("there is no sandbox `web`"),
+        "{}",
+        text(&unknown.stderr)
+    );
+}
+
+pub(crate) fn a_killed_daemon_is_followed_by_one_that_knows_everything() {
+    let world = World::new("");
+    let id = detached(&world, "on", "while :; do sleep 0.02; done");
+    detached(&world, "over", "sleep 0.5; exit 9");
+    detached(&world, "dead", "exec sleep 1000");
+    let victim = world.vmm();
+    kill(world.daemon().unwrap());
+    wait_for("the daemon to be gone", || world.daemon().is_none().then_some(()));
+    // One of the VMMs dies meanwhile, and one sandbox ends.
+    kill(victim);
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let states: Vec<(String, String)> = {
+        let output = world.verb(&["--json", "ps", "-a"]);
+        let sandboxes: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let field = |sandbox: &serde_json::Value, name: &str| sandbox[name].as_str().unwrap().to_owned();
+        let all = sandboxes.as_array().unwrap().iter();
+        all.map(|sandbox| (field(sandbox, "name"), field(sandbox, "state")))
+            .collect()
+    };
+    let running = states.iter().filter(|(_, state)| state == "running").count();
+    assert_eq!((states.len(), running), (3, 1), "{states:?}");
+    assert_eq!(text(&world.verb(&["wait", "over"]).stdout), "9\n");
+    for (name, state) in &states {
+        let code = world.verb(&["exec", name, "true"]).status.code();
+        assert_eq!(
+            code,
+            Some(if state == "running" { 0 } else { 125 }),
+            "{name} is {state}"
+        );
+        assert_eq!(world.verb(&["rm", "-f", name]).status.code(), Some(0));
+    }
+    assert!(!world.path("state/sandboxes").join(id).exists());
+    assert_eq!(std::fs::read_dir(world.path("state/run")).unwrap().count(), 0);
+}
+
+pub(crate) fn a_hundred_come_and_go_four_at_a_time() {
+    let world = World::new("");
+    std::thread::scope(|scope| {
+        for worker in 0..4 {
+            let world = &world;
+            scope.spawn(move || {
+                for number in (worker..100).step_by(4) {
+                    let output = world.run(&["tiny", "--", "sh", "-c", &format!("echo {number}")]);
+                    let (code, stdout) = (output.status.code(), text(&output.stdout));
+                    assert_eq!(
+                        (code, stdout),
+                        (Some(0), format!("{number}\n")),
+                        "{}",
+                        text(&output.stderr)
+                    );
+                }
+            });
+        }
+    });
+    assert!(world.verb(&["ps", "-aq"]).stdout.is_empty());
+    for directory in ["state/sandboxes", "state/run"] {
+        assert_eq!(
+            std::fs::read_dir(world.path(directory)).unwrap().count(),
+            0,
+            "{directory}"
+        );
+    }
+}
+
+pub(crate) fn a_lost_database_is_made_again_from_what_runs() {
+    let world = World::new("");
+    let id = detached(&world, "on", "while :; do sleep 0.02; done");
+    kill(world.daemon().unwrap());
+    wait_for("the daemon to be gone", || world.daemon().is_none().then_some(()));
+    std::fs::write(
+        world.path("state/node.db"),
+        "this is no database, whatever its name says".repeat(200),
+    )
+    .unwrap();
+    // With its log it would be whole again.
+    std::fs::remove_file(world.path("state/node.db-wal")).unwrap();
+    let output = world.verb(&["exec", "on", "true"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let listed = text(&world.verb(&["ps"]).stdout);
+    assert!(listed.contains(&id), "{listed}");
+    let kept = std::fs::read_dir(world.path("state")).unwrap().flatten();
+    let damaged = kept.filter(|entry| entry.file_name().to_string_lossy().contains("node.db.damaged"));
+    assert_eq!(damaged.count(), 1, "the damaged one is kept");
+}
+
+pub(crate) fn only_one_daemon_has_a_state_directory() {
+    let world = World::new("");
+    detached(&world, "on", "sleep 1000");
+    let mut second = std::process::Command::new(world.path("basaltd"));
+    second
+        .arg("--state")
+        .arg(world.path("state"))
+        .arg("--assets")
+        .arg(world.path("basalt-assets"));
+    let output = second.args(["--kvm", "/dev/null"]).output().unwrap();
+    assert!(
+        text(&output.stderr).contains("another basaltd runs on"),
+        "{}",
+        text(&output.stderr)
+    );
+    assert_eq!(world.verb(&["exec", "on", "true"]).status.code(), Some(0));
+}
+
+pub(crate) fn a_new_program_takes_over_from_the_old_daemon() {
+    let world = World::new("");
+    let file = world.path("basaltd");
+    // A file of its own, which can be replaced.
+    std::fs::remove_file(&file).unwrap();
+    std::fs::copy(std::env::current_exe().unwrap(), &file).unwrap();
+    detached(&world, "on", "sleep 1000");
+    let old = world.daemon().unwrap();
+    std::fs::rename(&file, world.path("old")).unwrap();
+    std::fs::copy(std::env::current_exe().unwrap(), &file).unwrap();
+    let output = world.verb(&["exec", "on", "true"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let new = world.daemon().unwrap();
+    assert_ne!(old, new);
+    assert_eq!(world.verb(&["rm", "-f", "on"]).status.code(), Some(0));
+}
