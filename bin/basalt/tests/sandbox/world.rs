@@ -1,10 +1,11 @@
 //! A place with an image, assets and the program, and ways to run it: with pipes, and on a terminal.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -147,40 +148,51 @@ impl World {
 }
 
 impl Drop for World {
-    /// The daemon and what it has outlive a test that fails.
+    /// The daemon and what it has outlive a test, also one that fails.
     fn drop(&mut self) {
-        let pids: Vec<u32> = self
-            .daemon()
-            .into_iter()
-            .chain(self.processes("basalt-assets/basalt-vmm"))
-            .collect();
-        let mut groups = Vec::new();
-        for pid in pids {
-            let group = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-            groups.extend(
-                group
-                    .lines()
-                    .filter_map(|line| line.strip_prefix("0::/"))
-                    .map(str::to_owned),
-            );
-            if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
-                // It may end by itself just now.
-                rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap_or_default();
+        let mut bases = BTreeSet::new();
+        let begun = Instant::now();
+        // Again until there are none: several daemons may have been started at once, and wait for each other's lock.
+        while begun.elapsed() < PATIENCE {
+            let mut pids = self.processes("state");
+            pids.extend(self.processes("basalt-assets/basalt-vmm"));
+            if pids.is_empty() {
+                break;
             }
+            for pid in pids {
+                let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+                let own = groups.lines().filter_map(|line| line.strip_prefix("0::/basalt-node-"));
+                bases.extend(own.filter_map(|path| path.split('/').next()).map(str::to_owned));
+                if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
+                    // It may end by itself just now.
+                    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap_or_default();
+                }
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
         let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
         let Some(root) = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2")) else {
             return;
         };
-        let root = PathBuf::from(root.split(' ').nth(1).unwrap_or_default());
-        for group in groups.iter().filter(|group| group.starts_with("basalt-node-")) {
-            let begun = Instant::now();
-            let path = root.join(group);
-            // A killed process leaves its cgroup a moment later.
-            while path.exists() && fs::remove_dir(&path).is_err() && begun.elapsed() < PATIENCE {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            drop(path.parent().map(fs::remove_dir));
+        let root = root.split(' ').nth(1).unwrap_or_default();
+        for base in bases {
+            remove_cgroups(&PathBuf::from(format!("{root}/basalt-node-{base}")));
+        }
+    }
+}
+
+/// Removes a cgroup and those below; a killed process leaves its own a moment later.
+fn remove_cgroups(base: &Path) {
+    let begun = Instant::now();
+    while base.exists() && begun.elapsed() < PATIENCE {
+        for entry in fs::read_dir(base).into_iter().flatten().flatten() {
+            // What a stand-in has started outlives it, as no guest's command does. Files of a cgroup are no directories,
+            // and need not be removed.
+            fs::write(entry.path().join("cgroup.kill"), "1").unwrap_or_default();
+            fs::remove_dir(entry.path()).unwrap_or_default();
+        }
+        if fs::remove_dir(base).is_err() {
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
