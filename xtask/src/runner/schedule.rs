@@ -298,6 +298,9 @@ fn finish(rows: &[Row], options: &Options, board: &Board, stop: &Stop, seconds: 
         }
     }
     board.note(&format!("{seconds:.1} s in all"));
+    for row in rows.iter().filter(|row| row.outcome == Outcome::Failed) {
+        board.note(&format!("failed: {}: {}", row.name, row.detail));
+    }
     let empty = options.counts && options.only.is_empty() && sum.passed + sum.failed == 0;
     if empty {
         board.note("no test was executed: that is a failure");

@@ -34,6 +34,10 @@ pub(crate) fn unit() -> Step {
         for line in &finished.out {
             counts += cargo_counts(line).unwrap_or_default();
         }
+        // Said again at the end: the log's last lines are what a reader of CI's record sees.
+        for line in failures(&finished.out) {
+            task.say(line)?;
+        }
         judge(counts, finished.status.success(), failed_names(&finished.out))
     })
     .hint("`cargo test -p PACKAGE NAME` repeats one of them")
@@ -137,6 +141,20 @@ fn cargo_counts(line: &str) -> Option<Counts> {
     })
 }
 
+/// What the failed tests of each program printed: cargo's block from `failures:` to the program's result.
+fn failures(lines: &[String]) -> Vec<&str> {
+    let mut inside = false;
+    let mut said = Vec::new();
+    for line in lines {
+        let begins = line == "failures:";
+        inside = (inside || begins) && !line.starts_with("test result: ");
+        if inside && !begins && !line.is_empty() {
+            said.push(line.as_str());
+        }
+    }
+    said
+}
+
 /// `3 passed, 0 failed, 1 skipped` as our own runners print it; more may follow, such as how many were retried.
 fn plain_counts(line: &str) -> Option<Counts> {
     let mut counts = Counts::default();
@@ -225,6 +243,23 @@ mod self_tests {
             )
             .is_err()
         );
+    }
+
+    #[test]
+    fn what_failed_tests_printed_is_found() {
+        let lines = [
+            "test a ... FAILED",
+            "failures:",
+            "---- a stdout ----",
+            "left: 1",
+            "",
+            "failures:",
+            "    a",
+            "test result: FAILED. 0 passed; 1 failed; 0 ignored",
+            "test b ... ok",
+        ]
+        .map(str::to_owned);
+        assert_eq!(failures(&lines), ["---- a stdout ----", "left: 1", "    a"]);
     }
 
     #[test]

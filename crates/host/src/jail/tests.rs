@@ -4,11 +4,26 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::{PoisonError, RwLock};
 
 use super::*;
 use crate::cgroup::{Limits, Root};
 
 const LIMIT: Duration = Duration::from_secs(20);
+
+/// Held for reading while a jail is being started: until then its child may have made this process undumpable.
+static LAUNCHES: RwLock<()> = RwLock::new(());
+
+fn start(launch: &Launch<'_>) -> Result<Child, Error> {
+    let _started = LAUNCHES.read().unwrap_or_else(PoisonError::into_inner);
+    spawn(launch)
+}
+
+/// Whether this process may be dumped while no test starts a jail.
+fn dumpable_at_rest() -> DumpableBehavior {
+    let _alone = LAUNCHES.write().unwrap_or_else(PoisonError::into_inner);
+    rustix::process::dumpable_behavior().unwrap()
+}
 
 fn identity() -> Isolation {
     Isolation::Full(Pool::default().identity(5).unwrap())
@@ -26,7 +41,7 @@ fn shell(script: &str, isolation: Isolation, descriptors: &[BorrowedFd<'_>], cgr
     let (mut output, log) = std::io::pipe().unwrap();
     let arguments = ["sh", "-c", script].map(|word| argument(word).unwrap());
     let environment = [argument("PATH=/usr/bin:/bin").unwrap()];
-    let child = spawn(&Launch {
+    let child = start(&Launch {
         program: program.as_fd(),
         arguments: &arguments,
         environment: &environment,
@@ -142,7 +157,7 @@ fn it_is_born_in_its_cgroup_and_killed_by_it() {
     let program = File::open("/bin/sleep").unwrap();
     let null = File::options().write(true).open("/dev/null").unwrap();
     let arguments = ["sleep", "1000"].map(|word| argument(word).unwrap());
-    let child = spawn(&Launch {
+    let child = start(&Launch {
         program: program.as_fd(),
         arguments: &arguments,
         environment: &[],
@@ -177,7 +192,7 @@ fn what_fails_in_the_child_is_told_by_its_parent_and_nothing_is_left() {
         isolation: identity(),
         open_files: None,
     };
-    let error = spawn(&launch).unwrap_err();
+    let error = start(&launch).unwrap_err();
     assert!(
         matches!(
             &error,
@@ -191,10 +206,10 @@ fn what_fails_in_the_child_is_told_by_its_parent_and_nothing_is_left() {
     // A directory that is no cgroup.
     let directory = File::open("/tmp").unwrap();
     launch.cgroup = Some(directory.as_fd());
-    assert!(spawn(&launch).is_err());
+    assert!(start(&launch).is_err());
     let many = [null.as_fd(); MAX_DESCRIPTORS + 1];
     launch.descriptors = &many;
-    let error = spawn(&launch).unwrap_err();
+    let error = start(&launch).unwrap_err();
     assert!(matches!(&error, Error::NoJail { .. }), "{error}");
     assert!(cgroup.processes().unwrap().is_empty());
     drop(directory);
@@ -204,10 +219,7 @@ fn what_fails_in_the_child_is_told_by_its_parent_and_nothing_is_left() {
 
 #[test]
 fn many_threads_start_jails_at_once_and_this_process_stays_dumpable() {
-    assert_eq!(
-        rustix::process::dumpable_behavior().unwrap(),
-        DumpableBehavior::Dumpable
-    );
+    assert_eq!(dumpable_at_rest(), DumpableBehavior::Dumpable);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
@@ -218,10 +230,7 @@ fn many_threads_start_jails_at_once_and_this_process_stays_dumpable() {
             });
         }
     });
-    assert_eq!(
-        rustix::process::dumpable_behavior().unwrap(),
-        DumpableBehavior::Dumpable
-    );
+    assert_eq!(dumpable_at_rest(), DumpableBehavior::Dumpable);
 }
 
 #[test]
