@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Once, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,14 +16,21 @@ pub(crate) fn reaper() -> Reaper {
     REAPER.get_or_init(|| Reaper::start().unwrap()).clone()
 }
 
-/// Where cgroup2 may be mounted.
-const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+/// Where cgroup2 may be mounted, and in it this process's own corner: another test program must not sweep it.
+fn corners() -> [PathBuf; 2] {
+    let own = format!("basalt-agent-test-{}", std::process::id());
+    ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(|mount| Path::new(mount).join(&own))
+}
 
 /// The cgroup2 file system of this machine, if it has one. What is empty of it is removed when the process ends.
 pub(crate) fn cgroups() -> Option<Cgroups> {
     static AT_EXIT: Once = Once::new();
     AT_EXIT.call_once(register_sweep);
-    MOUNTS.iter().find_map(|mount| Cgroups::at(Path::new(mount)).ok())
+    corners().iter().find_map(|corner| {
+        // Where this is no cgroup2 file system, it cannot be made, or is refused and swept.
+        drop(std::fs::create_dir(corner));
+        Cgroups::at(corner).ok()
+    })
 }
 
 #[allow(unsafe_code, reason = "the test harness has no end that Rust code could wait for")]
@@ -33,16 +40,18 @@ fn register_sweep() {
     assert_eq!(result, 0, "atexit");
 }
 
-/// Removes cgroups in which nothing is; another process's, in use, stay.
+/// Removes this process's cgroups once they are empty.
 extern "C" fn sweep() {
     let end = Instant::now() + Duration::from_secs(3);
-    for base in MOUNTS.map(|mount| Path::new(mount).join("basalt")) {
-        while base.exists() && Instant::now() < end {
+    for corner in corners() {
+        let base = corner.join("basalt");
+        while corner.exists() && Instant::now() < end {
             for entry in std::fs::read_dir(&base).into_iter().flatten().flatten() {
                 // Files of a cgroup cannot be removed and need not be.
                 drop(std::fs::remove_dir(entry.path()));
             }
-            if std::fs::remove_dir(&base).is_err() {
+            drop(std::fs::remove_dir(&base));
+            if std::fs::remove_dir(&corner).is_err() {
                 thread::sleep(Duration::from_millis(50));
             }
         }
