@@ -15,11 +15,12 @@ use std::time::Duration;
 
 use agent_api::log::{What, read};
 use agent_api::{ExitStatus, PowerAction, Shutdown};
+use base::points;
 use node_api::{Ended, EventKind, State};
 
 use crate::entry::Entry;
 use crate::node::{Node, to_run, wrong_state};
-use crate::{Error, clock, points};
+use crate::{Error, clock};
 
 /// The end of a log in which its last record lies.
 const LOG_END: u64 = 4096;

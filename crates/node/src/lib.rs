@@ -21,7 +21,6 @@ mod monitor;
 mod names;
 mod node;
 mod paths;
-pub mod points;
 mod process;
 mod reconcile;
 mod requests;

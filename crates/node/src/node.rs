@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use base::Points;
 use host::cgroup::{Cgroup, Root};
 use image::Store;
 use network::{Network, NetworkConfig};
@@ -18,7 +19,6 @@ use crate::entry::Entry;
 use crate::events::Events;
 use crate::monitor::Monitor;
 use crate::paths::{Paths, SandboxPaths};
-use crate::points::Points;
 
 /// The most sandboxes of one node: as many as there are users and addresses for.
 pub(crate) const MAX_SANDBOXES: u32 = 4096;

@@ -8,13 +8,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use agent_api::ExecRequest;
+use base::points;
 use node_api::{EventKind, Sample, State, Usage};
 use vmm_api::VmmClient;
 
+use crate::Error;
 use crate::entry::Entry;
 use crate::node::{Node, to_run, wrong_state};
 use crate::vm::Vm;
-use crate::{Error, points};
 
 /// A file's blocks, as stat(2) counts them.
 const STAT_BLOCK: u64 = 512;

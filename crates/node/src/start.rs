@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_api::ExecRequest;
+use base::points;
 use network::{Attachment, PortMapping};
 use node_api::sandbox::Process;
 use node_api::{EventKind, NetworkMode, Sandbox, SandboxConfig, State};
@@ -23,7 +24,7 @@ use crate::launch::{self, Prepared};
 use crate::node::{Node, to_run, wrong_state};
 use crate::process;
 use crate::vm::Vm;
-use crate::{Error, clock, command, disk, limits, points};
+use crate::{Error, clock, command, disk, limits};
 
 /// Bytes of an id; as hexadecimal digits twice as many.
 const ID_BYTES: usize = 6;

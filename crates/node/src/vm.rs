@@ -120,11 +120,11 @@ impl Vm {
         self.ask("the VM was made", |client| client.create(config, &fds.borrow()))?;
         // The VMM has its own copies.
         drop(fds);
-        reached(crate::points::START_CREATED);
+        reached(base::points::START_CREATED);
         self.ask("the VM was started", VmmClient::start)?;
-        reached(crate::points::START_STARTED);
+        reached(base::points::START_STARTED);
         let stream = self.wait_for_agent(&acceptor, deadline, cancel)?;
-        reached(crate::points::START_AGENT);
+        reached(base::points::START_AGENT);
         Connection::new(stream, None).map_err(|error| self.diagnose("the guest booted", error))
     }
 

@@ -243,6 +243,17 @@ impl Vm {
     }
 }
 
+impl Drop for Vm {
+    /// Tells of an end that no case has waited for: it explains whatever the case failed with.
+    fn drop(&mut self) {
+        if let Ok(true) = readable(&self.vmm.client, Duration::ZERO)
+            && let Ok(Event::Ended(reason)) = self.vmm.client.wait_event()
+        {
+            eprintln!("{}{reason}", stall::BY_ITSELF);
+        }
+    }
+}
+
 pub(crate) fn readable(fd: &impl AsFd, limit: Duration) -> Result<bool> {
     let limit = rustix::time::Timespec {
         tv_sec: limit.as_secs().try_into()?,

@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use base::points;
 use serde::{Deserialize, Serialize};
 
 use crate::erofs::ondisk::{self, BLOCK};
@@ -34,9 +35,7 @@ use crate::file::{self, Temp};
 use crate::import::{Progress, convert, spool};
 use crate::manifest::{ImageConfig, Selected, select};
 use crate::source::Source;
-use crate::steps::{
-    IMAGE_CONVERTED, IMAGE_FORGOTTEN, IMAGE_KEPT, IMAGE_NAMED, IMAGE_RECORDED, IMAGE_REMOVED, IMAGE_UNNAMED, Steps,
-};
+use crate::steps::Steps;
 use crate::stop::Stop;
 use crate::{Error, Limits, Reference};
 
@@ -151,7 +150,7 @@ impl Store {
         }
     }
 
-    /// The same store, which tells of each of [`STEPS`](crate::STEPS) when it comes to it.
+    /// The same store, which tells of each of [`IMAGE`](base::points::IMAGE) when it comes to it.
     #[must_use]
     pub fn telling(&self, to: impl Fn(&'static str) + Send + Sync + 'static) -> Self {
         Self {
@@ -180,7 +179,7 @@ impl Store {
         if let Some(name) = name.or_else(|| default_name(&selected, path)) {
             names.insert(name.to_string(), selected.digest.clone());
             self.set_names(&names)?;
-            self.steps.at(IMAGE_NAMED);
+            self.steps.at(points::IMAGE_NAMED);
         }
         self.load(&selected.digest, &names)
     }
@@ -210,9 +209,9 @@ impl Store {
         let image = Temp::new(&temporary)?;
         let size = convert(source, selected, spool(&temporary)?, (image.file(), &path), progress)?;
         image.persist(&path)?;
-        self.steps.at(IMAGE_CONVERTED);
+        self.steps.at(points::IMAGE_CONVERTED);
         let finished = self.keep(source, selected).and_then(|content| {
-            self.steps.at(IMAGE_KEPT);
+            self.steps.at(points::IMAGE_KEPT);
             let metadata = Metadata {
                 size,
                 created: selected.created.clone(),
@@ -227,7 +226,7 @@ impl Store {
             remove_file(&path)?;
             self.collect()?;
         } else {
-            self.steps.at(IMAGE_RECORDED);
+            self.steps.at(points::IMAGE_RECORDED);
         }
         finished
     }
@@ -313,11 +312,11 @@ impl Store {
         }
         self.set_names(&names)?;
         if last {
-            self.steps.at(IMAGE_UNNAMED);
+            self.steps.at(points::IMAGE_UNNAMED);
             self.remove_files(&digest)?;
-            self.steps.at(IMAGE_FORGOTTEN);
+            self.steps.at(points::IMAGE_FORGOTTEN);
             self.collect()?;
-            self.steps.at(IMAGE_REMOVED);
+            self.steps.at(points::IMAGE_REMOVED);
         }
         Ok(digest)
     }
