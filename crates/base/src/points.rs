@@ -128,7 +128,7 @@ points! {
     IMAGE_NAMED = "image.named";
     /// It has lost its last name.
     IMAGE_UNNAMED = "image.unnamed";
-    /// The files are gone, what it came as is there.
+    /// Its metadata are gone, all else is there.
     IMAGE_FORGOTTEN = "image.forgotten";
     /// Nothing of it is there.
     IMAGE_REMOVED = "image.removed";

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use base::points;
+use serde_json::json;
 
 use crate::registry::Registry;
 use crate::{World, digest_of};
@@ -90,6 +91,12 @@ fn killed_at_any_point_an_operation_leaves_a_store_that_works() {
             }
             // Whole or gone, and never in the way of the next.
             let images = world.json(&state, &["images"]);
+            if images == json!([]) {
+                // Looking has cleaned up; a download is kept for the next pull.
+                let left = files(&world.path(&state).join("images"));
+                let kept = |file: &&String| file.starts_with("partial/") || *file == "names.json";
+                assert!(left.difference(&expected).all(|file| kept(&file)), "{state}: {left:?}");
+            }
             for image in images.as_array().unwrap() {
                 let id = image["digest"].as_str().unwrap();
                 assert_eq!(id, digest, "{state}");

@@ -223,8 +223,8 @@ impl Store {
         });
         if finished.is_err() {
             // Without metadata it would be removed only by the next who opens the store.
-            remove_file(&path)?;
             self.collect()?;
+            remove_file(&path)?;
         } else {
             self.steps.at(points::IMAGE_RECORDED);
         }
@@ -313,21 +313,23 @@ impl Store {
         self.set_names(&names)?;
         if last {
             self.steps.at(points::IMAGE_UNNAMED);
-            self.remove_files(&digest)?;
+            self.remove_metadata(&digest)?;
             self.steps.at(points::IMAGE_FORGOTTEN);
             self.collect()?;
+            self.remove_orphan(&digest)?;
             self.steps.at(points::IMAGE_REMOVED);
         }
         Ok(digest)
     }
 
-    fn remove_files(&self, digest: &str) -> Result<(), Error> {
-        let (path, json) = self.paths(digest);
-        // The metadata first: what lacks it is removed by the next who opens the store.
-        for path in [json, path] {
-            remove_file(&path)?;
-        }
-        Ok(())
+    /// Removes an image's metadata. The image without them tells whoever opens the store that there is more to remove, so
+    /// it goes last, by [`Self::remove_orphan`].
+    fn remove_metadata(&self, digest: &str) -> Result<(), Error> {
+        remove_file(&self.paths(digest).1)
+    }
+
+    fn remove_orphan(&self, digest: &str) -> Result<(), Error> {
+        remove_file(&self.paths(digest).0)
     }
 
     fn resolve(&self, reference: &str, names: &Names) -> Result<String, Error> {
@@ -420,18 +422,19 @@ impl Store {
         file::replace(path, &text, &self.temporary())
     }
 
-    /// What a crash left: files on their way, and images whose metadata were not written or are removed already.
+    /// What a crash left: files on their way, and images whose metadata were not written or are removed already, with
+    /// what they came as.
     fn clean(&self) -> Result<(), Error> {
-        let (blobs, temporary) = (self.blobs(), self.temporary());
-        for directory in [&temporary, &blobs] {
-            for entry in fs::read_dir(directory).map_err(Error::io("list", directory))? {
-                let path = entry.map_err(Error::io("list", directory))?.path();
-                let orphan =
-                    path.extension().is_some_and(|kind| kind == "erofs") && !path.with_extension("json").exists();
-                if directory == &temporary || orphan {
-                    remove_file(&path)?;
-                }
-            }
+        let is_orphan = |path: &PathBuf| {
+            path.extension().is_some_and(|kind| kind == "erofs") && !path.with_extension("json").exists()
+        };
+        let mut orphans = entries(&self.blobs())?;
+        orphans.retain(is_orphan);
+        if !orphans.is_empty() {
+            self.collect()?;
+        }
+        for path in entries(&self.temporary())?.iter().chain(&orphans) {
+            remove_file(path)?;
         }
         Ok(())
     }
@@ -500,6 +503,14 @@ fn lock_file(path: &Path) -> Result<File, Error> {
         .write(true)
         .open(path)
         .map_err(Error::io("open", path))
+}
+
+/// The paths of what is in a directory.
+fn entries(directory: &Path) -> Result<Vec<PathBuf>, Error> {
+    let list = Error::io("list", directory);
+    fs::read_dir(directory)
+        .and_then(|found| found.map(|entry| Ok(entry?.path())).collect())
+        .map_err(list)
 }
 
 fn remove_file(path: &Path) -> Result<(), Error> {
