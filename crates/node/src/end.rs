@@ -67,9 +67,6 @@ impl Node {
     fn ask_to_end(&self, entry: &Entry, vm: &crate::vm::Vm, grace: Duration) -> Result<(), Error> {
         let failed = |error| vm.diagnose("it was stopped", error);
         let mut agent = vm.agent()?;
-        agent
-            .set_read_timeout(Some(self.config.limits.answer))
-            .map_err(failed)?;
         agent.signal_main(libc::SIGTERM).map_err(failed)?;
         self.points.at(points::STOP_SIGNALLED);
         if entry.wait(Some(grace), super::entry::Inner::is_over) {
@@ -79,7 +76,9 @@ impl Node {
             how: PowerAction::PowerOff,
             grace_ms: 0,
         };
-        agent.shutdown(shutdown).map_err(failed)?;
+        let limit = Some(self.config.limits.answer);
+        let ordered = agent.set_read_timeout(limit).and_then(|()| agent.shutdown(shutdown));
+        ordered.map_err(failed)?;
         entry.wait(Some(self.config.limits.power_off), super::entry::Inner::is_over);
         Ok(())
     }
@@ -123,10 +122,9 @@ impl Node {
             return self.wait_for_end(entry);
         }
         let mut agent = vm.agent()?;
-        let signalled = agent
-            .set_read_timeout(Some(self.config.limits.answer))
-            .and_then(|()| agent.signal_main(signal));
-        signalled.map_err(|error| vm.diagnose("its command was signalled", error))
+        agent
+            .signal_main(signal)
+            .map_err(|error| vm.diagnose("its command was signalled", error))
     }
 
     /// The client of a sandbox that is not detached has what it wanted, or is gone.

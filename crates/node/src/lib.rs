@@ -27,6 +27,7 @@ mod requests;
 mod server;
 mod start;
 mod tail;
+mod timed;
 mod vm;
 
 #[cfg(test)]

@@ -39,7 +39,9 @@ impl Node {
             main: false,
             ..entry.stored().command
         };
-        Ok((agent.into_stream().into(), command))
+        let stream = agent.into_stream().into_stream();
+        let stream = stream.map_err(Error::host("handing the agent's connection over"))?;
+        Ok((stream.into(), command))
     }
 
     /// Stops the vCPUs and devices.

@@ -169,7 +169,9 @@ impl Node {
                 .map_err(|error| vm.diagnose("its command was started", error))?;
             None
         } else {
-            Some((agent.into_stream(), stored.command))
+            let stream = agent.into_stream().into_stream();
+            let stream = stream.map_err(Error::host("handing the agent's connection over"))?;
+            Some((stream, stored.command))
         };
         self.points.at(points::START_COMMAND);
         self.update(entry, |stored| stored.sandbox.state = State::Running)?;

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use agent_api::{Connection, DiskName, GuestNetwork, Prepare, RootDisk, VSOCK_PORT};
+use agent_api::{Connection, DiskName, Duplex, GuestNetwork, Prepare, RootDisk, VSOCK_PORT};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use vmm_api::{ClientError, Event, VmmClient};
@@ -21,6 +21,7 @@ use crate::launch::{Prepared, ROOT_SERIAL, WRITABLE_SERIAL};
 use crate::paths::SandboxPaths;
 use crate::process::{self, readable, timespec};
 use crate::tail::Tail;
+use crate::timed::Timed;
 
 /// How long to wait for the VMM's last words when its guest has become silent.
 const LAST_WORDS: Duration = Duration::from_secs(3);
@@ -107,7 +108,7 @@ impl Vm {
         prepared: Prepared,
         cancel: Option<BorrowedFd<'_>>,
         reached: &dyn Fn(&str),
-    ) -> Result<Connection<UnixStream>, Error> {
+    ) -> Result<Connection<Timed>, Error> {
         let Prepared {
             config,
             fds,
@@ -125,7 +126,7 @@ impl Vm {
         reached(base::points::START_STARTED);
         let stream = self.wait_for_agent(&acceptor, deadline, cancel)?;
         reached(base::points::START_AGENT);
-        Connection::new(stream, None).map_err(|error| self.diagnose("the guest booted", error))
+        Connection::new(Timed::new(stream), None).map_err(|error| self.diagnose("the guest booted", error))
     }
 
     /// The agent's first connection.
@@ -171,10 +172,10 @@ impl Vm {
         }
     }
 
-    /// Has the agent make the guest's root.
+    /// Has the agent make the guest's root; what is asked of it next has to be answered within the same time.
     pub(crate) fn prepare(
         &self,
-        agent: &mut Connection<UnixStream>,
+        agent: &mut Connection<Timed>,
         stored: &Stored,
         network: Option<GuestNetwork>,
     ) -> Result<(), Error> {
@@ -197,21 +198,24 @@ impl Vm {
         };
         let prepared = agent
             .set_read_timeout(Some(self.limits.boot))
-            .and_then(|()| agent.prepare(&prepare))
-            .and_then(|()| agent.set_read_timeout(None));
+            .and_then(|()| agent.prepare(&prepare));
         prepared.map_err(|error| self.diagnose(DURING, error))
     }
 
-    /// A new connection to the agent.
-    pub(crate) fn agent(&self) -> Result<Connection<UnixStream>, Error> {
-        let connection = self.dial().and_then(|stream| Connection::new(stream, None));
+    /// A new connection to the agent, which has to answer in the usual time.
+    pub(crate) fn agent(&self) -> Result<Connection<Timed>, Error> {
+        let connection = self.dial().and_then(|stream| {
+            let agent = Connection::new(stream, None)?;
+            agent.set_read_timeout(Some(self.limits.answer))?;
+            Ok(agent)
+        });
         connection.map_err(|error| self.diagnose("its agent was called", error))
     }
 
-    fn dial(&self) -> Result<UnixStream, agent_api::Error> {
+    fn dial(&self) -> Result<Timed, agent_api::Error> {
         let path = self.paths.vsock();
-        let greet = || -> io::Result<UnixStream> {
-            let mut stream = connect_stream(&path)?;
+        let greet = || -> io::Result<Timed> {
+            let mut stream = Timed::new(connect_stream(&path)?);
             stream.set_read_timeout(Some(self.limits.answer))?;
             writeln!(stream, "CONNECT {VSOCK_PORT}")?;
             // The answer is one line; what follows belongs to the agent.
