@@ -14,7 +14,7 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_T_DISCARD,
     VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
 };
-use vmm_api::devices::{BlockConfig, BlockEngine};
+use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits};
 use vmm_api::{DeviceSpec, FdRef};
 
 use crate::MODULE;
@@ -50,6 +50,7 @@ fn config() -> BlockConfig {
         queues: 1,
         serial: "disk-7".to_owned(),
         engine: BlockEngine::Auto,
+        limits: BlockLimits::default(),
     }
 }
 

@@ -15,7 +15,7 @@ use agent_api::{
 use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
 use rustix::event::{PollFd, PollFlags};
-use vmm_api::devices::{BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, RngConfig, VsockConfig};
+use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits, ConsoleConfig, DeviceConfig, RngConfig, VsockConfig};
 use vmm_api::{DeviceSpec, Event, ExitReason, FdRef, VmConfig};
 use wire::packet::PacketSocket;
 
@@ -88,6 +88,7 @@ impl<'a> Builder<'a> {
             queues: 1,
             serial,
             engine: BlockEngine::Auto,
+            limits: BlockLimits::default(),
         };
         builder.device("root", &root)?;
         Ok(builder)
@@ -207,6 +208,8 @@ impl Vm {
             // Cases need no secrets.
             entropy: vec![7; 64],
             network: network.cloned(),
+            tmpfs: Vec::new(),
+            pids_max: None,
         })?;
         Ok(agent)
     }
