@@ -19,8 +19,8 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
 /// A connection to an agent, after the handshake. One request at a time; one exec at a time.
 #[derive(Debug)]
 pub struct Connection<S: Duplex> {
-    reader: FrameReader<S>,
-    writer: Arc<FrameWriter<S>>,
+    pub(crate) reader: FrameReader<S>,
+    pub(crate) writer: Arc<FrameWriter<S>>,
 }
 
 impl<S: Duplex> Connection<S> {
@@ -172,12 +172,12 @@ impl<S: Duplex> Connection<S> {
         }
     }
 
-    fn ask(&mut self, request: &Request) -> Result<Reply, Error> {
+    pub(crate) fn ask(&mut self, request: &Request) -> Result<Reply, Error> {
         send_request(&self.writer, request)?;
         self.answer()
     }
 
-    fn answer(&mut self) -> Result<Reply, Error> {
+    pub(crate) fn answer(&mut self) -> Result<Reply, Error> {
         let frame = self
             .reader
             .read()
@@ -210,13 +210,13 @@ fn is_timeout(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
-fn done(reply: Reply) -> Result<(), Error> {
+pub(crate) fn done(reply: Reply) -> Result<(), Error> {
     match reply {
         Reply::Done => Ok(()),
         other => Err(unexpected(other)),
     }
 }
 
-fn unexpected(reply: Reply) -> Error {
+pub(crate) fn unexpected(reply: Reply) -> Error {
     Error::Unexpected(Box::new(reply))
 }

@@ -15,12 +15,12 @@ use std::time::Duration;
 
 use agent_api::log::{What, read};
 use agent_api::{ExitStatus, PowerAction, Shutdown};
-use base::points;
+use base::{ByteSize, points};
 use node_api::{Ended, EventKind, State};
 
 use crate::entry::Entry;
 use crate::node::{Node, to_run, wrong_state};
-use crate::{Error, clock};
+use crate::{Error, clock, limits};
 
 /// The end of a log in which its last record lies.
 const LOG_END: u64 = 4096;
@@ -148,7 +148,10 @@ impl Node {
     pub(crate) fn settle(&self, entry: &Arc<Entry>) -> Result<(), Error> {
         let Some(vm) = entry.vm() else { return Ok(()) };
         let stored = entry.stored();
-        let ended = self.learn(entry, || Ended::Failed(vm.end("its command was running").to_string()));
+        let ended = self.learn(entry, || {
+            let error = vm.end("its command was running");
+            Ended::Failed(self.with_cause(entry, error).to_string())
+        });
         self.points.at(points::END_LEARNT);
         self.clear(entry)?;
         self.points.at(points::END_CLEARED);
@@ -162,6 +165,34 @@ impl Node {
             }
         }
         Ok(())
+    }
+
+    /// Tells a VMM that was killed for the memory it took from one that died otherwise.
+    fn with_cause(&self, entry: &Entry, error: Error) -> Error {
+        let Error::VmmDied { during, log } = error else {
+            return error;
+        };
+        let usage = self
+            .cgroup(entry)
+            .and_then(|cgroup| Ok(cgroup.map(|cgroup| cgroup.usage()).transpose()?));
+        match usage {
+            Ok(Some(usage)) if usage.memory.is_some_and(|memory| memory.oom_kills > 0) => {
+                let resources = entry.stored().sandbox.config.resources;
+                Error::VmmTookMemory {
+                    guest: resources.memory,
+                    limit: ByteSize(limits::memory_max(&resources)),
+                    log,
+                }
+            }
+            Ok(_) => Error::VmmDied { during, log },
+            Err(error) => {
+                log::info!(
+                    "why the VMM of sandbox {} died cannot be told by its cgroup: {error}",
+                    entry.id
+                );
+                Error::VmmDied { during, log }
+            }
+        }
     }
 
     /// How it ended: as its log says, or because somebody wanted it, or `otherwise`.

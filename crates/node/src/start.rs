@@ -41,7 +41,7 @@ impl Node {
     /// Makes a sandbox and starts it; `cancel` hangs up when nobody wants it any more.
     pub(crate) fn run(&self, config: SandboxConfig, cancel: BorrowedFd<'_>) -> Result<(Arc<Entry>, Started), Error> {
         config.validate()?;
-        limits::check(&config.resources)?;
+        limits::check(&config, self.cgroups.as_ref())?;
         let image = self.images.get(&config.image)?;
         let command = command::command(&image.config, &config.process)?;
         let networked = self.wants_network(&config)?;
@@ -97,7 +97,7 @@ impl Node {
             };
             return Err(wrong_state(&sandbox, next));
         }
-        limits::check(&sandbox.config.resources)?;
+        limits::check(&sandbox.config, self.cgroups.as_ref())?;
         self.update(entry, |stored| {
             stored.sandbox.restarts += 1;
             stored.sandbox.config.detach = true;
@@ -188,7 +188,7 @@ impl Node {
     fn spawn(&self, entry: &Entry, stored: &Stored, prepared: &Prepared) -> Result<Arc<Vm>, Error> {
         let paths = self.sandbox_paths(entry);
         let cgroup = match &self.cgroups {
-            Some(root) => Some(root.create(&entry.id, &host::cgroup::Limits::default())?),
+            Some(root) => Some(root.create(&entry.id, &limits::for_cgroup(&stored.sandbox.config, root))?),
             None => None,
         };
         self.points.at(points::START_CGROUP);

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use agent_api::{Connection, DiskName, Duplex, GuestNetwork, Prepare, RootDisk, VSOCK_PORT};
+use agent_api::{Connection, DiskName, Duplex, GuestNetwork, Prepare, RootDisk, TmpfsMount, VSOCK_PORT};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use vmm_api::{ClientError, Event, VmmClient};
@@ -195,6 +195,8 @@ impl Vm {
             clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
             entropy: entropy()?,
             network,
+            tmpfs: sandbox.config.tmpfs.iter().map(tmpfs).collect(),
+            pids_max: sandbox.config.limits.pids,
         };
         let prepared = agent
             .set_read_timeout(Some(self.limits.boot))
@@ -282,6 +284,15 @@ impl Vm {
 
     fn vmm_log(&self) -> Tail {
         Tail::of("the VMM's log", &self.paths.vmm_log())
+    }
+}
+
+fn tmpfs(tmpfs: &node_api::Tmpfs) -> TmpfsMount {
+    TmpfsMount {
+        path: tmpfs.path.clone(),
+        bytes: tmpfs.size.map(base::ByteSize::bytes),
+        mode: tmpfs.mode,
+        exec: tmpfs.exec,
     }
 }
 

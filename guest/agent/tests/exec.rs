@@ -488,6 +488,8 @@ fn what_this_agent_may_not_do_is_refused() {
         clock_ns: 0,
         entropy: vec![0; 32],
         network: None,
+        tmpfs: Vec::new(),
+        pids_max: None,
     };
     assert!(matches!(
         connection.prepare(&prepare),

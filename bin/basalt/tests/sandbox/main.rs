@@ -11,9 +11,11 @@
 )]
 
 mod cases;
+mod copies;
 mod daemon;
 mod daemons;
 mod images;
+mod limited;
 mod stand_in;
 mod world;
 

@@ -83,6 +83,14 @@ impl Root {
         self.directory.path()
     }
 
+    /// Tells whether this host has the controllers that these limits need, and changes nothing.
+    ///
+    /// # Errors
+    /// A limit needs a missing controller.
+    pub fn check(&self, limits: &Limits) -> Result<(), Error> {
+        limits.check(&self.directory, &self.missing)
+    }
+
     /// Makes the cgroup of a sandbox and sets its limits; one that is there already gets the limits anew.
     ///
     /// # Errors

@@ -10,6 +10,8 @@ mod foreign_kernel;
 mod jail;
 mod kernel_features;
 mod kills;
+mod limits;
+mod limits_rates;
 mod network;
 mod pause;
 mod processors;
@@ -50,6 +52,12 @@ pub(crate) const ALL: &[&Case] = &[
     &kills::CLI,
     &daemon_life::LIFE,
     &daemon_life::ADOPTION,
+    &limits::CPU,
+    &limits::PIDS,
+    &limits::MEMORY,
+    &limits::STATS,
+    &limits_rates::DISK,
+    &limits_rates::NETWORK,
     &daemon_cycles::CASE,
     &daemon_crashes::DAEMON,
     &daemon_crashes::VMM,
