@@ -1,5 +1,7 @@
 //! A disk behind the real transport, driven by the conformance kit's driver: both engines, the same expectations.
 
+mod rates;
+
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;

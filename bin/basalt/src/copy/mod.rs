@@ -7,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -243,7 +243,7 @@ fn pass(from: &mut impl Read, to: &mut impl Write) -> Result<()> {
 
 fn across(
     from: &mut Agent,
-    path: &PathBuf,
+    path: &Path,
     agent: &mut Agent,
     to: &Path,
     archive: bool,

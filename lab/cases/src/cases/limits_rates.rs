@@ -36,7 +36,7 @@ fn rate(daemon: &Daemon<'_>, name: &str, path: &str, work: impl FnOnce() -> Resu
     let elapsed = begun.elapsed().as_secs_f64();
     let bytes = number(&usage(daemon, name)?, path)? - before;
     let bytes_f = f64::from(u32::try_from(bytes).context("too many bytes")?);
-    println!("{name} {path}: {bytes} bytes in {elapsed:.2} s");
+    eprintln!("{name} {path}: {bytes} bytes in {elapsed:.2} s");
     Ok((bytes_f / elapsed, bytes))
 }
 

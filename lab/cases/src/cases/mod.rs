@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod block;
+mod copy;
 mod daemon_crashes;
 mod daemon_cycles;
 mod daemon_life;
@@ -52,6 +53,8 @@ pub(crate) const ALL: &[&Case] = &[
     &kills::CLI,
     &daemon_life::LIFE,
     &daemon_life::ADOPTION,
+    &copy::COPY,
+    &copy::TMPFS,
     &limits::CPU,
     &limits::PIDS,
     &limits::MEMORY,
