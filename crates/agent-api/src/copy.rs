@@ -49,7 +49,17 @@ impl<S: Duplex> Connection<S> {
             keep_owner,
         };
         self.ask(&request).and_then(done)?;
-        let written = write(&mut Sink(self));
+        let mut sink = Sink {
+            connection: self,
+            refused: false,
+        };
+        let written = write(&mut sink);
+        if sink.refused {
+            // What it says counts, not that we stopped. The stream has no end, so this connection has one.
+            let refusal = self.copied();
+            self.reader.get_ref().close();
+            return Ok(refusal?);
+        }
         if let Err(error) = written {
             self.reader.get_ref().close();
             return Err(error);
@@ -67,14 +77,25 @@ impl<S: Duplex> Connection<S> {
 }
 
 /// The stream to the agent.
-struct Sink<'c, S: Duplex>(&'c Connection<S>);
+struct Sink<'c, S: Duplex> {
+    connection: &'c Connection<S>,
+    /// The agent has said something in the midst of it, which can only be no.
+    refused: bool,
+}
 
 impl<S: Duplex> Write for Sink<'_, S> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // An empty frame would be the end.
         let part = bytes.get(..bytes.len().min(DATA_CHUNK)).unwrap_or_default();
+        if self.connection.stream().has_input() {
+            self.refused = true;
+            return Err(io::Error::other("the agent takes no more"));
+        }
         if !part.is_empty() {
-            self.0.writer.send(kind::FILE, 0, part).map_err(io::Error::other)?;
+            self.connection
+                .writer
+                .send(kind::FILE, 0, part)
+                .map_err(io::Error::other)?;
         }
         Ok(part.len())
     }

@@ -77,6 +77,10 @@ impl Duplex for Timed {
     fn close(&self) {
         Duplex::close(&self.stream);
     }
+
+    fn has_input(&self) -> bool {
+        self.stream.has_input()
+    }
 }
 
 #[cfg(test)]

@@ -31,6 +31,9 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// How often is looked whether a signal came.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// What is said of a copy that was begun.
+const UNFINISHED: &str = "the copy was not finished: files that were whole are in their places, the rest is not there";
+
 /// The type bits of `st_mode` and a directory's (inode(7)).
 const TYPE: u32 = 0o170_000;
 const DIRECTORY: u32 = 0o040_000;
@@ -83,7 +86,6 @@ pub(crate) fn copy(args: &CpArgs, dial: Dial<'_>, output: &Output) -> Result<u8>
 /// Does something with a sandbox's agent, until a signal ends it.
 fn with_agent(dial: Dial<'_>, name: &str, work: impl FnOnce(&mut Agent) -> Result<Copied>) -> Result<Copied> {
     until_signal(|cancel| closing(dial(name)?, cancel, work))
-        .context("the copy was not finished: files that were whole are in their places, the rest is not there")
 }
 
 /// The same for a second one: the first has the signals, and ends first.
@@ -170,11 +172,26 @@ fn to_here(agent: &mut Agent, from: &Path, to: &Path, archive: bool, output: &Ou
         }
         // The agent knows better why its stream broke off, if it still says so.
         Err(error) if error.is_of_stream() => {
-            shown.into_inner().finish()?;
-            Err(error.into())
+            shown.into_inner().finish().context(UNFINISHED)?;
+            Err(error).context(UNFINISHED)
         }
-        Err(error) => Err(error.into()),
+        Err(error) => Err(error).context(UNFINISHED),
     }
+}
+
+/// Has the agent unpack what `write` writes; an error after its beginning says that there was one.
+fn send(
+    agent: &mut Agent,
+    place: (OsString, UnpackTarget),
+    archive: bool,
+    write: impl FnOnce(&mut dyn Write) -> Result<()>,
+) -> Result<Copied> {
+    let mut begun = false;
+    let sent = agent.unpack(place.0, place.1, archive, |sink| -> Result<()> {
+        begun = true;
+        write(sink)
+    });
+    sent.map_err(|error| if begun { error.context(UNFINISHED) } else { error })
 }
 
 /// A stream from an agent, with a bar.
@@ -203,11 +220,11 @@ fn to_stream(agent: &mut Agent, from: &Path, output: &Output) -> Result<Copied> 
 fn from_here(agent: &mut Agent, from: &Path, to: &Path, archive: bool, output: &Output) -> Result<Copied> {
     let measured = archive::measure(from)?;
     let there = there_in(agent, to)?;
-    let (path, target) = request(place(&Source::new(from, measured.directory), to, there)?);
+    let place = request(place(&Source::new(from, measured.directory), to, there)?);
     let bar = Bar::new(output);
     let mut changed = 0;
     let mut left_out = 0;
-    let mut copied = agent.unpack(path, target, archive, |sink| -> Result<()> {
+    let mut copied = send(agent, place, archive, |sink| {
         let packed = archive::pack(from, OsStr::new(ROOT), Shown::new(sink, bar, "copying", measured.bytes))?;
         (changed, left_out) = (packed.changed, packed.left_out);
         Ok(())
@@ -231,9 +248,8 @@ fn from_stream(agent: &mut Agent, to: &Path, archive: bool, output: &Output) -> 
         );
     }
     let mut shown = Shown::new(input, Bar::new(output), "copying", 0);
-    agent.unpack(to.as_os_str(), UnpackTarget::Below, archive, |mut sink| {
-        pass(&mut shown, &mut sink)
-    })
+    let place = (to.into(), UnpackTarget::Below);
+    send(agent, place, archive, |mut sink| pass(&mut shown, &mut sink))
 }
 
 fn pass(from: &mut impl Read, to: &mut impl Write) -> Result<()> {
@@ -251,9 +267,9 @@ fn across(
 ) -> Result<Copied> {
     let packing = from.pack(path.as_os_str(), OsStr::new(ROOT))?;
     let source = Source::new(path, packing.directory);
-    let (path, target) = request(place(&source, to, there_in(agent, to)?)?);
+    let place = request(place(&source, to, there_in(agent, to)?)?);
     let mut shown = shown(packing, output);
-    let mut copied = agent.unpack(path, target, archive, |mut sink| pass(&mut shown, &mut sink))?;
+    let mut copied = send(agent, place, archive, |mut sink| pass(&mut shown, &mut sink))?;
     let packed = shown.into_inner().finish()?;
     copied.left_out += packed.left_out;
     copied.changed += packed.changed;
