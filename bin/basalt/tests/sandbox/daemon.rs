@@ -20,6 +20,7 @@ pub(crate) fn serve(arguments: &[String]) {
         users: None,
         log_level: log::LevelFilter::Warn,
         managed: false,
+        cgroup: None,
         limits: TimeLimits::REAL,
     };
     if let Err(error) = Node::open(config).and_then(Server::bind).and_then(Server::serve) {
