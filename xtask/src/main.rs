@@ -45,6 +45,14 @@ enum Verb {
     },
     /// Run the commands that README and docs show
     Docs,
+    /// Make the Debian package, target/package/basalt_VERSION_amd64.deb
+    Package {
+        /// Another version than the tree's
+        #[arg(long)]
+        version: Option<String>,
+        #[command(flatten)]
+        steps: StepArgs,
+    },
 }
 
 #[derive(Debug, Default, Args)]
@@ -80,6 +88,7 @@ fn dispatch(verb: Verb) -> Result<u8> {
             with_steps(&context, steps::test(), args, true)
         }
         Verb::Tidy { json, accept_golden } => tidy::command(&context.root, json, accept_golden),
+        Verb::Package { version, steps: args } => with_steps(&context, steps::package(version), args, false),
         Verb::Docs => with_steps(&context, vec![docs_alone()], StepArgs::default(), false),
     }
 }

@@ -11,6 +11,7 @@ mod jail;
 mod kernel_features;
 mod kills;
 mod network;
+mod package;
 mod pause;
 mod processors;
 mod run;
@@ -53,4 +54,5 @@ pub(crate) const ALL: &[&Case] = &[
     &daemon_cycles::CASE,
     &daemon_crashes::DAEMON,
     &daemon_crashes::VMM,
+    &package::CASE,
 ];
