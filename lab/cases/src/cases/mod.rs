@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod block;
+mod clock_jumps;
 mod daemon_crashes;
 mod daemon_cycles;
 mod daemon_life;
@@ -52,6 +53,7 @@ pub(crate) const ALL: &[&Case] = &[
     &daemon_life::LIFE,
     &daemon_life::ADOPTION,
     &daemon_cycles::CASE,
+    &clock_jumps::CASE,
     &daemon_crashes::DAEMON,
     &daemon_crashes::VMM,
     &package::CASE,
