@@ -73,7 +73,12 @@ fn serve(options: Options) -> Result<()> {
 fn end_sandboxes(options: Options, grace: Duration) -> Result<()> {
     observe::logger::init("basaltd: ", options.log_level)?;
     // A service manager has ended its daemon by now. Its socket would only start another.
-    if !manager::is_manager() {
+    if manager::is_manager() {
+        if manager::is_after_a_death() {
+            log::warn!("the process that keeps the sandboxes' cgroup has died; they run on");
+            return Ok(());
+        }
+    } else {
         end_daemon(&options)?;
     }
     let ending = open(options)?.end_all(grace)?;

@@ -21,6 +21,12 @@ fn names_us(variable: &str) -> bool {
     std::env::var(variable).is_ok_and(|text| text.parse() == Ok(std::process::id()))
 }
 
+/// Whether this process is to end a service whose main process has died already (systemd.service(5): stop commands are
+/// executed even then, without `$MAINPID`).
+pub(crate) fn is_after_a_death() -> bool {
+    std::env::var_os("MAINPID").is_none()
+}
+
 /// The socket that it listens on for us.
 pub(crate) fn socket() -> Result<Option<OwnedFd>> {
     if !names_us("LISTEN_PID") {

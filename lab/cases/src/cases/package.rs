@@ -177,6 +177,7 @@ fn removal(up: &Running<'_>) -> Result<()> {
         "after a new installation there are {known:?}"
     );
     up.ok(&["basalt", "start", "polite"])?;
+    loses_its_holder(up)?;
     up.ok(&["dpkg", "--purge", "basalt"])?;
     nothing_in_the_kernel(up)?;
     let left = found(
@@ -184,6 +185,26 @@ fn removal(up: &Running<'_>) -> Result<()> {
         "/var/lib /run /etc /lib/systemd /usr/lib /usr/share /var/lib/systemd",
     )?;
     ensure!(left.is_empty(), "the purge has left:\n{left}");
+    Ok(())
+}
+
+/// The process that keeps the sandboxes' cgroup dies: they run on, with this daemon and the next.
+fn loses_its_holder(up: &Running<'_>) -> Result<()> {
+    let before = vmm(up, "polite")?;
+    let holder = up.ok(&[
+        "systemctl",
+        "show",
+        "--property=MainPID",
+        "--value",
+        "basalt-sandboxes.service",
+    ])?;
+    up.ok(&["kill", "-9", &holder])?;
+    wait_for("the holder's end to be noticed", || {
+        Ok(!is_active(up, "basalt-sandboxes.service")?)
+    })?;
+    up.ok(&["systemctl", "restart", "basaltd.service"])?;
+    ensure!(vmm(up, "polite")? == before, "the sandbox died with the holder");
+    up.ok(&["basalt", "exec", "polite", "true"])?;
     Ok(())
 }
 
