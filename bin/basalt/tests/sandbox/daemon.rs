@@ -1,10 +1,17 @@
 //! The daemon of a test: crate `node` as `basaltd` wires it, but for users and namespaces, which a stand-in has no need of.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use node::{Config, Node, Server, TimeLimits};
 
-/// Serves until it is told to end.
+/// Asks for the end of all sandboxes, of which there are to be three.
+pub(crate) const END: &str = "--end-sandboxes";
+
+/// Longer than they need.
+const GRACE: Duration = Duration::from_secs(20);
+
+/// Serves until it is told to end, or ends all sandboxes.
 pub(crate) fn serve(arguments: &[String]) {
     let value = |flag: &str| {
         let at = arguments.iter().position(|argument| argument == flag).expect(flag);
@@ -23,7 +30,15 @@ pub(crate) fn serve(arguments: &[String]) {
         cgroup: None,
         limits: TimeLimits::REAL,
     };
-    if let Err(error) = Node::open(config).and_then(Server::bind).and_then(Server::serve) {
+    let opened = Node::open(config);
+    let done = if arguments.iter().any(|argument| argument == END) {
+        let ended = opened.and_then(|node| node.end_all(GRACE));
+        ended.map(|ending| assert_eq!((ending.ended, ending.failed), (3, 0)))
+    } else {
+        opened.and_then(Server::bind).and_then(Server::serve)
+    };
+    if let Err(error) = done {
         eprintln!("basaltd: {error}");
+        std::process::exit(1);
     }
 }
