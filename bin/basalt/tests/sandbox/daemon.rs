@@ -1,6 +1,7 @@
 //! The daemon of a test: crate `node` as `basaltd` wires it, but for users and namespaces, which a stand-in has no need of.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use node::{Config, Node, Server, TimeLimits};
@@ -12,7 +13,7 @@ pub(crate) const END: &str = "--end-sandboxes";
 const GRACE: Duration = Duration::from_secs(20);
 
 /// Serves until it is told to end, or ends all sandboxes.
-pub(crate) fn serve(arguments: &[String]) {
+pub(crate) fn serve(arguments: &[String]) -> ExitCode {
     let value = |flag: &str| {
         let at = arguments.iter().position(|argument| argument == flag).expect(flag);
         PathBuf::from(&arguments[at + 1])
@@ -37,8 +38,11 @@ pub(crate) fn serve(arguments: &[String]) {
     } else {
         opened.and_then(Server::bind).and_then(Server::serve)
     };
-    if let Err(error) = done {
-        eprintln!("basaltd: {error}");
-        std::process::exit(1);
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("basaltd: {error}");
+            ExitCode::FAILURE
+        }
     }
 }

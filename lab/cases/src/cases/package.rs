@@ -124,7 +124,12 @@ fn restarts(up: &Running<'_>, polite: i64) -> Result<()> {
     up.ok(&["systemctl", "stop", "basaltd.service"])?;
     ensure!(!is_active(up, "basaltd.service")?, "it is not stopped");
     // The socket is there still, and asking starts it.
-    alive(up, polite)
+    alive(up, polite)?;
+    up.ok(&["systemctl", "stop", "basaltd.socket", "basaltd.service"])?;
+    // Nobody listens: then `basalt` has systemd start it.
+    alive(up, polite)?;
+    ensure!(is_active(up, "basaltd.service")?, "a daemon was started past systemd");
+    Ok(())
 }
 
 fn upgrade(up: &Running<'_>, polite: i64) -> Result<()> {
