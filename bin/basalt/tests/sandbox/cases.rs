@@ -86,6 +86,10 @@ pub(crate) const ALL: &[(&str, fn())] = &[
         daemons::a_new_program_takes_over_from_the_old_daemon,
     ),
     (
+        "all_are_ended_at_once_and_each_in_order",
+        daemons::all_are_ended_at_once_and_each_in_order,
+    ),
+    (
         "an_image_of_a_sandbox_is_removed_only_by_force",
         images::an_image_of_a_sandbox_is_removed_only_by_force,
     ),

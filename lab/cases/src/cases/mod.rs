@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod block;
+mod clock_jumps;
 mod copy;
 mod daemon_crashes;
 mod daemon_cycles;
@@ -14,6 +15,7 @@ mod kills;
 mod limits;
 mod limits_rates;
 mod network;
+mod package;
 mod pause;
 mod processors;
 mod run;
@@ -62,6 +64,8 @@ pub(crate) const ALL: &[&Case] = &[
     &limits_rates::DISK,
     &limits_rates::NETWORK,
     &daemon_cycles::CASE,
+    &clock_jumps::CASE,
     &daemon_crashes::DAEMON,
     &daemon_crashes::VMM,
+    &package::CASE,
 ];
