@@ -8,7 +8,12 @@ use std::path::{Path, PathBuf};
 use tar::{Builder, EntryType, Header};
 use tempfile::TempDir;
 
-use crate::{Error, Owner, Packed, ROOT, Target, Unpacked, measure, pack, unpack};
+use crate::{Error, Owner, Packed, ROOT, Target, Unpacked, measure, pack};
+
+/// To the end.
+fn unpack(stream: impl Read, target: &Target, owner: Owner) -> Result<Unpacked, Error> {
+    crate::unpack(stream, target, owner, &|| false)
+}
 
 fn packed(path: &Path) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -162,6 +167,20 @@ fn holes_are_neither_sent_nor_written() {
         assert!(bytes.len() < 4 << 20, "{} bytes were sent", bytes.len());
         assert!(is.blocks() * 512 < is.len() / 2, "{} blocks", is.blocks());
     }
+}
+
+#[test]
+fn a_file_that_is_all_hole_can_be_stopped() {
+    let (directory, target) = scene();
+    let source = directory.path().join("endless");
+    File::create(&source).unwrap().set_len(1 << 43).unwrap();
+    let bytes = packed(&source);
+    assert!(bytes.len() < 10_000, "{} bytes were sent", bytes.len());
+    let looks = std::cell::Cell::new(0);
+    let stop = || looks.replace(looks.get() + 1) > 100;
+    let error = crate::unpack(bytes.as_slice(), &Target::Root(target.join("x")), Owner::Mine, &stop).unwrap_err();
+    assert!(error.to_string().contains("it was stopped"), "{error}");
+    assert!(listing(&target).is_empty());
 }
 
 #[test]

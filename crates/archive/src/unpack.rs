@@ -44,11 +44,11 @@ pub struct Unpacked {
     pub left_out: u64,
 }
 
-/// Unpacks the archive that `stream` holds. What comes behind the archive's end is not read.
+/// Unpacks the archive that `stream` holds, until `stop` says so. What comes behind the archive's end is not read.
 ///
 /// # Errors
 /// The stream is none or breaks off, leads out of the target, or a file cannot be written. What was whole before stays.
-pub fn unpack(stream: impl Read, target: &Target, owner: Owner) -> Result<Unpacked, Error> {
+pub fn unpack(stream: impl Read, target: &Target, owner: Owner, stop: &dyn Fn() -> bool) -> Result<Unpacked, Error> {
     let allowance = Rc::new(Cell::new(None));
     let mut archive = Archive::new(Guarded {
         stream,
@@ -57,6 +57,7 @@ pub fn unpack(stream: impl Read, target: &Target, owner: Owner) -> Result<Unpack
     let mut unpacker = Unpacker {
         base: Base::open(target)?,
         owner,
+        stop,
         waiting: VecDeque::new(),
         done: Unpacked::default(),
         seen: false,
@@ -111,9 +112,10 @@ struct Attributes {
     times: Timestamps,
 }
 
-struct Unpacker {
+struct Unpacker<'s> {
     base: Base,
     owner: Owner,
+    stop: &'s dyn Fn() -> bool,
     waiting: VecDeque<(OpenOrPath, Attributes)>,
     done: Unpacked,
     seen: bool,
@@ -125,7 +127,7 @@ enum OpenOrPath {
     Path(PathBuf),
 }
 
-impl Unpacker {
+impl Unpacker<'_> {
     fn add<R: Read>(&mut self, entry: &mut tar::Entry<'_, R>) -> Result<(), Error> {
         self.seen = true;
         let name = entry.path().map_err(Error::Stream)?.into_owned();
@@ -163,7 +165,11 @@ impl Unpacker {
             EntryType::Directory => self.directory(place, attributes, beneath)?,
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
                 let size = entry.size();
-                file(entry, size, place, &attributes)?;
+                let mut data = Stoppable {
+                    data: entry,
+                    stop: self.stop,
+                };
+                file(&mut data, size, place, &attributes)?;
             }
             EntryType::Symlink => {
                 let target = link_name(entry)?;
@@ -288,6 +294,21 @@ impl Unpacker {
             self.set_directory(&directory, &attributes)?;
         }
         Ok(())
+    }
+}
+
+/// The data of a file, which a few bytes of a stream can make as long as they like where it has holes.
+struct Stoppable<'s, R> {
+    data: R,
+    stop: &'s dyn Fn() -> bool,
+}
+
+impl<R: Read> Read for Stoppable<'_, R> {
+    fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
+        if (self.stop)() {
+            return Err(io::Error::other("it was stopped"));
+        }
+        self.data.read(space)
     }
 }
 

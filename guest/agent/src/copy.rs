@@ -113,7 +113,7 @@ pub(crate) fn unpack<S: Duplex>(
         ended: false,
         failure: None,
     };
-    let result = archive::unpack(&mut source, &target, owner);
+    let result = archive::unpack(&mut source, &target, owner, &|| false);
     if let Err(error) = &result
         && source.failure.is_none()
     {

@@ -46,18 +46,20 @@ pub(crate) type Dial<'d> = &'d dyn Fn(&str) -> Result<UnixStream>;
 /// Copies.
 pub(crate) fn copy(args: &CpArgs, dial: Dial<'_>, output: &Output) -> Result<u8> {
     let copied = match (&args.source, &args.destination) {
-        (End::Sandbox { name, path }, End::Local(to)) => {
-            with_agent(dial, name, |agent| to_here(agent, path, to, args.archive, output))
-        }
-        (End::Sandbox { name, path }, End::Stream) => with_agent(dial, name, |agent| to_stream(agent, path, output)),
-        (End::Local(from), End::Sandbox { name, path }) => {
-            with_agent(dial, name, |agent| from_here(agent, from, path, args.archive, output))
-        }
+        (End::Sandbox { name, path }, End::Local(to)) => with_agent(dial, name, |agent, cancel| {
+            to_here((agent, cancel), path, to, args.archive, output)
+        }),
+        (End::Sandbox { name, path }, End::Stream) => with_agent(dial, name, |agent, _| to_stream(agent, path, output)),
+        (End::Local(from), End::Sandbox { name, path }) => with_agent(dial, name, |agent, _| {
+            from_here(agent, from, path, args.archive, output)
+        }),
         (End::Stream, End::Sandbox { name, path }) => {
-            with_agent(dial, name, |agent| from_stream(agent, path, args.archive, output))
+            with_agent(dial, name, |agent, _| from_stream(agent, path, args.archive, output))
         }
-        (End::Sandbox { name, path }, End::Sandbox { name: other, path: to }) => with_agent(dial, name, |from| {
-            with_agent_again(dial, other, |agent| across(from, path, agent, to, args.archive, output))
+        (End::Sandbox { name, path }, End::Sandbox { name: other, path: to }) => with_agent(dial, name, |from, _| {
+            with_agent_again(dial, other, |agent, _| {
+                across(from, path, agent, to, args.archive, output)
+            })
         }),
         _ => bail!("neither end is in a sandbox: write one of them as SANDBOX:PATH, such as web:/etc"),
     }?;
@@ -84,17 +86,25 @@ pub(crate) fn copy(args: &CpArgs, dial: Dial<'_>, output: &Output) -> Result<u8>
 }
 
 /// Does something with a sandbox's agent, until a signal ends it.
-fn with_agent(dial: Dial<'_>, name: &str, work: impl FnOnce(&mut Agent) -> Result<Copied>) -> Result<Copied> {
+fn with_agent(dial: Dial<'_>, name: &str, work: impl FnOnce(&mut Agent, &Cancel) -> Result<Copied>) -> Result<Copied> {
     until_signal(|cancel| closing(dial(name)?, cancel, work))
 }
 
 /// The same for a second one: the first has the signals, and ends first.
-fn with_agent_again(dial: Dial<'_>, name: &str, work: impl FnOnce(&mut Agent) -> Result<Copied>) -> Result<Copied> {
+fn with_agent_again(
+    dial: Dial<'_>,
+    name: &str,
+    work: impl FnOnce(&mut Agent, &Cancel) -> Result<Copied>,
+) -> Result<Copied> {
     closing(dial(name)?, &Cancel::default(), work)
 }
 
 /// Closes the connection once `cancel` says so: whoever waits for it goes on, and fails.
-fn closing(stream: UnixStream, cancel: &Cancel, work: impl FnOnce(&mut Agent) -> Result<Copied>) -> Result<Copied> {
+fn closing(
+    stream: UnixStream,
+    cancel: &Cancel,
+    work: impl FnOnce(&mut Agent, &Cancel) -> Result<Copied>,
+) -> Result<Copied> {
     let again = stream.try_clone().context("a connection to the sandbox")?;
     let mut agent = Connection::resume(stream)?;
     agent.set_read_timeout(Some(SILENCE))?;
@@ -111,7 +121,7 @@ fn closing(stream: UnixStream, cancel: &Cancel, work: impl FnOnce(&mut Agent) ->
         };
         let watcher = thread::Builder::new().name("cancel".into()).spawn_scoped(scope, watch);
         let watcher = watcher.context("starting a thread")?;
-        let outcome = work(&mut agent);
+        let outcome = work(&mut agent, cancel);
         over.store(true, Ordering::Release);
         watcher.thread().unpark();
         // As a sentence: a broken pipe somewhere in its causes would be taken for a reader of our output who has left.
@@ -156,7 +166,13 @@ fn owner(archive: bool) -> Owner {
     if archive { Owner::Kept } else { Owner::Mine }
 }
 
-fn to_here(agent: &mut Agent, from: &Path, to: &Path, archive: bool, output: &Output) -> Result<Copied> {
+fn to_here(
+    (agent, cancel): (&mut Agent, &Cancel),
+    from: &Path,
+    to: &Path,
+    archive: bool,
+    output: &Output,
+) -> Result<Copied> {
     let packing = agent.pack(from.as_os_str(), OsStr::new(ROOT))?;
     let source = Source::new(from, packing.directory);
     let target = match place(&source, to, there_here(to)?)? {
@@ -164,7 +180,7 @@ fn to_here(agent: &mut Agent, from: &Path, to: &Path, archive: bool, output: &Ou
         Place::Into(path) => Target::Into(path),
     };
     let mut shown = shown(packing, output);
-    match archive::unpack(&mut shown, &target, owner(archive)) {
+    match archive::unpack(&mut shown, &target, owner(archive), &|| cancel.is_cancelled()) {
         Ok(unpacked) => {
             let mut copied = shown.into_inner().finish()?;
             copied.left_out += unpacked.left_out;

@@ -115,6 +115,10 @@ pub(crate) const ALL: &[(&str, fn())] = &[
         copies::an_interrupted_copy_leaves_whole_files_only,
     ),
     (
+        "an_interrupted_copy_out_leaves_nothing_half",
+        copies::an_interrupted_copy_out_leaves_nothing_half,
+    ),
+    (
         "limits_are_kept_shown_and_refused_where_they_are_nonsense",
         limited::limits_are_kept_shown_and_refused_where_they_are_nonsense,
     ),

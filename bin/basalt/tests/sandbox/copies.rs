@@ -233,3 +233,22 @@ pub(crate) fn an_interrupted_copy_leaves_whole_files_only() {
     assert_eq!(read(&there, "tree/a"), "whole");
     end(&world);
 }
+
+pub(crate) fn an_interrupted_copy_out_leaves_nothing_half() {
+    let world = World::new("");
+    let (there, here) = scene(&world);
+    // It is sent in a moment, and takes hours to look at.
+    let endless = fs::File::create(format!("{there}/endless")).unwrap();
+    endless.set_len(1 << 43).unwrap();
+    let mut command = world.command(&["cp", &format!("box:{there}/endless"), &format!("{here}/copy")]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let names = || fs::read_dir(&here).unwrap().count();
+    wait_for("the beginning of it", || (names() == 1).then_some(()));
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    assert!(text(&output.stderr).contains("the copy was not finished"), "{output:?}");
+    assert_eq!(names(), 0);
+    end(&world);
+}
