@@ -261,6 +261,7 @@ fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, j
     argv.push(format!("--network={}", args.network.word()));
     argv.extend(args.publish.iter().map(|ports| format!("--publish={ports}")));
     argv.extend(args.rm.then(|| "--rm".to_owned()));
+    argv.extend(args.trace.then(|| "--trace".to_owned()));
     argv.extend(args.detach.then(|| "--detach".to_owned()));
     argv.extend(args.label.iter().map(|(key, value)| format!("--label={key}={value}")));
     argv.extend(set.iter().map(|variable| format!("--env={variable}")));

@@ -3,23 +3,27 @@
 #![allow(unsafe_code, reason = "signals are blocked before any thread starts")]
 
 use std::mem::MaybeUninit;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use base::EventFd;
 use log::LevelFilter;
-use node::{Config, Node, Pool, Server, TimeLimits};
+use node::{Config, Endpoint, Node, Pool, Server, TimeLimits};
 
 const HELP: &str = "\
 basaltd: keeps the sandboxes of a node (see docs/daemon.md)
 
-Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--no-users] [--log-level LEVEL]
+Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--no-users] [--metrics ADDRESS]
+               [--log-level LEVEL]
 
   --state DIR        where sandboxes and images are kept; /var/lib/basalt
   --assets DIR       the guest kernel, its initramfs and basalt-vmm; basalt-assets beside this program, or /usr/lib/basalt
   --kvm PATH         the KVM device; /dev/kvm
   --no-users         run VMMs as this user and in no namespaces of their own: for tests, and where root is not to be had
+  --metrics ADDRESS  tell metrics to Prometheus there, too: a port of 127.0.0.1 or [::1]; always in metrics.sock of the
+                     state directory
   --log-level LEVEL  off, error, warn (default), info, debug or trace; from debug on guests' kernels say everything
   --version          print the version
   --help             print this text
@@ -33,6 +37,7 @@ struct Options {
     kvm: PathBuf,
     users: bool,
     log_level: LevelFilter,
+    metrics: Option<SocketAddr>,
 }
 
 enum Command {
@@ -48,6 +53,7 @@ fn parse() -> Result<Command> {
         kvm: host::kvm::DEVICE.into(),
         users: true,
         log_level: LevelFilter::Warn,
+        metrics: None,
     };
     let mut parser = lexopt::Parser::from_env();
     while let Some(argument) = parser.next()? {
@@ -56,6 +62,7 @@ fn parse() -> Result<Command> {
             Long("assets") => options.assets = parser.value()?.into(),
             Long("kvm") => options.kvm = parser.value()?.into(),
             Long("no-users") => options.users = false,
+            Long("metrics") => options.metrics = Some(metrics_address(&parser.value()?.string()?)?),
             Long("log-level") => options.log_level = parser.value()?.parse()?,
             Long("version") => {
                 return Ok(Command::Print(
@@ -67,6 +74,11 @@ fn parse() -> Result<Command> {
         }
     }
     Ok(Command::Run(options))
+}
+
+fn metrics_address(text: &str) -> Result<SocketAddr> {
+    text.parse()
+        .with_context(|| format!("--metrics `{text}` is no address: write 127.0.0.1:PORT or [::1]:PORT"))
 }
 
 fn default_assets() -> PathBuf {
@@ -96,14 +108,28 @@ fn run(options: Options) -> Result<()> {
         } else {
             TimeLimits::REAL
         },
+        spans: spans(),
     };
-    let server = Server::bind(Node::open(config)?)?;
+    let node = Node::open(config)?;
+    let metrics = Endpoint::bind(&node, options.metrics)?;
+    if let Some(address) = metrics.tcp() {
+        log::info!("metrics are told on http://{address}/metrics");
+    }
+    let server = Server::bind(node)?;
     let stopper = server.stopper();
     std::thread::Builder::new()
         .name("signals".into())
         .spawn(move || wait_for_signal(&signals, &stopper))
         .context("starting a thread")?;
     Ok(server.serve()?)
+}
+
+/// Spans are worth less than sandboxes: a daemon that cannot send them says so and does without.
+fn spans() -> Option<otlp::Exporter> {
+    otlp::Exporter::from_environment(env!("CARGO_PKG_VERSION")).unwrap_or_else(|error| {
+        log::error!("no spans are sent: {error}");
+        None
+    })
 }
 
 /// Blocks the signals that end the daemon, so that one thread can wait for them.

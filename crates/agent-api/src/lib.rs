@@ -20,7 +20,7 @@ pub use message::{
     Address, AgentInfo, DiskName, ExecFailure, ExecRequest, ExitStatus, FailureKind, FileInfo, Gateway, GuestNetwork,
     OutputStream, PROTOCOL, PowerAction, Prepare, RootDisk, Shutdown, Tty, Upload, VSOCK_PORT, WinSize,
 };
-pub use pump::{LocalIo, pump};
+pub use pump::{FIRST_OUTPUT, LocalIo, pump};
 pub use running::{Collected, Event, Input, Output, Running};
 pub use signals::Signals;
 pub use terminal::local_tty;

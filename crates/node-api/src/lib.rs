@@ -11,7 +11,9 @@ pub mod sandbox;
 
 pub use client::{Client, ClientError};
 pub use config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
-pub use message::{ApiError, ErrorKind, EventKind, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Usage};
+pub use message::{
+    ApiError, ErrorKind, EventKind, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Tracing, Usage,
+};
 pub use sandbox::{Ended, Sandbox, State};
 
 /// The version of this contract. A daemon refuses any other.
@@ -19,3 +21,6 @@ pub const VERSION: u32 = 1;
 
 /// The name of the daemon's socket, in the state directory.
 pub const SOCKET: &str = "basaltd.sock";
+
+/// The name of the socket in the state directory on which the daemon tells its metrics, by HTTP.
+pub const METRICS_SOCKET: &str = "metrics.sock";

@@ -114,7 +114,7 @@ impl Node {
 }
 
 /// Bytes that the files of a directory take on the disk.
-fn size_of(directory: &Path) -> u64 {
+pub(crate) fn size_of(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries
         .filter_map(|entry| entry.metadata().ok())

@@ -7,6 +7,7 @@ use rustix::process::Signal;
 
 use crate::daemons;
 use crate::images;
+use crate::observed;
 use crate::world::{World, is_alive, text, wait_for};
 
 /// Each case with its name.
@@ -90,6 +91,22 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     (
         "what_is_taken_adds_up_to_what_du_says",
         images::what_is_taken_adds_up_to_what_du_says,
+    ),
+    (
+        "a_trace_accounts_for_every_millisecond",
+        observed::a_trace_accounts_for_every_millisecond,
+    ),
+    (
+        "metrics_are_what_prometheus_reads",
+        observed::metrics_are_what_prometheus_reads,
+    ),
+    (
+        "scrapers_that_ask_nothing_hold_nobody",
+        observed::scrapers_that_ask_nothing_hold_nobody,
+    ),
+    (
+        "a_collector_gets_one_trace_of_all_programs",
+        observed::a_collector_gets_one_trace_of_all_programs,
     ),
 ];
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use node::{Config, Node, Server, TimeLimits};
+use node::{Config, Endpoint, Node, Server, TimeLimits};
 
 /// Serves until it is told to end.
 pub(crate) fn serve(arguments: &[String]) {
@@ -21,8 +21,13 @@ pub(crate) fn serve(arguments: &[String]) {
         log_level: log::LevelFilter::Warn,
         managed: false,
         limits: TimeLimits::REAL,
+        spans: otlp::Exporter::from_environment("test").expect("a collector"),
     };
-    if let Err(error) = Node::open(config).and_then(Server::bind).and_then(Server::serve) {
+    let served = Node::open(config).and_then(|node| {
+        let _metrics = Endpoint::bind(&node, None)?;
+        Server::bind(node)?.serve()
+    });
+    if let Err(error) = served {
         eprintln!("basaltd: {error}");
     }
 }

@@ -14,6 +14,7 @@ mod cases;
 mod daemon;
 mod daemons;
 mod images;
+mod observed;
 mod stand_in;
 mod world;
 
