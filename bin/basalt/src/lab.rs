@@ -336,6 +336,7 @@ fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, j
     argv.extend(args.tmpfs.iter().map(|tmpfs| format!("--tmpfs={tmpfs}")));
     argv.extend(args.publish.iter().map(|ports| format!("--publish={ports}")));
     argv.extend(args.rm.then(|| "--rm".to_owned()));
+    argv.extend(args.trace.then(|| "--trace".to_owned()));
     argv.extend(args.detach.then(|| "--detach".to_owned()));
     argv.extend(args.label.iter().map(|(key, value)| format!("--label={key}={value}")));
     argv.extend(set.iter().map(|variable| format!("--env={variable}")));

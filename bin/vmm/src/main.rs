@@ -14,6 +14,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use log::LevelFilter;
+use observe::marks;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 const HELP: &str = "\
@@ -122,6 +123,7 @@ fn confine(mode: seccomp::Mode) -> Result<()> {
     // Executed from a descriptor, it has that one's number for a name.
     rustix::thread::set_name(c"basalt-vmm").context("naming the process")?;
     let report = host::confine::enter()?;
+    marks::mark("confined");
     if !report.prepared {
         log::warn!(
             "the jail is one of this process's own making: it shares its user outside and its pid namespace with others"
@@ -131,7 +133,9 @@ fn confine(mode: seccomp::Mode) -> Result<()> {
         Some(version) => log::debug!("landlock, version {version}, denies every path"),
         None => log::info!("this kernel has no landlock: the empty root has to do"),
     }
-    seccomp::enter(mode).context("system calls cannot be filtered: use a kernel with CONFIG_SECCOMP_FILTER")
+    seccomp::enter(mode).context("system calls cannot be filtered: use a kernel with CONFIG_SECCOMP_FILTER")?;
+    marks::mark("calls filtered");
+    Ok(())
 }
 
 fn run(options: Options) -> Result<()> {
@@ -147,6 +151,7 @@ fn run(options: Options) -> Result<()> {
 }
 
 fn main() -> ExitCode {
+    marks::mark("main");
     let result = parse().and_then(|command| match command {
         Command::Run(options) => run(options),
         Command::Print(text) => {

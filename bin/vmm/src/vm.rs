@@ -7,9 +7,10 @@ use device::{DeviceContext, FdTable};
 use engine::Engine;
 use engine_kvm::KvmEngine;
 use machine::{End, Machine, MachineConfig, MachineError, NamedDevice};
-use observe::Registry;
+use observe::{Registry, marks};
 use vmm_api::{
-    ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, MetricSample, Reply, Request, VERSION, VmConfig, VmState,
+    ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, Mark, MetricSample, Reply, Request, VERSION, VmConfig,
+    VmState,
 };
 
 use crate::catalog;
@@ -109,6 +110,7 @@ impl Vm {
 
     fn create(&mut self, config: VmConfig, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
         self.expect(VmState::Empty, "create")?;
+        marks::mark("create received");
         // What an earlier, refused `create` registered counts nothing any more.
         self.registry = Registry::new();
         config.validate().map_err(|error| refuse(ErrorKind::Invalid, error))?;
@@ -124,7 +126,9 @@ impl Vm {
             None => KvmEngine::open(),
         }
         .map_err(|error| refuse(ErrorKind::Host, error))?;
+        marks::mark("engine open");
         let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
+        marks::mark("devices made");
         if fds.left_over() > 0 {
             let message = format!(
                 "{} file descriptors came with the request that nothing refers to",
@@ -144,6 +148,7 @@ impl Vm {
             serial_keep: config.serial_keep,
         };
         let machine = Machine::build(&engine, size, source, devices, &self.registry).map_err(|e| from_machine(&e))?;
+        marks::mark("machine built");
         self.machine = Some(machine);
         self.cpus = config.cpus;
         self.engine = engine.name();
@@ -163,6 +168,7 @@ impl Vm {
 
     fn go(&mut self, from: VmState, verb: &str) -> Result<Reply, ApiError> {
         self.expect(from, verb)?;
+        marks::mark("start received");
         if let Some(machine) = &mut self.machine {
             machine.run().map_err(|error| from_machine(&error))?;
         }
@@ -196,6 +202,7 @@ impl Vm {
             state: self.state,
             cpus: self.cpus,
             memory: self.machine.as_ref().map_or(0, |machine| machine.memory().bytes()),
+            marks: marks::all().into_iter().map(mark).collect(),
         }
     }
 
@@ -212,6 +219,13 @@ impl Vm {
                 value: sample.value,
             })
             .collect()
+    }
+}
+
+fn mark(mark: observe::marks::Mark) -> Mark {
+    Mark {
+        name: mark.name.to_owned(),
+        at_ns: mark.at_ns,
     }
 }
 

@@ -23,7 +23,7 @@ pub use message::{
     OutputStream, PROTOCOL, PowerAction, Prepare, RootDisk, Shutdown, TmpfsMount, Tty, UnpackTarget, Upload,
     VSOCK_PORT, WinSize,
 };
-pub use pump::{LocalIo, pump};
+pub use pump::{FIRST_OUTPUT, LocalIo, pump};
 pub use running::{Collected, Event, Input, Output, Running};
 pub use signals::Signals;
 pub use terminal::local_tty;

@@ -178,6 +178,9 @@ pub struct AgentInfo {
     pub mem_free_kib: u64,
     /// `MemAvailable`, in KiB.
     pub mem_available_kib: u64,
+    /// What the agent has reached, and when by `CLOCK_MONOTONIC`, in this order.
+    #[serde(default)]
+    pub marks: Vec<(String, u64)>,
 }
 
 /// How a guest's root comes to be.

@@ -20,4 +20,4 @@ pub mod platform;
 mod vcpu;
 
 pub use machine::{Machine, MachineConfig, MachineError, NamedDevice};
-pub use vcpu::End;
+pub use vcpu::{End, FIRST_RUN};

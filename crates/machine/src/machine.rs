@@ -133,6 +133,7 @@ impl Machine {
             let load = || boot::load(&ram, source, &board);
             let loader = base::thread::spawn_scoped(scope, "loader", LOADER_STACK, load).map_err(host("a thread"))?;
             let made = create(engine, &ram).and_then(|vm| {
+                observe::marks::mark("VM made");
                 let events = add_platform(vm.as_ref(), &shared, (config.serial, config.serial_keep))?;
                 let devices = add_devices(&vm, &ram, &shared, pci_window_64, devices, registry)?;
                 Ok((vm, events, devices))
@@ -141,6 +142,7 @@ impl Machine {
             Ok::<_, MachineError>((made, loaded))
         })?;
         let ((vm, events, devices), boot) = (made?, loaded?);
+        observe::marks::mark("guest loaded");
         let threads = start_threads(vm.as_ref(), config.cpus, &boot, &shared, registry)?;
         Ok(Self {
             threads,

@@ -11,6 +11,9 @@ use crate::exits::ExitCounters;
 use crate::gate::Gate;
 use crate::platform::PowerRequest;
 
+/// What [`observe::marks`] has just before any vCPU enters the guest for the first time.
+pub const FIRST_RUN: &str = "first KVM_RUN";
+
 /// Why the guest runs no longer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
@@ -107,6 +110,7 @@ fn body(mut vcpu: Box<dyn Vcpu>, kicker: &dyn Kick, shared: &Shared, counters: &
     kicker.adopt_current_thread();
     while shared.gate.pass() {
         kicker.clear();
+        observe::marks::mark(FIRST_RUN);
         // A pause that was asked for between the two lines above has set the gate before its kick was cleared.
         while shared.gate.is_open() {
             if let Err(end) = step(vcpu.as_mut(), shared, counters) {

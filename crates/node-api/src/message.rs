@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use agent_api::ExecRequest;
+use observe::{Span, TraceContext};
 use serde::{Deserialize, Serialize};
 
 use crate::config::SandboxConfig;
@@ -241,6 +242,8 @@ pub enum Item {
     Sample(Sample),
     /// Of `events`.
     Event(NodeEvent),
+    /// Of any request whose asker wants them.
+    Spans(Vec<Span>),
 }
 
 /// The kind of a refusal, for machines.
@@ -277,6 +280,15 @@ pub struct ApiError {
     pub exit_code: u8,
 }
 
+/// How a request is part of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tracing {
+    /// What it is part of.
+    pub parent: TraceContext,
+    /// The asker wants to see where the time goes: [`Item::Spans`] before the reply.
+    pub wanted: bool,
+}
+
 /// One packet on the socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -287,6 +299,9 @@ pub enum Packet {
         version: u32,
         /// What is asked.
         request: Request,
+        /// Which trace it is part of.
+        #[serde(default)]
+        trace: Option<Tracing>,
     },
     /// From the daemon.
     Item(Item),

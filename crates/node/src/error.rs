@@ -227,6 +227,32 @@ impl Error {
         }
     }
 
+    /// Why a start failed, in a few words that are always the same.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Config(_) | Self::Vm(_) | Self::Command(_) | Self::Invalid(_) => "invalid-request",
+            Self::Image(_) => "image",
+            Self::Jail(_) => "jail",
+            Self::Network(_) | Self::NoNetwork => "network",
+            Self::NotFound(_) | Self::Ambiguous(_) => "not-found",
+            Self::NameTaken { .. } => "name-taken",
+            Self::Full(_) => "node-full",
+            Self::WrongState { .. } => "wrong-state",
+            Self::MoreMemoryThanHost { .. } => "memory",
+            Self::Open { .. } | Self::File { .. } | Self::Host { .. } | Self::Locked(_) | Self::NoCgroups => "host",
+            Self::Database { .. } | Self::DatabaseDamaged(_) | Self::DatabaseNewer { .. } => "database",
+            Self::Disk(_) => "disk",
+            Self::Refused { .. } => "vmm-refused",
+            Self::VmmDied { .. } | Self::VmmTookMemory { .. } => "vmm-died",
+            Self::GuestEnded { .. } => "guest-ended",
+            Self::AgentSilent { .. } => "guest-silent",
+            Self::Agent { .. } => "agent",
+            Self::Exec(_) => "command",
+            Self::Cancelled => "cancelled",
+            Self::Deadline { .. } => "deadline",
+        }
+    }
+
     /// As askers get it.
     pub(crate) fn for_api(&self) -> ApiError {
         let kind = match self {

@@ -17,6 +17,7 @@ mod error;
 mod events;
 mod launch;
 mod limits;
+mod metrics;
 mod monitor;
 mod names;
 mod node;
@@ -30,6 +31,7 @@ mod slots;
 mod start;
 mod tail;
 mod timed;
+mod trace;
 mod vm;
 
 #[cfg(test)]
@@ -39,6 +41,7 @@ pub use cmdline::command_line;
 pub use config::{Config, TimeLimits};
 pub use error::Error;
 pub use host::jail::Pool;
+pub use metrics::Endpoint;
 pub use node::Node;
 pub use server::Server;
 pub use shutdown::Ending;

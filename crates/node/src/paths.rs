@@ -3,6 +3,7 @@
 //! ```text
 //!  lock             held (flock) by the one daemon of this directory
 //!  basaltd.sock     where it is asked
+//!  metrics.sock     where it tells its metrics
 //!  node.db          its database
 //!  images/          the image store
 //!  disks/           an empty file system of each size, copied for each sandbox

@@ -141,7 +141,7 @@ fn traffic(metrics: &[MetricSample], [bytes, operations]: [&str; 2], [inwards, o
 }
 
 /// Bytes that the files of a directory take on the disk.
-fn size_of(directory: &Path) -> u64 {
+pub(crate) fn size_of(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries
         .filter_map(|entry| entry.metadata().ok())

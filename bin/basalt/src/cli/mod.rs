@@ -20,7 +20,8 @@ pub(crate) use image::{
 };
 pub(crate) use limits::LimitArgs;
 pub(crate) use sandbox::{
-    AgentStreamArgs, CpArgs, DaemonArgs, ExecArgs, KillArgs, LogsArgs, ManyArgs, PsArgs, RmArgs, StatsArgs, StopArgs,
+    AgentStreamArgs, CpArgs, DaemonArgs, DaemonWhat, ExecArgs, KillArgs, LogsArgs, ManyArgs, PsArgs, RmArgs, StatsArgs,
+    StopArgs,
 };
 
 /// What clap shows in colour, on terminals only and never under NO_COLOR.
@@ -188,6 +189,22 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
+    /// What it is called in a trace.
+    pub(crate) fn span_name(&self) -> &'static str {
+        match self {
+            Self::Run(_) => "basalt run",
+            Self::Exec(_) => "basalt exec",
+            Self::Start(_) => "basalt start",
+            Self::Stop(_) => "basalt stop",
+            Self::Restart(_) => "basalt restart",
+            Self::Kill(_) => "basalt kill",
+            Self::Rm(_) => "basalt rm",
+            Self::Pull(_) => "basalt pull",
+            Self::Import(_) => "basalt import",
+            _ => "basalt",
+        }
+    }
+
     /// It is about sandboxes that are there, and so belongs where they are.
     pub(crate) fn concerns_sandboxes(&self) -> bool {
         match self {
@@ -346,6 +363,10 @@ pub(crate) struct RunArgs {
 
     #[command(flatten)]
     pub(crate) limits: LimitArgs,
+
+    /// Print where the time until the command's first output went, on standard error, after the command has ended.
+    #[arg(long)]
+    pub(crate) trace: bool,
 
     /// When to fetch the image from its registry.
     #[arg(long, value_name = "WHEN", default_value = "missing")]
