@@ -108,8 +108,11 @@ pub(crate) fn vmm(vm: &Vm) {
     if !span::is_detailed() {
         return;
     }
-    let _span = span::span("VMM asked about its start");
-    match vm.ask("it was asked about its start", VmmClient::info) {
+    let info = {
+        let _span = span::span("VMM asked about its start");
+        vm.ask("it was asked about its start", VmmClient::info)
+    };
+    match info {
         Ok(info) => {
             let marks: Vec<(&str, u64)> = info.marks.iter().map(|mark| (mark.name.as_str(), mark.at_ns)).collect();
             between(VMM, &marks);
@@ -123,22 +126,25 @@ pub(crate) fn agent(agent: &mut Connection<Timed>, limit: Duration) {
     if !span::is_detailed() {
         return;
     }
-    let _span = span::span("agent asked about its start");
-    let limited = agent.set_read_timeout(Some(limit));
     let asked = now_ns();
-    let hello = limited.and_then(|()| agent.hello());
     // An agent that does not answer this will not do what it is asked next, which tells why.
-    match hello.and_then(|info| agent.set_read_timeout(None).map(|()| info)) {
+    let hello = {
+        let _span = span::span("agent asked about its start");
+        let limited = agent.set_read_timeout(Some(limit));
+        let hello = limited.and_then(|()| agent.hello());
+        hello.and_then(|info| agent.set_read_timeout(None).map(|()| info))
+    };
+    match hello {
         Ok(info) => {
             let here = asked / 2 + now_ns() / 2;
             let zero = here.saturating_sub(info.now_ns);
-            let marks: Vec<(&str, u64)> = info
-                .marks
-                .iter()
+            let marks = info.marks.iter();
+            let marks: Vec<(&str, u64)> = marks
                 .map(|(name, at)| (name.as_str(), zero.saturating_add(*at)))
                 .collect();
             if let Some((_, first)) = marks.first() {
-                span::past(GUEST, "guest's kernel, from its clock's zero to its init", zero, *first);
+                let first = (*first).min(now_ns());
+                span::past(GUEST, "guest's kernel, from its clock's zero to its init", zero, first);
             }
             between(AGENT, &marks);
         }

@@ -81,6 +81,13 @@ id!(
     16
 );
 
+impl TraceId {
+    /// Of a random number, made odd: that is never zero.
+    pub(crate) fn odd(number: u128) -> Self {
+        Self(number | 1)
+    }
+}
+
 /// A trace, and the span in it that is the parent of what follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

@@ -176,12 +176,10 @@ impl Drop for Guard {
 impl Recording {
     fn new(operation: Operation) -> Self {
         let mut random = Random::new();
-        let own = TraceId::new((u128::from(random.next()) << 64) | u128::from(random.next()) | 1);
-        let trace = operation.parent.map(|parent| parent.trace).or(own);
+        let own = TraceId::odd((u128::from(random.next()) << 64) | u128::from(random.next()));
         let mut recording = Self {
             operation,
-            // The number above is odd, so there is one.
-            trace: trace.unwrap_or_else(|| unreachable!("an odd number is not zero")),
+            trace: operation.parent.map_or(own, |parent| parent.trace),
             sampled: operation.parent.is_none_or(|parent| parent.sampled),
             random: random.0,
             open: Vec::new(),

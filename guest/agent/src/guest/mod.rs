@@ -159,7 +159,7 @@ fn prepare(prepare: &Prepare, log: &LogAhead) -> Result<(), Error> {
             .spawn_scoped(scope, || net::set_up(network))
             .map_err(Error::system("starting a thread"))?;
         let root = root::assemble(prepare);
-        marks::mark("disks mounted");
+        marks::mark("root assembled");
         network.join().unwrap_or_else(|_| {
             Err(Error::Refused(
                 "the thread that sets the network up panicked".to_owned(),

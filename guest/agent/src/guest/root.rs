@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use agent_api::{DiskName, GuestNetwork, Prepare, RootDisk};
+use observe::marks;
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_move, unmount};
 use rustix::process::{chdir, chroot};
 
@@ -46,11 +47,13 @@ pub(crate) fn assemble(prepare: &Prepare) -> Result<Assembled, Error> {
     // Dropped, and so undone, on every early return.
     let what = || format!("mounting {} ({}) as the image", device.display(), disk.fs);
     let lower = Mounted::new(LOWER, mount(&device, LOWER, &disk.fs, MountFlags::RDONLY, None), what)?;
+    marks::mark("image mounted");
     let result = match &prepare.writable {
         Some(disk) => mount_disk(disk)?,
         None => mount_tmpfs(prepare.overlay_bytes)?,
     };
     let writable = Mounted::new(WRITABLE, result, || "mounting the writable layer".to_owned())?;
+    marks::mark("writable layer mounted");
     let upper = format!("{WRITABLE}/upper");
     let work = format!("{WRITABLE}/work");
     ensure_dir(&upper, 0o755)?;
