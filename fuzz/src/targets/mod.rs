@@ -2,6 +2,7 @@
 //!
 //! A target is a name, seeds and a function that must neither panic nor hang on any bytes.
 
+mod copy;
 mod guest;
 mod image;
 mod kernel;
@@ -21,6 +22,7 @@ pub(crate) fn all() -> Vec<Target> {
         guest::pci_config(),
         guest::virtqueue(),
         guest::transport(),
+        copy::streams(),
         image::archive(),
         image::layers(),
         kernel::image(),
