@@ -8,6 +8,7 @@ use engine::Engine;
 use engine_kvm::KvmEngine;
 use machine::{End, Machine, MachineConfig, MachineError, NamedDevice};
 use observe::Registry;
+use vmm_api::devices::{DeviceConfig, FsConfig};
 use vmm_api::{
     ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, MetricSample, Reply, Request, VERSION, VmConfig, VmState,
 };
@@ -124,6 +125,7 @@ impl Vm {
             None => KvmEngine::open(),
         }
         .map_err(|error| refuse(ErrorKind::Host, error))?;
+        let shared = shared_directories(&config.devices, &fds)?;
         let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
         if fds.left_over() > 0 {
             let message = format!(
@@ -144,6 +146,8 @@ impl Vm {
             serial_keep: config.serial_keep,
         };
         let machine = Machine::build(&engine, size, source, devices, &self.registry).map_err(|e| from_machine(&e))?;
+        // Last, as it cannot be taken back for another `create`.
+        enclose(shared)?;
         self.machine = Some(machine);
         self.cpus = config.cpus;
         self.engine = engine.name();
@@ -212,6 +216,30 @@ impl Vm {
                 value: sample.value,
             })
             .collect()
+    }
+}
+
+/// The directories that devices will share.
+fn shared_directories(specs: &[DeviceSpec], fds: &FdTable) -> Result<Vec<OwnedFd>, ApiError> {
+    let mut directories = Vec::new();
+    for spec in specs.iter().filter(|spec| spec.kind == FsConfig::KIND) {
+        let config: FsConfig = device::parse_config(spec).map_err(|error| refuse(ErrorKind::Invalid, error))?;
+        if let Some(fd) = fds.peek(config.directory) {
+            let copy = fd.try_clone_to_owned();
+            directories.push(copy.map_err(|error| refuse(ErrorKind::Host, format!("copying a descriptor: {error}")))?);
+        }
+    }
+    Ok(directories)
+}
+
+/// Keeps the threads that serve these directories beneath them. They are made by a thread that a jailed process has set
+/// aside; where there is none, there is nothing to be kept from it.
+fn enclose(directories: Vec<OwnedFd>) -> Result<(), ApiError> {
+    let enclosed = base::thread::on_aside(move || host::confine::enclose_files(&directories))
+        .map_err(|error| refuse(ErrorKind::Host, error))?;
+    match enclosed.transpose() {
+        Ok(_) => Ok(()),
+        Err(error) => Err(refuse(ErrorKind::Host, error)),
     }
 }
 
