@@ -18,7 +18,7 @@ pub use duplex::Duplex;
 pub use error::Error;
 pub use message::{
     Address, AgentInfo, DiskName, ExecFailure, ExecRequest, ExitStatus, FailureKind, FileInfo, Gateway, GuestNetwork,
-    OutputStream, PROTOCOL, PowerAction, Prepare, RootDisk, Shutdown, Tty, Upload, VSOCK_PORT, WinSize,
+    OutputStream, PROTOCOL, PowerAction, Prepare, RootDisk, Share, Shutdown, Tty, Upload, VSOCK_PORT, WinSize,
 };
 pub use pump::{LocalIo, pump};
 pub use running::{Collected, Event, Input, Output, Running};

@@ -166,6 +166,20 @@ pub struct Prepare {
     pub entropy: Vec<u8>,
     /// How its interface is set up; `None` if it has no network but itself.
     pub network: Option<GuestNetwork>,
+    /// Directories that it shares with its host, in the order in which they are mounted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<Share>,
+}
+
+/// A directory that a guest shares with its host (virtio-fs).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// What the device calls it.
+    pub tag: String,
+    /// Where it is mounted: an absolute path in the container's root, made if it is missing.
+    pub path: String,
+    /// Nothing can be changed there.
+    pub read_only: bool,
 }
 
 /// The set-up of the guest's one interface, `eth0`.
@@ -405,7 +419,20 @@ mod tests {
             clock_ns: 1,
             entropy: vec![1, 2],
             network: None,
+            shares: Vec::new(),
         };
+        let shared = Prepare {
+            shares: vec![Share {
+                tag: "volume0".into(),
+                path: "/src".into(),
+                read_only: true,
+            }],
+            ..prepare.clone()
+        };
+        assert!(
+            round_trip(&Request::Prepare(shared))
+                .ends_with(r#""network":null,"shares":[{"tag":"volume0","path":"/src","read_only":true}]}}"#)
+        );
         assert_eq!(
             round_trip(&Request::Prepare(prepare)),
             r#"{"prepare":{"root":{"disk":{"serial":"root"},"fs":"erofs"},"writable":null,"overlay_bytes":null,"hostname":"sandbox","clock_ns":1,"entropy":[1,2],"network":null}}"#

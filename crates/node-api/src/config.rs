@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use base::ByteSize;
 use serde::{Deserialize, Serialize};
 
+use crate::volume::{self, VolumeError, VolumeMount};
+
 /// The longest name of a sandbox, and of a host (`__NEW_UTS_LEN` of Linux).
 pub const MAX_NAME: usize = 64;
 
@@ -72,6 +74,9 @@ pub struct SandboxConfig {
     /// Ports of the host that lead into it: `[IP:]HOST:GUEST[/tcp|udp]`.
     #[serde(default)]
     pub ports: Vec<String>,
+    /// Directories of the host and named volumes that it has.
+    #[serde(default)]
+    pub volumes: Vec<VolumeMount>,
     /// The guest's host name; its own short id when not given.
     pub hostname: Option<String>,
     /// Remove it when it has ended.
@@ -101,6 +106,9 @@ pub enum ConfigError {
     /// Ports of a sandbox that has no network.
     #[error("ports cannot be published of a sandbox without a network: leave --publish or --network none out")]
     Ports,
+    /// A volume that cannot be.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
     /// A variable without a name, or with a zero byte.
     #[error("`{0}` is no environment variable: write NAME=value")]
     Env(String),
@@ -145,6 +153,7 @@ impl SandboxConfig {
         if self.network == NetworkMode::None && !self.ports.is_empty() {
             return Err(ConfigError::Ports);
         }
+        volume::check(&self.volumes)?;
         let bad = |entry: &&String| entry.starts_with('=') || !entry.contains('=') || entry.contains('\0');
         match self.process.env.iter().find(bad) {
             Some(entry) => Err(ConfigError::Env(entry.clone())),
@@ -172,6 +181,7 @@ mod tests {
             },
             network: NetworkMode::Auto,
             ports: vec!["8080:80".into()],
+            volumes: vec!["/srv:/data:ro".parse().unwrap(), "cache:/var/cache".parse().unwrap()],
             hostname: None,
             remove: false,
             detach: true,

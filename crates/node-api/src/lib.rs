@@ -8,11 +8,13 @@ pub mod client;
 pub mod config;
 pub mod message;
 pub mod sandbox;
+pub mod volume;
 
 pub use client::{Client, ClientError};
 pub use config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
 pub use message::{ApiError, ErrorKind, EventKind, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Usage};
 pub use sandbox::{Ended, Sandbox, State};
+pub use volume::{Volume, VolumeError, VolumeMount, VolumeSource};
 
 /// The version of this contract. A daemon refuses any other.
 pub const VERSION: u32 = 1;

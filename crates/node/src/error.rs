@@ -52,6 +52,25 @@ pub enum Error {
     /// Too many sandboxes.
     #[error("this node has {0} sandboxes, which is all it can have: remove some with `basalt rm` or `basalt prune`")]
     Full(u32),
+    /// No such volume.
+    #[error("there is no volume `{0}`: `basalt volume ls` lists them")]
+    NoVolume(String),
+    /// A sandbox has the volume.
+    #[error("sandbox {sandbox} has the volume `{name}`: remove it first (`basalt rm {sandbox}`), also if it has ended")]
+    VolumeInUse {
+        /// The volume.
+        name: String,
+        /// Who has it.
+        sandbox: String,
+    },
+    /// A directory that cannot be shared.
+    #[error("the directory {} of a volume {why}", .path.display())]
+    Volume {
+        /// As it was asked for.
+        path: PathBuf,
+        /// Why not, and what to do.
+        why: &'static str,
+    },
     /// The sandbox cannot do that now.
     #[error("sandbox {name} is {state}: {next}")]
     WrongState {
@@ -216,11 +235,13 @@ impl Error {
             | Self::Command(_)
             | Self::Invalid(_)
             | Self::NoNetwork
+            | Self::Volume { .. }
             | Self::MoreMemoryThanHost { .. } => ErrorKind::Invalid,
-            Self::NotFound(_) | Self::Ambiguous(_) | Self::Image(image::Error::NoSuchImage { .. }) => {
-                ErrorKind::NotFound
-            }
-            Self::NameTaken { .. } | Self::Locked(_) => ErrorKind::Conflict,
+            Self::NotFound(_)
+            | Self::NoVolume(_)
+            | Self::Ambiguous(_)
+            | Self::Image(image::Error::NoSuchImage { .. }) => ErrorKind::NotFound,
+            Self::NameTaken { .. } | Self::VolumeInUse { .. } | Self::Locked(_) => ErrorKind::Conflict,
             Self::WrongState { .. } => ErrorKind::WrongState,
             Self::VmmDied { .. }
             | Self::GuestEnded { .. }

@@ -26,9 +26,11 @@ mod process;
 mod reconcile;
 mod requests;
 mod server;
+mod shares;
 mod start;
 mod tail;
 mod vm;
+mod volumes;
 
 #[cfg(test)]
 mod testing;

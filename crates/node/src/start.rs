@@ -23,7 +23,7 @@ use crate::launch::{self, Prepared};
 use crate::node::{Node, to_run, wrong_state};
 use crate::process;
 use crate::vm::Vm;
-use crate::{Error, clock, command, disk, limits, points};
+use crate::{Error, clock, command, disk, limits, points, shares};
 
 /// Bytes of an id; as hexadecimal digits twice as many.
 const ID_BYTES: usize = 6;
@@ -56,6 +56,7 @@ impl Node {
             ended_ns: None,
             ended: None,
             vmm: None,
+            volumes: Vec::new(),
             restarts: 0,
         };
         let stored = Stored {
@@ -155,9 +156,15 @@ impl Node {
         self.points.at(points::START_NETWORK);
         let guest = attachment.as_ref().map(|attachment| attachment.guest.clone());
         let (paths, image) = (self.sandbox_paths(entry), self.image_of(&stored)?);
-        let prepared = launch::prepare(&self.config, &stored, &paths, (&image, attachment))?;
+        let volumes = self.open_volumes(&stored.sandbox.config.volumes)?;
+        self.update(entry, |stored| {
+            stored.sandbox.volumes = volumes.iter().map(|volume| volume.mounted.clone()).collect();
+        })?;
+        let mut prepared = launch::prepare(&self.config, &stored, &paths, (&image, attachment))?;
         self.points.at(points::START_SOCKETS);
-        let vm = self.spawn(entry, &stored, &prepared)?;
+        let (vm, pid) = self.spawn(entry, &stored, &prepared)?;
+        // Their owners are mapped into the VMM's user namespace, which is there now.
+        prepared.share(shares::share(&volumes, pid, launch::identity(&self.config, &stored))?)?;
         let mut agent = vm.boot(prepared, cancel, &|point| self.points.at(point))?;
         vm.prepare(&mut agent, &stored, guest)?;
         self.points.at(points::START_PREPARED);
@@ -182,7 +189,7 @@ impl Node {
     }
 
     /// Starts the VMM. The database knows of it before it has a VM.
-    fn spawn(&self, entry: &Entry, stored: &Stored, prepared: &Prepared) -> Result<Arc<Vm>, Error> {
+    fn spawn(&self, entry: &Entry, stored: &Stored, prepared: &Prepared) -> Result<(Arc<Vm>, u32), Error> {
         let paths = self.sandbox_paths(entry);
         let cgroup = match &self.cgroups {
             Some(root) => Some(root.create(&entry.id, &host::cgroup::Limits::default())?),
@@ -192,8 +199,9 @@ impl Node {
         let child = launch::spawn(&self.config, stored, &paths, &prepared.control, cgroup.as_ref())?;
         self.points.at(points::START_SPAWNED);
         // The VMM cannot be told from another by its number alone. If it is gone already, that is found out below.
-        let pid = i32::try_from(child.pid).unwrap_or(0);
-        let process = process::identify(pid).unwrap_or(Process { pid, start: 0 });
+        let number = i32::try_from(child.pid).unwrap_or(0);
+        let process = process::identify(number).unwrap_or(Process { pid: number, start: 0 });
+        let pid = child.pid;
         let log_from = std::fs::metadata(paths.log()).map_or(0, |metadata| metadata.len());
         let recorded = self.update(entry, |stored| {
             stored.log_from = log_from;
@@ -206,7 +214,7 @@ impl Node {
         let vm = Arc::new(connected?);
         entry.lock().vm = Some(Arc::clone(&vm));
         self.points.at(points::START_RECORDED);
-        Ok(vm)
+        Ok((vm, pid))
     }
 
     /// The image's file system.

@@ -194,6 +194,7 @@ impl Vm {
             clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
             entropy: entropy()?,
             network,
+            shares: crate::shares::for_guest(&sandbox.config.volumes),
         };
         let prepared = agent
             .set_read_timeout(Some(self.limits.boot))

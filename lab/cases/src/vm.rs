@@ -207,6 +207,7 @@ impl Vm {
             // Cases need no secrets.
             entropy: vec![7; 64],
             network: network.cloned(),
+            shares: Vec::new(),
         })?;
         Ok(agent)
     }

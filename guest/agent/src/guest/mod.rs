@@ -8,6 +8,7 @@ mod early;
 mod net;
 mod root;
 mod seed;
+mod shares;
 mod vsock;
 
 use std::path::Path;
@@ -98,5 +99,6 @@ fn prepare(prepare: &Prepare) -> Result<(), Error> {
     let network = prepare.network.as_ref();
     net::set_up(network)?;
     root::enter(prepare)?;
-    root::write_files(Path::new("/"), &prepare.hostname, network)
+    root::write_files(Path::new("/"), &prepare.hostname, network)?;
+    prepare.shares.iter().try_for_each(shares::mount_one)
 }
