@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use agent_api::{Connection, ExecRequest, ExitStatus, LocalIo, OsText, Signals, Token, Upload, local_tty, pump};
 use anyhow::{Context, Result, bail};
+use node_api::{VolumeMount, VolumeSource};
 use serde::Deserialize;
 
 use crate::bar::{Bar, Shown};
@@ -64,6 +65,16 @@ pub(crate) fn forward(arguments: &[OsString]) -> Result<u8> {
 
 /// Runs a sandbox in the lab; the code is the command's.
 pub(crate) fn run(args: &RunArgs, image: &Opened, set: &[String], log_level: LogLevel, output: &Output) -> Result<u8> {
+    let directory = args.volume.iter().find_map(|volume| match &volume.source {
+        VolumeSource::Directory(path) => Some(path),
+        VolumeSource::Named(_) => None,
+    });
+    if let Some(path) = directory {
+        bail!(
+            "{path} is on this machine and the sandbox in the lab, which cannot share it: use a named volume \
+             (`--volume NAME:GUEST`)"
+        );
+    }
     // Until the command runs, a signal ends this program as it ends any: nothing of ours is left in the lab by it.
     let lab = bring_up(output)?;
     let mut connection = connect(&lab)?;
@@ -242,6 +253,13 @@ fn send_image(connection: &mut Connection<TcpStream>, image: &Opened, output: &O
     Ok(())
 }
 
+/// A volume in the words that it is given by. A path means one of the lab.
+fn far_volume(volume: &VolumeMount) -> String {
+    let (VolumeSource::Directory(source) | VolumeSource::Named(source)) = &volume.source;
+    let access = if volume.read_only { ":ro" } else { "" };
+    format!("{source}:{}{access}", volume.target)
+}
+
 /// The same run for the program in the lab: files and this environment's variables have been read, the image is named
 /// by its digest.
 fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, json: bool) -> Vec<String> {
@@ -260,6 +278,11 @@ fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, j
     argv.push(format!("--disk={}", args.disk.bytes()));
     argv.push(format!("--network={}", args.network.word()));
     argv.extend(args.publish.iter().map(|ports| format!("--publish={ports}")));
+    argv.extend(
+        args.volume
+            .iter()
+            .map(|volume| format!("--volume={}", far_volume(volume))),
+    );
     argv.extend(args.rm.then(|| "--rm".to_owned()));
     argv.extend(args.detach.then(|| "--detach".to_owned()));
     argv.extend(args.label.iter().map(|(key, value)| format!("--label={key}={value}")));
@@ -319,6 +342,10 @@ mod tests {
             "1g",
             "-l",
             "k=v",
+            "-v",
+            "cache:/c:ro",
+            "-v",
+            "/a:b:/d",
             "--timeout",
             "1500ms",
             "--env",
@@ -346,7 +373,7 @@ mod tests {
                 (a.tty, a.interactive, a.rm, a.detach),
                 (a.cpus, a.memory, a.disk),
                 (a.workdir.clone(), a.user.clone(), a.entrypoint.clone()),
-                (a.name.clone(), a.label.clone()),
+                (a.name.clone(), a.label.clone(), a.volume.clone()),
             )
         };
         assert_eq!(same(&near), same(&far));

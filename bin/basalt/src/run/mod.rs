@@ -65,6 +65,7 @@ fn configure(args: &RunArgs, set: &[String]) -> Result<SandboxConfig> {
             Network::None => NetworkMode::None,
         },
         ports: args.publish.clone(),
+        volumes: args.volume.clone(),
         hostname: args.hostname.clone(),
         remove: args.rm,
         detach: args.detach,
