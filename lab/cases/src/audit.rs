@@ -45,6 +45,7 @@ const FILTERS: [(&str, &[&str], &str); 9] = [
     ),
     ("rng", &["rng"], include_str!("../../../bin/vmm/seccomp/rng.toml")),
     ("vsock", &["vsock"], include_str!("../../../bin/vmm/seccomp/vsock.toml")),
+    ("fs", &["fs-q"], include_str!("../../../bin/vmm/seccomp/fs.toml")),
 ];
 
 const COMMON: &str = include_str!("../../../bin/vmm/seccomp/common.toml");

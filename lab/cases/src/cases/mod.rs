@@ -19,6 +19,7 @@ mod streams;
 mod terminal;
 mod vcpu_state;
 mod vmm_api;
+mod volumes;
 mod vsock;
 
 use crate::Case;
@@ -50,6 +51,7 @@ pub(crate) const ALL: &[&Case] = &[
     &kills::CLI,
     &daemon_life::LIFE,
     &daemon_life::ADOPTION,
+    &volumes::CASE,
     &daemon_cycles::CASE,
     &daemon_crashes::DAEMON,
     &daemon_crashes::VMM,
