@@ -225,7 +225,7 @@ fn shared_directories(specs: &[DeviceSpec], fds: &FdTable) -> Result<Vec<OwnedFd
     for spec in specs.iter().filter(|spec| spec.kind == FsConfig::KIND) {
         let config: FsConfig = device::parse_config(spec).map_err(|error| refuse(ErrorKind::Invalid, error))?;
         if let Some(fd) = fds.peek(config.directory) {
-            let copy = fd.try_clone_to_owned();
+            let copy = rustix::io::fcntl_dupfd_cloexec(fd, 3);
             directories.push(copy.map_err(|error| refuse(ErrorKind::Host, format!("copying a descriptor: {error}")))?);
         }
     }
