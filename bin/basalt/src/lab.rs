@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use agent_api::{Connection, ExecRequest, ExitStatus, LocalIo, OsText, Signals, Token, Upload, local_tty, pump};
 use anyhow::{Context, Result, bail};
+use node_api::volume::Served;
 use node_api::{VolumeMount, VolumeSource};
 use serde::Deserialize;
 
@@ -65,20 +66,16 @@ pub(crate) fn forward(arguments: &[OsString]) -> Result<u8> {
 
 /// Runs a sandbox in the lab; the code is the command's.
 pub(crate) fn run(args: &RunArgs, image: &Opened, set: &[String], log_level: LogLevel, output: &Output) -> Result<u8> {
-    let directory = args.volume.iter().find_map(|volume| match &volume.source {
-        VolumeSource::Directory(path) => Some(path),
-        VolumeSource::Named(_) => None,
-    });
-    if let Some(path) = directory {
-        bail!(
-            "{path} is on this machine and the sandbox in the lab, which cannot share it: use a named volume \
-             (`--volume NAME:GUEST`)"
-        );
-    }
     // Until the command runs, a signal ends this program as it ends any: nothing of ours is left in the lab by it.
     let lab = bring_up(output)?;
     let mut connection = connect(&lab)?;
     send_image(&mut connection, image, output)?;
+    let volumes = args.volume.iter().map(served).collect::<Result<Vec<_>>>()?;
+    let args = &RunArgs {
+        volume: Vec::new(),
+        volume_json: volumes,
+        ..args.clone()
+    };
     let argv = far_argv(args, &image.digest(), set, log_level, output.json());
     execute(&mut connection, argv, args.tty, args.interactive)
 }
@@ -253,11 +250,33 @@ fn send_image(connection: &mut Connection<TcpStream>, image: &Opened, output: &O
     Ok(())
 }
 
-/// A volume in the words that it is given by. A path means one of the lab.
-fn far_volume(volume: &VolumeMount) -> String {
-    let (VolumeSource::Directory(source) | VolumeSource::Named(source)) = &volume.source;
-    let access = if volume.read_only { ":ro" } else { "" };
-    format!("{source}:{}{access}", volume.target)
+/// A volume as the lab can have it: a directory of this machine is served to it, for as long as the lab is up.
+fn served(volume: &VolumeMount) -> Result<VolumeMount> {
+    let VolumeSource::Directory(directory) = &volume.source else {
+        return Ok(volume.clone());
+    };
+    let mut words = vec!["share", "--json"];
+    words.extend(volume.read_only.then_some("--read-only"));
+    words.extend(["--", directory]);
+    let output = Command::new(program()?)
+        .args(words)
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("basalt-lab cannot be started")?;
+    if !output.status.success() {
+        bail!("{directory} cannot be shared with the lab: basalt-lab says why above");
+    }
+    let served: Served = serde_json::from_slice(&output.stdout).with_context(|| {
+        format!(
+            "`basalt-lab share` printed {:?}: use basalt and basalt-lab of one build",
+            String::from_utf8_lossy(&output.stdout)
+        )
+    })?;
+    Ok(VolumeMount {
+        source: VolumeSource::Served(served),
+        ..volume.clone()
+    })
 }
 
 /// The same run for the program in the lab: files and this environment's variables have been read, the image is named
@@ -278,11 +297,8 @@ fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, j
     argv.push(format!("--disk={}", args.disk.bytes()));
     argv.push(format!("--network={}", args.network.word()));
     argv.extend(args.publish.iter().map(|ports| format!("--publish={ports}")));
-    argv.extend(
-        args.volume
-            .iter()
-            .map(|volume| format!("--volume={}", far_volume(volume))),
-    );
+    let volumes = args.volume.iter().chain(&args.volume_json);
+    argv.extend(volumes.filter_map(|volume| Some(format!("--volume-json={}", serde_json::to_string(volume).ok()?))));
     argv.extend(args.rm.then(|| "--rm".to_owned()));
     argv.extend(args.detach.then(|| "--detach".to_owned()));
     argv.extend(args.label.iter().map(|(key, value)| format!("--label={key}={value}")));
@@ -373,7 +389,11 @@ mod tests {
                 (a.tty, a.interactive, a.rm, a.detach),
                 (a.cpus, a.memory, a.disk),
                 (a.workdir.clone(), a.user.clone(), a.entrypoint.clone()),
-                (a.name.clone(), a.label.clone(), a.volume.clone()),
+                (
+                    a.name.clone(),
+                    a.label.clone(),
+                    [a.volume.clone(), a.volume_json.clone()].concat(),
+                ),
             )
         };
         assert_eq!(same(&near), same(&far));

@@ -8,7 +8,7 @@ use engine::Engine;
 use engine_kvm::KvmEngine;
 use machine::{End, Machine, MachineConfig, MachineError, NamedDevice};
 use observe::Registry;
-use vmm_api::devices::{DeviceConfig, FsConfig};
+use vmm_api::devices::{DeviceConfig, FsConfig, FsSource};
 use vmm_api::{
     ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, MetricSample, Reply, Request, VERSION, VmConfig, VmState,
 };
@@ -224,7 +224,10 @@ fn shared_directories(specs: &[DeviceSpec], fds: &FdTable) -> Result<Vec<OwnedFd
     let mut directories = Vec::new();
     for spec in specs.iter().filter(|spec| spec.kind == FsConfig::KIND) {
         let config: FsConfig = device::parse_config(spec).map_err(|error| refuse(ErrorKind::Invalid, error))?;
-        if let Some(fd) = fds.peek(config.directory) {
+        let FsSource::Directory(served) = config.source else {
+            continue;
+        };
+        if let Some(fd) = fds.peek(served.directory) {
             let copy = rustix::io::fcntl_dupfd_cloexec(fd, 3);
             directories.push(copy.map_err(|error| refuse(ErrorKind::Host, format!("copying a descriptor: {error}")))?);
         }

@@ -21,6 +21,7 @@ mod message;
 mod nodes;
 mod owner;
 mod server;
+pub mod stream;
 mod tree;
 mod xattr;
 
@@ -30,6 +31,7 @@ mod tests;
 pub use message::{MAX_IO, MAX_REPLY, MAX_REQUEST, Reply};
 pub use owner::Owners;
 pub use server::{Options, Server};
+pub use stream::Answer;
 
 /// Why a directory cannot be served.
 #[derive(Debug, thiserror::Error)]

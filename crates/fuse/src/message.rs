@@ -5,7 +5,7 @@ use std::ffi::CStr;
 
 use rustix::io::Errno;
 
-use crate::abi::{IN_HEADER, OUT_HEADER};
+use crate::abi::{IN_HEADER, OUT_HEADER, op};
 
 /// The most bytes that one request reads or writes.
 pub const MAX_IO: usize = 512 << 10;
@@ -24,6 +24,13 @@ pub(crate) struct Header {
     pub(crate) node: u64,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
+}
+
+impl Header {
+    /// Whether anybody waits for an answer, if only to learn of a failure.
+    pub(crate) fn wants_reply(&self) -> bool {
+        !matches!(self.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT)
+    }
 }
 
 /// The rest of a request.
@@ -114,6 +121,23 @@ impl Reply {
     /// The whole reply; empty when there is none.
     pub fn as_bytes(&self) -> &[u8] {
         self.buffer.get(..self.used).unwrap_or_default()
+    }
+
+    /// A reply of this length, to be filled from elsewhere; `None` if there is no such reply.
+    pub(crate) fn take(&mut self, length: usize) -> Option<&mut [u8]> {
+        self.none();
+        let space = self.buffer.get_mut(..length)?;
+        self.used = length;
+        Some(space)
+    }
+
+    /// The refusal of a request, if it wants a reply at all.
+    pub(crate) fn refuse(&mut self, request: &[u8], room: usize, error: Errno) {
+        self.none();
+        if let Some((header, _)) = parse(request).filter(|(header, _)| header.wants_reply()) {
+            self.begin(room);
+            self.finish(header.unique, Err(error));
+        }
     }
 
     /// No reply.

@@ -90,8 +90,7 @@ impl Server {
         let Some((header, body)) = parse(request) else {
             return;
         };
-        if let op::FORGET | op::BATCH_FORGET | op::INTERRUPT = header.opcode {
-            // No reply is wanted, not even of a failure.
+        if !header.wants_reply() {
             if let Ok(body) = body {
                 self.forget(header, body);
             }

@@ -492,3 +492,55 @@ fn malformed_messages_are_refused_or_ignored() {
     hand.raw(&request, 100);
     assert_eq!(hand.server.nodes.count(), 1);
 }
+
+#[test]
+fn a_directory_is_served_over_a_stream_until_the_stream_ends() {
+    use crate::stream::{Answer, Remote, serve};
+    use std::os::unix::net::UnixStream;
+    let hand = hand();
+    fs::write(hand.shared("file"), "far away").unwrap();
+    let (near, far) = UnixStream::pair().unwrap();
+    let breaker = near.try_clone().unwrap();
+    let server = std::thread::spawn(move || {
+        let mut far = far;
+        serve(&hand.server, &mut far).map(|()| hand)
+    });
+    let remote = Remote::new(near);
+    let mut reply = Reply::default();
+    let mut ask = |opcode: u32, node: u64, body: &[u8], room: usize| {
+        let length = u32::try_from(40 + body.len()).unwrap();
+        let head = [words(&[length, opcode]), longs(&[5, node]), words(&[0; 4])].concat();
+        remote.answer(&[head, body.to_vec()].concat(), room, &mut reply);
+        reply.as_bytes().to_vec()
+    };
+    let found = ask(op::LOOKUP, ROOT_ID, b"file\0", 4096);
+    let node = long(&found, 16);
+    let opened = ask(op::OPEN, node, &words(&[0, 0]), 4096);
+    let read = [longs(&[long(&opened, 16), 0]), words(&[100, 0]), longs(&[0, 0])].concat();
+    assert_eq!(&ask(op::READ, node, &read, 4096)[16..], b"far away");
+    // What wants no reply has none, and the next one has its own.
+    assert!(ask(op::FORGET, node, &longs(&[1]), 0).is_empty());
+    assert_eq!(word(&ask(op::STATFS, ROOT_ID, &[], 4096), 0), 96);
+    breaker.shutdown(std::net::Shutdown::Both).unwrap();
+    server.join().unwrap().unwrap();
+    for _ in 0..2 {
+        let lost = ask(op::STATFS, ROOT_ID, &[], 4096);
+        assert_eq!(word(&lost, 4).cast_signed(), -Errno::IO.raw_os_error());
+        assert!(ask(op::FORGET, node, &longs(&[1]), 0).is_empty());
+    }
+}
+
+#[test]
+fn a_stream_of_nonsense_is_an_error() {
+    let hand = hand();
+    let serve = |bytes: &[u8]| {
+        let mut stream = std::io::Cursor::new(bytes.to_vec());
+        crate::stream::serve(&hand.server, &mut stream)
+    };
+    assert!(serve(&[]).is_ok());
+    assert!(serve(&[1, 2, 3, 4, 5]).is_err(), "it ends within a frame");
+    assert!(
+        serve(&[0, 0, 0, 0, 255, 255, 255, 255]).is_err(),
+        "a request that is too long"
+    );
+}

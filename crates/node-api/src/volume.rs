@@ -1,6 +1,7 @@
 //! Volumes: directories that a sandbox shares with its host, by path or by name. Does not know how they are shared.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
@@ -51,6 +52,20 @@ pub enum VolumeSource {
     Directory(String),
     /// A volume that the node keeps, made when it is first used.
     Named(String),
+    /// A directory of another machine, which somebody serves there.
+    Served(Served),
+}
+
+/// A directory that is served on another machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Served {
+    /// Where.
+    pub address: SocketAddr,
+    /// What makes it this directory and nobody else's: a line for whoever serves it.
+    pub key: String,
+    /// Its path there, for people.
+    pub directory: String,
 }
 
 /// A volume of a sandbox.
@@ -160,7 +175,10 @@ pub(crate) fn check(volumes: &[VolumeMount]) -> Result<(), VolumeError> {
             VolumeSource::Directory(path) if !path.starts_with('/') || path.contains('\0') => {
                 return Err(VolumeError::Source(path.clone()));
             }
-            VolumeSource::Directory(_) => (),
+            VolumeSource::Served(served) if served.key.contains('\n') => {
+                return Err(VolumeError::Source(served.directory.clone()));
+            }
+            VolumeSource::Directory(_) | VolumeSource::Served(_) => (),
         }
         let clean = target(&volume.target)?;
         if !seen.insert(clean) {

@@ -71,6 +71,16 @@ pub enum Error {
         /// Why not, and what to do.
         why: &'static str,
     },
+    /// A directory that is served elsewhere.
+    #[error("the directory {} cannot be reached at {address}: {cause}; see whether what serves it still runs (in the lab: `basalt lab down`, and the same command again)", .directory.display())]
+    Server {
+        /// What it is there.
+        directory: PathBuf,
+        /// Where it is served.
+        address: std::net::SocketAddr,
+        /// What the system said.
+        cause: io::Error,
+    },
     /// The sandbox cannot do that now.
     #[error("sandbox {name} is {state}: {next}")]
     WrongState {

@@ -15,8 +15,8 @@ use node_api::Resources;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use vmm_api::config::DeviceSpec;
 use vmm_api::devices::{
-    BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, FsConfig, MacAddress, NetConfig, NetLimits, RngConfig,
-    VsockConfig, VsockSink,
+    BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, FsConfig, FsDirectory, FsSource, MacAddress, NetConfig,
+    NetLimits, RngConfig, VsockConfig, VsockSink,
 };
 use vmm_api::{FdRef, VmConfig};
 use wire::packet::PacketSocket;
@@ -25,7 +25,7 @@ use crate::Error;
 use crate::config::Config;
 use crate::database::Stored;
 use crate::paths::SandboxPaths;
-use crate::shares::{self, Shared};
+use crate::shares::{self, Shared, Source};
 
 /// The guest's own context id: the same in every guest (virtio 1.2, 5.10.4: 0 to 2 are taken).
 const GUEST_CID: u32 = 3;
@@ -188,11 +188,16 @@ impl Prepared {
         for volume in shared {
             let config = FsConfig {
                 tag: volume.tag.clone(),
-                directory: self.fds.add(volume.directory)?,
-                descriptors: self.fds.add(volume.descriptors)?,
-                read_only: volume.read_only,
-                owners: volume.owners,
-                max_files: volume.max_files,
+                source: match volume.source {
+                    Source::Directory(directory) => FsSource::Directory(FsDirectory {
+                        directory: self.fds.add(directory.directory)?,
+                        descriptors: self.fds.add(directory.descriptors)?,
+                        read_only: directory.read_only,
+                        owners: directory.owners,
+                        max_files: directory.max_files,
+                    }),
+                    Source::Stream(socket) => FsSource::Stream(self.fds.add(socket)?),
+                },
             };
             self.config.devices.push(device(&volume.tag, &config)?);
         }

@@ -1,13 +1,15 @@
 //! What a sandbox's volumes are on the host, and handing them to its VMM. Knows nothing of what is in them.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use agent_api::Share;
 use host::jail::Identity;
-use node_api::volume::Mounted;
+use node_api::volume::{Mounted, Served};
 use node_api::{VolumeMount, VolumeSource};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -23,10 +25,12 @@ const FILES: u32 = 1 << 18;
 /// How many descriptors a VMM with volumes may have: these files, and as many again for connections.
 pub(crate) const OPEN_FILES: u64 = 1 << 19;
 
-/// A volume's directory, open.
+/// A volume, open.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    pub(crate) directory: OwnedFd,
+    /// Its directory, or the way to it.
+    file: OwnedFd,
+    served: bool,
     pub(crate) mounted: Mounted,
 }
 
@@ -34,12 +38,29 @@ pub(crate) struct Opened {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) tag: String,
+    pub(crate) source: Source,
+}
+
+/// Where its directory is.
+#[derive(Debug)]
+pub(crate) enum Source {
+    Directory(Directory),
+    /// On another machine, at the end of this.
+    Stream(OwnedFd),
+}
+
+/// A directory of this host.
+#[derive(Debug)]
+pub(crate) struct Directory {
     pub(crate) directory: OwnedFd,
     pub(crate) descriptors: OwnedFd,
     pub(crate) read_only: bool,
     pub(crate) owners: FsOwners,
     pub(crate) max_files: u32,
 }
+
+/// How long whoever serves a directory may take for anything.
+const SERVER_PATIENCE: Duration = Duration::from_secs(60);
 
 fn tag(index: usize) -> String {
     format!("volume{index}")
@@ -64,13 +85,14 @@ impl Node {
     /// Finds and opens the directories; named volumes are made if they are missing.
     pub(crate) fn open_volumes(&self, volumes: &[VolumeMount]) -> Result<Vec<Opened>, Error> {
         let open_one = |volume: &VolumeMount| {
-            let path = match &volume.source {
-                VolumeSource::Directory(path) => PathBuf::from(path),
-                VolumeSource::Named(name) => self.make_volume(name)?.directory,
+            let (file, found) = match &volume.source {
+                VolumeSource::Directory(path) => open(Path::new(path))?,
+                VolumeSource::Named(name) => open(&self.make_volume(name)?.directory)?,
+                VolumeSource::Served(served) => (connect(served)?, PathBuf::from(&served.directory)),
             };
-            let (directory, found) = open(&path)?;
             Ok(Opened {
-                directory,
+                file,
+                served: matches!(volume.source, VolumeSource::Served(_)),
                 mounted: Mounted {
                     directory: found,
                     target: volume.target.clone(),
@@ -104,6 +126,29 @@ fn open(path: &Path) -> Result<(OwnedFd, PathBuf), Error> {
     Ok((directory, found))
 }
 
+/// Goes to where a directory is served. Who serves it knows the directory by the key.
+fn connect(served: &Served) -> Result<OwnedFd, Error> {
+    let connected = || -> io::Result<OwnedFd> {
+        let mut stream = TcpStream::connect_timeout(&served.address, SERVER_PATIENCE)?;
+        stream.set_nodelay(true)?;
+        // What the VMM gets has these limits, too.
+        stream.set_read_timeout(Some(SERVER_PATIENCE))?;
+        stream.set_write_timeout(Some(SERVER_PATIENCE))?;
+        writeln!(stream, "{}", served.key)?;
+        let mut answer = [0; 3];
+        stream.read_exact(&mut answer)?;
+        match &answer {
+            b"OK\n" => Ok(stream.into()),
+            _ => Err(io::ErrorKind::PermissionDenied.into()),
+        }
+    };
+    connected().map_err(|cause| Error::Server {
+        directory: PathBuf::from(&served.directory),
+        address: served.address,
+        cause,
+    })
+}
+
 /// Makes of the directories what the VMM `pid` can serve: in a jail mounts of their own with their owners mapped into it,
 /// else the directories themselves.
 pub(crate) fn share(opened: &[Opened], pid: u32, jail: Option<Identity>) -> Result<Vec<Shared>, Error> {
@@ -112,28 +157,32 @@ pub(crate) fn share(opened: &[Opened], pid: u32, jail: Option<Identity>) -> Resu
         let Mounted {
             directory, read_only, ..
         } = &volume.mounted;
+        let copy = || volume.file.try_clone().map_err(Error::host("copying a descriptor"));
         let (directory, descriptors, owners) = match jail {
+            _ if volume.served => {
+                let source = Source::Stream(copy()?);
+                return Ok(Shared {
+                    tag: tag(index),
+                    source,
+                });
+            }
             Some(_) => (
-                host::share::directory(volume.directory.as_fd(), directory, *read_only, pid)?,
+                host::share::directory(volume.file.as_fd(), directory, *read_only, pid)?,
                 host::share::descriptors(pid)?,
                 FsOwners::Kept,
             ),
-            None => (
-                volume
-                    .directory
-                    .try_clone()
-                    .map_err(Error::host("copying a descriptor"))?,
-                descriptors(pid)?,
-                owners(),
-            ),
+            None => (copy()?, descriptors(pid)?, owners()),
         };
-        Ok(Shared {
-            tag: tag(index),
+        let source = Source::Directory(Directory {
             directory,
             descriptors,
             read_only: *read_only,
             owners,
             max_files: FILES / count,
+        });
+        Ok(Shared {
+            tag: tag(index),
+            source,
         })
     };
     opened.iter().enumerate().map(one).collect()

@@ -169,6 +169,24 @@ impl DeviceConfig for RngConfig {
 pub struct FsConfig {
     /// What the guest mounts it by: 1 to 36 bytes (virtio 1.2, 5.11.4).
     pub tag: String,
+    /// Where it is served.
+    pub source: FsSource,
+}
+
+/// Where a shared directory is served.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FsSource {
+    /// By the VMM.
+    Directory(FsDirectory),
+    /// At the other end of this stream socket (crate `fuse`, `stream`); its reads and writes should not wait for ever.
+    Stream(FdRef),
+}
+
+/// A directory that the VMM serves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FsDirectory {
     /// The directory, opened with `O_PATH` at least; best the root of a mount of its own, which no path leads out of.
     pub directory: FdRef,
     /// The VMM's `/proc/PID/fd`, by which it opens files that it has found; best the root of a mount of its own, too.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::Worker;
-use fuse::Server;
+use fuse::Answer;
 use observe::RateLimit;
 use virtio::{Activation, ActiveQueue, DeviceError, VirtioDevice};
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
@@ -21,7 +21,7 @@ const REQUEST_QUEUES: u32 = 1;
 /// A virtio-fs device.
 pub(crate) struct Fs {
     config: [u8; TAG + 4],
-    server: Arc<Server>,
+    server: Arc<dyn Answer>,
     metrics: Metrics,
     // Outlives activations, or a guest could have a line with each reset.
     complaints: Arc<RateLimit>,
@@ -29,7 +29,7 @@ pub(crate) struct Fs {
 }
 
 impl Fs {
-    pub(crate) fn new(tag: [u8; TAG], server: Arc<Server>, metrics: Metrics, complaints: Arc<RateLimit>) -> Self {
+    pub(crate) fn new(tag: [u8; TAG], server: Arc<dyn Answer>, metrics: Metrics, complaints: Arc<RateLimit>) -> Self {
         let mut config = [0; TAG + 4];
         config[..TAG].copy_from_slice(&tag);
         config[TAG..].copy_from_slice(&REQUEST_QUEUES.to_le_bytes());

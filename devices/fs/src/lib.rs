@@ -1,4 +1,4 @@
-//! virtio-fs (5.11): a directory of the host, served by threads of this device. Knows no transport and no machine, and of
+//! virtio-fs (5.11): a directory of the host, served by threads of this device, or by somebody at the end of a stream. Knows no transport and no machine, and of
 //! FUSE only that requests have replies.
 //!
 //! ```text
@@ -11,14 +11,16 @@
 mod device;
 mod worker;
 
+use std::fs::File;
 use std::sync::Arc;
 
 use ::device::{CreateError, DeviceContext, DeviceModule, FdTable, parse_config};
-use fuse::{Options, Owners, Server};
+use fuse::stream::Remote;
+use fuse::{Answer, Options, Owners, Server};
 use observe::{Counter, RateLimit};
 use virtio::VirtioDevice;
 use vmm_api::DeviceSpec;
-use vmm_api::devices::{DeviceConfig, FsConfig, FsOwners};
+use vmm_api::devices::{DeviceConfig, FsConfig, FsDirectory, FsOwners, FsSource};
 
 use crate::device::Fs;
 
@@ -58,27 +60,10 @@ impl DeviceModule for FsModule {
     ) -> Result<Box<dyn VirtioDevice>, CreateError> {
         let config: FsConfig = parse_config(spec)?;
         let tag = tag(&config.tag)?;
-        if !(LEAST_FILES..=MOST_FILES).contains(&config.max_files) {
-            return Err(CreateError::Value(format!(
-                "{} files are what a guest may know of: give {LEAST_FILES} to {MOST_FILES}",
-                config.max_files
-            )));
-        }
-        let owners = match config.owners {
-            FsOwners::Kept => Owners::Kept,
-            FsOwners::One { uid, gid } => Owners::One { uid, gid },
+        let source: Arc<dyn Answer> = match &config.source {
+            FsSource::Directory(directory) => Arc::new(serve(directory, fds)?),
+            FsSource::Stream(socket) => Arc::new(Remote::new(File::from(fds.take(*socket)?))),
         };
-        // Most of what a guest knows it has not open.
-        let files = usize::try_from(config.max_files).unwrap_or(usize::MAX);
-        let options = Options {
-            read_only: config.read_only,
-            owners,
-            max_nodes: files - files / 8,
-            max_handles: files / 8,
-        };
-        let (directory, descriptors) = (fds.take(config.directory)?, fds.take(config.descriptors)?);
-        let server =
-            Server::new(directory, descriptors, options).map_err(|error| CreateError::Value(error.to_string()))?;
         let bytes = |direction| {
             let labels = [("device", context.id), ("direction", direction)];
             context.metrics.counter("fs_bytes_total", &labels)
@@ -90,13 +75,31 @@ impl DeviceModule for FsModule {
             from_guest: bytes("from-guest"),
             refused: counter("fs_refused_chains_total"),
         };
-        Ok(Box::new(Fs::new(
-            tag,
-            Arc::new(server),
-            metrics,
-            Arc::new(RateLimit::new(2)),
-        )))
+        Ok(Box::new(Fs::new(tag, source, metrics, Arc::new(RateLimit::new(2)))))
     }
+}
+
+fn serve(config: &FsDirectory, fds: &mut FdTable) -> Result<Server, CreateError> {
+    if !(LEAST_FILES..=MOST_FILES).contains(&config.max_files) {
+        return Err(CreateError::Value(format!(
+            "{} files are what a guest may know of: give {LEAST_FILES} to {MOST_FILES}",
+            config.max_files
+        )));
+    }
+    let owners = match config.owners {
+        FsOwners::Kept => Owners::Kept,
+        FsOwners::One { uid, gid } => Owners::One { uid, gid },
+    };
+    // Most of what a guest knows it has not open.
+    let files = usize::try_from(config.max_files).unwrap_or(usize::MAX);
+    let options = Options {
+        read_only: config.read_only,
+        owners,
+        max_nodes: files - files / 8,
+        max_handles: files / 8,
+    };
+    let (directory, descriptors) = (fds.take(config.directory)?, fds.take(config.descriptors)?);
+    Server::new(directory, descriptors, options).map_err(|error| CreateError::Value(error.to_string()))
 }
 
 fn tag(text: &str) -> Result<[u8; TAG], CreateError> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Epoll, Interest, StopSignal};
-use fuse::{MAX_REQUEST, Reply, Server};
+use fuse::{Answer, MAX_REQUEST, Reply};
 use memory::GuestRam;
 use observe::RateLimit;
 use virtio::{ActiveQueue, Chain, QueueInterrupt, RingError};
@@ -24,7 +24,7 @@ pub(crate) struct Serving {
     pub(crate) queue: ActiveQueue,
     pub(crate) memory: Arc<GuestRam>,
     pub(crate) interrupt: Arc<dyn QueueInterrupt>,
-    pub(crate) server: Arc<Server>,
+    pub(crate) server: Arc<dyn Answer>,
     pub(crate) metrics: Metrics,
     pub(crate) complaints: Arc<RateLimit>,
 }

@@ -8,6 +8,7 @@ use message::request;
 use shared::{config, make};
 use virtio::conformance::driver::Driver;
 use virtio::conformance::{Request, Subject, run};
+use vmm_api::devices::{FsConfig, FsDirectory, FsSource};
 
 #[test]
 fn it_conforms() {
@@ -84,10 +85,17 @@ fn its_tag_and_its_one_request_queue_are_in_its_configuration() {
     device.read_config(usize::MAX, &mut bytes);
 }
 
+fn directory_of(config: &mut FsConfig) -> &mut FsDirectory {
+    match &mut config.source {
+        FsSource::Directory(directory) => directory,
+        FsSource::Stream(_) => panic!("it is served elsewhere"),
+    }
+}
+
 #[test]
 fn what_cannot_be_is_refused_with_a_reason() {
     let directory = tempfile::tempdir().unwrap();
-    let refused = |change: fn(&mut vmm_api::devices::FsConfig)| {
+    let refused = |change: fn(&mut FsConfig)| {
         let mut config = config();
         change(&mut config);
         make(&config, directory.path()).err().unwrap().to_string()
@@ -95,6 +103,7 @@ fn what_cannot_be_is_refused_with_a_reason() {
     assert!(refused(|c| c.tag = String::new()).contains("tag"));
     assert!(refused(|c| c.tag = "x".repeat(37)).contains("36"));
     assert!(refused(|c| c.tag = "a\0b".into()).contains("tag"));
-    assert!(refused(|c| c.max_files = 1).contains("16"));
-    assert!(refused(|c| c.directory = vmm_api::FdRef(9)).contains('9'));
+    assert!(refused(|c| directory_of(c).max_files = 1).contains("16"));
+    assert!(refused(|c| directory_of(c).directory = vmm_api::FdRef(9)).contains('9'));
+    assert!(refused(|c| c.source = FsSource::Stream(vmm_api::FdRef(9))).contains('9'));
 }

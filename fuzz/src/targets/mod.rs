@@ -7,6 +7,7 @@ mod image;
 mod kernel;
 mod messages;
 mod registry;
+mod shares;
 
 use crate::run::Target;
 
@@ -21,6 +22,7 @@ pub(crate) fn all() -> Vec<Target> {
         guest::pci_config(),
         guest::virtqueue(),
         guest::transport(),
+        shares::messages(),
         image::archive(),
         image::layers(),
         kernel::image(),

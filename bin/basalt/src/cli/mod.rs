@@ -328,6 +328,10 @@ pub(crate) struct RunArgs {
     #[arg(short, long, value_name = "VOLUME", value_parser = volume::mount)]
     pub(crate) volume: Vec<node_api::VolumeMount>,
 
+    /// The same as JSON: what this program, in the lab, is told by the one outside.
+    #[arg(long, hide = true, value_name = "JSON", value_parser = volume::described)]
+    pub(crate) volume_json: Vec<node_api::VolumeMount>,
+
     /// Mark it with KEY=VALUE.
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse::label)]
     pub(crate) label: Vec<(String, String)>,

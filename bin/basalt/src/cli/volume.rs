@@ -42,3 +42,8 @@ pub(super) fn mount(text: &str) -> Result<VolumeMount, String> {
         ..volume
     })
 }
+
+/// A volume as a program describes it.
+pub(super) fn described(text: &str) -> Result<VolumeMount, String> {
+    serde_json::from_str(text).map_err(|error| error.to_string())
+}

@@ -7,7 +7,7 @@ use device::{DeviceContext, DeviceModule, FdTable};
 use observe::Registry;
 use rustix::fs::{Mode, OFlags};
 use virtio::VirtioDevice;
-use vmm_api::devices::{FsConfig, FsOwners};
+use vmm_api::devices::{FsConfig, FsDirectory, FsOwners, FsSource};
 use vmm_api::{DeviceSpec, FdRef};
 
 fn open(path: &Path) -> OwnedFd {
@@ -18,14 +18,16 @@ fn open(path: &Path) -> OwnedFd {
 pub(crate) fn config() -> FsConfig {
     FsConfig {
         tag: "shared".into(),
-        directory: FdRef(0),
-        descriptors: FdRef(1),
-        read_only: false,
-        owners: FsOwners::One {
-            uid: rustix::process::geteuid().as_raw(),
-            gid: rustix::process::getegid().as_raw(),
-        },
-        max_files: 64,
+        source: FsSource::Directory(FsDirectory {
+            directory: FdRef(0),
+            descriptors: FdRef(1),
+            read_only: false,
+            owners: FsOwners::One {
+                uid: rustix::process::geteuid().as_raw(),
+                gid: rustix::process::getegid().as_raw(),
+            },
+            max_files: 64,
+        }),
     }
 }
 
