@@ -16,7 +16,7 @@ use crate::{Case, Host};
 pub(crate) const CASE: Case = Case {
     name: "volumes",
     limit: Duration::from_secs(400),
-    host: host,
+    host,
     guest: None,
 };
 
