@@ -6,9 +6,9 @@ use device::DeviceModule;
 const MODULES: [&dyn DeviceModule; 6] = [
     &block::MODULE,
     &console::MODULE,
-    &fs::MODULE,
     &net::MODULE,
     &rng::MODULE,
+    &virtiofs::MODULE,
     &vsock::MODULE,
 ];
 
@@ -40,6 +40,6 @@ mod tests {
             assert_eq!(find(kind).map(DeviceModule::kind), Some(kind));
         }
         assert!(find("floppy").is_none());
-        assert_eq!(kinds(), "block, console, fs, net, rng, vsock");
+        assert_eq!(kinds(), "block, console, net, rng, fs, vsock");
     }
 }

@@ -39,5 +39,5 @@ pub(crate) fn make(config: &FsConfig, directory: &Path) -> Result<Box<dyn Virtio
         metrics: &Registry::new(),
     };
     let fds = vec![open(directory), open(Path::new("/proc/self/fd"))];
-    fs::MODULE.create(&spec, &mut FdTable::new(fds), &context)
+    virtiofs::MODULE.create(&spec, &mut FdTable::new(fds), &context)
 }
