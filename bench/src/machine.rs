@@ -16,7 +16,8 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::time::{ClockId, clock_gettime};
 use vmm_api::devices::{
-    BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, MacAddress, NetConfig, NetLimits, RngConfig, VsockConfig,
+    BlockConfig, BlockEngine, BlockLimits, ConsoleConfig, DeviceConfig, MacAddress, NetConfig, NetLimits, RngConfig,
+    VsockConfig,
 };
 use vmm_api::{DeviceSpec, FdRef, VmConfig, VmmClient};
 use wire::packet::PacketSocket;
@@ -331,6 +332,7 @@ impl Parts {
             queues: 1,
             serial: id.to_owned(),
             engine,
+            limits: BlockLimits::default(),
         };
         spec(id, &config)
     }

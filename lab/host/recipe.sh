@@ -14,8 +14,9 @@ set -eu
 out=${1:?usage: recipe.sh OUT_DIR}
 suite=bookworm
 kernel=linux-image-cloud-amd64
-# What runs in the host: file systems, networking, measuring, and Debian's QEMU as the peer of the benchmarks.
-packages=kmod,iproute2,nftables,procps,util-linux,e2fsprogs,xfsprogs,erofs-utils,fio,strace,socat,pciutils,qemu-system-x86
+# What runs in the host: file systems, networking, measuring, Debian's QEMU as the peer of the benchmarks, and systemd for the
+# case that installs the package (in namespaces of its own; the lab's PID 1 is ours).
+packages=kmod,iproute2,nftables,procps,util-linux,e2fsprogs,xfsprogs,erofs-utils,fio,strace,socat,pciutils,qemu-system-x86,systemd
 # Reached before the root image is mounted; the rest is loaded from the root image.
 early="virtio_pci virtio_blk erofs overlay"
 

@@ -45,6 +45,14 @@ enum Verb {
     },
     /// Run the commands that README and docs show
     Docs,
+    /// Make the Debian package, target/package/basalt_VERSION_amd64.deb
+    Package {
+        /// Another version than the tree's
+        #[arg(long)]
+        version: Option<String>,
+        #[command(flatten)]
+        steps: StepArgs,
+    },
 }
 
 #[derive(Debug, Default, Args)]
@@ -73,14 +81,15 @@ fn main() -> ExitCode {
 fn dispatch(verb: Verb) -> Result<u8> {
     let mut context = Context::find()?;
     match verb {
-        Verb::Run(args) => with_steps(&context, steps::run(), args, false),
-        Verb::Test(args) => with_steps(&context, steps::test(), args, true),
+        Verb::Run(args) => with_steps(&context, steps::run(), args, "run"),
+        Verb::Test(args) => with_steps(&context, steps::test(), args, "test"),
         Verb::Ci(args) => {
             context.ci = true;
-            with_steps(&context, steps::test(), args, true)
+            with_steps(&context, steps::test(), args, "test")
         }
         Verb::Tidy { json, accept_golden } => tidy::command(&context.root, json, accept_golden),
-        Verb::Docs => with_steps(&context, vec![docs_alone()], StepArgs::default(), false),
+        Verb::Package { version, steps: args } => with_steps(&context, steps::package(version), args, "package"),
+        Verb::Docs => with_steps(&context, vec![docs_alone()], StepArgs::default(), "docs"),
     }
 }
 
@@ -99,7 +108,7 @@ fn docs_alone() -> Step {
     })
 }
 
-fn with_steps(context: &Context, steps: Vec<Step>, args: StepArgs, tests: bool) -> Result<u8> {
+fn with_steps(context: &Context, steps: Vec<Step>, args: StepArgs, verb: &'static str) -> Result<u8> {
     if args.list {
         list(&steps, args.json)?;
         return Ok(0);
@@ -107,8 +116,9 @@ fn with_steps(context: &Context, steps: Vec<Step>, args: StepArgs, tests: bool) 
     let options = Options {
         only: args.only,
         json: args.json,
-        keep_going: tests,
-        counts: tests,
+        keep_going: verb == "test",
+        counts: verb == "test",
+        verb,
     };
     run_steps(context, steps, &options)
 }

@@ -50,7 +50,7 @@ impl Drop for Bar {
     }
 }
 
-/// A reader whose progress is shown.
+/// A reader or writer whose progress is shown.
 #[derive(Debug)]
 pub(crate) struct Shown<R> {
     reader: R,
@@ -60,8 +60,8 @@ pub(crate) struct Shown<R> {
     total: u64,
 }
 
-impl<R: Read> Shown<R> {
-    /// Shows how much of `total` bytes has been read.
+impl<R> Shown<R> {
+    /// Shows how much of `total` bytes has passed.
     pub(crate) fn new(reader: R, bar: Bar, what: &'static str, total: u64) -> Self {
         Self {
             reader,
@@ -70,6 +70,26 @@ impl<R: Read> Shown<R> {
             done: 0,
             total,
         }
+    }
+}
+
+impl<R> Shown<R> {
+    /// What was shown; the bar goes.
+    pub(crate) fn into_inner(self) -> R {
+        self.reader
+    }
+}
+
+impl<W: Write> Write for Shown<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.reader.write(bytes)?;
+        self.done += written as u64;
+        self.bar.show(self.what, self.done, self.total);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.reader.flush()
     }
 }
 

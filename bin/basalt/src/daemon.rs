@@ -108,9 +108,46 @@ fn runs(pid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
 
+/// The daemon's program and state directory as the package has them, and its service.
+const PACKAGED: (&str, &str) = ("/usr/sbin/basaltd", "/var/lib/basalt");
+const SERVICE: &str = "basaltd.service";
+const UNITS: [&str; 3] = ["/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"];
+
+/// Whether systemd is to start the daemon: one that is started here would have sandboxes' cgroups where systemd does not
+/// expect them.
+fn is_service(program: &Path, state: &Path) -> bool {
+    let usual = program == Path::new(PACKAGED.0) && state == Path::new(PACKAGED.1);
+    // sd_booted(3).
+    usual
+        && !places::are_chosen()
+        && Path::new("/run/systemd/system").is_dir()
+        && UNITS
+            .iter()
+            .any(|directory| Path::new(directory).join(SERVICE).exists())
+}
+
+fn start_service(socket: &Path) -> Result<Client> {
+    let output = Command::new("systemctl")
+        .args(["start", SERVICE])
+        .stdin(Stdio::null())
+        .output();
+    let output = output.context("systemctl cannot be run")?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!(
+            "`systemctl start {SERVICE}` failed: {}; see `systemctl status {SERVICE}`",
+            said.trim()
+        );
+    }
+    try_connect(socket)?.with_context(|| format!("{SERVICE} was started, but nobody listens at {}", socket.display()))
+}
+
 /// Starts a daemon and waits until it answers. Two may be started at once: then one of them finds the other and ends.
 fn start(state: &Path, socket: &Path) -> Result<Client> {
     let program = places::daemon()?;
+    if is_service(&program, state) {
+        return start_service(socket);
+    }
     fs::create_dir_all(state).with_context(|| {
         format!(
             "{} cannot be made: become root, or set BASALT_STATE to a directory of your own",

@@ -1,5 +1,6 @@
 //! `basalt exec`: another command in a sandbox that runs.
 
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use agent_api::{Connection, ExecRequest, OsText, Signals, local_tty};
@@ -61,6 +62,52 @@ pub(crate) fn exec(args: &ExecArgs, output: &Output) -> Result<u8> {
                     Ok(ended.exit_code())
                 }
                 None => Err(error).context("the connection to the sandbox broke"),
+            }
+        }
+    }
+}
+
+/// A connection to a sandbox's agent that waits for a request.
+pub(crate) fn agent(sandbox: &str) -> Result<UnixStream> {
+    let sandbox = sandbox.to_owned();
+    match daemon::connect()?.ask(Request::Exec { sandbox })? {
+        (Reply::Agent { .. }, fds) => {
+            let fd = fds.into_iter().next();
+            Ok(fd
+                .context("the daemon sent no connection: use basalt and basaltd of one build")?
+                .into())
+        }
+        (other, _) => bail!("the daemon answered {other:?} to `exec`: use basalt and basaltd of one build"),
+    }
+}
+
+/// `basalt agent-stream`: joins standard input and output to the agent, until one of them ends.
+pub(crate) fn stream(sandbox: &str) -> Result<u8> {
+    let mut to = agent(sandbox)?;
+    let mut from = to.try_clone()?;
+    let feeder = std::thread::spawn(move || {
+        let fed = std::io::copy(&mut std::io::stdin().lock(), &mut to);
+        // Whoever is on the other side has gone, or the agent has.
+        drop(to.shutdown(std::net::Shutdown::Write));
+        fed
+    });
+    let mut out = std::io::stdout().lock();
+    let copied = copy_flushing(&mut from, &mut out);
+    // It may still read: this program ends with the agent's stream.
+    drop(feeder);
+    copied.context("the agent's answers cannot be passed on")?;
+    Ok(0)
+}
+
+/// What comes is passed on at once: somebody waits for each answer.
+fn copy_flushing(from: &mut impl Read, to: &mut impl Write) -> std::io::Result<()> {
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        match from.read(&mut buffer)? {
+            0 => return Ok(()),
+            got => {
+                to.write_all(buffer.get(..got).unwrap_or_default())?;
+                to.flush()?;
             }
         }
     }

@@ -37,7 +37,8 @@ pub(crate) fn man(directory: &Path, output: &Output) -> Result<u8> {
     Ok(0)
 }
 
-/// One for the command, and those of its verbs.
+/// One for the command, and those of its verbs. What is hidden from help has none.
 fn pages(command: &clap::Command) -> usize {
-    1 + command.get_subcommands().map(pages).sum::<usize>()
+    let shown = command.get_subcommands().filter(|verb| !verb.is_hide_set());
+    1 + shown.map(pages).sum::<usize>()
 }

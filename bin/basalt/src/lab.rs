@@ -6,20 +6,26 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::Duration;
 
-use agent_api::{Connection, ExecRequest, ExitStatus, LocalIo, OsText, Signals, Token, Upload, local_tty, pump};
+use agent_api::{
+    Connection, Event, ExecRequest, ExitStatus, LocalIo, OsText, Running, Signals, Token, Upload, local_tty, pump,
+};
 use anyhow::{Context, Result, bail};
 use node_api::volume::Served;
 use node_api::{VolumeMount, VolumeSource};
 use serde::Deserialize;
 
 use crate::bar::{Bar, Shown};
-use crate::cli::{ExecArgs, LogLevel, RunArgs};
+use crate::cli::{CpArgs, ExecArgs, LogLevel, RunArgs};
+use crate::copy;
 use crate::images::Opened;
 use crate::output::Output;
 use crate::places;
@@ -117,6 +123,76 @@ pub(crate) fn exec(args: &ExecArgs, output: &Output) -> Result<u8> {
     verb(&words, streams)
 }
 
+/// `basalt cp`: files are read and written here; a program in the lab has only the streams of the sandbox's agent.
+pub(crate) fn cp(args: &CpArgs, output: &Output) -> Result<u8> {
+    let Some(lab) = status()? else {
+        bail!("the lab is down, so it has no sandboxes: `basalt run` brings it up");
+    };
+    step("sync", &["--json"])?;
+    copy::copy(args, &|sandbox| agent(&lab, sandbox), output)
+}
+
+/// A connection to the agent of a sandbox in the lab.
+fn agent(lab: &Lab, sandbox: &str) -> Result<UnixStream> {
+    let mut connection = connect(lab)?;
+    connection.set_read_timeout(None)?;
+    let request = far_request(vec![PROGRAM.into(), "agent-stream".into(), "--".into(), sandbox.into()]);
+    let (ours, theirs) = UnixStream::pair().context("making a socket")?;
+    let carry = move || {
+        if let Err(error) = carry(&mut connection, &request, theirs) {
+            log::info!("the stream to the sandbox's agent has ended: {error:#}");
+        }
+    };
+    thread::Builder::new()
+        .name("agent".into())
+        .spawn(carry)
+        .context("starting a thread")?;
+    Ok(ours)
+}
+
+/// Joins `theirs` to a program in the lab; what it says is said here.
+fn carry(connection: &mut Connection<TcpStream>, request: &ExecRequest, theirs: UnixStream) -> Result<()> {
+    let Running { mut output, input, .. } = connection.exec(&ExecRequest {
+        stdin: true,
+        ..request.clone()
+    })?;
+    let (mut from, mut to) = (theirs.try_clone()?, &theirs);
+    let mut feed = move || -> Result<()> {
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            match from.read(&mut buffer)? {
+                0 => return Ok(input.close()?),
+                got => input.write(buffer.get(..got).unwrap_or_default())?,
+            }
+        }
+    };
+    thread::Builder::new().name("agent-input".into()).spawn(move || {
+        if let Err(error) = feed() {
+            log::info!("nothing more is sent to the sandbox's agent: {error:#}");
+        }
+    })?;
+    loop {
+        match output.next()? {
+            Event::Stdout(bytes) => to.write_all(bytes)?,
+            Event::Stderr(bytes) => io::stderr().lock().write_all(bytes)?,
+            Event::Closed(_) => (),
+            Event::Exited(_) => break,
+        }
+    }
+    theirs.shutdown(std::net::Shutdown::Both)?;
+    Ok(())
+}
+
+/// What is run there, as this program would be run by hand.
+fn far_request(argv: Vec<String>) -> ExecRequest {
+    ExecRequest {
+        argv: argv.into_iter().map(OsText::from).collect(),
+        env: ENVIRONMENT.into_iter().map(OsText::from).collect(),
+        cwd: OsText::from("/"),
+        ..ExecRequest::default()
+    }
+}
+
 /// Which of this program's streams a command in the lab gets besides output and errors.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Streams {
@@ -130,12 +206,9 @@ pub(crate) struct Streams {
 fn execute(connection: &mut Connection<TcpStream>, argv: Vec<String>, tty: bool, stdin: bool) -> Result<u8> {
     let signals = Signals::install()?;
     let request = ExecRequest {
-        argv: argv.into_iter().map(OsText::from).collect(),
-        env: ENVIRONMENT.into_iter().map(OsText::from).collect(),
-        cwd: OsText::from("/"),
         tty: tty.then(local_tty),
         stdin,
-        ..ExecRequest::default()
+        ..far_request(argv)
     };
     connection.set_read_timeout(None)?;
     let running = match connection.exec(&request) {
@@ -296,6 +369,8 @@ fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, j
     argv.push(format!("--memory={}", args.memory.bytes()));
     argv.push(format!("--disk={}", args.disk.bytes()));
     argv.push(format!("--network={}", args.network.word()));
+    argv.extend(args.limits.words());
+    argv.extend(args.tmpfs.iter().map(|tmpfs| format!("--tmpfs={tmpfs}")));
     argv.extend(args.publish.iter().map(|ports| format!("--publish={ports}")));
     let volumes = args.volume.iter().chain(&args.volume_json);
     argv.extend(volumes.filter_map(|volume| Some(format!("--volume-json={}", serde_json::to_string(volume).ok()?))));
@@ -356,6 +431,10 @@ mod tests {
             "--rm",
             "--disk",
             "1g",
+            "--tmpfs",
+            "/run:size=1m",
+            "--cpu-limit",
+            "0.5",
             "-l",
             "k=v",
             "-v",
@@ -387,7 +466,7 @@ mod tests {
         let same = |a: &RunArgs| {
             (
                 (a.tty, a.interactive, a.rm, a.detach),
-                (a.cpus, a.memory, a.disk),
+                (a.cpus, a.memory, a.disk, a.limits.limits(), a.tmpfs.clone()),
                 (a.workdir.clone(), a.user.clone(), a.entrypoint.clone()),
                 (
                     a.name.clone(),

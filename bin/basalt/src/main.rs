@@ -5,6 +5,7 @@
 mod attached;
 mod bar;
 mod cli;
+mod copy;
 mod daemon;
 mod doctor;
 mod engine;
@@ -89,11 +90,14 @@ fn sandbox_verb(verb: Verb, argv: &[OsString], output: &Output) -> anyhow::Resul
     if let Engine::Lab(_) = engine::wanted()?.unwrap_or_else(engine::usable) {
         return match verb {
             Verb::Exec(args) => lab::exec(&args, output),
+            Verb::Cp(args) => lab::cp(&args, output),
             _ => lab::verb(argv.get(1..).unwrap_or_default(), lab::Streams::default()),
         };
     }
     match verb {
         Verb::Exec(args) => exec::exec(&args, output),
+        Verb::Cp(args) => copy::copy(&args, &exec::agent, output),
+        Verb::AgentStream(args) => exec::stream(&args.one.sandbox),
         Verb::Ps(args) => sandboxes::ps(&args, output),
         Verb::Logs(args) => logs::logs(&args, output),
         Verb::Start(args) => sandboxes::start(&args, output),

@@ -62,6 +62,13 @@ pub(crate) fn daemon() -> Result<PathBuf> {
     found.context("the daemon's program basaltd is not beside this one: run `make run` in Basalt's source tree")
 }
 
+/// Whether somebody wants a daemon with other things than the usual ones.
+pub(crate) fn are_chosen() -> bool {
+    ["BASALT_ASSETS", "BASALT_KVM"]
+        .into_iter()
+        .any(|name| variable(name).is_some())
+}
+
 /// Everything that `doctor` looks at.
 pub(crate) fn for_doctor() -> Result<host::Places> {
     Ok(host::Places {

@@ -246,9 +246,12 @@ fn samples(client: &mut Client, sandbox: Option<&String>) -> Result<Vec<Sample>>
 
 fn stats_table(before: &[Sample], now: &[Sample]) -> String {
     let mut rows = vec![
-        ["ID", "NAME", "CPU", "CPU TIME", "MEMORY", "DISK", "THREADS"]
-            .map(str::to_owned)
-            .to_vec(),
+        [
+            "ID", "NAME", "CPU", "CPU TIME", "MEMORY", "LIMIT", "DISK", "READ", "WRITTEN", "RECEIVED", "SENT",
+            "THREADS",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
     ];
     for sample in now {
         let usage = &sample.usage;
@@ -261,7 +264,14 @@ fn stats_table(before: &[Sample], now: &[Sample]) -> String {
             share.map_or_else(|| "-".to_owned(), |share| format!("{share} %")),
             format!("{:.1} s", Duration::from_micros(usage.cpu_usec).as_secs_f64()),
             ByteSize(usage.memory).to_string(),
+            usage
+                .memory_limit
+                .map_or_else(|| "-".to_owned(), |limit| ByteSize(limit).to_string()),
             ByteSize(usage.disk).to_string(),
+            ByteSize(usage.block.bytes_in).to_string(),
+            ByteSize(usage.block.bytes_out).to_string(),
+            ByteSize(usage.network.bytes_in).to_string(),
+            ByteSize(usage.network.bytes_out).to_string(),
             usage.pids.to_string(),
         ]);
     }

@@ -1,109 +1,120 @@
-//! The node daemon: reads its flags, opens the node, serves until it is told to end. Everything else is crate `node`.
+//! The node daemon: opens the node, serves until it is told to end; or ends all sandboxes; or holds the cgroup that they are
+//! in. Everything else is crate `node`.
 
-#![allow(unsafe_code, reason = "signals are blocked before any thread starts")]
+#![allow(
+    unsafe_code,
+    reason = "signals are blocked before any thread starts; a service manager hands descriptors over by number"
+)]
+
+mod manager;
+mod options;
 
 use std::mem::MaybeUninit;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use base::EventFd;
 use log::LevelFilter;
 use node::{Config, Node, Pool, Server, TimeLimits};
+use node_api::{Client, Request};
 
-const HELP: &str = "\
-basaltd: keeps the sandboxes of a node (see docs/daemon.md)
+use crate::options::{Command, Options};
 
-Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--no-users] [--log-level LEVEL]
+/// The cgroup of the process that holds those of sandboxes, beside theirs.
+const HOLDER: &str = "holder";
 
-  --state DIR        where sandboxes and images are kept; /var/lib/basalt
-  --assets DIR       the guest kernel, its initramfs and basalt-vmm; basalt-assets beside this program, or /usr/lib/basalt
-  --kvm PATH         the KVM device; /dev/kvm
-  --no-users         run VMMs as this user and in no namespaces of their own: for tests, and where root is not to be had
-  --log-level LEVEL  off, error, warn (default), info, debug or trace; from debug on guests' kernels say everything
-  --version          print the version
-  --help             print this text
+/// How long a daemon that was asked to end may take.
+const QUIT_LIMIT: Duration = Duration::from_secs(10);
 
-SIGTERM and SIGINT end it; sandboxes run on, and the next basaltd on the same state directory finds them.
-";
-
-struct Options {
-    state: PathBuf,
-    assets: PathBuf,
-    kvm: PathBuf,
-    users: bool,
-    log_level: LevelFilter,
-}
-
-enum Command {
-    Run(Options),
-    Print(String),
-}
-
-fn parse() -> Result<Command> {
-    use lexopt::prelude::*;
-    let mut options = Options {
-        state: "/var/lib/basalt".into(),
-        assets: default_assets(),
-        kvm: host::kvm::DEVICE.into(),
-        users: true,
-        log_level: LevelFilter::Warn,
-    };
-    let mut parser = lexopt::Parser::from_env();
-    while let Some(argument) = parser.next()? {
-        match argument {
-            Long("state") => options.state = parser.value()?.into(),
-            Long("assets") => options.assets = parser.value()?.into(),
-            Long("kvm") => options.kvm = parser.value()?.into(),
-            Long("no-users") => options.users = false,
-            Long("log-level") => options.log_level = parser.value()?.parse()?,
-            Long("version") => {
-                return Ok(Command::Print(
-                    concat!("basaltd ", env!("CARGO_PKG_VERSION"), "\n").into(),
-                ));
-            }
-            Short('h') | Long("help") => return Ok(Command::Print(HELP.to_owned())),
-            other => return Err(other.unexpected().into()),
-        }
-    }
-    Ok(Command::Run(options))
-}
-
-fn default_assets() -> PathBuf {
-    let beside = std::env::current_exe()
-        .ok()
-        .and_then(|program| Some(program.parent()?.join("basalt-assets")))
-        .filter(|directory| directory.is_dir());
-    beside.unwrap_or_else(|| PathBuf::from("/usr/lib/basalt"))
-}
-
-fn run(options: Options) -> Result<()> {
-    observe::logger::init("basaltd: ", options.log_level)?;
-    let signals = block_signals()?;
-    let absolute =
-        |path: &Path| std::path::absolute(path).with_context(|| format!("{} cannot be made absolute", path.display()));
+fn open(options: Options) -> Result<Arc<Node>> {
     let config = Config {
-        state: absolute(&options.state)?,
+        state: options.state,
         kernel: options.assets.join("vmlinux"),
         initramfs: options.assets.join("initramfs.cpio"),
         vmm: options.assets.join("basalt-vmm"),
         kvm: options.kvm,
         users: options.users.then(Pool::default),
         log_level: options.log_level,
-        managed: std::env::var_os("INVOCATION_ID").is_some(),
+        managed: manager::is_manager(),
+        cgroup: options.cgroup,
         limits: if host::emulated() {
             TimeLimits::EMULATED
         } else {
             TimeLimits::REAL
         },
     };
-    let server = Server::bind(Node::open(config)?)?;
+    Ok(Node::open(config)?)
+}
+
+fn serve(options: Options) -> Result<()> {
+    let inherited = manager::socket()?;
+    observe::logger::init("basaltd: ", options.log_level)?;
+    let signals = block_signals()?;
+    let node = open(options)?;
+    let server = match inherited {
+        Some(socket) => Server::inherit(node, socket)?,
+        None => Server::bind(node)?,
+    };
     let stopper = server.stopper();
     std::thread::Builder::new()
         .name("signals".into())
-        .spawn(move || wait_for_signal(&signals, &stopper))
+        .spawn(move || {
+            wait_for_signal(&signals);
+            stopper.signal();
+        })
         .context("starting a thread")?;
-    Ok(server.serve()?)
+    manager::tell("READY=1")?;
+    server.serve()?;
+    manager::tell("STOPPING=1")
+}
+
+/// The host goes down, or Basalt is removed.
+fn end_sandboxes(options: Options, grace: Duration) -> Result<()> {
+    observe::logger::init("basaltd: ", options.log_level)?;
+    // A service manager has ended its daemon by now. Its socket would only start another.
+    if manager::is_manager() {
+        if manager::is_after_a_death() {
+            log::warn!("the process that keeps the sandboxes' cgroup has died; they run on");
+            return Ok(());
+        }
+    } else {
+        end_daemon(&options)?;
+    }
+    let ending = open(options)?.end_all(grace)?;
+    if ending.failed > 0 {
+        bail!("{} sandboxes could not be ended, {} were", ending.failed, ending.ended);
+    }
+    log::info!("{} sandboxes have ended", ending.ended);
+    Ok(())
+}
+
+/// Ends the daemon of this state directory, if one runs; its end lets go of the directory's lock.
+fn end_daemon(options: &Options) -> Result<()> {
+    let socket = options.state.join(node_api::SOCKET);
+    let Ok(mut client) = Client::connect(&socket) else {
+        return Ok(());
+    };
+    client.ask(Request::Quit { clean: false })?;
+    let end = Instant::now() + QUIT_LIMIT;
+    while Client::connect(&socket).is_ok() {
+        if Instant::now() >= end {
+            bail!("the daemon at {} does not end: kill it", socket.display());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Sandboxes' cgroups lie in that of a service of its own, which a restart of the daemon does not touch. A service's cgroup
+/// is there as long as a process is in it: this one.
+fn hold_cgroup() -> Result<()> {
+    observe::logger::init("basaltd: ", LevelFilter::Warn)?;
+    let signals = block_signals()?;
+    host::cgroup::step_down(HOLDER)?;
+    manager::tell("READY=1")?;
+    wait_for_signal(&signals);
+    manager::tell("STOPPING=1")
 }
 
 /// Blocks the signals that end the daemon, so that one thread can wait for them.
@@ -128,8 +139,8 @@ fn block_signals() -> Result<libc::sigset_t> {
     Ok(set)
 }
 
-/// Ends the server at a signal. A terminal that hangs up (SIGHUP) is nothing to a daemon.
-fn wait_for_signal(set: &libc::sigset_t, stopper: &EventFd) {
+/// Returns at a signal that ends. A terminal that hangs up (SIGHUP) is nothing to a daemon.
+fn wait_for_signal(set: &libc::sigset_t) {
     loop {
         let mut number = 0;
         // SAFETY: both pointers are valid for the call.
@@ -137,14 +148,15 @@ fn wait_for_signal(set: &libc::sigset_t, stopper: &EventFd) {
         if failed != 0 || number == libc::SIGHUP {
             continue;
         }
-        log::info!("ending at signal {number}");
-        return stopper.signal();
+        return log::info!("ending at signal {number}");
     }
 }
 
 fn main() -> ExitCode {
-    let result = parse().and_then(|command| match command {
-        Command::Run(options) => run(options),
+    let result = options::parse().and_then(|command| match command {
+        Command::Serve(options) => serve(options),
+        Command::EndSandboxes(options, grace) => end_sandboxes(options, grace),
+        Command::HoldCgroup => hold_cgroup(),
         Command::Print(text) => {
             use std::io::Write;
             Ok(std::io::stdout().write_all(text.as_bytes())?)

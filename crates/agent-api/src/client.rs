@@ -19,8 +19,8 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
 /// A connection to an agent, after the handshake. One request at a time; one exec at a time.
 #[derive(Debug)]
 pub struct Connection<S: Duplex> {
-    reader: FrameReader<S>,
-    writer: Arc<FrameWriter<S>>,
+    pub(crate) reader: FrameReader<S>,
+    pub(crate) writer: Arc<FrameWriter<S>>,
 }
 
 impl<S: Duplex> Connection<S> {
@@ -70,7 +70,7 @@ impl<S: Duplex> Connection<S> {
 
     /// Makes the container's root.
     pub fn prepare(&mut self, prepare: &Prepare) -> Result<(), Error> {
-        self.ask(&Request::Prepare(prepare.clone())).and_then(done)
+        self.ask(&Request::Prepare(Box::new(prepare.clone()))).and_then(done)
     }
 
     /// What is at `path`, if anything.
@@ -172,12 +172,12 @@ impl<S: Duplex> Connection<S> {
         }
     }
 
-    fn ask(&mut self, request: &Request) -> Result<Reply, Error> {
+    pub(crate) fn ask(&mut self, request: &Request) -> Result<Reply, Error> {
         send_request(&self.writer, request)?;
         self.answer()
     }
 
-    fn answer(&mut self) -> Result<Reply, Error> {
+    pub(crate) fn answer(&mut self) -> Result<Reply, Error> {
         let frame = self
             .reader
             .read()
@@ -210,13 +210,13 @@ fn is_timeout(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
-fn done(reply: Reply) -> Result<(), Error> {
+pub(crate) fn done(reply: Reply) -> Result<(), Error> {
     match reply {
         Reply::Done => Ok(()),
         other => Err(unexpected(other)),
     }
 }
 
-fn unexpected(reply: Reply) -> Error {
+pub(crate) fn unexpected(reply: Reply) -> Error {
     Error::Unexpected(Box::new(reply))
 }

@@ -2,8 +2,11 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// A connected stream socket.
 pub trait Duplex: Read + Write + Send + Sized {
@@ -15,6 +18,16 @@ pub trait Duplex: Read + Write + Send + Sized {
 
     /// Ends both directions; reads in other threads return.
     fn close(&self);
+
+    /// Something can be read, or the other side is gone.
+    fn has_input(&self) -> bool;
+}
+
+fn has_input(stream: impl AsFd) -> bool {
+    let nothing = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut fds = [PollFd::new(&stream, PollFlags::IN)];
+    // What cannot be asked is found out by reading.
+    poll(&mut fds, Some(&nothing)).is_ok_and(|ready| ready > 0)
 }
 
 impl Duplex for UnixStream {
@@ -30,6 +43,10 @@ impl Duplex for UnixStream {
         // Fails only if the peer has already ended the connection, and then there is nothing to do.
         drop(self.shutdown(Shutdown::Both));
     }
+
+    fn has_input(&self) -> bool {
+        has_input(self)
+    }
 }
 
 impl Duplex for TcpStream {
@@ -44,5 +61,9 @@ impl Duplex for TcpStream {
     fn close(&self) {
         // As above.
         drop(self.shutdown(Shutdown::Both));
+    }
+
+    fn has_input(&self) -> bool {
+        has_input(self)
     }
 }

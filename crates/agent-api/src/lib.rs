@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "sigaction(2) has no safe wrapper; all of it is in signals.rs")]
 
 mod client;
+mod copy;
 mod duplex;
 mod error;
 pub mod log;
@@ -14,11 +15,13 @@ mod terminal;
 mod text;
 
 pub use client::Connection;
+pub use copy::{Copied, Packing};
 pub use duplex::Duplex;
 pub use error::Error;
 pub use message::{
     Address, AgentInfo, DiskName, ExecFailure, ExecRequest, ExitStatus, FailureKind, FileInfo, Gateway, GuestNetwork,
-    OutputStream, PROTOCOL, PowerAction, Prepare, RootDisk, Share, Shutdown, Tty, Upload, VSOCK_PORT, WinSize,
+    OutputStream, PROTOCOL, PowerAction, Prepare, RootDisk, Share, Shutdown, TmpfsMount, Tty, UnpackTarget, Upload,
+    VSOCK_PORT, WinSize,
 };
 pub use pump::{LocalIo, pump};
 pub use running::{Collected, Event, Input, Output, Running};

@@ -33,7 +33,7 @@ pub mod kind {
     pub const STDOUT: u16 = 3;
     /// Bytes of the command's standard error (agent to client).
     pub const STDERR: u16 = 4;
-    /// Bytes of a file that is being uploaded (client to agent).
+    /// Bytes of a file that is being uploaded (client to agent), or of a tree that is being copied (either way).
     pub const FILE: u16 = 5;
 }
 
@@ -46,7 +46,7 @@ pub enum Request {
     /// Are you there? Answered by [`Reply::Done`].
     Ping,
     /// Make the container's root, once, before the first exec. Answered by [`Reply::Done`].
-    Prepare(Prepare),
+    Prepare(Box<Prepare>),
     /// Run a command. Answered by [`Reply::Started`] or [`Reply::Failed`].
     Exec(ExecRequest),
     /// During an exec: the terminal's new size.
@@ -71,6 +71,24 @@ pub enum Request {
         path: OsText,
         /// Also compute the SHA-256 of a regular file.
         digest: bool,
+    },
+    /// Send the tree at this path as a tar stream. Answered by [`Reply::Packing`]; then the stream in `FILE` frames; then
+    /// [`Reply::Copied`].
+    Pack {
+        /// Absolute path. A link is not followed.
+        path: OsText,
+        /// What the tree's root is called in the stream.
+        name: OsText,
+    },
+    /// Unpack a tar stream. Answered by [`Reply::Done`]; then the stream in `FILE` frames, an empty one at its end; then
+    /// [`Reply::Copied`]. A refusal may come in the midst of the stream, of which the rest is thrown away.
+    Unpack {
+        /// Where to, an absolute path.
+        path: OsText,
+        /// What that is.
+        target: UnpackTarget,
+        /// Users and groups are the stream's; otherwise all belongs to root.
+        keep_owner: bool,
     },
     /// Send a signal to the sandbox's own command (see [`ExecRequest::main`]). Answered by [`Reply::Done`].
     SignalMain {
@@ -117,6 +135,20 @@ pub enum Reply {
     Exited(ExitStatus),
     /// Answer to [`Request::Stat`]; `None` if nothing is there.
     File(Option<FileInfo>),
+    /// Answer to [`Request::Pack`], before the stream.
+    Packing {
+        /// The tree is a directory, and not a single file or link.
+        directory: bool,
+        /// Bytes in its files, about.
+        bytes: u64,
+    },
+    /// A tree was copied.
+    Copied {
+        /// Devices, pipes and sockets, which are not copied.
+        left_out: u64,
+        /// Files that became shorter while they were read.
+        changed: u64,
+    },
 }
 
 /// One of the two output streams.
@@ -166,7 +198,13 @@ pub struct Prepare {
     pub entropy: Vec<u8>,
     /// How its interface is set up; `None` if it has no network but itself.
     pub network: Option<GuestNetwork>,
-    /// Directories that it shares with its host, in the order in which they are mounted.
+    /// File systems in memory, over the root.
+    #[serde(default)]
+    pub tmpfs: Vec<TmpfsMount>,
+    /// The most processes and threads that all commands may have together.
+    #[serde(default)]
+    pub pids_max: Option<u64>,
+    /// Directories that it shares with its host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shares: Vec<Share>,
 }
@@ -180,6 +218,19 @@ pub struct Share {
     pub path: String,
     /// Nothing can be changed there.
     pub read_only: bool,
+}
+
+/// A file system in the guest's memory. Its directory is made if it is missing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TmpfsMount {
+    /// Where; an absolute path.
+    pub path: String,
+    /// The most that it holds; `None` is half of the guest's memory.
+    pub bytes: Option<u64>,
+    /// Permission bits of its root.
+    pub mode: u32,
+    /// Programs in it can be executed.
+    pub exec: bool,
 }
 
 /// The set-up of the guest's one interface, `eth0`.
@@ -344,6 +395,18 @@ pub struct Upload {
     pub size: u64,
 }
 
+/// Where a tar stream goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UnpackTarget {
+    /// Its one tree, whose root is called `root` in it, becomes the path, which is in a directory that is there.
+    Root,
+    /// What is in its one tree goes into the path, a directory that is there.
+    Into,
+    /// Whatever is in it goes below the path, a directory that is there.
+    Below,
+}
+
 /// What [`Request::Stat`] found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileInfo {
@@ -408,6 +471,15 @@ mod tests {
             round_trip(&Request::Exec(exec)),
             r#"{"exec":{"argv":["stty",[255]],"env":["A=b"],"cwd":"/","user":"nobody","tty":{"size":{"rows":24,"cols":80},"term":"xterm"},"stdin":true,"main":true,"detached":false}}"#
         );
+        let unpack = Request::Unpack {
+            path: "/srv".into(),
+            target: UnpackTarget::Into,
+            keep_owner: false,
+        };
+        assert_eq!(
+            round_trip(&unpack),
+            r#"{"unpack":{"path":"/srv","target":"into","keep_owner":false}}"#
+        );
         let prepare = Prepare {
             root: RootDisk {
                 disk: DiskName::Serial("root".into()),
@@ -420,6 +492,13 @@ mod tests {
             entropy: vec![1, 2],
             network: None,
             shares: Vec::new(),
+            tmpfs: vec![TmpfsMount {
+                path: "/run".into(),
+                bytes: Some(4096),
+                mode: 0o755,
+                exec: false,
+            }],
+            pids_max: Some(9),
         };
         let shared = Prepare {
             shares: vec![Share {
@@ -430,12 +509,12 @@ mod tests {
             ..prepare.clone()
         };
         assert!(
-            round_trip(&Request::Prepare(shared))
-                .ends_with(r#""network":null,"shares":[{"tag":"volume0","path":"/src","read_only":true}]}}"#)
+            round_trip(&Request::Prepare(Box::new(shared)))
+                .ends_with(r#""pids_max":9,"shares":[{"tag":"volume0","path":"/src","read_only":true}]}}"#)
         );
         assert_eq!(
-            round_trip(&Request::Prepare(prepare)),
-            r#"{"prepare":{"root":{"disk":{"serial":"root"},"fs":"erofs"},"writable":null,"overlay_bytes":null,"hostname":"sandbox","clock_ns":1,"entropy":[1,2],"network":null}}"#
+            round_trip(&Request::Prepare(Box::new(prepare))),
+            r#"{"prepare":{"root":{"disk":{"serial":"root"},"fs":"erofs"},"writable":null,"overlay_bytes":null,"hostname":"sandbox","clock_ns":1,"entropy":[1,2],"network":null,"tmpfs":[{"path":"/run","bytes":4096,"mode":493,"exec":false}],"pids_max":9}}"#
         );
     }
 
@@ -462,6 +541,13 @@ mod tests {
             r#"{"output_closed":{"stream":"stderr"}}"#
         );
         assert_eq!(round_trip(&Reply::File(None)), r#"{"file":null}"#);
+        assert_eq!(
+            round_trip(&Reply::Copied {
+                left_out: 1,
+                changed: 0
+            }),
+            r#"{"copied":{"left_out":1,"changed":0}}"#
+        );
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! Owned kernel objects and the small vocabulary everything above is written in.
 //!
 //! Event fds, an epoll wrapper, memfds, files of bounded size, threads, workers whose state comes back when they stop,
-//! and byte sizes. This crate does not know what a virtual machine is.
+//! byte sizes, and the points at which tests kill. This crate does not know what a virtual machine is.
 
 pub mod bound;
 pub mod epoll;
 pub mod event;
 pub mod memfd;
+pub mod points;
 pub mod size;
 pub mod thread;
 pub mod worker;
@@ -14,5 +15,6 @@ pub mod worker;
 pub use bound::FileBound;
 pub use epoll::{Epoll, Interest, Ready};
 pub use event::EventFd;
+pub use points::Points;
 pub use size::ByteSize;
 pub use worker::{StopSignal, Worker};

@@ -1,11 +1,15 @@
 //! How a device is described, created and lives. Knows no concrete device and no machine.
 
+mod limit;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use observe::Registry;
 use serde::de::DeserializeOwned;
 use virtio::VirtioDevice;
 use vmm_api::{DeviceSpec, FdRef};
+
+pub use limit::Limit;
 
 /// The descriptors that came with a request. Each is taken at most once.
 #[derive(Debug, Default)]

@@ -34,7 +34,11 @@ pub enum Error {
         text: String,
     },
     /// A limit was asked for that needs a controller which this host does not give.
-    #[error("{limit} cannot be limited: the controller `{controller}` is not available in {}: {reason}", path.display())]
+    #[error(
+        "{limit} cannot be limited: the controller `{controller}` is not available in {} ({reason}): leave that limit out, or \
+         have the host give the controller to cgroup v2, as it does when booted with systemd.unified_cgroup_hierarchy=1",
+        path.display()
+    )]
     NoController {
         /// What was to be limited.
         limit: &'static str,

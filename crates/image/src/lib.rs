@@ -31,5 +31,4 @@ pub use import::{Phase, Progress, convert_bytes};
 pub use limits::Limits;
 pub use manifest::ImageConfig;
 pub use reference::Reference;
-pub use steps::STEPS;
 pub use store::{Claim, Export, Footprint, Image, Listing, Part, Partial, Prune, Pruned, Pulled, Staged, Store, Usage};

@@ -1,41 +1,9 @@
-//! The moments between two lasting effects of an operation on the store, by name, so that tests can end a process at each.
+//! Who is told when an operation on the store comes to one of [`base::points::IMAGE`], so that tests can end it there.
 //!
-//! Does not know what happens there: by itself nothing does.
+//! Does not know what happens then: by itself nothing does.
 
 use std::fmt;
 use std::sync::Arc;
-
-/// All of them. A caller that watches finds every one in a life of pull or import, tag and removal.
-pub const STEPS: &[&str] = &[
-    DOWNLOAD_CLAIMED,
-    DOWNLOAD_WHOLE,
-    IMAGE_CONVERTED,
-    IMAGE_KEPT,
-    IMAGE_RECORDED,
-    IMAGE_NAMED,
-    IMAGE_UNNAMED,
-    IMAGE_FORGOTTEN,
-    IMAGE_REMOVED,
-];
-
-/// An empty or partial download is there, and its lock is taken.
-pub(crate) const DOWNLOAD_CLAIMED: &str = "download.claimed";
-/// It is whole and has its name.
-pub(crate) const DOWNLOAD_WHOLE: &str = "download.whole";
-/// The erofs image is there, without metadata.
-pub(crate) const IMAGE_CONVERTED: &str = "image.converted";
-/// What it came as is there too; no metadata refer to it.
-pub(crate) const IMAGE_KEPT: &str = "image.kept";
-/// The metadata are there.
-pub(crate) const IMAGE_RECORDED: &str = "image.recorded";
-/// It has its name.
-pub(crate) const IMAGE_NAMED: &str = "image.named";
-/// It has lost its last name.
-pub(crate) const IMAGE_UNNAMED: &str = "image.unnamed";
-/// The files are gone, what it came as is there.
-pub(crate) const IMAGE_FORGOTTEN: &str = "image.forgotten";
-/// Nothing of it is there.
-pub(crate) const IMAGE_REMOVED: &str = "image.removed";
 
 /// Who is told.
 #[derive(Clone, Default)]

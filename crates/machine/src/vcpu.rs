@@ -145,7 +145,12 @@ fn step(vcpu: &mut dyn Vcpu, shared: &Shared, counters: &ExitCounters) -> Result
                 "a vCPU halted for good: the engine has no local APIC".into(),
             ));
         }
-        Exit::Shutdown | Exit::System(SystemEvent::Reset) => return Err(End::Reset),
+        Exit::Shutdown => {
+            // Nobody asks for it: whoever looks for the reason of a reset should not take it for the guest's wish.
+            log::warn!("a vCPU shut down, as after a triple fault");
+            return Err(End::Reset);
+        }
+        Exit::System(SystemEvent::Reset) => return Err(End::Reset),
         Exit::System(SystemEvent::PowerOff) => return Err(End::PowerOff),
         Exit::System(SystemEvent::Crash) => return Err(End::Failed("the guest's kernel reported a crash".into())),
         Exit::Failed(why) => return Err(End::Failed(why)),

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use base::ByteSize;
 use serde::{Deserialize, Serialize};
 
+use crate::limits::{Limits, Rate};
+use crate::tmpfs::{self, Tmpfs, TmpfsError};
 use crate::volume::{self, VolumeError, VolumeMount};
 
 /// The longest name of a sandbox, and of a host (`__NEW_UTS_LEN` of Linux).
@@ -68,6 +70,12 @@ pub struct SandboxConfig {
     pub process: ProcessConfig,
     /// How large it is.
     pub resources: Resources,
+    /// What it may use besides.
+    #[serde(default)]
+    pub limits: Limits,
+    /// File systems in its memory.
+    #[serde(default)]
+    pub tmpfs: Vec<Tmpfs>,
     /// How it reaches the world.
     #[serde(default)]
     pub network: NetworkMode,
@@ -109,9 +117,42 @@ pub enum ConfigError {
     /// A volume that cannot be.
     #[error(transparent)]
     Volume(#[from] VolumeError),
+    /// Rates of a network that it does not have.
+    #[error("a sandbox without a network has no rate of it: leave the rate or --network none out")]
+    NetRate,
+    /// Too little or too much processor time.
+    #[error("{} processors cannot be a limit: give 0.01 to 1000", millis(*.0))]
+    CpuLimit(u64),
+    /// Not a weight.
+    #[error("a processor weight of {0} cannot be: give 1 to 10000; others have 100")]
+    CpuWeight(u64),
+    /// Not a number of processes.
+    #[error("{0} processes cannot be a limit: give at least 1 and at most 4194304, or leave it out for no limit")]
+    Pids(u64),
+    /// Too slow.
+    #[error(
+        "{given} a second is too little for {what}: give at least {least} (bytes/operations), or leave it out for no limit"
+    )]
+    Rate {
+        /// What would be limited.
+        what: &'static str,
+        /// By how much.
+        given: Rate,
+        /// What would do.
+        least: Rate,
+    },
+    /// A tmpfs that cannot be.
+    #[error(transparent)]
+    Tmpfs(#[from] TmpfsError),
     /// A variable without a name, or with a zero byte.
     #[error("`{0}` is no environment variable: write NAME=value")]
     Env(String),
+}
+
+/// Thousandths, as people write them.
+fn millis(count: u64) -> String {
+    let text = format!("{}.{:03}", count / 1000, count % 1000);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 /// Checks a sandbox's name.
@@ -154,6 +195,15 @@ impl SandboxConfig {
             return Err(ConfigError::Ports);
         }
         volume::check(&self.volumes)?;
+        let both = |volume: &&VolumeMount| self.tmpfs.iter().any(|tmpfs| tmpfs.path == volume.target);
+        if let Some(volume) = self.volumes.iter().find(both) {
+            return Err(VolumeError::Twice(volume.target.clone()).into());
+        }
+        self.limits.validate()?;
+        if self.network == NetworkMode::None && self.limits.limits_network() {
+            return Err(ConfigError::NetRate);
+        }
+        tmpfs::validate_all(&self.tmpfs)?;
         let bad = |entry: &&String| entry.starts_with('=') || !entry.contains('=') || entry.contains('\0');
         match self.process.env.iter().find(bad) {
             Some(entry) => Err(ConfigError::Env(entry.clone())),
@@ -179,6 +229,12 @@ mod tests {
                 memory: ByteSize::mib(512),
                 disk: Some(ByteSize::gib(10)),
             },
+            limits: Limits {
+                cpu_millis: Some(500),
+                disk_write: "1M/100".parse().unwrap(),
+                ..Limits::default()
+            },
+            tmpfs: vec!["/run:size=1M".parse().unwrap()],
             network: NetworkMode::Auto,
             ports: vec!["8080:80".into()],
             volumes: vec!["/srv:/data:ro".parse().unwrap(), "cache:/var/cache".parse().unwrap()],
@@ -195,6 +251,13 @@ mod tests {
         assert_eq!(config.validate(), Ok(()));
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<SandboxConfig>(&text).unwrap(), config);
+        // One that an earlier daemon has kept has none of the later fields.
+        let mut older = serde_json::to_value(&config).unwrap();
+        for later in ["limits", "tmpfs"] {
+            older.as_object_mut().unwrap().remove(later).unwrap();
+        }
+        let older: SandboxConfig = serde_json::from_value(older).unwrap();
+        assert_eq!((older.limits, older.tmpfs), (Limits::default(), Vec::new()));
     }
 
     #[test]
@@ -217,6 +280,20 @@ mod tests {
             ConfigError::Disk(ByteSize(1))
         );
         assert_eq!(broken(|c| c.network = NetworkMode::None), ConfigError::Ports);
+        let rate_of_nothing = |c: &mut SandboxConfig| {
+            (c.network, c.ports) = (NetworkMode::None, Vec::new());
+            c.limits.net_receive = "1M".parse().unwrap();
+        };
+        assert_eq!(broken(rate_of_nothing), ConfigError::NetRate);
+        assert_eq!(broken(|c| c.limits.pids = Some(0)), ConfigError::Pids(0));
+        assert_eq!(
+            broken(|c| c.limits.cpu_millis = Some(5)).to_string().split(' ').next(),
+            Some("0.005")
+        );
+        assert!(matches!(
+            broken(|c| c.tmpfs[0].path = "x".into()),
+            ConfigError::Tmpfs(_)
+        ));
         assert_eq!(broken(|c| c.process.env.push("A".into())), ConfigError::Env("A".into()));
         assert_eq!(
             broken(|c| c.process.env.push("=b".into())),

@@ -6,14 +6,20 @@
 
 pub mod client;
 pub mod config;
+pub mod limits;
 pub mod message;
 pub mod sandbox;
+pub mod tmpfs;
 pub mod volume;
 
 pub use client::{Client, ClientError};
 pub use config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
-pub use message::{ApiError, ErrorKind, EventKind, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Usage};
+pub use limits::{Limits, Rate};
+pub use message::{
+    ApiError, ErrorKind, EventKind, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Traffic, Usage,
+};
 pub use sandbox::{Ended, Sandbox, State};
+pub use tmpfs::Tmpfs;
 pub use volume::{Volume, VolumeError, VolumeMount, VolumeSource};
 
 /// The version of this contract. A daemon refuses any other.

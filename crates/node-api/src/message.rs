@@ -139,17 +139,42 @@ pub struct NodeInfo {
     pub running: usize,
 }
 
+/// What went in and out of a sandbox.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Bytes in.
+    pub bytes_in: u64,
+    /// Bytes out.
+    pub bytes_out: u64,
+    /// Disk requests or packets in.
+    pub operations_in: u64,
+    /// Disk requests or packets out.
+    pub operations_out: u64,
+}
+
 /// What a sandbox uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// CPU time, in microseconds.
     pub cpu_usec: u64,
+    /// For how long its processor limit has held it back, in microseconds.
+    #[serde(default)]
+    pub cpu_throttled_usec: u64,
     /// Memory of the VMM with the guest's, in bytes.
     pub memory: u64,
+    /// The most that the VMM with the guest may have; `None` where nothing limits it.
+    #[serde(default)]
+    pub memory_limit: Option<u64>,
     /// Bytes that its disk and logs take on the host.
     pub disk: u64,
     /// Processes and threads on the host.
     pub pids: u64,
+    /// What it has read from its disks (in) and written to them (out).
+    #[serde(default)]
+    pub block: Traffic,
+    /// What came by its network (in) and was sent by it (out).
+    #[serde(default)]
+    pub network: Traffic,
     /// Metrics of the VMM, by name and labels.
     pub vmm: BTreeMap<String, u64>,
 }

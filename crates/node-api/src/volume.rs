@@ -35,7 +35,7 @@ pub enum VolumeError {
     )]
     Target(String),
     /// Two at one place.
-    #[error("two volumes are to be at `{0}`: give each a place of its own")]
+    #[error("two volumes, or a volume and a tmpfs, are to be at `{0}`: give each a place of its own")]
     Twice(String),
     /// Too many.
     #[error(

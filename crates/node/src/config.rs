@@ -25,6 +25,8 @@ pub struct Config {
     pub log_level: LevelFilter,
     /// A service manager would start the daemon again.
     pub managed: bool,
+    /// The cgroup below which sandboxes have theirs, delegated by its manager; the top of the hierarchy when not given.
+    pub cgroup: Option<PathBuf>,
     /// How long things may take.
     pub limits: TimeLimits,
 }

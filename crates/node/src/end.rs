@@ -15,11 +15,12 @@ use std::time::Duration;
 
 use agent_api::log::{What, read};
 use agent_api::{ExitStatus, PowerAction, Shutdown};
+use base::{ByteSize, points};
 use node_api::{Ended, EventKind, State};
 
 use crate::entry::Entry;
 use crate::node::{Node, to_run, wrong_state};
-use crate::{Error, clock, points};
+use crate::{Error, clock, limits};
 
 /// The end of a log in which its last record lies.
 const LOG_END: u64 = 4096;
@@ -66,9 +67,6 @@ impl Node {
     fn ask_to_end(&self, entry: &Entry, vm: &crate::vm::Vm, grace: Duration) -> Result<(), Error> {
         let failed = |error| vm.diagnose("it was stopped", error);
         let mut agent = vm.agent()?;
-        agent
-            .set_read_timeout(Some(self.config.limits.answer))
-            .map_err(failed)?;
         agent.signal_main(libc::SIGTERM).map_err(failed)?;
         self.points.at(points::STOP_SIGNALLED);
         if entry.wait(Some(grace), super::entry::Inner::is_over) {
@@ -78,7 +76,9 @@ impl Node {
             how: PowerAction::PowerOff,
             grace_ms: 0,
         };
-        agent.shutdown(shutdown).map_err(failed)?;
+        let limit = Some(self.config.limits.answer);
+        let ordered = agent.set_read_timeout(limit).and_then(|()| agent.shutdown(shutdown));
+        ordered.map_err(failed)?;
         entry.wait(Some(self.config.limits.power_off), super::entry::Inner::is_over);
         Ok(())
     }
@@ -122,10 +122,9 @@ impl Node {
             return self.wait_for_end(entry);
         }
         let mut agent = vm.agent()?;
-        let signalled = agent
-            .set_read_timeout(Some(self.config.limits.answer))
-            .and_then(|()| agent.signal_main(signal));
-        signalled.map_err(|error| vm.diagnose("its command was signalled", error))
+        agent
+            .signal_main(signal)
+            .map_err(|error| vm.diagnose("its command was signalled", error))
     }
 
     /// The client of a sandbox that is not detached has what it wanted, or is gone.
@@ -149,7 +148,10 @@ impl Node {
     pub(crate) fn settle(&self, entry: &Arc<Entry>) -> Result<(), Error> {
         let Some(vm) = entry.vm() else { return Ok(()) };
         let stored = entry.stored();
-        let ended = self.learn(entry, || Ended::Failed(vm.end("its command was running").to_string()));
+        let ended = self.learn(entry, || {
+            let error = vm.end("its command was running");
+            Ended::Failed(self.with_cause(entry, error).to_string())
+        });
         self.points.at(points::END_LEARNT);
         self.clear(entry)?;
         self.points.at(points::END_CLEARED);
@@ -163,6 +165,34 @@ impl Node {
             }
         }
         Ok(())
+    }
+
+    /// Tells a VMM that was killed for the memory it took from one that died otherwise.
+    fn with_cause(&self, entry: &Entry, error: Error) -> Error {
+        let Error::VmmDied { during, log } = error else {
+            return error;
+        };
+        let usage = self
+            .cgroup(entry)
+            .and_then(|cgroup| Ok(cgroup.map(|cgroup| cgroup.usage()).transpose()?));
+        match usage {
+            Ok(Some(usage)) if usage.memory.is_some_and(|memory| memory.oom_kills > 0) => {
+                let config = entry.stored().sandbox.config;
+                Error::VmmTookMemory {
+                    guest: config.resources.memory,
+                    limit: ByteSize(limits::memory_max(&config)),
+                    log,
+                }
+            }
+            Ok(_) => Error::VmmDied { during, log },
+            Err(error) => {
+                log::info!(
+                    "why the VMM of sandbox {} died cannot be told by its cgroup: {error}",
+                    entry.id
+                );
+                Error::VmmDied { during, log }
+            }
+        }
     }
 
     /// How it ended: as its log says, or because somebody wanted it, or `otherwise`.

@@ -32,6 +32,12 @@ pub enum Error {
     /// The node's network.
     #[error(transparent)]
     Network(#[from] network::Error),
+    /// Nothing can be limited.
+    #[error(
+        "this host has no cgroups that could limit processor time: leave --cpu-limit and --cpu-weight out, or mount cgroup v2 \
+         and start basaltd as root"
+    )]
+    NoCgroups,
     /// This daemon cannot have one.
     #[error("this daemon runs without root, so its sandboxes have no network: use --network none, or start it as root")]
     NoNetwork,
@@ -166,6 +172,19 @@ pub enum Error {
         /// What it wrote.
         log: Tail,
     },
+    /// The VMM was killed for what it used.
+    #[error(
+        "the VMM took more memory than its limit of {limit}, which is the guest's and {} for itself, and was killed; what ran \
+         in the sandbox is lost, run it again{log}", ByteSize(.limit.bytes() - .guest.bytes())
+    )]
+    VmmTookMemory {
+        /// The guest's.
+        guest: ByteSize,
+        /// `memory.max`.
+        limit: ByteSize,
+        /// What it wrote.
+        log: Tail,
+    },
     /// The VMM process ended by itself or was killed.
     #[error("the VMM died while {during}; what ran in the sandbox is lost, run it again{log}")]
     VmmDied {
@@ -254,6 +273,7 @@ impl Error {
             Self::NameTaken { .. } | Self::VolumeInUse { .. } | Self::Locked(_) => ErrorKind::Conflict,
             Self::WrongState { .. } => ErrorKind::WrongState,
             Self::VmmDied { .. }
+            | Self::VmmTookMemory { .. }
             | Self::GuestEnded { .. }
             | Self::AgentSilent { .. }
             | Self::Agent { .. }

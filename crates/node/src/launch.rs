@@ -21,11 +21,11 @@ use vmm_api::devices::{
 use vmm_api::{FdRef, VmConfig};
 use wire::packet::PacketSocket;
 
-use crate::Error;
 use crate::config::Config;
 use crate::database::Stored;
 use crate::paths::SandboxPaths;
 use crate::shares::{self, Shared, Source};
+use crate::{Error, limits};
 
 /// The guest's own context id: the same in every guest (virtio 1.2, 5.10.4: 0 to 2 are taken).
 const GUEST_CID: u32 = 3;
@@ -97,7 +97,8 @@ pub(crate) fn prepare(
     };
     let mut devices = devices(&mut fds, stored, paths, image, (vsock, vmm_acceptor))?;
     if let Some(attachment) = attachment {
-        devices.push(interface(&mut fds, attachment)?);
+        let limits = limits::for_network(&stored.sandbox.config.limits);
+        devices.push(interface(&mut fds, attachment, limits)?);
     }
     let resources = &stored.sandbox.config.resources;
     let config = VmConfig {
@@ -135,6 +136,7 @@ fn devices(
         queues,
         serial: serial.to_owned(),
         engine: BlockEngine::Auto,
+        limits: limits::for_disks(&stored.sandbox.config.limits),
     };
     let root = fds.add(open("the image", image, "import it again")?)?;
     let mut devices = vec![device("root", &disk(root, true, ROOT_SERIAL))?];
@@ -166,13 +168,13 @@ fn devices(
 }
 
 /// The guest's network interface.
-fn interface(fds: &mut Fds, attachment: Attachment) -> Result<DeviceSpec, Error> {
+fn interface(fds: &mut Fds, attachment: Attachment, limits: NetLimits) -> Result<DeviceSpec, Error> {
     let taps = attachment.taps.into_iter().map(|tap| fds.add(tap));
     let config = NetConfig {
         taps: taps.collect::<Result<_, _>>()?,
         mac: MacAddress(attachment.mac),
         mtu: attachment.mtu,
-        limits: NetLimits::default(),
+        limits,
     };
     device("net", &config)
 }

@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use base::Points;
 use host::cgroup::{Cgroup, Root};
 use image::Store;
 use network::{Network, NetworkConfig};
@@ -18,7 +19,7 @@ use crate::entry::Entry;
 use crate::events::Events;
 use crate::monitor::Monitor;
 use crate::paths::{Paths, SandboxPaths};
-use crate::points::Points;
+use crate::slots::Slots;
 
 /// The most sandboxes of one node: as many as there are users and addresses for.
 pub(crate) const MAX_SANDBOXES: u32 = 4096;
@@ -44,6 +45,8 @@ pub struct Node {
     network: Mutex<Option<Arc<Network>>>,
     database: Mutex<Database>,
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
+    /// Taken while `entries` is held.
+    slots: Mutex<Slots>,
     /// Released when dropped.
     _lock: File,
 }
@@ -60,14 +63,17 @@ impl Node {
         }
         let lock = take_lock(&paths)?;
         let (database, opened) = Database::open(&paths.database())?;
-        let cgroups = match Root::open(&instance(&config)) {
+        let root = Root::open_below(config.cgroup.as_deref().unwrap_or("".as_ref()), &instance(&config));
+        let cgroups = match root {
             Ok(root) => Some(root),
+            // Elsewhere they would be in the way of whoever manages that place.
+            Err(error) if config.cgroup.is_some() => return Err(error.into()),
             Err(error) => {
                 log::warn!("sandboxes have no cgroups, so nothing limits and accounts them: {error}");
                 None
             }
         };
-        if let Some(root) = cgroups.as_ref().filter(|_| !config.managed)
+        if let Some(root) = cgroups.as_ref().filter(|_| !config.managed && config.cgroup.is_none())
             && let Err(error) = leave_cgroup(root)
         {
             log::warn!("the daemon stays in the cgroup of whoever started it, and may end with it: {error}");
@@ -83,6 +89,7 @@ impl Node {
             network: Mutex::new(None),
             database: Mutex::new(database),
             entries: Mutex::new(BTreeMap::new()),
+            slots: Mutex::default(),
             _lock: lock,
             paths,
             config,
@@ -97,6 +104,8 @@ impl Node {
                 crate::reconcile::records(&node.paths)
             }
         };
+        let newest = found.iter().max_by_key(|stored| stored.sandbox.created_ns);
+        *node.slots() = Slots::behind(newest.map(|stored| stored.slot));
         node.start_monitor()?;
         node.reconcile(found)?;
         Ok(node)
@@ -108,6 +117,10 @@ impl Node {
 
     pub(crate) fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Entry>>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps a sandbox as it is.
@@ -161,8 +174,11 @@ impl Node {
             },
             None => crate::names::make(&stored.sandbox.id, |name| taken.iter().any(|(other, ..)| other == name)),
         };
-        let free = (0..MAX_SANDBOXES).find(|slot| taken.iter().all(|(.., other)| other != slot));
-        stored.slot = free.ok_or(Error::Full(MAX_SANDBOXES))?;
+        let slots = taken.iter().map(|(.., slot)| *slot).collect();
+        stored.slot = self
+            .slots()
+            .take(&slots, MAX_SANDBOXES)
+            .ok_or(Error::Full(MAX_SANDBOXES))?;
         self.put(&stored)?;
         let entry = Entry::new(stored);
         entries.insert(entry.id.clone(), Arc::clone(&entry));
@@ -234,6 +250,11 @@ impl Node {
                 "there are sandboxes: remove them first (`basalt rm --force`)".into(),
             ));
         }
+        self.take_away()
+    }
+
+    /// The same while sandboxes are known, none of which has a VM: the next start makes it again.
+    pub(crate) fn take_away(&self) -> Result<(), Error> {
         if self.config.users.is_some() && self.network_exists() {
             drop(self.network()?);
             let network = self.network.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -242,10 +263,12 @@ impl Node {
             }
         }
         if let Some(root) = &self.cgroups {
-            // This process must be somewhere: in the root of all.
-            let all = root.path().parent().unwrap_or(root.path()).join("cgroup.procs");
-            fs::write(&all, "0").map_err(Error::file("write", &all))?;
-            root.remove(OWN_CGROUP)?;
+            if root.find(OWN_CGROUP)?.is_some() {
+                // This process must be somewhere: in the root of all.
+                let all = root.path().parent().unwrap_or(root.path()).join("cgroup.procs");
+                fs::write(&all, "0").map_err(Error::file("write", &all))?;
+                root.remove(OWN_CGROUP)?;
+            }
             fs::remove_dir(root.path()).map_err(Error::file("remove", root.path()))?;
         }
         Ok(())

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use host::cgroup::Root;
 use node_api::{Ended, State};
 use vmm_api::{VmState, VmmClient};
 
@@ -135,8 +136,7 @@ impl Node {
     fn has_command(&self, entry: &Entry) -> bool {
         let Some(vm) = entry.vm() else { return false };
         let asked = vm.agent().and_then(|mut agent| {
-            let limit = Some(self.config.limits.answer);
-            let asked = agent.set_read_timeout(limit).and_then(|()| agent.signal_main(0));
+            let asked = agent.signal_main(0);
             asked.map_err(|error| vm.diagnose("the daemon was started", error))
         });
         if let Err(error) = &asked {
@@ -163,25 +163,27 @@ impl Node {
         if let Some(root) = &self.cgroups {
             for id in root.list()?.into_iter().filter(|id| is_id(id) && !known.contains(id)) {
                 log::warn!("the cgroup {id} belongs to no sandbox and is removed");
-                if let Some(cgroup) = root.find(&id)? {
-                    cgroup.kill()?;
-                    cgroup.wait_empty(self.config.limits.kill)?;
-                }
-                root.remove(&id)?;
+                unless_it_stays(self.remove_cgroup(root, &id), &id);
             }
         }
         self.detach_strangers()?;
         for directory in [self.paths.runs(), self.paths.sandboxes()] {
             for name in names(&directory)?.into_iter().filter(|name| !known.contains(name)) {
                 log::warn!("{}/{name} belongs to no sandbox and is removed", directory.display());
-                remove_directory(&directory.join(name))?;
+                unless_it_stays(remove_directory(&directory.join(&name)), &name);
             }
         }
         Ok(())
     }
-}
 
-impl Node {
+    fn remove_cgroup(&self, root: &Root, id: &str) -> Result<(), Error> {
+        if let Some(cgroup) = root.find(id)? {
+            cgroup.kill()?;
+            cgroup.wait_empty(self.config.limits.kill)?;
+        }
+        Ok(root.remove(id)?)
+    }
+
     /// Places in the network that belong to nobody. One that was never set up has none.
     fn detach_strangers(&self) -> Result<(), Error> {
         let stored: Vec<Stored> = self.entries().values().map(|entry| entry.stored()).collect();
@@ -193,10 +195,21 @@ impl Node {
         for slot in network.slots()? {
             if (slot.in_use || !slot.published.is_empty()) && !known.contains(&slot.slot) {
                 log::warn!("the network's slot {} belongs to no sandbox and is detached", slot.slot);
-                network.detach(slot.slot)?;
+                unless_it_stays(
+                    network.detach(slot.slot).map_err(Error::from),
+                    &format!("slot {}", slot.slot),
+                );
             }
         }
         Ok(())
+    }
+}
+
+/// What cannot be removed, such as the cgroup of a process that the kernel does not let go, must not keep all others from
+/// being served.
+fn unless_it_stays(removed: Result<(), Error>, what: &str) {
+    if let Err(error) = removed {
+        log::error!("{what} stays; the daemon tries again when it is started next: {error}");
     }
 }
 

@@ -8,13 +8,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use agent_api::ExecRequest;
-use node_api::{EventKind, Sample, State, Usage};
-use vmm_api::VmmClient;
+use base::points;
+use node_api::{EventKind, Sample, State, Traffic, Usage};
+use vmm_api::{MetricSample, VmmClient};
 
 use crate::entry::Entry;
 use crate::node::{Node, to_run, wrong_state};
 use crate::vm::Vm;
-use crate::{Error, points};
+use crate::{Error, limits};
 
 /// A file's blocks, as stat(2) counts them.
 const STAT_BLOCK: u64 = 512;
@@ -38,7 +39,9 @@ impl Node {
             main: false,
             ..entry.stored().command
         };
-        Ok((agent.into_stream().into(), command))
+        let stream = agent.into_stream().into_stream();
+        let stream = stream.map_err(Error::host("handing the agent's connection over"))?;
+        Ok((stream.into(), command))
     }
 
     /// Stops the vCPUs and devices.
@@ -79,11 +82,23 @@ impl Node {
         if let Some(cgroup) = self.cgroup(entry)? {
             let used = cgroup.usage()?;
             usage.cpu_usec = used.cpu_usec;
+            usage.cpu_throttled_usec = used.cpu_throttled_usec.unwrap_or(0);
             usage.memory = used.memory.map_or(0, |memory| memory.current);
+            usage.memory_limit = used.memory.map(|_| limits::memory_max(&sandbox.config));
             usage.pids = used.pids.unwrap_or(0);
         }
         if let Some(vm) = entry.vm() {
             let metrics = vm.ask("its metrics were read", VmmClient::metrics)?;
+            usage.block = traffic(
+                &metrics,
+                ["block_bytes_total", "block_requests_total"],
+                ["read", "write"],
+            );
+            usage.network = traffic(
+                &metrics,
+                ["net_bytes_total", "net_packets_total"],
+                ["receive", "transmit"],
+            );
             let named = |sample: vmm_api::MetricSample| {
                 let labels: BTreeMap<String, String> = sample.labels.into_iter().collect();
                 let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -110,6 +125,21 @@ impl Node {
     }
 }
 
+/// The sums over all devices of a VMM's counters for bytes and operations, whose labels say in (first) or out.
+fn traffic(metrics: &[MetricSample], [bytes, operations]: [&str; 2], [inwards, outwards]: [&str; 2]) -> Traffic {
+    let sum = |name: &str, direction: &str| {
+        let counts =
+            |sample: &&MetricSample| sample.name == name && sample.labels.iter().any(|(_, value)| value == direction);
+        metrics.iter().filter(counts).map(|sample| sample.value).sum()
+    };
+    Traffic {
+        bytes_in: sum(bytes, inwards),
+        bytes_out: sum(bytes, outwards),
+        operations_in: sum(operations, inwards),
+        operations_out: sum(operations, outwards),
+    }
+}
+
 /// Bytes that the files of a directory take on the disk.
 fn size_of(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
@@ -117,4 +147,42 @@ fn size_of(directory: &Path) -> u64 {
         .filter_map(|entry| entry.metadata().ok())
         .map(|metadata| metadata.blocks() * STAT_BLOCK)
         .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_all_devices_are_added_up() {
+        let sample = |name: &str, label: (&str, &str), device: &str, value| MetricSample {
+            name: name.into(),
+            labels: vec![
+                ("device".to_owned(), device.to_owned()),
+                (label.0.to_owned(), label.1.to_owned()),
+            ],
+            value,
+        };
+        let metrics = [
+            sample("block_bytes_total", ("direction", "read"), "root", 100),
+            sample("block_bytes_total", ("direction", "read"), "writable", 10),
+            sample("block_bytes_total", ("direction", "write"), "writable", 7),
+            sample("block_requests_total", ("kind", "read"), "root", 3),
+            sample("block_requests_total", ("kind", "write"), "writable", 2),
+            sample("block_requests_total", ("kind", "flush"), "writable", 50),
+            sample("net_bytes_total", ("direction", "read"), "net", 1000),
+        ];
+        let found = traffic(
+            &metrics,
+            ["block_bytes_total", "block_requests_total"],
+            ["read", "write"],
+        );
+        let wanted = Traffic {
+            bytes_in: 110,
+            bytes_out: 7,
+            operations_in: 3,
+            operations_out: 2,
+        };
+        assert_eq!(found, wanted);
+    }
 }

@@ -42,6 +42,8 @@ pub struct Server {
     quitting: Arc<AtomicBool>,
     /// What this program's file was when it started.
     program: Option<(PathBuf, FileId)>,
+    /// The socket's name belongs to a service manager, which listens on when this daemon has ended.
+    inherited: bool,
 }
 
 type FileId = (u64, u64);
@@ -68,13 +70,35 @@ impl Server {
             rustix::net::listen(&socket, 128)?;
             Ok(socket)
         };
+        let listener = bound().map_err(Error::file("make a socket at", &path))?;
+        Self::new(node, listener, path, false)
+    }
+
+    /// The same on a socket that a service manager listens on.
+    ///
+    /// # Errors
+    /// It is no socket of the right kind.
+    pub fn inherit(node: Arc<Node>, listener: OwnedFd) -> Result<Self, Error> {
+        let path = node.paths.socket();
+        let checked = || -> io::Result<()> {
+            if rustix::net::sockopt::socket_type(&listener)? != SocketType::SEQPACKET {
+                return Err(io::Error::other("it is not a SEQPACKET socket"));
+            }
+            Ok(rustix::io::ioctl_fionbio(&listener, true)?)
+        };
+        checked().map_err(Error::file("listen on the service manager's socket for", &path))?;
+        Self::new(node, listener, path, true)
+    }
+
+    fn new(node: Arc<Node>, listener: OwnedFd, path: PathBuf, inherited: bool) -> Result<Self, Error> {
         Ok(Self {
-            listener: bound().map_err(Error::file("make a socket at", &path))?,
+            listener,
             stop: Arc::new(EventFd::new().map_err(Error::host("making an eventfd"))?),
             quitting: Arc::default(),
             program: std::env::current_exe()
                 .ok()
                 .and_then(|path| Some((path.clone(), file_id(&path)?))),
+            inherited,
             path,
             node,
         })
@@ -114,6 +138,9 @@ impl Server {
             }
         }
         server.quitting.store(true, Ordering::SeqCst);
+        if server.inherited {
+            return Ok(());
+        }
         // A new daemon makes its own; until then askers hear at once that there is none.
         fs::remove_file(&server.path).map_err(Error::file("remove", &server.path))
     }

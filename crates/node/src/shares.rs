@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use agent_api::Share;
+use base::ByteSize;
 use host::jail::Identity;
 use node_api::volume::{Mounted, Served};
 use node_api::{VolumeMount, VolumeSource};
@@ -19,8 +20,11 @@ use crate::Error;
 use crate::node::Node;
 
 /// How many files the guest of a sandbox may know of at a time, in all its volumes. Each costs the VMM a descriptor and the
-/// host's kernel some 1.5 KiB.
-const FILES: u32 = 1 << 18;
+/// host's kernel some 2 KiB, which count as the VMM's ([`MEMORY`]).
+const FILES: u32 = 1 << 17;
+
+/// What those files, and buffers for requests (2 MiB a volume), may take beside a VMM's own memory.
+pub(crate) const MEMORY: ByteSize = ByteSize::mib(288);
 
 /// How many descriptors a VMM with volumes may have: these files, and as many again for connections.
 pub(crate) const OPEN_FILES: u64 = 1 << 19;

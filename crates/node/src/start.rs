@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_api::ExecRequest;
+use base::points;
 use network::{Attachment, PortMapping};
 use node_api::sandbox::Process;
 use node_api::{EventKind, NetworkMode, Sandbox, SandboxConfig, State};
@@ -23,7 +24,7 @@ use crate::launch::{self, Prepared};
 use crate::node::{Node, to_run, wrong_state};
 use crate::process;
 use crate::vm::Vm;
-use crate::{Error, clock, command, disk, limits, points, shares};
+use crate::{Error, clock, command, disk, limits, shares};
 
 /// Bytes of an id; as hexadecimal digits twice as many.
 const ID_BYTES: usize = 6;
@@ -40,7 +41,7 @@ impl Node {
     /// Makes a sandbox and starts it; `cancel` hangs up when nobody wants it any more.
     pub(crate) fn run(&self, config: SandboxConfig, cancel: BorrowedFd<'_>) -> Result<(Arc<Entry>, Started), Error> {
         config.validate()?;
-        limits::check(&config.resources)?;
+        limits::check(&config, self.cgroups.as_ref())?;
         let image = self.images.get(&config.image)?;
         let command = command::command(&image.config, &config.process)?;
         let networked = self.wants_network(&config)?;
@@ -97,7 +98,7 @@ impl Node {
             };
             return Err(wrong_state(&sandbox, next));
         }
-        limits::check(&sandbox.config.resources)?;
+        limits::check(&sandbox.config, self.cgroups.as_ref())?;
         self.update(entry, |stored| {
             stored.sandbox.restarts += 1;
             stored.sandbox.config.detach = true;
@@ -175,7 +176,9 @@ impl Node {
                 .map_err(|error| vm.diagnose("its command was started", error))?;
             None
         } else {
-            Some((agent.into_stream(), stored.command))
+            let stream = agent.into_stream().into_stream();
+            let stream = stream.map_err(Error::host("handing the agent's connection over"))?;
+            Some((stream, stored.command))
         };
         self.points.at(points::START_COMMAND);
         self.update(entry, |stored| stored.sandbox.state = State::Running)?;
@@ -192,7 +195,7 @@ impl Node {
     fn spawn(&self, entry: &Entry, stored: &Stored, prepared: &Prepared) -> Result<(Arc<Vm>, u32), Error> {
         let paths = self.sandbox_paths(entry);
         let cgroup = match &self.cgroups {
-            Some(root) => Some(root.create(&entry.id, &host::cgroup::Limits::default())?),
+            Some(root) => Some(root.create(&entry.id, &limits::for_cgroup(&stored.sandbox.config, root))?),
             None => None,
         };
         self.points.at(points::START_CGROUP);

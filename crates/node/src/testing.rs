@@ -24,6 +24,8 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
                     memory: ByteSize::mib(128),
                     disk: None,
                 },
+                limits: node_api::Limits::default(),
+                tmpfs: Vec::new(),
                 network: node_api::NetworkMode::None,
                 ports: Vec::new(),
                 volumes: Vec::new(),

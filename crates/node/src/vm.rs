@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use agent_api::{Connection, DiskName, GuestNetwork, Prepare, RootDisk, VSOCK_PORT};
+use agent_api::{Connection, DiskName, Duplex, GuestNetwork, Prepare, RootDisk, TmpfsMount, VSOCK_PORT};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use vmm_api::{ClientError, Event, VmmClient};
@@ -21,6 +21,7 @@ use crate::launch::{Prepared, ROOT_SERIAL, WRITABLE_SERIAL};
 use crate::paths::SandboxPaths;
 use crate::process::{self, readable, timespec};
 use crate::tail::Tail;
+use crate::timed::Timed;
 
 /// How long to wait for the VMM's last words when its guest has become silent.
 const LAST_WORDS: Duration = Duration::from_secs(3);
@@ -107,7 +108,7 @@ impl Vm {
         prepared: Prepared,
         cancel: Option<BorrowedFd<'_>>,
         reached: &dyn Fn(&str),
-    ) -> Result<Connection<UnixStream>, Error> {
+    ) -> Result<Connection<Timed>, Error> {
         let Prepared {
             config,
             fds,
@@ -120,12 +121,12 @@ impl Vm {
         self.ask("the VM was made", |client| client.create(config, &fds.borrow()))?;
         // The VMM has its own copies.
         drop(fds);
-        reached(crate::points::START_CREATED);
+        reached(base::points::START_CREATED);
         self.ask("the VM was started", VmmClient::start)?;
-        reached(crate::points::START_STARTED);
+        reached(base::points::START_STARTED);
         let stream = self.wait_for_agent(&acceptor, deadline, cancel)?;
-        reached(crate::points::START_AGENT);
-        Connection::new(stream, None).map_err(|error| self.diagnose("the guest booted", error))
+        reached(base::points::START_AGENT);
+        Connection::new(Timed::new(stream), None).map_err(|error| self.diagnose("the guest booted", error))
     }
 
     /// The agent's first connection.
@@ -171,10 +172,10 @@ impl Vm {
         }
     }
 
-    /// Has the agent make the guest's root.
+    /// Has the agent make the guest's root; what is asked of it next has to be answered within the same time.
     pub(crate) fn prepare(
         &self,
-        agent: &mut Connection<UnixStream>,
+        agent: &mut Connection<Timed>,
         stored: &Stored,
         network: Option<GuestNetwork>,
     ) -> Result<(), Error> {
@@ -195,24 +196,29 @@ impl Vm {
             entropy: entropy()?,
             network,
             shares: crate::shares::for_guest(&sandbox.config.volumes),
+            tmpfs: sandbox.config.tmpfs.iter().map(tmpfs).collect(),
+            pids_max: sandbox.config.limits.pids,
         };
         let prepared = agent
             .set_read_timeout(Some(self.limits.boot))
-            .and_then(|()| agent.prepare(&prepare))
-            .and_then(|()| agent.set_read_timeout(None));
+            .and_then(|()| agent.prepare(&prepare));
         prepared.map_err(|error| self.diagnose(DURING, error))
     }
 
-    /// A new connection to the agent.
-    pub(crate) fn agent(&self) -> Result<Connection<UnixStream>, Error> {
-        let connection = self.dial().and_then(|stream| Connection::new(stream, None));
+    /// A new connection to the agent, which has to answer in the usual time.
+    pub(crate) fn agent(&self) -> Result<Connection<Timed>, Error> {
+        let connection = self.dial().and_then(|stream| {
+            let agent = Connection::new(stream, None)?;
+            agent.set_read_timeout(Some(self.limits.answer))?;
+            Ok(agent)
+        });
         connection.map_err(|error| self.diagnose("its agent was called", error))
     }
 
-    fn dial(&self) -> Result<UnixStream, agent_api::Error> {
+    fn dial(&self) -> Result<Timed, agent_api::Error> {
         let path = self.paths.vsock();
-        let greet = || -> io::Result<UnixStream> {
-            let mut stream = connect_stream(&path)?;
+        let greet = || -> io::Result<Timed> {
+            let mut stream = Timed::new(connect_stream(&path)?);
             stream.set_read_timeout(Some(self.limits.answer))?;
             writeln!(stream, "CONNECT {VSOCK_PORT}")?;
             // The answer is one line; what follows belongs to the agent.
@@ -279,6 +285,15 @@ impl Vm {
 
     fn vmm_log(&self) -> Tail {
         Tail::of("the VMM's log", &self.paths.vmm_log())
+    }
+}
+
+fn tmpfs(tmpfs: &node_api::Tmpfs) -> TmpfsMount {
+    TmpfsMount {
+        path: tmpfs.path.clone(),
+        bytes: tmpfs.size.map(base::ByteSize::bytes),
+        mode: tmpfs.mode,
+        exec: tmpfs.exec,
     }
 }
 

@@ -8,6 +8,9 @@ use wire::packet::{PacketError, PacketSocket};
 use crate::message::{ApiError, Event, Info, MetricSample, Packet, Reply, Request};
 use crate::{VERSION, VmConfig};
 
+/// How many events are kept for whoever asks for them; a VM has one end.
+const MAX_EVENTS: usize = 16;
+
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -150,6 +153,10 @@ impl VmmClient {
         self.socket.send(&bytes, fds)?;
         loop {
             match self.receive()? {
+                // A VMM that its guest has taken over must not keep us here.
+                Packet::Event(_) if self.events.len() >= MAX_EVENTS => {
+                    return Err(ClientError::Malformed("events without end".into()));
+                }
                 Packet::Event(event) => self.events.push_back(event),
                 Packet::Reply { id: answered, result } if answered == id => return Ok(result?),
                 other => return Err(ClientError::Malformed(format!("{other:?}"))),
@@ -187,6 +194,19 @@ mod tests {
             .send(&serde_json::to_vec(&Packet::Reply { id, result }).unwrap(), &[])
             .unwrap();
         request
+    }
+
+    #[test]
+    fn events_without_end_are_not_listened_to() {
+        let (near, far) = PacketSocket::pair().unwrap();
+        let vmm = std::thread::spawn(move || {
+            let event = serde_json::to_vec(&Packet::Event(Event::Ended(ExitReason::PowerOff))).unwrap();
+            while far.send(&event, &[]).is_ok() {}
+        });
+        let mut client = VmmClient::new(near);
+        assert!(matches!(client.start(), Err(ClientError::Malformed(_))));
+        drop(client);
+        vmm.join().unwrap();
     }
 
     #[test]

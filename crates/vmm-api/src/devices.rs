@@ -27,6 +27,33 @@ pub struct BlockConfig {
     /// How requests reach the file.
     #[serde(default)]
     pub engine: BlockEngine,
+    /// No limits when left out.
+    #[serde(default)]
+    pub limits: BlockLimits,
+}
+
+/// How much a disk may carry.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlockLimits {
+    /// Reads.
+    #[serde(default)]
+    pub read: BlockRate,
+    /// Writes, and everything else that has work to do: flushes, discards and write-zeroes are operations without bytes.
+    #[serde(default)]
+    pub write: BlockRate,
+}
+
+/// A rate that may be exceeded for a tenth of a second at most; no limit where nothing is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlockRate {
+    /// Bytes of data.
+    #[serde(default)]
+    pub bytes_per_second: Option<u64>,
+    /// Requests.
+    #[serde(default)]
+    pub operations_per_second: Option<u64>,
 }
 
 /// How block requests reach the file.

@@ -1,6 +1,7 @@
 //! How requests reach the file.
 
 use std::io;
+use std::time::Duration;
 
 use crate::request::Io;
 
@@ -12,7 +13,7 @@ pub(crate) trait Backend<'m> {
     /// Takes a request. It may begin at once, and begins with the next [`Backend::wait`] at the latest.
     fn submit(&mut self, io: Io<'m>);
 
-    /// Appends what is done to `done`. With `block` it waits until something is, or the driver kicks, or the worker
-    /// shall stop. Tells whether the worker shall stop, at least once.
-    fn wait(&mut self, block: bool, done: &mut Vec<Done<'m>>) -> bool;
+    /// Appends what is done to `done`. Waits until something is, or the driver kicks, or the worker shall stop, as long as
+    /// `patience` says (`None`: for ever). Tells whether the worker shall stop, at least once.
+    fn wait(&mut self, patience: Option<Duration>, done: &mut Vec<Done<'m>>) -> bool;
 }

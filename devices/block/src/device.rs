@@ -10,6 +10,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
 use crate::config::{self, ConfigSpace, QUEUE_SIZE};
 use crate::disk::Disk;
+use crate::limit::Limits;
 use crate::metrics::Metrics;
 use crate::server::Server;
 use crate::threads::{PoolWaiting, threads_per_queue};
@@ -27,6 +28,7 @@ pub(crate) enum Engine {
 pub(crate) struct Block {
     disk: Arc<Disk>,
     engine: Engine,
+    limits: Limits,
     metrics: Arc<Metrics>,
     features: u64,
     config: ConfigSpace,
@@ -35,12 +37,13 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    pub(crate) fn new(disk: Disk, engine: Engine, queues: u16, metrics: Metrics) -> Self {
+    pub(crate) fn new(disk: Disk, engine: Engine, queues: u16, limits: Limits, metrics: Metrics) -> Self {
         Self {
             features: config::features(&disk, queues),
             config: ConfigSpace::new(&disk, queues),
             disk: Arc::new(disk),
             engine,
+            limits,
             metrics: Arc::new(metrics),
             queue_sizes: vec![QUEUE_SIZE; usize::from(queues)],
             workers: Vec::new(),
@@ -101,6 +104,7 @@ impl VirtioDevice for Block {
                 interrupt: Arc::clone(&activation.interrupt),
                 disk: Arc::clone(&self.disk),
                 metrics: Arc::clone(&self.metrics),
+                limits: self.limits.clone(),
                 durable: !has_flush,
             };
             match self.start(server) {

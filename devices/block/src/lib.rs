@@ -18,6 +18,7 @@ mod config;
 mod device;
 mod disk;
 mod guest_io;
+mod limit;
 mod metrics;
 mod request;
 mod server;
@@ -35,6 +36,7 @@ use vmm_api::devices::{BlockConfig, BlockEngine, DeviceConfig};
 
 use crate::device::{Block, Engine};
 use crate::disk::Disk;
+use crate::limit::Limits;
 use crate::metrics::Metrics;
 use crate::uring::Ring;
 
@@ -69,8 +71,9 @@ impl DeviceModule for BlockModule {
         let file = fds.take(config.file)?;
         let disk = Disk::open(file, config.read_only, &config.serial)?;
         let engine = engine(config.engine, &disk, config.queues, context.id)?;
+        let limits = Limits::new(&config.limits)?;
         let metrics = Metrics::new(context.metrics, context.id);
-        Ok(Box::new(Block::new(disk, engine, config.queues, metrics)))
+        Ok(Box::new(Block::new(disk, engine, config.queues, limits, metrics)))
     }
 }
 

@@ -15,6 +15,8 @@ pub(crate) struct Metrics {
     pub(crate) bytes_written: Counter,
     pub(crate) errors: Counter,
     pub(crate) refused: Counter,
+    /// Requests that a rate limit made wait.
+    pub(crate) throttled: Counter,
     /// For log lines that a guest can cause.
     pub(crate) complaints: RateLimit,
 }
@@ -34,6 +36,7 @@ impl Metrics {
             bytes_written: bytes("write"),
             errors: registry.counter("block_errors_total", &[("device", id)]),
             refused: registry.counter("block_refused_chains_total", &[("device", id)]),
+            throttled: registry.counter("block_throttled_total", &[("device", id)]),
             complaints: RateLimit::new(4),
         }
     }

@@ -4,6 +4,7 @@
 //! one look at whether the driver wants an interrupt.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::StopSignal;
 use memory::GuestRam;
@@ -12,6 +13,7 @@ use virtio::{ActiveQueue, QueueInterrupt, RingError};
 
 use crate::backend::Backend;
 use crate::disk::Disk;
+use crate::limit::{Limits, Pace};
 use crate::metrics::Metrics;
 use crate::request::{Sink, parse};
 use crate::threads::{self, PoolWaiting};
@@ -26,6 +28,7 @@ pub(crate) struct Server {
     pub(crate) interrupt: Arc<dyn QueueInterrupt>,
     pub(crate) disk: Arc<Disk>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) limits: Limits,
     /// Writes are on stable storage before they are answered.
     pub(crate) durable: bool,
 }
@@ -57,23 +60,26 @@ impl Server {
     fn serve<'m>(&mut self, backend: &mut impl Backend<'m>, memory: &'m GuestRam, sink: &'m Sink) {
         let most = usize::from(self.queue.queue.size());
         let (mut done, mut answers) = (Vec::new(), Vec::new());
+        // Counts what the pace holds back, too: a ring's worth of requests is all that there ever is.
         let mut under_way = 0;
+        let mut pace = Pace::new(&self.limits);
         let mut stopping = false;
         let mut broken = false;
         loop {
             let mut more = false;
             if !stopping && !broken {
-                let taken = self.take(backend, memory, sink, most - under_way);
+                let taken = self.take(&mut pace, memory, sink, most - under_way);
                 under_way += taken.started;
                 more = taken.more;
                 broken |= self.is_broken(taken.error);
             }
+            let pause = pace.release(stopping, &self.metrics, |io| backend.submit(io));
             let answered = self.answer(memory, sink, &mut answers);
             broken |= self.is_broken(answered.err());
             if stopping && under_way == 0 {
                 return;
             }
-            stopping |= backend.wait(!more, &mut done);
+            stopping |= backend.wait(if more { Some(Duration::ZERO) } else { pause }, &mut done);
             for (io, result) in done.drain(..) {
                 match io.finish(result, &self.metrics) {
                     Some(rest) => backend.submit(rest),
@@ -85,13 +91,13 @@ impl Server {
         }
     }
 
-    /// Starts everything that is available, `room` requests at most.
-    fn take<'m>(&mut self, backend: &mut impl Backend<'m>, memory: &'m GuestRam, sink: &'m Sink, room: usize) -> Taken {
+    /// Hands everything that is available to the pace, `room` requests at most.
+    fn take<'m>(&mut self, pace: &mut Pace<'m>, memory: &'m GuestRam, sink: &'m Sink, room: usize) -> Taken {
         let mut taken = Taken::default();
         if room == 0 {
             return taken;
         }
-        let result = self.take_into(backend, memory, sink, room, &mut taken.started);
+        let result = self.take_into(pace, memory, sink, room, &mut taken.started);
         match result {
             Ok(more) => taken.more = more,
             Err(error) => taken.error = Some(error),
@@ -101,7 +107,7 @@ impl Server {
 
     fn take_into<'m>(
         &mut self,
-        backend: &mut impl Backend<'m>,
+        pace: &mut Pace<'m>,
         memory: &'m GuestRam,
         sink: &'m Sink,
         room: usize,
@@ -117,7 +123,7 @@ impl Server {
                 Ok(chain) => {
                     if let Some(io) = parse(&chain, &self.disk, self.durable, sink, &self.metrics) {
                         *started += 1;
-                        backend.submit(io);
+                        pace.hold(io);
                     }
                 }
                 Err(bad) => {

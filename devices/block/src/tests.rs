@@ -1,5 +1,7 @@
 //! A disk behind the real transport, driven by the conformance kit's driver: both engines, the same expectations.
 
+mod rates;
+
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
@@ -14,7 +16,7 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_T_DISCARD,
     VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
 };
-use vmm_api::devices::{BlockConfig, BlockEngine};
+use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits};
 use vmm_api::{DeviceSpec, FdRef};
 
 use crate::MODULE;
@@ -50,6 +52,7 @@ fn config() -> BlockConfig {
         queues: 1,
         serial: "disk-7".to_owned(),
         engine: BlockEngine::Auto,
+        limits: BlockLimits::default(),
     }
 }
 

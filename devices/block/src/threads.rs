@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use base::{EventFd, StopSignal};
 use rustix::fs::FallocateFlags;
@@ -158,9 +159,9 @@ impl<'m> Backend<'m> for PoolBackend<'_, 'm> {
         self.batch.push(io);
     }
 
-    fn wait(&mut self, block: bool, done: &mut Vec<Done<'m>>) -> bool {
+    fn wait(&mut self, patience: Option<Duration>, done: &mut Vec<Done<'m>>) -> bool {
         self.start_batch();
-        let stopping = self.waiting.wait(block);
+        let stopping = self.waiting.wait(patience);
         self.done.consume();
         done.append(&mut lock(&self.pool.done));
         stopping

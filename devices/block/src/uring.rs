@@ -203,7 +203,7 @@ impl<'m> Backend<'m> for RingBackend<'m, '_> {
         self.queue(io);
     }
 
-    fn wait(&mut self, block: bool, done: &mut Vec<Done<'m>>) -> bool {
+    fn wait(&mut self, patience: Option<Duration>, done: &mut Vec<Done<'m>>) -> bool {
         self.do_alone(done);
         if self.queued {
             self.enter(false);
@@ -214,7 +214,8 @@ impl<'m> Backend<'m> for RingBackend<'m, '_> {
             return false;
         }
         self.unseen = 0;
-        let stopping = self.waiting.wait(block && done.is_empty() && !self.queued);
+        let idle = done.is_empty() && !self.queued;
+        let stopping = self.waiting.wait(if idle { patience } else { Some(Duration::ZERO) });
         self.reap(done);
         stopping
     }

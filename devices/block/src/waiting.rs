@@ -36,10 +36,9 @@ impl Waiting {
         self.epoll.add(stop, STOP, Interest::READ_EDGE)
     }
 
-    /// Waits until there is something, with `block`; looks whether there is, without. Tells whether to stop, once.
-    pub(crate) fn wait(&mut self, block: bool) -> bool {
-        let timeout = (!block).then_some(Duration::ZERO);
-        if let Err(error) = self.epoll.wait(&mut self.ready, timeout) {
+    /// Waits until there is something, as long as `patience` says (`None`: for ever). Tells whether to stop, once.
+    pub(crate) fn wait(&mut self, patience: Option<Duration>) -> bool {
+        if let Err(error) = self.epoll.wait(&mut self.ready, patience) {
             log::error!("block: it cannot wait: {error}");
             std::thread::sleep(Duration::from_millis(10));
         }

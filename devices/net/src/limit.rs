@@ -1,12 +1,8 @@
-//! Rate limits: token buckets for bytes and packets, one set a direction, shared by the device's queue pairs.
-//!
-//! A packet is let through while both buckets hold something and may leave a debt, so that a packet larger than the
-//! burst passes too; over time the rate holds.
+//! Rate limits of both directions, shared by the device's queue pairs.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
-use ::device::CreateError;
+use ::device::{CreateError, Limit};
 use vmm_api::devices::{NetLimits, RateLimit};
 
 /// Both directions, seen from the guest.
@@ -20,155 +16,10 @@ impl Limits {
     /// # Errors
     /// A rate of nothing, which would be a link that is down.
     pub(crate) fn new(limits: &NetLimits) -> Result<Self, CreateError> {
+        let limit = |rate: &RateLimit, direction| Limit::new(rate.bytes_per_second, rate.packets_per_second, direction);
         Ok(Self {
             receive: limit(&limits.receive, "receive")?,
             transmit: limit(&limits.transmit, "transmit")?,
         })
-    }
-}
-
-fn limit(rate: &RateLimit, direction: &str) -> Result<Option<Arc<Limit>>, CreateError> {
-    if rate.bytes_per_second == Some(0) || rate.packets_per_second == Some(0) {
-        let message = format!("the {direction} rate limit is 0: leave it out for no limit, or take the device away");
-        return Err(CreateError::Value(message));
-    }
-    if rate.bytes_per_second.is_none() && rate.packets_per_second.is_none() {
-        return Ok(None);
-    }
-    let now = Instant::now();
-    let bucket = |rate: Option<u64>| rate.map(|rate| Bucket::full(rate, now));
-    Ok(Some(Arc::new(Limit(Mutex::new([
-        bucket(rate.bytes_per_second),
-        bucket(rate.packets_per_second),
-    ])))))
-}
-
-/// The limit of one direction: bytes and packets.
-#[derive(Debug)]
-pub(crate) struct Limit(Mutex<[Option<Bucket>; 2]>);
-
-impl Limit {
-    /// How long the next packet has to wait; `None` when it need not.
-    pub(crate) fn wait(&self, now: Instant) -> Option<Duration> {
-        let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        buckets.iter_mut().flatten().filter_map(|bucket| bucket.wait(now)).max()
-    }
-
-    /// A packet of so many bytes has passed.
-    pub(crate) fn spend(&self, bytes: usize) {
-        let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let [of_bytes, of_packets] = &mut *buckets;
-        if let Some(bucket) = of_bytes {
-            bucket.tokens -= i128::try_from(bytes).unwrap_or(i128::MAX) * NANOS;
-        }
-        if let Some(bucket) = of_packets {
-            bucket.tokens -= NANOS;
-        }
-    }
-}
-
-/// Tokens are counted in billionths, so that a nanosecond's share is a whole number.
-const NANOS: i128 = 1_000_000_000;
-
-/// How long a burst at full speed may be: a bucket holds what its rate gives in this time.
-const BURST: Duration = Duration::from_millis(100);
-
-/// A token bucket.
-#[derive(Debug)]
-struct Bucket {
-    rate: i128,
-    tokens: i128,
-    most: i128,
-    filled: Instant,
-}
-
-impl Bucket {
-    fn full(rate: u64, now: Instant) -> Self {
-        let rate = i128::from(rate);
-        // At least one whole token, or nothing would ever pass.
-        let most = (rate * nanos(BURST)).max(NANOS);
-        Self {
-            rate,
-            tokens: most,
-            most,
-            filled: now,
-        }
-    }
-
-    fn wait(&mut self, now: Instant) -> Option<Duration> {
-        let passed = nanos(now.saturating_duration_since(self.filled));
-        self.filled = self.filled.max(now);
-        self.tokens = (self.tokens + passed * self.rate).min(self.most);
-        if self.tokens > 0 {
-            return None;
-        }
-        // One more, so that the wait ends with something in the bucket.
-        let nanos = (-self.tokens) / self.rate + 1;
-        Some(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
-    }
-}
-
-fn nanos(duration: Duration) -> i128 {
-    i128::try_from(duration.as_nanos()).unwrap_or(i128::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn of(bytes: Option<u64>, packets: Option<u64>) -> Arc<Limit> {
-        let rate = RateLimit {
-            bytes_per_second: bytes,
-            packets_per_second: packets,
-        };
-        limit(&rate, "receive").unwrap().unwrap()
-    }
-
-    /// Bytes that pass in ten seconds, in packets of `size`.
-    fn passed(limit: &Limit, size: usize) -> usize {
-        let begin = Instant::now();
-        let (mut now, mut bytes) = (begin, 0);
-        while now < begin + Duration::from_secs(10) {
-            match limit.wait(now) {
-                Some(wait) => now += wait,
-                None => {
-                    limit.spend(size);
-                    bytes += size;
-                }
-            }
-        }
-        bytes
-    }
-
-    #[test]
-    fn a_rate_holds_over_time_whatever_the_size() {
-        for size in [60, 1500, 65000] {
-            let bytes = passed(&of(Some(1_000_000), None), size);
-            assert!(
-                (10_000_000..10_200_000).contains(&bytes),
-                "{bytes} in packets of {size}"
-            );
-        }
-        let packets = passed(&of(None, Some(500)), 1500) / 1500;
-        assert!((5000..5060).contains(&packets), "{packets}");
-        // The tighter one decides.
-        let packets = passed(&of(Some(1 << 40), Some(500)), 1500) / 1500;
-        assert!((5000..5060).contains(&packets), "{packets}");
-    }
-
-    #[test]
-    fn a_rate_of_one_still_lets_something_through() {
-        assert_eq!(passed(&of(None, Some(1)), 1), 11);
-    }
-
-    #[test]
-    fn nothing_is_no_rate() {
-        let rate = RateLimit {
-            bytes_per_second: Some(0),
-            packets_per_second: None,
-        };
-        let error = limit(&rate, "transmit").unwrap_err().to_string();
-        assert!(error.contains("transmit") && error.contains("leave it out"), "{error}");
-        assert!(limit(&RateLimit::default(), "transmit").unwrap().is_none());
     }
 }

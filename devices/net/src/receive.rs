@@ -11,6 +11,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
+use ::device::Limit;
 use memory::GuestRam;
 use virtio::buffers::Cursor;
 use virtio::virtio_queue::{QueueOwnedT, QueueT};
@@ -18,7 +19,6 @@ use virtio::{ActiveQueue, Chain, QueueInterrupt, RingError};
 use vm_memory::VolatileSlice;
 
 use crate::config::{HEADER, LARGEST, NUM_BUFFERS};
-use crate::limit::Limit;
 use crate::metrics::Metrics;
 use crate::tap::{IOV_MAX, IoVecs, Tap};
 use crate::worker::{Pass, TURNS};

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ::device::Limit;
 use memory::GuestRam;
 use virtio::{ActiveQueue, Chain, QueueInterrupt, RingError};
 
 use crate::config::{HEADER, LARGEST};
-use crate::limit::Limit;
 use crate::metrics::Metrics;
 use crate::tap::{IOV_MAX, IoVecs, Tap};
 use crate::worker::{Pass, TURNS};

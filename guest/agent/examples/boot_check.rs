@@ -45,6 +45,8 @@ fn check(stream: UnixStream) -> Result<(), Error> {
         entropy: vec![7; 64],
         network: None,
         shares: Vec::new(),
+        tmpfs: Vec::new(),
+        pids_max: None,
     };
     eprintln!("wrong file system: {:?}", connection.prepare(&prepare));
     "erofs".clone_into(&mut prepare.root.fs);

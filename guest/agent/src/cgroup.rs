@@ -1,4 +1,5 @@
-//! One cgroup (version 2) per command, so that all it started can be found and killed, wherever it went. Sets no limits.
+//! One cgroup (version 2) per command, so that all it started can be found and killed, wherever it went. The one above them
+//! bounds how many processes they have together; nothing else is limited here.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -48,6 +49,21 @@ impl Cgroups {
             base,
             state: Mutex::default(),
         })
+    }
+
+    /// Bounds the processes and threads of all commands together (`pids.max`).
+    pub(crate) fn limit_processes(&self, most: u64) -> Result<(), Error> {
+        let write = |path: PathBuf, text: &str| {
+            fs::write(&path, text).map_err(Error::system(format!(
+                "limiting processes to {most} by writing {}",
+                path.display()
+            )))
+        };
+        // The root of the hierarchy may have processes of its own and hand controllers down.
+        if let Some(mount) = self.base.parent() {
+            write(mount.join("cgroup.subtree_control"), "+pids")?;
+        }
+        write(self.base.join("pids.max"), &most.to_string())
     }
 
     /// A new, empty cgroup.

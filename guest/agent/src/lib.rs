@@ -6,6 +6,7 @@
 )]
 
 mod cgroup;
+mod copy;
 mod error;
 mod files;
 pub mod guest;

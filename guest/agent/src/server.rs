@@ -24,7 +24,7 @@ use crate::reaper::Reaper;
 use crate::session::{self, Session};
 use crate::spawn::other;
 use crate::stream::Streamer;
-use crate::{Error, STACK_SIZE, files, info, say, send_reply};
+use crate::{Error, STACK_SIZE, copy, files, info, say, send_reply};
 
 /// How long a new connection may take to shake hands.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -34,6 +34,8 @@ const MAX_CONNECTIONS: usize = 256;
 
 /// Pause after a failed accept(2), so that a lasting failure does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+const NO_ROOT: &str = "there is no root yet: send Prepare first";
 
 /// Makes a root as a `Prepare` asks for.
 pub type MakeRoot = Box<dyn Fn(&Prepare) -> Result<(), Error> + Send + Sync>;
@@ -319,6 +321,22 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
                 let target = files::Target::create(&upload);
                 return files::receive(target, upload.size, reader, self.writer);
             }
+            Request::Pack { path, name } => {
+                return match self.has_root() {
+                    true => copy::pack(&path, &name, self.writer),
+                    false => self.refuse(NO_ROOT.to_owned()),
+                };
+            }
+            Request::Unpack {
+                path,
+                target,
+                keep_owner,
+            } => {
+                return match self.has_root() {
+                    true => copy::unpack(&path, target, keep_owner, reader, self.writer),
+                    false => self.refuse(NO_ROOT.to_owned()),
+                };
+            }
             Request::Exec(request) => return self.exec(&request),
             Request::SignalMain { number } => self.signal_main(number).map(|()| Reply::Done),
             Request::Shutdown(shutdown) => match &self.server.0.config.power {
@@ -351,6 +369,12 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
         if *prepared {
             return Err(Error::Refused("the root is prepared already".to_owned()));
         }
+        if let Some(most) = prepare.pids_max {
+            let cgroups = self.server.0.config.cgroups.as_ref();
+            let cgroups =
+                cgroups.ok_or_else(|| Error::Refused("this agent has no cgroups to limit processes by".to_owned()))?;
+            cgroups.limit_processes(most)?;
+        }
         make_root(prepare)?;
         *prepared = true;
         Ok(())
@@ -358,10 +382,8 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
 
     fn exec(&mut self, request: &ExecRequest) -> Result<(), Error> {
         let inner: &'env Inner = &self.server.0;
-        if matches!(inner.config.root, RootMode::Prepared(_))
-            && !*inner.prepared.lock().unwrap_or_else(PoisonError::into_inner)
-        {
-            return self.refuse("there is no root yet: send Prepare first".to_owned());
+        if !self.has_root() {
+            return self.refuse(NO_ROOT.to_owned());
         }
         let log = match self.take_main(request) {
             Ok(log) => log,
@@ -404,6 +426,12 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
             })?;
         self.running = Some((session, thread));
         announced
+    }
+
+    /// There is a root for commands and files.
+    fn has_root(&self) -> bool {
+        let inner = &self.server.0;
+        matches!(inner.config.root, RootMode::AsIs) || *inner.prepared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether `request` may be the sandbox's own command, and the log for it.

@@ -489,6 +489,8 @@ fn what_this_agent_may_not_do_is_refused() {
         entropy: vec![0; 32],
         network: None,
         shares: Vec::new(),
+        tmpfs: Vec::new(),
+        pids_max: None,
     };
     assert!(matches!(
         connection.prepare(&prepare),

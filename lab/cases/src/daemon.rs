@@ -25,7 +25,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Daemon<'h> {
     host: &'h Host,
     pub(crate) state: PathBuf,
-    /// Where points are asked for (`node::points`).
+    /// Where points are asked for (`base::points`).
     pub(crate) points: PathBuf,
 }
 
@@ -53,7 +53,7 @@ impl<'h> Daemon<'h> {
         let mut command = command(self.host, arguments);
         command
             .env("BASALT_STATE", &self.state)
-            .env(node::points::VARIABLE, &self.points)
+            .env(base::points::VARIABLE, &self.points)
             .stdin(Stdio::null());
         command
     }

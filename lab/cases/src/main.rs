@@ -12,6 +12,7 @@ mod intrude;
 mod leaks;
 mod runner;
 mod stall;
+mod systemd;
 mod vm;
 mod vmm;
 

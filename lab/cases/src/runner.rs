@@ -55,7 +55,7 @@ pub(crate) fn run(filter: &str, logs: &Path) -> Result<bool> {
         let reason = match outcome {
             Outcome::Passed | Outcome::Failed => None,
             Outcome::TimedOut => Some(format!("no end within {:?}", case.limit)),
-            Outcome::Stalled => Some("a guest stopped before its agent ran".to_owned()),
+            Outcome::Stalled => Some("a guest stopped before its agent ran, or reset".to_owned()),
         };
         if let Some(reason) = reason {
             // The emulated host sometimes stops making progress (docs/lab.md, traps); a second time is a failure.

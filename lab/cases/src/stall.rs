@@ -1,14 +1,18 @@
-//! Guests that stop early in their boot, which the emulated host does to them now and then (docs/lab.md, traps): what
-//! can be learnt of one before it is killed, and how the runner knows one by a case's output.
+//! Guests that stop early in their boot, or reset by themselves, which the emulated host does to them now and then
+//! (docs/lab.md, traps): what can be learnt of one before it is killed, and how the runner knows one by a case's output.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+/// What [`crate::vm`] says of a VM that ended while its case still needed it.
+pub(crate) const BY_ITSELF: &str = "the VM ended by itself: ";
+
 /// In the output of a case in which a guest never came to its agent: by a case's own VM, by `basalt run`, and by a
-/// guest of which only the console is seen.
-const SIGNS: [&str; 4] = [
+/// guest of which only the console is seen. And of a guest that reset, which no case's guest does unasked.
+const SIGNS: [&str; 5] = [
+    "the VM ended by itself: the guest reset",
     "the guest did not dial port",
     "the guest's agent did not answer within",
     "the guest reset while the guest booted",
@@ -55,6 +59,8 @@ mod tests {
         assert!(tells(
             "basalt: the guest's agent did not answer within 60s; run it again"
         ));
+        assert!(tells(&format!("{BY_ITSELF}{}", vmm_api::ExitReason::Reset)));
+        assert!(!tells(&format!("{BY_ITSELF}{}", vmm_api::ExitReason::PowerOff)));
         assert!(!tells("the case is wrong: 3 is not 4"));
     }
 

@@ -15,7 +15,7 @@ use agent_api::{
 use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
 use rustix::event::{PollFd, PollFlags};
-use vmm_api::devices::{BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, RngConfig, VsockConfig};
+use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits, ConsoleConfig, DeviceConfig, RngConfig, VsockConfig};
 use vmm_api::{DeviceSpec, Event, ExitReason, FdRef, VmConfig};
 use wire::packet::PacketSocket;
 
@@ -88,6 +88,7 @@ impl<'a> Builder<'a> {
             queues: 1,
             serial,
             engine: BlockEngine::Auto,
+            limits: BlockLimits::default(),
         };
         builder.device("root", &root)?;
         Ok(builder)
@@ -208,6 +209,8 @@ impl Vm {
             entropy: vec![7; 64],
             network: network.cloned(),
             shares: Vec::new(),
+            tmpfs: Vec::new(),
+            pids_max: None,
         })?;
         Ok(agent)
     }
@@ -241,6 +244,17 @@ impl Vm {
         let Event::Ended(reason) = self.vmm.client.wait_event()?;
         ensure!(self.vmm.wait(Duration::from_secs(10))?, "the VMM ended with a failure");
         Ok(reason)
+    }
+}
+
+impl Drop for Vm {
+    /// Tells of an end that no case has waited for: it explains whatever the case failed with.
+    fn drop(&mut self) {
+        if let Ok(true) = readable(&self.vmm.client, Duration::ZERO)
+            && let Ok(Event::Ended(reason)) = self.vmm.client.wait_event()
+        {
+            eprintln!("{}{reason}", stall::BY_ITSELF);
+        }
     }
 }
 

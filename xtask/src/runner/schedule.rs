@@ -31,6 +31,8 @@ pub(crate) struct Options {
     pub(crate) keep_going: bool,
     /// End with the table and the count of tests; without tests, fail.
     pub(crate) counts: bool,
+    /// What `cargo xtask` was called with, for the line that repeats a step.
+    pub(crate) verb: &'static str,
 }
 
 /// How a step ended, sent from its thread.
@@ -273,7 +275,7 @@ impl Run<'_> {
         if !step.hint.is_empty() {
             text.push_str(&format!("\n    {}", step.hint));
         }
-        let verb = if self.options.counts { "test" } else { "run" };
+        let verb = self.options.verb;
         text.push_str(&format!(
             "
     to repeat: cargo xtask {verb} --only {}",

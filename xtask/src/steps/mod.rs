@@ -6,6 +6,8 @@ mod apt;
 mod build;
 mod checks;
 mod guest;
+mod licences;
+mod package;
 mod sandbox;
 mod tests;
 
@@ -58,6 +60,18 @@ pub(crate) fn run() -> Vec<Step> {
     steps
 }
 
+/// What `cargo xtask package` does: only what the package is made of.
+pub(crate) fn package(version: Option<String>) -> Vec<Step> {
+    vec![
+        apt::packages(),
+        build::musl_target().after(&["apt-packages"]),
+        recipe(KERNEL, HINT_KERNEL).after(&["apt-packages"]),
+        build::binaries(RUN_PROGRAMS).after(&["musl-target"]),
+        guest::assets().after(&["kernel", "binaries"]),
+        package::package(version).after(&["assets"]),
+    ]
+}
+
 /// What `make test` does.
 pub(crate) fn test() -> Vec<Step> {
     let mut steps = vec![
@@ -82,11 +96,13 @@ pub(crate) fn test() -> Vec<Step> {
     steps.push(sandbox::lab().after(&["binaries", "assets", "emulator", "lab-host"]));
     let ready = ["assets", "lab", "import-python", "import-redis", "import-node"];
     steps.push(sandbox::first_sandbox().check().after(&ready));
+    steps.push(package::packages_for_tests().after(&["assets"]));
     steps.push(sandbox::other_images().check().after(&["first-sandbox"]));
     // Alone on the machine: cases have time limits, and an emulated host is slow enough without company.
     let alone = ["other-images", "unit-tests", "fuzz", "deny"];
-    steps.push(tests::cases().after(&["first-sandbox"]).follows(&alone));
-    steps.push(checks::docs().after(&["first-sandbox"]).follows(&["cases"]));
+    steps.push(tests::cases().after(&["first-sandbox", "package"]).follows(&alone));
+    steps.push(tests::audit().after(&["first-sandbox"]).follows(&["cases"]));
+    steps.push(checks::docs().after(&["first-sandbox"]).follows(&["filters"]));
     steps.push(sandbox::lab_killed().check().after(&ready).follows(&["docs"]));
     steps
 }
@@ -144,7 +160,7 @@ mod self_tests {
 
     #[test]
     fn every_prerequisite_exists_and_names_are_unique() {
-        for steps in [run(), test()] {
+        for steps in [run(), test(), package(None)] {
             let names: BTreeSet<_> = steps.iter().map(|step| step.name).collect();
             assert_eq!(names.len(), steps.len());
             for step in &steps {

@@ -15,10 +15,13 @@ use crate::runner::{Counts, Finished, Report, Step, Task};
 const UNIT_LIMIT: Duration = Duration::from_secs(40 * 60);
 /// Each case has a hard limit of its own; this one ends the whole when the lab itself stands still.
 const CASES_LIMIT: Duration = Duration::from_secs(40 * 60);
+const AUDIT_LIMIT: Duration = Duration::from_secs(20 * 60);
 const FUZZ_LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// Where the lab keeps our programs.
 const CASES_IN_LAB: &str = "/opt/basalt/bin/basalt-lab-cases";
+/// Where the case `package` looks.
+const PACKAGES_IN_LAB: &str = "/opt/basalt/bin/basalt-packages";
 /// Per fuzz target; long enough to notice a parser that breaks at once.
 const FUZZ_SECONDS: &str = "3";
 
@@ -72,6 +75,9 @@ pub(crate) fn cases() -> Step {
 fn in_lab(context: &Context, task: &mut Task) -> Result<Finished> {
     let run = |task: &mut Task| {
         task.run_within(&mut lab_command(context, &["sync"]), Duration::from_secs(300))?;
+        let packages = super::package::for_tests(context);
+        let mut push = lab_command(context, &["push"]);
+        task.run_within(push.args(packages).arg(PACKAGES_IN_LAB), Duration::from_secs(300))?;
         let mut command = lab_command(context, &["exec", "--", CASES_IN_LAB, "run"]);
         task.finish_within(&mut command, CASES_LIMIT)
     };
@@ -82,6 +88,42 @@ fn in_lab(context: &Context, task: &mut Task) -> Result<Finished> {
     task.say("the emulated host died under the cases; they are run once more")?;
     task.run_within(&mut lab_command(context, &["up", "--renew"]), Duration::from_secs(300))?;
     run(task)
+}
+
+/// What the VMM's system call filters allow and what its threads really call, compared under strace.
+pub(crate) fn audit() -> Step {
+    Step::new("filters", |context, task| {
+        let finished = if context.kvm {
+            let mut command = Command::new(context.release().join("basalt-lab-cases"));
+            task.finish_within(command.arg("audit").current_dir(&context.root), AUDIT_LIMIT)?
+        } else {
+            let mut command = lab_command(context, &["exec", "--", CASES_IN_LAB, "audit"]);
+            task.finish_within(&mut command, AUDIT_LIMIT)?
+        };
+        let never: Vec<_> = finished
+            .out
+            .iter()
+            .filter_map(|line| line.strip_prefix("never used: "))
+            .collect();
+        if !finished.status.success() {
+            bail!(
+                "the audit ended with {}; never used: {}",
+                finished.status,
+                never.join("; ")
+            );
+        }
+        let sum = finished
+            .out
+            .iter()
+            .rev()
+            .find_map(|line| line.strip_prefix("filters: "));
+        Ok(Report {
+            detail: sum.unwrap_or_default().to_owned(),
+            ..Report::default()
+        })
+    })
+    .check()
+    .hint("take a rule that nothing uses out of bin/vmm/seccomp, or say there why it stays (`unused`)")
 }
 
 /// What `basalt-lab` says when its emulator ends under a command.

@@ -3,6 +3,7 @@
 //! Flags mean what podman's of the same name mean. Knows nothing of what the verbs do.
 
 mod image;
+mod limits;
 mod parse;
 mod sandbox;
 mod volume;
@@ -18,7 +19,10 @@ pub(crate) use image::{
     DfArgs, ImageVerb, ImportArgs, PruneArgs, PullArgs, PullPolicy, PushArgs, RegistryArgs, RmiArgs, SaveArgs,
     SystemVerb, TagArgs,
 };
-pub(crate) use sandbox::{DaemonArgs, ExecArgs, KillArgs, LogsArgs, ManyArgs, PsArgs, RmArgs, StatsArgs, StopArgs};
+pub(crate) use limits::LimitArgs;
+pub(crate) use sandbox::{
+    AgentStreamArgs, CpArgs, DaemonArgs, ExecArgs, KillArgs, LogsArgs, ManyArgs, PsArgs, RmArgs, StatsArgs, StopArgs,
+};
 pub(crate) use volume::VolumeVerb;
 
 /// What clap shows in colour, on terminals only and never under NO_COLOR.
@@ -110,6 +114,11 @@ pub(crate) enum Verb {
     Exec(Box<ExecArgs>),
     /// List the sandboxes.
     Ps(PsArgs),
+    /// Copy files between this host and sandboxes.
+    Cp(CpArgs),
+    /// Join standard input and output to a sandbox's agent: for a `basalt` outside of the lab.
+    #[command(hide = true)]
+    AgentStream(AgentStreamArgs),
     /// Show what a sandbox's command has written.
     Logs(LogsArgs),
     /// Start sandboxes that have ended.
@@ -189,6 +198,8 @@ impl Verb {
         match self {
             Self::Exec(_)
             | Self::Ps(_)
+            | Self::Cp(_)
+            | Self::AgentStream(_)
             | Self::Logs(_)
             | Self::Start(_)
             | Self::Stop(_)
@@ -320,6 +331,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "MODE", default_value = "auto")]
     pub(crate) network: Network,
 
+    /// Mount a file system in memory: PATH[:size=SIZE,mode=OCTAL,exec].
+    #[arg(long, value_name = "PATH[:OPTIONS]")]
+    pub(crate) tmpfs: Vec<node_api::Tmpfs>,
+
     /// Let a port of the host lead into it: [IP:]HOST:GUEST[/tcp|udp].
     #[arg(short, long, value_name = "PORTS")]
     pub(crate) publish: Vec<String>,
@@ -343,6 +358,9 @@ pub(crate) struct RunArgs {
     /// Remove the sandbox when it ends.
     #[arg(long)]
     pub(crate) rm: bool,
+
+    #[command(flatten)]
+    pub(crate) limits: LimitArgs,
 
     /// When to fetch the image from its registry.
     #[arg(long, value_name = "WHEN", default_value = "missing")]

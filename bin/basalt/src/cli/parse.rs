@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use base::ByteSize;
+use node_api::Limits;
 use node_api::config::MIN_DISK;
+use node_api::limits::parse_cpus;
 use vmm_api::config::{MAX_CPUS, MIN_MEMORY};
 
 /// The longest host name (`__NEW_UTS_LEN` of Linux).
@@ -28,6 +30,17 @@ pub(super) fn memory(text: &str) -> Result<ByteSize, String> {
     }
     // Guest memory is whole pages; nobody counts the bytes of a half one.
     Ok(ByteSize(size.bytes() & !4095))
+}
+
+/// Thousandths of a processor.
+pub(super) fn cpu_limit(text: &str) -> Result<u64, String> {
+    let millis = parse_cpus(text).map_err(|error| error.to_string())?;
+    let limits = Limits {
+        cpu_millis: Some(millis),
+        ..Limits::default()
+    };
+    limits.validate().map_err(|error| error.to_string())?;
+    Ok(millis)
 }
 
 pub(super) fn env(text: &str) -> Result<String, String> {

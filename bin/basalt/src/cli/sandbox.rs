@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args, ValueHint};
 
 use super::parse;
+use crate::copy::End;
 
 /// A sandbox: a name, or an id or the beginning of one.
 #[derive(Args, Clone, Debug)]
@@ -86,6 +87,40 @@ pub(crate) struct ExecArgs {
     )]
     #[arg(value_hint = ValueHint::CommandWithArguments)]
     pub(crate) command: Vec<String>,
+}
+
+const CP_HELP: &str = "\
+Examples:
+  basalt cp ./site web:/srv/www           a directory, or a file
+  basalt cp web:/var/log/. ./logs         what is in a directory
+  basalt cp web:/etc - | tar t            an archive on standard output
+  tar c . | basalt cp - web:/srv          one from standard input
+
+Where the destination is a directory, the source gets its own name in it; with /. at the end of the source what is in it goes there. Links are copied as links; devices, pipes and sockets are
+left out.";
+
+/// `basalt cp`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = CP_HELP)]
+pub(crate) struct CpArgs {
+    /// Keep users, groups and set-user-id bits; otherwise all belongs to you here, and to root in a sandbox.
+    #[arg(short, long)]
+    pub(crate) archive: bool,
+
+    /// What: SANDBOX:PATH, PATH, or - for an archive on standard input.
+    #[arg(value_parser = crate::copy::parse, value_hint = ValueHint::AnyPath)]
+    pub(crate) source: End,
+
+    /// Where to: SANDBOX:PATH, PATH, or - for an archive on standard output.
+    #[arg(value_parser = crate::copy::parse, value_hint = ValueHint::AnyPath)]
+    pub(crate) destination: End,
+}
+
+/// `basalt agent-stream`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct AgentStreamArgs {
+    #[command(flatten)]
+    pub(crate) one: OneArgs,
 }
 
 /// `basalt logs`.

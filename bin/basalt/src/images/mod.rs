@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use base::ByteSize;
+use base::{ByteSize, Points};
 use image::{Image, Phase, Store};
 use serde::Serialize;
 
@@ -93,7 +93,10 @@ fn store() -> Result<Store> {
                 directory.display()
             )
         }),
-        opened => Ok(opened?),
+        opened => {
+            let points = Points::from_environment();
+            Ok(opened?.telling(move |step| points.at(step)))
+        }
     }
 }
 

@@ -29,6 +29,8 @@ pub(crate) fn run(args: &RunArgs, log_level: LogLevel, output: &Output) -> Resul
     let wanted = engine::wanted()?;
     let set = environment::given(&args.env_file, &args.env, environment::own)?;
     let config = configure(args, &set)?;
+    // Before an image is fetched for it, or the lab brought up.
+    config.validate()?;
     let image = images::fetched(&args.image, args.pull, output)?;
     match wanted.unwrap_or_else(engine::usable) {
         Engine::Kvm => here(args, SandboxConfig { image, ..config }, output),
@@ -59,6 +61,8 @@ fn configure(args: &RunArgs, set: &[String]) -> Result<SandboxConfig> {
             memory: args.memory,
             disk: Some(args.disk).filter(|disk| disk.bytes() > 0),
         },
+        limits: args.limits.limits(),
+        tmpfs: args.tmpfs.clone(),
         network: match args.network {
             Network::Auto => NetworkMode::Auto,
             Network::Node => NetworkMode::Node,

@@ -5,8 +5,10 @@ use std::time::Instant;
 
 use rustix::process::Signal;
 
+use crate::copies;
 use crate::daemons;
 use crate::images;
+use crate::limited;
 use crate::world::{World, is_alive, text, wait_for};
 
 /// Each case with its name.
@@ -84,12 +86,41 @@ pub(crate) const ALL: &[(&str, fn())] = &[
         daemons::a_new_program_takes_over_from_the_old_daemon,
     ),
     (
+        "all_are_ended_at_once_and_each_in_order",
+        daemons::all_are_ended_at_once_and_each_in_order,
+    ),
+    (
         "an_image_of_a_sandbox_is_removed_only_by_force",
         images::an_image_of_a_sandbox_is_removed_only_by_force,
     ),
     (
         "what_is_taken_adds_up_to_what_du_says",
         images::what_is_taken_adds_up_to_what_du_says,
+    ),
+    ("files_and_trees_go_both_ways", copies::files_and_trees_go_both_ways),
+    (
+        "large_files_keep_their_holes_and_every_byte",
+        copies::large_files_keep_their_holes_and_every_byte,
+    ),
+    (
+        "archives_go_through_standard_streams",
+        copies::archives_go_through_standard_streams,
+    ),
+    (
+        "what_cannot_be_copied_is_explained",
+        copies::what_cannot_be_copied_is_explained,
+    ),
+    (
+        "an_interrupted_copy_leaves_whole_files_only",
+        copies::an_interrupted_copy_leaves_whole_files_only,
+    ),
+    (
+        "limits_are_kept_shown_and_refused_where_they_are_nonsense",
+        limited::limits_are_kept_shown_and_refused_where_they_are_nonsense,
+    ),
+    (
+        "a_limit_that_the_host_cannot_keep_is_refused_by_its_name",
+        limited::a_limit_that_the_host_cannot_keep_is_refused_by_its_name,
     ),
 ];
 

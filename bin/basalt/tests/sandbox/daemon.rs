@@ -1,11 +1,19 @@
 //! The daemon of a test: crate `node` as `basaltd` wires it, but for users and namespaces, which a stand-in has no need of.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
 
 use node::{Config, Node, Server, TimeLimits};
 
-/// Serves until it is told to end.
-pub(crate) fn serve(arguments: &[String]) {
+/// Asks for the end of all sandboxes, of which there are to be three.
+pub(crate) const END: &str = "--end-sandboxes";
+
+/// Longer than they need.
+const GRACE: Duration = Duration::from_secs(20);
+
+/// Serves until it is told to end, or ends all sandboxes.
+pub(crate) fn serve(arguments: &[String]) -> ExitCode {
     let value = |flag: &str| {
         let at = arguments.iter().position(|argument| argument == flag).expect(flag);
         PathBuf::from(&arguments[at + 1])
@@ -20,9 +28,21 @@ pub(crate) fn serve(arguments: &[String]) {
         users: None,
         log_level: log::LevelFilter::Warn,
         managed: false,
+        cgroup: None,
         limits: TimeLimits::REAL,
     };
-    if let Err(error) = Node::open(config).and_then(Server::bind).and_then(Server::serve) {
-        eprintln!("basaltd: {error}");
+    let opened = Node::open(config);
+    let done = if arguments.iter().any(|argument| argument == END) {
+        let ended = opened.and_then(|node| node.end_all(GRACE));
+        ended.map(|ending| assert_eq!((ending.ended, ending.failed), (3, 0)))
+    } else {
+        opened.and_then(Server::bind).and_then(Server::serve)
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("basaltd: {error}");
+            ExitCode::FAILURE
+        }
     }
 }

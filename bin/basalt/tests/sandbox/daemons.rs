@@ -191,3 +191,33 @@ pub(crate) fn a_new_program_takes_over_from_the_old_daemon() {
     assert_ne!(old, new);
     assert_eq!(world.verb(&["rm", "-f", "on"]).status.code(), Some(0));
 }
+
+pub(crate) fn all_are_ended_at_once_and_each_in_order() {
+    let world = World::new("");
+    // Longer than one of them needs, much shorter than all of them one after the other.
+    let script = "trap 'sleep 4; echo bye; exit 4' TERM; echo ready; while :; do sleep 0.05; done";
+    for name in ["one", "two", "three"] {
+        detached(&world, name, script);
+        wait_for("a sandbox to be ready", || {
+            (world.verb(&["logs", name]).stdout == b"ready\n").then_some(())
+        });
+    }
+    assert_eq!(world.verb(&["daemon", "--stop"]).status.code(), Some(0));
+    let begun = std::time::Instant::now();
+    let mut end = std::process::Command::new(world.path("basaltd"));
+    end.arg("--state").arg(world.path("state"));
+    end.arg("--assets").arg(world.path("basalt-assets"));
+    let output = end.args(["--kvm", "/dev/null", crate::daemon::END]).output().unwrap();
+    let took = begun.elapsed();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!((4..11).contains(&took.as_secs()), "it took {took:?}");
+    for name in ["one", "two", "three"] {
+        assert_eq!(
+            world.verb(&["wait", name]).stdout,
+            b"4\n",
+            "{name} did not end in order"
+        );
+        assert_eq!(world.verb(&["logs", name]).stdout, b"ready\nbye\n");
+    }
+    assert_eq!(world.verb(&["start", "one"]).status.code(), Some(0));
+}

@@ -11,9 +11,11 @@
 )]
 
 mod cases;
+mod copies;
 mod daemon;
 mod daemons;
 mod images;
+mod limited;
 mod stand_in;
 mod world;
 
@@ -28,8 +30,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if arguments.iter().any(|argument| argument == "--state") {
-        daemon::serve(&arguments);
-        return ExitCode::SUCCESS;
+        return daemon::serve(&arguments);
     }
     let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
     let (mut passed, mut failed, mut filtered) = (0, Vec::new(), 0);

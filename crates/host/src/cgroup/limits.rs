@@ -136,11 +136,12 @@ impl Limits {
         settings
     }
 
-    /// Writes them all; a controller that is missing matters only where a limit needs it.
-    pub(super) fn apply(&self, directory: &Directory, missing: &[Missing]) -> Result<(), Error> {
+    /// Those that can be written; a controller that is missing matters only where a limit needs it.
+    fn possible(&self, directory: &Directory, missing: &[Missing]) -> Result<Vec<Setting>, Error> {
+        let mut possible = Vec::new();
         for setting in self.settings() {
             match missing.iter().find(|missing| missing.controller == setting.controller) {
-                None => directory.write(setting.file, &setting.text)?,
+                None => possible.push(setting),
                 Some(_) if !setting.wanted => (),
                 Some(missing) => {
                     return Err(Error::NoController {
@@ -151,6 +152,19 @@ impl Limits {
                     });
                 }
             }
+        }
+        Ok(possible)
+    }
+
+    /// Tells whether `apply` would have all the controllers that it needs.
+    pub(super) fn check(&self, directory: &Directory, missing: &[Missing]) -> Result<(), Error> {
+        self.possible(directory, missing).map(drop)
+    }
+
+    /// Writes them all, or none where one lacks its controller.
+    pub(super) fn apply(&self, directory: &Directory, missing: &[Missing]) -> Result<(), Error> {
+        for setting in self.possible(directory, missing)? {
+            directory.write(setting.file, &setting.text)?;
         }
         Ok(())
     }

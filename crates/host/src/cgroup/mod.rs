@@ -6,6 +6,7 @@
 
 mod file;
 mod limits;
+mod own;
 mod usage;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,6 +21,7 @@ use crate::Error;
 use file::Directory;
 
 pub use limits::{IoLimit, Limits};
+pub use own::step_down;
 pub use usage::{IoUsage, MemoryUsage, Usage};
 
 /// The controllers that limits need, in the kernel's words.
@@ -51,17 +53,27 @@ impl Root {
     /// There is no cgroup v2, or no right to make cgroups. A controller that cannot be had is no error: see
     /// [`Root::missing`].
     pub fn open(instance: &str) -> Result<Self, Error> {
-        let top = Directory::open(&mount_point()?)?;
+        Self::open_below(Path::new(""), instance)
+    }
+
+    /// The same below a cgroup that its manager has delegated (systemd's `Delegate=`): `parent` is its path from the top
+    /// of the hierarchy, as in `/proc/PID/cgroup`. It must exist, and have no processes of its own.
+    ///
+    /// # Errors
+    /// As [`Root::open`]; the parent is not there.
+    pub fn open_below(parent: &Path, instance: &str) -> Result<Self, Error> {
+        let below = parent.strip_prefix("/").unwrap_or(parent);
+        let top = Directory::open(&mount_point()?.join(below))?;
         let directory = make(&top, instance)?;
         let mut missing = Vec::new();
         for controller in CONTROLLERS {
             let enable = |directory: &Directory| directory.write("cgroup.subtree_control", &format!("+{controller}"));
             if !top.lists("cgroup.controllers", controller)? {
-                let reason = "it is not in the hierarchy's cgroup.controllers; is it compiled in, and not used by a cgroup v1 mount?";
-                missing.push(Missing {
-                    controller,
-                    reason: reason.to_owned(),
-                });
+                let reason = format!(
+                    "it is not in {}/cgroup.controllers; is it compiled in, not used by a cgroup v1 mount, and delegated?",
+                    top.path().display()
+                );
+                missing.push(Missing { controller, reason });
             } else if let Err(error) = enable(&top).and_then(|()| enable(&directory)) {
                 let reason = match &error {
                     Error::Cgroup { path, cause, .. } => format!("{}: {cause}", path.display()),
@@ -81,6 +93,14 @@ impl Root {
     /// Where it is.
     pub fn path(&self) -> &Path {
         self.directory.path()
+    }
+
+    /// Tells whether this host has the controllers that these limits need, and changes nothing.
+    ///
+    /// # Errors
+    /// A limit needs a missing controller.
+    pub fn check(&self, limits: &Limits) -> Result<(), Error> {
+        limits.check(&self.directory, &self.missing)
     }
 
     /// Makes the cgroup of a sandbox and sets its limits; one that is there already gets the limits anew.

@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 
+use base::points;
 use flate2::Compression as Level;
 use flate2::write::GzEncoder;
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,6 @@ use crate::file::{Temp, replace};
 use crate::import::Progress;
 use crate::manifest::{Documents, Selected, blob_name, select};
 use crate::source::{Blob, Source};
-use crate::steps::IMAGE_NAMED;
 use crate::stream::{Compression, Stream as _};
 use crate::{Error, Reference};
 
@@ -114,7 +114,7 @@ impl Store {
         {
             names.insert(name.to_string(), digest.to_owned());
             self.set_names(&names)?;
-            self.steps.at(IMAGE_NAMED);
+            self.steps.at(points::IMAGE_NAMED);
         }
         self.load(digest, &names)
     }

@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use base::points;
 use serde::{Deserialize, Serialize};
 
 use crate::erofs::ondisk::{self, BLOCK};
@@ -34,9 +35,7 @@ use crate::file::{self, Temp};
 use crate::import::{Progress, convert, spool};
 use crate::manifest::{ImageConfig, Selected, select};
 use crate::source::Source;
-use crate::steps::{
-    IMAGE_CONVERTED, IMAGE_FORGOTTEN, IMAGE_KEPT, IMAGE_NAMED, IMAGE_RECORDED, IMAGE_REMOVED, IMAGE_UNNAMED, Steps,
-};
+use crate::steps::Steps;
 use crate::stop::Stop;
 use crate::{Error, Limits, Reference};
 
@@ -151,7 +150,7 @@ impl Store {
         }
     }
 
-    /// The same store, which tells of each of [`STEPS`](crate::STEPS) when it comes to it.
+    /// The same store, which tells of each of [`IMAGE`](base::points::IMAGE) when it comes to it.
     #[must_use]
     pub fn telling(&self, to: impl Fn(&'static str) + Send + Sync + 'static) -> Self {
         Self {
@@ -180,7 +179,7 @@ impl Store {
         if let Some(name) = name.or_else(|| default_name(&selected, path)) {
             names.insert(name.to_string(), selected.digest.clone());
             self.set_names(&names)?;
-            self.steps.at(IMAGE_NAMED);
+            self.steps.at(points::IMAGE_NAMED);
         }
         self.load(&selected.digest, &names)
     }
@@ -210,9 +209,9 @@ impl Store {
         let image = Temp::new(&temporary)?;
         let size = convert(source, selected, spool(&temporary)?, (image.file(), &path), progress)?;
         image.persist(&path)?;
-        self.steps.at(IMAGE_CONVERTED);
+        self.steps.at(points::IMAGE_CONVERTED);
         let finished = self.keep(source, selected).and_then(|content| {
-            self.steps.at(IMAGE_KEPT);
+            self.steps.at(points::IMAGE_KEPT);
             let metadata = Metadata {
                 size,
                 created: selected.created.clone(),
@@ -224,10 +223,10 @@ impl Store {
         });
         if finished.is_err() {
             // Without metadata it would be removed only by the next who opens the store.
-            remove_file(&path)?;
             self.collect()?;
+            remove_file(&path)?;
         } else {
-            self.steps.at(IMAGE_RECORDED);
+            self.steps.at(points::IMAGE_RECORDED);
         }
         finished
     }
@@ -313,22 +312,24 @@ impl Store {
         }
         self.set_names(&names)?;
         if last {
-            self.steps.at(IMAGE_UNNAMED);
-            self.remove_files(&digest)?;
-            self.steps.at(IMAGE_FORGOTTEN);
+            self.steps.at(points::IMAGE_UNNAMED);
+            self.remove_metadata(&digest)?;
+            self.steps.at(points::IMAGE_FORGOTTEN);
             self.collect()?;
-            self.steps.at(IMAGE_REMOVED);
+            self.remove_orphan(&digest)?;
+            self.steps.at(points::IMAGE_REMOVED);
         }
         Ok(digest)
     }
 
-    fn remove_files(&self, digest: &str) -> Result<(), Error> {
-        let (path, json) = self.paths(digest);
-        // The metadata first: what lacks it is removed by the next who opens the store.
-        for path in [json, path] {
-            remove_file(&path)?;
-        }
-        Ok(())
+    /// Removes an image's metadata. The image without them tells whoever opens the store that there is more to remove, so
+    /// it goes last, by [`Self::remove_orphan`].
+    fn remove_metadata(&self, digest: &str) -> Result<(), Error> {
+        remove_file(&self.paths(digest).1)
+    }
+
+    fn remove_orphan(&self, digest: &str) -> Result<(), Error> {
+        remove_file(&self.paths(digest).0)
     }
 
     fn resolve(&self, reference: &str, names: &Names) -> Result<String, Error> {
@@ -421,18 +422,19 @@ impl Store {
         file::replace(path, &text, &self.temporary())
     }
 
-    /// What a crash left: files on their way, and images whose metadata were not written or are removed already.
+    /// What a crash left: files on their way, and images whose metadata were not written or are removed already, with
+    /// what they came as.
     fn clean(&self) -> Result<(), Error> {
-        let (blobs, temporary) = (self.blobs(), self.temporary());
-        for directory in [&temporary, &blobs] {
-            for entry in fs::read_dir(directory).map_err(Error::io("list", directory))? {
-                let path = entry.map_err(Error::io("list", directory))?.path();
-                let orphan =
-                    path.extension().is_some_and(|kind| kind == "erofs") && !path.with_extension("json").exists();
-                if directory == &temporary || orphan {
-                    remove_file(&path)?;
-                }
-            }
+        let is_orphan = |path: &PathBuf| {
+            path.extension().is_some_and(|kind| kind == "erofs") && !path.with_extension("json").exists()
+        };
+        let mut orphans = entries(&self.blobs())?;
+        orphans.retain(is_orphan);
+        if !orphans.is_empty() {
+            self.collect()?;
+        }
+        for path in entries(&self.temporary())?.iter().chain(&orphans) {
+            remove_file(path)?;
         }
         Ok(())
     }
@@ -501,6 +503,14 @@ fn lock_file(path: &Path) -> Result<File, Error> {
         .write(true)
         .open(path)
         .map_err(Error::io("open", path))
+}
+
+/// The paths of what is in a directory.
+fn entries(directory: &Path) -> Result<Vec<PathBuf>, Error> {
+    let list = Error::io("list", directory);
+    fs::read_dir(directory)
+        .and_then(|found| found.map(|entry| Ok(entry?.path())).collect())
+        .map_err(list)
 }
 
 fn remove_file(path: &Path) -> Result<(), Error> {

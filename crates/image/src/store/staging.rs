@@ -16,11 +16,12 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use base::points;
 use sha2::{Digest as _, Sha256};
 
 use super::{Store, remove_file};
 use crate::document::{Descriptor, hex_digest};
-use crate::steps::{DOWNLOAD_CLAIMED, DOWNLOAD_WHOLE, Steps};
+use crate::steps::Steps;
 use crate::{Error, Limits};
 
 /// An interrupted download is kept this long.
@@ -115,7 +116,7 @@ impl Store {
             remove_file(&path)?;
             return Ok(Claim::Busy(size));
         }
-        self.steps.at(DOWNLOAD_CLAIMED);
+        self.steps.at(points::DOWNLOAD_CLAIMED);
         let (len, hash) = hashed(&file).map_err(Error::io("read", &path))?;
         let mut partial = Partial {
             file,
@@ -306,7 +307,7 @@ impl Partial {
         let failed = || Error::io("write", &self.whole);
         self.file.sync_all().map_err(failed())?;
         fs::rename(&self.path, &self.whole).map_err(failed())?;
-        self.steps.at(DOWNLOAD_WHOLE);
+        self.steps.at(points::DOWNLOAD_WHOLE);
         // Others read it from now on; nobody writes.
         self.file.lock_shared().map_err(failed())?;
         let file = File::open(&self.whole).map_err(failed())?;

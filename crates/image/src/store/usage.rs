@@ -84,10 +84,13 @@ impl Store {
             }
             let (path, _) = self.paths(&digest);
             pruned.bytes += on_disk(&path);
-            self.remove_files(&digest)?;
+            self.remove_metadata(&digest)?;
             pruned.images.push(digest);
         }
         pruned.bytes += self.collect()?;
+        for digest in &pruned.images {
+            self.remove_orphan(digest)?;
+        }
         pruned.bytes += match what {
             Prune::Nameless => self.sweep()?,
             Prune::Unused => self.sweep_older(Duration::ZERO, 0)?,

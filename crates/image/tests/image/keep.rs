@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use image::{Claim, Error, Listing, Partial, Prune, Pruned, Pulled, Reference, STEPS, Store};
+use base::points;
+use image::{Claim, Error, Listing, Partial, Prune, Pruned, Pulled, Reference, Store};
 
 use crate::build::{self, Files, file, sha256};
 
@@ -441,10 +442,9 @@ fn every_step_is_told_and_at_none_is_the_store_broken() {
         let status = Command::new("cp").arg("-a").args([&at, &copy]).status().unwrap();
         assert!(status.success());
     }));
-    assert_eq!(told.lock().unwrap().as_slice(), STEPS);
-    for step in STEPS {
+    assert_eq!(told.lock().unwrap().as_slice(), points::IMAGE);
+    for step in points::IMAGE {
         let found = Store::open(&temp.path().join("store").with_extension(step)).unwrap();
-        found.clear_leftovers().unwrap();
         let Listing { images, damaged } = found.list().unwrap();
         assert_eq!(damaged.len(), 0, "{step}");
         let whole = ["image.recorded", "image.named", "image.unnamed"].contains(step);

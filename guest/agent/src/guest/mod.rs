@@ -5,10 +5,12 @@
 //! ```
 
 mod early;
+mod mounts;
 mod net;
 mod root;
 mod seed;
 mod shares;
+mod tmpfs;
 mod vsock;
 
 use std::path::Path;
@@ -100,5 +102,5 @@ fn prepare(prepare: &Prepare) -> Result<(), Error> {
     net::set_up(network)?;
     root::enter(prepare)?;
     root::write_files(Path::new("/"), &prepare.hostname, network)?;
-    prepare.shares.iter().try_for_each(shares::mount_one)
+    mounts::mount_all(prepare)
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use vmm_api::devices::{BlockConfig, BlockEngine};
+use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits};
 
 use crate::vm::{self, Builder};
 use crate::{Case, Host};
@@ -40,6 +40,7 @@ fn host(host: &Host) -> Result<()> {
             queues: 2,
             serial: "data".into(),
             engine,
+            limits: BlockLimits::default(),
         };
         builder.device("data", &config)?;
         let file = builder.fd(File::open(&path)?);
@@ -51,6 +52,7 @@ fn host(host: &Host) -> Result<()> {
                 queues: 1,
                 serial: "again".into(),
                 engine,
+                limits: BlockLimits::default(),
             },
         )?;
         let machine = builder.start()?;

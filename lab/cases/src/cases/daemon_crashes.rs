@@ -1,14 +1,14 @@
 //! `kill -9` at every point of a sandbox's life: of the daemon, and of the VMM. Afterwards the sandbox is whole or gone, its
 //! neighbour runs on, and nothing belongs to nobody.
 //!
-//! The points are `node::points::ALL`; one that no operation here comes to fails the case.
+//! The points are `base::points::SANDBOX`; one that no operation here comes to fails the case.
 
 use std::collections::BTreeSet;
 use std::process::Child;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use node::points;
+use base::points;
 
 use crate::basalt::expect_code;
 use crate::daemon::{Daemon, PATIENCE, wait_for};
@@ -90,7 +90,7 @@ fn daemon_dies(host: &Host) -> Result<()> {
     let daemon = Daemon::new(host)?;
     let neighbour = daemon.idle(NEIGHBOUR)?;
     let mut reached = BTreeSet::new();
-    for point in points::ALL {
+    for point in points::SANDBOX {
         let step = || -> Result<()> {
             let mut client = approach(&daemon, host, point)?;
             daemon.reached(point)?;
@@ -103,7 +103,7 @@ fn daemon_dies(host: &Host) -> Result<()> {
         reached.insert(*point);
     }
     ensure!(
-        reached.len() == points::ALL.len() && reached.len() >= 20,
+        reached.len() == points::SANDBOX.len() && reached.len() >= 20,
         "{} points",
         reached.len()
     );
@@ -132,7 +132,7 @@ fn vmm_dies(host: &Host) -> Result<()> {
     let neighbour = daemon.idle(NEIGHBOUR)?;
     for point in WITH_VMM {
         let step = || -> Result<()> {
-            ensure!(points::ALL.contains(point), "there is no such point");
+            ensure!(points::SANDBOX.contains(point), "there is no such point");
             let mut client = approach(&daemon, host, point)?;
             daemon.reached(point)?;
             let mut killed = false;

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use vmm_api::devices::{BlockConfig, BlockEngine};
+use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits};
 
 use crate::intrude::Intruder;
 use crate::vm::{Builder, Vm};
@@ -51,6 +51,7 @@ fn machine(host: &Host) -> Result<Vm> {
         queues: 1,
         serial: "threads".into(),
         engine: BlockEngine::Threads,
+        limits: BlockLimits::default(),
     };
     builder.device("threads", &config)?;
     let machine = builder.start()?;

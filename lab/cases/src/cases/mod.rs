@@ -2,6 +2,8 @@
 
 mod bad_input;
 mod block;
+mod clock_jumps;
+mod copy;
 mod daemon_crashes;
 mod daemon_cycles;
 mod daemon_life;
@@ -10,7 +12,10 @@ mod foreign_kernel;
 mod jail;
 mod kernel_features;
 mod kills;
+mod limits;
+mod limits_rates;
 mod network;
+mod package;
 mod pause;
 mod processors;
 mod run;
@@ -52,7 +57,17 @@ pub(crate) const ALL: &[&Case] = &[
     &daemon_life::LIFE,
     &daemon_life::ADOPTION,
     &volumes::CASE,
+    &copy::COPY,
+    &copy::TMPFS,
+    &limits::CPU,
+    &limits::PIDS,
+    &limits::MEMORY,
+    &limits::STATS,
+    &limits_rates::DISK,
+    &limits_rates::NETWORK,
     &daemon_cycles::CASE,
+    &clock_jumps::CASE,
     &daemon_crashes::DAEMON,
     &daemon_crashes::VMM,
+    &package::CASE,
 ];

@@ -1,7 +1,9 @@
 //! Images to and from registries and archives through the program: against Debian's `docker-registry`, without a VM.
 
-#[path = "support/registry.rs"]
+mod points;
+#[path = "../support/registry.rs"]
 mod registry;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::fs;

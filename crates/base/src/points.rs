@@ -1,4 +1,5 @@
-//! The points at which tests kill: every place between two lasting effects of an operation. All of them stand here.
+//! The points at which tests kill: every place between two lasting effects of an operation. All of them stand here, the
+//! daemon's and those of the image store, and nothing else is known of what they belong to.
 //!
 //! A test names a directory in `BASALT_POINTS` and makes a file there with a point's name. Whoever comes to that point
 //! makes NAME.reached beside it and waits until NAME is gone; meanwhile the test kills what it likes. Without the
@@ -14,7 +15,7 @@ pub const VARIABLE: &str = "BASALT_POINTS";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Every point of the daemon, in the order in which a sandbox's life comes to them.
-pub const ALL: &[&str] = &[
+pub const SANDBOX: &[&str] = &[
     CREATE_RECORDED,
     CREATE_DIRECTORY,
     CREATE_DISK,
@@ -43,8 +44,21 @@ pub const ALL: &[&str] = &[
     REMOVE_DONE,
 ];
 
+/// Every point of the image store, in the order in which the life of a pulled image comes to them.
+pub const IMAGE: &[&str] = &[
+    DOWNLOAD_CLAIMED,
+    DOWNLOAD_WHOLE,
+    IMAGE_CONVERTED,
+    IMAGE_KEPT,
+    IMAGE_RECORDED,
+    IMAGE_NAMED,
+    IMAGE_UNNAMED,
+    IMAGE_FORGOTTEN,
+    IMAGE_REMOVED,
+];
+
 macro_rules! points {
-    ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => { $($(#[$doc])* pub(crate) const $name: &str = $text;)* };
+    ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => { $($(#[$doc])* pub const $name: &str = $text;)* };
 }
 
 points! {
@@ -100,15 +114,34 @@ points! {
     REMOVE_FILES = "remove.files";
     /// It is no more in the database.
     REMOVE_DONE = "remove.done";
+    /// An empty or partial download is there, and its lock is taken.
+    DOWNLOAD_CLAIMED = "download.claimed";
+    /// It is whole and has its name.
+    DOWNLOAD_WHOLE = "download.whole";
+    /// The erofs image is there, without metadata.
+    IMAGE_CONVERTED = "image.converted";
+    /// What it came as is there too; no metadata refer to it.
+    IMAGE_KEPT = "image.kept";
+    /// The metadata are there.
+    IMAGE_RECORDED = "image.recorded";
+    /// It has its name.
+    IMAGE_NAMED = "image.named";
+    /// It has lost its last name.
+    IMAGE_UNNAMED = "image.unnamed";
+    /// Its metadata are gone, all else is there.
+    IMAGE_FORGOTTEN = "image.forgotten";
+    /// Nothing of it is there.
+    IMAGE_REMOVED = "image.removed";
 }
 
 /// Where tests wait at points, if they do.
-#[derive(Debug)]
-pub(crate) struct Points(Option<PathBuf>);
+#[derive(Clone, Debug, Default)]
+pub struct Points(Option<PathBuf>);
 
 impl Points {
     /// As the environment says.
-    pub(crate) fn from_environment() -> Self {
+    #[must_use]
+    pub fn from_environment() -> Self {
         Self(
             std::env::var_os(VARIABLE)
                 .filter(|value| !value.is_empty())
@@ -117,7 +150,7 @@ impl Points {
     }
 
     /// Comes to a point.
-    pub(crate) fn at(&self, name: &str) {
+    pub fn at(&self, name: &str) {
         let Some(directory) = &self.0 else { return };
         let file = directory.join(name);
         if !file.exists() {
@@ -141,8 +174,9 @@ mod tests {
 
     #[test]
     fn there_are_enough_and_each_has_its_own_name() {
-        assert!(ALL.len() >= 20);
-        assert_eq!(ALL.iter().collect::<BTreeSet<_>>().len(), ALL.len());
+        let all: Vec<_> = SANDBOX.iter().chain(IMAGE).collect();
+        assert!(SANDBOX.len() >= 20);
+        assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
     }
 
     #[test]

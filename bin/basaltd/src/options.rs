@@ -1,0 +1,157 @@
+//! The daemon's flags. Knows nothing of what they do.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use log::LevelFilter;
+
+const HELP: &str = "\
+basaltd: keeps the sandboxes of a node (see docs/daemon.md)
+
+Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--cgroup PATH] [--no-users] [--log-level LEVEL]
+       basaltd --end-sandboxes [--grace SECONDS] [flags as above]
+       basaltd --hold-cgroup
+
+  --state DIR        where sandboxes and images are kept; /var/lib/basalt
+  --assets DIR       the guest kernel, its initramfs and basalt-vmm; basalt-assets beside this program, or /usr/lib/basalt
+  --kvm PATH         the KVM device; /dev/kvm
+  --cgroup PATH      the delegated cgroup below which sandboxes have theirs; the top of the hierarchy
+  --no-users         run VMMs as this user and in no namespaces of their own: for tests, and where root is not to be had
+  --log-level LEVEL  off, error, warn (default), info, debug or trace; from debug on guests' kernels say everything
+  --end-sandboxes    end all sandboxes in order and all at once, take network and cgroups away, and end; a daemon that runs
+                     is ended first
+  --grace SECONDS    with --end-sandboxes: how long their commands may take after SIGTERM; 10
+  --hold-cgroup      do nothing but keep the cgroup alive that a service manager has started this in, until SIGTERM
+  --version          print the version
+  --help             print this text
+
+SIGTERM and SIGINT end it; sandboxes run on, and the next basaltd on the same state directory finds them.
+";
+
+/// How long sandboxes' commands may take after SIGTERM, as with `basalt stop`.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// What a node is opened with.
+#[derive(Debug)]
+pub(crate) struct Options {
+    pub(crate) state: PathBuf,
+    pub(crate) assets: PathBuf,
+    pub(crate) kvm: PathBuf,
+    pub(crate) cgroup: Option<PathBuf>,
+    pub(crate) users: bool,
+    pub(crate) log_level: LevelFilter,
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Serve(Options),
+    EndSandboxes(Options, Duration),
+    HoldCgroup,
+    Print(&'static str),
+}
+
+/// Reads this process's arguments.
+pub(crate) fn parse() -> Result<Command> {
+    parse_from(lexopt::Parser::from_env())
+}
+
+fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
+    use lexopt::prelude::*;
+    let mut options = Options {
+        state: "/var/lib/basalt".into(),
+        assets: default_assets(),
+        kvm: host::kvm::DEVICE.into(),
+        cgroup: None,
+        users: true,
+        log_level: LevelFilter::Warn,
+    };
+    let (mut ends, mut holds, mut grace) = (false, false, None);
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Long("state") => options.state = parser.value()?.into(),
+            Long("assets") => options.assets = parser.value()?.into(),
+            Long("kvm") => options.kvm = parser.value()?.into(),
+            Long("cgroup") => options.cgroup = Some(parser.value()?.into()),
+            Long("no-users") => options.users = false,
+            Long("log-level") => options.log_level = parser.value()?.parse()?,
+            Long("end-sandboxes") => ends = true,
+            Long("grace") => grace = Some(Duration::from_secs(parser.value()?.parse()?)),
+            Long("hold-cgroup") => holds = true,
+            Long("version") => {
+                return Ok(Command::Print(concat!("basaltd ", env!("CARGO_PKG_VERSION"), "\n")));
+            }
+            Short('h') | Long("help") => return Ok(Command::Print(HELP)),
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    let absolute =
+        |path: &Path| std::path::absolute(path).with_context(|| format!("{} cannot be made absolute", path.display()));
+    options.state = absolute(&options.state)?;
+    if let Some(path) = options.cgroup.as_ref().filter(|path| !is_plain(path)) {
+        bail!(
+            "--cgroup {}: give the path from the top of the hierarchy, such as /system.slice/basalt-sandboxes.service",
+            path.display()
+        );
+    }
+    match (ends, holds, grace) {
+        (true, true, _) => bail!("--end-sandboxes and --hold-cgroup are two different things: give one of them"),
+        (false, _, Some(_)) => bail!("--grace is of use with --end-sandboxes only"),
+        (true, ..) => Ok(Command::EndSandboxes(options, grace.unwrap_or(GRACE))),
+        (_, true, _) => Ok(Command::HoldCgroup),
+        _ => Ok(Command::Serve(options)),
+    }
+}
+
+/// Absolute, and without steps upwards.
+fn is_plain(path: &Path) -> bool {
+    path.is_absolute() && !path.components().any(|part| part == std::path::Component::ParentDir)
+}
+
+fn default_assets() -> PathBuf {
+    let beside = std::env::current_exe()
+        .ok()
+        .and_then(|program| Some(program.parent()?.join("basalt-assets")))
+        .filter(|directory| directory.is_dir());
+    beside.unwrap_or_else(|| PathBuf::from("/usr/lib/basalt"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(words: &[&str]) -> Result<Command> {
+        parse_from(lexopt::Parser::from_args(words))
+    }
+
+    #[test]
+    fn each_way_to_call_it() {
+        let Command::EndSandboxes(options, grace) =
+            parsed(&["--end-sandboxes", "--grace", "3", "--cgroup", "/a/b"]).unwrap()
+        else {
+            panic!()
+        };
+        assert_eq!((options.cgroup, grace), (Some("/a/b".into()), Duration::from_secs(3)));
+        assert!(matches!(
+            parsed(&["--end-sandboxes"]),
+            Ok(Command::EndSandboxes(_, GRACE))
+        ));
+        assert!(matches!(parsed(&["--hold-cgroup"]), Ok(Command::HoldCgroup)));
+        assert!(matches!(parsed(&[]), Ok(Command::Serve(_))));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for words in [
+            &["--grace", "3"][..],
+            &["--end-sandboxes", "--hold-cgroup"],
+            &["--cgroup", "a"],
+            &["--cgroup", "/a/../b"],
+            &["--end-sandboxes", "--grace", "soon"],
+            &["serve"],
+        ] {
+            assert!(parsed(words).is_err(), "{words:?}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! A stream whose time limit is one for everything that is read from then on, not one for each read: a guest that sends
+//! a byte now and then must not hold up whoever waits for its whole answer. Knows sockets, not messages.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use agent_api::Duplex;
+
+/// The stream and the moment until which it may be waited for.
+#[derive(Debug)]
+pub(crate) struct Timed {
+    stream: UnixStream,
+    deadline: Mutex<Option<Instant>>,
+}
+
+impl Timed {
+    /// Without a limit.
+    pub(crate) fn new(stream: UnixStream) -> Self {
+        Self {
+            stream,
+            deadline: Mutex::default(),
+        }
+    }
+
+    /// The stream itself, without a limit.
+    ///
+    /// # Errors
+    /// Those of setsockopt(2).
+    pub(crate) fn into_stream(self) -> io::Result<UnixStream> {
+        self.stream.set_read_timeout(None)?;
+        Ok(self.stream)
+    }
+}
+
+impl Read for Timed {
+    fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
+        let deadline = *self.deadline.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(deadline) = deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.stream.set_read_timeout(Some(left))?;
+        }
+        self.stream.read(space)
+    }
+}
+
+impl Write for Timed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+impl Duplex for Timed {
+    /// The second handle has no limit until it is given one.
+    fn try_clone(&self) -> io::Result<Self> {
+        self.stream.try_clone().map(Self::new)
+    }
+
+    fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline;
+        match deadline {
+            // Each read sets what is left then.
+            Some(_) => Ok(()),
+            None => self.stream.set_read_timeout(None),
+        }
+    }
+
+    fn close(&self) {
+        Duplex::close(&self.stream);
+    }
+
+    fn has_input(&self) -> bool {
+        self.stream.has_input()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_trickles_is_waited_for_no_longer_than_who_is_silent() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let trickle = std::thread::spawn(move || {
+            while far.write_all(b".").is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let mut timed = Timed::new(near);
+        timed.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let begun = Instant::now();
+        let mut space = [0; 4096];
+        let error = timed.read_exact(&mut space).unwrap_err();
+        assert!(matches!(
+            error.kind(),
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock
+        ));
+        assert!(begun.elapsed() >= Duration::from_millis(300));
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        // A new limit begins anew.
+        timed.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        timed.read_exact(&mut space[..1]).unwrap();
+        drop(timed);
+        trickle.join().unwrap();
+    }
+
+    #[test]
+    fn who_gets_the_stream_has_no_limit() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let mut timed = Timed::new(near);
+        timed.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        assert!(timed.read(&mut [0]).is_err());
+        let stream = timed.into_stream().unwrap();
+        assert_eq!(stream.read_timeout().unwrap(), None);
+        drop(far);
+    }
+}

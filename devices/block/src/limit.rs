@@ -1,0 +1,108 @@
+//! Rate limits of a disk: requests wait here until the limit of their direction lets them through. Knows neither the ring
+//! nor how requests are carried out.
+//!
+//! Each direction is first in, first out, and one does not wait for the other. What waits when the worker has to stop is let
+//! through as a debt: a driver that resets its device gains nothing by it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ::device::{CreateError, Limit};
+use vmm_api::devices::{BlockLimits, BlockRate};
+
+use crate::metrics::Metrics;
+use crate::request::{Io, Operation};
+
+/// Both directions; shared by the disk's queues.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    read: Option<Arc<Limit>>,
+    write: Option<Arc<Limit>>,
+}
+
+impl Limits {
+    /// # Errors
+    /// A rate of nothing.
+    pub(crate) fn new(limits: &BlockLimits) -> Result<Self, CreateError> {
+        let limit =
+            |rate: &BlockRate, direction| Limit::new(rate.bytes_per_second, rate.operations_per_second, direction);
+        Ok(Self {
+            read: limit(&limits.read, "read")?,
+            write: limit(&limits.write, "write")?,
+        })
+    }
+}
+
+/// The requests of one direction that were taken from the ring and not begun.
+struct Direction<'m> {
+    limit: Option<Arc<Limit>>,
+    held: VecDeque<Io<'m>>,
+    /// The first one has been made to wait, and was counted.
+    counted: bool,
+}
+
+impl<'m> Direction<'m> {
+    fn new(limit: Option<&Arc<Limit>>) -> Self {
+        Self {
+            limit: limit.cloned(),
+            held: VecDeque::new(),
+            counted: false,
+        }
+    }
+
+    /// Lets through what may pass; how long the rest has to wait.
+    fn release(&mut self, all: bool, metrics: &Metrics, submit: &mut impl FnMut(Io<'m>)) -> Option<Duration> {
+        while let Some(io) = self.held.pop_front() {
+            if let Some(limit) = &self.limit {
+                let wait = limit.wait(Instant::now()).filter(|_| !all);
+                if wait.is_some() {
+                    if !std::mem::replace(&mut self.counted, true) {
+                        metrics.throttled.increment();
+                    }
+                    self.held.push_front(io);
+                    return wait;
+                }
+                self.counted = false;
+                limit.spend(io.buffers.length());
+            }
+            submit(io);
+        }
+        None
+    }
+}
+
+/// What is held back of one queue's requests.
+pub(crate) struct Pace<'m> {
+    read: Direction<'m>,
+    write: Direction<'m>,
+}
+
+impl<'m> Pace<'m> {
+    pub(crate) fn new(limits: &Limits) -> Self {
+        Self {
+            read: Direction::new(limits.read.as_ref()),
+            write: Direction::new(limits.write.as_ref()),
+        }
+    }
+
+    /// Takes a request that comes next in its direction.
+    pub(crate) fn hold(&mut self, io: Io<'m>) {
+        match io.operation {
+            Operation::Read => self.read.held.push_back(io),
+            Operation::Write { .. } | Operation::Flush | Operation::Discard { .. } | Operation::Zero { .. } => {
+                self.write.held.push_back(io);
+            }
+        }
+    }
+
+    /// Lets through what may pass, or `all`; says when to ask again, if anything has to wait.
+    pub(crate) fn release(&mut self, all: bool, metrics: &Metrics, mut submit: impl FnMut(Io<'m>)) -> Option<Duration> {
+        let read = self.read.release(all, metrics, &mut submit);
+        let write = self.write.release(all, metrics, &mut submit);
+        match (read, write) {
+            (Some(read), Some(write)) => Some(read.min(write)),
+            (one, other) => one.or(other),
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Rate limits of a disk, by the wall clock: each test is wrong only if time runs too fast.
+
+use std::time::{Duration, Instant};
+
+use vmm_api::devices::BlockRate;
+
+use super::*;
+
+/// A started disk with limits.
+fn limited(engine: BlockEngine, limits: BlockLimits) -> Driver {
+    let config = BlockConfig {
+        engine,
+        limits,
+        ..config()
+    };
+    let mut driver = Driver::new(create(&file(1 << 20), &config).unwrap()).with_queue_size(256);
+    driver.start();
+    driver
+}
+
+fn operations(rate: u64) -> BlockRate {
+    BlockRate {
+        operations_per_second: Some(rate),
+        bytes_per_second: None,
+    }
+}
+
+#[test]
+fn a_rate_of_one_direction_holds_and_leaves_the_other_alone() {
+    for engine in ENGINES {
+        let limits = BlockLimits {
+            read: operations(50),
+            write: BlockRate::default(),
+        };
+        let mut driver = limited(engine, limits);
+        let begun = Instant::now();
+        for _ in 0..60 {
+            assert_eq!(write(&mut driver, 0, &pattern(1, 512)), OK);
+        }
+        let writes = begun.elapsed();
+        let begun = Instant::now();
+        let pushed: Vec<Pushed> = (0..30)
+            .map(|_| driver.push(0, &[&header(VIRTIO_BLK_T_IN, 0)], &[512, 1]))
+            .collect();
+        driver.kick(0);
+        for pushed in &pushed {
+            assert_eq!(answer(&mut driver, 0, pushed).0, OK);
+        }
+        let reads = begun.elapsed();
+        // A tenth of a second's worth passes at once, and one more: 24 have to wait.
+        assert!(reads >= Duration::from_millis(24 * 1000 / 50), "30 reads in {reads:?}");
+        // At the reads' rate they would have taken longer than a second.
+        assert!(writes < Duration::from_secs(1), "60 writes in {writes:?}");
+    }
+}
+
+#[test]
+fn a_rate_of_bytes_counts_data() {
+    for engine in ENGINES {
+        let limits = BlockLimits {
+            read: BlockRate::default(),
+            write: BlockRate {
+                bytes_per_second: Some(1 << 20),
+                operations_per_second: None,
+            },
+        };
+        let mut driver = limited(engine, limits);
+        let begun = Instant::now();
+        for _ in 0..8 {
+            assert_eq!(write(&mut driver, 0, &pattern(1, 64 << 10)), OK);
+        }
+        let took = begun.elapsed();
+        // 512 KiB, of which 102 KiB are the burst and the last 64 KiB a debt.
+        assert!(took >= Duration::from_millis(320), "half a MiB in {took:?}");
+    }
+}
+
+#[test]
+fn a_reset_answers_what_waits() {
+    for engine in ENGINES {
+        let limits = BlockLimits {
+            read: operations(1),
+            write: operations(1),
+        };
+        let mut driver = limited(engine, limits);
+        let pushed: Vec<Pushed> = (0..20)
+            .map(|_| driver.push(0, &[&header(VIRTIO_BLK_T_OUT, 0), &pattern(2, 512)], &[1]))
+            .collect();
+        driver.kick(0);
+        assert_eq!(answer(&mut driver, 0, &pushed[0]).0, OK);
+        // At its rate the rest would take 19 seconds; a device that waited for it would keep its VM from pausing.
+        let begun = Instant::now();
+        driver.reset();
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn a_rate_of_nothing_is_refused() {
+    let limits = BlockLimits {
+        read: operations(0),
+        write: BlockRate::default(),
+    };
+    let config = BlockConfig { limits, ..config() };
+    let Err(error) = create(&file(1 << 20), &config) else {
+        panic!("it was made");
+    };
+    assert!(error.to_string().contains("read rate limit is 0"), "{error}");
+}
