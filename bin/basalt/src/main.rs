@@ -20,6 +20,7 @@ mod places;
 mod run;
 mod sandboxes;
 mod trace;
+mod volumes;
 
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
@@ -119,6 +120,7 @@ fn sandbox_verb(verb: Verb, argv: &[OsString], output: &Output) -> anyhow::Resul
         Verb::Inspect(args) => sandboxes::inspect(&args, output),
         Verb::Stats(args) => sandboxes::stats(&args, output),
         Verb::Events => sandboxes::events(output),
+        Verb::Volume(verb) => volumes::volume(&verb, output),
         Verb::Daemon(args) => daemon::tell(&args, output),
         other => Err(anyhow::anyhow!(
             "{other:?} is a verb that nobody carries out; that is a bug"

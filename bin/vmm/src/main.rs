@@ -8,6 +8,7 @@ mod control;
 mod seccomp;
 mod vm;
 
+use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,12 +16,13 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use log::LevelFilter;
 use observe::marks;
+use rustix::fs::Mode;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 const HELP: &str = "\
 basalt-vmm: runs one virtual machine, driven over a control socket (see docs/vmm.md)
 
-Usage: basalt-vmm --control-fd N [--jail] | --control PATH [--log-level LEVEL]
+Usage: basalt-vmm --control-fd N [--jail [--volumes]] | --control PATH [--log-level LEVEL]
 
   --control-fd N     an inherited SEQPACKET socket. A connected one: when its other end closes, the VM ends.
                      A listening one: a VM that was started outlives its drivers
@@ -29,6 +31,7 @@ Usage: basalt-vmm --control-fd N [--jail] | --control PATH [--log-level LEVEL]
                      no capability; best in namespaces that whoever starts it has made (see docs/vmm.md)
   --seccomp MODE     with --jail, what a forbidden system call does: kill (default), or, for finding out which,
                      trap (it is named, then the process dies) or log (it is made, and the kernel's log names it)
+  --volumes          with --jail, keep the rights to files for the threads that serve shared directories, and for no others
   --log-level LEVEL  off, error, warn (default), info, debug or trace; lines go to standard error
   --version          print the version
   --help             print this text
@@ -44,6 +47,8 @@ struct Options {
     log_level: LevelFilter,
     /// Whether to be confined, and what becomes of a forbidden system call.
     jail: Option<seccomp::Mode>,
+    /// Whether there will be shared directories.
+    volumes: bool,
 }
 
 enum Command {
@@ -56,13 +61,14 @@ fn parse() -> Result<Command> {
     let mut parser = lexopt::Parser::from_env();
     let mut control = None;
     let mut log_level = LevelFilter::Warn;
-    let (mut jail, mut mode) = (false, None);
+    let (mut jail, mut volumes, mut mode) = (false, false, None);
     while let Some(argument) = parser.next()? {
         match argument {
             Long("control-fd") => control = Some(Control::Inherited(inherited(parser.value()?.parse()?)?)),
             Long("control") => control = Some(Control::Listen(parser.value()?.into())),
             Long("log-level") => log_level = parser.value()?.parse()?,
             Long("jail") => jail = true,
+            Long("volumes") => volumes = true,
             Long("seccomp") => mode = Some(parser.value()?.parse::<seccomp::Mode>()?),
             Long("version") => {
                 return Ok(Command::Print(
@@ -84,11 +90,15 @@ fn parse() -> Result<Command> {
     if mode.is_some() && !jail {
         bail!("--seccomp says how --jail works: give both");
     }
+    if volumes && !jail {
+        bail!("--volumes says what --jail keeps: give both");
+    }
     let jail = jail.then(|| mode.unwrap_or(seccomp::Mode::Kill));
     Ok(Command::Run(Options {
         control,
         log_level,
         jail,
+        volumes,
     }))
 }
 
@@ -118,11 +128,17 @@ fn raise_descriptor_limit() {
     }
 }
 
+/// What the names of threads begin with that serve shared directories (devices/fs).
+const FILE_THREADS: &str = "fs-q";
+
 /// Confines the process, for good, before it has read anything.
-fn confine(mode: seccomp::Mode) -> Result<()> {
+fn confine(mode: seccomp::Mode, volumes: bool) -> Result<()> {
     // Executed from a descriptor, it has that one's number for a name.
     rustix::thread::set_name(c"basalt-vmm").context("naming the process")?;
-    let report = host::confine::enter()?;
+    let report = host::confine::enter(|| match volumes {
+        true => base::thread::set_aside(FILE_THREADS, || host::confine::keep_files().map_err(io::Error::other)),
+        false => Ok(()),
+    })?;
     marks::mark("confined");
     if !report.prepared {
         log::warn!(
@@ -141,8 +157,10 @@ fn confine(mode: seccomp::Mode) -> Result<()> {
 fn run(options: Options) -> Result<()> {
     observe::logger::init("basalt-vmm: ", options.log_level)?;
     raise_descriptor_limit();
+    // What guests make in shared directories has the mode that they say; nothing else is ever made.
+    rustix::process::umask(Mode::empty());
     if let Some(mode) = options.jail {
-        confine(mode)?;
+        confine(mode, options.volumes)?;
     }
     match options.control {
         Control::Inherited(socket) => control::serve_inherited(socket, options.jail.is_some()),

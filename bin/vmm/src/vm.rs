@@ -8,6 +8,7 @@ use engine::Engine;
 use engine_kvm::KvmEngine;
 use machine::{End, Machine, MachineConfig, MachineError, NamedDevice};
 use observe::{Registry, marks};
+use vmm_api::devices::{DeviceConfig, FsConfig, FsSource};
 use vmm_api::{
     ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, Mark, MetricSample, Reply, Request, VERSION, VmConfig,
     VmState,
@@ -127,6 +128,7 @@ impl Vm {
         }
         .map_err(|error| refuse(ErrorKind::Host, error))?;
         marks::mark("engine open");
+        let shared = shared_directories(&config.devices, &fds)?;
         let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
         marks::mark("devices made");
         if fds.left_over() > 0 {
@@ -148,6 +150,8 @@ impl Vm {
             serial_keep: config.serial_keep,
         };
         let machine = Machine::build(&engine, size, source, devices, &self.registry).map_err(|e| from_machine(&e))?;
+        // Last, as it cannot be taken back for another `create`.
+        enclose(shared)?;
         marks::mark("machine built");
         self.machine = Some(machine);
         self.cpus = config.cpus;
@@ -226,6 +230,33 @@ fn mark(mark: observe::marks::Mark) -> Mark {
     Mark {
         name: mark.name.to_owned(),
         at_ns: mark.at_ns,
+    }
+}
+
+/// The directories that devices will share.
+fn shared_directories(specs: &[DeviceSpec], fds: &FdTable) -> Result<Vec<OwnedFd>, ApiError> {
+    let mut directories = Vec::new();
+    for spec in specs.iter().filter(|spec| spec.kind == FsConfig::KIND) {
+        let config: FsConfig = device::parse_config(spec).map_err(|error| refuse(ErrorKind::Invalid, error))?;
+        let FsSource::Directory(served) = config.source else {
+            continue;
+        };
+        if let Some(fd) = fds.peek(served.directory) {
+            let copy = rustix::io::fcntl_dupfd_cloexec(fd, 3);
+            directories.push(copy.map_err(|error| refuse(ErrorKind::Host, format!("copying a descriptor: {error}")))?);
+        }
+    }
+    Ok(directories)
+}
+
+/// Keeps the threads that serve these directories beneath them. They are made by a thread that a jailed process has set
+/// aside; where there is none, there is nothing to be kept from it.
+fn enclose(directories: Vec<OwnedFd>) -> Result<(), ApiError> {
+    let enclosed = base::thread::on_aside(move || host::confine::enclose_files(&directories))
+        .map_err(|error| refuse(ErrorKind::Host, error))?;
+    match enclosed.transpose() {
+        Ok(_) => Ok(()),
+        Err(error) => Err(refuse(ErrorKind::Host, error)),
     }
 }
 

@@ -10,6 +10,7 @@ pub mod limits;
 pub mod message;
 pub mod sandbox;
 pub mod tmpfs;
+pub mod volume;
 
 pub use client::{Client, ClientError};
 pub use config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
@@ -19,6 +20,7 @@ pub use message::{
 };
 pub use sandbox::{Ended, Sandbox, State};
 pub use tmpfs::Tmpfs;
+pub use volume::{Volume, VolumeError, VolumeMount, VolumeSource};
 
 /// The version of this contract. A daemon refuses any other.
 pub const VERSION: u32 = 1;

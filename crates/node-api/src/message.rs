@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::SandboxConfig;
 use crate::sandbox::{Ended, Sandbox};
+use crate::volume::Volume;
 
 /// What is asked of a daemon. A `sandbox` is a name, or an id or the beginning of one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,6 +97,25 @@ pub enum Request {
     Events,
     /// Remove all that have ended. [`Reply::Pruned`].
     Prune,
+    /// Make a named volume; it is fine if there is one. [`Reply::Volume`].
+    MakeVolume {
+        /// Its name.
+        name: String,
+    },
+    /// All named volumes. Each is an item; then [`Reply::Done`].
+    ListVolumes,
+    /// One of them. [`Reply::Volume`].
+    InspectVolume {
+        /// Its name.
+        name: String,
+    },
+    /// Remove a named volume with its files; refused while a sandbox has it. [`Reply::Done`].
+    RemoveVolume {
+        /// Its name.
+        name: String,
+    },
+    /// Remove all named volumes that no sandbox has. [`Reply::Pruned`].
+    PruneVolumes,
     /// End this connection's sandbox (see [`Request::Run`]): its client has what it wanted. [`Reply::Done`].
     Finish,
     /// End the daemon; sandboxes run on. [`Reply::Done`].
@@ -228,8 +248,10 @@ pub enum Reply {
     Sandbox(Box<Sandbox>),
     /// To `wait`.
     Ended(Ended),
-    /// To `prune`: the ids.
+    /// To `prune`: the ids, or the names.
     Pruned(Vec<String>),
+    /// A named volume.
+    Volume(Volume),
 }
 
 /// One of several things, before the reply.
@@ -244,6 +266,8 @@ pub enum Item {
     Event(NodeEvent),
     /// Of any request whose asker wants them.
     Spans(Vec<Span>),
+    /// Of `list-volumes`.
+    Volume(Volume),
 }
 
 /// The kind of a refusal, for machines.

@@ -26,6 +26,7 @@ mod process;
 mod reconcile;
 mod requests;
 mod server;
+mod shares;
 mod shutdown;
 mod slots;
 mod start;
@@ -33,6 +34,7 @@ mod tail;
 mod timed;
 mod trace;
 mod vm;
+mod volumes;
 
 #[cfg(test)]
 mod testing;

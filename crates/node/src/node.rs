@@ -81,6 +81,7 @@ impl Node {
             log::warn!("the daemon stays in the cgroup of whoever started it, and may end with it: {error}");
         }
         crate::disk::clean(&paths.disks()).map_err(Error::file("clean", &paths.disks()))?;
+        crate::volumes::clean(&paths.volumes()).map_err(Error::file("clean", &paths.volumes()))?;
         let node = Arc::new(Self {
             images: Store::open(&paths.images())?,
             cgroups,

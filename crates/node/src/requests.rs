@@ -84,7 +84,7 @@ impl Node {
             usage.cpu_usec = used.cpu_usec;
             usage.cpu_throttled_usec = used.cpu_throttled_usec.unwrap_or(0);
             usage.memory = used.memory.map_or(0, |memory| memory.current);
-            usage.memory_limit = used.memory.map(|_| limits::memory_max(&sandbox.config.resources));
+            usage.memory_limit = used.memory.map(|_| limits::memory_max(&sandbox.config));
             usage.pids = used.pids.unwrap_or(0);
         }
         if let Some(vm) = entry.vm() {

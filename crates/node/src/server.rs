@@ -376,6 +376,19 @@ impl Connection<'_> {
             Request::Stats { sandbox } => self.stats(&node, sandbox.as_deref())?,
             Request::Events => Reply::Done,
             Request::Prune => Reply::Pruned(node.prune()?),
+            Request::MakeVolume { name } => Reply::Volume(node.make_volume(&name)?),
+            Request::InspectVolume { name } => Reply::Volume(node.volume(&name)?),
+            Request::ListVolumes => {
+                for volume in node.volumes()? {
+                    self.item(Item::Volume(volume))?;
+                }
+                Reply::Done
+            }
+            Request::RemoveVolume { name } => {
+                node.remove_volume(&name)?;
+                Reply::Done
+            }
+            Request::PruneVolumes => Reply::Pruned(node.prune_volumes()?),
             Request::Finish => {
                 if let Some(entry) = self.tied.take() {
                     node.end_foreground(&entry)?;

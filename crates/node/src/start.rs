@@ -24,6 +24,7 @@ use crate::entry::Entry;
 use crate::launch::{self, Prepared};
 use crate::node::{Node, to_run, wrong_state};
 use crate::process;
+use crate::shares::{self, Opened};
 use crate::vm::Vm;
 use crate::{Error, clock, command, disk, limits, trace};
 
@@ -63,6 +64,7 @@ impl Node {
             ended_ns: None,
             ended: None,
             vmm: None,
+            volumes: Vec::new(),
             restarts: 0,
         };
         let stored = Stored {
@@ -169,13 +171,16 @@ impl Node {
         };
         self.points.at(points::START_NETWORK);
         let guest = attachment.as_ref().map(|attachment| attachment.guest.clone());
-        let prepared = {
+        let volumes = self.volumes_for(entry, &stored)?;
+        let mut prepared = {
             let _span = span("sockets and files");
             let (paths, image) = (self.sandbox_paths(entry), self.image_of(&stored)?);
             launch::prepare(&self.config, &stored, &paths, (&image, attachment))?
         };
         self.points.at(points::START_SOCKETS);
-        let vm = self.spawn(entry, &stored, &prepared)?;
+        let (vm, pid) = self.spawn(entry, &stored, &prepared)?;
+        // Their owners are mapped into the VMM's user namespace, which is there now.
+        prepared.share(shares::share(&volumes, pid, launch::identity(&self.config, &stored))?)?;
         let mut agent = vm.boot(prepared, cancel, &|point| self.points.at(point))?;
         {
             let _span = span("guest prepared");
@@ -207,8 +212,17 @@ impl Node {
         Ok(Started { sandbox, command })
     }
 
+    /// The directories that a sandbox asks for, opened; the record tells which they are.
+    fn volumes_for(&self, entry: &Entry, stored: &Stored) -> Result<Vec<Opened>, Error> {
+        let volumes = self.open_volumes(&stored.sandbox.config.volumes)?;
+        self.update(entry, |stored| {
+            stored.sandbox.volumes = volumes.iter().map(|volume| volume.mounted.clone()).collect();
+        })?;
+        Ok(volumes)
+    }
+
     /// Starts the VMM. The database knows of it before it has a VM.
-    fn spawn(&self, entry: &Entry, stored: &Stored, prepared: &Prepared) -> Result<Arc<Vm>, Error> {
+    fn spawn(&self, entry: &Entry, stored: &Stored, prepared: &Prepared) -> Result<(Arc<Vm>, u32), Error> {
         let paths = self.sandbox_paths(entry);
         let cgroup = {
             let _span = span("cgroup");
@@ -226,8 +240,9 @@ impl Node {
         self.points.at(points::START_SPAWNED);
         let _span = span("record and connect");
         // The VMM cannot be told from another by its number alone. If it is gone already, that is found out below.
-        let pid = i32::try_from(child.pid).unwrap_or(0);
-        let process = process::identify(pid).unwrap_or(Process { pid, start: 0 });
+        let number = i32::try_from(child.pid).unwrap_or(0);
+        let process = process::identify(number).unwrap_or(Process { pid: number, start: 0 });
+        let pid = child.pid;
         let log_from = std::fs::metadata(paths.log()).map_or(0, |metadata| metadata.len());
         let recorded = self.update(entry, |stored| {
             stored.log_from = log_from;
@@ -240,7 +255,7 @@ impl Node {
         let vm = Arc::new(connected?);
         entry.lock().vm = Some(Arc::clone(&vm));
         self.points.at(points::START_RECORDED);
-        Ok(vm)
+        Ok((vm, pid))
     }
 
     /// The image's file system.

@@ -59,10 +59,15 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::Pause { .. } => "pause",
         Request::Resume { .. } => "resume",
         Request::Prune => "prune",
+        Request::MakeVolume { .. } => "make a volume",
+        Request::RemoveVolume { .. } => "remove a volume",
+        Request::PruneVolumes => "prune volumes",
         Request::Finish => "finish",
         Request::Info
         | Request::List { .. }
         | Request::Inspect { .. }
+        | Request::ListVolumes
+        | Request::InspectVolume { .. }
         | Request::Logs { .. }
         | Request::Wait { .. }
         | Request::Stats { .. }

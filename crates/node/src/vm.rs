@@ -216,6 +216,7 @@ impl Vm {
             clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
             entropy: entropy()?,
             network,
+            shares: crate::shares::for_guest(&sandbox.config.volumes),
             tmpfs: sandbox.config.tmpfs.iter().map(tmpfs).collect(),
             pids_max: sandbox.config.limits.pids,
         };

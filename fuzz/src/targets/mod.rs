@@ -8,6 +8,7 @@ mod image;
 mod kernel;
 mod messages;
 mod registry;
+mod shares;
 
 use crate::run::Target;
 
@@ -23,6 +24,7 @@ pub(crate) fn all() -> Vec<Target> {
         guest::virtqueue(),
         guest::transport(),
         copy::streams(),
+        shares::messages(),
         image::archive(),
         image::layers(),
         kernel::image(),

@@ -72,6 +72,7 @@ fn configure(args: &RunArgs, set: &[String]) -> Result<SandboxConfig> {
             Network::None => NetworkMode::None,
         },
         ports: args.publish.clone(),
+        volumes: args.volume.iter().chain(&args.volume_json).cloned().collect(),
         hostname: args.hostname.clone(),
         remove: args.rm,
         detach: args.detach,

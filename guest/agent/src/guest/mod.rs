@@ -6,9 +6,11 @@
 //! ```
 
 mod early;
+mod mounts;
 mod net;
 mod root;
 mod seed;
+mod shares;
 mod tmpfs;
 mod vsock;
 
@@ -171,7 +173,7 @@ fn prepare(prepare: &Prepare, log: &LogAhead) -> Result<(), Error> {
     root.enter()?;
     marks::mark("root entered");
     root::write_files(Path::new("/"), &prepare.hostname, network)?;
-    tmpfs::mount_all(&prepare.tmpfs)?;
+    mounts::mount_all(prepare)?;
     marks::mark("prepared");
     Ok(())
 }

@@ -24,6 +24,7 @@ mod streams;
 mod terminal;
 mod vcpu_state;
 mod vmm_api;
+mod volumes;
 mod vsock;
 
 use crate::Case;
@@ -55,6 +56,7 @@ pub(crate) const ALL: &[&Case] = &[
     &kills::CLI,
     &daemon_life::LIFE,
     &daemon_life::ADOPTION,
+    &volumes::CASE,
     &copy::COPY,
     &copy::TMPFS,
     &limits::CPU,
