@@ -127,6 +127,15 @@ impl<'h> Daemon<'h> {
         Ok(found)
     }
 
+    /// How many descriptors the daemon has open.
+    pub(crate) fn descriptors(&self) -> Result<usize> {
+        let daemons = self.processes("basaltd")?;
+        let [daemon] = daemons.as_slice() else {
+            bail!("there are {} daemons", daemons.len());
+        };
+        Ok(fs::read_dir(format!("/proc/{}/fd", daemon.as_raw_nonzero()))?.count())
+    }
+
     /// The name of the cgroup above its sandboxes, once there is one.
     pub(crate) fn cgroup(&self) -> Option<String> {
         // The daemon is in it, beside its sandboxes; after its death the directory's name is what it was.

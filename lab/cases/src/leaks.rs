@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -11,9 +12,11 @@ use anyhow::Result;
 const PROGRAMS: [&str; 4] = ["basalt", "basaltd", "basalt-vmm", "qemu-system-x86"];
 
 /// Directories in which nothing new may be.
-const DIRECTORIES: [&str; 7] = [
+const DIRECTORIES: [&str; 9] = [
     "/tmp",
     "/run",
+    "/run/netns",
+    "/sys/class/net",
     "/var/lib/basalt",
     "/var/lib/basalt/images",
     "/var/lib/basalt/sandboxes",
@@ -25,7 +28,7 @@ const DIRECTORIES: [&str; 7] = [
 pub(crate) struct Snapshot(BTreeSet<String>);
 
 impl Snapshot {
-    /// Looks at processes, mounts, loop devices, named sockets and files.
+    /// Looks at processes, mounts, loop devices, named sockets, files, links, network namespaces and tables of packet filters.
     pub(crate) fn take() -> Result<Self> {
         let mut found = BTreeSet::new();
         for (pid, name) in processes()? {
@@ -49,6 +52,10 @@ impl Snapshot {
             if backing.exists() {
                 found.insert(format!("loop device {name}"));
             }
+        }
+        let tables = Command::new("nft").args(["list", "tables"]).output()?;
+        for table in String::from_utf8_lossy(&tables.stdout).lines() {
+            found.insert(format!("nft {table}"));
         }
         for directory in DIRECTORIES {
             let Ok(entries) = fs::read_dir(directory) else { continue };

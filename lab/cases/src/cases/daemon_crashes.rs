@@ -130,6 +130,7 @@ const WITH_VMM: &[&str] = &[
 fn vmm_dies(host: &Host) -> Result<()> {
     let daemon = Daemon::new(host)?;
     let neighbour = daemon.idle(NEIGHBOUR)?;
+    let before = daemon.descriptors()?;
     for point in WITH_VMM {
         let step = || -> Result<()> {
             ensure!(points::SANDBOX.contains(point), "there is no such point");
@@ -152,6 +153,13 @@ fn vmm_dies(host: &Host) -> Result<()> {
         };
         step().with_context(|| format!("the VMM was killed at {point}"))?;
     }
+    // Threads that served connections may take a moment.
+    let mut after = 0;
+    let held = wait_for("the daemon to close what it had open", || {
+        after = daemon.descriptors()?;
+        Ok(after <= before)
+    });
+    held.with_context(|| format!("it has {after} descriptors open, before there were {before}"))?;
     daemon.end()
 }
 
