@@ -17,7 +17,9 @@ mod exits;
 mod gate;
 mod machine;
 pub mod platform;
+mod saved;
 mod vcpu;
 
 pub use machine::{Machine, MachineConfig, MachineError, NamedDevice};
+pub use saved::{MachineState, Quiesced, SerialOutput, Shape};
 pub use vcpu::End;
