@@ -137,11 +137,17 @@ fn confine(mode: seccomp::Mode) -> Result<()> {
 fn run(options: Options) -> Result<()> {
     observe::logger::init("basalt-vmm: ", options.log_level)?;
     raise_descriptor_limit();
-    if let Some(mode) = options.jail {
-        confine(mode)?;
-    }
+    let vm = match options.jail {
+        None => vm::Vm::new(),
+        Some(mode) => {
+            // While there is a file system: a snapshot needs it.
+            let pagemap = vm::pagemap();
+            confine(mode)?;
+            vm::Vm::jailed(pagemap)
+        }
+    };
     match options.control {
-        Control::Inherited(socket) => control::serve_inherited(socket, options.jail.is_some()),
+        Control::Inherited(socket) => control::serve_inherited(socket, vm),
         Control::Listen(path) => control::listen(&path).with_context(|| format!("control socket {}", path.display())),
     }
 }
