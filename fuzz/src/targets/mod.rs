@@ -7,6 +7,7 @@ mod image;
 mod kernel;
 mod messages;
 mod registry;
+mod snapshot;
 
 use crate::run::Target;
 
@@ -27,6 +28,8 @@ pub(crate) fn all() -> Vec<Target> {
         registry::documents(),
         registry::challenges(),
         registry::locations(),
+        snapshot::container(),
+        snapshot::sections(),
     ]
 }
 
