@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use vmm_api::MetricSample;
 use vmm_api::devices::{BlockEngine, MacAddress};
+use vmm_api::{Mark, MetricSample};
 
 use crate::guest::{END, RESULT, Reading, WORKLOADS};
-use crate::machine::{Devices, MEMORY, MICROVM, MICROVM_PCI, Machine, QEMU, Setup, qemu_arguments};
+use crate::machine::{Devices, MEMORY, MICROVM, MICROVM_PCI, Machine, QEMU, Setup, Walls, jailed_name, qemu_arguments};
 use crate::net;
 use crate::report::{Figure, Report};
 use crate::smaps;
 use crate::stats::Target;
+use crate::steps::Steps;
 use crate::trace::{Trace, exec_to_run, exits_by_reason, milliseconds};
 use crate::world::World;
 
@@ -22,7 +22,8 @@ use crate::world::World;
 const MARKER: &str = "basalt-agent: up ";
 
 const BASALT: &str = "Basalt";
-const BASALT_SANDBOX: &str = "Basalt, a sandbox's devices";
+const BASALT_OPEN: &str = "Basalt, no jail";
+pub(crate) const BASALT_SANDBOX: &str = "Basalt, a sandbox's devices";
 const PEER: &str = "QEMU microvm";
 const PEER_MMIO: &str = "QEMU microvm, mmio, io_uring";
 const PEER_PCI: &str = "QEMU microvm, pci, io_uring";
@@ -53,7 +54,7 @@ impl Samples {
 }
 
 /// One of those that take turns: its name and how it is started.
-struct Contender {
+pub(crate) struct Contender {
     who: &'static str,
     program: String,
     start: Box<dyn Fn() -> Result<Machine>>,
@@ -62,28 +63,34 @@ struct Contender {
 impl Bench<'_> {
     /// From the exec of the VMM to the first entry into the guest, by the host kernel's events.
     pub(crate) fn start(&mut self) -> Result<()> {
-        let root = self.world.root()?;
+        let _tap = net::Tap::new()?;
         // The peer between ours: a guest started right after another of ours is slower in the emulator (docs/benchmarks.md).
-        let contenders = self.contenders(&[BASALT, PEER, BASALT_SANDBOX, PEER], &root);
-        let mut samples = Samples::default();
+        let contenders = self.contenders(&[BASALT, PEER, BASALT_SANDBOX, PEER, BASALT_OPEN, PEER])?;
+        let (mut samples, mut steps) = (Samples::default(), Steps::default());
         for (round, contender) in turns(&contenders, self.runs) {
-            let value = self.twice("start", contender, start_once)?;
+            let (value, marks) = self.twice("start", contender, start_once)?;
             tell("start", round, contender.who, value, "ms");
             samples.put(contender.who, value);
+            steps.put(contender.who, value, &marks);
         }
         let mut figure = Figure::new("VMM exec to first KVM_RUN", "ms");
-        for who in [BASALT, BASALT_SANDBOX, PEER] {
+        for who in [BASALT, BASALT_SANDBOX, BASALT_OPEN, PEER] {
             figure.add(who, samples.take(who));
         }
-        figure.ratio(BASALT, PEER, Target::AtMost(0.15));
+        for who in [BASALT, BASALT_SANDBOX] {
+            figure.ratio(who, PEER, Target::AtMost(0.15));
+        }
         self.report.figures.push(figure);
+        for who in [BASALT, BASALT_SANDBOX, BASALT_OPEN] {
+            self.report.figures.extend(steps.take(who));
+        }
         Ok(())
     }
 
     /// From the start of the VMM to the agent's marker, and what both hold in memory then.
     pub(crate) fn boot(&mut self) -> Result<()> {
-        let root = self.world.root()?;
-        let contenders = self.contenders(&[BASALT, PEER, BASALT_SANDBOX, PEER_DEBIAN], &root);
+        let _tap = net::Tap::new()?;
+        let contenders = self.contenders(&[BASALT, PEER, BASALT_SANDBOX, PEER_DEBIAN])?;
         let (mut times, mut rss, mut anonymous) = (Samples::default(), Samples::default(), Samples::default());
         let (mut used, mut unavailable) = (Samples::default(), Samples::default());
         for (round, contender) in turns(&contenders, self.runs) {
@@ -128,8 +135,8 @@ impl Bench<'_> {
 
     /// How often a guest leaves to user space until the agent runs: by the VMM's counters, and by the host kernel's.
     pub(crate) fn exits(&mut self) -> Result<()> {
-        let root = self.world.root()?;
-        let contenders = self.contenders(&[BASALT_SANDBOX, BASALT, PEER], &root);
+        let _tap = net::Tap::new()?;
+        let contenders = self.contenders(&[BASALT_SANDBOX, BASALT, PEER])?;
         let mut counted: BTreeMap<&str, Samples> = BTreeMap::new();
         for (round, contender) in turns(&contenders, COUNTED_RUNS.min(self.runs)) {
             let samples = counted.entry(contender.who).or_default();
@@ -254,11 +261,11 @@ impl Bench<'_> {
         Ok(())
     }
 
-    fn contenders(&mut self, wanted: &[&'static str], root: &Path) -> Vec<Contender> {
-        wanted.iter().map(|&who| self.contender(who, root)).collect()
+    fn contenders(&mut self, wanted: &[&'static str]) -> Result<Vec<Contender>> {
+        wanted.iter().map(|&who| self.contender(who)).collect()
     }
 
-    fn contender(&mut self, who: &'static str, root: &Path) -> Contender {
+    pub(crate) fn contender(&mut self, who: &'static str) -> Result<Contender> {
         let kernel = if who == PEER_DEBIAN {
             &self.world.debian_kernel
         } else {
@@ -266,23 +273,29 @@ impl Bench<'_> {
         };
         let setup = self.world.agent(kernel);
         if who == PEER || who == PEER_DEBIAN {
-            return self.peer(who, qemu_arguments(&setup, MICROVM, &[]));
+            return Ok(self.peer(who, qemu_arguments(&setup, MICROVM, &[])));
         }
         let (setup, devices) = if who == BASALT_SANDBOX {
-            (self.world.sandbox(), Devices::Sandbox(root.to_owned()))
+            let devices = Devices::Sandbox(self.world.root()?, self.world.writable()?);
+            (self.world.sandbox(), devices)
         } else {
             (setup, Devices::Serial)
         };
         self.fact(&format!("{who}: guest's command line"), &setup.cmdline);
-        self.basalt(who, setup, devices)
+        Ok(self.basalt(who, setup, devices))
     }
 
     fn basalt(&self, who: &'static str, setup: Setup, devices: Devices) -> Contender {
         let vmm = self.world.vmm.clone();
+        let (walls, program) = if who == BASALT_OPEN {
+            (Walls::None, vmm.to_string_lossy().into_owned())
+        } else {
+            (Walls::Jail, jailed_name())
+        };
         Contender {
             who,
-            program: vmm.to_string_lossy().into_owned(),
-            start: Box::new(move || Machine::basalt(&vmm, &setup, &devices)),
+            program,
+            start: Box::new(move || Machine::basalt(&vmm, &setup, &devices, &walls)),
         }
     }
 
@@ -297,11 +310,16 @@ impl Bench<'_> {
 
     /// Measures once, and once more if that fails, which the report says: emulated guests die now and then.
     fn twice<T>(&mut self, figure: &str, who: &Contender, once: fn(&Contender) -> Result<T>) -> Result<T> {
-        once(who).or_else(|error| {
-            let why = format!("{figure}, {}: {error:#}", who.who);
+        self.again(figure, who.who, || once(who))
+    }
+
+    /// The same for who is no contender.
+    pub(crate) fn again<T>(&mut self, figure: &str, who: &str, once: impl Fn() -> Result<T>) -> Result<T> {
+        once().or_else(|error| {
+            let why = format!("{figure}, {who}: {error:#}");
             eprintln!("{why}; once more");
             self.report.retried.push(why);
-            once(who)
+            once()
         })
     }
 
@@ -316,14 +334,14 @@ impl Bench<'_> {
 
 /// Overwrites the free memory that is given out next, several times a guest's. An emulator keeps what it has translated of
 /// a dead guest's code, and takes a hundred milliseconds to drop it when the next guest's memory is written over that.
-fn scrub() {
+pub(crate) fn scrub() {
     std::hint::black_box(vec![1_u8; 512 << 20]);
 }
 
-fn start_once(contender: &Contender) -> Result<f64> {
+fn start_once(contender: &Contender) -> Result<(f64, Vec<Mark>)> {
     scrub();
     let trace = Trace::start(&["sched/sched_process_exec", "kvm/kvm_entry"], 256)?;
-    let machine = (contender.start)()?;
+    let mut machine = (contender.start)()?;
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         // Looking costs time too; as a rule the event is past when it begins.
@@ -336,18 +354,19 @@ fn start_once(contender: &Contender) -> Result<f64> {
         }
     }
     let value = exec_to_run(&trace.stop()?, &contender.program)?;
+    let marks = machine.marks()?;
     drop(machine);
-    Ok(value)
+    Ok((value, marks))
 }
 
 /// What is known when the marker is there.
-struct Booted {
-    milliseconds: f64,
+pub(crate) struct Booted {
+    pub(crate) milliseconds: f64,
     own: smaps::Own,
     marker: Marker,
 }
 
-fn boot_once(contender: &Contender) -> Result<Booted> {
+pub(crate) fn boot_once(contender: &Contender) -> Result<Booted> {
     scrub();
     let mut machine = (contender.start)()?;
     let line = machine.wait_for(MARKER)?;
@@ -408,7 +427,7 @@ fn turns(contenders: &[Contender], rounds: usize) -> impl Iterator<Item = (usize
 }
 
 /// Progress, on standard error.
-fn tell(figure: &str, round: usize, who: &str, value: f64, unit: &str) {
+pub(crate) fn tell(figure: &str, round: usize, who: &str, value: f64, unit: &str) {
     eprintln!("{figure}: round {}, {who}: {value:.1} {unit}", round + 1);
 }
 

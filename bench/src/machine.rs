@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use base::ByteSize;
+use host::jail;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Signal, set_parent_process_death_signal};
-use rustix::time::{ClockId, clock_gettime};
 use vmm_api::devices::{
     BlockConfig, BlockEngine, BlockLimits, ConsoleConfig, DeviceConfig, MacAddress, NetConfig, NetLimits, RngConfig,
     VsockConfig,
@@ -38,8 +38,8 @@ pub(crate) const QEMU: &str = "/usr/bin/qemu-system-x86_64";
 pub(crate) enum Devices {
     /// Nothing but the serial port.
     Serial,
-    /// What `basalt run` gives a sandbox; the file is its root image.
-    Sandbox(PathBuf),
+    /// What `basalt run` gives a sandbox; the files are its root image and its writable disk.
+    Sandbox(PathBuf, PathBuf),
     /// A disk, and how it is reached.
     Disk(PathBuf, BlockEngine),
     /// The benchmark's TAP.
@@ -66,19 +66,54 @@ pub(crate) struct Line {
 pub(crate) struct Machine {
     /// Just before the VMM was started, CLOCK_MONOTONIC.
     pub(crate) started_ns: u64,
-    child: Child,
+    child: Process,
     client: Option<VmmClient>,
     lines: Receiver<Line>,
     heard: String,
     _kept: Vec<OwnedFd>,
 }
 
-/// CLOCK_MONOTONIC in nanoseconds; what the trace events have too.
-pub(crate) fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-    seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+/// A VMM's process.
+enum Process {
+    Plain(Child),
+    /// It ends with its control socket, too.
+    Jailed(jail::Child),
 }
+
+impl Process {
+    fn id(&self) -> u32 {
+        match self {
+            Self::Plain(child) => child.id(),
+            Self::Jailed(child) => child.pid,
+        }
+    }
+
+    fn end(&mut self) {
+        // Fails when it has ended by itself, which is fine.
+        match self {
+            Self::Plain(child) => {
+                drop(child.kill());
+                drop(child.wait());
+            }
+            Self::Jailed(child) => {
+                drop(child.kill());
+                drop(child.wait());
+            }
+        }
+    }
+}
+
+/// How a VMM is started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Walls {
+    /// As a node does it: `host::jail`, and `--jail`.
+    Jail,
+    /// As any program.
+    None,
+}
+
+/// CLOCK_MONOTONIC in nanoseconds; what the trace events have too.
+pub(crate) use observe::span::now_ns;
 
 /// QEMU's arguments: its smallest machine, without what Basalt does not have either.
 pub(crate) fn qemu_arguments(setup: &Setup, machine: &str, more: &[&str]) -> Vec<String> {
@@ -128,7 +163,7 @@ impl Machine {
         drop(command);
         Ok(Self {
             started_ns,
-            child,
+            child: Process::Plain(child),
             client: None,
             lines: listen(reader),
             heard: String::new(),
@@ -137,22 +172,17 @@ impl Machine {
     }
 
     /// Starts Basalt's VMM and has it make and start the guest; that is part of the time.
-    pub(crate) fn basalt(vmm: &Path, setup: &Setup, devices: &Devices) -> Result<Self> {
+    pub(crate) fn basalt(vmm: &Path, setup: &Setup, devices: &Devices, walls: &Walls) -> Result<Self> {
         let (reader, writer) = std::io::pipe()?;
         let mut parts = Parts::default();
         let (config, acceptor) = parts.config(setup, devices, writer.into())?;
         let (near, far) = PacketSocket::pair()?;
         let far = OwnedFd::from(far);
-        // Only this one child is started while it is inheritable.
-        fcntl_setfd(&far, FdFlags::empty())?;
-        let mut command = Command::new(vmm);
-        command.arg("--control-fd").arg(far.as_raw_fd().to_string());
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        end_with_us(&mut command);
         let started_ns = now_ns();
-        let child = command
-            .spawn()
-            .with_context(|| format!("{} cannot be started", vmm.display()))?;
+        let child = match walls {
+            Walls::Jail => Process::Jailed(start_jailed(vmm, &far)?),
+            Walls::None => Process::Plain(start_plain(vmm, &far)?),
+        };
         drop(far);
         let mut machine = Self {
             started_ns,
@@ -173,6 +203,14 @@ impl Machine {
     /// The VMM's process.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// What the VMM has reached and when; QEMU tells nothing.
+    pub(crate) fn marks(&mut self) -> Result<Vec<vmm_api::Mark>> {
+        match &mut self.client {
+            Some(client) => Ok(client.info()?.marks),
+            None => Ok(Vec::new()),
+        }
     }
 
     /// The VMM's counters; QEMU has none.
@@ -209,10 +247,54 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Fails when it has ended by itself, which is fine.
-        drop(self.child.kill());
-        drop(self.child.wait());
+        self.child.end();
     }
+}
+
+fn start_plain(vmm: &Path, control: &OwnedFd) -> Result<Child> {
+    // Only this one child is started while it is inheritable.
+    fcntl_setfd(control, FdFlags::empty())?;
+    let mut command = Command::new(vmm);
+    command.arg("--control-fd").arg(control.as_raw_fd().to_string());
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    end_with_us(&mut command);
+    command
+        .spawn()
+        .with_context(|| format!("{} cannot be started", vmm.display()))
+}
+
+/// As `node` does, but for the cgroup, which costs the process nothing.
+fn start_jailed(vmm: &Path, control: &OwnedFd) -> Result<jail::Child> {
+    let program = File::open(vmm).with_context(|| format!("{} cannot be opened", vmm.display()))?;
+    let log = File::options().write(true).open("/dev/null")?;
+    let words = [
+        vmm.to_string_lossy().into_owned(),
+        "--control-fd".to_owned(),
+        jail::number_of(0).to_string(),
+        "--jail".to_owned(),
+    ];
+    let arguments = words
+        .iter()
+        .map(|word| jail::argument(word))
+        .collect::<Result<Vec<_>, _>>()?;
+    let pool = jail::Pool::default();
+    let identity = pool.identity(pool.count - 1).context("there is no user for the VMM")?;
+    Ok(jail::spawn(&jail::Launch {
+        program: program.as_fd(),
+        arguments: &arguments,
+        environment: &[],
+        descriptors: &[control.as_fd()],
+        log: log.as_fd(),
+        cgroup: None,
+        isolation: jail::Isolation::Full(identity),
+        open_files: None,
+    })?)
+}
+
+/// What the host's kernel calls a program that `start_jailed` starts: it is executed from the descriptor behind those
+/// that it is given (`fs/exec.c`, `alloc_bprm`).
+pub(crate) fn jailed_name() -> String {
+    format!("/dev/fd/{}", jail::number_of(1))
 }
 
 /// Has a VMM killed when this program ends in whatever way; a guest left behind would disturb what is measured next.
@@ -266,13 +348,19 @@ impl Parts {
     /// The configuration, and what must stay open on this side.
     fn config(&mut self, setup: &Setup, devices: &Devices, console: OwnedFd) -> Result<(VmConfig, Vec<OwnedFd>)> {
         let kernel = self.open(&setup.kernel)?;
+        let kvm = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/kvm")
+            .context("cannot open /dev/kvm")?;
+        let kvm = Some(self.add(kvm)?);
         let initramfs = Some(self.open(&setup.initramfs)?);
         let second = console.try_clone()?;
         let serial = Some(self.add(console)?);
         let (specs, kept) = match devices {
             Devices::Serial => (Vec::new(), Vec::new()),
-            Devices::Disk(path, engine) => (vec![self.disk("disk", path, *engine)?], Vec::new()),
-            Devices::Sandbox(root) => self.sandbox(root, second)?,
+            Devices::Disk(path, engine) => (vec![self.disk("disk", path, *engine, true)?], Vec::new()),
+            Devices::Sandbox(root, writable) => self.sandbox(root, writable, second)?,
             Devices::Network => (vec![self.network()?], Vec::new()),
         };
         let config = VmConfig {
@@ -281,7 +369,7 @@ impl Parts {
             kernel,
             initramfs,
             cmdline: setup.cmdline.clone(),
-            kvm: None,
+            kvm,
             serial,
             serial_keep: None,
             devices: specs,
@@ -290,7 +378,7 @@ impl Parts {
     }
 
     /// As `node` makes it, in the same order.
-    fn sandbox(&mut self, root: &Path, console: OwnedFd) -> Result<(Vec<DeviceSpec>, Vec<OwnedFd>)> {
+    fn sandbox(&mut self, root: &Path, writable: &Path, console: OwnedFd) -> Result<(Vec<DeviceSpec>, Vec<OwnedFd>)> {
         let (near, far) = PacketSocket::pair()?;
         let vsock = VsockConfig {
             cid: 3,
@@ -300,7 +388,8 @@ impl Parts {
         };
         let output = Some(self.add(console)?);
         let specs = vec![
-            self.disk("root", root, BlockEngine::Auto)?,
+            self.disk("root", root, BlockEngine::Auto, true)?,
+            self.disk("writable", writable, BlockEngine::Auto, false)?,
             spec("vsock", &vsock)?,
             spec("rng", &RngConfig {})?,
             spec(
@@ -311,6 +400,7 @@ impl Parts {
                     keep: None,
                 },
             )?,
+            self.network()?,
         ];
         Ok((specs, vec![OwnedFd::from(near)]))
     }
@@ -325,10 +415,12 @@ impl Parts {
         spec("net", &config)
     }
 
-    fn disk(&mut self, id: &str, path: &Path, engine: BlockEngine) -> Result<DeviceSpec> {
+    fn disk(&mut self, id: &str, path: &Path, engine: BlockEngine, read_only: bool) -> Result<DeviceSpec> {
+        let file = File::options().read(true).write(!read_only).open(path);
+        let file = file.with_context(|| format!("cannot open {}", path.display()))?;
         let config = BlockConfig {
-            file: self.open(path)?,
-            read_only: true,
+            file: self.add(file)?,
+            read_only,
             queues: 1,
             serial: id.to_owned(),
             engine,

@@ -8,8 +8,10 @@ mod guest;
 mod machine;
 mod net;
 mod report;
+mod run;
 mod smaps;
 mod stats;
+mod steps;
 mod trace;
 mod world;
 
@@ -34,6 +36,8 @@ enum Subject {
     Boot,
     /// Exits to user space until the agent runs
     Exits,
+    /// `basalt run` to its command's first output, beside the start of such a VM alone
+    Run,
     /// Reads of a disk
     Disk,
     /// TCP streams, requests and responses
@@ -73,6 +77,9 @@ fn main() -> Result<()> {
     if std::process::id() == 1 {
         guest::run_as_init();
     }
+    if std::env::args().nth(1).is_some_and(|word| word == run::SAY) {
+        return run::say();
+    }
     let options = Options::parse();
     let binaries = match options.binaries {
         Some(directory) => directory,
@@ -100,6 +107,9 @@ fn main() -> Result<()> {
     }
     if wanted(Subject::Exits) {
         bench.exits()?;
+    }
+    if wanted(Subject::Run) {
+        bench.run()?;
     }
     if wanted(Subject::Disk) {
         bench.disk()?;

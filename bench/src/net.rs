@@ -79,16 +79,28 @@ pub(crate) const WORKLOADS: [Workload; 3] = [
 ];
 
 /// The host's side: a TAP with an address, and a server. Goes with this.
-pub(crate) struct HostSide;
+pub(crate) struct HostSide {
+    _tap: Tap,
+}
 
-impl HostSide {
+/// The TAP, which is removed with this.
+pub(crate) struct Tap;
+
+impl Tap {
     pub(crate) fn new() -> Result<Self> {
         // One that a killed run has left is as good, but may have another owner.
         remove_tap()?;
         ip(&format!("tuntap add dev {TAP} mode tap vnet_hdr"))?;
-        let side = Self;
-        ip(&format!("address add {HOST}/{PREFIX} dev {TAP}"))?;
+        let tap = Self;
         ip(&format!("link set {TAP} up"))?;
+        Ok(tap)
+    }
+}
+
+impl HostSide {
+    pub(crate) fn new() -> Result<Self> {
+        let side = Self { _tap: Tap::new()? };
+        ip(&format!("address add {HOST}/{PREFIX} dev {TAP}"))?;
         let listener = TcpListener::bind((HOST, PORT))?;
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -103,7 +115,7 @@ impl HostSide {
     }
 }
 
-impl Drop for HostSide {
+impl Drop for Tap {
     fn drop(&mut self) {
         if let Err(error) = remove_tap() {
             eprintln!("network: {error:#}");

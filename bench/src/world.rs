@@ -20,11 +20,13 @@ const MARKER: &str = "basalt.marker";
 
 /// Paths, and a directory that is removed with this.
 pub(crate) struct World {
+    /// The directory with the programs.
+    pub(crate) binaries: PathBuf,
     pub(crate) vmm: PathBuf,
     pub(crate) kernel: PathBuf,
     pub(crate) initramfs: PathBuf,
     pub(crate) debian_kernel: PathBuf,
-    scratch: PathBuf,
+    pub(crate) scratch: PathBuf,
 }
 
 impl World {
@@ -35,6 +37,7 @@ impl World {
         fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
         let assets = binaries.join("basalt-assets");
         let world = Self {
+            binaries: binaries.to_owned(),
             vmm: binaries.join("basalt-vmm"),
             kernel: assets.join("vmlinux"),
             initramfs: assets.join("initramfs.cpio"),
@@ -110,6 +113,13 @@ impl World {
             String::from_utf8_lossy(&made.stderr)
         );
         Ok(image)
+    }
+
+    /// An empty disk, as large as a sandbox's.
+    pub(crate) fn writable(&self) -> Result<PathBuf> {
+        let path = self.scratch.join("writable");
+        File::create(&path)?.set_len(10 << 30)?;
+        Ok(path)
     }
 
     /// The file that is read as a disk, whole and in the host's page cache.

@@ -3,17 +3,19 @@
 //! At build time, so that a VMM's start costs one system call a filter. Knows the form of the files, not what any thread
 //! does.
 
+#[path = "build/filter.rs"]
+mod filter;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use seccompiler::{BpfMap, TargetArch, compile_from_json};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// Every filter of a kind of thread; `vcpu` first, because the rules of the process's filter are tried in this order.
-const KINDS: [&str; 9] = [
-    "vcpu", "block", "block-io", "net", "console", "rng", "vsock", "main", "loader",
+const KINDS: [&str; 10] = [
+    "vcpu", "block", "block-io", "net", "console", "rng", "vsock", "fs", "main", "loader",
 ];
 
 /// Part of every filter.
@@ -152,17 +154,13 @@ fn rules(files: &[&File], constants: &Constants) -> Vec<Value> {
     kept
 }
 
-fn compile(rules: Vec<Value>) -> Vec<u8> {
-    let filter = json!({"f": {"mismatch_action": "kill_process", "match_action": "allow", "filter": rules}});
-    let compiled: BpfMap = compile_from_json(filter.to_string().as_bytes(), TargetArch::x86_64)
-        .unwrap_or_else(|error| panic!("a filter does not compile: {error}"));
-    let program = compiled.get("f").into_iter().flatten();
-    let instruction = |i: &seccompiler::sock_filter| {
+fn compile(rules: &[Value]) -> Vec<u8> {
+    let instruction = |i: seccompiler::sock_filter| {
         let [code_low, code_high] = i.code.to_ne_bytes();
         let [a, b, c, d] = i.k.to_ne_bytes();
         [code_low, code_high, i.jt, i.jf, a, b, c, d]
     };
-    program.flat_map(instruction).collect()
+    filter::compile(rules).into_iter().flat_map(instruction).collect()
 }
 
 fn main() {
@@ -179,7 +177,7 @@ fn main() {
     let mut table = String::from("pub(crate) static TABLE: &[Filter] = &[\n");
     let write = |name: &str, rules: Vec<Value>| {
         let path = out.join(format!("{name}.bpf"));
-        std::fs::write(&path, compile(rules)).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        std::fs::write(&path, compile(&rules)).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         format!("include_bytes!({path:?})")
     };
     for (kind, file) in KINDS.iter().zip(&kinds) {

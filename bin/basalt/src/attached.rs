@@ -10,6 +10,9 @@ use std::time::Duration;
 
 use agent_api::{Connection, ExecRequest, ExitStatus, Input, LocalIo, Signals, pump};
 use anyhow::{Context, Result};
+use observe::span::{now_ns, span};
+
+use crate::trace;
 
 /// Between SIGTERM and SIGKILL when a command's time is over.
 const TERM_GRACE: Duration = Duration::from_secs(2);
@@ -34,6 +37,7 @@ pub(crate) fn run(
     signals: &Signals,
     limit: Option<Duration>,
 ) -> Result<Finished> {
+    let asking = span("command asked for");
     let mut connection = Connection::resume(stream)?;
     let running = match connection.exec(request) {
         Ok(running) => running,
@@ -41,10 +45,13 @@ pub(crate) fn run(
         Err(error @ agent_api::Error::Local { .. }) => return Err(error.into()),
         Err(error) => return Ok(Finished::Lost(error)),
     };
+    drop(asking);
+    let started_ns = now_ns();
     let timer = limit
         .map(|limit| Timer::start(limit, running.input.clone()))
         .transpose()?;
     let result = pump(running, &LocalIo::std(request.stdin, request.tty.is_some()), signals);
+    trace::output(started_ns);
     if timer.is_some_and(Timer::stop) {
         return Ok(Finished::TimedOut);
     }

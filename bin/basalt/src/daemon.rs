@@ -1,16 +1,17 @@
 //! The way to the daemon: connects to it, and starts it where it does not run. Knows nothing of what it is asked.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use node_api::{Client, NodeInfo, Reply, Request, SOCKET};
+use node_api::{Client, METRICS_SOCKET, NodeInfo, Reply, Request, SOCKET};
 
-use crate::cli::DaemonArgs;
+use crate::cli::{DaemonArgs, DaemonWhat};
 use crate::output::Output;
 use crate::places;
 
@@ -19,6 +20,9 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long one that was asked to end may take.
 const QUIT_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long its metrics may take.
+const METRICS_LIMIT: Duration = Duration::from_secs(30);
 
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -52,6 +56,9 @@ pub(crate) fn connect_if_needed(needed: impl FnOnce(&Path) -> bool) -> Result<Op
 /// `basalt daemon`.
 pub(crate) fn tell(args: &DaemonArgs, output: &Output) -> Result<u8> {
     let mut client = connect()?;
+    if let Some(DaemonWhat::Metrics) = args.what {
+        return metrics();
+    }
     let info = info(&mut client)?;
     if args.stop {
         client.ask(Request::Quit { clean: args.clean })?;
@@ -65,6 +72,38 @@ pub(crate) fn tell(args: &DaemonArgs, output: &Output) -> Result<u8> {
         )
     })?;
     Ok(0)
+}
+
+/// `basalt daemon metrics`: what the daemon's endpoint says, as it says it.
+fn metrics() -> Result<u8> {
+    let path = places::state()?.join(METRICS_SOCKET);
+    let asked = || -> io::Result<String> {
+        let directory = node_api::client::directory(&path)?;
+        let family = rustix::net::AddressFamily::UNIX;
+        let flags = rustix::net::SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(family, rustix::net::SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&socket, &node_api::client::address(&path, &directory)?)?;
+        let mut stream = UnixStream::from(socket);
+        stream.set_read_timeout(Some(METRICS_LIMIT))?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    // As text: an endpoint without room hangs up, which is no closed standard output.
+    let answer = asked().map_err(|error| {
+        let path = path.display();
+        anyhow::anyhow!(
+            "the daemon's metrics cannot be read at {path} ({error}): ask again, others may read them just now"
+        )
+    })?;
+    match answer.split_once("\r\n\r\n") {
+        Some((head, body)) if head.starts_with("HTTP/1.1 200 ") => {
+            io::stdout().write_all(body.as_bytes())?;
+            Ok(0)
+        }
+        _ => bail!("the daemon tells no metrics just now: ask again, others may read them at this moment"),
+    }
 }
 
 /// Connects if a daemon runs.

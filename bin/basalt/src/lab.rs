@@ -19,6 +19,8 @@ use agent_api::{
     Connection, Event, ExecRequest, ExitStatus, LocalIo, OsText, Running, Signals, Token, Upload, local_tty, pump,
 };
 use anyhow::{Context, Result, bail};
+use node_api::volume::Served;
+use node_api::{VolumeMount, VolumeSource};
 use serde::Deserialize;
 
 use crate::bar::{Bar, Shown};
@@ -74,6 +76,12 @@ pub(crate) fn run(args: &RunArgs, image: &Opened, set: &[String], log_level: Log
     let lab = bring_up(output)?;
     let mut connection = connect(&lab)?;
     send_image(&mut connection, image, output)?;
+    let volumes = args.volume.iter().map(served).collect::<Result<Vec<_>>>()?;
+    let args = &RunArgs {
+        volume: Vec::new(),
+        volume_json: volumes,
+        ..args.clone()
+    };
     let argv = far_argv(args, &image.digest(), set, log_level, output.json());
     execute(&mut connection, argv, args.tty, args.interactive)
 }
@@ -315,6 +323,35 @@ fn send_image(connection: &mut Connection<TcpStream>, image: &Opened, output: &O
     Ok(())
 }
 
+/// A volume as the lab can have it: a directory of this machine is served to it, for as long as the lab is up.
+fn served(volume: &VolumeMount) -> Result<VolumeMount> {
+    let VolumeSource::Directory(directory) = &volume.source else {
+        return Ok(volume.clone());
+    };
+    let mut words = vec!["share", "--json"];
+    words.extend(volume.read_only.then_some("--read-only"));
+    words.extend(["--", directory]);
+    let output = Command::new(program()?)
+        .args(words)
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("basalt-lab cannot be started")?;
+    if !output.status.success() {
+        bail!("{directory} cannot be shared with the lab: basalt-lab says why above");
+    }
+    let served: Served = serde_json::from_slice(&output.stdout).with_context(|| {
+        format!(
+            "`basalt-lab share` printed {:?}: use basalt and basalt-lab of one build",
+            String::from_utf8_lossy(&output.stdout)
+        )
+    })?;
+    Ok(VolumeMount {
+        source: VolumeSource::Served(served),
+        ..volume.clone()
+    })
+}
+
 /// The same run for the program in the lab: files and this environment's variables have been read, the image is named
 /// by its digest.
 fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, json: bool) -> Vec<String> {
@@ -335,7 +372,10 @@ fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, j
     argv.extend(args.limits.words());
     argv.extend(args.tmpfs.iter().map(|tmpfs| format!("--tmpfs={tmpfs}")));
     argv.extend(args.publish.iter().map(|ports| format!("--publish={ports}")));
+    let volumes = args.volume.iter().chain(&args.volume_json);
+    argv.extend(volumes.filter_map(|volume| Some(format!("--volume-json={}", serde_json::to_string(volume).ok()?))));
     argv.extend(args.rm.then(|| "--rm".to_owned()));
+    argv.extend(args.trace.then(|| "--trace".to_owned()));
     argv.extend(args.detach.then(|| "--detach".to_owned()));
     argv.extend(args.label.iter().map(|(key, value)| format!("--label={key}={value}")));
     argv.extend(set.iter().map(|variable| format!("--env={variable}")));
@@ -398,6 +438,10 @@ mod tests {
             "0.5",
             "-l",
             "k=v",
+            "-v",
+            "cache:/c:ro",
+            "-v",
+            "/a:b:/d",
             "--timeout",
             "1500ms",
             "--env",
@@ -425,7 +469,11 @@ mod tests {
                 (a.tty, a.interactive, a.rm, a.detach),
                 (a.cpus, a.memory, a.disk, a.limits.limits(), a.tmpfs.clone()),
                 (a.workdir.clone(), a.user.clone(), a.entrypoint.clone()),
-                (a.name.clone(), a.label.clone()),
+                (
+                    a.name.clone(),
+                    a.label.clone(),
+                    [a.volume.clone(), a.volume_json.clone()].concat(),
+                ),
             )
         };
         assert_eq!(same(&near), same(&far));

@@ -19,6 +19,8 @@ mod output;
 mod places;
 mod run;
 mod sandboxes;
+mod trace;
+mod volumes;
 
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
@@ -29,6 +31,7 @@ use crate::cli::{Cli, ImageVerb, SystemVerb, Verb};
 use crate::engine::Engine;
 use crate::interrupt::Interrupted;
 use crate::output::Output;
+use crate::trace::Tracing;
 
 /// Basalt itself failed in `run` or `exec`, where every other code belongs to the command (podman's convention).
 const EXIT_RUN_FAILED: u8 = 125;
@@ -40,6 +43,7 @@ const EXIT_FAILED: u8 = 1;
 const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    let began_ns = observe::span::now_ns();
     let argv = help_is_a_flag(std::env::args_os().collect());
     let for_run = is_run(&argv);
     let cli = match Cli::try_parse_from(&argv) {
@@ -51,27 +55,8 @@ fn main() -> ExitCode {
         output.error(&error.into());
         return ExitCode::from(EXIT_FAILED);
     }
-    let outcome = match cli.verb {
-        Verb::Run(args) => run::run(&args, cli.log_level, &output),
-        verb if verb.concerns_sandboxes() => sandbox_verb(verb, &argv, &output),
-        Verb::Images => images::list(&output),
-        Verb::Pull(args) => images::pull(&args, &output),
-        Verb::Push(args) => images::push(&args, &output),
-        Verb::Tag(args) => images::tag(&args, &output),
-        Verb::Save(args) => images::save(&args, &output),
-        Verb::Import(args) => images::import(&args, &output),
-        Verb::Rmi(args) => images::remove(&args, &output),
-        Verb::Image(ImageVerb::Prune(args)) => images::prune(&args, &output),
-        Verb::System(SystemVerb::Df(args)) => images::df(&args, &output),
-        Verb::Doctor => doctor::doctor(&output),
-        Verb::Lab(args) => lab::forward(&args.arguments),
-        Verb::Completion { shell } => generate::completion(shell),
-        Verb::Man { directory } => generate::man(&directory, &output),
-        Verb::Version => output.version(),
-        other => Err(anyhow::anyhow!(
-            "{other:?} is a verb that nobody carries out; that is a bug"
-        )),
-    };
+    let tracing = Tracing::of(&cli.verb, began_ns, &output);
+    let outcome = tracing.follow(|| carry_out(cli, &argv, &output));
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
@@ -81,6 +66,30 @@ fn main() -> ExitCode {
             let interrupted = error.downcast_ref::<Interrupted>().map(Interrupted::exit_code);
             ExitCode::from(interrupted.unwrap_or(failed))
         }
+    }
+}
+
+fn carry_out(cli: Cli, argv: &[OsString], output: &Output) -> anyhow::Result<u8> {
+    match cli.verb {
+        Verb::Run(args) => run::run(&args, cli.log_level, output),
+        verb if verb.concerns_sandboxes() => sandbox_verb(verb, argv, output),
+        Verb::Images => images::list(output),
+        Verb::Pull(args) => images::pull(&args, output),
+        Verb::Push(args) => images::push(&args, output),
+        Verb::Tag(args) => images::tag(&args, output),
+        Verb::Save(args) => images::save(&args, output),
+        Verb::Import(args) => images::import(&args, output),
+        Verb::Rmi(args) => images::remove(&args, output),
+        Verb::Image(ImageVerb::Prune(args)) => images::prune(&args, output),
+        Verb::System(SystemVerb::Df(args)) => images::df(&args, output),
+        Verb::Doctor => doctor::doctor(output),
+        Verb::Lab(args) => lab::forward(&args.arguments),
+        Verb::Completion { shell } => generate::completion(shell),
+        Verb::Man { directory } => generate::man(&directory, output),
+        Verb::Version => output.version(),
+        other => Err(anyhow::anyhow!(
+            "{other:?} is a verb that nobody carries out; that is a bug"
+        )),
     }
 }
 
@@ -111,6 +120,7 @@ fn sandbox_verb(verb: Verb, argv: &[OsString], output: &Output) -> anyhow::Resul
         Verb::Inspect(args) => sandboxes::inspect(&args, output),
         Verb::Stats(args) => sandboxes::stats(&args, output),
         Verb::Events => sandboxes::events(output),
+        Verb::Volume(verb) => volumes::volume(&verb, output),
         Verb::Daemon(args) => daemon::tell(&args, output),
         other => Err(anyhow::anyhow!(
             "{other:?} is a verb that nobody carries out; that is a bug"

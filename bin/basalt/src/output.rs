@@ -70,6 +70,16 @@ impl Output {
         self.trouble("warning", "warning: ", error);
     }
 
+    /// Shows something that is not the result, on standard error.
+    pub(crate) fn aside(&self, value: &impl Serialize, text: impl FnOnce() -> String) {
+        let text = match serde_json::to_string(value) {
+            Ok(json) if self.json => json,
+            Ok(_) => text(),
+            Err(error) => format!("basalt: this cannot be shown: {error}"),
+        };
+        say(text.trim_end());
+    }
+
     fn trouble(&self, key: &str, mark: &str, error: &anyhow::Error) {
         let text = format!("{error:#}");
         say(&if self.json {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use log::LevelFilter;
-use node::{Config, Node, Pool, Server, TimeLimits};
+use node::{Config, Endpoint, Node, Pool, Server, TimeLimits};
 use node_api::{Client, Request};
 
 use crate::options::{Command, Options};
@@ -43,6 +43,7 @@ fn open(options: Options) -> Result<Arc<Node>> {
         } else {
             TimeLimits::REAL
         },
+        spans: spans(),
     };
     Ok(Node::open(config)?)
 }
@@ -51,7 +52,12 @@ fn serve(options: Options) -> Result<()> {
     let inherited = manager::socket()?;
     observe::logger::init("basaltd: ", options.log_level)?;
     let signals = block_signals()?;
+    let address = options.metrics;
     let node = open(options)?;
+    let metrics = Endpoint::bind(&node, address)?;
+    if let Some(address) = metrics.tcp() {
+        log::info!("metrics are told on http://{address}/metrics");
+    }
     let server = match inherited {
         Some(socket) => Server::inherit(node, socket)?,
         None => Server::bind(node)?,
@@ -115,6 +121,14 @@ fn hold_cgroup() -> Result<()> {
     manager::tell("READY=1")?;
     wait_for_signal(&signals);
     manager::tell("STOPPING=1")
+}
+
+/// Spans are worth less than sandboxes: a daemon that cannot send them says so and does without.
+fn spans() -> Option<otlp::Exporter> {
+    otlp::Exporter::from_environment(env!("CARGO_PKG_VERSION")).unwrap_or_else(|error| {
+        log::error!("no spans are sent: {error}");
+        None
+    })
 }
 
 /// Blocks the signals that end the daemon, so that one thread can wait for them.

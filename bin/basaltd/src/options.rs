@@ -1,5 +1,6 @@
 //! The daemon's flags. Knows nothing of what they do.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,7 +10,8 @@ use log::LevelFilter;
 const HELP: &str = "\
 basaltd: keeps the sandboxes of a node (see docs/daemon.md)
 
-Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--cgroup PATH] [--no-users] [--log-level LEVEL]
+Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--cgroup PATH] [--no-users]
+               [--metrics ADDRESS] [--log-level LEVEL]
        basaltd --end-sandboxes [--grace SECONDS] [flags as above]
        basaltd --hold-cgroup
 
@@ -18,6 +20,8 @@ Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--cgroup PATH] [--no-u
   --kvm PATH         the KVM device; /dev/kvm
   --cgroup PATH      the delegated cgroup below which sandboxes have theirs; the top of the hierarchy
   --no-users         run VMMs as this user and in no namespaces of their own: for tests, and where root is not to be had
+  --metrics ADDRESS  tell metrics to Prometheus there, too: a port of 127.0.0.1 or [::1]; always in metrics.sock of the
+                     state directory
   --log-level LEVEL  off, error, warn (default), info, debug or trace; from debug on guests' kernels say everything
   --end-sandboxes    end all sandboxes in order and all at once, take network and cgroups away, and end; a daemon that runs
                      is ended first
@@ -41,6 +45,7 @@ pub(crate) struct Options {
     pub(crate) cgroup: Option<PathBuf>,
     pub(crate) users: bool,
     pub(crate) log_level: LevelFilter,
+    pub(crate) metrics: Option<SocketAddr>,
 }
 
 /// What is to be done.
@@ -66,6 +71,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
         cgroup: None,
         users: true,
         log_level: LevelFilter::Warn,
+        metrics: None,
     };
     let (mut ends, mut holds, mut grace) = (false, false, None);
     while let Some(argument) = parser.next()? {
@@ -75,6 +81,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("kvm") => options.kvm = parser.value()?.into(),
             Long("cgroup") => options.cgroup = Some(parser.value()?.into()),
             Long("no-users") => options.users = false,
+            Long("metrics") => options.metrics = Some(metrics_address(&parser.value()?.string()?)?),
             Long("log-level") => options.log_level = parser.value()?.parse()?,
             Long("end-sandboxes") => ends = true,
             Long("grace") => grace = Some(Duration::from_secs(parser.value()?.parse()?)),
@@ -102,6 +109,11 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
         (_, true, _) => Ok(Command::HoldCgroup),
         _ => Ok(Command::Serve(options)),
     }
+}
+
+fn metrics_address(text: &str) -> Result<SocketAddr> {
+    text.parse()
+        .with_context(|| format!("--metrics `{text}` is no address: write 127.0.0.1:PORT or [::1]:PORT"))
 }
 
 /// Absolute, and without steps upwards.

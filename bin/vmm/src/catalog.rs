@@ -3,11 +3,12 @@
 use device::DeviceModule;
 
 /// The modules, in no particular order.
-const MODULES: [&dyn DeviceModule; 5] = [
+const MODULES: [&dyn DeviceModule; 6] = [
     &block::MODULE,
     &console::MODULE,
     &net::MODULE,
     &rng::MODULE,
+    &virtiofs::MODULE,
     &vsock::MODULE,
 ];
 
@@ -27,10 +28,11 @@ mod tests {
 
     #[test]
     fn every_module_is_found_by_the_name_that_the_api_uses() {
-        use vmm_api::devices::{BlockConfig, ConsoleConfig, DeviceConfig, NetConfig, RngConfig, VsockConfig};
+        use vmm_api::devices::{BlockConfig, ConsoleConfig, DeviceConfig, FsConfig, NetConfig, RngConfig, VsockConfig};
         for kind in [
             BlockConfig::KIND,
             ConsoleConfig::KIND,
+            FsConfig::KIND,
             NetConfig::KIND,
             RngConfig::KIND,
             VsockConfig::KIND,
@@ -38,6 +40,6 @@ mod tests {
             assert_eq!(find(kind).map(DeviceModule::kind), Some(kind));
         }
         assert!(find("floppy").is_none());
-        assert_eq!(kinds(), "block, console, net, rng, vsock");
+        assert_eq!(kinds(), "block, console, net, rng, fs, vsock");
     }
 }

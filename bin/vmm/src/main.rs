@@ -8,18 +8,21 @@ mod control;
 mod seccomp;
 mod vm;
 
+use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use log::LevelFilter;
+use observe::marks;
+use rustix::fs::Mode;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 const HELP: &str = "\
 basalt-vmm: runs one virtual machine, driven over a control socket (see docs/vmm.md)
 
-Usage: basalt-vmm --control-fd N [--jail] | --control PATH [--log-level LEVEL]
+Usage: basalt-vmm --control-fd N [--jail [--volumes]] | --control PATH [--log-level LEVEL]
 
   --control-fd N     an inherited SEQPACKET socket. A connected one: when its other end closes, the VM ends.
                      A listening one: a VM that was started outlives its drivers
@@ -28,6 +31,7 @@ Usage: basalt-vmm --control-fd N [--jail] | --control PATH [--log-level LEVEL]
                      no capability; best in namespaces that whoever starts it has made (see docs/vmm.md)
   --seccomp MODE     with --jail, what a forbidden system call does: kill (default), or, for finding out which,
                      trap (it is named, then the process dies) or log (it is made, and the kernel's log names it)
+  --volumes          with --jail, keep the rights to files for the threads that serve shared directories, and for no others
   --log-level LEVEL  off, error, warn (default), info, debug or trace; lines go to standard error
   --version          print the version
   --help             print this text
@@ -43,6 +47,8 @@ struct Options {
     log_level: LevelFilter,
     /// Whether to be confined, and what becomes of a forbidden system call.
     jail: Option<seccomp::Mode>,
+    /// Whether there will be shared directories.
+    volumes: bool,
 }
 
 enum Command {
@@ -55,13 +61,14 @@ fn parse() -> Result<Command> {
     let mut parser = lexopt::Parser::from_env();
     let mut control = None;
     let mut log_level = LevelFilter::Warn;
-    let (mut jail, mut mode) = (false, None);
+    let (mut jail, mut volumes, mut mode) = (false, false, None);
     while let Some(argument) = parser.next()? {
         match argument {
             Long("control-fd") => control = Some(Control::Inherited(inherited(parser.value()?.parse()?)?)),
             Long("control") => control = Some(Control::Listen(parser.value()?.into())),
             Long("log-level") => log_level = parser.value()?.parse()?,
             Long("jail") => jail = true,
+            Long("volumes") => volumes = true,
             Long("seccomp") => mode = Some(parser.value()?.parse::<seccomp::Mode>()?),
             Long("version") => {
                 return Ok(Command::Print(
@@ -83,11 +90,15 @@ fn parse() -> Result<Command> {
     if mode.is_some() && !jail {
         bail!("--seccomp says how --jail works: give both");
     }
+    if volumes && !jail {
+        bail!("--volumes says what --jail keeps: give both");
+    }
     let jail = jail.then(|| mode.unwrap_or(seccomp::Mode::Kill));
     Ok(Command::Run(Options {
         control,
         log_level,
         jail,
+        volumes,
     }))
 }
 
@@ -117,11 +128,18 @@ fn raise_descriptor_limit() {
     }
 }
 
+/// What the names of threads begin with that serve shared directories (devices/fs).
+const FILE_THREADS: &str = "fs-q";
+
 /// Confines the process, for good, before it has read anything.
-fn confine(mode: seccomp::Mode) -> Result<()> {
+fn confine(mode: seccomp::Mode, volumes: bool) -> Result<()> {
     // Executed from a descriptor, it has that one's number for a name.
     rustix::thread::set_name(c"basalt-vmm").context("naming the process")?;
-    let report = host::confine::enter()?;
+    let report = host::confine::enter(|| match volumes {
+        true => base::thread::set_aside(FILE_THREADS, || host::confine::keep_files().map_err(io::Error::other)),
+        false => Ok(()),
+    })?;
+    marks::mark("confined");
     if !report.prepared {
         log::warn!(
             "the jail is one of this process's own making: it shares its user outside and its pid namespace with others"
@@ -131,18 +149,22 @@ fn confine(mode: seccomp::Mode) -> Result<()> {
         Some(version) => log::debug!("landlock, version {version}, denies every path"),
         None => log::info!("this kernel has no landlock: the empty root has to do"),
     }
-    seccomp::enter(mode).context("system calls cannot be filtered: use a kernel with CONFIG_SECCOMP_FILTER")
+    seccomp::enter(mode).context("system calls cannot be filtered: use a kernel with CONFIG_SECCOMP_FILTER")?;
+    marks::mark("calls filtered");
+    Ok(())
 }
 
 fn run(options: Options) -> Result<()> {
     observe::logger::init("basalt-vmm: ", options.log_level)?;
     raise_descriptor_limit();
+    // What guests make in shared directories has the mode that they say; nothing else is ever made.
+    rustix::process::umask(Mode::empty());
     let vm = match options.jail {
         None => vm::Vm::new(),
         Some(mode) => {
             // While there is a file system: a snapshot needs it.
             let pagemap = vm::pagemap();
-            confine(mode)?;
+            confine(mode, options.volumes)?;
             vm::Vm::jailed(pagemap)
         }
     };
@@ -153,6 +175,7 @@ fn run(options: Options) -> Result<()> {
 }
 
 fn main() -> ExitCode {
+    marks::mark("main");
     let result = parse().and_then(|command| match command {
         Command::Run(options) => run(options),
         Command::Print(text) => {

@@ -7,10 +7,11 @@ use device::{DeviceContext, FdTable};
 use engine::Engine;
 use engine_kvm::KvmEngine;
 use machine::{End, Machine, MachineConfig, MachineError, NamedDevice, SerialOutput};
-use observe::Registry;
+use observe::{Registry, marks};
 use snapshot::SnapshotError;
+use vmm_api::devices::{DeviceConfig, FsConfig, FsSource};
 use vmm_api::{
-    ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, MetricSample, Reply, Request, RestoreConfig,
+    ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, Mark, MetricSample, Reply, Request, RestoreConfig,
     SnapshotFiles, VERSION, VmConfig, VmState,
 };
 
@@ -151,6 +152,7 @@ impl Vm {
 
     fn create(&mut self, config: VmConfig, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
         self.expect(VmState::Empty, "create")?;
+        marks::mark("create received");
         // What an earlier, refused `create` registered counts nothing any more.
         self.registry = Registry::new();
         config.validate().map_err(|error| refuse(ErrorKind::Invalid, error))?;
@@ -161,7 +163,10 @@ impl Vm {
         let kvm = config.kvm.map(&mut take).transpose()?;
         let serial = config.serial.map(&mut take).transpose()?;
         let engine = self.open_engine(kvm)?;
+        marks::mark("engine open");
+        let shared = shared_directories(&config.devices, &fds)?;
         let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
+        marks::mark("devices made");
         all_used(&fds)?;
         let source = boot::Source {
             kernel: &mut kernel,
@@ -175,6 +180,9 @@ impl Vm {
             serial_keep: config.serial_keep,
         };
         let machine = Machine::build(&engine, size, source, devices, &self.registry).map_err(|e| from_machine(&e))?;
+        // Last, as it cannot be taken back for another `create`.
+        enclose(shared)?;
+        marks::mark("machine built");
         self.machine = Some(machine);
         self.cpus = config.cpus;
         self.engine = Some(engine);
@@ -248,6 +256,7 @@ impl Vm {
 
     fn go(&mut self, from: VmState, verb: &str) -> Result<Reply, ApiError> {
         self.expect(from, verb)?;
+        marks::mark("start received");
         if let Some(machine) = &mut self.machine {
             machine.run().map_err(|error| from_machine(&error))?;
         }
@@ -282,6 +291,7 @@ impl Vm {
             state: self.state,
             cpus: self.cpus,
             memory: self.machine.as_ref().map_or(0, |machine| machine.memory().bytes()),
+            marks: marks::all().into_iter().map(mark).collect(),
         }
     }
 
@@ -309,6 +319,40 @@ fn all_used(fds: &FdTable) -> Result<(), ApiError> {
             let message = format!("{count} file descriptors came with the request that nothing refers to");
             Err(refuse(ErrorKind::Invalid, message))
         }
+    }
+}
+
+fn mark(mark: observe::marks::Mark) -> Mark {
+    Mark {
+        name: mark.name.to_owned(),
+        at_ns: mark.at_ns,
+    }
+}
+
+/// The directories that devices will share.
+fn shared_directories(specs: &[DeviceSpec], fds: &FdTable) -> Result<Vec<OwnedFd>, ApiError> {
+    let mut directories = Vec::new();
+    for spec in specs.iter().filter(|spec| spec.kind == FsConfig::KIND) {
+        let config: FsConfig = device::parse_config(spec).map_err(|error| refuse(ErrorKind::Invalid, error))?;
+        let FsSource::Directory(served) = config.source else {
+            continue;
+        };
+        if let Some(fd) = fds.peek(served.directory) {
+            let copy = rustix::io::fcntl_dupfd_cloexec(fd, 3);
+            directories.push(copy.map_err(|error| refuse(ErrorKind::Host, format!("copying a descriptor: {error}")))?);
+        }
+    }
+    Ok(directories)
+}
+
+/// Keeps the threads that serve these directories beneath them. They are made by a thread that a jailed process has set
+/// aside; where there is none, there is nothing to be kept from it.
+fn enclose(directories: Vec<OwnedFd>) -> Result<(), ApiError> {
+    let enclosed = base::thread::on_aside(move || host::confine::enclose_files(&directories))
+        .map_err(|error| refuse(ErrorKind::Host, error))?;
+    match enclosed.transpose() {
+        Ok(_) => Ok(()),
+        Err(error) => Err(refuse(ErrorKind::Host, error)),
     }
 }
 

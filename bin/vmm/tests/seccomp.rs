@@ -107,6 +107,10 @@ fn main() {
     }
     for filter in TABLE {
         for deed in DEEDS {
+            if (filter.thread, deed) == ("fs", "open") {
+                // The one kind of thread that may: beneath its directory, which is landlock's affair.
+                continue;
+            }
             let output = run("kill", filter.thread, deed);
             let text = String::from_utf8_lossy(&output.stderr);
             if deed == "nothing" {

@@ -70,7 +70,7 @@ impl<S: Duplex> Connection<S> {
 
     /// Makes the container's root.
     pub fn prepare(&mut self, prepare: &Prepare) -> Result<(), Error> {
-        self.ask(&Request::Prepare(prepare.clone())).and_then(done)
+        self.ask(&Request::Prepare(Box::new(prepare.clone()))).and_then(done)
     }
 
     /// What is at `path`, if anything.

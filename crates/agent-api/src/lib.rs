@@ -20,10 +20,10 @@ pub use duplex::Duplex;
 pub use error::Error;
 pub use message::{
     Address, AgentInfo, DiskName, ExecFailure, ExecRequest, ExitStatus, FailureKind, FileInfo, Gateway, GuestNetwork,
-    OutputStream, PROTOCOL, PowerAction, Prepare, RootDisk, Shutdown, TmpfsMount, Tty, UnpackTarget, Upload,
+    OutputStream, PROTOCOL, PowerAction, Prepare, RootDisk, Share, Shutdown, TmpfsMount, Tty, UnpackTarget, Upload,
     VSOCK_PORT, WinSize,
 };
-pub use pump::{LocalIo, pump};
+pub use pump::{FIRST_OUTPUT, LocalIo, pump};
 pub use running::{Collected, Event, Input, Output, Running};
 pub use signals::Signals;
 pub use terminal::local_tty;

@@ -46,7 +46,7 @@ pub enum Request {
     /// Are you there? Answered by [`Reply::Done`].
     Ping,
     /// Make the container's root, once, before the first exec. Answered by [`Reply::Done`].
-    Prepare(Prepare),
+    Prepare(Box<Prepare>),
     /// Run a command. Answered by [`Reply::Started`] or [`Reply::Failed`].
     Exec(ExecRequest),
     /// During an exec: the terminal's new size.
@@ -178,6 +178,9 @@ pub struct AgentInfo {
     pub mem_free_kib: u64,
     /// `MemAvailable`, in KiB.
     pub mem_available_kib: u64,
+    /// What the agent has reached, and when by `CLOCK_MONOTONIC`, in this order.
+    #[serde(default)]
+    pub marks: Vec<(String, u64)>,
 }
 
 /// How a guest's root comes to be.
@@ -204,6 +207,20 @@ pub struct Prepare {
     /// The most processes and threads that all commands may have together.
     #[serde(default)]
     pub pids_max: Option<u64>,
+    /// Directories that it shares with its host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<Share>,
+}
+
+/// A directory that a guest shares with its host (virtio-fs).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// What the device calls it.
+    pub tag: String,
+    /// Where it is mounted: an absolute path in the container's root, made if it is missing.
+    pub path: String,
+    /// Nothing can be changed there.
+    pub read_only: bool,
 }
 
 /// A file system in the guest's memory. Its directory is made if it is missing.
@@ -477,6 +494,7 @@ mod tests {
             clock_ns: 1,
             entropy: vec![1, 2],
             network: None,
+            shares: Vec::new(),
             tmpfs: vec![TmpfsMount {
                 path: "/run".into(),
                 bytes: Some(4096),
@@ -485,8 +503,20 @@ mod tests {
             }],
             pids_max: Some(9),
         };
+        let shared = Prepare {
+            shares: vec![Share {
+                tag: "volume0".into(),
+                path: "/src".into(),
+                read_only: true,
+            }],
+            ..prepare.clone()
+        };
+        assert!(
+            round_trip(&Request::Prepare(Box::new(shared)))
+                .ends_with(r#""pids_max":9,"shares":[{"tag":"volume0","path":"/src","read_only":true}]}}"#)
+        );
         assert_eq!(
-            round_trip(&Request::Prepare(prepare)),
+            round_trip(&Request::Prepare(Box::new(prepare))),
             r#"{"prepare":{"root":{"disk":{"serial":"root"},"fs":"erofs"},"writable":null,"overlay_bytes":null,"hostname":"sandbox","clock_ns":1,"entropy":[1,2],"network":null,"tmpfs":[{"path":"/run","bytes":4096,"mode":493,"exec":false}],"pids_max":9}}"#
         );
     }

@@ -19,6 +19,9 @@ use crate::signals::Signals;
 use crate::terminal::{RawMode, window_size};
 use crate::{Duplex, Error};
 
+/// What [`observe::marks`] has when the first of a command's output was written.
+pub const FIRST_OUTPUT: &str = "first output";
+
 /// The local ends.
 #[derive(Debug)]
 pub struct LocalIo<'a> {
@@ -80,6 +83,7 @@ fn drain<S: Duplex>(
     io: &LocalIo<'_>,
 ) -> Result<ExitStatus, Error> {
     let (mut stdout, mut stderr) = (Some(io.stdout), Some(io.stderr));
+    let mut told = false;
     loop {
         let (target, bytes, stream) = match output.next()? {
             Event::Stdout(bytes) => (&mut stdout, bytes, OutputStream::Stdout),
@@ -89,6 +93,10 @@ fn drain<S: Duplex>(
         };
         let Some(fd) = *target else { continue };
         match write_all(fd, bytes) {
+            Ok(()) if !told => {
+                observe::marks::mark(FIRST_OUTPUT);
+                told = true;
+            }
             Ok(()) => {}
             // The local reader is gone: the remote writer learns it as a local one would, by SIGPIPE.
             Err(Errno::PIPE) => {

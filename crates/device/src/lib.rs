@@ -2,7 +2,7 @@
 
 mod limit;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use observe::Registry;
 use serde::de::DeserializeOwned;
@@ -30,6 +30,12 @@ impl FdTable {
             .ok()
             .and_then(|index| self.0.get_mut(index));
         slot.and_then(Option::take).ok_or(CreateError::MissingFd(reference.0))
+    }
+
+    /// One that has not been taken.
+    pub fn peek(&self, reference: FdRef) -> Option<BorrowedFd<'_>> {
+        let index = usize::try_from(reference.0).ok()?;
+        self.0.get(index)?.as_ref().map(AsFd::as_fd)
     }
 
     /// Takes one out if it is referred to at all.
@@ -111,6 +117,7 @@ mod tests {
         let fd = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         let mut table = FdTable::new(vec![fd]);
         assert_eq!(table.left_over(), 1);
+        assert!(table.peek(FdRef(0)).is_some() && table.peek(FdRef(1)).is_none());
         table.take(FdRef(0)).unwrap();
         assert!(matches!(table.take(FdRef(0)), Err(CreateError::MissingFd(0))));
         assert!(matches!(table.take(FdRef(1)), Err(CreateError::MissingFd(1))));

@@ -59,6 +59,16 @@ pub enum Error {
         /// How long was waited.
         waited: std::time::Duration,
     },
+    /// A directory cannot be shared.
+    #[error("{step} for {}: {why}", path.display())]
+    Share {
+        /// What was being done.
+        step: &'static str,
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel said, and what to do.
+        why: String,
+    },
     /// The jail needs rights that this process lacks.
     #[error("the jail cannot be built: {why}; {next}")]
     NoJail {

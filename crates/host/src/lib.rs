@@ -15,6 +15,7 @@ mod error;
 pub mod jail;
 pub mod kvm;
 pub mod resources;
+pub mod share;
 pub mod tools;
 mod trial;
 mod verdict_cache;

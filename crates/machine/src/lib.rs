@@ -22,4 +22,4 @@ mod vcpu;
 
 pub use machine::{Machine, MachineConfig, MachineError, NamedDevice};
 pub use saved::{MachineState, Quiesced, SerialOutput, Shape};
-pub use vcpu::End;
+pub use vcpu::{End, FIRST_RUN};

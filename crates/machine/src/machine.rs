@@ -174,6 +174,7 @@ impl Machine {
             let load = || boot::load(&ram, source, &board);
             let loader = base::thread::spawn_scoped(scope, "loader", LOADER_STACK, load).map_err(host("a thread"))?;
             let made = create(engine, &ram).and_then(|vm| {
+                observe::marks::mark("VM made");
                 let platform = add_platform(vm.as_ref(), &shared, (config.serial, config.serial_keep), None)?;
                 let devices = add_devices(&vm, &ram, &shared, pci_window_64, devices, registry)?;
                 Ok((vm, platform, devices))
@@ -182,6 +183,7 @@ impl Machine {
             Ok::<_, MachineError>((made, loaded))
         })?;
         let ((vm, platform, (devices, pci)), boot) = (made?, loaded?);
+        observe::marks::mark("guest loaded");
         let threads = start_threads(vm.as_ref(), config.cpus, &shared, registry, |id, vcpu| match id {
             0 => vcpu.set_boot_state(&boot),
             _ => Ok(()),

@@ -13,6 +13,9 @@ use crate::gate::{Gate, Pass, Wanted};
 use crate::machine::{MachineError, host};
 use crate::platform::PowerRequest;
 
+/// What [`observe::marks`] has just before any vCPU enters the guest for the first time.
+pub const FIRST_RUN: &str = "first KVM_RUN";
+
 /// Why the guest runs no longer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
@@ -141,6 +144,7 @@ fn body(
         match shared.gate.pass(&mut saves) {
             Pass::Run => {
                 kicker.clear();
+                observe::marks::mark(FIRST_RUN);
                 if let Err(end) = run(vcpu.as_mut(), kicker, shared, counters) {
                     shared.ending.report(end);
                     shared.gate.set(Wanted::Pause);

@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::VERSION;
-use crate::message::{ApiError, Item, Packet, Reply, Request};
+use crate::message::{ApiError, Item, Packet, Reply, Request, Tracing};
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
@@ -68,9 +68,14 @@ impl Client {
     /// # Errors
     /// The daemon is gone.
     pub fn send(&mut self, request: Request) -> Result<(), ClientError> {
+        let tracing = observe::span::context().map(|parent| Tracing {
+            parent,
+            wanted: observe::span::is_detailed(),
+        });
         let packet = Packet::Request {
             version: VERSION,
             request,
+            trace: tracing,
         };
         let bytes = serde_json::to_vec(&packet).map_err(|error| ClientError::Malformed(error.to_string()))?;
         Ok(self.socket.send(&bytes, &[])?)
@@ -84,6 +89,7 @@ impl Client {
         loop {
             let (bytes, fds) = self.socket.receive()?;
             match serde_json::from_slice(&bytes) {
+                Ok(Packet::Item(Item::Spans(spans))) => observe::span::adopt(spans),
                 Ok(Packet::Item(item)) => each(item),
                 Ok(Packet::Reply(reply)) => return Ok((reply?, fds)),
                 Ok(Packet::Request { .. }) => return Err(ClientError::Malformed("a request".into())),

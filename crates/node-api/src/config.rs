@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::{Limits, Rate};
 use crate::tmpfs::{self, Tmpfs, TmpfsError};
+use crate::volume::{self, VolumeError, VolumeMount};
 
 /// The longest name of a sandbox, and of a host (`__NEW_UTS_LEN` of Linux).
 pub const MAX_NAME: usize = 64;
@@ -81,6 +82,9 @@ pub struct SandboxConfig {
     /// Ports of the host that lead into it: `[IP:]HOST:GUEST[/tcp|udp]`.
     #[serde(default)]
     pub ports: Vec<String>,
+    /// Directories of the host and named volumes that it has.
+    #[serde(default)]
+    pub volumes: Vec<VolumeMount>,
     /// The guest's host name; its own short id when not given.
     pub hostname: Option<String>,
     /// Remove it when it has ended.
@@ -110,6 +114,9 @@ pub enum ConfigError {
     /// Ports of a sandbox that has no network.
     #[error("ports cannot be published of a sandbox without a network: leave --publish or --network none out")]
     Ports,
+    /// A volume that cannot be.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
     /// Rates of a network that it does not have.
     #[error("a sandbox without a network has no rate of it: leave the rate or --network none out")]
     NetRate,
@@ -187,6 +194,11 @@ impl SandboxConfig {
         if self.network == NetworkMode::None && !self.ports.is_empty() {
             return Err(ConfigError::Ports);
         }
+        volume::check(&self.volumes)?;
+        let both = |volume: &&VolumeMount| self.tmpfs.iter().any(|tmpfs| tmpfs.path == volume.target);
+        if let Some(volume) = self.volumes.iter().find(both) {
+            return Err(VolumeError::Twice(volume.target.clone()).into());
+        }
         self.limits.validate()?;
         if self.network == NetworkMode::None && self.limits.limits_network() {
             return Err(ConfigError::NetRate);
@@ -225,6 +237,7 @@ mod tests {
             tmpfs: vec!["/run:size=1M".parse().unwrap()],
             network: NetworkMode::Auto,
             ports: vec!["8080:80".into()],
+            volumes: vec!["/srv:/data:ro".parse().unwrap(), "cache:/var/cache".parse().unwrap()],
             hostname: None,
             remove: false,
             detach: true,

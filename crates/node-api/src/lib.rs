@@ -10,18 +10,23 @@ pub mod limits;
 pub mod message;
 pub mod sandbox;
 pub mod tmpfs;
+pub mod volume;
 
 pub use client::{Client, ClientError};
 pub use config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
 pub use limits::{Limits, Rate};
 pub use message::{
-    ApiError, ErrorKind, EventKind, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Traffic, Usage,
+    ApiError, ErrorKind, EventKind, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Tracing, Traffic, Usage,
 };
 pub use sandbox::{Ended, Sandbox, State};
 pub use tmpfs::Tmpfs;
+pub use volume::{Volume, VolumeError, VolumeMount, VolumeSource};
 
 /// The version of this contract. A daemon refuses any other.
 pub const VERSION: u32 = 1;
 
 /// The name of the daemon's socket, in the state directory.
 pub const SOCKET: &str = "basaltd.sock";
+
+/// The name of the socket in the state directory on which the daemon tells its metrics, by HTTP.
+pub const METRICS_SOCKET: &str = "metrics.sock";

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use agent_api::ExecRequest;
+use observe::{Span, TraceContext};
 use serde::{Deserialize, Serialize};
 
 use crate::config::SandboxConfig;
 use crate::sandbox::{Ended, Sandbox};
+use crate::volume::Volume;
 
 /// What is asked of a daemon. A `sandbox` is a name, or an id or the beginning of one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,6 +97,25 @@ pub enum Request {
     Events,
     /// Remove all that have ended. [`Reply::Pruned`].
     Prune,
+    /// Make a named volume; it is fine if there is one. [`Reply::Volume`].
+    MakeVolume {
+        /// Its name.
+        name: String,
+    },
+    /// All named volumes. Each is an item; then [`Reply::Done`].
+    ListVolumes,
+    /// One of them. [`Reply::Volume`].
+    InspectVolume {
+        /// Its name.
+        name: String,
+    },
+    /// Remove a named volume with its files; refused while a sandbox has it. [`Reply::Done`].
+    RemoveVolume {
+        /// Its name.
+        name: String,
+    },
+    /// Remove all named volumes that no sandbox has. [`Reply::Pruned`].
+    PruneVolumes,
     /// End this connection's sandbox (see [`Request::Run`]): its client has what it wanted. [`Reply::Done`].
     Finish,
     /// End the daemon; sandboxes run on. [`Reply::Done`].
@@ -227,8 +248,10 @@ pub enum Reply {
     Sandbox(Box<Sandbox>),
     /// To `wait`.
     Ended(Ended),
-    /// To `prune`: the ids.
+    /// To `prune`: the ids, or the names.
     Pruned(Vec<String>),
+    /// A named volume.
+    Volume(Volume),
 }
 
 /// One of several things, before the reply.
@@ -241,6 +264,10 @@ pub enum Item {
     Sample(Sample),
     /// Of `events`.
     Event(NodeEvent),
+    /// Of any request whose asker wants them.
+    Spans(Vec<Span>),
+    /// Of `list-volumes`.
+    Volume(Volume),
 }
 
 /// The kind of a refusal, for machines.
@@ -277,6 +304,15 @@ pub struct ApiError {
     pub exit_code: u8,
 }
 
+/// How a request is part of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tracing {
+    /// What it is part of.
+    pub parent: TraceContext,
+    /// The asker wants to see where the time goes: [`Item::Spans`] before the reply.
+    pub wanted: bool,
+}
+
 /// One packet on the socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -287,6 +323,9 @@ pub enum Packet {
         version: u32,
         /// What is asked.
         request: Request,
+        /// Which trace it is part of.
+        #[serde(default)]
+        trace: Option<Tracing>,
     },
     /// From the daemon.
     Item(Item),

@@ -4,6 +4,7 @@ use agent_api::ExitStatus;
 use serde::{Deserialize, Serialize};
 
 use crate::config::SandboxConfig;
+use crate::volume::Mounted;
 
 /// Where a sandbox stands.
 ///
@@ -102,6 +103,9 @@ pub struct Sandbox {
     pub ended: Option<Ended>,
     /// The VMM's process.
     pub vmm: Option<Process>,
+    /// Its volumes, as they were when its VM was last started.
+    #[serde(default)]
+    pub volumes: Vec<Mounted>,
     /// How often it was started again.
     pub restarts: u32,
 }

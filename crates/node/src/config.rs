@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use host::jail::Pool;
 use log::LevelFilter;
+use otlp::Exporter;
 
 /// What a node is started with.
 #[derive(Clone, Debug)]
@@ -29,6 +30,8 @@ pub struct Config {
     pub cgroup: Option<PathBuf>,
     /// How long things may take.
     pub limits: TimeLimits,
+    /// Who collects what its operations were made of, if anybody does.
+    pub spans: Option<Exporter>,
 }
 
 /// How long things may take.

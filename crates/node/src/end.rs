@@ -177,10 +177,10 @@ impl Node {
             .and_then(|cgroup| Ok(cgroup.map(|cgroup| cgroup.usage()).transpose()?));
         match usage {
             Ok(Some(usage)) if usage.memory.is_some_and(|memory| memory.oom_kills > 0) => {
-                let resources = entry.stored().sandbox.config.resources;
+                let config = entry.stored().sandbox.config;
                 Error::VmmTookMemory {
-                    guest: resources.memory,
-                    limit: ByteSize(limits::memory_max(&resources)),
+                    guest: config.resources.memory,
+                    limit: ByteSize(limits::memory_max(&config)),
                     log,
                 }
             }

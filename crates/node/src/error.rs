@@ -58,6 +58,35 @@ pub enum Error {
     /// Too many sandboxes.
     #[error("this node has {0} sandboxes, which is all it can have: remove some with `basalt rm` or `basalt prune`")]
     Full(u32),
+    /// No such volume.
+    #[error("there is no volume `{0}`: `basalt volume ls` lists them")]
+    NoVolume(String),
+    /// A sandbox has the volume.
+    #[error("sandbox {sandbox} has the volume `{name}`: remove it first (`basalt rm {sandbox}`), also if it has ended")]
+    VolumeInUse {
+        /// The volume.
+        name: String,
+        /// Who has it.
+        sandbox: String,
+    },
+    /// A directory that cannot be shared.
+    #[error("the directory {} of a volume {why}", .path.display())]
+    Volume {
+        /// As it was asked for.
+        path: PathBuf,
+        /// Why not, and what to do.
+        why: &'static str,
+    },
+    /// A directory that is served elsewhere.
+    #[error("the directory {} cannot be reached at {address}: {cause}; see whether what serves it still runs (in the lab: `basalt lab down`, and the same command again)", .directory.display())]
+    Server {
+        /// What it is there.
+        directory: PathBuf,
+        /// Where it is served.
+        address: std::net::SocketAddr,
+        /// What the system said.
+        cause: io::Error,
+    },
     /// The sandbox cannot do that now.
     #[error("sandbox {name} is {state}: {next}")]
     WrongState {
@@ -227,6 +256,33 @@ impl Error {
         }
     }
 
+    /// Why a start failed, in a few words that are always the same.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Config(_) | Self::Vm(_) | Self::Command(_) | Self::Invalid(_) => "invalid-request",
+            Self::Image(_) => "image",
+            Self::Jail(_) => "jail",
+            Self::Network(_) | Self::NoNetwork => "network",
+            Self::NotFound(_) | Self::NoVolume(_) | Self::Ambiguous(_) => "not-found",
+            Self::NameTaken { .. } => "name-taken",
+            Self::Full(_) => "node-full",
+            Self::WrongState { .. } => "wrong-state",
+            Self::MoreMemoryThanHost { .. } => "memory",
+            Self::Open { .. } | Self::File { .. } | Self::Host { .. } | Self::Locked(_) | Self::NoCgroups => "host",
+            Self::Database { .. } | Self::DatabaseDamaged(_) | Self::DatabaseNewer { .. } => "database",
+            Self::Disk(_) => "disk",
+            Self::Volume { .. } | Self::VolumeInUse { .. } | Self::Server { .. } => "volume",
+            Self::Refused { .. } => "vmm-refused",
+            Self::VmmDied { .. } | Self::VmmTookMemory { .. } => "vmm-died",
+            Self::GuestEnded { .. } => "guest-ended",
+            Self::AgentSilent { .. } => "guest-silent",
+            Self::Agent { .. } => "agent",
+            Self::Exec(_) => "command",
+            Self::Cancelled => "cancelled",
+            Self::Deadline { .. } => "deadline",
+        }
+    }
+
     /// As askers get it.
     pub(crate) fn for_api(&self) -> ApiError {
         let kind = match self {
@@ -235,11 +291,13 @@ impl Error {
             | Self::Command(_)
             | Self::Invalid(_)
             | Self::NoNetwork
+            | Self::Volume { .. }
             | Self::MoreMemoryThanHost { .. } => ErrorKind::Invalid,
-            Self::NotFound(_) | Self::Ambiguous(_) | Self::Image(image::Error::NoSuchImage { .. }) => {
-                ErrorKind::NotFound
-            }
-            Self::NameTaken { .. } | Self::Locked(_) => ErrorKind::Conflict,
+            Self::NotFound(_)
+            | Self::NoVolume(_)
+            | Self::Ambiguous(_)
+            | Self::Image(image::Error::NoSuchImage { .. }) => ErrorKind::NotFound,
+            Self::NameTaken { .. } | Self::VolumeInUse { .. } | Self::Locked(_) => ErrorKind::Conflict,
             Self::WrongState { .. } => ErrorKind::WrongState,
             Self::VmmDied { .. }
             | Self::VmmTookMemory { .. }

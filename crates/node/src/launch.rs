@@ -9,14 +9,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use host::cgroup::Cgroup;
-use host::jail::{self, Isolation, Launch};
+use host::jail::{self, Identity, Isolation, Launch};
 use network::Attachment;
 use node_api::Resources;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use vmm_api::config::DeviceSpec;
 use vmm_api::devices::{
-    BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, MacAddress, NetConfig, NetLimits, RngConfig, VsockConfig,
-    VsockSink,
+    BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, FsConfig, FsDirectory, FsSource, MacAddress, NetConfig,
+    NetLimits, RngConfig, VsockConfig, VsockSink,
 };
 use vmm_api::{FdRef, VmConfig};
 use wire::packet::PacketSocket;
@@ -24,6 +24,7 @@ use wire::packet::PacketSocket;
 use crate::config::Config;
 use crate::database::Stored;
 use crate::paths::SandboxPaths;
+use crate::shares::{self, Shared, Source};
 use crate::{Error, limits};
 
 /// The guest's own context id: the same in every guest (virtio 1.2, 5.10.4: 0 to 2 are taken).
@@ -183,6 +184,38 @@ pub(crate) fn queues(resources: &Resources) -> u16 {
     u16::try_from(resources.cpus.clamp(1, MAX_QUEUES)).unwrap_or(1)
 }
 
+impl Prepared {
+    /// Adds the directories that the guest shares with the host.
+    pub(crate) fn share(&mut self, shared: Vec<Shared>) -> Result<(), Error> {
+        for volume in shared {
+            let config = FsConfig {
+                tag: volume.tag.clone(),
+                source: match volume.source {
+                    Source::Directory(directory) => FsSource::Directory(FsDirectory {
+                        directory: self.fds.add(directory.directory)?,
+                        descriptors: self.fds.add(directory.descriptors)?,
+                        read_only: directory.read_only,
+                        owners: directory.owners,
+                        max_files: directory.max_files,
+                    }),
+                    Source::Stream(socket) => FsSource::Stream(self.fds.add(socket)?),
+                },
+            };
+            self.config.devices.push(device(&volume.tag, &config)?);
+        }
+        Ok(self.config.validate()?)
+    }
+}
+
+/// Who its VMM is on the host; `None` where VMMs are in no jail.
+pub(crate) fn identity(config: &Config, stored: &Stored) -> Option<Identity> {
+    let identity = config.users.and_then(|users| users.identity(stored.slot))?;
+    match stored.sandbox.config.volumes.is_empty() {
+        true => Some(identity),
+        false => Some(identity.with_owners()),
+    }
+}
+
 /// Starts the VMM; it waits for a driver at `control`.
 pub(crate) fn spawn(
     config: &Config,
@@ -194,7 +227,7 @@ pub(crate) fn spawn(
     let program = open("the VMM", &config.vmm, NO_ASSETS)?;
     let level = config.log_level.as_str().to_ascii_lowercase();
     let name = config.vmm.as_os_str().as_bytes();
-    let identity = config.users.and_then(|users| users.identity(stored.slot));
+    let identity = identity(config, stored);
     let mut words = vec![
         name,
         b"--control-fd",
@@ -204,6 +237,8 @@ pub(crate) fn spawn(
     ];
     // Without namespaces made for it, it would only pretend.
     words.extend(identity.map(|_| b"--jail".as_slice()));
+    let volumes = !stored.sandbox.config.volumes.is_empty();
+    words.extend(identity.filter(|_| volumes).map(|_| b"--volumes".as_slice()));
     let arguments: Vec<_> = words.iter().filter_map(|word| CString::new(*word).ok()).collect();
     let log = append(&paths.vmm_log())?;
     let directory = cgroup
@@ -218,7 +253,8 @@ pub(crate) fn spawn(
         log: log.as_fd(),
         cgroup: directory.as_ref().map(AsFd::as_fd),
         isolation: identity.map_or(Isolation::None, Isolation::Full),
-        open_files: None,
+        // Without root there are as many as there are.
+        open_files: (volumes && identity.is_some()).then_some(shares::OPEN_FILES),
     };
     Ok(jail::spawn(&launch)?)
 }

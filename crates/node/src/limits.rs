@@ -59,9 +59,13 @@ fn against(asked: ByteSize, total: ByteSize, available: ByteSize) -> Result<(), 
 }
 
 /// The most memory that VMM and guest may have together.
-pub(crate) fn memory_max(resources: &Resources) -> u64 {
-    let guest = resources.memory.bytes();
-    guest + guest / TABLES_SHARE + VMM_MEMORY.bytes()
+pub(crate) fn memory_max(config: &SandboxConfig) -> u64 {
+    let guest = config.resources.memory.bytes();
+    let volumes = match config.volumes.is_empty() {
+        true => 0,
+        false => crate::shares::MEMORY.bytes(),
+    };
+    guest + guest / TABLES_SHARE + VMM_MEMORY.bytes() + volumes
 }
 
 /// What the sandbox's cgroup is told. Limits that nobody asked for are set where the host can.
@@ -70,7 +74,7 @@ pub(crate) fn for_cgroup(config: &SandboxConfig, root: &Root) -> cgroup::Limits 
     cgroup::Limits {
         cpu_millis: config.limits.cpu_millis,
         cpu_weight: config.limits.cpu_weight,
-        memory_max: has("memory").then(|| memory_max(&config.resources)),
+        memory_max: has("memory").then(|| memory_max(config)),
         pids_max: has("pids").then_some(VMM_THREADS),
         ..cgroup::Limits::default()
     }
@@ -133,12 +137,11 @@ mod tests {
 
     #[test]
     fn a_vmm_has_room_beside_its_guest() {
-        let resources = Resources {
-            cpus: 1,
-            memory: ByteSize::gib(1),
-            disk: None,
-        };
-        assert_eq!(memory_max(&resources), (1024 + 8 + 128) << 20);
+        let mut config = crate::testing::stored("id", "name").sandbox.config;
+        config.resources.memory = ByteSize::gib(1);
+        assert_eq!(memory_max(&config), (1024 + 8 + 128) << 20);
+        config.volumes = vec!["cache:/c".parse().unwrap()];
+        assert_eq!(memory_max(&config), (1024 + 8 + 128 + 288) << 20);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::database::{Database, Opened, Stored};
 use crate::entry::Entry;
 use crate::events::Events;
+use crate::metrics::Metrics;
 use crate::monitor::Monitor;
 use crate::paths::{Paths, SandboxPaths};
 use crate::slots::Slots;
@@ -41,6 +42,7 @@ pub struct Node {
     pub(crate) events: Events,
     pub(crate) points: Points,
     pub(crate) monitor: Monitor,
+    pub(crate) metrics: Metrics,
     /// Set up when the first sandbox needs it.
     network: Mutex<Option<Arc<Network>>>,
     database: Mutex<Database>,
@@ -79,12 +81,14 @@ impl Node {
             log::warn!("the daemon stays in the cgroup of whoever started it, and may end with it: {error}");
         }
         crate::disk::clean(&paths.disks()).map_err(Error::file("clean", &paths.disks()))?;
+        crate::volumes::clean(&paths.volumes()).map_err(Error::file("clean", &paths.volumes()))?;
         let node = Arc::new(Self {
             images: Store::open(&paths.images())?,
             cgroups,
             events: Events::default(),
             points: Points::from_environment(),
             monitor: Monitor::new().map_err(Error::host("waiting for processes"))?,
+            metrics: Metrics::default(),
             network: Mutex::new(None),
             database: Mutex::new(database),
             entries: Mutex::new(BTreeMap::new()),

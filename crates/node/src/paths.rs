@@ -3,9 +3,11 @@
 //! ```text
 //!  lock             held (flock) by the one daemon of this directory
 //!  basaltd.sock     where it is asked
+//!  metrics.sock     where it tells its metrics
 //!  node.db          its database
 //!  images/          the image store
 //!  disks/           an empty file system of each size, copied for each sandbox
+//!  volumes/NAME/    _data: a named volume's files
 //!  sandboxes/ID/    record.json, disk, log, console.log, vmm.log: as long as the sandbox is known
 //!  run/ID/          control, vsock: as long as its VM runs
 //! ```
@@ -44,6 +46,10 @@ impl Paths {
 
     pub(crate) fn disks(&self) -> PathBuf {
         self.0.join("disks")
+    }
+
+    pub(crate) fn volumes(&self) -> PathBuf {
+        self.0.join("volumes")
     }
 
     pub(crate) fn sandboxes(&self) -> PathBuf {

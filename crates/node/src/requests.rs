@@ -84,7 +84,7 @@ impl Node {
             usage.cpu_usec = used.cpu_usec;
             usage.cpu_throttled_usec = used.cpu_throttled_usec.unwrap_or(0);
             usage.memory = used.memory.map_or(0, |memory| memory.current);
-            usage.memory_limit = used.memory.map(|_| limits::memory_max(&sandbox.config.resources));
+            usage.memory_limit = used.memory.map(|_| limits::memory_max(&sandbox.config));
             usage.pids = used.pids.unwrap_or(0);
         }
         if let Some(vm) = entry.vm() {
@@ -141,7 +141,7 @@ fn traffic(metrics: &[MetricSample], [bytes, operations]: [&str; 2], [inwards, o
 }
 
 /// Bytes that the files of a directory take on the disk.
-fn size_of(directory: &Path) -> u64 {
+pub(crate) fn size_of(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries
         .filter_map(|entry| entry.metadata().ok())

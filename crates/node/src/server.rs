@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use base::{Epoll, EventFd, Interest};
 use node_api::message::Item;
-use node_api::{ApiError, ErrorKind, NodeInfo, Packet, Reply, Request, VERSION};
+use node_api::{ApiError, ErrorKind, NodeInfo, Packet, Reply, Request, Tracing, VERSION};
+use observe::span::{self, Operation};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use wire::packet::{PacketError, PacketSocket};
 
@@ -19,6 +20,7 @@ use crate::Error;
 use crate::entry::Entry;
 use crate::node::Node;
 use crate::start::{Started, spawn_thread};
+use crate::trace;
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
@@ -201,7 +203,7 @@ type Answer = Result<(Reply, Vec<OwnedFd>), ApiError>;
 impl Connection<'_> {
     fn serve(mut self) {
         loop {
-            let request = match self.receive() {
+            let (request, tracing) = match self.receive() {
                 Ok(Some(request)) => request,
                 Ok(None) => break,
                 Err(refusal) => {
@@ -210,7 +212,7 @@ impl Connection<'_> {
                 }
             };
             let listens = matches!(request, Request::Events);
-            let answer = self.answer(request);
+            let answer = self.traced(request, tracing);
             let (reply, fds) = match answer {
                 Ok((reply, fds)) => (Ok(reply), fds),
                 Err(refusal) => (Err(refusal), Vec::new()),
@@ -237,7 +239,34 @@ impl Connection<'_> {
         }
     }
 
-    fn receive(&self) -> Result<Option<Request>, ApiError> {
+    /// Answers, and tells its asker and whoever collects spans what that was made of.
+    fn traced(&mut self, request: Request, tracing: Option<Tracing>) -> Answer {
+        let Some(name) = trace::name(&request) else {
+            return self.answer(request);
+        };
+        let operation = Operation {
+            service: trace::SERVICE,
+            name,
+            parent: tracing.map(|tracing| tracing.parent),
+            detailed: tracing.is_some_and(|tracing| tracing.wanted) || self.server.node.exports_spans(),
+            began_ns: None,
+        };
+        let (answer, spans) = span::record(operation, || {
+            let answer = self.answer(request);
+            if let Err(refusal) = &answer {
+                span::failed(refusal);
+            }
+            answer
+        });
+        self.server.node.keep_spans(name, &spans);
+        if tracing.is_some_and(|tracing| tracing.wanted) {
+            // An asker that is gone is found out by the reply.
+            drop(self.send(&Packet::Item(Item::Spans(spans)), &[]));
+        }
+        answer
+    }
+
+    fn receive(&self) -> Result<Option<(Request, Option<Tracing>)>, ApiError> {
         let refuse = |message: String| ApiError {
             kind: ErrorKind::Invalid,
             message,
@@ -252,7 +281,8 @@ impl Connection<'_> {
             Ok(Packet::Request {
                 version: VERSION,
                 request,
-            }) => Ok(Some(request)),
+                trace,
+            }) => Ok(Some((request, trace))),
             Ok(Packet::Request { version, .. }) => Err(refuse(format!(
                 "the asker speaks version {version} of the daemon's API, this daemon version {VERSION}: use basalt and \
                  basaltd of one build"
@@ -309,7 +339,7 @@ impl Connection<'_> {
         let reply = match request {
             Request::Info => Reply::Info(self.server.info()),
             Request::Run(config) => return self.run(&node, *config),
-            Request::Start { sandbox } => started(node.start(&node.find(&sandbox)?)?).0,
+            Request::Start { sandbox } => started(node.metrics.started(node.start(&node.find(&sandbox)?))?).0,
             Request::Exec { sandbox } => {
                 let (stream, command) = node.exec(&*node.find(&sandbox)?)?;
                 let command = Box::new(command);
@@ -328,7 +358,8 @@ impl Connection<'_> {
                 Reply::Done
             }
             Request::Restart { sandbox, grace_ms } => {
-                started(node.restart(&node.find(&sandbox)?, Duration::from_millis(grace_ms))?).0
+                let restarted = node.restart(&node.find(&sandbox)?, Duration::from_millis(grace_ms));
+                started(node.metrics.started(restarted)?).0
             }
             Request::Remove { sandbox, force } => {
                 node.remove(&node.find(&sandbox)?, force)?;
@@ -345,6 +376,19 @@ impl Connection<'_> {
             Request::Stats { sandbox } => self.stats(&node, sandbox.as_deref())?,
             Request::Events => Reply::Done,
             Request::Prune => Reply::Pruned(node.prune()?),
+            Request::MakeVolume { name } => Reply::Volume(node.make_volume(&name)?),
+            Request::InspectVolume { name } => Reply::Volume(node.volume(&name)?),
+            Request::ListVolumes => {
+                for volume in node.volumes()? {
+                    self.item(Item::Volume(volume))?;
+                }
+                Reply::Done
+            }
+            Request::RemoveVolume { name } => {
+                node.remove_volume(&name)?;
+                Reply::Done
+            }
+            Request::PruneVolumes => Reply::Pruned(node.prune_volumes()?),
             Request::Finish => {
                 if let Some(entry) = self.tied.take() {
                     node.end_foreground(&entry)?;
@@ -369,7 +413,7 @@ impl Connection<'_> {
             ));
         }
         let tied = !config.detach;
-        let (entry, begun) = node.run(config, self.socket.as_fd())?;
+        let (entry, begun) = node.metrics.started(node.run(config, self.socket.as_fd()))?;
         self.tied = tied.then_some(entry);
         Ok(started(begun))
     }

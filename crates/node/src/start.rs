@@ -17,14 +17,16 @@ use base::points;
 use network::{Attachment, PortMapping};
 use node_api::sandbox::Process;
 use node_api::{EventKind, NetworkMode, Sandbox, SandboxConfig, State};
+use observe::span::{self, span};
 
 use crate::database::Stored;
 use crate::entry::Entry;
 use crate::launch::{self, Prepared};
 use crate::node::{Node, to_run, wrong_state};
 use crate::process;
+use crate::shares::{self, Opened};
 use crate::vm::Vm;
-use crate::{Error, clock, command, disk, limits};
+use crate::{Error, clock, command, disk, limits, trace};
 
 /// Bytes of an id; as hexadecimal digits twice as many.
 const ID_BYTES: usize = 6;
@@ -40,11 +42,16 @@ pub(crate) struct Started {
 impl Node {
     /// Makes a sandbox and starts it; `cancel` hangs up when nobody wants it any more.
     pub(crate) fn run(&self, config: SandboxConfig, cancel: BorrowedFd<'_>) -> Result<(Arc<Entry>, Started), Error> {
+        let looking = span("image");
         config.validate()?;
         limits::check(&config, self.cgroups.as_ref())?;
         let image = self.images.get(&config.image)?;
         let command = command::command(&image.config, &config.process)?;
-        let networked = self.wants_network(&config)?;
+        drop(looking);
+        let networked = {
+            let _span = span("network set-up");
+            self.wants_network(&config)?
+        };
         let name = config.name.clone();
         let sandbox = Sandbox {
             id: new_id()?,
@@ -57,6 +64,7 @@ impl Node {
             ended_ns: None,
             ended: None,
             vmm: None,
+            volumes: Vec::new(),
             restarts: 0,
         };
         let stored = Stored {
@@ -67,7 +75,11 @@ impl Node {
             log_from: 0,
             stopped: false,
         };
-        let entry = self.register(stored, name.as_deref())?;
+        let entry = {
+            let _span = span("record");
+            self.register(stored, name.as_deref())?
+        };
+        span::attribute("basalt.sandbox", entry.id.as_str());
         let operation = entry.operate();
         {
             let mut inner = entry.lock();
@@ -136,6 +148,7 @@ impl Node {
     /// Its directory and disk.
     fn create(&self, entry: &Entry) -> Result<(), Error> {
         self.points.at(points::CREATE_RECORDED);
+        let _span = span("directory and disk");
         let (paths, stored) = (self.sandbox_paths(entry), entry.stored());
         fs::create_dir_all(&paths.directory).map_err(Error::file("make", &paths.directory))?;
         let record = serde_json::to_vec(&stored).map_err(|error| Error::Invalid(error.to_string()))?;
@@ -152,16 +165,31 @@ impl Node {
     /// Everything from a made sandbox to one that runs.
     fn start_vm(&self, entry: &Arc<Entry>, cancel: Option<BorrowedFd<'_>>) -> Result<Started, Error> {
         let stored = entry.stored();
-        let attachment = self.attach(&stored)?;
+        let attachment = {
+            let _span = span("network");
+            self.attach(&stored)?
+        };
         self.points.at(points::START_NETWORK);
         let guest = attachment.as_ref().map(|attachment| attachment.guest.clone());
-        let (paths, image) = (self.sandbox_paths(entry), self.image_of(&stored)?);
-        let prepared = launch::prepare(&self.config, &stored, &paths, (&image, attachment))?;
+        let volumes = self.volumes_for(entry, &stored)?;
+        let mut prepared = {
+            let _span = span("sockets and files");
+            let (paths, image) = (self.sandbox_paths(entry), self.image_of(&stored)?);
+            launch::prepare(&self.config, &stored, &paths, (&image, attachment))?
+        };
         self.points.at(points::START_SOCKETS);
-        let vm = self.spawn(entry, &stored, &prepared)?;
+        let (vm, pid) = self.spawn(entry, &stored, &prepared)?;
+        // Their owners are mapped into the VMM's user namespace, which is there now.
+        prepared.share(shares::share(&volumes, pid, launch::identity(&self.config, &stored))?)?;
         let mut agent = vm.boot(prepared, cancel, &|point| self.points.at(point))?;
-        vm.prepare(&mut agent, &stored, guest)?;
+        {
+            let _span = span("guest prepared");
+            vm.prepare(&mut agent, &stored, guest)?;
+        }
         self.points.at(points::START_PREPARED);
+        trace::agent(&mut agent, self.config.limits.answer);
+        trace::vmm(&vm);
+        let _span = span("command and record");
         let command = if stored.sandbox.config.detach {
             let request = detached(&stored);
             agent
@@ -184,19 +212,37 @@ impl Node {
         Ok(Started { sandbox, command })
     }
 
+    /// The directories that a sandbox asks for, opened; the record tells which they are.
+    fn volumes_for(&self, entry: &Entry, stored: &Stored) -> Result<Vec<Opened>, Error> {
+        let volumes = self.open_volumes(&stored.sandbox.config.volumes)?;
+        self.update(entry, |stored| {
+            stored.sandbox.volumes = volumes.iter().map(|volume| volume.mounted.clone()).collect();
+        })?;
+        Ok(volumes)
+    }
+
     /// Starts the VMM. The database knows of it before it has a VM.
-    fn spawn(&self, entry: &Entry, stored: &Stored, prepared: &Prepared) -> Result<Arc<Vm>, Error> {
+    fn spawn(&self, entry: &Entry, stored: &Stored, prepared: &Prepared) -> Result<(Arc<Vm>, u32), Error> {
         let paths = self.sandbox_paths(entry);
-        let cgroup = match &self.cgroups {
-            Some(root) => Some(root.create(&entry.id, &limits::for_cgroup(&stored.sandbox.config, root))?),
-            None => None,
+        let cgroup = {
+            let _span = span("cgroup");
+            let root = self.cgroups.as_ref();
+            root.map(|root| root.create(&entry.id, &limits::for_cgroup(&stored.sandbox.config, root)))
+                .transpose()?
         };
         self.points.at(points::START_CGROUP);
-        let child = launch::spawn(&self.config, stored, &paths, &prepared.control, cgroup.as_ref())?;
+        let child = {
+            let _span = span("VMM process");
+            let child = launch::spawn(&self.config, stored, &paths, &prepared.control, cgroup.as_ref())?;
+            trace::jail(child.timing);
+            child
+        };
         self.points.at(points::START_SPAWNED);
+        let _span = span("record and connect");
         // The VMM cannot be told from another by its number alone. If it is gone already, that is found out below.
-        let pid = i32::try_from(child.pid).unwrap_or(0);
-        let process = process::identify(pid).unwrap_or(Process { pid, start: 0 });
+        let number = i32::try_from(child.pid).unwrap_or(0);
+        let process = process::identify(number).unwrap_or(Process { pid: number, start: 0 });
+        let pid = child.pid;
         let log_from = std::fs::metadata(paths.log()).map_or(0, |metadata| metadata.len());
         let recorded = self.update(entry, |stored| {
             stored.log_from = log_from;
@@ -209,7 +255,7 @@ impl Node {
         let vm = Arc::new(connected?);
         entry.lock().vm = Some(Arc::clone(&vm));
         self.points.at(points::START_RECORDED);
-        Ok(vm)
+        Ok((vm, pid))
     }
 
     /// The image's file system.

@@ -5,13 +5,14 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use agent_api::{Connection, DiskName, Duplex, GuestNetwork, Prepare, RootDisk, TmpfsMount, VSOCK_PORT};
+use observe::span::span;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use vmm_api::{ClientError, Event, VmmClient};
+use vmm_api::{ClientError, Event, MetricSample, VmmClient};
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::Error;
@@ -102,6 +103,16 @@ impl Vm {
         })
     }
 
+    /// Its metrics; `None` when somebody else talks to it just now, which may take long.
+    pub(crate) fn metrics_now(&self) -> Option<Result<Vec<MetricSample>, ClientError>> {
+        let mut client = match self.client.try_lock() {
+            Ok(client) => client,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(client.metrics())
+    }
+
     /// Makes the VM and lets it run, until its agent has called; `cancel` hangs up when nobody wants it any more.
     pub(crate) fn boot(
         &self,
@@ -118,14 +129,24 @@ impl Vm {
         // The VMM has its own copy. With ours open, a VMM that has died already would be waited for.
         drop(control);
         let deadline = Instant::now() + self.limits.boot;
-        self.ask("the VM was made", |client| client.create(config, &fds.borrow()))?;
+        {
+            let _span = span("VM made");
+            self.ask("the VM was made", |client| client.create(config, &fds.borrow()))?;
+        }
         // The VMM has its own copies.
         drop(fds);
         reached(base::points::START_CREATED);
-        self.ask("the VM was started", VmmClient::start)?;
+        {
+            let _span = span("VM started");
+            self.ask("the VM was started", VmmClient::start)?;
+        }
         reached(base::points::START_STARTED);
-        let stream = self.wait_for_agent(&acceptor, deadline, cancel)?;
+        let stream = {
+            let _span = span("guest boots");
+            self.wait_for_agent(&acceptor, deadline, cancel)?
+        };
         reached(base::points::START_AGENT);
+        let _span = span("agent greeted");
         Connection::new(Timed::new(stream), None).map_err(|error| self.diagnose("the guest booted", error))
     }
 
@@ -195,6 +216,7 @@ impl Vm {
             clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
             entropy: entropy()?,
             network,
+            shares: crate::shares::for_guest(&sandbox.config.volumes),
             tmpfs: sandbox.config.tmpfs.iter().map(tmpfs).collect(),
             pids_max: sandbox.config.limits.pids,
         };

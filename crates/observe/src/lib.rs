@@ -1,8 +1,14 @@
-//! Logging and the metric registry. Components register themselves; this crate knows none of them.
+//! Logging, the metric registry, spans. Components register themselves; this crate knows none of them.
 
+pub mod context;
+pub mod exposition;
 pub mod logger;
+pub mod marks;
 pub mod metrics;
 pub mod rate;
+pub mod span;
 
+pub use context::{SpanId, TraceContext, TraceId};
 pub use metrics::{Counter, Registry, Sample};
 pub use rate::RateLimit;
+pub use span::Span;

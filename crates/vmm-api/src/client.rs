@@ -8,6 +8,9 @@ use wire::packet::{PacketError, PacketSocket};
 use crate::message::{ApiError, Event, Info, MetricSample, Packet, Reply, Request};
 use crate::{FdRef, RestoreConfig, SnapshotFiles, VERSION, VmConfig};
 
+/// How many late answers are put up with while one is waited for.
+const MAX_LATE: usize = 16;
+
 /// How many events are kept for whoever asks for them; a VM has one end.
 const MAX_EVENTS: usize = 16;
 
@@ -171,6 +174,7 @@ impl VmmClient {
         };
         let bytes = serde_json::to_vec(&packet).map_err(|e| ClientError::Malformed(e.to_string()))?;
         self.socket.send(&bytes, fds)?;
+        let mut late = 0;
         loop {
             match self.receive()? {
                 // A VMM that its guest has taken over must not keep us here.
@@ -179,6 +183,8 @@ impl VmmClient {
                 }
                 Packet::Event(event) => self.events.push_back(event),
                 Packet::Reply { id: answered, result } if answered == id => return Ok(result?),
+                // To a question that was given up when its time was over.
+                Packet::Reply { id: answered, .. } if answered < id && late < MAX_LATE => late += 1,
                 other => return Err(ClientError::Malformed(format!("{other:?}"))),
             }
         }
@@ -227,6 +233,29 @@ mod tests {
         assert!(matches!(client.start(), Err(ClientError::Malformed(_))));
         drop(client);
         vmm.join().unwrap();
+    }
+
+    #[test]
+    fn an_answer_that_comes_too_late_is_not_taken_for_the_next_one() {
+        let (near, far) = PacketSocket::pair().unwrap();
+        let mut client = VmmClient::new(near);
+        for (id, metrics) in [(client.next_id, 1), (client.next_id + 1, 2)] {
+            let samples = vec![
+                MetricSample {
+                    name: "x".into(),
+                    labels: Vec::new(),
+                    value: 1
+                };
+                metrics
+            ];
+            let packet = Packet::Reply {
+                id,
+                result: Ok(Reply::Metrics(samples)),
+            };
+            far.send(&serde_json::to_vec(&packet).unwrap(), &[]).unwrap();
+        }
+        client.next_id += 1;
+        assert_eq!(client.metrics().unwrap().len(), 2);
     }
 
     #[test]

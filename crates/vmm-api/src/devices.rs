@@ -189,3 +189,58 @@ pub struct RngConfig {}
 impl DeviceConfig for RngConfig {
     const KIND: &'static str = "rng";
 }
+
+/// A directory that the guest shares with the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FsConfig {
+    /// What the guest mounts it by: 1 to 36 bytes (virtio 1.2, 5.11.4).
+    pub tag: String,
+    /// Where it is served.
+    pub source: FsSource,
+}
+
+/// Where a shared directory is served.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FsSource {
+    /// By the VMM.
+    Directory(FsDirectory),
+    /// At the other end of this stream socket (crate `fuse`, `stream`); its reads and writes should not wait for ever.
+    Stream(FdRef),
+}
+
+/// A directory that the VMM serves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FsDirectory {
+    /// The directory, opened with `O_PATH` at least; best the root of a mount of its own, which no path leads out of.
+    pub directory: FdRef,
+    /// The VMM's `/proc/PID/fd`, by which it opens files that it has found; best the root of a mount of its own, too.
+    pub descriptors: FdRef,
+    /// The guest can change nothing.
+    pub read_only: bool,
+    /// Whose the files are that the guest makes.
+    pub owners: FsOwners,
+    /// How many files the guest may know of at a time, each of which costs a descriptor: 16 at least.
+    pub max_files: u32,
+}
+
+/// Whose files are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FsOwners {
+    /// The guest's users and groups are the directory's, by their numbers. The VMM has the rights for that.
+    Kept,
+    /// All that the guest makes is the VMM's user's, who is root to the guest; all others are nobody.
+    One {
+        /// The user.
+        uid: u32,
+        /// The group.
+        gid: u32,
+    },
+}
+
+impl DeviceConfig for FsConfig {
+    const KIND: &'static str = "fs";
+}

@@ -75,7 +75,22 @@ pub struct Info {
     pub cpus: u32,
     /// Guest memory in bytes; 0 before `create`.
     pub memory: u64,
+    /// What the process has reached, and when, in this order.
+    #[serde(default)]
+    pub marks: Vec<Mark>,
 }
+
+/// A moment of a VMM's start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// What was reached; [`FIRST_RUN`] is the last of a start.
+    pub name: String,
+    /// CLOCK_MONOTONIC of the host.
+    pub at_ns: u64,
+}
+
+/// The mark just before a vCPU enters the guest for the first time.
+pub const FIRST_RUN: &str = "first KVM_RUN";
 
 /// One metric.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -47,7 +47,7 @@ fn convert(archive: &[u8]) -> u64 {
 
 /// Headers' check sums made right again (POSIX.1-2017, pax, ustar interchange format), or every change would only be
 /// found to be a wrong sum.
-fn with_right_sums(layer: &[u8]) -> Vec<u8> {
+pub(super) fn with_right_sums(layer: &[u8]) -> Vec<u8> {
     const SUM: std::ops::Range<usize> = 148..156;
     let mut layer = layer.to_vec();
     for header in layer.chunks_exact_mut(512).filter(|block| block[257..262] == *b"ustar") {
@@ -59,7 +59,7 @@ fn with_right_sums(layer: &[u8]) -> Vec<u8> {
 }
 
 /// One of each: directory, file, links, device, whiteout, extended attribute, long name.
-fn layer() -> Vec<u8> {
+pub(super) fn layer() -> Vec<u8> {
     let mut tar = Builder::new(Vec::new());
     let long = format!("d/{}", "n".repeat(150));
     let entries: [(&str, EntryType, &str, &[u8]); 8] = [

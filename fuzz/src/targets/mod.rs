@@ -2,11 +2,13 @@
 //!
 //! A target is a name, seeds and a function that must neither panic nor hang on any bytes.
 
+mod copy;
 mod guest;
 mod image;
 mod kernel;
 mod messages;
 mod registry;
+mod shares;
 mod snapshot;
 
 use crate::run::Target;
@@ -22,6 +24,8 @@ pub(crate) fn all() -> Vec<Target> {
         guest::pci_config(),
         guest::virtqueue(),
         guest::transport(),
+        copy::streams(),
+        shares::messages(),
         image::archive(),
         image::layers(),
         kernel::image(),

@@ -3,6 +3,7 @@
 use std::fs;
 
 use agent_api::AgentInfo;
+use observe::marks;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::Error;
@@ -55,6 +56,10 @@ pub(crate) fn gather(started_ns: u64) -> Result<AgentInfo, Error> {
         mem_total_kib: memory.total_kib,
         mem_free_kib: memory.free_kib,
         mem_available_kib: memory.available_kib,
+        marks: marks::all()
+            .into_iter()
+            .map(|mark| (mark.name.to_owned(), mark.at_ns))
+            .collect(),
     })
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -20,6 +21,9 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// How long anything may take that is waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Longer than what a daemon waits for a guest's boot on an emulated host, so that it is the daemon who tells of it.
+const START: Duration = Duration::from_secs(150);
 
 /// A state directory with the lab's images, and whatever daemon runs on it.
 pub(crate) struct Daemon<'h> {
@@ -164,10 +168,22 @@ impl<'h> Daemon<'h> {
         Ok(fs::write(self.points.join(point), "")?)
     }
 
-    /// Waits until somebody has come to the point.
-    pub(crate) fn reached(&self, point: &str) -> Result<()> {
+    /// Waits until somebody on this client's behalf has come to the point. A client that ends before says why.
+    pub(crate) fn reached(&self, client: &mut Child, point: &str) -> Result<()> {
         let file = self.points.join(format!("{point}.reached"));
-        wait_for(&format!("somebody at the point {point}"), || Ok(file.exists()))?;
+        let end = Instant::now() + START;
+        while !file.exists() {
+            let ended = client.try_wait()?.is_some() && !file.exists();
+            if ended || Instant::now() >= end {
+                client.kill()?;
+                let mut told = String::new();
+                if let Some(stderr) = &mut client.stderr {
+                    stderr.read_to_string(&mut told)?;
+                }
+                bail!("nobody came to the point {point}; the client said: {told}");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
         Ok(fs::remove_file(file)?)
     }
 

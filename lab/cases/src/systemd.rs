@@ -21,33 +21,34 @@ const PATIENCE: Duration = Duration::from_secs(150);
 
 /// Mounts as a container has them, then systemd in their midst. `$1` is the machine's directory, `$2` its cgroup. The cgroup
 /// is entered before its namespace is made, and by this process alone: its root must be empty for systemd to share it out.
-/// The root is changed by pivot_root: who is in a chroot may make no user namespaces.
+/// `mount` without -n would make a /run/mount of this host's. The root is changed by pivot_root: who is in a chroot may make
+/// no user namespaces.
 const INIT: &str = r#"
 root=$1/root
-mount --make-rprivate /
-mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$root"
-mount -t proc proc "$root/proc"
-mount -t sysfs sysfs "$root/sys"
-mount -t tmpfs -o mode=755 tmpfs "$root/run"
-mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
-mount -t tmpfs -o mode=755 tmpfs "$root/dev"
+mount -n --make-rprivate /
+mount -n -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$root"
+mount -n -t proc proc "$root/proc"
+mount -n -t sysfs sysfs "$root/sys"
+mount -n -t tmpfs -o mode=755 tmpfs "$root/run"
+mount -n -t tmpfs -o mode=1777 tmpfs "$root/tmp"
+mount -n -t tmpfs -o mode=755 tmpfs "$root/dev"
 mkdir "$root/dev/net" "$root/dev/pts" "$root/dev/shm"
 for device in null zero full random urandom tty kvm net/tun; do
     : >"$root/dev/$device"
-    mount --bind "/dev/$device" "$root/dev/$device"
+    mount -n --bind "/dev/$device" "$root/dev/$device"
 done
 ln -s /proc/self/fd "$root/dev/fd"
-mount -t devpts -o newinstance,ptmxmode=666,mode=620,gid=5 devpts "$root/dev/pts"
+mount -n -t devpts -o newinstance,ptmxmode=666,mode=620,gid=5 devpts "$root/dev/pts"
 ln -s pts/ptmx "$root/dev/ptmx"
-mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
+mount -n -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
 ip link set lo up
 echo 0 >"$2/cgroup.procs"
 exec unshare --cgroup sh -euc '
-    mount -t cgroup2 cgroup2 "$1/sys/fs/cgroup"
+    mount -n -t cgroup2 cgroup2 "$1/sys/fs/cgroup"
     cd "$1"
     pivot_root . mnt
     cd /
-    umount -l /mnt
+    umount -n -l /mnt
     exec env -i container=lab PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd
 ' sh "$root"
 "#;

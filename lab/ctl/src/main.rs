@@ -6,6 +6,7 @@ mod emulator;
 mod parts;
 mod progress;
 mod remote;
+mod share;
 mod state;
 mod sync;
 mod up;
@@ -98,6 +99,25 @@ enum Command {
         /// Machine-readable
         #[arg(long)]
         json: bool,
+    },
+    /// Serve a directory of this machine to the lab, as long as the lab is up; what `basalt run --volume` uses
+    Share {
+        /// Nothing can be changed
+        #[arg(long)]
+        read_only: bool,
+        /// Machine-readable
+        #[arg(long)]
+        json: bool,
+        /// The directory
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
+    /// What `share` starts
+    #[command(hide = true)]
+    ServeShare {
+        #[arg(long)]
+        read_only: bool,
+        directory: PathBuf,
     },
     /// Print the console of this or the last start
     Logs {
@@ -233,6 +253,22 @@ fn run(command: Command) -> Result<u8> {
                 &sync::push(&mut remote, &paths, directory, &mut Progress::new(json))?,
                 json,
             )
+        }
+        Command::Share {
+            read_only,
+            json,
+            directory,
+        } => {
+            let shared = share::share(&state, &running(&state)?, &directory, read_only)?;
+            print(&match json {
+                true => serde_json::to_string(&shared)?,
+                false => format!("{} is served at {}", shared.directory, shared.address),
+            })?;
+            Ok(0)
+        }
+        Command::ServeShare { read_only, directory } => {
+            share::serve(&running(&state)?, &directory, read_only)?;
+            Ok(0)
         }
         Command::Logs {
             emulator,

@@ -7,6 +7,7 @@
 //!  qemu.pid qmp.sock   of the emulator
 //!  disks/            data disks, sparse; kept
 //!  logs/             console.log and emulator.log of this start, *.1 of the one before; kept
+//!  shares/           how each directory is reached that is served to the lab (`share`)
 //!  synced.json       what was uploaded to the data disk; kept
 //! ```
 
@@ -113,6 +114,15 @@ impl State {
 
     pub(crate) fn synced(&self) -> PathBuf {
         self.directory.join("synced.json")
+    }
+
+    /// Directories that are served to the lab: a file each.
+    pub(crate) fn shares(&self) -> PathBuf {
+        self.directory.join("shares")
+    }
+
+    pub(crate) fn shares_log(&self) -> PathBuf {
+        self.directory.join("logs/shares.log")
     }
 
     pub(crate) fn directory(&self) -> &Path {
@@ -228,7 +238,13 @@ impl State {
         ] {
             remove(&path)?;
         }
-        Ok(())
+        // Whoever serves them ends with the emulator.
+        match fs::remove_dir_all(self.shares()) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("cannot remove {}", self.shares().display()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Forgets what the data disks hold of our files: after a lab that was killed, a file may be shorter than it was sent.

@@ -6,6 +6,7 @@ mod image;
 mod limits;
 mod parse;
 mod sandbox;
+mod volume;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,8 +21,10 @@ pub(crate) use image::{
 };
 pub(crate) use limits::LimitArgs;
 pub(crate) use sandbox::{
-    AgentStreamArgs, CpArgs, DaemonArgs, ExecArgs, KillArgs, LogsArgs, ManyArgs, PsArgs, RmArgs, StatsArgs, StopArgs,
+    AgentStreamArgs, CpArgs, DaemonArgs, DaemonWhat, ExecArgs, KillArgs, LogsArgs, ManyArgs, PsArgs, RmArgs, StatsArgs,
+    StopArgs,
 };
+pub(crate) use volume::VolumeVerb;
 
 /// What clap shows in colour, on terminals only and never under NO_COLOR.
 const STYLES: Styles = Styles::styled()
@@ -143,6 +146,9 @@ pub(crate) enum Verb {
     Stats(StatsArgs),
     /// Show what happens to sandboxes, as it happens.
     Events,
+    /// Named volumes: directories that outlive the sandboxes that have them.
+    #[command(subcommand)]
+    Volume(VolumeVerb),
     /// Tell how the daemon is, or end it; sandboxes that are detached run on.
     Daemon(DaemonArgs),
     /// List the images.
@@ -188,6 +194,22 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
+    /// What it is called in a trace.
+    pub(crate) fn span_name(&self) -> &'static str {
+        match self {
+            Self::Run(_) => "basalt run",
+            Self::Exec(_) => "basalt exec",
+            Self::Start(_) => "basalt start",
+            Self::Stop(_) => "basalt stop",
+            Self::Restart(_) => "basalt restart",
+            Self::Kill(_) => "basalt kill",
+            Self::Rm(_) => "basalt rm",
+            Self::Pull(_) => "basalt pull",
+            Self::Import(_) => "basalt import",
+            _ => "basalt",
+        }
+    }
+
     /// It is about sandboxes that are there, and so belongs where they are.
     pub(crate) fn concerns_sandboxes(&self) -> bool {
         match self {
@@ -208,6 +230,7 @@ impl Verb {
             | Self::Inspect(_)
             | Self::Stats(_)
             | Self::Events
+            | Self::Volume(_)
             | Self::Daemon(_) => true,
             Self::Run(_)
             | Self::Images
@@ -250,7 +273,8 @@ Examples:
   basalt run python -- python3 -c 'print(6*7)'
   echo 'print(6*7)' | basalt run python -- python3 -
   basalt run --rm -it --cpus 2 --memory 1g python
-  basalt run -d --name cache redis
+  basalt run -d --name cache --volume cache:/data redis
+  basalt run --rm --volume ./src:/src:ro python -- python3 /src/main.py
   basalt run --env A=1 --env HOME --workdir /tmp --user 1000:1000 python -- sh -c 'echo $A; id'
 
 Without --detach the sandbox lives as long as this program. Standard input, output and error are the command's own, byte by byte; SIGINT, SIGTERM, SIGHUP and
@@ -332,6 +356,14 @@ pub(crate) struct RunArgs {
     #[arg(short, long, value_name = "PORTS")]
     pub(crate) publish: Vec<String>,
 
+    /// Share a directory with it, or a named volume: HOST:GUEST[:ro] or NAME:GUEST[:ro].
+    #[arg(short, long, value_name = "VOLUME", value_parser = volume::mount)]
+    pub(crate) volume: Vec<node_api::VolumeMount>,
+
+    /// The same as JSON: what this program, in the lab, is told by the one outside.
+    #[arg(long, hide = true, value_name = "JSON", value_parser = volume::described)]
+    pub(crate) volume_json: Vec<node_api::VolumeMount>,
+
     /// Mark it with KEY=VALUE.
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse::label)]
     pub(crate) label: Vec<(String, String)>,
@@ -346,6 +378,10 @@ pub(crate) struct RunArgs {
 
     #[command(flatten)]
     pub(crate) limits: LimitArgs,
+
+    /// Print where the time until the command's first output went, on standard error, after the command has ended.
+    #[arg(long)]
+    pub(crate) trace: bool,
 
     /// When to fetch the image from its registry.
     #[arg(long, value_name = "WHEN", default_value = "missing")]

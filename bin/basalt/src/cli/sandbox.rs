@@ -190,9 +190,20 @@ pub(crate) struct StatsArgs {
     pub(crate) sandbox: Option<String>,
 }
 
+/// What `basalt daemon` can tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum DaemonWhat {
+    /// Its metrics and its sandboxes', as Prometheus reads them.
+    Metrics,
+}
+
 /// `basalt daemon`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DaemonArgs {
+    /// What to tell instead of how it is.
+    #[arg(value_enum, conflicts_with_all = ["stop", "clean"])]
+    pub(crate) what: Option<DaemonWhat>,
+
     /// End it.
     #[arg(long)]
     pub(crate) stop: bool,

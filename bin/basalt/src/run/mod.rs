@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use agent_api::{ExecRequest, Signals, local_tty};
 use anyhow::{Context, Result, bail};
 use node_api::{Client, Ended, NetworkMode, ProcessConfig, Reply, Request, Resources, Sandbox, SandboxConfig};
+use observe::span::span;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::attached::{self, Finished};
@@ -26,12 +27,14 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// Runs a command in a sandbox; the code is the command's.
 pub(crate) fn run(args: &RunArgs, log_level: LogLevel, output: &Output) -> Result<u8> {
+    let looking = span("arguments and image");
     let wanted = engine::wanted()?;
     let set = environment::given(&args.env_file, &args.env, environment::own)?;
     let config = configure(args, &set)?;
     // Before an image is fetched for it, or the lab brought up.
     config.validate()?;
     let image = images::fetched(&args.image, args.pull, output)?;
+    drop(looking);
     match wanted.unwrap_or_else(engine::usable) {
         Engine::Kvm => here(args, SandboxConfig { image, ..config }, output),
         Engine::Lab(reason) => {
@@ -69,6 +72,7 @@ fn configure(args: &RunArgs, set: &[String]) -> Result<SandboxConfig> {
             Network::None => NetworkMode::None,
         },
         ports: args.publish.clone(),
+        volumes: args.volume.iter().chain(&args.volume_json).cloned().collect(),
         hostname: args.hostname.clone(),
         remove: args.rm,
         detach: args.detach,
@@ -93,7 +97,11 @@ fn parse_entrypoint(text: &str) -> Result<Vec<String>> {
 fn here(args: &RunArgs, config: SandboxConfig, output: &Output) -> Result<u8> {
     // Before anything is started, so that a signal that comes while the guest boots ends the sandbox in order.
     let signals = Signals::install()?;
-    let mut client = daemon::connect()?;
+    let mut client = {
+        let _span = span("daemon found");
+        daemon::connect()?
+    };
+    let asked = span("daemon asked");
     client.send(Request::Run(Box::new(config)))?;
     if let Some(number) = interrupted(&client, &signals, args.detach)? {
         // The daemon sees this connection go, and takes back what it has begun.
@@ -105,6 +113,7 @@ fn here(args: &RunArgs, config: SandboxConfig, output: &Output) -> Result<u8> {
         (Reply::Started { sandbox, command }, fds) => (sandbox, command.zip(fds.into_iter().next())),
         (other, _) => bail!("the daemon answered {other:?} to `run`: use basalt and basaltd of one build"),
     };
+    drop(asked);
     match command {
         None => {
             output.result(&sandbox, || format!("{}\n", sandbox.id))?;

@@ -9,6 +9,7 @@ use crate::copies;
 use crate::daemons;
 use crate::images;
 use crate::limited;
+use crate::observed;
 use crate::world::{World, is_alive, text, wait_for};
 
 /// Each case with its name.
@@ -125,6 +126,22 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     (
         "a_limit_that_the_host_cannot_keep_is_refused_by_its_name",
         limited::a_limit_that_the_host_cannot_keep_is_refused_by_its_name,
+    ),
+    (
+        "a_trace_accounts_for_every_millisecond",
+        observed::a_trace_accounts_for_every_millisecond,
+    ),
+    (
+        "metrics_are_what_prometheus_reads",
+        observed::metrics_are_what_prometheus_reads,
+    ),
+    (
+        "scrapers_that_ask_nothing_hold_nobody",
+        observed::scrapers_that_ask_nothing_hold_nobody,
+    ),
+    (
+        "a_collector_gets_one_trace_of_all_programs",
+        observed::a_collector_gets_one_trace_of_all_programs,
     ),
 ];
 

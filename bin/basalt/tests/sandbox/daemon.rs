@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use node::{Config, Node, Server, TimeLimits};
+use node::{Config, Endpoint, Node, Server, TimeLimits};
 
 /// Asks for the end of all sandboxes, of which there are to be three.
 pub(crate) const END: &str = "--end-sandboxes";
@@ -30,13 +30,17 @@ pub(crate) fn serve(arguments: &[String]) -> ExitCode {
         managed: false,
         cgroup: None,
         limits: TimeLimits::REAL,
+        spans: otlp::Exporter::from_environment("test").expect("a collector"),
     };
     let opened = Node::open(config);
     let done = if arguments.iter().any(|argument| argument == END) {
         let ended = opened.and_then(|node| node.end_all(GRACE));
         ended.map(|ending| assert_eq!((ending.ended, ending.failed), (3, 0)))
     } else {
-        opened.and_then(Server::bind).and_then(Server::serve)
+        opened.and_then(|node| {
+            let _metrics = Endpoint::bind(&node, None)?;
+            Server::bind(node)?.serve()
+        })
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

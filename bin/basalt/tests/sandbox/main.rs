@@ -16,6 +16,7 @@ mod daemon;
 mod daemons;
 mod images;
 mod limited;
+mod observed;
 mod stand_in;
 mod world;
 

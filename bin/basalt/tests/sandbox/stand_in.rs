@@ -11,7 +11,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use agent::{Power, Reaper, RootMode, Server, ServerConfig};
 use agent_api::VSOCK_PORT;
 use vmm_api::devices::{ConsoleConfig, DeviceConfig, VsockConfig};
-use vmm_api::{ApiError, ErrorKind, Event, ExitReason, FdRef, Info, Packet, Reply, Request, VmConfig, VmState};
+use vmm_api::{
+    ApiError, ErrorKind, Event, ExitReason, FdRef, Info, Mark, MetricSample, Packet, Reply, Request, VmConfig, VmState,
+};
 use wire::packet::PacketSocket;
 
 pub(crate) fn serve(control: RawFd) {
@@ -63,7 +65,7 @@ fn serve_driver(control: &PacketSocket, machine: &mut Machine, started: &mut boo
                 }
             }
             Request::Info => result = Ok(Reply::Info(info(*started))),
-            Request::Metrics => result = Ok(Reply::Metrics(Vec::new())),
+            Request::Metrics => result = Ok(Reply::Metrics(metrics())),
             _ => (),
         }
         send(control, &Packet::Reply { id, result });
@@ -84,7 +86,25 @@ fn info(started: bool) -> Info {
         state: if started { VmState::Running } else { VmState::Created },
         cpus: 1,
         memory: 0,
+        marks: ["main", vmm_api::message::FIRST_RUN].map(mark).to_vec(),
     }
+}
+
+fn mark(name: &str) -> Mark {
+    Mark {
+        name: name.to_owned(),
+        at_ns: observe::span::now_ns(),
+    }
+}
+
+/// One that is true, and one that no VMM has.
+fn metrics() -> Vec<MetricSample> {
+    let sample = |name: &str| MetricSample {
+        name: name.to_owned(),
+        labels: vec![("device".to_owned(), "rng".to_owned())],
+        value: 7,
+    };
+    ["rng_bytes_total", "made_up_total"].map(sample).to_vec()
 }
 
 fn send(control: &PacketSocket, packet: &Packet) {

@@ -1,4 +1,4 @@
-//! landlock: no path can be opened, whatever else goes wrong. Constants are those of Linux `uapi/linux/landlock.h`.
+//! landlock: no path can be opened but beneath what is named, whatever else goes wrong. Constants are those of Linux `uapi/linux/landlock.h`.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
@@ -58,8 +58,30 @@ fn everything(version: u32) -> (RulesetAttr, usize) {
     (attr, size)
 }
 
+/// `struct landlock_path_beneath_attr`, which the kernel has packed.
+#[repr(C, packed)]
+struct PathBeneathAttr {
+    allowed_access: u64,
+    parent_fd: i32,
+}
+
+/// `LANDLOCK_RULE_PATH_BENEATH`.
+const RULE_PATH_BENEATH: libc::c_int = 1;
+
+/// What files and directories of a share can be: everything but programs that run, and device nodes.
+const FS_BENEATH: u64 = ((FS_FIRST & !FS_EXECUTE) & !FS_MAKE_CHAR & !FS_MAKE_BLOCK) | FS_REFER | FS_TRUNCATE;
+/// `LANDLOCK_ACCESS_FS_EXECUTE`, `_MAKE_CHAR`, `_MAKE_BLOCK`.
+const FS_EXECUTE: u64 = 1 << 0;
+const FS_MAKE_CHAR: u64 = 1 << 6;
+const FS_MAKE_BLOCK: u64 = 1 << 11;
+
 /// Denies all of it, with no exception. Needs no_new_privs. Gives the version, or `None` where there is no landlock.
 pub(super) fn deny_everything() -> Result<Option<u32>, Error> {
+    deny_all_but(&[])
+}
+
+/// Denies all of it, but for files beneath these directories.
+pub(super) fn deny_all_but(directories: &[OwnedFd]) -> Result<Option<u32>, Error> {
     let step = failed("restricting itself with landlock", "");
     let null = std::ptr::null::<RulesetAttr>();
     // SAFETY: with this flag the kernel reads no structure.
@@ -78,6 +100,19 @@ pub(super) fn deny_everything() -> Result<Option<u32>, Error> {
     };
     // SAFETY: the kernel has just made this descriptor for us.
     let ruleset = unsafe { OwnedFd::from_raw_fd(ruleset) };
+    for directory in directories {
+        let rule = PathBeneathAttr {
+            allowed_access: FS_BENEATH & attr.handled_access_fs,
+            parent_fd: directory.as_raw_fd(),
+        };
+        let number = ruleset.as_raw_fd();
+        let add = libc::SYS_landlock_add_rule;
+        // SAFETY: the structure lives through the call, is the one of this kind of rule, and is only read.
+        let added = unsafe { libc::syscall(add, number, RULE_PATH_BENEATH, &raw const rule, 0_u32) };
+        if added != 0 {
+            return Err(step(last_error()));
+        }
+    }
     // SAFETY: both arguments are numbers.
     match unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0_u32) } {
         0 => Ok(Some(version)),

@@ -2,9 +2,10 @@
 //!
 //! For a process with one thread, before it reads anything from a stranger. Afterwards it is in an empty, read-only root,
 //! has no capability and can get none, may open no file by a path, and cannot be looked into by its like. System calls
-//! are not filtered here: which ones are needed is known to the program only. Does not know who prepared the namespaces
-//! ([`crate::jail`]), if anybody.
+//! are not filtered here: which ones are needed is known to the program only. One thread can be set aside before, which
+//! keeps the rights to files ([`keep_files`]). Does not know who prepared the namespaces ([`crate::jail`]), if anybody.
 
+mod files;
 mod landlock;
 
 use std::ffi::CStr;
@@ -18,6 +19,8 @@ use rustix::thread::{CapabilitiesSecureBits, CapabilitySet, CapabilitySets, Gid,
 use crate::Error;
 use crate::jail::Pool;
 
+pub use files::{enclose_files, keep_files};
+
 /// What became of the parts that depend on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
@@ -28,11 +31,12 @@ pub struct Report {
     pub landlock: Option<u32>,
 }
 
-/// Confines this process.
+/// Confines this process. `before` is called in the empty root, with every capability still there: it is where a thread
+/// is set aside that keeps some.
 ///
 /// # Errors
 /// [`Error::Confine`] with the step; the process is half confined then and should end.
-pub fn enter() -> Result<Report, Error> {
+pub fn enter(before: impl FnOnce() -> io::Result<()>) -> Result<Report, Error> {
     // The first process of a pid namespace was put there by somebody who made the others too.
     let prepared = rustix::process::getpid().as_raw_nonzero().get() == 1;
     if !prepared {
@@ -41,7 +45,12 @@ pub fn enter() -> Result<Report, Error> {
     empty_root().map_err(|(name, error)| failed(name, NEEDS_NAMESPACES)(error))?;
     rustix::system::sethostname(b"basalt").map_err(failed("setting the host name", NEEDS_NAMESPACES))?;
     limit_resources().map_err(failed("limiting resources", ""))?;
-    give_up_capabilities()?;
+    before().map_err(|cause| Error::Confine {
+        step: "setting a thread aside",
+        next: "",
+        cause,
+    })?;
+    give_up_capabilities(CapabilitySet::empty())?;
     let landlock = landlock::deny_everything()?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed("becoming undumpable", ""))?;
     Ok(Report { prepared, landlock })
@@ -129,8 +138,8 @@ fn limit_resources() -> Result<(), Errno> {
     rustix::process::setrlimit(Resource::Nofile, files)
 }
 
-/// No capability now, and none by executing anything.
-fn give_up_capabilities() -> Result<(), Error> {
+/// None of this thread's capabilities but `kept` now, and none by executing anything.
+fn give_up_capabilities(kept: CapabilitySet) -> Result<(), Error> {
     let step = failed("giving up capabilities", "");
     for number in 0..u64::BITS {
         match rustix::thread::remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number)) {
@@ -150,12 +159,12 @@ fn give_up_capabilities() -> Result<(), Error> {
         | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED;
     rustix::thread::set_capabilities_secure_bits(bits).map_err(&step)?;
     rustix::thread::clear_ambient_capability_set().map_err(&step)?;
-    let none = CapabilitySets {
-        effective: CapabilitySet::empty(),
-        permitted: CapabilitySet::empty(),
+    let left = CapabilitySets {
+        effective: kept,
+        permitted: kept,
         inheritable: CapabilitySet::empty(),
     };
-    rustix::thread::set_capabilities(None, none).map_err(&step)?;
+    rustix::thread::set_capabilities(None, left).map_err(&step)?;
     rustix::thread::set_no_new_privs(true).map_err(&step)
 }
 

@@ -1,5 +1,6 @@
 //! Who a jailed process is outside of its user namespace: one unprivileged user and group, of which no other sandbox
-//! has the number. Does not know which sandbox has which.
+//! has the number. One that serves shared directories has room for these files' owners beside it. Does not know which
+//! sandbox has which.
 
 use std::io;
 
@@ -12,7 +13,17 @@ pub struct Identity {
     pub uid: u32,
     /// The group.
     pub gid: u32,
+    /// Whether files' owners have users and groups, too: those from 1 on are the host's from [`OWNERS_BASE`] on.
+    pub owners: bool,
 }
+
+/// The host's users and groups that stand for files' owners, from user 1 on: above the pool of identities and below 2^31.
+/// They are the same for all sandboxes. No process runs as one of them, and no file outside of mounts whose owners are
+/// mapped so belongs to one, so that nothing is gained by having them mapped.
+pub const OWNERS_BASE: u32 = 0x7ba6_0000;
+
+/// How many there are: owners beyond them are nobody's to a guest.
+pub const OWNERS_COUNT: u32 = 1 << 26;
 
 /// The users and groups set aside for sandboxes: so many from a number on.
 ///
@@ -42,15 +53,27 @@ impl Pool {
         Some(Identity {
             uid: number,
             gid: number,
+            owners: false,
         })
     }
 }
 
 impl Identity {
+    /// The same with files' owners.
+    pub fn with_owners(self) -> Self {
+        Self { owners: true, ..self }
+    }
+
     /// Makes process `pid`'s root this user and group (user_namespaces(7)). Needs CAP_SETUID and CAP_SETGID here.
     pub(super) fn map(self, pid: u32) -> Result<(), Error> {
         for (file, number) in [("uid_map", self.uid), ("gid_map", self.gid)] {
-            let written = std::fs::write(format!("/proc/{pid}/{file}"), format!("0 {number} 1\n"));
+            let owners = match self.owners {
+                true => format!("1 {OWNERS_BASE} {OWNERS_COUNT}\n"),
+                false => String::new(),
+            };
+            // One write, as the kernel takes no second one.
+            let map = format!("0 {number} 1\n{owners}");
+            let written = std::fs::write(format!("/proc/{pid}/{file}"), map);
             written.map_err(|cause| refused(file, cause))?;
         }
         Ok(())
@@ -85,5 +108,7 @@ mod tests {
             count: 2,
         };
         assert!(last.identity(0).is_some() && last.identity(1).is_none());
+        let end = Pool::default().base + Pool::default().count;
+        assert!(end <= OWNERS_BASE && OWNERS_BASE + OWNERS_COUNT < 1 << 31);
     }
 }

@@ -28,7 +28,7 @@ use crate::Error;
 use child::{FIRST, MAX_DESCRIPTORS, Plan, STEPS};
 use raw::CloneArgs;
 
-pub use identity::{Identity, Pool};
+pub use identity::{Identity, OWNERS_BASE, OWNERS_COUNT, Pool};
 
 /// How far the child is set apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

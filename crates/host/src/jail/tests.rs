@@ -137,17 +137,14 @@ fn it_has_the_descriptors_that_it_was_given_and_no_other() {
 #[test]
 fn signals_and_session_are_its_own() {
     // Rust programs ignore SIGPIPE; a jailed one does not.
-    let script = "grep -E '^Sig(Blk|Ign)' /proc/self/status; cut -d' ' -f6 /proc/self/stat";
+    let script = "grep -E '^Sig(Blk|Ign)' /proc/self/status; cut -d' ' -f4,6 /proc/self/stat";
     let run = shell(script, Isolation::None, &[], None);
     for line in run.output.lines().take(2) {
         assert!(line.ends_with("0000000000000000"), "{}", run.output);
     }
-    let ours = rustix::process::getsid(None)
-        .unwrap()
-        .as_raw_nonzero()
-        .get()
-        .to_string();
-    assert_ne!(run.output.lines().nth(2).unwrap(), ours);
+    // `cut` is the child of the shell, which leads the session.
+    let (parent, session) = run.output.lines().nth(2).unwrap().split_once(' ').unwrap();
+    assert_eq!(parent, session, "{}", run.output);
 }
 
 #[test]
@@ -231,6 +228,59 @@ fn many_threads_start_jails_at_once_and_this_process_stays_dumpable() {
         }
     });
     assert_eq!(dumpable_at_rest(), DumpableBehavior::Dumpable);
+}
+
+#[test]
+fn a_shared_directory_is_a_mount_of_its_own_whose_owners_are_the_jails() {
+    use rustix::fs::{AtFlags, statat};
+    let directory = std::env::temp_dir().join(format!("basalt-share-{}", std::process::id()));
+    std::fs::create_dir(&directory).unwrap();
+    for (name, owner) in [("roots", 0), ("users", 1000)] {
+        std::fs::write(directory.join(name), name).unwrap();
+        std::os::unix::fs::chown(directory.join(name), Some(owner), Some(owner)).unwrap();
+    }
+    std::os::unix::fs::symlink("roots", directory.join("link")).unwrap();
+    let (program, null) = (File::open("/bin/sleep").unwrap(), File::open("/dev/null").unwrap());
+    let arguments = ["sleep", "1000"].map(|word| argument(word).unwrap());
+    let identity = Pool::default().identity(9).unwrap().with_owners();
+    let child = start(&Launch {
+        program: program.as_fd(),
+        arguments: &arguments,
+        environment: &[],
+        descriptors: &[],
+        log: null.as_fd(),
+        cgroup: None,
+        isolation: Isolation::Full(identity),
+        open_files: None,
+    })
+    .unwrap();
+    let open = |path: &std::path::Path| rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    let share =
+        |read_only| crate::share::directory(open(&directory).as_fd(), &directory, read_only, child.pid).unwrap();
+    let shared = share(false);
+    let owner = |name: &str| statat(&shared, name, AtFlags::SYMLINK_NOFOLLOW).unwrap().st_uid;
+    assert_eq!(owner("roots"), identity.uid);
+    assert_eq!(owner("users"), OWNERS_BASE + 999);
+    assert_eq!(
+        owner(".."),
+        owner("."),
+        "above the root of a mount that is nowhere is the root"
+    );
+    let number = |name: &str| statat(&shared, name, AtFlags::empty()).unwrap().st_ino;
+    assert_eq!(number("../../.."), number("."));
+    let read = |name: &str| rustix::fs::openat(&shared, name, OFlags::RDONLY, Mode::empty());
+    assert!(read("roots").is_ok());
+    assert_eq!(read("link").unwrap_err(), Errno::LOOP);
+    let make = |shared: &OwnedFd| rustix::fs::mkdirat(shared, "new", Mode::RWXU);
+    assert_eq!(make(&share(true)).unwrap_err(), Errno::ROFS);
+    // We are nobody there: the host's root is no owner in the jail.
+    assert_eq!(make(&shared).unwrap_err(), Errno::OVERFLOW);
+    let descriptors = crate::share::descriptors(child.pid).unwrap();
+    assert!(statat(&descriptors, "0", AtFlags::empty()).is_ok());
+    assert!(statat(&descriptors, "../status", AtFlags::empty()).is_err());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    std::fs::remove_dir_all(&directory).unwrap();
 }
 
 #[test]

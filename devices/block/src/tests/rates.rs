@@ -29,17 +29,17 @@ fn operations(rate: u64) -> BlockRate {
 fn a_rate_of_one_direction_holds_and_leaves_the_other_alone() {
     for engine in ENGINES {
         let limits = BlockLimits {
-            read: operations(50),
+            read: operations(10),
             write: BlockRate::default(),
         };
         let mut driver = limited(engine, limits);
         let begun = Instant::now();
-        for _ in 0..60 {
+        for _ in 0..100 {
             assert_eq!(write(&mut driver, 0, &pattern(1, 512)), OK);
         }
         let writes = begun.elapsed();
         let begun = Instant::now();
-        let pushed: Vec<Pushed> = (0..30)
+        let pushed: Vec<Pushed> = (0..10)
             .map(|_| driver.push(0, &[&header(VIRTIO_BLK_T_IN, 0)], &[512, 1]))
             .collect();
         driver.kick(0);
@@ -47,10 +47,10 @@ fn a_rate_of_one_direction_holds_and_leaves_the_other_alone() {
             assert_eq!(answer(&mut driver, 0, pushed).0, OK);
         }
         let reads = begun.elapsed();
-        // A tenth of a second's worth passes at once, and one more: 24 have to wait.
-        assert!(reads >= Duration::from_millis(24 * 1000 / 50), "30 reads in {reads:?}");
-        // At the reads' rate they would have taken longer than a second.
-        assert!(writes < Duration::from_secs(1), "60 writes in {writes:?}");
+        // A tenth of a second's worth passes at once, and one more: 8 have to wait.
+        assert!(reads >= Duration::from_millis(8 * 1000 / 10), "10 reads in {reads:?}");
+        // At the reads' rate they would have taken ten. Both engines' disks are slow on a machine that does much else.
+        assert!(writes < Duration::from_secs(9), "100 writes in {writes:?}");
     }
 }
 

@@ -1,22 +1,29 @@
 //! PID 1 of a guest, from its first instruction to serving its host. Owns the order; the steps are in the other files.
 //!
 //! ```text
-//!  mounts ─► marker ─► reaper ─► listen on vsock ─► dial the host ─► serve both, until Shutdown
+//!  /proc ─► marker ─┬─► dial the host ──────────────────────────────────┬─► serve both, until Shutdown
+//!                   └─► mounts ─► reaper ─► server ─► listen on vsock ──┘
 //! ```
 
 mod early;
+mod mounts;
 mod net;
 mod root;
 mod seed;
+mod shares;
 mod tmpfs;
 mod vsock;
 
+use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::thread;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use agent_api::log::LOG_PORT;
 use agent_api::{Prepare, VSOCK_PORT};
+use observe::marks;
 
 use crate::cgroup::Cgroups;
 use crate::power::{self, Power};
@@ -39,37 +46,79 @@ pub fn run(started_ns: u64) -> ! {
 }
 
 fn start(started_ns: u64) -> Result<(Server, vsock::VsockListener), Error> {
-    let server = boot(started_ns)?;
-    let listener = vsock::VsockListener::bind(VSOCK_PORT)?;
-    let for_dial = server.clone();
+    first(started_ns)?;
+    // The host answers while the rest is made.
+    let (ready, server) = mpsc::channel();
     thread::Builder::new()
         .name("dial".to_owned())
         .stack_size(STACK_SIZE)
-        .spawn(move || dial(&for_dial))
+        .spawn(move || dial(&server))
         .map_err(Error::system("starting a thread"))?;
+    let server = rest(started_ns)?;
+    // A thread that could not dial is gone.
+    let _ = ready.send(server.clone());
+    let listener = vsock::VsockListener::bind(VSOCK_PORT)?;
     Ok((server, listener))
 }
 
 /// Everything before the first connection: the guest's server, ready for whatever stream comes.
 pub fn boot(started_ns: u64) -> Result<Server, Error> {
+    first(started_ns)?;
+    rest(started_ns)
+}
+
+fn first(started_ns: u64) -> Result<(), Error> {
+    marks::mark("agent's first instruction");
     early::mount_proc()?;
-    early::mark(started_ns)?;
+    early::mark(started_ns)
+}
+
+fn rest(started_ns: u64) -> Result<Server, Error> {
     early::mount_rest()?;
     early::raise_limits()?;
     let reaper = Reaper::start()?;
+    let log = Arc::new(LogAhead::default());
+    let ahead = Arc::clone(&log);
     let config = ServerConfig {
         token: None,
-        root: RootMode::Prepared(Box::new(prepare)),
+        root: RootMode::Prepared(Box::new(move |request| prepare(request, &ahead))),
         cgroups: Some(Cgroups::at(Path::new(early::CGROUPS))?),
         power: Some(Power::of_pid1(|| ())?),
-        log: Some(Box::new(|| vsock::dial(vsock::HOST, LOG_PORT))),
+        log: Some(Box::new(move || log.take())),
         started_ns,
     };
     Ok(Server::new(config, reaper))
 }
 
-/// Connects to the host and serves that connection in this thread.
-fn dial(server: &Server) {
+/// The log's connection, opened before it is asked for: the host answers while the root is made.
+#[derive(Default)]
+struct LogAhead(Mutex<Option<JoinHandle<io::Result<UnixStream>>>>);
+
+impl LogAhead {
+    fn dial() -> io::Result<UnixStream> {
+        vsock::dial(vsock::HOST, LOG_PORT)
+    }
+
+    fn begin(&self) {
+        let thread = thread::Builder::new()
+            .name("log".to_owned())
+            .stack_size(STACK_SIZE)
+            .spawn(Self::dial);
+        // Without a thread it is opened when it is asked for.
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = thread.ok();
+    }
+
+    fn take(&self) -> io::Result<UnixStream> {
+        let begun = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match begun.map(JoinHandle::join) {
+            Some(Ok(dialled)) => dialled,
+            Some(Err(_)) | None => Self::dial(),
+        }
+    }
+}
+
+/// Connects to the host and serves that connection in this thread, by the server that is ready soon.
+fn dial(ready: &mpsc::Receiver<Server>) {
     let end = Instant::now() + DIAL_LIMIT;
     let stream = loop {
         match vsock::dial(vsock::HOST, VSOCK_PORT) {
@@ -84,21 +133,47 @@ fn dial(server: &Server) {
             Err(_) => thread::sleep(DIAL_PAUSE),
         }
     };
+    marks::mark("host dialled");
+    // Without a server the boot has failed, and the machine ends.
+    let Ok(server) = ready.recv() else { return };
+    marks::mark("booted");
     if let Err(error) = server.serve(stream) {
         say(format_args!("{error}"));
     }
 }
 
 /// Everything that `Prepare` asks for. What is not the root comes first: it cannot fail half-way.
-fn prepare(prepare: &Prepare) -> Result<(), Error> {
+fn prepare(prepare: &Prepare, log: &LogAhead) -> Result<(), Error> {
+    marks::mark("prepare asked");
     seed::add_entropy(&prepare.entropy)?;
     seed::set_clock(prepare.clock_ns)?;
     let name = prepare.hostname.as_bytes();
     rustix::system::sethostname(name)
         .map_err(Error::system(format!("setting the host name {:?}", prepare.hostname)))?;
     let network = prepare.network.as_ref();
-    net::set_up(network)?;
-    root::enter(prepare)?;
+    marks::mark("entropy, clock and name set");
+    log.begin();
+    // Disks are waited for, which leaves time for the network.
+    let root = thread::scope(|scope| {
+        let network = thread::Builder::new()
+            .name("network".to_owned())
+            .stack_size(STACK_SIZE)
+            .spawn_scoped(scope, || net::set_up(network))
+            .map_err(Error::system("starting a thread"))?;
+        let root = root::assemble(prepare);
+        marks::mark("root assembled");
+        network.join().unwrap_or_else(|_| {
+            Err(Error::Refused(
+                "the thread that sets the network up panicked".to_owned(),
+            ))
+        })?;
+        marks::mark("network set up");
+        root
+    })?;
+    root.enter()?;
+    marks::mark("root entered");
     root::write_files(Path::new("/"), &prepare.hostname, network)?;
-    tmpfs::mount_all(&prepare.tmpfs)
+    mounts::mount_all(prepare)?;
+    marks::mark("prepared");
+    Ok(())
 }

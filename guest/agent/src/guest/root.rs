@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use agent_api::{DiskName, GuestNetwork, Prepare, RootDisk};
+use observe::marks;
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_move, unmount};
 use rustix::process::{chdir, chroot};
 
@@ -32,8 +33,12 @@ const MOVED: [&str; 3] = ["/proc", "/sys", "/dev"];
 const DISK_WAIT: Duration = Duration::from_secs(5);
 const DISK_STEP: Duration = Duration::from_millis(5);
 
-/// Makes the root and moves this process (all its threads) into it.
-pub(crate) fn enter(prepare: &Prepare) -> Result<(), Error> {
+/// A root that is put together, and gone when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Assembled([Mounted; 3]);
+
+/// Puts the root together, aside.
+pub(crate) fn assemble(prepare: &Prepare) -> Result<Assembled, Error> {
     let disk = &prepare.root;
     let device = wait_for(&disk.disk)?;
     for dir in [BASE, LOWER, WRITABLE, ROOT] {
@@ -42,11 +47,13 @@ pub(crate) fn enter(prepare: &Prepare) -> Result<(), Error> {
     // Dropped, and so undone, on every early return.
     let what = || format!("mounting {} ({}) as the image", device.display(), disk.fs);
     let lower = Mounted::new(LOWER, mount(&device, LOWER, &disk.fs, MountFlags::RDONLY, None), what)?;
+    marks::mark("image mounted");
     let result = match &prepare.writable {
         Some(disk) => mount_disk(disk)?,
         None => mount_tmpfs(prepare.overlay_bytes)?,
     };
     let writable = Mounted::new(WRITABLE, result, || "mounting the writable layer".to_owned())?;
+    marks::mark("writable layer mounted");
     let upper = format!("{WRITABLE}/upper");
     let work = format!("{WRITABLE}/work");
     ensure_dir(&upper, 0o755)?;
@@ -57,12 +64,20 @@ pub(crate) fn enter(prepare: &Prepare) -> Result<(), Error> {
     for dir in MOVED {
         ensure_dir(inside(dir), 0o755)?;
     }
-    move_in()?;
-    // From here on nothing is undone. The overlay holds both layers; their own places are not reachable any more.
-    for mounted in [lower, writable, root] {
-        mounted.keep();
+    // Dropped in this order where it comes to nothing: what lies on the others first.
+    Ok(Assembled([root, writable, lower]))
+}
+
+impl Assembled {
+    /// Moves this process (all its threads) into it.
+    pub(crate) fn enter(self) -> Result<(), Error> {
+        move_in()?;
+        // From here on nothing is undone. The overlay holds both layers; their own places are not reachable any more.
+        for mounted in self.0 {
+            mounted.keep();
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// A disk of the sandbox's own: what is written survives the machine.
@@ -103,6 +118,7 @@ fn c_string(text: String) -> Result<CString, Error> {
 }
 
 /// A mount that is undone unless it is kept.
+#[derive(Debug)]
 struct Mounted(Option<&'static str>);
 
 impl Mounted {

@@ -9,15 +9,8 @@ use rustix::mount::{MountFlags, mount};
 
 use crate::Error;
 
-/// Mounts them all, outer ones first.
-pub(crate) fn mount_all(wanted: &[TmpfsMount]) -> Result<(), Error> {
-    // A path sorts before those below it.
-    let mut ordered: Vec<_> = wanted.iter().collect();
-    ordered.sort_by(|a, b| a.path.cmp(&b.path));
-    ordered.into_iter().try_for_each(mount_one)
-}
-
-fn mount_one(wanted: &TmpfsMount) -> Result<(), Error> {
+/// Mounts one.
+pub(crate) fn mount_one(wanted: &TmpfsMount) -> Result<(), Error> {
     let path = Path::new(&wanted.path);
     if !path.is_absolute() {
         return Err(Error::Refused(format!(

@@ -93,7 +93,7 @@ fn daemon_dies(host: &Host) -> Result<()> {
     for point in points::SANDBOX {
         let step = || -> Result<()> {
             let mut client = approach(&daemon, host, point)?;
-            daemon.reached(point)?;
+            daemon.reached(&mut client, point)?;
             daemon.kill()?;
             daemon.release(point)?;
             finish(&mut client)?;
@@ -134,7 +134,7 @@ fn vmm_dies(host: &Host) -> Result<()> {
         let step = || -> Result<()> {
             ensure!(points::SANDBOX.contains(point), "there is no such point");
             let mut client = approach(&daemon, host, point)?;
-            daemon.reached(point)?;
+            daemon.reached(&mut client, point)?;
             let mut killed = false;
             for pid in daemon.processes("basalt-vmm")? {
                 let cgroup = std::fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero()))?;

@@ -26,6 +26,7 @@ mod streams;
 mod terminal;
 mod vcpu_state;
 mod vmm_api;
+mod volumes;
 mod vsock;
 
 use crate::Case;
@@ -58,6 +59,7 @@ pub(crate) const ALL: &[&Case] = &[
     &kills::CLI,
     &daemon_life::LIFE,
     &daemon_life::ADOPTION,
+    &volumes::CASE,
     &copy::COPY,
     &copy::TMPFS,
     &limits::CPU,

@@ -1,0 +1,209 @@
+//! `basalt run`, from its start to the first byte of its command's output, with everything that belongs to it: the daemon,
+//! the jail, network, disk. Beside it, in turn, the start of such a VM alone, to its agent's first instruction.
+//!
+//! Uses the command line as anybody would, on a state directory of its own with an image of one program: this one.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::figures::{BASALT_SANDBOX, Bench, boot_once, scrub, tell};
+use crate::machine::now_ns;
+use crate::net;
+use crate::report::Figure;
+use crate::stats::Target;
+use crate::trace::milliseconds;
+use crate::world::World;
+
+/// The word that has this program print a line, as the sandbox's command.
+pub(crate) const SAY: &str = "say-it-runs";
+const SAID: &str = "it runs\n";
+
+const RUN: &str = "basalt run";
+const IMAGE: &str = "bench";
+/// The same as of every other guest here.
+const MEMORY: &str = "128m";
+
+/// Runs that print their phases; they ask questions that the others do not.
+const TRACED_RUNS: usize = 3;
+
+/// The command in the sandbox.
+pub(crate) fn say() -> Result<()> {
+    Ok(std::io::stdout().write_all(SAID.as_bytes())?)
+}
+
+/// A node of the benchmark's own; its daemon ends with this.
+struct Node {
+    program: PathBuf,
+    state: PathBuf,
+}
+
+impl Node {
+    fn new(world: &World) -> Result<Self> {
+        let node = Self {
+            program: world.binaries.join("basalt"),
+            state: world.scratch.join("state"),
+        };
+        let layout = world.scratch.join("layout");
+        write_layout(&layout)?;
+        node.ok(&["import", "--name", IMAGE, &layout.display().to_string()])?;
+        Ok(node)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .args(arguments)
+            .env("BASALT_STATE", &self.state)
+            .env("BASALT_ENGINE", "kvm")
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn ok(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.command(arguments).output().context("basalt cannot be started")?;
+        ensure!(
+            output.status.success(),
+            "basalt {}: {}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8(output.stderr)?)
+    }
+
+    fn run_arguments<'a>(more: &[&'a str]) -> Vec<&'a str> {
+        let words = ["run", "--rm", "--network", "node", "--memory", MEMORY];
+        let command = [IMAGE, "--", "/say", SAY];
+        [more, &words, &command].concat()
+    }
+
+    /// Milliseconds to the first byte.
+    fn first_output(&self) -> Result<f64> {
+        scrub();
+        let mut command = self.command(&Self::run_arguments(&[]));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let started_ns = now_ns();
+        let mut child = command.spawn().context("basalt cannot be started")?;
+        let mut stdout = child.stdout.take().context("there is no pipe")?;
+        let mut said = vec![0; 1];
+        let first = stdout.read_exact(&mut said);
+        let ended_ns = now_ns();
+        let rest = stdout.read_to_end(&mut said);
+        let output = child.wait_with_output()?;
+        ensure!(
+            output.status.success() && first.and(rest).is_ok() && said == SAID.as_bytes(),
+            "basalt run ended with {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(milliseconds(ended_ns - started_ns))
+    }
+
+    /// Milliseconds of each phase, by `--trace`.
+    fn phases(&self) -> Result<Vec<(String, f64)>> {
+        scrub();
+        let mut arguments = Self::run_arguments(&["--json"]);
+        arguments.insert(2, "--trace");
+        let report: Value = serde_json::from_str(&self.ok(&arguments)?)?;
+        let phases = report["phases"].as_array().context("the trace has no phases")?;
+        let phase = |phase: &Value| {
+            let name = format!("{}: {}", phase["service"].as_str()?, phase["name"].as_str()?);
+            Some((name, phase["own_ms"].as_f64()?))
+        };
+        phases
+            .iter()
+            .map(|value| phase(value).context("a phase lacks something"))
+            .collect()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Err(error) = self.ok(&["daemon", "--stop", "--clean"]) {
+            eprintln!("run: the daemon stays behind: {error:#}");
+        }
+    }
+}
+
+impl Bench<'_> {
+    /// `basalt run` to its command's first output.
+    pub(crate) fn run(&mut self) -> Result<()> {
+        let _tap = net::Tap::new()?;
+        let alone = self.contender(BASALT_SANDBOX)?;
+        let node = Node::new(self.world)?;
+        // The first one starts the daemon, makes the network and the empty disk.
+        node.first_output()?;
+        let (mut alones, mut runs) = (Vec::new(), Vec::new());
+        for round in 0..self.runs {
+            let value = self.again("run", BASALT_SANDBOX, || boot_once(&alone))?.milliseconds;
+            tell("run", round, BASALT_SANDBOX, value, "ms");
+            alones.push(value);
+            let value = self.again("run", RUN, || node.first_output())?;
+            tell("run", round, RUN, value, "ms");
+            runs.push(value);
+        }
+        let alone = format!("VMM exec to agent, {BASALT_SANDBOX}");
+        let mut figure = Figure::new("basalt run (image cached) to its command's first output", "ms");
+        figure.add(&alone, alones);
+        figure.add(RUN, runs);
+        figure.ratio(RUN, &alone, Target::AtMost(1.25));
+        self.report.figures.push(figure);
+        let mut phases: Vec<(String, Vec<f64>)> = Vec::new();
+        for _ in 0..TRACED_RUNS.min(self.runs) {
+            for (name, value) in self.again("run --trace", RUN, || node.phases())? {
+                match phases.iter_mut().find(|(other, _)| *other == name) {
+                    Some((_, samples)) => samples.push(value),
+                    None => phases.push((name, vec![value])),
+                }
+            }
+        }
+        let mut figure = Figure::new("Where that goes, by `basalt run --trace`", "ms");
+        for (name, samples) in phases {
+            figure.add(&name, samples);
+        }
+        self.report.figures.push(figure);
+        Ok(())
+    }
+}
+
+/// An OCI layout with one layer, and in it this program as `/say`.
+fn write_layout(layout: &Path) -> Result<()> {
+    let blobs = layout.join("blobs/sha256");
+    fs::create_dir_all(&blobs)?;
+    let blob = |media_type: &str, bytes: &[u8]| -> Result<Value> {
+        let digest = hex::encode(Sha256::digest(bytes));
+        fs::write(blobs.join(&digest), bytes)?;
+        Ok(json!({ "mediaType": media_type, "digest": format!("sha256:{digest}"), "size": bytes.len() }))
+    };
+    let program = fs::read("/proc/self/exe")?;
+    let mut archive = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_ustar();
+    header.set_size(u64::try_from(program.len())?);
+    header.set_mode(0o755);
+    header.set_cksum();
+    archive.append_data(&mut header, "say", program.as_slice())?;
+    let layer = blob("application/vnd.oci.image.layer.v1.tar", &archive.into_inner()?)?;
+    let config = json!({
+        "architecture": "amd64", "os": "linux", "config": { "Cmd": ["/say", SAY] },
+        "rootfs": { "type": "layers", "diff_ids": [layer["digest"]] }
+    });
+    let config = blob(
+        "application/vnd.oci.image.config.v1+json",
+        config.to_string().as_bytes(),
+    )?;
+    let kind = "application/vnd.oci.image.manifest.v1+json";
+    let manifest = json!({ "schemaVersion": 2, "mediaType": kind, "config": config, "layers": [layer] });
+    let manifest = blob(kind, manifest.to_string().as_bytes())?;
+    fs::write(
+        layout.join("oci-layout"),
+        json!({ "imageLayoutVersion": "1.0.0" }).to_string(),
+    )?;
+    let index = json!({ "schemaVersion": 2, "manifests": [manifest] });
+    fs::write(layout.join("index.json"), index.to_string())?;
+    Ok(())
+}

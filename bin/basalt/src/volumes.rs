@@ -1,0 +1,90 @@
+//! `basalt volume`: each verb asks the daemon and shows what it says.
+
+use anyhow::{Result, bail};
+use node_api::message::Item;
+use node_api::{ClientError, Reply, Request, Volume};
+
+use crate::cli::VolumeVerb;
+use crate::daemon;
+use crate::output::{Output, table};
+
+/// `basalt volume ...`.
+pub(crate) fn volume(verb: &VolumeVerb, output: &Output) -> Result<u8> {
+    match verb {
+        VolumeVerb::Create(args) => {
+            let make = |name: String| Request::MakeVolume { name };
+            each(&args.names, make, output)
+        }
+        VolumeVerb::Rm(args) => {
+            let remove = |name: String| Request::RemoveVolume { name };
+            each(&args.names, remove, output)
+        }
+        VolumeVerb::Inspect(args) => inspect(&args.names, output),
+        VolumeVerb::Ls => list(output),
+        VolumeVerb::Prune => match daemon::connect()?.ask(Request::PruneVolumes)? {
+            (Reply::Pruned(names), _) => {
+                output.result(&names, || lines(&names))?;
+                Ok(0)
+            }
+            (other, _) => bail!("the daemon answered {other:?}: use basalt and basaltd of one build"),
+        },
+    }
+}
+
+fn lines(names: &[String]) -> String {
+    names.iter().map(|name| format!("{name}\n")).collect()
+}
+
+/// Asks the same for each, and goes on where one is refused.
+fn each(names: &[String], request: impl Fn(String) -> Request, output: &Output) -> Result<u8> {
+    let mut client = daemon::connect()?;
+    let (mut done, mut code) = (Vec::new(), 0);
+    for name in names {
+        match client.ask(request(name.clone())) {
+            Ok(_) => done.push(name.clone()),
+            Err(ClientError::Refused(error)) => {
+                output.error(&error.into());
+                code = 1;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    output.result(&done, || lines(&done))?;
+    Ok(code)
+}
+
+fn list(output: &Output) -> Result<u8> {
+    let mut volumes: Vec<Volume> = Vec::new();
+    daemon::connect()?.ask_each(Request::ListVolumes, &mut |item| {
+        if let Item::Volume(volume) = item {
+            volumes.push(volume);
+        }
+    })?;
+    output.result(&volumes, || {
+        let mut rows = vec![["NAME", "USED BY", "DIRECTORY"].map(str::to_owned).to_vec()];
+        rows.extend(volumes.iter().map(|volume| {
+            vec![
+                volume.name.clone(),
+                volume.used_by.join(","),
+                volume.directory.display().to_string(),
+            ]
+        }));
+        table(&rows)
+    })?;
+    Ok(0)
+}
+
+fn inspect(names: &[String], output: &Output) -> Result<u8> {
+    let mut client = daemon::connect()?;
+    let mut volumes = Vec::new();
+    for name in names {
+        match client.ask(Request::InspectVolume { name: name.clone() })? {
+            (Reply::Volume(volume), _) => volumes.push(volume),
+            (other, _) => bail!("the daemon answered {other:?}: use basalt and basaltd of one build"),
+        }
+    }
+    // What it is, whole, is JSON for people, too.
+    let text = serde_json::to_string_pretty(&volumes)?;
+    output.result(&volumes, || format!("{text}\n"))?;
+    Ok(0)
+}

@@ -1,0 +1,111 @@
+//! A directory handed to another process as the root of a mount of its own: no path leads out of it, its files' owners
+//! are those of the process's user namespace, and it can be read-only. The mount is in no file system tree and goes with
+//! its last descriptor. Does not know what the process does with it.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::OpenTreeFlags;
+
+use crate::Error;
+
+/// `struct mount_attr` (linux/mount.h).
+#[repr(C)]
+struct MountAttr {
+    attr_set: u64,
+    attr_clr: u64,
+    propagation: u64,
+    userns_fd: u64,
+}
+
+// linux/mount.h
+const MOUNT_ATTR_RDONLY: u64 = 0x0000_0001;
+const MOUNT_ATTR_NOSUID: u64 = 0x0000_0002;
+const MOUNT_ATTR_NODEV: u64 = 0x0000_0004;
+const MOUNT_ATTR_NOEXEC: u64 = 0x0000_0008;
+const MOUNT_ATTR_IDMAP: u64 = 0x0010_0000;
+const MOUNT_ATTR_NOSYMFOLLOW: u64 = 0x0020_0000;
+
+const NO_MAPPING: &str = "the file system there cannot map owners: share a directory of ext4, XFS or btrfs (from \
+                          Linux 6.3 on also tmpfs), or of another disk";
+const NO_MOUNTS: &str = "run the node's daemon as root, on Linux 5.14 or later";
+
+/// The directory that `open` is, for the process `pid` in its user namespace; `path` is its name for messages. Mounts below
+/// it are left out.
+///
+/// # Errors
+/// [`Error::Share`]: rights, kernel or the file system do not suffice.
+pub fn directory(open: BorrowedFd<'_>, path: &Path, read_only: bool, pid: u32) -> Result<OwnedFd, Error> {
+    let mount = detached(open, path)?;
+    let namespace = format!("/proc/{pid}/ns/user");
+    let namespace = rustix::fs::open(&namespace, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|cause| failed("finding the user namespace", path, cause, "the process has ended"))?;
+    let read_only = if read_only { MOUNT_ATTR_RDONLY } else { 0 };
+    // Whoever serves it tells of links and follows none.
+    set(&mount, MOUNT_ATTR_NOSYMFOLLOW | read_only, None)
+        .map_err(|cause| failed("restricting the mount", path, cause, NO_MOUNTS))?;
+    set(&mount, 0, Some(&namespace)).map_err(|cause| match cause {
+        Errno::INVAL => failed("mapping the owners", path, cause, NO_MAPPING),
+        _ => failed("mapping the owners", path, cause, NO_MOUNTS),
+    })?;
+    Ok(mount)
+}
+
+/// `/proc/PID/fd` of a process, from which no path leads to the rest of `/proc`.
+///
+/// # Errors
+/// [`Error::Share`].
+pub fn descriptors(pid: u32) -> Result<OwnedFd, Error> {
+    let path = format!("/proc/{pid}/fd");
+    let path = Path::new(&path);
+    let open = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|cause| failed("opening it", path, cause, "the process has ended"))?;
+    let mount = detached(open.as_fd(), path)?;
+    set(&mount, 0, None).map_err(|cause| failed("restricting the mount", path, cause, NO_MOUNTS))?;
+    Ok(mount)
+}
+
+fn failed(step: &'static str, path: &Path, cause: Errno, next: &str) -> Error {
+    Error::Share {
+        step,
+        path: path.to_owned(),
+        why: format!("{}; {next}", io::Error::from(cause)),
+    }
+}
+
+fn detached(open: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, Error> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    // An empty name: what the descriptor is.
+    rustix::mount::open_tree(open, c"", flags)
+        .map_err(|cause| failed("making a mount of its own", path, cause, NO_MOUNTS))
+}
+
+/// Sets attributes of a mount, and the namespace whose users are its files' owners.
+fn set(mount: &OwnedFd, more: u64, owners: Option<&OwnedFd>) -> Result<(), Errno> {
+    let mapped = owners.map_or(0, |_| MOUNT_ATTR_IDMAP);
+    let attr = MountAttr {
+        attr_set: MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC | more | mapped,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: owners.map_or(0, |fd| u64::from(fd.as_raw_fd().cast_unsigned())),
+    };
+    let (call, fd, name) = (libc::SYS_mount_setattr, mount.as_raw_fd(), c"".as_ptr());
+    // SAFETY: 1. name and structure live through the call and are only read; 2. the size is the structure's.
+    let result = unsafe {
+        libc::syscall(
+            call,
+            fd,
+            name,
+            libc::AT_EMPTY_PATH,
+            &raw const attr,
+            size_of::<MountAttr>(),
+        )
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}

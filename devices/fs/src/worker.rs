@@ -1,0 +1,126 @@
+//! One queue's thread: requests out of chains, replies into them.
+
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{Epoll, Interest, StopSignal};
+use fuse::{Answer, MAX_REQUEST, Reply};
+use memory::GuestRam;
+use observe::RateLimit;
+use virtio::{ActiveQueue, Chain, QueueInterrupt, RingError};
+
+use crate::Metrics;
+
+/// Epoll tokens.
+const KICK: u64 = 0;
+const STOP: u64 = 1;
+
+/// How many requests are served before the worker looks whether it is to stop: each may wait for a disk.
+const PASS: usize = 16;
+
+/// What a worker owns.
+pub(crate) struct Serving {
+    pub(crate) queue: ActiveQueue,
+    pub(crate) memory: Arc<GuestRam>,
+    pub(crate) interrupt: Arc<dyn QueueInterrupt>,
+    pub(crate) server: Arc<dyn Answer>,
+    pub(crate) metrics: Metrics,
+    pub(crate) complaints: Arc<RateLimit>,
+}
+
+/// Where requests and replies lie while they are served.
+struct Buffers {
+    request: Box<[u8]>,
+    reply: Reply,
+}
+
+impl Serving {
+    pub(crate) fn watch(&self) -> io::Result<Epoll> {
+        let epoll = Epoll::new()?;
+        epoll.add(self.queue.kick.as_ref(), KICK, Interest::READ)?;
+        Ok(epoll)
+    }
+
+    /// Serves requests until it is stopped. Nothing is under way between two requests, so there is nothing to drain.
+    pub(crate) fn run(mut self, epoll: &Epoll, stop: &StopSignal) -> Self {
+        if let Err(error) = epoll.add(stop.fd(), STOP, Interest::READ) {
+            log::error!("fs: it cannot wait for its stop: {error}");
+            return self;
+        }
+        let mut buffers = Buffers {
+            // Pages that no request touches take no memory.
+            request: vec![0; MAX_REQUEST].into_boxed_slice(),
+            reply: Reply::default(),
+        };
+        let mut ready = Vec::new();
+        loop {
+            let more = self.serve(&mut buffers).unwrap_or_else(|error| {
+                self.abandon(epoll, &error);
+                false
+            });
+            if let Err(error) = epoll.wait(&mut ready, more.then_some(Duration::ZERO)) {
+                log::error!("fs: it cannot wait: {error}");
+                return self;
+            }
+            if ready.iter().any(|ready| ready.token == STOP) {
+                return self;
+            }
+            self.queue.kick.consume();
+        }
+    }
+
+    /// Leaves a ring alone that contradicts itself: only a reset makes it whole again.
+    fn abandon(&self, epoll: &Epoll, error: &RingError) {
+        if self.complaints.allow() {
+            log::warn!("fs: {error}");
+        }
+        if let Err(error) = epoll.remove(self.queue.kick.as_ref()) {
+            log::debug!("fs: {error}");
+        }
+    }
+
+    /// Serves one pass. Tells whether there are more.
+    fn serve(&mut self, buffers: &mut Buffers) -> Result<bool, RingError> {
+        let memory = Arc::clone(&self.memory);
+        self.queue.disable_kicks(&memory)?;
+        for _ in 0..PASS {
+            let Some(available) = self.queue.take(&memory)? else {
+                return self.queue.enable_kicks(&memory);
+            };
+            match available.check() {
+                Ok(chain) => {
+                    let written = self.answer(&chain, buffers);
+                    self.queue.complete(&memory, chain.head(), written)?;
+                }
+                Err(bad) => {
+                    self.metrics.refused.increment();
+                    self.queue.complete(&memory, bad.head, 0)?;
+                }
+            }
+            // At once: the next request may take long.
+            self.queue.notify(&memory, self.interrupt.as_ref())?;
+        }
+        Ok(true)
+    }
+
+    /// Returns how many bytes the guest got.
+    fn answer(&self, chain: &Chain<'_>, buffers: &mut Buffers) -> u32 {
+        let Some(request) = buffers.request.get_mut(..chain.readable_bytes()) else {
+            self.metrics.refused.increment();
+            return 0;
+        };
+        self.metrics.requests.increment();
+        self.metrics.from_guest.add(request.len() as u64);
+        let mut writer = chain.writer();
+        let copied = chain.reader().read_exact(request).and_then(|()| {
+            self.server.answer(request, chain.writable_bytes(), &mut buffers.reply);
+            writer.write_all(buffers.reply.as_bytes())
+        });
+        // Both lengths are the chain's own.
+        debug_assert!(copied.is_ok());
+        let written = writer.position();
+        self.metrics.to_guest.add(written as u64);
+        u32::try_from(written).unwrap_or(u32::MAX)
+    }
+}
