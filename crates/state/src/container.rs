@@ -71,21 +71,17 @@ impl Fingerprint {
         header.extend(self.cpuid.to_le_bytes());
         header.extend(self.capabilities.to_le_bytes());
         for (text, width) in [(&self.kernel, KERNEL), (&self.vmm, VMM)] {
-            let bytes = text.bytes().chain(std::iter::repeat(0));
-            header.extend(bytes.take(width));
+            let text = &text[..text.floor_char_boundary(width)];
+            header.extend(text.bytes().chain(std::iter::repeat(0)).take(width));
         }
     }
 
     fn read(input: &mut Input<'_>) -> Option<Self> {
-        let text = |bytes: &[u8]| {
-            let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
-            String::from_utf8_lossy(&bytes[..end]).into_owned()
-        };
         Some(Self {
             cpuid: input.u64()?,
             capabilities: input.u64()?,
-            kernel: text(input.take(KERNEL)?),
-            vmm: text(input.take(VMM)?),
+            kernel: input.padded(KERNEL)?,
+            vmm: input.padded(VMM)?,
         })
     }
 }
@@ -125,9 +121,21 @@ impl<'a> Input<'a> {
 
     fn name(&mut self) -> Option<String> {
         let length = usize::from(self.u16()?);
-        let bytes = self.take(length).filter(|bytes| bytes.len() <= MAX_NAME)?;
-        String::from_utf8(bytes.to_vec()).ok()
+        text(self.take(length)?).filter(|name| name.len() <= MAX_NAME)
     }
+
+    /// Text with nothing but zeroes behind it.
+    fn padded(&mut self, width: usize) -> Option<String> {
+        let bytes = self.take(width)?;
+        let end = bytes.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+        text(&bytes[..end])
+    }
+}
+
+/// Text that may stand in a message: a file can be anybody's, a terminal is somebody's.
+fn text(bytes: &[u8]) -> Option<String> {
+    let text = str::from_utf8(bytes).ok()?;
+    (!text.contains(char::is_control)).then(|| text.to_owned())
 }
 
 struct Row {
@@ -176,10 +184,14 @@ impl Header {
         };
         check("the header", &header[..HEADER_CRC], end.u32().ok_or_else(short)?)?;
         let read = |input: &mut Input<'_>| {
-            let (_length, sections, table) = (input.u32()?, input.u32()?, input.u32()?);
-            Some((sections, table, input.u64()?, Fingerprint::read(input)?, input.u32()?))
+            let length = input.u32()?;
+            let (sections, table, total) = (input.u32()?, input.u32()?, input.u64()?);
+            let fingerprint = Fingerprint::read(input)?;
+            (usize::try_from(length) == Ok(HEADER)).then_some((sections, table, total, fingerprint))
         };
-        let (sections, table, total, fingerprint, table_checksum) = read(&mut input).ok_or_else(short)?;
+        let parts = read(&mut input);
+        let (sections, table, total, fingerprint) = parts.ok_or(StateError::Header { at: input.at })?;
+        let table_checksum = input.u32().ok_or_else(short)?;
         if total != bytes.len() as u64 {
             return Err(length(total, bytes.len()));
         }
@@ -245,9 +257,12 @@ impl Container {
     /// The same for state that is saved already.
     ///
     /// # Errors
-    /// The component has one already, or its name is too long.
+    /// The component has one already, or its name cannot stand in a file.
     pub fn put_saved(&mut self, component: &str, saved: Saved) -> Result<(), StateError> {
         limit("a component's name", component.len(), MAX_NAME)?;
+        if component.contains(char::is_control) {
+            return Err(StateError::Name(component.escape_debug().to_string()));
+        }
         if self.sections.iter().any(|(name, _)| name == component) {
             return Err(StateError::Twice(component.to_owned()));
         }
@@ -271,7 +286,7 @@ impl Container {
         let place = self.sections.iter().position(|(name, _)| name == component);
         match place {
             Some(place) => Ok(self.sections.remove(place).1),
-            None => Err(StateError::Missing(component.to_owned())),
+            None => Err(StateError::Missing(component.escape_debug().to_string())),
         }
     }
 
@@ -470,6 +485,26 @@ mod tests {
             b.copy_within(HEADER + 2..HEADER + 6, HEADER + row + 2);
         });
         assert!(matches!(same, Err(StateError::Twice(_))));
+    }
+
+    #[test]
+    fn what_could_be_written_otherwise_is_refused() {
+        let header = |result| matches!(result, Err(StateError::Header { .. }));
+        assert!(header(forge(|b| b[12] = 0)), "another length of the header");
+        assert!(header(forge(|b| b[48] = 0)), "text behind a zero");
+        assert!(header(forge(|b| b[49] = 0x1b)), "what a terminal would obey");
+        assert!(header(forge(|b| b[112] = 0xff)), "not UTF-8");
+        let name = forge(|b| b[HEADER + 2] = 0x1b);
+        assert!(matches!(name, Err(StateError::Table { at: HEADER })));
+        let mut container = container();
+        let error = container.put("\u{1b}[2J", &Lamp { on: true }).unwrap_err();
+        assert!(error.to_string().contains("`\\u{1b}[2J`"), "{error}");
+        let error = container.take::<Lamp>("\u{1b}[2J").unwrap_err();
+        assert!(error.to_string().contains("`\\u{1b}[2J`"), "{error}");
+        // A text that is too long is cut between two characters.
+        container.fingerprint.vmm = "a".repeat(31) + "é";
+        let read = Container::parse(&container.to_bytes().unwrap()).unwrap();
+        assert_eq!(read.fingerprint.vmm, "a".repeat(31));
     }
 
     #[test]

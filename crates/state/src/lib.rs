@@ -45,6 +45,12 @@ pub enum StateError {
         /// What was computed.
         found: u32,
     },
+    /// The header contradicts itself.
+    #[error("the snapshot's header makes no sense at byte {at}: it is damaged; take it anew")]
+    Header {
+        /// Where, or shortly before.
+        at: usize,
+    },
     /// The section table contradicts itself.
     #[error("the snapshot's section table makes no sense at byte {at}: it is damaged; take it anew")]
     Table {
@@ -61,6 +67,9 @@ pub enum StateError {
         /// The limit.
         most: usize,
     },
+    /// A component's name cannot stand in a file.
+    #[error("`{0}` cannot be part of a snapshot: give it a name without control characters")]
+    Name(String),
     /// A component's state is not there.
     #[error("the snapshot has no state of `{0}`: restore with the configuration that it was taken from")]
     Missing(String),
@@ -97,7 +106,10 @@ pub enum StateError {
         known: u32,
     },
     /// The payload is no such state.
-    #[error("the saved `{kind}` cannot be read ({source}): the snapshot is damaged; take it anew")]
+    #[error(
+        "the saved `{kind}` cannot be read ({}): the snapshot is damaged; take it anew",
+        source.to_string().escape_debug()
+    )]
     Payload {
         /// The schema.
         kind: &'static str,

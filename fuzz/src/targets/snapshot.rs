@@ -24,7 +24,10 @@ pub(crate) fn container() -> Target {
             let ends = [&input, &&bytes[..]].map(|bytes| match Container::parse(bytes) {
                 Ok(container) => {
                     // What was read is written as it was.
-                    assert_eq!(container.to_bytes().ok().as_deref(), Some(*bytes), "another file");
+                    assert!(
+                        container.to_bytes().is_ok_and(|written| written == *bytes),
+                        "another file"
+                    );
                     "container".to_owned()
                 }
                 Err(error) => kind(&error),
