@@ -159,7 +159,9 @@ impl CommonConfig {
     /// Takes over what [`Self::save`] gave; false, and nothing done, if it was a device that offered something else.
     pub(crate) fn restore(&mut self, saved: &CommonState) -> bool {
         let sizes = |queues: &[QueueSetup]| queues.iter().map(|queue| queue.max_size).collect::<Vec<_>>();
-        if saved.offered != self.offered || sizes(&saved.queues) != sizes(&self.queues) {
+        // What was agreed on is what a driver could have agreed on: devices rely on that.
+        let agreed = saved.status & status::FEATURES_OK == 0 || saved.accepted & !saved.offered == 0;
+        if saved.offered != self.offered || sizes(&saved.queues) != sizes(&self.queues) || !agreed {
             return false;
         }
         self.accepted = saved.accepted;
@@ -173,6 +175,12 @@ impl CommonConfig {
 
     pub(crate) fn accepted(&self) -> u64 {
         self.accepted
+    }
+
+    /// The driver has agreed on features and set the device up.
+    pub(crate) fn is_live(&self) -> bool {
+        let live = status::FEATURES_OK | status::DRIVER_OK;
+        self.status & live == live
     }
 
     pub(crate) fn queues(&self) -> &[QueueSetup] {

@@ -115,6 +115,9 @@ impl VirtioPciDevice {
         state.device.restore(&saved.own)?;
         if let Some(positions) = &transport.active {
             let wrong = || TransportError::Unlike("queues");
+            if !state.common.is_live() {
+                return Err(wrong());
+            }
             let mut queues = self.build_queues(&state.common).map_err(|_| wrong())?;
             if queues.len() != positions.len() {
                 return Err(wrong());

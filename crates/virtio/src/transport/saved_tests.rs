@@ -209,6 +209,12 @@ fn a_state_that_contradicts_itself_is_refused() {
     assert!(unlike(refused(|t| t.active.as_mut().unwrap()[0].index = 9)));
     assert!(unlike(refused(|t| t.common.queues[0].desc = u64::MAX)));
     assert!(unlike(refused(|t| t.common.queues[1].size = 17)));
+    assert!(unlike(refused(|t| t.common.status = 0xb)), "queues before DRIVER_OK");
+    let agreed = |error| matches!(error, TransportError::Unlike("features or queues"));
+    assert!(
+        agreed(refused(|t| t.common.accepted |= 1 << 50)),
+        "what was never offered"
+    );
     assert!(matches!(refused(|t| t.space[0] ^= 1), TransportError::Pci(_)));
     assert!(matches!(refused(|t| t.space.truncate(9)), TransportError::Pci(_)));
     assert!(matches!(refused(|t| t.msix.truncate(1)), TransportError::Pci(_)));
