@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use device::{DeviceContext, FdTable};
-use engine::Engine;
+use engine::{Engine, EngineError};
 use engine_kvm::KvmEngine;
 use machine::{End, Machine, MachineConfig, MachineError, NamedDevice, SerialOutput};
 use observe::{Registry, marks};
@@ -29,12 +29,14 @@ fn refuse(kind: ErrorKind, message: impl std::fmt::Display) -> ApiError {
 fn from_machine(error: &MachineError) -> ApiError {
     let kind = match error {
         MachineError::Boot(_) => ErrorKind::Boot,
-        MachineError::Engine(_) | MachineError::Memory(_) | MachineError::Host { .. } => ErrorKind::Host,
-        MachineError::Pci { .. }
+        MachineError::Engine(EngineError::State(_))
+        | MachineError::Pci { .. }
         | MachineError::Transport { .. }
+        | MachineError::Damaged { .. }
         | MachineError::Vcpus(_)
         | MachineError::OtherMemory { .. }
         | MachineError::OtherDevices { .. } => ErrorKind::Invalid,
+        MachineError::Engine(_) | MachineError::Memory(_) | MachineError::Host { .. } => ErrorKind::Host,
         MachineError::Bus(_) | MachineError::Device { .. } | MachineError::VcpuGone => ErrorKind::Internal,
     };
     refuse(kind, error)
@@ -201,6 +203,7 @@ impl Vm {
 
     fn restore(&mut self, config: &RestoreConfig, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
         self.expect(VmState::Empty, "restore")?;
+        marks::mark("restore received");
         self.registry = Registry::new();
         config.validate().map_err(|error| refuse(ErrorKind::Invalid, error))?;
         let mut fds = FdTable::new(fds);
@@ -213,12 +216,19 @@ impl Vm {
             keep: config.serial_keep,
         };
         let engine = self.open_engine(kvm)?;
+        marks::mark("engine open");
         let here = snapshot::fingerprint(&engine, VMM_VERSION).map_err(|error| from_snapshot(&error))?;
         let (state, ram) = snapshot::read(&state, memory, &here).map_err(|error| from_snapshot(&error))?;
+        marks::mark("snapshot read");
+        let shared = shared_directories(&config.devices, &fds)?;
         let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
+        marks::mark("devices made");
         all_used(&fds)?;
-        let machine = Machine::restore(&engine, serial, &state, ram, devices, &self.registry);
-        self.machine = Some(machine.map_err(|error| from_machine(&error))?);
+        let machine = Machine::restore(&engine, serial, &state, ram, devices, &self.registry)
+            .map_err(|error| from_machine(&error))?;
+        enclose(shared)?;
+        marks::mark("machine built");
+        self.machine = Some(machine);
         self.cpus = state.shape.cpus;
         self.engine = Some(engine);
         self.state = VmState::Paused;

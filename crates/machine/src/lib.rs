@@ -17,6 +17,8 @@ mod exits;
 mod gate;
 mod machine;
 pub mod platform;
+#[cfg(test)]
+mod quiesced_tests;
 mod saved;
 mod vcpu;
 

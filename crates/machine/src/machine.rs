@@ -61,6 +61,14 @@ pub enum MachineError {
     /// A vCPU has ended without having been saved.
     #[error("a vCPU has failed and cannot be saved: end the VM")]
     VcpuGone,
+    /// The saved state of a part makes no sense.
+    #[error("the saved state of {what} cannot be used ({source}): it is damaged; take it anew")]
+    Damaged {
+        /// Which part.
+        what: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The saved vCPUs make no sense.
     #[error("the saved state has {0} vCPUs that do not make up a machine: it is damaged; take it anew")]
     Vcpus(usize),
@@ -216,13 +224,16 @@ impl Machine {
     /// Lets the vCPUs run, for the first time or again after [`Machine::pause`].
     ///
     /// # Errors
-    /// A device could not go on; the vCPUs stay where they are.
+    /// A device could not go on; the vCPUs and the other devices stay where they are.
     pub fn run(&mut self) -> Result<(), MachineError> {
         for device in &self.devices {
-            device.resume().map_err(|source| MachineError::Device {
-                id: device.id().to_owned(),
-                source,
-            })?;
+            if let Err(source) = device.resume() {
+                self.devices.iter().for_each(|device| device.pause());
+                return Err(MachineError::Device {
+                    id: device.id().to_owned(),
+                    source,
+                });
+            }
         }
         self.paused = false;
         self.gate.set(Wanted::Run);
@@ -311,7 +322,13 @@ pub(crate) fn add_platform(
     let ioapic = IoApic::new(vm);
     let pin = |number| ioapic.pin(number).unwrap_or_else(|| vm.create_interrupt());
     let registers = saved.map(|saved| &saved.serial);
-    let serial = SerialPort::new(pin(PORTS.serial_pin), serial, keep, registers).map_err(host("the serial port"))?;
+    let serial = SerialPort::new(pin(PORTS.serial_pin), serial, keep, registers).map_err(|source| {
+        let what = "the serial port";
+        match source.kind() {
+            std::io::ErrorKind::InvalidData => MachineError::Damaged { what, source },
+            _ => MachineError::Host { what, source },
+        }
+    })?;
     let events = EventDevice::new(pin(PORTS.events_pin));
     if let Some(saved) = saved {
         events.restore(saved.events);

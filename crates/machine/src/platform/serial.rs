@@ -100,7 +100,7 @@ impl SerialPort {
         let serial = match saved {
             None => Serial::new(Line(line), output),
             Some(saved) => Serial::from_state(&to_state(saved), Line(line), NoEvents, output)
-                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, format!("its saved state: {error:?}")))?,
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, format!("{error:?}")))?,
         };
         Ok(Arc::new(Self(Mutex::new(serial))))
     }
