@@ -8,6 +8,7 @@ mod image;
 mod kernel;
 mod messages;
 mod registry;
+mod restored;
 mod shares;
 mod snapshot;
 
@@ -34,6 +35,7 @@ pub(crate) fn all() -> Vec<Target> {
         registry::locations(),
         snapshot::container(),
         snapshot::sections(),
+        restored::devices(),
     ]
 }
 
