@@ -1,5 +1,5 @@
 //! A guest under load goes on in another VMM: a counter in its memory, its boot id, what it has written to its disk, its
-//! clocks and timers; several rounds in a row, on two vCPUs. What does not fit is refused.
+//! clocks and timers, a TCP stream; several rounds in a row, on two vCPUs. What does not fit is refused.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 
 use agent_api::{Collected, Connection, ExecRequest, VSOCK_PORT};
 use anyhow::{Context, Result, ensure};
+use network::Attachment;
 use state::Container;
-use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits};
+use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits, MacAddress, NetConfig, NetLimits};
 
+use super::network::{Opened, Server, World};
 use super::snapshot_guest::{self, Report};
 use super::vsock::connect;
 use crate::vm::{self, Builder, Vm};
@@ -33,9 +35,53 @@ const ROUNDS: usize = 5;
 /// How long a guest may take to answer, in an emulated host.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// An interface in the node's network, and a server behind it.
+struct Wire {
+    // In the order in which they go.
+    _server: Server,
+    attachment: Attachment,
+    network: Opened,
+    _world: World,
+}
+
+impl Wire {
+    fn new() -> Result<Self> {
+        let world = World::new()?;
+        let network = Opened::new()?;
+        Ok(Self {
+            _server: world.serve(&[snapshot_guest::ECHO])?,
+            attachment: network.get()?.attach(0, 1)?,
+            network,
+            _world: world,
+        })
+    }
+
+    fn add_to(&self, builder: &mut Builder<'_>) -> Result<()> {
+        let taps = self.attachment.taps.iter();
+        // One VMM has it after the other.
+        let taps = taps
+            .map(|tap| Ok(builder.fd(tap.try_clone()?)))
+            .collect::<Result<_>>()?;
+        let config = NetConfig {
+            taps,
+            mac: MacAddress(self.attachment.mac),
+            mtu: self.attachment.mtu,
+            limits: NetLimits::default(),
+        };
+        builder.device("net", &config)
+    }
+
+    fn remove(self) -> Result<()> {
+        drop(self.attachment);
+        self.network.get()?.detach(0)?;
+        self.network.teardown()
+    }
+}
+
 /// What the VMs of this case share: where the host's side of vsock listens, and which disk is the current one.
 struct Stage<'a> {
     host: &'a Host,
+    wire: &'a Wire,
     listener: UnixListener,
     address: SocketAddr,
     disk: PathBuf,
@@ -56,6 +102,7 @@ impl Stage<'_> {
             limits: BlockLimits::default(),
         };
         builder.device("data", &data)?;
+        self.wire.add_to(&mut builder)?;
         Ok(builder)
     }
 
@@ -63,6 +110,14 @@ impl Stage<'_> {
         let (state, memory) = (File::open(&files.state)?, File::open(&files.memory)?);
         self.builder()?
             .restore(self.listener.try_clone()?.into(), state, memory)
+    }
+
+    /// Has the guest begin a new TCP stream, or end the one that it has.
+    fn stream(&self, what: snapshot_guest::Stream) -> Result<()> {
+        let mut stream = connect(&self.address, snapshot_guest::STREAM)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(&[what as u8])?;
+        Ok(stream.read_exact(&mut [0])?)
     }
 
     /// What the guest says of itself over a new connection.
@@ -111,9 +166,16 @@ impl Files {
 }
 
 fn host(host: &Host) -> Result<()> {
+    let wire = Wire::new()?;
+    rounds(host, &wire)?;
+    wire.remove()
+}
+
+fn rounds(host: &Host, wire: &Wire) -> Result<()> {
     let address = SocketAddr::from_abstract_name(format!("basalt-case-snapshot-{}", std::process::id()))?;
     let mut stage = Stage {
         host,
+        wire,
         listener: UnixListener::bind_addr(&address)?,
         address,
         disk: host.scratch.join("disk-0"),
@@ -123,16 +185,24 @@ fn host(host: &Host) -> Result<()> {
     let mut machine = stage
         .builder()?
         .start_listening(Some(stage.listener.try_clone()?.into()))?;
-    start_load(&machine)?;
+    start_load(&machine, wire)?;
     let deadline = Instant::now() + PATIENCE;
     while let Err(error) = stage.report() {
         ensure!(Instant::now() < deadline, "the load does not listen: {error:#}");
         std::thread::sleep(Duration::from_millis(100));
     }
-    let first = stage.wait("the load", |report| report.disk > 20 && report.ticks > 20)?;
+    stage.stream(snapshot_guest::Stream::Begin)?;
+    let first = stage.wait("the load", |report| {
+        report.disk > 20 && report.ticks > 20 && report.echoes > 20
+    })?;
     refused_while_running(&mut machine, &Files::new(host, "running"))?;
     for round in 0..ROUNDS {
         let files = Files::new(host, &round.to_string());
+        let goes_on_first = round % 2 == 1;
+        if goes_on_first {
+            // The far end would hear of two guests in one stream.
+            stage.stream(snapshot_guest::Stream::End)?;
+        }
         let before = stage.report()?;
         // One that is open when the VM is saved: both ends learn that it is gone.
         let held = connect(&stage.address, snapshot_guest::HOLD)?;
@@ -142,7 +212,7 @@ fn host(host: &Host) -> Result<()> {
         let saved_in = began.elapsed();
         let next = host.scratch.join(format!("disk-{}", round + 1));
         fs::copy(&stage.disk, &next)?;
-        if round % 2 == 1 {
+        if goes_on_first {
             original_goes_on(&stage, &mut machine, held, &before)?;
         }
         drop(machine);
@@ -154,9 +224,13 @@ fn host(host: &Host) -> Result<()> {
         machine = stage.restore(&files)?;
         machine.vmm.client.resume()?;
         let restored_in = began.elapsed();
+        if goes_on_first {
+            stage.stream(snapshot_guest::Stream::Begin)?;
+        }
         let resets = before.resets + 1;
         let goes_on = |report: &Report| {
-            report.disk > before.disk + 20 && report.ticks > before.ticks + 20 && report.resets >= resets
+            let echoes = report.echoes > before.echoes + 20;
+            report.disk > before.disk + 20 && report.ticks > before.ticks + 20 && echoes && report.resets >= resets
         };
         let after = stage.wait("the load's next steps, and the reset of the held connection", goes_on)?;
         ensure!(
@@ -176,8 +250,8 @@ fn host(host: &Host) -> Result<()> {
 }
 
 /// Installs the guest half and leaves it running by itself.
-fn start_load(machine: &Vm) -> Result<()> {
-    let mut agent = machine.agent()?;
+fn start_load(machine: &Vm, wire: &Wire) -> Result<()> {
+    let mut agent = machine.agent_with(Some(&wire.attachment.guest))?;
     vm::install(&mut agent)?;
     vm::detach_guest_half(&mut agent, CASE.name)
 }
@@ -307,6 +381,7 @@ fn refusals(stage: &Stage<'_>, files: &Files) -> Result<()> {
 
     let smaller = Stage {
         host: stage.host,
+        wire: stage.wire,
         listener: stage.listener.try_clone()?,
         address: stage.address.clone(),
         disk: stage.host.scratch.join("smaller"),
@@ -321,7 +396,7 @@ fn refusals(stage: &Stage<'_>, files: &Files) -> Result<()> {
     let (state, memory) = (File::open(&files.state)?, File::open(&files.memory)?);
     let error = text(builder.restore(stage.listener.try_clone()?.into(), state, memory));
     ensure!(
-        error.contains("was saved with the devices `console, rng, root, data"),
+        error.contains("was saved with the devices `console, rng, root, data, net"),
         "a missing disk: {error}"
     );
     Ok(())

@@ -1,10 +1,11 @@
 //! The load that the case `snapshot` saves and restores: it checks itself and counts what is wrong.
 //!
 //! Threads write blocks to a disk past the page cache and read others back, against a table in memory; sleep and count;
-//! take entropy; hold connections, and answer who asks.
+//! take entropy; have bytes echoed by TCP; hold connections, and answer who asks.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
@@ -15,18 +16,34 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use super::network::WORLD4;
 use super::vsock::socket;
 
 /// The disk's serial number and size.
 pub(super) const DISK: &str = "data";
 pub(super) const DISK_BYTES: u64 = 16 << 20;
 
-/// Ports: a report for each connection; an echo that is held; text for the console.
+/// Ports: a report for each connection; an echo that is held; text for the console; what to do about the TCP stream.
 pub(super) const REPORT: u32 = 5100;
 pub(super) const HOLD: u32 = 5101;
 pub(super) const PRINT: u32 = 5102;
+pub(super) const STREAM: u32 = 5103;
+
+/// Where the world outside echoes, and how the guest gets there.
+pub(super) const ECHO: &str = "[::]:7000";
+const ECHO_PORT: u16 = 7000;
+
+/// What is asked at [`STREAM`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stream {
+    Begin = 1,
+    End = 2,
+}
 
 const BLOCK: usize = 4096;
+
+/// An emulated host may be that slow.
+const PATIENCE: Duration = Duration::from_secs(30);
 const BLOCKS: usize = 4096;
 
 /// Timers may be late in an emulated host, by this much at most while nothing is saved; a snapshot takes no guest time.
@@ -34,6 +51,9 @@ const TICK: Duration = Duration::from_millis(10);
 
 static TICKS: AtomicU64 = AtomicU64::new(0);
 static DISK_ROUNDS: AtomicU64 = AtomicU64::new(0);
+static ECHOES: AtomicU64 = AtomicU64::new(0);
+/// Of the TCP stream that is to be; 0 and all even numbers are none.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
 static RESETS: AtomicU64 = AtomicU64::new(0);
 static ERRORS: AtomicU64 = AtomicU64::new(0);
 static WORDS: Mutex<String> = Mutex::new(String::new());
@@ -43,6 +63,7 @@ static WORDS: Mutex<String> = Mutex::new(String::new());
 pub(super) struct Report {
     pub(super) ticks: u64,
     pub(super) disk: u64,
+    pub(super) echoes: u64,
     pub(super) resets: u64,
     pub(super) errors: u64,
     pub(super) boot_id: String,
@@ -52,11 +73,12 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn parse(text: &str) -> Option<Self> {
-        let mut words = text.splitn(6, ' ');
+        let mut words = text.splitn(7, ' ');
         let mut number = || words.next()?.parse().ok();
         Some(Self {
             ticks: number()?,
             disk: number()?,
+            echoes: number()?,
             resets: number()?,
             errors: number()?,
             boot_id: words.next()?.to_owned(),
@@ -80,6 +102,7 @@ pub(super) fn run(_: &[String]) -> Result<()> {
     let report = listen(REPORT)?;
     let hold = listen(HOLD)?;
     let print = listen(PRINT)?;
+    let stream = listen(STREAM)?;
     for work in [disk_load, tick_load, entropy_load] {
         std::thread::spawn(move || {
             if let Err(error) = work() {
@@ -103,6 +126,7 @@ pub(super) fn run(_: &[String]) -> Result<()> {
             }
         })
     });
+    std::thread::spawn(move || serve(&stream, follow));
     serve(&report, |mut stream| {
         // Who asks may have gone: a restore ends connections.
         drop(stream.write_all(tell().as_bytes()));
@@ -115,9 +139,10 @@ fn tell() -> String {
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let words = WORDS.lock().map(|words| words.clone()).unwrap_or_default();
     format!(
-        "{} {} {} {} {} {words}",
+        "{} {} {} {} {} {} {words}",
         number(&TICKS),
         number(&DISK_ROUNDS),
+        number(&ECHOES),
         number(&RESETS),
         number(&ERRORS),
         boot_id.trim()
@@ -154,6 +179,56 @@ fn echo(mut stream: UnixStream) {
             Err(error) => return wrong(&format!("a held connection: {error}")),
         }
     }
+}
+
+/// Begins or ends a TCP stream, and says that it has.
+fn follow(mut asked: UnixStream) {
+    let mut what = [0];
+    if asked.read_exact(&mut what).is_err() {
+        return;
+    }
+    let begin = what == [Stream::Begin as u8];
+    let last = GENERATION.load(Ordering::SeqCst);
+    let next = last + if begin == last.is_multiple_of(2) { 1 } else { 2 };
+    GENERATION.store(next, Ordering::SeqCst);
+    if begin {
+        std::thread::spawn(move || {
+            // One that was ended may end in any way.
+            if let Err(error) = tcp_load(next)
+                && GENERATION.load(Ordering::SeqCst) == next
+            {
+                wrong(&format!("the TCP stream: {error:#}"));
+            }
+        });
+    }
+    drop(asked.write_all(&[0]));
+}
+
+/// Has the world send back what it is sent, in one connection.
+fn tcp_load(generation: u64) -> Result<()> {
+    let address = SocketAddr::new(WORLD4.parse()?, ECHO_PORT);
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    // It says first whom it sees.
+    while {
+        let mut byte = [0];
+        stream.read_exact(&mut byte)?;
+        byte != *b"\n"
+    } {}
+    let (mut sent, mut back) = (vec![0; BLOCK], vec![0; BLOCK]);
+    for version in 0.. {
+        if GENERATION.load(Ordering::SeqCst) != generation {
+            break;
+        }
+        fill(&mut sent, usize::try_from(generation)?, version);
+        stream.write_all(&sent)?;
+        stream.read_exact(&mut back)?;
+        if sent != back {
+            bail!("what came back for {version} differs");
+        }
+        ECHOES.fetch_add(1, Ordering::SeqCst);
+    }
+    Ok(())
 }
 
 /// Counts at a steady pace, by timers; time never goes back, and does not jump while the VM is saved.
