@@ -145,13 +145,28 @@ fn change(state: &mut Value, place: u16, to: u64) {
     }
 }
 
+/// How long each list is.
+fn shape(value: &Value, lengths: &mut Vec<usize>) {
+    match value {
+        Value::Array(items) => {
+            lengths.push(items.len());
+            items.iter().for_each(|item| shape(item, lengths));
+        }
+        Value::Object(fields) => fields.values().for_each(|field| shape(field, lengths)),
+        Value::Null | Value::Bool(_) | Value::String(_) | Value::Number(_) => (),
+    }
+}
+
 fn restore(input: &[u8]) -> u64 {
     let mut state = good();
+    let (mut wanted, mut found) = (Vec::new(), Vec::new());
+    shape(&state, &mut wanted);
     for step in input.chunks_exact(CHANGE).take(CHANGES) {
         let (place, to) = (u16::from_le_bytes([step[0], step[1]]), &step[2..]);
         let to = to.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte));
         change(&mut state, place, to);
     }
+    shape(&state, &mut found);
     let Ok(transport) = serde_json::from_value(state) else {
         return outcome("no such state");
     };
@@ -164,6 +179,7 @@ fn restore(input: &[u8]) -> u64 {
     if let Err(error) = device.restore(&saved) {
         return outcome(error);
     }
+    assert_eq!(found, wanted, "lists of other lengths were taken");
     let resumed = device.resume().is_ok();
     for offset in (0..0x8000).step_by(0x40) {
         device.bar_read(0, offset, &mut [0; 4]);

@@ -105,11 +105,10 @@ impl VirtioPciDevice {
         if transport.config != config(state) {
             return Err(TransportError::Unlike("properties (such as a size or an address)"));
         }
-        if !state.common.restore(&transport.common) {
+        if !state.common.restore(&transport.common) || !self.signals.restore(&transport.signals) {
             return Err(TransportError::Unlike("features or queues"));
         }
         state.space.restore(&transport.space)?;
-        self.signals.restore(&transport.signals);
         let control = state.space.u16(state.msix_capability + 2);
         state.msix.restore(&transport.msix, control)?;
         state.device.restore(&saved.own)?;

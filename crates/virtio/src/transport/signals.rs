@@ -65,13 +65,18 @@ impl Signals {
         }
     }
 
-    pub(crate) fn restore(&self, saved: &SignalState) {
+    /// Takes over what [`Self::save`] gave; false, and nothing done, if that had another number of queues.
+    pub(crate) fn restore(&self, saved: &SignalState) -> bool {
+        if saved.queue_vectors.len() != self.queue_vectors.len() {
+            return false;
+        }
         for (queue, &vector) in saved.queue_vectors.iter().enumerate() {
             self.set_queue_vector(queue, vector);
         }
         self.set_config_vector(saved.config_vector);
         self.isr.store(saved.isr, Ordering::Release);
         self.generation.store(saved.generation, Ordering::Release);
+        true
     }
 
     pub(crate) fn queue_vector(&self, queue: usize) -> u16 {
