@@ -331,9 +331,11 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // The links go with the namespace.
-        if let Err(error) = ip("netns delete case-world") {
-            log::error!("{error}");
+        // The links would go with the namespace, but that stays for as long as a connection in it waits for its other end.
+        for command in ["link delete case0", "netns delete case-world"] {
+            if let Err(error) = ip(command) {
+                log::error!("{error}");
+            }
         }
         // ip-netns(8) has made it a mount.
         if !self.keep_directory {

@@ -246,6 +246,7 @@ fn rounds(host: &Host, wire: &Wire) -> Result<()> {
         fs::remove_file(&files.state)?;
     }
     console_is_alive(&stage, &machine)?;
+    stage.stream(snapshot_guest::Stream::End)?;
     vm_ends(machine)
 }
 
