@@ -2,13 +2,13 @@
 
 use device::DeviceModule;
 
-/// The modules, in no particular order.
+/// The modules, in the order of their kinds' names.
 const MODULES: [&dyn DeviceModule; 6] = [
     &block::MODULE,
     &console::MODULE,
+    &virtiofs::MODULE,
     &net::MODULE,
     &rng::MODULE,
-    &virtiofs::MODULE,
     &vsock::MODULE,
 ];
 
@@ -40,6 +40,6 @@ mod tests {
             assert_eq!(find(kind).map(DeviceModule::kind), Some(kind));
         }
         assert!(find("floppy").is_none());
-        assert_eq!(kinds(), "block, console, net, rng, fs, vsock");
+        assert_eq!(kinds(), "block, console, fs, net, rng, vsock");
     }
 }

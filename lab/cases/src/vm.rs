@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use agent_api::log::LOG_PORT;
 use agent_api::{
     Collected, Connection, DiskName, ExecRequest, GuestNetwork, OsText, Prepare, RootDisk, Upload, VSOCK_PORT,
 };
@@ -203,23 +204,28 @@ pub(crate) struct Vm {
 }
 
 impl Vm {
-    /// Waits until the guest dials `port` on the host.
+    /// Waits until the guest dials `port` on the host. The agent's log, which it offers to every host, is not taken.
     pub(crate) fn accept(&self, port: u32, limit: Duration) -> Result<UnixStream> {
-        if !readable(&self.acceptor, limit)? {
-            bail!(
-                "the guest did not dial port {port} within {limit:?}; its VMM:\n{}its console:\n{}",
-                stall::evidence(self.vmm.pid()),
-                self.console()?
-            );
+        loop {
+            if !readable(&self.acceptor, limit)? {
+                bail!(
+                    "the guest did not dial port {port} within {limit:?}; its VMM:\n{}its console:\n{}",
+                    stall::evidence(self.vmm.pid()),
+                    self.console()?
+                );
+            }
+            let (bytes, fds) = self.acceptor.receive()?;
+            let dialled = bytes.as_slice().try_into().map(u32::from_le_bytes)?;
+            if dialled == LOG_PORT {
+                continue;
+            }
+            ensure!(dialled == port, "the guest dialled port {dialled}, not {port}");
+            let fd = fds
+                .into_iter()
+                .next()
+                .context("the connection came without a descriptor")?;
+            return Ok(UnixStream::from(fd));
         }
-        let (bytes, fds) = self.acceptor.receive()?;
-        let dialled = bytes.as_slice().try_into().map(u32::from_le_bytes)?;
-        ensure!(dialled == port, "the guest dialled port {dialled}, not {port}");
-        let fd = fds
-            .into_iter()
-            .next()
-            .context("the connection came without a descriptor")?;
-        Ok(UnixStream::from(fd))
     }
 
     /// The agent's connection, its root prepared.

@@ -167,7 +167,7 @@ fn goodbye(machine: &Machine) -> Result<()> {
 
 fn removal(up: &Running<'_>) -> Result<()> {
     up.ok(&["basalt", "start", "polite"])?;
-    ensure!(vmm(up, "polite")? > 0, "it does not run");
+    loses_its_holder(up)?;
     up.ok(&["dpkg", "--remove", "basalt"])?;
     for unit in UNITS {
         ensure!(!is_active(up, unit)?, "{unit} outlives its package");
@@ -183,6 +183,10 @@ fn removal(up: &Running<'_>) -> Result<()> {
     );
     up.ok(&["basalt", "start", "polite"])?;
     loses_its_holder(up)?;
+    // Nobody sees the last sandbox's end: what the kernel still has of it is the package's to take away.
+    let last = vmm(up, "polite")?.to_string();
+    up.ok(&["systemctl", "stop", "basaltd.socket", "basaltd.service"])?;
+    up.ok(&["kill", "-9", &last])?;
     up.ok(&["dpkg", "--purge", "basalt"])?;
     nothing_in_the_kernel(up)?;
     let left = found(
