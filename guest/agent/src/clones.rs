@@ -17,12 +17,18 @@ use crate::hooks::Hooks;
 use crate::reaper::Reaper;
 use crate::{Error, hooks};
 
+/// Readies a machine for a snapshot.
+pub type Settle = Box<dyn Fn() -> Result<(), Error> + Send + Sync>;
+
+/// Makes a restored machine its own.
+pub type MakeOwn = Box<dyn Fn(&Renew) -> Result<Renewed, Error> + Send + Sync>;
+
 /// What a server does for clones besides letting commands stand still.
 pub struct Clones {
     /// Before a snapshot, when all commands stand still.
-    pub settle: Box<dyn Fn() -> Result<(), Error> + Send + Sync>,
+    pub settle: Settle,
     /// After a restore: everything that makes the machine its own.
-    pub renew: Box<dyn Fn(&Renew) -> Result<Renewed, Error> + Send + Sync>,
+    pub renew: MakeOwn,
     /// Where the image's hooks are.
     pub hooks: PathBuf,
 }

@@ -18,6 +18,7 @@ mod network;
 mod package;
 mod pause;
 mod processors;
+mod renew;
 mod run;
 mod snapshot;
 mod snapshot_guest;
@@ -42,6 +43,7 @@ pub(crate) const ALL: &[&Case] = &[
     &network::CASE,
     &pause::CASE,
     &snapshot::CASE,
+    &renew::CASE,
     &foreign_kernel::CASE,
     &jail::WALLS,
     &jail::CALLS,
