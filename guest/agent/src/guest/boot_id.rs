@@ -1,5 +1,5 @@
 //! `/proc/sys/kernel/random/boot_id`, which the kernel makes once a boot and never changes: a file in memory lies over it. The
-//! file is in the initial root, which nothing can reach once the container's root is entered.
+//! file is in the initial root, to which no path leads once the container's root is entered.
 
 use std::fs::{self, File};
 use std::io;
