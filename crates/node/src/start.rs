@@ -74,6 +74,7 @@ impl Node {
             networked,
             log_from: 0,
             stopped: false,
+            held: false,
         };
         let entry = {
             let _span = span("record");
@@ -245,7 +246,7 @@ impl Node {
         let pid = child.pid;
         let log_from = std::fs::metadata(paths.log()).map_or(0, |metadata| metadata.len());
         let recorded = self.update(entry, |stored| {
-            stored.log_from = log_from;
+            (stored.log_from, stored.held) = (log_from, false);
             let sandbox = &mut stored.sandbox;
             (sandbox.state, sandbox.vmm) = (State::Starting, Some(process));
             (sandbox.started_ns, sandbox.ended_ns, sandbox.ended) = (Some(clock::now_ns()), None, None);

@@ -46,6 +46,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
         slot: 0,
         command: ExecRequest::default(),
         stopped: false,
+        held: false,
         networked: false,
         log_from: 0,
     }

@@ -21,7 +21,7 @@ use crate::node::Node;
 const DATA: &str = "_data";
 
 /// What begins so is being made, or being removed. Volumes' names begin with a letter or digit.
-const UNFINISHED: &str = ".";
+pub(crate) const UNFINISHED: &str = ".";
 
 /// Removes what a daemon that was killed has left half done.
 pub(crate) fn clean(volumes: &Path) -> io::Result<()> {
@@ -57,7 +57,8 @@ fn make(volumes: &Path, name: &str) -> io::Result<PathBuf> {
     }
 }
 
-fn unfinished() -> io::Result<String> {
+/// A name that nobody else has.
+pub(crate) fn unfinished() -> io::Result<String> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
     Ok(format!("{UNFINISHED}{:016x}", u64::from_ne_bytes(bytes)))

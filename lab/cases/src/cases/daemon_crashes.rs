@@ -32,12 +32,17 @@ pub(crate) const VMM: Case = Case {
 const VICTIM: &str = "victim";
 const NEIGHBOUR: &str = "neighbour";
 
+/// A snapshot of the first.
+const KEPT: &str = "kept";
+
 /// What brings a daemon to a point: the verb, and whether the victim must run before.
 fn operation(point: &str) -> Option<&'static [&'static str]> {
     Some(match point.split_once('.')?.0 {
         "create" | "start" => &[],
         "exec" => &["exec", VICTIM, "true"],
         "pause" => &["pause", VICTIM],
+        "snapshot" if point == points::SNAPSHOT_HIDDEN => &["snapshot", "rm", KEPT],
+        "snapshot" => &["snapshot", "create", VICTIM, KEPT],
         "stop" => &["stop", "--time", "1s", VICTIM],
         "end" => &["kill", VICTIM],
         "remove" => &["rm", "--force", VICTIM],
@@ -54,6 +59,9 @@ fn approach(daemon: &Daemon<'_>, host: &Host, point: &str) -> Result<Child> {
         return daemon.start(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
     }
     daemon.idle(VICTIM)?;
+    if point == points::SNAPSHOT_HIDDEN {
+        daemon.ok(&["snapshot", "create", VICTIM, KEPT])?;
+    }
     daemon.hold(point)?;
     daemon.start(words)
 }
@@ -83,7 +91,24 @@ fn examine(daemon: &Daemon<'_>, neighbour: &str, point: &str) -> Result<()> {
     if state != "gone" {
         daemon.ok(&["rm", "--force", VICTIM])?;
     }
+    whole_or_gone(daemon)?;
     daemon.expect_no_strangers(&[neighbour])
+}
+
+/// A snapshot that is there can be used, and nothing is left of one that is not. Then it is removed.
+fn whole_or_gone(daemon: &Daemon<'_>) -> Result<()> {
+    let places: Vec<String> = std::fs::read_dir(daemon.state.join("snapshots"))?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<Result<_>>()?;
+    for name in &places {
+        ensure!(name == KEPT, "the snapshots' directory has {name}");
+        for file in ["record.json", "state", "memory", "disk"] {
+            let path = daemon.state.join("snapshots").join(name).join(file);
+            ensure!(std::fs::metadata(&path)?.len() > 0, "{} is empty", path.display());
+        }
+        daemon.ok(&["snapshot", "rm", name])?;
+    }
+    Ok(())
 }
 
 fn daemon_dies(host: &Host) -> Result<()> {
@@ -122,6 +147,11 @@ const WITH_VMM: &[&str] = &[
     "start.running",
     "exec.connected",
     "pause.paused",
+    "snapshot.held",
+    "snapshot.frozen",
+    "snapshot.paused",
+    "snapshot.saved",
+    "snapshot.thawed",
     "stop.recorded",
     "stop.signalled",
     "remove.recorded",
