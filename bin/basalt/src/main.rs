@@ -123,6 +123,8 @@ fn sandbox_verb(verb: Verb, argv: &[OsString], output: &Output) -> anyhow::Resul
         Verb::Events => sandboxes::events(output),
         Verb::Volume(verb) => volumes::volume(&verb, output),
         Verb::Snapshot(verb) => snapshots::snapshot(&verb, output),
+        Verb::Clone(args) => snapshots::clone(&args, output),
+        Verb::Rollback(args) => snapshots::rollback(&args, output),
         Verb::Daemon(args) => daemon::tell(&args, output),
         other => Err(anyhow::anyhow!(
             "{other:?} is a verb that nobody carries out; that is a bug"

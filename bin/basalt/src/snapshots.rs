@@ -1,11 +1,11 @@
-//! `basalt snapshot`: each verb asks the daemon and shows what it says.
+//! `basalt snapshot`, `clone` and `rollback`: each verb asks the daemon and shows what it says.
 
 use anyhow::{Result, bail};
 use base::ByteSize;
 use node_api::message::Item;
-use node_api::{Client, ClientError, Reply, Request, Snapshot};
+use node_api::{Client, ClientError, CloneConfig, Reply, Request, Snapshot};
 
-use crate::cli::{CreateArgs, SnapshotVerb};
+use crate::cli::{CloneArgs, CreateArgs, RollbackArgs, SnapshotVerb};
 use crate::daemon;
 use crate::output::{Output, table};
 use crate::sandboxes::ago;
@@ -28,6 +28,38 @@ fn create(args: &CreateArgs, output: &Output) -> Result<u8> {
     match daemon::connect()?.ask(request)? {
         (Reply::Snapshot(snapshot), _) => {
             output.result(&snapshot, || format!("{}\n", snapshot.name))?;
+            Ok(0)
+        }
+        (other, _) => bail!("the daemon answered {other:?}: use basalt and basaltd of one build"),
+    }
+}
+
+/// `basalt clone`.
+pub(crate) fn clone(args: &CloneArgs, output: &Output) -> Result<u8> {
+    let config = CloneConfig {
+        snapshot: args.snapshot.clone(),
+        name: args.name.clone(),
+        hostname: args.hostname.clone(),
+        ports: args.publish.clone(),
+        remove: args.rm,
+        labels: args.label.iter().cloned().collect(),
+    };
+    started(Request::Clone(config), output)
+}
+
+/// `basalt rollback`.
+pub(crate) fn rollback(args: &RollbackArgs, output: &Output) -> Result<u8> {
+    let request = Request::Rollback {
+        sandbox: args.sandbox.clone(),
+        snapshot: args.snapshot.clone(),
+    };
+    started(request, output)
+}
+
+fn started(request: Request, output: &Output) -> Result<u8> {
+    match daemon::connect()?.ask(request)? {
+        (Reply::Started { sandbox, .. }, _) => {
+            output.result(&sandbox, || format!("{}\n", sandbox.id))?;
             Ok(0)
         }
         (other, _) => bail!("the daemon answered {other:?}: use basalt and basaltd of one build"),

@@ -43,6 +43,11 @@ pub const SANDBOX: &[&str] = &[
     SNAPSHOT_WRITTEN,
     SNAPSHOT_KEPT,
     SNAPSHOT_HIDDEN,
+    ROLLBACK_ENDED,
+    ROLLBACK_DISK,
+    RESTORE_MADE,
+    RESTORE_RESUMED,
+    RESTORE_RENEWED,
     STOP_RECORDED,
     STOP_SIGNALLED,
     STOP_KILLED,
@@ -127,6 +132,16 @@ points! {
     SNAPSHOT_KEPT = "snapshot.kept";
     /// A snapshot that is removed has lost its name.
     SNAPSHOT_HIDDEN = "snapshot.hidden";
+    /// What a sandbox was is gone, its disk is still that.
+    ROLLBACK_ENDED = "rollback.ended";
+    /// Its disk is the snapshot's.
+    ROLLBACK_DISK = "rollback.disk";
+    /// The VMM has made the VM of a snapshot.
+    RESTORE_MADE = "restore.made";
+    /// Its vCPUs run; its commands stand still.
+    RESTORE_RESUMED = "restore.resumed";
+    /// Its guest is a machine of its own, and its commands go on.
+    RESTORE_RENEWED = "restore.renewed";
     /// It is in the database as stopping.
     STOP_RECORDED = "stop.recorded";
     /// The command has its SIGTERM.

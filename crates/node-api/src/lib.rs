@@ -20,7 +20,7 @@ pub use message::{
     ApiError, ErrorKind, EventKind, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Tracing, Traffic, Usage,
 };
 pub use sandbox::{Ended, Sandbox, State};
-pub use snapshot::{Programs, Snapshot, check_snapshot_name};
+pub use snapshot::{CloneConfig, Programs, Snapshot, check_snapshot_name};
 pub use tmpfs::Tmpfs;
 pub use volume::{Volume, VolumeError, VolumeMount, VolumeSource};
 

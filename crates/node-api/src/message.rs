@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::SandboxConfig;
 use crate::sandbox::{Ended, Sandbox};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{CloneConfig, Snapshot};
 use crate::volume::Volume;
 
 /// What is asked of a daemon. A `sandbox` is a name, or an id or the beginning of one.
@@ -135,6 +135,15 @@ pub enum Request {
     RemoveSnapshot {
         /// Its name.
         name: String,
+    },
+    /// Make a sandbox that goes on from a snapshot, detached. [`Reply::Started`].
+    Clone(CloneConfig),
+    /// Let a sandbox go on from a snapshot of it, in place of what it is now. [`Reply::Started`].
+    Rollback {
+        /// Which.
+        sandbox: String,
+        /// The snapshot's name.
+        snapshot: String,
     },
     /// End this connection's sandbox (see [`Request::Run`]): its client has what it wanted. [`Reply::Done`].
     Finish,

@@ -91,6 +91,21 @@ pub enum Error {
         /// Why, and what to do.
         why: &'static str,
     },
+    /// A snapshot of another sandbox.
+    #[error("the snapshot `{snapshot}` is of {of}, not of {name}: `basalt clone {snapshot}` makes a sandbox of it")]
+    NotItsSnapshot {
+        /// The sandbox.
+        name: String,
+        /// The snapshot.
+        snapshot: String,
+        /// Whose it is.
+        of: String,
+    },
+    /// A sandbox that goes with its client.
+    #[error(
+        "sandbox {0} ends with the `basalt run` that started it, and so would what it is put back to: run one with --detach, or          make a sandbox of the snapshot with `basalt clone`"
+    )]
+    Tied(String),
     /// A directory that cannot be shared.
     #[error("the directory {} of a volume {why}", .path.display())]
     Volume {
@@ -305,7 +320,11 @@ impl Error {
             Self::Disk(_) => "disk",
             Self::Volume { .. } | Self::VolumeInUse { .. } | Self::Server { .. } => "volume",
             Self::Refused { .. } | Self::RefusedWhile { .. } => "vmm-refused",
-            Self::SnapshotTaken(_) | Self::SnapshotDamaged { .. } | Self::NotToBeKept { .. } => "snapshot",
+            Self::SnapshotTaken(_)
+            | Self::SnapshotDamaged { .. }
+            | Self::NotToBeKept { .. }
+            | Self::NotItsSnapshot { .. }
+            | Self::Tied(_) => "snapshot",
             Self::VmmDied { .. } | Self::VmmTookMemory { .. } => "vmm-died",
             Self::GuestEnded { .. } => "guest-ended",
             Self::AgentSilent { .. } => "guest-silent",
@@ -326,6 +345,8 @@ impl Error {
             | Self::NoNetwork
             | Self::Volume { .. }
             | Self::NotToBeKept { .. }
+            | Self::NotItsSnapshot { .. }
+            | Self::Tied(_)
             | Self::MoreMemoryThanHost { .. } => ErrorKind::Invalid,
             Self::NotFound(_)
             | Self::NoVolume(_)

@@ -6,6 +6,7 @@
 //! crate knows the VMM only by its contract (`vmm-api`) and the guest only by the agent's (`agent-api`).
 
 mod clock;
+mod clones;
 mod cmdline;
 mod command;
 mod config;

@@ -399,6 +399,11 @@ impl Connection<'_> {
                 }
                 Reply::Done
             }
+            Request::Clone(config) => started(node.metrics.started(node.clone_of(config))?).0,
+            Request::Rollback { sandbox, snapshot } => {
+                let rolled_back = node.rollback(&node.find(&sandbox)?, &snapshot);
+                started(node.metrics.started(rolled_back)?).0
+            }
             Request::RemoveSnapshot { name } => {
                 node.remove_snapshot(&name)?;
                 Reply::Done

@@ -42,6 +42,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
             vmm: None,
             volumes: Vec::new(),
             restarts: 0,
+            clone_of: None,
         },
         slot: 0,
         command: ExecRequest::default(),

@@ -64,6 +64,8 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::PruneVolumes => "prune volumes",
         Request::MakeSnapshot { .. } => "take a snapshot",
         Request::RemoveSnapshot { .. } => "remove a snapshot",
+        Request::Clone(_) => "clone",
+        Request::Rollback { .. } => "roll back",
         Request::Finish => "finish",
         Request::Info
         | Request::List { .. }

@@ -18,7 +18,7 @@ use wire::packet::{PacketError, PacketSocket};
 use crate::Error;
 use crate::config::TimeLimits;
 use crate::database::Stored;
-use crate::launch::{Prepared, ROOT_SERIAL, WRITABLE_SERIAL};
+use crate::launch::{Prepared, ROOT_SERIAL, Restoring, WRITABLE_SERIAL};
 use crate::paths::SandboxPaths;
 use crate::process::{self, readable, timespec};
 use crate::tail::Tail;
@@ -181,6 +181,17 @@ impl Vm {
         Connection::new(Timed::new(stream), None).map_err(|error| self.diagnose("the guest booted", error))
     }
 
+    /// Makes the VM as it was in a snapshot; it does not run yet.
+    pub(crate) fn restore(&self, restoring: Restoring) -> Result<(), Error> {
+        let Restoring { config, fds, control } = restoring;
+        // As in `boot`.
+        drop(control);
+        self.ask_within(self.limits.boot, "the VM was restored", |client| {
+            client.restore(config, &fds.borrow())
+        })
+        .map_err(as_made)
+    }
+
     /// The agent's first connection.
     fn wait_for_agent(
         &self,
@@ -243,7 +254,7 @@ impl Vm {
             root: disk(ROOT_SERIAL, "erofs"),
             writable: writable.map(|_| disk(WRITABLE_SERIAL, crate::disk::FILE_SYSTEM)),
             overlay_bytes: None,
-            hostname: sandbox.config.hostname.clone().unwrap_or_else(|| sandbox.id.clone()),
+            hostname: sandbox.host_name().to_owned(),
             clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
             entropy: entropy()?,
             network,

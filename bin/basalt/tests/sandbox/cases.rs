@@ -104,6 +104,11 @@ pub(crate) const ALL: &[(&str, fn())] = &[
         snapshots::a_snapshot_that_fails_leaves_a_sandbox_that_runs,
     ),
     (
+        "clones_go_on_with_names_of_their_own",
+        snapshots::clones_go_on_with_names_of_their_own,
+    ),
+    ("a_sandbox_is_put_back", snapshots::a_sandbox_is_put_back),
+    (
         "a_daemon_that_is_killed_on_the_way_leaves_a_sandbox_that_runs",
         snapshots::a_daemon_that_is_killed_on_the_way_leaves_a_sandbox_that_runs,
     ),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::cases::kill;
 use crate::daemons::{detached, wait_for_state};
-use crate::world::{World, text, wait_for};
+use crate::world::{World, is_alive, text, wait_for};
 
 /// A verb that must be refused; what it says.
 fn refused(world: &World, words: &[&str]) -> String {
@@ -142,6 +142,83 @@ pub(crate) fn a_snapshot_that_fails_leaves_a_sandbox_that_runs() {
     wait_for("its command to go on", || (count() > before).then_some(()));
     done(&world, &["exec", "web", "true"]);
     done(&world, &["snapshot", "ls"]);
+}
+
+pub(crate) fn clones_go_on_with_names_of_their_own() {
+    let world = World::new("can be kept");
+    let words = ["run", "-d", "--disk", "64m", "--name", "web", "-l", "a=1", "tiny", "--", "sleep", "1000"];
+    let id = done(&world, &words).trim().to_owned();
+    let disk = |id: &str| world.path("state/sandboxes").join(id).join("disk");
+    fs::write(disk(&id), "what it has written").unwrap();
+    done(&world, &["snapshot", "create", "web", "mine"]);
+    fs::write(disk(&id), "what it writes later").unwrap();
+    let one = done(&world, &["clone", "--name", "one", "mine"]).trim().to_owned();
+    let two = done(&world, &["clone", "--name", "two", "--hostname", "second", "-l", "b=2", "mine"]);
+    let two = two.trim().to_owned();
+    // Not of their sandbox any more, and not even of the snapshot.
+    done(&world, &["rm", "-f", "web"]);
+    done(&world, &["snapshot", "rm", "mine"]);
+    let mut ids = Vec::new();
+    for (name, id, hostname) in [("one", &one, one.as_str()), ("two", &two, "second")] {
+        let console = done(&world, &["logs", "--console", name]);
+        let words: Vec<&str> = console.split_whitespace().collect();
+        assert_eq!(words[..3], ["renewed", "as", hostname], "{console}");
+        assert_eq!((words.len(), words[3].len()), (4, 32), "{console}");
+        ids.push(words[3].to_owned());
+        assert_eq!(fs::read_to_string(disk(id)).unwrap(), "what it has written");
+        done(&world, &["exec", name, "true"]);
+        let inspected: serde_json::Value = serde_json::from_str(&done(&world, &["--json", "inspect", name])).unwrap();
+        assert_eq!(inspected[0]["clone_of"], "mine");
+        assert_eq!(inspected[0]["config"]["labels"]["a"], "1");
+    }
+    assert_ne!(ids[0], ids[1], "both have one machine id");
+    // They begin as any other does when they have ended.
+    done(&world, &["kill", "one"]);
+    done(&world, &["start", "one"]);
+    done(&world, &["exec", "one", "true"]);
+    let told = refused(&world, &["clone", "mine"]);
+    assert!(told.contains("there is no snapshot `mine`"), "{told}");
+    let told = refused(&world, &["clone", "--name", "two", "no"]);
+    assert!(told.contains("there is no snapshot `no`"), "{told}");
+    assert_eq!(done(&world, &["ps", "-aq"]).lines().count(), 2);
+}
+
+pub(crate) fn a_sandbox_is_put_back() {
+    let world = World::new("can be kept");
+    let id = done(&world, &["run", "-d", "--disk", "64m", "--name", "web", "tiny", "--", "sleep", "1000"]);
+    let id = id.trim();
+    let disk = world.path("state/sandboxes").join(id).join("disk");
+    fs::write(&disk, "what it has written").unwrap();
+    done(&world, &["snapshot", "create", "web", "mine"]);
+    fs::write(&disk, "what it writes later").unwrap();
+    let before = world.vmm();
+    assert_eq!(done(&world, &["rollback", "web", "mine"]).trim(), id);
+    wait_for("the old VMM to be gone", || (!is_alive(before)).then_some(()));
+    assert_eq!(fs::read_to_string(&disk).unwrap(), "what it has written");
+    done(&world, &["exec", "web", "true"]);
+    let console = done(&world, &["logs", "--console", "web"]);
+    assert_eq!(console, "settled\nrenewed as the same -\nrenewed as the same -\n");
+    // Of what has ended, too, and again.
+    done(&world, &["kill", "web"]);
+    done(&world, &["rollback", "web", "mine"]);
+    done(&world, &["exec", "web", "true"]);
+    done(&world, &["pause", "web"]);
+    done(&world, &["rollback", "web", "mine"]);
+    done(&world, &["exec", "web", "true"]);
+    detached(&world, "other", "sleep 1000");
+    let told = refused(&world, &["rollback", "other", "mine"]);
+    assert!(told.contains("`mine` is of web, not of other: `basalt clone mine`"), "{told}");
+    done(&world, &["exec", "other", "true"]);
+    // One that cannot be restored has ended, and can be started.
+    fs::write(world.path("state/snapshots/mine/state"), "another machine").unwrap();
+    let told = refused(&world, &["rollback", "web", "mine"]);
+    assert!(told.contains("these are not the devices"), "{told}");
+    wait_for_state(&world, "web", "exited");
+    let told = refused(&world, &["clone", "--name", "twin", "mine"]);
+    assert!(told.contains("these are not the devices"), "{told}");
+    assert_eq!(done(&world, &["ps", "-aq"]).lines().count(), 2, "something is left of the clone");
+    done(&world, &["start", "web"]);
+    done(&world, &["exec", "web", "true"]);
 }
 
 /// At each of these the daemon is killed; the next one must find the sandbox running, and the snapshot whole or not at all.

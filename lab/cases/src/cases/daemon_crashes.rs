@@ -43,6 +43,7 @@ fn operation(point: &str) -> Option<&'static [&'static str]> {
         "pause" => &["pause", VICTIM],
         "snapshot" if point == points::SNAPSHOT_HIDDEN => &["snapshot", "rm", KEPT],
         "snapshot" => &["snapshot", "create", VICTIM, KEPT],
+        "rollback" | "restore" => &["rollback", VICTIM, KEPT],
         "stop" => &["stop", "--time", "1s", VICTIM],
         "end" => &["kill", VICTIM],
         "remove" => &["rm", "--force", VICTIM],
@@ -59,11 +60,31 @@ fn approach(daemon: &Daemon<'_>, host: &Host, point: &str) -> Result<Child> {
         return daemon.start(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
     }
     daemon.idle(VICTIM)?;
-    if point == points::SNAPSHOT_HIDDEN {
+    let of_one = words[0] == "rollback" || point == points::SNAPSHOT_HIDDEN;
+    if of_one {
         daemon.ok(&["snapshot", "create", VICTIM, KEPT])?;
     }
     daemon.hold(point)?;
     daemon.start(words)
+}
+
+/// Points that a clone comes to on its way; the others are those of any start.
+const OF_CLONES: &[&str] = &[
+    points::CREATE_DISK,
+    points::START_RECORDED,
+    points::RESTORE_MADE,
+    points::RESTORE_RESUMED,
+    points::RESTORE_RENEWED,
+];
+
+/// Brings somebody to the point with a clone for a victim.
+fn approach_clone(daemon: &Daemon<'_>, point: &str) -> Result<Child> {
+    const ORIGIN: &str = "origin";
+    daemon.idle(ORIGIN)?;
+    daemon.ok(&["snapshot", "create", ORIGIN, KEPT])?;
+    daemon.ok(&["rm", "--force", ORIGIN])?;
+    daemon.hold(point)?;
+    daemon.start(&["clone", "--name", VICTIM, KEPT])
 }
 
 /// The victim is whole (it answers, or can be started) or gone; then it is removed, and nothing is left.
@@ -115,17 +136,21 @@ fn daemon_dies(host: &Host) -> Result<()> {
     let daemon = Daemon::new(host)?;
     let neighbour = daemon.idle(NEIGHBOUR)?;
     let mut reached = BTreeSet::new();
-    for point in points::SANDBOX {
+    let all = points::SANDBOX.iter().map(|point| (*point, false));
+    for (point, clone) in all.chain(OF_CLONES.iter().map(|point| (*point, true))) {
         let step = || -> Result<()> {
-            let mut client = approach(&daemon, host, point)?;
+            let mut client = match clone {
+                true => approach_clone(&daemon, point)?,
+                false => approach(&daemon, host, point)?,
+            };
             daemon.reached(&mut client, point)?;
             daemon.kill()?;
             daemon.release(point)?;
             finish(&mut client)?;
             examine(&daemon, &neighbour, point)
         };
-        step().with_context(|| format!("the daemon was killed at {point}"))?;
-        reached.insert(*point);
+        step().with_context(|| format!("the daemon was killed at {point} (of a clone: {clone})"))?;
+        reached.insert(point);
     }
     ensure!(
         reached.len() == points::SANDBOX.len() && reached.len() >= 20,
@@ -152,6 +177,9 @@ const WITH_VMM: &[&str] = &[
     "snapshot.paused",
     "snapshot.saved",
     "snapshot.thawed",
+    "restore.made",
+    "restore.resumed",
+    "restore.renewed",
     "stop.recorded",
     "stop.signalled",
     "remove.recorded",
