@@ -29,11 +29,11 @@ enum Outcome {
 /// Serves what was inherited. A connected socket has one driver, whose going is the VM's end; a listening one has one
 /// driver after the other. A VM that was never started ends with its driver in either case: whoever was making it is
 /// gone, and nobody knows of it.
-pub(crate) fn serve_inherited(socket: OwnedFd, jailed: bool) -> Result<()> {
+pub(crate) fn serve_inherited(socket: OwnedFd, mut vm: Vm) -> Result<()> {
     if rustix::net::sockopt::socket_acceptconn(&socket).context("the control descriptor is no socket")? {
-        return serve_drivers(&socket, Vm::new(jailed), Vm::has_run);
+        return serve_drivers(&socket, vm, Vm::has_run);
     }
-    serve(&PacketSocket::from_fd(socket), &mut Vm::new(jailed)).map(drop)
+    serve(&PacketSocket::from_fd(socket), &mut vm).map(drop)
 }
 
 /// Serves one driver after the other at `path`. The VM goes on between them.
@@ -45,7 +45,7 @@ pub(crate) fn listen(path: &Path) -> Result<()> {
     })?;
     let _unlink = UnlinkOnDrop(path);
     rustix::net::listen(&listener, 1)?;
-    serve_drivers(&listener, Vm::new(false), |_| true)
+    serve_drivers(&listener, Vm::new(), |_| true)
 }
 
 /// Serves whoever connects to `listener`, one after the other, while `goes_on` says so of the VM.
@@ -250,7 +250,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("control");
         let listener = listener(&path);
-        let server = std::thread::spawn(move || serve_inherited(listener, false));
+        let server = std::thread::spawn(move || serve_inherited(listener, Vm::new()));
         assert!(matches!(ask(&path, vmm_api::Request::Info), Ok(Reply::Info(_))));
         server.join().unwrap().unwrap();
     }
@@ -260,7 +260,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("control");
         let listener = listener(&path);
-        let server = std::thread::spawn(move || serve_drivers(&listener, Vm::new(false), |_| true));
+        let server = std::thread::spawn(move || serve_drivers(&listener, Vm::new(), |_| true));
         for _ in 0..2 {
             assert!(matches!(ask(&path, vmm_api::Request::Info), Ok(Reply::Info(_))));
         }
@@ -273,6 +273,6 @@ mod tests {
         let (ours, theirs) = PacketSocket::pair().unwrap();
         let packet = vec![b' '; MAX_PACKET + 1];
         rustix::net::send(&theirs, &packet, rustix::net::SendFlags::empty()).unwrap();
-        assert!(matches!(serve(&ours, &mut Vm::new(false)), Ok(Outcome::Disconnected)));
+        assert!(matches!(serve(&ours, &mut Vm::new()), Ok(Outcome::Disconnected)));
     }
 }

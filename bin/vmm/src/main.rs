@@ -159,11 +159,17 @@ fn run(options: Options) -> Result<()> {
     raise_descriptor_limit();
     // What guests make in shared directories has the mode that they say; nothing else is ever made.
     rustix::process::umask(Mode::empty());
-    if let Some(mode) = options.jail {
-        confine(mode, options.volumes)?;
-    }
+    let vm = match options.jail {
+        None => vm::Vm::new(),
+        Some(mode) => {
+            // While there is a file system: a snapshot needs it.
+            let pagemap = vm::pagemap();
+            confine(mode, options.volumes)?;
+            vm::Vm::jailed(pagemap)
+        }
+    };
     match options.control {
-        Control::Inherited(socket) => control::serve_inherited(socket, options.jail.is_some()),
+        Control::Inherited(socket) => control::serve_inherited(socket, vm),
         Control::Listen(path) => control::listen(&path).with_context(|| format!("control socket {}", path.display())),
     }
 }

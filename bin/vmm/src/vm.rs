@@ -4,14 +4,15 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use device::{DeviceContext, FdTable};
-use engine::Engine;
+use engine::{Engine, EngineError};
 use engine_kvm::KvmEngine;
-use machine::{End, Machine, MachineConfig, MachineError, NamedDevice};
+use machine::{End, Machine, MachineConfig, MachineError, NamedDevice, SerialOutput};
 use observe::{Registry, marks};
+use snapshot::SnapshotError;
 use vmm_api::devices::{DeviceConfig, FsConfig, FsSource};
 use vmm_api::{
-    ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, Mark, MetricSample, Reply, Request, VERSION, VmConfig,
-    VmState,
+    ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, Mark, MetricSample, Reply, Request, RestoreConfig,
+    SnapshotFiles, VERSION, VmConfig, VmState,
 };
 
 use crate::catalog;
@@ -28,34 +29,74 @@ fn refuse(kind: ErrorKind, message: impl std::fmt::Display) -> ApiError {
 fn from_machine(error: &MachineError) -> ApiError {
     let kind = match error {
         MachineError::Boot(_) => ErrorKind::Boot,
+        MachineError::Engine(EngineError::State(_))
+        | MachineError::Pci { .. }
+        | MachineError::Transport { .. }
+        | MachineError::Damaged { .. }
+        | MachineError::Vcpus(_)
+        | MachineError::OtherMemory { .. }
+        | MachineError::OtherDevices { .. } => ErrorKind::Invalid,
         MachineError::Engine(_) | MachineError::Memory(_) | MachineError::Host { .. } => ErrorKind::Host,
-        MachineError::Pci { .. } | MachineError::Transport { .. } => ErrorKind::Invalid,
-        MachineError::Bus(_) | MachineError::Device { .. } => ErrorKind::Internal,
+        MachineError::Bus(_) | MachineError::Device { .. } | MachineError::VcpuGone => ErrorKind::Internal,
     };
     refuse(kind, error)
 }
+
+/// The same for a snapshot.
+fn from_snapshot(error: &SnapshotError) -> ApiError {
+    let kind = match error {
+        SnapshotError::Machine(error) => return from_machine(error),
+        SnapshotError::State(_) | SnapshotError::Memory(_) | SnapshotError::NotEmpty(_) => ErrorKind::Invalid,
+        SnapshotError::Engine(_) | SnapshotError::File { .. } => ErrorKind::Host,
+    };
+    refuse(kind, error)
+}
+
+/// What tells a snapshot which pages of memory were touched; without it all of them are read.
+pub(crate) fn pagemap() -> Option<File> {
+    let opened = File::open("/proc/self/pagemap");
+    opened
+        .inspect_err(|error| log::info!("snapshots will read all memory: /proc/self/pagemap: {error}"))
+        .ok()
+}
+
+const VMM_VERSION: &str = env!("CARGO_PKG_VERSION");
 
 const NO_KVM: &str = "a VMM in its jail cannot open /dev/kvm: send it open, as `kvm`";
 
 /// The VM, if there is one, and what is known of it.
 pub(crate) struct Vm {
     jailed: bool,
+    pagemap: Option<File>,
     machine: Option<Machine>,
     state: VmState,
     cpus: u32,
-    engine: &'static str,
+    engine: Option<KvmEngine>,
+    /// It was started, or resumed after it was restored.
+    has_run: bool,
     registry: Registry,
 }
 
 impl Vm {
-    pub(crate) fn new(jailed: bool) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
-            jailed,
+            jailed: false,
+            pagemap: None,
             machine: None,
             state: VmState::Empty,
             cpus: 0,
-            engine: "",
+            engine: None,
+            has_run: false,
             registry: Registry::new(),
+        }
+    }
+
+    /// One that can open nothing itself.
+    pub(crate) fn jailed(pagemap: Option<File>) -> Self {
+        Self {
+            jailed: true,
+            pagemap,
+            ..Self::new()
         }
     }
 
@@ -85,6 +126,8 @@ impl Vm {
         }
         match request {
             Request::Create(config) => self.create(*config, fds).map(|()| Reply::Done),
+            Request::Restore(config) => self.restore(&config, fds).map(|()| Reply::Done),
+            Request::Snapshot(files) => self.snapshot(files, fds).map(|()| Reply::Done),
             Request::Start => self.go(VmState::Created, "start"),
             Request::Resume => self.go(VmState::Paused, "resume"),
             Request::Pause => self.pause(),
@@ -101,7 +144,7 @@ impl Vm {
 
     /// Whether it was ever started.
     pub(crate) fn has_run(&self) -> bool {
-        matches!(self.state, VmState::Running | VmState::Paused)
+        self.has_run
     }
 
     /// Whether there will never be anything to do again.
@@ -121,23 +164,12 @@ impl Vm {
         let mut initramfs = config.initramfs.map(&mut take).transpose()?.map(File::from);
         let kvm = config.kvm.map(&mut take).transpose()?;
         let serial = config.serial.map(&mut take).transpose()?;
-        let engine = match kvm {
-            Some(fd) => KvmEngine::from_fd(fd),
-            None if self.jailed => return Err(refuse(ErrorKind::Invalid, NO_KVM)),
-            None => KvmEngine::open(),
-        }
-        .map_err(|error| refuse(ErrorKind::Host, error))?;
+        let engine = self.open_engine(kvm)?;
         marks::mark("engine open");
         let shared = shared_directories(&config.devices, &fds)?;
         let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
         marks::mark("devices made");
-        if fds.left_over() > 0 {
-            let message = format!(
-                "{} file descriptors came with the request that nothing refers to",
-                fds.left_over()
-            );
-            return Err(refuse(ErrorKind::Invalid, message));
-        }
+        all_used(&fds)?;
         let source = boot::Source {
             kernel: &mut kernel,
             initramfs: initramfs.as_mut(),
@@ -155,9 +187,71 @@ impl Vm {
         marks::mark("machine built");
         self.machine = Some(machine);
         self.cpus = config.cpus;
-        self.engine = engine.name();
+        self.engine = Some(engine);
         self.state = VmState::Created;
         Ok(())
+    }
+
+    fn open_engine(&self, kvm: Option<OwnedFd>) -> Result<KvmEngine, ApiError> {
+        match kvm {
+            Some(fd) => KvmEngine::from_fd(fd),
+            None if self.jailed => return Err(refuse(ErrorKind::Invalid, NO_KVM)),
+            None => KvmEngine::open(),
+        }
+        .map_err(|error| refuse(ErrorKind::Host, error))
+    }
+
+    fn restore(&mut self, config: &RestoreConfig, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
+        self.expect(VmState::Empty, "restore")?;
+        marks::mark("restore received");
+        self.registry = Registry::new();
+        config.validate().map_err(|error| refuse(ErrorKind::Invalid, error))?;
+        let mut fds = FdTable::new(fds);
+        let mut take = |fd: FdRef| fds.take(fd).map_err(|error| refuse(ErrorKind::Invalid, error));
+        let state = File::from(take(config.files.state)?);
+        let memory = File::from(take(config.files.memory)?);
+        let kvm = config.kvm.map(&mut take).transpose()?;
+        let serial = SerialOutput {
+            file: config.serial.map(&mut take).transpose()?,
+            keep: config.serial_keep,
+        };
+        let engine = self.open_engine(kvm)?;
+        marks::mark("engine open");
+        let here = snapshot::fingerprint(&engine, VMM_VERSION).map_err(|error| from_snapshot(&error))?;
+        let (state, ram) = snapshot::read(&state, memory, &here).map_err(|error| from_snapshot(&error))?;
+        marks::mark("snapshot read");
+        let shared = shared_directories(&config.devices, &fds)?;
+        let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
+        marks::mark("devices made");
+        all_used(&fds)?;
+        let machine = Machine::restore(&engine, serial, &state, ram, devices, &self.registry)
+            .map_err(|error| from_machine(&error))?;
+        enclose(shared)?;
+        marks::mark("machine built");
+        self.machine = Some(machine);
+        self.cpus = state.shape.cpus;
+        self.engine = Some(engine);
+        self.state = VmState::Paused;
+        Ok(())
+    }
+
+    fn snapshot(&self, files: SnapshotFiles, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
+        self.expect(VmState::Paused, "snapshot")?;
+        let mut fds = FdTable::new(fds);
+        let mut take = |fd: FdRef| fds.take(fd).map_err(|error| refuse(ErrorKind::Invalid, error));
+        let (state, memory) = (File::from(take(files.state)?), File::from(take(files.memory)?));
+        all_used(&fds)?;
+        let (Some(engine), Some(machine)) = (&self.engine, self.machine.as_ref().and_then(Machine::quiesced)) else {
+            return Err(refuse(
+                ErrorKind::WrongState,
+                "the guest has ended: there is nothing to save",
+            ));
+        };
+        let opened = if self.jailed { None } else { pagemap() };
+        let pagemap = self.pagemap.as_ref().or(opened.as_ref());
+        snapshot::fingerprint(engine, VMM_VERSION)
+            .and_then(|here| snapshot::write(&machine, here, &state, &memory, pagemap))
+            .map_err(|error| from_snapshot(&error))
     }
 
     fn expect(&self, state: VmState, verb: &str) -> Result<(), ApiError> {
@@ -177,6 +271,7 @@ impl Vm {
             machine.run().map_err(|error| from_machine(&error))?;
         }
         self.state = VmState::Running;
+        self.has_run = true;
         Ok(Reply::Done)
     }
 
@@ -200,9 +295,9 @@ impl Vm {
     fn info(&self) -> Info {
         Info {
             api_version: VERSION,
-            vmm_version: env!("CARGO_PKG_VERSION").to_owned(),
+            vmm_version: VMM_VERSION.to_owned(),
             pid: std::process::id(),
-            engine: self.engine.to_owned(),
+            engine: self.engine.as_ref().map_or("", Engine::name).to_owned(),
             state: self.state,
             cpus: self.cpus,
             memory: self.machine.as_ref().map_or(0, |machine| machine.memory().bytes()),
@@ -223,6 +318,17 @@ impl Vm {
                 value: sample.value,
             })
             .collect()
+    }
+}
+
+/// Refuses descriptors that nothing has taken.
+fn all_used(fds: &FdTable) -> Result<(), ApiError> {
+    match fds.left_over() {
+        0 => Ok(()),
+        count => {
+            let message = format!("{count} file descriptors came with the request that nothing refers to");
+            Err(refuse(ErrorKind::Invalid, message))
+        }
     }
 }
 

@@ -67,6 +67,19 @@ pub(crate) fn for_vcpu(supported: &CpuId, id: u32, count: u32) -> Result<CpuId> 
     Ok(cpuid)
 }
 
+/// A hash over all leaves (64-bit FNV-1a), which tells one processor's offer from another's.
+pub(crate) fn hash(cpuid: &CpuId) -> u64 {
+    const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x100_0000_01b3;
+    let words = cpuid
+        .as_slice()
+        .iter()
+        .flat_map(|leaf| [leaf.function, leaf.index, leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]);
+    words
+        .flat_map(u32::to_le_bytes)
+        .fold(BASIS, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME))
+}
+
 /// How many bits an APIC id has when there are `count` of them.
 fn bits(count: u32) -> u32 {
     count.next_power_of_two().trailing_zeros()
@@ -160,6 +173,15 @@ mod tests {
         assert_eq!(leaf(&cpuid, 1, 0).edx & HTT, 0);
         assert_eq!(leaf(&cpuid, 0xb, 1).eax, 0);
         assert_eq!(leaf(&cpuid, 0x8000_0001, 0).ecx, 0);
+    }
+
+    #[test]
+    fn the_hash_tells_offers_apart() {
+        let one = for_vcpu(&supported(*b"Auth"), 0, 1).unwrap();
+        assert_eq!(hash(&one), hash(&one.clone()));
+        let mut other = one.clone();
+        other.as_mut_slice()[1].edx ^= 1;
+        assert_ne!(hash(&one), hash(&other));
     }
 
     #[test]

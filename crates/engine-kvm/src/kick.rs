@@ -105,6 +105,10 @@ impl Kick for Kicker {
             .store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::SeqCst);
     }
 
+    fn hold(&self) {
+        self.immediate_exit().store(1, Ordering::SeqCst);
+    }
+
     fn clear(&self) {
         self.immediate_exit().store(0, Ordering::SeqCst);
     }

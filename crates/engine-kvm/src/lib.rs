@@ -19,7 +19,7 @@ mod vm;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::Arc;
 
-use engine::{Engine, EngineError, Result, Vm};
+use engine::{Engine, EngineError, Result, Traits, Vm};
 use kvm_ioctls::{Cap, Kvm};
 
 /// What every machine of this VMM needs from KVM, with the reason.
@@ -32,6 +32,20 @@ const REQUIRED: &[(Cap, &str)] = &[
     (Cap::SignalMsi, "message-signalled interrupts (KVM_CAP_SIGNAL_MSI)"),
     (Cap::ImmediateExit, "kicking vCPUs (KVM_CAP_IMMEDIATE_EXIT, Linux 4.13)"),
     (Cap::UserMemory, "guest memory (KVM_CAP_USER_MEMORY)"),
+];
+
+/// What the saved state's form and meaning depend on, a bit each from 0 on. Only ever appended to.
+const STATE_CAPS: &[Cap] = &[
+    Cap::SplitIrqchip,
+    Cap::X2ApicApi,
+    Cap::VcpuEvents,
+    Cap::Debugregs,
+    Cap::Xsave,
+    Cap::Xcrs,
+    Cap::TscControl,
+    Cap::TscDeadlineTimer,
+    Cap::AdjustClock,
+    Cap::MpState,
 ];
 
 /// The KVM engine over one open `/dev/kvm`.
@@ -87,6 +101,19 @@ impl Engine for KvmEngine {
 
     fn create_vm(&self) -> Result<Arc<dyn Vm>> {
         Ok(Arc::new(vm::KvmVm::new(Arc::clone(&self.kvm))?))
+    }
+
+    fn traits(&self) -> Result<Traits> {
+        let supported = self
+            .kvm
+            .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
+            .map_err(failed("KVM_GET_SUPPORTED_CPUID"))?;
+        let has = |bit: usize, cap: Cap| u64::from(self.kvm.check_extension(cap)) << bit;
+        let capabilities = STATE_CAPS.iter().enumerate();
+        Ok(Traits {
+            cpuid: cpuid::hash(&cpuid::for_vcpu(&supported, 0, 1)?),
+            capabilities: capabilities.fold(0, |bits, (bit, &cap)| bits | has(bit, cap)),
+        })
     }
 }
 

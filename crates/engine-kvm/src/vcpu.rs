@@ -135,6 +135,7 @@ impl Vcpu for KvmVcpu {
     }
 
     fn restore(&mut self, state: &VcpuState) -> Result<()> {
+        same_tsc(state.tsc_khz, self.fd.get_tsc_khz().map_err(failed("KVM_GET_TSC_KHZ"))?)?;
         let entries: Vec<_> = state.cpuid.iter().map(cpuid_to_kvm).collect();
         let cpuid = CpuId::from_entries(&entries).map_err(|error| EngineError::State(format!("{error:?}")))?;
         self.fd.set_cpuid2(&cpuid).map_err(failed("KVM_SET_CPUID2"))?;
@@ -220,6 +221,19 @@ impl KvmVcpu {
     }
 }
 
+/// As far as KVM lets a guest's TSC be off before it scales it (the module's parameter `tsc_tolerance_ppm`).
+const TSC_TOLERANCE_PPM: u64 = 250;
+
+/// A guest has measured its TSC once and for all: one that runs otherwise would put its clocks out.
+fn same_tsc(saved: u32, here: u32) -> Result<()> {
+    if u64::from(saved.abs_diff(here)) * 1_000_000 <= u64::from(here) * TSC_TOLERANCE_PPM {
+        return Ok(());
+    }
+    Err(EngineError::State(format!(
+        "its TSC ran at {saved} kHz and would run at {here} kHz here: restore on a host like the one it was saved on"
+    )))
+}
+
 fn cpuid_from_kvm(from: &kvm_cpuid_entry2) -> CpuidEntry {
     CpuidEntry {
         function: from.function,
@@ -245,5 +259,21 @@ fn cpuid_to_kvm(from: &CpuidEntry) -> kvm_cpuid_entry2 {
         ecx,
         edx,
         padding: [0; 3],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tsc_that_runs_otherwise_is_refused() {
+        same_tsc(2_000_000, 2_000_000).unwrap();
+        same_tsc(2_000_500, 2_000_000).unwrap();
+        same_tsc(1_999_500, 2_000_000).unwrap();
+        for saved in [2_000_501, 1_999_499, 0, u32::MAX] {
+            let error = same_tsc(saved, 2_000_000).unwrap_err().to_string();
+            assert!(error.contains("would run at 2000000 kHz here"), "{error}");
+        }
     }
 }

@@ -54,6 +54,15 @@ pub enum Doorbell {
     Port(u16),
 }
 
+/// What an engine offers guests on this host: the parts of a snapshot's fingerprint that are its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traits {
+    /// A hash over what CPUID offers, without what differs between the vCPUs of one VM.
+    pub cpuid: u64,
+    /// Capabilities that saved state depends on, a bit each in an order of the engine's own.
+    pub capabilities: u64,
+}
+
 /// A way to make virtual machines.
 pub trait Engine: Send + Sync {
     /// Its name, such as `kvm`.
@@ -64,6 +73,12 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// The host lacks something; the message says what to do.
     fn create_vm(&self) -> Result<Arc<dyn Vm>>;
+
+    /// What it offers guests: a VM that was saved goes on only where this is the same.
+    ///
+    /// # Errors
+    /// The host does not tell.
+    fn traits(&self) -> Result<Traits>;
 }
 
 /// One virtual machine: memory, interrupts, doorbells and what all its vCPUs share.
@@ -170,6 +185,10 @@ pub trait Kick: Send + Sync {
 
     /// Called by the vCPU's own thread, once, before its first run.
     fn adopt_current_thread(&self);
+
+    /// Called by the vCPU's own thread: its next [`Vcpu::run`] only completes the last exit, and comes back with another one
+    /// or [`Exit::Interrupted`]. So it is after a kick, too.
+    fn hold(&self);
 
     /// Called by the vCPU's own thread after it has seen a kick, so that the next run is not cut short.
     fn clear(&self);

@@ -1,5 +1,6 @@
 //! Register state, in the processor manuals' own terms, independent of any engine.
 
+use ::state::Schema;
 use serde::{Deserialize, Serialize};
 
 /// A segment register with its hidden part (Intel SDM 3A, 3.4.3).
@@ -180,4 +181,71 @@ pub struct Clock {
 pub struct VmState {
     /// The clock.
     pub clock: Clock,
+}
+
+impl Schema for VcpuState {
+    const KIND: &'static str = "vcpu";
+    const VERSION: u32 = 1;
+}
+
+impl Schema for VmState {
+    const KIND: &'static str = "vm";
+    const VERSION: u32 = 1;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ::state::golden;
+
+    #[test]
+    fn a_vm_is_what_the_golden_file_says() {
+        let clock = Clock {
+            nanoseconds: 0x1234_5678_9abc,
+        };
+        golden::check(env!("CARGO_MANIFEST_DIR"), &VmState { clock });
+    }
+
+    #[test]
+    fn a_vcpu_is_what_the_golden_file_says() {
+        let segment = Segment {
+            base: 0xffff_8880_0000_0000,
+            limit: 0xf_ffff,
+            selector: 8,
+            rights: 0xa09b,
+        };
+        let mut state = VcpuState {
+            id: 1,
+            xsave: vec![1, 0, 255],
+            xcr0: 7,
+            debug: [1, 2, 3, 4, 0xffff_0ff0, 0x400],
+            lapic: vec![0, 0x10],
+            activity: Activity::Halted,
+            tsc_khz: 2_000_000,
+            ..VcpuState::default()
+        };
+        state.cpuid.push(CpuidEntry {
+            function: 0xb,
+            index: 1,
+            indexed: true,
+            registers: [1, 2, 0x201, u32::MAX],
+        });
+        state.general.gpr[gpr::RDI] = u64::MAX;
+        state.general.rflags = 0x246;
+        state.system.segments[5] = segment;
+        state.system.gdt = Table { base: 0x500, limit: 31 };
+        state.system.cr = [0x8005_0033, 1, 2, 3, 4];
+        state.msrs.push(Msr {
+            index: 0xc000_0080,
+            value: 0xd01,
+        });
+        state.events = PendingEvents {
+            exception: Some((14, Some(2))),
+            interrupt: Some((0x30, true)),
+            nmi_pending: true,
+            smm: [false, true, false, false],
+            ..PendingEvents::default()
+        };
+        golden::check(env!("CARGO_MANIFEST_DIR"), &state);
+    }
 }

@@ -1,4 +1,4 @@
-//! What vCPU threads may do now, and how many of them wait.
+//! What vCPU threads may do now, and how many of them wait. While they wait they can be asked to save their vCPUs.
 //!
 //! The lock is held for moments only; a vCPU takes it when it was interrupted, never on a guest's exit.
 
@@ -13,10 +13,27 @@ pub(crate) enum Wanted {
     End,
 }
 
+/// What a vCPU's thread does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pass {
+    /// Run the guest.
+    Run,
+    /// Save the vCPU, say so by [`Gate::saved`], and come back.
+    Save,
+    /// End.
+    End,
+}
+
 struct State {
     wanted: Wanted,
     /// Threads that are outside of `Vcpu::run` and will stay there.
     parked: usize,
+    /// How often the vCPUs were asked to be saved.
+    saves: u64,
+    /// How many have done so this time.
+    saved: usize,
+    /// Threads that will never do anything again.
+    abandoned: usize,
 }
 
 /// Shared by the owner and all vCPU threads.
@@ -33,6 +50,9 @@ impl Gate {
         let state = State {
             wanted: Wanted::Pause,
             parked: 0,
+            saves: 0,
+            saved: 0,
+            abandoned: 0,
         };
         Self {
             state: Mutex::new(state),
@@ -63,7 +83,27 @@ impl Gate {
 
     /// Called by a vCPU thread that is never coming back: it counts as parked.
     pub(crate) fn abandon(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).parked += 1;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.parked += 1;
+        state.abandoned += 1;
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Has all `count` vCPUs saved, which are parked; returns when they are.
+    pub(crate) fn save_all(&self, count: usize) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.saves += 1;
+        state.saved = 0;
+        self.changed.notify_all();
+        while state.saved + state.abandoned < count {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Called by a vCPU thread that has saved its vCPU.
+    pub(crate) fn saved(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).saved += 1;
         self.changed.notify_all();
     }
 
@@ -72,18 +112,24 @@ impl Gate {
         !self.hold.load(Ordering::SeqCst)
     }
 
-    /// Called by a vCPU thread that is not in the guest: waits until it may run (true) or shall end (false).
-    pub(crate) fn pass(&self) -> bool {
+    /// Called by a vCPU thread that is not in the guest: waits until there is something to do. `saves` is the thread's own
+    /// count of how often it was asked to save, from 0 on.
+    pub(crate) fn pass(&self, saves: &mut u64) -> Pass {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.parked += 1;
         self.changed.notify_all();
-        while state.wanted == Wanted::Pause {
+        while state.wanted == Wanted::Pause && state.saves == *saves {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        if state.wanted == Wanted::Run {
-            state.parked -= 1;
-        }
-        state.wanted == Wanted::Run
+        let pass = match state.wanted {
+            // It stays parked.
+            Wanted::End => return Pass::End,
+            Wanted::Run => Pass::Run,
+            Wanted::Pause => Pass::Save,
+        };
+        *saves = state.saves;
+        state.parked -= 1;
+        pass
     }
 }
 
@@ -97,11 +143,12 @@ mod tests {
         let gate = Arc::new(Gate::new());
         let passing = Arc::clone(&gate);
         let thread = std::thread::spawn(move || {
-            let first = passing.pass();
+            let mut saves = 0;
+            let first = passing.pass(&mut saves);
             while passing.is_open() {
                 std::thread::yield_now();
             }
-            (first, passing.pass())
+            (first, passing.pass(&mut saves))
         });
         gate.wait_parked(1);
         assert!(!gate.is_open());
@@ -110,7 +157,7 @@ mod tests {
             std::thread::yield_now();
         }
         gate.set(Wanted::End);
-        assert_eq!(thread.join().unwrap(), (true, false));
+        assert_eq!(thread.join().unwrap(), (Pass::Run, Pass::End));
     }
 
     #[test]
@@ -121,11 +168,47 @@ mod tests {
     }
 
     #[test]
+    fn each_thread_saves_once_for_each_request() {
+        const THREADS: usize = 3;
+        let gate = Arc::new(Gate::new());
+        let count = || {
+            let gate = Arc::clone(&gate);
+            std::thread::spawn(move || {
+                let (mut saves, mut done) = (0, 0);
+                loop {
+                    match gate.pass(&mut saves) {
+                        Pass::Save => {
+                            done += 1;
+                            gate.saved();
+                        }
+                        Pass::End => return done,
+                        Pass::Run => panic!("nobody was to run"),
+                    }
+                }
+            })
+        };
+        let threads: Vec<_> = (0..THREADS).map(|_| count()).collect();
+        for _ in 0..2 {
+            gate.wait_parked(THREADS);
+            gate.save_all(THREADS);
+        }
+        // One that is gone is not waited for.
+        gate.abandon();
+        gate.save_all(THREADS + 1);
+        gate.wait_parked(THREADS + 1);
+        gate.set(Wanted::End);
+        for thread in threads {
+            assert_eq!(thread.join().unwrap(), 3);
+        }
+    }
+
+    #[test]
     fn the_end_is_final() {
         let gate = Gate::new();
         gate.set(Wanted::End);
         gate.set(Wanted::Pause);
-        assert!(!gate.pass(), "a late pause must not hold a thread that is to end");
+        let late = "a late pause must not hold a thread that is to end";
+        assert_eq!(gate.pass(&mut 0), Pass::End, "{late}");
         gate.set(Wanted::Run);
         assert!(!gate.is_open());
     }

@@ -17,7 +17,11 @@ mod exits;
 mod gate;
 mod machine;
 pub mod platform;
+#[cfg(test)]
+mod quiesced_tests;
+mod saved;
 mod vcpu;
 
 pub use machine::{Machine, MachineConfig, MachineError, NamedDevice};
+pub use saved::{MachineState, Quiesced, SerialOutput, Shape};
 pub use vcpu::{End, FIRST_RUN};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use base::{ByteSize, EventFd};
 use boot::{Board, BootError, Source};
-use bus::{Bus, BusError};
-use engine::{BootState, Engine, EngineError, Vm};
+use bus::BusError;
+use engine::{Engine, EngineError, Vcpu, Vm};
 use memory::layout::{self, Range};
 use memory::{MemoryError, Ram};
 use observe::Registry;
@@ -15,7 +15,8 @@ use virtio::{DeviceError, TransportError, VirtioDevice, VirtioPciDevice};
 
 use crate::exits::ExitCounters;
 use crate::gate::{Gate, Wanted};
-use crate::platform::{Event, EventDevice, IoApic, PINS, PORTS, Power, SerialPort};
+use crate::platform::{Event, EventDevice, IoApic, PINS, PORTS, PlatformState, Power, SerialPort};
+use crate::saved::Quiesced;
 use crate::vcpu::{End, Ending, Shared, VcpuThread};
 
 /// Why a machine could not be built or moved.
@@ -57,6 +58,38 @@ pub enum MachineError {
         /// Why.
         source: DeviceError,
     },
+    /// A vCPU has ended without having been saved.
+    #[error("a vCPU has failed and cannot be saved: end the VM")]
+    VcpuGone,
+    /// The saved state of a part makes no sense.
+    #[error("the saved state of {what} cannot be used ({source}): it is damaged; take it anew")]
+    Damaged {
+        /// Which part.
+        what: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The saved vCPUs make no sense.
+    #[error("the saved state has {0} vCPUs that do not make up a machine: it is damaged; take it anew")]
+    Vcpus(usize),
+    /// Saved with another amount of memory.
+    #[error("{saved} of memory were saved, there are {here}: give the memory file that was written with the state")]
+    OtherMemory {
+        /// How much was saved.
+        saved: ByteSize,
+        /// How much there is.
+        here: ByteSize,
+    },
+    /// Saved with other devices.
+    #[error(
+        "the machine was saved with the devices `{saved}`, and is to be restored with `{here}`: give the same ones, in that order"
+    )]
+    OtherDevices {
+        /// Their names then.
+        saved: String,
+        /// Their names now.
+        here: String,
+    },
     /// The host refused a thread or a descriptor.
     #[error("the host refused {what}: {source}")]
     Host {
@@ -88,15 +121,37 @@ pub struct NamedDevice {
     pub device: Box<dyn VirtioDevice>,
 }
 
+/// The board's own devices that are more than a handler on a bus.
+pub(crate) struct Platform {
+    pub(crate) ioapic: Arc<IoApic>,
+    pub(crate) serial: Arc<SerialPort>,
+    pub(crate) events: Arc<EventDevice>,
+}
+
+/// What a machine is put together from.
+pub(crate) struct Parts {
+    pub(crate) threads: Vec<VcpuThread>,
+    pub(crate) shared: Shared,
+    pub(crate) devices: Vec<Arc<VirtioPciDevice>>,
+    pub(crate) platform: Platform,
+    pub(crate) pci: Arc<PciBus>,
+    pub(crate) vm: Arc<dyn Vm>,
+    pub(crate) ram: Ram,
+}
+
 /// A virtual machine, in the state that its last transition left it in.
 pub struct Machine {
     // Fields are dropped in this order: nothing may run in the guest when its devices and memory go.
-    threads: Vec<VcpuThread>,
-    gate: Arc<Gate>,
+    pub(crate) threads: Vec<VcpuThread>,
+    pub(crate) gate: Arc<Gate>,
     ending: Arc<Ending>,
-    devices: Vec<Arc<VirtioPciDevice>>,
-    events: Arc<EventDevice>,
-    ram: Ram,
+    pub(crate) devices: Vec<Arc<VirtioPciDevice>>,
+    pub(crate) platform: Platform,
+    pub(crate) pci: Arc<PciBus>,
+    pub(crate) vm: Arc<dyn Vm>,
+    pub(crate) ram: Ram,
+    /// vCPUs and devices have stopped.
+    pub(crate) paused: bool,
 }
 
 /// As much as threads have by default: formats of kernels are parsed by code that is not ours.
@@ -115,13 +170,7 @@ impl Machine {
         registry: &Registry,
     ) -> Result<Self, MachineError> {
         let ram = Ram::allocate(config.memory)?;
-        let ending = Arc::new(Ending::new().map_err(host("an event fd"))?);
-        let shared = Shared {
-            gate: Arc::new(Gate::new()),
-            ending: Arc::clone(&ending),
-            ports: Arc::new(Bus::new()),
-            mmio: Arc::new(Bus::new()),
-        };
+        let shared = Shared::new()?;
         let pci_window_64 = layout::pci_window_64(config.memory);
         let board = Board {
             cpus: config.cpus,
@@ -134,37 +183,59 @@ impl Machine {
             let loader = base::thread::spawn_scoped(scope, "loader", LOADER_STACK, load).map_err(host("a thread"))?;
             let made = create(engine, &ram).and_then(|vm| {
                 observe::marks::mark("VM made");
-                let events = add_platform(vm.as_ref(), &shared, (config.serial, config.serial_keep))?;
+                let platform = add_platform(vm.as_ref(), &shared, (config.serial, config.serial_keep), None)?;
                 let devices = add_devices(&vm, &ram, &shared, pci_window_64, devices, registry)?;
-                Ok((vm, events, devices))
+                Ok((vm, platform, devices))
             });
             let loaded = loader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             Ok::<_, MachineError>((made, loaded))
         })?;
-        let ((vm, events, devices), boot) = (made?, loaded?);
+        let ((vm, platform, (devices, pci)), boot) = (made?, loaded?);
         observe::marks::mark("guest loaded");
-        let threads = start_threads(vm.as_ref(), config.cpus, &boot, &shared, registry)?;
-        Ok(Self {
+        let threads = start_threads(vm.as_ref(), config.cpus, &shared, registry, |id, vcpu| match id {
+            0 => vcpu.set_boot_state(&boot),
+            _ => Ok(()),
+        })?;
+        Ok(Self::assemble(Parts {
             threads,
-            gate: shared.gate,
-            ending,
+            shared,
             devices,
-            events,
+            platform,
+            pci,
+            vm,
             ram,
-        })
+        }))
+    }
+
+    pub(crate) fn assemble(parts: Parts) -> Self {
+        Self {
+            threads: parts.threads,
+            gate: parts.shared.gate,
+            ending: parts.shared.ending,
+            devices: parts.devices,
+            platform: parts.platform,
+            pci: parts.pci,
+            vm: parts.vm,
+            ram: parts.ram,
+            paused: false,
+        }
     }
 
     /// Lets the vCPUs run, for the first time or again after [`Machine::pause`].
     ///
     /// # Errors
-    /// A device could not go on; the vCPUs stay where they are.
+    /// A device could not go on; the vCPUs and the other devices stay where they are.
     pub fn run(&mut self) -> Result<(), MachineError> {
         for device in &self.devices {
-            device.resume().map_err(|source| MachineError::Device {
-                id: device.id().to_owned(),
-                source,
-            })?;
+            if let Err(source) = device.resume() {
+                self.devices.iter().for_each(|device| device.pause());
+                return Err(MachineError::Device {
+                    id: device.id().to_owned(),
+                    source,
+                });
+            }
         }
+        self.paused = false;
         self.gate.set(Wanted::Run);
         Ok(())
     }
@@ -177,6 +248,12 @@ impl Machine {
         for device in &self.devices {
             device.pause();
         }
+        self.paused = true;
+    }
+
+    /// The machine as one that can be saved, if it is paused and the guest has not ended.
+    pub fn quiesced(&self) -> Option<Quiesced<'_>> {
+        (self.paused && self.end().is_none()).then(|| Quiesced::new(self))
     }
 
     /// Readable once the guest has ended.
@@ -191,7 +268,7 @@ impl Machine {
 
     /// Presses the power button.
     pub fn press_power_button(&self) {
-        self.events.raise(Event::PowerButton);
+        self.platform.events.raise(Event::PowerButton);
     }
 
     /// The size of guest memory.
@@ -222,7 +299,7 @@ impl Drop for Machine {
 }
 
 /// A VM with its memory.
-fn create(engine: &dyn Engine, ram: &Ram) -> Result<Arc<dyn Vm>, MachineError> {
+pub(crate) fn create(engine: &dyn Engine, ram: &Ram) -> Result<Arc<dyn Vm>, MachineError> {
     let vm = engine.create_vm()?;
     vm.reserve_ioapic_pins(u32::from(PINS))?;
     for (slot, region) in (0..).zip(ram.regions()) {
@@ -231,43 +308,58 @@ fn create(engine: &dyn Engine, ram: &Ram) -> Result<Arc<dyn Vm>, MachineError> {
     Ok(vm)
 }
 
-fn host(what: &'static str) -> impl Fn(std::io::Error) -> MachineError {
+pub(crate) fn host(what: &'static str) -> impl Fn(std::io::Error) -> MachineError {
     move |source| MachineError::Host { what, source }
 }
 
 /// Puts the board's own devices on the buses.
-fn add_platform(
+pub(crate) fn add_platform(
     vm: &dyn Vm,
     shared: &Shared,
     (serial, keep): (Option<OwnedFd>, Option<u64>),
-) -> Result<Arc<EventDevice>, MachineError> {
+    saved: Option<&PlatformState>,
+) -> Result<Platform, MachineError> {
     let ioapic = IoApic::new(vm);
     let pin = |number| ioapic.pin(number).unwrap_or_else(|| vm.create_interrupt());
-    let serial =
-        SerialPort::new(pin(PORTS.serial_pin), serial, keep).map_err(host("making the serial output non-blocking"))?;
+    let registers = saved.map(|saved| &saved.serial);
+    let serial = SerialPort::new(pin(PORTS.serial_pin), serial, keep, registers).map_err(|source| {
+        let what = "the serial port";
+        match source.kind() {
+            std::io::ErrorKind::InvalidData => MachineError::Damaged { what, source },
+            _ => MachineError::Host { what, source },
+        }
+    })?;
     let events = EventDevice::new(pin(PORTS.events_pin));
+    if let Some(saved) = saved {
+        events.restore(saved.events);
+        ioapic.restore(&saved.ioapic);
+    }
     let ending = Arc::clone(&shared.ending);
     let power = Arc::new(Power::new(move |request| ending.report(End::from(request))));
-    shared.ports.insert(u64::from(PORTS.serial), 8, serial)?;
+    shared
+        .ports
+        .insert(u64::from(PORTS.serial), 8, Arc::<SerialPort>::clone(&serial))?;
     shared.ports.insert(u64::from(PORTS.sleep_control), 3, power)?;
     shared
         .ports
         .insert(u64::from(PORTS.events), 1, Arc::<EventDevice>::clone(&events))?;
-    shared
-        .mmio
-        .insert(layout::IOAPIC.start, layout::IOAPIC.length, ioapic)?;
-    Ok(events)
+    shared.mmio.insert(
+        layout::IOAPIC.start,
+        layout::IOAPIC.length,
+        Arc::<IoApic>::clone(&ioapic),
+    )?;
+    Ok(Platform { ioapic, serial, events })
 }
 
 /// Puts PCI and everything on it on the buses.
-fn add_devices(
+pub(crate) fn add_devices(
     vm: &Arc<dyn Vm>,
     ram: &Ram,
     shared: &Shared,
     high: Range,
     devices: Vec<NamedDevice>,
     registry: &Registry,
-) -> Result<Vec<Arc<VirtioPciDevice>>, MachineError> {
+) -> Result<(Vec<Arc<VirtioPciDevice>>, Arc<PciBus>), MachineError> {
     let low = layout::PCI_WINDOW_32;
     let bus = PciBus::new(Windows {
         low: Window {
@@ -299,16 +391,16 @@ fn add_devices(
             .map_err(|source| MachineError::Pci { id, source })?;
         transports.push(transport);
     }
-    Ok(transports)
+    Ok((transports, bus))
 }
 
-/// Makes the vCPUs and their threads, which wait at the gate.
-fn start_threads(
+/// Makes the vCPUs, has each prepared, and their threads, which wait at the gate.
+pub(crate) fn start_threads(
     vm: &dyn Vm,
     count: u32,
-    boot: &BootState,
     shared: &Shared,
     registry: &Registry,
+    mut prepare: impl FnMut(u32, &mut dyn Vcpu) -> engine::Result<()>,
 ) -> Result<Vec<VcpuThread>, MachineError> {
     let mut threads = Vec::new();
     for id in 0..count {
@@ -316,9 +408,7 @@ fn start_threads(
             .create_vcpu(id, count)
             .map_err(MachineError::from)
             .and_then(|mut vcpu| {
-                if id == 0 {
-                    vcpu.set_boot_state(boot)?;
-                }
+                prepare(id, vcpu.as_mut())?;
                 let counters = ExitCounters::new(registry, id);
                 VcpuThread::spawn(id, vcpu, shared.clone(), counters).map_err(host("a thread for a vCPU"))
             });

@@ -1,14 +1,16 @@
 //! The thread of one vCPU.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use base::EventFd;
 use bus::Bus;
-use engine::{Exit, Kick, SystemEvent, Vcpu};
+use engine::state::VcpuState;
+use engine::{EngineError, Exit, Kick, SystemEvent, Vcpu};
 
 use crate::exits::ExitCounters;
-use crate::gate::Gate;
+use crate::gate::{Gate, Pass, Wanted};
+use crate::machine::{MachineError, host};
 use crate::platform::PowerRequest;
 
 /// What [`observe::marks`] has just before any vCPU enters the guest for the first time.
@@ -73,10 +75,26 @@ pub(crate) struct Shared {
     pub(crate) mmio: Arc<Bus>,
 }
 
+impl Shared {
+    /// Empty buses, a closed gate.
+    pub(crate) fn new() -> Result<Self, MachineError> {
+        Ok(Self {
+            gate: Arc::new(Gate::new()),
+            ending: Arc::new(Ending::new().map_err(host("an event fd"))?),
+            ports: Arc::new(Bus::new()),
+            mmio: Arc::new(Bus::new()),
+        })
+    }
+}
+
+/// Where a thread leaves the state of its vCPU.
+type Slot = Mutex<Option<Result<VcpuState, EngineError>>>;
+
 /// A vCPU's thread and the means to interrupt it.
 pub(crate) struct VcpuThread {
     pub(crate) kicker: Arc<dyn Kick>,
     pub(crate) thread: JoinHandle<Box<dyn Vcpu>>,
+    slot: Arc<Slot>,
 }
 
 impl VcpuThread {
@@ -84,10 +102,17 @@ impl VcpuThread {
     pub(crate) fn spawn(id: u32, vcpu: Box<dyn Vcpu>, shared: Shared, counters: ExitCounters) -> std::io::Result<Self> {
         let kicker = vcpu.kicker();
         let own = Arc::clone(&kicker);
+        let slot = Arc::new(Slot::default());
+        let filled = Arc::clone(&slot);
         let thread = base::thread::spawn(&format!("vcpu{id}"), 128 << 10, move || {
-            body(vcpu, own.as_ref(), &shared, &counters)
+            body(vcpu, own.as_ref(), &shared, &counters, &filled)
         })?;
-        Ok(Self { kicker, thread })
+        Ok(Self { kicker, thread, slot })
+    }
+
+    /// The state that the thread has saved, once; `None` if it has ended without.
+    pub(crate) fn take_state(&self) -> Option<Result<VcpuState, EngineError>> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -105,25 +130,49 @@ impl Drop for Unwinding<'_> {
     }
 }
 
-fn body(mut vcpu: Box<dyn Vcpu>, kicker: &dyn Kick, shared: &Shared, counters: &ExitCounters) -> Box<dyn Vcpu> {
+fn body(
+    mut vcpu: Box<dyn Vcpu>,
+    kicker: &dyn Kick,
+    shared: &Shared,
+    counters: &ExitCounters,
+    slot: &Slot,
+) -> Box<dyn Vcpu> {
     let _guard = Unwinding(shared);
     kicker.adopt_current_thread();
-    while shared.gate.pass() {
-        kicker.clear();
-        observe::marks::mark(FIRST_RUN);
-        // A pause that was asked for between the two lines above has set the gate before its kick was cleared.
-        while shared.gate.is_open() {
-            if let Err(end) = step(vcpu.as_mut(), shared, counters) {
-                shared.ending.report(end);
-                shared.gate.set(crate::gate::Wanted::Pause);
+    let mut saves = 0;
+    loop {
+        match shared.gate.pass(&mut saves) {
+            Pass::Run => {
+                kicker.clear();
+                observe::marks::mark(FIRST_RUN);
+                if let Err(end) = run(vcpu.as_mut(), kicker, shared, counters) {
+                    shared.ending.report(end);
+                    shared.gate.set(Wanted::Pause);
+                }
             }
+            Pass::Save => {
+                *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(vcpu.save());
+                shared.gate.saved();
+            }
+            Pass::End => return vcpu,
         }
     }
-    vcpu
 }
 
-/// Runs the guest to its next exit and completes that.
-fn step(vcpu: &mut dyn Vcpu, shared: &Shared, counters: &ExitCounters) -> Result<(), End> {
+/// Runs the guest until the gate closes, and leaves it between two instructions: an access that the last exit was about is
+/// completed, while the devices still stand behind it.
+fn run(vcpu: &mut dyn Vcpu, kicker: &dyn Kick, shared: &Shared, counters: &ExitCounters) -> Result<(), End> {
+    // A pause that was asked for before the kick was cleared has set the gate before.
+    while shared.gate.is_open() {
+        step(vcpu, shared, counters)?;
+    }
+    kicker.hold();
+    while !step(vcpu, shared, counters)? {}
+    Ok(())
+}
+
+/// Runs the guest to its next exit and answers that. True when it was none: somebody has interrupted it.
+fn step(vcpu: &mut dyn Vcpu, shared: &Shared, counters: &ExitCounters) -> Result<bool, End> {
     let exit = vcpu.run().map_err(|error| End::Failed(error.to_string()))?;
     counters.count(&exit);
     match exit {
@@ -143,7 +192,8 @@ fn step(vcpu: &mut dyn Vcpu, shared: &Shared, counters: &ExitCounters) -> Result
         Exit::MmioWrite { address, data } => {
             shared.mmio.write(address, data);
         }
-        Exit::Interrupted | Exit::IoapicEoi(_) => (),
+        Exit::Interrupted => return Ok(true),
+        Exit::IoapicEoi(_) => (),
         Exit::Halted => {
             return Err(End::Failed(
                 "a vCPU halted for good: the engine has no local APIC".into(),
@@ -159,17 +209,16 @@ fn step(vcpu: &mut dyn Vcpu, shared: &Shared, counters: &ExitCounters) -> Result
         Exit::System(SystemEvent::Crash) => return Err(End::Failed("the guest's kernel reported a crash".into())),
         Exit::Failed(why) => return Err(End::Failed(why)),
     }
-    Ok(())
+    Ok(false)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use bus::BusDevice;
-    use engine::state::VcpuState;
     use engine::{BootState, Result};
     use observe::Registry;
-    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     const PORT: u16 = 0x60;
 
@@ -222,6 +271,71 @@ mod tests {
         fn restore(&mut self, _state: &VcpuState) -> Result<()> {
             unreachable!("it is not restored")
         }
+    }
+
+    /// Comes out in the middle of an access that takes three exits, and is interrupted only after the last.
+    struct Split(u32);
+
+    impl Vcpu for Split {
+        fn run(&mut self) -> Result<Exit<'_>> {
+            self.0 += 1;
+            Ok(if self.0 <= 3 {
+                Exit::PortWrite {
+                    port: PORT,
+                    width: 1,
+                    data: &[7],
+                }
+            } else {
+                Exit::Interrupted
+            })
+        }
+
+        fn kicker(&self) -> Arc<dyn Kick> {
+            unreachable!("the test has one of its own")
+        }
+
+        fn set_boot_state(&mut self, _boot: &BootState) -> Result<()> {
+            unreachable!("it is not booted")
+        }
+
+        fn save(&mut self) -> Result<VcpuState> {
+            unreachable!("it is not saved")
+        }
+
+        fn restore(&mut self, _state: &VcpuState) -> Result<()> {
+            unreachable!("it is not restored")
+        }
+    }
+
+    #[derive(Default)]
+    struct Held(AtomicBool);
+
+    impl Kick for Held {
+        fn kick(&self) {}
+        fn adopt_current_thread(&self) {}
+        fn hold(&self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+        fn clear(&self) {}
+    }
+
+    #[test]
+    fn an_access_is_completed_before_the_vcpu_waits() {
+        let fifo = Arc::new(Fifo::default());
+        let ports = Bus::new();
+        ports.insert(u64::from(PORT), 4, Arc::<Fifo>::clone(&fifo)).unwrap();
+        let shared = Shared {
+            gate: Arc::new(Gate::new()),
+            ending: Arc::new(Ending::new().unwrap()),
+            ports: Arc::new(ports),
+            mmio: Arc::new(Bus::new()),
+        };
+        // The gate is closed already: what is left of the access is done all the same.
+        let (mut vcpu, held) = (Split(1), Held::default());
+        run(&mut vcpu, &held, &shared, &ExitCounters::new(&Registry::new(), 0)).unwrap();
+        assert!(held.0.load(Ordering::SeqCst));
+        assert_eq!(fifo.0.lock().unwrap().1.len(), 2);
+        assert_eq!(vcpu.0, 4);
     }
 
     #[test]

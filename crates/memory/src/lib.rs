@@ -1,14 +1,18 @@
 //! Guest physical memory: where it lies, what backs it, and checked access to it. Knows no device.
 
+mod image;
 pub mod layout;
 
 use std::ffi::c_void;
+use std::fs::File;
 use std::ptr;
 use std::sync::Arc;
 
 use base::ByteSize;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use vm_memory::{GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
+
+pub use image::{Image, Witness};
 
 /// Guest memory as devices and loaders see it: every access is checked against its regions.
 ///
@@ -32,6 +36,30 @@ pub enum MemoryError {
         /// Why.
         source: vm_memory::mmap::MmapRegionError,
     },
+    /// The file of saved memory could not be used.
+    #[error("the memory file cannot be {what}: {source}")]
+    Image {
+        /// What was to be done with it.
+        what: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file of saved memory is of another VM, or was cut short.
+    #[error(
+        "the memory file has {found} bytes, the saved VM {expected}: give the file that was written with its state"
+    )]
+    ImageSize {
+        /// What the VM has.
+        expected: u64,
+        /// What the file has.
+        found: u64,
+    },
+    /// The file of saved memory is not the one that belongs to the state.
+    #[error("the memory file differs from what was saved in page {0}: it was changed, or belongs to another snapshot")]
+    OtherImage(u64),
+    /// Memory is saved to empty files only.
+    #[error("the memory file is no empty regular file ({0} bytes): give one")]
+    NotEmpty(u64),
     /// The regions do not form an address space; a bug.
     #[error("the memory layout of {0} is inconsistent")]
     Layout(ByteSize),
@@ -42,6 +70,8 @@ pub enum MemoryError {
 pub struct Ram {
     guest: Arc<GuestRam>,
     regions: Vec<Arc<GuestRegionMmap<()>>>,
+    /// What it was mapped from.
+    image: Option<Arc<File>>,
 }
 
 impl Ram {
@@ -61,10 +91,56 @@ impl Ram {
             let region = GuestRegionMmap::new(mapping, GuestAddress(range.start)).ok_or(MemoryError::Layout(size))?;
             regions.push(Arc::new(region));
         }
+        Self::from_regions(size, regions, None)
+    }
+
+    /// Maps what [`Ram::write_image`] wrote, privately: pages that are only read are the file's own, in the host's page
+    /// cache, and the file never changes. It must not be changed by anybody else either; a page that is cut off kills
+    /// whoever reads it.
+    ///
+    /// # Errors
+    /// The file has another size, or the host cannot map it.
+    pub fn from_image(file: File, size: ByteSize) -> Result<Self, MemoryError> {
+        let found = file.metadata().map_err(|source| MemoryError::Image {
+            what: "looked at",
+            source,
+        })?;
+        if found.len() != size.bytes() {
+            return Err(MemoryError::ImageSize {
+                expected: size.bytes(),
+                found: found.len(),
+            });
+        }
+        let file = Arc::new(file);
+        let (protection, flags) = (
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        );
+        let mut regions = Vec::new();
+        let mut offset = 0;
+        for range in layout::ram(size) {
+            let length = usize::try_from(range.length).map_err(|_| MemoryError::Layout(size))?;
+            let place = FileOffset::from_arc(Arc::clone(&file), offset);
+            let (protection, flags) = (protection.bits().cast_signed(), flags.bits().cast_signed());
+            let mapping = MmapRegion::build(Some(place), length, protection, flags)
+                .map_err(|source| MemoryError::Map { size, source })?;
+            let region = GuestRegionMmap::new(mapping, GuestAddress(range.start)).ok_or(MemoryError::Layout(size))?;
+            regions.push(Arc::new(region));
+            offset += range.length;
+        }
+        Self::from_regions(size, regions, Some(file))
+    }
+
+    fn from_regions(
+        size: ByteSize,
+        regions: Vec<Arc<GuestRegionMmap<()>>>,
+        image: Option<Arc<File>>,
+    ) -> Result<Self, MemoryError> {
         let guest = GuestRam::from_arc_regions(regions.clone()).map_err(|_| MemoryError::Layout(size))?;
         Ok(Self {
             guest: Arc::new(guest),
             regions,
+            image,
         })
     }
 

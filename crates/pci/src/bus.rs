@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use bus::BusDevice;
+use serde::{Deserialize, Serialize};
+use state::Schema;
 
 use crate::config::{ConfigSpace, Identity, SIZE, register};
 use crate::decode::DecodeMap;
@@ -72,9 +74,24 @@ pub enum WindowKind {
     High,
 }
 
+/// What is saved of the bus itself; functions are saved by whoever owns them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PciState {
+    /// `CONFIG_ADDRESS`.
+    pub config_address: u32,
+    /// The host bridge's configuration space.
+    pub host_bridge: Vec<u8>,
+}
+
+impl Schema for PciState {
+    const KIND: &'static str = "pci";
+    const VERSION: u32 = 1;
+}
+
 /// Bus 0.
 pub struct PciBus {
     windows: Windows,
+    bridge: Arc<HostBridge>,
     functions: RwLock<Vec<Arc<dyn PciFunction>>>,
     decode: RwLock<DecodeMap>,
     allocators: Mutex<(WindowAllocator, WindowAllocator)>,
@@ -84,10 +101,11 @@ pub struct PciBus {
 impl PciBus {
     /// A bus with nothing but its host bridge.
     pub fn new(windows: Windows) -> Arc<Self> {
-        let bridge: Arc<dyn PciFunction> = Arc::new(HostBridge(Mutex::new(ConfigSpace::new(&HOST_BRIDGE))));
+        let bridge = Arc::new(HostBridge(Mutex::new(ConfigSpace::new(&HOST_BRIDGE))));
         Arc::new(Self {
             windows,
-            functions: RwLock::new(vec![bridge]),
+            functions: RwLock::new(vec![Arc::<HostBridge>::clone(&bridge)]),
+            bridge,
             decode: RwLock::default(),
             allocators: Mutex::new((WindowAllocator::new(windows.low), WindowAllocator::new(windows.high))),
             config_address: AtomicU32::new(0),
@@ -134,6 +152,32 @@ impl PciBus {
             WindowKind::Low => self.windows.low,
             WindowKind::High => self.windows.high,
         }
+    }
+
+    /// The bus's own state.
+    pub fn save(&self) -> PciState {
+        let bridge = self.bridge.0.lock().unwrap_or_else(PoisonError::into_inner);
+        PciState {
+            config_address: self.config_address.load(Ordering::Relaxed),
+            host_bridge: bridge.save(),
+        }
+    }
+
+    /// Takes over what [`PciBus::save`] gave, after the functions were restored: what they decode is looked up anew.
+    ///
+    /// # Errors
+    /// It is the state of another bus.
+    pub fn restore(&self, saved: &PciState) -> Result<(), PciError> {
+        let mut bridge = self.bridge.0.lock().unwrap_or_else(PoisonError::into_inner);
+        bridge.restore(&saved.host_bridge)?;
+        drop(bridge);
+        self.config_address.store(saved.config_address, Ordering::Relaxed);
+        let functions = self.functions.read().unwrap_or_else(PoisonError::into_inner);
+        let mut decode = self.decode.write().unwrap_or_else(PoisonError::into_inner);
+        for (slot, function) in functions.iter().enumerate() {
+            decode.update(slot, &function.memory_ranges());
+        }
+        Ok(())
     }
 
     /// Finds out each BAR's size as any software does, by writing ones (6.2.5.1), and gives it an address.
@@ -420,6 +464,35 @@ mod tests {
         assert_eq!(read32(&low, 0x8ffe), u32::MAX, "an access across the end is nobody's");
         ecam.write(config | 4, &[0]);
         assert_eq!(read32(&low, 0x8002), u32::MAX);
+    }
+
+    #[test]
+    fn a_restored_bus_finds_what_its_functions_decode() {
+        let original = bus();
+        original.ports().write(0, &0x8000_0810_u32.to_le_bytes());
+        original.ecam().write(4, &[4]);
+        let saved = original.save();
+        let copy = bus();
+        // As a restored function has it: decoding, and the bus has not been asked.
+        let function = copy.function(1).unwrap();
+        function.config_write(4, &[2]);
+        assert_eq!(read32(&copy.window(WindowKind::Low), 2), u32::MAX);
+        copy.restore(&saved).unwrap();
+        assert_eq!(copy.save(), saved);
+        assert_eq!(read32(&copy.window(WindowKind::Low), 2), 0x0202_0202);
+        assert_eq!(read32(&copy.ports(), 4), 0xc000_0000);
+        let mut other = saved;
+        other.host_bridge[0] ^= 1;
+        assert_eq!(copy.restore(&other), Err(PciError::OtherFunction(0)));
+    }
+
+    #[test]
+    fn the_state_is_what_the_golden_file_says() {
+        let state = PciState {
+            config_address: 0x8000_0810,
+            host_bridge: vec![0x36, 0x1b, 8, 0],
+        };
+        state::golden::check(env!("CARGO_MANIFEST_DIR"), &state);
     }
 
     #[test]

@@ -237,6 +237,27 @@ impl ConfigSpace {
         }
     }
 
+    /// All of its bytes.
+    pub fn save(&self) -> Vec<u8> {
+        self.bytes.to_vec()
+    }
+
+    /// Takes over what [`ConfigSpace::save`] gave. Whoever owns the space looks at all of it afterwards.
+    ///
+    /// # Errors
+    /// Something that a guest cannot write is different: it was another function's. Nothing has changed then.
+    pub fn restore(&mut self, saved: &[u8]) -> Result<(), PciError> {
+        let differs = |at: usize| (self.bytes[at] ^ saved[at]) & !self.writable[at] != 0;
+        if saved.len() != SIZE {
+            return Err(PciError::OtherFunction(saved.len()));
+        }
+        if let Some(at) = (0..SIZE).find(|&at| differs(at)) {
+            return Err(PciError::OtherFunction(at));
+        }
+        self.bytes.copy_from_slice(saved);
+        Ok(())
+    }
+
     /// The command register.
     pub fn command(&self) -> Command {
         Command::from_bits_truncate(self.u16(register::COMMAND))
@@ -362,6 +383,27 @@ mod tests {
         assert!(ConfigSpace::moves_memory(0x27, 1));
         assert!(!ConfigSpace::moves_memory(0x28, 4));
         assert!(!ConfigSpace::moves_memory(6, 2));
+    }
+
+    #[test]
+    fn a_saved_space_fits_only_its_like() {
+        let mut original = space();
+        original.write(0x10, &0xc000_0000_u32.to_le_bytes());
+        original.write(register::COMMAND, &[6]);
+        let saved = original.save();
+        let mut copy = space();
+        copy.restore(&saved).unwrap();
+        assert_eq!(copy.save(), saved);
+        assert_eq!(copy.memory_ranges(), original.memory_ranges());
+        let mut other = saved.clone();
+        other[register::DEVICE_ID] ^= 1;
+        assert_eq!(copy.restore(&other), Err(PciError::OtherFunction(register::DEVICE_ID)));
+        // A bit below a BAR's size can never have been written.
+        other = saved.clone();
+        other[0x11] |= 0x10;
+        assert_eq!(copy.restore(&other), Err(PciError::OtherFunction(0x11)));
+        assert_eq!(copy.restore(&saved[1..]), Err(PciError::OtherFunction(SIZE - 1)));
+        assert_eq!(copy.save(), saved);
     }
 
     #[test]

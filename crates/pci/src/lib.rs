@@ -14,10 +14,10 @@ pub mod decode;
 pub mod msix;
 pub mod window;
 
-pub use bus::{PciBus, WindowKind, Windows};
+pub use bus::{PciBus, PciState, WindowKind, Windows};
 pub use config::{Bar, BarKind, CapabilityId, ConfigSpace, Identity};
 pub use decode::MemoryRange;
-pub use msix::MsixTable;
+pub use msix::{MsixTable, VectorState};
 pub use window::Window;
 
 /// The ports of configuration mechanism #1 (3.2.2.3.2): `CONFIG_ADDRESS` and `CONFIG_DATA`.
@@ -77,4 +77,17 @@ pub enum PciError {
     /// The capabilities do not fit into 256 bytes; a bug of the device.
     #[error("no room for a capability of {0} bytes in configuration space")]
     Capability(usize),
+    /// Saved configuration space is that of another function.
+    #[error(
+        "the saved PCI configuration space differs at offset {0:#x}: restore with the devices that were there when it was saved"
+    )]
+    OtherFunction(usize),
+    /// Saved vectors are those of another function.
+    #[error("{saved} MSI-X vectors were saved, the device has {here}: restore with the devices that were there then")]
+    Vectors {
+        /// How many were saved.
+        saved: usize,
+        /// How many there are.
+        here: usize,
+    },
 }

@@ -7,6 +7,9 @@
 use std::sync::Arc;
 
 use engine::{Interrupt, MsiMessage};
+use serde::{Deserialize, Serialize};
+
+use crate::PciError;
 
 /// Bytes of one table entry (6.8.2.6): address low, address high, data, vector control.
 pub const ENTRY_SIZE: usize = 16;
@@ -55,6 +58,15 @@ impl Vector {
         self.routed = wanted;
         self.interrupt.route(wanted);
     }
+}
+
+/// A vector as it is saved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VectorState {
+    /// The table's entry.
+    pub entry: [u8; ENTRY_SIZE],
+    /// Triggered while it could not fire.
+    pub pending: bool,
 }
 
 /// The vectors of one function.
@@ -140,6 +152,39 @@ impl MsixTable {
         }
     }
 
+    /// Every vector, its pending bit included.
+    pub fn save(&self) -> Vec<VectorState> {
+        let vectors = self.vectors.iter();
+        vectors
+            .map(|vector| VectorState {
+                entry: vector.entry,
+                pending: vector.routed.is_none() && vector.interrupt.is_pending(),
+            })
+            .collect()
+    }
+
+    /// Takes over what [`MsixTable::save`] gave, with the message control register, into a table that nobody has used.
+    /// What was pending is sent at once if it may fire now.
+    ///
+    /// # Errors
+    /// It was another function's.
+    pub fn restore(&mut self, saved: &[VectorState], control: u16) -> Result<(), PciError> {
+        if saved.len() != self.vectors.len() {
+            return Err(PciError::Vectors {
+                saved: saved.len(),
+                here: self.vectors.len(),
+            });
+        }
+        for (index, vector) in saved.iter().enumerate() {
+            self.write(index * ENTRY_SIZE, &vector.entry);
+            if vector.pending {
+                self.vectors[index].interrupt.trigger();
+            }
+        }
+        self.set_control(control);
+        Ok(())
+    }
+
     /// Reads from the pending bit array (6.8.2.10).
     pub fn read_pending(&self, offset: usize, data: &mut [u8]) {
         for (at, byte) in data.iter_mut().enumerate() {
@@ -220,6 +265,25 @@ mod tests {
         let mut pending = [0; 8];
         table.read_pending(0, &mut pending);
         assert_eq!(pending, [1, 2, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_pending_vector_survives_being_saved() {
+        let (mut original, fakes) = table(2);
+        original.write(16, &0xfee0_0000_u64.to_le_bytes());
+        original.write(24, &0x41_u32.to_le_bytes());
+        fakes[0].trigger();
+        original.set_control(CONTROL_ENABLE);
+        original.write(28, &0_u32.to_le_bytes());
+        let saved = original.save();
+        let (mut copy, fakes) = table(2);
+        copy.restore(&saved, CONTROL_ENABLE).unwrap();
+        assert_eq!(copy.save(), saved);
+        assert!(fakes[0].is_pending() && !fakes[1].is_pending());
+        assert_eq!(*fakes[1].routes.lock().unwrap(), [Some(MESSAGE)]);
+        assert!(fakes[0].routes.lock().unwrap().is_empty());
+        let error = table(3).0.restore(&saved, 0);
+        assert_eq!(error, Err(PciError::Vectors { saved: 2, here: 3 }));
     }
 
     #[test]

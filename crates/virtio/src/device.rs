@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use base::EventFd;
 use memory::GuestRam;
+use state::{Saved, StateError};
 use virtio_queue::Queue;
 
 /// A virtqueue in the hands of a device.
@@ -47,7 +48,7 @@ pub struct Activation {
     pub queues: Vec<ActiveQueue>,
 }
 
-/// Why a device cannot start.
+/// Why a device cannot start, be saved or be restored.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The driver left out a queue that the device cannot work without.
@@ -56,6 +57,18 @@ pub enum DeviceError {
     /// The host refused a resource.
     #[error("the device could not be started: {0}")]
     Host(#[from] std::io::Error),
+    /// Devices of this kind have no saved form.
+    #[error("devices of its kind cannot be part of a snapshot: take the snapshot of a VM without it")]
+    NotSaved,
+    /// What it had is gone.
+    #[error("it has lost a thread and what that had, and cannot be saved: its driver has to reset it")]
+    Lost,
+    /// The saved state cannot be used.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The saved state belongs to a device that was configured otherwise.
+    #[error("{0}: restore with the configuration that it was saved with")]
+    Unlike(String),
 }
 
 /// A virtio device as its transport sees it. The transport calls from one thread at a time.
@@ -84,4 +97,23 @@ pub trait VirtioDevice: Send {
     /// Stops to work and gives the queues back: no thread of the device touches guest memory afterwards, and every
     /// buffer taken has been used. Empty when the device was not active.
     fn deactivate(&mut self) -> Vec<ActiveQueue>;
+
+    /// Everything of the device that neither the transport nor the configuration knows, while it has no queues. A device
+    /// that does not have this refuses: nothing is ever left out in silence.
+    ///
+    /// # Errors
+    /// It cannot be saved; why.
+    fn save(&self) -> Result<Saved, DeviceError> {
+        Err(DeviceError::NotSaved)
+    }
+
+    /// Takes over what [`VirtioDevice::save`] gave, into a device that was just made and has not been activated. If its
+    /// like was active, it is activated next, with queues that go on where they were.
+    ///
+    /// # Errors
+    /// The state is another device's.
+    fn restore(&mut self, saved: &Saved) -> Result<(), DeviceError> {
+        let _ = saved;
+        Err(DeviceError::NotSaved)
+    }
 }

@@ -12,5 +12,5 @@ pub mod transport;
 pub use buffers::{Available, BadChain, Chain, RingError};
 pub use device::{Activation, ActiveQueue, DeviceError, QueueInterrupt, VirtioDevice};
 pub use duty::{Duty, take_queue};
-pub use transport::{TransportError, VirtioPciDevice};
+pub use transport::{DeviceState, TransportError, TransportState, VirtioPciDevice};
 pub use virtio_queue;

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::message::{ApiError, Event, Info, MetricSample, Packet, Reply, Request};
-use crate::{VERSION, VmConfig};
+use crate::{FdRef, RestoreConfig, SnapshotFiles, VERSION, VmConfig};
 
 /// How many late answers are put up with while one is waited for.
 const MAX_LATE: usize = 16;
@@ -59,6 +59,26 @@ impl VmmClient {
     /// Refused: see [`crate::ErrorKind`].
     pub fn create(&mut self, config: VmConfig, fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
         self.done(Request::Create(Box::new(config)), fds)
+    }
+
+    /// Builds the VM from a snapshot, paused; `fds` as for [`VmmClient::create`].
+    ///
+    /// # Errors
+    /// Refused: see [`crate::ErrorKind`].
+    pub fn restore(&mut self, config: RestoreConfig, fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+        self.done(Request::Restore(Box::new(config)), fds)
+    }
+
+    /// Writes the VM's state and memory to two empty files.
+    ///
+    /// # Errors
+    /// Refused unless paused.
+    pub fn snapshot(&mut self, state: BorrowedFd<'_>, memory: BorrowedFd<'_>) -> Result<(), ClientError> {
+        let files = SnapshotFiles {
+            state: FdRef(0),
+            memory: FdRef(1),
+        };
+        self.done(Request::Snapshot(files), &[state, memory])
     }
 
     /// Lets the vCPUs run for the first time.

@@ -73,6 +73,33 @@ pub struct VmConfig {
     pub devices: Vec<DeviceSpec>,
 }
 
+/// The two files of a snapshot; empty ones that are open for writing when it is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotFiles {
+    /// The state.
+    pub state: FdRef,
+    /// The memory, sparse. A VM that was restored from it maps it: it must not change as long as there is one.
+    pub memory: FdRef,
+}
+
+/// What a VM is restored from. vCPUs and memory are those of the snapshot.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RestoreConfig {
+    /// The snapshot.
+    pub files: SnapshotFiles,
+    /// `/dev/kvm`; opened by path when not given.
+    pub kvm: Option<FdRef>,
+    /// Where early serial output goes; dropped when not given.
+    pub serial: Option<FdRef>,
+    /// As [`VmConfig::serial_keep`].
+    #[serde(default)]
+    pub serial_keep: Option<u64>,
+    /// The devices that the VM had, in the same order and configured alike, with descriptors of this packet.
+    pub devices: Vec<DeviceSpec>,
+}
+
 /// Why a configuration cannot be run.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
@@ -120,16 +147,30 @@ impl VmConfig {
         if self.cmdline.contains('\0') {
             return Err(ConfigError::CmdlineZero);
         }
-        if self.devices.len() > MAX_DEVICES {
-            return Err(ConfigError::Devices(self.devices.len()));
-        }
-        for (index, device) in self.devices.iter().enumerate() {
-            if self.devices[..index].iter().any(|other| other.id == device.id) {
-                return Err(ConfigError::DuplicateDevice(device.id.clone()));
-            }
-        }
-        Ok(())
+        check_devices(&self.devices)
     }
+}
+
+impl RestoreConfig {
+    /// Checks everything that can be told from the data alone.
+    ///
+    /// # Errors
+    /// The first thing found wrong.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        check_devices(&self.devices)
+    }
+}
+
+fn check_devices(devices: &[DeviceSpec]) -> Result<(), ConfigError> {
+    if devices.len() > MAX_DEVICES {
+        return Err(ConfigError::Devices(devices.len()));
+    }
+    for (index, device) in devices.iter().enumerate() {
+        if devices[..index].iter().any(|other| other.id == device.id) {
+            return Err(ConfigError::DuplicateDevice(device.id.clone()));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -157,6 +198,26 @@ mod tests {
         assert_eq!(config.validate(), Ok(()));
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<VmConfig>(&text).unwrap(), config);
+    }
+
+    #[test]
+    fn what_a_vm_is_restored_from_is_checked_too() {
+        let files = SnapshotFiles {
+            state: FdRef(0),
+            memory: FdRef(1),
+        };
+        let mut restore = RestoreConfig {
+            files,
+            kvm: None,
+            serial: None,
+            serial_keep: None,
+            devices: config().devices,
+        };
+        assert_eq!(restore.validate(), Ok(()));
+        let text = serde_json::to_string(&restore).unwrap();
+        assert_eq!(serde_json::from_str::<RestoreConfig>(&text).unwrap(), restore);
+        restore.devices.push(restore.devices[0].clone());
+        assert_eq!(restore.validate(), Err(ConfigError::DuplicateDevice("rng".into())));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::VmConfig;
+use crate::config::{RestoreConfig, SnapshotFiles, VmConfig};
 
 /// What a driver asks of a VMM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -10,12 +10,16 @@ use crate::config::VmConfig;
 pub enum Request {
     /// Build the VM; allowed once. The packet carries the descriptors that the configuration refers to.
     Create(Box<VmConfig>),
+    /// Build the VM from a snapshot, paused; allowed instead of `create`. The packet carries the descriptors.
+    Restore(Box<RestoreConfig>),
     /// Let the vCPUs run for the first time.
     Start,
     /// Stop the vCPUs and the devices.
     Pause,
     /// Let them go on.
     Resume,
+    /// Write the paused VM to two files, whose descriptors the packet carries. It stays paused.
+    Snapshot(SnapshotFiles),
     /// Press the guest's power button; what comes of it is the guest's affair.
     PressPowerButton,
     /// End the VM and the process, without asking the guest; answered, and not followed by an event.

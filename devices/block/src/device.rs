@@ -4,12 +4,14 @@ use std::io;
 use std::sync::Arc;
 
 use base::{StopSignal, Worker};
+use serde::{Deserialize, Serialize};
+use state::{Saved, Schema};
 use virtio::{Activation, ActiveQueue, DeviceError, VirtioDevice};
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
 use crate::config::{self, ConfigSpace, QUEUE_SIZE};
-use crate::disk::Disk;
+use crate::disk::{Disk, SERIAL_BYTES};
 use crate::limit::Limits;
 use crate::metrics::Metrics;
 use crate::server::Server;
@@ -22,6 +24,18 @@ pub(crate) enum Engine {
     Threads,
     /// One ring a queue, made once; lent to its worker while there is one.
     Uring(Vec<Option<Ring>>),
+}
+
+/// What is saved: nothing is under way while the device is paused, and the rest is configuration.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BlockState {
+    /// What the guest knows the disk by.
+    pub(crate) serial: [u8; SERIAL_BYTES],
+}
+
+impl Schema for BlockState {
+    const KIND: &'static str = "block";
+    const VERSION: u32 = 1;
 }
 
 /// A virtio-block device.
@@ -134,5 +148,18 @@ impl VirtioDevice for Block {
             queues.push(server.queue);
         }
         queues
+    }
+
+    fn save(&self) -> Result<Saved, DeviceError> {
+        let serial = *self.disk.serial();
+        Ok(Saved::of(&BlockState { serial })?)
+    }
+
+    fn restore(&mut self, saved: &Saved) -> Result<(), DeviceError> {
+        let BlockState { serial } = saved.read("block")?;
+        if serial != *self.disk.serial() {
+            return Err(DeviceError::Unlike("the disk had another serial number".to_owned()));
+        }
+        Ok(())
     }
 }

@@ -20,6 +20,8 @@ use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits};
 use vmm_api::{DeviceSpec, FdRef};
 
 use crate::MODULE;
+use crate::device::BlockState;
+use crate::disk::SERIAL_BYTES;
 
 const OK: u8 = 0;
 const IO_ERROR: u8 = 1;
@@ -511,4 +513,37 @@ fn any_sequence_does_what_a_vector_would() {
             assert!(read(&mut driver, 0, model.len()).1 == model, "{engine:?} seed {seed}");
         }
     }
+}
+
+#[test]
+fn another_disk_is_not_taken_for_the_saved_one() {
+    let file = file(1 << 20);
+    let mut driver = driver(&file, BlockEngine::Auto);
+    let migrated = |driver: &mut Driver, bytes: u64, config: &BlockConfig| {
+        let other = self::file(bytes);
+        let moved = driver.migrate(create(&other, config).unwrap());
+        moved.map_err(|error| error.to_string())
+    };
+    let renamed = BlockConfig {
+        serial: "disk-8".to_owned(),
+        ..config()
+    };
+    let error = migrated(&mut driver, 1 << 20, &renamed).unwrap_err();
+    assert!(error.contains("another serial number"), "{error}");
+    let error = migrated(&mut driver, 2 << 20, &config()).unwrap_err();
+    assert!(error.contains("other properties"), "{error}");
+    let read_only = BlockConfig {
+        read_only: true,
+        ..config()
+    };
+    let error = migrated(&mut driver, 1 << 20, &read_only).unwrap_err();
+    assert!(error.contains("it was saved with other"), "{error}");
+    migrated(&mut driver, 1 << 20, &config()).unwrap();
+}
+
+#[test]
+fn the_state_is_what_the_golden_file_says() {
+    let mut serial = [0; SERIAL_BYTES];
+    serial[..6].copy_from_slice(b"disk-7");
+    state::golden::check(env!("CARGO_MANIFEST_DIR"), &BlockState { serial });
 }

@@ -1,5 +1,7 @@
 //! The device as its transport sees it. A pause and a reset are the same to it: input and output outlive both.
 
+use serde::{Deserialize, Serialize};
+use state::{Saved, Schema};
 use virtio::{Activation, ActiveQueue, DeviceError, Duty, VirtioDevice, take_queue};
 
 use crate::worker::{self, Port, Running, Watch};
@@ -13,6 +15,18 @@ const TRANSMIT: u16 = 1;
 
 /// A Linux driver fills the whole receive queue with pages; people do not type faster than sixteen hold.
 const QUEUE_SIZES: [u16; 2] = [16, 64];
+
+/// What is saved: all else waits in the rings or on the host.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ConsoleState {
+    /// What was left of a buffer that the host had taken in part.
+    pub(crate) rest: Vec<u8>,
+}
+
+impl Schema for ConsoleState {
+    const KIND: &'static str = "console";
+    const VERSION: u32 = 1;
+}
 
 /// A console with one port.
 #[derive(Debug)]
@@ -73,5 +87,33 @@ impl VirtioDevice for Console {
         } = *running;
         self.duty.rest(port);
         vec![receive, transmit]
+    }
+
+    fn save(&self) -> Result<Saved, DeviceError> {
+        let Duty::Idle(port) = &self.duty else {
+            return Err(DeviceError::Lost);
+        };
+        let rest = port.rest.clone();
+        Ok(Saved::of(&ConsoleState { rest })?)
+    }
+
+    fn restore(&mut self, saved: &Saved) -> Result<(), DeviceError> {
+        let Duty::Idle(port) = &mut self.duty else {
+            return Err(DeviceError::Lost);
+        };
+        let ConsoleState { rest } = saved.read("console")?;
+        port.rest = rest;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_is_what_the_golden_file_says() {
+        let rest = b"left over".to_vec();
+        state::golden::check(env!("CARGO_MANIFEST_DIR"), &ConsoleState { rest });
     }
 }

@@ -241,6 +241,25 @@ fn a_reader_that_does_not_read_stops_the_guest_for_a_while_only() {
 }
 
 #[test]
+fn what_was_taken_in_part_goes_on_in_the_restored_console() {
+    let (mut guest, _keyboard, mut screen) = pipes();
+    let data = pattern(100_000);
+    guest.print_later(&data);
+    guest.print_later(b"the end");
+    std::thread::sleep(Duration::from_millis(20));
+    let (mut other_screen, output) = pipe().unwrap();
+    let metrics = Registry::new();
+    let other = create(None, Some(output.into()), &metrics).unwrap();
+    guest.driver.migrate(other).unwrap();
+    // The first has what it had taken; the other gets the rest, and what came later.
+    let mut all = vec![0; 100_007];
+    let taken = 65_536;
+    screen.read_exact(&mut all[..taken]).unwrap();
+    other_screen.read_exact(&mut all[taken..]).unwrap();
+    assert!(all[..100_000] == data && &all[100_000..] == b"the end");
+}
+
+#[test]
 fn stopping_does_not_wait_for_the_reader_and_loses_nothing() {
     let (mut guest, _keyboard, mut screen) = pipes();
     let data = pattern(100_000);

@@ -23,6 +23,24 @@ fn it_conforms() {
     run(&Subject::new(move || make(&config(), &path).unwrap(), request)).unwrap();
 }
 
+#[test]
+fn a_snapshot_with_it_is_refused_in_a_sentence() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut driver = Driver::new(make(&config(), directory.path()).unwrap());
+    driver.start();
+    driver.device().pause();
+    let error = driver.device().save().unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "devices of its kind cannot be part of a snapshot: take the snapshot of a VM without it"
+    );
+    // It goes on as if nobody had asked.
+    driver.device().resume().unwrap();
+    driver.push(1, &[&request(op::STATFS, 1, &[])], &[96]);
+    driver.kick(1);
+    assert_eq!(driver.wait_used(1).unwrap().written, 96);
+}
+
 fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
 }

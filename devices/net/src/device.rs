@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use base::{EventFd, Worker};
+use serde::{Deserialize, Serialize};
+use state::{Saved, Schema};
 use virtio::virtio_queue::QueueT;
 use virtio::{Activation, ActiveQueue, DeviceError, VirtioDevice};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
@@ -89,6 +91,18 @@ impl Pairs {
         self.in_use.store(1, Ordering::Release);
         self.attach(if multiqueue { self.len() } else { 1 })
     }
+}
+
+/// What is saved: the driver does not say again how many pairs it uses.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NetState {
+    /// How many queue pairs the driver has asked for.
+    pub(crate) pairs: usize,
+}
+
+impl Schema for NetState {
+    const KIND: &'static str = "net";
+    const VERSION: u32 = 1;
 }
 
 /// A virtio-net device.
@@ -229,5 +243,18 @@ impl VirtioDevice for Net {
         }
         queues.sort_by_key(|queue| queue.index);
         queues
+    }
+
+    fn save(&self) -> Result<Saved, DeviceError> {
+        let pairs = self.pairs.in_use.load(Ordering::Acquire);
+        Ok(Saved::of(&NetState { pairs })?)
+    }
+
+    fn restore(&mut self, saved: &Saved) -> Result<(), DeviceError> {
+        let NetState { pairs } = saved.read("net")?;
+        if !self.pairs.set(pairs)? {
+            return Err(DeviceError::Unlike(format!("its driver uses {pairs} queue pairs")));
+        }
+        Ok(())
     }
 }

@@ -16,6 +16,7 @@ use vmm_api::{DeviceSpec, FdRef};
 
 use crate::MODULE;
 use crate::config::HEADER;
+use crate::device::NetState;
 use crate::testing::{FarSide, tap};
 
 const RECEIVE: u16 = 0;
@@ -434,4 +435,48 @@ fn bad_configurations_are_told_with_the_next_step() {
     let file = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let error = create(&config(1), vec![file], &Registry::new()).err().unwrap();
     assert!(error.contains("not that of a TAP"), "{error}");
+}
+
+#[test]
+fn the_number_of_pairs_survives_being_saved() {
+    let mut link = Link::new(2);
+    link.driver.start();
+    assert_eq!(command(&mut link.driver, 4, &[4, 0, 2, 0]), 0);
+    let (fds, far) = tap(2).unwrap();
+    let registry = Registry::new();
+    let other = create(&config(2), fds, &registry).unwrap();
+    link.driver.migrate(other).unwrap();
+    (link.far, link.registry) = (far, registry);
+    // Both pairs are at work, without having been asked for again.
+    let offered = [RECEIVE, 2].map(|queue| {
+        for _ in 0..64 {
+            link.driver.push(queue, &[], &[1536]);
+        }
+        link.driver.kick(queue);
+        queue
+    });
+    for port in 0..40 {
+        link.far.send(&udp(port)).unwrap();
+    }
+    let began = Instant::now();
+    let mut got = [0, 0];
+    while got[0] + got[1] < 40 {
+        for (queue, count) in offered.into_iter().zip(&mut got) {
+            *count += u32::from(link.driver.poll_used(queue).is_some());
+        }
+        assert!(
+            began.elapsed() < Duration::from_secs(5),
+            "not all packets came: {got:?}"
+        );
+    }
+    assert!(got[0] > 0 && got[1] > 0, "{got:?}");
+    // A device with fewer TAPs is another one.
+    let (fds, _far) = tap(1).unwrap();
+    let error = link.driver.migrate(create(&config(1), fds, &Registry::new()).unwrap());
+    assert!(error.unwrap_err().to_string().contains("other properties"));
+}
+
+#[test]
+fn the_state_is_what_the_golden_file_says() {
+    state::golden::check(env!("CARGO_MANIFEST_DIR"), &NetState { pairs: 2 });
 }

@@ -7,13 +7,19 @@
 //! which it was: after a pause the queues come back exactly as they were given, and all goes on. Other queues belong to
 //! a driver that starts anew, and what the one before it had opened is closed. (Queues that come back untouched after a
 //! reset have never carried a packet, so there was nothing to close.)
+//!
+//! Connections are not saved: their host's ends belong to the process that ends. Whoever is restored has none, and tells
+//! its driver so (`events.rs`).
 
 use std::sync::Arc;
 
 use observe::RateLimit;
+use serde::{Deserialize, Serialize};
+use state::{Saved, Schema};
 use virtio::virtio_queue::QueueState;
 use virtio::{Activation, ActiveQueue, DeviceError, Duty, VirtioDevice, take_queue};
 
+use crate::events::{Events, Stage};
 use crate::ring::Ring;
 use crate::switch::Switch;
 use crate::worker::{self, Running};
@@ -27,10 +33,20 @@ const F_STREAM: u64 = 1 << 0;
 /// 5.10.2.
 const RX: u16 = 0;
 const TX: u16 = 1;
+const EVENT: u16 = 2;
 
 /// A Linux driver fills the whole receive queue with buffers of 4 KiB: 128 cost the guest half a megabyte. Of the event
-/// queue it uses eight; the device has no events to send.
+/// queue it uses eight.
 const QUEUE_SIZES: [u16; 3] = [128, 128, 16];
+
+/// What is saved: whom the guest takes itself for is configuration, and connections end.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct VsockState {}
+
+impl Schema for VsockState {
+    const KIND: &'static str = "vsock";
+    const VERSION: u32 = 1;
+}
 
 /// A vsock device.
 #[derive(Debug)]
@@ -39,8 +55,12 @@ pub struct Vsock {
     duty: Duty<Box<Switch>, Running>,
     /// The queues as they were given back.
     given: Vec<QueueState>,
-    /// The event queue, which the device does not use.
-    event: Vec<ActiveQueue>,
+    /// Queues beside the three that there are: none.
+    others: Vec<ActiveQueue>,
+    /// What the driver is to hear of a restore.
+    stage: Stage,
+    /// Restored and not activated yet.
+    restored: bool,
     /// Of rings that make no sense.
     complaints: Arc<RateLimit>,
 }
@@ -52,7 +72,9 @@ impl Vsock {
             cid,
             duty: Duty::Idle(Box::new(switch)),
             given: Vec::new(),
-            event: Vec::new(),
+            others: Vec::new(),
+            stage: Stage::Quiet,
+            restored: false,
             complaints: Arc::new(RateLimit::new(2)),
         }
     }
@@ -86,8 +108,17 @@ impl VirtioDevice for Vsock {
         let states: Vec<QueueState> = queues.iter().map(|queue| queue.queue.state()).collect();
         let rx = Ring::new(take_queue(&mut queues, RX)?, Arc::clone(&self.complaints));
         let tx = Ring::new(take_queue(&mut queues, TX)?, Arc::clone(&self.complaints));
+        let event = take_queue(&mut queues, EVENT).ok();
         let goes_on = states == self.given;
-        self.event = queues;
+        if !goes_on && !std::mem::take(&mut self.restored) {
+            // A driver that starts anew knows of no connection.
+            self.stage = Stage::Quiet;
+        }
+        let events = Events {
+            ring: event.map(|queue| Ring::new(queue, Arc::clone(&self.complaints))),
+            stage: self.stage,
+        };
+        self.others = queues;
         let prepare = |mut switch: Box<Switch>| {
             if !goes_on {
                 switch.driver_reset();
@@ -98,6 +129,7 @@ impl VirtioDevice for Vsock {
                 interrupt: activation.interrupt,
                 rx,
                 tx,
+                events,
             }
         };
         self.duty.begin("vsock", prepare, worker::run)
@@ -107,11 +139,36 @@ impl VirtioDevice for Vsock {
         let Some(running) = self.duty.end("vsock") else {
             return Vec::new();
         };
-        let Running { switch, rx, tx, .. } = *running;
+        let Running {
+            switch, rx, tx, events, ..
+        } = *running;
+        self.stage = events.stage;
         self.duty.rest(Box::new(switch));
         let mut queues = vec![rx.active, tx.active];
-        queues.append(&mut self.event);
+        queues.extend(events.ring.map(|ring| ring.active));
+        queues.append(&mut self.others);
         self.given = queues.iter().map(|queue| queue.queue.state()).collect();
         queues
+    }
+
+    fn save(&self) -> Result<Saved, DeviceError> {
+        Ok(Saved::of(&VsockState {})?)
+    }
+
+    fn restore(&mut self, saved: &Saved) -> Result<(), DeviceError> {
+        let VsockState {} = saved.read("vsock")?;
+        self.stage = Stage::Due;
+        self.restored = true;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_is_what_the_golden_file_says() {
+        state::golden::check(env!("CARGO_MANIFEST_DIR"), &VsockState {});
     }
 }

@@ -11,6 +11,7 @@
 mod connection;
 mod credit;
 mod device;
+mod events;
 mod from_guest;
 mod host;
 mod metrics;

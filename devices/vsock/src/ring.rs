@@ -3,7 +3,7 @@
 //! How the bytes of a chain lie in descriptors is the driver's choice (virtio 1.2, 2.7.4); [`transfer`] makes one row of
 //! them. Knows no packet.
 
-use std::io;
+use std::io::{self, Write};
 use std::sync::Arc;
 
 use memory::GuestRam;
@@ -123,6 +123,17 @@ impl Ring {
                 self.active.index
             );
         }
+    }
+}
+
+/// Writes `bytes` into a buffer, if they fit; how many were written.
+pub(crate) fn put_bytes(chain: &Chain<'_>, bytes: &[u8]) -> usize {
+    if chain.writable_bytes() < bytes.len() {
+        return 0;
+    }
+    match chain.writer().write_all(bytes) {
+        Ok(()) => bytes.len(),
+        Err(_) => 0,
     }
 }
 

@@ -3,7 +3,7 @@
 //! Data is read from the host's socket straight into the guest's buffer, so nothing on its way to the guest is ever
 //! held here.
 
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind};
 
 use memory::GuestRam;
 use virtio::Chain;
@@ -11,7 +11,7 @@ use vm_memory::ReadVolatile;
 
 use crate::connection::Due;
 use crate::packet::{HEADER_LEN, Header, MAX_PAYLOAD, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
-use crate::ring::{Ring, transfer};
+use crate::ring::{Ring, put_bytes, transfer};
 use crate::switch::Switch;
 use crate::table::Key;
 
@@ -55,8 +55,8 @@ impl Switch {
         true
     }
 
-    /// The guest has no buffers: who waits for one is not watched, as its socket would wake us again and again.
-    fn wait_for_buffers(&mut self) {
+    /// The guest has no buffers, or takes nothing yet: who waits for one is not watched, as its socket would wake us again and again.
+    pub(crate) fn wait_for_buffers(&mut self) {
         for place in 0..self.table.round_len() {
             if let Some(key) = self.table.round_at(place) {
                 self.watch(key);
@@ -144,9 +144,5 @@ impl Switch {
 
 /// Writes the header, for which the buffer was found large enough.
 fn put(chain: &Chain<'_>, header: &Header) -> usize {
-    let mut writer = chain.writer();
-    match writer.write_all(&header.encode()) {
-        Ok(()) => HEADER_LEN,
-        Err(_) => 0,
-    }
+    put_bytes(chain, &header.encode())
 }

@@ -18,6 +18,7 @@ use base::{Interest, Ready, StopSignal};
 use memory::GuestRam;
 use virtio::QueueInterrupt;
 
+use crate::events::Events;
 use crate::ring::Ring;
 use crate::switch::Switch;
 
@@ -26,6 +27,7 @@ const RX_KICK: u64 = 1;
 const TX_KICK: u64 = 2;
 /// The listener's token. Connections' are above 2^32.
 pub(crate) const LISTENER: u64 = 3;
+const EVENT_KICK: u64 = 4;
 
 /// Everything that the thread owns.
 pub(crate) struct Running {
@@ -34,6 +36,7 @@ pub(crate) struct Running {
     pub(crate) interrupt: Arc<dyn QueueInterrupt>,
     pub(crate) rx: Ring,
     pub(crate) tx: Ring,
+    pub(crate) events: Events,
 }
 
 /// The thread's body.
@@ -49,8 +52,14 @@ impl Running {
         self.switch.epoll.add(stop.fd(), STOP, Interest::READ)?;
         self.switch.epoll.add(&*self.rx.active.kick, RX_KICK, Interest::READ)?;
         self.switch.epoll.add(&*self.tx.active.kick, TX_KICK, Interest::READ)?;
+        if let Some(ring) = &self.events.ring {
+            self.switch.epoll.add(&*ring.active.kick, EVENT_KICK, Interest::READ)?;
+        }
         self.switch.resume(Instant::now());
         let result = self.serve_until_stopped();
+        if let Some(ring) = &self.events.ring {
+            self.switch.epoll.remove(&*ring.active.kick)?;
+        }
         self.switch.epoll.remove(&*self.tx.active.kick)?;
         self.switch.epoll.remove(&*self.rx.active.kick)?;
         self.switch.epoll.remove(stop.fd())?;
@@ -85,6 +94,11 @@ impl Running {
             // The round after this looks at both rings.
             RX_KICK => drop(self.rx.active.kick.consume()),
             TX_KICK => drop(self.tx.active.kick.consume()),
+            EVENT_KICK => {
+                if let Some(ring) = &self.events.ring {
+                    ring.active.kick.consume();
+                }
+            }
             LISTENER => self.switch.on_listener(now),
             _ => self.switch.on_socket(event, now),
         }
@@ -95,7 +109,11 @@ impl Running {
         let was_full = self.switch.resets.is_full();
         let mut more = self.take_packets();
         let stalled = was_full || self.switch.resets.is_full();
-        more |= self.switch.deliver(&mut self.rx, &self.memory);
+        if self.events.settle(&self.memory, &*self.interrupt) {
+            more |= self.switch.deliver(&mut self.rx, &self.memory);
+        } else {
+            self.switch.wait_for_buffers();
+        }
         // Packets may have waited until RSTs went out.
         more |= stalled && !self.switch.resets.is_full();
         self.tx.publish(&self.memory, &*self.interrupt);

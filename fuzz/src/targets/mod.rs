@@ -8,7 +8,9 @@ mod image;
 mod kernel;
 mod messages;
 mod registry;
+mod restored;
 mod shares;
+mod snapshot;
 
 use crate::run::Target;
 
@@ -31,6 +33,9 @@ pub(crate) fn all() -> Vec<Target> {
         registry::documents(),
         registry::challenges(),
         registry::locations(),
+        snapshot::container(),
+        snapshot::sections(),
+        restored::devices(),
     ]
 }
 

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
 use rustix::event::{PollFd, PollFlags};
 use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits, ConsoleConfig, DeviceConfig, RngConfig, VsockConfig};
-use vmm_api::{DeviceSpec, Event, ExitReason, FdRef, VmConfig};
+use vmm_api::{DeviceSpec, Event, ExitReason, FdRef, RestoreConfig, SnapshotFiles, VmConfig};
 use wire::packet::PacketSocket;
 
 use crate::{Host, stall};
@@ -135,23 +135,59 @@ impl<'a> Builder<'a> {
 
     /// The same, with a socket at which connections to the guest are asked for.
     pub(crate) fn start_listening(mut self, listener: Option<OwnedFd>) -> Result<Vm> {
-        let (acceptor, theirs) = PacketSocket::pair()?;
-        let acceptor_fd = Some(self.fd(OwnedFd::from(theirs)));
-        let listener = listener.map(|fd| self.fd(fd));
-        self.device(
-            "vsock",
-            &VsockConfig {
-                cid: 3,
-                listener,
-                acceptor: acceptor_fd,
-                sinks: Vec::new(),
-            },
-        )?;
+        let acceptor = self.vsock(listener)?;
         let mut vmm = Vmm::spawn(&self.host.binaries, &self.host.logs.join("vmm"))?;
         let fds: Vec<BorrowedFd<'_>> = self.fds.iter().map(AsFd::as_fd).collect();
         vmm.client.create(self.config, &fds)?;
         drop(self.fds);
         vmm.client.start()?;
+        Ok(Vm {
+            vmm,
+            acceptor,
+            console: self.host.logs.join("console"),
+        })
+    }
+
+    /// The last device; gives what the guest's connections come to.
+    fn vsock(&mut self, listener: Option<OwnedFd>) -> Result<PacketSocket> {
+        let (acceptor, theirs) = PacketSocket::pair()?;
+        let acceptor_fd = Some(self.fd(OwnedFd::from(theirs)));
+        let listener = listener.map(|fd| self.fd(fd));
+        let config = VsockConfig {
+            cid: 3,
+            listener,
+            acceptor: acceptor_fd,
+            sinks: Vec::new(),
+        };
+        self.device("vsock", &config)?;
+        Ok(acceptor)
+    }
+
+    /// Restores the VM from a snapshot of one with these devices, in place of booting it. It is paused then.
+    pub(crate) fn restore(mut self, listener: OwnedFd, state: File, memory: File) -> Result<Vm> {
+        let acceptor = self.vsock(Some(listener))?;
+        // The two files travel where kernel and initramfs do otherwise.
+        let initramfs = self.config.initramfs.context("a VM without an initramfs")?;
+        let files = SnapshotFiles {
+            state: self.config.kernel,
+            memory: initramfs,
+        };
+        for (place, file) in [(files.state, state), (files.memory, memory)] {
+            *self
+                .fds
+                .get_mut(usize::try_from(place.0)?)
+                .context("a VM without a kernel")? = file.into();
+        }
+        let config = RestoreConfig {
+            files,
+            kvm: self.config.kvm,
+            serial: self.config.serial,
+            serial_keep: None,
+            devices: self.config.devices,
+        };
+        let mut vmm = Vmm::spawn(&self.host.binaries, &self.host.logs.join("vmm"))?;
+        let fds: Vec<BorrowedFd<'_>> = self.fds.iter().map(AsFd::as_fd).collect();
+        vmm.client.restore(config, &fds)?;
         Ok(Vm {
             vmm,
             acceptor,
@@ -306,6 +342,16 @@ pub(crate) fn guest_half(agent: &mut Connection<UnixStream>, name: &str, argumen
         );
     }
     Ok(stdout)
+}
+
+/// Starts the guest half of a case and leaves it to itself: it goes on when the connection ends.
+pub(crate) fn detach_guest_half(agent: &mut Connection<UnixStream>, name: &str) -> Result<()> {
+    let argv = [GUEST_HALF, "guest", name].map(OsText::from).to_vec();
+    agent.exec_detached(&ExecRequest {
+        argv,
+        ..ExecRequest::default()
+    })?;
+    Ok(())
 }
 
 /// Reads exactly what was written, both ways, and checks it.

@@ -29,6 +29,16 @@ impl EventDevice {
         })
     }
 
+    /// What is pending.
+    pub fn save(&self) -> u8 {
+        self.pending.load(Ordering::SeqCst)
+    }
+
+    /// Takes over what was pending; its interrupt has been sent, or waits at the I/O APIC.
+    pub fn restore(&self, pending: u8) {
+        self.pending.store(pending, Ordering::SeqCst);
+    }
+
     /// Tells the guest.
     pub fn raise(&self, event: Event) {
         self.pending.fetch_or(event as u8, Ordering::SeqCst);

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bus::BusDevice;
 use engine::{Interrupt, MsiMessage, Vm};
 use memory::layout;
+use serde::{Deserialize, Serialize};
 
 /// Input pins. The original has 24, but a guest sets up each of them by several exits, and here two are used.
 pub const PINS: u8 = 8;
@@ -26,6 +27,19 @@ const IOREDTBL: u8 = 0x10;
 /// Redirection entry (3.2.4): what software may write; delivery status (12) and remote IRR (14) are read-only.
 const ENTRY_WRITABLE: u64 = 0xff00_0000_0001_afff;
 const ENTRY_MASKED: u64 = 1 << 16;
+
+/// The I/O APIC as it is saved.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IoApicState {
+    /// IOREGSEL.
+    pub select: u8,
+    /// IOAPICID.
+    pub id: u32,
+    /// The redirection table.
+    pub entries: [u64; PINS as usize],
+    /// Which pins were triggered while they were masked.
+    pub pending: [bool; PINS as usize],
+}
 
 struct State {
     select: u8,
@@ -72,6 +86,35 @@ impl IoApic {
     /// The source behind pin `index`, if there is such a pin.
     pub fn pin(&self, index: u32) -> Option<Arc<dyn Interrupt>> {
         self.pins.get(usize::try_from(index).ok()?).cloned()
+    }
+
+    /// All of it.
+    pub fn save(&self) -> IoApicState {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = [false; PINS as usize];
+        for (pending, pin) in pending.iter_mut().zip(&self.pins) {
+            *pending = pin.is_pending();
+        }
+        IoApicState {
+            select: state.select,
+            id: state.id,
+            entries: state.entries,
+            pending,
+        }
+    }
+
+    /// Takes over what [`IoApic::save`] gave, into one that nobody has used.
+    pub fn restore(&self, saved: &IoApicState) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.select = saved.select;
+        state.id = saved.id;
+        for (index, pin) in self.pins.iter().enumerate() {
+            state.entries[index] = saved.entries[index] & ENTRY_WRITABLE;
+            if saved.pending[index] {
+                pin.trigger();
+            }
+            pin.route(message(state.entries[index]));
+        }
     }
 
     fn read_register(state: &State) -> u32 {

@@ -12,11 +12,13 @@ mod power;
 mod serial;
 
 pub use events::{Event, EventDevice};
-pub use ioapic::{IoApic, PINS};
+pub use ioapic::{IoApic, IoApicState, PINS};
 pub use power::{Power, PowerRequest};
-pub use serial::SerialPort;
+pub use serial::{SerialPort, SerialRegisters};
 
 use boot::Ports;
+use serde::{Deserialize, Serialize};
+use state::Schema;
 
 /// Where the platform devices are. Free of all legacy devices' ports but the serial port's own.
 pub const PORTS: Ports = Ports {
@@ -28,3 +30,38 @@ pub const PORTS: Ports = Ports {
     serial: 0x3f8,
     serial_pin: 4,
 };
+
+/// The board's own devices as they are saved. Power and reset have no state.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlatformState {
+    /// The I/O APIC.
+    pub ioapic: IoApicState,
+    /// The serial port.
+    pub serial: SerialRegisters,
+    /// Pending events.
+    pub events: u8,
+}
+
+impl Schema for PlatformState {
+    const KIND: &'static str = "platform";
+    const VERSION: u32 = 1;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_is_what_the_golden_file_says() {
+        let mut state = PlatformState {
+            events: 1,
+            ..PlatformState::default()
+        };
+        state.ioapic.select = 0x18;
+        state.ioapic.entries[4] = 0x0300_0000_0000_0931;
+        state.ioapic.pending[5] = true;
+        state.serial.divisor = [1, 0];
+        state.serial.received = b"x".to_vec();
+        state::golden::check(env!("CARGO_MANIFEST_DIR"), &state);
+    }
+}

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use base::FileBound;
 use bus::BusDevice;
 use engine::Interrupt;
-use vm_superio::{Serial, Trigger, serial::NoEvents};
+use serde::{Deserialize, Serialize};
+use vm_superio::serial::{NoEvents, SerialState};
+use vm_superio::{Serial, Trigger};
 
 struct Line(Arc<dyn Interrupt>);
 
@@ -50,16 +52,44 @@ impl Write for Output {
     }
 }
 
+/// The registers as they are saved.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SerialRegisters {
+    /// Divisor latch, low and high byte.
+    pub divisor: [u8; 2],
+    /// Interrupt enable.
+    pub interrupt_enable: u8,
+    /// Interrupt identification.
+    pub interrupt_identification: u8,
+    /// Line control.
+    pub line_control: u8,
+    /// Line status.
+    pub line_status: u8,
+    /// Modem control.
+    pub modem_control: u8,
+    /// Modem status.
+    pub modem_status: u8,
+    /// Scratch.
+    pub scratch: u8,
+    /// Received and not read: what the guest sent itself in loopback mode.
+    pub received: Vec<u8>,
+}
+
 /// The serial port.
 pub struct SerialPort(Mutex<Serial<Line, NoEvents, Output>>);
 
 impl SerialPort {
     /// Makes `output` non-blocking: a vCPU that waits for a reader can neither be kicked for certain nor go on. `keep`
-    /// is how many of its last bytes a file keeps.
+    /// is how many of its last bytes a file keeps; `saved` what [`SerialPort::save`] gave, if it goes on.
     ///
     /// # Errors
-    /// The host refuses that.
-    pub fn new(line: Arc<dyn Interrupt>, output: Option<OwnedFd>, keep: Option<u64>) -> io::Result<Arc<Self>> {
+    /// The host refuses that, or no serial port can be in the saved state.
+    pub fn new(
+        line: Arc<dyn Interrupt>,
+        output: Option<OwnedFd>,
+        keep: Option<u64>,
+        saved: Option<&SerialRegisters>,
+    ) -> io::Result<Arc<Self>> {
         if let Some(output) = &output {
             rustix::io::ioctl_fionbio(output, true)?;
         }
@@ -67,7 +97,44 @@ impl SerialPort {
             file: output.map(File::from),
             bound: keep.map(FileBound::new),
         };
-        Ok(Arc::new(Self(Mutex::new(Serial::new(Line(line), output)))))
+        let serial = match saved {
+            None => Serial::new(Line(line), output),
+            Some(saved) => Serial::from_state(&to_state(saved), Line(line), NoEvents, output)
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, format!("{error:?}")))?,
+        };
+        Ok(Arc::new(Self(Mutex::new(serial))))
+    }
+
+    /// The registers.
+    pub fn save(&self) -> SerialRegisters {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner).state();
+        SerialRegisters {
+            divisor: [state.baud_divisor_low, state.baud_divisor_high],
+            interrupt_enable: state.interrupt_enable,
+            interrupt_identification: state.interrupt_identification,
+            line_control: state.line_control,
+            line_status: state.line_status,
+            modem_control: state.modem_control,
+            modem_status: state.modem_status,
+            scratch: state.scratch,
+            received: state.in_buffer,
+        }
+    }
+}
+
+fn to_state(saved: &SerialRegisters) -> SerialState {
+    let [baud_divisor_low, baud_divisor_high] = saved.divisor;
+    SerialState {
+        baud_divisor_low,
+        baud_divisor_high,
+        interrupt_enable: saved.interrupt_enable,
+        interrupt_identification: saved.interrupt_identification,
+        line_control: saved.line_control,
+        line_status: saved.line_status,
+        modem_control: saved.modem_control,
+        modem_status: saved.modem_status,
+        scratch: saved.scratch,
+        in_buffer: saved.received.clone(),
     }
 }
 
@@ -113,9 +180,31 @@ mod tests {
     }
 
     #[test]
+    fn registers_survive_being_saved() {
+        let port = SerialPort::new(Arc::new(Nowhere), None, None, None).unwrap();
+        // Loopback, so that something is received; interrupts on; a scratch value.
+        port.write(4, &[0x10]);
+        port.write(0, b"x");
+        port.write(1, &[3]);
+        port.write(7, &[0x5a]);
+        let saved = port.save();
+        assert_eq!((saved.received.as_slice(), saved.scratch), (&b"x"[..], 0x5a));
+        let copy = SerialPort::new(Arc::new(Nowhere), None, None, Some(&saved)).unwrap();
+        assert_eq!(copy.save(), saved);
+        let mut value = [0];
+        copy.read(0, &mut value);
+        assert_eq!(value, *b"x");
+        let impossible = SerialRegisters {
+            received: vec![0; 1000],
+            ..saved
+        };
+        assert!(SerialPort::new(Arc::new(Nowhere), None, None, Some(&impossible)).is_err());
+    }
+
+    #[test]
     fn a_reader_that_does_not_read_stops_nobody() {
         let (mut reader, writer) = io::pipe().unwrap();
-        let port = SerialPort::new(Arc::new(Nowhere), Some(writer.into()), None).unwrap();
+        let port = SerialPort::new(Arc::new(Nowhere), Some(writer.into()), None, None).unwrap();
         let (done, wait) = mpsc::channel();
         let vcpu = Arc::clone(&port);
         std::thread::spawn(move || {

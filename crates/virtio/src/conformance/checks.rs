@@ -2,6 +2,7 @@
 
 use super::driver::{Driver, Pushed};
 use super::{Outcome, Request, Subject};
+use crate::device::DeviceError;
 
 type Check = fn(&Subject) -> Outcome;
 
@@ -16,6 +17,7 @@ pub(super) const ALL: &[(&str, Check)] = &[
     ("buffers made available before the start", early_buffers),
     ("no kick is lost", kicks),
     ("pause and resume", pause),
+    ("saved and restored", saved),
     ("reset and start again", restart),
     ("reset with requests under way", reset_under_way),
 ];
@@ -215,6 +217,45 @@ fn pause(subject: &Subject) -> Outcome {
         .map_err(|error| format!("it does not resume: {error}"))?;
     expect(driver.status() == 0, || "it resumes after a reset".to_owned())?;
     log.verdict()
+}
+
+/// A device that has a saved form goes on in another that was just made: with a request that came before, or with a kick
+/// that nobody has seen.
+fn saved(subject: &Subject) -> Outcome {
+    if matches!((subject.make)().save(), Err(DeviceError::NotSaved)) {
+        return Ok(());
+    }
+    let (mut driver, log) = subject.driver();
+    let move_on = |driver: &mut Driver| {
+        let moved = driver.migrate((subject.make)());
+        moved.map_err(|error| format!("it does not go on in another: {error}"))
+    };
+    // Before its driver has come.
+    move_on(&mut driver)?;
+    driver.start();
+    log.verdict()?;
+    for round in 0..6_u64 {
+        if let Some(request) = &subject.request {
+            one_request(&mut driver, request)?;
+            let pushed = push(&mut driver, request);
+            if round % 2 == 0 {
+                driver.kick(request.queue);
+                // Sometimes before the device has begun, sometimes in the middle.
+                std::thread::sleep(std::time::Duration::from_micros(round * 50));
+            }
+            move_on(&mut driver)?;
+            complete(&mut driver, request, &pushed)?;
+        } else {
+            move_on(&mut driver)?;
+        }
+        expect(driver.status() == 0xf, || "its driver has to start anew".to_owned())?;
+    }
+    // What was saved has not taken it out of its driver's hands.
+    driver.start();
+    match &subject.request {
+        Some(request) => one_request(&mut driver, request),
+        None => Ok(()),
+    }
 }
 
 fn restart(subject: &Subject) -> Outcome {

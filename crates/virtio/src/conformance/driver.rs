@@ -13,7 +13,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::fakes::FakeVm;
 use crate::device::VirtioDevice;
-use crate::transport::VirtioPciDevice;
+use crate::transport::{TransportError, VirtioPciDevice};
 
 /// Guest memory of a fake driver: one region from 0 on.
 pub const MEMORY: u64 = 64 << 20;
@@ -140,6 +140,24 @@ impl Driver {
         };
         driver.set_up_msix();
         driver
+    }
+
+    /// Pauses and saves the device, and goes on with `device` in its place, in another machine with the same memory.
+    ///
+    /// # Errors
+    /// The one cannot be saved, or the other does not take its state.
+    pub fn migrate(&mut self, device: Box<dyn VirtioDevice>) -> Result<(), TransportError> {
+        self.device.pause();
+        let state = self.device.save()?;
+        let vm = Arc::new(FakeVm::default());
+        let engine = Arc::clone(&vm) as Arc<dyn engine::Vm>;
+        let registry = Registry::new();
+        let device = VirtioPciDevice::new("fake", device, engine, Arc::clone(&self.memory), &registry)?;
+        device.restore(&state)?;
+        assert_eq!(device.save()?, state, "it is saved otherwise than it was restored");
+        device.resume()?;
+        (self.vm, self.device, self.registry) = (vm, device, registry);
+        Ok(())
     }
 
     /// Uses queues of at most `size` entries, a power of two, from the next start on; 16 if not called.

@@ -106,4 +106,12 @@ impl VirtioDevice for Observer {
         self.log.stopped(&queues);
         queues
     }
+
+    fn save(&self) -> Result<state::Saved, DeviceError> {
+        self.device.save()
+    }
+
+    fn restore(&mut self, saved: &state::Saved) -> Result<(), DeviceError> {
+        self.device.restore(saved)
+    }
 }

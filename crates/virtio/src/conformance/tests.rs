@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use base::{Epoll, Interest, StopSignal, Worker};
 use memory::GuestRam;
+use serde::{Deserialize, Serialize};
+use state::{Saved, Schema};
 use virtio_queue::QueueT;
 
 use super::{Failure, Request, Subject, run};
@@ -22,6 +24,7 @@ enum Flaw {
     PanicsOnConfig,
     TrustsAddresses,
     StopsAfterReset,
+    RefusesItsState,
     ReadsConfigUnevenly,
 }
 
@@ -137,6 +140,26 @@ impl VirtioDevice for Echo {
         }
         queues
     }
+
+    fn save(&self) -> Result<Saved, DeviceError> {
+        Ok(Saved::of(&Starts(self.starts))?)
+    }
+
+    fn restore(&mut self, saved: &Saved) -> Result<(), DeviceError> {
+        if self.flaw == Flaw::RefusesItsState {
+            return Err(DeviceError::Lost);
+        }
+        self.starts = saved.read::<Starts>("echo")?.0;
+        Ok(())
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Starts(u32);
+
+impl Schema for Starts {
+    const KIND: &'static str = "echo";
+    const VERSION: u32 = 1;
 }
 
 fn check(flaw: Flaw) -> Result<usize, Failure> {
@@ -215,6 +238,11 @@ fn a_device_that_trusts_addresses_fails() {
 #[test]
 fn a_device_that_forgets_a_buffer_fails() {
     fails(Flaw::ForgetsBuffer, "a request is completed", "not completed");
+}
+
+#[test]
+fn a_device_that_refuses_its_own_state_fails() {
+    fails(Flaw::RefusesItsState, "saved and restored", "it has lost");
 }
 
 #[test]

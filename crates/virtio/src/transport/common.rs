@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 
 use super::signals::Signals;
@@ -81,7 +82,7 @@ pub(crate) enum Effect {
 }
 
 /// What the driver has set up of one queue.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct QueueSetup {
     pub(crate) max_size: u16,
     pub(crate) size: u16,
@@ -89,6 +90,18 @@ pub(crate) struct QueueSetup {
     pub(crate) desc: u64,
     pub(crate) driver: u64,
     pub(crate) device: u64,
+}
+
+/// The registers as they are saved; vectors and what is pending are the signals'.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct CommonState {
+    pub(crate) offered: u64,
+    pub(crate) accepted: u64,
+    pub(crate) device_feature_select: u32,
+    pub(crate) driver_feature_select: u32,
+    pub(crate) status: u8,
+    pub(crate) queue_select: u16,
+    pub(crate) queues: Vec<QueueSetup>,
 }
 
 pub(crate) struct CommonConfig {
@@ -131,8 +144,43 @@ impl CommonConfig {
         *self = Self::new(self.offered, &sizes, Arc::clone(&self.signals));
     }
 
+    pub(crate) fn save(&self) -> CommonState {
+        CommonState {
+            offered: self.offered,
+            accepted: self.accepted,
+            device_feature_select: self.device_feature_select,
+            driver_feature_select: self.driver_feature_select,
+            status: self.status,
+            queue_select: self.queue_select,
+            queues: self.queues.clone(),
+        }
+    }
+
+    /// Takes over what [`Self::save`] gave; false, and nothing done, if it was a device that offered something else.
+    pub(crate) fn restore(&mut self, saved: &CommonState) -> bool {
+        let sizes = |queues: &[QueueSetup]| queues.iter().map(|queue| queue.max_size).collect::<Vec<_>>();
+        // What was agreed on is what a driver could have agreed on: devices rely on that.
+        let agreed = saved.status & status::FEATURES_OK == 0 || saved.accepted & !saved.offered == 0;
+        if saved.offered != self.offered || sizes(&saved.queues) != sizes(&self.queues) || !agreed {
+            return false;
+        }
+        self.accepted = saved.accepted;
+        self.device_feature_select = saved.device_feature_select;
+        self.driver_feature_select = saved.driver_feature_select;
+        self.status = saved.status;
+        self.queue_select = saved.queue_select;
+        self.queues.clone_from(&saved.queues);
+        true
+    }
+
     pub(crate) fn accepted(&self) -> u64 {
         self.accepted
+    }
+
+    /// The driver has agreed on features and set the device up.
+    pub(crate) fn is_live(&self) -> bool {
+        let live = status::FEATURES_OK | status::DRIVER_OK;
+        self.status & live == live
     }
 
     pub(crate) fn queues(&self) -> &[QueueSetup] {

@@ -5,8 +5,11 @@
 
 mod common;
 mod layout;
+mod saved;
 mod signals;
 
+#[cfg(test)]
+mod saved_tests;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +30,7 @@ use vm_memory::{GuestAddress, GuestMemory, Permissions};
 use crate::device::{Activation, ActiveQueue, DeviceError, QueueInterrupt, VirtioDevice};
 use common::{CommonConfig, Effect, QueueSetup};
 use layout::Region;
+pub use saved::{DeviceState, TransportState};
 use signals::Signals;
 
 /// The feature bits that are the transport's (6): each ring can do these.
@@ -51,6 +55,15 @@ pub enum TransportError {
     /// The host refused an event fd.
     #[error("no event fd for a queue")]
     Event(#[source] std::io::Error),
+    /// The device works, or is in no state to be saved.
+    #[error("it has to be paused before it is saved")]
+    NotPaused,
+    /// The device refused to be saved or restored.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The saved state is another device's.
+    #[error("it was saved with other {0}: restore with the configuration that it was saved with")]
+    Unlike(&'static str),
 }
 
 struct Metrics {
@@ -92,6 +105,8 @@ struct State {
     phase: Phase,
     // The doorbells that the engine rings now, and the queues they are for.
     doorbells: Vec<(u64, usize)>,
+    // Restored and not resumed yet: the driver is to look at all of its queues.
+    restored: bool,
 }
 
 /// A virtio device on the PCI bus.
@@ -144,6 +159,7 @@ impl VirtioPciDevice {
             device,
             phase: Phase::Idle,
             doorbells: Vec::new(),
+            restored: false,
         };
         Ok(Arc::new(Self {
             id: id.to_owned(),
@@ -184,14 +200,22 @@ impl VirtioPciDevice {
         let Phase::Parked(queues) = std::mem::replace(&mut state.phase, Phase::Idle) else {
             return Ok(());
         };
-        let kicks: Vec<_> = queues.iter().map(|queue| Arc::clone(&queue.kick)).collect();
+        let kicks: Vec<_> = queues
+            .iter()
+            .map(|queue| (queue.index, Arc::clone(&queue.kick)))
+            .collect();
         if let Err(error) = self.start(state, queues) {
             self.give_up(state, &error.to_string());
             self.move_doorbells(state);
             return Err(error);
         }
-        for kick in kicks {
+        let restored = std::mem::take(&mut state.restored);
+        for (index, kick) in kicks {
             kick.signal();
+            // What the device had given back without having told is not written anywhere: one interrupt more does no harm.
+            if restored {
+                self.signals.signal_queue(index);
+            }
         }
         Ok(())
     }

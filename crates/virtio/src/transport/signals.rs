@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 
 use engine::Interrupt;
+use serde::{Deserialize, Serialize};
 
 use crate::device::QueueInterrupt;
 
@@ -16,6 +17,15 @@ pub(crate) const NO_VECTOR: u16 = 0xffff;
 /// ISR status bits (4.1.4.5).
 const ISR_QUEUE: u8 = 1 << 0;
 const ISR_CONFIG: u8 = 1 << 1;
+
+/// The signals as they are saved.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SignalState {
+    pub(crate) queue_vectors: Vec<u16>,
+    pub(crate) config_vector: u16,
+    pub(crate) isr: u8,
+    pub(crate) generation: u8,
+}
 
 pub(crate) struct Signals {
     interrupts: Vec<Arc<dyn Interrupt>>,
@@ -42,6 +52,31 @@ impl Signals {
             vector.store(NO_VECTOR, Ordering::Relaxed);
         }
         self.isr.store(0, Ordering::Relaxed);
+    }
+
+    /// Whoever saves has seen to it that nobody signals meanwhile.
+    pub(crate) fn save(&self) -> SignalState {
+        let vectors = self.queue_vectors.iter();
+        SignalState {
+            queue_vectors: vectors.map(|vector| vector.load(Ordering::Relaxed)).collect(),
+            config_vector: self.config_vector(),
+            isr: self.isr.load(Ordering::Acquire),
+            generation: self.generation(),
+        }
+    }
+
+    /// Takes over what [`Self::save`] gave; false, and nothing done, if that had another number of queues.
+    pub(crate) fn restore(&self, saved: &SignalState) -> bool {
+        if saved.queue_vectors.len() != self.queue_vectors.len() {
+            return false;
+        }
+        for (queue, &vector) in saved.queue_vectors.iter().enumerate() {
+            self.set_queue_vector(queue, vector);
+        }
+        self.set_config_vector(saved.config_vector);
+        self.isr.store(saved.isr, Ordering::Release);
+        self.generation.store(saved.generation, Ordering::Release);
+        true
     }
 
     pub(crate) fn queue_vector(&self, queue: usize) -> u16 {

@@ -17,6 +17,7 @@ use device::{DeviceContext, DeviceModule, FdTable};
 use observe::Registry;
 use virtio::VirtioDevice;
 use virtio::conformance::driver::{Driver, Pushed};
+use vm_memory::{Bytes, GuestAddress};
 use vmm_api::devices::{VsockConfig, VsockSink};
 use vmm_api::{DeviceSpec, FdRef};
 use wire::packet::PacketSocket;
@@ -232,6 +233,21 @@ impl Guest {
         self.streams.clear();
         self.strays.clear();
         self.fill();
+    }
+
+    /// Goes on with another device, restored from this one, with sockets of its own.
+    pub(crate) fn migrate(&mut self) {
+        self.metrics = Registry::new();
+        let (device, address, acceptor) = device(&self.metrics);
+        self.driver.migrate(device).unwrap();
+        self.address = address;
+        self.acceptor = Some(acceptor);
+    }
+
+    /// Fills four bytes, so that zeroes there were written by the device.
+    pub(crate) fn poison(&self, address: u64) {
+        let memory = self.driver.memory();
+        memory.write_slice(&[0xff; 4], GuestAddress(address)).unwrap();
     }
 
     pub(crate) fn metric(&self, name: &str) -> u64 {

@@ -19,6 +19,8 @@ mod package;
 mod pause;
 mod processors;
 mod run;
+mod snapshot;
+mod snapshot_guest;
 mod state_directory;
 mod streams;
 mod terminal;
@@ -39,6 +41,7 @@ pub(crate) const ALL: &[&Case] = &[
     &vsock::CASE,
     &network::CASE,
     &pause::CASE,
+    &snapshot::CASE,
     &foreign_kernel::CASE,
     &jail::WALLS,
     &jail::CALLS,

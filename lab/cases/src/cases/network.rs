@@ -30,7 +30,7 @@ pub(crate) const CASE: Case = Case {
 const WORLD: &str = "case-world";
 const HOST4: &str = "192.0.2.1";
 const HOST6: &str = "2001:db8::1";
-const WORLD4: &str = "192.0.2.2";
+pub(super) const WORLD4: &str = "192.0.2.2";
 const WORLD6: &str = "2001:db8::2";
 const METADATA: &str = "169.254.169.254";
 
@@ -240,10 +240,10 @@ impl Guest {
 }
 
 /// The node's network, removed at the end whatever happens.
-struct Opened(Option<Network>);
+pub(super) struct Opened(Option<Network>);
 
 impl Opened {
-    fn new() -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         let config = NetworkConfig {
             resolvers: Resolvers {
                 v4: Some(WORLD4.parse()?),
@@ -255,11 +255,11 @@ impl Opened {
         Ok(Self(Some(Network::open(&config)?)))
     }
 
-    fn get(&self) -> Result<&Network> {
+    pub(super) fn get(&self) -> Result<&Network> {
         self.0.as_ref().context("the network is closed")
     }
 
-    fn teardown(mut self) -> Result<()> {
+    pub(super) fn teardown(mut self) -> Result<()> {
         let network = self.0.take().context("the network is closed")?;
         Ok(network.teardown()?)
     }
@@ -274,7 +274,7 @@ impl Drop for Opened {
 }
 
 /// A namespace behind the host.
-struct World {
+pub(super) struct World {
     /// The directory of namespaces was there before.
     keep_directory: bool,
 }
@@ -282,7 +282,7 @@ struct World {
 const NAMESPACES: &str = "/run/netns";
 
 impl World {
-    fn new() -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         let world = Self {
             keep_directory: std::fs::exists(NAMESPACES)?,
         };
@@ -304,7 +304,7 @@ impl World {
         Ok(world)
     }
 
-    fn serve(&self, addresses: &[&str]) -> Result<Server> {
+    pub(super) fn serve(&self, addresses: &[&str]) -> Result<Server> {
         let mut command = self.command()?;
         command.arg("serve").args(addresses);
         started(command)
@@ -331,9 +331,11 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // The links go with the namespace.
-        if let Err(error) = ip("netns delete case-world") {
-            log::error!("{error}");
+        // The links would go with the namespace, but that stays for as long as a connection in it waits for its other end.
+        for command in ["link delete case0", "netns delete case-world"] {
+            if let Err(error) = ip(command) {
+                log::error!("{error}");
+            }
         }
         // ip-netns(8) has made it a mount.
         if !self.keep_directory {
@@ -346,7 +348,7 @@ impl Drop for World {
 }
 
 /// A server of this case; ends with it.
-struct Server(Child);
+pub(super) struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {

@@ -66,7 +66,7 @@ fn pattern(length: usize) -> Vec<u8> {
 }
 
 /// The VMM's own words for a connection from the host (docs/devices/vsock.md).
-fn connect(address: &SocketAddr, port: u32) -> Result<UnixStream> {
+pub(super) fn connect(address: &SocketAddr, port: u32) -> Result<UnixStream> {
     let mut stream = UnixStream::connect_addr(address)?;
     stream.set_read_timeout(Some(Duration::from_secs(30)))?;
     stream.write_all(format!("CONNECT {port}\n").as_bytes())?;
@@ -131,11 +131,11 @@ fn println_now(text: &str) -> Result<()> {
     Ok(out.flush()?)
 }
 
-type AddressCall = unsafe extern "C" fn(libc::c_int, *const libc::sockaddr, libc::socklen_t) -> libc::c_int;
+pub(super) type AddressCall = unsafe extern "C" fn(libc::c_int, *const libc::sockaddr, libc::socklen_t) -> libc::c_int;
 
 /// A vsock stream socket on which `call` (bind or connect) has been done.
 #[allow(unsafe_code, reason = "the standard library and rustix have no vsock addresses")]
-fn socket(cid: u32, port: u32, call: AddressCall) -> Result<OwnedFd> {
+pub(super) fn socket(cid: u32, port: u32, call: AddressCall) -> Result<OwnedFd> {
     // SAFETY: plain numbers; the result is checked.
     let number = unsafe { libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     ensure!(number >= 0, "socket: {}", std::io::Error::last_os_error());

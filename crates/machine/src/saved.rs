@@ -1,0 +1,238 @@
+//! A machine's whole state but its memory, and a machine made from one. Only what stands still can be saved: a
+//! [`Quiesced`] is had from a paused machine, and while there is one nothing can start.
+//!
+//! Devices are made anew from their configuration, with descriptors of whoever restores; what they are restored to must fit.
+
+use std::os::fd::OwnedFd;
+
+use base::ByteSize;
+use engine::{Engine, VcpuState, VmState};
+use memory::{Ram, layout};
+use observe::Registry;
+use pci::PciState;
+use serde::{Deserialize, Serialize};
+use state::Schema;
+use virtio::DeviceState;
+
+use crate::machine::{
+    Machine, MachineError, NamedDevice, Parts, Platform, add_devices, add_platform, create, start_threads,
+};
+use crate::platform::PlatformState;
+use crate::vcpu::Shared;
+
+/// The most vCPUs that a machine can have.
+const MAX_CPUS: usize = 64;
+
+/// The size of a machine and the names of its devices, in the order of their PCI slots.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shape {
+    /// Number of vCPUs.
+    pub cpus: u32,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// The devices' names.
+    pub devices: Vec<String>,
+}
+
+impl Schema for Shape {
+    const KIND: &'static str = "machine";
+    const VERSION: u32 = 1;
+}
+
+/// Everything but the memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MachineState {
+    /// What it is made of.
+    pub shape: Shape,
+    /// What its vCPUs share.
+    pub vm: VmState,
+    /// Its vCPUs, by rising number.
+    pub vcpus: Vec<VcpuState>,
+    /// The board's own devices.
+    pub platform: PlatformState,
+    /// The PCI bus.
+    pub pci: PciState,
+    /// The devices, as `shape` names them.
+    pub devices: Vec<DeviceState>,
+}
+
+/// Where the output of a restored machine's serial port goes.
+#[derive(Debug, Default)]
+pub struct SerialOutput {
+    /// Dropped when not given.
+    pub file: Option<OwnedFd>,
+    /// How many of its last bytes a file keeps; all when not given.
+    pub keep: Option<u64>,
+}
+
+/// A machine in which nothing moves.
+pub struct Quiesced<'a>(&'a Machine);
+
+impl<'a> Quiesced<'a> {
+    pub(crate) fn new(machine: &'a Machine) -> Self {
+        Self(machine)
+    }
+
+    /// The whole state but the memory's content.
+    ///
+    /// # Errors
+    /// A device has no saved form, or the engine cannot read a part.
+    pub fn save(&self) -> Result<MachineState, MachineError> {
+        let machine = self.0;
+        // Devices first: they refuse for free.
+        let mut devices = Vec::with_capacity(machine.devices.len());
+        for device in &machine.devices {
+            let saved = device.save().map_err(|source| MachineError::Transport {
+                id: device.id().to_owned(),
+                source,
+            })?;
+            devices.push(saved);
+        }
+        machine.gate.save_all(machine.threads.len());
+        let states = machine.threads.iter().map(|vcpu| vcpu.take_state());
+        let vcpus = states
+            .map(|state| Ok(state.ok_or(MachineError::VcpuGone)??))
+            .collect::<Result<Vec<_>, MachineError>>()?;
+        Ok(MachineState {
+            shape: Shape {
+                cpus: u32::try_from(vcpus.len()).unwrap_or(u32::MAX),
+                memory: machine.memory().bytes(),
+                devices: machine.devices.iter().map(|device| device.id().to_owned()).collect(),
+            },
+            vm: machine.vm.save()?,
+            vcpus,
+            platform: machine.platform.save(),
+            pci: machine.pci.save(),
+            devices,
+        })
+    }
+
+    /// The memory, whose content does not change as long as the machine stands still.
+    pub fn ram(&self) -> &Ram {
+        &self.0.ram
+    }
+}
+
+impl MachineState {
+    /// Checks what a machine is made of against what there is to make it of.
+    fn check(&self, ram: &Ram, devices: &[NamedDevice]) -> Result<(), MachineError> {
+        let cpus = self.vcpus.len();
+        let numbered = self.vcpus.iter().zip(0..).all(|(vcpu, id)| vcpu.id == id);
+        if cpus == 0 || cpus > MAX_CPUS || usize::try_from(self.shape.cpus) != Ok(cpus) || !numbered {
+            return Err(MachineError::Vcpus(cpus));
+        }
+        if self.shape.memory != ram.size().bytes() {
+            return Err(MachineError::OtherMemory {
+                saved: ByteSize(self.shape.memory),
+                here: ram.size(),
+            });
+        }
+        let here: Vec<&str> = devices.iter().map(|device| device.id.as_str()).collect();
+        if here != self.shape.devices || self.devices.len() != devices.len() {
+            return Err(MachineError::OtherDevices {
+                saved: self.shape.devices.join(", "),
+                here: here.join(", "),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Machine {
+    /// Makes a machine that goes on where `state` was saved, with the memory `ram`, once it is let run. It is paused.
+    ///
+    /// # Errors
+    /// The state does not fit the host, the memory or the devices; nothing is left behind.
+    pub fn restore(
+        engine: &dyn Engine,
+        serial: SerialOutput,
+        state: &MachineState,
+        ram: Ram,
+        devices: Vec<NamedDevice>,
+        registry: &Registry,
+    ) -> Result<Self, MachineError> {
+        state.check(&ram, &devices)?;
+        let shared = Shared::new()?;
+        let vm = create(engine, &ram)?;
+        let platform = add_platform(vm.as_ref(), &shared, (serial.file, serial.keep), Some(&state.platform))?;
+        let window = layout::pci_window_64(ram.size());
+        let (devices, pci) = add_devices(&vm, &ram, &shared, window, devices, registry)?;
+        for (device, saved) in devices.iter().zip(&state.devices) {
+            device.restore(saved).map_err(|source| MachineError::Transport {
+                id: device.id().to_owned(),
+                source,
+            })?;
+        }
+        pci.restore(&state.pci).map_err(|source| MachineError::Pci {
+            id: "the PCI bus".to_owned(),
+            source,
+        })?;
+        let mut states = state.vcpus.iter();
+        let threads = start_threads(vm.as_ref(), state.shape.cpus, &shared, registry, |_, vcpu| {
+            states.next().map_or(Ok(()), |state| vcpu.restore(state))
+        })?;
+        let mut machine = Self::assemble(Parts {
+            threads,
+            shared,
+            devices,
+            platform,
+            pci,
+            vm,
+            ram,
+        });
+        machine.paused = true;
+        // Last: what it counts is guest time, and making a machine is none.
+        machine.vm.restore(&state.vm)?;
+        Ok(machine)
+    }
+}
+
+impl Platform {
+    fn save(&self) -> PlatformState {
+        PlatformState {
+            ioapic: self.ioapic.save(),
+            serial: self.serial.save(),
+            events: self.events.save(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shape_is_what_the_golden_file_says() {
+        let shape = Shape {
+            cpus: 2,
+            memory: 128 << 20,
+            devices: vec!["console".into(), "root".into()],
+        };
+        state::golden::check(env!("CARGO_MANIFEST_DIR"), &shape);
+    }
+
+    #[test]
+    fn a_state_that_contradicts_itself_or_the_memory_is_refused() {
+        let ram = Ram::allocate(ByteSize::mib(32)).unwrap();
+        let good = MachineState {
+            shape: Shape {
+                cpus: 1,
+                memory: 32 << 20,
+                devices: Vec::new(),
+            },
+            vcpus: vec![VcpuState::default()],
+            ..MachineState::default()
+        };
+        good.check(&ram, &[]).unwrap();
+        let refused = |change: fn(&mut MachineState)| {
+            let mut state = good.clone();
+            change(&mut state);
+            state.check(&ram, &[]).unwrap_err().to_string()
+        };
+        assert!(refused(|s| s.shape.cpus = 2).contains("vCPUs"));
+        assert!(refused(|s| s.vcpus.clear()).contains("vCPUs"));
+        assert!(refused(|s| s.vcpus[0].id = 3).contains("vCPUs"));
+        assert!(refused(|s| s.shape.memory += 4096).contains("memory"));
+        assert!(refused(|s| s.shape.devices.push("root".into())).contains("root"));
+    }
+}

@@ -1,0 +1,422 @@
+//! A guest under load goes on in another VMM: a counter in its memory, its boot id, what it has written to its disk, its
+//! clocks and timers, a TCP stream; several rounds in a row, on two vCPUs. What does not fit is refused.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use agent_api::{Collected, Connection, ExecRequest, VSOCK_PORT};
+use anyhow::{Context, Result, ensure};
+use network::Attachment;
+use state::Container;
+use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits, MacAddress, NetConfig, NetLimits};
+
+use super::network::{Opened, Server, World};
+use super::snapshot_guest::{self, Report};
+use super::vsock::connect;
+use crate::vm::{self, Builder, Vm};
+use crate::{Case, Host};
+
+pub(crate) const CASE: Case = Case {
+    name: "snapshot",
+    limit: Duration::from_secs(600),
+    host,
+    guest: Some(snapshot_guest::run),
+};
+
+/// Odd rounds let the original go on for a while after it was saved.
+const ROUNDS: usize = 5;
+
+/// How long a guest may take to answer, in an emulated host.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An interface in the node's network, and a server behind it.
+struct Wire {
+    // In the order in which they go.
+    _server: Server,
+    attachment: Attachment,
+    network: Opened,
+    _world: World,
+}
+
+impl Wire {
+    fn new() -> Result<Self> {
+        let world = World::new()?;
+        let network = Opened::new()?;
+        Ok(Self {
+            _server: world.serve(&[snapshot_guest::ECHO])?,
+            attachment: network.get()?.attach(0, 1)?,
+            network,
+            _world: world,
+        })
+    }
+
+    fn add_to(&self, builder: &mut Builder<'_>) -> Result<()> {
+        let taps = self.attachment.taps.iter();
+        // One VMM has it after the other.
+        let taps = taps
+            .map(|tap| Ok(builder.fd(tap.try_clone()?)))
+            .collect::<Result<_>>()?;
+        let config = NetConfig {
+            taps,
+            mac: MacAddress(self.attachment.mac),
+            mtu: self.attachment.mtu,
+            limits: NetLimits::default(),
+        };
+        builder.device("net", &config)
+    }
+
+    fn remove(self) -> Result<()> {
+        drop(self.attachment);
+        self.network.get()?.detach(0)?;
+        self.network.teardown()
+    }
+}
+
+/// What the VMs of this case share: where the host's side of vsock listens, and which disk is the current one.
+struct Stage<'a> {
+    host: &'a Host,
+    wire: &'a Wire,
+    listener: UnixListener,
+    address: SocketAddr,
+    disk: PathBuf,
+}
+
+impl Stage<'_> {
+    /// The configuration, whose descriptors are new each time.
+    fn builder(&self) -> Result<Builder<'_>> {
+        let mut builder = Builder::new(self.host)?.cpus(2);
+        let disk = OpenOptions::new().read(true).write(true).open(&self.disk)?;
+        let file = builder.fd(disk);
+        let data = BlockConfig {
+            file,
+            read_only: false,
+            queues: 2,
+            serial: snapshot_guest::DISK.into(),
+            engine: BlockEngine::Auto,
+            limits: BlockLimits::default(),
+        };
+        builder.device("data", &data)?;
+        self.wire.add_to(&mut builder)?;
+        Ok(builder)
+    }
+
+    fn restore(&self, files: &Files) -> Result<Vm> {
+        let (state, memory) = (File::open(&files.state)?, File::open(&files.memory)?);
+        self.builder()?
+            .restore(self.listener.try_clone()?.into(), state, memory)
+    }
+
+    /// Has the guest begin a new TCP stream, or end the one that it has.
+    fn stream(&self, what: snapshot_guest::Stream) -> Result<()> {
+        let mut stream = connect(&self.address, snapshot_guest::STREAM)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(&[what as u8])?;
+        Ok(stream.read_exact(&mut [0])?)
+    }
+
+    /// What the guest says of itself over a new connection.
+    fn report(&self) -> Result<Report> {
+        let mut text = String::new();
+        let mut stream = connect(&self.address, snapshot_guest::REPORT)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.read_to_string(&mut text)?;
+        Report::parse(&text).with_context(|| format!("the guest reported {text:?}"))
+    }
+
+    /// Waits until the guest has done something that `enough` sees.
+    fn wait(&self, what: &str, enough: impl Fn(&Report) -> bool) -> Result<Report> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let report = self.report()?;
+            ensure!(report.errors == 0, "the guest has found errors: {report:?}");
+            if enough(&report) {
+                return Ok(report);
+            }
+            ensure!(Instant::now() < deadline, "{what} did not come: {report:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// The two files of one snapshot.
+struct Files {
+    state: PathBuf,
+    memory: PathBuf,
+}
+
+impl Files {
+    fn new(host: &Host, name: &str) -> Self {
+        Self {
+            state: host.scratch.join(format!("{name}.state")),
+            memory: host.scratch.join(format!("{name}.memory")),
+        }
+    }
+
+    fn take(&self, machine: &mut Vm) -> Result<()> {
+        let new = |path: &Path| OpenOptions::new().read(true).write(true).create_new(true).open(path);
+        let (state, memory) = (new(&self.state)?, new(&self.memory)?);
+        Ok(machine.vmm.client.snapshot(state.as_fd(), memory.as_fd())?)
+    }
+}
+
+fn host(host: &Host) -> Result<()> {
+    let wire = Wire::new()?;
+    rounds(host, &wire)?;
+    wire.remove()
+}
+
+fn rounds(host: &Host, wire: &Wire) -> Result<()> {
+    let address = SocketAddr::from_abstract_name(format!("basalt-case-snapshot-{}", std::process::id()))?;
+    let mut stage = Stage {
+        host,
+        wire,
+        listener: UnixListener::bind_addr(&address)?,
+        address,
+        disk: host.scratch.join("disk-0"),
+    };
+    let disk = File::create_new(&stage.disk)?;
+    disk.set_len(snapshot_guest::DISK_BYTES)?;
+    let mut machine = stage
+        .builder()?
+        .start_listening(Some(stage.listener.try_clone()?.into()))?;
+    start_load(&machine, wire)?;
+    let deadline = Instant::now() + PATIENCE;
+    while let Err(error) = stage.report() {
+        ensure!(Instant::now() < deadline, "the load does not listen: {error:#}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    stage.stream(snapshot_guest::Stream::Begin)?;
+    let first = stage.wait("the load", |report| {
+        report.disk > 20 && report.ticks > 20 && report.echoes > 20
+    })?;
+    refused_while_running(&mut machine, &Files::new(host, "running"))?;
+    for round in 0..ROUNDS {
+        let files = Files::new(host, &round.to_string());
+        let goes_on_first = round % 2 == 1;
+        if goes_on_first {
+            // The far end would hear of two guests in one stream.
+            stage.stream(snapshot_guest::Stream::End)?;
+        }
+        let before = stage.report()?;
+        // One that is open when the VM is saved: both ends learn that it is gone.
+        let held = connect(&stage.address, snapshot_guest::HOLD)?;
+        machine.vmm.client.pause()?;
+        let began = Instant::now();
+        files.take(&mut machine)?;
+        let saved_in = began.elapsed();
+        let next = host.scratch.join(format!("disk-{}", round + 1));
+        fs::copy(&stage.disk, &next)?;
+        if goes_on_first {
+            original_goes_on(&stage, &mut machine, held, &before)?;
+        }
+        drop(machine);
+        stage.disk = next;
+        if round == 0 {
+            refusals(&stage, &files)?;
+        }
+        let began = Instant::now();
+        machine = stage.restore(&files)?;
+        machine.vmm.client.resume()?;
+        let restored_in = began.elapsed();
+        if goes_on_first {
+            stage.stream(snapshot_guest::Stream::Begin)?;
+        }
+        let resets = before.resets + 1;
+        let goes_on = |report: &Report| {
+            let echoes = report.echoes > before.echoes + 20;
+            report.disk > before.disk + 20 && report.ticks > before.ticks + 20 && echoes && report.resets >= resets
+        };
+        let after = stage.wait("the load's next steps, and the reset of the held connection", goes_on)?;
+        ensure!(
+            after.boot_id == first.boot_id,
+            "the boot id changed: {before:?}, {after:?}"
+        );
+        ensure!(
+            after.resets == resets,
+            "more connections were reset than one: {after:?}"
+        );
+        agent_answers(&stage, &first)?;
+        report_sizes(&files, round, (saved_in, restored_in))?;
+        fs::remove_file(&files.state)?;
+    }
+    console_is_alive(&stage, &machine)?;
+    stage.stream(snapshot_guest::Stream::End)?;
+    vm_ends(machine)
+}
+
+/// Installs the guest half and leaves it running by itself.
+fn start_load(machine: &Vm, wire: &Wire) -> Result<()> {
+    let mut agent = machine.agent_with(Some(&wire.attachment.guest))?;
+    vm::install(&mut agent)?;
+    vm::detach_guest_half(&mut agent, CASE.name)
+}
+
+fn refused_while_running(machine: &mut Vm, files: &Files) -> Result<()> {
+    let error = text(files.take(machine));
+    ensure!(
+        error.contains("`snapshot` needs a VM that is paused"),
+        "running: {error}"
+    );
+    fs::remove_file(&files.state)?;
+    Ok(fs::remove_file(&files.memory)?)
+}
+
+fn text<T>(result: Result<T>) -> String {
+    result
+        .err()
+        .map_or_else(|| "no error".to_owned(), |error| format!("{error:#}"))
+}
+
+/// A VM that was saved can go on as if it had not been: its connection is still there.
+fn original_goes_on(stage: &Stage<'_>, machine: &mut Vm, mut held: UnixStream, before: &Report) -> Result<()> {
+    machine.vmm.client.resume()?;
+    vm::echo(&mut held, b"still here")?;
+    let ticks = before.ticks + 20;
+    let report = stage.wait("the original's next steps", |report| report.ticks > ticks)?;
+    ensure!(
+        report.resets == before.resets,
+        "the original lost a connection: {report:?}"
+    );
+    Ok(())
+}
+
+/// The agent takes a new connection and runs commands.
+fn agent_answers(stage: &Stage<'_>, first: &Report) -> Result<()> {
+    let stream = connect(&stage.address, VSOCK_PORT)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut agent = Connection::new(stream, None)?;
+    let argv = ["cat", "/proc/sys/kernel/random/boot_id"].map(Into::into).to_vec();
+    let Collected { stdout, .. } = agent
+        .exec(&ExecRequest {
+            argv,
+            ..ExecRequest::default()
+        })?
+        .collect()?;
+    let boot_id = String::from_utf8_lossy(&stdout);
+    ensure!(boot_id.trim() == first.boot_id, "the agent says {boot_id:?}");
+    Ok(())
+}
+
+/// The memory file is as large as the memory and takes the place of what is in it.
+fn report_sizes(files: &Files, round: usize, (saved_in, restored_in): (Duration, Duration)) -> Result<()> {
+    let memory = fs::metadata(&files.memory)?;
+    let (size, used) = (memory.len(), memory.blocks() * 512);
+    ensure!(size == 128 << 20, "the memory file has {size} bytes");
+    ensure!(
+        used < size * 3 / 4,
+        "{used} of {size} bytes are written: untouched pages are no holes"
+    );
+    ensure!(
+        used > size / 20,
+        "{used} of {size} bytes are written: where is the guest?"
+    );
+    let state = fs::metadata(&files.state)?.len();
+    writeln!(
+        std::io::stdout(),
+        "round {round}: state {state} bytes, memory {} MiB of {}, saved in {saved_in:?}, restored in {restored_in:?}",
+        used >> 20,
+        size >> 20
+    )?;
+    Ok(())
+}
+
+/// Files that do not fit, devices that do not fit: each is one sentence, and no harm is done.
+fn refusals(stage: &Stage<'_>, files: &Files) -> Result<()> {
+    let refused = |what: &str, state: &[u8], memory: &Path, expected: &str| -> Result<()> {
+        let other = Files {
+            state: stage.host.scratch.join("refused.state"),
+            memory: memory.to_owned(),
+        };
+        fs::write(&other.state, state)?;
+        let error = text(stage.restore(&other));
+        ensure!(error.contains(expected), "{what}: {error}");
+        Ok(())
+    };
+    let state = fs::read(&files.state)?;
+    let half = state.get(..state.len() / 2).context("a state without content")?;
+    refused("a truncated state", half, &files.memory, "cut short")?;
+    refused("no state", b"", &files.memory, "this is no snapshot")?;
+    let mut damaged = state.clone();
+    if let Some(byte) = damaged.last_mut() {
+        *byte ^= 1;
+    }
+    refused("a damaged state", &damaged, &files.memory, "the snapshot is damaged")?;
+    let mut elsewhere = Container::parse(&state)?;
+    elsewhere.fingerprint.cpuid ^= 1;
+    refused(
+        "another CPU",
+        &elsewhere.to_bytes()?,
+        &files.memory,
+        "another set of CPU features",
+    )?;
+    let mut elsewhere = Container::parse(&state)?;
+    elsewhere.fingerprint.kernel = "2.6.20".into();
+    refused(
+        "another kernel",
+        &elsewhere.to_bytes()?,
+        &files.memory,
+        "another host kernel (2.6.20; here",
+    )?;
+
+    let short = stage.host.scratch.join("short.memory");
+    fs::copy(&files.memory, &short)?;
+    OpenOptions::new()
+        .write(true)
+        .open(&short)?
+        .set_len((128 << 20) - 4096)?;
+    refused("a truncated memory", &state, &short, "the memory file has")?;
+    OpenOptions::new().write(true).open(&short)?.set_len(128 << 20)?;
+    // Of the pages with content some are known; which ones is nobody's business here.
+    let file = OpenOptions::new().write(true).open(&short)?;
+    for page in 0..(128 << 20) / 4096 {
+        file.write_all_at(&[0x5a], page * 4096 + 77)?;
+    }
+    refused("another memory", &state, &short, "differs from what was saved")?;
+    fs::remove_file(&short)?;
+
+    let smaller = Stage {
+        host: stage.host,
+        wire: stage.wire,
+        listener: stage.listener.try_clone()?,
+        address: stage.address.clone(),
+        disk: stage.host.scratch.join("smaller"),
+    };
+    File::create_new(&smaller.disk)?.set_len(snapshot_guest::DISK_BYTES / 2)?;
+    let error = text(smaller.restore(files));
+    ensure!(
+        error.contains("device `data`: it was saved with other properties"),
+        "a smaller disk: {error}"
+    );
+    let builder = Builder::new(stage.host)?;
+    let (state, memory) = (File::open(&files.state)?, File::open(&files.memory)?);
+    let error = text(builder.restore(stage.listener.try_clone()?.into(), state, memory));
+    ensure!(
+        error.contains("was saved with the devices `console, rng, root, data, net"),
+        "a missing disk: {error}"
+    );
+    Ok(())
+}
+
+/// What the guest writes to its console reaches the file of the VMM that it is in now.
+fn console_is_alive(stage: &Stage<'_>, machine: &Vm) -> Result<()> {
+    let mut stream = connect(&stage.address, snapshot_guest::PRINT)?;
+    stream.write_all(b"console after the last restore")?;
+    drop(stream);
+    machine.wait_console("console after the last restore", PATIENCE)
+}
+
+/// The guest of the last VMM powers off by its event device's button or not at all; its VMM is simply ended.
+fn vm_ends(mut machine: Vm) -> Result<()> {
+    machine.vmm.client.stop()?;
+    ensure!(
+        machine.vmm.wait(Duration::from_secs(20))?,
+        "the VMM ended with a failure"
+    );
+    Ok(())
+}
