@@ -21,6 +21,7 @@ mod metrics;
 mod monitor;
 mod names;
 mod node;
+mod own_cgroup;
 mod paths;
 mod process;
 mod reconcile;
