@@ -13,7 +13,7 @@ use vmm_api::MetricSample;
 use crate::node::Node;
 use crate::requests::size_of;
 
-/// How long asking all VMMs may take; those that are left then are told as missing.
+/// After this no further VMM is asked; those that are left then are told as missing.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// How often the image store is looked through.
@@ -190,25 +190,29 @@ impl Node {
         let end = Instant::now() + LIMIT;
         let entries: Vec<_> = self.entries().values().cloned().collect();
         let (mut all, mut missing) = (Vec::new(), 0);
-        for entry in entries.into_iter().filter(|entry| entry.state().has_vm()) {
+        let with_vm = entries.into_iter().filter(|entry| entry.state().has_vm()).collect();
+        for (entry, worth_asking) in self.metrics.in_turn(with_vm, |entry| &entry.id) {
             let usage = self
                 .cgroup(&entry)
                 .ok()
                 .flatten()
                 .and_then(|cgroup| cgroup.usage().ok());
             let asked = match entry.vm() {
-                Some(vm) if self.metrics.answers(&entry.id) && Instant::now() < end => vm.metrics_now(),
+                Some(vm) if worth_asking && Instant::now() < end => vm.metrics_now(),
                 _ => None,
             };
             let vmm = match asked {
-                Some(Ok(samples)) => known(samples),
+                Some(Ok(samples)) => {
+                    self.metrics.is_silent(&entry.id, false);
+                    known(samples)
+                }
                 Some(Err(error)) => {
                     log::info!("the VMM of sandbox {} tells no metrics: {error}", entry.id);
-                    self.metrics.is_silent(&entry.id);
+                    self.metrics.is_silent(&entry.id, true);
                     missing += 1;
                     BTreeMap::new()
                 }
-                // Somebody else talks to it just now.
+                // Somebody else talks to it just now, it was silent of late, or time is over.
                 None => {
                     missing += 1;
                     BTreeMap::new()
