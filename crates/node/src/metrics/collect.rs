@@ -349,9 +349,17 @@ fn write_sandboxes(text: &mut Exposition, all: &[One]) {
         ];
         family.number(&labels, 1);
     }
-    let limit = ("basalt_sandbox_memory_limit_bytes", Kind::Gauge, "Memory of the guest.");
-    each(text, all, limit, &|family, labels, one| {
+    let help = "Memory that the guest was given.";
+    let guest = ("basalt_sandbox_guest_memory_bytes", Kind::Gauge, help);
+    each(text, all, guest, &|family, labels, one| {
         family.number(labels, one.sandbox.config.resources.memory.bytes());
+    });
+    let help = "The most memory that may be charged to it.";
+    let limit = ("basalt_sandbox_memory_limit_bytes", Kind::Gauge, help);
+    each(text, all, limit, &|family, labels, one| {
+        if one.usage.as_ref().is_some_and(|usage| usage.memory.is_some()) {
+            family.number(labels, crate::limits::memory_max(&one.sandbox.config));
+        }
     });
     let disk = (
         "basalt_sandbox_disk_bytes",
@@ -457,6 +465,42 @@ mod tests {
                 .collect(),
             value,
         }
+    }
+
+    #[test]
+    fn the_limit_of_memory_is_that_of_what_is_charged() {
+        let mut sandbox = crate::testing::stored("id", "name").sandbox;
+        sandbox.config.resources.memory = base::ByteSize::mib(128);
+        let told = |memory| {
+            let usage = Usage {
+                memory,
+                ..Usage::default()
+            };
+            let one = One {
+                sandbox: sandbox.clone(),
+                usage: Some(usage),
+                disk: 0,
+                vmm: BTreeMap::new(),
+            };
+            let mut text = Exposition::default();
+            write_sandboxes(&mut text, &[one]);
+            text.finish()
+        };
+        let text = told(Some(host::cgroup::MemoryUsage::default()));
+        let (guest, limit) = (128 << 20, (128 + 1 + 128) << 20);
+        assert!(
+            text.contains(&format!(
+                "basalt_sandbox_guest_memory_bytes{{sandbox=\"id\"}} {guest}\n"
+            )),
+            "{text}"
+        );
+        assert!(
+            text.contains(&format!(
+                "basalt_sandbox_memory_limit_bytes{{sandbox=\"id\"}} {limit}\n"
+            )),
+            "{text}"
+        );
+        assert!(!told(None).contains("memory_limit_bytes{"), "nothing limits it");
     }
 
     #[test]
