@@ -31,6 +31,8 @@ const MOUNT_ATTR_NOSYMFOLLOW: u64 = 0x0020_0000;
 
 const NO_MAPPING: &str = "the file system there cannot map owners: share a directory of ext4, XFS or btrfs (from \
                           Linux 6.3 on also tmpfs), or of another disk";
+const MAPPED: &str = "files there have owners that are mapped already, or the file system is one of another user \
+                      namespace: share the directory where it was mounted first, or one of another disk";
 const NO_MOUNTS: &str = "run the node's daemon as root, on Linux 5.14 or later";
 
 /// The directory that `open` is, for the process `pid` in its user namespace; `path` is its name for messages. Mounts below
@@ -47,11 +49,20 @@ pub fn directory(open: BorrowedFd<'_>, path: &Path, read_only: bool, pid: u32) -
     // Whoever serves it tells of links and follows none.
     set(&mount, MOUNT_ATTR_NOSYMFOLLOW | read_only, None)
         .map_err(|cause| failed("restricting the mount", path, cause, NO_MOUNTS))?;
-    set(&mount, 0, Some(&namespace)).map_err(|cause| match cause {
-        Errno::INVAL => failed("mapping the owners", path, cause, NO_MAPPING),
-        _ => failed("mapping the owners", path, cause, NO_MOUNTS),
+    set(&mount, 0, Some(&namespace)).map_err(|cause| {
+        let root = rustix::process::geteuid().is_root();
+        failed("mapping the owners", path, cause, after_mapping(cause, root))
     })?;
     Ok(mount)
+}
+
+/// What to do about owners that cannot be mapped.
+fn after_mapping(cause: Errno, root: bool) -> &'static str {
+    match (cause, root) {
+        (Errno::INVAL, _) => NO_MAPPING,
+        (Errno::PERM, true) => MAPPED,
+        _ => NO_MOUNTS,
+    }
 }
 
 /// `/proc/PID/fd` of a process, from which no path leads to the rest of `/proc`.
@@ -107,5 +118,18 @@ fn set(mount: &OwnedFd, more: u64, owners: Option<&OwnedFd>) -> Result<(), Errno
     match result {
         0 => Ok(()),
         _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_is_not_told_to_become_root() {
+        assert!(after_mapping(Errno::PERM, true).contains("mapped already"));
+        assert!(after_mapping(Errno::PERM, false).contains("as root"));
+        assert!(after_mapping(Errno::INVAL, true).contains("ext4"));
+        assert!(after_mapping(Errno::NOSYS, true).contains("Linux 5.14"));
     }
 }
