@@ -94,13 +94,16 @@ fn detached(open: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, Error> {
         .map_err(|cause| failed("making a mount of its own", path, cause, NO_MOUNTS))
 }
 
-/// Sets attributes of a mount, and the namespace whose users are its files' owners.
+/// Sets attributes of a mount and makes it nobody's peer, or sets the namespace whose users are its files' owners.
 fn set(mount: &OwnedFd, more: u64, owners: Option<&OwnedFd>) -> Result<(), Errno> {
     let mapped = owners.map_or(0, |_| MOUNT_ATTR_IDMAP);
+    // A copy is a peer of its original: what is mounted below that later would come here too, where the kernel lets it come to
+    // mounts that are nowhere. Once is enough.
+    let alone = owners.map_or(libc::MS_PRIVATE, |_| 0);
     let attr = MountAttr {
         attr_set: MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC | more | mapped,
         attr_clr: 0,
-        propagation: 0,
+        propagation: alone,
         userns_fd: owners.map_or(0, |fd| u64::from(fd.as_raw_fd().cast_unsigned())),
     };
     let (call, fd, name) = (libc::SYS_mount_setattr, mount.as_raw_fd(), c"".as_ptr());
@@ -123,7 +126,50 @@ fn set(mount: &OwnedFd, more: u64, owners: Option<&OwnedFd>) -> Result<(), Errno
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::CWD;
+    use rustix::mount::{
+        MountFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags, mount, mount_change, move_mount, unmount,
+    };
+
     use super::*;
+
+    /// Goes with the mounts below it, whatever becomes of the test.
+    struct Mounted(tempfile::TempDir);
+
+    impl Drop for Mounted {
+        fn drop(&mut self) {
+            let _ = unmount(self.0.path(), UnmountFlags::DETACH);
+        }
+    }
+
+    #[test]
+    fn the_mount_of_its_own_is_nobodys_peer() {
+        let mounted = Mounted(tempfile::tempdir().unwrap());
+        let base = mounted.0.path();
+        mount("none", base, c"tmpfs", MountFlags::empty(), None).unwrap();
+        mount_change(base, MountPropagationFlags::PRIVATE).unwrap();
+        let (place, seen) = (base.join("place"), base.join("seen"));
+        for directory in [&place, &seen] {
+            std::fs::create_dir(directory).unwrap();
+        }
+        mount("none", &place, c"tmpfs", MountFlags::empty(), None).unwrap();
+        mount_change(&place, MountPropagationFlags::SHARED).unwrap();
+        let open = rustix::fs::open(&place, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let copy = detached(open.as_fd(), &place).unwrap();
+        set(&copy, 0, None).unwrap();
+        // Only what is somewhere is told of.
+        move_mount(&copy, c"", CWD, &seen, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).unwrap();
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let is_shared = |path: &Path| {
+            let path = format!(" {} ", path.display());
+            mounts
+                .lines()
+                .find(|line| line.contains(&path))
+                .unwrap()
+                .contains(" shared:")
+        };
+        assert!(is_shared(&place) && !is_shared(&seen), "{mounts}");
+    }
 
     #[test]
     fn root_is_not_told_to_become_root() {
