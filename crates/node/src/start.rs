@@ -188,7 +188,8 @@ impl Node {
             vm.prepare(&mut agent, &stored, guest)?;
         }
         self.points.at(points::START_PREPARED);
-        trace::agent(&mut agent, self.config.limits.answer);
+        trace::agent(&mut agent, self.config.limits.answer)
+            .map_err(|error| vm.diagnose("its agent was asked about its start", error))?;
         trace::vmm(&vm);
         let _span = span("command and record");
         let command = if stored.sandbox.config.detach {
