@@ -34,6 +34,7 @@ mod start;
 mod tail;
 mod timed;
 mod trace;
+mod tree;
 mod vm;
 mod volumes;
 
