@@ -99,6 +99,16 @@ impl Freezer {
         std::mem::replace(&mut gate.closed, closed)
     }
 
+    /// Back into the hierarchy's root, if somebody has moved this process: engines that nest cgroups move all that they find.
+    fn step_out(&self) -> Result<(), Error> {
+        // Only the root of all has no such file. Where the hierarchy is a part of another, this process is not in it.
+        if self.mount.join("cgroup.freeze").exists() {
+            return Ok(());
+        }
+        let procs = self.mount.join("cgroup.procs");
+        fs::write(&procs, "0").map_err(Error::system(format!("moving the agent by writing {}", procs.display())))
+    }
+
     /// Every cgroup that is not within another of them: those of the commands, so that a command which is started later
     /// does not stand still with them, and those that processes made for themselves beside ours.
     fn outermost(&self) -> Result<Vec<PathBuf>, Error> {
@@ -133,6 +143,7 @@ impl Turn<'_> {
 
     /// A process that is not frozen yet can make another cgroup: until nothing new is found.
     fn freeze_all(&mut self, end: Instant) -> Result<(), Error> {
+        self.freezer.step_out()?;
         loop {
             let mut new = self.freezer.outermost()?;
             new.retain(|path| !self.frozen.contains(path));

@@ -119,6 +119,7 @@ fn host(host: &Host) -> Result<()> {
     let mut guest = Guest { address, half };
     guest.half.wait_for("tick 3 ")?;
 
+    displace(&guest)?;
     let before = guest.look()?;
     let first = frozen(&mut guest, &before)?;
     let second = running(&mut guest, &first)?;
@@ -128,6 +129,18 @@ fn host(host: &Host) -> Result<()> {
     let mut machine = machine;
     machine.vmm.client.stop()?;
     ensure!(machine.vmm.wait(Duration::from_secs(10))?, "the VMM did not end well");
+    Ok(())
+}
+
+/// Does to the agent what a container engine in the guest may do: moves it out of the root of all cgroups.
+fn displace(guest: &Guest) -> Result<()> {
+    let script = "mkdir /sys/fs/cgroup/init && echo 1 > /sys/fs/cgroup/init/cgroup.procs && cat /proc/1/cgroup";
+    let request = ExecRequest {
+        argv: ["sh", "-c", script].map(Into::into).to_vec(),
+        ..ExecRequest::default()
+    };
+    let output = guest.connect()?.exec(&request)?.collect()?;
+    ensure!(output.stdout == b"0::/init\n", "the agent could not be moved: {output:?}");
     Ok(())
 }
 
