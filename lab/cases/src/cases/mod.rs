@@ -19,6 +19,7 @@ mod package;
 mod pause;
 mod processors;
 mod renew;
+mod renew_clones;
 mod run;
 mod snapshot;
 mod snapshot_guest;
@@ -44,6 +45,7 @@ pub(crate) const ALL: &[&Case] = &[
     &pause::CASE,
     &snapshot::CASE,
     &renew::CASE,
+    &renew_clones::CASE,
     &foreign_kernel::CASE,
     &jail::WALLS,
     &jail::CALLS,
