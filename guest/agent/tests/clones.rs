@@ -176,7 +176,14 @@ fn commands_stand_still_until_the_renewal() {
     let inner = machine.mount.join("own/inner");
     fs::create_dir_all(&inner).unwrap();
     fs::write(machine.mount.join("own/cgroup.procs"), beside.to_string()).unwrap();
-    fs::write(inner.join("cgroup.freeze"), "1").unwrap();
+    // What it waits for was started there, too.
+    counter_beside.goes_on();
+    // And one beside it that somebody froze.
+    let asleep = machine.mount.join("asleep");
+    fs::create_dir(&asleep).unwrap();
+    for path in [&inner, &asleep] {
+        fs::write(path.join("cgroup.freeze"), "1").unwrap();
+    }
     let mut connection = machine.connect();
     for round in 1..=2 {
         connection.freeze().unwrap();
@@ -209,11 +216,10 @@ fn commands_stand_still_until_the_renewal() {
     assert_eq!(other.renew(&renew(0)).unwrap(), "a-boot");
     counter.goes_on();
     counter_beside.goes_on();
-    assert_eq!(
-        fs::read_to_string(inner.join("cgroup.freeze")).unwrap(),
-        "1\n",
-        "what was frozen before goes on"
-    );
+    for path in [inner, asleep] {
+        let frozen = fs::read_to_string(path.join("cgroup.freeze")).unwrap();
+        assert_eq!(frozen, "1\n", "{} was frozen before and goes on", path.display());
+    }
     assert_eq!(*machine.renewals.lock().unwrap(), [request, renew(0)]);
     // Another round, and one without a freeze before.
     connection.freeze().unwrap();
