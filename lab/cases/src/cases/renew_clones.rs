@@ -33,6 +33,8 @@ const ATTACHED: &str = "/attached";
 /// The reader of this leaves most of what was fetched for it in the kernel.
 const HWRNG: &str = "/dev/hwrng";
 
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
 /// Random bytes that are compared at once: no two of them are ever equal by chance.
 const CHUNK: usize = 16;
 
@@ -103,10 +105,11 @@ fn host(host: &Host) -> Result<()> {
     differ(&one?, &two?)
 }
 
-/// How long the files are that grow, in the snapshot.
+/// What was there when the snapshot was taken: how long the files are that grow, and which boot it was.
 struct Frozen {
     drawn: u64,
     attached: u64,
+    boot_id: String,
 }
 
 /// Boots a guest and leaves it frozen in a snapshot.
@@ -125,12 +128,15 @@ fn original(host: &Host, listener: &UnixListener, address: &SocketAddr, files: &
     let mut connection = guest.connect()?;
     let attached = connection.exec(&attached)?;
     guest.grows(ATTACHED, 0)?;
+    // The kernel makes it at the first reading: without one here each clone would have its own by itself.
+    let boot_id = guest.output(&["cat", BOOT_ID])?.trim().to_owned();
     // Of what was fetched for it, the rest stays in the kernel.
     guest.output(&["head", "-c", "10", HWRNG])?;
     guest.connect()?.freeze()?;
     let frozen = Frozen {
         drawn: guest.size(DRAWN)?,
         attached: guest.size(ATTACHED)?,
+        boot_id,
     };
     guest.vm.vmm.client.pause()?;
     files.take(&mut guest.vm)?;
@@ -158,12 +164,10 @@ fn clone(mut guest: Guest<'_>, name: &str, frozen: &Frozen) -> Result<Said> {
         thaw: true,
     };
     let boot_id = guest.connect()?.renew(&request).context("renewing")?;
+    ensure!(boot_id != frozen.boot_id, "its boot id is the original's");
     let new = vm::guest_half(&mut guest.connect()?, CASE.name, &["draw"]).context("drawing")?;
-    let names = guest.output(&[
-        "sh",
-        "-c",
-        "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id",
-    ])?;
+    let script = format!("hostname; cat /etc/machine-id {BOOT_ID}");
+    let names = guest.output(&["sh", "-c", &script])?;
     let expected = format!("{}\n{}\n{boot_id}\n", identity.hostname, identity.machine_id);
     ensure!(names == expected, "it says {names:?}, not {expected:?}");
     // Ten lines of the one that was frozen.
