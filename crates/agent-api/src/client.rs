@@ -8,7 +8,7 @@ use std::time::Duration;
 use wire::{FrameReader, FrameWriter, Token};
 
 use crate::message::{
-    AgentInfo, DATA_CHUNK, ExecRequest, FileInfo, PROTOCOL, Prepare, Reply, Request, Shutdown, Upload, kind,
+    AgentInfo, DATA_CHUNK, ExecRequest, FileInfo, PROTOCOL, Prepare, Renew, Reply, Request, Shutdown, Upload, kind,
 };
 use crate::running::{Running, Shared};
 use crate::{Duplex, Error, OsText};
@@ -146,6 +146,20 @@ impl<S: Duplex> Connection<S> {
     /// Sends a signal, by its Linux number, to the sandbox's own command.
     pub fn signal_main(&mut self, number: i32) -> Result<(), Error> {
         self.ask(&Request::SignalMain { number }).and_then(done)
+    }
+
+    /// Has all commands stand still and the disks written, for a snapshot. Asking again changes nothing.
+    pub fn freeze(&mut self) -> Result<(), Error> {
+        self.ask(&Request::Freeze).and_then(done)
+    }
+
+    /// Makes a restored guest a machine of its own and, if asked to, lets its commands go on; its boot id from now on.
+    /// What is refused was not done from there on, and the commands stand still as they did: it can be asked again.
+    pub fn renew(&mut self, renew: &Renew) -> Result<String, Error> {
+        match self.ask(&Request::Renew(Box::new(renew.clone())))? {
+            Reply::Renewed { boot_id } => Ok(boot_id),
+            other => Err(unexpected(other)),
+        }
     }
 
     /// The stream itself, for somebody else who goes on where this connection stands.

@@ -9,6 +9,7 @@ mod error;
 pub mod log;
 pub mod message;
 mod pump;
+mod renew;
 mod running;
 mod signals;
 mod terminal;
@@ -20,8 +21,8 @@ pub use duplex::Duplex;
 pub use error::Error;
 pub use message::{
     Address, AgentInfo, DiskName, ExecFailure, ExecRequest, ExitStatus, FailureKind, FileInfo, Gateway, GuestNetwork,
-    OutputStream, PROTOCOL, PowerAction, Prepare, RootDisk, Share, Shutdown, TmpfsMount, Tty, UnpackTarget, Upload,
-    VSOCK_PORT, WinSize,
+    Identity, OutputStream, PROTOCOL, PowerAction, Prepare, Renew, RootDisk, Share, Shutdown, TmpfsMount, Tty,
+    UnpackTarget, Upload, VSOCK_PORT, WinSize,
 };
 pub use pump::{FIRST_OUTPUT, LocalIo, pump};
 pub use running::{Collected, Event, Input, Output, Running};

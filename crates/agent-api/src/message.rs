@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use wire::Protocol;
 
 use crate::OsText;
+pub use crate::renew::{Identity, Renew};
 
 /// Name and version in the handshake. The version changes with every change that an older side would misread.
 pub const PROTOCOL: Protocol = Protocol {
@@ -95,6 +96,10 @@ pub enum Request {
         /// Linux's number for x86-64.
         number: i32,
     },
+    /// Let all commands stand still and the disks be consistent, for a snapshot. Answered by [`Reply::Done`].
+    Freeze,
+    /// After a restore: become a machine of its own, then let the commands go on. Answered by [`Reply::Renewed`].
+    Renew(Box<Renew>),
     /// End all processes, write everything back, and leave. Answered by [`Reply::Done`] just before.
     Shutdown(Shutdown),
 }
@@ -148,6 +153,11 @@ pub enum Reply {
         left_out: u64,
         /// Files that became shorter while they were read.
         changed: u64,
+    },
+    /// Answer to [`Request::Renew`].
+    Renewed {
+        /// What `/proc/sys/kernel/random/boot_id` says from now on.
+        boot_id: String,
     },
 }
 

@@ -5,7 +5,9 @@
 use std::fmt::Debug;
 use std::io::{self, Cursor, Read, Write};
 
-use agent_api::message::{ExecFailure, ExecRequest, ExitStatus, FailureKind, PROTOCOL, Reply, Request, Tty, WinSize};
+use agent_api::message::{
+    ExecFailure, ExecRequest, ExitStatus, FailureKind, Identity, PROTOCOL, Renew, Reply, Request, Tty, WinSize,
+};
 use base::ByteSize;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -129,7 +131,23 @@ pub(crate) fn agent_requests() -> Target {
         path: "/x".into(),
         digest: true,
     };
-    let seeds = vec![json(&Request::Exec(exec)), json(&stat), json(&Request::Ping)];
+    let renew = Renew {
+        clock_ns: 1,
+        entropy: vec![7; 4],
+        identity: Some(Identity {
+            hostname: "a".into(),
+            machine_id: "b".into(),
+        }),
+        hook_ms: 1,
+        thaw: true,
+    };
+    let requests = [
+        Request::Exec(exec),
+        stat,
+        Request::Renew(Box::new(renew)),
+        Request::Freeze,
+    ];
+    let seeds = requests.iter().map(json).collect();
     Target {
         name: "agent-requests",
         seeds,
@@ -147,6 +165,7 @@ pub(crate) fn agent_replies() -> Target {
         Reply::Failed(failed),
         Reply::Exited(ExitStatus::Signal(9)),
         Reply::StdinTaken { bytes: 5 },
+        Reply::Renewed { boot_id: "a".into() },
     ];
     Target {
         name: "agent-replies",

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::Error;
+use crate::freezer::Freezer;
 
 /// `CGROUP2_SUPER_MAGIC`, linux/magic.h.
 const CGROUP2_MAGIC: u64 = 0x6367_7270;
@@ -22,6 +23,7 @@ const CLEAR_STEP: Duration = Duration::from_millis(5);
 pub struct Cgroups {
     base: PathBuf,
     state: Mutex<State>,
+    freezer: Freezer,
 }
 
 #[derive(Debug, Default)]
@@ -46,9 +48,15 @@ impl Cgroups {
         let base = mount.join("basalt");
         make_dir(&base)?;
         Ok(Self {
+            freezer: Freezer::new(mount, &base),
             base,
             state: Mutex::default(),
         })
+    }
+
+    /// What lets everything stand still.
+    pub(crate) fn freezer(&self) -> &Freezer {
+        &self.freezer
     }
 
     /// Bounds the processes and threads of all commands together (`pids.max`).
@@ -102,6 +110,11 @@ pub(crate) struct Cgroup<'a> {
 }
 
 impl Cgroup<'_> {
+    /// A connection that is lost now is lost by a restore, not by its client (see [`Freezer::spares`]).
+    pub(crate) fn spares(&self) -> bool {
+        self.owner.freezer.spares()
+    }
+
     /// A process that writes `0` here enters.
     pub(crate) fn entrance(&self) -> Result<OwnedFd, Error> {
         let path = self.path.join("cgroup.procs");

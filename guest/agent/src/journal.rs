@@ -1,14 +1,17 @@
-//! The log of the sandbox's own command, on its way to the host (`agent_api::log` has the format). A host that takes no
-//! more loses the log, never the command.
+//! The log of the sandbox's own command, on its way to the host (`agent_api::log` has the format). A connection that breaks,
+//! as each does when the machine is restored from a snapshot, is opened once more with the next line. A host that takes no more
+//! loses the log, never the command.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use agent_api::{ExitStatus, OutputStream, log};
 
 use crate::say;
+use crate::server::OpenLog;
 
 /// How long the host may take to say that it has all of it.
 const END_LIMIT: Duration = Duration::from_secs(5);
@@ -18,15 +21,17 @@ pub(crate) struct Log {
     /// `None` once it has failed.
     stream: Option<UnixStream>,
     buffer: Vec<u8>,
+    open: Arc<OpenLog>,
 }
 
 impl Log {
-    /// Writes to `stream`.
-    pub(crate) fn new(stream: UnixStream) -> Self {
-        Self {
-            stream: Some(stream),
+    /// Opens it.
+    pub(crate) fn new(open: Arc<OpenLog>) -> io::Result<Self> {
+        Ok(Self {
+            stream: Some(open()?),
             buffer: Vec::new(),
-        }
+            open,
+        })
     }
 
     /// Keeps some output.
@@ -50,12 +55,19 @@ impl Log {
 
     fn flush(&mut self) {
         if let Some(stream) = &mut self.stream
-            && let Err(error) = stream.write_all(&self.buffer)
+            && stream.write_all(&self.buffer).is_err()
+            && let Err(error) = self.write_anew()
         {
             say(format_args!("the command's output is not kept from here on: {error}"));
             self.stream = None;
         }
         self.buffer.clear();
+    }
+
+    /// On a new connection, whole lines again.
+    fn write_anew(&mut self) -> io::Result<()> {
+        let stream = self.stream.insert((self.open)()?);
+        stream.write_all(&self.buffer)
     }
 }
 

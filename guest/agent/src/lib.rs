@@ -6,10 +6,13 @@
 )]
 
 mod cgroup;
+mod clones;
 mod copy;
 mod error;
 mod files;
+mod freezer;
 pub mod guest;
+mod hooks;
 mod identity;
 mod info;
 mod journal;
@@ -29,6 +32,7 @@ use agent_api::message::{Reply, kind};
 use wire::FrameWriter;
 
 pub use cgroup::Cgroups;
+pub use clones::{Clones, MakeOwn, Renewed, Settle};
 pub use error::Error;
 pub use info::boottime_ns;
 pub use power::{Power, fatal};

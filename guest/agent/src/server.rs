@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  handshake ─► idle ◄────────── answer ───────────┐
-//!                │  Hello Ping Stat Upload Prepare Shutdown
+//!                │  Hello Ping Stat Upload Prepare Freeze Renew Shutdown
 //!                └─ Exec ─► command running: STDIN, CloseStdin, CloseOutput, Resize, Signal ─ Exited ─► idle
 //! ```
 
@@ -18,6 +18,8 @@ use agent_api::{Duplex, ExecFailure, ExecRequest, PowerAction, Shutdown, Token};
 use wire::{FrameReader, FrameWriter};
 
 use crate::cgroup::Cgroups;
+use crate::clones::{Clones, Part};
+use crate::freezer::MayStart;
 use crate::journal::Log;
 use crate::power::Power;
 use crate::reaper::Reaper;
@@ -63,6 +65,8 @@ pub struct ServerConfig {
     pub power: Option<Power>,
     /// Opens the log of the sandbox's own command; `None` where there is no such command.
     pub log: Option<OpenLog>,
+    /// What is done for clones of this machine; `None` refuses `Freeze` and `Renew`.
+    pub clones: Option<Clones>,
     /// `CLOCK_BOOTTIME` at the first instruction of this process, for `Hello`.
     pub started_ns: u64,
 }
@@ -73,6 +77,8 @@ pub struct Server(Arc<Inner>);
 
 struct Inner {
     config: ServerConfig,
+    /// The configuration's.
+    log: Option<Arc<OpenLog>>,
     reaper: Reaper,
     prepared: Mutex<bool>,
     /// The sandbox's own command, once it was started.
@@ -109,8 +115,9 @@ impl Listener for std::os::unix::net::UnixListener {
 
 impl Server {
     /// A server that starts commands through `reaper`.
-    pub fn new(config: ServerConfig, reaper: Reaper) -> Self {
+    pub fn new(mut config: ServerConfig, reaper: Reaper) -> Self {
         let inner = Inner {
+            log: config.log.take().map(Arc::new),
             config,
             reaper,
             prepared: Mutex::new(false),
@@ -318,6 +325,9 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
             Request::Stat { path, digest } => files::stat(&path, digest).map(Reply::File),
             Request::Prepare(prepare) => self.prepare(&prepare).map(|()| Reply::Done),
             Request::Upload(upload) => {
+                if let Err(error) = self.may_start() {
+                    return self.refuse(error.to_string());
+                }
                 let target = files::Target::create(&upload);
                 return files::receive(target, upload.size, reader, self.writer);
             }
@@ -332,12 +342,23 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
                 target,
                 keep_owner,
             } => {
-                return match self.has_root() {
-                    true => copy::unpack(&path, target, keep_owner, reader, self.writer),
-                    false => self.refuse(NO_ROOT.to_owned()),
+                if !self.has_root() {
+                    return self.refuse(NO_ROOT.to_owned());
+                }
+                return match self.may_start().map(drop) {
+                    Ok(()) => copy::unpack(&path, target, keep_owner, reader, self.writer),
+                    Err(error) => self.refuse(error.to_string()),
                 };
             }
             Request::Exec(request) => return self.exec(&request),
+            Request::Freeze => self.part().and_then(|part| part.freeze()),
+            Request::Renew(renew) => {
+                return match self.part().and_then(|part| part.renew(&renew)) {
+                    // A client that cannot be told has a machine that stands still, and may ask again.
+                    Ok(renewed) => self.reply(&renewed.reply).and_then(|()| renewed.acknowledged()),
+                    Err(error) => self.refuse(error.to_string()),
+                };
+            }
             Request::SignalMain { number } => self.signal_main(number).map(|()| Reply::Done),
             Request::Shutdown(shutdown) => match &self.server.0.config.power {
                 Some(power) => {
@@ -385,6 +406,11 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
         if !self.has_root() {
             return self.refuse(NO_ROOT.to_owned());
         }
+        // Until the command is in its cgroup.
+        let may_start = match self.may_start() {
+            Ok(may_start) => may_start,
+            Err(error) => return self.refuse(error.to_string()),
+        };
         let log = match self.take_main(request) {
             Ok(log) => log,
             Err(message) => return self.refuse(message),
@@ -402,6 +428,7 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
             Ok((session, ends)) => (Arc::new(session), ends),
             Err(failure) => return self.reply(&Reply::Failed(failure)),
         };
+        drop(may_start);
         if request.main {
             *inner.main.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&session));
             self.has_main.store(true, Ordering::SeqCst);
@@ -428,6 +455,30 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
         announced
     }
 
+    /// Leave to start or to store something; always there where nothing can stand still.
+    fn may_start(&self) -> Result<Option<MayStart<'env>>, Error> {
+        let cgroups = self.server.0.config.cgroups.as_ref();
+        cgroups.map(|cgroups| cgroups.freezer().may_start()).transpose()
+    }
+
+    /// What `Freeze` and `Renew` are done with.
+    fn part(&self) -> Result<Part<'env>, Error> {
+        let inner = &self.server.0;
+        if !self.has_root() {
+            return Err(Error::Refused(NO_ROOT.to_owned()));
+        }
+        match (&inner.config.clones, &inner.config.cgroups) {
+            (Some(clones), Some(cgroups)) => Ok(Part {
+                clones,
+                cgroups,
+                reaper: &inner.reaper,
+            }),
+            _ => Err(Error::Refused(
+                "this agent's machine is never cloned: it is neither frozen nor renewed".to_owned(),
+            )),
+        }
+    }
+
     /// There is a root for commands and files.
     fn has_root(&self) -> bool {
         let inner = &self.server.0;
@@ -440,14 +491,14 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
         if !request.main {
             return Ok(None);
         }
-        let Some(open) = &inner.config.log else {
+        let Some(open) = &inner.log else {
             return Err("this agent has no sandbox whose command this could be".to_owned());
         };
         if inner.main.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
             return Err("the sandbox has its command already".to_owned());
         }
-        match open() {
-            Ok(stream) => Ok(Some(Log::new(stream))),
+        match Log::new(Arc::clone(open)) {
+            Ok(log) => Ok(Some(log)),
             Err(error) => {
                 // A host that keeps no log does not answer there.
                 say(format_args!("the command's output is not kept: {error}"));

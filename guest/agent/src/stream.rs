@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use wire::FrameWriter;
 
+use crate::cgroup::Cgroup;
 use crate::journal::Log;
 use crate::reaper::Target;
 use crate::session::Ends;
@@ -153,8 +154,16 @@ impl<'a, S: Duplex> Streamer<'a, S> {
         Ok(exit)
     }
 
-    /// The client is gone.
+    /// The client is gone. Where a restore has taken it the command goes on, and nobody waits for it any more.
     fn lose(&mut self) {
+        if self.ends.cgroup.as_ref().is_some_and(Cgroup::spares) {
+            self.client = None;
+            self.ends.shared.lock().lost = false;
+            if !self.ends.streams.tty {
+                self.ends.streams.stdin = None;
+            }
+            return;
+        }
         self.lost = true;
         self.ends.shared.lock().lost = true;
         self.kill_at = Some(Instant::now() + GRACE);

@@ -25,6 +25,7 @@ fn server() -> (Server, mpsc::Receiver<UnixStream>) {
             give.send(far).unwrap();
             Ok(near)
         })),
+        clones: None,
         started_ns: 0,
     };
     (Server::new(config, reaper()), logs)
@@ -126,5 +127,28 @@ fn one_that_cannot_start_says_why_and_another_may_follow() {
     assert_eq!(
         told(&whole(logs.recv().unwrap())),
         (String::new(), Some(ExitStatus::Code(0)))
+    );
+}
+
+#[test]
+fn a_log_whose_connection_breaks_goes_on_in_another() {
+    let (server, logs) = server();
+    let mut connection = connect_to(&server);
+    let marker = std::env::temp_dir().join(format!("basalt-agent-log-{}", std::process::id()));
+    let script = format!(
+        "echo one; until [ -e {0} ]; do sleep 0.05; done; echo two; rm {0}",
+        marker.display()
+    );
+    connection.exec_detached(&main_command(&script)).unwrap();
+    let mut first = logs.recv().unwrap();
+    let mut line = [0; 8];
+    first.read_exact(&mut line).unwrap();
+    // As a restore does.
+    drop(first);
+    std::fs::write(&marker, "").unwrap();
+    let second = logs.recv_timeout(Duration::from_secs(30)).unwrap();
+    assert_eq!(
+        told(&whole(second)),
+        ("Stdout:two;".to_owned(), Some(ExitStatus::Code(0)))
     );
 }

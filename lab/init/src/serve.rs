@@ -21,6 +21,7 @@ pub(crate) fn serve(token: Token, started_ns: u64) -> Result<()> {
         cgroups: Some(Cgroups::at(Path::new("/sys/fs/cgroup"))?),
         power: Some(Power::of_pid1(mounts::leave)?),
         log: None,
+        clones: None,
         started_ns,
     };
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, AGENT_PORT))

@@ -142,6 +142,7 @@ fn start_agent(machine: &mut Machine) {
             cgroups: None,
             power: Some(Power::of_process(end)),
             log: Some(Box::new(move || sink(log.try_clone()?))),
+            clones: None,
             started_ns: 0,
         },
         Reaper::start().unwrap(),

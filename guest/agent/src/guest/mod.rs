@@ -5,9 +5,13 @@
 //!                   └─► mounts ─► reaper ─► server ─► listen on vsock ──┘
 //! ```
 
+mod boot_id;
 mod early;
+mod hwrng;
 mod mounts;
+mod names;
 mod net;
+mod renew;
 mod root;
 mod seed;
 mod shares;
@@ -25,6 +29,7 @@ use agent_api::log::LOG_PORT;
 use agent_api::{Prepare, VSOCK_PORT};
 use observe::marks;
 
+use self::renew::Renewal;
 use crate::cgroup::Cgroups;
 use crate::power::{self, Power};
 use crate::reaper::Reaper;
@@ -80,12 +85,19 @@ fn rest(started_ns: u64) -> Result<Server, Error> {
     let reaper = Reaper::start()?;
     let log = Arc::new(LogAhead::default());
     let ahead = Arc::clone(&log);
+    let renewal = Arc::new(Renewal::new()?);
+    let prepared = Arc::clone(&renewal);
+    let make_root = move |request: &Prepare| {
+        prepared.note(request.network.as_ref());
+        prepare(request, &ahead)
+    };
     let config = ServerConfig {
         token: None,
-        root: RootMode::Prepared(Box::new(move |request| prepare(request, &ahead))),
+        root: RootMode::Prepared(Box::new(make_root)),
         cgroups: Some(Cgroups::at(Path::new(early::CGROUPS))?),
         power: Some(Power::of_pid1(|| ())?),
         log: Some(Box::new(move || log.take())),
+        clones: Some(Renewal::clones(renewal)),
         started_ns,
     };
     Ok(Server::new(config, reaper))
@@ -148,9 +160,7 @@ fn prepare(prepare: &Prepare, log: &LogAhead) -> Result<(), Error> {
     marks::mark("prepare asked");
     seed::add_entropy(&prepare.entropy)?;
     seed::set_clock(prepare.clock_ns)?;
-    let name = prepare.hostname.as_bytes();
-    rustix::system::sethostname(name)
-        .map_err(Error::system(format!("setting the host name {:?}", prepare.hostname)))?;
+    seed::set_hostname(&prepare.hostname)?;
     let network = prepare.network.as_ref();
     marks::mark("entropy, clock and name set");
     log.begin();

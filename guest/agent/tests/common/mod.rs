@@ -22,6 +22,14 @@ fn corners() -> [PathBuf; 2] {
     ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(|mount| Path::new(mount).join(&own))
 }
 
+/// The corner that [`cgroups`] has found.
+pub(crate) fn corner() -> PathBuf {
+    let found = corners()
+        .into_iter()
+        .find(|corner| corner.join("cgroup.procs").exists());
+    found.expect("a corner of a cgroup2 file system")
+}
+
 /// The cgroup2 file system of this machine, if it has one. What is empty of it is removed when the process ends.
 pub(crate) fn cgroups() -> Option<Cgroups> {
     static AT_EXIT: Once = Once::new();
@@ -66,6 +74,7 @@ pub(crate) fn server_with(token: Option<Token>, cgroups: Option<Cgroups>) -> Ser
         cgroups,
         power: None,
         log: None,
+        clones: None,
         started_ns: agent::boottime_ns(),
     };
     Server::new(config, reaper())

@@ -18,6 +18,8 @@ mod network;
 mod package;
 mod pause;
 mod processors;
+mod renew;
+mod renew_clones;
 mod run;
 mod snapshot;
 mod snapshot_guest;
@@ -42,6 +44,8 @@ pub(crate) const ALL: &[&Case] = &[
     &network::CASE,
     &pause::CASE,
     &snapshot::CASE,
+    &renew::CASE,
+    &renew_clones::CASE,
     &foreign_kernel::CASE,
     &jail::WALLS,
     &jail::CALLS,

@@ -1,0 +1,62 @@
+//! What a clone's agent is told after a restore. Plain data; knows neither snapshots nor how they are restored.
+
+use serde::{Deserialize, Serialize};
+
+/// What a restored guest must not share with the others that were restored from the same snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Renew {
+    /// The host's time, in nanoseconds since 1970.
+    pub clock_ns: u64,
+    /// Random bytes for the guest's generator, at least 32; nobody else may get the same.
+    pub entropy: Vec<u8>,
+    /// Who the machine is from now on; `None` leaves it who it was, as after a rollback.
+    pub identity: Option<Identity>,
+    /// How long each of the image's hooks may take, in milliseconds; 0 runs none.
+    pub hook_ms: u32,
+    /// Let the commands go on at the end.
+    pub thaw: bool,
+}
+
+/// Who a machine is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Its host name: letters, digits, dots and hyphens, at most 64.
+    pub hostname: String,
+    /// What `/etc/machine-id` says: 32 lower-case hexadecimal digits, not all of them zero (machine-id(5)).
+    pub machine_id: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{Reply, Request};
+
+    fn round_trip<T: Serialize + for<'a> Deserialize<'a> + PartialEq + std::fmt::Debug>(message: &T) -> String {
+        let json = serde_json::to_string(message).unwrap();
+        assert_eq!(&serde_json::from_str::<T>(&json).unwrap(), message);
+        json
+    }
+
+    #[test]
+    fn requests_for_clones_look_as_documented() {
+        assert_eq!(round_trip(&Request::Freeze), r#""freeze""#);
+        let mut renew = Renew {
+            clock_ns: 1,
+            entropy: vec![1, 2],
+            identity: Some(Identity {
+                hostname: "box".into(),
+                machine_id: "00112233445566778899aabbccddeeff".into(),
+            }),
+            hook_ms: 5000,
+            thaw: true,
+        };
+        assert_eq!(
+            round_trip(&Request::Renew(Box::new(renew.clone()))),
+            r#"{"renew":{"clock_ns":1,"entropy":[1,2],"identity":{"hostname":"box","machine_id":"00112233445566778899aabbccddeeff"},"hook_ms":5000,"thaw":true}}"#
+        );
+        renew.identity = None;
+        assert!(round_trip(&Request::Renew(Box::new(renew))).contains(r#""identity":null,"#));
+        let renewed = Reply::Renewed { boot_id: "a-b".into() };
+        assert_eq!(round_trip(&renewed), r#"{"renewed":{"boot_id":"a-b"}}"#);
+    }
+}

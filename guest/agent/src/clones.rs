@@ -1,0 +1,105 @@
+//! Freeze before a snapshot and Renew after a restore: the order, and who may. What the machine itself needs is done by the
+//! functions that a server was given. Knows no snapshot, and not whether there was one.
+//!
+//! ```text
+//!  Freeze:  commands stand still ─► disks written, prefetched randomness used up ─► answer
+//!  Renew:   clock ─► entropy ─► names ─► boot id ─► hooks ─► answer ─► commands go on
+//! ```
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use agent_api::{Renew, message::Reply};
+use observe::marks;
+
+use crate::cgroup::Cgroups;
+use crate::freezer::Turn;
+use crate::hooks::Hooks;
+use crate::reaper::Reaper;
+use crate::{Error, hooks};
+
+/// Readies a machine for a snapshot.
+pub type Settle = Box<dyn Fn() -> Result<(), Error> + Send + Sync>;
+
+/// Makes a restored machine its own.
+pub type MakeOwn = Box<dyn Fn(&Renew) -> Result<Renewed, Error> + Send + Sync>;
+
+/// What a server does for clones besides letting commands stand still.
+pub struct Clones {
+    /// Before a snapshot, when all commands stand still.
+    pub settle: Settle,
+    /// After a restore: everything that makes the machine its own.
+    pub renew: MakeOwn,
+    /// Where the image's hooks are.
+    pub hooks: PathBuf,
+}
+
+/// Who a renewed machine is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Renewed {
+    /// Its boot id.
+    pub boot_id: String,
+    /// Its machine id, if it has one.
+    pub machine_id: Option<String>,
+}
+
+/// A server's part in clones, with what it needs.
+pub(crate) struct Part<'a> {
+    pub(crate) clones: &'a Clones,
+    pub(crate) cgroups: &'a Cgroups,
+    pub(crate) reaper: &'a Reaper,
+}
+
+/// A renewal that is done but for its end. Who drops it leaves the commands as they are.
+pub(crate) struct Acknowledgeable<'a> {
+    /// What the client must have before anything goes on.
+    pub(crate) reply: Reply,
+    /// `None` where nothing was asked to go on.
+    thaw: Option<Turn<'a>>,
+}
+
+impl Acknowledgeable<'_> {
+    /// The reply is on its way.
+    pub(crate) fn acknowledged(self) -> Result<(), Error> {
+        marks::mark("renewal acknowledged");
+        if let Some(mut turn) = self.thaw {
+            turn.thaw()?;
+            marks::mark("thawed");
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Part<'a> {
+    pub(crate) fn freeze(&self) -> Result<Reply, Error> {
+        marks::mark("freeze asked");
+        self.cgroups.freezer().turn().freeze(|| {
+            marks::mark("commands frozen");
+            (self.clones.settle)()
+        })?;
+        marks::mark("frozen");
+        Ok(Reply::Done)
+    }
+
+    /// Nothing is undone where this fails, and the commands are left as they are: it can be asked again.
+    pub(crate) fn renew(&self, request: &Renew) -> Result<Acknowledgeable<'a>, Error> {
+        marks::mark("renew asked");
+        let turn = self.cgroups.freezer().turn();
+        let renewed = (self.clones.renew)(request)?;
+        if request.hook_ms > 0 {
+            let hooks = Hooks {
+                dir: &self.clones.hooks,
+                limit: Duration::from_millis(u64::from(request.hook_ms)),
+                clone_id: renewed.machine_id.as_deref(),
+            };
+            hooks::run_all(&hooks, self.cgroups, self.reaper)?;
+            marks::mark("hooks run");
+        }
+        Ok(Acknowledgeable {
+            reply: Reply::Renewed {
+                boot_id: renewed.boot_id,
+            },
+            thaw: request.thaw.then_some(turn),
+        })
+    }
+}

@@ -1,0 +1,82 @@
+//! Settling before a snapshot, and becoming a machine of its own after a restore: the steps that need the machine, in their
+//! order. Commands stand still meanwhile; letting them is not done here.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use agent_api::{GuestNetwork, Renew};
+use observe::marks;
+
+use super::boot_id::BootId;
+use super::{hwrng, names, net, seed};
+use crate::Error;
+use crate::clones::{Clones, Renewed};
+
+/// Where an image has its hooks.
+const HOOKS: &str = "/etc/basalt/on-clone.d";
+
+/// The container's root, which this process is in.
+const ROOT: &str = "/";
+
+/// What a guest keeps for its renewals.
+pub(crate) struct Renewal {
+    boot_id: BootId,
+    own: Mutex<IpAddr>,
+}
+
+impl Renewal {
+    /// While this process is still in its initial root.
+    pub(crate) fn new() -> Result<Self, Error> {
+        Ok(Self {
+            boot_id: BootId::in_initial_root()?,
+            own: Mutex::new(net::own_address(None)),
+        })
+    }
+
+    /// Notes the network that the guest was given; it stays the same in all clones.
+    pub(crate) fn note(&self, network: Option<&GuestNetwork>) {
+        *self.own.lock().unwrap_or_else(PoisonError::into_inner) = net::own_address(network);
+    }
+
+    /// For the server.
+    pub(crate) fn clones(this: std::sync::Arc<Self>) -> Clones {
+        Clones {
+            settle: Box::new(settle),
+            renew: Box::new(move |request| this.renew(request)),
+            hooks: PathBuf::from(HOOKS),
+        }
+    }
+
+    fn renew(&self, request: &Renew) -> Result<Renewed, Error> {
+        if let Some(identity) = &request.identity {
+            names::check(identity)?;
+        }
+        seed::set_clock(request.clock_ns)?;
+        marks::mark("renew: clock set");
+        hwrng::discard()?;
+        marks::mark("renew: prefetched randomness used up");
+        seed::add_entropy(&request.entropy)?;
+        seed::reseed()?;
+        marks::mark("renew: entropy added");
+        if let Some(identity) = &request.identity {
+            seed::set_hostname(&identity.hostname)?;
+            let own = *self.own.lock().unwrap_or_else(PoisonError::into_inner);
+            names::write(Path::new(ROOT), identity, own)?;
+            marks::mark("renew: names written");
+        }
+        let boot_id = self.boot_id.renew()?;
+        marks::mark("renew: boot id changed");
+        let machine_id = names::machine_id(Path::new(ROOT));
+        Ok(Renewed { boot_id, machine_id })
+    }
+}
+
+/// Everything that was written is on the disks, and nothing that was fetched for readers is left over.
+fn settle() -> Result<(), Error> {
+    rustix::fs::sync();
+    marks::mark("disks written");
+    hwrng::discard()?;
+    marks::mark("prefetched randomness used up");
+    Ok(())
+}
