@@ -82,7 +82,7 @@ pub(crate) fn run(args: &RunArgs, image: &Opened, set: &[String], log_level: Log
         volume_json: volumes,
         ..args.clone()
     };
-    let argv = far_argv(args, &image.digest(), set, log_level, output.json());
+    let argv = far_argv(args, &image.digest(), set, log_level, output.json())?;
     execute(&mut connection, argv, args.tty, args.interactive)
 }
 
@@ -354,7 +354,7 @@ fn served(volume: &VolumeMount) -> Result<VolumeMount> {
 
 /// The same run for the program in the lab: files and this environment's variables have been read, the image is named
 /// by its digest.
-fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, json: bool) -> Vec<String> {
+fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, json: bool) -> Result<Vec<String>> {
     let level = log::LevelFilter::from(log_level).as_str().to_ascii_lowercase();
     let mut argv = vec![PROGRAM.to_owned(), format!("--log-level={level}")];
     if json {
@@ -373,7 +373,9 @@ fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, j
     argv.extend(args.tmpfs.iter().map(|tmpfs| format!("--tmpfs={tmpfs}")));
     argv.extend(args.publish.iter().map(|ports| format!("--publish={ports}")));
     let volumes = args.volume.iter().chain(&args.volume_json);
-    argv.extend(volumes.filter_map(|volume| Some(format!("--volume-json={}", serde_json::to_string(volume).ok()?))));
+    for volume in volumes {
+        argv.push(format!("--volume-json={}", serde_json::to_string(volume)?));
+    }
     argv.extend(args.rm.then(|| "--rm".to_owned()));
     argv.extend(args.trace.then(|| "--trace".to_owned()));
     argv.extend(args.detach.then(|| "--detach".to_owned()));
@@ -393,7 +395,7 @@ fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, j
     );
     argv.extend(["--".into(), digest.to_owned()]);
     argv.extend(args.command.iter().cloned());
-    argv
+    Ok(argv)
 }
 
 #[cfg(test)]
@@ -458,7 +460,7 @@ mod tests {
         ];
         let (near, _) = parse(&near);
         let set = ["A=b c".to_owned(), "E=".to_owned()];
-        let argv = far_argv(&near, "sha256:00", &set, LogLevel::Info, true);
+        let argv = far_argv(&near, "sha256:00", &set, LogLevel::Info, true).unwrap();
         let (far, cli) = parse(&argv);
         assert!(cli.json && cli.log_level == LogLevel::Info);
         assert_eq!(far.env, set);
@@ -487,7 +489,7 @@ mod tests {
     #[test]
     fn no_command_stays_none() {
         let (near, _) = parse(&["basalt", "run", "python"]);
-        let (far, _) = parse(&far_argv(&near, "d", &[], LogLevel::Warn, false));
+        let (far, _) = parse(&far_argv(&near, "d", &[], LogLevel::Warn, false).unwrap());
         assert!(far.command.is_empty() && far.entrypoint.is_none() && far.timeout.is_none());
     }
 }

@@ -188,6 +188,11 @@ mod tests {
     use vmm_api::MetricSample;
     use wire::packet::MAX_PACKET;
 
+    #[test]
+    fn the_mark_of_a_starts_end_is_called_alike_on_both_sides() {
+        assert_eq!(machine::FIRST_RUN, vmm_api::message::FIRST_RUN);
+    }
+
     fn samples(count: usize) -> Vec<MetricSample> {
         let sample = MetricSample {
             name: "virtio_activations_total".into(),

@@ -358,9 +358,17 @@ fn shared_directories(specs: &[DeviceSpec], fds: &FdTable) -> Result<Vec<OwnedFd
 /// Keeps the threads that serve these directories beneath them. They are made by a thread that a jailed process has set
 /// aside; where there is none, there is nothing to be kept from it.
 fn enclose(directories: Vec<OwnedFd>) -> Result<(), ApiError> {
+    let serves = !directories.is_empty();
     let enclosed = base::thread::on_aside(move || host::confine::enclose_files(&directories))
         .map_err(|error| refuse(ErrorKind::Host, error))?;
     match enclosed.transpose() {
+        Ok(Some(None)) if serves => {
+            log::info!(
+                "this kernel has no landlock, or one from before Linux 5.19, which cannot keep threads beneath shared \
+                 directories: that these are mounts of their own has to do"
+            );
+            Ok(())
+        }
         Ok(_) => Ok(()),
         Err(error) => Err(refuse(ErrorKind::Host, error)),
     }

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 use rustix::io::Errno;
-use rustix::mount::{UnmountFlags, mount_bind, unmount};
+use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_bind_recursive, mount_change, unmount};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use crate::Error;
@@ -131,6 +131,7 @@ fn make(path: &Path) -> Result<File, Error> {
         path: DIRECTORY.into(),
         source,
     })?;
+    be_a_mount_point()?;
     File::create(path).map_err(failed)?;
     let made = std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -143,6 +144,17 @@ fn make(path: &Path) -> Result<File, Error> {
     });
     made.map_err(Error::host(format!("making the namespace {}", path.display())))?;
     File::open(path).map_err(failed)
+}
+
+/// Makes the directory a mount point whose mounts other mount namespaces see, as `ip netns add` does where it is none. Done
+/// later, by that program, it would cover the mounts that are there, and nobody could remove their files any more.
+fn be_a_mount_point() -> Result<(), Error> {
+    let shared = || mount_change(DIRECTORY, MountPropagationFlags::SHARED | MountPropagationFlags::REC);
+    let made = match shared() {
+        Err(Errno::INVAL) => mount_bind_recursive(DIRECTORY, DIRECTORY).and_then(|()| shared()),
+        done => done,
+    };
+    made.map_err(Error::host(format!("making {DIRECTORY} a mount point")))
 }
 
 /// Removes the name of a namespace, if there is one.
@@ -163,6 +175,13 @@ fn remove(path: &Path) -> Result<(), Error> {
         _ => {}
     }
     // Others may have namespaces there.
+    if fs::read_dir(DIRECTORY).is_ok_and(|mut names| names.next().is_none()) {
+        match unmount(DIRECTORY, UnmountFlags::empty()) {
+            // Not there, no mount, or in use by then.
+            Ok(()) | Err(Errno::NOENT | Errno::INVAL | Errno::BUSY) => {}
+            Err(error) => return Err(Error::host(format!("unmounting {DIRECTORY}"))(error)),
+        }
+    }
     match fs::remove_dir(DIRECTORY) {
         Ok(()) => Ok(()),
         Err(error)
@@ -176,5 +195,29 @@ fn remove(path: &Path) -> Result<(), Error> {
             path: DIRECTORY.into(),
             source,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_is_removed_after_other_programs_made_theirs() {
+        // In a mount namespace of its own, whose /run nobody else sees.
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                // SAFETY: 1. only this thread's view of mounts changes, and it ends below.
+                unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }.unwrap();
+                mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+                rustix::mount::mount("tmpfs", "/run", "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
+                let inside = Inside::enter("basalt-test").unwrap();
+                // What `ip netns add` begins with (iproute2, ip/ipnetns.c, `netns_add`).
+                be_a_mount_point().unwrap();
+                inside.remove().unwrap();
+                assert!(!Path::new(DIRECTORY).exists());
+            });
+            thread.join().unwrap();
+        });
     }
 }

@@ -126,7 +126,7 @@ impl Node {
             launch::prepare_restore(&self.config, &stored, &paths, (&image, attachment), place)?
         };
         self.points.at(points::START_SOCKETS);
-        let (vm, _) = self.spawn(entry, &stored, &restoring.control)?;
+        let (vm, _) = self.spawn(entry, &stored, &restoring.control, &[])?;
         {
             let _span = span("VM restored");
             vm.restore(restoring)?;

@@ -308,6 +308,7 @@ impl Error {
         match self {
             Self::Config(_) | Self::Vm(_) | Self::Command(_) | Self::Invalid(_) => "invalid-request",
             Self::Image(_) => "image",
+            Self::Jail(host::Error::Share { .. }) => "volume",
             Self::Jail(_) => "jail",
             Self::Network(_) | Self::NoNetwork => "network",
             Self::NotFound(_) | Self::NoVolume(_) | Self::NoSnapshot(_) | Self::Ambiguous(_) => "not-found",
@@ -347,6 +348,7 @@ impl Error {
             | Self::NotToBeKept { .. }
             | Self::NotItsSnapshot { .. }
             | Self::Tied(_)
+            | Self::Jail(host::Error::Share { .. })
             | Self::MoreMemoryThanHost { .. } => ErrorKind::Invalid,
             Self::NotFound(_)
             | Self::NoVolume(_)
@@ -415,6 +417,17 @@ fn after_end(reason: &ExitReason, panic: Option<&str>) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_that_cannot_be_shared_is_the_askers_choice() {
+        let share = |step| host::Error::Share {
+            step,
+            path: PathBuf::from("/somewhere"),
+            why: "it is on another disk".to_owned(),
+        };
+        let error = Error::from(share("mapping the owners"));
+        assert_eq!((error.reason(), error.for_api().kind), ("volume", ErrorKind::Invalid));
+    }
 
     #[test]
     fn a_guests_end_names_the_next_step() {

@@ -23,6 +23,7 @@ mod metrics;
 mod monitor;
 mod names;
 mod node;
+mod own_cgroup;
 mod paths;
 mod process;
 mod programs;
@@ -37,6 +38,7 @@ mod start;
 mod tail;
 mod timed;
 mod trace;
+mod tree;
 mod vm;
 mod volumes;
 

@@ -19,6 +19,7 @@ use crate::entry::Entry;
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::monitor::Monitor;
+use crate::own_cgroup::OwnCgroup;
 use crate::paths::{Paths, SandboxPaths};
 use crate::programs::Hashes;
 use crate::slots::Slots;
@@ -29,9 +30,6 @@ pub(crate) const MAX_SANDBOXES: u32 = 4096;
 /// A daemon that was killed holds the lock until the kernel has ended its last thread.
 const LOCK_PATIENCE: Duration = Duration::from_secs(3);
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
-
-/// The daemon's own cgroup, beside those of its sandboxes.
-const OWN_CGROUP: &str = "daemon";
 
 /// A node.
 #[derive(Debug)]
@@ -45,6 +43,7 @@ pub struct Node {
     pub(crate) monitor: Monitor,
     pub(crate) metrics: Metrics,
     pub(crate) hashes: Hashes,
+    own_cgroup: OwnCgroup,
     /// Set up when the first sandbox needs it.
     network: Mutex<Option<Arc<Network>>>,
     database: Mutex<Database>,
@@ -77,11 +76,6 @@ impl Node {
                 None
             }
         };
-        if let Some(root) = cgroups.as_ref().filter(|_| !config.managed && config.cgroup.is_none())
-            && let Err(error) = leave_cgroup(root)
-        {
-            log::warn!("the daemon stays in the cgroup of whoever started it, and may end with it: {error}");
-        }
         crate::disk::clean(&paths.disks()).map_err(Error::file("clean", &paths.disks()))?;
         crate::volumes::clean(&paths.volumes()).map_err(Error::file("clean", &paths.volumes()))?;
         crate::snapshots::clean(&paths.snapshots()).map_err(Error::file("clean", &paths.snapshots()))?;
@@ -93,6 +87,7 @@ impl Node {
             monitor: Monitor::new().map_err(Error::host("waiting for processes"))?,
             metrics: Metrics::default(),
             hashes: Hashes::default(),
+            own_cgroup: OwnCgroup::default(),
             network: Mutex::new(None),
             database: Mutex::new(database),
             entries: Mutex::new(BTreeMap::new()),
@@ -116,6 +111,18 @@ impl Node {
         node.start_monitor()?;
         node.reconcile(found)?;
         Ok(node)
+    }
+
+    /// Moves this process to a cgroup of its own, so that it outlives whoever started it. For a daemon that stays, and that
+    /// no service manager keeps.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn leave_cgroup(&self) -> Result<(), Error> {
+        match &self.cgroups {
+            Some(root) => self.own_cgroup.enter(root),
+            None => Ok(()),
+        }
     }
 
     fn database(&self) -> MutexGuard<'_, Database> {
@@ -270,13 +277,7 @@ impl Node {
             }
         }
         if let Some(root) = &self.cgroups {
-            if root.find(OWN_CGROUP)?.is_some() {
-                // This process must be somewhere: in the root of all.
-                let all = root.path().parent().unwrap_or(root.path()).join("cgroup.procs");
-                fs::write(&all, "0").map_err(Error::file("write", &all))?;
-                root.remove(OWN_CGROUP)?;
-            }
-            fs::remove_dir(root.path()).map_err(Error::file("remove", root.path()))?;
+            self.own_cgroup.take_away(root)?;
         }
         Ok(())
     }
@@ -302,13 +303,6 @@ fn instance(config: &Config) -> String {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
         });
     format!("basalt-node-{:08x}", hash >> 32)
-}
-
-/// Moves this process to a cgroup of its own: whoever started it may be ended with all that is in its cgroup.
-fn leave_cgroup(root: &Root) -> Result<(), Error> {
-    let cgroup = root.create(OWN_CGROUP, &host::cgroup::Limits::default())?;
-    let path = cgroup.path().join("cgroup.procs");
-    fs::write(&path, "0").map_err(Error::file("write", &path))
 }
 
 fn take_lock(paths: &Paths) -> Result<File, Error> {

@@ -76,14 +76,18 @@ impl Place {
     }
 }
 
-/// Removes what a daemon that was killed has left half done.
+/// Makes the place for snapshots, and removes what a daemon that was killed has left half done. What cannot be removed stays
+/// for the next time: it is worth no daemon that does not start.
 pub(crate) fn clean(snapshots: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true).mode(DIRECTORY_MODE).create(snapshots)?;
     for entry in fs::read_dir(snapshots)? {
         let entry = entry?;
-        if entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
-            fs::remove_dir_all(entry.path())?;
+        if entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes())
+            && let Err(error) = fs::remove_dir_all(entry.path())
+        {
+            let path = entry.path();
+            log::warn!("what is left of a snapshot in {} stays: {error}; remove it by hand", path.display());
         }
     }
     Ok(())

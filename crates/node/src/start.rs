@@ -154,14 +154,15 @@ impl Node {
         };
         self.points.at(points::START_NETWORK);
         let guest = attachment.as_ref().map(|attachment| attachment.guest.clone());
-        let volumes = self.volumes_for(entry, &stored)?;
-        let mut prepared = {
+        let (volumes, mut prepared) = {
             let _span = span("sockets and files");
+            let volumes = self.open_volumes(&stored.sandbox.config.volumes)?;
             let (paths, image) = (self.sandbox_paths(entry), self.image_of(&stored)?);
-            launch::prepare(&self.config, &stored, &paths, (&image, attachment))?
+            let prepared = launch::prepare(&self.config, &stored, &paths, (&image, attachment))?;
+            (volumes, prepared)
         };
         self.points.at(points::START_SOCKETS);
-        let (vm, pid) = self.spawn(entry, &stored, &prepared.control)?;
+        let (vm, pid) = self.spawn(entry, &stored, &prepared.control, &volumes)?;
         // Their owners are mapped into the VMM's user namespace, which is there now.
         prepared.share(shares::share(&volumes, pid, launch::identity(&self.config, &stored))?)?;
         let mut agent = vm.boot(prepared, cancel, &|point| self.points.at(point))?;
@@ -170,7 +171,8 @@ impl Node {
             vm.prepare(&mut agent, &stored, guest)?;
         }
         self.points.at(points::START_PREPARED);
-        trace::agent(&mut agent, self.config.limits.answer);
+        trace::agent(&mut agent, self.config.limits.answer)
+            .map_err(|error| vm.diagnose("its agent was asked about its start", error))?;
         trace::vmm(&vm);
         let _span = span("command and record");
         let command = if stored.sandbox.config.detach {
@@ -201,17 +203,14 @@ impl Node {
         Ok(sandbox)
     }
 
-    /// The directories that a sandbox asks for, opened; the record tells which they are.
-    fn volumes_for(&self, entry: &Entry, stored: &Stored) -> Result<Vec<Opened>, Error> {
-        let volumes = self.open_volumes(&stored.sandbox.config.volumes)?;
-        self.update(entry, |stored| {
-            stored.sandbox.volumes = volumes.iter().map(|volume| volume.mounted.clone()).collect();
-        })?;
-        Ok(volumes)
-    }
-
-    /// Starts the VMM. The database knows of it before it has a VM.
-    pub(crate) fn spawn(&self, entry: &Entry, stored: &Stored, control: &OwnedFd) -> Result<(Arc<Vm>, u32), Error> {
+    /// Starts the VMM. The database knows of it, and which directories it will have, before it has a VM.
+    pub(crate) fn spawn(
+        &self,
+        entry: &Entry,
+        stored: &Stored,
+        control: &OwnedFd,
+        volumes: &[Opened],
+    ) -> Result<(Arc<Vm>, u32), Error> {
         let paths = self.sandbox_paths(entry);
         let cgroup = {
             let _span = span("cgroup");
@@ -237,6 +236,7 @@ impl Node {
             (stored.log_from, stored.held) = (log_from, false);
             let sandbox = &mut stored.sandbox;
             (sandbox.state, sandbox.vmm) = (State::Starting, Some(process));
+            sandbox.volumes = volumes.iter().map(|volume| volume.mounted.clone()).collect();
             (sandbox.started_ns, sandbox.ended_ns, sandbox.ended) = (Some(clock::now_ns()), None, None);
             stored.stopped = false;
         });

@@ -133,17 +133,20 @@ pub(crate) fn vmm(vm: &Vm) {
 }
 
 /// The same of the agent. Its clock is another one: the two are compared by one question and its answer.
-pub(crate) fn agent(agent: &mut Connection<Timed>, limit: Duration) {
+///
+/// # Errors
+/// The connection is of no use any more: an answer that came late would be taken for that to the next question.
+pub(crate) fn agent(agent: &mut Connection<Timed>, limit: Duration) -> Result<(), agent_api::Error> {
     if !span::is_detailed() {
-        return;
+        return Ok(());
     }
     let asked = now_ns();
-    // An agent that does not answer this will not do what it is asked next, which tells why.
     let hello = {
         let _span = span::span("agent asked about its start");
         let limited = agent.set_read_timeout(Some(limit));
         let hello = limited.and_then(|()| agent.hello());
-        hello.and_then(|info| agent.set_read_timeout(None).map(|()| info))
+        agent.set_read_timeout(None)?;
+        hello
     };
     match hello {
         Ok(info) => {
@@ -159,8 +162,11 @@ pub(crate) fn agent(agent: &mut Connection<Timed>, limit: Duration) {
             }
             between(AGENT, &marks);
         }
-        Err(error) => log::info!("a start's trace lacks the agent's part: {error}"),
+        // It has answered.
+        Err(error @ agent_api::Error::Refused(_)) => log::info!("a start's trace lacks the agent's part: {error}"),
+        Err(error) => return Err(error),
     }
+    Ok(())
 }
 
 /// A part ends with the mark that it is called after. VMM and guest are not to be trusted: few marks, short names, and no
@@ -170,5 +176,34 @@ fn between(service: &str, marks: &[(&str, u64)]) {
     for (before, after) in marks.iter().zip(marks.iter().skip(1)).take(MAX_MARKS) {
         let name: String = after.0.chars().filter(|c| !c.is_control()).take(MAX_NAME).collect();
         span::past(service, &name, before.1.min(now), after.1.min(now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use observe::span::{Operation, record};
+
+    use super::*;
+
+    #[test]
+    fn an_agent_that_is_late_is_asked_nothing_more() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        // Holds the connection, and says nothing after the greeting.
+        let silent = std::thread::spawn(move || wire::accept(&mut far, agent_api::PROTOCOL, None).map(|()| far));
+        let mut connection = Connection::new(Timed::new(near), None).unwrap();
+        let _far = silent.join().unwrap().unwrap();
+        let operation = Operation {
+            service: SERVICE,
+            name: "start",
+            parent: None,
+            detailed: true,
+            began_ns: None,
+        };
+        let (asked, _) = record(operation, || agent(&mut connection, Duration::from_millis(100)));
+        assert!(matches!(asked, Err(agent_api::Error::TimedOut)), "{asked:?}");
+        // Without anybody who looks it is asked nothing.
+        agent(&mut connection, Duration::from_millis(100)).unwrap();
     }
 }

@@ -134,14 +134,15 @@ impl Vm {
         }
     }
 
-    /// Its metrics; `None` when somebody else talks to it just now, which may take long.
+    /// Its metrics, for which a tenth of the usual time has to suffice; `None` when somebody else talks to it just now, which
+    /// may take long.
     pub(crate) fn metrics_now(&self) -> Option<Result<Vec<MetricSample>, ClientError>> {
         let mut client = match self.client.try_lock() {
             Ok(client) => client,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        Some(client.metrics())
+        Some(client.metrics_by(Instant::now() + self.limits.answer / 10))
     }
 
     /// Makes the VM and lets it run, until its agent has called; `cancel` hangs up when nobody wants it any more.

@@ -14,8 +14,8 @@ use node_api::volume::check_name;
 use node_api::{Volume, VolumeSource};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use crate::Error;
 use crate::node::Node;
+use crate::{Error, tree};
 
 /// Where a volume's files are, below its own directory.
 const DATA: &str = "_data";
@@ -23,13 +23,20 @@ const DATA: &str = "_data";
 /// What begins so is being made, or being removed. Volumes' names begin with a letter or digit.
 pub(crate) const UNFINISHED: &str = ".";
 
-/// Removes what a daemon that was killed has left half done.
+/// Makes the place for volumes, and removes what a daemon that was killed has left half done. What cannot be removed stays
+/// for the next time: guests have shaped it, and nothing about it is worth refusing to start.
 pub(crate) fn clean(volumes: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(volumes)?;
     for entry in fs::read_dir(volumes)? {
         let entry = entry?;
-        if entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
-            fs::remove_dir_all(entry.path())?;
+        if entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes())
+            && let Err(error) = tree::remove(&entry.path())
+        {
+            let path = entry.path();
+            log::warn!(
+                "what is left of a volume in {} stays: {error}; remove it by hand",
+                path.display()
+            );
         }
     }
     Ok(())
@@ -50,7 +57,7 @@ fn make(volumes: &Path, name: &str) -> io::Result<PathBuf> {
         Ok(()) => Ok(data),
         // Somebody was quicker.
         Err(rustix::io::Errno::EXIST) if data.is_dir() => {
-            fs::remove_dir_all(&begun)?;
+            tree::remove(&begun)?;
             Ok(data)
         }
         Err(error) => Err(error.into()),
@@ -158,7 +165,7 @@ impl Node {
             hide(&volumes, name).map_err(Error::file("remove", &volumes.join(name)))?
         };
         let hidden = hidden.ok_or_else(|| Error::NoVolume(name.to_owned()))?;
-        fs::remove_dir_all(&hidden).map_err(Error::file("remove", &hidden))
+        tree::remove(&hidden).map_err(Error::file("remove", &hidden))
     }
 
     /// Removes all that no sandbox has; which.
@@ -204,5 +211,27 @@ mod tests {
         clean(&volumes).unwrap();
         assert!(!hidden.exists() && !volumes.join(".1234").exists());
         assert_eq!(names(&volumes).unwrap(), ["another"]);
+    }
+
+    #[test]
+    fn what_cannot_be_removed_does_not_keep_the_daemon_from_its_start() {
+        use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+        // Others cannot mount.
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let volumes = directory.path().join("volumes");
+        let (busy, other) = (volumes.join(".busy"), volumes.join(".other"));
+        fs::create_dir_all(&busy).unwrap();
+        fs::create_dir_all(&other).unwrap();
+        rustix::mount::mount("none", &busy, c"tmpfs", MountFlags::empty(), None).unwrap();
+        rustix::mount::mount_change(&busy, MountPropagationFlags::PRIVATE).unwrap();
+        let cleaned = clean(&volumes);
+        rustix::mount::unmount(&busy, UnmountFlags::DETACH).unwrap();
+        cleaned.unwrap();
+        assert!(busy.exists() && !other.exists());
+        clean(&volumes).unwrap();
+        assert!(!busy.exists());
     }
 }

@@ -161,19 +161,36 @@ fn status(stream: &mut TcpStream, deadline: Instant) -> io::Result<u16> {
     number.ok_or_else(|| io::Error::other("its answer is no HTTP"))
 }
 
-/// `NAME=VALUE,NAME=VALUE`.
+/// `NAME=VALUE,NAME=VALUE`, each value percent-encoded (W3C Baggage, section 3.2.1; OpenTelemetry, "Specifying headers via
+/// environment variables"); members without anything in them say nothing.
 fn headers(text: &str) -> Result<Vec<(String, String)>, Error> {
     let one = |pair: &str| {
         let (name, value) = pair.split_once('=')?;
-        let (name, value) = (name.trim(), value.trim());
+        let (name, value) = (name.trim(), decoded(value.trim())?);
         let token = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         let good =
             !name.is_empty() && name.bytes().all(token) && value.bytes().all(|byte| (0x20..0x7f).contains(&byte));
-        good.then(|| (name.to_owned(), value.to_owned()))
+        good.then(|| (name.to_owned(), value))
     };
     text.split(',')
+        .filter(|pair| !pair.trim().is_empty())
         .map(|pair| one(pair).ok_or_else(|| Error::Header(pair.to_owned())))
         .collect()
+}
+
+/// The text that is meant by one with `%41` for `A`; nothing if a `%` is followed by anything else.
+fn decoded(text: &str) -> Option<String> {
+    let mut parts = text.split('%');
+    let mut bytes = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        let (digits, rest) = part.split_at_checked(2)?;
+        if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return None;
+        }
+        bytes.push(u8::from_str_radix(digits, 16).ok()?);
+        bytes.extend_from_slice(rest.as_bytes());
+    }
+    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]
@@ -191,6 +208,20 @@ mod tests {
     fn place(variables: &[(&str, &str)]) -> String {
         let endpoint = from(variables).unwrap().unwrap();
         format!("{} {} {}", endpoint.host, endpoint.port, endpoint.path)
+    }
+
+    #[test]
+    fn headers_are_percent_encoded() {
+        let read = |text| headers(text).ok();
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(
+            read("Authorization=Basic%20YTpi%3D%3d,,x=a=b,"),
+            Some(vec![pair("Authorization", "Basic YTpi=="), pair("x", "a=b")])
+        );
+        assert_eq!(read(""), Some(Vec::new()));
+        for wrong in ["x=%", "x=%4", "x=%+1", "x=a%0d%0aHost:b", "x=%ff", "=1", "x"] {
+            assert_eq!(read(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
 
 use wire::packet::{PacketError, PacketSocket};
 
@@ -137,7 +138,19 @@ impl VmmClient {
     /// # Errors
     /// The VMM is gone.
     pub fn metrics(&mut self) -> Result<Vec<MetricSample>, ClientError> {
-        match self.call(Request::Metrics, &[])? {
+        self.metrics_before(None)
+    }
+
+    /// The same for who waits until then and no longer, whatever the VMM says instead of an answer.
+    ///
+    /// # Errors
+    /// The VMM is gone, or late: [`PacketError::Late`].
+    pub fn metrics_by(&mut self, deadline: Instant) -> Result<Vec<MetricSample>, ClientError> {
+        self.metrics_before(Some(deadline))
+    }
+
+    fn metrics_before(&mut self, deadline: Option<Instant>) -> Result<Vec<MetricSample>, ClientError> {
+        match self.call_by(Request::Metrics, &[], deadline)? {
             Reply::Metrics(metrics) => Ok(metrics),
             other => Err(ClientError::Malformed(format!("{other:?} to `metrics`"))),
         }
@@ -165,6 +178,15 @@ impl VmmClient {
     }
 
     fn call(&mut self, request: Request, fds: &[BorrowedFd<'_>]) -> Result<Reply, ClientError> {
+        self.call_by(request, fds, None)
+    }
+
+    fn call_by(
+        &mut self,
+        request: Request,
+        fds: &[BorrowedFd<'_>],
+        deadline: Option<Instant>,
+    ) -> Result<Reply, ClientError> {
         let id = self.next_id;
         self.next_id += 1;
         let packet = Packet::Request {
@@ -173,9 +195,15 @@ impl VmmClient {
             request,
         };
         let bytes = serde_json::to_vec(&packet).map_err(|e| ClientError::Malformed(e.to_string()))?;
+        if let Some(deadline) = deadline {
+            self.socket.wait_to_send(deadline)?;
+        }
         self.socket.send(&bytes, fds)?;
         let mut late = 0;
         loop {
+            if let Some(deadline) = deadline {
+                self.socket.wait_to_receive(deadline)?;
+            }
             match self.receive()? {
                 // A VMM that its guest has taken over must not keep us here.
                 Packet::Event(_) if self.events.len() >= MAX_EVENTS => {
@@ -205,6 +233,8 @@ impl AsFd for VmmClient {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::{ErrorKind, ExitReason};
 
@@ -233,6 +263,31 @@ mod tests {
         assert!(matches!(client.start(), Err(ClientError::Malformed(_))));
         drop(client);
         vmm.join().unwrap();
+    }
+
+    #[test]
+    fn who_says_something_else_now_and_then_is_waited_for_no_longer() {
+        let (near, far) = PacketSocket::pair().unwrap();
+        let vmm = std::thread::spawn(move || {
+            let event = serde_json::to_vec(&Packet::Event(Event::Ended(ExitReason::PowerOff))).unwrap();
+            while far.send(&event, &[]).is_ok() {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let mut client = VmmClient::new(near);
+        let error = client
+            .metrics_by(Instant::now() + Duration::from_millis(300))
+            .unwrap_err();
+        assert!(matches!(error, ClientError::Packet(PacketError::Late)), "{error}");
+        drop(client);
+        vmm.join().unwrap();
+        // One that reads nothing.
+        let (near, _far) = PacketSocket::pair().unwrap();
+        let mut client = VmmClient::new(near);
+        for _ in 0..10_000 {
+            let error = client.metrics_by(Instant::now()).unwrap_err();
+            assert!(matches!(error, ClientError::Packet(PacketError::Late)), "{error}");
+        }
     }
 
     #[test]

@@ -5,7 +5,9 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketFlags, SocketType,
@@ -33,6 +35,9 @@ pub enum PacketError {
     /// The kernel cut the packet or its descriptors off.
     #[error("the packet arrived incomplete")]
     Truncated,
+    /// The moment until which was waited is over.
+    #[error("the other side took too long")]
+    Late,
     /// The socket failed.
     #[error("the packet socket failed")]
     Io(#[from] rustix::io::Errno),
@@ -78,6 +83,35 @@ impl PacketSocket {
                 Ok(_) => return Ok(()),
                 Err(rustix::io::Errno::INTR) => (),
                 Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => return Err(PacketError::Closed),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Waits until a small packet can be sent at once.
+    ///
+    /// # Errors
+    /// [`PacketError::Late`] when that is not so by then.
+    pub fn wait_to_send(&self, deadline: Instant) -> Result<(), PacketError> {
+        self.wait(PollFlags::OUT, deadline)
+    }
+
+    /// Waits until there is a packet, or the end.
+    ///
+    /// # Errors
+    /// [`PacketError::Late`] when there is none by then.
+    pub fn wait_to_receive(&self, deadline: Instant) -> Result<(), PacketError> {
+        self.wait(PollFlags::IN, deadline)
+    }
+
+    fn wait(&self, flags: PollFlags, deadline: Instant) -> Result<(), PacketError> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).map_err(|_| rustix::io::Errno::INVAL)?;
+            match poll(&mut [PollFd::new(&self.0, flags)], Some(&left)) {
+                Ok(0) => return Err(PacketError::Late),
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => (),
                 Err(error) => return Err(error.into()),
             }
         }

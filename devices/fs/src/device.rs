@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base::Worker;
 use fuse::Answer;
 use observe::RateLimit;
-use virtio::{Activation, ActiveQueue, DeviceError, VirtioDevice};
+use virtio::{Activation, ActiveQueue, DeviceError, Rounds, VirtioDevice};
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
 
 use crate::worker::Serving;
@@ -50,6 +50,7 @@ impl Fs {
         }
         for queue in activation.queues {
             let name = format!("fs-q{}", queue.index);
+            let rounds = Rounds::of(&queue)?;
             let serving = Serving {
                 queue,
                 memory: Arc::clone(&activation.memory),
@@ -58,8 +59,7 @@ impl Fs {
                 metrics: self.metrics.clone(),
                 complaints: Arc::clone(&self.complaints),
             };
-            let epoll = serving.watch()?;
-            let worker = Worker::spawn(&name, serving, move |serving, stop| serving.run(&epoll, stop))?;
+            let worker = Worker::spawn(&name, serving, move |serving, stop| serving.run(&rounds, stop))?;
             self.workers.push(worker);
         }
         Ok(())

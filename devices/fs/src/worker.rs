@@ -1,20 +1,15 @@
 //! One queue's thread: requests out of chains, replies into them.
 
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::sync::Arc;
-use std::time::Duration;
 
-use base::{Epoll, Interest, StopSignal};
+use base::StopSignal;
 use fuse::{Answer, MAX_REQUEST, Reply};
 use memory::GuestRam;
 use observe::RateLimit;
-use virtio::{ActiveQueue, Chain, QueueInterrupt, RingError};
+use virtio::{ActiveQueue, Chain, QueueInterrupt, RingError, Rounds};
 
 use crate::Metrics;
-
-/// Epoll tokens.
-const KICK: u64 = 0;
-const STOP: u64 = 1;
 
 /// How many requests are served before the worker looks whether it is to stop: each may wait for a disk.
 const PASS: usize = 16;
@@ -36,48 +31,16 @@ struct Buffers {
 }
 
 impl Serving {
-    pub(crate) fn watch(&self) -> io::Result<Epoll> {
-        let epoll = Epoll::new()?;
-        epoll.add(self.queue.kick.as_ref(), KICK, Interest::READ)?;
-        Ok(epoll)
-    }
-
     /// Serves requests until it is stopped. Nothing is under way between two requests, so there is nothing to drain.
-    pub(crate) fn run(mut self, epoll: &Epoll, stop: &StopSignal) -> Self {
-        if let Err(error) = epoll.add(stop.fd(), STOP, Interest::READ) {
-            log::error!("fs: it cannot wait for its stop: {error}");
-            return self;
-        }
+    pub(crate) fn run(mut self, rounds: &Rounds, stop: &StopSignal) -> Self {
         let mut buffers = Buffers {
             // Pages that no request touches take no memory.
             request: vec![0; MAX_REQUEST].into_boxed_slice(),
             reply: Reply::default(),
         };
-        let mut ready = Vec::new();
-        loop {
-            let more = self.serve(&mut buffers).unwrap_or_else(|error| {
-                self.abandon(epoll, &error);
-                false
-            });
-            if let Err(error) = epoll.wait(&mut ready, more.then_some(Duration::ZERO)) {
-                log::error!("fs: it cannot wait: {error}");
-                return self;
-            }
-            if ready.iter().any(|ready| ready.token == STOP) {
-                return self;
-            }
-            self.queue.kick.consume();
-        }
-    }
-
-    /// Leaves a ring alone that contradicts itself: only a reset makes it whole again.
-    fn abandon(&self, epoll: &Epoll, error: &RingError) {
-        if self.complaints.allow() {
-            log::warn!("fs: {error}");
-        }
-        if let Err(error) = epoll.remove(self.queue.kick.as_ref()) {
-            log::debug!("fs: {error}");
-        }
+        let complaints = Arc::clone(&self.complaints);
+        rounds.serve("fs", stop, &complaints, || self.serve(&mut buffers));
+        self
     }
 
     /// Serves one pass. Tells whether there are more.

@@ -4,16 +4,15 @@
 
 use std::io::Write;
 use std::sync::Arc;
-use std::time::Duration;
 
-use base::{Epoll, Interest, StopSignal, Worker};
+use base::{StopSignal, Worker};
 use device::{CreateError, DeviceContext, DeviceModule, FdTable, parse_config};
 use memory::GuestRam;
 use observe::{Counter, RateLimit};
 use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 use state::{Saved, Schema};
-use virtio::{Activation, ActiveQueue, Chain, DeviceError, QueueInterrupt, RingError, VirtioDevice};
+use virtio::{Activation, ActiveQueue, Chain, DeviceError, QueueInterrupt, RingError, Rounds, VirtioDevice};
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use vmm_api::DeviceSpec;
 use vmm_api::devices::{DeviceConfig, RngConfig};
@@ -98,8 +97,7 @@ impl VirtioDevice for Rng {
         let Some(queue) = activation.queues.into_iter().next() else {
             return Err(DeviceError::MissingQueue(0));
         };
-        let epoll = Epoll::new()?;
-        epoll.add(queue.kick.as_ref(), KICK, Interest::READ)?;
+        let rounds = Rounds::of(&queue)?;
         let server = Server {
             queue,
             memory: activation.memory,
@@ -107,7 +105,7 @@ impl VirtioDevice for Rng {
             metrics: self.metrics.clone(),
             complaints: Arc::clone(&self.complaints),
         };
-        let worker = Worker::spawn("rng", server, move |server, stop| server.run(&epoll, stop))?;
+        let worker = Worker::spawn("rng", server, move |server, stop| server.run(&rounds, stop))?;
         self.worker = Some(worker);
         Ok(())
     }
@@ -127,10 +125,6 @@ impl VirtioDevice for Rng {
     }
 }
 
-/// Epoll tokens.
-const KICK: u64 = 0;
-const STOP: u64 = 1;
-
 /// What the worker owns.
 struct Server {
     queue: ActiveQueue,
@@ -142,36 +136,10 @@ struct Server {
 
 impl Server {
     /// Serves requests until it is stopped. Nothing is under way between two requests, so there is nothing to drain.
-    fn run(mut self, epoll: &Epoll, stop: &StopSignal) -> Self {
-        if let Err(error) = epoll.add(stop.fd(), STOP, Interest::READ) {
-            log::error!("rng: it cannot wait for its stop: {error}");
-            return self;
-        }
-        let mut ready = Vec::new();
-        loop {
-            let more = self.serve().unwrap_or_else(|error| {
-                self.abandon(epoll, &error);
-                false
-            });
-            if let Err(error) = epoll.wait(&mut ready, more.then_some(Duration::ZERO)) {
-                log::error!("rng: it cannot wait: {error}");
-                return self;
-            }
-            if ready.iter().any(|ready| ready.token == STOP) {
-                return self;
-            }
-            self.queue.kick.consume();
-        }
-    }
-
-    /// Leaves a ring alone that contradicts itself: only a reset makes it whole again.
-    fn abandon(&self, epoll: &Epoll, error: &RingError) {
-        if self.complaints.allow() {
-            log::warn!("rng: {error}");
-        }
-        if let Err(error) = epoll.remove(self.queue.kick.as_ref()) {
-            log::debug!("rng: {error}");
-        }
+    fn run(mut self, rounds: &Rounds, stop: &StopSignal) -> Self {
+        let complaints = Arc::clone(&self.complaints);
+        rounds.serve("rng", stop, &complaints, || self.serve());
+        self
     }
 
     /// Serves at most as many requests as the ring has entries, so that a guest that never stops asking cannot keep

@@ -15,11 +15,12 @@ use std::sync::Arc;
 
 use observe::RateLimit;
 use serde::{Deserialize, Serialize};
-use state::{Saved, Schema};
+use state::{Saved, Schema, StateError};
 use virtio::virtio_queue::QueueState;
 use virtio::{Activation, ActiveQueue, DeviceError, Duty, VirtioDevice, take_queue};
 
 use crate::events::{Events, Stage};
+use crate::host::FIRST_PORT;
 use crate::ring::Ring;
 use crate::switch::Switch;
 use crate::worker::{self, Running};
@@ -40,12 +41,32 @@ const EVENT: u16 = 2;
 const QUEUE_SIZES: [u16; 3] = [128, 128, 16];
 
 /// What is saved: whom the guest takes itself for is configuration, and connections end.
-#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct VsockState {}
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct VsockState {
+    /// The next port of the host's that nobody has had. A guest's program may hold on to a connection that has ended, and its
+    /// kernel then refuses another one with the same ports.
+    next_port: u32,
+}
 
 impl Schema for VsockState {
     const KIND: &'static str = "vsock";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
+
+    fn load(version: u32, payload: &[u8]) -> Result<Self, StateError> {
+        match version {
+            // Version 1 said nothing.
+            1 => Ok(Self { next_port: FIRST_PORT }),
+            Self::VERSION => serde_json::from_slice(payload).map_err(|source| StateError::Payload {
+                kind: Self::KIND,
+                source,
+            }),
+            _ => Err(StateError::Version {
+                kind: Self::KIND.to_owned(),
+                found: version,
+                known: Self::VERSION,
+            }),
+        }
+    }
 }
 
 /// A vsock device.
@@ -152,11 +173,22 @@ impl VirtioDevice for Vsock {
     }
 
     fn save(&self) -> Result<Saved, DeviceError> {
-        Ok(Saved::of(&VsockState {})?)
+        let Duty::Idle(switch) = &self.duty else {
+            return Err(DeviceError::Lost);
+        };
+        Ok(Saved::of(&VsockState {
+            next_port: switch.host.next_port(),
+        })?)
     }
 
     fn restore(&mut self, saved: &Saved) -> Result<(), DeviceError> {
-        let VsockState {} = saved.read("vsock")?;
+        let VsockState { next_port } = saved.read("vsock")?;
+        let Duty::Idle(switch) = &mut self.duty else {
+            return Err(DeviceError::Lost);
+        };
+        if !switch.host.set_next_port(next_port) {
+            return Err(DeviceError::Unlike(format!("its next port is {next_port}")));
+        }
         self.stage = Stage::Due;
         self.restored = true;
         Ok(())
@@ -169,6 +201,11 @@ mod tests {
 
     #[test]
     fn the_state_is_what_the_golden_file_says() {
-        state::golden::check(env!("CARGO_MANIFEST_DIR"), &VsockState {});
+        let here = env!("CARGO_MANIFEST_DIR");
+        let next_port = FIRST_PORT + 12;
+        state::golden::check(here, &VsockState { next_port });
+        let first: VsockState = state::golden::load(here, 1);
+        assert_eq!(first.next_port, FIRST_PORT);
+        assert!(VsockState::load(3, b"{}").is_err());
     }
 }

@@ -19,7 +19,7 @@ use crate::table::{Key, Ports};
 use crate::worker::LISTENER;
 
 /// Ports given to the host's ends of connections into the guest: the second quarter, where nobody listens.
-const FIRST_PORT: u32 = 1 << 30;
+pub(crate) const FIRST_PORT: u32 = 1 << 30;
 
 /// The last of them.
 const LAST_PORT: u32 = (1 << 31) - 1;
@@ -50,6 +50,20 @@ impl Host {
             next_port: FIRST_PORT,
             resting_until: None,
         }
+    }
+
+    /// The port that the next connection into the guest gets.
+    pub(crate) fn next_port(&self) -> u32 {
+        self.next_port
+    }
+
+    /// Goes on where another device was; false if that is no port for the host's ends.
+    pub(crate) fn set_next_port(&mut self, port: u32) -> bool {
+        let good = (FIRST_PORT..=LAST_PORT).contains(&port);
+        if good {
+            self.next_port = port;
+        }
+        good
     }
 
     /// Also answers at these ports.
@@ -248,6 +262,22 @@ impl Switch {
         if let Err(error) = result {
             self.complain(format_args!("a socket cannot be shut down: {error}"));
             self.reset(key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_ports_of_the_hosts_ends_are_taken_over() {
+        let mut host = Host::new(None, None);
+        for good in [FIRST_PORT + 1, LAST_PORT, FIRST_PORT] {
+            assert!(host.set_next_port(good) && host.next_port() == good);
+        }
+        for bad in [0, FIRST_PORT - 1, LAST_PORT + 1, u32::MAX] {
+            assert!(!host.set_next_port(bad) && host.next_port() == FIRST_PORT);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod guest;
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::time::Duration;
 
@@ -94,4 +95,22 @@ fn a_driver_that_starts_anew_has_nothing_to_hear() {
     guest.settle();
     assert!(!guest.streams[&ports].reset && guest.strays.iter().all(|packet| packet.op != RST));
     assert_eq!(events(&mut guest), [0; 0]);
+}
+
+/// A guest's program may hold on to its end, and then its kernel has no room for another connection with the same ports.
+#[test]
+fn ports_of_connections_before_the_restore_are_not_given_again() {
+    let mut guest = Guest::start();
+    let (mut ports, mut open) = (BTreeSet::new(), Vec::new());
+    for _ in 0..4 {
+        for _ in 0..3 {
+            let mut host = guest.host_connects();
+            host.write_all(b"CONNECT 52\n").unwrap();
+            let request = guest.stray();
+            assert_eq!(request.op, REQUEST);
+            assert!(ports.insert(request.src_port), "{} again", request.src_port);
+            open.push(host);
+        }
+        guest.migrate();
+    }
 }

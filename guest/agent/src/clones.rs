@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  Freeze:  commands stand still ─► disks written, prefetched randomness used up ─► answer
-//!  Renew:   clock ─► entropy ─► names ─► boot id ─► hooks ─► commands go on ─► answer
+//!  Renew:   clock ─► entropy ─► names ─► boot id ─► hooks ─► answer ─► commands go on
 //! ```
 
 use std::path::PathBuf;
@@ -13,6 +13,7 @@ use agent_api::{Renew, message::Reply};
 use observe::marks;
 
 use crate::cgroup::Cgroups;
+use crate::freezer::Turn;
 use crate::hooks::Hooks;
 use crate::reaper::Reaper;
 use crate::{Error, hooks};
@@ -49,7 +50,27 @@ pub(crate) struct Part<'a> {
     pub(crate) reaper: &'a Reaper,
 }
 
-impl Part<'_> {
+/// A renewal that is done but for its end. Who drops it leaves the commands as they are.
+pub(crate) struct Acknowledgeable<'a> {
+    /// What the client must have before anything goes on.
+    pub(crate) reply: Reply,
+    /// `None` where nothing was asked to go on.
+    thaw: Option<Turn<'a>>,
+}
+
+impl Acknowledgeable<'_> {
+    /// The reply is on its way.
+    pub(crate) fn acknowledged(self) -> Result<(), Error> {
+        marks::mark("renewal acknowledged");
+        if let Some(mut turn) = self.thaw {
+            turn.thaw()?;
+            marks::mark("thawed");
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Part<'a> {
     pub(crate) fn freeze(&self) -> Result<Reply, Error> {
         marks::mark("freeze asked");
         self.cgroups.freezer().turn().freeze(|| {
@@ -61,9 +82,9 @@ impl Part<'_> {
     }
 
     /// Nothing is undone where this fails, and the commands are left as they are: it can be asked again.
-    pub(crate) fn renew(&self, request: &Renew) -> Result<Reply, Error> {
+    pub(crate) fn renew(&self, request: &Renew) -> Result<Acknowledgeable<'a>, Error> {
         marks::mark("renew asked");
-        let mut turn = self.cgroups.freezer().turn();
+        let turn = self.cgroups.freezer().turn();
         let renewed = (self.clones.renew)(request)?;
         if request.hook_ms > 0 {
             let hooks = Hooks {
@@ -74,12 +95,11 @@ impl Part<'_> {
             hooks::run_all(&hooks, self.cgroups, self.reaper)?;
             marks::mark("hooks run");
         }
-        if request.thaw {
-            turn.thaw()?;
-            marks::mark("thawed");
-        }
-        Ok(Reply::Renewed {
-            boot_id: renewed.boot_id,
+        Ok(Acknowledgeable {
+            reply: Reply::Renewed {
+                boot_id: renewed.boot_id,
+            },
+            thaw: request.thaw.then_some(turn),
         })
     }
 }

@@ -9,7 +9,6 @@
 //! ```
 
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread;
@@ -63,9 +62,15 @@ impl Freezer {
         }
     }
 
-    /// Leave to start a command, or to change files.
+    /// Leave to start a command, or to change files. What comes while somebody freezes or renews waits for its outcome.
     pub(crate) fn may_start(&self) -> Result<MayStart<'_>, Error> {
-        let gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let mut gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        if gate.closed {
+            drop(gate);
+            // A client that has the acknowledgement of a renewal in hand may be quicker than the thaw.
+            drop(self.turn());
+            gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        }
         if gate.closed {
             return Err(Error::Refused(
                 "the sandbox stands still for a snapshot: nothing can be started or stored in it until it is renewed"
@@ -97,6 +102,19 @@ impl Freezer {
             gate.thawed = Some(Instant::now());
         }
         std::mem::replace(&mut gate.closed, closed)
+    }
+
+    /// Back into the hierarchy's root, if somebody has moved this process: engines that nest cgroups move all that they find.
+    fn step_out(&self) -> Result<(), Error> {
+        // Only the root of all has no such file. Where the hierarchy is a part of another, this process is not in it.
+        if self.mount.join("cgroup.freeze").exists() {
+            return Ok(());
+        }
+        let procs = self.mount.join("cgroup.procs");
+        fs::write(&procs, "0").map_err(Error::system(format!(
+            "moving the agent by writing {}",
+            procs.display()
+        )))
     }
 
     /// Every cgroup that is not within another of them: those of the commands, so that a command which is started later
@@ -133,6 +151,7 @@ impl Turn<'_> {
 
     /// A process that is not frozen yet can make another cgroup: until nothing new is found.
     fn freeze_all(&mut self, end: Instant) -> Result<(), Error> {
+        self.freezer.step_out()?;
         loop {
             let mut new = self.freezer.outermost()?;
             new.retain(|path| !self.frozen.contains(path));
@@ -158,19 +177,24 @@ impl Turn<'_> {
     }
 }
 
-/// Writes to all of them, and tells the first failure. A cgroup that is gone has nobody in it.
+/// Writes to all of them, and tells the first failure. A cgroup that is gone, or goes meanwhile, has nobody in it.
 fn write_all(paths: &[PathBuf], text: &str) -> Result<(), Error> {
     let mut result = Ok(());
     for path in paths {
         let file = path.join("cgroup.freeze");
         match fs::write(&file, text) {
-            Err(error) if error.kind() != ErrorKind::NotFound && result.is_ok() => {
+            Err(error) if !is_gone(&error) && result.is_ok() => {
                 result = Err(Error::system(format!("writing {text} to {}", file.display()))(error));
             }
             _ => {}
         }
     }
     result
+}
+
+/// `ENODEV` is what a file says whose cgroup was removed after it was opened.
+fn is_gone(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
 }
 
 fn wait_for(path: &Path, end: Instant) -> Result<(), Error> {

@@ -352,7 +352,13 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
             }
             Request::Exec(request) => return self.exec(&request),
             Request::Freeze => self.part().and_then(|part| part.freeze()),
-            Request::Renew(renew) => self.part().and_then(|part| part.renew(&renew)),
+            Request::Renew(renew) => {
+                return match self.part().and_then(|part| part.renew(&renew)) {
+                    // A client that cannot be told has a machine that stands still, and may ask again.
+                    Ok(renewed) => self.reply(&renewed.reply).and_then(|()| renewed.acknowledged()),
+                    Err(error) => self.refuse(error.to_string()),
+                };
+            }
             Request::SignalMain { number } => self.signal_main(number).map(|()| Reply::Done),
             Request::Shutdown(shutdown) => match &self.server.0.config.power {
                 Some(power) => {

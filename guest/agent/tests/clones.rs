@@ -4,7 +4,9 @@
 mod common;
 
 use std::fs;
+use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -75,7 +77,7 @@ impl Machine {
         }
     }
 
-    fn connect(&self) -> Connection<std::os::unix::net::UnixStream> {
+    fn connect(&self) -> Connection<UnixStream> {
         connect_to(&self.server)
     }
 
@@ -174,7 +176,14 @@ fn commands_stand_still_until_the_renewal() {
     let inner = machine.mount.join("own/inner");
     fs::create_dir_all(&inner).unwrap();
     fs::write(machine.mount.join("own/cgroup.procs"), beside.to_string()).unwrap();
-    fs::write(inner.join("cgroup.freeze"), "1").unwrap();
+    // What it waits for was started there, too.
+    counter_beside.goes_on();
+    // And one beside it that somebody froze.
+    let asleep = machine.mount.join("asleep");
+    fs::create_dir(&asleep).unwrap();
+    for path in [&inner, &asleep] {
+        fs::write(path.join("cgroup.freeze"), "1").unwrap();
+    }
     let mut connection = machine.connect();
     for round in 1..=2 {
         connection.freeze().unwrap();
@@ -207,11 +216,10 @@ fn commands_stand_still_until_the_renewal() {
     assert_eq!(other.renew(&renew(0)).unwrap(), "a-boot");
     counter.goes_on();
     counter_beside.goes_on();
-    assert_eq!(
-        fs::read_to_string(inner.join("cgroup.freeze")).unwrap(),
-        "1\n",
-        "what was frozen before goes on"
-    );
+    for path in [inner, asleep] {
+        let frozen = fs::read_to_string(path.join("cgroup.freeze")).unwrap();
+        assert_eq!(frozen, "1\n", "{} was frozen before and goes on", path.display());
+    }
     assert_eq!(*machine.renewals.lock().unwrap(), [request, renew(0)]);
     // Another round, and one without a freeze before.
     connection.freeze().unwrap();
@@ -352,6 +360,72 @@ fn a_connection_that_the_restore_ends_leaves_its_command_alone() {
     // Past the second in which a command whose client is gone is killed.
     assert!(!gone(pid, Duration::from_millis(1500)), "it was killed");
     counter.goes_on();
+}
+
+/// A hook that tells when it has begun and when it has ended, and ends when it is told to.
+fn hook_on_demand(machine: &Machine) -> [PathBuf; 3] {
+    let files = ["begun", "go", "ended"].map(|name| machine.file(name));
+    let [begun, go, ended] = files.each_ref().map(|path| path.display());
+    let script = format!("touch {begun}; until [ -e {go} ]; do sleep 0.02; done; touch {ended}");
+    machine.hook("10-on-demand", &script);
+    files
+}
+
+fn wait_for(path: &Path) {
+    let end = Instant::now() + PATIENCE;
+    while !path.exists() {
+        assert!(Instant::now() < end, "{} does not come", path.display());
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn nothing_goes_on_that_could_not_be_acknowledged() {
+    let machine = Machine::new("unheard");
+    let (_, counter) = machine.count("counter");
+    machine.connect().freeze().unwrap();
+    let [begun, go, ended] = hook_on_demand(&machine);
+    let (near, far) = UnixStream::pair().unwrap();
+    machine.server.serve_in_thread(far);
+    let line = near.try_clone().unwrap();
+    let mut unheard = Connection::new(near, None).unwrap();
+    let asked = thread::spawn(move || unheard.renew(&renew(30_000)));
+    wait_for(&begun);
+    line.shutdown(Shutdown::Both).unwrap();
+    fs::write(go, "").unwrap();
+    wait_for(&ended);
+    assert!(asked.join().unwrap().is_err());
+    // Waits until the renewal is over, and finds that it did not let anything go on.
+    assert!(refusal(machine.connect().exec(&sh("true")).map(drop)).contains("stands still"));
+    assert_eq!(machine.renewals.lock().unwrap().len(), 1);
+    counter.stands_still();
+    machine.connect().renew(&renew(0)).unwrap();
+    counter.goes_on();
+}
+
+#[test]
+fn what_comes_during_a_renewal_waits_for_it() {
+    let machine = Machine::new("during");
+    let [begun, go, _] = hook_on_demand(&machine);
+    machine.connect().freeze().unwrap();
+    let mut connection = machine.connect();
+    let renewal = thread::spawn(move || connection.renew(&renew(30_000)));
+    wait_for(&begun);
+    let mut other = machine.connect();
+    let command = thread::spawn(move || other.exec(&sh("exit 3")).unwrap().collect().unwrap().status);
+    thread::sleep(Duration::from_millis(300));
+    assert!(!command.is_finished(), "it did not wait");
+    fs::write(go, "").unwrap();
+    assert_eq!(command.join().unwrap().exit_code(), 3);
+    renewal.join().unwrap().unwrap();
+    // Whoever has the answer in hand can start something, on whichever connection.
+    let mut other = machine.connect();
+    for _ in 0..20 {
+        let mut connection = machine.connect();
+        connection.freeze().unwrap();
+        connection.renew(&renew(0)).unwrap();
+        other.exec(&sh("true")).unwrap().collect().unwrap();
+    }
 }
 
 #[test]

@@ -300,6 +300,8 @@ fn a_terminal_has_its_size_follows_it_and_takes_keys() {
     };
     wait_for("31 97\r\nvt100\r\n/dev/pts/");
     input.resize(WinSize { rows: 12, cols: 34 }).unwrap();
+    // A signal that comes just before the shell reads is dealt with after what it reads then.
+    input.write(b"\r").unwrap();
     wait_for("12 34\r\n");
     input.write(b"hello\r").unwrap();
     wait_for("got hello\r\n");

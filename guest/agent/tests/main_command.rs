@@ -3,6 +3,7 @@
 mod common;
 
 use std::io::Read;
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -143,8 +144,8 @@ fn a_log_whose_connection_breaks_goes_on_in_another() {
     let mut first = logs.recv().unwrap();
     let mut line = [0; 8];
     first.read_exact(&mut line).unwrap();
-    // As a restore does.
-    drop(first);
+    // As a restore does; closing alone leaves it open for as long as another test's child has it, between fork and exec.
+    first.shutdown(Shutdown::Both).unwrap();
     std::fs::write(&marker, "").unwrap();
     let second = logs.recv_timeout(Duration::from_secs(30)).unwrap();
     assert_eq!(

@@ -79,6 +79,9 @@ enum Verb {
         /// Only cases whose name contains this.
         #[arg(long, default_value = "")]
         filter: String,
+        /// Only this case and those behind it.
+        #[arg(long, value_name = "NAME")]
+        from: Option<String>,
         /// Where consoles and outputs are kept, a directory for each case.
         #[arg(long, default_value = "/var/lib/basalt/cases")]
         logs: PathBuf,
@@ -157,7 +160,7 @@ fn host_half(name: &str) -> Result<()> {
 
 fn main() -> ExitCode {
     let result = match Options::parse().verb {
-        Verb::Run { filter, logs } => runner::run(&filter, &logs),
+        Verb::Run { filter, from, logs } => runner::run(&filter, from.as_deref(), &logs),
         Verb::Audit { traces, compare_only } => audit::run(&traces, compare_only),
         Verb::List => runner::list(),
         Verb::Host { name } => host_half(&name).map(|()| true),

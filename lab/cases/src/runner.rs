@@ -43,9 +43,15 @@ fn start_daemon() -> Result<()> {
     Ok(())
 }
 
-/// Runs every case whose name contains `filter`; true when all passed and there was one.
-pub(crate) fn run(filter: &str, logs: &Path) -> Result<bool> {
-    let chosen: Vec<_> = cases::ALL.iter().filter(|case| case.name.contains(filter)).collect();
+/// Runs every case whose name contains `filter`, beginning with the case `from`; true when all passed and there was one.
+pub(crate) fn run(filter: &str, from: Option<&str>, logs: &Path) -> Result<bool> {
+    let first = match from {
+        Some(name) => cases::ALL.iter().position(|case| case.name == name),
+        None => Some(0),
+    };
+    let first = first.with_context(|| format!("there is no case `{}`", from.unwrap_or_default()))?;
+    let behind = cases::ALL.iter().skip(first);
+    let chosen: Vec<_> = behind.filter(|case| case.name.contains(filter)).collect();
     start_daemon()?;
     let (mut passed, mut failed, mut retried) = (0, 0, 0);
     let mut out = std::io::stdout().lock();

@@ -7,6 +7,7 @@ mod parts;
 mod progress;
 mod remote;
 mod share;
+mod standstill;
 mod state;
 mod sync;
 mod up;
@@ -60,9 +61,10 @@ Examples:
   basalt-lab down                              power it off
 
 Environment:
-  BASALT_LAB_STATE   the lab's directory (default ~/.cache/basalt/lab)
-  BASALT_CACHE       where the emulator and the host system are (default ~/.cache/basalt)
-  BASALT_ASSETS      the assets that `sync` sends (default basalt-assets beside this program)"
+  BASALT_LAB_STATE     the lab's directory (default ~/.cache/basalt/lab)
+  BASALT_LAB_PATIENCE  seconds after which a lab that does not answer stands still (default 150)
+  BASALT_CACHE         where the emulator and the host system are (default ~/.cache/basalt)
+  BASALT_ASSETS        the assets that `sync` sends (default basalt-assets beside this program)"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -145,7 +147,8 @@ struct Up {
     /// TCP port of 127.0.0.1 for the lab's agent; any free one if not given
     #[arg(long, env = "BASALT_LAB_PORT")]
     port: Option<u16>,
-    /// If the lab that runs was made of other parts (emulator, host system, init) than there are now, start it anew
+    /// Start the lab anew if the one that runs does not answer, or was made of other parts (emulator, host system, init) than
+    /// there are now
     #[arg(long)]
     renew: bool,
     /// More words for the lab's kernel command line
@@ -219,7 +222,7 @@ fn run(command: Command) -> Result<u8> {
                 tty: true,
                 stdin: true,
             };
-            remote::run(&running(&state)?, &job)
+            remote::run(&state, &running(&state)?, &job)
         }
         Command::Exec(exec) => {
             let Exec {
@@ -236,7 +239,7 @@ fn run(command: Command) -> Result<u8> {
                 tty,
                 stdin: !no_stdin,
             };
-            remote::run(&running(&state)?, &job)
+            remote::run(&state, &running(&state)?, &job)
         }
         Command::Sync { json } => {
             let mut remote = remote::connect(&running(&state)?)?;

@@ -8,10 +8,14 @@ use std::time::Duration;
 use agent_api::{Connection, ExecRequest, LocalIo, PowerAction, Shutdown, Signals, Token};
 use anyhow::{Context, Result};
 
-use crate::state::Lab;
+use crate::standstill::Watch;
+use crate::state::{Lab, State};
 
 /// How long the emulator may take to accept a connection; it does so itself, before the lab sees it.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a lab that took a connection may think about a question that needs no thought.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Where programs are found in the lab, ours first.
 const PATH: &str = "PATH=/opt/basalt/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -29,8 +33,15 @@ pub(crate) fn connect(lab: &Lab) -> Result<Remote> {
         .with_context(|| format!("cannot connect to the lab at {address}"))?;
     stream.set_nodelay(true)?;
     Connection::new(stream, Some(&read_token(&lab.token_file)?)).with_context(|| {
-        format!("the lab at {address} does not answer as it should; `basalt-lab down` and `up` start it afresh")
+        format!("the lab at {address} does not answer as it should; `basalt-lab up --renew` starts it afresh")
     })
+}
+
+/// Has the lab give a sign of life.
+pub(crate) fn ask(lab: &Lab) -> Result<()> {
+    let mut remote = connect(lab)?;
+    remote.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    Ok(remote.ping()?)
 }
 
 /// Writes a new token, and gives it as text.
@@ -63,11 +74,13 @@ pub(crate) struct Job {
     pub(crate) stdin: bool,
 }
 
-/// Runs a command in the lab with this process's streams, and says the exit code that it ended with.
-pub(crate) fn run(lab: &Lab, job: &Job) -> Result<u8> {
+/// Runs a command in the lab with this process's streams, and says the exit code that it ended with. A lab that stands
+/// still meanwhile is an error.
+pub(crate) fn run(state: &State, lab: &Lab, job: &Job) -> Result<u8> {
     // Before the terminal's size is read, so that no change of it is missed.
     let signals = Signals::install()?;
     let mut remote = connect(lab)?;
+    let watch = Watch::begin(state, lab, remote.stream().try_clone()?)?;
     let mut env = vec![PATH.into()];
     env.extend(job.env.iter().map(|entry| entry.as_os_str().into()));
     let request = ExecRequest {
@@ -86,6 +99,9 @@ pub(crate) fn run(lab: &Lab, job: &Job) -> Result<u8> {
         Err(agent_api::Error::Exec(failure)) => {
             eprintln!("basalt-lab: {failure}");
             Ok(failure.kind.exit_code())
+        }
+        Err(error) if watch.found() => {
+            Err(error).context("the lab stands still: nothing in it answers; `basalt-lab up --renew` starts it afresh")
         }
         Err(error @ (agent_api::Error::Closed(_) | agent_api::Error::Wire(_))) => {
             Err(error).context("the lab ended while the command ran; `basalt-lab logs` shows its console")

@@ -11,9 +11,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use fuse::{Options, Owners, Server};
@@ -35,8 +34,14 @@ const KEY_PATIENCE: Duration = Duration::from_secs(10);
 /// How many may be served at a time.
 const MOST: usize = 64;
 
-/// What a guest may know of and have open, where there are descriptors for that.
-const FILES: u64 = 1 << 17;
+/// What one guest may know of and have open at most.
+const FILES: usize = 1 << 16;
+
+/// With fewer descriptors than this a guest is not served.
+const FEW: usize = 256;
+
+/// After a connection could not be taken, as with too many descriptors open: others are served meanwhile.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// How a served directory is reached. The first three are what the lab is told.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,7 +77,6 @@ pub(crate) fn share(state: &State, lab: &Lab, directory: &Path, read_only: bool)
     if let Some(shared) = known(&kept)? {
         return Ok(shared);
     }
-    // What is left is of labs that are gone, or of servers that were killed.
     fs::create_dir_all(state.shares())?;
     let shared = start(state, text, read_only)?;
     let mut file = File::options()
@@ -153,8 +157,15 @@ pub(crate) fn serve(lab: &Lab, directory: &Path, read_only: bool) -> Result<()> 
         directory: directory.display().to_string(),
     };
     crate::print(&serde_json::to_string(&shared)?)?;
-    let (directory, key) = (Arc::new(directory.to_owned()), Arc::new(shared.key));
-    let serving = Arc::new(AtomicUsize::new(0));
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
+    let places = Arc::new(Amount::new(MOST));
+    let served = Arc::new(Served {
+        directory: directory.to_owned(),
+        key: shared.key,
+        read_only,
+        // Half is for what the server opens beside: for a moment, for each connection.
+        descriptors: Arc::new(Amount::new(usize::try_from(descriptors / 2)?)),
+    });
     loop {
         let mut fds = [PollFd::new(&listener, PollFlags::IN), PollFd::new(&lab, PollFlags::IN)];
         match poll(&mut fds, None) {
@@ -168,18 +179,65 @@ pub(crate) fn serve(lab: &Lab, directory: &Path, read_only: bool) -> Result<()> 
         if fds[0].revents().is_empty() {
             continue;
         }
-        let (stream, _) = listener.accept()?;
-        if serving.fetch_add(1, Ordering::SeqCst) >= MOST {
-            serving.fetch_sub(1, Ordering::SeqCst);
-            continue;
-        }
-        let (directory, key, serving) = (Arc::clone(&directory), Arc::clone(&key), Arc::clone(&serving));
-        std::thread::spawn(move || {
-            if let Err(error) = serve_one(stream, &directory, &key, read_only) {
-                eprintln!("basalt-lab: {}: {error:#}", directory.display());
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                eprintln!(
+                    "basalt-lab: {}: a connection is not taken: {error}",
+                    directory.display()
+                );
+                std::thread::sleep(PAUSE);
+                continue;
             }
-            serving.fetch_sub(1, Ordering::SeqCst);
-        });
+        };
+        let Some(place) = places.take(|left| left.min(1)) else {
+            continue;
+        };
+        let served = Arc::clone(&served);
+        let serve = move || {
+            if let Err(error) = served.to(stream) {
+                eprintln!("basalt-lab: {}: {error:#}", served.directory.display());
+            }
+            drop(place);
+        };
+        if let Err(error) = std::thread::Builder::new().name("share".into()).spawn(serve) {
+            eprintln!(
+                "basalt-lab: {}: a connection is not served: {error}",
+                directory.display()
+            );
+        }
+    }
+}
+
+/// Something of which there is so much.
+struct Amount(Mutex<usize>);
+
+/// A part of it, given back when dropped.
+struct Part {
+    of: Arc<Amount>,
+    size: usize,
+}
+
+impl Amount {
+    fn new(size: usize) -> Self {
+        Self(Mutex::new(size))
+    }
+
+    /// A part as large as `wanted` says of what is left; nothing if that is none.
+    fn take(self: &Arc<Self>, wanted: impl FnOnce(usize) -> usize) -> Option<Part> {
+        let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let size = wanted(*left).min(*left);
+        *left -= size;
+        (size > 0).then(|| Part {
+            of: Arc::clone(self),
+            size,
+        })
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        *self.of.0.lock().unwrap_or_else(PoisonError::into_inner) += self.size;
     }
 }
 
@@ -198,42 +256,73 @@ fn prepare() -> Result<()> {
     Ok(())
 }
 
-fn serve_one(mut stream: TcpStream, directory: &Path, key: &str, read_only: bool) -> Result<()> {
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(KEY_PATIENCE))?;
-    let mut shown = vec![0; key.len() + 1];
-    stream.read_exact(&mut shown)?;
-    // Compared as a whole, so that time tells nothing of how much of it is right.
-    let differs = shown
-        .iter()
-        .zip(key.bytes().chain([b'\n']))
-        .fold(0, |differs, (a, b)| differs | (a ^ b));
-    ensure!(differs == 0, "somebody came without the key");
-    let open = |path: &Path| {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        rustix::fs::open(path, flags, Mode::empty()).with_context(|| format!("cannot open {}", path.display()))
-    };
-    let (root, descriptors) = (open(directory)?, open(&PathBuf::from("/proc/self/fd"))?);
-    enclose(&root)?;
-    let most = getrlimit(Resource::Nofile).current.unwrap_or(FILES).min(FILES);
-    let most = usize::try_from(most / 2)?;
-    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
-    let options = Options {
-        read_only,
-        owners: match uid.is_root() {
-            true => Owners::Kept,
-            false => Owners::One {
-                uid: uid.as_raw(),
-                gid: gid.as_raw(),
+/// What a server serves.
+struct Served {
+    directory: PathBuf,
+    key: String,
+    read_only: bool,
+    descriptors: Arc<Amount>,
+}
+
+impl Served {
+    fn to(&self, mut stream: TcpStream) -> Result<()> {
+        stream.set_nodelay(true)?;
+        let shown = read_key(&mut stream, self.key.len() + 1)?;
+        // Compared as a whole, so that time tells nothing of how much of it is right.
+        let differs = shown
+            .iter()
+            .zip(self.key.bytes().chain([b'\n']))
+            .fold(0, |differs, (a, b)| differs | (a ^ b));
+        ensure!(differs == 0, "somebody came without the key");
+        // Each takes its part of what is left, so that the first does not leave the next without.
+        let part = self.descriptors.take(|left| (left / 4).min(FILES));
+        let part = part.filter(|part| part.size >= FEW).with_context(|| {
+            "too many sandboxes have it for this process's limit of open files: raise it (`ulimit -Hn`), or share it with fewer"
+        })?;
+        let server = self.server(part.size)?;
+        stream.write_all(b"OK\n")?;
+        stream.set_read_timeout(None)?;
+        Ok(fuse::stream::serve(&server, &mut stream)?)
+    }
+
+    fn server(&self, files: usize) -> Result<Server> {
+        let open = |path: &Path| {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            rustix::fs::open(path, flags, Mode::empty()).with_context(|| format!("cannot open {}", path.display()))
+        };
+        let (root, descriptors) = (open(&self.directory)?, open(Path::new("/proc/self/fd"))?);
+        enclose(&root)?;
+        let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+        let options = Options {
+            read_only: self.read_only,
+            owners: match uid.is_root() {
+                true => Owners::Kept,
+                false => Owners::One {
+                    uid: uid.as_raw(),
+                    gid: gid.as_raw(),
+                },
             },
-        },
-        max_nodes: most - most / 8,
-        max_handles: most / 8,
-    };
-    let server = Server::new(root, descriptors, options)?;
-    stream.write_all(b"OK\n")?;
-    stream.set_read_timeout(None)?;
-    Ok(fuse::stream::serve(&server, &mut stream)?)
+            max_nodes: files - files / 8,
+            max_handles: files / 8,
+        };
+        Ok(Server::new(root, descriptors, options)?)
+    }
+}
+
+/// So many bytes, within [`KEY_PATIENCE`], however few come at a time.
+fn read_key(stream: &mut TcpStream, length: usize) -> Result<Vec<u8>> {
+    let end = Instant::now() + KEY_PATIENCE;
+    let mut shown = vec![0; length];
+    let mut rest = shown.as_mut_slice();
+    while !rest.is_empty() {
+        let left = end.saturating_duration_since(Instant::now());
+        ensure!(!left.is_zero(), "somebody came and showed no key in time");
+        stream.set_read_timeout(Some(left))?;
+        let count = stream.read(rest)?;
+        ensure!(count > 0, "somebody came and went without the key");
+        rest = rest.split_at_mut(count).1;
+    }
+    Ok(shown)
 }
 
 /// This thread opens files beneath the directory only, where the kernel can see to that.
@@ -242,4 +331,35 @@ fn enclose(root: &OwnedFd) -> Result<()> {
     let root = root.try_clone()?;
     host::confine::enclose_files(&[root])?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_taken_comes_back_and_never_exceeds_what_there_is() {
+        let all = Arc::new(Amount::new(4096));
+        let quarter = || all.take(|left| left / 4);
+        let (first, second) = (quarter().unwrap(), quarter().unwrap());
+        assert_eq!((first.size, second.size), (1024, 768));
+        drop(first);
+        assert_eq!(quarter().unwrap().size, 832);
+        assert_eq!(all.take(|_| usize::MAX).unwrap().size, 3328);
+        drop(second);
+        assert_eq!(all.take(|left| left).unwrap().size, 4096);
+        let none = Arc::new(Amount::new(0));
+        assert!(none.take(|left| left.min(1)).is_none());
+    }
+
+    #[test]
+    fn a_key_that_drips_has_one_limit_for_all_of_it() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        client.write_all(b"ab").unwrap();
+        assert_eq!(read_key(&mut server, 2).unwrap(), b"ab");
+        drop(client);
+        assert!(read_key(&mut server, 1).is_err());
+    }
 }

@@ -108,6 +108,10 @@ impl State {
         self.directory.join("logs/emulator.log")
     }
 
+    pub(crate) fn standstill(&self) -> PathBuf {
+        self.directory.join("logs/standstill.log")
+    }
+
     pub(crate) fn disk(&self, name: &str) -> PathBuf {
         self.directory.join("disks").join(name)
     }

@@ -20,6 +20,7 @@ use crate::emulator::{self, Machine};
 use crate::parts::Parts;
 use crate::progress::Progress;
 use crate::remote;
+use crate::standstill;
 use crate::state::{Lab, State};
 
 /// Another basalt-lab may be starting the lab, and may have to try twice.
@@ -62,11 +63,16 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
-/// Makes the lab run, and says how to reach it. Nothing is done if it runs.
+/// Makes the lab run, and says how to reach it. Nothing is done if it runs and answers.
 pub(crate) fn up(state: &State, cache: &Path, wish: &Wish, progress: &mut Progress) -> Result<Lab> {
     let _lock = state.lock(LOCK_PATIENCE, || {
         progress.warn("another basalt-lab is at work; waiting for it")
     })?;
+    if let Some(lab) = state.running()?
+        && renewal_of_a_silent_one(state, &lab, wish, progress)?
+    {
+        state.kill_emulator()?;
+    }
     if let Some(lab) = state.running()? {
         // Where the parts cannot be found, the lab that runs is the best there is.
         let current = Parts::find(cache)
@@ -102,6 +108,19 @@ pub(crate) fn up(state: &State, cache: &Path, wish: &Wish, progress: &mut Progre
                 Failure::Chance(error) | Failure::Certain(error) => error,
             })
         }
+    }
+}
+
+/// Whether the lab is to be ended because it does not answer; an error if it does not and may not be ended.
+fn renewal_of_a_silent_one(state: &State, lab: &Lab, wish: &Wish, progress: &mut Progress) -> Result<bool> {
+    match remote::ask(lab) {
+        Ok(()) => Ok(false),
+        Err(error) if wish.renew => {
+            standstill::tell(state);
+            progress.warn(&format!("{}; ending it", first_line(&error)));
+            Ok(true)
+        }
+        Err(error) => Err(error),
     }
 }
 

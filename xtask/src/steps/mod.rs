@@ -4,6 +4,7 @@
 
 mod apt;
 mod build;
+mod cases;
 mod checks;
 mod guest;
 mod licences;
@@ -100,7 +101,7 @@ pub(crate) fn test() -> Vec<Step> {
     steps.push(sandbox::other_images().check().after(&["first-sandbox"]));
     // Alone on the machine: cases have time limits, and an emulated host is slow enough without company.
     let alone = ["other-images", "unit-tests", "fuzz", "deny"];
-    steps.push(tests::cases().after(&["first-sandbox", "package"]).follows(&alone));
+    steps.push(cases::cases().after(&["first-sandbox", "package"]).follows(&alone));
     steps.push(tests::audit().after(&["first-sandbox"]).follows(&["cases"]));
     steps.push(checks::docs().after(&["first-sandbox"]).follows(&["filters"]));
     steps.push(sandbox::lab_killed().check().after(&ready).follows(&["docs"]));

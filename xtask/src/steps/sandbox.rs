@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::context::Context;
 use crate::recipe::Recipe;
-use crate::runner::{Plan, Report, Step, Task};
+use crate::runner::{Finished, Plan, Report, Step, Task};
 
 /// Importing unpacks a few hundred megabytes at most.
 const IMPORT_LIMIT: Duration = Duration::from_secs(10 * 60);
@@ -117,12 +117,29 @@ fn only_with_a_lab(context: &Context) -> Result<Plan> {
     })
 }
 
+/// What `basalt-lab exec` says when its emulator ends, or stands still, under a command.
+const HOST_LOST: [&str; 2] = ["the lab ended while the command ran", "the lab stands still"];
+
+/// Whether a command in the lab ended because there is no lab any more (docs/lab.md, traps).
+pub(super) fn host_is_lost(finished: &Finished) -> bool {
+    let told = |line: &String| HOST_LOST.iter().any(|words| line.contains(words));
+    !finished.status.success() && finished.err.iter().any(told)
+}
+
+/// Starts a lab in place of the lost one, with the image in it that everything uses.
+pub(super) fn another_host(context: &Context, task: &mut Task) -> Result<()> {
+    task.run_within(&mut lab_command(context, &["up", "--renew"]), LAB_LIMIT)?;
+    answer(context, task)?;
+    Ok(())
+}
+
 /// The issue's main job: a sandbox that computes.
 pub(crate) fn first_sandbox() -> Step {
     Step::new("first-sandbox", answer).hint("`target/release/basalt doctor` tells what this machine can do")
 }
 
-fn answer(context: &Context, task: &mut Task) -> Result<Report> {
+/// A sandbox that computes, and has to say 42.
+pub(super) fn answer(context: &Context, task: &mut Task) -> Result<Report> {
     const SCRIPT: &str = "print(6*7)";
     let mut command = basalt(context, &["run", "--rm", "python", "--", "python3", "-c", SCRIPT]);
     let finished = task.run_within(&mut command, SANDBOX_LIMIT)?;
@@ -165,14 +182,11 @@ pub(crate) fn other_images() -> Step {
     })
 }
 
-/// The emulator dies under a running sandbox: the run ends with a sentence, and the next one starts a lab by itself.
+/// The emulator dies under a running sandbox: the run ends with a sentence, and the next one starts a lab by itself. One
+/// that stands still under a command ends the command, and is started afresh when that is wished.
 pub(crate) fn lab_killed() -> Step {
     Step::new("lab-killed", |context, task| {
-        let status = task.run_within(&mut lab_command(context, &["status", "--json"]), LAB_LIMIT)?;
-        let status: Value = serde_json::from_str(&status.out.join("\n"))?;
-        let emulator = status["lab"]["pid"]
-            .as_u64()
-            .context("`basalt-lab status` names no process")?;
+        let emulator = emulator(context, task)?;
         let mut killing = Command::new("bash");
         killing.args(["-c", KILL_IN_MID_RUN, "bash"]);
         killing.arg(context.release().join("basalt")).arg(emulator.to_string());
@@ -185,18 +199,55 @@ pub(crate) fn lab_killed() -> Step {
             );
         }
         answer(context, task)?;
-        if Path::new(&format!("/proc/{emulator}")).exists() {
-            bail!("the emulator, process {emulator}, is still there");
-        }
+        must_be_gone(emulator)?;
+        lab_stands_still(context, task)?;
         Ok(Report::default())
     })
     .plan(only_with_a_lab)
     .hint("`target/release/basalt-lab status` tells how the lab is")
 }
 
+fn lab_stands_still(context: &Context, task: &mut Task) -> Result<()> {
+    let emulator = emulator(context, task)?;
+    let mut stopping = Command::new("bash");
+    stopping.args(["-c", STOP_IN_MID_RUN, "bash"]);
+    stopping
+        .arg(context.release().join("basalt-lab"))
+        .arg(emulator.to_string());
+    let ended = task.finish_within(stopping.env("BASALT_LAB_PATIENCE", "5"), SANDBOX_LIMIT)?;
+    let told = ended.err.join("\n");
+    if ended.status.code() != Some(125) || !told.contains("the lab stands still") {
+        bail!(
+            "a command whose lab stood still ended with {} and said {told:?}",
+            ended.status
+        );
+    }
+    another_host(context, task)?;
+    must_be_gone(emulator)
+}
+
+/// The emulator's process.
+fn emulator(context: &Context, task: &mut Task) -> Result<u64> {
+    let status = task.run_within(&mut lab_command(context, &["status", "--json"]), LAB_LIMIT)?;
+    let status: Value = serde_json::from_str(&status.out.join("\n"))?;
+    let pid = status["lab"]["pid"].as_u64();
+    pid.context("`basalt-lab status` names no process")
+}
+
+fn must_be_gone(emulator: u64) -> Result<()> {
+    if Path::new(&format!("/proc/{emulator}")).exists() {
+        bail!("the emulator, process {emulator}, is still there");
+    }
+    Ok(())
+}
+
 /// $1 is `basalt`, $2 the emulator's process, which dies as soon as the sandbox's command runs.
 const KILL_IN_MID_RUN: &str = "\"$1\" run --rm python -- sh -c 'echo runs; exec sleep 600' |
     { read -r line && kill -9 \"$2\"; cat >&2; }; exit \"${PIPESTATUS[0]}\"";
+
+/// $1 is `basalt-lab`, $2 the emulator's process, which stops as soon as the command runs.
+const STOP_IN_MID_RUN: &str = "\"$1\" exec -- sh -c 'echo runs; exec sleep 600' |
+    { read -r line && kill -STOP \"$2\"; cat >&2; }; exit \"${PIPESTATUS[0]}\"";
 
 #[cfg(test)]
 mod tests {

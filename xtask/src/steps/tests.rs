@@ -1,4 +1,4 @@
-//! The steps that run tests and count them: unit tests, cases in the lab, a short fuzz.
+//! The steps that run tests and count them: unit tests, a short fuzz, the audit of filters. Cases are in [`super::cases`].
 //!
 //! Reads the sums that the test runners print; a runner that executed nothing has failed.
 
@@ -8,20 +8,16 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use super::build::cargo;
-use super::sandbox::lab_command;
+use super::sandbox::{self, lab_command};
 use crate::context::Context;
-use crate::runner::{Counts, Finished, Report, Step, Task};
+use crate::runner::{Counts, Report, Step, Task};
 
 const UNIT_LIMIT: Duration = Duration::from_secs(40 * 60);
-/// Each case has a hard limit of its own; this one ends the whole when the lab itself stands still.
-const CASES_LIMIT: Duration = Duration::from_secs(40 * 60);
 const AUDIT_LIMIT: Duration = Duration::from_secs(20 * 60);
 const FUZZ_LIMIT: Duration = Duration::from_secs(15 * 60);
 
-/// Where the lab keeps our programs.
-const CASES_IN_LAB: &str = "/opt/basalt/bin/basalt-lab-cases";
-/// Where the case `package` looks.
-const PACKAGES_IN_LAB: &str = "/opt/basalt/bin/basalt-packages";
+/// The runner of cases, where the lab keeps our programs.
+pub(super) const CASES_IN_LAB: &str = "/opt/basalt/bin/basalt-lab-cases";
 /// Per fuzz target; long enough to notice a parser that breaks at once.
 const FUZZ_SECONDS: &str = "3";
 
@@ -46,50 +42,6 @@ pub(crate) fn unit() -> Step {
     .hint("`cargo test -p PACKAGE NAME` repeats one of them")
 }
 
-/// The VM cases, inside the lab or, with hardware virtualization, right here.
-pub(crate) fn cases() -> Step {
-    Step::new("cases", |context, task| {
-        let finished = if context.kvm {
-            let mut command = Command::new(context.release().join("basalt-lab-cases"));
-            task.finish_within(command.arg("run").current_dir(&context.root), CASES_LIMIT)?
-        } else {
-            in_lab(context, task)?
-        };
-        let counts = finished
-            .out
-            .iter()
-            .rev()
-            .find_map(|line| plain_counts(line))
-            .unwrap_or_default();
-        let mut report = judge(counts, finished.status.success(), failed_names(&finished.out))?;
-        // A retried case passed or failed like any other, but whoever reads the sum should know.
-        let told = finished.out.iter().rev().find_map(|line| line.strip_prefix("cases: "));
-        let names = failed_names(&finished.out).join(", ");
-        report.detail = told.map_or(report.detail, |told| format!("{told} {names}").trim_end().to_owned());
-        Ok(report)
-    })
-    .hint("the case's console log is named above; `cargo xtask test --only cases` repeats the cases")
-}
-
-/// The cases in the lab. An emulated host that dies under them (docs/lab.md, traps) is started once more, and says so.
-fn in_lab(context: &Context, task: &mut Task) -> Result<Finished> {
-    let run = |task: &mut Task| {
-        task.run_within(&mut lab_command(context, &["sync"]), Duration::from_secs(300))?;
-        let packages = super::package::for_tests(context);
-        let mut push = lab_command(context, &["push"]);
-        task.run_within(push.args(packages).arg(PACKAGES_IN_LAB), Duration::from_secs(300))?;
-        let mut command = lab_command(context, &["exec", "--", CASES_IN_LAB, "run"]);
-        task.finish_within(&mut command, CASES_LIMIT)
-    };
-    let finished = run(task)?;
-    if finished.status.success() || !finished.err.iter().any(|line| line.contains(LAB_DIED)) {
-        return Ok(finished);
-    }
-    task.say("the emulated host died under the cases; they are run once more")?;
-    task.run_within(&mut lab_command(context, &["up", "--renew"]), Duration::from_secs(300))?;
-    run(task)
-}
-
 /// What the VMM's system call filters allow and what its threads really call, compared under strace.
 pub(crate) fn audit() -> Step {
     Step::new("filters", |context, task| {
@@ -98,7 +50,14 @@ pub(crate) fn audit() -> Step {
             task.finish_within(command.arg("audit").current_dir(&context.root), AUDIT_LIMIT)?
         } else {
             let mut command = lab_command(context, &["exec", "--", CASES_IN_LAB, "audit"]);
-            task.finish_within(&mut command, AUDIT_LIMIT)?
+            let finished = task.finish_within(&mut command, AUDIT_LIMIT)?;
+            if sandbox::host_is_lost(&finished) {
+                task.say("the emulated host was lost; the audit is made once more, in another")?;
+                sandbox::another_host(context, task)?;
+                task.finish_within(&mut command, AUDIT_LIMIT)?
+            } else {
+                finished
+            }
         };
         let never: Vec<_> = finished
             .out
@@ -126,9 +85,6 @@ pub(crate) fn audit() -> Step {
     .hint("take a rule that nothing uses out of bin/vmm/seccomp, or say there why it stays (`unused`)")
 }
 
-/// What `basalt-lab` says when its emulator ends under a command.
-const LAB_DIED: &str = "the lab ended while the command ran";
-
 /// A few seconds of mutated input for each parser that reads what a guest or a stranger wrote.
 pub(crate) fn fuzz() -> Step {
     Step::new("fuzz", fuzz_all)
@@ -147,7 +103,7 @@ fn fuzz_all(context: &Context, task: &mut Task) -> Result<Report> {
     judge(counts, finished.status.success(), failed_names(&finished.out))
 }
 
-fn judge(counts: Counts, success: bool, failed: Vec<String>) -> Result<Report> {
+pub(super) fn judge(counts: Counts, success: bool, failed: Vec<String>) -> Result<Report> {
     if counts.passed + counts.failed == 0 {
         bail!("no test was executed");
     }

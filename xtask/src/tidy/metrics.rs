@@ -1,4 +1,5 @@
-//! The rule that every metric counts something: what is registered under a name is incremented somewhere in its crate.
+//! The rules that every metric counts something, what is registered under a name is incremented somewhere in its crate, and
+//! that docs/vmm.md lists it.
 //!
 //! Follows names, not types: `field: registry.counter("x", ..)` or `let field = ..` wants `field.increment()` or
 //! `field.add(n)` in the same crate, outside of tests, under that name or one that it was passed on to. A closure that
@@ -9,6 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use syn::visit::{self, Visit};
 
 use super::{Finding, Source};
+
+/// The document with all metrics; what the daemon passes on is compared with it by a test of the node's.
+const DOCUMENT: &str = "docs/vmm.md";
 
 /// What one crate registers and counts.
 #[derive(Default)]
@@ -45,8 +49,17 @@ pub(super) fn check(sources: &[Source], findings: &mut Vec<Finding>) {
         }
         .visit_file(&file);
     }
+    let document = sources.iter().find(|source| source.path == DOCUMENT);
     for uses in crates.values() {
         for registered in &uses.registered {
+            let listed = document.is_none_or(|source| source.text.contains(&format!("`{}`", registered.metric)));
+            if !listed {
+                let message = format!(
+                    "{DOCUMENT} does not list the metric {}; say there what it counts",
+                    registered.metric
+                );
+                findings.push(Finding::new(&registered.file, registered.line, message));
+            }
             let counted = registered.holder.as_ref().is_some_and(|holder| uses.counts(holder));
             if !counted {
                 let metric = &registered.metric;
@@ -295,6 +308,24 @@ mod tests {
         let code = "fn new(r: &R) -> S { let all = n.map(|n| r.counter(\"m\", &[n])); S { kept: all.collect() } }\n\
                     impl S { fn go(&self) { if let Some(one) = self.kept.get(1) { one.increment(); } } }";
         assert!(super::tests::found(code).is_empty());
+    }
+
+    #[test]
+    fn a_metric_that_the_document_does_not_list_is_found() {
+        let code = "fn new(r: &R) -> S { S { reads: r.counter(\"reads_total\", &[]) } }\n\
+                    impl S { fn go(&self) { self.reads.increment(); } }";
+        let with = |document: &str| {
+            let mut findings = Vec::new();
+            let sources = [source("devices/x/src/lib.rs", code), source(DOCUMENT, document)];
+            check(&sources, &mut findings);
+            findings.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert!(with("| `reads_total` | | reads |").is_empty());
+        let found = with("| `bytes_total` | | bytes |");
+        assert!(
+            matches!(&found[..], [one] if one.contains("does not list the metric reads_total")),
+            "{found:?}"
+        );
     }
 
     #[test]

@@ -102,7 +102,8 @@ pub(crate) fn scrapers_that_ask_nothing_hold_nobody() {
     let world = World::new("");
     assert_eq!(world.verb(&["ps"]).status.code(), Some(0));
     let connect = || UnixStream::connect(world.path("state").join("metrics.sock")).unwrap();
-    let idle = wait_for("an endpoint without room", || {
+    let (idle, begun) = wait_for("an endpoint without room", || {
+        let begun = Instant::now();
         let idle: Vec<UnixStream> = (0..12).map(|_| connect()).collect();
         assert_eq!(world.verb(&["ps"]).status.code(), Some(0));
         let refused = world.verb(&["daemon", "metrics"]);
@@ -115,9 +116,8 @@ pub(crate) fn scrapers_that_ask_nothing_hold_nobody() {
             stream.set_nonblocking(true).unwrap();
             (&**stream).read(&mut [0]).is_err()
         };
-        (idle.iter().filter(is_open).count() == 4).then_some(idle)
+        (idle.iter().filter(is_open).count() == 4).then_some((idle, begun))
     });
-    let begun = Instant::now();
     // Those who were let in have their time, which is short.
     wait_for("the metrics", || {
         (world.verb(&["daemon", "metrics"]).status.code() == Some(0)).then_some(())

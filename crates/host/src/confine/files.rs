@@ -27,7 +27,7 @@ pub fn keep_files() -> Result<(), Error> {
 }
 
 /// From now on this thread, and those that it makes, open files beneath these directories only. `None` where the kernel
-/// has no landlock.
+/// has no landlock, or one from before Linux 5.19, beneath which nothing could be moved from one directory to another.
 ///
 /// # Errors
 /// [`Error::Confine`].

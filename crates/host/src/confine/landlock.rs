@@ -75,12 +75,18 @@ const FS_EXECUTE: u64 = 1 << 0;
 const FS_MAKE_CHAR: u64 = 1 << 6;
 const FS_MAKE_BLOCK: u64 = 1 << 11;
 
+/// Whether this version can keep somebody beneath so many directories. The first one denies every rename and link from one
+/// directory to another, also beneath what is allowed, and cannot be told otherwise.
+fn serves(version: u32, directories: usize) -> bool {
+    directories == 0 || version >= 2
+}
+
 /// Denies all of it, with no exception. Needs no_new_privs. Gives the version, or `None` where there is no landlock.
 pub(super) fn deny_everything() -> Result<Option<u32>, Error> {
     deny_all_but(&[])
 }
 
-/// Denies all of it, but for files beneath these directories.
+/// Denies all of it, but for files beneath these directories. `None` also where landlock is too old for directories.
 pub(super) fn deny_all_but(directories: &[OwnedFd]) -> Result<Option<u32>, Error> {
     let step = failed("restricting itself with landlock", "");
     let null = std::ptr::null::<RulesetAttr>();
@@ -92,6 +98,9 @@ pub(super) fn deny_all_but(directories: &[OwnedFd]) -> Result<Option<u32>, Error
             error => Err(step(error)),
         };
     };
+    if !serves(version, directories.len()) {
+        return Ok(None);
+    }
     let (attr, size) = everything(version);
     // SAFETY: the structure lives through the call and is at least `size` bytes long.
     let ruleset = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, &raw const attr, size, 0_u32) };
@@ -123,6 +132,12 @@ pub(super) fn deny_all_but(directories: &[OwnedFd]) -> Result<Option<u32>, Error
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_version_is_not_for_who_moves_files() {
+        assert!(serves(1, 0) && serves(2, 1));
+        assert!(!serves(1, 1));
+    }
 
     #[test]
     fn each_version_is_asked_for_what_it_knows() {

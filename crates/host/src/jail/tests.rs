@@ -62,6 +62,34 @@ fn shell(script: &str, isolation: Isolation, descriptors: &[BorrowedFd<'_>], cgr
     }
 }
 
+/// A jail in which nothing happens, which ends with this.
+struct Sleeper(Child);
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        // One that a test has ended has been waited for by it, or is here.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn sleeper(isolation: Isolation, cgroup: Option<BorrowedFd<'_>>) -> Sleeper {
+    let program = File::open("/bin/sleep").unwrap();
+    let null = File::options().write(true).open("/dev/null").unwrap();
+    let arguments = ["sleep", "1000"].map(|word| argument(word).unwrap());
+    let child = start(&Launch {
+        program: program.as_fd(),
+        arguments: &arguments,
+        environment: &[],
+        descriptors: &[],
+        log: null.as_fd(),
+        cgroup,
+        isolation,
+        open_files: None,
+    });
+    Sleeper(child.unwrap())
+}
+
 #[test]
 fn it_is_an_unprivileged_user_in_namespaces_of_its_own() {
     let script = "id -u; id -g; id -G; cat /proc/self/uid_map; echo $$; \
@@ -83,10 +111,11 @@ fn it_is_an_unprivileged_user_in_namespaces_of_its_own() {
 
 #[test]
 fn it_cannot_touch_what_is_roots_outside() {
-    let directory = tempfile();
+    let temporary = tempfile::tempdir().unwrap();
+    let directory = temporary.path();
     let script = format!(": > {0}/x && echo written; cat {0}/secret", directory.display());
     std::fs::write(directory.join("secret"), "s").unwrap();
-    std::fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(directory, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     std::fs::set_permissions(
         directory.join("secret"),
         std::os::unix::fs::PermissionsExt::from_mode(0o600),
@@ -94,16 +123,9 @@ fn it_cannot_touch_what_is_roots_outside() {
     .unwrap();
     let jailed = shell(&script, identity(), &[], None);
     let free = shell(&script, Isolation::None, &[], None);
-    std::fs::remove_dir_all(&directory).unwrap();
     assert!(!jailed.output.contains("written"), "{}", jailed.output);
     assert_ne!(jailed.status.exit_status(), Some(0));
     assert!(free.output.contains("written"), "the test can tell: {}", free.output);
-}
-
-fn tempfile() -> std::path::PathBuf {
-    let path = std::env::temp_dir().join(format!("basalt-jail-test-{}", std::process::id()));
-    std::fs::create_dir_all(&path).unwrap();
-    path
 }
 
 #[test]
@@ -151,23 +173,10 @@ fn signals_and_session_are_its_own() {
 fn it_is_born_in_its_cgroup_and_killed_by_it() {
     let root = Root::open(&format!("basalt-jail-test-{}", std::process::id())).unwrap();
     let cgroup = root.create("born", &Limits::default()).unwrap();
-    let program = File::open("/bin/sleep").unwrap();
-    let null = File::options().write(true).open("/dev/null").unwrap();
-    let arguments = ["sleep", "1000"].map(|word| argument(word).unwrap());
-    let child = start(&Launch {
-        program: program.as_fd(),
-        arguments: &arguments,
-        environment: &[],
-        descriptors: &[],
-        log: null.as_fd(),
-        cgroup: Some(cgroup.as_fd()),
-        isolation: identity(),
-        open_files: None,
-    })
-    .unwrap();
-    assert_eq!(cgroup.processes().unwrap(), [child.pid]);
+    let sleeper = sleeper(identity(), Some(cgroup.as_fd()));
+    assert_eq!(cgroup.processes().unwrap(), [sleeper.0.pid]);
     cgroup.kill().unwrap();
-    assert_eq!(child.wait().unwrap().terminating_signal(), Some(libc::SIGKILL));
+    assert_eq!(sleeper.0.wait().unwrap().terminating_signal(), Some(libc::SIGKILL));
     cgroup.wait_empty(LIMIT).unwrap();
     root.remove("born").unwrap();
     root.remove_root().unwrap();
@@ -233,30 +242,18 @@ fn many_threads_start_jails_at_once_and_this_process_stays_dumpable() {
 #[test]
 fn a_shared_directory_is_a_mount_of_its_own_whose_owners_are_the_jails() {
     use rustix::fs::{AtFlags, statat};
-    let directory = std::env::temp_dir().join(format!("basalt-share-{}", std::process::id()));
-    std::fs::create_dir(&directory).unwrap();
+    let temporary = tempfile::tempdir().unwrap();
+    let directory = temporary.path();
     for (name, owner) in [("roots", 0), ("users", 1000)] {
         std::fs::write(directory.join(name), name).unwrap();
         std::os::unix::fs::chown(directory.join(name), Some(owner), Some(owner)).unwrap();
     }
     std::os::unix::fs::symlink("roots", directory.join("link")).unwrap();
-    let (program, null) = (File::open("/bin/sleep").unwrap(), File::open("/dev/null").unwrap());
-    let arguments = ["sleep", "1000"].map(|word| argument(word).unwrap());
     let identity = Pool::default().identity(9).unwrap().with_owners();
-    let child = start(&Launch {
-        program: program.as_fd(),
-        arguments: &arguments,
-        environment: &[],
-        descriptors: &[],
-        log: null.as_fd(),
-        cgroup: None,
-        isolation: Isolation::Full(identity),
-        open_files: None,
-    })
-    .unwrap();
+    let sleeper = sleeper(Isolation::Full(identity), None);
+    let pid = sleeper.0.pid;
     let open = |path: &std::path::Path| rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
-    let share =
-        |read_only| crate::share::directory(open(&directory).as_fd(), &directory, read_only, child.pid).unwrap();
+    let share = |read_only| crate::share::directory(open(directory).as_fd(), directory, read_only, pid).unwrap();
     let shared = share(false);
     let owner = |name: &str| statat(&shared, name, AtFlags::SYMLINK_NOFOLLOW).unwrap().st_uid;
     assert_eq!(owner("roots"), identity.uid);
@@ -275,12 +272,9 @@ fn a_shared_directory_is_a_mount_of_its_own_whose_owners_are_the_jails() {
     assert_eq!(make(&share(true)).unwrap_err(), Errno::ROFS);
     // We are nobody there: the host's root is no owner in the jail.
     assert_eq!(make(&shared).unwrap_err(), Errno::OVERFLOW);
-    let descriptors = crate::share::descriptors(child.pid).unwrap();
+    let descriptors = crate::share::descriptors(pid).unwrap();
     assert!(statat(&descriptors, "0", AtFlags::empty()).is_ok());
     assert!(statat(&descriptors, "../status", AtFlags::empty()).is_err());
-    child.kill().unwrap();
-    child.wait().unwrap();
-    std::fs::remove_dir_all(&directory).unwrap();
 }
 
 #[test]

@@ -13,7 +13,7 @@ use vmm_api::MetricSample;
 use crate::node::Node;
 use crate::requests::size_of;
 
-/// How long asking all VMMs may take; those that are left then are told as missing.
+/// After this no further VMM is asked; those that are left then are told as missing.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// How often the image store is looked through.
@@ -24,12 +24,35 @@ const MAX_SERIES: usize = 256;
 /// Length of a label's value.
 const MAX_LABEL: usize = 32;
 
-/// What VMMs count, and what that is. A name that is not here is not told.
-const VMM: [(&str, &str); 15] = [
+/// What VMMs count, and what that is, in the order of docs/vmm.md. A name that is not here is not told.
+const VMM: [(&str, &str); 28] = [
     ("vcpu_exits_total", "Exits of vCPUs to the VMM."),
+    ("virtio_activations_total", "Times that a driver has set a device up."),
+    ("virtio_resets_total", "Times that a driver has reset a device."),
+    ("virtio_config_errors_total", "What drivers set up wrongly."),
+    (
+        "virtio_notify_exits_total",
+        "Doorbells that were rung before their device's thread listened.",
+    ),
     ("block_requests_total", "Requests of block devices."),
     ("block_bytes_total", "Bytes of block devices."),
     ("block_errors_total", "Requests of block devices that failed."),
+    (
+        "block_refused_chains_total",
+        "Descriptor chains of block devices that do not hold up.",
+    ),
+    ("block_throttled_total", "Times that a rate made block requests wait."),
+    ("console_bytes_total", "Bytes of the console."),
+    ("console_dropped_bytes_total", "Bytes of the console that were dropped."),
+    ("fs_requests_total", "Requests of shared directories."),
+    (
+        "fs_refused_chains_total",
+        "Descriptor chains of shared directories that do not hold up.",
+    ),
+    (
+        "fs_bytes_total",
+        "Bytes of requests of shared directories and of replies.",
+    ),
     ("net_packets_total", "Packets of network interfaces."),
     ("net_bytes_total", "Bytes of network interfaces."),
     (
@@ -37,22 +60,33 @@ const VMM: [(&str, &str); 15] = [
         "Packets of network interfaces that were dropped.",
     ),
     (
+        "net_refused_chains_total",
+        "Descriptor chains of network interfaces that do not hold up.",
+    ),
+    (
+        "net_refused_commands_total",
+        "Commands to network interfaces that were refused.",
+    ),
+    (
         "net_throttled_total",
         "Times that a network interface waited for its limit.",
     ),
-    ("vsock_bytes_total", "Bytes over vsock."),
+    ("rng_bytes_total", "Random bytes for the guest."),
+    (
+        "rng_refused_chains_total",
+        "Descriptor chains of entropy devices that do not hold up.",
+    ),
     ("vsock_connections_opened_total", "Connections over vsock."),
     (
         "vsock_connections_refused_total",
         "Connections over vsock that were refused.",
     ),
-    ("console_bytes_total", "Bytes of the console."),
-    ("console_dropped_bytes_total", "Bytes of the console that were dropped."),
-    ("rng_bytes_total", "Random bytes for the guest."),
+    ("vsock_bytes_total", "Bytes over vsock."),
     (
-        "virtio_notify_exits_total",
-        "Doorbells that were rung before their device's thread listened.",
+        "vsock_resets_sent_total",
+        "Resets of vsock connections sent to the guest.",
     ),
+    ("vsock_malformed_total", "Packets over vsock that do not hold up."),
 ];
 
 /// The labels that pass; others are added up.
@@ -156,25 +190,29 @@ impl Node {
         let end = Instant::now() + LIMIT;
         let entries: Vec<_> = self.entries().values().cloned().collect();
         let (mut all, mut missing) = (Vec::new(), 0);
-        for entry in entries.into_iter().filter(|entry| entry.state().has_vm()) {
+        let with_vm = entries.into_iter().filter(|entry| entry.state().has_vm()).collect();
+        for (entry, worth_asking) in self.metrics.in_turn(with_vm, |entry| &entry.id) {
             let usage = self
                 .cgroup(&entry)
                 .ok()
                 .flatten()
                 .and_then(|cgroup| cgroup.usage().ok());
             let asked = match entry.vm() {
-                Some(vm) if self.metrics.answers(&entry.id) && Instant::now() < end => vm.metrics_now(),
+                Some(vm) if worth_asking && Instant::now() < end => vm.metrics_now(),
                 _ => None,
             };
             let vmm = match asked {
-                Some(Ok(samples)) => known(samples),
+                Some(Ok(samples)) => {
+                    self.metrics.is_silent(&entry.id, false);
+                    known(samples)
+                }
                 Some(Err(error)) => {
                     log::info!("the VMM of sandbox {} tells no metrics: {error}", entry.id);
-                    self.metrics.is_silent(&entry.id);
+                    self.metrics.is_silent(&entry.id, true);
                     missing += 1;
                     BTreeMap::new()
                 }
-                // Somebody else talks to it just now.
+                // Somebody else talks to it just now, it was silent of late, or time is over.
                 None => {
                     missing += 1;
                     BTreeMap::new()
@@ -311,9 +349,17 @@ fn write_sandboxes(text: &mut Exposition, all: &[One]) {
         ];
         family.number(&labels, 1);
     }
-    let limit = ("basalt_sandbox_memory_limit_bytes", Kind::Gauge, "Memory of the guest.");
-    each(text, all, limit, &|family, labels, one| {
+    let help = "Memory that the guest was given.";
+    let guest = ("basalt_sandbox_guest_memory_bytes", Kind::Gauge, help);
+    each(text, all, guest, &|family, labels, one| {
         family.number(labels, one.sandbox.config.resources.memory.bytes());
+    });
+    let help = "The most memory that may be charged to it.";
+    let limit = ("basalt_sandbox_memory_limit_bytes", Kind::Gauge, help);
+    each(text, all, limit, &|family, labels, one| {
+        if one.usage.as_ref().is_some_and(|usage| usage.memory.is_some()) {
+            family.number(labels, crate::limits::memory_max(&one.sandbox.config));
+        }
     });
     let disk = (
         "basalt_sandbox_disk_bytes",
@@ -419,6 +465,55 @@ mod tests {
                 .collect(),
             value,
         }
+    }
+
+    #[test]
+    fn the_limit_of_memory_is_that_of_what_is_charged() {
+        let mut sandbox = crate::testing::stored("id", "name").sandbox;
+        sandbox.config.resources.memory = base::ByteSize::mib(128);
+        let told = |memory| {
+            let usage = Usage {
+                memory,
+                ..Usage::default()
+            };
+            let one = One {
+                sandbox: sandbox.clone(),
+                usage: Some(usage),
+                disk: 0,
+                vmm: BTreeMap::new(),
+            };
+            let mut text = Exposition::default();
+            write_sandboxes(&mut text, &[one]);
+            text.finish()
+        };
+        let text = told(Some(host::cgroup::MemoryUsage::default()));
+        let (guest, limit) = (128 << 20, (128 + 1 + 128) << 20);
+        assert!(
+            text.contains(&format!(
+                "basalt_sandbox_guest_memory_bytes{{sandbox=\"id\"}} {guest}\n"
+            )),
+            "{text}"
+        );
+        assert!(
+            text.contains(&format!(
+                "basalt_sandbox_memory_limit_bytes{{sandbox=\"id\"}} {limit}\n"
+            )),
+            "{text}"
+        );
+        assert!(!told(None).contains("memory_limit_bytes{"), "nothing limits it");
+    }
+
+    #[test]
+    fn the_counters_are_those_of_the_vmms_document() {
+        let document = include_str!("../../../../docs/vmm.md");
+        let (_, metrics) = document.split_once("\n## Metrics\n").unwrap();
+        let rows = metrics.lines().skip_while(|line| !line.starts_with("|---"));
+        let written: Vec<&str> = rows
+            .take_while(|line| line.starts_with('|'))
+            .filter_map(|row| row.split('|').nth(1))
+            .flat_map(|cell| cell.split('`').skip(1).step_by(2))
+            .collect();
+        assert_eq!(VMM.map(|(name, _)| name).as_slice(), written);
     }
 
     #[test]

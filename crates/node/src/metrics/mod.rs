@@ -35,7 +35,7 @@ pub(crate) struct Metrics {
     /// Of the endpoint.
     scrapes: Counter,
     refused: Counter,
-    /// VMMs that did not answer, by their sandboxes, and when.
+    /// VMMs that did not answer when they were asked last, by their sandboxes, and when that was.
     silent: Mutex<BTreeMap<String, Instant>>,
     images: collect::Images,
 }
@@ -84,17 +84,28 @@ impl Metrics {
         result
     }
 
-    /// Whether this sandbox's VMM is worth asking.
-    fn answers(&self, id: &str) -> bool {
+    /// Those that have never been silent first, then those whose silence is the oldest: VMMs that do not answer must not keep
+    /// the others from being asked. And whether each is worth asking now.
+    fn in_turn<T>(&self, all: Vec<T>, id: impl Fn(&T) -> &str) -> Vec<(T, bool)> {
         let mut silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
-        silent.retain(|_, since| since.elapsed() < SILENCE);
-        !silent.contains_key(id)
+        silent.retain(|known, _| all.iter().any(|one| id(one) == known));
+        let mut ordered: Vec<_> = all
+            .into_iter()
+            .map(|one| (silent.get(id(&one)).copied(), one))
+            .collect();
+        ordered.sort_by_key(|(since, _)| *since);
+        let worth = |since: Option<Instant>| since.is_none_or(|since| since.elapsed() >= SILENCE);
+        ordered.into_iter().map(|(since, one)| (one, worth(since))).collect()
     }
 
-    /// It did not answer.
-    fn is_silent(&self, id: &str) {
+    /// It did not answer, or did.
+    fn is_silent(&self, id: &str, is: bool) {
         let mut silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
-        silent.insert(id.to_owned(), Instant::now());
+        if is {
+            silent.insert(id.to_owned(), Instant::now());
+        } else {
+            silent.remove(id);
+        }
     }
 
     fn write(&self, text: &mut Exposition) {
@@ -131,5 +142,28 @@ impl Metrics {
         let help = "Connections to the metrics' endpoint that were closed because too many were open.";
         text.family("basalt_scrapes_refused_total", Kind::Counter, help)
             .number(&[], self.refused.value());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_silent_comes_last_and_not_within_a_minute() {
+        let metrics = Metrics::default();
+        metrics.is_silent("a", true);
+        metrics.is_silent("b", true);
+        metrics.is_silent("gone", true);
+        let turn = || metrics.in_turn(vec!["a", "b", "c"], |id| id);
+        assert_eq!(turn(), [("c", true), ("a", false), ("b", false)]);
+        assert_eq!(metrics.silent.lock().unwrap().len(), 2);
+        // A minute later.
+        for since in metrics.silent.lock().unwrap().values_mut() {
+            *since = since.checked_sub(SILENCE).unwrap();
+        }
+        assert_eq!(turn(), [("c", true), ("a", true), ("b", true)]);
+        metrics.is_silent("a", false);
+        assert_eq!(turn(), [("a", true), ("c", true), ("b", true)]);
     }
 }

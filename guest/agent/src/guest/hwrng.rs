@@ -4,7 +4,8 @@
 //! last 64 bytes. `virtio-rng.c` always has one request of 64 bytes at the device: the moment the last byte of its buffer
 //! is taken it asks for the next, so that its buffer cannot be emptied from here. Hence this is done twice. Before a
 //! snapshot it takes what is there, which leaves one buffer that nobody has seen; after the restore it takes that one,
-//! too, before any process can. What the device answers afterwards is each clone's own.
+//! too, before any process can: the two buffers' length covers what a reader left in the first and all of the second. What
+//! the device answers afterwards was asked for in the clone, and is its own.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};

@@ -60,9 +60,10 @@ fn start(started_ns: u64) -> Result<(Server, vsock::VsockListener), Error> {
         .spawn(move || dial(&server))
         .map_err(Error::system("starting a thread"))?;
     let server = rest(started_ns)?;
+    // Before the host is answered: it may call at once.
+    let listener = vsock::VsockListener::bind(VSOCK_PORT)?;
     // A thread that could not dial is gone.
     let _ = ready.send(server.clone());
-    let listener = vsock::VsockListener::bind(VSOCK_PORT)?;
     Ok((server, listener))
 }
 

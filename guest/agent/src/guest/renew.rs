@@ -76,5 +76,7 @@ impl Renewal {
 fn settle() -> Result<(), Error> {
     rustix::fs::sync();
     marks::mark("disks written");
-    hwrng::discard()
+    hwrng::discard()?;
+    marks::mark("prefetched randomness used up");
+    Ok(())
 }

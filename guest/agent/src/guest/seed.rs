@@ -80,3 +80,25 @@ pub(crate) fn set_clock(unix_ns: u64) -> Result<(), Error> {
     };
     clock_settime(ClockId::Realtime, time).map_err(Error::system("setting the clock"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_generator_takes_what_is_enough() {
+        let error = add_entropy(&[1; MINIMUM - 1]).unwrap_err().to_string();
+        assert!(error.contains("31 random bytes are too few"), "{error}");
+        for length in [MINIMUM, MAXIMUM + 100] {
+            add_entropy(&vec![1; length]).unwrap();
+            reseed().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_time_that_is_none_is_refused() {
+        // The clock of this machine is not ours to set: what is not refused here would be.
+        let error = set_clock(u64::MAX).unwrap_err().to_string();
+        assert!(error.contains("setting the clock"), "{error}");
+    }
+}

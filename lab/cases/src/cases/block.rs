@@ -86,7 +86,7 @@ fn expected(index: usize) -> u8 {
 }
 
 /// The disk with this serial number.
-fn find(serial: &str) -> Result<PathBuf> {
+pub(super) fn find(serial: &str) -> Result<PathBuf> {
     for entry in fs::read_dir("/sys/block")? {
         let entry = entry?;
         let found = fs::read_to_string(entry.path().join("serial")).unwrap_or_default();

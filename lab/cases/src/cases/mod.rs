@@ -20,6 +20,7 @@ mod package;
 mod pause;
 mod processors;
 mod renew;
+mod renew_clones;
 mod run;
 mod snapshot;
 mod snapshot_guest;
@@ -45,6 +46,7 @@ pub(crate) const ALL: &[&Case] = &[
     &pause::CASE,
     &snapshot::CASE,
     &renew::CASE,
+    &renew_clones::CASE,
     &foreign_kernel::CASE,
     &jail::WALLS,
     &jail::CALLS,

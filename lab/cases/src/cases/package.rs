@@ -168,11 +168,11 @@ fn goodbye(machine: &Machine) -> Result<()> {
 fn removal(up: &Running<'_>) -> Result<()> {
     up.ok(&["basalt", "start", "polite"])?;
     loses_its_holder(up)?;
-    up.ok(&["dpkg", "--remove", "basalt"])?;
+    let told = dpkg(up, "--remove")?;
     for unit in UNITS {
         ensure!(!is_active(up, unit)?, "{unit} outlives its package");
     }
-    nothing_in_the_kernel(up)?;
+    nothing_in_the_kernel(up).context(told)?;
     up.ok(&["test", "-e", "/var/lib/basalt/node.db"])
         .context("the state is kept")?;
     install(up, "new.deb")?;
@@ -187,14 +187,19 @@ fn removal(up: &Running<'_>) -> Result<()> {
     let last = vmm(up, "polite")?.to_string();
     up.ok(&["systemctl", "stop", "basaltd.socket", "basaltd.service"])?;
     up.ok(&["kill", "-9", &last])?;
-    up.ok(&["dpkg", "--purge", "basalt"])?;
-    nothing_in_the_kernel(up)?;
+    let told = dpkg(up, "--purge")?;
+    nothing_in_the_kernel(up).context(told)?;
     let left = found(
         up,
         "/var/lib /run /etc /lib/systemd /usr/lib /usr/share /var/lib/systemd",
     )?;
     ensure!(left.is_empty(), "the purge has left:\n{left}");
     Ok(())
+}
+
+/// Takes the package away, and gives what was said meanwhile.
+fn dpkg(up: &Running<'_>, how: &str) -> Result<String> {
+    up.ok(&["sh", "-c", &format!("dpkg {how} basalt 2>&1")])
 }
 
 /// The process that keeps the sandboxes' cgroup dies: they run on, with this daemon and the next.

@@ -1,18 +1,22 @@
-//! The agent's part of a clone, without any snapshot: while the guest is frozen a process stands still and none starts; after
-//! the renewal name, machine id, boot id and clock are those that were asked for, for new processes and for the one that was
-//! frozen; hooks run before it goes on, and one that fails or hangs keeps it where it is.
+//! The agent's part of a clone, without any snapshot: while the guest is frozen a process stands still and none starts, what
+//! it has written is on the disk, and what was fetched of the host's entropy is used up; after the renewal name, machine id,
+//! boot id and clock are those that were asked for, for new processes and for the one that was frozen; hooks run before it
+//! goes on, and one that fails or hangs keeps it where it is.
 
-use std::fs;
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use agent_api::{Connection, ExecRequest, Identity, Renew, Upload, VSOCK_PORT};
 use anyhow::{Context, Result, bail, ensure};
+use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits};
 
+use super::block::find;
 use super::vsock::connect;
-use crate::vm::{self, Builder, GuestHalf};
+use crate::vm::{self, Builder, GuestHalf, Vm};
 use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
@@ -21,6 +25,11 @@ pub(crate) const CASE: Case = Case {
     host,
     guest: Some(guest),
 };
+
+/// The serial number and size of the disk that the guest half writes to.
+const DISK: &str = "data";
+const DISK_BYTES: u64 = 1 << 20;
+const TICK_DIGITS: usize = 8;
 
 /// Where an image has its hooks (docs/agent.md).
 const HOOKS: &str = "/etc/basalt/on-clone.d";
@@ -33,6 +42,9 @@ const HOOK: &str = "#!/bin/sh\nread boot < /proc/sys/kernel/random/boot_id\nread
 /// Enough for a hook here; and what a hook that hangs gets.
 const HOOK_MS: u32 = 30_000;
 const SHORT_MS: u32 = 1_500;
+
+/// What the driver fetches at once (`SMP_CACHE_BYTES`, drivers/char/hw_random/virtio-rng.c).
+const PREFETCH: u64 = 64;
 
 const DAY: u64 = 86_400;
 
@@ -70,6 +82,9 @@ impl Seen {
 
 /// The guest, and how it is reached.
 struct Guest {
+    machine: Vm,
+    /// Holds the tick that it has written last.
+    disk: File,
     address: SocketAddr,
     half: GuestHalf,
 }
@@ -81,6 +96,22 @@ impl Guest {
 
     fn look(&self) -> Result<Seen> {
         Seen::parse(&vm::guest_half(&mut self.connect()?, CASE.name, &["look"])?)
+    }
+
+    /// How many random bytes its kernel has fetched from the host.
+    fn fetched(&mut self) -> Result<u64> {
+        let metrics = self.machine.vmm.client.metrics()?;
+        let found = metrics.iter().find(|sample| sample.name == "rng_bytes_total");
+        Ok(found.context("no metric of the entropy device")?.value)
+    }
+
+    /// What was fetched ahead of time is used up: the driver asks for more.
+    fn fetches(&mut self, what: impl FnOnce(&Self) -> Result<String>) -> Result<String> {
+        let before = self.fetched()?;
+        let result = what(self)?;
+        let fetched = self.fetched()? - before;
+        ensure!(fetched >= PREFETCH, "{fetched} random bytes were fetched");
+        Ok(result)
     }
 
     fn hook(&self, name: &str, script: &str) -> Result<()> {
@@ -97,8 +128,24 @@ impl Guest {
         Ok(())
     }
 
+    /// What it has written is on the disk: it writes before it tells.
+    fn is_on_disk(&self) -> Result<()> {
+        let mut bytes = [0; TICK_DIGITS];
+        self.disk.read_exact_at(&mut bytes, 0)?;
+        let text = String::from_utf8_lossy(&bytes);
+        let on_disk: usize = text.parse().with_context(|| format!("{text:?} is on the disk"))?;
+        let told = self.half.collected().lines().count();
+        ensure!(
+            on_disk + 1 == told || on_disk == told,
+            "the disk holds tick {on_disk} of {told}"
+        );
+        Ok(())
+    }
+
     /// The process that was frozen sees the same, and has counted every tick.
     fn goes_on(&mut self, names: &str) -> Result<()> {
+        // What a running guest has written before.
+        self.half.drain(Duration::from_millis(200))?;
         let before = self.half.collected().lines().count();
         self.half.wait_for(&format!("tick {} {names}", before + 2))?;
         for (index, line) in self.half.collected().lines().enumerate() {
@@ -111,23 +158,60 @@ impl Guest {
 fn host(host: &Host) -> Result<()> {
     let address = SocketAddr::from_abstract_name(format!("basalt-case-renew-{}", std::process::id()))?;
     let listener = UnixListener::bind_addr(&address)?;
-    let machine = Builder::new(host)?.cpus(2).start_listening(Some(listener.into()))?;
+    let mut builder = Builder::new(host)?.cpus(2);
+    let disk = File::create_new(host.scratch.join("disk"))?;
+    disk.set_len(DISK_BYTES)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(host.scratch.join("disk"))?;
+    let data = BlockConfig {
+        file: builder.fd(file),
+        read_only: false,
+        queues: 1,
+        serial: DISK.into(),
+        engine: BlockEngine::Auto,
+        limits: BlockLimits::default(),
+    };
+    builder.device(DISK, &data)?;
+    let machine = builder.start_listening(Some(listener.into()))?;
     let mut agent = machine.agent()?;
     vm::install(&mut agent)?;
     store(&mut agent, "10-note", HOOK)?;
     let half = vm::start_guest_half(agent, CASE.name);
-    let mut guest = Guest { address, half };
+    let mut guest = Guest {
+        machine,
+        disk,
+        address,
+        half,
+    };
     guest.half.wait_for("tick 3 ")?;
 
+    displace(&guest)?;
     let before = guest.look()?;
     let first = frozen(&mut guest, &before)?;
     let second = running(&mut guest, &first)?;
     failing(&mut guest, &second)?;
     rolled_back(&mut guest)?;
     marks(&guest)?;
-    let mut machine = machine;
+    let mut machine = guest.machine;
     machine.vmm.client.stop()?;
     ensure!(machine.vmm.wait(Duration::from_secs(10))?, "the VMM did not end well");
+    Ok(())
+}
+
+/// Does to the agent what a container engine in the guest may do: moves it out of the root of all cgroups.
+fn displace(guest: &Guest) -> Result<()> {
+    let script = "mkdir /sys/fs/cgroup/init && echo 1 > /sys/fs/cgroup/init/cgroup.procs && cat /proc/1/cgroup";
+    let request = ExecRequest {
+        argv: ["sh", "-c", script].map(Into::into).to_vec(),
+        ..ExecRequest::default()
+    };
+    let output = guest.connect()?.exec(&request)?.collect()?;
+    ensure!(
+        output.stdout == b"0::/init\n",
+        "the agent could not be moved: {output:?}"
+    );
     Ok(())
 }
 
@@ -185,9 +269,10 @@ fn refusal<T>(result: Result<T, agent_api::Error>, words: &str) -> Result<()> {
 
 fn frozen(guest: &mut Guest, before: &Seen) -> Result<Seen> {
     let mut freezing = guest.connect()?;
-    freezing.freeze()?;
+    guest.fetches(|_| Ok(freezing.freeze().map(|()| String::new())?))?;
     freezing.freeze()?;
     guest.stands_still()?;
+    guest.is_on_disk()?;
     let command = ExecRequest {
         argv: vec!["true".into()],
         ..ExecRequest::default()
@@ -196,7 +281,7 @@ fn frozen(guest: &mut Guest, before: &Seen) -> Result<Seen> {
     drop(freezing);
 
     let request = request("one", '1', 1)?;
-    let boot_id = guest.connect()?.renew(&request)?;
+    let boot_id = guest.fetches(|guest| Ok(guest.connect()?.renew(&request)?))?;
     let seen = became(guest, &request, &boot_id, before)?;
     guest.goes_on(&seen.names())?;
     // The hook saw the new names, and ran once.
@@ -239,6 +324,11 @@ fn failing(guest: &mut Guest, before: &Seen) -> Result<()> {
         let mut agent = guest.connect()?;
         agent.freeze()?;
         let mut request = request("three", '3', 0)?;
+        let few = Renew {
+            entropy: vec![9; 31],
+            ..request.clone()
+        };
+        refusal(agent.renew(&few), "31 random bytes are too few")?;
         request.hook_ms = SHORT_MS;
         refusal(agent.renew(&request), words)?;
         guest.stands_still()?;
@@ -277,10 +367,11 @@ fn rolled_back(guest: &mut Guest) -> Result<()> {
 
 /// Each step says when it was reached, in this order.
 fn marks(guest: &Guest) -> Result<()> {
-    const STEPS: [&str; 11] = [
+    const STEPS: [&str; 14] = [
         "freeze asked",
         "commands frozen",
         "disks written",
+        "prefetched randomness used up",
         "frozen",
         "renew asked",
         "renew: clock set",
@@ -289,6 +380,8 @@ fn marks(guest: &Guest) -> Result<()> {
         "renew: names written",
         "renew: boot id changed",
         "hooks run",
+        "renewal acknowledged",
+        "thawed",
     ];
     let info = guest.connect()?.hello()?;
     let mut last = None;
@@ -312,7 +405,10 @@ fn guest(arguments: &[String]) -> Result<()> {
     if arguments.first().is_some_and(|word| word == "look") {
         return Ok(writeln!(out, "{}", look()?)?);
     }
+    // Held open, as closing it would write it back.
+    let disk = OpenOptions::new().write(true).open(find(DISK)?)?;
     for tick in 0.. {
+        disk.write_all_at(format!("{tick:0TICK_DIGITS$}").as_bytes(), 0)?;
         writeln!(out, "tick {tick} {}", look()?)?;
         out.flush()?;
         std::thread::sleep(Duration::from_millis(50));

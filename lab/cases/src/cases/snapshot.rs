@@ -145,20 +145,20 @@ impl Stage<'_> {
 }
 
 /// The two files of one snapshot.
-struct Files {
-    state: PathBuf,
-    memory: PathBuf,
+pub(super) struct Files {
+    pub(super) state: PathBuf,
+    pub(super) memory: PathBuf,
 }
 
 impl Files {
-    fn new(host: &Host, name: &str) -> Self {
+    pub(super) fn new(host: &Host, name: &str) -> Self {
         Self {
             state: host.scratch.join(format!("{name}.state")),
             memory: host.scratch.join(format!("{name}.memory")),
         }
     }
 
-    fn take(&self, machine: &mut Vm) -> Result<()> {
+    pub(super) fn take(&self, machine: &mut Vm) -> Result<()> {
         let new = |path: &Path| OpenOptions::new().read(true).write(true).create_new(true).open(path);
         let (state, memory) = (new(&self.state)?, new(&self.memory)?);
         Ok(machine.vmm.client.snapshot(state.as_fd(), memory.as_fd())?)
