@@ -101,8 +101,14 @@ mod tests {
             change(&mut config);
             config.validate().unwrap_err()
         };
-        assert_eq!(broken(|c| c.snapshot = "../x".into()), ConfigError::Snapshot("../x".into()));
+        assert_eq!(
+            broken(|c| c.snapshot = "../x".into()),
+            ConfigError::Snapshot("../x".into())
+        );
         assert_eq!(broken(|c| c.name = Some(".x".into())), ConfigError::Name(".x".into()));
-        assert_eq!(broken(|c| c.hostname = Some("a_b".into())), ConfigError::Hostname("a_b".into()));
+        assert_eq!(
+            broken(|c| c.hostname = Some("a_b".into())),
+            ConfigError::Hostname("a_b".into())
+        );
     }
 }

@@ -82,7 +82,9 @@ impl Node {
         }
         match (sandbox.state, entry.vm()) {
             (State::Exited, _) => (),
-            (State::Running | State::Paused, Some(_)) if !sandbox.config.detach => return Err(Error::Tied(sandbox.name)),
+            (State::Running | State::Paused, Some(_)) if !sandbox.config.detach => {
+                return Err(Error::Tied(sandbox.name));
+            }
             (State::Running | State::Paused, Some(vm)) => {
                 let _span = span("its VMM ends");
                 self.end_for_another(entry, &vm)?;
@@ -207,7 +209,10 @@ mod tests {
             ..CloneConfig::default()
         };
         let made = configured(&record, asked.clone()).unwrap();
-        assert_eq!((made.name.as_deref(), made.hostname, made.remove), (Some("twin"), None, false));
+        assert_eq!(
+            (made.name.as_deref(), made.hostname, made.remove),
+            (Some("twin"), None, false)
+        );
         assert_eq!((made.ports, made.detach), (vec!["81:80".to_owned()], true));
         assert_eq!((made.labels["a"].as_str(), made.labels["b"].as_str()), ("1", "2"));
         assert_eq!(made.resources, record.snapshot.config.resources);

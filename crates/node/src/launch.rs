@@ -103,7 +103,9 @@ pub(crate) fn prepare(
 ) -> Result<Prepared, Error> {
     let mut stage = stage(config, stored, paths, outside)?;
     let kernel = stage.fds.add(open("the guest kernel", &config.kernel, NO_ASSETS)?)?;
-    let initramfs = stage.fds.add(open("the guest's initramfs", &config.initramfs, NO_ASSETS)?)?;
+    let initramfs = stage
+        .fds
+        .add(open("the guest's initramfs", &config.initramfs, NO_ASSETS)?)?;
     let resources = &stored.sandbox.config.resources;
     let config = VmConfig {
         cpus: resources.cpus,

@@ -87,7 +87,10 @@ pub(crate) fn clean(snapshots: &Path) -> io::Result<()> {
             && let Err(error) = fs::remove_dir_all(entry.path())
         {
             let path = entry.path();
-            log::warn!("what is left of a snapshot in {} stays: {error}; remove it by hand", path.display());
+            log::warn!(
+                "what is left of a snapshot in {} stays: {error}; remove it by hand",
+                path.display()
+            );
         }
     }
     Ok(())

@@ -65,7 +65,9 @@ impl Node {
             let mut inner = entry.lock();
             inner.attached = !inner.stored.sandbox.config.detach;
         }
-        let started = self.create(&entry, None).and_then(|()| self.start_vm(&entry, Some(cancel)));
+        let started = self
+            .create(&entry, None)
+            .and_then(|()| self.start_vm(&entry, Some(cancel)));
         if started.is_err() {
             self.destroy(&entry)?;
         }

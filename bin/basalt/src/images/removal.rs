@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use base::ByteSize;
-use image::{Prune, Store};
+use image::Prune;
 use node_api::message::Item;
 use node_api::{Request, Sandbox, Snapshot};
 use serde::Serialize;

@@ -146,14 +146,19 @@ pub(crate) fn a_snapshot_that_fails_leaves_a_sandbox_that_runs() {
 
 pub(crate) fn clones_go_on_with_names_of_their_own() {
     let world = World::new("can be kept");
-    let words = ["run", "-d", "--disk", "64m", "--name", "web", "-l", "a=1", "tiny", "--", "sleep", "1000"];
+    let words = [
+        "run", "-d", "--disk", "64m", "--name", "web", "-l", "a=1", "tiny", "--", "sleep", "1000",
+    ];
     let id = done(&world, &words).trim().to_owned();
     let disk = |id: &str| world.path("state/sandboxes").join(id).join("disk");
     fs::write(disk(&id), "what it has written").unwrap();
     done(&world, &["snapshot", "create", "web", "mine"]);
     fs::write(disk(&id), "what it writes later").unwrap();
     let one = done(&world, &["clone", "--name", "one", "mine"]).trim().to_owned();
-    let two = done(&world, &["clone", "--name", "two", "--hostname", "second", "-l", "b=2", "mine"]);
+    let two = done(
+        &world,
+        &["clone", "--name", "two", "--hostname", "second", "-l", "b=2", "mine"],
+    );
     let two = two.trim().to_owned();
     // Not of their sandbox any more, and not even of the snapshot.
     done(&world, &["rm", "-f", "web"]);
@@ -185,7 +190,12 @@ pub(crate) fn clones_go_on_with_names_of_their_own() {
 
 pub(crate) fn a_sandbox_is_put_back() {
     let world = World::new("can be kept");
-    let id = done(&world, &["run", "-d", "--disk", "64m", "--name", "web", "tiny", "--", "sleep", "1000"]);
+    let id = done(
+        &world,
+        &[
+            "run", "-d", "--disk", "64m", "--name", "web", "tiny", "--", "sleep", "1000",
+        ],
+    );
     let id = id.trim();
     let disk = world.path("state/sandboxes").join(id).join("disk");
     fs::write(&disk, "what it has written").unwrap();
@@ -207,7 +217,10 @@ pub(crate) fn a_sandbox_is_put_back() {
     done(&world, &["exec", "web", "true"]);
     detached(&world, "other", "sleep 1000");
     let told = refused(&world, &["rollback", "other", "mine"]);
-    assert!(told.contains("`mine` is of web, not of other: `basalt clone mine`"), "{told}");
+    assert!(
+        told.contains("`mine` is of web, not of other: `basalt clone mine`"),
+        "{told}"
+    );
     done(&world, &["exec", "other", "true"]);
     // One that cannot be restored has ended, and can be started.
     fs::write(world.path("state/snapshots/mine/state"), "another machine").unwrap();
@@ -216,7 +229,11 @@ pub(crate) fn a_sandbox_is_put_back() {
     wait_for_state(&world, "web", "exited");
     let told = refused(&world, &["clone", "--name", "twin", "mine"]);
     assert!(told.contains("these are not the devices"), "{told}");
-    assert_eq!(done(&world, &["ps", "-aq"]).lines().count(), 2, "something is left of the clone");
+    assert_eq!(
+        done(&world, &["ps", "-aq"]).lines().count(),
+        2,
+        "something is left of the clone"
+    );
     done(&world, &["start", "web"]);
     done(&world, &["exec", "web", "true"]);
 }

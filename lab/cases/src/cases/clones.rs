@@ -34,7 +34,8 @@ const IDENTITY: &str = "cat /proc/sys/kernel/random/boot_id /etc/machine-id /etc
                         python3 -c 'import os; print(os.getrandom(32).hex())'";
 
 /// Goes out to the world.
-const OUTWARDS: &str = "import socket, sys\ns = socket.create_connection((sys.argv[1], 7000), 20)\nprint('connected')\n";
+const OUTWARDS: &str =
+    "import socket, sys\ns = socket.create_connection((sys.argv[1], 7000), 20)\nprint('connected')\n";
 
 fn host(host: &Host) -> Result<()> {
     let world = World::new()?;
@@ -46,13 +47,17 @@ fn host(host: &Host) -> Result<()> {
     ];
     daemon.ok(&run)?;
     daemon.ok(&["exec", "--detach", "origin", "python3", "-c", SERVER])?;
-    wait_for("the count", || Ok(count(&daemon, "origin").is_ok_and(|(_, count)| count > 20)))?;
+    wait_for("the count", || {
+        Ok(count(&daemon, "origin").is_ok_and(|(_, count)| count > 20))
+    })?;
     wait_for("the server", || Ok(answer(18080).is_ok()))?;
     let before = count(&daemon, "origin")?;
     let uptime = uptime(&daemon, "origin")?;
     daemon.ok(&["snapshot", "create", "origin", "kept"])?;
     // The original goes on, too.
-    wait_for("the original to count on", || Ok(count(&daemon, "origin")?.1 > before.1 + 20))?;
+    wait_for("the original to count on", || {
+        Ok(count(&daemon, "origin")?.1 > before.1 + 20)
+    })?;
 
     let mut machines = vec![("origin", 18080)];
     for (name, port) in [("one", 18081), ("two", 18082)] {
@@ -103,15 +108,24 @@ fn uptime(daemon: &Daemon<'_>, name: &str) -> Result<f64> {
 /// It has the memory that was kept, goes on from there, and has booted once, before.
 fn is_a_clone(daemon: &Daemon<'_>, name: &str, before: &(String, u64), booted: f64) -> Result<()> {
     let first = count(daemon, name)?;
-    ensure!(first.0 == before.0 && first.1 >= before.1, "{name} counts {first:?}, not on from {before:?}");
+    ensure!(
+        first.0 == before.0 && first.1 >= before.1,
+        "{name} counts {first:?}, not on from {before:?}"
+    );
     wait_for("a clone to count on", || Ok(count(daemon, name)?.1 > first.1))?;
     let boots = daemon.ok(&["exec", name, "cat", "/boots"])?;
     ensure!(boots == "boot\n", "{name} has booted as {boots:?}");
     let uptime = uptime(daemon, name)?;
-    ensure!(uptime >= booted, "{name} is up since {uptime} s, the snapshot was since {booted} s");
+    ensure!(
+        uptime >= booted,
+        "{name} is up since {uptime} s, the snapshot was since {booted} s"
+    );
     if name != "origin" {
         let console = daemon.ok(&["logs", "--console", name])?;
-        ensure!(!console.contains("Linux version"), "{name} has booted a kernel: {console}");
+        ensure!(
+            !console.contains("Linux version"),
+            "{name} has booted a kernel: {console}"
+        );
     }
     Ok(())
 }
@@ -127,7 +141,10 @@ fn differ(daemon: &Daemon<'_>, machines: &[(&str, u16)]) -> Result<()> {
         ensure!(lines.len() >= 5, "{name} says {lines:?}");
         said.push(lines);
     }
-    let all: Vec<&String> = said.iter().flat_map(|lines| lines.iter().collect::<BTreeSet<_>>()).collect();
+    let all: Vec<&String> = said
+        .iter()
+        .flat_map(|lines| lines.iter().collect::<BTreeSet<_>>())
+        .collect();
     let different: BTreeSet<_> = all.iter().collect();
     ensure!(all.len() == different.len(), "something is said twice: {said:?}");
     // A clone's host name is its id, in the file and by the kernel.
@@ -149,10 +166,20 @@ fn put_back(daemon: &Daemon<'_>, before: &(String, u64)) -> Result<()> {
         "put back it counts {back:?}; it was kept after {before:?} and put back after {after:?}"
     );
     let kept = daemon.run(&["exec", "origin", "test", "-e", "/later"])?;
-    ensure!(kept.status.code() == Some(1), "what it has written later is still there");
-    ensure!(daemon.ok(&["exec", "origin", "hostname"])? == own, "its host name is another");
+    ensure!(
+        kept.status.code() == Some(1),
+        "what it has written later is still there"
+    );
+    ensure!(
+        daemon.ok(&["exec", "origin", "hostname"])? == own,
+        "its host name is another"
+    );
     ensure!(answer(18080)? == own.trim(), "nobody answers at its port");
-    expect_refusal(&daemon.run(&["rollback", "one", "kept"])?, 1, &["is of origin", "basalt clone kept"])
+    expect_refusal(
+        &daemon.run(&["rollback", "one", "kept"])?,
+        1,
+        &["is of origin", "basalt clone kept"],
+    )
 }
 
 /// What the server at a published port says.
