@@ -53,11 +53,7 @@ fn serve(options: Options) -> Result<()> {
     observe::logger::init("basaltd: ", options.log_level)?;
     let signals = block_signals()?;
     let address = options.metrics;
-    let stays = !manager::is_manager() && options.cgroup.is_none();
     let node = open(options)?;
-    if stays && let Err(error) = node.leave_cgroup() {
-        log::warn!("the daemon stays in the cgroup of whoever started it, and may end with it: {error}");
-    }
     let metrics = Endpoint::bind(&node, address)?;
     if let Some(address) = metrics.tcp() {
         log::info!("metrics are told on http://{address}/metrics");

@@ -451,10 +451,12 @@ pub enum PowerAction {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn round_trip<T: Serialize + for<'a> Deserialize<'a> + PartialEq + std::fmt::Debug>(message: &T) -> String {
+    pub(crate) fn round_trip<T: Serialize + for<'a> Deserialize<'a> + PartialEq + std::fmt::Debug>(
+        message: &T,
+    ) -> String {
         let json = serde_json::to_string(message).unwrap();
         assert_eq!(&serde_json::from_str::<T>(&json).unwrap(), message);
         json

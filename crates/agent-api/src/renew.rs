@@ -29,13 +29,8 @@ pub struct Identity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::tests::round_trip;
     use crate::message::{Reply, Request};
-
-    fn round_trip<T: Serialize + for<'a> Deserialize<'a> + PartialEq + std::fmt::Debug>(message: &T) -> String {
-        let json = serde_json::to_string(message).unwrap();
-        assert_eq!(&serde_json::from_str::<T>(&json).unwrap(), message);
-        json
-    }
 
     #[test]
     fn requests_for_clones_look_as_documented() {

@@ -113,15 +113,16 @@ impl Node {
         Ok(node)
     }
 
-    /// Moves this process to a cgroup of its own, so that it outlives whoever started it. For a daemon that stays, and that
-    /// no service manager keeps.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub fn leave_cgroup(&self) -> Result<(), Error> {
-        match &self.cgroups {
-            Some(root) => self.own_cgroup.enter(root),
-            None => Ok(()),
+    /// Moves this process to a cgroup of its own, so that it outlives whoever started it. A daemon that a service manager
+    /// keeps, or that was given a cgroup, stays where it is.
+    pub(crate) fn leave_cgroup(&self) {
+        if let Some(root) = self
+            .cgroups
+            .as_ref()
+            .filter(|_| !self.config.managed && self.config.cgroup.is_none())
+            && let Err(error) = self.own_cgroup.enter(root)
+        {
+            log::warn!("the daemon stays in the cgroup of whoever started it, and may end with it: {error}");
         }
     }
 

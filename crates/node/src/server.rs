@@ -51,11 +51,12 @@ pub struct Server {
 type FileId = (u64, u64);
 
 impl Server {
-    /// Listens on the state directory's socket.
+    /// Listens on the state directory's socket, in a cgroup of its own if nobody keeps this process in another.
     ///
     /// # Errors
     /// The socket cannot be made.
     pub fn bind(node: Arc<Node>) -> Result<Self, Error> {
+        node.leave_cgroup();
         let path = node.paths.socket();
         let bound = || -> io::Result<OwnedFd> {
             // The state directory's lock is ours, so whatever is there is stale.
