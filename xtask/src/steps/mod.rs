@@ -11,6 +11,7 @@ mod licences;
 mod package;
 mod sandbox;
 mod tests;
+mod unit;
 
 use crate::recipe::Recipe;
 use crate::runner::{Plan, Step};
@@ -85,7 +86,7 @@ pub(crate) fn test() -> Vec<Step> {
     steps.extend([checks::clippy().after(&["rust-components"]), checks::deny()]);
     steps.extend([recipe(REDIS, HINT_IMAGE), recipe(NODE, HINT_IMAGE)].map(|step| step.after(&["apt-packages"])));
     // One after another, because they wait for the same build directory's lock.
-    steps.push(tests::unit().after(&["apt-packages"]).follows(&["clippy"]));
+    steps.push(unit::unit().after(&["apt-packages"]).follows(&["clippy"]));
     steps.push(tests::fuzz().after(&["apt-packages"]).follows(&["unit-tests"]));
     for (name, recipe, tag) in [
         ("import-python", PYTHON, "python"),

@@ -1,4 +1,5 @@
-//! The steps that run tests and count them: unit tests, a short fuzz, the audit of filters. Cases are in [`super::cases`].
+//! The steps that run tests and count them: a short fuzz, the audit of filters. Unit tests are in [`super::unit`], cases in
+//! [`super::cases`].
 //!
 //! Reads the sums that the test runners print; a runner that executed nothing has failed.
 
@@ -12,7 +13,6 @@ use super::sandbox::{self, lab_command};
 use crate::context::Context;
 use crate::runner::{Counts, Report, Step, Task};
 
-const UNIT_LIMIT: Duration = Duration::from_secs(40 * 60);
 const AUDIT_LIMIT: Duration = Duration::from_secs(20 * 60);
 const FUZZ_LIMIT: Duration = Duration::from_secs(15 * 60);
 
@@ -20,27 +20,6 @@ const FUZZ_LIMIT: Duration = Duration::from_secs(15 * 60);
 pub(super) const CASES_IN_LAB: &str = "/opt/basalt/bin/basalt-lab-cases";
 /// Per fuzz target; long enough to notice a parser that breaks at once.
 const FUZZ_SECONDS: &str = "3";
-
-/// `cargo test` for the whole workspace, natively.
-pub(crate) fn unit() -> Step {
-    Step::new("unit-tests", |context, task| {
-        let mut command = cargo(context, &["test", "--workspace", "--no-fail-fast"]);
-        if context.ci {
-            command.arg("--locked");
-        }
-        let finished = task.finish_within(&mut command, UNIT_LIMIT)?;
-        let mut counts = Counts::default();
-        for line in &finished.out {
-            counts += cargo_counts(line).unwrap_or_default();
-        }
-        // Said again at the end: the log's last lines are what a reader of CI's record sees.
-        for line in failures(&finished.out) {
-            task.say(line)?;
-        }
-        judge(counts, finished.status.success(), failed_names(&finished.out))
-    })
-    .hint("`cargo test -p PACKAGE NAME` repeats one of them")
-}
 
 /// What the VMM's system call filters allow and what its threads really call, compared under strace.
 pub(crate) fn audit() -> Step {
@@ -122,37 +101,6 @@ pub(super) fn judge(counts: Counts, success: bool, failed: Vec<String>) -> Resul
     })
 }
 
-/// `test result: ok. 3 passed; 0 failed; 1 ignored; ...` of one test program.
-fn cargo_counts(line: &str) -> Option<Counts> {
-    let rest = line.strip_prefix("test result: ")?;
-    let number = |word: &str| {
-        let part = rest
-            .split([';', '.'])
-            .map(str::trim)
-            .find(|part| part.ends_with(word))?;
-        part.split(' ').next()?.parse().ok()
-    };
-    Some(Counts {
-        passed: number("passed")?,
-        failed: number("failed")?,
-        skipped: number("ignored")?,
-    })
-}
-
-/// What the failed tests of each program printed: cargo's block from `failures:` to the program's result.
-fn failures(lines: &[String]) -> Vec<&str> {
-    let mut inside = false;
-    let mut said = Vec::new();
-    for line in lines {
-        let begins = line == "failures:";
-        inside = (inside || begins) && !line.starts_with("test result: ");
-        if inside && !begins && !line.is_empty() {
-            said.push(line.as_str());
-        }
-    }
-    said
-}
-
 /// `3 passed, 0 failed, 1 skipped` as our own runners print it; more may follow, such as how many were retried.
 fn plain_counts(line: &str) -> Option<Counts> {
     let mut counts = Counts::default();
@@ -172,7 +120,7 @@ fn plain_counts(line: &str) -> Option<Counts> {
 }
 
 /// Names in `test NAME ... FAILED` (cargo, fuzz) and in `FAILED NAME 1.2 s` (cases).
-fn failed_names(lines: &[String]) -> Vec<String> {
+pub(super) fn failed_names(lines: &[String]) -> Vec<String> {
     let name = |line: &str| {
         let test = line
             .strip_prefix("test ")
@@ -189,16 +137,6 @@ mod self_tests {
 
     #[test]
     fn sums_are_read_as_they_are_printed() {
-        let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s";
-        assert_eq!(
-            cargo_counts(line),
-            Some(Counts {
-                passed: 12,
-                failed: 3,
-                skipped: 1
-            })
-        );
-        assert_eq!(cargo_counts("test a ... ok"), None);
         assert_eq!(
             plain_counts("30 passed, 1 failed, 2 skipped, 1 retried"),
             Some(Counts {
@@ -241,23 +179,6 @@ mod self_tests {
             )
             .is_err()
         );
-    }
-
-    #[test]
-    fn what_failed_tests_printed_is_found() {
-        let lines = [
-            "test a ... FAILED",
-            "failures:",
-            "---- a stdout ----",
-            "left: 1",
-            "",
-            "failures:",
-            "    a",
-            "test result: FAILED. 0 passed; 1 failed; 0 ignored",
-            "test b ... ok",
-        ]
-        .map(str::to_owned);
-        assert_eq!(failures(&lines), ["---- a stdout ----", "left: 1", "    a"]);
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub fn broken_rings_fill_no_log(driver: &mut Driver, queue: u16) -> Result<(), F
 }
 
 /// The device's threads, all called `thread`, use no processor time; `what` says what they wait for. A thread that spins
-/// does so in every window; one that was late with its work on a busy machine does not.
+/// runs, or waits for a processor, in every window; one that was late with its work on a busy machine does not.
 ///
 /// # Errors
 /// They do, or there is none.
@@ -64,36 +64,51 @@ pub fn rests(thread: &str, what: &str) -> Result<(), Failure> {
         check: "waiting is free".to_owned(),
         what,
     };
+    let look = || threads_called(thread).map_err(|error| failure(error.to_string()));
     let mut used = Duration::ZERO;
+    let mut runnable = false;
     for _ in 0..10 {
         std::thread::sleep(Duration::from_millis(30));
-        let before = running_time(thread).map_err(|error| failure(error.to_string()))?;
-        if before == 0 {
+        let before = look()?;
+        if before.ran == Duration::ZERO {
             return Err(failure(format!("no thread called {thread} has run")));
         }
         std::thread::sleep(Duration::from_millis(200));
-        let after = running_time(thread).map_err(|error| failure(error.to_string()))?;
-        used = Duration::from_nanos(after.saturating_sub(before));
-        if used < Duration::from_millis(10) {
+        let after = look()?;
+        used = after.ran.saturating_sub(before.ran);
+        // One that wants to run and got no processor has not used any, and does not rest either.
+        runnable = before.runnable && after.runnable;
+        if used < Duration::from_millis(10) && !runnable {
             return Ok(());
         }
     }
-    Err(failure(format!("{what}: the thread ran for {used:?}")))
+    let wants = if runnable { " and wants to run on" } else { "" };
+    Err(failure(format!("{what}: the thread ran for {used:?}{wants}")))
 }
 
-/// Nanoseconds that this process's threads of that name have run (`schedstat` of proc(5)).
-fn running_time(thread: &str) -> std::io::Result<u64> {
-    let mut sum = 0;
+/// What proc(5) says of the threads of one name.
+struct Threads {
+    /// How long they have run (`schedstat`).
+    ran: Duration,
+    /// One of them runs or waits for a processor (state `R` in `stat`).
+    runnable: bool,
+}
+
+/// This process's threads of that name.
+fn threads_called(name: &str) -> std::io::Result<Threads> {
+    let mut threads = Threads {
+        ran: Duration::ZERO,
+        runnable: false,
+    };
     for task in fs::read_dir("/proc/self/task")? {
         let path = task?.path();
-        if fs::read_to_string(path.join("comm")).is_ok_and(|name| name.trim() == thread) {
+        if fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim() == name) {
             let times = fs::read_to_string(path.join("schedstat"))?;
-            sum += times
-                .split(' ')
-                .next()
-                .and_then(|time| time.parse::<u64>().ok())
-                .unwrap_or(0);
+            let ran = times.split(' ').next().and_then(|time| time.parse().ok());
+            threads.ran += Duration::from_nanos(ran.unwrap_or(0));
+            let stat = fs::read_to_string(path.join("stat"))?;
+            threads.runnable |= stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('R'));
         }
     }
-    Ok(sum)
+    Ok(threads)
 }
