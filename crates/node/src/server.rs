@@ -400,6 +400,17 @@ impl Connection<'_> {
                 }
                 Reply::Done
             }
+            Request::ListTemplates => {
+                for template in node.templates() {
+                    self.item(Item::Template(Box::new(template)))?;
+                }
+                Reply::Done
+            }
+            Request::RemoveTemplate { id } => {
+                node.remove_template(&id)?;
+                Reply::Done
+            }
+            Request::PruneTemplates { all } => Reply::Pruned(node.prune_templates(all)?),
             Request::Clone(config) => started(node.metrics.started(node.clone_of(config))?).0,
             Request::Rollback { sandbox, snapshot } => {
                 let rolled_back = node.rollback(&node.find(&sandbox)?, &snapshot);
@@ -426,7 +437,7 @@ impl Connection<'_> {
         Ok((reply, Vec::new()))
     }
 
-    fn run(&mut self, node: &Node, config: node_api::SandboxConfig) -> Result<(Reply, Vec<OwnedFd>), Error> {
+    fn run(&mut self, node: &Arc<Node>, config: node_api::SandboxConfig) -> Result<(Reply, Vec<OwnedFd>), Error> {
         if self.tied.is_some() {
             return Err(Error::Invalid(
                 "this connection has a sandbox that ends with it: use another for the next".into(),

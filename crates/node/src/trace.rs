@@ -24,21 +24,25 @@ const AGENT: &str = "basalt-agent";
 pub(crate) const STARTS: [&str; 2] = ["create and start", "start"];
 
 /// The parts of a start that this program does or waits for.
-pub(crate) const PHASES: [&str; 15] = [
+pub(crate) const PHASES: [&str; 19] = [
     "image",
     "network set-up",
     "record",
-    "directory and disk",
+    "directory and record",
+    "template",
+    "disk",
     "network",
     "sockets and files",
     "cgroup",
     "VMM process",
     "record and connect",
     "VM made",
+    "VM restored",
     "VM started",
     "guest boots",
     "agent greeted",
     "guest prepared",
+    "guest renewed",
     "command and record",
 ];
 
@@ -64,6 +68,8 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::PruneVolumes => "prune volumes",
         Request::MakeSnapshot { .. } => "take a snapshot",
         Request::RemoveSnapshot { .. } => "remove a snapshot",
+        Request::RemoveTemplate { .. } => "remove a template",
+        Request::PruneTemplates { .. } => "prune templates",
         Request::Clone(_) => "clone",
         Request::Rollback { .. } => "roll back",
         Request::Finish => "finish",
@@ -74,6 +80,7 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         | Request::InspectVolume { .. }
         | Request::ListSnapshots
         | Request::InspectSnapshot { .. }
+        | Request::ListTemplates
         | Request::Logs { .. }
         | Request::Wait { .. }
         | Request::Stats { .. }
