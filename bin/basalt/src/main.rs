@@ -19,6 +19,7 @@ mod output;
 mod places;
 mod run;
 mod sandboxes;
+mod snapshots;
 mod trace;
 mod volumes;
 
@@ -121,6 +122,9 @@ fn sandbox_verb(verb: Verb, argv: &[OsString], output: &Output) -> anyhow::Resul
         Verb::Stats(args) => sandboxes::stats(&args, output),
         Verb::Events => sandboxes::events(output),
         Verb::Volume(verb) => volumes::volume(&verb, output),
+        Verb::Snapshot(verb) => snapshots::snapshot(&verb, output),
+        Verb::Clone(args) => snapshots::clone(&args, output),
+        Verb::Rollback(args) => snapshots::rollback(&args, output),
         Verb::Daemon(args) => daemon::tell(&args, output),
         other => Err(anyhow::anyhow!(
             "{other:?} is a verb that nobody carries out; that is a bug"

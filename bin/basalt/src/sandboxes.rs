@@ -60,7 +60,7 @@ fn state(sandbox: &Sandbox) -> String {
 }
 
 /// How long ago a moment was, roughly.
-fn ago(time_ns: u64) -> String {
+pub(crate) fn ago(time_ns: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = now.saturating_sub(Duration::from_nanos(time_ns)).as_secs();
     match seconds {

@@ -32,6 +32,22 @@ pub const SANDBOX: &[&str] = &[
     START_RUNNING,
     EXEC_CONNECTED,
     PAUSE_PAUSED,
+    SNAPSHOT_BEGUN,
+    SNAPSHOT_HELD,
+    SNAPSHOT_FROZEN,
+    SNAPSHOT_PAUSED,
+    SNAPSHOT_SAVED,
+    SNAPSHOT_DISK,
+    SNAPSHOT_RESUMED,
+    SNAPSHOT_THAWED,
+    SNAPSHOT_WRITTEN,
+    SNAPSHOT_KEPT,
+    SNAPSHOT_HIDDEN,
+    ROLLBACK_ENDED,
+    ROLLBACK_DISK,
+    RESTORE_MADE,
+    RESTORE_RESUMED,
+    RESTORE_RENEWED,
     STOP_RECORDED,
     STOP_SIGNALLED,
     STOP_KILLED,
@@ -94,6 +110,38 @@ points! {
     EXEC_CONNECTED = "exec.connected";
     /// The vCPUs are stopped, the database says running.
     PAUSE_PAUSED = "pause.paused";
+    /// The snapshot's directory is there, with its record and another name.
+    SNAPSHOT_BEGUN = "snapshot.begun";
+    /// The database says that the sandbox is held still.
+    SNAPSHOT_HELD = "snapshot.held";
+    /// Its commands stand still.
+    SNAPSHOT_FROZEN = "snapshot.frozen";
+    /// Its vCPUs are stopped.
+    SNAPSHOT_PAUSED = "snapshot.paused";
+    /// The VMM has written state and memory.
+    SNAPSHOT_SAVED = "snapshot.saved";
+    /// The disk is copied.
+    SNAPSHOT_DISK = "snapshot.disk";
+    /// The vCPUs go on.
+    SNAPSHOT_RESUMED = "snapshot.resumed";
+    /// The commands go on, the database says held.
+    SNAPSHOT_THAWED = "snapshot.thawed";
+    /// All of it has reached the disk.
+    SNAPSHOT_WRITTEN = "snapshot.written";
+    /// It has its name.
+    SNAPSHOT_KEPT = "snapshot.kept";
+    /// A snapshot that is removed has lost its name.
+    SNAPSHOT_HIDDEN = "snapshot.hidden";
+    /// What a sandbox was is gone, its disk is still that.
+    ROLLBACK_ENDED = "rollback.ended";
+    /// Its disk is the snapshot's.
+    ROLLBACK_DISK = "rollback.disk";
+    /// The VMM has made the VM of a snapshot.
+    RESTORE_MADE = "restore.made";
+    /// Its vCPUs run; its commands stand still.
+    RESTORE_RESUMED = "restore.resumed";
+    /// Its guest is a machine of its own, and its commands go on.
+    RESTORE_RENEWED = "restore.renewed";
     /// It is in the database as stopping.
     STOP_RECORDED = "stop.recorded";
     /// The command has its SIGTERM.

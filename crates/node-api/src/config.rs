@@ -105,6 +105,11 @@ pub enum ConfigError {
         "`{0}` cannot be a sandbox's name: begin with a letter or digit, then letters, digits, `_`, `.` and `-`, 64 at most"
     )]
     Name(String),
+    /// Not a snapshot's name.
+    #[error(
+        "`{0}` cannot be a snapshot's name: begin with a letter or digit, then letters, digits, `_`, `.` and `-`, 64 at most"
+    )]
+    Snapshot(String),
     /// Not a host name.
     #[error("`{0}` cannot be a host name: 1 to 64 letters, digits, dots and dashes")]
     Hostname(String),
@@ -171,6 +176,18 @@ pub fn check_name(name: &str) -> Result<(), ConfigError> {
     }
 }
 
+/// Checks a host name.
+///
+/// # Errors
+/// [`ConfigError::Hostname`].
+pub fn check_hostname(name: &str) -> Result<(), ConfigError> {
+    let is_label = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'.' || byte == b'-';
+    if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(is_label) {
+        return Err(ConfigError::Hostname(name.to_owned()));
+    }
+    Ok(())
+}
+
 impl SandboxConfig {
     /// Checks everything that can be told from the data alone. CPUs and memory are checked against the host.
     ///
@@ -180,12 +197,7 @@ impl SandboxConfig {
         if let Some(name) = &self.name {
             check_name(name)?;
         }
-        let is_label = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'.' || byte == b'-';
-        if let Some(name) = &self.hostname
-            && (name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(is_label))
-        {
-            return Err(ConfigError::Hostname(name.clone()));
-        }
+        self.hostname.as_deref().map_or(Ok(()), check_hostname)?;
         if let Some(disk) = self.resources.disk
             && disk < MIN_DISK
         {

@@ -9,6 +9,7 @@ pub mod config;
 pub mod limits;
 pub mod message;
 pub mod sandbox;
+pub mod snapshot;
 pub mod tmpfs;
 pub mod volume;
 
@@ -19,6 +20,7 @@ pub use message::{
     ApiError, ErrorKind, EventKind, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Tracing, Traffic, Usage,
 };
 pub use sandbox::{Ended, Sandbox, State};
+pub use snapshot::{CloneConfig, Programs, Snapshot, check_snapshot_name};
 pub use tmpfs::Tmpfs;
 pub use volume::{Volume, VolumeError, VolumeMount, VolumeSource};
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::SandboxConfig;
 use crate::sandbox::{Ended, Sandbox};
+use crate::snapshot::{CloneConfig, Snapshot};
 use crate::volume::Volume;
 
 /// What is asked of a daemon. A `sandbox` is a name, or an id or the beginning of one.
@@ -116,6 +117,34 @@ pub enum Request {
     },
     /// Remove all named volumes that no sandbox has. [`Reply::Pruned`].
     PruneVolumes,
+    /// Keep a sandbox as it is now; it goes on. [`Reply::Snapshot`].
+    MakeSnapshot {
+        /// Which.
+        sandbox: String,
+        /// What the snapshot is to be called; the daemon finds a name when not given.
+        name: Option<String>,
+    },
+    /// All snapshots. Each is an item; then [`Reply::Done`].
+    ListSnapshots,
+    /// One of them. [`Reply::Snapshot`].
+    InspectSnapshot {
+        /// Its name.
+        name: String,
+    },
+    /// Remove a snapshot; clones of it run on. [`Reply::Done`].
+    RemoveSnapshot {
+        /// Its name.
+        name: String,
+    },
+    /// Make a sandbox that goes on from a snapshot, detached. [`Reply::Started`].
+    Clone(CloneConfig),
+    /// Let a sandbox go on from a snapshot of it, in place of what it is now. [`Reply::Started`].
+    Rollback {
+        /// Which.
+        sandbox: String,
+        /// The snapshot's name.
+        snapshot: String,
+    },
     /// End this connection's sandbox (see [`Request::Run`]): its client has what it wanted. [`Reply::Done`].
     Finish,
     /// End the daemon; sandboxes run on. [`Reply::Done`].
@@ -252,6 +281,8 @@ pub enum Reply {
     Pruned(Vec<String>),
     /// A named volume.
     Volume(Volume),
+    /// A snapshot.
+    Snapshot(Box<Snapshot>),
 }
 
 /// One of several things, before the reply.
@@ -268,6 +299,8 @@ pub enum Item {
     Spans(Vec<Span>),
     /// Of `list-volumes`.
     Volume(Volume),
+    /// Of `list-snapshots`.
+    Snapshot(Box<Snapshot>),
 }
 
 /// The kind of a refusal, for machines.

@@ -108,6 +108,16 @@ pub struct Sandbox {
     pub volumes: Vec<Mounted>,
     /// How often it was started again.
     pub restarts: u32,
+    /// The name that the snapshot had which it is a clone of.
+    #[serde(default)]
+    pub clone_of: Option<String>,
+}
+
+impl Sandbox {
+    /// What its machine is called.
+    pub fn host_name(&self) -> &str {
+        self.config.hostname.as_deref().unwrap_or(&self.id)
+    }
 }
 
 /// A process, told from a later one of the same number.

@@ -33,6 +33,9 @@ pub(crate) struct Stored {
     /// Somebody asked for its end.
     #[serde(default)]
     pub(crate) stopped: bool,
+    /// It is held still for a snapshot: whoever finds it so lets it go on.
+    #[serde(default)]
+    pub(crate) held: bool,
 }
 
 /// The database.

@@ -33,9 +33,15 @@ pub(crate) fn create(templates: &Path, size: ByteSize, path: &Path) -> Result<()
         return Ok(());
     }
     let template = template(templates, size)?;
+    replace(&template, path)
+}
+
+/// Makes the disk at `path` one that holds what the one at `from` does, whatever was there; or leaves it as it was.
+pub(crate) fn replace(from: &Path, path: &Path) -> Result<(), Error> {
     // A copy that was interrupted must not be taken for a disk.
     let partial = path.with_extension("partial");
-    copy_sparse(&template, &partial).map_err(Error::file("make a disk at", &partial))?;
+    let copied = File::create(&partial).and_then(|target| copy(from, target));
+    copied.map_err(Error::file("make a disk at", &partial))?;
     fs::rename(&partial, path).map_err(Error::file("rename", &partial))
 }
 
@@ -91,9 +97,9 @@ pub(crate) fn clean(templates: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
+/// Makes an empty file one that holds what the one at `from` does, with the same holes.
+pub(crate) fn copy(from: &Path, target: File) -> io::Result<()> {
     let source = File::open(from)?;
-    let target = File::create(to)?;
     match ioctl_ficlone(&target, &source) {
         Ok(()) => return Ok(()),
         Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::XDEV | Errno::NOTTY | Errno::NOSYS) => (),

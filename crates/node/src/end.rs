@@ -90,6 +90,13 @@ impl Node {
         self.start_again(entry)
     }
 
+    /// Ends its VM at once; what was in it is not needed any more.
+    pub(crate) fn end_for_another(&self, entry: &Entry, vm: &crate::vm::Vm) -> Result<(), Error> {
+        self.mark_stopping(entry)?;
+        vm.kill()?;
+        self.wait_for_end(entry)
+    }
+
     fn mark_stopping(&self, entry: &Entry) -> Result<(), Error> {
         self.update(entry, |stored| {
             stored.sandbox.state = State::Stopping;

@@ -69,6 +69,43 @@ pub enum Error {
         /// Who has it.
         sandbox: String,
     },
+    /// No such snapshot.
+    #[error("there is no snapshot `{0}`: `basalt snapshot ls` lists them")]
+    NoSnapshot(String),
+    /// The name is taken.
+    #[error("there is a snapshot `{0}`: choose another name, or remove that one with `basalt snapshot rm {0}`")]
+    SnapshotTaken(String),
+    /// A snapshot that nobody can use.
+    #[error("the snapshot's record {} is damaged ({why}): remove it with `basalt snapshot rm`", .path.display())]
+    SnapshotDamaged {
+        /// The record.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A sandbox of which no snapshot can be taken.
+    #[error("no snapshot can be taken of sandbox {name}: {why}")]
+    NotToBeKept {
+        /// Its name.
+        name: String,
+        /// Why, and what to do.
+        why: &'static str,
+    },
+    /// A snapshot of another sandbox.
+    #[error("the snapshot `{snapshot}` is of {of}, not of {name}: `basalt clone {snapshot}` makes a sandbox of it")]
+    NotItsSnapshot {
+        /// The sandbox.
+        name: String,
+        /// The snapshot.
+        snapshot: String,
+        /// Whose it is.
+        of: String,
+    },
+    /// A sandbox that goes with its client.
+    #[error(
+        "sandbox {0} ends with the `basalt run` that started it, and so would what it is put back to: run one with --detach, or          make a sandbox of the snapshot with `basalt clone`"
+    )]
+    Tied(String),
     /// A directory that cannot be shared.
     #[error("the directory {} of a volume {why}", .path.display())]
     Volume {
@@ -172,6 +209,16 @@ pub enum Error {
         /// What it wrote.
         log: Tail,
     },
+    /// The VMM refused something else.
+    #[error("the VMM refused while {during}: {cause}{log}")]
+    RefusedWhile {
+        /// What was going on.
+        during: &'static str,
+        /// What the VMM said.
+        cause: ClientError,
+        /// What it wrote.
+        log: Tail,
+    },
     /// The VMM was killed for what it used.
     #[error(
         "the VMM took more memory than its limit of {limit}, which is the guest's and {} for itself, and was killed; what ran \
@@ -264,7 +311,7 @@ impl Error {
             Self::Jail(host::Error::Share { .. }) => "volume",
             Self::Jail(_) => "jail",
             Self::Network(_) | Self::NoNetwork => "network",
-            Self::NotFound(_) | Self::NoVolume(_) | Self::Ambiguous(_) => "not-found",
+            Self::NotFound(_) | Self::NoVolume(_) | Self::NoSnapshot(_) | Self::Ambiguous(_) => "not-found",
             Self::NameTaken { .. } => "name-taken",
             Self::Full(_) => "node-full",
             Self::WrongState { .. } => "wrong-state",
@@ -273,7 +320,12 @@ impl Error {
             Self::Database { .. } | Self::DatabaseDamaged(_) | Self::DatabaseNewer { .. } => "database",
             Self::Disk(_) => "disk",
             Self::Volume { .. } | Self::VolumeInUse { .. } | Self::Server { .. } => "volume",
-            Self::Refused { .. } => "vmm-refused",
+            Self::Refused { .. } | Self::RefusedWhile { .. } => "vmm-refused",
+            Self::SnapshotTaken(_)
+            | Self::SnapshotDamaged { .. }
+            | Self::NotToBeKept { .. }
+            | Self::NotItsSnapshot { .. }
+            | Self::Tied(_) => "snapshot",
             Self::VmmDied { .. } | Self::VmmTookMemory { .. } => "vmm-died",
             Self::GuestEnded { .. } => "guest-ended",
             Self::AgentSilent { .. } => "guest-silent",
@@ -293,13 +345,19 @@ impl Error {
             | Self::Invalid(_)
             | Self::NoNetwork
             | Self::Volume { .. }
+            | Self::NotToBeKept { .. }
+            | Self::NotItsSnapshot { .. }
+            | Self::Tied(_)
             | Self::Jail(host::Error::Share { .. })
             | Self::MoreMemoryThanHost { .. } => ErrorKind::Invalid,
             Self::NotFound(_)
             | Self::NoVolume(_)
+            | Self::NoSnapshot(_)
             | Self::Ambiguous(_)
             | Self::Image(image::Error::NoSuchImage { .. }) => ErrorKind::NotFound,
-            Self::NameTaken { .. } | Self::VolumeInUse { .. } | Self::Locked(_) => ErrorKind::Conflict,
+            Self::NameTaken { .. } | Self::SnapshotTaken(_) | Self::VolumeInUse { .. } | Self::Locked(_) => {
+                ErrorKind::Conflict
+            }
             Self::WrongState { .. } => ErrorKind::WrongState,
             Self::VmmDied { .. }
             | Self::VmmTookMemory { .. }

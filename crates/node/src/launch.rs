@@ -18,13 +18,14 @@ use vmm_api::devices::{
     BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, FsConfig, FsDirectory, FsSource, MacAddress, NetConfig,
     NetLimits, RngConfig, VsockConfig, VsockSink,
 };
-use vmm_api::{FdRef, VmConfig};
+use vmm_api::{FdRef, RestoreConfig, SnapshotFiles, VmConfig};
 use wire::packet::PacketSocket;
 
 use crate::config::Config;
 use crate::database::Stored;
 use crate::paths::SandboxPaths;
 use crate::shares::{self, Shared, Source};
+use crate::snapshots::Place;
 use crate::{Error, limits};
 
 /// The guest's own context id: the same in every guest (virtio 1.2, 5.10.4: 0 to 2 are taken).
@@ -75,19 +76,97 @@ impl Fds {
     }
 }
 
+/// The same for a VM that is restored.
+#[derive(Debug)]
+pub(crate) struct Restoring {
+    pub(crate) config: RestoreConfig,
+    pub(crate) fds: Fds,
+    pub(crate) control: OwnedFd,
+}
+
+/// What is common to both.
+struct Stage {
+    fds: Fds,
+    kvm: FdRef,
+    serial: Option<FdRef>,
+    devices: Vec<DeviceSpec>,
+    acceptor: PacketSocket,
+    control: OwnedFd,
+}
+
 /// Opens everything; the image's file system is at `image`.
 pub(crate) fn prepare(
     config: &Config,
     stored: &Stored,
     paths: &SandboxPaths,
-    (image, attachment): (&Path, Option<Attachment>),
+    outside: (&Path, Option<Attachment>),
 ) -> Result<Prepared, Error> {
+    let mut stage = stage(config, stored, paths, outside)?;
+    let kernel = stage.fds.add(open("the guest kernel", &config.kernel, NO_ASSETS)?)?;
+    let initramfs = stage
+        .fds
+        .add(open("the guest's initramfs", &config.initramfs, NO_ASSETS)?)?;
+    let resources = &stored.sandbox.config.resources;
+    let config = VmConfig {
+        cpus: resources.cpus,
+        memory: resources.memory,
+        kernel,
+        initramfs: Some(initramfs),
+        cmdline: crate::command_line(config.log_level),
+        kvm: Some(stage.kvm),
+        serial: stage.serial,
+        serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
+        devices: stage.devices,
+    };
+    config.validate()?;
+    Ok(Prepared {
+        config,
+        fds: stage.fds,
+        acceptor: stage.acceptor,
+        control: stage.control,
+    })
+}
+
+/// The same for a VM that goes on from a snapshot: the devices are those that it had, as both are made here. Its guest opens no
+/// connection but to where output is kept.
+pub(crate) fn prepare_restore(
+    config: &Config,
+    stored: &Stored,
+    paths: &SandboxPaths,
+    outside: (&Path, Option<Attachment>),
+    place: &Place,
+) -> Result<Restoring, Error> {
+    const NEXT: &str = "remove the snapshot (`basalt snapshot rm`), and take another";
+    let mut stage = stage(config, stored, paths, outside)?;
+    let files = SnapshotFiles {
+        state: stage.fds.add(open("the snapshot's state", &place.state(), NEXT)?)?,
+        memory: stage.fds.add(open("the snapshot's memory", &place.memory(), NEXT)?)?,
+    };
+    let config = RestoreConfig {
+        files,
+        kvm: Some(stage.kvm),
+        serial: stage.serial,
+        serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
+        devices: stage.devices,
+    };
+    config.validate()?;
+    Ok(Restoring {
+        config,
+        fds: stage.fds,
+        control: stage.control,
+    })
+}
+
+fn stage(
+    config: &Config,
+    stored: &Stored,
+    paths: &SandboxPaths,
+    (image, attachment): (&Path, Option<Attachment>),
+) -> Result<Stage, Error> {
     fs::create_dir_all(&paths.run).map_err(Error::file("make", &paths.run))?;
     let control = listen(&paths.control(), SocketType::SEQPACKET)?;
     let vsock = listen(&paths.vsock(), SocketType::STREAM)?;
     let mut fds = Fds::default();
-    let kernel = fds.add(open("the guest kernel", &config.kernel, NO_ASSETS)?)?;
-    let initramfs = fds.add(open("the guest's initramfs", &config.initramfs, NO_ASSETS)?)?;
     let kvm = fds.add(open_writable("KVM", &config.kvm, NO_KVM)?)?;
     let (acceptor, vmm_acceptor) =
         PacketSocket::pair().map_err(|e| Error::host("making a socket")(io::Error::other(e)))?;
@@ -100,22 +179,11 @@ pub(crate) fn prepare(
         let limits = limits::for_network(&stored.sandbox.config.limits);
         devices.push(interface(&mut fds, attachment, limits)?);
     }
-    let resources = &stored.sandbox.config.resources;
-    let config = VmConfig {
-        cpus: resources.cpus,
-        memory: resources.memory,
-        kernel,
-        initramfs: Some(initramfs),
-        cmdline: crate::command_line(config.log_level),
-        kvm: Some(kvm),
-        serial,
-        serial_keep: serial.map(|_| CONSOLE_KEEP),
-        devices,
-    };
-    config.validate()?;
-    Ok(Prepared {
-        config,
+    Ok(Stage {
         fds,
+        kvm,
+        serial,
+        devices,
         acceptor,
         control,
     })

@@ -6,6 +6,7 @@
 //! crate knows the VMM only by its contract (`vmm-api`) and the guest only by the agent's (`agent-api`).
 
 mod clock;
+mod clones;
 mod cmdline;
 mod command;
 mod config;
@@ -15,6 +16,7 @@ mod end;
 mod entry;
 mod error;
 mod events;
+mod hold;
 mod launch;
 mod limits;
 mod metrics;
@@ -24,12 +26,14 @@ mod node;
 mod own_cgroup;
 mod paths;
 mod process;
+mod programs;
 mod reconcile;
 mod requests;
 mod server;
 mod shares;
 mod shutdown;
 mod slots;
+mod snapshots;
 mod start;
 mod tail;
 mod timed;

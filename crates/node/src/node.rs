@@ -21,6 +21,7 @@ use crate::metrics::Metrics;
 use crate::monitor::Monitor;
 use crate::own_cgroup::OwnCgroup;
 use crate::paths::{Paths, SandboxPaths};
+use crate::programs::Hashes;
 use crate::slots::Slots;
 
 /// The most sandboxes of one node: as many as there are users and addresses for.
@@ -41,6 +42,7 @@ pub struct Node {
     pub(crate) points: Points,
     pub(crate) monitor: Monitor,
     pub(crate) metrics: Metrics,
+    pub(crate) hashes: Hashes,
     own_cgroup: OwnCgroup,
     /// Set up when the first sandbox needs it.
     network: Mutex<Option<Arc<Network>>>,
@@ -76,6 +78,7 @@ impl Node {
         };
         crate::disk::clean(&paths.disks()).map_err(Error::file("clean", &paths.disks()))?;
         crate::volumes::clean(&paths.volumes()).map_err(Error::file("clean", &paths.volumes()))?;
+        crate::snapshots::clean(&paths.snapshots()).map_err(Error::file("clean", &paths.snapshots()))?;
         let node = Arc::new(Self {
             images: Store::open(&paths.images())?,
             cgroups,
@@ -83,6 +86,7 @@ impl Node {
             points: Points::from_environment(),
             monitor: Monitor::new().map_err(Error::host("waiting for processes"))?,
             metrics: Metrics::default(),
+            hashes: Hashes::default(),
             own_cgroup: OwnCgroup::default(),
             network: Mutex::new(None),
             database: Mutex::new(database),

@@ -8,6 +8,7 @@
 //!  images/          the image store
 //!  disks/           an empty file system of each size, copied for each sandbox
 //!  volumes/NAME/    _data: a named volume's files
+//!  snapshots/NAME/  record.json, state, memory, disk: a snapshot
 //!  sandboxes/ID/    record.json, disk, log, console.log, vmm.log: as long as the sandbox is known
 //!  run/ID/          control, vsock: as long as its VM runs
 //! ```
@@ -50,6 +51,10 @@ impl Paths {
 
     pub(crate) fn volumes(&self) -> PathBuf {
         self.0.join("volumes")
+    }
+
+    pub(crate) fn snapshots(&self) -> PathBuf {
+        self.0.join("snapshots")
     }
 
     pub(crate) fn sandboxes(&self) -> PathBuf {

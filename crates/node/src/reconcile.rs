@@ -125,6 +125,12 @@ impl Node {
         if sandbox.state == State::Stopping {
             return self.stop(entry, Duration::ZERO);
         }
+        if let (true, Some(vm)) = (stored.held, entry.vm()) {
+            match self.let_go_on(entry, &vm) {
+                Ok(()) => self.update(entry, |stored| stored.sandbox.state = State::Running)?,
+                Err(error) => log::error!("sandbox {} stays as it was held for a snapshot: {error}", entry.id),
+            }
+        }
         // Without a client that would start its command, it would idle for ever.
         if sandbox.state == State::Running && !sandbox.config.detach && !self.has_command(entry) {
             return self.remove(entry, true);

@@ -32,6 +32,8 @@ impl Node {
 
     /// A connection to the agent, and what is common to all commands of the sandbox.
     pub(crate) fn exec(&self, entry: &Entry) -> Result<(OwnedFd, ExecRequest), Error> {
+        // While it is held for a snapshot its agent starts nothing; what a longer hold means is told by the agent.
+        entry.wait(Some(self.config.limits.answer), |inner| !inner.stored.held);
         let agent = Self::running_vm(entry)?.agent()?;
         self.points.at(points::EXEC_CONNECTED);
         let command = ExecRequest {

@@ -390,6 +390,25 @@ impl Connection<'_> {
                 Reply::Done
             }
             Request::PruneVolumes => Reply::Pruned(node.prune_volumes()?),
+            Request::MakeSnapshot { sandbox, name } => {
+                Reply::Snapshot(Box::new(node.make_snapshot(&node.find(&sandbox)?, name.as_deref())?))
+            }
+            Request::InspectSnapshot { name } => Reply::Snapshot(Box::new(node.snapshot(&name)?.1.snapshot)),
+            Request::ListSnapshots => {
+                for snapshot in node.snapshots()? {
+                    self.item(Item::Snapshot(Box::new(snapshot)))?;
+                }
+                Reply::Done
+            }
+            Request::Clone(config) => started(node.metrics.started(node.clone_of(config))?).0,
+            Request::Rollback { sandbox, snapshot } => {
+                let rolled_back = node.rollback(&node.find(&sandbox)?, &snapshot);
+                started(node.metrics.started(rolled_back)?).0
+            }
+            Request::RemoveSnapshot { name } => {
+                node.remove_snapshot(&name)?;
+                Reply::Done
+            }
             Request::Finish => {
                 if let Some(entry) = self.tied.take() {
                     node.end_foreground(&entry)?;

@@ -7,7 +7,7 @@
 //! What fails on the way takes everything back: a sandbox that never ran is gone, one that is started again has exited.
 
 use std::fs;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,10 +21,11 @@ use observe::span::{self, span};
 
 use crate::database::Stored;
 use crate::entry::Entry;
-use crate::launch::{self, Prepared};
+use crate::launch;
 use crate::node::{Node, to_run, wrong_state};
 use crate::process;
 use crate::shares::{self, Opened};
+use crate::snapshots::Place;
 use crate::vm::Vm;
 use crate::{Error, clock, command, disk, limits, trace};
 
@@ -53,28 +54,7 @@ impl Node {
             self.wants_network(&config)?
         };
         let name = config.name.clone();
-        let sandbox = Sandbox {
-            id: new_id()?,
-            name: String::new(),
-            state: State::Creating,
-            config,
-            digest: image.digest,
-            created_ns: clock::now_ns(),
-            started_ns: None,
-            ended_ns: None,
-            ended: None,
-            vmm: None,
-            volumes: Vec::new(),
-            restarts: 0,
-        };
-        let stored = Stored {
-            sandbox,
-            slot: 0,
-            command,
-            networked,
-            log_from: 0,
-            stopped: false,
-        };
+        let stored = new_sandbox(config, image.digest, command, networked)?;
         let entry = {
             let _span = span("record");
             self.register(stored, name.as_deref())?
@@ -85,7 +65,9 @@ impl Node {
             let mut inner = entry.lock();
             inner.attached = !inner.stored.sandbox.config.detach;
         }
-        let started = self.create(&entry).and_then(|()| self.start_vm(&entry, Some(cancel)));
+        let started = self
+            .create(&entry, None)
+            .and_then(|()| self.start_vm(&entry, Some(cancel)));
         if started.is_err() {
             self.destroy(&entry)?;
         }
@@ -134,7 +116,7 @@ impl Node {
     }
 
     /// Its place in the network, with its ports published.
-    fn attach(&self, stored: &Stored) -> Result<Option<Attachment>, Error> {
+    pub(crate) fn attach(&self, stored: &Stored) -> Result<Option<Attachment>, Error> {
         if !stored.networked {
             return Ok(None);
         }
@@ -145,8 +127,8 @@ impl Node {
         Ok(Some(attachment))
     }
 
-    /// Its directory and disk.
-    fn create(&self, entry: &Entry) -> Result<(), Error> {
+    /// Its directory and disk; that of a clone is its snapshot's.
+    pub(crate) fn create(&self, entry: &Entry, from: Option<&Place>) -> Result<(), Error> {
         self.points.at(points::CREATE_RECORDED);
         let _span = span("directory and disk");
         let (paths, stored) = (self.sandbox_paths(entry), entry.stored());
@@ -155,7 +137,10 @@ impl Node {
         fs::write(paths.record(), record).map_err(Error::file("write", &paths.record()))?;
         self.points.at(points::CREATE_DIRECTORY);
         if let Some(size) = stored.sandbox.config.resources.disk {
-            disk::create(&self.paths.disks(), size, &paths.disk())?;
+            match from {
+                Some(place) => disk::replace(&place.disk(), &paths.disk())?,
+                None => disk::create(&self.paths.disks(), size, &paths.disk())?,
+            }
         }
         self.points.at(points::CREATE_DISK);
         self.events.tell(EventKind::Create, &stored.sandbox);
@@ -179,7 +164,7 @@ impl Node {
             (volumes, prepared)
         };
         self.points.at(points::START_SOCKETS);
-        let (vm, pid) = self.spawn(entry, &stored, (&prepared, &volumes))?;
+        let (vm, pid) = self.spawn(entry, &stored, &prepared.control, &volumes)?;
         // Their owners are mapped into the VMM's user namespace, which is there now.
         prepared.share(shares::share(&volumes, pid, launch::identity(&self.config, &stored))?)?;
         let mut agent = vm.boot(prepared, cancel, &|point| self.points.at(point))?;
@@ -204,6 +189,12 @@ impl Node {
             Some((stream, stored.command))
         };
         self.points.at(points::START_COMMAND);
+        let sandbox = self.runs(entry, &vm)?;
+        Ok(Started { sandbox, command })
+    }
+
+    /// It runs: keeps that, and waits for its end from here on.
+    pub(crate) fn runs(&self, entry: &Entry, vm: &Vm) -> Result<Sandbox, Error> {
         self.update(entry, |stored| stored.sandbox.state = State::Running)?;
         self.points.at(points::START_RUNNING);
         self.monitor
@@ -211,15 +202,16 @@ impl Node {
             .map_err(Error::host("waiting for the VMM's end"))?;
         let sandbox = entry.stored().sandbox;
         self.events.tell(EventKind::Start, &sandbox);
-        Ok(Started { sandbox, command })
+        Ok(sandbox)
     }
 
     /// Starts the VMM. The database knows of it, and which directories it will have, before it has a VM.
-    fn spawn(
+    pub(crate) fn spawn(
         &self,
         entry: &Entry,
         stored: &Stored,
-        (prepared, volumes): (&Prepared, &[Opened]),
+        control: &OwnedFd,
+        volumes: &[Opened],
     ) -> Result<(Arc<Vm>, u32), Error> {
         let paths = self.sandbox_paths(entry);
         let cgroup = {
@@ -231,7 +223,7 @@ impl Node {
         self.points.at(points::START_CGROUP);
         let child = {
             let _span = span("VMM process");
-            let child = launch::spawn(&self.config, stored, &paths, &prepared.control, cgroup.as_ref())?;
+            let child = launch::spawn(&self.config, stored, &paths, control, cgroup.as_ref())?;
             trace::jail(child.timing);
             child
         };
@@ -243,7 +235,7 @@ impl Node {
         let pid = child.pid;
         let log_from = std::fs::metadata(paths.log()).map_or(0, |metadata| metadata.len());
         let recorded = self.update(entry, |stored| {
-            stored.log_from = log_from;
+            (stored.log_from, stored.held) = (log_from, false);
             let sandbox = &mut stored.sandbox;
             (sandbox.state, sandbox.vmm) = (State::Starting, Some(process));
             sandbox.volumes = volumes.iter().map(|volume| volume.mounted.clone()).collect();
@@ -258,7 +250,7 @@ impl Node {
     }
 
     /// The image's file system.
-    fn image_of(&self, stored: &Stored) -> Result<std::path::PathBuf, Error> {
+    pub(crate) fn image_of(&self, stored: &Stored) -> Result<std::path::PathBuf, Error> {
         Ok(self.images.get(&stored.sandbox.digest)?.path)
     }
 
@@ -307,15 +299,49 @@ fn detached(stored: &Stored) -> ExecRequest {
     }
 }
 
-fn parse_ports(ports: &[String]) -> Result<Vec<PortMapping>, Error> {
+pub(crate) fn parse_ports(ports: &[String]) -> Result<Vec<PortMapping>, Error> {
     Ok(ports
         .iter()
         .map(|text| text.parse())
         .collect::<Result<_, network::Error>>()?)
 }
 
-fn new_id() -> Result<String, Error> {
-    let mut bytes = [0; ID_BYTES];
+/// The record of a sandbox that is about to be; it has neither name nor slot.
+pub(crate) fn new_sandbox(
+    config: SandboxConfig,
+    digest: String,
+    command: ExecRequest,
+    networked: bool,
+) -> Result<Stored, Error> {
+    let sandbox = Sandbox {
+        id: random_hex::<ID_BYTES>()?,
+        name: String::new(),
+        state: State::Creating,
+        config,
+        digest,
+        created_ns: clock::now_ns(),
+        started_ns: None,
+        ended_ns: None,
+        ended: None,
+        vmm: None,
+        volumes: Vec::new(),
+        restarts: 0,
+        clone_of: None,
+    };
+    Ok(Stored {
+        sandbox,
+        slot: 0,
+        command,
+        networked,
+        log_from: 0,
+        stopped: false,
+        held: false,
+    })
+}
+
+/// So many random bytes, as hexadecimal digits.
+pub(crate) fn random_hex<const BYTES: usize>() -> Result<String, Error> {
+    let mut bytes = [0; BYTES];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(Error::host("reading entropy"))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())

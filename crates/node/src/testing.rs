@@ -42,10 +42,12 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
             vmm: None,
             volumes: Vec::new(),
             restarts: 0,
+            clone_of: None,
         },
         slot: 0,
         command: ExecRequest::default(),
         stopped: false,
+        held: false,
         networked: false,
         log_from: 0,
     }

@@ -62,12 +62,18 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::MakeVolume { .. } => "make a volume",
         Request::RemoveVolume { .. } => "remove a volume",
         Request::PruneVolumes => "prune volumes",
+        Request::MakeSnapshot { .. } => "take a snapshot",
+        Request::RemoveSnapshot { .. } => "remove a snapshot",
+        Request::Clone(_) => "clone",
+        Request::Rollback { .. } => "roll back",
         Request::Finish => "finish",
         Request::Info
         | Request::List { .. }
         | Request::Inspect { .. }
         | Request::ListVolumes
         | Request::InspectVolume { .. }
+        | Request::ListSnapshots
+        | Request::InspectSnapshot { .. }
         | Request::Logs { .. }
         | Request::Wait { .. }
         | Request::Stats { .. }

@@ -18,7 +18,7 @@ use wire::packet::{PacketError, PacketSocket};
 use crate::Error;
 use crate::config::TimeLimits;
 use crate::database::Stored;
-use crate::launch::{Prepared, ROOT_SERIAL, WRITABLE_SERIAL};
+use crate::launch::{Prepared, ROOT_SERIAL, Restoring, WRITABLE_SERIAL};
 use crate::paths::SandboxPaths;
 use crate::process::{self, readable, timespec};
 use crate::tail::Tail;
@@ -90,17 +90,48 @@ impl Vm {
         question: impl FnOnce(&mut VmmClient) -> Result<T, ClientError>,
     ) -> Result<T, Error> {
         let answer = question(&mut self.client());
-        answer.map_err(|error| match error {
+        answer.map_err(|error| self.unanswered(during, self.limits.answer, error))
+    }
+
+    /// Asks the VMM for a VM.
+    fn ask_to_make(
+        &self,
+        during: &'static str,
+        question: impl FnOnce(&mut VmmClient) -> Result<(), ClientError>,
+    ) -> Result<(), Error> {
+        self.ask(during, question).map_err(as_made)
+    }
+
+    /// Asks the VMM something that may take longer than other answers.
+    pub(crate) fn ask_within<T>(
+        &self,
+        limit: Duration,
+        during: &'static str,
+        question: impl FnOnce(&mut VmmClient) -> Result<T, ClientError>,
+    ) -> Result<T, Error> {
+        let mut client = self.client();
+        let patience = |client: &VmmClient, limit| {
+            set_patience(client.as_fd(), limit).map_err(Error::host("setting a socket's time limit"))
+        };
+        patience(&client, limit)?;
+        let answer = question(&mut client);
+        patience(&client, self.limits.answer)?;
+        drop(client);
+        answer.map_err(|error| self.unanswered(during, limit, error))
+    }
+
+    fn unanswered(&self, during: &'static str, limit: Duration, error: ClientError) -> Error {
+        match error {
             error if error.is_gone() => self.died(during),
-            ClientError::Packet(PacketError::Io(error)) if is_timeout(&error) => Error::Deadline {
-                what: during,
-                limit: self.limits.answer,
-            },
-            cause => Error::Refused {
+            ClientError::Packet(PacketError::Io(error)) if is_timeout(&error) => {
+                Error::Deadline { what: during, limit }
+            }
+            cause => Error::RefusedWhile {
+                during,
                 cause,
                 log: self.vmm_log(),
             },
-        })
+        }
     }
 
     /// Its metrics, for which a tenth of the usual time has to suffice; `None` when somebody else talks to it just now, which
@@ -132,14 +163,14 @@ impl Vm {
         let deadline = Instant::now() + self.limits.boot;
         {
             let _span = span("VM made");
-            self.ask("the VM was made", |client| client.create(config, &fds.borrow()))?;
+            self.ask_to_make("the VM was made", |client| client.create(config, &fds.borrow()))?;
         }
         // The VMM has its own copies.
         drop(fds);
         reached(base::points::START_CREATED);
         {
             let _span = span("VM started");
-            self.ask("the VM was started", VmmClient::start)?;
+            self.ask_to_make("the VM was started", VmmClient::start)?;
         }
         reached(base::points::START_STARTED);
         let stream = {
@@ -149,6 +180,17 @@ impl Vm {
         reached(base::points::START_AGENT);
         let _span = span("agent greeted");
         Connection::new(Timed::new(stream), None).map_err(|error| self.diagnose("the guest booted", error))
+    }
+
+    /// Makes the VM as it was in a snapshot; it does not run yet.
+    pub(crate) fn restore(&self, restoring: Restoring) -> Result<(), Error> {
+        let Restoring { config, fds, control } = restoring;
+        // As in `boot`.
+        drop(control);
+        self.ask_within(self.limits.boot, "the VM was restored", |client| {
+            client.restore(config, &fds.borrow())
+        })
+        .map_err(as_made)
     }
 
     /// The agent's first connection.
@@ -213,7 +255,7 @@ impl Vm {
             root: disk(ROOT_SERIAL, "erofs"),
             writable: writable.map(|_| disk(WRITABLE_SERIAL, crate::disk::FILE_SYSTEM)),
             overlay_bytes: None,
-            hostname: sandbox.config.hostname.clone().unwrap_or_else(|| sandbox.id.clone()),
+            hostname: sandbox.host_name().to_owned(),
             clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
             entropy: entropy()?,
             network,
@@ -310,6 +352,14 @@ impl Vm {
     }
 }
 
+/// A refusal to make a VM.
+fn as_made(error: Error) -> Error {
+    match error {
+        Error::RefusedWhile { cause, log, .. } => Error::Refused { cause, log },
+        error => error,
+    }
+}
+
 fn tmpfs(tmpfs: &node_api::Tmpfs) -> TmpfsMount {
     TmpfsMount {
         path: tmpfs.path.clone(),
@@ -324,10 +374,10 @@ fn is_timeout(error: &rustix::io::Errno) -> bool {
 }
 
 /// Bounds how long the socket's reads and writes wait.
-pub(crate) fn set_patience(socket: &OwnedFd, limit: Duration) -> io::Result<()> {
+pub(crate) fn set_patience(socket: impl AsFd, limit: Duration) -> io::Result<()> {
     use rustix::net::sockopt::{Timeout, set_socket_timeout};
-    set_socket_timeout(socket, Timeout::Recv, Some(limit))?;
-    Ok(set_socket_timeout(socket, Timeout::Send, Some(limit))?)
+    set_socket_timeout(&socket, Timeout::Recv, Some(limit))?;
+    Ok(set_socket_timeout(&socket, Timeout::Send, Some(limit))?)
 }
 
 fn connect_stream(path: &Path) -> io::Result<UnixStream> {
@@ -348,7 +398,8 @@ fn accept(acceptor: &PacketSocket) -> Result<Option<UnixStream>, PacketError> {
     Ok(fds.into_iter().next().map(UnixStream::from))
 }
 
-fn entropy() -> Result<Vec<u8>, Error> {
+/// Nobody else gets the same.
+pub(crate) fn entropy() -> Result<Vec<u8>, Error> {
     let mut entropy = vec![0; ENTROPY];
     let got = rustix::rand::getrandom(&mut entropy, rustix::rand::GetRandomFlags::empty())
         .map_err(Error::host("reading entropy"))?;

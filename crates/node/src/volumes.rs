@@ -21,7 +21,7 @@ use crate::{Error, tree};
 const DATA: &str = "_data";
 
 /// What begins so is being made, or being removed. Volumes' names begin with a letter or digit.
-const UNFINISHED: &str = ".";
+pub(crate) const UNFINISHED: &str = ".";
 
 /// Makes the place for volumes, and removes what a daemon that was killed has left half done. What cannot be removed stays
 /// for the next time: guests have shaped it, and nothing about it is worth refusing to start.
@@ -64,7 +64,8 @@ fn make(volumes: &Path, name: &str) -> io::Result<PathBuf> {
     }
 }
 
-fn unfinished() -> io::Result<String> {
+/// A name that nobody else has.
+pub(crate) fn unfinished() -> io::Result<String> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
     Ok(format!("{UNFINISHED}{:016x}", u64::from_ne_bytes(bytes)))

@@ -6,6 +6,7 @@ mod image;
 mod limits;
 mod parse;
 mod sandbox;
+mod snapshot;
 mod volume;
 
 use std::path::PathBuf;
@@ -24,6 +25,7 @@ pub(crate) use sandbox::{
     AgentStreamArgs, CpArgs, DaemonArgs, DaemonWhat, ExecArgs, KillArgs, LogsArgs, ManyArgs, PsArgs, RmArgs, StatsArgs,
     StopArgs,
 };
+pub(crate) use snapshot::{CloneArgs, CreateArgs, RollbackArgs, SnapshotVerb};
 pub(crate) use volume::VolumeVerb;
 
 /// What clap shows in colour, on terminals only and never under NO_COLOR.
@@ -149,6 +151,13 @@ pub(crate) enum Verb {
     /// Named volumes: directories that outlive the sandboxes that have them.
     #[command(subcommand)]
     Volume(VolumeVerb),
+    /// Snapshots: sandboxes as they were at one moment.
+    #[command(subcommand)]
+    Snapshot(SnapshotVerb),
+    /// Make a sandbox that goes on from a snapshot; print its id.
+    Clone(CloneArgs),
+    /// Let a sandbox go on from a snapshot of it: what it has done since is lost.
+    Rollback(RollbackArgs),
     /// Tell how the daemon is, or end it; sandboxes that are detached run on.
     Daemon(DaemonArgs),
     /// List the images.
@@ -204,6 +213,9 @@ impl Verb {
             Self::Restart(_) => "basalt restart",
             Self::Kill(_) => "basalt kill",
             Self::Rm(_) => "basalt rm",
+            Self::Snapshot(_) => "basalt snapshot",
+            Self::Clone(_) => "basalt clone",
+            Self::Rollback(_) => "basalt rollback",
             Self::Pull(_) => "basalt pull",
             Self::Import(_) => "basalt import",
             _ => "basalt",
@@ -231,6 +243,9 @@ impl Verb {
             | Self::Stats(_)
             | Self::Events
             | Self::Volume(_)
+            | Self::Snapshot(_)
+            | Self::Clone(_)
+            | Self::Rollback(_)
             | Self::Daemon(_) => true,
             Self::Run(_)
             | Self::Images

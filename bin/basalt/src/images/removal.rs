@@ -1,69 +1,99 @@
-//! `basalt rmi` and `basalt image prune`, which take nothing away from a sandbox; and what sandboxes use.
+//! `basalt rmi` and `basalt image prune`, which take nothing away from a sandbox or a snapshot; and what these use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::Path;
 
 use anyhow::Result;
 use base::ByteSize;
-use image::{Prune, Store};
+use image::Prune;
 use node_api::message::Item;
-use node_api::{Request, Sandbox};
+use node_api::{Request, Sandbox, Snapshot};
 use serde::Serialize;
 
 use super::{short_digest, store};
 use crate::cli::{PruneArgs, RmiArgs};
 use crate::daemon;
 use crate::output::Output;
+use crate::snapshots;
 
-/// All sandboxes of this host. The daemon is started if it does not run and there may be some: those that have ended use
-/// their images, too.
-pub(super) fn sandboxes() -> Result<Vec<Sandbox>> {
-    let mut found = Vec::new();
-    let Some(mut client) = daemon::connect_if_needed(|state| {
-        let entries = fs::read_dir(state.join("sandboxes"));
-        entries.is_ok_and(|mut entries| entries.next().is_some())
-    })?
-    else {
-        return Ok(found);
-    };
-    client.ask_each(Request::List { all: true }, &mut |item| {
-        if let Item::Sandbox(sandbox) = item {
-            found.push(*sandbox);
-        }
-    })?;
-    Ok(found)
+/// What there may be images for.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    pub(super) sandboxes: Vec<Sandbox>,
+    pub(super) snapshots: Vec<Snapshot>,
 }
 
-/// The names of the sandboxes of each image, by its digest.
-#[derive(Debug)]
-struct Users(BTreeMap<String, Vec<String>>);
-
-impl Users {
-    fn ask() -> Result<Self> {
-        let mut users = BTreeMap::<String, Vec<String>>::new();
-        for sandbox in sandboxes()? {
-            users.entry(sandbox.digest).or_default().push(sandbox.name);
-        }
-        Ok(Self(users))
+impl Known {
+    /// All of this host. The daemon is started if it does not run and there may be some: sandboxes that have ended use their
+    /// images, too.
+    pub(super) fn ask() -> Result<Self> {
+        let mut found = Self::default();
+        let some = |state: &Path| {
+            ["sandboxes", "snapshots"].iter().any(|name| {
+                let entries = fs::read_dir(state.join(name));
+                entries.is_ok_and(|mut entries| entries.next().is_some())
+            })
+        };
+        let Some(mut client) = daemon::connect_if_needed(some)? else {
+            return Ok(found);
+        };
+        client.ask_each(Request::List { all: true }, &mut |item| {
+            if let Item::Sandbox(sandbox) = item {
+                found.sandboxes.push(*sandbox);
+            }
+        })?;
+        found.snapshots = snapshots::all(&mut client)?;
+        Ok(found)
     }
 
-    fn digests(&self) -> BTreeSet<String> {
-        self.0.keys().cloned().collect()
+    /// The images that they use.
+    pub(super) fn digests(&self) -> BTreeSet<String> {
+        let of_sandboxes = self.sandboxes.iter().map(|sandbox| &sandbox.digest);
+        let of_snapshots = self.snapshots.iter().map(|snapshot| &snapshot.digest);
+        of_sandboxes.chain(of_snapshots).cloned().collect()
+    }
+}
+
+/// The names of what uses an image.
+#[derive(Debug, Default)]
+struct Users {
+    sandboxes: Vec<String>,
+    snapshots: Vec<String>,
+}
+
+impl Users {
+    /// Of each image, by its digest.
+    fn ask() -> Result<BTreeMap<String, Self>> {
+        let mut users = BTreeMap::<String, Self>::new();
+        let known = Known::ask()?;
+        for sandbox in known.sandboxes {
+            users.entry(sandbox.digest).or_default().sandboxes.push(sandbox.name);
+        }
+        for snapshot in known.snapshots {
+            users.entry(snapshot.digest).or_default().snapshots.push(snapshot.name);
+        }
+        Ok(users)
     }
 
     /// Why the image cannot be removed.
-    fn refusal(&self, store: &Store, reference: &str, error: image::Error) -> anyhow::Error {
-        let digest = store.get(reference).map(|image| image.digest).unwrap_or_default();
-        match self.0.get(&digest) {
-            Some(names) => anyhow::anyhow!(
-                "the image {reference:?} is used by {}: remove that first (`basalt rm {}`), or force it (`basalt rmi --force \
-                 {reference}`)",
-                names.join(", "),
-                names.join(" ")
-            ),
-            // It is damaged, or its user has gone just now.
-            None => error.into(),
-        }
+    fn refusal(&self, reference: &str) -> anyhow::Error {
+        let command = |verb: &str, names: &[String]| match names {
+            [] => None,
+            names => Some(format!("`basalt {verb} {}`", names.join(" "))),
+        };
+        let commands = [command("rm", &self.sandboxes), command("snapshot rm", &self.snapshots)];
+        let names: Vec<&str> = self
+            .sandboxes
+            .iter()
+            .chain(&self.snapshots)
+            .map(String::as_str)
+            .collect();
+        anyhow::anyhow!(
+            "the image {reference:?} is used by {}: remove that first ({}), or force it (`basalt rmi --force {reference}`)",
+            names.join(", "),
+            commands.into_iter().flatten().collect::<Vec<_>>().join(", ")
+        )
     }
 }
 
@@ -77,12 +107,8 @@ struct Removed<'a> {
 /// `basalt rmi`. Goes on where one is refused.
 pub(crate) fn remove(args: &RmiArgs, output: &Output) -> Result<u8> {
     let store = store()?;
-    let users = if args.force {
-        Users(BTreeMap::new())
-    } else {
-        Users::ask()?
-    };
-    let in_use = users.digests();
+    let users = if args.force { BTreeMap::new() } else { Users::ask()? };
+    let in_use = users.keys().cloned().collect();
     let mut removed = Vec::new();
     let mut code = 0;
     for reference in &args.images {
@@ -92,7 +118,12 @@ pub(crate) fn remove(args: &RmiArgs, output: &Output) -> Result<u8> {
                 removed.push(Removed { reference, digest });
                 continue;
             }
-            Err(error @ image::Error::InUse { .. }) => users.refusal(&store, reference, error),
+            Err(error @ image::Error::InUse { .. }) => {
+                let digest = store.get(reference).map(|image| image.digest).unwrap_or_default();
+                // Without users it is damaged, or its user has gone just now.
+                let refusal = users.get(&digest).map(|users| users.refusal(reference));
+                refusal.unwrap_or_else(|| error.into())
+            }
             Err(error) => error.into(),
         };
         output.error(&error);
@@ -119,7 +150,7 @@ struct Pruned {
 /// `basalt image prune`.
 pub(crate) fn prune(args: &PruneArgs, output: &Output) -> Result<u8> {
     let store = store()?;
-    let in_use = Users::ask()?.digests();
+    let in_use = Known::ask()?.digests();
     let what = if args.all { Prune::Unused } else { Prune::Nameless };
     let pruned = store.prune(&in_use, what)?;
     let pruned = Pruned {

@@ -1,6 +1,5 @@
 //! `basalt system df`: what everything takes on this host's disk, so that it adds up to all of the state directory.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -10,7 +9,7 @@ use base::ByteSize;
 use node_api::{Sandbox, State};
 use serde::Serialize;
 
-use super::removal::sandboxes;
+use super::removal::Known;
 use super::{short_digest, short_name, store};
 use crate::cli::DfArgs;
 use crate::output::{Output, table};
@@ -66,14 +65,15 @@ struct Usage {
 pub(crate) fn df(args: &DfArgs, output: &Output) -> Result<u8> {
     let state = places::state()?;
     let store = store()?;
-    let known = sandboxes()?;
-    let in_use: BTreeSet<String> = known.iter().map(|sandbox| sandbox.digest.clone()).collect();
+    let asked = Known::ask()?;
+    let (known, in_use) = (&asked.sandboxes, asked.digests());
     let footprint = store.footprint(&in_use)?;
     let (used, _) = store.usage()?;
     let sandboxes: Vec<OneSandbox> = known.iter().map(|sandbox| one_sandbox(&state, sandbox)).collect();
     let all = on_disk(&state);
     let of_images = on_disk(&state.join("images"));
     let of_sandboxes = on_disk(&state.join("sandboxes"));
+    let of_snapshots = on_disk(&state.join("snapshots"));
     let ended = sandboxes.iter().filter(|sandbox| sandbox.state == State::Exited);
     let kinds = vec![
         Kind {
@@ -98,10 +98,17 @@ pub(crate) fn df(args: &DfArgs, output: &Output) -> Result<u8> {
             reclaimable: ended.map(|sandbox| sandbox.bytes).sum(),
         },
         Kind {
+            kind: "snapshots",
+            total: asked.snapshots.len(),
+            active: 0,
+            bytes: of_snapshots,
+            reclaimable: 0,
+        },
+        Kind {
             kind: "daemon",
             total: 0,
             active: 0,
-            bytes: all.saturating_sub(of_images + of_sandboxes),
+            bytes: all.saturating_sub(of_images + of_sandboxes + of_snapshots),
             reclaimable: 0,
         },
     ];

@@ -10,6 +10,7 @@ use crate::daemons;
 use crate::images;
 use crate::limited;
 use crate::observed;
+use crate::snapshots;
 use crate::world::{World, is_alive, text, wait_for};
 
 /// Each case with its name.
@@ -89,6 +90,27 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     (
         "all_are_ended_at_once_and_each_in_order",
         daemons::all_are_ended_at_once_and_each_in_order,
+    ),
+    (
+        "a_sandbox_is_kept_and_goes_on",
+        snapshots::a_sandbox_is_kept_and_goes_on,
+    ),
+    (
+        "what_cannot_be_kept_is_refused_in_a_sentence",
+        snapshots::what_cannot_be_kept_is_refused_in_a_sentence,
+    ),
+    (
+        "a_snapshot_that_fails_leaves_a_sandbox_that_runs",
+        snapshots::a_snapshot_that_fails_leaves_a_sandbox_that_runs,
+    ),
+    (
+        "clones_go_on_with_names_of_their_own",
+        snapshots::clones_go_on_with_names_of_their_own,
+    ),
+    ("a_sandbox_is_put_back", snapshots::a_sandbox_is_put_back),
+    (
+        "a_daemon_that_is_killed_on_the_way_leaves_a_sandbox_that_runs",
+        snapshots::a_daemon_that_is_killed_on_the_way_leaves_a_sandbox_that_runs,
     ),
     (
         "an_image_of_a_sandbox_is_removed_only_by_force",

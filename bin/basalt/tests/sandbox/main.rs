@@ -17,6 +17,7 @@ mod daemons;
 mod images;
 mod limited;
 mod observed;
+mod snapshots;
 mod stand_in;
 mod world;
 

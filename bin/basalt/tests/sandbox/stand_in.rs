@@ -1,18 +1,24 @@
 //! The stand-in for `basalt-vmm`: answers on the control socket, and has the agent's server where a VM would be.
 //!
 //! What it does besides is asked for by the kernel file's contents, the one thing that a test can write and that reaches
-//! a VMM: `panic`, `refuse`, `silent`, or nothing.
+//! a VMM: `panic`, `refuse`, `silent`, or nothing; with `can be kept` and `cannot be kept` its agent can freeze and renew, and the
+//! VMM can take a snapshot or not.
+//!
+//! A snapshot's state is what the guest's devices look like, its memory one word; a guest that is restored
+//! has no commands, and writes to its console what its agent was told.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 
-use agent::{Power, Reaper, RootMode, Server, ServerConfig};
+use agent::{Cgroups, Clones, Power, Reaper, Renewed, RootMode, Server, ServerConfig};
 use agent_api::VSOCK_PORT;
+use vmm_api::config::DeviceSpec;
 use vmm_api::devices::{ConsoleConfig, DeviceConfig, VsockConfig};
 use vmm_api::{
-    ApiError, ErrorKind, Event, ExitReason, FdRef, Info, Mark, MetricSample, Packet, Reply, Request, VmConfig, VmState,
+    ApiError, ErrorKind, Event, ExitReason, FdRef, Info, Mark, MetricSample, Packet, Reply, Request, VmState,
 };
 use wire::packet::PacketSocket;
 
@@ -22,52 +28,80 @@ pub(crate) fn serve(control: RawFd) {
     // A command must not keep the socket open when the VMM has been killed; a real VMM starts no processes at all.
     rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::CLOEXEC).unwrap();
     let mut machine = None;
-    let mut started = false;
     loop {
         let driver = rustix::net::accept_with(&listener, rustix::net::SocketFlags::CLOEXEC).unwrap();
-        if !serve_driver(&PacketSocket::from_fd(driver), &mut machine, &mut started) || !started {
+        let goes_on = serve_driver(&PacketSocket::from_fd(driver), &mut machine);
+        if !goes_on || machine.as_ref().is_none_or(|machine| !machine.has_run) {
             return;
         }
     }
 }
 
-type Machine = Option<(VmConfig, Vec<Option<OwnedFd>>)>;
+/// What stands for the VM.
+struct Machine {
+    devices: Vec<DeviceSpec>,
+    fds: Vec<Option<OwnedFd>>,
+    /// What the kernel file says; a restored one has none.
+    play: String,
+    restored: bool,
+    state: VmState,
+    has_run: bool,
+}
+
+impl Machine {
+    fn new(devices: Vec<DeviceSpec>, fds: Vec<OwnedFd>, kernel: Option<FdRef>) -> Self {
+        let read = |fd: FdRef| {
+            let mut text = String::new();
+            let mut file = File::from(fds[index(fd)].try_clone().unwrap());
+            file.read_to_string(&mut text).unwrap();
+            text
+        };
+        Self {
+            play: kernel.map(read).unwrap_or_default(),
+            restored: kernel.is_none(),
+            state: if kernel.is_none() {
+                VmState::Paused
+            } else {
+                VmState::Created
+            },
+            has_run: false,
+            devices,
+            fds: fds.into_iter().map(Some).collect(),
+        }
+    }
+
+    fn take(&mut self, fd: FdRef) -> OwnedFd {
+        self.fds[index(fd)].take().unwrap()
+    }
+
+    fn device<C: DeviceConfig>(&self) -> C {
+        let spec = self.devices.iter().find(|device| device.kind == C::KIND).unwrap();
+        serde_json::from_value(spec.config.clone()).unwrap()
+    }
+
+    /// What a guest can see of its devices.
+    fn shape(&self) -> String {
+        self.devices
+            .iter()
+            .map(|device| format!("{} {}\n", device.id, device.kind))
+            .collect()
+    }
+
+    fn go(&mut self) {
+        self.state = VmState::Running;
+        if !std::mem::replace(&mut self.has_run, true) && self.play != "silent" {
+            start_agent(self);
+        }
+    }
+}
 
 /// Serves one driver until it goes; false when the VM has ended.
-fn serve_driver(control: &PacketSocket, machine: &mut Machine, started: &mut bool) -> bool {
+fn serve_driver(control: &PacketSocket, machine: &mut Option<Machine>) -> bool {
     while let Ok((bytes, fds)) = control.receive() {
         let Ok(Packet::Request { id, request, .. }) = serde_json::from_slice(&bytes) else {
             return false;
         };
-        let mut result = Ok(Reply::Done);
-        let mut event = None;
-        match request {
-            Request::Create(config) => {
-                let fds = fds.into_iter().map(Some).collect();
-                *machine = Some((*config, fds));
-                if play(machine) == "refuse" {
-                    let message = "the kernel is truncated: build it again".to_owned();
-                    result = Err(ApiError {
-                        kind: ErrorKind::Boot,
-                        message,
-                    });
-                }
-            }
-            Request::Start => {
-                *started = true;
-                match play(machine).as_str() {
-                    "panic" => {
-                        panic_guest(machine);
-                        event = Some(ExitReason::Reset);
-                    }
-                    "silent" => (),
-                    _ => start_agent(machine),
-                }
-            }
-            Request::Info => result = Ok(Reply::Info(info(*started))),
-            Request::Metrics => result = Ok(Reply::Metrics(metrics())),
-            _ => (),
-        }
+        let (result, event) = carry_out(request, fds, machine);
         send(control, &Packet::Reply { id, result });
         if let Some(reason) = event {
             send(control, &Packet::Event(Event::Ended(reason)));
@@ -77,13 +111,68 @@ fn serve_driver(control: &PacketSocket, machine: &mut Machine, started: &mut boo
     true
 }
 
-fn info(started: bool) -> Info {
+fn carry_out(
+    request: Request,
+    fds: Vec<OwnedFd>,
+    machine: &mut Option<Machine>,
+) -> (Result<Reply, ApiError>, Option<ExitReason>) {
+    let mut result = Ok(Reply::Done);
+    match request {
+        Request::Create(config) => {
+            let made = machine.insert(Machine::new(config.devices, fds, Some(config.kernel)));
+            if made.play == "refuse" {
+                result = refused("the kernel is truncated: build it again");
+            }
+        }
+        Request::Restore(config) => {
+            let made = machine.insert(Machine::new(config.devices, fds, None));
+            let mut state = String::new();
+            File::from(made.take(config.files.state))
+                .read_to_string(&mut state)
+                .unwrap();
+            if state != made.shape() {
+                result = refused("these are not the devices of the snapshot");
+            }
+        }
+        Request::Start if machine.as_ref().unwrap().play == "panic" => {
+            panic_guest(machine.as_mut().unwrap());
+            return (result, Some(ExitReason::Reset));
+        }
+        Request::Start | Request::Resume => machine.as_mut().unwrap().go(),
+        Request::Pause => machine.as_mut().unwrap().state = VmState::Paused,
+        Request::Snapshot(_) => {
+            let machine = machine.as_ref().unwrap();
+            let mut files = fds.into_iter().map(File::from);
+            match machine.play.as_str() {
+                "cannot be kept" => result = refused("the state cannot be written"),
+                _ => {
+                    assert_eq!(machine.state, VmState::Paused);
+                    files.next().unwrap().write_all(machine.shape().as_bytes()).unwrap();
+                    files.next().unwrap().write_all(b"memory").unwrap();
+                }
+            }
+        }
+        Request::Info => result = Ok(Reply::Info(info(machine.as_ref()))),
+        Request::Metrics => result = Ok(Reply::Metrics(metrics())),
+        _ => (),
+    }
+    (result, None)
+}
+
+fn refused(message: &str) -> Result<Reply, ApiError> {
+    Err(ApiError {
+        kind: ErrorKind::Boot,
+        message: message.to_owned(),
+    })
+}
+
+fn info(machine: Option<&Machine>) -> Info {
     Info {
         api_version: vmm_api::VERSION,
         vmm_version: "stand-in".into(),
         pid: std::process::id(),
         engine: "none".into(),
-        state: if started { VmState::Running } else { VmState::Created },
+        state: machine.map_or(VmState::Empty, |machine| machine.state),
         cpus: 1,
         memory: 0,
         marks: ["main", vmm_api::message::FIRST_RUN].map(mark).to_vec(),
@@ -111,45 +200,41 @@ fn send(control: &PacketSocket, packet: &Packet) {
     control.send(&serde_json::to_vec(packet).unwrap(), &[]).unwrap();
 }
 
-fn play(machine: &mut Machine) -> String {
-    let (config, fds) = machine.as_mut().unwrap();
-    let kernel = fds[index(config.kernel)].as_ref().unwrap().try_clone().unwrap();
-    let mut text = String::new();
-    let mut kernel = File::from(kernel);
-    std::io::Seek::rewind(&mut kernel).unwrap();
-    kernel.read_to_string(&mut text).unwrap();
-    text
-}
-
 fn panic_guest(machine: &mut Machine) {
-    let (config, fds) = machine.as_mut().unwrap();
-    let console: ConsoleConfig = device(config);
-    let mut console = File::from(fds[index(console.output.unwrap())].take().unwrap());
+    let console: ConsoleConfig = machine.device();
+    let mut console = File::from(machine.take(console.output.unwrap()));
     writeln!(console, "[    0.1] Kernel panic - not syncing: no init").unwrap();
 }
 
 fn start_agent(machine: &mut Machine) {
-    let (config, fds) = machine.as_mut().unwrap();
-    let vsock: VsockConfig = device(config);
-    let mut take = |fd: FdRef| fds[index(fd)].take().unwrap();
-    let acceptor = PacketSocket::from_fd(take(vsock.acceptor.unwrap()));
-    let listener = UnixListener::from(take(vsock.listener.unwrap()));
-    let log = File::from(take(vsock.sinks[0].file));
+    let (vsock, console): (VsockConfig, ConsoleConfig) = (machine.device(), machine.device());
+    let acceptor = PacketSocket::from_fd(machine.take(vsock.acceptor.unwrap()));
+    let listener = UnixListener::from(machine.take(vsock.listener.unwrap()));
+    let log = File::from(machine.take(vsock.sinks[0].file));
+    let console = File::from(machine.take(console.output.unwrap()));
     let server = Server::new(
         ServerConfig {
             token: None,
-            root: RootMode::Prepared(Box::new(|_| Ok(()))),
-            cgroups: None,
+            root: match machine.restored {
+                true => RootMode::AsIs,
+                false => RootMode::Prepared(Box::new(|_| Ok(()))),
+            },
+            cgroups: match machine.restored || machine.play.ends_with("be kept") {
+                true => cgroups(),
+                false => None,
+            },
             power: Some(Power::of_process(end)),
             log: Some(Box::new(move || sink(log.try_clone()?))),
-            clones: None,
+            clones: Some(clones(console)),
             started_ns: 0,
         },
         Reaper::start().unwrap(),
     );
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    acceptor.send(&VSOCK_PORT.to_le_bytes(), &[theirs.as_fd()]).unwrap();
-    server.serve_in_thread(ours);
+    if !machine.restored {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        acceptor.send(&VSOCK_PORT.to_le_bytes(), &[theirs.as_fd()]).unwrap();
+        server.serve_in_thread(ours);
+    }
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
@@ -160,6 +245,42 @@ fn start_agent(machine: &mut Machine) {
             server.serve_in_thread(stream);
         }
     });
+}
+
+/// A hierarchy for the agent beside this process's own cgroup, as one below it would be in the daemon's way. `None` where this
+/// machine has none.
+fn cgroups() -> Option<Cgroups> {
+    let mounts = fs::read_to_string("/proc/mounts").ok()?;
+    let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"))?;
+    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let path = PathBuf::from(mount.split(' ').nth(1)?).join(own);
+    let beside = path.parent()?.join(format!("guest-{}", std::process::id()));
+    fs::create_dir(&beside).ok()?;
+    Cgroups::at(&beside).ok()
+}
+
+/// Tells the console what it is asked.
+fn clones(console: File) -> Clones {
+    let other = console.try_clone().unwrap();
+    Clones {
+        settle: Box::new(move || {
+            writeln!(&other, "settled").unwrap();
+            Ok(())
+        }),
+        renew: Box::new(move |renew| {
+            assert!(renew.entropy.len() >= 32 && renew.clock_ns > 0);
+            let identity = renew.identity.as_ref();
+            let name = identity.map_or("the same", |identity| identity.hostname.as_str());
+            let id = identity.map(|identity| identity.machine_id.clone());
+            writeln!(&console, "renewed as {name} {}", id.as_deref().unwrap_or("-")).unwrap();
+            Ok(Renewed {
+                boot_id: "a-boot".to_owned(),
+                machine_id: id,
+            })
+        }),
+        hooks: PathBuf::from("/nonexistent"),
+    }
 }
 
 /// The guest has powered off.
@@ -177,9 +298,4 @@ fn sink(mut file: File) -> std::io::Result<UnixStream> {
 
 fn index(fd: FdRef) -> usize {
     usize::try_from(fd.0).unwrap()
-}
-
-fn device<C: DeviceConfig>(config: &VmConfig) -> C {
-    let spec = config.devices.iter().find(|device| device.kind == C::KIND).unwrap();
-    serde_json::from_value(spec.config.clone()).unwrap()
 }

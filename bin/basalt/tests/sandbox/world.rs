@@ -189,12 +189,23 @@ fn remove_cgroups(base: &Path) {
             // What a stand-in has started outlives it, as no guest's command does. Files of a cgroup are no directories,
             // and need not be removed.
             fs::write(entry.path().join("cgroup.kill"), "1").unwrap_or_default();
+            for below in directories(&entry.path()) {
+                directories(&below)
+                    .iter()
+                    .for_each(|path| fs::remove_dir(path).unwrap_or_default());
+                fs::remove_dir(below).unwrap_or_default();
+            }
             fs::remove_dir(entry.path()).unwrap_or_default();
         }
         if fs::remove_dir(base).is_err() {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+fn directories(path: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
 }
 
 fn resize(master: impl AsFd, rows: u16, cols: u16) {

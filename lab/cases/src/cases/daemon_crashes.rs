@@ -32,12 +32,18 @@ pub(crate) const VMM: Case = Case {
 const VICTIM: &str = "victim";
 const NEIGHBOUR: &str = "neighbour";
 
+/// A snapshot of the first.
+const KEPT: &str = "kept";
+
 /// What brings a daemon to a point: the verb, and whether the victim must run before.
 fn operation(point: &str) -> Option<&'static [&'static str]> {
     Some(match point.split_once('.')?.0 {
         "create" | "start" => &[],
         "exec" => &["exec", VICTIM, "true"],
         "pause" => &["pause", VICTIM],
+        "snapshot" if point == points::SNAPSHOT_HIDDEN => &["snapshot", "rm", KEPT],
+        "snapshot" => &["snapshot", "create", VICTIM, KEPT],
+        "rollback" | "restore" => &["rollback", VICTIM, KEPT],
         "stop" => &["stop", "--time", "1s", VICTIM],
         "end" => &["kill", VICTIM],
         "remove" => &["rm", "--force", VICTIM],
@@ -54,8 +60,31 @@ fn approach(daemon: &Daemon<'_>, host: &Host, point: &str) -> Result<Child> {
         return daemon.start(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
     }
     daemon.idle(VICTIM)?;
+    let of_one = words[0] == "rollback" || point == points::SNAPSHOT_HIDDEN;
+    if of_one {
+        daemon.ok(&["snapshot", "create", VICTIM, KEPT])?;
+    }
     daemon.hold(point)?;
     daemon.start(words)
+}
+
+/// Points that a clone comes to on its way; the others are those of any start.
+const OF_CLONES: &[&str] = &[
+    points::CREATE_DISK,
+    points::START_RECORDED,
+    points::RESTORE_MADE,
+    points::RESTORE_RESUMED,
+    points::RESTORE_RENEWED,
+];
+
+/// Brings somebody to the point with a clone for a victim.
+fn approach_clone(daemon: &Daemon<'_>, point: &str) -> Result<Child> {
+    const ORIGIN: &str = "origin";
+    daemon.idle(ORIGIN)?;
+    daemon.ok(&["snapshot", "create", ORIGIN, KEPT])?;
+    daemon.ok(&["rm", "--force", ORIGIN])?;
+    daemon.hold(point)?;
+    daemon.start(&["clone", "--name", VICTIM, KEPT])
 }
 
 /// The victim is whole (it answers, or can be started) or gone; then it is removed, and nothing is left.
@@ -83,24 +112,45 @@ fn examine(daemon: &Daemon<'_>, neighbour: &str, point: &str) -> Result<()> {
     if state != "gone" {
         daemon.ok(&["rm", "--force", VICTIM])?;
     }
+    whole_or_gone(daemon)?;
     daemon.expect_no_strangers(&[neighbour])
+}
+
+/// A snapshot that is there can be used, and nothing is left of one that is not. Then it is removed.
+fn whole_or_gone(daemon: &Daemon<'_>) -> Result<()> {
+    let places: Vec<String> = std::fs::read_dir(daemon.state.join("snapshots"))?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<Result<_>>()?;
+    for name in &places {
+        ensure!(name == KEPT, "the snapshots' directory has {name}");
+        for file in ["record.json", "state", "memory", "disk"] {
+            let path = daemon.state.join("snapshots").join(name).join(file);
+            ensure!(std::fs::metadata(&path)?.len() > 0, "{} is empty", path.display());
+        }
+        daemon.ok(&["snapshot", "rm", name])?;
+    }
+    Ok(())
 }
 
 fn daemon_dies(host: &Host) -> Result<()> {
     let daemon = Daemon::new(host)?;
     let neighbour = daemon.idle(NEIGHBOUR)?;
     let mut reached = BTreeSet::new();
-    for point in points::SANDBOX {
+    let all = points::SANDBOX.iter().map(|point| (*point, false));
+    for (point, clone) in all.chain(OF_CLONES.iter().map(|point| (*point, true))) {
         let step = || -> Result<()> {
-            let mut client = approach(&daemon, host, point)?;
+            let mut client = match clone {
+                true => approach_clone(&daemon, point)?,
+                false => approach(&daemon, host, point)?,
+            };
             daemon.reached(&mut client, point)?;
             daemon.kill()?;
             daemon.release(point)?;
             finish(&mut client)?;
             examine(&daemon, &neighbour, point)
         };
-        step().with_context(|| format!("the daemon was killed at {point}"))?;
-        reached.insert(*point);
+        step().with_context(|| format!("the daemon was killed at {point} (of a clone: {clone})"))?;
+        reached.insert(point);
     }
     ensure!(
         reached.len() == points::SANDBOX.len() && reached.len() >= 20,
@@ -122,6 +172,14 @@ const WITH_VMM: &[&str] = &[
     "start.running",
     "exec.connected",
     "pause.paused",
+    "snapshot.held",
+    "snapshot.frozen",
+    "snapshot.paused",
+    "snapshot.saved",
+    "snapshot.thawed",
+    "restore.made",
+    "restore.resumed",
+    "restore.renewed",
     "stop.recorded",
     "stop.signalled",
     "remove.recorded",

@@ -3,6 +3,7 @@
 mod bad_input;
 mod block;
 mod clock_jumps;
+mod clones;
 mod copy;
 mod daemon_crashes;
 mod daemon_cycles;
@@ -72,6 +73,7 @@ pub(crate) const ALL: &[&Case] = &[
     &limits::STATS,
     &limits_rates::DISK,
     &limits_rates::NETWORK,
+    &clones::CASE,
     &daemon_cycles::CASE,
     &clock_jumps::CASE,
     &daemon_crashes::DAEMON,

@@ -1,0 +1,131 @@
+//! `basalt snapshot`, `clone` and `rollback`: each verb asks the daemon and shows what it says.
+
+use anyhow::{Result, bail};
+use base::ByteSize;
+use node_api::message::Item;
+use node_api::{Client, ClientError, CloneConfig, Reply, Request, Snapshot};
+
+use crate::cli::{CloneArgs, CreateArgs, RollbackArgs, SnapshotVerb};
+use crate::daemon;
+use crate::output::{Output, table};
+use crate::sandboxes::ago;
+
+/// `basalt snapshot ...`.
+pub(crate) fn snapshot(verb: &SnapshotVerb, output: &Output) -> Result<u8> {
+    match verb {
+        SnapshotVerb::Create(args) => create(args, output),
+        SnapshotVerb::Ls => list(output),
+        SnapshotVerb::Inspect(args) => inspect(&args.names, output),
+        SnapshotVerb::Rm(args) => remove(&args.names, output),
+    }
+}
+
+fn create(args: &CreateArgs, output: &Output) -> Result<u8> {
+    let request = Request::MakeSnapshot {
+        sandbox: args.sandbox.clone(),
+        name: args.name.clone(),
+    };
+    match daemon::connect()?.ask(request)? {
+        (Reply::Snapshot(snapshot), _) => {
+            output.result(&snapshot, || format!("{}\n", snapshot.name))?;
+            Ok(0)
+        }
+        (other, _) => bail!("the daemon answered {other:?}: use basalt and basaltd of one build"),
+    }
+}
+
+/// `basalt clone`.
+pub(crate) fn clone(args: &CloneArgs, output: &Output) -> Result<u8> {
+    let config = CloneConfig {
+        snapshot: args.snapshot.clone(),
+        name: args.name.clone(),
+        hostname: args.hostname.clone(),
+        ports: args.publish.clone(),
+        remove: args.rm,
+        labels: args.label.iter().cloned().collect(),
+    };
+    started(Request::Clone(config), output)
+}
+
+/// `basalt rollback`.
+pub(crate) fn rollback(args: &RollbackArgs, output: &Output) -> Result<u8> {
+    let request = Request::Rollback {
+        sandbox: args.sandbox.clone(),
+        snapshot: args.snapshot.clone(),
+    };
+    started(request, output)
+}
+
+fn started(request: Request, output: &Output) -> Result<u8> {
+    match daemon::connect()?.ask(request)? {
+        (Reply::Started { sandbox, .. }, _) => {
+            output.result(&sandbox, || format!("{}\n", sandbox.id))?;
+            Ok(0)
+        }
+        (other, _) => bail!("the daemon answered {other:?}: use basalt and basaltd of one build"),
+    }
+}
+
+/// All snapshots that a daemon has.
+pub(crate) fn all(client: &mut Client) -> Result<Vec<Snapshot>> {
+    let mut snapshots = Vec::new();
+    client.ask_each(Request::ListSnapshots, &mut |item| {
+        if let Item::Snapshot(snapshot) = item {
+            snapshots.push(*snapshot);
+        }
+    })?;
+    Ok(snapshots)
+}
+
+fn list(output: &Output) -> Result<u8> {
+    let snapshots = all(&mut daemon::connect()?)?;
+    output.result(&snapshots, || {
+        let head = ["NAME", "SANDBOX", "IMAGE", "MEMORY", "SIZE", "CREATED"];
+        let mut rows = vec![head.map(str::to_owned).to_vec()];
+        rows.extend(snapshots.iter().map(|snapshot| {
+            vec![
+                snapshot.name.clone(),
+                snapshot.sandbox_name.clone(),
+                snapshot.config.image.clone(),
+                snapshot.config.resources.memory.to_string(),
+                ByteSize(snapshot.bytes).to_string(),
+                format!("{} ago", ago(snapshot.created_ns)),
+            ]
+        }));
+        table(&rows)
+    })?;
+    Ok(0)
+}
+
+fn inspect(names: &[String], output: &Output) -> Result<u8> {
+    let mut client = daemon::connect()?;
+    let mut snapshots = Vec::new();
+    for name in names {
+        match client.ask(Request::InspectSnapshot { name: name.clone() })? {
+            (Reply::Snapshot(snapshot), _) => snapshots.push(*snapshot),
+            (other, _) => bail!("the daemon answered {other:?}: use basalt and basaltd of one build"),
+        }
+    }
+    // What it is, whole, is JSON for people, too.
+    let text = serde_json::to_string_pretty(&snapshots)?;
+    output.result(&snapshots, || format!("{text}\n"))?;
+    Ok(0)
+}
+
+/// Goes on where one is refused.
+fn remove(names: &[String], output: &Output) -> Result<u8> {
+    let mut client = daemon::connect()?;
+    let (mut done, mut code) = (Vec::new(), 0);
+    for name in names {
+        match client.ask(Request::RemoveSnapshot { name: name.clone() }) {
+            Ok(_) => done.push(name),
+            Err(ClientError::Refused(error)) => {
+                output.error(&error.into());
+                code = 1;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    output.result(&done, || done.iter().map(|name| format!("{name}\n")).collect())?;
+    Ok(code)
+}

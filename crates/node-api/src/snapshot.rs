@@ -1,0 +1,114 @@
+//! Snapshots: what a daemon tells of one, and what a clone of it is asked to be.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::{ConfigError, SandboxConfig, check_hostname, check_name};
+
+/// A sandbox as it was at one moment: the state of its machine, its memory and its disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Unique on its node; what is right for a sandbox's name is right for this one.
+    pub name: String,
+    /// When it was taken: nanoseconds since 1970.
+    pub created_ns: u64,
+    /// The id of the sandbox that it is of.
+    pub sandbox: String,
+    /// Its name.
+    pub sandbox_name: String,
+    /// What that was asked to be.
+    pub config: SandboxConfig,
+    /// The image's digest, 64 hexadecimal digits.
+    pub digest: String,
+    /// What the machine was made with.
+    pub programs: Programs,
+    /// Bytes that it takes on the host.
+    #[serde(default)]
+    pub bytes: u64,
+}
+
+/// SHA-256 of the programs that a machine was made with, 64 hexadecimal digits each; `None` where the file was replaced
+/// between the machine's start and its snapshot, or cannot be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Programs {
+    /// The VMM.
+    pub vmm: Option<String>,
+    /// The guest's kernel.
+    pub kernel: Option<String>,
+    /// The initramfs with the agent.
+    pub initramfs: Option<String>,
+}
+
+/// A clone that is asked for. Everything else is as it was in the snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CloneConfig {
+    /// The snapshot.
+    pub snapshot: String,
+    /// Its name; the daemon finds one when not given.
+    pub name: Option<String>,
+    /// The guest's host name; its own short id when not given.
+    pub hostname: Option<String>,
+    /// Ports of the host that lead into it. It has none of those that the snapshot's sandbox had.
+    #[serde(default)]
+    pub ports: Vec<String>,
+    /// Remove it when it has ended.
+    #[serde(default)]
+    pub remove: bool,
+    /// Over those of the snapshot's sandbox.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+}
+
+impl CloneConfig {
+    /// Checks everything that can be told from the data alone.
+    ///
+    /// # Errors
+    /// The first thing found wrong.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        check_snapshot_name(&self.snapshot)?;
+        self.name.as_deref().map_or(Ok(()), check_name)?;
+        self.hostname.as_deref().map_or(Ok(()), check_hostname)
+    }
+}
+
+/// Checks a snapshot's name.
+///
+/// # Errors
+/// [`ConfigError::Snapshot`].
+pub fn check_snapshot_name(name: &str) -> Result<(), ConfigError> {
+    check_name(name).map_err(|_| ConfigError::Snapshot(name.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_with_a_clone_is_named() {
+        let good = CloneConfig {
+            snapshot: "web-1".into(),
+            name: Some("twin".into()),
+            hostname: Some("twin.example".into()),
+            ..CloneConfig::default()
+        };
+        assert_eq!(good.validate(), Ok(()));
+        let text = serde_json::to_string(&good).unwrap();
+        assert_eq!(serde_json::from_str::<CloneConfig>(&text).unwrap(), good);
+        let broken = |change: fn(&mut CloneConfig)| {
+            let mut config = good.clone();
+            change(&mut config);
+            config.validate().unwrap_err()
+        };
+        assert_eq!(
+            broken(|c| c.snapshot = "../x".into()),
+            ConfigError::Snapshot("../x".into())
+        );
+        assert_eq!(broken(|c| c.name = Some(".x".into())), ConfigError::Name(".x".into()));
+        assert_eq!(
+            broken(|c| c.hostname = Some("a_b".into())),
+            ConfigError::Hostname("a_b".into())
+        );
+    }
+}

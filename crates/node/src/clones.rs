@@ -1,0 +1,222 @@
+//! Sandboxes that go on from a snapshot: clones, which are new ones with everything outside their own, and a sandbox that is
+//! put back to what it was.
+//!
+//! ```text
+//!  clone:    register ─► directory ─► disk ──────────┐
+//!  rollback: its VMM ends ─► disk ───────────────────┴─► network, sockets, cgroup, VMM ─► VM restored ─► resumed ─► renewed
+//! ```
+//! What fails on the way takes a clone back as if it had never been asked for; a sandbox that was to be put back has exited.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent_api::Identity;
+use base::points;
+use node_api::{CloneConfig, SandboxConfig, State};
+use observe::span::{self, span};
+use vmm_api::VmmClient;
+
+use crate::entry::Entry;
+use crate::node::{Node, to_run, wrong_state};
+use crate::snapshots::{Place, Record};
+use crate::start::{Started, parse_ports};
+use crate::{Error, disk, launch, limits};
+
+/// How long each hook of an image may take when it was cloned or put back.
+const HOOKS: Duration = Duration::from_secs(10);
+
+/// Bytes of a machine id.
+const MACHINE_ID_BYTES: usize = 16;
+
+impl Node {
+    /// Makes a sandbox that goes on from a snapshot.
+    pub(crate) fn clone_of(&self, asked: CloneConfig) -> Result<Started, Error> {
+        let looking = span("snapshot and image");
+        asked.validate()?;
+        let (place, record) = self.snapshot(&asked.snapshot)?;
+        let name = asked.name.clone();
+        let config = configured(&record, asked)?;
+        limits::check(&config, self.cgroups.as_ref())?;
+        // What is wrong with them is better said before anything is made.
+        parse_ports(&config.ports)?;
+        self.images.get(&record.snapshot.digest)?;
+        drop(looking);
+        if record.networked {
+            let _span = span("network set-up");
+            self.network()?;
+        }
+        let Record {
+            snapshot,
+            command,
+            networked,
+        } = record;
+        let mut stored = crate::start::new_sandbox(config, snapshot.digest, command, networked)?;
+        stored.sandbox.clone_of = Some(snapshot.name);
+        let identity = Identity {
+            hostname: stored.sandbox.host_name().to_owned(),
+            machine_id: crate::start::random_hex::<MACHINE_ID_BYTES>()?,
+        };
+        let entry = self.register(stored, name.as_deref())?;
+        span::attribute("basalt.sandbox", entry.id.as_str());
+        let _operation = entry.operate();
+        let started = self
+            .create(&entry, Some(&place))
+            .and_then(|()| self.restore_vm(&entry, &place, Some(identity)));
+        if started.is_err() {
+            self.destroy(&entry)?;
+        }
+        started
+    }
+
+    /// Lets a sandbox go on from a snapshot of it, in place of what it is now.
+    pub(crate) fn rollback(&self, entry: &Arc<Entry>, snapshot: &str) -> Result<Started, Error> {
+        let _operation = entry.operate();
+        let (place, record) = self.snapshot(snapshot)?;
+        let sandbox = entry.stored().sandbox;
+        if record.snapshot.sandbox != sandbox.id {
+            return Err(Error::NotItsSnapshot {
+                name: sandbox.name,
+                snapshot: record.snapshot.name,
+                of: record.snapshot.sandbox_name,
+            });
+        }
+        match (sandbox.state, entry.vm()) {
+            (State::Exited, _) => (),
+            (State::Running | State::Paused, Some(_)) if !sandbox.config.detach => {
+                return Err(Error::Tied(sandbox.name));
+            }
+            (State::Running | State::Paused, Some(vm)) => {
+                let _span = span("its VMM ends");
+                self.end_for_another(entry, &vm)?;
+            }
+            (state, _) => return Err(wrong_state(&sandbox, to_run(state))),
+        }
+        self.points.at(points::ROLLBACK_ENDED);
+        let started = self.put_back(entry, &place);
+        if let Err(error) = &started {
+            self.clear(entry)?;
+            self.exited(entry, node_api::Ended::Failed(error.to_string()))?;
+        }
+        started
+    }
+
+    fn put_back(&self, entry: &Arc<Entry>, place: &Place) -> Result<Started, Error> {
+        limits::check(&entry.stored().sandbox.config, self.cgroups.as_ref())?;
+        self.update(entry, |stored| {
+            stored.sandbox.restarts += 1;
+            stored.sandbox.config.detach = true;
+        })?;
+        if entry.stored().sandbox.config.resources.disk.is_some() {
+            let _span = span("directory and disk");
+            disk::replace(&place.disk(), &self.sandbox_paths(entry).disk())?;
+        }
+        self.points.at(points::ROLLBACK_DISK);
+        self.restore_vm(entry, place, None)
+    }
+
+    /// Everything from a disk that is there to a sandbox that runs.
+    fn restore_vm(&self, entry: &Arc<Entry>, place: &Place, identity: Option<Identity>) -> Result<Started, Error> {
+        let stored = entry.stored();
+        let attachment = {
+            let _span = span("network");
+            self.attach(&stored)?
+        };
+        self.points.at(points::START_NETWORK);
+        let restoring = {
+            let _span = span("sockets and files");
+            let (paths, image) = (self.sandbox_paths(entry), self.image_of(&stored)?);
+            launch::prepare_restore(&self.config, &stored, &paths, (&image, attachment), place)?
+        };
+        self.points.at(points::START_SOCKETS);
+        let (vm, _) = self.spawn(entry, &stored, &restoring.control, &[])?;
+        {
+            let _span = span("VM restored");
+            vm.restore(restoring)?;
+        }
+        self.points.at(points::RESTORE_MADE);
+        {
+            let _span = span("VM started");
+            vm.ask("it was let go on from a snapshot", VmmClient::resume)?;
+        }
+        self.points.at(points::RESTORE_RESUMED);
+        {
+            let _span = span("guest renewed");
+            self.renew(&vm, identity, HOOKS)?;
+        }
+        self.points.at(points::RESTORE_RENEWED);
+        crate::trace::vmm(&vm);
+        let sandbox = self.runs(entry, &vm)?;
+        Ok(Started { sandbox, command: None })
+    }
+}
+
+/// A clone's configuration: the snapshot's, but for what is its own outside.
+fn configured(record: &Record, asked: CloneConfig) -> Result<SandboxConfig, Error> {
+    let of = record.snapshot.config.clone();
+    let mut labels = of.labels;
+    labels.extend(asked.labels);
+    if !record.networked && !asked.ports.is_empty() {
+        return Err(node_api::ConfigError::Ports.into());
+    }
+    let config = SandboxConfig {
+        name: asked.name,
+        hostname: asked.hostname,
+        ports: asked.ports,
+        remove: asked.remove,
+        detach: true,
+        labels,
+        ..of
+    };
+    config.validate()?;
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use node_api::{NetworkMode, Programs, Snapshot};
+
+    use super::*;
+    use crate::testing::stored;
+
+    #[test]
+    fn a_clone_has_outside_what_it_asks_for_and_inside_what_was() {
+        let stored = stored("aaaaaaaaaaaa", "web");
+        let mut config = stored.sandbox.config;
+        (config.network, config.hostname) = (NetworkMode::Auto, Some("web".into()));
+        (config.remove, config.ports) = (true, vec!["80:80".into()]);
+        config.labels = BTreeMap::from([("a".into(), "1".into()), ("b".into(), "1".into())]);
+        let mut record = Record {
+            snapshot: Snapshot {
+                name: "web-1".into(),
+                created_ns: 1,
+                sandbox: stored.sandbox.id,
+                sandbox_name: stored.sandbox.name,
+                config,
+                digest: stored.sandbox.digest,
+                programs: Programs::default(),
+                bytes: 0,
+            },
+            command: stored.command,
+            networked: true,
+        };
+        let asked = CloneConfig {
+            snapshot: "web-1".into(),
+            name: Some("twin".into()),
+            ports: vec!["81:80".into()],
+            labels: BTreeMap::from([("b".into(), "2".into())]),
+            ..CloneConfig::default()
+        };
+        let made = configured(&record, asked.clone()).unwrap();
+        assert_eq!(
+            (made.name.as_deref(), made.hostname, made.remove),
+            (Some("twin"), None, false)
+        );
+        assert_eq!((made.ports, made.detach), (vec!["81:80".to_owned()], true));
+        assert_eq!((made.labels["a"].as_str(), made.labels["b"].as_str()), ("1", "2"));
+        assert_eq!(made.resources, record.snapshot.config.resources);
+        record.networked = false;
+        assert!(configured(&record, asked).is_err(), "a port of no network");
+    }
+}

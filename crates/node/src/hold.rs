@@ -1,0 +1,165 @@
+//! Taking a snapshot: the sandbox is held still, kept, and let go on.
+//!
+//! ```text
+//!  record ─► held ─► commands frozen ─► vCPUs paused ─► state, memory ─► disk ─┐
+//!                                                                             │  (whatever failed before)
+//!  named ◄── on the disk ◄── held no more ◄── renewed, commands thawed ◄── vCPUs resumed
+//! ```
+//! That it is held stands in the database first. Whoever finds it so, the next daemon too, lets it go on; of a snapshot that
+//! has no name by then nothing stays.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use agent_api::{Identity, Renew};
+use base::points;
+use node_api::{Snapshot, State};
+use observe::span::span;
+use vmm_api::{VmState, VmmClient};
+
+use crate::database::Stored;
+use crate::entry::Entry;
+use crate::node::{Node, to_run, wrong_state};
+use crate::snapshots::{Place, Record};
+use crate::vm::{self, Vm};
+use crate::{Error, clock, disk};
+
+/// Bytes of memory a second that a VMM writes at least.
+const SLOWEST: u64 = 32 << 20;
+
+impl Node {
+    /// Keeps a sandbox as it is now.
+    pub(crate) fn make_snapshot(&self, entry: &Arc<Entry>, name: Option<&str>) -> Result<Snapshot, Error> {
+        let _operation = entry.operate();
+        let stored = entry.stored();
+        let sandbox = &stored.sandbox;
+        can_be_kept(&stored)?;
+        let vm = match (sandbox.state, entry.vm()) {
+            (State::Running, Some(vm)) => vm,
+            (state, _) => return Err(wrong_state(sandbox, to_run(state))),
+        };
+        let record = Record {
+            snapshot: Snapshot {
+                name: self.snapshot_name(name, &sandbox.name)?,
+                created_ns: clock::now_ns(),
+                sandbox: sandbox.id.clone(),
+                sandbox_name: sandbox.name.clone(),
+                config: sandbox.config.clone(),
+                digest: sandbox.digest.clone(),
+                programs: self.hashes.of(&self.config, sandbox),
+                bytes: 0,
+            },
+            command: stored.command.clone(),
+            networked: stored.networked,
+        };
+        let begun = self.begin_snapshot(&record)?;
+        self.points.at(points::SNAPSHOT_BEGUN);
+        self.update(entry, |stored| stored.held = true)?;
+        self.points.at(points::SNAPSHOT_HELD);
+        let kept = self.keep_all(&vm, &stored, &begun.place);
+        let gone_on = match kept {
+            // It never stood still.
+            Err(Error::Agent {
+                cause: agent_api::Error::Refused(_),
+                ..
+            }) => self.update(entry, |stored| stored.held = false),
+            _ => self.let_go_on(entry, &vm),
+        };
+        kept?;
+        gone_on?;
+        {
+            let _span = span("snapshot reaches the disk");
+            begun.sync()?;
+        }
+        self.points.at(points::SNAPSHOT_WRITTEN);
+        begun.keep()?;
+        self.points.at(points::SNAPSHOT_KEPT);
+        Ok(self.snapshot(&record.snapshot.name)?.1.snapshot)
+    }
+
+    /// Everything that is done while it is held.
+    fn keep_all(&self, vm: &Vm, stored: &Stored, place: &Place) -> Result<(), Error> {
+        const FREEZING: &str = "its commands were frozen for a snapshot";
+        {
+            let _span = span("commands frozen");
+            let mut agent = vm.agent()?;
+            let frozen = agent
+                .set_read_timeout(Some(self.config.limits.boot))
+                .and_then(|()| agent.freeze());
+            frozen.map_err(|error| vm.diagnose(FREEZING, error))?;
+        }
+        self.points.at(points::SNAPSHOT_FROZEN);
+        {
+            let _span = span("VM paused");
+            vm.ask("it was paused for a snapshot", VmmClient::pause)?;
+        }
+        self.points.at(points::SNAPSHOT_PAUSED);
+        {
+            let _span = span("state and memory");
+            let (state, memory) = (place.create(&place.state())?, place.create(&place.memory())?);
+            let limit = self.snapshot_limit(stored);
+            vm.ask_within(limit, "its state was written", |client| {
+                client.snapshot(state.as_fd(), memory.as_fd())
+            })?;
+        }
+        self.points.at(points::SNAPSHOT_SAVED);
+        if stored.sandbox.config.resources.disk.is_some() {
+            let _span = span("disk copied");
+            let from = self.paths.sandbox(&stored.sandbox.id).disk();
+            disk::copy(&from, place.create(&place.disk())?).map_err(Error::file("copy", &from))?;
+        }
+        self.points.at(points::SNAPSHOT_DISK);
+        Ok(())
+    }
+
+    /// Lets a sandbox that is held go on, wherever it was stopped. What its kernel had of randomness is in the snapshot, too:
+    /// it gets other.
+    pub(crate) fn let_go_on(&self, entry: &Entry, vm: &Vm) -> Result<(), Error> {
+        let _span = span("it goes on");
+        let info = vm.ask("it was let go on after a snapshot", VmmClient::info)?;
+        if info.state == VmState::Paused {
+            vm.ask("it was let go on after a snapshot", VmmClient::resume)?;
+        }
+        self.points.at(points::SNAPSHOT_RESUMED);
+        self.renew(vm, None, Duration::ZERO)?;
+        self.points.at(points::SNAPSHOT_THAWED);
+        self.update(entry, |stored| stored.held = false)
+    }
+
+    /// Gives a guest what nobody else has, and lets its commands go on; `hooks` is how long each of its hooks may take.
+    pub(crate) fn renew(&self, vm: &Vm, identity: Option<Identity>, hooks: Duration) -> Result<(), Error> {
+        const RENEWING: &str = "it was given an entropy, a clock and a name of its own";
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let renew = Renew {
+            clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
+            entropy: vm::entropy()?,
+            identity,
+            hook_ms: u32::try_from(hooks.as_millis()).unwrap_or(u32::MAX),
+            thaw: true,
+        };
+        let mut agent = vm.agent()?;
+        let renewed = agent
+            .set_read_timeout(Some(self.config.limits.boot))
+            .and_then(|()| agent.renew(&renew));
+        renewed.map(drop).map_err(|error| vm.diagnose(RENEWING, error))
+    }
+
+    /// How long a VMM may take to write a snapshot.
+    fn snapshot_limit(&self, stored: &Stored) -> Duration {
+        let memory = stored.sandbox.config.resources.memory.bytes();
+        self.config.limits.boot + Duration::from_secs(memory / SLOWEST)
+    }
+}
+
+/// Refuses what has no saved form, before anything is done.
+fn can_be_kept(stored: &Stored) -> Result<(), Error> {
+    if stored.sandbox.config.volumes.is_empty() {
+        return Ok(());
+    }
+    Err(Error::NotToBeKept {
+        name: stored.sandbox.name.clone(),
+        why: "it has volumes, and which of their files a guest has open is not part of a snapshot: run one without --volume, \
+              and copy files with `basalt cp`",
+    })
+}

@@ -1,0 +1,113 @@
+//! Which programs a VM is made with, told by their content. A file is read once, for as long as it stays the same one.
+
+use std::collections::HashMap;
+use std::fs::{File, Metadata};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::UNIX_EPOCH;
+
+use node_api::{Programs, Sandbox};
+use sha2::{Digest, Sha256};
+
+use crate::config::Config;
+
+/// How much is read at a time.
+const CHUNK: usize = 1 << 20;
+
+/// A file as it is now: another one at its place, or other content, differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Id {
+    device: u64,
+    inode: u64,
+    length: u64,
+    changed: (i64, i64),
+}
+
+/// What is known of files that have been read.
+#[derive(Debug, Default)]
+pub(crate) struct Hashes(Mutex<HashMap<Id, String>>);
+
+impl Hashes {
+    /// What a sandbox's VM was made with. Its VMM's program is there for as long as it runs, whatever became of the file.
+    pub(crate) fn of(&self, config: &Config, sandbox: &Sandbox) -> Programs {
+        let since = sandbox.started_ns.unwrap_or(0);
+        let running = sandbox.vmm.map(|vmm| PathBuf::from(format!("/proc/{}/exe", vmm.pid)));
+        Programs {
+            vmm: running.and_then(|path| self.tell(&path, None)),
+            kernel: self.tell(&config.kernel, Some(since)),
+            initramfs: self.tell(&config.initramfs, Some(since)),
+        }
+    }
+
+    /// The hash of a file that has not changed after `since`.
+    fn tell(&self, path: &Path, since: Option<u64>) -> Option<String> {
+        let hash = File::open(path).and_then(|file| self.hash(&file, since));
+        hash.unwrap_or_else(|error| {
+            log::info!("what {} holds is not known: {error}", path.display());
+            None
+        })
+    }
+
+    fn hash(&self, file: &File, since: Option<u64>) -> io::Result<Option<String>> {
+        let metadata = file.metadata()?;
+        if since.is_some_and(|since| changed_ns(&metadata) > since) {
+            return Ok(None);
+        }
+        let id = Id {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            length: metadata.len(),
+            changed: (metadata.mtime(), metadata.mtime_nsec()),
+        };
+        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(hash) = known().get(&id) {
+            return Ok(Some(hash.clone()));
+        }
+        let hash = read_all(file)?;
+        known().insert(id, hash.clone());
+        Ok(Some(hash))
+    }
+}
+
+fn changed_ns(metadata: &Metadata) -> u64 {
+    let modified = metadata.modified().ok();
+    let since = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
+fn read_all(mut file: &File) -> io::Result<String> {
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        let got = file.read(&mut buffer)?;
+        if got == 0 {
+            break;
+        }
+        hash.update(&buffer[..got]);
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_known_by_its_content_unless_it_changed_since() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("vmlinux");
+        std::fs::write(&path, "abc").unwrap();
+        let hashes = Hashes::default();
+        // FIPS 180-2, appendix B.1.
+        let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        let now = crate::clock::now_ns();
+        assert_eq!(hashes.tell(&path, None).as_deref(), Some(abc));
+        assert_eq!(hashes.tell(&path, Some(now)).as_deref(), Some(abc));
+        assert_eq!(hashes.tell(&path, Some(1)), None, "it was replaced later");
+        std::fs::write(&path, "abcd").unwrap();
+        assert_ne!(hashes.tell(&path, None).as_deref(), Some(abc));
+        assert_eq!(hashes.tell(&directory.path().join("none"), None), None);
+    }
+}

@@ -1,0 +1,299 @@
+//! Snapshots as files: the directory `snapshots/NAME`, which comes and goes by one rename each, so that after a crash it is
+//! there whole or not at all. What is half made or half removed has a name that no snapshot can have, and goes when the
+//! daemon starts. Knows nothing of VMs; how a snapshot is taken is `hold`'s affair, what comes of it `clones`'.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use agent_api::ExecRequest;
+use node_api::snapshot::check_snapshot_name;
+use node_api::{Snapshot, config};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::node::Node;
+use crate::requests::size_of;
+use crate::volumes::{UNFINISHED, unfinished};
+
+/// A guest's memory holds its secrets.
+const DIRECTORY_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+
+/// What is kept beside a snapshot's files: all that a sandbox needs which is made of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    /// What everybody may know.
+    pub(crate) snapshot: Snapshot,
+    /// What runs in it.
+    pub(crate) command: ExecRequest,
+    /// It has an interface in the node's network.
+    pub(crate) networked: bool,
+}
+
+/// A snapshot's directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Place(PathBuf);
+
+impl Place {
+    fn record(&self) -> PathBuf {
+        self.0.join("record.json")
+    }
+
+    pub(crate) fn state(&self) -> PathBuf {
+        self.0.join("state")
+    }
+
+    pub(crate) fn memory(&self) -> PathBuf {
+        self.0.join("memory")
+    }
+
+    pub(crate) fn disk(&self) -> PathBuf {
+        self.0.join("disk")
+    }
+
+    /// What is known of it; `None` if there is none.
+    fn read(&self) -> Result<Option<Record>, Error> {
+        let text = match fs::read(self.record()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            text => text.map_err(Error::file("read", &self.record()))?,
+        };
+        let mut record: Record = serde_json::from_slice(&text).map_err(|error| Error::SnapshotDamaged {
+            path: self.record(),
+            why: error.to_string(),
+        })?;
+        record.snapshot.bytes = size_of(&self.0);
+        Ok(Some(record))
+    }
+
+    /// An empty file of it.
+    pub(crate) fn create(&self, path: &Path) -> Result<File, Error> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(FILE_MODE);
+        options.open(path).map_err(Error::file("make", path))
+    }
+}
+
+/// Makes the place for snapshots, and removes what a daemon that was killed has left half done. What cannot be removed stays
+/// for the next time: it is worth no daemon that does not start.
+pub(crate) fn clean(snapshots: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true).mode(DIRECTORY_MODE).create(snapshots)?;
+    for entry in fs::read_dir(snapshots)? {
+        let entry = entry?;
+        if entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes())
+            && let Err(error) = fs::remove_dir_all(entry.path())
+        {
+            let path = entry.path();
+            log::warn!(
+                "what is left of a snapshot in {} stays: {error}; remove it by hand",
+                path.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A snapshot that is being made. Unless it is kept, nothing of it stays.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    pub(crate) place: Place,
+    goal: PathBuf,
+    name: String,
+    kept: bool,
+}
+
+impl Begun {
+    fn new(snapshots: &Path, record: &Record) -> Result<Self, Error> {
+        let name = unfinished().map_err(Error::host("reading entropy"))?;
+        let place = Place(snapshots.join(name));
+        let mut builder = fs::DirBuilder::new();
+        builder.mode(DIRECTORY_MODE);
+        builder.create(&place.0).map_err(Error::file("make", &place.0))?;
+        let begun = Self {
+            goal: snapshots.join(&record.snapshot.name),
+            name: record.snapshot.name.clone(),
+            kept: false,
+            place,
+        };
+        let text = serde_json::to_vec_pretty(record).map_err(|error| Error::Invalid(error.to_string()))?;
+        let path = begun.place.record();
+        let mut file = begun.place.create(&path)?;
+        io::Write::write_all(&mut file, &text).map_err(Error::file("write", &path))?;
+        Ok(begun)
+    }
+
+    /// Waits until all of it has reached the disk.
+    pub(crate) fn sync(&self) -> Result<(), Error> {
+        let written = || -> io::Result<()> {
+            for entry in fs::read_dir(&self.place.0)? {
+                File::open(entry?.path())?.sync_all()?;
+            }
+            File::open(&self.place.0)?.sync_all()
+        };
+        written().map_err(Error::file("write", &self.place.0))
+    }
+
+    /// Gives it its name.
+    pub(crate) fn keep(mut self) -> Result<(), Error> {
+        match renameat_with(CWD, &self.place.0, CWD, &self.goal, RenameFlags::NOREPLACE) {
+            Ok(()) => self.kept = true,
+            Err(rustix::io::Errno::EXIST) => return Err(Error::SnapshotTaken(self.name.clone())),
+            Err(error) => return Err(Error::file("rename", &self.place.0)(error)),
+        }
+        let parent = self.goal.parent().unwrap_or(&self.goal);
+        let synced = File::open(parent).and_then(|directory| directory.sync_all());
+        synced.map_err(Error::file("write", parent))
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if !self.kept
+            && let Err(error) = fs::remove_dir_all(&self.place.0)
+        {
+            // The next daemon tries again.
+            log::warn!("{} stays behind: {error}", self.place.0.display());
+        }
+    }
+}
+
+impl Node {
+    /// Takes a place for a snapshot, which is not there before it is kept.
+    pub(crate) fn begin_snapshot(&self, record: &Record) -> Result<Begun, Error> {
+        let snapshots = self.paths.snapshots();
+        if snapshots.join(&record.snapshot.name).exists() {
+            return Err(Error::SnapshotTaken(record.snapshot.name.clone()));
+        }
+        Begun::new(&snapshots, record)
+    }
+
+    /// A name for a snapshot: the one that is wanted, or the sandbox's with the next number that is free.
+    pub(crate) fn snapshot_name(&self, wanted: Option<&str>, sandbox: &str) -> Result<String, Error> {
+        if let Some(name) = wanted {
+            check_snapshot_name(name)?;
+            return Ok(name.to_owned());
+        }
+        // Room for the number.
+        let stem: String = sandbox.chars().take(config::MAX_NAME - 8).collect();
+        let snapshots = self.paths.snapshots();
+        let free = |number: &u32| !snapshots.join(format!("{stem}-{number}")).exists();
+        let number = (1..=u32::MAX).find(free).unwrap_or(u32::MAX);
+        Ok(format!("{stem}-{number}"))
+    }
+
+    /// One that is there, and where.
+    pub(crate) fn snapshot(&self, name: &str) -> Result<(Place, Record), Error> {
+        check_snapshot_name(name)?;
+        let place = Place(self.paths.snapshots().join(name));
+        match place.read()? {
+            Some(record) => Ok((place, record)),
+            None => Err(Error::NoSnapshot(name.to_owned())),
+        }
+    }
+
+    /// All of them, the oldest first. One that is damaged is left out, and the log tells of it.
+    pub(crate) fn snapshots(&self) -> Result<Vec<Snapshot>, Error> {
+        let directory = self.paths.snapshots();
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&directory).map_err(Error::file("read", &directory))? {
+            let entry = entry.map_err(Error::file("read", &directory))?;
+            let name = entry.file_name();
+            if name.to_str().is_none_or(|name| check_snapshot_name(name).is_err()) {
+                continue;
+            }
+            match Place(entry.path()).read() {
+                Ok(record) => found.extend(record.map(|record| record.snapshot)),
+                Err(error) => log::error!("{error}"),
+            }
+        }
+        found.sort_by(|a, b| (a.created_ns, &a.name).cmp(&(b.created_ns, &b.name)));
+        Ok(found)
+    }
+
+    /// Removes one. VMs that were restored from it have its memory's file open, and keep it for as long as they run.
+    pub(crate) fn remove_snapshot(&self, name: &str) -> Result<(), Error> {
+        check_snapshot_name(name)?;
+        let snapshots = self.paths.snapshots();
+        let place = snapshots.join(name);
+        let hidden = snapshots.join(unfinished().map_err(Error::host("reading entropy"))?);
+        match fs::rename(&place, &hidden) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Error::NoSnapshot(name.to_owned())),
+            renamed => renamed.map_err(Error::file("remove", &place))?,
+        }
+        self.points.at(base::points::SNAPSHOT_HIDDEN);
+        fs::remove_dir_all(&hidden).map_err(Error::file("remove", &hidden))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::testing::stored;
+
+    fn record(name: &str) -> Record {
+        let stored = stored("aaaaaaaaaaaa", "web");
+        Record {
+            snapshot: Snapshot {
+                name: name.into(),
+                created_ns: 1,
+                sandbox: stored.sandbox.id,
+                sandbox_name: stored.sandbox.name,
+                config: stored.sandbox.config,
+                digest: stored.sandbox.digest,
+                programs: node_api::Programs::default(),
+                bytes: 0,
+            },
+            command: stored.command,
+            networked: true,
+        }
+    }
+
+    #[test]
+    fn one_is_there_whole_or_not_at_all() {
+        let directory = tempfile::tempdir().unwrap();
+        let snapshots = directory.path().join("snapshots");
+        clean(&snapshots).unwrap();
+        let names = || {
+            let entries = fs::read_dir(&snapshots).unwrap();
+            entries.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>()
+        };
+        // Given up: nothing stays.
+        let begun = Begun::new(&snapshots, &record("one")).unwrap();
+        assert!(!snapshots.join("one").exists() && names().len() == 1);
+        drop(begun);
+        assert!(names().is_empty());
+        // Kept: all of it is there, for root alone.
+        let begun = Begun::new(&snapshots, &record("one")).unwrap();
+        begun
+            .place
+            .create(&begun.place.memory())
+            .unwrap()
+            .set_len(1 << 30)
+            .unwrap();
+        begun.sync().unwrap();
+        begun.keep().unwrap();
+        let place = Place(snapshots.join("one"));
+        let mut found = place.read().unwrap().unwrap();
+        assert!(found.snapshot.bytes < 1 << 20, "holes count");
+        found.snapshot.bytes = 0;
+        assert_eq!(found, record("one"));
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&place.0), mode(&place.memory())), (0o700, 0o600));
+        // Another of this name is refused, and the first one stays as it is.
+        let again = Begun::new(&snapshots, &record("one")).unwrap();
+        assert!(matches!(again.keep(), Err(Error::SnapshotTaken(name)) if name == "one"));
+        assert!(place.memory().exists() && names().len() == 1);
+        // What a crash has left goes, and nothing else.
+        std::mem::forget(Begun::new(&snapshots, &record("two")).unwrap());
+        assert_eq!(names().len(), 2);
+        clean(&snapshots).unwrap();
+        assert_eq!(names(), ["one"]);
+        fs::write(place.record(), "{").unwrap();
+        assert!(place.read().unwrap_err().to_string().contains("snapshot rm"));
+    }
+}

@@ -1,0 +1,193 @@
+//! One sandbox is kept and goes on twice more: a counter in its memory counts on without a boot, and what must differ
+//! differs. Then a sandbox is put back.
+
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::network::{WORLD4, World};
+use crate::basalt::expect_refusal;
+use crate::daemon::{Daemon, wait_for};
+use crate::{Case, Host};
+
+pub(crate) const CASE: Case = Case {
+    name: "clones",
+    limit: Duration::from_secs(600),
+    host,
+    guest: None,
+};
+
+/// Counts in a variable, and tells the count with a word that only this process knows. Its first line counts boots.
+const SCRIPT: &str = "echo boot >> /boots; word=$(cat /proc/sys/kernel/random/uuid); i=0; \
+                      while :; do i=$((i+1)); echo $word $i > /tmp/new; mv /tmp/new /tmp/count; sleep 0.05; done";
+
+/// A server in the guest that was there before the snapshot.
+const SERVER: &str = "import socket\ns = socket.create_server(('', 80))\nwhile True:\n c, _ = s.accept()\n \
+                      c.sendall(socket.gethostname().encode())\n c.close()\n";
+
+/// What must differ from one machine to the other: a line each.
+const IDENTITY: &str = "cat /proc/sys/kernel/random/boot_id /etc/machine-id /etc/hostname; hostname; \
+                        head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \\n'; echo; \
+                        python3 -c 'import os; print(os.getrandom(32).hex())'";
+
+/// Goes out to the world.
+const OUTWARDS: &str =
+    "import socket, sys\ns = socket.create_connection((sys.argv[1], 7000), 20)\nprint('connected')\n";
+
+fn host(host: &Host) -> Result<()> {
+    let world = World::new()?;
+    let _server = world.serve(&["[::]:7000"])?;
+    let daemon = Daemon::new(host)?;
+    let image = host.digest.as_str();
+    let run = [
+        "run", "-d", "--name", "origin", "--memory", "128m", "-p", "18080:80", image, "--", "sh", "-c", SCRIPT,
+    ];
+    daemon.ok(&run)?;
+    daemon.ok(&["exec", "--detach", "origin", "python3", "-c", SERVER])?;
+    wait_for("the count", || {
+        Ok(count(&daemon, "origin").is_ok_and(|(_, count)| count > 20))
+    })?;
+    wait_for("the server", || Ok(answer(18080).is_ok()))?;
+    let before = count(&daemon, "origin")?;
+    let uptime = uptime(&daemon, "origin")?;
+    daemon.ok(&["snapshot", "create", "origin", "kept"])?;
+    // The original goes on, too.
+    wait_for("the original to count on", || {
+        Ok(count(&daemon, "origin")?.1 > before.1 + 20)
+    })?;
+
+    let mut machines = vec![("origin", 18080)];
+    for (name, port) in [("one", 18081), ("two", 18082)] {
+        let published = format!("{port}:80");
+        daemon.ok(&["clone", "--name", name, "-p", &published, "kept"])?;
+        machines.push((name, port));
+    }
+    for (name, port) in &machines {
+        is_a_clone(&daemon, name, &before, uptime)?;
+        let outwards = daemon.ok(&["exec", name, "python3", "-c", OUTWARDS, WORLD4])?;
+        ensure!(outwards == "connected\n", "{name} reaches the world as {outwards:?}");
+        let inwards = answer(*port)?;
+        let own = daemon.ok(&["exec", name, "hostname"])?;
+        ensure!(inwards == own.trim(), "at {name}'s port answers {inwards}");
+    }
+    differ(&daemon, &machines)?;
+    put_back(&daemon, &before)?;
+
+    // What is kept outlives whom it is of, and those who run from it outlive it.
+    daemon.ok(&["rm", "--force", "origin"])?;
+    daemon.ok(&["clone", "--name", "three", "kept"])?;
+    daemon.ok(&["snapshot", "rm", "kept"])?;
+    for name in ["one", "three"] {
+        is_a_clone(&daemon, name, &before, uptime)?;
+    }
+    expect_refusal(&daemon.run(&["clone", "kept"])?, 1, &["no snapshot `kept`"])?;
+    // A clone that has ended boots like any other.
+    daemon.ok(&["kill", "one"])?;
+    daemon.ok(&["start", "one"])?;
+    let boots = daemon.ok(&["exec", "one", "cat", "/boots"])?;
+    ensure!(boots == "boot\nboot\n", "started again it has booted as {boots:?}");
+    daemon.end()
+}
+
+/// The word and the count of the process that counts.
+fn count(daemon: &Daemon<'_>, name: &str) -> Result<(String, u64)> {
+    let text = daemon.ok(&["exec", name, "cat", "/tmp/count"])?;
+    let (word, count) = text.trim().split_once(' ').context("no count yet")?;
+    Ok((word.to_owned(), count.parse()?))
+}
+
+/// Seconds since the boot.
+fn uptime(daemon: &Daemon<'_>, name: &str) -> Result<f64> {
+    let text = daemon.ok(&["exec", name, "cat", "/proc/uptime"])?;
+    Ok(text.split(' ').next().context("no uptime")?.parse()?)
+}
+
+/// It has the memory that was kept, goes on from there, and has booted once, before.
+fn is_a_clone(daemon: &Daemon<'_>, name: &str, before: &(String, u64), booted: f64) -> Result<()> {
+    let first = count(daemon, name)?;
+    ensure!(
+        first.0 == before.0 && first.1 >= before.1,
+        "{name} counts {first:?}, not on from {before:?}"
+    );
+    wait_for("a clone to count on", || Ok(count(daemon, name)?.1 > first.1))?;
+    let boots = daemon.ok(&["exec", name, "cat", "/boots"])?;
+    ensure!(boots == "boot\n", "{name} has booted as {boots:?}");
+    let uptime = uptime(daemon, name)?;
+    ensure!(
+        uptime >= booted,
+        "{name} is up since {uptime} s, the snapshot was since {booted} s"
+    );
+    if name != "origin" {
+        let console = daemon.ok(&["logs", "--console", name])?;
+        ensure!(
+            !console.contains("Linux version"),
+            "{name} has booted a kernel: {console}"
+        );
+    }
+    Ok(())
+}
+
+/// None of them says what another one says.
+fn differ(daemon: &Daemon<'_>, machines: &[(&str, u16)]) -> Result<()> {
+    let mut said = Vec::new();
+    for (name, _) in machines {
+        let text = daemon.ok(&["exec", name, "sh", "-c", IDENTITY])?;
+        log::info!("{name} says {text:?}");
+        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        // The original was made without a machine id; its image may have none.
+        ensure!(lines.len() >= 5, "{name} says {lines:?}");
+        said.push(lines);
+    }
+    let all: Vec<&String> = said
+        .iter()
+        .flat_map(|lines| lines.iter().collect::<BTreeSet<_>>())
+        .collect();
+    let different: BTreeSet<_> = all.iter().collect();
+    ensure!(all.len() == different.len(), "something is said twice: {said:?}");
+    // A clone's host name is its id, in the file and by the kernel.
+    for lines in &said[1..] {
+        ensure!(lines[2] == lines[3] && lines[1].len() == 32, "a clone says {lines:?}");
+    }
+    Ok(())
+}
+
+/// The original becomes again what it was.
+fn put_back(daemon: &Daemon<'_>, before: &(String, u64)) -> Result<()> {
+    let own = daemon.ok(&["exec", "origin", "hostname"])?;
+    daemon.ok(&["exec", "origin", "sh", "-c", "echo later > /later; sync"])?;
+    let after = count(daemon, "origin")?;
+    daemon.ok(&["rollback", "origin", "kept"])?;
+    let back = count(daemon, "origin")?;
+    ensure!(
+        back.0 == before.0 && back.1 >= before.1 && back.1 < after.1,
+        "put back it counts {back:?}; it was kept after {before:?} and put back after {after:?}"
+    );
+    let kept = daemon.run(&["exec", "origin", "test", "-e", "/later"])?;
+    ensure!(
+        kept.status.code() == Some(1),
+        "what it has written later is still there"
+    );
+    ensure!(
+        daemon.ok(&["exec", "origin", "hostname"])? == own,
+        "its host name is another"
+    );
+    ensure!(answer(18080)? == own.trim(), "nobody answers at its port");
+    expect_refusal(
+        &daemon.run(&["rollback", "one", "kept"])?,
+        1,
+        &["is of origin", "basalt clone kept"],
+    )
+}
+
+/// What the server at a published port says.
+fn answer(port: u16) -> Result<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    ensure!(!text.is_empty(), "an empty answer at port {port}");
+    Ok(text)
+}
