@@ -65,14 +65,15 @@ mod tests {
     #[test]
     fn an_end_is_told_once() {
         let monitor = Monitor::new().unwrap();
-        let mut children: Vec<_> = ["0.3", "100"]
-            .map(|time| std::process::Command::new("sleep").arg(time).spawn().unwrap())
-            .into();
+        let mut children: Vec<_> = (0..2)
+            .map(|_| std::process::Command::new("sleep").arg("1000").spawn().unwrap())
+            .collect();
         for (child, id) in children.iter().zip(["short", "long"]) {
             let process = crate::process::identify(i32::try_from(child.id()).unwrap()).unwrap();
             let pidfd = crate::process::open(process).unwrap().unwrap();
             monitor.watch(id, pidfd.as_fd()).unwrap();
         }
+        children[0].kill().unwrap();
         assert_eq!(monitor.wait().unwrap(), ["short"]);
         children[1].kill().unwrap();
         assert_eq!(monitor.wait().unwrap(), ["long"]);
