@@ -22,7 +22,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 
 use crate::figures::Bench;
-use crate::report::Report;
+use crate::report::{Printed, Report};
 use crate::world::World;
 
 /// What can be measured.
@@ -43,6 +43,18 @@ enum Subject {
     /// TCP streams, requests and responses
     Network,
 }
+
+type Measure = fn(&mut Bench<'_>) -> Result<()>;
+
+/// All that is measured, in its order.
+const MEASURED: [(Subject, Measure); 6] = [
+    (Subject::Start, |bench| bench.start()),
+    (Subject::Boot, |bench| bench.boot()),
+    (Subject::Exits, |bench| bench.exits()),
+    (Subject::Run, |bench| bench.run()),
+    (Subject::Disk, |bench| bench.disk()),
+    (Subject::Network, |bench| bench.network()),
+];
 
 /// Measures Basalt beside QEMU's microvm, in turn, and prints the tables of docs/benchmarks.md.
 #[derive(Debug, Parser)]
@@ -93,37 +105,32 @@ fn main() -> Result<()> {
         facts: world.facts()?,
         ..Report::default()
     };
-    let mut bench = Bench {
-        world: &world,
-        runs: usize::from(options.runs),
-        report: &mut report,
-    };
-    let wanted = |subject| options.subjects.contains(&subject) || options.subjects.contains(&Subject::All);
-    if wanted(Subject::Start) {
-        bench.start()?;
+    let mut printed = Printed::default();
+    for (subject, measure) in MEASURED {
+        if !options.subjects.contains(&subject) && !options.subjects.contains(&Subject::All) {
+            continue;
+        }
+        measure(&mut Bench {
+            world: &world,
+            runs: usize::from(options.runs),
+            report: &mut report,
+        })?;
+        // At once: an emulated host that dies takes nothing along that was measured.
+        if !options.json {
+            print(&report.news(&mut printed)?)?;
+        }
     }
-    if wanted(Subject::Boot) {
-        bench.boot()?;
-    }
-    if wanted(Subject::Exits) {
-        bench.exits()?;
-    }
-    if wanted(Subject::Run) {
-        bench.run()?;
-    }
-    if wanted(Subject::Disk) {
-        bench.disk()?;
-    }
-    if wanted(Subject::Network) {
-        bench.network()?;
-    }
-    let text = if options.json {
+    print(&if options.json {
         format!("{}\n", serde_json::to_string_pretty(&report)?)
     } else {
-        report.markdown()?
-    };
-    std::io::stdout().write_all(text.as_bytes())?;
-    Ok(())
+        report.end()?
+    })
+}
+
+fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
 }
 
 #[cfg(test)]

@@ -102,16 +102,33 @@ fn number(value: f64) -> String {
     }
 }
 
+/// How much of a report has been printed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Printed {
+    facts: usize,
+    figures: usize,
+}
+
 impl Report {
-    /// Markdown, ready for `docs/benchmarks.md`.
-    pub(crate) fn markdown(&self) -> Result<String> {
+    /// What came since the last time, as Markdown that is ready for `docs/benchmarks.md`.
+    pub(crate) fn news(&self, printed: &mut Printed) -> Result<String> {
         let mut text = String::new();
-        for (name, value) in &self.facts {
+        for (name, value) in &self.facts[printed.facts..] {
             writeln!(text, "* {name}: `{value}`")?;
         }
-        for figure in &self.figures {
+        for figure in &self.figures[printed.figures..] {
             figure.markdown(&mut text)?;
         }
+        *printed = Printed {
+            facts: self.facts.len(),
+            figures: self.figures.len(),
+        };
+        Ok(text)
+    }
+
+    /// The last lines.
+    pub(crate) fn end(&self) -> Result<String> {
+        let mut text = String::new();
         writeln!(text, "\nRuns made once more: {}", self.retried.len())?;
         for why in &self.retried {
             writeln!(text, "* {}", why.replace('\n', " / "))?;
@@ -174,15 +191,19 @@ mod tests {
     fn the_table_has_medians_samples_and_the_word() {
         let mut figure = figure();
         figure.ratio("ours", "theirs", Target::AtMost(0.1));
-        let report = Report {
+        let mut report = Report {
             facts: vec![("kernel".into(), "abc".into())],
             figures: vec![figure],
             retried: vec!["boot, theirs: it died".into()],
         };
-        let text = report.markdown().unwrap();
-        assert!(
-            text.ends_with("\nRuns made once more: 1\n* boot, theirs: it died\n"),
-            "{text}"
+        let mut printed = Printed::default();
+        let text = report.news(&mut printed).unwrap();
+        report.figures.push(Figure::new("Boot", "ms"));
+        let more = report.news(&mut printed).unwrap();
+        assert!(more.starts_with("\n### Boot\n") && !more.contains("kernel"), "{more}");
+        assert_eq!(
+            report.end().unwrap(),
+            "\nRuns made once more: 1\n* boot, theirs: it died\n"
         );
         assert!(text.contains("* kernel: `abc`\n"), "{text}");
         assert!(text.contains("| ours | 11.00 | 10.00 12.00 11.00 |"), "{text}");

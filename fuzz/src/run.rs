@@ -163,7 +163,7 @@ mod tests {
             seeds: vec![b"hello there".to_vec()],
             parse: fragile,
         };
-        let found = fuzz(&target, 1, Duration::from_secs(20));
+        let found = fuzz(&target, 1, Duration::from_secs(90));
         let failure = found.failure.expect("a panic");
         assert!(failure.message.contains("broken"), "{}", failure.message);
         assert_eq!(failure.input[4], 0xff);
@@ -172,7 +172,7 @@ mod tests {
             seeds: Vec::new(),
             parse: |input| outcome(input.is_empty()),
         };
-        let found = fuzz(&sound, 1, Duration::from_millis(50));
+        let found = fuzz(&sound, 1, Duration::from_secs(2));
         assert!(found.failure.is_none() && found.executions > 100 && found.outcomes == 2);
     }
 

@@ -26,7 +26,7 @@ fn wait_for(path: &Path) {
     let begun = Instant::now();
     while !path.exists() {
         assert!(
-            begun.elapsed() < Duration::from_secs(30),
+            begun.elapsed() < Duration::from_secs(90),
             "{} does not come",
             path.display()
         );

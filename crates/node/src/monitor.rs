@@ -50,8 +50,13 @@ impl Monitor {
         let mut watched = self.watched();
         let mut ended = Vec::new();
         for event in ready {
-            // Dropping the descriptor takes it out of the set.
-            ended.extend(watched.by_token.remove(&event.token).map(|(id, _)| id));
+            if let Some((id, pidfd)) = watched.by_token.remove(&event.token) {
+                // Whoever else has the descriptor, a child between fork and exec even, would keep it in the set.
+                if let Err(error) = self.epoll.remove(&pidfd) {
+                    log::warn!("the end of {id} may be told again: {error}");
+                }
+                ended.push(id);
+            }
         }
         Ok(ended)
     }
@@ -65,14 +70,18 @@ mod tests {
     #[test]
     fn an_end_is_told_once() {
         let monitor = Monitor::new().unwrap();
-        let mut children: Vec<_> = ["0.3", "100"]
-            .map(|time| std::process::Command::new("sleep").arg(time).spawn().unwrap())
-            .into();
+        let mut children: Vec<_> = (0..2)
+            .map(|_| std::process::Command::new("sleep").arg("1000").spawn().unwrap())
+            .collect();
+        // Somebody else has them, too.
+        let mut pidfds = Vec::new();
         for (child, id) in children.iter().zip(["short", "long"]) {
             let process = crate::process::identify(i32::try_from(child.id()).unwrap()).unwrap();
             let pidfd = crate::process::open(process).unwrap().unwrap();
             monitor.watch(id, pidfd.as_fd()).unwrap();
+            pidfds.push(pidfd);
         }
+        children[0].kill().unwrap();
         assert_eq!(monitor.wait().unwrap(), ["short"]);
         children[1].kill().unwrap();
         assert_eq!(monitor.wait().unwrap(), ["long"]);

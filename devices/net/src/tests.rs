@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ::device::{DeviceContext, DeviceModule, FdTable};
 use observe::Registry;
 use virtio::VirtioDevice;
-use virtio::conformance::driver::{Driver, Pushed};
+use virtio::conformance::driver::{Driver, PATIENCE, Pushed};
 use virtio::conformance::{Request, Subject, run};
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MRG_RXBUF,
@@ -351,7 +351,7 @@ fn the_driver_says_how_many_pairs_it_uses() {
             queues.any(|(queue, count)| link.driver.poll_used(queue).map(|_| *count += 1).is_some())
         };
         while !poll() {
-            assert!(began.elapsed() < Duration::from_secs(5), "not all packets came");
+            assert!(began.elapsed() < PATIENCE, "not all packets came");
         }
     }
     assert!(got[0] > 0 && got[1] > 0, "{got:?}");
@@ -385,6 +385,23 @@ fn a_driver_that_does_not_know_of_pairs_has_one() {
     }
 }
 
+/// Of 40 000 bytes 10 000 pass at once, the others take 0.3 s: never less, and more only on a machine that is busy just
+/// then.
+#[track_caller]
+fn holds(mut pass: impl FnMut()) {
+    let mut took = Duration::ZERO;
+    for _ in 0..10 {
+        let began = Instant::now();
+        pass();
+        took = began.elapsed();
+        assert!(took >= Duration::from_millis(250), "{took:?}");
+        if took < Duration::from_secs(1) {
+            return;
+        }
+    }
+    panic!("{took:?}, and the times before were no better");
+}
+
 #[test]
 fn rates_hold_in_both_directions() {
     let rate = RateLimit {
@@ -400,23 +417,21 @@ fn rates_hold_in_both_directions() {
     });
     link.driver.start();
     let frame = frame(1000, 3);
-    let began = Instant::now();
-    for _ in 0..40 {
-        link.send(&frame);
-    }
-    // 10 000 bytes at once, the other 30 000 take 0.3 s.
-    let took = began.elapsed();
-    assert!((0.25..1.0).contains(&took.as_secs_f64()), "{took:?}");
-    let offered = link.offer(100, 1536);
-    let began = Instant::now();
-    for _ in 0..40 {
-        link.far.send(&frame).unwrap();
-    }
-    for _ in 0..40 {
-        link.received(&offered);
-    }
-    let took = began.elapsed();
-    assert!((0.25..1.0).contains(&took.as_secs_f64()), "{took:?}");
+    holds(|| {
+        for _ in 0..40 {
+            link.send(&frame);
+        }
+    });
+    let mut offered = Vec::new();
+    holds(|| {
+        offered.extend(link.offer(40, 1536));
+        for _ in 0..40 {
+            link.far.send(&frame).unwrap();
+        }
+        for _ in 0..40 {
+            link.received(&offered);
+        }
+    });
     assert!(link.metric("net_throttled_total", "") > 0);
 }
 
@@ -464,10 +479,7 @@ fn the_number_of_pairs_survives_being_saved() {
         for (queue, count) in offered.into_iter().zip(&mut got) {
             *count += u32::from(link.driver.poll_used(queue).is_some());
         }
-        assert!(
-            began.elapsed() < Duration::from_secs(5),
-            "not all packets came: {got:?}"
-        );
+        assert!(began.elapsed() < PATIENCE, "not all packets came: {got:?}");
     }
     assert!(got[0] > 0 && got[1] > 0, "{got:?}");
     // A device with fewer TAPs is another one.

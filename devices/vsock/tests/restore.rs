@@ -46,9 +46,11 @@ fn the_reset_comes_before_any_new_connection() {
 
     let mut host = guest.host_connects();
     host.write_all(b"CONNECT 52\n").unwrap();
-    assert!(guest.driver.wait_used(EVENT).is_some(), "no event came");
     // All buffers carry it: the next that is offered is one that the driver has dealt with.
-    assert_eq!(events(&mut guest), [4; BUFFERS - 1]);
+    for _ in 0..BUFFERS {
+        let event = guest.driver.wait_used(EVENT).expect("no event came");
+        assert_eq!(event.written, 4);
+    }
     for buffer in buffers {
         assert_eq!(guest.driver.bytes(buffer), RESET);
     }

@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use guest::{CREDIT_REQUEST, Guest, Packet, REQUEST, RESPONSE, RST, line, pattern};
+use rustix::net::SendFlags;
 
 const ALLOC: u32 = 64 << 10;
 
@@ -222,7 +223,10 @@ fn a_guest_that_reads_no_more_stops_the_host() {
     let mut guest = Guest::start();
     let (ports, mut socket) = guest.dial(1, ALLOC);
     guest.shut(ports, 1);
-    guest.settle();
+    // Of nothing only the error is told.
+    guest.wait("the end of writing", |_| {
+        rustix::net::send(&socket, &[], SendFlags::NOSIGNAL).is_err()
+    });
     let error = socket.write_all(b"x").unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);
     guest.send_data(ports, b"still talking");

@@ -42,7 +42,7 @@ fn main_command(script: &str) -> ExecRequest {
 /// Reads a log to its end.
 fn whole(mut log: UnixStream) -> String {
     let mut bytes = Vec::new();
-    log.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    log.set_read_timeout(Some(Duration::from_secs(90))).unwrap();
     log.read_to_end(&mut bytes).unwrap();
     text(&bytes).to_owned()
 }
@@ -69,7 +69,7 @@ fn a_detached_one_outlives_its_connection_and_tells_the_log_everything() {
     connection.exec_detached(&request).unwrap();
     connection.ping().unwrap();
     drop(connection);
-    let log = logs.recv_timeout(Duration::from_secs(30)).unwrap();
+    let log = logs.recv_timeout(Duration::from_secs(90)).unwrap();
     let (output, exit) = told(&whole(log));
     assert_eq!(output, "Stdout:one;Stdout:two~Stderr:oops;");
     assert_eq!(exit, Some(ExitStatus::Code(3)));
@@ -147,7 +147,7 @@ fn a_log_whose_connection_breaks_goes_on_in_another() {
     // As a restore does; closing alone leaves it open for as long as another test's child has it, between fork and exec.
     first.shutdown(Shutdown::Both).unwrap();
     std::fs::write(&marker, "").unwrap();
-    let second = logs.recv_timeout(Duration::from_secs(30)).unwrap();
+    let second = logs.recv_timeout(Duration::from_secs(90)).unwrap();
     assert_eq!(
         told(&whole(second)),
         ("Stdout:two;".to_owned(), Some(ExitStatus::Code(0)))

@@ -134,7 +134,7 @@ fn a_local_reader_that_goes_is_a_broken_pipe_there() {
         &signals,
     )
     .unwrap();
-    assert!(begin.elapsed() < Duration::from_secs(20));
+    assert!(begin.elapsed() < Duration::from_secs(90));
     reader.join().unwrap();
     drop(stderr);
     assert_eq!((status, err.join().unwrap()), (ExitStatus::Code(0), b"over\n".to_vec()));

@@ -281,17 +281,21 @@ mod tests {
     #[test]
     fn a_time_limit_ends_the_whole_group() {
         let dir = tempfile::tempdir().unwrap();
-        let mark = dir.path().join("alive");
-        let script = format!("(sleep 3; touch {}) & sleep 60", mark.display());
-        let begun = Instant::now();
+        // Whoever lives has its end of the fifo open. Both of ours are, so that nobody waits for the other.
+        let fifo = dir.path().join("alive");
+        assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        let ours = File::options().read(true).write(true).open(&fifo).unwrap();
+        let mut reader = File::open(&fifo).unwrap();
+        let script = format!("exec 3>{}; sleep 1000 & sleep 1000", fifo.display());
         let mut task = task(dir.path(), &Stop::default());
-        let error = task
-            .run_within(&mut sh(&script), Duration::from_millis(300))
-            .unwrap_err();
+        let error = task.run_within(&mut sh(&script), Duration::from_secs(2)).unwrap_err();
         assert!(format!("{error}").contains("limit"), "{error}");
-        assert!(begun.elapsed() < Duration::from_secs(3));
-        thread::sleep(Duration::from_secs(3).saturating_sub(begun.elapsed()) + Duration::from_millis(500));
-        assert!(!mark.exists(), "a grandchild survived");
+        drop(ours);
+        let (ended, end) = mpsc::channel();
+        thread::spawn(move || ended.send(reader.read_to_end(&mut Vec::new())));
+        end.recv_timeout(Duration::from_secs(90))
+            .expect("a grandchild survived")
+            .unwrap();
     }
 
     #[test]
@@ -330,10 +334,17 @@ mod tests {
     #[test]
     fn a_daemon_that_keeps_the_pipe_does_not_hold_the_step() {
         let dir = tempfile::tempdir().unwrap();
+        let pid = dir.path().join("pid");
         let begun = Instant::now();
         task(dir.path(), &Stop::default())
-            .run_within(&mut sh("sleep 5 & echo up"), Duration::MAX)
+            .run_within(
+                &mut sh(&format!("sleep 1000 & echo $! > {}", pid.display())),
+                Duration::MAX,
+            )
             .unwrap();
-        assert!(begun.elapsed() < Duration::from_secs(4));
+        assert!(begun.elapsed() < Duration::from_secs(90));
+        let pid = std::fs::read_to_string(pid).unwrap();
+        let killed = Command::new("kill").arg(pid.trim()).status().unwrap();
+        assert!(killed.success(), "the daemon was not left running");
     }
 }

@@ -159,9 +159,8 @@ fn a_mirror_is_asked_first() {
     let world = World::with_image();
     let mirror = Registry::start(world.directory.path(), false);
     world.does("ours", &["push", "tiny", &mirror.image("cache/team/tiny")]);
-    // Nobody is there.
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let there = format!("{nobody}/team/tiny");
+    // Nobody is there, nor will be.
+    let there = "127.0.0.1:1/team/tiny".to_owned();
     let at = mirror.image("cache");
     let json = world.json("theirs", &["pull", "--mirror", &at, &there]);
     assert_eq!(
@@ -282,7 +281,7 @@ fn a_signal_ends_a_pull_in_order() {
             if let Some(status) = child.try_wait().unwrap() {
                 break status;
             }
-            if begun.elapsed() > Duration::from_secs(20) {
+            if begun.elapsed() > Duration::from_secs(90) {
                 child.kill().unwrap();
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -291,7 +290,8 @@ fn a_signal_ends_a_pull_in_order() {
         child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
         assert_eq!(status.code(), Some(code), "{text}");
         assert!(text.contains("cancelled: what has come is kept"), "{text}");
-        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        // Before it would give up the registry by itself.
+        assert!(begun.elapsed() < Duration::from_secs(29), "{:?}", begun.elapsed());
         drop(connection);
     }
 }

@@ -10,7 +10,7 @@ use node::{Config, Endpoint, Node, Server, TimeLimits};
 pub(crate) const END: &str = "--end-sandboxes";
 
 /// Longer than they need.
-const GRACE: Duration = Duration::from_secs(20);
+const GRACE: Duration = Duration::from_secs(90);
 
 /// Serves until it is told to end, or ends all sandboxes.
 pub(crate) fn serve(arguments: &[String]) -> ExitCode {

@@ -66,9 +66,13 @@ pub(crate) fn metrics_are_what_prometheus_reads() {
     let id = detached(&world, "web", "sleep 1000");
     assert_eq!(world.run(&["tiny", "--", "true"]).status.code(), Some(0));
     assert_ne!(world.run(&["--name", "web", "tiny"]).status.code(), Some(0));
-    let output = world.verb(&["daemon", "metrics"]);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let samples = parse(&text(&output.stdout));
+    // A VMM on a busy machine may miss the short time that it has.
+    let samples = wait_for("the metrics of all", || {
+        let output = world.verb(&["daemon", "metrics"]);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        let samples = parse(&text(&output.stdout));
+        (samples.get("basalt_scrape_missing_sandboxes") == Some(&0.0)).then_some(samples)
+    });
     let value = |name: &str| {
         samples
             .get(name)
@@ -83,7 +87,6 @@ pub(crate) fn metrics_are_what_prometheus_reads() {
         value("basalt_sandbox_start_phase_duration_seconds_count{phase=\"guest prepared\"}"),
         2.0
     );
-    assert_eq!(value("basalt_scrape_missing_sandboxes"), 0.0);
     assert_eq!(
         value(&format!(
             "basalt_vmm_rng_bytes_total{{sandbox=\"{id}\",device=\"rng\"}}"
@@ -153,7 +156,8 @@ pub(crate) fn a_collector_gets_one_trace_of_all_programs() {
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     // By the daemon that this command has started, and so has its environment: operations are sent after a second.
     let mut spans: BTreeMap<String, (String, String, Option<String>)> = BTreeMap::new();
-    wait_for("the spans of three programs", || {
+    // Each program sends its own, and not all at once.
+    wait_for("the spans of three programs, and all their parents", || {
         for document in received.try_iter() {
             for (service, span) in flatten(&document) {
                 assert_eq!(span["traceId"], TRACE, "{span}");
@@ -163,10 +167,13 @@ pub(crate) fn a_collector_gets_one_trace_of_all_programs() {
             }
         }
         let services: BTreeSet<&str> = spans.values().map(|(service, ..)| service.as_str()).collect();
-        ["basalt", "basalt-vmm", "basaltd"]
+        let mut parents = spans.values().filter_map(|(_, _, parent)| parent.as_deref());
+        let whole = parents.all(|parent| parent == "00f067aa0ba902b7" || spans.contains_key(parent));
+        let created = spans.values().any(|(_, name, _)| name == "create and start");
+        let all = ["basalt", "basalt-vmm", "basaltd"]
             .iter()
-            .all(|service| services.contains(service))
-            .then_some(())
+            .all(|service| services.contains(service));
+        (all && created && whole).then_some(())
     });
     // Every span hangs on another one, up to the parent in the environment.
     for (service, name, parent) in spans.values() {

@@ -18,7 +18,7 @@ use serde_json::json;
 mod support;
 
 /// More than any of these cases needs on a machine that does other things, too.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 pub(crate) struct World {
     directory: tempfile::TempDir,
@@ -86,11 +86,14 @@ impl World {
         found
     }
 
+    /// The processes that stand in for VMMs.
+    pub(crate) fn vmms(&self) -> Vec<u32> {
+        self.processes("basalt-assets/basalt-vmm")
+    }
+
     /// The process that stands in for the VMM.
     pub(crate) fn vmm(&self) -> u32 {
-        wait_for("the VMM", || {
-            self.processes("basalt-assets/basalt-vmm").first().copied()
-        })
+        wait_for("the VMM", || self.vmms().first().copied())
     }
 
     /// The daemon.
@@ -155,7 +158,7 @@ impl Drop for World {
         // Again until there are none: several daemons may have been started at once, and wait for each other's lock.
         while begun.elapsed() < PATIENCE {
             let mut pids = self.processes("state");
-            pids.extend(self.processes("basalt-assets/basalt-vmm"));
+            pids.extend(self.vmms());
             if pids.is_empty() {
                 break;
             }
@@ -288,7 +291,7 @@ impl Terminal {
                 return;
             }
             let mut fds = [PollFd::new(&self.master, PollFlags::IN)];
-            let limit = Timespec { tv_sec: 30, tv_nsec: 0 };
+            let limit = Timespec::try_from(PATIENCE).unwrap();
             assert!(
                 poll(&mut fds, Some(&limit)).unwrap() > 0,
                 "`{wanted}` did not come in time, but: {:?}",

@@ -54,7 +54,7 @@ impl Registry {
             .expect("docker-registry cannot be run: install Debian's package docker-registry");
         let mut registry = Self { child, port, directory };
         let begun = Instant::now();
-        while begun.elapsed() < Duration::from_secs(30) {
+        while begun.elapsed() < Duration::from_secs(90) {
             if TcpStream::connect(("127.0.0.1", port)).is_ok() {
                 return Some(registry);
             }

@@ -67,7 +67,7 @@ mod tests {
             .stdout(std::process::Stdio::null())
             .spawn()
             .unwrap();
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(90);
         let procs = |path: &str| std::fs::read_to_string(parent.path().join(path)).unwrap_or_default();
         while procs("holder/cgroup.procs").is_empty() && std::time::Instant::now() < deadline {
             std::thread::sleep(std::time::Duration::from_millis(5));

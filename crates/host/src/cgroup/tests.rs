@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::*;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(90);
 
 /// A root of the test's own, removed at its end.
 struct Stage(Option<Root>);
@@ -75,17 +75,21 @@ fn a_cgroup_is_made_populated_killed_and_removed_and_each_twice() {
 fn a_waiter_is_woken_by_the_end_of_the_last_process() {
     let stage = Stage::new();
     let cgroup = stage.root().create("watched", &Limits::default()).unwrap();
-    let mut child = sleeper(&cgroup);
-    let begun = Instant::now();
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(100));
-            cgroup.kill().unwrap();
-            child.wait().unwrap();
+    // The safety net takes as long every time, a busy machine does not.
+    let woken = (0..10).any(|_| {
+        let mut child = sleeper(&cgroup);
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(100));
+                cgroup.kill().unwrap();
+                child.wait().unwrap();
+            });
+            cgroup.wait_empty(LIMIT).unwrap();
         });
-        cgroup.wait_empty(LIMIT).unwrap();
+        begun.elapsed() < LOOK_AGAIN
     });
-    assert!(begun.elapsed() < LOOK_AGAIN, "it was the safety net that woke it");
+    assert!(woken, "it was the safety net that woke it");
 }
 
 #[test]

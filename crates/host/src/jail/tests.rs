@@ -9,7 +9,7 @@ use std::sync::{PoisonError, RwLock};
 use super::*;
 use crate::cgroup::{Limits, Root};
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(90);
 
 /// Held for reading while a jail is being started: until then its child may have made this process undumpable.
 static LAUNCHES: RwLock<()> = RwLock::new(());

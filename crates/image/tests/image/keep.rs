@@ -214,11 +214,26 @@ fn an_image_in_use_is_removed_only_by_force_but_may_lose_a_name() {
     assert!(matches!(ours.tag("x", "y"), Err(Error::NoSuchImage { .. })));
 }
 
-fn mine(store: &Store, digest: &str, size: u64) -> Partial {
-    match store.claim(digest, size).unwrap() {
-        Claim::Mine(partial) => *partial,
-        other => panic!("{other:?}"),
+/// Tries until it succeeds: a process that another test is starting holds the locks of our files until its exec.
+#[track_caller]
+fn retried<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(result) = attempt() {
+            return result;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(90), "somebody holds a lock");
+        std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+#[track_caller]
+fn mine(store: &Store, digest: &str, size: u64) -> Partial {
+    retried(|| match store.claim(digest, size).unwrap() {
+        Claim::Mine(partial) => Some(*partial),
+        Claim::Busy(_) => None,
+        other => panic!("{other:?}"),
+    })
 }
 
 #[test]
@@ -278,9 +293,10 @@ fn old_downloads_are_swept_but_never_one_that_runs() {
         let file = fs::File::options().write(true).open(path).unwrap();
         file.set_modified(long_ago).unwrap();
     }
-    assert_eq!(ours.sweep().unwrap(), 4);
+    assert_eq!(retried(|| Some(ours.sweep().unwrap()).filter(|bytes| *bytes > 0)), 4);
     assert_eq!(ours.usage().unwrap().1, 4);
-    assert_eq!(ours.prune(&BTreeSet::new(), Prune::Unused).unwrap().bytes, 4);
+    let pruned = || Some(ours.prune(&BTreeSet::new(), Prune::Unused).unwrap().bytes);
+    assert_eq!(retried(|| pruned().filter(|bytes| *bytes > 0)), 4);
     assert_eq!(names_in(&temp.path().join("store/partial")).len(), 1);
     drop(running);
 }
@@ -398,7 +414,7 @@ fn an_operation_ends_when_it_is_told_to_and_leaves_nothing() {
     let begun = Instant::now();
     let until = ours.until(move || begun.elapsed() > Duration::from_millis(200));
     assert!(matches!(until.tag("x", "y"), Err(Error::Stopped)));
-    assert!(begun.elapsed() < Duration::from_secs(20));
+    assert!(begun.elapsed() < Duration::from_secs(90));
 }
 
 #[test]

@@ -70,7 +70,7 @@ pub(crate) fn list(image: &Path) -> Result<Listing, String> {
         walk(point.path(), Vec::new(), &mut listing);
         // A process that another test is starting holds our open files until its exec.
         let gone = || Command::new("umount").arg(point.path()).status().unwrap().success();
-        let mut left = 50;
+        let mut left = 900;
         while !gone() {
             left -= 1;
             assert!(left > 0, "the image cannot be unmounted");

@@ -214,7 +214,7 @@ mod tests {
             }
             done.send(()).unwrap();
         });
-        wait.recv_timeout(Duration::from_secs(30)).unwrap();
+        wait.recv_timeout(Duration::from_secs(90)).unwrap();
         // Who reads again gets what is written from then on.
         let mut bytes = [0; 64 << 10];
         reader.read_exact(&mut bytes).unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use super::world::{Guest, World};
+use super::world::{Guest, PATIENCE, World};
 use crate::{Error, Network, SlotState};
 use netlink::Links;
 
@@ -86,7 +86,7 @@ fn the_next_guest_of_a_slot_hears_nothing_of_the_last_ones() {
     let world = World::new();
     let far = world.world.run(|| {
         let socket = UdpSocket::bind("192.0.2.2:7000").unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
         socket
     });
     let guest = world.guest(0);

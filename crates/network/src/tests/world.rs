@@ -26,7 +26,7 @@ pub(super) const WORLD6: &str = "2001:db8::2";
 pub(super) const METADATA: &str = "169.254.169.254";
 
 /// How long something that must come may take, and how long what must not come is waited for.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(90);
 pub(super) const ENOUGH: Duration = Duration::from_millis(400);
 
 type Job = Box<dyn FnOnce() + Send>;

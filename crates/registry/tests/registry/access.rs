@@ -297,7 +297,9 @@ fn a_redirect_does_not_learn_who_we_are() {
 /// `docker-credential-NAME` programs, found by PATH as docker finds them: in another process, whose PATH is the test's.
 #[test]
 fn helper_programs_are_asked() {
-    use std::os::unix::fs::PermissionsExt;
+    // By another process: a descriptor of ours that is open for writing could be inherited by what another test starts
+    // just then, and the program would be busy (ETXTBSY).
+    const WRITE: &str = r#"printf '#!/bin/sh\n%s\n' "$1" > "$0"; chmod 755 "$0""#;
     let place = Place::new();
     let registry = Registry::with_passwords(&place);
     let (ours, _) = place.with_image("ours", &[(1, 1000)]);
@@ -305,8 +307,8 @@ fn helper_programs_are_asked() {
     push(&ours, &name, &with_credentials(USER, PASSWORD)).unwrap();
     let helper = |name: &str, script: &str| {
         let path = place.path(&format!("docker-credential-{name}"));
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let written = Command::new("sh").arg("-c").arg(WRITE).arg(path).arg(script).status();
+        assert!(written.unwrap().success());
     };
     let answer = json!({"ServerURL": registry.host(), "Username": USER, "Secret": PASSWORD});
     helper(

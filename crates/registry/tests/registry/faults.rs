@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use registry::{BlobState, Cancel, Error, Options, Progress};
 
-use crate::kit::{Place, fill, location, names_in, options, pull, push, refused};
+use crate::kit::{PATIENCE, Place, fill, location, names_in, options, pull, push, refused};
 use crate::server::Registry;
 use crate::wire::{Fake, Proxy, Rules};
 
@@ -41,7 +41,7 @@ fn a_broken_download_goes_on_where_it_broke() {
     let proxy = Proxy::start(registry.port, rules(3 * MIB as u64, 2));
     pull(&place.store("theirs"), &format!("{}/x", proxy.host()), &options()).unwrap();
     assert_eq!(proxy.rules.cuts.load(Ordering::SeqCst).max(0), 0, "all cuts were made");
-    assert_eq!(registry.gets(&layer, &["206"]), 2);
+    assert_eq!(registry.gets(&layer, &["206"], 2), 2);
     // What was on its way when the connection broke, buffers included, is lost; what had come is not sent again.
     let received = proxy.rules.received.load(Ordering::SeqCst);
     assert!(received < size + 3 * MIB as u64, "{received} bytes for {size}");
@@ -87,12 +87,12 @@ fn a_silent_registry_is_left_and_asked_again() {
     };
     let proxy = Proxy::start(registry.port, silent(1));
     let soon = Options {
-        stall: Duration::from_secs(1),
+        stall: Duration::from_secs(10),
         attempts: 2,
         ..options()
     };
     pull(&place.store("theirs"), &format!("{}/x", proxy.host()), &soon).unwrap();
-    assert_eq!(registry.gets(&layer, &["206"]), 1);
+    assert_eq!(registry.gets(&layer, &["206"], 1), 1);
 
     // Always silent: it ends, with what to do.
     let mute = Fake::start(|asked| {
@@ -104,7 +104,7 @@ fn a_silent_registry_is_left_and_asked_again() {
     let begun = Instant::now();
     let error = refused(&place, &format!("{}/x", mute.host()), &soon);
     assert!(matches!(error, Error::Broken { attempts: 2, .. }), "{error}");
-    assert!(begun.elapsed() < Duration::from_secs(30));
+    assert!(begun.elapsed() < Duration::from_secs(300));
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn what_was_cancelled_is_gone_on_with_the_next_time() {
         }
     });
     assert!(matches!(ended, Err(Error::Cancelled)), "{ended:?}");
-    assert!(at.unwrap().elapsed() < Duration::from_secs(5));
+    assert!(at.unwrap().elapsed() < PATIENCE);
     assert_eq!(
         names_in(&place.path("theirs/partial")).len(),
         2,
@@ -153,7 +153,7 @@ fn what_was_cancelled_is_gone_on_with_the_next_time() {
     pull(&store, &name, &options()).unwrap();
     let received = proxy.rules.received.load(Ordering::SeqCst) - before;
     assert!(received < size - 3 * MIB as u64 + 100_000, "{received} bytes");
-    assert_eq!(registry.gets(&layer, &["206"]), 1);
+    assert_eq!(registry.gets(&layer, &["206"], 1), 1);
     assert_eq!(names_in(&place.path("theirs/partial")).len(), 0);
 }
 
@@ -175,7 +175,7 @@ fn the_deadline_ends_everything() {
     let begun = Instant::now();
     let error = refused(&place, &format!("{}/x", proxy.host()), &soon);
     assert!(matches!(error, Error::Deadline { seconds: 2 }), "{error}");
-    assert!(begun.elapsed() < Duration::from_secs(15));
+    assert!(begun.elapsed() < PATIENCE);
 }
 
 /// As where a registry keeps its blobs with somebody else: what is asked for there is the rest, too.
@@ -204,7 +204,7 @@ fn a_redirected_download_goes_on_too() {
     });
     pull(&place.store("theirs"), &format!("{}/x", redirecting.host()), &options()).unwrap();
     assert_eq!(
-        (registry.gets(&layer, &["206"]), registry.gets(&layer, &["200"])),
+        (registry.gets(&layer, &["206"], 1), registry.gets(&layer, &["200"], 0)),
         (1, 0)
     );
 }
@@ -224,7 +224,7 @@ fn the_deadline_ends_waiting_for_the_store() {
     let begun = Instant::now();
     let ended = pull(&store, &format!("{}/x", registry.host()), &soon);
     assert!(matches!(ended, Err(Error::Deadline { seconds: 1 })), "{ended:?}");
-    assert!(begun.elapsed() < Duration::from_secs(20));
+    assert!(begun.elapsed() < PATIENCE);
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn a_download_damaged_on_this_disk_is_fetched_anew() {
     fs::write(&partial, vec![7; 1000]).unwrap();
     pull(&store, &format!("{}/x", registry.host()), &options()).unwrap();
     assert_eq!(
-        (registry.gets(&layer, &["206"]), registry.gets(&layer, &["200"])),
+        (registry.gets(&layer, &["206"], 1), registry.gets(&layer, &["200"], 1)),
         (1, 1)
     );
 }
@@ -285,7 +285,8 @@ fn nobody_there_is_said_soon() {
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
     let error = refused(&place, "host.invalid/x", &options());
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
-    assert!(begun.elapsed() < Duration::from_secs(60));
+    // Sooner than the deadline of it all.
+    assert!(begun.elapsed() < Duration::from_secs(100));
 }
 
 /// A file system of its own for a store; unmounted when dropped.

@@ -12,6 +12,9 @@ use registry::{BlobState, Credentials, Error, Location, Options, Progress, Pull,
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
+/// More than anything that must come takes on a machine that does much else.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+
 /// A directory for one test, in which all its things are.
 pub(crate) struct Place {
     pub(crate) directory: tempfile::TempDir,

@@ -39,6 +39,9 @@ fn what_is_pushed_is_pulled_with_the_same_digest_and_the_same_bytes() {
     assert!(matches!(steps.last(), Some(Progress::Converting(step)) if step.done == step.total));
 
     // Again, by tag and by digest: nothing but the manifest comes.
+    for digest in last.keys() {
+        assert_eq!(registry.gets(digest.trim_start_matches("sha256:"), &["200"], 1), 1);
+    }
     let log = registry.log();
     assert!(pull(&theirs, &name, &options()).unwrap().known);
     let by_digest = format!("{}/team/x@sha256:{}", registry.host(), image.digest);
@@ -80,13 +83,13 @@ fn a_layer_that_is_here_is_not_fetched_again() {
     for name in &names {
         pull(&theirs, name, &options()).unwrap();
     }
-    assert_eq!(registry.gets(base.hex(), &["200"]), 1);
+    assert_eq!(registry.gets(base.hex(), &["200"], 1), 1);
     assert_eq!(theirs.usage().unwrap().0[1].shared, base.descriptor.size);
     theirs.remove(&names[0]).unwrap();
     theirs.export(&names[1]).unwrap();
     theirs.remove(&names[1]).unwrap();
     pull(&theirs, &names[0], &options()).unwrap();
-    assert_eq!(registry.gets(base.hex(), &["200"]), 2);
+    assert_eq!(registry.gets(base.hex(), &["200"], 2), 2);
     assert_eq!(theirs.prune(&[].into(), Prune::Unused).unwrap().images.len(), 1);
 }
 

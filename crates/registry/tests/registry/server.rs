@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::kit::Place;
+use crate::kit::{PATIENCE, Place};
 
 pub(crate) const USER: &str = "basalt";
 pub(crate) const PASSWORD: &str = "s3cret-pass";
@@ -83,7 +83,7 @@ impl Registry {
             .expect("docker-registry cannot be run: install Debian's package docker-registry");
         let mut registry = Self { child, port, directory };
         let begun = Instant::now();
-        while begun.elapsed() < Duration::from_secs(30) {
+        while begun.elapsed() < PATIENCE {
             if TcpStream::connect(("127.0.0.1", port)).is_ok() {
                 return Some(registry);
             }
@@ -105,8 +105,20 @@ impl Registry {
         fs::read_to_string(self.directory.join("log")).unwrap()
     }
 
-    /// How many answers with one of `statuses` it has given to GET requests for this blob (64 digits).
-    pub(crate) fn gets(&self, digest: &str, statuses: &[&str]) -> usize {
+    /// How many answers with one of `statuses` it has given to GET requests for this blob (64 digits). It notes them
+    /// after it has given them: so many as are expected are waited for.
+    pub(crate) fn gets(&self, digest: &str, statuses: &[&str], expected: usize) -> usize {
+        let begun = Instant::now();
+        loop {
+            let count = self.noted(digest, statuses);
+            if count >= expected || begun.elapsed() > PATIENCE {
+                return count;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn noted(&self, digest: &str, statuses: &[&str]) -> usize {
         let log = self.log();
         let gets = log
             .lines()

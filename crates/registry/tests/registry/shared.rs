@@ -7,12 +7,12 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use image::Prune;
 use registry::{BlobState, Cancel, Options, Progress};
 
-use crate::kit::{Place, location, names_in, options, push};
+use crate::kit::{PATIENCE, Place, location, names_in, options, push};
 use crate::server::Registry;
 use crate::wire::{Proxy, Rules};
 
@@ -26,17 +26,21 @@ pub(crate) fn example() -> PathBuf {
 
 /// A registry that takes a second or so for a pull of two layers, and the name of an image in it.
 fn slow(place: &Place) -> (Registry, Proxy, String, Vec<String>) {
+    behind(
+        place,
+        Rules {
+            delay: Duration::from_millis(10),
+            ..Rules::default()
+        },
+    )
+}
+
+/// The same, behind a proxy that keeps to these rules.
+fn behind(place: &Place, rules: Rules) -> (Registry, Proxy, String, Vec<String>) {
     let registry = Registry::start(place);
     let (ours, image) = place.with_image("ours", &[(1, 1 << 20), (2, 1 << 20)]);
     push(&ours, &format!("{}/x", registry.host()), &options()).unwrap();
-    let delay = Duration::from_millis(10);
-    let proxy = Proxy::start(
-        registry.port,
-        Rules {
-            delay,
-            ..Rules::default()
-        },
-    );
+    let proxy = Proxy::start(registry.port, rules);
     let export = ours.export(&image.digest).unwrap();
     let parts = export.layers.iter().chain([&export.config]);
     let blobs = parts.map(|part| part.hex().to_owned()).collect();
@@ -57,30 +61,28 @@ fn pulls_of_one_process_fetch_each_blob_once() {
     let (registry, _proxy, name, blobs) = slow(&place);
     let store = place.store("theirs");
     let steps = Mutex::new(Vec::new());
+    let has = |step: &Progress, wanted| matches!(step, Progress::Blob { state, .. } if *state == wanted);
+    let is_awaited = || steps.lock().unwrap().iter().any(|step| has(step, BlobState::Waiting));
+    let begun = Instant::now();
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                let report = |step| steps.lock().unwrap().push(step);
+                let report = |step| {
+                    let moving = has(&step, BlobState::Moving);
+                    steps.lock().unwrap().push(step);
+                    // Whoever works lets another come.
+                    while moving && !is_awaited() && begun.elapsed() < PATIENCE {
+                        thread::sleep(Duration::from_millis(5));
+                    }
+                };
                 registry::pull(&store, &location(&name), &options(), &report).unwrap();
             });
         }
     });
     for blob in &blobs {
-        assert_eq!(registry.gets(blob, &["200", "206"]), 1, "{blob}");
+        assert_eq!(registry.gets(blob, &["200", "206"], 1), 1, "{blob}");
     }
-    let waiting = |step: &Progress| {
-        matches!(
-            step,
-            Progress::Blob {
-                state: BlobState::Waiting,
-                ..
-            }
-        )
-    };
-    assert!(
-        steps.into_inner().unwrap().iter().any(waiting),
-        "those that wait say so"
-    );
+    assert!(is_awaited(), "those that wait say so");
     assert_eq!(names_in(&place.path("theirs/partial")).len(), 0);
 }
 
@@ -99,7 +101,7 @@ fn pulls_of_several_processes_fetch_each_blob_once() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
     for blob in &blobs {
-        assert_eq!(registry.gets(blob, &["200", "206"]), 1, "{blob}");
+        assert_eq!(registry.gets(blob, &["200", "206"], 1), 1, "{blob}");
     }
 }
 
@@ -107,14 +109,21 @@ fn pulls_of_several_processes_fetch_each_blob_once() {
 #[test]
 fn a_killed_pull_leaves_its_work_to_the_one_that_waits() {
     let place = Place::new();
-    let (registry, proxy, name, blobs) = slow(&place);
+    // Of each of the two layers a part comes, and then nothing for as long as the first pull lives.
+    let rules = Rules {
+        after: 400_000.into(),
+        cuts: 2.into(),
+        silent: true,
+        ..Rules::default()
+    };
+    let (registry, proxy, name, blobs) = behind(&place, rules);
     let theirs = place.path("theirs");
     let mut first = Command::new(example()).arg(&name).arg(&theirs).spawn().unwrap();
-    // Until a good part of a layer is there.
+    let both = || proxy.rules.cuts.load(Ordering::SeqCst) <= 0;
     let large = |path: PathBuf| fs::metadata(path).is_ok_and(|meta| meta.len() > 300_000);
     let partial = theirs.join("partial");
-    while !(partial.exists() && names_in(&partial).iter().any(|name| large(partial.join(name)))) {
-        assert!(first.try_wait().unwrap().is_none(), "it is slow enough to be killed");
+    while !(both() && names_in(&partial).iter().any(|name| large(partial.join(name)))) {
+        assert!(first.try_wait().unwrap().is_none(), "it has nothing to go on with");
         thread::sleep(Duration::from_millis(5));
     }
     let second = Command::new(example())
@@ -128,8 +137,11 @@ fn a_killed_pull_leaves_its_work_to_the_one_that_waits() {
     first.wait().unwrap();
     let output = second.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let resumed: usize = blobs.iter().map(|blob| registry.gets(blob, &["206"])).sum();
-    assert!(resumed >= 1, "{}", registry.log());
+    let begun = Instant::now();
+    while blobs.iter().all(|blob| registry.gets(blob, &["206"], 0) == 0) {
+        assert!(begun.elapsed() < PATIENCE, "{}", registry.log());
+        thread::sleep(Duration::from_millis(5));
+    }
     assert_eq!(names_in(&partial).len(), 0);
     drop(proxy);
 }
@@ -146,8 +158,23 @@ fn one_of_two_pulls_may_be_cancelled() {
         ..options()
     };
     let seen = AtomicU64::new(0);
+    let begun = Instant::now();
     thread::scope(|scope| {
-        let working = scope.spawn(|| registry::pull(&store, &location(&name), &options(), &|_| {}));
+        let working = scope.spawn(|| {
+            registry::pull(&store, &location(&name), &options(), &|step| {
+                let moving = matches!(
+                    step,
+                    Progress::Blob {
+                        state: BlobState::Moving,
+                        ..
+                    }
+                );
+                // It lets the other one come.
+                while moving && seen.load(Ordering::Relaxed) == 0 && begun.elapsed() < PATIENCE {
+                    thread::sleep(Duration::from_millis(5));
+                }
+            })
+        });
         let waiting = scope.spawn(|| {
             registry::pull(&store, &location(&name), &cancelled, &|step| {
                 if matches!(
@@ -234,6 +261,6 @@ fn pruning_takes_nothing_from_a_running_pull() {
     .unwrap();
     assert!(pruned.into_inner() > 5);
     for blob in &blobs {
-        assert_eq!(registry.gets(blob, &["200", "206"]), 1, "{blob}");
+        assert_eq!(registry.gets(blob, &["200", "206"], 1), 1, "{blob}");
     }
 }

@@ -22,8 +22,8 @@ const MEMORY_BYTES: usize = 64 << 20;
 /// Where the driver puts the device's BAR.
 pub const BAR: u64 = 0xc000_0000;
 
-/// How long a test waits for what must come.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a test waits for what must come: long enough for a thread and a disk on a machine that does much else.
+pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Descriptor flags (2.7.5): `VIRTQ_DESC_F_NEXT`, the chain goes on.
 pub const NEXT: u16 = 1;
@@ -115,6 +115,7 @@ pub struct Driver {
     largest: u16,
     features: u64,
     next_buffer: u64,
+    patience: Duration,
 }
 
 impl Driver {
@@ -137,6 +138,7 @@ impl Driver {
             largest: 16,
             features: 0,
             next_buffer: BUFFERS,
+            patience: PATIENCE,
         };
         driver.set_up_msix();
         driver
@@ -164,6 +166,13 @@ impl Driver {
     #[must_use]
     pub fn with_queue_size(mut self, size: u16) -> Self {
         self.largest = size;
+        self
+    }
+
+    /// Waits for so long for what must come; [`PATIENCE`] if not called.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
         self
     }
 
@@ -463,14 +472,14 @@ impl Driver {
         })
     }
 
-    /// Waits for the next used element; `None` when none came for [`PATIENCE`].
+    /// Waits for the next used element; `None` when none came in time.
     pub fn wait_used(&mut self, queue: u16) -> Option<Used> {
         let began = Instant::now();
         loop {
             if let Some(used) = self.poll_used(queue) {
                 return Some(used);
             }
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > self.patience {
                 return None;
             }
             std::thread::sleep(Duration::from_micros(50));
@@ -480,7 +489,7 @@ impl Driver {
     /// Waits until `condition` holds; tells whether it did in time.
     pub fn wait_until(&self, mut condition: impl FnMut(&Self) -> bool) -> bool {
         let began = Instant::now();
-        while began.elapsed() < PATIENCE {
+        while began.elapsed() < self.patience {
             if condition(self) {
                 return true;
             }

@@ -22,11 +22,11 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use crate::device::VirtioDevice;
-use driver::Driver;
+use driver::{Driver, PATIENCE};
 use observer::{Log, Observer};
 
 /// How long one check may take before its device counts as hung.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// A request that the device completes by itself, without anything happening outside.
 #[derive(Clone, Debug)]
@@ -46,6 +46,8 @@ pub struct Subject {
     pub make: Arc<dyn Fn() -> Box<dyn VirtioDevice> + Send + Sync>,
     /// A request it completes, if it has such.
     pub request: Option<Request>,
+    /// How long it may take for what it must do.
+    pub patience: Duration,
 }
 
 impl Subject {
@@ -57,13 +59,14 @@ impl Subject {
         Self {
             make: Arc::new(make),
             request: request.into(),
+            patience: PATIENCE,
         }
     }
 
     /// A fresh one behind the transport, and what it does with its queues.
     fn driver(&self) -> (Driver, Log) {
         let (observer, log) = Observer::new((self.make)());
-        (Driver::new(Box::new(observer)), log)
+        (Driver::new(Box::new(observer)).with_patience(self.patience), log)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The kit against a good device and against devices that are broken in one way each: a check that cannot fail is none.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::{Epoll, Interest, StopSignal, Worker};
 use memory::GuestRam;
@@ -175,7 +176,12 @@ fn check(flaw: Flaw) -> Result<usize, Failure> {
         readable: b"hello".to_vec(),
         writable: 16,
     };
-    run(&Subject::new(make, request))
+    let mut subject = Subject::new(make, request);
+    if flaw != Flaw::None {
+        // What it never does is waited for to the end.
+        subject.patience = Duration::from_secs(10);
+    }
+    run(&subject)
 }
 
 #[test]

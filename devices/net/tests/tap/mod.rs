@@ -64,7 +64,7 @@ impl FarSide {
     /// The next frame that came out of the TAP.
     ///
     /// # Errors
-    /// None came within ten seconds.
+    /// None came within ninety seconds.
     pub fn receive(&self) -> io::Result<Vec<u8>> {
         let mut frame = vec![0; 70_000];
         let (_, length) = rustix::net::recv(&self.0, &mut frame[..], rustix::net::RecvFlags::empty())?;
@@ -81,7 +81,7 @@ fn packet_socket() -> io::Result<OwnedFd> {
     // SAFETY: 1. the descriptor was just made, and nobody else knows it.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     let patience = rustix::net::sockopt::Timeout::Recv;
-    rustix::net::sockopt::set_socket_timeout(&socket, patience, Some(std::time::Duration::from_secs(10)))?;
+    rustix::net::sockopt::set_socket_timeout(&socket, patience, Some(std::time::Duration::from_secs(90)))?;
     Ok(socket)
 }
 

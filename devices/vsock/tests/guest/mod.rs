@@ -35,7 +35,7 @@ pub(crate) const CREDIT_REQUEST: u16 = 7;
 const RX: u16 = 0;
 const TX: u16 = 1;
 const BUFFER: usize = 4096;
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(90);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Packet {

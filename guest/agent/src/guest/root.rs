@@ -8,6 +8,7 @@
 
 use std::ffi::CString;
 use std::fs;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use rustix::process::{chdir, chroot};
 
 use super::early::ensure_dir;
 use super::net;
-use crate::{Error, say};
+use crate::{Error, STACK_SIZE, say};
 
 const BASE: &str = "/basalt";
 const LOWER: &str = "/basalt/lower";
@@ -39,21 +40,21 @@ pub(crate) struct Assembled([Mounted; 3]);
 
 /// Puts the root together, aside.
 pub(crate) fn assemble(prepare: &Prepare) -> Result<Assembled, Error> {
-    let disk = &prepare.root;
-    let device = wait_for(&disk.disk)?;
     for dir in [BASE, LOWER, WRITABLE, ROOT] {
         ensure_dir(dir, 0o755)?;
     }
-    // Dropped, and so undone, on every early return.
-    let what = || format!("mounting {} ({}) as the image", device.display(), disk.fs);
-    let lower = Mounted::new(LOWER, mount(&device, LOWER, &disk.fs, MountFlags::RDONLY, None), what)?;
-    marks::mark("image mounted");
-    let result = match &prepare.writable {
-        Some(disk) => mount_disk(disk)?,
-        None => mount_tmpfs(prepare.overlay_bytes)?,
-    };
-    let writable = Mounted::new(WRITABLE, result, || "mounting the writable layer".to_owned())?;
-    marks::mark("writable layer mounted");
+    // Most of both is waiting for a disk. What is mounted is dropped, and so undone, on every early return.
+    let (lower, writable) = thread::scope(|scope| {
+        let image = thread::Builder::new()
+            .name("image".to_owned())
+            .stack_size(STACK_SIZE)
+            .spawn_scoped(scope, || mount_image(&prepare.root))
+            .map_err(Error::system("starting a thread"));
+        let writable = mount_writable(prepare);
+        let image = image.and_then(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        (image, writable)
+    });
+    let (lower, writable) = (lower?, writable?);
     let upper = format!("{WRITABLE}/upper");
     let work = format!("{WRITABLE}/work");
     ensure_dir(&upper, 0o755)?;
@@ -80,10 +81,23 @@ impl Assembled {
     }
 }
 
-/// A disk of the sandbox's own: what is written survives the machine.
-fn mount_disk(disk: &RootDisk) -> Result<rustix::io::Result<()>, Error> {
+fn mount_image(disk: &RootDisk) -> Result<Mounted, Error> {
     let device = wait_for(&disk.disk)?;
-    Ok(mount(&device, WRITABLE, &disk.fs, MountFlags::NOATIME, None))
+    let what = || format!("mounting {} ({}) as the image", device.display(), disk.fs);
+    let lower = Mounted::new(LOWER, mount(&device, LOWER, &disk.fs, MountFlags::RDONLY, None), what)?;
+    marks::mark("image mounted");
+    Ok(lower)
+}
+
+fn mount_writable(prepare: &Prepare) -> Result<Mounted, Error> {
+    let result = match &prepare.writable {
+        // A disk of the sandbox's own: what is written survives the machine.
+        Some(disk) => mount(&wait_for(&disk.disk)?, WRITABLE, &disk.fs, MountFlags::NOATIME, None),
+        None => mount_tmpfs(prepare.overlay_bytes)?,
+    };
+    let writable = Mounted::new(WRITABLE, result, || "mounting the writable layer".to_owned())?;
+    marks::mark("writable layer mounted");
+    Ok(writable)
 }
 
 fn mount_tmpfs(bytes: Option<u64>) -> Result<rustix::io::Result<()>, Error> {

@@ -3,12 +3,13 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Once, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use agent::{Cgroups, Reaper, RootMode, Server, ServerConfig};
-use agent_api::{Connection, ExecRequest, Token};
+use agent_api::{Connection, ExecRequest, ExitStatus, Token};
 
 /// The one reaper of this process.
 pub(crate) fn reaper() -> Reaper {
@@ -109,6 +110,15 @@ pub(crate) fn sh(script: &str) -> ExecRequest {
 /// Text that must be UTF-8.
 pub(crate) fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
+}
+
+/// Writes a program that can be started at once: by another process, because a descriptor of ours that is open for
+/// writing could be inherited by what another test starts just then, and the program would be busy (ETXTBSY).
+pub(crate) fn write_program(path: &Path, text: &str) {
+    const WRITE: &str = r#"printf '%s\n' "$1" >"$0" && chmod 755 "$0""#;
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(WRITE).arg(path).arg(text);
+    assert_eq!(reaper().spawn(&mut command).unwrap().wait(), ExitStatus::Code(0));
 }
 
 /// Whether a process goes away in time.
