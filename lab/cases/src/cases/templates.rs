@@ -44,7 +44,7 @@ fn host(host: &Host) -> Result<()> {
 
     let mut said = vec![daemon.ok(&["exec", "first", "sh", "-c", IDENTITY])?];
     for _ in 0..CLONES {
-        let output = run(&["--rm", "--trace"], &["sh", "-c", IDENTITY])?;
+        let output = run(&["--trace"], &["sh", "-c", IDENTITY])?;
         expect_code(&output, 0)?;
         said.push(String::from_utf8(output.stdout)?);
         let trace = String::from_utf8_lossy(&output.stderr);
@@ -76,7 +76,7 @@ fn host(host: &Host) -> Result<()> {
     expect_code(&output, 0)?;
     let limit = daemon.ok(&["exec", "--user", "0", "asked", "cat", "/sys/fs/cgroup/basalt/pids.max"])?;
     ensure!(limit == "33\n", "its processes' limit is {limit:?}");
-    let output = run(&[&["--rm"], options.as_slice()].concat(), &["sh", "-c", script])?;
+    let output = run(&options, &["sh", "-c", script])?;
     ensure!(output.status.code() == Some(7), "it ended as {:?}", output.status);
     let text = String::from_utf8_lossy(&output.stdout);
     ensure!(text == "1\n/tmp\n65534\nother\n", "it says {text:?}");
@@ -85,7 +85,7 @@ fn host(host: &Host) -> Result<()> {
         "it complains {:?}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let output = run(&["--rm"], &["no-such-program"])?;
+    let output = run(&[], &["no-such-program"])?;
     ensure!(
         output.status.code() == Some(127),
         "a missing program ends as {:?}",
