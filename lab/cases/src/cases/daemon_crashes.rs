@@ -94,21 +94,10 @@ fn approach_clone(daemon: &Daemon<'_>, point: &str) -> Result<Child> {
 }
 
 /// Points that a sandbox comes to which is cloned of a template.
-const OF_TEMPLATES: &[&str] = &[
-    points::CREATE_DISK,
-    points::START_RECORDED,
-    points::RESTORE_MADE,
-    points::RESTORE_RENEWED,
-    points::START_COMMAND,
-];
+const OF_TEMPLATES: &[&str] = &[points::START_RECORDED, points::RESTORE_MADE, points::RESTORE_RENEWED];
 
 /// Points that a sandbox comes to of which a template is made.
-const OF_NEW_TEMPLATES: &[&str] = &[
-    points::SNAPSHOT_FROZEN,
-    points::SNAPSHOT_PAUSED,
-    points::SNAPSHOT_DISK,
-    points::SNAPSHOT_THAWED,
-];
+const OF_NEW_TEMPLATES: &[&str] = &[points::SNAPSHOT_PAUSED, points::SNAPSHOT_THAWED];
 
 /// How somebody comes to a point.
 #[derive(Clone, Copy, Debug)]
@@ -134,7 +123,6 @@ impl Way {
                 run(daemon, host, &[])
             }
             Self::NewTemplate => {
-                daemon.wait_for_templates(1)?;
                 daemon.ok(&["template", "prune", "--all"])?;
                 daemon.hold(point)?;
                 run(daemon, host, &[])
