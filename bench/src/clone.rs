@@ -13,13 +13,12 @@ use anyhow::{Context, Result, bail, ensure};
 use node_api::{Client, CloneConfig, Reply, Request};
 use serde_json::{Value, json};
 
-use crate::figures::{Bench, tell};
+use crate::figures::{Bench, MARKER, tell};
 use crate::machine::{MICROVM, Machine, QEMU, end_with_us, now_ns, qemu_arguments};
 use crate::report::Figure;
 use crate::run::Node;
 use crate::stats::Target;
 use crate::trace::milliseconds;
-use crate::world::MARKER;
 
 const TEMPLATE: &str = "Basalt, a clone of a template";
 const BOOTED: &str = "Basalt, booted";
@@ -80,11 +79,12 @@ impl Monitor {
 
     /// Waits until the guest runs.
     fn wait_until_it_runs(&mut self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
         loop {
-            // It may run already, in which case the event has come before this end was there.
             if self.say(&json!({ "execute": "query-status" }))?["running"] == true {
                 return Ok(());
             }
+            ensure!(Instant::now() < deadline, "QEMU's guest does not run");
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -117,7 +117,7 @@ impl Peer {
         let mut machine = Machine::qemu(&peer.arguments)?;
         machine.wait_for(MARKER)?;
         let mut monitor = Monitor::connect(peer.monitor.clone())?;
-        monitor.say(&json!({ "execute": "stop" }))?;
+        // It is written as it runs: one that was stopped would not run when it comes back.
         let to = format!("exec:cat > {}", peer.state.display());
         monitor.say(&json!({ "execute": "migrate", "arguments": { "uri": to } }))?;
         let deadline = Instant::now() + PATIENCE;

@@ -19,7 +19,7 @@ use crate::trace::{Trace, exec_to_run, exits_by_reason, milliseconds};
 use crate::world::World;
 
 /// What the agent's marker begins with.
-const MARKER: &str = "basalt-agent: up ";
+pub(crate) const MARKER: &str = "basalt-agent: up ";
 
 const BASALT: &str = "Basalt";
 const BASALT_OPEN: &str = "Basalt, no jail";

@@ -192,6 +192,8 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        // Refused where it was never there; one that stays is told of next.
+        drop(self.ok(&["rm", "--force", Self::ORIGIN]));
         if let Err(error) = self.ok(&["daemon", "--stop", "--clean"]) {
             eprintln!("run: the daemon stays behind: {error:#}");
         }

@@ -16,7 +16,7 @@ use crate::trace::INSTANCES;
 /// Words that both peers' guests get; the only console is the serial port, and only the marker is written to it.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t";
 /// Asks the agent for its marker.
-pub(crate) const MARKER: &str = "basalt.marker";
+const MARKER: &str = "basalt.marker";
 
 /// Paths, and a directory that is removed with this.
 pub(crate) struct World {

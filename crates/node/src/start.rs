@@ -125,8 +125,11 @@ impl Node {
             pids_max: stored.sandbox.config.limits.pids,
             ..Renewal::default()
         };
+        let since = span::now_ns();
         let vm = self.restored(entry, place, renewal)?;
-        let agent = vm.agent()?;
+        let mut agent = vm.agent()?;
+        trace::agent(&mut agent, self.config.limits.answer, since)
+            .map_err(|error| vm.diagnose("its agent was asked about its start", error))?;
         self.update(entry, |stored| stored.sandbox.template = Some(template.to_owned()))?;
         Ok((vm, agent))
     }
@@ -239,7 +242,7 @@ impl Node {
             vm.prepare(&mut agent, &stored, guest)?;
         }
         self.points.at(points::START_PREPARED);
-        trace::agent(&mut agent, self.config.limits.answer)
+        trace::agent(&mut agent, self.config.limits.answer, 0)
             .map_err(|error| vm.diagnose("its agent was asked about its start", error))?;
         trace::vmm(&vm);
         Ok((vm, agent))
