@@ -19,7 +19,7 @@ use crate::trace::{Trace, exec_to_run, exits_by_reason, milliseconds};
 use crate::world::World;
 
 /// What the agent's marker begins with.
-const MARKER: &str = "basalt-agent: up ";
+pub(crate) const MARKER: &str = "basalt-agent: up ";
 
 const BASALT: &str = "Basalt";
 const BASALT_OPEN: &str = "Basalt, no jail";
@@ -314,7 +314,7 @@ impl Bench<'_> {
     }
 
     /// The same for who is no contender.
-    pub(crate) fn again<T>(&mut self, figure: &str, who: &str, once: impl Fn() -> Result<T>) -> Result<T> {
+    pub(crate) fn again<T>(&mut self, figure: &str, who: &str, mut once: impl FnMut() -> Result<T>) -> Result<T> {
         once().or_else(|error| {
             let why = format!("{figure}, {who}: {error:#}");
             eprintln!("{why}; once more");
@@ -324,7 +324,7 @@ impl Bench<'_> {
     }
 
     /// Each fact once, however many figures stand on it.
-    fn fact(&mut self, name: &str, value: &str) {
+    pub(crate) fn fact(&mut self, name: &str, value: &str) {
         let fact = (name.to_owned(), value.to_owned());
         if !self.report.facts.contains(&fact) {
             self.report.facts.push(fact);

@@ -299,7 +299,7 @@ pub(crate) fn jailed_name() -> String {
 
 /// Has a VMM killed when this program ends in whatever way; a guest left behind would disturb what is measured next.
 #[allow(unsafe_code, reason = "something is to be done between fork and exec")]
-fn end_with_us(command: &mut Command) {
+pub(crate) fn end_with_us(command: &mut Command) {
     let with_us = || Ok(set_parent_process_death_signal(Some(Signal::KILL))?);
     // SAFETY: the closure makes one system call (prctl(2), PR_SET_PDEATHSIG), touches no memory and takes no lock.
     unsafe { command.pre_exec(with_us) };

@@ -3,6 +3,7 @@
 //! Runs inside the lab (`basalt-lab exec -- /opt/basalt/bin/basalt-bench all`), as root. The same program is PID 1 of the
 //! guests whose disks are measured. See docs/benchmarks.md.
 
+mod clone;
 mod figures;
 mod guest;
 mod machine;
@@ -38,6 +39,8 @@ enum Subject {
     Exits,
     /// `basalt run` to its command's first output, beside the start of such a VM alone
     Run,
+    /// Clones of templates and snapshots, beside QEMU's restore
+    Clone,
     /// Reads of a disk
     Disk,
     /// TCP streams, requests and responses
@@ -47,11 +50,12 @@ enum Subject {
 type Measure = fn(&mut Bench<'_>) -> Result<()>;
 
 /// All that is measured, in its order.
-const MEASURED: [(Subject, Measure); 6] = [
+const MEASURED: [(Subject, Measure); 7] = [
     (Subject::Start, |bench| bench.start()),
     (Subject::Boot, |bench| bench.boot()),
     (Subject::Exits, |bench| bench.exits()),
     (Subject::Run, |bench| bench.run()),
+    (Subject::Clone, |bench| bench.clone()),
     (Subject::Disk, |bench| bench.disk()),
     (Subject::Network, |bench| bench.network()),
 ];
@@ -89,8 +93,10 @@ fn main() -> Result<()> {
     if std::process::id() == 1 {
         guest::run_as_init();
     }
-    if std::env::args().nth(1).is_some_and(|word| word == run::SAY) {
-        return run::say();
+    match std::env::args().nth(1).as_deref() {
+        Some(run::SAY) => return run::say(),
+        Some(run::IDLE) => run::idle(),
+        _ => (),
     }
     let options = Options::parse();
     let binaries = match options.binaries {

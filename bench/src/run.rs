@@ -7,8 +7,11 @@ use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use node_api::{Sandbox, SandboxConfig};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -23,8 +26,14 @@ use crate::world::World;
 /// The word that has this program print a line, as the sandbox's command.
 pub(crate) const SAY: &str = "say-it-runs";
 const SAID: &str = "it runs\n";
+/// The word that has it do nothing for ever.
+pub(crate) const IDLE: &str = "say-nothing";
+
+/// How long a template may take to be there.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 const RUN: &str = "basalt run";
+const BOOT: &str = "basalt run --boot";
 const IMAGE: &str = "bench";
 /// The same as of every other guest here.
 const MEMORY: &str = "128m";
@@ -37,14 +46,24 @@ pub(crate) fn say() -> Result<()> {
     Ok(std::io::stdout().write_all(SAID.as_bytes())?)
 }
 
+/// The command of a sandbox that does nothing.
+pub(crate) fn idle() -> ! {
+    loop {
+        thread::sleep(PATIENCE);
+    }
+}
+
 /// A node of the benchmark's own; its daemon ends with this.
-struct Node {
+pub(crate) struct Node {
     program: PathBuf,
     state: PathBuf,
 }
 
 impl Node {
-    fn new(world: &World) -> Result<Self> {
+    /// A sandbox that stays.
+    pub(crate) const ORIGIN: &str = "origin";
+
+    pub(crate) fn new(world: &World) -> Result<Self> {
         let node = Self {
             program: world.binaries.join("basalt"),
             state: world.scratch.join("state"),
@@ -53,6 +72,53 @@ impl Node {
         write_layout(&layout)?;
         node.ok(&["import", "--name", IMAGE, &layout.display().to_string()])?;
         Ok(node)
+    }
+
+    /// Where its daemon is asked, when it runs.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.state.join(node_api::SOCKET)
+    }
+
+    /// Starts the one that stays, and waits until there is a template of it.
+    pub(crate) fn originate(&self) -> Result<()> {
+        let words = [
+            "run",
+            "--detach",
+            "--name",
+            Self::ORIGIN,
+            "--network",
+            "node",
+            "--memory",
+            MEMORY,
+        ];
+        self.ok(&[words.as_slice(), &[IMAGE, "--", "/say", IDLE]].concat())?;
+        self.wait_for_template()
+    }
+
+    /// The last step of making a template is nobody's to wait for.
+    fn wait_for_template(&self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let output = self.command(&["--json", "template", "ls"]).output()?;
+            let listed: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+            if listed.as_array().is_some_and(|templates| !templates.is_empty()) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "there is no template: {output:?}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// A sandbox like that one, which boots or is cloned.
+    pub(crate) fn config(&self, name: &str, boot: bool) -> Result<SandboxConfig> {
+        let inspected = self.command(&["--json", "inspect", Self::ORIGIN]).output()?;
+        let sandboxes: Vec<Sandbox> = serde_json::from_slice(&inspected.stdout).context("nothing is known of it")?;
+        let origin = sandboxes.into_iter().next().context("it is gone")?;
+        Ok(SandboxConfig {
+            name: Some(name.to_owned()),
+            boot,
+            ..origin.config
+        })
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -82,10 +148,12 @@ impl Node {
         [more, &words, &command].concat()
     }
 
-    /// Milliseconds to the first byte.
-    fn first_output(&self) -> Result<f64> {
+    /// Milliseconds to the first byte, with these options.
+    fn first_output(&self, options: &[&str]) -> Result<f64> {
         scrub();
-        let mut command = self.command(&Self::run_arguments(&[]));
+        let mut arguments = Self::run_arguments(&[]);
+        arguments.splice(1..1, options.iter().copied());
+        let mut command = self.command(&arguments);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let started_ns = now_ns();
         let mut child = command.spawn().context("basalt cannot be started")?;
@@ -124,6 +192,8 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        // Refused where it was never there; one that stays is told of next.
+        drop(self.ok(&["rm", "--force", Self::ORIGIN]));
         if let Err(error) = self.ok(&["daemon", "--stop", "--clean"]) {
             eprintln!("run: the daemon stays behind: {error:#}");
         }
@@ -136,21 +206,26 @@ impl Bench<'_> {
         let _tap = net::Tap::new()?;
         let alone = self.contender(BASALT_SANDBOX)?;
         let node = Node::new(self.world)?;
-        // The first one starts the daemon, makes the network and the empty disk.
-        node.first_output()?;
-        let (mut alones, mut runs) = (Vec::new(), Vec::new());
+        // The first one starts the daemon, makes the network, the empty disk and the template.
+        node.first_output(&[])?;
+        node.wait_for_template()?;
+        let (mut alones, mut boots, mut runs) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..self.runs {
             let value = self.again("run", BASALT_SANDBOX, || boot_once(&alone))?.milliseconds;
             tell("run", round, BASALT_SANDBOX, value, "ms");
             alones.push(value);
-            let value = self.again("run", RUN, || node.first_output())?;
-            tell("run", round, RUN, value, "ms");
-            runs.push(value);
+            for (who, options, samples) in [(BOOT, ["--boot"].as_slice(), &mut boots), (RUN, &[], &mut runs)] {
+                let value = self.again("run", who, || node.first_output(options))?;
+                tell("run", round, who, value, "ms");
+                samples.push(value);
+            }
         }
         let alone = format!("VMM exec to agent, {BASALT_SANDBOX}");
         let mut figure = Figure::new("basalt run (image cached) to its command's first output", "ms");
         figure.add(&alone, alones);
+        figure.add(BOOT, boots);
         figure.add(RUN, runs);
+        figure.ratio(BOOT, &alone, Target::AtMost(1.25));
         figure.ratio(RUN, &alone, Target::AtMost(1.25));
         self.report.figures.push(figure);
         let mut phases: Vec<(String, Vec<f64>)> = Vec::new();

@@ -20,6 +20,7 @@ mod places;
 mod run;
 mod sandboxes;
 mod snapshots;
+mod templates;
 mod trace;
 mod volumes;
 
@@ -123,6 +124,7 @@ fn sandbox_verb(verb: Verb, argv: &[OsString], output: &Output) -> anyhow::Resul
         Verb::Events => sandboxes::events(output),
         Verb::Volume(verb) => volumes::volume(&verb, output),
         Verb::Snapshot(verb) => snapshots::snapshot(&verb, output),
+        Verb::Template(verb) => templates::template(&verb, output),
         Verb::Clone(args) => snapshots::clone(&args, output),
         Verb::Rollback(args) => snapshots::rollback(&args, output),
         Verb::Daemon(args) => daemon::tell(&args, output),

@@ -205,6 +205,9 @@ pub struct Prepare {
     pub overlay_bytes: Option<u64>,
     /// The guest's host name.
     pub hostname: String,
+    /// What `/etc/machine-id` says: 32 lower-case hexadecimal digits (machine-id(5)); `None` leaves it to the image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine_id: Option<String>,
     /// The host's time, in nanoseconds since 1970; the guest has no clock of its own.
     pub clock_ns: u64,
     /// Random bytes for the guest's generator, at least 32.
@@ -503,6 +506,7 @@ pub(crate) mod tests {
             writable: None,
             overlay_bytes: None,
             hostname: "sandbox".into(),
+            machine_id: None,
             clock_ns: 1,
             entropy: vec![1, 2],
             network: None,

@@ -15,6 +15,9 @@ pub struct Renew {
     pub hook_ms: u32,
     /// Let the commands go on at the end.
     pub thaw: bool,
+    /// The most processes and threads that all commands may have together from now on; `None` leaves that as it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pids_max: Option<u64>,
 }
 
 /// Who a machine is.
@@ -44,13 +47,18 @@ mod tests {
             }),
             hook_ms: 5000,
             thaw: true,
+            pids_max: None,
         };
         assert_eq!(
             round_trip(&Request::Renew(Box::new(renew.clone()))),
             r#"{"renew":{"clock_ns":1,"entropy":[1,2],"identity":{"hostname":"box","machine_id":"00112233445566778899aabbccddeeff"},"hook_ms":5000,"thaw":true}}"#
         );
-        renew.identity = None;
-        assert!(round_trip(&Request::Renew(Box::new(renew))).contains(r#""identity":null,"#));
+        (renew.identity, renew.pids_max) = (None, Some(100));
+        let text = round_trip(&Request::Renew(Box::new(renew)));
+        assert!(
+            text.contains(r#""identity":null,"#) && text.contains(r#""pids_max":100"#),
+            "{text}"
+        );
         let renewed = Reply::Renewed { boot_id: "a-b".into() };
         assert_eq!(round_trip(&renewed), r#"{"renewed":{"boot_id":"a-b"}}"#);
     }

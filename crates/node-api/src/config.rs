@@ -87,6 +87,9 @@ pub struct SandboxConfig {
     pub volumes: Vec<VolumeMount>,
     /// The guest's host name; its own short id when not given.
     pub hostname: Option<String>,
+    /// Its machine boots a kernel, whether there is a template of it or not, and none is made of it.
+    #[serde(default)]
+    pub boot: bool,
     /// Remove it when it has ended.
     pub remove: bool,
     /// It lives by itself. Otherwise it lives as long as the connection that asked for it, which gets the stream on which
@@ -251,6 +254,7 @@ mod tests {
             ports: vec!["8080:80".into()],
             volumes: vec!["/srv:/data:ro".parse().unwrap(), "cache:/var/cache".parse().unwrap()],
             hostname: None,
+            boot: false,
             remove: false,
             detach: true,
             labels: BTreeMap::new(),

@@ -10,6 +10,7 @@ pub mod limits;
 pub mod message;
 pub mod sandbox;
 pub mod snapshot;
+pub mod template;
 pub mod tmpfs;
 pub mod volume;
 
@@ -21,6 +22,7 @@ pub use message::{
 };
 pub use sandbox::{Ended, Sandbox, State};
 pub use snapshot::{CloneConfig, Programs, Snapshot, check_snapshot_name};
+pub use template::Template;
 pub use tmpfs::Tmpfs;
 pub use volume::{Volume, VolumeError, VolumeMount, VolumeSource};
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::SandboxConfig;
 use crate::sandbox::{Ended, Sandbox};
 use crate::snapshot::{CloneConfig, Snapshot};
+use crate::template::Template;
 use crate::volume::Volume;
 
 /// What is asked of a daemon. A `sandbox` is a name, or an id or the beginning of one.
@@ -135,6 +136,18 @@ pub enum Request {
     RemoveSnapshot {
         /// Its name.
         name: String,
+    },
+    /// All templates. Each is an item; then [`Reply::Done`].
+    ListTemplates,
+    /// Remove a template; sandboxes that were cloned of it run on. [`Reply::Done`].
+    RemoveTemplate {
+        /// Its id, or the beginning of one.
+        id: String,
+    },
+    /// Remove the templates that no sandbox can be cloned of any more, or all of them. [`Reply::Pruned`].
+    PruneTemplates {
+        /// All of them.
+        all: bool,
     },
     /// Make a sandbox that goes on from a snapshot, detached. [`Reply::Started`].
     Clone(CloneConfig),
@@ -301,6 +314,8 @@ pub enum Item {
     Volume(Volume),
     /// Of `list-snapshots`.
     Snapshot(Box<Snapshot>),
+    /// Of `list-templates`.
+    Template(Box<Template>),
 }
 
 /// The kind of a refusal, for machines.

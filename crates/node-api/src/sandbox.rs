@@ -111,6 +111,9 @@ pub struct Sandbox {
     /// The name that the snapshot had which it is a clone of.
     #[serde(default)]
     pub clone_of: Option<String>,
+    /// The id of the template that its machine was cloned of; `None` if it has booted a kernel since.
+    #[serde(default)]
+    pub template: Option<String>,
 }
 
 impl Sandbox {

@@ -17,16 +17,15 @@ use observe::span::{self, span};
 use vmm_api::VmmClient;
 
 use crate::entry::Entry;
+use crate::hold::Renewal;
 use crate::node::{Node, to_run, wrong_state};
 use crate::snapshots::{Place, Record};
 use crate::start::{Started, parse_ports};
+use crate::vm::Vm;
 use crate::{Error, disk, launch, limits};
 
 /// How long each hook of an image may take when it was cloned or put back.
 const HOOKS: Duration = Duration::from_secs(10);
-
-/// Bytes of a machine id.
-const MACHINE_ID_BYTES: usize = 16;
 
 impl Node {
     /// Makes a sandbox that goes on from a snapshot.
@@ -52,16 +51,14 @@ impl Node {
         } = record;
         let mut stored = crate::start::new_sandbox(config, snapshot.digest, command, networked)?;
         stored.sandbox.clone_of = Some(snapshot.name);
-        let identity = Identity {
-            hostname: stored.sandbox.host_name().to_owned(),
-            machine_id: crate::start::random_hex::<MACHINE_ID_BYTES>()?,
-        };
+        let identity = Some(crate::start::identity(&stored)?);
         let entry = self.register(stored, name.as_deref())?;
         span::attribute("basalt.sandbox", entry.id.as_str());
         let _operation = entry.operate();
         let started = self
-            .create(&entry, Some(&place))
-            .and_then(|()| self.restore_vm(&entry, &place, Some(identity)));
+            .create(&entry)
+            .and_then(|()| self.make_disk(&entry, Some(&place)))
+            .and_then(|()| self.restore_vm(&entry, &place, identity));
         if started.is_err() {
             self.destroy(&entry)?;
         }
@@ -116,6 +113,18 @@ impl Node {
 
     /// Everything from a disk that is there to a sandbox that runs.
     fn restore_vm(&self, entry: &Arc<Entry>, place: &Place, identity: Option<Identity>) -> Result<Started, Error> {
+        let renewal = Renewal {
+            identity,
+            hooks: HOOKS,
+            pids_max: None,
+        };
+        let vm = self.restored(entry, place, renewal)?;
+        let sandbox = self.runs(entry, &vm)?;
+        Ok(Started { sandbox, command: None })
+    }
+
+    /// Everything from a disk that is there to a machine that goes on, as one of its own.
+    pub(crate) fn restored(&self, entry: &Arc<Entry>, place: &Place, renewal: Renewal) -> Result<Arc<Vm>, Error> {
         let stored = entry.stored();
         let attachment = {
             let _span = span("network");
@@ -141,12 +150,11 @@ impl Node {
         self.points.at(points::RESTORE_RESUMED);
         {
             let _span = span("guest renewed");
-            self.renew(&vm, identity, HOOKS)?;
+            self.renew(&vm, renewal)?;
         }
         self.points.at(points::RESTORE_RENEWED);
         crate::trace::vmm(&vm);
-        let sandbox = self.runs(entry, &vm)?;
-        Ok(Started { sandbox, command: None })
+        Ok(vm)
     }
 }
 

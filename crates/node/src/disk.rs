@@ -45,6 +45,14 @@ pub(crate) fn replace(from: &Path, path: &Path) -> Result<(), Error> {
     fs::rename(&partial, path).map_err(Error::file("rename", &partial))
 }
 
+/// Removes the disk at `path`; it is fine if there is none.
+pub(crate) fn remove(path: &Path) -> Result<(), Error> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::file("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
 fn template(templates: &Path, size: ByteSize) -> Result<std::path::PathBuf, Error> {
     let path = templates.join(format!("{FILE_SYSTEM}-{}", size.bytes()));
     if path.exists() {

@@ -72,6 +72,9 @@ pub enum Error {
     /// No such snapshot.
     #[error("there is no snapshot `{0}`: `basalt snapshot ls` lists them")]
     NoSnapshot(String),
+    /// No such template.
+    #[error("there is no template `{0}`: `basalt template ls` lists them")]
+    NoTemplate(String),
     /// The name is taken.
     #[error("there is a snapshot `{0}`: choose another name, or remove that one with `basalt snapshot rm {0}`")]
     SnapshotTaken(String),
@@ -311,7 +314,9 @@ impl Error {
             Self::Jail(host::Error::Share { .. }) => "volume",
             Self::Jail(_) => "jail",
             Self::Network(_) | Self::NoNetwork => "network",
-            Self::NotFound(_) | Self::NoVolume(_) | Self::NoSnapshot(_) | Self::Ambiguous(_) => "not-found",
+            Self::NotFound(_) | Self::NoVolume(_) | Self::NoSnapshot(_) | Self::NoTemplate(_) | Self::Ambiguous(_) => {
+                "not-found"
+            }
             Self::NameTaken { .. } => "name-taken",
             Self::Full(_) => "node-full",
             Self::WrongState { .. } => "wrong-state",
@@ -353,6 +358,7 @@ impl Error {
             Self::NotFound(_)
             | Self::NoVolume(_)
             | Self::NoSnapshot(_)
+            | Self::NoTemplate(_)
             | Self::Ambiguous(_)
             | Self::Image(image::Error::NoSuchImage { .. }) => ErrorKind::NotFound,
             Self::NameTaken { .. } | Self::SnapshotTaken(_) | Self::VolumeInUse { .. } | Self::Locked(_) => {

@@ -28,6 +28,17 @@ use crate::{Error, clock, disk};
 /// Bytes of memory a second that a VMM writes at least.
 const SLOWEST: u64 = 32 << 20;
 
+/// What a renewed guest gets besides time and randomness.
+#[derive(Debug, Default)]
+pub(crate) struct Renewal {
+    /// Who it is from now on; `None` leaves it who it was.
+    pub(crate) identity: Option<Identity>,
+    /// How long each of its hooks may take; zero runs none.
+    pub(crate) hooks: Duration,
+    /// A limit of its processes.
+    pub(crate) pids_max: Option<u64>,
+}
+
 impl Node {
     /// Keeps a sandbox as it is now.
     pub(crate) fn make_snapshot(&self, entry: &Arc<Entry>, name: Option<&str>) -> Result<Snapshot, Error> {
@@ -58,14 +69,9 @@ impl Node {
         self.update(entry, |stored| stored.held = true)?;
         self.points.at(points::SNAPSHOT_HELD);
         let kept = self.keep_all(&vm, &stored, &begun.place);
-        let gone_on = match kept {
-            // It never stood still.
-            Err(Error::Agent {
-                cause: agent_api::Error::Refused(_),
-                ..
-            }) => self.update(entry, |stored| stored.held = false),
-            _ => self.let_go_on(entry, &vm),
-        };
+        let gone_on = self
+            .go_on_after(&kept, &vm)
+            .and_then(|()| self.update(entry, |stored| stored.held = false));
         kept?;
         gone_on?;
         {
@@ -73,13 +79,15 @@ impl Node {
             begun.sync()?;
         }
         self.points.at(points::SNAPSHOT_WRITTEN);
-        begun.keep()?;
+        if !begun.keep(&record.snapshot.name)? {
+            return Err(Error::SnapshotTaken(record.snapshot.name));
+        }
         self.points.at(points::SNAPSHOT_KEPT);
         Ok(self.snapshot(&record.snapshot.name)?.1.snapshot)
     }
 
     /// Everything that is done while it is held.
-    fn keep_all(&self, vm: &Vm, stored: &Stored, place: &Place) -> Result<(), Error> {
+    pub(crate) fn keep_all(&self, vm: &Vm, stored: &Stored, place: &Place) -> Result<(), Error> {
         const FREEZING: &str = "its commands were frozen for a snapshot";
         {
             let _span = span("commands frozen");
@@ -113,30 +121,43 @@ impl Node {
         Ok(())
     }
 
+    /// Lets a sandbox go on that was, or was not, kept.
+    pub(crate) fn go_on_after(&self, kept: &Result<(), Error>, vm: &Vm) -> Result<(), Error> {
+        match kept {
+            // It never stood still.
+            Err(Error::Agent {
+                cause: agent_api::Error::Refused(_),
+                ..
+            }) => Ok(()),
+            _ => self.let_go_on(vm),
+        }
+    }
+
     /// Lets a sandbox that is held go on, wherever it was stopped. What its kernel had of randomness is in the snapshot, too:
     /// it gets other.
-    pub(crate) fn let_go_on(&self, entry: &Entry, vm: &Vm) -> Result<(), Error> {
+    pub(crate) fn let_go_on(&self, vm: &Vm) -> Result<(), Error> {
         let _span = span("it goes on");
         let info = vm.ask("it was let go on after a snapshot", VmmClient::info)?;
         if info.state == VmState::Paused {
             vm.ask("it was let go on after a snapshot", VmmClient::resume)?;
         }
         self.points.at(points::SNAPSHOT_RESUMED);
-        self.renew(vm, None, Duration::ZERO)?;
+        self.renew(vm, Renewal::default())?;
         self.points.at(points::SNAPSHOT_THAWED);
-        self.update(entry, |stored| stored.held = false)
+        Ok(())
     }
 
-    /// Gives a guest what nobody else has, and lets its commands go on; `hooks` is how long each of its hooks may take.
-    pub(crate) fn renew(&self, vm: &Vm, identity: Option<Identity>, hooks: Duration) -> Result<(), Error> {
+    /// Gives a guest what nobody else has, and lets its commands go on.
+    pub(crate) fn renew(&self, vm: &Vm, renewal: Renewal) -> Result<(), Error> {
         const RENEWING: &str = "it was given an entropy, a clock and a name of its own";
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let renew = Renew {
             clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
             entropy: vm::entropy()?,
-            identity,
-            hook_ms: u32::try_from(hooks.as_millis()).unwrap_or(u32::MAX),
+            identity: renewal.identity,
+            hook_ms: u32::try_from(renewal.hooks.as_millis()).unwrap_or(u32::MAX),
             thaw: true,
+            pids_max: renewal.pids_max,
         };
         let mut agent = vm.agent()?;
         let renewed = agent

@@ -36,6 +36,7 @@ mod slots;
 mod snapshots;
 mod start;
 mod tail;
+mod templates;
 mod timed;
 mod trace;
 mod tree;

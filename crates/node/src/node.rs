@@ -23,6 +23,7 @@ use crate::own_cgroup::OwnCgroup;
 use crate::paths::{Paths, SandboxPaths};
 use crate::programs::Hashes;
 use crate::slots::Slots;
+use crate::templates::Templates;
 
 /// The most sandboxes of one node: as many as there are users and addresses for.
 pub(crate) const MAX_SANDBOXES: u32 = 4096;
@@ -43,6 +44,7 @@ pub struct Node {
     pub(crate) monitor: Monitor,
     pub(crate) metrics: Metrics,
     pub(crate) hashes: Hashes,
+    pub(crate) templates: Templates,
     own_cgroup: OwnCgroup,
     /// Set up when the first sandbox needs it.
     network: Mutex<Option<Arc<Network>>>,
@@ -87,6 +89,7 @@ impl Node {
             monitor: Monitor::new().map_err(Error::host("waiting for processes"))?,
             metrics: Metrics::default(),
             hashes: Hashes::default(),
+            templates: Templates::default(),
             own_cgroup: OwnCgroup::default(),
             network: Mutex::new(None),
             database: Mutex::new(database),
@@ -108,6 +111,7 @@ impl Node {
         };
         let newest = found.iter().max_by_key(|stored| stored.sandbox.created_ns);
         *node.slots() = Slots::behind(newest.map(|stored| stored.slot));
+        node.find_templates()?;
         node.start_monitor()?;
         node.reconcile(found)?;
         Ok(node)

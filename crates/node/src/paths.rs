@@ -9,6 +9,7 @@
 //!  disks/           an empty file system of each size, copied for each sandbox
 //!  volumes/NAME/    _data: a named volume's files
 //!  snapshots/NAME/  record.json, state, memory, disk: a snapshot
+//!  templates/ID/    record.json, state, memory, disk: a template
 //!  sandboxes/ID/    record.json, disk, log, console.log, vmm.log: as long as the sandbox is known
 //!  run/ID/          control, vsock: as long as its VM runs
 //! ```
@@ -55,6 +56,10 @@ impl Paths {
 
     pub(crate) fn snapshots(&self) -> PathBuf {
         self.0.join("snapshots")
+    }
+
+    pub(crate) fn templates(&self) -> PathBuf {
+        self.0.join("templates")
     }
 
     pub(crate) fn sandboxes(&self) -> PathBuf {

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::UNIX_EPOCH;
 
 use node_api::{Programs, Sandbox};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::config::Config;
@@ -17,12 +18,34 @@ use crate::config::Config;
 const CHUNK: usize = 1 << 20;
 
 /// A file as it is now: another one at its place, or other content, differs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Id {
     device: u64,
     inode: u64,
     length: u64,
     changed: (i64, i64),
+}
+
+impl Id {
+    fn of(metadata: &Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            length: metadata.len(),
+            changed: (metadata.mtime(), metadata.mtime_nsec()),
+        }
+    }
+}
+
+/// The files of the programs that a VM would be made with now; `None` for one that cannot be looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Files([Option<Id>; 3]);
+
+impl Files {
+    pub(crate) fn of(config: &Config) -> Self {
+        let id = |path: &PathBuf| std::fs::metadata(path).ok().map(|metadata| Id::of(&metadata));
+        Self([&config.vmm, &config.kernel, &config.initramfs].map(id))
+    }
 }
 
 /// What is known of files that have been read.
@@ -41,6 +64,15 @@ impl Hashes {
         }
     }
 
+    /// What a VM would be made with now.
+    pub(crate) fn now(&self, config: &Config) -> Programs {
+        Programs {
+            vmm: self.tell(&config.vmm, None),
+            kernel: self.tell(&config.kernel, None),
+            initramfs: self.tell(&config.initramfs, None),
+        }
+    }
+
     /// The hash of a file that has not changed after `since`.
     fn tell(&self, path: &Path, since: Option<u64>) -> Option<String> {
         let hash = File::open(path).and_then(|file| self.hash(&file, since));
@@ -55,12 +87,7 @@ impl Hashes {
         if since.is_some_and(|since| changed_ns(&metadata) > since) {
             return Ok(None);
         }
-        let id = Id {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            length: metadata.len(),
-            changed: (metadata.mtime(), metadata.mtime_nsec()),
-        };
+        let id = Id::of(&metadata);
         let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(hash) = known().get(&id) {
             return Ok(Some(hash.clone()));

@@ -126,8 +126,10 @@ impl Node {
             return self.stop(entry, Duration::ZERO);
         }
         if let (true, Some(vm)) = (stored.held, entry.vm()) {
-            match self.let_go_on(entry, &vm) {
-                Ok(()) => self.update(entry, |stored| stored.sandbox.state = State::Running)?,
+            match self.let_go_on(&vm) {
+                Ok(()) => self.update(entry, |stored| {
+                    (stored.sandbox.state, stored.held) = (State::Running, false);
+                })?,
                 Err(error) => log::error!("sandbox {} stays as it was held for a snapshot: {error}", entry.id),
             }
         }

@@ -379,12 +379,7 @@ impl Connection<'_> {
             Request::Prune => Reply::Pruned(node.prune()?),
             Request::MakeVolume { name } => Reply::Volume(node.make_volume(&name)?),
             Request::InspectVolume { name } => Reply::Volume(node.volume(&name)?),
-            Request::ListVolumes => {
-                for volume in node.volumes()? {
-                    self.item(Item::Volume(volume))?;
-                }
-                Reply::Done
-            }
+            Request::ListVolumes => self.items(node.volumes()?, Item::Volume)?,
             Request::RemoveVolume { name } => {
                 node.remove_volume(&name)?;
                 Reply::Done
@@ -394,12 +389,13 @@ impl Connection<'_> {
                 Reply::Snapshot(Box::new(node.make_snapshot(&node.find(&sandbox)?, name.as_deref())?))
             }
             Request::InspectSnapshot { name } => Reply::Snapshot(Box::new(node.snapshot(&name)?.1.snapshot)),
-            Request::ListSnapshots => {
-                for snapshot in node.snapshots()? {
-                    self.item(Item::Snapshot(Box::new(snapshot)))?;
-                }
+            Request::ListSnapshots => self.items(node.snapshots()?, |one| Item::Snapshot(Box::new(one)))?,
+            Request::ListTemplates => self.items(node.templates(), |one| Item::Template(Box::new(one)))?,
+            Request::RemoveTemplate { id } => {
+                node.remove_template(&id)?;
                 Reply::Done
             }
+            Request::PruneTemplates { all } => Reply::Pruned(node.prune_templates(all)?),
             Request::Clone(config) => started(node.metrics.started(node.clone_of(config))?).0,
             Request::Rollback { sandbox, snapshot } => {
                 let rolled_back = node.rollback(&node.find(&sandbox)?, &snapshot);
@@ -426,7 +422,7 @@ impl Connection<'_> {
         Ok((reply, Vec::new()))
     }
 
-    fn run(&mut self, node: &Node, config: node_api::SandboxConfig) -> Result<(Reply, Vec<OwnedFd>), Error> {
+    fn run(&mut self, node: &Arc<Node>, config: node_api::SandboxConfig) -> Result<(Reply, Vec<OwnedFd>), Error> {
         if self.tied.is_some() {
             return Err(Error::Invalid(
                 "this connection has a sandbox that ends with it: use another for the next".into(),
@@ -470,6 +466,11 @@ impl Connection<'_> {
                 self.item(Item::Sample(node.sample(&entry)?))?;
             }
         }
+        Ok(Reply::Done)
+    }
+
+    fn items<T>(&self, all: Vec<T>, item: impl Fn(T) -> Item) -> Result<Reply, Error> {
+        all.into_iter().try_for_each(|one| self.item(item(one)))?;
         Ok(Reply::Done)
     }
 

@@ -11,6 +11,7 @@ use agent_api::ExecRequest;
 use node_api::snapshot::check_snapshot_name;
 use node_api::{Snapshot, config};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -33,12 +34,16 @@ pub(crate) struct Record {
     pub(crate) networked: bool,
 }
 
-/// A snapshot's directory.
+/// The directory of a snapshot, or of a template.
 #[derive(Clone, Debug)]
 pub(crate) struct Place(PathBuf);
 
 impl Place {
-    fn record(&self) -> PathBuf {
+    pub(crate) fn new(directory: &Path, name: &str) -> Self {
+        Self(directory.join(name))
+    }
+
+    pub(crate) fn record(&self) -> PathBuf {
         self.0.join("record.json")
     }
 
@@ -55,17 +60,21 @@ impl Place {
     }
 
     /// What is known of it; `None` if there is none.
-    fn read(&self) -> Result<Option<Record>, Error> {
+    pub(crate) fn read<R: DeserializeOwned>(&self) -> Result<Option<R>, Error> {
         let text = match fs::read(self.record()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             text => text.map_err(Error::file("read", &self.record()))?,
         };
-        let mut record: Record = serde_json::from_slice(&text).map_err(|error| Error::SnapshotDamaged {
+        let record = serde_json::from_slice(&text).map_err(|error| Error::SnapshotDamaged {
             path: self.record(),
             why: error.to_string(),
         })?;
-        record.snapshot.bytes = size_of(&self.0);
         Ok(Some(record))
+    }
+
+    /// Bytes that it takes on the host.
+    pub(crate) fn bytes(&self) -> u64 {
+        size_of(&self.0)
     }
 
     /// An empty file of it.
@@ -100,29 +109,31 @@ pub(crate) fn clean(snapshots: &Path) -> io::Result<()> {
 #[derive(Debug)]
 pub(crate) struct Begun {
     pub(crate) place: Place,
-    goal: PathBuf,
-    name: String,
+    directory: PathBuf,
     kept: bool,
 }
 
 impl Begun {
-    fn new(snapshots: &Path, record: &Record) -> Result<Self, Error> {
+    /// A place below `directory`, which is not there under any name before it is kept.
+    pub(crate) fn new(directory: &Path) -> Result<Self, Error> {
         let name = unfinished().map_err(Error::host("reading entropy"))?;
-        let place = Place(snapshots.join(name));
+        let place = Place(directory.join(name));
         let mut builder = fs::DirBuilder::new();
         builder.mode(DIRECTORY_MODE);
         builder.create(&place.0).map_err(Error::file("make", &place.0))?;
-        let begun = Self {
-            goal: snapshots.join(&record.snapshot.name),
-            name: record.snapshot.name.clone(),
+        Ok(Self {
+            directory: directory.to_owned(),
             kept: false,
             place,
-        };
+        })
+    }
+
+    /// Writes what is to be known of it.
+    pub(crate) fn describe(&self, record: &impl Serialize) -> Result<(), Error> {
         let text = serde_json::to_vec_pretty(record).map_err(|error| Error::Invalid(error.to_string()))?;
-        let path = begun.place.record();
-        let mut file = begun.place.create(&path)?;
-        io::Write::write_all(&mut file, &text).map_err(Error::file("write", &path))?;
-        Ok(begun)
+        let path = self.place.record();
+        let mut file = self.place.create(&path)?;
+        io::Write::write_all(&mut file, &text).map_err(Error::file("write", &path))
     }
 
     /// Waits until all of it has reached the disk.
@@ -136,16 +147,17 @@ impl Begun {
         written().map_err(Error::file("write", &self.place.0))
     }
 
-    /// Gives it its name.
-    pub(crate) fn keep(mut self) -> Result<(), Error> {
-        match renameat_with(CWD, &self.place.0, CWD, &self.goal, RenameFlags::NOREPLACE) {
+    /// Gives it its name; false if there is another of that name.
+    pub(crate) fn keep(mut self, name: &str) -> Result<bool, Error> {
+        let goal = self.directory.join(name);
+        match renameat_with(CWD, &self.place.0, CWD, &goal, RenameFlags::NOREPLACE) {
             Ok(()) => self.kept = true,
-            Err(rustix::io::Errno::EXIST) => return Err(Error::SnapshotTaken(self.name.clone())),
+            Err(rustix::io::Errno::EXIST) => return Ok(false),
             Err(error) => return Err(Error::file("rename", &self.place.0)(error)),
         }
-        let parent = self.goal.parent().unwrap_or(&self.goal);
-        let synced = File::open(parent).and_then(|directory| directory.sync_all());
-        synced.map_err(Error::file("write", parent))
+        let synced = File::open(&self.directory).and_then(|directory| directory.sync_all());
+        synced.map_err(Error::file("write", &self.directory))?;
+        Ok(true)
     }
 }
 
@@ -167,7 +179,9 @@ impl Node {
         if snapshots.join(&record.snapshot.name).exists() {
             return Err(Error::SnapshotTaken(record.snapshot.name.clone()));
         }
-        Begun::new(&snapshots, record)
+        let begun = Begun::new(&snapshots)?;
+        begun.describe(record)?;
+        Ok(begun)
     }
 
     /// A name for a snapshot: the one that is wanted, or the sandbox's with the next number that is free.
@@ -187,8 +201,8 @@ impl Node {
     /// One that is there, and where.
     pub(crate) fn snapshot(&self, name: &str) -> Result<(Place, Record), Error> {
         check_snapshot_name(name)?;
-        let place = Place(self.paths.snapshots().join(name));
-        match place.read()? {
+        let place = Place::new(&self.paths.snapshots(), name);
+        match record(&place)? {
             Some(record) => Ok((place, record)),
             None => Err(Error::NoSnapshot(name.to_owned())),
         }
@@ -204,7 +218,7 @@ impl Node {
             if name.to_str().is_none_or(|name| check_snapshot_name(name).is_err()) {
                 continue;
             }
-            match Place(entry.path()).read() {
+            match record(&Place(entry.path())) {
                 Ok(record) => found.extend(record.map(|record| record.snapshot)),
                 Err(error) => log::error!("{error}"),
             }
@@ -216,16 +230,36 @@ impl Node {
     /// Removes one. VMs that were restored from it have its memory's file open, and keep it for as long as they run.
     pub(crate) fn remove_snapshot(&self, name: &str) -> Result<(), Error> {
         check_snapshot_name(name)?;
-        let snapshots = self.paths.snapshots();
-        let place = snapshots.join(name);
-        let hidden = snapshots.join(unfinished().map_err(Error::host("reading entropy"))?);
-        match fs::rename(&place, &hidden) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Error::NoSnapshot(name.to_owned())),
-            renamed => renamed.map_err(Error::file("remove", &place))?,
+        let removed = remove(&self.paths.snapshots(), name, || {
+            self.points.at(base::points::SNAPSHOT_HIDDEN);
+        });
+        match removed? {
+            true => Ok(()),
+            false => Err(Error::NoSnapshot(name.to_owned())),
         }
-        self.points.at(base::points::SNAPSHOT_HIDDEN);
-        fs::remove_dir_all(&hidden).map_err(Error::file("remove", &hidden))
     }
+}
+
+/// What is known of the snapshot there, and its size.
+fn record(place: &Place) -> Result<Option<Record>, Error> {
+    let mut found: Option<Record> = place.read()?;
+    if let Some(record) = &mut found {
+        record.snapshot.bytes = place.bytes();
+    }
+    Ok(found)
+}
+
+/// Removes a place, which has lost its name first; false if there is none. `hidden` is called between the two.
+pub(crate) fn remove(directory: &Path, name: &str, hidden: impl FnOnce()) -> Result<bool, Error> {
+    let place = directory.join(name);
+    let nameless = directory.join(unfinished().map_err(Error::host("reading entropy"))?);
+    match fs::rename(&place, &nameless) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        renamed => renamed.map_err(Error::file("remove", &place))?,
+    }
+    hidden();
+    fs::remove_dir_all(&nameless).map_err(Error::file("remove", &nameless))?;
+    Ok(true)
 }
 
 #[cfg(test)]
@@ -235,7 +269,7 @@ mod tests {
     use super::*;
     use crate::testing::stored;
 
-    fn record(name: &str) -> Record {
+    fn described(name: &str) -> Record {
         let stored = stored("aaaaaaaaaaaa", "web");
         Record {
             snapshot: Snapshot {
@@ -263,37 +297,36 @@ mod tests {
             entries.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>()
         };
         // Given up: nothing stays.
-        let begun = Begun::new(&snapshots, &record("one")).unwrap();
+        let begun = |name: &str| {
+            let begun = Begun::new(&snapshots).unwrap();
+            begun.describe(&described(name)).unwrap();
+            begun
+        };
+        let one = begun("one");
         assert!(!snapshots.join("one").exists() && names().len() == 1);
-        drop(begun);
+        drop(one);
         assert!(names().is_empty());
         // Kept: all of it is there, for root alone.
-        let begun = Begun::new(&snapshots, &record("one")).unwrap();
-        begun
-            .place
-            .create(&begun.place.memory())
-            .unwrap()
-            .set_len(1 << 30)
-            .unwrap();
-        begun.sync().unwrap();
-        begun.keep().unwrap();
+        let one = begun("one");
+        one.place.create(&one.place.memory()).unwrap().set_len(1 << 30).unwrap();
+        one.sync().unwrap();
+        assert!(one.keep("one").unwrap());
         let place = Place(snapshots.join("one"));
-        let mut found = place.read().unwrap().unwrap();
+        let mut found = record(&place).unwrap().unwrap();
         assert!(found.snapshot.bytes < 1 << 20, "holes count");
         found.snapshot.bytes = 0;
-        assert_eq!(found, record("one"));
+        assert_eq!(found, described("one"));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&place.0), mode(&place.memory())), (0o700, 0o600));
         // Another of this name is refused, and the first one stays as it is.
-        let again = Begun::new(&snapshots, &record("one")).unwrap();
-        assert!(matches!(again.keep(), Err(Error::SnapshotTaken(name)) if name == "one"));
+        assert!(!begun("one").keep("one").unwrap());
         assert!(place.memory().exists() && names().len() == 1);
         // What a crash has left goes, and nothing else.
-        std::mem::forget(Begun::new(&snapshots, &record("two")).unwrap());
+        std::mem::forget(begun("two"));
         assert_eq!(names().len(), 2);
         clean(&snapshots).unwrap();
         assert_eq!(names(), ["one"]);
         fs::write(place.record(), "{").unwrap();
-        assert!(place.read().unwrap_err().to_string().contains("snapshot rm"));
+        assert!(record(&place).unwrap_err().to_string().contains("snapshot rm"));
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  register ─► directory ─► disk ─┐
-//!                   start again ──┴─► sockets ─► cgroup ─► VMM ─► VM ─► agent ─► root ─► command
+//!                   start again ──┴─► sockets ─► cgroup ─► VMM ─► VM ─► agent ─► root ─┬─► command
+//!  register ─► directory ─► a template's disk ─► ... ─► VMM ─► VM restored ─► renewed ─┘
 //! ```
 //! What fails on the way takes everything back: a sandbox that never ran is gone, one that is started again has exited.
 
@@ -12,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_api::ExecRequest;
+use agent_api::{Connection, ExecRequest, Identity};
 use base::points;
 use network::{Attachment, PortMapping};
 use node_api::sandbox::Process;
@@ -21,16 +22,25 @@ use observe::span::{self, span};
 
 use crate::database::Stored;
 use crate::entry::Entry;
+use crate::hold::Renewal;
 use crate::launch;
 use crate::node::{Node, to_run, wrong_state};
 use crate::process;
 use crate::shares::{self, Opened};
 use crate::snapshots::Place;
+use crate::templates::Found;
+use crate::timed::Timed;
 use crate::vm::Vm;
 use crate::{Error, clock, command, disk, limits, trace};
 
 /// Bytes of an id; as hexadecimal digits twice as many.
 const ID_BYTES: usize = 6;
+
+/// Bytes of a machine id (machine-id(5)).
+const MACHINE_ID_BYTES: usize = 16;
+
+/// A VM with its root, and a connection to its agent.
+type Machine = (Arc<Vm>, Connection<Timed>);
 
 /// A sandbox that runs, and what its asker needs.
 #[derive(Debug)]
@@ -42,7 +52,11 @@ pub(crate) struct Started {
 
 impl Node {
     /// Makes a sandbox and starts it; `cancel` hangs up when nobody wants it any more.
-    pub(crate) fn run(&self, config: SandboxConfig, cancel: BorrowedFd<'_>) -> Result<(Arc<Entry>, Started), Error> {
+    pub(crate) fn run(
+        self: &Arc<Self>,
+        config: SandboxConfig,
+        cancel: BorrowedFd<'_>,
+    ) -> Result<(Arc<Entry>, Started), Error> {
         let looking = span("image");
         config.validate()?;
         limits::check(&config, self.cgroups.as_ref())?;
@@ -66,13 +80,58 @@ impl Node {
             inner.attached = !inner.stored.sandbox.config.detach;
         }
         let started = self
-            .create(&entry, None)
-            .and_then(|()| self.start_vm(&entry, Some(cancel)));
+            .create(&entry)
+            .and_then(|()| self.machine(&entry, cancel))
+            .and_then(|(vm, agent)| self.start_command(&entry, &vm, agent));
         if started.is_err() {
             self.destroy(&entry)?;
         }
         drop(operation);
         Ok((entry, started?))
+    }
+
+    /// A machine with its root, in which nothing runs yet: a clone of a template where there is one of its shape.
+    fn machine(self: &Arc<Self>, entry: &Arc<Entry>, cancel: BorrowedFd<'_>) -> Result<Machine, Error> {
+        let look = || {
+            let _span = span("template");
+            self.template(&entry.stored())
+        };
+        let mut found = look()?;
+        if let Found::Ready { id, place } = &found {
+            match self.cloned(entry, id, place) {
+                Ok(machine) => return Ok(machine),
+                Err(error) => {
+                    log::warn!("the template {id} is removed, as no sandbox can be cloned of it: {error}");
+                    self.drop_template(id)?;
+                    self.clear(entry)?;
+                    disk::remove(&self.sandbox_paths(entry).disk())?;
+                    found = look()?;
+                }
+            }
+        }
+        self.make_disk(entry, None)?;
+        let (vm, agent) = self.boot(entry, Some(cancel))?;
+        if let Found::Missing(lease) = found {
+            self.keep_template(entry, &vm, lease)?;
+        }
+        Ok((vm, agent))
+    }
+
+    fn cloned(&self, entry: &Arc<Entry>, template: &str, place: &Place) -> Result<Machine, Error> {
+        self.make_disk(entry, Some(place))?;
+        let stored = entry.stored();
+        let renewal = Renewal {
+            identity: Some(identity(&stored)?),
+            pids_max: stored.sandbox.config.limits.pids,
+            ..Renewal::default()
+        };
+        let since = span::now_ns();
+        let vm = self.restored(entry, place, renewal)?;
+        let mut agent = vm.agent()?;
+        trace::agent(&mut agent, self.config.limits.answer, since)
+            .map_err(|error| vm.diagnose("its agent was asked about its start", error))?;
+        self.update(entry, |stored| stored.sandbox.template = Some(template.to_owned()))?;
+        Ok((vm, agent))
     }
 
     /// Starts one that has exited.
@@ -95,8 +154,11 @@ impl Node {
         self.update(entry, |stored| {
             stored.sandbox.restarts += 1;
             stored.sandbox.config.detach = true;
+            stored.sandbox.template = None;
         })?;
-        let started = self.start_vm(entry, None);
+        let started = self
+            .boot(entry, None)
+            .and_then(|(vm, agent)| self.start_command(entry, &vm, agent));
         if let Err(error) = &started {
             self.clear(entry)?;
             self.exited(entry, node_api::Ended::Failed(error.to_string()))?;
@@ -127,28 +189,35 @@ impl Node {
         Ok(Some(attachment))
     }
 
-    /// Its directory and disk; that of a clone is its snapshot's.
-    pub(crate) fn create(&self, entry: &Entry, from: Option<&Place>) -> Result<(), Error> {
+    /// Its directory.
+    pub(crate) fn create(&self, entry: &Entry) -> Result<(), Error> {
         self.points.at(points::CREATE_RECORDED);
-        let _span = span("directory and disk");
+        let _span = span("directory and record");
         let (paths, stored) = (self.sandbox_paths(entry), entry.stored());
         fs::create_dir_all(&paths.directory).map_err(Error::file("make", &paths.directory))?;
         let record = serde_json::to_vec(&stored).map_err(|error| Error::Invalid(error.to_string()))?;
         fs::write(paths.record(), record).map_err(Error::file("write", &paths.record()))?;
         self.points.at(points::CREATE_DIRECTORY);
-        if let Some(size) = stored.sandbox.config.resources.disk {
-            match from {
-                Some(place) => disk::replace(&place.disk(), &paths.disk())?,
-                None => disk::create(&self.paths.disks(), size, &paths.disk())?,
-            }
-        }
-        self.points.at(points::CREATE_DISK);
         self.events.tell(EventKind::Create, &stored.sandbox);
         Ok(())
     }
 
-    /// Everything from a made sandbox to one that runs.
-    fn start_vm(&self, entry: &Arc<Entry>, cancel: Option<BorrowedFd<'_>>) -> Result<Started, Error> {
+    /// Its disk; that of a clone is its snapshot's, or its template's.
+    pub(crate) fn make_disk(&self, entry: &Entry, from: Option<&Place>) -> Result<(), Error> {
+        let _span = span("disk");
+        let path = self.sandbox_paths(entry).disk();
+        if let Some(size) = entry.stored().sandbox.config.resources.disk {
+            match from {
+                Some(place) => disk::replace(&place.disk(), &path)?,
+                None => disk::create(&self.paths.disks(), size, &path)?,
+            }
+        }
+        self.points.at(points::CREATE_DISK);
+        Ok(())
+    }
+
+    /// Everything from a made sandbox to one whose machine has booted and has its root.
+    fn boot(&self, entry: &Arc<Entry>, cancel: Option<BorrowedFd<'_>>) -> Result<Machine, Error> {
         let stored = entry.stored();
         let attachment = {
             let _span = span("network");
@@ -173,9 +242,15 @@ impl Node {
             vm.prepare(&mut agent, &stored, guest)?;
         }
         self.points.at(points::START_PREPARED);
-        trace::agent(&mut agent, self.config.limits.answer)
+        trace::agent(&mut agent, self.config.limits.answer, 0)
             .map_err(|error| vm.diagnose("its agent was asked about its start", error))?;
         trace::vmm(&vm);
+        Ok((vm, agent))
+    }
+
+    /// The last steps, whichever way its machine was made.
+    fn start_command(&self, entry: &Entry, vm: &Vm, mut agent: Connection<Timed>) -> Result<Started, Error> {
+        let stored = entry.stored();
         let _span = span("command and record");
         let command = if stored.sandbox.config.detach {
             let request = detached(&stored);
@@ -189,7 +264,7 @@ impl Node {
             Some((stream, stored.command))
         };
         self.points.at(points::START_COMMAND);
-        let sandbox = self.runs(entry, &vm)?;
+        let sandbox = self.runs(entry, vm)?;
         Ok(Started { sandbox, command })
     }
 
@@ -288,6 +363,18 @@ impl Node {
     }
 }
 
+/// What a sandbox is called inside, and a machine id that nobody else has.
+pub(crate) fn identity(stored: &Stored) -> Result<Identity, Error> {
+    Ok(Identity {
+        hostname: stored.sandbox.host_name().to_owned(),
+        machine_id: machine_id()?,
+    })
+}
+
+pub(crate) fn machine_id() -> Result<String, Error> {
+    random_hex::<MACHINE_ID_BYTES>()
+}
+
 /// What a detached sandbox runs.
 fn detached(stored: &Stored) -> ExecRequest {
     ExecRequest {
@@ -327,6 +414,7 @@ pub(crate) fn new_sandbox(
         volumes: Vec::new(),
         restarts: 0,
         clone_of: None,
+        template: None,
     };
     Ok(Stored {
         sandbox,

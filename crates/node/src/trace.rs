@@ -24,21 +24,25 @@ const AGENT: &str = "basalt-agent";
 pub(crate) const STARTS: [&str; 2] = ["create and start", "start"];
 
 /// The parts of a start that this program does or waits for.
-pub(crate) const PHASES: [&str; 15] = [
+pub(crate) const PHASES: [&str; 19] = [
     "image",
     "network set-up",
     "record",
-    "directory and disk",
+    "directory and record",
+    "template",
+    "disk",
     "network",
     "sockets and files",
     "cgroup",
     "VMM process",
     "record and connect",
     "VM made",
+    "VM restored",
     "VM started",
     "guest boots",
     "agent greeted",
     "guest prepared",
+    "guest renewed",
     "command and record",
 ];
 
@@ -64,6 +68,8 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::PruneVolumes => "prune volumes",
         Request::MakeSnapshot { .. } => "take a snapshot",
         Request::RemoveSnapshot { .. } => "remove a snapshot",
+        Request::RemoveTemplate { .. } => "remove a template",
+        Request::PruneTemplates { .. } => "prune templates",
         Request::Clone(_) => "clone",
         Request::Rollback { .. } => "roll back",
         Request::Finish => "finish",
@@ -74,6 +80,7 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         | Request::InspectVolume { .. }
         | Request::ListSnapshots
         | Request::InspectSnapshot { .. }
+        | Request::ListTemplates
         | Request::Logs { .. }
         | Request::Wait { .. }
         | Request::Stats { .. }
@@ -132,11 +139,12 @@ pub(crate) fn vmm(vm: &Vm) {
     }
 }
 
-/// The same of the agent. Its clock is another one: the two are compared by one question and its answer.
+/// The same of the agent, from `since` on, by CLOCK_MONOTONIC: a clone's has reached much that was another's. Its clock is
+/// another one: the two are compared by one question and its answer.
 ///
 /// # Errors
 /// The connection is of no use any more: an answer that came late would be taken for that to the next question.
-pub(crate) fn agent(agent: &mut Connection<Timed>, limit: Duration) -> Result<(), agent_api::Error> {
+pub(crate) fn agent(agent: &mut Connection<Timed>, limit: Duration, since: u64) -> Result<(), agent_api::Error> {
     if !span::is_detailed() {
         return Ok(());
     }
@@ -155,8 +163,9 @@ pub(crate) fn agent(agent: &mut Connection<Timed>, limit: Duration) -> Result<()
             let marks = info.marks.iter();
             let marks: Vec<(&str, u64)> = marks
                 .map(|(name, at)| (name.as_str(), zero.saturating_add(*at)))
+                .filter(|(_, at)| *at >= since)
                 .collect();
-            if let Some((_, first)) = marks.first() {
+            if let Some((_, first)) = marks.first().filter(|_| zero >= since) {
                 let first = (*first).min(now_ns());
                 span::past(GUEST, "guest's kernel, from its clock's zero to its init", zero, first);
             }
@@ -201,9 +210,9 @@ mod tests {
             detailed: true,
             began_ns: None,
         };
-        let (asked, _) = record(operation, || agent(&mut connection, Duration::from_millis(100)));
+        let (asked, _) = record(operation, || agent(&mut connection, Duration::from_millis(100), 0));
         assert!(matches!(asked, Err(agent_api::Error::TimedOut)), "{asked:?}");
         // Without anybody who looks it is asked nothing.
-        agent(&mut connection, Duration::from_millis(100)).unwrap();
+        agent(&mut connection, Duration::from_millis(100), 0).unwrap();
     }
 }

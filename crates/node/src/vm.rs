@@ -256,6 +256,10 @@ impl Vm {
             writable: writable.map(|_| disk(WRITABLE_SERIAL, crate::disk::FILE_SYSTEM)),
             overlay_bytes: None,
             hostname: sandbox.host_name().to_owned(),
+            // Later it is on the disk, where there is one.
+            machine_id: (sandbox.restarts == 0 || writable.is_none())
+                .then(crate::start::machine_id)
+                .transpose()?,
             clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
             entropy: entropy()?,
             network,

@@ -41,6 +41,7 @@ fn check(stream: UnixStream) -> Result<(), Error> {
         writable: None,
         overlay_bytes: Some(16 << 20),
         hostname: "checked".to_owned(),
+        machine_id: None,
         clock_ns: now.max(1_900_000_000) * 1_000_000_000,
         entropy: vec![7; 64],
         network: None,

@@ -86,6 +86,9 @@ impl<'a> Part<'a> {
         marks::mark("renew asked");
         let turn = self.cgroups.freezer().turn();
         let renewed = (self.clones.renew)(request)?;
+        if let Some(most) = request.pids_max {
+            self.cgroups.limit_processes(most)?;
+        }
         if request.hook_ms > 0 {
             let hooks = Hooks {
                 dir: &self.clones.hooks,

@@ -501,6 +501,7 @@ fn what_this_agent_may_not_do_is_refused() {
         writable: None,
         overlay_bytes: None,
         hostname: "x".into(),
+        machine_id: None,
         clock_ns: 0,
         entropy: vec![0; 32],
         network: None,

@@ -97,6 +97,23 @@ impl<'h> Daemon<'h> {
         words.map(str::to_owned).to_vec()
     }
 
+    /// The ids of the templates.
+    pub(crate) fn templates(&self) -> Result<Vec<String>> {
+        let listed: Vec<Value> = serde_json::from_str(&self.ok(&["--json", "template", "ls"])?)?;
+        let id = |template: &Value| template["id"].as_str().unwrap_or_default().to_owned();
+        Ok(listed.iter().map(id).collect())
+    }
+
+    /// Waits until there are so many: the last step of making one is nobody's to wait for.
+    pub(crate) fn wait_for_templates(&self, count: usize) -> Result<Vec<String>> {
+        let mut found = Vec::new();
+        wait_for("a template", || {
+            found = self.templates()?;
+            Ok(found.len() == count)
+        })?;
+        Ok(found)
+    }
+
     /// All sandboxes, or one.
     pub(crate) fn list(&self) -> Result<Vec<Value>> {
         Ok(serde_json::from_str(&self.ok(&["--json", "ps", "--all"])?)?)

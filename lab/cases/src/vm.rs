@@ -246,6 +246,7 @@ impl Vm {
             writable: None,
             overlay_bytes: None,
             hostname: "case".into(),
+            machine_id: None,
             clock_ns: u64::try_from(now.as_nanos())?,
             // Cases need no secrets.
             entropy: vec![7; 64],

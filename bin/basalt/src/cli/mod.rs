@@ -7,6 +7,7 @@ mod limits;
 mod parse;
 mod sandbox;
 mod snapshot;
+mod template;
 mod volume;
 
 use std::path::PathBuf;
@@ -26,6 +27,7 @@ pub(crate) use sandbox::{
     StopArgs,
 };
 pub(crate) use snapshot::{CloneArgs, CreateArgs, RollbackArgs, SnapshotVerb};
+pub(crate) use template::TemplateVerb;
 pub(crate) use volume::VolumeVerb;
 
 /// What clap shows in colour, on terminals only and never under NO_COLOR.
@@ -154,6 +156,9 @@ pub(crate) enum Verb {
     /// Snapshots: sandboxes as they were at one moment.
     #[command(subcommand)]
     Snapshot(SnapshotVerb),
+    /// Templates: machines that have booted an image, of which `run` clones sandboxes.
+    #[command(subcommand)]
+    Template(TemplateVerb),
     /// Make a sandbox that goes on from a snapshot; print its id.
     Clone(CloneArgs),
     /// Let a sandbox go on from a snapshot of it: what it has done since is lost.
@@ -214,6 +219,7 @@ impl Verb {
             Self::Kill(_) => "basalt kill",
             Self::Rm(_) => "basalt rm",
             Self::Snapshot(_) => "basalt snapshot",
+            Self::Template(_) => "basalt template",
             Self::Clone(_) => "basalt clone",
             Self::Rollback(_) => "basalt rollback",
             Self::Pull(_) => "basalt pull",
@@ -244,6 +250,7 @@ impl Verb {
             | Self::Events
             | Self::Volume(_)
             | Self::Snapshot(_)
+            | Self::Template(_)
             | Self::Clone(_)
             | Self::Rollback(_)
             | Self::Daemon(_) => true,
@@ -386,6 +393,10 @@ pub(crate) struct RunArgs {
     /// End the command after so long, such as 30s or 5m.
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub(crate) timeout: Option<Duration>,
+
+    /// Boot a kernel, also where a template could be cloned, and keep none.
+    #[arg(long)]
+    pub(crate) boot: bool,
 
     /// Remove the sandbox when it ends.
     #[arg(long)]

@@ -150,7 +150,7 @@ fn short_name(name: &str) -> &str {
     name.strip_prefix("localhost/").unwrap_or(name)
 }
 
-fn short_digest(digest: &str) -> &str {
+pub(crate) fn short_digest(digest: &str) -> &str {
     let digits = digest.strip_prefix("sha256:").unwrap_or(digest);
     digits.get(..SHORT_DIGEST).unwrap_or(digits)
 }

@@ -15,7 +15,7 @@ use super::{short_digest, store};
 use crate::cli::{PruneArgs, RmiArgs};
 use crate::daemon;
 use crate::output::Output;
-use crate::snapshots;
+use crate::{snapshots, templates};
 
 /// What there may be images for.
 #[derive(Debug, Default)]
@@ -130,6 +130,7 @@ pub(crate) fn remove(args: &RmiArgs, output: &Output) -> Result<u8> {
         code = 1;
     }
     if !removed.is_empty() {
+        templates::follow_images()?;
         output.result(&removed, || {
             removed
                 .iter()
@@ -153,6 +154,9 @@ pub(crate) fn prune(args: &PruneArgs, output: &Output) -> Result<u8> {
     let in_use = Known::ask()?.digests();
     let what = if args.all { Prune::Unused } else { Prune::Nameless };
     let pruned = store.prune(&in_use, what)?;
+    if !pruned.images.is_empty() {
+        templates::follow_images()?;
+    }
     let pruned = Pruned {
         images: pruned.images.iter().map(|digest| format!("sha256:{digest}")).collect(),
         bytes: pruned.bytes,

@@ -74,6 +74,7 @@ pub(crate) fn df(args: &DfArgs, output: &Output) -> Result<u8> {
     let of_images = on_disk(&state.join("images"));
     let of_sandboxes = on_disk(&state.join("sandboxes"));
     let of_snapshots = on_disk(&state.join("snapshots"));
+    let of_templates = on_disk(&state.join("templates"));
     let ended = sandboxes.iter().filter(|sandbox| sandbox.state == State::Exited);
     let kinds = vec![
         Kind {
@@ -105,10 +106,17 @@ pub(crate) fn df(args: &DfArgs, output: &Output) -> Result<u8> {
             reclaimable: 0,
         },
         Kind {
+            kind: "templates",
+            total: count(&state.join("templates")),
+            active: 0,
+            bytes: of_templates,
+            reclaimable: of_templates,
+        },
+        Kind {
             kind: "daemon",
             total: 0,
             active: 0,
-            bytes: all.saturating_sub(of_images + of_sandboxes + of_snapshots),
+            bytes: all.saturating_sub(of_images + of_sandboxes + of_snapshots + of_templates),
             reclaimable: 0,
         },
     ];
@@ -185,6 +193,14 @@ fn text(usage: &Usage) -> String {
         text.push_str(&table(&rows));
     }
     text
+}
+
+/// How many there are in a directory; what is being made does not count.
+fn count(directory: &Path) -> usize {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."))
+        .count()
 }
 
 /// Bytes that a file takes, or a directory with all that is in it: holes take none. What is gone meanwhile takes none either.

@@ -74,6 +74,7 @@ fn configure(args: &RunArgs, set: &[String]) -> Result<SandboxConfig> {
         ports: args.publish.clone(),
         volumes: args.volume.iter().chain(&args.volume_json).cloned().collect(),
         hostname: args.hostname.clone(),
+        boot: args.boot,
         remove: args.rm,
         detach: args.detach,
         labels,

@@ -11,6 +11,7 @@ use crate::images;
 use crate::limited;
 use crate::observed;
 use crate::snapshots;
+use crate::templates;
 use crate::world::{World, is_alive, text, wait_for};
 
 /// Each case with its name.
@@ -108,6 +109,22 @@ pub(crate) const ALL: &[(&str, fn())] = &[
         snapshots::clones_go_on_with_names_of_their_own,
     ),
     ("a_sandbox_is_put_back", snapshots::a_sandbox_is_put_back),
+    (
+        "the_first_is_kept_and_the_next_are_cloned",
+        templates::the_first_is_kept_and_the_next_are_cloned,
+    ),
+    (
+        "templates_follow_programs_and_images",
+        templates::templates_follow_programs_and_images,
+    ),
+    (
+        "a_template_that_is_no_use_goes_and_the_sandbox_boots",
+        templates::a_template_that_is_no_use_goes_and_the_sandbox_boots,
+    ),
+    (
+        "a_sandbox_that_cannot_be_kept_runs_on",
+        templates::a_sandbox_that_cannot_be_kept_runs_on,
+    ),
     (
         "a_daemon_that_is_killed_on_the_way_leaves_a_sandbox_that_runs",
         snapshots::a_daemon_that_is_killed_on_the_way_leaves_a_sandbox_that_runs,

@@ -70,7 +70,7 @@ pub(crate) fn what_is_taken_adds_up_to_what_du_says() {
     });
     let table = text(&world.verb(&["system", "df"]).stdout);
     assert!(table.starts_with("TYPE       TOTAL  ACTIVE  SIZE"), "{table}");
-    assert_eq!(table.lines().count(), 6, "{table}");
+    assert_eq!(table.lines().count(), 7, "{table}");
     assert_eq!(world.verb(&["rm", "over"]).status.code(), Some(0));
     assert_eq!(world.verb(&["rmi", "tiny"]).status.code(), Some(0));
 }

@@ -19,6 +19,7 @@ mod limited;
 mod observed;
 mod snapshots;
 mod stand_in;
+mod templates;
 mod world;
 
 use std::io::Write;

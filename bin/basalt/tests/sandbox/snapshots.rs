@@ -36,7 +36,7 @@ pub(crate) fn a_sandbox_is_kept_and_goes_on() {
     let world = World::new("can be kept");
     let script = "while :; do echo x; sleep 0.02; done";
     let words = [
-        "run", "-d", "--disk", "64m", "--name", "web", "tiny", "--", "sh", "-c", script,
+        "run", "-d", "--boot", "--disk", "64m", "--name", "web", "tiny", "--", "sh", "-c", script,
     ];
     let id = done(&world, &words).trim().to_owned();
     fs::write(
@@ -147,7 +147,7 @@ pub(crate) fn a_snapshot_that_fails_leaves_a_sandbox_that_runs() {
 pub(crate) fn clones_go_on_with_names_of_their_own() {
     let world = World::new("can be kept");
     let words = [
-        "run", "-d", "--disk", "64m", "--name", "web", "-l", "a=1", "tiny", "--", "sleep", "1000",
+        "run", "-d", "--boot", "--disk", "64m", "--name", "web", "-l", "a=1", "tiny", "--", "sleep", "1000",
     ];
     let id = done(&world, &words).trim().to_owned();
     let disk = |id: &str| world.path("state/sandboxes").join(id).join("disk");
@@ -193,7 +193,7 @@ pub(crate) fn a_sandbox_is_put_back() {
     let id = done(
         &world,
         &[
-            "run", "-d", "--disk", "64m", "--name", "web", "tiny", "--", "sleep", "1000",
+            "run", "-d", "--boot", "--disk", "64m", "--name", "web", "tiny", "--", "sleep", "1000",
         ],
     );
     let id = id.trim();

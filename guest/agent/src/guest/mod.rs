@@ -85,7 +85,7 @@ fn rest(started_ns: u64) -> Result<Server, Error> {
     let reaper = Reaper::start()?;
     let log = Arc::new(LogAhead::default());
     let ahead = Arc::clone(&log);
-    let renewal = Arc::new(Renewal::new()?);
+    let renewal = Arc::new(Renewal::new(Arc::clone(&log))?);
     let prepared = Arc::clone(&renewal);
     let make_root = move |request: &Prepare| {
         prepared.note(request.network.as_ref());
@@ -105,7 +105,7 @@ fn rest(started_ns: u64) -> Result<Server, Error> {
 
 /// The log's connection, opened before it is asked for: the host answers while the root is made.
 #[derive(Default)]
-struct LogAhead(Mutex<Option<JoinHandle<io::Result<UnixStream>>>>);
+pub(crate) struct LogAhead(Mutex<Option<JoinHandle<io::Result<UnixStream>>>>);
 
 impl LogAhead {
     fn dial() -> io::Result<UnixStream> {
@@ -119,6 +119,13 @@ impl LogAhead {
             .spawn(Self::dial);
         // Without a thread it is opened when it is asked for.
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = thread.ok();
+    }
+
+    /// Opens another, if there is one that nobody has taken: a restore has ended it.
+    fn begin_again(&self) {
+        if self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+            self.begin();
+        }
     }
 
     fn take(&self) -> io::Result<UnixStream> {
@@ -158,6 +165,9 @@ fn dial(ready: &mpsc::Receiver<Server>) {
 /// Everything that `Prepare` asks for. What is not the root comes first: it cannot fail half-way.
 fn prepare(prepare: &Prepare, log: &LogAhead) -> Result<(), Error> {
     marks::mark("prepare asked");
+    if let Some(id) = &prepare.machine_id {
+        names::check_machine_id(id)?;
+    }
     seed::add_entropy(&prepare.entropy)?;
     seed::set_clock(prepare.clock_ns)?;
     seed::set_hostname(&prepare.hostname)?;
@@ -184,6 +194,9 @@ fn prepare(prepare: &Prepare, log: &LogAhead) -> Result<(), Error> {
     root.enter()?;
     marks::mark("root entered");
     root::write_files(Path::new("/"), &prepare.hostname, network)?;
+    if let Some(id) = &prepare.machine_id {
+        names::write_machine_id(Path::new("/"), id)?;
+    }
     mounts::mount_all(prepare)?;
     marks::mark("prepared");
     Ok(())

@@ -29,7 +29,11 @@ pub(crate) fn check(identity: &Identity) -> Result<(), Error> {
             "{name:?} cannot be a host name: give at most {HOSTNAME_MAX} letters, digits, dots and hyphens"
         )));
     }
-    let id = &identity.machine_id;
+    check_machine_id(&identity.machine_id)
+}
+
+/// Refuses what is no machine id.
+pub(crate) fn check_machine_id(id: &str) -> Result<(), Error> {
     let digits = id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     if id.len() != MACHINE_ID_DIGITS || !digits || id.bytes().all(|byte| byte == b'0') {
         return Err(Error::Refused(format!(
@@ -47,7 +51,13 @@ pub(crate) fn write(root: &Path, identity: &Identity, own: IpAddr) -> Result<(),
     let hosts = renamed(&read(&etc.join("hosts")), own, old.trim(), &identity.hostname);
     put(&etc.join("hosts"), &hosts, 0o644)?;
     put(&etc.join("hostname"), &format!("{}\n", identity.hostname), 0o644)?;
-    let id = format!("{}\n", identity.machine_id);
+    write_machine_id(root, &identity.machine_id)
+}
+
+/// Writes the machine id, where programs look for it.
+pub(crate) fn write_machine_id(root: &Path, id: &str) -> Result<(), Error> {
+    ensure_dir(root.join("etc"), 0o755)?;
+    let id = format!("{id}\n");
     put(&root.join(MACHINE_ID), &id, 0o444)?;
     let dbus = root.join(DBUS_MACHINE_ID);
     if fs::symlink_metadata(&dbus).is_ok_and(|data| data.is_file()) {

@@ -3,13 +3,13 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use agent_api::{GuestNetwork, Renew};
 use observe::marks;
 
 use super::boot_id::BootId;
-use super::{hwrng, names, net, seed};
+use super::{LogAhead, hwrng, names, net, seed};
 use crate::Error;
 use crate::clones::{Clones, Renewed};
 
@@ -23,12 +23,14 @@ const ROOT: &str = "/";
 pub(crate) struct Renewal {
     boot_id: BootId,
     own: Mutex<IpAddr>,
+    log: Arc<LogAhead>,
 }
 
 impl Renewal {
     /// While this process is still in its initial root.
-    pub(crate) fn new() -> Result<Self, Error> {
+    pub(crate) fn new(log: Arc<LogAhead>) -> Result<Self, Error> {
         Ok(Self {
+            log,
             boot_id: BootId::in_initial_root()?,
             own: Mutex::new(net::own_address(None)),
         })
@@ -40,7 +42,7 @@ impl Renewal {
     }
 
     /// For the server.
-    pub(crate) fn clones(this: std::sync::Arc<Self>) -> Clones {
+    pub(crate) fn clones(this: Arc<Self>) -> Clones {
         Clones {
             settle: Box::new(settle),
             renew: Box::new(move |request| this.renew(request)),
@@ -52,6 +54,8 @@ impl Renewal {
         if let Some(identity) = &request.identity {
             names::check(identity)?;
         }
+        // The host answers while the rest is done.
+        self.log.begin_again();
         seed::set_clock(request.clock_ns)?;
         marks::mark("renew: clock set");
         hwrng::discard()?;

@@ -56,8 +56,7 @@ fn approach(daemon: &Daemon<'_>, host: &Host, point: &str) -> Result<Child> {
     let words = operation(point).with_context(|| format!("no operation comes to the point {point}"))?;
     if words.is_empty() {
         daemon.hold(point)?;
-        let arguments = Daemon::idle_arguments(VICTIM, &host.digest);
-        return daemon.start(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        return run(daemon, host, &["--boot"]);
     }
     daemon.idle(VICTIM)?;
     let of_one = words[0] == "rollback" || point == points::SNAPSHOT_HIDDEN;
@@ -66,6 +65,13 @@ fn approach(daemon: &Daemon<'_>, host: &Host, point: &str) -> Result<Child> {
     }
     daemon.hold(point)?;
     daemon.start(words)
+}
+
+/// Runs the victim, in the background.
+fn run(daemon: &Daemon<'_>, host: &Host, options: &[&str]) -> Result<Child> {
+    let mut words = Daemon::idle_arguments(VICTIM, &host.digest);
+    words.splice(1..1, options.iter().map(|&option| option.to_owned()));
+    daemon.start(&words.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 /// Points that a clone comes to on its way; the others are those of any start.
@@ -85,6 +91,44 @@ fn approach_clone(daemon: &Daemon<'_>, point: &str) -> Result<Child> {
     daemon.ok(&["rm", "--force", ORIGIN])?;
     daemon.hold(point)?;
     daemon.start(&["clone", "--name", VICTIM, KEPT])
+}
+
+/// Points that a sandbox comes to which is cloned of a template.
+const OF_TEMPLATES: &[&str] = &[points::START_RECORDED, points::RESTORE_MADE, points::RESTORE_RENEWED];
+
+/// Points that a sandbox comes to of which a template is made.
+const OF_NEW_TEMPLATES: &[&str] = &[points::SNAPSHOT_PAUSED, points::SNAPSHOT_THAWED];
+
+/// How somebody comes to a point.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// By the verb that is meant.
+    Verb,
+    /// With a clone for a victim.
+    Clone,
+    /// With one that is cloned of a template.
+    Template,
+    /// With the first one, of which a template is made.
+    NewTemplate,
+}
+
+impl Way {
+    fn approach(self, daemon: &Daemon<'_>, host: &Host, point: &str) -> Result<Child> {
+        match self {
+            Self::Verb => approach(daemon, host, point),
+            Self::Clone => approach_clone(daemon, point),
+            Self::Template => {
+                daemon.wait_for_templates(1)?;
+                daemon.hold(point)?;
+                run(daemon, host, &[])
+            }
+            Self::NewTemplate => {
+                daemon.ok(&["template", "prune", "--all"])?;
+                daemon.hold(point)?;
+                run(daemon, host, &[])
+            }
+        }
+    }
 }
 
 /// The victim is whole (it answers, or can be started) or gone; then it is removed, and nothing is left.
@@ -129,6 +173,16 @@ fn whole_or_gone(daemon: &Daemon<'_>) -> Result<()> {
         }
         daemon.ok(&["snapshot", "rm", name])?;
     }
+    // What was not finished is gone, and what is there can be used: the next victim is made of it.
+    let templates: Vec<String> = std::fs::read_dir(daemon.state.join("templates"))?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<Result<_>>()?;
+    let listed = daemon.templates()?;
+    let whole = templates.len() == listed.len() && listed.iter().all(|id| templates.contains(id));
+    ensure!(
+        whole,
+        "the templates' directory has {templates:?}, of which {listed:?} are listed"
+    );
     Ok(())
 }
 
@@ -136,20 +190,25 @@ fn daemon_dies(host: &Host) -> Result<()> {
     let daemon = Daemon::new(host)?;
     let neighbour = daemon.idle(NEIGHBOUR)?;
     let mut reached = BTreeSet::new();
-    let all = points::SANDBOX.iter().map(|point| (*point, false));
-    for (point, clone) in all.chain(OF_CLONES.iter().map(|point| (*point, true))) {
+    let ways = [
+        (points::SANDBOX, Way::Verb),
+        (OF_CLONES, Way::Clone),
+        (OF_TEMPLATES, Way::Template),
+        (OF_NEW_TEMPLATES, Way::NewTemplate),
+    ];
+    let all = ways
+        .iter()
+        .flat_map(|(points, way)| points.iter().map(|point| (*point, *way)));
+    for (point, way) in all {
         let step = || -> Result<()> {
-            let mut client = match clone {
-                true => approach_clone(&daemon, point)?,
-                false => approach(&daemon, host, point)?,
-            };
+            let mut client = way.approach(&daemon, host, point)?;
             daemon.reached(&mut client, point)?;
             daemon.kill()?;
             daemon.release(point)?;
             finish(&mut client)?;
             examine(&daemon, &neighbour, point)
         };
-        step().with_context(|| format!("the daemon was killed at {point} (of a clone: {clone})"))?;
+        step().with_context(|| format!("the daemon was killed at {point} ({way:?})"))?;
         reached.insert(point);
     }
     ensure!(

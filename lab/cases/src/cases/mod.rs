@@ -26,6 +26,7 @@ mod snapshot;
 mod snapshot_guest;
 mod state_directory;
 mod streams;
+mod templates;
 mod terminal;
 mod vcpu_state;
 mod vmm_api;
@@ -74,6 +75,7 @@ pub(crate) const ALL: &[&Case] = &[
     &limits_rates::DISK,
     &limits_rates::NETWORK,
     &clones::CASE,
+    &templates::CASE,
     &daemon_cycles::CASE,
     &clock_jumps::CASE,
     &daemon_crashes::DAEMON,

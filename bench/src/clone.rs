@@ -1,0 +1,250 @@
+//! What it takes to have another machine like one that is there: clones of a template and of a snapshot, going back in place,
+//! and going on after a pause, all by requests to the daemon, from the request to its answer, which comes after the agent's.
+//! Beside them, in turn, QEMU that is started with `-incoming` and a file that it has written of an equal guest.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use node_api::{Client, CloneConfig, Reply, Request};
+use serde_json::{Value, json};
+
+use crate::figures::{Bench, MARKER, tell};
+use crate::machine::{MICROVM, Machine, QEMU, end_with_us, now_ns, qemu_arguments};
+use crate::report::Figure;
+use crate::run::Node;
+use crate::stats::Target;
+use crate::trace::milliseconds;
+
+const TEMPLATE: &str = "Basalt, a clone of a template";
+const BOOTED: &str = "Basalt, booted";
+const SNAPSHOT: &str = "Basalt, a clone of a snapshot";
+const ROLLBACK: &str = "Basalt, rollback in place";
+const RESUME: &str = "Basalt, resume of a paused clone";
+const INCOMING: &str = "QEMU microvm, -incoming";
+
+const KEPT: &str = "kept";
+const CLONE: &str = "clone";
+
+/// How long QEMU may take for anything.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// QEMU's monitor.
+struct Monitor {
+    reader: BufReader<UnixStream>,
+    path: PathBuf,
+}
+
+impl Monitor {
+    /// Connects as soon as QEMU listens.
+    fn connect(path: PathBuf) -> Result<Self> {
+        let deadline = Instant::now() + PATIENCE;
+        let stream = loop {
+            match UnixStream::connect(&path) {
+                Ok(stream) => break stream,
+                Err(error) if Instant::now() > deadline => bail!("QEMU's monitor does not answer: {error}"),
+                Err(_) => thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut monitor = Self {
+            reader: BufReader::new(stream),
+            path,
+        };
+        monitor.say(&json!({ "execute": "qmp_capabilities" }))?;
+        Ok(monitor)
+    }
+
+    fn line(&mut self) -> Result<Value> {
+        let mut line = String::new();
+        ensure!(self.reader.read_line(&mut line)? > 0, "QEMU has closed its monitor");
+        Ok(serde_json::from_str(&line)?)
+    }
+
+    /// Says something; what is returned.
+    fn say(&mut self, command: &Value) -> Result<Value> {
+        writeln!(self.reader.get_ref(), "{command}")?;
+        loop {
+            let line = self.line()?;
+            ensure!(line.get("error").is_none(), "QEMU refuses {command}: {line}");
+            if let Some(result) = line.get("return") {
+                return Ok(result.clone());
+            }
+        }
+    }
+
+    /// Waits until the guest runs.
+    fn wait_until_it_runs(&mut self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if self.say(&json!({ "execute": "query-status" }))?["running"] == true {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "QEMU's guest does not run");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        drop(std::fs::remove_file(&self.path));
+    }
+}
+
+/// A guest of QEMU's as a file.
+struct Peer {
+    arguments: Vec<String>,
+    state: PathBuf,
+    monitor: PathBuf,
+}
+
+impl Peer {
+    fn new(bench: &mut Bench<'_>) -> Result<Self> {
+        let world = bench.world;
+        let (state, monitor) = (world.scratch.join("qemu-state"), world.scratch.join("qmp"));
+        let socket = format!("unix:{},server=on,wait=off", monitor.display());
+        let arguments = qemu_arguments(&world.agent(&world.kernel), MICROVM, &["-qmp", &socket]);
+        let peer = Self {
+            arguments,
+            state,
+            monitor,
+        };
+        let mut machine = Machine::qemu(&peer.arguments)?;
+        machine.wait_for(MARKER)?;
+        let mut monitor = Monitor::connect(peer.monitor.clone())?;
+        // It is written as it runs: one that was stopped would not run when it comes back.
+        let to = format!("exec:cat > {}", peer.state.display());
+        monitor.say(&json!({ "execute": "migrate", "arguments": { "uri": to } }))?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = monitor.say(&json!({ "execute": "query-migrate" }))?;
+            match status["status"].as_str() {
+                Some("completed") => break,
+                Some("failed") => bail!("QEMU cannot write its guest: {status}"),
+                other => ensure!(Instant::now() < deadline, "QEMU writes its guest for ever: {other:?}"),
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        bench.fact(
+            &format!("{INCOMING}: its file"),
+            &format!("{} bytes", std::fs::metadata(&peer.state)?.len()),
+        );
+        Ok(peer)
+    }
+
+    /// Milliseconds from QEMU's start to a guest that runs.
+    fn restored(&self) -> Result<f64> {
+        let from = format!("exec:cat {}", self.state.display());
+        let mut command = Command::new(QEMU);
+        command.args(&self.arguments).args(["-incoming", &from]);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        end_with_us(&mut command);
+        let started_ns = now_ns();
+        let child = Ends(command.spawn().context("QEMU cannot be started")?);
+        let mut monitor = Monitor::connect(self.monitor.clone())?;
+        monitor.wait_until_it_runs()?;
+        let ended_ns = now_ns();
+        drop(child);
+        Ok(milliseconds(ended_ns - started_ns))
+    }
+}
+
+/// A process that ends with this.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// Milliseconds from a request to its answer.
+fn asked(client: &mut Client, request: Request) -> Result<(f64, Reply)> {
+    let started_ns = now_ns();
+    let (reply, _) = client.ask(request)?;
+    Ok((milliseconds(now_ns() - started_ns), reply))
+}
+
+/// One of each that is the daemon's, and nothing stays.
+fn round(node: &Node, client: &mut Client) -> Result<[(&'static str, f64); 5]> {
+    let remove = |client: &mut Client| {
+        let request = Request::Remove {
+            sandbox: CLONE.into(),
+            force: true,
+        };
+        client.ask(request).map(drop)
+    };
+    let run = |boot: bool| -> Result<Request> { Ok(Request::Run(Box::new(node.config(CLONE, boot)?))) };
+    let (booted, _) = asked(client, run(true)?)?;
+    remove(client)?;
+    let (template, reply) = asked(client, run(false)?)?;
+    ensure!(
+        matches!(&reply, Reply::Started { sandbox, .. } if sandbox.template.is_some()),
+        "it was no clone: {reply:?}"
+    );
+    remove(client)?;
+    let clone = CloneConfig {
+        snapshot: KEPT.into(),
+        name: Some(CLONE.into()),
+        ..CloneConfig::default()
+    };
+    let (snapshot, _) = asked(client, Request::Clone(clone))?;
+    client.ask(Request::Pause { sandbox: CLONE.into() })?;
+    let (resume, _) = asked(client, Request::Resume { sandbox: CLONE.into() })?;
+    remove(client)?;
+    let back = Request::Rollback {
+        sandbox: Node::ORIGIN.into(),
+        snapshot: KEPT.into(),
+    };
+    let (rollback, _) = asked(client, back)?;
+    Ok([
+        (BOOTED, booted),
+        (TEMPLATE, template),
+        (SNAPSHOT, snapshot),
+        (RESUME, resume),
+        (ROLLBACK, rollback),
+    ])
+}
+
+impl Bench<'_> {
+    /// Clones, beside QEMU's restore.
+    pub(crate) fn clone(&mut self) -> Result<()> {
+        let node = Node::new(self.world)?;
+        node.originate()?;
+        let mut client = Client::connect(&node.socket())?;
+        let make = Request::MakeSnapshot {
+            sandbox: Node::ORIGIN.into(),
+            name: Some(KEPT.into()),
+        };
+        client.ask(make)?;
+        let peer = Peer::new(self)?;
+        let mut figure = Figure::new("A clone, from the request to a sandbox that runs", "ms");
+        let mut samples: Vec<(&str, Vec<f64>)> = [BOOTED, TEMPLATE, SNAPSHOT, RESUME, ROLLBACK, INCOMING]
+            .map(|who| (who, Vec::new()))
+            .to_vec();
+        for number in 0..self.runs {
+            let mut values = self.again("clone", TEMPLATE, || round(&node, &mut client))?.to_vec();
+            values.push((INCOMING, self.again("clone", INCOMING, || peer.restored())?));
+            for (who, value) in values {
+                tell("clone", number, who, value, "ms");
+                let of = samples.iter_mut().find(|(other, _)| *other == who);
+                of.context("nobody's sample")?.1.push(value);
+            }
+        }
+        for (who, samples) in samples {
+            figure.add(who, samples);
+        }
+        figure.ratio(TEMPLATE, INCOMING, Target::AtMost(0.15));
+        figure.ratio(SNAPSHOT, INCOMING, Target::AtMost(0.15));
+        figure.ratio(ROLLBACK, SNAPSHOT, Target::AtMost(0.5));
+        figure.ratio(RESUME, SNAPSHOT, Target::AtMost(0.1));
+        self.report.figures.push(figure);
+        Ok(())
+    }
+}

@@ -1,0 +1,198 @@
+//! Cases of templates: the first sandbox of a kind boots and is kept, the others are cloned of it.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::world::{World, text, wait_for};
+
+/// A verb that must be done; what it prints.
+#[track_caller]
+fn done(world: &World, words: &[&str]) -> String {
+    let output = world.verb(words);
+    assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn json(world: &World, words: &[&str]) -> Value {
+    let words: Vec<&str> = ["--json"].iter().chain(words).copied().collect();
+    serde_json::from_str(&done(world, &words)).unwrap()
+}
+
+/// The templates' ids.
+fn templates(world: &World) -> Vec<String> {
+    let listed = json(world, &["template", "ls"]);
+    let id = |template: &Value| template["id"].as_str().unwrap().to_owned();
+    listed.as_array().unwrap().iter().map(id).collect()
+}
+
+/// Waits until there are so many: the last step of making one is nobody's to wait for.
+fn wait_for_templates(world: &World, count: usize) -> Vec<String> {
+    wait_for("templates", || {
+        let found = templates(world);
+        (found.len() == count).then_some(found)
+    })
+}
+
+/// Runs one that lives by itself.
+fn detached(world: &World, name: &str, words: &[&str]) {
+    let words: Vec<&str> = ["run", "-d", "--disk", "64m", "--name", name]
+        .iter()
+        .chain(words)
+        .copied()
+        .collect();
+    done(world, &words);
+}
+
+/// The template that it was cloned of.
+fn template_of(world: &World, name: &str) -> Option<String> {
+    let inspected = json(world, &["inspect", name]);
+    inspected[0]["template"].as_str().map(str::to_owned)
+}
+
+const SLEEP: [&str; 3] = ["tiny", "sleep", "1000"];
+
+fn sleeping<'a>(options: &[&'a str]) -> Vec<&'a str> {
+    options.iter().chain(&SLEEP).copied().collect()
+}
+
+pub(crate) fn the_first_is_kept_and_the_next_are_cloned() {
+    let world = World::new("can be kept");
+    detached(&world, "one", &SLEEP);
+    let kept = wait_for_templates(&world, 1);
+    assert_eq!(template_of(&world, "one"), None);
+    assert_eq!(
+        done(&world, &["logs", "--console", "one"]),
+        "settled\nrenewed as the same -\n"
+    );
+    // Everything that makes no difference before a command runs.
+    let options = ["-e", "A=1", "--user", "0", "-l", "a=b"];
+    detached(&world, "two", &sleeping(&options));
+    assert_eq!(template_of(&world, "two").as_ref(), kept.first());
+    let id = json(&world, &["inspect", "two"])[0]["id"].as_str().unwrap().to_owned();
+    let console = done(&world, &["logs", "--console", "two"]);
+    let machine_id = console.strip_prefix(&format!("renewed as {id} ")).unwrap().trim();
+    assert_eq!(machine_id.len(), 32, "{console}");
+    done(&world, &["exec", "two", "true"]);
+    // One that somebody waits for, with everything that its command says.
+    let words = [
+        "run",
+        "--rm",
+        "--disk",
+        "64m",
+        "tiny",
+        "--",
+        "sh",
+        "-c",
+        "echo out; echo err >&2; exit 3",
+    ];
+    let output = world.verb(&words);
+    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(
+        (text(&output.stdout), text(&output.stderr)),
+        ("out\n".into(), "err\n".into())
+    );
+    let missing = world.verb(&["run", "--rm", "--disk", "64m", "tiny", "--", "no-such-program"]);
+    assert_eq!(missing.status.code(), Some(127));
+    // Nothing of it was the template's fault.
+    assert_eq!(templates(&world), kept);
+    // Another size is another machine; who wants to boot boots.
+    detached(&world, "three", &sleeping(&["--memory", "256m"]));
+    assert_eq!(template_of(&world, "three"), None);
+    wait_for_templates(&world, 2);
+    detached(&world, "four", &sleeping(&["--boot"]));
+    assert_eq!(template_of(&world, "four"), None);
+    // One that is started again boots from its disk.
+    done(&world, &["kill", "two"]);
+    done(&world, &["start", "two"]);
+    assert_eq!(template_of(&world, "two"), None);
+}
+
+pub(crate) fn templates_follow_programs_and_images() {
+    let world = World::new("can be kept");
+    detached(&world, "one", &SLEEP);
+    let first = wait_for_templates(&world, 1);
+    // The next daemon finds it.
+    done(&world, &["daemon", "--stop"]);
+    assert_eq!(templates(&world), first);
+    // The same kernel in another file is the same kernel.
+    let kernel = world.path("basalt-assets/vmlinux");
+    let replace = |content: &str| {
+        let new = world.path("new");
+        fs::write(&new, content).unwrap();
+        fs::rename(&new, &kernel).unwrap();
+    };
+    replace("can be kept");
+    detached(&world, "two", &SLEEP);
+    assert_eq!(template_of(&world, "two").as_ref(), first.first());
+    replace("this one can be kept");
+    detached(&world, "three", &SLEEP);
+    assert_eq!(template_of(&world, "three"), None);
+    let second = wait_for("another template", || {
+        let found = templates(&world);
+        (found.len() == 1 && found != first).then_some(found)
+    });
+    detached(&world, "four", &SLEEP);
+    assert_eq!(template_of(&world, "four").as_ref(), second.first());
+    let short = &second[0][..12];
+    assert_eq!(done(&world, &["template", "prune"]), "");
+    assert!(done(&world, &["template", "ls"]).contains(short));
+    // It is in nobody's way, and goes with its image.
+    for name in ["one", "two", "three", "four"] {
+        done(&world, &["rm", "-f", name]);
+    }
+    done(&world, &["rmi", "tiny"]);
+    assert!(templates(&world).is_empty());
+    assert_eq!(fs::read_dir(world.path("state/templates")).unwrap().count(), 0);
+}
+
+pub(crate) fn a_template_that_is_no_use_goes_and_the_sandbox_boots() {
+    let world = World::new("can be kept");
+    detached(&world, "one", &SLEEP);
+    let first = wait_for_templates(&world, 1);
+    let place = world.path("state/templates").join(&first[0]);
+    fs::write(place.join("state"), "something else").unwrap();
+    fs::write(place.join("disk"), "no disk of a booted machine").unwrap();
+    detached(&world, "two", &SLEEP);
+    assert_eq!(template_of(&world, "two"), None);
+    done(&world, &["exec", "two", "true"]);
+    let id = json(&world, &["inspect", "two"])[0]["id"].as_str().unwrap().to_owned();
+    let disk = fs::metadata(world.path("state/sandboxes").join(id).join("disk")).unwrap();
+    assert_eq!(disk.len(), 64 << 20, "it has the template's disk");
+    // What was damaged has made room for another, of the same name.
+    let again = wait_for_templates(&world, 1);
+    assert_eq!(again, first);
+    detached(&world, "three", &SLEEP);
+    assert_eq!(template_of(&world, "three").as_ref(), again.first());
+    assert_eq!(
+        done(&world, &["template", "rm", &again[0][..8]]),
+        format!("{}\n", &again[0][..8])
+    );
+    let refused = world.verb(&["template", "rm", "abc"]);
+    assert!(
+        text(&refused.stderr).contains("there is no template `abc`"),
+        "{}",
+        text(&refused.stderr)
+    );
+    // What cannot be read is worth no daemon that does not start.
+    wait_for("the last one's end", || templates(&world).is_empty().then_some(()));
+    detached(&world, "four", &SLEEP);
+    let last = wait_for_templates(&world, 1);
+    done(&world, &["daemon", "--stop"]);
+    fs::write(world.path("state/templates").join(&last[0]).join("record.json"), "{").unwrap();
+    assert!(templates(&world).is_empty());
+    done(&world, &["exec", "four", "true"]);
+}
+
+pub(crate) fn a_sandbox_that_cannot_be_kept_runs_on() {
+    let world = World::new("cannot be kept");
+    detached(&world, "one", &SLEEP);
+    done(&world, &["exec", "one", "true"]);
+    assert!(templates(&world).is_empty());
+    // It has stood still, and was told who it is when it went on; nobody tries again.
+    let told = "settled\nrenewed as the same -\n";
+    assert_eq!(done(&world, &["logs", "--console", "one"]), told);
+    detached(&world, "two", &SLEEP);
+    assert_eq!(done(&world, &["logs", "--console", "two"]), "");
+    assert_eq!(fs::read_dir(world.path("state/templates")).unwrap().count(), 0);
+}

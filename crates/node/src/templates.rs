@@ -1,0 +1,341 @@
+//! Templates: machines that have booted an image and run nothing yet. Sandboxes of the same shape are cloned of them instead
+//! of being booted.
+//!
+//! ```text
+//!  run ─► is there one of its shape? ─ yes ─► disk ─► VM restored ─► renewed ──────────┬─► command
+//!                                    └ no ──► disk ─► VM boots ─► root ─► kept, if new ┘
+//! ```
+//! One is kept of the first sandbox of its shape, and named by what it was made of: a changed VMM, kernel or agent makes
+//! another. Whatever is wrong with one, it goes, and the sandbox is booted. Knows nothing of how a VM is restored.
+
+use std::fs::{self, File};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use agent_api::GuestNetwork;
+use node_api::{Programs, Resources, Template};
+use observe::span::span;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::database::Stored;
+use crate::entry::Entry;
+use crate::node::Node;
+use crate::programs::Files;
+use crate::snapshots::{self, Begun, Place};
+use crate::start::spawn_thread;
+use crate::vm::Vm;
+use crate::{Error, clock};
+
+/// So many are kept; the one that was not used for the longest time goes first.
+const MOST: usize = 32;
+
+/// What can be told of a machine before anything runs in it. Machines of one shape differ in their names alone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Shape {
+    digest: String,
+    resources: Resources,
+    network: Option<GuestNetwork>,
+    command_line: String,
+}
+
+/// A template's `record.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Record {
+    template: Template,
+    shape: Shape,
+    /// The programs' files, which tell sooner than their hashes that nothing has changed.
+    files: Files,
+}
+
+/// What a node knows of its templates.
+#[derive(Debug, Default)]
+pub(crate) struct Templates(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    records: Vec<Record>,
+    /// Of these one is being made, or could not be: nobody else is to try.
+    taken: Vec<Shape>,
+}
+
+/// What there is for a sandbox.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// It can be cloned of this one.
+    Ready { id: String, place: Place },
+    /// There is none, and one can be made of it.
+    Missing(Lease),
+    /// It is booted.
+    Nothing,
+}
+
+/// The right to make the one template of a shape.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    node: Arc<Node>,
+    shape: Shape,
+    /// It cannot be made: nobody is to try again before the daemon is started anew.
+    hopeless: bool,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if !self.hopeless {
+            self.node.templates.lock().taken.retain(|shape| *shape != self.shape);
+        }
+    }
+}
+
+impl Templates {
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Record {
+    fn place(&self, node: &Node) -> Place {
+        Place::new(&node.paths.templates(), &self.template.id)
+    }
+
+    /// Sandboxes can be cloned of it: it was made with the programs that are there now.
+    fn fits(&mut self, node: &Node) -> bool {
+        let files = Files::of(&node.config);
+        if self.files == files {
+            return true;
+        }
+        let fits = self.template.programs == node.hashes.now(&node.config);
+        if fits {
+            // The same programs in other files. The record is not worth being written again.
+            self.files = files;
+        }
+        fits
+    }
+}
+
+impl Node {
+    /// Finds the templates that are there, and removes those that nobody can use.
+    pub(crate) fn find_templates(&self) -> Result<(), Error> {
+        let directory = self.paths.templates();
+        snapshots::clean(&directory).map_err(Error::file("clean", &directory))?;
+        for entry in fs::read_dir(&directory).map_err(Error::file("read", &directory))? {
+            let entry = entry.map_err(Error::file("read", &directory))?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            match Place::new(&directory, &name).read::<Record>() {
+                Ok(Some(record)) if record.template.id == name && self.images.get(&record.template.digest).is_ok() => {
+                    self.templates.lock().records.push(record);
+                    continue;
+                }
+                Ok(_) => log::info!("the template {name} is of no image that is here, and is removed"),
+                Err(error) => log::warn!("a template is removed: {error}"),
+            }
+            if let Err(error) = snapshots::remove(&directory, &name, || ()) {
+                log::warn!("a template stays, and is of no use: {error}");
+            }
+        }
+        Ok(())
+    }
+
+    /// What there is for a sandbox that is about to be made.
+    pub(crate) fn template(self: &Arc<Self>, stored: &Stored) -> Result<Found, Error> {
+        let config = &stored.sandbox.config;
+        // What is mounted over the root is not part of a shape.
+        if config.boot || !config.volumes.is_empty() || !config.tmpfs.is_empty() {
+            return Ok(Found::Nothing);
+        }
+        let shape = self.shape(stored)?;
+        let mut known = self.templates.lock();
+        if let Some(record) = known.records.iter_mut().find(|record| record.shape == shape)
+            && record.fits(self)
+        {
+            let (id, place) = (record.template.id.clone(), record.place(self));
+            drop(known);
+            touch(&place);
+            return Ok(Found::Ready { id, place });
+        }
+        if known.taken.contains(&shape) {
+            return Ok(Found::Nothing);
+        }
+        known.taken.push(shape.clone());
+        Ok(Found::Missing(Lease {
+            node: Arc::clone(self),
+            shape,
+            hopeless: false,
+        }))
+    }
+
+    fn shape(&self, stored: &Stored) -> Result<Shape, Error> {
+        let network = match stored.networked {
+            true => Some(self.network()?.guest()),
+            false => None,
+        };
+        Ok(Shape {
+            digest: stored.sandbox.digest.clone(),
+            resources: stored.sandbox.config.resources.clone(),
+            network,
+            command_line: crate::command_line(self.config.log_level),
+        })
+    }
+
+    /// Keeps a machine that has its root and runs nothing yet; it goes on. That it cannot be kept is no failure of it.
+    pub(crate) fn keep_template(&self, entry: &Entry, vm: &Vm, mut lease: Lease) -> Result<(), Error> {
+        let stored = entry.stored();
+        let _span = span("template kept");
+        let name = stored.sandbox.name.clone();
+        let mut give_up = |error| {
+            log::warn!("no template can be made of sandbox {name}: {error}");
+            lease.hopeless = true;
+        };
+        let begun = match Begun::new(&self.paths.templates()) {
+            Ok(begun) => begun,
+            Err(error) => {
+                give_up(error);
+                return Ok(());
+            }
+        };
+        let kept = self.keep_all(vm, &stored, &begun.place);
+        let gone_on = self.go_on_after(&kept, vm);
+        if let Err(error) = kept {
+            give_up(error);
+            return gone_on;
+        }
+        gone_on?;
+        // The command does not wait for the rest.
+        let node = Arc::clone(&lease.node);
+        let work = move || {
+            if let Err(error) = node.name_template(&stored, begun, &mut lease) {
+                log::warn!("there is no template of sandbox {name}: {error}");
+            }
+        };
+        spawn_thread("template", work)
+    }
+
+    /// Everything from files to a template that others find.
+    fn name_template(&self, stored: &Stored, begun: Begun, lease: &mut Lease) -> Result<(), Error> {
+        let sandbox = &stored.sandbox;
+        let (programs, files) = (self.hashes.of(&self.config, sandbox), Files::of(&self.config));
+        if programs.vmm.is_none() || programs.kernel.is_none() || programs.initramfs.is_none() {
+            // A program was replaced meanwhile: the next sandbox is made with the new one.
+            return Ok(());
+        }
+        let now = clock::now_ns();
+        let record = Record {
+            template: Template {
+                id: id(&lease.shape, &programs),
+                created_ns: now,
+                used_ns: now,
+                digest: sandbox.digest.clone(),
+                resources: sandbox.config.resources.clone(),
+                networked: stored.networked,
+                programs,
+                bytes: 0,
+            },
+            shape: lease.shape.clone(),
+            files,
+        };
+        begun.describe(&record)?;
+        begun.sync()?;
+        if begun.keep(&record.template.id)? {
+            log::info!("sandboxes like {} are cloned from now on", sandbox.name);
+            let id = record.template.id.clone();
+            let mut known = self.templates.lock();
+            known.records.retain(|known| known.template.id != id);
+            known.records.push(record);
+            let replaced: Vec<String> = known
+                .records
+                .iter()
+                .filter(|known| known.shape == lease.shape && known.template.id != id)
+                .map(|known| known.template.id.clone())
+                .collect();
+            drop(known);
+            replaced.iter().try_for_each(|id| self.drop_template(id).map(drop))?;
+            self.keep_few()?;
+        }
+        Ok(())
+    }
+
+    fn keep_few(&self) -> Result<(), Error> {
+        let mut all = self.templates();
+        all.sort_by_key(|template| template.used_ns);
+        for template in all.iter().take(all.len().saturating_sub(MOST)) {
+            self.drop_template(&template.id)?;
+        }
+        Ok(())
+    }
+
+    /// All of them, the oldest first.
+    pub(crate) fn templates(&self) -> Vec<Template> {
+        let records = self.templates.lock().records.clone();
+        let mut all: Vec<Template> = records
+            .into_iter()
+            .map(|record| {
+                let place = record.place(self);
+                Template {
+                    bytes: place.bytes(),
+                    used_ns: used_ns(&place).unwrap_or(record.template.created_ns),
+                    ..record.template
+                }
+            })
+            .collect();
+        all.sort_by(|a, b| (a.created_ns, &a.id).cmp(&(b.created_ns, &b.id)));
+        all
+    }
+
+    /// Removes one, by its id or the beginning of one. Clones of it keep its memory's file for as long as they run.
+    pub(crate) fn remove_template(&self, wanted: &str) -> Result<(), Error> {
+        let found: Vec<String> = {
+            let known = self.templates.lock();
+            let ids = known.records.iter().map(|record| &record.template.id);
+            ids.filter(|id| id.starts_with(wanted)).cloned().collect()
+        };
+        match found.as_slice() {
+            [id] if !wanted.is_empty() => self.drop_template(id).map(drop),
+            [_, _, ..] if !wanted.is_empty() => Err(Error::Ambiguous(wanted.to_owned())),
+            _ => Err(Error::NoTemplate(wanted.to_owned())),
+        }
+    }
+
+    /// Removes those that no sandbox can be cloned of any more, or all; the ids.
+    pub(crate) fn prune_templates(&self, all: bool) -> Result<Vec<String>, Error> {
+        let useless: Vec<String> = {
+            let mut known = self.templates.lock();
+            let records = known.records.iter_mut();
+            let useless = records.filter_map(|record| {
+                let used = !all && self.images.get(&record.template.digest).is_ok() && record.fits(self);
+                (!used).then(|| record.template.id.clone())
+            });
+            useless.collect()
+        };
+        for id in &useless {
+            self.drop_template(id)?;
+        }
+        Ok(useless)
+    }
+
+    /// Nobody finds it from here on; false if nobody did before.
+    pub(crate) fn drop_template(&self, id: &str) -> Result<bool, Error> {
+        self.templates.lock().records.retain(|record| record.template.id != id);
+        snapshots::remove(&self.paths.templates(), id, || ())
+    }
+}
+
+/// The name of what was made of this.
+fn id(shape: &Shape, programs: &Programs) -> String {
+    let text = serde_json::json!({ "shape": shape, "programs": programs }).to_string();
+    let hash = Sha256::digest(text.as_bytes());
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Notes that it is used: by the time of its record's file, which needs no other to be written.
+fn touch(place: &Place) {
+    let touched = File::open(place.record()).and_then(|file| file.set_modified(SystemTime::now()));
+    if let Err(error) = touched {
+        log::info!("that a template is used cannot be noted: {error}");
+    }
+}
+
+fn used_ns(place: &Place) -> Option<u64> {
+    let modified = fs::metadata(place.record()).and_then(|metadata| metadata.modified());
+    let since = modified.ok()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    u64::try_from(since.as_nanos()).ok()
+}

@@ -1,0 +1,171 @@
+//! The first sandbox of a kind boots a kernel, the next ones are cloned of it: they run what they are asked to, as whom, where
+//! and within which limits they are asked to, and no two of them are the same machine.
+
+use std::collections::BTreeSet;
+use std::fs::OpenOptions;
+use std::process::Output;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::network::{WORLD4, World};
+use crate::basalt::expect_code;
+use crate::daemon::Daemon;
+use crate::{Case, Host};
+
+pub(crate) const CASE: Case = Case {
+    name: "templates",
+    limit: Duration::from_secs(600),
+    host,
+    guest: None,
+};
+
+/// What must differ from one machine to the other: a line each.
+const IDENTITY: &str = "cat /proc/sys/kernel/random/boot_id /etc/machine-id; hostname; \
+                        head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \\n'; echo; \
+                        python3 -c 'import os; print(os.getrandom(32).hex())'";
+
+/// Goes out to the world.
+const OUTWARDS: &str =
+    "import socket, sys\ns = socket.create_connection((sys.argv[1], 7000), 20)\nprint('connected')\n";
+
+/// How many are cloned one after the other.
+const CLONES: usize = 5;
+
+fn host(host: &Host) -> Result<()> {
+    let world = World::new()?;
+    let _server = world.serve(&["[::]:7000"])?;
+    let node = Node {
+        daemon: Daemon::new(host)?,
+        image: &host.digest,
+    };
+    let template = node.first_and_clones()?;
+    node.asked_for(&template)?;
+    node.its_own()?;
+    node.clones_of_clones_and_damage(&template)?;
+    for name in ["first", "asked", "second", "third", "booted"] {
+        node.daemon.ok(&["exec", name, "true"])?;
+        node.daemon.ok(&["rm", "--force", name])?;
+    }
+    node.daemon.end()
+}
+
+struct Node<'h> {
+    daemon: Daemon<'h>,
+    image: &'h str,
+}
+
+impl Node<'_> {
+    fn run(&self, options: &[&str], command: &[&str]) -> Result<Output> {
+        let words = [&["run", "--memory", "128m"], options, &[self.image, "--"], command].concat();
+        self.daemon.run(&words)
+    }
+
+    /// One that does nothing.
+    fn idle(&self, name: &str, options: &[&str]) -> Result<()> {
+        let output = self.run(&[&["-d", "--name", name], options].concat(), &["sleep", "10000"])?;
+        expect_code(&output, 0)
+    }
+
+    /// The template that it was cloned of.
+    fn template_of(&self, name: &str) -> Result<Option<String>> {
+        let mut found: Vec<Value> = serde_json::from_str(&self.daemon.ok(&["--json", "inspect", name])?)?;
+        let found = found.pop().context("nothing is known of it")?;
+        Ok(found["template"].as_str().map(str::to_owned))
+    }
+
+    /// The first one boots, and the next ones are other machines.
+    fn first_and_clones(&self) -> Result<String> {
+        self.idle("first", &[])?;
+        let template = self.daemon.wait_for_templates(1)?.remove(0);
+        let of = self.template_of("first")?;
+        ensure!(of.is_none(), "the first sandbox was cloned of {of:?}");
+        let mut said = vec![self.daemon.ok(&["exec", "first", "sh", "-c", IDENTITY])?];
+        for _ in 0..CLONES {
+            let output = self.run(&["--trace"], &["sh", "-c", IDENTITY])?;
+            expect_code(&output, 0)?;
+            said.push(String::from_utf8(output.stdout)?);
+            let trace = String::from_utf8_lossy(&output.stderr);
+            ensure!(
+                trace.contains("VM restored") && !trace.contains("guest boots"),
+                "it was no clone: {trace}"
+            );
+        }
+        differ(&said)?;
+        Ok(template)
+    }
+
+    /// What is asked for counts, not what the first one was asked for.
+    fn asked_for(&self, template: &str) -> Result<()> {
+        let options = [
+            "--env",
+            "A=1",
+            "--workdir",
+            "/tmp",
+            "--user",
+            "65534",
+            "--pids-limit",
+            "33",
+            "--hostname",
+            "other",
+        ];
+        self.idle("asked", &options)?;
+        let of = self.template_of("asked")?;
+        ensure!(of.as_deref() == Some(template), "it was cloned of {of:?}");
+        let pids = ["exec", "--user", "0", "asked", "cat", "/sys/fs/cgroup/basalt/pids.max"];
+        let limit = self.daemon.ok(&pids)?;
+        ensure!(limit == "33\n", "its processes' limit is {limit:?}");
+        let script = "echo $A; pwd; id -u; hostname; echo err >&2; exit 7";
+        let output = self.run(&options, &["sh", "-c", script])?;
+        expect_code(&output, 7)?;
+        let (out, err) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
+        ensure!(out == "1\n/tmp\n65534\nother\n", "it says {out:?}");
+        ensure!(err == "err\n", "it complains {err:?}");
+        expect_code(&self.run(&[], &["no-such-program"])?, 127)
+    }
+
+    /// Disk and network; and started again it boots, with what it has written and who it was.
+    fn its_own(&self) -> Result<()> {
+        let daemon = &self.daemon;
+        let write = "echo mine > /etc/mine && sync";
+        daemon.ok(&["exec", "--user", "0", "asked", "sh", "-c", write])?;
+        let seen = daemon.run(&["exec", "first", "test", "-e", "/etc/mine"])?;
+        ensure!(seen.status.code() == Some(1), "another sandbox has its file");
+        let connected = daemon.ok(&["exec", "asked", "python3", "-c", OUTWARDS, WORLD4])?;
+        ensure!(connected == "connected\n", "it reaches the world as {connected:?}");
+        let id = daemon.ok(&["exec", "asked", "cat", "/etc/machine-id"])?;
+        daemon.ok(&["kill", "asked"])?;
+        daemon.ok(&["start", "asked"])?;
+        let after = daemon.ok(&["exec", "asked", "cat", "/etc/machine-id", "/etc/mine"])?;
+        ensure!(
+            after == format!("{id}mine\n"),
+            "after a restart it says {after:?}, before {id:?}"
+        );
+        let of = self.template_of("asked")?;
+        ensure!(of.is_none(), "after a restart it is a clone of {of:?}");
+        Ok(())
+    }
+
+    /// A clone can be kept and cloned; what was cut short is no use to anybody.
+    fn clones_of_clones_and_damage(&self, template: &str) -> Result<()> {
+        self.idle("second", &[])?;
+        self.daemon.ok(&["snapshot", "create", "second", "kept"])?;
+        self.daemon.ok(&["clone", "--name", "third", "kept"])?;
+        let state = self.daemon.state.join("templates").join(template).join("state");
+        OpenOptions::new().write(true).open(&state)?.set_len(100)?;
+        self.idle("booted", &[])?;
+        let of = self.template_of("booted")?;
+        ensure!(of.is_none(), "it was cloned of a damaged template, {of:?}");
+        self.daemon.wait_for_templates(1).map(drop)
+    }
+}
+
+/// No line is said twice.
+fn differ(said: &[String]) -> Result<()> {
+    let all: Vec<&str> = said.iter().flat_map(|said| said.lines()).collect();
+    ensure!(all.len() == 5 * said.len(), "not everybody says five lines: {said:?}");
+    let different: BTreeSet<_> = all.iter().collect();
+    ensure!(all.len() == different.len(), "something is said twice: {said:?}");
+    Ok(())
+}
