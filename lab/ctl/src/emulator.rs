@@ -11,8 +11,8 @@ use lab_init::contract::{AGENT_PORT, EXT4_DISK, ROOT_DISK, XFS_DISK};
 use crate::parts::Parts;
 use crate::state::State;
 
-/// SVM with nested paging for kvm-amd, x2APIC because our virtual machines use it. No vgif: with it the emulated
-/// host took interrupts between a guest's exit and its own stack, and died, about once in a hundred boots four at a time.
+/// SVM with nested paging for kvm-amd, x2APIC because our virtual machines use it. No vgif: our
+/// guests do not use it, and the emulated host died more often with it, of a fault that the emulator's recipe mends now.
 const CPU: &str = "EPYC-Rome,+svm,+npt,+x2apic,-vgif";
 
 /// `quiet`: the console is a serial port, where a character costs an exit. `mitigations=off`: nothing hostile runs in the
