@@ -100,6 +100,8 @@ impl Node {
         if let Found::Ready { id, place } = &found {
             match self.cloned(entry, id, place) {
                 Ok(machine) => return Ok(machine),
+                // It would fail as well if it booted.
+                Err(error) if !error.is_of_machine() => return Err(error),
                 Err(error) => {
                     log::warn!("the template {id} is removed, as no sandbox can be cloned of it: {error}");
                     self.drop_template(id)?;
