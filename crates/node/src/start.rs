@@ -100,6 +100,8 @@ impl Node {
         if let Found::Ready { id, place } = &found {
             match self.cloned(entry, id, place) {
                 Ok(machine) => return Ok(machine),
+                // It would fail as well if it booted.
+                Err(error) if !error.is_of_machine() => return Err(error),
                 Err(error) => {
                     log::warn!("the template {id} is removed, as no sandbox can be cloned of it: {error}");
                     self.drop_template(id)?;
@@ -125,10 +127,9 @@ impl Node {
             pids_max: stored.sandbox.config.limits.pids,
             ..Renewal::default()
         };
-        let since = span::now_ns();
         let vm = self.restored(entry, place, renewal)?;
         let mut agent = vm.agent()?;
-        trace::agent(&mut agent, self.config.limits.answer, since)
+        trace::agent(&mut agent, self.config.limits.answer, true)
             .map_err(|error| vm.diagnose("its agent was asked about its start", error))?;
         self.update(entry, |stored| stored.sandbox.template = Some(template.to_owned()))?;
         Ok((vm, agent))
@@ -242,7 +243,7 @@ impl Node {
             vm.prepare(&mut agent, &stored, guest)?;
         }
         self.points.at(points::START_PREPARED);
-        trace::agent(&mut agent, self.config.limits.answer, 0)
+        trace::agent(&mut agent, self.config.limits.answer, false)
             .map_err(|error| vm.diagnose("its agent was asked about its start", error))?;
         trace::vmm(&vm);
         Ok((vm, agent))

@@ -153,7 +153,8 @@ impl Node {
             touch(&place);
             return Ok(Found::Ready { id, place });
         }
-        if known.taken.contains(&shape) {
+        // A limit of processes is set before a template could be made, and would be every clone's.
+        if known.taken.contains(&shape) || config.limits.pids.is_some() {
             return Ok(Found::Nothing);
         }
         known.taken.push(shape.clone());

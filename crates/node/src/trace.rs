@@ -50,6 +50,9 @@ pub(crate) const PHASES: [&str; 19] = [
 const MAX_MARKS: usize = 32;
 const MAX_NAME: usize = 64;
 
+/// What an agent reaches first when its guest is made one of its own.
+const RENEWAL: &str = "renew asked";
+
 /// What an operation is called; those that only look at things are none.
 pub(crate) fn name(request: &Request) -> Option<&'static str> {
     Some(match request {
@@ -139,12 +142,12 @@ pub(crate) fn vmm(vm: &Vm) {
     }
 }
 
-/// The same of the agent, from `since` on, by CLOCK_MONOTONIC: a clone's has reached much that was another's. Its clock is
-/// another one: the two are compared by one question and its answer.
+/// The same of the agent, of a clone's from its renewal on: what it has reached before was another's. Its clock is another
+/// one: the two are compared by one question and its answer.
 ///
 /// # Errors
 /// The connection is of no use any more: an answer that came late would be taken for that to the next question.
-pub(crate) fn agent(agent: &mut Connection<Timed>, limit: Duration, since: u64) -> Result<(), agent_api::Error> {
+pub(crate) fn agent(agent: &mut Connection<Timed>, limit: Duration, cloned: bool) -> Result<(), agent_api::Error> {
     if !span::is_detailed() {
         return Ok(());
     }
@@ -160,12 +163,11 @@ pub(crate) fn agent(agent: &mut Connection<Timed>, limit: Duration, since: u64) 
         Ok(info) => {
             let here = asked / 2 + now_ns() / 2;
             let zero = here.saturating_sub(info.now_ns);
-            let marks = info.marks.iter();
+            let marks = info.marks.iter().skip_while(|(name, _)| cloned && name != RENEWAL);
             let marks: Vec<(&str, u64)> = marks
                 .map(|(name, at)| (name.as_str(), zero.saturating_add(*at)))
-                .filter(|(_, at)| *at >= since)
                 .collect();
-            if let Some((_, first)) = marks.first().filter(|_| zero >= since) {
+            if let Some((_, first)) = marks.first().filter(|_| !cloned) {
                 let first = (*first).min(now_ns());
                 span::past(GUEST, "guest's kernel, from its clock's zero to its init", zero, first);
             }
@@ -210,9 +212,9 @@ mod tests {
             detailed: true,
             began_ns: None,
         };
-        let (asked, _) = record(operation, || agent(&mut connection, Duration::from_millis(100), 0));
+        let (asked, _) = record(operation, || agent(&mut connection, Duration::from_millis(100), false));
         assert!(matches!(asked, Err(agent_api::Error::TimedOut)), "{asked:?}");
         // Without anybody who looks it is asked nothing.
-        agent(&mut connection, Duration::from_millis(100), 0).unwrap();
+        agent(&mut connection, Duration::from_millis(100), false).unwrap();
     }
 }

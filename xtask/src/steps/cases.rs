@@ -15,7 +15,7 @@ use crate::context::Context;
 use crate::runner::{Counts, Finished, Report, Step, Task};
 
 /// Each case has a hard limit of its own; this one ends the whole when they together take too long.
-const LIMIT: Duration = Duration::from_secs(40 * 60);
+const LIMIT: Duration = Duration::from_secs(50 * 60);
 /// Bringing programs into the lab, and the lab up.
 const SETUP_LIMIT: Duration = Duration::from_secs(5 * 60);
 /// Hosts that may be lost in one run; more is no accident of the emulator.

@@ -44,7 +44,7 @@ fn host(host: &Host) -> Result<()> {
     node.asked_for(&template)?;
     node.its_own()?;
     node.clones_of_clones_and_damage(&template)?;
-    for name in ["first", "asked", "second", "third", "booted"] {
+    for name in ["limited", "first", "asked", "second", "third", "booted"] {
         node.daemon.ok(&["exec", name, "true"])?;
         node.daemon.ok(&["rm", "--force", name])?;
     }
@@ -77,6 +77,8 @@ impl Node<'_> {
 
     /// The first one boots, and the next ones are other machines.
     fn first_and_clones(&self) -> Result<String> {
+        // Nobody inherits its limit.
+        self.idle("limited", &["--pids-limit", "50"])?;
         self.idle("first", &[])?;
         let template = self.daemon.wait_for_templates(1)?.remove(0);
         let of = self.template_of("first")?;
@@ -93,6 +95,8 @@ impl Node<'_> {
             );
         }
         differ(&said)?;
+        let limit = self.run(&[], &["sh", "-c", "cat /sys/fs/cgroup/basalt/pids.max || echo max"])?;
+        ensure!(limit.stdout == b"max\n", "a clone inherits a limit: {limit:?}");
         Ok(template)
     }
 
@@ -110,7 +114,8 @@ impl Node<'_> {
             "--hostname",
             "other",
         ];
-        self.idle("asked", &options)?;
+        let published = ["-p", "18099:80"];
+        self.idle("asked", &[options.as_slice(), &published].concat())?;
         let of = self.template_of("asked")?;
         ensure!(of.as_deref() == Some(template), "it was cloned of {of:?}");
         let pids = ["exec", "--user", "0", "asked", "cat", "/sys/fs/cgroup/basalt/pids.max"];
@@ -122,7 +127,12 @@ impl Node<'_> {
         let (out, err) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
         ensure!(out == "1\n/tmp\n65534\nother\n", "it says {out:?}");
         ensure!(err == "err\n", "it complains {err:?}");
-        expect_code(&self.run(&[], &["no-such-program"])?, 127)
+        expect_code(&self.run(&[], &["no-such-program"])?, 127)?;
+        // What would have failed without it, too, is not the template's fault.
+        expect_code(&self.run(&["-p", "18099:80"], &["true"])?, 125)?;
+        let left = self.daemon.templates()?;
+        ensure!(left == [template], "afterwards there are {left:?}");
+        Ok(())
     }
 
     /// Disk and network; and started again it boots, with what it has written and who it was.
