@@ -122,6 +122,10 @@ pub(crate) const ALL: &[(&str, fn())] = &[
         templates::a_template_that_is_no_use_goes_and_the_sandbox_boots,
     ),
     (
+        "who_removes_a_clone_on_its_way_blames_no_template",
+        templates::who_removes_a_clone_on_its_way_blames_no_template,
+    ),
+    (
         "a_sandbox_that_cannot_be_kept_runs_on",
         templates::a_sandbox_that_cannot_be_kept_runs_on,
     ),
