@@ -103,7 +103,10 @@ impl Node {
                 // It would fail as well if it booted; or somebody has ended it.
                 Err(error) if !error.is_of_machine() || entry.stored().stopped => return Err(error),
                 Err(error) => {
-                    log::warn!("sandbox {} boots, as it cannot be cloned of a template: {error}", entry.id);
+                    log::warn!(
+                        "sandbox {} boots, as it cannot be cloned of a template: {error}",
+                        entry.id
+                    );
                     if error.is_of_files() || !place.is_whole() {
                         self.give_template_up(id);
                     }

@@ -110,6 +110,10 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ),
     ("a_sandbox_is_put_back", snapshots::a_sandbox_is_put_back),
     (
+        "a_rollback_that_fails_costs_as_little_as_it_can",
+        snapshots::a_rollback_that_fails_costs_as_little_as_it_can,
+    ),
+    (
         "the_first_is_kept_and_the_next_are_cloned",
         templates::the_first_is_kept_and_the_next_are_cloned,
     ),
