@@ -180,6 +180,8 @@ fn round(node: &Node, client: &mut Client) -> Result<[(&'static str, f64); 5]> {
         };
         client.ask(request).map(drop)
     };
+    // What an attempt that failed has left; usually there is none.
+    drop(remove(client));
     let run = |boot: bool| -> Result<Request> { Ok(Request::Run(Box::new(node.config(CLONE, boot)?))) };
     let (booted, _) = asked(client, run(true)?)?;
     remove(client)?;

@@ -77,11 +77,28 @@ impl Node {
                 of: record.snapshot.sandbox_name,
             });
         }
+        if !sandbox.config.detach && sandbox.state.has_vm() {
+            return Err(Error::Tied(sandbox.name));
+        }
+        // What can fail without a VM fails before the one that is there is ended.
+        let stored = entry.stored();
+        limits::check(&sandbox.config, self.cgroups.as_ref())?;
+        self.image_of(&stored)?;
+        if !place.is_whole() {
+            return Err(Error::SnapshotDamaged {
+                path: place.record(),
+                why: "a file beside it is missing".into(),
+            });
+        }
+        let disk = match sandbox.config.resources.disk {
+            Some(_) => {
+                let _span = span("disk copied");
+                Some(disk::Beside::new(&place.disk(), &self.sandbox_paths(entry).disk())?)
+            }
+            None => None,
+        };
         match (sandbox.state, entry.vm()) {
             (State::Exited, _) => (),
-            (State::Running | State::Paused, Some(_)) if !sandbox.config.detach => {
-                return Err(Error::Tied(sandbox.name));
-            }
             (State::Running | State::Paused, Some(vm)) => {
                 let _span = span("its VMM ends");
                 self.end_for_another(entry, &vm)?;
@@ -89,25 +106,23 @@ impl Node {
             (state, _) => return Err(wrong_state(&sandbox, to_run(state))),
         }
         self.points.at(points::ROLLBACK_ENDED);
-        let started = self.put_back(entry, &place);
+        let started = self.put_back(entry, &place, disk.as_ref());
         if let Err(error) = &started {
             self.clear(entry)?;
+            // What it has written is not lost with its memory.
+            disk.as_ref().map_or(Ok(()), disk::Beside::put)?;
             self.exited(entry, node_api::Ended::Failed(error.to_string()))?;
         }
         started
     }
 
-    fn put_back(&self, entry: &Arc<Entry>, place: &Place) -> Result<Started, Error> {
-        limits::check(&entry.stored().sandbox.config, self.cgroups.as_ref())?;
+    fn put_back(&self, entry: &Arc<Entry>, place: &Place, disk: Option<&disk::Beside>) -> Result<Started, Error> {
+        disk.map_or(Ok(()), disk::Beside::put)?;
+        self.points.at(points::ROLLBACK_DISK);
         self.update(entry, |stored| {
             stored.sandbox.restarts += 1;
             stored.sandbox.config.detach = true;
         })?;
-        if entry.stored().sandbox.config.resources.disk.is_some() {
-            let _span = span("directory and disk");
-            disk::replace(&place.disk(), &self.sandbox_paths(entry).disk())?;
-        }
-        self.points.at(points::ROLLBACK_DISK);
         self.restore_vm(entry, place, None)
     }
 

@@ -3,11 +3,11 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use base::ByteSize;
-use rustix::fs::{SeekFrom, copy_file_range, ioctl_ficlone, seek};
+use rustix::fs::{CWD, RenameFlags, SeekFrom, copy_file_range, ioctl_ficlone, renameat_with, seek};
 use rustix::io::Errno;
 
 use crate::Error;
@@ -38,11 +38,46 @@ pub(crate) fn create(templates: &Path, size: ByteSize, path: &Path) -> Result<()
 
 /// Makes the disk at `path` one that holds what the one at `from` does, whatever was there; or leaves it as it was.
 pub(crate) fn replace(from: &Path, path: &Path) -> Result<(), Error> {
-    // A copy that was interrupted must not be taken for a disk.
-    let partial = path.with_extension("partial");
-    let copied = File::create(&partial).and_then(|target| copy(from, target));
-    copied.map_err(Error::file("make a disk at", &partial))?;
-    fs::rename(&partial, path).map_err(Error::file("rename", &partial))
+    Beside::new(from, path)?.put()
+}
+
+/// A copy of a disk, beside the one whose place it is to take. Dropping it removes what lies beside then.
+#[derive(Debug)]
+pub(crate) struct Beside {
+    /// A copy that was interrupted must not be taken for a disk.
+    partial: PathBuf,
+    path: PathBuf,
+}
+
+impl Beside {
+    pub(crate) fn new(from: &Path, path: &Path) -> Result<Self, Error> {
+        let beside = Self {
+            partial: path.with_extension("partial"),
+            path: path.to_owned(),
+        };
+        let copied = File::create(&beside.partial).and_then(|target| copy(from, target));
+        copied.map_err(Error::file("make a disk at", &beside.partial))?;
+        Ok(beside)
+    }
+
+    /// Takes the other's place, which lies beside from then on; once more, and all is as it was.
+    pub(crate) fn put(&self) -> Result<(), Error> {
+        let put = match renameat_with(CWD, &self.partial, CWD, &self.path, RenameFlags::EXCHANGE) {
+            Err(Errno::NOENT) => fs::rename(&self.partial, &self.path),
+            exchanged => exchanged.map_err(io::Error::from),
+        };
+        put.map_err(Error::file("rename", &self.partial))
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.partial)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            log::warn!("{} stays behind: {error}", self.partial.display());
+        }
+    }
 }
 
 /// Removes the disk at `path`; it is fine if there is none.
@@ -53,7 +88,7 @@ pub(crate) fn remove(path: &Path) -> Result<(), Error> {
     }
 }
 
-fn template(templates: &Path, size: ByteSize) -> Result<std::path::PathBuf, Error> {
+fn template(templates: &Path, size: ByteSize) -> Result<PathBuf, Error> {
     let path = templates.join(format!("{FILE_SYSTEM}-{}", size.bytes()));
     if path.exists() {
         return Ok(path);

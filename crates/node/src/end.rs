@@ -219,6 +219,7 @@ impl Node {
             let sandbox = &mut stored.sandbox;
             (sandbox.state, sandbox.vmm) = (State::Exited, None);
             (sandbox.ended_ns, sandbox.ended) = (Some(clock::now_ns()), Some(ended));
+            stored.held = false;
         })?;
         self.events.tell(EventKind::Exit, &entry.stored().sandbox);
         Ok(())

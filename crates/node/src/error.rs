@@ -106,7 +106,7 @@ pub enum Error {
     },
     /// A sandbox that goes with its client.
     #[error(
-        "sandbox {0} ends with the `basalt run` that started it, and so would what it is put back to: run one with --detach, or          make a sandbox of the snapshot with `basalt clone`"
+        "sandbox {0} ends with the `basalt run` that started it, and so would what it is put back to: run one with --detach, or make a sandbox of the snapshot with `basalt clone`"
     )]
     Tied(String),
     /// A directory that cannot be shared.
@@ -304,6 +304,18 @@ impl Error {
             Self::Exec(failure) => failure.kind.exit_code(),
             _ => 125,
         }
+    }
+
+    /// The files that a machine was to go on from are likely to be why it did not, and not a host that is full or slow.
+    pub(crate) fn is_of_files(&self) -> bool {
+        matches!(
+            self,
+            Self::Refused { .. }
+                | Self::RefusedWhile { .. }
+                | Self::VmmDied { .. }
+                | Self::GuestEnded { .. }
+                | Self::Agent { .. }
+        )
     }
 
     /// The machine that was to go on from a snapshot or a template did not come to it, whatever in its files the cause may be.

@@ -71,9 +71,14 @@ impl Node {
         let kept = self.keep_all(&vm, &stored, &begun.place);
         let gone_on = self
             .go_on_after(&kept, &vm)
-            .and_then(|()| self.update(entry, |stored| stored.held = false));
-        kept?;
-        gone_on?;
+            .inspect_err(|error| log::error!("sandbox {} stands still: {error}", entry.id));
+        if let Err(error) = kept {
+            // It takes room that the database may need.
+            drop(begun);
+            gone_on.and_then(|()| self.update(entry, |stored| stored.held = false))?;
+            return Err(error);
+        }
+        gone_on.and_then(|()| self.update(entry, |stored| stored.held = false))?;
         {
             let _span = span("snapshot reaches the disk");
             begun.sync()?;
@@ -137,7 +142,12 @@ impl Node {
     /// it gets other.
     pub(crate) fn let_go_on(&self, vm: &Vm) -> Result<(), Error> {
         let _span = span("it goes on");
-        let info = vm.ask("it was let go on after a snapshot", VmmClient::info)?;
+        // It may write on.
+        let info = vm.ask_within(
+            self.config.limits.boot,
+            "it was let go on after a snapshot",
+            VmmClient::info,
+        )?;
         if info.state == VmState::Paused {
             vm.ask("it was let go on after a snapshot", VmmClient::resume)?;
         }
@@ -167,7 +177,7 @@ impl Node {
     }
 
     /// How long a VMM may take to write a snapshot.
-    fn snapshot_limit(&self, stored: &Stored) -> Duration {
+    pub(crate) fn snapshot_limit(&self, stored: &Stored) -> Duration {
         let memory = stored.sandbox.config.resources.memory.bytes();
         self.config.limits.boot + Duration::from_secs(memory / SLOWEST)
     }

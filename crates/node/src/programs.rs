@@ -6,7 +6,6 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::UNIX_EPOCH;
 
 use node_api::{Programs, Sandbox};
 use serde::{Deserialize, Serialize};
@@ -32,7 +31,7 @@ impl Id {
             device: metadata.dev(),
             inode: metadata.ino(),
             length: metadata.len(),
-            changed: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
         }
     }
 }
@@ -98,10 +97,11 @@ impl Hashes {
     }
 }
 
+/// When the file was last changed or came to its place: what is moved there keeps the time of its content.
 fn changed_ns(metadata: &Metadata) -> u64 {
-    let modified = metadata.modified().ok();
-    let since = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-    since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+    let seconds = u64::try_from(metadata.ctime()).unwrap_or(0);
+    let rest = u64::try_from(metadata.ctime_nsec()).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(rest)
 }
 
 fn read_all(mut file: &File) -> io::Result<String> {

@@ -100,7 +100,13 @@ impl Node {
         };
         let vm = Arc::new(Vm::connect(pidfd, &self.sandbox_paths(entry), self.config.limits)?);
         entry.lock().vm = Some(Arc::clone(&vm));
-        let info = vm.ask("the daemon was started", VmmClient::info)?;
+        // One that writes a snapshot answers when that is written.
+        let stored = entry.stored();
+        let limit = match stored.held {
+            true => self.snapshot_limit(&stored),
+            false => self.config.limits.answer,
+        };
+        let info = vm.ask_within(limit, "the daemon was started", VmmClient::info)?;
         let state = match info.state {
             VmState::Running => State::Running,
             VmState::Paused => State::Paused,

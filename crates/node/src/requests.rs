@@ -62,14 +62,21 @@ impl Node {
     /// Lets them go on.
     pub(crate) fn resume(&self, entry: &Entry) -> Result<(), Error> {
         let _operation = entry.operate();
-        let sandbox = entry.stored().sandbox;
+        let stored = entry.stored();
+        let sandbox = &stored.sandbox;
         let vm = match (sandbox.state, entry.vm()) {
-            (State::Running, _) => return Ok(()),
-            (State::Paused, Some(vm)) => vm,
-            (state, _) => return Err(wrong_state(&sandbox, to_run(state))),
+            (State::Running, _) if !stored.held => return Ok(()),
+            (State::Running | State::Paused, Some(vm)) => vm,
+            (state, _) => return Err(wrong_state(sandbox, to_run(state))),
         };
-        vm.ask("it was resumed", VmmClient::resume)?;
-        self.update(entry, |stored| stored.sandbox.state = State::Running)?;
+        match stored.held {
+            // A snapshot has left it so.
+            true => self.let_go_on(&vm)?,
+            false => vm.ask("it was resumed", VmmClient::resume)?,
+        }
+        self.update(entry, |stored| {
+            (stored.sandbox.state, stored.held) = (State::Running, false);
+        })?;
         self.events.tell(EventKind::Resume, &entry.stored().sandbox);
         Ok(())
     }

@@ -4,13 +4,15 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use agent_api::ExecRequest;
 use node_api::snapshot::check_snapshot_name;
 use node_api::{Snapshot, config};
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags, renameat_with};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -36,27 +38,35 @@ pub(crate) struct Record {
 
 /// The directory of a snapshot, or of a template.
 #[derive(Clone, Debug)]
-pub(crate) struct Place(PathBuf);
+pub(crate) struct Place {
+    path: PathBuf,
+    /// What `path` stands for, where that is a descriptor's number.
+    #[expect(dead_code, reason = "held, not read")]
+    held: Option<Arc<OwnedFd>>,
+}
 
 impl Place {
     pub(crate) fn new(directory: &Path, name: &str) -> Self {
-        Self(directory.join(name))
+        Self {
+            path: directory.join(name),
+            held: None,
+        }
     }
 
     pub(crate) fn record(&self) -> PathBuf {
-        self.0.join("record.json")
+        self.path.join("record.json")
     }
 
     pub(crate) fn state(&self) -> PathBuf {
-        self.0.join("state")
+        self.path.join("state")
     }
 
     pub(crate) fn memory(&self) -> PathBuf {
-        self.0.join("memory")
+        self.path.join("memory")
     }
 
     pub(crate) fn disk(&self) -> PathBuf {
-        self.0.join("disk")
+        self.path.join("disk")
     }
 
     /// What is known of it; `None` if there is none.
@@ -72,9 +82,28 @@ impl Place {
         Ok(Some(record))
     }
 
+    /// All that is always there is there.
+    pub(crate) fn is_whole(&self) -> bool {
+        [self.record(), self.state(), self.memory()]
+            .iter()
+            .all(|path| path.exists())
+    }
+
+    /// The same place by its directory, which is held open: whatever comes to its name, what is opened through this belongs
+    /// together.
+    pub(crate) fn hold(&self) -> Result<Self, Error> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(&self.path, flags, Mode::empty());
+        let directory = directory.map_err(Error::file("open", &self.path))?;
+        Ok(Self {
+            path: format!("/proc/self/fd/{}", directory.as_raw_fd()).into(),
+            held: Some(Arc::new(directory)),
+        })
+    }
+
     /// Bytes that it takes on the host.
     pub(crate) fn bytes(&self) -> u64 {
-        size_of(&self.0)
+        size_of(&self.path)
     }
 
     /// An empty file of it.
@@ -117,10 +146,10 @@ impl Begun {
     /// A place below `directory`, which is not there under any name before it is kept.
     pub(crate) fn new(directory: &Path) -> Result<Self, Error> {
         let name = unfinished().map_err(Error::host("reading entropy"))?;
-        let place = Place(directory.join(name));
+        let place = Place::new(directory, &name);
         let mut builder = fs::DirBuilder::new();
         builder.mode(DIRECTORY_MODE);
-        builder.create(&place.0).map_err(Error::file("make", &place.0))?;
+        builder.create(&place.path).map_err(Error::file("make", &place.path))?;
         Ok(Self {
             directory: directory.to_owned(),
             kept: false,
@@ -139,21 +168,21 @@ impl Begun {
     /// Waits until all of it has reached the disk.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         let written = || -> io::Result<()> {
-            for entry in fs::read_dir(&self.place.0)? {
+            for entry in fs::read_dir(&self.place.path)? {
                 File::open(entry?.path())?.sync_all()?;
             }
-            File::open(&self.place.0)?.sync_all()
+            File::open(&self.place.path)?.sync_all()
         };
-        written().map_err(Error::file("write", &self.place.0))
+        written().map_err(Error::file("write", &self.place.path))
     }
 
     /// Gives it its name; false if there is another of that name.
     pub(crate) fn keep(mut self, name: &str) -> Result<bool, Error> {
         let goal = self.directory.join(name);
-        match renameat_with(CWD, &self.place.0, CWD, &goal, RenameFlags::NOREPLACE) {
+        match renameat_with(CWD, &self.place.path, CWD, &goal, RenameFlags::NOREPLACE) {
             Ok(()) => self.kept = true,
             Err(rustix::io::Errno::EXIST) => return Ok(false),
-            Err(error) => return Err(Error::file("rename", &self.place.0)(error)),
+            Err(error) => return Err(Error::file("rename", &self.place.path)(error)),
         }
         let synced = File::open(&self.directory).and_then(|directory| directory.sync_all());
         synced.map_err(Error::file("write", &self.directory))?;
@@ -164,10 +193,10 @@ impl Begun {
 impl Drop for Begun {
     fn drop(&mut self) {
         if !self.kept
-            && let Err(error) = fs::remove_dir_all(&self.place.0)
+            && let Err(error) = fs::remove_dir_all(&self.place.path)
         {
             // The next daemon tries again.
-            log::warn!("{} stays behind: {error}", self.place.0.display());
+            log::warn!("{} stays behind: {error}", self.place.path.display());
         }
     }
 }
@@ -202,6 +231,12 @@ impl Node {
     pub(crate) fn snapshot(&self, name: &str) -> Result<(Place, Record), Error> {
         check_snapshot_name(name)?;
         let place = Place::new(&self.paths.snapshots(), name);
+        let place = match place.hold() {
+            Err(Error::File { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {
+                return Err(Error::NoSnapshot(name.to_owned()));
+            }
+            held => held?,
+        };
         match record(&place)? {
             Some(record) => Ok((place, record)),
             None => Err(Error::NoSnapshot(name.to_owned())),
@@ -218,7 +253,7 @@ impl Node {
             if name.to_str().is_none_or(|name| check_snapshot_name(name).is_err()) {
                 continue;
             }
-            match record(&Place(entry.path())) {
+            match record(&Place::new(&directory, &name.to_string_lossy())) {
                 Ok(record) => found.extend(record.map(|record| record.snapshot)),
                 Err(error) => log::error!("{error}"),
             }
@@ -311,13 +346,13 @@ mod tests {
         one.place.create(&one.place.memory()).unwrap().set_len(1 << 30).unwrap();
         one.sync().unwrap();
         assert!(one.keep("one").unwrap());
-        let place = Place(snapshots.join("one"));
+        let place = Place::new(&snapshots, "one");
         let mut found = record(&place).unwrap().unwrap();
         assert!(found.snapshot.bytes < 1 << 20, "holes count");
         found.snapshot.bytes = 0;
         assert_eq!(found, described("one"));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(&place.0), mode(&place.memory())), (0o700, 0o600));
+        assert_eq!((mode(&place.path), mode(&place.memory())), (0o700, 0o600));
         // Another of this name is refused, and the first one stays as it is.
         assert!(!begun("one").keep("one").unwrap());
         assert!(place.memory().exists() && names().len() == 1);

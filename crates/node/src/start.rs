@@ -100,11 +100,16 @@ impl Node {
         if let Found::Ready { id, place } = &found {
             match self.cloned(entry, id, place) {
                 Ok(machine) => return Ok(machine),
-                // It would fail as well if it booted.
-                Err(error) if !error.is_of_machine() => return Err(error),
+                // It would fail as well if it booted; or somebody has ended it.
+                Err(error) if !error.is_of_machine() || entry.stored().stopped => return Err(error),
                 Err(error) => {
-                    log::warn!("the template {id} is removed, as no sandbox can be cloned of it: {error}");
-                    self.drop_template(id)?;
+                    log::warn!(
+                        "sandbox {} boots, as it cannot be cloned of a template: {error}",
+                        entry.id
+                    );
+                    if error.is_of_files() || !place.is_whole() {
+                        self.give_template_up(id);
+                    }
                     self.clear(entry)?;
                     disk::remove(&self.sandbox_paths(entry).disk())?;
                     found = look()?;

@@ -57,6 +57,8 @@ struct Known {
     records: Vec<Record>,
     /// Of these one is being made, or could not be: nobody else is to try.
     taken: Vec<Shape>,
+    /// Of these a sandbox could not be cloned once.
+    failed: Vec<Shape>,
 }
 
 /// What there is for a sandbox.
@@ -79,6 +81,12 @@ pub(crate) struct Lease {
     hopeless: bool,
 }
 
+impl Lease {
+    fn give_up(&mut self) {
+        self.hopeless = true;
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
         if !self.hopeless {
@@ -99,17 +107,36 @@ impl Record {
     }
 
     /// Sandboxes can be cloned of it: it was made with the programs that are there now.
-    fn fits(&mut self, node: &Node) -> bool {
-        let files = Files::of(&node.config);
-        if self.files == files {
-            return true;
-        }
-        let fits = self.template.programs == node.hashes.now(&node.config);
+    fn fits(&mut self, now: &Now) -> bool {
+        let fits = self.files == now.files || now.programs.as_ref() == Some(&self.template.programs);
         if fits {
-            // The same programs in other files. The record is not worth being written again.
-            self.files = files;
+            // Maybe the same programs in other files. The record is not worth being written again.
+            self.files = now.files.clone();
         }
         fits
+    }
+}
+
+/// The programs that a VM would be made with now.
+struct Now {
+    files: Files,
+    /// Read only where a template was made with other files, and by nobody who holds the lock.
+    programs: Option<Programs>,
+}
+
+impl Now {
+    fn of(node: &Node, concerned: impl Fn(&Record) -> bool) -> Self {
+        let files = Files::of(&node.config);
+        let known = node.templates.lock();
+        let others = known
+            .records
+            .iter()
+            .any(|record| concerned(record) && record.files != files);
+        drop(known);
+        Self {
+            programs: others.then(|| node.hashes.now(&node.config)),
+            files,
+        }
     }
 }
 
@@ -144,11 +171,14 @@ impl Node {
             return Ok(Found::Nothing);
         }
         let shape = self.shape(stored)?;
+        let now = Now::of(self, |record| record.shape == shape);
         let mut known = self.templates.lock();
-        if let Some(record) = known.records.iter_mut().find(|record| record.shape == shape)
-            && record.fits(self)
+        let mut of_shape = known.records.iter_mut().filter(|record| record.shape == shape);
+        if let Some(record) = of_shape.find_map(|record| record.fits(&now).then_some(record))
+            // Somebody may have removed it just now.
+            && let Ok(place) = record.place(self).hold()
         {
-            let (id, place) = (record.template.id.clone(), record.place(self));
+            let id = record.template.id.clone();
             drop(known);
             touch(&place);
             return Ok(Found::Ready { id, place });
@@ -185,7 +215,7 @@ impl Node {
         let name = stored.sandbox.name.clone();
         let mut give_up = |error| {
             log::warn!("no template can be made of sandbox {name}: {error}");
-            lease.hopeless = true;
+            lease.give_up();
         };
         let begun = match Begun::new(&self.paths.templates()) {
             Ok(begun) => begun,
@@ -200,12 +230,16 @@ impl Node {
             give_up(error);
             return gone_on;
         }
-        gone_on?;
+        if let Err(error) = gone_on {
+            lease.give_up();
+            return Err(error);
+        }
         // The command does not wait for the rest.
         let node = Arc::clone(&lease.node);
         let work = move || {
             if let Err(error) = node.name_template(&stored, begun, &mut lease) {
                 log::warn!("there is no template of sandbox {name}: {error}");
+                lease.give_up();
             }
         };
         spawn_thread("template", work)
@@ -214,9 +248,10 @@ impl Node {
     /// Everything from files to a template that others find.
     fn name_template(&self, stored: &Stored, begun: Begun, lease: &mut Lease) -> Result<(), Error> {
         let sandbox = &stored.sandbox;
-        let (programs, files) = (self.hashes.of(&self.config, sandbox), Files::of(&self.config));
-        if programs.vmm.is_none() || programs.kernel.is_none() || programs.initramfs.is_none() {
-            // A program was replaced meanwhile: the next sandbox is made with the new one.
+        let (files, programs) = (Files::of(&self.config), self.hashes.of(&self.config, sandbox));
+        let known = programs.vmm.is_some() && programs.kernel.is_some() && programs.initramfs.is_some();
+        if !known || programs != self.hashes.now(&self.config) {
+            // A program was replaced meanwhile, or its VM is gone already: the next sandbox is another try.
             return Ok(());
         }
         let now = clock::now_ns();
@@ -298,11 +333,15 @@ impl Node {
 
     /// Removes those that no sandbox can be cloned of any more, or all; the ids.
     pub(crate) fn prune_templates(&self, all: bool) -> Result<Vec<String>, Error> {
+        let now = Now::of(self, |_| true);
         let useless: Vec<String> = {
             let mut known = self.templates.lock();
+            known.failed.clear();
+            // Whoever makes one just now would not be alone; that is harmless.
+            known.taken.clear();
             let records = known.records.iter_mut();
             let useless = records.filter_map(|record| {
-                let used = !all && self.images.get(&record.template.digest).is_ok() && record.fits(self);
+                let used = !all && self.images.get(&record.template.digest).is_ok() && record.fits(&now);
                 (!used).then(|| record.template.id.clone())
             });
             useless.collect()
@@ -313,8 +352,27 @@ impl Node {
         Ok(useless)
     }
 
+    /// No sandbox could be cloned of it: it goes. Another is made, but if that is of no use either none is before somebody prunes
+    /// them, or the daemon is started anew.
+    pub(crate) fn give_template_up(&self, id: &str) {
+        let mut known = self.templates.lock();
+        let shape = known.records.iter().find(|record| record.template.id == id);
+        if let Some(shape) = shape.map(|record| record.shape.clone()) {
+            match known.failed.contains(&shape) {
+                true => known.taken.push(shape),
+                false => known.failed.push(shape),
+            }
+        }
+        drop(known);
+        match self.drop_template(id) {
+            Ok(true) => log::warn!("the template {id} is removed"),
+            Ok(false) => (),
+            Err(error) => log::warn!("the template {id} is used no more, and stays behind: {error}"),
+        }
+    }
+
     /// Nobody finds it from here on; false if nobody did before.
-    pub(crate) fn drop_template(&self, id: &str) -> Result<bool, Error> {
+    fn drop_template(&self, id: &str) -> Result<bool, Error> {
         self.templates.lock().records.retain(|record| record.template.id != id);
         snapshots::remove(&self.paths.templates(), id, || ())
     }

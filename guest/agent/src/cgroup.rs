@@ -85,7 +85,13 @@ impl Cgroups {
             let path = self.base.join(state.next.to_string());
             // A directory from an earlier agent is not ours to use.
             match fs::create_dir(&path) {
-                Ok(()) => return Ok(Cgroup { owner: self, path }),
+                Ok(()) => {
+                    return Ok(Cgroup {
+                        owner: self,
+                        path,
+                        made: Instant::now(),
+                    });
+                }
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(Error::system(format!("making {}", path.display()))(error)),
             }
@@ -107,12 +113,13 @@ fn make_dir(path: &Path) -> Result<(), Error> {
 pub(crate) struct Cgroup<'a> {
     owner: &'a Cgroups,
     path: PathBuf,
+    made: Instant,
 }
 
 impl Cgroup<'_> {
     /// A connection that is lost now is lost by a restore, not by its client (see [`Freezer::spares`]).
     pub(crate) fn spares(&self) -> bool {
-        self.owner.freezer.spares()
+        self.owner.freezer.spares(self.made)
     }
 
     /// A process that writes `0` here enters.

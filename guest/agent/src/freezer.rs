@@ -81,10 +81,11 @@ impl Freezer {
     }
 
     /// A restore ends all connections, and nobody has left: what runs behind them goes on. Those that end while
-    /// everything stands still, or just afterwards, are taken for such.
-    pub(crate) fn spares(&self) -> bool {
+    /// everything stands still, or just afterwards, are taken for such, but for those of commands that were started after it.
+    pub(crate) fn spares(&self, started: Instant) -> bool {
         let gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
-        gate.closed || gate.thawed.is_some_and(|at| at.elapsed() < NOTICED)
+        let thawed = |at: Instant| started < at && at.elapsed() < NOTICED;
+        gate.closed || gate.thawed.is_some_and(thawed)
     }
 
     /// Waits for whoever freezes or thaws now.

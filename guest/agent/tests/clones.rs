@@ -366,6 +366,21 @@ fn a_connection_that_the_restore_ends_leaves_its_command_alone() {
     counter.goes_on();
 }
 
+#[test]
+fn a_client_that_leaves_just_after_a_thaw_is_one_that_leaves() {
+    let machine = Machine::new("left");
+    machine.connect().freeze().unwrap();
+    machine.connect().renew(&renew(0)).unwrap();
+    // No restore can have ended this connection: the command was not there before.
+    let mut attached = machine.connect();
+    let mut running = attached.exec(&sh("echo up; while :; do sleep 1; done")).unwrap();
+    while !matches!(running.output.next().unwrap(), Event::Stdout(bytes) if text(bytes) == "up\n") {}
+    let pid = running.pid;
+    drop(running);
+    drop(attached);
+    assert!(gone(pid, PATIENCE), "it runs on without its client");
+}
+
 /// A hook that tells when it has begun and when it has ended, and ends when it is told to.
 fn hook_on_demand(machine: &Machine) -> [PathBuf; 3] {
     let files = ["begun", "go", "ended"].map(|name| machine.file(name));

@@ -110,6 +110,10 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ),
     ("a_sandbox_is_put_back", snapshots::a_sandbox_is_put_back),
     (
+        "a_rollback_that_fails_costs_as_little_as_it_can",
+        snapshots::a_rollback_that_fails_costs_as_little_as_it_can,
+    ),
+    (
         "the_first_is_kept_and_the_next_are_cloned",
         templates::the_first_is_kept_and_the_next_are_cloned,
     ),
@@ -120,6 +124,10 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     (
         "a_template_that_is_no_use_goes_and_the_sandbox_boots",
         templates::a_template_that_is_no_use_goes_and_the_sandbox_boots,
+    ),
+    (
+        "who_removes_a_clone_on_its_way_blames_no_template",
+        templates::who_removes_a_clone_on_its_way_blames_no_template,
     ),
     (
         "a_sandbox_that_cannot_be_kept_runs_on",

@@ -238,6 +238,32 @@ pub(crate) fn a_sandbox_is_put_back() {
     done(&world, &["exec", "web", "true"]);
 }
 
+pub(crate) fn a_rollback_that_fails_costs_as_little_as_it_can() {
+    let world = World::new("can be kept");
+    let words = [
+        "run", "-d", "--boot", "--disk", "64m", "--name", "web", "tiny", "--", "sleep", "1000",
+    ];
+    let id = done(&world, &words);
+    let disk = world.path("state/sandboxes").join(id.trim()).join("disk");
+    done(&world, &["snapshot", "create", "web", "mine"]);
+    fs::write(&disk, "what it writes later").unwrap();
+    let place = world.path("state/snapshots/mine");
+    // What can be seen before is seen before, and the sandbox runs on.
+    fs::rename(place.join("memory"), place.join("elsewhere")).unwrap();
+    let told = refused(&world, &["rollback", "web", "mine"]);
+    assert!(told.contains("a file beside it is missing"), "{told}");
+    done(&world, &["exec", "web", "true"]);
+    fs::rename(place.join("elsewhere"), place.join("memory")).unwrap();
+    // What only the VMM sees costs the machine that ran, but no file.
+    fs::write(place.join("state"), "something else").unwrap();
+    let told = refused(&world, &["rollback", "web", "mine"]);
+    assert!(told.contains("these are not the devices of the snapshot"), "{told}");
+    wait_for_state(&world, "web", "exited");
+    assert_eq!(fs::read_to_string(&disk).unwrap(), "what it writes later");
+    assert!(!disk.with_extension("partial").exists());
+    done(&world, &["start", "web"]);
+}
+
 /// At each of these the daemon is killed; the next one must find the sandbox running, and the snapshot whole or not at all.
 const POINTS: &[(&str, bool)] = &[
     ("snapshot.begun", false),

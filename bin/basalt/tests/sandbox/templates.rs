@@ -1,6 +1,7 @@
 //! Cases of templates: the first sandbox of a kind boots and is kept, the others are cloned of it.
 
 use std::fs;
+use std::process::Stdio;
 
 use serde_json::Value;
 
@@ -178,6 +179,18 @@ pub(crate) fn a_template_that_is_no_use_goes_and_the_sandbox_boots() {
     wait_for("the last one's end", || templates(&world).is_empty().then_some(()));
     detached(&world, "four", &SLEEP);
     let last = wait_for_templates(&world, 1);
+    // The second one of a kind that is no use is the last, until somebody wants to know again.
+    fs::write(
+        world.path("state/templates").join(&last[0]).join("state"),
+        "something else",
+    )
+    .unwrap();
+    detached(&world, "five", &SLEEP);
+    detached(&world, "six", &SLEEP);
+    assert!(templates(&world).is_empty() && template_of(&world, "six").is_none());
+    done(&world, &["template", "prune"]);
+    detached(&world, "seven", &SLEEP);
+    assert_eq!(wait_for_templates(&world, 1), last);
     done(&world, &["daemon", "--stop"]);
     fs::write(world.path("state/templates").join(&last[0]).join("record.json"), "{").unwrap();
     assert!(templates(&world).is_empty());
@@ -195,4 +208,37 @@ pub(crate) fn a_sandbox_that_cannot_be_kept_runs_on() {
     detached(&world, "two", &SLEEP);
     assert_eq!(done(&world, &["logs", "--console", "two"]), "");
     assert_eq!(fs::read_dir(world.path("state/templates")).unwrap().count(), 0);
+}
+
+pub(crate) fn who_removes_a_clone_on_its_way_blames_no_template() {
+    let world = World::new("can be kept");
+    let points = world.path("points");
+    fs::create_dir(&points).unwrap();
+    let with_points = |words: &[&str]| {
+        let mut command = world.command(words);
+        command.env(base::points::VARIABLE, &points);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    };
+    let words = ["run", "-d", "--disk", "64m", "--name", "one", "tiny", "sleep", "1000"];
+    assert!(with_points(&words).status().unwrap().success());
+    let kept = wait_for_templates(&world, 1);
+    let point = base::points::RESTORE_MADE;
+    fs::write(points.join(point), "").unwrap();
+    let words = ["run", "-d", "--disk", "64m", "--name", "two", "tiny", "sleep", "1000"];
+    let mut client = with_points(&words).spawn().unwrap();
+    wait_for(point, || points.join(format!("{point}.reached")).exists().then_some(()));
+    let mut removal = with_points(&["rm", "--force", "two"]).spawn().unwrap();
+    wait_for("it to be stopped", || {
+        let state = json(&world, &["inspect", "two"])[0]["state"] != "starting";
+        state.then_some(())
+    });
+    fs::remove_file(points.join(point)).unwrap();
+    assert!(!client.wait().unwrap().success());
+    assert!(removal.wait().unwrap().success());
+    // It has not booted meanwhile, and the next one is a clone again.
+    assert_ne!(world.verb(&["inspect", "two"]).status.code(), Some(0));
+    assert_eq!(templates(&world), kept);
+    detached(&world, "three", &SLEEP);
+    assert_eq!(template_of(&world, "three").as_ref(), kept.first());
 }
