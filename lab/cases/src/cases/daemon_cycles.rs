@@ -1,6 +1,6 @@
 //! Many sandboxes made, run and removed, several at a time, as those do who run code for others: none fails, nothing is
-//! left. Few of them, two at a time, unless `BASALT_CYCLES` says how many: then four at a time, which the emulated host does
-//! not always survive (docs/lab.md, traps).
+//! left. Few of them, two at a time, unless `BASALT_CYCLES` says how many: then four at a time. A hundred take most of the
+//! case's time.
 
 use std::time::Duration;
 
