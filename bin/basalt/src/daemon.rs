@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use node_api::{Client, METRICS_SOCKET, NodeInfo, Reply, Request, SOCKET};
+use node_api::{Client, ClientError, METRICS_SOCKET, NodeInfo, Reply, Request, SOCKET};
 
 use crate::cli::{DaemonArgs, DaemonWhat};
 use crate::output::Output;
@@ -51,6 +51,24 @@ pub(crate) fn connect_if_needed(needed: impl FnOnce(&Path) -> bool) -> Result<Op
         return Ok(None);
     }
     connect().map(Some)
+}
+
+/// Asks the same for each, prints those that it was done for, and goes on where one is refused.
+pub(crate) fn ask_for_each(names: &[String], output: &Output, request: impl Fn(String) -> Request) -> Result<u8> {
+    let mut client = connect()?;
+    let (mut done, mut code) = (Vec::new(), 0);
+    for name in names {
+        match client.ask(request(name.clone())) {
+            Ok(_) => done.push(name),
+            Err(ClientError::Refused(error)) => {
+                output.error(&error.into());
+                code = 1;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    output.result(&done, || done.iter().map(|name| format!("{name}\n")).collect())?;
+    Ok(code)
 }
 
 /// `basalt daemon`.

@@ -71,38 +71,19 @@ pub(crate) fn ago(time_ns: u64) -> String {
     }
 }
 
-/// Asks the same for each sandbox, and goes on where one is refused; shows those that were done.
-fn for_each(sandboxes: &[String], output: &Output, request: impl Fn(String) -> Request) -> Result<u8> {
-    let mut client = daemon::connect()?;
-    let mut done = Vec::new();
-    let mut code = 0;
-    for sandbox in sandboxes {
-        match client.ask(request(sandbox.clone())) {
-            Ok(_) => done.push(sandbox),
-            Err(node_api::ClientError::Refused(error)) => {
-                output.error(&error.into());
-                code = 1;
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    output.result(&done, || done.iter().map(|sandbox| format!("{sandbox}\n")).collect())?;
-    Ok(code)
-}
-
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// `basalt start`.
 pub(crate) fn start(args: &ManyArgs, output: &Output) -> Result<u8> {
-    for_each(&args.sandboxes, output, |sandbox| Request::Start { sandbox })
+    daemon::ask_for_each(&args.sandboxes, output, |sandbox| Request::Start { sandbox })
 }
 
 /// `basalt stop`.
 pub(crate) fn stop(args: &StopArgs, output: &Output) -> Result<u8> {
     let grace_ms = millis(args.time);
-    for_each(&args.many.sandboxes, output, |sandbox| Request::Stop {
+    daemon::ask_for_each(&args.many.sandboxes, output, |sandbox| Request::Stop {
         sandbox,
         grace_ms,
     })
@@ -111,7 +92,7 @@ pub(crate) fn stop(args: &StopArgs, output: &Output) -> Result<u8> {
 /// `basalt restart`.
 pub(crate) fn restart(args: &StopArgs, output: &Output) -> Result<u8> {
     let grace_ms = millis(args.time);
-    for_each(&args.many.sandboxes, output, |sandbox| Request::Restart {
+    daemon::ask_for_each(&args.many.sandboxes, output, |sandbox| Request::Restart {
         sandbox,
         grace_ms,
     })
@@ -120,7 +101,7 @@ pub(crate) fn restart(args: &StopArgs, output: &Output) -> Result<u8> {
 /// `basalt kill`.
 pub(crate) fn kill(args: &KillArgs, output: &Output) -> Result<u8> {
     let signal = args.signal;
-    for_each(&args.many.sandboxes, output, |sandbox| Request::Kill {
+    daemon::ask_for_each(&args.many.sandboxes, output, |sandbox| Request::Kill {
         sandbox,
         signal,
     })
@@ -128,18 +109,18 @@ pub(crate) fn kill(args: &KillArgs, output: &Output) -> Result<u8> {
 
 /// `basalt pause`.
 pub(crate) fn pause(args: &ManyArgs, output: &Output) -> Result<u8> {
-    for_each(&args.sandboxes, output, |sandbox| Request::Pause { sandbox })
+    daemon::ask_for_each(&args.sandboxes, output, |sandbox| Request::Pause { sandbox })
 }
 
 /// `basalt unpause`.
 pub(crate) fn unpause(args: &ManyArgs, output: &Output) -> Result<u8> {
-    for_each(&args.sandboxes, output, |sandbox| Request::Resume { sandbox })
+    daemon::ask_for_each(&args.sandboxes, output, |sandbox| Request::Resume { sandbox })
 }
 
 /// `basalt rm`.
 pub(crate) fn rm(args: &RmArgs, output: &Output) -> Result<u8> {
     let force = args.force;
-    for_each(&args.many.sandboxes, output, |sandbox| Request::Remove {
+    daemon::ask_for_each(&args.many.sandboxes, output, |sandbox| Request::Remove {
         sandbox,
         force,
     })

@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use base::ByteSize;
 use node_api::message::Item;
-use node_api::{Client, ClientError, CloneConfig, Reply, Request, Snapshot};
+use node_api::{Client, CloneConfig, Reply, Request, Snapshot};
 
 use crate::cli::{CloneArgs, CreateArgs, RollbackArgs, SnapshotVerb};
 use crate::daemon;
@@ -16,7 +16,10 @@ pub(crate) fn snapshot(verb: &SnapshotVerb, output: &Output) -> Result<u8> {
         SnapshotVerb::Create(args) => create(args, output),
         SnapshotVerb::Ls => list(output),
         SnapshotVerb::Inspect(args) => inspect(&args.names, output),
-        SnapshotVerb::Rm(args) => remove(&args.names, output),
+        SnapshotVerb::Rm(args) => {
+            let remove = |name| Request::RemoveSnapshot { name };
+            daemon::ask_for_each(&args.names, output, remove)
+        }
     }
 }
 
@@ -110,22 +113,4 @@ fn inspect(names: &[String], output: &Output) -> Result<u8> {
     let text = serde_json::to_string_pretty(&snapshots)?;
     output.result(&snapshots, || format!("{text}\n"))?;
     Ok(0)
-}
-
-/// Goes on where one is refused.
-fn remove(names: &[String], output: &Output) -> Result<u8> {
-    let mut client = daemon::connect()?;
-    let (mut done, mut code) = (Vec::new(), 0);
-    for name in names {
-        match client.ask(Request::RemoveSnapshot { name: name.clone() }) {
-            Ok(_) => done.push(name),
-            Err(ClientError::Refused(error)) => {
-                output.error(&error.into());
-                code = 1;
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    output.result(&done, || done.iter().map(|name| format!("{name}\n")).collect())?;
-    Ok(code)
 }

@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use base::ByteSize;
 use node_api::message::Item;
-use node_api::{Client, ClientError, Reply, Request, Template};
+use node_api::{Client, Reply, Request, Template};
 
 use crate::cli::TemplateVerb;
 use crate::daemon;
@@ -15,7 +15,10 @@ use crate::sandboxes::ago;
 pub(crate) fn template(verb: &TemplateVerb, output: &Output) -> Result<u8> {
     match verb {
         TemplateVerb::Ls => list(output),
-        TemplateVerb::Rm(args) => remove(&args.ids, output),
+        TemplateVerb::Rm(args) => {
+            let remove = |id| Request::RemoveTemplate { id };
+            daemon::ask_for_each(&args.ids, output, remove)
+        }
         TemplateVerb::Prune(args) => {
             let ids = pruned(&mut daemon::connect()?, args.all)?;
             output.result(&ids, || {
@@ -67,22 +70,4 @@ fn list(output: &Output) -> Result<u8> {
         table(&rows)
     })?;
     Ok(0)
-}
-
-/// Goes on where one is refused.
-fn remove(ids: &[String], output: &Output) -> Result<u8> {
-    let mut client = daemon::connect()?;
-    let (mut done, mut code) = (Vec::new(), 0);
-    for id in ids {
-        match client.ask(Request::RemoveTemplate { id: id.clone() }) {
-            Ok(_) => done.push(id),
-            Err(ClientError::Refused(error)) => {
-                output.error(&error.into());
-                code = 1;
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    output.result(&done, || done.iter().map(|id| format!("{id}\n")).collect())?;
-    Ok(code)
 }

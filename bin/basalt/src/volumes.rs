@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use node_api::message::Item;
-use node_api::{ClientError, Reply, Request, Volume};
+use node_api::{Reply, Request, Volume};
 
 use crate::cli::VolumeVerb;
 use crate::daemon;
@@ -13,11 +13,11 @@ pub(crate) fn volume(verb: &VolumeVerb, output: &Output) -> Result<u8> {
     match verb {
         VolumeVerb::Create(args) => {
             let make = |name: String| Request::MakeVolume { name };
-            each(&args.names, make, output)
+            daemon::ask_for_each(&args.names, output, make)
         }
         VolumeVerb::Rm(args) => {
             let remove = |name: String| Request::RemoveVolume { name };
-            each(&args.names, remove, output)
+            daemon::ask_for_each(&args.names, output, remove)
         }
         VolumeVerb::Inspect(args) => inspect(&args.names, output),
         VolumeVerb::Ls => list(output),
@@ -33,24 +33,6 @@ pub(crate) fn volume(verb: &VolumeVerb, output: &Output) -> Result<u8> {
 
 fn lines(names: &[String]) -> String {
     names.iter().map(|name| format!("{name}\n")).collect()
-}
-
-/// Asks the same for each, and goes on where one is refused.
-fn each(names: &[String], request: impl Fn(String) -> Request, output: &Output) -> Result<u8> {
-    let mut client = daemon::connect()?;
-    let (mut done, mut code) = (Vec::new(), 0);
-    for name in names {
-        match client.ask(request(name.clone())) {
-            Ok(_) => done.push(name.clone()),
-            Err(ClientError::Refused(error)) => {
-                output.error(&error.into());
-                code = 1;
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    output.result(&done, || lines(&done))?;
-    Ok(code)
 }
 
 fn list(output: &Output) -> Result<u8> {

@@ -84,13 +84,13 @@ impl Node {
         let stored = entry.stored();
         limits::check(&sandbox.config, self.cgroups.as_ref())?;
         self.image_of(&stored)?;
-        if !place.is_whole() {
+        if !place.is_whole(&sandbox.config.resources) {
             return Err(Error::SnapshotDamaged {
                 path: place.record(),
                 why: "a file beside it is missing".into(),
             });
         }
-        let disk = match sandbox.config.resources.disk {
+        let mut disk = match sandbox.config.resources.disk {
             Some(_) => {
                 let _span = span("disk copied");
                 Some(disk::Beside::new(&place.disk(), &self.sandbox_paths(entry).disk())?)
@@ -106,17 +106,19 @@ impl Node {
             (state, _) => return Err(wrong_state(&sandbox, to_run(state))),
         }
         self.points.at(points::ROLLBACK_ENDED);
-        let started = self.put_back(entry, &place, disk.as_ref());
+        let started = self.put_back(entry, &place, disk.as_mut());
         if let Err(error) = &started {
             self.clear(entry)?;
             // What it has written is not lost with its memory.
-            disk.as_ref().map_or(Ok(()), disk::Beside::put)?;
+            if let Err(error) = disk.as_mut().map_or(Ok(()), disk::Beside::put_back) {
+                log::error!("sandbox {} has the snapshot's disk, not its own: {error}", entry.id);
+            }
             self.exited(entry, node_api::Ended::Failed(error.to_string()))?;
         }
         started
     }
 
-    fn put_back(&self, entry: &Arc<Entry>, place: &Place, disk: Option<&disk::Beside>) -> Result<Started, Error> {
+    fn put_back(&self, entry: &Arc<Entry>, place: &Place, disk: Option<&mut disk::Beside>) -> Result<Started, Error> {
         disk.map_or(Ok(()), disk::Beside::put)?;
         self.points.at(points::ROLLBACK_DISK);
         self.update(entry, |stored| {

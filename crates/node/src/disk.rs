@@ -41,32 +41,57 @@ pub(crate) fn replace(from: &Path, path: &Path) -> Result<(), Error> {
     Beside::new(from, path)?.put()
 }
 
+/// What lies beside the disk at `path` where somebody who was to replace it died: removed.
+pub(crate) fn clean_beside(path: &Path) -> Result<(), Error> {
+    remove(&beside(path))
+}
+
+fn beside(path: &Path) -> PathBuf {
+    path.with_extension("partial")
+}
+
 /// A copy of a disk, beside the one whose place it is to take. Dropping it removes what lies beside then.
 #[derive(Debug)]
 pub(crate) struct Beside {
     /// A copy that was interrupted must not be taken for a disk.
     partial: PathBuf,
     path: PathBuf,
+    put: bool,
 }
 
 impl Beside {
     pub(crate) fn new(from: &Path, path: &Path) -> Result<Self, Error> {
         let beside = Self {
-            partial: path.with_extension("partial"),
+            partial: beside(path),
             path: path.to_owned(),
+            put: false,
         };
         let copied = File::create(&beside.partial).and_then(|target| copy(from, target));
         copied.map_err(Error::file("make a disk at", &beside.partial))?;
         Ok(beside)
     }
 
-    /// Takes the other's place, which lies beside from then on; once more, and all is as it was.
-    pub(crate) fn put(&self) -> Result<(), Error> {
-        let put = match renameat_with(CWD, &self.partial, CWD, &self.path, RenameFlags::EXCHANGE) {
+    /// Takes the other's place, which lies beside from then on, if there is one.
+    pub(crate) fn put(&mut self) -> Result<(), Error> {
+        let put = match self.exchange() {
             Err(Errno::NOENT) => fs::rename(&self.partial, &self.path),
             exchanged => exchanged.map_err(io::Error::from),
         };
-        put.map_err(Error::file("rename", &self.partial))
+        put.map_err(Error::file("rename", &self.partial))?;
+        self.put = true;
+        Ok(())
+    }
+
+    /// All is as it was before, if it took the other's place.
+    pub(crate) fn put_back(&mut self) -> Result<(), Error> {
+        if std::mem::take(&mut self.put) {
+            self.exchange().map_err(Error::file("rename", &self.partial))?;
+        }
+        Ok(())
+    }
+
+    fn exchange(&self) -> Result<(), Errno> {
+        renameat_with(CWD, &self.partial, CWD, &self.path, RenameFlags::EXCHANGE)
     }
 }
 

@@ -320,19 +320,11 @@ impl Error {
 
     /// The machine that was to go on from a snapshot or a template did not come to it, whatever in its files the cause may be.
     pub(crate) fn is_of_machine(&self) -> bool {
-        matches!(
+        let of_host = matches!(
             self,
-            Self::Open { .. }
-                | Self::File { .. }
-                | Self::Refused { .. }
-                | Self::RefusedWhile { .. }
-                | Self::VmmDied { .. }
-                | Self::VmmTookMemory { .. }
-                | Self::GuestEnded { .. }
-                | Self::AgentSilent { .. }
-                | Self::Agent { .. }
-                | Self::Deadline { .. }
-        )
+            Self::Open { .. } | Self::File { .. } | Self::VmmTookMemory { .. } | Self::Deadline { .. }
+        );
+        of_host || self.is_of_files()
     }
 
     /// Why a start failed, in a few words that are always the same.

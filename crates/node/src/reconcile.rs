@@ -60,6 +60,9 @@ impl Node {
     }
 
     fn reconcile_one(&self, entry: &Arc<Entry>) -> Result<(), Error> {
+        if let Err(error) = crate::disk::clean_beside(&self.sandbox_paths(entry).disk()) {
+            log::warn!("what a rollback has left stays: {error}");
+        }
         let sandbox = entry.stored().sandbox;
         match sandbox.state {
             State::Creating | State::Removing => self.destroy(entry),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use agent_api::ExecRequest;
 use node_api::snapshot::check_snapshot_name;
-use node_api::{Snapshot, config};
+use node_api::{Resources, Snapshot, config};
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags, renameat_with};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -82,11 +82,11 @@ impl Place {
         Ok(Some(record))
     }
 
-    /// All that is always there is there.
-    pub(crate) fn is_whole(&self) -> bool {
-        [self.record(), self.state(), self.memory()]
-            .iter()
-            .all(|path| path.exists())
+    /// All of its files are there.
+    pub(crate) fn is_whole(&self, resources: &Resources) -> bool {
+        let always = [self.record(), self.state(), self.memory()];
+        let disk = resources.disk.map(|_| self.disk());
+        always.iter().chain(&disk).all(|path| path.exists())
     }
 
     /// The same place by its directory, which is held open: whatever comes to its name, what is opened through this belongs

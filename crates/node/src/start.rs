@@ -107,7 +107,7 @@ impl Node {
                         "sandbox {} boots, as it cannot be cloned of a template: {error}",
                         entry.id
                     );
-                    if error.is_of_files() || !place.is_whole() {
+                    if error.is_of_files() || !place.is_whole(&entry.stored().sandbox.config.resources) {
                         self.give_template_up(id);
                     }
                     self.clear(entry)?;

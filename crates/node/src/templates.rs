@@ -6,7 +6,7 @@
 //!                                    └ no ──► disk ─► VM boots ─► root ─► kept, if new ┘
 //! ```
 //! One is kept of the first sandbox of its shape, and named by what it was made of: a changed VMM, kernel or agent makes
-//! another. Whatever is wrong with one, it goes, and the sandbox is booted. Knows nothing of how a VM is restored.
+//! another. Whatever goes wrong with one, the sandbox is booted. Knows nothing of how a VM is restored.
 
 use std::fs::{self, File};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -77,7 +77,7 @@ pub(crate) enum Found {
 pub(crate) struct Lease {
     node: Arc<Node>,
     shape: Shape,
-    /// It cannot be made: nobody is to try again before the daemon is started anew.
+    /// It cannot be made: nobody is to try again before somebody prunes templates, or the daemon is started anew.
     hopeless: bool,
 }
 
@@ -242,7 +242,10 @@ impl Node {
                 lease.give_up();
             }
         };
-        spawn_thread("template", work)
+        if let Err(error) = spawn_thread("template", work) {
+            log::warn!("a template is given up: {error}");
+        }
+        Ok(())
     }
 
     /// Everything from files to a template that others find.
@@ -271,6 +274,16 @@ impl Node {
         };
         begun.describe(&record)?;
         begun.sync()?;
+        let is_known = |known: &Known| {
+            known
+                .records
+                .iter()
+                .any(|known| known.template.id == record.template.id)
+        };
+        if !is_known(&self.templates.lock()) {
+            // One that nobody finds could not be removed when it was given up.
+            snapshots::remove(&self.paths.templates(), &record.template.id, || ())?;
+        }
         if begun.keep(&record.template.id)? {
             log::info!("sandboxes like {} are cloned from now on", sandbox.name);
             let id = record.template.id.clone();

@@ -130,13 +130,13 @@ pub(crate) fn remove(args: &RmiArgs, output: &Output) -> Result<u8> {
         code = 1;
     }
     if !removed.is_empty() {
-        templates::follow_images()?;
         output.result(&removed, || {
             removed
                 .iter()
                 .map(|image| format!("{}  {}\n", image.reference, short_digest(&image.digest)))
                 .collect()
         })?;
+        templates::follow_images()?;
     }
     Ok(code)
 }
