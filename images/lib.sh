@@ -74,12 +74,20 @@ trim() {
     rm -f "$1"/etc/shadow- "$1"/etc/gshadow- "$1"/etc/passwd- "$1"/etc/group-
 }
 
-# listing ROOT: one line for each entry with everything that tells a changed file from an unchanged one. What is
-# mounted or made for the installation in these directories is no part of the image.
+# listing ROOT: one line for each entry with everything that tells a changed file from an unchanged one. Directories on
+# which something is mounted for the installation are left out, and not looked into: processes come and go there.
 listing() {
     (cd "$1" && find . -mindepth 1 \
-        \( -path './dev/*' -o -path './proc/*' -o -path './sys/*' -o -path './run/*' -o -path './tmp/*' \) -prune -o \
+        \( -path ./dev -o -path ./proc -o -path ./sys -o -path ./run -o -path ./tmp \) -prune -o \
         -printf '%P\t%y %m %U %G %s %T@ %C@ %l\n' | sort)
+}
+
+# mount_points DIR: empty directories in place of those that `listing` leaves out.
+mount_points() {
+    mkdir -p "$1"
+    mkdir -m 755 "$1/dev" "$1/run"
+    mkdir -m 555 "$1/proc" "$1/sys"
+    mkdir -m 1777 "$1/tmp"
 }
 
 # pack ROOT EPOCH NAMES TAR: the entries named in NAMES (NUL-separated) as a tar with stable times and owners.
@@ -103,7 +111,12 @@ base_hook() {
     listing "$root" >"$work/base.listing"
     cut -f 1 "$work/base.listing" | tr '\n' '\0' >"$work/base.names"
     say "packing the base layer"
-    pack "$root" "$epoch" "$work/base.names" "$work/base.tar"
+    mount_points "$work/mounts"
+    printf '%s\0' dev proc run sys tmp >"$work/mounts.names"
+    pack "$work/mounts" "$epoch" "$work/mounts.names" "$work/base.tar"
+    pack "$root" "$epoch" "$work/base.names" "$work/rest.tar"
+    tar -Af "$work/base.tar" "$work/rest.tar"
+    rm "$work/rest.tar"
 
     say "installing $*"
     rm -rf "$root/var/lib/apt/lists" "$root/var/cache/apt"
