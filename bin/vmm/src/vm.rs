@@ -8,11 +8,11 @@ use engine::{Engine, EngineError};
 use engine_kvm::KvmEngine;
 use machine::{End, Machine, MachineConfig, MachineError, NamedDevice, SerialOutput};
 use observe::{Registry, marks};
-use snapshot::SnapshotError;
+use snapshot::{Layers, SnapshotError};
 use vmm_api::devices::{DeviceConfig, FsConfig, FsSource};
 use vmm_api::{
     ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, Mark, MetricSample, Reply, Request, RestoreConfig,
-    SnapshotFiles, VERSION, VmConfig, VmState,
+    SnapshotConfig, VERSION, VmConfig, VmState, Written,
 };
 
 use crate::catalog;
@@ -46,7 +46,10 @@ fn from_machine(error: &MachineError) -> ApiError {
 fn from_snapshot(error: &SnapshotError) -> ApiError {
     let kind = match error {
         SnapshotError::Machine(error) => return from_machine(error),
-        SnapshotError::State(_) | SnapshotError::Memory(_) | SnapshotError::NotEmpty(_) => ErrorKind::Invalid,
+        SnapshotError::State(_)
+        | SnapshotError::Memory(_)
+        | SnapshotError::NotEmpty(_)
+        | SnapshotError::Files { .. } => ErrorKind::Invalid,
         SnapshotError::Engine(_) | SnapshotError::File { .. } => ErrorKind::Host,
     };
     refuse(kind, error)
@@ -72,6 +75,8 @@ pub(crate) struct Vm {
     state: VmState,
     cpus: u32,
     engine: Option<KvmEngine>,
+    /// The memory's files by the last snapshot, as long as nothing has run since.
+    written: Option<Layers>,
     /// It was started, or resumed after it was restored.
     has_run: bool,
     registry: Registry,
@@ -86,6 +91,7 @@ impl Vm {
             state: VmState::Empty,
             cpus: 0,
             engine: None,
+            written: None,
             has_run: false,
             registry: Registry::new(),
         }
@@ -127,7 +133,8 @@ impl Vm {
         match request {
             Request::Create(config) => self.create(*config, fds).map(|()| Reply::Done),
             Request::Restore(config) => self.restore(&config, fds).map(|()| Reply::Done),
-            Request::Snapshot(files) => self.snapshot(files, fds).map(|()| Reply::Done),
+            Request::Snapshot(config) => self.snapshot(&config, fds).map(Reply::Written),
+            Request::Rebase(memory) => self.rebase(memory, fds).map(|()| Reply::Done),
             Request::Start => self.go(VmState::Created, "start"),
             Request::Resume => self.go(VmState::Paused, "resume"),
             Request::Pause => self.pause(),
@@ -209,7 +216,8 @@ impl Vm {
         let mut fds = FdTable::new(fds);
         let mut take = |fd: FdRef| fds.take(fd).map_err(|error| refuse(ErrorKind::Invalid, error));
         let state = File::from(take(config.files.state)?);
-        let memory = File::from(take(config.files.memory)?);
+        let memory = config.files.memory.iter().map(|fd| take(*fd).map(File::from));
+        let memory = memory.collect::<Result<Vec<_>, _>>()?;
         let kvm = config.kvm.map(&mut take).transpose()?;
         let serial = SerialOutput {
             file: config.serial.map(&mut take).transpose()?,
@@ -235,11 +243,18 @@ impl Vm {
         Ok(())
     }
 
-    fn snapshot(&self, files: SnapshotFiles, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
+    fn snapshot(&mut self, config: &SnapshotConfig, fds: Vec<OwnedFd>) -> Result<Written, ApiError> {
         self.expect(VmState::Paused, "snapshot")?;
         let mut fds = FdTable::new(fds);
-        let mut take = |fd: FdRef| fds.take(fd).map_err(|error| refuse(ErrorKind::Invalid, error));
-        let (state, memory) = (File::from(take(files.state)?), File::from(take(files.memory)?));
+        let mut take = |fd: FdRef| {
+            let fd = fds.take(fd).map_err(|error| refuse(ErrorKind::Invalid, error));
+            fd.map(File::from)
+        };
+        let target = snapshot::Target {
+            state: take(config.state)?,
+            memory: take(config.memory)?,
+            base: config.base.iter().map(|fd| take(*fd)).collect::<Result<_, _>>()?,
+        };
         all_used(&fds)?;
         let (Some(engine), Some(machine)) = (&self.engine, self.machine.as_ref().and_then(Machine::quiesced)) else {
             return Err(refuse(
@@ -249,9 +264,27 @@ impl Vm {
         };
         let opened = if self.jailed { None } else { pagemap() };
         let pagemap = self.pagemap.as_ref().or(opened.as_ref());
-        snapshot::fingerprint(engine, VMM_VERSION)
-            .and_then(|here| snapshot::write(&machine, here, &state, &memory, pagemap))
-            .map_err(|error| from_snapshot(&error))
+        let layers = snapshot::fingerprint(engine, VMM_VERSION)
+            .and_then(|here| snapshot::write(&machine, here, target, pagemap))
+            .map_err(|error| from_snapshot(&error))?;
+        let files = layers.files().len();
+        self.written = Some(layers);
+        Ok(Written { files })
+    }
+
+    fn rebase(&mut self, memory: FdRef, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
+        self.expect(VmState::Paused, "rebase")?;
+        let mut fds = FdTable::new(fds);
+        let memory = fds.take(memory).map_err(|error| refuse(ErrorKind::Invalid, error))?;
+        all_used(&fds)?;
+        let (Some(layers), Some(machine)) = (self.written.take(), &mut self.machine) else {
+            let message = "no snapshot was written since the VM was paused: take one first";
+            return Err(refuse(ErrorKind::WrongState, message));
+        };
+        // Whoever writes no more should not be able to.
+        let rebased = layers.with_newest(File::from(memory)).map_err(MachineError::from);
+        let rebased = rebased.and_then(|layers| machine.rebase(layers));
+        rebased.map_err(|error| from_machine(&error))
     }
 
     fn expect(&self, state: VmState, verb: &str) -> Result<(), ApiError> {
@@ -270,6 +303,7 @@ impl Vm {
         if let Some(machine) = &mut self.machine {
             machine.run().map_err(|error| from_machine(&error))?;
         }
+        self.written = None;
         self.state = VmState::Running;
         self.has_run = true;
         Ok(Reply::Done)

@@ -8,7 +8,7 @@ use boot::{Board, BootError, Source};
 use bus::BusError;
 use engine::{Engine, EngineError, Vcpu, Vm};
 use memory::layout::{self, Range};
-use memory::{MemoryError, Ram};
+use memory::{Layers, MemoryError, Ram};
 use observe::Registry;
 use pci::{PciBus, PciError, Window, WindowKind, Windows};
 use virtio::{DeviceError, TransportError, VirtioDevice, VirtioPciDevice};
@@ -254,6 +254,15 @@ impl Machine {
     /// The machine as one that can be saved, if it is paused and the guest has not ended.
     pub fn quiesced(&self) -> Option<Quiesced<'_>> {
         (self.paused && self.end().is_none()).then(|| Quiesced::new(self))
+    }
+
+    /// Has its memory mapped from files that hold what is in it. It must be paused.
+    ///
+    /// # Errors
+    /// The host refused; the memory's content is what it was.
+    pub fn rebase(&mut self, layers: Layers) -> Result<(), MachineError> {
+        debug_assert!(self.paused, "somebody may access the memory");
+        Ok(self.ram.rebase(layers)?)
     }
 
     /// Readable once the guest has ended.

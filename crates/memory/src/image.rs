@@ -2,16 +2,18 @@
 //! stands still, and mapped privately by any number of VMs afterwards.
 //!
 //! Which pages are worth a look is told by two things, so that untouched ones are not read: the kernel's page map of this
-//! process (what the guest or a device has touched), and the data of the file that the memory was mapped from, if it was
-//! mapped from one. Without a page map all pages are read.
+//! process (what the guest or a device has touched), and the data of the files that the memory was mapped from, if it was
+//! mapped from some. Without a page map all pages are read. How several files make one memory is `layers`' affair.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use base::ByteSize;
 use rustix::fs::SeekFrom;
 use vm_memory::{GuestMemoryRegion, GuestRegionMmap};
 
+use crate::layers::Layers;
 use crate::{MemoryError, PAGE, Ram};
 
 /// What one look at the page map covers: 2 MiB of memory, 4 KiB of entries.
@@ -22,6 +24,25 @@ const ENTRY: usize = 8;
 
 /// The entry's bits 62 (swapped) and 63 (present).
 const TOUCHED: u64 = 0b11 << 62;
+
+/// Bit 61: the page is a file's, and not this process's own.
+const OF_FILE: u64 = 1 << 61;
+
+/// What one entry of the page map says.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry(u64);
+
+impl Entry {
+    /// Somebody has read or written the page.
+    pub(crate) fn is_touched(self) -> bool {
+        self.0 & TOUCHED != 0
+    }
+
+    /// The page of a private mapping of a file was written since it was mapped: it is this process's own.
+    pub(crate) fn is_changed(self) -> bool {
+        self.is_touched() && self.0 & OF_FILE == 0
+    }
+}
 
 /// The most that one write takes.
 const RUN_PAGES: usize = 128;
@@ -49,7 +70,7 @@ pub struct Image {
 
 impl Image {
     /// Counts a page with content; keeps each `stride`-th for a witness.
-    fn add(&mut self, page: u64, bytes: &[u8], stride: &mut u64) {
+    pub(crate) fn add(&mut self, page: u64, bytes: &[u8], stride: &mut u64) {
         if self.pages.is_multiple_of(*stride) {
             if self.witnesses.len() == MAX_WITNESSES {
                 // Every other one goes: what is left is as if the stride had been twice as long from the start.
@@ -86,150 +107,183 @@ impl Image {
     }
 }
 
-fn failed(what: &'static str) -> impl Fn(io::Error) -> MemoryError {
+pub(crate) fn failed(what: &'static str) -> impl Fn(io::Error) -> MemoryError {
     move |source| MemoryError::Image { what, source }
 }
 
-/// Where a file has data, asked for with rising offsets.
+/// Where the files that memory was mapped from have data, asked for with rising offsets.
 struct Extents<'a> {
-    file: Option<&'a File>,
-    /// The extent found last.
+    layers: Option<&'a Layers>,
+    /// The extent of the lowest file that was found last.
     start: u64,
     end: u64,
 }
 
 impl<'a> Extents<'a> {
-    fn new(file: Option<&'a File>) -> Self {
-        Self { file, start: 0, end: 0 }
+    fn new(layers: Option<&'a Layers>) -> Self {
+        Self {
+            layers,
+            start: 0,
+            end: 0,
+        }
     }
 
-    /// Whether there is data in `length` bytes from `offset` on.
-    fn has(&mut self, offset: u64, length: u64) -> io::Result<bool> {
-        let Some(file) = self.file else { return Ok(false) };
+    /// Whether there is data in the page at `offset`.
+    fn has(&mut self, offset: u64) -> Result<bool, MemoryError> {
+        let Some(layers) = self.layers else { return Ok(false) };
+        if layers.covers(offset / PAGE as u64) {
+            return Ok(true);
+        }
         if offset >= self.end {
-            match rustix::fs::seek(file, SeekFrom::Data(offset)) {
+            let file = layers.base()?;
+            match rustix::fs::seek(&**file, SeekFrom::Data(offset)) {
                 Ok(start) => {
                     self.start = start;
-                    self.end = rustix::fs::seek(file, SeekFrom::Hole(start))?;
+                    let end = rustix::fs::seek(&**file, SeekFrom::Hole(start));
+                    self.end = end.map_err(|error| failed("written: its base")(error.into()))?;
                 }
                 // No more data in this file.
                 Err(rustix::io::Errno::NXIO) => (self.start, self.end) = (u64::MAX, u64::MAX),
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(failed("written: its base")(error.into())),
             }
         }
-        Ok(self.start < offset.saturating_add(length))
+        Ok(self.start < offset.saturating_add(PAGE as u64))
     }
 }
 
-/// Pages with content that follow each other and are not written yet.
-struct Run {
+/// Writes pages: those with content that follow each other at once, those without not at all.
+pub(crate) struct Writer<'a> {
+    file: &'a File,
+    image: Image,
+    stride: u64,
+    /// Where what is not written yet begins.
     start: u64,
     bytes: Vec<u8>,
+    page: Vec<u8>,
 }
 
-impl Run {
-    fn flush(&mut self, file: &File) -> io::Result<()> {
+impl<'a> Writer<'a> {
+    /// To an empty file, which gets the size of the memory.
+    pub(crate) fn new(file: &'a File, ram: &Ram) -> Result<Self, MemoryError> {
+        let metadata = file.metadata().map_err(failed("looked at"))?;
+        if !metadata.is_file() || metadata.len() != 0 {
+            return Err(MemoryError::NotEmpty(metadata.len()));
+        }
+        file.set_len(ram.size().bytes()).map_err(failed("enlarged"))?;
+        Ok(Self {
+            file,
+            image: Image::default(),
+            stride: 1,
+            start: 0,
+            bytes: Vec::with_capacity(RUN_PAGES * PAGE),
+            page: vec![0; PAGE],
+        })
+    }
+
+    fn flush(&mut self) -> Result<(), MemoryError> {
         if !self.bytes.is_empty() {
-            file.write_all_at(&self.bytes, self.start)?;
+            let written = self.file.write_all_at(&self.bytes, self.start);
+            written.map_err(failed("written"))?;
             self.bytes.clear();
         }
         Ok(())
     }
 
-    fn push(&mut self, file: &File, at: u64, page: &[u8]) -> io::Result<()> {
-        let follows = self.start + self.bytes.len() as u64 == at;
+    /// The page that lies at `at` in the region, and at `place` in the file.
+    pub(crate) fn page(&mut self, region: &GuestRegionMmap<()>, at: usize, place: u64) -> Result<(), MemoryError> {
+        let slice = region
+            .as_volatile_slice()
+            .ok()
+            .and_then(|all| all.subslice(at, PAGE).ok());
+        let slice = slice.ok_or(MemoryError::Layout(ByteSize(region.len())))?;
+        slice.copy_to(&mut self.page[..]);
+        if self.page.iter().all(|&byte| byte == 0) {
+            return Ok(());
+        }
+        self.image.add(place / PAGE as u64, &self.page, &mut self.stride);
+        let follows = self.start + self.bytes.len() as u64 == place;
         if !follows || self.bytes.len() == RUN_PAGES * PAGE {
-            self.flush(file)?;
+            self.flush()?;
         }
         if self.bytes.is_empty() {
-            self.start = at;
+            self.start = place;
         }
-        self.bytes.extend_from_slice(page);
+        self.bytes.extend_from_slice(&self.page);
         Ok(())
+    }
+
+    pub(crate) fn finish(mut self) -> Result<Image, MemoryError> {
+        self.flush()?;
+        Ok(self.image)
     }
 }
 
-impl Ram {
-    /// Checks that what it was mapped from is what `image` tells of.
-    ///
-    /// # Errors
-    /// It is another file, or cannot be read.
-    pub fn check_image(&self, image: &Image) -> Result<(), MemoryError> {
-        self.image.as_ref().map_or(Ok(()), |file| image.check(file))
+/// Calls `each` with what the page map says of every page: the region, the offset in it and the place in a file.
+pub(crate) fn each_page(
+    ram: &Ram,
+    pagemap: Option<&File>,
+    mut each: impl FnMut(&GuestRegionMmap<()>, usize, u64, Entry) -> Result<(), MemoryError>,
+) -> Result<(), MemoryError> {
+    let mut offset = 0;
+    for region in ram.regions() {
+        for first in (0..region.size()).step_by(CHUNK_PAGES * PAGE) {
+            let last = region.size().min(first + CHUNK_PAGES * PAGE);
+            let entries = entries(region, first, last, pagemap).map_err(failed("written: page map"))?;
+            for (at, entry) in (first..last).step_by(PAGE).zip(entries) {
+                each(region, at, offset + at as u64, entry)?;
+            }
+        }
+        offset += region.len();
     }
+    Ok(())
+}
 
+impl Ram {
     /// Writes all pages that have content to `file`, which must be empty, and gives it the size of the memory. Nothing may
     /// change the memory meanwhile. `pagemap` is this process's `/proc/self/pagemap`.
     ///
     /// # Errors
     /// The file is not empty, or the host refused.
     pub fn write_image(&self, file: &File, pagemap: Option<&File>) -> Result<Image, MemoryError> {
-        let metadata = file.metadata().map_err(failed("looked at"))?;
-        if !metadata.is_file() || metadata.len() != 0 {
-            return Err(MemoryError::NotEmpty(metadata.len()));
-        }
-        file.set_len(self.size().bytes()).map_err(failed("enlarged"))?;
-        let mut image = Image::default();
-        let mut stride = 1;
-        let mut base = Extents::new(self.image.as_deref());
-        let mut run = Run {
-            start: 0,
-            bytes: Vec::with_capacity(RUN_PAGES * PAGE),
-        };
-        let mut offset = 0;
-        for region in &self.regions {
-            let mut page = vec![0; PAGE];
-            for first in (0..region.size()).step_by(CHUNK_PAGES * PAGE) {
-                let last = region.size().min(first + CHUNK_PAGES * PAGE);
-                let touched = touched(region, first, last, pagemap).map_err(failed("written: page map"))?;
-                for (at, touched) in (first..last).step_by(PAGE).zip(touched) {
-                    let place = offset + at as u64;
-                    if !touched && !base.has(place, PAGE as u64).map_err(failed("written: its base"))? {
-                        continue;
-                    }
-                    let slice = region
-                        .as_volatile_slice()
-                        .ok()
-                        .and_then(|all| all.subslice(at, PAGE).ok());
-                    slice.ok_or(MemoryError::Layout(self.size()))?.copy_to(&mut page[..]);
-                    if page.iter().any(|&byte| byte != 0) {
-                        image.add(place / PAGE as u64, &page, &mut stride);
-                        run.push(file, place, &page).map_err(failed("written"))?;
-                    }
-                }
+        let mut writer = Writer::new(file, self)?;
+        let mut below = Extents::new(self.layers());
+        each_page(self, pagemap, |region, at, place, entry| {
+            if entry.is_touched() || below.has(place)? {
+                writer.page(region, at, place)?;
             }
-            offset += region.len();
-        }
-        run.flush(file).map_err(failed("written"))?;
-        Ok(image)
+            Ok(())
+        })?;
+        writer.finish()
     }
 }
 
-/// Which pages between two offsets of a region have been touched; all where nobody can tell.
-fn touched(region: &GuestRegionMmap<()>, first: usize, last: usize, pagemap: Option<&File>) -> io::Result<Vec<bool>> {
+/// What the page map says of the pages between two offsets of a region; that all are touched where nobody can tell.
+fn entries(region: &GuestRegionMmap<()>, first: usize, last: usize, pagemap: Option<&File>) -> io::Result<Vec<Entry>> {
     let count = (last - first) / PAGE;
     let Some(pagemap) = pagemap else {
-        return Ok(vec![true; count]);
+        return Ok(vec![Entry(TOUCHED); count]);
     };
-    let mut entries = vec![0; count * ENTRY];
+    let mut bytes = vec![0; count * ENTRY];
     let number = (region.as_ptr().addr() + first) / PAGE;
-    pagemap.read_exact_at(&mut entries, (number * ENTRY) as u64)?;
-    let entries = entries.as_chunks::<ENTRY>().0;
-    Ok(entries
-        .iter()
-        .map(|entry| u64::from_le_bytes(*entry) & TOUCHED != 0)
-        .collect())
+    pagemap.read_exact_at(&mut bytes, (number * ENTRY) as u64)?;
+    let entries = bytes.as_chunks::<ENTRY>().0;
+    Ok(entries.iter().map(|entry| Entry(u64::from_le_bytes(*entry))).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use base::ByteSize;
     use std::os::unix::fs::MetadataExt;
+    use std::sync::Arc;
     use vm_memory::{Bytes, GuestAddress};
 
     fn pagemap() -> Option<File> {
         Some(File::open("/proc/self/pagemap").unwrap())
+    }
+
+    fn mapped(file: &File, image: &Image) -> Ram {
+        let layers = Layers::single(Arc::new(file.try_clone().unwrap()), image.clone());
+        Ram::from_layers(layers, SIZE).unwrap()
     }
 
     const SIZE: ByteSize = ByteSize::mib(64);
@@ -255,7 +309,7 @@ mod tests {
             assert_eq!(metadata.len(), SIZE.bytes());
             assert!(metadata.blocks() * 512 <= 16 * PAGE as u64, "{}", metadata.blocks());
             image.check(&file).unwrap();
-            let copy = Ram::from_image(file.try_clone().unwrap(), SIZE).unwrap();
+            let copy = mapped(&file, &image);
             for place in PLACES {
                 let value: u64 = copy.guest().read_obj(GuestAddress(place)).unwrap();
                 assert_eq!(value, place | 1);
@@ -272,7 +326,7 @@ mod tests {
             tempfile::tempfile().unwrap(),
         );
         let first = filled().write_image(&file, pagemap().as_ref()).unwrap();
-        let copy = Ram::from_image(file.try_clone().unwrap(), SIZE).unwrap();
+        let copy = mapped(&file, &first);
         // Pages that the copy has never looked at come along all the same.
         let unchanged = copy.write_image(&second, pagemap().as_ref()).unwrap();
         assert_eq!(unchanged, first);
@@ -283,7 +337,7 @@ mod tests {
         first.check(&file).unwrap();
         let image = copy.write_image(&third, pagemap().as_ref()).unwrap();
         assert_eq!(image.pages, first.pages);
-        let again = Ram::from_image(third, SIZE).unwrap();
+        let again = mapped(&third, &image);
         for (place, value) in [
             (0, 1),
             (0x1000, 9),
@@ -324,7 +378,8 @@ mod tests {
     fn files_of_another_size_are_refused() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(SIZE.bytes() - 4096).unwrap();
-        let error = Ram::from_image(file.try_clone().unwrap(), SIZE).unwrap_err();
+        let layers = Layers::single(Arc::new(file.try_clone().unwrap()), Image::default());
+        let error = Ram::from_layers(layers, SIZE).unwrap_err();
         assert!(matches!(error, MemoryError::ImageSize { .. }), "{error}");
         let error = filled().write_image(&file, None).unwrap_err();
         assert!(matches!(error, MemoryError::NotEmpty(_)), "{error}");

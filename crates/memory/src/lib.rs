@@ -1,10 +1,10 @@
 //! Guest physical memory: where it lies, what backs it, and checked access to it. Knows no device.
 
 mod image;
+mod layers;
 pub mod layout;
 
 use std::ffi::c_void;
-use std::fs::File;
 use std::ptr;
 use std::sync::Arc;
 
@@ -13,6 +13,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
 pub use image::{Image, Witness};
+pub use layers::{Layer, Layers, MAX_LAYERS, Segment, Written};
 
 /// Guest memory as devices and loaders see it: every access is checked against its regions.
 ///
@@ -24,6 +25,10 @@ pub const HUGE_PAGE: usize = 2 << 20;
 
 /// What the host maps at least.
 const PAGE: usize = 4 << 10;
+
+/// How files of saved memory are mapped.
+const PROTECTION: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+const SHARING: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
 
 /// Why guest memory could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +62,14 @@ pub enum MemoryError {
     /// The file of saved memory is not the one that belongs to the state.
     #[error("the memory file differs from what was saved in page {0}: it was changed, or belongs to another snapshot")]
     OtherImage(u64),
+    /// A file was given that is not the one that was written.
+    #[error("this is not the memory file that was written last: give that one")]
+    OtherFile,
+    /// What says which page lies in which file makes no sense.
+    #[error(
+        "the saved state does not say rightly in which of {0} memory files each page lies: it is damaged; take it anew"
+    )]
+    Segments(usize),
     /// Memory is saved to empty files only.
     #[error("the memory file is no empty regular file ({0} bytes): give one")]
     NotEmpty(u64),
@@ -71,7 +84,7 @@ pub struct Ram {
     guest: Arc<GuestRam>,
     regions: Vec<Arc<GuestRegionMmap<()>>>,
     /// What it was mapped from.
-    image: Option<Arc<File>>,
+    layers: Option<Layers>,
 }
 
 impl Ram {
@@ -94,53 +107,42 @@ impl Ram {
         Self::from_regions(size, regions, None)
     }
 
-    /// Maps what [`Ram::write_image`] wrote, privately: pages that are only read are the file's own, in the host's page
-    /// cache, and the file never changes. It must not be changed by anybody else either; a page that is cut off kills
-    /// whoever reads it.
+    /// Maps what was written before, privately: pages that are only read are the files' own, in the host's page cache, and the
+    /// files never change. They must not be changed by anybody else either; a page that is cut off kills whoever reads it.
     ///
     /// # Errors
-    /// The file has another size, or the host cannot map it.
-    pub fn from_image(file: File, size: ByteSize) -> Result<Self, MemoryError> {
-        let found = file.metadata().map_err(|source| MemoryError::Image {
-            what: "looked at",
-            source,
-        })?;
-        if found.len() != size.bytes() {
-            return Err(MemoryError::ImageSize {
-                expected: size.bytes(),
-                found: found.len(),
-            });
-        }
-        let file = Arc::new(file);
-        let (protection, flags) = (
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::PRIVATE | MapFlags::NORESERVE,
-        );
+    /// A file has another size, the layers make no sense, or the host cannot map them.
+    pub fn from_layers(layers: Layers, size: ByteSize) -> Result<Self, MemoryError> {
+        layers.check(size)?;
+        let base = layers.base()?;
         let mut regions = Vec::new();
         let mut offset = 0;
         for range in layout::ram(size) {
             let length = usize::try_from(range.length).map_err(|_| MemoryError::Layout(size))?;
-            let place = FileOffset::from_arc(Arc::clone(&file), offset);
-            let (protection, flags) = (protection.bits().cast_signed(), flags.bits().cast_signed());
+            let place = FileOffset::from_arc(Arc::clone(base), offset);
+            let (protection, flags) = (PROTECTION.bits().cast_signed(), SHARING.bits().cast_signed());
             let mapping = MmapRegion::build(Some(place), length, protection, flags)
                 .map_err(|source| MemoryError::Map { size, source })?;
             let region = GuestRegionMmap::new(mapping, GuestAddress(range.start)).ok_or(MemoryError::Layout(size))?;
             regions.push(Arc::new(region));
             offset += range.length;
         }
-        Self::from_regions(size, regions, Some(file))
+        let ram = Self::from_regions(size, regions, Some(layers))?;
+        let layers = ram.layers.iter().flat_map(Layers::segments);
+        layers.into_iter().try_for_each(|segment| ram.map_over(segment))?;
+        Ok(ram)
     }
 
     fn from_regions(
         size: ByteSize,
         regions: Vec<Arc<GuestRegionMmap<()>>>,
-        image: Option<Arc<File>>,
+        layers: Option<Layers>,
     ) -> Result<Self, MemoryError> {
         let guest = GuestRam::from_arc_regions(regions.clone()).map_err(|_| MemoryError::Layout(size))?;
         Ok(Self {
             guest: Arc::new(guest),
             regions,
-            image,
+            layers,
         })
     }
 
@@ -152,6 +154,11 @@ impl Ram {
     /// The regions, lowest address first; each becomes a slot of the engine.
     pub fn regions(&self) -> &[Arc<GuestRegionMmap<()>>] {
         &self.regions
+    }
+
+    /// The files that it is mapped from, if it is.
+    pub fn layers(&self) -> Option<&Layers> {
+        self.layers.as_ref()
     }
 
     /// The number of bytes.

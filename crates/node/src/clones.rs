@@ -22,7 +22,7 @@ use crate::node::{Node, to_run, wrong_state};
 use crate::snapshots::{Place, Record};
 use crate::start::{Started, parse_ports};
 use crate::vm::Vm;
-use crate::{Error, disk, launch, limits};
+use crate::{Error, disk, launch, limits, memory_files};
 
 /// How long each hook of an image may take when it was cloned or put back.
 const HOOKS: Duration = Duration::from_secs(10);
@@ -170,6 +170,8 @@ impl Node {
             self.renew(&vm, renewal)?;
         }
         self.points.at(points::RESTORE_RENEWED);
+        // The next snapshot of it needs to have only what it changes.
+        memory_files::share(place.directory(), &self.sandbox_paths(entry).directory)?;
         crate::trace::vmm(&vm);
         Ok(vm)
     }

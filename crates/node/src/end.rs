@@ -20,7 +20,7 @@ use node_api::{Ended, EventKind, State};
 
 use crate::entry::Entry;
 use crate::node::{Node, to_run, wrong_state};
-use crate::{Error, clock, limits};
+use crate::{Error, clock, limits, memory_files};
 
 /// The end of a log in which its last record lies.
 const LOG_END: u64 = 4096;
@@ -248,7 +248,9 @@ impl Node {
         if stored.networked {
             self.network()?.detach(stored.slot)?;
         }
-        remove_directory(&self.sandbox_paths(entry).run)
+        let paths = self.sandbox_paths(entry);
+        memory_files::remove(&paths.directory)?;
+        remove_directory(&paths.run)
     }
 
     /// Removes a sandbox; one that runs only by `force`. It is fine if it is gone.

@@ -23,7 +23,7 @@ use crate::entry::Entry;
 use crate::node::{Node, to_run, wrong_state};
 use crate::snapshots::{Place, Record};
 use crate::vm::{self, Vm};
-use crate::{Error, clock, disk};
+use crate::{Error, clock, disk, memory_files};
 
 /// Bytes of memory a second that a VMM writes at least.
 const SLOWEST: u64 = 32 << 20;
@@ -69,6 +69,11 @@ impl Node {
         self.update(entry, |stored| stored.held = true)?;
         self.points.at(points::SNAPSHOT_HELD);
         let kept = self.keep_all(&vm, &stored, &begun.place);
+        if kept.is_ok()
+            && let Err(error) = self.rebase(&vm, entry, &begun.place)
+        {
+            log::warn!("the next snapshot of sandbox {} will be a whole one: {error}", entry.id);
+        }
         let gone_on = self
             .go_on_after(&kept, &vm)
             .inspect_err(|error| log::error!("sandbox {} stands still: {error}", entry.id));
@@ -88,7 +93,7 @@ impl Node {
             return Err(Error::SnapshotTaken(record.snapshot.name));
         }
         self.points.at(points::SNAPSHOT_KEPT);
-        Ok(self.snapshot(&record.snapshot.name)?.1.snapshot)
+        self.inspect_snapshot(&record.snapshot.name)
     }
 
     /// Everything that is done while it is held.
@@ -110,11 +115,7 @@ impl Node {
         self.points.at(points::SNAPSHOT_PAUSED);
         {
             let _span = span("state and memory");
-            let (state, memory) = (place.create(&place.state())?, place.create(&place.memory())?);
-            let limit = self.snapshot_limit(stored);
-            vm.ask_within(limit, "its state was written", |client| {
-                client.snapshot(state.as_fd(), memory.as_fd())
-            })?;
+            self.keep_memory(vm, stored, place)?;
         }
         self.points.at(points::SNAPSHOT_SAVED);
         if stored.sandbox.config.resources.disk.is_some() {
@@ -124,6 +125,35 @@ impl Node {
         }
         self.points.at(points::SNAPSHOT_DISK);
         Ok(())
+    }
+
+    /// Has state and memory written: what has changed beside the files that the machine is mapped from, if it is.
+    fn keep_memory(&self, vm: &Vm, stored: &Stored, place: &Place) -> Result<(), Error> {
+        let directory = place.directory();
+        memory_files::share(&self.paths.sandbox(&stored.sandbox.id).directory, directory)?;
+        let base = memory_files::open(directory)?;
+        let state = place.create(&place.state())?;
+        let memory = place.create(&memory_files::new(directory))?;
+        let below: Vec<_> = base.iter().map(AsFd::as_fd).collect();
+        let written = vm.ask_within(self.snapshot_limit(stored), "its state was written", |client| {
+            client.snapshot(state.as_fd(), memory.as_fd(), &below)
+        })?;
+        if written.files != base.len() + 1 {
+            memory_files::remove(directory)?;
+        }
+        memory_files::name_new(directory)
+    }
+
+    /// Has a paused machine go on from the files that it was just written to, so that the next snapshot of it has what changes
+    /// from here on.
+    fn rebase(&self, vm: &Vm, entry: &Entry, place: &Place) -> Result<(), Error> {
+        let _span = span("memory mapped from the snapshot");
+        let mut files = memory_files::open(place.directory())?;
+        let Some(newest) = files.pop() else { return Ok(()) };
+        vm.ask("its memory was mapped from the snapshot", |client| {
+            client.rebase(newest.as_fd())
+        })?;
+        memory_files::share(place.directory(), &self.sandbox_paths(entry).directory)
     }
 
     /// Lets a sandbox go on that was, or was not, kept.

@@ -26,7 +26,7 @@ use crate::database::Stored;
 use crate::paths::SandboxPaths;
 use crate::shares::{self, Shared, Source};
 use crate::snapshots::Place;
-use crate::{Error, limits};
+use crate::{Error, limits, memory_files};
 
 /// The guest's own context id: the same in every guest (virtio 1.2, 5.10.4: 0 to 2 are taken).
 const GUEST_CID: u32 = 3;
@@ -138,9 +138,14 @@ pub(crate) fn prepare_restore(
 ) -> Result<Restoring, Error> {
     const NEXT: &str = "remove the snapshot (`basalt snapshot rm`), and take another";
     let mut stage = stage(config, stored, paths, outside)?;
+    let memory = memory_files::paths(place.directory());
+    let memory = memory
+        .iter()
+        .map(|path| stage.fds.add(open("the snapshot's memory", path, NEXT)?));
+    let memory = memory.collect::<Result<_, _>>()?;
     let files = SnapshotFiles {
         state: stage.fds.add(open("the snapshot's state", &place.state(), NEXT)?)?,
-        memory: stage.fds.add(open("the snapshot's memory", &place.memory(), NEXT)?)?,
+        memory,
     };
     let config = RestoreConfig {
         files,

@@ -19,6 +19,7 @@ mod events;
 mod hold;
 mod launch;
 mod limits;
+mod memory_files;
 mod metrics;
 mod monitor;
 mod names;

@@ -1,10 +1,7 @@
 //! What can be asked of a sandbox that runs: a connection to its agent, a pause, what it uses.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
 
 use agent_api::ExecRequest;
@@ -15,10 +12,7 @@ use vmm_api::{MetricSample, VmmClient};
 use crate::entry::Entry;
 use crate::node::{Node, to_run, wrong_state};
 use crate::vm::Vm;
-use crate::{Error, limits};
-
-/// A file's blocks, as stat(2) counts them.
-const STAT_BLOCK: u64 = 512;
+use crate::{Error, limits, memory_files};
 
 impl Node {
     /// The VM of a sandbox that runs.
@@ -85,7 +79,7 @@ impl Node {
     pub(crate) fn sample(&self, entry: &Entry) -> Result<Sample, Error> {
         let sandbox = entry.stored().sandbox;
         let mut usage = Usage {
-            disk: size_of(&self.sandbox_paths(entry).directory),
+            disk: memory_files::own_bytes(&self.sandbox_paths(entry).directory),
             ..Usage::default()
         };
         if let Some(cgroup) = self.cgroup(entry)? {
@@ -147,15 +141,6 @@ fn traffic(metrics: &[MetricSample], [bytes, operations]: [&str; 2], [inwards, o
         operations_in: sum(operations, inwards),
         operations_out: sum(operations, outwards),
     }
-}
-
-/// Bytes that the files of a directory take on the disk.
-pub(crate) fn size_of(directory: &Path) -> u64 {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| entry.metadata().ok())
-        .map(|metadata| metadata.blocks() * STAT_BLOCK)
-        .sum()
 }
 
 #[cfg(test)]

@@ -388,7 +388,7 @@ impl Connection<'_> {
             Request::MakeSnapshot { sandbox, name } => {
                 Reply::Snapshot(Box::new(node.make_snapshot(&node.find(&sandbox)?, name.as_deref())?))
             }
-            Request::InspectSnapshot { name } => Reply::Snapshot(Box::new(node.snapshot(&name)?.1.snapshot)),
+            Request::InspectSnapshot { name } => Reply::Snapshot(Box::new(node.inspect_snapshot(&name)?)),
             Request::ListSnapshots => self.items(node.snapshots()?, |one| Item::Snapshot(Box::new(one)))?,
             Request::ListTemplates => self.items(node.templates(), |one| Item::Template(Box::new(one)))?,
             Request::RemoveTemplate { id } => {

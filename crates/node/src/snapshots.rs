@@ -17,8 +17,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::memory_files::{self, Counted};
 use crate::node::Node;
-use crate::requests::size_of;
 use crate::volumes::{UNFINISHED, unfinished};
 
 /// A guest's memory holds its secrets.
@@ -61,8 +61,9 @@ impl Place {
         self.path.join("state")
     }
 
-    pub(crate) fn memory(&self) -> PathBuf {
-        self.path.join("memory")
+    /// The directory.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.path
     }
 
     pub(crate) fn disk(&self) -> PathBuf {
@@ -84,9 +85,9 @@ impl Place {
 
     /// All of its files are there.
     pub(crate) fn is_whole(&self, resources: &Resources) -> bool {
-        let always = [self.record(), self.state(), self.memory()];
         let disk = resources.disk.map(|_| self.disk());
-        always.iter().chain(&disk).all(|path| path.exists())
+        let mut files = [self.record(), self.state()].into_iter().chain(disk);
+        files.all(|path| path.exists()) && !memory_files::paths(&self.path).is_empty()
     }
 
     /// The same place by its directory, which is held open: whatever comes to its name, what is opened through this belongs
@@ -99,11 +100,6 @@ impl Place {
             path: format!("/proc/self/fd/{}", directory.as_raw_fd()).into(),
             held: Some(Arc::new(directory)),
         })
-    }
-
-    /// Bytes that it takes on the host.
-    pub(crate) fn bytes(&self) -> u64 {
-        size_of(&self.path)
     }
 
     /// An empty file of it.
@@ -237,7 +233,7 @@ impl Node {
             }
             held => held?,
         };
-        match record(&place)? {
+        match place.read()? {
             Some(record) => Ok((place, record)),
             None => Err(Error::NoSnapshot(name.to_owned())),
         }
@@ -253,13 +249,28 @@ impl Node {
             if name.to_str().is_none_or(|name| check_snapshot_name(name).is_err()) {
                 continue;
             }
-            match record(&Place::new(&directory, &name.to_string_lossy())) {
+            match Place::new(&directory, &name.to_string_lossy()).read::<Record>() {
                 Ok(record) => found.extend(record.map(|record| record.snapshot)),
                 Err(error) => log::error!("{error}"),
             }
         }
         found.sort_by(|a, b| (a.created_ns, &a.name).cmp(&(b.created_ns, &b.name)));
+        // A file that several have counts for the oldest, and for a template before all.
+        let mut counted = Counted::default();
+        for template in self.templates() {
+            counted.bytes(&self.paths.templates().join(template.id));
+        }
+        for snapshot in &mut found {
+            snapshot.bytes = counted.bytes(&directory.join(&snapshot.name));
+        }
         Ok(found)
+    }
+
+    /// One of them, with its size.
+    pub(crate) fn inspect_snapshot(&self, name: &str) -> Result<Snapshot, Error> {
+        let (_, record) = self.snapshot(name)?;
+        let found = self.snapshots()?.into_iter().find(|snapshot| snapshot.name == name);
+        Ok(found.unwrap_or(record.snapshot))
     }
 
     /// Removes one. VMs that were restored from it have its memory's file open, and keep it for as long as they run.
@@ -273,15 +284,6 @@ impl Node {
             false => Err(Error::NoSnapshot(name.to_owned())),
         }
     }
-}
-
-/// What is known of the snapshot there, and its size.
-fn record(place: &Place) -> Result<Option<Record>, Error> {
-    let mut found: Option<Record> = place.read()?;
-    if let Some(record) = &mut found {
-        record.snapshot.bytes = place.bytes();
-    }
-    Ok(found)
 }
 
 /// Removes a place, which has lost its name first; false if there is none. `hidden` is called between the two.
@@ -343,25 +345,26 @@ mod tests {
         assert!(names().is_empty());
         // Kept: all of it is there, for root alone.
         let one = begun("one");
-        one.place.create(&one.place.memory()).unwrap().set_len(1 << 30).unwrap();
+        let memory = memory_files::new(one.place.directory());
+        one.place.create(&memory).unwrap().set_len(1 << 30).unwrap();
+        memory_files::name_new(one.place.directory()).unwrap();
         one.sync().unwrap();
         assert!(one.keep("one").unwrap());
         let place = Place::new(&snapshots, "one");
-        let mut found = record(&place).unwrap().unwrap();
-        assert!(found.snapshot.bytes < 1 << 20, "holes count");
-        found.snapshot.bytes = 0;
-        assert_eq!(found, described("one"));
+        assert_eq!(place.read::<Record>().unwrap().unwrap(), described("one"));
+        assert!(Counted::default().bytes(place.directory()) < 1 << 20, "holes count");
+        let memory = memory_files::paths(place.directory()).remove(0);
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(&place.path), mode(&place.memory())), (0o700, 0o600));
+        assert_eq!((mode(&place.path), mode(&memory)), (0o700, 0o600));
         // Another of this name is refused, and the first one stays as it is.
         assert!(!begun("one").keep("one").unwrap());
-        assert!(place.memory().exists() && names().len() == 1);
+        assert!(memory.exists() && names().len() == 1);
         // What a crash has left goes, and nothing else.
         std::mem::forget(begun("two"));
         assert_eq!(names().len(), 2);
         clean(&snapshots).unwrap();
         assert_eq!(names(), ["one"]);
         fs::write(place.record(), "{").unwrap();
-        assert!(record(&place).unwrap_err().to_string().contains("snapshot rm"));
+        assert!(place.read::<Record>().unwrap_err().to_string().contains("snapshot rm"));
     }
 }

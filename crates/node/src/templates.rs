@@ -20,6 +20,7 @@ use sha2::{Digest, Sha256};
 
 use crate::database::Stored;
 use crate::entry::Entry;
+use crate::memory_files::Counted;
 use crate::node::Node;
 use crate::programs::Files;
 use crate::snapshots::{self, Begun, Place};
@@ -320,7 +321,7 @@ impl Node {
             .map(|record| {
                 let place = record.place(self);
                 Template {
-                    bytes: place.bytes(),
+                    bytes: Counted::default().bytes(place.directory()),
                     used_ns: used_ns(&place).unwrap_or(record.template.created_ns),
                     ..record.template
                 }

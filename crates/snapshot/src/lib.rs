@@ -1,24 +1,31 @@
-//! A snapshot: a machine that stands still as two files, its state and its memory, and what a machine is restored from.
+//! A snapshot: a machine that stands still as files, its state and its memory, and what a machine is restored from.
 //! Knows no device, no engine but by its traits, and not who keeps the files.
 //!
 //! ```text
 //!  Quiesced ── write ──▶ state: a container, one section a component      memory: sparse, pages as they were
 //!               read  ◀── checked byte for byte                     ◀── mapped privately, known by some of its pages
 //! ```
-//! The state is written last and says what the memory is like: a state file that is whole has a whole memory file.
+//! The memory of a machine that was restored itself can be written as one file more beside those that it was mapped from, with
+//! what has changed since. The state is written last and says what the memory is like: a state file that is whole has whole
+//! memory files.
 
+mod memory_files;
 mod sections;
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
 
 use base::ByteSize;
 use engine::{Engine, EngineError};
 use machine::{MachineError, MachineState, Quiesced};
-use memory::{Image, MemoryError, Ram, Witness};
-use serde::{Deserialize, Serialize};
-use state::{Container, Fingerprint, Schema, StateError};
+use memory::{Layer, MemoryError, Ram, Written};
+use state::{Container, Fingerprint, StateError};
+
+use crate::memory_files::MemoryFiles;
+
+pub use memory::Layers;
 
 /// Why a snapshot cannot be taken or restored.
 #[derive(Debug, thiserror::Error)]
@@ -46,40 +53,14 @@ pub enum SnapshotError {
     /// States are written to empty files only.
     #[error("the state file is no empty regular file ({0} bytes): give one")]
     NotEmpty(u64),
-}
-
-/// What the state says of the memory file.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct MemoryFile {
-    bytes: u64,
-    /// Pages with content.
-    pages: u64,
-    /// Page numbers and CRC-32 of some of them.
-    witnesses: Vec<(u64, u32)>,
-}
-
-impl Schema for MemoryFile {
-    const KIND: &'static str = "memory-file";
-    const VERSION: u32 = 1;
-}
-
-impl MemoryFile {
-    fn new(ram: &Ram, image: &Image) -> Self {
-        let witnesses = image.witnesses.iter();
-        Self {
-            bytes: ram.size().bytes(),
-            pages: image.pages,
-            witnesses: witnesses.map(|witness| (witness.page, witness.checksum)).collect(),
-        }
-    }
-
-    fn image(&self) -> Image {
-        let witnesses = self.witnesses.iter();
-        Image {
-            pages: self.pages,
-            witnesses: witnesses.map(|&(page, checksum)| Witness { page, checksum }).collect(),
-        }
-    }
+    /// Memory files are missing, or too many.
+    #[error("the snapshot's memory is in {saved} files, {here} were given: give those that were written, in order")]
+    Files {
+        /// How many there were.
+        saved: usize,
+        /// How many there are.
+        here: usize,
+    },
 }
 
 /// What this host, its engine and the program `vmm` are.
@@ -101,27 +82,75 @@ fn failed(what: &'static str) -> impl Fn(io::Error) -> SnapshotError {
     move |source| SnapshotError::File { what, source }
 }
 
-/// Writes a machine that stands still to two empty files. `pagemap` is this process's `/proc/self/pagemap`; without it all
-/// memory is read. What was written of a snapshot that failed is of no use to anybody.
+/// Where a snapshot goes.
+#[derive(Debug)]
+pub struct Target {
+    /// An empty file for the state.
+    pub state: File,
+    /// An empty file for the memory.
+    pub memory: File,
+    /// Files that lie beside it. If these are what the machine's memory was mapped from, only what has changed is written.
+    pub base: Vec<File>,
+}
+
+/// Writes a machine that stands still; the files of its memory then, the one that was written last. `pagemap` is this process's
+/// `/proc/self/pagemap`; without it all memory is read. What was written of a snapshot that failed is of no use to anybody.
 ///
 /// # Errors
 /// The machine cannot be saved, or the host refused.
 pub fn write(
     machine: &Quiesced<'_>,
     fingerprint: Fingerprint,
-    state: &File,
-    memory: &File,
+    target: Target,
     pagemap: Option<&File>,
-) -> Result<(), SnapshotError> {
-    empty(state)?;
+) -> Result<Layers, SnapshotError> {
+    empty(&target.state)?;
     let saved = machine.save()?;
-    let image = machine.ram().write_image(memory, pagemap)?;
-    store(&saved, &MemoryFile::new(machine.ram(), &image), fingerprint, state)
+    let ram = machine.ram();
+    let below = match ram.layers() {
+        Some(layers) if same_files(layers, &target.base)? => Some(layers),
+        _ => None,
+    };
+    let file = Arc::new(target.memory);
+    let layers = match below {
+        Some(below) => match ram.write_changes(&file, pagemap)? {
+            Written::Changes(image, runs) => below.with(Layer { file, image }, &runs),
+            Written::Whole(image) => Layers::single(file, image),
+        },
+        None => {
+            let image = ram.write_image(&file, pagemap)?;
+            Layers::single(file, image)
+        }
+    };
+    store(
+        &saved,
+        &MemoryFiles::new(ram.size(), &layers),
+        fingerprint,
+        &target.state,
+    )?;
+    Ok(layers)
+}
+
+/// Whether these are the files of a memory.
+fn same_files(layers: &Layers, files: &[File]) -> Result<bool, SnapshotError> {
+    let identity = |file: &File| {
+        let metadata = file.metadata().map_err(failed("compared"))?;
+        Ok::<_, SnapshotError>((metadata.dev(), metadata.ino()))
+    };
+    if layers.files().len() != files.len() {
+        return Ok(false);
+    }
+    for (layer, file) in layers.files().iter().zip(files) {
+        if identity(&layer.file)? != identity(file)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn store(
     saved: &MachineState,
-    memory: &MemoryFile,
+    memory: &MemoryFiles,
     fingerprint: Fingerprint,
     file: &File,
 ) -> Result<(), SnapshotError> {
@@ -129,7 +158,7 @@ fn store(
     file.write_all_at(&bytes, 0).map_err(failed("written"))
 }
 
-fn contain(saved: &MachineState, memory: &MemoryFile, fingerprint: Fingerprint) -> Result<Container, StateError> {
+fn contain(saved: &MachineState, memory: &MemoryFiles, fingerprint: Fingerprint) -> Result<Container, StateError> {
     let mut container = Container::new(fingerprint);
     container.put(sections::MEMORY, memory)?;
     sections::put(saved, &mut container)?;
@@ -141,10 +170,7 @@ fn contain(saved: &MachineState, memory: &MemoryFile, fingerprint: Fingerprint) 
 /// # Errors
 /// It has no form in a file.
 pub fn to_container(saved: &MachineState, fingerprint: Fingerprint) -> Result<Container, SnapshotError> {
-    let memory = MemoryFile {
-        bytes: saved.shape.memory,
-        ..MemoryFile::default()
-    };
+    let memory = MemoryFiles::without_content(ByteSize(saved.shape.memory));
     Ok(contain(saved, &memory, fingerprint)?)
 }
 
@@ -156,24 +182,25 @@ fn empty(file: &File) -> Result<(), SnapshotError> {
     Ok(())
 }
 
-/// Reads what [`write`] wrote, on a host with the fingerprint `here`: the machine's state, and its memory mapped privately
-/// from the file, which must never change as long as there is such a machine.
+/// Reads what [`write()`] wrote, on a host with the fingerprint `here`: the machine's state, and its memory mapped privately
+/// from its files, which must never change as long as there is such a machine.
 ///
 /// # Errors
 /// The files are no snapshot, damaged, not of one snapshot, or of another host.
-pub fn read(state: &File, memory: File, here: &Fingerprint) -> Result<(MachineState, Ram), SnapshotError> {
+pub fn read(state: &File, memory: Vec<File>, here: &Fingerprint) -> Result<(MachineState, Ram), SnapshotError> {
     let length = state.metadata().map_err(failed("looked at"))?.len();
     // One byte more than a snapshot can have is enough to be refused.
     let most = Container::max_bytes() as u64 + 1;
     let mut bytes = vec![0; usize::try_from(length.min(most)).unwrap_or(0)];
     state.read_exact_at(&mut bytes, 0).map_err(failed("read"))?;
-    let (saved, file) = parse(&bytes, Some(here))?;
-    let ram = Ram::from_image(memory, ByteSize(file.bytes))?;
-    ram.check_image(&file.image())?;
+    let (saved, files) = parse(&bytes, Some(here))?;
+    let size = files.size();
+    let ram = Ram::from_layers(files.layers(memory)?, size)?;
+    ram.check_layers()?;
     Ok((saved, ram))
 }
 
-fn parse(bytes: &[u8], here: Option<&Fingerprint>) -> Result<(MachineState, MemoryFile), SnapshotError> {
+fn parse(bytes: &[u8], here: Option<&Fingerprint>) -> Result<(MachineState, MemoryFiles), SnapshotError> {
     let mut container = Container::parse(bytes)?;
     if let Some(here) = here {
         container.fingerprint.check(here)?;

@@ -52,18 +52,19 @@ fn files() -> (File, File) {
     let ram = Ram::allocate(SIZE).unwrap();
     ram.guest().write_obj(0x1234_u64, GuestAddress(0x7000)).unwrap();
     let image = ram.write_image(&memory, None).unwrap();
-    store(&machine(), &MemoryFile::new(&ram, &image), here(), &state).unwrap();
+    let layers = Layers::single(Arc::new(memory.try_clone().unwrap()), image);
+    store(&machine(), &MemoryFiles::new(SIZE, &layers), here(), &state).unwrap();
     (state, memory)
 }
 
 fn error(state: &File, memory: File, here: &Fingerprint) -> String {
-    read(state, memory, here).map(drop).unwrap_err().to_string()
+    read(state, vec![memory], here).map(drop).unwrap_err().to_string()
 }
 
 #[test]
 fn what_was_written_is_read() {
     let (state, memory) = files();
-    let (read, ram) = read(&state, memory, &here()).unwrap();
+    let (read, ram) = read(&state, vec![memory], &here()).unwrap();
     assert_eq!(read, machine());
     assert_eq!(ram.guest().read_obj::<u64>(GuestAddress(0x7000)).unwrap(), 0x1234);
 }
@@ -128,11 +129,27 @@ fn states_go_to_empty_files_only() {
 }
 
 #[test]
-fn the_memory_file_is_what_the_golden_file_says() {
-    let file = MemoryFile {
-        bytes: SIZE.bytes(),
-        pages: 3,
-        witnesses: vec![(7, 0xdead_beef)],
+fn memory_in_two_files_is_read_from_both() {
+    let (state, memory) = files();
+    let (saved, ram) = read(&state, vec![memory.try_clone().unwrap()], &here()).unwrap();
+    ram.guest().write_obj(0x5678_u64, GuestAddress(0x9000)).unwrap();
+    let layers = ram.layers().unwrap();
+    assert!(same_files(layers, &[memory.try_clone().unwrap()]).unwrap());
+    for others in [vec![], vec![state.try_clone().unwrap()]] {
+        assert!(!same_files(layers, &others).unwrap());
+    }
+    let file = Arc::new(tempfile::tempfile().unwrap());
+    let pagemap = File::open("/proc/self/pagemap").unwrap();
+    let Written::Changes(image, runs) = ram.write_changes(&file, Some(&pagemap)).unwrap() else {
+        panic!("all was written")
     };
-    state::golden::check(env!("CARGO_MANIFEST_DIR"), &file);
+    let second = file.try_clone().unwrap();
+    let layers = layers.with(Layer { file, image }, &runs);
+    let state = tempfile::tempfile().unwrap();
+    store(&saved, &MemoryFiles::new(SIZE, &layers), here(), &state).unwrap();
+    let (_, again) = read(&state, vec![memory.try_clone().unwrap(), second], &here()).unwrap();
+    let word = |at| again.guest().read_obj::<u64>(GuestAddress(at)).unwrap();
+    assert_eq!((word(0x7000), word(0x9000)), (0x1234, 0x5678));
+    let error = error(&state, memory, &here());
+    assert!(error.contains("is in 2 files, 1 were given"), "{error}");
 }

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use wire::packet::{PacketError, PacketSocket};
 
-use crate::message::{ApiError, Event, Info, MetricSample, Packet, Reply, Request};
-use crate::{FdRef, RestoreConfig, SnapshotFiles, VERSION, VmConfig};
+use crate::message::{ApiError, Event, Info, MetricSample, Packet, Reply, Request, Written};
+use crate::{FdRef, RestoreConfig, SnapshotConfig, VERSION, VmConfig};
 
 /// How many late answers are put up with while one is waited for.
 const MAX_LATE: usize = 16;
@@ -70,16 +70,34 @@ impl VmmClient {
         self.done(Request::Restore(Box::new(config)), fds)
     }
 
-    /// Writes the VM's state and memory to two empty files.
+    /// Writes the VM's state and memory to two empty files; only what has changed, if its memory is mapped from `base`.
     ///
     /// # Errors
     /// Refused unless paused.
-    pub fn snapshot(&mut self, state: BorrowedFd<'_>, memory: BorrowedFd<'_>) -> Result<(), ClientError> {
-        let files = SnapshotFiles {
+    pub fn snapshot(
+        &mut self,
+        state: BorrowedFd<'_>,
+        memory: BorrowedFd<'_>,
+        base: &[BorrowedFd<'_>],
+    ) -> Result<Written, ClientError> {
+        let config = SnapshotConfig {
             state: FdRef(0),
             memory: FdRef(1),
+            base: (2..).take(base.len()).map(FdRef).collect(),
         };
-        self.done(Request::Snapshot(files), &[state, memory])
+        let fds: Vec<_> = [state, memory].into_iter().chain(base.iter().copied()).collect();
+        match self.call(Request::Snapshot(config), &fds)? {
+            Reply::Written(written) => Ok(written),
+            other => Err(ClientError::Malformed(format!("{other:?} to `snapshot`"))),
+        }
+    }
+
+    /// Has the VM's memory mapped from what was written last; `memory` is that file, to be read.
+    ///
+    /// # Errors
+    /// Refused unless paused ever since.
+    pub fn rebase(&mut self, memory: BorrowedFd<'_>) -> Result<(), ClientError> {
+        self.done(Request::Rebase(FdRef(0)), &[memory])
     }
 
     /// Lets the vCPUs run for the first time.

@@ -73,14 +73,29 @@ pub struct VmConfig {
     pub devices: Vec<DeviceSpec>,
 }
 
-/// The two files of a snapshot; empty ones that are open for writing when it is taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Where a snapshot goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotConfig {
+    /// An empty file for the state, open for writing.
+    pub state: FdRef,
+    /// An empty file for the memory, open for writing. It will be sparse.
+    pub memory: FdRef,
+    /// The memory files beside which it is to lie. If these are what the VM's memory is mapped from, only what has changed is
+    /// written.
+    #[serde(default)]
+    pub base: Vec<FdRef>,
+}
+
+/// The files of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotFiles {
     /// The state.
     pub state: FdRef,
-    /// The memory, sparse. A VM that was restored from it maps it: it must not change as long as there is one.
-    pub memory: FdRef,
+    /// The memory, the file that was written last at the end. VMs that were restored from them map them: they must not change as
+    /// long as there is one.
+    pub memory: Vec<FdRef>,
 }
 
 /// What a VM is restored from. vCPUs and memory are those of the snapshot.
@@ -204,7 +219,7 @@ mod tests {
     fn what_a_vm_is_restored_from_is_checked_too() {
         let files = SnapshotFiles {
             state: FdRef(0),
-            memory: FdRef(1),
+            memory: vec![FdRef(1), FdRef(2)],
         };
         let mut restore = RestoreConfig {
             files,

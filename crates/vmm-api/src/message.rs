@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{RestoreConfig, SnapshotFiles, VmConfig};
+use crate::config::{FdRef, RestoreConfig, SnapshotConfig, VmConfig};
 
 /// What a driver asks of a VMM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,7 +19,10 @@ pub enum Request {
     /// Let them go on.
     Resume,
     /// Write the paused VM to two files, whose descriptors the packet carries. It stays paused.
-    Snapshot(SnapshotFiles),
+    Snapshot(SnapshotConfig),
+    /// Map what the last snapshot has written in place of memory of the VM's own, which has not run since; the packet carries the
+    /// memory file that was written, to be read. What changes from here on is what the next snapshot writes beside it.
+    Rebase(FdRef),
     /// Press the guest's power button; what comes of it is the guest's affair.
     PressPowerButton,
     /// End the VM and the process, without asking the guest; answered, and not followed by an event.
@@ -113,6 +116,15 @@ pub enum Reply {
     Info(Info),
     /// To `metrics`.
     Metrics(Vec<MetricSample>),
+    /// To `snapshot`.
+    Written(Written),
+}
+
+/// What a snapshot's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Written {
+    /// How many files: 1, or one more than there were beside it.
+    pub files: usize,
 }
 
 /// The kind of a refusal, for machines.

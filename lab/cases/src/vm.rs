@@ -164,20 +164,23 @@ impl<'a> Builder<'a> {
     }
 
     /// Restores the VM from a snapshot of one with these devices, in place of booting it. It is paused then.
-    pub(crate) fn restore(mut self, listener: OwnedFd, state: File, memory: File) -> Result<Vm> {
+    pub(crate) fn restore(mut self, listener: OwnedFd, state: File, memory: Vec<File>) -> Result<Vm> {
         let acceptor = self.vsock(Some(listener))?;
-        // The two files travel where kernel and initramfs do otherwise.
+        // The state travels where the kernel does otherwise, and nothing where the initramfs does.
         let initramfs = self.config.initramfs.context("a VM without an initramfs")?;
-        let files = SnapshotFiles {
-            state: self.config.kernel,
-            memory: initramfs,
-        };
-        for (place, file) in [(files.state, state), (files.memory, memory)] {
+        let mut memory = memory.into_iter();
+        let lowest = memory.next().context("a snapshot without memory")?;
+        for (place, file) in [(self.config.kernel, state), (initramfs, lowest)] {
             *self
                 .fds
                 .get_mut(usize::try_from(place.0)?)
                 .context("a VM without a kernel")? = file.into();
         }
+        let others: Vec<FdRef> = memory.map(|file| self.fd(file)).collect();
+        let files = SnapshotFiles {
+            state: self.config.kernel,
+            memory: [initramfs].into_iter().chain(others).collect(),
+        };
         let config = RestoreConfig {
             files,
             kvm: self.config.kvm,

@@ -1,5 +1,6 @@
 //! `basalt system df`: what everything takes on this host's disk, so that it adds up to all of the state directory.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -69,12 +70,19 @@ pub(crate) fn df(args: &DfArgs, output: &Output) -> Result<u8> {
     let (known, in_use) = (&asked.sandboxes, asked.digests());
     let footprint = store.footprint(&in_use)?;
     let (used, _) = store.usage()?;
-    let sandboxes: Vec<OneSandbox> = known.iter().map(|sandbox| one_sandbox(&state, sandbox)).collect();
-    let all = on_disk(&state);
-    let of_images = on_disk(&state.join("images"));
-    let of_sandboxes = on_disk(&state.join("sandboxes"));
-    let of_snapshots = on_disk(&state.join("snapshots"));
-    let of_templates = on_disk(&state.join("templates"));
+    let all = Disk::default().bytes(&state);
+    // A file that several have counts for the first.
+    let mut disk = Disk::default();
+    let [of_images, of_templates, of_snapshots] =
+        ["images", "templates", "snapshots"].map(|kind| disk.bytes(&state.join(kind)));
+    let one_sandbox = |sandbox: &Sandbox| OneSandbox {
+        id: sandbox.id.clone(),
+        name: sandbox.name.clone(),
+        state: sandbox.state,
+        bytes: disk.clone().bytes(&state.join("sandboxes").join(&sandbox.id)),
+    };
+    let sandboxes: Vec<OneSandbox> = known.iter().map(one_sandbox).collect();
+    let of_sandboxes = disk.bytes(&state.join("sandboxes"));
     let ended = sandboxes.iter().filter(|sandbox| sandbox.state == State::Exited);
     let kinds = vec![
         Kind {
@@ -136,15 +144,6 @@ pub(crate) fn df(args: &DfArgs, output: &Output) -> Result<u8> {
     Ok(0)
 }
 
-fn one_sandbox(state: &Path, sandbox: &Sandbox) -> OneSandbox {
-    OneSandbox {
-        id: sandbox.id.clone(),
-        name: sandbox.name.clone(),
-        state: sandbox.state,
-        bytes: on_disk(&state.join("sandboxes").join(&sandbox.id)),
-    }
-}
-
 fn text(usage: &Usage) -> String {
     let row = |cells: &[&str]| cells.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>();
     let mut rows = vec![row(&["TYPE", "TOTAL", "ACTIVE", "SIZE", "RECLAIMABLE"])];
@@ -203,15 +202,25 @@ fn count(directory: &Path) -> usize {
         .count()
 }
 
-/// Bytes that a file takes, or a directory with all that is in it: holes take none. What is gone meanwhile takes none either.
-fn on_disk(path: &Path) -> u64 {
-    let Ok(meta) = fs::symlink_metadata(path) else {
-        return 0;
-    };
-    let mut bytes = meta.blocks() * STAT_BLOCK;
-    if meta.is_dir() {
-        let entries = fs::read_dir(path).into_iter().flatten().flatten();
-        bytes += entries.map(|entry| on_disk(&entry.path())).sum::<u64>();
+/// What was counted already: several snapshots can have one file.
+#[derive(Clone, Debug, Default)]
+struct Disk(BTreeSet<(u64, u64)>);
+
+impl Disk {
+    /// Bytes that a file takes, or a directory with all that is in it, and that were not counted before: holes take none. What
+    /// is gone meanwhile takes none either.
+    fn bytes(&mut self, path: &Path) -> u64 {
+        let Ok(meta) = fs::symlink_metadata(path) else {
+            return 0;
+        };
+        if !self.0.insert((meta.dev(), meta.ino())) {
+            return 0;
+        }
+        let mut bytes = meta.blocks() * STAT_BLOCK;
+        if meta.is_dir() {
+            let entries = fs::read_dir(path).into_iter().flatten().flatten();
+            bytes += entries.map(|entry| self.bytes(&entry.path())).sum::<u64>();
+        }
+        bytes
     }
-    bytes
 }

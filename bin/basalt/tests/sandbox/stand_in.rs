@@ -18,7 +18,7 @@ use agent_api::VSOCK_PORT;
 use vmm_api::config::DeviceSpec;
 use vmm_api::devices::{ConsoleConfig, DeviceConfig, VsockConfig};
 use vmm_api::{
-    ApiError, ErrorKind, Event, ExitReason, FdRef, Info, Mark, MetricSample, Packet, Reply, Request, VmState,
+    ApiError, ErrorKind, Event, ExitReason, FdRef, Info, Mark, MetricSample, Packet, Reply, Request, VmState, Written,
 };
 use wire::packet::PacketSocket;
 
@@ -149,6 +149,10 @@ fn carry_out(
                     assert_eq!(machine.state, VmState::Paused);
                     files.next().unwrap().write_all(machine.shape().as_bytes()).unwrap();
                     files.next().unwrap().write_all(b"memory").unwrap();
+                    // What it was restored from lies below.
+                    result = Ok(Reply::Written(Written {
+                        files: 1 + files.count(),
+                    }));
                 }
             }
         }

@@ -10,8 +10,8 @@ use node_api::{Sandbox, State};
 use observe::exposition::{Exposition, Family, Kind};
 use vmm_api::MetricSample;
 
+use crate::memory_files::own_bytes;
 use crate::node::Node;
-use crate::requests::size_of;
 
 /// After this no further VMM is asked; those that are left then are told as missing.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -221,7 +221,7 @@ impl Node {
             all.push(One {
                 usage,
                 vmm,
-                disk: size_of(&self.sandbox_paths(&entry).directory),
+                disk: own_bytes(&self.sandbox_paths(&entry).directory),
                 sandbox: entry.stored().sandbox,
             });
         }

@@ -75,6 +75,7 @@ fn host(host: &Host) -> Result<()> {
     }
     differ(&daemon, &machines)?;
     put_back(&daemon, &before)?;
+    kept_again(&daemon, &before, uptime)?;
 
     // What is kept outlives whom it is of, and those who run from it outlive it.
     daemon.ok(&["rm", "--force", "origin"])?;
@@ -152,6 +153,34 @@ fn differ(daemon: &Daemon<'_>, machines: &[(&str, u16)]) -> Result<()> {
         ensure!(lines[2] == lines[3] && lines[1].len() == 32, "a clone says {lines:?}");
     }
     Ok(())
+}
+
+/// A clone is kept, twice: each time with what has changed alone, and a clone of that is one of the first snapshot, too.
+fn kept_again(daemon: &Daemon<'_>, before: &(String, u64), booted: f64) -> Result<()> {
+    let bytes = |name: &str| -> Result<u64> {
+        let text = daemon.ok(&["--json", "snapshot", "inspect", name])?;
+        let all: serde_json::Value = serde_json::from_str(&text)?;
+        all[0]["bytes"].as_u64().context("a snapshot without a size")
+    };
+    let whole = bytes("kept")?;
+    for (name, of) in [("again", "one"), ("once-more", "one")] {
+        daemon.ok(&["exec", of, "sh", "-c", "echo changed >> /changed"])?;
+        daemon.ok(&["snapshot", "create", of, name])?;
+        let changes = bytes(name)?;
+        log::info!("{whole} bytes are kept of the whole machine, {changes} of its changes");
+        ensure!(
+            changes < whole / 2,
+            "{changes} bytes are kept of changes, {whole} of the whole"
+        );
+    }
+    // Nobody needs the one in between to be there.
+    daemon.ok(&["snapshot", "rm", "again"])?;
+    daemon.ok(&["clone", "--name", "later", "once-more"])?;
+    is_a_clone(daemon, "later", before, booted)?;
+    let changed = daemon.ok(&["exec", "later", "cat", "/changed"])?;
+    ensure!(changed == "changed\nchanged\n", "a clone of a clone has {changed:?}");
+    daemon.ok(&["rm", "--force", "later"])?;
+    daemon.ok(&["snapshot", "rm", "once-more"]).map(drop)
 }
 
 /// The original becomes again what it was.

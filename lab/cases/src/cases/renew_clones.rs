@@ -93,10 +93,10 @@ impl Guest<'_> {
 fn host(host: &Host) -> Result<()> {
     let address = SocketAddr::from_abstract_name(format!("basalt-case-renew-clones-{}", std::process::id()))?;
     let listener = UnixListener::bind_addr(&address)?;
-    let files = Files::new(host, "frozen");
-    let frozen = original(host, &listener, &address, &files)?;
+    let mut files = Files::new(host, "frozen");
+    let frozen = original(host, &listener, &address, &mut files)?;
     let [one, two] = ["one", "two"].map(|name| {
-        let (state, memory) = (File::open(&files.state)?, File::open(&files.memory)?);
+        let (state, memory) = files.open()?;
         let mut vm = Builder::new(host)?.restore(listener.try_clone()?.into(), state, memory)?;
         vm.vmm.client.resume()?;
         let address = &address;
@@ -113,7 +113,7 @@ struct Frozen {
 }
 
 /// Boots a guest and leaves it frozen in a snapshot.
-fn original(host: &Host, listener: &UnixListener, address: &SocketAddr, files: &Files) -> Result<Frozen> {
+fn original(host: &Host, listener: &UnixListener, address: &SocketAddr, files: &mut Files) -> Result<Frozen> {
     let vm = Builder::new(host)?.start_listening(Some(listener.try_clone()?.into()))?;
     let mut agent = vm.agent()?;
     vm::install(&mut agent)?;

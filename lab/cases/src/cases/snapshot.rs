@@ -1,5 +1,6 @@
 //! A guest under load goes on in another VMM: a counter in its memory, its boot id, what it has written to its disk, its
-//! clocks and timers, a TCP stream; several rounds in a row, on two vCPUs. What does not fit is refused.
+//! clocks and timers, a TCP stream; several rounds in a row, on two vCPUs, each with what has changed since the one before, or
+//! as many as `BASALT_ROUNDS` says. What does not fit is refused.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -29,8 +30,11 @@ pub(crate) const CASE: Case = Case {
     guest: Some(snapshot_guest::run),
 };
 
-/// Odd rounds let the original go on for a while after it was saved.
+/// Odd rounds let the original go on for a while after it was saved, from the files that it was saved to.
 const ROUNDS: usize = 5;
+
+/// Files of one memory: the next snapshot is a whole one.
+const MAX_FILES: usize = 8;
 
 /// How long a guest may take to answer, in an emulated host.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -107,7 +111,7 @@ impl Stage<'_> {
     }
 
     fn restore(&self, files: &Files) -> Result<Vm> {
-        let (state, memory) = (File::open(&files.state)?, File::open(&files.memory)?);
+        let (state, memory) = files.open()?;
         self.builder()?
             .restore(self.listener.try_clone()?.into(), state, memory)
     }
@@ -144,10 +148,13 @@ impl Stage<'_> {
     }
 }
 
-/// The two files of one snapshot.
+/// The files of one snapshot.
 pub(super) struct Files {
-    pub(super) state: PathBuf,
-    pub(super) memory: PathBuf,
+    state: PathBuf,
+    /// The one that was written for it.
+    memory: PathBuf,
+    /// Those that lie below it, the lowest first.
+    below: Vec<PathBuf>,
 }
 
 impl Files {
@@ -155,14 +162,34 @@ impl Files {
         Self {
             state: host.scratch.join(format!("{name}.state")),
             memory: host.scratch.join(format!("{name}.memory")),
+            below: Vec::new(),
         }
     }
 
-    pub(super) fn take(&self, machine: &mut Vm) -> Result<()> {
+    /// State and memory, to be read.
+    pub(super) fn open(&self) -> Result<(File, Vec<File>)> {
+        let memory = self.below.iter().chain([&self.memory]).map(File::open);
+        Ok((File::open(&self.state)?, memory.collect::<Result<_, _>>()?))
+    }
+
+    /// Saves the machine, beside the files that lie below: false if they were of no use, and lie below no more.
+    pub(super) fn take(&mut self, machine: &mut Vm) -> Result<bool> {
         let new = |path: &Path| OpenOptions::new().read(true).write(true).create_new(true).open(path);
         let (state, memory) = (new(&self.state)?, new(&self.memory)?);
-        Ok(machine.vmm.client.snapshot(state.as_fd(), memory.as_fd())?)
+        let below = self.below.iter().map(File::open).collect::<Result<Vec<_>, _>>()?;
+        let below: Vec<_> = below.iter().map(AsFd::as_fd).collect();
+        let written = machine.vmm.client.snapshot(state.as_fd(), memory.as_fd(), &below)?;
+        let beside = written.files == below.len() + 1;
+        if !beside {
+            self.below.clear();
+        }
+        Ok(beside)
     }
+}
+
+fn rounds_wanted() -> usize {
+    let wanted = std::env::var("BASALT_ROUNDS").ok();
+    wanted.and_then(|text| text.parse().ok()).unwrap_or(ROUNDS)
 }
 
 fn host(host: &Host) -> Result<()> {
@@ -195,9 +222,13 @@ fn rounds(host: &Host, wire: &Wire) -> Result<()> {
     let first = stage.wait("the load", |report| {
         report.disk > 20 && report.ticks > 20 && report.echoes > 20
     })?;
-    refused_while_running(&mut machine, &Files::new(host, "running"))?;
-    for round in 0..ROUNDS {
-        let files = Files::new(host, &round.to_string());
+    refused_while_running(&mut machine, &mut Files::new(host, "running"))?;
+    let mut last: Option<Files> = None;
+    for round in 0..rounds_wanted() {
+        let mut files = Files::new(host, &round.to_string());
+        if let Some(last) = &last {
+            files.below = last.below.iter().chain([&last.memory]).cloned().collect();
+        }
         let goes_on_first = round % 2 == 1;
         if goes_on_first {
             // The far end would hear of two guests in one stream.
@@ -208,11 +239,17 @@ fn rounds(host: &Host, wire: &Wire) -> Result<()> {
         let held = connect(&stage.address, snapshot_guest::HOLD)?;
         machine.vmm.client.pause()?;
         let began = Instant::now();
-        files.take(&mut machine)?;
+        let lie_below = files.below.len();
+        let beside = files.take(&mut machine)?;
+        ensure!(
+            beside == (lie_below < MAX_FILES),
+            "round {round}: {lie_below} files lay below, and changes alone were written: {beside}"
+        );
         let saved_in = began.elapsed();
         let next = host.scratch.join(format!("disk-{}", round + 1));
         fs::copy(&stage.disk, &next)?;
         if goes_on_first {
+            machine.vmm.client.rebase(File::open(&files.memory)?.as_fd())?;
             original_goes_on(&stage, &mut machine, held, &before)?;
         }
         drop(machine);
@@ -244,6 +281,11 @@ fn rounds(host: &Host, wire: &Wire) -> Result<()> {
         agent_answers(&stage, &first)?;
         report_sizes(&files, round, (saved_in, restored_in))?;
         fs::remove_file(&files.state)?;
+        // What lies below no other any more.
+        if let Some(last) = last.filter(|_| files.below.is_empty()) {
+            last.below.iter().chain([&last.memory]).try_for_each(fs::remove_file)?;
+        }
+        last = Some(files);
     }
     console_is_alive(&stage, &machine)?;
     stage.stream(snapshot_guest::Stream::End)?;
@@ -257,7 +299,7 @@ fn start_load(machine: &Vm, wire: &Wire) -> Result<()> {
     vm::detach_guest_half(&mut agent, CASE.name)
 }
 
-fn refused_while_running(machine: &mut Vm, files: &Files) -> Result<()> {
+fn refused_while_running(machine: &mut Vm, files: &mut Files) -> Result<()> {
     let error = text(files.take(machine));
     ensure!(
         error.contains("`snapshot` needs a VM that is paused"),
@@ -303,7 +345,7 @@ fn agent_answers(stage: &Stage<'_>, first: &Report) -> Result<()> {
     Ok(())
 }
 
-/// The memory file is as large as the memory and takes the place of what is in it.
+/// The memory file is as large as the memory and takes the place of what is in it, or of what has changed.
 fn report_sizes(files: &Files, round: usize, (saved_in, restored_in): (Duration, Duration)) -> Result<()> {
     let memory = fs::metadata(&files.memory)?;
     let (size, used) = (memory.len(), memory.blocks() * 512);
@@ -313,15 +355,21 @@ fn report_sizes(files: &Files, round: usize, (saved_in, restored_in): (Duration,
         "{used} of {size} bytes are written: untouched pages are no holes"
     );
     ensure!(
-        used > size / 20,
+        used > size / 20 || !files.below.is_empty(),
         "{used} of {size} bytes are written: where is the guest?"
+    );
+    ensure!(
+        used < size / 8 || files.below.is_empty(),
+        "{used} of {size} bytes are written: so much cannot have changed"
     );
     let state = fs::metadata(&files.state)?.len();
     writeln!(
         std::io::stdout(),
-        "round {round}: state {state} bytes, memory {} MiB of {}, saved in {saved_in:?}, restored in {restored_in:?}",
-        used >> 20,
-        size >> 20
+        "round {round}: state {state} bytes, memory {} KiB of {} MiB beside {} files, saved in {saved_in:?}, restored in \
+         {restored_in:?}",
+        used >> 10,
+        size >> 20,
+        files.below.len()
     )?;
     Ok(())
 }
@@ -332,6 +380,7 @@ fn refusals(stage: &Stage<'_>, files: &Files) -> Result<()> {
         let other = Files {
             state: stage.host.scratch.join("refused.state"),
             memory: memory.to_owned(),
+            below: Vec::new(),
         };
         fs::write(&other.state, state)?;
         let error = text(stage.restore(&other));
@@ -394,7 +443,7 @@ fn refusals(stage: &Stage<'_>, files: &Files) -> Result<()> {
         "a smaller disk: {error}"
     );
     let builder = Builder::new(stage.host)?;
-    let (state, memory) = (File::open(&files.state)?, File::open(&files.memory)?);
+    let (state, memory) = files.open()?;
     let error = text(builder.restore(stage.listener.try_clone()?.into(), state, memory));
     ensure!(
         error.contains("was saved with the devices `console, rng, root, data, net"),

@@ -1,0 +1,318 @@
+//! Guest memory that lies in several files: the lowest has all pages, each further one what had changed since the one before
+//! it was written. Only the pages that changed are written, and only they are mapped over the lowest file's.
+//!
+//! ```text
+//!  file 2         ██            ████       what changed since file 1 was written
+//!  file 1   ████        ██████             what changed since file 0 was written
+//!  file 0   ████████████████████████████   all pages; those without content are holes
+//! ```
+//! What has changed is not logged but read off: memory is a private mapping of its files, so whatever was written since, by the
+//! guest, by a device's thread or by the kernel for one, is a page of this process's own, and the kernel's page map says
+//! which are.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use base::ByteSize;
+use rustix::mm::{MapFlags, mmap};
+use vm_memory::GuestMemoryRegion;
+
+use crate::image::{Writer, each_page, failed};
+use crate::{Image, MemoryError, PAGE, PROTECTION, Ram, SHARING};
+
+/// The most files of one memory: each costs whoever maps it, and keeps what the others have long replaced.
+pub const MAX_LAYERS: usize = 8;
+
+/// The most runs of pages that are written at a time: each is a mapping of its own, of which a process can have some 65 000
+/// (`vm.max_map_count`).
+const MAX_RUNS: usize = 1024;
+
+/// Pages that follow each other and lie in one file other than the lowest, at the place that they have in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The first page's number.
+    pub first: u64,
+    /// How many.
+    pub pages: u64,
+    /// The file's number.
+    pub file: usize,
+}
+
+impl Segment {
+    fn end(&self) -> u64 {
+        self.first.saturating_add(self.pages)
+    }
+}
+
+/// One file, and what is known of it.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    /// The file.
+    pub file: Arc<File>,
+    /// What was written to it.
+    pub image: Image,
+}
+
+/// All files of a memory, the lowest first.
+#[derive(Clone, Debug)]
+pub struct Layers {
+    files: Vec<Layer>,
+    /// By rising numbers of pages; what is in none lies in the lowest file.
+    segments: Vec<Segment>,
+}
+
+/// What was written of a memory.
+#[derive(Debug)]
+pub enum Written {
+    /// All of it: the file is a memory by itself.
+    Whole(Image),
+    /// What had changed; these runs of pages, by first page and number.
+    Changes(Image, Vec<(u64, u64)>),
+}
+
+impl Layers {
+    /// One file with all pages.
+    pub fn single(file: Arc<File>, image: Image) -> Self {
+        Self {
+            files: vec![Layer { file, image }],
+            segments: Vec::new(),
+        }
+    }
+
+    /// The same with another descriptor of the newest file.
+    ///
+    /// # Errors
+    /// It is another file.
+    pub fn with_newest(mut self, file: File) -> Result<Self, MemoryError> {
+        let identity = |file: &File| {
+            let metadata = file.metadata().map_err(failed("looked at"))?;
+            Ok::<_, MemoryError>((metadata.dev(), metadata.ino()))
+        };
+        let newest = self.files.last_mut().ok_or(MemoryError::Segments(0))?;
+        if identity(&newest.file)? != identity(&file)? {
+            return Err(MemoryError::OtherFile);
+        }
+        newest.file = Arc::new(file);
+        Ok(self)
+    }
+
+    /// Files, and which of their pages count. Whether that makes sense is found out when they are mapped.
+    pub fn new(files: Vec<Layer>, segments: Vec<Segment>) -> Self {
+        Self { files, segments }
+    }
+
+    /// The files, the lowest first.
+    pub fn files(&self) -> &[Layer] {
+        &self.files
+    }
+
+    /// What lies in other files than the lowest.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    pub(crate) fn base(&self) -> Result<&Arc<File>, MemoryError> {
+        let base = self.files.first().map(|layer| &layer.file);
+        base.ok_or(MemoryError::Segments(0))
+    }
+
+    /// Whether a page lies in another file than the lowest.
+    pub(crate) fn covers(&self, page: u64) -> bool {
+        let after = self.segments.partition_point(|segment| segment.first <= page);
+        let before = after.checked_sub(1).and_then(|index| self.segments.get(index));
+        before.is_some_and(|segment| page < segment.end())
+    }
+
+    /// The same with one file more, of whose pages these runs, by rising numbers, count from now on.
+    #[must_use]
+    pub fn with(&self, layer: Layer, runs: &[(u64, u64)]) -> Self {
+        let mut files = self.files.clone();
+        let file = files.len();
+        files.push(layer);
+        let new = runs.iter().map(|&(first, pages)| Segment { first, pages, file });
+        let mut segments: Vec<Segment> = new.collect();
+        let over = segments.clone();
+        for old in &self.segments {
+            // What is left of it between those that lie over it.
+            let mut first = old.first;
+            let begin = over.partition_point(|run| run.end() <= old.first);
+            for run in over.iter().skip(begin).take_while(|run| run.first < old.end()) {
+                if run.first > first {
+                    let pages = run.first - first;
+                    segments.push(Segment { first, pages, ..*old });
+                }
+                first = run.end();
+            }
+            if first < old.end() {
+                let pages = old.end() - first;
+                segments.push(Segment { first, pages, ..*old });
+            }
+        }
+        segments.sort_unstable_by_key(|segment| segment.first);
+        Self { files, segments }
+    }
+
+    /// Checks that the files have the memory's size and that the segments lie in it, one behind the other. A state's file can be
+    /// anybody's.
+    pub(crate) fn check(&self, size: ByteSize) -> Result<(), MemoryError> {
+        let wrong = || MemoryError::Segments(self.files.len());
+        if self.files.is_empty() || self.files.len() > MAX_LAYERS {
+            return Err(wrong());
+        }
+        for layer in &self.files {
+            let found = layer.file.metadata().map_err(failed("looked at"))?.len();
+            if found != size.bytes() {
+                return Err(MemoryError::ImageSize {
+                    expected: size.bytes(),
+                    found,
+                });
+            }
+        }
+        let mut end = 0;
+        for segment in &self.segments {
+            let in_a_file = (1..self.files.len()).contains(&segment.file);
+            if !in_a_file || segment.pages == 0 || segment.first < end {
+                return Err(wrong());
+            }
+            end = segment.end();
+        }
+        if end > size.bytes() / PAGE as u64 {
+            return Err(wrong());
+        }
+        Ok(())
+    }
+}
+
+impl Ram {
+    /// Checks that the files that it was mapped from are those that were written.
+    ///
+    /// # Errors
+    /// One is another, or cannot be read.
+    pub fn check_layers(&self) -> Result<(), MemoryError> {
+        let mut layers = self.layers().into_iter().flat_map(Layers::files);
+        layers.try_for_each(|layer| layer.image.check(&layer.file))
+    }
+
+    /// Writes what has changed since the memory was mapped, or all of it where that cannot be told or would make too many files.
+    /// Otherwise as [`Ram::write_image`].
+    ///
+    /// # Errors
+    /// The file is not empty, or the host refused.
+    pub fn write_changes(&self, file: &File, pagemap: Option<&File>) -> Result<Written, MemoryError> {
+        let below = self.layers().filter(|layers| layers.files().len() < MAX_LAYERS);
+        let (Some(_), Some(pagemap)) = (below, pagemap) else {
+            return self.write_image(file, pagemap).map(Written::Whole);
+        };
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        each_page(self, Some(pagemap), |_, _, place, entry| {
+            if entry.is_changed() {
+                let page = place / PAGE as u64;
+                match runs.last_mut() {
+                    Some((first, pages)) if *first + *pages == page => *pages += 1,
+                    _ => runs.push((page, 1)),
+                }
+            }
+            Ok(())
+        })?;
+        let runs = fewer(runs, MAX_RUNS);
+        let mut writer = Writer::new(file, self)?;
+        for &(first, pages) in &runs {
+            for page in first..first + pages {
+                let place = page * PAGE as u64;
+                let (region, at) = self.at(place)?;
+                writer.page(region, at, place)?;
+            }
+        }
+        Ok(Written::Changes(writer.finish()?, runs))
+    }
+
+    /// Maps, in place of what it has of its own, files that hold the same. Nothing may access the memory meanwhile. If it fails
+    /// the content is what it was, and what was written to which file is forgotten.
+    ///
+    /// # Errors
+    /// The layers make no sense, or the host cannot map them.
+    pub fn rebase(&mut self, layers: Layers) -> Result<(), MemoryError> {
+        layers.check(self.size())?;
+        // Only what was written last is not mapped yet; with one file that is everything.
+        let newest = layers.files().len() - 1;
+        let pages = self.size().bytes() / PAGE as u64;
+        let whole = [Segment {
+            first: 0,
+            pages,
+            file: 0,
+        }];
+        let segments = match newest {
+            0 => &whole,
+            _ => layers.segments(),
+        };
+        // Until all is mapped nobody can tell what lies where.
+        self.layers = None;
+        for segment in segments.iter().filter(|segment| segment.file == newest) {
+            let layer = layers.files().get(newest).ok_or(MemoryError::Segments(newest))?;
+            self.map(segment, &layer.file)?;
+        }
+        self.layers = Some(layers);
+        Ok(())
+    }
+
+    /// Maps a segment of its layers over the lowest file's pages.
+    pub(crate) fn map_over(&self, segment: &Segment) -> Result<(), MemoryError> {
+        let layers = self.layers().map(Layers::files).unwrap_or_default();
+        let layer = layers.get(segment.file).ok_or(MemoryError::Segments(layers.len()))?;
+        self.map(segment, &layer.file)
+    }
+
+    /// The region of a place in a file, and the offset in it.
+    fn at(&self, place: u64) -> Result<(&vm_memory::GuestRegionMmap<()>, usize), MemoryError> {
+        let mut start = 0;
+        for region in self.regions() {
+            if place - start < region.len() {
+                let at = usize::try_from(place - start).map_err(|_| MemoryError::Layout(self.size()))?;
+                return Ok((region, at));
+            }
+            start += region.len();
+        }
+        Err(MemoryError::Layout(self.size()))
+    }
+
+    /// Maps pages of a file, which has the size of the memory, where the same pages are now.
+    #[allow(unsafe_code, reason = "a part of a region is mapped anew")]
+    fn map(&self, segment: &Segment, file: &File) -> Result<(), MemoryError> {
+        let (mut place, end) = (segment.first * PAGE as u64, segment.end() * PAGE as u64);
+        while place < end {
+            let (region, at) = self.at(place)?;
+            let length = (end - place).min(region.len() - at as u64);
+            let bytes = usize::try_from(length).map_err(|_| MemoryError::Layout(self.size()))?;
+            let address = region.as_ptr().wrapping_add(at).cast();
+            // SAFETY: 1. the range lies within one region's mapping, which the region keeps and unmaps as a whole; 2. nothing
+            // refers to what is in it but by volatile accesses of the region, which find memory there before and after; 3. the
+            // file has the memory's size, so no page of the mapping lies behind its end.
+            let mapped = unsafe { mmap(address, bytes, PROTECTION, SHARING.union(MapFlags::FIXED), file, place) };
+            mapped.map_err(|error| failed("mapped")(error.into()))?;
+            place += length;
+        }
+        Ok(())
+    }
+}
+
+/// At most so many runs that hold at least the same pages: the smallest gaps between them are filled.
+fn fewer(runs: Vec<(u64, u64)>, most: usize) -> Vec<(u64, u64)> {
+    let Some(surplus) = runs.len().checked_sub(most).filter(|surplus| *surplus > 0) else {
+        return runs;
+    };
+    let gap = |pair: &[(u64, u64)]| pair[1].0 - pair[0].0 - pair[0].1;
+    let mut gaps: Vec<u64> = runs.windows(2).map(gap).collect();
+    let (_, &mut widest, _) = gaps.select_nth_unstable(surplus - 1);
+    let mut merged: Vec<(u64, u64)> = Vec::with_capacity(most);
+    for (first, pages) in runs {
+        match merged.last_mut() {
+            Some(last) if first - last.0 - last.1 <= widest => last.1 = first + pages - last.0,
+            _ => merged.push((first, pages)),
+        }
+    }
+    merged
+}
+
+#[cfg(test)]
+mod tests;

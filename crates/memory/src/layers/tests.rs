@@ -1,0 +1,214 @@
+//! Memory in several files is what it was, whatever was written in between and by whom.
+
+use super::*;
+use vm_memory::{Bytes, GuestAddress};
+
+const SIZE: ByteSize = ByteSize::mib(16);
+const PAGES: u64 = (16 << 20) / PAGE as u64;
+
+fn pagemap() -> File {
+    File::open("/proc/self/pagemap").unwrap()
+}
+
+fn empty() -> Arc<File> {
+    Arc::new(tempfile::tempfile().unwrap())
+}
+
+fn put(ram: &Ram, page: u64, value: u64) {
+    ram.guest().write_obj(value, GuestAddress(page * PAGE as u64)).unwrap();
+}
+
+fn get(ram: &Ram, page: u64) -> u64 {
+    ram.guest().read_obj(GuestAddress(page * PAGE as u64)).unwrap()
+}
+
+/// Memory with something in some pages, mapped from the file that it was written to.
+fn base() -> Ram {
+    let ram = Ram::allocate(SIZE).unwrap();
+    for page in (0..PAGES).step_by(7) {
+        put(&ram, page, page + 1);
+    }
+    let file = empty();
+    let image = ram.write_image(&file, Some(&pagemap())).unwrap();
+    Ram::from_layers(Layers::single(file, image), SIZE).unwrap()
+}
+
+/// Writes what has changed to another file; the files then.
+fn keep(ram: &Ram) -> Layers {
+    let file = empty();
+    match ram.write_changes(&file, Some(&pagemap())).unwrap() {
+        Written::Whole(image) => Layers::single(file, image),
+        Written::Changes(image, runs) => ram.layers().unwrap().with(Layer { file, image }, &runs),
+    }
+}
+
+fn words(ram: &Ram) -> Vec<u64> {
+    (0..PAGES).map(|page| get(ram, page)).collect()
+}
+
+/// Numbers that look random, the same each time.
+fn numbers(seed: u64) -> impl Iterator<Item = u64> {
+    let mut state = seed;
+    std::iter::repeat_with(move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        state >> 33
+    })
+}
+
+#[test]
+fn what_has_changed_is_written_and_nothing_else() {
+    let ram = base();
+    // Looked at, which is no change.
+    assert_eq!(get(&ram, 7), 8);
+    put(&ram, 7, 1000);
+    put(&ram, 8, 1001);
+    // Made empty.
+    put(&ram, 14, 0);
+    let file = empty();
+    let Written::Changes(image, runs) = ram.write_changes(&file, Some(&pagemap())).unwrap() else {
+        panic!("all was written")
+    };
+    assert_eq!((image.pages, runs.as_slice()), (2, &[(7, 2), (14, 1)][..]));
+    let layers = ram.layers().unwrap().with(Layer { file, image }, &runs);
+    let again = Ram::from_layers(layers, SIZE).unwrap();
+    again.check_layers().unwrap();
+    assert_eq!(words(&again), words(&ram));
+    // What was read of the kernel by another way than ours counts, too: read(2) into it.
+    let bytes = tempfile::tempfile().unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&bytes, &[9; PAGE], 0).unwrap();
+    let (region, at) = again.at(40 * PAGE as u64).unwrap();
+    let slice = vm_memory::GuestMemoryRegion::as_volatile_slice(region).unwrap();
+    let mut slice = slice.subslice(at, PAGE).unwrap();
+    vm_memory::ReadVolatile::read_volatile(&mut { bytes }, &mut slice).unwrap();
+    let Written::Changes(_, runs) = again.write_changes(&empty(), Some(&pagemap())).unwrap() else {
+        panic!("all was written")
+    };
+    assert_eq!(runs, [(40, 1)]);
+}
+
+#[test]
+fn files_pile_up_and_begin_anew() {
+    let mut ram = base();
+    let mut numbers = numbers(1);
+    for round in 0..MAX_LAYERS + 2 {
+        for _ in 0..50 {
+            let page = numbers.next().unwrap() % PAGES;
+            put(&ram, page, numbers.next().unwrap());
+        }
+        let layers = keep(&ram);
+        assert_eq!(layers.files().len(), (round + 1) % MAX_LAYERS + 1, "round {round}");
+        let clone = Ram::from_layers(layers.clone(), SIZE).unwrap();
+        clone.check_layers().unwrap();
+        assert_eq!(words(&clone), words(&ram), "round {round}");
+        // What goes on from the files has no changes then, and the same in it.
+        let before = words(&ram);
+        ram.rebase(layers).unwrap();
+        assert_eq!(words(&ram), before);
+        if ram.layers().unwrap().files().len() < MAX_LAYERS {
+            let Written::Changes(image, runs) = ram.write_changes(&empty(), Some(&pagemap())).unwrap() else {
+                panic!("all was written")
+            };
+            assert_eq!((image.pages, runs.len()), (0, 0), "round {round}");
+        }
+    }
+}
+
+#[test]
+fn memory_of_its_own_goes_on_from_its_file() {
+    let mut ram = Ram::allocate(SIZE).unwrap();
+    put(&ram, 5, 6);
+    let layers = keep(&ram);
+    assert_eq!(layers.files().len(), 1);
+    ram.rebase(layers).unwrap();
+    put(&ram, 9, 10);
+    let layers = keep(&ram);
+    assert_eq!((layers.files().len(), layers.segments().len()), (2, 1));
+    assert_eq!((get(&ram, 5), get(&ram, 9)), (6, 10));
+}
+
+#[test]
+fn runs_beyond_the_most_are_joined_over_the_smallest_gaps() {
+    let runs = vec![(0, 1), (10, 1), (12, 2), (20, 1), (23, 1), (100, 1)];
+    assert_eq!(fewer(runs.clone(), 6), runs);
+    assert_eq!(fewer(runs.clone(), 4), [(0, 1), (10, 4), (20, 4), (100, 1)]);
+    assert_eq!(fewer(runs, 1), [(0, 101)]);
+    let ram = base();
+    for page in (0..PAGES).step_by(2) {
+        put(&ram, page, 77);
+    }
+    let layers = keep(&ram);
+    assert!(layers.segments().len() <= MAX_RUNS);
+    assert_eq!(words(&Ram::from_layers(layers, SIZE).unwrap()), words(&ram));
+}
+
+#[test]
+fn what_lies_over_others_is_what_counts() {
+    // Against a plain array that says for each page which file it is in.
+    let mut numbers = numbers(2);
+    let mut layers = Layers::single(empty(), Image::default());
+    let mut owners = vec![0; 256];
+    for file in 1..MAX_LAYERS {
+        let mut runs = Vec::new();
+        let mut at = 0;
+        loop {
+            let first = at + numbers.next().unwrap() % 40;
+            let pages = 1 + numbers.next().unwrap() % 30;
+            if first + pages > 256 {
+                break;
+            }
+            runs.push((first, pages));
+            owners[usize::try_from(first).unwrap()..usize::try_from(first + pages).unwrap()].fill(file);
+            at = first + pages;
+        }
+        let layer = Layer {
+            file: empty(),
+            image: Image::default(),
+        };
+        layers = layers.with(layer, &runs);
+        let mut found = vec![0; 256];
+        let mut end = 0;
+        for segment in layers.segments() {
+            assert!(segment.first >= end && segment.pages > 0);
+            end = segment.end();
+            found[usize::try_from(segment.first).unwrap()..usize::try_from(end).unwrap()].fill(segment.file);
+        }
+        assert_eq!(found, owners, "file {file}");
+        for (page, owner) in (0..).zip(&owners) {
+            assert_eq!(layers.covers(page), *owner != 0);
+        }
+    }
+}
+
+#[test]
+fn layers_that_make_no_sense_are_refused() {
+    let sized = || {
+        let file = empty();
+        file.set_len(SIZE.bytes()).unwrap();
+        Layer {
+            file,
+            image: Image::default(),
+        }
+    };
+    let segment = |first, pages, file| Segment { first, pages, file };
+    let refused = |files: usize, segments: &[Segment]| {
+        let layers = Layers::new((0..files).map(|_| sized()).collect(), segments.to_vec());
+        Ram::from_layers(layers, SIZE).map(drop).unwrap_err().to_string()
+    };
+    for (files, segments) in [
+        (0, vec![]),
+        (MAX_LAYERS + 1, vec![]),
+        (1, vec![segment(0, 1, 1)]),
+        (2, vec![segment(0, 1, 0)]),
+        (2, vec![segment(0, 0, 1)]),
+        (2, vec![segment(4, 2, 1), segment(5, 1, 1)]),
+        (2, vec![segment(PAGES - 1, 2, 1)]),
+        (2, vec![segment(u64::MAX, u64::MAX, 1)]),
+    ] {
+        let told = refused(files, &segments);
+        assert!(told.contains("in which of"), "{told}");
+    }
+    let short = sized();
+    short.file.set_len(4096).unwrap();
+    let error = Ram::from_layers(Layers::new(vec![sized(), short], Vec::new()), SIZE).unwrap_err();
+    assert!(matches!(error, MemoryError::ImageSize { .. }), "{error}");
+}

@@ -1,0 +1,157 @@
+//! The memory files of a snapshot, a template or a sandbox: how they are called, and that several can have the same ones.
+//!
+//! ```text
+//!  snapshots/a/memory ──────────┬── snapshots/b/memory      what a's machine had
+//!                               └── sandboxes/ID/memory
+//!                                   snapshots/b/memory.1    what had changed until b
+//! ```
+//! A file has a name in each directory whose machine is mapped from it (link(2)), so it is there for as long as one of them is,
+//! and nobody has to know of the others. Files that have a name here never change.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+
+/// A file's blocks, as stat(2) counts them.
+const STAT_BLOCK: u64 = 512;
+
+/// More than a machine can have; whoever looks for files looks no further.
+const MOST: usize = 16;
+
+/// What a memory file is called before it is known how many lie below it.
+const NEW: &str = "memory.new";
+
+fn path(directory: &Path, number: usize) -> PathBuf {
+    match number {
+        0 => directory.join("memory"),
+        number => directory.join(format!("memory.{number}")),
+    }
+}
+
+/// The file that is being written.
+pub(crate) fn new(directory: &Path) -> PathBuf {
+    directory.join(NEW)
+}
+
+/// Those of a directory, the lowest first.
+pub(crate) fn paths(directory: &Path) -> Vec<PathBuf> {
+    let all = (0..MOST).map(|number| path(directory, number));
+    all.take_while(|path| path.exists()).collect()
+}
+
+/// The same, open to be read.
+pub(crate) fn open(directory: &Path) -> Result<Vec<File>, Error> {
+    let open = |path: PathBuf| File::open(&path).map_err(Error::file("open", &path));
+    paths(directory).into_iter().map(open).collect()
+}
+
+/// Gives the new file of a directory its name, above those that are there.
+pub(crate) fn name_new(directory: &Path) -> Result<(), Error> {
+    let new = new(directory);
+    let goal = path(directory, paths(directory).len());
+    fs::rename(&new, goal).map_err(Error::file("rename", &new))
+}
+
+/// Gives those of `from` a name in `to`, in place of what there is. Where files cannot have two names, as on two file systems,
+/// there are none then: the next snapshot is a whole one, as it is with others than those that the machine is mapped from.
+pub(crate) fn share(from: &Path, to: &Path) -> Result<(), Error> {
+    remove(to)?;
+    for (number, file) in paths(from).iter().enumerate() {
+        let goal = path(to, number);
+        if let Err(error) = fs::hard_link(file, &goal) {
+            remove(to)?;
+            if !cannot_be_shared(&error) {
+                return Err(Error::file("make", &goal)(error));
+            }
+            log::info!("{} is of no use for the next snapshot: {error}", file.display());
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Takes their names in a directory away; it is fine if there are none.
+pub(crate) fn remove(directory: &Path) -> Result<(), Error> {
+    for path in paths(directory) {
+        fs::remove_file(&path).map_err(Error::file("remove", &path))?;
+    }
+    Ok(())
+}
+
+/// Counts what directories take on the disk; what several have for the first of them.
+#[derive(Debug, Default)]
+pub(crate) struct Counted(BTreeSet<(u64, u64)>);
+
+impl Counted {
+    /// Bytes that the files of a directory take that were not counted before.
+    pub(crate) fn bytes(&mut self, directory: &Path) -> u64 {
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        let files = entries.filter_map(|entry| entry.metadata().ok());
+        let new = files.filter(|file| self.0.insert((file.dev(), file.ino())));
+        new.map(|file| file.blocks() * STAT_BLOCK).sum()
+    }
+}
+
+/// Bytes that the files of a directory take that no other has.
+pub(crate) fn own_bytes(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let files = entries.filter_map(|entry| entry.metadata().ok());
+    let own = files.filter(|file| file.is_dir() || file.nlink() == 1);
+    own.map(|file| file.blocks() * STAT_BLOCK).sum()
+}
+
+/// It is the file systems that do not want it.
+fn cannot_be_shared(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::CrossesDevices
+            | io::ErrorKind::TooManyLinks
+            | io::ErrorKind::Unsupported
+            | io::ErrorKind::PermissionDenied
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(path: &Path, bytes: usize) {
+        fs::write(path, vec![1; bytes]).unwrap();
+    }
+
+    #[test]
+    fn files_are_there_for_as_long_as_anybody_has_them() {
+        let top = tempfile::tempdir().unwrap();
+        let [a, b, sandbox] = ["a", "b", "sandbox"].map(|name| top.path().join(name));
+        for path in [&a, &b, &sandbox] {
+            fs::create_dir(path).unwrap();
+        }
+        write(&new(&a), 8192);
+        name_new(&a).unwrap();
+        share(&a, &sandbox).unwrap();
+        share(&sandbox, &b).unwrap();
+        write(&new(&b), 4096);
+        name_new(&b).unwrap();
+        assert_eq!(paths(&b), [b.join("memory"), b.join("memory.1")]);
+        assert_eq!(open(&b).unwrap().len(), 2);
+        // Each is counted once, and for the sandbox only what nobody else has.
+        let mut counted = Counted::default();
+        let sizes = [&a, &b, &sandbox].map(|path| counted.bytes(path));
+        assert!(sizes[0] >= 8192 && sizes[1] >= 4096 && sizes[1] < 8192, "{sizes:?}");
+        assert_eq!(sizes[2], 0);
+        assert_eq!(own_bytes(&sandbox), 0);
+        share(&b, &sandbox).unwrap();
+        assert_eq!(paths(&sandbox).len(), 2);
+        fs::remove_dir_all(&a).unwrap();
+        fs::remove_dir_all(&b).unwrap();
+        assert_eq!(open(&sandbox).unwrap().len(), 2);
+        assert!(own_bytes(&sandbox) >= 8192 + 4096);
+        remove(&sandbox).unwrap();
+        remove(&sandbox).unwrap();
+        assert!(paths(&sandbox).is_empty());
+    }
+}
