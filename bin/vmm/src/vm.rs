@@ -50,6 +50,7 @@ fn from_snapshot(error: &SnapshotError) -> ApiError {
         | SnapshotError::Memory(_)
         | SnapshotError::NotEmpty(_)
         | SnapshotError::Files { .. } => ErrorKind::Invalid,
+        SnapshotError::Elsewhere => ErrorKind::WrongState,
         SnapshotError::Engine(_) | SnapshotError::File { .. } => ErrorKind::Host,
     };
     refuse(kind, error)
@@ -133,6 +134,7 @@ impl Vm {
         match request {
             Request::Create(config) => self.create(*config, fds).map(|()| Reply::Done),
             Request::Restore(config) => self.restore(&config, fds).map(|()| Reply::Done),
+            Request::Rollback(config) => self.roll_back(&config, fds).map(|()| Reply::Done),
             Request::Snapshot(config) => self.snapshot(&config, fds).map(Reply::Written),
             Request::Rebase(memory) => self.rebase(memory, fds).map(|()| Reply::Done),
             Request::Start => self.go(VmState::Created, "start"),
@@ -214,15 +216,12 @@ impl Vm {
         self.registry = Registry::new();
         config.validate().map_err(|error| refuse(ErrorKind::Invalid, error))?;
         let mut fds = FdTable::new(fds);
-        let mut take = |fd: FdRef| fds.take(fd).map_err(|error| refuse(ErrorKind::Invalid, error));
-        let state = File::from(take(config.files.state)?);
-        let memory = config.files.memory.iter().map(|fd| take(*fd).map(File::from));
-        let memory = memory.collect::<Result<Vec<_>, _>>()?;
-        let kvm = config.kvm.map(&mut take).transpose()?;
-        let serial = SerialOutput {
-            file: config.serial.map(&mut take).transpose()?,
-            keep: config.serial_keep,
-        };
+        let Opened {
+            state,
+            memory,
+            kvm,
+            serial,
+        } = Opened::take(config, &mut fds)?;
         let engine = self.open_engine(kvm)?;
         marks::mark("engine open");
         let here = snapshot::fingerprint(&engine, VMM_VERSION).map_err(|error| from_snapshot(&error))?;
@@ -240,6 +239,44 @@ impl Vm {
         self.cpus = state.shape.cpus;
         self.engine = Some(engine);
         self.state = VmState::Paused;
+        Ok(())
+    }
+
+    /// Nothing of the VM is touched before all that can be told to be wrong was.
+    fn roll_back(&mut self, config: &RestoreConfig, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
+        if self.state != VmState::Running {
+            self.expect(VmState::Paused, "rollback")?;
+        }
+        config.validate().map_err(|error| refuse(ErrorKind::Invalid, error))?;
+        let mut fds = FdTable::new(fds);
+        let Opened {
+            state, memory, serial, ..
+        } = Opened::take(config, &mut fds)?;
+        let over = || refuse(ErrorKind::WrongState, "the guest has ended: restore another VM");
+        let (Some(engine), Some(machine)) = (&self.engine, &mut self.machine) else {
+            return Err(over());
+        };
+        let state = snapshot::fingerprint(engine, VMM_VERSION)
+            .and_then(|here| snapshot::read_for(machine, &state, memory, &here))
+            .map_err(|error| from_snapshot(&error))?;
+        let registry = Registry::new();
+        let devices = create_devices(&config.devices, &mut fds, &registry)?;
+        all_used(&fds)?;
+        machine.fits(&state, &devices).map_err(|error| from_machine(&error))?;
+        machine.pause();
+        self.state = VmState::Paused;
+        self.written = None;
+        if machine.end().is_some() {
+            return Err(over());
+        }
+        let opened = if self.jailed { None } else { pagemap() };
+        let pagemap = self.pagemap.as_ref().or(opened.as_ref());
+        if let Err(error) = machine.roll_back(&state, serial, devices, &registry, pagemap) {
+            self.machine = None;
+            self.state = VmState::Ended;
+            return Err(refuse(ErrorKind::Internal, error));
+        }
+        self.registry.replace("device", &registry);
         Ok(())
     }
 
@@ -352,6 +389,30 @@ impl Vm {
                 value: sample.value,
             })
             .collect()
+    }
+}
+
+/// What a VM is restored from, but for its devices.
+struct Opened {
+    state: File,
+    memory: Vec<File>,
+    kvm: Option<OwnedFd>,
+    serial: SerialOutput,
+}
+
+impl Opened {
+    fn take(config: &RestoreConfig, fds: &mut FdTable) -> Result<Self, ApiError> {
+        let mut take = |fd: FdRef| fds.take(fd).map_err(|error| refuse(ErrorKind::Invalid, error));
+        let memory = config.files.memory.iter();
+        Ok(Self {
+            state: File::from(take(config.files.state)?),
+            memory: memory.map(|fd| take(*fd).map(File::from)).collect::<Result<_, _>>()?,
+            kvm: config.kvm.map(&mut take).transpose()?,
+            serial: SerialOutput {
+                file: config.serial.map(&mut take).transpose()?,
+                keep: config.serial_keep,
+            },
+        })
     }
 }
 

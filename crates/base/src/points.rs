@@ -43,6 +43,7 @@ pub const SANDBOX: &[&str] = &[
     SNAPSHOT_WRITTEN,
     SNAPSHOT_KEPT,
     SNAPSHOT_HIDDEN,
+    ROLLBACK_BEGUN,
     ROLLBACK_ENDED,
     ROLLBACK_DISK,
     RESTORE_MADE,
@@ -132,6 +133,8 @@ points! {
     SNAPSHOT_KEPT = "snapshot.kept";
     /// A snapshot that is removed has lost its name.
     SNAPSHOT_HIDDEN = "snapshot.hidden";
+    /// The database says that a sandbox is put back in place; all is still as it was.
+    ROLLBACK_BEGUN = "rollback.begun";
     /// What a sandbox was is gone, its disk is still that.
     ROLLBACK_ENDED = "rollback.ended";
     /// Its disk is the snapshot's.

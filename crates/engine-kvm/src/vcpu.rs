@@ -23,6 +23,8 @@ pub(crate) struct KvmVcpu {
     kvm: Arc<Kvm>,
     fd: VcpuFd,
     kicker: Arc<Kicker>,
+    /// It has been in its guest: KVM lets nobody change what CPUID says from then on.
+    has_run: bool,
 }
 
 impl KvmVcpu {
@@ -41,6 +43,7 @@ impl KvmVcpu {
             kvm: Arc::clone(kvm),
             fd,
             kicker: Arc::new(kicker),
+            has_run: false,
         })
     }
 }
@@ -81,6 +84,7 @@ fn translate<'a>(exit: VcpuExit<'a>, kicker: &Kicker) -> Exit<'a> {
 
 impl Vcpu for KvmVcpu {
     fn run(&mut self) -> Result<Exit<'_>> {
+        self.has_run = true;
         match self.fd.run() {
             Ok(exit) => Ok(translate(exit, &self.kicker)),
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => Ok(Exit::Interrupted),
@@ -136,9 +140,11 @@ impl Vcpu for KvmVcpu {
 
     fn restore(&mut self, state: &VcpuState) -> Result<()> {
         same_tsc(state.tsc_khz, self.fd.get_tsc_khz().map_err(failed("KVM_GET_TSC_KHZ"))?)?;
-        let entries: Vec<_> = state.cpuid.iter().map(cpuid_to_kvm).collect();
-        let cpuid = CpuId::from_entries(&entries).map_err(|error| EngineError::State(format!("{error:?}")))?;
-        self.fd.set_cpuid2(&cpuid).map_err(failed("KVM_SET_CPUID2"))?;
+        if !self.has_run {
+            let entries: Vec<_> = state.cpuid.iter().map(cpuid_to_kvm).collect();
+            let cpuid = CpuId::from_entries(&entries).map_err(|error| EngineError::State(format!("{error:?}")))?;
+            self.fd.set_cpuid2(&cpuid).map_err(failed("KVM_SET_CPUID2"))?;
+        }
         self.fd
             .set_sregs(&convert::system_to_kvm(&state.system))
             .map_err(failed("KVM_SET_SREGS"))?;

@@ -140,7 +140,7 @@ pub trait Vm: Send + Sync {
     /// A vCPU runs.
     fn save(&self) -> Result<VmState>;
 
-    /// Takes over what [`Vm::save`] gave, before any vCPU has run.
+    /// Takes over what [`Vm::save`] gave, while no vCPU runs.
     ///
     /// # Errors
     /// The state does not fit.
@@ -170,7 +170,7 @@ pub trait Vcpu: Send {
     /// The engine cannot read one of its parts.
     fn save(&mut self) -> Result<VcpuState>;
 
-    /// Takes over a whole state.
+    /// Takes over a whole state. One that has run already can go back to an earlier state of its own, and to no other's.
     ///
     /// # Errors
     /// It does not fit this engine or host.

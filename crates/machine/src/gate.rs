@@ -1,4 +1,4 @@
-//! What vCPU threads may do now, and how many of them wait. While they wait they can be asked to save their vCPUs.
+//! What vCPU threads may do now, and how many of them wait. While they wait they can be given an order for their vCPUs.
 //!
 //! The lock is held for moments only; a vCPU takes it when it was interrupted, never on a guest's exit.
 
@@ -18,8 +18,8 @@ pub(crate) enum Wanted {
 pub(crate) enum Pass {
     /// Run the guest.
     Run,
-    /// Save the vCPU, say so by [`Gate::saved`], and come back.
-    Save,
+    /// Carry out the order in the thread's slot, say so by [`Gate::done`], and come back.
+    Obey,
     /// End.
     End,
 }
@@ -28,10 +28,10 @@ struct State {
     wanted: Wanted,
     /// Threads that are outside of `Vcpu::run` and will stay there.
     parked: usize,
-    /// How often the vCPUs were asked to be saved.
-    saves: u64,
-    /// How many have done so this time.
-    saved: usize,
+    /// How often the threads were given an order.
+    orders: u64,
+    /// How many have carried out this one.
+    done: usize,
     /// Threads that will never do anything again.
     abandoned: usize,
 }
@@ -50,8 +50,8 @@ impl Gate {
         let state = State {
             wanted: Wanted::Pause,
             parked: 0,
-            saves: 0,
-            saved: 0,
+            orders: 0,
+            done: 0,
             abandoned: 0,
         };
         Self {
@@ -90,20 +90,20 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Has all `count` vCPUs saved, which are parked; returns when they are.
-    pub(crate) fn save_all(&self, count: usize) {
+    /// Has all `count` threads, which are parked, carry out what is in their slots; returns when they have.
+    pub(crate) fn order_all(&self, count: usize) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.saves += 1;
-        state.saved = 0;
+        state.orders += 1;
+        state.done = 0;
         self.changed.notify_all();
-        while state.saved + state.abandoned < count {
+        while state.done + state.abandoned < count {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Called by a vCPU thread that has saved its vCPU.
-    pub(crate) fn saved(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).saved += 1;
+    /// Called by a vCPU thread that has carried out its order.
+    pub(crate) fn done(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).done += 1;
         self.changed.notify_all();
     }
 
@@ -112,22 +112,22 @@ impl Gate {
         !self.hold.load(Ordering::SeqCst)
     }
 
-    /// Called by a vCPU thread that is not in the guest: waits until there is something to do. `saves` is the thread's own
-    /// count of how often it was asked to save, from 0 on.
-    pub(crate) fn pass(&self, saves: &mut u64) -> Pass {
+    /// Called by a vCPU thread that is not in the guest: waits until there is something to do. `orders` is the thread's own
+    /// count of those that it was given, from 0 on.
+    pub(crate) fn pass(&self, orders: &mut u64) -> Pass {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.parked += 1;
         self.changed.notify_all();
-        while state.wanted == Wanted::Pause && state.saves == *saves {
+        while state.wanted == Wanted::Pause && state.orders == *orders {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let pass = match state.wanted {
             // It stays parked.
             Wanted::End => return Pass::End,
             Wanted::Run => Pass::Run,
-            Wanted::Pause => Pass::Save,
+            Wanted::Pause => Pass::Obey,
         };
-        *saves = state.saves;
+        *orders = state.orders;
         state.parked -= 1;
         pass
     }
@@ -143,12 +143,12 @@ mod tests {
         let gate = Arc::new(Gate::new());
         let passing = Arc::clone(&gate);
         let thread = std::thread::spawn(move || {
-            let mut saves = 0;
-            let first = passing.pass(&mut saves);
+            let mut orders = 0;
+            let first = passing.pass(&mut orders);
             while passing.is_open() {
                 std::thread::yield_now();
             }
-            (first, passing.pass(&mut saves))
+            (first, passing.pass(&mut orders))
         });
         gate.wait_parked(1);
         assert!(!gate.is_open());
@@ -168,18 +168,18 @@ mod tests {
     }
 
     #[test]
-    fn each_thread_saves_once_for_each_request() {
+    fn each_thread_obeys_once_for_each_request() {
         const THREADS: usize = 3;
         let gate = Arc::new(Gate::new());
         let count = || {
             let gate = Arc::clone(&gate);
             std::thread::spawn(move || {
-                let (mut saves, mut done) = (0, 0);
+                let (mut orders, mut done) = (0, 0);
                 loop {
-                    match gate.pass(&mut saves) {
-                        Pass::Save => {
+                    match gate.pass(&mut orders) {
+                        Pass::Obey => {
                             done += 1;
-                            gate.saved();
+                            gate.done();
                         }
                         Pass::End => return done,
                         Pass::Run => panic!("nobody was to run"),
@@ -190,11 +190,11 @@ mod tests {
         let threads: Vec<_> = (0..THREADS).map(|_| count()).collect();
         for _ in 0..2 {
             gate.wait_parked(THREADS);
-            gate.save_all(THREADS);
+            gate.order_all(THREADS);
         }
         // One that is gone is not waited for.
         gate.abandon();
-        gate.save_all(THREADS + 1);
+        gate.order_all(THREADS + 1);
         gate.wait_parked(THREADS + 1);
         gate.set(Wanted::End);
         for thread in threads {

@@ -19,6 +19,7 @@ mod machine;
 pub mod platform;
 #[cfg(test)]
 mod quiesced_tests;
+mod rollback;
 mod saved;
 mod vcpu;
 

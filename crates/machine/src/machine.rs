@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::{ByteSize, EventFd};
 use boot::{Board, BootError, Source};
 use bus::BusError;
-use engine::{Engine, EngineError, Vcpu, Vm};
+use engine::{Engine, EngineError, Vcpu, VcpuState, Vm};
 use memory::layout::{self, Range};
 use memory::{Layers, MemoryError, Ram};
 use observe::Registry;
@@ -14,10 +14,10 @@ use pci::{PciBus, PciError, Window, WindowKind, Windows};
 use virtio::{DeviceError, TransportError, VirtioDevice, VirtioPciDevice};
 
 use crate::exits::ExitCounters;
-use crate::gate::{Gate, Wanted};
+use crate::gate::Wanted;
 use crate::platform::{Event, EventDevice, IoApic, PINS, PORTS, PlatformState, Power, SerialPort};
 use crate::saved::Quiesced;
-use crate::vcpu::{End, Ending, Shared, VcpuThread};
+use crate::vcpu::{End, Order, Shared, VcpuThread};
 
 /// Why a machine could not be built or moved.
 #[derive(Debug, thiserror::Error)]
@@ -143,8 +143,7 @@ pub(crate) struct Parts {
 pub struct Machine {
     // Fields are dropped in this order: nothing may run in the guest when its devices and memory go.
     pub(crate) threads: Vec<VcpuThread>,
-    pub(crate) gate: Arc<Gate>,
-    ending: Arc<Ending>,
+    pub(crate) shared: Shared,
     pub(crate) devices: Vec<Arc<VirtioPciDevice>>,
     pub(crate) platform: Platform,
     pub(crate) pci: Arc<PciBus>,
@@ -210,8 +209,7 @@ impl Machine {
     pub(crate) fn assemble(parts: Parts) -> Self {
         Self {
             threads: parts.threads,
-            gate: parts.shared.gate,
-            ending: parts.shared.ending,
+            shared: parts.shared,
             devices: parts.devices,
             platform: parts.platform,
             pci: parts.pci,
@@ -236,15 +234,15 @@ impl Machine {
             }
         }
         self.paused = false;
-        self.gate.set(Wanted::Run);
+        self.shared.gate.set(Wanted::Run);
         Ok(())
     }
 
     /// Stops vCPUs, then devices; returns when all have stopped.
     pub fn pause(&mut self) {
-        self.gate.set(Wanted::Pause);
+        self.shared.gate.set(Wanted::Pause);
         self.kick();
-        self.gate.wait_parked(self.threads.len());
+        self.shared.gate.wait_parked(self.threads.len());
         for device in &self.devices {
             device.pause();
         }
@@ -254,6 +252,11 @@ impl Machine {
     /// The machine as one that can be saved, if it is paused and the guest has not ended.
     pub fn quiesced(&self) -> Option<Quiesced<'_>> {
         (self.paused && self.end().is_none()).then(|| Quiesced::new(self))
+    }
+
+    /// The files that its memory is mapped from, if it is.
+    pub fn layers(&self) -> Option<&Layers> {
+        self.ram.layers()
     }
 
     /// Has its memory mapped from files that hold what is in it. It must be paused.
@@ -267,12 +270,12 @@ impl Machine {
 
     /// Readable once the guest has ended.
     pub fn ended(&self) -> &EventFd {
-        self.ending.event()
+        self.shared.ending.event()
     }
 
     /// Why the guest has ended, if it has.
     pub fn end(&self) -> Option<&End> {
-        self.ending.reason()
+        self.shared.ending.reason()
     }
 
     /// Presses the power button.
@@ -285,6 +288,21 @@ impl Machine {
         self.ram.size()
     }
 
+    /// Has each vCPU's thread, which waits, carry out an order; what each answers. `order` gives `None` where there is none for it.
+    pub(crate) fn order_vcpus(
+        &self,
+        mut order: impl FnMut(usize) -> Option<Order>,
+    ) -> Result<Vec<Option<VcpuState>>, MachineError> {
+        for (index, vcpu) in self.threads.iter().enumerate() {
+            vcpu.order(order(index).ok_or(MachineError::Vcpus(index))?);
+        }
+        self.shared.gate.order_all(self.threads.len());
+        let answers = self.threads.iter().map(VcpuThread::take_answer);
+        answers
+            .map(|answer| Ok(answer.ok_or(MachineError::VcpuGone)??))
+            .collect()
+    }
+
     fn kick(&self) {
         for vcpu in &self.threads {
             vcpu.kicker.kick();
@@ -294,7 +312,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        self.gate.set(Wanted::End);
+        self.shared.gate.set(Wanted::End);
         self.kick();
         for vcpu in self.threads.drain(..) {
             if vcpu.thread.join().is_err() {

@@ -4,21 +4,22 @@
 //! Devices are made anew from their configuration, with descriptors of whoever restores; what they are restored to must fit.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use base::ByteSize;
 use engine::{Engine, VcpuState, VmState};
 use memory::{Ram, layout};
 use observe::Registry;
-use pci::PciState;
+use pci::{PciBus, PciState};
 use serde::{Deserialize, Serialize};
 use state::Schema;
-use virtio::DeviceState;
+use virtio::{DeviceState, VirtioPciDevice};
 
 use crate::machine::{
     Machine, MachineError, NamedDevice, Parts, Platform, add_devices, add_platform, create, start_threads,
 };
 use crate::platform::PlatformState;
-use crate::vcpu::Shared;
+use crate::vcpu::{Order, Shared};
 
 /// The most vCPUs that a machine can have.
 const MAX_CPUS: usize = 64;
@@ -88,11 +89,11 @@ impl<'a> Quiesced<'a> {
             })?;
             devices.push(saved);
         }
-        machine.gate.save_all(machine.threads.len());
-        let states = machine.threads.iter().map(|vcpu| vcpu.take_state());
-        let vcpus = states
-            .map(|state| Ok(state.ok_or(MachineError::VcpuGone)??))
-            .collect::<Result<Vec<_>, MachineError>>()?;
+        let vcpus = machine
+            .order_vcpus(|_| Some(Order::Save))?
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>();
         Ok(MachineState {
             shape: Shape {
                 cpus: u32::try_from(vcpus.len()).unwrap_or(u32::MAX),
@@ -115,7 +116,7 @@ impl<'a> Quiesced<'a> {
 
 impl MachineState {
     /// Checks what a machine is made of against what there is to make it of.
-    fn check(&self, ram: &Ram, devices: &[NamedDevice]) -> Result<(), MachineError> {
+    pub(crate) fn check(&self, ram: &Ram, devices: &[NamedDevice]) -> Result<(), MachineError> {
         let cpus = self.vcpus.len();
         let numbered = self.vcpus.iter().zip(0..).all(|(vcpu, id)| vcpu.id == id);
         if cpus == 0 || cpus > MAX_CPUS || usize::try_from(self.shape.cpus) != Ok(cpus) || !numbered {
@@ -157,16 +158,7 @@ impl Machine {
         let platform = add_platform(vm.as_ref(), &shared, (serial.file, serial.keep), Some(&state.platform))?;
         let window = layout::pci_window_64(ram.size());
         let (devices, pci) = add_devices(&vm, &ram, &shared, window, devices, registry)?;
-        for (device, saved) in devices.iter().zip(&state.devices) {
-            device.restore(saved).map_err(|source| MachineError::Transport {
-                id: device.id().to_owned(),
-                source,
-            })?;
-        }
-        pci.restore(&state.pci).map_err(|source| MachineError::Pci {
-            id: "the PCI bus".to_owned(),
-            source,
-        })?;
+        restore_devices(state, &devices, &pci)?;
         let mut states = state.vcpus.iter();
         let threads = start_threads(vm.as_ref(), state.shape.cpus, &shared, registry, |_, vcpu| {
             states.next().map_or(Ok(()), |state| vcpu.restore(state))
@@ -185,6 +177,24 @@ impl Machine {
         machine.vm.restore(&state.vm)?;
         Ok(machine)
     }
+}
+
+/// Has devices that were just made, and their bus, take over what was saved.
+pub(crate) fn restore_devices(
+    state: &MachineState,
+    devices: &[Arc<VirtioPciDevice>],
+    pci: &PciBus,
+) -> Result<(), MachineError> {
+    for (device, saved) in devices.iter().zip(&state.devices) {
+        device.restore(saved).map_err(|source| MachineError::Transport {
+            id: device.id().to_owned(),
+            source,
+        })?;
+    }
+    pci.restore(&state.pci).map_err(|source| MachineError::Pci {
+        id: "the PCI bus".to_owned(),
+        source,
+    })
 }
 
 impl Platform {

@@ -87,8 +87,34 @@ impl Shared {
     }
 }
 
-/// Where a thread leaves the state of its vCPU.
-type Slot = Mutex<Option<Result<VcpuState, EngineError>>>;
+/// What a thread is to do with its vCPU while that stands still.
+pub(crate) enum Order {
+    /// Tell its state.
+    Save,
+    /// Take over another.
+    Restore(Box<VcpuState>),
+}
+
+/// What came of an order; a state where one was asked for.
+pub(crate) type Answer = Result<Option<VcpuState>, EngineError>;
+
+/// Where a thread finds its order and leaves its answer.
+#[derive(Default)]
+struct Slot {
+    order: Mutex<Option<Order>>,
+    answer: Mutex<Option<Answer>>,
+}
+
+impl Slot {
+    fn obey(&self, vcpu: &mut dyn Vcpu) {
+        let order = self.order.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let answer = order.map(|order| match order {
+            Order::Save => vcpu.save().map(Some),
+            Order::Restore(state) => vcpu.restore(&state).map(|()| None),
+        });
+        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = answer;
+    }
+}
 
 /// A vCPU's thread and the means to interrupt it.
 pub(crate) struct VcpuThread {
@@ -110,9 +136,14 @@ impl VcpuThread {
         Ok(Self { kicker, thread, slot })
     }
 
-    /// The state that the thread has saved, once; `None` if it has ended without.
-    pub(crate) fn take_state(&self) -> Option<Result<VcpuState, EngineError>> {
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// Leaves an order for the next [`Gate::order_all`].
+    pub(crate) fn order(&self, order: Order) {
+        *self.slot.order.lock().unwrap_or_else(PoisonError::into_inner) = Some(order);
+    }
+
+    /// What came of it; `None` if the thread has ended before.
+    pub(crate) fn take_answer(&self) -> Option<Answer> {
+        self.slot.answer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -139,9 +170,9 @@ fn body(
 ) -> Box<dyn Vcpu> {
     let _guard = Unwinding(shared);
     kicker.adopt_current_thread();
-    let mut saves = 0;
+    let mut orders = 0;
     loop {
-        match shared.gate.pass(&mut saves) {
+        match shared.gate.pass(&mut orders) {
             Pass::Run => {
                 kicker.clear();
                 observe::marks::mark(FIRST_RUN);
@@ -150,9 +181,9 @@ fn body(
                     shared.gate.set(Wanted::Pause);
                 }
             }
-            Pass::Save => {
-                *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(vcpu.save());
-                shared.gate.saved();
+            Pass::Obey => {
+                slot.obey(vcpu.as_mut());
+                shared.gate.done();
             }
             Pass::End => return vcpu,
         }

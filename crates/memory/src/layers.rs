@@ -10,12 +10,13 @@
 //! guest, by a device's thread or by the kernel for one, is a page of this process's own, and the kernel's page map says
 //! which are.
 
+use std::ffi::c_void;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use base::ByteSize;
-use rustix::mm::{MapFlags, mmap};
+use rustix::mm::{Advice, MapFlags, madvise, mmap};
 use vm_memory::GuestMemoryRegion;
 
 use crate::image::{Writer, each_page, failed};
@@ -204,6 +205,20 @@ impl Ram {
         let (Some(_), Some(pagemap)) = (below, pagemap) else {
             return self.write_image(file, pagemap).map(Written::Whole);
         };
+        let runs = fewer(self.changed(pagemap)?, MAX_RUNS);
+        let mut writer = Writer::new(file, self)?;
+        for &(first, pages) in &runs {
+            for page in first..first + pages {
+                let place = page * PAGE as u64;
+                let (region, at) = self.at(place)?;
+                writer.page(region, at, place)?;
+            }
+        }
+        Ok(Written::Changes(writer.finish()?, runs))
+    }
+
+    /// Runs of pages that have changed since the memory was mapped, by first page and number.
+    fn changed(&self, pagemap: &File) -> Result<Vec<(u64, u64)>, MemoryError> {
         let mut runs: Vec<(u64, u64)> = Vec::new();
         each_page(self, Some(pagemap), |_, _, place, entry| {
             if entry.is_changed() {
@@ -215,16 +230,31 @@ impl Ram {
             }
             Ok(())
         })?;
-        let runs = fewer(runs, MAX_RUNS);
-        let mut writer = Writer::new(file, self)?;
-        for &(first, pages) in &runs {
-            for page in first..first + pages {
-                let place = page * PAGE as u64;
-                let (region, at) = self.at(place)?;
-                writer.page(region, at, place)?;
-            }
+        Ok(runs)
+    }
+
+    /// Makes the memory what it is mapped from, by forgetting what has changed since; without a page map by forgetting all that is
+    /// mapped. Nothing may access it meanwhile.
+    ///
+    /// # Errors
+    /// It is not mapped from files, or the host refused.
+    #[allow(unsafe_code, reason = "pages are given back")]
+    pub fn drop_changes(&self, pagemap: Option<&File>) -> Result<(), MemoryError> {
+        if self.layers().is_none() {
+            return Err(MemoryError::Segments(0));
         }
-        Ok(Written::Changes(writer.finish()?, runs))
+        let whole = || vec![(0, self.size().bytes() / PAGE as u64)];
+        let runs = pagemap.map_or_else(|| Ok(whole()), |pagemap| self.changed(pagemap))?;
+        for (first, pages) in runs {
+            self.each_part(first, pages, |address, bytes, _| {
+                // SAFETY: 1. the range lies within one region's mapping, which the region keeps; 2. it is a private mapping of a
+                // file, so what is there next is the file's content; 3. nothing refers to what is in it but by volatile
+                // accesses of the region.
+                let dropped = unsafe { madvise(address, bytes, Advice::LinuxDontNeed) };
+                dropped.map_err(|error| failed("mapped")(error.into()))
+            })?;
+        }
+        Ok(())
     }
 
     /// Maps, in place of what it has of its own, files that hold the same. Nothing may access the memory meanwhile. If it fails
@@ -279,17 +309,28 @@ impl Ram {
     /// Maps pages of a file, which has the size of the memory, where the same pages are now.
     #[allow(unsafe_code, reason = "a part of a region is mapped anew")]
     fn map(&self, segment: &Segment, file: &File) -> Result<(), MemoryError> {
-        let (mut place, end) = (segment.first * PAGE as u64, segment.end() * PAGE as u64);
-        while place < end {
-            let (region, at) = self.at(place)?;
-            let length = (end - place).min(region.len() - at as u64);
-            let bytes = usize::try_from(length).map_err(|_| MemoryError::Layout(self.size()))?;
-            let address = region.as_ptr().wrapping_add(at).cast();
+        self.each_part(segment.first, segment.pages, |address, bytes, place| {
             // SAFETY: 1. the range lies within one region's mapping, which the region keeps and unmaps as a whole; 2. nothing
             // refers to what is in it but by volatile accesses of the region, which find memory there before and after; 3. the
             // file has the memory's size, so no page of the mapping lies behind its end.
             let mapped = unsafe { mmap(address, bytes, PROTECTION, SHARING.union(MapFlags::FIXED), file, place) };
-            mapped.map_err(|error| failed("mapped")(error.into()))?;
+            mapped.map(drop).map_err(|error| failed("mapped")(error.into()))
+        })
+    }
+
+    /// Calls `each` with address, length in bytes and place in a file of what lies within one region of a run of pages.
+    fn each_part(
+        &self,
+        first: u64,
+        pages: u64,
+        mut each: impl FnMut(*mut c_void, usize, u64) -> Result<(), MemoryError>,
+    ) -> Result<(), MemoryError> {
+        let (mut place, end) = (first * PAGE as u64, first.saturating_add(pages) * PAGE as u64);
+        while place < end {
+            let (region, at) = self.at(place)?;
+            let length = (end - place).min(region.len() - at as u64);
+            let bytes = usize::try_from(length).map_err(|_| MemoryError::Layout(self.size()))?;
+            each(region.as_ptr().wrapping_add(at).cast(), bytes, place)?;
             place += length;
         }
         Ok(())

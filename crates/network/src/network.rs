@@ -233,17 +233,34 @@ impl Network {
     /// # Errors
     /// The slot is in use or out of range, or the kernel refuses.
     pub fn attach(&self, slot: u32, queues: usize) -> Result<Attachment, Error> {
-        if queues == 0 || queues > MOST_QUEUES {
-            return Err(Error::Queues(queues));
-        }
         self.ranges.slot_v4(slot)?;
         let mut known = self.lock();
-        let name = tap_name(slot);
-        match self.state_of(&name)? {
+        match self.state_of(&tap_name(slot))? {
             Some(link) if link.carrier => return Err(Error::InUse(slot)),
             Some(_) if known.contains(&slot) => {}
             _ => self.prepare_locked(&mut known, &[slot])?,
         }
+        self.open_taps(slot, queues)
+    }
+
+    /// Opens the TAP of a slot that is in use with so many queues more, for whoever takes the place of its user: until that has
+    /// closed its own, packets go to either.
+    ///
+    /// # Errors
+    /// The slot is not in use, or the kernel refuses.
+    pub fn attach_again(&self, slot: u32, queues: usize) -> Result<Attachment, Error> {
+        let _known = self.lock();
+        match self.state_of(&tap_name(slot))? {
+            Some(_) => self.open_taps(slot, queues),
+            None => Err(Error::NotInUse(slot)),
+        }
+    }
+
+    fn open_taps(&self, slot: u32, queues: usize) -> Result<Attachment, Error> {
+        if queues == 0 || queues > MOST_QUEUES {
+            return Err(Error::Queues(queues));
+        }
+        let name = tap_name(slot);
         let taps = self.inside.run(move || {
             let open = |_| tap::open(&name).map_err(Error::host(format!("opening the TAP {name}")));
             (0..queues).map(open).collect::<Result<Vec<_>, _>>()

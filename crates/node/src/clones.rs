@@ -1,31 +1,29 @@
-//! Sandboxes that go on from a snapshot: clones, which are new ones with everything outside their own, and a sandbox that is
-//! put back to what it was.
+//! Clones: new sandboxes that go on from a snapshot, with everything outside of their own.
 //!
 //! ```text
-//!  clone:    register ─► directory ─► disk ──────────┐
-//!  rollback: its VMM ends ─► disk ───────────────────┴─► network, sockets, cgroup, VMM ─► VM restored ─► resumed ─► renewed
+//!  register ─► directory ─► disk ─► network, sockets, cgroup, VMM ─► VM restored ─► resumed ─► renewed
 //! ```
-//! What fails on the way takes a clone back as if it had never been asked for; a sandbox that was to be put back has exited.
+//! What fails on the way takes a clone back as if it had never been asked for.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use agent_api::Identity;
 use base::points;
-use node_api::{CloneConfig, SandboxConfig, State};
+use node_api::{CloneConfig, SandboxConfig};
 use observe::span::{self, span};
 use vmm_api::VmmClient;
 
 use crate::entry::Entry;
 use crate::hold::Renewal;
-use crate::node::{Node, to_run, wrong_state};
+use crate::node::Node;
 use crate::snapshots::{Place, Record};
 use crate::start::{Started, parse_ports};
 use crate::vm::Vm;
-use crate::{Error, disk, launch, limits, memory_files};
+use crate::{Error, launch, limits, memory_files};
 
 /// How long each hook of an image may take when it was cloned or put back.
-const HOOKS: Duration = Duration::from_secs(10);
+pub(crate) const HOOKS: Duration = Duration::from_secs(10);
 
 impl Node {
     /// Makes a sandbox that goes on from a snapshot.
@@ -65,71 +63,13 @@ impl Node {
         started
     }
 
-    /// Lets a sandbox go on from a snapshot of it, in place of what it is now.
-    pub(crate) fn rollback(&self, entry: &Arc<Entry>, snapshot: &str) -> Result<Started, Error> {
-        let _operation = entry.operate();
-        let (place, record) = self.snapshot(snapshot)?;
-        let sandbox = entry.stored().sandbox;
-        if record.snapshot.sandbox != sandbox.id {
-            return Err(Error::NotItsSnapshot {
-                name: sandbox.name,
-                snapshot: record.snapshot.name,
-                of: record.snapshot.sandbox_name,
-            });
-        }
-        if !sandbox.config.detach && sandbox.state.has_vm() {
-            return Err(Error::Tied(sandbox.name));
-        }
-        // What can fail without a VM fails before the one that is there is ended.
-        let stored = entry.stored();
-        limits::check(&sandbox.config, self.cgroups.as_ref())?;
-        self.image_of(&stored)?;
-        if !place.is_whole(&sandbox.config.resources) {
-            return Err(Error::SnapshotDamaged {
-                path: place.record(),
-                why: "a file beside it is missing".into(),
-            });
-        }
-        let mut disk = match sandbox.config.resources.disk {
-            Some(_) => {
-                let _span = span("disk copied");
-                Some(disk::Beside::new(&place.disk(), &self.sandbox_paths(entry).disk())?)
-            }
-            None => None,
-        };
-        match (sandbox.state, entry.vm()) {
-            (State::Exited, _) => (),
-            (State::Running | State::Paused, Some(vm)) => {
-                let _span = span("its VMM ends");
-                self.end_for_another(entry, &vm)?;
-            }
-            (state, _) => return Err(wrong_state(&sandbox, to_run(state))),
-        }
-        self.points.at(points::ROLLBACK_ENDED);
-        let started = self.put_back(entry, &place, disk.as_mut());
-        if let Err(error) = &started {
-            self.clear(entry)?;
-            // What it has written is not lost with its memory.
-            if let Err(error) = disk.as_mut().map_or(Ok(()), disk::Beside::put_back) {
-                log::error!("sandbox {} has the snapshot's disk, not its own: {error}", entry.id);
-            }
-            self.exited(entry, node_api::Ended::Failed(error.to_string()))?;
-        }
-        started
-    }
-
-    fn put_back(&self, entry: &Arc<Entry>, place: &Place, disk: Option<&mut disk::Beside>) -> Result<Started, Error> {
-        disk.map_or(Ok(()), disk::Beside::put)?;
-        self.points.at(points::ROLLBACK_DISK);
-        self.update(entry, |stored| {
-            stored.sandbox.restarts += 1;
-            stored.sandbox.config.detach = true;
-        })?;
-        self.restore_vm(entry, place, None)
-    }
-
     /// Everything from a disk that is there to a sandbox that runs.
-    fn restore_vm(&self, entry: &Arc<Entry>, place: &Place, identity: Option<Identity>) -> Result<Started, Error> {
+    pub(crate) fn restore_vm(
+        &self,
+        entry: &Arc<Entry>,
+        place: &Place,
+        identity: Option<Identity>,
+    ) -> Result<Started, Error> {
         let renewal = Renewal {
             identity,
             hooks: HOOKS,

@@ -91,7 +91,12 @@ struct Stage {
     serial: Option<FdRef>,
     devices: Vec<DeviceSpec>,
     acceptor: PacketSocket,
-    control: OwnedFd,
+}
+
+/// The control socket of a VMM that is about to be, in a directory of its own.
+fn control(paths: &SandboxPaths) -> Result<OwnedFd, Error> {
+    fs::create_dir_all(&paths.run).map_err(Error::file("make", &paths.run))?;
+    listen(&paths.control(), SocketType::SEQPACKET)
 }
 
 /// Opens everything; the image's file system is at `image`.
@@ -101,7 +106,8 @@ pub(crate) fn prepare(
     paths: &SandboxPaths,
     outside: (&Path, Option<Attachment>),
 ) -> Result<Prepared, Error> {
-    let mut stage = stage(config, stored, paths, outside)?;
+    let control = control(paths)?;
+    let mut stage = stage(config, stored, paths, &paths.vsock(), outside)?;
     let kernel = stage.fds.add(open("the guest kernel", &config.kernel, NO_ASSETS)?)?;
     let initramfs = stage
         .fds
@@ -123,7 +129,7 @@ pub(crate) fn prepare(
         config,
         fds: stage.fds,
         acceptor: stage.acceptor,
-        control: stage.control,
+        control,
     })
 }
 
@@ -136,8 +142,31 @@ pub(crate) fn prepare_restore(
     outside: (&Path, Option<Attachment>),
     place: &Place,
 ) -> Result<Restoring, Error> {
+    let control = control(paths)?;
+    let stage = stage(config, stored, paths, &paths.vsock(), outside)?;
+    let (config, fds) = from_place(stage, place)?;
+    Ok(Restoring { config, fds, control })
+}
+
+/// The same for a VM that is there and goes back to a snapshot. Its vsock listens beside the one that it has.
+pub(crate) fn prepare_rollback(
+    config: &Config,
+    stored: &Stored,
+    paths: &SandboxPaths,
+    outside: (&Path, Option<Attachment>),
+    place: &Place,
+) -> Result<(RestoreConfig, Fds), Error> {
+    from_place(stage(config, stored, paths, &paths.next_vsock(), outside)?, place)
+}
+
+/// The vsock that listens beside the other takes its place.
+pub(crate) fn take_next_vsock(paths: &SandboxPaths) -> Result<(), Error> {
+    let next = paths.next_vsock();
+    fs::rename(&next, paths.vsock()).map_err(Error::file("rename", &next))
+}
+
+fn from_place(mut stage: Stage, place: &Place) -> Result<(RestoreConfig, Fds), Error> {
     const NEXT: &str = "remove the snapshot (`basalt snapshot rm`), and take another";
-    let mut stage = stage(config, stored, paths, outside)?;
     let memory = memory_files::paths(place.directory());
     let memory = memory
         .iter()
@@ -155,22 +184,17 @@ pub(crate) fn prepare_restore(
         devices: stage.devices,
     };
     config.validate()?;
-    Ok(Restoring {
-        config,
-        fds: stage.fds,
-        control: stage.control,
-    })
+    Ok((config, stage.fds))
 }
 
 fn stage(
     config: &Config,
     stored: &Stored,
     paths: &SandboxPaths,
+    vsock: &Path,
     (image, attachment): (&Path, Option<Attachment>),
 ) -> Result<Stage, Error> {
-    fs::create_dir_all(&paths.run).map_err(Error::file("make", &paths.run))?;
-    let control = listen(&paths.control(), SocketType::SEQPACKET)?;
-    let vsock = listen(&paths.vsock(), SocketType::STREAM)?;
+    let vsock = listen(vsock, SocketType::STREAM)?;
     let mut fds = Fds::default();
     let kvm = fds.add(open_writable("KVM", &config.kvm, NO_KVM)?)?;
     let (acceptor, vmm_acceptor) =
@@ -190,7 +214,6 @@ fn stage(
         serial,
         devices,
         acceptor,
-        control,
     })
 }
 

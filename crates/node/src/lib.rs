@@ -30,6 +30,7 @@ mod process;
 mod programs;
 mod reconcile;
 mod requests;
+mod rollback;
 mod server;
 mod shares;
 mod shutdown;

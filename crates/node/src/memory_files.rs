@@ -74,6 +74,22 @@ pub(crate) fn share(from: &Path, to: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// Whether two directories have the same files, and any.
+pub(crate) fn are_same(one: &Path, other: &Path) -> Result<bool, Error> {
+    let identities = |directory: &Path| {
+        let identity = |path: PathBuf| {
+            let metadata = fs::metadata(&path).map_err(Error::file("look at", &path))?;
+            Ok((metadata.dev(), metadata.ino()))
+        };
+        paths(directory)
+            .into_iter()
+            .map(identity)
+            .collect::<Result<Vec<_>, Error>>()
+    };
+    let one = identities(one)?;
+    Ok(!one.is_empty() && one == identities(other)?)
+}
+
 /// Takes their names in a directory away; it is fine if there are none.
 pub(crate) fn remove(directory: &Path) -> Result<(), Error> {
     for path in paths(directory) {
@@ -144,8 +160,11 @@ mod tests {
         assert!(sizes[0] >= 8192 && sizes[1] >= 4096 && sizes[1] < 8192, "{sizes:?}");
         assert_eq!(sizes[2], 0);
         assert_eq!(own_bytes(&sandbox), 0);
+        assert!(are_same(&a, &sandbox).unwrap() && !are_same(&b, &sandbox).unwrap());
         share(&b, &sandbox).unwrap();
         assert_eq!(paths(&sandbox).len(), 2);
+        assert!(!are_same(&a, &sandbox).unwrap() && are_same(&b, &sandbox).unwrap());
+        assert!(!are_same(top.path(), top.path()).unwrap(), "nothing is the same");
         fs::remove_dir_all(&a).unwrap();
         fs::remove_dir_all(&b).unwrap();
         assert_eq!(open(&sandbox).unwrap().len(), 2);

@@ -115,4 +115,9 @@ impl SandboxPaths {
     pub(crate) fn vsock(&self) -> PathBuf {
         self.run.join("vsock")
     }
+
+    /// Where the socket is made that takes the place of the other.
+    pub(crate) fn next_vsock(&self) -> PathBuf {
+        self.run.join("vsock.next")
+    }
 }

@@ -195,6 +195,15 @@ impl Node {
         Ok(Some(attachment))
     }
 
+    /// The same for one that has it, for as long as another device takes the place of the one that it has.
+    pub(crate) fn attach_again(&self, stored: &Stored) -> Result<Option<Attachment>, Error> {
+        if !stored.networked {
+            return Ok(None);
+        }
+        let queues = usize::from(launch::queues(&stored.sandbox.config.resources));
+        Ok(Some(self.network()?.attach_again(stored.slot, queues)?))
+    }
+
     /// Its directory.
     pub(crate) fn create(&self, entry: &Entry) -> Result<(), Error> {
         self.points.at(points::CREATE_RECORDED);

@@ -65,6 +65,14 @@ impl Registry {
         counter
     }
 
+    /// Drops all counters with such a label, whose components are gone, and takes over those of the ones in their place.
+    pub fn replace(&self, label: &str, others: &Self) {
+        let others = std::mem::take(&mut *others.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.retain(|entry| entry.labels.iter().all(|(key, _)| *key != label));
+        entries.extend(others);
+    }
+
     /// Reads every counter, in the order of registration.
     pub fn samples(&self) -> Vec<Sample> {
         let entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,6 +90,22 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counters_of_what_is_gone_make_room_for_those_in_its_place() {
+        let (registry, others) = (Registry::new(), Registry::new());
+        registry.counter("exits", &[("vcpu", "0")]).add(1);
+        registry.counter("bytes", &[("device", "root")]).add(2);
+        let new = others.counter("bytes", &[("device", "root")]);
+        registry.replace("device", &others);
+        new.add(3);
+        let values: Vec<_> = registry
+            .samples()
+            .iter()
+            .map(|sample| (sample.name, sample.value))
+            .collect();
+        assert_eq!(values, [("exits", 1), ("bytes", 3)]);
+    }
 
     #[test]
     fn what_a_component_counts_is_read_through_the_registry() {

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use base::ByteSize;
 use engine::{Engine, EngineError};
-use machine::{MachineError, MachineState, Quiesced};
+use machine::{Machine, MachineError, MachineState, Quiesced};
 use memory::{Layer, MemoryError, Ram, Written};
 use state::{Container, Fingerprint, StateError};
 
@@ -53,6 +53,9 @@ pub enum SnapshotError {
     /// States are written to empty files only.
     #[error("the state file is no empty regular file ({0} bytes): give one")]
     NotEmpty(u64),
+    /// A machine's memory is mapped from other files than a snapshot's.
+    #[error("the VM's memory is not mapped from this snapshot: restore another VM from it")]
+    Elsewhere,
     /// Memory files are missing, or too many.
     #[error("the snapshot's memory is in {saved} files, {here} were given: give those that were written, in order")]
     Files {
@@ -188,16 +191,36 @@ fn empty(file: &File) -> Result<(), SnapshotError> {
 /// # Errors
 /// The files are no snapshot, damaged, not of one snapshot, or of another host.
 pub fn read(state: &File, memory: Vec<File>, here: &Fingerprint) -> Result<(MachineState, Ram), SnapshotError> {
+    let (saved, files) = read_state(state, here)?;
+    let size = files.size();
+    let ram = Ram::from_layers(files.layers(memory)?, size)?;
+    ram.check_layers()?;
+    Ok((saved, ram))
+}
+
+/// The same for a machine that is there, and whose memory is mapped from the very files that the snapshot consists of.
+///
+/// # Errors
+/// The state is none, damaged or of another host, or the machine's memory is mapped from others: [`SnapshotError::Elsewhere`].
+pub fn read_for(
+    machine: &Machine,
+    state: &File,
+    memory: Vec<File>,
+    here: &Fingerprint,
+) -> Result<MachineState, SnapshotError> {
+    let (saved, files) = read_state(state, here)?;
+    let layers = machine.layers().ok_or(SnapshotError::Elsewhere)?;
+    let its = same_files(layers, &memory)? && files.layers(memory)?.segments() == layers.segments();
+    its.then_some(saved).ok_or(SnapshotError::Elsewhere)
+}
+
+fn read_state(state: &File, here: &Fingerprint) -> Result<(MachineState, MemoryFiles), SnapshotError> {
     let length = state.metadata().map_err(failed("looked at"))?.len();
     // One byte more than a snapshot can have is enough to be refused.
     let most = Container::max_bytes() as u64 + 1;
     let mut bytes = vec![0; usize::try_from(length.min(most)).unwrap_or(0)];
     state.read_exact_at(&mut bytes, 0).map_err(failed("read"))?;
-    let (saved, files) = parse(&bytes, Some(here))?;
-    let size = files.size();
-    let ram = Ram::from_layers(files.layers(memory)?, size)?;
-    ram.check_layers()?;
-    Ok((saved, ram))
+    parse(&bytes, Some(here))
 }
 
 fn parse(bytes: &[u8], here: Option<&Fingerprint>) -> Result<(MachineState, MemoryFiles), SnapshotError> {

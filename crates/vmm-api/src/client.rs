@@ -100,6 +100,14 @@ impl VmmClient {
         self.done(Request::Rebase(FdRef(0)), &[memory])
     }
 
+    /// Puts the VM back to a snapshot that its memory is mapped from; it is paused then. `fds` as for [`VmmClient::create`].
+    ///
+    /// # Errors
+    /// Refused; whether the VM is still there is told by [`VmmClient::info`].
+    pub fn rollback(&mut self, config: RestoreConfig, fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+        self.done(Request::Rollback(Box::new(config)), fds)
+    }
+
     /// Lets the vCPUs run for the first time.
     ///
     /// # Errors

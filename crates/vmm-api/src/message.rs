@@ -12,6 +12,9 @@ pub enum Request {
     Create(Box<VmConfig>),
     /// Build the VM from a snapshot, paused; allowed instead of `create`. The packet carries the descriptors.
     Restore(Box<RestoreConfig>),
+    /// Put the VM back, in place, to a snapshot that its memory is mapped from; it is paused then. What is refused as invalid,
+    /// or for the VM's state, has changed nothing; after any other refusal the VM has ended. The packet carries the descriptors.
+    Rollback(Box<RestoreConfig>),
     /// Let the vCPUs run for the first time.
     Start,
     /// Stop the vCPUs and the devices.

@@ -12,6 +12,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use agent::{Cgroups, Clones, Power, Reaper, Renewed, RootMode, Server, ServerConfig};
 use agent_api::VSOCK_PORT;
@@ -46,6 +47,8 @@ struct Machine {
     restored: bool,
     state: VmState,
     has_run: bool,
+    /// Its guest's agent, when it has run.
+    agent: Option<Arc<Server>>,
 }
 
 impl Machine {
@@ -65,6 +68,7 @@ impl Machine {
                 VmState::Created
             },
             has_run: false,
+            agent: None,
             devices,
             fds: fds.into_iter().map(Some).collect(),
         }
@@ -132,6 +136,27 @@ fn carry_out(
                 .unwrap();
             if state != made.shape() {
                 result = refused("these are not the devices of the snapshot");
+            }
+        }
+        Request::Rollback(config) => {
+            let other = Machine::new(config.devices, fds, None);
+            let now = machine.as_mut().unwrap();
+            let mut state = String::new();
+            let file = other.fds[index(config.files.state)]
+                .as_ref()
+                .unwrap()
+                .try_clone()
+                .unwrap();
+            File::from(file).read_to_string(&mut state).unwrap();
+            match state == other.shape() && other.shape() == now.shape() {
+                // The agent stays, and is found at another place.
+                true => {
+                    *now = Machine {
+                        agent: now.agent.take(),
+                        ..other
+                    }
+                }
+                false => result = refused("these are not the devices of the snapshot"),
             }
         }
         Request::Start if machine.as_ref().unwrap().play == "panic" => {
@@ -212,8 +237,11 @@ fn panic_guest(machine: &mut Machine) {
 
 fn start_agent(machine: &mut Machine) {
     let (vsock, console): (VsockConfig, ConsoleConfig) = (machine.device(), machine.device());
+    if let Some(server) = machine.agent.clone() {
+        return listen(machine.take(vsock.listener.unwrap()), server);
+    }
     let acceptor = PacketSocket::from_fd(machine.take(vsock.acceptor.unwrap()));
-    let listener = UnixListener::from(machine.take(vsock.listener.unwrap()));
+    let listener = machine.take(vsock.listener.unwrap());
     let log = File::from(machine.take(vsock.sinks[0].file));
     let console = File::from(machine.take(console.output.unwrap()));
     let server = Server::new(
@@ -234,13 +262,20 @@ fn start_agent(machine: &mut Machine) {
         },
         Reaper::start().unwrap(),
     );
+    let server = Arc::new(server);
+    machine.agent = Some(Arc::clone(&server));
     if !machine.restored {
         let (ours, theirs) = UnixStream::pair().unwrap();
         acceptor.send(&VSOCK_PORT.to_le_bytes(), &[theirs.as_fd()]).unwrap();
         server.serve_in_thread(ours);
     }
+    listen(listener, server);
+}
+
+/// Serves whoever dials.
+fn listen(listener: OwnedFd, server: Arc<Server>) {
     std::thread::spawn(move || {
-        for stream in listener.incoming() {
+        for stream in UnixListener::from(listener).incoming() {
             let mut stream = stream.unwrap();
             let mut line = [0; 13];
             stream.read_exact(&mut line).unwrap();

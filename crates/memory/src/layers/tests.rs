@@ -114,6 +114,22 @@ fn files_pile_up_and_begin_anew() {
 }
 
 #[test]
+fn what_has_changed_can_be_forgotten() {
+    let mut ram = base();
+    put(&ram, 21, 99);
+    ram.rebase(keep(&ram)).unwrap();
+    let before = words(&ram);
+    for pagemap in [Some(pagemap()), None] {
+        for page in [0, 21, 22, PAGES - 1] {
+            put(&ram, page, 1000);
+        }
+        ram.drop_changes(pagemap.as_ref()).unwrap();
+        assert_eq!(words(&ram), before);
+    }
+    assert!(Ram::allocate(SIZE).unwrap().drop_changes(None).is_err());
+}
+
+#[test]
 fn memory_of_its_own_goes_on_from_its_file() {
     let mut ram = Ram::allocate(SIZE).unwrap();
     put(&ram, 5, 6);

@@ -63,6 +63,10 @@ fn approach(daemon: &Daemon<'_>, host: &Host, point: &str) -> Result<Child> {
     if of_one {
         daemon.ok(&["snapshot", "create", VICTIM, KEPT])?;
     }
+    if point == points::ROLLBACK_ENDED {
+        // One that runs is put back in place.
+        daemon.ok(&["kill", VICTIM])?;
+    }
     daemon.hold(point)?;
     daemon.start(words)
 }
