@@ -178,6 +178,12 @@ impl Network {
         Ok(())
     }
 
+    /// Those of these slots that have no TAP yet.
+    pub fn missing(&self, slots: &[u32]) -> Vec<u32> {
+        let known = self.lock();
+        slots.iter().copied().filter(|slot| !known.contains(slot)).collect()
+    }
+
     /// Makes TAPs ahead, so that attaching is a matter of opening them. nft is called once.
     ///
     /// # Errors

@@ -26,6 +26,7 @@ mod names;
 mod node;
 mod own_cgroup;
 mod paths;
+mod pool;
 mod process;
 mod programs;
 mod reconcile;

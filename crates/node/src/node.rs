@@ -138,7 +138,7 @@ impl Node {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn slots(&self) -> MutexGuard<'_, Slots> {
+    pub(crate) fn slots(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -169,6 +169,14 @@ impl Node {
             (Some(_), Some(_)) if !wanted.is_empty() => Err(Error::Ambiguous(wanted.to_owned())),
             _ => Err(Error::NotFound(wanted.to_owned())),
         }
+    }
+
+    /// The slots of the next sandboxes.
+    pub(crate) fn coming_slots(&self, count: usize) -> Vec<u32> {
+        let entries = self.entries();
+        let taken = entries.values().map(|entry| entry.lock().stored.slot).collect();
+        let slots = *self.slots();
+        slots.coming(taken, MAX_SANDBOXES, count)
     }
 
     /// Takes a name and a slot: from here on the sandbox is known. `name` is made up where it is not given.
@@ -257,6 +265,11 @@ impl Node {
         Ok(opened)
     }
 
+    /// The same where it was needed before.
+    pub(crate) fn network_if_set_up(&self) -> Option<Arc<Network>> {
+        self.network.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Whether some daemon has set the network up.
     pub(crate) fn network_exists(&self) -> bool {
         std::path::Path::new("/run/netns").join(instance(&self.config)).exists()
@@ -276,6 +289,7 @@ impl Node {
     pub(crate) fn take_away(&self) -> Result<(), Error> {
         if self.config.users.is_some() && self.network_exists() {
             drop(self.network()?);
+            self.wait_for_stock()?;
             let network = self.network.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(network) = network.and_then(Arc::into_inner) {
                 network.teardown()?;

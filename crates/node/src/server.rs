@@ -213,6 +213,7 @@ impl Connection<'_> {
                 }
             };
             let listens = matches!(request, Request::Events);
+            let takes_slot = matches!(request, Request::Run(_) | Request::Clone(_));
             let answer = self.traced(request, tracing);
             let (reply, fds) = match answer {
                 Ok((reply, fds)) => (Ok(reply), fds),
@@ -222,6 +223,9 @@ impl Connection<'_> {
             let sent = self.send(&Packet::Reply(reply), &borrowed);
             if self.quits {
                 self.server.stop.signal();
+            }
+            if takes_slot {
+                self.server.node.stock_taps();
             }
             if sent.is_err() {
                 break;

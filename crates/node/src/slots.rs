@@ -10,6 +10,8 @@ const LEAST: u32 = 256;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Slots {
     next: u32,
+    /// Somebody prepares those that come next.
+    stocking: bool,
 }
 
 impl Slots {
@@ -17,7 +19,35 @@ impl Slots {
     pub(crate) fn behind(last: Option<u32>) -> Self {
         Self {
             next: last.map_or(0, |last| last.wrapping_add(1)),
+            stocking: false,
         }
+    }
+
+    /// The right to prepare those that come next; false if somebody has it.
+    pub(crate) fn begin_stock(&mut self) -> bool {
+        !std::mem::replace(&mut self.stocking, true)
+    }
+
+    /// Gives that back.
+    pub(crate) fn end_stock(&mut self) {
+        self.stocking = false;
+    }
+
+    /// Somebody has it.
+    pub(crate) fn is_stocking(self) -> bool {
+        self.stocking
+    }
+
+    /// What [`Slots::take`] would give next, if nobody went.
+    pub(crate) fn coming(mut self, mut taken: BTreeSet<u32>, most: u32, count: usize) -> Vec<u32> {
+        let mut coming = Vec::new();
+        while coming.len() < count
+            && let Some(slot) = self.take(&taken, most)
+        {
+            taken.insert(slot);
+            coming.push(slot);
+        }
+        coming
     }
 
     /// Takes the next that is not among `taken`, of `most`; `None` when all are.
@@ -48,6 +78,22 @@ mod tests {
         let rest: Vec<_> = (0..LEAST - 2).filter_map(|_| slots.take(&taken, 4096)).collect();
         assert_eq!((rest.first(), rest.last()), (Some(&3), Some(&1)));
         assert_eq!(rest.len(), rest.iter().collect::<BTreeSet<_>>().len());
+    }
+
+    #[test]
+    fn what_comes_is_what_is_taken() {
+        let mut slots = Slots::behind(Some(LEAST - 3));
+        let mut taken = BTreeSet::from([0, LEAST - 1]);
+        let coming = slots.coming(taken.clone(), 4096, 3);
+        assert_eq!(coming, [LEAST - 2, 1, 2]);
+        for expected in coming {
+            assert_eq!(slots.take(&taken, 4096), Some(expected));
+            taken.insert(expected);
+        }
+        assert_eq!(slots.coming(BTreeSet::from([0, 1]), 3, 8), [2]);
+        assert!(slots.begin_stock() && !slots.begin_stock() && slots.is_stocking());
+        slots.end_stock();
+        assert!(slots.begin_stock());
     }
 
     #[test]
