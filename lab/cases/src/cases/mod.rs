@@ -4,6 +4,7 @@ mod bad_input;
 mod block;
 mod clock_jumps;
 mod clones;
+mod clones_many;
 mod copy;
 mod daemon_crashes;
 mod daemon_cycles;
@@ -75,6 +76,7 @@ pub(crate) const ALL: &[&Case] = &[
     &limits_rates::DISK,
     &limits_rates::NETWORK,
     &clones::CASE,
+    &clones_many::CASE,
     &templates::CASE,
     &daemon_cycles::CASE,
     &clock_jumps::CASE,
