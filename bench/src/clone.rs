@@ -165,7 +165,7 @@ impl Drop for Ends {
 }
 
 /// Milliseconds from a request to its answer.
-fn asked(client: &mut Client, request: Request) -> Result<(f64, Reply)> {
+pub(crate) fn asked(client: &mut Client, request: Request) -> Result<(f64, Reply)> {
     let started_ns = now_ns();
     let (reply, _) = client.ask(request)?;
     Ok((milliseconds(now_ns() - started_ns), reply))

@@ -6,6 +6,7 @@
 mod clone;
 mod figures;
 mod guest;
+mod kept;
 mod machine;
 mod net;
 mod report;
@@ -41,6 +42,10 @@ enum Subject {
     Run,
     /// Clones of templates and snapshots, beside QEMU's restore
     Clone,
+    /// Snapshots of clones: time and size, by the guest's size and by what has changed
+    Snapshot,
+    /// The host's memory that many idle clones take
+    Density,
     /// Reads of a disk
     Disk,
     /// TCP streams, requests and responses
@@ -50,12 +55,14 @@ enum Subject {
 type Measure = fn(&mut Bench<'_>) -> Result<()>;
 
 /// All that is measured, in its order.
-const MEASURED: [(Subject, Measure); 7] = [
+const MEASURED: [(Subject, Measure); 9] = [
     (Subject::Start, |bench| bench.start()),
     (Subject::Boot, |bench| bench.boot()),
     (Subject::Exits, |bench| bench.exits()),
     (Subject::Run, |bench| bench.run()),
     (Subject::Clone, |bench| bench.clone()),
+    (Subject::Snapshot, |bench| bench.snapshot()),
+    (Subject::Density, |bench| bench.density()),
     (Subject::Disk, |bench| bench.disk()),
     (Subject::Network, |bench| bench.network()),
 ];
@@ -96,6 +103,7 @@ fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
         Some(run::SAY) => return run::say(),
         Some(run::IDLE) => run::idle(),
+        Some(run::DIRTY) => return run::dirty(),
         _ => (),
     }
     let options = Options::parse();

@@ -64,7 +64,7 @@ impl Figure {
         }
     }
 
-    fn median(&self, who: &str) -> Option<f64> {
+    pub(crate) fn median(&self, who: &str) -> Option<f64> {
         self.series.iter().find(|series| series.who == who).map(|s| s.median)
     }
 
@@ -82,7 +82,7 @@ impl Figure {
         }
     }
 
-    fn judge(&mut self, what: &str, value: f64, target: Target) {
+    pub(crate) fn judge(&mut self, what: &str, value: f64, target: Target) {
         self.verdicts.push(Verdict {
             what: what.to_owned(),
             value,

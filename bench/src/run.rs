@@ -29,6 +29,9 @@ const SAID: &str = "it runs\n";
 /// The word that has it do nothing for ever.
 pub(crate) const IDLE: &str = "say-nothing";
 
+/// The word that has it change so many MiB of memory as the next word says.
+pub(crate) const DIRTY: &str = "say-dirty";
+
 /// How long a template may take to be there.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -51,6 +54,17 @@ pub(crate) fn idle() -> ! {
     loop {
         thread::sleep(PATIENCE);
     }
+}
+
+/// Changes memory, and gives it back.
+pub(crate) fn dirty() -> Result<()> {
+    let mebibytes: usize = std::env::args().nth(2).context("how many MiB?")?.parse()?;
+    let mut bytes = vec![0_u8; mebibytes << 20];
+    for (page, place) in bytes.chunks_mut(4096).enumerate() {
+        place.fill(u8::try_from(page % 255)? + 1);
+    }
+    std::hint::black_box(&bytes);
+    Ok(())
 }
 
 /// A node of the benchmark's own; its daemon ends with this.
@@ -92,19 +106,19 @@ impl Node {
             MEMORY,
         ];
         self.ok(&[words.as_slice(), &[IMAGE, "--", "/say", IDLE]].concat())?;
-        self.wait_for_template()
+        self.wait_for_templates(1)
     }
 
     /// The last step of making a template is nobody's to wait for.
-    fn wait_for_template(&self) -> Result<()> {
+    pub(crate) fn wait_for_templates(&self, count: usize) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let output = self.command(&["--json", "template", "ls"]).output()?;
             let listed: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-            if listed.as_array().is_some_and(|templates| !templates.is_empty()) {
+            if listed.as_array().is_some_and(|templates| templates.len() >= count) {
                 return Ok(());
             }
-            ensure!(Instant::now() < deadline, "there is no template: {output:?}");
+            ensure!(Instant::now() < deadline, "there are no {count} templates: {output:?}");
             thread::sleep(Duration::from_millis(50));
         }
     }
@@ -131,7 +145,7 @@ impl Node {
         command
     }
 
-    fn ok(&self, arguments: &[&str]) -> Result<String> {
+    pub(crate) fn ok(&self, arguments: &[&str]) -> Result<String> {
         let output = self.command(arguments).output().context("basalt cannot be started")?;
         ensure!(
             output.status.success(),
@@ -208,7 +222,7 @@ impl Bench<'_> {
         let node = Node::new(self.world)?;
         // The first one starts the daemon, makes the network, the empty disk and the template.
         node.first_output(&[])?;
-        node.wait_for_template()?;
+        node.wait_for_templates(1)?;
         let (mut alones, mut boots, mut runs) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..self.runs {
             let value = self.again("run", BASALT_SANDBOX, || boot_once(&alone))?.milliseconds;

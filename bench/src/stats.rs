@@ -17,6 +17,17 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
+/// The slope of the straight line that comes closest to these points, and how much of their differences it explains (R²).
+pub(crate) fn straight(points: &[(f64, f64)]) -> Option<(f64, f64)> {
+    #[allow(clippy::cast_precision_loss, reason = "a handful of points")]
+    let count = points.len() as f64;
+    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
+    let (x_mean, y_mean) = (mean(|point| point.0), mean(|point| point.1));
+    let sum = |of: &dyn Fn(f64, f64) -> f64| points.iter().map(|&(x, y)| of(x - x_mean, y - y_mean)).sum::<f64>();
+    let (xx, xy, yy) = (sum(&|x, _| x * x), sum(&|x, y| x * y), sum(&|_, y| y * y));
+    (points.len() > 2 && xx > 0.0 && yy > 0.0).then(|| (xy / xx, xy * xy / (xx * yy)))
+}
+
 /// What a figure is held against.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -56,6 +67,15 @@ mod tests {
         assert_eq!(median(&[3.0]), Some(3.0));
         assert_eq!(median(&[9.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 100.0]), Some(3.0));
+    }
+
+    #[test]
+    fn straight_lines() {
+        assert_eq!(straight(&[(0.0, 1.0), (1.0, 3.0)]), None);
+        let (slope, fit) = straight(&[(0.0, 1.0), (1.0, 3.0), (4.0, 9.0)]).unwrap();
+        assert!((slope - 2.0).abs() < 1e-9 && (fit - 1.0).abs() < 1e-9);
+        let (slope, fit) = straight(&[(0.0, 0.0), (1.0, 1.0), (2.0, 0.0)]).unwrap();
+        assert!(slope.abs() < 1e-9 && fit < 0.1);
     }
 
     #[test]

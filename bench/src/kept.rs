@@ -1,0 +1,178 @@
+//! What it takes to keep a clone: time and disk of a snapshot, for small guests and large ones, by how much they have changed;
+//! and what many idle clones take of the host's memory. All by requests to the daemon.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use base::ByteSize;
+use node_api::{Client, Reply, Request, Snapshot};
+
+use crate::clone::asked;
+use crate::figures::{Bench, tell};
+use crate::report::Figure;
+use crate::run::{DIRTY, Node};
+use crate::stats::{Target, straight};
+
+const SMALL: ByteSize = ByteSize::mib(128);
+const LARGE: ByteSize = ByteSize::gib(2);
+
+const OF_SMALL: &str = "Basalt, a snapshot of an idle clone of 128 MiB";
+const OF_LARGE: &str = "Basalt, a snapshot of an idle clone of 2 GiB";
+
+/// How much a guest changes between two snapshots, and how large it is.
+const CHANGES: [u64; 4] = [1, 16, 64, 256];
+const CHANGING: ByteSize = ByteSize::mib(768);
+
+/// How many idle clones there are, and how long they idle before the host's memory is looked at.
+const CLONES: usize = 50;
+const IDLE: Duration = Duration::from_secs(60);
+
+const CLONE: &str = "clone";
+const KEPT: &str = "kept";
+
+/// A clone that idles, of a template that is there afterwards.
+fn idle(node: &Node, client: &mut Client, name: &str, memory: ByteSize) -> Result<()> {
+    let mut config = node.config(name, false)?;
+    config.resources.memory = memory;
+    let (_, reply) = asked(client, Request::Run(Box::new(config)))?;
+    ensure!(matches!(reply, Reply::Started { .. }), "no sandbox: {reply:?}");
+    Ok(())
+}
+
+fn remove(client: &mut Client, name: &str) -> Result<()> {
+    let request = Request::Remove {
+        sandbox: name.into(),
+        force: true,
+    };
+    Ok(client.ask(request).map(drop)?)
+}
+
+/// Milliseconds, and what is known of the snapshot, which is removed.
+fn kept(client: &mut Client, sandbox: &str) -> Result<(f64, Snapshot)> {
+    let make = Request::MakeSnapshot {
+        sandbox: sandbox.into(),
+        name: Some(KEPT.into()),
+    };
+    let (time, reply) = asked(client, make)?;
+    let Reply::Snapshot(snapshot) = reply else {
+        anyhow::bail!("no snapshot: {reply:?}");
+    };
+    client.ask(Request::RemoveSnapshot { name: KEPT.into() })?;
+    Ok((time, *snapshot))
+}
+
+#[allow(clippy::cast_precision_loss, reason = "far below 2^53 bytes")]
+fn mebi(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+fn available() -> Result<u64> {
+    let text = fs::read_to_string("/proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let words = line.and_then(|line| line.split_whitespace().next());
+    Ok(words.context("no MemAvailable")?.parse::<u64>()? << 10)
+}
+
+impl Bench<'_> {
+    /// Snapshots of clones.
+    pub(crate) fn snapshot(&mut self) -> Result<()> {
+        let node = Node::new(self.world)?;
+        node.originate()?;
+        let mut client = Client::connect(&node.socket())?;
+        // The first of its size boots, and is the template's.
+        idle(&node, &mut client, CLONE, LARGE)?;
+        node.wait_for_templates(2)?;
+        remove(&mut client, CLONE)?;
+        let mut times = Figure::new("A snapshot, from the request to its name", "ms");
+        let mut sizes = Figure::new("A snapshot on the disk", "MiB");
+        for (who, memory) in [(OF_SMALL, SMALL), (OF_LARGE, LARGE)] {
+            let (mut milliseconds, mut mebibytes) = (Vec::new(), Vec::new());
+            for number in 0..self.runs {
+                let (time, snapshot) = self.again("snapshot", who, || {
+                    drop(remove(&mut client, CLONE));
+                    idle(&node, &mut client, CLONE, memory)?;
+                    thread::sleep(Duration::from_secs(1));
+                    kept(&mut client, CLONE)
+                })?;
+                tell("snapshot", number, who, time, "ms");
+                milliseconds.push(time);
+                mebibytes.push(mebi(snapshot.bytes));
+            }
+            times.add(who, milliseconds);
+            sizes.add(who, mebibytes);
+        }
+        remove(&mut client, CLONE)?;
+        times.ratio(OF_LARGE, OF_SMALL, Target::AtMost(1.3));
+        self.report.figures.extend([times, sizes]);
+        self.changes(&node, &mut client)
+    }
+
+    /// Each snapshot is of what has changed since the one before.
+    fn changes(&mut self, node: &Node, client: &mut Client) -> Result<()> {
+        idle(node, client, CLONE, CHANGING)?;
+        kept(client, CLONE)?;
+        let mut times = Figure::new(
+            "A snapshot of a guest that has changed so many MiB since the last",
+            "ms",
+        );
+        let mut sizes = Figure::new("The same on the disk", "MiB");
+        let (mut all_times, mut all_sizes) = (Vec::new(), Vec::new());
+        for changed in CHANGES {
+            let who = format!("Basalt, {changed} MiB changed");
+            let (mut milliseconds, mut mebibytes) = (Vec::new(), Vec::new());
+            for number in 0..self.runs {
+                node.ok(&["exec", CLONE, "/say", DIRTY, &changed.to_string()])?;
+                let (time, snapshot) = kept(client, CLONE)?;
+                tell("snapshot", number, &who, time, "ms");
+                milliseconds.push(time);
+                mebibytes.push(mebi(snapshot.bytes));
+            }
+            times.add(&who, milliseconds);
+            sizes.add(&who, mebibytes);
+            let point = |figure: &Figure| Some((mebi(changed << 20), figure.median(&who)?));
+            all_times.extend(point(&times));
+            all_sizes.extend(point(&sizes));
+        }
+        remove(client, CLONE)?;
+        for (figure, points) in [(&mut times, &all_times), (&mut sizes, &all_sizes)] {
+            let (slope, fit) = straight(points).context("no line goes through them")?;
+            figure.judge("for each MiB more", slope, Target::AtLeast(0.0));
+            figure.judge(
+                "how much of it a straight line explains (R²)",
+                fit,
+                Target::AtLeast(0.98),
+            );
+        }
+        self.report.figures.extend([times, sizes]);
+        Ok(())
+    }
+
+    /// Many idle clones.
+    pub(crate) fn density(&mut self) -> Result<()> {
+        let node = Node::new(self.world)?;
+        node.originate()?;
+        let mut client = Client::connect(&node.socket())?;
+        let name = |number: usize| format!("{CLONE}-{number}");
+        // Whatever the first one has the host read and make.
+        idle(&node, &mut client, &name(0), SMALL)?;
+        remove(&mut client, &name(0))?;
+        thread::sleep(Duration::from_secs(5));
+        let before = available()?;
+        for number in 0..CLONES {
+            idle(&node, &mut client, &name(number), SMALL)?;
+        }
+        thread::sleep(IDLE);
+        let taken = before.saturating_sub(available()?);
+        for number in 0..CLONES {
+            remove(&mut client, &name(number))?;
+        }
+        let who = "Basalt, one of 50 idle clones of 128 MiB";
+        let mut figure = Figure::new("MemAvailable that is gone after 60 s", "MiB");
+        figure.add(who, vec![mebi(taken / CLONES as u64)]);
+        figure.absolute(who, Target::AtMost(2.5));
+        self.report.figures.push(figure);
+        Ok(())
+    }
+}
