@@ -25,6 +25,7 @@ mod names;
 mod node;
 mod own_cgroup;
 mod paths;
+mod portable;
 mod process;
 mod programs;
 mod reconcile;

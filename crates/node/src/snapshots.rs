@@ -53,6 +53,10 @@ impl Place {
         }
     }
 
+    pub(crate) fn directory(&self) -> &Path {
+        &self.path
+    }
+
     pub(crate) fn record(&self) -> PathBuf {
         self.path.join("record.json")
     }
