@@ -23,6 +23,7 @@ mod renew;
 mod renew_clones;
 mod run;
 mod snapshot;
+mod snapshot_file;
 mod snapshot_guest;
 mod state_directory;
 mod streams;
@@ -75,6 +76,7 @@ pub(crate) const ALL: &[&Case] = &[
     &limits_rates::DISK,
     &limits_rates::NETWORK,
     &clones::CASE,
+    &snapshot_file::CASE,
     &templates::CASE,
     &daemon_cycles::CASE,
     &clock_jumps::CASE,
