@@ -123,6 +123,66 @@ pub(crate) fn exec(args: &ExecArgs, output: &Output) -> Result<u8> {
     verb(&words, streams)
 }
 
+/// The lab, for verbs whose files are on this side.
+#[derive(Debug)]
+pub(crate) struct Reached(Lab);
+
+impl Reached {
+    /// The one that is up. A lab that is down has no sandboxes.
+    pub(crate) fn up() -> Result<Self> {
+        let Some(lab) = status()? else {
+            bail!("the lab is down, so it has no sandboxes: `basalt run` brings it up");
+        };
+        step("sync", &["--json"])?;
+        Ok(Self(lab))
+    }
+
+    /// The same, brought up if it is down.
+    pub(crate) fn bring_up(output: &Output) -> Result<Self> {
+        bring_up(output).map(Self)
+    }
+
+    /// Starts this program there with these words.
+    pub(crate) fn start(&self, words: &[&str]) -> Result<Far> {
+        let mut connection = connect(&self.0)?;
+        connection.set_read_timeout(None)?;
+        let words = [PROGRAM].iter().chain(words).map(|word| (*word).to_owned());
+        let request = far_request(words.collect());
+        let (ours, theirs) = UnixStream::pair().context("making a socket")?;
+        let carry = move || carry(&mut connection, &request, theirs);
+        let carrier = thread::Builder::new().name("far".into()).spawn(carry);
+        Ok(Far {
+            stream: ours,
+            carrier: carrier.context("starting a thread")?,
+        })
+    }
+
+    /// Sends it an image that it lacks.
+    pub(crate) fn send_image(&self, image: &Opened, output: &Output) -> Result<()> {
+        send_image(&mut connect(&self.0)?, image, output)
+    }
+}
+
+/// This program in the lab; its standard input and output are a stream here.
+#[derive(Debug)]
+pub(crate) struct Far {
+    pub(crate) stream: UnixStream,
+    carrier: thread::JoinHandle<Result<ExitStatus>>,
+}
+
+impl Far {
+    /// Waits for its end, which must be a good one; it has said itself what was wrong.
+    pub(crate) fn end(self) -> Result<()> {
+        drop(self.stream);
+        match self.carrier.join() {
+            Ok(Ok(ExitStatus::Code(0))) => Ok(()),
+            Ok(Ok(_)) => bail!("basalt in the lab has failed, as it says above"),
+            Ok(Err(error)) => Err(error).context(DURING),
+            Err(_) => bail!(DURING),
+        }
+    }
+}
+
 /// `basalt cp`: files are read and written here; a program in the lab has only the streams of the sandbox's agent.
 pub(crate) fn cp(args: &CpArgs, output: &Output) -> Result<u8> {
     let Some(lab) = status()? else {
@@ -151,7 +211,7 @@ fn agent(lab: &Lab, sandbox: &str) -> Result<UnixStream> {
 }
 
 /// Joins `theirs` to a program in the lab; what it says is said here.
-fn carry(connection: &mut Connection<TcpStream>, request: &ExecRequest, theirs: UnixStream) -> Result<()> {
+fn carry(connection: &mut Connection<TcpStream>, request: &ExecRequest, theirs: UnixStream) -> Result<ExitStatus> {
     let Running { mut output, input, .. } = connection.exec(&ExecRequest {
         stdin: true,
         ..request.clone()
@@ -176,11 +236,12 @@ fn carry(connection: &mut Connection<TcpStream>, request: &ExecRequest, theirs: 
             Event::Stdout(bytes) => to.write_all(bytes)?,
             Event::Stderr(bytes) => io::stderr().lock().write_all(bytes)?,
             Event::Closed(_) => (),
-            Event::Exited(_) => break,
+            Event::Exited(status) => {
+                theirs.shutdown(std::net::Shutdown::Both)?;
+                return Ok(status);
+            }
         }
     }
-    theirs.shutdown(std::net::Shutdown::Both)?;
-    Ok(())
 }
 
 /// What is run there, as this program would be run by hand.

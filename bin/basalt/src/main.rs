@@ -15,8 +15,10 @@ mod images;
 mod interrupt;
 mod lab;
 mod logs;
+mod outlet;
 mod output;
 mod places;
+mod portable;
 mod run;
 mod sandboxes;
 mod snapshots;
@@ -101,6 +103,7 @@ fn sandbox_verb(verb: Verb, argv: &[OsString], output: &Output) -> anyhow::Resul
         return match verb {
             Verb::Exec(args) => lab::exec(&args, output),
             Verb::Cp(args) => lab::cp(&args, output),
+            Verb::Snapshot(verb) if verb.has_files() => portable::in_lab(&verb, output),
             _ => lab::verb(argv.get(1..).unwrap_or_default(), lab::Streams::default()),
         };
     }

@@ -8,6 +8,7 @@ use node_api::{Client, CloneConfig, Reply, Request, Snapshot};
 use crate::cli::{CloneArgs, CreateArgs, RollbackArgs, SnapshotVerb};
 use crate::daemon;
 use crate::output::{Output, table};
+use crate::portable;
 use crate::sandboxes::ago;
 
 /// `basalt snapshot ...`.
@@ -19,6 +20,9 @@ pub(crate) fn snapshot(verb: &SnapshotVerb, output: &Output) -> Result<u8> {
         SnapshotVerb::Rm(args) => {
             let remove = |name| Request::RemoveSnapshot { name };
             daemon::ask_for_each(&args.names, output, remove)
+        }
+        SnapshotVerb::Save(_) | SnapshotVerb::Load(_) | SnapshotVerb::Push(_) | SnapshotVerb::Pull(_) => {
+            portable::here(verb, output)
         }
     }
 }

@@ -247,7 +247,7 @@ impl Manifest {
     }
 }
 
-fn select_docker(source: &Source) -> Result<Selected, Error> {
+pub(crate) fn select_docker(source: &Source) -> Result<Selected, Error> {
     let mut images: Vec<DockerManifest> = parse("manifest.json", &source.document("manifest.json")?)?;
     let (Some(image), true) = (images.pop(), images.is_empty()) else {
         let names = images

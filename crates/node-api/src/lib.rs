@@ -18,7 +18,8 @@ pub use client::{Client, ClientError};
 pub use config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
 pub use limits::{Limits, Rate};
 pub use message::{
-    ApiError, ErrorKind, EventKind, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Tracing, Traffic, Usage,
+    ApiError, ErrorKind, EventKind, LoadStep, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Tracing, Traffic,
+    Usage,
 };
 pub use sandbox::{Ended, Sandbox, State};
 pub use snapshot::{CloneConfig, Programs, Snapshot, check_snapshot_name};

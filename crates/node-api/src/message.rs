@@ -132,6 +132,13 @@ pub enum Request {
         /// Its name.
         name: String,
     },
+    /// A snapshot's files, to be sent on. [`Reply::Files`] with a descriptor for each.
+    OpenSnapshot {
+        /// Its name.
+        name: String,
+    },
+    /// A step of bringing a snapshot; what was begun ends with this connection.
+    Load(LoadStep),
     /// Remove a snapshot; clones of it run on. [`Reply::Done`].
     RemoveSnapshot {
         /// Its name.
@@ -165,6 +172,24 @@ pub enum Request {
         /// Take away all that it keeps in the kernel, its network and cgroup. Refused while there are sandboxes.
         clean: bool,
     },
+}
+
+/// How a snapshot is brought. Its files are written by whoever brings it; the daemon looks at them before it keeps them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LoadStep {
+    /// Make a place for it. [`Reply::Done`].
+    Begin {
+        /// What it is to be called; its record says so when not given.
+        name: Option<String>,
+    },
+    /// Make an empty file of it. [`Reply::Done`] with its descriptor, open for writing.
+    File {
+        /// The file's name.
+        name: String,
+    },
+    /// It is whole: give it its name. [`Reply::Snapshot`].
+    Keep,
 }
 
 /// What a daemon says of itself.
@@ -296,6 +321,8 @@ pub enum Reply {
     Volume(Volume),
     /// A snapshot.
     Snapshot(Box<Snapshot>),
+    /// The names of files whose descriptors came along.
+    Files(Vec<String>),
 }
 
 /// One of several things, before the reply.

@@ -86,6 +86,9 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+    /// Something that was to become a snapshot here.
+    #[error("this is no snapshot that can be kept here ({0}): get it again from where it comes")]
+    BadSnapshot(String),
     /// A sandbox of which no snapshot can be taken.
     #[error("no snapshot can be taken of sandbox {name}: {why}")]
     NotToBeKept {
@@ -349,6 +352,7 @@ impl Error {
             Self::Refused { .. } | Self::RefusedWhile { .. } => "vmm-refused",
             Self::SnapshotTaken(_)
             | Self::SnapshotDamaged { .. }
+            | Self::BadSnapshot(_)
             | Self::NotToBeKept { .. }
             | Self::NotItsSnapshot { .. }
             | Self::Tied(_) => "snapshot",
@@ -371,6 +375,7 @@ impl Error {
             | Self::Invalid(_)
             | Self::NoNetwork
             | Self::Volume { .. }
+            | Self::BadSnapshot(_)
             | Self::NotToBeKept { .. }
             | Self::NotItsSnapshot { .. }
             | Self::Tied(_)

@@ -27,6 +27,7 @@ mod node;
 mod own_cgroup;
 mod paths;
 mod pool;
+mod portable;
 mod process;
 mod programs;
 mod reconcile;

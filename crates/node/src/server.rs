@@ -19,6 +19,7 @@ use wire::packet::{PacketError, PacketSocket};
 use crate::Error;
 use crate::entry::Entry;
 use crate::node::Node;
+use crate::portable::Loading;
 use crate::start::{Started, spawn_thread};
 use crate::trace;
 
@@ -161,6 +162,7 @@ impl Server {
                 server: &server,
                 socket: PacketSocket::from_fd(socket),
                 tied: None,
+                loading: None,
                 quits: false,
             }
             .serve();
@@ -194,6 +196,8 @@ struct Connection<'s> {
     socket: PacketSocket,
     /// The sandbox that ends with this connection.
     tied: Option<Arc<Entry>>,
+    /// The snapshot that this connection brings; it goes with it.
+    loading: Option<Loading>,
     /// The daemon ends once this was answered.
     quits: bool,
 }
@@ -393,6 +397,11 @@ impl Connection<'_> {
                 Reply::Snapshot(Box::new(node.make_snapshot(&node.find(&sandbox)?, name.as_deref())?))
             }
             Request::InspectSnapshot { name } => Reply::Snapshot(Box::new(node.inspect_snapshot(&name)?)),
+            Request::OpenSnapshot { name } => {
+                let (names, files) = node.open_snapshot(&name)?;
+                return Ok((Reply::Files(names), files));
+            }
+            Request::Load(step) => return node.load(&mut self.loading, step),
             Request::ListSnapshots => self.items(node.snapshots()?, |one| Item::Snapshot(Box::new(one)))?,
             Request::ListTemplates => self.items(node.templates(), |one| Item::Template(Box::new(one)))?,
             Request::RemoveTemplate { id } => {

@@ -53,17 +53,16 @@ impl Place {
         }
     }
 
+    pub(crate) fn directory(&self) -> &Path {
+        &self.path
+    }
+
     pub(crate) fn record(&self) -> PathBuf {
         self.path.join("record.json")
     }
 
     pub(crate) fn state(&self) -> PathBuf {
         self.path.join("state")
-    }
-
-    /// The directory.
-    pub(crate) fn directory(&self) -> &Path {
-        &self.path
     }
 
     pub(crate) fn disk(&self) -> PathBuf {

@@ -34,7 +34,7 @@ use crate::vm::Vm;
 use crate::{Error, clock, command, disk, limits, trace};
 
 /// Bytes of an id; as hexadecimal digits twice as many.
-const ID_BYTES: usize = 6;
+pub(crate) const ID_BYTES: usize = 6;
 
 /// Bytes of a machine id (machine-id(5)).
 const MACHINE_ID_BYTES: usize = 16;

@@ -83,6 +83,8 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         | Request::InspectVolume { .. }
         | Request::ListSnapshots
         | Request::InspectSnapshot { .. }
+        | Request::OpenSnapshot { .. }
+        | Request::Load(_)
         | Request::ListTemplates
         | Request::Logs { .. }
         | Request::Wait { .. }

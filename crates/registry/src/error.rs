@@ -74,6 +74,16 @@ pub enum Error {
         /// What it says.
         detail: String,
     },
+    /// Something else lies there.
+    #[error("{location} in its registry is {found} and no {wanted}: check the name; `basalt pull` fetches images")]
+    SomethingElse {
+        /// What was asked for.
+        location: String,
+        /// What it should be.
+        wanted: String,
+        /// What it is.
+        found: String,
+    },
     /// A status that cannot be gone on from.
     #[error("the registry {host} answers {status} for {what}{detail}: try again later, or ask its owner")]
     Status {

@@ -51,21 +51,33 @@ pub fn pull(
     store.sweep()?;
     Job::run(options, |job| {
         let store = &store.until(job.stop());
-        let mirrors = options.mirrors.iter().map(|mirror| (mirror.host.as_str(), mirror));
-        let mut last = None;
-        for (host, peer) in mirrors.chain([(location.host(), &options.registry)]) {
-            job.begin_again();
-            match from_peer(job, store, location, (host, peer), progress) {
-                Err(error) if error.another_may_do() => {
-                    log::info!("{location} does not come from {host}: {error}");
-                    last = Some(error);
-                }
-                ended => return ended,
-            }
-        }
-        // The registry itself is the last that was asked.
-        Err(last.unwrap_or(Error::Cancelled))
+        from_any(job, location, options, |peer| {
+            from_peer(job, store, location, peer, progress)
+        })
     })
+}
+
+/// Asks each mirror, then the registry itself, as long as another one may do what one could not.
+pub(crate) fn from_any<T>(
+    job: &Job<'_>,
+    location: &Location,
+    options: &Options,
+    ask: impl Fn((&str, &Peer)) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let mirrors = options.mirrors.iter().map(|mirror| (mirror.host.as_str(), mirror));
+    let mut last = None;
+    for (host, peer) in mirrors.chain([(location.host(), &options.registry)]) {
+        job.begin_again();
+        match ask((host, peer)) {
+            Err(error) if error.another_may_do() => {
+                log::info!("{location} does not come from {host}: {error}");
+                last = Some(error);
+            }
+            ended => return ended,
+        }
+    }
+    // The registry itself is the last that was asked.
+    Err(last.unwrap_or(Error::Cancelled))
 }
 
 fn from_peer<'a>(
@@ -131,17 +143,8 @@ fn find(session: &Session<'_>, location: &Location) -> Result<Found, Error> {
     let mut reference = location.reference().to_owned();
     let mut size = None;
     for _ in 0..=MAX_INDEX_DEPTH {
-        let (media_type, bytes) = manifest(session, &reference)?;
+        let (media_type, bytes, digest) = document(session, &reference)?;
         let what = format!("manifest {reference}");
-        let digest = hex::encode(Sha256::digest(&bytes));
-        if is_digest(&reference) && reference != format!("sha256:{digest}") {
-            return Err(Error::WrongDigest {
-                host: session.host.clone(),
-                what,
-                expected: reference,
-                found: digest,
-            });
-        }
         if let Some(expected) = size.filter(|size| *size != bytes.len() as u64) {
             return Err(Error::WrongSize {
                 host: session.host.clone(),
@@ -168,6 +171,21 @@ fn find(session: &Session<'_>, location: &Location) -> Result<Found, Error> {
         }
     }
     Err(session.bad("the manifest", &format!("indices more than {MAX_INDEX_DEPTH} deep")))
+}
+
+/// A manifest or index, its media type and the 64 digits of its digest, which is the one that was asked for.
+pub(crate) fn document(session: &Session<'_>, reference: &str) -> Result<(String, Vec<u8>, String), Error> {
+    let (media_type, bytes) = manifest(session, reference)?;
+    let digest = hex::encode(Sha256::digest(&bytes));
+    if is_digest(reference) && reference != format!("sha256:{digest}") {
+        return Err(Error::WrongDigest {
+            host: session.host.clone(),
+            what: format!("manifest {reference}"),
+            expected: reference.to_owned(),
+            found: digest,
+        });
+    }
+    Ok((media_type, bytes, digest))
 }
 
 /// A manifest or index, and its media type.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use image::{Export, Part, Store};
+use image::{Part, Store};
 use ureq::http::Method;
 use ureq::http::header::LOCATION;
 
@@ -40,12 +40,7 @@ pub fn push(
     options: &Options,
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<Push, Error> {
-    if location.digest.is_some() {
-        return Err(Error::BadLocation {
-            text: location.to_string(),
-            problem: "an image is pushed to a tag, not to a digest".to_owned(),
-        });
-    }
+    check_tag(location)?;
     Job::run(options, |job| {
         let export = store.until(job.stop()).export(reference)?;
         let session = Session::open(
@@ -55,8 +50,10 @@ pub fn push(
             &location.repository,
             "pull,push",
         )?;
-        let sent = blobs(&session, &export, progress)?;
-        put_manifest(&session, &export, location.reference())?;
+        let blobs: Vec<&Part> = export.layers.iter().chain([&export.config]).collect();
+        let sent = send_all(&session, &blobs, progress)?;
+        let media_type = &export.manifest.descriptor.media_type;
+        put_manifest(&session, media_type, &export.manifest.document()?, location.reference())?;
         Ok(Push {
             digest: export.manifest.descriptor.digest.clone(),
             sent,
@@ -64,9 +61,21 @@ pub fn push(
     })
 }
 
-fn blobs(session: &Session<'_>, export: &Export, report: Report<'_>) -> Result<usize, Error> {
+/// What is pushed has a digest of its own already.
+pub(crate) fn check_tag(location: &Location) -> Result<(), Error> {
+    match location.digest {
+        None => Ok(()),
+        Some(_) => Err(Error::BadLocation {
+            text: location.to_string(),
+            problem: "one pushes to a tag, not to a digest".to_owned(),
+        }),
+    }
+}
+
+/// Sends the blobs that are not there, each once; how many.
+pub(crate) fn send_all(session: &Session<'_>, blobs: &[&Part], report: Report<'_>) -> Result<usize, Error> {
     let mut queue: Vec<&Part> = Vec::new();
-    for part in export.layers.iter().chain([&export.config]) {
+    for part in blobs {
         if queue.iter().all(|queued| queued.hex() != part.hex()) {
             queue.push(part);
         }
@@ -171,16 +180,12 @@ fn upload(
     session.ask(&ask, Some(&body)).map(drop)
 }
 
-fn put_manifest(session: &Session<'_>, export: &Export, tag: &str) -> Result<(), Error> {
-    let document = export.manifest.document()?;
+pub(crate) fn put_manifest(session: &Session<'_>, media_type: &str, document: &[u8], tag: &str) -> Result<(), Error> {
     let what = format!("manifest {tag}");
     let path = format!("/manifests/{tag}");
     let size = document.len().to_string();
-    let body = || -> Box<dyn Read> { Box::new(io::Cursor::new(document.clone())) };
-    let headers = [
-        ("content-type", export.manifest.descriptor.media_type.as_str()),
-        ("content-length", &size),
-    ];
+    let body = || -> Box<dyn Read> { Box::new(io::Cursor::new(document.to_vec())) };
+    let headers = [("content-type", media_type), ("content-length", &size)];
     let ask = Ask {
         method: Method::PUT,
         path: &path,

@@ -2,6 +2,7 @@
 //!
 //! A target is a name, seeds and a function that must neither panic nor hang on any bytes.
 
+mod bundle;
 mod copy;
 mod guest;
 mod image;
@@ -25,6 +26,8 @@ pub(crate) fn all() -> Vec<Target> {
         guest::pci_config(),
         guest::virtqueue(),
         guest::transport(),
+        bundle::streams(),
+        bundle::archives(),
         copy::streams(),
         shares::messages(),
         image::archive(),

@@ -26,7 +26,10 @@ pub(crate) use sandbox::{
     AgentStreamArgs, CpArgs, DaemonArgs, DaemonWhat, ExecArgs, KillArgs, LogsArgs, ManyArgs, PsArgs, RmArgs, StatsArgs,
     StopArgs,
 };
-pub(crate) use snapshot::{CloneArgs, CreateArgs, RollbackArgs, SnapshotVerb};
+pub(crate) use snapshot::{
+    CloneArgs, CreateArgs, LoadSnapshotArgs, PullSnapshotArgs, PushSnapshotArgs, RollbackArgs, SaveSnapshotArgs,
+    SnapshotVerb,
+};
 pub(crate) use template::TemplateVerb;
 pub(crate) use volume::VolumeVerb;
 

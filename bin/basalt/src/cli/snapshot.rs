@@ -1,8 +1,10 @@
 //! The arguments of `basalt snapshot`, `clone` and `rollback`.
 
-use clap::{Args, Subcommand};
+use std::path::PathBuf;
 
-use super::parse;
+use clap::{Args, Subcommand, ValueHint};
+
+use super::{RegistryArgs, parse};
 
 /// `basalt snapshot ...`.
 #[derive(Debug, Subcommand)]
@@ -15,6 +17,103 @@ pub(crate) enum SnapshotVerb {
     Inspect(NamesArgs),
     /// Remove snapshots.
     Rm(NamesArgs),
+    /// Write a snapshot with its image to one file.
+    Save(SaveSnapshotArgs),
+    /// Read a snapshot that was saved.
+    Load(LoadSnapshotArgs),
+    /// Send a snapshot to a registry.
+    Push(PushSnapshotArgs),
+    /// Fetch a snapshot from a registry.
+    Pull(PullSnapshotArgs),
+}
+
+impl SnapshotVerb {
+    /// It has to do with files of whoever calls, and not only with what the daemon has.
+    pub(crate) fn has_files(&self) -> bool {
+        matches!(self, Self::Save(_) | Self::Load(_) | Self::Push(_) | Self::Pull(_))
+    }
+}
+
+const SAVE_HELP: &str = "\
+Examples:
+  basalt snapshot save -o ready.basalt ready
+  basalt snapshot save ready | ssh there basalt snapshot load
+
+The file has all that was in the guest's memory, keys and passwords too.";
+
+/// `basalt snapshot save`.
+#[derive(Args, Debug)]
+#[command(after_help = SAVE_HELP)]
+pub(crate) struct SaveSnapshotArgs {
+    /// The file; standard output otherwise, if that is no terminal.
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) output: Option<PathBuf>,
+
+    /// Leave the image out: whoever loads the file must have it, or get it elsewhere.
+    #[arg(long)]
+    pub(crate) without_image: bool,
+
+    /// The snapshot.
+    #[arg(value_parser = name)]
+    pub(crate) name: String,
+}
+
+const LOAD_HELP: &str = "\
+Examples:
+  basalt snapshot load -i ready.basalt
+  basalt snapshot load --name again < ready.basalt";
+
+/// `basalt snapshot load`.
+#[derive(Args, Debug)]
+#[command(after_help = LOAD_HELP)]
+pub(crate) struct LoadSnapshotArgs {
+    /// The file; standard input otherwise.
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) input: Option<PathBuf>,
+
+    /// What the snapshot is called, instead of as it was.
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    pub(crate) name: Option<String>,
+}
+
+/// `basalt snapshot push`.
+#[derive(Args, Debug)]
+pub(crate) struct PushSnapshotArgs {
+    /// Print the digest only.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+
+    #[command(flatten)]
+    pub(crate) registry: RegistryArgs,
+
+    /// The snapshot.
+    #[arg(value_parser = name)]
+    pub(crate) name: String,
+
+    /// Where to: HOST[:PORT]/NAME[:TAG].
+    pub(crate) destination: String,
+}
+
+/// `basalt snapshot pull`.
+#[derive(Args, Debug)]
+pub(crate) struct PullSnapshotArgs {
+    /// Print the snapshot's name only.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+
+    /// What the snapshot is called, instead of as it was.
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    pub(crate) name: Option<String>,
+
+    /// Ask HOST[:PORT][/PREFIX] before the registry; again for more.
+    #[arg(long, value_name = "HOST")]
+    pub(crate) mirror: Vec<String>,
+
+    #[command(flatten)]
+    pub(crate) registry: RegistryArgs,
+
+    /// The snapshot in its registry: HOST[:PORT]/NAME[:TAG][@sha256:DIGEST].
+    pub(crate) reference: String,
 }
 
 /// `basalt snapshot create`.

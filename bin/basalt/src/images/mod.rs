@@ -22,9 +22,10 @@ use crate::cli::{ImportArgs, TagArgs};
 use crate::output::{Output, table};
 use crate::places;
 
-pub(crate) use archive::save;
+pub(crate) use archive::{nameless, save};
+pub(crate) use progress::Steps;
 pub(crate) use removal::{prune, remove};
-pub(crate) use transfer::{fetched, pull, push};
+pub(crate) use transfer::{Way, fetched, pull, push};
 pub(crate) use usage::df;
 
 /// A digest's first digits, as tables show it; enough to tell a few thousand images apart.
@@ -83,7 +84,7 @@ impl<'a> From<&'a Image> for Listed<'a> {
     }
 }
 
-fn store() -> Result<Store> {
+pub(crate) fn store() -> Result<Store> {
     let directory = places::images()?;
     match Store::open(&directory) {
         // Of the reasons for which a store cannot be opened only this one does not say what to do.

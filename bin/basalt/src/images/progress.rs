@@ -15,7 +15,7 @@ use crate::output::Output;
 const TICK: Duration = Duration::from_millis(100);
 
 /// The steps of one pull or push.
-pub(super) struct Steps {
+pub(crate) struct Steps {
     output: Output,
     tell: bool,
     terminal: bool,
@@ -42,7 +42,7 @@ struct Blob {
 
 impl Steps {
     /// Steps that are told if `tell`, and never to machines; `moved` is what has happened to a layer that is through.
-    pub(super) fn new(output: &Output, moved: &'static str, tell: bool) -> Self {
+    pub(crate) fn new(output: &Output, moved: &'static str, tell: bool) -> Self {
         Self {
             output: *output,
             tell: tell && !output.json(),
@@ -52,7 +52,7 @@ impl Steps {
     }
 
     /// Shows a step. Called by several threads.
-    pub(super) fn show(&self, step: Progress) {
+    pub(crate) fn show(&self, step: Progress) {
         if !self.tell {
             return;
         }

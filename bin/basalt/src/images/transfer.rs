@@ -26,11 +26,7 @@ struct Pulled<'a> {
 
 /// `basalt pull`.
 pub(crate) fn pull(args: &PullArgs, output: &Output) -> Result<u8> {
-    let location = location(&args.image)?;
-    let mut options = options(&args.registry, &location)?;
-    for mirror in &args.mirror {
-        options.mirrors.push(peer(&args.registry, mirror, &location)?);
-    }
+    let Way { location, options } = Way::new(&args.image, &args.registry, &args.mirror)?;
     let pulled = fetch(&store()?, &location, options, !args.quiet, output)?;
     let result = Pulled {
         image: Listed::from(&pulled.image),
@@ -59,6 +55,30 @@ fn with(options: Options, cancel: &Cancel) -> Options {
     Options {
         cancel: cancel.clone(),
         ..options
+    }
+}
+
+/// A place in a registry, and how it is reached.
+#[derive(Debug)]
+pub(crate) struct Way {
+    pub(crate) location: Location,
+    options: Options,
+}
+
+impl Way {
+    /// By what was written and given by hand.
+    pub(crate) fn new(reference: &str, args: &RegistryArgs, mirrors: &[String]) -> Result<Self> {
+        let location = location(reference)?;
+        let mut options = options(args, &location)?;
+        for mirror in mirrors {
+            options.mirrors.push(peer(args, mirror, &location)?);
+        }
+        Ok(Self { location, options })
+    }
+
+    /// How, until it is cancelled.
+    pub(crate) fn options(&self, cancel: &Cancel) -> Options {
+        with(self.options.clone(), cancel)
     }
 }
 

@@ -10,6 +10,8 @@ use crate::daemons;
 use crate::images;
 use crate::limited;
 use crate::observed;
+use crate::portable;
+use crate::portable_registry;
 use crate::snapshots;
 use crate::templates;
 use crate::world::{World, is_alive, text, wait_for};
@@ -136,6 +138,35 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     (
         "a_daemon_that_is_killed_on_the_way_leaves_a_sandbox_that_runs",
         snapshots::a_daemon_that_is_killed_on_the_way_leaves_a_sandbox_that_runs,
+    ),
+    (
+        "a_saved_snapshot_is_all_that_another_machine_needs",
+        portable::a_saved_snapshot_is_all_that_another_machine_needs,
+    ),
+    (
+        "what_is_no_whole_snapshot_leaves_nothing",
+        portable::what_is_no_whole_snapshot_leaves_nothing,
+    ),
+    (
+        "an_image_can_be_left_out_and_come_later",
+        portable::an_image_can_be_left_out_and_come_later,
+    ),
+    (
+        "whoever_dies_while_loading_leaves_nothing",
+        portable::whoever_dies_while_loading_leaves_nothing,
+    ),
+    ("a_full_disk_leaves_nothing", portable::a_full_disk_leaves_nothing),
+    (
+        "a_stranger_names_neither_files_nor_sizes",
+        portable::a_stranger_names_neither_files_nor_sizes,
+    ),
+    (
+        "a_snapshot_goes_by_a_registry",
+        portable_registry::a_snapshot_goes_by_a_registry,
+    ),
+    (
+        "what_a_registry_has_instead_leaves_nothing",
+        portable_registry::what_a_registry_has_instead_leaves_nothing,
     ),
     (
         "an_image_of_a_sandbox_is_removed_only_by_force",

@@ -17,6 +17,8 @@ mod daemons;
 mod images;
 mod limited;
 mod observed;
+mod portable;
+mod portable_registry;
 mod snapshots;
 mod stand_in;
 mod templates;

@@ -8,7 +8,8 @@ use crate::daemons::{detached, wait_for_state};
 use crate::world::{World, text, wait_for};
 
 /// A verb that must be refused; what it says.
-fn refused(world: &World, words: &[&str]) -> String {
+#[track_caller]
+pub(crate) fn refused(world: &World, words: &[&str]) -> String {
     let output = world.verb(words);
     assert_ne!(output.status.code(), Some(0), "{words:?}");
     text(&output.stderr)
@@ -16,14 +17,14 @@ fn refused(world: &World, words: &[&str]) -> String {
 
 /// A verb that must be done; what it prints.
 #[track_caller]
-fn done(world: &World, words: &[&str]) -> String {
+pub(crate) fn done(world: &World, words: &[&str]) -> String {
     let output = world.verb(words);
     assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
     text(&output.stdout)
 }
 
 /// What is in the directory of snapshots.
-fn files(world: &World) -> Vec<String> {
+pub(crate) fn files(world: &World) -> Vec<String> {
     let entries = fs::read_dir(world.path("state/snapshots")).unwrap();
     let mut names: Vec<_> = entries
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())

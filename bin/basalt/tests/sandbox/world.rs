@@ -17,6 +17,11 @@ use serde_json::json;
 #[path = "../support/mod.rs"]
 mod support;
 
+#[path = "../support/registry.rs"]
+mod registry;
+
+pub(crate) use registry::{CREDENTIALS, Registry};
+
 /// More than any of these cases needs on a machine that does other things, too.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 

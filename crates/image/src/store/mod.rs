@@ -14,6 +14,7 @@
 //! Readers take no lock: everything they read appears and is replaced by one rename. The store knows nothing of VMs;
 //! an image that is in use may be removed, its users keep the open file.
 
+mod bring;
 mod content;
 mod save;
 mod staging;

@@ -14,6 +14,12 @@ use crate::document::Descriptor;
 use crate::manifest::{CONTAINERD_NAME, REF_NAME, blob_name};
 use crate::{Error, Limits};
 
+/// The document that says that it is a layout.
+const LAYOUT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
+
+/// The unit of a tar archive.
+const BLOCK: u64 = 512;
+
 /// All that makes an image, to be sent on.
 #[derive(Debug)]
 pub struct Export {
@@ -88,6 +94,37 @@ impl Store {
     }
 }
 
+impl Export {
+    /// Writes it to `out` as an archive.
+    ///
+    /// # Errors
+    ///
+    /// `out` refuses, or a part cannot be read.
+    pub fn write_archive(&self, out: &mut dyn Write) -> io::Result<()> {
+        archive(self, out)
+    }
+
+    /// How long that archive is.
+    pub fn archive_bytes(&self) -> u64 {
+        let documents = [LAYOUT.len(), index(self).len(), docker_manifest(self).len()];
+        let blobs = self.blobs().into_iter().map(|part| part.descriptor.size);
+        let members = documents.into_iter().map(|length| length as u64).chain(blobs);
+        // Each has a header, and is filled up to a whole block; two blocks are the end.
+        members.map(|size| BLOCK + size.next_multiple_of(BLOCK)).sum::<u64>() + 2 * BLOCK
+    }
+
+    /// Each blob once, in the order in which it is written.
+    fn blobs(&self) -> Vec<&Part> {
+        let mut blobs: Vec<&Part> = Vec::new();
+        for part in [&self.manifest, &self.config].into_iter().chain(&self.layers) {
+            if blobs.iter().all(|written| written.hex() != part.hex()) {
+                blobs.push(part);
+            }
+        }
+        blobs
+    }
+}
+
 impl Part {
     /// Its 64 digits.
     pub fn hex(&self) -> &str {
@@ -118,16 +155,12 @@ fn of(names: &Names, digest: &str) -> Vec<String> {
 fn archive(export: &Export, out: &mut dyn Write) -> io::Result<()> {
     let mut tar = tar::Builder::new(out);
     // The documents first, so that a reader that cannot seek knows what to expect.
-    entry(&mut tar, "oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#.as_slice())?;
+    entry(&mut tar, "oci-layout", LAYOUT)?;
     entry(&mut tar, "index.json", index(export).as_bytes())?;
     entry(&mut tar, "manifest.json", docker_manifest(export).as_bytes())?;
-    let mut written = Vec::new();
-    for part in [&export.manifest, &export.config].into_iter().chain(&export.layers) {
-        if !written.contains(&part.hex()) {
-            let blob = At { part, position: 0 };
-            append(&mut tar, &blob_name(part.hex()), blob, part.descriptor.size)?;
-            written.push(part.hex());
-        }
+    for part in export.blobs() {
+        let blob = At { part, position: 0 };
+        append(&mut tar, &blob_name(part.hex()), blob, part.descriptor.size)?;
     }
     tar.into_inner()?.flush()
 }

@@ -84,6 +84,39 @@ fn a_docker_archive_is_saved_with_a_manifest_of_ours() {
     assert_eq!(save(&theirs, "second"), first);
 }
 
+/// What comes along with something else is the image that was meant, and gets no name.
+#[test]
+fn an_image_that_comes_along_is_the_one_that_is_wanted() {
+    let temp = tempfile::tempdir().unwrap();
+    let ours = store(temp.path());
+    let layers = [build::layer(&[file("a", "1")]), build::layer(&[file("b", "2")])];
+    let docker = Files::docker(&layers, &[build::Store::Gzip], "registry.test/tool:2");
+    for (name, files) in [
+        ("team/x:1", Files::oci(&layers, &[build::Store::Gzip])),
+        ("registry.test/tool:2", docker),
+    ] {
+        let from = temp.path().join("from");
+        fs::write(&from, files.to_tar()).unwrap();
+        let image = ours.import(&from, Some(name), &mut |_| {}).unwrap();
+        let export = ours.export(&image.digest).unwrap();
+        let mut archive = Vec::new();
+        export.write_archive(&mut archive).unwrap();
+        assert_eq!(export.archive_bytes(), archive.len() as u64);
+        let theirs = Store::open(&temp.path().join(image.digest.get(..8).unwrap())).unwrap();
+        let saved = temp.path().join("saved");
+        fs::write(&saved, archive).unwrap();
+        let bring = |digest: &str| theirs.bring(fs::File::open(&saved).unwrap(), digest, &mut |_| {});
+        let refused = bring(&"0".repeat(64));
+        assert!(matches!(refused, Err(Error::DigestMismatch { .. })), "{refused:?}");
+        assert!(theirs.list().unwrap().images.is_empty());
+        for _ in 0..2 {
+            let again = bring(&image.digest).unwrap();
+            assert_eq!((&again.digest, again.names), (&image.digest, vec![]));
+            assert_eq!(fs::read(&again.path).unwrap(), fs::read(&image.path).unwrap());
+        }
+    }
+}
+
 /// An implementation that is not ours reads both formats of what we save. skopeo is what podman is made of.
 #[test]
 fn others_can_read_what_is_saved() {

@@ -24,6 +24,7 @@ mod renew;
 mod renew_clones;
 mod run;
 mod snapshot;
+mod snapshot_file;
 mod snapshot_guest;
 mod state_directory;
 mod streams;
@@ -77,6 +78,7 @@ pub(crate) const ALL: &[&Case] = &[
     &limits_rates::NETWORK,
     &clones::CASE,
     &clones_many::CASE,
+    &snapshot_file::CASE,
     &templates::CASE,
     &daemon_cycles::CASE,
     &clock_jumps::CASE,

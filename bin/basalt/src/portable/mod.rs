@@ -1,0 +1,334 @@
+//! Snapshots that leave a node and come to one: `basalt snapshot save` and `load` by a file or a pipe, `push` and `pull` ([`remote`])
+//! by a registry. Packing and unpacking is done here, with files that the daemon has opened; of what comes in it keeps nothing that
+//! it has not looked at, and nothing at all if this program ends before.
+//!
+//! Knows no layout: that is crate `bundle`'s. docs/snapshot-file.md says what is in the files.
+
+mod ends;
+mod input;
+mod remote;
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Read, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail};
+use bundle::{Reader, Writer};
+use image::{Export, Image, Phase, Store};
+use node_api::Snapshot;
+use node_api::snapshot::{MOST_RECORD, is_file_name};
+use serde::Serialize;
+
+use crate::bar::{Bar, Shown};
+use crate::cli::{LoadSnapshotArgs, SaveSnapshotArgs, SnapshotVerb};
+use crate::interrupt::until_signal;
+use crate::lab::Reached;
+use crate::output::Output;
+use crate::{images, outlet};
+use ends::{Goal, Kept, Origin, Piece};
+use input::Watched;
+
+/// What these bundles are of.
+const KIND: &str = "snapshot";
+
+/// The member that says what it all is.
+const RECORD: &str = "record.json";
+
+/// The member that is the image, an archive as `basalt save` writes it.
+const IMAGE: &str = "image.tar";
+
+/// The largest image that is taken from anybody.
+const MOST_IMAGE: u64 = 64 << 30;
+
+/// Where the daemon is.
+#[derive(Debug)]
+enum Side {
+    Here,
+    Lab(Reached),
+}
+
+/// On this host's daemon.
+pub(crate) fn here(verb: &SnapshotVerb, output: &Output) -> Result<u8> {
+    carry_out(verb, &Side::Here, output)
+}
+
+/// On the lab's; files, registries and images are this side's.
+pub(crate) fn in_lab(verb: &SnapshotVerb, output: &Output) -> Result<u8> {
+    let comes = matches!(verb, SnapshotVerb::Load(_) | SnapshotVerb::Pull(_));
+    let lab = if comes {
+        Reached::bring_up(output)
+    } else {
+        Reached::up()
+    };
+    carry_out(verb, &Side::Lab(lab?), output)
+}
+
+fn carry_out(verb: &SnapshotVerb, side: &Side, output: &Output) -> Result<u8> {
+    match verb {
+        SnapshotVerb::Save(args) => save(args, side, output),
+        SnapshotVerb::Load(args) => load(args, side, output),
+        SnapshotVerb::Push(args) => remote::push(args, side, output),
+        SnapshotVerb::Pull(args) => remote::pull(args, side, output),
+        other => bail!("{other:?} has no files; that is a bug"),
+    }
+}
+
+/// A snapshot that has been saved, for machines.
+#[derive(Debug, Serialize)]
+struct Saved<'a> {
+    snapshot: &'a str,
+    file: &'a Path,
+    bytes: u64,
+}
+
+/// `basalt snapshot save`.
+fn save(args: &SaveSnapshotArgs, side: &Side, output: &Output) -> Result<u8> {
+    let words = format!("basalt snapshot save {}", args.name);
+    let bytes = outlet::write(args.output.as_deref(), &words, |out, _| {
+        let (origin, record) = Origin::open(side, &args.name, output)?;
+        let export = match args.without_image {
+            true => None,
+            false => Some(export(&snapshot_of(&record)?)?),
+        };
+        let written = pack(out, (origin, &record), export.as_ref(), output);
+        written.map_err(|error| flat(error, &format!("snapshot {} cannot be saved", args.name)))
+    })?;
+    let file = args.output.as_deref().filter(|path| *path != Path::new("-"));
+    if let (Some(file), true) = (file, output.json()) {
+        let snapshot = args.name.as_str();
+        output.result(&Saved { snapshot, file, bytes }, String::new)?;
+    }
+    Ok(0)
+}
+
+/// As one sentence: a broken pipe somewhere in its causes would be taken for a reader of our output who has left.
+fn flat(error: anyhow::Error, what: &str) -> anyhow::Error {
+    if error
+        .downcast_ref::<bundle::Error>()
+        .is_some_and(bundle::Error::is_disk_full)
+    {
+        return anyhow!(
+            "{what}: {error}; nothing of it stays, make room for it first (`basalt system df` shows what takes it)"
+        );
+    }
+    anyhow!("{what}: {error:#}")
+}
+
+fn snapshot_of(record: &[u8]) -> Result<Snapshot> {
+    Snapshot::of_record(record).context("its record cannot be used: use the version of Basalt that wrote it")
+}
+
+/// All that makes its image.
+fn export(snapshot: &Snapshot) -> Result<Export> {
+    let exported = images::store()?.export(&snapshot.digest);
+    exported.with_context(|| {
+        format!(
+            "its image {} cannot be put in (`--without-image` leaves it out)",
+            named(snapshot)
+        )
+    })
+}
+
+/// Its image, as people know it.
+fn named(snapshot: &Snapshot) -> String {
+    let (image, digest) = (&snapshot.config.image, &snapshot.digest);
+    match image.contains(digest) {
+        true => image.clone(),
+        false => format!("{image} (sha256:{digest})"),
+    }
+}
+
+fn pack(
+    out: &mut dyn Write,
+    (origin, record): (Origin, &[u8]),
+    export: Option<&Export>,
+    output: &Output,
+) -> Result<()> {
+    let total = origin.bytes()? + export.map_or(0, Export::archive_bytes);
+    let (mut bar, mut done) = (Bar::new(output), 0);
+    let mut moved = |bytes| {
+        done += bytes;
+        bar.show("saving", done, total);
+    };
+    let mut writer = Writer::new(out, KIND)?;
+    writer.bytes(RECORD, record)?;
+    origin.rest(&mut |piece| match piece {
+        Piece::File(name, file) => Ok(writer.file(name, file, &mut moved)?),
+        Piece::Member(entry, reader) => {
+            reader.pass_to(&mut writer)?;
+            moved(entry.packed);
+            Ok(())
+        }
+    })?;
+    if let Some(export) = export {
+        writer.stream(IMAGE, export.archive_bytes(), |out| export.write_archive(out))?;
+    }
+    writer.finish()?;
+    Ok(())
+}
+
+/// `basalt snapshot load`.
+fn load(args: &LoadSnapshotArgs, side: &Side, output: &Output) -> Result<u8> {
+    let path = args.input.as_deref().filter(|path| *path != Path::new("-"));
+    let from = path.map_or_else(|| PathBuf::from("standard input"), Path::to_owned);
+    let loaded = until_signal(|cancel| {
+        let (input, length) = match path {
+            Some(path) => {
+                let file = File::open(path).with_context(|| format!("{} cannot be read", path.display()))?;
+                let length = file.metadata()?.len();
+                (Watched::new(file.into(), cancel), length)
+            }
+            None if io::stdin().is_terminal() => {
+                bail!("a snapshot does not come from a terminal: name a file with -i, or send one here")
+            }
+            None => (Watched::of_stdin(cancel)?, 0),
+        };
+        let mut input = Shown::new(input, Bar::new(output), "loading", length);
+        let unpacked = unpack(&mut input, args.name.as_deref(), side, output);
+        unpacked.map_err(|error| flat(error, &format!("{} cannot be loaded", from.display())))
+    })?;
+    loaded.show(output)
+}
+
+/// A snapshot that has come, and whether its image is here.
+struct Loaded {
+    kept: Kept,
+    snapshot: Snapshot,
+    image: bool,
+}
+
+impl Loaded {
+    fn show(&self, output: &Output) -> Result<u8> {
+        if !self.image {
+            output.warning(&anyhow!(
+                "its image {} is not here: `basalt pull` or `basalt import` it before the first clone",
+                named(&self.snapshot)
+            ));
+        }
+        self.kept.show(output)?;
+        Ok(0)
+    }
+}
+
+fn unpack(input: impl Read, name: Option<&str>, side: &Side, output: &Output) -> Result<Loaded> {
+    let mut reader = Reader::new(input, KIND)?;
+    if reader.next_entry()?.is_none_or(|entry| entry.name != RECORD) {
+        bail!("it does not begin with a record: it was not written by `basalt snapshot save`");
+    }
+    let record = reader.contents(MOST_RECORD)?;
+    let snapshot = snapshot_of(&record)?;
+    let mut coming = Coming::new(&snapshot, output)?;
+    let mut goal = Goal::begin(side, name, &record, output)?;
+    while let Some(entry) = reader.next_entry()? {
+        match snapshot.most_bytes(&entry.name) {
+            _ if entry.name == IMAGE => coming.take(&mut reader)?,
+            Some(most) if entry.name != RECORD => goal.take(&mut reader, &entry, most)?,
+            _ => bail!(
+                "{} is no file that this snapshot can have: it was not written by Basalt",
+                entry.name
+            ),
+        }
+    }
+    keep(goal, snapshot, coming)
+}
+
+/// Everything has come and is right: the image first, as a snapshot without one is of no use.
+fn keep(goal: Goal<'_>, snapshot: Snapshot, coming: Coming<'_>) -> Result<Loaded> {
+    let brought = coming.bring()?;
+    let image = brought.is_there();
+    let kept = goal.keep(image.then_some(snapshot.digest.as_str()));
+    if kept.is_err() {
+        brought.undo()?;
+    }
+    Ok(Loaded {
+        kept: kept?,
+        snapshot,
+        image,
+    })
+}
+
+/// The image of a snapshot that comes.
+struct Coming<'o> {
+    store: Store,
+    digest: String,
+    known: bool,
+    archive: Option<File>,
+    output: &'o Output,
+}
+
+/// The image once it is all there.
+struct Brought {
+    store: Store,
+    image: Option<Image>,
+    /// It was not here before.
+    new: bool,
+}
+
+impl<'o> Coming<'o> {
+    fn new(snapshot: &Snapshot, output: &'o Output) -> Result<Self> {
+        // What is asked for below is a digest and never the beginning of one, nor a name.
+        let is_digest = snapshot.digest.len() == 64 && snapshot.digest.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if !is_digest {
+            bail!("its record names no image by a digest: it was not written by Basalt");
+        }
+        let store = images::store()?;
+        let known = store.get(&snapshot.digest).is_ok();
+        Ok(Self {
+            digest: snapshot.digest.clone(),
+            archive: None,
+            known,
+            store,
+            output,
+        })
+    }
+
+    /// Keeps the archive until all the rest has come, unless its image is here.
+    fn take<R: Read>(&mut self, reader: &mut Reader<R>) -> Result<()> {
+        if !self.known {
+            let mut file = images::nameless()?;
+            reader.copy(&mut file, MOST_IMAGE)?;
+            self.archive = Some(file);
+        }
+        Ok(())
+    }
+
+    fn bring(self) -> Result<Brought> {
+        let image = match self.archive {
+            Some(archive) => {
+                let mut bar = Bar::new(self.output);
+                let brought = self.store.bring(archive, &self.digest, &mut |progress| {
+                    let phase = match progress.phase {
+                        Phase::Reading => "reading its image",
+                        Phase::Writing => "writing its image",
+                    };
+                    bar.show(phase, progress.done, progress.total);
+                });
+                Some(brought?)
+            }
+            None => self.store.get(&self.digest).ok(),
+        };
+        Ok(Brought {
+            store: self.store,
+            image,
+            new: !self.known,
+        })
+    }
+}
+
+impl Brought {
+    fn is_there(&self) -> bool {
+        self.image.is_some()
+    }
+
+    /// What it came with is refused: it goes, too.
+    fn undo(self) -> Result<()> {
+        if let (Some(image), true) = (self.image, self.new) {
+            // Somebody may have given it a name meanwhile.
+            let now = self.store.get(&image.digest)?;
+            if now.names.is_empty() {
+                self.store.remove(&image.digest)?;
+            }
+        }
+        Ok(())
+    }
+}
