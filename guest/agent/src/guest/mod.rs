@@ -15,6 +15,7 @@ mod renew;
 mod root;
 mod seed;
 mod shares;
+mod shed;
 mod tmpfs;
 mod vsock;
 

@@ -9,7 +9,7 @@ use agent_api::{GuestNetwork, Renew};
 use observe::marks;
 
 use super::boot_id::BootId;
-use super::{LogAhead, hwrng, names, net, seed};
+use super::{LogAhead, hwrng, names, net, seed, shed};
 use crate::Error;
 use crate::clones::{Clones, Renewed};
 
@@ -44,6 +44,7 @@ impl Renewal {
     /// For the server.
     pub(crate) fn clones(this: Arc<Self>) -> Clones {
         Clones {
+            shed: Box::new(shed::shed),
             settle: Box::new(settle),
             renew: Box::new(move |request| this.renew(request)),
             hooks: PathBuf::from(HOOKS),
