@@ -20,6 +20,7 @@ mod places;
 mod run;
 mod sandboxes;
 mod snapshots;
+mod template_build;
 mod templates;
 mod trace;
 mod volumes;
@@ -29,7 +30,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::cli::{Cli, ImageVerb, SystemVerb, Verb};
+use crate::cli::{Cli, ImageVerb, SystemVerb, TemplateVerb, Verb};
 use crate::engine::Engine;
 use crate::interrupt::Interrupted;
 use crate::output::Output;
@@ -101,6 +102,7 @@ fn sandbox_verb(verb: Verb, argv: &[OsString], output: &Output) -> anyhow::Resul
         return match verb {
             Verb::Exec(args) => lab::exec(&args, output),
             Verb::Cp(args) => lab::cp(&args, output),
+            Verb::Template(TemplateVerb::Build(args)) => lab::build(&args, output),
             _ => lab::verb(argv.get(1..).unwrap_or_default(), lab::Streams::default()),
         };
     }

@@ -43,6 +43,10 @@ pub const SANDBOX: &[&str] = &[
     SNAPSHOT_WRITTEN,
     SNAPSHOT_KEPT,
     SNAPSHOT_HIDDEN,
+    BUILD_SETTLED,
+    BUILD_WRITTEN,
+    BUILD_KEPT,
+    BUILD_NAMED,
     ROLLBACK_ENDED,
     ROLLBACK_DISK,
     RESTORE_MADE,
@@ -132,6 +136,14 @@ points! {
     SNAPSHOT_KEPT = "snapshot.kept";
     /// A snapshot that is removed has lost its name.
     SNAPSHOT_HIDDEN = "snapshot.hidden";
+    /// The memory of the machine in which a template is built holds nothing that nobody needs.
+    BUILD_SETTLED = "build.settled";
+    /// All of the template has reached the disk, under another name.
+    BUILD_WRITTEN = "build.written";
+    /// It has its id and its names; others may have these names, too.
+    BUILD_KEPT = "build.kept";
+    /// Nobody else has its names.
+    BUILD_NAMED = "build.named";
     /// What a sandbox was is gone, its disk is still that.
     ROLLBACK_ENDED = "rollback.ended";
     /// Its disk is the snapshot's.

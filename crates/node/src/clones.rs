@@ -25,7 +25,7 @@ use crate::vm::Vm;
 use crate::{Error, disk, launch, limits};
 
 /// How long each hook of an image may take when it was cloned or put back.
-const HOOKS: Duration = Duration::from_secs(10);
+pub(crate) const HOOKS: Duration = Duration::from_secs(10);
 
 impl Node {
     /// Makes a sandbox that goes on from a snapshot.

@@ -75,6 +75,10 @@ pub(crate) fn df(args: &DfArgs, output: &Output) -> Result<u8> {
     let of_sandboxes = on_disk(&state.join("sandboxes"));
     let of_snapshots = on_disk(&state.join("snapshots"));
     let of_templates = on_disk(&state.join("templates"));
+    let built = asked.templates.iter();
+    let of_built: u64 = built
+        .map(|built| on_disk(&state.join("templates").join(&built.id)))
+        .sum();
     let ended = sandboxes.iter().filter(|sandbox| sandbox.state == State::Exited);
     let kinds = vec![
         Kind {
@@ -110,7 +114,8 @@ pub(crate) fn df(args: &DfArgs, output: &Output) -> Result<u8> {
             total: count(&state.join("templates")),
             active: 0,
             bytes: of_templates,
-            reclaimable: of_templates,
+            // What was built takes its builder's time to have it again.
+            reclaimable: of_templates.saturating_sub(of_built),
         },
         Kind {
             kind: "daemon",
