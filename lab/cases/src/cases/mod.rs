@@ -26,6 +26,7 @@ mod snapshot;
 mod snapshot_guest;
 mod state_directory;
 mod streams;
+mod template_build;
 mod templates;
 mod terminal;
 mod vcpu_state;
@@ -76,6 +77,7 @@ pub(crate) const ALL: &[&Case] = &[
     &limits_rates::NETWORK,
     &clones::CASE,
     &templates::CASE,
+    &template_build::CASE,
     &daemon_cycles::CASE,
     &clock_jumps::CASE,
     &daemon_crashes::DAEMON,
