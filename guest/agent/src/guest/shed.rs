@@ -1,8 +1,9 @@
-//! What a guest's memory holds for nobody, before it is kept: caches that can be read again go, and free pages become zeroes,
-//! which take no room in a snapshot. Knows nothing of snapshots, and lets everything run meanwhile.
+//! What a guest's memory and disk hold for nobody, before they are kept: deleted files' blocks and caches that can be read again go,
+//! and free pages become zeroes, which take no room in a snapshot. Knows nothing of snapshots, and lets everything run meanwhile.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
 
 use observe::marks;
 
@@ -13,6 +14,9 @@ use crate::info::Memory;
 const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
 const ALL_CACHES: &str = "3";
 
+/// As `linux/fs.h` has it.
+const FITRIM: libc::Ioctl = libc::_IOWR::<Range>(b'X' as u32, 121);
+
 /// What the kernel keeps for itself, in KiB.
 const MIN_FREE: &str = "/proc/sys/vm/min_free_kbytes";
 
@@ -22,10 +26,12 @@ const STEP_KIB: u64 = 16 << 10;
 /// Left alone whatever the machine's size is.
 const LEAST_RESERVE_KIB: u64 = 4 << 10;
 
-/// Everything is on the disks, and memory that nobody needs is zeroes.
-pub(crate) fn shed() -> Result<(), Error> {
+/// Everything is on the disks, and nothing else on the one that takes what is written; memory that nobody needs is zeroes.
+pub(crate) fn shed(disk: Option<&File>) -> Result<(), Error> {
     rustix::fs::sync();
     marks::mark("shed: disks written");
+    disk.map_or(Ok(()), trim)?;
+    marks::mark("shed: disk trimmed");
     fs::write(DROP_CACHES, ALL_CACHES).map_err(Error::system(format!("writing {ALL_CACHES} to {DROP_CACHES}")))?;
     marks::mark("shed: caches dropped");
     let kept = fs::read_to_string(MIN_FREE).map_err(Error::system(format!("reading {MIN_FREE}")))?;
@@ -37,6 +43,33 @@ pub(crate) fn shed() -> Result<(), Error> {
     drop(held);
     marks::mark("shed: free memory cleared");
     Ok(())
+}
+
+/// The kernel's `struct fstrim_range`.
+#[repr(C)]
+struct Range {
+    start: u64,
+    length: u64,
+    least: u64,
+}
+
+/// Tells the host which blocks of the file system hold nothing. Where nobody can be told so, nobody is.
+fn trim(directory: &File) -> Result<(), Error> {
+    let mut all = Range {
+        start: 0,
+        length: u64::MAX,
+        least: 0,
+    };
+    // SAFETY: FITRIM reads one `struct fstrim_range`, which `all` is, and writes its length.
+    let result = unsafe { libc::ioctl(directory.as_raw_fd(), FITRIM, &raw mut all) };
+    let error = match result {
+        0 => return Ok(()),
+        _ => io::Error::last_os_error(),
+    };
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP | libc::ENOTTY) => Ok(()),
+        _ => Err(Error::system("trimming the writable disk")(error)),
+    }
 }
 
 /// How much more can be filled, in KiB, without the kernel having to look for memory: it would take it from those that run.
@@ -103,6 +136,11 @@ mod tests {
         assert_eq!(next(&with_free(reserve, 110 << 10), kept), None);
         // What is free and may not be had is no more than what is not free.
         assert_eq!(next(&with_free(100 << 10, 1000), kept), None);
+    }
+
+    #[test]
+    fn a_file_system_that_cannot_be_trimmed_is_none_of_our_business() {
+        trim(&File::open("/proc").unwrap()).unwrap();
     }
 
     #[test]
