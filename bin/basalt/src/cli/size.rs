@@ -10,15 +10,15 @@ use super::parse;
 /// How large it is.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SizeArgs {
-    /// Number of virtual CPUs, 1 to 64; 1 unless given.
+    /// Number of virtual CPUs, 1 to 64 [default: 1].
     #[arg(long, value_name = "N", value_parser = parse::cpus)]
     pub(crate) cpus: Option<u32>,
 
-    /// Memory of the virtual machine, such as 512m, which is what it has unless given, or 2g.
+    /// Memory of the virtual machine, such as 512m or 2g [default: 512m].
     #[arg(short, long, value_name = "SIZE", value_parser = parse::memory)]
     pub(crate) memory: Option<ByteSize>,
 
-    /// Size of the disk that takes what is written, 10g unless given; 0 keeps that in memory instead.
+    /// Size of the disk that takes what is written, such as 10g; 0 keeps that in memory instead [default: 10g].
     #[arg(long, value_name = "SIZE", value_parser = parse::disk)]
     pub(crate) disk: Option<ByteSize>,
 }

@@ -212,6 +212,37 @@ pub(crate) fn the_same_is_built_once_and_names_go_from_one_to_the_other() {
     assert!(names_in(&world, "templates").is_empty());
 }
 
+pub(crate) fn those_that_run_makes_are_others() {
+    let world = World::new("can be kept");
+    // More than are kept of those that nobody has built.
+    let scripts: Vec<String> = (0..33).map(|number| format!("test {number}")).collect();
+    scripts
+        .iter()
+        .for_each(|script| drop(built(&world, &["--run", script])));
+    let run = |name: &str| {
+        let words = ["run", "-d", "--disk", "64m", "--name", name, "tiny", "sleep", "1000"];
+        done(&world, &words);
+        json(&world, &["inspect", name])[0]["template"].clone()
+    };
+    assert_eq!(run("one"), Value::Null, "it was cloned of one that was built");
+    let all = || json(&world, &["template", "ls"]).as_array().unwrap().len();
+    wait_for("a template", || (all() == 34).then_some(()));
+    let own = run("two").as_str().unwrap().to_owned();
+    let ids: Vec<String> = templates(&world).into_iter().map(|(id, _)| id).collect();
+    assert!(ids.len() == 33 && !ids.contains(&own));
+    // It can be named by its id as well.
+    done(&world, &["run", "--rm", "--template", &own[..16], "true"]);
+    // The next of its kind takes its place, and nobody else's.
+    fs::write(world.path("basalt-assets/vmlinux"), "another one that can be kept").unwrap();
+    assert_eq!(run("three"), Value::Null);
+    wait_for("another template", || {
+        let found = json(&world, &["template", "ls"]);
+        let known = found.as_array().unwrap().iter().any(|template| template["id"] == *own);
+        (!known).then_some(())
+    });
+    wait_for("all of them", || (all() == 34).then_some(()));
+}
+
 pub(crate) fn a_build_that_fails_leaves_nothing() {
     let world = World::new("can be kept");
     let failing = |words: &[&str], wanted: &str| {

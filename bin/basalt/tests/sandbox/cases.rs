@@ -139,6 +139,10 @@ pub(crate) const ALL: &[(&str, fn())] = &[
         builds::the_same_is_built_once_and_names_go_from_one_to_the_other,
     ),
     (
+        "those_that_run_makes_are_others",
+        builds::those_that_run_makes_are_others,
+    ),
+    (
         "a_build_that_fails_leaves_nothing",
         builds::a_build_that_fails_leaves_nothing,
     ),
