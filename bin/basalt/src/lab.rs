@@ -24,12 +24,12 @@ use node_api::{VolumeMount, VolumeSource};
 use serde::Deserialize;
 
 use crate::bar::{Bar, Shown};
-use crate::cli::{CpArgs, ExecArgs, LogLevel, RunArgs};
-use crate::copy;
+use crate::cli::{BuildArgs, CpArgs, ExecArgs, LogLevel, RunArgs};
 use crate::images::Opened;
 use crate::output::Output;
 use crate::places;
 use crate::run::environment;
+use crate::{copy, images, template_build};
 
 /// Where the programs are in the lab.
 const PROGRAM: &str = "/opt/basalt/bin/basalt";
@@ -77,22 +77,44 @@ pub(crate) fn run(args: &RunArgs, image: &Opened, set: &[String], log_level: Log
     let mut connection = connect(&lab)?;
     send_image(&mut connection, image, output)?;
     let volumes = args.volume.iter().map(served).collect::<Result<Vec<_>>>()?;
-    let args = &RunArgs {
-        volume: Vec::new(),
-        volume_json: volumes,
-        ..args.clone()
-    };
-    let argv = far_argv(args, &image.digest(), set, log_level, output.json())?;
+    let mut args = args.clone();
+    (args.volume, args.volume_json) = (Vec::new(), volumes);
+    let argv = far_argv(&args, Some(&image.digest()), set, log_level, output.json())?;
     execute(&mut connection, argv, args.tty, args.interactive)
+}
+
+/// The same of a template that is there.
+pub(crate) fn run_of_template(args: &RunArgs, set: &[String], log_level: LogLevel, output: &Output) -> Result<u8> {
+    let mut connection = connect_if_up("templates: `basalt template build` brings it up")?;
+    let argv = far_argv(args, None, set, log_level, output.json())?;
+    execute(&mut connection, argv, args.tty, args.interactive)
+}
+
+/// `basalt template build` there: the image is sent, files and this environment's variables are read here.
+pub(crate) fn build(args: &BuildArgs, output: &Output) -> Result<u8> {
+    let set = environment::given(&args.env_file, &args.env, environment::own)?;
+    let image = images::open(&images::fetched(&args.from, args.pull, output)?)?;
+    let lab = bring_up(output)?;
+    let mut connection = connect(&lab)?;
+    send_image(&mut connection, &image, output)?;
+    let mut argv = vec![PROGRAM.to_owned()];
+    argv.extend(output.json().then(|| "--json".to_owned()));
+    argv.extend(template_build::words(args, &image.digest(), &set));
+    execute(&mut connection, argv, false, false)
+}
+
+/// A connection to the lab, if it is up, with the current programs in it.
+fn connect_if_up(what: &str) -> Result<Connection<TcpStream>> {
+    let Some(lab) = status()? else {
+        bail!("the lab is down, so it has no {what}");
+    };
+    step("sync", &["--json"])?;
+    connect(&lab)
 }
 
 /// Any other verb in the lab, with the same words. A lab that is down has no sandboxes, and is not brought up for them.
 pub(crate) fn verb(words: &[OsString], streams: Streams) -> Result<u8> {
-    let Some(lab) = status()? else {
-        bail!("the lab is down, so it has no sandboxes: `basalt run` brings it up");
-    };
-    step("sync", &["--json"])?;
-    let mut connection = connect(&lab)?;
+    let mut connection = connect_if_up("sandboxes: `basalt run` brings it up")?;
     let mut argv = vec![PROGRAM.to_owned()];
     for word in words {
         let word = word.to_str().context("the lab takes words of UTF-8 text only")?;
@@ -415,7 +437,13 @@ fn served(volume: &VolumeMount) -> Result<VolumeMount> {
 
 /// The same run for the program in the lab: files and this environment's variables have been read, the image is named
 /// by its digest.
-fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, json: bool) -> Result<Vec<String>> {
+fn far_argv(
+    args: &RunArgs,
+    digest: Option<&str>,
+    set: &[String],
+    log_level: LogLevel,
+    json: bool,
+) -> Result<Vec<String>> {
     let level = log::LevelFilter::from(log_level).as_str().to_ascii_lowercase();
     let mut argv = vec![PROGRAM.to_owned(), format!("--log-level={level}")];
     if json {
@@ -426,9 +454,7 @@ fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, j
         argv.push("--tty".into());
     }
     argv.push(format!("--interactive={}", args.interactive));
-    argv.push(format!("--cpus={}", args.cpus));
-    argv.push(format!("--memory={}", args.memory.bytes()));
-    argv.push(format!("--disk={}", args.disk.bytes()));
+    argv.extend(args.size.words());
     argv.push(format!("--network={}", args.network.word()));
     argv.extend(args.limits.words());
     argv.extend(args.tmpfs.iter().map(|tmpfs| format!("--tmpfs={tmpfs}")));
@@ -437,12 +463,14 @@ fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, j
     for volume in volumes {
         argv.push(format!("--volume-json={}", serde_json::to_string(volume)?));
     }
+    argv.extend(args.boot.then(|| "--boot".to_owned()));
     argv.extend(args.rm.then(|| "--rm".to_owned()));
     argv.extend(args.trace.then(|| "--trace".to_owned()));
     argv.extend(args.detach.then(|| "--detach".to_owned()));
     argv.extend(args.label.iter().map(|(key, value)| format!("--label={key}={value}")));
     argv.extend(set.iter().map(|variable| format!("--env={variable}")));
     let mut option = |name: &str, value: Option<&str>| argv.extend(value.map(|value| format!("--{name}={value}")));
+    option("template", args.template.as_deref());
     option("hostname", args.hostname.as_deref());
     option("name", args.name.as_deref());
     option("workdir", args.workdir.as_deref());
@@ -454,8 +482,9 @@ fn far_argv(args: &RunArgs, digest: &str, set: &[String], log_level: LogLevel, j
             .map(|timeout| format!("{}ms", timeout.as_millis()))
             .as_deref(),
     );
-    argv.extend(["--".into(), digest.to_owned()]);
-    argv.extend(args.command.iter().cloned());
+    argv.push("--".into());
+    argv.extend(digest.map(str::to_owned));
+    argv.extend(args.command());
     Ok(argv)
 }
 
@@ -493,6 +522,7 @@ mod tests {
             "--name",
             "n",
             "--rm",
+            "--boot",
             "--disk",
             "1g",
             "--tmpfs",
@@ -521,16 +551,16 @@ mod tests {
         ];
         let (near, _) = parse(&near);
         let set = ["A=b c".to_owned(), "E=".to_owned()];
-        let argv = far_argv(&near, "sha256:00", &set, LogLevel::Info, true).unwrap();
+        let argv = far_argv(&near, Some("sha256:00"), &set, LogLevel::Info, true).unwrap();
         let (far, cli) = parse(&argv);
         assert!(cli.json && cli.log_level == LogLevel::Info);
         assert_eq!(far.env, set);
         assert!(far.env_file.is_empty());
-        assert_eq!(far.image, "sha256:00");
+        assert_eq!(far.image(), Some("sha256:00"));
         let same = |a: &RunArgs| {
             (
-                (a.tty, a.interactive, a.rm, a.detach),
-                (a.cpus, a.memory, a.disk, a.limits.limits(), a.tmpfs.clone()),
+                (a.tty, a.interactive, a.rm, a.detach, a.boot),
+                (a.size.resources(), a.limits.limits(), a.tmpfs.clone()),
                 (a.workdir.clone(), a.user.clone(), a.entrypoint.clone()),
                 (
                     a.name.clone(),
@@ -541,16 +571,26 @@ mod tests {
         };
         assert_eq!(same(&near), same(&far));
         assert_eq!(
-            (&near.hostname, near.timeout, &near.command),
-            (&far.hostname, far.timeout, &far.command)
+            (&near.hostname, near.timeout, near.command()),
+            (&far.hostname, far.timeout, far.command())
         );
-        assert_eq!(far.command, ["sh", "--", "--cpus", "-c", "exit 3"]);
+        assert_eq!(far.command(), ["sh", "--", "--cpus", "-c", "exit 3"]);
     }
 
     #[test]
     fn no_command_stays_none() {
         let (near, _) = parse(&["basalt", "run", "python"]);
-        let (far, _) = parse(&far_argv(&near, "d", &[], LogLevel::Warn, false).unwrap());
-        assert!(far.command.is_empty() && far.entrypoint.is_none() && far.timeout.is_none());
+        let (far, _) = parse(&far_argv(&near, Some("d"), &[], LogLevel::Warn, false).unwrap());
+        assert!(far.command().is_empty() && far.entrypoint.is_none() && far.timeout.is_none());
+    }
+
+    #[test]
+    fn a_template_takes_the_images_place() {
+        let (near, _) = parse(&["basalt", "run", "--template", "web", "-m", "1g", "sh", "-c", "x"]);
+        let (far, _) = parse(&far_argv(&near, None, &[], LogLevel::Warn, false).unwrap());
+        assert_eq!((far.template.as_deref(), far.image()), (Some("web"), None));
+        assert_eq!(far.command(), ["sh", "-c", "x"]);
+        // What was not given is the template's.
+        assert!(far.size.cpus.is_none() && far.size.disk.is_none() && far.size.memory.is_some());
     }
 }

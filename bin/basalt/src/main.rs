@@ -22,6 +22,7 @@ mod portable;
 mod run;
 mod sandboxes;
 mod snapshots;
+mod template_build;
 mod templates;
 mod trace;
 mod volumes;
@@ -31,7 +32,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::cli::{Cli, ImageVerb, SystemVerb, Verb};
+use crate::cli::{Cli, ImageVerb, SystemVerb, TemplateVerb, Verb};
 use crate::engine::Engine;
 use crate::interrupt::Interrupted;
 use crate::output::Output;
@@ -104,6 +105,7 @@ fn sandbox_verb(verb: Verb, argv: &[OsString], output: &Output) -> anyhow::Resul
             Verb::Exec(args) => lab::exec(&args, output),
             Verb::Cp(args) => lab::cp(&args, output),
             Verb::Snapshot(verb) if verb.has_files() => portable::in_lab(&verb, output),
+            Verb::Template(TemplateVerb::Build(args)) => lab::build(&args, output),
             _ => lab::verb(argv.get(1..).unwrap_or_default(), lab::Streams::default()),
         };
     }

@@ -4,20 +4,23 @@ use anyhow::{Result, bail};
 use base::ByteSize;
 use node_api::message::Item;
 use node_api::{Client, Reply, Request, Template};
+use serde::Serialize;
 
 use crate::cli::TemplateVerb;
-use crate::daemon;
 use crate::images::short_digest;
 use crate::output::{Output, table};
 use crate::sandboxes::ago;
+use crate::{daemon, template_build};
 
 /// `basalt template ...`.
 pub(crate) fn template(verb: &TemplateVerb, output: &Output) -> Result<u8> {
     match verb {
+        TemplateVerb::Build(args) => template_build::build(args, output),
         TemplateVerb::Ls => list(output),
+        TemplateVerb::Inspect(args) => inspect(&args.templates, output),
         TemplateVerb::Rm(args) => {
-            let remove = |id| Request::RemoveTemplate { id };
-            daemon::ask_for_each(&args.ids, output, remove)
+            let remove = |template| Request::RemoveTemplate { template };
+            daemon::ask_for_each(&args.templates, output, remove)
         }
         TemplateVerb::Prune(args) => {
             let ids = pruned(&mut daemon::connect()?, args.all)?;
@@ -44,20 +47,54 @@ fn pruned(client: &mut Client, all: bool) -> Result<Vec<String>> {
     }
 }
 
-fn list(output: &Output) -> Result<u8> {
+/// A template with what is not part of it, for machines.
+#[derive(Serialize)]
+struct Inspected {
+    #[serde(flatten)]
+    template: Template,
+    /// Sandboxes can be cloned of it now.
+    usable: bool,
+}
+
+fn inspect(wanted: &[String], output: &Output) -> Result<u8> {
+    let mut client = daemon::connect()?;
+    let mut found = Vec::new();
+    for one in wanted {
+        let (template, usable) = template_build::inspected(&mut client, one)?;
+        found.push(Inspected { template, usable });
+    }
+    // What it is, whole, is JSON for people, too.
+    let text = serde_json::to_string_pretty(&found)?;
+    output.result(&found, || format!("{text}\n"))?;
+    Ok(0)
+}
+
+/// All templates that a daemon has.
+pub(crate) fn all(client: &mut Client) -> Result<Vec<Template>> {
     let mut templates: Vec<Template> = Vec::new();
-    daemon::connect()?.ask_each(Request::ListTemplates, &mut |item| {
+    client.ask_each(Request::ListTemplates, &mut |item| {
         if let Item::Template(template) = item {
             templates.push(*template);
         }
     })?;
+    Ok(templates)
+}
+
+fn list(output: &Output) -> Result<u8> {
+    let templates = all(&mut daemon::connect()?)?;
     output.result(&templates, || {
-        let head = ["ID", "IMAGE", "CPUS", "MEMORY", "DISK", "NETWORK", "SIZE", "USED"];
+        let head = [
+            "ID", "NAME", "IMAGE", "CPUS", "MEMORY", "DISK", "NETWORK", "SIZE", "USED",
+        ];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
         rows.extend(templates.iter().map(|template| {
             let resources = &template.resources;
             vec![
                 short_digest(&template.id).to_owned(),
+                match template.names.is_empty() {
+                    true => "-".to_owned(),
+                    false => template.names.join(","),
+                },
                 short_digest(&template.digest).to_owned(),
                 resources.cpus.to_string(),
                 resources.memory.to_string(),

@@ -96,6 +96,8 @@ pub enum Request {
         /// Linux's number for x86-64.
         number: i32,
     },
+    /// Drop caches and clear free memory, so that a snapshot is small; commands run on. Answered by [`Reply::Done`].
+    Settle,
     /// Let all commands stand still and the disks be consistent, for a snapshot. Answered by [`Reply::Done`].
     Freeze,
     /// After a restore: become a machine of its own, then let the commands go on. Answered by [`Reply::Renewed`].

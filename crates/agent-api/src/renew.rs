@@ -37,6 +37,7 @@ mod tests {
 
     #[test]
     fn requests_for_clones_look_as_documented() {
+        assert_eq!(round_trip(&Request::Settle), r#""settle""#);
         assert_eq!(round_trip(&Request::Freeze), r#""freeze""#);
         let mut renew = Renew {
             clock_ns: 1,

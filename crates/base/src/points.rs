@@ -43,6 +43,10 @@ pub const SANDBOX: &[&str] = &[
     SNAPSHOT_WRITTEN,
     SNAPSHOT_KEPT,
     SNAPSHOT_HIDDEN,
+    BUILD_SETTLED,
+    BUILD_WRITTEN,
+    BUILD_KEPT,
+    BUILD_NAMED,
     ROLLBACK_BEGUN,
     ROLLBACK_ENDED,
     ROLLBACK_DISK,
@@ -133,6 +137,14 @@ points! {
     SNAPSHOT_KEPT = "snapshot.kept";
     /// A snapshot that is removed has lost its name.
     SNAPSHOT_HIDDEN = "snapshot.hidden";
+    /// The memory of the machine in which a template is built holds nothing that nobody needs.
+    BUILD_SETTLED = "build.settled";
+    /// All of the template has reached the disk, under another name.
+    BUILD_WRITTEN = "build.written";
+    /// It has its id and its names; others may have these names, too.
+    BUILD_KEPT = "build.kept";
+    /// Nobody else has its names.
+    BUILD_NAMED = "build.named";
     /// The database says that a sandbox is put back in place; all is still as it was.
     ROLLBACK_BEGUN = "rollback.begun";
     /// What a sandbox was is gone, its disk is still that.

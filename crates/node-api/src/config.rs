@@ -90,6 +90,9 @@ pub struct SandboxConfig {
     /// Its machine boots a kernel, whether there is a template of it or not, and none is made of it.
     #[serde(default)]
     pub boot: bool,
+    /// Its machine goes on from this template: a name, or an id or its beginning. Image, size and network are the template's.
+    #[serde(default)]
+    pub template: Option<String>,
     /// Remove it when it has ended.
     pub remove: bool,
     /// It lives by itself. Otherwise it lives as long as the connection that asked for it, which gets the stream on which
@@ -113,6 +116,19 @@ pub enum ConfigError {
         "`{0}` cannot be a snapshot's name: begin with a letter or digit, then letters, digits, `_`, `.` and `-`, 64 at most"
     )]
     Snapshot(String),
+    /// Not a template's name.
+    #[error(
+        "`{0}` cannot be a template's name: begin with a letter or digit, then letters, digits, `_`, `.` and `-`, 64 at most"
+    )]
+    Template(String),
+    /// No command for `sh -c`.
+    #[error("{0:?} is nothing that `sh -c` could run: write a command, without zero bytes")]
+    Script(String),
+    /// What a machine that goes on from a template cannot get.
+    #[error(
+        "a sandbox of a template has the template's disks and shared directories, and boots nothing: leave {0} out"
+    )]
+    OfTemplate(&'static str),
     /// Not a host name.
     #[error("`{0}` cannot be a host name: 1 to 64 letters, digits, dots and dashes")]
     Hostname(String),
@@ -210,6 +226,16 @@ impl SandboxConfig {
             return Err(ConfigError::Ports);
         }
         volume::check(&self.volumes)?;
+        if self.template.is_some() {
+            let not_given = [
+                (self.volumes.is_empty(), "--volume"),
+                (self.tmpfs.is_empty(), "--tmpfs"),
+                (!self.boot, "--boot"),
+            ];
+            if let Some((_, flag)) = not_given.iter().find(|(right, _)| !right) {
+                return Err(ConfigError::OfTemplate(flag));
+            }
+        }
         let both = |volume: &&VolumeMount| self.tmpfs.iter().any(|tmpfs| tmpfs.path == volume.target);
         if let Some(volume) = self.volumes.iter().find(both) {
             return Err(VolumeError::Twice(volume.target.clone()).into());
@@ -255,6 +281,7 @@ mod tests {
             volumes: vec!["/srv:/data:ro".parse().unwrap(), "cache:/var/cache".parse().unwrap()],
             hostname: None,
             boot: false,
+            template: None,
             remove: false,
             detach: true,
             labels: BTreeMap::new(),
@@ -301,6 +328,10 @@ mod tests {
             c.limits.net_receive = "1M".parse().unwrap();
         };
         assert_eq!(broken(rate_of_nothing), ConfigError::NetRate);
+        assert_eq!(
+            broken(|c| c.template = Some("web".into())),
+            ConfigError::OfTemplate("--volume")
+        );
         assert_eq!(broken(|c| c.limits.pids = Some(0)), ConfigError::Pids(0));
         assert_eq!(
             broken(|c| c.limits.cpu_millis = Some(5)).to_string().split(' ').next(),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::SandboxConfig;
 use crate::sandbox::{Ended, Sandbox};
 use crate::snapshot::{CloneConfig, Snapshot};
-use crate::template::Template;
+use crate::template::{BuildConfig, Template};
 use crate::volume::Volume;
 
 /// What is asked of a daemon. A `sandbox` is a name, or an id or the beginning of one.
@@ -144,14 +144,27 @@ pub enum Request {
         /// Its name.
         name: String,
     },
+    /// Make a sandbox in which a template is built. [`Reply::Started`] with a connection to its agent, which is for whatever the
+    /// asker runs there first; the sandbox ends with this connection. [`Reply::Template`] if there is the same template already,
+    /// which is called as asked from now on.
+    BuildTemplate(Box<BuildConfig>),
+    /// Keep this connection's sandbox (see [`Request::BuildTemplate`]) as the template that is built in it, with all that runs there,
+    /// and end it. [`Reply::Template`].
+    KeepTemplate,
+    /// One of the templates. [`Reply::Template`].
+    InspectTemplate {
+        /// A name, or an id or the beginning of one.
+        template: String,
+    },
     /// All templates. Each is an item; then [`Reply::Done`].
     ListTemplates,
     /// Remove a template; sandboxes that were cloned of it run on. [`Reply::Done`].
     RemoveTemplate {
-        /// Its id, or the beginning of one.
-        id: String,
+        /// Its id, or the beginning of one, or a name of it. One that has other names only loses this one.
+        template: String,
     },
-    /// Remove the templates that no sandbox can be cloned of any more, or all of them. [`Reply::Pruned`].
+    /// Remove the templates that the daemon has made by itself and that no sandbox can be cloned of any more, or all templates,
+    /// those too that were built. [`Reply::Pruned`].
     PruneTemplates {
         /// All of them.
         all: bool,
@@ -323,6 +336,13 @@ pub enum Reply {
     Snapshot(Box<Snapshot>),
     /// The names of files whose descriptors came along.
     Files(Vec<String>),
+    /// A template.
+    Template {
+        /// The template.
+        template: Box<Template>,
+        /// Sandboxes can be cloned of it now: nothing that it was made with has changed.
+        usable: bool,
+    },
 }
 
 /// One of several things, before the reply.

@@ -1,15 +1,22 @@
-//! Templates: what a daemon tells of one.
+//! Templates: what a daemon tells of one, and what somebody asks for who builds one.
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::Resources;
+use crate::config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
+use crate::limits::Limits;
 use crate::snapshot::Programs;
 
-/// A machine that has booted an image and runs nothing yet, of which sandboxes are cloned instead of being booted.
+/// A machine that has booted an image, of which sandboxes are cloned instead of being booted. Nothing has run in it yet, or what
+/// its recipe says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Template {
     /// SHA-256 of all that it was made of, 64 hexadecimal digits.
     pub id: String,
+    /// What it is called; only one that was built is called something.
+    #[serde(default)]
+    pub names: Vec<String>,
     /// When it was made: nanoseconds since 1970.
     pub created_ns: u64,
     /// When a sandbox was last cloned of it, or it was made.
@@ -26,4 +33,219 @@ pub struct Template {
     /// Bytes that it takes on the host.
     #[serde(default)]
     pub bytes: u64,
+    /// How it was built; `None` of one that the daemon has made by itself.
+    #[serde(default)]
+    pub recipe: Option<Recipe>,
+}
+
+impl Template {
+    /// Its first name, or the beginning of its id.
+    pub fn name(&self) -> &str {
+        const SHORT: usize = 12;
+        let short = self.id.get(..SHORT).unwrap_or(&self.id);
+        self.names.first().map_or(short, String::as_str)
+    }
+}
+
+/// What is done in a machine that has booted, before it becomes a template.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recipe {
+    /// Run by `sh -c`, one after the other.
+    pub commands: Vec<String>,
+    /// Run by `sh -c` until it ends with 0, while the last command may run on.
+    pub ready: Option<String>,
+    /// How long that may take, in milliseconds.
+    pub ready_ms: u64,
+    /// `NAME=value`, over the image's.
+    pub env: Vec<String>,
+    /// In place of the image's working directory.
+    pub workdir: Option<String>,
+    /// In place of the image's user.
+    pub user: Option<String>,
+    /// How it reaches the world.
+    pub network: NetworkMode,
+}
+
+impl Recipe {
+    /// How long the check may take.
+    pub fn ready_limit(&self) -> Duration {
+        Duration::from_millis(self.ready_ms)
+    }
+
+    /// It makes the same machine of the same image as the other: what is done counts, not how long is waited for it, nor by which
+    /// word it got its network.
+    #[must_use]
+    pub fn essence(&self) -> Self {
+        Self {
+            ready_ms: 0,
+            network: NetworkMode::Auto,
+            ..self.clone()
+        }
+    }
+}
+
+/// A template that is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BuildConfig {
+    /// What it is to be called from now on, in place of others of these names.
+    pub names: Vec<String>,
+    /// The id of one that goes when this one is there.
+    pub replaces: Option<String>,
+    /// The image: a name, or a digest or its beginning.
+    pub image: String,
+    /// How large its machine is.
+    pub resources: Resources,
+    /// What is done in it.
+    pub recipe: Recipe,
+    /// Build it also if there is the same one.
+    pub force: bool,
+}
+
+impl BuildConfig {
+    /// The sandbox in which it is built. It boots, ends with whoever builds, and has no command of its own: that it would be a shell
+    /// is for images without one.
+    pub fn sandbox(&self) -> SandboxConfig {
+        SandboxConfig {
+            name: None,
+            image: self.image.clone(),
+            process: ProcessConfig {
+                entrypoint: Some(Vec::new()),
+                command: vec!["sh".into()],
+                env: self.recipe.env.clone(),
+                workdir: self.recipe.workdir.clone(),
+                user: self.recipe.user.clone(),
+                tty: false,
+            },
+            resources: self.resources.clone(),
+            limits: Limits::default(),
+            tmpfs: Vec::new(),
+            network: self.recipe.network,
+            ports: Vec::new(),
+            volumes: Vec::new(),
+            hostname: None,
+            boot: true,
+            template: None,
+            remove: true,
+            detach: false,
+            labels: std::collections::BTreeMap::new(),
+        }
+    }
+
+    /// Checks everything that can be told from the data alone.
+    ///
+    /// # Errors
+    /// The first thing found wrong.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.names.iter().try_for_each(|name| check_template_name(name))?;
+        let mut scripts = self.recipe.commands.iter().chain(&self.recipe.ready);
+        if let Some(script) = scripts.find(|script| script.trim().is_empty() || script.contains('\0')) {
+            return Err(ConfigError::Script(script.clone()));
+        }
+        self.sandbox().validate()
+    }
+}
+
+/// Checks a template's name.
+///
+/// # Errors
+/// [`ConfigError::Template`].
+pub fn check_template_name(name: &str) -> Result<(), ConfigError> {
+    check_name(name).map_err(|_| ConfigError::Template(name.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ByteSize;
+
+    use super::*;
+
+    fn config() -> BuildConfig {
+        BuildConfig {
+            names: vec!["web".into()],
+            replaces: None,
+            image: "python".into(),
+            resources: Resources {
+                cpus: 1,
+                memory: ByteSize::mib(128),
+                disk: None,
+            },
+            recipe: Recipe {
+                commands: vec!["pip install x".into(), "server".into()],
+                ready: Some("curl localhost".into()),
+                ready_ms: 1000,
+                ..Recipe::default()
+            },
+            force: false,
+        }
+    }
+
+    #[test]
+    fn a_sensible_one_passes_and_what_is_wrong_is_named() {
+        let right = config();
+        assert_eq!(right.validate(), Ok(()));
+        let text = serde_json::to_string(&right).unwrap();
+        assert_eq!(serde_json::from_str::<BuildConfig>(&text).unwrap(), right);
+        let broken = |change: fn(&mut BuildConfig)| {
+            let mut config = config();
+            change(&mut config);
+            config.validate().unwrap_err()
+        };
+        assert_eq!(
+            broken(|c| c.names.push("a/b".into())),
+            ConfigError::Template("a/b".into())
+        );
+        assert_eq!(
+            broken(|c| c.recipe.commands.push(" ".into())),
+            ConfigError::Script(" ".into())
+        );
+        assert_eq!(
+            broken(|c| c.recipe.ready = Some("a\0b".into())),
+            ConfigError::Script("a\0b".into())
+        );
+        assert_eq!(
+            broken(|c| c.recipe.env.push("=b".into())),
+            ConfigError::Env("=b".into())
+        );
+        assert_eq!(
+            broken(|c| c.resources.disk = Some(ByteSize(1))),
+            ConfigError::Disk(ByteSize(1))
+        );
+    }
+
+    #[test]
+    fn patience_makes_no_other_machine() {
+        let recipe = config().recipe;
+        let patient = Recipe {
+            ready_ms: 5,
+            network: NetworkMode::Node,
+            ..recipe.clone()
+        };
+        assert_eq!(recipe.essence(), patient.essence());
+        let other = Recipe {
+            ready: None,
+            ..recipe.clone()
+        };
+        assert_ne!(recipe.essence(), other.essence());
+    }
+
+    #[test]
+    fn it_is_shown_by_its_name_or_the_beginning_of_its_id() {
+        let mut template = Template {
+            id: "0123456789abcdef".into(),
+            names: Vec::new(),
+            created_ns: 1,
+            used_ns: 1,
+            digest: "00".into(),
+            resources: config().resources,
+            networked: false,
+            programs: Programs::default(),
+            bytes: 0,
+            recipe: None,
+        };
+        assert_eq!(template.name(), "0123456789ab");
+        template.names = vec!["web".into(), "www".into()];
+        assert_eq!(template.name(), "web");
+    }
 }

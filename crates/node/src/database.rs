@@ -36,6 +36,9 @@ pub(crate) struct Stored {
     /// It is held still for a snapshot: whoever finds it so lets it go on.
     #[serde(default)]
     pub(crate) held: bool,
+    /// A template is built in it: without its asker, and this daemon, it is nobody's.
+    #[serde(default)]
+    pub(crate) building: bool,
 }
 
 /// The database.

@@ -75,6 +75,43 @@ pub enum Error {
     /// No such template.
     #[error("there is no template `{0}`: `basalt template ls` lists them")]
     NoTemplate(String),
+    /// Several templates' ids begin so.
+    #[error("`{0}` is the beginning of several templates' ids: write more of it, or a name")]
+    AmbiguousTemplate(String),
+    /// A template's machine cannot be made larger or smaller.
+    #[error(
+        "a sandbox of the template `{}` is as large as that, which has {}, {} of memory and {}: leave --cpus, --memory and \
+         --disk out, or build another", .0.name(), cpus_of(.0), .0.resources.memory, disk_of(.0)
+    )]
+    TemplateSize(Box<node_api::Template>),
+    /// A template with a network.
+    #[error(
+        "the template `{0}` has an interface in the node's network: leave --network none out, or build another with it"
+    )]
+    TemplateNetwork(String),
+    /// A template without one.
+    #[error("the template `{0}` has no network: leave --network node and --publish out, or build another with one")]
+    TemplateWithoutNetwork(String),
+    /// A template whose image is gone.
+    #[error(
+        "the image of the template `{name}` is gone, and without it the template is of no use: pull or import sha256:{digest}, or \
+         remove the template (`basalt template rm {name}`)"
+    )]
+    TemplateImage {
+        /// Its name, or the beginning of its id.
+        name: String,
+        /// The image's digest.
+        digest: String,
+    },
+    /// A template of other programs.
+    #[error(
+        "the template `{0}` was made with another VMM, kernel, agent or network than there is now, or its files are damaged: build \
+         it again (`basalt template build`, or `basalt run --template {0}`, which does so)"
+    )]
+    TemplateOutdated(String),
+    /// A build that a new version has overtaken.
+    #[error("the VMM, the kernel or the agent was replaced while the template was built: build it again")]
+    ProgramsReplaced,
     /// The name is taken.
     #[error("there is a snapshot `{0}`: choose another name, or remove that one with `basalt snapshot rm {0}`")]
     SnapshotTaken(String),
@@ -338,9 +375,18 @@ impl Error {
             Self::Jail(host::Error::Share { .. }) => "volume",
             Self::Jail(_) => "jail",
             Self::Network(_) | Self::NoNetwork => "network",
-            Self::NotFound(_) | Self::NoVolume(_) | Self::NoSnapshot(_) | Self::NoTemplate(_) | Self::Ambiguous(_) => {
-                "not-found"
-            }
+            Self::NotFound(_)
+            | Self::NoVolume(_)
+            | Self::NoSnapshot(_)
+            | Self::NoTemplate(_)
+            | Self::Ambiguous(_)
+            | Self::AmbiguousTemplate(_) => "not-found",
+            Self::TemplateSize(_)
+            | Self::TemplateNetwork(_)
+            | Self::TemplateWithoutNetwork(_)
+            | Self::TemplateImage { .. }
+            | Self::TemplateOutdated(_)
+            | Self::ProgramsReplaced => "template",
             Self::NameTaken { .. } => "name-taken",
             Self::Full(_) => "node-full",
             Self::WrongState { .. } => "wrong-state",
@@ -379,6 +425,9 @@ impl Error {
             | Self::NotToBeKept { .. }
             | Self::NotItsSnapshot { .. }
             | Self::Tied(_)
+            | Self::TemplateSize(_)
+            | Self::TemplateNetwork(_)
+            | Self::TemplateWithoutNetwork(_)
             | Self::Jail(host::Error::Share { .. })
             | Self::MoreMemoryThanHost { .. } => ErrorKind::Invalid,
             Self::NotFound(_)
@@ -386,11 +435,13 @@ impl Error {
             | Self::NoSnapshot(_)
             | Self::NoTemplate(_)
             | Self::Ambiguous(_)
+            | Self::AmbiguousTemplate(_)
+            | Self::TemplateImage { .. }
             | Self::Image(image::Error::NoSuchImage { .. }) => ErrorKind::NotFound,
             Self::NameTaken { .. } | Self::SnapshotTaken(_) | Self::VolumeInUse { .. } | Self::Locked(_) => {
                 ErrorKind::Conflict
             }
-            Self::WrongState { .. } => ErrorKind::WrongState,
+            Self::WrongState { .. } | Self::TemplateOutdated(_) | Self::ProgramsReplaced => ErrorKind::WrongState,
             Self::VmmDied { .. }
             | Self::VmmTookMemory { .. }
             | Self::GuestEnded { .. }
@@ -426,6 +477,18 @@ impl Error {
     pub(crate) fn database(doing: &'static str) -> impl FnOnce(rusqlite::Error) -> Self {
         move |cause| Self::Database { doing, cause }
     }
+}
+
+fn cpus_of(template: &node_api::Template) -> String {
+    match template.resources.cpus {
+        1 => "1 CPU".to_owned(),
+        cpus => format!("{cpus} CPUs"),
+    }
+}
+
+fn disk_of(template: &node_api::Template) -> String {
+    let disk = template.resources.disk;
+    disk.map_or_else(|| "no disk".to_owned(), |disk| format!("a disk of {disk}"))
 }
 
 fn stopped(reason: &ExitReason, panic: Option<&str>) -> String {

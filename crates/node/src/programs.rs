@@ -37,7 +37,7 @@ impl Id {
 }
 
 /// The files of the programs that a VM would be made with now; `None` for one that cannot be looked at.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Files([Option<Id>; 3]);
 
 impl Files {

@@ -63,8 +63,9 @@ impl Node {
         if let Err(error) = crate::disk::clean_beside(&self.sandbox_paths(entry).disk()) {
             log::warn!("what a rollback has left stays: {error}");
         }
-        let sandbox = entry.stored().sandbox;
+        let Stored { sandbox, building, .. } = entry.stored();
         match sandbox.state {
+            _ if building => self.abandon(entry),
             State::Creating | State::Removing => self.destroy(entry),
             State::Starting if sandbox.restarts == 0 => self.destroy(entry),
             State::Starting => {
@@ -81,6 +82,16 @@ impl Node {
                 }
             },
         }
+    }
+
+    /// A template was built in it: whoever did that has no daemon any more who would keep it.
+    fn abandon(&self, entry: &Arc<Entry>) -> Result<(), Error> {
+        match self.adopt(entry) {
+            Ok(true) => return self.remove(entry, true),
+            Ok(false) => (),
+            Err(error) => log::info!("the VM of sandbox {} is ended without being asked: {error}", entry.id),
+        }
+        self.destroy(entry)
     }
 
     /// Finds the VMM and connects to it; false if there is none.

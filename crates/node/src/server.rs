@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use base::{Epoll, EventFd, Interest};
 use node_api::message::Item;
-use node_api::{ApiError, ErrorKind, NodeInfo, Packet, Reply, Request, Tracing, VERSION};
+use node_api::{ApiError, BuildConfig, ErrorKind, NodeInfo, Packet, Reply, Request, Template, Tracing, VERSION};
 use observe::span::{self, Operation};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::Error;
+use crate::builds::{Build, Wanted};
 use crate::entry::Entry;
 use crate::node::Node;
 use crate::portable::Loading;
@@ -163,6 +164,7 @@ impl Server {
                 socket: PacketSocket::from_fd(socket),
                 tied: None,
                 loading: None,
+                build: None,
                 quits: false,
             }
             .serve();
@@ -198,6 +200,8 @@ struct Connection<'s> {
     tied: Option<Arc<Entry>>,
     /// The snapshot that this connection brings; it goes with it.
     loading: Option<Loading>,
+    /// What is built in that sandbox.
+    build: Option<Box<Build>>,
     /// The daemon ends once this was answered.
     quits: bool,
 }
@@ -403,9 +407,12 @@ impl Connection<'_> {
             }
             Request::Load(step) => return node.load(&mut self.loading, step),
             Request::ListSnapshots => self.items(node.snapshots()?, |one| Item::Snapshot(Box::new(one)))?,
+            Request::BuildTemplate(config) => return self.begin_build(&node, *config),
+            Request::KeepTemplate => self.keep_build(&node)?,
+            Request::InspectTemplate { template } => template_reply(node.find_template(&template)?),
             Request::ListTemplates => self.items(node.templates(), |one| Item::Template(Box::new(one)))?,
-            Request::RemoveTemplate { id } => {
-                node.remove_template(&id)?;
+            Request::RemoveTemplate { template } => {
+                node.remove_template(&template)?;
                 Reply::Done
             }
             Request::PruneTemplates { all } => Reply::Pruned(node.prune_templates(all)?),
@@ -436,15 +443,45 @@ impl Connection<'_> {
     }
 
     fn run(&mut self, node: &Arc<Node>, config: node_api::SandboxConfig) -> Result<(Reply, Vec<OwnedFd>), Error> {
-        if self.tied.is_some() {
-            return Err(Error::Invalid(
-                "this connection has a sandbox that ends with it: use another for the next".into(),
-            ));
-        }
+        self.is_free()?;
         let tied = !config.detach;
         let (entry, begun) = node.metrics.started(node.run(config, self.socket.as_fd()))?;
         self.tied = tied.then_some(entry);
         Ok(started(begun))
+    }
+
+    /// It has no sandbox yet that ends with it.
+    fn is_free(&self) -> Result<(), Error> {
+        match &self.tied {
+            Some(_) => Err(Error::Invalid(
+                "this connection has a sandbox that ends with it: use another for the next".into(),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn begin_build(&mut self, node: &Arc<Node>, config: BuildConfig) -> Result<(Reply, Vec<OwnedFd>), Error> {
+        self.is_free()?;
+        match node.begin_build(config, self.socket.as_fd())? {
+            Wanted::There(template) => Ok((template_reply((*template, true)), Vec::new())),
+            Wanted::Begun(build, begun) => {
+                self.tied = Some(Arc::clone(&build.entry));
+                self.build = Some(build);
+                Ok(started(*begun))
+            }
+        }
+    }
+
+    fn keep_build(&mut self, node: &Node) -> Result<Reply, Error> {
+        let Some(build) = self.build.take() else {
+            return Err(Error::Invalid("nothing is built on this connection".into()));
+        };
+        let kept = node.keep_build(&build, self.socket.as_fd());
+        // It stands still, or has failed: nobody can do anything with it any more.
+        if let Some(entry) = self.tied.take() {
+            node.end_foreground(&entry)?;
+        }
+        Ok(template_reply((kept?, true)))
     }
 
     /// Waits for a sandbox's end, as long as anybody wants to know.
@@ -490,6 +527,13 @@ impl Connection<'_> {
     fn item(&self, item: Item) -> Result<(), Error> {
         let sent = self.send(&Packet::Item(item), &[]);
         sent.map_err(|_| Error::Cancelled)
+    }
+}
+
+fn template_reply((template, usable): (Template, bool)) -> Reply {
+    Reply::Template {
+        template: Box::new(template),
+        usable,
     }
 }
 

@@ -171,6 +171,23 @@ impl Begun {
         written().map_err(Error::file("write", &self.place.path))
     }
 
+    /// Gives it its name, in place of another that may have it, which goes.
+    pub(crate) fn keep_over(mut self, name: &str) -> Result<(), Error> {
+        let goal = self.directory.join(name);
+        let rename = |flags| renameat_with(CWD, &self.place.path, CWD, &goal, flags);
+        match rename(RenameFlags::EXCHANGE) {
+            // What was there has this one's name now, and goes with it.
+            Ok(()) => (),
+            Err(rustix::io::Errno::NOENT) => {
+                rename(RenameFlags::NOREPLACE).map_err(Error::file("rename", &self.place.path))?;
+                self.kept = true;
+            }
+            Err(error) => return Err(Error::file("rename", &self.place.path)(error)),
+        }
+        let synced = File::open(&self.directory).and_then(|directory| directory.sync_all());
+        synced.map_err(Error::file("write", &self.directory))
+    }
+
     /// Gives it its name; false if there is another of that name.
     pub(crate) fn keep(mut self, name: &str) -> Result<bool, Error> {
         let goal = self.directory.join(name);
@@ -358,6 +375,12 @@ mod tests {
         // Another of this name is refused, and the first one stays as it is.
         assert!(!begun("one").keep("one").unwrap());
         assert!(memory.exists() && names().len() == 1);
+        // Or takes its place, with all that is in it.
+        begun("one").keep_over("one").unwrap();
+        assert!(!memory.exists() && names().len() == 1);
+        begun("new").keep_over("new").unwrap();
+        assert_eq!(names().len(), 2);
+        assert!(remove(&snapshots, "new", || ()).unwrap());
         // What a crash has left goes, and nothing else.
         std::mem::forget(begun("two"));
         assert_eq!(names().len(), 2);

@@ -31,7 +31,7 @@ use crate::snapshots::Place;
 use crate::templates::Found;
 use crate::timed::Timed;
 use crate::vm::Vm;
-use crate::{Error, clock, command, disk, limits, trace};
+use crate::{Error, clock, clones, command, disk, limits, trace};
 
 /// Bytes of an id; as hexadecimal digits twice as many.
 pub(crate) const ID_BYTES: usize = 6;
@@ -57,18 +57,37 @@ impl Node {
         config: SandboxConfig,
         cancel: BorrowedFd<'_>,
     ) -> Result<(Arc<Entry>, Started), Error> {
-        let looking = span("image");
+        self.run_for(config, false, cancel)
+    }
+
+    /// The same, maybe for somebody who builds a template in it.
+    pub(crate) fn run_for(
+        self: &Arc<Self>,
+        mut config: SandboxConfig,
+        building: bool,
+        cancel: BorrowedFd<'_>,
+    ) -> Result<(Arc<Entry>, Started), Error> {
         config.validate()?;
         limits::check(&config, self.cgroups.as_ref())?;
+        let chosen = match config.template.clone() {
+            Some(wanted) => Some(self.choose(&wanted, &mut config)?),
+            None => None,
+        };
+        let looking = span("image");
         let image = self.images.get(&config.image)?;
         let command = command::command(&image.config, &config.process)?;
         drop(looking);
         let networked = {
             let _span = span("network set-up");
-            self.wants_network(&config)?
+            match &chosen {
+                // What is wrong with its ports is better said before anything is made.
+                Some(chosen) => parse_ports(&config.ports).map(|_| chosen.networked)?,
+                None => self.wants_network(&config)?,
+            }
         };
         let name = config.name.clone();
-        let stored = new_sandbox(config, image.digest, command, networked)?;
+        let mut stored = new_sandbox(config, image.digest, command, networked)?;
+        stored.building = building;
         let entry = {
             let _span = span("record");
             self.register(stored, name.as_deref())?
@@ -81,7 +100,10 @@ impl Node {
         }
         let started = self
             .create(&entry)
-            .and_then(|()| self.machine(&entry, cancel))
+            .and_then(|()| match &chosen {
+                Some(chosen) => self.cloned(&entry, &chosen.id, &chosen.place, clones::HOOKS),
+                None => self.machine(&entry, cancel),
+            })
             .and_then(|(vm, agent)| self.start_command(&entry, &vm, agent));
         if started.is_err() {
             self.destroy(&entry)?;
@@ -98,7 +120,8 @@ impl Node {
         };
         let mut found = look()?;
         if let Found::Ready { id, place } = &found {
-            match self.cloned(entry, id, place) {
+            // Nothing is there yet that could have kept anything.
+            match self.cloned(entry, id, place, Duration::ZERO) {
                 Ok(machine) => return Ok(machine),
                 // It would fail as well if it booted; or somebody has ended it.
                 Err(error) if !error.is_of_machine() || entry.stored().stopped => return Err(error),
@@ -124,13 +147,13 @@ impl Node {
         Ok((vm, agent))
     }
 
-    fn cloned(&self, entry: &Arc<Entry>, template: &str, place: &Place) -> Result<Machine, Error> {
+    fn cloned(&self, entry: &Arc<Entry>, template: &str, place: &Place, hooks: Duration) -> Result<Machine, Error> {
         self.make_disk(entry, Some(place))?;
         let stored = entry.stored();
         let renewal = Renewal {
             identity: Some(identity(&stored)?),
             pids_max: stored.sandbox.config.limits.pids,
-            ..Renewal::default()
+            hooks,
         };
         let vm = self.restored(entry, place, renewal)?;
         let mut agent = vm.agent()?;
@@ -173,7 +196,7 @@ impl Node {
     }
 
     /// Whether it gets a place in the node's network.
-    fn wants_network(&self, config: &SandboxConfig) -> Result<bool, Error> {
+    pub(crate) fn wants_network(&self, config: &SandboxConfig) -> Result<bool, Error> {
         // What is wrong with them is better said before anything is made.
         parse_ports(&config.ports)?;
         match config.network {
@@ -439,6 +462,7 @@ pub(crate) fn new_sandbox(
         log_from: 0,
         stopped: false,
         held: false,
+        building: false,
     })
 }
 

@@ -6,14 +6,15 @@
 //!                                    └ no ──► disk ─► VM boots ─► root ─► kept, if new ┘
 //! ```
 //! One is kept of the first sandbox of its shape, and named by what it was made of: a changed VMM, kernel or agent makes
-//! another. Whatever goes wrong with one, the sandbox is booted. Knows nothing of how a VM is restored.
+//! another. Whatever goes wrong with one, the sandbox is booted. Knows nothing of how a VM is restored. Those that somebody has
+//! built (`builds`) are among them, and are neither found nor removed by what is done here without being asked for.
 
 use std::fs::{self, File};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use agent_api::GuestNetwork;
-use node_api::{Programs, Resources, Template};
+use node_api::{Programs, Recipe, Resources, Template};
 use observe::span::span;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -28,7 +29,7 @@ use crate::start::spawn_thread;
 use crate::vm::Vm;
 use crate::{Error, clock};
 
-/// So many are kept; the one that was not used for the longest time goes first.
+/// So many are kept that nobody has built; the one that was not used for the longest time goes first.
 const MOST: usize = 32;
 
 /// What can be told of a machine before anything runs in it. Machines of one shape differ in their names alone.
@@ -40,22 +41,45 @@ pub(crate) struct Shape {
     command_line: String,
 }
 
+impl Shape {
+    pub(crate) fn new(
+        digest: &str,
+        resources: &Resources,
+        network: Option<GuestNetwork>,
+        command_line: String,
+    ) -> Self {
+        Self {
+            digest: digest.to_owned(),
+            resources: resources.clone(),
+            network,
+            command_line,
+        }
+    }
+}
+
 /// A template's `record.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Record {
-    template: Template,
-    shape: Shape,
+pub(crate) struct Record {
+    pub(crate) template: Template,
+    pub(crate) shape: Shape,
     /// The programs' files, which tell sooner than their hashes that nothing has changed.
-    files: Files,
+    pub(crate) files: Files,
+    /// When it got a name last.
+    #[serde(default)]
+    pub(crate) named_ns: u64,
 }
 
 /// What a node knows of its templates.
 #[derive(Debug, Default)]
-pub(crate) struct Templates(Mutex<Known>);
+pub(crate) struct Templates {
+    known: Mutex<Known>,
+    /// Held by whoever gives or takes names, or writes records again. It comes before the other.
+    naming: Mutex<()>,
+}
 
 #[derive(Debug, Default)]
-struct Known {
-    records: Vec<Record>,
+pub(crate) struct Known {
+    pub(crate) records: Vec<Record>,
     /// Of these one is being made, or could not be: nobody else is to try.
     taken: Vec<Shape>,
     /// Of these a sandbox could not be cloned once.
@@ -97,13 +121,26 @@ impl Drop for Lease {
 }
 
 impl Templates {
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn naming(&self) -> MutexGuard<'_, ()> {
+        self.naming.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn records(&self) -> Vec<Record> {
+        self.lock().records.clone()
     }
 }
 
 impl Record {
-    fn place(&self, node: &Node) -> Place {
+    /// Somebody has built it, and it stays until somebody removes it.
+    fn is_built(&self) -> bool {
+        self.template.recipe.is_some()
+    }
+
+    pub(crate) fn place(&self, node: &Node) -> Place {
         Place::new(&node.paths.templates(), &self.template.id)
     }
 
@@ -150,7 +187,10 @@ impl Node {
             let entry = entry.map_err(Error::file("read", &directory))?;
             let name = entry.file_name().to_string_lossy().into_owned();
             match Place::new(&directory, &name).read::<Record>() {
-                Ok(Some(record)) if record.template.id == name && self.images.get(&record.template.digest).is_ok() => {
+                Ok(Some(record))
+                    if record.template.id == name
+                        && (record.is_built() || self.images.get(&record.template.digest).is_ok()) =>
+                {
                     self.templates.lock().records.push(record);
                     continue;
                 }
@@ -161,6 +201,7 @@ impl Node {
                 log::warn!("a template stays, and is of no use: {error}");
             }
         }
+        self.settle_names();
         Ok(())
     }
 
@@ -171,10 +212,13 @@ impl Node {
         if config.boot || !config.volumes.is_empty() || !config.tmpfs.is_empty() {
             return Ok(Found::Nothing);
         }
-        let shape = self.shape(stored)?;
+        let shape = self.shape_of(&stored.sandbox.digest, &config.resources, stored.networked)?;
         let now = Now::of(self, |record| record.shape == shape);
         let mut known = self.templates.lock();
-        let mut of_shape = known.records.iter_mut().filter(|record| record.shape == shape);
+        let mut of_shape = known
+            .records
+            .iter_mut()
+            .filter(|record| record.shape == shape && !record.is_built());
         if let Some(record) = of_shape.find_map(|record| record.fits(&now).then_some(record))
             // Somebody may have removed it just now.
             && let Ok(place) = record.place(self).hold()
@@ -194,19 +238,6 @@ impl Node {
             shape,
             hopeless: false,
         }))
-    }
-
-    fn shape(&self, stored: &Stored) -> Result<Shape, Error> {
-        let network = match stored.networked {
-            true => Some(self.network()?.guest()),
-            false => None,
-        };
-        Ok(Shape {
-            digest: stored.sandbox.digest.clone(),
-            resources: stored.sandbox.config.resources.clone(),
-            network,
-            command_line: crate::command_line(self.config.log_level),
-        })
     }
 
     /// Keeps a machine that has its root and runs nothing yet; it goes on. That it cannot be kept is no failure of it.
@@ -261,7 +292,8 @@ impl Node {
         let now = clock::now_ns();
         let record = Record {
             template: Template {
-                id: id(&lease.shape, &programs),
+                id: id(&lease.shape, &programs, None),
+                names: Vec::new(),
                 created_ns: now,
                 used_ns: now,
                 digest: sandbox.digest.clone(),
@@ -269,9 +301,11 @@ impl Node {
                 networked: stored.networked,
                 programs,
                 bytes: 0,
+                recipe: None,
             },
             shape: lease.shape.clone(),
             files,
+            named_ns: now,
         };
         begun.describe(&record)?;
         begun.sync()?;
@@ -294,7 +328,7 @@ impl Node {
             let replaced: Vec<String> = known
                 .records
                 .iter()
-                .filter(|known| known.shape == lease.shape && known.template.id != id)
+                .filter(|known| known.shape == lease.shape && known.template.id != id && !known.is_built())
                 .map(|known| known.template.id.clone())
                 .collect();
             drop(known);
@@ -306,6 +340,7 @@ impl Node {
 
     fn keep_few(&self) -> Result<(), Error> {
         let mut all = self.templates();
+        all.retain(|template| template.recipe.is_none());
         all.sort_by_key(|template| template.used_ns);
         for template in all.iter().take(all.len().saturating_sub(MOST)) {
             self.drop_template(&template.id)?;
@@ -315,37 +350,23 @@ impl Node {
 
     /// All of them, the oldest first.
     pub(crate) fn templates(&self) -> Vec<Template> {
-        let records = self.templates.lock().records.clone();
-        let mut all: Vec<Template> = records
-            .into_iter()
-            .map(|record| {
-                let place = record.place(self);
-                Template {
-                    bytes: Counted::default().bytes(place.directory()),
-                    used_ns: used_ns(&place).unwrap_or(record.template.created_ns),
-                    ..record.template
-                }
-            })
-            .collect();
+        let records = self.templates.records().into_iter();
+        let mut all: Vec<Template> = records.map(|record| self.told(record)).collect();
         all.sort_by(|a, b| (a.created_ns, &a.id).cmp(&(b.created_ns, &b.id)));
         all
     }
 
-    /// Removes one, by its id or the beginning of one. Clones of it keep its memory's file for as long as they run.
-    pub(crate) fn remove_template(&self, wanted: &str) -> Result<(), Error> {
-        let found: Vec<String> = {
-            let known = self.templates.lock();
-            let ids = known.records.iter().map(|record| &record.template.id);
-            ids.filter(|id| id.starts_with(wanted)).cloned().collect()
-        };
-        match found.as_slice() {
-            [id] if !wanted.is_empty() => self.drop_template(id).map(drop),
-            [_, _, ..] if !wanted.is_empty() => Err(Error::Ambiguous(wanted.to_owned())),
-            _ => Err(Error::NoTemplate(wanted.to_owned())),
+    /// As everybody is told of it.
+    pub(crate) fn told(&self, record: Record) -> Template {
+        let place = record.place(self);
+        Template {
+            bytes: Counted::default().bytes(place.directory()),
+            used_ns: used_ns(&place).unwrap_or(record.template.created_ns),
+            ..record.template
         }
     }
 
-    /// Removes those that no sandbox can be cloned of any more, or all; the ids.
+    /// Removes those that no sandbox can be cloned of any more and nobody has built, or all; the ids.
     pub(crate) fn prune_templates(&self, all: bool) -> Result<Vec<String>, Error> {
         let now = Now::of(self, |_| true);
         let useless: Vec<String> = {
@@ -355,8 +376,8 @@ impl Node {
             known.taken.clear();
             let records = known.records.iter_mut();
             let useless = records.filter_map(|record| {
-                let used = !all && self.images.get(&record.template.digest).is_ok() && record.fits(&now);
-                (!used).then(|| record.template.id.clone())
+                let used = record.is_built() || self.images.get(&record.template.digest).is_ok() && record.fits(&now);
+                (all || !used).then(|| record.template.id.clone())
             });
             useless.collect()
         };
@@ -385,22 +406,26 @@ impl Node {
         }
     }
 
-    /// Nobody finds it from here on; false if nobody did before.
-    fn drop_template(&self, id: &str) -> Result<bool, Error> {
+    /// Nobody finds it from here on; false if nobody did before. Clones of it keep its memory's file for as long as they run.
+    pub(crate) fn drop_template(&self, id: &str) -> Result<bool, Error> {
         self.templates.lock().records.retain(|record| record.template.id != id);
         snapshots::remove(&self.paths.templates(), id, || ())
     }
 }
 
 /// The name of what was made of this.
-fn id(shape: &Shape, programs: &Programs) -> String {
-    let text = serde_json::json!({ "shape": shape, "programs": programs }).to_string();
+pub(crate) fn id(shape: &Shape, programs: &Programs, recipe: Option<&Recipe>) -> String {
+    let mut parts = serde_json::json!({ "shape": shape, "programs": programs });
+    if let Some(recipe) = recipe {
+        parts["recipe"] = serde_json::json!(recipe.essence());
+    }
+    let text = parts.to_string();
     let hash = Sha256::digest(text.as_bytes());
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Notes that it is used: by the time of its record's file, which needs no other to be written.
-fn touch(place: &Place) {
+pub(crate) fn touch(place: &Place) {
     let touched = File::open(place.record()).and_then(|file| file.set_modified(SystemTime::now()));
     if let Err(error) = touched {
         log::info!("that a template is used cannot be noted: {error}");

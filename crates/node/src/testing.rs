@@ -31,6 +31,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
                 volumes: Vec::new(),
                 hostname: None,
                 boot: false,
+                template: None,
                 remove: false,
                 detach: true,
                 labels: BTreeMap::new(),
@@ -50,6 +51,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
         command: ExecRequest::default(),
         stopped: false,
         held: false,
+        building: false,
         networked: false,
         log_from: 0,
     }

@@ -71,6 +71,8 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::PruneVolumes => "prune volumes",
         Request::MakeSnapshot { .. } => "take a snapshot",
         Request::RemoveSnapshot { .. } => "remove a snapshot",
+        Request::BuildTemplate(_) => "begin a template",
+        Request::KeepTemplate => "keep a template",
         Request::RemoveTemplate { .. } => "remove a template",
         Request::PruneTemplates { .. } => "prune templates",
         Request::Clone(_) => "clone",
@@ -86,6 +88,7 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         | Request::OpenSnapshot { .. }
         | Request::Load(_)
         | Request::ListTemplates
+        | Request::InspectTemplate { .. }
         | Request::Logs { .. }
         | Request::Wait { .. }
         | Request::Stats { .. }

@@ -147,6 +147,7 @@ pub(crate) fn agent_requests() -> Target {
         stat,
         Request::Renew(Box::new(renew)),
         Request::Freeze,
+        Request::Settle,
     ];
     let seeds = requests.iter().map(json).collect();
     Target {

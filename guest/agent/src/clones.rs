@@ -1,7 +1,8 @@
-//! Freeze before a snapshot and Renew after a restore: the order, and who may. What the machine itself needs is done by the
+//! Settle and Freeze before a snapshot and Renew after a restore: the order, and who may. What the machine itself needs is done by the
 //! functions that a server was given. Knows no snapshot, and not whether there was one.
 //!
 //! ```text
+//!  Settle:  caches and free memory hold nothing ─► answer
 //!  Freeze:  commands stand still ─► disks written, prefetched randomness used up ─► answer
 //!  Renew:   clock ─► entropy ─► names ─► boot id ─► hooks ─► answer ─► commands go on
 //! ```
@@ -18,7 +19,7 @@ use crate::hooks::Hooks;
 use crate::reaper::Reaper;
 use crate::{Error, hooks};
 
-/// Readies a machine for a snapshot.
+/// Readies a machine for a snapshot, or for what comes before one.
 pub type Settle = Box<dyn Fn() -> Result<(), Error> + Send + Sync>;
 
 /// Makes a restored machine its own.
@@ -26,6 +27,8 @@ pub type MakeOwn = Box<dyn Fn(&Renew) -> Result<Renewed, Error> + Send + Sync>;
 
 /// What a server does for clones besides letting commands stand still.
 pub struct Clones {
+    /// Before a snapshot that is to be small, while commands run: memory holds nothing that nobody needs.
+    pub shed: Settle,
     /// Before a snapshot, when all commands stand still.
     pub settle: Settle,
     /// After a restore: everything that makes the machine its own.
@@ -71,6 +74,14 @@ impl Acknowledgeable<'_> {
 }
 
 impl<'a> Part<'a> {
+    /// Commands run meanwhile; none of them notices but by the time that reading takes which was cached.
+    pub(crate) fn settle(&self) -> Result<Reply, Error> {
+        marks::mark("settle asked");
+        (self.clones.shed)()?;
+        marks::mark("settled");
+        Ok(Reply::Done)
+    }
+
     pub(crate) fn freeze(&self) -> Result<Reply, Error> {
         marks::mark("freeze asked");
         self.cgroups.freezer().turn().freeze(|| {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  handshake ─► idle ◄────────── answer ───────────┐
-//!                │  Hello Ping Stat Upload Prepare Freeze Renew Shutdown
+//!                │  Hello Ping Stat Upload Prepare Settle Freeze Renew Shutdown
 //!                └─ Exec ─► command running: STDIN, CloseStdin, CloseOutput, Resize, Signal ─ Exited ─► idle
 //! ```
 
@@ -65,7 +65,7 @@ pub struct ServerConfig {
     pub power: Option<Power>,
     /// Opens the log of the sandbox's own command; `None` where there is no such command.
     pub log: Option<OpenLog>,
-    /// What is done for clones of this machine; `None` refuses `Freeze` and `Renew`.
+    /// What is done for clones of this machine; `None` refuses `Settle`, `Freeze` and `Renew`.
     pub clones: Option<Clones>,
     /// `CLOCK_BOOTTIME` at the first instruction of this process, for `Hello`.
     pub started_ns: u64,
@@ -351,6 +351,7 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
                 };
             }
             Request::Exec(request) => return self.exec(&request),
+            Request::Settle => self.part().and_then(|part| part.settle()),
             Request::Freeze => self.part().and_then(|part| part.freeze()),
             Request::Renew(renew) => {
                 return match self.part().and_then(|part| part.renew(&renew)) {
@@ -461,7 +462,7 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
         cgroups.map(|cgroups| cgroups.freezer().may_start()).transpose()
     }
 
-    /// What `Freeze` and `Renew` are done with.
+    /// What `Settle`, `Freeze` and `Renew` are done with.
     fn part(&self) -> Result<Part<'env>, Error> {
         let inner = &self.server.0;
         if !self.has_root() {
@@ -474,7 +475,7 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
                 reaper: &inner.reaper,
             }),
             _ => Err(Error::Refused(
-                "this agent's machine is never cloned: it is neither frozen nor renewed".to_owned(),
+                "this agent's machine is never cloned: it is neither settled nor frozen nor renewed".to_owned(),
             )),
         }
     }

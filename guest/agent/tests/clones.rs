@@ -28,6 +28,7 @@ struct Machine {
     /// A directory for hooks and for what commands write.
     dir: PathBuf,
     mount: PathBuf,
+    shed: Arc<AtomicUsize>,
     settled: Arc<AtomicUsize>,
     fail: Arc<AtomicBool>,
     renewals: Arc<Mutex<Vec<Renew>>>,
@@ -44,7 +45,13 @@ impl Machine {
         let (settled, fail) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
         let renewals = Arc::new(Mutex::new(Vec::new()));
         let (count, failing, kept) = (Arc::clone(&settled), Arc::clone(&fail), Arc::clone(&renewals));
+        let shed = Arc::new(AtomicUsize::new(0));
+        let sheds = Arc::clone(&shed);
         let clones = Clones {
+            shed: Box::new(move || {
+                sheds.fetch_add(1, Ordering::SeqCst);
+                Ok(())
+            }),
             settle: Box::new(move || {
                 count.fetch_add(1, Ordering::SeqCst);
                 match failing.load(Ordering::SeqCst) {
@@ -74,6 +81,7 @@ impl Machine {
             server: Server::new(config, reaper()),
             dir,
             mount,
+            shed,
             settled,
             fail,
             renewals,
@@ -167,6 +175,22 @@ fn refusal<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
         Err(Error::Refused(message)) => message,
         other => panic!("{other:?} is no refusal"),
     }
+}
+
+#[test]
+fn commands_run_on_while_the_machine_settles() {
+    let machine = Machine::new("settles");
+    let (_, counter) = machine.count("counter");
+    let mut connection = machine.connect();
+    connection.settle().unwrap();
+    assert_eq!(machine.shed.load(Ordering::SeqCst), 1);
+    assert_eq!(machine.settled.load(Ordering::SeqCst), 0, "it was frozen");
+    counter.goes_on();
+    machine.connect().exec_detached(&sh("true")).unwrap();
+    // Nobody settles for what stands still already, but it does no harm.
+    connection.freeze().unwrap();
+    connection.settle().unwrap();
+    counter.stands_still();
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod image;
 mod limits;
 mod parse;
 mod sandbox;
+mod size;
 mod snapshot;
 mod template;
 mod volume;
@@ -13,7 +14,6 @@ mod volume;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use base::ByteSize;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 
@@ -26,11 +26,12 @@ pub(crate) use sandbox::{
     AgentStreamArgs, CpArgs, DaemonArgs, DaemonWhat, ExecArgs, KillArgs, LogsArgs, ManyArgs, PsArgs, RmArgs, StatsArgs,
     StopArgs,
 };
+pub(crate) use size::SizeArgs;
 pub(crate) use snapshot::{
     CloneArgs, CreateArgs, LoadSnapshotArgs, PullSnapshotArgs, PushSnapshotArgs, RollbackArgs, SaveSnapshotArgs,
     SnapshotVerb,
 };
-pub(crate) use template::TemplateVerb;
+pub(crate) use template::{BuildArgs, TemplateVerb};
 pub(crate) use volume::VolumeVerb;
 
 /// What clap shows in colour, on terminals only and never under NO_COLOR.
@@ -93,6 +94,15 @@ pub(crate) enum Network {
 }
 
 impl Network {
+    /// What the daemon is asked for.
+    pub(crate) fn mode(self) -> node_api::NetworkMode {
+        match self {
+            Self::Auto => node_api::NetworkMode::Auto,
+            Self::Node => node_api::NetworkMode::Node,
+            Self::None => node_api::NetworkMode::None,
+        }
+    }
+
     /// The word for it.
     pub(crate) fn word(self) -> &'static str {
         match self {
@@ -159,7 +169,7 @@ pub(crate) enum Verb {
     /// Snapshots: sandboxes as they were at one moment.
     #[command(subcommand)]
     Snapshot(SnapshotVerb),
-    /// Templates: machines that have booted an image, of which `run` clones sandboxes.
+    /// Templates: machines that have booted an image, and maybe run commands, of which `run` clones sandboxes.
     #[command(subcommand)]
     Template(TemplateVerb),
     /// Make a sandbox that goes on from a snapshot; print its id.
@@ -301,6 +311,7 @@ Examples:
   basalt run -d --name cache --volume cache:/data redis
   basalt run --rm --volume ./src:/src:ro python -- python3 /src/main.py
   basalt run --env A=1 --env HOME --workdir /tmp --user 1000:1000 python -- sh -c 'echo $A; id'
+  basalt run --rm --template web -- curl localhost
 
 Without --detach the sandbox lives as long as this program. Standard input, output and error are the command's own, byte by byte; SIGINT, SIGTERM, SIGHUP and
 SIGQUIT reach it.
@@ -312,9 +323,13 @@ Exit code: the command's own, or
   127  it does not exist
   128+n  signal n ended it";
 
+const RUN_USAGE: &str = "\
+basalt run [OPTIONS] <IMAGE> [COMMAND]...
+       basalt run [OPTIONS] --template <NAME> [COMMAND]...";
+
 /// `basalt run`.
 #[derive(Args, Clone, Debug)]
-#[command(after_help = RUN_HELP)]
+#[command(after_help = RUN_HELP, override_usage = RUN_USAGE)]
 pub(crate) struct RunArgs {
     /// Give the command a terminal, whose size follows this one.
     #[arg(short, long)]
@@ -325,13 +340,13 @@ pub(crate) struct RunArgs {
     #[arg(action = ArgAction::Set, value_name = "BOOL")]
     pub(crate) interactive: bool,
 
-    /// Number of virtual CPUs, 1 to 64.
-    #[arg(long, value_name = "N", default_value = "1", value_parser = parse::cpus)]
-    pub(crate) cpus: u32,
+    #[command(flatten)]
+    pub(crate) size: SizeArgs,
 
-    /// Memory of the virtual machine, such as 512m or 2g.
-    #[arg(short, long, value_name = "SIZE", default_value = "512m", value_parser = parse::memory)]
-    pub(crate) memory: ByteSize,
+    /// Go on from a template that was built (`basalt template build`): a name, or an id or its beginning. Image, size and network
+    /// are the template's, and what follows is the command.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["volume", "tmpfs", "boot", "pull"])]
+    pub(crate) template: Option<String>,
 
     /// Set an environment variable; KEY alone passes this environment's value on.
     #[arg(short, long, value_name = "KEY[=VALUE]", value_parser = parse::env)]
@@ -364,10 +379,6 @@ pub(crate) struct RunArgs {
     /// Let it run by itself; print its id.
     #[arg(short, long, conflicts_with = "timeout")]
     pub(crate) detach: bool,
-
-    /// Size of the disk that takes what is written, such as 10g; 0 keeps that in memory instead.
-    #[arg(long, value_name = "SIZE", default_value = "10g", value_parser = parse::disk)]
-    pub(crate) disk: ByteSize,
 
     /// How it reaches the world: `none` not at all, `node` by the node's network, `auto` so if the node has one.
     #[arg(long, value_name = "MODE", default_value = "auto")]
@@ -417,11 +428,25 @@ pub(crate) struct RunArgs {
     pub(crate) pull: PullPolicy,
 
     /// The image: a name, or a digest or its beginning.
-    pub(crate) image: String,
+    #[arg(required_unless_present = "template")]
+    image: Option<String>,
 
     /// The command and its arguments, instead of the image's.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
-    pub(crate) command: Vec<String>,
+    command: Vec<String>,
+}
+
+impl RunArgs {
+    /// The image; none where there is a template.
+    pub(crate) fn image(&self) -> Option<&str> {
+        self.image.as_deref().filter(|_| self.template.is_none())
+    }
+
+    /// The command and its arguments.
+    pub(crate) fn command(&self) -> Vec<String> {
+        let first = self.image.iter().filter(|_| self.template.is_some());
+        first.chain(&self.command).cloned().collect()
+    }
 }
 
 /// `basalt lab`.
@@ -435,6 +460,7 @@ pub(crate) struct LabArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use base::ByteSize;
     use clap::CommandFactory;
 
     fn run(args: &[&str]) -> Result<RunArgs, clap::Error> {
@@ -465,7 +491,26 @@ mod tests {
             ["sh", "--cpus", "9", "--", "x"]
         );
         assert_eq!(command(&["python", "--", "sh", "--", "--help"]), ["sh", "--", "--help"]);
-        assert_eq!(run(&["--cpus", "2", "python", "sh", "--cpus", "9"]).unwrap().cpus, 2);
+        let args = run(&["--cpus", "2", "python", "sh", "--cpus", "9"]).unwrap();
+        assert_eq!((args.size.cpus, args.image()), (Some(2), Some("python")));
+    }
+
+    #[test]
+    fn with_a_template_all_that_follows_is_the_command() {
+        let both = |args: &[&str]| {
+            let args = run(args).unwrap();
+            (args.image().map(str::to_owned), args.command())
+        };
+        assert_eq!(both(&["--template", "web"]), (None, Vec::new()));
+        for args in [
+            &["--template", "web", "sh", "-c", "exit 3"][..],
+            &["--template", "web", "--", "sh", "-c", "exit 3"],
+        ] {
+            assert_eq!(both(args), (None, ["sh", "-c", "exit 3"].map(str::to_owned).to_vec()));
+        }
+        for flag in ["--volume=a:/b", "--tmpfs=/b", "--boot", "--pull=always"] {
+            assert!(refusal(&["--template", "web", flag]).contains("--template"), "{flag}");
+        }
     }
 
     #[test]
@@ -475,7 +520,7 @@ mod tests {
         ])
         .unwrap();
         assert!(args.tty && args.interactive && args.rm);
-        assert_eq!(args.memory, ByteSize::gib(1));
+        assert_eq!(args.size.memory, Some(ByteSize::gib(1)));
         assert_eq!(args.env, ["A=b=c", "B"]);
         assert_eq!(
             (args.workdir.as_deref(), args.user.as_deref()),
@@ -495,7 +540,8 @@ mod tests {
         assert!(refusal(&["--memory", "1m", "img"]).contains("at least 32 MiB"));
         assert!(refusal(&["--memory", "lots", "img"]).contains("such as 512M"));
         assert!(refusal(&["--memory", "99999999999t", "img"]).contains("too large"));
-        assert_eq!(run(&["--memory", "33554433", "img"]).unwrap().memory, ByteSize::mib(32));
+        let odd = run(&["--memory", "33554433", "img"]).unwrap();
+        assert_eq!(odd.size.memory, Some(ByteSize::mib(32)));
         assert!(refusal(&["--timeout", "0", "img"]).contains("more than 0"));
         assert!(refusal(&["--timeout", "soon", "img"]).contains("30s"));
         assert_eq!(
@@ -517,7 +563,7 @@ mod tests {
             refusal(&["--cpu", "1", "img"]).contains("--cpus"),
             "a near miss names what was meant"
         );
-        assert!(refusal(&[]).contains("<IMAGE>"));
+        assert!(refusal(&[]).contains("<IMAGE"), "{}", refusal(&[]));
     }
 
     #[test]

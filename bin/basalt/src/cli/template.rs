@@ -1,30 +1,146 @@
 //! The arguments of `basalt template`.
 
-use clap::{Args, Subcommand};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueHint};
+
+use super::{Network, PullPolicy, SizeArgs, parse};
 
 /// `basalt template ...`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TemplateVerb {
+    /// Boot an image, run commands in it, and keep the machine as it is then; `basalt run --template` clones it.
+    Build(Box<BuildArgs>),
     /// List the templates.
     Ls,
+    /// Show all that is known of templates, and how they were built.
+    Inspect(TemplatesArgs),
     /// Remove templates; sandboxes that were cloned of them run on.
-    Rm(IdsArgs),
-    /// Remove the templates that no sandbox can be cloned of any more.
+    Rm(TemplatesArgs),
+    /// Remove the templates that `run` has made by itself and that no sandbox can be cloned of any more.
     Prune(AllArgs),
+}
+
+const BUILD_HELP: &str = "\
+Examples:
+  basalt template build --from python --name web --run 'pip install flask' --run 'python3 -m http.server 80' \\
+      --ready 'python3 -c \"import urllib.request; urllib.request.urlopen(\\\"http://localhost\\\")\"'
+  basalt run -d --template web -p 8080:80 sleep infinity
+  basalt template build --from debian --name tools --run 'apt-get update && apt-get install -y git'
+  basalt run --rm -it --template tools bash
+
+What the commands write is shown on standard error; the template's id is the result. A command that ends with another code than 0 ends the build, and so does Ctrl-C: nothing stays then.";
+
+/// `basalt template build`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = BUILD_HELP)]
+pub(crate) struct BuildArgs {
+    /// The image: a name, or a digest or its beginning.
+    #[arg(long, value_name = "IMAGE")]
+    pub(crate) from: String,
+
+    /// What the template is called, in place of one that is called so.
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    pub(crate) name: Option<String>,
+
+    /// Run a command by `sh -c`; again for more, one after the other.
+    #[arg(long, value_name = "COMMAND", allow_hyphen_values = true, value_hint = ValueHint::CommandString)]
+    pub(crate) run: Vec<String>,
+
+    /// Ask this command, by `sh -c`, until it ends with 0; the last --run may run on, and does so in each clone.
+    #[arg(long, value_name = "COMMAND", allow_hyphen_values = true, value_hint = ValueHint::CommandString)]
+    pub(crate) ready: Option<String>,
+
+    /// How long --ready may take, such as 30s or 5m.
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse::duration, requires = "ready")]
+    pub(crate) timeout: Duration,
+
+    #[command(flatten)]
+    pub(crate) size: SizeArgs,
+
+    /// How it reaches the world, and its clones too: `none` not at all, `node` by the node's network, `auto` so if the node has one.
+    #[arg(long, value_name = "MODE", default_value = "auto")]
+    pub(crate) network: Network,
+
+    /// Set an environment variable of the commands; KEY alone passes this environment's value on.
+    #[arg(short, long, value_name = "KEY[=VALUE]", value_parser = parse::env)]
+    pub(crate) env: Vec<String>,
+
+    /// Read environment variables from a file, one KEY=VALUE a line.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) env_file: Vec<PathBuf>,
+
+    /// Working directory of the commands, instead of the image's.
+    #[arg(short, long, value_name = "DIR", value_parser = parse::workdir)]
+    pub(crate) workdir: Option<String>,
+
+    /// User and group of the commands, by name or number, instead of the image's.
+    #[arg(short, long, value_name = "USER[:GROUP]", value_parser = parse::user)]
+    pub(crate) user: Option<String>,
+
+    /// Build it also if there is the same one.
+    #[arg(long, visible_alias = "no-cache")]
+    pub(crate) force: bool,
+
+    /// When to fetch the image from its registry.
+    #[arg(long, value_name = "WHEN", default_value = "missing")]
+    pub(crate) pull: PullPolicy,
+}
+
+fn name(text: &str) -> Result<String, String> {
+    node_api::check_template_name(text)
+        .map(|()| text.to_owned())
+        .map_err(|error| error.to_string())
 }
 
 /// Several templates.
 #[derive(Args, Debug)]
-pub(crate) struct IdsArgs {
-    /// The templates' ids, or their beginnings.
-    #[arg(required = true, value_name = "ID")]
-    pub(crate) ids: Vec<String>,
+pub(crate) struct TemplatesArgs {
+    /// The templates' names, or their ids or the beginnings of these.
+    #[arg(required = true, value_name = "TEMPLATE")]
+    pub(crate) templates: Vec<String>,
 }
 
 /// `basalt template prune`.
 #[derive(Args, Debug)]
 pub(crate) struct AllArgs {
-    /// All templates: the next sandbox of each kind boots, and makes another.
+    /// All templates, those too that were built.
     #[arg(short, long)]
     pub(crate) all: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Verb};
+
+    fn build(args: &[&str]) -> Result<BuildArgs, String> {
+        let argv = ["basalt", "template", "build"].iter().chain(args);
+        match Cli::try_parse_from(argv).map_err(|error| error.to_string())?.verb {
+            Verb::Template(TemplateVerb::Build(args)) => Ok(*args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn commands_keep_their_order_and_may_look_like_flags() {
+        let args = build(&["--from", "python", "--run", "a b", "--run", "-x", "--no-cache"]).unwrap();
+        assert_eq!((args.run, args.force), (vec!["a b".into(), "-x".into()], true));
+        assert_eq!(args.timeout, Duration::from_secs(600));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for (args, wanted) in [
+            (&["--name", "x"][..], "--from"),
+            (&["--from", "i", "--name", "a/b"], "template's name"),
+            (&["--from", "i", "--timeout", "5s"], "--ready"),
+        ] {
+            let refusal = build(args).unwrap_err();
+            assert!(refusal.contains(wanted), "{args:?}: {refusal}");
+        }
+    }
 }

@@ -1,4 +1,5 @@
-//! `basalt rmi` and `basalt image prune`, which take nothing away from a sandbox or a snapshot; and what these use.
+//! `basalt rmi` and `basalt image prune`, which take nothing away from a sandbox, a snapshot or a template that somebody has built;
+//! and what these use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,7 +9,7 @@ use anyhow::Result;
 use base::ByteSize;
 use image::Prune;
 use node_api::message::Item;
-use node_api::{Request, Sandbox, Snapshot};
+use node_api::{Request, Sandbox, Snapshot, Template};
 use serde::Serialize;
 
 use super::{short_digest, store};
@@ -22,6 +23,8 @@ use crate::{snapshots, templates};
 pub(super) struct Known {
     pub(super) sandboxes: Vec<Sandbox>,
     pub(super) snapshots: Vec<Snapshot>,
+    /// Those that somebody has built; the others are in no image's way.
+    pub(super) templates: Vec<Template>,
 }
 
 impl Known {
@@ -30,7 +33,7 @@ impl Known {
     pub(super) fn ask() -> Result<Self> {
         let mut found = Self::default();
         let some = |state: &Path| {
-            ["sandboxes", "snapshots"].iter().any(|name| {
+            ["sandboxes", "snapshots", "templates"].iter().any(|name| {
                 let entries = fs::read_dir(state.join(name));
                 entries.is_ok_and(|mut entries| entries.next().is_some())
             })
@@ -44,6 +47,8 @@ impl Known {
             }
         })?;
         found.snapshots = snapshots::all(&mut client)?;
+        found.templates = templates::all(&mut client)?;
+        found.templates.retain(|template| template.recipe.is_some());
         Ok(found)
     }
 
@@ -51,7 +56,8 @@ impl Known {
     pub(super) fn digests(&self) -> BTreeSet<String> {
         let of_sandboxes = self.sandboxes.iter().map(|sandbox| &sandbox.digest);
         let of_snapshots = self.snapshots.iter().map(|snapshot| &snapshot.digest);
-        of_sandboxes.chain(of_snapshots).cloned().collect()
+        let of_templates = self.templates.iter().map(|template| &template.digest);
+        of_sandboxes.chain(of_snapshots).chain(of_templates).cloned().collect()
     }
 }
 
@@ -60,6 +66,7 @@ impl Known {
 struct Users {
     sandboxes: Vec<String>,
     snapshots: Vec<String>,
+    templates: Vec<String>,
 }
 
 impl Users {
@@ -73,6 +80,10 @@ impl Users {
         for snapshot in known.snapshots {
             users.entry(snapshot.digest).or_default().snapshots.push(snapshot.name);
         }
+        for template in known.templates {
+            let name = template.name().to_owned();
+            users.entry(template.digest).or_default().templates.push(name);
+        }
         Ok(users)
     }
 
@@ -82,11 +93,16 @@ impl Users {
             [] => None,
             names => Some(format!("`basalt {verb} {}`", names.join(" "))),
         };
-        let commands = [command("rm", &self.sandboxes), command("snapshot rm", &self.snapshots)];
+        let commands = [
+            command("rm", &self.sandboxes),
+            command("snapshot rm", &self.snapshots),
+            command("template rm", &self.templates),
+        ];
         let names: Vec<&str> = self
             .sandboxes
             .iter()
             .chain(&self.snapshots)
+            .chain(&self.templates)
             .map(String::as_str)
             .collect();
         anyhow::anyhow!(

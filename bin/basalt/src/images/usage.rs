@@ -73,8 +73,12 @@ pub(crate) fn df(args: &DfArgs, output: &Output) -> Result<u8> {
     let all = Disk::default().bytes(&state);
     // A file that several have counts for the first.
     let mut disk = Disk::default();
-    let [of_images, of_templates, of_snapshots] =
-        ["images", "templates", "snapshots"].map(|kind| disk.bytes(&state.join(kind)));
+    let of_images = disk.bytes(&state.join("images"));
+    let built = asked.templates.iter();
+    let built = built.map(|built| disk.bytes(&state.join("templates").join(&built.id)));
+    let of_built: u64 = built.sum();
+    let of_templates = of_built + disk.bytes(&state.join("templates"));
+    let of_snapshots = disk.bytes(&state.join("snapshots"));
     let one_sandbox = |sandbox: &Sandbox| OneSandbox {
         id: sandbox.id.clone(),
         name: sandbox.name.clone(),
@@ -118,7 +122,8 @@ pub(crate) fn df(args: &DfArgs, output: &Output) -> Result<u8> {
             total: count(&state.join("templates")),
             active: 0,
             bytes: of_templates,
-            reclaimable: of_templates,
+            // What was built takes its builder's time to have it again.
+            reclaimable: of_templates.saturating_sub(of_built),
         },
         Kind {
             kind: "daemon",

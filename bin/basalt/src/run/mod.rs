@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use agent_api::{ExecRequest, Signals, local_tty};
 use anyhow::{Context, Result, bail};
-use node_api::{Client, Ended, NetworkMode, ProcessConfig, Reply, Request, Resources, Sandbox, SandboxConfig};
+use node_api::{Client, Ended, ProcessConfig, Reply, Request, Resources, Sandbox, SandboxConfig};
 use observe::span::span;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::attached::{self, Finished};
-use crate::cli::{LogLevel, Network, RunArgs};
+use crate::cli::{LogLevel, RunArgs};
 use crate::engine::{self, Engine};
 use crate::output::Output;
-use crate::{daemon, images, lab};
+use crate::{daemon, images, lab, template_build};
 
 /// `--timeout` ended the command (the code of timeout(1)).
 const EXIT_TIMED_OUT: u8 = 124;
@@ -30,10 +30,14 @@ pub(crate) fn run(args: &RunArgs, log_level: LogLevel, output: &Output) -> Resul
     let looking = span("arguments and image");
     let wanted = engine::wanted()?;
     let set = environment::given(&args.env_file, &args.env, environment::own)?;
-    let config = configure(args, &set)?;
+    let config = configure(args, &set, args.size.resources())?;
     // Before an image is fetched for it, or the lab brought up.
     config.validate()?;
-    let image = images::fetched(&args.image, args.pull, output)?;
+    let Some(image) = args.image() else {
+        drop(looking);
+        return of_template(args, &set, log_level, output);
+    };
+    let image = images::fetched(image, args.pull, output)?;
     drop(looking);
     match wanted.unwrap_or_else(engine::usable) {
         Engine::Kvm => here(args, SandboxConfig { image, ..config }, output),
@@ -45,36 +49,52 @@ pub(crate) fn run(args: &RunArgs, log_level: LogLevel, output: &Output) -> Resul
     }
 }
 
-fn configure(args: &RunArgs, set: &[String]) -> Result<SandboxConfig> {
+/// The same of a template, which is where sandboxes are.
+fn of_template(args: &RunArgs, set: &[String], log_level: LogLevel, output: &Output) -> Result<u8> {
+    if let Engine::Lab(reason) = engine::wanted()?.unwrap_or_else(engine::usable) {
+        output.note(&format!("no usable KVM ({reason}); running in the lab"));
+        return lab::run_of_template(args, set, log_level, output);
+    }
+    let wanted = args.template.as_deref().unwrap_or_default();
+    let template = {
+        let _span = span("template");
+        template_build::up_to_date(wanted, output)?
+    };
+    let config = SandboxConfig {
+        image: format!("sha256:{}", template.digest),
+        // A name may be another template's by then, and that is meant; an id may have changed.
+        template: Some(match template.names.iter().any(|name| name == wanted) {
+            true => wanted.to_owned(),
+            false => template.id.clone(),
+        }),
+        ..configure(args, set, args.size.over(template.resources))?
+    };
+    here(args, config, output)
+}
+
+fn configure(args: &RunArgs, set: &[String], resources: Resources) -> Result<SandboxConfig> {
     let entrypoint = args.entrypoint.as_deref().map(parse_entrypoint).transpose()?;
     let labels: BTreeMap<String, String> = args.label.iter().cloned().collect();
     Ok(SandboxConfig {
         name: args.name.clone(),
-        image: args.image.clone(),
+        image: args.image().unwrap_or_default().to_owned(),
         process: ProcessConfig {
             entrypoint,
-            command: args.command.clone(),
+            command: args.command(),
             env: set.to_vec(),
             workdir: args.workdir.clone(),
             user: args.user.clone(),
             tty: args.tty,
         },
-        resources: Resources {
-            cpus: args.cpus,
-            memory: args.memory,
-            disk: Some(args.disk).filter(|disk| disk.bytes() > 0),
-        },
+        resources,
         limits: args.limits.limits(),
         tmpfs: args.tmpfs.clone(),
-        network: match args.network {
-            Network::Auto => NetworkMode::Auto,
-            Network::Node => NetworkMode::Node,
-            Network::None => NetworkMode::None,
-        },
+        network: args.network.mode(),
         ports: args.publish.clone(),
         volumes: args.volume.iter().chain(&args.volume_json).cloned().collect(),
         hostname: args.hostname.clone(),
         boot: args.boot,
+        template: args.template.clone(),
         remove: args.rm,
         detach: args.detach,
         labels,

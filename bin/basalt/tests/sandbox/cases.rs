@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use rustix::process::Signal;
 
+use crate::builds;
 use crate::copies;
 use crate::daemons;
 use crate::images;
@@ -130,6 +131,35 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     (
         "who_removes_a_clone_on_its_way_blames_no_template",
         templates::who_removes_a_clone_on_its_way_blames_no_template,
+    ),
+    (
+        "commands_are_run_and_what_they_made_is_cloned",
+        builds::commands_are_run_and_what_they_made_is_cloned,
+    ),
+    (
+        "the_same_is_built_once_and_names_go_from_one_to_the_other",
+        builds::the_same_is_built_once_and_names_go_from_one_to_the_other,
+    ),
+    (
+        "those_that_run_makes_are_others",
+        builds::those_that_run_makes_are_others,
+    ),
+    (
+        "a_build_that_fails_leaves_nothing",
+        builds::a_build_that_fails_leaves_nothing,
+    ),
+    (
+        "what_runs_on_is_kept_when_it_is_ready",
+        builds::what_runs_on_is_kept_when_it_is_ready,
+    ),
+    ("who_builds_may_be_killed", builds::who_builds_may_be_killed),
+    (
+        "a_daemon_that_is_killed_leaves_all_of_a_build_or_nothing",
+        builds::a_daemon_that_is_killed_leaves_all_of_a_build_or_nothing,
+    ),
+    (
+        "a_template_of_other_programs_is_built_again",
+        builds::a_template_of_other_programs_is_built_again,
     ),
     (
         "a_sandbox_that_cannot_be_kept_runs_on",

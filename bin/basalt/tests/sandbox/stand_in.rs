@@ -302,7 +302,12 @@ fn cgroups() -> Option<Cgroups> {
 /// Tells the console what it is asked.
 fn clones(console: File) -> Clones {
     let other = console.try_clone().unwrap();
+    let sheds = console.try_clone().unwrap();
     Clones {
+        shed: Box::new(move || {
+            writeln!(&sheds, "shed").unwrap();
+            Ok(())
+        }),
         settle: Box::new(move || {
             writeln!(&other, "settled").unwrap();
             Ok(())

@@ -15,9 +15,11 @@ mod renew;
 mod root;
 mod seed;
 mod shares;
+mod shed;
 mod tmpfs;
 mod vsock;
 
+use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -89,7 +91,9 @@ fn rest(started_ns: u64) -> Result<Server, Error> {
     let prepared = Arc::clone(&renewal);
     let make_root = move |request: &Prepare| {
         prepared.note(request.network.as_ref());
-        prepare(request, &ahead)
+        let writable = prepare(request, &ahead)?;
+        prepared.note_disk(request.writable.is_some().then_some(writable));
+        Ok(())
     };
     let config = ServerConfig {
         token: None,
@@ -162,8 +166,9 @@ fn dial(ready: &mpsc::Receiver<Server>) {
     }
 }
 
-/// Everything that `Prepare` asks for. What is not the root comes first: it cannot fail half-way.
-fn prepare(prepare: &Prepare, log: &LogAhead) -> Result<(), Error> {
+/// Everything that `Prepare` asks for. What is not the root comes first: it cannot fail half-way. A directory of the writable
+/// layer.
+fn prepare(prepare: &Prepare, log: &LogAhead) -> Result<File, Error> {
     marks::mark("prepare asked");
     if let Some(id) = &prepare.machine_id {
         names::check_machine_id(id)?;
@@ -191,7 +196,7 @@ fn prepare(prepare: &Prepare, log: &LogAhead) -> Result<(), Error> {
         marks::mark("network set up");
         root
     })?;
-    root.enter()?;
+    let writable = root.enter()?;
     marks::mark("root entered");
     root::write_files(Path::new("/"), &prepare.hostname, network)?;
     if let Some(id) = &prepare.machine_id {
@@ -199,5 +204,5 @@ fn prepare(prepare: &Prepare, log: &LogAhead) -> Result<(), Error> {
     }
     mounts::mount_all(prepare)?;
     marks::mark("prepared");
-    Ok(())
+    Ok(writable)
 }

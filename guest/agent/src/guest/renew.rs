@@ -1,6 +1,7 @@
 //! Settling before a snapshot, and becoming a machine of its own after a restore: the steps that need the machine, in their
 //! order. Commands stand still meanwhile; letting them is not done here.
 
+use std::fs::File;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,7 +10,7 @@ use agent_api::{GuestNetwork, Renew};
 use observe::marks;
 
 use super::boot_id::BootId;
-use super::{LogAhead, hwrng, names, net, seed};
+use super::{LogAhead, hwrng, names, net, seed, shed};
 use crate::Error;
 use crate::clones::{Clones, Renewed};
 
@@ -24,6 +25,8 @@ pub(crate) struct Renewal {
     boot_id: BootId,
     own: Mutex<IpAddr>,
     log: Arc<LogAhead>,
+    /// A directory of the disk that takes what is written, where there is one.
+    disk: Mutex<Option<File>>,
 }
 
 impl Renewal {
@@ -33,6 +36,7 @@ impl Renewal {
             log,
             boot_id: BootId::in_initial_root()?,
             own: Mutex::new(net::own_address(None)),
+            disk: Mutex::new(None),
         })
     }
 
@@ -41,9 +45,19 @@ impl Renewal {
         *self.own.lock().unwrap_or_else(PoisonError::into_inner) = net::own_address(network);
     }
 
+    /// Notes the disk that takes what is written, which cannot be reached by a path any more.
+    pub(crate) fn note_disk(&self, disk: Option<File>) {
+        *self.disk.lock().unwrap_or_else(PoisonError::into_inner) = disk;
+    }
+
     /// For the server.
     pub(crate) fn clones(this: Arc<Self>) -> Clones {
+        let with_disk = Arc::clone(&this);
         Clones {
+            shed: Box::new(move || {
+                let disk = with_disk.disk.lock().unwrap_or_else(PoisonError::into_inner);
+                shed::shed(disk.as_ref())
+            }),
             settle: Box::new(settle),
             renew: Box::new(move |request| this.renew(request)),
             hooks: PathBuf::from(HOOKS),

@@ -7,7 +7,7 @@
 //! ```
 
 use std::ffi::CString;
-use std::fs;
+use std::fs::{self, File};
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -70,14 +70,15 @@ pub(crate) fn assemble(prepare: &Prepare) -> Result<Assembled, Error> {
 }
 
 impl Assembled {
-    /// Moves this process (all its threads) into it.
-    pub(crate) fn enter(self) -> Result<(), Error> {
+    /// Moves this process (all its threads) into it; what holds the writable layer, by a directory of it.
+    pub(crate) fn enter(self) -> Result<File, Error> {
+        let writable = File::open(WRITABLE).map_err(Error::system(format!("opening {WRITABLE}")))?;
         move_in()?;
         // From here on nothing is undone. The overlay holds both layers; their own places are not reachable any more.
         for mounted in self.0 {
             mounted.keep();
         }
-        Ok(())
+        Ok(writable)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{Case, Host};
 
 pub(crate) const DAEMON: Case = Case {
     name: "kill-daemon-at-points",
-    limit: Duration::from_secs(900),
+    limit: Duration::from_secs(1200),
     host: daemon_dies,
     guest: None,
 };
@@ -31,6 +31,9 @@ pub(crate) const VMM: Case = Case {
 /// The sandbox that things are done to, and the one beside it.
 const VICTIM: &str = "victim";
 const NEIGHBOUR: &str = "neighbour";
+
+/// A template that is built.
+const BUILT: &str = "built";
 
 /// A snapshot of the first.
 const KEPT: &str = "kept";
@@ -51,8 +54,34 @@ fn operation(point: &str) -> Option<&'static [&'static str]> {
     })
 }
 
+/// Points that somebody comes to who builds a template, besides those of its sandbox.
+fn is_of_builds(point: &str) -> bool {
+    point.starts_with("build.")
+}
+
+/// Brings somebody to the point who builds a template: the second of this content and name.
+fn approach_build(daemon: &Daemon<'_>, host: &Host, point: &str) -> Result<Child> {
+    let words = [
+        "template",
+        "build",
+        "--memory",
+        "128m",
+        "--from",
+        &host.digest,
+        "--name",
+        BUILT,
+    ];
+    let words = [words.as_slice(), &["--force", "--run", "true"]].concat();
+    daemon.ok(&words)?;
+    daemon.hold(point)?;
+    daemon.start(&words)
+}
+
 /// Brings somebody to the point, in the background.
 fn approach(daemon: &Daemon<'_>, host: &Host, point: &str) -> Result<Child> {
+    if is_of_builds(point) {
+        return approach_build(daemon, host, point);
+    }
     let words = operation(point).with_context(|| format!("no operation comes to the point {point}"))?;
     if words.is_empty() {
         daemon.hold(point)?;
@@ -160,6 +189,11 @@ fn examine(daemon: &Daemon<'_>, neighbour: &str, point: &str) -> Result<()> {
     if state != "gone" {
         daemon.ok(&["rm", "--force", VICTIM])?;
     }
+    if is_of_builds(point) {
+        // The first one or the second, but one of them.
+        expect_code(&daemon.run(&["run", "--template", BUILT, "true"])?, 0)?;
+        daemon.ok(&["template", "rm", BUILT])?;
+    }
     whole_or_gone(daemon)?;
     daemon.expect_no_strangers(&[neighbour])
 }
@@ -240,6 +274,7 @@ const WITH_VMM: &[&str] = &[
     "snapshot.paused",
     "snapshot.saved",
     "snapshot.thawed",
+    "build.settled",
     "restore.made",
     "restore.resumed",
     "restore.renewed",

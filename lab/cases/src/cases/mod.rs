@@ -28,6 +28,7 @@ mod snapshot_file;
 mod snapshot_guest;
 mod state_directory;
 mod streams;
+mod template_build;
 mod templates;
 mod terminal;
 mod vcpu_state;
@@ -80,6 +81,7 @@ pub(crate) const ALL: &[&Case] = &[
     &clones_many::CASE,
     &snapshot_file::CASE,
     &templates::CASE,
+    &template_build::CASE,
     &daemon_cycles::CASE,
     &clock_jumps::CASE,
     &daemon_crashes::DAEMON,

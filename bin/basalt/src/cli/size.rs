@@ -1,0 +1,81 @@
+//! How large a virtual machine is: what `run` and `template build` have in common. Whether a size that is not given is the usual one
+//! or a template's is for whoever asks.
+
+use base::ByteSize;
+use clap::Args;
+use node_api::Resources;
+
+use super::parse;
+
+/// How large it is.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SizeArgs {
+    /// Number of virtual CPUs, 1 to 64 [default: 1].
+    #[arg(long, value_name = "N", value_parser = parse::cpus)]
+    pub(crate) cpus: Option<u32>,
+
+    /// Memory of the virtual machine, such as 512m or 2g [default: 512m].
+    #[arg(short, long, value_name = "SIZE", value_parser = parse::memory)]
+    pub(crate) memory: Option<ByteSize>,
+
+    /// Size of the disk that takes what is written, such as 10g; 0 keeps that in memory instead [default: 10g].
+    #[arg(long, value_name = "SIZE", value_parser = parse::disk)]
+    pub(crate) disk: Option<ByteSize>,
+}
+
+impl SizeArgs {
+    /// The usual size where nothing else was given.
+    pub(crate) fn resources(&self) -> Resources {
+        self.over(Resources {
+            cpus: 1,
+            memory: ByteSize::mib(512),
+            disk: Some(ByteSize::gib(10)),
+        })
+    }
+
+    /// That size where nothing else was given.
+    pub(crate) fn over(&self, usual: Resources) -> Resources {
+        Resources {
+            cpus: self.cpus.unwrap_or(usual.cpus),
+            memory: self.memory.unwrap_or(usual.memory),
+            disk: self
+                .disk
+                .map_or(usual.disk, |disk| Some(disk).filter(|disk| disk.bytes() > 0)),
+        }
+    }
+
+    /// The same for a command line.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let mut words = Vec::new();
+        words.extend(self.cpus.map(|cpus| format!("--cpus={cpus}")));
+        words.extend(self.memory.map(|memory| format!("--memory={}", memory.bytes())));
+        words.extend(self.disk.map(|disk| format!("--disk={}", disk.bytes())));
+        words
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_given_wins() {
+        let none = SizeArgs {
+            cpus: None,
+            memory: None,
+            disk: None,
+        };
+        let usual = none.resources();
+        assert_eq!((usual.cpus, usual.disk), (1, Some(ByteSize::gib(10))));
+        assert_eq!(usual.memory, ByteSize::mib(512));
+        assert!(none.words().is_empty());
+        let given = SizeArgs {
+            cpus: Some(3),
+            memory: None,
+            disk: Some(ByteSize(0)),
+        };
+        let other = given.over(usual.clone());
+        assert_eq!((other.cpus, other.memory, other.disk), (3, usual.memory, None));
+        assert_eq!(given.words(), ["--cpus=3", "--disk=0"]);
+    }
+}

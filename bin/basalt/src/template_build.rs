@@ -1,0 +1,413 @@
+//! `basalt template build`: the daemon makes the sandbox, the commands are run in it from here, and the daemon keeps it.
+//!
+//! ```text
+//!  asked ─► command ─► ... ─► last command ─┬─► waited for ────────────────────┬─► kept
+//!                                           └─► runs on ─► ready? ─► ready? ───┘
+//! ```
+//! The sandbox ends with this program's connection to the daemon, however that ends: nobody tidies up here. Knows nothing of how a
+//! machine is kept.
+
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use agent_api::{Connection, Event, ExecRequest, ExitStatus, OsText, Running};
+use anyhow::{Context, Result, anyhow, bail};
+use node_api::{BuildConfig, Client, Recipe, Reply, Request, Template};
+
+use crate::cli::BuildArgs;
+use crate::output::Output;
+use crate::run::environment;
+use crate::{daemon, images};
+
+/// Between two questions whether it is ready.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// What is kept of the check's words, for when it never was content.
+const WORDS: usize = 1000;
+
+/// `basalt template build` on this host.
+pub(crate) fn build(args: &BuildArgs, output: &Output) -> Result<u8> {
+    let set = environment::given(&args.env_file, &args.env, environment::own)?;
+    let config = configure(args, set);
+    // Before an image is fetched for it.
+    config.validate()?;
+    let image = images::fetched(&args.from, args.pull, output)?;
+    let template = made(BuildConfig { image, ..config }, output)?;
+    output.result(&template, || format!("{}\n", template.id))?;
+    Ok(0)
+}
+
+fn configure(args: &BuildArgs, env: Vec<String>) -> BuildConfig {
+    BuildConfig {
+        names: args.name.iter().cloned().collect(),
+        replaces: None,
+        image: args.from.clone(),
+        resources: args.size.resources(),
+        recipe: Recipe {
+            commands: args.run.clone(),
+            ready: args.ready.clone(),
+            ready_ms: u64::try_from(args.timeout.as_millis()).unwrap_or(u64::MAX),
+            env,
+            workdir: args.workdir.clone(),
+            user: args.user.clone(),
+            network: args.network.mode(),
+        },
+        force: args.force,
+    }
+}
+
+/// The same for this program in the lab: files and this environment's variables have been read, the image is named by its digest.
+pub(crate) fn words(args: &BuildArgs, digest: &str, set: &[String]) -> Vec<String> {
+    let mut words = vec!["template".to_owned(), "build".to_owned(), format!("--from={digest}")];
+    words.push("--pull=never".into());
+    words.extend(args.size.words());
+    words.push(format!("--network={}", args.network.word()));
+    words.extend(args.force.then(|| "--force".to_owned()));
+    words.extend(args.run.iter().map(|command| format!("--run={command}")));
+    words.extend(set.iter().map(|variable| format!("--env={variable}")));
+    let mut option = |name: &str, value: Option<&str>| words.extend(value.map(|value| format!("--{name}={value}")));
+    option("name", args.name.as_deref());
+    option("workdir", args.workdir.as_deref());
+    option("user", args.user.as_deref());
+    if let Some(ready) = &args.ready {
+        option("ready", Some(ready));
+        option("timeout", Some(&format!("{}ms", args.timeout.as_millis())));
+    }
+    words
+}
+
+/// A template of this name or id that a sandbox can be cloned of: built once more where what it was made with has changed.
+pub(crate) fn up_to_date(wanted: &str, output: &Output) -> Result<Template> {
+    let (template, usable) = inspected(&mut daemon::connect()?, wanted)?;
+    let Some(recipe) = template.recipe.clone().filter(|_| !usable) else {
+        // One without a recipe goes by itself, and the daemon says so.
+        return Ok(template);
+    };
+    if let Err(error) = images::open(&format!("sha256:{}", template.digest)) {
+        let name = template.name();
+        return Err(error.context(format!(
+            "the image of the template {name} is gone, and without it the template can neither be used nor built again: pull or \
+             import the image, or remove the template (`basalt template rm {name}`)"
+        )));
+    }
+    output.note(&format!(
+        "the template {} was made with another VMM, kernel, agent or network, and is built again",
+        template.name()
+    ));
+    let config = BuildConfig {
+        names: template.names.clone(),
+        replaces: Some(template.id.clone()),
+        image: format!("sha256:{}", template.digest),
+        resources: template.resources.clone(),
+        recipe,
+        force: true,
+    };
+    let name = template.name().to_owned();
+    made(config, output).with_context(|| format!("the template {name} cannot be built again"))
+}
+
+/// What the daemon knows of it, and whether sandboxes can be cloned of it.
+pub(crate) fn inspected(client: &mut Client, wanted: &str) -> Result<(Template, bool)> {
+    let template = wanted.to_owned();
+    match client.ask(Request::InspectTemplate { template })? {
+        (Reply::Template { template, usable }, _) => Ok((*template, usable)),
+        (other, _) => Err(unexpected(&other)),
+    }
+}
+
+/// Builds one, unless there is the same.
+fn made(config: BuildConfig, output: &Output) -> Result<Template> {
+    let recipe = config.recipe.clone();
+    let mut client = daemon::connect()?;
+    let (sandbox, command) = match client.ask(Request::BuildTemplate(Box::new(config)))? {
+        (Reply::Template { template, .. }, _) => {
+            output.note(&format!(
+                "there is the same template already, {}; --force builds it again",
+                template.name()
+            ));
+            return Ok(*template);
+        }
+        (Reply::Started { sandbox, command }, _) => (sandbox.id, command.unwrap_or_default()),
+        (other, _) => return Err(unexpected(&other)),
+    };
+    let mut builder = Builder {
+        client,
+        sandbox,
+        command: *command,
+        output,
+    };
+    match builder.build(&recipe) {
+        Ok(template) => Ok(template),
+        Err(error) => {
+            // Nothing is left of it when this program ends; otherwise the connection's end sees to that a moment later.
+            if let Err(error) = builder.client.ask(Request::Finish) {
+                log::info!("the daemon was not told that the build has ended: {error}");
+            }
+            Err(error)
+        }
+    }
+}
+
+/// A build under way.
+struct Builder<'o> {
+    client: Client,
+    sandbox: String,
+    /// What is common to all commands.
+    command: ExecRequest,
+    output: &'o Output,
+}
+
+impl Builder<'_> {
+    fn build(&mut self, recipe: &Recipe) -> Result<Template> {
+        let mut left = None;
+        for (at, command) in recipe.commands.iter().enumerate() {
+            let count = recipe.commands.len();
+            self.output.note(&format!("{} of {count}: {command}", at + 1));
+            let running = self.start(command, true)?;
+            if at + 1 == count && recipe.ready.is_some() {
+                left = Some((command.as_str(), running));
+            } else {
+                let status = running
+                    .ended(None)?
+                    .context("a command without a limit was not waited for")?;
+                succeeded(command, &status)?;
+            }
+        }
+        if let Some(check) = &recipe.ready {
+            self.wait_until_ready(check, recipe.ready_limit(), left.as_ref())?;
+        }
+        self.output.note("keeping it as a template");
+        let kept = self.client.ask(Request::KeepTemplate)?;
+        // Its connection had to be there until then: its client would have left it otherwise.
+        drop(left);
+        match kept {
+            (Reply::Template { template, .. }, _) => Ok(*template),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Starts `sh -c` with this; its words are shown, or kept.
+    fn start(&mut self, script: &str, shown: bool) -> Result<Step> {
+        let sandbox = self.sandbox.clone();
+        let stream = match self.client.ask(Request::Exec { sandbox })? {
+            (Reply::Agent { .. }, fds) => fds.into_iter().next(),
+            (other, _) => return Err(unexpected(&other)),
+        };
+        let stream = stream.context("the daemon sent no connection: use basalt and basaltd of one build")?;
+        let request = ExecRequest {
+            argv: ["sh", "-c", script].map(OsText::from).to_vec(),
+            main: false,
+            stdin: false,
+            ..self.command.clone()
+        };
+        Step::start(stream.into(), request, shown)
+    }
+
+    fn wait_until_ready(&mut self, check: &str, limit: Duration, left: Option<&(&str, Step)>) -> Result<()> {
+        let begun = Instant::now();
+        let end = begun + limit;
+        // One that has ended well has left something running, or there is nothing to wait for but the check.
+        let mut left = left;
+        loop {
+            let asked = self.start(check, false)?;
+            let answer = loop {
+                let answer = asked.ended(Some(PAUSE))?;
+                if left_alone(left)? {
+                    left = None;
+                }
+                if answer.is_some() || Instant::now() >= end {
+                    break answer;
+                }
+            };
+            match &answer {
+                Some(answer) if answer.status == ExitStatus::Code(0) => break,
+                _ if Instant::now() >= end => bail!(
+                    "it was not ready within {limit:?}, as --timeout says: `{check}` {}",
+                    said(answer.as_ref())
+                ),
+                _ => (),
+            }
+            thread::sleep(PAUSE);
+        }
+        self.output
+            .note(&format!("ready after {:.1} s", begun.elapsed().as_secs_f64()));
+        Ok(())
+    }
+}
+
+/// The command that may run on has ended; that it has failed ends the build.
+fn left_alone(left: Option<&(&str, Step)>) -> Result<bool> {
+    let Some((command, step)) = left else { return Ok(false) };
+    match step.ended(Some(Duration::ZERO))? {
+        Some(status) => succeeded(command, &status).map(|()| true),
+        None => Ok(false),
+    }
+}
+
+fn succeeded(command: &str, ended: &Ended) -> Result<()> {
+    match ended.status {
+        ExitStatus::Code(0) => Ok(()),
+        ExitStatus::Code(code) => bail!("`{command}` ended with code {code}, so no template was made"),
+        ExitStatus::Signal(number) => bail!("`{command}` was ended by signal {number}, so no template was made"),
+    }
+}
+
+fn said(answer: Option<&Ended>) -> String {
+    let Some(answer) = answer else {
+        return "did not end".to_owned();
+    };
+    let how = match answer.status {
+        ExitStatus::Code(code) => format!("ended with code {code} the last time"),
+        ExitStatus::Signal(number) => format!("was ended by signal {number} the last time"),
+    };
+    match answer.words.trim() {
+        "" => how,
+        words => format!("{how} and said: {words}"),
+    }
+}
+
+fn unexpected(reply: &Reply) -> anyhow::Error {
+    anyhow!("the daemon answered {reply:?}: use basalt and basaltd of one build")
+}
+
+/// How a command came to its end.
+#[derive(Debug)]
+struct Ended {
+    status: ExitStatus,
+    /// The end of what it has written, where that is not shown.
+    words: String,
+}
+
+/// A command that runs, with a thread that reads what it says.
+struct Step(Receiver<Result<Ended>>);
+
+impl Step {
+    fn start(stream: UnixStream, request: ExecRequest, shown: bool) -> Result<Self> {
+        let (tell, told) = mpsc::channel();
+        let work = move || {
+            // Nobody listens any more where the build is over.
+            drop(tell.send(follow(stream, &request, shown)));
+        };
+        thread::Builder::new()
+            .name("step".into())
+            .spawn(work)
+            .context("starting a thread")?;
+        Ok(Self(told))
+    }
+
+    /// How it has ended; `None` if it has not within the limit.
+    fn ended(&self, limit: Option<Duration>) -> Result<Option<Ended>> {
+        let told = match limit {
+            Some(limit) => self.0.recv_timeout(limit),
+            None => self.0.recv().map_err(RecvTimeoutError::from),
+        };
+        match told {
+            Ok(ended) => ended.map(Some),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => bail!("what reads a command's output has ended; that is a bug"),
+        }
+    }
+}
+
+/// Starts a command, and reads what it says up to its end.
+fn follow(stream: UnixStream, request: &ExecRequest, shown: bool) -> Result<Ended> {
+    const BROKEN: &str = "the sandbox in which the template was to be built has ended, or does not answer any more";
+    let mut connection = Connection::resume(stream)?;
+    let Running { mut output, input, .. } = match connection.exec(request) {
+        Err(agent_api::Error::Exec(failure)) => {
+            return Err(anyhow::Error::from(failure).context("the image cannot run commands by `sh -c`"));
+        }
+        running => running.context(BROKEN)?,
+    };
+    let mut words = Vec::new();
+    let status = loop {
+        match output.next().context(BROKEN)? {
+            Event::Stdout(bytes) | Event::Stderr(bytes) if shown => io::stderr().lock().write_all(bytes)?,
+            Event::Stdout(bytes) | Event::Stderr(bytes) => {
+                words.extend_from_slice(bytes);
+                words.drain(..words.len().saturating_sub(WORDS));
+            }
+            Event::Closed(_) => (),
+            Event::Exited(status) => break status,
+        }
+    };
+    drop(input);
+    let words = String::from_utf8_lossy(&words).into_owned();
+    Ok(Ended { status, words })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, TemplateVerb, Verb};
+
+    fn parse(words: &[String]) -> BuildArgs {
+        let argv = ["basalt".to_owned()].into_iter().chain(words.iter().cloned());
+        match Cli::try_parse_from(argv).unwrap().verb {
+            Verb::Template(TemplateVerb::Build(args)) => *args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_far_side_builds_the_same() {
+        let near = [
+            "template",
+            "build",
+            "--from",
+            "python",
+            "--name",
+            "web",
+            "--run",
+            "-x y",
+            "--run",
+            "server --port=80",
+            "--ready",
+            "-z",
+            "--timeout",
+            "90s",
+            "--cpus",
+            "2",
+            "-m",
+            "256m",
+            "--disk",
+            "0",
+            "--network",
+            "none",
+            "-e",
+            "A",
+            "-w",
+            "/x",
+            "-u",
+            "1:2",
+            "--force",
+        ];
+        let near = parse(&near.map(str::to_owned));
+        let set = vec!["A=b c".to_owned()];
+        let far = parse(&words(&near, "sha256:00", &set));
+        assert_eq!(far.env, set);
+        let wanted = BuildConfig {
+            image: "sha256:00".into(),
+            ..configure(&near, set.clone())
+        };
+        assert_eq!(configure(&far, set), wanted);
+    }
+
+    #[test]
+    fn a_check_that_never_was_content_is_quoted() {
+        let ended = |code, words: &str| Ended {
+            status: ExitStatus::Code(code),
+            words: words.into(),
+        };
+        assert_eq!(said(None), "did not end");
+        assert_eq!(said(Some(&ended(7, " \n"))), "ended with code 7 the last time");
+        assert!(said(Some(&ended(7, "refused\n"))).ends_with("and said: refused"));
+        let failed = succeeded("make", &ended(2, "")).unwrap_err().to_string();
+        assert!(failed.contains("`make` ended with code 2"), "{failed}");
+    }
+}

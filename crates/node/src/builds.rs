@@ -1,0 +1,483 @@
+//! Templates that somebody builds: what was done in them is their recipe, and they have names.
+//!
+//! ```text
+//!  asked ─┬─► there is the same ──────────────────────────────────────────────────────────────────────┬─► named
+//!         └─► a sandbox, tied to its asker, who runs the commands ─► settled ─► kept ─► ended ─► written ─┘
+//! ```
+//! Until it is named nobody finds anything of it, and a name goes from one template to the other at once. Knows nothing of how
+//! commands are run, nor when somebody is content with them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::points;
+use node_api::{BuildConfig, NetworkMode, SandboxConfig, State, Template};
+use observe::span::span;
+
+use crate::database::Stored;
+use crate::entry::Entry;
+use crate::node::{Node, to_run, wrong_state};
+use crate::process::readable;
+use crate::programs::Files;
+use crate::snapshots::{Begun, Place};
+use crate::start::Started;
+use crate::templates::{Record, Shape, id, touch};
+use crate::vm::Vm;
+use crate::{Error, clock};
+
+/// A template that is being built in a sandbox.
+#[derive(Debug)]
+pub(crate) struct Build {
+    pub(crate) entry: Arc<Entry>,
+    config: BuildConfig,
+}
+
+/// What becomes of the wish for one.
+#[derive(Debug)]
+pub(crate) enum Wanted {
+    /// There is the same one.
+    There(Box<Template>),
+    /// Its asker has a sandbox for it.
+    Begun(Box<Build>, Box<Started>),
+}
+
+/// What a sandbox is cloned of because it was asked for.
+#[derive(Debug)]
+pub(crate) struct Chosen {
+    pub(crate) id: String,
+    pub(crate) place: Place,
+    pub(crate) networked: bool,
+}
+
+impl Node {
+    /// Begins to build one; `cancel` hangs up when nobody wants it any more.
+    pub(crate) fn begin_build(
+        self: &Arc<Self>,
+        mut config: BuildConfig,
+        cancel: BorrowedFd<'_>,
+    ) -> Result<Wanted, Error> {
+        config.validate()?;
+        // The name may mean another image when it is done.
+        config.image = self.images.get(&config.image)?.digest;
+        let sandbox = config.sandbox();
+        if !config.force {
+            let networked = self.wants_network(&sandbox)?;
+            let shape = self.shape_of(&config.image, &config.resources, networked)?;
+            let wanted = id(&shape, &self.hashes.now(&self.config), Some(&config.recipe));
+            if let Some(template) = self.name_if_there(&wanted, &config)? {
+                return Ok(Wanted::There(Box::new(template)));
+            }
+        }
+        let (entry, started) = self.metrics.started(self.run_for(sandbox, true, cancel))?;
+        let started = Started {
+            command: started.command.map(|(stream, mut command)| {
+                (command.argv, command.main) = (Vec::new(), false);
+                (stream, command)
+            }),
+            ..started
+        };
+        Ok(Wanted::Begun(Box::new(Build { entry, config }), Box::new(started)))
+    }
+
+    /// Keeps what has become of it. The sandbox is of no use afterwards, whatever the outcome is.
+    pub(crate) fn keep_build(&self, build: &Build, cancel: BorrowedFd<'_>) -> Result<Template, Error> {
+        let entry = &build.entry;
+        let _operation = entry.operate();
+        let stored = entry.stored();
+        let vm = match (stored.sandbox.state, entry.vm()) {
+            (State::Running, Some(vm)) => vm,
+            (state, _) => return Err(wrong_state(&stored.sandbox, to_run(state))),
+        };
+        self.settle_memory(&vm, &stored)?;
+        self.points.at(points::BUILD_SETTLED);
+        let begun = Begun::new(&self.paths.templates())?;
+        self.keep_all(&vm, &stored, &begun.place)?;
+        let record = self.describe_build(&build.config, &stored)?;
+        // Its memory is the host's again while the files are written.
+        self.end_for_another(entry, &vm)?;
+        let naming = self.templates.naming();
+        let names = self.names_of(&record.template.id);
+        let record = with_names(record, &names, &build.config.names);
+        begun.describe(&record)?;
+        {
+            let _span = span("template reaches the disk");
+            begun.sync()?;
+        }
+        self.points.at(points::BUILD_WRITTEN);
+        if readable(cancel, Duration::ZERO) {
+            return Err(Error::Cancelled);
+        }
+        begun.keep_over(&record.template.id)?;
+        self.points.at(points::BUILD_KEPT);
+        let id = record.template.id.clone();
+        self.take_names(record, build.config.replaces.as_deref())?;
+        drop(naming);
+        self.points.at(points::BUILD_NAMED);
+        Ok(self.find_template(&id)?.0)
+    }
+
+    /// Has its agent leave nothing in its memory that nobody needs. It may take as long as writing that memory does.
+    fn settle_memory(&self, vm: &Vm, stored: &Stored) -> Result<(), Error> {
+        let _span = span("memory settled");
+        let mut agent = vm.agent()?;
+        let settled = agent
+            .set_read_timeout(Some(self.snapshot_limit(stored)))
+            .and_then(|()| agent.settle());
+        settled.map_err(|error| vm.diagnose("its memory was cleared for a template", error))
+    }
+
+    /// Everything that is to be known of what is built in this sandbox, but for its names.
+    fn describe_build(&self, config: &BuildConfig, stored: &Stored) -> Result<Record, Error> {
+        let sandbox = &stored.sandbox;
+        let (files, programs) = (Files::of(&self.config), self.hashes.of(&self.config, sandbox));
+        if programs != self.hashes.now(&self.config) {
+            return Err(Error::ProgramsReplaced);
+        }
+        let shape = self.shape_of(&sandbox.digest, &sandbox.config.resources, stored.networked)?;
+        let now = clock::now_ns();
+        Ok(Record {
+            template: Template {
+                id: id(&shape, &programs, Some(&config.recipe)),
+                names: Vec::new(),
+                created_ns: now,
+                used_ns: now,
+                digest: sandbox.digest.clone(),
+                resources: sandbox.config.resources.clone(),
+                networked: stored.networked,
+                programs,
+                bytes: 0,
+                recipe: Some(config.recipe.clone()),
+            },
+            shape,
+            files,
+            named_ns: now,
+        })
+    }
+
+    /// Names the one of this id as asked, if there is one and it is of use.
+    fn name_if_there(&self, id: &str, config: &BuildConfig) -> Result<Option<Template>, Error> {
+        let naming = self.templates.naming();
+        let known = self.templates.records();
+        let Some(record) = known.into_iter().find(|record| record.template.id == id) else {
+            return Ok(None);
+        };
+        if !self.is_usable(&record)? {
+            return Ok(None);
+        }
+        let mut record = with_names(record, &BTreeSet::new(), &config.names);
+        record.named_ns = clock::now_ns();
+        record.place(self).describe_anew(&record)?;
+        self.take_names(record, config.replaces.as_deref())?;
+        drop(naming);
+        Ok(Some(self.find_template(id)?.0))
+    }
+
+    fn names_of(&self, id: &str) -> BTreeSet<String> {
+        let known = self.templates.records();
+        let same = known.into_iter().filter(|record| record.template.id == id);
+        same.flat_map(|record| record.template.names).collect()
+    }
+
+    /// This one is the newest of its names: from here on others find it by them, and only then those that had them lose them on
+    /// the disk. One that has no name left goes.
+    fn take_names(&self, record: Record, replaced: Option<&str>) -> Result<(), Error> {
+        let id = record.template.id.clone();
+        let losers = {
+            let mut known = self.templates.lock();
+            known.records.retain(|known| known.template.id != id);
+            let losers = lose(&mut known.records, &record.template.names);
+            known.records.push(record);
+            losers
+        };
+        self.write_losers(losers)?;
+        match replaced {
+            Some(replaced) if replaced != id => self.drop_template(replaced).map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    fn write_losers(&self, losers: Vec<Record>) -> Result<(), Error> {
+        for loser in losers {
+            let place = loser.place(self);
+            if loser.template.names.is_empty() {
+                self.drop_template(&loser.template.id)?;
+            } else if let Err(error) = place.describe_anew(&loser)
+                // Somebody may have removed it meanwhile.
+                && place.record().exists()
+            {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// After a crash two may have the same name: the one that got it last keeps it.
+    pub(crate) fn settle_names(&self) {
+        let losers = lose_to_later(&mut self.templates.lock().records);
+        if let Err(error) = self.write_losers(losers) {
+            // The next daemon finds the same, and does the same.
+            log::warn!("that a template has lost its name cannot be kept: {error}");
+        }
+    }
+
+    /// One of them, by a name, an id or the beginning of one; and whether sandboxes can be cloned of it.
+    pub(crate) fn find_template(&self, wanted: &str) -> Result<(Template, bool), Error> {
+        let record = self.find_record(wanted)?;
+        let usable = self.is_usable(&record)?;
+        Ok((self.told(record), usable))
+    }
+
+    pub(crate) fn find_record(&self, wanted: &str) -> Result<Record, Error> {
+        let known = self.templates.records();
+        if let Some(named) = known
+            .iter()
+            .find(|record| record.template.names.iter().any(|name| name == wanted))
+        {
+            return Ok(named.clone());
+        }
+        let mut found = known
+            .into_iter()
+            .filter(|record| record.template.id.starts_with(wanted));
+        match (found.next(), found.next()) {
+            (Some(record), None) if !wanted.is_empty() => Ok(record),
+            (Some(_), Some(_)) if !wanted.is_empty() => Err(Error::AmbiguousTemplate(wanted.to_owned())),
+            _ => Err(Error::NoTemplate(wanted.to_owned())),
+        }
+    }
+
+    /// Nothing that it was made with has changed, and its files are there.
+    fn is_usable(&self, record: &Record) -> Result<bool, Error> {
+        let template = &record.template;
+        let whole = record.place(self).is_whole(&template.resources);
+        if !whole || self.images.get(&template.digest).is_err() {
+            return Ok(false);
+        }
+        let shape = self.shape_of(&template.digest, &template.resources, template.networked)?;
+        let same = record.files == Files::of(&self.config) || template.programs == self.hashes.now(&self.config);
+        Ok(same && shape == record.shape)
+    }
+
+    /// What a sandbox is cloned of that is to be of a template, and what it gets of it.
+    pub(crate) fn choose(&self, wanted: &str, config: &mut SandboxConfig) -> Result<Chosen, Error> {
+        let _span = span("template");
+        let record = self.find_record(wanted)?;
+        let template = &record.template;
+        if config.resources != template.resources {
+            return Err(Error::TemplateSize(Box::new(template.clone())));
+        }
+        match config.network {
+            NetworkMode::None if template.networked => return Err(Error::TemplateNetwork(template.name().to_owned())),
+            NetworkMode::Node if !template.networked => {
+                return Err(Error::TemplateWithoutNetwork(template.name().to_owned()));
+            }
+            _ if !template.networked && !config.ports.is_empty() => {
+                return Err(Error::TemplateWithoutNetwork(template.name().to_owned()));
+            }
+            _ => (),
+        }
+        if self.images.get(&template.digest).is_err() {
+            return Err(Error::TemplateImage {
+                name: template.name().to_owned(),
+                digest: template.digest.clone(),
+            });
+        }
+        if !self.is_usable(&record)? {
+            // One that nobody has built is as good as gone.
+            return Err(match &template.recipe {
+                Some(_) => Error::TemplateOutdated(template.name().to_owned()),
+                None => Error::NoTemplate(wanted.to_owned()),
+            });
+        }
+        // Somebody may have replaced it just now: then it is the one that was there.
+        let place = record.place(self).hold()?;
+        touch(&place);
+        config.image.clone_from(&template.digest);
+        Ok(Chosen {
+            id: template.id.clone(),
+            networked: template.networked,
+            place,
+        })
+    }
+
+    /// Takes a name away, or removes the template.
+    pub(crate) fn remove_template(&self, wanted: &str) -> Result<(), Error> {
+        let _naming = self.templates.naming();
+        let record = self.find_record(wanted)?;
+        let named = record.template.names.iter().any(|name| name == wanted);
+        if !named || record.template.names.len() == 1 {
+            return self.drop_template(&record.template.id).map(drop);
+        }
+        let losers = lose(&mut self.templates.lock().records, &[wanted.to_owned()]);
+        self.write_losers(losers)
+    }
+
+    /// What a machine is, of which nothing more is known than this.
+    pub(crate) fn shape_of(
+        &self,
+        digest: &str,
+        resources: &node_api::Resources,
+        networked: bool,
+    ) -> Result<Shape, Error> {
+        let network = match networked {
+            true => Some(self.network()?.guest()),
+            false => None,
+        };
+        Ok(Shape::new(
+            digest,
+            resources,
+            network,
+            crate::command_line(self.config.log_level),
+        ))
+    }
+}
+
+impl Place {
+    /// Writes what is to be known of it once more: whoever reads it gets the one or the other.
+    fn describe_anew(&self, record: &Record) -> Result<(), Error> {
+        let path = self.record();
+        let beside = path.with_extension("new");
+        let text = serde_json::to_vec_pretty(record).map_err(|error| Error::Invalid(error.to_string()))?;
+        let write = || {
+            // What a crash has left goes.
+            fs::write(&beside, &text)?;
+            fs::File::open(&beside)?.sync_all()?;
+            fs::rename(&beside, &path)
+        };
+        write().map_err(Error::file("write", &path))
+    }
+}
+
+fn with_names(mut record: Record, kept: &BTreeSet<String>, asked: &[String]) -> Record {
+    let all: BTreeSet<String> = record.template.names.iter().chain(kept).chain(asked).cloned().collect();
+    record.template.names = all.into_iter().collect();
+    record
+}
+
+/// These names are somebody else's from now on; those that have lost one.
+fn lose(records: &mut [Record], names: &[String]) -> Vec<Record> {
+    let mut losers = Vec::new();
+    for record in records {
+        let own = &mut record.template.names;
+        let before = own.len();
+        own.retain(|name| !names.contains(name));
+        if own.len() < before {
+            losers.push(record.clone());
+        }
+    }
+    losers
+}
+
+/// Each name is the last one's that got it; those that have lost one.
+fn lose_to_later(records: &mut [Record]) -> Vec<Record> {
+    records.sort_by_key(|record| record.named_ns);
+    let mut ids = BTreeSet::new();
+    for at in 0..records.len() {
+        let (before, rest) = records.split_at_mut(at);
+        let names = rest.first().map(|record| record.template.names.clone());
+        let losers = lose(before, &names.unwrap_or_default());
+        ids.extend(losers.into_iter().map(|loser| loser.template.id));
+    }
+    let lost = records.iter().filter(|record| ids.contains(&record.template.id));
+    lost.cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ByteSize;
+    use node_api::{Programs, Recipe, Resources};
+
+    use super::*;
+
+    fn record(id: &str, names: &[&str], named_ns: u64) -> Record {
+        let resources = Resources {
+            cpus: 1,
+            memory: ByteSize::mib(128),
+            disk: None,
+        };
+        Record {
+            shape: Shape::new("00", &resources, None, String::new()),
+            files: Files::default(),
+            named_ns,
+            template: Template {
+                id: id.into(),
+                names: names.iter().map(|&name| name.to_owned()).collect(),
+                created_ns: 1,
+                used_ns: 1,
+                digest: "00".into(),
+                resources,
+                networked: false,
+                programs: Programs::default(),
+                bytes: 0,
+                recipe: Some(Recipe::default()),
+            },
+        }
+    }
+
+    fn told(records: &[Record]) -> Vec<String> {
+        let of = |record: &Record| format!("{} {}", record.template.id, record.template.names.join(","));
+        records.iter().map(of).collect()
+    }
+
+    #[test]
+    fn a_name_is_of_one_and_goes_to_whoever_is_built_last() {
+        let mut records = [record("a", &["web"], 1), record("b", &["db", "web2"], 2)];
+        assert!(lose(&mut records, &["other".into()]).is_empty());
+        let losers = lose(&mut records, &["web".into(), "db".into()]);
+        assert_eq!(told(&losers), ["a ", "b web2"]);
+        assert_eq!(told(&records), told(&losers));
+        assert!(lose(&mut records, &["web".into()]).is_empty(), "it has lost it already");
+    }
+
+    #[test]
+    fn after_a_crash_the_last_one_keeps_the_name() {
+        let mut records = [
+            record("new", &["web"], 9),
+            record("old", &["web", "kept"], 1),
+            record("middle", &["web"], 5),
+            record("other", &["db"], 7),
+        ];
+        let losers = lose_to_later(&mut records);
+        assert_eq!(told(&losers), ["old kept", "middle "]);
+        assert_eq!(told(&records), ["old kept", "middle ", "other db", "new web"]);
+        assert!(lose_to_later(&mut records).is_empty());
+    }
+
+    #[test]
+    fn what_is_done_in_it_makes_another_and_names_do_not() {
+        let one = record("a", &["web"], 1);
+        let programs = Programs::default();
+        let with = |commands: &[&str]| Recipe {
+            commands: commands.iter().map(|&command| command.to_owned()).collect(),
+            ..Recipe::default()
+        };
+        let ids: BTreeSet<String> = [None, Some(with(&[])), Some(with(&["a", "b"])), Some(with(&["a b"]))]
+            .iter()
+            .map(|recipe| id(&one.shape, &programs, recipe.as_ref()))
+            .collect();
+        assert_eq!(ids.len(), 4);
+        let patient = Recipe {
+            ready_ms: 5,
+            ..with(&["a b"])
+        };
+        assert!(ids.contains(&id(&one.shape, &programs, Some(&patient))));
+    }
+
+    #[test]
+    fn a_record_is_written_again_as_a_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = Place::new(directory.path(), "");
+        fs::write(place.record(), "older").unwrap();
+        fs::write(
+            place.record().with_extension("new"),
+            "what a crash has left, and is longer",
+        )
+        .unwrap();
+        place.describe_anew(&record("a", &["web"], 1)).unwrap();
+        let found: Record = place.read().unwrap().unwrap();
+        assert_eq!(found.template.names, ["web"]);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+}
