@@ -275,12 +275,9 @@ pub(crate) fn whoever_dies_while_loading_leaves_nothing() {
     let mut child = half_loaded(&there, half);
     kill(there.daemon().unwrap());
     wait_for("the daemon to be gone", || there.daemon().is_none().then_some(()));
-    child
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(&bytes[bytes.len() / 2..])
-        .unwrap();
+    // It may have heard of it before it has read all of this.
+    let rest = &bytes[bytes.len() / 2..];
+    child.stdin.take().unwrap().write_all(rest).unwrap_or_default();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let told = text(&output.stderr);
@@ -300,9 +297,15 @@ pub(crate) fn whoever_dies_while_loading_leaves_nothing() {
     assert_eq!(reader.wait().unwrap().code(), Some(1));
     let target = here.path("target.basalt");
     let saving = ["snapshot", "save", "-o", target.to_str().unwrap(), "mine"];
+    let daemon = Pid::from_raw(i32::try_from(here.daemon().unwrap()).unwrap()).unwrap();
+    kill_process(daemon, Signal::STOP).unwrap();
     let mut child = here.command(&saving).spawn().unwrap();
+    let partial = format!("target.basalt.{}.partial", child.id());
+    // The daemon that stands still holds it there.
+    wait_for("a file on its way", || here.path(&partial).exists().then_some(()));
     kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
     child.wait().unwrap();
+    kill_process(daemon, Signal::CONT).unwrap();
     assert!(!target.exists());
 }
 
