@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -121,6 +122,18 @@ impl Node {
             ensure!(Instant::now() < deadline, "there are no {count} templates: {output:?}");
             thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    /// Bytes on the disk of the memory file that was written for a snapshot.
+    pub(crate) fn newest_memory(&self, snapshot: &str) -> Result<u64> {
+        let place = self.state.join("snapshots").join(snapshot);
+        let path = |number: usize| match number {
+            0 => place.join("memory"),
+            number => place.join(format!("memory.{number}")),
+        };
+        let newest = (0..).map(path).take_while(|path| path.exists()).last();
+        let newest = newest.context("a snapshot without memory")?;
+        Ok(fs::metadata(newest)?.blocks() * 512)
     }
 
     /// A sandbox like that one, which boots or is cloned.

@@ -16,8 +16,8 @@ use vm_memory::{GuestMemoryRegion, GuestRegionMmap};
 use crate::layers::Layers;
 use crate::{MemoryError, PAGE, Ram};
 
-/// What one look at the page map covers: 2 MiB of memory, 4 KiB of entries.
-const CHUNK_PAGES: usize = 512;
+/// What one look at the page map covers: 32 MiB of memory, 64 KiB of entries.
+const CHUNK_PAGES: usize = 8192;
 
 /// Bytes of an entry of the page map (Documentation/admin-guide/mm/pagemap.rst).
 const ENTRY: usize = 8;
@@ -218,19 +218,26 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Calls `each` with what the page map says of every page: the region, the offset in it and the place in a file.
+/// Calls `each` with what the page map says of every page, those that nobody has ever touched excepted unless `untouched`: the
+/// region, the offset in it and the place in a file. A large guest has touched few of its pages.
 pub(crate) fn each_page(
     ram: &Ram,
     pagemap: Option<&File>,
+    untouched: bool,
     mut each: impl FnMut(&GuestRegionMmap<()>, usize, u64, Entry) -> Result<(), MemoryError>,
 ) -> Result<(), MemoryError> {
     let mut offset = 0;
+    let mut bytes = Vec::new();
     for region in ram.regions() {
         for first in (0..region.size()).step_by(CHUNK_PAGES * PAGE) {
             let last = region.size().min(first + CHUNK_PAGES * PAGE);
-            let entries = entries(region, first, last, pagemap).map_err(failed("written: page map"))?;
+            let read = entries(region, (first, last), pagemap, &mut bytes);
+            let entries = read.map_err(failed("written: page map"))?;
             for (at, entry) in (first..last).step_by(PAGE).zip(entries) {
-                each(region, at, offset + at as u64, entry)?;
+                let entry = Entry(u64::from_le_bytes(*entry));
+                if entry.is_touched() || untouched {
+                    each(region, at, offset + at as u64, entry)?;
+                }
             }
         }
         offset += region.len();
@@ -247,7 +254,7 @@ impl Ram {
     pub fn write_image(&self, file: &File, pagemap: Option<&File>) -> Result<Image, MemoryError> {
         let mut writer = Writer::new(file, self)?;
         let mut below = Extents::new(self.layers());
-        each_page(self, pagemap, |region, at, place, entry| {
+        each_page(self, pagemap, self.layers().is_some(), |region, at, place, entry| {
             if entry.is_touched() || below.has(place)? {
                 writer.page(region, at, place)?;
             }
@@ -257,17 +264,23 @@ impl Ram {
     }
 }
 
-/// What the page map says of the pages between two offsets of a region; that all are touched where nobody can tell.
-fn entries(region: &GuestRegionMmap<()>, first: usize, last: usize, pagemap: Option<&File>) -> io::Result<Vec<Entry>> {
+/// What the page map says of the pages between two offsets of a region, in `bytes`; that all are touched where nobody can tell.
+fn entries<'b>(
+    region: &GuestRegionMmap<()>,
+    (first, last): (usize, usize),
+    pagemap: Option<&File>,
+    bytes: &'b mut Vec<u8>,
+) -> io::Result<&'b [[u8; ENTRY]]> {
     let count = (last - first) / PAGE;
-    let Some(pagemap) = pagemap else {
-        return Ok(vec![Entry(TOUCHED); count]);
-    };
-    let mut bytes = vec![0; count * ENTRY];
-    let number = (region.as_ptr().addr() + first) / PAGE;
-    pagemap.read_exact_at(&mut bytes, (number * ENTRY) as u64)?;
-    let entries = bytes.as_chunks::<ENTRY>().0;
-    Ok(entries.iter().map(|entry| Entry(u64::from_le_bytes(*entry))).collect())
+    bytes.resize(count * ENTRY, 0);
+    match pagemap {
+        Some(pagemap) => {
+            let number = (region.as_ptr().addr() + first) / PAGE;
+            pagemap.read_exact_at(bytes, (number * ENTRY) as u64)?;
+        }
+        None => bytes.as_chunks_mut::<ENTRY>().0.fill(TOUCHED.to_le_bytes()),
+    }
+    Ok(bytes.as_chunks::<ENTRY>().0)
 }
 
 #[cfg(test)]

@@ -220,7 +220,7 @@ impl Ram {
     /// Runs of pages that have changed since the memory was mapped, by first page and number.
     fn changed(&self, pagemap: &File) -> Result<Vec<(u64, u64)>, MemoryError> {
         let mut runs: Vec<(u64, u64)> = Vec::new();
-        each_page(self, Some(pagemap), |_, _, place, entry| {
+        each_page(self, Some(pagemap), false, |_, _, place, entry| {
             if entry.is_changed() {
                 let page = place / PAGE as u64;
                 match runs.last_mut() {
