@@ -111,7 +111,9 @@ impl Node {
         }
         self.points.at(points::RESTORE_RENEWED);
         // The next snapshot of it needs to have only what it changes.
-        memory_files::share(place.directory(), &self.sandbox_paths(entry).directory)?;
+        if let Err(error) = memory_files::share(place.directory(), &self.sandbox_paths(entry).directory) {
+            log::warn!("the next snapshot of sandbox {} will be a whole one: {error}", entry.id);
+        }
         crate::trace::vmm(&vm);
         Ok(vm)
     }

@@ -162,7 +162,12 @@ impl Node {
             });
         if let Err(Why::Refused(_) | Why::Elsewhere(_)) = &machine {
             disk.map_or(Ok(()), Beside::put_back)?;
-            self.update(entry, |stored| *stored = before)?;
+            // And nothing else: somebody may have asked for its end meanwhile.
+            self.update(entry, |stored| {
+                stored.log_from = before.log_from;
+                stored.sandbox.state = before.sandbox.state;
+                stored.sandbox.restarts = before.sandbox.restarts;
+            })?;
         }
         machine?;
         self.points.at(points::RESTORE_MADE);
