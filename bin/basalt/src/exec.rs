@@ -15,7 +15,7 @@ use crate::run::{environment, how_it_ended};
 
 /// Runs the command; the code is its own.
 pub(crate) fn exec(args: &ExecArgs, output: &Output) -> Result<u8> {
-    let set = environment::given(&args.env_file, &args.env, environment::own)?;
+    let set = environment::given(&args.process.env_file, &args.process.env, environment::own)?;
     let signals = Signals::install()?;
     let mut client = daemon::connect()?;
     let sandbox = args.sandbox.clone();
@@ -28,8 +28,8 @@ pub(crate) fn exec(args: &ExecArgs, output: &Output) -> Result<u8> {
     let request = ExecRequest {
         argv: args.command.iter().map(|word| OsText::from(word.as_str())).collect(),
         env: environment::merge_texts(&command.env, &set),
-        cwd: args.workdir.as_deref().map_or(command.cwd, OsText::from),
-        user: args.user.clone().or(command.user),
+        cwd: args.process.workdir.as_deref().map_or(command.cwd, OsText::from),
+        user: args.process.user.clone().or(command.user),
         tty: args.tty.then(local_tty),
         stdin: args.interactive && !args.detach,
         main: false,

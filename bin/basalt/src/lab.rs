@@ -92,7 +92,7 @@ pub(crate) fn run_of_template(args: &RunArgs, set: &[String], log_level: LogLeve
 
 /// `basalt template build` there: the image is sent, files and this environment's variables are read here.
 pub(crate) fn build(args: &BuildArgs, output: &Output) -> Result<u8> {
-    let set = environment::given(&args.env_file, &args.env, environment::own)?;
+    let set = environment::given(&args.process.env_file, &args.process.env, environment::own)?;
     let image = images::open(&images::fetched(&args.from, args.pull, output)?)?;
     let lab = bring_up(output)?;
     let mut connection = connect(&lab)?;
@@ -125,16 +125,14 @@ pub(crate) fn verb(words: &[OsString], streams: Streams) -> Result<u8> {
 
 /// `basalt exec` there: files and this environment's variables are read here.
 pub(crate) fn exec(args: &ExecArgs, output: &Output) -> Result<u8> {
-    let set = environment::given(&args.env_file, &args.env, environment::own)?;
+    let set = environment::given(&args.process.env_file, &args.process.env, environment::own)?;
     let mut words: Vec<String> = Vec::new();
     words.extend(output.json().then(|| "--json".to_owned()));
     words.push("exec".into());
     words.extend(args.tty.then(|| "--tty".to_owned()));
     words.extend(args.detach.then(|| "--detach".to_owned()));
     words.push(format!("--interactive={}", args.interactive));
-    words.extend(set.iter().map(|variable| format!("--env={variable}")));
-    words.extend(args.workdir.iter().map(|directory| format!("--workdir={directory}")));
-    words.extend(args.user.iter().map(|user| format!("--user={user}")));
+    words.extend(args.process.words(&set));
     words.extend(["--".into(), args.sandbox.clone()]);
     words.extend(args.command.iter().cloned());
     let words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
@@ -468,13 +466,11 @@ fn far_argv(
     argv.extend(args.trace.then(|| "--trace".to_owned()));
     argv.extend(args.detach.then(|| "--detach".to_owned()));
     argv.extend(args.label.iter().map(|(key, value)| format!("--label={key}={value}")));
-    argv.extend(set.iter().map(|variable| format!("--env={variable}")));
+    argv.extend(args.process.words(set));
     let mut option = |name: &str, value: Option<&str>| argv.extend(value.map(|value| format!("--{name}={value}")));
     option("template", args.template.as_deref());
     option("hostname", args.hostname.as_deref());
     option("name", args.name.as_deref());
-    option("workdir", args.workdir.as_deref());
-    option("user", args.user.as_deref());
     option("entrypoint", args.entrypoint.as_deref());
     option(
         "timeout",
@@ -554,14 +550,14 @@ mod tests {
         let argv = far_argv(&near, Some("sha256:00"), &set, LogLevel::Info, true).unwrap();
         let (far, cli) = parse(&argv);
         assert!(cli.json && cli.log_level == LogLevel::Info);
-        assert_eq!(far.env, set);
-        assert!(far.env_file.is_empty());
+        assert_eq!(far.process.env, set);
+        assert!(far.process.env_file.is_empty());
         assert_eq!(far.image(), Some("sha256:00"));
         let same = |a: &RunArgs| {
             (
                 (a.tty, a.interactive, a.rm, a.detach, a.boot),
                 (a.size.resources(), a.limits.limits(), a.tmpfs.clone()),
-                (a.workdir.clone(), a.user.clone(), a.entrypoint.clone()),
+                (a.process.workdir.clone(), a.process.user.clone(), a.entrypoint.clone()),
                 (
                     a.name.clone(),
                     a.label.clone(),

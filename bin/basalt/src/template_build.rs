@@ -30,7 +30,7 @@ const WORDS: usize = 1000;
 
 /// `basalt template build` on this host.
 pub(crate) fn build(args: &BuildArgs, output: &Output) -> Result<u8> {
-    let set = environment::given(&args.env_file, &args.env, environment::own)?;
+    let set = environment::given(&args.process.env_file, &args.process.env, environment::own)?;
     let config = configure(args, set);
     // Before an image is fetched for it.
     config.validate()?;
@@ -51,8 +51,8 @@ fn configure(args: &BuildArgs, env: Vec<String>) -> BuildConfig {
             ready: args.ready.clone(),
             ready_ms: u64::try_from(args.timeout.as_millis()).unwrap_or(u64::MAX),
             env,
-            workdir: args.workdir.clone(),
-            user: args.user.clone(),
+            workdir: args.process.workdir.clone(),
+            user: args.process.user.clone(),
             network: args.network.mode(),
         },
         force: args.force,
@@ -67,11 +67,9 @@ pub(crate) fn words(args: &BuildArgs, digest: &str, set: &[String]) -> Vec<Strin
     words.push(format!("--network={}", args.network.word()));
     words.extend(args.force.then(|| "--force".to_owned()));
     words.extend(args.run.iter().map(|command| format!("--run={command}")));
-    words.extend(set.iter().map(|variable| format!("--env={variable}")));
+    words.extend(args.process.words(set));
     let mut option = |name: &str, value: Option<&str>| words.extend(value.map(|value| format!("--{name}={value}")));
     option("name", args.name.as_deref());
-    option("workdir", args.workdir.as_deref());
-    option("user", args.user.as_deref());
     if let Some(ready) = &args.ready {
         option("ready", Some(ready));
         option("timeout", Some(&format!("{}ms", args.timeout.as_millis())));
@@ -390,7 +388,7 @@ mod tests {
         let near = parse(&near.map(str::to_owned));
         let set = vec!["A=b c".to_owned()];
         let far = parse(&words(&near, "sha256:00", &set));
-        assert_eq!(far.env, set);
+        assert_eq!(far.process.env, set);
         let wanted = BuildConfig {
             image: "sha256:00".into(),
             ..configure(&near, set.clone())

@@ -137,24 +137,7 @@ impl Node {
             return Err(Error::ProgramsReplaced);
         }
         let shape = self.shape_of(&sandbox.digest, &sandbox.config.resources, stored.networked)?;
-        let now = clock::now_ns();
-        Ok(Record {
-            template: Template {
-                id: id(&shape, &programs, Some(&config.recipe)),
-                names: Vec::new(),
-                created_ns: now,
-                used_ns: now,
-                digest: sandbox.digest.clone(),
-                resources: sandbox.config.resources.clone(),
-                networked: stored.networked,
-                programs,
-                bytes: 0,
-                recipe: Some(config.recipe.clone()),
-            },
-            shape,
-            files,
-            named_ns: now,
-        })
+        Ok(Record::of(stored, shape, files, programs, Some(config.recipe.clone())))
     }
 
     /// Names the one of this id as asked, if there is one and it is of use.

@@ -69,6 +69,30 @@ pub(crate) struct Record {
     pub(crate) named_ns: u64,
 }
 
+impl Record {
+    /// One that is made now of a sandbox, without a name yet.
+    pub(crate) fn of(stored: &Stored, shape: Shape, files: Files, programs: Programs, recipe: Option<Recipe>) -> Self {
+        let (sandbox, now) = (&stored.sandbox, clock::now_ns());
+        Self {
+            template: Template {
+                id: id(&shape, &programs, recipe.as_ref()),
+                names: Vec::new(),
+                created_ns: now,
+                used_ns: now,
+                digest: sandbox.digest.clone(),
+                resources: sandbox.config.resources.clone(),
+                networked: stored.networked,
+                programs,
+                bytes: 0,
+                recipe,
+            },
+            shape,
+            files,
+            named_ns: now,
+        }
+    }
+}
+
 /// What a node knows of its templates.
 #[derive(Debug, Default)]
 pub(crate) struct Templates {
@@ -289,24 +313,7 @@ impl Node {
             // A program was replaced meanwhile, or its VM is gone already: the next sandbox is another try.
             return Ok(());
         }
-        let now = clock::now_ns();
-        let record = Record {
-            template: Template {
-                id: id(&lease.shape, &programs, None),
-                names: Vec::new(),
-                created_ns: now,
-                used_ns: now,
-                digest: sandbox.digest.clone(),
-                resources: sandbox.config.resources.clone(),
-                networked: stored.networked,
-                programs,
-                bytes: 0,
-                recipe: None,
-            },
-            shape: lease.shape.clone(),
-            files,
-            named_ns: now,
-        };
+        let record = Record::of(stored, lease.shape.clone(), files, programs, None);
         begun.describe(&record)?;
         begun.sync()?;
         let is_known = |known: &Known| {

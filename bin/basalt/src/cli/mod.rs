@@ -5,6 +5,7 @@
 mod image;
 mod limits;
 mod parse;
+mod process;
 mod sandbox;
 mod size;
 mod snapshot;
@@ -22,6 +23,7 @@ pub(crate) use image::{
     SystemVerb, TagArgs,
 };
 pub(crate) use limits::LimitArgs;
+pub(crate) use process::ProcessArgs;
 pub(crate) use sandbox::{
     AgentStreamArgs, CpArgs, DaemonArgs, DaemonWhat, ExecArgs, KillArgs, LogsArgs, ManyArgs, PsArgs, RmArgs, StatsArgs,
     StopArgs,
@@ -348,21 +350,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME", conflicts_with_all = ["volume", "tmpfs", "boot", "pull"])]
     pub(crate) template: Option<String>,
 
-    /// Set an environment variable; KEY alone passes this environment's value on.
-    #[arg(short, long, value_name = "KEY[=VALUE]", value_parser = parse::env)]
-    pub(crate) env: Vec<String>,
-
-    /// Read environment variables from a file, one KEY=VALUE a line.
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) env_file: Vec<PathBuf>,
-
-    /// Working directory, instead of the image's.
-    #[arg(short, long, value_name = "DIR", value_parser = parse::workdir)]
-    pub(crate) workdir: Option<String>,
-
-    /// User and group, by name or number, instead of the image's.
-    #[arg(short, long, value_name = "USER[:GROUP]", value_parser = parse::user)]
-    pub(crate) user: Option<String>,
+    #[command(flatten)]
+    pub(crate) process: ProcessArgs,
 
     /// Program to run instead of the image's entrypoint: a path, or a JSON array; "" for none.
     #[arg(long, value_name = "PROGRAM")]
@@ -521,9 +510,9 @@ mod tests {
         .unwrap();
         assert!(args.tty && args.interactive && args.rm);
         assert_eq!(args.size.memory, Some(ByteSize::gib(1)));
-        assert_eq!(args.env, ["A=b=c", "B"]);
+        assert_eq!(args.process.env, ["A=b=c", "B"]);
         assert_eq!(
-            (args.workdir.as_deref(), args.user.as_deref()),
+            (args.process.workdir.as_deref(), args.process.user.as_deref()),
             (Some("/x"), Some("1:2"))
         );
         assert!(run(&["img"]).unwrap().interactive);

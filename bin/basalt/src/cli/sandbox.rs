@@ -1,11 +1,10 @@
 //! The arguments of the verbs for sandboxes that are there.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args, ValueHint};
 
-use super::parse;
+use super::{ProcessArgs, parse};
 use crate::copy::End;
 
 /// A sandbox: a name, or an id or the beginning of one.
@@ -59,21 +58,8 @@ pub(crate) struct ExecArgs {
     #[arg(short, long)]
     pub(crate) detach: bool,
 
-    /// Set an environment variable, over the sandbox's; KEY alone passes this environment's value on.
-    #[arg(short, long, value_name = "KEY[=VALUE]", value_parser = parse::env)]
-    pub(crate) env: Vec<String>,
-
-    /// Read environment variables from a file, one KEY=VALUE a line.
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) env_file: Vec<PathBuf>,
-
-    /// Working directory, instead of the sandbox's.
-    #[arg(short, long, value_name = "DIR", value_parser = parse::workdir)]
-    pub(crate) workdir: Option<String>,
-
-    /// User and group, by name or number, instead of the sandbox's.
-    #[arg(short, long, value_name = "USER[:GROUP]", value_parser = parse::user)]
-    pub(crate) user: Option<String>,
+    #[command(flatten)]
+    pub(crate) process: ProcessArgs,
 
     /// The sandbox: a name, or an id or its beginning.
     pub(crate) sandbox: String,

@@ -1,11 +1,10 @@
 //! The arguments of `basalt template`.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueHint};
 
-use super::{Network, PullPolicy, SizeArgs, parse};
+use super::{Network, ProcessArgs, PullPolicy, SizeArgs, parse};
 
 /// `basalt template ...`.
 #[derive(Debug, Subcommand)]
@@ -63,21 +62,8 @@ pub(crate) struct BuildArgs {
     #[arg(long, value_name = "MODE", default_value = "auto")]
     pub(crate) network: Network,
 
-    /// Set an environment variable of the commands; KEY alone passes this environment's value on.
-    #[arg(short, long, value_name = "KEY[=VALUE]", value_parser = parse::env)]
-    pub(crate) env: Vec<String>,
-
-    /// Read environment variables from a file, one KEY=VALUE a line.
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) env_file: Vec<PathBuf>,
-
-    /// Working directory of the commands, instead of the image's.
-    #[arg(short, long, value_name = "DIR", value_parser = parse::workdir)]
-    pub(crate) workdir: Option<String>,
-
-    /// User and group of the commands, by name or number, instead of the image's.
-    #[arg(short, long, value_name = "USER[:GROUP]", value_parser = parse::user)]
-    pub(crate) user: Option<String>,
+    #[command(flatten)]
+    pub(crate) process: ProcessArgs,
 
     /// Build it also if there is the same one.
     #[arg(long, visible_alias = "no-cache")]

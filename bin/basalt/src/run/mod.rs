@@ -29,7 +29,7 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 pub(crate) fn run(args: &RunArgs, log_level: LogLevel, output: &Output) -> Result<u8> {
     let looking = span("arguments and image");
     let wanted = engine::wanted()?;
-    let set = environment::given(&args.env_file, &args.env, environment::own)?;
+    let set = environment::given(&args.process.env_file, &args.process.env, environment::own)?;
     let config = configure(args, &set, args.size.resources())?;
     // Before an image is fetched for it, or the lab brought up.
     config.validate()?;
@@ -82,8 +82,8 @@ fn configure(args: &RunArgs, set: &[String], resources: Resources) -> Result<San
             entrypoint,
             command: args.command(),
             env: set.to_vec(),
-            workdir: args.workdir.clone(),
-            user: args.user.clone(),
+            workdir: args.process.workdir.clone(),
+            user: args.process.user.clone(),
             tty: args.tty,
         },
         resources,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use base::points;
 use serde_json::Value;
 
-use crate::world::{Running, World, text, wait_for};
+use crate::world::{Running, World, done, json, text, wait_for};
 
 const BUILD: [&str; 6] = ["template", "build", "--from", "tiny", "--disk", "64m"];
 
@@ -31,18 +31,6 @@ fn refusal(world: &World, words: &[&str]) -> String {
     let output = world.verb(words);
     assert_ne!(output.status.code(), Some(0), "{words:?}");
     text(&output.stderr)
-}
-
-#[track_caller]
-fn done(world: &World, words: &[&str]) -> String {
-    let output = world.verb(words);
-    assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
-
-fn json(world: &World, words: &[&str]) -> Value {
-    let words: Vec<&str> = ["--json"].iter().chain(words).copied().collect();
-    serde_json::from_str(&done(world, &words)).unwrap()
 }
 
 /// Those that were built: their ids, and their names.

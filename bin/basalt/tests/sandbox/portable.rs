@@ -10,8 +10,8 @@ use bundle::Writer;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cases::kill;
-use crate::snapshots::{done, files, refused};
-use crate::world::{World, text, wait_for};
+use crate::snapshots::{files, refused};
+use crate::world::{World, done, text, wait_for};
 
 /// Where there is something in the memory, which is all holes otherwise.
 const PLACES: [u64; 3] = [0, 5 << 20, (64 << 20) - 8];

@@ -7,8 +7,8 @@ use std::process::Output;
 use serde_json::Value;
 
 use crate::portable::{elsewhere, is_whole, with_snapshot};
-use crate::snapshots::{done, files, refused};
-use crate::world::{CREDENTIALS, Registry, World, text, wait_for};
+use crate::snapshots::{files, refused};
+use crate::world::{CREDENTIALS, Registry, World, done, text, wait_for};
 
 fn pull(world: &World, words: &[&str]) -> Output {
     let mut command = vec!["snapshot", "pull", "--creds", CREDENTIALS];

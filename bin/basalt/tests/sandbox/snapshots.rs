@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::cases::kill;
 use crate::daemons::{detached, wait_for_state};
-use crate::world::{World, text, wait_for};
+use crate::world::{World, done, text, wait_for};
 
 /// A verb that must be refused; what it says.
 #[track_caller]
@@ -13,14 +13,6 @@ pub(crate) fn refused(world: &World, words: &[&str]) -> String {
     let output = world.verb(words);
     assert_ne!(output.status.code(), Some(0), "{words:?}");
     text(&output.stderr)
-}
-
-/// A verb that must be done; what it prints.
-#[track_caller]
-pub(crate) fn done(world: &World, words: &[&str]) -> String {
-    let output = world.verb(words);
-    assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
-    text(&output.stdout)
 }
 
 /// What is in the directory of snapshots.

@@ -5,20 +5,7 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::world::{World, text, wait_for};
-
-/// A verb that must be done; what it prints.
-#[track_caller]
-fn done(world: &World, words: &[&str]) -> String {
-    let output = world.verb(words);
-    assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
-
-fn json(world: &World, words: &[&str]) -> Value {
-    let words: Vec<&str> = ["--json"].iter().chain(words).copied().collect();
-    serde_json::from_str(&done(world, &words)).unwrap()
-}
+use crate::world::{World, done, json, text, wait_for};
 
 /// The templates' ids.
 fn templates(world: &World) -> Vec<String> {

@@ -329,6 +329,21 @@ pub(crate) fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// A verb that must be done; what it prints.
+#[track_caller]
+pub(crate) fn done(world: &World, words: &[&str]) -> String {
+    let output = world.verb(words);
+    assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// The same of a verb that tells machines.
+#[track_caller]
+pub(crate) fn json(world: &World, words: &[&str]) -> serde_json::Value {
+    let words: Vec<&str> = ["--json"].iter().chain(words).copied().collect();
+    serde_json::from_str(&done(world, &words)).unwrap()
+}
+
 pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
