@@ -167,6 +167,19 @@ impl<S: Duplex> Connection<S> {
         }
     }
 
+    /// Leaves, and waits until the agent has left, too: nothing of this connection is under way in its machine then.
+    ///
+    /// # Errors
+    /// It does not leave in the time that an answer may take, or says something instead.
+    pub fn hang_up(mut self) -> Result<(), Error> {
+        self.reader.get_ref().close_writing();
+        match self.reader.read() {
+            Ok(None) => Ok(()),
+            Ok(Some(frame)) => Err(Error::UnexpectedFrame(frame.kind)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// The stream itself, for somebody else who goes on where this connection stands.
     pub fn into_stream(self) -> S {
         self.reader.into_inner()

@@ -19,6 +19,9 @@ pub trait Duplex: Read + Write + Send + Sized {
     /// Ends both directions; reads in other threads return.
     fn close(&self);
 
+    /// Ends the direction away from here; the other side reads what was sent, and then the end.
+    fn close_writing(&self);
+
     /// Something can be read, or the other side is gone.
     fn has_input(&self) -> bool;
 }
@@ -44,6 +47,11 @@ impl Duplex for UnixStream {
         drop(self.shutdown(Shutdown::Both));
     }
 
+    fn close_writing(&self) {
+        // As above.
+        drop(self.shutdown(Shutdown::Write));
+    }
+
     fn has_input(&self) -> bool {
         has_input(self)
     }
@@ -61,6 +69,11 @@ impl Duplex for TcpStream {
     fn close(&self) {
         // As above.
         drop(self.shutdown(Shutdown::Both));
+    }
+
+    fn close_writing(&self) {
+        // As above.
+        drop(self.shutdown(Shutdown::Write));
     }
 
     fn has_input(&self) -> bool {

@@ -93,6 +93,7 @@ table inet {INSIDE} {{
     chain postrouting {{
         type filter hook postrouting priority 150; policy accept;
         oifname != \"{TAP}*\" accept
+        icmpv6 type {{ 130, 131, 132, 143 }} drop comment \"the link's own multicast listening, which each guest would look at when it starts\"
         ip saddr {dns4} ip saddr set {GATEWAY_V4}
         ip daddr {v4} ip daddr set {GUEST_V4}
         ip6 saddr {dns6} ip6 saddr set {DNS_V6}

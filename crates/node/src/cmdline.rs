@@ -14,6 +14,9 @@ const WORDS: &[&str] = &[
     "random.trust_cpu=on",
     // virtio needs no bounce buffers; Linux would set 64 MiB aside for them in guests above 3 GiB.
     "swiotlb=noforce",
+    // The clock is kvmclock. A watchdog that compares the TSC with it takes a restore, which sets one shortly after the other,
+    // for a TSC that drifts, and each clone would start a thread to find that out.
+    "tsc=nowatchdog",
     // There is no PIT and no HPET whose interrupt could be checked.
     "no_timer_check",
 ];

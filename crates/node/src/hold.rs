@@ -104,7 +104,9 @@ impl Node {
             let mut agent = vm.agent()?;
             let frozen = agent
                 .set_read_timeout(Some(self.config.limits.boot))
-                .and_then(|()| agent.freeze());
+                .and_then(|()| agent.freeze())
+                // A clone would deal with the end of a connection that is there still.
+                .and_then(|()| agent.hang_up());
             frozen.map_err(|error| vm.diagnose(FREEZING, error))?;
         }
         self.points.at(points::SNAPSHOT_FROZEN);

@@ -141,9 +141,16 @@ impl Node {
         }
         self.make_disk(entry, None)?;
         let (vm, agent) = self.boot(entry, Some(cancel))?;
-        if let Found::Missing(lease) = found {
-            self.keep_template(entry, &vm, lease)?;
-        }
+        let Found::Missing(lease) = found else {
+            return Ok((vm, agent));
+        };
+        // As in a snapshot: a clone would deal with its end.
+        agent
+            .set_read_timeout(Some(self.config.limits.answer))
+            .and_then(|()| agent.hang_up())
+            .map_err(|error| vm.diagnose("its agent was to hang up", error))?;
+        self.keep_template(entry, &vm, lease)?;
+        let agent = vm.agent()?;
         Ok((vm, agent))
     }
 

@@ -78,6 +78,10 @@ impl Duplex for Timed {
         Duplex::close(&self.stream);
     }
 
+    fn close_writing(&self) {
+        Duplex::close_writing(&self.stream);
+    }
+
     fn has_input(&self) -> bool {
         self.stream.has_input()
     }

@@ -56,22 +56,25 @@ impl Events {
     }
 }
 
-/// Puts the event into every buffer that there is: the next one that is made available is then one that the driver gives
-/// back, and its kick is not suppressed.
+/// Puts the event into the first buffer and gives all others back with nothing in them: the next one that is made available is
+/// then one that the driver gives back, and its kick is not suppressed. To deal with the event costs the driver two exits, so it
+/// is not told so more than once.
 fn tell(ring: &mut Ring, memory: &GuestRam) -> Stage {
-    let mut told = Stage::Due;
+    let mut told = false;
     for _ in 0..ring.size() {
         match ring.take_or_listen(memory) {
             None => break,
             Some(Ok(chain)) => {
-                let written = put_bytes(&chain, &TRANSPORT_RESET);
+                let event: &[u8] = if told { &[] } else { &TRANSPORT_RESET };
+                let written = put_bytes(&chain, event);
                 ring.give(memory, chain.head(), written);
-                if written == TRANSPORT_RESET.len() {
-                    told = Stage::Told(ring.active.queue.next_avail());
-                }
+                told |= written == TRANSPORT_RESET.len();
             }
             Some(Err(bad)) => ring.give(memory, bad.head, 0),
         }
     }
-    told
+    match told {
+        true => Stage::Told(ring.active.queue.next_avail()),
+        false => Stage::Due,
+    }
 }

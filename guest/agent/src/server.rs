@@ -34,6 +34,12 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Connections at once; each has two threads at most.
 const MAX_CONNECTIONS: usize = 256;
 
+/// Threads that wait for connections at first, and the most that go on waiting when theirs has ended: neither a connection nor
+/// its end makes or ends a thread, as long as there are few at once. In a clone each thread that comes or goes touches some
+/// hundred pages for the first time.
+const FIRST_THREADS: usize = 3;
+const MAX_WAITING: usize = 4;
+
 /// Pause after a failed accept(2), so that a lasting failure does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -128,34 +134,83 @@ impl Server {
     }
 
     /// Serves what `listener` hands out, each connection in a thread. Does not return.
-    pub fn serve_listener(&self, listener: &impl Listener) -> ! {
-        loop {
-            match listener.accept() {
-                Ok(Some(stream)) => self.serve_in_thread(stream),
-                Ok(None) => {}
-                Err(error) => {
-                    say(format_args!("accepting a connection: {error}"));
-                    thread::sleep(ACCEPT_PAUSE);
-                }
+    pub fn serve_listener(&self, listener: &(impl Listener + Sync)) -> ! {
+        let waiting = Waiting::default();
+        thread::scope(|scope| {
+            for _ in 1..FIRST_THREADS {
+                self.spawn_waiting(scope, listener, &waiting);
             }
+            // The caller's thread is one of them, and stays one.
+            loop {
+                self.serve_next(scope, listener, &waiting);
+            }
+        })
+    }
+
+    /// One thread more that waits for connections, until enough others do.
+    fn spawn_waiting<'scope, 'env>(
+        &'env self,
+        scope: &'scope Scope<'scope, 'env>,
+        listener: &'env (impl Listener + Sync),
+        waiting: &'env Waiting,
+    ) {
+        let work = move || {
+            while waiting.threads.load(Ordering::SeqCst) < MAX_WAITING {
+                self.serve_next(scope, listener, waiting);
+            }
+        };
+        let builder = thread::Builder::new()
+            .name("connection".to_owned())
+            .stack_size(STACK_SIZE);
+        if let Err(error) = builder.spawn_scoped(scope, work) {
+            say(format_args!("no thread for the next connection: {error}"));
         }
     }
 
-    /// Serves one connection in a thread of its own; an error ends the connection and is told on the console.
+    /// Waits for a connection and serves it; sees to it that another thread waits meanwhile.
+    fn serve_next<'scope, 'env>(
+        &'env self,
+        scope: &'scope Scope<'scope, 'env>,
+        listener: &'env (impl Listener + Sync),
+        waiting: &'env Waiting,
+    ) {
+        let stream = {
+            waiting.threads.fetch_add(1, Ordering::SeqCst);
+            let turn = waiting.turn.lock().unwrap_or_else(PoisonError::into_inner);
+            let accepted = listener.accept();
+            if let Err(error) = &accepted {
+                say(format_args!("accepting a connection: {error}"));
+                thread::sleep(ACCEPT_PAUSE);
+            }
+            drop(turn);
+            let left = waiting.threads.fetch_sub(1, Ordering::SeqCst) - 1;
+            let Ok(Some(stream)) = accepted else { return };
+            if left == 0 {
+                self.spawn_waiting(scope, listener, waiting);
+            }
+            stream
+        };
+        self.serve_and_tell(stream);
+    }
+
+    /// Serves one connection in a thread of its own.
     pub fn serve_in_thread(&self, stream: impl Duplex + 'static) {
         let server = self.clone();
         let spawned = thread::Builder::new()
             .name("connection".to_owned())
             .stack_size(STACK_SIZE)
-            .spawn(move || {
-                match server.serve(stream) {
-                    // A client that leaves while something is on its way to it is nothing to tell.
-                    Ok(()) | Err(Error::Wire(wire::Error::Io(_))) => {}
-                    Err(error) => say(format_args!("{error}")),
-                }
-            });
+            .spawn(move || server.serve_and_tell(stream));
         if let Err(error) = spawned {
             say(format_args!("no thread for a connection: {error}"));
+        }
+    }
+
+    /// Serves one connection; an error ends it and is told on the console.
+    fn serve_and_tell(&self, stream: impl Duplex) {
+        match self.serve(stream) {
+            // A client that leaves while something is on its way to it is nothing to tell.
+            Ok(()) | Err(Error::Wire(wire::Error::Io(_))) => {}
+            Err(error) => say(format_args!("{error}")),
         }
     }
 
@@ -243,6 +298,13 @@ impl Server {
             self.end_machine();
         }
     }
+}
+
+/// Threads that wait for a connection, one of them for the next one.
+#[derive(Default)]
+struct Waiting {
+    turn: Mutex<()>,
+    threads: AtomicUsize,
 }
 
 /// One of the connections that may be open at once.

@@ -49,6 +49,12 @@ impl BootId {
         }
     }
 
+    /// Lays the file over it, with what is there now: it need not be done any more when it changes.
+    pub(crate) fn prepare(&self) -> Result<(), Error> {
+        let id = fs::read_to_string(&self.target).map_err(Error::system(format!("reading {BOOT_ID}")))?;
+        self.set(&id)
+    }
+
     /// A new one for this machine, made by the kernel's generator, which has been reseeded.
     pub(crate) fn renew(&self) -> Result<String, Error> {
         let id = fs::read_to_string(UUID).map_err(Error::system(format!("reading {UUID}")))?;
@@ -70,9 +76,10 @@ impl BootId {
         file.write_all_at(id.as_bytes(), 0).map_err(fail("writing the new"))?;
         let read = || fs::read_to_string(&self.target).map_err(fail("reading"));
         // It lies there already, unless this is the first time or somebody has taken it away.
-        if read()? != id {
-            self.cover(file).map_err(fail("mounting a file over"))?;
+        if read()? == id {
+            return Ok(());
         }
+        self.cover(file).map_err(fail("mounting a file over"))?;
         if read()? == id {
             return Ok(());
         }

@@ -24,7 +24,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use agent_api::log::LOG_PORT;
@@ -109,7 +109,13 @@ fn rest(started_ns: u64) -> Result<Server, Error> {
 
 /// The log's connection, opened before it is asked for: the host answers while the root is made.
 #[derive(Default)]
-pub(crate) struct LogAhead(Mutex<Option<JoinHandle<io::Result<UnixStream>>>>);
+pub(crate) struct LogAhead(Mutex<Option<Ahead>>);
+
+/// A thread that dials as often as it is told to, until nobody can tell it any more. It is the same one in a clone.
+struct Ahead {
+    tell: mpsc::Sender<()>,
+    dialled: mpsc::Receiver<io::Result<UnixStream>>,
+}
 
 impl LogAhead {
     fn dial() -> io::Result<UnixStream> {
@@ -117,27 +123,35 @@ impl LogAhead {
     }
 
     fn begin(&self) {
+        let ((tell, told), (give, dialled)) = (mpsc::channel(), mpsc::channel());
+        let work = move || {
+            while told.recv().is_ok() && give.send(Self::dial()).is_ok() {}
+        };
         let thread = thread::Builder::new()
             .name("log".to_owned())
             .stack_size(STACK_SIZE)
-            .spawn(Self::dial);
+            .spawn(work);
         // Without a thread it is opened when it is asked for.
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = thread.ok();
+        let ahead = thread.is_ok().then_some(Ahead { tell, dialled });
+        let ahead = ahead.filter(|ahead| ahead.tell.send(()).is_ok());
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = ahead;
     }
 
     /// Opens another, if there is one that nobody has taken: a restore has ended it.
     fn begin_again(&self) {
-        if self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
-            self.begin();
+        let mut ahead = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // The first comes of itself: it was dialled long ago, or fails as its connection was reset.
+        if let Some(Ahead { tell, dialled }) = &*ahead
+            && (dialled.recv().is_err() || tell.send(()).is_err())
+        {
+            *ahead = None;
         }
     }
 
     fn take(&self) -> io::Result<UnixStream> {
-        let begun = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match begun.map(JoinHandle::join) {
-            Some(Ok(dialled)) => dialled,
-            Some(Err(_)) | None => Self::dial(),
-        }
+        let ahead = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let dialled = ahead.and_then(|ahead| ahead.dialled.recv().ok());
+        dialled.unwrap_or_else(Self::dial)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Who the machine is, in the files that say so. Does not decide it, and does not tell the kernel.
 
-use std::fs;
+use std::fs::{self, File};
 use std::net::IpAddr;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use agent_api::message::Identity;
@@ -94,9 +94,23 @@ fn read(path: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Beside its place first, so that nobody reads half of it. A link is replaced, not followed.
+/// A file that has the same length and mode is written over; one that has not is replaced, by another that is written beside it
+/// first, so that nobody reads half of it. A link is replaced, not followed.
 fn put(path: &Path, content: &str, mode: u32) -> Result<(), Error> {
     let fail = || Error::system(format!("writing {}", path.display()));
+    let fits = |data: &fs::Metadata| {
+        data.is_file()
+            && data.nlink() == 1
+            && data.len() == content.len() as u64
+            && data.permissions().mode() & 0o7777 == mode
+    };
+    if fs::symlink_metadata(path).is_ok_and(|data| fits(&data)) {
+        let mut options = File::options();
+        // Who may not write to it may still replace it.
+        if let Ok(file) = options.write(true).custom_flags(libc::O_NOFOLLOW).open(path) {
+            return file.write_all_at(content.as_bytes(), 0).map_err(fail());
+        }
+    }
     let mut name = path.as_os_str().to_owned();
     name.push(".basalt-new");
     let beside = Path::new(&name);

@@ -52,13 +52,13 @@ impl Renewal {
 
     /// For the server.
     pub(crate) fn clones(this: Arc<Self>) -> Clones {
-        let with_disk = Arc::clone(&this);
+        let (with_disk, with_boot_id) = (Arc::clone(&this), Arc::clone(&this));
         Clones {
             shed: Box::new(move || {
                 let disk = with_disk.disk.lock().unwrap_or_else(PoisonError::into_inner);
                 shed::shed(disk.as_ref())
             }),
-            settle: Box::new(settle),
+            settle: Box::new(move || with_boot_id.settle()),
             renew: Box::new(move |request| this.renew(request)),
             hooks: PathBuf::from(HOOKS),
         }
@@ -88,13 +88,15 @@ impl Renewal {
         let machine_id = names::machine_id(Path::new(ROOT));
         Ok(Renewed { boot_id, machine_id })
     }
-}
 
-/// Everything that was written is on the disks, and nothing that was fetched for readers is left over.
-fn settle() -> Result<(), Error> {
-    rustix::fs::sync();
-    marks::mark("disks written");
-    hwrng::discard()?;
-    marks::mark("prefetched randomness used up");
-    Ok(())
+    /// Everything that was written is on the disks, and nothing that was fetched for readers is left over. What each clone would
+    /// have to do is done.
+    fn settle(&self) -> Result<(), Error> {
+        self.boot_id.prepare()?;
+        rustix::fs::sync();
+        marks::mark("disks written");
+        hwrng::discard()?;
+        marks::mark("prefetched randomness used up");
+        Ok(())
+    }
 }
