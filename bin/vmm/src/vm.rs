@@ -11,8 +11,8 @@ use observe::{Registry, marks};
 use snapshot::{Layers, SnapshotError};
 use vmm_api::devices::{DeviceConfig, FsConfig, FsSource};
 use vmm_api::{
-    ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, Mark, MetricSample, Reply, Request, RestoreConfig,
-    SnapshotConfig, VERSION, VmConfig, VmState, Written,
+    ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, MAX_WRITE_SET, Mark, MetricSample, PageRuns, Reply,
+    Request, RestoreConfig, SnapshotConfig, VERSION, VmConfig, VmState, Written,
 };
 
 use crate::catalog;
@@ -137,6 +137,7 @@ impl Vm {
             Request::Rollback(config) => self.roll_back(&config, fds).map(|()| Reply::Done),
             Request::Snapshot(config) => self.snapshot(&config, fds).map(Reply::Written),
             Request::Rebase(memory) => self.rebase(memory, fds).map(|()| Reply::Done),
+            Request::WriteSet => self.write_set().map(Reply::WriteSet),
             Request::Start => self.go(VmState::Created, "start"),
             Request::Resume => self.go(VmState::Paused, "resume"),
             Request::Pause => self.pause(),
@@ -233,8 +234,11 @@ impl Vm {
         all_used(&fds)?;
         let machine = Machine::restore(&engine, serial, &state, ram, devices, &self.registry)
             .map_err(|error| from_machine(&error))?;
-        enclose(shared)?;
         marks::mark("machine built");
+        let copied = machine.copy_ahead(&config.write_set);
+        copied.map_err(|error| from_machine(&error))?;
+        marks::mark("write set copied");
+        enclose(shared)?;
         self.machine = Some(machine);
         self.cpus = state.shape.cpus;
         self.engine = Some(engine);
@@ -276,6 +280,8 @@ impl Vm {
             self.state = VmState::Ended;
             return Err(refuse(ErrorKind::Internal, error));
         }
+        let copied = machine.copy_ahead(&config.write_set);
+        copied.map_err(|error| from_machine(&error))?;
         self.registry.replace("device", &registry);
         Ok(())
     }
@@ -322,6 +328,16 @@ impl Vm {
         let rebased = layers.with_newest(File::from(memory)).map_err(MachineError::from);
         let rebased = rebased.and_then(|layers| machine.rebase(layers));
         rebased.map_err(|error| from_machine(&error))
+    }
+
+    /// Anybody may write meanwhile: it is a help, and need not be exact.
+    fn write_set(&self) -> Result<PageRuns, ApiError> {
+        let Some(machine) = &self.machine else {
+            return Err(refuse(ErrorKind::WrongState, "there is no VM: create or restore one"));
+        };
+        let opened = if self.jailed { None } else { pagemap() };
+        let runs = machine.write_set(self.pagemap.as_ref().or(opened.as_ref()), MAX_WRITE_SET);
+        runs.map_err(|error| from_machine(&error))
     }
 
     fn expect(&self, state: VmState, verb: &str) -> Result<(), ApiError> {

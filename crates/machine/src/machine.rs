@@ -1,5 +1,6 @@
 //! Building a machine and moving it through its states.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -257,6 +258,22 @@ impl Machine {
     /// The files that its memory is mapped from, if it is.
     pub fn layers(&self) -> Option<&Layers> {
         self.ram.layers()
+    }
+
+    /// As [`Ram::write_set`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_set(&self, pagemap: Option<&File>, most: u64) -> Result<Vec<(u64, u64)>, MachineError> {
+        Ok(self.ram.write_set(pagemap, most)?)
+    }
+
+    /// As [`Ram::copy_ahead`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn copy_ahead(&self, runs: &[(u64, u64)]) -> Result<(), MachineError> {
+        Ok(self.ram.copy_ahead(runs)?)
     }
 
     /// Has its memory mapped from files that hold what is in it. It must be paused.

@@ -233,6 +233,55 @@ impl Ram {
         Ok(runs)
     }
 
+    /// Runs of pages that have changed since the memory was mapped, by first page and number; of the lowest ones, as many as
+    /// `most` pages hold. None where that cannot be told.
+    ///
+    /// # Errors
+    /// The page map cannot be read.
+    pub fn write_set(&self, pagemap: Option<&File>, most: u64) -> Result<Vec<(u64, u64)>, MemoryError> {
+        let (Some(_), Some(pagemap)) = (self.layers(), pagemap) else {
+            return Ok(Vec::new());
+        };
+        let mut left = most;
+        let mut runs = self.changed(pagemap)?;
+        runs.retain(|(_, pages)| {
+            let fits = *pages <= left;
+            left = if fits { left - pages } else { 0 };
+            fits
+        });
+        runs.truncate(MAX_RUNS);
+        Ok(runs)
+    }
+
+    /// Copies pages of the files before anybody writes to them: each is a page of this process's own then, which costs its first
+    /// writer nothing. It makes no difference to what is in the memory. A host that cannot do it ahead (Linux before 5.14) does it
+    /// when they are written.
+    ///
+    /// # Errors
+    /// A run lies outside of the memory.
+    #[allow(unsafe_code, reason = "pages are written to as they are")]
+    pub fn copy_ahead(&self, runs: &[(u64, u64)]) -> Result<(), MemoryError> {
+        let end = self.size().bytes() / PAGE as u64;
+        if runs
+            .iter()
+            .any(|&(first, pages)| first.checked_add(pages).is_none_or(|last| last > end))
+        {
+            return Err(MemoryError::WriteSet(self.size()));
+        }
+        let copied = runs.iter().try_for_each(|&(first, pages)| {
+            self.each_part(first, pages, |address, bytes, _| {
+                // SAFETY: 1. the range lies within one region's mapping, which the region keeps; 2. the content of its pages
+                // stays what it is.
+                let copied = unsafe { madvise(address, bytes, Advice::LinuxPopulateWrite) };
+                copied.map_err(|error| failed("copied")(error.into()))
+            })
+        });
+        if let Err(error) = copied {
+            log::debug!("pages are copied when they are written: {error}");
+        }
+        Ok(())
+    }
+
     /// Makes the memory what it is mapped from, by forgetting what has changed since; without a page map by forgetting all that is
     /// mapped. Nothing may access it meanwhile.
     ///

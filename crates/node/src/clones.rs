@@ -20,7 +20,7 @@ use crate::node::Node;
 use crate::snapshots::{Place, Record};
 use crate::start::{Started, parse_ports};
 use crate::vm::Vm;
-use crate::{Error, launch, limits, memory_files};
+use crate::{Error, launch, limits, memory_files, write_set};
 
 /// How long each hook of an image may take when it was cloned or put back.
 pub(crate) const HOOKS: Duration = Duration::from_secs(10);
@@ -110,6 +110,7 @@ impl Node {
             self.renew(&vm, renewal)?;
         }
         self.points.at(points::RESTORE_RENEWED);
+        write_set::keep_first(place, &vm);
         // The next snapshot of it needs to have only what it changes.
         if let Err(error) = memory_files::share(place.directory(), &self.sandbox_paths(entry).directory) {
             log::warn!("the next snapshot of sandbox {} will be a whole one: {error}", entry.id);

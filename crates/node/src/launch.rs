@@ -26,7 +26,7 @@ use crate::database::Stored;
 use crate::paths::SandboxPaths;
 use crate::shares::{self, Shared, Source};
 use crate::snapshots::Place;
-use crate::{Error, limits, memory_files};
+use crate::{Error, limits, memory_files, write_set};
 
 /// The guest's own context id: the same in every guest (virtio 1.2, 5.10.4: 0 to 2 are taken).
 const GUEST_CID: u32 = 3;
@@ -182,6 +182,7 @@ fn from_place(mut stage: Stage, place: &Place) -> Result<(RestoreConfig, Fds), E
         serial: stage.serial,
         serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
         devices: stage.devices,
+        write_set: write_set::read(place),
     };
     config.validate()?;
     Ok((config, stage.fds))

@@ -47,6 +47,7 @@ mod trace;
 mod tree;
 mod vm;
 mod volumes;
+mod write_set;
 
 #[cfg(test)]
 mod testing;

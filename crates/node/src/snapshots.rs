@@ -69,6 +69,10 @@ impl Place {
         self.path.join("disk")
     }
 
+    pub(crate) fn write_set(&self) -> PathBuf {
+        self.path.join("write-set.json")
+    }
+
     /// What is known of it; `None` if there is none.
     pub(crate) fn read<R: DeserializeOwned>(&self) -> Result<Option<R>, Error> {
         let text = match fs::read(self.record()) {

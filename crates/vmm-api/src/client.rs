@@ -7,7 +7,7 @@ use std::time::Instant;
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::message::{ApiError, Event, Info, MetricSample, Packet, Reply, Request, Written};
-use crate::{FdRef, RestoreConfig, SnapshotConfig, VERSION, VmConfig};
+use crate::{FdRef, PageRuns, RestoreConfig, SnapshotConfig, VERSION, VmConfig};
 
 /// How many late answers are put up with while one is waited for.
 const MAX_LATE: usize = 16;
@@ -98,6 +98,17 @@ impl VmmClient {
     /// Refused unless paused ever since.
     pub fn rebase(&mut self, memory: BorrowedFd<'_>) -> Result<(), ClientError> {
         self.done(Request::Rebase(FdRef(0)), &[memory])
+    }
+
+    /// Which pages have changed since the VM was restored; none where the VMM cannot tell.
+    ///
+    /// # Errors
+    /// Refused where there is no VM.
+    pub fn write_set(&mut self) -> Result<PageRuns, ClientError> {
+        match self.call(Request::WriteSet, &[])? {
+            Reply::WriteSet(runs) => Ok(runs),
+            other => Err(ClientError::Malformed(format!("{other:?} to `write-set`"))),
+        }
     }
 
     /// Puts the VM back to a snapshot that its memory is mapped from; it is paused then. `fds` as for [`VmmClient::create`].

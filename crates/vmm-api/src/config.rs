@@ -113,7 +113,14 @@ pub struct RestoreConfig {
     pub serial_keep: Option<u64>,
     /// The devices that the VM had, in the same order and configured alike, with descriptors of this packet.
     pub devices: Vec<DeviceSpec>,
+    /// Pages that the guest will write soon, such as those of another VM's `write-set`: they are copied before it runs.
+    #[serde(default)]
+    pub write_set: PageRuns,
 }
+
+/// Runs of pages of guest memory, by the first page's number and how many there are, where pages are counted as they lie in a
+/// memory file.
+pub type PageRuns = Vec<(u64, u64)>;
 
 /// Why a configuration cannot be run.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -227,6 +234,7 @@ mod tests {
             serial: None,
             serial_keep: None,
             devices: config().devices,
+            write_set: vec![(1, 2)],
         };
         assert_eq!(restore.validate(), Ok(()));
         let text = serde_json::to_string(&restore).unwrap();

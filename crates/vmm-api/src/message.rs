@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{FdRef, RestoreConfig, SnapshotConfig, VmConfig};
+use crate::config::{FdRef, PageRuns, RestoreConfig, SnapshotConfig, VmConfig};
+
+/// The most pages that `write-set` tells: 8 MiB.
+pub const MAX_WRITE_SET: u64 = 2048;
 
 /// What a driver asks of a VMM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -26,6 +29,8 @@ pub enum Request {
     /// Map what the last snapshot has written in place of memory of the VM's own, which has not run since; the packet carries the
     /// memory file that was written, to be read. What changes from here on is what the next snapshot writes beside it.
     Rebase(FdRef),
+    /// Tell which pages have changed since the VM was restored; at most [`MAX_WRITE_SET`] of them.
+    WriteSet,
     /// Press the guest's power button; what comes of it is the guest's affair.
     PressPowerButton,
     /// End the VM and the process, without asking the guest; answered, and not followed by an event.
@@ -121,6 +126,8 @@ pub enum Reply {
     Metrics(Vec<MetricSample>),
     /// To `snapshot`.
     Written(Written),
+    /// To `write-set`.
+    WriteSet(PageRuns),
 }
 
 /// What a snapshot's memory is.

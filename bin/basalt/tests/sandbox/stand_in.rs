@@ -19,7 +19,8 @@ use agent_api::VSOCK_PORT;
 use vmm_api::config::DeviceSpec;
 use vmm_api::devices::{ConsoleConfig, DeviceConfig, VsockConfig};
 use vmm_api::{
-    ApiError, ErrorKind, Event, ExitReason, FdRef, Info, Mark, MetricSample, Packet, Reply, Request, VmState, Written,
+    ApiError, ErrorKind, Event, ExitReason, FdRef, Info, Mark, MetricSample, Packet, PageRuns, Reply, Request, VmState,
+    Written,
 };
 use wire::packet::PacketSocket;
 
@@ -47,6 +48,8 @@ struct Machine {
     restored: bool,
     state: VmState,
     has_run: bool,
+    /// Pages that it was to copy before it runs.
+    write_set: PageRuns,
     /// Its guest's agent, when it has run.
     agent: Option<Arc<Server>>,
 }
@@ -68,6 +71,7 @@ impl Machine {
                 VmState::Created
             },
             has_run: false,
+            write_set: PageRuns::new(),
             agent: None,
             devices,
             fds: fds.into_iter().map(Some).collect(),
@@ -130,6 +134,7 @@ fn carry_out(
         }
         Request::Restore(config) => {
             let made = machine.insert(Machine::new(config.devices, fds, None));
+            made.write_set = config.write_set;
             let mut state = String::new();
             File::from(made.take(config.files.state))
                 .read_to_string(&mut state)
@@ -181,6 +186,7 @@ fn carry_out(
                 }
             }
         }
+        Request::WriteSet => result = Ok(Reply::WriteSet(vec![(1, 2)])),
         Request::Info => result = Ok(Reply::Info(info(machine.as_ref()))),
         Request::Metrics => result = Ok(Reply::Metrics(metrics())),
         _ => (),
@@ -243,7 +249,10 @@ fn start_agent(machine: &mut Machine) {
     let acceptor = PacketSocket::from_fd(machine.take(vsock.acceptor.unwrap()));
     let listener = machine.take(vsock.listener.unwrap());
     let log = File::from(machine.take(vsock.sinks[0].file));
-    let console = File::from(machine.take(console.output.unwrap()));
+    let mut console = File::from(machine.take(console.output.unwrap()));
+    if !machine.write_set.is_empty() {
+        writeln!(console, "writes {:?}", machine.write_set).unwrap();
+    }
     let server = Server::new(
         ServerConfig {
             token: None,

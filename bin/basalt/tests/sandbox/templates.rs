@@ -62,6 +62,10 @@ pub(crate) fn the_first_is_kept_and_the_next_are_cloned() {
     let machine_id = console.strip_prefix(&format!("renewed as {id} ")).unwrap().trim();
     assert_eq!(machine_id.len(), 32, "{console}");
     done(&world, &["exec", "two", "true"]);
+    // What the first clone has written the next ones copy before they run.
+    detached(&world, "next", &sleeping(&[]));
+    let console = done(&world, &["logs", "--console", "next"]);
+    assert!(console.starts_with("writes [(1, 2)]\nrenewed as "), "{console}");
     // One that somebody waits for, with everything that its command says.
     let words = [
         "run",

@@ -95,6 +95,18 @@ impl Node<'_> {
             );
         }
         differ(&said)?;
+        let set = self
+            .daemon
+            .state
+            .join("templates")
+            .join(&template)
+            .join("write-set.json");
+        let set: Vec<(u64, u64)> = serde_json::from_slice(&std::fs::read(set)?)?;
+        let pages: u64 = set.iter().map(|(_, pages)| pages).sum();
+        ensure!(
+            (50..2048).contains(&pages),
+            "the first clone wrote {pages} pages: {set:?}"
+        );
         let limit = self.run(&[], &["sh", "-c", "cat /sys/fs/cgroup/basalt/pids.max || echo max"])?;
         ensure!(limit.stdout == b"max\n", "a clone inherits a limit: {limit:?}");
         Ok(template)
