@@ -2,8 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::message::{Share, TmpfsMount};
+
 /// What a restored guest must not share with the others that were restored from the same snapshot.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Renew {
     /// The host's time, in nanoseconds since 1970.
     pub clock_ns: u64,
@@ -18,6 +20,12 @@ pub struct Renew {
     /// The most processes and threads that all commands may have together from now on; `None` leaves that as it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pids_max: Option<u64>,
+    /// File systems in memory that it gets, over the root.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tmpfs: Vec<TmpfsMount>,
+    /// Directories that it shares with its host from now on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<Share>,
 }
 
 /// Who a machine is.
@@ -48,18 +56,31 @@ mod tests {
             }),
             hook_ms: 5000,
             thaw: true,
-            pids_max: None,
+            ..Renew::default()
         };
         assert_eq!(
             round_trip(&Request::Renew(Box::new(renew.clone()))),
             r#"{"renew":{"clock_ns":1,"entropy":[1,2],"identity":{"hostname":"box","machine_id":"00112233445566778899aabbccddeeff"},"hook_ms":5000,"thaw":true}}"#
         );
         (renew.identity, renew.pids_max) = (None, Some(100));
+        renew.shares = vec![Share {
+            tag: "volume0".into(),
+            path: "/src".into(),
+            read_only: true,
+        }];
+        renew.tmpfs = vec![TmpfsMount {
+            path: "/run".into(),
+            bytes: None,
+            mode: 0o755,
+            exec: false,
+        }];
         let text = round_trip(&Request::Renew(Box::new(renew)));
         assert!(
             text.contains(r#""identity":null,"#) && text.contains(r#""pids_max":100"#),
             "{text}"
         );
+        let mounts = r#""tmpfs":[{"path":"/run","bytes":null,"mode":493,"exec":false}],"shares":[{"tag":"volume0","path":"/src","read_only":true}]"#;
+        assert!(text.contains(mounts), "{text}");
         let renewed = Reply::Renewed { boot_id: "a-b".into() };
         assert_eq!(round_trip(&renewed), r#"{"renewed":{"boot_id":"a-b"}}"#);
     }

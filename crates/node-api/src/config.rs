@@ -227,11 +227,7 @@ impl SandboxConfig {
         }
         volume::check(&self.volumes)?;
         if self.template.is_some() {
-            let not_given = [
-                (self.volumes.is_empty(), "--volume"),
-                (self.tmpfs.is_empty(), "--tmpfs"),
-                (!self.boot, "--boot"),
-            ];
+            let not_given = [(self.volumes.is_empty(), "--volume"), (!self.boot, "--boot")];
             if let Some((_, flag)) = not_given.iter().find(|(right, _)| !right) {
                 return Err(ConfigError::OfTemplate(flag));
             }

@@ -73,7 +73,7 @@ impl Node {
         let renewal = Renewal {
             identity,
             hooks: HOOKS,
-            pids_max: None,
+            ..Renewal::default()
         };
         let vm = self.restored(entry, place, renewal)?;
         let sandbox = self.runs(entry, &vm)?;

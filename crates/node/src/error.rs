@@ -367,6 +367,17 @@ impl Error {
         of_host || self.is_of_files()
     }
 
+    /// The agent is there, and will not do what it was asked.
+    pub(crate) fn is_agents_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::Agent {
+                cause: agent_api::Error::Refused(_),
+                ..
+            }
+        )
+    }
+
     /// Why a start failed, in a few words that are always the same.
     pub(crate) fn reason(&self) -> &'static str {
         match self {

@@ -12,9 +12,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use agent_api::{Identity, Renew};
+use agent_api::{Identity, Renew, Share, TmpfsMount};
 use base::points;
-use node_api::{Snapshot, State};
+use node_api::{SandboxConfig, Snapshot, State, Tmpfs};
 use observe::span::span;
 use vmm_api::{VmState, VmmClient};
 
@@ -23,7 +23,7 @@ use crate::entry::Entry;
 use crate::node::{Node, to_run, wrong_state};
 use crate::snapshots::{Place, Record};
 use crate::vm::{self, Vm};
-use crate::{Error, clock, disk, memory_files};
+use crate::{Error, clock, disk, memory_files, shares};
 
 /// Bytes of memory a second that a VMM writes at least.
 const SLOWEST: u64 = 32 << 20;
@@ -37,6 +37,37 @@ pub(crate) struct Renewal {
     pub(crate) hooks: Duration,
     /// A limit of its processes.
     pub(crate) pids_max: Option<u64>,
+    /// What is mounted over its root.
+    pub(crate) mounts: Mounts,
+}
+
+/// What a sandbox has over its root, as its agent is told.
+#[derive(Debug, Default)]
+pub(crate) struct Mounts {
+    pub(crate) tmpfs: Vec<TmpfsMount>,
+    pub(crate) shares: Vec<Share>,
+}
+
+impl Mounts {
+    pub(crate) fn of(config: &SandboxConfig) -> Self {
+        Self {
+            tmpfs: config.tmpfs.iter().map(tmpfs).collect(),
+            shares: shares::for_guest(&config.volumes),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tmpfs.is_empty() && self.shares.is_empty()
+    }
+}
+
+fn tmpfs(tmpfs: &Tmpfs) -> TmpfsMount {
+    TmpfsMount {
+        path: tmpfs.path.clone(),
+        bytes: tmpfs.size.map(base::ByteSize::bytes),
+        mode: tmpfs.mode,
+        exec: tmpfs.exec,
+    }
 }
 
 impl Node {
@@ -162,10 +193,7 @@ impl Node {
     pub(crate) fn go_on_after(&self, kept: &Result<(), Error>, vm: &Vm) -> Result<(), Error> {
         match kept {
             // It never stood still.
-            Err(Error::Agent {
-                cause: agent_api::Error::Refused(_),
-                ..
-            }) => Ok(()),
+            Err(error) if error.is_agents_refusal() => Ok(()),
             _ => self.let_go_on(vm),
         }
     }
@@ -191,7 +219,7 @@ impl Node {
 
     /// Gives a guest what nobody else has, and lets its commands go on.
     pub(crate) fn renew(&self, vm: &Vm, renewal: Renewal) -> Result<(), Error> {
-        const RENEWING: &str = "it was given an entropy, a clock and a name of its own";
+        const RENEWING: &str = "it was given an entropy, a clock, a name and mounts of its own";
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let renew = Renew {
             clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
@@ -200,6 +228,8 @@ impl Node {
             hook_ms: u32::try_from(renewal.hooks.as_millis()).unwrap_or(u32::MAX),
             thaw: true,
             pids_max: renewal.pids_max,
+            tmpfs: renewal.mounts.tmpfs,
+            shares: renewal.mounts.shares,
         };
         let mut agent = vm.agent()?;
         let renewed = agent

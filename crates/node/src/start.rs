@@ -22,7 +22,7 @@ use observe::span::{self, span};
 
 use crate::database::Stored;
 use crate::entry::Entry;
-use crate::hold::Renewal;
+use crate::hold::{Mounts, Renewal};
 use crate::launch;
 use crate::node::{Node, to_run, wrong_state};
 use crate::process;
@@ -118,6 +118,7 @@ impl Node {
             let _span = span("template");
             self.template(&entry.stored())
         };
+        let mounts = || Mounts::of(&entry.stored().sandbox.config);
         let mut found = look()?;
         if let Found::Ready { id, place } = &found {
             // Nothing is there yet that could have kept anything.
@@ -130,7 +131,9 @@ impl Node {
                         "sandbox {} boots, as it cannot be cloned of a template: {error}",
                         entry.id
                     );
-                    if error.is_of_files() || !place.is_whole(&entry.stored().sandbox.config.resources) {
+                    // What it was to mount may be why.
+                    let blamed = error.is_of_files() && (mounts().is_empty() || !error.is_agents_refusal());
+                    if blamed || !place.is_whole(&entry.stored().sandbox.config.resources) {
                         self.give_template_up(id);
                     }
                     self.clear(entry)?;
@@ -140,16 +143,26 @@ impl Node {
             }
         }
         self.make_disk(entry, None)?;
-        let (vm, agent) = self.boot(entry, Some(cancel))?;
         let Found::Missing(lease) = found else {
-            return Ok((vm, agent));
+            return self.boot(entry, mounts(), Some(cancel));
         };
+        // What is mounted is no clone's but its own.
+        let (vm, agent) = self.boot(entry, Mounts::default(), Some(cancel))?;
         // As in a snapshot: a clone would deal with its end.
         agent
             .set_read_timeout(Some(self.config.limits.answer))
             .and_then(|()| agent.hang_up())
             .map_err(|error| vm.diagnose("its agent was to hang up", error))?;
         self.keep_template(entry, &vm, lease)?;
+        let mounts = mounts();
+        if !mounts.is_empty() {
+            let _span = span("mounts");
+            let renewal = Renewal {
+                mounts,
+                ..Renewal::default()
+            };
+            self.renew(&vm, renewal)?;
+        }
         let agent = vm.agent()?;
         Ok((vm, agent))
     }
@@ -161,6 +174,7 @@ impl Node {
             identity: Some(identity(&stored)?),
             pids_max: stored.sandbox.config.limits.pids,
             hooks,
+            mounts: Mounts::of(&stored.sandbox.config),
         };
         let vm = self.restored(entry, place, renewal)?;
         let mut agent = vm.agent()?;
@@ -193,7 +207,7 @@ impl Node {
             stored.sandbox.template = None;
         })?;
         let started = self
-            .boot(entry, None)
+            .boot(entry, Mounts::of(&sandbox.config), None)
             .and_then(|(vm, agent)| self.start_command(entry, &vm, agent));
         if let Err(error) = &started {
             self.clear(entry)?;
@@ -262,7 +276,7 @@ impl Node {
     }
 
     /// Everything from a made sandbox to one whose machine has booted and has its root.
-    fn boot(&self, entry: &Arc<Entry>, cancel: Option<BorrowedFd<'_>>) -> Result<Machine, Error> {
+    fn boot(&self, entry: &Arc<Entry>, mounts: Mounts, cancel: Option<BorrowedFd<'_>>) -> Result<Machine, Error> {
         let stored = entry.stored();
         let attachment = {
             let _span = span("network");
@@ -284,7 +298,7 @@ impl Node {
         let mut agent = vm.boot(prepared, cancel, &|point| self.points.at(point))?;
         {
             let _span = span("guest prepared");
-            vm.prepare(&mut agent, &stored, guest)?;
+            vm.prepare(&mut agent, &stored, guest, mounts)?;
         }
         self.points.at(points::START_PREPARED);
         trace::agent(&mut agent, self.config.limits.answer, false)

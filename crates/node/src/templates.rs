@@ -232,8 +232,8 @@ impl Node {
     /// What there is for a sandbox that is about to be made.
     pub(crate) fn template(self: &Arc<Self>, stored: &Stored) -> Result<Found, Error> {
         let config = &stored.sandbox.config;
-        // What is mounted over the root is not part of a shape.
-        if config.boot || !config.volumes.is_empty() || !config.tmpfs.is_empty() {
+        // The directories of a machine's devices are those that it was made with.
+        if config.boot || !config.volumes.is_empty() {
             return Ok(Found::Nothing);
         }
         let shape = self.shape_of(&stored.sandbox.digest, &config.resources, stored.networked)?;

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use agent_api::{Connection, DiskName, Duplex, GuestNetwork, Prepare, RootDisk, TmpfsMount, VSOCK_PORT};
+use agent_api::{Connection, DiskName, Duplex, GuestNetwork, Prepare, RootDisk, VSOCK_PORT};
 use observe::span::span;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -18,6 +18,7 @@ use wire::packet::{PacketError, PacketSocket};
 use crate::Error;
 use crate::config::TimeLimits;
 use crate::database::Stored;
+use crate::hold::Mounts;
 use crate::launch::{Prepared, ROOT_SERIAL, Restoring, WRITABLE_SERIAL};
 use crate::paths::SandboxPaths;
 use crate::process::{self, readable, timespec};
@@ -242,6 +243,7 @@ impl Vm {
         agent: &mut Connection<Timed>,
         stored: &Stored,
         network: Option<GuestNetwork>,
+        mounts: Mounts,
     ) -> Result<(), Error> {
         const DURING: &str = "the guest was prepared";
         let disk = |serial: &str, fs: &str| RootDisk {
@@ -263,8 +265,8 @@ impl Vm {
             clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
             entropy: entropy()?,
             network,
-            shares: crate::shares::for_guest(&sandbox.config.volumes),
-            tmpfs: sandbox.config.tmpfs.iter().map(tmpfs).collect(),
+            shares: mounts.shares,
+            tmpfs: mounts.tmpfs,
             pids_max: sandbox.config.limits.pids,
         };
         let prepared = agent
@@ -361,15 +363,6 @@ fn as_made(error: Error) -> Error {
     match error {
         Error::RefusedWhile { cause, log, .. } => Error::Refused { cause, log },
         error => error,
-    }
-}
-
-fn tmpfs(tmpfs: &node_api::Tmpfs) -> TmpfsMount {
-    TmpfsMount {
-        path: tmpfs.path.clone(),
-        bytes: tmpfs.size.map(base::ByteSize::bytes),
-        mode: tmpfs.mode,
-        exec: tmpfs.exec,
     }
 }
 

@@ -166,7 +166,7 @@ fn renew(hook_ms: u32) -> Renew {
         }),
         hook_ms,
         thaw: true,
-        pids_max: None,
+        ..Renew::default()
     }
 }
 
@@ -235,7 +235,6 @@ fn commands_stand_still_until_the_renewal() {
     // Not asked to let them go on.
     let request = Renew {
         thaw: false,
-        pids_max: None,
         ..renew(0)
     };
     assert_eq!(other.renew(&request).unwrap(), "a-boot");

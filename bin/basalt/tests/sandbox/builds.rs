@@ -150,6 +150,23 @@ pub(crate) fn commands_are_run_and_what_they_made_is_cloned() {
         );
         assert!(said.contains(next), "{said}");
     }
+    done(
+        &world,
+        &[
+            "run",
+            "-d",
+            "--name",
+            "mounted",
+            "--template",
+            "web",
+            "--tmpfs",
+            "/x",
+            "sleep",
+            "1000",
+        ],
+    );
+    let console = done(&world, &["logs", "--console", "mounted"]);
+    assert!(console.ends_with(" tmpfs /x\n"), "{console}");
     let said = refusal(&world, &["run", "--template", "none", "true"]);
     assert!(said.contains("there is no template `none`"), "{said}");
     let shown = &json(&world, &["template", "inspect", "web"])[0];

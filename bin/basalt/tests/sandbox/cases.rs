@@ -121,6 +121,10 @@ pub(crate) const ALL: &[(&str, fn())] = &[
         templates::the_first_is_kept_and_the_next_are_cloned,
     ),
     (
+        "what_is_mounted_is_each_clones_own",
+        templates::what_is_mounted_is_each_clones_own,
+    ),
+    (
         "templates_follow_programs_and_images",
         templates::templates_follow_programs_and_images,
     ),

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::world::{World, text};
 
 pub(crate) fn limits_are_kept_shown_and_refused_where_they_are_nonsense() {
-    let world = World::new("");
+    let world = World::new("can be kept");
     let words = [
         "run",
         "-d",

@@ -326,7 +326,14 @@ fn clones(console: File) -> Clones {
             let identity = renew.identity.as_ref();
             let name = identity.map_or("the same", |identity| identity.hostname.as_str());
             let id = identity.map(|identity| identity.machine_id.clone());
-            writeln!(&console, "renewed as {name} {}", id.as_deref().unwrap_or("-")).unwrap();
+            let tmpfs = renew.tmpfs.iter().map(|tmpfs| format!(" tmpfs {}", tmpfs.path));
+            let shares = renew.shares.iter();
+            let shares = shares.map(|share| format!(" {} {} ro={}", share.tag, share.path, share.read_only));
+            let mounts: String = tmpfs.chain(shares).collect();
+            writeln!(&console, "renewed as {name} {}{mounts}", id.as_deref().unwrap_or("-")).unwrap();
+            if mounts.contains("/refused") {
+                return Err(agent::Error::Refused("nothing can be mounted at /refused".to_owned()));
+            }
             Ok(Renewed {
                 boot_id: "a-boot".to_owned(),
                 machine_id: id,

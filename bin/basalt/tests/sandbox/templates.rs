@@ -100,6 +100,34 @@ pub(crate) fn the_first_is_kept_and_the_next_are_cloned() {
     assert_eq!(template_of(&world, "two"), None);
 }
 
+/// What its agent was told.
+fn console(world: &World, name: &str) -> String {
+    done(world, &["logs", "--console", name])
+}
+
+pub(crate) fn what_is_mounted_is_each_clones_own() {
+    let world = World::new("can be kept");
+    // The first one is kept before it has anything that others should not have.
+    detached(&world, "one", &sleeping(&["--tmpfs", "/one"]));
+    let kept = wait_for_templates(&world, 1);
+    assert_eq!(template_of(&world, "one"), None);
+    assert_eq!(
+        console(&world, "one"),
+        "settled\nrenewed as the same -\nrenewed as the same - tmpfs /one\n"
+    );
+    detached(&world, "two", &sleeping(&["--tmpfs", "/two", "--tmpfs", "/a"]));
+    assert_eq!(template_of(&world, "two").as_ref(), kept.first());
+    let told = console(&world, "two");
+    assert!(told.ends_with(" tmpfs /two tmpfs /a\n"), "{told}");
+    detached(&world, "three", &SLEEP);
+    assert_eq!(template_of(&world, "three").as_ref(), kept.first());
+    assert!(!console(&world, "three").contains("tmpfs"));
+    // What cannot be mounted is not the template's fault: the sandbox boots, and fails or not by itself.
+    detached(&world, "four", &sleeping(&["--tmpfs", "/refused"]));
+    assert_eq!(template_of(&world, "four"), None);
+    assert_eq!(templates(&world), kept);
+}
+
 pub(crate) fn templates_follow_programs_and_images() {
     let world = World::new("can be kept");
     detached(&world, "one", &SLEEP);

@@ -19,6 +19,7 @@ mod shed;
 mod tmpfs;
 mod vsock;
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -216,7 +217,7 @@ fn prepare(prepare: &Prepare, log: &LogAhead) -> Result<File, Error> {
     if let Some(id) = &prepare.machine_id {
         names::write_machine_id(Path::new("/"), id)?;
     }
-    mounts::mount_all(prepare)?;
+    mounts::mount_all(&prepare.tmpfs, &prepare.shares, &mut BTreeSet::new())?;
     marks::mark("prepared");
     Ok(writable)
 }

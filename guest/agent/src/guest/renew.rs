@@ -1,6 +1,7 @@
 //! Settling before a snapshot, and becoming a machine of its own after a restore: the steps that need the machine, in their
 //! order. Commands stand still meanwhile; letting them is not done here.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use agent_api::{GuestNetwork, Renew};
 use observe::marks;
 
 use super::boot_id::BootId;
-use super::{LogAhead, hwrng, names, net, seed, shed};
+use super::{LogAhead, hwrng, mounts, names, net, seed, shed};
 use crate::Error;
 use crate::clones::{Clones, Renewed};
 
@@ -27,6 +28,8 @@ pub(crate) struct Renewal {
     log: Arc<LogAhead>,
     /// A directory of the disk that takes what is written, where there is one.
     disk: Mutex<Option<File>>,
+    /// Where renewals have mounted something.
+    mounted: Mutex<BTreeSet<String>>,
 }
 
 impl Renewal {
@@ -37,6 +40,7 @@ impl Renewal {
             boot_id: BootId::in_initial_root()?,
             own: Mutex::new(net::own_address(None)),
             disk: Mutex::new(None),
+            mounted: Mutex::default(),
         })
     }
 
@@ -85,6 +89,10 @@ impl Renewal {
         }
         let boot_id = self.boot_id.renew()?;
         marks::mark("renew: boot id changed");
+        let mut mounted = self.mounted.lock().unwrap_or_else(PoisonError::into_inner);
+        mounts::mount_all(&request.tmpfs, &request.shares, &mut mounted)?;
+        drop(mounted);
+        marks::mark("renew: mounted");
         let machine_id = names::machine_id(Path::new(ROOT));
         Ok(Renewed { boot_id, machine_id })
     }

@@ -237,7 +237,7 @@ fn request(hostname: &str, digit: char, days: u64) -> Result<Renew> {
         }),
         hook_ms: HOOK_MS,
         thaw: true,
-        pids_max: None,
+        ..Renew::default()
     })
 }
 

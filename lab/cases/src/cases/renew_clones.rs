@@ -162,7 +162,7 @@ fn clone(mut guest: Guest<'_>, name: &str, frozen: &Frozen) -> Result<Said> {
         identity: Some(identity.clone()),
         hook_ms: 10_000,
         thaw: true,
-        pids_max: None,
+        ..Renew::default()
     };
     let boot_id = guest.connect()?.renew(&request).context("renewing")?;
     ensure!(boot_id != frozen.boot_id, "its boot id is the original's");
