@@ -14,8 +14,18 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// Every filter of a kind of thread; `vcpu` first, because the rules of the process's filter are tried in this order.
-const KINDS: [&str; 10] = [
-    "vcpu", "block", "block-io", "net", "console", "rng", "vsock", "fs", "main", "loader",
+const KINDS: [&str; 11] = [
+    "vcpu",
+    "block",
+    "block-io",
+    "net",
+    "console",
+    "rng",
+    "vsock",
+    "fs",
+    "fs-dormant",
+    "main",
+    "loader",
 ];
 
 /// Part of every filter.

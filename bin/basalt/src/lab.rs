@@ -76,9 +76,7 @@ pub(crate) fn run(args: &RunArgs, image: &Opened, set: &[String], log_level: Log
     let lab = bring_up(output)?;
     let mut connection = connect(&lab)?;
     send_image(&mut connection, image, output)?;
-    let volumes = args.volume.iter().map(served).collect::<Result<Vec<_>>>()?;
-    let mut args = args.clone();
-    (args.volume, args.volume_json) = (Vec::new(), volumes);
+    let args = with_served_volumes(args)?;
     let argv = far_argv(&args, Some(&image.digest()), set, log_level, output.json())?;
     execute(&mut connection, argv, args.tty, args.interactive)
 }
@@ -86,8 +84,17 @@ pub(crate) fn run(args: &RunArgs, image: &Opened, set: &[String], log_level: Log
 /// The same of a template that is there.
 pub(crate) fn run_of_template(args: &RunArgs, set: &[String], log_level: LogLevel, output: &Output) -> Result<u8> {
     let mut connection = connect_if_up("templates: `basalt template build` brings it up")?;
-    let argv = far_argv(args, None, set, log_level, output.json())?;
+    let args = with_served_volumes(args)?;
+    let argv = far_argv(&args, None, set, log_level, output.json())?;
     execute(&mut connection, argv, args.tty, args.interactive)
+}
+
+/// The same, with directories of this machine as they are found there.
+fn with_served_volumes(args: &RunArgs) -> Result<RunArgs> {
+    let mut args = args.clone();
+    let volumes = args.volume.drain(..);
+    args.volume_json = volumes.map(|one| served(&one)).collect::<Result<_>>()?;
+    Ok(args)
 }
 
 /// `basalt template build` there: the image is sent, files and this environment's variables are read here.

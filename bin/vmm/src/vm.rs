@@ -455,7 +455,7 @@ fn shared_directories(specs: &[DeviceSpec], fds: &FdTable) -> Result<Vec<OwnedFd
     let mut directories = Vec::new();
     for spec in specs.iter().filter(|spec| spec.kind == FsConfig::KIND) {
         let config: FsConfig = device::parse_config(spec).map_err(|error| refuse(ErrorKind::Invalid, error))?;
-        let FsSource::Directory(served) = config.source else {
+        let Some(FsSource::Directory(served)) = config.source else {
             continue;
         };
         if let Some(fd) = fds.peek(served.directory) {

@@ -132,7 +132,7 @@ impl Reply {
     }
 
     /// The refusal of a request, if it wants a reply at all.
-    pub(crate) fn refuse(&mut self, request: &[u8], room: usize, error: Errno) {
+    pub fn refuse(&mut self, request: &[u8], room: usize, error: Errno) {
         self.none();
         if let Some((header, _)) = parse(request).filter(|(header, _)| header.wants_reply()) {
             self.begin(room);

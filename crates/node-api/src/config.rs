@@ -124,11 +124,9 @@ pub enum ConfigError {
     /// No command for `sh -c`.
     #[error("{0:?} is nothing that `sh -c` could run: write a command, without zero bytes")]
     Script(String),
-    /// What a machine that goes on from a template cannot get.
-    #[error(
-        "a sandbox of a template has the template's disks and shared directories, and boots nothing: leave {0} out"
-    )]
-    OfTemplate(&'static str),
+    /// A machine that goes on from a template, and boots.
+    #[error("a sandbox of a template boots nothing: leave --boot out, or the template")]
+    OfTemplate,
     /// Not a host name.
     #[error("`{0}` cannot be a host name: 1 to 64 letters, digits, dots and dashes")]
     Hostname(String),
@@ -226,11 +224,8 @@ impl SandboxConfig {
             return Err(ConfigError::Ports);
         }
         volume::check(&self.volumes)?;
-        if self.template.is_some() {
-            let not_given = [(self.volumes.is_empty(), "--volume"), (!self.boot, "--boot")];
-            if let Some((_, flag)) = not_given.iter().find(|(right, _)| !right) {
-                return Err(ConfigError::OfTemplate(flag));
-            }
+        if self.template.is_some() && self.boot {
+            return Err(ConfigError::OfTemplate);
         }
         let both = |volume: &&VolumeMount| self.tmpfs.iter().any(|tmpfs| tmpfs.path == volume.target);
         if let Some(volume) = self.volumes.iter().find(both) {
@@ -325,8 +320,8 @@ mod tests {
         };
         assert_eq!(broken(rate_of_nothing), ConfigError::NetRate);
         assert_eq!(
-            broken(|c| c.template = Some("web".into())),
-            ConfigError::OfTemplate("--volume")
+            broken(|c| (c.template, c.boot) = (Some("web".into()), true)),
+            ConfigError::OfTemplate
         );
         assert_eq!(broken(|c| c.limits.pids = Some(0)), ConfigError::Pids(0));
         assert_eq!(

@@ -26,7 +26,7 @@ use crate::snapshots::{Begun, Place};
 use crate::start::Started;
 use crate::templates::{Record, Shape, id, touch};
 use crate::vm::Vm;
-use crate::{Error, clock};
+use crate::{Error, clock, shares};
 
 /// A template that is being built in a sandbox.
 #[derive(Debug)]
@@ -250,6 +250,9 @@ impl Node {
         let template = &record.template;
         if config.resources != template.resources {
             return Err(Error::TemplateSize(Box::new(template.clone())));
+        }
+        if config.volumes.len() > shares::SLOTS {
+            return Err(Error::TemplateVolumes(template.name().to_owned()));
         }
         match config.network {
             NetworkMode::None if template.networked => return Err(Error::TemplateNetwork(template.name().to_owned())),

@@ -20,7 +20,7 @@ use crate::node::Node;
 use crate::snapshots::{Place, Record};
 use crate::start::{Started, parse_ports};
 use crate::vm::Vm;
-use crate::{Error, launch, limits, memory_files, write_set};
+use crate::{Error, launch, limits, memory_files, shares, write_set};
 
 /// How long each hook of an image may take when it was cloned or put back.
 pub(crate) const HOOKS: Duration = Duration::from_secs(10);
@@ -88,13 +88,17 @@ impl Node {
             self.attach(&stored)?
         };
         self.points.at(points::START_NETWORK);
-        let restoring = {
+        let (volumes, mut restoring) = {
             let _span = span("sockets and files");
+            let volumes = self.open_volumes(&stored.sandbox.config.volumes)?;
             let (paths, image) = (self.sandbox_paths(entry), self.image_of(&stored)?);
-            launch::prepare_restore(&self.config, &stored, &paths, (&image, attachment), place)?
+            let restoring = launch::prepare_restore(&self.config, &stored, &paths, (&image, attachment), place)?;
+            (volumes, restoring)
         };
         self.points.at(points::START_SOCKETS);
-        let (vm, _) = self.spawn(entry, &stored, &restoring.control, &[])?;
+        let (vm, pid) = self.spawn(entry, &stored, &restoring.control, &volumes)?;
+        // As where it boots.
+        restoring.share(shares::share(&volumes, pid, launch::identity(&self.config, &stored))?)?;
         {
             let _span = span("VM restored");
             vm.restore(restoring)?;

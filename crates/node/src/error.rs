@@ -9,6 +9,7 @@ use base::ByteSize;
 use node_api::{ApiError, ErrorKind, State};
 use vmm_api::{ClientError, ExitReason};
 
+use crate::shares::SLOTS;
 use crate::tail::Tail;
 
 /// An error of this crate.
@@ -92,6 +93,11 @@ pub enum Error {
     /// A template without one.
     #[error("the template `{0}` has no network: leave --network node and --publish out, or build another with one")]
     TemplateWithoutNetwork(String),
+    /// More directories than a template's machine has devices for.
+    #[error(
+        "a sandbox of the template `{0}` can have {SLOTS} volumes: leave some out, or share a directory above several of them"
+    )]
+    TemplateVolumes(String),
     /// A template whose image is gone.
     #[error(
         "the image of the template `{name}` is gone, and without it the template is of no use: pull or import sha256:{digest}, or \
@@ -395,6 +401,7 @@ impl Error {
             Self::TemplateSize(_)
             | Self::TemplateNetwork(_)
             | Self::TemplateWithoutNetwork(_)
+            | Self::TemplateVolumes(_)
             | Self::TemplateImage { .. }
             | Self::TemplateOutdated(_)
             | Self::ProgramsReplaced => "template",
@@ -439,6 +446,7 @@ impl Error {
             | Self::TemplateSize(_)
             | Self::TemplateNetwork(_)
             | Self::TemplateWithoutNetwork(_)
+            | Self::TemplateVolumes(_)
             | Self::Jail(host::Error::Share { .. })
             | Self::MoreMemoryThanHost { .. } => ErrorKind::Invalid,
             Self::NotFound(_)

@@ -156,7 +156,11 @@ pub(crate) fn prepare_rollback(
     outside: (&Path, Option<Attachment>),
     place: &Place,
 ) -> Result<(RestoreConfig, Fds), Error> {
-    from_place(stage(config, stored, paths, &paths.next_vsock(), outside)?, place)
+    let (mut config, mut fds) = from_place(stage(config, stored, paths, &paths.next_vsock(), outside)?, place)?;
+    // A sandbox of which there are snapshots has no volumes.
+    share(&mut config.devices, &mut fds, Vec::new())?;
+    config.validate()?;
+    Ok((config, fds))
 }
 
 /// The vsock that listens beside the other takes its place.
@@ -284,24 +288,43 @@ pub(crate) fn queues(resources: &Resources) -> u16 {
 impl Prepared {
     /// Adds the directories that the guest shares with the host.
     pub(crate) fn share(&mut self, shared: Vec<Shared>) -> Result<(), Error> {
-        for volume in shared {
-            let config = FsConfig {
-                tag: volume.tag.clone(),
-                source: match volume.source {
-                    Source::Directory(directory) => FsSource::Directory(FsDirectory {
-                        directory: self.fds.add(directory.directory)?,
-                        descriptors: self.fds.add(directory.descriptors)?,
-                        read_only: directory.read_only,
-                        owners: directory.owners,
-                        max_files: directory.max_files,
-                    }),
-                    Source::Stream(socket) => FsSource::Stream(self.fds.add(socket)?),
-                },
-            };
-            self.config.devices.push(device(&volume.tag, &config)?);
-        }
+        share(&mut self.config.devices, &mut self.fds, shared)?;
         Ok(self.config.validate()?)
     }
+}
+
+impl Restoring {
+    /// The same for one that is restored.
+    pub(crate) fn share(&mut self, shared: Vec<Shared>) -> Result<(), Error> {
+        share(&mut self.config.devices, &mut self.fds, shared)?;
+        Ok(self.config.validate()?)
+    }
+}
+
+/// Adds a device for each directory, and dormant ones up to as many as each machine has.
+fn share(devices: &mut Vec<DeviceSpec>, fds: &mut Fds, shared: Vec<Shared>) -> Result<(), Error> {
+    let count = shared.len();
+    for volume in shared {
+        let source = match volume.source {
+            Source::Directory(directory) => FsSource::Directory(FsDirectory {
+                directory: fds.add(directory.directory)?,
+                descriptors: fds.add(directory.descriptors)?,
+                read_only: directory.read_only,
+                owners: directory.owners,
+                max_files: directory.max_files,
+            }),
+            Source::Stream(socket) => FsSource::Stream(fds.add(socket)?),
+        };
+        devices.push(shared_directory(volume.tag, Some(source))?);
+    }
+    for index in count..shares::SLOTS {
+        devices.push(shared_directory(shares::tag(index), None)?);
+    }
+    Ok(())
+}
+
+fn shared_directory(tag: String, source: Option<FsSource>) -> Result<DeviceSpec, Error> {
+    device(&tag.clone(), &FsConfig { tag, source })
 }
 
 /// Who its VMM is on the host; `None` where VMMs are in no jail.

@@ -29,6 +29,11 @@ pub(crate) const MEMORY: ByteSize = ByteSize::mib(288);
 /// How many descriptors a VMM with volumes may have: these files, and as many again for connections.
 pub(crate) const OPEN_FILES: u64 = 1 << 19;
 
+/// How many shared directories each machine can have at least, whether it has as many or not: a snapshot is restored to the
+/// devices that it was taken with, so that a machine which has none yet can get some later. Each costs a guest's boot 594
+/// exits, an eighth of all, and a VMM a thread (docs/devices/fs.md); few sandboxes have more than two.
+pub(crate) const SLOTS: usize = 2;
+
 /// A volume, open.
 #[derive(Debug)]
 pub(crate) struct Opened {
@@ -66,7 +71,8 @@ pub(crate) struct Directory {
 /// How long whoever serves a directory may take for anything.
 const SERVER_PATIENCE: Duration = Duration::from_secs(60);
 
-fn tag(index: usize) -> String {
+/// What the guest knows one by.
+pub(crate) fn tag(index: usize) -> String {
     format!("volume{index}")
 }
 

@@ -27,7 +27,7 @@ use crate::programs::Files;
 use crate::snapshots::{self, Begun, Place};
 use crate::start::spawn_thread;
 use crate::vm::Vm;
-use crate::{Error, clock};
+use crate::{Error, clock, shares};
 
 /// So many are kept that nobody has built; the one that was not used for the longest time goes first.
 const MOST: usize = 32;
@@ -39,6 +39,9 @@ pub(crate) struct Shape {
     resources: Resources,
     network: Option<GuestNetwork>,
     command_line: String,
+    /// Devices for directories of the host.
+    #[serde(default)]
+    slots: usize,
 }
 
 impl Shape {
@@ -53,6 +56,7 @@ impl Shape {
             resources: resources.clone(),
             network,
             command_line,
+            slots: shares::SLOTS,
         }
     }
 }
@@ -232,8 +236,7 @@ impl Node {
     /// What there is for a sandbox that is about to be made.
     pub(crate) fn template(self: &Arc<Self>, stored: &Stored) -> Result<Found, Error> {
         let config = &stored.sandbox.config;
-        // The directories of a machine's devices are those that it was made with.
-        if config.boot || !config.volumes.is_empty() {
+        if config.boot || config.volumes.len() > shares::SLOTS {
             return Ok(Found::Nothing);
         }
         let shape = self.shape_of(&stored.sandbox.digest, &config.resources, stored.networked)?;

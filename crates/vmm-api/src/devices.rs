@@ -196,8 +196,8 @@ impl DeviceConfig for RngConfig {
 pub struct FsConfig {
     /// What the guest mounts it by: 1 to 36 bytes (virtio 1.2, 5.11.4).
     pub tag: String,
-    /// Where it is served.
-    pub source: FsSource,
+    /// Where it is served; nowhere yet when not given: the VM can be restored with a directory for it.
+    pub source: Option<FsSource>,
 }
 
 /// Where a shared directory is served.

@@ -1,10 +1,14 @@
 //! The device: what the driver sees of it, and its workers.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::Worker;
-use fuse::Answer;
+use fuse::{Answer, Reply};
 use observe::RateLimit;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use state::{Saved, Schema};
 use virtio::{Activation, ActiveQueue, DeviceError, Rounds, VirtioDevice};
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
 
@@ -18,18 +22,52 @@ const QUEUE_SIZES: [u16; 2] = [128, 256];
 /// `num_request_queues` (5.11.4), behind the tag.
 const REQUEST_QUEUES: u32 = 1;
 
+/// The queue of all but urgent requests. The first one of a mount comes here, and without an answer to it no other comes.
+const REQUESTS: u16 = 1;
+
+/// The thread of a device without a directory: it needs no right to files.
+const DORMANT_THREAD: &str = "fs-dormant";
+
+/// A device that nobody has asked anything: a guest knows nothing of what it would serve.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FsState {}
+
+impl Schema for FsState {
+    const KIND: &'static str = "fs";
+    const VERSION: u32 = 1;
+}
+
+/// A directory that is not there.
+struct Nowhere;
+
+impl Answer for Nowhere {
+    fn answer(&self, request: &[u8], room: usize, reply: &mut Reply) {
+        reply.refuse(request, room, Errno::NODEV);
+    }
+}
+
 /// A virtio-fs device.
 pub(crate) struct Fs {
     config: [u8; TAG + 4],
-    server: Arc<dyn Answer>,
+    /// `None` while it is dormant.
+    server: Option<Arc<dyn Answer>>,
     metrics: Metrics,
     // Outlives activations, or a guest could have a line with each reset.
     complaints: Arc<RateLimit>,
     workers: Vec<Worker<Serving>>,
+    /// Those that nobody serves.
+    resting: Vec<ActiveQueue>,
+    /// There was a request.
+    asked: Arc<AtomicBool>,
 }
 
 impl Fs {
-    pub(crate) fn new(tag: [u8; TAG], server: Arc<dyn Answer>, metrics: Metrics, complaints: Arc<RateLimit>) -> Self {
+    pub(crate) fn new(
+        tag: [u8; TAG],
+        server: Option<Arc<dyn Answer>>,
+        metrics: Metrics,
+        complaints: Arc<RateLimit>,
+    ) -> Self {
         let mut config = [0; TAG + 4];
         config[..TAG].copy_from_slice(&tag);
         config[TAG..].copy_from_slice(&REQUEST_QUEUES.to_le_bytes());
@@ -39,6 +77,8 @@ impl Fs {
             metrics,
             complaints,
             workers: Vec::new(),
+            resting: Vec::new(),
+            asked: Arc::default(),
         }
     }
 
@@ -49,13 +89,21 @@ impl Fs {
             }
         }
         for queue in activation.queues {
-            let name = format!("fs-q{}", queue.index);
+            let (name, server) = match &self.server {
+                Some(server) => (format!("fs-q{}", queue.index), Arc::clone(server)),
+                None if queue.index == REQUESTS => (DORMANT_THREAD.to_owned(), Arc::new(Nowhere) as _),
+                None => {
+                    self.resting.push(queue);
+                    continue;
+                }
+            };
             let rounds = Rounds::of(&queue)?;
             let serving = Serving {
                 queue,
                 memory: Arc::clone(&activation.memory),
                 interrupt: Arc::clone(&activation.interrupt),
-                server: Arc::clone(&self.server),
+                server,
+                asked: Arc::clone(&self.asked),
                 metrics: self.metrics.clone(),
                 complaints: Arc::clone(&self.complaints),
             };
@@ -97,7 +145,7 @@ impl VirtioDevice for Fs {
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
-        let mut queues = Vec::new();
+        let mut queues = std::mem::take(&mut self.resting);
         for worker in std::mem::take(&mut self.workers) {
             match worker.stop() {
                 Some(serving) => queues.push(serving.queue),
@@ -105,5 +153,28 @@ impl VirtioDevice for Fs {
             }
         }
         queues
+    }
+
+    fn save(&self) -> Result<Saved, DeviceError> {
+        match self.asked.load(Ordering::Relaxed) {
+            // What a guest knows of files are numbers that this server gave out.
+            true => Err(DeviceError::NotSaved),
+            false => Ok(Saved::of(&FsState {})?),
+        }
+    }
+
+    fn restore(&mut self, saved: &Saved) -> Result<(), DeviceError> {
+        let FsState {} = saved.read("fs")?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_is_what_the_golden_file_says() {
+        state::golden::check(env!("CARGO_MANIFEST_DIR"), &FsState {});
     }
 }

@@ -7,6 +7,9 @@
 //! One worker a queue. Requests and replies are copied: the server works on memory that the guest cannot change under it,
 //! and all that goes into guest memory goes through the chain's checked slices, which keep account of it. Sections cited
 //! are those of virtio 1.2.
+//!
+//! A device can be dormant, without a directory. Until a guest mounts one it sends no request (5.11.6), so that a device
+//! which nobody has asked anything can be saved, and be restored with whatever directory there is then.
 
 mod device;
 mod worker;
@@ -60,9 +63,10 @@ impl DeviceModule for FsModule {
     ) -> Result<Box<dyn VirtioDevice>, CreateError> {
         let config: FsConfig = parse_config(spec)?;
         let tag = tag(&config.tag)?;
-        let source: Arc<dyn Answer> = match &config.source {
-            FsSource::Directory(directory) => Arc::new(serve(directory, fds)?),
-            FsSource::Stream(socket) => Arc::new(Remote::new(File::from(fds.take(*socket)?))),
+        let source: Option<Arc<dyn Answer>> = match &config.source {
+            Some(FsSource::Directory(directory)) => Some(Arc::new(serve(directory, fds)?)),
+            Some(FsSource::Stream(socket)) => Some(Arc::new(Remote::new(File::from(fds.take(*socket)?)))),
+            None => None,
         };
         let bytes = |direction| {
             let labels = [("device", context.id), ("direction", direction)];

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::StopSignal;
 use fuse::{Answer, MAX_REQUEST, Reply};
@@ -22,6 +23,8 @@ pub(crate) struct Serving {
     pub(crate) server: Arc<dyn Answer>,
     pub(crate) metrics: Metrics,
     pub(crate) complaints: Arc<RateLimit>,
+    /// Set by the first request. Whoever reads it has stopped this worker.
+    pub(crate) asked: Arc<AtomicBool>,
 }
 
 /// Where requests and replies lie while they are served.
@@ -73,6 +76,7 @@ impl Serving {
             self.metrics.refused.increment();
             return 0;
         };
+        self.asked.store(true, Ordering::Relaxed);
         self.metrics.requests.increment();
         self.metrics.from_guest.add(request.len() as u64);
         let mut writer = chain.writer();

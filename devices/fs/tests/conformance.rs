@@ -23,11 +23,67 @@ fn it_conforms() {
     run(&Subject::new(move || make(&config(), &path).unwrap(), request)).unwrap();
 }
 
+/// Without a directory.
+fn dormant() -> FsConfig {
+    FsConfig {
+        source: None,
+        ..config()
+    }
+}
+
+#[test]
+fn without_a_directory_it_conforms_too() {
+    let request = Request {
+        queue: 1,
+        readable: request(op::STATFS, 1, &[]),
+        writable: 96,
+    };
+    run(&Subject::new(move || make(&dormant(), "/".as_ref()).unwrap(), request)).unwrap();
+}
+
+#[test]
+fn without_a_directory_every_request_is_refused() {
+    let mut driver = Driver::new(make(&dormant(), "/".as_ref()).unwrap());
+    driver.start();
+    let pushed = driver.push(1, &[&request(op::STATFS, 1, &[])], &[96]);
+    driver.kick(1);
+    assert_eq!(driver.wait_used(1).unwrap().written, 16);
+    let reply = driver.bytes(pushed.writable[0]);
+    assert_eq!(word(&reply, 4).cast_signed(), -rustix::io::Errno::NODEV.raw_os_error());
+}
+
+#[test]
+fn one_that_nobody_has_asked_anything_goes_on_with_another_directory() {
+    let (old, new) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    std::fs::write(new.path().join("file"), "content").unwrap();
+    for before in [dormant(), config()] {
+        let mut driver = Driver::new(make(&before, old.path()).unwrap());
+        driver.start();
+        driver.migrate(make(&config(), new.path()).unwrap()).unwrap();
+        driver.push(1, &[&request(op::LOOKUP, 1, b"file\0")], &[144]);
+        driver.kick(1);
+        assert_eq!(driver.wait_used(1).unwrap().written, 144);
+        // From here on the guest knows something of it.
+        assert!(driver.migrate(make(&config(), new.path()).unwrap()).is_err());
+    }
+    let other = FsConfig {
+        tag: "another".into(),
+        ..dormant()
+    };
+    let mut driver = Driver::new(make(&other, old.path()).unwrap());
+    driver.start();
+    let refused = driver.migrate(make(&config(), new.path()).unwrap()).unwrap_err();
+    assert!(refused.to_string().contains("properties"), "{refused}");
+}
+
 #[test]
 fn a_snapshot_with_it_is_refused_in_a_sentence() {
     let directory = tempfile::tempdir().unwrap();
     let mut driver = Driver::new(make(&config(), directory.path()).unwrap());
     driver.start();
+    driver.push(1, &[&request(op::STATFS, 1, &[])], &[96]);
+    driver.kick(1);
+    driver.wait_used(1).unwrap();
     driver.device().pause();
     let error = driver.device().save().unwrap_err().to_string();
     assert_eq!(
@@ -105,8 +161,8 @@ fn its_tag_and_its_one_request_queue_are_in_its_configuration() {
 
 fn directory_of(config: &mut FsConfig) -> &mut FsDirectory {
     match &mut config.source {
-        FsSource::Directory(directory) => directory,
-        FsSource::Stream(_) => panic!("it is served elsewhere"),
+        Some(FsSource::Directory(directory)) => directory,
+        _ => panic!("it is served elsewhere"),
     }
 }
 
@@ -123,5 +179,5 @@ fn what_cannot_be_is_refused_with_a_reason() {
     assert!(refused(|c| c.tag = "a\0b".into()).contains("tag"));
     assert!(refused(|c| directory_of(c).max_files = 1).contains("16"));
     assert!(refused(|c| directory_of(c).directory = vmm_api::FdRef(9)).contains('9'));
-    assert!(refused(|c| c.source = FsSource::Stream(vmm_api::FdRef(9))).contains('9'));
+    assert!(refused(|c| c.source = Some(FsSource::Stream(vmm_api::FdRef(9)))).contains('9'));
 }

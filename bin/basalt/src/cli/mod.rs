@@ -347,7 +347,7 @@ pub(crate) struct RunArgs {
 
     /// Go on from a template that was built (`basalt template build`): a name, or an id or its beginning. Image, size and network
     /// are the template's, and what follows is the command.
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["volume", "boot", "pull"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["boot", "pull"])]
     pub(crate) template: Option<String>,
 
     #[command(flatten)]
@@ -497,7 +497,7 @@ mod tests {
         ] {
             assert_eq!(both(args), (None, ["sh", "-c", "exit 3"].map(str::to_owned).to_vec()));
         }
-        for flag in ["--volume=a:/b", "--boot", "--pull=always"] {
+        for flag in ["--boot", "--pull=always"] {
             assert!(refusal(&["--template", "web", flag]).contains("--template"), "{flag}");
         }
     }

@@ -74,6 +74,15 @@ fn nothing_is_left(world: &World) {
     wait_for("the VMM's end", || world.vmms().is_empty().then_some(()));
 }
 
+/// What is mounted is this sandbox's, and was not there when it was built.
+fn a_clone_has_mounts(world: &World) {
+    let options = ["run", "-d", "--name", "mounted", "--template", "web"];
+    let mounts = ["--tmpfs", "/x", "-v", "/usr:/usr:ro", "sleep", "1000"];
+    done(world, &[options, mounts].concat());
+    let console = done(world, &["logs", "--console", "mounted"]);
+    assert!(console.ends_with(" tmpfs /x volume0 /usr ro=true\n"), "{console}");
+}
+
 pub(crate) fn commands_are_run_and_what_they_made_is_cloned() {
     let world = World::new("can be kept");
     let file = world.path("made");
@@ -142,7 +151,11 @@ pub(crate) fn commands_are_run_and_what_they_made_is_cloned() {
     for (flags, next) in [
         (&["--cpus", "2"][..], "1 CPU, 512 MiB of memory and a disk of 64 MiB"),
         (&["--disk", "0"], "leave --cpus"),
-        (&["--volume", "/tmp:/x"], "--template"),
+        (
+            &["-v", "/usr:/a", "-v", "/usr:/b", "-v", "/usr:/c"],
+            "can have 2 volumes",
+        ),
+        (&["--boot"], "--template"),
     ] {
         let said = refusal(
             &world,
@@ -150,23 +163,7 @@ pub(crate) fn commands_are_run_and_what_they_made_is_cloned() {
         );
         assert!(said.contains(next), "{said}");
     }
-    done(
-        &world,
-        &[
-            "run",
-            "-d",
-            "--name",
-            "mounted",
-            "--template",
-            "web",
-            "--tmpfs",
-            "/x",
-            "sleep",
-            "1000",
-        ],
-    );
-    let console = done(&world, &["logs", "--console", "mounted"]);
-    assert!(console.ends_with(" tmpfs /x\n"), "{console}");
+    a_clone_has_mounts(&world);
     let said = refusal(&world, &["run", "--template", "none", "true"]);
     assert!(said.contains("there is no template `none`"), "{said}");
     let shown = &json(&world, &["template", "inspect", "web"])[0];

@@ -122,10 +122,49 @@ pub(crate) fn what_is_mounted_is_each_clones_own() {
     detached(&world, "three", &SLEEP);
     assert_eq!(template_of(&world, "three").as_ref(), kept.first());
     assert!(!console(&world, "three").contains("tmpfs"));
+    // So are directories of the host, for which each machine has two devices.
+    for (name, volumes, told) in [
+        (
+            "four",
+            &["-v", "/usr:/four:ro", "-v", "kept:/b"][..],
+            " volume0 /four ro=true volume1 /b ro=false\n",
+        ),
+        ("five", &["-v", "/etc:/five"], " volume0 /five ro=false\n"),
+    ] {
+        detached(&world, name, &sleeping(volumes));
+        assert_eq!(template_of(&world, name).as_ref(), kept.first(), "{name}");
+        assert!(console(&world, name).ends_with(told), "{}", console(&world, name));
+        let volumes = json(&world, &["inspect", name])[0]["volumes"].take();
+        assert_eq!(
+            volumes.as_array().unwrap().len(),
+            told.matches(" ro=").count(),
+            "{volumes}"
+        );
+    }
+    let many = ["-v", "/usr:/a", "-v", "/usr:/b", "-v", "/usr:/c"];
+    detached(&world, "many", &sleeping(&many));
+    assert_eq!(template_of(&world, "many"), None);
+    // A directory that is not there is nobody's fault but the asker's.
+    let refused = world.verb(&["run", "--disk", "64m", "-v", "/nowhere:/x", "tiny", "true"]);
+    assert!(
+        text(&refused.stderr).contains("is not there"),
+        "{}",
+        text(&refused.stderr)
+    );
     // What cannot be mounted is not the template's fault: the sandbox boots, and fails or not by itself.
-    detached(&world, "four", &sleeping(&["--tmpfs", "/refused"]));
-    assert_eq!(template_of(&world, "four"), None);
+    detached(&world, "six", &sleeping(&["--tmpfs", "/refused"]));
+    assert_eq!(template_of(&world, "six"), None);
     assert_eq!(templates(&world), kept);
+    // One that is started again has what it had, and boots.
+    done(&world, &["kill", "four"]);
+    done(&world, &["start", "four"]);
+    assert_eq!(template_of(&world, "four"), None);
+    // A sandbox with volumes is the first of its kind.
+    detached(&world, "first", &sleeping(&["--memory", "256m", "-v", "kept:/x"]));
+    wait_for_templates(&world, 2);
+    assert!(console(&world, "first").ends_with("the same - volume0 /x ro=false\n"));
+    detached(&world, "second", &sleeping(&["--memory", "256m"]));
+    assert!(template_of(&world, "second").is_some());
 }
 
 pub(crate) fn templates_follow_programs_and_images() {

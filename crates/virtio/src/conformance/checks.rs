@@ -3,6 +3,7 @@
 use super::driver::{Driver, Pushed};
 use super::{Outcome, Request, Subject};
 use crate::device::DeviceError;
+use crate::transport::TransportError;
 
 type Check = fn(&Subject) -> Outcome;
 
@@ -222,12 +223,13 @@ fn pause(subject: &Subject) -> Outcome {
 /// A device that has a saved form goes on in another that was just made: with a request that came before, or with a kick
 /// that nobody has seen.
 fn saved(subject: &Subject) -> Outcome {
-    if matches!((subject.make)().save(), Err(DeviceError::NotSaved)) {
-        return Ok(());
-    }
     let (mut driver, log) = subject.driver();
     let move_on = |driver: &mut Driver| {
-        let moved = driver.migrate((subject.make)());
+        let moved = match driver.migrate((subject.make)()) {
+            // One that has no saved form, or none any more, goes on as if nobody had asked.
+            Err(TransportError::Device(DeviceError::NotSaved)) => driver.device().resume().map_err(Into::into),
+            moved => moved,
+        };
         moved.map_err(|error| format!("it does not go on in another: {error}"))
     };
     // Before its driver has come.

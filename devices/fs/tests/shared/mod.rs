@@ -18,7 +18,7 @@ fn open(path: &Path) -> OwnedFd {
 pub(crate) fn config() -> FsConfig {
     FsConfig {
         tag: "shared".into(),
-        source: FsSource::Directory(FsDirectory {
+        source: Some(FsSource::Directory(FsDirectory {
             directory: FdRef(0),
             descriptors: FdRef(1),
             read_only: false,
@@ -27,7 +27,7 @@ pub(crate) fn config() -> FsConfig {
                 gid: rustix::process::getegid().as_raw(),
             },
             max_files: 64,
-        }),
+        })),
     }
 }
 

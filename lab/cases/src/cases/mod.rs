@@ -34,6 +34,7 @@ mod terminal;
 mod vcpu_state;
 mod vmm_api;
 mod volumes;
+mod volumes_clones;
 mod vsock;
 
 use crate::Case;
@@ -69,6 +70,7 @@ pub(crate) const ALL: &[&Case] = &[
     &daemon_life::LIFE,
     &daemon_life::ADOPTION,
     &volumes::CASE,
+    &volumes_clones::CASE,
     &copy::COPY,
     &copy::TMPFS,
     &limits::CPU,

@@ -50,7 +50,7 @@ fn host(host: &Host) -> Result<()> {
         "a link is resolved once, and told: {}",
         found["volumes"]
     );
-    jail(&daemon)?;
+    jail(&daemon, 6)?;
     let said = daemon.ok(&["exec", "one", "python3", "/shared/volumes.py"])?;
     ensure!(said == "all is well\n", "the guest's half said {said:?}");
     found_on_the_host(&shared)?;
@@ -154,8 +154,8 @@ fn found_on_the_host(shared: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Only the threads that serve directories have rights to files, and only those.
-fn jail(daemon: &Daemon<'_>) -> Result<()> {
+/// Only the threads that serve directories, two for each, have rights to files, and only those.
+pub(super) fn jail(daemon: &Daemon<'_>, threads: usize) -> Result<()> {
     let vmm = daemon.processes("basalt-vmm")?;
     let pid = vmm.first().context("no VMM")?.as_raw_nonzero();
     let mut serving = 0;
@@ -194,7 +194,7 @@ fn jail(daemon: &Daemon<'_>) -> Result<()> {
             "{name} is not confined"
         );
     }
-    ensure!(serving == 6, "{serving} threads serve three directories");
+    ensure!(serving == threads, "{serving} threads serve directories, not {threads}");
     Ok(())
 }
 
