@@ -15,7 +15,7 @@ use serde::Deserialize;
 use crate::vmm::TRACES;
 
 /// The filters, by the names that threads have in a trace, without their numbers.
-const FILTERS: [(&str, &[&str], &str); 10] = [
+const FILTERS: [(&str, &[&str], &str); 11] = [
     (
         "main",
         &["basalt-vmm", "loader"],
@@ -46,6 +46,11 @@ const FILTERS: [(&str, &[&str], &str); 10] = [
     ("rng", &["rng"], include_str!("../../../bin/vmm/seccomp/rng.toml")),
     ("vsock", &["vsock"], include_str!("../../../bin/vmm/seccomp/vsock.toml")),
     ("fs", &["fs-q"], include_str!("../../../bin/vmm/seccomp/fs.toml")),
+    (
+        "fs-dormant",
+        &["fs-dormant"],
+        include_str!("../../../bin/vmm/seccomp/fs-dormant.toml"),
+    ),
 ];
 
 const COMMON: &str = include_str!("../../../bin/vmm/seccomp/common.toml");
