@@ -26,6 +26,10 @@ pub struct Renew {
     /// Directories that it shares with its host from now on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shares: Vec<Share>,
+    /// The machine was restored while commands may have been running: TCP connections that lead out of it are ended. False for
+    /// one that goes on after its own snapshot.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub restored: bool,
 }
 
 /// Who a machine is.
@@ -62,7 +66,7 @@ mod tests {
             round_trip(&Request::Renew(Box::new(renew.clone()))),
             r#"{"renew":{"clock_ns":1,"entropy":[1,2],"identity":{"hostname":"box","machine_id":"00112233445566778899aabbccddeeff"},"hook_ms":5000,"thaw":true}}"#
         );
-        (renew.identity, renew.pids_max) = (None, Some(100));
+        (renew.identity, renew.pids_max, renew.restored) = (None, Some(100), true);
         renew.shares = vec![Share {
             tag: "volume0".into(),
             path: "/src".into(),
@@ -76,7 +80,7 @@ mod tests {
         }];
         let text = round_trip(&Request::Renew(Box::new(renew)));
         assert!(
-            text.contains(r#""identity":null,"#) && text.contains(r#""pids_max":100"#),
+            text.contains(r#""identity":null,"#) && text.contains(r#""pids_max":100,"restored":true"#),
             "{text}"
         );
         let mounts = r#""tmpfs":[{"path":"/run","bytes":null,"mode":493,"exec":false}],"shares":[{"tag":"volume0","path":"/src","read_only":true}]"#;

@@ -100,6 +100,14 @@ impl Socket {
         Self::open(Some(rustix::net::netlink::NETFILTER))
     }
 
+    /// A socket for what sockets there are (sock_diag(7)).
+    ///
+    /// # Errors
+    /// Those of socket(2).
+    pub fn diagnosis() -> io::Result<Self> {
+        Self::open(Some(rustix::net::netlink::SOCK_DIAG))
+    }
+
     fn open(protocol: Option<Protocol>) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;

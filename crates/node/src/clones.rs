@@ -73,6 +73,7 @@ impl Node {
         let renewal = Renewal {
             identity,
             hooks: HOOKS,
+            restored: true,
             ..Renewal::default()
         };
         let vm = self.restored(entry, place, renewal)?;

@@ -39,6 +39,8 @@ pub(crate) struct Renewal {
     pub(crate) pids_max: Option<u64>,
     /// What is mounted over its root.
     pub(crate) mounts: Mounts,
+    /// It was restored, and commands ran in it when it was saved.
+    pub(crate) restored: bool,
 }
 
 /// What a sandbox has over its root, as its agent is told.
@@ -230,6 +232,7 @@ impl Node {
             pids_max: renewal.pids_max,
             tmpfs: renewal.mounts.tmpfs,
             shares: renewal.mounts.shares,
+            restored: renewal.restored,
         };
         let mut agent = vm.agent()?;
         let renewed = agent

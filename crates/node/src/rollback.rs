@@ -210,6 +210,7 @@ impl Node {
             let _span = span("guest renewed");
             let renewal = Renewal {
                 hooks: HOOKS,
+                restored: true,
                 ..Renewal::default()
             };
             self.renew(vm, renewal)?;

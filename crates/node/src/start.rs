@@ -175,6 +175,8 @@ impl Node {
             pids_max: stored.sandbox.config.limits.pids,
             hooks,
             mounts: Mounts::of(&stored.sandbox.config),
+            // In one that nobody has built no command has run.
+            restored: !hooks.is_zero(),
         };
         let vm = self.restored(entry, place, renewal)?;
         let mut agent = vm.agent()?;

@@ -141,6 +141,7 @@ pub(crate) fn agent_requests() -> Target {
         hook_ms: 1,
         thaw: true,
         pids_max: Some(2),
+        restored: true,
         ..Renew::default()
     };
     let requests = [

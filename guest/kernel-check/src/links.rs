@@ -4,7 +4,8 @@ use crate::Check;
 use crate::netlink::{NLM_F_CREATE, Socket, attribute, nest, request};
 use crate::syscall::Arg::Num;
 use crate::syscall::call;
-use std::io;
+use std::io::{self, Read};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 
 pub(crate) const CHECKS: &[Check] = &[
     ("IPv4 socket", || socket(2, 1, 0)),
@@ -13,6 +14,7 @@ pub(crate) const CHECKS: &[Check] = &[
     ("packet socket", || socket(17, 3, 0)),
     ("vsock socket", || socket(40, 1, 0)),
     ("socket diagnosis", || socket(16, 3, 4)),
+    ("socket diagnosis: a connection's end", end_connection),
     ("link: dummy", || link("dummy")),
     ("link: veth", || link("veth")),
     ("link: bridge", || link("bridge")),
@@ -57,6 +59,36 @@ fn socket(family: u64, kind: u64, protocol: u64) -> io::Result<()> {
 /// A network namespace of this check's own: everything in it goes with the process.
 pub(crate) fn own_network() -> io::Result<()> {
     call(libc::SYS_unshare, [Num(u64::from(libc::CLONE_NEWNET.cast_unsigned()))]).map(drop)
+}
+
+/// A connection over loopback is ended by whoever asks for that, and its owner hears of it.
+fn end_connection() -> io::Result<()> {
+    // linux/inet_diag.h and linux/sock_diag.h
+    const NETLINK_SOCK_DIAG: u64 = 4;
+    const SOCK_DESTROY: u16 = 21;
+    const ANY_COOKIE: [u8; 8] = [0xff; 8];
+    own_network()?;
+    // struct ifinfomsg: the loopback interface is the first; IFF_UP, and that this flag changes.
+    let up = [[0; 4], 1_u32.to_ne_bytes(), 1_u32.to_ne_bytes(), 1_u32.to_ne_bytes()].concat();
+    Socket::open(0)?.ask(&[request(RTM_NEWLINK, 0, &up)], 1)?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut stream = TcpStream::connect(listener.local_addr()?)?;
+    let ends = [stream.local_addr()?, stream.peer_addr()?];
+    // struct inet_diag_req_v2: AF_INET, IPPROTO_TCP, extensions, padding, all states; then who it is.
+    let mut body = vec![2, 6, 0, 0, 0xff, 0xff, 0xff, 0xff];
+    body.extend(ends.iter().flat_map(|end| end.port().to_be_bytes()));
+    for end in ends {
+        let SocketAddr::V4(end) = end else { continue };
+        body.extend(end.ip().octets());
+        body.extend([0; 12]);
+    }
+    body.extend([0; 4]);
+    body.extend(ANY_COOKIE);
+    Socket::open(NETLINK_SOCK_DIAG)?.ask(&[request(SOCK_DESTROY, 0, &body)], 1)?;
+    match stream.read(&mut [0]) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => Ok(()),
+        other => Err(io::Error::other(format!("its owner reads {other:?}"))),
+    }
 }
 
 fn link(kind: &str) -> io::Result<()> {

@@ -6,6 +6,7 @@
 //! ```
 
 mod boot_id;
+mod connections;
 mod early;
 mod hwrng;
 mod mounts;

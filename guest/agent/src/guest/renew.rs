@@ -11,7 +11,7 @@ use agent_api::{GuestNetwork, Renew};
 use observe::marks;
 
 use super::boot_id::BootId;
-use super::{LogAhead, hwrng, mounts, names, net, seed, shed};
+use super::{LogAhead, connections, early, hwrng, mounts, names, net, seed, shed};
 use crate::Error;
 use crate::clones::{Clones, Renewed};
 
@@ -86,6 +86,10 @@ impl Renewal {
             let own = *self.own.lock().unwrap_or_else(PoisonError::into_inner);
             names::write(Path::new(ROOT), identity, own)?;
             marks::mark("renew: names written");
+        }
+        if request.restored {
+            connections::end_inherited(Path::new(early::CGROUPS));
+            marks::mark("renew: inherited connections ended");
         }
         let boot_id = self.boot_id.renew()?;
         marks::mark("renew: boot id changed");

@@ -1,5 +1,5 @@
 //! One sandbox is kept and goes on twice more: a counter in its memory counts on without a boot, and what must differ
-//! differs. Then a sandbox is put back.
+//! differs, and connections to the outside end. Then a sandbox is put back.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use super::clones_connections as connections;
 use super::network::{WORLD4, World};
 use crate::basalt::expect_refusal;
 use crate::daemon::{Daemon, wait_for};
@@ -51,6 +52,7 @@ fn host(host: &Host) -> Result<()> {
         Ok(count(&daemon, "origin").is_ok_and(|(_, count)| count > 20))
     })?;
     wait_for("the server", || Ok(answer(18080).is_ok()))?;
+    connections::begin(&daemon, "origin")?;
     let before = count(&daemon, "origin")?;
     let uptime = uptime(&daemon, "origin")?;
     daemon.ok(&["snapshot", "create", "origin", "kept"])?;
@@ -58,13 +60,17 @@ fn host(host: &Host) -> Result<()> {
     wait_for("the original to count on", || {
         Ok(count(&daemon, "origin")?.1 > before.1 + 20)
     })?;
+    connections::go_on(&daemon, "origin")?;
 
     let mut machines = vec![("origin", 18080)];
     for (name, port) in [("one", 18081), ("two", 18082)] {
         let published = format!("{port}:80");
         daemon.ok(&["clone", "--name", name, "-p", &published, "kept"])?;
+        connections::were_inherited(&daemon, name)?;
         machines.push((name, port));
     }
+    // None of them was told of another's end.
+    connections::go_on(&daemon, "origin")?;
     for (name, port) in &machines {
         is_a_clone(&daemon, name, &before, uptime)?;
         let outwards = daemon.ok(&["exec", name, "python3", "-c", OUTWARDS, WORLD4])?;
@@ -194,6 +200,7 @@ fn put_back(daemon: &Daemon<'_>, before: &(String, u64)) -> Result<()> {
         back.0 == before.0 && back.1 >= before.1 && back.1 < after.1,
         "put back it counts {back:?}; it was kept after {before:?} and put back after {after:?}"
     );
+    connections::were_inherited(daemon, "origin")?;
     let kept = daemon.run(&["exec", "origin", "test", "-e", "/later"])?;
     ensure!(
         kept.status.code() == Some(1),

@@ -4,6 +4,7 @@ mod bad_input;
 mod block;
 mod clock_jumps;
 mod clones;
+mod clones_connections;
 mod clones_many;
 mod copy;
 mod daemon_crashes;

@@ -31,7 +31,7 @@ const WORLD: &str = "case-world";
 const HOST4: &str = "192.0.2.1";
 const HOST6: &str = "2001:db8::1";
 pub(super) const WORLD4: &str = "192.0.2.2";
-const WORLD6: &str = "2001:db8::2";
+pub(super) const WORLD6: &str = "2001:db8::2";
 const METADATA: &str = "169.254.169.254";
 
 /// How long what must not come is waited for in an emulated guest.
