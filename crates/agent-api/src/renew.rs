@@ -20,16 +20,16 @@ pub struct Renew {
     /// The most processes and threads that all commands may have together from now on; `None` leaves that as it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pids_max: Option<u64>,
+    /// The machine was restored while commands may have been running: TCP connections that lead out of it are ended. False for
+    /// one that goes on after its own snapshot.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub restored: bool,
     /// File systems in memory that it gets, over the root.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tmpfs: Vec<TmpfsMount>,
     /// Directories that it shares with its host from now on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shares: Vec<Share>,
-    /// The machine was restored while commands may have been running: TCP connections that lead out of it are ended. False for
-    /// one that goes on after its own snapshot.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub restored: bool,
 }
 
 /// Who a machine is.

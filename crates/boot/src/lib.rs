@@ -18,6 +18,10 @@ use vm_memory::{Bytes, GuestAddress};
 
 pub use acpi::{Board, Ports, SLEEP_TYPE_S5};
 
+/// Where the VM generation ID lies: 16 bytes in a reserved page of their own, as its specification wants it. The tables name this
+/// address; what is there is written by whoever runs the guest.
+pub const GENERATION_ID: u64 = low::HIGH - 0x1000;
+
 /// Where things lie in the first MiB. The kernel treats what the e820 map leaves out as not there.
 mod low {
     /// Global descriptor table.
@@ -32,7 +36,7 @@ mod low {
     pub(crate) const CMDLINE: u64 = 0x2_0000;
     /// Where usable low memory ends.
     pub(crate) const END: u64 = 0x9_fc00;
-    /// ACPI tables: the range that is searched for the RSDP (ACPI 6.5, 5.2.5.1).
+    /// ACPI tables: the range that is searched for the RSDP (ACPI 6.5, 5.2.5.1). The last page is the generation ID's.
     pub(crate) const ACPI: u64 = 0xe_0000;
     /// Where memory goes on.
     pub(crate) const HIGH: u64 = 0x10_0000;

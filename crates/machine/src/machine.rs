@@ -16,7 +16,9 @@ use virtio::{DeviceError, TransportError, VirtioDevice, VirtioPciDevice};
 
 use crate::exits::ExitCounters;
 use crate::gate::Wanted;
-use crate::platform::{Event, EventDevice, IoApic, PINS, PORTS, PlatformState, Power, SerialPort};
+use crate::platform::{
+    Event, EventDevice, IoApic, PINS, PORTS, PlatformState, Power, SerialPort, write_new_generation,
+};
 use crate::saved::Quiesced;
 use crate::vcpu::{End, Order, Shared, VcpuThread};
 
@@ -127,6 +129,8 @@ pub(crate) struct Platform {
     pub(crate) ioapic: Arc<IoApic>,
     pub(crate) serial: Arc<SerialPort>,
     pub(crate) events: Arc<EventDevice>,
+    /// Where the generation ID is, if the guest was told of one.
+    pub(crate) generation: Option<u64>,
 }
 
 /// What a machine is put together from.
@@ -191,6 +195,9 @@ impl Machine {
             Ok::<_, MachineError>((made, loaded))
         })?;
         let ((vm, platform, (devices, pci)), boot) = (made?, loaded?);
+        if let Some(address) = platform.generation {
+            write_new_generation(ram.guest(), address)?;
+        }
         observe::marks::mark("guest loaded");
         let threads = start_threads(vm.as_ref(), config.cpus, &shared, registry, |id, vcpu| match id {
             0 => vcpu.set_boot_state(&boot),
@@ -300,6 +307,16 @@ impl Machine {
         self.platform.events.raise(Event::PowerButton);
     }
 
+    /// It goes on from a state of before: its kernel is told, and reseeds its random generator by itself. The vCPUs must have been
+    /// restored, as one of them gets the interrupt.
+    pub(crate) fn new_generation(&self) -> Result<(), MachineError> {
+        if let Some(address) = self.platform.generation {
+            write_new_generation(self.ram.guest(), address)?;
+            self.platform.events.raise(Event::NewGeneration);
+        }
+        Ok(())
+    }
+
     /// The size of guest memory.
     pub fn memory(&self) -> ByteSize {
         self.ram.size()
@@ -392,7 +409,12 @@ pub(crate) fn add_platform(
         layout::IOAPIC.length,
         Arc::<IoApic>::clone(&ioapic),
     )?;
-    Ok(Platform { ioapic, serial, events })
+    Ok(Platform {
+        ioapic,
+        serial,
+        events,
+        generation: saved.map_or(Some(boot::GENERATION_ID), |saved| saved.generation),
+    })
 }
 
 /// Puts PCI and everything on it on the buses.

@@ -11,9 +11,11 @@ use state::Saved;
 use virtio::conformance::driver::Driver;
 use virtio::conformance::fakes::FakeVm;
 use virtio::{Activation, ActiveQueue, DeviceError, VirtioDevice};
+use vm_memory::{Bytes, GuestAddress};
 
 use crate::Machine;
 use crate::machine::{Parts, add_devices, add_platform};
+use crate::platform::Event;
 use crate::vcpu::Shared;
 
 /// What a test knows of its device.
@@ -71,6 +73,8 @@ struct Rig {
     knobs: [Arc<Knobs>; 2],
     _drivers: Vec<Driver>,
 }
+
+const GENERATION: GuestAddress = GuestAddress(boot::GENERATION_ID);
 
 fn rig(second_has_form: bool) -> Rig {
     let ram = Ram::allocate(ByteSize::mib(16)).unwrap();
@@ -146,4 +150,30 @@ fn a_machine_that_could_not_go_on_stands_still() {
     assert!(rig.machine.run().is_err());
     assert_eq!(rig.active(), [0, 0]);
     assert!(rig.machine.quiesced().is_some());
+}
+
+#[test]
+fn a_machine_of_before_has_another_generation_id_and_says_so() {
+    let mut rig = rig(true);
+    let id = |machine: &Machine| machine.ram.guest().read_obj::<u128>(GENERATION).unwrap();
+    let pending = |machine: &Machine| machine.platform.events.save();
+    let mut seen = vec![id(&rig.machine)];
+    assert_eq!(pending(&rig.machine), 0);
+    for _ in 0..2 {
+        rig.machine.new_generation().unwrap();
+        assert!(!seen.contains(&id(&rig.machine)), "{seen:x?} again");
+        seen.push(id(&rig.machine));
+        assert_eq!(pending(&rig.machine), Event::NewGeneration as u8);
+    }
+    // Its guest was told of none: its memory is its own.
+    rig.machine.platform.events.restore(0);
+    rig.machine.platform.generation = None;
+    rig.machine.new_generation().unwrap();
+    assert_eq!((id(&rig.machine), pending(&rig.machine)), (seen[2], 0));
+    rig.machine.platform.generation = Some(u64::MAX - 3);
+    let error = rig.machine.new_generation().unwrap_err().to_string();
+    assert!(
+        error.contains("the generation ID") && error.contains("damaged"),
+        "{error}"
+    );
 }

@@ -61,6 +61,7 @@ impl Machine {
                 .map(|state: &VcpuState| Order::Restore(Box::new(state.clone())))
         };
         self.order_vcpus(restored)?;
+        self.new_generation()?;
         // Last, as in `restore`.
         Ok(self.vm.restore(&state.vm)?)
     }

@@ -173,6 +173,7 @@ impl Machine {
             ram,
         });
         machine.paused = true;
+        machine.new_generation()?;
         // Last: what it counts is guest time, and making a machine is none.
         machine.vm.restore(&state.vm)?;
         Ok(machine)
@@ -203,6 +204,7 @@ impl Platform {
             ioapic: self.ioapic.save(),
             serial: self.serial.save(),
             events: self.events.save(),
+            generation: self.generation,
         }
     }
 }

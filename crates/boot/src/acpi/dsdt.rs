@@ -1,4 +1,4 @@
-//! The DSDT: PCI host bridge, reserved ranges, serial port, generic event device, power button.
+//! The DSDT: PCI host bridge, reserved ranges, serial port, generic event device, power button, VM generation ID.
 
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, And, Arg, Device, EISAName, Equal, Field, FieldAccessType, FieldEntry,
@@ -23,12 +23,20 @@ impl Aml for Dsdt {
 /// "The power button was pressed" (ACPI 6.5, 4.8.2.2.1).
 const NOTIFY_POWER_BUTTON: u8 = 0x80;
 
+/// "The generation ID has changed" (Microsoft, Virtual Machine Generation ID).
+const NOTIFY_GENERATION: u8 = 0x80;
+
+/// The bits of pending events, as `machine`'s event device has them.
+const POWER_BUTTON: u8 = 1;
+const NEW_GENERATION: u8 = 2;
+
 /// Builds the table.
 pub(super) fn build(board: &Board) -> Dsdt {
     let mut aml = Vec::new();
     host_bridge(board, &mut aml);
     reserved(&mut aml);
     serial(board, &mut aml);
+    generation_id(&mut aml);
     events(board, &mut aml);
     Name::new(Path::new("_S5_"), &Package::new(vec![&SLEEP_TYPE_S5])).to_aml_bytes(&mut aml);
     let mut table = Sdt::new(*b"DSDT", 36, 6, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
@@ -95,6 +103,23 @@ fn serial(board: &Board, aml: &mut Vec<u8>) {
     .to_aml_bytes(aml);
 }
 
+/// The VM generation ID (Microsoft, "Virtual Machine Generation ID", 2012): 16 bytes of memory, whose address `ADDR` gives in two
+/// halves. Drivers know it by its compatible IDs: the one that the specification names, and the one that is valid in ACPI.
+fn generation_id(aml: &mut Vec<u8>) {
+    let (low, high) = (below_4g(crate::GENERATION_ID), 0_u32);
+    Device::new(
+        Path::new("_SB_.VGEN"),
+        vec![
+            &Name::new(Path::new("_HID"), &"BSLTVGID"),
+            &Name::new(Path::new("_CID"), &Package::new(vec![&"VM_Gen_Counter", &"VMGENCTR"])),
+            &Name::new(Path::new("_DDN"), &"VM_Gen_Counter"),
+            &Name::new(Path::new("_UID"), &ZERO),
+            &Name::new(Path::new("ADDR"), &Package::new(vec![&low, &high])),
+        ],
+    )
+    .to_aml_bytes(aml);
+}
+
 /// The generic event device (5.6.9): one edge-triggered line, one register that tells what happened.
 fn events(board: &Board, aml: &mut Vec<u8>) {
     let ports = &board.ports;
@@ -108,7 +133,8 @@ fn events(board: &Board, aml: &mut Vec<u8>) {
     .to_aml_bytes(aml);
     let interrupt = Interrupt::new(true, true, false, false, ports.events_pin);
     let line = ResourceTemplate::new(vec![&interrupt]);
-    let pressed = And::new(&ZERO, &Local(0), &ONE);
+    let pressed = And::new(&ZERO, &Local(0), &POWER_BUTTON);
+    let renewed = And::new(&ZERO, &Local(0), &NEW_GENERATION);
     Device::new(
         Path::new("_SB_.GED_"),
         vec![
@@ -131,8 +157,12 @@ fn events(board: &Board, aml: &mut Vec<u8>) {
                     &Store::new(&Local(1), &Arg(0)),
                     &Store::new(&Local(0), &Path::new("EVNT")),
                     &If::new(
-                        &Equal::new(&pressed, &ONE),
+                        &Equal::new(&pressed, &POWER_BUTTON),
                         vec![&Notify::new(&Path::new("\\_SB_.PWRB"), &NOTIFY_POWER_BUTTON)],
+                    ),
+                    &If::new(
+                        &Equal::new(&renewed, &NEW_GENERATION),
+                        vec![&Notify::new(&Path::new("\\_SB_.VGEN"), &NOTIFY_GENERATION)],
                     ),
                 ],
             ),

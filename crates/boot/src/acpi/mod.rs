@@ -13,7 +13,7 @@ use memory::GuestRam;
 use memory::layout::{self, Range};
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::{BootError, low};
+use crate::{BootError, GENERATION_ID, low};
 
 const OEM_ID: [u8; 6] = *b"BASALT";
 const OEM_TABLE_ID: [u8; 8] = *b"BASALTVM";
@@ -87,8 +87,8 @@ impl Area<'_> {
         table.to_aml_bytes(&mut bytes);
         let start = self.next;
         let end = start + bytes.len() as u64;
-        if end > low::HIGH {
-            return Err(BootError::Tables(bytes.len(), low::HIGH - start));
+        if end > GENERATION_ID {
+            return Err(BootError::Tables(bytes.len(), GENERATION_ID.saturating_sub(start)));
         }
         self.guest.write_slice(&bytes, GuestAddress(start))?;
         self.next = end.next_multiple_of(64);

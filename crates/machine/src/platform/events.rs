@@ -12,6 +12,8 @@ use engine::Interrupt;
 pub enum Event {
     /// The power button was pressed.
     PowerButton = 1,
+    /// The generation ID has changed.
+    NewGeneration = 2,
 }
 
 /// The register and its interrupt line.

@@ -7,18 +7,20 @@
 //! ```
 
 mod events;
+mod generation;
 mod ioapic;
 mod power;
 mod serial;
 
 pub use events::{Event, EventDevice};
+pub(crate) use generation::write_new as write_new_generation;
 pub use ioapic::{IoApic, IoApicState, PINS};
 pub use power::{Power, PowerRequest};
 pub use serial::{SerialPort, SerialRegisters};
 
 use boot::Ports;
 use serde::{Deserialize, Serialize};
-use state::Schema;
+use state::{Schema, StateError};
 
 /// Where the platform devices are. Free of all legacy devices' ports but the serial port's own.
 pub const PORTS: Ports = Ports {
@@ -40,21 +42,39 @@ pub struct PlatformState {
     pub serial: SerialRegisters,
     /// Pending events.
     pub events: u8,
+    /// Where in memory the guest was told that the generation ID is; none in a machine that was made without one.
+    #[serde(default)]
+    pub generation: Option<u64>,
 }
 
 impl Schema for PlatformState {
     const KIND: &'static str = "platform";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
+
+    fn load(version: u32, payload: &[u8]) -> Result<Self, StateError> {
+        match version {
+            // The first had no generation ID, and what is not there is none.
+            1 | Self::VERSION => serde_json::from_slice(payload).map_err(|source| StateError::Payload {
+                kind: Self::KIND,
+                source,
+            }),
+            found => Err(StateError::Version {
+                kind: Self::KIND.to_owned(),
+                found,
+                known: Self::VERSION,
+            }),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_state_is_what_the_golden_file_says() {
+    fn sample() -> PlatformState {
         let mut state = PlatformState {
             events: 1,
+            generation: Some(0xf_f000),
             ..PlatformState::default()
         };
         state.ioapic.select = 0x18;
@@ -62,6 +82,23 @@ mod tests {
         state.ioapic.pending[5] = true;
         state.serial.divisor = [1, 0];
         state.serial.received = b"x".to_vec();
-        state::golden::check(env!("CARGO_MANIFEST_DIR"), &state);
+        state
+    }
+
+    #[test]
+    fn the_state_is_what_the_golden_file_says() {
+        state::golden::check(env!("CARGO_MANIFEST_DIR"), &sample());
+    }
+
+    #[test]
+    fn the_first_version_had_no_generation_id() {
+        let old: PlatformState = state::golden::load(env!("CARGO_MANIFEST_DIR"), 1);
+        let expected = PlatformState {
+            generation: None,
+            ..sample()
+        };
+        assert_eq!(old, expected);
+        let newer = PlatformState::load(3, b"{}").unwrap_err().to_string();
+        assert!(newer.contains('3'), "{newer}");
     }
 }

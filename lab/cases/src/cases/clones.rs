@@ -16,7 +16,7 @@ use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
     name: "clones",
-    limit: Duration::from_secs(600),
+    limit: Duration::from_secs(900),
     host,
     guest: None,
 };
@@ -33,6 +33,12 @@ const SERVER: &str = "import socket\ns = socket.create_server(('', 80))\nwhile T
 const IDENTITY: &str = "cat /proc/sys/kernel/random/boot_id /etc/machine-id /etc/hostname; hostname; \
                         head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \\n'; echo; \
                         python3 -c 'import os; print(os.getrandom(32).hex())'";
+
+/// Which devices the kernel's driver of the generation ID has, and how often it has reseeded itself because that was another.
+const FORKS: &str = "import os\nlog = os.open('/dev/kmsg', os.O_RDONLY | os.O_NONBLOCK)\ncount = 0\ntry:\n while True:\n  \
+                     count += b'crng reseeded due to virtual machine fork' in os.read(log, 8192)\n\
+                     except BlockingIOError:\n pass\n\
+                     print([name for name in os.listdir('/sys/bus/acpi/drivers/vmgenid') if ':' in name], count)\n";
 
 /// Goes out to the world.
 const OUTWARDS: &str =
@@ -61,12 +67,14 @@ fn host(host: &Host) -> Result<()> {
         Ok(count(&daemon, "origin")?.1 > before.1 + 20)
     })?;
     connections::go_on(&daemon, "origin")?;
+    has_forked(&daemon, "origin", 0)?;
 
     let mut machines = vec![("origin", 18080)];
     for (name, port) in [("one", 18081), ("two", 18082)] {
         let published = format!("{port}:80");
         daemon.ok(&["clone", "--name", name, "-p", &published, "kept"])?;
         connections::were_inherited(&daemon, name)?;
+        has_forked(&daemon, name, 1)?;
         machines.push((name, port));
     }
     // None of them was told of another's end.
@@ -137,6 +145,18 @@ fn is_a_clone(daemon: &Daemon<'_>, name: &str, before: &(String, u64), booted: f
     Ok(())
 }
 
+/// Its kernel has been told so often by the VMM that it goes on from a state of before.
+fn has_forked(daemon: &Daemon<'_>, name: &str, times: u32) -> Result<()> {
+    let expected = format!("['BSLTVGID:00'] {times}\n");
+    let mut said = String::new();
+    // It is told by an interrupt, and does what follows in a thread of its own.
+    wait_for("the kernel to hear of it", || {
+        said = daemon.ok(&["exec", name, "python3", "-c", FORKS])?;
+        Ok(said == expected)
+    })
+    .with_context(|| format!("{name} says {said:?}, not {expected:?}"))
+}
+
 /// None of them says what another one says.
 fn differ(daemon: &Daemon<'_>, machines: &[(&str, u16)]) -> Result<()> {
     let mut said = Vec::new();
@@ -201,6 +221,7 @@ fn put_back(daemon: &Daemon<'_>, before: &(String, u64)) -> Result<()> {
         "put back it counts {back:?}; it was kept after {before:?} and put back after {after:?}"
     );
     connections::were_inherited(daemon, "origin")?;
+    has_forked(daemon, "origin", 1)?;
     let kept = daemon.run(&["exec", "origin", "test", "-e", "/later"])?;
     ensure!(
         kept.status.code() == Some(1),
