@@ -11,9 +11,12 @@ use lab_init::contract::{AGENT_PORT, EXT4_DISK, ROOT_DISK, XFS_DISK};
 use crate::parts::Parts;
 use crate::state::State;
 
-/// SVM with nested paging for kvm-amd, x2APIC because our virtual machines use it. No vgif: our
+/// What every processor of a lab has and has not: SVM with nested paging for kvm-amd, x2APIC because our virtual machines use it. No vgif: our
 /// guests do not use it, and the emulated host died more often with it, of a fault that the emulator's recipe mends now.
-const CPU: &str = "EPYC-Rome,+svm,+npt,+x2apic,-vgif";
+const CPU: &str = "+svm,+npt,+x2apic,-vgif";
+
+/// The processor, if nobody says which.
+pub(crate) const CPU_MODEL: &str = "EPYC-Rome";
 
 /// `quiet`: the console is a serial port, where a character costs an exit. `mitigations=off`: nothing hostile runs in the
 /// lab, and flushes are dear to emulate. `panic=-1` with `-no-reboot` ends the emulator when the kernel panics.
@@ -30,6 +33,8 @@ pub(crate) struct Machine {
     pub(crate) cpus: u32,
     /// Memory in MiB.
     pub(crate) memory_mib: u64,
+    /// Its processor, as QEMU calls it, maybe with features to add (`,+NAME`) and to leave out (`,-NAME`).
+    pub(crate) cpu_model: String,
     /// More words for the kernel's command line.
     pub(crate) kernel_args: String,
 }
@@ -125,7 +130,8 @@ fn command(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Comman
         "-display",
         "none",
     ]);
-    command.args(["-M", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU]);
+    command.args(["-M", "q35", "-accel", "tcg,thread=multi", "-cpu"]);
+    command.arg(format!("{},{CPU}", machine.cpu_model));
     command.args([
         "-smp",
         &machine.cpus.to_string(),

@@ -151,6 +151,9 @@ struct Up {
     /// there are now
     #[arg(long)]
     renew: bool,
+    /// Processor of the lab, as QEMU calls it, such as EPYC-Milan or EPYC-Rome,-avx2; SVM and x2APIC are added
+    #[arg(long, env = "BASALT_LAB_CPU_MODEL", value_name = "MODEL", default_value = emulator::CPU_MODEL)]
+    cpu_model: String,
     /// More words for the lab's kernel command line
     #[arg(long, env = "BASALT_LAB_KERNEL_ARGS", value_name = "WORDS", default_value = "")]
     kernel_args: String,
@@ -302,6 +305,7 @@ fn up(state: &State, options: &Up) -> Result<u8> {
         machine: Machine {
             cpus: options.cpus,
             memory_mib: emulator::memory(options.memory)?,
+            cpu_model: options.cpu_model.clone(),
             kernel_args: options.kernel_args.clone(),
         },
         port: options.port,
