@@ -366,6 +366,7 @@ impl Parts {
         let config = VmConfig {
             cpus: 1,
             memory: MEMORY,
+            cpu: vmm_api::CpuModel::Host,
             kernel,
             initramfs,
             cmdline: setup.cmdline.clone(),

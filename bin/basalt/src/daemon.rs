@@ -229,6 +229,9 @@ fn start(state: &Path, socket: &Path) -> Result<Client> {
         .current_dir("/")
         // The terminal's keys are not for it.
         .process_group(0);
+    if let Some(model) = places::cpu_model() {
+        command.arg("--cpu-model").arg(model);
+    }
     if !rustix::process::geteuid().is_root() {
         command.arg("--no-users");
     }

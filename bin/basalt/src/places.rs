@@ -44,6 +44,11 @@ pub(crate) fn kvm() -> PathBuf {
     variable("BASALT_KVM").unwrap_or_else(|| PathBuf::from(host::kvm::DEVICE))
 }
 
+/// Which processor guests see if nobody says: `$BASALT_CPU_MODEL`, else the daemon's own default.
+pub(crate) fn cpu_model() -> Option<PathBuf> {
+    variable("BASALT_CPU_MODEL")
+}
+
 /// The program `basalt-lab` beside this one.
 pub(crate) fn lab() -> Option<PathBuf> {
     beside("basalt-lab").filter(|path| host::tools::is_executable(path))
@@ -64,7 +69,7 @@ pub(crate) fn daemon() -> Result<PathBuf> {
 
 /// Whether somebody wants a daemon with other things than the usual ones.
 pub(crate) fn are_chosen() -> bool {
-    ["BASALT_ASSETS", "BASALT_KVM"]
+    ["BASALT_ASSETS", "BASALT_KVM", "BASALT_CPU_MODEL"]
         .into_iter()
         .any(|name| variable(name).is_some())
 }

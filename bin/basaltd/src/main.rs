@@ -34,6 +34,7 @@ fn open(options: Options) -> Result<Arc<Node>> {
         initramfs: options.assets.join("initramfs.cpio"),
         vmm: options.assets.join("basalt-vmm"),
         kvm: options.kvm,
+        cpu_model: options.cpu_model,
         users: options.users.then(Pool::default),
         log_level: options.log_level,
         managed: manager::is_manager(),

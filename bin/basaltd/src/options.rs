@@ -6,18 +6,20 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use log::LevelFilter;
+use node_api::CpuModel;
 
 const HELP: &str = "\
 basaltd: keeps the sandboxes of a node (see docs/daemon.md)
 
-Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--cgroup PATH] [--no-users]
-               [--metrics ADDRESS] [--log-level LEVEL]
+Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--cpu-model MODEL] [--cgroup PATH]
+               [--no-users] [--metrics ADDRESS] [--log-level LEVEL]
        basaltd --end-sandboxes [--grace SECONDS] [flags as above]
        basaltd --hold-cgroup
 
   --state DIR        where sandboxes and images are kept; /var/lib/basalt
   --assets DIR       the guest kernel, its initramfs and basalt-vmm; basalt-assets beside this program, or /usr/lib/basalt
   --kvm PATH         the KVM device; /dev/kvm
+  --cpu-model MODEL  the processor that guests see if nobody says: host (default), x86-64-v2, x86-64-v3 or x86-64-v4
   --cgroup PATH      the delegated cgroup below which sandboxes have theirs; the top of the hierarchy
   --no-users         run VMMs as this user and in no namespaces of their own: for tests, and where root is not to be had
   --metrics ADDRESS  tell metrics to Prometheus there, too: a port of 127.0.0.1 or [::1]; always in metrics.sock of the
@@ -42,6 +44,7 @@ pub(crate) struct Options {
     pub(crate) state: PathBuf,
     pub(crate) assets: PathBuf,
     pub(crate) kvm: PathBuf,
+    pub(crate) cpu_model: CpuModel,
     pub(crate) cgroup: Option<PathBuf>,
     pub(crate) users: bool,
     pub(crate) log_level: LevelFilter,
@@ -68,6 +71,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
         state: "/var/lib/basalt".into(),
         assets: default_assets(),
         kvm: host::kvm::DEVICE.into(),
+        cpu_model: CpuModel::default(),
         cgroup: None,
         users: true,
         log_level: LevelFilter::Warn,
@@ -79,6 +83,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("state") => options.state = parser.value()?.into(),
             Long("assets") => options.assets = parser.value()?.into(),
             Long("kvm") => options.kvm = parser.value()?.into(),
+            Long("cpu-model") => options.cpu_model = parser.value()?.parse()?,
             Long("cgroup") => options.cgroup = Some(parser.value()?.into()),
             Long("no-users") => options.users = false,
             Long("metrics") => options.metrics = Some(metrics_address(&parser.value()?.string()?)?),

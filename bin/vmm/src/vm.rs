@@ -48,6 +48,7 @@ fn from_snapshot(error: &SnapshotError) -> ApiError {
         SnapshotError::Machine(error) => return from_machine(error),
         SnapshotError::State(_)
         | SnapshotError::Memory(_)
+        | SnapshotError::Cpu(_)
         | SnapshotError::NotEmpty(_)
         | SnapshotError::Files { .. } => ErrorKind::Invalid,
         SnapshotError::Elsewhere => ErrorKind::WrongState,
@@ -188,6 +189,7 @@ impl Vm {
         let size = MachineConfig {
             cpus: config.cpus,
             memory: config.memory,
+            cpu: config.cpu,
             serial,
             serial_keep: config.serial_keep,
         };
@@ -225,7 +227,7 @@ impl Vm {
         } = Opened::take(config, &mut fds)?;
         let engine = self.open_engine(kvm)?;
         marks::mark("engine open");
-        let here = snapshot::fingerprint(&engine, VMM_VERSION).map_err(|error| from_snapshot(&error))?;
+        let here = snapshot::here(&engine, VMM_VERSION).map_err(|error| from_snapshot(&error))?;
         let (state, ram) = snapshot::read(&state, memory, &here).map_err(|error| from_snapshot(&error))?;
         marks::mark("snapshot read");
         let shared = shared_directories(&config.devices, &fds)?;
@@ -260,7 +262,7 @@ impl Vm {
         let (Some(engine), Some(machine)) = (&self.engine, &mut self.machine) else {
             return Err(over());
         };
-        let state = snapshot::fingerprint(engine, VMM_VERSION)
+        let state = snapshot::here(engine, VMM_VERSION)
             .and_then(|here| snapshot::read_for(machine, &state, memory, &here))
             .map_err(|error| from_snapshot(&error))?;
         let registry = Registry::new();
@@ -307,8 +309,8 @@ impl Vm {
         };
         let opened = if self.jailed { None } else { pagemap() };
         let pagemap = self.pagemap.as_ref().or(opened.as_ref());
-        let layers = snapshot::fingerprint(engine, VMM_VERSION)
-            .and_then(|here| snapshot::write(&machine, here, target, pagemap))
+        let layers = snapshot::here(engine, VMM_VERSION)
+            .and_then(|here| snapshot::write(&machine, here.fingerprint, target, pagemap))
             .map_err(|error| from_snapshot(&error))?;
         let files = layers.files().len();
         self.written = Some(layers);

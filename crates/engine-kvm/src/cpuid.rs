@@ -1,6 +1,6 @@
-//! What CPUID answers in a guest: what KVM supports, with the topology of this VM.
+//! What CPUID answers in a guest: what KVM supports, as far as its CPU model has it, with the topology of this VM.
 
-use engine::{EngineError, Result};
+use engine::{CpuModel, CpuidEntry, EngineError, Result};
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
 /// CPUID.1:ECX, hypervisor present.
@@ -67,17 +67,44 @@ pub(crate) fn for_vcpu(supported: &CpuId, id: u32, count: u32) -> Result<CpuId> 
     Ok(cpuid)
 }
 
-/// A hash over all leaves (64-bit FNV-1a), which tells one processor's offer from another's.
-pub(crate) fn hash(cpuid: &CpuId) -> u64 {
-    const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
-    const PRIME: u64 = 0x100_0000_01b3;
-    let words = cpuid
-        .as_slice()
-        .iter()
-        .flat_map(|leaf| [leaf.function, leaf.index, leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]);
-    words
-        .flat_map(u32::to_le_bytes)
-        .fold(BASIS, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME))
+/// What a VM of `model` starts from, of what KVM supports here.
+pub(crate) fn for_model(supported: &CpuId, model: CpuModel) -> Result<CpuId> {
+    let shown = cpu::present(model, &entries(supported)).map_err(|error| EngineError::Unusable(error.to_string()))?;
+    to_kvm(&shown)
+}
+
+/// The leaves as an engine's user knows them.
+pub(crate) fn entries(cpuid: &CpuId) -> Vec<CpuidEntry> {
+    let entry = |from: &kvm_cpuid_entry2| CpuidEntry {
+        function: from.function,
+        index: from.index,
+        indexed: from.flags & KVM_CPUID_FLAG_SIGNIFCANT_INDEX != 0,
+        registers: [from.eax, from.ebx, from.ecx, from.edx],
+    };
+    cpuid.as_slice().iter().map(entry).collect()
+}
+
+/// The same for KVM.
+pub(crate) fn to_kvm(entries: &[CpuidEntry]) -> Result<CpuId> {
+    let entry = |from: &CpuidEntry| {
+        let [eax, ebx, ecx, edx] = from.registers;
+        kvm_cpuid_entry2 {
+            function: from.function,
+            index: from.index,
+            flags: if from.indexed {
+                KVM_CPUID_FLAG_SIGNIFCANT_INDEX
+            } else {
+                0
+            },
+            eax,
+            ebx,
+            ecx,
+            edx,
+            padding: [0; 3],
+        }
+    };
+    let entries: Vec<_> = entries.iter().map(entry).collect();
+    CpuId::from_entries(&entries).map_err(|error| EngineError::State(format!("too many CPUID leaves: {error:?}")))
 }
 
 /// How many bits an APIC id has when there are `count` of them.
@@ -176,12 +203,13 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_tells_offers_apart() {
-        let one = for_vcpu(&supported(*b"Auth"), 0, 1).unwrap();
-        assert_eq!(hash(&one), hash(&one.clone()));
-        let mut other = one.clone();
-        other.as_mut_slice()[1].edx ^= 1;
-        assert_ne!(hash(&one), hash(&other));
+    fn leaves_there_and_back() {
+        let cpuid = for_vcpu(&supported(*b"Auth"), 1, 2).unwrap();
+        let again = to_kvm(&entries(&cpuid)).unwrap();
+        assert_eq!(again.as_slice(), cpuid.as_slice());
+        let error = for_model(&cpuid, CpuModel::V2).unwrap_err().to_string();
+        assert!(error.contains("choose host"), "{error}");
+        assert_eq!(for_model(&cpuid, CpuModel::Host).unwrap().as_slice(), cpuid.as_slice());
     }
 
     #[test]

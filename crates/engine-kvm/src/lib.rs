@@ -19,7 +19,7 @@ mod vm;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::Arc;
 
-use engine::{Engine, EngineError, Result, Traits, Vm};
+use engine::{CpuModel, Engine, EngineError, Result, Traits, Vm};
 use kvm_ioctls::{Cap, Kvm};
 
 /// What every machine of this VMM needs from KVM, with the reason.
@@ -99,8 +99,8 @@ impl Engine for KvmEngine {
         "kvm"
     }
 
-    fn create_vm(&self) -> Result<Arc<dyn Vm>> {
-        Ok(Arc::new(vm::KvmVm::new(Arc::clone(&self.kvm))?))
+    fn create_vm(&self, cpu: CpuModel) -> Result<Arc<dyn Vm>> {
+        Ok(Arc::new(vm::KvmVm::new(Arc::clone(&self.kvm), cpu)?))
     }
 
     fn traits(&self) -> Result<Traits> {
@@ -111,7 +111,7 @@ impl Engine for KvmEngine {
         let has = |bit: usize, cap: Cap| u64::from(self.kvm.check_extension(cap)) << bit;
         let capabilities = STATE_CAPS.iter().enumerate();
         Ok(Traits {
-            cpuid: cpuid::hash(&cpuid::for_vcpu(&supported, 0, 1)?),
+            cpuid: cpuid::entries(&cpuid::for_vcpu(&supported, 0, 1)?),
             capabilities: capabilities.fold(0, |bits, (bit, &cap)| bits | has(bit, cap)),
         })
     }

@@ -10,6 +10,10 @@ use crate::failed;
 /// another), so it is written last.
 const TSC_DEADLINE: u32 = 0x6e0;
 
+/// `IA32_ARCH_CAPABILITIES` and `IA32_PERF_CAPABILITIES`: which faults the host's processor has not, and what its counters
+/// can do. KVM gives each vCPU the host's, and a guest that is not shown them by CPUID may still try.
+const OF_HOST: [u32; 2] = [0x10a, 0x345];
+
 /// A batch that `KVM_GET_MSRS` takes whole on every kernel.
 const BATCH: usize = 256;
 
@@ -38,6 +42,21 @@ pub(crate) fn save(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<Msr>> {
         wanted.drain(..skip);
     }
     Ok(saved)
+}
+
+/// Leaves nothing in a new vCPU that tells of this host: it would be part of what is saved.
+pub(crate) fn hide_host(vcpu: &VcpuFd) -> Result<()> {
+    for index in OF_HOST {
+        let entry = kvm_msr_entry {
+            index,
+            ..kvm_msr_entry::default()
+        };
+        let msrs = Msrs::from_entries(&[entry]).map_err(|error| EngineError::State(format!("{error:?}")))?;
+        if vcpu.set_msrs(&msrs).map_err(failed("KVM_SET_MSRS"))? == 0 {
+            log::debug!("this host's KVM has no MSR {index:#x}, so guests have none either");
+        }
+    }
+    Ok(())
 }
 
 /// Writes what [`save`] read.

@@ -2,21 +2,24 @@
 
 use std::sync::Arc;
 
-use engine::state::{CpuidEntry, VcpuState};
+use engine::state::VcpuState;
 use engine::{BootState, EngineError, Exit, Kick, Result, SystemEvent, Vcpu};
 use kvm_bindings::{
-    CpuId, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN, kvm_cpuid_entry2, kvm_debugregs,
-    kvm_lapic_state, kvm_mp_state, kvm_xcrs, kvm_xsave,
+    CpuId, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN, kvm_debugregs, kvm_lapic_state,
+    kvm_mp_state, kvm_xcrs, kvm_xsave,
 };
-use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
 
 use crate::convert;
+use crate::cpuid;
 use crate::failed;
 use crate::kick::Kicker;
 use crate::msrs;
 
 /// The XSAVE area without dynamically enabled features (AMX), which guests are not offered.
 const XSAVE_BYTES: usize = 4096;
+/// Which states the area holds: the first eight bytes of its header, in words of four (Intel SDM 1, 13.4.2).
+const XSTATE_BV: usize = 512 / 4;
 
 pub(crate) struct KvmVcpu {
     id: u32,
@@ -124,7 +127,7 @@ impl Vcpu for KvmVcpu {
         let [db0, db1, db2, db3] = debug.db;
         Ok(VcpuState {
             id: self.id,
-            cpuid: cpuid.as_slice().iter().map(cpuid_from_kvm).collect(),
+            cpuid: cpuid::entries(&cpuid),
             general: convert::general_from_kvm(&self.fd.get_regs().map_err(failed("KVM_GET_REGS"))?),
             system: convert::system_from_kvm(&self.fd.get_sregs().map_err(failed("KVM_GET_SREGS"))?),
             xsave: xsave.region.iter().flat_map(|word| word.to_le_bytes()).collect(),
@@ -139,10 +142,9 @@ impl Vcpu for KvmVcpu {
     }
 
     fn restore(&mut self, state: &VcpuState) -> Result<()> {
-        same_tsc(state.tsc_khz, self.fd.get_tsc_khz().map_err(failed("KVM_GET_TSC_KHZ"))?)?;
+        self.run_tsc_at(state.tsc_khz)?;
         if !self.has_run {
-            let entries: Vec<_> = state.cpuid.iter().map(cpuid_to_kvm).collect();
-            let cpuid = CpuId::from_entries(&entries).map_err(|error| EngineError::State(format!("{error:?}")))?;
+            let cpuid = cpuid::to_kvm(&state.cpuid)?;
             self.fd.set_cpuid2(&cpuid).map_err(failed("KVM_SET_CPUID2"))?;
         }
         self.fd
@@ -165,6 +167,22 @@ impl Vcpu for KvmVcpu {
 }
 
 impl KvmVcpu {
+    /// What KVM tells a guest of this host by MSRs, whatever CPUID says.
+    pub(crate) fn hide_host(&self) -> Result<()> {
+        msrs::hide_host(&self.fd)
+    }
+
+    /// A guest has measured its TSC once and for all: where this host's runs otherwise, KVM has to scale it.
+    fn run_tsc_at(&self, saved: u32) -> Result<()> {
+        let here = self.fd.get_tsc_khz().map_err(failed("KVM_GET_TSC_KHZ"))?;
+        match same_tsc(saved, here) {
+            Err(_) if saved != 0 && self.kvm.check_extension(Cap::TscControl) => {
+                self.fd.set_tsc_khz(saved).map_err(failed("KVM_SET_TSC_KHZ"))
+            }
+            same => same,
+        }
+    }
+
     /// Lets KVM finish the port or memory access that the last exit was about: until then the instruction pointer is
     /// still before the instruction, and a copy of the vCPU would carry it out a second time.
     fn complete_exit(&mut self) -> Result<()> {
@@ -198,6 +216,11 @@ impl KvmVcpu {
         for (to, from) in xsave.region.iter_mut().zip(words) {
             *to = u32::from_le_bytes(*from);
         }
+        // KVM may have saved states that the host has and the guest was never shown: here there may be none.
+        let shown = cpu::xfeatures(&state.cpuid);
+        let [low, high] = [shown, shown >> 32].map(|word| u32::try_from(word & 0xffff_ffff).unwrap_or(0));
+        xsave.region[XSTATE_BV] &= low;
+        xsave.region[XSTATE_BV + 1] &= high;
         // SAFETY: KVM reads more than the 4 KiB that a `kvm_xsave` has only after user space was granted a dynamic
         // feature (arch_prctl), which this process never asks for.
         unsafe { self.fd.set_xsave(&xsave) }.map_err(failed("KVM_SET_XSAVE"))?;
@@ -230,42 +253,14 @@ impl KvmVcpu {
 /// As far as KVM lets a guest's TSC be off before it scales it (the module's parameter `tsc_tolerance_ppm`).
 const TSC_TOLERANCE_PPM: u64 = 250;
 
-/// A guest has measured its TSC once and for all: one that runs otherwise would put its clocks out.
+/// Whether a guest's clocks go right without scaling.
 fn same_tsc(saved: u32, here: u32) -> Result<()> {
     if u64::from(saved.abs_diff(here)) * 1_000_000 <= u64::from(here) * TSC_TOLERANCE_PPM {
         return Ok(());
     }
     Err(EngineError::State(format!(
-        "its TSC ran at {saved} kHz and would run at {here} kHz here: restore on a host like the one it was saved on"
+        "its TSC ran at {saved} kHz and would run at {here} kHz here, where KVM cannot scale it: restore on a host like the one it was saved on"
     )))
-}
-
-fn cpuid_from_kvm(from: &kvm_cpuid_entry2) -> CpuidEntry {
-    CpuidEntry {
-        function: from.function,
-        index: from.index,
-        indexed: from.flags & kvm_bindings::KVM_CPUID_FLAG_SIGNIFCANT_INDEX != 0,
-        registers: [from.eax, from.ebx, from.ecx, from.edx],
-    }
-}
-
-fn cpuid_to_kvm(from: &CpuidEntry) -> kvm_cpuid_entry2 {
-    let [eax, ebx, ecx, edx] = from.registers;
-    let flags = if from.indexed {
-        kvm_bindings::KVM_CPUID_FLAG_SIGNIFCANT_INDEX
-    } else {
-        0
-    };
-    kvm_cpuid_entry2 {
-        function: from.function,
-        index: from.index,
-        flags,
-        eax,
-        ebx,
-        ecx,
-        edx,
-        padding: [0; 3],
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use base::EventFd;
-use engine::{Clock, Doorbell, EngineError, Interrupt, MsiMessage, Result, Vcpu, Vm, VmState};
+use engine::{Clock, CpuModel, Doorbell, EngineError, Interrupt, MsiMessage, Result, Vcpu, Vm, VmState};
 use kvm_bindings::{
     CpuId, KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_X2APIC_API, KVM_MEM_LOG_DIRTY_PAGES, KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK,
     KVM_X2APIC_API_USE_32BIT_IDS, kvm_clock_data, kvm_enable_cap, kvm_userspace_memory_region,
@@ -27,14 +27,15 @@ const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 pub(crate) struct KvmVm {
     kvm: Arc<Kvm>,
     vm: Arc<VmFd>,
+    model: CpuModel,
     // Asked of the kernel once: it is the same for every vCPU but for the ids.
-    supported_cpuid: CpuId,
+    shown_cpuid: CpuId,
     // Keeps what KVM has mapped mapped, slot by slot.
     slots: Mutex<Vec<(u32, Arc<GuestRegionMmap<()>>)>>,
 }
 
 impl KvmVm {
-    pub(crate) fn new(kvm: Arc<Kvm>) -> Result<Self> {
+    pub(crate) fn new(kvm: Arc<Kvm>, model: CpuModel) -> Result<Self> {
         let vm = loop {
             match kvm.create_vm() {
                 // Creation waits for a kernel thread, and a signal may cut the wait short.
@@ -47,13 +48,14 @@ impl KvmVm {
         vm.set_tss_address(TSS_ADDRESS).map_err(failed("KVM_SET_TSS_ADDR"))?;
         let x2apic = u64::from(KVM_X2APIC_API_USE_32BIT_IDS | KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK);
         enable(&vm, KVM_CAP_X2APIC_API, x2apic, "KVM_CAP_X2APIC_API")?;
-        let supported_cpuid = kvm
+        let supported = kvm
             .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
             .map_err(failed("KVM_GET_SUPPORTED_CPUID"))?;
         Ok(Self {
             kvm,
             vm: Arc::new(vm),
-            supported_cpuid,
+            model,
+            shown_cpuid: cpuid::for_model(&supported, model)?,
             slots: Mutex::default(),
         })
     }
@@ -84,8 +86,12 @@ fn borrow(event: &EventFd) -> ManuallyDrop<vmm_sys_util::eventfd::EventFd> {
 
 impl Vm for KvmVm {
     fn create_vcpu(&self, id: u32, count: u32) -> Result<Box<dyn Vcpu>> {
-        let cpuid = cpuid::for_vcpu(&self.supported_cpuid, id, count)?;
-        Ok(Box::new(KvmVcpu::new(&self.kvm, Arc::clone(&self.vm), id, &cpuid)?))
+        let cpuid = cpuid::for_vcpu(&self.shown_cpuid, id, count)?;
+        let vcpu = KvmVcpu::new(&self.kvm, Arc::clone(&self.vm), id, &cpuid)?;
+        if self.model != CpuModel::Host {
+            vcpu.hide_host()?;
+        }
+        Ok(Box::new(vcpu))
     }
 
     fn map_ram(&self, slot: u32, region: Arc<GuestRegionMmap<()>>) -> Result<()> {

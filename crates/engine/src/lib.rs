@@ -11,6 +11,7 @@ use std::sync::Arc;
 use base::EventFd;
 use vm_memory::GuestRegionMmap;
 
+pub use cpu::CpuModel;
 pub use exit::{Exit, SystemEvent};
 pub use state::{BootState, Clock, CpuidEntry, Msr, VcpuState, VmState};
 
@@ -55,10 +56,10 @@ pub enum Doorbell {
 }
 
 /// What an engine offers guests on this host: the parts of a snapshot's fingerprint that are its own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traits {
-    /// A hash over what CPUID offers, without what differs between the vCPUs of one VM.
-    pub cpuid: u64,
+    /// What CPUID offers, as the first of one vCPU sees it.
+    pub cpuid: Vec<CpuidEntry>,
     /// Capabilities that saved state depends on, a bit each in an order of the engine's own.
     pub capabilities: u64,
 }
@@ -68,13 +69,13 @@ pub trait Engine: Send + Sync {
     /// Its name, such as `kvm`.
     fn name(&self) -> &'static str;
 
-    /// Makes an empty VM.
+    /// Makes an empty VM, whose vCPUs show their guest the processor `cpu`.
     ///
     /// # Errors
     /// The host lacks something; the message says what to do.
-    fn create_vm(&self) -> Result<Arc<dyn Vm>>;
+    fn create_vm(&self, cpu: CpuModel) -> Result<Arc<dyn Vm>>;
 
-    /// What it offers guests: a VM that was saved goes on only where this is the same.
+    /// What it offers guests: a VM that was saved goes on only where this is the same, or has all that its guest was shown.
     ///
     /// # Errors
     /// The host does not tell.

@@ -1,6 +1,7 @@
 //! Register state, in the processor manuals' own terms, independent of any engine.
 
 use ::state::Schema;
+pub use cpu::CpuidEntry;
 use serde::{Deserialize, Serialize};
 
 /// A segment register with its hidden part (Intel SDM 3A, 3.4.3).
@@ -86,19 +87,6 @@ pub struct Msr {
     pub index: u32,
     /// Its value.
     pub value: u64,
-}
-
-/// One CPUID leaf as the guest sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CpuidEntry {
-    /// EAX on input.
-    pub function: u32,
-    /// ECX on input.
-    pub index: u32,
-    /// Whether `index` matters.
-    pub indexed: bool,
-    /// EAX, EBX, ECX, EDX on output.
-    pub registers: [u32; 4],
 }
 
 /// Events in flight at an instruction boundary (Intel SDM 3C, 27.8; AMD APM 2, 15.20).

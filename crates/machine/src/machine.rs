@@ -7,7 +7,7 @@ use std::sync::Arc;
 use base::{ByteSize, EventFd};
 use boot::{Board, BootError, Source};
 use bus::BusError;
-use engine::{Engine, EngineError, Vcpu, VcpuState, Vm};
+use engine::{CpuModel, Engine, EngineError, Vcpu, VcpuState, Vm};
 use memory::layout::{self, Range};
 use memory::{Layers, MemoryError, Ram};
 use observe::Registry;
@@ -110,6 +110,8 @@ pub struct MachineConfig {
     pub cpus: u32,
     /// Guest memory.
     pub memory: ByteSize,
+    /// Which processor its guest is shown.
+    pub cpu: CpuModel,
     /// Where serial output goes.
     pub serial: Option<OwnedFd>,
     /// How many of its last bytes a file there keeps; all when not given.
@@ -142,6 +144,7 @@ pub(crate) struct Parts {
     pub(crate) pci: Arc<PciBus>,
     pub(crate) vm: Arc<dyn Vm>,
     pub(crate) ram: Ram,
+    pub(crate) cpu: CpuModel,
 }
 
 /// A virtual machine, in the state that its last transition left it in.
@@ -154,6 +157,8 @@ pub struct Machine {
     pub(crate) pci: Arc<PciBus>,
     pub(crate) vm: Arc<dyn Vm>,
     pub(crate) ram: Ram,
+    /// Which processor its guest was shown.
+    pub(crate) cpu: CpuModel,
     /// vCPUs and devices have stopped.
     pub(crate) paused: bool,
 }
@@ -185,7 +190,7 @@ impl Machine {
         let (made, loaded) = std::thread::scope(|scope| {
             let load = || boot::load(&ram, source, &board);
             let loader = base::thread::spawn_scoped(scope, "loader", LOADER_STACK, load).map_err(host("a thread"))?;
-            let made = create(engine, &ram).and_then(|vm| {
+            let made = create(engine, config.cpu, &ram).and_then(|vm| {
                 observe::marks::mark("VM made");
                 let platform = add_platform(vm.as_ref(), &shared, (config.serial, config.serial_keep), None)?;
                 let devices = add_devices(&vm, &ram, &shared, pci_window_64, devices, registry)?;
@@ -211,6 +216,7 @@ impl Machine {
             pci,
             vm,
             ram,
+            cpu: config.cpu,
         }))
     }
 
@@ -223,6 +229,7 @@ impl Machine {
             pci: parts.pci,
             vm: parts.vm,
             ram: parts.ram,
+            cpu: parts.cpu,
             paused: false,
         }
     }
@@ -360,8 +367,8 @@ impl Drop for Machine {
 }
 
 /// A VM with its memory.
-pub(crate) fn create(engine: &dyn Engine, ram: &Ram) -> Result<Arc<dyn Vm>, MachineError> {
-    let vm = engine.create_vm()?;
+pub(crate) fn create(engine: &dyn Engine, cpu: CpuModel, ram: &Ram) -> Result<Arc<dyn Vm>, MachineError> {
+    let vm = engine.create_vm(cpu)?;
     vm.reserve_ioapic_pins(u32::from(PINS))?;
     for (slot, region) in (0..).zip(ram.regions()) {
         vm.map_ram(slot, Arc::clone(region))?;

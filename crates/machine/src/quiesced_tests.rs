@@ -96,6 +96,7 @@ fn rig(second_has_form: bool) -> Rig {
         drivers.push(driver);
     }
     let machine = Machine::assemble(Parts {
+        cpu: engine::CpuModel::Host,
         threads: Vec::new(),
         shared,
         devices: drivers.iter().map(|driver| Arc::clone(driver.device())).collect(),

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use base::ByteSize;
-use engine::{Engine, VcpuState, VmState};
+use engine::{CpuModel, Engine, VcpuState, VmState};
 use memory::{Ram, layout};
 use observe::Registry;
 use pci::{PciBus, PciState};
@@ -33,11 +33,15 @@ pub struct Shape {
     pub memory: u64,
     /// The devices' names.
     pub devices: Vec<String>,
+    /// Which processor its guest is shown. In version 1 it was the host's.
+    #[serde(default)]
+    pub cpu: CpuModel,
 }
 
 impl Schema for Shape {
     const KIND: &'static str = "machine";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
+    const OLDEST: u32 = 1;
 }
 
 /// Everything but the memory.
@@ -99,6 +103,7 @@ impl<'a> Quiesced<'a> {
                 cpus: u32::try_from(vcpus.len()).unwrap_or(u32::MAX),
                 memory: machine.memory().bytes(),
                 devices: machine.devices.iter().map(|device| device.id().to_owned()).collect(),
+                cpu: machine.cpu,
             },
             vm: machine.vm.save()?,
             vcpus,
@@ -154,7 +159,8 @@ impl Machine {
     ) -> Result<Self, MachineError> {
         state.check(&ram, &devices)?;
         let shared = Shared::new()?;
-        let vm = create(engine, &ram)?;
+        // What its vCPUs show is part of their state.
+        let vm = create(engine, CpuModel::Host, &ram)?;
         let platform = add_platform(vm.as_ref(), &shared, (serial.file, serial.keep), Some(&state.platform))?;
         let window = layout::pci_window_64(ram.size());
         let (devices, pci) = add_devices(&vm, &ram, &shared, window, devices, registry)?;
@@ -171,6 +177,7 @@ impl Machine {
             pci,
             vm,
             ram,
+            cpu: state.shape.cpu,
         });
         machine.paused = true;
         machine.new_generation()?;
@@ -219,8 +226,15 @@ mod tests {
             cpus: 2,
             memory: 128 << 20,
             devices: vec!["console".into(), "root".into()],
+            cpu: CpuModel::V3,
         };
         state::golden::check(env!("CARGO_MANIFEST_DIR"), &shape);
+        let older = Shape {
+            cpu: CpuModel::Host,
+            ..shape
+        };
+        assert_eq!(state::golden::load::<Shape>(env!("CARGO_MANIFEST_DIR"), 1), older);
+        assert!(Shape::load(3, b"{}").is_err());
     }
 
     #[test]
@@ -231,6 +245,7 @@ mod tests {
                 cpus: 1,
                 memory: 32 << 20,
                 devices: Vec::new(),
+                cpu: CpuModel::Host,
             },
             vcpus: vec![VcpuState::default()],
             ..MachineState::default()

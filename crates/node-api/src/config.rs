@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use base::ByteSize;
+use cpu::CpuModel;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{Limits, Rate};
@@ -43,6 +44,9 @@ pub struct Resources {
     pub memory: ByteSize,
     /// The writable layer's disk; `None` keeps that layer in the guest's memory.
     pub disk: Option<ByteSize>,
+    /// Which processor its guest is shown; the daemon fills its own default in.
+    #[serde(default)]
+    pub cpu_model: Option<CpuModel>,
 }
 
 /// How it reaches the world.
@@ -260,6 +264,7 @@ mod tests {
                 cpus: 1,
                 memory: ByteSize::mib(512),
                 disk: Some(ByteSize::gib(10)),
+                cpu_model: Some(CpuModel::V3),
             },
             limits: Limits {
                 cpu_millis: Some(500),

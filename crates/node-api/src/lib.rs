@@ -16,6 +16,7 @@ pub mod volume;
 
 pub use client::{Client, ClientError};
 pub use config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
+pub use cpu::CpuModel;
 pub use limits::{Limits, Rate};
 pub use message::{
     ApiError, ErrorKind, EventKind, LoadStep, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Tracing, Traffic,

@@ -170,6 +170,7 @@ mod tests {
                 cpus: 1,
                 memory: ByteSize::mib(128),
                 disk: None,
+                cpu_model: None,
             },
             recipe: Recipe {
                 commands: vec!["pip install x".into(), "server".into()],

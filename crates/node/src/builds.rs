@@ -62,6 +62,7 @@ impl Node {
         config.validate()?;
         // The name may mean another image when it is done.
         config.image = self.images.get(&config.image)?.digest;
+        config.resources.cpu_model.get_or_insert(self.config.cpu_model);
         let sandbox = config.sandbox();
         if !config.force {
             let networked = self.wants_network(&sandbox)?;
@@ -382,6 +383,7 @@ mod tests {
             cpus: 1,
             memory: ByteSize::mib(128),
             disk: None,
+            cpu_model: None,
         };
         Record {
             shape: Shape::new("00", &resources, None, String::new()),

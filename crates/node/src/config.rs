@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use host::jail::Pool;
 use log::LevelFilter;
+use node_api::CpuModel;
 use otlp::Exporter;
 
 /// What a node is started with.
@@ -20,6 +21,8 @@ pub struct Config {
     pub vmm: PathBuf,
     /// The KVM device, [`host::kvm::DEVICE`].
     pub kvm: PathBuf,
+    /// Which processor guests see if nobody says.
+    pub cpu_model: CpuModel,
     /// Users for the VMMs, which then are in namespaces of their own; `None` runs them as this process is.
     pub users: Option<Pool>,
     /// What the daemon and its VMMs say; from `debug` on, guests' kernels are talkative.

@@ -81,8 +81,9 @@ pub enum Error {
     AmbiguousTemplate(String),
     /// A template's machine cannot be made larger or smaller.
     #[error(
-        "a sandbox of the template `{}` is as large as that, which has {}, {} of memory and {}: leave --cpus, --memory and \
-         --disk out, or build another", .0.name(), cpus_of(.0), .0.resources.memory, disk_of(.0)
+        "a sandbox of the template `{}` is as large as that, which has {}, {} of memory and {}, and sees its processor ({}): leave --cpus, \
+         --memory, --disk and --cpu-model out, or build another",
+        .0.name(), cpus_of(.0), .0.resources.memory, disk_of(.0), .0.resources.cpu_model.unwrap_or_default()
     )]
     TemplateSize(Box<node_api::Template>),
     /// A template with a network.

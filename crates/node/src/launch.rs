@@ -116,6 +116,7 @@ pub(crate) fn prepare(
     let config = VmConfig {
         cpus: resources.cpus,
         memory: resources.memory,
+        cpu: resources.cpu_model.unwrap_or_default(),
         kernel,
         initramfs: Some(initramfs),
         cmdline: crate::command_line(config.log_level),

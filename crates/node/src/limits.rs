@@ -114,6 +114,7 @@ mod tests {
             cpus,
             memory,
             disk: None,
+            cpu_model: None,
         })
         .unwrap_err()
     }

@@ -69,6 +69,10 @@ impl Node {
     ) -> Result<(Arc<Entry>, Started), Error> {
         config.validate()?;
         limits::check(&config, self.cgroups.as_ref())?;
+        // Of a template it is the template's.
+        if config.template.is_none() {
+            config.resources.cpu_model.get_or_insert(self.config.cpu_model);
+        }
         let chosen = match config.template.clone() {
             Some(wanted) => Some(self.choose(&wanted, &mut config)?),
             None => None,

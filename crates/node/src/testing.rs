@@ -23,6 +23,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
                     cpus: 1,
                     memory: ByteSize::mib(128),
                     disk: None,
+                    cpu_model: None,
                 },
                 limits: node_api::Limits::default(),
                 tmpfs: Vec::new(),

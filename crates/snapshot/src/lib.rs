@@ -18,7 +18,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 use base::ByteSize;
-use engine::{Engine, EngineError};
+use engine::{CpuModel, CpuidEntry, Engine, EngineError};
 use machine::{Machine, MachineError, MachineState, Quiesced};
 use memory::{Layer, MemoryError, Ram, Written};
 use state::{Container, Fingerprint, StateError};
@@ -39,6 +39,12 @@ pub enum SnapshotError {
     /// The machine cannot be saved.
     #[error(transparent)]
     Machine(#[from] MachineError),
+    /// Another processor.
+    #[error(
+        "this host's CPU lacks {0}, which the snapshot's VM was shown: restore it on a host that has it, or take it of a VM with a CPU model \
+         (--cpu-model) that both hosts have"
+    )]
+    Cpu(String),
     /// The host does not tell what it is.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -66,18 +72,50 @@ pub enum SnapshotError {
     },
 }
 
+/// Where snapshots are taken and restored.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Here {
+    /// What goes into a snapshot of it.
+    pub fingerprint: Fingerprint,
+    /// What its processor offers a guest.
+    pub cpuid: Vec<CpuidEntry>,
+}
+
+impl Here {
+    /// Whether a machine can go on here that was saved elsewhere. With a CPU model hosts may differ in what the guest was not shown
+    /// and in their kernels; without one the guest has seen all there is, and everything has to be the same.
+    fn check(&self, saved: &Fingerprint, machine: &MachineState) -> Result<(), SnapshotError> {
+        let portable = machine.shape.cpu != CpuModel::Host;
+        if portable || saved.cpuid != self.fingerprint.cpuid {
+            let lacks = machine
+                .vcpus
+                .iter()
+                .find_map(|vcpu| cpu::missing(&vcpu.cpuid, &self.cpuid));
+            lacks.map_or(Ok(()), |lacks| Err(SnapshotError::Cpu(lacks)))?;
+        }
+        Ok(match portable {
+            true => saved.check_portable(&self.fingerprint),
+            false => saved.check(&self.fingerprint),
+        }?)
+    }
+}
+
 /// What this host, its engine and the program `vmm` are.
 ///
 /// # Errors
 /// The engine does not tell.
-pub fn fingerprint(engine: &dyn Engine, vmm: &str) -> Result<Fingerprint, SnapshotError> {
+pub fn here(engine: &dyn Engine, vmm: &str) -> Result<Here, SnapshotError> {
     let traits = engine.traits()?;
     let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
-    Ok(Fingerprint {
-        cpuid: traits.cpuid,
+    let fingerprint = Fingerprint {
+        cpuid: cpu::hash(&traits.cpuid),
         capabilities: traits.capabilities,
         kernel,
         vmm: vmm.to_owned(),
+    };
+    Ok(Here {
+        fingerprint,
+        cpuid: traits.cpuid,
     })
 }
 
@@ -185,12 +223,12 @@ fn empty(file: &File) -> Result<(), SnapshotError> {
     Ok(())
 }
 
-/// Reads what [`write()`] wrote, on a host with the fingerprint `here`: the machine's state, and its memory mapped privately
+/// Reads what [`write()`] wrote, on the host `here`: the machine's state, and its memory mapped privately
 /// from its files, which must never change as long as there is such a machine.
 ///
 /// # Errors
 /// The files are no snapshot, damaged, not of one snapshot, or of another host.
-pub fn read(state: &File, memory: Vec<File>, here: &Fingerprint) -> Result<(MachineState, Ram), SnapshotError> {
+pub fn read(state: &File, memory: Vec<File>, here: &Here) -> Result<(MachineState, Ram), SnapshotError> {
     let (saved, files) = read_state(state, here)?;
     let size = files.size();
     let ram = Ram::from_layers(files.layers(memory)?, size)?;
@@ -206,7 +244,7 @@ pub fn read_for(
     machine: &Machine,
     state: &File,
     memory: Vec<File>,
-    here: &Fingerprint,
+    here: &Here,
 ) -> Result<MachineState, SnapshotError> {
     let (saved, files) = read_state(state, here)?;
     let layers = machine.layers().ok_or(SnapshotError::Elsewhere)?;
@@ -214,7 +252,7 @@ pub fn read_for(
     its.then_some(saved).ok_or(SnapshotError::Elsewhere)
 }
 
-fn read_state(state: &File, here: &Fingerprint) -> Result<(MachineState, MemoryFiles), SnapshotError> {
+fn read_state(state: &File, here: &Here) -> Result<(MachineState, MemoryFiles), SnapshotError> {
     let length = state.metadata().map_err(failed("looked at"))?.len();
     // One byte more than a snapshot can have is enough to be refused.
     let most = Container::max_bytes() as u64 + 1;
@@ -223,14 +261,17 @@ fn read_state(state: &File, here: &Fingerprint) -> Result<(MachineState, MemoryF
     parse(&bytes, Some(here))
 }
 
-fn parse(bytes: &[u8], here: Option<&Fingerprint>) -> Result<(MachineState, MemoryFiles), SnapshotError> {
+fn parse(bytes: &[u8], here: Option<&Here>) -> Result<(MachineState, MemoryFiles), SnapshotError> {
     let mut container = Container::parse(bytes)?;
+    let fingerprint = container.fingerprint.clone();
     if let Some(here) = here {
-        container.fingerprint.check(here)?;
+        // Another VMM may write its sections otherwise.
+        fingerprint.check_vmm(&here.fingerprint)?;
     }
     let file = container.take(sections::MEMORY)?;
     let saved = sections::take(&mut container)?;
     container.finish()?;
+    here.map_or(Ok(()), |here| here.check(&fingerprint, &saved))?;
     Ok((saved, file))
 }
 

@@ -1,7 +1,7 @@
 //! Files of a machine that never ran: what is written is read, and what does not fit is refused.
 
 use super::*;
-use engine::VcpuState;
+use engine::{CpuModel, CpuidEntry, VcpuState};
 use machine::Shape;
 use state::Saved;
 use virtio::{DeviceState, TransportState};
@@ -9,12 +9,31 @@ use vm_memory::{Bytes, GuestAddress};
 
 const SIZE: ByteSize = ByteSize::mib(32);
 
-fn here() -> Fingerprint {
+fn fingerprint() -> Fingerprint {
     Fingerprint {
         cpuid: 1,
         capabilities: 2,
         kernel: "6.1".into(),
         vmm: "0.1".into(),
+    }
+}
+
+/// CPUID.7:EBX, AVX2.
+const AVX2: u32 = 1 << 5;
+
+/// A processor of one leaf.
+fn leaves(features: u32) -> Vec<CpuidEntry> {
+    vec![CpuidEntry {
+        function: 7,
+        registers: [0, features, 0, 0],
+        ..CpuidEntry::default()
+    }]
+}
+
+fn here() -> Here {
+    Here {
+        fingerprint: fingerprint(),
+        cpuid: leaves(AVX2),
     }
 }
 
@@ -33,11 +52,13 @@ fn machine() -> MachineState {
             cpus: 2,
             memory: SIZE.bytes(),
             devices: vec!["rng".into(), "root".into()],
+            cpu: CpuModel::Host,
         },
         vcpus: (0..2)
             .map(|id| VcpuState {
                 id,
                 tsc_khz: 7,
+                cpuid: leaves(AVX2),
                 ..VcpuState::default()
             })
             .collect(),
@@ -48,16 +69,20 @@ fn machine() -> MachineState {
 
 /// The two files of a machine with something in its memory.
 fn files() -> (File, File) {
+    files_of(&machine())
+}
+
+fn files_of(saved: &MachineState) -> (File, File) {
     let (state, memory) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
     let ram = Ram::allocate(SIZE).unwrap();
     ram.guest().write_obj(0x1234_u64, GuestAddress(0x7000)).unwrap();
     let image = ram.write_image(&memory, None).unwrap();
     let layers = Layers::single(Arc::new(memory.try_clone().unwrap()), image);
-    store(&machine(), &MemoryFiles::new(SIZE, &layers), here(), &state).unwrap();
+    store(saved, &MemoryFiles::new(SIZE, &layers), fingerprint(), &state).unwrap();
     (state, memory)
 }
 
-fn error(state: &File, memory: File, here: &Fingerprint) -> String {
+fn error(state: &File, memory: File, here: &Here) -> String {
     read(state, vec![memory], here).map(drop).unwrap_err().to_string()
 }
 
@@ -72,12 +97,47 @@ fn what_was_written_is_read() {
 #[test]
 fn another_host_is_refused() {
     let (state, memory) = files();
-    let elsewhere = Fingerprint {
-        kernel: "5.10".into(),
-        ..here()
+    let mut elsewhere = here();
+    elsewhere.fingerprint.kernel = "5.10".into();
+    let other = error(&state, memory.try_clone().unwrap(), &elsewhere);
+    assert!(other.contains("another host kernel (6.1; here 5.10)"), "{other}");
+    let mut elsewhere = here();
+    elsewhere.fingerprint.cpuid = 2;
+    let same = error(&state, memory.try_clone().unwrap(), &elsewhere);
+    assert!(same.contains("another set of CPU features"), "{same}");
+    elsewhere.cpuid = leaves(0);
+    let less = error(&state, memory, &elsewhere);
+    assert!(less.starts_with("this host's CPU lacks avx2, which"), "{less}");
+}
+
+#[test]
+fn a_cpu_model_is_restored_where_its_features_are() {
+    let mut portable = machine();
+    portable.shape.cpu = CpuModel::V3;
+    let elsewhere = |features| {
+        let fingerprint = Fingerprint {
+            cpuid: 2,
+            capabilities: 3,
+            kernel: "5.10".into(),
+            ..fingerprint()
+        };
+        let cpuid = leaves(features);
+        Here { fingerprint, cpuid }
     };
-    let error = error(&state, memory, &elsewhere);
-    assert!(error.contains("another host kernel (6.1; here 5.10)"), "{error}");
+    let (state, memory) = files_of(&portable);
+    let (found, _) = read(&state, vec![memory.try_clone().unwrap()], &elsewhere(AVX2 | 1)).unwrap();
+    assert_eq!(found, portable);
+    let refused = |here| error(&state, memory.try_clone().unwrap(), &here);
+    let less = refused(elsewhere(1));
+    assert!(less.starts_with("this host's CPU lacks avx2, which"), "{less}");
+    let mut other = elsewhere(AVX2);
+    other.fingerprint.capabilities = 1;
+    let less = refused(other);
+    assert!(less.contains("KVM lacks capabilities (0x2)"), "{less}");
+    let mut other = elsewhere(AVX2);
+    other.fingerprint.vmm = "9".into();
+    let program = refused(other);
+    assert!(program.contains("another VMM (0.1; here 9)"), "{program}");
 }
 
 #[test]
@@ -146,7 +206,7 @@ fn memory_in_two_files_is_read_from_both() {
     let second = file.try_clone().unwrap();
     let layers = layers.with(Layer { file, image }, &runs);
     let state = tempfile::tempfile().unwrap();
-    store(&saved, &MemoryFiles::new(SIZE, &layers), here(), &state).unwrap();
+    store(&saved, &MemoryFiles::new(SIZE, &layers), fingerprint(), &state).unwrap();
     let (_, again) = read(&state, vec![memory.try_clone().unwrap(), second], &here()).unwrap();
     let word = |at| again.guest().read_obj::<u64>(GuestAddress(at)).unwrap();
     assert_eq!((word(0x7000), word(0x9000)), (0x1234, 0x5678));

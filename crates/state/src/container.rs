@@ -50,9 +50,9 @@ impl Fingerprint {
     /// # Errors
     /// The first difference.
     pub fn check(&self, here: &Self) -> Result<(), StateError> {
+        self.check_vmm(here)?;
         let hash = |value: u64| format!("{value:016x}");
         let differences = [
-            ("VMM", self.vmm.clone(), here.vmm.clone()),
             ("host kernel", self.kernel.clone(), here.kernel.clone()),
             ("set of CPU features", hash(self.cpuid), hash(here.cpuid)),
             (
@@ -65,6 +65,35 @@ impl Fingerprint {
             Some((what, saved, here)) => Err(StateError::Fingerprint { what, saved, here }),
             None => Ok(()),
         }
+    }
+
+    /// The same for a VM that was shown a CPU model: hosts may differ in what it does not depend on. What CPUID says is compared
+    /// leaf by leaf by whoever knows it.
+    ///
+    /// # Errors
+    /// Another VMM, or an engine that lacks something.
+    pub fn check_portable(&self, here: &Self) -> Result<(), StateError> {
+        self.check_vmm(here)?;
+        let lacks = self.capabilities & !here.capabilities;
+        match lacks {
+            0 => Ok(()),
+            lacks => Err(StateError::Capabilities(lacks)),
+        }
+    }
+
+    /// Whether both are of the same VMM. Until that is known nothing else of a snapshot is worth being read.
+    ///
+    /// # Errors
+    /// They are not.
+    pub fn check_vmm(&self, here: &Self) -> Result<(), StateError> {
+        let differs = |saved: &str, here: &str| StateError::Fingerprint {
+            what: "VMM",
+            saved: saved.to_owned(),
+            here: here.to_owned(),
+        };
+        (self.vmm == here.vmm)
+            .then_some(())
+            .ok_or_else(|| differs(&self.vmm, &here.vmm))
     }
 
     fn write(&self, header: &mut Vec<u8>) {
@@ -520,6 +549,26 @@ mod tests {
         assert!(differs(|f| f.vmm = "9".into()).contains("another VMM"));
         assert!(differs(|f| f.cpuid += 1).contains("CPU features"));
         assert!(differs(|f| f.capabilities += 1).contains("capabilities"));
+    }
+
+    #[test]
+    fn where_a_cpu_model_was_shown_only_what_is_needed_counts() {
+        let here = container().fingerprint;
+        let differs = |change: fn(&mut Fingerprint)| {
+            let mut other = here.clone();
+            change(&mut other);
+            other.check_portable(&here).map_err(|error| error.to_string())
+        };
+        assert_eq!(differs(|f| f.kernel = "5.4".into()), Ok(()));
+        assert_eq!(differs(|f| f.cpuid += 1), Ok(()));
+        assert_eq!(differs(|f| f.capabilities = 0b10), Ok(()));
+        let lacks = differs(|f| f.capabilities |= 0b100).unwrap_err();
+        assert!(lacks.contains("KVM lacks capabilities (0x4)"), "{lacks}");
+        assert!(
+            differs(|f| f.vmm = "9".into())
+                .unwrap_err()
+                .contains("another VMM (9; here 0.1.0)")
+        );
     }
 
     #[test]

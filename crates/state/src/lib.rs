@@ -124,6 +124,11 @@ pub enum StateError {
         /// Why.
         source: serde_json::Error,
     },
+    /// An engine that can do less.
+    #[error(
+        "this host's KVM lacks capabilities ({0:#x}) that the snapshot was taken with: restore it on a host with a newer kernel"
+    )]
+    Capabilities(u64),
     /// Another host or program.
     #[error(
         "the snapshot was taken with another {what} ({saved}; here {here}) and cannot be restored: use a host and a program like those it was taken with"

@@ -14,12 +14,15 @@ pub trait Schema: Serialize + DeserializeOwned {
     /// The version that is written.
     const VERSION: u32;
 
-    /// Reads a payload of `version`. A type with a history overrides this.
+    /// The oldest version that is read as it is: what is new since has a default.
+    const OLDEST: u32 = Self::VERSION;
+
+    /// Reads a payload of `version`. A type with another history overrides this.
     ///
     /// # Errors
     /// The version is unknown, or the payload is no such state.
     fn load(version: u32, payload: &[u8]) -> Result<Self, StateError> {
-        if version != Self::VERSION {
+        if !(Self::OLDEST..=Self::VERSION).contains(&version) {
             return Err(StateError::Version {
                 kind: Self::KIND.to_owned(),
                 found: version,

@@ -1,6 +1,7 @@
 //! What a VM is made of.
 
 use base::ByteSize;
+use cpu::CpuModel;
 use serde::{Deserialize, Serialize};
 
 use crate::devices::DeviceConfig;
@@ -56,6 +57,9 @@ pub struct VmConfig {
     pub cpus: u32,
     /// Guest memory, a multiple of 4 KiB.
     pub memory: ByteSize,
+    /// Which processor the guest is shown.
+    #[serde(default)]
+    pub cpu: CpuModel,
     /// The kernel: vmlinux (ELF) or bzImage.
     pub kernel: FdRef,
     /// The initramfs, if any.
@@ -204,6 +208,7 @@ mod tests {
         VmConfig {
             cpus: 1,
             memory: ByteSize::mib(128),
+            cpu: CpuModel::V3,
             kernel: FdRef(0),
             initramfs: None,
             cmdline: String::new(),

@@ -10,6 +10,7 @@ pub mod message;
 
 pub use client::{ClientError, VmmClient};
 pub use config::{ConfigError, DeviceSpec, FdRef, PageRuns, RestoreConfig, SnapshotConfig, SnapshotFiles, VmConfig};
+pub use cpu::CpuModel;
 pub use message::{
     ApiError, ErrorKind, Event, ExitReason, Info, MAX_WRITE_SET, Mark, MetricSample, Packet, Reply, Request, VmState,
     Written,

@@ -183,6 +183,7 @@ pub(crate) fn vmm_packets() -> Target {
     let config = VmConfig {
         cpus: 2,
         memory: ByteSize::mib(128),
+        cpu: vmm_api::CpuModel::V2,
         kernel: FdRef(0),
         initramfs: Some(FdRef(1)),
         cmdline: "console=hvc0".into(),

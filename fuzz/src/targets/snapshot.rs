@@ -122,6 +122,7 @@ fn file() -> Container {
             cpus: 1,
             memory: 32 << 20,
             devices: vec!["rng".into()],
+            cpu: engine::CpuModel::Host,
         },
         vcpus: vec![engine::VcpuState::default()],
         devices: vec![DeviceState {

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
 use rustix::event::{PollFd, PollFlags};
 use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits, ConsoleConfig, DeviceConfig, RngConfig, VsockConfig};
-use vmm_api::{DeviceSpec, Event, ExitReason, FdRef, RestoreConfig, SnapshotFiles, VmConfig};
+use vmm_api::{CpuModel, DeviceSpec, Event, ExitReason, FdRef, RestoreConfig, SnapshotFiles, VmConfig};
 use wire::packet::PacketSocket;
 
 use crate::{Host, stall};
@@ -52,6 +52,7 @@ impl<'a> Builder<'a> {
         let config = VmConfig {
             cpus: 1,
             memory: ByteSize::mib(128),
+            cpu: CpuModel::Host,
             kernel: FdRef(0),
             initramfs: None,
             cmdline: node::command_line(level),
@@ -97,6 +98,11 @@ impl<'a> Builder<'a> {
 
     pub(crate) fn cpus(mut self, cpus: u32) -> Self {
         self.config.cpus = cpus;
+        self
+    }
+
+    pub(crate) fn cpu(mut self, model: CpuModel) -> Self {
+        self.config.cpu = model;
         self
     }
 

@@ -3,7 +3,7 @@
 
 use base::ByteSize;
 use clap::Args;
-use node_api::Resources;
+use node_api::{CpuModel, Resources};
 
 use super::parse;
 
@@ -21,6 +21,11 @@ pub(crate) struct SizeArgs {
     /// Size of the disk that takes what is written, such as 10g; 0 keeps that in memory instead [default: 10g].
     #[arg(long, value_name = "SIZE", value_parser = parse::disk)]
     pub(crate) disk: Option<ByteSize>,
+
+    /// Processor that the guest sees: host, which is all that this host has, or x86-64-v2, x86-64-v3 or x86-64-v4, with which
+    /// snapshots can go on on other hosts [default: the daemon's, host].
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) cpu_model: Option<CpuModel>,
 }
 
 impl SizeArgs {
@@ -30,6 +35,7 @@ impl SizeArgs {
             cpus: 1,
             memory: ByteSize::mib(512),
             disk: Some(ByteSize::gib(10)),
+            cpu_model: None,
         })
     }
 
@@ -41,6 +47,7 @@ impl SizeArgs {
             disk: self
                 .disk
                 .map_or(usual.disk, |disk| Some(disk).filter(|disk| disk.bytes() > 0)),
+            cpu_model: self.cpu_model.or(usual.cpu_model),
         }
     }
 
@@ -50,6 +57,7 @@ impl SizeArgs {
         words.extend(self.cpus.map(|cpus| format!("--cpus={cpus}")));
         words.extend(self.memory.map(|memory| format!("--memory={}", memory.bytes())));
         words.extend(self.disk.map(|disk| format!("--disk={}", disk.bytes())));
+        words.extend(self.cpu_model.map(|model| format!("--cpu-model={model}")));
         words
     }
 }
@@ -64,6 +72,7 @@ mod tests {
             cpus: None,
             memory: None,
             disk: None,
+            cpu_model: None,
         };
         let usual = none.resources();
         assert_eq!((usual.cpus, usual.disk), (1, Some(ByteSize::gib(10))));
@@ -73,9 +82,11 @@ mod tests {
             cpus: Some(3),
             memory: None,
             disk: Some(ByteSize(0)),
+            cpu_model: Some(CpuModel::V3),
         };
         let other = given.over(usual.clone());
         assert_eq!((other.cpus, other.memory, other.disk), (3, usual.memory, None));
-        assert_eq!(given.words(), ["--cpus=3", "--disk=0"]);
+        assert_eq!((usual.cpu_model, other.cpu_model), (None, Some(CpuModel::V3)));
+        assert_eq!(given.words(), ["--cpus=3", "--disk=0", "--cpu-model=x86-64-v3"]);
     }
 }

@@ -25,6 +25,7 @@ pub(crate) fn serve(arguments: &[String]) -> ExitCode {
         initramfs: assets.join("initramfs.cpio"),
         vmm: assets.join("basalt-vmm"),
         kvm: value("--kvm"),
+        cpu_model: node_api::CpuModel::V2,
         users: None,
         log_level: log::LevelFilter::Warn,
         managed: false,

@@ -94,6 +94,14 @@ pub(crate) fn the_first_is_kept_and_the_next_are_cloned() {
     wait_for_templates(&world, 2);
     detached(&world, "four", &sleeping(&["--boot"]));
     assert_eq!(template_of(&world, "four"), None);
+    // So is another processor; without one it is the daemon's.
+    let model = |name| json(&world, &["inspect", name])[0]["config"]["resources"]["cpu_model"].clone();
+    detached(&world, "five", &sleeping(&["--cpu-model", "x86-64-v3"]));
+    assert_eq!(template_of(&world, "five"), None);
+    assert_eq!((model("two"), model("five")), ("x86-64-v2".into(), "x86-64-v3".into()));
+    wait_for_templates(&world, 3);
+    let unknown = world.verb(&["run", "--cpu-model", "skylake", "tiny"]);
+    assert!(text(&unknown.stderr).contains("give host, x86-64-v2, x86-64-v3 or x86-64-v4"));
     // One that is started again boots from its disk.
     done(&world, &["kill", "two"]);
     done(&world, &["start", "two"]);

@@ -7,6 +7,7 @@ mod clones;
 mod clones_connections;
 mod clones_many;
 mod copy;
+mod cpu_models;
 mod daemon_crashes;
 mod daemon_cycles;
 mod daemon_life;
@@ -54,6 +55,7 @@ pub(crate) const ALL: &[&Case] = &[
     &network::CASE,
     &pause::CASE,
     &snapshot::CASE,
+    &cpu_models::CASE,
     &renew::CASE,
     &renew_clones::CASE,
     &foreign_kernel::CASE,

@@ -171,7 +171,7 @@ impl Stage<'_> {
 
 /// The files of one snapshot.
 pub(super) struct Files {
-    state: PathBuf,
+    pub(super) state: PathBuf,
     /// The one that was written for it.
     memory: PathBuf,
     /// Those that lie below it, the lowest first.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use vmm_api::{ClientError, DeviceSpec, ErrorKind, FdRef, VmConfig, VmState, VmmClient};
+use vmm_api::{ClientError, CpuModel, DeviceSpec, ErrorKind, FdRef, VmConfig, VmState, VmmClient};
 use wire::packet::PacketSocket;
 
 use crate::cases::foreign_kernel;
@@ -50,6 +50,7 @@ fn good() -> VmConfig {
     VmConfig {
         cpus: 1,
         memory: ByteSize::mib(128),
+        cpu: CpuModel::Host,
         kernel: FdRef(0),
         initramfs: None,
         cmdline: String::new(),
