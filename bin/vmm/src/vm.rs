@@ -239,6 +239,9 @@ impl Vm {
         marks::mark("machine built");
         let copied = machine.copy_ahead(&config.write_set);
         copied.map_err(|error| from_machine(&error))?;
+        if !config.untold {
+            machine.tell_generation();
+        }
         marks::mark("write set copied");
         enclose(shared)?;
         self.machine = Some(machine);
@@ -284,6 +287,9 @@ impl Vm {
         }
         let copied = machine.copy_ahead(&config.write_set);
         copied.map_err(|error| from_machine(&error))?;
+        if !config.untold {
+            machine.tell_generation();
+        }
         self.registry.replace("device", &registry);
         Ok(())
     }

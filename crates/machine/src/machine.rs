@@ -314,14 +314,20 @@ impl Machine {
         self.platform.events.raise(Event::PowerButton);
     }
 
-    /// It goes on from a state of before: its kernel is told, and reseeds its random generator by itself. The vCPUs must have been
-    /// restored, as one of them gets the interrupt.
+    /// It goes on from a state of before.
     pub(crate) fn new_generation(&self) -> Result<(), MachineError> {
-        if let Some(address) = self.platform.generation {
-            write_new_generation(self.ram.guest(), address)?;
+        match self.platform.generation {
+            Some(address) => write_new_generation(self.ram.guest(), address),
+            None => Ok(()),
+        }
+    }
+
+    /// Tells the kernel of a machine that was restored or rolled back so, if it knows of a generation ID: it reseeds its random
+    /// generator by itself.
+    pub fn tell_generation(&self) {
+        if self.platform.generation.is_some() {
             self.platform.events.raise(Event::NewGeneration);
         }
-        Ok(())
     }
 
     /// The size of guest memory.

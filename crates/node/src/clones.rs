@@ -94,7 +94,7 @@ impl Node {
             let volumes = self.open_volumes(&stored.sandbox.config.volumes)?;
             let (paths, image) = (self.sandbox_paths(entry), self.image_of(&stored)?);
             let restoring = launch::prepare_restore(&self.config, &stored, &paths, (&image, attachment), place)?;
-            (volumes, restoring)
+            (volumes, restoring.told_if(renewal.restored))
         };
         self.points.at(points::START_SOCKETS);
         let (vm, pid) = self.spawn(entry, &stored, &restoring.control, &volumes)?;

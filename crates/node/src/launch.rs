@@ -84,6 +84,15 @@ pub(crate) struct Restoring {
     pub(crate) control: OwnedFd,
 }
 
+impl Restoring {
+    /// Whether its kernel is told that it goes on from a state of before. That takes a clone's first milliseconds, and is needed
+    /// where commands had run in what it is a clone of.
+    pub(crate) fn told_if(mut self, commands_ran: bool) -> Self {
+        self.config.untold = !commands_ran;
+        self
+    }
+}
+
 /// What is common to both.
 struct Stage {
     fds: Fds,
@@ -188,6 +197,7 @@ fn from_place(mut stage: Stage, place: &Place) -> Result<(RestoreConfig, Fds), E
         serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
         devices: stage.devices,
         write_set: write_set::read(place),
+        untold: false,
     };
     config.validate()?;
     Ok((config, stage.fds))

@@ -120,6 +120,10 @@ pub struct RestoreConfig {
     /// Pages that the guest will write soon, such as those of another VM's `write-set`: they are copied before it runs.
     #[serde(default)]
     pub write_set: PageRuns,
+    /// The guest is not told of its new generation ID: nobody in it has taken random bytes before it was saved, and somebody else
+    /// reseeds its kernel.
+    #[serde(default)]
+    pub untold: bool,
 }
 
 /// Runs of pages of guest memory, by the first page's number and how many there are, where pages are counted as they lie in a
@@ -240,6 +244,7 @@ mod tests {
             serial_keep: None,
             devices: config().devices,
             write_set: vec![(1, 2)],
+            untold: true,
         };
         assert_eq!(restore.validate(), Ok(()));
         let text = serde_json::to_string(&restore).unwrap();

@@ -194,6 +194,7 @@ impl<'a> Builder<'a> {
             serial_keep: None,
             devices: self.config.devices,
             write_set: Vec::new(),
+            untold: false,
         };
         let mut vmm = Vmm::spawn(&self.host.binaries, &self.host.logs.join("vmm"))?;
         let fds: Vec<BorrowedFd<'_>> = self.fds.iter().map(AsFd::as_fd).collect();
