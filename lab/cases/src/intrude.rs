@@ -3,11 +3,13 @@
 #![allow(unsafe_code, reason = "ptrace has no safe form")]
 
 use std::io;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// `syscall` (Intel SDM volume 2), as the two lowest bytes of a word.
+/// `syscall` (Intel SDM volume 2), as the two lowest bytes of a word, and its length.
 const SYSCALL: libc::c_long = 0x050f;
+const LENGTH: u64 = 2;
 
 /// A thread that stands still for us.
 pub(crate) struct Intruder {
@@ -26,14 +28,14 @@ impl Intruder {
         Ok(Self { process, thread })
     }
 
-    /// Lets it make this call, all arguments zero. If it lives, it goes on where it was, as if a signal had come; its
-    /// process must be one whose other threads are not just there in the same code.
+    /// Lets it make this call, all arguments zero. If it lives, it goes on where it was, as if a signal had come.
+    ///
+    /// The instruction is one that is there: the thread's own system call, behind which it waits. To write one would
+    /// change the code of all threads, of which many wait in the same place.
     pub(crate) fn make(self, call: libc::c_long) -> Result<()> {
-        let before = registers(self.thread)?;
-        let place = usize::try_from(before.rip)?;
-        let old = peek(self.thread, place)?;
-        poke(self.thread, place, old & !0xffff | SYSCALL)?;
+        let before = self.wait_for_call()?;
         let mut registers = before;
+        registers.rip -= LENGTH;
         registers.rax = call.cast_unsigned();
         // No call is under way any more that the kernel would restart.
         registers.orig_rax = u64::MAX;
@@ -51,12 +53,32 @@ impl Intruder {
             // It has died of the call.
             return Ok(());
         }
-        poke(self.thread, place, old)?;
         let mut after = before;
         after.orig_rax = u64::MAX;
         after.rax = i64::from(-libc::EINTR).cast_unsigned();
         set_registers(self.thread, &mut after)?;
         ptrace(libc::PTRACE_DETACH, self.thread, 0, 0).context("letting the thread go")
+    }
+
+    /// Lets the thread run on until it stops right behind a system call; its registers then.
+    fn wait_for_call(&self) -> Result<libc::user_regs_struct> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let registers = registers(self.thread)?;
+            let place = usize::try_from(registers.rip - LENGTH)?;
+            if peek(self.thread, place)? & 0xffff == SYSCALL {
+                return Ok(registers);
+            }
+            if Instant::now() > deadline {
+                bail!("the thread was not seen in a system call for 20 s");
+            }
+            ptrace(libc::PTRACE_CONT, self.thread, 0, 0).context("letting the thread run on")?;
+            std::thread::sleep(Duration::from_millis(1));
+            ptrace(libc::PTRACE_INTERRUPT, self.thread, 0, 0).context("the thread cannot be interrupted again")?;
+            if !stopped(self.process, self.thread)? {
+                bail!("the thread ended before it made a system call");
+            }
+        }
     }
 }
 
@@ -95,11 +117,6 @@ fn registers(thread: i32) -> Result<libc::user_regs_struct> {
 
 fn set_registers(thread: i32, registers: &mut libc::user_regs_struct) -> Result<()> {
     ptrace(libc::PTRACE_SETREGS, thread, 0, std::ptr::from_mut(registers) as usize).context("writing registers")
-}
-
-fn poke(thread: i32, place: usize, word: libc::c_long) -> Result<()> {
-    let word = usize::try_from(word.cast_unsigned())?;
-    ptrace(libc::PTRACE_POKETEXT, thread, place, word).context("writing an instruction")
 }
 
 fn peek(thread: i32, place: usize) -> Result<libc::c_long> {

@@ -79,8 +79,9 @@ pub(crate) fn run(filter: &str, from: Option<&str>, logs: &Path) -> Result<bool>
             }
             Outcome::Failed | Outcome::TimedOut | Outcome::Stalled => {
                 failed += 1;
-                writeln!(out, "FAILED {} {seconds:.1} s", case.name)?;
-                show_tail(&mut out, &logs.join(case.name).join("output"))?;
+                let output = logs.join(case.name).join("output");
+                writeln!(out, "FAILED {} {seconds:.1} s: {}", case.name, reason_in(&output)?)?;
+                show_tail(&mut out, &output)?;
             }
         }
         out.flush()?;
@@ -142,6 +143,18 @@ fn keep_first(directory: &Path) -> Result<()> {
         std::fs::remove_dir_all(&kept)?;
     }
     Ok(std::fs::rename(directory, kept)?)
+}
+
+/// Why a case failed, in one line that whoever sees only a run's end can do something with: it says so last.
+fn reason_in(path: &Path) -> Result<String> {
+    const LENGTH: usize = 300;
+    let text = String::from_utf8_lossy(&std::fs::read(path)?).into_owned();
+    let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
+    Ok(last
+        .unwrap_or("it said nothing, or was stopped at its limit")
+        .chars()
+        .take(LENGTH)
+        .collect())
 }
 
 /// The end of a failed case's output; the rest is in its file.

@@ -69,6 +69,7 @@ fn in_lab(context: &Context, task: &mut Task, names: &[String], sum: &mut Sum) -
 #[derive(Debug, Default)]
 struct Sum {
     passed: usize,
+    /// Names, and why where the runner told.
     failed: Vec<String>,
     retried: usize,
     /// The cases under which hosts were lost.
@@ -88,7 +89,10 @@ impl Sum {
         for line in &finished.out {
             match result(line) {
                 Some(("ok", _)) => self.passed += 1,
-                Some(("FAILED", name)) => self.failed.push(name.to_owned()),
+                Some(("FAILED", name)) => self.failed.push(match line.split_once(" s: ") {
+                    Some((_, why)) => format!("{name} ({why})"),
+                    None => name.to_owned(),
+                }),
                 Some(("retry", _)) => self.retried += 1,
                 _ => {}
             }
@@ -133,7 +137,7 @@ impl Sum {
     }
 }
 
-/// `ok     NAME 1.2 s`, `FAILED NAME 1.2 s`, `retry  NAME (why)`: what, and which case. Other lines are a case's own output,
+/// `ok     NAME 1.2 s`, `FAILED NAME 1.2 s: why`, `retry  NAME (why)`: what, and which case. Other lines are a case's own output,
 /// which the runner indents.
 fn result(line: &str) -> Option<(&str, &str)> {
     let mut words = line.split_whitespace();
@@ -192,9 +196,13 @@ mod self_tests {
         assert!(sum.report(&names()).is_err());
         assert!(Sum::default().report(&[]).is_err());
         let mut sum = Sum::default();
-        sum.add(&ran(1, &["ok     a 1.0 s", "FAILED b 1.0 s", "ok     c 1.0 s"]));
+        sum.add(&ran(
+            1,
+            &["ok     a 1.0 s", "FAILED b 1.0 s: took 2 s: too long", "ok     c 1.0 s"],
+        ));
         let report = sum.report(&names()).unwrap();
         assert_eq!(report.counts.failed, 1);
-        assert!(report.detail.ends_with("failed: b"), "{}", report.detail);
+        let end = "failed: b (took 2 s: too long)";
+        assert!(report.detail.ends_with(end), "{}", report.detail);
     }
 }
