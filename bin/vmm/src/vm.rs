@@ -237,11 +237,7 @@ impl Vm {
         let machine = Machine::restore(&engine, serial, &state, ram, devices, &self.registry)
             .map_err(|error| from_machine(&error))?;
         marks::mark("machine built");
-        let copied = machine.copy_ahead(&config.write_set);
-        copied.map_err(|error| from_machine(&error))?;
-        if !config.untold {
-            machine.tell_generation();
-        }
+        prepare(&machine, config);
         marks::mark("write set copied");
         enclose(shared)?;
         self.machine = Some(machine);
@@ -285,11 +281,7 @@ impl Vm {
             self.state = VmState::Ended;
             return Err(refuse(ErrorKind::Internal, error));
         }
-        let copied = machine.copy_ahead(&config.write_set);
-        copied.map_err(|error| from_machine(&error))?;
-        if !config.untold {
-            machine.tell_generation();
-        }
+        prepare(machine, config);
         self.registry.replace("device", &registry);
         Ok(())
     }
@@ -448,6 +440,14 @@ fn all_used(fds: &FdTable) -> Result<(), ApiError> {
             let message = format!("{count} file descriptors came with the request that nothing refers to");
             Err(refuse(ErrorKind::Invalid, message))
         }
+    }
+}
+
+/// What a machine that goes on from a snapshot is given before it runs.
+fn prepare(machine: &Machine, config: &RestoreConfig) {
+    machine.copy_ahead(&config.write_set);
+    if !config.untold {
+        machine.tell_generation();
     }
 }
 

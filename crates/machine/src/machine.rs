@@ -283,11 +283,8 @@ impl Machine {
     }
 
     /// As [`Ram::copy_ahead`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn copy_ahead(&self, runs: &[(u64, u64)]) -> Result<(), MachineError> {
-        Ok(self.ram.copy_ahead(runs)?)
+    pub fn copy_ahead(&self, runs: &[(u64, u64)]) {
+        self.ram.copy_ahead(runs);
     }
 
     /// Has its memory mapped from files that hold what is in it. It must be paused.

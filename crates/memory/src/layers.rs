@@ -254,32 +254,30 @@ impl Ram {
     }
 
     /// Copies pages of the files before anybody writes to them: each is a page of this process's own then, which costs its first
-    /// writer nothing. It makes no difference to what is in the memory. A host that cannot do it ahead (Linux before 5.14) does it
-    /// when they are written.
-    ///
-    /// # Errors
-    /// A run lies outside of the memory.
+    /// writer nothing. It makes no difference to what is in the memory, so nothing of it is an error: runs that the memory does not
+    /// have are left out, and a host that cannot copy ahead (Linux before 5.14) copies when the pages are written.
     #[allow(unsafe_code, reason = "pages are written to as they are")]
-    pub fn copy_ahead(&self, runs: &[(u64, u64)]) -> Result<(), MemoryError> {
+    pub fn copy_ahead(&self, runs: &[(u64, u64)]) {
         let end = self.size().bytes() / PAGE as u64;
-        if runs
-            .iter()
-            .any(|&(first, pages)| first.checked_add(pages).is_none_or(|last| last > end))
-        {
-            return Err(MemoryError::WriteSet(self.size()));
-        }
-        let copied = runs.iter().try_for_each(|&(first, pages)| {
-            self.each_part(first, pages, |address, bytes, _| {
+        for &(first, pages) in runs {
+            if first.checked_add(pages).is_none_or(|last| last > end) {
+                log::warn!(
+                    "a write set has pages that {} of memory do not: {pages} from {first}",
+                    self.size()
+                );
+                continue;
+            }
+            let copied = self.each_part(first, pages, |address, bytes, _| {
                 // SAFETY: 1. the range lies within one region's mapping, which the region keeps; 2. the content of its pages
                 // stays what it is.
                 let copied = unsafe { madvise(address, bytes, Advice::LinuxPopulateWrite) };
                 copied.map_err(|error| failed("copied")(error.into()))
-            })
-        });
-        if let Err(error) = copied {
-            log::debug!("pages are copied when they are written: {error}");
+            });
+            if let Err(error) = copied {
+                log::debug!("pages are copied when they are written: {error}");
+                return;
+            }
         }
-        Ok(())
     }
 
     /// Makes the memory what it is mapped from, by forgetting what has changed since; without a page map by forgetting all that is

@@ -65,9 +65,6 @@ pub enum MemoryError {
     /// A file was given that is not the one that was written.
     #[error("this is not the memory file that was written last: give that one")]
     OtherFile,
-    /// Pages were named that there are none of.
-    #[error("the write set names pages that a memory of {0} does not have: leave it out")]
-    WriteSet(ByteSize),
     /// What says which page lies in which file makes no sense.
     #[error(
         "the saved state does not say rightly in which of {0} memory files each page lies: it is damaged; take it anew"
