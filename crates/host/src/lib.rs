@@ -5,7 +5,7 @@
 //! guest is twenty bytes of its own.
 #![allow(
     unsafe_code,
-    reason = "the trial guest needs mapped memory that KVM writes to, and a signal that ends a stuck KVM_RUN"
+    reason = "the trial guest needs mapped memory that KVM writes to, and a signal that ends a stuck KVM_RUN; files are mapped for the page cache"
 )]
 
 pub mod cgroup;
@@ -14,6 +14,7 @@ pub mod confine;
 mod error;
 pub mod jail;
 pub mod kvm;
+pub mod page_cache;
 pub mod resources;
 pub mod share;
 pub mod tools;

@@ -191,12 +191,7 @@ impl<'a> Writer<'a> {
 
     /// The page that lies at `at` in the region, and at `place` in the file.
     pub(crate) fn page(&mut self, region: &GuestRegionMmap<()>, at: usize, place: u64) -> Result<(), MemoryError> {
-        let slice = region
-            .as_volatile_slice()
-            .ok()
-            .and_then(|all| all.subslice(at, PAGE).ok());
-        let slice = slice.ok_or(MemoryError::Layout(ByteSize(region.len())))?;
-        slice.copy_to(&mut self.page[..]);
+        copy_page(region, at, &mut self.page)?;
         if self.page.iter().all(|&byte| byte == 0) {
             return Ok(());
         }
@@ -216,6 +211,14 @@ impl<'a> Writer<'a> {
         self.flush()?;
         Ok(self.image)
     }
+}
+
+/// What is in the page at `at` of a region.
+pub(crate) fn copy_page(region: &GuestRegionMmap<()>, at: usize, page: &mut [u8]) -> Result<(), MemoryError> {
+    let all = region.as_volatile_slice().ok();
+    let slice = all.and_then(|all| all.subslice(at, PAGE).ok());
+    slice.ok_or(MemoryError::Layout(ByteSize(region.len())))?.copy_to(page);
+    Ok(())
 }
 
 /// Calls `each` with what the page map says of every page, those that nobody has ever touched excepted unless `untouched`: the

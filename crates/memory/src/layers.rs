@@ -12,15 +12,15 @@
 
 use std::ffi::c_void;
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 use base::ByteSize;
 use rustix::mm::{Advice, MapFlags, madvise, mmap};
 use vm_memory::GuestMemoryRegion;
 
-use crate::image::{Writer, each_page, failed};
-use crate::{Image, MemoryError, PAGE, PROTECTION, Ram, SHARING};
+use crate::image::{Writer, copy_page, each_page, failed};
+use crate::{HUGE_PAGE, Image, MemoryError, PAGE, PROTECTION, Ram, SHARING};
 
 /// The most files of one memory: each costs whoever maps it, and keeps what the others have long replaced.
 pub const MAX_LAYERS: usize = 8;
@@ -219,6 +219,46 @@ impl Ram {
 
     /// Runs of pages that have changed since the memory was mapped, by first page and number.
     fn changed(&self, pagemap: &File) -> Result<Vec<(u64, u64)>, MemoryError> {
+        const BLOCK: u64 = (HUGE_PAGE / PAGE) as u64;
+        let mut changed = Vec::new();
+        for (first, pages) in self.marked_changed(pagemap)? {
+            let (mut start, end) = (first, first + pages);
+            let mut block = first.next_multiple_of(BLOCK);
+            while block + BLOCK <= end {
+                if self.is_the_lowest_files(block, BLOCK)? {
+                    changed.extend((start < block).then_some((start, block - start)));
+                    start = block + BLOCK;
+                }
+                block += BLOCK;
+            }
+            changed.extend((start < end).then_some((start, end - start)));
+        }
+        Ok(changed)
+    }
+
+    /// Whether pages are, by their content, still those of the lowest file.
+    fn is_the_lowest_files(&self, first: u64, pages: u64) -> Result<bool, MemoryError> {
+        let Some(layers) = self.layers() else { return Ok(false) };
+        if (first..first + pages).any(|page| layers.covers(page)) {
+            return Ok(false);
+        }
+        let (mut here, mut there) = ([0; PAGE], [0; PAGE]);
+        for page in first..first + pages {
+            let place = page * PAGE as u64;
+            let (region, at) = self.at(place)?;
+            copy_page(region, at, &mut here)?;
+            let read = layers.base()?.read_exact_at(&mut there, place);
+            read.map_err(failed("read"))?;
+            if here != there {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The same runs as the page map tells of them. Linux before 6.11 does not say of what it has mapped of a file by a huge page that
+    /// it is the file's, so that it looks changed, all of it.
+    fn marked_changed(&self, pagemap: &File) -> Result<Vec<(u64, u64)>, MemoryError> {
         let mut runs: Vec<(u64, u64)> = Vec::new();
         each_page(self, Some(pagemap), false, |_, _, place, entry| {
             if entry.is_changed() {
@@ -291,7 +331,7 @@ impl Ram {
             return Err(MemoryError::Segments(0));
         }
         let whole = || vec![(0, self.size().bytes() / PAGE as u64)];
-        let runs = pagemap.map_or_else(|| Ok(whole()), |pagemap| self.changed(pagemap))?;
+        let runs = pagemap.map_or_else(|| Ok(whole()), |pagemap| self.marked_changed(pagemap))?;
         for (first, pages) in runs {
             self.each_part(first, pages, |address, bytes, _| {
                 // SAFETY: 1. the range lies within one region's mapping, which the region keeps; 2. it is a private mapping of a

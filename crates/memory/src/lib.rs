@@ -99,7 +99,8 @@ impl Ram {
         let mut regions = Vec::new();
         for range in layout::ram(size) {
             let length = usize::try_from(range.length).map_err(|_| MemoryError::Layout(size))?;
-            let mapping = aligned(length).map_err(|source| MemoryError::Map { size, source })?;
+            let mapping =
+                aligned(length, || MmapRegion::new(length)).map_err(|source| MemoryError::Map { size, source })?;
             huge_pages(&mapping);
             let region = GuestRegionMmap::new(mapping, GuestAddress(range.start)).ok_or(MemoryError::Layout(size))?;
             regions.push(Arc::new(region));
@@ -109,6 +110,9 @@ impl Ram {
 
     /// Maps what was written before, privately: pages that are only read are the files' own, in the host's page cache, and the
     /// files never change. They must not be changed by anybody else either; a page that is cut off kills whoever reads it.
+    ///
+    /// Where 2 MiB of the lowest file lie in the page cache in one piece, and nothing in them was written, they are mapped by one
+    /// second-stage fault.
     ///
     /// # Errors
     /// A file has another size, the layers make no sense, or the host cannot map them.
@@ -121,8 +125,9 @@ impl Ram {
             let length = usize::try_from(range.length).map_err(|_| MemoryError::Layout(size))?;
             let place = FileOffset::from_arc(Arc::clone(base), offset);
             let (protection, flags) = (PROTECTION.bits().cast_signed(), SHARING.bits().cast_signed());
-            let mapping = MmapRegion::build(Some(place), length, protection, flags)
-                .map_err(|source| MemoryError::Map { size, source })?;
+            let map = || MmapRegion::build(Some(place.clone()), length, protection, flags);
+            let mapping = aligned(length, map).map_err(|source| MemoryError::Map { size, source })?;
+            huge_pages(&mapping);
             let region = GuestRegionMmap::new(mapping, GuestAddress(range.start)).ok_or(MemoryError::Layout(size))?;
             regions.push(Arc::new(region));
             offset += range.length;
@@ -170,15 +175,18 @@ impl Ram {
 /// A mapping whose address is a multiple of [`HUGE_PAGE`], as its guest physical address is: only then can KVM map the
 /// guest's huge pages as such. Where that does not come about the guest is slower, not wrong.
 ///
-/// Linux gives anonymous mappings such addresses by itself only from 6.7 on. It takes the highest hole that is large
+/// Linux gives mappings such addresses by itself only from 6.7 on, and only anonymous ones. It takes the highest hole that is large
 /// enough: so a place is reserved, a hole of the right size and address is made in it, and the mapping goes there unless
 /// there is another hole above; then it stays until the next attempt, so that there is not any more.
-fn aligned(length: usize) -> Result<MmapRegion<()>, vm_memory::mmap::MmapRegionError> {
+fn aligned(
+    length: usize,
+    map: impl Fn() -> Result<MmapRegion<()>, vm_memory::mmap::MmapRegionError>,
+) -> Result<MmapRegion<()>, vm_memory::mmap::MmapRegionError> {
     const ATTEMPTS: usize = 4;
     let mut in_the_way = Vec::new();
     for _ in 0..ATTEMPTS {
         let hole = Hole::make(length);
-        let mapping = match MmapRegion::new(length) {
+        let mapping = match map() {
             Ok(mapping) => mapping,
             // Its addresses may be limited (`ulimit -v`): better badly placed than none.
             Err(error) => return in_the_way.pop().ok_or(error),
@@ -190,7 +198,7 @@ fn aligned(length: usize) -> Result<MmapRegion<()>, vm_memory::mmap::MmapRegionE
         in_the_way.push(mapping);
     }
     log::debug!("guest memory is not aligned to huge pages");
-    in_the_way.pop().map_or_else(|| MmapRegion::new(length), Ok)
+    in_the_way.pop().map_or_else(map, Ok)
 }
 
 /// Reserved addresses on both sides of an aligned hole; given back when dropped, but not what was mapped into the hole.

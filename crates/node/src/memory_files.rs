@@ -56,6 +56,19 @@ pub(crate) fn name_new(directory: &Path) -> Result<(), Error> {
     fs::rename(&new, goal).map_err(Error::file("rename", &new))
 }
 
+/// Has the lowest file of a directory in the page cache in pieces of 2 MiB, where it is nobody else's: what clones only read of it
+/// they map in such pieces then, which saves them some hundred faults. It is a help and no more.
+pub(crate) fn read_in_huge_pages(directory: &Path) {
+    let path = path(directory, 0);
+    let read = || match File::open(&path)? {
+        file if file.metadata()?.nlink() == 1 => host::page_cache::read_in_huge_pages(&file),
+        _ => Ok(()),
+    };
+    if let Err(error) = read() {
+        log::info!("clones map {} page by page: {error}", path.display());
+    }
+}
+
 /// Gives those of `from` a name in `to`, in place of what there is. Where files cannot have two names, as on two file systems,
 /// there are none then: the next snapshot is a whole one, as it is with others than those that the machine is mapped from.
 pub(crate) fn share(from: &Path, to: &Path) -> Result<(), Error> {

@@ -245,3 +245,31 @@ fn pages_that_are_copied_ahead_are_what_they_were_and_count_as_changed() {
     let own = Ram::allocate(SIZE).unwrap();
     assert_eq!(own.write_set(Some(&pagemap()), 1000).unwrap(), []);
 }
+
+/// What a page map says of pages that are there, and nobody's file's.
+const OWN: u64 = 1 << 63;
+
+#[test]
+fn pages_of_a_huge_page_of_the_file_have_not_changed_whatever_the_page_map_says() {
+    let ram = base();
+    put(&ram, 1030, 1);
+    // As Linux before 6.11 writes it: of the first 2 MiB, a huge page of the file, all; of the second all but one page, of the third all,
+    // and one more page, as if they were small pages of the process's own.
+    let pagemap = tempfile::tempfile().unwrap();
+    let region = &ram.regions()[0];
+    let entry = |page: u64| (region.as_ptr().addr() as u64 / PAGE as u64 + page) * 8;
+    pagemap.set_len(entry(PAGES)).unwrap();
+    for page in (0..1023).chain(1024..1536).chain([1540]) {
+        pagemap.write_all_at(&OWN.to_ne_bytes(), entry(page)).unwrap();
+    }
+    let changed = [(512, 511), (1024, 512), (1540, 1)];
+    assert_eq!(ram.write_set(Some(&pagemap), 10_000).unwrap(), changed);
+    let file = empty();
+    let Written::Changes(_, runs) = ram.write_changes(&file, Some(&pagemap)).unwrap() else {
+        panic!("all of it was written");
+    };
+    assert_eq!(runs, changed);
+    // Forgetting them all costs a fault each, and comparing them more.
+    ram.drop_changes(Some(&pagemap)).unwrap();
+    assert_eq!(get(&ram, 1030), 0);
+}
