@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// Every filter of a kind of thread; `vcpu` first, because the rules of the process's filter are tried in this order.
-const KINDS: [&str; 11] = [
+const KINDS: [&str; 12] = [
     "vcpu",
     "block",
     "block-io",
@@ -26,6 +26,7 @@ const KINDS: [&str; 11] = [
     "fs-dormant",
     "main",
     "loader",
+    "restorer",
 ];
 
 /// Part of every filter.

@@ -15,6 +15,7 @@ use vmm_api::{
     Request, RestoreConfig, SnapshotConfig, VERSION, VmConfig, VmState, Written,
 };
 
+use crate::beside::restore_beside;
 use crate::catalog;
 
 /// A refusal.
@@ -228,17 +229,25 @@ impl Vm {
         let engine = self.open_engine(kvm)?;
         marks::mark("engine open");
         let here = snapshot::here(&engine, VMM_VERSION).map_err(|error| from_snapshot(&error))?;
-        let (state, ram) = snapshot::read(&state, memory, &here).map_err(|error| from_snapshot(&error))?;
-        marks::mark("snapshot read");
         let shared = shared_directories(&config.devices, &fds)?;
-        let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
-        marks::mark("devices made");
-        all_used(&fds)?;
-        let machine = Machine::restore(&engine, serial, &state, ram, devices, &self.registry)
-            .map_err(|error| from_machine(&error))?;
-        marks::mark("machine built");
-        prepare(&machine, config);
-        marks::mark("write set copied");
+        let restored = restore_beside(&engine, &config.write_set, |beside| {
+            let (state, ram) = snapshot::read(&state, memory, &here).map_err(|error| from_snapshot(&error))?;
+            marks::mark("snapshot read");
+            beside.copy_ahead(&ram);
+            let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
+            marks::mark("devices made");
+            all_used(&fds)?;
+            let vm = beside.vm().map_err(|error| refuse(ErrorKind::Internal, error))?;
+            let vm = vm.map_err(|error| refuse(ErrorKind::Host, error))?;
+            let machine = Machine::restore(vm, serial, &state, ram, devices, &self.registry);
+            let machine = machine.map_err(|error| from_machine(&error))?;
+            marks::mark("machine built");
+            Ok::<_, ApiError>((machine, state))
+        });
+        let (machine, state) = restored.map_err(|error| refuse(ErrorKind::Host, error))??;
+        if !config.untold {
+            machine.tell_generation();
+        }
         enclose(shared)?;
         self.machine = Some(machine);
         self.cpus = state.shape.cpus;
@@ -281,7 +290,10 @@ impl Vm {
             self.state = VmState::Ended;
             return Err(refuse(ErrorKind::Internal, error));
         }
-        prepare(machine, config);
+        machine.copy_ahead(&config.write_set);
+        if !config.untold {
+            machine.tell_generation();
+        }
         self.registry.replace("device", &registry);
         Ok(())
     }
@@ -440,14 +452,6 @@ fn all_used(fds: &FdTable) -> Result<(), ApiError> {
             let message = format!("{count} file descriptors came with the request that nothing refers to");
             Err(refuse(ErrorKind::Invalid, message))
         }
-    }
-}
-
-/// What a machine that goes on from a snapshot is given before it runs.
-fn prepare(machine: &Machine, config: &RestoreConfig) {
-    machine.copy_ahead(&config.write_set);
-    if !config.untold {
-        machine.tell_generation();
     }
 }
 

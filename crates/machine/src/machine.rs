@@ -190,7 +190,8 @@ impl Machine {
         let (made, loaded) = std::thread::scope(|scope| {
             let load = || boot::load(&ram, source, &board);
             let loader = base::thread::spawn_scoped(scope, "loader", LOADER_STACK, load).map_err(host("a thread"))?;
-            let made = create(engine, config.cpu, &ram).and_then(|vm| {
+            let made = engine.create_vm(config.cpu).map_err(MachineError::from).and_then(|vm| {
+                furnish(vm.as_ref(), &ram)?;
                 observe::marks::mark("VM made");
                 let platform = add_platform(vm.as_ref(), &shared, (config.serial, config.serial_keep), None)?;
                 let devices = add_devices(&vm, &ram, &shared, pci_window_64, devices, registry)?;
@@ -369,14 +370,13 @@ impl Drop for Machine {
     }
 }
 
-/// A VM with its memory.
-pub(crate) fn create(engine: &dyn Engine, cpu: CpuModel, ram: &Ram) -> Result<Arc<dyn Vm>, MachineError> {
-    let vm = engine.create_vm(cpu)?;
+/// Gives a VM its memory, and the board's interrupt pins.
+pub(crate) fn furnish(vm: &dyn Vm, ram: &Ram) -> Result<(), MachineError> {
     vm.reserve_ioapic_pins(u32::from(PINS))?;
     for (slot, region) in (0..).zip(ram.regions()) {
         vm.map_ram(slot, Arc::clone(region))?;
     }
-    Ok(vm)
+    Ok(())
 }
 
 pub(crate) fn host(what: &'static str) -> impl Fn(std::io::Error) -> MachineError {

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use base::ByteSize;
-use engine::{CpuModel, Engine, VcpuState, VmState};
+use engine::{CpuModel, VcpuState, Vm, VmState};
 use memory::{Ram, layout};
 use observe::Registry;
 use pci::{PciBus, PciState};
@@ -16,7 +16,7 @@ use state::Schema;
 use virtio::{DeviceState, VirtioPciDevice};
 
 use crate::machine::{
-    Machine, MachineError, NamedDevice, Parts, Platform, add_devices, add_platform, create, start_threads,
+    Machine, MachineError, NamedDevice, Parts, Platform, add_devices, add_platform, furnish, start_threads,
 };
 use crate::platform::PlatformState;
 use crate::vcpu::{Order, Shared};
@@ -145,12 +145,13 @@ impl MachineState {
 }
 
 impl Machine {
-    /// Makes a machine that goes on where `state` was saved, with the memory `ram`, once it is let run. It is paused.
+    /// Makes a machine of `vm`, in which there is nothing yet, that goes on where `state` was saved, with the memory `ram`, once it is
+    /// let run. It is paused. The processor that `vm` shows its vCPUs does not matter: what they show is part of their state.
     ///
     /// # Errors
     /// The state does not fit the host, the memory or the devices; nothing is left behind.
     pub fn restore(
-        engine: &dyn Engine,
+        vm: Arc<dyn Vm>,
         serial: SerialOutput,
         state: &MachineState,
         ram: Ram,
@@ -159,8 +160,7 @@ impl Machine {
     ) -> Result<Self, MachineError> {
         state.check(&ram, &devices)?;
         let shared = Shared::new()?;
-        // What its vCPUs show is part of their state.
-        let vm = create(engine, CpuModel::Host, &ram)?;
+        furnish(vm.as_ref(), &ram)?;
         let platform = add_platform(vm.as_ref(), &shared, (serial.file, serial.keep), Some(&state.platform))?;
         let window = layout::pci_window_64(ram.size());
         let (devices, pci) = add_devices(&vm, &ram, &shared, window, devices, registry)?;

@@ -1,7 +1,7 @@
 //! Clones: new sandboxes that go on from a snapshot, with everything outside of their own.
 //!
 //! ```text
-//!  register ─► directory ─► disk ─► network, sockets, cgroup, VMM ─► VM restored ─► resumed ─► renewed
+//!  register ─► directory ─► cgroup, VMM ─► disk, network, sockets ─► VM restored ─► resumed ─► renewed
 //! ```
 //! What fails on the way takes a clone back as if it had never been asked for.
 
@@ -17,6 +17,7 @@ use vmm_api::VmmClient;
 use crate::entry::Entry;
 use crate::hold::Renewal;
 use crate::node::Node;
+use crate::shares::Opened;
 use crate::snapshots::{Place, Record};
 use crate::start::{Started, parse_ports};
 use crate::vm::Vm;
@@ -24,6 +25,14 @@ use crate::{Error, launch, limits, memory_files, shares, write_set};
 
 /// How long each hook of an image may take when it was cloned or put back.
 pub(crate) const HOOKS: Duration = Duration::from_secs(10);
+
+/// A VMM that waits for a VM.
+pub(crate) struct Waiting {
+    vm: Arc<Vm>,
+    pid: u32,
+    /// What it will have of the host's directories.
+    volumes: Vec<Opened>,
+}
 
 impl Node {
     /// Makes a sandbox that goes on from a snapshot.
@@ -55,18 +64,34 @@ impl Node {
         let _operation = entry.operate();
         let started = self
             .create(&entry)
-            .and_then(|()| self.make_disk(&entry, Some(&place)))
-            .and_then(|()| self.restore_vm(&entry, &place, identity));
+            .and_then(|()| self.begin_restore(&entry))
+            .and_then(|waiting| self.make_disk(&entry, Some(&place)).map(|()| waiting))
+            .and_then(|waiting| self.restore_vm(&entry, waiting, &place, identity));
         if started.is_err() {
             self.destroy(&entry)?;
         }
         started
     }
 
-    /// Everything from a disk that is there to a sandbox that runs.
+    /// Starts the VMM of a sandbox that is to be restored. Whatever else it needs is made afterwards, beside it: a VMM has to confine
+    /// itself, which takes as long.
+    pub(crate) fn begin_restore(&self, entry: &Entry) -> Result<Waiting, Error> {
+        let stored = entry.stored();
+        let (volumes, control) = {
+            let _span = span("volumes and control socket");
+            let volumes = self.open_volumes(&stored.sandbox.config.volumes)?;
+            (volumes, launch::control(&self.sandbox_paths(entry))?)
+        };
+        // With this copy of its control socket open, a VMM that has died already would be waited for.
+        let (vm, pid) = self.spawn(entry, &stored, &control, &volumes)?;
+        Ok(Waiting { vm, pid, volumes })
+    }
+
+    /// Everything from a disk that is there and a VMM that waits to a sandbox that runs.
     pub(crate) fn restore_vm(
         &self,
         entry: &Arc<Entry>,
+        waiting: Waiting,
         place: &Place,
         identity: Option<Identity>,
     ) -> Result<Started, Error> {
@@ -76,28 +101,33 @@ impl Node {
             restored: true,
             ..Renewal::default()
         };
-        let vm = self.restored(entry, place, renewal)?;
+        let vm = self.restored(entry, waiting, place, renewal)?;
         let sandbox = self.runs(entry, &vm)?;
         Ok(Started { sandbox, command: None })
     }
 
-    /// Everything from a disk that is there to a machine that goes on, as one of its own.
-    pub(crate) fn restored(&self, entry: &Arc<Entry>, place: &Place, renewal: Renewal) -> Result<Arc<Vm>, Error> {
+    /// Everything from a disk that is there and a VMM that waits to a machine that goes on, as one of its own.
+    pub(crate) fn restored(
+        &self,
+        entry: &Arc<Entry>,
+        waiting: Waiting,
+        place: &Place,
+        renewal: Renewal,
+    ) -> Result<Arc<Vm>, Error> {
+        let Waiting { vm, pid, volumes } = waiting;
         let stored = entry.stored();
         let attachment = {
             let _span = span("network");
             self.attach(&stored)?
         };
         self.points.at(points::START_NETWORK);
-        let (volumes, mut restoring) = {
+        let mut restoring = {
             let _span = span("sockets and files");
-            let volumes = self.open_volumes(&stored.sandbox.config.volumes)?;
             let (paths, image) = (self.sandbox_paths(entry), self.image_of(&stored)?);
             let restoring = launch::prepare_restore(&self.config, &stored, &paths, (&image, attachment), place)?;
-            (volumes, restoring.told_if(renewal.restored))
+            restoring.told_if(renewal.restored)
         };
         self.points.at(points::START_SOCKETS);
-        let (vm, pid) = self.spawn(entry, &stored, &restoring.control, &volumes)?;
         // As where it boots.
         restoring.share(shares::share(&volumes, pid, launch::identity(&self.config, &stored))?)?;
         {

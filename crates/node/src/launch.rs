@@ -81,7 +81,6 @@ impl Fds {
 pub(crate) struct Restoring {
     pub(crate) config: RestoreConfig,
     pub(crate) fds: Fds,
-    pub(crate) control: OwnedFd,
 }
 
 impl Restoring {
@@ -103,7 +102,7 @@ struct Stage {
 }
 
 /// The control socket of a VMM that is about to be, in a directory of its own.
-fn control(paths: &SandboxPaths) -> Result<OwnedFd, Error> {
+pub(crate) fn control(paths: &SandboxPaths) -> Result<OwnedFd, Error> {
     fs::create_dir_all(&paths.run).map_err(Error::file("make", &paths.run))?;
     listen(&paths.control(), SocketType::SEQPACKET)
 }
@@ -152,10 +151,9 @@ pub(crate) fn prepare_restore(
     outside: (&Path, Option<Attachment>),
     place: &Place,
 ) -> Result<Restoring, Error> {
-    let control = control(paths)?;
     let stage = stage(config, stored, paths, &paths.vsock(), outside)?;
     let (config, fds) = from_place(stage, place)?;
-    Ok(Restoring { config, fds, control })
+    Ok(Restoring { config, fds })
 }
 
 /// The same for a VM that is there and goes back to a snapshot. Its vsock listens beside the one that it has.

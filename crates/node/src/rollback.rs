@@ -133,7 +133,8 @@ impl Node {
             stored.sandbox.restarts += 1;
             stored.sandbox.config.detach = true;
         })?;
-        Ok(self.restore_vm(entry, place, None)?)
+        let waiting = self.begin_restore(entry)?;
+        Ok(self.restore_vm(entry, waiting, place, None)?)
     }
 
     /// By the VMM that it has. A daemon that dies on the way leaves a sandbox that is being started, which the next one ends.

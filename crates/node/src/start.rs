@@ -3,7 +3,7 @@
 //! ```text
 //!  register ─► directory ─► disk ─┐
 //!                   start again ──┴─► sockets ─► cgroup ─► VMM ─► VM ─► agent ─► root ─┬─► command
-//!  register ─► directory ─► a template's disk ─► ... ─► VMM ─► VM restored ─► renewed ─┘
+//!  register ─► directory ─► cgroup ─► VMM ─► a template's disk, sockets ─► VM restored ─► renewed ─┘
 //! ```
 //! What fails on the way takes everything back: a sandbox that never ran is gone, one that is started again has exited.
 
@@ -172,7 +172,6 @@ impl Node {
     }
 
     fn cloned(&self, entry: &Arc<Entry>, template: &str, place: &Place, hooks: Duration) -> Result<Machine, Error> {
-        self.make_disk(entry, Some(place))?;
         let stored = entry.stored();
         let renewal = Renewal {
             identity: Some(identity(&stored)?),
@@ -182,7 +181,9 @@ impl Node {
             // In one that nobody has built no command has run.
             restored: !hooks.is_zero(),
         };
-        let vm = self.restored(entry, place, renewal)?;
+        let waiting = self.begin_restore(entry)?;
+        self.make_disk(entry, Some(place))?;
+        let vm = self.restored(entry, waiting, place, renewal)?;
         let mut agent = vm.agent()?;
         trace::agent(&mut agent, self.config.limits.answer, true)
             .map_err(|error| vm.diagnose("its agent was asked about its start", error))?;

@@ -185,9 +185,7 @@ impl Vm {
 
     /// Makes the VM as it was in a snapshot; it does not run yet.
     pub(crate) fn restore(&self, restoring: Restoring) -> Result<(), Error> {
-        let Restoring { config, fds, control } = restoring;
-        // As in `boot`.
-        drop(control);
+        let Restoring { config, fds } = restoring;
         self.ask_within(self.limits.boot, "the VM was restored", |client| {
             client.restore(config, &fds.borrow())
         })

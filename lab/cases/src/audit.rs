@@ -15,16 +15,21 @@ use serde::Deserialize;
 use crate::vmm::TRACES;
 
 /// The filters, by the names that threads have in a trace, without their numbers.
-const FILTERS: [(&str, &[&str], &str); 11] = [
+const FILTERS: [(&str, &[&str], &str); 12] = [
     (
         "main",
-        &["basalt-vmm", "loader"],
+        &["basalt-vmm", "loader", "restorer"],
         include_str!("../../../bin/vmm/seccomp/main.toml"),
     ),
     (
         "loader",
         &["loader"],
         include_str!("../../../bin/vmm/seccomp/loader.toml"),
+    ),
+    (
+        "restorer",
+        &["restorer"],
+        include_str!("../../../bin/vmm/seccomp/restorer.toml"),
     ),
     ("vcpu", &["vcpu"], include_str!("../../../bin/vmm/seccomp/vcpu.toml")),
     (
