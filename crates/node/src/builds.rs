@@ -50,6 +50,7 @@ pub(crate) struct Chosen {
     pub(crate) id: String,
     pub(crate) place: Place,
     pub(crate) networked: bool,
+    pub(crate) share_slots: usize,
 }
 
 impl Node {
@@ -66,7 +67,7 @@ impl Node {
         let sandbox = config.sandbox();
         if !config.force {
             let networked = self.wants_network(&sandbox)?;
-            let shape = self.shape_of(&config.image, &config.resources, networked)?;
+            let shape = self.shape_of(&config.image, &config.resources, networked, shares::SLOTS)?;
             let wanted = id(&shape, &self.hashes.now(&self.config), Some(&config.recipe));
             if let Some(template) = self.name_if_there(&wanted, &config)? {
                 return Ok(Wanted::There(Box::new(template)));
@@ -137,7 +138,12 @@ impl Node {
         if programs != self.hashes.now(&self.config) {
             return Err(Error::ProgramsReplaced);
         }
-        let shape = self.shape_of(&sandbox.digest, &sandbox.config.resources, stored.networked)?;
+        let shape = self.shape_of(
+            &sandbox.digest,
+            &sandbox.config.resources,
+            stored.networked,
+            stored.share_slots,
+        )?;
         Ok(Record::of(stored, shape, files, programs, Some(config.recipe.clone())))
     }
 
@@ -239,7 +245,12 @@ impl Node {
         if !whole || self.images.get(&template.digest).is_err() {
             return Ok(false);
         }
-        let shape = self.shape_of(&template.digest, &template.resources, template.networked)?;
+        let shape = self.shape_of(
+            &template.digest,
+            &template.resources,
+            template.networked,
+            record.shape.share_slots,
+        )?;
         let same = record.files == Files::of(&self.config) || template.programs == self.hashes.now(&self.config);
         Ok(same && shape == record.shape)
     }
@@ -252,8 +263,11 @@ impl Node {
         if config.resources != template.resources {
             return Err(Error::TemplateSize(Box::new(template.clone())));
         }
-        if config.volumes.len() > shares::SLOTS {
-            return Err(Error::TemplateVolumes(template.name().to_owned()));
+        if config.volumes.len() > record.shape.share_slots {
+            return Err(Error::TemplateVolumes(
+                template.name().to_owned(),
+                record.shape.share_slots,
+            ));
         }
         match config.network {
             NetworkMode::None if template.networked => return Err(Error::TemplateNetwork(template.name().to_owned())),
@@ -285,6 +299,7 @@ impl Node {
         Ok(Chosen {
             id: template.id.clone(),
             networked: template.networked,
+            share_slots: record.shape.share_slots,
             place,
         })
     }
@@ -307,6 +322,7 @@ impl Node {
         digest: &str,
         resources: &node_api::Resources,
         networked: bool,
+        share_slots: usize,
     ) -> Result<Shape, Error> {
         let network = match networked {
             true => Some(self.network()?.guest()),
@@ -317,6 +333,7 @@ impl Node {
             resources,
             network,
             crate::command_line(self.config.log_level),
+            share_slots,
         ))
     }
 }
@@ -386,7 +403,7 @@ mod tests {
             cpu_model: None,
         };
         Record {
-            shape: Shape::new("00", &resources, None, String::new()),
+            shape: Shape::new("00", &resources, None, String::new(), 0),
             files: Files::default(),
             named_ns,
             template: Template {

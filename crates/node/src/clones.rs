@@ -55,9 +55,11 @@ impl Node {
             snapshot,
             command,
             networked,
+            share_slots,
         } = record;
         let mut stored = crate::start::new_sandbox(config, snapshot.digest, command, networked)?;
         stored.sandbox.clone_of = Some(snapshot.name);
+        stored.share_slots = share_slots;
         let identity = Some(crate::start::identity(&stored)?);
         let entry = self.register(stored, name.as_deref())?;
         span::attribute("basalt.sandbox", entry.id.as_str());
@@ -129,7 +131,8 @@ impl Node {
         };
         self.points.at(points::START_SOCKETS);
         // As where it boots.
-        restoring.share(shares::share(&volumes, pid, launch::identity(&self.config, &stored))?)?;
+        let shared = shares::share(&volumes, pid, launch::identity(&self.config, &stored))?;
+        restoring.share(shared, stored.share_slots)?;
         {
             let _span = span("VM restored");
             vm.restore(restoring)?;
@@ -205,6 +208,7 @@ mod tests {
             },
             command: stored.command,
             networked: true,
+            share_slots: 0,
         };
         let asked = CloneConfig {
             snapshot: "web-1".into(),

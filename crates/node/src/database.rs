@@ -39,6 +39,9 @@ pub(crate) struct Stored {
     /// A template is built in it: without its asker, and this daemon, it is nobody's.
     #[serde(default)]
     pub(crate) building: bool,
+    /// Its machine has as many devices for shared directories.
+    #[serde(default)]
+    pub(crate) share_slots: usize,
 }
 
 /// The database.

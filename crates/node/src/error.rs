@@ -9,7 +9,6 @@ use base::ByteSize;
 use node_api::{ApiError, ErrorKind, State};
 use vmm_api::{ClientError, ExitReason};
 
-use crate::shares::SLOTS;
 use crate::tail::Tail;
 
 /// An error of this crate.
@@ -96,9 +95,9 @@ pub enum Error {
     TemplateWithoutNetwork(String),
     /// More directories than a template's machine has devices for.
     #[error(
-        "a sandbox of the template `{0}` can have {SLOTS} volumes: leave some out, or share a directory above several of them"
+        "a sandbox of the template `{0}` can have {1} volumes: leave some out, or share a directory above several of them"
     )]
-    TemplateVolumes(String),
+    TemplateVolumes(String, usize),
     /// A template whose image is gone.
     #[error(
         "the image of the template `{name}` is gone, and without it the template is of no use: pull or import sha256:{digest}, or \
@@ -402,7 +401,7 @@ impl Error {
             Self::TemplateSize(_)
             | Self::TemplateNetwork(_)
             | Self::TemplateWithoutNetwork(_)
-            | Self::TemplateVolumes(_)
+            | Self::TemplateVolumes(..)
             | Self::TemplateImage { .. }
             | Self::TemplateOutdated(_)
             | Self::ProgramsReplaced => "template",
@@ -447,7 +446,7 @@ impl Error {
             | Self::TemplateSize(_)
             | Self::TemplateNetwork(_)
             | Self::TemplateWithoutNetwork(_)
-            | Self::TemplateVolumes(_)
+            | Self::TemplateVolumes(..)
             | Self::Jail(host::Error::Share { .. })
             | Self::MoreMemoryThanHost { .. } => ErrorKind::Invalid,
             Self::NotFound(_)

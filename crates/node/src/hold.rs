@@ -96,6 +96,7 @@ impl Node {
             },
             command: stored.command.clone(),
             networked: stored.networked,
+            share_slots: stored.share_slots,
         };
         let begun = self.begin_snapshot(&record)?;
         self.points.at(points::SNAPSHOT_BEGUN);

@@ -166,7 +166,7 @@ pub(crate) fn prepare_rollback(
 ) -> Result<(RestoreConfig, Fds), Error> {
     let (mut config, mut fds) = from_place(stage(config, stored, paths, &paths.next_vsock(), outside)?, place)?;
     // A sandbox of which there are snapshots has no volumes.
-    share(&mut config.devices, &mut fds, Vec::new())?;
+    share(&mut config.devices, &mut fds, Vec::new(), stored.share_slots)?;
     config.validate()?;
     Ok((config, fds))
 }
@@ -296,22 +296,22 @@ pub(crate) fn queues(resources: &Resources) -> u16 {
 
 impl Prepared {
     /// Adds the directories that the guest shares with the host.
-    pub(crate) fn share(&mut self, shared: Vec<Shared>) -> Result<(), Error> {
-        share(&mut self.config.devices, &mut self.fds, shared)?;
+    pub(crate) fn share(&mut self, shared: Vec<Shared>, slots: usize) -> Result<(), Error> {
+        share(&mut self.config.devices, &mut self.fds, shared, slots)?;
         Ok(self.config.validate()?)
     }
 }
 
 impl Restoring {
     /// The same for one that is restored.
-    pub(crate) fn share(&mut self, shared: Vec<Shared>) -> Result<(), Error> {
-        share(&mut self.config.devices, &mut self.fds, shared)?;
+    pub(crate) fn share(&mut self, shared: Vec<Shared>, slots: usize) -> Result<(), Error> {
+        share(&mut self.config.devices, &mut self.fds, shared, slots)?;
         Ok(self.config.validate()?)
     }
 }
 
-/// Adds a device for each directory, and dormant ones up to as many as each machine has.
-fn share(devices: &mut Vec<DeviceSpec>, fds: &mut Fds, shared: Vec<Shared>) -> Result<(), Error> {
+/// Adds a device for each directory, and dormant ones until there are `slots`.
+fn share(devices: &mut Vec<DeviceSpec>, fds: &mut Fds, shared: Vec<Shared>, slots: usize) -> Result<(), Error> {
     let count = shared.len();
     for volume in shared {
         let source = match volume.source {
@@ -326,7 +326,7 @@ fn share(devices: &mut Vec<DeviceSpec>, fds: &mut Fds, shared: Vec<Shared>) -> R
         };
         devices.push(shared_directory(volume.tag, Some(source))?);
     }
-    for index in count..shares::SLOTS {
+    for index in count..slots {
         devices.push(shared_directory(shares::tag(index), None)?);
     }
     Ok(())

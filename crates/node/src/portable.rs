@@ -237,6 +237,7 @@ mod tests {
             },
             command: stored.command,
             networked: false,
+            share_slots: 2,
         }
     }
 

@@ -29,10 +29,19 @@ pub(crate) const MEMORY: ByteSize = ByteSize::mib(288);
 /// How many descriptors a VMM with volumes may have: these files, and as many again for connections.
 pub(crate) const OPEN_FILES: u64 = 1 << 19;
 
-/// How many shared directories each machine can have at least, whether it has as many or not: a snapshot is restored to the
-/// devices that it was taken with, so that a machine which has none yet can get some later. Each costs a guest's boot 594
-/// exits, an eighth of all, and a VMM a thread (docs/devices/fs.md); few sandboxes have more than two.
+/// How many devices for shared directories a machine has at least that may get some: one that has volumes, or in which a template is
+/// built. A snapshot is restored to the devices that it was taken with, so clones of it can have as many. Each costs a guest's boot
+/// 594 exits, an eighth of all, and a VMM a thread, for which others wait (docs/devices/fs.md): so the rest have none. Few
+/// sandboxes have more than two.
 pub(crate) const SLOTS: usize = 2;
+
+/// How many a sandbox has that boots.
+pub(crate) fn slots(volumes: &[VolumeMount]) -> usize {
+    match volumes.len() {
+        0 => 0,
+        some => some.max(SLOTS),
+    }
+}
 
 /// A volume, open.
 #[derive(Debug)]

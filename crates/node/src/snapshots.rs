@@ -34,6 +34,9 @@ pub(crate) struct Record {
     pub(crate) command: ExecRequest,
     /// It has an interface in the node's network.
     pub(crate) networked: bool,
+    /// It has as many devices for shared directories, none of which has one.
+    #[serde(default)]
+    pub(crate) share_slots: usize,
 }
 
 /// The directory of a snapshot, or of a template.
@@ -343,6 +346,7 @@ mod tests {
             },
             command: stored.command,
             networked: true,
+            share_slots: 0,
         }
     }
 

@@ -92,6 +92,11 @@ impl Node {
         let name = config.name.clone();
         let mut stored = new_sandbox(config, image.digest, command, networked)?;
         stored.building = building;
+        if let Some(chosen) = &chosen {
+            stored.share_slots = chosen.share_slots;
+        } else if building {
+            stored.share_slots = shares::SLOTS;
+        }
         let entry = {
             let _span = span("record");
             self.register(stored, name.as_deref())?
@@ -301,7 +306,8 @@ impl Node {
         self.points.at(points::START_SOCKETS);
         let (vm, pid) = self.spawn(entry, &stored, &prepared.control, &volumes)?;
         // Their owners are mapped into the VMM's user namespace, which is there now.
-        prepared.share(shares::share(&volumes, pid, launch::identity(&self.config, &stored))?)?;
+        let shared = shares::share(&volumes, pid, launch::identity(&self.config, &stored))?;
+        prepared.share(shared, stored.share_slots)?;
         let mut agent = vm.boot(prepared, cancel, &|point| self.points.at(point))?;
         {
             let _span = span("guest prepared");
@@ -483,6 +489,7 @@ pub(crate) fn new_sandbox(
         template: None,
     };
     Ok(Stored {
+        share_slots: shares::slots(&sandbox.config.volumes),
         sandbox,
         slot: 0,
         command,

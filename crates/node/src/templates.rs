@@ -39,9 +39,9 @@ pub(crate) struct Shape {
     resources: Resources,
     network: Option<GuestNetwork>,
     command_line: String,
-    /// Devices for directories of the host.
+    /// Devices for shared directories.
     #[serde(default)]
-    slots: usize,
+    pub(crate) share_slots: usize,
 }
 
 impl Shape {
@@ -50,13 +50,14 @@ impl Shape {
         resources: &Resources,
         network: Option<GuestNetwork>,
         command_line: String,
+        share_slots: usize,
     ) -> Self {
         Self {
             digest: digest.to_owned(),
             resources: resources.clone(),
             network,
             command_line,
-            slots: shares::SLOTS,
+            share_slots,
         }
     }
 }
@@ -239,7 +240,12 @@ impl Node {
         if config.boot || config.volumes.len() > shares::SLOTS {
             return Ok(Found::Nothing);
         }
-        let shape = self.shape_of(&stored.sandbox.digest, &config.resources, stored.networked)?;
+        let shape = self.shape_of(
+            &stored.sandbox.digest,
+            &config.resources,
+            stored.networked,
+            stored.share_slots,
+        )?;
         let now = Now::of(self, |record| record.shape == shape);
         let mut known = self.templates.lock();
         let mut of_shape = known

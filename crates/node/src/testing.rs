@@ -53,6 +53,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
         stopped: false,
         held: false,
         building: false,
+        share_slots: 0,
         networked: false,
         log_from: 0,
     }

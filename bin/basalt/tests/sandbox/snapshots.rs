@@ -102,7 +102,7 @@ pub(crate) fn what_cannot_be_kept_is_refused_in_a_sentence() {
     done(
         &world,
         &[
-            "run", "-d", "--disk", "0", "--name", "sharing", "-v", &volume, "tiny", "--", "sleep", "1000",
+            "run", "-d", "--boot", "--disk", "0", "--name", "sharing", "-v", &volume, "tiny", "--", "sleep", "1000",
         ],
     );
     let told = refused(&world, &["snapshot", "create", "sharing"]);

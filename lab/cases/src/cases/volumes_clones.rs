@@ -1,5 +1,5 @@
 //! Sandboxes with volumes are clones of templates: each has the directories that it was asked to have and no other's, as one
-//! that has booted has them, and what is made of a machine that has none yet is good for those that get some.
+//! that has booted has them. What is made of a machine with devices for some, and no directory, is good for those that get some.
 
 use std::fs;
 use std::time::Duration;
@@ -43,8 +43,8 @@ fn host(host: &Host) -> Result<()> {
     let [a, b] = directories.map(|directory| directory.display().to_string());
     node.the_second_is_a_clone(&a, &b)?;
     node.two_at_once(&a, &b)?;
-    node.without_volumes()?;
     node.built(&a)?;
+    node.without_volumes()?;
     node.daemon.ok(&["volume", "rm", "kept"])?;
     node.daemon.ok(&["template", "prune", "--all"])?;
     node.daemon.end()
@@ -171,7 +171,8 @@ impl Node<'_> {
     /// What has no volumes can be kept, cloned and put back, until it uses a device for them all the same.
     fn without_volumes(&self) -> Result<()> {
         let daemon = &self.daemon;
-        self.run(&["-d", "--name", "plain"], &["sleep", "10000"])?;
+        let words = ["run", "-d", "--name", "plain", "--template", "built", "sleep", "10000"];
+        daemon.ok(&words)?;
         daemon.ok(&["snapshot", "create", "plain", "before"])?;
         daemon.ok(&["clone", "--name", "twin", "before"])?;
         let said = daemon.ok(&["exec", "twin", "python3", "-c", BY_HAND])?;
