@@ -3,9 +3,9 @@
 //! The process does nothing until it is told to over its control socket, so it can be started, confined and kept
 //! ready before it is known what it will run.
 
-mod beside;
 mod catalog;
 mod control;
+mod restorer;
 mod seccomp;
 mod vm;
 
@@ -23,11 +23,12 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 const HELP: &str = "\
 basalt-vmm: runs one virtual machine, driven over a control socket (see docs/vmm.md)
 
-Usage: basalt-vmm --control-fd N [--jail [--volumes]] | --control PATH [--log-level LEVEL]
+Usage: basalt-vmm --control-fd N [--kvm-fd N] [--jail [--volumes]] | --control PATH [--log-level LEVEL]
 
   --control-fd N     an inherited SEQPACKET socket. A connected one: when its other end closes, the VM ends.
                      A listening one: a VM that was started outlives its drivers
   --control PATH     listen on a SEQPACKET socket at PATH; the VM outlives its drivers
+  --kvm-fd N         an inherited /dev/kvm: a VM is made of it at once, for a `restore` that sends none
   --jail             give up everything but what was inherited, then filter system calls: no file system, no network,
                      no capability; best in namespaces that whoever starts it has made (see docs/vmm.md)
   --seccomp MODE     with --jail, what a forbidden system call does: kill (default), or, for finding out which,
@@ -46,6 +47,8 @@ enum Control {
 struct Options {
     control: Control,
     log_level: LevelFilter,
+    /// An inherited KVM.
+    kvm: Option<OwnedFd>,
     /// Whether to be confined, and what becomes of a forbidden system call.
     jail: Option<seccomp::Mode>,
     /// Whether there will be shared directories.
@@ -60,12 +63,15 @@ enum Command {
 fn parse() -> Result<Command> {
     use lexopt::prelude::*;
     let mut parser = lexopt::Parser::from_env();
-    let mut control = None;
+    let (mut control, mut kvm) = (None, None);
     let mut log_level = LevelFilter::Warn;
     let (mut jail, mut volumes, mut mode) = (false, false, None);
     while let Some(argument) = parser.next()? {
         match argument {
-            Long("control-fd") => control = Some(Control::Inherited(inherited(parser.value()?.parse()?)?)),
+            Long("control-fd") => {
+                control = Some(Control::Inherited(inherited("--control-fd", parser.value()?.parse()?)?))
+            }
+            Long("kvm-fd") => kvm = Some(inherited("--kvm-fd", parser.value()?.parse()?)?),
             Long("control") => control = Some(Control::Listen(parser.value()?.into())),
             Long("log-level") => log_level = parser.value()?.parse()?,
             Long("jail") => jail = true,
@@ -97,6 +103,7 @@ fn parse() -> Result<Command> {
     let jail = jail.then(|| mode.unwrap_or(seccomp::Mode::Kill));
     Ok(Command::Run(Options {
         control,
+        kvm,
         log_level,
         jail,
         volumes,
@@ -105,16 +112,16 @@ fn parse() -> Result<Command> {
 
 /// Takes over a descriptor that the parent left open for us.
 #[allow(unsafe_code, reason = "an inherited descriptor is a bare number")]
-fn inherited(number: RawFd) -> Result<OwnedFd> {
+fn inherited(option: &str, number: RawFd) -> Result<OwnedFd> {
     if number < 3 {
-        bail!("--control-fd {number} is a standard stream: give a number from 3 on");
+        bail!("{option} {number} is a standard stream: give a number from 3 on");
     }
     // SAFETY: nothing in this process has opened a descriptor yet, so whatever this number is belongs to nobody else;
     // that it is open at all is checked next.
     let fd = unsafe { OwnedFd::from_raw_fd(number) };
     if let Err(error) = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC) {
         std::mem::forget(fd);
-        bail!("--control-fd {number} is not open: {error}");
+        bail!("{option} {number} is not open: {error}");
     }
     Ok(fd)
 }
@@ -168,6 +175,10 @@ fn run(options: Options) -> Result<()> {
             confine(mode, options.volumes)?;
             vm::Vm::jailed(pagemap)
         }
+    };
+    let vm = match options.kvm {
+        Some(kvm) => vm.with_kvm(kvm)?,
+        None => vm,
     };
     match options.control {
         Control::Inherited(socket) => control::serve_inherited(socket, vm),

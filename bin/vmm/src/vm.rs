@@ -15,8 +15,8 @@ use vmm_api::{
     Request, RestoreConfig, SnapshotConfig, VERSION, VmConfig, VmState, Written,
 };
 
-use crate::beside::restore_beside;
 use crate::catalog;
+use crate::restorer::Restorer;
 
 /// A refusal.
 fn refuse(kind: ErrorKind, message: impl std::fmt::Display) -> ApiError {
@@ -83,6 +83,9 @@ pub(crate) struct Vm {
     /// It was started, or resumed after it was restored.
     has_run: bool,
     registry: Registry,
+    /// What it has inherited, and the VM that is made of it.
+    kvm: Option<KvmEngine>,
+    restorer: Option<Restorer>,
 }
 
 impl Vm {
@@ -97,6 +100,8 @@ impl Vm {
             written: None,
             has_run: false,
             registry: Registry::new(),
+            kvm: None,
+            restorer: None,
         }
     }
 
@@ -107,6 +112,14 @@ impl Vm {
             pagemap,
             ..Self::new()
         }
+    }
+
+    /// The same with an inherited KVM: a VM to restore is made at once.
+    pub(crate) fn with_kvm(mut self, kvm: OwnedFd) -> anyhow::Result<Self> {
+        let engine = KvmEngine::from_fd(kvm)?;
+        self.restorer = Some(Restorer::start(&engine)?);
+        self.kvm = Some(engine);
+        Ok(self)
     }
 
     /// What becomes readable when the guest ends.
@@ -208,6 +221,7 @@ impl Vm {
     fn open_engine(&self, kvm: Option<OwnedFd>) -> Result<KvmEngine, ApiError> {
         match kvm {
             Some(fd) => KvmEngine::from_fd(fd),
+            None if self.kvm.is_some() => return self.kvm.clone().ok_or_else(|| refuse(ErrorKind::Invalid, NO_KVM)),
             None if self.jailed => return Err(refuse(ErrorKind::Invalid, NO_KVM)),
             None => KvmEngine::open(),
         }
@@ -227,24 +241,24 @@ impl Vm {
             serial,
         } = Opened::take(config, &mut fds)?;
         let engine = self.open_engine(kvm)?;
+        let restorer = match self.restorer.take() {
+            Some(restorer) => restorer,
+            None => Restorer::start(&engine).map_err(|error| refuse(ErrorKind::Host, error))?,
+        };
         marks::mark("engine open");
         let here = snapshot::here(&engine, VMM_VERSION).map_err(|error| from_snapshot(&error))?;
         let shared = shared_directories(&config.devices, &fds)?;
-        let restored = restore_beside(&engine, &config.write_set, |beside| {
-            let (state, ram) = snapshot::read(&state, memory, &here).map_err(|error| from_snapshot(&error))?;
-            marks::mark("snapshot read");
-            beside.copy_ahead(&ram);
-            let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
-            marks::mark("devices made");
-            all_used(&fds)?;
-            let vm = beside.vm().map_err(|error| refuse(ErrorKind::Internal, error))?;
-            let vm = vm.map_err(|error| refuse(ErrorKind::Host, error))?;
-            let machine = Machine::restore(vm, serial, &state, ram, devices, &self.registry);
-            let machine = machine.map_err(|error| from_machine(&error))?;
-            marks::mark("machine built");
-            Ok::<_, ApiError>((machine, state))
-        });
-        let (machine, state) = restored.map_err(|error| refuse(ErrorKind::Host, error))??;
+        let (state, ram) = snapshot::read(&state, memory, &here).map_err(|error| from_snapshot(&error))?;
+        marks::mark("snapshot read");
+        restorer.copy_ahead(&ram, &config.write_set);
+        let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
+        marks::mark("devices made");
+        all_used(&fds)?;
+        let vm = restorer.vm().map_err(|error| refuse(ErrorKind::Host, error))?;
+        let machine =
+            Machine::restore(vm, serial, &state, ram, devices, &self.registry).map_err(|error| from_machine(&error))?;
+        restorer.finish();
+        marks::mark("machine built");
         if !config.untold {
             machine.tell_generation();
         }

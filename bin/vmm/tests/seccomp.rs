@@ -60,7 +60,7 @@ fn on_thread(kind: &str, deed: &'static str) {
     };
     match kind {
         "main" => commit(deed),
-        "loader" | "restorer" => scoped(kind),
+        "loader" => scoped("loader"),
         "block-io" => {
             let inner = move || {
                 std::thread::scope(|scope| {

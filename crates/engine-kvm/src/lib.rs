@@ -48,7 +48,8 @@ const STATE_CAPS: &[Cap] = &[
     Cap::MpState,
 ];
 
-/// The KVM engine over one open `/dev/kvm`.
+/// The KVM engine over one open `/dev/kvm`, which its clones share.
+#[derive(Clone)]
 pub struct KvmEngine {
     kvm: Arc<Kvm>,
 }

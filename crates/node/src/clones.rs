@@ -79,13 +79,14 @@ impl Node {
     /// itself, which takes as long.
     pub(crate) fn begin_restore(&self, entry: &Entry) -> Result<Waiting, Error> {
         let stored = entry.stored();
-        let (volumes, control) = {
+        let (volumes, inherited) = {
             let _span = span("volumes and control socket");
             let volumes = self.open_volumes(&stored.sandbox.config.volumes)?;
-            (volumes, launch::control(&self.sandbox_paths(entry))?)
+            let inherited = launch::Inherited::to_restore(&self.config, &self.sandbox_paths(entry))?;
+            (volumes, inherited)
         };
         // With this copy of its control socket open, a VMM that has died already would be waited for.
-        let (vm, pid) = self.spawn(entry, &stored, &control, &volumes)?;
+        let (vm, pid) = self.spawn(entry, &stored, &inherited, &volumes)?;
         Ok(Waiting { vm, pid, volumes })
     }
 

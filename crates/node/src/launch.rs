@@ -42,8 +42,9 @@ const MAX_QUEUES: u32 = 4;
 const CONSOLE_KEEP: u64 = 256 << 10;
 const LOG_KEEP: u64 = 16 << 20;
 
-/// The number at which a VMM finds its control socket.
+/// The numbers at which a VMM finds its control socket, and KVM if it is given that.
 const CONTROL_FD: &str = "3";
+const KVM_FD: &str = "4";
 
 const NO_ASSETS: &str =
     "run `make run` in Basalt's source tree, or set BASALT_ASSETS (basaltd: --assets) to the directory that has it";
@@ -57,7 +58,33 @@ pub(crate) struct Prepared {
     /// Where the guest's first connection arrives.
     pub(crate) acceptor: PacketSocket,
     /// The listening control socket, for the VMM.
-    pub(crate) control: OwnedFd,
+    pub(crate) inherited: Inherited,
+}
+
+/// What a VMM has open when it starts.
+#[derive(Debug)]
+pub(crate) struct Inherited {
+    control: OwnedFd,
+    kvm: Option<File>,
+}
+
+impl Inherited {
+    /// A control socket that listens, in a directory of its own.
+    fn new(paths: &SandboxPaths) -> Result<Self, Error> {
+        fs::create_dir_all(&paths.run).map_err(Error::file("make", &paths.run))?;
+        Ok(Self {
+            control: listen(&paths.control(), SocketType::SEQPACKET)?,
+            kvm: None,
+        })
+    }
+
+    /// KVM beside it: the VMM makes a VM to restore while everything else is prepared.
+    pub(crate) fn to_restore(config: &Config, paths: &SandboxPaths) -> Result<Self, Error> {
+        Ok(Self {
+            kvm: Some(open_writable("KVM", &config.kvm, NO_KVM)?),
+            ..Self::new(paths)?
+        })
+    }
 }
 
 /// Descriptors in the order in which a packet carries them.
@@ -95,16 +122,9 @@ impl Restoring {
 /// What is common to both.
 struct Stage {
     fds: Fds,
-    kvm: FdRef,
     serial: Option<FdRef>,
     devices: Vec<DeviceSpec>,
     acceptor: PacketSocket,
-}
-
-/// The control socket of a VMM that is about to be, in a directory of its own.
-pub(crate) fn control(paths: &SandboxPaths) -> Result<OwnedFd, Error> {
-    fs::create_dir_all(&paths.run).map_err(Error::file("make", &paths.run))?;
-    listen(&paths.control(), SocketType::SEQPACKET)
 }
 
 /// Opens everything; the image's file system is at `image`.
@@ -114,8 +134,9 @@ pub(crate) fn prepare(
     paths: &SandboxPaths,
     outside: (&Path, Option<Attachment>),
 ) -> Result<Prepared, Error> {
-    let control = control(paths)?;
+    let inherited = Inherited::new(paths)?;
     let mut stage = stage(config, stored, paths, &paths.vsock(), outside)?;
+    let kvm = stage.fds.add(open_writable("KVM", &config.kvm, NO_KVM)?)?;
     let kernel = stage.fds.add(open("the guest kernel", &config.kernel, NO_ASSETS)?)?;
     let initramfs = stage
         .fds
@@ -128,7 +149,7 @@ pub(crate) fn prepare(
         kernel,
         initramfs: Some(initramfs),
         cmdline: crate::command_line(config.log_level),
-        kvm: Some(stage.kvm),
+        kvm: Some(kvm),
         serial: stage.serial,
         serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
         devices: stage.devices,
@@ -138,7 +159,7 @@ pub(crate) fn prepare(
         config,
         fds: stage.fds,
         acceptor: stage.acceptor,
-        control,
+        inherited,
     })
 }
 
@@ -190,7 +211,8 @@ fn from_place(mut stage: Stage, place: &Place) -> Result<(RestoreConfig, Fds), E
     };
     let config = RestoreConfig {
         files,
-        kvm: Some(stage.kvm),
+        // It has been inherited, or is there.
+        kvm: None,
         serial: stage.serial,
         serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
         devices: stage.devices,
@@ -210,7 +232,6 @@ fn stage(
 ) -> Result<Stage, Error> {
     let vsock = listen(vsock, SocketType::STREAM)?;
     let mut fds = Fds::default();
-    let kvm = fds.add(open_writable("KVM", &config.kvm, NO_KVM)?)?;
     let (acceptor, vmm_acceptor) =
         PacketSocket::pair().map_err(|e| Error::host("making a socket")(io::Error::other(e)))?;
     let serial = match config.talkative() {
@@ -224,7 +245,6 @@ fn stage(
     }
     Ok(Stage {
         fds,
-        kvm,
         serial,
         devices,
         acceptor,
@@ -345,12 +365,12 @@ pub(crate) fn identity(config: &Config, stored: &Stored) -> Option<Identity> {
     }
 }
 
-/// Starts the VMM; it waits for a driver at `control`.
+/// Starts the VMM; it waits for a driver at its control socket.
 pub(crate) fn spawn(
     config: &Config,
     stored: &Stored,
     paths: &SandboxPaths,
-    control: &OwnedFd,
+    inherited: &Inherited,
     cgroup: Option<&Cgroup>,
 ) -> Result<jail::Child, Error> {
     let program = open("the VMM", &config.vmm, NO_ASSETS)?;
@@ -368,6 +388,11 @@ pub(crate) fn spawn(
     words.extend(identity.map(|_| b"--jail".as_slice()));
     let volumes = !stored.sandbox.config.volumes.is_empty();
     words.extend(identity.filter(|_| volumes).map(|_| b"--volumes".as_slice()));
+    let mut descriptors = vec![inherited.control.as_fd()];
+    if let Some(kvm) = &inherited.kvm {
+        descriptors.push(kvm.as_fd());
+        words.extend([b"--kvm-fd".as_slice(), KVM_FD.as_bytes()]);
+    }
     let arguments: Vec<_> = words.iter().filter_map(|word| CString::new(*word).ok()).collect();
     let log = append(&paths.vmm_log())?;
     let directory = cgroup
@@ -378,7 +403,7 @@ pub(crate) fn spawn(
         program: program.as_fd(),
         arguments: &arguments,
         environment: &[],
-        descriptors: &[control.as_fd()],
+        descriptors: &descriptors,
         log: log.as_fd(),
         cgroup: directory.as_ref().map(AsFd::as_fd),
         isolation: identity.map_or(Isolation::None, Isolation::Full),

@@ -8,7 +8,7 @@
 //! What fails on the way takes everything back: a sandbox that never ran is gone, one that is started again has exited.
 
 use std::fs;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use observe::span::{self, span};
 use crate::database::Stored;
 use crate::entry::Entry;
 use crate::hold::{Mounts, Renewal};
-use crate::launch;
+use crate::launch::{self, Inherited};
 use crate::node::{Node, to_run, wrong_state};
 use crate::process;
 use crate::shares::{self, Opened};
@@ -304,7 +304,7 @@ impl Node {
             (volumes, prepared)
         };
         self.points.at(points::START_SOCKETS);
-        let (vm, pid) = self.spawn(entry, &stored, &prepared.control, &volumes)?;
+        let (vm, pid) = self.spawn(entry, &stored, &prepared.inherited, &volumes)?;
         // Their owners are mapped into the VMM's user namespace, which is there now.
         let shared = shares::share(&volumes, pid, launch::identity(&self.config, &stored))?;
         prepared.share(shared, stored.share_slots)?;
@@ -357,7 +357,7 @@ impl Node {
         &self,
         entry: &Entry,
         stored: &Stored,
-        control: &OwnedFd,
+        inherited: &Inherited,
         volumes: &[Opened],
     ) -> Result<(Arc<Vm>, u32), Error> {
         let paths = self.sandbox_paths(entry);
@@ -370,7 +370,7 @@ impl Node {
         self.points.at(points::START_CGROUP);
         let child = {
             let _span = span("VMM process");
-            let child = launch::spawn(&self.config, stored, &paths, control, cgroup.as_ref())?;
+            let child = launch::spawn(&self.config, stored, &paths, inherited, cgroup.as_ref())?;
             trace::jail(child.timing);
             child
         };

@@ -157,10 +157,10 @@ impl Vm {
             config,
             fds,
             acceptor,
-            control,
+            inherited,
         } = prepared;
         // The VMM has its own copy. With ours open, a VMM that has died already would be waited for.
-        drop(control);
+        drop(inherited);
         let deadline = Instant::now() + self.limits.boot;
         {
             let _span = span("VM made");

@@ -18,7 +18,7 @@ use crate::vmm::TRACES;
 const FILTERS: [(&str, &[&str], &str); 12] = [
     (
         "main",
-        &["basalt-vmm", "loader", "restorer"],
+        &["basalt-vmm", "loader"],
         include_str!("../../../bin/vmm/seccomp/main.toml"),
     ),
     (

@@ -1,0 +1,74 @@
+//! What the host's kernel takes long for when a VM is restored, done by a thread beside the one that reads the state and makes devices:
+//! the VM itself, and copies of the pages that its guest will write soon. Knows nothing of what is restored.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use engine::{CpuModel, Engine, EngineError, Vm};
+use engine_kvm::KvmEngine;
+use memory::Ram;
+use observe::marks;
+use vmm_api::PageRuns;
+
+/// Of the thread.
+const NAME: &str = "restorer";
+const STACK: usize = 128 << 10;
+
+/// The thread, which makes a VM at once.
+pub(crate) struct Restorer {
+    made: Receiver<Result<Arc<dyn Vm>, EngineError>>,
+    memory: SyncSender<(Ram, PageRuns)>,
+    thread: JoinHandle<()>,
+}
+
+impl Restorer {
+    /// # Errors
+    /// There is no thread to be had.
+    pub(crate) fn start(engine: &KvmEngine) -> io::Result<Self> {
+        let (made, from_thread) = sync_channel(1);
+        let (memory, to_copy) = sync_channel::<(Ram, PageRuns)>(1);
+        let engine = engine.clone();
+        let body = move || {
+            // Whoever wants it takes it, or has failed.
+            drop(made.send(engine.create_vm(CpuModel::Host)));
+            marks::mark("VM made");
+            if let Ok((ram, write_set)) = to_copy.recv() {
+                ram.copy_ahead(&write_set);
+                marks::mark("write set copied");
+            }
+        };
+        Ok(Self {
+            made: from_thread,
+            memory,
+            thread: base::thread::spawn(NAME, STACK, body)?,
+        })
+    }
+
+    /// The VM, when it is made.
+    ///
+    /// # Errors
+    /// It cannot be made, or was taken before.
+    pub(crate) fn vm(&self) -> Result<Arc<dyn Vm>, EngineError> {
+        let gone = |_| EngineError::Call {
+            call: "KVM_CREATE_VM",
+            source: io::Error::other("the VM was taken before"),
+        };
+        self.made.recv().map_err(gone)?
+    }
+
+    /// Has these pages copied, beside whatever follows.
+    pub(crate) fn copy_ahead(&self, ram: &Ram, write_set: &PageRuns) {
+        // A thread that is over has made no VM, which whoever takes that learns.
+        drop(self.memory.send((ram.clone(), write_set.clone())));
+    }
+
+    /// Waits until nothing is done beside any more.
+    pub(crate) fn finish(self) {
+        drop(self.memory);
+        if let Err(panic) = self.thread.join() {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
