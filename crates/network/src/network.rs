@@ -358,6 +358,14 @@ impl Network {
     /// The kernel refuses.
     pub fn detach(&self, slot: u32) -> Result<(), Error> {
         self.unpublish(slot)?;
+        self.release(slot)
+    }
+
+    /// The same for a slot that is known to publish nothing: nft takes tens of milliseconds to say so.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn release(&self, slot: u32) -> Result<(), Error> {
         let _known = self.lock();
         let name = tap_name(slot);
         if let Some(link) = self.state_of(&name)?

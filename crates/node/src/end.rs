@@ -246,7 +246,11 @@ impl Node {
         }
         let stored = entry.stored();
         if stored.networked {
-            self.network()?.detach(stored.slot)?;
+            let network = self.network()?;
+            match stored.sandbox.config.ports.is_empty() {
+                true => network.release(stored.slot)?,
+                false => network.detach(stored.slot)?,
+            }
         }
         let paths = self.sandbox_paths(entry);
         memory_files::remove(&paths.directory)?;

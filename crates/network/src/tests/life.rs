@@ -68,7 +68,7 @@ fn a_slot_that_is_in_use_is_not_given_twice() {
     assert!(world.with(|network| network.slots().unwrap()).is_empty());
     world.with(|network| network.attach(9, 1).map(drop).unwrap());
     // Nobody has it open any more: it is one of the pool.
-    world.with(|network| network.detach(9).unwrap());
+    world.with(|network| network.release(9).unwrap());
     let slots = world.with(|network| network.slots().unwrap());
     assert_eq!(
         slots.iter().map(|state| (state.slot, state.in_use)).collect::<Vec<_>>(),
