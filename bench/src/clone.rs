@@ -18,7 +18,7 @@ use crate::machine::{MICROVM, Machine, QEMU, end_with_us, now_ns, qemu_arguments
 use crate::report::Figure;
 use crate::run::Node;
 use crate::stats::Target;
-use crate::trace::milliseconds;
+use crate::trace::{Trace, exec_to_run, milliseconds};
 
 const TEMPLATE: &str = "Basalt, a clone of a template";
 const BOOTED: &str = "Basalt, booted";
@@ -26,6 +26,11 @@ const SNAPSHOT: &str = "Basalt, a clone of a snapshot";
 const ROLLBACK: &str = "Basalt, rollback in place";
 const RESUME: &str = "Basalt, resume of a paused clone";
 const INCOMING: &str = "QEMU microvm, -incoming";
+
+/// Of a clone of a snapshot.
+const VMM: &str = "basalt-vmm";
+/// The daemon executes it by a descriptor of its own.
+const VMM_PROGRAM: &str = "/dev/fd/";
 
 const KEPT: &str = "kept";
 const CLONE: &str = "clone";
@@ -171,35 +176,39 @@ pub(crate) fn asked(client: &mut Client, request: Request) -> Result<(f64, Reply
     Ok((milliseconds(now_ns() - started_ns), reply))
 }
 
+fn remove_clone(client: &mut Client) -> Result<()> {
+    let request = Request::Remove {
+        sandbox: CLONE.into(),
+        force: true,
+    };
+    Ok(client.ask(request).map(drop)?)
+}
+
+fn clone_of_kept() -> Request {
+    Request::Clone(CloneConfig {
+        snapshot: KEPT.into(),
+        name: Some(CLONE.into()),
+        ..CloneConfig::default()
+    })
+}
+
 /// One of each that is the daemon's, and nothing stays.
 fn round(node: &Node, client: &mut Client) -> Result<[(&'static str, f64); 5]> {
-    let remove = |client: &mut Client| {
-        let request = Request::Remove {
-            sandbox: CLONE.into(),
-            force: true,
-        };
-        client.ask(request).map(drop)
-    };
     // What an attempt that failed has left; usually there is none.
-    drop(remove(client));
+    drop(remove_clone(client));
     let run = |boot: bool| -> Result<Request> { Ok(Request::Run(Box::new(node.config(CLONE, boot)?))) };
     let (booted, _) = asked(client, run(true)?)?;
-    remove(client)?;
+    remove_clone(client)?;
     let (template, reply) = asked(client, run(false)?)?;
     ensure!(
         matches!(&reply, Reply::Started { sandbox, .. } if sandbox.template.is_some()),
         "it was no clone: {reply:?}"
     );
-    remove(client)?;
-    let clone = CloneConfig {
-        snapshot: KEPT.into(),
-        name: Some(CLONE.into()),
-        ..CloneConfig::default()
-    };
-    let (snapshot, _) = asked(client, Request::Clone(clone))?;
+    remove_clone(client)?;
+    let (snapshot, _) = asked(client, clone_of_kept())?;
     client.ask(Request::Pause { sandbox: CLONE.into() })?;
     let (resume, _) = asked(client, Request::Resume { sandbox: CLONE.into() })?;
-    remove(client)?;
+    remove_clone(client)?;
     let back = Request::Rollback {
         sandbox: Node::ORIGIN.into(),
         snapshot: KEPT.into(),
@@ -247,6 +256,41 @@ impl Bench<'_> {
         figure.ratio(ROLLBACK, SNAPSHOT, Target::AtMost(0.5));
         figure.ratio(RESUME, SNAPSHOT, Target::AtMost(0.1));
         self.report.figures.push(figure);
+        self.restored_vmm(&mut client, &peer)
+    }
+
+    /// What of a clone is the VMM's, beside the same of QEMU.
+    fn restored_vmm(&mut self, client: &mut Client, peer: &Peer) -> Result<()> {
+        let mut figure = Figure::new("A restored VMM, from its exec to its vCPU's first KVM_RUN", "ms");
+        // Nobody else's vCPU may be entered meanwhile.
+        let origin = || Node::ORIGIN.to_owned();
+        client.ask(Request::Pause { sandbox: origin() })?;
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for number in 0..self.runs {
+            let value = self.again("clone", VMM, || {
+                traced(VMM_PROGRAM, || {
+                    asked(client, clone_of_kept())?;
+                    remove_clone(client)
+                })
+            })?;
+            tell("clone", number, VMM, value, "ms");
+            ours.push(value);
+            let value = self.again("clone", INCOMING, || traced(QEMU, || peer.restored().map(drop)))?;
+            tell("clone", number, INCOMING, value, "ms");
+            theirs.push(value);
+        }
+        client.ask(Request::Resume { sandbox: origin() })?;
+        figure.add(VMM, ours);
+        figure.add(INCOMING, theirs);
+        figure.ratio(VMM, INCOMING, Target::AtMost(0.1));
+        self.report.figures.push(figure);
         Ok(())
     }
+}
+
+/// From the exec of `program`, which `work` brings about, to the first entry of a vCPU.
+fn traced(program: &str, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let trace = Trace::start_for_all(&["sched/sched_process_exec", "kvm/kvm_entry"], 1024)?;
+    work()?;
+    exec_to_run(&trace.stop()?, program)
 }

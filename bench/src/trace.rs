@@ -30,7 +30,21 @@ pub(crate) struct TraceEvent {
 
 impl Trace {
     /// Records `events` (such as `kvm/kvm_entry`) from now on. When a CPU's buffer is full it keeps what came first.
+    ///
+    /// Only what this program starts, and what that starts: other guests' vCPUs are entered too.
     pub(crate) fn start(events: &[&str], kib_per_cpu: u32) -> Result<Self> {
+        Self::start_with(events, kib_per_cpu, |trace| {
+            trace.write("options/event-fork", "1")?;
+            trace.write("set_event_pid", &std::process::id().to_string())
+        })
+    }
+
+    /// The same of all processes, as where a daemon that is there already starts what matters.
+    pub(crate) fn start_for_all(events: &[&str], kib_per_cpu: u32) -> Result<Self> {
+        Self::start_with(events, kib_per_cpu, |_| Ok(()))
+    }
+
+    fn start_with(events: &[&str], kib_per_cpu: u32, narrow: impl FnOnce(&Self) -> Result<()>) -> Result<Self> {
         let directory = Path::new(INSTANCES).join(own_name());
         fs::create_dir(&directory).with_context(|| {
             format!(
@@ -41,9 +55,7 @@ impl Trace {
         let trace = Self { directory };
         trace.write("trace_clock", "mono")?;
         trace.write("options/overwrite", "0")?;
-        // Only what this program starts, and what that starts: other guests' vCPUs are entered too.
-        trace.write("options/event-fork", "1")?;
-        trace.write("set_event_pid", &std::process::id().to_string())?;
+        narrow(&trace)?;
         trace.write("buffer_size_kb", &kib_per_cpu.to_string())?;
         for event in events {
             trace.write(&format!("events/{event}/enable"), "1")?;
@@ -117,13 +129,15 @@ fn seconds(text: &str) -> Option<u64> {
         .checked_mul(1000)
 }
 
-/// From the exec of `program` to the first time that a vCPU was entered, in milliseconds.
+/// From the exec of `program` to the first time that a vCPU was entered, in milliseconds. One that ends with a slash means any
+/// below it.
 pub(crate) fn exec_to_run(events: &[TraceEvent], program: &str) -> Result<f64> {
-    let wanted = format!("filename={program} ");
-    let Some(exec) = events
-        .iter()
-        .find(|event| event.name == "sched_process_exec" && format!("{} ", event.detail).contains(&wanted))
-    else {
+    let is_it = |event: &&TraceEvent| {
+        let file = event.detail.strip_prefix("filename=");
+        let file = file.and_then(|rest| rest.split(' ').next()).unwrap_or_default();
+        event.name == "sched_process_exec" && (file == program || program.ends_with('/') && file.starts_with(program))
+    };
+    let Some(exec) = events.iter().find(is_it) else {
         bail!("the kernel has traced no exec of {program}");
     };
     let entry = events
@@ -190,6 +204,7 @@ mod tests {
     fn the_first_entry_after_the_exec_counts() {
         let events = events();
         assert!((exec_to_run(&events, "/opt/vmm").unwrap() - 12.25).abs() < 1e-9);
+        assert!((exec_to_run(&events, "/opt/").unwrap() - 12.25).abs() < 1e-9);
         assert!(exec_to_run(&events, "/opt/vm").is_err());
         assert!(exec_to_run(&events[..3], "/opt/vmm").is_err());
     }

@@ -97,6 +97,16 @@ impl<'h> Daemon<'h> {
         words.map(str::to_owned).to_vec()
     }
 
+    /// Runs a sandbox by these words of `basalt run`; what its command says, and whether a kernel has booted for it.
+    pub(crate) fn traced(&self, words: &[&str]) -> Result<(String, bool)> {
+        let output = self.run(&[&["run", "--trace"], words].concat())?;
+        expect_code(&output, 0)?;
+        let trace = String::from_utf8_lossy(&output.stderr);
+        let booted = trace.contains("guest boots");
+        ensure!(booted != trace.contains("VM restored"), "what became of it: {trace}");
+        Ok((String::from_utf8(output.stdout)?, booted))
+    }
+
     /// The ids of the templates.
     pub(crate) fn templates(&self) -> Result<Vec<String>> {
         let listed: Vec<Value> = serde_json::from_str(&self.ok(&["--json", "template", "ls"])?)?;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::volumes;
-use crate::basalt::{expect_code, expect_refusal};
+use crate::basalt::expect_refusal;
 use crate::daemon::Daemon;
 use crate::{Case, Host};
 
@@ -63,14 +63,8 @@ impl Node<'_> {
 
     /// Runs a shell's command; what it says, and whether a kernel has booted for it.
     fn traced(&self, options: &[&str], script: &str) -> Result<(String, bool)> {
-        let words = ["run", "--trace", "--memory", "128m"];
-        let words = [&words, options, &[self.image, "--", "sh", "-c", script]].concat();
-        let output = self.daemon.run(&words)?;
-        expect_code(&output, 0)?;
-        let trace = String::from_utf8_lossy(&output.stderr);
-        let booted = trace.contains("guest boots");
-        ensure!(booted != trace.contains("VM restored"), "what became of it: {trace}");
-        Ok((String::from_utf8(output.stdout)?, booted))
+        let (before, behind) = (["--memory", "128m"], [self.image, "--", "sh", "-c", script]);
+        self.daemon.traced(&[&before, options, &behind].concat())
     }
 
     fn inspect(&self, name: &str) -> Result<Value> {
