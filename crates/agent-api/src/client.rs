@@ -167,6 +167,20 @@ impl<S: Duplex> Connection<S> {
         }
     }
 
+    /// The same over a stream that nobody has spoken on yet; the connection, too. The request goes with the offer of the handshake: a
+    /// guest that has just been restored takes long for each time that it is waited for.
+    pub fn renewed(mut stream: S, renew: &Renew, limit: Duration) -> Result<(Self, String), Error> {
+        stream.set_read_timeout(Some(limit)).map_err(wire::Error::Io)?;
+        wire::send_offer(&mut stream, PROTOCOL, None)?;
+        let mut connection = Self::resume(stream)?;
+        send_request(&connection.writer, &Request::Renew(Box::new(renew.clone())))?;
+        wire::await_answer(connection.reader.get_mut(), PROTOCOL).map_err(timed)?;
+        match connection.answer()? {
+            Reply::Renewed { boot_id } => Ok((connection, boot_id)),
+            other => Err(unexpected(other)),
+        }
+    }
+
     /// Leaves, and waits until the agent has left, too: nothing of this connection is under way in its machine then.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ use crate::hold::Renewal;
 use crate::node::Node;
 use crate::shares::Opened;
 use crate::snapshots::{Place, Record};
-use crate::start::{Started, parse_ports};
+use crate::start::{Machine, Started, parse_ports};
 use crate::vm::Vm;
 use crate::{Error, launch, limits, memory_files, shares, write_set};
 
@@ -104,7 +104,7 @@ impl Node {
             restored: true,
             ..Renewal::default()
         };
-        let vm = self.restored(entry, waiting, place, renewal)?;
+        let (vm, _) = self.restored(entry, waiting, place, renewal)?;
         let sandbox = self.runs(entry, &vm)?;
         Ok(Started { sandbox, command: None })
     }
@@ -116,7 +116,7 @@ impl Node {
         waiting: Waiting,
         place: &Place,
         renewal: Renewal,
-    ) -> Result<Arc<Vm>, Error> {
+    ) -> Result<Machine, Error> {
         let Waiting { vm, pid, volumes } = waiting;
         let stored = entry.stored();
         let attachment = {
@@ -144,10 +144,10 @@ impl Node {
             vm.ask("it was let go on from a snapshot", VmmClient::resume)?;
         }
         self.points.at(points::RESTORE_RESUMED);
-        {
+        let agent = {
             let _span = span("guest renewed");
-            self.renew(&vm, renewal)?;
-        }
+            self.renew(&vm, renewal)?
+        };
         self.points.at(points::RESTORE_RENEWED);
         write_set::keep_first(place, &vm);
         // The next snapshot of it needs to have only what it changes.
@@ -155,7 +155,7 @@ impl Node {
             log::warn!("the next snapshot of sandbox {} will be a whole one: {error}", entry.id);
         }
         crate::trace::vmm(&vm);
-        Ok(vm)
+        Ok((vm, agent))
     }
 }
 

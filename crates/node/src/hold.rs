@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use agent_api::{Identity, Renew, Share, TmpfsMount};
+use agent_api::{Connection, Identity, Renew, Share, TmpfsMount};
 use base::points;
 use node_api::{SandboxConfig, Snapshot, State, Tmpfs};
 use observe::span::span;
@@ -22,6 +22,7 @@ use crate::database::Stored;
 use crate::entry::Entry;
 use crate::node::{Node, to_run, wrong_state};
 use crate::snapshots::{Place, Record};
+use crate::timed::Timed;
 use crate::vm::{self, Vm};
 use crate::{Error, clock, disk, memory_files, shares};
 
@@ -220,8 +221,8 @@ impl Node {
         Ok(())
     }
 
-    /// Gives a guest what nobody else has, and lets its commands go on.
-    pub(crate) fn renew(&self, vm: &Vm, renewal: Renewal) -> Result<(), Error> {
+    /// Gives a guest what nobody else has, and lets its commands go on; the connection to its agent.
+    pub(crate) fn renew(&self, vm: &Vm, renewal: Renewal) -> Result<Connection<Timed>, Error> {
         const RENEWING: &str = "it was given an entropy, a clock, a name and mounts of its own";
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let renew = Renew {
@@ -235,11 +236,11 @@ impl Node {
             shares: renewal.mounts.shares,
             restored: renewal.restored,
         };
-        let mut agent = vm.agent()?;
-        let renewed = agent
-            .set_read_timeout(Some(self.config.limits.boot))
-            .and_then(|()| agent.renew(&renew));
-        renewed.map(drop).map_err(|error| vm.diagnose(RENEWING, error))
+        let renewed = vm
+            .dial()
+            .and_then(|stream| Connection::renewed(stream, &renew, self.config.limits.boot));
+        let (agent, _) = renewed.map_err(|error| vm.diagnose(RENEWING, error))?;
+        Ok(agent)
     }
 
     /// How long a VMM may take to write a snapshot.

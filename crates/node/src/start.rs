@@ -40,7 +40,7 @@ pub(crate) const ID_BYTES: usize = 6;
 const MACHINE_ID_BYTES: usize = 16;
 
 /// A VM with its root, and a connection to its agent.
-type Machine = (Arc<Vm>, Connection<Timed>);
+pub(crate) type Machine = (Arc<Vm>, Connection<Timed>);
 
 /// A sandbox that runs, and what its asker needs.
 #[derive(Debug)]
@@ -188,8 +188,10 @@ impl Node {
         };
         let waiting = self.begin_restore(entry)?;
         self.make_disk(entry, Some(place))?;
-        let vm = self.restored(entry, waiting, place, renewal)?;
-        let mut agent = vm.agent()?;
+        let (vm, mut agent) = self.restored(entry, waiting, place, renewal)?;
+        agent
+            .set_read_timeout(Some(self.config.limits.answer))
+            .map_err(|error| vm.diagnose("its agent was to start its command", error))?;
         trace::agent(&mut agent, self.config.limits.answer, true)
             .map_err(|error| vm.diagnose("its agent was asked about its start", error))?;
         self.update(entry, |stored| stored.sandbox.template = Some(template.to_owned()))?;

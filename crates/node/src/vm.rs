@@ -283,7 +283,8 @@ impl Vm {
         connection.map_err(|error| self.diagnose("its agent was called", error))
     }
 
-    fn dial(&self) -> Result<Timed, agent_api::Error> {
+    /// A stream to its agent, on which nobody has spoken yet.
+    pub(crate) fn dial(&self) -> Result<Timed, agent_api::Error> {
         let path = self.paths.vsock();
         let greet = || -> io::Result<Timed> {
             let mut stream = Timed::new(connect_stream(&path)?);

@@ -125,6 +125,11 @@ impl<R: Read> FrameReader<R> {
         &self.stream
     }
 
+    /// The stream, to read what is no frame.
+    pub fn get_mut(&mut self) -> &mut R {
+        &mut self.stream
+    }
+
     /// The payload of the frame that [`read`](Self::read) returned last.
     pub fn last_payload(&self) -> &[u8] {
         &self.buffer

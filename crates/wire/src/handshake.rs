@@ -78,6 +78,12 @@ impl fmt::Debug for Token {
 
 /// The client's half: offers `protocol` (with the token, if there is one) and waits for the server's answer.
 pub fn offer(stream: &mut (impl Read + Write), protocol: Protocol, token: Option<&Token>) -> Result<(), Error> {
+    send_offer(stream, protocol, token)?;
+    await_answer(stream, protocol)
+}
+
+/// The client's first step alone. Frames may follow at once: a server that refuses the offer reads none of them.
+pub fn send_offer(stream: &mut impl Write, protocol: Protocol, token: Option<&Token>) -> Result<(), Error> {
     let mut message = Vec::with_capacity(OFFER_LEN);
     message.extend_from_slice(&MAGIC);
     message.extend_from_slice(&protocol.version.to_le_bytes());
@@ -85,8 +91,11 @@ pub fn offer(stream: &mut (impl Read + Write), protocol: Protocol, token: Option
     message.extend_from_slice(&name_field(protocol)?);
     message.extend_from_slice(&token.map_or([0; Token::LEN], |token| token.0));
     stream.write_all(&message)?;
-    stream.flush()?;
+    Ok(stream.flush()?)
+}
 
+/// The client's second step: waits for the server's answer, and fails unless it accepts.
+pub fn await_answer(stream: &mut impl Read, protocol: Protocol) -> Result<(), Error> {
     let reply: [u8; REPLY_LEN] = receive(stream, "the handshake")?;
     let (theirs, status, name) = split_head(&reply)?;
     match status {

@@ -9,4 +9,4 @@ pub mod packet;
 
 pub use error::Error;
 pub use frame::{Frame, FrameReader, FrameWriter, HEADER_LEN, Header, MAX_PAYLOAD, decode};
-pub use handshake::{Protocol, Token, accept, offer};
+pub use handshake::{Protocol, Token, accept, await_answer, offer, send_offer};
