@@ -10,7 +10,7 @@ mod seccomp;
 mod vm;
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -69,9 +69,19 @@ fn parse() -> Result<Command> {
     while let Some(argument) = parser.next()? {
         match argument {
             Long("control-fd") => {
-                control = Some(Control::Inherited(inherited("--control-fd", parser.value()?.parse()?)?))
+                let number = parser.value()?.parse()?;
+                if kvm.as_ref().is_some_and(|kvm: &OwnedFd| kvm.as_raw_fd() == number) {
+                    bail!("--control-fd {number} is KVM: give another number");
+                }
+                control = Some(Control::Inherited(inherited("--control-fd", number)?));
             }
-            Long("kvm-fd") => kvm = Some(inherited("--kvm-fd", parser.value()?.parse()?)?),
+            Long("kvm-fd") => {
+                let number = parser.value()?.parse()?;
+                if matches!(&control, Some(Control::Inherited(control)) if control.as_raw_fd() == number) {
+                    bail!("--kvm-fd {number} is the control socket: give another number");
+                }
+                kvm = Some(inherited("--kvm-fd", number)?);
+            }
             Long("control") => control = Some(Control::Listen(parser.value()?.into())),
             Long("log-level") => log_level = parser.value()?.parse()?,
             Long("jail") => jail = true,
@@ -93,6 +103,9 @@ fn parse() -> Result<Command> {
         bail!(
             "--jail leaves no file system for --control PATH: bind the socket, and give it as --control-fd, listening"
         );
+    }
+    if kvm.is_some() && matches!(control, Control::Listen(_)) {
+        bail!("--kvm-fd is for a VM whose driver has the other end of --control-fd: with --control PATH leave it out");
     }
     if mode.is_some() && !jail {
         bail!("--seccomp says how --jail works: give both");
@@ -116,8 +129,8 @@ fn inherited(option: &str, number: RawFd) -> Result<OwnedFd> {
     if number < 3 {
         bail!("{option} {number} is a standard stream: give a number from 3 on");
     }
-    // SAFETY: nothing in this process has opened a descriptor yet, so whatever this number is belongs to nobody else;
-    // that it is open at all is checked next.
+    // SAFETY: nothing in this process has opened a descriptor yet, so whatever this number is belongs to nobody else, and the
+    // caller takes none twice; that it is open at all is checked next.
     let fd = unsafe { OwnedFd::from_raw_fd(number) };
     if let Err(error) = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC) {
         std::mem::forget(fd);
@@ -177,7 +190,7 @@ fn run(options: Options) -> Result<()> {
         }
     };
     let vm = match options.kvm {
-        Some(kvm) => vm.with_kvm(kvm)?,
+        Some(kvm) => vm.with_kvm(kvm),
         None => vm,
     };
     match options.control {

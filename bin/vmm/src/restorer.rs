@@ -9,7 +9,6 @@ use std::thread::JoinHandle;
 use engine::{CpuModel, Engine, EngineError, Vm};
 use engine_kvm::KvmEngine;
 use memory::Ram;
-use observe::marks;
 use vmm_api::PageRuns;
 
 /// Of the thread.
@@ -33,10 +32,8 @@ impl Restorer {
         let body = move || {
             // Whoever wants it takes it, or has failed.
             drop(made.send(engine.create_vm(CpuModel::Host)));
-            marks::mark("VM made");
             if let Ok((ram, write_set)) = to_copy.recv() {
                 ram.copy_ahead(&write_set);
-                marks::mark("write set copied");
             }
         };
         Ok(Self {
@@ -53,7 +50,7 @@ impl Restorer {
     pub(crate) fn vm(&self) -> Result<Arc<dyn Vm>, EngineError> {
         let gone = |_| EngineError::Call {
             call: "KVM_CREATE_VM",
-            source: io::Error::other("the VM was taken before"),
+            source: io::Error::other("the thread that makes it is gone, or it was taken before"),
         };
         self.made.recv().map_err(gone)?
     }

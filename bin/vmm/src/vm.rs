@@ -68,7 +68,7 @@ pub(crate) fn pagemap() -> Option<File> {
 
 const VMM_VERSION: &str = env!("CARGO_PKG_VERSION");
 
-const NO_KVM: &str = "a VMM in its jail cannot open /dev/kvm: send it open, as `kvm`";
+const NO_KVM: &str = "a VMM in its jail cannot open /dev/kvm: send it open, as `kvm`, or start the VMM with --kvm-fd";
 
 /// The VM, if there is one, and what is known of it.
 pub(crate) struct Vm {
@@ -84,7 +84,7 @@ pub(crate) struct Vm {
     has_run: bool,
     registry: Registry,
     /// What it has inherited, and the VM that is made of it.
-    kvm: Option<KvmEngine>,
+    kvm: Option<OwnedFd>,
     restorer: Option<Restorer>,
 }
 
@@ -114,12 +114,16 @@ impl Vm {
         }
     }
 
-    /// The same with an inherited KVM: a VM to restore is made at once.
-    pub(crate) fn with_kvm(mut self, kvm: OwnedFd) -> anyhow::Result<Self> {
-        let engine = KvmEngine::from_fd(kvm)?;
-        self.restorer = Some(Restorer::start(&engine)?);
-        self.kvm = Some(engine);
-        Ok(self)
+    /// The same with an inherited KVM: a VM to restore is made at once. Where that cannot be, `restore` says why.
+    pub(crate) fn with_kvm(mut self, kvm: OwnedFd) -> Self {
+        self.kvm = Some(kvm);
+        let made = self.open_engine(None).map(|engine| Restorer::start(&engine));
+        match made {
+            Ok(Ok(restorer)) => self.restorer = Some(restorer),
+            Ok(Err(error)) => log::warn!("no VM is made ahead: {error}"),
+            Err(error) => log::warn!("no VM is made ahead: {}", error.message),
+        }
+        self
     }
 
     /// What becomes readable when the guest ends.
@@ -189,6 +193,8 @@ impl Vm {
         let mut initramfs = config.initramfs.map(&mut take).transpose()?.map(File::from);
         let kvm = config.kvm.map(&mut take).transpose()?;
         let serial = config.serial.map(&mut take).transpose()?;
+        // Its VM is none that boots.
+        self.restorer = None;
         let engine = self.open_engine(kvm)?;
         marks::mark("engine open");
         let shared = shared_directories(&config.devices, &fds)?;
@@ -219,11 +225,14 @@ impl Vm {
     }
 
     fn open_engine(&self, kvm: Option<OwnedFd>) -> Result<KvmEngine, ApiError> {
-        match kvm {
-            Some(fd) => KvmEngine::from_fd(fd),
-            None if self.kvm.is_some() => return self.kvm.clone().ok_or_else(|| refuse(ErrorKind::Invalid, NO_KVM)),
-            None if self.jailed => return Err(refuse(ErrorKind::Invalid, NO_KVM)),
-            None => KvmEngine::open(),
+        match (kvm, &self.kvm) {
+            (Some(fd), _) => KvmEngine::from_fd(fd),
+            (None, Some(inherited)) => {
+                let fd = inherited.try_clone().map_err(|error| refuse(ErrorKind::Host, error))?;
+                KvmEngine::from_fd(fd)
+            }
+            (None, None) if self.jailed => return Err(refuse(ErrorKind::Invalid, NO_KVM)),
+            (None, None) => KvmEngine::open(),
         }
         .map_err(|error| refuse(ErrorKind::Host, error))
     }
@@ -240,8 +249,9 @@ impl Vm {
             kvm,
             serial,
         } = Opened::take(config, &mut fds)?;
+        let ahead = self.restorer.take().filter(|_| kvm.is_none());
         let engine = self.open_engine(kvm)?;
-        let restorer = match self.restorer.take() {
+        let restorer = match ahead {
             Some(restorer) => restorer,
             None => Restorer::start(&engine).map_err(|error| refuse(ErrorKind::Host, error))?,
         };
@@ -255,10 +265,12 @@ impl Vm {
         marks::mark("devices made");
         all_used(&fds)?;
         let vm = restorer.vm().map_err(|error| refuse(ErrorKind::Host, error))?;
+        marks::mark("VM made");
         let machine =
             Machine::restore(vm, serial, &state, ram, devices, &self.registry).map_err(|error| from_machine(&error))?;
-        restorer.finish();
         marks::mark("machine built");
+        restorer.finish();
+        marks::mark("write set copied");
         if !config.untold {
             machine.tell_generation();
         }

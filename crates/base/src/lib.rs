@@ -1,6 +1,6 @@
 //! Owned kernel objects and the small vocabulary everything above is written in.
 //!
-//! Event fds, an epoll wrapper, memfds, files of bounded size, threads, workers whose state comes back when they stop,
+//! Event fds, an epoll wrapper, memfds, files of bounded size, sparse files, threads, workers whose state comes back when they stop,
 //! byte sizes, and the points at which tests kill. This crate does not know what a virtual machine is.
 
 pub mod bound;
@@ -9,6 +9,7 @@ pub mod event;
 pub mod memfd;
 pub mod points;
 pub mod size;
+pub mod sparse;
 pub mod thread;
 pub mod worker;
 

@@ -14,7 +14,8 @@ pub const VARIABLE: &str = "BASALT_POINTS";
 /// How long a point waits for its test, which may have died.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Every point of the daemon, in the order in which a sandbox's life comes to them.
+/// Every point of the daemon, in the order in which the life of a sandbox that boots comes to them. A clone's cgroup and VMM come before
+/// its disk, network and sockets.
 pub const SANDBOX: &[&str] = &[
     CREATE_RECORDED,
     CREATE_DIRECTORY,

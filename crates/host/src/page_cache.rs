@@ -4,9 +4,11 @@
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::ptr;
 
-use rustix::fs::{Advice as FileAdvice, SeekFrom, fadvise, seek};
+use base::sparse::blocks_with_data;
+use rustix::fs::{Advice as FileAdvice, fadvise};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
@@ -14,37 +16,26 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 const HUGE_PAGE: u64 = 2 << 20;
 
 /// Has the data of a file, which has reached the disk, read into the page cache in pieces of huge pages, where the file system and
-/// the kernel do that: XFS from Linux 5.18 on. Elsewhere the file is in the cache as before. What somebody has mapped of it already stays
-/// as it is. Holes are left out, but for those that share a huge page with data.
+/// the kernel do that: XFS from Linux 5.18 on. Elsewhere it is in the cache as before, after being read once more. What somebody has
+/// mapped of it already stays as it is. Holes are left out, but for those that share a huge page with data.
 ///
 /// # Errors
-/// The file cannot be mapped or read.
+/// The file cannot be mapped or read; what is missing of it in the cache then, the kernel was asked to read.
 pub fn read_in_huge_pages(file: &File) -> io::Result<()> {
     let length = file.metadata()?.len();
     if length == 0 {
         return Ok(());
     }
-    fadvise(file, 0, None, FileAdvice::DontNeed)?;
     let mapping = Mapping::new(file, length)?;
-    let mut end = 0;
-    while let Some((from, to)) = data(file, end)? {
-        // What the piece before has brought along is there.
-        let start = (from - from % HUGE_PAGE).max(end);
-        end = to.next_multiple_of(HUGE_PAGE).min(length);
-        if start < end {
-            mapping.read(start, end)?;
-        }
+    let runs = blocks_with_data(file, 0..length, HUGE_PAGE)?;
+    // A kernel that cannot do it says so before anything is lost.
+    mapping.read(0..1)?;
+    fadvise(file, 0, None, FileAdvice::DontNeed)?;
+    let read = runs.into_iter().try_for_each(|run| mapping.read(run));
+    if read.is_err() {
+        fadvise(file, 0, None, FileAdvice::WillNeed)?;
     }
-    Ok(())
-}
-
-/// The first range from `place` on that is no hole.
-fn data(file: &File, place: u64) -> io::Result<Option<(u64, u64)>> {
-    match seek(file, SeekFrom::Data(place)) {
-        Ok(from) => Ok(Some((from, seek(file, SeekFrom::Hole(from))?))),
-        Err(Errno::NXIO) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
+    read
 }
 
 /// All of a file, at an address that huge pages can have.
@@ -72,17 +63,17 @@ impl Mapping {
         let (place, flags) = (mapping.file, MapFlags::PRIVATE | MapFlags::FIXED);
         // SAFETY: 1. the range lies in what was reserved above; 2. nobody reads it as memory: the kernel reads the file.
         unsafe { mmap(place, bytes, ProtFlags::READ, flags, file, 0) }?;
-        // SAFETY: 1. the range is the file's mapping; 2. how its pages are had does not change what they hold.
-        match unsafe { madvise(place, bytes, Advice::LinuxHugepage) } {
-            // A kernel without transparent huge pages.
-            Ok(()) | Err(Errno::INVAL) => Ok(mapping),
-            Err(error) => Err(error.into()),
+        // What is asked for is read, and not the huge page behind it, too.
+        for advice in [Advice::LinuxHugepage, Advice::Random] {
+            // SAFETY: 1. the range is the file's mapping; 2. how its pages are had does not change what they hold.
+            unsafe { madvise(place, bytes, advice) }?;
         }
+        Ok(mapping)
     }
 
     /// Has these bytes read.
-    fn read(&self, start: u64, end: u64) -> io::Result<()> {
-        let [start, end] = [start, end].map(|place| usize::try_from(place).unwrap_or(usize::MAX));
+    fn read(&self, bytes: Range<u64>) -> io::Result<()> {
+        let [start, end] = [bytes.start, bytes.end].map(|place| usize::try_from(place).unwrap_or(usize::MAX));
         // SAFETY: 1. the range lies in the file's mapping; 2. reading ahead changes nothing that is in it.
         let read = unsafe {
             madvise(
@@ -110,11 +101,24 @@ mod tests {
 
     use super::*;
 
+    /// Whether the page at `place` is in the page cache.
+    fn is_cached(file: &File, place: u64) -> bool {
+        let mapping = Mapping::new(file, file.metadata().unwrap().len()).unwrap();
+        let page = mapping
+            .file
+            .wrapping_byte_add(usize::try_from(place - place % 4096).unwrap());
+        let mut state = 0_u8;
+        // SAFETY: 1. the page lies in the mapping; 2. the byte lives through the call.
+        let done = unsafe { libc::mincore(page, 4096, &raw mut state) };
+        assert_eq!(done, 0);
+        state & 1 == 1
+    }
+
     #[test]
-    fn a_file_is_what_it_was_with_data_anywhere() {
+    fn data_is_in_the_cache_and_far_holes_are_not() {
         let file = tempfile::tempfile().unwrap();
         read_in_huge_pages(&file).unwrap();
-        let length = 3 * HUGE_PAGE + 12345;
+        let length = 9 * HUGE_PAGE + 12345;
         file.set_len(length).unwrap();
         read_in_huge_pages(&file).unwrap();
         let places = [0, HUGE_PAGE - 3, HUGE_PAGE + 4096, length - 5];
@@ -122,15 +126,16 @@ mod tests {
             file.write_all_at(b"hello", place).unwrap();
         }
         file.sync_all().unwrap();
+        fadvise(&file, 0, None, FileAdvice::DontNeed).unwrap();
+        assert!(!is_cached(&file, 0), "it is in the cache whatever is done");
         read_in_huge_pages(&file).unwrap();
         for place in places {
+            assert!(is_cached(&file, place), "{place}");
             let mut found = [0; 5];
             file.read_exact_at(&mut found, place).unwrap();
             assert_eq!(&found, b"hello");
         }
-        let mut hole = [1];
-        file.read_exact_at(&mut hole, HUGE_PAGE / 2).unwrap();
-        assert_eq!(hole, [0]);
+        assert!(!is_cached(&file, 5 * HUGE_PAGE), "a hole was read");
         assert_eq!(file.metadata().unwrap().len(), length);
     }
 }

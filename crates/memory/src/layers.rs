@@ -242,15 +242,18 @@ impl Ram {
         if (first..first + pages).any(|page| layers.covers(page)) {
             return Ok(false);
         }
-        let (mut here, mut there) = ([0; PAGE], [0; PAGE]);
-        for page in first..first + pages {
-            let place = page * PAGE as u64;
-            let (region, at) = self.at(place)?;
-            copy_page(region, at, &mut here)?;
-            let read = layers.base()?.read_exact_at(&mut there, place);
+        /// What is read of the file at a time.
+        const PIECE: usize = 16;
+        let (mut here, mut there) = ([0; PAGE], vec![0; PAGE * PIECE]);
+        for piece in (first..first + pages).step_by(PIECE) {
+            let read = layers.base()?.read_exact_at(&mut there, piece * PAGE as u64);
             read.map_err(failed("read"))?;
-            if here != there {
-                return Ok(false);
+            for (page, there) in (piece..).zip(there.chunks_exact(PAGE)) {
+                let (region, at) = self.at(page * PAGE as u64)?;
+                copy_page(region, at, &mut here)?;
+                if here != there {
+                    return Ok(false);
+                }
             }
         }
         Ok(true)

@@ -5,11 +5,14 @@ mod layers;
 pub mod layout;
 
 use std::ffi::c_void;
+use std::fs::File;
+use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
 use base::ByteSize;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use base::sparse::blocks_with_data;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
 pub use image::{Image, Witness};
@@ -101,7 +104,7 @@ impl Ram {
             let length = usize::try_from(range.length).map_err(|_| MemoryError::Layout(size))?;
             let mapping =
                 aligned(length, || MmapRegion::new(length)).map_err(|source| MemoryError::Map { size, source })?;
-            huge_pages(&mapping);
+            huge_pages(&mapping, 0..length);
             let region = GuestRegionMmap::new(mapping, GuestAddress(range.start)).ok_or(MemoryError::Layout(size))?;
             regions.push(Arc::new(region));
         }
@@ -127,7 +130,7 @@ impl Ram {
             let (protection, flags) = (PROTECTION.bits().cast_signed(), SHARING.bits().cast_signed());
             let map = || MmapRegion::build(Some(place.clone()), length, protection, flags);
             let mapping = aligned(length, map).map_err(|source| MemoryError::Map { size, source })?;
-            huge_pages(&mapping);
+            huge_pages_of_data(&mapping, base, offset)?;
             let region = GuestRegionMmap::new(mapping, GuestAddress(range.start)).ok_or(MemoryError::Layout(size))?;
             regions.push(Arc::new(region));
             offset += range.length;
@@ -175,7 +178,7 @@ impl Ram {
 /// A mapping whose address is a multiple of [`HUGE_PAGE`], as its guest physical address is: only then can KVM map the
 /// guest's huge pages as such. Where that does not come about the guest is slower, not wrong.
 ///
-/// Linux gives mappings such addresses by itself only from 6.7 on, and only anonymous ones. It takes the highest hole that is large
+/// Linux gives anonymous mappings such addresses by itself only from 6.7 on, and those of files on some file systems. It takes the highest hole that is large
 /// enough: so a place is reserved, a hole of the right size and address is made in it, and the mapping goes there unless
 /// there is another hole above; then it stays until the next attempt, so that there is not any more.
 fn aligned(
@@ -235,17 +238,25 @@ impl Drop for Hole {
     }
 }
 
+/// Asks for huge pages where the file has data, of which `mapping` maps what begins at `offset`. Elsewhere it would have the kernel read
+/// megabytes of nothing for each page that is touched.
+fn huge_pages_of_data(mapping: &MmapRegion<()>, file: &File, offset: u64) -> Result<(), MemoryError> {
+    let range = offset..offset + mapping.size() as u64;
+    let runs = blocks_with_data(file, range, HUGE_PAGE as u64).map_err(image::failed("looked at"))?;
+    let within = |place: u64| usize::try_from(place - offset).unwrap_or(usize::MAX);
+    for run in runs {
+        huge_pages(mapping, within(run.start)..within(run.end));
+    }
+    Ok(())
+}
+
 #[allow(unsafe_code, reason = "madvise takes a raw address")]
-fn huge_pages(mapping: &MmapRegion<()>) {
-    // SAFETY: 1. the range is one whole mapping that `mapping` owns and keeps; 2. MADV_HUGEPAGE changes how pages
+fn huge_pages(mapping: &MmapRegion<()>, range: Range<usize>) {
+    debug_assert!(range.end <= mapping.size(), "it is not all of this mapping");
+    let place = mapping.as_ptr().wrapping_add(range.start);
+    // SAFETY: 1. the range lies within a mapping that `mapping` owns and keeps; 2. MADV_HUGEPAGE changes how pages
     // are backed, never what they hold.
-    let result = unsafe {
-        rustix::mm::madvise(
-            mapping.as_ptr().cast(),
-            mapping.size(),
-            rustix::mm::Advice::LinuxHugepage,
-        )
-    };
+    let result = unsafe { madvise(place.cast(), range.len(), Advice::LinuxHugepage) };
     if let Err(error) = result {
         // A kernel without transparent huge pages: slower, not wrong.
         log::debug!("no huge pages for guest memory: {error}");

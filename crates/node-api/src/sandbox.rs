@@ -20,9 +20,9 @@ use crate::volume::Mounted;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// Its name is taken; its directory and disk are being made.
+    /// Its name is taken; its directory is being made, and the disk of one that boots.
     Creating,
-    /// Its VM boots.
+    /// Its VM boots, or is restored; a clone's disk is being made.
     Starting,
     /// Its agent answers.
     Running,

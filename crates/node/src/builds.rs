@@ -26,7 +26,7 @@ use crate::snapshots::{Begun, Place};
 use crate::start::Started;
 use crate::templates::{Record, Shape, id, touch};
 use crate::vm::Vm;
-use crate::{Error, clock, shares};
+use crate::{Error, clock, memory_files, shares};
 
 /// A template that is being built in a sandbox.
 #[derive(Debug)]
@@ -100,6 +100,10 @@ impl Node {
         let record = self.describe_build(&build.config, &stored)?;
         // Its memory is the host's again while the files are written.
         self.end_for_another(entry, &vm)?;
+        {
+            let _span = span("memory reaches the disk");
+            memory_files::read_in_huge_pages(begun.place.directory());
+        }
         let naming = self.templates.naming();
         let names = self.names_of(&record.template.id);
         let record = with_names(record, &names, &build.config.names);
@@ -263,12 +267,6 @@ impl Node {
         if config.resources != template.resources {
             return Err(Error::TemplateSize(Box::new(template.clone())));
         }
-        if config.volumes.len() > record.shape.share_slots {
-            return Err(Error::TemplateVolumes(
-                template.name().to_owned(),
-                record.shape.share_slots,
-            ));
-        }
         match config.network {
             NetworkMode::None if template.networked => return Err(Error::TemplateNetwork(template.name().to_owned())),
             NetworkMode::Node if !template.networked => {
@@ -291,6 +289,12 @@ impl Node {
                 Some(_) => Error::TemplateOutdated(template.name().to_owned()),
                 None => Error::NoTemplate(wanted.to_owned()),
             });
+        }
+        if config.volumes.len() > record.shape.share_slots {
+            return Err(Error::TemplateVolumes(
+                template.name().to_owned(),
+                record.shape.share_slots,
+            ));
         }
         // Somebody may have replaced it just now: then it is the one that was there.
         let place = record.place(self).hold()?;

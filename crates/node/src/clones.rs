@@ -132,7 +132,8 @@ impl Node {
         };
         self.points.at(points::START_SOCKETS);
         // As where it boots.
-        let shared = shares::share(&volumes, pid, launch::identity(&self.config, &stored))?;
+        let shared = shares::share(&volumes, pid, launch::identity(&self.config, &stored))
+            .map_err(|error| vm.or_died("it was given its volumes", error))?;
         restoring.share(shared, stored.share_slots)?;
         {
             let _span = span("VM restored");

@@ -56,13 +56,19 @@ pub(crate) fn name_new(directory: &Path) -> Result<(), Error> {
     fs::rename(&new, goal).map_err(Error::file("rename", &new))
 }
 
-/// Has the lowest file of a directory in the page cache in pieces of 2 MiB, where it is nobody else's: what clones only read of it
-/// they map in such pieces then, which saves them some hundred faults. It is a help and no more.
+/// Has the lowest file of a directory in the page cache in pieces of 2 MiB, when it has reached the disk: what clones only read of
+/// it they map in such pieces then, which saves them some hundred faults. One that has another name, too, is mapped by a machine: either it
+/// was read so before, or what is mapped of it stays in small pieces. It is a help and no more.
 pub(crate) fn read_in_huge_pages(directory: &Path) {
     let path = path(directory, 0);
-    let read = || match File::open(&path)? {
-        file if file.metadata()?.nlink() == 1 => host::page_cache::read_in_huge_pages(&file),
-        _ => Ok(()),
+    let read = || {
+        let file = File::open(&path)?;
+        if file.metadata()?.nlink() > 1 {
+            log::debug!("{} is in the page cache as it is", path.display());
+            return Ok(());
+        }
+        file.sync_all()?;
+        host::page_cache::read_in_huge_pages(&file)
     };
     if let Err(error) = read() {
         log::info!("clones map {} page by page: {error}", path.display());

@@ -11,10 +11,10 @@ use node_api::message::LoadStep;
 use node_api::snapshot::{MOST_RECORD, check_snapshot_name, is_file_name};
 use node_api::{Reply, Snapshot, check_name};
 
-use crate::Error;
 use crate::node::Node;
 use crate::snapshots::{Begun, Place, Record};
 use crate::start::ID_BYTES;
+use crate::{Error, memory_files, shares};
 
 /// What travels with one packet.
 const MOST_FILES: usize = wire::packet::MAX_FDS;
@@ -123,6 +123,7 @@ impl Node {
         fs::remove_file(&path).map_err(Error::file("replace", &path))?;
         begun.describe(&record)?;
         begun.sync()?;
+        memory_files::read_in_huge_pages(begun.place.directory());
         if !begun.keep(&name)? {
             return Err(Error::SnapshotTaken(name));
         }
@@ -174,6 +175,12 @@ fn checked(place: &Place) -> Result<Record, Error> {
 }
 
 fn check_record(record: &Record) -> Result<(), Error> {
+    let Record {
+        snapshot,
+        command: _,
+        networked: _,
+        share_slots,
+    } = record;
     let Snapshot {
         name,
         sandbox,
@@ -183,13 +190,16 @@ fn check_record(record: &Record) -> Result<(), Error> {
         programs,
         created_ns: _,
         bytes: _,
-    } = &record.snapshot;
+    } = snapshot;
     check_snapshot_name(name)?;
     config.validate()?;
     check_name(sandbox_name)?;
     // A volume is a directory of whoever has it; what would be shared by this one is another's word.
     if !config.volumes.is_empty() {
         return Err(bad("its sandbox has volumes"));
+    }
+    if *share_slots > shares::SLOTS {
+        return Err(bad("no machine that can be kept has so many devices for volumes"));
     }
     let resources = &config.resources;
     let disk = resources.disk.unwrap_or_default();
@@ -268,7 +278,8 @@ mod tests {
         };
         assert!(refused(|_| ()).is_ok());
         let digest = |record: &mut Record| record.snapshot.digest = "../../../../etc/passwd".into();
-        let changes: [Change; 12] = [
+        let changes: [Change; 13] = [
+            (|r| r.share_slots = usize::MAX, "devices for volumes"),
             (digest, "no digest"),
             (|r| r.snapshot.sandbox = "../x".into(), "no id"),
             (|r| r.snapshot.name = "../x".into(), "cannot be a snapshot's name"),

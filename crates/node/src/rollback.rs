@@ -3,7 +3,7 @@
 //! ```text
 //!                 ┌ its machine is mapped from the snapshot ─► disk ─► put back in place ───────────┐
 //!  disk copied ───┤                                                                                 ├─► resumed ─► renewed
-//!                 └ any other, or none ─► its VMM ends ─► disk ─► network, sockets, cgroup, VMM restored ┘
+//!                 └ any other, or none ─► its VMM ends ─► disk ─► cgroup, VMM, network, sockets ─► restored ┘
 //! ```
 //! In the first way the VMM, what the host has mapped for the guest, and everything outside of it stay, and a snapshot that is of
 //! no use is refused before anything is lost. Whatever fails later leaves a sandbox that has exited, with its own disk.

@@ -167,7 +167,7 @@ impl Begun {
         io::Write::write_all(&mut file, &text).map_err(Error::file("write", &path))
     }
 
-    /// Waits until all of it has reached the disk, and has its memory in the page cache as clones want it.
+    /// Waits until all of it has reached the disk.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         let written = || -> io::Result<()> {
             for entry in fs::read_dir(&self.place.path)? {
@@ -175,9 +175,7 @@ impl Begun {
             }
             File::open(&self.place.path)?.sync_all()
         };
-        written().map_err(Error::file("write", &self.place.path))?;
-        memory_files::read_in_huge_pages(&self.place.path);
-        Ok(())
+        written().map_err(Error::file("write", &self.place.path))
     }
 
     /// Gives it its name, in place of another that may have it, which goes.

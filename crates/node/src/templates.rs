@@ -21,7 +21,7 @@ use sha2::{Digest, Sha256};
 
 use crate::database::Stored;
 use crate::entry::Entry;
-use crate::memory_files::Counted;
+use crate::memory_files::{self, Counted};
 use crate::node::Node;
 use crate::programs::Files;
 use crate::snapshots::{self, Begun, Place};
@@ -325,6 +325,7 @@ impl Node {
         let record = Record::of(stored, lease.shape.clone(), files, programs, None);
         begun.describe(&record)?;
         begun.sync()?;
+        memory_files::read_in_huge_pages(begun.place.directory());
         let is_known = |known: &Known| {
             known
                 .records

@@ -24,13 +24,14 @@ const AGENT: &str = "basalt-agent";
 pub(crate) const STARTS: [&str; 2] = ["create and start", "start"];
 
 /// The parts of a start that this program does or waits for.
-pub(crate) const PHASES: [&str; 19] = [
+pub(crate) const PHASES: [&str; 20] = [
     "image",
     "network set-up",
     "record",
     "directory and record",
     "template",
     "disk",
+    "volumes and control socket",
     "network",
     "sockets and files",
     "cgroup",

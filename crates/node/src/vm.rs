@@ -341,6 +341,14 @@ impl Vm {
         }
     }
 
+    /// What went wrong beside the VMM; that it has died, if it has.
+    pub(crate) fn or_died(&self, during: &'static str, error: Error) -> Error {
+        match readable(&self.pidfd, Duration::ZERO) {
+            true => self.died(during),
+            false => error,
+        }
+    }
+
     fn died(&self, during: &'static str) -> Error {
         Error::VmmDied {
             during,

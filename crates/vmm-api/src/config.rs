@@ -66,7 +66,7 @@ pub struct VmConfig {
     pub initramfs: Option<FdRef>,
     /// The kernel command line.
     pub cmdline: String,
-    /// `/dev/kvm`; opened by path when not given.
+    /// `/dev/kvm`; when not given, the one that the VMM has inherited, or opened by path.
     pub kvm: Option<FdRef>,
     /// Where early serial output goes; dropped when not given.
     pub serial: Option<FdRef>,
@@ -108,7 +108,7 @@ pub struct SnapshotFiles {
 pub struct RestoreConfig {
     /// The snapshot.
     pub files: SnapshotFiles,
-    /// `/dev/kvm`; opened by path when not given.
+    /// `/dev/kvm`; when not given, the one that the VMM has inherited, or opened by path.
     pub kvm: Option<FdRef>,
     /// Where early serial output goes; dropped when not given.
     pub serial: Option<FdRef>,
