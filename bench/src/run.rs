@@ -36,6 +36,9 @@ pub(crate) const DIRTY: &str = "say-dirty";
 /// How long a template may take to be there.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// The one that boots, of which the template is made.
+const FIRST: &str = "first";
+
 const RUN: &str = "basalt run";
 const BOOT: &str = "basalt run --boot";
 const IMAGE: &str = "bench";
@@ -94,20 +97,25 @@ impl Node {
         self.state.join(node_api::SOCKET)
     }
 
-    /// Starts the one that stays, and waits until there is a template of it.
+    /// Starts the one that stays, a clone of a template as all but the first are.
     pub(crate) fn originate(&self) -> Result<()> {
-        let words = [
-            "run",
-            "--detach",
-            "--name",
-            Self::ORIGIN,
-            "--network",
-            "node",
-            "--memory",
-            MEMORY,
-        ];
-        self.ok(&[words.as_slice(), &[IMAGE, "--", "/say", IDLE]].concat())?;
-        self.wait_for_templates(1)
+        let run = |name| {
+            let words = [
+                "run",
+                "--detach",
+                "--name",
+                name,
+                "--network",
+                "node",
+                "--memory",
+                MEMORY,
+            ];
+            self.ok(&[words.as_slice(), &[IMAGE, "--", "/say", IDLE]].concat())
+        };
+        run(FIRST)?;
+        self.wait_for_templates(1)?;
+        self.ok(&["rm", "--force", FIRST])?;
+        run(Self::ORIGIN).map(drop)
     }
 
     /// The last step of making a template is nobody's to wait for.

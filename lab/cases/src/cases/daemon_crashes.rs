@@ -107,10 +107,13 @@ fn run(daemon: &Daemon<'_>, host: &Host, options: &[&str]) -> Result<Child> {
     daemon.start(&words.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// Points that a clone comes to on its way; the others are those of any start.
+/// Points that a clone comes to on its way, its VMM first; the others are those of any start.
 const OF_CLONES: &[&str] = &[
-    points::CREATE_DISK,
+    points::START_SPAWNED,
     points::START_RECORDED,
+    points::CREATE_DISK,
+    points::START_NETWORK,
+    points::START_SOCKETS,
     points::RESTORE_MADE,
     points::RESTORE_RESUMED,
     points::RESTORE_RENEWED,
@@ -283,14 +286,24 @@ const WITH_VMM: &[&str] = &[
     "remove.recorded",
 ];
 
+/// The same of clones, whose VMM waits while everything else is made.
+const OF_CLONES_WITH_VMM: &[&str] = &[
+    points::CREATE_DISK,
+    points::START_SOCKETS,
+    points::RESTORE_MADE,
+    points::RESTORE_RESUMED,
+];
+
 fn vmm_dies(host: &Host) -> Result<()> {
     let daemon = Daemon::new(host)?;
     let neighbour = daemon.idle(NEIGHBOUR)?;
     let before = daemon.descriptors()?;
-    for point in WITH_VMM {
+    let verbs = WITH_VMM.iter().map(|point| (point, Way::Verb));
+    let clones = OF_CLONES_WITH_VMM.iter().map(|point| (point, Way::Clone));
+    for (point, way) in verbs.chain(clones) {
         let step = || -> Result<()> {
             ensure!(points::SANDBOX.contains(point), "there is no such point");
-            let mut client = approach(&daemon, host, point)?;
+            let mut client = way.approach(&daemon, host, point)?;
             daemon.reached(&mut client, point)?;
             let mut killed = false;
             for pid in daemon.processes("basalt-vmm")? {
@@ -307,7 +320,7 @@ fn vmm_dies(host: &Host) -> Result<()> {
             settle(&daemon)?;
             examine(&daemon, &neighbour, point)
         };
-        step().with_context(|| format!("the VMM was killed at {point}"))?;
+        step().with_context(|| format!("the VMM was killed at {point} ({way:?})"))?;
     }
     // Threads that served connections may take a moment.
     let mut after = 0;
