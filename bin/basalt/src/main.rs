@@ -32,7 +32,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::cli::{Cli, ImageVerb, SystemVerb, TemplateVerb, Verb};
+use crate::cli::{Cli, ImageVerb, SnapshotVerb, SystemVerb, TemplateVerb, Verb};
 use crate::engine::Engine;
 use crate::interrupt::Interrupted;
 use crate::output::Output;
@@ -104,7 +104,8 @@ fn sandbox_verb(verb: Verb, argv: &[OsString], output: &Output) -> anyhow::Resul
         return match verb {
             Verb::Exec(args) => lab::exec(&args, output),
             Verb::Cp(args) => lab::cp(&args, output),
-            Verb::Snapshot(verb) if verb.has_files() => portable::in_lab(&verb, output),
+            Verb::Snapshot(SnapshotVerb::Files(verb)) => portable::in_lab(verb.errand(), output),
+            Verb::Template(TemplateVerb::Files(verb)) => portable::in_lab(verb.errand(), output),
             Verb::Template(TemplateVerb::Build(args)) => lab::build(&args, output),
             _ => lab::verb(argv.get(1..).unwrap_or_default(), lab::Streams::default()),
         };

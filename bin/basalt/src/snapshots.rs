@@ -21,9 +21,7 @@ pub(crate) fn snapshot(verb: &SnapshotVerb, output: &Output) -> Result<u8> {
             let remove = |name| Request::RemoveSnapshot { name };
             daemon::ask_for_each(&args.names, output, remove)
         }
-        SnapshotVerb::Save(_) | SnapshotVerb::Load(_) | SnapshotVerb::Push(_) | SnapshotVerb::Pull(_) => {
-            portable::here(verb, output)
-        }
+        SnapshotVerb::Files(verb) => portable::here(verb.errand(), output),
     }
 }
 

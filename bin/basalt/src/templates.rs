@@ -10,7 +10,7 @@ use crate::cli::TemplateVerb;
 use crate::images::short_digest;
 use crate::output::{Output, table};
 use crate::sandboxes::ago;
-use crate::{daemon, template_build};
+use crate::{daemon, portable, template_build};
 
 /// `basalt template ...`.
 pub(crate) fn template(verb: &TemplateVerb, output: &Output) -> Result<u8> {
@@ -22,6 +22,7 @@ pub(crate) fn template(verb: &TemplateVerb, output: &Output) -> Result<u8> {
             let remove = |template| Request::RemoveTemplate { template };
             daemon::ask_for_each(&args.templates, output, remove)
         }
+        TemplateVerb::Files(verb) => portable::here(verb.errand(), output),
         TemplateVerb::Prune(args) => {
             let ids = pruned(&mut daemon::connect()?, args.all)?;
             output.result(&ids, || {

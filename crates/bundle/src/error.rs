@@ -11,6 +11,14 @@ pub enum Error {
         /// What was wanted.
         kind: String,
     },
+    /// Of something else that there are bundles of.
+    #[error("it is a {found} file and no {wanted} file: `basalt {found} load` reads it")]
+    OtherKind {
+        /// What was wanted.
+        wanted: String,
+        /// What it is, one of [`crate::KINDS`].
+        found: &'static str,
+    },
     /// Of another time.
     #[error(
         "it has layout {found}, and this Basalt reads layout {}: use the version that wrote it",

@@ -26,6 +26,9 @@ use serde::{Deserialize, Serialize};
 /// The version of the layout.
 pub const FORMAT: u32 = 1;
 
+/// What there are bundles of. Which members those have is not known here.
+pub const KINDS: [&str; 2] = ["snapshot", "template"];
+
 /// The first member: what it all is.
 pub(crate) const HEAD: &str = "bundle.json";
 

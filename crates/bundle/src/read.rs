@@ -11,7 +11,7 @@ use zstd::stream::read::Decoder;
 use crate::head::{self, Described};
 use crate::sparse::{self, Part};
 use crate::write::{self, Writer};
-use crate::{CHUNK, Error, FORMAT, HEAD, Head, MOST_MEMBERS, MOST_TEXT, SUMS, Sum, Sums};
+use crate::{CHUNK, Error, FORMAT, HEAD, Head, KINDS, MOST_MEMBERS, MOST_TEXT, SUMS, Sum, Sums};
 
 /// The largest window that is made room for, as a power of two: what is written needs 2 MiB.
 const WINDOW_LOG: u32 = 23;
@@ -57,7 +57,7 @@ impl<R: Read> Reader<R> {
     /// Reads the head of a bundle of this kind.
     ///
     /// # Errors
-    /// It is none, or of another version.
+    /// It is none, or of another kind or version.
     pub fn new(input: R, kind: &str) -> Result<Self, Error> {
         let mut reader = Self::open(input, kind, false)?;
         let foreign = || Error::Foreign { kind: kind.to_owned() };
@@ -73,7 +73,14 @@ impl<R: Read> Reader<R> {
         let bytes = reader.contents(MOST_TEXT)?;
         let head: Head = serde_json::from_slice(&bytes).map_err(|_| foreign())?;
         if head.kind != kind {
-            return Err(foreign());
+            // Only a word of ours is repeated.
+            return Err(match KINDS.into_iter().find(|known| *known == head.kind) {
+                Some(found) => Error::OtherKind {
+                    wanted: kind.to_owned(),
+                    found,
+                },
+                None => foreign(),
+            });
         }
         if head.format != FORMAT {
             return Err(Error::Format { found: head.format });

@@ -251,8 +251,12 @@ fn something_else_is_told_from_what_is_broken() {
     let foreign = |bytes: &[u8]| matches!(Reader::new(bytes, "snapshot"), Err(Error::Foreign { .. }));
     assert!(foreign(b"no such thing, and longer than a header is"));
     assert!(foreign(&packed(&[7; 1024])));
-    let template = Writer::new(Vec::new(), "template").unwrap().finish().unwrap();
-    assert!(foreign(&template));
+    let of = |kind| Writer::new(Vec::new(), kind).unwrap().finish().unwrap();
+    assert!(foreign(&of("rm -rf")), "a stranger's word is repeated");
+    for (kind, wanted) in [("template", "snapshot"), ("snapshot", "template")] {
+        let told = Reader::new(&of(kind)[..], wanted).err().unwrap().to_string();
+        assert!(told.contains(&format!("`basalt {kind} load` reads it")), "{told}");
+    }
     let newer = plain(&written());
     let at = newer.windows(11).position(|bytes| bytes == b"\"format\":1,").unwrap();
     let mut newer = newer;

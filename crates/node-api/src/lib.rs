@@ -8,6 +8,7 @@ pub mod client;
 pub mod config;
 pub mod limits;
 pub mod message;
+pub mod portable;
 pub mod sandbox;
 pub mod snapshot;
 pub mod template;

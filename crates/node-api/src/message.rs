@@ -7,6 +7,7 @@ use observe::{Span, TraceContext};
 use serde::{Deserialize, Serialize};
 
 use crate::config::SandboxConfig;
+use crate::portable::Kind;
 use crate::sandbox::{Ended, Sandbox};
 use crate::snapshot::{CloneConfig, Snapshot};
 use crate::template::{BuildConfig, Template};
@@ -132,12 +133,14 @@ pub enum Request {
         /// Its name.
         name: String,
     },
-    /// A snapshot's files, to be sent on. [`Reply::Files`] with a descriptor for each.
-    OpenSnapshot {
-        /// Its name.
+    /// The files of a snapshot, or of a template that somebody has built, to be sent on. [`Reply::Files`] with a descriptor for each.
+    OpenFiles {
+        /// Which of the two.
+        kind: Kind,
+        /// A snapshot's name; a template's, or its id or the beginning of one.
         name: String,
     },
-    /// A step of bringing a snapshot; what was begun ends with this connection.
+    /// A step of bringing a snapshot or a template; what was begun ends with this connection.
     Load(LoadStep),
     /// Remove a snapshot; clones of it run on. [`Reply::Done`].
     RemoveSnapshot {
@@ -187,21 +190,26 @@ pub enum Request {
     },
 }
 
-/// How a snapshot is brought. Its files are written by whoever brings it; the daemon looks at them before it keeps them.
+/// How a snapshot or a template is brought. Its files are written by whoever brings it; the daemon looks at them before it keeps
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LoadStep {
     /// Make a place for it. [`Reply::Done`].
     Begin {
+        /// Which of the two.
+        kind: Kind,
         /// What it is to be called; its record says so when not given.
         name: Option<String>,
+        /// A template that is here already is replaced, and others lose the names that this one has. No snapshot is replaced.
+        force: bool,
     },
     /// Make an empty file of it. [`Reply::Done`] with its descriptor, open for writing.
     File {
         /// The file's name.
         name: String,
     },
-    /// It is whole: give it its name. [`Reply::Snapshot`].
+    /// It is whole: give it its name. [`Reply::Snapshot`] or [`Reply::Template`].
     Keep,
 }
 

@@ -28,47 +28,6 @@ pub struct Snapshot {
     pub bytes: u64,
 }
 
-/// The most that a record can be long.
-pub const MOST_RECORD: u64 = 1 << 20;
-
-/// The most that the state of a machine without its memory can be long.
-const MOST_STATE: u64 = 64 << 20;
-
-/// Whether a file of this name belongs to a snapshot: `record.json`, `state`, `memory`, `memory.N`, `disk`.
-pub fn is_file_name(name: &str) -> bool {
-    let is_number = |text: &str| {
-        let digits = !text.is_empty() && text.len() <= 4 && text.bytes().all(|byte| byte.is_ascii_digit());
-        digits && !text.starts_with('0')
-    };
-    matches!(name, "record.json" | "state" | "memory" | "disk") || name.strip_prefix("memory.").is_some_and(is_number)
-}
-
-impl Snapshot {
-    /// Reads what is known to everybody out of a record.
-    ///
-    /// # Errors
-    /// It is none, or of another version of Basalt.
-    pub fn of_record(record: &[u8]) -> Result<Self, serde_json::Error> {
-        #[derive(Deserialize)]
-        struct Record {
-            snapshot: Snapshot,
-        }
-        Ok(serde_json::from_slice::<Record>(record)?.snapshot)
-    }
-
-    /// How long a file of it can be; `None` for what it has not.
-    pub fn most_bytes(&self, file: &str) -> Option<u64> {
-        let resources = &self.config.resources;
-        match file {
-            "record.json" => Some(MOST_RECORD),
-            "state" => Some(MOST_STATE),
-            "disk" => resources.disk.map(|disk| disk.bytes()),
-            memory if is_file_name(memory) => Some(resources.memory.bytes()),
-            _ => None,
-        }
-    }
-}
-
 /// SHA-256 of the programs that a machine was made with, 64 hexadecimal digits each; `None` where the file was replaced
 /// between the machine's start and its snapshot, or cannot be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,29 +84,6 @@ pub fn check_snapshot_name(name: &str) -> Result<(), ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_snapshot_has_files_of_these_names_and_no_others() {
-        for name in ["record.json", "state", "memory", "disk", "memory.1", "memory.20"] {
-            assert!(is_file_name(name), "{name}");
-        }
-        for name in [
-            "",
-            "memory.",
-            "memory.0",
-            "memory.01",
-            "memory.99999",
-            "memory.1x",
-            "memory.-1",
-            "../disk",
-            "disk.1",
-            ".record.json",
-            "State",
-            "record.json/",
-        ] {
-            assert!(!is_file_name(name), "{name}");
-        }
-    }
 
     #[test]
     fn what_is_wrong_with_a_clone_is_named() {

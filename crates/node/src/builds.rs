@@ -169,7 +169,7 @@ impl Node {
         Ok(Some(self.find_template(id)?.0))
     }
 
-    fn names_of(&self, id: &str) -> BTreeSet<String> {
+    pub(crate) fn names_of(&self, id: &str) -> BTreeSet<String> {
         let known = self.templates.records();
         let same = known.into_iter().filter(|record| record.template.id == id);
         same.flat_map(|record| record.template.names).collect()
@@ -177,7 +177,7 @@ impl Node {
 
     /// This one is the newest of its names: from here on others find it by them, and only then those that had them lose them on
     /// the disk. One that has no name left goes.
-    fn take_names(&self, record: Record, replaced: Option<&str>) -> Result<(), Error> {
+    pub(crate) fn take_names(&self, record: Record, replaced: Option<&str>) -> Result<(), Error> {
         let id = record.template.id.clone();
         let losers = {
             let mut known = self.templates.lock();
@@ -358,7 +358,7 @@ impl Place {
     }
 }
 
-fn with_names(mut record: Record, kept: &BTreeSet<String>, asked: &[String]) -> Record {
+pub(crate) fn with_names(mut record: Record, kept: &BTreeSet<String>, asked: &[String]) -> Record {
     let all: BTreeSet<String> = record.template.names.iter().chain(kept).chain(asked).cloned().collect();
     record.template.names = all.into_iter().collect();
     record

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use agent_api::ExecFailure;
 use base::ByteSize;
+use node_api::portable::Kind;
 use node_api::{ApiError, ErrorKind, State};
 use vmm_api::{ClientError, ExitReason};
 
@@ -109,6 +110,22 @@ pub enum Error {
         /// The image's digest.
         digest: String,
     },
+    /// A template of this name.
+    #[error(
+        "there is a template `{0}`: choose another name with --name, or let the one that comes take its name with --force"
+    )]
+    TemplateNameTaken(String),
+    /// The same template.
+    #[error(
+        "there is the same template already, `{0}`: use that one, or put the one that comes in its place with --force"
+    )]
+    TemplateThere(String),
+    /// A template that would be another one here.
+    #[error(
+        "no sandbox could be cloned of this template here, as it was made with {0}: build it here with `basalt template build`, or \
+         load it where it can be used"
+    )]
+    TemplateOfAnother(&'static str),
     /// A template of other programs.
     #[error(
         "the template `{0}` was made with another VMM, kernel, agent or network than there is now, or its files are damaged: build \
@@ -129,9 +146,9 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
-    /// Something that was to become a snapshot here.
-    #[error("this is no snapshot that can be kept here ({0}): get it again from where it comes")]
-    BadSnapshot(String),
+    /// Something that was to become a snapshot or a template here.
+    #[error("this is no {0} that can be kept here ({1}): get it again from where it comes")]
+    NotToBeLoaded(Kind, String),
     /// A sandbox of which no snapshot can be taken.
     #[error("no snapshot can be taken of sandbox {name}: {why}")]
     NotToBeKept {
@@ -404,6 +421,9 @@ impl Error {
             | Self::TemplateVolumes(..)
             | Self::TemplateImage { .. }
             | Self::TemplateOutdated(_)
+            | Self::TemplateNameTaken(_)
+            | Self::TemplateThere(_)
+            | Self::TemplateOfAnother(_)
             | Self::ProgramsReplaced => "template",
             Self::NameTaken { .. } => "name-taken",
             Self::Full(_) => "node-full",
@@ -416,7 +436,7 @@ impl Error {
             Self::Refused { .. } | Self::RefusedWhile { .. } => "vmm-refused",
             Self::SnapshotTaken(_)
             | Self::SnapshotDamaged { .. }
-            | Self::BadSnapshot(_)
+            | Self::NotToBeLoaded(..)
             | Self::NotToBeKept { .. }
             | Self::NotItsSnapshot { .. }
             | Self::Tied(_) => "snapshot",
@@ -439,7 +459,7 @@ impl Error {
             | Self::Invalid(_)
             | Self::NoNetwork
             | Self::Volume { .. }
-            | Self::BadSnapshot(_)
+            | Self::NotToBeLoaded(..)
             | Self::NotToBeKept { .. }
             | Self::NotItsSnapshot { .. }
             | Self::Tied(_)
@@ -457,10 +477,16 @@ impl Error {
             | Self::AmbiguousTemplate(_)
             | Self::TemplateImage { .. }
             | Self::Image(image::Error::NoSuchImage { .. }) => ErrorKind::NotFound,
-            Self::NameTaken { .. } | Self::SnapshotTaken(_) | Self::VolumeInUse { .. } | Self::Locked(_) => {
-                ErrorKind::Conflict
-            }
-            Self::WrongState { .. } | Self::TemplateOutdated(_) | Self::ProgramsReplaced => ErrorKind::WrongState,
+            Self::NameTaken { .. }
+            | Self::SnapshotTaken(_)
+            | Self::TemplateNameTaken(_)
+            | Self::TemplateThere(_)
+            | Self::VolumeInUse { .. }
+            | Self::Locked(_) => ErrorKind::Conflict,
+            Self::WrongState { .. }
+            | Self::TemplateOutdated(_)
+            | Self::TemplateOfAnother(_)
+            | Self::ProgramsReplaced => ErrorKind::WrongState,
             Self::VmmDied { .. }
             | Self::VmmTookMemory { .. }
             | Self::GuestEnded { .. }

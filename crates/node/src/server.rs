@@ -198,7 +198,7 @@ struct Connection<'s> {
     socket: PacketSocket,
     /// The sandbox that ends with this connection.
     tied: Option<Arc<Entry>>,
-    /// The snapshot that this connection brings; it goes with it.
+    /// The snapshot or template that this connection brings; it goes with it.
     loading: Option<Loading>,
     /// What is built in that sandbox.
     build: Option<Box<Build>>,
@@ -401,8 +401,8 @@ impl Connection<'_> {
                 Reply::Snapshot(Box::new(node.make_snapshot(&node.find(&sandbox)?, name.as_deref())?))
             }
             Request::InspectSnapshot { name } => Reply::Snapshot(Box::new(node.inspect_snapshot(&name)?)),
-            Request::OpenSnapshot { name } => {
-                let (names, files) = node.open_snapshot(&name)?;
+            Request::OpenFiles { kind, name } => {
+                let (names, files) = node.open_files(kind, &name)?;
                 return Ok((Reply::Files(names), files));
             }
             Request::Load(step) => return node.load(&mut self.loading, step),

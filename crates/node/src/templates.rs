@@ -60,6 +60,11 @@ impl Shape {
             share_slots,
         }
     }
+
+    /// Guests of both are told the same of their network.
+    pub(crate) fn has_network_of(&self, other: &Self) -> bool {
+        self.network == other.network
+    }
 }
 
 /// A template's `record.json`.

@@ -86,7 +86,7 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         | Request::InspectVolume { .. }
         | Request::ListSnapshots
         | Request::InspectSnapshot { .. }
-        | Request::OpenSnapshot { .. }
+        | Request::OpenFiles { .. }
         | Request::Load(_)
         | Request::ListTemplates
         | Request::InspectTemplate { .. }

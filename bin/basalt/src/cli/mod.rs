@@ -5,6 +5,7 @@
 mod image;
 mod limits;
 mod parse;
+mod portable;
 mod process;
 mod sandbox;
 mod size;
@@ -23,16 +24,14 @@ pub(crate) use image::{
     SystemVerb, TagArgs,
 };
 pub(crate) use limits::LimitArgs;
+pub(crate) use portable::{Errand, LoadFrom, PullFrom, PushTo, SaveTo, Way, Wish};
 pub(crate) use process::ProcessArgs;
 pub(crate) use sandbox::{
     AgentStreamArgs, CpArgs, DaemonArgs, DaemonWhat, ExecArgs, KillArgs, LogsArgs, ManyArgs, PsArgs, RmArgs, StatsArgs,
     StopArgs,
 };
 pub(crate) use size::SizeArgs;
-pub(crate) use snapshot::{
-    CloneArgs, CreateArgs, LoadSnapshotArgs, PullSnapshotArgs, PushSnapshotArgs, RollbackArgs, SaveSnapshotArgs,
-    SnapshotVerb,
-};
+pub(crate) use snapshot::{CloneArgs, CreateArgs, RollbackArgs, SnapshotVerb};
 pub(crate) use template::{BuildArgs, TemplateVerb};
 pub(crate) use volume::VolumeVerb;
 

@@ -1,10 +1,10 @@
 //! The arguments of `basalt snapshot`, `clone` and `rollback`.
 
-use std::path::PathBuf;
+use clap::{Args, Subcommand};
+use node_api::portable::Kind;
 
-use clap::{Args, Subcommand, ValueHint};
-
-use super::{RegistryArgs, parse};
+use super::parse;
+use super::portable::{Errand, LoadFrom, PullFrom, PushTo, SaveTo, Way, Wish};
 
 /// `basalt snapshot ...`.
 #[derive(Debug, Subcommand)]
@@ -17,6 +17,13 @@ pub(crate) enum SnapshotVerb {
     Inspect(NamesArgs),
     /// Remove snapshots.
     Rm(NamesArgs),
+    #[command(flatten)]
+    Files(SnapshotFiles),
+}
+
+/// Those that have to do with files of whoever calls, and not only with what the daemon has.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SnapshotFiles {
     /// Write a snapshot with its image to one file.
     Save(SaveSnapshotArgs),
     /// Read a snapshot that was saved.
@@ -27,10 +34,25 @@ pub(crate) enum SnapshotVerb {
     Pull(PullSnapshotArgs),
 }
 
-impl SnapshotVerb {
-    /// It has to do with files of whoever calls, and not only with what the daemon has.
-    pub(crate) fn has_files(&self) -> bool {
-        matches!(self, Self::Save(_) | Self::Load(_) | Self::Push(_) | Self::Pull(_))
+impl SnapshotFiles {
+    pub(crate) fn errand(&self) -> Errand<'_> {
+        // No snapshot is replaced.
+        let force = false;
+        Errand {
+            kind: Kind::Snapshot,
+            way: match self {
+                Self::Save(args) => Way::Save(&args.name, &args.to),
+                Self::Load(args) => {
+                    let name = args.name.as_deref();
+                    Way::Load(Wish { name, force }, &args.from)
+                }
+                Self::Push(args) => Way::Push(&args.name, &args.to),
+                Self::Pull(args) => {
+                    let name = args.name.as_deref();
+                    Way::Pull(Wish { name, force }, &args.from)
+                }
+            },
+        }
     }
 }
 
@@ -45,17 +67,12 @@ The file has all that was in the guest's memory, keys and passwords too.";
 #[derive(Args, Debug)]
 #[command(after_help = SAVE_HELP)]
 pub(crate) struct SaveSnapshotArgs {
-    /// The file; standard output otherwise, if that is no terminal.
-    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) output: Option<PathBuf>,
-
-    /// Leave the image out: whoever loads the file must have it, or get it elsewhere.
-    #[arg(long)]
-    pub(crate) without_image: bool,
+    #[command(flatten)]
+    to: SaveTo,
 
     /// The snapshot.
     #[arg(value_parser = name)]
-    pub(crate) name: String,
+    name: String,
 }
 
 const LOAD_HELP: &str = "\
@@ -67,53 +84,34 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = LOAD_HELP)]
 pub(crate) struct LoadSnapshotArgs {
-    /// The file; standard input otherwise.
-    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) input: Option<PathBuf>,
+    #[command(flatten)]
+    from: LoadFrom,
 
     /// What the snapshot is called, instead of as it was.
     #[arg(long, value_name = "NAME", value_parser = name)]
-    pub(crate) name: Option<String>,
+    name: Option<String>,
 }
 
 /// `basalt snapshot push`.
 #[derive(Args, Debug)]
 pub(crate) struct PushSnapshotArgs {
-    /// Print the digest only.
-    #[arg(short, long)]
-    pub(crate) quiet: bool,
-
-    #[command(flatten)]
-    pub(crate) registry: RegistryArgs,
-
     /// The snapshot.
     #[arg(value_parser = name)]
-    pub(crate) name: String,
+    name: String,
 
-    /// Where to: HOST[:PORT]/NAME[:TAG].
-    pub(crate) destination: String,
+    #[command(flatten)]
+    to: PushTo,
 }
 
 /// `basalt snapshot pull`.
 #[derive(Args, Debug)]
 pub(crate) struct PullSnapshotArgs {
-    /// Print the snapshot's name only.
-    #[arg(short, long)]
-    pub(crate) quiet: bool,
-
     /// What the snapshot is called, instead of as it was.
     #[arg(long, value_name = "NAME", value_parser = name)]
-    pub(crate) name: Option<String>,
-
-    /// Ask HOST[:PORT][/PREFIX] before the registry; again for more.
-    #[arg(long, value_name = "HOST")]
-    pub(crate) mirror: Vec<String>,
+    name: Option<String>,
 
     #[command(flatten)]
-    pub(crate) registry: RegistryArgs,
-
-    /// The snapshot in its registry: HOST[:PORT]/NAME[:TAG][@sha256:DIGEST].
-    pub(crate) reference: String,
+    from: PullFrom,
 }
 
 /// `basalt snapshot create`.

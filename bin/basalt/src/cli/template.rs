@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueHint};
+use node_api::portable::Kind;
 
+use super::portable::{Errand, LoadFrom, PullFrom, PushTo, SaveTo, Way, Wish};
 use super::{Network, ProcessArgs, PullPolicy, SizeArgs, parse};
 
 /// `basalt template ...`.
@@ -19,6 +21,122 @@ pub(crate) enum TemplateVerb {
     Rm(TemplatesArgs),
     /// Remove the templates that `run` has made by itself and that no sandbox can be cloned of any more.
     Prune(AllArgs),
+    #[command(flatten)]
+    Files(TemplateFiles),
+}
+
+/// Those that have to do with files of whoever calls, and not only with what the daemon has.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TemplateFiles {
+    /// Write a template that was built, with its image, to one file.
+    Save(SaveTemplateArgs),
+    /// Read a template that was saved.
+    Load(LoadTemplateArgs),
+    /// Send a template that was built to a registry.
+    Push(PushTemplateArgs),
+    /// Fetch a template from a registry.
+    Pull(PullTemplateArgs),
+}
+
+impl TemplateFiles {
+    pub(crate) fn errand(&self) -> Errand<'_> {
+        Errand {
+            kind: Kind::Template,
+            way: match self {
+                Self::Save(args) => Way::Save(&args.template, &args.to),
+                Self::Load(args) => Way::Load(args.wish.wish(), &args.from),
+                Self::Push(args) => Way::Push(&args.template, &args.to),
+                Self::Pull(args) => Way::Pull(args.wish.wish(), &args.from),
+            },
+        }
+    }
+}
+
+const SAVE_HELP: &str = "\
+Examples:
+  basalt template save -o web.basalt web
+  basalt template save web | ssh there basalt template load
+
+The file has all that was in the guest's memory, and how the template was built: keys and passwords too.";
+
+/// `basalt template save`.
+#[derive(Args, Debug)]
+#[command(after_help = SAVE_HELP)]
+pub(crate) struct SaveTemplateArgs {
+    #[command(flatten)]
+    to: SaveTo,
+
+    /// The template: a name, or an id or its beginning.
+    template: String,
+}
+
+const LOAD_HELP: &str = "\
+Examples:
+  basalt template load -i web.basalt
+  basalt template load --name again < web.basalt
+  basalt run --rm --template again true
+
+It is good for hosts with the same VMM, kernel, agent and guest network; elsewhere it is refused, and has to be built there.";
+
+/// `basalt template load`.
+#[derive(Args, Debug)]
+#[command(after_help = LOAD_HELP)]
+pub(crate) struct LoadTemplateArgs {
+    #[command(flatten)]
+    from: LoadFrom,
+
+    #[command(flatten)]
+    wish: WishArgs,
+}
+
+/// What is to become of one that comes.
+#[derive(Args, Debug)]
+pub(crate) struct WishArgs {
+    /// What the template is called, instead of as it was.
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    name: Option<String>,
+
+    /// Put it in place of the same template, and take its names from others; one that has no name left goes.
+    #[arg(long)]
+    force: bool,
+}
+
+impl WishArgs {
+    fn wish(&self) -> Wish<'_> {
+        Wish {
+            name: self.name.as_deref(),
+            force: self.force,
+        }
+    }
+}
+
+const PUSH_HELP: &str = "\
+Examples:
+  basalt template push web registry.example/team/web:1
+  basalt template pull --name web-1 registry.example/team/web:1
+
+Its image goes its own way, by `basalt push` and `basalt pull`.";
+
+/// `basalt template push`.
+#[derive(Args, Debug)]
+#[command(after_help = PUSH_HELP)]
+pub(crate) struct PushTemplateArgs {
+    /// The template: a name, or an id or its beginning.
+    template: String,
+
+    #[command(flatten)]
+    to: PushTo,
+}
+
+/// `basalt template pull`.
+#[derive(Args, Debug)]
+#[command(after_help = PUSH_HELP)]
+pub(crate) struct PullTemplateArgs {
+    #[command(flatten)]
+    wish: WishArgs,
+
+    #[command(flatten)]
+    from: PullFrom,
 }
 
 const BUILD_HELP: &str = "\
@@ -116,6 +234,22 @@ mod tests {
         let args = build(&["--from", "python", "--run", "a b", "--run", "-x", "--no-cache"]).unwrap();
         assert_eq!((args.run, args.force), (vec!["a b".into(), "-x".into()], true));
         assert_eq!(args.timeout, Duration::from_secs(600));
+    }
+
+    #[test]
+    fn what_comes_may_have_another_name_and_take_others_places() {
+        let argv = ["basalt", "template", "pull", "--force", "--name", "x", "host/web:1"];
+        let Verb::Template(TemplateVerb::Files(files)) = Cli::try_parse_from(argv).unwrap().verb else {
+            panic!("another verb");
+        };
+        let errand = files.errand();
+        let Way::Pull(wish, from) = errand.way else {
+            panic!("{errand:?}");
+        };
+        assert_eq!((errand.kind, wish.name, wish.force), (Kind::Template, Some("x"), true));
+        assert_eq!(from.reference, "host/web:1");
+        let refused = Cli::try_parse_from(["basalt", "snapshot", "load", "--force"]).unwrap_err();
+        assert!(refused.to_string().contains("--force"), "{refused}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The two ends of a snapshot's way: the daemon of this host, with open files, or this program in the lab, with a bundle on its
+//! The two ends of the way of a snapshot or a template: the daemon of this host, with open files, or this program in the lab, with a bundle on its
 //! standard input or output. Does not know where the other end is.
 
 use std::fs::File;
@@ -8,15 +8,16 @@ use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, Result, bail};
 use bundle::{Entry, Reader, Writer};
-use node_api::snapshot::MOST_RECORD;
-use node_api::{Client, LoadStep, Reply, Request, Snapshot};
+use node_api::portable::{Kind, MOST_RECORD, Portable};
+use node_api::{Client, LoadStep, Reply, Request};
 
-use super::{KIND, RECORD, Side};
+use super::{Ground, RECORD, Side};
+use crate::cli::Wish;
 use crate::lab::{Far, Reached};
 use crate::output::Output;
 use crate::{daemon, images};
 
-/// What a snapshot that is there is read from.
+/// What one that is there is read from.
 pub(super) enum Origin {
     /// Its files but for the record.
     Here(Vec<(String, File)>),
@@ -31,17 +32,17 @@ pub(super) enum Piece<'p> {
 }
 
 impl Origin {
-    /// Opens a snapshot, and reads its record.
-    pub(super) fn open(side: &Side, name: &str, output: &Output) -> Result<(Self, Vec<u8>)> {
-        match side {
-            Side::Here => Self::here(name),
-            Side::Lab(lab) => Self::in_lab(lab, name, output),
+    /// Opens one by its name, and reads its record.
+    pub(super) fn open(ground: Ground<'_>, name: &str) -> Result<(Self, Vec<u8>)> {
+        match ground.side {
+            Side::Here => Self::here(ground.kind, name),
+            Side::Lab(lab) => Self::in_lab(lab, name, ground),
         }
     }
 
-    fn here(name: &str) -> Result<(Self, Vec<u8>)> {
+    fn here(kind: Kind, name: &str) -> Result<(Self, Vec<u8>)> {
         let name = name.to_owned();
-        let (names, fds) = match daemon::connect()?.ask(Request::OpenSnapshot { name })? {
+        let (names, fds) = match daemon::connect()?.ask(Request::OpenFiles { kind, name })? {
             (Reply::Files(names), fds) if names.len() == fds.len() => (names, fds),
             (other, _) => return Err(strange(&other)),
         };
@@ -61,14 +62,15 @@ impl Origin {
         Ok((Self::Here(files), record.context("it has no record")?))
     }
 
-    fn in_lab(lab: &Reached, name: &str, output: &Output) -> Result<(Self, Vec<u8>)> {
-        let words = ["snapshot", "save", "--without-image", "--", name];
-        let far = start(lab, &words, output)?;
+    fn in_lab(lab: &Reached, name: &str, ground: Ground<'_>) -> Result<(Self, Vec<u8>)> {
+        let kind = ground.kind.word();
+        let words = [kind, "save", "--without-image", "--", name];
+        let far = start(lab, &words, ground.output)?;
         let stream = far.stream.try_clone().context("a stream to the lab")?;
         // It reads nothing.
         stream.shutdown(Shutdown::Write)?;
         let begun = || -> Result<_> {
-            let mut reader = Reader::new(stream, KIND)?;
+            let mut reader = Reader::new(stream, kind)?;
             reader.next_entry()?;
             let record = reader.contents(MOST_RECORD)?;
             Ok((reader, record))
@@ -104,7 +106,7 @@ impl Origin {
     }
 }
 
-/// What a snapshot that comes is written to. Dropped before it is kept, nothing of it stays.
+/// What one that comes is written to. Dropped before it is kept, nothing of it stays.
 pub(super) struct Goal<'s> {
     side: Open<'s>,
     output: &'s Output,
@@ -115,31 +117,34 @@ enum Open<'s> {
     Lab(Box<Writer<UnixStream>>, Option<Far>, &'s Reached),
 }
 
-/// A snapshot that is kept.
+/// One that is kept.
 pub(super) enum Kept {
-    Here(Box<Snapshot>),
+    Here(Portable),
     /// What was said of it there.
     Lab(String),
 }
 
 impl<'s> Goal<'s> {
-    /// Makes a place for a snapshot with this record.
-    pub(super) fn begin(side: &'s Side, name: Option<&str>, record: &[u8], output: &'s Output) -> Result<Self> {
+    /// Makes a place for one with this record.
+    pub(super) fn begin(ground: Ground<'s>, wish: Wish<'_>, record: &[u8]) -> Result<Self> {
+        let Ground { kind, side, output } = ground;
         let side = match side {
             Side::Here => {
                 let mut client = daemon::connect()?;
-                let name = name.map(str::to_owned);
-                client.ask(Request::Load(LoadStep::Begin { name }))?;
+                let name = wish.name.map(str::to_owned);
+                let force = wish.force;
+                client.ask(Request::Load(LoadStep::Begin { kind, name, force }))?;
                 let written = file(&mut client, RECORD)?.write_all(record);
                 written.context("its record cannot be written")?;
                 Open::Here(client)
             }
             Side::Lab(lab) => {
-                let name = name.map(|name| format!("--name={name}"));
-                let words = ["snapshot", "load"].into_iter().chain(name.as_deref());
+                let name = wish.name.map(|name| format!("--name={name}"));
+                let force = wish.force.then_some("--force");
+                let words = [kind.word(), "load"].into_iter().chain(name.as_deref()).chain(force);
                 let far = start(lab, &words.collect::<Vec<_>>(), output)?;
                 let stream = far.stream.try_clone().context("a stream to the lab")?;
-                let begun = Writer::new(stream, KIND).and_then(|mut writer| {
+                let begun = Writer::new(stream, kind.word()).and_then(|mut writer| {
                     writer.bytes(RECORD, record)?;
                     Ok(writer)
                 });
@@ -167,7 +172,8 @@ impl<'s> Goal<'s> {
     pub(super) fn keep(self, image: Option<&str>) -> Result<Kept> {
         match self.side {
             Open::Here(mut client) => match client.ask(Request::Load(LoadStep::Keep))? {
-                (Reply::Snapshot(snapshot), _) => Ok(Kept::Here(snapshot)),
+                (Reply::Snapshot(snapshot), _) => Ok(Kept::Here(Portable::Snapshot(snapshot))),
+                (Reply::Template { template, .. }, _) => Ok(Kept::Here(Portable::Template(template))),
                 (other, _) => Err(strange(&other)),
             },
             Open::Lab(writer, far, lab) => {
@@ -200,7 +206,11 @@ fn blamed<T>(error: bundle::Error, far: &mut Option<Far>) -> Result<T> {
 impl Kept {
     pub(super) fn show(&self, output: &Output) -> Result<()> {
         match self {
-            Self::Here(snapshot) => output.result(snapshot, || format!("{}\n", snapshot.name)),
+            Self::Here(told) => output.result(told, || match told {
+                Portable::Snapshot(snapshot) => format!("{}\n", snapshot.name),
+                // As a build does.
+                Portable::Template(template) => format!("{}\n", template.id),
+            }),
             Self::Lab(told) => {
                 std::io::stdout().write_all(told.as_bytes())?;
                 Ok(())

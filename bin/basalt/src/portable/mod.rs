@@ -1,4 +1,4 @@
-//! Snapshots that leave a node and come to one: `basalt snapshot save` and `load` by a file or a pipe, `push` and `pull` ([`remote`])
+//! Snapshots and templates that leave a node and come to one: `save` and `load` by a file or a pipe, `push` and `pull` ([`remote`])
 //! by a registry. Packing and unpacking is done here, with files that the daemon has opened; of what comes in it keeps nothing that
 //! it has not looked at, and nothing at all if this program ends before.
 //!
@@ -15,21 +15,17 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use bundle::{Reader, Writer};
 use image::{Export, Image, Phase, Store};
-use node_api::Snapshot;
-use node_api::snapshot::{MOST_RECORD, is_file_name};
+use node_api::portable::{Kind, MOST_RECORD, Portable};
 use serde::Serialize;
 
 use crate::bar::{Bar, Shown};
-use crate::cli::{LoadSnapshotArgs, SaveSnapshotArgs, SnapshotVerb};
+use crate::cli::{Errand, LoadFrom, SaveTo, Way, Wish};
 use crate::interrupt::until_signal;
 use crate::lab::Reached;
 use crate::output::Output;
 use crate::{images, outlet};
 use ends::{Goal, Kept, Origin, Piece};
 use input::Watched;
-
-/// What these bundles are of.
-const KIND: &str = "snapshot";
 
 /// The member that says what it all is.
 const RECORD: &str = "record.json";
@@ -48,55 +44,73 @@ enum Side {
 }
 
 /// On this host's daemon.
-pub(crate) fn here(verb: &SnapshotVerb, output: &Output) -> Result<u8> {
-    carry_out(verb, &Side::Here, output)
+pub(crate) fn here(errand: Errand<'_>, output: &Output) -> Result<u8> {
+    carry_out(errand, &Side::Here, output)
 }
 
 /// On the lab's; files, registries and images are this side's.
-pub(crate) fn in_lab(verb: &SnapshotVerb, output: &Output) -> Result<u8> {
-    let comes = matches!(verb, SnapshotVerb::Load(_) | SnapshotVerb::Pull(_));
+pub(crate) fn in_lab(errand: Errand<'_>, output: &Output) -> Result<u8> {
+    let comes = matches!(errand.way, Way::Load(..) | Way::Pull(..));
     let lab = if comes {
         Reached::bring_up(output)
     } else {
         Reached::up()
     };
-    carry_out(verb, &Side::Lab(lab?), output)
+    carry_out(errand, &Side::Lab(lab?), output)
 }
 
-fn carry_out(verb: &SnapshotVerb, side: &Side, output: &Output) -> Result<u8> {
-    match verb {
-        SnapshotVerb::Save(args) => save(args, side, output),
-        SnapshotVerb::Load(args) => load(args, side, output),
-        SnapshotVerb::Push(args) => remote::push(args, side, output),
-        SnapshotVerb::Pull(args) => remote::pull(args, side, output),
-        other => bail!("{other:?} has no files; that is a bug"),
+fn carry_out(Errand { kind, way }: Errand<'_>, side: &Side, output: &Output) -> Result<u8> {
+    let ground = Ground { kind, side, output };
+    match way {
+        Way::Save(name, to) => save(name, to, ground),
+        Way::Load(wish, from) => load(wish, from, ground),
+        Way::Push(name, to) => remote::push(name, to, ground),
+        Way::Pull(wish, from) => remote::pull(wish, from, ground),
     }
 }
 
-/// A snapshot that has been saved, for machines.
+/// What all steps of an errand have in common.
+#[derive(Clone, Copy)]
+struct Ground<'g> {
+    kind: Kind,
+    side: &'g Side,
+    output: &'g Output,
+}
+
+/// One that has been saved, for machines.
 #[derive(Debug, Serialize)]
 struct Saved<'a> {
-    snapshot: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snapshot: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    template: Option<&'a str>,
     file: &'a Path,
     bytes: u64,
 }
 
-/// `basalt snapshot save`.
-fn save(args: &SaveSnapshotArgs, side: &Side, output: &Output) -> Result<u8> {
-    let words = format!("basalt snapshot save {}", args.name);
-    let bytes = outlet::write(args.output.as_deref(), &words, |out, _| {
-        let (origin, record) = Origin::open(side, &args.name, output)?;
-        let export = match args.without_image {
+/// `save`.
+fn save(name: &str, to: &SaveTo, ground: Ground<'_>) -> Result<u8> {
+    let Ground { kind, output, .. } = ground;
+    let words = format!("basalt {kind} save {name}");
+    let bytes = outlet::write(to.output.as_deref(), &words, |out, _| {
+        let (origin, record) = Origin::open(ground, name)?;
+        let export = match to.without_image {
             true => None,
-            false => Some(export(&snapshot_of(&record)?)?),
+            false => Some(export(&told_of(kind, &record)?)?),
         };
-        let written = pack(out, (origin, &record), export.as_ref(), output);
-        written.map_err(|error| flat(error, &format!("snapshot {} cannot be saved", args.name)))
+        let written = pack(out, (origin, &record), export.as_ref(), ground);
+        written.map_err(|error| flat(error, &format!("{kind} {name} cannot be saved")))
     })?;
-    let file = args.output.as_deref().filter(|path| *path != Path::new("-"));
+    let file = to.output.as_deref().filter(|path| *path != Path::new("-"));
     if let (Some(file), true) = (file, output.json()) {
-        let snapshot = args.name.as_str();
-        output.result(&Saved { snapshot, file, bytes }, String::new)?;
+        let of = |wanted| (kind == wanted).then_some(name);
+        let saved = Saved {
+            snapshot: of(Kind::Snapshot),
+            template: of(Kind::Template),
+            file,
+            bytes,
+        };
+        output.result(&saved, String::new)?;
     }
     Ok(0)
 }
@@ -114,26 +128,26 @@ fn flat(error: anyhow::Error, what: &str) -> anyhow::Error {
     anyhow!("{what}: {error:#}")
 }
 
-fn snapshot_of(record: &[u8]) -> Result<Snapshot> {
-    Snapshot::of_record(record).context("its record cannot be used: use the version of Basalt that wrote it")
+fn told_of(kind: Kind, record: &[u8]) -> Result<Portable> {
+    Portable::of_record(kind, record).context("its record cannot be used: use the version of Basalt that wrote it")
 }
 
 /// All that makes its image.
-fn export(snapshot: &Snapshot) -> Result<Export> {
-    let exported = images::store()?.export(&snapshot.digest);
+fn export(told: &Portable) -> Result<Export> {
+    let exported = images::store()?.export(told.digest());
     exported.with_context(|| {
         format!(
             "its image {} cannot be put in (`--without-image` leaves it out)",
-            named(snapshot)
+            named(told)
         )
     })
 }
 
 /// Its image, as people know it.
-fn named(snapshot: &Snapshot) -> String {
-    let (image, digest) = (&snapshot.config.image, &snapshot.digest);
+fn named(told: &Portable) -> String {
+    let (image, digest) = (told.image(), told.digest());
     match image.contains(digest) {
-        true => image.clone(),
+        true => image,
         false => format!("{image} (sha256:{digest})"),
     }
 }
@@ -142,15 +156,15 @@ fn pack(
     out: &mut dyn Write,
     (origin, record): (Origin, &[u8]),
     export: Option<&Export>,
-    output: &Output,
+    ground: Ground<'_>,
 ) -> Result<()> {
     let total = origin.bytes()? + export.map_or(0, Export::archive_bytes);
-    let (mut bar, mut done) = (Bar::new(output), 0);
+    let (mut bar, mut done) = (Bar::new(ground.output), 0);
     let mut moved = |bytes| {
         done += bytes;
         bar.show("saving", done, total);
     };
-    let mut writer = Writer::new(out, KIND)?;
+    let mut writer = Writer::new(out, ground.kind.word())?;
     writer.bytes(RECORD, record)?;
     origin.rest(&mut |piece| match piece {
         Piece::File(name, file) => Ok(writer.file(name, file, &mut moved)?),
@@ -167,9 +181,10 @@ fn pack(
     Ok(())
 }
 
-/// `basalt snapshot load`.
-fn load(args: &LoadSnapshotArgs, side: &Side, output: &Output) -> Result<u8> {
-    let path = args.input.as_deref().filter(|path| *path != Path::new("-"));
+/// `load`.
+fn load(wish: Wish<'_>, from: &LoadFrom, ground: Ground<'_>) -> Result<u8> {
+    let Ground { kind, output, .. } = ground;
+    let path = from.input.as_deref().filter(|path| *path != Path::new("-"));
     let from = path.map_or_else(|| PathBuf::from("standard input"), Path::to_owned);
     let loaded = until_signal(|cancel| {
         let (input, length) = match path {
@@ -179,21 +194,21 @@ fn load(args: &LoadSnapshotArgs, side: &Side, output: &Output) -> Result<u8> {
                 (Watched::new(file.into(), cancel), length)
             }
             None if io::stdin().is_terminal() => {
-                bail!("a snapshot does not come from a terminal: name a file with -i, or send one here")
+                bail!("a {kind} does not come from a terminal: name a file with -i, or send one here")
             }
             None => (Watched::of_stdin(cancel)?, 0),
         };
         let mut input = Shown::new(input, Bar::new(output), "loading", length);
-        let unpacked = unpack(&mut input, args.name.as_deref(), side, output);
+        let unpacked = unpack(&mut input, wish, ground);
         unpacked.map_err(|error| flat(error, &format!("{} cannot be loaded", from.display())))
     })?;
     loaded.show(output)
 }
 
-/// A snapshot that has come, and whether its image is here.
+/// One that has come, and whether its image is here.
 struct Loaded {
     kept: Kept,
-    snapshot: Snapshot,
+    told: Portable,
     image: bool,
 }
 
@@ -202,7 +217,7 @@ impl Loaded {
         if !self.image {
             output.warning(&anyhow!(
                 "its image {} is not here: `basalt pull` or `basalt import` it before the first clone",
-                named(&self.snapshot)
+                named(&self.told)
             ));
         }
         self.kept.show(output)?;
@@ -210,44 +225,45 @@ impl Loaded {
     }
 }
 
-fn unpack(input: impl Read, name: Option<&str>, side: &Side, output: &Output) -> Result<Loaded> {
-    let mut reader = Reader::new(input, KIND)?;
+fn unpack(input: impl Read, wish: Wish<'_>, ground: Ground<'_>) -> Result<Loaded> {
+    let kind = ground.kind;
+    let mut reader = Reader::new(input, kind.word())?;
     if reader.next_entry()?.is_none_or(|entry| entry.name != RECORD) {
-        bail!("it does not begin with a record: it was not written by `basalt snapshot save`");
+        bail!("it does not begin with a record: it was not written by `basalt {kind} save`");
     }
     let record = reader.contents(MOST_RECORD)?;
-    let snapshot = snapshot_of(&record)?;
-    let mut coming = Coming::new(&snapshot, output)?;
-    let mut goal = Goal::begin(side, name, &record, output)?;
+    let told = told_of(kind, &record)?;
+    let mut coming = Coming::new(&told, ground.output)?;
+    let mut goal = Goal::begin(ground, wish, &record)?;
     while let Some(entry) = reader.next_entry()? {
-        match snapshot.most_bytes(&entry.name) {
+        match told.most_bytes(&entry.name) {
             _ if entry.name == IMAGE => coming.take(&mut reader)?,
             Some(most) if entry.name != RECORD => goal.take(&mut reader, &entry, most)?,
             _ => bail!(
-                "{} is no file that this snapshot can have: it was not written by Basalt",
+                "{} is no file that this {kind} can have: it was not written by Basalt",
                 entry.name
             ),
         }
     }
-    keep(goal, snapshot, coming)
+    keep(goal, told, coming)
 }
 
-/// Everything has come and is right: the image first, as a snapshot without one is of no use.
-fn keep(goal: Goal<'_>, snapshot: Snapshot, coming: Coming<'_>) -> Result<Loaded> {
+/// Everything has come and is right: the image first, as nothing is of use without one.
+fn keep(goal: Goal<'_>, told: Portable, coming: Coming<'_>) -> Result<Loaded> {
     let brought = coming.bring()?;
     let image = brought.is_there();
-    let kept = goal.keep(image.then_some(snapshot.digest.as_str()));
+    let kept = goal.keep(image.then_some(told.digest()));
     if kept.is_err() {
         brought.undo()?;
     }
     Ok(Loaded {
         kept: kept?,
-        snapshot,
+        told,
         image,
     })
 }
 
-/// The image of a snapshot that comes.
+/// The image of what comes.
 struct Coming<'o> {
     store: Store,
     digest: String,
@@ -265,16 +281,16 @@ struct Brought {
 }
 
 impl<'o> Coming<'o> {
-    fn new(snapshot: &Snapshot, output: &'o Output) -> Result<Self> {
+    fn new(told: &Portable, output: &'o Output) -> Result<Self> {
+        let digest = told.digest();
         // What is asked for below is a digest and never the beginning of one, nor a name.
-        let is_digest = snapshot.digest.len() == 64 && snapshot.digest.bytes().all(|byte| byte.is_ascii_hexdigit());
-        if !is_digest {
+        if digest.len() != 64 || !digest.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             bail!("its record names no image by a digest: it was not written by Basalt");
         }
         let store = images::store()?;
-        let known = store.get(&snapshot.digest).is_ok();
+        let known = store.get(digest).is_ok();
         Ok(Self {
-            digest: snapshot.digest.clone(),
+            digest: digest.to_owned(),
             archive: None,
             known,
             store,

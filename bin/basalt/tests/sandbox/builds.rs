@@ -17,7 +17,7 @@ fn build(world: &World, words: &[&str]) -> Output {
 
 /// One that must be built; its id.
 #[track_caller]
-fn built(world: &World, words: &[&str]) -> String {
+pub(crate) fn built(world: &World, words: &[&str]) -> String {
     let output = build(world, words);
     assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
     let id = text(&output.stdout).trim().to_owned();
@@ -34,7 +34,7 @@ fn refusal(world: &World, words: &[&str]) -> String {
 }
 
 /// Those that were built: their ids, and their names.
-fn templates(world: &World) -> Vec<(String, Vec<String>)> {
+pub(crate) fn templates(world: &World) -> Vec<(String, Vec<String>)> {
     let listed = json(world, &["template", "ls"]);
     let built = listed
         .as_array()
@@ -49,12 +49,12 @@ fn templates(world: &World) -> Vec<(String, Vec<String>)> {
     found
 }
 
-fn strings(names: &[&str]) -> Vec<String> {
+pub(crate) fn strings(names: &[&str]) -> Vec<String> {
     names.iter().map(|&name| name.to_owned()).collect()
 }
 
 /// What there is in a directory of the state directory.
-fn names_in(world: &World, directory: &str) -> Vec<String> {
+pub(crate) fn names_in(world: &World, directory: &str) -> Vec<String> {
     let entries = fs::read_dir(world.path("state").join(directory)).unwrap();
     let mut names: Vec<String> = entries
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -355,7 +355,7 @@ pub(crate) fn who_builds_may_be_killed() {
     assert_eq!(templates(&world), []);
 }
 
-fn reached(world: &World, point: &str) {
+pub(crate) fn reached(world: &World, point: &str) {
     let file = world.path("points").join(format!("{point}.reached"));
     wait_for(point, || file.exists().then_some(()));
     fs::remove_file(file).unwrap();

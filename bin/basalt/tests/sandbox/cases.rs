@@ -5,17 +5,11 @@ use std::time::Instant;
 
 use rustix::process::Signal;
 
-use crate::builds;
-use crate::copies;
-use crate::daemons;
-use crate::images;
-use crate::limited;
-use crate::observed;
-use crate::portable;
-use crate::portable_registry;
-use crate::snapshots;
-use crate::templates;
 use crate::world::{World, is_alive, text, wait_for};
+use crate::{
+    builds, copies, daemons, images, limited, observed, portable, portable_registry, portable_templates, snapshots,
+    templates,
+};
 
 /// Each case with its name.
 pub(crate) const ALL: &[(&str, fn())] = &[
@@ -201,6 +195,34 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     (
         "what_a_registry_has_instead_leaves_nothing",
         portable_registry::what_a_registry_has_instead_leaves_nothing,
+    ),
+    (
+        "a_saved_template_is_all_that_another_machine_needs",
+        portable_templates::a_saved_template_is_all_that_another_machine_needs,
+    ),
+    (
+        "a_template_that_comes_takes_no_place_unasked",
+        portable_templates::a_template_that_comes_takes_no_place_unasked,
+    ),
+    (
+        "a_template_that_cannot_be_used_here_is_refused",
+        portable_templates::a_template_that_cannot_be_used_here_is_refused,
+    ),
+    (
+        "a_strangers_template_is_not_believed",
+        portable_templates::a_strangers_template_is_not_believed,
+    ),
+    (
+        "whoever_dies_while_loading_a_template_leaves_nothing",
+        portable_templates::whoever_dies_while_loading_a_template_leaves_nothing,
+    ),
+    (
+        "a_daemon_that_is_killed_has_all_of_a_template_that_came_or_nothing",
+        portable_templates::a_daemon_that_is_killed_has_all_of_a_template_that_came_or_nothing,
+    ),
+    (
+        "a_template_goes_by_a_registry",
+        portable_templates::a_template_goes_by_a_registry,
     ),
     (
         "an_image_of_a_sandbox_is_removed_only_by_force",

@@ -20,6 +20,7 @@ mod limited;
 mod observed;
 mod portable;
 mod portable_registry;
+mod portable_templates;
 mod snapshots;
 mod stand_in;
 mod templates;
