@@ -228,7 +228,8 @@ impl Vm {
         match (kvm, &self.kvm) {
             (Some(fd), _) => KvmEngine::from_fd(fd),
             (None, Some(inherited)) => {
-                let fd = inherited.try_clone().map_err(|error| refuse(ErrorKind::Host, error))?;
+                let fd =
+                    rustix::io::fcntl_dupfd_cloexec(inherited, 0).map_err(|error| refuse(ErrorKind::Host, error))?;
                 KvmEngine::from_fd(fd)
             }
             (None, None) if self.jailed => return Err(refuse(ErrorKind::Invalid, NO_KVM)),
