@@ -144,6 +144,11 @@ impl Peer {
 
     /// Milliseconds from QEMU's start to a guest that runs.
     fn restored(&self) -> Result<f64> {
+        self.restored_until(|| Ok(()))
+    }
+
+    /// The same; it ends when `seen` has been done, not before.
+    fn restored_until(&self, seen: impl FnOnce() -> Result<()>) -> Result<f64> {
         let from = format!("exec:cat {}", self.state.display());
         let mut command = Command::new(QEMU);
         command.args(&self.arguments).args(["-incoming", &from]);
@@ -154,6 +159,7 @@ impl Peer {
         let mut monitor = Monitor::connect(self.monitor.clone())?;
         monitor.wait_until_it_runs()?;
         let ended_ns = now_ns();
+        seen()?;
         drop(child);
         Ok(milliseconds(ended_ns - started_ns))
     }
@@ -270,13 +276,15 @@ impl Bench<'_> {
             let value = self.again("clone", VMM, || {
                 // What an attempt that failed has left; usually there is none.
                 drop(remove_clone(client));
-                let value = traced(VMM_PROGRAM, || asked(client, clone_of_kept()).map(drop))?;
+                let value = traced(VMM_PROGRAM, |_| asked(client, clone_of_kept()).map(drop))?;
                 remove_clone(client)?;
                 Ok(value)
             })?;
             tell("clone", number, VMM, value, "ms");
             ours.push(value);
-            let value = self.again("clone", INCOMING, || traced(QEMU, || peer.restored().map(drop)))?;
+            let value = self.again("clone", INCOMING, || {
+                traced(QEMU, |entered| peer.restored_until(entered).map(drop))
+            })?;
             tell("clone", number, INCOMING, value, "ms");
             theirs.push(value);
         }
@@ -288,9 +296,16 @@ impl Bench<'_> {
     }
 }
 
-/// From the exec of `program`, which `work` brings about, to the first entry of a vCPU.
-fn traced(program: &str, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+/// From the exec of `program`, which `work` brings about, to the first entry of a vCPU. What `work` is given waits for that.
+fn traced(program: &str, work: impl FnOnce(&dyn Fn() -> Result<()>) -> Result<()>) -> Result<f64> {
     let trace = Trace::start_for_all(&["sched/sched_process_exec", "kvm/kvm_entry"], 1024)?;
-    work()?;
+    work(&|| {
+        let deadline = Instant::now() + PATIENCE;
+        while !trace.has_seen("kvm_entry:")? {
+            ensure!(Instant::now() < deadline, "no vCPU was entered");
+            thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    })?;
     exec_to_run(&trace.stop()?, program)
 }
