@@ -10,7 +10,8 @@ const LAST_BASIC: u32 = 0xd;
 const LAST_EXTENDED: [u32; 2] = [0x8000_001e, 0x8000_0008];
 
 /// Family, model and stepping. A guest's kernel guesses by them which faults its processor has: these have most of those that have
-/// a name, so that a guest guards itself against what another host of its vendor may have. AMD: family 0x17, model 0x31 (Zen 2).
+/// a name, so that a guest guards itself against what another host of its vendor may have, though not against what later
+/// families alone have (docs/vmm.md). AMD: family 0x17, model 0x31 (Zen 2).
 const AMD_SIGNATURE: u32 = 0x0083_0f10;
 /// Intel: family 6, model 0x55, stepping 7 (Cascade Lake).
 const INTEL_SIGNATURE: u32 = 0x0005_0657;

@@ -59,7 +59,7 @@ pub(crate) fn hide_host(vcpu: &VcpuFd) -> Result<()> {
     Ok(())
 }
 
-/// Writes what [`save`] read.
+/// Writes what [`save`] read. What was zero may be missing here.
 pub(crate) fn restore(vcpu: &VcpuFd, saved: &[Msr]) -> Result<()> {
     let (last, first): (Vec<Msr>, Vec<Msr>) = saved.iter().partition(|msr| msr.index == TSC_DEADLINE);
     for batch in first.chunks(BATCH).chain(last.chunks(BATCH)) {
@@ -71,13 +71,24 @@ pub(crate) fn restore(vcpu: &VcpuFd, saved: &[Msr]) -> Result<()> {
                 ..kvm_msr_entry::default()
             })
             .collect();
-        let msrs = Msrs::from_entries(&entries).map_err(|error| EngineError::State(format!("{error:?}")))?;
-        let written = vcpu.set_msrs(&msrs).map_err(failed("KVM_SET_MSRS"))?;
-        if let Some(refused) = entries.get(written) {
-            return Err(EngineError::State(format!(
-                "this host's KVM refuses {:#x} for MSR {:#x}",
-                refused.data, refused.index
-            )));
+        let mut rest = entries.as_slice();
+        while !rest.is_empty() {
+            let msrs = Msrs::from_entries(rest).map_err(|error| EngineError::State(format!("{error:?}")))?;
+            let written = vcpu.set_msrs(&msrs).map_err(failed("KVM_SET_MSRS"))?;
+            match rest.get(written) {
+                None => break,
+                // KVM lists what its host's processor has, and reads zero where a guest was not shown it.
+                Some(refused) if refused.data == 0 => {
+                    log::debug!("this host's KVM has no MSR {:#x}, which was zero", refused.index);
+                    rest = rest.get(written + 1..).unwrap_or_default();
+                }
+                Some(refused) => {
+                    return Err(EngineError::State(format!(
+                        "this host's KVM refuses {:#x} for MSR {:#x}",
+                        refused.data, refused.index
+                    )));
+                }
+            }
         }
     }
     Ok(())

@@ -390,6 +390,8 @@ impl Node {
 
     /// Removes those that no sandbox can be cloned of any more and nobody has built, or all; the ids.
     pub(crate) fn prune_templates(&self, all: bool) -> Result<Vec<String>, Error> {
+        // One that takes another's place just now is not to lose its files.
+        let _naming = self.templates.naming();
         let now = Now::of(self, |_| true);
         let useless: Vec<String> = {
             let mut known = self.templates.lock();

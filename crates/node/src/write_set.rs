@@ -33,10 +33,20 @@ pub(crate) fn keep_first(place: &Place, vm: &Vm) {
     let keep = || -> Result<(), Box<dyn std::error::Error>> {
         let runs = vm.ask("it was asked what it has written", VmmClient::write_set)?;
         check(&runs)?;
+        if runs.is_empty() {
+            return Err("it cannot be told what it has written".into());
+        }
         // Two first ones do not write to one file.
         let beside = path.with_extension(format!("{}-{:?}", process::id(), std::thread::current().id()));
-        fs::write(&beside, serde_json::to_vec(&runs)?)?;
-        Ok(fs::rename(&beside, &path)?)
+        let written = serde_json::to_vec(&runs)
+            .map_err(io::Error::from)
+            .and_then(|text| fs::write(&beside, text))
+            .and_then(|()| fs::rename(&beside, &path));
+        if written.is_err() {
+            // What there is of it takes room on a full disk.
+            drop(fs::remove_file(&beside));
+        }
+        Ok(written?)
     };
     if let Err(error) = keep() {
         log::info!("clones copy their pages one by one: {error}");

@@ -147,13 +147,13 @@ impl Server {
         })
     }
 
-    /// One thread more that waits for connections, until enough others do.
+    /// One thread more that waits for connections, until enough others do; whether there is one.
     fn spawn_waiting<'scope, 'env>(
         &'env self,
         scope: &'scope Scope<'scope, 'env>,
         listener: &'env (impl Listener + Sync),
         waiting: &'env Waiting,
-    ) {
+    ) -> bool {
         let work = move || {
             while waiting.threads.load(Ordering::SeqCst) < MAX_WAITING {
                 self.serve_next(scope, listener, waiting);
@@ -162,9 +162,11 @@ impl Server {
         let builder = thread::Builder::new()
             .name("connection".to_owned())
             .stack_size(STACK_SIZE);
-        if let Err(error) = builder.spawn_scoped(scope, work) {
+        let spawned = builder.spawn_scoped(scope, work);
+        if let Err(error) = &spawned {
             say(format_args!("no thread for the next connection: {error}"));
         }
+        spawned.is_ok()
     }
 
     /// Waits for a connection and serves it; sees to it that another thread waits meanwhile.
@@ -185,8 +187,9 @@ impl Server {
             drop(turn);
             let left = waiting.threads.fetch_sub(1, Ordering::SeqCst) - 1;
             let Ok(Some(stream)) = accepted else { return };
-            if left == 0 {
-                self.spawn_waiting(scope, listener, waiting);
+            // Nobody would wait for the next one: this one is dropped instead.
+            if left == 0 && !self.spawn_waiting(scope, listener, waiting) {
+                return;
             }
             stream
         };

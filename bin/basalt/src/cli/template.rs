@@ -76,7 +76,8 @@ Examples:
   basalt template load --name again < web.basalt
   basalt run --rm --template again true
 
-It is good for hosts with the same VMM, kernel, agent and guest network; elsewhere it is refused, and has to be built there.";
+It is good for hosts with the same VMM, kernel, agent and guest network; elsewhere it is refused, and has to be built there. Clones of it
+go on only on a host with the same processor and kernel, unless it was built with --cpu-model.";
 
 /// `basalt template load`.
 #[derive(Args, Debug)]

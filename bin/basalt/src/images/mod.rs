@@ -24,7 +24,7 @@ use crate::places;
 
 pub(crate) use archive::{nameless, save};
 pub(crate) use progress::Steps;
-pub(crate) use removal::{prune, remove};
+pub(crate) use removal::{Known, prune, remove};
 pub(crate) use transfer::{Way, fetched, pull, push};
 pub(crate) use usage::df;
 

@@ -20,7 +20,7 @@ use crate::{snapshots, templates};
 
 /// What there may be images for.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(crate) struct Known {
     pub(super) sandboxes: Vec<Sandbox>,
     pub(super) snapshots: Vec<Snapshot>,
     /// Those that somebody has built; the others are in no image's way.
@@ -30,7 +30,7 @@ pub(super) struct Known {
 impl Known {
     /// All of this host. The daemon is started if it does not run and there may be some: sandboxes that have ended use their
     /// images, too.
-    pub(super) fn ask() -> Result<Self> {
+    pub(crate) fn ask() -> Result<Self> {
         let mut found = Self::default();
         let some = |state: &Path| {
             ["sandboxes", "snapshots", "templates"].iter().any(|name| {
@@ -53,7 +53,7 @@ impl Known {
     }
 
     /// The images that they use.
-    pub(super) fn digests(&self) -> BTreeSet<String> {
+    pub(crate) fn digests(&self) -> BTreeSet<String> {
         let of_sandboxes = self.sandboxes.iter().map(|sandbox| &sandbox.digest);
         let of_snapshots = self.snapshots.iter().map(|snapshot| &snapshot.digest);
         let of_templates = self.templates.iter().map(|template| &template.digest);

@@ -253,8 +253,10 @@ fn keep(goal: Goal<'_>, told: Portable, coming: Coming<'_>) -> Result<Loaded> {
     let brought = coming.bring()?;
     let image = brought.is_there();
     let kept = goal.keep(image.then_some(told.digest()));
-    if kept.is_err() {
-        brought.undo()?;
+    if kept.is_err()
+        && let Err(error) = brought.undo()
+    {
+        log::info!("the image that came along stays: {error:#}");
     }
     Ok(Loaded {
         kept: kept?,
@@ -336,13 +338,15 @@ impl Brought {
         self.image.is_some()
     }
 
-    /// What it came with is refused: it goes, too.
+    /// What it came with is refused: it goes, too, unless somebody has a use for it by now. A daemon that died on the way may have kept
+    /// what came all the same.
     fn undo(self) -> Result<()> {
         if let (Some(image), true) = (self.image, self.new) {
+            let in_use = images::Known::ask()?.digests();
             // Somebody may have given it a name meanwhile.
             let now = self.store.get(&image.digest)?;
-            if now.names.is_empty() {
-                self.store.remove(&image.digest)?;
+            if now.names.is_empty() && !in_use.contains(&image.digest) {
+                self.store.remove_unless(&image.digest, &in_use)?;
             }
         }
         Ok(())

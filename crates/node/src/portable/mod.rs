@@ -144,12 +144,12 @@ impl Node {
     /// Gives it its name, if it is what it should be.
     fn keep_loaded_snapshot(&self, loading: Loading) -> Result<Snapshot, Error> {
         let Loading { begun, name, .. } = loading;
-        let mut record: Record = record::checked(&begun.place)?;
-        if let Some(name) = name {
-            record.snapshot.name = name;
-        }
+        let record: Record = record::checked(&begun.place, |record: &mut Record| {
+            record.snapshot.name = name.unwrap_or_else(|| record.snapshot.name.clone());
+        })?;
         let name = record.snapshot.name.clone();
         self.check_free(&name)?;
+        begun.reaches_disk()?;
         begun.describe_loaded(&record)?;
         if !begun.keep(&name)? {
             return Err(Error::SnapshotTaken(name));
@@ -172,14 +172,19 @@ impl Loading {
 }
 
 impl Begun {
-    /// Writes what is to be known of it in place of what came, and waits until all of it has reached the disk, and its memory is in the
-    /// page cache as clones want it.
+    /// Waits until what came has reached the disk, and has its memory in the page cache as clones want it. However large that is, nobody
+    /// may wait for it.
+    fn reaches_disk(&self) -> Result<(), Error> {
+        self.sync()?;
+        memory_files::read_in_huge_pages(self.place.directory());
+        Ok(())
+    }
+
+    /// Writes what is to be known of it in place of what came, and waits until that has reached the disk.
     fn describe_loaded(&self, record: &impl Serialize) -> Result<(), Error> {
         let path = self.place.record();
         fs::remove_file(&path).map_err(Error::file("replace", &path))?;
         self.describe(record)?;
-        self.sync()?;
-        memory_files::read_in_huge_pages(self.place.directory());
-        Ok(())
+        self.sync()
     }
 }

@@ -35,6 +35,9 @@ const LIKE_ID: usize = 12;
 /// A SHA-256 in hexadecimal digits.
 const HASH: usize = 64;
 
+/// Whoever builds it again waits as long.
+const MOST_READY_MS: u64 = 24 * 60 * 60 * 1000;
+
 /// A record that may come from anybody.
 pub(super) trait Carried: DeserializeOwned {
     const KIND: Kind;
@@ -51,8 +54,8 @@ fn bad<S: Into<String>>(kind: Kind) -> impl Fn(S) -> Error {
     move |why| Error::NotToBeLoaded(kind, why.into())
 }
 
-/// What is known of a place that somebody else has filled.
-pub(super) fn checked<R: Carried>(place: &Place) -> Result<R, Error> {
+/// What is known of a place that somebody else has filled, with what whoever loads it wants otherwise.
+pub(super) fn checked<R: Carried>(place: &Place, wanted: impl FnOnce(&mut R)) -> Result<R, Error> {
     let bad = bad::<String>(R::KIND);
     let path = place.record();
     let mut text = Vec::new();
@@ -61,7 +64,9 @@ pub(super) fn checked<R: Carried>(place: &Place) -> Result<R, Error> {
     if text.len() as u64 > MOST_RECORD {
         return Err(bad(format!("its record has more than {MOST_RECORD} bytes")));
     }
-    let record: R = serde_json::from_slice(&text).map_err(|error| bad(format!("its record is none: {error}")))?;
+    let record = serde_json::from_slice(&text);
+    let mut record: R = record.map_err(|error| bad(format!("its record is none: {error}")))?;
+    wanted(&mut record);
     record.check()?;
     let told = record.told();
     let length = serde_json::to_vec(&told).map_or(usize::MAX, |text| text.len());
@@ -169,11 +174,13 @@ impl Carried for templates::Record {
         let is_plain = |text: &String| {
             !text
                 .chars()
-                .any(|letter| letter.is_control() && !"\n\t".contains(letter))
+                .any(|letter| letter.is_control() && !"\n\r\t".contains(letter) || turns_text(letter))
         };
-        match recipe.commands.iter().chain(&recipe.ready).all(is_plain) {
-            true => Ok(()),
-            false => Err(bad("a command of its recipe has control characters")),
+        let texts = recipe.commands.iter().chain(&recipe.ready).chain(&recipe.env);
+        match texts.chain(&recipe.workdir).chain(&recipe.user).all(is_plain) {
+            true if recipe.ready_ms <= MOST_READY_MS => Ok(()),
+            true => Err(bad("it may take longer than a day to be ready")),
+            false => Err(bad("a command or a setting of its recipe has control characters")),
         }
     }
 }
@@ -193,6 +200,11 @@ fn check_machine(resources: &Resources, digest: &str, programs: &Programs) -> Re
         true => Ok(()),
         false => Err("it has a program's hash that is none"),
     }
+}
+
+/// Letters that have a terminal show what follows in another order (Unicode's bidirectional controls).
+fn turns_text(letter: char) -> bool {
+    matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 fn is_hex(text: &str, length: usize) -> bool {
@@ -254,7 +266,8 @@ mod tests {
         let refused = |change: fn(&mut Record)| {
             let mut record = record();
             change(&mut record);
-            checked::<Record>(&place(directory.path(), &record, &files).place).map_err(|error| error.to_string())
+            checked::<Record>(&place(directory.path(), &record, &files).place, |_| ())
+                .map_err(|error| error.to_string())
         };
         assert!(refused(|_| ()).is_ok());
         let digest = |record: &mut Record| record.snapshot.digest = "../../../../etc/passwd".into();
@@ -330,7 +343,7 @@ mod tests {
         long.snapshot.config.process.env = vec![format!("A={}", "x".repeat(MOST_TOLD))];
         let directory = tempfile::tempdir().unwrap();
         let place = place(directory.path(), &long, &[("state", 1), ("memory", MEMORY)]);
-        let told = checked::<Record>(&place.place).unwrap_err().to_string();
+        let told = checked::<Record>(&place.place, |_| ()).unwrap_err().to_string();
         assert!(told.contains("what is told of it has"), "{told}");
     }
 
@@ -338,7 +351,7 @@ mod tests {
     fn files_are_those_of_the_record_and_no_larger() {
         let directory = tempfile::tempdir().unwrap();
         let refused = |record: &Record, files: &[(&str, u64)]| {
-            checked::<Record>(&place(directory.path(), record, files).place)
+            checked::<Record>(&place(directory.path(), record, files).place, |_| ())
                 .unwrap_err()
                 .to_string()
         };
@@ -354,7 +367,7 @@ mod tests {
             ("disk", 64 << 20),
         ];
         let whole = place(directory.path(), &with_disk(), &files);
-        assert!(checked::<Record>(&whole.place).is_ok());
+        assert!(checked::<Record>(&whole.place, |_| ()).is_ok());
         assert_eq!(
             names_in(&whole.place).unwrap(),
             ["record.json", "disk", "memory", "memory.1", "state"]
@@ -375,10 +388,10 @@ mod tests {
         assert!(refused(&record(), &[("state", 10)]).contains("missing"));
         let begun = place(directory.path(), &record(), &[]);
         fs::write(begun.place.record(), vec![b' '; 2 << 20]).unwrap();
-        let told = checked::<Record>(&begun.place).unwrap_err().to_string();
+        let told = checked::<Record>(&begun.place, |_| ()).unwrap_err().to_string();
         assert!(told.contains("more than"), "{told}");
         fs::write(begun.place.record(), "{}").unwrap();
-        let told = checked::<Record>(&begun.place).unwrap_err().to_string();
+        let told = checked::<Record>(&begun.place, |_| ()).unwrap_err().to_string();
         assert!(told.contains("get it again"), "{told}");
         let loading = Loading {
             begun,

@@ -4,7 +4,7 @@
 
 use base::points;
 use node_api::portable::Kind;
-use node_api::{Resources, Template, check_template_name};
+use node_api::{NetworkMode, Resources, Template, check_template_name};
 
 use super::{Loading, record};
 use crate::builds::with_names;
@@ -48,11 +48,13 @@ impl Node {
     /// Gives it its names, if it is what it should be and can be used here. From here on all is as with one that is built.
     pub(super) fn keep_loaded_template(&self, loading: Loading) -> Result<(Template, bool), Error> {
         let Loading { begun, name, force, .. } = loading;
-        let mut record: Record = record::checked(&begun.place)?;
-        if let Some(name) = name {
-            record.template.names = vec![name];
-        }
+        let mut record: Record = record::checked(&begun.place, |record: &mut Record| {
+            if let Some(name) = name {
+                record.template.names = vec![name];
+            }
+        })?;
         self.make_ours(&mut record)?;
+        begun.reaches_disk()?;
         let id = record.template.id.clone();
         let naming = self.templates.naming();
         let known = self.templates.records();
@@ -101,6 +103,13 @@ impl Node {
         if id(&shape, &here, template.recipe.as_ref()) != template.id {
             let why = "its id is not that of what it was made of";
             return Err(Error::NotToBeLoaded(Kind::Template, why.into()));
+        }
+        if let Some(recipe) = &mut record.template.recipe {
+            // Built again it has the network that it has now, and no other.
+            recipe.network = match networked {
+                true => NetworkMode::Node,
+                false => NetworkMode::None,
+            };
         }
         record.files = files;
         record.named_ns = clock::now_ns();
