@@ -33,7 +33,7 @@ const VMM: &str = "basalt-vmm";
 const VMM_PROGRAM: &str = "/dev/fd/";
 
 const KEPT: &str = "kept";
-const CLONE: &str = "clone";
+const CLONE: &str = Node::CLONE;
 
 /// How long QEMU may take for anything.
 const PATIENCE: Duration = Duration::from_secs(120);

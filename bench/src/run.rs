@@ -80,6 +80,8 @@ pub(crate) struct Node {
 impl Node {
     /// A sandbox that stays.
     pub(crate) const ORIGIN: &str = "origin";
+    /// One that is made and removed, over and over; there still where a round failed.
+    pub(crate) const CLONE: &str = "clone";
 
     pub(crate) fn new(world: &World) -> Result<Self> {
         let node = Self {
@@ -227,8 +229,10 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // Refused where it was never there; one that stays is told of next.
-        drop(self.ok(&["rm", "--force", Self::ORIGIN]));
+        // Refused where they were never there; one that stays is told of next.
+        for name in [Self::ORIGIN, Self::CLONE] {
+            drop(self.ok(&["rm", "--force", name]));
+        }
         if let Err(error) = self.ok(&["daemon", "--stop", "--clean"]) {
             eprintln!("run: the daemon stays behind: {error:#}");
         }

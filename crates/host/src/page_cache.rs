@@ -26,11 +26,11 @@ pub fn read_in_huge_pages(file: &File) -> io::Result<()> {
     if length == 0 {
         return Ok(());
     }
-    let mapping = Mapping::new(file, length)?;
     let runs = blocks_with_data(file, 0..length, HUGE_PAGE)?;
-    // A kernel that cannot do it says so before anything is lost.
-    mapping.read(0..1)?;
+    // A kernel that cannot do it says so before anything is lost. By a mapping that is gone then: what is mapped is not dropped.
+    Mapping::new(file, length)?.read(0..1)?;
     fadvise(file, 0, None, FileAdvice::DontNeed)?;
+    let mapping = Mapping::new(file, length)?;
     let read = runs.into_iter().try_for_each(|run| mapping.read(run));
     if read.is_err() {
         fadvise(file, 0, None, FileAdvice::WillNeed)?;

@@ -178,9 +178,9 @@ impl Ram {
 /// A mapping whose address is a multiple of [`HUGE_PAGE`], as its guest physical address is: only then can KVM map the
 /// guest's huge pages as such. Where that does not come about the guest is slower, not wrong.
 ///
-/// Linux gives anonymous mappings such addresses by itself only from 6.7 on, and those of files on some file systems. It takes the highest hole that is large
-/// enough: so a place is reserved, a hole of the right size and address is made in it, and the mapping goes there unless
-/// there is another hole above; then it stays until the next attempt, so that there is not any more.
+/// Linux gives anonymous mappings such addresses by itself only from 6.7 on, and those of files on some file systems. It takes
+/// the highest hole that is large enough: so a place is reserved, a hole of the right size and address is made in it, and the
+/// mapping goes there unless there is another hole above; then it stays until the next attempt, so that there is not any more.
 fn aligned(
     length: usize,
     map: impl Fn() -> Result<MmapRegion<()>, vm_memory::mmap::MmapRegionError>,

@@ -85,8 +85,9 @@ impl Node {
             let inherited = launch::Inherited::to_restore(&self.config, &self.sandbox_paths(entry))?;
             (volumes, inherited)
         };
-        // With this copy of its control socket open, a VMM that has died already would be waited for.
         let (vm, pid) = self.spawn(entry, &stored, &inherited, &volumes)?;
+        // With this copy of its control socket open, a VMM that has died already would be waited for.
+        drop(inherited);
         Ok(Waiting { vm, pid, volumes })
     }
 

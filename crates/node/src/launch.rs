@@ -57,7 +57,7 @@ pub(crate) struct Prepared {
     pub(crate) fds: Fds,
     /// Where the guest's first connection arrives.
     pub(crate) acceptor: PacketSocket,
-    /// The listening control socket, for the VMM.
+    /// For the VMM.
     pub(crate) inherited: Inherited,
 }
 

@@ -4,7 +4,8 @@
 //! ```text
 //!  Settle:  caches and free memory hold nothing ─► answer
 //!  Freeze:  commands stand still ─► disks written, prefetched randomness used up ─► answer
-//!  Renew:   clock ─► entropy ─► names ─► connections ─► boot id ─► mounts ─► hooks ─► answer ─► commands go on
+//!  Renew:   clock ─► entropy ─► names ─► connections ─► boot id ─► mounts ─► hooks ─► answer
+//!           ─► commands go on
 //! ```
 
 use std::path::PathBuf;
