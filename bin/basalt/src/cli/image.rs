@@ -28,6 +28,17 @@ pub(crate) struct RegistryArgs {
     pub(crate) cert_dir: Option<PathBuf>,
 }
 
+/// What every way from a registry has.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SourceArgs {
+    /// Ask HOST[:PORT][/PREFIX] before the registry; again for more.
+    #[arg(long, value_name = "HOST")]
+    pub(crate) mirror: Vec<String>,
+
+    #[command(flatten)]
+    pub(crate) registry: RegistryArgs,
+}
+
 const PULL_HELP: &str = "\
 Examples:
   basalt pull registry.example/team/python:3.11
@@ -45,12 +56,8 @@ pub(crate) struct PullArgs {
     #[arg(short, long)]
     pub(crate) quiet: bool,
 
-    /// Ask HOST[:PORT][/PREFIX] before the registry; again for more.
-    #[arg(long, value_name = "HOST")]
-    pub(crate) mirror: Vec<String>,
-
     #[command(flatten)]
-    pub(crate) registry: RegistryArgs,
+    pub(crate) source: SourceArgs,
 
     /// The image in its registry.
     pub(crate) image: String,

@@ -21,7 +21,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 
 pub(crate) use image::{
     DfArgs, ImageVerb, ImportArgs, PruneArgs, PullArgs, PullPolicy, PushArgs, RegistryArgs, RmiArgs, SaveArgs,
-    SystemVerb, TagArgs,
+    SourceArgs, SystemVerb, TagArgs,
 };
 pub(crate) use limits::LimitArgs;
 pub(crate) use portable::{Errand, LoadFrom, PullFrom, PushTo, SaveTo, Way, Wish};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueHint};
 use node_api::portable::Kind;
 
-use super::RegistryArgs;
+use super::{RegistryArgs, SourceArgs};
 
 /// Where one is saved.
 #[derive(Args, Debug)]
@@ -48,12 +48,8 @@ pub(crate) struct PullFrom {
     #[arg(short, long)]
     pub(crate) quiet: bool,
 
-    /// Ask HOST[:PORT][/PREFIX] before the registry; again for more.
-    #[arg(long, value_name = "HOST")]
-    pub(crate) mirror: Vec<String>,
-
     #[command(flatten)]
-    pub(crate) registry: RegistryArgs,
+    pub(crate) source: SourceArgs,
 
     /// Where it is: HOST[:PORT]/NAME[:TAG][@sha256:DIGEST].
     pub(crate) reference: String,

@@ -26,7 +26,7 @@ struct Pulled<'a> {
 
 /// `basalt pull`.
 pub(crate) fn pull(args: &PullArgs, output: &Output) -> Result<u8> {
-    let Way { location, options } = Way::new(&args.image, &args.registry, &args.mirror)?;
+    let Way { location, options } = Way::new(&args.image, &args.source.registry, &args.source.mirror)?;
     let pulled = fetch(&store()?, &location, options, !args.quiet, output)?;
     let result = Pulled {
         image: Listed::from(&pulled.image),

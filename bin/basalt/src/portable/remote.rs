@@ -175,7 +175,7 @@ impl Write for Blob<'_> {
 /// `pull`.
 pub(super) fn pull(wish: Wish<'_>, from: &PullFrom, ground: Ground<'_>) -> Result<u8> {
     let Ground { kind, output, .. } = ground;
-    let way = images::Way::new(&from.reference, &from.registry, &from.mirror)?;
+    let way = images::Way::new(&from.reference, &from.source.registry, &from.source.mirror)?;
     let store = images::store()?;
     let types = Types::of(kind);
     let look = |record: &[u8], manifest: &ArtifactManifest| look(kind, record, manifest);

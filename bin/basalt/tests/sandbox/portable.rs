@@ -9,6 +9,7 @@ use std::process::{Child, Stdio};
 use bundle::Writer;
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::builds::names_in;
 use crate::cases::kill;
 use crate::snapshots::{files, refused};
 use crate::world::{World, done, text, wait_for};
@@ -48,6 +49,18 @@ pub(crate) fn elsewhere() -> World {
     done(&world, &["rmi", "tiny"]);
     done(&world, &["snapshot", "ls"]);
     world
+}
+
+/// What becomes of the one that `save` writes where it is loaded as `again`.
+pub(crate) fn handed_over((here, save): (&World, &[&str; 3]), there: &World) -> serde_json::Value {
+    let saving = here.command(save).stdout(Stdio::piped()).spawn();
+    let loading = there
+        .command(&["--json", save[0], "load", "--name", "again"])
+        .stdin(saving.unwrap().stdout.take().unwrap())
+        .output()
+        .unwrap();
+    assert!(loading.status.success(), "{}", text(&loading.stderr));
+    serde_json::from_slice(&loading.stdout).unwrap()
 }
 
 fn saved(world: &World, words: &[&str]) -> PathBuf {
@@ -115,17 +128,7 @@ pub(crate) fn a_saved_snapshot_is_all_that_another_machine_needs() {
         );
     }
     // From hand to hand, under another name.
-    let saving = here
-        .command(&["snapshot", "save", "mine"])
-        .stdout(Stdio::piped())
-        .spawn();
-    let loading = there
-        .command(&["--json", "snapshot", "load", "--name", "again"])
-        .stdin(saving.unwrap().stdout.take().unwrap())
-        .output()
-        .unwrap();
-    assert!(loading.status.success(), "{}", text(&loading.stderr));
-    let snapshot: serde_json::Value = serde_json::from_slice(&loading.stdout).unwrap();
+    let snapshot = handed_over((&here, &["snapshot", "save", "mine"]), &there);
     assert_eq!(snapshot["name"], "again");
     is_whole(&there, "again");
     assert_eq!(files(&there), ["again", "mine"]);
@@ -203,24 +206,23 @@ pub(crate) fn an_image_can_be_left_out_and_come_later() {
     done(&there, &["import", layout.to_str().unwrap()]);
     is_whole(&there, "mine");
     // What cannot be put in is said before anything is written.
-    let digest = done(&here, &["images"])
-        .lines()
-        .nth(1)
-        .unwrap()
-        .split_whitespace()
-        .nth(1)
-        .unwrap()
-        .to_owned();
-    done(&here, &["rmi", "--force", &digest]);
+    done(&here, &["rmi", "--force", &image(&here)]);
     let path = here.path("other.basalt");
     let told = refused(&here, &["snapshot", "save", "-o", path.to_str().unwrap(), "mine"]);
     assert!(told.contains("`--without-image` leaves it out"), "{told}");
     assert!(!path.exists());
 }
 
-/// A load of which half has come, and which waits for the rest.
-fn half_loaded(world: &World, bytes: &[u8]) -> Child {
-    let mut command = world.command(&["snapshot", "load"]);
+/// The one image that there is.
+pub(crate) fn image(world: &World) -> String {
+    let images = done(world, &["images"]);
+    let line = images.lines().nth(1).unwrap();
+    line.split_whitespace().nth(1).unwrap().to_owned()
+}
+
+/// A load of a `snapshot` or a `template` of which half has come, and which waits for the rest.
+pub(crate) fn half_loaded(world: &World, kind: &str, bytes: &[u8]) -> Child {
+    let mut command = world.command(&[kind, "load"]);
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
@@ -228,16 +230,13 @@ fn half_loaded(world: &World, bytes: &[u8]) -> Child {
     let mut child = command.spawn().unwrap();
     child.stdin.as_mut().unwrap().write_all(bytes).unwrap();
     child.stdin.as_mut().unwrap().flush().unwrap();
+    let places = format!("{kind}s");
     let begun = || {
-        let name = files(world).pop()?;
-        world
-            .path("state/snapshots")
-            .join(name)
-            .join("record.json")
-            .exists()
-            .then_some(())
+        let name = names_in(world, &places).pop()?;
+        let record = world.path("state").join(&places).join(name).join("record.json");
+        record.exists().then_some(())
     };
-    wait_for("a snapshot that is begun", begun);
+    wait_for("what is begun", begun);
     child
 }
 
@@ -260,19 +259,19 @@ pub(crate) fn whoever_dies_while_loading_leaves_nothing() {
         assert_eq!(done(&there, &["images"]).lines().count(), 1);
     };
     // The client.
-    let mut child = half_loaded(&there, half);
+    let mut child = half_loaded(&there, "snapshot", half);
     child.kill().unwrap();
     child.wait().unwrap();
     nothing();
     // A signal ends it in order.
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
-        let mut child = half_loaded(&there, half);
+        let mut child = half_loaded(&there, "snapshot", half);
         kill_process(Pid::from_child(&child), signal).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(code));
         nothing();
     }
     // The daemon: the next one clears what is left, and the client says that it is gone.
-    let mut child = half_loaded(&there, half);
+    let mut child = half_loaded(&there, "snapshot", half);
     kill(there.daemon().unwrap());
     wait_for("the daemon to be gone", || there.daemon().is_none().then_some(()));
     // It may have heard of it before it has read all of this.

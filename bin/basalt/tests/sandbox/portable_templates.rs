@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 
 use base::points;
 use bundle::Writer;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::builds::{built, names_in, reached, strings, templates};
 use crate::cases::kill;
-use crate::portable::{elsewhere, with_snapshot};
+use crate::portable::{elsewhere, half_loaded, handed_over, image, with_snapshot};
 use crate::snapshots::refused;
 use crate::world::{CREDENTIALS, Registry, Running, World, done, json, text, wait_for};
 
@@ -118,17 +118,7 @@ pub(crate) fn a_saved_template_is_all_that_another_machine_needs() {
     }
     // From hand to hand.
     done(&there, &["template", "rm", "web"]);
-    let saving = here
-        .command(&["template", "save", "web"])
-        .stdout(Stdio::piped())
-        .spawn();
-    let loading = there
-        .command(&["--json", "template", "load", "--name", "again"])
-        .stdin(saving.unwrap().stdout.take().unwrap())
-        .output()
-        .unwrap();
-    assert!(loading.status.success(), "{}", text(&loading.stderr));
-    let template: Value = serde_json::from_slice(&loading.stdout).unwrap();
+    let template = handed_over((&here, &["template", "save", "web"]), &there);
     assert_eq!((&template["id"], &template["names"]), (&json!(id), &json!(["again"])));
     is_whole(&there, &id, "again");
     // What `run` makes by itself is not for others, nor is what is not there.
@@ -149,19 +139,6 @@ pub(crate) fn a_saved_template_is_all_that_another_machine_needs() {
     fs::remove_file(place(&here, &id).join("state")).unwrap();
     let told = refused(&here, &["template", "save", "-o", out.to_str().unwrap(), "web"]);
     assert!(told.contains("its files are damaged"), "{told}");
-}
-
-/// The one image that there is.
-fn image(world: &World) -> String {
-    let images = done(world, &["images"]);
-    images
-        .lines()
-        .nth(1)
-        .unwrap()
-        .split_whitespace()
-        .nth(1)
-        .unwrap()
-        .to_owned()
 }
 
 pub(crate) fn a_template_that_comes_takes_no_place_unasked() {
@@ -347,24 +324,6 @@ pub(crate) fn a_strangers_template_is_not_believed() {
     assert_eq!(json(&there, &["template", "inspect", "web"])[0]["usable"], false);
 }
 
-/// A load of which half has come, and which waits for the rest.
-fn half_loaded(world: &World, bytes: &[u8]) -> Child {
-    let mut command = world.command(&["template", "load"]);
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    child.stdin.as_mut().unwrap().write_all(bytes).unwrap();
-    child.stdin.as_mut().unwrap().flush().unwrap();
-    let begun = || {
-        let name = names_in(world, "templates").pop()?;
-        place(world, &name).join("record.json").exists().then_some(())
-    };
-    wait_for("a template that is begun", begun);
-    child
-}
-
 pub(crate) fn whoever_dies_while_loading_a_template_leaves_nothing() {
     let (here, id) = with_template();
     // Noise, so that the first half has the record and a part of the memory.
@@ -382,16 +341,16 @@ pub(crate) fn whoever_dies_while_loading_a_template_leaves_nothing() {
         has_only(&there, &[]);
         assert_eq!(done(&there, &["images"]).lines().count(), 1, "an image is left");
     };
-    let mut child = half_loaded(&there, half);
+    let mut child = half_loaded(&there, "template", half);
     child.kill().unwrap();
     child.wait().unwrap();
     nothing();
-    let mut child = half_loaded(&there, half);
+    let mut child = half_loaded(&there, "template", half);
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
     nothing();
     // The daemon: the next one clears what is left.
-    let mut child = half_loaded(&there, half);
+    let mut child = half_loaded(&there, "template", half);
     kill(there.daemon().unwrap());
     wait_for("the daemon to be gone", || there.daemon().is_none().then_some(()));
     let rest = &bytes[bytes.len() / 2..];
