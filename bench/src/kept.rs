@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use base::ByteSize;
-use node_api::{Client, Reply, Request, Snapshot};
+use node_api::{Client, CloneConfig, Reply, Request, Snapshot};
 
 use crate::clone::asked;
 use crate::figures::{Bench, tell};
@@ -31,6 +31,10 @@ const BESIDE: usize = 5;
 /// How many idle clones there are, and how long they idle before the host's memory is looked at.
 const CLONES: usize = 50;
 const IDLE: Duration = Duration::from_secs(60);
+
+const OF_SNAPSHOT: &str = "Basalt, one of 50 idle clones of a snapshot, 128 MiB";
+const OF_TEMPLATE: &str =
+    "Basalt, one of 50 idle clones of a template, 128 MiB, with the command that each has started";
 
 const CLONE: &str = "clone";
 const KEPT: &str = "kept";
@@ -163,30 +167,53 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Many idle clones.
+    /// Many idle clones: of a snapshot whose command idles, and of a template, which start one that does.
     pub(crate) fn density(&mut self) -> Result<()> {
         let node = Node::new(self.world)?;
         node.originate()?;
         let mut client = Client::connect(&node.socket())?;
-        let name = |number: usize| format!("{CLONE}-{number}");
-        // Whatever the first one has the host read and make.
-        idle(&node, &mut client, &name(0), SMALL)?;
-        remove(&mut client, &name(0))?;
-        thread::sleep(Duration::from_secs(5));
-        let before = available()?;
-        for number in 0..CLONES {
-            idle(&node, &mut client, &name(number), SMALL)?;
-        }
-        thread::sleep(IDLE);
-        let taken = before.saturating_sub(available()?);
-        for number in 0..CLONES {
-            remove(&mut client, &name(number))?;
-        }
-        let who = "Basalt, one of 50 idle clones of 128 MiB";
+        let make = Request::MakeSnapshot {
+            sandbox: Node::ORIGIN.into(),
+            name: Some(KEPT.into()),
+        };
+        asked(&mut client, make)?;
         let mut figure = Figure::new("MemAvailable that is gone after 60 s", "MiB");
-        figure.add(who, vec![mebi(taken / CLONES as u64)]);
-        figure.absolute(who, Target::AtMost(2.5));
+        let of_snapshot = |client: &mut Client, name: &str| {
+            let config = CloneConfig {
+                snapshot: KEPT.into(),
+                name: Some(name.into()),
+                ..CloneConfig::default()
+            };
+            asked(client, Request::Clone(config)).map(drop)
+        };
+        let of_template = |client: &mut Client, name: &str| idle(&node, client, name, SMALL);
+        let taken = crowd(&mut client, of_snapshot)?;
+        figure.add(OF_SNAPSHOT, vec![mebi(taken)]);
+        let taken = crowd(&mut client, of_template)?;
+        figure.add(OF_TEMPLATE, vec![mebi(taken)]);
+        for who in [OF_SNAPSHOT, OF_TEMPLATE] {
+            figure.absolute(who, Target::AtMost(2.5));
+        }
         self.report.figures.push(figure);
-        Ok(())
+        drop_kept(&mut client)
     }
+}
+
+/// Bytes of the host's memory that one of many idle clones takes.
+fn crowd(client: &mut Client, start: impl Fn(&mut Client, &str) -> Result<()>) -> Result<u64> {
+    let name = |number: usize| format!("{CLONE}-{number}");
+    // Whatever the first one has the host read and make.
+    start(client, &name(0))?;
+    remove(client, &name(0))?;
+    thread::sleep(Duration::from_secs(5));
+    let before = available()?;
+    for number in 0..CLONES {
+        start(client, &name(number))?;
+    }
+    thread::sleep(IDLE);
+    let taken = before.saturating_sub(available()?);
+    for number in 0..CLONES {
+        remove(client, &name(number))?;
+    }
+    Ok(taken / CLONES as u64)
 }

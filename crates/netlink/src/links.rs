@@ -16,9 +16,11 @@ const RTM_NEWADDR: u16 = 20;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_GETROUTE: u16 = 26;
 const RTM_NEWNEIGH: u16 = 28;
+const RTM_NEWQDISC: u16 = 36;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
+const IFLA_QDISC: u16 = 6;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_NET_NS_FD: u16 = 28;
 const IFLA_INFO_KIND: u16 = 1;
@@ -37,6 +39,8 @@ const RT_SCOPE_LINK: u8 = 253;
 const RTN_UNICAST: u8 = 1;
 const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
+const TCA_KIND: u16 = 1;
+const TC_H_ROOT: u32 = u32::MAX;
 const NUD_PERMANENT: u16 = 0x80;
 const IFF_UP: u32 = 1;
 const IFF_LOWER_UP: u32 = 1 << 16;
@@ -52,6 +56,8 @@ pub struct Link {
     pub carrier: bool,
     /// The largest packet.
     pub mtu: u32,
+    /// Its queueing discipline's kind; empty without one of its own.
+    pub queueing: String,
 }
 
 /// The links of one namespace.
@@ -152,6 +158,26 @@ impl Links {
         self.0.request(RTM_NEWLINK, 0, &body)
     }
 
+    /// Takes a link's queueing discipline away: what it cannot take at once is dropped. By default each of a TAP's queues,
+    /// which are 256 if it can have several, has one with three rings of `txqueuelen`, 6 MiB of the kernel's memory, and none of
+    /// them ever holds a packet: a TAP's descriptors have queues of their own. A kernel without `CONFIG_NET_SCHED` keeps
+    /// them.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn noqueue(&self, index: u32) -> io::Result<()> {
+        // struct tcmsg: family, padding, index, handle, parent, info.
+        let mut fixed = [0; 20];
+        fixed[4..8].copy_from_slice(&index.to_ne_bytes());
+        fixed[12..16].copy_from_slice(&TC_H_ROOT.to_ne_bytes());
+        let mut body = Body::new(&fixed);
+        body.text(TCA_KIND, "noqueue");
+        match self.0.request(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_REPLACE, &body) {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::OPNOTSUPP) => Ok(()),
+            other => other,
+        }
+    }
+
     /// Removes a link; no error if it is gone.
     ///
     /// # Errors
@@ -250,13 +276,17 @@ fn parse_link(data: &[u8]) -> Option<Link> {
         let mut all = attributes(data.get(16..).unwrap_or_default());
         all.find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
     };
-    let name = attribute(IFLA_IFNAME)?.strip_suffix(&[0])?;
+    let text = |wanted| {
+        let bytes = attribute(wanted)?.strip_suffix(&[0])?;
+        Some(String::from_utf8_lossy(bytes).into_owned())
+    };
     let mtu = attribute(IFLA_MTU).and_then(|value| value.first_chunk::<4>());
     Some(Link {
         index,
-        name: String::from_utf8_lossy(name).into_owned(),
+        name: text(IFLA_IFNAME)?,
         carrier: flags & IFF_LOWER_UP != 0,
         mtu: mtu.map_or(0, |mtu| u32::from_ne_bytes(*mtu)),
+        queueing: text(IFLA_QDISC).unwrap_or_default(),
     })
 }
 

@@ -223,6 +223,8 @@ impl Network {
             .index(&name)
             .map_err(Error::host(format!("finding the TAP {name}")))?;
         let links = &self.inner;
+        // Before it is up, which is when it would get its own.
+        step(links.noqueue(index))?;
         step(links.up(index, Some(self.mtu), Some(GATEWAY_MAC)))?;
         step(links.route(whole_v4(v4), index, None))?;
         step(links.neighbour(index, IpAddr::V4(GUEST_V4), GUEST_MAC))?;
@@ -453,6 +455,12 @@ impl Network {
         self.lock().remove(&slot);
         let script = rules::forget(slot);
         self.inside.run(move || rules::apply("a test", &script)).unwrap();
+    }
+
+    /// A TAP's queueing discipline.
+    #[cfg(test)]
+    pub(crate) fn queueing_for_test(&self, slot: u32) -> String {
+        self.state_of(&tap_name(slot)).unwrap().unwrap().queueing
     }
 
     fn state_of(&self, name: &str) -> Result<Option<Link>, Error> {

@@ -178,3 +178,21 @@ fn packets_are_as_large_as_the_hosts_own() {
     }));
     guest.place.tcp("192.0.2.2:7000").unwrap();
 }
+
+#[test]
+fn a_tap_has_one_queue_only_which_is_its_descriptors() {
+    let mut world = World::new();
+    world.with(|network| network.prepare([5]).unwrap());
+    let guest = world.guest(5);
+    let queueing = |world: &World| world.with(|network| network.queueing_for_test(5));
+    assert_eq!(queueing(&world), "noqueue");
+    // Made sure of again, as by a daemon that finds the TAP.
+    world.open();
+    world.with(|network| {
+        network.forget_for_test(5);
+        network.prepare([5]).unwrap();
+    });
+    assert_eq!(queueing(&world), "noqueue");
+    world.world.serve_tcp("192.0.2.2:7000");
+    guest.place.tcp("192.0.2.2:7000").unwrap();
+}
