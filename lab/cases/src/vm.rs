@@ -29,7 +29,7 @@ pub(crate) use crate::vmm::{Vmm, kvm};
 pub(crate) const BOOT: Duration = Duration::from_secs(90);
 
 /// Where the guest half of a case lies in the guest.
-const GUEST_HALF: &str = "/cases";
+pub(crate) const GUEST_HALF: &str = "/cases";
 
 /// The serial number of the disk with the image.
 const ROOT_SERIAL: &str = "root";

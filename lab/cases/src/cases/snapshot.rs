@@ -1,5 +1,5 @@
 //! A guest under load goes on in another VMM: a counter in its memory, its boot id, what it has written to its disk, its
-//! clocks and timers, a TCP stream; several rounds in a row, on two vCPUs, each with what has changed since the one before, or
+//! clocks and timers, a TCP stream, what fio verifies, a busy terminal; several rounds in a row, on two vCPUs, each with what has changed since the one before, or
 //! as many as `BASALT_ROUNDS` says. What does not fit is refused.
 
 use std::fs::{self, File, OpenOptions};
@@ -18,14 +18,16 @@ use state::Container;
 use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits, MacAddress, NetConfig, NetLimits};
 
 use super::network::{Opened, Server, World};
+use super::snapshot_fio;
 use super::snapshot_guest::{self, Report};
+use super::snapshot_pty::Typist;
 use super::vsock::connect;
 use crate::vm::{self, Builder, Vm};
 use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
     name: "snapshot",
-    limit: Duration::from_secs(600),
+    limit: Duration::from_secs(900),
     host,
     guest: Some(snapshot_guest::run),
 };
@@ -89,6 +91,8 @@ struct Stage<'a> {
     listener: UnixListener,
     address: SocketAddr,
     disk: PathBuf,
+    /// The disk with fio.
+    fio: PathBuf,
 }
 
 impl Stage<'_> {
@@ -107,6 +111,16 @@ impl Stage<'_> {
         };
         builder.device("data", &data)?;
         self.wire.add_to(&mut builder)?;
+        let file = builder.fd(File::open(&self.fio)?);
+        let fio = BlockConfig {
+            file,
+            read_only: true,
+            queues: 1,
+            serial: snapshot_fio::DISK.into(),
+            engine: BlockEngine::Auto,
+            limits: BlockLimits::default(),
+        };
+        builder.device("fio", &fio)?;
         Ok(builder)
     }
 
@@ -114,6 +128,13 @@ impl Stage<'_> {
         let (state, memory) = files.open()?;
         self.builder()?
             .restore(self.listener.try_clone()?.into(), state, memory)
+    }
+
+    /// The agent, over a new connection.
+    fn agent(&self) -> Result<Connection<UnixStream>> {
+        let stream = connect(&self.address, VSOCK_PORT)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Connection::new(stream, None)?)
     }
 
     /// Has the guest begin a new TCP stream, or end the one that it has.
@@ -206,22 +227,9 @@ fn rounds(host: &Host, wire: &Wire) -> Result<()> {
         listener: UnixListener::bind_addr(&address)?,
         address,
         disk: host.scratch.join("disk-0"),
+        fio: snapshot_fio::make_disk(&host.scratch)?,
     };
-    let disk = File::create_new(&stage.disk)?;
-    disk.set_len(snapshot_guest::DISK_BYTES)?;
-    let mut machine = stage
-        .builder()?
-        .start_listening(Some(stage.listener.try_clone()?.into()))?;
-    start_load(&machine, wire)?;
-    let deadline = Instant::now() + PATIENCE;
-    while let Err(error) = stage.report() {
-        ensure!(Instant::now() < deadline, "the load does not listen: {error:#}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    stage.stream(snapshot_guest::Stream::Begin)?;
-    let first = stage.wait("the load", |report| {
-        report.disk > 20 && report.ticks > 20 && report.echoes > 20
-    })?;
+    let (mut machine, first) = boot(&stage)?;
     refused_while_running(&mut machine, &mut Files::new(host, "running"))?;
     let mut last: Option<Files> = None;
     for round in 0..rounds_wanted() {
@@ -233,6 +241,10 @@ fn rounds(host: &Host, wire: &Wire) -> Result<()> {
         if goes_on_first {
             // The far end would hear of two guests in one stream.
             stage.stream(snapshot_guest::Stream::End)?;
+        }
+        let typist = goes_on_first.then(|| stage.agent().map(Typist::begin)).transpose()?;
+        if let Some(typist) = &typist {
+            typist.goes_on(PATIENCE)?;
         }
         let before = stage.report()?;
         // One that is open when the VM is saved: both ends learn that it is gone.
@@ -248,12 +260,14 @@ fn rounds(host: &Host, wire: &Wire) -> Result<()> {
         let saved_in = began.elapsed();
         let next = host.scratch.join(format!("disk-{}", round + 1));
         fs::copy(&stage.disk, &next)?;
-        if goes_on_first {
+        if let Some(typist) = typist {
             machine.vmm.client.rebase(File::open(&files.memory)?.as_fd())?;
             original_goes_on(&stage, &mut machine, held, &before)?;
+            typist.goes_on(PATIENCE)?;
+            typist.end()?;
         }
         drop(machine);
-        stage.disk = next;
+        fs::remove_file(std::mem::replace(&mut stage.disk, next))?;
         if round == 0 {
             refusals(&stage, &files)?;
         }
@@ -267,7 +281,10 @@ fn rounds(host: &Host, wire: &Wire) -> Result<()> {
         let resets = before.resets + 1;
         let goes_on = |report: &Report| {
             let echoes = report.echoes > before.echoes + 20;
-            report.disk > before.disk + 20 && report.ticks > before.ticks + 20 && echoes && report.resets >= resets
+            let fio = report.fio.0 > before.fio.0 && report.fio.1 > before.fio.1;
+            let terminal = report.terminal.0 > before.terminal.0 + 20 && report.terminal.1 > before.terminal.1 + 20;
+            let disk = report.disk > before.disk + 20 && report.ticks > before.ticks + 20;
+            disk && echoes && fio && terminal && report.resets >= resets
         };
         let after = stage.wait("the load's next steps, and the reset of the held connection", goes_on)?;
         ensure!(
@@ -290,6 +307,26 @@ fn rounds(host: &Host, wire: &Wire) -> Result<()> {
     console_is_alive(&stage, &machine)?;
     stage.stream(snapshot_guest::Stream::End)?;
     vm_ends(machine)
+}
+
+/// A machine whose load is at work, and what it has said then.
+fn boot(stage: &Stage<'_>) -> Result<(Vm, Report)> {
+    File::create_new(&stage.disk)?.set_len(snapshot_guest::DISK_BYTES)?;
+    let machine = stage
+        .builder()?
+        .start_listening(Some(stage.listener.try_clone()?.into()))?;
+    start_load(&machine, stage.wire)?;
+    let deadline = Instant::now() + PATIENCE;
+    while let Err(error) = stage.report() {
+        ensure!(Instant::now() < deadline, "the load does not listen: {error:#}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    stage.stream(snapshot_guest::Stream::Begin)?;
+    let first = stage.wait("the load", |report| {
+        let terminal = report.terminal.0 > 20 && report.terminal.1 > 20;
+        report.disk > 20 && report.ticks > 20 && report.echoes > 20 && terminal && report.fio.1 > 0
+    })?;
+    Ok((machine, first))
 }
 
 /// Installs the guest half and leaves it running by itself.
@@ -330,9 +367,7 @@ fn original_goes_on(stage: &Stage<'_>, machine: &mut Vm, mut held: UnixStream, b
 
 /// The agent takes a new connection and runs commands.
 fn agent_answers(stage: &Stage<'_>, first: &Report) -> Result<()> {
-    let stream = connect(&stage.address, VSOCK_PORT)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    let mut agent = Connection::new(stream, None)?;
+    let mut agent = stage.agent()?;
     let argv = ["cat", "/proc/sys/kernel/random/boot_id"].map(Into::into).to_vec();
     let Collected { stdout, .. } = agent
         .exec(&ExecRequest {
@@ -435,6 +470,7 @@ fn refusals(stage: &Stage<'_>, files: &Files) -> Result<()> {
         listener: stage.listener.try_clone()?,
         address: stage.address.clone(),
         disk: stage.host.scratch.join("smaller"),
+        fio: stage.fio.clone(),
     };
     File::create_new(&smaller.disk)?.set_len(snapshot_guest::DISK_BYTES / 2)?;
     let error = text(smaller.restore(files));

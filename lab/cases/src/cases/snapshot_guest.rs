@@ -1,7 +1,7 @@
 //! The load that the case `snapshot` saves and restores: it checks itself and counts what is wrong.
 //!
 //! Threads write blocks to a disk past the page cache and read others back, against a table in memory; sleep and count;
-//! take entropy; have bytes echoed by TCP; hold connections, and answer who asks.
+//! take entropy; have bytes echoed by TCP; hold connections, and answer who asks. fio and a terminal have files of their own.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -18,10 +18,11 @@ use anyhow::{Context, Result, bail};
 
 use super::network::WORLD4;
 use super::vsock::socket;
+use super::{snapshot_fio as fio, snapshot_pty as pty};
 
 /// The disk's serial number and size.
 pub(super) const DISK: &str = "data";
-pub(super) const DISK_BYTES: u64 = 16 << 20;
+pub(super) const DISK_BYTES: u64 = fio::FROM + fio::BYTES;
 
 /// Ports: a report for each connection; an echo that is held; text for the console; what to do about the TCP stream.
 pub(super) const REPORT: u32 = 5100;
@@ -66,6 +67,10 @@ pub(super) struct Report {
     pub(super) echoes: u64,
     pub(super) resets: u64,
     pub(super) errors: u64,
+    /// KiB that fio has written, and has found to be right.
+    pub(super) fio: (u64, u64),
+    /// Records through a terminal: its program's own, and answers to what was typed.
+    pub(super) terminal: (u64, u64),
     pub(super) boot_id: String,
     /// What was wrong.
     pub(super) words: String,
@@ -73,7 +78,7 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn parse(text: &str) -> Option<Self> {
-        let mut words = text.splitn(7, ' ');
+        let mut words = text.splitn(11, ' ');
         let mut number = || words.next()?.parse().ok();
         Some(Self {
             ticks: number()?,
@@ -81,6 +86,8 @@ impl Report {
             echoes: number()?,
             resets: number()?,
             errors: number()?,
+            fio: (number()?, number()?),
+            terminal: (number()?, number()?),
             boot_id: words.next()?.to_owned(),
             words: words.next()?.to_owned(),
         })
@@ -98,12 +105,15 @@ fn wrong(what: &str) {
 }
 
 /// Runs for ever.
-pub(super) fn run(_: &[String]) -> Result<()> {
+pub(super) fn run(arguments: &[String]) -> Result<()> {
+    if arguments.first().is_some_and(|word| word == pty::PROGRAM) {
+        return pty::program();
+    }
     let report = listen(REPORT)?;
     let hold = listen(HOLD)?;
     let print = listen(PRINT)?;
     let stream = listen(STREAM)?;
-    for work in [disk_load, tick_load, entropy_load] {
+    for work in [disk_load, tick_load, entropy_load, fio_load, pty::load] {
         std::thread::spawn(move || {
             if let Err(error) = work() {
                 wrong(&format!("{error:#}"));
@@ -138,13 +148,18 @@ fn tell() -> String {
     let number = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let words = WORDS.lock().map(|words| words.clone()).unwrap_or_default();
+    let (fio, terminal) = (fio::progress(), pty::progress());
     format!(
-        "{} {} {} {} {} {} {words}",
+        "{} {} {} {} {} {} {} {} {} {} {words}",
         number(&TICKS),
         number(&DISK_ROUNDS),
         number(&ECHOES),
         number(&RESETS),
         number(&ERRORS),
+        fio.0,
+        fio.1,
+        terminal.0,
+        terminal.1,
         boot_id.trim()
     )
 }
@@ -282,7 +297,7 @@ struct Aligned([u8; BLOCK]);
 
 /// Writes a block, reads two others back that were written some time ago, for ever.
 fn disk_load() -> Result<()> {
-    let path = find()?;
+    let path = find(DISK)?;
     let disk = OpenOptions::new()
         .read(true)
         .write(true)
@@ -316,13 +331,17 @@ fn disk_load() -> Result<()> {
     Ok(())
 }
 
-fn find() -> Result<PathBuf> {
+fn fio_load() -> Result<()> {
+    fio::load(&find(fio::DISK)?, &find(DISK)?)
+}
+
+fn find(wanted: &str) -> Result<PathBuf> {
     for entry in fs::read_dir("/sys/block")? {
         let entry = entry?;
         let serial = fs::read_to_string(entry.path().join("serial")).unwrap_or_default();
-        if serial.trim() == DISK {
+        if serial.trim() == wanted {
             return Ok(PathBuf::from("/dev").join(entry.file_name()));
         }
     }
-    bail!("no disk has the serial number `{DISK}`")
+    bail!("no disk has the serial number `{wanted}`")
 }
