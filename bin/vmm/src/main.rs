@@ -5,6 +5,7 @@
 
 mod catalog;
 mod control;
+mod kept;
 mod restorer;
 mod seccomp;
 mod vm;

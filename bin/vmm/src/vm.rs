@@ -16,10 +16,11 @@ use vmm_api::{
 };
 
 use crate::catalog;
+use crate::kept::Taps;
 use crate::restorer::Restorer;
 
 /// A refusal.
-fn refuse(kind: ErrorKind, message: impl std::fmt::Display) -> ApiError {
+pub(crate) fn refuse(kind: ErrorKind, message: impl std::fmt::Display) -> ApiError {
     ApiError {
         kind,
         message: message.to_string(),
@@ -83,6 +84,7 @@ pub(crate) struct Vm {
     /// It was started, or resumed after it was restored.
     has_run: bool,
     registry: Registry,
+    taps: Taps,
     /// What it has inherited, and the VM that is made of it.
     kvm: Option<OwnedFd>,
     restorer: Option<Restorer>,
@@ -100,6 +102,7 @@ impl Vm {
             written: None,
             has_run: false,
             registry: Registry::new(),
+            taps: Taps::default(),
             kvm: None,
             restorer: None,
         }
@@ -198,6 +201,7 @@ impl Vm {
         let engine = self.open_engine(kvm)?;
         marks::mark("engine open");
         let shared = shared_directories(&config.devices, &fds)?;
+        self.taps = Taps::of(&config.devices, &fds)?;
         let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
         marks::mark("devices made");
         all_used(&fds)?;
@@ -262,6 +266,7 @@ impl Vm {
         let (state, ram) = snapshot::read(&state, memory, &here).map_err(|error| from_snapshot(&error))?;
         marks::mark("snapshot read");
         restorer.copy_ahead(&ram, &config.write_set);
+        self.taps = Taps::of(&config.devices, &fds)?;
         let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
         marks::mark("devices made");
         all_used(&fds)?;
@@ -284,11 +289,12 @@ impl Vm {
     }
 
     /// Nothing of the VM is touched before all that can be told to be wrong was.
-    fn roll_back(&mut self, config: &RestoreConfig, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
+    fn roll_back(&mut self, config: &RestoreConfig, mut fds: Vec<OwnedFd>) -> Result<(), ApiError> {
         if self.state != VmState::Running {
             self.expect(VmState::Paused, "rollback")?;
         }
         config.validate().map_err(|error| refuse(ErrorKind::Invalid, error))?;
+        let specs = self.taps.give(&config.devices, &mut fds)?;
         let mut fds = FdTable::new(fds);
         let Opened {
             state, memory, serial, ..
@@ -301,7 +307,8 @@ impl Vm {
             .and_then(|here| snapshot::read_for(machine, &state, memory, &here))
             .map_err(|error| from_snapshot(&error))?;
         let registry = Registry::new();
-        let devices = create_devices(&config.devices, &mut fds, &registry)?;
+        let taps = Taps::of(&specs, &fds)?;
+        let devices = create_devices(&specs, &mut fds, &registry)?;
         all_used(&fds)?;
         machine.fits(&state, &devices).map_err(|error| from_machine(&error))?;
         machine.pause();
@@ -317,6 +324,7 @@ impl Vm {
             self.state = VmState::Ended;
             return Err(refuse(ErrorKind::Internal, error));
         }
+        self.taps = taps;
         machine.copy_ahead(&config.write_set);
         if !config.untold {
             machine.tell_generation();

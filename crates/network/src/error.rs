@@ -61,9 +61,6 @@ pub enum Error {
     /// The slot has a guest.
     #[error("slot {0} is in use: detach it first")]
     InUse(u32),
-    /// The slot has no TAP.
-    #[error("slot {0} is not in use: attach it first")]
-    NotInUse(u32),
     /// A port mapping that cannot be read.
     #[error("`{text}` is no port mapping: {why}; write [IP:]HOST:GUEST[/tcp|udp], such as 8080:80")]
     Mapping {

@@ -198,19 +198,30 @@ impl Network {
         let new: Vec<u32> = slots.iter().copied().filter(|slot| !known.contains(slot)).collect();
         let elements = rules::elements(&self.ranges, &new)?;
         for &slot in slots {
-            let name = tap_name(slot);
-            self.inside.run(move || {
-                let failed = |what: &str| Error::host(format!("{what} the TAP {name}"));
-                let made = tap::open(&name).map_err(failed("making"))?;
-                tap::persist(&made).map_err(failed("keeping"))
-            })?;
-            self.set_up_tap(slot)?;
+            match self.make_tap(slot, false) {
+                // It is there: in use, or one that can have several queues, which whoever takes it makes anew if that does
+                // not do.
+                Err(error) if has_code(&error, libc::EBUSY) || has_code(&error, libc::EINVAL) => {
+                    self.set_up_tap(slot)?;
+                }
+                other => other?,
+            }
         }
         if !new.is_empty() {
             self.inside.run(move || rules::apply("new TAPs", &elements))?;
             known.extend(new);
         }
         Ok(())
+    }
+
+    fn make_tap(&self, slot: u32, several: bool) -> Result<(), Error> {
+        let name = tap_name(slot);
+        self.inside.run(move || {
+            let failed = |what: &str| Error::host(format!("{what} the TAP {name}"));
+            let made = tap::open(&name, several).map_err(failed("making"))?;
+            tap::persist(&made).map_err(failed("keeping"))
+        })?;
+        self.set_up_tap(slot)
     }
 
     /// Addresses and routes of a TAP that is there.
@@ -236,48 +247,62 @@ impl Network {
         Ok(())
     }
 
-    /// Opens the slot's TAP with so many queues; it is made if it is not there.
+    /// Opens the slot's TAP with so many queues; it is made if it is not there, and anew if it has one queue and several are
+    /// wanted, or the other way round: those that are made ahead have one.
     ///
     /// # Errors
     /// The slot is in use or out of range, or the kernel refuses.
     pub fn attach(&self, slot: u32, queues: usize) -> Result<Attachment, Error> {
-        self.ranges.slot_v4(slot)?;
-        let mut known = self.lock();
-        match self.state_of(&tap_name(slot))? {
-            Some(link) if link.carrier => return Err(Error::InUse(slot)),
-            Some(_) if known.contains(&slot) => {}
-            _ => self.prepare_locked(&mut known, &[slot])?,
-        }
-        self.open_taps(slot, queues)
-    }
-
-    /// Opens the TAP of a slot that is in use with so many queues more, for whoever takes the place of its user: until that has
-    /// closed its own, packets go to either.
-    ///
-    /// # Errors
-    /// The slot is not in use, or the kernel refuses.
-    pub fn attach_again(&self, slot: u32, queues: usize) -> Result<Attachment, Error> {
-        let _known = self.lock();
-        match self.state_of(&tap_name(slot))? {
-            Some(_) => self.open_taps(slot, queues),
-            None => Err(Error::NotInUse(slot)),
-        }
-    }
-
-    fn open_taps(&self, slot: u32, queues: usize) -> Result<Attachment, Error> {
         if queues == 0 || queues > MOST_QUEUES {
             return Err(Error::Queues(queues));
         }
-        let name = tap_name(slot);
-        let taps = self.inside.run(move || {
-            let open = |_| tap::open(&name).map_err(Error::host(format!("opening the TAP {name}")));
-            (0..queues).map(open).collect::<Result<Vec<_>, _>>()
-        })?;
+        self.ranges.slot_v4(slot)?;
+        let mut known = self.lock();
+        let index = match self.state_of(&tap_name(slot))? {
+            Some(link) if link.carrier => return Err(Error::InUse(slot)),
+            Some(link) if known.contains(&slot) => Some(link.index),
+            _ => {
+                self.prepare_locked(&mut known, &[slot])?;
+                None
+            }
+        };
+        let taps = match self.open_taps(slot, queues) {
+            // One queue where several are wanted, or the other way round (`TUNSETIFF`).
+            Err(error) if has_code(&error, libc::EINVAL) => {
+                let name = tap_name(slot);
+                let index = match index {
+                    Some(index) => Ok(index),
+                    None => self.inner.index(&name),
+                };
+                let removed = index.and_then(|index| self.inner.remove(index));
+                removed.map_err(Error::host(format!("removing the TAP {name}")))?;
+                self.make_tap(slot, queues > 1)?;
+                self.open_taps(slot, queues)
+            }
+            other => other,
+        };
         Ok(Attachment {
-            taps,
+            taps: taps?,
+            ..self.attachment()
+        })
+    }
+
+    /// What an interface is made from that takes the place of one of the same guest, but for the TAP's queues, which whoever
+    /// has the guest keeps.
+    pub fn attachment(&self) -> Attachment {
+        Attachment {
+            taps: Vec::new(),
             mac: GUEST_MAC,
             mtu: self.mtu,
             guest: self.guest(),
+        }
+    }
+
+    fn open_taps(&self, slot: u32, queues: usize) -> Result<Vec<OwnedFd>, Error> {
+        let name = tap_name(slot);
+        self.inside.run(move || {
+            let open = |_| tap::open(&name, queues > 1).map_err(Error::host(format!("opening the TAP {name}")));
+            (0..queues).map(open).collect()
         })
     }
 
@@ -515,6 +540,10 @@ fn settings_inside() -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+fn has_code(error: &Error, code: i32) -> bool {
+    matches!(error, Error::Host { source, .. } if source.raw_os_error() == Some(code))
 }
 
 fn tap_name(slot: u32) -> String {

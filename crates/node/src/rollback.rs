@@ -181,7 +181,7 @@ impl Node {
         let _span = span("VM put back");
         let (stored, paths) = (entry.stored(), self.sandbox_paths(entry));
         let prepared = || {
-            let attachment = self.attach_again(&stored)?;
+            let attachment = self.attachment(&stored)?;
             let image = self.image_of(&stored)?;
             launch::prepare_rollback(&self.config, &stored, &paths, (&image, attachment), place)
         };

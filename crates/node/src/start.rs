@@ -253,13 +253,9 @@ impl Node {
         Ok(Some(attachment))
     }
 
-    /// The same for one that has it, for as long as another device takes the place of the one that it has.
-    pub(crate) fn attach_again(&self, stored: &Stored) -> Result<Option<Attachment>, Error> {
-        if !stored.networked {
-            return Ok(None);
-        }
-        let queues = usize::from(launch::queues(&stored.sandbox.config.resources));
-        Ok(Some(self.network()?.attach_again(stored.slot, queues)?))
+    /// The same for one that has it: the device that takes the place of the one that it has keeps that one's TAP.
+    pub(crate) fn attachment(&self, stored: &Stored) -> Result<Option<Attachment>, Error> {
+        stored.networked.then(|| Ok(self.network()?.attachment())).transpose()
     }
 
     /// Its directory.

@@ -130,7 +130,7 @@ impl DeviceConfig for VsockConfig {
 #[serde(deny_unknown_fields)]
 pub struct NetConfig {
     /// The queues of one TAP, one for each queue pair; opened with `IFF_TAP`, `IFF_NO_PI`, `IFF_VNET_HDR` and, if there
-    /// are several, `IFF_MULTI_QUEUE`.
+    /// are several, `IFF_MULTI_QUEUE`. None in a rollback: the interface keeps those that the one of its name has.
     pub taps: Vec<FdRef>,
     /// The guest's address.
     pub mac: MacAddress,

@@ -32,9 +32,10 @@ pub(crate) struct Pairs {
 
 impl Pairs {
     fn new(taps: Vec<Tap>) -> io::Result<Self> {
+        let attached = taps.iter().map(Tap::is_attached).collect::<io::Result<_>>()?;
         Ok(Self {
             in_use: AtomicUsize::new(1),
-            attached: Mutex::new(vec![true; taps.len()]),
+            attached: Mutex::new(attached),
             taps: taps
                 .into_iter()
                 .map(|tap| Ok((tap, EventFd::new()?)))

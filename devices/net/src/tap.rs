@@ -90,7 +90,12 @@ impl Tap {
         check(unsafe { libc::ioctl(self.0.as_raw_fd(), TUNSETOFFLOAD, offload) })
     }
 
-    /// Whether this queue takes part. One that does not is given no packets, and takes none.
+    /// Whether this queue takes part. One that another device had need not.
+    pub(crate) fn is_attached(&self) -> io::Result<bool> {
+        Ok(i32::from(self.flags()?) & libc::IFF_DETACH_QUEUE == 0)
+    }
+
+    /// Has this queue take part, or not. One that does not is given no packets, and takes none.
     pub(crate) fn set_attached(&self, attached: bool) -> io::Result<()> {
         let flag = if attached {
             libc::IFF_ATTACH_QUEUE

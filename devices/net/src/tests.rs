@@ -314,6 +314,29 @@ fn command(driver: &mut Driver, queue: u16, bytes: &[u8]) -> u8 {
     driver.bytes(pushed.writable[0])[0]
 }
 
+/// How many packets of 40 flows come by the receive queues of two pairs, each of which is given 64 buffers.
+fn spread(driver: &mut Driver, far: &FarSide) -> [u32; 2] {
+    let queues = [RECEIVE, 2];
+    for queue in queues {
+        for _ in 0..64 {
+            driver.push(queue, &[], &[1536]);
+        }
+        driver.kick(queue);
+    }
+    for port in 0..40 {
+        far.send(&udp(port)).unwrap();
+    }
+    let began = Instant::now();
+    let mut got = [0, 0];
+    while got[0] + got[1] < 40 {
+        for (queue, count) in queues.into_iter().zip(&mut got) {
+            *count += u32::from(driver.poll_used(queue).is_some());
+        }
+        assert!(began.elapsed() < PATIENCE, "not all packets came: {got:?}");
+    }
+    got
+}
+
 #[test]
 fn the_driver_says_how_many_pairs_it_uses() {
     let mut link = Link::new(2);
@@ -463,29 +486,28 @@ fn the_number_of_pairs_survives_being_saved() {
     link.driver.migrate(other).unwrap();
     (link.far, link.registry) = (far, registry);
     // Both pairs are at work, without having been asked for again.
-    let offered = [RECEIVE, 2].map(|queue| {
-        for _ in 0..64 {
-            link.driver.push(queue, &[], &[1536]);
-        }
-        link.driver.kick(queue);
-        queue
-    });
-    for port in 0..40 {
-        link.far.send(&udp(port)).unwrap();
-    }
-    let began = Instant::now();
-    let mut got = [0, 0];
-    while got[0] + got[1] < 40 {
-        for (queue, count) in offered.into_iter().zip(&mut got) {
-            *count += u32::from(link.driver.poll_used(queue).is_some());
-        }
-        assert!(began.elapsed() < PATIENCE, "not all packets came: {got:?}");
-    }
+    let got = spread(&mut link.driver, &link.far);
     assert!(got[0] > 0 && got[1] > 0, "{got:?}");
     // A device with fewer TAPs is another one.
     let (fds, _far) = tap(1).unwrap();
     let error = link.driver.migrate(create(&config(1), fds, &Registry::new()).unwrap());
     assert!(error.unwrap_err().to_string().contains("other properties"));
+}
+
+#[test]
+fn taps_that_another_device_has_had_are_taken_as_they_are() {
+    let (fds, far) = tap(2).unwrap();
+    let copies = fds.iter().map(|fd| fd.try_clone().unwrap()).collect();
+    let registry = Registry::new();
+    let mut driver = Driver::new(create(&config(2), fds, &Registry::new()).unwrap()).with_queue_size(256);
+    driver.start();
+    // It lets go of the second.
+    assert_eq!(command(&mut driver, 4, &[4, 0, 1, 0]), 0);
+    let mut driver = Driver::new(create(&config(2), copies, &registry).unwrap()).with_queue_size(256);
+    driver.start();
+    assert_eq!(command(&mut driver, 4, &[4, 0, 2, 0]), 0);
+    let got = spread(&mut driver, &far);
+    assert!(got[0] > 0 && got[1] > 0, "{got:?}");
 }
 
 #[test]

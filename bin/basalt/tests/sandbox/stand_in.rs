@@ -17,7 +17,7 @@ use std::sync::Arc;
 use agent::{Cgroups, Clones, Power, Reaper, Renewed, RootMode, Server, ServerConfig};
 use agent_api::VSOCK_PORT;
 use vmm_api::config::DeviceSpec;
-use vmm_api::devices::{ConsoleConfig, DeviceConfig, VsockConfig};
+use vmm_api::devices::{ConsoleConfig, DeviceConfig, NetConfig, VsockConfig};
 use vmm_api::{
     ApiError, ErrorKind, Event, ExitReason, FdRef, Info, Mark, MetricSample, Packet, PageRuns, Reply, Request, VmState,
     Written,
@@ -43,6 +43,8 @@ pub(crate) fn serve(control: RawFd) {
 struct Machine {
     devices: Vec<DeviceSpec>,
     fds: Vec<Option<OwnedFd>>,
+    /// Its interfaces' TAPs, which they keep in a rollback.
+    taps: Vec<OwnedFd>,
     /// What the kernel file says; a restored one has none.
     play: String,
     restored: bool,
@@ -62,7 +64,12 @@ impl Machine {
             file.read_to_string(&mut text).unwrap();
             text
         };
+        let interfaces = devices.iter().filter(|device| device.kind == NetConfig::KIND);
+        let configs = interfaces.map(|spec| serde_json::from_value::<NetConfig>(spec.config.clone()).unwrap());
+        let taps = configs.flat_map(|config| config.taps);
+        let taps = taps.map(|tap| fds[index(tap)].try_clone().unwrap()).collect();
         Self {
+            taps,
             play: kernel.map(read).unwrap_or_default(),
             restored: kernel.is_none(),
             state: if kernel.is_none() {
@@ -158,6 +165,7 @@ fn carry_out(
                 true => {
                     *now = Machine {
                         agent: now.agent.take(),
+                        taps: std::mem::take(&mut now.taps),
                         ..other
                     }
                 }

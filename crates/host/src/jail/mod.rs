@@ -1,6 +1,7 @@
 //! Starts a program in namespaces, a cgroup and an identity of its own, with nothing but the descriptors it is given.
 //!
-//! The child is born in its cgroup and in new user, pid, mount, network, ipc and uts namespaces. It shares this process's
+//! The child is born in its cgroup, in new user, pid, mount, ipc and uts namespaces and in an empty network namespace, which
+//! is that of all children. It shares this process's
 //! memory until it executes the program, as with vfork(2), so a large parent starts it as fast as a small one; but this
 //! thread is not suspended, because it writes the child's identity meanwhile. The program is given as an open file, and
 //! its death does not hang on ours. Does not know what the program does; emptying its file system is its own first act
@@ -8,6 +9,7 @@
 
 mod child;
 mod identity;
+mod nowhere;
 mod raw;
 
 use std::ffi::CString;
@@ -33,7 +35,7 @@ pub use identity::{Identity, OWNERS_BASE, OWNERS_COUNT, Pool};
 /// How far the child is set apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isolation {
-    /// In all six namespaces; its root user is this one of ours.
+    /// In all six namespaces, none of them ours; its root user is this one of ours.
     Full(Identity),
     /// Not at all: for tests and for hosts where the caller was told to do without.
     None,
@@ -118,6 +120,15 @@ const STACK: usize = 64 << 10;
 /// [`Error::NoJail`] when rights or kernel do not suffice, [`Error::Launch`] and [`Error::Child`] when a step failed. No
 /// process is left behind then.
 pub fn spawn(launch: &Launch<'_>) -> Result<Child, Error> {
+    match launch.isolation {
+        Isolation::Full(_) => {
+            nowhere::run(|| spawn_here(launch)).map_err(io_step("entering the empty network namespace"))?
+        }
+        Isolation::None => spawn_here(launch),
+    }
+}
+
+fn spawn_here(launch: &Launch<'_>) -> Result<Child, Error> {
     let begun = Instant::now();
     if launch.descriptors.len() > MAX_DESCRIPTORS {
         let why = format!(
@@ -223,7 +234,7 @@ fn clone(launch: &Launch<'_>, plan: &Plan, stack: &mut Stack) -> Result<(u32, Ow
     let mut flags = libc::CLONE_VM | libc::CLONE_PIDFD;
     if launch.isolation != Isolation::None {
         flags |= libc::CLONE_NEWUSER | libc::CLONE_NEWPID | libc::CLONE_NEWNS;
-        flags |= libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
+        flags |= libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
     }
     let mut flags = u64::from(flags.cast_unsigned()) | CLONE_CLEAR_SIGHAND;
     if launch.cgroup.is_some() {

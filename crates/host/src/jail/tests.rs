@@ -91,6 +91,20 @@ fn sleeper(isolation: Isolation, cgroup: Option<BorrowedFd<'_>>) -> Sleeper {
 }
 
 #[test]
+fn all_share_a_network_namespace_with_nothing_in_it() {
+    let run = |script| shell(script, identity(), &[], None).output;
+    let namespace = "readlink /proc/self/ns/net";
+    assert_eq!(run(namespace), run(namespace));
+    let links = run("cat /proc/self/net/dev");
+    let names: Vec<_> = links.lines().filter_map(|line| line.split_once(':')).collect();
+    assert!(matches!(&names[..], [(name, _)] if name.trim() == "lo"), "{links}");
+    // Which is down: the namespace has no address.
+    assert_eq!(run("cat /proc/self/net/fib_trie"), "");
+    let ours = std::fs::read_link("/proc/self/ns/net").unwrap();
+    assert_ne!(run(namespace).trim(), ours.to_string_lossy());
+}
+
+#[test]
 fn it_is_an_unprivileged_user_in_namespaces_of_its_own() {
     let script = "id -u; id -g; id -G; cat /proc/self/uid_map; echo $$; \
                   for n in user pid mnt net ipc uts; do readlink /proc/self/ns/$n; done; ulimit -n";

@@ -180,7 +180,26 @@ fn packets_are_as_large_as_the_hosts_own() {
 }
 
 #[test]
-fn a_tap_has_one_queue_only_which_is_its_descriptors() {
+fn a_tap_is_made_anew_where_it_has_too_many_queues_or_too_few() {
+    let world = World::new();
+    world.world.serve_tcp("192.0.2.2:7000");
+    world.with(|network| network.prepare([3]).unwrap());
+    let attached = |queues| world.with(move |network| network.attach(3, queues).unwrap());
+    for queues in [2, 1, 1, 4, 2] {
+        assert_eq!(attached(queues).taps.len(), queues);
+    }
+    // Ahead for whoever comes next: it stays what it is.
+    world.with(|network| {
+        network.forget_for_test(3);
+        network.prepare([3]).unwrap();
+    });
+    // And has all that one has that was made ahead.
+    world.guest(3).place.tcp("192.0.2.2:7000").unwrap();
+    assert_eq!(world.with(|network| network.queueing_for_test(3)), "noqueue");
+}
+
+#[test]
+fn packets_wait_in_a_taps_descriptors_alone() {
     let mut world = World::new();
     world.with(|network| network.prepare([5]).unwrap());
     let guest = world.guest(5);

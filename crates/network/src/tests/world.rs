@@ -307,7 +307,7 @@ impl Guest {
         let guest = attachment.guest;
         let mtu = attachment.mtu;
         let own = place.run(move || {
-            let tap = tap::open("eth0").unwrap();
+            let tap = tap::open("eth0", false).unwrap();
             let links = Links::open().unwrap();
             let index = links.index("eth0").unwrap();
             links.up(index, Some(mtu), Some(GUEST_MAC)).unwrap();
