@@ -60,7 +60,7 @@ static ERRORS: AtomicU64 = AtomicU64::new(0);
 static WORDS: Mutex<String> = Mutex::new(String::new());
 
 /// What the guest says of itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Report {
     pub(super) ticks: u64,
     pub(super) disk: u64,
@@ -113,7 +113,13 @@ pub(super) fn run(arguments: &[String]) -> Result<()> {
     let hold = listen(HOLD)?;
     let print = listen(PRINT)?;
     let stream = listen(STREAM)?;
-    for work in [disk_load, tick_load, entropy_load, fio_load, pty::load] {
+    let mut loads: Vec<fn() -> Result<()>> = vec![disk_load, tick_load, entropy_load];
+    // Where there is none it is not wanted, nor are terminals.
+    if find(fio::DISK).is_ok() {
+        loads.push(fio_load);
+        loads.push(pty::load);
+    }
+    for work in loads {
         std::thread::spawn(move || {
             if let Err(error) = work() {
                 wrong(&format!("{error:#}"));
