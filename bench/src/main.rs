@@ -11,6 +11,7 @@ mod machine;
 mod net;
 mod report;
 mod run;
+mod shapes;
 mod smaps;
 mod stats;
 mod steps;
@@ -46,6 +47,8 @@ enum Subject {
     Snapshot,
     /// The host's memory that many idle clones take
     Density,
+    /// Clones of several sizes, beside what hotplug would take at least
+    Shapes,
     /// Reads of a disk
     Disk,
     /// TCP streams, requests and responses
@@ -55,7 +58,7 @@ enum Subject {
 type Measure = fn(&mut Bench<'_>) -> Result<()>;
 
 /// All that is measured, in its order.
-const MEASURED: [(Subject, Measure); 9] = [
+const MEASURED: [(Subject, Measure); 10] = [
     (Subject::Start, |bench| bench.start()),
     (Subject::Boot, |bench| bench.boot()),
     (Subject::Exits, |bench| bench.exits()),
@@ -63,6 +66,7 @@ const MEASURED: [(Subject, Measure); 9] = [
     (Subject::Clone, |bench| bench.clone()),
     (Subject::Snapshot, |bench| bench.snapshot()),
     (Subject::Density, |bench| bench.density()),
+    (Subject::Shapes, |bench| bench.shapes()),
     (Subject::Disk, |bench| bench.disk()),
     (Subject::Network, |bench| bench.network()),
 ];
@@ -104,6 +108,7 @@ fn main() -> Result<()> {
         Some(run::SAY) => return run::say(),
         Some(run::IDLE) => run::idle(),
         Some(run::DIRTY) => return run::dirty(),
+        Some(shapes::ONLINE) => return shapes::online(),
         _ => (),
     }
     let options = Options::parse();
