@@ -345,12 +345,7 @@ pub enum Reply {
     /// The names of files whose descriptors came along.
     Files(Vec<String>),
     /// A template.
-    Template {
-        /// The template.
-        template: Box<Template>,
-        /// Sandboxes can be cloned of it now: nothing that it was made with has changed.
-        usable: bool,
-    },
+    Template(Box<Template>),
 }
 
 /// One of several things, before the reply.

@@ -36,6 +36,25 @@ pub struct Template {
     /// How it was built; `None` of one that the daemon has made by itself.
     #[serde(default)]
     pub recipe: Option<Recipe>,
+    /// Where it was made; `None` of one that an older daemon has made.
+    #[serde(default)]
+    pub host: Option<HostTraits>,
+    /// Why no sandbox can be cloned of it now. Found out whenever somebody is told of it, and part of no record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outdated: Option<String>,
+}
+
+/// A host, as far as a machine that goes on from files depends on it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostTraits {
+    /// The kernel's release.
+    pub kernel: String,
+    /// Who made the processor, as CPUID says.
+    pub vendor: String,
+    /// The processor's name, with family, model and stepping.
+    pub processor: String,
+    /// SHA-256 of the names of its features.
+    pub features: String,
 }
 
 impl Template {
@@ -244,6 +263,8 @@ mod tests {
             programs: Programs::default(),
             bytes: 0,
             recipe: None,
+            host: None,
+            outdated: None,
         };
         assert_eq!(template.name(), "0123456789ab");
         template.names = vec!["web".into(), "www".into()];

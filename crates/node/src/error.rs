@@ -122,16 +122,16 @@ pub enum Error {
     TemplateThere(String),
     /// A template that would be another one here.
     #[error(
-        "no sandbox could be cloned of this template here, as it was made with {0}: build it here with `basalt template build`, or \
+        "no sandbox could be cloned of this template here, as it was made {0}: build it here with `basalt template build`, or \
          load it where it can be used"
     )]
-    TemplateOfAnother(&'static str),
-    /// A template of other programs.
+    TemplateOfAnother(String),
+    /// A template of other programs, or of another host.
     #[error(
-        "the template `{0}` was made with another VMM, kernel, agent or network than there is now, or its files are damaged: build \
-         it again (`basalt template build`, or `basalt run --template {0}`, which does so)"
+        "no sandbox can be cloned of the template `{0}` any more, as {1}: build it again (`basalt template build`, or \
+         `basalt run --template {0}`, which does so)"
     )]
-    TemplateOutdated(String),
+    TemplateOutdated(String, String),
     /// A build that a new version has overtaken.
     #[error("the VMM, the kernel or the agent was replaced while the template was built: build it again")]
     ProgramsReplaced,
@@ -420,7 +420,7 @@ impl Error {
             | Self::TemplateWithoutNetwork(_)
             | Self::TemplateVolumes(..)
             | Self::TemplateImage { .. }
-            | Self::TemplateOutdated(_)
+            | Self::TemplateOutdated(..)
             | Self::TemplateNameTaken(_)
             | Self::TemplateThere(_)
             | Self::TemplateOfAnother(_)
@@ -484,7 +484,7 @@ impl Error {
             | Self::VolumeInUse { .. }
             | Self::Locked(_) => ErrorKind::Conflict,
             Self::WrongState { .. }
-            | Self::TemplateOutdated(_)
+            | Self::TemplateOutdated(..)
             | Self::TemplateOfAnother(_)
             | Self::ProgramsReplaced => ErrorKind::WrongState,
             Self::VmmDied { .. }

@@ -18,6 +18,7 @@ mod entry;
 mod error;
 mod events;
 mod hold;
+mod host_traits;
 mod launch;
 mod limits;
 mod memory_files;

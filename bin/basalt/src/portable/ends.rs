@@ -173,7 +173,7 @@ impl<'s> Goal<'s> {
         match self.side {
             Open::Here(mut client) => match client.ask(Request::Load(LoadStep::Keep))? {
                 (Reply::Snapshot(snapshot), _) => Ok(Kept::Here(Portable::Snapshot(snapshot))),
-                (Reply::Template { template, .. }, _) => Ok(Kept::Here(Portable::Template(template))),
+                (Reply::Template(template), _) => Ok(Kept::Here(Portable::Template(template))),
                 (other, _) => Err(strange(&other)),
             },
             Open::Lab(writer, far, lab) => {

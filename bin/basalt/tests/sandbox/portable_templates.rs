@@ -18,6 +18,35 @@ use crate::portable::{elsewhere, half_loaded, handed_over, image, with_snapshot}
 use crate::snapshots::refused;
 use crate::world::{CREDENTIALS, Registry, Running, World, done, json, text, wait_for};
 
+/// Each case with its name.
+pub(crate) const CASES: &[(&str, fn())] = &[
+    (
+        "a_saved_template_is_all_that_another_machine_needs",
+        a_saved_template_is_all_that_another_machine_needs,
+    ),
+    (
+        "a_template_that_comes_takes_no_place_unasked",
+        a_template_that_comes_takes_no_place_unasked,
+    ),
+    (
+        "a_template_that_cannot_be_used_here_is_refused",
+        a_template_that_cannot_be_used_here_is_refused,
+    ),
+    (
+        "a_strangers_template_is_not_believed",
+        a_strangers_template_is_not_believed,
+    ),
+    (
+        "whoever_dies_while_loading_a_template_leaves_nothing",
+        whoever_dies_while_loading_a_template_leaves_nothing,
+    ),
+    (
+        "a_daemon_that_is_killed_has_all_of_a_template_that_came_or_nothing",
+        a_daemon_that_is_killed_has_all_of_a_template_that_came_or_nothing,
+    ),
+    ("a_template_goes_by_a_registry", a_template_goes_by_a_registry),
+];
+
 /// What the memory has in it.
 const WORD: &[u8] = b"a template's memory";
 
@@ -94,7 +123,7 @@ fn has_only(world: &World, kept: &[String]) {
     assert_eq!(listed, kept);
 }
 
-pub(crate) fn a_saved_template_is_all_that_another_machine_needs() {
+fn a_saved_template_is_all_that_another_machine_needs() {
     let (here, id) = with_template();
     let path = saved(&here, "web");
     // By the beginning of its id it is the same one.
@@ -141,7 +170,7 @@ pub(crate) fn a_saved_template_is_all_that_another_machine_needs() {
     assert!(told.contains("its files are damaged"), "{told}");
 }
 
-pub(crate) fn a_template_that_comes_takes_no_place_unasked() {
+fn a_template_that_comes_takes_no_place_unasked() {
     let (here, id) = with_template();
     let path = saved(&here, "web");
     let there = World::new("can be kept");
@@ -173,7 +202,7 @@ pub(crate) fn a_template_that_comes_takes_no_place_unasked() {
     is_whole(&there, &id, "web");
 }
 
-pub(crate) fn a_template_that_cannot_be_used_here_is_refused() {
+fn a_template_that_cannot_be_used_here_is_refused() {
     let (here, id) = with_template();
     let path = saved(&here, "web");
     // Without its image it waits for that.
@@ -230,7 +259,7 @@ pub(crate) fn a_template_that_cannot_be_used_here_is_refused() {
     assert_eq!(done(&there, &["images"]).lines().count(), 1, "an image is left");
 }
 
-pub(crate) fn a_strangers_template_is_not_believed() {
+fn a_strangers_template_is_not_believed() {
     let (here, id) = with_template();
     let record: Value = serde_json::from_slice(&fs::read(place(&here, &id).join("record.json")).unwrap()).unwrap();
     let there = elsewhere();
@@ -300,6 +329,11 @@ pub(crate) fn a_strangers_template_is_not_believed() {
     for (at, value, says) in [
         ("/shape/share_slots", json!(1), "its id is not that"),
         (
+            "/template/host/vendor",
+            json!("AnotherVendor"),
+            "it was made on a host with another processor (AnotherVendor; here",
+        ),
+        (
             "/shape/command_line",
             json!("init=/bin/sh"),
             "other options of the kernel",
@@ -324,7 +358,7 @@ pub(crate) fn a_strangers_template_is_not_believed() {
     assert_eq!(json(&there, &["template", "inspect", "web"])[0]["usable"], false);
 }
 
-pub(crate) fn whoever_dies_while_loading_a_template_leaves_nothing() {
+fn whoever_dies_while_loading_a_template_leaves_nothing() {
     let (here, id) = with_template();
     // Noise, so that the first half has the record and a part of the memory.
     let memory = File::options()
@@ -375,7 +409,7 @@ pub(crate) fn whoever_dies_while_loading_a_template_leaves_nothing() {
     is_whole(&there, &id, "web");
 }
 
-pub(crate) fn a_daemon_that_is_killed_has_all_of_a_template_that_came_or_nothing() {
+fn a_daemon_that_is_killed_has_all_of_a_template_that_came_or_nothing() {
     let (here, id) = with_template();
     let path = saved(&here, "web");
     let there = World::new("can be kept");
@@ -409,7 +443,7 @@ pub(crate) fn a_daemon_that_is_killed_has_all_of_a_template_that_came_or_nothing
     }
 }
 
-pub(crate) fn a_template_goes_by_a_registry() {
+fn a_template_goes_by_a_registry() {
     let (here, id) = with_template();
     let registry = Registry::start(&here.path("."), true);
     let reference = registry.image("team/web:1");

@@ -15,6 +15,7 @@ use node_api::portable::{Kind, is_file_name};
 use node_api::{Reply, Resources, Snapshot, check_snapshot_name};
 use serde::Serialize;
 
+use crate::builds::outdated;
 use crate::node::Node;
 use crate::snapshots::{Begun, Place, Record};
 use crate::{Error, memory_files};
@@ -66,7 +67,7 @@ impl Node {
             let why = "a file beside it is missing".to_owned();
             return Err(match kind {
                 Kind::Snapshot => Error::SnapshotDamaged { path, why },
-                Kind::Template => Error::TemplateOutdated(name.to_owned()),
+                Kind::Template => outdated(name, "its files are damaged"),
             });
         }
         let names = names_in(&place)?;
@@ -100,9 +101,8 @@ impl Node {
                 let kept = match loading.kind {
                     Kind::Snapshot => Reply::Snapshot(Box::new(self.keep_loaded_snapshot(loading)?)),
                     Kind::Template => {
-                        let (template, usable) = self.keep_loaded_template(loading)?;
-                        let template = Box::new(template);
-                        Reply::Template { template, usable }
+                        let template = self.keep_loaded_template(loading)?;
+                        Reply::Template(Box::new(template))
                     }
                 };
                 Ok((kept, Vec::new()))

@@ -32,6 +32,9 @@ const MOST_NAMES: usize = 64;
 /// A name of so many hexadecimal digits would be taken for an id, which is shown with as many.
 const LIKE_ID: usize = 12;
 
+/// The longest thing that is told of a host: names of processors have 48 letters, a kernel's release has 64.
+const MOST_OF_HOST: usize = 256;
+
 /// A SHA-256 in hexadecimal digits.
 const HASH: usize = 64;
 
@@ -170,12 +173,17 @@ impl Carried for templates::Record {
             force: false,
         };
         config.validate()?;
-        // They are shown on a terminal when it is built again.
+        // They are shown on a terminal, now or when it is built again.
         let is_plain = |text: &String| {
             !text
                 .chars()
                 .any(|letter| letter.is_control() && !"\n\r\t".contains(letter) || turns_text(letter))
         };
+        let host = template.host.iter();
+        let mut host = host.flat_map(|host| [&host.kernel, &host.vendor, &host.processor, &host.features]);
+        if !host.all(|text| text.len() <= MOST_OF_HOST && is_plain(text)) {
+            return Err(bad("it is of a host that there cannot be"));
+        }
         let texts = recipe.commands.iter().chain(&recipe.ready).chain(&recipe.env);
         match texts.chain(&recipe.workdir).chain(&recipe.user).all(is_plain) {
             true if recipe.ready_ms <= MOST_READY_MS => Ok(()),
@@ -327,13 +335,21 @@ mod tests {
             change(&mut record.template);
             record.check().unwrap_err().to_string()
         };
-        let changes: [Change<Template>; 6] = [
+        let changes: [Change<Template>; 8] = [
             (|t| t.recipe = None, "nobody has built it"),
             (|t| t.id = "x".into(), "no id of a template"),
             (|t| t.names = vec!["web".into(); 65], "more names"),
             (|t| t.names = vec!["../x".into()], "cannot be a template's name"),
             (|t| t.names = vec!["abcdef012345".into()], "looks like an id"),
             (|t| t.resources.memory = ByteSize(u64::MAX), "no machine has"),
+            (
+                |t| t.host.as_mut().unwrap().kernel = "\x1b[2J".into(),
+                "a host that there cannot be",
+            ),
+            (
+                |t| t.host.as_mut().unwrap().processor = "x".repeat(257),
+                "a host that there cannot be",
+            ),
         ];
         for (change, says) in changes {
             let told = refused(change);
