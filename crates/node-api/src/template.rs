@@ -44,6 +44,27 @@ pub struct Template {
     pub outdated: Option<String>,
 }
 
+/// A template that has come from elsewhere and is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadedTemplate {
+    /// The template, with the names that it has now.
+    #[serde(flatten)]
+    pub template: Template,
+    /// Names of it that others had until now.
+    pub taken: Vec<TakenName>,
+}
+
+/// A name that one template has lost to another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TakenName {
+    /// The name.
+    pub name: String,
+    /// The id of the one that had it.
+    pub from: String,
+    /// That one had no other name, and is gone.
+    pub gone: bool,
+}
+
 /// A host, as far as a machine that goes on from files depends on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostTraits {

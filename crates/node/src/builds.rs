@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::points;
-use node_api::{BuildConfig, NetworkMode, SandboxConfig, State, Template};
+use node_api::{BuildConfig, NetworkMode, SandboxConfig, State, TakenName, Template};
 use observe::span::span;
 
 use crate::database::Stored;
@@ -176,21 +176,22 @@ impl Node {
     }
 
     /// This one is the newest of its names: from here on others find it by them, and only then those that had them lose them on
-    /// the disk. One that has no name left goes.
-    pub(crate) fn take_names(&self, record: Record, replaced: Option<&str>) -> Result<(), Error> {
+    /// the disk. One that has no name left goes. What was taken from whom.
+    pub(crate) fn take_names(&self, record: Record, replaced: Option<&str>) -> Result<Vec<TakenName>, Error> {
         let id = record.template.id.clone();
-        let losers = {
+        let (taken, losers) = {
             let mut known = self.templates.lock();
             known.records.retain(|known| known.template.id != id);
+            let taken = to_be_taken(&known.records, &record.template.names);
             let losers = lose(&mut known.records, &record.template.names);
             known.records.push(record);
-            losers
+            (taken, losers)
         };
         self.write_losers(losers)?;
-        match replaced {
-            Some(replaced) if replaced != id => self.drop_template(replaced).map(drop),
-            _ => Ok(()),
+        if let Some(replaced) = replaced.filter(|replaced| *replaced != id) {
+            self.drop_template(replaced)?;
         }
+        Ok(taken)
     }
 
     fn write_losers(&self, losers: Vec<Record>) -> Result<(), Error> {
@@ -385,6 +386,21 @@ pub(crate) fn with_names(mut record: Record, kept: &BTreeSet<String>, asked: &[S
     record
 }
 
+/// Which of these names have an owner, who is about to lose them.
+fn to_be_taken(records: &[Record], names: &[String]) -> Vec<TakenName> {
+    let of_one = |record: &Record| {
+        let own = &record.template.names;
+        let (from, gone) = (record.template.id.clone(), own.iter().all(|name| names.contains(name)));
+        let lost: Vec<String> = own.iter().filter(|name| names.contains(name)).cloned().collect();
+        lost.into_iter().map(move |name| TakenName {
+            name,
+            from: from.clone(),
+            gone,
+        })
+    };
+    records.iter().flat_map(of_one).collect()
+}
+
 /// These names are somebody else's from now on; those that have lost one.
 fn lose(records: &mut [Record], names: &[String]) -> Vec<Record> {
     let mut losers = Vec::new();
@@ -457,8 +473,16 @@ mod tests {
     fn a_name_is_of_one_and_goes_to_whoever_is_built_last() {
         let mut records = [record("a", &["web"], 1), record("b", &["db", "web2"], 2)];
         assert!(lose(&mut records, &["other".into()]).is_empty());
-        let losers = lose(&mut records, &["web".into(), "db".into()]);
+        let names = ["web".into(), "db".into(), "nobodys".into()];
+        let taken = to_be_taken(&records, &names);
+        let taken: Vec<_> = taken
+            .iter()
+            .map(|taken| (&taken.name[..], &taken.from[..], taken.gone))
+            .collect();
+        assert_eq!(taken, [("web", "a", true), ("db", "b", false)]);
+        let losers = lose(&mut records, &names);
         assert_eq!(told(&losers), ["a ", "b web2"]);
+        assert_eq!(to_be_taken(&records, &names), []);
         assert_eq!(told(&records), told(&losers));
         assert!(lose(&mut records, &["web".into()]).is_empty(), "it has lost it already");
     }

@@ -149,6 +149,7 @@ fn a_saved_template_is_all_that_another_machine_needs() {
     done(&there, &["template", "rm", "web"]);
     let template = handed_over((&here, &["template", "save", "web"]), &there);
     assert_eq!((&template["id"], &template["names"]), (&json!(id), &json!(["again"])));
+    assert_eq!(template["taken"], json!([]));
     is_whole(&there, &id, "again");
     // What `run` makes by itself is not for others, nor is what is not there.
     done(&here, &["run", "-d", "--name", "one", &image(&here), "sleep", "1000"]);
@@ -196,10 +197,28 @@ fn a_template_that_comes_takes_no_place_unasked() {
     }
     // It is asked for: the other one has no name left, and the same one keeps those that it had.
     fs::write(place(&there, &id).join("memory"), "something else").unwrap();
-    done(&there, &with(&load(&path), &["--force"]));
+    let output = there.verb(&with(&load(&path), &["--force"]));
+    assert_eq!(text(&output.stdout), format!("{id}\n"));
+    let told = text(&output.stderr);
+    for line in [
+        format!("the template {} is called again, web\n", &id[..12]),
+        format!("the template {} was called web until now, and is gone\n", &other[..12]),
+    ] {
+        assert!(told.contains(&line), "{line} is not in {told}");
+    }
     assert_eq!(templates(&there), [(id.clone(), strings(&["again", "web"]))]);
     has_only(&there, std::slice::from_ref(&id));
     is_whole(&there, &id, "web");
+    // For machines, and where the other one keeps a name.
+    let other = built(&there, &["--name", "web", "--run", "exit 0"]);
+    built(&there, &["--name", "www", "--run", "exit 0"]);
+    let told = done(&there, &with(&["--json"], &with(&load(&path), &["--force"])));
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["names"], json!(["again", "web"]));
+    assert_eq!(told["taken"], json!([{ "name": "web", "from": other, "gone": false }]));
+    let output = there.verb(&with(&load(&path), &["--force", "--name", "www"]));
+    let told = text(&output.stderr);
+    assert!(told.contains("was called www until now, and is gone"), "{told}");
 }
 
 fn a_template_that_cannot_be_used_here_is_refused() {
@@ -469,6 +488,7 @@ fn a_template_goes_by_a_registry() {
         told.contains("its image sha256:") && told.contains("is not here"),
         "{told}"
     );
+    assert!(told.contains(" is called web\n"), "{told}");
     done(&there, &["import", here.path("layout").to_str().unwrap()]);
     is_whole(&there, &id, "web");
     let told = refused(&there, &pull("template"));

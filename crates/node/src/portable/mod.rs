@@ -100,10 +100,7 @@ impl Node {
                 let loading = loading.take().ok_or_else(none)?;
                 let kept = match loading.kind {
                     Kind::Snapshot => Reply::Snapshot(Box::new(self.keep_loaded_snapshot(loading)?)),
-                    Kind::Template => {
-                        let template = self.keep_loaded_template(loading)?;
-                        Reply::Template(Box::new(template))
-                    }
+                    Kind::Template => Reply::LoadedTemplate(Box::new(self.keep_loaded_template(loading)?)),
                 };
                 Ok((kept, Vec::new()))
             }

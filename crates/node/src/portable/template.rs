@@ -4,7 +4,7 @@
 
 use base::points;
 use node_api::portable::Kind;
-use node_api::{NetworkMode, Resources, Template, check_template_name};
+use node_api::{LoadedTemplate, NetworkMode, Resources, check_template_name};
 
 use super::{Loading, record};
 use crate::builds::{outdated, with_names};
@@ -46,7 +46,7 @@ impl Node {
     }
 
     /// Gives it its names, if it is what it should be and can be used here. From here on all is as with one that is built.
-    pub(super) fn keep_loaded_template(&self, loading: Loading) -> Result<Template, Error> {
+    pub(super) fn keep_loaded_template(&self, loading: Loading) -> Result<LoadedTemplate, Error> {
         let Loading { begun, name, force, .. } = loading;
         let mut record: Record = record::checked(&begun.place, |record: &mut Record| {
             if let Some(name) = name {
@@ -69,10 +69,13 @@ impl Node {
         self.points.at(points::BUILD_WRITTEN);
         begun.keep_over(&id)?;
         self.points.at(points::BUILD_KEPT);
-        self.take_names(record, None)?;
+        let taken = self.take_names(record, None)?;
         drop(naming);
         self.points.at(points::BUILD_NAMED);
-        self.find_template(&id)
+        Ok(LoadedTemplate {
+            template: self.find_template(&id)?,
+            taken,
+        })
     }
 
     /// Refuses what would be another template if it was built here, and forgets what was true elsewhere only.
