@@ -39,6 +39,9 @@ pub struct Template {
     /// Where it was made; `None` of one that an older daemon has made.
     #[serde(default)]
     pub host: Option<HostTraits>,
+    /// It has come from elsewhere, as a file or by a registry: what is in it is somebody else's word.
+    #[serde(default)]
+    pub brought: bool,
     /// Why no sandbox can be cloned of it now. Found out whenever somebody is told of it, and part of no record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outdated: Option<String>,
@@ -285,6 +288,7 @@ mod tests {
             bytes: 0,
             recipe: None,
             host: None,
+            brought: false,
             outdated: None,
         };
         assert_eq!(template.name(), "0123456789ab");

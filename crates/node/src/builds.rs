@@ -151,14 +151,15 @@ impl Node {
         Ok(Record::of(stored, shape, files, programs, Some(config.recipe.clone())))
     }
 
-    /// Names the one of this id as asked, if there is one and it is of use.
+    /// Names the one of this id as asked, if there is one that was built here and it is of use. That another one is what its recipe
+    /// makes nobody here has seen.
     fn name_if_there(&self, id: &str, config: &BuildConfig) -> Result<Option<Template>, Error> {
         let naming = self.templates.naming();
         let known = self.templates.records();
         let Some(record) = known.into_iter().find(|record| record.template.id == id) else {
             return Ok(None);
         };
-        if self.why_outdated(&record, true)?.is_some() {
+        if record.template.brought || self.why_outdated(&record, true)?.is_some() {
             return Ok(None);
         }
         let mut record = with_names(record, &BTreeSet::new(), &config.names);
@@ -459,6 +460,7 @@ mod tests {
                 bytes: 0,
                 recipe: Some(Recipe::default()),
                 host: None,
+                brought: false,
                 outdated: None,
             },
         }

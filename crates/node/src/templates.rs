@@ -96,6 +96,7 @@ impl Record {
                 bytes: 0,
                 recipe,
                 host: Some(host_traits::here().clone()),
+                brought: false,
                 outdated: None,
             },
             shape,

@@ -44,6 +44,10 @@ pub(crate) const CASES: &[(&str, fn())] = &[
         "a_daemon_that_is_killed_has_all_of_a_template_that_came_or_nothing",
         a_daemon_that_is_killed_has_all_of_a_template_that_came_or_nothing,
     ),
+    (
+        "what_has_come_is_not_taken_for_what_is_built_here",
+        what_has_come_is_not_taken_for_what_is_built_here,
+    ),
     ("a_template_goes_by_a_registry", a_template_goes_by_a_registry),
 ];
 
@@ -460,6 +464,39 @@ fn a_daemon_that_is_killed_has_all_of_a_template_that_came_or_nothing() {
         done(&there, &["run", "--rm", "--template", "web", "true"]);
         done(&there, &["template", "rm", "web"]);
     }
+}
+
+fn what_has_come_is_not_taken_for_what_is_built_here() {
+    let here = World::new("can be kept");
+    let counter = here.path("counter");
+    let count = format!("echo x >> {}", counter.display());
+    let builds = || fs::read_to_string(&counter).unwrap().lines().count();
+    let words = ["--name", "web", "--run", &count];
+    let id = built(&here, &words);
+    let path = saved(&here, "web");
+    let brought = |wanted| assert_eq!(json(&here, &["template", "inspect", "web"])[0]["brought"], wanted);
+    brought(false);
+    built(&here, &words);
+    assert_eq!(builds(), 1);
+    // The same id, but what is in it is somebody else's word: it can be cloned, and is built anew by whoever builds.
+    done(&here, &["template", "rm", "web"]);
+    done(&here, &with(&load(&path), &["--name", "again"]));
+    assert_eq!(json(&here, &["template", "inspect", "again"])[0]["brought"], true);
+    done(&here, &["run", "--rm", "--template", "again", "true"]);
+    assert_eq!((built(&here, &words), builds()), (id.clone(), 2));
+    assert_eq!(templates(&here), [(id.clone(), strings(&["again", "web"]))]);
+    brought(false);
+    assert_eq!((built(&here, &words), builds()), (id.clone(), 2));
+    // Where it was brought from says nothing of where it is.
+    done(&here, &with(&load(&path), &["--force"]));
+    brought(true);
+    let again = saved(&here, "web");
+    done(&here, &["template", "prune", "--all"]);
+    done(&here, &load(&again));
+    brought(true);
+    // The next daemon knows it as well.
+    done(&here, &["daemon", "--stop"]);
+    brought(true);
 }
 
 fn a_template_goes_by_a_registry() {
