@@ -8,6 +8,9 @@ use crate::config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxC
 use crate::limits::Limits;
 use crate::snapshot::Programs;
 
+/// Hexadecimal digits of an id, where it is shown to people.
+const SHORT: usize = 12;
+
 /// A machine that has booted an image, of which sandboxes are cloned instead of being booted. Nothing has run in it yet, or what
 /// its recipe says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,7 +87,6 @@ pub struct HostTraits {
 impl Template {
     /// Its first name, or the beginning of its id.
     pub fn name(&self) -> &str {
-        const SHORT: usize = 12;
         let short = self.id.get(..SHORT).unwrap_or(&self.id);
         self.names.first().map_or(short, String::as_str)
     }
@@ -190,12 +192,18 @@ impl BuildConfig {
     }
 }
 
-/// Checks a template's name.
+/// Checks a template's name. Ids are shown with [`SHORT`] digits at least: what could be one is no name, so that whoever writes so much
+/// of an id always means that. A shorter name wins over ids that begin like it.
 ///
 /// # Errors
-/// [`ConfigError::Template`].
+/// [`ConfigError::Template`], [`ConfigError::LikeId`].
 pub fn check_template_name(name: &str) -> Result<(), ConfigError> {
-    check_name(name).map_err(|_| ConfigError::Template(name.to_owned()))
+    check_name(name).map_err(|_| ConfigError::Template(name.to_owned()))?;
+    let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    match name.len() >= SHORT && name.bytes().all(is_digit) {
+        true => Err(ConfigError::LikeId(name.to_owned())),
+        false => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -240,6 +248,13 @@ mod tests {
             broken(|c| c.names.push("a/b".into())),
             ConfigError::Template("a/b".into())
         );
+        assert_eq!(
+            broken(|c| c.names.push("0123456789ab".into())),
+            ConfigError::LikeId("0123456789ab".into())
+        );
+        for name in ["cafe", "0123456789a", "0123456789ABC", "0123456789abc-g"] {
+            assert_eq!(check_template_name(name), Ok(()), "{name}");
+        }
         assert_eq!(
             broken(|c| c.recipe.commands.push(" ".into())),
             ConfigError::Script(" ".into())

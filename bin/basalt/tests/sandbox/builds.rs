@@ -213,6 +213,18 @@ fn the_same_is_built_once_and_names_go_from_one_to_the_other() {
     assert!(text(&output.stderr).contains("there is the same template already"));
     assert_eq!((text(&output.stdout).trim(), builds()), (id.as_str(), 1));
     assert_eq!(templates(&world), [(id.clone(), strings(&["web", "www"]))]);
+    // A name wins over an id that begins so; what looks like an id is no name.
+    let short = &id[..4];
+    let alike = built(&world, &["--name", short, "--run", "true"]);
+    let of = |wanted: &str| json(&world, &["template", "inspect", wanted])[0]["id"].clone();
+    assert_eq!(
+        (of(short), of(&id[..5])),
+        (Value::from(alike), Value::from(id.as_str()))
+    );
+    done(&world, &["template", "rm", short]);
+    assert_eq!(of(short), id.as_str());
+    let said = refusal(&world, &[&BUILD[..], &["--name", &id[..12]]].concat());
+    assert!(said.contains("it looks like an id"), "{said}");
     // What is running of it has it for as long as it runs, whatever takes its place.
     done(
         &world,

@@ -29,9 +29,6 @@ const MOST_TOLD: usize = wire::packet::MAX_PACKET - (16 << 10);
 /// More names than anybody gives to one template.
 const MOST_NAMES: usize = 64;
 
-/// A name of so many hexadecimal digits would be taken for an id, which is shown with as many.
-const LIKE_ID: usize = 12;
-
 /// The longest thing that is told of a host: names of processors have 48 letters, a kernel's release has 64.
 const MOST_OF_HOST: usize = 256;
 
@@ -158,10 +155,6 @@ impl Carried for templates::Record {
             return Err(bad(
                 "it has no id of a template, or more names or devices for volumes than one can have",
             ));
-        }
-        let is_like_id = |name: &String| name.len() >= LIKE_ID && is_hex(name, name.len());
-        if template.names.iter().any(is_like_id) {
-            return Err(bad("a name of it looks like an id"));
         }
         // What is built anew of it later is what somebody here could have asked for.
         let config = BuildConfig {
