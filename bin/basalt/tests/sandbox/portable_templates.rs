@@ -297,7 +297,8 @@ fn a_strangers_template_is_not_believed() {
         }
         writer.finish().unwrap();
     };
-    let all: [(&str, &[u8]); 3] = [("state", b"x"), ("memory", b"x"), ("disk", b"x")];
+    let state = fs::read(place(&here, &id).join("state")).unwrap();
+    let all: [(&str, &[u8]); 3] = [("state", &state), ("memory", b"x"), ("disk", b"x")];
     let refuse = |record: &Value, members: &[(&str, &[u8])], says: &str| {
         write(record, members);
         let told = refused(&there, &with(&load(&path), &["--force"]));
@@ -313,6 +314,18 @@ fn a_strangers_template_is_not_believed() {
     refuse(&record, &[("memory", &large)], "where 67108864 are the most");
     refuse(&record, &all[..2], "a file of it is missing");
     refuse(&json!({}), &all, "its record cannot be used");
+    let [_, memory, disk] = all;
+    refuse(&record, &[("state", b"x"), memory, disk], "its state cannot be used");
+    refuse(
+        &record,
+        &[all[0], memory, ("memory.2", b"x"), disk],
+        "of its 2 memory files one is missing",
+    );
+    refuse(
+        &record,
+        &[all[0], memory, ("memory.1", b"x"), disk],
+        "of memory files its state names 1, and 2 have come",
+    );
     let zeroes = json!("0".repeat(64));
     let changes: [(&str, Value, &str); 16] = [
         ("/template/names", json!(["../web"]), "cannot be a template's name"),

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use agent::{Cgroups, Clones, Power, Reaper, Renewed, RootMode, Server, ServerConfig};
 use agent_api::VSOCK_PORT;
+use state::{Container, Fingerprint, Saved};
 use vmm_api::config::DeviceSpec;
 use vmm_api::devices::{ConsoleConfig, DeviceConfig, VsockConfig};
 use vmm_api::{
@@ -95,6 +96,13 @@ impl Machine {
             .collect()
     }
 
+    /// The state is of such devices.
+    fn is_of(&self, state: &File) -> bool {
+        let mut bytes = Vec::new();
+        let read = { state }.read_to_end(&mut bytes);
+        read.is_ok() && shape_of(&bytes).is_some_and(|shape| shape == self.shape().as_bytes())
+    }
+
     fn go(&mut self) {
         self.state = VmState::Running;
         if !std::mem::replace(&mut self.has_run, true) && self.play != "silent" {
@@ -135,25 +143,17 @@ fn carry_out(
         Request::Restore(config) => {
             let made = machine.insert(Machine::new(config.devices, fds, None));
             made.write_set = config.write_set;
-            let mut state = String::new();
-            File::from(made.take(config.files.state))
-                .read_to_string(&mut state)
-                .unwrap();
-            if state != made.shape() {
+            let state = File::from(made.take(config.files.state));
+            if !made.is_of(&state) {
                 result = refused("these are not the devices of the snapshot");
             }
         }
         Request::Rollback(config) => {
             let other = Machine::new(config.devices, fds, None);
             let now = machine.as_mut().unwrap();
-            let mut state = String::new();
-            let file = other.fds[index(config.files.state)]
-                .as_ref()
-                .unwrap()
-                .try_clone()
-                .unwrap();
-            File::from(file).read_to_string(&mut state).unwrap();
-            match state == other.shape() && other.shape() == now.shape() {
+            let file = other.fds[index(config.files.state)].as_ref().unwrap();
+            let state = File::from(file.try_clone().unwrap());
+            match other.is_of(&state) && other.shape() == now.shape() {
                 // The agent stays, and is found at another place.
                 true => {
                     *now = Machine {
@@ -177,12 +177,12 @@ fn carry_out(
                 "cannot be kept" => result = refused("the state cannot be written"),
                 _ => {
                     assert_eq!(machine.state, VmState::Paused);
-                    files.next().unwrap().write_all(machine.shape().as_bytes()).unwrap();
-                    files.next().unwrap().write_all(b"memory").unwrap();
+                    let (mut state, mut memory) = (files.next().unwrap(), files.next().unwrap());
                     // What it was restored from lies below.
-                    result = Ok(Reply::Written(Written {
-                        files: 1 + files.count(),
-                    }));
+                    let count = 1 + files.count();
+                    state.write_all(&state_of(&machine.shape(), count)).unwrap();
+                    memory.write_all(b"memory").unwrap();
+                    result = Ok(Reply::Written(Written { files: count }));
                 }
             }
         }
@@ -192,6 +192,26 @@ fn carry_out(
         _ => (),
     }
     (result, None)
+}
+
+/// A state with the frame that each has, of a machine with these devices, whose memory is in so many files.
+pub(crate) fn state_of(shape: &str, memory_files: usize) -> Vec<u8> {
+    let mut container = Container::new(Fingerprint::default());
+    let mut put = |component: &str, kind: &str, version, payload: Vec<u8>| {
+        let kind = kind.to_owned();
+        let saved = Saved { kind, version, payload };
+        container.put_saved(component, saved).unwrap();
+    };
+    let files = serde_json::json!({ "files": vec![serde_json::json!({}); memory_files] });
+    put("memory", "memory-file", 2, files.to_string().into_bytes());
+    put("shape", "shape", 1, shape.as_bytes().to_vec());
+    container.to_bytes().unwrap()
+}
+
+/// The devices of a state, if it is one.
+pub(crate) fn shape_of(state: &[u8]) -> Option<Vec<u8>> {
+    let mut container = Container::parse(state).ok()?;
+    Some(container.take_saved("shape").ok()?.payload)
 }
 
 fn refused(message: &str) -> Result<Reply, ApiError> {

@@ -3,6 +3,7 @@
 //! name. Knows no archive and no registry. What comes in is from strangers: a record is looked at (`record`) before anything
 //! believes it.
 
+mod memory;
 mod record;
 mod template;
 
