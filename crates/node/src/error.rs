@@ -369,38 +369,6 @@ impl Error {
         }
     }
 
-    /// The files that a machine was to go on from are likely to be why it did not, and not a host that is full or slow.
-    pub(crate) fn is_of_files(&self) -> bool {
-        matches!(
-            self,
-            Self::Refused { .. }
-                | Self::RefusedWhile { .. }
-                | Self::VmmDied { .. }
-                | Self::GuestEnded { .. }
-                | Self::Agent { .. }
-        )
-    }
-
-    /// The machine that was to go on from a snapshot or a template did not come to it, whatever in its files the cause may be.
-    pub(crate) fn is_of_machine(&self) -> bool {
-        let of_host = matches!(
-            self,
-            Self::Open { .. } | Self::File { .. } | Self::VmmTookMemory { .. } | Self::Deadline { .. }
-        );
-        of_host || self.is_of_files()
-    }
-
-    /// The agent is there, and will not do what it was asked.
-    pub(crate) fn is_agents_refusal(&self) -> bool {
-        matches!(
-            self,
-            Self::Agent {
-                cause: agent_api::Error::Refused(_),
-                ..
-            }
-        )
-    }
-
     /// Why a start failed, in a few words that are always the same.
     pub(crate) fn reason(&self) -> &'static str {
         match self {

@@ -136,6 +136,8 @@ impl Node {
                 // It would fail as well if it booted; or somebody has ended it.
                 Err(error) if !error.is_of_machine() || entry.stored().stopped => return Err(error),
                 Err(error) => {
+                    // While its cgroup tells.
+                    let error = self.with_cause(entry, error);
                     log::warn!(
                         "sandbox {} boots, as it cannot be cloned of a template: {error}",
                         entry.id

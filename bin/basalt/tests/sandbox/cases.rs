@@ -13,7 +13,7 @@ use crate::{
 
 /// Each case with its name; some modules have lists of their own.
 pub(crate) fn all() -> Vec<(&'static str, fn())> {
-    [ALL, builds::CASES, portable_templates::CASES].concat()
+    [ALL, templates::CASES, builds::CASES, portable_templates::CASES].concat()
 }
 
 /// Those of the other modules.
@@ -114,30 +114,6 @@ const ALL: &[(&str, fn())] = &[
     (
         "a_rollback_that_fails_costs_as_little_as_it_can",
         snapshots::a_rollback_that_fails_costs_as_little_as_it_can,
-    ),
-    (
-        "the_first_is_kept_and_the_next_are_cloned",
-        templates::the_first_is_kept_and_the_next_are_cloned,
-    ),
-    (
-        "what_is_mounted_is_each_clones_own",
-        templates::what_is_mounted_is_each_clones_own,
-    ),
-    (
-        "templates_follow_programs_and_images",
-        templates::templates_follow_programs_and_images,
-    ),
-    (
-        "a_template_that_is_no_use_goes_and_the_sandbox_boots",
-        templates::a_template_that_is_no_use_goes_and_the_sandbox_boots,
-    ),
-    (
-        "who_removes_a_clone_on_its_way_blames_no_template",
-        templates::who_removes_a_clone_on_its_way_blames_no_template,
-    ),
-    (
-        "a_sandbox_that_cannot_be_kept_runs_on",
-        templates::a_sandbox_that_cannot_be_kept_runs_on,
     ),
     (
         "a_daemon_that_is_killed_on_the_way_leaves_a_sandbox_that_runs",

@@ -25,6 +25,9 @@ use vmm_api::{
 };
 use wire::packet::PacketSocket;
 
+/// A restore fails on this host, as if it had no memory, where the lowest memory file begins so.
+pub(crate) const HOST_IS_FULL: &str = "the host is full";
+
 pub(crate) fn serve(control: RawFd) {
     // SAFETY: the parent has left this descriptor open for this program, and nothing here has taken it yet.
     let listener = unsafe { OwnedFd::from_raw_fd(control) };
@@ -144,8 +147,20 @@ fn carry_out(
             let made = machine.insert(Machine::new(config.devices, fds, None));
             made.write_set = config.write_set;
             let state = File::from(made.take(config.files.state));
+            let mut memory = String::new();
+            let lowest = made.take(config.files.memory[0]);
             if !made.is_of(&state) {
                 result = refused("these are not the devices of the snapshot");
+            } else if File::from(lowest)
+                .take(HOST_IS_FULL.len() as u64)
+                .read_to_string(&mut memory)
+                .is_ok()
+                && memory == HOST_IS_FULL
+            {
+                result = Err(ApiError {
+                    kind: ErrorKind::Host,
+                    message: "KVM_CREATE_VM failed: Cannot allocate memory".to_owned(),
+                });
             }
         }
         Request::Rollback(config) => {
