@@ -95,9 +95,7 @@ pub enum Error {
     #[error("the template `{0}` has no network: leave --network node and --publish out, or build another with one")]
     TemplateWithoutNetwork(String),
     /// More directories than a template's machine has devices for.
-    #[error(
-        "a sandbox of the template `{0}` can have {1} volumes: leave some out, or share a directory above several of them"
-    )]
+    #[error("a sandbox of the template `{}` can have {}", .0, fewer_volumes(*.1))]
     TemplateVolumes(String, usize),
     /// A template whose image is gone.
     #[error(
@@ -499,6 +497,16 @@ fn cpus_of(template: &node_api::Template) -> String {
     }
 }
 
+fn fewer_volumes(most: usize) -> String {
+    match most {
+        0 => {
+            "no volumes: leave --volume out, or run another, as those of `basalt template build` have devices for them"
+                .to_owned()
+        }
+        most => format!("{most} volumes: leave some out, or share a directory above several of them"),
+    }
+}
+
 fn disk_of(template: &node_api::Template) -> String {
     let disk = template.resources.disk;
     disk.map_or_else(|| "no disk".to_owned(), |disk| format!("a disk of {disk}"))
@@ -535,6 +543,17 @@ mod tests {
         };
         let error = Error::from(share("mapping the owners"));
         assert_eq!((error.reason(), error.for_api().kind), ("volume", ErrorKind::Invalid));
+    }
+
+    #[test]
+    fn how_many_volumes_there_can_be_is_said_in_words_that_fit() {
+        let told = |most| Error::TemplateVolumes("web".into(), most).to_string();
+        assert!(
+            told(0).contains("can have no volumes: leave --volume out"),
+            "{}",
+            told(0)
+        );
+        assert!(told(2).contains("can have 2 volumes: leave some out"), "{}", told(2));
     }
 
     #[test]

@@ -277,6 +277,8 @@ fn those_that_run_makes_are_others() {
     assert!(ids.len() == 33 && !ids.contains(&own));
     // It can be named by its id as well.
     done(&world, &["run", "--rm", "--template", &own[..16], "true"]);
+    let said = refusal(&world, &["run", "--rm", "--template", &own, "-v", "/usr:/x", "true"]);
+    assert!(said.contains("can have no volumes: leave --volume out"), "{said}");
     // The next of its kind takes its place, and nobody else's.
     fs::write(world.path("basalt-assets/vmlinux"), "another one that can be kept").unwrap();
     assert_eq!(run("three"), Value::Null);
