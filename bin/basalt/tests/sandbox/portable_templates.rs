@@ -282,6 +282,57 @@ fn a_template_that_cannot_be_used_here_is_refused() {
     assert_eq!(done(&there, &["images"]).lines().count(), 1, "an image is left");
 }
 
+/// What may not stand in a record: where, what, and what is said of it.
+fn not_to_be_said() -> Vec<(&'static str, Value, &'static str)> {
+    let zeroes = json!("0".repeat(64));
+    vec![
+        ("/template/names", json!(["../web"]), "cannot be a template's name"),
+        ("/template/names", json!(vec!["x"; 65]), "more names"),
+        ("/template/names", json!(["0123456789ab"]), "looks like an id"),
+        ("/template/id", json!("../../x"), "no id of a template"),
+        (
+            "/template/id",
+            zeroes.clone(),
+            "its id is not that of what it was made of",
+        ),
+        ("/template/digest", json!("../../x"), "names no image by a digest"),
+        ("/template/digest", zeroes.clone(), "another shape"),
+        ("/template/programs/kernel", zeroes, "another VMM, kernel or agent"),
+        ("/template/programs/kernel", json!("x"), "hash that is none"),
+        ("/template/resources/cpus", json!(0), "no machine has"),
+        ("/template/recipe", Value::Null, "nobody has built it"),
+        ("/template/recipe/commands", json!(["\u{1b}[2J"]), "control characters"),
+        (
+            "/template/recipe/commands",
+            json!(["x".repeat(200_000)]),
+            "are the most",
+        ),
+        (
+            "/template/recipe/env",
+            json!(["C=4"]),
+            "its id is not that of what it was made of",
+        ),
+        ("/template/networked", json!(true), "this node has none"),
+        ("/shape/share_slots", json!(3), "devices for volumes"),
+        ("/shape/share_slots", json!(1), "its id is not that"),
+        (
+            "/template/host/vendor",
+            json!("AnotherVendor"),
+            "it was made on a host with another processor (AnotherVendor; here",
+        ),
+        (
+            "/shape/command_line",
+            json!("init=/bin/sh"),
+            "other options of the kernel",
+        ),
+        (
+            "/shape/network",
+            json!({"addresses": [], "gateways": [], "dns": [], "search": [], "mtu": 9}),
+            "another guest network",
+        ),
+    ]
+}
+
 fn a_strangers_template_is_not_believed() {
     let (here, id) = with_template();
     let record: Value = serde_json::from_slice(&fs::read(place(&here, &id).join("record.json")).unwrap()).unwrap();
@@ -326,60 +377,7 @@ fn a_strangers_template_is_not_believed() {
         &[all[0], memory, ("memory.1", b"x"), disk],
         "of memory files its state names 1, and 2 have come",
     );
-    let zeroes = json!("0".repeat(64));
-    let changes: [(&str, Value, &str); 16] = [
-        ("/template/names", json!(["../web"]), "cannot be a template's name"),
-        ("/template/names", json!(vec!["x"; 65]), "more names"),
-        ("/template/names", json!(["0123456789ab"]), "looks like an id"),
-        ("/template/id", json!("../../x"), "no id of a template"),
-        (
-            "/template/id",
-            zeroes.clone(),
-            "its id is not that of what it was made of",
-        ),
-        ("/template/digest", json!("../../x"), "names no image by a digest"),
-        ("/template/digest", zeroes.clone(), "another shape"),
-        ("/template/programs/kernel", zeroes, "another VMM, kernel or agent"),
-        ("/template/programs/kernel", json!("x"), "hash that is none"),
-        ("/template/resources/cpus", json!(0), "no machine has"),
-        ("/template/recipe", Value::Null, "nobody has built it"),
-        ("/template/recipe/commands", json!(["\u{1b}[2J"]), "control characters"),
-        (
-            "/template/recipe/commands",
-            json!(["x".repeat(200_000)]),
-            "are the most",
-        ),
-        (
-            "/template/recipe/env",
-            json!(["C=4"]),
-            "its id is not that of what it was made of",
-        ),
-        ("/template/networked", json!(true), "this node has none"),
-        ("/shape/share_slots", json!(3), "devices for volumes"),
-    ];
-    for (at, value, says) in changes {
-        let mut changed = record.clone();
-        *changed.pointer_mut(at).unwrap() = value;
-        refuse(&changed, &all, says);
-    }
-    for (at, value, says) in [
-        ("/shape/share_slots", json!(1), "its id is not that"),
-        (
-            "/template/host/vendor",
-            json!("AnotherVendor"),
-            "it was made on a host with another processor (AnotherVendor; here",
-        ),
-        (
-            "/shape/command_line",
-            json!("init=/bin/sh"),
-            "other options of the kernel",
-        ),
-        (
-            "/shape/network",
-            json!({"addresses": [], "gateways": [], "dns": [], "search": [], "mtu": 9}),
-            "another guest network",
-        ),
-    ] {
+    for (at, value, says) in not_to_be_said() {
         let mut changed = record.clone();
         *changed.pointer_mut(at).unwrap() = value;
         refuse(&changed, &all, says);
