@@ -144,7 +144,7 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    fn give_up(&mut self) {
+    pub(crate) fn give_up(&mut self) {
         self.hopeless = true;
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! What it does besides is asked for by the kernel file's contents, the one thing that a test can write and that reaches
 //! a VMM: `panic`, `refuse`, `silent`, or nothing; with `can be kept` and `cannot be kept` its agent can freeze and renew, and the
-//! VMM can take a snapshot or not.
+//! VMM can take a snapshot or not; with `holds on and can be kept` the first connection to its agent never ends.
 //!
 //! A snapshot's state is what the guest's devices look like, its memory one word; a guest that is restored
 //! has no commands, and writes to its console what its agent was told.
@@ -311,9 +311,26 @@ fn start_agent(machine: &mut Machine) {
     if !machine.restored {
         let (ours, theirs) = UnixStream::pair().unwrap();
         acceptor.send(&VSOCK_PORT.to_le_bytes(), &[theirs.as_fd()]).unwrap();
-        server.serve_in_thread(ours);
+        match machine.play.starts_with("holds on") {
+            true => server.serve_in_thread(held_on(ours)),
+            false => server.serve_in_thread(ours),
+        }
     }
     listen(listener, server);
+}
+
+/// A stream that carries everything to the other one and back, but never its end.
+fn held_on(outer: UnixStream) -> UnixStream {
+    let (inner, agents) = UnixStream::pair().unwrap();
+    for (from, to) in [(&outer, &inner), (&inner, &outer)] {
+        let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+        std::thread::spawn(move || {
+            // Both stay open, whatever becomes of it.
+            drop(std::io::copy(&mut from, &mut to));
+            std::thread::park();
+        });
+    }
+    agents
 }
 
 /// Serves whoever dials.

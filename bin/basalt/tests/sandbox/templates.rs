@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -32,10 +33,17 @@ pub(crate) const CASES: &[(&str, fn())] = &[
         a_host_that_is_full_blames_no_template,
     ),
     (
+        "an_agent_that_holds_on_costs_the_template_only",
+        an_agent_that_holds_on_costs_the_template_only,
+    ),
+    (
         "a_sandbox_that_cannot_be_kept_runs_on",
         a_sandbox_that_cannot_be_kept_runs_on,
     ),
 ];
+
+/// How long an agent may take for an answer (`node::TimeLimits`).
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// The templates' ids.
 fn templates(world: &World) -> Vec<String> {
@@ -313,6 +321,20 @@ fn a_host_that_is_full_blames_no_template() {
     fs::write(&memory, before).unwrap();
     detached(&world, "five", &SLEEP);
     assert_eq!(template_of(&world, "five").as_ref(), kept.first());
+}
+
+fn an_agent_that_holds_on_costs_the_template_only() {
+    let world = World::new("holds on and can be kept");
+    detached(&world, "one", &sleeping(&["--tmpfs", "/x"]));
+    done(&world, &["exec", "one", "true"]);
+    assert_eq!(console(&world, "one"), "renewed as the same - tmpfs /x\n");
+    assert!(templates(&world).is_empty());
+    // Nobody tries again, nor waits for it.
+    let begun = Instant::now();
+    detached(&world, "two", &SLEEP);
+    assert!(begun.elapsed() < ANSWER, "{:?}", begun.elapsed());
+    assert_eq!(console(&world, "two"), "");
+    assert_eq!(fs::read_dir(world.path("state/templates")).unwrap().count(), 0);
 }
 
 fn a_sandbox_that_cannot_be_kept_runs_on() {
