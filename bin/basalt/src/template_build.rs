@@ -79,8 +79,8 @@ pub(crate) fn words(args: &BuildArgs, digest: &str, set: &[String]) -> Vec<Strin
 
 /// A template of this name or id that a sandbox can be cloned of: built once more where what it was made with has changed.
 pub(crate) fn up_to_date(wanted: &str, output: &Output) -> Result<Template> {
-    let (template, usable) = inspected(&mut daemon::connect()?, wanted)?;
-    let Some(recipe) = template.recipe.clone().filter(|_| !usable) else {
+    let template = inspected(&mut daemon::connect()?, wanted)?;
+    let (Some(recipe), Some(why)) = (template.recipe.clone(), template.outdated.clone()) else {
         // One without a recipe goes by itself, and the daemon says so.
         return Ok(template);
     };
@@ -91,10 +91,7 @@ pub(crate) fn up_to_date(wanted: &str, output: &Output) -> Result<Template> {
              import the image, or remove the template (`basalt template rm {name}`)"
         )));
     }
-    output.note(&format!(
-        "the template {} was made with another VMM, kernel, agent or network, and is built again",
-        template.name()
-    ));
+    output.note(&format!("the template {} is built again, as {why}", template.name()));
     let config = BuildConfig {
         names: template.names.clone(),
         replaces: Some(template.id.clone()),
@@ -107,11 +104,11 @@ pub(crate) fn up_to_date(wanted: &str, output: &Output) -> Result<Template> {
     made(config, output).with_context(|| format!("the template {name} cannot be built again"))
 }
 
-/// What the daemon knows of it, and whether sandboxes can be cloned of it.
-pub(crate) fn inspected(client: &mut Client, wanted: &str) -> Result<(Template, bool)> {
+/// What the daemon knows of it.
+pub(crate) fn inspected(client: &mut Client, wanted: &str) -> Result<Template> {
     let template = wanted.to_owned();
     match client.ask(Request::InspectTemplate { template })? {
-        (Reply::Template { template, usable }, _) => Ok((*template, usable)),
+        (Reply::Template(template), _) => Ok(*template),
         (other, _) => Err(unexpected(&other)),
     }
 }
@@ -121,7 +118,7 @@ fn made(config: BuildConfig, output: &Output) -> Result<Template> {
     let recipe = config.recipe.clone();
     let mut client = daemon::connect()?;
     let (sandbox, command) = match client.ask(Request::BuildTemplate(Box::new(config)))? {
-        (Reply::Template { template, .. }, _) => {
+        (Reply::Template(template), _) => {
             output.note(&format!(
                 "there is the same template already, {}; --force builds it again",
                 template.name()
@@ -182,7 +179,7 @@ impl Builder<'_> {
         // Its connection had to be there until then: its client would have left it otherwise.
         drop(left);
         match kept {
-            (Reply::Template { template, .. }, _) => Ok(*template),
+            (Reply::Template(template), _) => Ok(*template),
             (other, _) => Err(unexpected(&other)),
         }
     }

@@ -61,7 +61,8 @@ fn inspect(wanted: &[String], output: &Output) -> Result<u8> {
     let mut client = daemon::connect()?;
     let mut found = Vec::new();
     for one in wanted {
-        let (template, usable) = template_build::inspected(&mut client, one)?;
+        let template = template_build::inspected(&mut client, one)?;
+        let usable = template.outdated.is_none();
         found.push(Inspected { template, usable });
     }
     // What it is, whole, is JSON for people, too.
@@ -85,7 +86,7 @@ fn list(output: &Output) -> Result<u8> {
     let templates = all(&mut daemon::connect()?)?;
     output.result(&templates, || {
         let head = [
-            "ID", "NAME", "IMAGE", "CPUS", "MEMORY", "DISK", "NETWORK", "SIZE", "USED",
+            "ID", "NAME", "IMAGE", "CPUS", "MEMORY", "DISK", "NETWORK", "SIZE", "USABLE", "USED",
         ];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
         rows.extend(templates.iter().map(|template| {
@@ -102,6 +103,7 @@ fn list(output: &Output) -> Result<u8> {
                 resources.disk.map_or_else(|| "-".to_owned(), |disk| disk.to_string()),
                 if template.networked { "yes" } else { "no" }.to_owned(),
                 ByteSize(template.bytes).to_string(),
+                if template.outdated.is_none() { "yes" } else { "no" }.to_owned(),
                 format!("{} ago", ago(template.used_ns)),
             ]
         }));

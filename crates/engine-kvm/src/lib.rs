@@ -48,6 +48,9 @@ const STATE_CAPS: &[Cap] = &[
     Cap::MpState,
 ];
 
+/// Those of them that a restored vCPU asks for itself where it needs them: its TSC may run here as it did there.
+const ASKED_BY_VCPUS: &[Cap] = &[Cap::TscControl];
+
 /// The KVM engine over one open `/dev/kvm`, which its clones share.
 #[derive(Clone)]
 pub struct KvmEngine {
@@ -109,13 +112,23 @@ impl Engine for KvmEngine {
             .kvm
             .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
             .map_err(failed("KVM_GET_SUPPORTED_CPUID"))?;
-        let has = |bit: usize, cap: Cap| u64::from(self.kvm.check_extension(cap)) << bit;
-        let capabilities = STATE_CAPS.iter().enumerate();
         Ok(Traits {
             cpuid: cpuid::entries(&cpuid::for_vcpu(&supported, 0, 1)?),
-            capabilities: capabilities.fold(0, |bits, (bit, &cap)| bits | has(bit, cap)),
+            capabilities: state_caps(|cap| self.kvm.check_extension(cap)),
+            asked_by_vcpus: asked_by_vcpus(),
         })
     }
+}
+
+/// The bits of the capabilities of which this is so.
+fn state_caps(is: impl Fn(Cap) -> bool) -> u64 {
+    let caps = STATE_CAPS.iter().enumerate();
+    caps.fold(0, |bits, (bit, &cap)| bits | u64::from(is(cap)) << bit)
+}
+
+fn asked_by_vcpus() -> u64 {
+    // `Cap` is no `PartialEq`, but a number.
+    state_caps(|cap| ASKED_BY_VCPUS.iter().any(|&asked| asked as u32 == cap as u32))
 }
 
 /// Names a failed call.
@@ -123,5 +136,17 @@ fn failed(call: &'static str) -> impl Fn(kvm_ioctls::Error) -> EngineError {
     move |error| EngineError::Call {
         call,
         source: std::io::Error::from_raw_os_error(error.errno()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bits_of_a_fingerprint_stay_where_they_are() {
+        assert_eq!(state_caps(|_| true), (1 << STATE_CAPS.len()) - 1);
+        assert_eq!(state_caps(|cap| matches!(cap, Cap::X2ApicApi)), 1 << 1);
+        assert_eq!(asked_by_vcpus(), 1 << 6, "TSC scaling");
     }
 }

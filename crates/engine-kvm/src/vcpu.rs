@@ -175,11 +175,9 @@ impl KvmVcpu {
     /// A guest has measured its TSC once and for all: where this host's runs otherwise, KVM has to scale it.
     fn run_tsc_at(&self, saved: u32) -> Result<()> {
         let here = self.fd.get_tsc_khz().map_err(failed("KVM_GET_TSC_KHZ"))?;
-        match same_tsc(saved, here) {
-            Err(_) if saved != 0 && self.kvm.check_extension(Cap::TscControl) => {
-                self.fd.set_tsc_khz(saved).map_err(failed("KVM_SET_TSC_KHZ"))
-            }
-            same => same,
+        match tsc_to_set(saved, here, || self.kvm.check_extension(Cap::TscControl))? {
+            Some(khz) => self.fd.set_tsc_khz(khz).map_err(failed("KVM_SET_TSC_KHZ")),
+            None => Ok(()),
         }
     }
 
@@ -253,6 +251,15 @@ impl KvmVcpu {
 /// As far as KVM lets a guest's TSC be off before it scales it (the module's parameter `tsc_tolerance_ppm`).
 const TSC_TOLERANCE_PPM: u64 = 250;
 
+/// What KVM is told of a guest's TSC. Only one that would run otherwise here needs a KVM that can scale it: this is the one place
+/// that asks for the capability (`ASKED_BY_VCPUS`).
+fn tsc_to_set(saved: u32, here: u32, can_scale: impl FnOnce() -> bool) -> Result<Option<u32>> {
+    match same_tsc(saved, here) {
+        Err(_) if saved != 0 && can_scale() => Ok(Some(saved)),
+        same => same.map(|()| None),
+    }
+}
+
 /// Whether a guest's clocks go right without scaling.
 fn same_tsc(saved: u32, here: u32) -> Result<()> {
     if u64::from(saved.abs_diff(here)) * 1_000_000 <= u64::from(here) * TSC_TOLERANCE_PPM {
@@ -276,5 +283,16 @@ mod tests {
             let error = same_tsc(saved, 2_000_000).unwrap_err().to_string();
             assert!(error.contains("would run at 2000000 kHz here"), "{error}");
         }
+    }
+
+    #[test]
+    fn only_a_tsc_that_runs_otherwise_has_to_be_scaled() {
+        let set = |saved, can_scale| tsc_to_set(saved, 2_000_000, || can_scale).ok();
+        for can_scale in [true, false] {
+            assert_eq!(set(2_000_500, can_scale), Some(None), "within what KVM lets pass");
+            assert_eq!(set(0, can_scale), None, "no rate at all");
+        }
+        assert_eq!(set(2_000_501, true), Some(Some(2_000_501)));
+        assert_eq!(set(2_000_501, false), None);
     }
 }

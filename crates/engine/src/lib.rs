@@ -62,6 +62,8 @@ pub struct Traits {
     pub cpuid: Vec<CpuidEntry>,
     /// Capabilities that saved state depends on, a bit each in an order of the engine's own.
     pub capabilities: u64,
+    /// Those of them, whether or not this host has them, that a saved vCPU can do without: where one cannot, its restore refuses it.
+    pub asked_by_vcpus: u64,
 }
 
 /// A way to make virtual machines.

@@ -125,6 +125,9 @@ pub enum ConfigError {
         "`{0}` cannot be a template's name: begin with a letter or digit, then letters, digits, `_`, `.` and `-`, 64 at most"
     )]
     Template(String),
+    /// A template's name that could as well be an id.
+    #[error("`{0}` cannot be a template's name, as it looks like an id: give it another letter than a to f")]
+    LikeId(String),
     /// No command for `sh -c`.
     #[error("{0:?} is nothing that `sh -c` could run: write a command, without zero bytes")]
     Script(String),

@@ -25,7 +25,7 @@ pub use message::{
 };
 pub use sandbox::{Ended, Sandbox, State};
 pub use snapshot::{CloneConfig, Programs, Snapshot, check_snapshot_name};
-pub use template::{BuildConfig, Recipe, Template, check_template_name};
+pub use template::{BuildConfig, HostTraits, LoadedTemplate, Recipe, TakenName, Template, check_template_name};
 pub use tmpfs::Tmpfs;
 pub use volume::{Volume, VolumeError, VolumeMount, VolumeSource};
 

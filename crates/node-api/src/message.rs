@@ -10,7 +10,7 @@ use crate::config::SandboxConfig;
 use crate::portable::Kind;
 use crate::sandbox::{Ended, Sandbox};
 use crate::snapshot::{CloneConfig, Snapshot};
-use crate::template::{BuildConfig, Template};
+use crate::template::{BuildConfig, LoadedTemplate, Template};
 use crate::volume::Volume;
 
 /// What is asked of a daemon. A `sandbox` is a name, or an id or the beginning of one.
@@ -209,7 +209,7 @@ pub enum LoadStep {
         /// The file's name.
         name: String,
     },
-    /// It is whole: give it its name. [`Reply::Snapshot`] or [`Reply::Template`].
+    /// It is whole: give it its name. [`Reply::Snapshot`] or [`Reply::LoadedTemplate`].
     Keep,
 }
 
@@ -345,12 +345,9 @@ pub enum Reply {
     /// The names of files whose descriptors came along.
     Files(Vec<String>),
     /// A template.
-    Template {
-        /// The template.
-        template: Box<Template>,
-        /// Sandboxes can be cloned of it now: nothing that it was made with has changed.
-        usable: bool,
-    },
+    Template(Box<Template>),
+    /// A template that was brought.
+    LoadedTemplate(Box<LoadedTemplate>),
 }
 
 /// One of several things, before the reply.

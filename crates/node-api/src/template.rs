@@ -8,6 +8,9 @@ use crate::config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxC
 use crate::limits::Limits;
 use crate::snapshot::Programs;
 
+/// Hexadecimal digits of an id, where it is shown to people.
+const SHORT: usize = 12;
+
 /// A machine that has booted an image, of which sandboxes are cloned instead of being booted. Nothing has run in it yet, or what
 /// its recipe says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,12 +39,54 @@ pub struct Template {
     /// How it was built; `None` of one that the daemon has made by itself.
     #[serde(default)]
     pub recipe: Option<Recipe>,
+    /// Where it was made; `None` of one that an older daemon has made.
+    #[serde(default)]
+    pub host: Option<HostTraits>,
+    /// It has come from elsewhere, as a file or by a registry: what is in it is somebody else's word.
+    #[serde(default)]
+    pub brought: bool,
+    /// Why no sandbox can be cloned of it now. Found out whenever somebody is told of it, and part of no record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outdated: Option<String>,
+}
+
+/// A template that has come from elsewhere and is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadedTemplate {
+    /// The template, with the names that it has now.
+    #[serde(flatten)]
+    pub template: Template,
+    /// Names of it that others had until now.
+    pub taken: Vec<TakenName>,
+}
+
+/// A name that one template has lost to another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TakenName {
+    /// The name.
+    pub name: String,
+    /// The id of the one that had it.
+    pub from: String,
+    /// That one had no other name, and is gone.
+    pub gone: bool,
+}
+
+/// A host, as far as a machine that goes on from files depends on it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostTraits {
+    /// The kernel's release.
+    pub kernel: String,
+    /// Who made the processor, as CPUID says.
+    pub vendor: String,
+    /// The processor's name, with family, model and stepping.
+    pub processor: String,
+    /// SHA-256 of the names of its features.
+    pub features: String,
 }
 
 impl Template {
     /// Its first name, or the beginning of its id.
     pub fn name(&self) -> &str {
-        const SHORT: usize = 12;
         let short = self.id.get(..SHORT).unwrap_or(&self.id);
         self.names.first().map_or(short, String::as_str)
     }
@@ -147,12 +192,18 @@ impl BuildConfig {
     }
 }
 
-/// Checks a template's name.
+/// Checks a template's name. Ids are shown with [`SHORT`] digits at least: what could be one is no name, so that whoever writes so much
+/// of an id always means that. A shorter name wins over ids that begin like it.
 ///
 /// # Errors
-/// [`ConfigError::Template`].
+/// [`ConfigError::Template`], [`ConfigError::LikeId`].
 pub fn check_template_name(name: &str) -> Result<(), ConfigError> {
-    check_name(name).map_err(|_| ConfigError::Template(name.to_owned()))
+    check_name(name).map_err(|_| ConfigError::Template(name.to_owned()))?;
+    let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    match name.len() >= SHORT && name.bytes().all(is_digit) {
+        true => Err(ConfigError::LikeId(name.to_owned())),
+        false => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -197,6 +248,13 @@ mod tests {
             broken(|c| c.names.push("a/b".into())),
             ConfigError::Template("a/b".into())
         );
+        assert_eq!(
+            broken(|c| c.names.push("0123456789ab".into())),
+            ConfigError::LikeId("0123456789ab".into())
+        );
+        for name in ["cafe", "0123456789a", "0123456789ABC", "0123456789abc-g"] {
+            assert_eq!(check_template_name(name), Ok(()), "{name}");
+        }
         assert_eq!(
             broken(|c| c.recipe.commands.push(" ".into())),
             ConfigError::Script(" ".into())
@@ -244,6 +302,9 @@ mod tests {
             programs: Programs::default(),
             bytes: 0,
             recipe: None,
+            host: None,
+            brought: false,
+            outdated: None,
         };
         assert_eq!(template.name(), "0123456789ab");
         template.names = vec!["web".into(), "www".into()];

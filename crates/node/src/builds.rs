@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::points;
-use node_api::{BuildConfig, NetworkMode, SandboxConfig, State, Template};
+use node_api::{BuildConfig, NetworkMode, SandboxConfig, State, TakenName, Template};
 use observe::span::span;
 
 use crate::database::Stored;
@@ -26,7 +26,7 @@ use crate::snapshots::{Begun, Place};
 use crate::start::Started;
 use crate::templates::{Record, Shape, id, touch};
 use crate::vm::Vm;
-use crate::{Error, clock, memory_files, shares};
+use crate::{Error, clock, host_traits, memory_files, shares};
 
 /// A template that is being built in a sandbox.
 #[derive(Debug)]
@@ -122,7 +122,7 @@ impl Node {
         self.take_names(record, build.config.replaces.as_deref())?;
         drop(naming);
         self.points.at(points::BUILD_NAMED);
-        Ok(self.find_template(&id)?.0)
+        self.find_template(&id)
     }
 
     /// Has its agent leave nothing in its memory that nobody needs. It may take as long as writing that memory does.
@@ -151,14 +151,15 @@ impl Node {
         Ok(Record::of(stored, shape, files, programs, Some(config.recipe.clone())))
     }
 
-    /// Names the one of this id as asked, if there is one and it is of use.
+    /// Names the one of this id as asked, if there is one that was built here and it is of use. That another one is what its recipe
+    /// makes nobody here has seen.
     fn name_if_there(&self, id: &str, config: &BuildConfig) -> Result<Option<Template>, Error> {
         let naming = self.templates.naming();
         let known = self.templates.records();
         let Some(record) = known.into_iter().find(|record| record.template.id == id) else {
             return Ok(None);
         };
-        if !self.is_usable(&record)? {
+        if record.template.brought || self.why_outdated(&record, true)?.is_some() {
             return Ok(None);
         }
         let mut record = with_names(record, &BTreeSet::new(), &config.names);
@@ -166,7 +167,7 @@ impl Node {
         record.place(self).describe_anew(&record)?;
         self.take_names(record, config.replaces.as_deref())?;
         drop(naming);
-        Ok(Some(self.find_template(id)?.0))
+        Ok(Some(self.find_template(id)?))
     }
 
     pub(crate) fn names_of(&self, id: &str) -> BTreeSet<String> {
@@ -176,21 +177,22 @@ impl Node {
     }
 
     /// This one is the newest of its names: from here on others find it by them, and only then those that had them lose them on
-    /// the disk. One that has no name left goes.
-    pub(crate) fn take_names(&self, record: Record, replaced: Option<&str>) -> Result<(), Error> {
+    /// the disk. One that has no name left goes. What was taken from whom.
+    pub(crate) fn take_names(&self, record: Record, replaced: Option<&str>) -> Result<Vec<TakenName>, Error> {
         let id = record.template.id.clone();
-        let losers = {
+        let (taken, losers) = {
             let mut known = self.templates.lock();
             known.records.retain(|known| known.template.id != id);
+            let taken = to_be_taken(&known.records, &record.template.names);
             let losers = lose(&mut known.records, &record.template.names);
             known.records.push(record);
-            losers
+            (taken, losers)
         };
         self.write_losers(losers)?;
-        match replaced {
-            Some(replaced) if replaced != id => self.drop_template(replaced).map(drop),
-            _ => Ok(()),
+        if let Some(replaced) = replaced.filter(|replaced| *replaced != id) {
+            self.drop_template(replaced)?;
         }
+        Ok(taken)
     }
 
     fn write_losers(&self, losers: Vec<Record>) -> Result<(), Error> {
@@ -217,11 +219,14 @@ impl Node {
         }
     }
 
-    /// One of them, by a name, an id or the beginning of one; and whether sandboxes can be cloned of it.
-    pub(crate) fn find_template(&self, wanted: &str) -> Result<(Template, bool), Error> {
+    /// One of them, by a name, an id or the beginning of one.
+    pub(crate) fn find_template(&self, wanted: &str) -> Result<Template, Error> {
         let record = self.find_record(wanted)?;
-        let usable = self.is_usable(&record)?;
-        Ok((self.told(record), usable))
+        let outdated = self.why_outdated(&record, true)?;
+        Ok(Template {
+            outdated,
+            ..self.told(record)
+        })
     }
 
     pub(crate) fn find_record(&self, wanted: &str) -> Result<Record, Error> {
@@ -242,21 +247,35 @@ impl Node {
         }
     }
 
-    /// Nothing that it was made with has changed, and its files are there.
-    fn is_usable(&self, record: &Record) -> Result<bool, Error> {
+    /// What has changed since it was made, or which of its files is missing; `None` if sandboxes can be cloned of it. What guests are
+    /// told of the network is known where that is set up, or may be for this.
+    pub(crate) fn why_outdated(&self, record: &Record, sets_network_up: bool) -> Result<Option<String>, Error> {
         let template = &record.template;
-        let whole = record.place(self).is_whole(&template.resources);
-        if !whole || self.images.get(&template.digest).is_err() {
-            return Ok(false);
+        let because = |why: &str| Ok(Some(why.to_owned()));
+        if !record.place(self).is_whole(&template.resources) {
+            return because("its files are damaged");
         }
-        let shape = self.shape_of(
-            &template.digest,
-            &template.resources,
-            template.networked,
-            record.shape.share_slots,
-        )?;
-        let same = record.files == Files::of(&self.config) || template.programs == self.hashes.now(&self.config);
-        Ok(same && shape == record.shape)
+        if self.images.get(&template.digest).is_err() {
+            return because("its image is gone");
+        }
+        if record.files != Files::of(&self.config) && template.programs != self.hashes.now(&self.config) {
+            return because("it was made with another VMM, kernel or agent");
+        }
+        if !template.networked || sets_network_up || self.network_if_set_up().is_some() {
+            let (digest, resources) = (&template.digest, &template.resources);
+            let shape = self.shape_of(digest, resources, template.networked, record.shape.share_slots)?;
+            if shape != record.shape {
+                return because("it was made with another guest network or other options of the kernel");
+            }
+        }
+        Ok(self.other_host(template).map(|host| format!("it was made on {host}")))
+    }
+
+    /// What host it is of, where that is not like this one.
+    pub(crate) fn other_host(&self, template: &Template) -> Option<String> {
+        let model = template.resources.cpu_model.unwrap_or_default();
+        let made_on = template.host.as_ref()?;
+        host_traits::difference(made_on, host_traits::here(), model)
     }
 
     /// What a sandbox is cloned of that is to be of a template, and what it gets of it.
@@ -283,10 +302,10 @@ impl Node {
                 digest: template.digest.clone(),
             });
         }
-        if !self.is_usable(&record)? {
+        if let Some(why) = self.why_outdated(&record, true)? {
             // One that nobody has built is as good as gone.
             return Err(match &template.recipe {
-                Some(_) => Error::TemplateOutdated(template.name().to_owned()),
+                Some(_) => outdated(template.name(), &why),
                 None => Error::NoTemplate(wanted.to_owned()),
             });
         }
@@ -358,10 +377,29 @@ impl Place {
     }
 }
 
+pub(crate) fn outdated(name: &str, why: &str) -> Error {
+    Error::TemplateOutdated(name.to_owned(), why.to_owned())
+}
+
 pub(crate) fn with_names(mut record: Record, kept: &BTreeSet<String>, asked: &[String]) -> Record {
     let all: BTreeSet<String> = record.template.names.iter().chain(kept).chain(asked).cloned().collect();
     record.template.names = all.into_iter().collect();
     record
+}
+
+/// Which of these names have an owner, who is about to lose them.
+fn to_be_taken(records: &[Record], names: &[String]) -> Vec<TakenName> {
+    let of_one = |record: &Record| {
+        let own = &record.template.names;
+        let (from, gone) = (record.template.id.clone(), own.iter().all(|name| names.contains(name)));
+        let lost: Vec<String> = own.iter().filter(|name| names.contains(name)).cloned().collect();
+        lost.into_iter().map(move |name| TakenName {
+            name,
+            from: from.clone(),
+            gone,
+        })
+    };
+    records.iter().flat_map(of_one).collect()
 }
 
 /// These names are somebody else's from now on; those that have lost one.
@@ -421,6 +459,9 @@ mod tests {
                 programs: Programs::default(),
                 bytes: 0,
                 recipe: Some(Recipe::default()),
+                host: None,
+                brought: false,
+                outdated: None,
             },
         }
     }
@@ -434,8 +475,16 @@ mod tests {
     fn a_name_is_of_one_and_goes_to_whoever_is_built_last() {
         let mut records = [record("a", &["web"], 1), record("b", &["db", "web2"], 2)];
         assert!(lose(&mut records, &["other".into()]).is_empty());
-        let losers = lose(&mut records, &["web".into(), "db".into()]);
+        let names = ["web".into(), "db".into(), "nobodys".into()];
+        let taken = to_be_taken(&records, &names);
+        let taken: Vec<_> = taken
+            .iter()
+            .map(|taken| (&taken.name[..], &taken.from[..], taken.gone))
+            .collect();
+        assert_eq!(taken, [("web", "a", true), ("db", "b", false)]);
+        let losers = lose(&mut records, &names);
         assert_eq!(told(&losers), ["a ", "b web2"]);
+        assert_eq!(to_be_taken(&records, &names), []);
         assert_eq!(told(&records), told(&losers));
         assert!(lose(&mut records, &["web".into()]).is_empty(), "it has lost it already");
     }

@@ -175,7 +175,7 @@ impl Node {
     }
 
     /// Tells a VMM that was killed for the memory it took from one that died otherwise.
-    fn with_cause(&self, entry: &Entry, error: Error) -> Error {
+    pub(crate) fn with_cause(&self, entry: &Entry, error: Error) -> Error {
         let Error::VmmDied { during, log } = error else {
             return error;
         };

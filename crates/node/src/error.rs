@@ -95,9 +95,7 @@ pub enum Error {
     #[error("the template `{0}` has no network: leave --network node and --publish out, or build another with one")]
     TemplateWithoutNetwork(String),
     /// More directories than a template's machine has devices for.
-    #[error(
-        "a sandbox of the template `{0}` can have {1} volumes: leave some out, or share a directory above several of them"
-    )]
+    #[error("a sandbox of the template `{}` can have {}", .0, fewer_volumes(*.1))]
     TemplateVolumes(String, usize),
     /// A template whose image is gone.
     #[error(
@@ -122,16 +120,16 @@ pub enum Error {
     TemplateThere(String),
     /// A template that would be another one here.
     #[error(
-        "no sandbox could be cloned of this template here, as it was made with {0}: build it here with `basalt template build`, or \
+        "no sandbox could be cloned of this template here, as it was made {0}: build it here with `basalt template build`, or \
          load it where it can be used"
     )]
-    TemplateOfAnother(&'static str),
-    /// A template of other programs.
+    TemplateOfAnother(String),
+    /// A template of other programs, or of another host.
     #[error(
-        "the template `{0}` was made with another VMM, kernel, agent or network than there is now, or its files are damaged: build \
-         it again (`basalt template build`, or `basalt run --template {0}`, which does so)"
+        "no sandbox can be cloned of the template `{0}` any more, as {1}: build it again (`basalt template build`, or \
+         `basalt run --template {0}`, which does so)"
     )]
-    TemplateOutdated(String),
+    TemplateOutdated(String, String),
     /// A build that a new version has overtaken.
     #[error("the VMM, the kernel or the agent was replaced while the template was built: build it again")]
     ProgramsReplaced,
@@ -369,38 +367,6 @@ impl Error {
         }
     }
 
-    /// The files that a machine was to go on from are likely to be why it did not, and not a host that is full or slow.
-    pub(crate) fn is_of_files(&self) -> bool {
-        matches!(
-            self,
-            Self::Refused { .. }
-                | Self::RefusedWhile { .. }
-                | Self::VmmDied { .. }
-                | Self::GuestEnded { .. }
-                | Self::Agent { .. }
-        )
-    }
-
-    /// The machine that was to go on from a snapshot or a template did not come to it, whatever in its files the cause may be.
-    pub(crate) fn is_of_machine(&self) -> bool {
-        let of_host = matches!(
-            self,
-            Self::Open { .. } | Self::File { .. } | Self::VmmTookMemory { .. } | Self::Deadline { .. }
-        );
-        of_host || self.is_of_files()
-    }
-
-    /// The agent is there, and will not do what it was asked.
-    pub(crate) fn is_agents_refusal(&self) -> bool {
-        matches!(
-            self,
-            Self::Agent {
-                cause: agent_api::Error::Refused(_),
-                ..
-            }
-        )
-    }
-
     /// Why a start failed, in a few words that are always the same.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
@@ -420,7 +386,7 @@ impl Error {
             | Self::TemplateWithoutNetwork(_)
             | Self::TemplateVolumes(..)
             | Self::TemplateImage { .. }
-            | Self::TemplateOutdated(_)
+            | Self::TemplateOutdated(..)
             | Self::TemplateNameTaken(_)
             | Self::TemplateThere(_)
             | Self::TemplateOfAnother(_)
@@ -484,7 +450,7 @@ impl Error {
             | Self::VolumeInUse { .. }
             | Self::Locked(_) => ErrorKind::Conflict,
             Self::WrongState { .. }
-            | Self::TemplateOutdated(_)
+            | Self::TemplateOutdated(..)
             | Self::TemplateOfAnother(_)
             | Self::ProgramsReplaced => ErrorKind::WrongState,
             Self::VmmDied { .. }
@@ -531,6 +497,16 @@ fn cpus_of(template: &node_api::Template) -> String {
     }
 }
 
+fn fewer_volumes(most: usize) -> String {
+    match most {
+        0 => {
+            "no volumes: leave --volume out, or run another, as those of `basalt template build` have devices for them"
+                .to_owned()
+        }
+        most => format!("{most} volumes: leave some out, or share a directory above several of them"),
+    }
+}
+
 fn disk_of(template: &node_api::Template) -> String {
     let disk = template.resources.disk;
     disk.map_or_else(|| "no disk".to_owned(), |disk| format!("a disk of {disk}"))
@@ -567,6 +543,17 @@ mod tests {
         };
         let error = Error::from(share("mapping the owners"));
         assert_eq!((error.reason(), error.for_api().kind), ("volume", ErrorKind::Invalid));
+    }
+
+    #[test]
+    fn how_many_volumes_there_can_be_is_said_in_words_that_fit() {
+        let told = |most| Error::TemplateVolumes("web".into(), most).to_string();
+        assert!(
+            told(0).contains("can have no volumes: leave --volume out"),
+            "{}",
+            told(0)
+        );
+        assert!(told(2).contains("can have 2 volumes: leave some out"), "{}", told(2));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! sockets have names in the state directory, their consoles and logs are files, and how a command ended is in its log. This
 //! crate knows the VMM only by its contract (`vmm-api`) and the guest only by the agent's (`agent-api`).
 
+mod blame;
 mod builds;
 mod clock;
 mod clones;
@@ -18,6 +19,7 @@ mod entry;
 mod error;
 mod events;
 mod hold;
+mod host_traits;
 mod launch;
 mod limits;
 mod memory_files;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use base::{Epoll, EventFd, Interest};
 use node_api::message::Item;
-use node_api::{ApiError, BuildConfig, ErrorKind, NodeInfo, Packet, Reply, Request, Template, Tracing, VERSION};
+use node_api::{ApiError, BuildConfig, ErrorKind, NodeInfo, Packet, Reply, Request, Tracing, VERSION};
 use observe::span::{self, Operation};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use wire::packet::{PacketError, PacketSocket};
@@ -409,7 +409,7 @@ impl Connection<'_> {
             Request::ListSnapshots => self.items(node.snapshots()?, |one| Item::Snapshot(Box::new(one)))?,
             Request::BuildTemplate(config) => return self.begin_build(&node, *config),
             Request::KeepTemplate => self.keep_build(&node)?,
-            Request::InspectTemplate { template } => template_reply(node.find_template(&template)?),
+            Request::InspectTemplate { template } => Reply::Template(Box::new(node.find_template(&template)?)),
             Request::ListTemplates => self.items(node.templates(), |one| Item::Template(Box::new(one)))?,
             Request::RemoveTemplate { template } => {
                 node.remove_template(&template)?;
@@ -463,7 +463,7 @@ impl Connection<'_> {
     fn begin_build(&mut self, node: &Arc<Node>, config: BuildConfig) -> Result<(Reply, Vec<OwnedFd>), Error> {
         self.is_free()?;
         match node.begin_build(config, self.socket.as_fd())? {
-            Wanted::There(template) => Ok((template_reply((*template, true)), Vec::new())),
+            Wanted::There(template) => Ok((Reply::Template(template), Vec::new())),
             Wanted::Begun(build, begun) => {
                 self.tied = Some(Arc::clone(&build.entry));
                 self.build = Some(build);
@@ -481,7 +481,7 @@ impl Connection<'_> {
         if let Some(entry) = self.tied.take() {
             node.end_foreground(&entry)?;
         }
-        Ok(template_reply((kept?, true)))
+        Ok(Reply::Template(Box::new(kept?)))
     }
 
     /// Waits for a sandbox's end, as long as anybody wants to know.
@@ -527,13 +527,6 @@ impl Connection<'_> {
     fn item(&self, item: Item) -> Result<(), Error> {
         let sent = self.send(&Packet::Item(item), &[]);
         sent.map_err(|_| Error::Cancelled)
-    }
-}
-
-fn template_reply((template, usable): (Template, bool)) -> Reply {
-    Reply::Template {
-        template: Box::new(template),
-        usable,
     }
 }
 

@@ -136,6 +136,8 @@ impl Node {
                 // It would fail as well if it booted; or somebody has ended it.
                 Err(error) if !error.is_of_machine() || entry.stored().stopped => return Err(error),
                 Err(error) => {
+                    // While its cgroup tells.
+                    let error = self.with_cause(entry, error);
                     log::warn!(
                         "sandbox {} boots, as it cannot be cloned of a template: {error}",
                         entry.id
@@ -152,17 +154,25 @@ impl Node {
             }
         }
         self.make_disk(entry, None)?;
-        let Found::Missing(lease) = found else {
+        let Found::Missing(mut lease) = found else {
             return self.boot(entry, mounts(), Some(cancel));
         };
         // What is mounted is no clone's but its own.
         let (vm, agent) = self.boot(entry, Mounts::default(), Some(cancel))?;
         // As in a snapshot: a clone would deal with its end.
-        agent
+        let hung_up = agent
             .set_read_timeout(Some(self.config.limits.answer))
             .and_then(|()| agent.hang_up())
-            .map_err(|error| vm.diagnose("its agent was to hang up", error))?;
-        self.keep_template(entry, &vm, lease)?;
+            .map_err(|error| vm.diagnose("its agent was to hang up", error));
+        match hung_up {
+            Ok(()) => self.keep_template(entry, &vm, lease)?,
+            // It is there still, and may answer others: whether it does is found out below.
+            Err(error @ Error::Agent { .. }) => {
+                log::warn!("no template can be made of sandbox {}: {error}", entry.id);
+                lease.give_up();
+            }
+            Err(error) => return Err(error),
+        }
         let mounts = mounts();
         if !mounts.is_empty() {
             let _span = span("mounts");

@@ -27,7 +27,7 @@ use crate::programs::Files;
 use crate::snapshots::{self, Begun, Place};
 use crate::start::spawn_thread;
 use crate::vm::Vm;
-use crate::{Error, clock, shares};
+use crate::{Error, clock, host_traits, shares};
 
 /// So many are kept that nobody has built; the one that was not used for the longest time goes first.
 const MOST: usize = 32;
@@ -95,6 +95,9 @@ impl Record {
                 programs,
                 bytes: 0,
                 recipe,
+                host: Some(host_traits::here().clone()),
+                brought: false,
+                outdated: None,
             },
             shape,
             files,
@@ -141,7 +144,7 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    fn give_up(&mut self) {
+    pub(crate) fn give_up(&mut self) {
         self.hopeless = true;
     }
 }
@@ -381,7 +384,10 @@ impl Node {
     /// As everybody is told of it.
     pub(crate) fn told(&self, record: Record) -> Template {
         let place = record.place(self);
+        // For somebody who looks no network is set up.
+        let outdated = self.why_outdated(&record, false);
         Template {
+            outdated: outdated.unwrap_or_else(|error| Some(error.to_string())),
             bytes: Counted::default().bytes(place.directory()),
             used_ns: used_ns(&place).unwrap_or(record.template.created_ns),
             ..record.template

@@ -79,6 +79,8 @@ pub struct Here {
     pub fingerprint: Fingerprint,
     /// What its processor offers a guest.
     pub cpuid: Vec<CpuidEntry>,
+    /// Capabilities for which a vCPU's restore asks where it needs them.
+    pub asked_by_vcpus: u64,
 }
 
 impl Here {
@@ -94,7 +96,7 @@ impl Here {
             lacks.map_or(Ok(()), |lacks| Err(SnapshotError::Cpu(lacks)))?;
         }
         Ok(match portable {
-            true => saved.check_portable(&self.fingerprint),
+            true => saved.check_portable(&self.fingerprint, self.asked_by_vcpus),
             false => saved.check(&self.fingerprint),
         }?)
     }
@@ -116,6 +118,7 @@ pub fn here(engine: &dyn Engine, vmm: &str) -> Result<Here, SnapshotError> {
     Ok(Here {
         fingerprint,
         cpuid: traits.cpuid,
+        asked_by_vcpus: traits.asked_by_vcpus,
     })
 }
 

@@ -34,6 +34,7 @@ fn here() -> Here {
     Here {
         fingerprint: fingerprint(),
         cpuid: leaves(AVX2),
+        asked_by_vcpus: 0,
     }
 }
 
@@ -122,7 +123,11 @@ fn a_cpu_model_is_restored_where_its_features_are() {
             ..fingerprint()
         };
         let cpuid = leaves(features);
-        Here { fingerprint, cpuid }
+        Here {
+            fingerprint,
+            cpuid,
+            asked_by_vcpus: 0,
+        }
     };
     let (state, memory) = files_of(&portable);
     let (found, _) = read(&state, vec![memory.try_clone().unwrap()], &elsewhere(AVX2 | 1)).unwrap();
@@ -134,6 +139,10 @@ fn a_cpu_model_is_restored_where_its_features_are() {
     other.fingerprint.capabilities = 1;
     let less = refused(other);
     assert!(less.contains("KVM lacks capabilities (0x2)"), "{less}");
+    let mut other = elsewhere(AVX2 | 1);
+    (other.fingerprint.capabilities, other.asked_by_vcpus) = (1, 2);
+    let (found, _) = read(&state, vec![memory.try_clone().unwrap()], &other).unwrap();
+    assert_eq!(found, portable, "its vCPUs ask for what they need of that");
     let mut other = elsewhere(AVX2);
     other.fingerprint.vmm = "9".into();
     let program = refused(other);

@@ -68,13 +68,13 @@ impl Fingerprint {
     }
 
     /// The same for a VM that was shown a CPU model: hosts may differ in what it does not depend on. What CPUID says is compared
-    /// leaf by leaf by whoever knows it.
+    /// leaf by leaf by whoever knows it, and `asked_elsewhere` are capabilities for which somebody else asks where they are needed.
     ///
     /// # Errors
     /// Another VMM, or an engine that lacks something.
-    pub fn check_portable(&self, here: &Self) -> Result<(), StateError> {
+    pub fn check_portable(&self, here: &Self, asked_elsewhere: u64) -> Result<(), StateError> {
         self.check_vmm(here)?;
-        let lacks = self.capabilities & !here.capabilities;
+        let lacks = self.capabilities & !here.capabilities & !asked_elsewhere;
         match lacks {
             0 => Ok(()),
             lacks => Err(StateError::Capabilities(lacks)),
@@ -557,12 +557,17 @@ mod tests {
         let differs = |change: fn(&mut Fingerprint)| {
             let mut other = here.clone();
             change(&mut other);
-            other.check_portable(&here).map_err(|error| error.to_string())
+            other.check_portable(&here, 1 << 6).map_err(|error| error.to_string())
         };
         assert_eq!(differs(|f| f.kernel = "5.4".into()), Ok(()));
         assert_eq!(differs(|f| f.cpuid += 1), Ok(()));
         assert_eq!(differs(|f| f.capabilities = 0b10), Ok(()));
-        let lacks = differs(|f| f.capabilities |= 0b100).unwrap_err();
+        assert_eq!(
+            differs(|f| f.capabilities |= 1 << 6),
+            Ok(()),
+            "somebody else asks for it"
+        );
+        let lacks = differs(|f| f.capabilities |= 1 << 6 | 0b100).unwrap_err();
         assert!(lacks.contains("KVM lacks capabilities (0x4)"), "{lacks}");
         assert!(
             differs(|f| f.vmm = "9".into())

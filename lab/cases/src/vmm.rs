@@ -2,7 +2,7 @@
 //! but its control socket. Traced, when the runner wants to know which system calls it makes.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child as Tracer, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -44,6 +44,11 @@ pub(crate) struct Vmm {
 impl Vmm {
     /// Starts one that waits for orders; its words go to a file.
     pub(crate) fn spawn(binaries: &Path, log: &PathBuf) -> Result<Self> {
+        Self::spawn_with(binaries, log, None)
+    }
+
+    /// The same, maybe with something open that is said to be KVM.
+    pub(crate) fn spawn_with(binaries: &Path, log: &PathBuf, kvm: Option<BorrowedFd<'_>>) -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let (near, far) = PacketSocket::pair()?;
         let far = OwnedFd::from(far);
@@ -53,12 +58,14 @@ impl Vmm {
         let pool = Pool::default();
         let identity = pool.identity(number % pool.count).context("no user for a VMM")?;
         let cgroup = format!("vm-{number}");
-        let arguments = ["basalt-vmm", "--control-fd", "3", "--jail", "--log-level", "info"].map(argument);
+        let mut words = vec!["basalt-vmm", "--control-fd", "3", "--jail", "--log-level", "info"];
+        words.extend(kvm.iter().flat_map(|_| ["--kvm-fd", "4"]));
+        let arguments = words.into_iter().map(argument);
         let process = spawn(&Launch {
             program: program.as_fd(),
-            arguments: &arguments.into_iter().collect::<Result<Vec<_>, _>>()?,
+            arguments: &arguments.collect::<Result<Vec<_>, _>>()?,
             environment: &[],
-            descriptors: &[far.as_fd()],
+            descriptors: &std::iter::once(far.as_fd()).chain(kvm).collect::<Vec<_>>(),
             log: log.as_fd(),
             cgroup: Some(Root::open(CGROUPS)?.create(&cgroup, &Limits::default())?.as_fd()),
             isolation: Isolation::Full(identity),

@@ -8,11 +8,12 @@ use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, Result, bail};
 use bundle::{Entry, Reader, Writer};
-use node_api::portable::{Kind, MOST_RECORD, Portable};
-use node_api::{Client, LoadStep, Reply, Request};
+use node_api::portable::{Kind, MOST_RECORD};
+use node_api::{Client, LoadStep, LoadedTemplate, Reply, Request, Snapshot};
 
 use super::{Ground, RECORD, Side};
 use crate::cli::Wish;
+use crate::images::short_digest;
 use crate::lab::{Far, Reached};
 use crate::output::Output;
 use crate::{daemon, images};
@@ -119,7 +120,8 @@ enum Open<'s> {
 
 /// One that is kept.
 pub(super) enum Kept {
-    Here(Portable),
+    Snapshot(Box<Snapshot>),
+    Template(Box<LoadedTemplate>),
     /// What was said of it there.
     Lab(String),
 }
@@ -172,8 +174,8 @@ impl<'s> Goal<'s> {
     pub(super) fn keep(self, image: Option<&str>) -> Result<Kept> {
         match self.side {
             Open::Here(mut client) => match client.ask(Request::Load(LoadStep::Keep))? {
-                (Reply::Snapshot(snapshot), _) => Ok(Kept::Here(Portable::Snapshot(snapshot))),
-                (Reply::Template { template, .. }, _) => Ok(Kept::Here(Portable::Template(template))),
+                (Reply::Snapshot(snapshot), _) => Ok(Kept::Snapshot(snapshot)),
+                (Reply::LoadedTemplate(loaded), _) => Ok(Kept::Template(loaded)),
                 (other, _) => Err(strange(&other)),
             },
             Open::Lab(writer, far, lab) => {
@@ -206,17 +208,34 @@ fn blamed<T>(error: bundle::Error, far: &mut Option<Far>) -> Result<T> {
 impl Kept {
     pub(super) fn show(&self, output: &Output) -> Result<()> {
         match self {
-            Self::Here(told) => output.result(told, || match told {
-                Portable::Snapshot(snapshot) => format!("{}\n", snapshot.name),
+            Self::Snapshot(snapshot) => output.result(snapshot, || format!("{}\n", snapshot.name)),
+            Self::Template(loaded) => {
+                names_of(loaded).iter().for_each(|line| output.note(line));
                 // As a build does.
-                Portable::Template(template) => format!("{}\n", template.id),
-            }),
+                output.result(loaded, || format!("{}\n", loaded.template.id))
+            }
             Self::Lab(told) => {
                 std::io::stdout().write_all(told.as_bytes())?;
                 Ok(())
             }
         }
     }
+}
+
+/// What it is called, and who is not called so any more.
+fn names_of(loaded: &LoadedTemplate) -> Vec<String> {
+    let LoadedTemplate { template, taken } = loaded;
+    let short = short_digest(&template.id);
+    let called = match template.names.is_empty() {
+        true => format!("the template {short} has no name"),
+        false => format!("the template {short} is called {}", template.names.join(", ")),
+    };
+    let lost = taken.iter().map(|taken| {
+        let (name, from) = (&taken.name, short_digest(&taken.from));
+        let rest = if taken.gone { "and is gone" } else { "and has others" };
+        format!("the template {from} was called {name} until now, {rest}")
+    });
+    std::iter::once(called).chain(lost).collect()
 }
 
 /// An empty file of what is being loaded.

@@ -9,6 +9,37 @@ use serde_json::Value;
 
 use crate::world::{Running, World, done, json, text, wait_for};
 
+/// Each case with its name.
+pub(crate) const CASES: &[(&str, fn())] = &[
+    (
+        "commands_are_run_and_what_they_made_is_cloned",
+        commands_are_run_and_what_they_made_is_cloned,
+    ),
+    (
+        "the_same_is_built_once_and_names_go_from_one_to_the_other",
+        the_same_is_built_once_and_names_go_from_one_to_the_other,
+    ),
+    ("those_that_run_makes_are_others", those_that_run_makes_are_others),
+    ("a_build_that_fails_leaves_nothing", a_build_that_fails_leaves_nothing),
+    (
+        "what_runs_on_is_kept_when_it_is_ready",
+        what_runs_on_is_kept_when_it_is_ready,
+    ),
+    ("who_builds_may_be_killed", who_builds_may_be_killed),
+    (
+        "a_daemon_that_is_killed_leaves_all_of_a_build_or_nothing",
+        a_daemon_that_is_killed_leaves_all_of_a_build_or_nothing,
+    ),
+    (
+        "a_template_of_other_programs_is_built_again",
+        a_template_of_other_programs_is_built_again,
+    ),
+    (
+        "a_template_of_another_host_is_built_again",
+        a_template_of_another_host_is_built_again,
+    ),
+];
+
 const BUILD: [&str; 6] = ["template", "build", "--from", "tiny", "--disk", "64m"];
 
 fn build(world: &World, words: &[&str]) -> Output {
@@ -83,7 +114,7 @@ fn a_clone_has_mounts(world: &World) {
     assert!(console.ends_with(" tmpfs /x volume0 /usr ro=true\n"), "{console}");
 }
 
-pub(crate) fn commands_are_run_and_what_they_made_is_cloned() {
+fn commands_are_run_and_what_they_made_is_cloned() {
     let world = World::new("can be kept");
     let file = world.path("made");
     let first = format!("echo $A$B $C; pwd; echo one > {}", file.display());
@@ -172,7 +203,7 @@ pub(crate) fn commands_are_run_and_what_they_made_is_cloned() {
     assert_eq!(shown["recipe"]["env"], serde_json::json!(["C=3"]));
 }
 
-pub(crate) fn the_same_is_built_once_and_names_go_from_one_to_the_other() {
+fn the_same_is_built_once_and_names_go_from_one_to_the_other() {
     let world = World::new("can be kept");
     let counter = world.path("counter");
     let count = format!("echo x >> {}", counter.display());
@@ -182,6 +213,18 @@ pub(crate) fn the_same_is_built_once_and_names_go_from_one_to_the_other() {
     assert!(text(&output.stderr).contains("there is the same template already"));
     assert_eq!((text(&output.stdout).trim(), builds()), (id.as_str(), 1));
     assert_eq!(templates(&world), [(id.clone(), strings(&["web", "www"]))]);
+    // A name wins over an id that begins so; what looks like an id is no name.
+    let short = &id[..4];
+    let alike = built(&world, &["--name", short, "--run", "true"]);
+    let of = |wanted: &str| json(&world, &["template", "inspect", wanted])[0]["id"].clone();
+    assert_eq!(
+        (of(short), of(&id[..5])),
+        (Value::from(alike), Value::from(id.as_str()))
+    );
+    done(&world, &["template", "rm", short]);
+    assert_eq!(of(short), id.as_str());
+    let said = refusal(&world, &[&BUILD[..], &["--name", &id[..12]]].concat());
+    assert!(said.contains("it looks like an id"), "{said}");
     // What is running of it has it for as long as it runs, whatever takes its place.
     done(
         &world,
@@ -214,7 +257,7 @@ pub(crate) fn the_same_is_built_once_and_names_go_from_one_to_the_other() {
     assert!(names_in(&world, "templates").is_empty());
 }
 
-pub(crate) fn those_that_run_makes_are_others() {
+fn those_that_run_makes_are_others() {
     let world = World::new("can be kept");
     // More than are kept of those that nobody has built.
     let scripts: Vec<String> = (0..33).map(|number| format!("test {number}")).collect();
@@ -234,6 +277,8 @@ pub(crate) fn those_that_run_makes_are_others() {
     assert!(ids.len() == 33 && !ids.contains(&own));
     // It can be named by its id as well.
     done(&world, &["run", "--rm", "--template", &own[..16], "true"]);
+    let said = refusal(&world, &["run", "--rm", "--template", &own, "-v", "/usr:/x", "true"]);
+    assert!(said.contains("can have no volumes: leave --volume out"), "{said}");
     // The next of its kind takes its place, and nobody else's.
     fs::write(world.path("basalt-assets/vmlinux"), "another one that can be kept").unwrap();
     assert_eq!(run("three"), Value::Null);
@@ -245,7 +290,7 @@ pub(crate) fn those_that_run_makes_are_others() {
     wait_for("all of them", || (all() == 34).then_some(()));
 }
 
-pub(crate) fn a_build_that_fails_leaves_nothing() {
+fn a_build_that_fails_leaves_nothing() {
     let world = World::new("can be kept");
     let failing = |words: &[&str], wanted: &str| {
         let said = refusal(&world, &[&BUILD, words].concat());
@@ -285,7 +330,7 @@ pub(crate) fn a_build_that_fails_leaves_nothing() {
     nothing_is_left(&world);
 }
 
-pub(crate) fn what_runs_on_is_kept_when_it_is_ready() {
+fn what_runs_on_is_kept_when_it_is_ready() {
     let world = World::new("can be kept");
     let (asked, beat) = (world.path("asked"), world.path("beat"));
     let server = format!("while :; do echo beat >> {}; sleep 0.1; done", beat.display());
@@ -313,7 +358,7 @@ fn begin(world: &World, words: &[&str]) -> Running {
     Running(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
 }
 
-pub(crate) fn who_builds_may_be_killed() {
+fn who_builds_may_be_killed() {
     let world = World::new("can be kept");
     let started = world.path("started");
     let script = format!("touch {}; sleep 1000", started.display());
@@ -361,7 +406,7 @@ pub(crate) fn reached(world: &World, point: &str) {
     fs::remove_file(file).unwrap();
 }
 
-pub(crate) fn a_daemon_that_is_killed_leaves_all_of_a_build_or_nothing() {
+fn a_daemon_that_is_killed_leaves_all_of_a_build_or_nothing() {
     let world = World::new("can be kept");
     let points = world.path("points");
     fs::create_dir(&points).unwrap();
@@ -412,7 +457,7 @@ pub(crate) fn a_daemon_that_is_killed_leaves_all_of_a_build_or_nothing() {
     }
 }
 
-pub(crate) fn a_template_of_other_programs_is_built_again() {
+fn a_template_of_other_programs_is_built_again() {
     let world = World::new("can be kept");
     let counter = world.path("counter");
     let count = format!("echo $X >> {}", counter.display());
@@ -429,7 +474,10 @@ pub(crate) fn a_template_of_other_programs_is_built_again() {
         (Some(0), "out\n".into()),
         "{said}"
     );
-    assert!(said.contains("the template web was made with another VMM"), "{said}");
+    assert!(
+        said.contains("the template web is built again, as it was made with another VMM"),
+        "{said}"
+    );
     assert_eq!(fs::read_to_string(&counter).unwrap(), "7\n7\n");
     let found = templates(&world);
     assert!(
@@ -471,4 +519,77 @@ pub(crate) fn a_template_of_other_programs_is_built_again() {
     }
     done(&world, &["template", "rm", "web"]);
     nothing_is_left(&world);
+}
+
+/// Has the daemon find another record of a template when it starts.
+fn rewrite(world: &World, id: &str, change: impl FnOnce(&mut Value)) {
+    done(world, &["daemon", "--stop"]);
+    let path = world.path("state/templates").join(id).join("record.json");
+    let mut record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    change(&mut record["template"]);
+    fs::write(&path, serde_json::to_vec(&record).unwrap()).unwrap();
+}
+
+fn a_template_of_another_host_is_built_again() {
+    let world = World::new("can be kept");
+    let host = ["--name", "web", "--cpu-model", "host", "--run", "true"];
+    let id = built(&world, &host);
+    let model = built(&world, &["--name", "any", "--run", "true"]);
+    let usable = |name| {
+        let shown = json(&world, &["template", "inspect", name])[0].take();
+        let listed = json(&world, &["template", "ls"]);
+        let mut listed = listed.as_array().unwrap().iter();
+        let listed = listed.find(|one| one["names"] == serde_json::json!([name])).unwrap();
+        assert_eq!(
+            (&listed["outdated"], &listed["host"]),
+            (&shown["outdated"], &shown["host"])
+        );
+        assert_eq!(shown["usable"], shown["outdated"].is_null());
+        shown["outdated"].as_str().map(str::to_owned)
+    };
+    assert_eq!((usable("web"), usable("any")), (None, None));
+    // The host has another kernel now: of a CPU model that makes no difference.
+    let older = |template: &mut Value| template["host"]["kernel"] = "5.4.0".into();
+    for id in [&id, &model] {
+        rewrite(&world, id, older);
+    }
+    let why = usable("web").unwrap();
+    assert!(
+        why.starts_with("it was made on a host with another kernel (5.4.0; here "),
+        "{why}"
+    );
+    assert_eq!(usable("any"), None);
+    let table = done(&world, &["template", "ls"]);
+    let words = |name| -> Vec<&str> {
+        let line = table.lines().find(|line| line.contains(name)).unwrap();
+        line.split_whitespace().collect()
+    };
+    assert_eq!(
+        (words("web").contains(&"no"), words("USABLE").len()),
+        (true, 10),
+        "{table}"
+    );
+    let output = world.verb(&["run", "--rm", "--template", "web", "echo", "out"]);
+    let said = text(&output.stderr);
+    assert_eq!(
+        (output.status.code(), text(&output.stdout)),
+        (Some(0), "out\n".into()),
+        "{said}"
+    );
+    assert!(
+        said.contains("the template web is built again, as it was made on a host with another kernel"),
+        "{said}"
+    );
+    assert_eq!(usable("web"), None);
+    // A build does not take it for its own either.
+    rewrite(&world, &id, older);
+    let output = build(&world, &host);
+    assert!(
+        text(&output.stderr).contains("keeping it as a template"),
+        "{}",
+        text(&output.stderr)
+    );
+    // Of one that an older daemon has made nobody knows.
+    rewrite(&world, &id, |template| template["host"] = Value::Null);
+    assert_eq!(usable("web"), None);
 }

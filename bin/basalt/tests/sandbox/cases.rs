@@ -11,8 +11,13 @@ use crate::{
     templates,
 };
 
-/// Each case with its name.
-pub(crate) const ALL: &[(&str, fn())] = &[
+/// Each case with its name; some modules have lists of their own.
+pub(crate) fn all() -> Vec<(&'static str, fn())> {
+    [ALL, templates::CASES, builds::CASES, portable_templates::CASES].concat()
+}
+
+/// Those of the other modules.
+const ALL: &[(&str, fn())] = &[
     (
         "without_the_device_the_error_names_it",
         without_the_device_the_error_names_it,
@@ -111,59 +116,6 @@ pub(crate) const ALL: &[(&str, fn())] = &[
         snapshots::a_rollback_that_fails_costs_as_little_as_it_can,
     ),
     (
-        "the_first_is_kept_and_the_next_are_cloned",
-        templates::the_first_is_kept_and_the_next_are_cloned,
-    ),
-    (
-        "what_is_mounted_is_each_clones_own",
-        templates::what_is_mounted_is_each_clones_own,
-    ),
-    (
-        "templates_follow_programs_and_images",
-        templates::templates_follow_programs_and_images,
-    ),
-    (
-        "a_template_that_is_no_use_goes_and_the_sandbox_boots",
-        templates::a_template_that_is_no_use_goes_and_the_sandbox_boots,
-    ),
-    (
-        "who_removes_a_clone_on_its_way_blames_no_template",
-        templates::who_removes_a_clone_on_its_way_blames_no_template,
-    ),
-    (
-        "commands_are_run_and_what_they_made_is_cloned",
-        builds::commands_are_run_and_what_they_made_is_cloned,
-    ),
-    (
-        "the_same_is_built_once_and_names_go_from_one_to_the_other",
-        builds::the_same_is_built_once_and_names_go_from_one_to_the_other,
-    ),
-    (
-        "those_that_run_makes_are_others",
-        builds::those_that_run_makes_are_others,
-    ),
-    (
-        "a_build_that_fails_leaves_nothing",
-        builds::a_build_that_fails_leaves_nothing,
-    ),
-    (
-        "what_runs_on_is_kept_when_it_is_ready",
-        builds::what_runs_on_is_kept_when_it_is_ready,
-    ),
-    ("who_builds_may_be_killed", builds::who_builds_may_be_killed),
-    (
-        "a_daemon_that_is_killed_leaves_all_of_a_build_or_nothing",
-        builds::a_daemon_that_is_killed_leaves_all_of_a_build_or_nothing,
-    ),
-    (
-        "a_template_of_other_programs_is_built_again",
-        builds::a_template_of_other_programs_is_built_again,
-    ),
-    (
-        "a_sandbox_that_cannot_be_kept_runs_on",
-        templates::a_sandbox_that_cannot_be_kept_runs_on,
-    ),
-    (
         "a_daemon_that_is_killed_on_the_way_leaves_a_sandbox_that_runs",
         snapshots::a_daemon_that_is_killed_on_the_way_leaves_a_sandbox_that_runs,
     ),
@@ -195,34 +147,6 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     (
         "what_a_registry_has_instead_leaves_nothing",
         portable_registry::what_a_registry_has_instead_leaves_nothing,
-    ),
-    (
-        "a_saved_template_is_all_that_another_machine_needs",
-        portable_templates::a_saved_template_is_all_that_another_machine_needs,
-    ),
-    (
-        "a_template_that_comes_takes_no_place_unasked",
-        portable_templates::a_template_that_comes_takes_no_place_unasked,
-    ),
-    (
-        "a_template_that_cannot_be_used_here_is_refused",
-        portable_templates::a_template_that_cannot_be_used_here_is_refused,
-    ),
-    (
-        "a_strangers_template_is_not_believed",
-        portable_templates::a_strangers_template_is_not_believed,
-    ),
-    (
-        "whoever_dies_while_loading_a_template_leaves_nothing",
-        portable_templates::whoever_dies_while_loading_a_template_leaves_nothing,
-    ),
-    (
-        "a_daemon_that_is_killed_has_all_of_a_template_that_came_or_nothing",
-        portable_templates::a_daemon_that_is_killed_has_all_of_a_template_that_came_or_nothing,
-    ),
-    (
-        "a_template_goes_by_a_registry",
-        portable_templates::a_template_goes_by_a_registry,
     ),
     (
         "an_image_of_a_sandbox_is_removed_only_by_force",

@@ -41,18 +41,18 @@ fn main() -> ExitCode {
     }
     let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
     let (mut passed, mut failed, mut filtered) = (0, Vec::new(), 0);
-    for (name, case) in cases::ALL {
+    for (name, case) in cases::all() {
         if filter.is_some_and(|filter| !name.contains(filter.as_str())) {
             filtered += 1;
             continue;
         }
         match catch_unwind(AssertUnwindSafe(case)) {
             Ok(()) => passed += 1,
-            Err(_) => failed.push(*name),
+            Err(_) => failed.push(name),
         }
         say(&format!(
             "test {name} ... {}",
-            if failed.last() == Some(name) { "FAILED" } else { "ok" }
+            if failed.last() == Some(&name) { "FAILED" } else { "ok" }
         ));
     }
     let word = if failed.is_empty() { "ok" } else { "FAILED" };

@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::builds::names_in;
 use crate::cases::kill;
 use crate::snapshots::{files, refused};
+use crate::stand_in::{shape_of, state_of};
 use crate::world::{World, done, text, wait_for};
 
 /// Where there is something in the memory, which is all holes otherwise.
@@ -37,6 +38,9 @@ pub(crate) fn with_snapshot() -> World {
         memory.write_all_at(b"a memory", place).unwrap();
     }
     fs::write(world.path("state/snapshots/mine/memory.1"), "a layer").unwrap();
+    let state = world.path("state/snapshots/mine/state");
+    let shape = shape_of(&fs::read(&state).unwrap()).unwrap();
+    fs::write(state, state_of(&text(&shape), 2)).unwrap();
     // Whatever else lies there stays there.
     fs::write(world.path("state/snapshots/mine/notes"), "not of it").unwrap();
     done(&world, &["rm", "-f", "web"]);

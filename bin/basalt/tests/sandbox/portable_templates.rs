@@ -18,6 +18,39 @@ use crate::portable::{elsewhere, half_loaded, handed_over, image, with_snapshot}
 use crate::snapshots::refused;
 use crate::world::{CREDENTIALS, Registry, Running, World, done, json, text, wait_for};
 
+/// Each case with its name.
+pub(crate) const CASES: &[(&str, fn())] = &[
+    (
+        "a_saved_template_is_all_that_another_machine_needs",
+        a_saved_template_is_all_that_another_machine_needs,
+    ),
+    (
+        "a_template_that_comes_takes_no_place_unasked",
+        a_template_that_comes_takes_no_place_unasked,
+    ),
+    (
+        "a_template_that_cannot_be_used_here_is_refused",
+        a_template_that_cannot_be_used_here_is_refused,
+    ),
+    (
+        "a_strangers_template_is_not_believed",
+        a_strangers_template_is_not_believed,
+    ),
+    (
+        "whoever_dies_while_loading_a_template_leaves_nothing",
+        whoever_dies_while_loading_a_template_leaves_nothing,
+    ),
+    (
+        "a_daemon_that_is_killed_has_all_of_a_template_that_came_or_nothing",
+        a_daemon_that_is_killed_has_all_of_a_template_that_came_or_nothing,
+    ),
+    (
+        "what_has_come_is_not_taken_for_what_is_built_here",
+        what_has_come_is_not_taken_for_what_is_built_here,
+    ),
+    ("a_template_goes_by_a_registry", a_template_goes_by_a_registry),
+];
+
 /// What the memory has in it.
 const WORD: &[u8] = b"a template's memory";
 
@@ -94,7 +127,7 @@ fn has_only(world: &World, kept: &[String]) {
     assert_eq!(listed, kept);
 }
 
-pub(crate) fn a_saved_template_is_all_that_another_machine_needs() {
+fn a_saved_template_is_all_that_another_machine_needs() {
     let (here, id) = with_template();
     let path = saved(&here, "web");
     // By the beginning of its id it is the same one.
@@ -120,6 +153,7 @@ pub(crate) fn a_saved_template_is_all_that_another_machine_needs() {
     done(&there, &["template", "rm", "web"]);
     let template = handed_over((&here, &["template", "save", "web"]), &there);
     assert_eq!((&template["id"], &template["names"]), (&json!(id), &json!(["again"])));
+    assert_eq!(template["taken"], json!([]));
     is_whole(&there, &id, "again");
     // What `run` makes by itself is not for others, nor is what is not there.
     done(&here, &["run", "-d", "--name", "one", &image(&here), "sleep", "1000"]);
@@ -141,7 +175,7 @@ pub(crate) fn a_saved_template_is_all_that_another_machine_needs() {
     assert!(told.contains("its files are damaged"), "{told}");
 }
 
-pub(crate) fn a_template_that_comes_takes_no_place_unasked() {
+fn a_template_that_comes_takes_no_place_unasked() {
     let (here, id) = with_template();
     let path = saved(&here, "web");
     let there = World::new("can be kept");
@@ -167,13 +201,31 @@ pub(crate) fn a_template_that_comes_takes_no_place_unasked() {
     }
     // It is asked for: the other one has no name left, and the same one keeps those that it had.
     fs::write(place(&there, &id).join("memory"), "something else").unwrap();
-    done(&there, &with(&load(&path), &["--force"]));
+    let output = there.verb(&with(&load(&path), &["--force"]));
+    assert_eq!(text(&output.stdout), format!("{id}\n"));
+    let told = text(&output.stderr);
+    for line in [
+        format!("the template {} is called again, web\n", &id[..12]),
+        format!("the template {} was called web until now, and is gone\n", &other[..12]),
+    ] {
+        assert!(told.contains(&line), "{line} is not in {told}");
+    }
     assert_eq!(templates(&there), [(id.clone(), strings(&["again", "web"]))]);
     has_only(&there, std::slice::from_ref(&id));
     is_whole(&there, &id, "web");
+    // For machines, and where the other one keeps a name.
+    let other = built(&there, &["--name", "web", "--run", "exit 0"]);
+    built(&there, &["--name", "www", "--run", "exit 0"]);
+    let told = done(&there, &with(&["--json"], &with(&load(&path), &["--force"])));
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["names"], json!(["again", "web"]));
+    assert_eq!(told["taken"], json!([{ "name": "web", "from": other, "gone": false }]));
+    let output = there.verb(&with(&load(&path), &["--force", "--name", "www"]));
+    let told = text(&output.stderr);
+    assert!(told.contains("was called www until now, and is gone"), "{told}");
 }
 
-pub(crate) fn a_template_that_cannot_be_used_here_is_refused() {
+fn a_template_that_cannot_be_used_here_is_refused() {
     let (here, id) = with_template();
     let path = saved(&here, "web");
     // Without its image it waits for that.
@@ -230,39 +282,10 @@ pub(crate) fn a_template_that_cannot_be_used_here_is_refused() {
     assert_eq!(done(&there, &["images"]).lines().count(), 1, "an image is left");
 }
 
-pub(crate) fn a_strangers_template_is_not_believed() {
-    let (here, id) = with_template();
-    let record: Value = serde_json::from_slice(&fs::read(place(&here, &id).join("record.json")).unwrap()).unwrap();
-    let there = elsewhere();
-    let path = there.path("strange");
-    let write = |record: &Value, members: &[(&str, &[u8])]| {
-        let mut writer = Writer::new(File::create(&path).unwrap(), "template").unwrap();
-        writer
-            .bytes("record.json", &serde_json::to_vec(record).unwrap())
-            .unwrap();
-        for (name, bytes) in members {
-            writer.bytes(name, bytes).unwrap();
-        }
-        writer.finish().unwrap();
-    };
-    let all: [(&str, &[u8]); 3] = [("state", b"x"), ("memory", b"x"), ("disk", b"x")];
-    let refuse = |record: &Value, members: &[(&str, &[u8])], says: &str| {
-        write(record, members);
-        let told = refused(&there, &with(&load(&path), &["--force"]));
-        assert!(told.contains(says), "{says}: {told}");
-        has_only(&there, &[]);
-    };
-    let large = vec![1; (64 << 20) + 1];
-    refuse(
-        &record,
-        &[("passwd", b"x")],
-        "passwd is no file that this template can have",
-    );
-    refuse(&record, &[("memory", &large)], "where 67108864 are the most");
-    refuse(&record, &all[..2], "a file of it is missing");
-    refuse(&json!({}), &all, "its record cannot be used");
+/// What may not stand in a record: where, what, and what is said of it.
+fn not_to_be_said() -> Vec<(&'static str, Value, &'static str)> {
     let zeroes = json!("0".repeat(64));
-    let changes: [(&str, Value, &str); 16] = [
+    vec![
         ("/template/names", json!(["../web"]), "cannot be a template's name"),
         ("/template/names", json!(vec!["x"; 65]), "more names"),
         ("/template/names", json!(["0123456789ab"]), "looks like an id"),
@@ -291,14 +314,12 @@ pub(crate) fn a_strangers_template_is_not_believed() {
         ),
         ("/template/networked", json!(true), "this node has none"),
         ("/shape/share_slots", json!(3), "devices for volumes"),
-    ];
-    for (at, value, says) in changes {
-        let mut changed = record.clone();
-        *changed.pointer_mut(at).unwrap() = value;
-        refuse(&changed, &all, says);
-    }
-    for (at, value, says) in [
         ("/shape/share_slots", json!(1), "its id is not that"),
+        (
+            "/template/host/vendor",
+            json!("AnotherVendor"),
+            "it was made on a host with another processor (AnotherVendor; here",
+        ),
         (
             "/shape/command_line",
             json!("init=/bin/sh"),
@@ -309,7 +330,54 @@ pub(crate) fn a_strangers_template_is_not_believed() {
             json!({"addresses": [], "gateways": [], "dns": [], "search": [], "mtu": 9}),
             "another guest network",
         ),
-    ] {
+    ]
+}
+
+fn a_strangers_template_is_not_believed() {
+    let (here, id) = with_template();
+    let record: Value = serde_json::from_slice(&fs::read(place(&here, &id).join("record.json")).unwrap()).unwrap();
+    let there = elsewhere();
+    let path = there.path("strange");
+    let write = |record: &Value, members: &[(&str, &[u8])]| {
+        let mut writer = Writer::new(File::create(&path).unwrap(), "template").unwrap();
+        writer
+            .bytes("record.json", &serde_json::to_vec(record).unwrap())
+            .unwrap();
+        for (name, bytes) in members {
+            writer.bytes(name, bytes).unwrap();
+        }
+        writer.finish().unwrap();
+    };
+    let state = fs::read(place(&here, &id).join("state")).unwrap();
+    let all: [(&str, &[u8]); 3] = [("state", &state), ("memory", b"x"), ("disk", b"x")];
+    let refuse = |record: &Value, members: &[(&str, &[u8])], says: &str| {
+        write(record, members);
+        let told = refused(&there, &with(&load(&path), &["--force"]));
+        assert!(told.contains(says), "{says}: {told}");
+        has_only(&there, &[]);
+    };
+    let large = vec![1; (64 << 20) + 1];
+    refuse(
+        &record,
+        &[("passwd", b"x")],
+        "passwd is no file that this template can have",
+    );
+    refuse(&record, &[("memory", &large)], "where 67108864 are the most");
+    refuse(&record, &all[..2], "a file of it is missing");
+    refuse(&json!({}), &all, "its record cannot be used");
+    let [_, memory, disk] = all;
+    refuse(&record, &[("state", b"x"), memory, disk], "its state cannot be used");
+    refuse(
+        &record,
+        &[all[0], memory, ("memory.2", b"x"), disk],
+        "of its 2 memory files one is missing",
+    );
+    refuse(
+        &record,
+        &[all[0], memory, ("memory.1", b"x"), disk],
+        "of memory files its state names 1, and 2 have come",
+    );
+    for (at, value, says) in not_to_be_said() {
         let mut changed = record.clone();
         *changed.pointer_mut(at).unwrap() = value;
         refuse(&changed, &all, says);
@@ -324,7 +392,7 @@ pub(crate) fn a_strangers_template_is_not_believed() {
     assert_eq!(json(&there, &["template", "inspect", "web"])[0]["usable"], false);
 }
 
-pub(crate) fn whoever_dies_while_loading_a_template_leaves_nothing() {
+fn whoever_dies_while_loading_a_template_leaves_nothing() {
     let (here, id) = with_template();
     // Noise, so that the first half has the record and a part of the memory.
     let memory = File::options()
@@ -375,7 +443,7 @@ pub(crate) fn whoever_dies_while_loading_a_template_leaves_nothing() {
     is_whole(&there, &id, "web");
 }
 
-pub(crate) fn a_daemon_that_is_killed_has_all_of_a_template_that_came_or_nothing() {
+fn a_daemon_that_is_killed_has_all_of_a_template_that_came_or_nothing() {
     let (here, id) = with_template();
     let path = saved(&here, "web");
     let there = World::new("can be kept");
@@ -409,7 +477,40 @@ pub(crate) fn a_daemon_that_is_killed_has_all_of_a_template_that_came_or_nothing
     }
 }
 
-pub(crate) fn a_template_goes_by_a_registry() {
+fn what_has_come_is_not_taken_for_what_is_built_here() {
+    let here = World::new("can be kept");
+    let counter = here.path("counter");
+    let count = format!("echo x >> {}", counter.display());
+    let builds = || fs::read_to_string(&counter).unwrap().lines().count();
+    let words = ["--name", "web", "--run", &count];
+    let id = built(&here, &words);
+    let path = saved(&here, "web");
+    let brought = |wanted| assert_eq!(json(&here, &["template", "inspect", "web"])[0]["brought"], wanted);
+    brought(false);
+    built(&here, &words);
+    assert_eq!(builds(), 1);
+    // The same id, but what is in it is somebody else's word: it can be cloned, and is built anew by whoever builds.
+    done(&here, &["template", "rm", "web"]);
+    done(&here, &with(&load(&path), &["--name", "again"]));
+    assert_eq!(json(&here, &["template", "inspect", "again"])[0]["brought"], true);
+    done(&here, &["run", "--rm", "--template", "again", "true"]);
+    assert_eq!((built(&here, &words), builds()), (id.clone(), 2));
+    assert_eq!(templates(&here), [(id.clone(), strings(&["again", "web"]))]);
+    brought(false);
+    assert_eq!((built(&here, &words), builds()), (id.clone(), 2));
+    // Where it was brought from says nothing of where it is.
+    done(&here, &with(&load(&path), &["--force"]));
+    brought(true);
+    let again = saved(&here, "web");
+    done(&here, &["template", "prune", "--all"]);
+    done(&here, &load(&again));
+    brought(true);
+    // The next daemon knows it as well.
+    done(&here, &["daemon", "--stop"]);
+    brought(true);
+}
+
+fn a_template_goes_by_a_registry() {
     let (here, id) = with_template();
     let registry = Registry::start(&here.path("."), true);
     let reference = registry.image("team/web:1");
@@ -435,6 +536,7 @@ pub(crate) fn a_template_goes_by_a_registry() {
         told.contains("its image sha256:") && told.contains("is not here"),
         "{told}"
     );
+    assert!(told.contains(" is called web\n"), "{told}");
     done(&there, &["import", here.path("layout").to_str().unwrap()]);
     is_whole(&there, &id, "web");
     let told = refused(&there, &pull("template"));

@@ -2,7 +2,7 @@
 //!
 //! What it does besides is asked for by the kernel file's contents, the one thing that a test can write and that reaches
 //! a VMM: `panic`, `refuse`, `silent`, or nothing; with `can be kept` and `cannot be kept` its agent can freeze and renew, and the
-//! VMM can take a snapshot or not.
+//! VMM can take a snapshot or not; with `holds on and can be kept` the first connection to its agent never ends.
 //!
 //! A snapshot's state is what the guest's devices look like, its memory one word; a guest that is restored
 //! has no commands, and writes to its console what its agent was told.
@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use agent::{Cgroups, Clones, Power, Reaper, Renewed, RootMode, Server, ServerConfig};
 use agent_api::VSOCK_PORT;
+use state::{Container, Fingerprint, Saved};
 use vmm_api::config::DeviceSpec;
 use vmm_api::devices::{ConsoleConfig, DeviceConfig, NetConfig, VsockConfig};
 use vmm_api::{
@@ -23,6 +24,9 @@ use vmm_api::{
     Written,
 };
 use wire::packet::PacketSocket;
+
+/// A restore fails on this host, as if it had no memory, where the lowest memory file begins so.
+pub(crate) const HOST_IS_FULL: &str = "the host is full";
 
 pub(crate) fn serve(control: RawFd) {
     // SAFETY: the parent has left this descriptor open for this program, and nothing here has taken it yet.
@@ -102,6 +106,13 @@ impl Machine {
             .collect()
     }
 
+    /// The state is of such devices.
+    fn is_of(&self, state: &File) -> bool {
+        let mut bytes = Vec::new();
+        let read = { state }.read_to_end(&mut bytes);
+        read.is_ok() && shape_of(&bytes).is_some_and(|shape| shape == self.shape().as_bytes())
+    }
+
     fn go(&mut self) {
         self.state = VmState::Running;
         if !std::mem::replace(&mut self.has_run, true) && self.play != "silent" {
@@ -142,25 +153,29 @@ fn carry_out(
         Request::Restore(config) => {
             let made = machine.insert(Machine::new(config.devices, fds, None));
             made.write_set = config.write_set;
-            let mut state = String::new();
-            File::from(made.take(config.files.state))
-                .read_to_string(&mut state)
-                .unwrap();
-            if state != made.shape() {
+            let state = File::from(made.take(config.files.state));
+            let mut memory = String::new();
+            let lowest = made.take(config.files.memory[0]);
+            if !made.is_of(&state) {
                 result = refused("these are not the devices of the snapshot");
+            } else if File::from(lowest)
+                .take(HOST_IS_FULL.len() as u64)
+                .read_to_string(&mut memory)
+                .is_ok()
+                && memory == HOST_IS_FULL
+            {
+                result = Err(ApiError {
+                    kind: ErrorKind::Host,
+                    message: "KVM_CREATE_VM failed: Cannot allocate memory".to_owned(),
+                });
             }
         }
         Request::Rollback(config) => {
             let other = Machine::new(config.devices, fds, None);
             let now = machine.as_mut().unwrap();
-            let mut state = String::new();
-            let file = other.fds[index(config.files.state)]
-                .as_ref()
-                .unwrap()
-                .try_clone()
-                .unwrap();
-            File::from(file).read_to_string(&mut state).unwrap();
-            match state == other.shape() && other.shape() == now.shape() {
+            let file = other.fds[index(config.files.state)].as_ref().unwrap();
+            let state = File::from(file.try_clone().unwrap());
+            match other.is_of(&state) && other.shape() == now.shape() {
                 // The agent stays, and is found at another place.
                 true => {
                     *now = Machine {
@@ -185,12 +200,12 @@ fn carry_out(
                 "cannot be kept" => result = refused("the state cannot be written"),
                 _ => {
                     assert_eq!(machine.state, VmState::Paused);
-                    files.next().unwrap().write_all(machine.shape().as_bytes()).unwrap();
-                    files.next().unwrap().write_all(b"memory").unwrap();
+                    let (mut state, mut memory) = (files.next().unwrap(), files.next().unwrap());
                     // What it was restored from lies below.
-                    result = Ok(Reply::Written(Written {
-                        files: 1 + files.count(),
-                    }));
+                    let count = 1 + files.count();
+                    state.write_all(&state_of(&machine.shape(), count)).unwrap();
+                    memory.write_all(b"memory").unwrap();
+                    result = Ok(Reply::Written(Written { files: count }));
                 }
             }
         }
@@ -200,6 +215,26 @@ fn carry_out(
         _ => (),
     }
     (result, None)
+}
+
+/// A state with the frame that each has, of a machine with these devices, whose memory is in so many files.
+pub(crate) fn state_of(shape: &str, memory_files: usize) -> Vec<u8> {
+    let mut container = Container::new(Fingerprint::default());
+    let mut put = |component: &str, kind: &str, version, payload: Vec<u8>| {
+        let kind = kind.to_owned();
+        let saved = Saved { kind, version, payload };
+        container.put_saved(component, saved).unwrap();
+    };
+    let files = serde_json::json!({ "files": vec![serde_json::json!({}); memory_files] });
+    put("memory", "memory-file", 2, files.to_string().into_bytes());
+    put("shape", "shape", 1, shape.as_bytes().to_vec());
+    container.to_bytes().unwrap()
+}
+
+/// The devices of a state, if it is one.
+pub(crate) fn shape_of(state: &[u8]) -> Option<Vec<u8>> {
+    let mut container = Container::parse(state).ok()?;
+    Some(container.take_saved("shape").ok()?.payload)
 }
 
 fn refused(message: &str) -> Result<Reply, ApiError> {
@@ -284,9 +319,26 @@ fn start_agent(machine: &mut Machine) {
     if !machine.restored {
         let (ours, theirs) = UnixStream::pair().unwrap();
         acceptor.send(&VSOCK_PORT.to_le_bytes(), &[theirs.as_fd()]).unwrap();
-        server.serve_in_thread(ours);
+        match machine.play.starts_with("holds on") {
+            true => server.serve_in_thread(held_on(ours)),
+            false => server.serve_in_thread(ours),
+        }
     }
     listen(listener, server);
+}
+
+/// A stream that carries everything to the other one and back, but never its end.
+fn held_on(outer: UnixStream) -> UnixStream {
+    let (inner, agents) = UnixStream::pair().unwrap();
+    for (from, to) in [(&outer, &inner), (&inner, &outer)] {
+        let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+        std::thread::spawn(move || {
+            // Both stay open, whatever becomes of it.
+            drop(std::io::copy(&mut from, &mut to));
+            std::thread::park();
+        });
+    }
+    agents
 }
 
 /// Serves whoever dials.

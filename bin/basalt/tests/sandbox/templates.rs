@@ -2,10 +2,48 @@
 
 use std::fs;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::stand_in::HOST_IS_FULL;
 use crate::world::{World, done, json, text, wait_for};
+
+/// Each case with its name.
+pub(crate) const CASES: &[(&str, fn())] = &[
+    (
+        "the_first_is_kept_and_the_next_are_cloned",
+        the_first_is_kept_and_the_next_are_cloned,
+    ),
+    ("what_is_mounted_is_each_clones_own", what_is_mounted_is_each_clones_own),
+    (
+        "templates_follow_programs_and_images",
+        templates_follow_programs_and_images,
+    ),
+    (
+        "a_template_that_is_no_use_goes_and_the_sandbox_boots",
+        a_template_that_is_no_use_goes_and_the_sandbox_boots,
+    ),
+    (
+        "who_removes_a_clone_on_its_way_blames_no_template",
+        who_removes_a_clone_on_its_way_blames_no_template,
+    ),
+    (
+        "a_host_that_is_full_blames_no_template",
+        a_host_that_is_full_blames_no_template,
+    ),
+    (
+        "an_agent_that_holds_on_costs_the_template_only",
+        an_agent_that_holds_on_costs_the_template_only,
+    ),
+    (
+        "a_sandbox_that_cannot_be_kept_runs_on",
+        a_sandbox_that_cannot_be_kept_runs_on,
+    ),
+];
+
+/// How long an agent may take for an answer (`node::TimeLimits`).
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// The templates' ids.
 fn templates(world: &World) -> Vec<String> {
@@ -44,7 +82,7 @@ fn sleeping<'a>(options: &[&'a str]) -> Vec<&'a str> {
     options.iter().chain(&SLEEP).copied().collect()
 }
 
-pub(crate) fn the_first_is_kept_and_the_next_are_cloned() {
+fn the_first_is_kept_and_the_next_are_cloned() {
     let world = World::new("can be kept");
     detached(&world, "one", &SLEEP);
     let kept = wait_for_templates(&world, 1);
@@ -113,7 +151,7 @@ fn console(world: &World, name: &str) -> String {
     done(world, &["logs", "--console", name])
 }
 
-pub(crate) fn what_is_mounted_is_each_clones_own() {
+fn what_is_mounted_is_each_clones_own() {
     let world = World::new("can be kept");
     // The first one is kept before it has anything that others should not have.
     detached(&world, "one", &sleeping(&["--tmpfs", "/one"]));
@@ -179,7 +217,7 @@ pub(crate) fn what_is_mounted_is_each_clones_own() {
     assert!(template_of(&world, "second").is_some());
 }
 
-pub(crate) fn templates_follow_programs_and_images() {
+fn templates_follow_programs_and_images() {
     let world = World::new("can be kept");
     detached(&world, "one", &SLEEP);
     let first = wait_for_templates(&world, 1);
@@ -217,7 +255,7 @@ pub(crate) fn templates_follow_programs_and_images() {
     assert_eq!(fs::read_dir(world.path("state/templates")).unwrap().count(), 0);
 }
 
-pub(crate) fn a_template_that_is_no_use_goes_and_the_sandbox_boots() {
+fn a_template_that_is_no_use_goes_and_the_sandbox_boots() {
     let world = World::new("can be kept");
     detached(&world, "one", &SLEEP);
     let first = wait_for_templates(&world, 1);
@@ -267,7 +305,39 @@ pub(crate) fn a_template_that_is_no_use_goes_and_the_sandbox_boots() {
     done(&world, &["exec", "four", "true"]);
 }
 
-pub(crate) fn a_sandbox_that_cannot_be_kept_runs_on() {
+fn a_host_that_is_full_blames_no_template() {
+    let world = World::new("can be kept");
+    detached(&world, "one", &SLEEP);
+    let kept = wait_for_templates(&world, 1);
+    let memory = world.path("state/templates").join(&kept[0]).join("memory");
+    let before = fs::read(&memory).unwrap();
+    fs::write(&memory, HOST_IS_FULL).unwrap();
+    // More often than a template is given another try.
+    for name in ["two", "three", "four"] {
+        detached(&world, name, &SLEEP);
+        assert_eq!(template_of(&world, name), None);
+        assert_eq!(templates(&world), kept, "it is removed for what the host lacks");
+    }
+    fs::write(&memory, before).unwrap();
+    detached(&world, "five", &SLEEP);
+    assert_eq!(template_of(&world, "five").as_ref(), kept.first());
+}
+
+fn an_agent_that_holds_on_costs_the_template_only() {
+    let world = World::new("holds on and can be kept");
+    detached(&world, "one", &sleeping(&["--tmpfs", "/x"]));
+    done(&world, &["exec", "one", "true"]);
+    assert_eq!(console(&world, "one"), "renewed as the same - tmpfs /x\n");
+    assert!(templates(&world).is_empty());
+    // Nobody tries again, nor waits for it.
+    let begun = Instant::now();
+    detached(&world, "two", &SLEEP);
+    assert!(begun.elapsed() < ANSWER, "{:?}", begun.elapsed());
+    assert_eq!(console(&world, "two"), "");
+    assert_eq!(fs::read_dir(world.path("state/templates")).unwrap().count(), 0);
+}
+
+fn a_sandbox_that_cannot_be_kept_runs_on() {
     let world = World::new("cannot be kept");
     detached(&world, "one", &SLEEP);
     done(&world, &["exec", "one", "true"]);
@@ -280,7 +350,7 @@ pub(crate) fn a_sandbox_that_cannot_be_kept_runs_on() {
     assert_eq!(fs::read_dir(world.path("state/templates")).unwrap().count(), 0);
 }
 
-pub(crate) fn who_removes_a_clone_on_its_way_blames_no_template() {
+fn who_removes_a_clone_on_its_way_blames_no_template() {
     let world = World::new("can be kept");
     let points = world.path("points");
     fs::create_dir(&points).unwrap();

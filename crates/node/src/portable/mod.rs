@@ -3,6 +3,7 @@
 //! name. Knows no archive and no registry. What comes in is from strangers: a record is looked at (`record`) before anything
 //! believes it.
 
+mod memory;
 mod record;
 mod template;
 
@@ -15,6 +16,7 @@ use node_api::portable::{Kind, is_file_name};
 use node_api::{Reply, Resources, Snapshot, check_snapshot_name};
 use serde::Serialize;
 
+use crate::builds::outdated;
 use crate::node::Node;
 use crate::snapshots::{Begun, Place, Record};
 use crate::{Error, memory_files};
@@ -66,7 +68,7 @@ impl Node {
             let why = "a file beside it is missing".to_owned();
             return Err(match kind {
                 Kind::Snapshot => Error::SnapshotDamaged { path, why },
-                Kind::Template => Error::TemplateOutdated(name.to_owned()),
+                Kind::Template => outdated(name, "its files are damaged"),
             });
         }
         let names = names_in(&place)?;
@@ -99,11 +101,7 @@ impl Node {
                 let loading = loading.take().ok_or_else(none)?;
                 let kept = match loading.kind {
                     Kind::Snapshot => Reply::Snapshot(Box::new(self.keep_loaded_snapshot(loading)?)),
-                    Kind::Template => {
-                        let (template, usable) = self.keep_loaded_template(loading)?;
-                        let template = Box::new(template);
-                        Reply::Template { template, usable }
-                    }
+                    Kind::Template => Reply::LoadedTemplate(Box::new(self.keep_loaded_template(loading)?)),
                 };
                 Ok((kept, Vec::new()))
             }

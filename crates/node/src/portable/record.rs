@@ -1,5 +1,5 @@
 //! What a stranger's record may say, of a snapshot or of a template, and which files may lie beside it. Whatever would be a name, a path
-//! or a share of this host later is looked at here; the machine's state is its VMM's to look at, in its jail. Does not know what
+//! or a share of this host later is looked at here; the machine's state is its VMM's to understand, in its jail. Does not know what
 //! there is on this node.
 
 use std::fs::{self, File};
@@ -10,7 +10,7 @@ use node_api::portable::{Kind, MOST_RECORD, Portable};
 use node_api::{BuildConfig, Programs, Resources, Snapshot, check_name, check_snapshot_name};
 use serde::de::DeserializeOwned;
 
-use super::names_in;
+use super::{memory, names_in};
 use crate::snapshots::{self, Place};
 use crate::start::ID_BYTES;
 use crate::{Error, shares, templates};
@@ -29,8 +29,8 @@ const MOST_TOLD: usize = wire::packet::MAX_PACKET - (16 << 10);
 /// More names than anybody gives to one template.
 const MOST_NAMES: usize = 64;
 
-/// A name of so many hexadecimal digits would be taken for an id, which is shown with as many.
-const LIKE_ID: usize = 12;
+/// The longest thing that is told of a host: names of processors have 48 letters, a kernel's release has 64.
+const MOST_OF_HOST: usize = 256;
 
 /// A SHA-256 in hexadecimal digits.
 const HASH: usize = 64;
@@ -87,6 +87,7 @@ pub(super) fn checked<R: Carried>(place: &Place, wanted: impl FnOnce(&mut R)) ->
             None => return Err(bad(format!("it has a file {name} and should have none"))),
         }
     }
+    memory::check(place, R::KIND)?;
     Ok(record)
 }
 
@@ -156,10 +157,6 @@ impl Carried for templates::Record {
                 "it has no id of a template, or more names or devices for volumes than one can have",
             ));
         }
-        let is_like_id = |name: &String| name.len() >= LIKE_ID && is_hex(name, name.len());
-        if template.names.iter().any(is_like_id) {
-            return Err(bad("a name of it looks like an id"));
-        }
         // What is built anew of it later is what somebody here could have asked for.
         let config = BuildConfig {
             names: template.names.clone(),
@@ -170,12 +167,17 @@ impl Carried for templates::Record {
             force: false,
         };
         config.validate()?;
-        // They are shown on a terminal when it is built again.
+        // They are shown on a terminal, now or when it is built again.
         let is_plain = |text: &String| {
             !text
                 .chars()
                 .any(|letter| letter.is_control() && !"\n\r\t".contains(letter) || turns_text(letter))
         };
+        let host = template.host.iter();
+        let mut host = host.flat_map(|host| [&host.kernel, &host.vendor, &host.processor, &host.features]);
+        if !host.all(|text| text.len() <= MOST_OF_HOST && is_plain(text)) {
+            return Err(bad("it is of a host that there cannot be"));
+        }
         let texts = recipe.commands.iter().chain(&recipe.ready).chain(&recipe.env);
         match texts.chain(&recipe.workdir).chain(&recipe.user).all(is_plain) {
             true if recipe.ready_ms <= MOST_READY_MS => Ok(()),
@@ -213,11 +215,13 @@ fn is_hex(text: &str, length: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::path::Path;
 
     use node_api::{Programs, Recipe, Template};
 
     use super::super::Loading;
+    use super::super::memory::tests::naming;
     use super::*;
     use crate::programs::Files;
     use crate::snapshots::{Begun, Record};
@@ -243,13 +247,20 @@ mod tests {
         }
     }
 
+    /// A state of this length is one that names so many memory files.
+    const STATE: u64 = 10;
+    const NAMED: usize = 2;
+
     /// A place with this record, and these files with so many bytes.
     fn place(directory: &Path, record: &Record, files: &[(&str, u64)]) -> Begun {
         let begun = Begun::new(directory).unwrap();
         begun.describe(record).unwrap();
         for (name, length) in files {
-            let file = begun.place.create(&begun.place.directory().join(name)).unwrap();
-            file.set_len(*length).unwrap();
+            let mut file = begun.place.create(&begun.place.directory().join(name)).unwrap();
+            match (*name, *length) {
+                ("state", STATE) => file.write_all(&naming(NAMED)).unwrap(),
+                (_, length) => file.set_len(length).unwrap(),
+            }
         }
         begun
     }
@@ -262,7 +273,7 @@ mod tests {
     #[test]
     fn what_a_strangers_record_may_not_say_is_refused() {
         let directory = tempfile::tempdir().unwrap();
-        let files = [("state", 10), ("memory", MEMORY)];
+        let files = [("state", STATE), ("memory", MEMORY), ("memory.1", 0)];
         let refused = |change: fn(&mut Record)| {
             let mut record = record();
             change(&mut record);
@@ -327,13 +338,21 @@ mod tests {
             change(&mut record.template);
             record.check().unwrap_err().to_string()
         };
-        let changes: [Change<Template>; 6] = [
+        let changes: [Change<Template>; 8] = [
             (|t| t.recipe = None, "nobody has built it"),
             (|t| t.id = "x".into(), "no id of a template"),
             (|t| t.names = vec!["web".into(); 65], "more names"),
             (|t| t.names = vec!["../x".into()], "cannot be a template's name"),
             (|t| t.names = vec!["abcdef012345".into()], "looks like an id"),
             (|t| t.resources.memory = ByteSize(u64::MAX), "no machine has"),
+            (
+                |t| t.host.as_mut().unwrap().kernel = "\x1b[2J".into(),
+                "a host that there cannot be",
+            ),
+            (
+                |t| t.host.as_mut().unwrap().processor = "x".repeat(257),
+                "a host that there cannot be",
+            ),
         ];
         for (change, says) in changes {
             let told = refused(change);
@@ -361,7 +380,7 @@ mod tests {
             record
         };
         let files = [
-            ("state", 10),
+            ("state", STATE),
             ("memory", MEMORY),
             ("memory.1", MEMORY),
             ("disk", 64 << 20),
@@ -385,7 +404,25 @@ mod tests {
             let told = refused(&with_disk(), &files);
             assert!(told.contains(&format!("{name} has {length} bytes")), "{told}");
         }
-        assert!(refused(&record(), &[("state", 10)]).contains("missing"));
+        assert!(refused(&record(), &[("state", STATE)]).contains("missing"));
+        // There are as many as the state names, and one after the other.
+        let memory = |names: &[&'static str], says: &str| {
+            let mut files = vec![("state", STATE)];
+            files.extend(names.iter().map(|&name| (name, MEMORY)));
+            let told = refused(&record(), &files);
+            assert!(told.contains(says), "{says}: {told}");
+        };
+        memory(&["memory"], "of memory files its state names 2, and 1 have come");
+        memory(
+            &["memory", "memory.1", "memory.2"],
+            "of memory files its state names 2, and 3 have come",
+        );
+        memory(
+            &["memory", "memory.2"],
+            "of its 2 memory files one is missing after the first 1",
+        );
+        let told = refused(&record(), &[("state", STATE + 1), ("memory", MEMORY)]);
+        assert!(told.contains("its state cannot be used: this is no snapshot"), "{told}");
         let begun = place(directory.path(), &record(), &[]);
         fs::write(begun.place.record(), vec![b' '; 2 << 20]).unwrap();
         let told = checked::<Record>(&begun.place, |_| ()).unwrap_err().to_string();

@@ -4,10 +4,10 @@
 
 use base::points;
 use node_api::portable::Kind;
-use node_api::{NetworkMode, Resources, Template, check_template_name};
+use node_api::{LoadedTemplate, NetworkMode, Resources, check_template_name};
 
 use super::{Loading, record};
-use crate::builds::with_names;
+use crate::builds::{outdated, with_names};
 use crate::node::Node;
 use crate::programs::Files;
 use crate::snapshots::Place;
@@ -21,7 +21,7 @@ impl Node {
         // Somebody may replace it meanwhile.
         let place = found.place(self).hold()?;
         let Some(record) = place.read::<Record>()? else {
-            return Err(Error::TemplateOutdated(name.to_owned()));
+            return Err(outdated(name, "its files are damaged"));
         };
         match record.template.recipe {
             Some(_) => Ok((place, record.template.resources)),
@@ -46,7 +46,7 @@ impl Node {
     }
 
     /// Gives it its names, if it is what it should be and can be used here. From here on all is as with one that is built.
-    pub(super) fn keep_loaded_template(&self, loading: Loading) -> Result<(Template, bool), Error> {
+    pub(super) fn keep_loaded_template(&self, loading: Loading) -> Result<LoadedTemplate, Error> {
         let Loading { begun, name, force, .. } = loading;
         let mut record: Record = record::checked(&begun.place, |record: &mut Record| {
             if let Some(name) = name {
@@ -69,15 +69,18 @@ impl Node {
         self.points.at(points::BUILD_WRITTEN);
         begun.keep_over(&id)?;
         self.points.at(points::BUILD_KEPT);
-        self.take_names(record, None)?;
+        let taken = self.take_names(record, None)?;
         drop(naming);
         self.points.at(points::BUILD_NAMED);
-        self.find_template(&id)
+        Ok(LoadedTemplate {
+            template: self.find_template(&id)?,
+            taken,
+        })
     }
 
     /// Refuses what would be another template if it was built here, and forgets what was true elsewhere only.
     fn make_ours(&self, record: &mut Record) -> Result<(), Error> {
-        let refuse = |why: &'static str| Err(Error::TemplateOfAnother(why));
+        let refuse = |why: &str| Err(Error::TemplateOfAnother(why.to_owned()));
         // Files first: one that is replaced meanwhile is another one then.
         let files = Files::of(&self.config);
         let here = self.hashes.now(&self.config);
@@ -86,23 +89,26 @@ impl Node {
             .iter()
             .all(|hash| hash.is_some());
         if !known || template.programs != here {
-            return refuse("another VMM, kernel or agent than there is now");
+            return refuse("with another VMM, kernel or agent than there is now");
         }
         let networked = template.networked;
         let slots = record.shape.share_slots;
         let shape = match self.shape_of(&template.digest, &template.resources, networked, slots) {
-            Err(Error::NoNetwork) => return refuse("a network, and this node has none"),
+            Err(Error::NoNetwork) => return refuse("with a network, and this node has none"),
             shape => shape?,
         };
         if !shape.has_network_of(&record.shape) {
-            return refuse("another guest network than this node's");
+            return refuse("with another guest network than this node's");
         }
         if shape != record.shape {
-            return refuse("other options of the kernel, or another shape than its record says");
+            return refuse("with other options of the kernel, or another shape than its record says");
         }
         if id(&shape, &here, template.recipe.as_ref()) != template.id {
             let why = "its id is not that of what it was made of";
             return Err(Error::NotToBeLoaded(Kind::Template, why.into()));
+        }
+        if let Some(host) = self.other_host(template) {
+            return refuse(&format!("on {host}"));
         }
         if let Some(recipe) = &mut record.template.recipe {
             // Built again it has the network that it has now, and no other.
@@ -112,6 +118,8 @@ impl Node {
             };
         }
         record.files = files;
+        record.template.brought = true;
+        record.template.outdated = None;
         record.named_ns = clock::now_ns();
         Ok(())
     }

@@ -1,11 +1,12 @@
 //! A sandbox is kept, saved to a file and removed with everything; what is loaded from the file goes on where it was: a counter in its
-//! memory, a file on its disk, and no boot.
+//! memory, a file on its disk, and no boot. The same with a template that was built, of which `run --template` clones.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use crate::basalt::expect_refusal;
 use crate::daemon::{Daemon, wait_for};
@@ -13,7 +14,7 @@ use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
     name: "snapshot-file",
-    limit: Duration::from_secs(420),
+    limit: Duration::from_secs(600),
     host,
     guest: None,
 };
@@ -92,9 +93,72 @@ fn host(host: &Host) -> Result<()> {
     );
     daemon.ok(&["snapshot", "load", "-i", file, "--name", "again"])?;
     for (clone, snapshot) in [("one", "kept"), ("two", "again")] {
-        goes_on(&daemon, (clone, snapshot), &before, &after)?;
+        daemon.ok(&["clone", "--name", clone, snapshot])?;
+        goes_on(&daemon, clone, &before, &after)?;
+        daemon.ok(&["rm", "--force", clone])?;
     }
+    template(&daemon, host)?;
+    daemon.ok(&["template", "prune", "--all"])?;
     daemon.end()
+}
+
+/// A template with the same in it, which leaves and comes back.
+fn template(daemon: &Daemon<'_>, host: &Host) -> Result<()> {
+    let image = host.digest.as_str();
+    let noise = "head -c 1000000 /dev/urandom > /noise; sha256sum /noise > /sum";
+    let ready = "test $(cut -d' ' -f2 /tmp/count) -gt 20";
+    let build = [
+        "template", "build", "--from", image, "--name", "counter", "--memory", "128m", "--disk", "128m", "--run",
+        noise, "--run", SCRIPT, "--ready", ready,
+    ];
+    let id = daemon.ok(&build)?;
+    let id = id.trim();
+    let run = |name| {
+        let words = [
+            "run",
+            "-d",
+            "--name",
+            name,
+            "--template",
+            "counter",
+            "--",
+            "sleep",
+            "10000",
+        ];
+        daemon.ok(&words).map(drop)
+    };
+    run("before")?;
+    let before = count(daemon, "before")?;
+    goes_on(daemon, "before", &before, &before)?;
+    daemon.ok(&["rm", "--force", "before"])?;
+
+    let path = host.scratch.join("counter.basalt");
+    let file = path.to_str().context("a path of UTF-8")?;
+    daemon.ok(&["template", "save", "--without-image", "-o", file, "counter"])?;
+    daemon.ok(&["template", "rm", "counter"])?;
+    expect_refusal(
+        &daemon.run(&["run", "--template", "counter", "true"])?,
+        125,
+        &["there is no template `counter`"],
+    )?;
+    ensure!(
+        !daemon.state.join("templates").join(id).exists(),
+        "a removed template has files"
+    );
+    let loaded = daemon.ok(&["template", "load", "-i", file])?;
+    ensure!(loaded.trim() == id, "it is {loaded:?} and was {id}");
+    let shown: Vec<Value> = serde_json::from_str(&daemon.ok(&["--json", "template", "inspect", "counter"])?)?;
+    ensure!(
+        shown[0]["usable"] == true && shown[0]["brought"] == true,
+        "what was loaded is {shown:?}"
+    );
+    // All clones begin where it was kept: neither much before nor after the first one's.
+    for name in ["after", "again"] {
+        run(name)?;
+        goes_on(daemon, name, &(before.0.clone(), 21), &before)?;
+        daemon.ok(&["rm", "--force", name])?;
+    }
+    daemon.expect_no_strangers(&[])
 }
 
 /// A copy with one other bit is refused, and nothing of it stays.
@@ -113,13 +177,7 @@ fn broken(daemon: &Daemon<'_>, path: &std::path::Path) -> Result<()> {
 }
 
 /// A clone has the memory that was kept, counts on from there, has its disk, and has booted once, before.
-fn goes_on(
-    daemon: &Daemon<'_>,
-    (name, snapshot): (&str, &str),
-    before: &(String, u64),
-    after: &(String, u64),
-) -> Result<()> {
-    daemon.ok(&["clone", "--name", name, snapshot])?;
+fn goes_on(daemon: &Daemon<'_>, name: &str, before: &(String, u64), after: &(String, u64)) -> Result<()> {
     let first = count(daemon, name)?;
     ensure!(
         first.0 == before.0 && first.1 >= before.1 && first.1 < after.1 + 1000,

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use vmm_api::{ClientError, CpuModel, DeviceSpec, ErrorKind, FdRef, VmConfig, VmState, VmmClient};
+use vmm_api::{
+    ClientError, CpuModel, DeviceSpec, ErrorKind, FdRef, RestoreConfig, SnapshotFiles, VmConfig, VmState, VmmClient,
+};
 use wire::packet::PacketSocket;
 
 use crate::cases::foreign_kernel;
@@ -27,6 +29,7 @@ pub(crate) const CASE: Case = Case {
 fn host(host: &Host) -> Result<()> {
     wrong_configurations(host)?;
     wrong_kernels(host)?;
+    inherited_kvm(host)?;
     a_metric_counts(host)?;
     named_socket(host)
 }
@@ -163,6 +166,74 @@ fn wrong_kernels(host: &Host) -> Result<()> {
     };
     let created = vmm.client.create(config, &[file.as_fd(), kvm.as_fd()]);
     refusal(created, ErrorKind::Boot, "the kernel needs memory up to")
+}
+
+/// A VMM that inherits KVM makes a VM ahead, for a `restore`. That one is refused, or that it is no KVM at all, leaves a VMM that
+/// can make another.
+fn inherited_kvm(host: &Host) -> Result<()> {
+    let log = host.logs.join("vmm-inherited");
+    let kernel = File::open(host.asset("vmlinux"))?;
+    let kvm = vm::kvm()?;
+    let none = File::open("/dev/null")?;
+    let path = host.scratch.join("no-snapshot");
+    std::fs::write(&path, "no snapshot")?;
+    let file = File::open(&path)?;
+    let of_inherited = || VmConfig { kvm: None, ..good() };
+    // Descriptor 0 is the state, 1 the memory, 2 is KVM where one is sent.
+    let restore = |kvm| RestoreConfig {
+        files: SnapshotFiles {
+            state: FdRef(0),
+            memory: vec![FdRef(1)],
+        },
+        kvm,
+        serial: None,
+        serial_keep: None,
+        devices: Vec::new(),
+        write_set: Vec::new(),
+        untold: false,
+    };
+    let ends = |mut vmm: Vmm| {
+        vmm.client.stop()?;
+        ensure!(
+            vmm.wait(Duration::from_secs(10))?,
+            "the VMM did not end well after `stop`"
+        );
+        Ok(())
+    };
+
+    // No KVM: it waits all the same, says so of whatever needs one, and takes a better one.
+    let mut vmm = Vmm::spawn_with(&host.binaries, &log, Some(none.as_fd()))?;
+    ensure!(vmm.client.info()?.state == VmState::Empty, "a new VMM is not empty");
+    let files = [file.as_fd(), file.as_fd()];
+    for _ in 0..2 {
+        let restored = vmm.client.restore(restore(None), &files);
+        refusal(restored, ErrorKind::Host, "it is no KVM")?;
+    }
+    let created = vmm.client.create(of_inherited(), &[kernel.as_fd()]);
+    refusal(created, ErrorKind::Host, "it is no KVM")?;
+    vmm.client.create(good(), &[kernel.as_fd(), kvm.as_fd()])?;
+    ends(vmm)?;
+
+    // The VM that was made ahead is gone with the first refusal; the next request makes its own, with the same KVM or another.
+    let mut vmm = Vmm::spawn_with(&host.binaries, &log, Some(kvm.as_fd()))?;
+    for _ in 0..2 {
+        let restored = vmm.client.restore(restore(None), &files);
+        refusal(restored, ErrorKind::Invalid, "this is no snapshot")?;
+    }
+    let sent = [file.as_fd(), file.as_fd(), none.as_fd()];
+    let restored = vmm.client.restore(restore(Some(FdRef(2))), &sent);
+    refusal(restored, ErrorKind::Host, "it is no KVM")?;
+    ensure!(
+        vmm.client.info()?.state == VmState::Empty,
+        "a refusal has left something"
+    );
+    vmm.client.create(of_inherited(), &[kernel.as_fd()])?;
+    vmm.client.start()?;
+    ensure!(
+        vmm.client.info()?.state == VmState::Running,
+        "what was created does not run"
+    );
+    ends(vmm)
 }
 
 fn a_metric_counts(host: &Host) -> Result<()> {
