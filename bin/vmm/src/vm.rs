@@ -7,6 +7,7 @@ use device::{DeviceContext, FdTable};
 use engine::{Engine, EngineError};
 use engine_kvm::KvmEngine;
 use machine::{End, Machine, MachineConfig, MachineError, NamedDevice, SerialOutput};
+use memory::MemoryError;
 use observe::{Registry, marks};
 use snapshot::{Layers, SnapshotError};
 use vmm_api::devices::{DeviceConfig, FsConfig, FsSource};
@@ -48,6 +49,8 @@ fn from_machine(error: &MachineError) -> ApiError {
 fn from_snapshot(error: &SnapshotError) -> ApiError {
     let kind = match error {
         SnapshotError::Machine(error) => return from_machine(error),
+        // No file's fault.
+        SnapshotError::Memory(MemoryError::Map { .. }) => ErrorKind::Host,
         SnapshotError::State(_)
         | SnapshotError::Memory(_)
         | SnapshotError::Cpu(_)

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use agent_api::{Address, Gateway, GuestNetwork};
@@ -80,6 +81,8 @@ pub struct Network {
     host: Links,
     inside: Inside,
     inner: Arc<Links>,
+    /// TAPs that are made can have several queues, as the last guest wanted.
+    several: AtomicBool,
     /// Slots whose TAPs the namespace's table knows. Held while TAPs change, and while the namespace is asked.
     known: Mutex<BTreeSet<u32>>,
     /// Held while the host's table is read and changed: that takes nft tens of milliseconds, for which no TAP has to wait.
@@ -115,6 +118,7 @@ impl Network {
             host,
             inside,
             inner: Arc::new(inner),
+            several: AtomicBool::new(false),
             known: Mutex::default(),
             table: Mutex::default(),
         };
@@ -198,9 +202,8 @@ impl Network {
         let new: Vec<u32> = slots.iter().copied().filter(|slot| !known.contains(slot)).collect();
         let elements = rules::elements(&self.ranges, &new)?;
         for &slot in slots {
-            match self.make_tap(slot, false) {
-                // It is there: in use, or one that can have several queues, which whoever takes it makes anew if that does
-                // not do.
+            match self.make_tap(slot, self.several.load(Ordering::Relaxed)) {
+                // It is there: in use, or of the other kind, and whoever takes it sees whether that does.
                 Err(error) if has_code(&error, libc::EBUSY) || has_code(&error, libc::EINVAL) => {
                     self.set_up_tap(slot)?;
                 }
@@ -248,7 +251,7 @@ impl Network {
     }
 
     /// Opens the slot's TAP with so many queues; it is made if it is not there, and anew if it has one queue and several are
-    /// wanted, or the other way round: those that are made ahead have one.
+    /// wanted, which takes ten times as long. Those that are made ahead from here on have several if this one has.
     ///
     /// # Errors
     /// The slot is in use or out of range, or the kernel refuses.
@@ -257,27 +260,23 @@ impl Network {
             return Err(Error::Queues(queues));
         }
         self.ranges.slot_v4(slot)?;
+        let several = queues > 1;
         let mut known = self.lock();
-        let index = match self.state_of(&tap_name(slot))? {
+        self.several.store(several, Ordering::Relaxed);
+        match self.state_of(&tap_name(slot))? {
             Some(link) if link.carrier => return Err(Error::InUse(slot)),
-            Some(link) if known.contains(&slot) => Some(link.index),
-            _ => {
-                self.prepare_locked(&mut known, &[slot])?;
-                None
-            }
-        };
-        let taps = match self.open_taps(slot, queues) {
-            // One queue where several are wanted, or the other way round (`TUNSETIFF`).
+            Some(_) if known.contains(&slot) => {}
+            _ => self.prepare_locked(&mut known, &[slot])?,
+        }
+        let taps = match self.open_taps(slot, queues, several) {
+            // It is of the other kind (`TUNSETIFF`).
+            Err(error) if has_code(&error, libc::EINVAL) && !several => self.open_taps(slot, queues, true),
             Err(error) if has_code(&error, libc::EINVAL) => {
                 let name = tap_name(slot);
-                let index = match index {
-                    Some(index) => Ok(index),
-                    None => self.inner.index(&name),
-                };
-                let removed = index.and_then(|index| self.inner.remove(index));
+                let removed = self.inner.index(&name).and_then(|index| self.inner.remove(index));
                 removed.map_err(Error::host(format!("removing the TAP {name}")))?;
-                self.make_tap(slot, queues > 1)?;
-                self.open_taps(slot, queues)
+                self.make_tap(slot, several)?;
+                self.open_taps(slot, queues, several)
             }
             other => other,
         };
@@ -298,10 +297,10 @@ impl Network {
         }
     }
 
-    fn open_taps(&self, slot: u32, queues: usize) -> Result<Vec<OwnedFd>, Error> {
+    fn open_taps(&self, slot: u32, queues: usize, several: bool) -> Result<Vec<OwnedFd>, Error> {
         let name = tap_name(slot);
         self.inside.run(move || {
-            let open = |_| tap::open(&name, queues > 1).map_err(Error::host(format!("opening the TAP {name}")));
+            let open = |_| tap::open(&name, several).map_err(Error::host(format!("opening the TAP {name}")));
             (0..queues).map(open).collect()
         })
     }
@@ -482,10 +481,10 @@ impl Network {
         self.inside.run(move || rules::apply("a test", &script)).unwrap();
     }
 
-    /// A TAP's queueing discipline.
+    /// A slot's TAP.
     #[cfg(test)]
-    pub(crate) fn queueing_for_test(&self, slot: u32) -> String {
-        self.state_of(&tap_name(slot)).unwrap().unwrap().queueing
+    pub(crate) fn tap_for_test(&self, slot: u32) -> Link {
+        self.state_of(&tap_name(slot)).unwrap().unwrap()
     }
 
     fn state_of(&self, name: &str) -> Result<Option<Link>, Error> {

@@ -180,14 +180,25 @@ fn packets_are_as_large_as_the_hosts_own() {
 }
 
 #[test]
-fn a_tap_is_made_anew_where_it_has_too_many_queues_or_too_few() {
+fn a_tap_is_made_anew_where_it_has_too_few_queues() {
     let world = World::new();
     world.world.serve_tcp("192.0.2.2:7000");
     world.with(|network| network.prepare([3]).unwrap());
-    let attached = |queues| world.with(move |network| network.attach(3, queues).unwrap());
-    for queues in [2, 1, 1, 4, 2] {
-        assert_eq!(attached(queues).taps.len(), queues);
+    let index = || world.with(|network| network.tap_for_test(3).index);
+    let attached = |queues| world.with(move |network| network.attach(3, queues).unwrap().taps.len());
+    let first = index();
+    assert_eq!((attached(1), index()), (1, first));
+    assert_eq!(attached(2), 2);
+    let second = index();
+    assert_ne!(second, first);
+    for queues in [1, 1, 4, 2] {
+        assert_eq!((attached(queues), index()), (queues, second));
     }
+    // The next ones are like the last one.
+    world.with(|network| network.prepare([4]).unwrap());
+    let ahead = world.with(|network| network.tap_for_test(4).index);
+    world.with(|network| drop(network.attach(4, 2).unwrap()));
+    assert_eq!(world.with(|network| network.tap_for_test(4).index), ahead);
     // Ahead for whoever comes next: it stays what it is.
     world.with(|network| {
         network.forget_for_test(3);
@@ -195,7 +206,7 @@ fn a_tap_is_made_anew_where_it_has_too_many_queues_or_too_few() {
     });
     // And has all that one has that was made ahead.
     world.guest(3).place.tcp("192.0.2.2:7000").unwrap();
-    assert_eq!(world.with(|network| network.queueing_for_test(3)), "noqueue");
+    assert_eq!(world.with(|network| network.tap_for_test(3).queueing), "noqueue");
 }
 
 #[test]
@@ -203,7 +214,7 @@ fn packets_wait_in_a_taps_descriptors_alone() {
     let mut world = World::new();
     world.with(|network| network.prepare([5]).unwrap());
     let guest = world.guest(5);
-    let queueing = |world: &World| world.with(|network| network.queueing_for_test(5));
+    let queueing = |world: &World| world.with(|network| network.tap_for_test(5).queueing);
     assert_eq!(queueing(&world), "noqueue");
     // Made sure of again, as by a daemon that finds the TAP.
     world.open();
