@@ -30,11 +30,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub(crate) fn connect() -> Result<Client> {
     let state = places::state()?;
     let socket = state.join(SOCKET);
-    let mut client = match try_connect(&socket)? {
-        Some(client) => client,
-        None => start(&state, &socket)?,
-    };
-    let info = info(&mut client)?;
+    let (mut client, info) = reach(&state, &socket)?;
     if info.replaced && !info.managed {
         // Its program is not the one that lies there now. Its sandboxes run on.
         client.ask(Request::Quit { clean: false })?;
@@ -42,6 +38,25 @@ pub(crate) fn connect() -> Result<Client> {
         client = start(&state, &socket)?;
     }
     Ok(client)
+}
+
+/// The daemon, which has answered. One that ends just now takes connections until its socket is gone, and answers none.
+fn reach(state: &Path, socket: &Path) -> Result<(Client, NodeInfo)> {
+    let end = Instant::now() + QUIT_LIMIT;
+    loop {
+        let mut client = match try_connect(socket)? {
+            Some(client) => client,
+            None => start(state, socket)?,
+        };
+        match info(&mut client) {
+            Err(error) if has_hung_up(&error) && Instant::now() < end => std::thread::sleep(PAUSE),
+            answer => return Ok((client, answer?)),
+        }
+    }
+}
+
+fn has_hung_up(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(ClientError::Packet(_)))
 }
 
 /// Connects to the daemon; one that does not run is started only if `needed` says so of the state directory.

@@ -75,6 +75,10 @@ const ALL: &[(&str, fn())] = &[
         daemons::a_killed_daemon_is_followed_by_one_that_knows_everything,
     ),
     (
+        "a_daemon_that_ends_just_now_is_followed_by_another",
+        daemons::a_daemon_that_ends_just_now_is_followed_by_another,
+    ),
+    (
         "a_hundred_come_and_go_four_at_a_time",
         daemons::a_hundred_come_and_go_four_at_a_time,
     ),

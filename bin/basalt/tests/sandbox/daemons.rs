@@ -1,5 +1,7 @@
 //! Cases of the daemon: sandboxes that live by themselves, and daemons that die, come back and are replaced.
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
 use crate::cases::kill;
 use crate::world::{World, text, wait_for};
 
@@ -84,7 +86,7 @@ pub(crate) fn a_killed_daemon_is_followed_by_one_that_knows_everything() {
     detached(&world, "dead", "exec sleep 1000");
     let victim = world.vmm();
     kill(world.daemon().unwrap());
-    wait_for("the daemon to be gone", || world.daemon().is_none().then_some(()));
+    world.wait_for_no_daemon();
     // One of the VMMs dies meanwhile, and one sandbox ends.
     kill(victim);
     std::fs::write(go, "").unwrap();
@@ -146,7 +148,7 @@ pub(crate) fn a_lost_database_is_made_again_from_what_runs() {
     let world = World::new("");
     let id = detached(&world, "on", "while :; do sleep 0.02; done");
     kill(world.daemon().unwrap());
-    wait_for("the daemon to be gone", || world.daemon().is_none().then_some(()));
+    world.wait_for_no_daemon();
     std::fs::write(
         world.path("state/node.db"),
         "this is no database, whatever its name says".repeat(200),
@@ -225,4 +227,25 @@ pub(crate) fn all_are_ended_at_once_and_each_in_order() {
         assert_eq!(world.verb(&["logs", name]).stdout, b"ready\nbye\n");
     }
     assert_eq!(world.verb(&["start", "one"]).status.code(), Some(0));
+}
+
+pub(crate) fn a_daemon_that_ends_just_now_is_followed_by_another() {
+    let world = World::new("");
+    let state = world.path("state");
+    std::fs::create_dir_all(&state).unwrap();
+    // What one is whose process ends: its socket takes connections, which end at once, and is there no more afterwards.
+    let flags = SocketFlags::CLOEXEC;
+    let dying = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    let address = SocketAddrUnix::new(state.join(node_api::SOCKET)).unwrap();
+    rustix::net::bind(&dying, &address).unwrap();
+    rustix::net::listen(&dying, 8).unwrap();
+    let asked = std::thread::spawn(move || {
+        for _ in 0..3 {
+            drop(rustix::net::accept(&dying).unwrap());
+        }
+    });
+    let listed = world.verb(&["ps"]);
+    assert_eq!(listed.status.code(), Some(0), "{}", text(&listed.stderr));
+    asked.join().unwrap();
+    assert!(world.daemon().is_some());
 }

@@ -10,7 +10,7 @@ pub(crate) fn an_image_of_a_sandbox_is_removed_only_by_force() {
     wait_for_state(&world, "over", "exited");
     // One that has ended uses its image, too, and so does one of which no daemon tells just now.
     kill(world.daemon().unwrap());
-    wait_for("the daemon to be gone", || world.daemon().is_none().then_some(()));
+    world.wait_for_no_daemon();
     let refused = world.verb(&["rmi", "tiny"]);
     assert_eq!(refused.status.code(), Some(1));
     assert_eq!(

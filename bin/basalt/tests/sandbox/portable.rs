@@ -277,7 +277,7 @@ pub(crate) fn whoever_dies_while_loading_leaves_nothing() {
     // The daemon: the next one clears what is left, and the client says that it is gone.
     let mut child = half_loaded(&there, "snapshot", half);
     kill(there.daemon().unwrap());
-    wait_for("the daemon to be gone", || there.daemon().is_none().then_some(()));
+    there.wait_for_no_daemon();
     // It may have heard of it before it has read all of this.
     let rest = &bytes[bytes.len() / 2..];
     child.stdin.take().unwrap().write_all(rest).unwrap_or_default();

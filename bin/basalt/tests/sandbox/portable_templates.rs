@@ -420,7 +420,7 @@ fn whoever_dies_while_loading_a_template_leaves_nothing() {
     // The daemon: the next one clears what is left.
     let mut child = half_loaded(&there, "template", half);
     kill(there.daemon().unwrap());
-    wait_for("the daemon to be gone", || there.daemon().is_none().then_some(()));
+    there.wait_for_no_daemon();
     let rest = &bytes[bytes.len() / 2..];
     child.stdin.take().unwrap().write_all(rest).unwrap_or_default();
     let output = child.wait_with_output().unwrap();

@@ -280,7 +280,7 @@ pub(crate) fn a_rollback_that_fails_costs_as_little_as_it_can() {
     // What a daemon leaves that dies on the way is removed by the next.
     fs::write(&beside, "the snapshot's").unwrap();
     kill(world.daemon().unwrap());
-    wait_for("the daemon to be gone", || world.daemon().is_none().then_some(()));
+    world.wait_for_no_daemon();
     // Its socket may be there for a moment longer than it.
     wait_for("another daemon", || {
         world.verb(&["exec", "web", "true"]).status.success().then_some(())
@@ -338,7 +338,7 @@ pub(crate) fn a_daemon_that_is_killed_on_the_way_leaves_a_sandbox_that_runs() {
         kill(world.daemon().unwrap());
         fs::remove_file(points.join(point)).unwrap();
         client.wait().unwrap();
-        wait_for("the daemon to be gone", || world.daemon().is_none().then_some(()));
+        world.wait_for_no_daemon();
         assert!(held(&["exec", "web", "true"]).status().unwrap().success(), "{point}");
         wait_for_state(&world, "web", "running");
         let count = || world.verb(&["logs", "web"]).stdout.len();

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -104,6 +105,14 @@ impl World {
     /// The daemon.
     pub(crate) fn daemon(&self) -> Option<u32> {
         self.processes("state").first().copied()
+    }
+
+    /// Waits until it is gone. Of one that was killed the socket still listens for a moment when /proc has its command line no more.
+    pub(crate) fn wait_for_no_daemon(&self) {
+        let socket = self.path("state").join(node_api::SOCKET);
+        wait_for("the daemon to be gone", || {
+            (self.daemon().is_none() && UnixStream::connect(&socket).is_err()).then_some(())
+        });
     }
 
     /// Runs a command in a sandbox and waits for it.
