@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use node_api::{Client, ClientError, METRICS_SOCKET, NodeInfo, Reply, Request, SOCKET};
 
+use rustix::io::Errno;
+use wire::packet::PacketError;
+
 use crate::cli::{DaemonArgs, DaemonWhat};
 use crate::output::Output;
 use crate::places;
@@ -56,7 +59,12 @@ fn reach(state: &Path, socket: &Path) -> Result<(Client, NodeInfo)> {
 }
 
 fn has_hung_up(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(ClientError::Packet(_)))
+    use PacketError::{Closed, Io};
+    let cause = error.downcast_ref();
+    matches!(
+        cause,
+        Some(ClientError::Packet(Closed | Io(Errno::CONNRESET | Errno::PIPE)))
+    )
 }
 
 /// Connects to the daemon; one that does not run is started only if `needed` says so of the state directory.

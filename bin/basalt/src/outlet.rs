@@ -79,7 +79,11 @@ impl Draft {
             None => match link(&self.file, path) {
                 Err(Errno::EXIST) => {
                     let partial = Partial::beside(path);
-                    link(&self.file, &partial.0)?;
+                    // What somebody has left who was killed between this and the next step, with this number.
+                    match fs::remove_file(&partial.0) {
+                        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                        _ => link(&self.file, &partial.0)?,
+                    }
                     partial
                 }
                 linked => return Ok(linked?),

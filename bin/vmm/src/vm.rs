@@ -204,7 +204,7 @@ impl Vm {
         let engine = self.open_engine(kvm)?;
         marks::mark("engine open");
         let shared = shared_directories(&config.devices, &fds)?;
-        self.taps = Taps::of(&config.devices, &fds)?;
+        let taps = Taps::of(&config.devices, &fds)?;
         let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
         marks::mark("devices made");
         all_used(&fds)?;
@@ -225,6 +225,7 @@ impl Vm {
         enclose(shared)?;
         marks::mark("machine built");
         self.machine = Some(machine);
+        self.taps = taps;
         self.cpus = config.cpus;
         self.engine = Some(engine);
         self.state = VmState::Created;
@@ -269,7 +270,7 @@ impl Vm {
         let (state, ram) = snapshot::read(&state, memory, &here).map_err(|error| from_snapshot(&error))?;
         marks::mark("snapshot read");
         restorer.copy_ahead(&ram, &config.write_set);
-        self.taps = Taps::of(&config.devices, &fds)?;
+        let taps = Taps::of(&config.devices, &fds)?;
         let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
         marks::mark("devices made");
         all_used(&fds)?;
@@ -285,6 +286,7 @@ impl Vm {
         }
         enclose(shared)?;
         self.machine = Some(machine);
+        self.taps = taps;
         self.cpus = state.shape.cpus;
         self.engine = Some(engine);
         self.state = VmState::Paused;

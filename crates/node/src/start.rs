@@ -132,7 +132,10 @@ impl Node {
         if let Found::Ready { id, place } = &found {
             // Nothing is there yet that could have kept anything.
             match self.cloned(entry, id, place, Duration::ZERO) {
-                Ok(machine) => return Ok(machine),
+                Ok(machine) => {
+                    self.template_is_good(id);
+                    return Ok(machine);
+                }
                 // It would fail as well if it booted; or somebody has ended it.
                 Err(error) if !error.is_of_machine() || entry.stored().stopped => return Err(error),
                 Err(error) => {
@@ -146,6 +149,8 @@ impl Node {
                     let blamed = error.is_of_files() && (mounts().is_empty() || !error.is_agents_refusal());
                     if blamed || !place.is_whole(&entry.stored().sandbox.config.resources) {
                         self.give_template_up(id);
+                    } else if !error.is_of_files() {
+                        self.blame_host_for(id);
                     }
                     self.clear(entry)?;
                     disk::remove(&self.sandbox_paths(entry).disk())?;

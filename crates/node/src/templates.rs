@@ -9,6 +9,7 @@
 //! another. Whatever goes wrong with one, the sandbox is booted. Knows nothing of how a VM is restored. Those that somebody has
 //! built (`builds`) are among them, and are neither found nor removed by what is done here without being asked for.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -121,7 +122,13 @@ pub(crate) struct Known {
     taken: Vec<Shape>,
     /// Of these a sandbox could not be cloned once.
     failed: Vec<Shape>,
+    /// How many clones of a template in a row have failed by what the host lacked, by its id.
+    in_a_row: BTreeMap<String, u32>,
 }
+
+/// So often may the host be to blame for a clone that failed before the template is: its files may be on a disk that reads them no
+/// more, or its registers such as this KVM does not take.
+const FAILURES_OF_THE_HOST: u32 = 8;
 
 /// What there is for a sandbox.
 #[derive(Debug)]
@@ -406,7 +413,8 @@ impl Node {
             known.taken.clear();
             let records = known.records.iter_mut();
             let useless = records.filter_map(|record| {
-                let used = record.is_built() || self.images.get(&record.template.digest).is_ok() && record.fits(&now);
+                let fits = record.fits(&now) && self.other_host(&record.template).is_none();
+                let used = record.is_built() || fits && self.images.get(&record.template.digest).is_ok();
                 (all || !used).then(|| record.template.id.clone())
             });
             useless.collect()
@@ -433,6 +441,23 @@ impl Node {
             Ok(true) => log::warn!("the template {id} is removed"),
             Ok(false) => (),
             Err(error) => log::warn!("the template {id} is used no more, and stays behind: {error}"),
+        }
+    }
+
+    /// A clone of it goes on.
+    pub(crate) fn template_is_good(&self, id: &str) {
+        self.templates.lock().in_a_row.remove(id);
+    }
+
+    /// The host could not clone it: it goes only if that comes again and again.
+    pub(crate) fn blame_host_for(&self, id: &str) {
+        let mut known = self.templates.lock();
+        let count = known.in_a_row.entry(id.to_owned()).or_default();
+        *count += 1;
+        if *count >= FAILURES_OF_THE_HOST {
+            known.in_a_row.remove(id);
+            drop(known);
+            self.give_template_up(id);
         }
     }
 

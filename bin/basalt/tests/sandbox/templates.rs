@@ -321,6 +321,18 @@ fn a_host_that_is_full_blames_no_template() {
     fs::write(&memory, before).unwrap();
     detached(&world, "five", &SLEEP);
     assert_eq!(template_of(&world, "five").as_ref(), kept.first());
+    // Unless it never ends: the template may be why after all.
+    fs::write(&memory, HOST_IS_FULL).unwrap();
+    for number in 0..8 {
+        assert_eq!(templates(&world), kept, "after {number} in a row");
+        done(&world, &["rm", "--force", "five"]);
+        detached(&world, "five", &SLEEP);
+    }
+    assert_eq!(template_of(&world, "five"), None);
+    // It has become another one by then, or goes.
+    wait_for("another template", || {
+        (fs::read(&memory).unwrap_or_default() != HOST_IS_FULL.as_bytes()).then_some(())
+    });
 }
 
 fn an_agent_that_holds_on_costs_the_template_only() {

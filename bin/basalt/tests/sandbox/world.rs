@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -111,7 +110,7 @@ impl World {
     pub(crate) fn wait_for_no_daemon(&self) {
         let socket = self.path("state").join(node_api::SOCKET);
         wait_for("the daemon to be gone", || {
-            (self.daemon().is_none() && UnixStream::connect(&socket).is_err()).then_some(())
+            (self.daemon().is_none() && node_api::Client::connect(&socket).is_err()).then_some(())
         });
     }
 

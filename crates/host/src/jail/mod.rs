@@ -120,16 +120,20 @@ const STACK: usize = 64 << 10;
 /// [`Error::NoJail`] when rights or kernel do not suffice, [`Error::Launch`] and [`Error::Child`] when a step failed. No
 /// process is left behind then.
 pub fn spawn(launch: &Launch<'_>) -> Result<Child, Error> {
+    let begun = Instant::now();
     match launch.isolation {
+        // Whoever may not make one namespace may make none.
         Isolation::Full(_) => {
-            nowhere::run(|| spawn_here(launch)).map_err(io_step("entering the empty network namespace"))?
+            nowhere::run(|| spawn_here(launch, begun)).map_err(|error| match error.raw_os_error() {
+                Some(code) => no_clone(code, launch),
+                None => io_step("entering the empty network namespace")(error),
+            })?
         }
-        Isolation::None => spawn_here(launch),
+        Isolation::None => spawn_here(launch, begun),
     }
 }
 
-fn spawn_here(launch: &Launch<'_>) -> Result<Child, Error> {
-    let begun = Instant::now();
+fn spawn_here(launch: &Launch<'_>, begun: Instant) -> Result<Child, Error> {
     if launch.descriptors.len() > MAX_DESCRIPTORS {
         let why = format!(
             "{} descriptors are more than {MAX_DESCRIPTORS}",

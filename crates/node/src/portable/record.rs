@@ -175,7 +175,8 @@ impl Carried for templates::Record {
         };
         let host = template.host.iter();
         let mut host = host.flat_map(|host| [&host.kernel, &host.vendor, &host.processor, &host.features]);
-        if !host.all(|text| text.len() <= MOST_OF_HOST && is_plain(text)) {
+        let is_a_line = |text: &String| is_plain(text) && !text.contains(char::is_control);
+        if !host.all(|text| text.len() <= MOST_OF_HOST && is_a_line(text)) {
             return Err(bad("it is of a host that there cannot be"));
         }
         let texts = recipe.commands.iter().chain(&recipe.ready).chain(&recipe.env);
