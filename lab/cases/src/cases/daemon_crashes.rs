@@ -214,17 +214,17 @@ fn whole_or_gone(daemon: &Daemon<'_>) -> Result<()> {
         }
         daemon.ok(&["snapshot", "rm", name])?;
     }
-    // What was not finished is gone, and what is there can be used: the next victim is made of it.
-    let templates: Vec<String> = std::fs::read_dir(daemon.state.join("templates"))?
-        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-        .collect::<Result<_>>()?;
-    let listed = daemon.templates()?;
-    let whole = templates.len() == listed.len() && listed.iter().all(|id| templates.contains(id));
-    ensure!(
-        whole,
-        "the templates' directory has {templates:?}, of which {listed:?} are listed"
-    );
-    Ok(())
+    // What was not finished is gone, and what is there can be used: the next victim is made of it. The neighbour's may still be
+    // on its way to the disk.
+    let (mut templates, mut listed) = (Vec::new(), Vec::new());
+    let whole = wait_for("the templates' directory to have what is listed", || {
+        templates = std::fs::read_dir(daemon.state.join("templates"))?
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+            .collect::<Result<Vec<String>>>()?;
+        listed = daemon.templates()?;
+        Ok(templates.len() == listed.len() && listed.iter().all(|id| templates.contains(id)))
+    });
+    whole.with_context(|| format!("it has {templates:?}, of which {listed:?} are listed"))
 }
 
 fn daemon_dies(host: &Host) -> Result<()> {
