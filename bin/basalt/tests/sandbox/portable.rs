@@ -303,13 +303,23 @@ pub(crate) fn whoever_dies_while_loading_leaves_nothing() {
     let daemon = Pid::from_raw(i32::try_from(here.daemon().unwrap()).unwrap()).unwrap();
     kill_process(daemon, Signal::STOP).unwrap();
     let mut child = here.command(&saving).spawn().unwrap();
-    let partial = format!("target.basalt.{}.partial", child.id());
-    // The daemon that stands still holds it there.
-    wait_for("a file on its way", || here.path(&partial).exists().then_some(()));
+    // The daemon that stands still holds it there. The file has no name, here or elsewhere.
+    let nameless = format!("{}/#", target.parent().unwrap().display());
+    wait_for("a file on its way", || {
+        let mut open = fs::read_dir(format!("/proc/{}/fd", child.id())).ok()?.flatten();
+        let file = open.find_map(|fd| {
+            fs::read_link(fd.path())
+                .ok()
+                .filter(|file| file.to_string_lossy().starts_with(&nameless))
+        });
+        file.map(drop)
+    });
     kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
     child.wait().unwrap();
     kill_process(daemon, Signal::CONT).unwrap();
-    assert!(!target.exists());
+    let mut names = fs::read_dir(target.parent().unwrap()).unwrap().flatten();
+    let left = names.find(|entry| entry.file_name().to_string_lossy().starts_with("target"));
+    assert!(left.is_none(), "{left:?}");
 }
 
 pub(crate) fn a_full_disk_leaves_nothing() {
