@@ -182,18 +182,18 @@ pub(crate) fn asked(client: &mut Client, request: Request) -> Result<(f64, Reply
     Ok((milliseconds(now_ns() - started_ns), reply))
 }
 
-fn remove_clone(client: &mut Client) -> Result<()> {
+pub(crate) fn remove(client: &mut Client, name: &str) -> Result<()> {
     let request = Request::Remove {
-        sandbox: CLONE.into(),
+        sandbox: name.into(),
         force: true,
     };
     Ok(client.ask(request).map(drop)?)
 }
 
-fn clone_of_kept() -> Request {
+pub(crate) fn clone_of(snapshot: &str, name: &str) -> Request {
     Request::Clone(CloneConfig {
-        snapshot: KEPT.into(),
-        name: Some(CLONE.into()),
+        snapshot: snapshot.into(),
+        name: Some(name.into()),
         ..CloneConfig::default()
     })
 }
@@ -201,20 +201,20 @@ fn clone_of_kept() -> Request {
 /// One of each that is the daemon's, and nothing stays.
 fn round(node: &Node, client: &mut Client) -> Result<[(&'static str, f64); 5]> {
     // What an attempt that failed has left; usually there is none.
-    drop(remove_clone(client));
+    drop(remove(client, CLONE));
     let run = |boot: bool| -> Result<Request> { Ok(Request::Run(Box::new(node.config(CLONE, boot)?))) };
     let (booted, _) = asked(client, run(true)?)?;
-    remove_clone(client)?;
+    remove(client, CLONE)?;
     let (template, reply) = asked(client, run(false)?)?;
     ensure!(
         matches!(&reply, Reply::Started { sandbox, .. } if sandbox.template.is_some()),
         "it was no clone: {reply:?}"
     );
-    remove_clone(client)?;
-    let (snapshot, _) = asked(client, clone_of_kept())?;
+    remove(client, CLONE)?;
+    let (snapshot, _) = asked(client, clone_of(KEPT, CLONE))?;
     client.ask(Request::Pause { sandbox: CLONE.into() })?;
     let (resume, _) = asked(client, Request::Resume { sandbox: CLONE.into() })?;
-    remove_clone(client)?;
+    remove(client, CLONE)?;
     let back = Request::Rollback {
         sandbox: Node::ORIGIN.into(),
         snapshot: KEPT.into(),
@@ -275,9 +275,9 @@ impl Bench<'_> {
         for number in 0..self.runs {
             let value = self.again("clone", VMM, || {
                 // What an attempt that failed has left; usually there is none.
-                drop(remove_clone(client));
-                let value = traced(VMM_PROGRAM, |_| asked(client, clone_of_kept()).map(drop))?;
-                remove_clone(client)?;
+                drop(remove(client, CLONE));
+                let value = traced(VMM_PROGRAM, |_| asked(client, clone_of(KEPT, CLONE)).map(drop))?;
+                remove(client, CLONE)?;
                 Ok(value)
             })?;
             tell("clone", number, VMM, value, "ms");

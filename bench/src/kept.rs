@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use base::ByteSize;
-use node_api::{Client, CloneConfig, Reply, Request, Snapshot};
+use node_api::{Client, Reply, Request, Snapshot};
 
-use crate::clone::asked;
+use crate::clone::{asked, clone_of, remove};
 use crate::figures::{Bench, tell};
 use crate::report::Figure;
 use crate::run::{DIRTY, Node};
@@ -36,7 +36,7 @@ const OF_SNAPSHOT: &str = "Basalt, one of 50 idle clones of a snapshot, 128 MiB"
 const OF_TEMPLATE: &str =
     "Basalt, one of 50 idle clones of a template, 128 MiB, with the command that each has started";
 
-const CLONE: &str = "clone";
+const CLONE: &str = Node::CLONE;
 const KEPT: &str = "kept";
 
 /// A clone that idles, of a template that is there afterwards.
@@ -46,14 +46,6 @@ fn idle(node: &Node, client: &mut Client, name: &str, memory: ByteSize) -> Resul
     let (_, reply) = asked(client, Request::Run(Box::new(config)))?;
     ensure!(matches!(reply, Reply::Started { .. }), "no sandbox: {reply:?}");
     Ok(())
-}
-
-fn remove(client: &mut Client, name: &str) -> Result<()> {
-    let request = Request::Remove {
-        sandbox: name.into(),
-        force: true,
-    };
-    Ok(client.ask(request).map(drop)?)
 }
 
 /// Milliseconds, and what is known of the snapshot, which stays.
@@ -172,20 +164,9 @@ impl Bench<'_> {
         let node = Node::new(self.world)?;
         node.originate()?;
         let mut client = Client::connect(&node.socket())?;
-        let make = Request::MakeSnapshot {
-            sandbox: Node::ORIGIN.into(),
-            name: Some(KEPT.into()),
-        };
-        asked(&mut client, make)?;
+        keep(&mut client, Node::ORIGIN)?;
         let mut figure = Figure::new("MemAvailable that is gone after 60 s", "MiB");
-        let of_snapshot = |client: &mut Client, name: &str| {
-            let config = CloneConfig {
-                snapshot: KEPT.into(),
-                name: Some(name.into()),
-                ..CloneConfig::default()
-            };
-            asked(client, Request::Clone(config)).map(drop)
-        };
+        let of_snapshot = |client: &mut Client, name: &str| asked(client, clone_of(KEPT, name)).map(drop);
         let of_template = |client: &mut Client, name: &str| idle(&node, client, name, SMALL);
         let taken = crowd(&mut client, of_snapshot)?;
         figure.add(OF_SNAPSHOT, vec![mebi(taken)]);

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use base::ByteSize;
 use node_api::{Client, Reply, Request};
 
-use crate::clone::asked;
+use crate::clone::{asked, remove};
 use crate::figures::{Bench, tell};
 use crate::report::Figure;
 use crate::run::Node;
@@ -50,14 +50,6 @@ pub(crate) fn online() -> Result<()> {
     Ok(())
 }
 
-fn remove(client: &mut Client) -> Result<()> {
-    let request = Request::Remove {
-        sandbox: CLONE.into(),
-        force: true,
-    };
-    Ok(client.ask(request).map(drop)?)
-}
-
 /// Milliseconds, and whether it was a clone.
 fn start(node: &Node, client: &mut Client, (_, cpus, mebibytes): (&str, u32, u64)) -> Result<(f64, bool)> {
     let mut config = node.config(CLONE, false)?;
@@ -79,14 +71,14 @@ impl Bench<'_> {
         for (number, shape) in SHAPES.into_iter().enumerate() {
             start(&node, &mut client, shape)?;
             node.wait_for_templates(number + 1)?;
-            remove(&mut client)?;
+            remove(&mut client, CLONE)?;
         }
         let mut clones = SHAPES.map(|_| Vec::new());
         let (mut cpus, mut memories) = (Vec::new(), Vec::new());
         for number in 0..self.runs {
             for (shape, samples) in SHAPES.into_iter().zip(&mut clones) {
                 let (time, is_clone) = self.again("shapes", shape.0, || {
-                    drop(remove(&mut client));
+                    drop(remove(&mut client, CLONE));
                     start(&node, &mut client, shape)
                 })?;
                 ensure!(is_clone, "{} was no clone", shape.0);
@@ -104,7 +96,7 @@ impl Bench<'_> {
                 samples.push(time);
             }
         }
-        remove(&mut client)?;
+        remove(&mut client, CLONE)?;
         let mut figure = Figure::new(
             "A clone of a template of its own shape, and what hotplug would add to a small one",
             "ms",

@@ -223,10 +223,7 @@ impl Node {
     pub(crate) fn find_template(&self, wanted: &str) -> Result<Template, Error> {
         let record = self.find_record(wanted)?;
         let outdated = self.why_outdated(&record, true)?;
-        Ok(Template {
-            outdated,
-            ..self.told(record)
-        })
+        Ok(self.told(record, outdated))
     }
 
     pub(crate) fn find_record(&self, wanted: &str) -> Result<Record, Error> {

@@ -59,7 +59,7 @@ pub use config::{Config, TimeLimits};
 pub use error::Error;
 pub use host::jail::Pool;
 pub use metrics::Endpoint;
-pub use node::Node;
+pub use node::{Node, instance};
 pub use server::Server;
 pub use shutdown::Ending;
 pub use tail::Tail;

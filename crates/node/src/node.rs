@@ -68,7 +68,10 @@ impl Node {
         }
         let lock = take_lock(&paths)?;
         let (database, opened) = Database::open(&paths.database())?;
-        let root = Root::open_below(config.cgroup.as_deref().unwrap_or("".as_ref()), &instance(&config));
+        let root = Root::open_below(
+            config.cgroup.as_deref().unwrap_or("".as_ref()),
+            &instance(&config.state),
+        );
         let cgroups = match root {
             Ok(root) => Some(root),
             // Elsewhere they would be in the way of whoever manages that place.
@@ -260,7 +263,7 @@ impl Node {
         if let Some(network) = network.as_ref() {
             return Ok(Arc::clone(network));
         }
-        let opened = Arc::new(Network::open(&NetworkConfig::new(&instance(&self.config)))?);
+        let opened = Arc::new(Network::open(&NetworkConfig::new(&instance(&self.config.state)))?);
         *network = Some(Arc::clone(&opened));
         Ok(opened)
     }
@@ -272,7 +275,9 @@ impl Node {
 
     /// Whether some daemon has set the network up.
     pub(crate) fn network_exists(&self) -> bool {
-        std::path::Path::new("/run/netns").join(instance(&self.config)).exists()
+        std::path::Path::new("/run/netns")
+            .join(instance(&self.config.state))
+            .exists()
     }
 
     /// Takes away what the node keeps in the kernel beyond its sandboxes.
@@ -307,14 +312,13 @@ impl Node {
     }
 }
 
-/// What this node's cgroups and network are called: nodes of other state directories have others.
-fn instance(config: &Config) -> String {
-    if config.state == std::path::Path::new("/var/lib/basalt") {
+/// What the cgroups and the network of the node with this state directory are called.
+pub fn instance(state: &std::path::Path) -> String {
+    if state == std::path::Path::new("/var/lib/basalt") {
         return "basalt-node".to_owned();
     }
     // FNV-1a: the name must be the same after every start, and nobody has a reason to make two the same.
-    let hash = config
-        .state
+    let hash = state
         .as_os_str()
         .as_encoded_bytes()
         .iter()

@@ -231,14 +231,13 @@ impl Node {
             let entry = entry.map_err(Error::file("read", &directory))?;
             let name = entry.file_name().to_string_lossy().into_owned();
             match Place::new(&directory, &name).read::<Record>() {
-                Ok(Some(record))
-                    if record.template.id == name
-                        && (record.is_built() || self.images.get(&record.template.digest).is_ok()) =>
-                {
+                Ok(Some(record)) if record.template.id == name && (record.is_built() || self.is_of_use(&record)) => {
                     self.templates.lock().records.push(record);
                     continue;
                 }
-                Ok(_) => log::info!("the template {name} is of no image that is here, and is removed"),
+                Ok(_) => {
+                    log::info!("the template {name} is of no image that is here, or of another host, and is removed")
+                }
                 Err(error) => log::warn!("a template is removed: {error}"),
             }
             if let Err(error) = snapshots::remove(&directory, &name, || ()) {
@@ -247,6 +246,11 @@ impl Node {
         }
         self.settle_names();
         Ok(())
+    }
+
+    /// Sandboxes of one that nobody has built may be cloned of it here. A host does not become another while its daemon runs.
+    fn is_of_use(&self, record: &Record) -> bool {
+        self.images.get(&record.template.digest).is_ok() && self.other_host(&record.template).is_none()
     }
 
     /// What there is for a sandbox that is about to be made.
@@ -371,32 +375,36 @@ impl Node {
     }
 
     fn keep_few(&self) -> Result<(), Error> {
-        let mut all = self.templates();
-        all.retain(|template| template.recipe.is_none());
-        all.sort_by_key(|template| template.used_ns);
-        for template in all.iter().take(all.len().saturating_sub(MOST)) {
-            self.drop_template(&template.id)?;
-        }
-        Ok(())
+        let records = self.templates.records().into_iter().filter(|record| !record.is_built());
+        let mut all: Vec<_> = records
+            .map(|record| (last_used(&record, &record.place(self)), record.template.id))
+            .collect();
+        all.sort();
+        let too_many = all.len().saturating_sub(MOST);
+        all.iter()
+            .take(too_many)
+            .try_for_each(|(_, id)| self.drop_template(id).map(drop))
     }
 
     /// All of them, the oldest first.
     pub(crate) fn templates(&self) -> Vec<Template> {
-        let records = self.templates.records().into_iter();
-        let mut all: Vec<Template> = records.map(|record| self.told(record)).collect();
+        // For somebody who only looks no network is set up.
+        let told = |record: Record| {
+            let outdated = self.why_outdated(&record, false);
+            self.told(record, outdated.unwrap_or_else(|error| Some(error.to_string())))
+        };
+        let mut all: Vec<Template> = self.templates.records().into_iter().map(told).collect();
         all.sort_by(|a, b| (a.created_ns, &a.id).cmp(&(b.created_ns, &b.id)));
         all
     }
 
     /// As everybody is told of it.
-    pub(crate) fn told(&self, record: Record) -> Template {
+    pub(crate) fn told(&self, record: Record, outdated: Option<String>) -> Template {
         let place = record.place(self);
-        // For somebody who looks no network is set up.
-        let outdated = self.why_outdated(&record, false);
         Template {
-            outdated: outdated.unwrap_or_else(|error| Some(error.to_string())),
+            outdated,
             bytes: Counted::default().bytes(place.directory()),
-            used_ns: used_ns(&place).unwrap_or(record.template.created_ns),
+            used_ns: last_used(&record, &place),
             ..record.template
         }
     }
@@ -413,8 +421,7 @@ impl Node {
             known.taken.clear();
             let records = known.records.iter_mut();
             let useless = records.filter_map(|record| {
-                let fits = record.fits(&now) && self.other_host(&record.template).is_none();
-                let used = record.is_built() || fits && self.images.get(&record.template.digest).is_ok();
+                let used = record.is_built() || record.fits(&now) && self.is_of_use(record);
                 (all || !used).then(|| record.template.id.clone())
             });
             useless.collect()
@@ -487,8 +494,12 @@ pub(crate) fn touch(place: &Place) {
     }
 }
 
-fn used_ns(place: &Place) -> Option<u64> {
-    let modified = fs::metadata(place.record()).and_then(|metadata| metadata.modified());
-    let since = modified.ok()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
-    u64::try_from(since.as_nanos()).ok()
+/// When a sandbox was cloned of it last, or when it was made.
+fn last_used(record: &Record, place: &Place) -> u64 {
+    let modified = fs::metadata(place.record())
+        .and_then(|metadata| metadata.modified())
+        .ok();
+    let since = modified.and_then(|modified| modified.duration_since(SystemTime::UNIX_EPOCH).ok());
+    let used_ns = since.and_then(|since| u64::try_from(since.as_nanos()).ok());
+    used_ns.unwrap_or(record.template.created_ns)
 }

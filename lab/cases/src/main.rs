@@ -82,6 +82,9 @@ enum Verb {
         /// Only this case and those behind it.
         #[arg(long, value_name = "NAME")]
         from: Option<String>,
+        /// Times the limit of each case, for one that is asked for more rounds.
+        #[arg(long, value_name = "TIMES", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+        patience: u32,
         /// Where consoles and outputs are kept, a directory for each case.
         #[arg(long, default_value = "/var/lib/basalt/cases")]
         logs: PathBuf,
@@ -160,7 +163,12 @@ fn host_half(name: &str) -> Result<()> {
 
 fn main() -> ExitCode {
     let result = match Options::parse().verb {
-        Verb::Run { filter, from, logs } => runner::run(&filter, from.as_deref(), &logs),
+        Verb::Run {
+            filter,
+            from,
+            patience,
+            logs,
+        } => runner::run(&filter, from.as_deref(), patience, &logs),
         Verb::Audit { traces, compare_only } => audit::run(&traces, compare_only),
         Verb::List => runner::list(),
         Verb::Host { name } => host_half(&name).map(|()| true),

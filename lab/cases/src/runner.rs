@@ -43,8 +43,9 @@ fn start_daemon() -> Result<()> {
     Ok(())
 }
 
-/// Runs every case whose name contains `filter`, beginning with the case `from`; true when all passed and there was one.
-pub(crate) fn run(filter: &str, from: Option<&str>, logs: &Path) -> Result<bool> {
+/// Runs every case whose name contains `filter`, beginning with the case `from`, each within `patience` times its limit; true when
+/// all passed and there was one.
+pub(crate) fn run(filter: &str, from: Option<&str>, patience: u32, logs: &Path) -> Result<bool> {
     let first = match from {
         Some(name) => cases::ALL.iter().position(|case| case.name == name),
         None => Some(0),
@@ -56,11 +57,11 @@ pub(crate) fn run(filter: &str, from: Option<&str>, logs: &Path) -> Result<bool>
     let (mut passed, mut failed, mut retried) = (0, 0, 0);
     let mut out = std::io::stdout().lock();
     for case in &chosen {
-        let began = Instant::now();
-        let mut outcome = one(case, logs)?;
+        let (began, limit) = (Instant::now(), case.limit * patience);
+        let mut outcome = one(case, limit, logs)?;
         let reason = match outcome {
             Outcome::Passed | Outcome::Failed => None,
-            Outcome::TimedOut => Some(format!("no end within {:?}", case.limit)),
+            Outcome::TimedOut => Some(format!("no end within {limit:?}")),
             Outcome::Stalled => Some("a guest stopped before its agent ran, or reset".to_owned()),
         };
         if let Some(reason) = reason {
@@ -69,7 +70,7 @@ pub(crate) fn run(filter: &str, from: Option<&str>, logs: &Path) -> Result<bool>
             writeln!(out, "retry  {} ({reason})", case.name)?;
             show_tail(&mut out, &logs.join(case.name).join("output"))?;
             keep_first(&logs.join(case.name))?;
-            outcome = one(case, logs)?;
+            outcome = one(case, limit, logs)?;
         }
         let seconds = began.elapsed().as_secs_f64();
         match outcome {
@@ -96,7 +97,7 @@ pub(crate) fn run(filter: &str, from: Option<&str>, logs: &Path) -> Result<bool>
     Ok(failed == 0 && passed > 0)
 }
 
-fn one(case: &Case, logs: &Path) -> Result<Outcome> {
+fn one(case: &Case, limit: Duration, logs: &Path) -> Result<Outcome> {
     let directory = logs.join(case.name);
     std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
     let output = File::create(directory.join("output"))?;
@@ -109,7 +110,7 @@ fn one(case: &Case, logs: &Path) -> Result<Outcome> {
         .stderr(output)
         .process_group(0)
         .spawn()?;
-    let deadline = Instant::now() + case.limit;
+    let deadline = Instant::now() + limit;
     loop {
         if let Some(status) = child.try_wait()? {
             if status.success() {

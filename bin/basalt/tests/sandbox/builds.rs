@@ -38,6 +38,10 @@ pub(crate) const CASES: &[(&str, fn())] = &[
         "a_template_of_another_host_is_built_again",
         a_template_of_another_host_is_built_again,
     ),
+    (
+        "one_of_another_host_that_nobody_has_built_goes",
+        one_of_another_host_that_nobody_has_built_goes,
+    ),
 ];
 
 const BUILD: [&str; 6] = ["template", "build", "--from", "tiny", "--disk", "64m"];
@@ -457,6 +461,21 @@ fn a_daemon_that_is_killed_leaves_all_of_a_build_or_nothing() {
     }
 }
 
+/// The template `web` is, before a sandbox is cloned of it, for this reason.
+fn is_built_again(world: &World, why: &str) {
+    let output = world.verb(&["run", "--rm", "--template", "web", "echo", "out"]);
+    let said = text(&output.stderr);
+    assert_eq!(
+        (output.status.code(), text(&output.stdout)),
+        (Some(0), "out\n".into()),
+        "{said}"
+    );
+    assert!(
+        said.contains(&format!("the template web is built again, as {why}")),
+        "{said}"
+    );
+}
+
 fn a_template_of_other_programs_is_built_again() {
     let world = World::new("can be kept");
     let counter = world.path("counter");
@@ -467,17 +486,7 @@ fn a_template_of_other_programs_is_built_again() {
     assert_eq!(json(&world, &["template", "inspect", "web"])[0]["usable"], false);
     // It is nobody's to remove but its builder's.
     assert_eq!(done(&world, &["template", "prune"]), "");
-    let output = world.verb(&["run", "--rm", "--template", "web", "echo", "out"]);
-    let said = text(&output.stderr);
-    assert_eq!(
-        (output.status.code(), text(&output.stdout)),
-        (Some(0), "out\n".into()),
-        "{said}"
-    );
-    assert!(
-        said.contains("the template web is built again, as it was made with another VMM"),
-        "{said}"
-    );
+    is_built_again(&world, "it was made with another VMM");
     assert_eq!(fs::read_to_string(&counter).unwrap(), "7\n7\n");
     let found = templates(&world);
     assert!(
@@ -571,17 +580,7 @@ fn a_template_of_another_host_is_built_again() {
         (2, 1, 10),
         "{table}"
     );
-    let output = world.verb(&["run", "--rm", "--template", "web", "echo", "out"]);
-    let said = text(&output.stderr);
-    assert_eq!(
-        (output.status.code(), text(&output.stdout)),
-        (Some(0), "out\n".into()),
-        "{said}"
-    );
-    assert!(
-        said.contains("the template web is built again, as it was made on a host with another kernel"),
-        "{said}"
-    );
+    is_built_again(&world, "it was made on a host with another kernel");
     assert_eq!(usable("web"), None);
     // A build does not take it for its own either.
     rewrite(&world, &id, older);
@@ -594,4 +593,41 @@ fn a_template_of_another_host_is_built_again() {
     // Of one that an older daemon has made nobody knows.
     rewrite(&world, &id, |template| template["host"] = Value::Null);
     assert_eq!(usable("web"), None);
+}
+
+fn one_of_another_host_that_nobody_has_built_goes() {
+    let world = World::new("can be kept");
+    // One that goes on until it has been kept.
+    let run = || {
+        done(
+            &world,
+            &[
+                "run",
+                "-d",
+                "--disk",
+                "64m",
+                "--cpu-model",
+                "host",
+                "tiny",
+                "sleep",
+                "1000",
+            ],
+        )
+    };
+    let all = || json(&world, &["template", "ls"]).as_array().unwrap().clone();
+    let made = || {
+        wait_for("a template", || {
+            all().pop().map(|one| one["id"].as_str().unwrap().to_owned())
+        })
+    };
+    run();
+    let id = made();
+    // Another daemon finds it again.
+    rewrite(&world, &id, |_| ());
+    assert_eq!(made(), id);
+    rewrite(&world, &id, |template| template["host"]["kernel"] = "5.4.0".into());
+    assert!(all().is_empty());
+    // The next is this host's own, of the same name.
+    run();
+    assert_eq!(made(), id);
 }

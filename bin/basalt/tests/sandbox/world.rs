@@ -1,6 +1,5 @@
 //! A place with an image, assets and the program, and ways to run it: with pipes, and on a terminal.
 
-use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -166,7 +165,6 @@ impl World {
 impl Drop for World {
     /// The daemon and what it has outlive a test, also one that fails.
     fn drop(&mut self) {
-        let mut bases = BTreeSet::new();
         let begun = Instant::now();
         // Again until there are none: several daemons may have been started at once, and wait for each other's lock.
         while begun.elapsed() < PATIENCE {
@@ -176,9 +174,6 @@ impl Drop for World {
                 break;
             }
             for pid in pids {
-                let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-                let own = groups.lines().filter_map(|line| line.strip_prefix("0::/basalt-node-"));
-                bases.extend(own.filter_map(|path| path.split('/').next()).map(str::to_owned));
                 if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
                     // It may end by itself just now.
                     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap_or_default();
@@ -191,9 +186,7 @@ impl Drop for World {
             return;
         };
         let root = root.split(' ').nth(1).unwrap_or_default();
-        for base in bases {
-            remove_cgroups(&PathBuf::from(format!("{root}/basalt-node-{base}")));
-        }
+        remove_cgroups(&Path::new(root).join(node::instance(&self.path("state"))));
     }
 }
 
