@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// Every filter of a kind of thread; `vcpu` first, because the rules of the process's filter are tried in this order.
-const KINDS: [&str; 12] = [
+const KINDS: [&str; 13] = [
     "vcpu",
     "block",
     "block-io",
@@ -27,6 +27,7 @@ const KINDS: [&str; 12] = [
     "main",
     "loader",
     "restorer",
+    "pager",
 ];
 
 /// Part of every filter.

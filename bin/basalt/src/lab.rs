@@ -468,6 +468,7 @@ fn far_argv(
     for volume in volumes {
         argv.push(format!("--volume-json={}", serde_json::to_string(volume)?));
     }
+    argv.push(format!("--paging={}", args.paging));
     argv.extend(args.boot.then(|| "--boot".to_owned()));
     argv.extend(args.rm.then(|| "--rm".to_owned()));
     argv.extend(args.trace.then(|| "--trace".to_owned()));
@@ -518,14 +519,14 @@ mod tests {
             "/x",
             "-u",
             "1:2",
-            "--entrypoint",
-            "",
+            "--entrypoint=",
             "--hostname",
             "h",
             "--name",
             "n",
             "--rm",
             "--boot",
+            "--paging=eager",
             "--disk",
             "1g",
             "--tmpfs",
@@ -562,7 +563,7 @@ mod tests {
         assert_eq!(far.image(), Some("sha256:00"));
         let same = |a: &RunArgs| {
             (
-                (a.tty, a.interactive, a.rm, a.detach, a.boot),
+                (a.tty, a.interactive, a.rm, a.detach, a.boot, a.paging),
                 (a.size.resources(), a.limits.limits(), a.tmpfs.clone()),
                 (a.process.workdir.clone(), a.process.user.clone(), a.entrypoint.clone()),
                 (

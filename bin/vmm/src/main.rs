@@ -8,6 +8,7 @@ mod control;
 mod kept;
 mod restorer;
 mod seccomp;
+mod shared;
 mod vm;
 
 use std::io;

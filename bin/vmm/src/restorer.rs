@@ -15,10 +15,19 @@ use vmm_api::PageRuns;
 const NAME: &str = "restorer";
 const STACK: usize = 128 << 10;
 
+/// What of a memory is to be there before anybody touches it.
+pub(crate) struct Ahead {
+    pub(crate) ram: Ram,
+    /// Pages of its own.
+    pub(crate) write_set: PageRuns,
+    /// Everything else that has content, too.
+    pub(crate) all: bool,
+}
+
 /// The thread, which makes a VM at once.
 pub(crate) struct Restorer {
     made: Receiver<Result<Arc<dyn Vm>, EngineError>>,
-    memory: SyncSender<(Ram, PageRuns)>,
+    memory: SyncSender<Ahead>,
     thread: JoinHandle<()>,
 }
 
@@ -27,13 +36,16 @@ impl Restorer {
     /// There is no thread to be had.
     pub(crate) fn start(engine: &KvmEngine) -> io::Result<Self> {
         let (made, from_thread) = sync_channel(1);
-        let (memory, to_copy) = sync_channel::<(Ram, PageRuns)>(1);
+        let (memory, to_copy) = sync_channel::<Ahead>(1);
         let engine = engine.clone();
         let body = move || {
             // Whoever wants it takes it, or has failed.
             drop(made.send(engine.create_vm(CpuModel::Host)));
-            if let Ok((ram, write_set)) = to_copy.recv() {
+            if let Ok(Ahead { ram, write_set, all }) = to_copy.recv() {
                 ram.copy_ahead(&write_set);
+                if all {
+                    ram.read_ahead();
+                }
             }
         };
         Ok(Self {
@@ -55,10 +67,10 @@ impl Restorer {
         self.made.recv().map_err(gone)?
     }
 
-    /// Has these pages copied, beside whatever follows.
-    pub(crate) fn copy_ahead(&self, ram: &Ram, write_set: &PageRuns) {
+    /// Has pages copied and read, beside whatever follows.
+    pub(crate) fn prepare(&self, ahead: Ahead) {
         // A thread that is over has made no VM, which whoever takes that learns.
-        drop(self.memory.send((ram.clone(), write_set.clone())));
+        drop(self.memory.send(ahead));
     }
 
     /// Waits until nothing is done beside any more.

@@ -7,18 +7,18 @@ use device::{DeviceContext, FdTable};
 use engine::{Engine, EngineError};
 use engine_kvm::KvmEngine;
 use machine::{End, Machine, MachineConfig, MachineError, NamedDevice, SerialOutput};
-use memory::MemoryError;
+use memory::{MemoryError, Ram};
 use observe::{Registry, marks};
 use snapshot::{Layers, SnapshotError};
-use vmm_api::devices::{DeviceConfig, FsConfig, FsSource};
 use vmm_api::{
-    ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, MAX_WRITE_SET, Mark, MetricSample, PageRuns, Reply,
-    Request, RestoreConfig, SnapshotConfig, VERSION, VmConfig, VmState, Written,
+    ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, MAX_ORDER, MAX_WRITE_SET, Mark, MetricSample, PageRuns,
+    Paging, Reply, Request, RestoreConfig, SnapshotConfig, VERSION, VmConfig, VmState, Written,
 };
 
 use crate::catalog;
 use crate::kept::Taps;
-use crate::restorer::Restorer;
+use crate::restorer::{Ahead, Restorer};
+use crate::shared::{enclose, shared_directories};
 
 /// A refusal.
 pub(crate) fn refuse(kind: ErrorKind, message: impl std::fmt::Display) -> ApiError {
@@ -50,7 +50,7 @@ fn from_snapshot(error: &SnapshotError) -> ApiError {
     let kind = match error {
         SnapshotError::Machine(error) => return from_machine(error),
         // No file's fault.
-        SnapshotError::Memory(MemoryError::Map { .. }) => ErrorKind::Host,
+        SnapshotError::Memory(MemoryError::Map { .. } | MemoryError::Pager { .. }) => ErrorKind::Host,
         SnapshotError::State(_)
         | SnapshotError::Memory(_)
         | SnapshotError::Cpu(_)
@@ -163,6 +163,7 @@ impl Vm {
             Request::Snapshot(config) => self.snapshot(&config, fds).map(Reply::Written),
             Request::Rebase(memory) => self.rebase(memory, fds).map(|()| Reply::Done),
             Request::WriteSet => self.write_set().map(Reply::WriteSet),
+            Request::PageOrder => self.page_order().map(Reply::PageOrder),
             Request::Start => self.go(VmState::Created, "start"),
             Request::Resume => self.go(VmState::Paused, "resume"),
             Request::Pause => self.pause(),
@@ -258,6 +259,16 @@ impl Vm {
             kvm,
             serial,
         } = Opened::take(config, &mut fds)?;
+        let pager = match &config.paging {
+            Paging::OnDemand { userfaultfd, order } => {
+                let device = fds.take(*userfaultfd);
+                Some((
+                    device.map_err(|error| refuse(ErrorKind::Invalid, error))?,
+                    order.clone(),
+                ))
+            }
+            Paging::Mapped | Paging::Eager => None,
+        };
         let ahead = self.restorer.take().filter(|_| kvm.is_none());
         let engine = self.open_engine(kvm)?;
         let restorer = match ahead {
@@ -267,9 +278,17 @@ impl Vm {
         marks::mark("engine open");
         let here = snapshot::here(&engine, VMM_VERSION).map_err(|error| from_snapshot(&error))?;
         let shared = shared_directories(&config.devices, &fds)?;
-        let (state, ram) = snapshot::read(&state, memory, &here).map_err(|error| from_snapshot(&error))?;
+        let (state, ram) = snapshot::read(&state, memory, &here, |layers, size| match pager {
+            Some((userfaultfd, order)) => Ram::paged(layers, size, &userfaultfd, order),
+            None => Ram::from_layers(layers, size),
+        })
+        .map_err(|error| from_snapshot(&error))?;
         marks::mark("snapshot read");
-        restorer.copy_ahead(&ram, &config.write_set);
+        restorer.prepare(Ahead {
+            ram: ram.clone(),
+            write_set: config.write_set.clone(),
+            all: config.paging == Paging::Eager,
+        });
         let taps = Taps::of(&config.devices, &fds)?;
         let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
         marks::mark("devices made");
@@ -299,6 +318,10 @@ impl Vm {
             self.expect(VmState::Paused, "rollback")?;
         }
         config.validate().map_err(|error| refuse(ErrorKind::Invalid, error))?;
+        if config.paging != Paging::Mapped {
+            let message = "memory that is put back is mapped already: leave `paging` out, or restore another VM";
+            return Err(refuse(ErrorKind::Invalid, message));
+        }
         let specs = self.taps.give(&config.devices, &mut fds)?;
         let mut fds = FdTable::new(fds);
         let Opened {
@@ -384,12 +407,21 @@ impl Vm {
 
     /// Anybody may write meanwhile: it is a help, and need not be exact.
     fn write_set(&self) -> Result<PageRuns, ApiError> {
-        let Some(machine) = &self.machine else {
-            return Err(refuse(ErrorKind::WrongState, "there is no VM: create or restore one"));
-        };
+        let machine = self.its_machine()?;
         let opened = if self.jailed { None } else { pagemap() };
         let runs = machine.write_set(self.pagemap.as_ref().or(opened.as_ref()), MAX_WRITE_SET);
         runs.map_err(|error| from_machine(&error))
+    }
+
+    fn page_order(&self) -> Result<PageRuns, ApiError> {
+        let mut order = self.its_machine()?.page_order();
+        order.truncate(MAX_ORDER);
+        Ok(order)
+    }
+
+    fn its_machine(&self) -> Result<&Machine, ApiError> {
+        let machine = self.machine.as_ref();
+        machine.ok_or_else(|| refuse(ErrorKind::WrongState, "there is no VM: create or restore one"))
     }
 
     fn expect(&self, state: VmState, verb: &str) -> Result<(), ApiError> {
@@ -499,41 +531,6 @@ fn mark(mark: observe::marks::Mark) -> Mark {
     Mark {
         name: mark.name.to_owned(),
         at_ns: mark.at_ns,
-    }
-}
-
-/// The directories that devices will share.
-fn shared_directories(specs: &[DeviceSpec], fds: &FdTable) -> Result<Vec<OwnedFd>, ApiError> {
-    let mut directories = Vec::new();
-    for spec in specs.iter().filter(|spec| spec.kind == FsConfig::KIND) {
-        let config: FsConfig = device::parse_config(spec).map_err(|error| refuse(ErrorKind::Invalid, error))?;
-        let Some(FsSource::Directory(served)) = config.source else {
-            continue;
-        };
-        if let Some(fd) = fds.peek(served.directory) {
-            let copy = rustix::io::fcntl_dupfd_cloexec(fd, 3);
-            directories.push(copy.map_err(|error| refuse(ErrorKind::Host, format!("copying a descriptor: {error}")))?);
-        }
-    }
-    Ok(directories)
-}
-
-/// Keeps the threads that serve these directories beneath them. They are made by a thread that a jailed process has set
-/// aside; where there is none, there is nothing to be kept from it.
-fn enclose(directories: Vec<OwnedFd>) -> Result<(), ApiError> {
-    let serves = !directories.is_empty();
-    let enclosed = base::thread::on_aside(move || host::confine::enclose_files(&directories))
-        .map_err(|error| refuse(ErrorKind::Host, error))?;
-    match enclosed.transpose() {
-        Ok(Some(None)) if serves => {
-            log::info!(
-                "this kernel has no landlock, or one from before Linux 5.19, which cannot keep threads beneath shared \
-                 directories: that these are mounts of their own has to do"
-            );
-            Ok(())
-        }
-        Ok(_) => Ok(()),
-        Err(error) => Err(refuse(ErrorKind::Host, error)),
     }
 }
 

@@ -283,6 +283,11 @@ impl Machine {
         Ok(self.ram.write_set(pagemap, most)?)
     }
 
+    /// As [`Ram::page_order`].
+    pub fn page_order(&self) -> Vec<(u64, u64)> {
+        self.ram.page_order()
+    }
+
     /// As [`Ram::copy_ahead`].
     pub fn copy_ahead(&self, runs: &[(u64, u64)]) {
         self.ram.copy_ahead(runs);

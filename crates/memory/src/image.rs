@@ -159,7 +159,7 @@ pub(crate) struct Writer<'a> {
     /// Where what is not written yet begins.
     start: u64,
     bytes: Vec<u8>,
-    page: Vec<u8>,
+    page: Box<[u8; PAGE]>,
 }
 
 impl<'a> Writer<'a> {
@@ -176,7 +176,7 @@ impl<'a> Writer<'a> {
             stride: 1,
             start: 0,
             bytes: Vec::with_capacity(RUN_PAGES * PAGE),
-            page: vec![0; PAGE],
+            page: Box::new([0; PAGE]),
         })
     }
 
@@ -191,11 +191,21 @@ impl<'a> Writer<'a> {
 
     /// The page that lies at `at` in the region, and at `place` in the file.
     pub(crate) fn page(&mut self, region: &GuestRegionMmap<()>, at: usize, place: u64) -> Result<(), MemoryError> {
-        copy_page(region, at, &mut self.page)?;
+        copy_page(region, at, &mut *self.page)?;
+        self.add(place)
+    }
+
+    /// The page that lies at `place` in files, and nowhere else.
+    fn page_of(&mut self, layers: &Layers, place: u64) -> Result<(), MemoryError> {
+        layers.read(place / PAGE as u64, &mut self.page)?;
+        self.add(place)
+    }
+
+    fn add(&mut self, place: u64) -> Result<(), MemoryError> {
         if self.page.iter().all(|&byte| byte == 0) {
             return Ok(());
         }
-        self.image.add(place / PAGE as u64, &self.page, &mut self.stride);
+        self.image.add(place / PAGE as u64, &*self.page, &mut self.stride);
         let follows = self.start + self.bytes.len() as u64 == place;
         if !follows || self.bytes.len() == RUN_PAGES * PAGE {
             self.flush()?;
@@ -203,7 +213,7 @@ impl<'a> Writer<'a> {
         if self.bytes.is_empty() {
             self.start = place;
         }
-        self.bytes.extend_from_slice(&self.page);
+        self.bytes.extend_from_slice(&*self.page);
         Ok(())
     }
 
@@ -256,12 +266,16 @@ impl Ram {
     /// The file is not empty, or the host refused.
     pub fn write_image(&self, file: &File, pagemap: Option<&File>) -> Result<Image, MemoryError> {
         let mut writer = Writer::new(file, self)?;
-        let mut below = Extents::new(self.layers());
-        each_page(self, pagemap, self.layers().is_some(), |region, at, place, entry| {
-            if entry.is_touched() || below.has(place)? {
-                writer.page(region, at, place)?;
+        let paged = self.pager.as_ref().map(|pager| pager.layers());
+        let below = self.layers().or(paged);
+        let mut extents = Extents::new(below);
+        each_page(self, pagemap, below.is_some(), |region, at, place, entry| {
+            match paged {
+                // It has not come yet, and need not.
+                Some(layers) if !entry.is_touched() && extents.has(place)? => writer.page_of(layers, place),
+                _ if entry.is_touched() || extents.has(place)? => writer.page(region, at, place),
+                _ => Ok(()),
             }
-            Ok(())
         })?;
         writer.finish()
     }

@@ -16,6 +16,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 use base::ByteSize;
+use base::sparse::blocks_with_data;
 use rustix::mm::{Advice, MapFlags, madvise, mmap};
 use vm_memory::GuestMemoryRegion;
 
@@ -120,9 +121,34 @@ impl Layers {
 
     /// Whether a page lies in another file than the lowest.
     pub(crate) fn covers(&self, page: u64) -> bool {
+        self.file_of(page) != 0
+    }
+
+    /// The number of the file that a page lies in.
+    fn file_of(&self, page: u64) -> usize {
         let after = self.segments.partition_point(|segment| segment.first <= page);
         let before = after.checked_sub(1).and_then(|index| self.segments.get(index));
-        before.is_some_and(|segment| page < segment.end())
+        before
+            .filter(|segment| page < segment.end())
+            .map_or(0, |segment| segment.file)
+    }
+
+    /// What a page holds.
+    pub(crate) fn read(&self, page: u64, bytes: &mut [u8; PAGE]) -> Result<(), MemoryError> {
+        let layer = self
+            .files
+            .get(self.file_of(page))
+            .ok_or(MemoryError::Segments(self.files.len()))?;
+        let read = layer.file.read_exact_at(bytes, page * PAGE as u64);
+        read.map_err(failed("read"))
+    }
+
+    /// Checks that the files are those that were written.
+    ///
+    /// # Errors
+    /// One is another, or cannot be read.
+    pub fn check_content(&self) -> Result<(), MemoryError> {
+        self.files.iter().try_for_each(|layer| layer.image.check(&layer.file))
     }
 
     /// The same with one file more, of whose pages these runs, by rising numbers, count from now on.
@@ -186,15 +212,6 @@ impl Layers {
 }
 
 impl Ram {
-    /// Checks that the files that it was mapped from are those that were written.
-    ///
-    /// # Errors
-    /// One is another, or cannot be read.
-    pub fn check_layers(&self) -> Result<(), MemoryError> {
-        let mut layers = self.layers().into_iter().flat_map(Layers::files);
-        layers.try_for_each(|layer| layer.image.check(&layer.file))
-    }
-
     /// Writes what has changed since the memory was mapped, or all of it where that cannot be told or would make too many files.
     /// Otherwise as [`Ram::write_image`].
     ///
@@ -323,6 +340,33 @@ impl Ram {
         }
     }
 
+    /// Reads all that the files have into the host's page cache, and maps it: no access has to wait for a disk later, and none but the first
+    /// write to a page costs a fault. As with [`Ram::copy_ahead`] nothing of it is an error.
+    #[allow(unsafe_code, reason = "pages are read as they are")]
+    pub fn read_ahead(&self) {
+        /// What is looked at: smaller holes are read as well.
+        const PIECE: u64 = 64 << 10;
+        let Some(layers) = self.layers() else { return };
+        let read = || {
+            let whole = 0..self.size().bytes();
+            let mut runs: Vec<_> = blocks_with_data(layers.base()?, whole, PIECE).map_err(failed("looked at"))?;
+            let others = layers.segments().iter();
+            runs.extend(others.map(|segment| segment.first * PAGE as u64..segment.end() * PAGE as u64));
+            for run in runs {
+                let (first, last) = (run.start / PAGE as u64, run.end.div_ceil(PAGE as u64));
+                self.each_part(first, last - first, |address, bytes, _| {
+                    // SAFETY: 1. the range lies within one region's mapping, which the region keeps; 2. nothing is written.
+                    let read = unsafe { madvise(address, bytes, Advice::LinuxPopulateRead) };
+                    read.map_err(|error| failed("read")(error.into()))
+                })?;
+            }
+            Ok::<_, MemoryError>(())
+        };
+        if let Err(error) = read() {
+            log::warn!("memory is read when it is touched: {error}");
+        }
+    }
+
     /// Makes the memory what it is mapped from, by forgetting what has changed since; without a page map by forgetting all that is
     /// mapped. Nothing may access it meanwhile.
     ///
@@ -373,6 +417,8 @@ impl Ram {
             self.map(segment, &layer.file)?;
         }
         self.layers = Some(layers);
+        // Nothing is left that it could bring.
+        self.pager = None;
         Ok(())
     }
 

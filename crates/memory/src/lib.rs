@@ -3,6 +3,8 @@
 mod image;
 mod layers;
 pub mod layout;
+mod pager;
+mod userfault;
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -12,6 +14,7 @@ use std::sync::Arc;
 
 use base::ByteSize;
 use base::sparse::blocks_with_data;
+use pager::Pager;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
@@ -73,6 +76,18 @@ pub enum MemoryError {
         "the saved state does not say rightly in which of {0} memory files each page lies: it is damaged; take it anew"
     )]
     Segments(usize),
+    /// Pages that a pager is to bring are not there.
+    #[error("the page order has pages that {0} of memory do not: it is of another snapshot")]
+    Order(ByteSize),
+    /// There is nobody to bring pages when they are touched.
+    #[error(
+        "memory cannot be read when it is touched: it needs Linux 6.1 and its /dev/userfaultfd; without it choose another --paging \
+         ({source})"
+    )]
+    Pager {
+        /// Why.
+        source: std::io::Error,
+    },
     /// Memory is saved to empty files only.
     #[error("the memory file is no empty regular file ({0} bytes): give one")]
     NotEmpty(u64),
@@ -88,6 +103,8 @@ pub struct Ram {
     regions: Vec<Arc<GuestRegionMmap<()>>>,
     /// What it was mapped from.
     layers: Option<Layers>,
+    /// Who brings its pages; it is over when nobody can touch them any more.
+    pager: Option<Arc<Pager>>,
 }
 
 impl Ram {
@@ -99,12 +116,18 @@ impl Ram {
     /// # Errors
     /// The host cannot map that much.
     pub fn allocate(size: ByteSize) -> Result<Self, MemoryError> {
+        Self::anonymous(size, true)
+    }
+
+    fn anonymous(size: ByteSize, in_huge_pages: bool) -> Result<Self, MemoryError> {
         let mut regions = Vec::new();
         for range in layout::ram(size) {
             let length = usize::try_from(range.length).map_err(|_| MemoryError::Layout(size))?;
             let mapping =
                 aligned(length, || MmapRegion::new(length)).map_err(|source| MemoryError::Map { size, source })?;
-            huge_pages(&mapping, 0..length);
+            if in_huge_pages {
+                huge_pages(&mapping, 0..length);
+            }
             let region = GuestRegionMmap::new(mapping, GuestAddress(range.start)).ok_or(MemoryError::Layout(size))?;
             regions.push(Arc::new(region));
         }
@@ -151,6 +174,7 @@ impl Ram {
             guest: Arc::new(guest),
             regions,
             layers,
+            pager: None,
         })
     }
 

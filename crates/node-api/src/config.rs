@@ -7,6 +7,7 @@ use cpu::CpuModel;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{Limits, Rate};
+use crate::paging::Paging;
 use crate::tmpfs::{self, Tmpfs, TmpfsError};
 use crate::volume::{self, VolumeError, VolumeMount};
 
@@ -97,6 +98,9 @@ pub struct SandboxConfig {
     /// Its machine goes on from this template: a name, or an id or its beginning. Image, size and network are the template's.
     #[serde(default)]
     pub template: Option<String>,
+    /// How its memory comes from a snapshot's files, whenever its machine is restored.
+    #[serde(default)]
+    pub paging: Paging,
     /// Remove it when it has ended.
     pub remove: bool,
     /// It lives by itself. Otherwise it lives as long as the connection that asked for it, which gets the stream on which
@@ -280,6 +284,7 @@ mod tests {
             volumes: vec!["/srv:/data:ro".parse().unwrap(), "cache:/var/cache".parse().unwrap()],
             hostname: None,
             boot: false,
+            paging: Paging::Mapped,
             template: None,
             remove: false,
             detach: true,

@@ -8,6 +8,7 @@ pub mod client;
 pub mod config;
 pub mod limits;
 pub mod message;
+pub mod paging;
 pub mod portable;
 pub mod sandbox;
 pub mod snapshot;
@@ -23,6 +24,7 @@ pub use message::{
     ApiError, ErrorKind, EventKind, LoadStep, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Tracing, Traffic,
     Usage,
 };
+pub use paging::Paging;
 pub use sandbox::{Ended, Sandbox, State};
 pub use snapshot::{CloneConfig, Programs, Snapshot, check_snapshot_name};
 pub use template::{BuildConfig, HostTraits, LoadedTemplate, Recipe, TakenName, Template, check_template_name};

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, SandboxConfig, check_hostname, check_name};
+use crate::paging::Paging;
 
 /// A sandbox as it was at one moment: the state of its machine, its memory and its disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +54,9 @@ pub struct CloneConfig {
     /// Ports of the host that lead into it. It has none of those that the snapshot's sandbox had.
     #[serde(default)]
     pub ports: Vec<String>,
+    /// How its memory comes from the snapshot's files.
+    #[serde(default)]
+    pub paging: Paging,
     /// Remove it when it has ended.
     #[serde(default)]
     pub remove: bool,

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
 use crate::limits::Limits;
+use crate::paging::Paging;
 use crate::snapshot::Programs;
 
 /// Hexadecimal digits of an id, where it is shown to people.
@@ -171,6 +172,7 @@ impl BuildConfig {
             volumes: Vec::new(),
             hostname: None,
             boot: true,
+            paging: Paging::Mapped,
             template: None,
             remove: true,
             detach: false,

@@ -21,7 +21,7 @@ use crate::shares::Opened;
 use crate::snapshots::{Place, Record};
 use crate::start::{Machine, Started, parse_ports};
 use crate::vm::Vm;
-use crate::{Error, launch, limits, memory_files, shares, write_set};
+use crate::{Error, launch, learned, limits, memory_files, shares};
 
 /// How long each hook of an image may take when it was cloned or put back.
 pub(crate) const HOOKS: Duration = Duration::from_secs(10);
@@ -151,7 +151,7 @@ impl Node {
             self.renew(&vm, renewal)?
         };
         self.points.at(points::RESTORE_RENEWED);
-        write_set::keep_first(place, &vm);
+        learned::keep_first(place, &vm, stored.sandbox.config.paging);
         // The next snapshot of it needs to have only what it changes.
         if let Err(error) = memory_files::share(place.directory(), &self.sandbox_paths(entry).directory) {
             log::warn!("the next snapshot of sandbox {} will be a whole one: {error}", entry.id);
@@ -173,6 +173,7 @@ fn configured(record: &Record, asked: CloneConfig) -> Result<SandboxConfig, Erro
         name: asked.name,
         hostname: asked.hostname,
         ports: asked.ports,
+        paging: asked.paging,
         remove: asked.remove,
         detach: true,
         labels,

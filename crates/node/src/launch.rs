@@ -11,14 +11,14 @@ use std::path::Path;
 use host::cgroup::Cgroup;
 use host::jail::{self, Identity, Isolation, Launch};
 use network::Attachment;
-use node_api::Resources;
+use node_api::{Paging, Resources};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use vmm_api::config::DeviceSpec;
 use vmm_api::devices::{
     BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, FsConfig, FsDirectory, FsSource, MacAddress, NetConfig,
     NetLimits, RngConfig, VsockConfig, VsockSink,
 };
-use vmm_api::{FdRef, RestoreConfig, SnapshotFiles, VmConfig};
+use vmm_api::{FdRef, PageRuns, RestoreConfig, SnapshotFiles, VmConfig};
 use wire::packet::PacketSocket;
 
 use crate::config::Config;
@@ -26,7 +26,7 @@ use crate::database::Stored;
 use crate::paths::SandboxPaths;
 use crate::shares::{self, Shared, Source};
 use crate::snapshots::Place;
-use crate::{Error, limits, memory_files, write_set};
+use crate::{Error, learned, limits, memory_files};
 
 /// The guest's own context id: the same in every guest (virtio 1.2, 5.10.4: 0 to 2 are taken).
 const GUEST_CID: u32 = 3;
@@ -48,6 +48,8 @@ const KVM_FD: &str = "4";
 
 const NO_ASSETS: &str =
     "run `make run` in Basalt's source tree, or set BASALT_ASSETS (basaltd: --assets) to the directory that has it";
+const USERFAULTFD: &str = "/dev/userfaultfd";
+const NO_USERFAULTFD: &str = "it needs Linux 6.1 with CONFIG_USERFAULTFD; choose another --paging";
 const NO_KVM: &str = "`basalt doctor` tells more";
 
 /// A configuration, the descriptors that it counts, and this side's ends of what was made for it.
@@ -173,7 +175,18 @@ pub(crate) fn prepare_restore(
     place: &Place,
 ) -> Result<Restoring, Error> {
     let stage = stage(config, stored, paths, &paths.vsock(), outside)?;
-    let (config, fds) = from_place(stage, place)?;
+    let (mut config, mut fds) = from_place(stage, place)?;
+    let pages = learned::pages(place, stored.sandbox.config.paging);
+    match stored.sandbox.config.paging {
+        Paging::Mapped => config.write_set = pages,
+        Paging::Eager => (config.write_set, config.paging) = (pages, vmm_api::Paging::Eager),
+        Paging::OnDemand => {
+            config.paging = vmm_api::Paging::OnDemand {
+                userfaultfd: fds.add(open_writable("userfaultfd", Path::new(USERFAULTFD), NO_USERFAULTFD)?)?,
+                order: pages,
+            };
+        }
+    }
     Ok(Restoring { config, fds })
 }
 
@@ -186,6 +199,7 @@ pub(crate) fn prepare_rollback(
     place: &Place,
 ) -> Result<(RestoreConfig, Fds), Error> {
     let (mut config, mut fds) = from_place(stage(config, stored, paths, &paths.next_vsock(), outside)?, place)?;
+    config.write_set = learned::pages(place, Paging::Mapped);
     // A sandbox of which there are snapshots has no volumes.
     share(&mut config.devices, &mut fds, Vec::new(), stored.share_slots)?;
     config.validate()?;
@@ -216,8 +230,9 @@ fn from_place(mut stage: Stage, place: &Place) -> Result<(RestoreConfig, Fds), E
         serial: stage.serial,
         serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
         devices: stage.devices,
-        write_set: write_set::read(place),
+        write_set: PageRuns::new(),
         untold: false,
+        paging: vmm_api::Paging::Mapped,
     };
     config.validate()?;
     Ok((config, stage.fds))

@@ -21,6 +21,7 @@ mod events;
 mod hold;
 mod host_traits;
 mod launch;
+mod learned;
 mod limits;
 mod memory_files;
 mod metrics;
@@ -49,7 +50,6 @@ mod trace;
 mod tree;
 mod vm;
 mod volumes;
-mod write_set;
 
 #[cfg(test)]
 mod testing;

@@ -76,6 +76,10 @@ impl Place {
         self.path.join("write-set.json")
     }
 
+    pub(crate) fn page_order(&self) -> PathBuf {
+        self.path.join("page-order.json")
+    }
+
     /// What is known of it; `None` if there is none.
     pub(crate) fn read<R: DeserializeOwned>(&self) -> Result<Option<R>, Error> {
         let text = match fs::read(self.record()) {

@@ -32,6 +32,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
                 volumes: Vec::new(),
                 hostname: None,
                 boot: false,
+                paging: node_api::Paging::Mapped,
                 template: None,
                 remove: false,
                 detach: true,

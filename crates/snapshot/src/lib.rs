@@ -226,17 +226,22 @@ fn empty(file: &File) -> Result<(), SnapshotError> {
     Ok(())
 }
 
-/// Reads what [`write()`] wrote, on the host `here`: the machine's state, and its memory mapped privately
-/// from its files, which must never change as long as there is such a machine.
+/// Reads what [`write()`] wrote, on the host `here`: the machine's state, and what `memory_of` makes of its memory's files, which must
+/// never change as long as there is such a machine.
 ///
 /// # Errors
 /// The files are no snapshot, damaged, not of one snapshot, or of another host.
-pub fn read(state: &File, memory: Vec<File>, here: &Here) -> Result<(MachineState, Ram), SnapshotError> {
+pub fn read(
+    state: &File,
+    memory: Vec<File>,
+    here: &Here,
+    memory_of: impl FnOnce(Layers, ByteSize) -> Result<Ram, MemoryError>,
+) -> Result<(MachineState, Ram), SnapshotError> {
     let (saved, files) = read_state(state, here)?;
     let size = files.size();
-    let ram = Ram::from_layers(files.layers(memory)?, size)?;
-    ram.check_layers()?;
-    Ok((saved, ram))
+    let layers = files.layers(memory)?;
+    layers.check_content()?;
+    Ok((saved, memory_of(layers, size)?))
 }
 
 /// The same for a machine that is there, and whose memory is mapped from the very files that the snapshot consists of.

@@ -84,13 +84,16 @@ fn files_of(saved: &MachineState) -> (File, File) {
 }
 
 fn error(state: &File, memory: File, here: &Here) -> String {
-    read(state, vec![memory], here).map(drop).unwrap_err().to_string()
+    read(state, vec![memory], here, Ram::from_layers)
+        .map(drop)
+        .unwrap_err()
+        .to_string()
 }
 
 #[test]
 fn what_was_written_is_read() {
     let (state, memory) = files();
-    let (read, ram) = read(&state, vec![memory], &here()).unwrap();
+    let (read, ram) = read(&state, vec![memory], &here(), Ram::from_layers).unwrap();
     assert_eq!(read, machine());
     assert_eq!(ram.guest().read_obj::<u64>(GuestAddress(0x7000)).unwrap(), 0x1234);
 }
@@ -130,7 +133,13 @@ fn a_cpu_model_is_restored_where_its_features_are() {
         }
     };
     let (state, memory) = files_of(&portable);
-    let (found, _) = read(&state, vec![memory.try_clone().unwrap()], &elsewhere(AVX2 | 1)).unwrap();
+    let (found, _) = read(
+        &state,
+        vec![memory.try_clone().unwrap()],
+        &elsewhere(AVX2 | 1),
+        Ram::from_layers,
+    )
+    .unwrap();
     assert_eq!(found, portable);
     let refused = |here| error(&state, memory.try_clone().unwrap(), &here);
     let less = refused(elsewhere(1));
@@ -141,7 +150,7 @@ fn a_cpu_model_is_restored_where_its_features_are() {
     assert!(less.contains("KVM lacks capabilities (0x2)"), "{less}");
     let mut other = elsewhere(AVX2 | 1);
     (other.fingerprint.capabilities, other.asked_by_vcpus) = (1, 2);
-    let (found, _) = read(&state, vec![memory.try_clone().unwrap()], &other).unwrap();
+    let (found, _) = read(&state, vec![memory.try_clone().unwrap()], &other, Ram::from_layers).unwrap();
     assert_eq!(found, portable, "its vCPUs ask for what they need of that");
     let mut other = elsewhere(AVX2);
     other.fingerprint.vmm = "9".into();
@@ -200,7 +209,7 @@ fn states_go_to_empty_files_only() {
 #[test]
 fn memory_in_two_files_is_read_from_both() {
     let (state, memory) = files();
-    let (saved, ram) = read(&state, vec![memory.try_clone().unwrap()], &here()).unwrap();
+    let (saved, ram) = read(&state, vec![memory.try_clone().unwrap()], &here(), Ram::from_layers).unwrap();
     ram.guest().write_obj(0x5678_u64, GuestAddress(0x9000)).unwrap();
     let layers = ram.layers().unwrap();
     assert!(same_files(layers, &[memory.try_clone().unwrap()]).unwrap());
@@ -216,7 +225,13 @@ fn memory_in_two_files_is_read_from_both() {
     let layers = layers.with(Layer { file, image }, &runs);
     let state = tempfile::tempfile().unwrap();
     store(&saved, &MemoryFiles::new(SIZE, &layers), fingerprint(), &state).unwrap();
-    let (_, again) = read(&state, vec![memory.try_clone().unwrap(), second], &here()).unwrap();
+    let (_, again) = read(
+        &state,
+        vec![memory.try_clone().unwrap(), second],
+        &here(),
+        Ram::from_layers,
+    )
+    .unwrap();
     let word = |at| again.guest().read_obj::<u64>(GuestAddress(at)).unwrap();
     assert_eq!((word(0x7000), word(0x9000)), (0x1234, 0x5678));
     let error = error(&state, memory, &here());

@@ -111,6 +111,17 @@ impl VmmClient {
         }
     }
 
+    /// In which order pages were asked for; none of a VM that was not restored on demand, or with an order.
+    ///
+    /// # Errors
+    /// Refused where there is no VM.
+    pub fn page_order(&mut self) -> Result<PageRuns, ClientError> {
+        match self.call(Request::PageOrder, &[])? {
+            Reply::PageOrder(runs) => Ok(runs),
+            other => Err(ClientError::Malformed(format!("{other:?} to `page-order`"))),
+        }
+    }
+
     /// Puts the VM back to a snapshot that its memory is mapped from; it is paused then. `fds` as for [`VmmClient::create`].
     ///
     /// # Errors

@@ -124,6 +124,34 @@ pub struct RestoreConfig {
     /// reseeds its kernel.
     #[serde(default)]
     pub untold: bool,
+    /// How its memory gets from the files to the guest.
+    #[serde(default, skip_serializing_if = "Paging::is_mapped")]
+    pub paging: Paging,
+}
+
+/// How pages of a snapshot's memory files become a guest's.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Paging {
+    /// They are the host's page cache's, shared with all VMs of the snapshot until they are written; read when they are touched.
+    #[default]
+    Mapped,
+    /// The same, but all that has content is read before the VM runs.
+    Eager,
+    /// Each VM has its own: they are read when they are touched (userfaultfd(2)), and these before that, in their order.
+    OnDemand {
+        /// /dev/userfaultfd, to be read and written.
+        userfaultfd: FdRef,
+        /// What another VM's `page-order` tells; none if missing.
+        #[serde(default)]
+        order: PageRuns,
+    },
+}
+
+impl Paging {
+    fn is_mapped(&self) -> bool {
+        *self == Self::Mapped
+    }
 }
 
 /// Runs of pages of guest memory, by the first page's number and how many there are, where pages are counted as they lie in a
@@ -245,10 +273,17 @@ mod tests {
             devices: config().devices,
             write_set: vec![(1, 2)],
             untold: true,
+            paging: Paging::Mapped,
         };
         assert_eq!(restore.validate(), Ok(()));
-        let text = serde_json::to_string(&restore).unwrap();
-        assert_eq!(serde_json::from_str::<RestoreConfig>(&text).unwrap(), restore);
+        let (userfaultfd, order) = (FdRef(3), vec![(7, 1)]);
+        for paging in [Paging::Mapped, Paging::Eager, Paging::OnDemand { userfaultfd, order }] {
+            restore.paging = paging;
+            let text = serde_json::to_string(&restore).unwrap();
+            // A VMM of before knows no other way.
+            assert_eq!(text.contains("paging"), restore.paging != Paging::Mapped, "{text}");
+            assert_eq!(serde_json::from_str::<RestoreConfig>(&text).unwrap(), restore);
+        }
         restore.devices.push(restore.devices[0].clone());
         assert_eq!(restore.validate(), Err(ConfigError::DuplicateDevice("rng".into())));
     }

@@ -9,11 +9,13 @@ pub mod devices;
 pub mod message;
 
 pub use client::{ClientError, VmmClient};
-pub use config::{ConfigError, DeviceSpec, FdRef, PageRuns, RestoreConfig, SnapshotConfig, SnapshotFiles, VmConfig};
+pub use config::{
+    ConfigError, DeviceSpec, FdRef, PageRuns, Paging, RestoreConfig, SnapshotConfig, SnapshotFiles, VmConfig,
+};
 pub use cpu::CpuModel;
 pub use message::{
-    ApiError, ErrorKind, Event, ExitReason, Info, MAX_WRITE_SET, Mark, MetricSample, Packet, Reply, Request, VmState,
-    Written,
+    ApiError, ErrorKind, Event, ExitReason, Info, MAX_ORDER, MAX_WRITE_SET, Mark, MetricSample, Packet, Reply, Request,
+    VmState, Written,
 };
 
 /// The version of this contract. A VMM and its driver are of the same build; anything else is refused.

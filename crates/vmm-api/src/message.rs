@@ -7,6 +7,9 @@ use crate::config::{FdRef, PageRuns, RestoreConfig, SnapshotConfig, VmConfig};
 /// The most pages that `write-set` tells: 8 MiB.
 pub const MAX_WRITE_SET: u64 = 2048;
 
+/// The most runs of pages that `page-order` tells.
+pub const MAX_ORDER: usize = 4096;
+
 /// What a driver asks of a VMM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "method", content = "params", rename_all = "kebab-case")]
@@ -31,6 +34,8 @@ pub enum Request {
     Rebase(FdRef),
     /// Tell which pages have changed since the VM was restored; at most [`MAX_WRITE_SET`] of them.
     WriteSet,
+    /// Tell in which order pages were asked for since the VM was restored on demand without an order; at most [`MAX_ORDER`] runs.
+    PageOrder,
     /// Press the guest's power button; what comes of it is the guest's affair.
     PressPowerButton,
     /// End the VM and the process, without asking the guest; answered, and not followed by an event.
@@ -128,6 +133,8 @@ pub enum Reply {
     Written(Written),
     /// To `write-set`.
     WriteSet(PageRuns),
+    /// In which order pages were asked for.
+    PageOrder(PageRuns),
 }
 
 /// What a snapshot's memory is.

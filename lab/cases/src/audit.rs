@@ -15,7 +15,7 @@ use serde::Deserialize;
 use crate::vmm::TRACES;
 
 /// The filters, by the names that threads have in a trace, without their numbers.
-const FILTERS: [(&str, &[&str], &str); 12] = [
+const FILTERS: [(&str, &[&str], &str); 13] = [
     (
         "main",
         &["basalt-vmm", "loader"],
@@ -31,6 +31,7 @@ const FILTERS: [(&str, &[&str], &str); 12] = [
         &["restorer"],
         include_str!("../../../bin/vmm/seccomp/restorer.toml"),
     ),
+    ("pager", &["pager"], include_str!("../../../bin/vmm/seccomp/pager.toml")),
     ("vcpu", &["vcpu"], include_str!("../../../bin/vmm/seccomp/vcpu.toml")),
     (
         "block",

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
 use rustix::event::{PollFd, PollFlags};
 use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits, ConsoleConfig, DeviceConfig, RngConfig, VsockConfig};
-use vmm_api::{CpuModel, DeviceSpec, Event, ExitReason, FdRef, RestoreConfig, SnapshotFiles, VmConfig};
+use vmm_api::{CpuModel, DeviceSpec, Event, ExitReason, FdRef, Paging, RestoreConfig, SnapshotFiles, VmConfig};
 use wire::packet::PacketSocket;
 
 use crate::{Host, stall};
@@ -195,6 +195,7 @@ impl<'a> Builder<'a> {
             devices: self.config.devices,
             write_set: Vec::new(),
             untold: false,
+            paging: Paging::Mapped,
         };
         let mut vmm = Vmm::spawn(&self.host.binaries, &self.host.logs.join("vmm"))?;
         let fds: Vec<BorrowedFd<'_>> = self.fds.iter().map(AsFd::as_fd).collect();

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
+use node_api::Paging;
 
 pub(crate) use image::{
     DfArgs, ImageVerb, ImportArgs, PruneArgs, PullArgs, PullPolicy, PushArgs, RegistryArgs, RmiArgs, SaveArgs,
@@ -399,6 +400,11 @@ pub(crate) struct RunArgs {
     /// Boot a kernel, also where a template could be cloned, and keep none.
     #[arg(long)]
     pub(crate) boot: bool,
+
+    /// How memory comes from a template: mapped, shared with other clones until it is written; eager, the same, but all of it at once;
+    /// on-demand, its own, read when it is touched, or before as the first clone has touched it.
+    #[arg(long, value_name = "WAY", default_value_t)]
+    pub(crate) paging: Paging,
 
     /// Remove the sandbox when it ends.
     #[arg(long)]

@@ -1,6 +1,7 @@
 //! The arguments of `basalt snapshot`, `clone` and `rollback`.
 
 use clap::{Args, Subcommand};
+use node_api::Paging;
 use node_api::portable::Kind;
 
 use super::parse;
@@ -161,6 +162,11 @@ pub(crate) struct CloneArgs {
     /// Mark it with KEY=VALUE, over the marks of the snapshot's sandbox.
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse::label)]
     pub(crate) label: Vec<(String, String)>,
+
+    /// How memory comes from the snapshot: mapped, shared with other clones until it is written; eager, the same, but all of it at once;
+    /// on-demand, its own, read when it is touched, or before as the first clone has touched it.
+    #[arg(long, value_name = "WAY", default_value_t)]
+    pub(crate) paging: Paging,
 
     /// Remove the sandbox when it ends.
     #[arg(long)]

@@ -94,6 +94,7 @@ fn configure(args: &RunArgs, set: &[String], resources: Resources) -> Result<San
         volumes: args.volume.iter().chain(&args.volume_json).cloned().collect(),
         hostname: args.hostname.clone(),
         boot: args.boot,
+        paging: args.paging,
         template: args.template.clone(),
         remove: args.rm,
         detach: args.detach,

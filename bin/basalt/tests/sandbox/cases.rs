@@ -7,13 +7,20 @@ use rustix::process::Signal;
 
 use crate::world::{World, is_alive, text, wait_for};
 use crate::{
-    builds, copies, daemons, images, limited, observed, portable, portable_registry, portable_templates, snapshots,
-    templates,
+    builds, copies, daemons, images, limited, observed, outdated, portable, portable_registry, portable_templates,
+    snapshots, templates,
 };
 
 /// Each case with its name; some modules have lists of their own.
 pub(crate) fn all() -> Vec<(&'static str, fn())> {
-    [ALL, templates::CASES, builds::CASES, portable_templates::CASES].concat()
+    [
+        ALL,
+        templates::CASES,
+        builds::CASES,
+        outdated::CASES,
+        portable_templates::CASES,
+    ]
+    .concat()
 }
 
 /// Those of the other modules.

@@ -18,6 +18,7 @@ mod daemons;
 mod images;
 mod limited;
 mod observed;
+mod outdated;
 mod portable;
 mod portable_registry;
 mod portable_templates;

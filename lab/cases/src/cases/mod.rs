@@ -6,6 +6,7 @@ mod clock_jumps;
 mod clones;
 mod clones_connections;
 mod clones_many;
+mod clones_paging;
 mod copy;
 mod cpu_models;
 mod daemon_crashes;
@@ -87,6 +88,7 @@ pub(crate) const ALL: &[&Case] = &[
     &limits_rates::NETWORK,
     &clones::CASE,
     &clones_many::CASE,
+    &clones_paging::CASE,
     &snapshot_file::CASE,
     &templates::CASE,
     &template_build::CASE,

@@ -11,7 +11,8 @@ use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use vmm_api::{
-    ClientError, CpuModel, DeviceSpec, ErrorKind, FdRef, RestoreConfig, SnapshotFiles, VmConfig, VmState, VmmClient,
+    ClientError, CpuModel, DeviceSpec, ErrorKind, FdRef, Paging, RestoreConfig, SnapshotFiles, VmConfig, VmState,
+    VmmClient,
 };
 use wire::packet::PacketSocket;
 
@@ -191,6 +192,7 @@ fn inherited_kvm(host: &Host) -> Result<()> {
         devices: Vec::new(),
         write_set: Vec::new(),
         untold: false,
+        paging: Paging::Mapped,
     };
     let ends = |mut vmm: Vmm| {
         vmm.client.stop()?;
