@@ -9,6 +9,7 @@ mod guest;
 mod kept;
 mod machine;
 mod net;
+mod paging;
 mod report;
 mod run;
 mod shapes;
@@ -49,6 +50,8 @@ enum Subject {
     Density,
     /// Clones of several sizes, beside what hotplug would take at least
     Shapes,
+    /// Clones whose memory is mapped, or comes eagerly, or on demand
+    Paging,
     /// Reads of a disk
     Disk,
     /// TCP streams, requests and responses
@@ -58,7 +61,7 @@ enum Subject {
 type Measure = fn(&mut Bench<'_>) -> Result<()>;
 
 /// All that is measured, in its order.
-const MEASURED: [(Subject, Measure); 10] = [
+const MEASURED: [(Subject, Measure); 11] = [
     (Subject::Start, |bench| bench.start()),
     (Subject::Boot, |bench| bench.boot()),
     (Subject::Exits, |bench| bench.exits()),
@@ -67,6 +70,7 @@ const MEASURED: [(Subject, Measure); 10] = [
     (Subject::Snapshot, |bench| bench.snapshot()),
     (Subject::Density, |bench| bench.density()),
     (Subject::Shapes, |bench| bench.shapes()),
+    (Subject::Paging, |bench| bench.paging()),
     (Subject::Disk, |bench| bench.disk()),
     (Subject::Network, |bench| bench.network()),
 ];

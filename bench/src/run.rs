@@ -99,6 +99,12 @@ impl Node {
         self.state.join(node_api::SOCKET)
     }
 
+    /// The files of a snapshot.
+    pub(crate) fn snapshot_files(&self, name: &str) -> Result<Vec<PathBuf>> {
+        let entries = fs::read_dir(self.state.join("snapshots").join(name))?;
+        entries.map(|entry| Ok(entry?.path())).collect()
+    }
+
     /// Starts the one that stays, a clone of a template as all but the first are.
     pub(crate) fn originate(&self) -> Result<()> {
         let run = |name| {

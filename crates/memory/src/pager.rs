@@ -162,8 +162,9 @@ impl Work {
             self.userfault.faults(&mut faults).map_err(pager)?;
             for &address in &faults {
                 let Some(page) = self.page_at(address) else { continue };
-                self.bring(page, 1)?;
+                // Before whoever waits for it goes on, and asks.
                 self.note(page);
+                self.bring(page, 1)?;
             }
             if let Some((first, pages)) = self.left.pop() {
                 let now = pages.min(AHEAD);

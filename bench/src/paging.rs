@@ -1,0 +1,94 @@
+//! How a clone's memory gets to its guest: mapped, eagerly, or on demand in a recorded order; with its files in the page cache, and on
+//! the disk alone.
+
+use std::fs::File;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use node_api::{Client, CloneConfig, Paging, Reply, Request};
+use rustix::fs::{Advice, fadvise};
+
+use crate::clone::{asked, remove};
+use crate::figures::{Bench, tell};
+use crate::report::Figure;
+use crate::run::Node;
+
+const CLONE: &str = Node::CLONE;
+const KEPT: &str = "kept";
+
+/// Where the files are, and which way memory takes.
+const WAYS: [(&str, bool, Paging); 6] = [
+    ("Basalt, mapped, from the page cache", true, Paging::Mapped),
+    ("Basalt, eager, from the page cache", true, Paging::Eager),
+    (
+        "Basalt, on demand in order, from the page cache",
+        true,
+        Paging::OnDemand,
+    ),
+    ("Basalt, mapped, from the disk", false, Paging::Mapped),
+    ("Basalt, eager, from the disk", false, Paging::Eager),
+    ("Basalt, on demand in order, from the disk", false, Paging::OnDemand),
+];
+
+/// Has the page cache forget a file that nobody has mapped.
+fn forget(path: &Path) -> Result<()> {
+    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    Ok(fadvise(&file, 0, None, Advice::DontNeed)?)
+}
+
+fn start(client: &mut Client, paging: Paging) -> Result<f64> {
+    let config = CloneConfig {
+        snapshot: KEPT.into(),
+        name: Some(CLONE.into()),
+        paging,
+        ..CloneConfig::default()
+    };
+    match asked(client, Request::Clone(config))? {
+        (time, Reply::Started { .. }) => Ok(time),
+        (_, other) => bail!("no clone: {other:?}"),
+    }
+}
+
+impl Bench<'_> {
+    /// Ways of a clone's memory.
+    pub(crate) fn paging(&mut self) -> Result<()> {
+        let node = Node::new(self.world)?;
+        // Starts the daemon, too.
+        node.originate()?;
+        let mut client = Client::connect(&node.socket())?;
+        let make = Request::MakeSnapshot {
+            sandbox: Node::ORIGIN.into(),
+            name: Some(KEPT.into()),
+        };
+        client.ask(make)?;
+        // Whoever has its files mapped would keep them in the page cache.
+        remove(&mut client, Node::ORIGIN)?;
+        for paging in [Paging::Mapped, Paging::OnDemand] {
+            // The first clone teaches the others.
+            start(&mut client, paging)?;
+            remove(&mut client, CLONE)?;
+        }
+        let files = node.snapshot_files(KEPT)?;
+        let mut samples = WAYS.map(|_| Vec::new());
+        for number in 0..self.runs {
+            for ((who, cached, paging), samples) in WAYS.into_iter().zip(&mut samples) {
+                let time = self.again("paging", who, || {
+                    drop(remove(&mut client, CLONE));
+                    if !cached {
+                        files.iter().try_for_each(|file| forget(file))?;
+                    }
+                    start(&mut client, paging)
+                })?;
+                tell("paging", number, who, time, "ms");
+                samples.push(time);
+            }
+        }
+        remove(&mut client, CLONE)?;
+        let mut figure = Figure::new("A clone, by how its memory gets to the guest", "ms");
+        for ((who, ..), samples) in WAYS.into_iter().zip(samples) {
+            figure.add(who, samples);
+        }
+        self.report.figures.push(figure);
+        Ok(())
+    }
+}
