@@ -270,11 +270,14 @@ impl Ram {
         let below = self.layers().or(paged);
         let mut extents = Extents::new(below);
         each_page(self, pagemap, below.is_some(), |region, at, place, entry| {
+            let touched = entry.is_touched();
+            if !touched && !extents.has(place)? {
+                return Ok(());
+            }
             match paged {
                 // It has not come yet, and need not.
-                Some(layers) if !entry.is_touched() && extents.has(place)? => writer.page_of(layers, place),
-                _ if entry.is_touched() || extents.has(place)? => writer.page(region, at, place),
-                _ => Ok(()),
+                Some(layers) if !touched => writer.page_of(layers, place),
+                _ => writer.page(region, at, place),
             }
         })?;
         writer.finish()

@@ -143,11 +143,12 @@ impl Layers {
         read.map_err(failed("read"))
     }
 
-    /// Checks that the files are those that were written.
+    /// Checks that the files of a memory of this size are those that were written.
     ///
     /// # Errors
-    /// One is another, or cannot be read.
-    pub fn check_content(&self) -> Result<(), MemoryError> {
+    /// One is another, or cannot be read, or the segments make no sense.
+    pub fn check_content(&self, size: ByteSize) -> Result<(), MemoryError> {
+        self.check(size)?;
         self.files.iter().try_for_each(|layer| layer.image.check(&layer.file))
     }
 

@@ -240,7 +240,7 @@ pub fn read(
     let (saved, files) = read_state(state, here)?;
     let size = files.size();
     let layers = files.layers(memory)?;
-    layers.check_content()?;
+    layers.check_content(size)?;
     Ok((saved, memory_of(layers, size)?))
 }
 

@@ -71,7 +71,7 @@ fn what_has_changed_is_written_and_nothing_else() {
     assert_eq!((image.pages, runs.as_slice()), (2, &[(7, 2), (14, 1)][..]));
     let layers = ram.layers().unwrap().with(Layer { file, image }, &runs);
     let again = Ram::from_layers(layers, SIZE).unwrap();
-    again.layers().unwrap().check_content().unwrap();
+    again.layers().unwrap().check_content(SIZE).unwrap();
     assert_eq!(words(&again), words(&ram));
     // What was read of the kernel by another way than ours counts, too: read(2) into it.
     let bytes = tempfile::tempfile().unwrap();
@@ -98,7 +98,7 @@ fn files_pile_up_and_begin_anew() {
         let layers = keep(&ram);
         assert_eq!(layers.files().len(), (round + 1) % MAX_LAYERS + 1, "round {round}");
         let clone = Ram::from_layers(layers.clone(), SIZE).unwrap();
-        clone.layers().unwrap().check_content().unwrap();
+        clone.layers().unwrap().check_content(SIZE).unwrap();
         assert_eq!(words(&clone), words(&ram), "round {round}");
         // What goes on from the files has no changes then, and the same in it.
         let before = words(&ram);
