@@ -121,6 +121,10 @@ const ALL: &[(&str, fn())] = &[
         "clones_go_on_with_names_of_their_own",
         snapshots::clones_go_on_with_names_of_their_own,
     ),
+    (
+        "memory_comes_as_it_is_asked_for",
+        snapshots::memory_comes_as_it_is_asked_for,
+    ),
     ("a_sandbox_is_put_back", snapshots::a_sandbox_is_put_back),
     (
         "a_rollback_that_fails_costs_as_little_as_it_can",

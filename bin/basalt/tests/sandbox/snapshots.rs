@@ -349,3 +349,26 @@ pub(crate) fn a_daemon_that_is_killed_on_the_way_leaves_a_sandbox_that_runs() {
         assert_eq!(files(&world), if *kept { vec!["mine"] } else { vec![] }, "{point}");
     }
 }
+
+pub(crate) fn memory_comes_as_it_is_asked_for() {
+    let world = World::new("can be kept");
+    let words = [
+        "run", "-d", "--boot", "--disk", "64m", "--name", "web", "tiny", "--", "sleep", "1000",
+    ];
+    done(&world, &words);
+    done(&world, &["snapshot", "create", "web", "mine"]);
+    let clone = |name: &str, paging: &str| {
+        done(&world, &["clone", "--name", name, "--paging", paging, "mine"]);
+        let console = done(&world, &["logs", "--console", name]);
+        let (told, _) = console.split_once("renewed as ").unwrap();
+        told.to_owned()
+    };
+    // Whoever is the first of its kind teaches the next.
+    assert_eq!(clone("one", "on-demand"), "on demand []\n");
+    assert_eq!(clone("two", "eager"), "eager\n");
+    assert_eq!(clone("three", "on-demand"), "on demand [(7, 1)]\n");
+    assert_eq!(clone("four", "eager"), "writes [(1, 2)]\neager\n");
+    assert_eq!(clone("five", "mapped"), "writes [(1, 2)]\n");
+    let said = refused(&world, &["clone", "--paging", "lazy", "mine"]);
+    assert!(said.contains("give mapped, eager or on-demand"), "{said}");
+}

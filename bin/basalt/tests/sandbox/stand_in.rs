@@ -20,8 +20,8 @@ use state::{Container, Fingerprint, Saved};
 use vmm_api::config::DeviceSpec;
 use vmm_api::devices::{ConsoleConfig, DeviceConfig, NetConfig, VsockConfig};
 use vmm_api::{
-    ApiError, ErrorKind, Event, ExitReason, FdRef, Info, Mark, MetricSample, Packet, PageRuns, Reply, Request, VmState,
-    Written,
+    ApiError, ErrorKind, Event, ExitReason, FdRef, Info, Mark, MetricSample, Packet, PageRuns, Paging, Reply, Request,
+    VmState, Written,
 };
 use wire::packet::PacketSocket;
 
@@ -56,6 +56,7 @@ struct Machine {
     has_run: bool,
     /// Pages that it was to copy before it runs.
     write_set: PageRuns,
+    paging: Paging,
     /// Its guest's agent, when it has run.
     agent: Option<Arc<Server>>,
 }
@@ -83,6 +84,7 @@ impl Machine {
             },
             has_run: false,
             write_set: PageRuns::new(),
+            paging: Paging::Mapped,
             agent: None,
             devices,
             fds: fds.into_iter().map(Some).collect(),
@@ -152,7 +154,7 @@ fn carry_out(
         }
         Request::Restore(config) => {
             let made = machine.insert(Machine::new(config.devices, fds, None));
-            made.write_set = config.write_set;
+            (made.write_set, made.paging) = (config.write_set, config.paging);
             let state = File::from(made.take(config.files.state));
             let mut memory = String::new();
             let lowest = made.take(config.files.memory[0]);
@@ -209,6 +211,7 @@ fn carry_out(
                 }
             }
         }
+        Request::PageOrder => result = Ok(Reply::PageOrder(vec![(7, 1)])),
         Request::WriteSet => result = Ok(Reply::WriteSet(vec![(1, 2)])),
         Request::Info => result = Ok(Reply::Info(info(machine.as_ref()))),
         Request::Metrics => result = Ok(Reply::Metrics(metrics())),
@@ -295,6 +298,19 @@ fn start_agent(machine: &mut Machine) {
     let mut console = File::from(machine.take(console.output.unwrap()));
     if !machine.write_set.is_empty() {
         writeln!(console, "writes {:?}", machine.write_set).unwrap();
+    }
+    match &machine.paging {
+        Paging::Mapped => (),
+        Paging::Eager => writeln!(console, "eager").unwrap(),
+        Paging::OnDemand { userfaultfd, order } => {
+            let device = machine.fds[index(*userfaultfd)]
+                .as_ref()
+                .map(rustix::fs::fstat)
+                .unwrap()
+                .unwrap();
+            assert_eq!(device.st_mode & 0o17_0000, 0o2_0000, "it is no device");
+            writeln!(console, "on demand {order:?}").unwrap();
+        }
     }
     let server = Server::new(
         ServerConfig {
