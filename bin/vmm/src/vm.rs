@@ -50,7 +50,9 @@ fn from_snapshot(error: &SnapshotError) -> ApiError {
     let kind = match error {
         SnapshotError::Machine(error) => return from_machine(error),
         // No file's fault.
-        SnapshotError::Memory(MemoryError::Map { .. } | MemoryError::Pager { .. }) => ErrorKind::Host,
+        SnapshotError::Memory(MemoryError::Map { .. } | MemoryError::Userfault { .. } | MemoryError::Pager { .. }) => {
+            ErrorKind::Host
+        }
         SnapshotError::State(_)
         | SnapshotError::Memory(_)
         | SnapshotError::Cpu(_)

@@ -266,6 +266,7 @@ impl Ram {
     /// The file is not empty, or the host refused.
     pub fn write_image(&self, file: &File, pagemap: Option<&File>) -> Result<Image, MemoryError> {
         let mut writer = Writer::new(file, self)?;
+        let pagemap = pagemap.filter(|_| !self.mixed);
         let paged = self.pager.as_ref().map(|pager| pager.layers());
         let below = self.layers().or(paged);
         let mut extents = Extents::new(below);

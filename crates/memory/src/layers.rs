@@ -412,12 +412,12 @@ impl Ram {
             _ => layers.segments(),
         };
         // Until all is mapped nobody can tell what lies where.
-        self.layers = None;
+        (self.layers, self.mixed) = (None, true);
         for segment in segments.iter().filter(|segment| segment.file == newest) {
             let layer = layers.files().get(newest).ok_or(MemoryError::Segments(newest))?;
             self.map(segment, &layer.file)?;
         }
-        self.layers = Some(layers);
+        (self.layers, self.mixed) = (Some(layers), false);
         // Nothing is left that it could bring.
         self.pager = None;
         Ok(())

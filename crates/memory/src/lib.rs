@@ -76,14 +76,16 @@ pub enum MemoryError {
         "the saved state does not say rightly in which of {0} memory files each page lies: it is damaged; take it anew"
     )]
     Segments(usize),
-    /// Pages that a pager is to bring are not there.
-    #[error("the page order has pages that {0} of memory do not: it is of another snapshot")]
-    Order(ByteSize),
-    /// There is nobody to bring pages when they are touched.
+    /// The host does not tell of pages that are touched.
     #[error(
-        "memory cannot be read when it is touched: it needs Linux 6.1 and its /dev/userfaultfd; without it choose another --paging \
-         ({source})"
+        "memory cannot come on demand: it needs Linux 6.1 and its /dev/userfaultfd; without it choose another --paging ({source})"
     )]
+    Userfault {
+        /// Why.
+        source: std::io::Error,
+    },
+    /// There is nobody who brings pages, or whoever does cannot put them there.
+    #[error("pages of memory cannot be brought when they are touched: see whether the host has memory left ({source})")]
     Pager {
         /// Why.
         source: std::io::Error,
@@ -103,6 +105,8 @@ pub struct Ram {
     regions: Vec<Arc<GuestRegionMmap<()>>>,
     /// What it was mapped from.
     layers: Option<Layers>,
+    /// A part of it is mapped from other files than is known: what is in it can only be read there.
+    mixed: bool,
     /// Who brings its pages; it is over when nobody can touch them any more.
     pager: Option<Arc<Pager>>,
 }
@@ -174,6 +178,7 @@ impl Ram {
             guest: Arc::new(guest),
             regions,
             layers,
+            mixed: false,
             pager: None,
         })
     }

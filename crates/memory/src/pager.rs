@@ -66,25 +66,24 @@ impl Ram {
     ///
     /// # Errors
     /// A file has another size, the layers make no sense, or the host has no memory or no userfaultfd for it.
-    pub fn paged(layers: Layers, size: ByteSize, device: &OwnedFd, order: Runs) -> Result<Self, MemoryError> {
+    pub fn paged(layers: Layers, size: ByteSize, device: &OwnedFd, mut order: Runs) -> Result<Self, MemoryError> {
         layers.check(size)?;
         let pages = size.bytes() / PAGE as u64;
-        if order
-            .iter()
-            .any(|&(first, run)| first.checked_add(run).is_none_or(|end| end > pages))
-        {
-            return Err(MemoryError::Order(size));
+        let told = order.len();
+        order.retain(|&(first, run)| first.checked_add(run).is_some_and(|end| end <= pages));
+        if order.len() < told {
+            log::warn!("an order has pages that {size} of memory do not: they are left out");
         }
         let mut ram = Self::anonymous(size, false)?;
+        let userfault = Userfault::new(device).map_err(|error| MemoryError::Userfault { source: error.into() })?;
         let pager = ram
-            .page_from(layers, device, order)
+            .page_from(layers, userfault, order)
             .map_err(|source| MemoryError::Pager { source })?;
         ram.pager = Some(Arc::new(pager));
         Ok(ram)
     }
 
-    fn page_from(&self, layers: Layers, device: &OwnedFd, order: Runs) -> std::io::Result<Pager> {
-        let userfault = Userfault::new(device)?;
+    fn page_from(&self, layers: Layers, userfault: Userfault, order: Runs) -> std::io::Result<Pager> {
         let mut places = Vec::new();
         let mut first = 0;
         for region in self.regions() {
@@ -145,7 +144,7 @@ impl Work {
     fn run(mut self) {
         if let Err(error) = self.serve() {
             // Whoever waits for a page would do so for ever, and there is no other content to give.
-            log::error!("the guest's memory cannot be read any more: {error}");
+            log::error!("the guest cannot go on: {error}");
             std::process::abort();
         }
     }
@@ -160,10 +159,12 @@ impl Work {
                 return Ok(());
             }
             self.userfault.faults(&mut faults).map_err(pager)?;
-            for &address in &faults {
+            for (at, &address) in faults.iter().enumerate() {
                 let Some(page) = self.page_at(address) else { continue };
-                // Before whoever waits for it goes on, and asks.
-                self.note(page);
+                // Before whoever waits for it goes on, and asks. Several may wait for one.
+                if !faults[..at].contains(&address) {
+                    self.note(page);
+                }
                 self.bring(page, 1)?;
             }
             if let Some((first, pages)) = self.left.pop() {

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use agent_api::Identity;
 use base::points;
-use node_api::{CloneConfig, SandboxConfig};
+use node_api::{CloneConfig, Paging, SandboxConfig};
 use observe::span::{self, span};
 use vmm_api::VmmClient;
 
 use crate::entry::Entry;
-use crate::hold::Renewal;
+use crate::hold::{Renewal, of_all_memory};
 use crate::node::Node;
 use crate::shares::Opened;
 use crate::snapshots::{Place, Record};
@@ -43,6 +43,7 @@ impl Node {
         let name = asked.name.clone();
         let config = configured(&record, asked)?;
         limits::check(&config, self.cgroups.as_ref())?;
+        launch::check_paging(config.paging)?;
         // What is wrong with them is better said before anything is made.
         parse_ports(&config.ports)?;
         self.images.get(&record.snapshot.digest)?;
@@ -138,7 +139,11 @@ impl Node {
         restoring.share(shared, stored.share_slots)?;
         {
             let _span = span("VM restored");
-            vm.restore(restoring)?;
+            let limit = match stored.sandbox.config.paging {
+                Paging::Mapped | Paging::OnDemand => self.config.limits.boot,
+                Paging::Eager => self.config.limits.boot + of_all_memory(&stored),
+            };
+            vm.restore(restoring, limit)?;
         }
         self.points.at(points::RESTORE_MADE);
         {

@@ -220,6 +220,12 @@ pub enum Error {
         /// What to do.
         next: &'static str,
     },
+    /// Memory is to come on demand where nobody tells when it is touched.
+    #[error(
+        "memory cannot come on demand, as /dev/userfaultfd cannot be opened ({0}): it needs Linux 6.1 with CONFIG_USERFAULTFD, and a \
+         daemon that may open it; choose another --paging"
+    )]
+    Userfaultfd(io::Error),
     /// A file or directory of the state directory.
     #[error("{} cannot be used (to {operation} it failed: {cause}): see whether its disk is full or read-only", .path.display())]
     File {
@@ -395,7 +401,12 @@ impl Error {
             Self::Full(_) => "node-full",
             Self::WrongState { .. } => "wrong-state",
             Self::MoreMemoryThanHost { .. } => "memory",
-            Self::Open { .. } | Self::File { .. } | Self::Host { .. } | Self::Locked(_) | Self::NoCgroups => "host",
+            Self::Open { .. }
+            | Self::Userfaultfd(_)
+            | Self::File { .. }
+            | Self::Host { .. }
+            | Self::Locked(_)
+            | Self::NoCgroups => "host",
             Self::Database { .. } | Self::DatabaseDamaged(_) | Self::DatabaseNewer { .. } => "database",
             Self::Disk(_) => "disk",
             Self::Volume { .. } | Self::VolumeInUse { .. } | Self::Server { .. } => "volume",

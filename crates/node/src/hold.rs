@@ -245,9 +245,13 @@ impl Node {
 
     /// How long a VMM may take to write a snapshot.
     pub(crate) fn snapshot_limit(&self, stored: &Stored) -> Duration {
-        let memory = stored.sandbox.config.resources.memory.bytes();
-        self.config.limits.boot + Duration::from_secs(memory / SLOWEST)
+        self.config.limits.boot + of_all_memory(stored)
     }
+}
+
+/// How long the slowest disk takes for all of a machine's memory.
+pub(crate) fn of_all_memory(stored: &Stored) -> Duration {
+    Duration::from_secs(stored.sandbox.config.resources.memory.bytes() / SLOWEST)
 }
 
 /// Refuses what has no saved form, before anything is done.

@@ -49,7 +49,6 @@ const KVM_FD: &str = "4";
 const NO_ASSETS: &str =
     "run `make run` in Basalt's source tree, or set BASALT_ASSETS (basaltd: --assets) to the directory that has it";
 const USERFAULTFD: &str = "/dev/userfaultfd";
-const NO_USERFAULTFD: &str = "it needs Linux 6.1 with CONFIG_USERFAULTFD; choose another --paging";
 const NO_KVM: &str = "`basalt doctor` tells more";
 
 /// A configuration, the descriptors that it counts, and this side's ends of what was made for it.
@@ -182,12 +181,26 @@ pub(crate) fn prepare_restore(
         Paging::Eager => (config.write_set, config.paging) = (pages, vmm_api::Paging::Eager),
         Paging::OnDemand => {
             config.paging = vmm_api::Paging::OnDemand {
-                userfaultfd: fds.add(open_writable("userfaultfd", Path::new(USERFAULTFD), NO_USERFAULTFD)?)?,
+                userfaultfd: fds.add(userfaultfd()?)?,
                 order: pages,
             };
         }
     }
     Ok(Restoring { config, fds })
+}
+
+/// What tells a VMM which pages of its memory are touched.
+fn userfaultfd() -> Result<File, Error> {
+    let opened = File::options().read(true).write(true).open(USERFAULTFD);
+    opened.map_err(Error::Userfaultfd)
+}
+
+/// Refuses a way for memory that this host does not have, before anything is made.
+pub(crate) fn check_paging(paging: Paging) -> Result<(), Error> {
+    match paging {
+        Paging::OnDemand => userfaultfd().map(drop),
+        Paging::Mapped | Paging::Eager => Ok(()),
+    }
 }
 
 /// The same for a VM that is there and goes back to a snapshot. Its vsock listens beside the one that it has.

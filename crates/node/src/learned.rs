@@ -9,7 +9,7 @@ use std::{fs, process};
 
 use node_api::Paging;
 use observe::span::span;
-use vmm_api::{ClientError, MAX_WRITE_SET, PageRuns, VmmClient};
+use vmm_api::{ClientError, MAX_ORDER, MAX_WRITE_SET, PageRuns, VmmClient};
 
 use crate::snapshots::Place;
 use crate::vm::Vm;
@@ -58,16 +58,15 @@ fn read(path: &Path) -> PageRuns {
     })
 }
 
-/// Keeps what the first clone has done until now.
+/// Keeps what the first clone has done until now. One whose memory came eagerly tells nothing: an old kernel has all of it look changed.
 pub(crate) fn keep_first(place: &Place, vm: &Vm, paging: Paging) {
     let Lesson { path, ask, most_pages } = Lesson::of(place, paging);
-    if path.exists() {
+    if path.exists() || paging == Paging::Eager {
         return;
     }
     let _span = span("pages learned");
     let keep = || -> Result<(), Box<dyn std::error::Error>> {
-        let runs = vm.ask("it was asked what pages it has needed", ask)?;
-        check(&runs, most_pages)?;
+        let runs = cut(vm.ask("it was asked what pages it has needed", ask)?, most_pages);
         if runs.is_empty() {
             return Err("it cannot be told what pages it has needed".into());
         }
@@ -88,13 +87,16 @@ pub(crate) fn keep_first(place: &Place, vm: &Vm, paging: Paging) {
     }
 }
 
-/// A guest may have taken its VMM over, and others must not pay for that.
-fn check(runs: &PageRuns, most: u64) -> Result<(), String> {
-    let pages = runs.iter().fold(0_u64, |all, (_, pages)| all.saturating_add(*pages));
-    if pages > most {
-        return Err(format!("{pages} pages, where {most} are the most"));
-    }
-    Ok(())
+/// A guest may have taken its VMM over, and others must not pay for that without limit: what is behind so many pages is left out.
+fn cut(mut runs: PageRuns, most: u64) -> PageRuns {
+    let mut left = most;
+    let fitting = runs.iter().take(MAX_ORDER).take_while(|(_, pages)| {
+        let fits = *pages > 0 && *pages <= left;
+        left = left.saturating_sub(*pages);
+        fits
+    });
+    runs.truncate(fitting.count());
+    runs
 }
 
 #[cfg(test)]
@@ -119,8 +121,11 @@ mod tests {
 
     #[test]
     fn no_vmm_makes_others_prepare_all_of_their_memory() {
-        assert_eq!(check(&vec![(0, 99), (1 << 40, 1)], 100), Ok(()));
-        check(&vec![(0, 100), (1 << 40, 1)], 100).unwrap_err();
-        check(&vec![(0, u64::MAX), (0, u64::MAX)], u64::MAX - 1).unwrap_err();
+        let runs = vec![(0, 99), (1 << 40, 1)];
+        assert_eq!(cut(runs.clone(), 100), runs);
+        assert_eq!(cut(runs, 99), [(0, 99)]);
+        assert_eq!(cut(vec![(7, u64::MAX), (0, u64::MAX)], u64::MAX), [(7, u64::MAX)]);
+        assert_eq!(cut(vec![(1, 1), (0, 0), (2, 1)], 100), [(1, 1)]);
+        assert_eq!(cut(vec![(1, 1); MAX_ORDER + 1], u64::MAX).len(), MAX_ORDER);
     }
 }

@@ -73,6 +73,7 @@ impl Node {
         // What can fail without a VM fails before the one that is there is ended.
         let stored = entry.stored();
         limits::check(&sandbox.config, self.cgroups.as_ref())?;
+        launch::check_paging(sandbox.config.paging)?;
         self.image_of(&stored)?;
         if !place.is_whole(&sandbox.config.resources) {
             return Err(Error::SnapshotDamaged {

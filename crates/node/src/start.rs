@@ -69,6 +69,7 @@ impl Node {
     ) -> Result<(Arc<Entry>, Started), Error> {
         config.validate()?;
         limits::check(&config, self.cgroups.as_ref())?;
+        launch::check_paging(config.paging)?;
         // Of a template it is the template's.
         if config.template.is_none() {
             config.resources.cpu_model.get_or_insert(self.config.cpu_model);

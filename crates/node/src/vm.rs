@@ -184,9 +184,9 @@ impl Vm {
     }
 
     /// Makes the VM as it was in a snapshot; it does not run yet.
-    pub(crate) fn restore(&self, restoring: Restoring) -> Result<(), Error> {
+    pub(crate) fn restore(&self, restoring: Restoring, limit: Duration) -> Result<(), Error> {
         let Restoring { config, fds } = restoring;
-        self.ask_within(self.limits.boot, "the VM was restored", |client| {
+        self.ask_within(limit, "the VM was restored", |client| {
             client.restore(config, &fds.borrow())
         })
         .map_err(as_made)

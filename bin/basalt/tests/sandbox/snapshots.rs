@@ -367,8 +367,9 @@ pub(crate) fn memory_comes_as_it_is_asked_for() {
     assert_eq!(clone("one", "on-demand"), "on demand []\n");
     assert_eq!(clone("two", "eager"), "eager\n");
     assert_eq!(clone("three", "on-demand"), "on demand [(7, 1)]\n");
-    assert_eq!(clone("four", "eager"), "writes [(1, 2)]\neager\n");
-    assert_eq!(clone("five", "mapped"), "writes [(1, 2)]\n");
+    assert_eq!(clone("four", "mapped"), "");
+    assert_eq!(clone("five", "eager"), "writes [(1, 2)]\neager\n");
+    assert_eq!(clone("six", "mapped"), "writes [(1, 2)]\n");
     let said = refused(&world, &["clone", "--paging", "lazy", "mine"]);
     assert!(said.contains("give mapped, eager or on-demand"), "{said}");
 }

@@ -16,7 +16,7 @@ fn device() -> OwnedFd {
         .read(true)
         .write(true)
         .open("/dev/userfaultfd")
-        .unwrap()
+        .expect("/dev/userfaultfd, which needs root and Linux 6.1")
         .into()
 }
 
@@ -153,10 +153,6 @@ fn what_has_not_come_is_saved_as_well_and_does_not_come_for_it() {
 #[test]
 fn what_makes_no_sense_is_refused() {
     let (layers, _) = files();
-    for order in [vec![(PAGES, 1)], vec![(0, PAGES + 1)], vec![(u64::MAX, 2)]] {
-        let error = Ram::paged(layers.clone(), SIZE, &device(), order).unwrap_err();
-        assert!(matches!(error, MemoryError::Order(_)), "{error}");
-    }
     let other = Ram::paged(layers.clone(), ByteSize::mib(8), &device(), Runs::new()).unwrap_err();
     assert!(matches!(other, MemoryError::ImageSize { .. }), "{other}");
     let none = Layers::single(Arc::new(tempfile::tempfile().unwrap()), Image::default());
@@ -168,4 +164,38 @@ fn what_makes_no_sense_is_refused() {
         error.to_string().contains("without it choose another --paging"),
         "{error}"
     );
+}
+
+#[test]
+fn an_order_of_another_memory_does_no_harm() {
+    let order = vec![(PAGES, 1), (0, PAGES + 1), (u64::MAX, 2), (12, 1)];
+    let (ram, words) = paged(order);
+    let began = std::time::Instant::now();
+    while touched(&ram) < 1 {
+        assert!(began.elapsed() < Duration::from_secs(60), "nothing has come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(self::words(&ram), words);
+}
+
+#[test]
+fn what_was_mapped_in_part_is_saved_as_it_is() {
+    let (layers, _) = files();
+    let mapped = Ram::from_layers(layers, SIZE).unwrap();
+    for (mut ram, mut expected) in [paged(Runs::new()), (mapped, files().1)] {
+        put(&ram, 6, 77);
+        expected[6] = 77;
+        let path = tempfile::NamedTempFile::new().unwrap();
+        let image = ram.write_image(path.as_file(), pagemap().as_ref()).unwrap();
+        // It cannot be read, and so not be mapped.
+        let blind = File::options().write(true).open(path.path()).unwrap();
+        ram.rebase(Layers::single(Arc::new(blind), image)).unwrap_err();
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let image = ram.write_image(&file, pagemap().as_ref()).unwrap();
+        assert_eq!(
+            words(&Ram::from_layers(Layers::single(file, image), SIZE).unwrap()),
+            expected
+        );
+        assert_eq!(words(&ram), expected);
+    }
 }
