@@ -65,14 +65,7 @@ fn life(machine: &Machine, image: &str) -> Result<()> {
         ensure!(is_active(&up, unit)?, "{unit} is not active:\n{}", status(&up, unit)?);
     }
     run(&up, image, "polite", &[], &["sh", "-c", POLITE])?;
-    // The unit lets it open what every way of paging needs.
-    run(
-        &up,
-        image,
-        "passing",
-        &["--rm", "--paging", "on-demand"],
-        &["sleep", "10000"],
-    )?;
+    run(&up, image, "passing", &["--rm"], &["sleep", "10000"])?;
     let polite = vmm(&up, "polite")?;
     let cgroup = up.ok(&["cat", &format!("/proc/{polite}/cgroup")])?;
     ensure!(cgroup.contains(CGROUP), "a VMM is in {cgroup}");
