@@ -14,6 +14,7 @@ use node_api::{Client, CloneConfig, Reply, Request};
 use serde_json::{Value, json};
 
 use crate::figures::{Bench, MARKER, tell};
+use crate::kept::{KEPT, keep};
 use crate::machine::{MICROVM, Machine, QEMU, end_with_us, now_ns, qemu_arguments};
 use crate::report::Figure;
 use crate::run::Node;
@@ -32,7 +33,6 @@ const VMM: &str = "basalt-vmm";
 /// The daemon executes it by a descriptor of its own.
 const VMM_PROGRAM: &str = "/dev/fd/";
 
-const KEPT: &str = "kept";
 const CLONE: &str = Node::CLONE;
 
 /// How long QEMU may take for anything.
@@ -235,11 +235,7 @@ impl Bench<'_> {
         let node = Node::new(self.world)?;
         node.originate()?;
         let mut client = Client::connect(&node.socket())?;
-        let make = Request::MakeSnapshot {
-            sandbox: Node::ORIGIN.into(),
-            name: Some(KEPT.into()),
-        };
-        client.ask(make)?;
+        keep(&mut client, Node::ORIGIN)?;
         let peer = Peer::new(self)?;
         let mut figure = Figure::new("A clone, from the request to a sandbox that runs", "ms");
         let mut samples: Vec<(&str, Vec<f64>)> = [BOOTED, TEMPLATE, SNAPSHOT, RESUME, ROLLBACK, INCOMING]

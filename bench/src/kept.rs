@@ -37,7 +37,8 @@ const OF_TEMPLATE: &str =
     "Basalt, one of 50 idle clones of a template, 128 MiB, with the command that each has started";
 
 const CLONE: &str = Node::CLONE;
-const KEPT: &str = "kept";
+/// The snapshot that `keep` makes.
+pub(crate) const KEPT: &str = "kept";
 
 /// A clone that idles, of a template that is there afterwards.
 fn idle(node: &Node, client: &mut Client, name: &str, memory: ByteSize) -> Result<()> {
@@ -49,7 +50,7 @@ fn idle(node: &Node, client: &mut Client, name: &str, memory: ByteSize) -> Resul
 }
 
 /// Milliseconds, and what is known of the snapshot, which stays.
-fn keep(client: &mut Client, sandbox: &str) -> Result<(f64, Snapshot)> {
+pub(crate) fn keep(client: &mut Client, sandbox: &str) -> Result<(f64, Snapshot)> {
     let make = Request::MakeSnapshot {
         sandbox: sandbox.into(),
         name: Some(KEPT.into()),

@@ -10,12 +10,12 @@ use rustix::fs::{Advice, fadvise};
 
 use crate::clone::{asked, remove};
 use crate::figures::{Bench, tell};
+use crate::kept::{KEPT, keep};
 use crate::report::Figure;
 use crate::run::Node;
 use crate::stats::Target;
 
 const CLONE: &str = Node::CLONE;
-const KEPT: &str = "kept";
 
 /// Which way memory takes.
 type Way = (&'static str, Paging);
@@ -58,11 +58,7 @@ impl Bench<'_> {
         // Starts the daemon, too.
         node.originate()?;
         let mut client = Client::connect(&node.socket())?;
-        let make = Request::MakeSnapshot {
-            sandbox: Node::ORIGIN.into(),
-            name: Some(KEPT.into()),
-        };
-        client.ask(make)?;
+        keep(&mut client, Node::ORIGIN)?;
         // Whoever has its files mapped would keep them in the page cache.
         remove(&mut client, Node::ORIGIN)?;
         for paging in [Paging::Mapped, Paging::OnDemand] {
