@@ -20,6 +20,10 @@ const MARKER: &str = "basalt.marker";
 /// Open files a process may have: what container engines give, and the kernel's default for `fs.nr_open`.
 const OPEN_FILES: u64 = 1_048_576;
 
+/// How much the kernel compacts memory for nobody in particular. Its thread for that wakes twice a second, and each time that is an
+/// interrupt of the vCPU; who asks for a large page still has memory compacted.
+const COMPACTION: &str = "/proc/sys/vm/compaction_proactiveness";
+
 /// A file system to mount.
 struct Mount {
     fs: &'static str,
@@ -154,6 +158,16 @@ pub(crate) fn mark(started_ns: u64) -> Result<(), Error> {
     std::io::stderr()
         .write_all(line.as_bytes())
         .map_err(Error::system("writing the marker"))
+}
+
+/// What a kernel does now and then without being asked, it does not. (Kernels before 5.9 do not have it.)
+pub(crate) fn be_quiet() -> Result<(), Error> {
+    match fs::write(COMPACTION, "0") {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(Error::system(format!("writing 0 to {COMPACTION}"))(error))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Limits that commands inherit.

@@ -86,6 +86,7 @@ fn first(started_ns: u64) -> Result<(), Error> {
 fn rest(started_ns: u64) -> Result<Server, Error> {
     early::mount_rest()?;
     early::raise_limits()?;
+    early::be_quiet()?;
     let reaper = Reaper::start()?;
     let log = Arc::new(LogAhead::default());
     let ahead = Arc::clone(&log);

@@ -34,6 +34,10 @@ const MOVED: [&str; 3] = ["/proc", "/sys", "/dev"];
 /// written of inode tables are holes of a sparse file; ext4(5) has the first, the kernel's `ext4/super.rst` both.
 const EXT4_OPTIONS: &CStr = c"noinit_itable,no_prefetch_block_bitmaps";
 
+/// When a file was read is not kept; when one was written over is kept in memory until something else of its inode is written, or
+/// somebody syncs (mount(8), `lazytime`): it alone is no reason for a transaction.
+const DISK_FLAGS: MountFlags = MountFlags::NOATIME.union(MountFlags::LAZYTIME);
+
 /// How long the disk may take to appear.
 const DISK_WAIT: Duration = Duration::from_secs(5);
 const DISK_STEP: Duration = Duration::from_millis(5);
@@ -100,7 +104,7 @@ fn mount_writable(prepare: &Prepare) -> Result<Mounted, Error> {
         Some(disk) => {
             let device = wait_for(&disk.disk)?;
             let options = (disk.fs == "ext4").then_some(EXT4_OPTIONS);
-            mount(&device, WRITABLE, &disk.fs, MountFlags::NOATIME, options)
+            mount(&device, WRITABLE, &disk.fs, DISK_FLAGS, options)
         }
         None => mount_tmpfs(prepare.overlay_bytes)?,
     };

@@ -30,6 +30,11 @@ const IDENTITY: &str = "cat /proc/sys/kernel/random/boot_id /etc/machine-id; hos
 const OUTWARDS: &str =
     "import socket, sys\ns = socket.create_connection((sys.argv[1], 7000), 20)\nprint('connected')\n";
 
+/// Twice, seven seconds apart, longer than a journal waits: how many transactions the disk's journal has had, and how often the thread
+/// that compacts memory has run.
+const QUIET: &str = "look() { head -n1 /proc/fs/jbd2/*/info; \
+                     grep -h ctxt $(grep -l 'Name:.*kcompactd' /proc/[0-9]*/status); }; look; sleep 7; look";
+
 /// How many are cloned one after the other.
 const CLONES: usize = 5;
 
@@ -87,6 +92,23 @@ impl Node<'_> {
         self.daemon.ok(&["rm", "--force", "mapped"]).map(drop)
     }
 
+    /// An idle clone writes nothing to its disk, and its kernel does nothing for nobody.
+    fn is_quiet(&self) -> Result<()> {
+        let output = self.run(&[], &["sh", "-c", QUIET])?;
+        expect_code(&output, 0)?;
+        let said = String::from_utf8(output.stdout)?;
+        let lines: Vec<_> = said.lines().collect();
+        ensure!(
+            lines.len() == 6 && lines[0].contains("transactions"),
+            "it said {said:?}"
+        );
+        ensure!(
+            lines[..3] == lines[3..],
+            "within seven seconds it became other: {said:?}"
+        );
+        Ok(())
+    }
+
     /// The first one boots, and the next ones are other machines.
     fn first_and_clones(&self) -> Result<String> {
         // Nobody inherits its limit.
@@ -116,6 +138,7 @@ impl Node<'_> {
             "the first clone wrote {pages} pages: {set:?}"
         );
         self.maps_huge_pages()?;
+        self.is_quiet()?;
         let limit = self.run(&[], &["sh", "-c", "cat /sys/fs/cgroup/basalt/pids.max || echo max"])?;
         ensure!(limit.stdout == b"max\n", "a clone inherits a limit: {limit:?}");
         Ok(template)
