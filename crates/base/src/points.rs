@@ -33,6 +33,7 @@ pub const SANDBOX: &[&str] = &[
     START_RUNNING,
     EXEC_CONNECTED,
     PAUSE_PAUSED,
+    PAUSE_RESUMED,
     SNAPSHOT_BEGUN,
     SNAPSHOT_HELD,
     SNAPSHOT_FROZEN,
@@ -116,6 +117,8 @@ points! {
     EXEC_CONNECTED = "exec.connected";
     /// The vCPUs are stopped, the database says running.
     PAUSE_PAUSED = "pause.paused";
+    /// The vCPUs of one that was paused go on, the database says paused.
+    PAUSE_RESUMED = "pause.resumed";
     /// The snapshot's directory is there, with its record and another name.
     SNAPSHOT_BEGUN = "snapshot.begun";
     /// The database says that the sandbox is held still.

@@ -36,31 +36,33 @@ pub(crate) struct Renewal {
     pub(crate) identity: Option<Identity>,
     /// How long each of its hooks may take; zero runs none.
     pub(crate) hooks: Duration,
-    /// A limit of its processes.
-    pub(crate) pids_max: Option<u64>,
-    /// What is mounted over its root.
-    pub(crate) mounts: Mounts,
+    /// What it gets besides.
+    pub(crate) own: Own,
     /// It was restored, and commands ran in it when it was saved.
     pub(crate) restored: bool,
 }
 
-/// What a sandbox has over its root, as its agent is told.
+/// What a sandbox has and no template, so that no clone inherits it; as its agent is told.
 #[derive(Debug, Default)]
-pub(crate) struct Mounts {
+pub(crate) struct Own {
+    /// A limit of its processes.
+    pub(crate) pids_max: Option<u64>,
+    /// What is mounted over its root; so are the shares.
     pub(crate) tmpfs: Vec<TmpfsMount>,
     pub(crate) shares: Vec<Share>,
 }
 
-impl Mounts {
+impl Own {
     pub(crate) fn of(config: &SandboxConfig) -> Self {
         Self {
+            pids_max: config.limits.pids,
             tmpfs: config.tmpfs.iter().map(tmpfs).collect(),
             shares: shares::for_guest(&config.volumes),
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.tmpfs.is_empty() && self.shares.is_empty()
+        self.pids_max.is_none() && self.tmpfs.is_empty() && self.shares.is_empty()
     }
 }
 
@@ -223,7 +225,7 @@ impl Node {
 
     /// Gives a guest what nobody else has, and lets its commands go on; the connection to its agent.
     pub(crate) fn renew(&self, vm: &Vm, renewal: Renewal) -> Result<Connection<Timed>, Error> {
-        const RENEWING: &str = "it was given an entropy, a clock, a name and mounts of its own";
+        const RENEWING: &str = "it was given an entropy, a clock, a name, limits and mounts of its own";
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let renew = Renew {
             clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
@@ -231,9 +233,9 @@ impl Node {
             identity: renewal.identity,
             hook_ms: u32::try_from(renewal.hooks.as_millis()).unwrap_or(u32::MAX),
             thaw: true,
-            pids_max: renewal.pids_max,
-            tmpfs: renewal.mounts.tmpfs,
-            shares: renewal.mounts.shares,
+            pids_max: renewal.own.pids_max,
+            tmpfs: renewal.own.tmpfs,
+            shares: renewal.own.shares,
             restored: renewal.restored,
         };
         let renewed = vm

@@ -68,6 +68,7 @@ impl Node {
             true => self.let_go_on(&vm)?,
             false => vm.ask("it was resumed", VmmClient::resume)?,
         }
+        self.points.at(points::PAUSE_RESUMED);
         self.update(entry, |stored| {
             (stored.sandbox.state, stored.held) = (State::Running, false);
         })?;

@@ -22,7 +22,7 @@ use observe::span::{self, span};
 
 use crate::database::Stored;
 use crate::entry::Entry;
-use crate::hold::{Mounts, Renewal};
+use crate::hold::{Own, Renewal};
 use crate::launch::{self, Inherited};
 use crate::node::{Node, to_run, wrong_state};
 use crate::process;
@@ -128,7 +128,7 @@ impl Node {
             let _span = span("template");
             self.template(&entry.stored())
         };
-        let mounts = || Mounts::of(&entry.stored().sandbox.config);
+        let own = || Own::of(&entry.stored().sandbox.config);
         let mut found = look()?;
         if let Found::Ready { id, place } = &found {
             // Nothing is there yet that could have kept anything.
@@ -146,8 +146,8 @@ impl Node {
                         "sandbox {} boots, as it cannot be cloned of a template: {error}",
                         entry.id
                     );
-                    // What it was to mount may be why.
-                    let blamed = error.is_of_files() && (mounts().is_empty() || !error.is_agents_refusal());
+                    // What it alone was to get may be why.
+                    let blamed = error.is_of_files() && (own().is_empty() || !error.is_agents_refusal());
                     if blamed || !place.is_whole(&entry.stored().sandbox.config.resources) {
                         self.give_template_up(id);
                     } else if !error.is_of_files() {
@@ -161,10 +161,10 @@ impl Node {
         }
         self.make_disk(entry, None)?;
         let Found::Missing(mut lease) = found else {
-            return self.boot(entry, mounts(), Some(cancel));
+            return self.boot(entry, own(), Some(cancel));
         };
-        // What is mounted is no clone's but its own.
-        let (vm, agent) = self.boot(entry, Mounts::default(), Some(cancel))?;
+        // A clone would inherit it.
+        let (vm, agent) = self.boot(entry, Own::default(), Some(cancel))?;
         // As in a snapshot: a clone would deal with its end.
         let hung_up = agent
             .set_read_timeout(Some(self.config.limits.answer))
@@ -179,11 +179,11 @@ impl Node {
             }
             Err(error) => return Err(error),
         }
-        let mounts = mounts();
-        if !mounts.is_empty() {
-            let _span = span("mounts");
+        let own = own();
+        if !own.is_empty() {
+            let _span = span("limits and mounts");
             let renewal = Renewal {
-                mounts,
+                own,
                 ..Renewal::default()
             };
             self.renew(&vm, renewal)?;
@@ -196,9 +196,8 @@ impl Node {
         let stored = entry.stored();
         let renewal = Renewal {
             identity: Some(identity(&stored)?),
-            pids_max: stored.sandbox.config.limits.pids,
             hooks,
-            mounts: Mounts::of(&stored.sandbox.config),
+            own: Own::of(&stored.sandbox.config),
             // In one that nobody has built no command has run.
             restored: !hooks.is_zero(),
         };
@@ -237,7 +236,7 @@ impl Node {
             stored.sandbox.template = None;
         })?;
         let started = self
-            .boot(entry, Mounts::of(&sandbox.config), None)
+            .boot(entry, Own::of(&sandbox.config), None)
             .and_then(|(vm, agent)| self.start_command(entry, &vm, agent));
         if let Err(error) = &started {
             self.clear(entry)?;
@@ -302,7 +301,7 @@ impl Node {
     }
 
     /// Everything from a made sandbox to one whose machine has booted and has its root.
-    fn boot(&self, entry: &Arc<Entry>, mounts: Mounts, cancel: Option<BorrowedFd<'_>>) -> Result<Machine, Error> {
+    fn boot(&self, entry: &Arc<Entry>, own: Own, cancel: Option<BorrowedFd<'_>>) -> Result<Machine, Error> {
         let stored = entry.stored();
         let attachment = {
             let _span = span("network");
@@ -325,7 +324,7 @@ impl Node {
         let mut agent = vm.boot(prepared, cancel, &|point| self.points.at(point))?;
         {
             let _span = span("guest prepared");
-            vm.prepare(&mut agent, &stored, guest, mounts)?;
+            vm.prepare(&mut agent, &stored, guest, own)?;
         }
         self.points.at(points::START_PREPARED);
         trace::agent(&mut agent, self.config.limits.answer, false)

@@ -280,8 +280,7 @@ impl Node {
             touch(&place);
             return Ok(Found::Ready { id, place });
         }
-        // A limit of processes is set before a template could be made, and would be every clone's.
-        if known.taken.contains(&shape) || config.limits.pids.is_some() {
+        if known.taken.contains(&shape) {
             return Ok(Found::Nothing);
         }
         known.taken.push(shape.clone());

@@ -18,7 +18,7 @@ use wire::packet::{PacketError, PacketSocket};
 use crate::Error;
 use crate::config::TimeLimits;
 use crate::database::Stored;
-use crate::hold::Mounts;
+use crate::hold::Own;
 use crate::launch::{Prepared, ROOT_SERIAL, Restoring, WRITABLE_SERIAL};
 use crate::paths::SandboxPaths;
 use crate::process::{self, readable, timespec};
@@ -241,7 +241,7 @@ impl Vm {
         agent: &mut Connection<Timed>,
         stored: &Stored,
         network: Option<GuestNetwork>,
-        mounts: Mounts,
+        own: Own,
     ) -> Result<(), Error> {
         const DURING: &str = "the guest was prepared";
         let disk = |serial: &str, fs: &str| RootDisk {
@@ -263,9 +263,9 @@ impl Vm {
             clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
             entropy: entropy()?,
             network,
-            shares: mounts.shares,
-            tmpfs: mounts.tmpfs,
-            pids_max: sandbox.config.limits.pids,
+            shares: own.shares,
+            tmpfs: own.tmpfs,
+            pids_max: own.pids_max,
         };
         let prepared = agent
             .set_read_timeout(Some(self.limits.boot))

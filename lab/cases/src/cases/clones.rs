@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::TcpStream;
+use std::process::Child;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -25,9 +26,14 @@ pub(crate) const CASE: Case = Case {
 const SCRIPT: &str = "echo boot >> /boots; word=$(cat /proc/sys/kernel/random/uuid); i=0; \
                       while :; do i=$((i+1)); echo $word $i > /tmp/new; mv /tmp/new /tmp/count; sleep 0.05; done";
 
-/// A server in the guest that was there before the snapshot.
-const SERVER: &str = "import socket\ns = socket.create_server(('', 80))\nwhile True:\n c, _ = s.accept()\n \
-                      c.sendall(socket.gethostname().encode())\n c.close()\n";
+/// A server in the guest that was there before the snapshot. It says the host's name, and what it draws from the kernel.
+const SERVER: &str = "import os, socket\ns = socket.create_server(('', 80))\nwhile True:\n c, _ = s.accept()\n \
+                      c.sendall((socket.gethostname() + ' ' + os.getrandom(16).hex()).encode())\n c.close()\n";
+
+/// A hook, which notes for whom it has run.
+const HOOK: &str = "mkdir -p /etc/basalt/on-clone.d; cd /etc/basalt/on-clone.d; \
+                    printf '#!/bin/sh\\necho $BASALT_CLONE_ID $(cat /proc/sys/kernel/random/boot_id) >> /hooked\\n' > 10-note; \
+                    chmod 755 10-note";
 
 /// What must differ from one machine to the other: a line each.
 const IDENTITY: &str = "cat /proc/sys/kernel/random/boot_id /etc/machine-id /etc/hostname; hostname; \
@@ -58,6 +64,7 @@ fn host(host: &Host) -> Result<()> {
         Ok(count(&daemon, "origin").is_ok_and(|(_, count)| count > 20))
     })?;
     wait_for("the server", || Ok(answer(18080).is_ok()))?;
+    daemon.ok(&["exec", "origin", "sh", "-c", HOOK])?;
     connections::begin(&daemon, "origin")?;
     let before = count(&daemon, "origin")?;
     let uptime = uptime(&daemon, "origin")?;
@@ -83,12 +90,23 @@ fn host(host: &Host) -> Result<()> {
         is_a_clone(&daemon, name, &before, uptime)?;
         let outwards = daemon.ok(&["exec", name, "python3", "-c", OUTWARDS, WORLD4])?;
         ensure!(outwards == "connected\n", "{name} reaches the world as {outwards:?}");
-        let inwards = answer(*port)?;
+        let (inwards, _) = answer(*port)?;
         let own = daemon.ok(&["exec", name, "hostname"])?;
         ensure!(inwards == own.trim(), "at {name}'s port answers {inwards}");
+        if *name != "origin" {
+            has_run_its_hook(&daemon, name)?;
+        }
     }
-    differ(&daemon, &machines)?;
-    put_back(&daemon, &before)?;
+    let mut said = differ(&daemon, &machines)?;
+    let own = daemon.ok(&["exec", "origin", "hostname"])?;
+    // In place twice, and by another VMM.
+    for ended in [false, false, true] {
+        if ended {
+            daemon.ok(&["kill", "origin"])?;
+        }
+        put_back(&daemon, (&before, &own), ended, &mut said)?;
+    }
+    refuses_anothers(&daemon)?;
     kept_again(&daemon, &before, uptime)?;
 
     // What is kept outlives whom it is of, and those who run from it outlive it.
@@ -157,15 +175,25 @@ fn has_forked(daemon: &Daemon<'_>, name: &str, times: u32) -> Result<()> {
     .with_context(|| format!("{name} says {said:?}, not {expected:?}"))
 }
 
-/// None of them says what another one says.
-fn differ(daemon: &Daemon<'_>, machines: &[(&str, u16)]) -> Result<()> {
+/// It has, once, and saw what the machine is now.
+fn has_run_its_hook(daemon: &Daemon<'_>, name: &str) -> Result<()> {
+    let seen = "cat /hooked; echo $(cat /etc/machine-id /proc/sys/kernel/random/boot_id)";
+    let text = daemon.ok(&["exec", name, "sh", "-c", seen])?;
+    let lines: Vec<_> = text.lines().collect();
+    ensure!(lines.len() == 2 && lines[0] == lines[1], "{name}'s hook wrote {text:?}");
+    Ok(())
+}
+
+/// None of them says what another one says; all that was said by new processes, and by one that was there.
+fn differ(daemon: &Daemon<'_>, machines: &[(&str, u16)]) -> Result<BTreeSet<String>> {
     let mut said = Vec::new();
-    for (name, _) in machines {
+    for (name, port) in machines {
         let text = daemon.ok(&["exec", name, "sh", "-c", IDENTITY])?;
         log::info!("{name} says {text:?}");
-        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         // The original was made without a machine id; its image may have none.
         ensure!(lines.len() >= 5, "{name} says {lines:?}");
+        lines.push(answer(*port)?.1);
         said.push(lines);
     }
     let all: Vec<&String> = said
@@ -178,7 +206,7 @@ fn differ(daemon: &Daemon<'_>, machines: &[(&str, u16)]) -> Result<()> {
     for lines in &said[1..] {
         ensure!(lines[2] == lines[3] && lines[1].len() == 32, "a clone says {lines:?}");
     }
-    Ok(())
+    Ok(said.into_iter().flatten().collect())
 }
 
 /// A clone is kept, twice: each time with what has changed alone, and a clone of that is one of the first snapshot, too.
@@ -209,19 +237,43 @@ fn kept_again(daemon: &Daemon<'_>, before: &(String, u64), booted: f64) -> Resul
     daemon.ok(&["snapshot", "rm", "once-more"]).map(drop)
 }
 
-/// The original becomes again what it was.
-fn put_back(daemon: &Daemon<'_>, before: &(String, u64)) -> Result<()> {
-    let own = daemon.ok(&["exec", "origin", "hostname"])?;
-    daemon.ok(&["exec", "origin", "sh", "-c", "echo later > /later; sync"])?;
-    let after = count(daemon, "origin")?;
+/// The original becomes again what it was, but for what must not be said twice: it is added to what was `said` before. One that has
+/// `ended` gets another VMM.
+fn put_back(
+    daemon: &Daemon<'_>,
+    (before, own): (&(String, u64), &str),
+    ended: bool,
+    said: &mut BTreeSet<String>,
+) -> Result<()> {
+    let open = match ended {
+        false => Some(leave_something(daemon)?),
+        true => None,
+    };
     daemon.ok(&["rollback", "origin", "kept"])?;
     let back = count(daemon, "origin")?;
     ensure!(
-        back.0 == before.0 && back.1 >= before.1 && back.1 < after.1,
-        "put back it counts {back:?}; it was kept after {before:?} and put back after {after:?}"
+        back.0 == before.0 && back.1 >= before.1,
+        "put back it counts {back:?}; it was kept after {before:?}"
     );
+    if let Some((after, open)) = open {
+        ensure!(back.1 < after, "it was put back after {after} and counts {back:?}");
+        let output = open.wait_with_output()?;
+        ensure!(
+            output.status.code() == Some(125),
+            "a command that ran in it when it was put back: {output:?}"
+        );
+    }
     connections::were_inherited(daemon, "origin")?;
     has_forked(daemon, "origin", 1)?;
+    has_run_its_hook(daemon, "origin")?;
+    let text = daemon.ok(&["exec", "origin", "sh", "-c", IDENTITY])?;
+    let lines: Vec<_> = text.lines().collect();
+    let random = answer(18080)?.1;
+    // Its machine id and its name stay.
+    let news = [0, lines.len() - 2, lines.len() - 1].map(|line| lines[line].to_owned());
+    for new in news.into_iter().chain([random]) {
+        ensure!(said.insert(new.clone()), "put back it says {new} again: {text:?}");
+    }
     let kept = daemon.run(&["exec", "origin", "test", "-e", "/later"])?;
     ensure!(
         kept.status.code() == Some(1),
@@ -231,7 +283,19 @@ fn put_back(daemon: &Daemon<'_>, before: &(String, u64)) -> Result<()> {
         daemon.ok(&["exec", "origin", "hostname"])? == own,
         "its host name is another"
     );
-    ensure!(answer(18080)? == own.trim(), "nobody answers at its port");
+    ensure!(answer(18080)?.0 == own.trim(), "nobody answers at its port");
+    Ok(())
+}
+
+/// What the snapshot does not have: a file, a higher count, and a command that somebody waits for.
+fn leave_something(daemon: &Daemon<'_>) -> Result<(u64, Child)> {
+    daemon.ok(&["exec", "origin", "sh", "-c", "echo later > /later; sync"])?;
+    let mut open = daemon.start(&["exec", "origin", "sh", "-c", "echo up; exec sleep 1000"])?;
+    open.stdout.as_mut().context("no output")?.read_exact(&mut [0; 3])?;
+    Ok((count(daemon, "origin")?.1, open))
+}
+
+fn refuses_anothers(daemon: &Daemon<'_>) -> Result<()> {
     expect_refusal(
         &daemon.run(&["rollback", "one", "kept"])?,
         1,
@@ -239,12 +303,14 @@ fn put_back(daemon: &Daemon<'_>, before: &(String, u64)) -> Result<()> {
     )
 }
 
-/// What the server at a published port says.
-fn answer(port: u16) -> Result<String> {
+/// What the server at a published port says: a host's name, and something random.
+fn answer(port: u16) -> Result<(String, String)> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
-    ensure!(!text.is_empty(), "an empty answer at port {port}");
-    Ok(text)
+    let (name, random) = text
+        .split_once(' ')
+        .with_context(|| format!("at port {port} answers {text:?}"))?;
+    Ok((name.to_owned(), random.to_owned()))
 }

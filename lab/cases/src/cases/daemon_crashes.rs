@@ -43,6 +43,7 @@ fn operation(point: &str) -> Option<&'static [&'static str]> {
     Some(match point.split_once('.')?.0 {
         "create" | "start" => &[],
         "exec" => &["exec", VICTIM, "true"],
+        "pause" if point == points::PAUSE_RESUMED => &["unpause", VICTIM],
         "pause" => &["pause", VICTIM],
         "snapshot" if point == points::SNAPSHOT_HIDDEN => &["snapshot", "rm", KEPT],
         "snapshot" => &["snapshot", "create", VICTIM, KEPT],
@@ -92,6 +93,9 @@ fn approach(daemon: &Daemon<'_>, host: &Host, point: &str) -> Result<Child> {
     if of_one {
         daemon.ok(&["snapshot", "create", VICTIM, KEPT])?;
     }
+    if point == points::PAUSE_RESUMED {
+        daemon.ok(&["pause", VICTIM])?;
+    }
     if point == points::ROLLBACK_ENDED {
         // One that runs is put back in place.
         daemon.ok(&["kill", VICTIM])?;
@@ -129,6 +133,18 @@ fn approach_clone(daemon: &Daemon<'_>, point: &str) -> Result<Child> {
     daemon.start(&["clone", "--name", VICTIM, KEPT])
 }
 
+/// Points that a sandbox comes to which has ended and is put back: another VMM does it.
+const OF_ENDED: &[&str] = &[points::ROLLBACK_DISK, points::RESTORE_MADE];
+
+/// Brings somebody to the point who puts a victim back that has ended.
+fn approach_ended(daemon: &Daemon<'_>, point: &str) -> Result<Child> {
+    daemon.idle(VICTIM)?;
+    daemon.ok(&["snapshot", "create", VICTIM, KEPT])?;
+    daemon.ok(&["kill", VICTIM])?;
+    daemon.hold(point)?;
+    daemon.start(&["rollback", VICTIM, KEPT])
+}
+
 /// Points that a sandbox comes to which is cloned of a template.
 const OF_TEMPLATES: &[&str] = &[points::START_RECORDED, points::RESTORE_MADE, points::RESTORE_RENEWED];
 
@@ -142,6 +158,8 @@ enum Way {
     Verb,
     /// With a clone for a victim.
     Clone,
+    /// With one that has ended and is put back.
+    Ended,
     /// With one that is cloned of a template.
     Template,
     /// With the first one, of which a template is made.
@@ -153,6 +171,7 @@ impl Way {
         match self {
             Self::Verb => approach(daemon, host, point),
             Self::Clone => approach_clone(daemon, point),
+            Self::Ended => approach_ended(daemon, point),
             Self::Template => {
                 daemon.wait_for_templates(1)?;
                 daemon.hold(point)?;
@@ -234,6 +253,7 @@ fn daemon_dies(host: &Host) -> Result<()> {
     let ways = [
         (points::SANDBOX, Way::Verb),
         (OF_CLONES, Way::Clone),
+        (OF_ENDED, Way::Ended),
         (OF_TEMPLATES, Way::Template),
         (OF_NEW_TEMPLATES, Way::NewTemplate),
     ];
@@ -272,11 +292,18 @@ const WITH_VMM: &[&str] = &[
     "start.running",
     "exec.connected",
     "pause.paused",
+    "pause.resumed",
+    "snapshot.begun",
     "snapshot.held",
     "snapshot.frozen",
     "snapshot.paused",
     "snapshot.saved",
+    "snapshot.disk",
+    "snapshot.resumed",
     "snapshot.thawed",
+    "snapshot.written",
+    "rollback.begun",
+    "rollback.disk",
     "build.settled",
     "restore.made",
     "restore.resumed",
@@ -300,7 +327,9 @@ fn vmm_dies(host: &Host) -> Result<()> {
     let before = daemon.descriptors()?;
     let verbs = WITH_VMM.iter().map(|point| (point, Way::Verb));
     let clones = OF_CLONES_WITH_VMM.iter().map(|point| (point, Way::Clone));
-    for (point, way) in verbs.chain(clones) {
+    let ended = [(&points::RESTORE_MADE, Way::Ended)];
+    let kept = OF_NEW_TEMPLATES.iter().map(|point| (point, Way::NewTemplate));
+    for (point, way) in verbs.chain(clones).chain(ended).chain(kept) {
         let step = || -> Result<()> {
             ensure!(points::SANDBOX.contains(point), "there is no such point");
             let mut client = way.approach(&daemon, host, point)?;

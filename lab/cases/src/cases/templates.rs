@@ -35,6 +35,9 @@ const OUTWARDS: &str =
 const QUIET: &str = "look() { head -n1 /proc/fs/jbd2/*/info; \
                      grep -h ctxt $(grep -l 'Name:.*kcompactd' /proc/[0-9]*/status); }; look; sleep 7; look";
 
+/// The limit of all commands' processes.
+const PIDS_MAX: &str = "/sys/fs/cgroup/basalt/pids.max";
+
 /// How many are cloned one after the other.
 const CLONES: usize = 5;
 
@@ -49,7 +52,7 @@ fn host(host: &Host) -> Result<()> {
     node.asked_for(&template)?;
     node.its_own()?;
     node.clones_of_clones_and_damage(&template)?;
-    for name in ["limited", "first", "asked", "second", "third", "booted"] {
+    for name in ["first", "asked", "second", "third", "booted"] {
         node.daemon.ok(&["exec", name, "true"])?;
         node.daemon.ok(&["rm", "--force", name])?;
     }
@@ -111,12 +114,13 @@ impl Node<'_> {
 
     /// The first one boots, and the next ones are other machines.
     fn first_and_clones(&self) -> Result<String> {
-        // Nobody inherits its limit.
-        self.idle("limited", &["--pids-limit", "50"])?;
-        self.idle("first", &[])?;
+        // The first one has a limit, which nobody inherits.
+        self.idle("first", &["--pids-limit", "50"])?;
         let template = self.daemon.wait_for_templates(1)?.remove(0);
         let of = self.template_of("first")?;
         ensure!(of.is_none(), "the first sandbox was cloned of {of:?}");
+        let limit = self.daemon.ok(&["exec", "first", "cat", PIDS_MAX])?;
+        ensure!(limit == "50\n", "the first one's limit is {limit:?}");
         let mut said = vec![self.daemon.ok(&["exec", "first", "sh", "-c", IDENTITY])?];
         for _ in 0..CLONES {
             let words = ["--memory", "128m", self.image, "--", "sh", "-c", IDENTITY];
@@ -139,7 +143,7 @@ impl Node<'_> {
         );
         self.maps_huge_pages()?;
         self.is_quiet()?;
-        let limit = self.run(&[], &["sh", "-c", "cat /sys/fs/cgroup/basalt/pids.max || echo max"])?;
+        let limit = self.run(&[], &["sh", "-c", &format!("cat {PIDS_MAX} || echo max")])?;
         ensure!(limit.stdout == b"max\n", "a clone inherits a limit: {limit:?}");
         Ok(template)
     }
@@ -162,7 +166,7 @@ impl Node<'_> {
         self.idle("asked", &[options.as_slice(), &published].concat())?;
         let of = self.template_of("asked")?;
         ensure!(of.as_deref() == Some(template), "it was cloned of {of:?}");
-        let pids = ["exec", "--user", "0", "asked", "cat", "/sys/fs/cgroup/basalt/pids.max"];
+        let pids = ["exec", "--user", "0", "asked", "cat", PIDS_MAX];
         let limit = self.daemon.ok(&pids)?;
         ensure!(limit == "33\n", "its processes' limit is {limit:?}");
         let script = "echo $A; pwd; id -u; hostname; echo err >&2; exit 7";
