@@ -1,4 +1,4 @@
-//! Compiles the system call filters in `seccomp/*.toml` into BPF programs and a table of them.
+//! Compiles the system call filters in `seccomp/*.toml` into BPF programs and a table of them, and tells the program which states it saves.
 //!
 //! At build time, so that a VMM's start costs one system call a filter. Knows the form of the files, not what any thread
 //! does.
@@ -175,9 +175,18 @@ fn compile(rules: &[Value]) -> Vec<u8> {
     filter::compile(rules).into_iter().flat_map(instruction).collect()
 }
 
+/// A checksum of the list of samples, of which there is one for each kind and version of a saved state (`cargo xtask tidy`).
+fn states(root: &Path) -> u32 {
+    let path = root.join("golden.lock");
+    println!("cargo::rerun-if-changed={}", path.display());
+    crc32fast::hash(&std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())))
+}
+
 fn main() {
     let variable = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
-    let directory = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("seccomp");
+    let package = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
+    println!("cargo::rustc-env=BASALT_STATES={:08x}", states(&package.join("../..")));
+    let directory = package.join("seccomp");
     let out = PathBuf::from(variable("OUT_DIR"));
     let tables: BTreeMap<String, Constants> = read(&directory, "constants");
     let constants: Constants = tables.into_values().flatten().collect();

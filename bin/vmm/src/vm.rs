@@ -72,7 +72,8 @@ pub(crate) fn pagemap() -> Option<File> {
         .ok()
 }
 
-const VMM_VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The package's version, and what tells builds apart that save otherwise: a checksum of which samples of saved states there are.
+const VMM_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env!("BASALT_STATES"));
 
 const NO_KVM: &str = "a VMM in its jail cannot open /dev/kvm: send it open, as `kvm`, or start the VMM with --kvm-fd";
 

@@ -1,7 +1,8 @@
 //! The rule that golden files only ever get company: a saved state or a message once published must stay readable, so
 //! its sample may never change.
 //!
-//! golden.lock has the SHA-256 of every file in a folder named `golden`. Knows nothing of the files' contents.
+//! golden.lock has the SHA-256 of every file in a folder named `golden`. Knows nothing of the files' contents, but that each kind and
+//! version of a saved state (`impl Schema for`) has a sample.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,7 +12,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use sha2::{Digest, Sha256};
 
-use super::Finding;
+use super::{Finding, Source};
 
 /// The list, from the root.
 const LOCK: &str = "golden.lock";
@@ -43,6 +44,47 @@ pub(super) fn check(root: &Path, files: &[String], findings: &mut Vec<Finding>) 
         ));
     }
     Ok(())
+}
+
+/// Every saved state of a program has a sample of the version that is written now, in its crate.
+pub(super) fn have_samples(sources: &[Source], files: &[String], findings: &mut Vec<Finding>) {
+    for source in sources
+        .iter()
+        .filter(|source| source.is_rust() && !source.path.contains("/tests"))
+    {
+        let Some((own, _)) = source.path.split_once("/src/") else {
+            continue;
+        };
+        for (line, kind, version) in schemas(&source.text) {
+            let sample = format!("{own}/golden/{kind}-v{version}.");
+            if !files.iter().any(|file| file.starts_with(&sample)) {
+                let message =
+                    format!("this state has no sample: its test writes {sample}json with BASALT_WRITE_GOLDEN=1");
+                findings.push(Finding::new(&source.path, line, message));
+            }
+        }
+    }
+}
+
+/// The line, the kind and the version of each schema that is no test's.
+fn schemas(text: &str) -> Vec<(usize, &str, &str)> {
+    let lines: Vec<_> = text.lines().collect();
+    let begins = |line: &&str| line.starts_with("impl Schema for ") || line.starts_with("impl state::Schema for ");
+    let starts = lines.iter().enumerate().filter(|(_, line)| begins(line));
+    starts
+        .filter_map(|(number, _)| {
+            let body = lines[number..].iter().take_while(|line| **line != "}");
+            let value = |name| {
+                let mut found = body
+                    .clone()
+                    .filter_map(|line| line.trim().strip_prefix(name)?.split_once(" = "));
+                found
+                    .next()
+                    .map(|(_, value)| value.trim_end_matches(';').trim_matches('"'))
+            };
+            Some((number + 1, value("const KIND:")?, value("const VERSION:")?))
+        })
+        .collect()
 }
 
 /// Adds lines for new files; leaves all others as they are.
@@ -89,6 +131,26 @@ fn sums(root: &Path, files: &[String]) -> Result<BTreeMap<String, String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_state_without_a_sample_is_found() {
+        let text = "use a;\nimpl Schema for Lamp {\n    const KIND: &'static str = \"lamp\";\n    const VERSION: u32 = 3;\n}\n\
+                    mod tests {\n    impl Schema for Other {\n        const KIND: &'static str = \"other\";\n    }\n}\n";
+        assert_eq!(schemas(text), [(2, "lamp", "3")]);
+        let source = Source {
+            path: "a/src/lib.rs".into(),
+            text: text.into(),
+            executable: false,
+        };
+        let look = |sample: &str| {
+            let mut findings = Vec::new();
+            have_samples(std::slice::from_ref(&source), &[sample.to_owned()], &mut findings);
+            findings.len()
+        };
+        assert_eq!(look("a/golden/lamp-v3.json"), 0);
+        assert_eq!(look("a/golden/lamp-v2.json"), 1);
+        assert_eq!(look("b/golden/lamp-v3.json"), 1);
+    }
 
     #[test]
     fn golden_files_are_added_but_never_changed_or_removed() {

@@ -92,7 +92,9 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Finding>> {
     layers::check_catalog(&config, &packages, &sources, &mut findings);
     documents::check(&packages, &sources, &mut findings);
     metrics::check(&sources, &mut findings);
-    golden::check(root, &tree::files(root, None)?, &mut findings)?;
+    let all = tree::files(root, None)?;
+    golden::check(root, &all, &mut findings)?;
+    golden::have_samples(&sources, &all, &mut findings);
     findings.sort();
     findings.dedup();
     Ok(findings)
