@@ -174,7 +174,7 @@ impl Bench<'_> {
         let taken = crowd(&mut client, of_template)?;
         figure.add(OF_TEMPLATE, vec![mebi(taken)]);
         for who in [OF_SNAPSHOT, OF_TEMPLATE] {
-            figure.absolute(who, Target::AtMost(2.5));
+            figure.absolute(who, Target::AtMost(2.5e6 / f64::from(1 << 20)));
         }
         self.report.figures.push(figure);
         drop_kept(&mut client)
