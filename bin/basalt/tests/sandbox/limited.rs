@@ -71,7 +71,7 @@ pub(crate) fn a_limit_that_the_host_cannot_keep_is_refused_by_its_name() {
     // Nothing is left of it.
     assert_eq!(text(&world.verb(&["ps", "--all", "--quiet"]).stdout), "");
     // Nor can this guest, whose agent has no cgroups.
-    let output = world.run(&["--pids-limit", "9", "tiny", "--", "true"]);
+    let output = world.run(&["--boot", "--pids-limit", "9", "tiny", "--", "true"]);
     assert_eq!(output.status.code(), Some(125));
     assert!(
         text(&output.stderr).contains("no cgroups to limit processes by"),
