@@ -261,6 +261,20 @@ mod tests {
     }
 
     #[test]
+    fn its_version_tells_which_states_it_saves() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control");
+        let listener = listener(&path);
+        let server = std::thread::spawn(move || serve_inherited(listener, Vm::new()));
+        let Ok(Reply::Info(info)) = ask(&path, vmm_api::Request::Info) else {
+            panic!("no info");
+        };
+        server.join().unwrap().unwrap();
+        let states = crc32fast::hash(include_bytes!("../../../golden.lock"));
+        assert_eq!(info.vmm_version, format!("{}+{states:08x}", env!("CARGO_PKG_VERSION")));
+    }
+
+    #[test]
     fn a_listener_serves_one_driver_after_the_other() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("control");

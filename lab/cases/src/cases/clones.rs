@@ -101,9 +101,6 @@ fn host(host: &Host) -> Result<()> {
     let own = daemon.ok(&["exec", "origin", "hostname"])?;
     // In place twice, and by another VMM.
     for ended in [false, false, true] {
-        if ended {
-            daemon.ok(&["kill", "origin"])?;
-        }
         put_back(&daemon, (&before, &own), ended, &mut said)?;
     }
     refuses_anothers(&daemon)?;
@@ -237,32 +234,29 @@ fn kept_again(daemon: &Daemon<'_>, before: &(String, u64), booted: f64) -> Resul
     daemon.ok(&["snapshot", "rm", "once-more"]).map(drop)
 }
 
-/// The original becomes again what it was, but for what must not be said twice: it is added to what was `said` before. One that has
-/// `ended` gets another VMM.
+/// The original becomes again what it was, but for what must not be said twice: it is added to what was `said` before. One that is to
+/// have `ended` by then gets another VMM.
 fn put_back(
     daemon: &Daemon<'_>,
     (before, own): (&(String, u64), &str),
     ended: bool,
     said: &mut BTreeSet<String>,
 ) -> Result<()> {
-    let open = match ended {
-        false => Some(leave_something(daemon)?),
-        true => None,
-    };
+    let (after, open) = leave_something(daemon)?;
+    if ended {
+        daemon.ok(&["kill", "origin"])?;
+    }
     daemon.ok(&["rollback", "origin", "kept"])?;
     let back = count(daemon, "origin")?;
     ensure!(
-        back.0 == before.0 && back.1 >= before.1,
-        "put back it counts {back:?}; it was kept after {before:?}"
+        back.0 == before.0 && back.1 >= before.1 && back.1 < after,
+        "put back it counts {back:?}; it was kept after {before:?} and put back after {after}"
     );
-    if let Some((after, open)) = open {
-        ensure!(back.1 < after, "it was put back after {after} and counts {back:?}");
-        let output = open.wait_with_output()?;
-        ensure!(
-            output.status.code() == Some(125),
-            "a command that ran in it when it was put back: {output:?}"
-        );
-    }
+    let output = open.wait_with_output()?;
+    ensure!(
+        ended || output.status.code() == Some(125),
+        "a command that ran in it when it was put back: {output:?}"
+    );
     connections::were_inherited(daemon, "origin")?;
     has_forked(daemon, "origin", 1)?;
     has_run_its_hook(daemon, "origin")?;

@@ -83,6 +83,10 @@ fn approach(daemon: &Daemon<'_>, host: &Host, point: &str) -> Result<Child> {
     if is_of_builds(point) {
         return approach_build(daemon, host, point);
     }
+    if point == points::ROLLBACK_ENDED {
+        // One that runs is put back in place.
+        return approach_ended(daemon, point);
+    }
     let words = operation(point).with_context(|| format!("no operation comes to the point {point}"))?;
     if words.is_empty() {
         daemon.hold(point)?;
@@ -95,10 +99,6 @@ fn approach(daemon: &Daemon<'_>, host: &Host, point: &str) -> Result<Child> {
     }
     if point == points::PAUSE_RESUMED {
         daemon.ok(&["pause", VICTIM])?;
-    }
-    if point == points::ROLLBACK_ENDED {
-        // One that runs is put back in place.
-        daemon.ok(&["kill", VICTIM])?;
     }
     daemon.hold(point)?;
     daemon.start(words)

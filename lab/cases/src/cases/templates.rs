@@ -95,7 +95,7 @@ impl Node<'_> {
         self.daemon.ok(&["rm", "--force", "mapped"]).map(drop)
     }
 
-    /// An idle clone writes nothing to its disk, and its kernel does nothing for nobody.
+    /// The journal of an idle clone's disk has nothing to write, and its kernel compacts memory for nobody.
     fn is_quiet(&self) -> Result<()> {
         let output = self.run(&[], &["sh", "-c", QUIET])?;
         expect_code(&output, 0)?;
