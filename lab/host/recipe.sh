@@ -6,6 +6,7 @@
 #       base.cpio          first part of the initramfs: the modules that are needed to reach the root image
 #       rootfs.erofs       the root image, read-only and uncompressed (an emulated CPU pays dearly for decompression)
 #       kernel-version     what `uname -r` says in the lab
+#       headers            what modules for that kernel are built with: usr/src/linux-headers-VERSION
 #
 # The recipe deliberately does not know the lab's init: `basalt-lab up` appends that to base.cpio at every start, because
 # it changes with the tree and this does not. The mirror is the one that the machine's own apt uses.
@@ -82,8 +83,14 @@ set -eu
 export APT_CONFIG="\$MMDEBSTRAP_APT_CONFIG"
 image=\$(apt-cache depends $kernel | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1)
 [ -n "\$image" ] || { echo "$kernel depends on no kernel image" >&2; exit 1; }
+headers=linux-headers-\${image#linux-image-}
+common=\$(apt-cache depends "\$headers" | sed -n 's/.*Depends: \(linux-\(headers\|kbuild\)-.*\)/\1/p')
 cd "$work"
-apt-get download -qq "\$image"
+# shellcheck disable=SC2086
+apt-get download -qq "\$image" "\$headers" \$common
+for package in linux-headers-*.deb linux-kbuild-*.deb; do
+    dpkg-deb --extract "\$package" "$out/headers"
+done
 # Not into the root itself, where the package's directory lib would replace the link to usr/lib.
 dpkg-deb --extract linux-image-*.deb kernel
 mv kernel/lib/modules "\$1/usr/lib/modules"
@@ -111,6 +118,8 @@ fi
 say "kernel and early modules"
 version=$(ls "$root/lib/modules")
 [ "$(echo "$version" | wc -l)" = 1 ] || fail "expected one kernel in the image, found: $version"
+# The package names the other's directory from the root of the machine that it would be installed on.
+sed -i 's#^include /usr/src/#include $(dir $(lastword $(MAKEFILE_LIST)))../#' "$out/headers/usr/src/linux-headers-$version/Makefile"
 depmod --basedir "$root" "$version"
 cp "$work/kernel/boot/vmlinuz-$version" "$out/vmlinuz"
 echo "$version" >"$out/kernel-version"

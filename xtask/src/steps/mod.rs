@@ -8,6 +8,7 @@ mod cases;
 mod checks;
 mod guest;
 mod licences;
+mod module;
 mod package;
 mod sandbox;
 mod tests;
@@ -95,6 +96,7 @@ pub(crate) fn test() -> Vec<Step> {
     ] {
         steps.push(sandbox::import(name, recipe, tag).after(&[recipe.name, "binaries"]));
     }
+    steps.push(module::module().check().after(&["lab-host"]));
     steps.push(sandbox::lab().after(&["binaries", "assets", "emulator", "lab-host"]));
     let ready = ["assets", "lab", "import-python", "import-redis", "import-node"];
     steps.push(sandbox::first_sandbox().check().after(&ready));
@@ -102,7 +104,11 @@ pub(crate) fn test() -> Vec<Step> {
     steps.push(sandbox::other_images().check().after(&["first-sandbox"]));
     // Alone on the machine: cases have time limits, and an emulated host is slow enough without company.
     let alone = ["other-images", "unit-tests", "fuzz", "deny"];
-    steps.push(cases::cases().after(&["first-sandbox", "package"]).follows(&alone));
+    steps.push(
+        cases::cases()
+            .after(&["first-sandbox", "package", "module"])
+            .follows(&alone),
+    );
     steps.push(tests::audit().after(&["first-sandbox"]).follows(&["cases"]));
     steps.push(checks::docs().after(&["first-sandbox"]).follows(&["filters"]));
     steps.push(sandbox::lab_killed().check().after(&ready).follows(&["docs"]));

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * How a CPU gets from Linux to us and back.
+ *
+ * Linux gives it up by its own CPU hotplug, which moves tasks, interrupts,
+ * timers and callbacks away; where the CPU would then halt for ever, it comes
+ * to parked.c instead. It goes back as it would have come back from there: by
+ * INIT and SIPI of Linux's own.
+ */
+#include <linux/cpu.h>
+#include <linux/cpuhotplug.h>
+#include <linux/delay.h>
+#include <linux/ktime.h>
+#include <linux/module.h>
+#include <linux/mutex.h>
+#include <linux/sched/signal.h>
+
+#include "compat.h"
+#include "vm.h"
+
+/* A CPU needs microseconds for each step; one that needs longer does not come any more. */
+#define STEP_LIMIT_MS	1000
+
+/* Between one NMI and the next. */
+#define NMI_AGAIN_US	200
+
+/* Between one look at a CPU that runs a guest and the next, without being told. */
+#define LOOK_AGAIN	(HZ / 10)
+
+/* As NMI_AGAIN_US, for a CPU that halts: it answers at once. */
+#define NMI_SOON_US	5
+
+/* Whoever changes whose a CPU is holds it. */
+static DEFINE_MUTEX(claims);
+
+/* The state of CPU hotplug that keeps others from bringing a claimed CPU online. */
+static int guard;
+
+static int state_of(unsigned int cpu)
+{
+	return smp_load_acquire(&per_cpu(basalt_cpus, cpu).state);
+}
+
+static void set_state(unsigned int cpu, int state)
+{
+	smp_store_release(&per_cpu(basalt_cpus, cpu).state, state);
+}
+
+/* Waits for a step that the CPU itself makes; with @nmi it is woken for that. */
+static bool reaches(unsigned int cpu, int state, bool nmi)
+{
+	ktime_t end = ktime_add_ms(ktime_get(), STEP_LIMIT_MS);
+
+	while (state_of(cpu) != state) {
+		if (ktime_after(ktime_get(), end))
+			return false;
+		if (nmi)
+			basalt_send_nmi(cpu);
+		usleep_range(NMI_AGAIN_US / 2, NMI_AGAIN_US);
+	}
+	return true;
+}
+
+/* Linux's again. One that does not come back executes what is here, so the module stays for ever. */
+static void release(unsigned int cpu)
+{
+	int error;
+
+	set_state(cpu, BASALT_CPU_LEAVING);
+	if (!reaches(cpu, BASALT_CPU_LEFT, true)) {
+		pr_err(BASALT "CPU %u does not leave: it is lost until the next boot\n", cpu);
+		__module_get(THIS_MODULE);
+		return;
+	}
+	error = add_cpu(cpu);
+	if (error) {
+		pr_err(BASALT "CPU %u does not come back (%d): writing 1 to /sys/devices/system/cpu/cpu%u/online tries again\n",
+		       cpu, error, cpu);
+		__module_get(THIS_MODULE);
+	}
+	set_state(cpu, BASALT_CPU_LINUX);
+}
+
+static int claim(unsigned int cpu)
+{
+	int error;
+
+	if (cpu >= nr_cpu_ids || !cpu_online(cpu))
+		return -ENODEV;
+	if (state_of(cpu) != BASALT_CPU_LINUX)
+		return -EBUSY;
+	set_state(cpu, BASALT_CPU_CLAIMED);
+	error = remove_cpu(cpu);
+	if (error) {
+		/* -EPERM: this one cannot be taken away. 1: it was gone already. */
+		set_state(cpu, BASALT_CPU_LINUX);
+		return -EBUSY;
+	}
+	if (!reaches(cpu, BASALT_CPU_PARKED, false)) {
+		pr_err(BASALT "CPU %u went offline, but not to us\n", cpu);
+		set_state(cpu, BASALT_CPU_LINUX);
+		add_cpu(cpu);
+		return -EIO;
+	}
+	return 0;
+}
+
+/**
+ * basalt_claim_cpus() - takes all of these CPUs from Linux, or none
+ * @cpus: which
+ * @failed: where the one is written that could not be had
+ *
+ * Return: 0; -ENODEV for one that is not online; -EBUSY for one that is
+ * claimed, or that Linux does not give; -EIO for one that did not arrive.
+ */
+int basalt_claim_cpus(const struct cpumask *cpus, unsigned int *failed)
+{
+	unsigned int cpu, before;
+	int error = 0;
+
+	mutex_lock(&claims);
+	for_each_cpu(cpu, cpus) {
+		error = claim(cpu);
+		if (error)
+			break;
+	}
+	if (error) {
+		*failed = cpu;
+		for_each_cpu(before, cpus) {
+			if (before == cpu)
+				break;
+			release(before);
+		}
+	}
+	mutex_unlock(&claims);
+	return error;
+}
+
+/**
+ * basalt_release_cpus() - gives claimed CPUs back
+ * @cpus: which
+ */
+void basalt_release_cpus(const struct cpumask *cpus)
+{
+	unsigned int cpu;
+
+	mutex_lock(&claims);
+	for_each_cpu(cpu, cpus) {
+		if (state_of(cpu) == BASALT_CPU_PARKED)
+			release(cpu);
+	}
+	mutex_unlock(&claims);
+}
+
+/**
+ * basalt_any_claimed() - whether a CPU is not Linux's
+ *
+ * Return: as of now; anybody may claim one at once.
+ */
+bool basalt_any_claimed(void)
+{
+	unsigned int cpu;
+
+	for_each_possible_cpu(cpu) {
+		if (state_of(cpu) != BASALT_CPU_LINUX)
+			return true;
+	}
+	return false;
+}
+
+/**
+ * basalt_abandon_cpus() - sends all claimed CPUs to where dead ones wait
+ *
+ * For a host that ends, in any context: it takes no lock, and does not wait
+ * for what cannot be waited for.
+ */
+void basalt_abandon_cpus(void)
+{
+	unsigned int cpu, tries;
+
+	for_each_possible_cpu(cpu) {
+		if (state_of(cpu) != BASALT_CPU_PARKED)
+			continue;
+		set_state(cpu, BASALT_CPU_LEAVING);
+		for (tries = 0; tries < 1000 && state_of(cpu) == BASALT_CPU_LEAVING; tries++) {
+			basalt_send_nmi(cpu);
+			udelay(10);
+		}
+	}
+}
+
+/**
+ * basalt_cpu_take() - gives a vCPU its CPU
+ * @vcpu: which; the CPU is one of a claim that somebody holds
+ *
+ * Return: 0, or -EEXIST if another vCPU has it.
+ */
+int basalt_cpu_take(struct basalt_vcpu *vcpu)
+{
+	struct basalt_cpu *cpu = per_cpu_ptr(&basalt_cpus, vcpu->cpu);
+	int error = 0;
+
+	mutex_lock(&claims);
+	if (state_of(vcpu->cpu) != BASALT_CPU_PARKED)
+		error = -ENODEV;
+	else if (cpu->vcpu)
+		error = -EEXIST;
+	else
+		cpu->vcpu = vcpu;
+	mutex_unlock(&claims);
+	return error;
+}
+
+/**
+ * basalt_cpu_forget() - takes it away again
+ * @vcpu: which; it does not run
+ */
+void basalt_cpu_forget(struct basalt_vcpu *vcpu)
+{
+	mutex_lock(&claims);
+	per_cpu(basalt_cpus, vcpu->cpu).vcpu = NULL;
+	mutex_unlock(&claims);
+}
+
+/**
+ * basalt_cpu_run() - has a CPU run its vCPU, and waits until it comes out
+ * @vcpu: which; its lock is held
+ *
+ * Return: 0, with why in its page; -EINTR after a signal, when it has come out
+ * for that; -EIO if the CPU does not hear.
+ */
+int basalt_cpu_run(struct basalt_vcpu *vcpu)
+{
+	struct basalt_cpu *cpu = per_cpu_ptr(&basalt_cpus, vcpu->cpu);
+	ktime_t end;
+	long left;
+
+	cpu->wake = basalt_wake_command();
+	smp_store_release(&cpu->order, BASALT_ORDER_RUN);
+	/* It halts until an NMI comes, and may not have halted when the first one came. */
+	end = ktime_add_ms(ktime_get(), STEP_LIMIT_MS);
+	while (smp_load_acquire(&cpu->order) == BASALT_ORDER_RUN) {
+		if (ktime_after(ktime_get(), end) &&
+		    cmpxchg(&cpu->order, BASALT_ORDER_RUN, BASALT_ORDER_NONE) == BASALT_ORDER_RUN)
+			return -EIO;
+		basalt_send_nmi(vcpu->cpu);
+		udelay(NMI_SOON_US);
+	}
+	do {
+		/* Linux may have moved the interrupt that wakes. */
+		WRITE_ONCE(cpu->wake, basalt_wake_command());
+		left = wait_event_interruptible_timeout(cpu->wait, smp_load_acquire(&cpu->order) == BASALT_ORDER_NONE,
+							LOOK_AGAIN);
+	} while (!left);
+	if (left > 0)
+		return 0;
+	WRITE_ONCE(vcpu->stop, true);
+	while (smp_load_acquire(&cpu->order) != BASALT_ORDER_NONE) {
+		basalt_send_nmi(vcpu->cpu);
+		usleep_range(NMI_AGAIN_US / 2, NMI_AGAIN_US);
+	}
+	WRITE_ONCE(vcpu->stop, false);
+	return vcpu->answer == BASALT_EXIT_INTERRUPTED ? -EINTR : 0;
+}
+
+/* Before a CPU is brought online, by whomever. */
+static int may_come(unsigned int cpu)
+{
+	int state = state_of(cpu);
+
+	return state == BASALT_CPU_LINUX || state == BASALT_CPU_LEFT ? 0 : -EBUSY;
+}
+
+/**
+ * basalt_claims_init() - makes Linux's dead CPUs come to us
+ *
+ * Return: 0; -EOPNOTSUPP where this kernel does not tell how a CPU dies.
+ */
+int basalt_claims_init(void)
+{
+	int error;
+
+	basalt_play_dead_common = (void *)basalt_address_of("play_dead_common");
+	if (!basalt_play_dead_common) {
+		pr_err(BASALT "this kernel has no play_dead_common: it is one that nobody has tried yet\n");
+		return -EOPNOTSUPP;
+	}
+	error = cpuhp_setup_state_nocalls(CPUHP_BP_PREPARE_DYN, "basalt:claimed", may_come, NULL);
+	if (error < 0)
+		return error;
+	guard = error;
+	basalt_swallow_init();
+	basalt_fpu_init();
+	cpus_read_lock();
+	basalt_saved_play_dead = smp_ops.play_dead;
+	WRITE_ONCE(smp_ops.play_dead, basalt_play_dead);
+	cpus_read_unlock();
+	return 0;
+}
+
+/**
+ * basalt_claims_exit() - and as before again; nothing is claimed any more
+ */
+void basalt_claims_exit(void)
+{
+	cpus_read_lock();
+	WRITE_ONCE(smp_ops.play_dead, basalt_saved_play_dead);
+	cpus_read_unlock();
+	cpuhp_remove_state_nocalls(guard);
+}

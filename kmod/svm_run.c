@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * AMD's virtualization on a CPU that Linux believes to be dead: the same holds
+ * as in parked.c. Sections cited are those of the AMD64 Architecture
+ * Programmer's Manual, volume 2.
+ *
+ * External interrupts, HLT and the local APIC are the guest's and cause no
+ * exit. Of what does, this file answers what needs nobody else: CPUID, EFER,
+ * NMIs, and instructions that no guest may have. Everything else goes to user
+ * space.
+ */
+#include <linux/compiler.h>
+#include <asm/apicdef.h>
+#include <asm/cpuid.h>
+#include <asm/irq_vectors.h>
+#include <asm/msr.h>
+#include <asm/msr-index.h>
+#include <asm/processor-flags.h>
+#include <asm/svm.h>
+#include <asm/trapnr.h>
+
+#include "svm.h"
+#include "vm.h"
+
+#define X2APIC(register)	(APIC_BASE_MSR + ((register) >> 4))
+
+/* Interrupts of all vectors at most, in service and waiting (16.6.3). */
+#define MOST_PENDING	512
+
+static __always_inline void count(struct basalt_vcpu *vcpu, enum basalt_count what)
+{
+	vcpu->run->counts[what]++;
+}
+
+/* Whatever the host has left in the APIC would reach the guest, and what a guest has left the host. */
+static void notrace drain(void)
+{
+	unsigned int tries, word;
+	u32 pending;
+
+	__wrmsr(X2APIC(APIC_LVTT), APIC_LVT_MASKED, 0);
+	__wrmsr(X2APIC(APIC_LVTPC), APIC_LVT_MASKED, 0);
+	__wrmsr(X2APIC(APIC_LVT0), APIC_LVT_MASKED, 0);
+	__wrmsr(X2APIC(APIC_LVT1), APIC_LVT_MASKED, 0);
+	__wrmsr(X2APIC(APIC_LVTERR), APIC_LVT_MASKED, 0);
+	__wrmsr(X2APIC(APIC_TMICT), 0, 0);
+	__wrmsr(X2APIC(APIC_TASKPRI), 0, 0);
+	__wrmsr(X2APIC(APIC_SPIV), APIC_SPIV_APIC_ENABLED | SPURIOUS_APIC_VECTOR, 0);
+	for (tries = 0; tries < MOST_PENDING; tries++) {
+		pending = 0;
+		for (word = 0; word < 8; word++)
+			pending |= (u32)__rdmsr(X2APIC(APIC_IRR + 0x10 * word)) |
+				   (u32)__rdmsr(X2APIC(APIC_ISR + 0x10 * word));
+		if (!pending)
+			break;
+		basalt_take_interrupt();
+		__wrmsr(X2APIC(APIC_EOI), 0, 0);
+	}
+	__wrmsr(X2APIC(APIC_SPIV), SPURIOUS_APIC_VECTOR, 0);
+}
+
+/* From here on the CPU has virtualization, and an APIC in the mode that the guest sees. */
+static void notrace enable(struct basalt_cpu *self)
+{
+	u64 base = __rdmsr(MSR_IA32_APICBASE), efer = __rdmsr(MSR_EFER) | EFER_SVME;
+
+	self->apic_base = base;
+	basalt_fpu_keep(self);
+	if (!(base & X2APIC_ENABLE)) {
+		base |= X2APIC_ENABLE;
+		__wrmsr(MSR_IA32_APICBASE, (u32)base, base >> 32);
+	}
+	__wrmsr(MSR_EFER, (u32)efer, efer >> 32);
+	self->enabled = true;
+}
+
+/* The first run of a vCPU finds nothing of who was here before. */
+static void notrace begin(struct basalt_cpu *self, struct basalt_vcpu *vcpu)
+{
+	if (!self->enabled)
+		enable(self);
+	drain();
+	basalt_fpu_for_guest(self);
+	__wrmsr(MSR_VM_HSAVE_PA, (u32)vcpu->save_pa, vcpu->save_pa >> 32);
+	vcpu->ran = true;
+}
+
+/**
+ * basalt_svm_leave() - makes the CPU what Linux has left
+ * @self: what is known of this CPU
+ */
+void notrace basalt_svm_leave(struct basalt_cpu *self)
+{
+	u64 base = self->apic_base, efer = __rdmsr(MSR_EFER) & ~EFER_SVME;
+
+	drain();
+	basalt_fpu_restore(self);
+	__wrmsr(MSR_VM_HSAVE_PA, 0, 0);
+	__wrmsr(MSR_EFER, (u32)efer, efer >> 32);
+	if (!(base & X2APIC_ENABLE)) {
+		/* There is no way back but by way of none (16.10). */
+		u64 none = base & ~(u64)(X2APIC_ENABLE | XAPIC_ENABLE);
+
+		__wrmsr(MSR_IA32_APICBASE, (u32)none, none >> 32);
+		__wrmsr(MSR_IA32_APICBASE, (u32)base, base >> 32);
+	}
+	self->enabled = false;
+}
+
+/**
+ * basalt_svm_wake() - interrupts a CPU that is Linux's; this one has run a guest
+ * @command: of basalt_wake_command()
+ */
+void notrace basalt_svm_wake(u64 command)
+{
+	__wrmsr(X2APIC(APIC_ICR), (u32)command, command >> 32);
+}
+
+static __always_inline void skip(struct basalt_vcpu *vcpu, u64 rip)
+{
+	vcpu->vmcb->save.rip = rip;
+	vcpu->vmcb->control.int_state &= ~SVM_INTERRUPT_SHADOW_MASK;
+}
+
+static __always_inline void fault(struct basalt_vcpu *vcpu, u8 vector, bool with_error)
+{
+	vcpu->vmcb->control.event_inj = vector | SVM_EVTINJ_TYPE_EXEPT | SVM_EVTINJ_VALID |
+					(with_error ? SVM_EVTINJ_VALID_ERR : 0);
+	vcpu->vmcb->control.event_inj_err = 0;
+}
+
+static void notrace do_cpuid(struct basalt_vcpu *vcpu)
+{
+	const struct basalt_cpuid *cpuid = vcpu->vm->cpuid;
+	u32 function = vcpu->vmcb->save.rax, index = vcpu->regs.rcx, entry;
+	u32 eax = 0, ebx = 0, ecx = 0, edx = 0;
+
+	for (entry = 0; cpuid && entry < cpuid->count; entry++) {
+		const struct basalt_cpuid_entry *e = &cpuid->entries[entry];
+
+		if (e->function != function || (e->flags & BASALT_CPUID_INDEX && e->index != index))
+			continue;
+		eax = e->eax;
+		ebx = e->ebx;
+		ecx = e->ecx;
+		edx = e->edx;
+		break;
+	}
+	switch (function) {
+	case 1:
+		ebx = (ebx & 0x00ffffff) | vcpu->apic_id << 24;
+		/* OSXSAVE says what the guest's kernel has done. */
+		ecx = (ecx & ~BIT(27)) | (vcpu->vmcb->save.cr4 & X86_CR4_OSXSAVE ? BIT(27) : 0);
+		break;
+	case 0xb:
+	case 0x1f:
+		edx = vcpu->apic_id;
+		break;
+	case 0x8000001e:
+		eax = vcpu->apic_id;
+		break;
+	}
+	vcpu->vmcb->save.rax = eax;
+	vcpu->regs.rbx = ebx;
+	vcpu->regs.rcx = ecx;
+	vcpu->regs.rdx = edx;
+	skip(vcpu, vcpu->vmcb->save.rip + 2);
+}
+
+/* Tells whether user space is needed. */
+static bool notrace do_msr(struct basalt_vcpu *vcpu)
+{
+	struct vmcb_save_area *save = &vcpu->vmcb->save;
+	bool write = vcpu->vmcb->control.exit_info_1;
+	u64 value = (u32)save->rax | vcpu->regs.rdx << 32;
+	u32 index = vcpu->regs.rcx;
+
+	if (index == X2APIC(APIC_ICR) && write && !basalt_icr_write(vcpu, value)) {
+		skip(vcpu, save->rip + 2);
+		return false;
+	}
+	if (index != MSR_EFER) {
+		vcpu->run->msr.index = index;
+		vcpu->run->msr.write = write;
+		vcpu->run->msr.fault = 0;
+		vcpu->run->msr.value = write ? value : 0;
+		return true;
+	}
+	if (write) {
+		if (value & EFER_SVME) {
+			fault(vcpu, X86_TRAP_GP, true);
+			return false;
+		}
+		/* Whether long mode is active follows CR0 (14.6.1). */
+		save->efer = (value & ~EFER_LMA) | (save->efer & EFER_LMA) | EFER_SVME;
+	} else {
+		value = save->efer & ~EFER_SVME;
+		save->rax = (u32)value;
+		vcpu->regs.rdx = value >> 32;
+	}
+	skip(vcpu, save->rip + 2);
+	return false;
+}
+
+/* Tells whether this is a port that is asked for by a register: INS and OUTS no kernel needs. */
+static bool notrace do_io(struct basalt_vcpu *vcpu)
+{
+	u64 info = vcpu->vmcb->control.exit_info_1;
+	u8 size = (info >> SVM_IOIO_SIZE_SHIFT) & 7;
+
+	if (info & (SVM_IOIO_STR_MASK))
+		return false;
+	vcpu->run->io.port = info >> 16;
+	vcpu->run->io.size = size;
+	vcpu->run->io.write = !(info & SVM_IOIO_TYPE_MASK);
+	vcpu->run->io.value = vcpu->vmcb->save.rax & (size == 4 ? U32_MAX : (1U << (8 * size)) - 1);
+	skip(vcpu, vcpu->vmcb->control.exit_info_2);
+	return true;
+}
+
+static bool notrace fail(struct basalt_vcpu *vcpu)
+{
+	count(vcpu, BASALT_COUNT_OTHER);
+	vcpu->run->reason = BASALT_EXIT_FAILED;
+	vcpu->run->failed.code = vcpu->vmcb->control.exit_code;
+	vcpu->run->failed.info1 = vcpu->vmcb->control.exit_info_1;
+	vcpu->run->failed.info2 = vcpu->vmcb->control.exit_info_2;
+	return true;
+}
+
+/* Tells whether user space is needed. */
+static bool notrace handle(struct basalt_vcpu *vcpu)
+{
+	struct vmcb_control_area *control = &vcpu->vmcb->control;
+
+	switch (control->exit_code) {
+	case SVM_EXIT_NMI:
+		/* It was taken behind STGI: somebody wants the vCPU to look whether it is to stop. */
+		count(vcpu, BASALT_COUNT_NMI);
+		return false;
+	case SVM_EXIT_CPUID:
+		count(vcpu, BASALT_COUNT_CPUID);
+		do_cpuid(vcpu);
+		return false;
+	case SVM_EXIT_MSR:
+		count(vcpu, BASALT_COUNT_MSR);
+		vcpu->run->reason = BASALT_EXIT_MSR;
+		return do_msr(vcpu);
+	case SVM_EXIT_IOIO:
+		count(vcpu, BASALT_COUNT_IO);
+		vcpu->run->reason = BASALT_EXIT_IO;
+		return do_io(vcpu) || fail(vcpu);
+	case SVM_EXIT_NPF:
+		count(vcpu, BASALT_COUNT_MEMORY);
+		vcpu->run->reason = BASALT_EXIT_MEMORY;
+		vcpu->run->memory.address = control->exit_info_2;
+		vcpu->run->memory.error = control->exit_info_1;
+		return true;
+	case SVM_EXIT_VMMCALL:
+		count(vcpu, BASALT_COUNT_HYPERCALL);
+		vcpu->run->reason = BASALT_EXIT_HYPERCALL;
+		skip(vcpu, vcpu->vmcb->save.rip + 3);
+		return true;
+	case SVM_EXIT_SHUTDOWN:
+		vcpu->run->reason = BASALT_EXIT_SHUTDOWN;
+		return true;
+	case SVM_EXIT_INVD:
+	case SVM_EXIT_WBINVD:
+		/* The caches are coherent, and others' too. */
+		count(vcpu, BASALT_COUNT_OTHER);
+		skip(vcpu, vcpu->vmcb->save.rip + 2);
+		return false;
+	case SVM_EXIT_VMRUN:
+	case SVM_EXIT_VMLOAD:
+	case SVM_EXIT_VMSAVE:
+	case SVM_EXIT_STGI:
+	case SVM_EXIT_CLGI:
+	case SVM_EXIT_SKINIT:
+	case SVM_EXIT_INVLPGA:
+		count(vcpu, BASALT_COUNT_OTHER);
+		fault(vcpu, X86_TRAP_UD, false);
+		return false;
+	default:
+		return fail(vcpu);
+	}
+}
+
+/* An event that was on its way into the guest when it exited goes in with the next entry (15.7.2). */
+static __always_inline void deliver_again(struct vmcb_control_area *control)
+{
+	u32 event = control->exit_int_info;
+
+	control->event_inj = 0;
+	if (!(event & SVM_EXITINTINFO_VALID))
+		return;
+	/* QEMU's TCG calls external interrupts exceptions. */
+	if ((event & SVM_EXITINTINFO_TYPE_MASK) == SVM_EXITINTINFO_TYPE_EXEPT &&
+	    (event & SVM_EXITINTINFO_VEC_MASK) >= FIRST_EXTERNAL_VECTOR)
+		event &= ~SVM_EXITINTINFO_TYPE_MASK;
+	control->event_inj = event;
+	control->event_inj_err = control->exit_int_info_err;
+}
+
+/* What user space has answered. */
+static void notrace finish(struct basalt_vcpu *vcpu)
+{
+	const struct basalt_run *run = vcpu->run;
+	struct vmcb_save_area *save = &vcpu->vmcb->save;
+
+	switch (vcpu->answer) {
+	case BASALT_EXIT_IO:
+		if (READ_ONCE(run->io.write))
+			break;
+		if (READ_ONCE(run->io.size) == 4)
+			save->rax = run->io.value;
+		else if (run->io.size == 2)
+			save->rax = (save->rax & ~(u64)U16_MAX) | (u16)run->io.value;
+		else
+			save->rax = (save->rax & ~(u64)U8_MAX) | (u8)run->io.value;
+		break;
+	case BASALT_EXIT_MSR:
+		if (READ_ONCE(run->msr.fault)) {
+			fault(vcpu, X86_TRAP_GP, true);
+			break;
+		}
+		if (!READ_ONCE(run->msr.write)) {
+			u64 value = READ_ONCE(run->msr.value);
+
+			save->rax = (u32)value;
+			vcpu->regs.rdx = value >> 32;
+		}
+		skip(vcpu, save->rip + 2);
+		break;
+	}
+	vcpu->answer = BASALT_EXIT_INTERRUPTED;
+}
+
+/**
+ * basalt_svm_run() - runs a vCPU until user space is needed, or somebody stops it
+ * @self: what is known of this CPU
+ * @vcpu: which
+ */
+void notrace basalt_svm_run(struct basalt_cpu *self, struct basalt_vcpu *vcpu)
+{
+	if (!vcpu->ran)
+		begin(self, vcpu);
+	finish(vcpu);
+	for (;;) {
+		/* Somebody wants it, or the host ends. */
+		if (READ_ONCE(vcpu->stop) || READ_ONCE(self->state) != BASALT_CPU_PARKED) {
+			vcpu->run->reason = BASALT_EXIT_INTERRUPTED;
+			return;
+		}
+		basalt_svm_enter(&vcpu->regs, vcpu->vmcb_pa, vcpu->host_pa);
+		vcpu->vmcb->control.tlb_ctl = TLB_CONTROL_DO_NOTHING;
+		deliver_again(&vcpu->vmcb->control);
+		if (handle(vcpu)) {
+			vcpu->answer = vcpu->run->reason;
+			return;
+		}
+	}
+}

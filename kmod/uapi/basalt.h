@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR Apache-2.0 */
+/*
+ * What user space says to basalt.ko: CPUs that Linux gives up, and virtual
+ * machines that run on them.
+ *
+ * Every structure has its size in the request's number; what is reserved must
+ * be zero, and unknown flags are refused (-EINVAL), so that both can get a
+ * meaning later. A new meaning of anything raises BASALT_API_VERSION.
+ */
+#ifndef _UAPI_BASALT_H
+#define _UAPI_BASALT_H
+
+#include <linux/ioctl.h>
+#include <linux/types.h>
+
+#define BASALT_API_VERSION	1
+
+/* Where the requests are made: a character device, for its owner alone. */
+#define BASALT_DEVICE		"/dev/basalt"
+
+/* CPUs of one claim. */
+#define BASALT_MAX_CPUS		64
+
+/**
+ * struct basalt_info - what this module can do
+ * @version: BASALT_API_VERSION of the module
+ * @vendor: one of BASALT_VENDOR_*: whose virtualization the host's CPUs have
+ * @tsc_khz: how fast the host's time stamp counters count
+ * @reserved: zero
+ */
+struct basalt_info {
+	__u32 version;
+	__u32 vendor;
+	__u32 tsc_khz;
+	__u32 reserved[13];
+};
+
+#define BASALT_VENDOR_NONE	0
+#define BASALT_VENDOR_AMD	1
+
+/**
+ * struct basalt_claim - CPUs that Linux is to give up
+ * @flags: none yet: zero
+ * @count: how many of @cpus are given
+ * @cpus: their numbers, as Linux counts them; each once
+ * @failed: on failure the one that could not be had, if it was one of them
+ * @reserved: zero
+ */
+struct basalt_claim {
+	__u32 flags;
+	__u32 count;
+	__u32 cpus[BASALT_MAX_CPUS];
+	__u32 failed;
+	__u32 reserved[5];
+};
+
+/*
+ * On BASALT_DEVICE. BASALT_CLAIM returns a descriptor of the claim: its CPUs
+ * are Linux's again when the last copy of that is closed, by whomever and
+ * however. Errors of it: EINVAL (a number twice, none, too many), ENODEV
+ * (there is no such CPU, or it is not online), EBUSY (it is claimed, or Linux
+ * cannot do without it), EOPNOTSUPP (this kernel cannot be asked).
+ */
+#define BASALT_GET_INFO		_IOR(0xba, 0x00, struct basalt_info)
+#define BASALT_CLAIM		_IOWR(0xba, 0x01, struct basalt_claim)
+
+/**
+ * struct basalt_claimed - what a claim has
+ * @count: how many of @cpus and @apic_ids there are
+ * @cpus: their numbers, as Linux counts them, in rising order
+ * @apic_ids: the ids of their APICs, in the same order
+ * @tsc_khz: as in struct basalt_info
+ * @reserved: zero
+ */
+struct basalt_claimed {
+	__u32 count;
+	__u32 cpus[BASALT_MAX_CPUS];
+	__u32 apic_ids[BASALT_MAX_CPUS];
+	__u32 tsc_khz;
+	__u32 reserved[14];
+};
+
+/* On a claim: whoever was given its descriptor learns by it what that is of. */
+#define BASALT_GET_CLAIMED	_IOR(0xba, 0x02, struct basalt_claimed)
+
+/**
+ * struct basalt_create_vm - a virtual machine
+ * @flags: none yet: zero
+ * @reserved: zero
+ */
+struct basalt_create_vm {
+	__u32 flags;
+	__u32 reserved[7];
+};
+
+/*
+ * On a claim. Returns a descriptor of the machine, which keeps the claim.
+ * Errors: EOPNOTSUPP (the CPUs have no virtualization that we know, or the
+ * firmware has turned it off).
+ */
+#define BASALT_CREATE_VM	_IOW(0xba, 0x10, struct basalt_create_vm)
+
+/**
+ * struct basalt_memory - memory of the guest
+ * @guest: where the guest sees it; a multiple of 4096
+ * @size: bytes; a multiple of 4096
+ * @address: where it is in this process, which keeps it; a multiple of 4096
+ * @flags: BASALT_MEMORY_READ_ONLY or none
+ * @reserved: zero
+ */
+struct basalt_memory {
+	__u64 guest;
+	__u64 size;
+	__u64 address;
+	__u32 flags;
+	__u32 reserved[9];
+};
+
+#define BASALT_MEMORY_READ_ONLY	(1 << 0)
+
+/**
+ * struct basalt_create_vcpu - a vCPU on a CPU of the claim
+ * @cpu: the number of the CPU, as Linux counts them
+ * @apic_id: out: its APIC's id, which the guest sees
+ * @reserved: zero
+ */
+struct basalt_create_vcpu {
+	__u32 cpu;
+	__u32 apic_id;
+	__u32 reserved[6];
+};
+
+/**
+ * struct basalt_cpuid_entry - what CPUID says to the guest
+ * @function: EAX
+ * @index: ECX, if @flags has BASALT_CPUID_INDEX
+ * @flags: BASALT_CPUID_INDEX or none
+ * @eax: what it says
+ * @ebx: and
+ * @ecx: and
+ * @edx: and
+ * @reserved: zero
+ */
+struct basalt_cpuid_entry {
+	__u32 function;
+	__u32 index;
+	__u32 flags;
+	__u32 eax;
+	__u32 ebx;
+	__u32 ecx;
+	__u32 edx;
+	__u32 reserved;
+};
+
+#define BASALT_CPUID_INDEX	(1 << 0)
+#define BASALT_MAX_CPUID	256
+
+/**
+ * struct basalt_cpuid - all of it, for all vCPUs: where a leaf has the id of the APIC (1, 0xb, 0x1f, 0x8000001e) it is each vCPU's own
+ * @count: how many of @entries are given; what is none of them is zeroes
+ * @reserved: zero
+ * @entries: they
+ */
+struct basalt_cpuid {
+	__u32 count;
+	__u32 reserved[7];
+	struct basalt_cpuid_entry entries[BASALT_MAX_CPUID];
+};
+
+/*
+ * On a machine; all before its first BASALT_RUN, EBUSY afterwards.
+ * BASALT_MAP_MEMORY pins the pages, and counts them as locked (ENOMEM beyond
+ * RLIMIT_MEMLOCK); EEXIST where the guest has memory already.
+ * BASALT_CREATE_VCPU returns a descriptor; ENODEV for a CPU that is not of the
+ * claim, EEXIST for one that has a vCPU. BASALT_SET_CPUID is for all vCPUs.
+ */
+#define BASALT_MAP_MEMORY	_IOW(0xba, 0x20, struct basalt_memory)
+#define BASALT_CREATE_VCPU	_IOWR(0xba, 0x21, struct basalt_create_vcpu)
+#define BASALT_SET_CPUID	_IOW(0xba, 0x22, struct basalt_cpuid)
+
+struct basalt_regs {
+	__u64 rax, rbx, rcx, rdx, rsi, rdi, rsp, rbp;
+	__u64 r8, r9, r10, r11, r12, r13, r14, r15;
+	__u64 rip, rflags;
+};
+
+/* As the vendor's control block has it: attributes are bits 8 to 15 and 20 to 23 of a descriptor, together. */
+struct basalt_segment {
+	__u64 base;
+	__u32 limit;
+	__u16 selector;
+	__u16 attributes;
+};
+
+/**
+ * struct basalt_state - what a vCPU is made of, but for its FPU and its APIC
+ * @regs: general registers
+ * @es: and the others: segments
+ * @cr0: control registers; @cr8 is the APIC's
+ * @efer: model-specific registers, by their names
+ * @reserved: zero
+ */
+struct basalt_state {
+	struct basalt_regs regs;
+	struct basalt_segment es, cs, ss, ds, fs, gs, gdtr, ldtr, idtr, tr;
+	__u64 cr0, cr2, cr3, cr4;
+	__u64 dr6, dr7;
+	__u64 efer, pat;
+	__u64 star, lstar, cstar, sfmask, kernel_gs_base;
+	__u64 sysenter_cs, sysenter_esp, sysenter_eip;
+	__u64 tsc_offset;
+	__u32 interruptibility;
+	__u32 reserved[31];
+};
+
+/* Why a vCPU came out. */
+#define BASALT_EXIT_INTERRUPTED	0	/* somebody wanted it: a signal */
+#define BASALT_EXIT_IO		1	/* a port */
+#define BASALT_EXIT_MEMORY	2	/* what is no memory of the guest */
+#define BASALT_EXIT_MSR		3	/* a model-specific register that the module leaves to others */
+#define BASALT_EXIT_HYPERCALL	4	/* VMMCALL */
+#define BASALT_EXIT_SHUTDOWN	5	/* a triple fault */
+#define BASALT_EXIT_FAILED	6	/* the CPU refused, or something nobody knows */
+
+/* What exits are counted by; those that no user sees as well. */
+enum basalt_count {
+	BASALT_COUNT_IO,
+	BASALT_COUNT_MEMORY,
+	BASALT_COUNT_MSR,
+	BASALT_COUNT_CPUID,
+	BASALT_COUNT_HYPERCALL,
+	BASALT_COUNT_NMI,
+	BASALT_COUNT_OTHER,
+	BASALT_COUNTS,
+};
+
+/**
+ * struct basalt_run - the page that a vCPU's descriptor maps
+ * @reason: BASALT_EXIT_*
+ * @immediate_exit: not 0: the next BASALT_RUN does no more than finish what the last exit asked, and says that it was interrupted
+ * @io: of a port: its number, bytes (1, 2, 4), whether the guest writes, and what; what it reads is answered in @value
+ * @memory: of memory: the guest's physical address, and the page fault's error code
+ * @msr: of a register: its number, whether the guest writes, and what; what it reads is answered in @value, and
+ *       @fault makes it a general protection fault
+ * @failed: of a failure: the vendor's exit code and what came with it
+ * @counts: exits since the vCPU was made, by enum basalt_count
+ */
+struct basalt_run {
+	__u32 reason;
+	__u32 immediate_exit;
+	__u32 reserved[14];
+	union {
+		struct {
+			__u16 port;
+			__u8 size;
+			__u8 write;
+			__u32 value;
+		} io;
+		struct {
+			__u64 address;
+			__u64 error;
+		} memory;
+		struct {
+			__u32 index;
+			__u8 write;
+			__u8 fault;
+			__u16 reserved;
+			__u64 value;
+		} msr;
+		struct {
+			__u64 code;
+			__u64 info1;
+			__u64 info2;
+		} failed;
+		__u64 all[24];
+	};
+	__u64 counts[32];
+};
+
+/**
+ * struct basalt_interrupt - an interrupt for a vCPU
+ * @vector: the guest's own, 32 to 255
+ * @reserved: zero
+ */
+struct basalt_interrupt {
+	__u32 vector;
+	__u32 reserved[7];
+};
+
+/*
+ * On a vCPU. BASALT_RUN returns when the vCPU has come out, and why is in the
+ * page; EINTR after a signal. What an exit asks is answered in the page before
+ * the next BASALT_RUN. The other two are for a vCPU that does not run (EBUSY),
+ * BASALT_INTERRUPT for one that does: it is an IPI, and no exit.
+ */
+#define BASALT_RUN		_IO(0xba, 0x30)
+#define BASALT_GET_STATE	_IOR(0xba, 0x31, struct basalt_state)
+#define BASALT_SET_STATE	_IOW(0xba, 0x32, struct basalt_state)
+#define BASALT_INTERRUPT	_IOW(0xba, 0x33, struct basalt_interrupt)
+
+#endif

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: GPL-2.0
+/* A vCPU, as user space has it: its page, its state, and its runs. */
+#include <linux/anon_inodes.h>
+#include <linux/fs.h>
+#include <linux/mm.h>
+#include <linux/slab.h>
+#include <linux/uaccess.h>
+#include <asm/smp.h>
+
+#include "compat.h"
+#include "vm.h"
+
+static void free_vcpu(struct basalt_vcpu *vcpu)
+{
+	free_page((unsigned long)vcpu->vmcb);
+	free_page((unsigned long)vcpu->host);
+	free_page((unsigned long)vcpu->save);
+	free_page((unsigned long)vcpu->run);
+	kfree(vcpu);
+}
+
+/* From now on others of the guest reach it, or do not any more. */
+static int set_reachable(struct basalt_vcpu *vcpu, bool reachable)
+{
+	u32 from = reachable ? BASALT_NO_APIC : vcpu->apic_id, to = reachable ? vcpu->apic_id : BASALT_NO_APIC;
+	unsigned int index;
+
+	for (index = 0; index < BASALT_MAX_CPUS; index++) {
+		if (vcpu->vm->apic_ids[index] == from) {
+			WRITE_ONCE(vcpu->vm->apic_ids[index], to);
+			return 0;
+		}
+	}
+	return -ENOSPC;
+}
+
+static int vcpu_release(struct inode *inode, struct file *file)
+{
+	struct basalt_vcpu *vcpu = file->private_data;
+	struct basalt_vm *vm = vcpu->vm;
+
+	mutex_lock(&vm->lock);
+	set_reachable(vcpu, false);
+	mutex_unlock(&vm->lock);
+	basalt_cpu_forget(vcpu);
+	free_vcpu(vcpu);
+	basalt_vm_put(vm);
+	return 0;
+}
+
+static int vcpu_mmap(struct file *file, struct vm_area_struct *area)
+{
+	struct basalt_vcpu *vcpu = file->private_data;
+
+	if (area->vm_pgoff || vma_pages(area) != 1 || !(area->vm_flags & VM_SHARED))
+		return -EINVAL;
+	return vm_insert_page(area, area->vm_start, virt_to_page(vcpu->run));
+}
+
+static long run(struct basalt_vcpu *vcpu)
+{
+	long result;
+
+	if (mutex_lock_interruptible(&vcpu->lock))
+		return -EINTR;
+	mutex_lock(&vcpu->vm->lock);
+	vcpu->vm->ran = true;
+	mutex_unlock(&vcpu->vm->lock);
+	/* The CPU itself looks at this when it has finished the last exit. */
+	WRITE_ONCE(vcpu->stop, READ_ONCE(vcpu->run->immediate_exit));
+	result = basalt_cpu_run(vcpu);
+	mutex_unlock(&vcpu->lock);
+	return result;
+}
+
+static long get_state(struct basalt_vcpu *vcpu, struct basalt_state __user *user)
+{
+	struct basalt_state *state;
+	long error = 0;
+
+	if (!mutex_trylock(&vcpu->lock))
+		return -EBUSY;
+	state = kzalloc(sizeof(*state), GFP_KERNEL);
+	if (!state) {
+		mutex_unlock(&vcpu->lock);
+		return -ENOMEM;
+	}
+	basalt_svm_get_state(vcpu, state);
+	mutex_unlock(&vcpu->lock);
+	if (copy_to_user(user, state, sizeof(*state)))
+		error = -EFAULT;
+	kfree(state);
+	return error;
+}
+
+static long set_state(struct basalt_vcpu *vcpu, const struct basalt_state __user *user)
+{
+	struct basalt_state *state;
+	long error = 0;
+
+	state = memdup_user(user, sizeof(*state));
+	if (IS_ERR(state))
+		return PTR_ERR(state);
+	if (memchr_inv(state->reserved, 0, sizeof(state->reserved)))
+		error = -EINVAL;
+	else if (!mutex_trylock(&vcpu->lock))
+		error = -EBUSY;
+	if (!error) {
+		basalt_svm_set_state(vcpu, state);
+		mutex_unlock(&vcpu->lock);
+	}
+	kfree(state);
+	return error;
+}
+
+static long interrupt(struct basalt_vcpu *vcpu, const struct basalt_interrupt __user *user)
+{
+	struct basalt_interrupt asked;
+
+	if (copy_from_user(&asked, user, sizeof(asked)))
+		return -EFAULT;
+	if (asked.vector < 32 || asked.vector > 255 || memchr_inv(asked.reserved, 0, sizeof(asked.reserved)))
+		return -EINVAL;
+	basalt_send_fixed(vcpu->cpu, asked.vector);
+	return 0;
+}
+
+static long vcpu_ioctl(struct file *file, unsigned int request, unsigned long argument)
+{
+	struct basalt_vcpu *vcpu = file->private_data;
+	void __user *user = (void __user *)argument;
+
+	switch (request) {
+	case BASALT_RUN:
+		return argument ? -EINVAL : run(vcpu);
+	case BASALT_GET_STATE:
+		return get_state(vcpu, user);
+	case BASALT_SET_STATE:
+		return set_state(vcpu, user);
+	case BASALT_INTERRUPT:
+		return interrupt(vcpu, user);
+	default:
+		return -ENOTTY;
+	}
+}
+
+static const struct file_operations vcpu_operations = {
+	.owner = THIS_MODULE,
+	.unlocked_ioctl = vcpu_ioctl,
+	.mmap = vcpu_mmap,
+	.release = vcpu_release,
+	.llseek = noop_llseek,
+};
+
+static struct basalt_vcpu *new_vcpu(struct basalt_vm *vm, unsigned int cpu)
+{
+	struct basalt_vcpu *vcpu;
+
+	BUILD_BUG_ON(sizeof(struct basalt_run) > PAGE_SIZE);
+	vcpu = kzalloc(sizeof(*vcpu), GFP_KERNEL_ACCOUNT);
+	if (!vcpu)
+		return NULL;
+	vcpu->vm = vm;
+	vcpu->cpu = cpu;
+	vcpu->apic_id = cpu_physical_id(cpu);
+	mutex_init(&vcpu->lock);
+	vcpu->vmcb = (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
+	vcpu->host = (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
+	vcpu->save = (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
+	vcpu->run = (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
+	if (vcpu->vmcb && vcpu->host && vcpu->save && vcpu->run) {
+		basalt_svm_init_vcpu(vcpu);
+		return vcpu;
+	}
+	free_vcpu(vcpu);
+	return NULL;
+}
+
+/**
+ * basalt_vcpu_create() - a vCPU as it is after power on
+ * @vm: of which machine
+ * @user: where, and what is told of it
+ *
+ * Return: its descriptor, or an error of BASALT_CREATE_VCPU.
+ */
+long basalt_vcpu_create(struct basalt_vm *vm, struct basalt_create_vcpu __user *user)
+{
+	struct basalt_create_vcpu asked;
+	struct basalt_vcpu *vcpu;
+	long result;
+
+	if (copy_from_user(&asked, user, sizeof(asked)))
+		return -EFAULT;
+	if (asked.apic_id || memchr_inv(asked.reserved, 0, sizeof(asked.reserved)))
+		return -EINVAL;
+	if (!basalt_claim_has(vm->claim, asked.cpu))
+		return -ENODEV;
+	if (put_user((u32)cpu_physical_id(asked.cpu), &user->apic_id))
+		return -EFAULT;
+	mutex_lock(&vm->lock);
+	if (vm->ran) {
+		result = -EBUSY;
+	} else {
+		vcpu = new_vcpu(vm, asked.cpu);
+		result = vcpu ? basalt_cpu_take(vcpu) : -ENOMEM;
+		if (!result) {
+			kref_get(&vm->users);
+			result = anon_inode_getfd("basalt-vcpu", &vcpu_operations, vcpu, O_RDWR | O_CLOEXEC);
+			if (result >= 0)
+				set_reachable(vcpu, true);
+			else {
+				basalt_cpu_forget(vcpu);
+				basalt_vm_put(vm);
+			}
+		}
+		if (result < 0 && vcpu)
+			free_vcpu(vcpu);
+	}
+	mutex_unlock(&vm->lock);
+	return result;
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: GPL-2.0
+/* A virtual machine: its memory, and what all of its vCPUs have in common. */
+#include <linux/anon_inodes.h>
+#include <linux/file.h>
+#include <linux/fs.h>
+#include <linux/mm.h>
+#include <linux/sched/mm.h>
+#include <linux/slab.h>
+#include <linux/uaccess.h>
+
+#include "vm.h"
+
+/* As much as one call pins. */
+#define PIN_AT_ONCE	1024
+
+/**
+ * struct region - memory of the guest
+ * @list: in struct basalt_vm
+ * @guest: where the guest sees it
+ * @count: of pages
+ * @pages: they, pinned
+ * @mm: whose locked memory they count as
+ */
+struct region {
+	struct list_head list;
+	u64 guest;
+	unsigned long count;
+	struct page **pages;
+	struct mm_struct *mm;
+};
+
+static void free_region(struct region *region, unsigned long pinned)
+{
+	unpin_user_pages_dirty_lock(region->pages, pinned, true);
+	account_locked_vm(region->mm, region->count, false);
+	mmdrop(region->mm);
+	kvfree(region->pages);
+	kfree(region);
+}
+
+static int pin(struct region *region, unsigned long address, unsigned long *pinned)
+{
+	while (*pinned < region->count) {
+		unsigned long count = min_t(unsigned long, region->count - *pinned, PIN_AT_ONCE);
+		int got;
+
+		got = pin_user_pages_fast(address + (*pinned << PAGE_SHIFT), count, FOLL_WRITE | FOLL_LONGTERM,
+					  region->pages + *pinned);
+		if (got <= 0)
+			return got ? got : -EFAULT;
+		*pinned += got;
+		if (fatal_signal_pending(current))
+			return -EINTR;
+	}
+	return 0;
+}
+
+static int map_memory(struct basalt_vm *vm, const struct basalt_memory *asked)
+{
+	struct region *region, *other;
+	unsigned long pinned = 0;
+	int error;
+
+	if (vm->ran)
+		return -EBUSY;
+	list_for_each_entry(other, &vm->regions, list) {
+		if (asked->guest < other->guest + (other->count << PAGE_SHIFT) &&
+		    other->guest < asked->guest + asked->size)
+			return -EEXIST;
+	}
+	region = kzalloc(sizeof(*region), GFP_KERNEL_ACCOUNT);
+	if (!region)
+		return -ENOMEM;
+	region->guest = asked->guest;
+	region->count = asked->size >> PAGE_SHIFT;
+	region->pages = kvcalloc(region->count, sizeof(*region->pages), GFP_KERNEL_ACCOUNT);
+	if (!region->pages) {
+		kfree(region);
+		return -ENOMEM;
+	}
+	error = account_locked_vm(current->mm, region->count, true);
+	if (error) {
+		kvfree(region->pages);
+		kfree(region);
+		return error;
+	}
+	region->mm = current->mm;
+	mmgrab(region->mm);
+	error = pin(region, asked->address, &pinned);
+	if (error) {
+		free_region(region, pinned);
+		return error;
+	}
+	/* What of it is mapped stays mapped if that fails: the machine is of no use then, and has not run. */
+	list_add(&region->list, &vm->regions);
+	return basalt_tables_map(&vm->tables, region->guest, region->pages, region->count,
+				 !(asked->flags & BASALT_MEMORY_READ_ONLY));
+}
+
+static long do_map_memory(struct basalt_vm *vm, const struct basalt_memory __user *user)
+{
+	struct basalt_memory asked;
+	long error;
+	u64 end;
+
+	if (copy_from_user(&asked, user, sizeof(asked)))
+		return -EFAULT;
+	if (asked.flags & ~BASALT_MEMORY_READ_ONLY || memchr_inv(asked.reserved, 0, sizeof(asked.reserved)))
+		return -EINVAL;
+	if (!asked.size || !PAGE_ALIGNED(asked.guest) || !PAGE_ALIGNED(asked.size) || !PAGE_ALIGNED(asked.address))
+		return -EINVAL;
+	/* Four levels of tables. */
+	if (check_add_overflow(asked.guest, asked.size, &end) || end > BIT_ULL(48))
+		return -EINVAL;
+	if (mutex_lock_interruptible(&vm->lock))
+		return -EINTR;
+	error = map_memory(vm, &asked);
+	mutex_unlock(&vm->lock);
+	return error;
+}
+
+static long set_cpuid(struct basalt_vm *vm, const struct basalt_cpuid __user *user)
+{
+	struct basalt_cpuid *cpuid;
+	long error = 0;
+
+	cpuid = memdup_user(user, sizeof(*cpuid));
+	if (IS_ERR(cpuid))
+		return PTR_ERR(cpuid);
+	if (cpuid->count > BASALT_MAX_CPUID || memchr_inv(cpuid->reserved, 0, sizeof(cpuid->reserved))) {
+		kfree(cpuid);
+		return -EINVAL;
+	}
+	mutex_lock(&vm->lock);
+	if (vm->ran)
+		error = -EBUSY;
+	else
+		swap(vm->cpuid, cpuid);
+	mutex_unlock(&vm->lock);
+	kfree(cpuid);
+	return error;
+}
+
+static long vm_ioctl(struct file *file, unsigned int request, unsigned long argument)
+{
+	struct basalt_vm *vm = file->private_data;
+	void __user *user = (void __user *)argument;
+
+	switch (request) {
+	case BASALT_MAP_MEMORY:
+		return do_map_memory(vm, user);
+	case BASALT_CREATE_VCPU:
+		return basalt_vcpu_create(vm, user);
+	case BASALT_SET_CPUID:
+		return set_cpuid(vm, user);
+	default:
+		return -ENOTTY;
+	}
+}
+
+static void free_vm(struct kref *users)
+{
+	struct basalt_vm *vm = container_of(users, struct basalt_vm, users);
+	struct region *region, *next;
+
+	list_for_each_entry_safe(region, next, &vm->regions, list)
+		free_region(region, region->count);
+	basalt_svm_free_vm(vm);
+	basalt_tables_free(&vm->tables);
+	fput(vm->claim);
+	kfree(vm->cpuid);
+	kfree(vm);
+}
+
+/**
+ * basalt_vm_put() - one user less
+ * @vm: of which; with the last one its memory and its claim go
+ */
+void basalt_vm_put(struct basalt_vm *vm)
+{
+	kref_put(&vm->users, free_vm);
+}
+
+static int vm_release(struct inode *inode, struct file *file)
+{
+	basalt_vm_put(file->private_data);
+	return 0;
+}
+
+static const struct file_operations vm_operations = {
+	.owner = THIS_MODULE,
+	.unlocked_ioctl = vm_ioctl,
+	.release = vm_release,
+	.llseek = noop_llseek,
+};
+
+/**
+ * basalt_vm_create() - a machine without memory and vCPUs
+ * @claim: the claim whose CPUs it may have
+ * @user: what is asked for
+ *
+ * Return: its descriptor, or an error of BASALT_CREATE_VM.
+ */
+long basalt_vm_create(struct file *claim, const struct basalt_create_vm __user *user)
+{
+	struct basalt_create_vm asked;
+	struct basalt_vm *vm;
+	long result;
+
+	if (copy_from_user(&asked, user, sizeof(asked)))
+		return -EFAULT;
+	if (asked.flags || memchr_inv(asked.reserved, 0, sizeof(asked.reserved)))
+		return -EINVAL;
+	if (!basalt_svm_usable())
+		return -EOPNOTSUPP;
+	vm = kzalloc(sizeof(*vm), GFP_KERNEL_ACCOUNT);
+	if (!vm)
+		return -ENOMEM;
+	kref_init(&vm->users);
+	mutex_init(&vm->lock);
+	INIT_LIST_HEAD(&vm->regions);
+	memset(vm->apic_ids, 0xff, sizeof(vm->apic_ids));
+	vm->claim = get_file(claim);
+	INIT_LIST_HEAD(&vm->tables.pages);
+	result = basalt_tables_init(&vm->tables);
+	if (!result)
+		result = basalt_svm_init_vm(vm);
+	if (!result)
+		result = anon_inode_getfd("basalt-vm", &vm_operations, vm, O_RDWR | O_CLOEXEC);
+	if (result < 0)
+		basalt_vm_put(vm);
+	return result;
+}

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* A virtual machine, its memory and its vCPUs, as the files that run them see them. */
+#ifndef _BASALT_VM_H
+#define _BASALT_VM_H
+
+#include <linux/kref.h>
+#include <linux/list.h>
+#include <linux/mutex.h>
+
+#include "basalt.h"
+#include "uapi/basalt.h"
+
+struct vmcb;
+
+/**
+ * struct basalt_tables - a second-stage page table
+ * @root: its uppermost page
+ * @pages: all pages of it, by their struct page's lru
+ */
+struct basalt_tables {
+	u64 *root;
+	struct list_head pages;
+};
+
+int basalt_tables_init(struct basalt_tables *tables);
+void basalt_tables_free(struct basalt_tables *tables);
+int basalt_tables_map(struct basalt_tables *tables, u64 guest, struct page **pages, unsigned long count, bool write);
+
+/**
+ * struct basalt_vm - a virtual machine
+ * @claim: the file of the claim whose CPUs it has
+ * @lock: for all that follows, until a vCPU has run
+ * @regions: its memory
+ * @tables: the same, for the CPU
+ * @ran: nothing of it changes any more
+ * @msr_map: which registers the guest may touch; two pages
+ * @io_map: which ports; three pages
+ * @cpuid: what CPUID says
+ * @apic_ids: of its vCPUs, in any order; BASALT_NO_APIC where there is none
+ */
+struct basalt_vm {
+	struct kref users;
+	struct file *claim;
+	struct mutex lock;
+	struct list_head regions;
+	struct basalt_tables tables;
+	bool ran;
+	void *msr_map;
+	void *io_map;
+	struct basalt_cpuid *cpuid;
+	u32 apic_ids[BASALT_MAX_CPUS];
+};
+
+#define BASALT_NO_APIC	U32_MAX
+
+/**
+ * struct basalt_vcpu - a vCPU
+ * @vm: whose
+ * @cpu: where
+ * @apic_id: the id of the APIC there
+ * @lock: whoever has it runs the vCPU, or looks at its state
+ * @regs: what is not in the control block
+ * @vmcb: the vendor's control block
+ * @host: what VMSAVE keeps of the host, a page
+ * @save: where the CPU keeps more of the host (VM_HSAVE_PA), a page
+ * @run: the page that user space sees
+ * @vmcb_pa: the physical address of the control block
+ * @host_pa: and of @host
+ * @save_pa: and of @save
+ * @ran: it has run: what is on the CPU beside the control block is its own
+ * @stop: it is to come out
+ * @answer: what has to be done about the last exit before the next entry
+ */
+struct basalt_vcpu {
+	struct basalt_vm *vm;
+	unsigned int cpu;
+	u32 apic_id;
+	struct mutex lock;
+	struct basalt_regs regs;
+	struct vmcb *vmcb;
+	void *host;
+	void *save;
+	struct basalt_run *run;
+	u64 vmcb_pa, host_pa, save_pa;
+	bool ran;
+	bool stop;
+	u32 answer;
+};
+
+/* main.c */
+bool basalt_claim_has(struct file *claim, unsigned int cpu);
+
+/* claim.c */
+int basalt_cpu_take(struct basalt_vcpu *vcpu);
+void basalt_cpu_forget(struct basalt_vcpu *vcpu);
+int basalt_cpu_run(struct basalt_vcpu *vcpu);
+
+/* vm.c */
+long basalt_vm_create(struct file *claim, const struct basalt_create_vm __user *user);
+void basalt_vm_put(struct basalt_vm *vm);
+
+/* vcpu.c */
+long basalt_vcpu_create(struct basalt_vm *vm, struct basalt_create_vcpu __user *user);
+
+/* svm.c */
+bool basalt_svm_usable(void);
+int basalt_svm_init_vm(struct basalt_vm *vm);
+void basalt_svm_free_vm(struct basalt_vm *vm);
+void basalt_svm_init_vcpu(struct basalt_vcpu *vcpu);
+void basalt_svm_get_state(struct basalt_vcpu *vcpu, struct basalt_state *state);
+void basalt_svm_set_state(struct basalt_vcpu *vcpu, const struct basalt_state *state);
+
+/* icr.c: on a CPU that Linux believes to be dead. */
+bool basalt_icr_write(struct basalt_vcpu *vcpu, u64 value);
+
+/* svm_run.c: on a CPU that Linux believes to be dead. */
+void basalt_svm_run(struct basalt_cpu *self, struct basalt_vcpu *vcpu);
+void basalt_svm_leave(struct basalt_cpu *self);
+void basalt_svm_wake(u64 command);
+
+/* fpu.c: but for the first on a CPU that Linux believes to be dead. */
+void basalt_fpu_init(void);
+void basalt_fpu_keep(struct basalt_cpu *self);
+void basalt_fpu_for_guest(struct basalt_cpu *self);
+void basalt_fpu_restore(struct basalt_cpu *self);
+
+#endif

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * How a CPU that Linux believes to be dead wakes somebody: by an interrupt of
+ * a vector that Linux has given us on some CPU of its own, as a device would.
+ */
+#include <linux/interrupt.h>
+#include <linux/irq.h>
+#include <linux/irqdomain.h>
+#include <linux/msi.h>
+#include <linux/numa.h>
+#include <linux/wait.h>
+#include <asm/apicdef.h>
+#include <asm/hw_irq.h>
+#include <asm/irqdomain.h>
+
+#include "basalt.h"
+
+static int number;
+
+static irqreturn_t somebody_is_done(int irq, void *data)
+{
+	unsigned int cpu;
+
+	for_each_possible_cpu(cpu) {
+		struct basalt_cpu *ours = per_cpu_ptr(&basalt_cpus, cpu);
+
+		if (ours->vcpu)
+			wake_up(&ours->wait);
+	}
+	return IRQ_HANDLED;
+}
+
+/**
+ * basalt_wake_command() - what a CPU writes to its x2APIC's ICR to wake somebody
+ *
+ * As of now: Linux moves the interrupt when it takes the CPU offline that has it.
+ *
+ * Return: that.
+ */
+u64 basalt_wake_command(void)
+{
+	struct irq_data *data = irq_get_irq_data(number);
+	struct msi_msg message = {};
+
+	data->chip->irq_compose_msi_msg(data, &message);
+	return (u64)(message.arch_addr_lo.destid_0_7 | message.arch_addr_hi.destid_8_31 << 8) << 32 |
+	       (message.arch_addr_lo.dest_mode_logical ? APIC_DEST_LOGICAL : 0) | APIC_DM_FIXED |
+	       message.arch_data.vector;
+}
+
+/**
+ * basalt_wake_init() - takes a vector
+ *
+ * Return: 0, or why there is none.
+ */
+int basalt_wake_init(void)
+{
+	struct irq_alloc_info info = { .mask = cpu_possible_mask };
+	unsigned int cpu;
+	int error;
+
+	for_each_possible_cpu(cpu)
+		init_waitqueue_head(&per_cpu(basalt_cpus, cpu).wait);
+	number = irq_domain_alloc_irqs(x86_vector_domain, 1, NUMA_NO_NODE, &info);
+	if (number <= 0)
+		return number ? number : -ENOSPC;
+	irq_set_handler(number, handle_edge_irq);
+	error = request_irq(number, somebody_is_done, IRQF_NO_THREAD, "basalt", NULL);
+	if (error)
+		irq_dispose_mapping(number);
+	return error;
+}
+
+/**
+ * basalt_wake_exit() - gives it back
+ */
+void basalt_wake_exit(void)
+{
+	free_irq(number, NULL);
+	irq_dispose_mapping(number);
+}
