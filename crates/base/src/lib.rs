@@ -1,12 +1,13 @@
 //! Owned kernel objects and the small vocabulary everything above is written in.
 //!
 //! Event fds, an epoll wrapper, memfds, files of bounded size, sparse files, threads, workers whose state comes back when they stop,
-//! byte sizes, and the points at which tests kill. This crate does not know what a virtual machine is.
+//! calling threads out of system calls, byte sizes, and the points at which tests kill. This crate does not know what a virtual machine is.
 
 pub mod bound;
 pub mod epoll;
 pub mod event;
 pub mod memfd;
+pub mod nudge;
 pub mod points;
 pub mod size;
 pub mod sparse;
@@ -16,6 +17,7 @@ pub mod worker;
 pub use bound::FileBound;
 pub use epoll::{Epoll, Interest, Ready};
 pub use event::EventFd;
+pub use nudge::Nudge;
 pub use points::Points;
 pub use size::ByteSize;
 pub use worker::{StopSignal, Worker};

@@ -13,13 +13,13 @@ mod present;
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 pub use missing::missing;
 pub use present::{present, xfeatures};
 
-/// One CPUID leaf.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// One CPUID leaf. It is written as a tuple; one with names, as it was once, is read as well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct CpuidEntry {
     /// EAX on input.
     pub function: u32,
@@ -29,6 +29,12 @@ pub struct CpuidEntry {
     pub indexed: bool,
     /// EAX, EBX, ECX, EDX on output.
     pub registers: [u32; 4],
+}
+
+impl Serialize for CpuidEntry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        (self.function, self.index, self.indexed, self.registers).serialize(serializer)
+    }
 }
 
 /// Which processor a guest is shown.

@@ -84,6 +84,14 @@ pub(crate) fn entries(cpuid: &CpuId) -> Vec<CpuidEntry> {
     cpuid.as_slice().iter().map(entry).collect()
 }
 
+/// The same of what `KVM_GET_CPUID2` has filled in: kernels do not say how many of the entries that is, so those behind are left out.
+pub(crate) fn got(cpuid: &CpuId) -> Vec<CpuidEntry> {
+    let mut entries = entries(cpuid);
+    let used = entries.iter().rposition(|entry| *entry != CpuidEntry::default());
+    entries.truncate(used.map_or(0, |last| last + 1));
+    entries
+}
+
 /// The same for KVM.
 pub(crate) fn to_kvm(entries: &[CpuidEntry]) -> Result<CpuId> {
     let entry = |from: &CpuidEntry| {
@@ -210,6 +218,16 @@ mod tests {
         let error = for_model(&cpuid, CpuModel::V2).unwrap_err().to_string();
         assert!(error.contains("choose host"), "{error}");
         assert_eq!(for_model(&cpuid, CpuModel::Host).unwrap().as_slice(), cpuid.as_slice());
+    }
+
+    #[test]
+    fn entries_that_kvm_has_not_filled_in_are_no_leaves() {
+        let mut cpuid = for_vcpu(&supported(*b"Auth"), 1, 2).unwrap();
+        let leaves = entries(&cpuid);
+        for _ in 0..3 {
+            cpuid.push(kvm_cpuid_entry2::default()).unwrap();
+        }
+        assert_eq!(got(&cpuid), leaves);
     }
 
     #[test]

@@ -5,41 +5,19 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::Once;
-use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
+use base::Nudge;
 use engine::Kick;
 use kvm_bindings::kvm_run;
 use rustix::mm::{MapFlags, ProtFlags};
-
-/// The first real-time signal is the C library's in some builds; this one is nobody's.
-fn signal() -> libc::c_int {
-    libc::SIGRTMIN() + 1
-}
-
-extern "C" fn ignore(_: libc::c_int) {}
-
-/// A signal that is ignored would not interrupt a system call; one with a handler does.
-fn install_handler() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: a zeroed sigaction is a valid one: no flags (so calls are not restarted), empty mask.
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        action.sa_sigaction = ignore as extern "C" fn(libc::c_int) as usize;
-        // SAFETY: 1. `action` lives through the call; 2. the handler is async-signal-safe: it does nothing.
-        let result = unsafe { libc::sigaction(signal(), &raw const action, std::ptr::null_mut()) };
-        if result != 0 {
-            log::error!("the kick signal has no handler: {}", io::Error::last_os_error());
-        }
-    });
-}
 
 /// A second mapping of the vCPU's `kvm_run` page, so that other threads can reach `immediate_exit` for as long as
 /// they hold the kicker, whatever becomes of the vCPU, and the vCPU's own thread what kvm-ioctls does not pass on.
 pub(crate) struct Kicker {
     run: *mut kvm_run,
     length: usize,
-    thread: AtomicI32,
+    thread: Nudge,
 }
 
 // SAFETY: 1. the mapping belongs to the kicker and is unmapped by its Drop only; 2. what other threads
@@ -50,7 +28,6 @@ unsafe impl Sync for Kicker {}
 
 impl Kicker {
     pub(crate) fn new(vcpu: impl AsFd, length: usize) -> io::Result<Self> {
-        install_handler();
         // SAFETY: 1. the kernel chooses the address; 2. the descriptor is a vCPU, whose first page is `kvm_run`.
         let address = unsafe {
             rustix::mm::mmap(
@@ -65,7 +42,7 @@ impl Kicker {
         Ok(Self {
             run: address.cast(),
             length,
-            thread: AtomicI32::new(0),
+            thread: Nudge::new(),
         })
     }
 
@@ -90,19 +67,11 @@ impl Kicker {
 impl Kick for Kicker {
     fn kick(&self) {
         self.immediate_exit().store(1, Ordering::SeqCst);
-        let thread = self.thread.load(Ordering::SeqCst);
-        if thread != 0 {
-            let process = rustix::process::getpid().as_raw_nonzero().get();
-            let signal = signal();
-            // SAFETY: tgkill takes plain numbers; a thread that has ended gives ESRCH. Thread ids are not reused
-            // within the process while the VM stands, as vCPU threads end last.
-            unsafe { libc::syscall(libc::SYS_tgkill, process, thread, signal) };
-        }
+        self.thread.nudge();
     }
 
     fn adopt_current_thread(&self) {
-        self.thread
-            .store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::SeqCst);
+        self.thread.adopt_current_thread();
     }
 
     fn hold(&self) {

@@ -127,7 +127,7 @@ impl Vcpu for KvmVcpu {
         let [db0, db1, db2, db3] = debug.db;
         Ok(VcpuState {
             id: self.id,
-            cpuid: cpuid::entries(&cpuid),
+            cpuid: cpuid::got(&cpuid),
             general: convert::general_from_kvm(&self.fd.get_regs().map_err(failed("KVM_GET_REGS"))?),
             system: convert::system_from_kvm(&self.fd.get_sregs().map_err(failed("KVM_GET_SREGS"))?),
             xsave: xsave.region.iter().flat_map(|word| word.to_le_bytes()).collect(),

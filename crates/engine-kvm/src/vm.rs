@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use base::EventFd;
-use engine::{Clock, CpuModel, Doorbell, EngineError, Interrupt, MsiMessage, Result, Vcpu, Vm, VmState};
+use engine::{Clock, CpuModel, Doorbell, EngineError, Interrupt, MsiMessage, Result, Routed, Vcpu, Vm, VmState};
 use kvm_bindings::{
     CpuId, KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_X2APIC_API, KVM_MEM_LOG_DIRTY_PAGES, KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK,
     KVM_X2APIC_API_USE_32BIT_IDS, kvm_clock_data, kvm_enable_cap, kvm_userspace_memory_region,
@@ -13,7 +13,7 @@ use kvm_bindings::{
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VmFd};
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
-use crate::interrupt::{self, KvmInterrupt};
+use crate::interrupt::{self, Sender};
 use crate::vcpu::KvmVcpu;
 use crate::{cpuid, failed};
 
@@ -147,7 +147,7 @@ impl Vm for KvmVm {
     }
 
     fn create_interrupt(&self) -> Arc<dyn Interrupt> {
-        Arc::new(KvmInterrupt::new(Arc::clone(&self.vm)))
+        Arc::new(Routed::new(Sender(Arc::clone(&self.vm))))
     }
 
     fn attach_doorbell(&self, bell: Doorbell, event: &EventFd) -> Result<()> {

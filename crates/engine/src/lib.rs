@@ -4,6 +4,7 @@
 //! another partition. This crate does not know any back end and no device.
 
 pub mod exit;
+mod interrupt;
 pub mod state;
 
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use vm_memory::GuestRegionMmap;
 
 pub use cpu::CpuModel;
 pub use exit::{Exit, SystemEvent};
+pub use interrupt::{Deliver, Routed};
 pub use state::{BootState, Clock, CpuidEntry, Msr, VcpuState, VmState};
 
 /// Why an engine could not do what was asked.
@@ -77,6 +79,15 @@ pub trait Engine: Send + Sync {
     /// The host lacks something; the message says what to do.
     fn create_vm(&self, cpu: CpuModel) -> Result<Arc<dyn Vm>>;
 
+    /// The ids of the local APICs of a VM with `count` vCPUs, in the order of their numbers: an engine whose vCPUs are whole CPUs has
+    /// those of these.
+    ///
+    /// # Errors
+    /// More than the engine can have.
+    fn apic_ids(&self, count: u32) -> Result<Vec<u32>> {
+        Ok((0..count).collect())
+    }
+
     /// What it offers guests: a VM that was saved goes on only where this is the same, or has all that its guest was shown.
     ///
     /// # Errors
@@ -86,7 +97,7 @@ pub trait Engine: Send + Sync {
 
 /// One virtual machine: memory, interrupts, doorbells and what all its vCPUs share.
 pub trait Vm: Send + Sync {
-    /// Makes vCPU `id`, whose local APIC id is `id` too, of `count` in all.
+    /// Makes vCPU `id` of `count` in all; its local APIC's id is what [`Engine::apic_ids`] says.
     ///
     /// # Errors
     /// More than the engine can have, or the id was taken.
@@ -136,6 +147,11 @@ pub trait Vm: Send + Sync {
     /// # Errors
     /// The engine has no such interrupt controller.
     fn reserve_ioapic_pins(&self, pins: u32) -> Result<()>;
+
+    /// How often vCPUs have left their guest, by reason and over all of them, whoever answered it. Empty where somebody else counts that.
+    fn exits(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
 
     /// Everything of the VM that is neither memory nor a vCPU's.
     ///

@@ -2,7 +2,7 @@
 
 use ::state::Schema;
 pub use cpu::CpuidEntry;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 /// A segment register with its hidden part (Intel SDM 3A, 3.4.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,13 +80,19 @@ pub struct BootState {
     pub system: SystemRegisters,
 }
 
-/// One model-specific register.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// One model-specific register. It is written as a pair; one with names, as it was once, is read as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct Msr {
     /// Its number.
     pub index: u32,
     /// Its value.
     pub value: u64,
+}
+
+impl Serialize for Msr {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        (self.index, self.value).serialize(serializer)
+    }
 }
 
 /// Events in flight at an instruction boundary (Intel SDM 3C, 27.8; AMD APM 2, 15.20).
@@ -140,6 +146,7 @@ pub struct VcpuState {
     /// System registers.
     pub system: SystemRegisters,
     /// The XSAVE area in standard format (Intel SDM 1, 13.4).
+    #[serde(with = "::state::bytes")]
     pub xsave: Vec<u8>,
     /// XCR0.
     pub xcr0: u64,
@@ -148,6 +155,7 @@ pub struct VcpuState {
     /// Every MSR that the engine can save.
     pub msrs: Vec<Msr>,
     /// The local APIC's registers: 1 KiB as laid out at its MMIO page (Intel SDM 3A, 11.4.1).
+    #[serde(with = "::state::bytes")]
     pub lapic: Vec<u8>,
     /// Events in flight.
     pub events: PendingEvents,
@@ -173,7 +181,9 @@ pub struct VmState {
 
 impl Schema for VcpuState {
     const KIND: &'static str = "vcpu";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
+    // The same, with names and numbers for what are tuples and bytes now.
+    const OLDEST: u32 = 1;
 }
 
 impl Schema for VmState {
@@ -235,5 +245,7 @@ mod tests {
             ..PendingEvents::default()
         };
         golden::check(env!("CARGO_MANIFEST_DIR"), &state);
+        assert_eq!(golden::load::<VcpuState>(env!("CARGO_MANIFEST_DIR"), 1), state);
+        assert!(VcpuState::load(3, b"{}").is_err());
     }
 }

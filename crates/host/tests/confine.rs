@@ -124,6 +124,7 @@ fn jailed(arguments: &[CString]) -> String {
         cgroup: None,
         isolation: Isolation::Full(Pool::default().identity(9).unwrap()),
         open_files: None,
+        locks_memory: false,
     })
     .unwrap();
     drop(log);

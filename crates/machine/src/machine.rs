@@ -182,7 +182,7 @@ impl Machine {
         let shared = Shared::new()?;
         let pci_window_64 = layout::pci_window_64(config.memory);
         let board = Board {
-            cpus: config.cpus,
+            apic_ids: engine.apic_ids(config.cpus)?,
             pci_window_64,
             ports: PORTS,
         };
@@ -331,6 +331,11 @@ impl Machine {
         if self.platform.generation.is_some() {
             self.platform.events.raise(Event::NewGeneration);
         }
+    }
+
+    /// As [`Vm::exits`].
+    pub fn exits(&self) -> Vec<(&'static str, u64)> {
+        self.vm.exits()
     }
 
     /// The size of guest memory.

@@ -6,6 +6,7 @@
 //!                             take::<T>() exactly once ◀── finish(): nothing may be left over
 //! ```
 
+pub mod bytes;
 mod container;
 pub mod golden;
 mod schema;

@@ -68,6 +68,10 @@ pub struct VmConfig {
     pub cmdline: String,
     /// `/dev/kvm`; when not given, the one that the VMM has inherited, or opened by path.
     pub kvm: Option<FdRef>,
+    /// CPUs that Linux has given up: a claim of basalt.ko, of as many as there are vCPUs at least. The guest owns them; there is no
+    /// `kvm` then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<FdRef>,
     /// Where early serial output goes; dropped when not given.
     pub serial: Option<FdRef>,
     /// If that is a regular file, opened for appending: how many of its last bytes are kept. All are when not given.
@@ -176,6 +180,9 @@ pub enum ConfigError {
     /// The command line holds a zero byte.
     #[error("the kernel command line holds a zero byte")]
     CmdlineZero,
+    /// Both ways to run vCPUs.
+    #[error("both `kvm` and `claim` are given: a VM has one engine")]
+    TwoEngines,
     /// Too many devices.
     #[error("{0} devices were asked for, the PCI bus has room for {MAX_DEVICES}")]
     Devices(usize),
@@ -204,6 +211,9 @@ impl VmConfig {
         }
         if self.cmdline.contains('\0') {
             return Err(ConfigError::CmdlineZero);
+        }
+        if self.kvm.is_some() && self.claim.is_some() {
+            return Err(ConfigError::TwoEngines);
         }
         check_devices(&self.devices)
     }
@@ -245,6 +255,7 @@ mod tests {
             initramfs: None,
             cmdline: String::new(),
             kvm: None,
+            claim: None,
             serial: None,
             serial_keep: None,
             devices: vec![DeviceSpec::new("rng", &RngConfig {}).unwrap()],
@@ -307,6 +318,8 @@ mod tests {
         );
         assert_eq!(broken(|c| c.cmdline = "x".repeat(2048)), ConfigError::Cmdline(2048));
         assert_eq!(broken(|c| c.cmdline = "a\0b".into()), ConfigError::CmdlineZero);
+        let both = broken(|c| (c.kvm, c.claim) = (Some(FdRef(1)), Some(FdRef(2))));
+        assert_eq!(both, ConfigError::TwoEngines);
         assert_eq!(
             broken(|c| c.devices.push(c.devices[0].clone())),
             ConfigError::DuplicateDevice("rng".into())

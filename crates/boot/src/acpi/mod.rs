@@ -25,8 +25,8 @@ pub const SLEEP_TYPE_S5: u8 = 5;
 /// What the guest is told of the machine.
 #[derive(Clone, Debug)]
 pub struct Board {
-    /// Number of vCPUs; their local APIC ids are 0, 1, ...
-    pub cpus: u32,
+    /// The ids of the vCPUs' local APICs, the first one's first.
+    pub apic_ids: Vec<u32>,
     /// The 64-bit PCI window; depends on the size of RAM.
     pub pci_window_64: Range,
     /// Ports and interrupt lines of the platform devices.
@@ -60,7 +60,7 @@ pub(crate) fn write(guest: &GuestRam, board: &Board) -> Result<u64, BootError> {
     };
     let dsdt = area.put(&dsdt::build(board))?;
     let fadt = area.put(&fadt(board, dsdt))?;
-    let madt = area.put(&madt(board.cpus))?;
+    let madt = area.put(&madt(&board.apic_ids))?;
     let mut mcfg = MCFG::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     mcfg.add_ecam(layout::ECAM.start, 0, 0, 0);
     let mcfg = area.put(&mcfg)?;
@@ -119,7 +119,7 @@ fn fadt(board: &Board, dsdt: u64) -> acpi_tables::fadt::FADT {
     fadt.finalize()
 }
 
-fn madt(cpus: u32) -> MADT {
+fn madt(apic_ids: &[u32]) -> MADT {
     let lapic = u32::try_from(layout::LOCAL_APIC).unwrap_or(u32::MAX);
     let ioapic = u32::try_from(layout::IOAPIC.start).unwrap_or(u32::MAX);
     let mut madt = MADT::new(
@@ -128,8 +128,10 @@ fn madt(cpus: u32) -> MADT {
         OEM_REVISION,
         LocalInterruptController::Address(lapic),
     );
-    for id in (0..cpus).map_while(|id| u8::try_from(id).ok()) {
-        madt.add_structure(ProcessorLocalApic::new(id, id, EnabledStatus::Enabled));
+    // Ids of more than 8 bits would need another structure (5.2.12.12): no board of ours has such.
+    let ids = apic_ids.iter().map_while(|id| u8::try_from(*id).ok());
+    for (number, id) in (0..).zip(ids) {
+        madt.add_structure(ProcessorLocalApic::new(number, id, EnabledStatus::Enabled));
     }
     madt.add_structure(IoApic::new(0, ioapic, 0));
     madt
@@ -143,7 +145,7 @@ mod tests {
 
     pub(super) fn board(cpus: u32) -> Board {
         Board {
-            cpus,
+            apic_ids: (0..cpus).collect(),
             pci_window_64: layout::pci_window_64(ByteSize::gib(1)),
             ports: Ports {
                 sleep_control: 0x600,

@@ -60,6 +60,8 @@ pub struct Launch<'a> {
     pub isolation: Isolation,
     /// How many descriptors it may have open, where that is not what we may.
     pub open_files: Option<u64>,
+    /// It may lock, or have pinned, as much memory as its cgroup lets it have: a guest that owns its CPUs has all of its memory pinned.
+    pub locks_memory: bool,
 }
 
 /// How long the steps of a start took.
@@ -328,13 +330,21 @@ fn restore_signals(mask: &libc::sigset_t) {
 
 /// Gives the child its identity and limits and tells it to go on.
 fn settle(launch: &Launch<'_>, pid: u32, status: &OwnedFd) -> Result<(), Error> {
-    if let Some(open_files) = launch.open_files {
+    let set = |resource, limit: Option<u64>, what| {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let limit = Rlimit {
-            current: Some(open_files),
-            maximum: Some(open_files),
+            current: limit,
+            maximum: limit,
         };
-        rustix::process::prlimit(pid, Resource::Nofile, limit).map_err(step("setting its limit of open files"))?;
+        rustix::process::prlimit(pid, resource, limit)
+            .map_err(step(what))
+            .map(drop)
+    };
+    if launch.locks_memory {
+        set(Resource::Memlock, None, "setting its limit of locked memory")?;
+    }
+    if launch.open_files.is_some() {
+        set(Resource::Nofile, launch.open_files, "setting its limit of open files")?;
     }
     if let Isolation::Full(identity) = launch.isolation {
         identity.map(pid)?;

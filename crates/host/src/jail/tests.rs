@@ -50,6 +50,7 @@ fn shell(script: &str, isolation: Isolation, descriptors: &[BorrowedFd<'_>], cgr
         cgroup,
         isolation,
         open_files: Some(300),
+        locks_memory: false,
     })
     .unwrap();
     drop(log);
@@ -86,6 +87,7 @@ fn sleeper(isolation: Isolation, cgroup: Option<BorrowedFd<'_>>) -> Sleeper {
         cgroup,
         isolation,
         open_files: None,
+        locks_memory: false,
     });
     Sleeper(child.unwrap())
 }
@@ -211,6 +213,7 @@ fn what_fails_in_the_child_is_told_by_its_parent_and_nothing_is_left() {
         cgroup: Some(cgroup.as_fd()),
         isolation: identity(),
         open_files: None,
+        locks_memory: false,
     };
     let error = start(&launch).unwrap_err();
     assert!(

@@ -29,11 +29,13 @@ pub(super) struct Position {
 pub struct TransportState {
     pub(super) device_type: u16,
     /// PCI configuration space.
+    #[serde(with = "state::bytes")]
     pub(super) space: Vec<u8>,
     pub(super) msix: Vec<VectorState>,
     pub(super) common: CommonState,
     pub(super) signals: SignalState,
     /// The device's configuration space: it must be the same where the device is restored.
+    #[serde(with = "state::bytes")]
     pub(super) config: Vec<u8>,
     /// The queues that the device has; none while its driver has not set it up.
     pub(super) active: Option<Vec<Position>>,
@@ -41,7 +43,9 @@ pub struct TransportState {
 
 impl Schema for TransportState {
     const KIND: &'static str = "virtio-pci";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
+    // The same, with arrays of numbers for what are bytes now.
+    const OLDEST: u32 = 1;
 }
 
 /// A device: its transport's state and its own.

@@ -288,4 +288,8 @@ fn the_state_is_what_the_golden_file_says() {
         active: Some(vec![position]),
     };
     state::golden::check(env!("CARGO_MANIFEST_DIR"), &state);
+    assert_eq!(
+        state::golden::load::<TransportState>(env!("CARGO_MANIFEST_DIR"), 1),
+        state
+    );
 }

@@ -1,0 +1,244 @@
+//! `/dev/basalt`, and claims: CPUs that Linux gives up as long as a descriptor is open.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use crate::uapi;
+
+/// Why CPUs cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    /// The module is not there.
+    #[error("{path} cannot be opened ({source}): load basalt.ko (`modprobe basalt`), as root")]
+    Open {
+        /// What was opened.
+        path: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Another version of the module.
+    #[error(
+        "basalt.ko speaks version {found} of its interface, this program version {}: use module and programs of one build",
+        uapi::API_VERSION
+    )]
+    Version {
+        /// The module's.
+        found: u32,
+    },
+    /// The host's processors have nothing that the module knows.
+    #[error("this host's processors have no virtualization that basalt.ko knows (AMD's SVM): guests cannot own them")]
+    Vendor,
+    /// More than one claim can have.
+    #[error("{asked} CPUs are more than one claim can have, which is {}", uapi::MAX_CPUS)]
+    TooMany {
+        /// How many were asked for.
+        asked: usize,
+    },
+    /// One cannot be had.
+    #[error("CPU {cpu} cannot be claimed ({source}): it must be online, no other VM's, and not the host's first")]
+    Cpu {
+        /// Which.
+        cpu: u32,
+        /// Why.
+        source: io::Error,
+    },
+    /// Fewer than somebody needs.
+    #[error("{wanted} vCPUs want as many CPUs, and {here} were claimed")]
+    TooFew {
+        /// How many are needed.
+        wanted: usize,
+        /// How many there are.
+        here: usize,
+    },
+    /// The host has fewer than are asked for, and keeps one.
+    #[error(
+        "{wanted} CPUs are wanted, and {spare} of this host's can be spared: ask for fewer, or end what owns others"
+    )]
+    Spare {
+        /// How many are wanted.
+        wanted: usize,
+        /// How many can be had.
+        spare: usize,
+    },
+    /// The host does not tell which there are.
+    #[error("the CPUs that are online cannot be read: {0}")]
+    Online(io::Error),
+    /// The call failed otherwise.
+    #[error("CPUs cannot be claimed: {0}")]
+    Call(io::Error),
+}
+
+/// The module.
+#[derive(Debug)]
+pub struct Device(File);
+
+impl Device {
+    /// Where it is.
+    pub const PATH: &'static str = "/dev/basalt";
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// It is not there, is of another version, or can do nothing on this host.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, ClaimError> {
+        let path = path.as_ref();
+        let file = File::options().read(true).write(true).open(path);
+        let file = file.map_err(|source| ClaimError::Open {
+            path: path.display().to_string(),
+            source,
+        })?;
+        let info = uapi::get_info(&file).map_err(ClaimError::Call)?;
+        if info.version != uapi::API_VERSION {
+            return Err(ClaimError::Version { found: info.version });
+        }
+        if info.vendor != uapi::VENDOR_AMD {
+            return Err(ClaimError::Vendor);
+        }
+        Ok(Self(file))
+    }
+
+    /// Takes these CPUs, all or none, from Linux.
+    ///
+    /// # Errors
+    /// Which of them cannot be had, and why.
+    pub fn claim(&self, cpus: &[u32]) -> Result<Claim, ClaimError> {
+        let mut request = uapi::ClaimRequest::default();
+        if cpus.len() > request.cpus.len() {
+            return Err(ClaimError::TooMany { asked: cpus.len() });
+        }
+        for (to, from) in request.cpus.iter_mut().zip(cpus) {
+            *to = *from;
+            request.count += 1;
+        }
+        let fd = uapi::claim(&self.0, &mut request).map_err(|source| match source.raw_os_error() {
+            Some(libc::ENODEV | libc::EBUSY | libc::EIO) => ClaimError::Cpu {
+                cpu: request.failed,
+                source,
+            },
+            _ => ClaimError::Call(source),
+        })?;
+        Claim::from_fd(fd).map_err(ClaimError::Call)
+    }
+}
+
+impl Device {
+    /// Takes so many CPUs, the last ones of those that Linux has; it keeps its first.
+    ///
+    /// # Errors
+    /// There are not so many, or one cannot be had.
+    pub fn claim_any(&self, count: usize) -> Result<Claim, ClaimError> {
+        let online = fs::read_to_string(ONLINE).map_err(ClaimError::Online)?;
+        let mut spare = spare(&online);
+        loop {
+            if spare.len() < count {
+                let spare = spare.len();
+                return Err(ClaimError::Spare { wanted: count, spare });
+            }
+            let wanted: Vec<u32> = spare.iter().rev().take(count).copied().collect();
+            match self.claim(&wanted) {
+                // Somebody else has taken it meanwhile, or Linux does not give it.
+                Err(ClaimError::Cpu { cpu, .. }) if spare.contains(&cpu) => spare.retain(|other| *other != cpu),
+                claimed => return claimed,
+            }
+        }
+    }
+}
+
+/// The CPUs that Linux has, as ranges (Linux, Documentation/admin-guide/cputopology.rst).
+const ONLINE: &str = "/sys/devices/system/cpu/online";
+
+/// All of a list of ranges but the first.
+fn spare(online: &str) -> Vec<u32> {
+    let ranges = online.trim().split(',').filter_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(first.parse::<u32>().ok()?..=last.parse::<u32>().ok()?)
+    });
+    ranges.flatten().skip(1).collect()
+}
+
+/// CPUs that are Linux's again when the last copy of this descriptor is closed, by whomever and however.
+#[derive(Debug)]
+pub struct Claim {
+    fd: OwnedFd,
+    /// As Linux counts them, and their APICs' ids.
+    cpus: Vec<(u32, u32)>,
+    tsc_khz: u32,
+}
+
+impl Claim {
+    /// Asks what a claim's descriptor is of.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
+        let claimed = uapi::get_claimed(&fd)?;
+        let count = usize::try_from(claimed.count).unwrap_or(0);
+        let both = claimed.cpus.iter().copied().zip(claimed.apic_ids);
+        Ok(Self {
+            fd,
+            cpus: both.take(count).collect(),
+            tsc_khz: claimed.tsc_khz,
+        })
+    }
+
+    /// Their numbers, as Linux counts them.
+    pub fn cpus(&self) -> impl Iterator<Item = u32> + '_ {
+        self.cpus.iter().map(|(cpu, _)| *cpu)
+    }
+
+    /// How fast this host's time stamp counters count, in kHz.
+    pub fn tsc_khz(&self) -> u32 {
+        self.tsc_khz
+    }
+
+    /// The first so many APICs' ids.
+    ///
+    /// # Errors
+    /// There are fewer.
+    pub fn apic_ids(&self, count: u32) -> Result<Vec<u32>, ClaimError> {
+        let wanted = usize::try_from(count).unwrap_or(usize::MAX);
+        let here = self.cpus.len();
+        if wanted > here {
+            return Err(ClaimError::TooFew { wanted, here });
+        }
+        Ok(self.cpus.iter().take(wanted).map(|(_, id)| *id).collect())
+    }
+
+    /// The CPU of a vCPU, and its APIC's id.
+    pub fn cpu(&self, vcpu: u32) -> Option<(u32, u32)> {
+        self.cpus.get(usize::try_from(vcpu).ok()?).copied()
+    }
+}
+
+impl From<Claim> for OwnedFd {
+    fn from(claim: Claim) -> Self {
+        claim.fd
+    }
+}
+
+impl AsFd for Claim {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_cpu_is_not_spared() {
+        assert_eq!(spare("0-3\n"), [1, 2, 3]);
+        assert_eq!(spare("0,2,5-6\n"), [2, 5, 6]);
+        assert_eq!(spare("0\n"), []);
+    }
+
+    #[test]
+    fn without_the_module_the_error_says_what_to_do() {
+        let error = Device::open("/nonexistent/basalt").unwrap_err().to_string();
+        assert!(error.contains("modprobe basalt"), "{error}");
+        assert!(Device::open("/dev/null").is_err(), "no such request there");
+    }
+}

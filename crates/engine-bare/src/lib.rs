@@ -1,0 +1,77 @@
+//! The back end of the engine traits for CPUs that Linux has given up: basalt.ko (kmod/) runs each vCPU on a CPU of its own, whose
+//! local APIC, timer and halt are the guest's. Knows no device and no machine.
+//!
+//! ```text
+//!  Claim: CPUs that Linux gives up ──▶ BareEngine ──▶ vm ──▶ vcpu: runs, and answers what comes out
+//!                                                   ports, memory and MSRs ─┘   INIT and SIPI: power
+//! ```
+#![allow(
+    unsafe_code,
+    reason = "the module's calls take raw addresses and descriptors; each block says what it relies on"
+)]
+
+mod clock;
+mod convert;
+mod cpuid;
+mod instruction;
+mod interrupt;
+mod memory;
+mod msr;
+mod page;
+mod paging;
+mod power;
+mod uapi;
+mod vcpu;
+mod vm;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use claim::Claim;
+use engine::{CpuModel, Engine, EngineError, Result, Traits, Vm};
+
+/// The engine of one claim, whose CPUs its one VM has.
+pub struct BareEngine {
+    claim: Claim,
+}
+
+impl BareEngine {
+    /// Uses a claim that somebody has made and handed over.
+    ///
+    /// # Errors
+    /// The descriptor is of no claim.
+    pub fn from_fd(fd: OwnedFd) -> Result<Self> {
+        let claim = Claim::from_fd(fd).map_err(|source| EngineError::Call {
+            call: "BASALT_GET_CLAIMED",
+            source,
+        })?;
+        Ok(Self { claim })
+    }
+}
+
+impl Engine for BareEngine {
+    fn name(&self) -> &'static str {
+        "bare"
+    }
+
+    fn create_vm(&self, model: CpuModel) -> Result<Arc<dyn Vm>> {
+        Ok(Arc::new(vm::BareVm::new(&self.claim, model)?))
+    }
+
+    fn apic_ids(&self, count: u32) -> Result<Vec<u32>> {
+        let ids = self.claim.apic_ids(count);
+        ids.map_err(|error| EngineError::Unusable(error.to_string()))
+    }
+
+    fn traits(&self) -> Result<Traits> {
+        Ok(Traits {
+            cpuid: cpuid::for_vm(&cpuid::offered(), &[0]),
+            ..Traits::default()
+        })
+    }
+}
+
+/// Names a failed call.
+fn failed(call: &'static str) -> impl Fn(std::io::Error) -> EngineError {
+    move |source| EngineError::Call { call, source }
+}

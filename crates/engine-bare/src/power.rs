@@ -1,0 +1,132 @@
+//! Whether a vCPU executes anything: what INIT and startup interrupts do (AMD64 Architecture Programmer's Manual, volume 2, 16.5), which
+//! the module leaves to us. Knows no registers.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// One vCPU's.
+#[derive(Debug, Default)]
+pub(crate) struct Power {
+    orders: Mutex<Orders>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Orders {
+    /// It executes.
+    on: bool,
+    /// It is to become as after power on.
+    init: bool,
+    /// Where it begins then.
+    start: Option<u8>,
+}
+
+/// What a vCPU's thread does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Runs on.
+    Run,
+    /// Begins at this page, as after power on.
+    Start(u8),
+    /// Looks who wants it: it waits for a startup interrupt meanwhile.
+    Look,
+}
+
+impl Power {
+    /// The first one's, which executes from the start.
+    pub(crate) fn on() -> Self {
+        let power = Self::default();
+        power.lock().on = true;
+        power
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Orders> {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For its own thread: what comes next. Waits for a startup interrupt as long as `wanted` does not say that somebody wants the
+    /// thread.
+    pub(crate) fn next(&self, wanted: impl Fn() -> bool) -> Next {
+        let mut orders = self.lock();
+        loop {
+            if std::mem::take(&mut orders.init) {
+                orders.on = false;
+            }
+            if orders.on {
+                return Next::Run;
+            }
+            if let Some(vector) = orders.start.take() {
+                orders.on = true;
+                return Next::Start(vector);
+            }
+            if wanted() {
+                return Next::Look;
+            }
+            orders = self.changed.wait(orders).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Somebody wants the thread, and has made its `wanted` say so.
+    pub(crate) fn look(&self) {
+        let _orders = self.lock();
+        self.changed.notify_all();
+    }
+
+    /// INIT: true if its thread has to be called, until [`Power::has_stopped`].
+    pub(crate) fn init(&self) -> bool {
+        let mut orders = self.lock();
+        orders.start = None;
+        orders.init = orders.on;
+        orders.init
+    }
+
+    /// Whether it has obeyed the last INIT.
+    pub(crate) fn has_stopped(&self) -> bool {
+        !self.lock().init
+    }
+
+    /// A startup interrupt, which one that executes does not notice.
+    pub(crate) fn start(&self, vector: u8) {
+        let mut orders = self.lock();
+        if !orders.on || orders.init {
+            orders.start = Some(vector);
+            self.changed.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn one_that_is_off_begins_with_a_startup_interrupt_and_not_with_a_second() {
+        let power = Power::default();
+        assert_eq!(power.next(|| true), Next::Look);
+        assert!(!power.init(), "it executes nothing");
+        power.start(0x9a);
+        assert_eq!(power.next(|| false), Next::Start(0x9a));
+        power.start(0x9a);
+        assert_eq!(power.next(|| false), Next::Run);
+    }
+
+    #[test]
+    fn init_ends_what_executes() {
+        let power = Power::on();
+        assert_eq!(power.next(|| false), Next::Run);
+        assert!(power.init() && !power.has_stopped());
+        power.start(1);
+        assert_eq!(power.next(|| false), Next::Start(1), "the interrupt came behind INIT");
+        assert!(power.has_stopped());
+    }
+
+    #[test]
+    fn who_waits_hears_of_both() {
+        let power = Arc::new(Power::default());
+        let own = Arc::clone(&power);
+        let waiting = std::thread::spawn(move || own.next(|| false));
+        power.start(7);
+        assert_eq!(waiting.join().unwrap(), Next::Start(7));
+    }
+}

@@ -1,0 +1,368 @@
+//! One virtual CPU, on a CPU of its own. What comes out of the guest is answered here or becomes a machine's exit.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use base::Nudge;
+use engine::{BootState, Doorbell, EngineError, Exit, Kick, Result, Vcpu, VcpuState};
+
+use crate::instruction::{self, Access, LONGEST, Mode, What, decode};
+use crate::msr::{Effect, Msrs};
+use crate::page::Page;
+use crate::power::{Next, Power};
+use crate::uapi::{self, AboutIo, State, exit};
+use crate::vm::{Peer, Shared};
+use crate::{convert, failed, paging};
+
+/// Of a second-stage fault's code: the guest has written.
+const WRITE: u64 = 1 << 1;
+/// EFER and attributes of a code segment: 64-bit mode needs both (AMD64 APM 2, 4.8.1).
+const LMA: u64 = 1 << 10;
+const LONG: u16 = 1 << 9;
+/// Attributes of a code segment: 32 bits.
+const BIG: u16 = 1 << 10;
+/// What a hypercall answers that nobody knows (Linux, Documentation/virt/kvm/x86/hypercalls.rst).
+const NO_HYPERCALL: u64 = (-1000_i64).cast_unsigned();
+
+const NOT_YET: &str = "a vCPU that owns its CPU cannot be saved";
+
+/// Makes a vCPU's thread look up, from any thread.
+pub(crate) struct Kicker {
+    page: Arc<Page>,
+    power: Arc<Power>,
+    thread: Nudge,
+}
+
+impl Kicker {
+    /// Calls it out of a run that has begun; one that has not does not hear.
+    pub(crate) fn nudge(&self) {
+        self.thread.nudge();
+    }
+
+    /// How often its vCPU has come out, by the number of the reason.
+    pub(crate) fn count(&self, reason: usize) -> u64 {
+        self.page.count(reason)
+    }
+}
+
+impl Kick for Kicker {
+    fn kick(&self) {
+        self.page.set_immediate_exit(true);
+        self.power.look();
+        self.thread.nudge();
+    }
+
+    fn adopt_current_thread(&self) {
+        self.thread.adopt_current_thread();
+    }
+
+    fn hold(&self) {
+        self.page.set_immediate_exit(true);
+    }
+
+    fn clear(&self) {
+        self.page.set_immediate_exit(false);
+    }
+}
+
+/// What the next run has to do about the last exit.
+enum Pending {
+    /// The guest reads a port: so many bytes of `data` are what it gets.
+    Port(usize),
+    /// It loads from no memory.
+    Load(Box<State>, Access),
+}
+
+/// An exit before it has a buffer.
+enum Out {
+    PortRead(AboutIo),
+    PortWrite(AboutIo),
+    Load(u64, usize),
+    Store(u64, usize),
+    Interrupted,
+    Shutdown,
+    Failed(String),
+}
+
+/// The vCPU.
+pub(crate) struct BareVcpu {
+    // Dropped before what all share, which it keeps.
+    fd: Arc<OwnedFd>,
+    page: Arc<Page>,
+    kicker: Arc<Kicker>,
+    power: Arc<Power>,
+    shared: Arc<Shared>,
+    apic_id: u32,
+    first: bool,
+    msrs: Msrs,
+    after_power_on: State,
+    pending: Option<Pending>,
+    data: [u8; 8],
+}
+
+impl BareVcpu {
+    pub(crate) fn new(shared: Arc<Shared>, fd: Arc<OwnedFd>, apic_id: u32, first: bool) -> Result<(Self, Peer)> {
+        let page = Arc::new(Page::map(&fd).map_err(failed("mmap of a vCPU"))?);
+        let power = Arc::new(if first { Power::on() } else { Power::default() });
+        let kicker = Arc::new(Kicker {
+            page: Arc::clone(&page),
+            power: Arc::clone(&power),
+            thread: Nudge::new(),
+        });
+        let peer = Peer {
+            apic_id,
+            fd: Arc::clone(&fd),
+            power: Arc::clone(&power),
+            kicker: Arc::clone(&kicker),
+        };
+        let vcpu = Self {
+            after_power_on: uapi::get_state(&fd).map_err(failed("BASALT_GET_STATE"))?,
+            fd,
+            page,
+            kicker,
+            power,
+            shared,
+            apic_id,
+            first,
+            msrs: Msrs::new(first),
+            pending: None,
+            data: [0; 8],
+        };
+        Ok((vcpu, peer))
+    }
+
+    fn state(&self) -> Result<State> {
+        uapi::get_state(&self.fd).map_err(failed("BASALT_GET_STATE"))
+    }
+
+    fn set_state(&self, state: &State) -> Result<()> {
+        uapi::set_state(&self.fd, state).map_err(failed("BASALT_SET_STATE"))
+    }
+
+    /// Does what the last exit left to do.
+    fn complete(&mut self) -> Result<()> {
+        match self.pending.take() {
+            None => Ok(()),
+            Some(Pending::Port(size)) => {
+                let mut value = [0; 4];
+                for (to, from) in value.iter_mut().zip(&self.data).take(size) {
+                    *to = *from;
+                }
+                self.page.answer_io(u32::from_le_bytes(value));
+                Ok(())
+            }
+            Some(Pending::Load(mut state, access)) => {
+                let What::Load { to, width, signed } = access.what else {
+                    return Ok(());
+                };
+                let mut value = u64::from_le_bytes(self.data);
+                if signed {
+                    value = instruction::extend(value, access.size);
+                }
+                convert::set(&mut state.regs, to, width, value);
+                skip(&mut state, access.length);
+                self.set_state(&state)
+            }
+        }
+    }
+
+    /// Runs the guest to where something is to be done outside of this crate; `None` when that has been done here.
+    fn step(&mut self) -> Result<Option<Out>> {
+        match self.power.next(|| self.first || self.page.immediate_exit()) {
+            Next::Run => (),
+            Next::Start(vector) => self.set_state(&convert::start_at(vector, &self.after_power_on))?,
+            // INIT to the first one resets the machine.
+            Next::Look if self.first => return Ok(Some(Out::Shutdown)),
+            Next::Look => return Ok(Some(Out::Interrupted)),
+        }
+        match uapi::run(&self.fd) {
+            Ok(()) => (),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(Some(Out::Interrupted)),
+            Err(error) => return Err(failed("BASALT_RUN")(error)),
+        }
+        Ok(match self.page.reason() {
+            exit::INTERRUPTED => Some(Out::Interrupted),
+            exit::IO => self.port(self.page.io()),
+            exit::MEMORY => self.access()?,
+            exit::MSR => {
+                self.register();
+                None
+            }
+            exit::HYPERCALL => {
+                let mut state = self.state()?;
+                state.regs.rax = NO_HYPERCALL;
+                self.set_state(&state)?;
+                None
+            }
+            exit::SHUTDOWN => Some(Out::Shutdown),
+            exit::FAILED => {
+                let about = self.page.failure();
+                Some(Out::Failed(format!(
+                    "the processor came out of the guest with {:#x} ({:#x}, {:#x}), which no guest of this machine should cause",
+                    about.code, about.info1, about.info2
+                )))
+            }
+            other => Some(Out::Failed(format!(
+                "basalt.ko gave the reason {other}, which is unknown"
+            ))),
+        })
+    }
+
+    fn port(&mut self, about: AboutIo) -> Option<Out> {
+        if about.write == 0 {
+            self.pending = Some(Pending::Port(usize::from(about.size)));
+            return Some(Out::PortRead(about));
+        }
+        if self.shared.ring(Doorbell::Port(about.port)) {
+            return None;
+        }
+        for (to, from) in self.data.iter_mut().zip(about.value.to_le_bytes()) {
+            *to = from;
+        }
+        Some(Out::PortWrite(about))
+    }
+
+    fn access(&mut self) -> Result<Option<Out>> {
+        let about = self.page.memory();
+        let mut state = self.state()?;
+        let linear = match mode(&state) {
+            Mode::Bits64 => state.regs.rip,
+            _ => state.cs.base.wrapping_add(state.regs.rip),
+        };
+        let mut bytes = [0; LONGEST];
+        let length = paging::read(&self.shared.memory, &state, linear, &mut bytes);
+        let bytes = bytes.get(..length).unwrap_or_default();
+        let known = decode(bytes, mode(&state)).filter(|access| {
+            let stores = !matches!(access.what, What::Load { .. });
+            stores == (about.error & WRITE != 0)
+        });
+        let Some(access) = known else {
+            return Ok(Some(Out::Failed(format!(
+                "the guest accesses {:#x}, where it has no memory, by an instruction that is not emulated ({bytes:02x?} at {:#x})",
+                about.address, state.regs.rip
+            ))));
+        };
+        let value = match access.what {
+            What::Load { .. } => {
+                self.data = [0; 8];
+                self.pending = Some(Pending::Load(Box::new(state), access));
+                return Ok(Some(Out::Load(about.address, access.size)));
+            }
+            What::Store(register) => convert::get(&mut state.regs, register),
+            What::StoreValue(value) => value,
+        };
+        skip(&mut state, access.length);
+        self.set_state(&state)?;
+        if self.shared.ring(Doorbell::Mmio(about.address)) {
+            return Ok(None);
+        }
+        self.data = value.to_le_bytes();
+        Ok(Some(Out::Store(about.address, access.size)))
+    }
+
+    /// A model-specific register that the module leaves to us.
+    fn register(&mut self) {
+        let about = self.page.msr();
+        if about.write == 0 {
+            let value = self.msrs.read(about.index);
+            if value.is_none() {
+                log::debug!("the guest reads the register {:#x}, which it has not", about.index);
+            }
+            self.page.answer_msr(value);
+            return;
+        }
+        let effect = self.msrs.write(about.index, about.value);
+        match effect {
+            None => log::debug!(
+                "the guest writes {:#x} to the register {:#x}, which it has not",
+                about.value,
+                about.index
+            ),
+            Some(Effect::None) => (),
+            Some(Effect::Command(value)) => self.shared.command(self.apic_id, value),
+            Some(Effect::SystemTime(value)) => self.shared.clock.write_system_time(&self.shared.memory, value),
+            Some(Effect::WallClock(address)) => self.shared.clock.write_wall_clock(&self.shared.memory, address),
+        }
+        self.page.answer_msr(effect.map(|_| 0));
+    }
+}
+
+/// Behind the instruction, whose shadow is over then.
+fn skip(state: &mut State, length: usize) {
+    let next = state.regs.rip.wrapping_add(length as u64);
+    state.regs.rip = match mode(state) {
+        Mode::Bits64 => next,
+        _ => next & 0xffff_ffff,
+    };
+    state.interruptibility = 0;
+}
+
+fn mode(state: &State) -> Mode {
+    match (
+        state.efer & LMA != 0 && state.cs.attributes & LONG != 0,
+        state.cs.attributes & BIG != 0,
+    ) {
+        (true, _) => Mode::Bits64,
+        (false, true) => Mode::Bits32,
+        (false, false) => Mode::Bits16,
+    }
+}
+
+impl Vcpu for BareVcpu {
+    fn run(&mut self) -> Result<Exit<'_>> {
+        self.complete()?;
+        let out = loop {
+            if let Some(out) = self.step()? {
+                break out;
+            }
+        };
+        let data = &mut self.data;
+        Ok(match out {
+            Out::PortRead(about) => {
+                let width = usize::from(about.size);
+                Exit::PortRead {
+                    port: about.port,
+                    width,
+                    data: data.get_mut(..width).unwrap_or_default(),
+                }
+            }
+            Out::PortWrite(about) => {
+                let width = usize::from(about.size);
+                Exit::PortWrite {
+                    port: about.port,
+                    width,
+                    data: data.get(..width).unwrap_or_default(),
+                }
+            }
+            Out::Load(address, size) => Exit::MmioRead {
+                address,
+                data: data.get_mut(..size).unwrap_or_default(),
+            },
+            Out::Store(address, size) => Exit::MmioWrite {
+                address,
+                data: data.get(..size).unwrap_or_default(),
+            },
+            Out::Interrupted => Exit::Interrupted,
+            Out::Shutdown => Exit::Shutdown,
+            Out::Failed(why) => Exit::Failed(why),
+        })
+    }
+
+    fn kicker(&self) -> Arc<dyn Kick> {
+        let kicker: Arc<dyn Kick> = Arc::<Kicker>::clone(&self.kicker);
+        kicker
+    }
+
+    fn set_boot_state(&mut self, boot: &BootState) -> Result<()> {
+        self.set_state(&convert::boot(boot, &self.after_power_on))
+    }
+
+    fn save(&mut self) -> Result<VcpuState> {
+        Err(EngineError::State(NOT_YET.into()))
+    }
+
+    fn restore(&mut self, _: &VcpuState) -> Result<()> {
+        Err(EngineError::State(NOT_YET.into()))
+    }
+}
