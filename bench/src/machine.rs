@@ -288,6 +288,7 @@ fn start_jailed(vmm: &Path, control: &OwnedFd) -> Result<jail::Child> {
         cgroup: None,
         isolation: jail::Isolation::Full(identity),
         open_files: None,
+        locks_memory: false,
     })?)
 }
 
@@ -371,6 +372,7 @@ impl Parts {
             initramfs,
             cmdline: setup.cmdline.clone(),
             kvm,
+            claim: None,
             serial,
             serial_keep: None,
             devices: specs,

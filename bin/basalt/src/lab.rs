@@ -468,7 +468,7 @@ fn far_argv(
     for volume in volumes {
         argv.push(format!("--volume-json={}", serde_json::to_string(volume)?));
     }
-    argv.push(format!("--paging={}", args.paging));
+    argv.extend([format!("--paging={}", args.paging), format!("--class={}", args.class)]);
     argv.extend(args.boot.then(|| "--boot".to_owned()));
     argv.extend(args.rm.then(|| "--rm".to_owned()));
     argv.extend(args.trace.then(|| "--trace".to_owned()));
@@ -563,7 +563,7 @@ mod tests {
         assert_eq!(far.image(), Some("sha256:00"));
         let same = |a: &RunArgs| {
             (
-                (a.tty, a.interactive, a.rm, a.detach, a.boot, a.paging),
+                (a.tty, a.interactive, a.rm, a.detach, a.boot, a.paging, a.class),
                 (a.size.resources(), a.limits.limits(), a.tmpfs.clone()),
                 (a.process.workdir.clone(), a.process.user.clone(), a.entrypoint.clone()),
                 (

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 
 use device::{DeviceContext, FdTable};
 use engine::{Engine, EngineError};
+use engine_bare::BareEngine;
 use engine_kvm::KvmEngine;
 use machine::{End, Machine, MachineConfig, MachineError, NamedDevice, SerialOutput};
 use memory::{MemoryError, Ram};
@@ -75,6 +76,9 @@ pub(crate) fn pagemap() -> Option<File> {
 /// The package's version, and what tells builds apart that save otherwise: a checksum of which samples of saved states there are.
 const VMM_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env!("BASALT_STATES"));
 
+/// Of an engine that counts exits itself, those that it answers without us among them.
+const ENGINE_EXITS: &str = "engine_exits_total";
+
 const NO_KVM: &str = "a VMM in its jail cannot open /dev/kvm: send it open, as `kvm`, or start the VMM with --kvm-fd";
 
 /// The VM, if there is one, and what is known of it.
@@ -84,7 +88,7 @@ pub(crate) struct Vm {
     machine: Option<Machine>,
     state: VmState,
     cpus: u32,
-    engine: Option<KvmEngine>,
+    engine: Option<Box<dyn Engine>>,
     /// The memory's files by the last snapshot, as long as nothing has run since.
     written: Option<Layers>,
     /// It was started, or resumed after it was restored.
@@ -202,10 +206,14 @@ impl Vm {
         let mut kernel = File::from(take(config.kernel)?);
         let mut initramfs = config.initramfs.map(&mut take).transpose()?.map(File::from);
         let kvm = config.kvm.map(&mut take).transpose()?;
+        let claim = config.claim.map(&mut take).transpose()?;
         let serial = config.serial.map(&mut take).transpose()?;
         // Its VM is none that boots.
         self.restorer = None;
-        let engine = self.open_engine(kvm)?;
+        let engine: Box<dyn Engine> = match claim {
+            Some(claim) => Box::new(BareEngine::from_fd(claim).map_err(|error| refuse(ErrorKind::Host, error))?),
+            None => Box::new(self.open_engine(kvm)?),
+        };
         marks::mark("engine open");
         let shared = shared_directories(&config.devices, &fds)?;
         let taps = Taps::of(&config.devices, &fds)?;
@@ -224,7 +232,8 @@ impl Vm {
             serial,
             serial_keep: config.serial_keep,
         };
-        let machine = Machine::build(&engine, size, source, devices, &self.registry).map_err(|e| from_machine(&e))?;
+        let machine =
+            Machine::build(engine.as_ref(), size, source, devices, &self.registry).map_err(|e| from_machine(&e))?;
         // Last, as it cannot be taken back for another `create`.
         enclose(shared)?;
         marks::mark("machine built");
@@ -310,7 +319,7 @@ impl Vm {
         self.machine = Some(machine);
         self.taps = taps;
         self.cpus = state.shape.cpus;
-        self.engine = Some(engine);
+        self.engine = Some(Box::new(engine));
         self.state = VmState::Paused;
         Ok(())
     }
@@ -334,7 +343,7 @@ impl Vm {
         let (Some(engine), Some(machine)) = (&self.engine, &mut self.machine) else {
             return Err(over());
         };
-        let state = snapshot::here(engine, VMM_VERSION)
+        let state = snapshot::here(engine.as_ref(), VMM_VERSION)
             .and_then(|here| snapshot::read_for(machine, &state, memory, &here))
             .map_err(|error| from_snapshot(&error))?;
         let registry = Registry::new();
@@ -385,7 +394,7 @@ impl Vm {
         };
         let opened = if self.jailed { None } else { pagemap() };
         let pagemap = self.pagemap.as_ref().or(opened.as_ref());
-        let layers = snapshot::here(engine, VMM_VERSION)
+        let layers = snapshot::here(engine.as_ref(), VMM_VERSION)
             .and_then(|here| snapshot::write(&machine, here.fingerprint, target, pagemap))
             .map_err(|error| from_snapshot(&error))?;
         let files = layers.files().len();
@@ -471,7 +480,7 @@ impl Vm {
             api_version: VERSION,
             vmm_version: VMM_VERSION.to_owned(),
             pid: std::process::id(),
-            engine: self.engine.as_ref().map_or("", Engine::name).to_owned(),
+            engine: self.engine.as_ref().map_or("", |engine| engine.name()).to_owned(),
             state: self.state,
             cpus: self.cpus,
             memory: self.machine.as_ref().map_or(0, |machine| machine.memory().bytes()),
@@ -481,6 +490,12 @@ impl Vm {
 
     fn metrics(&self) -> Vec<MetricSample> {
         let samples = self.registry.samples().into_iter();
+        let exits = self.machine.as_ref().map_or_else(Vec::new, Machine::exits);
+        let exits = exits.into_iter().map(|(reason, value)| MetricSample {
+            name: ENGINE_EXITS.to_owned(),
+            labels: vec![("reason".to_owned(), reason.to_owned())],
+            value,
+        });
         samples
             .map(|sample| MetricSample {
                 name: sample.name.to_owned(),
@@ -491,6 +506,7 @@ impl Vm {
                     .collect(),
                 value: sample.value,
             })
+            .chain(exits)
             .collect()
     }
 }

@@ -43,6 +43,7 @@ fn start(listener: &OwnedFd, isolation: Isolation) -> (Child, std::io::PipeReade
         cgroup: None,
         isolation,
         open_files: Some(2048),
+        locks_memory: false,
     })
     .unwrap();
     (child, output)

@@ -6,6 +6,7 @@ use base::ByteSize;
 use cpu::CpuModel;
 use serde::{Deserialize, Serialize};
 
+use crate::class::Class;
 use crate::limits::{Limits, Rate};
 use crate::paging::Paging;
 use crate::tmpfs::{self, Tmpfs, TmpfsError};
@@ -48,6 +49,9 @@ pub struct Resources {
     /// Which processor its guest is shown; the daemon fills its own default in.
     #[serde(default)]
     pub cpu_model: Option<CpuModel>,
+    /// How its machine has the host's processors.
+    #[serde(default, skip_serializing_if = "Class::is_standard")]
+    pub class: Class,
 }
 
 /// How it reaches the world.
@@ -138,6 +142,9 @@ pub enum ConfigError {
     /// A machine that goes on from a template, and boots.
     #[error("a sandbox of a template boots nothing: leave --boot out, or the template")]
     OfTemplate,
+    /// A machine that goes on from a template, on CPUs of its own.
+    #[error("a sandbox of the class {0} boots a kernel: leave --class or --template out")]
+    ClassOfTemplate(Class),
     /// Not a host name.
     #[error("`{0}` cannot be a host name: 1 to 64 letters, digits, dots and dashes")]
     Hostname(String),
@@ -238,6 +245,9 @@ impl SandboxConfig {
         if self.template.is_some() && self.boot {
             return Err(ConfigError::OfTemplate);
         }
+        if self.template.is_some() && !self.resources.class.is_standard() {
+            return Err(ConfigError::ClassOfTemplate(self.resources.class));
+        }
         let both = |volume: &&VolumeMount| self.tmpfs.iter().any(|tmpfs| tmpfs.path == volume.target);
         if let Some(volume) = self.volumes.iter().find(both) {
             return Err(VolumeError::Twice(volume.target.clone()).into());
@@ -272,6 +282,7 @@ mod tests {
                 memory: ByteSize::mib(512),
                 disk: Some(ByteSize::gib(10)),
                 cpu_model: Some(CpuModel::V3),
+                class: Class::Standard,
             },
             limits: Limits {
                 cpu_millis: Some(500),
@@ -335,6 +346,10 @@ mod tests {
         assert_eq!(
             broken(|c| (c.template, c.boot) = (Some("web".into()), true)),
             ConfigError::OfTemplate
+        );
+        assert_eq!(
+            broken(|c| (c.template, c.resources.class) = (Some("web".into()), Class::Bare)),
+            ConfigError::ClassOfTemplate(Class::Bare)
         );
         assert_eq!(broken(|c| c.limits.pids = Some(0)), ConfigError::Pids(0));
         assert_eq!(

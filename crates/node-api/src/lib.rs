@@ -4,6 +4,7 @@
 //! replies that need them. A command's streams never pass through the daemon: who asks for one gets a connection to the
 //! guest's agent, and speaks `agent-api` on it. Knows neither how a daemon works nor what a VMM is.
 
+pub mod class;
 pub mod client;
 pub mod config;
 pub mod limits;
@@ -16,6 +17,7 @@ pub mod template;
 pub mod tmpfs;
 pub mod volume;
 
+pub use class::Class;
 pub use client::{Client, ClientError};
 pub use config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
 pub use cpu::CpuModel;

@@ -224,6 +224,7 @@ mod tests {
                 memory: ByteSize::mib(128),
                 disk: None,
                 cpu_model: None,
+                class: crate::class::Class::Standard,
             },
             recipe: Recipe {
                 commands: vec!["pip install x".into(), "server".into()],

@@ -440,6 +440,7 @@ mod tests {
             memory: ByteSize::mib(128),
             disk: None,
             cpu_model: None,
+            class: node_api::Class::Standard,
         };
         Record {
             shape: Shape::new("00", &resources, None, String::new(), 0),

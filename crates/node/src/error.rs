@@ -59,6 +59,9 @@ pub enum Error {
     /// Too many sandboxes.
     #[error("this node has {0} sandboxes, which is all it can have: remove some with `basalt rm` or `basalt prune`")]
     Full(u32),
+    /// CPUs that a sandbox is to own cannot be had.
+    #[error(transparent)]
+    Claim(#[from] claim::ClaimError),
     /// No such volume.
     #[error("there is no volume `{0}`: `basalt volume ls` lists them")]
     NoVolume(String),
@@ -406,6 +409,7 @@ impl Error {
             | Self::File { .. }
             | Self::Host { .. }
             | Self::Locked(_)
+            | Self::Claim(_)
             | Self::NoCgroups => "host",
             Self::Database { .. } | Self::DatabaseDamaged(_) | Self::DatabaseNewer { .. } => "database",
             Self::Disk(_) => "disk",

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use agent_api::{Connection, Identity, Renew, Share, TmpfsMount};
 use base::points;
-use node_api::{SandboxConfig, Snapshot, State, Tmpfs};
+use node_api::{Class, SandboxConfig, Snapshot, State, Tmpfs};
 use observe::span::span;
 use vmm_api::{VmState, VmmClient};
 
@@ -256,14 +256,21 @@ pub(crate) fn of_all_memory(stored: &Stored) -> Duration {
     Duration::from_secs(stored.sandbox.config.resources.memory.bytes() / SLOWEST)
 }
 
+/// Why a sandbox with volumes is not kept.
+const VOLUMES: &str = "it has volumes, and which of their files a guest has open is not part of a snapshot: run one without --volume, \
+                       and copy files with `basalt cp`";
+
 /// Refuses what has no saved form, before anything is done.
 fn can_be_kept(stored: &Stored) -> Result<(), Error> {
-    if stored.sandbox.config.volumes.is_empty() {
+    let config = &stored.sandbox.config;
+    if config.volumes.is_empty() && config.resources.class.is_standard() {
         return Ok(());
     }
     Err(Error::NotToBeKept {
         name: stored.sandbox.name.clone(),
-        why: "it has volumes, and which of their files a guest has open is not part of a snapshot: run one without --volume, \
-              and copy files with `basalt cp`",
+        why: match config.resources.class {
+            Class::Bare => "its guest owns its CPUs, whose state is not saved yet: run one of the class standard",
+            Class::Standard => VOLUMES,
+        },
     })
 }

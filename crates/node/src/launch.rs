@@ -8,10 +8,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use claim::Device;
 use host::cgroup::Cgroup;
 use host::jail::{self, Identity, Isolation, Launch};
 use network::Attachment;
-use node_api::{Paging, Resources};
+use node_api::{Class, Paging, Resources};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use vmm_api::config::DeviceSpec;
 use vmm_api::devices::{
@@ -137,12 +138,18 @@ pub(crate) fn prepare(
 ) -> Result<Prepared, Error> {
     let inherited = Inherited::new(paths)?;
     let mut stage = stage(config, stored, paths, &paths.vsock(), outside)?;
-    let kvm = stage.fds.add(open_writable("KVM", &config.kvm, NO_KVM)?)?;
+    let resources = &stored.sandbox.config.resources;
+    let (kvm, claim) = match resources.class {
+        Class::Standard => {
+            let kvm = open_writable("KVM", &config.kvm, NO_KVM)?;
+            (Some(stage.fds.add(kvm)?), None)
+        }
+        Class::Bare => (None, Some(stage.fds.add(claim_cpus(resources.cpus)?)?)),
+    };
     let kernel = stage.fds.add(open("the guest kernel", &config.kernel, NO_ASSETS)?)?;
     let initramfs = stage
         .fds
         .add(open("the guest's initramfs", &config.initramfs, NO_ASSETS)?)?;
-    let resources = &stored.sandbox.config.resources;
     let config = VmConfig {
         cpus: resources.cpus,
         memory: resources.memory,
@@ -150,7 +157,8 @@ pub(crate) fn prepare(
         kernel,
         initramfs: Some(initramfs),
         cmdline: crate::command_line(config.log_level),
-        kvm: Some(kvm),
+        kvm,
+        claim,
         serial: stage.serial,
         serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
         devices: stage.devices,
@@ -162,6 +170,14 @@ pub(crate) fn prepare(
         acceptor: stage.acceptor,
         inherited,
     })
+}
+
+/// CPUs for a machine that owns them. They are its VMM's alone once that has the descriptor, and Linux's again when the VMM ends,
+/// however it does.
+fn claim_cpus(count: u32) -> Result<OwnedFd, Error> {
+    let device = Device::open(Device::PATH)?;
+    let claim = device.claim_any(usize::try_from(count).unwrap_or(usize::MAX))?;
+    Ok(claim.into())
 }
 
 /// The same for a VM that goes on from a snapshot: the devices are those that it had, as both are made here. Its guest opens no
@@ -317,11 +333,12 @@ fn devices(
         output: Some(fds.add(append(&paths.console())?)?),
         keep: Some(CONSOLE_KEEP),
     };
-    devices.extend([
-        device("vsock", &vsock)?,
-        device("rng", &RngConfig {})?,
-        device("console", &console)?,
-    ]);
+    devices.push(device("vsock", &vsock)?);
+    // A guest's kernel asks it for more once a minute, which makes one that owns its CPUs leave them. Its agent is given entropy.
+    if resources.class.is_standard() {
+        devices.push(device("rng", &RngConfig {})?);
+    }
+    devices.push(device("console", &console)?);
     Ok(devices)
 }
 
@@ -437,6 +454,8 @@ pub(crate) fn spawn(
         isolation: identity.map_or(Isolation::None, Isolation::Full),
         // Without root there are as many as there are.
         open_files: (volumes && identity.is_some()).then_some(shares::OPEN_FILES),
+        // All of its memory is pinned.
+        locks_memory: !stored.sandbox.config.resources.class.is_standard(),
     };
     Ok(jail::spawn(&launch)?)
 }

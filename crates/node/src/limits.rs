@@ -115,6 +115,7 @@ mod tests {
             memory,
             disk: None,
             cpu_model: None,
+            class: node_api::Class::Standard,
         })
         .unwrap_err()
     }

@@ -256,7 +256,7 @@ impl Node {
     /// What there is for a sandbox that is about to be made.
     pub(crate) fn template(self: &Arc<Self>, stored: &Stored) -> Result<Found, Error> {
         let config = &stored.sandbox.config;
-        if config.boot || config.volumes.len() > shares::SLOTS {
+        if config.boot || !config.resources.class.is_standard() || config.volumes.len() > shares::SLOTS {
             return Ok(Found::Nothing);
         }
         let shape = self.shape_of(

@@ -24,6 +24,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
                     memory: ByteSize::mib(128),
                     disk: None,
                     cpu_model: None,
+                    class: node_api::Class::Standard,
                 },
                 limits: node_api::Limits::default(),
                 tmpfs: Vec::new(),

@@ -85,7 +85,7 @@ fn attempt(input: &[u8]) -> anyhow::Result<u64> {
         serial_pin: 4,
     };
     let board = Board {
-        cpus: 1,
+        apic_ids: vec![0],
         pci_window_64: memory::layout::pci_window_64(size),
         ports,
     };

@@ -188,6 +188,7 @@ pub(crate) fn vmm_packets() -> Target {
         initramfs: Some(FdRef(1)),
         cmdline: "console=hvc0".into(),
         kvm: None,
+        claim: None,
         serial: Some(FdRef(2)),
         serial_keep: Some(1 << 20),
         devices: Vec::new(),

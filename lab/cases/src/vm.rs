@@ -57,6 +57,7 @@ impl<'a> Builder<'a> {
             initramfs: None,
             cmdline: node::command_line(level),
             kvm: None,
+            claim: None,
             serial: None,
             serial_keep: None,
             devices: Vec::new(),
@@ -111,6 +112,17 @@ impl<'a> Builder<'a> {
         self
     }
 
+    /// On CPUs that Linux has given up.
+    pub(crate) fn claim(mut self, claim: OwnedFd) -> Result<Self> {
+        let kvm = self.config.kvm.take().context("a VM without KVM")?;
+        // In the place of the one that it has no use of.
+        *self.fds.get_mut(usize::try_from(kvm.0)?).context("a VM without KVM")? = claim;
+        self.config.claim = Some(kvm);
+        // A guest's kernel asks it for more once a minute.
+        self.config.devices.retain(|device| device.id != "rng");
+        Ok(self)
+    }
+
     pub(crate) fn kernel(mut self, path: &Path) -> Result<Self> {
         let fd = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
         let index = usize::try_from(self.config.kernel.0)?;
@@ -142,7 +154,11 @@ impl<'a> Builder<'a> {
     /// The same, with a socket at which connections to the guest are asked for.
     pub(crate) fn start_listening(mut self, listener: Option<OwnedFd>) -> Result<Vm> {
         let acceptor = self.vsock(listener)?;
-        let mut vmm = Vmm::spawn(&self.host.binaries, &self.host.logs.join("vmm"))?;
+        let log = self.host.logs.join("vmm");
+        let mut vmm = match self.config.claim {
+            Some(_) => Vmm::spawn_pinned(&self.host.binaries, &log)?,
+            None => Vmm::spawn(&self.host.binaries, &log)?,
+        };
         let fds: Vec<BorrowedFd<'_>> = self.fds.iter().map(AsFd::as_fd).collect();
         vmm.client.create(self.config, &fds)?;
         drop(self.fds);

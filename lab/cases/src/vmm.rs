@@ -49,6 +49,15 @@ impl Vmm {
 
     /// The same, maybe with something open that is said to be KVM.
     pub(crate) fn spawn_with(binaries: &Path, log: &PathBuf, kvm: Option<BorrowedFd<'_>>) -> Result<Self> {
+        Self::spawn_as(binaries, log, kvm, false)
+    }
+
+    /// The same, for a guest whose memory is pinned.
+    pub(crate) fn spawn_pinned(binaries: &Path, log: &PathBuf) -> Result<Self> {
+        Self::spawn_as(binaries, log, None, true)
+    }
+
+    fn spawn_as(binaries: &Path, log: &PathBuf, kvm: Option<BorrowedFd<'_>>, locks_memory: bool) -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let (near, far) = PacketSocket::pair()?;
         let far = OwnedFd::from(far);
@@ -70,6 +79,7 @@ impl Vmm {
             cgroup: Some(Root::open(CGROUPS)?.create(&cgroup, &Limits::default())?.as_fd()),
             isolation: Isolation::Full(identity),
             open_files: None,
+            locks_memory,
         })
         .context("basalt-vmm cannot be started")?;
         drop(far);

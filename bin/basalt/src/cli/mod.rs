@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
-use node_api::Paging;
+use node_api::{Class, Paging};
 
 pub(crate) use image::{
     DfArgs, ImageVerb, ImportArgs, PruneArgs, PullArgs, PullPolicy, PushArgs, RegistryArgs, RmiArgs, SaveArgs,
@@ -396,6 +396,11 @@ pub(crate) struct RunArgs {
     /// End the command after so long, such as 30s or 5m.
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub(crate) timeout: Option<Duration>,
+
+    /// How it has the host's processors: standard, shared with everything else; bare, each virtual CPU owns one that Linux gives up
+    /// as long as the sandbox runs (needs basalt.ko).
+    #[arg(long, value_name = "CLASS", default_value_t)]
+    pub(crate) class: Class,
 
     /// Boot a kernel, also where a template could be cloned, and keep none.
     #[arg(long)]

@@ -3,7 +3,7 @@
 
 use base::ByteSize;
 use clap::Args;
-use node_api::{CpuModel, Resources};
+use node_api::{Class, CpuModel, Resources};
 
 use super::parse;
 
@@ -36,6 +36,7 @@ impl SizeArgs {
             memory: ByteSize::mib(512),
             disk: Some(ByteSize::gib(10)),
             cpu_model: None,
+            class: Class::Standard,
         })
     }
 
@@ -48,6 +49,7 @@ impl SizeArgs {
                 .disk
                 .map_or(usual.disk, |disk| Some(disk).filter(|disk| disk.bytes() > 0)),
             cpu_model: self.cpu_model.or(usual.cpu_model),
+            class: usual.class,
         }
     }
 

@@ -86,7 +86,10 @@ fn configure(args: &RunArgs, set: &[String], resources: Resources) -> Result<San
             user: args.process.user.clone(),
             tty: args.tty,
         },
-        resources,
+        resources: Resources {
+            class: args.class,
+            ..resources
+        },
         limits: args.limits.limits(),
         tmpfs: args.tmpfs.clone(),
         network: args.network.mode(),

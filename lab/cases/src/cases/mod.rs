@@ -1,6 +1,7 @@
 //! Every case; a new one is a file here and a line below.
 
 mod bad_input;
+mod bare;
 mod block;
 mod clock_jumps;
 mod clones;
@@ -96,5 +97,8 @@ pub(crate) const ALL: &[&Case] = &[
     &clock_jumps::CASE,
     &daemon_crashes::DAEMON,
     &daemon_crashes::VMM,
+    &bare::CLAIMS,
+    &bare::BOOT,
+    &bare::CLASS,
     &package::CASE,
 ];

@@ -1,6 +1,6 @@
 //! A guest under load goes on in another VMM: a counter in its memory, its boot id, what it has written to its disk, its
-//! clocks and timers, a TCP stream; several rounds in a row, on two vCPUs, each with what has changed since the one before.
-//! `BASALT_ROUNDS` says how many, and has fio verify what it writes and terminals be busy besides. What does not fit is refused.
+//! clocks and timers, a TCP stream over a card with two pairs of queues, what fio writes and verifies, busy terminals; several rounds in
+//! a row, on two vCPUs, each with what has changed since the one before. `BASALT_ROUNDS` says how many. What does not fit is refused.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -35,6 +35,9 @@ pub(crate) const CASE: Case = Case {
 /// Odd rounds let the original go on for a while after it was saved, from the files that it was saved to.
 const ROUNDS: usize = 5;
 
+/// vCPUs, queues of the disk, and pairs of queues of the network card.
+const CPUS: u16 = 2;
+
 /// Files of one memory: the next snapshot is a whole one.
 const MAX_FILES: usize = 8;
 
@@ -56,7 +59,7 @@ impl Wire {
         let network = Opened::new()?;
         Ok(Self {
             _server: world.serve(&[snapshot_guest::ECHO])?,
-            attachment: network.get()?.attach(0, 1)?,
+            attachment: network.get()?.attach(0, CPUS.into())?,
             network,
             _world: world,
         })
@@ -91,38 +94,36 @@ struct Stage<'a> {
     listener: UnixListener,
     address: SocketAddr,
     disk: PathBuf,
-    /// The disk with fio, if it is to be at work, and terminals beside it.
-    fio: Option<PathBuf>,
+    /// The disk with fio.
+    fio: PathBuf,
 }
 
 impl Stage<'_> {
     /// The configuration, whose descriptors are new each time.
     fn builder(&self) -> Result<Builder<'_>> {
-        let mut builder = Builder::new(self.host)?.cpus(2);
+        let mut builder = Builder::new(self.host)?.cpus(CPUS.into());
         let disk = OpenOptions::new().read(true).write(true).open(&self.disk)?;
         let file = builder.fd(disk);
         let data = BlockConfig {
             file,
             read_only: false,
-            queues: 2,
+            queues: CPUS,
             serial: snapshot_guest::DISK.into(),
             engine: BlockEngine::Auto,
             limits: BlockLimits::default(),
         };
         builder.device("data", &data)?;
         self.wire.add_to(&mut builder)?;
-        if let Some(fio) = &self.fio {
-            let file = builder.fd(File::open(fio)?);
-            let fio = BlockConfig {
-                file,
-                read_only: true,
-                queues: 1,
-                serial: snapshot_fio::DISK.into(),
-                engine: BlockEngine::Auto,
-                limits: BlockLimits::default(),
-            };
-            builder.device("fio", &fio)?;
-        }
+        let file = builder.fd(File::open(&self.fio)?);
+        let fio = BlockConfig {
+            file,
+            read_only: true,
+            queues: 1,
+            serial: snapshot_fio::DISK.into(),
+            engine: BlockEngine::Auto,
+            limits: BlockLimits::default(),
+        };
+        builder.device("fio", &fio)?;
         Ok(builder)
     }
 
@@ -157,7 +158,7 @@ impl Stage<'_> {
         let terminals = [(now.terminal.0, since.terminal.0), (now.terminal.1, since.terminal.1)];
         let far = |(now, since): &(u64, u64)| *now > since + 20;
         let fio = now.fio.0 > since.fio.0 && now.fio.1 > since.fio.1;
-        steps.iter().all(far) && (self.fio.is_none() || fio && terminals.iter().all(far))
+        steps.iter().chain(&terminals).all(far) && fio
     }
 
     /// What the guest says of itself over a new connection.
@@ -223,10 +224,10 @@ impl Files {
     }
 }
 
-/// How many were asked for, if they were.
-fn rounds_wanted() -> Result<Option<usize>> {
+/// How many there are to be.
+fn rounds_wanted() -> Result<usize> {
     let wanted = std::env::var("BASALT_ROUNDS").ok();
-    wanted.map(|text| text.parse().context("BASALT_ROUNDS")).transpose()
+    wanted.map_or(Ok(ROUNDS), |text| text.parse().context("BASALT_ROUNDS"))
 }
 
 fn host(host: &Host) -> Result<()> {
@@ -237,19 +238,18 @@ fn host(host: &Host) -> Result<()> {
 
 fn rounds(host: &Host, wire: &Wire) -> Result<()> {
     let address = SocketAddr::from_abstract_name(format!("basalt-case-snapshot-{}", std::process::id()))?;
-    let wanted = rounds_wanted()?;
     let mut stage = Stage {
         host,
         wire,
         listener: UnixListener::bind_addr(&address)?,
         address,
         disk: host.scratch.join("disk-0"),
-        fio: wanted.map(|_| snapshot_fio::make_disk(&host.scratch)).transpose()?,
+        fio: snapshot_fio::make_disk(&host.scratch)?,
     };
     let (mut machine, first) = boot(&stage)?;
     refused_while_running(&mut machine, &mut Files::new(host, "running"))?;
     let mut last: Option<Files> = None;
-    for round in 0..wanted.unwrap_or(ROUNDS) {
+    for round in 0..rounds_wanted()? {
         let mut files = Files::new(host, &round.to_string());
         if let Some(last) = &last {
             files.below = last.below.iter().chain([&last.memory]).cloned().collect();
@@ -259,7 +259,7 @@ fn rounds(host: &Host, wire: &Wire) -> Result<()> {
             // The far end would hear of two guests in one stream.
             stage.stream(snapshot_guest::Stream::End)?;
         }
-        let typist = (goes_on_first && stage.fio.is_some()).then(|| stage.agent().map(Typist::begin));
+        let typist = goes_on_first.then(|| stage.agent().map(Typist::begin));
         let typist = typist.transpose()?;
         if let Some(typist) = &typist {
             typist.goes_on(PATIENCE)?;

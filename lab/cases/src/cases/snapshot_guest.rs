@@ -113,12 +113,7 @@ pub(super) fn run(arguments: &[String]) -> Result<()> {
     let hold = listen(HOLD)?;
     let print = listen(PRINT)?;
     let stream = listen(STREAM)?;
-    let mut loads: Vec<fn() -> Result<()>> = vec![disk_load, tick_load, entropy_load];
-    // Where there is none it is not wanted, nor are terminals.
-    if find(fio::DISK).is_ok() {
-        loads.push(fio_load);
-        loads.push(pty::load);
-    }
+    let loads: [fn() -> Result<()>; 5] = [disk_load, tick_load, entropy_load, fio_load, pty::load];
     for work in loads {
         std::thread::spawn(move || {
             if let Err(error) = work() {

@@ -59,6 +59,7 @@ fn good() -> VmConfig {
         initramfs: None,
         cmdline: String::new(),
         kvm: Some(FdRef(1)),
+        claim: None,
         serial: None,
         serial_keep: None,
         devices: Vec::new(),

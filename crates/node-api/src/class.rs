@@ -1,0 +1,69 @@
+//! How a sandbox's machine has the host's processors.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// How a sandbox's machine has the host's processors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Class {
+    /// Its vCPUs are threads, which share the host's CPUs with everything else.
+    #[default]
+    Standard,
+    /// Each vCPU owns a CPU that Linux gives up for as long as its machine runs (basalt.ko).
+    Bare,
+}
+
+impl Class {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Standard, Self::Bare];
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Standard => "standard",
+            Self::Bare => "bare",
+        }
+    }
+
+    /// Whether it is what a sandbox is that asks for nothing.
+    pub fn is_standard(&self) -> bool {
+        *self == Self::Standard
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// No such class.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no class: give standard or bare")]
+pub struct ClassError(String);
+
+impl FromStr for Class {
+    type Err = ClassError;
+
+    fn from_str(text: &str) -> Result<Self, ClassError> {
+        let found = Self::ALL.into_iter().find(|class| class.name() == text);
+        found.ok_or_else(|| ClassError(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_read_as_they_are_written() {
+        for class in Class::ALL {
+            assert_eq!(class.to_string().parse(), Ok(class));
+            assert_eq!(serde_json::to_value(class).unwrap(), class.name());
+        }
+        assert!("metal".parse::<Class>().unwrap_err().to_string().contains("bare"));
+    }
+}

@@ -1,0 +1,327 @@
+//! CPUs that Linux gives up, and guests that own them: real basalt.ko, on the lab's own kernel.
+//!
+//! `claims` takes a CPU and gives it back, many times, by closing and by `kill -9`, and is refused what would be dangerous. `bare`
+//! boots the guest kernel on such CPUs, and sees that nothing makes it leave them. `class-bare` has sandboxes of that class.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use agent_api::{Collected, ExecRequest};
+use anyhow::{Context, Result, bail, ensure};
+use claim::{ClaimError, Device};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::limits::start;
+use crate::basalt::expect_refusal;
+use crate::daemon::Daemon;
+use crate::vm::{Builder, Vm};
+use crate::{Case, Host};
+
+pub(crate) const CLAIMS: Case = Case {
+    name: "claims",
+    limit: Duration::from_secs(240),
+    host: claims,
+    guest: None,
+};
+
+pub(crate) const BOOT: Case = Case {
+    name: "bare",
+    limit: Duration::from_secs(240),
+    host: boot,
+    guest: None,
+};
+
+pub(crate) const CLASS: Case = Case {
+    name: "class-bare",
+    limit: Duration::from_secs(240),
+    host: class,
+    guest: None,
+};
+
+/// Rounds, unless `BASALT_CLAIMS` says otherwise.
+const ROUNDS: usize = 10;
+
+/// The one that is claimed; CPU 0 is one that Linux does not give.
+const CPU: u32 = 1;
+
+/// How long a claim or a release may take on an idle emulated host.
+const SOON: Duration = Duration::from_secs(5);
+
+/// Whether this host is the lab, whose CPUs may be taken and whose kernel the module is built for. Elsewhere these cases have nothing to
+/// do: nobody loads a module into a machine because tests are run on it.
+fn in_lab() -> Result<bool> {
+    // As lab/host/recipe.sh calls it.
+    let lab = fs::read_to_string("/etc/hostname").is_ok_and(|name| name.trim() == "basalt-lab");
+    #[expect(clippy::print_stdout, reason = "a case's own output")]
+    if !lab {
+        println!("not the lab: no module is loaded here");
+    }
+    Ok(lab)
+}
+
+/// The module, loaded as long as this lives.
+struct Module;
+
+impl Module {
+    fn load(host: &Host) -> Result<Self> {
+        run("insmod", &[&host.asset("basalt.ko").display().to_string()])?;
+        Ok(Self)
+    }
+
+    fn unload(self) -> Result<()> {
+        // Not twice.
+        std::mem::forget(self);
+        run("rmmod", &["basalt"])
+    }
+}
+
+impl Drop for Module {
+    /// After a failure, whose words are worth more than ours.
+    fn drop(&mut self) {
+        drop(run("rmmod", &["basalt"]));
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) -> Result<()> {
+    let output = Command::new(program)
+        .args(arguments)
+        .output()
+        .context(program.to_owned())?;
+    ensure!(
+        output.status.success(),
+        "{program} {}: {}",
+        arguments.join(" "),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(())
+}
+
+/// The CPUs that Linux has.
+fn online() -> Result<String> {
+    let text = fs::read_to_string("/sys/devices/system/cpu/online")?;
+    Ok(text.trim().to_owned())
+}
+
+fn wait_online(wanted: &str) -> Result<()> {
+    let limit = Instant::now() + SOON;
+    loop {
+        let now = online()?;
+        if now == wanted {
+            return Ok(());
+        }
+        ensure!(
+            Instant::now() < limit,
+            "the CPUs that are online are {now}, not {wanted}"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn claims(host: &Host) -> Result<()> {
+    if !in_lab()? {
+        return Ok(());
+    }
+    let module = Module::load(host)?;
+    let device = Device::open(Device::PATH)?;
+    let all = online()?;
+    let rounds = match std::env::var("BASALT_CLAIMS") {
+        Ok(text) => text.parse().context("BASALT_CLAIMS")?,
+        Err(_) => ROUNDS,
+    };
+    let mut worst = Duration::ZERO;
+    for _ in 0..rounds {
+        let began = Instant::now();
+        let claim = device.claim(&[CPU])?;
+        ensure!(online()? != all, "CPU {CPU} is claimed and still online");
+        drop(claim);
+        worst = worst.max(began.elapsed());
+        ensure!(online()? == all, "CPU {CPU} did not come back");
+    }
+    #[expect(clippy::print_stdout, reason = "a case's own output")]
+    {
+        println!("{rounds} claims, the longest with its release {worst:?}");
+    }
+    refusals(&device)?;
+    killed(&device, &all)?;
+    drop(device);
+    module.unload()
+}
+
+/// What may not be had, and what may not be done while a CPU is claimed.
+fn refusals(device: &Device) -> Result<()> {
+    for cpu in [0, 1000] {
+        match device.claim(&[cpu]) {
+            Err(ClaimError::Cpu { cpu: failed, .. }) => ensure!(failed == cpu, "CPU {failed} failed, not {cpu}"),
+            other => bail!("CPU {cpu}: {other:?}"),
+        }
+    }
+    ensure!(device.claim(&[]).is_err() && device.claim(&[CPU, CPU]).is_err());
+    let claim = device.claim(&[CPU])?;
+    match device.claim(&[CPU]) {
+        Err(ClaimError::Cpu { source, .. }) => {
+            let code = source.raw_os_error();
+            // It is not online.
+            ensure!(
+                code == Some(rustix::io::Errno::NODEV.raw_os_error()),
+                "a second claim: {source}"
+            );
+        }
+        other => bail!("a second claim: {other:?}"),
+    }
+    let by_hand = fs::write(format!("/sys/devices/system/cpu/cpu{CPU}/online"), "1");
+    ensure!(by_hand.is_err(), "a claimed CPU was brought online by hand");
+    let unloading = run("rmmod", &["basalt"]).map_err(|error| error.to_string());
+    ensure!(
+        unloading.is_err_and(|error| error.contains("in use")),
+        "the module was unloaded"
+    );
+    drop(claim);
+    Ok(())
+}
+
+/// A process that has the claim and is killed.
+fn killed(device: &Device, all: &str) -> Result<()> {
+    let claim = device.claim(&[CPU])?;
+    // Its standard input is a copy of the claim, of which the command must not keep another.
+    let mut command = Command::new("sleep");
+    let mut sleeper = command.arg("1000").stdin(claim.as_fd().try_clone_to_owned()?).spawn()?;
+    drop(command);
+    drop(claim);
+    ensure!(online()? != all, "the copy does not hold the CPU");
+    sleeper.kill()?;
+    sleeper.wait()?;
+    wait_online(all)
+}
+
+/// How long a guest is watched.
+const WATCHED: Duration = Duration::from_secs(10);
+
+/// Nothing makes the guest's vCPUs leave it for a while, but for interrupts from one to another, which the module looks at.
+fn no_exits(machine: &mut Vm, vcpus: u32, what: &str) -> Result<()> {
+    let mut counters = || -> Result<BTreeMap<String, u64>> {
+        let samples = machine.vmm.client.metrics()?.into_iter();
+        Ok(samples
+            .map(|sample| (format!("{} {:?}", sample.name, sample.labels), sample.value))
+            .collect())
+    };
+    let looked_at = |name: &str| vcpus > 1 && name.contains("\"msr\"");
+    let of_engine = |counters: &BTreeMap<String, u64>| -> u64 {
+        let exits = counters
+            .iter()
+            .filter(|(name, _)| name.starts_with("engine_exits_total"));
+        exits.filter(|(name, _)| !looked_at(name)).map(|(_, count)| count).sum()
+    };
+    let before = counters()?;
+    ensure!(of_engine(&before) > 0, "no exit was ever counted");
+    std::thread::sleep(WATCHED);
+    let after = counters()?;
+    let changed = after.iter().filter(|(name, count)| before.get(*name) != Some(count));
+    let changed: Vec<_> = changed.map(|(name, _)| name).collect();
+    ensure!(of_engine(&before) == of_engine(&after), "{what} had exits: {changed:?}");
+    Ok(())
+}
+
+/// The most vCPUs that a guest gets here.
+const MOST: u32 = 3;
+
+fn boot(host: &Host) -> Result<()> {
+    if !in_lab()? {
+        return Ok(());
+    }
+    let module = Module::load(host)?;
+    let device = Device::open(Device::PATH)?;
+    let cpus = u32::try_from(std::thread::available_parallelism()?.get())?;
+    for vcpus in 1..cpus.min(MOST + 1) {
+        boot_on(host, &device, vcpus).with_context(|| format!("with {vcpus} vCPUs"))?;
+    }
+    drop(device);
+    module.unload()
+}
+
+fn boot_on(host: &Host, device: &Device, vcpus: u32) -> Result<()> {
+    let all = online()?;
+    let claim = device.claim(&(CPU..CPU + vcpus).collect::<Vec<_>>())?;
+    let builder = Builder::new(host)?.cpus(vcpus);
+    let mut machine = builder.claim(claim.as_fd().try_clone_to_owned()?)?.start()?;
+    drop(claim);
+    let mut agent = machine.agent()?;
+    let request = ExecRequest {
+        argv: ["cat", "/proc/cpuinfo"].map(Into::into).to_vec(),
+        ..ExecRequest::default()
+    };
+    let Collected { stdout, .. } = agent.exec(&request)?.collect()?;
+    let said = String::from_utf8_lossy(&stdout);
+    let seen = said.matches("processor\t").count();
+    ensure!(
+        seen == usize::try_from(vcpus)?,
+        "the guest has {seen} processors: {said}"
+    );
+    ensure!(machine.vmm.client.info()?.engine == "bare");
+    // Nothing of the agent's last answer is under way any more.
+    std::thread::sleep(Duration::from_secs(2));
+    no_exits(&mut machine, vcpus, "an idle guest")?;
+    let busy = agent.exec(&ExecRequest {
+        argv: ["sh", "-c", "while :; do :; done"].map(Into::into).to_vec(),
+        ..ExecRequest::default()
+    })?;
+    std::thread::sleep(Duration::from_secs(2));
+    no_exits(&mut machine, vcpus, "a busy guest")?;
+    drop(busy);
+    drop(agent);
+    machine.vmm.client.stop()?;
+    drop(machine);
+    wait_online(&all)
+}
+
+fn class(host: &Host) -> Result<()> {
+    if !in_lab()? {
+        return Ok(());
+    }
+    let daemon = Daemon::new(host)?;
+    let digest = host.digest.as_str();
+    let without = daemon.run(&["run", "--class", "bare", digest, "--", "true"])?;
+    expect_refusal(&without, 125, &["modprobe basalt"])?;
+    let module = Module::load(host)?;
+    let all = online()?;
+    let more = daemon.run(&["run", "--class", "bare", "--cpus", "60", digest, "--", "true"])?;
+    expect_refusal(&more, 125, &["60 CPUs are wanted", "can be spared"])?;
+    // One of the class standard runs beside it all the time.
+    start(host, &daemon, "beside", &[], &["sleep", "1000"])?;
+    let id = start(host, &daemon, "owner", &["--class", "bare"], &["sleep", "1000"])?;
+    ensure!(
+        online()? != all,
+        "a sandbox of the class bare runs, and Linux has all CPUs"
+    );
+    ensure!(
+        daemon
+            .ok(&["exec", "owner", "--", "cat", "/proc/sys/kernel/hostname"])?
+            .trim()
+            == id
+    );
+    for verb in ["pause", "unpause"] {
+        daemon.ok(&[verb, "owner"])?;
+    }
+    daemon.ok(&["exec", "owner", "--", "true"])?;
+    let kept = daemon.run(&["snapshot", "create", "owner"])?;
+    expect_refusal(&kept, 1, &["owns its CPUs"])?;
+    daemon.ok(&["stop", "owner"])?;
+    wait_online(&all)?;
+    daemon.ok(&["start", "owner"])?;
+    ensure!(online()? != all, "it was started again, and Linux has all CPUs");
+    let inspected: Value = serde_json::from_str(&daemon.ok(&["inspect", "owner"])?)?;
+    let vmm = inspected
+        .pointer("/0/vmm/pid")
+        .and_then(Value::as_i64)
+        .context("a VMM")?;
+    let vmm = i32::try_from(vmm).ok().and_then(Pid::from_raw).context("a process")?;
+    kill_process(vmm, Signal::KILL)?;
+    wait_online(&all)?;
+    daemon.ok(&["exec", "beside", "--", "true"])?;
+    daemon.ok(&["rm", "--force", "owner", "beside"])?;
+    daemon.end()?;
+    module.unload()
+}
