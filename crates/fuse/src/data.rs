@@ -47,7 +47,7 @@ impl Server {
     /// `struct fuse_open_out`.
     fn tell_handle(&self, file: OwnedFd, flags: OFlags, reply: &mut Reply) -> Outcome {
         reply.space(16)?;
-        let id = self.handles.add(file, flags.contains(OFlags::APPEND))?;
+        let id = self.handles.add(file, access(flags), flags.contains(OFlags::APPEND))?;
         reply.u64(id)?;
         reply.u64(0)
     }

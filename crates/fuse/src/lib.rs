@@ -17,6 +17,7 @@ pub mod abi;
 mod attributes;
 mod data;
 mod handles;
+mod known;
 mod message;
 mod nodes;
 mod owner;
@@ -28,6 +29,7 @@ mod xattr;
 #[cfg(test)]
 mod tests;
 
+pub use known::{Known, KnownFile, KnownHandle, KnownNode, Path};
 pub use message::{MAX_IO, MAX_REPLY, MAX_REQUEST, Reply};
 pub use owner::Owners;
 pub use server::{Options, Server};
@@ -39,6 +41,12 @@ pub enum Error {
     /// It is none.
     #[error("what is to be served is no directory")]
     NoDirectory,
+    /// Nobody here knows what a guest knows of it.
+    #[error(
+        "a directory that is served on another machine has no part in a snapshot, as what a guest has open there is not known here: \
+         take the snapshot of a sandbox without it"
+    )]
+    Elsewhere,
     /// A step failed.
     #[error("{step}: {cause}")]
     System {

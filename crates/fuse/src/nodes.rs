@@ -17,6 +17,13 @@ pub(crate) struct Node {
     pub(crate) kind: FileType,
 }
 
+impl Node {
+    pub(crate) fn of(file: OwnedFd) -> Result<Self, Errno> {
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+        Ok(Self { file, kind })
+    }
+}
+
 /// Device and number.
 type Key = (u64, u64);
 
@@ -83,6 +90,10 @@ impl Nodes {
         tables.by_key.insert(self.root_key, ROOT_ID);
     }
 
+    pub(crate) fn root(&self) -> Arc<Node> {
+        Arc::clone(&self.root)
+    }
+
     pub(crate) fn get(&self, id: u64) -> Result<Arc<Node>, Errno> {
         let tables = self.tables();
         tables
@@ -100,6 +111,11 @@ impl Nodes {
             && let Some(known) = tables.by_id.get_mut(&id)
         {
             known.lookups = known.lookups.saturating_add(1);
+            if id != ROOT_ID {
+                // It goes by the name by which it was found last: an older one may be gone.
+                let kind = known.node.kind;
+                known.node = Arc::new(Node { file, kind });
+            }
             return Ok(id);
         }
         if tables.by_id.len() >= self.most {
@@ -107,10 +123,8 @@ impl Nodes {
         }
         tables.last += 1;
         let id = tables.last;
-        let node = Arc::new(Node {
-            file,
-            kind: FileType::from_raw_mode(stat.st_mode),
-        });
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        let node = Arc::new(Node { file, kind });
         tables.by_id.insert(id, Known { node, key, lookups: 1 });
         tables.by_key.insert(key, id);
         Ok(id)
@@ -131,6 +145,35 @@ impl Nodes {
         {
             tables.by_key.remove(&known.key);
         }
+    }
+
+    /// The last number, and all but the root with their numbers and how often the other side was told of them.
+    pub(crate) fn all(&self) -> (u64, Vec<(u64, u64, Arc<Node>)>) {
+        let tables = self.tables();
+        let told = tables.by_id.iter().filter(|(id, _)| **id != ROOT_ID);
+        let all = told.map(|(id, known)| (*id, known.lookups, Arc::clone(&known.node)));
+        (tables.last, all.collect())
+    }
+
+    /// A file that the other side knows by this number already.
+    pub(crate) fn enter_as(&self, id: u64, lookups: u64, file: OwnedFd) -> Result<(), Errno> {
+        let stat = rustix::fs::fstat(&file)?;
+        let (key, kind) = (key(&stat), FileType::from_raw_mode(stat.st_mode));
+        let mut tables = self.tables();
+        if tables.by_id.contains_key(&id) || tables.by_key.contains_key(&key) {
+            return Err(Errno::EXIST);
+        }
+        let node = Arc::new(Node { file, kind });
+        tables.by_id.insert(id, Known { node, key, lookups });
+        tables.by_key.insert(key, id);
+        tables.last = tables.last.max(id);
+        Ok(())
+    }
+
+    /// Numbers up to this one have been given out.
+    pub(crate) fn go_on_after(&self, last: u64) {
+        let mut tables = self.tables();
+        tables.last = tables.last.max(last);
     }
 
     #[cfg(test)]

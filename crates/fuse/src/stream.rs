@@ -12,6 +12,8 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
 
+use crate::Error;
+use crate::known::Known;
 use crate::message::{MAX_REPLY, MAX_REQUEST, Reply};
 use crate::server::Server;
 
@@ -20,11 +22,31 @@ pub trait Answer: Send + Sync {
     /// Answers one. `room` is how long the reply may be; there is none for requests that want none, and for what is no
     /// request at all.
     fn answer(&self, request: &[u8], room: usize, reply: &mut Reply);
+
+    /// [`Server::known`].
+    ///
+    /// # Errors
+    /// That, or [`Error::Elsewhere`].
+    fn known(&self) -> Result<Known, Error>;
+
+    /// [`Server::know`].
+    ///
+    /// # Errors
+    /// That, or [`Error::Elsewhere`].
+    fn know(&self, known: &Known) -> Result<usize, Error>;
 }
 
 impl Answer for Server {
     fn answer(&self, request: &[u8], room: usize, reply: &mut Reply) {
         Server::answer(self, request, room, reply);
+    }
+
+    fn known(&self) -> Result<Known, Error> {
+        Server::known(self)
+    }
+
+    fn know(&self, known: &Known) -> Result<usize, Error> {
+        Server::know(self, known)
     }
 }
 
@@ -106,5 +128,13 @@ impl<S: Read + Write + Send> Answer for Remote<S> {
             }
         }
         reply.refuse(request, room, Errno::IO);
+    }
+
+    fn known(&self) -> Result<Known, Error> {
+        Err(Error::Elsewhere)
+    }
+
+    fn know(&self, _known: &Known) -> Result<usize, Error> {
+        Err(Error::Elsewhere)
     }
 }

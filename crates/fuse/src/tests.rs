@@ -1,5 +1,7 @@
 //! The server against a hand that writes messages, good and bad, with a real directory below.
 
+mod known;
+
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};

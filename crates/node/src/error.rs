@@ -156,7 +156,7 @@ pub enum Error {
         /// Its name.
         name: String,
         /// Why, and what to do.
-        why: &'static str,
+        why: String,
     },
     /// A snapshot of another sandbox.
     #[error("the snapshot `{snapshot}` is of {of}, not of {name}: `basalt clone {snapshot}` makes a sandbox of it")]

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use agent_api::{Connection, Identity, Renew, Share, TmpfsMount};
 use base::points;
-use node_api::{Class, SandboxConfig, Snapshot, State, Tmpfs};
+use node_api::{Class, SandboxConfig, Snapshot, State, Tmpfs, VolumeMount, VolumeSource};
 use observe::span::span;
 use vmm_api::{VmState, VmmClient};
 
@@ -256,21 +256,23 @@ pub(crate) fn of_all_memory(stored: &Stored) -> Duration {
     Duration::from_secs(stored.sandbox.config.resources.memory.bytes() / SLOWEST)
 }
 
-/// Why a sandbox with volumes is not kept.
-const VOLUMES: &str = "it has volumes, and which of their files a guest has open is not part of a snapshot: run one without --volume, \
-                       and copy files with `basalt cp`";
-
 /// Refuses what has no saved form, before anything is done.
 fn can_be_kept(stored: &Stored) -> Result<(), Error> {
     let config = &stored.sandbox.config;
-    if config.volumes.is_empty() && config.resources.class.is_standard() {
-        return Ok(());
-    }
+    let elsewhere = |volume: &&VolumeMount| matches!(volume.source, VolumeSource::Served(_));
+    let why = match (config.resources.class, config.volumes.iter().find(elsewhere)) {
+        (Class::Standard, None) => return Ok(()),
+        (Class::Bare, _) => {
+            "its guest owns its CPUs, whose state is not saved yet: run one of the class standard".to_owned()
+        }
+        (Class::Standard, Some(volume)) => format!(
+            "its volume {} is served from another machine, where what its guest has open is not part of a snapshot: run one \
+             without it, and copy files with `basalt cp`",
+            volume.target
+        ),
+    };
     Err(Error::NotToBeKept {
         name: stored.sandbox.name.clone(),
-        why: match config.resources.class {
-            Class::Bare => "its guest owns its CPUs, whose state is not saved yet: run one of the class standard",
-            Class::Standard => VOLUMES,
-        },
+        why,
     })
 }

@@ -229,7 +229,7 @@ pub(crate) fn prepare_rollback(
 ) -> Result<(RestoreConfig, Fds), Error> {
     let (mut config, mut fds) = from_place(stage(config, stored, paths, &paths.next_vsock(), outside)?, place)?;
     config.write_set = learned::pages(place, Paging::Mapped);
-    // A sandbox of which there are snapshots has no volumes.
+    // One with volumes gets another VMM.
     share(&mut config.devices, &mut fds, Vec::new(), stored.share_slots)?;
     config.validate()?;
     Ok((config, fds))

@@ -1,8 +1,8 @@
 //! A sandbox that is put back to what it was when a snapshot of it was taken.
 //!
 //! ```text
-//!                 ┌ its machine is mapped from the snapshot ─► disk ─► put back in place ───────────┐
-//!  disk copied ───┤                                                                                 ├─► resumed ─► renewed
+//!                 ┌ its machine is mapped from the snapshot, and it has no volumes ─► disk ─► in place ┐
+//!  disk copied ───┤                                                                                    ├─► resumed ─► renewed
 //!                 └ any other, or none ─► its VMM ends ─► disk ─► cgroup, VMM, network, sockets ─► restored ┘
 //! ```
 //! In the first way the VMM, what the host has mapped for the guest, and everything outside of it stay, and a snapshot that is of
@@ -75,6 +75,7 @@ impl Node {
         limits::check(&sandbox.config, self.cgroups.as_ref())?;
         launch::check_paging(sandbox.config.paging)?;
         self.image_of(&stored)?;
+        drop(self.open_volumes(&sandbox.config.volumes)?);
         if !place.is_whole(&sandbox.config.resources) {
             return Err(Error::SnapshotDamaged {
                 path: place.record(),
@@ -118,7 +119,9 @@ impl Node {
     ) -> Result<Started, Why> {
         if let Some(vm) = vm {
             let directory = self.sandbox_paths(entry).directory;
-            if memory_files::are_same(place.directory(), &directory).map_err(Why::Refused)? {
+            // Shared directories are a VMM's own, and are given to each once.
+            let in_place = entry.stored().sandbox.config.volumes.is_empty();
+            if in_place && memory_files::are_same(place.directory(), &directory).map_err(Why::Refused)? {
                 match self.put_back_in_place(entry, &vm, place, disk.as_deref_mut()) {
                     Err(Why::Elsewhere(error)) => log::info!("sandbox {} gets another VMM: {error}", entry.id),
                     result => return result,

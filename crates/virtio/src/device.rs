@@ -69,6 +69,9 @@ pub enum DeviceError {
     /// The saved state belongs to a device that was configured otherwise.
     #[error("{0}: restore with the configuration that it was saved with")]
     Unlike(String),
+    /// What it has cannot be part of a snapshot, or cannot go on from this one.
+    #[error("{0}")]
+    Refused(String),
 }
 
 /// A virtio device as its transport sees it. The transport calls from one thread at a time.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::Worker;
-use fuse::{Answer, Reply};
+use fuse::{Answer, Known, Reply};
 use observe::RateLimit;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -28,13 +28,22 @@ const REQUESTS: u16 = 1;
 /// The thread of a device without a directory: it needs no right to files.
 const DORMANT_THREAD: &str = "fs-dormant";
 
-/// A device that nobody has asked anything: a guest knows nothing of what it would serve.
+/// The thread that looks at files for a snapshot, or finds them again: its name is one of those that have a right to them.
+const FILES_THREAD: &str = "fs-q-files";
+
+/// What a guest knows of a directory.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct FsState {}
+pub(crate) struct FsState {
+    /// `None` where it has asked nothing.
+    #[serde(default)]
+    known: Option<Known>,
+}
 
 impl Schema for FsState {
     const KIND: &'static str = "fs";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
+    // Only of devices that nobody had asked anything.
+    const OLDEST: u32 = 1;
 }
 
 /// A directory that is not there.
@@ -44,13 +53,24 @@ impl Answer for Nowhere {
     fn answer(&self, request: &[u8], room: usize, reply: &mut Reply) {
         reply.refuse(request, room, Errno::NODEV);
     }
+
+    fn known(&self) -> Result<Known, fuse::Error> {
+        // What it was refused a guest does not know.
+        Ok(Known::default())
+    }
+
+    fn know(&self, known: &Known) -> Result<usize, fuse::Error> {
+        Ok(known.nodes.len() + known.handles.len())
+    }
 }
 
 /// A virtio-fs device.
 pub(crate) struct Fs {
     config: [u8; TAG + 4],
-    /// `None` while it is dormant.
-    server: Option<Arc<dyn Answer>>,
+    /// Where it is served.
+    server: Arc<dyn Answer>,
+    /// Nowhere: nobody has to look after its urgent requests, and nobody needs a right to files.
+    dormant: bool,
     metrics: Metrics,
     // Outlives activations, or a guest could have a line with each reset.
     complaints: Arc<RateLimit>,
@@ -73,13 +93,29 @@ impl Fs {
         config[TAG..].copy_from_slice(&REQUEST_QUEUES.to_le_bytes());
         Self {
             config,
-            server,
+            dormant: server.is_none(),
+            server: server.unwrap_or_else(|| Arc::new(Nowhere)),
             metrics,
             complaints,
             workers: Vec::new(),
             resting: Vec::new(),
             asked: Arc::default(),
         }
+    }
+
+    /// Does something with the files that it serves, on a thread that may.
+    fn by_files<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&dyn Answer) -> Result<T, fuse::Error> + Send + 'static,
+    ) -> Result<T, DeviceError> {
+        let server = Arc::clone(&self.server);
+        let done = match self.dormant {
+            true => work(server.as_ref()),
+            false => base::thread::spawn(FILES_THREAD, 128 << 10, move || work(server.as_ref()))?
+                .join()
+                .map_err(|_| DeviceError::Lost)?,
+        };
+        done.map_err(|error| DeviceError::Refused(error.to_string()))
     }
 
     fn start(&mut self, activation: Activation) -> Result<(), DeviceError> {
@@ -89,10 +125,10 @@ impl Fs {
             }
         }
         for queue in activation.queues {
-            let (name, server) = match &self.server {
-                Some(server) => (format!("fs-q{}", queue.index), Arc::clone(server)),
-                None if queue.index == REQUESTS => (DORMANT_THREAD.to_owned(), Arc::new(Nowhere) as _),
-                None => {
+            let name = match self.dormant {
+                false => format!("fs-q{}", queue.index),
+                true if queue.index == REQUESTS => DORMANT_THREAD.to_owned(),
+                true => {
                     self.resting.push(queue);
                     continue;
                 }
@@ -102,7 +138,7 @@ impl Fs {
                 queue,
                 memory: Arc::clone(&activation.memory),
                 interrupt: Arc::clone(&activation.interrupt),
-                server,
+                server: Arc::clone(&self.server),
                 asked: Arc::clone(&self.asked),
                 metrics: self.metrics.clone(),
                 complaints: Arc::clone(&self.complaints),
@@ -156,25 +192,62 @@ impl VirtioDevice for Fs {
     }
 
     fn save(&self) -> Result<Saved, DeviceError> {
-        match self.asked.load(Ordering::Relaxed) {
-            // What a guest knows of files are numbers that this server gave out.
-            true => Err(DeviceError::NotSaved),
-            false => Ok(Saved::of(&FsState {})?),
-        }
+        let known = match self.asked.load(Ordering::Relaxed) {
+            false => None,
+            true => Some(self.by_files(|server| server.known())?),
+        };
+        Ok(Saved::of(&FsState { known })?)
     }
 
     fn restore(&mut self, saved: &Saved) -> Result<(), DeviceError> {
-        let FsState {} = saved.read("fs")?;
+        let FsState { known } = saved.read("fs")?;
+        let Some(known) = known else { return Ok(()) };
+        self.asked.store(true, Ordering::Relaxed);
+        let all = known.nodes.len() + known.handles.len();
+        let lost = self.by_files(move |server| server.know(&known))?;
+        if lost > 0 {
+            log::info!("fs: of {all} files that the guest knows, {lost} are no longer there, or are others");
+        }
         Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use fuse::{KnownFile, KnownHandle, KnownNode, Path};
+
     use super::*;
 
     #[test]
     fn the_state_is_what_the_golden_file_says() {
-        state::golden::check(env!("CARGO_MANIFEST_DIR"), &FsState {});
+        let file = |path: Path| KnownFile {
+            path,
+            inode: 12,
+            born_ns: 1_700_000_000_000_000_000,
+        };
+        let nodes = [(2, Path::Text("a/b".into())), (5, Path::Bytes(vec![b'c', 0xff]))];
+        let nodes = nodes.map(|(id, path)| {
+            (
+                id,
+                KnownNode {
+                    lookups: 3,
+                    file: file(path),
+                },
+            )
+        });
+        let handle = KnownHandle {
+            access: 2,
+            append: true,
+            file: file(Path::Text("a/b".into())),
+        };
+        let known = Known {
+            last_node: 7,
+            last_handle: 9,
+            nodes: nodes.into(),
+            handles: [(4, handle)].into(),
+        };
+        state::golden::check(env!("CARGO_MANIFEST_DIR"), &FsState { known: Some(known) });
+        let first: FsState = state::golden::load(env!("CARGO_MANIFEST_DIR"), 1);
+        assert_eq!(first, FsState::default());
     }
 }

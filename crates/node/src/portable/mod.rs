@@ -82,7 +82,15 @@ impl Node {
 
     fn snapshot_to_send(&self, name: &str) -> Result<(Place, Resources), Error> {
         let (place, record) = self.snapshot(name)?;
-        Ok((place, record.snapshot.config.resources))
+        let config = record.snapshot.config;
+        match config.volumes.first() {
+            None => Ok((place, config.resources)),
+            Some(volume) => Err(Error::Invalid(format!(
+                "the snapshot `{name}` stays on this host, as its sandbox has a volume at {}, which is a directory here and no part of \
+                 it: keep a sandbox without volumes",
+                volume.target
+            ))),
+        }
     }
 
     /// One step of loading something; `loading` is what this asker has begun.

@@ -33,6 +33,7 @@ mod snapshot_fio;
 mod snapshot_guest;
 mod snapshot_pty;
 mod snapshot_stub;
+mod snapshot_volumes;
 mod state_directory;
 mod streams;
 mod template_build;
@@ -79,6 +80,7 @@ pub(crate) const ALL: &[&Case] = &[
     &daemon_life::ADOPTION,
     &volumes::CASE,
     &volumes_clones::CASE,
+    &snapshot_volumes::CASE,
     &copy::COPY,
     &copy::TMPFS,
     &limits::CPU,
