@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use agent_api::{Connection, Event, ExecRequest, ExitStatus, OsText, Running};
 use anyhow::{Context, Result, anyhow, bail};
-use node_api::{BuildConfig, Client, Recipe, Reply, Request, Template};
+use node_api::{BuildConfig, Client, Recipe, Reply, Request, Resources, Template};
 
 use crate::cli::BuildArgs;
 use crate::output::Output;
@@ -56,6 +56,7 @@ fn configure(args: &BuildArgs, env: Vec<String>) -> BuildConfig {
             network: args.network.mode(),
         },
         force: args.force,
+        sized: false,
     }
 }
 
@@ -99,9 +100,37 @@ pub(crate) fn up_to_date(wanted: &str, output: &Output) -> Result<Template> {
         resources: template.resources.clone(),
         recipe,
         force: true,
+        sized: template.sized,
     };
     let name = template.name().to_owned();
     made(config, output).with_context(|| format!("the template {name} cannot be built again"))
+}
+
+/// The same as large as this: found, or built by its recipe. One that nobody has built is what it is.
+pub(crate) fn in_size(template: Template, resources: &Resources, output: &Output) -> Result<Template> {
+    let (Some(recipe), false) = (template.recipe.clone(), template.resources == *resources) else {
+        return Ok(template);
+    };
+    let config = BuildConfig {
+        names: Vec::new(),
+        replaces: None,
+        image: format!("sha256:{}", template.digest),
+        resources: resources.clone(),
+        recipe,
+        force: false,
+        sized: true,
+    };
+    let name = template.name();
+    made_with(config, output, || {
+        let disk = resources
+            .disk
+            .map_or_else(|| "no disk".to_owned(), |disk| format!("a disk of {disk}"));
+        output.note(&format!(
+            "the template {name} is built for {} CPUs, {} of memory and {disk}, as there is none of that size yet",
+            resources.cpus, resources.memory
+        ));
+    })
+    .with_context(|| format!("the template {name} cannot be built in another size"))
 }
 
 /// What the daemon knows of it.
@@ -113,21 +142,29 @@ pub(crate) fn inspected(client: &mut Client, wanted: &str) -> Result<Template> {
     }
 }
 
-/// Builds one, unless there is the same.
+/// Builds one, unless there is the same, and says so.
 fn made(config: BuildConfig, output: &Output) -> Result<Template> {
+    let mut begins = false;
+    let template = made_with(config, output, || begins = true)?;
+    if !begins {
+        output.note(&format!(
+            "there is the same template already, {}; --force builds it again",
+            template.name()
+        ));
+    }
+    Ok(template)
+}
+
+/// Builds one, unless there is the same; tells when it begins.
+fn made_with(config: BuildConfig, output: &Output, begins: impl FnOnce()) -> Result<Template> {
     let recipe = config.recipe.clone();
     let mut client = daemon::connect()?;
     let (sandbox, command) = match client.ask(Request::BuildTemplate(Box::new(config)))? {
-        (Reply::Template(template), _) => {
-            output.note(&format!(
-                "there is the same template already, {}; --force builds it again",
-                template.name()
-            ));
-            return Ok(*template);
-        }
+        (Reply::Template(template), _) => return Ok(*template),
         (Reply::Started { sandbox, command }, _) => (sandbox.id, command.unwrap_or_default()),
         (other, _) => return Err(unexpected(&other)),
     };
+    begins();
     let mut builder = Builder {
         client,
         sandbox,

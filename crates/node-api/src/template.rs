@@ -40,6 +40,10 @@ pub struct Template {
     /// How it was built; `None` of one that the daemon has made by itself.
     #[serde(default)]
     pub recipe: Option<Recipe>,
+    /// It was built by itself for sandboxes of another size than a template of this recipe had, and has no name: it goes with the last
+    /// one that somebody wanted.
+    #[serde(default)]
+    pub sized: bool,
     /// Where it was made; `None` of one that an older daemon has made.
     #[serde(default)]
     pub host: Option<HostTraits>,
@@ -147,6 +151,9 @@ pub struct BuildConfig {
     pub recipe: Recipe,
     /// Build it also if there is the same one.
     pub force: bool,
+    /// It is for sandboxes of another size than a template of this recipe has ([`Template::sized`]). It gets no name.
+    #[serde(default)]
+    pub sized: bool,
 }
 
 impl BuildConfig {
@@ -185,6 +192,9 @@ impl BuildConfig {
     /// # Errors
     /// The first thing found wrong.
     pub fn validate(&self) -> Result<(), ConfigError> {
+        if let Some(name) = self.names.first().filter(|_| self.sized) {
+            return Err(ConfigError::Template(name.clone()));
+        }
         self.names.iter().try_for_each(|name| check_template_name(name))?;
         let mut scripts = self.recipe.commands.iter().chain(&self.recipe.ready);
         if let Some(script) = scripts.find(|script| script.trim().is_empty() || script.contains('\0')) {
@@ -233,6 +243,7 @@ mod tests {
                 ..Recipe::default()
             },
             force: false,
+            sized: false,
         }
     }
 
@@ -266,6 +277,7 @@ mod tests {
             broken(|c| c.recipe.ready = Some("a\0b".into())),
             ConfigError::Script("a\0b".into())
         );
+        assert_eq!(broken(|c| c.sized = true), ConfigError::Template("web".into()));
         assert_eq!(
             broken(|c| c.recipe.env.push("=b".into())),
             ConfigError::Env("=b".into())
@@ -305,6 +317,7 @@ mod tests {
             programs: Programs::default(),
             bytes: 0,
             recipe: None,
+            sized: false,
             host: None,
             brought: false,
             outdated: None,

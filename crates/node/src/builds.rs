@@ -97,7 +97,8 @@ impl Node {
         self.points.at(points::BUILD_SETTLED);
         let begun = Begun::new(&self.paths.templates())?;
         self.keep_all(&vm, &stored, &begun.place)?;
-        let record = self.describe_build(&build.config, &stored)?;
+        let mut record = self.describe_build(&build.config, &stored)?;
+        record.template.sized = build.config.sized;
         // Its memory is the host's again while the files are written.
         self.end_for_another(entry, &vm)?;
         {
@@ -120,6 +121,10 @@ impl Node {
         self.points.at(points::BUILD_KEPT);
         let id = record.template.id.clone();
         self.take_names(record, build.config.replaces.as_deref())?;
+        if build.config.sized {
+            self.drop_older_sizes(&id)?;
+            self.keep_few()?;
+        }
         drop(naming);
         self.points.at(points::BUILD_NAMED);
         self.find_template(&id)
@@ -162,7 +167,14 @@ impl Node {
         if record.template.brought || self.why_outdated(&record, true)?.is_some() {
             return Ok(None);
         }
+        let has_all = config.names.iter().all(|name| record.template.names.contains(name));
+        if has_all && config.replaces.is_none() && record.template.sized <= config.sized {
+            drop(naming);
+            return Ok(Some(self.find_template(id)?));
+        }
         let mut record = with_names(record, &BTreeSet::new(), &config.names);
+        // Whoever builds it by its own wants it.
+        record.template.sized &= config.sized;
         record.named_ns = clock::now_ns();
         record.place(self).describe_anew(&record)?;
         self.take_names(record, config.replaces.as_deref())?;
@@ -192,6 +204,7 @@ impl Node {
         if let Some(replaced) = replaced.filter(|replaced| *replaced != id) {
             self.drop_template(replaced)?;
         }
+        self.drop_sizes_of_none()?;
         Ok(taken)
     }
 
@@ -330,7 +343,8 @@ impl Node {
         let record = self.find_record(wanted)?;
         let named = record.template.names.iter().any(|name| name == wanted);
         if !named || record.template.names.len() == 1 {
-            return self.drop_template(&record.template.id).map(drop);
+            self.drop_template(&record.template.id)?;
+            return self.drop_sizes_of_none();
         }
         let losers = lose(&mut self.templates.lock().records, &[wanted.to_owned()]);
         self.write_losers(losers)
@@ -428,13 +442,13 @@ fn lose_to_later(records: &mut [Record]) -> Vec<Record> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use base::ByteSize;
     use node_api::{Programs, Recipe, Resources};
 
     use super::*;
 
-    fn record(id: &str, names: &[&str], named_ns: u64) -> Record {
+    pub(crate) fn record(id: &str, names: &[&str], named_ns: u64) -> Record {
         let resources = Resources {
             cpus: 1,
             memory: ByteSize::mib(128),
@@ -457,6 +471,7 @@ mod tests {
                 programs: Programs::default(),
                 bytes: 0,
                 recipe: Some(Recipe::default()),
+                sized: false,
                 host: None,
                 brought: false,
                 outdated: None,

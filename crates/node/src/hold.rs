@@ -276,3 +276,28 @@ fn can_be_kept(stored: &Stored) -> Result<(), Error> {
         why,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::stored;
+
+    #[test]
+    fn what_has_no_saved_form_is_refused_with_the_reason() {
+        let mut stored = stored("aaaaaaaaaaaa", "web");
+        stored.sandbox.config.volumes = vec!["/srv:/a".parse().unwrap(), "named:/b".parse().unwrap()];
+        assert!(can_be_kept(&stored).is_ok());
+        let told = |stored: &Stored| can_be_kept(stored).unwrap_err().to_string();
+        let served = r#"{"source":{"served":{"directory":"/home/me","address":"127.0.0.1:9","key":"k"}},"target":"/far","read_only":false}"#;
+        stored
+            .sandbox
+            .config
+            .volumes
+            .push(serde_json::from_str(served).unwrap());
+        let why = told(&stored);
+        assert!(why.contains("its volume /far is served from another machine"), "{why}");
+        stored.sandbox.config.volumes.clear();
+        stored.sandbox.config.resources.class = Class::Bare;
+        assert!(told(&stored).contains("its guest owns its CPUs"));
+    }
+}

@@ -40,6 +40,7 @@ mod rollback;
 mod server;
 mod shares;
 mod shutdown;
+mod sizes;
 mod slots;
 mod snapshots;
 mod start;

@@ -30,7 +30,7 @@ use crate::start::spawn_thread;
 use crate::vm::Vm;
 use crate::{Error, clock, host_traits, shares};
 
-/// So many are kept that nobody has built; the one that was not used for the longest time goes first.
+/// So many are kept that nobody has asked for; the one that was not used for the longest time goes first.
 const MOST: usize = 32;
 
 /// What can be told of a machine before anything runs in it. Machines of one shape differ in their names alone.
@@ -96,6 +96,7 @@ impl Record {
                 programs,
                 bytes: 0,
                 recipe,
+                sized: false,
                 host: Some(host_traits::here().clone()),
                 brought: false,
                 outdated: None,
@@ -180,6 +181,11 @@ impl Templates {
 
 impl Record {
     /// Somebody has built it, and it stays until somebody removes it.
+    fn is_wanted(&self) -> bool {
+        self.is_built() && !self.template.sized
+    }
+
+    /// It was made by commands: what is made without being asked for is of another kind.
     fn is_built(&self) -> bool {
         self.template.recipe.is_some()
     }
@@ -231,7 +237,7 @@ impl Node {
             let entry = entry.map_err(Error::file("read", &directory))?;
             let name = entry.file_name().to_string_lossy().into_owned();
             match Place::new(&directory, &name).read::<Record>() {
-                Ok(Some(record)) if record.template.id == name && (record.is_built() || self.is_of_use(&record)) => {
+                Ok(Some(record)) if record.template.id == name && (record.is_wanted() || self.is_of_use(&record)) => {
                     self.templates.lock().records.push(record);
                     continue;
                 }
@@ -245,7 +251,7 @@ impl Node {
             }
         }
         self.settle_names();
-        Ok(())
+        self.drop_sizes_of_none()
     }
 
     /// Sandboxes of one that nobody has built may be cloned of it here. A host does not become another while its daemon runs.
@@ -373,8 +379,12 @@ impl Node {
         Ok(())
     }
 
-    fn keep_few(&self) -> Result<(), Error> {
-        let records = self.templates.records().into_iter().filter(|record| !record.is_built());
+    pub(crate) fn keep_few(&self) -> Result<(), Error> {
+        let records = self
+            .templates
+            .records()
+            .into_iter()
+            .filter(|record| !record.is_wanted());
         let mut all: Vec<_> = records
             .map(|record| (last_used(&record, &record.place(self)), record.template.id))
             .collect();
@@ -420,7 +430,7 @@ impl Node {
             known.taken.clear();
             let records = known.records.iter_mut();
             let useless = records.filter_map(|record| {
-                let used = record.is_built() || record.fits(&now) && self.is_of_use(record);
+                let used = record.is_wanted() || record.fits(&now) && self.is_of_use(record);
                 (all || !used).then(|| record.template.id.clone())
             });
             useless.collect()

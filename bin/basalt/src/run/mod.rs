@@ -58,7 +58,9 @@ fn of_template(args: &RunArgs, set: &[String], log_level: LogLevel, output: &Out
     let wanted = args.template.as_deref().unwrap_or_default();
     let template = {
         let _span = span("template");
-        template_build::up_to_date(wanted, output)?
+        let template = template_build::up_to_date(wanted, output)?;
+        let resources = args.size.over(template.resources.clone());
+        template_build::in_size(template, &resources, output)?
     };
     let config = SandboxConfig {
         image: format!("sha256:{}", template.digest),

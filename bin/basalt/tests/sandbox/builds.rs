@@ -19,6 +19,10 @@ pub(crate) const CASES: &[(&str, fn())] = &[
         "the_same_is_built_once_and_names_go_from_one_to_the_other",
         the_same_is_built_once_and_names_go_from_one_to_the_other,
     ),
+    (
+        "another_size_is_built_when_it_is_wanted",
+        another_size_is_built_when_it_is_wanted,
+    ),
     ("those_that_run_makes_are_others", those_that_run_makes_are_others),
     ("a_build_that_fails_leaves_nothing", a_build_that_fails_leaves_nothing),
     (
@@ -172,10 +176,8 @@ fn commands_are_run_and_what_they_made_is_cloned() {
         ],
     );
     for (flags, next) in [
-        (&["--cpus", "2"][..], "1 CPU, 512 MiB of memory and a disk of 64 MiB"),
-        (&["--disk", "0"], "leave --cpus"),
         (
-            &["-v", "/usr:/a", "-v", "/usr:/b", "-v", "/usr:/c"],
+            &["-v", "/usr:/a", "-v", "/usr:/b", "-v", "/usr:/c"][..],
             "can have 2 volumes",
         ),
         (&["--boot"], "--template"),
@@ -247,6 +249,47 @@ fn the_same_is_built_once_and_names_go_from_one_to_the_other() {
     built(&world, &[]);
     assert_ne!(done(&world, &["template", "prune", "--all"]), "");
     assert!(names_in(&world, "templates").is_empty());
+}
+
+fn another_size_is_built_when_it_is_wanted() {
+    let world = World::new("can be kept");
+    let counter = world.path("counter");
+    let count = format!("echo x >> {}", counter.display());
+    let builds = || fs::read_to_string(&counter).unwrap().lines().count();
+    built(&world, &["--name", "web", "--run", &count]);
+    let run = |flags: &[&str]| {
+        let output = world.verb(&[&["run", "--rm", "--template", "web"], flags, &["true"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        text(&output.stderr)
+    };
+    let said = run(&["--cpus", "2"]);
+    assert!(said.contains("the template web is built for 2 CPUs, 512 MiB"), "{said}");
+    assert!(!run(&["--cpus", "2"]).contains("is built"), "it is there");
+    assert_eq!((builds(), templates(&world).len()), (2, 2));
+    let said = run(&["--disk", "0"]);
+    assert!(said.contains("and no disk"), "{said}");
+    // Made with another kernel both are built again, each when it is wanted.
+    fs::write(world.path("basalt-assets/vmlinux"), "another one that can be kept").unwrap();
+    run(&["--cpus", "2"]);
+    assert_eq!((builds(), templates(&world).len()), (5, 3));
+    // One that somebody asks for stays when the other goes.
+    let size = ["--cpus", "2", "--name", "large", "--run", &count];
+    let output = build(&world, &size);
+    assert!(text(&output.stderr).contains("there is the same template already"));
+    done(&world, &["template", "rm", "web"]);
+    let left = templates(&world);
+    assert!(left.iter().any(|(_, names)| *names == ["large"]), "{left:?}");
+    done(&world, &["template", "rm", "large"]);
+    assert!(templates(&world).is_empty(), "another size of nothing is kept");
+    assert!(names_in(&world, "templates").is_empty());
+    // What cannot be built so is said to be that.
+    let once = world.path("once");
+    built(
+        &world,
+        &["--name", "picky", "--run", &format!("mkdir {}", once.display())],
+    );
+    let said = refusal(&world, &["run", "--template", "picky", "--cpus", "2", "true"]);
+    assert!(said.contains("picky cannot be built in another size"), "{said}");
 }
 
 fn those_that_run_makes_are_others() {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::cases::kill;
 use crate::daemons::{detached, wait_for_state};
 use crate::stand_in::shape_of;
-use crate::world::{World, done, text, wait_for};
+use crate::world::{World, done, json, text, wait_for};
 
 /// A verb that must be refused; what it says.
 #[track_caller]
@@ -107,15 +107,20 @@ pub(crate) fn what_cannot_be_kept_is_refused_in_a_sentence() {
             "run", "-d", "--boot", "--disk", "0", "--name", "sharing", "-v", &volume, "tiny", "--", "sleep", "1000",
         ],
     );
-    let told = refused(&world, &["snapshot", "create", "sharing"]);
+    // What is in its volumes stays here, and so does it.
+    done(&world, &["snapshot", "create", "sharing", "shared"]);
+    done(&world, &["clone", "--name", "twin", "shared"]);
+    let twin = &json(&world, &["inspect", "twin"])[0];
+    assert_eq!(twin["volumes"][0]["directory"], shared.display().to_string());
+    let told = refused(&world, &["snapshot", "save", "-o", "/nowhere", "shared"]);
     assert!(
-        told.contains("no snapshot can be taken of sandbox sharing: it has volumes"),
+        told.contains("the snapshot `shared` stays on this host") && told.contains("a volume at /x"),
         "{told}"
     );
-    assert!(
-        !done(&world, &["logs", "--console", "sharing"]).contains("settled"),
-        "it was touched"
-    );
+    fs::remove_dir(&shared).unwrap();
+    let told = refused(&world, &["clone", "shared"]);
+    assert!(told.contains("is not there: make it first"), "{told}");
+    done(&world, &["snapshot", "rm", "shared"]);
     for verb in [&["snapshot", "rm", "no"][..], &["snapshot", "inspect", "no"]] {
         let told = refused(&world, verb);
         assert!(

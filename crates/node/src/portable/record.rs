@@ -165,6 +165,7 @@ impl Carried for templates::Record {
             resources: template.resources.clone(),
             recipe: recipe.clone(),
             force: false,
+            sized: false,
         };
         config.validate()?;
         // They are shown on a terminal, now or when it is built again.

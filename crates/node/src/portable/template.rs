@@ -119,6 +119,7 @@ impl Node {
         }
         record.files = files;
         record.template.brought = true;
+        record.template.sized = false;
         record.template.outdated = None;
         record.named_ns = clock::now_ns();
         Ok(())

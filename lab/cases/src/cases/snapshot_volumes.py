@@ -64,8 +64,8 @@ while True:
                     wrong(f"{me} says something else")
             if number % 5 == 0:
                 os.unlink(me)
-        except FileNotFoundError:
-            # Who went on beside it may have moved it, if it was kept in between.
+        except OSError:
+            # Who went on beside it may have moved it, or put another in its place, if it was kept in between.
             if life() == begun:
                 raise
         os.write(log, f"{socket.gethostname()} {number}\n".encode())

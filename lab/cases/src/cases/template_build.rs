@@ -54,7 +54,9 @@ fn host(host: &Host) -> Result<()> {
     };
     node.clones_go_on()?;
     node.asked_for()?;
+    node.in_another_size()?;
     node.failures()?;
+    node.sizes_go_with_it()?;
     node.settled()?;
     node.daemon.ok(&["template", "prune", "--all"])?;
     node.daemon.end()
@@ -139,14 +141,49 @@ impl Node<'_> {
         expect_code(&output, 7)?;
         let out = String::from_utf8(output.stdout)?;
         ensure!(out == "1\n/tmp\n65534\nother\n33\n", "it says {out:?}");
-        let refused = self
-            .daemon
-            .run(&["run", "--template", "server", "--memory", "1g", "true"])?;
-        expect_code(&refused, 125)?;
-        let why = String::from_utf8_lossy(&refused.stderr);
-        ensure!(why.contains("192 MiB of memory"), "it is refused so: {why}");
         let refused = self.daemon.run(&["rmi", self.image])?;
         expect_code(&refused, 1)
+    }
+
+    /// It is built for that size once, and cloned from then on.
+    fn in_another_size(&self) -> Result<()> {
+        let before = self.daemon.templates()?;
+        let script = format!("nproc; {ASK}");
+        for builds in [true, false] {
+            let size = ["--template", "server", "--cpus", "2", "--memory", "256m"];
+            let output = self
+                .daemon
+                .run(&[&["run", "--trace"], &size[..], &["--", "sh", "-c", &script]].concat())?;
+            expect_code(&output, 0)?;
+            let (out, told) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
+            ensure!(out == "2\nserved\n", "in another size it says {out:?}");
+            let built = told.contains("the template server is built for 2 CPUs, 256 MiB of memory");
+            ensure!(built == builds, "it was built, {builds} expected: {told}");
+        }
+        let after = self.daemon.templates()?;
+        ensure!(
+            after.len() == before.len() + 1,
+            "there were {before:?}, and now there are {after:?}"
+        );
+        // As large as it is it is still the same one.
+        let found = self.daemon.ok(&["--json", "template", "inspect", "server"])?;
+        let found: Vec<Value> = serde_json::from_str(&found)?;
+        ensure!(
+            found[0]["resources"]["cpus"] == 1,
+            "its name went to another: {found:?}"
+        );
+        Ok(())
+    }
+
+    fn sizes_go_with_it(&self) -> Result<()> {
+        let before = self.daemon.templates()?;
+        self.daemon.ok(&["template", "rm", "server"])?;
+        let after = self.daemon.templates()?;
+        ensure!(
+            after.len() + 2 == before.len(),
+            "of {before:?} there are still {after:?}"
+        );
+        Ok(())
     }
 
     fn failures(&self) -> Result<()> {
