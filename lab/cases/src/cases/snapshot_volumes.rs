@@ -55,7 +55,7 @@ fn host(host: &Host) -> Result<()> {
 
 impl Stage<'_> {
     /// One that is at work.
-    fn run(&self, name: &str) -> Result<()> {
+    fn run(&self, name: &str, company: &str) -> Result<()> {
         let volume = format!("{}:/x", self.shared.display());
         let options = [
             "run",
@@ -69,7 +69,7 @@ impl Stage<'_> {
             "-v",
             "kept:/data",
         ];
-        let command = [self.image, "--", "python3", "/x/guest.py"];
+        let command = [self.image, "--", "python3", "/x/guest.py", company];
         self.daemon.ok(&[&options[..], &command[..]].concat())?;
         self.goes_on(name, (0, 0))
     }
@@ -138,7 +138,7 @@ impl Stage<'_> {
     fn in_a_row(&self) -> Result<()> {
         let rounds = std::env::var("BASALT_ROUNDS").ok();
         let rounds = rounds.map_or(Ok(ROUNDS), |text| text.parse().context("BASALT_ROUNDS"))?;
-        self.run("origin")?;
+        self.run("origin", "alone")?;
         let mut last = "origin".to_owned();
         for round in 0..rounds {
             let kept = format!("kept-{round}");
@@ -155,7 +155,7 @@ impl Stage<'_> {
     /// Two of one, beside it.
     fn side_by_side(&self) -> Result<()> {
         let daemon = &self.daemon;
-        self.run("one")?;
+        self.run("one", "beside others")?;
         let between = self.keep("one", "kept")?;
         for name in ["two", "three"] {
             daemon.ok(&["clone", "--name", name, "kept"])?;
