@@ -291,6 +291,7 @@ int basalt_claims_init(void)
 	guard = error;
 	basalt_swallow_init();
 	basalt_fpu_init();
+	basalt_predict_init();
 	cpus_read_lock();
 	basalt_saved_play_dead = smp_ops.play_dead;
 	WRITE_ONCE(smp_ops.play_dead, basalt_play_dead);

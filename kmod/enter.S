@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /* Into a guest and out of it again (AMD64 Architecture Programmer's Manual, volume 2, 15.5). */
 #include <linux/linkage.h>
+#include <asm/cpufeatures.h>
 #include <asm/ibt.h>
+#include <asm/nospec-branch.h>
 #include <asm/unwind_hints.h>
 
 #include "regs.h"
@@ -66,6 +68,17 @@ SYM_FUNC_START(basalt_svm_enter)
 	mov	%r14, BASALT_R14(%rdi)
 	mov	%r15, BASALT_R15(%rdi)
 	pop	BASALT_RDI(%rdi)
+
+	/* What the guest has taught this CPU of returns, and what is left in registers, is not to lead anything astray. */
+	FILL_RETURN_BUFFER %rax, RSB_CLEAR_LOOPS, X86_FEATURE_RETPOLINE
+	UNTRAIN_RET
+	xor	%ecx, %ecx
+	xor	%edx, %edx
+	xor	%esi, %esi
+	xor	%r8d, %r8d
+	xor	%r9d, %r9d
+	xor	%r10d, %r10d
+	xor	%r11d, %r11d
 
 	pop	%rax
 	vmload	%rax

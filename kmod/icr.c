@@ -45,25 +45,27 @@ static __always_inline bool is_meant(u32 id, u32 self, u32 low, u32 destination)
  * @vcpu: which
  * @value: what it writes
  *
- * Return: whether user space has to do it.
+ * Return: whether anybody has got it, or user space has to do it.
  */
-bool notrace basalt_icr_write(struct basalt_vcpu *vcpu, u64 value)
+enum basalt_sent notrace basalt_icr_write(struct basalt_vcpu *vcpu, u64 value)
 {
+	enum basalt_sent sent = BASALT_SENT_NOBODY;
 	u32 low = value, destination = value >> 32, mode = low & APIC_MODES, index;
 	u8 vector = low & APIC_VECTOR_MASK;
 
 	if (mode != APIC_DM_FIXED && mode != APIC_DM_LOWEST)
-		return true;
+		return BASALT_SENT_BY_USER;
 	if (vector < FIRST_VECTOR)
-		return false;
+		return sent;
 	for (index = 0; index < BASALT_MAX_CPUS; index++) {
 		u32 id = READ_ONCE(vcpu->vm->apic_ids[index]);
 
 		if (id == BASALT_NO_APIC || !is_meant(id, vcpu->apic_id, low, destination))
 			continue;
 		__wrmsr(X2APIC_ICR, APIC_DM_FIXED | vector, id);
+		sent = BASALT_SENT;
 		if (mode == APIC_DM_LOWEST)
 			break;
 	}
-	return false;
+	return sent;
 }

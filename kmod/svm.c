@@ -143,7 +143,7 @@ void basalt_svm_init_vcpu(struct basalt_vcpu *vcpu)
 		INTERCEPT_NMI, INTERCEPT_SHUTDOWN, INTERCEPT_CPUID, INTERCEPT_IOIO_PROT, INTERCEPT_MSR_PROT,
 		INTERCEPT_VMRUN, INTERCEPT_VMMCALL, INTERCEPT_VMLOAD, INTERCEPT_VMSAVE, INTERCEPT_STGI,
 		INTERCEPT_CLGI, INTERCEPT_SKINIT, INTERCEPT_INVLPGA, INTERCEPT_INVD, INTERCEPT_WBINVD,
-		INTERCEPT_EXCEPTION_OFFSET + MC_VECTOR,
+		INTERCEPT_RDPMC, INTERCEPT_EXCEPTION_OFFSET + MC_VECTOR,
 	};
 	struct vmcb *vmcb = vcpu->vmcb;
 	unsigned int index;
@@ -280,5 +280,7 @@ void basalt_svm_set_state(struct basalt_vcpu *vcpu, const struct basalt_state *s
 	vcpu->vmcb->control.tsc_offset = state->tsc_offset;
 	vcpu->vmcb->control.int_state = state->interruptibility & SVM_INTERRUPT_SHADOW_MASK;
 	vcpu->vmcb->control.event_inj = 0;
+	vcpu->in_nmi = false;
+	vcpu->vmcb->control.intercepts[INTERCEPT_IRET / 32] &= ~BIT(INTERCEPT_IRET % 32);
 	vcpu->answer = BASALT_EXIT_INTERRUPTED;
 }

@@ -6,8 +6,8 @@
  *
  * External interrupts, HLT and the local APIC are the guest's and cause no
  * exit. Of what does, this file answers what needs nobody else: CPUID, EFER,
- * NMIs, and instructions that no guest may have. Everything else goes to user
- * space.
+ * NMIs, interrupts between vCPUs, and instructions that no guest may have.
+ * Everything else goes to user space.
  */
 #include <linux/compiler.h>
 #include <asm/apicdef.h>
@@ -80,6 +80,7 @@ static void notrace begin(struct basalt_cpu *self, struct basalt_vcpu *vcpu)
 	if (!self->enabled)
 		enable(self);
 	drain();
+	basalt_predict_nothing();
 	basalt_fpu_for_guest(self);
 	__wrmsr(MSR_VM_HSAVE_PA, (u32)vcpu->save_pa, vcpu->save_pa >> 32);
 	vcpu->ran = true;
@@ -94,6 +95,7 @@ void notrace basalt_svm_leave(struct basalt_cpu *self)
 	u64 base = self->apic_base, efer = __rdmsr(MSR_EFER) & ~EFER_SVME;
 
 	drain();
+	basalt_predict_nothing();
 	basalt_fpu_restore(self);
 	__wrmsr(MSR_VM_HSAVE_PA, 0, 0);
 	__wrmsr(MSR_EFER, (u32)efer, efer >> 32);
@@ -167,6 +169,29 @@ static void notrace do_cpuid(struct basalt_vcpu *vcpu)
 	skip(vcpu, vcpu->vmcb->save.rip + 2);
 }
 
+/* Something that no guest may do. */
+static __always_inline void refuse(struct basalt_vcpu *vcpu, u8 vector, bool with_error)
+{
+	count(vcpu, BASALT_COUNT_REFUSED);
+	fault(vcpu, vector, with_error);
+}
+
+/* Tells whether user space is needed. */
+static bool notrace do_icr(struct basalt_vcpu *vcpu, u64 value)
+{
+	switch (basalt_icr_write(vcpu, value)) {
+	case BASALT_SENT_BY_USER:
+		return true;
+	case BASALT_SENT_NOBODY:
+		count(vcpu, BASALT_COUNT_REFUSED);
+		break;
+	case BASALT_SENT:
+		break;
+	}
+	skip(vcpu, vcpu->vmcb->save.rip + 2);
+	return false;
+}
+
 /* Tells whether user space is needed. */
 static bool notrace do_msr(struct basalt_vcpu *vcpu)
 {
@@ -175,10 +200,9 @@ static bool notrace do_msr(struct basalt_vcpu *vcpu)
 	u64 value = (u32)save->rax | vcpu->regs.rdx << 32;
 	u32 index = vcpu->regs.rcx;
 
-	if (index == X2APIC(APIC_ICR) && write && !basalt_icr_write(vcpu, value)) {
-		skip(vcpu, save->rip + 2);
+	count(vcpu, index == X2APIC(APIC_ICR) ? BASALT_COUNT_ICR : BASALT_COUNT_MSR);
+	if (index == X2APIC(APIC_ICR) && write && !do_icr(vcpu, value))
 		return false;
-	}
 	if (index != MSR_EFER) {
 		vcpu->run->msr.index = index;
 		vcpu->run->msr.write = write;
@@ -188,7 +212,7 @@ static bool notrace do_msr(struct basalt_vcpu *vcpu)
 	}
 	if (write) {
 		if (value & EFER_SVME) {
-			fault(vcpu, X86_TRAP_GP, true);
+			refuse(vcpu, X86_TRAP_GP, true);
 			return false;
 		}
 		/* Whether long mode is active follows CR0 (14.6.1). */
@@ -235,15 +259,20 @@ static bool notrace handle(struct basalt_vcpu *vcpu)
 
 	switch (control->exit_code) {
 	case SVM_EXIT_NMI:
-		/* It was taken behind STGI: somebody wants the vCPU to look whether it is to stop. */
+		/* It was taken behind STGI: somebody wants the vCPU to look what it is to do. */
 		count(vcpu, BASALT_COUNT_NMI);
+		return false;
+	case SVM_EXIT_IRET:
+		/* It is executed next, so the next NMI may interrupt it: Linux's handler bears that. */
+		count(vcpu, BASALT_COUNT_NMI);
+		vcpu->in_nmi = false;
+		control->intercepts[INTERCEPT_IRET / 32] &= ~BIT(INTERCEPT_IRET % 32);
 		return false;
 	case SVM_EXIT_CPUID:
 		count(vcpu, BASALT_COUNT_CPUID);
 		do_cpuid(vcpu);
 		return false;
 	case SVM_EXIT_MSR:
-		count(vcpu, BASALT_COUNT_MSR);
 		vcpu->run->reason = BASALT_EXIT_MSR;
 		return do_msr(vcpu);
 	case SVM_EXIT_IOIO:
@@ -278,7 +307,12 @@ static bool notrace handle(struct basalt_vcpu *vcpu)
 	case SVM_EXIT_SKINIT:
 	case SVM_EXIT_INVLPGA:
 		count(vcpu, BASALT_COUNT_OTHER);
-		fault(vcpu, X86_TRAP_UD, false);
+		refuse(vcpu, X86_TRAP_UD, false);
+		return false;
+	case SVM_EXIT_RDPMC:
+		/* What they count is the host's as well. */
+		count(vcpu, BASALT_COUNT_OTHER);
+		refuse(vcpu, X86_TRAP_GP, true);
 		return false;
 	default:
 		return fail(vcpu);
@@ -299,6 +333,28 @@ static __always_inline void deliver_again(struct vmcb_control_area *control)
 		event &= ~SVM_EXITINTINFO_TYPE_MASK;
 	control->event_inj = event;
 	control->event_inj_err = control->exit_int_info_err;
+}
+
+/*
+ * Has the guest get the NMI that is meant for it, if it is in none. If
+ * something else is on its way already, an NMI to the CPU itself makes it exit
+ * when that has arrived.
+ */
+static __always_inline void deliver_nmi(struct basalt_vcpu *vcpu)
+{
+	struct vmcb_control_area *control = &vcpu->vmcb->control;
+
+	if (!READ_ONCE(vcpu->nmi) || vcpu->in_nmi)
+		return;
+	if (control->event_inj & SVM_EVTINJ_VALID) {
+		__wrmsr(X2APIC(APIC_ICR), APIC_DM_NMI, vcpu->apic_id);
+		return;
+	}
+	WRITE_ONCE(vcpu->nmi, false);
+	vcpu->in_nmi = true;
+	control->intercepts[INTERCEPT_IRET / 32] |= BIT(INTERCEPT_IRET % 32);
+	control->event_inj = NMI_VECTOR | SVM_EVTINJ_TYPE_NMI | SVM_EVTINJ_VALID;
+	control->event_inj_err = 0;
 }
 
 /* What user space has answered. */
@@ -346,11 +402,15 @@ void notrace basalt_svm_run(struct basalt_cpu *self, struct basalt_vcpu *vcpu)
 		begin(self, vcpu);
 	finish(vcpu);
 	for (;;) {
+		/* An NMI that comes behind the looks waits, and ends the guest's run as it begins. */
+		asm volatile("clgi" : : : "memory");
 		/* Somebody wants it, or the host ends. */
 		if (READ_ONCE(vcpu->stop) || READ_ONCE(self->state) != BASALT_CPU_PARKED) {
+			asm volatile("stgi" : : : "memory");
 			vcpu->run->reason = BASALT_EXIT_INTERRUPTED;
 			return;
 		}
+		deliver_nmi(vcpu);
 		basalt_svm_enter(&vcpu->regs, vcpu->vmcb_pa, vcpu->host_pa);
 		vcpu->vmcb->control.tlb_ctl = TLB_CONTROL_DO_NOTHING;
 		deliver_again(&vcpu->vmcb->control);

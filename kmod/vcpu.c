@@ -125,6 +125,14 @@ static long interrupt(struct basalt_vcpu *vcpu, const struct basalt_interrupt __
 	return 0;
 }
 
+static long nmi(struct basalt_vcpu *vcpu)
+{
+	WRITE_ONCE(vcpu->nmi, true);
+	/* One that runs looks when it comes out, one that does not when it runs next. */
+	basalt_send_nmi(vcpu->cpu);
+	return 0;
+}
+
 static long vcpu_ioctl(struct file *file, unsigned int request, unsigned long argument)
 {
 	struct basalt_vcpu *vcpu = file->private_data;
@@ -139,6 +147,8 @@ static long vcpu_ioctl(struct file *file, unsigned int request, unsigned long ar
 		return set_state(vcpu, user);
 	case BASALT_INTERRUPT:
 		return interrupt(vcpu, user);
+	case BASALT_NMI:
+		return argument ? -EINVAL : nmi(vcpu);
 	default:
 		return -ENOTTY;
 	}

@@ -69,6 +69,8 @@ struct basalt_vm {
  * @save_pa: and of @save
  * @ran: it has run: what is on the CPU beside the control block is its own
  * @stop: it is to come out
+ * @nmi: its guest is to get an NMI
+ * @in_nmi: its own: the guest has got one, and no IRET has followed
  * @answer: what has to be done about the last exit before the next entry
  */
 struct basalt_vcpu {
@@ -84,6 +86,8 @@ struct basalt_vcpu {
 	u64 vmcb_pa, host_pa, save_pa;
 	bool ran;
 	bool stop;
+	bool nmi;
+	bool in_nmi;
 	u32 answer;
 };
 
@@ -110,13 +114,29 @@ void basalt_svm_init_vcpu(struct basalt_vcpu *vcpu);
 void basalt_svm_get_state(struct basalt_vcpu *vcpu, struct basalt_state *state);
 void basalt_svm_set_state(struct basalt_vcpu *vcpu, const struct basalt_state *state);
 
+/**
+ * enum basalt_sent - what has become of a write to the ICR
+ * @BASALT_SENT: somebody has got it
+ * @BASALT_SENT_NOBODY: there is nobody, or no such interrupt
+ * @BASALT_SENT_BY_USER: user space has to do it
+ */
+enum basalt_sent {
+	BASALT_SENT,
+	BASALT_SENT_NOBODY,
+	BASALT_SENT_BY_USER,
+};
+
 /* icr.c: on a CPU that Linux believes to be dead. */
-bool basalt_icr_write(struct basalt_vcpu *vcpu, u64 value);
+enum basalt_sent basalt_icr_write(struct basalt_vcpu *vcpu, u64 value);
 
 /* svm_run.c: on a CPU that Linux believes to be dead. */
 void basalt_svm_run(struct basalt_cpu *self, struct basalt_vcpu *vcpu);
 void basalt_svm_leave(struct basalt_cpu *self);
 void basalt_svm_wake(u64 command);
+
+/* predict.c: but for the first on a CPU that Linux believes to be dead. */
+void basalt_predict_init(void);
+void basalt_predict_nothing(void);
 
 /* fpu.c: but for the first on a CPU that Linux believes to be dead. */
 void basalt_fpu_init(void);

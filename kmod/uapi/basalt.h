@@ -231,6 +231,8 @@ enum basalt_count {
 	BASALT_COUNT_HYPERCALL,
 	BASALT_COUNT_NMI,
 	BASALT_COUNT_OTHER,
+	BASALT_COUNT_ICR,	/* writes to the interrupt command register */
+	BASALT_COUNT_REFUSED,	/* of all those: what no guest may do, and what reached nobody */
 	BASALT_COUNTS,
 };
 
@@ -290,12 +292,14 @@ struct basalt_interrupt {
 /*
  * On a vCPU. BASALT_RUN returns when the vCPU has come out, and why is in the
  * page; EINTR after a signal. What an exit asks is answered in the page before
- * the next BASALT_RUN. The other two are for a vCPU that does not run (EBUSY),
- * BASALT_INTERRUPT for one that does: it is an IPI, and no exit.
+ * the next BASALT_RUN. The state's two are for a vCPU that does not run (EBUSY),
+ * the other two for one that may: BASALT_INTERRUPT is an IPI, and no exit;
+ * BASALT_NMI, a non-maskable interrupt for the guest, makes one exit.
  */
 #define BASALT_RUN		_IO(0xba, 0x30)
 #define BASALT_GET_STATE	_IOR(0xba, 0x31, struct basalt_state)
 #define BASALT_SET_STATE	_IOW(0xba, 0x32, struct basalt_state)
 #define BASALT_INTERRUPT	_IOW(0xba, 0x33, struct basalt_interrupt)
+#define BASALT_NMI		_IO(0xba, 0x34)
 
 #endif

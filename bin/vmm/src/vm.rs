@@ -78,6 +78,7 @@ const VMM_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env!("BASALT_S
 
 /// Of an engine that counts exits itself, those that it answers without us among them.
 const ENGINE_EXITS: &str = "engine_exits_total";
+const ENGINE_REFUSED: &str = "engine_refused_total";
 
 const NO_KVM: &str = "a VMM in its jail cannot open /dev/kvm: send it open, as `kvm`, or start the VMM with --kvm-fd";
 
@@ -490,10 +491,15 @@ impl Vm {
 
     fn metrics(&self) -> Vec<MetricSample> {
         let samples = self.registry.samples().into_iter();
-        let exits = self.machine.as_ref().map_or_else(Vec::new, Machine::exits);
-        let exits = exits.into_iter().map(|(reason, value)| MetricSample {
+        let counts = self.machine.as_ref().map(Machine::counts).unwrap_or_default();
+        let exits = counts.exits.into_iter().map(|(reason, value)| MetricSample {
             name: ENGINE_EXITS.to_owned(),
             labels: vec![("reason".to_owned(), reason.to_owned())],
+            value,
+        });
+        let refused = counts.refused.map(|value| MetricSample {
+            name: ENGINE_REFUSED.to_owned(),
+            labels: Vec::new(),
             value,
         });
         samples
@@ -507,6 +513,7 @@ impl Vm {
                 value: sample.value,
             })
             .chain(exits)
+            .chain(refused)
             .collect()
     }
 }

@@ -6,6 +6,7 @@ use engine::MsiMessage;
 /// Delivery modes.
 const FIXED: u64 = 0;
 const LOWEST: u64 = 1;
+const NMI: u64 = 4;
 const INIT: u64 = 5;
 const STARTUP: u64 = 6;
 
@@ -63,7 +64,9 @@ pub(crate) enum Command {
     Init,
     /// Begin at this page.
     Start(u8),
-    /// An NMI, an SMI, or nothing that there is.
+    /// An interrupt that cannot be masked.
+    Nmi,
+    /// An SMI, or nothing that there is.
     Other(u64),
 }
 
@@ -72,6 +75,7 @@ impl Command {
     pub(crate) fn of(value: u64) -> Self {
         match value >> 8 & 7 {
             INIT => Self::Init,
+            NMI => Self::Nmi,
             STARTUP => Self::Start(u8::try_from(value & 0xff).unwrap_or(0)),
             other => Self::Other(other),
         }
@@ -117,7 +121,10 @@ mod tests {
     fn commands_reach_whom_they_name() {
         assert_eq!(Command::of(0x4500), Command::Init);
         assert_eq!(Command::of(0x46_9a), Command::Start(0x9a));
-        assert_eq!(Command::of(0x400), Command::Other(4));
+        assert_eq!(
+            (Command::of(0x400), Command::of(0x200)),
+            (Command::Nmi, Command::Other(2))
+        );
         assert!(Command::is_for(5 << 32, 0, 5) && !Command::is_for(5 << 32, 0, 4));
         assert!(Command::is_for(3 << 18, 0, 5) && !Command::is_for(3 << 18, 5, 5));
         assert!(Command::is_for(1 << 18, 5, 5) && !Command::is_for(1 << 18, 0, 5));

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::uapi::{AboutFailure, AboutIo, AboutMemory, AboutMsr, COUNTS, Run};
+use crate::uapi::{AboutFailure, AboutIo, AboutMemory, AboutMsr, REFUSED, Run};
 
 const BYTES: usize = 4096;
 
@@ -82,9 +82,10 @@ impl Page {
         self.read(|run| unsafe { &raw const (*run).about.failed })
     }
 
-    /// How often it has come out for the reason with this number in [`crate::uapi::COUNTS`]; from any thread.
+    /// How often it has come out for the reason with this number in [`crate::uapi::COUNTS`], or was refused something ([`REFUSED`]);
+    /// from any thread.
     pub(crate) fn count(&self, reason: usize) -> u64 {
-        if reason >= COUNTS.len() {
+        if reason > REFUSED {
             return 0;
         }
         // SAFETY: the mapping holds a whole `Run`; only the field's address is taken.

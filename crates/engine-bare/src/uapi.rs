@@ -24,7 +24,10 @@ pub(crate) mod exit {
 }
 
 /// What exits are counted by, in the order of `enum basalt_count`.
-pub(crate) const COUNTS: [&str; 7] = ["port", "memory", "msr", "cpuid", "hypercall", "nmi", "other"];
+pub(crate) const COUNTS: [&str; 8] = ["port", "memory", "msr", "cpuid", "hypercall", "nmi", "other", "icr"];
+
+/// The number behind those: what was refused.
+pub(crate) const REFUSED: usize = COUNTS.len();
 
 /// `struct basalt_create_vm`.
 #[repr(C)]
@@ -227,11 +230,12 @@ const RUN: u32 = 0xba30;
 const GET_STATE: u32 = number::<State>(Way::Read, 0x31);
 const SET_STATE: u32 = number::<State>(Way::Write, 0x32);
 const INTERRUPT: u32 = number::<Interrupt>(Way::Write, 0x33);
+const NMI: u32 = 0xba34;
 
 /// Makes a request of which the kernel writes and reads no more than `argument`, or nothing.
 fn ioctl<T>(fd: impl AsFd, number: u32, argument: *mut T) -> io::Result<i32> {
-    // SAFETY: the request's number has the size of `T`, which is what the kernel copies from and to the argument; `BASALT_RUN` takes
-    // none.
+    // SAFETY: the request's number has the size of `T`, which is what the kernel copies from and to the argument; `BASALT_RUN` and
+    // `BASALT_NMI` take none.
     unsafe { request::call(fd, number, argument) }
 }
 
@@ -287,6 +291,11 @@ pub(crate) fn set_state(vcpu: impl AsFd, state: &State) -> io::Result<()> {
 /// Of a vCPU, from any thread.
 pub(crate) fn interrupt(vcpu: impl AsFd, vector: u8) -> io::Result<()> {
     ioctl(vcpu, INTERRUPT, &mut Interrupt::new(vector)).map(drop)
+}
+
+/// Of a vCPU, from any thread.
+pub(crate) fn nmi(vcpu: impl AsFd) -> io::Result<()> {
+    ioctl::<u8>(vcpu, NMI, std::ptr::null_mut()).map(drop)
 }
 
 #[cfg(test)]

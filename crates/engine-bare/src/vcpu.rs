@@ -267,6 +267,7 @@ impl BareVcpu {
         if about.write == 0 {
             let value = self.msrs.read(about.index);
             if value.is_none() {
+                self.shared.refuse();
                 log::debug!("the guest reads the register {:#x}, which it has not", about.index);
             }
             self.page.answer_msr(value);
@@ -274,11 +275,14 @@ impl BareVcpu {
         }
         let effect = self.msrs.write(about.index, about.value);
         match effect {
-            None => log::debug!(
-                "the guest writes {:#x} to the register {:#x}, which it has not",
-                about.value,
-                about.index
-            ),
+            None => {
+                self.shared.refuse();
+                log::debug!(
+                    "the guest writes {:#x} to the register {:#x}, which it has not",
+                    about.value,
+                    about.index
+                );
+            }
             Some(Effect::None) => (),
             Some(Effect::Command(value)) => self.shared.command(self.apic_id, value),
             Some(Effect::SystemTime(value)) => self.shared.clock.write_system_time(&self.shared.memory, value),
@@ -355,6 +359,8 @@ impl Vcpu for BareVcpu {
     }
 
     fn set_boot_state(&mut self, boot: &BootState) -> Result<()> {
+        // What it was about to do nobody waits for any more.
+        self.pending = None;
         self.set_state(&convert::boot(boot, &self.after_power_on))
     }
 

@@ -1,13 +1,15 @@
 //! One virtual machine: its memory, its bells, and who its vCPUs are to each other.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use base::EventFd;
 use claim::Claim;
 use engine::{
-    CpuModel, CpuidEntry, Deliver, Doorbell, EngineError, Interrupt, MsiMessage, Result, Routed, Vcpu, Vm, VmState,
+    Counts, CpuModel, CpuidEntry, Deliver, Doorbell, EngineError, Interrupt, MsiMessage, Result, Routed, Vcpu, Vm,
+    VmState,
 };
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
@@ -42,9 +44,16 @@ pub(crate) struct Shared {
     pub(crate) memory: GuestMemory,
     bells: RwLock<Vec<(Doorbell, EventFd)>>,
     pub(crate) clock: Clock,
+    /// What was refused here; the module counts what it refuses.
+    refused: AtomicU64,
 }
 
 impl Shared {
+    /// Its guest has tried something that no guest may.
+    pub(crate) fn refuse(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn peers(&self) -> RwLockReadGuard<'_, Vec<Peer>> {
         self.peers.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -63,10 +72,22 @@ impl Shared {
     /// Carries out what vCPU `own` has commanded.
     pub(crate) fn command(&self, own: u32, value: u64) {
         let peers = self.peers();
-        let meant = peers.iter().filter(|peer| Command::is_for(value, own, peer.apic_id));
-        match Command::of(value) {
+        let mut meant = peers
+            .iter()
+            .filter(|peer| Command::is_for(value, own, peer.apic_id))
+            .peekable();
+        let command = Command::of(value);
+        if meant.peek().is_none() || matches!(command, Command::Other(_)) {
+            self.refuse();
+        }
+        match command {
             Command::Init => meant.for_each(stop),
             Command::Start(vector) => meant.for_each(|peer| peer.power.start(vector)),
+            Command::Nmi => meant.for_each(|peer| {
+                if let Err(error) = uapi::nmi(&peer.fd) {
+                    log::debug!("an NMI was not delivered: {error}");
+                }
+            }),
             Command::Other(mode) => log::debug!("an interrupt of mode {mode} that nobody delivers"),
         }
     }
@@ -124,6 +145,7 @@ impl BareVm {
             memory: GuestMemory::default(),
             bells: RwLock::default(),
             clock: Clock::begin(claim.tsc_khz()),
+            refused: AtomicU64::default(),
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -218,11 +240,14 @@ impl Vm for BareVm {
         Ok(())
     }
 
-    fn exits(&self) -> Vec<(&'static str, u64)> {
+    fn counts(&self) -> Counts {
         let peers = self.shared.peers();
-        let sum = |reason| peers.iter().map(|peer| peer.kicker.count(reason)).sum();
+        let sum = |reason| -> u64 { peers.iter().map(|peer| peer.kicker.count(reason)).sum() };
         let reasons = uapi::COUNTS.iter().enumerate();
-        reasons.map(|(reason, name)| (*name, sum(reason))).collect()
+        Counts {
+            exits: reasons.map(|(reason, name)| (*name, sum(reason))).collect(),
+            refused: Some(sum(uapi::REFUSED) + self.shared.refused.load(Ordering::Relaxed)),
+        }
     }
 
     fn save(&self) -> Result<VmState> {

@@ -95,6 +95,15 @@ pub trait Engine: Send + Sync {
     fn traits(&self) -> Result<Traits>;
 }
 
+/// What an engine counts; nothing where somebody else does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// How often vCPUs have left their guest, by reason, whoever answered it.
+    pub exits: Vec<(&'static str, u64)>,
+    /// How often the guest has tried what no guest may, or what reaches nobody.
+    pub refused: Option<u64>,
+}
+
 /// One virtual machine: memory, interrupts, doorbells and what all its vCPUs share.
 pub trait Vm: Send + Sync {
     /// Makes vCPU `id` of `count` in all; its local APIC's id is what [`Engine::apic_ids`] says.
@@ -148,9 +157,9 @@ pub trait Vm: Send + Sync {
     /// The engine has no such interrupt controller.
     fn reserve_ioapic_pins(&self, pins: u32) -> Result<()>;
 
-    /// How often vCPUs have left their guest, by reason and over all of them, whoever answered it. Empty where somebody else counts that.
-    fn exits(&self) -> Vec<(&'static str, u64)> {
-        Vec::new()
+    /// What the engine itself counts of its vCPUs, over all of them.
+    fn counts(&self) -> Counts {
+        Counts::default()
     }
 
     /// Everything of the VM that is neither memory nor a vCPU's.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use base::{ByteSize, EventFd};
 use boot::{Board, BootError, Source};
 use bus::BusError;
-use engine::{CpuModel, Engine, EngineError, Vcpu, VcpuState, Vm};
+use engine::{Counts, CpuModel, Engine, EngineError, Vcpu, VcpuState, Vm};
 use memory::layout::{self, Range};
 use memory::{Layers, MemoryError, Ram};
 use observe::Registry;
@@ -333,9 +333,9 @@ impl Machine {
         }
     }
 
-    /// As [`Vm::exits`].
-    pub fn exits(&self) -> Vec<(&'static str, u64)> {
-        self.vm.exits()
+    /// As [`Vm::counts`].
+    pub fn counts(&self) -> Counts {
+        self.vm.counts()
     }
 
     /// The size of guest memory.

@@ -114,6 +114,10 @@ pub struct Sandbox {
     /// The id of the template that its machine was cloned of; `None` if it has booted a kernel since.
     #[serde(default)]
     pub template: Option<String>,
+    /// What its guest has tried and none may that owns its CPUs; `None` for other classes, and where it does not run. Found out when
+    /// somebody asks for it, and part of no record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<u64>,
 }
 
 impl Sandbox {

@@ -6,13 +6,16 @@ use std::sync::Arc;
 
 use agent_api::ExecRequest;
 use base::points;
-use node_api::{EventKind, Sample, State, Traffic, Usage};
+use node_api::{EventKind, Sample, Sandbox, State, Traffic, Usage};
 use vmm_api::{MetricSample, VmmClient};
 
 use crate::entry::Entry;
 use crate::node::{Node, to_run, wrong_state};
 use crate::vm::Vm;
 use crate::{Error, limits, memory_files};
+
+/// What a VMM counts of attempts.
+const REFUSED: &str = "engine_refused_total";
 
 impl Node {
     /// The VM of a sandbox that runs.
@@ -74,6 +77,19 @@ impl Node {
         })?;
         self.events.tell(EventKind::Resume, &entry.stored().sandbox);
         Ok(())
+    }
+
+    /// A sandbox, with what is to be found out of it now.
+    pub(crate) fn inspect(&self, entry: &Entry) -> Sandbox {
+        let sandbox = entry.stored().sandbox;
+        let owns_cpus = !sandbox.config.resources.class.is_standard();
+        // One that is busy, or about to end, tells it the next time.
+        let metrics = entry.vm().filter(|_| owns_cpus).and_then(|vm| vm.metrics_now()?.ok());
+        let refused = metrics.and_then(|all| all.into_iter().find(|sample| sample.name == REFUSED));
+        Sandbox {
+            refused: refused.map(|sample| sample.value),
+            ..sandbox
+        }
     }
 
     /// What a sandbox uses now.

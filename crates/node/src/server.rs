@@ -359,7 +359,7 @@ impl Connection<'_> {
                 return Ok((Reply::Agent { command }, vec![stream]));
             }
             Request::List { all } => self.list(&node, all)?,
-            Request::Inspect { sandbox } => Reply::Sandbox(Box::new(node.find(&sandbox)?.stored().sandbox)),
+            Request::Inspect { sandbox } => Reply::Sandbox(Box::new(node.inspect(&*node.find(&sandbox)?))),
             Request::Logs { sandbox } => return logs(&node, &sandbox),
             Request::Wait { sandbox } => self.wait(&*node.find(&sandbox)?)?,
             Request::Stop { sandbox, grace_ms } => {

@@ -500,6 +500,7 @@ pub(crate) fn new_sandbox(
         restarts: 0,
         clone_of: None,
         template: None,
+        refused: None,
     };
     Ok(Stored {
         share_slots: shares::slots(&sandbox.config.volumes),

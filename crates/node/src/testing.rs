@@ -49,6 +49,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
             restarts: 0,
             clone_of: None,
             template: None,
+            refused: None,
         },
         slot: 0,
         command: ExecRequest::default(),

@@ -25,9 +25,13 @@ const MAX_SERIES: usize = 256;
 const MAX_LABEL: usize = 32;
 
 /// What VMMs count, and what that is, in the order of docs/vmm.md. A name that is not here is not told.
-const VMM: [(&str, &str); 29] = [
+const VMM: [(&str, &str); 30] = [
     ("vcpu_exits_total", "Exits of vCPUs to the VMM."),
     ("engine_exits_total", "Exits of guests that own their CPUs."),
+    (
+        "engine_refused_total",
+        "What guests that own their CPUs have tried and none may.",
+    ),
     ("virtio_activations_total", "Times that a driver has set a device up."),
     ("virtio_resets_total", "Times that a driver has reset a device."),
     ("virtio_config_errors_total", "What drivers set up wrongly."),

@@ -46,14 +46,14 @@ pub(crate) const CLASS: Case = Case {
 const ROUNDS: usize = 10;
 
 /// The one that is claimed; CPU 0 is one that Linux does not give.
-const CPU: u32 = 1;
+pub(super) const CPU: u32 = 1;
 
 /// How long a claim or a release may take on an idle emulated host.
 const SOON: Duration = Duration::from_secs(5);
 
 /// Whether this host is the lab, whose CPUs may be taken and whose kernel the module is built for. Elsewhere these cases have nothing to
 /// do: nobody loads a module into a machine because tests are run on it.
-fn in_lab() -> Result<bool> {
+pub(super) fn in_lab() -> Result<bool> {
     // As lab/host/recipe.sh calls it.
     let lab = fs::read_to_string("/etc/hostname").is_ok_and(|name| name.trim() == "basalt-lab");
     #[expect(clippy::print_stdout, reason = "a case's own output")]
@@ -64,15 +64,15 @@ fn in_lab() -> Result<bool> {
 }
 
 /// The module, loaded as long as this lives.
-struct Module;
+pub(super) struct Module;
 
 impl Module {
-    fn load(host: &Host) -> Result<Self> {
+    pub(super) fn load(host: &Host) -> Result<Self> {
         run("insmod", &[&host.asset("basalt.ko").display().to_string()])?;
         Ok(Self)
     }
 
-    fn unload(self) -> Result<()> {
+    pub(super) fn unload(self) -> Result<()> {
         // Not twice.
         std::mem::forget(self);
         run("rmmod", &["basalt"])
@@ -101,12 +101,12 @@ fn run(program: &str, arguments: &[&str]) -> Result<()> {
 }
 
 /// The CPUs that Linux has.
-fn online() -> Result<String> {
+pub(super) fn online() -> Result<String> {
     let text = fs::read_to_string("/sys/devices/system/cpu/online")?;
     Ok(text.trim().to_owned())
 }
 
-fn wait_online(wanted: &str) -> Result<()> {
+pub(super) fn wait_online(wanted: &str) -> Result<()> {
     let limit = Instant::now() + SOON;
     loop {
         let now = online()?;
@@ -208,7 +208,7 @@ fn no_exits(machine: &mut Vm, vcpus: u32, what: &str) -> Result<()> {
             .map(|sample| (format!("{} {:?}", sample.name, sample.labels), sample.value))
             .collect())
     };
-    let looked_at = |name: &str| vcpus > 1 && name.contains("\"msr\"");
+    let looked_at = |name: &str| vcpus > 1 && name.contains("\"icr\"");
     let of_engine = |counters: &BTreeMap<String, u64>| -> u64 {
         let exits = counters
             .iter()
@@ -224,6 +224,9 @@ fn no_exits(machine: &mut Vm, vcpus: u32, what: &str) -> Result<()> {
     ensure!(of_engine(&before) == of_engine(&after), "{what} had exits: {changed:?}");
     Ok(())
 }
+
+/// Has the guest's kernel ask all of its processors where they are.
+const BACKTRACES: &str = "echo l > /proc/sysrq-trigger; sleep 1; dmesg";
 
 /// The most vCPUs that a guest gets here.
 const MOST: u32 = 3;
@@ -261,6 +264,19 @@ fn boot_on(host: &Host, device: &Device, vcpus: u32) -> Result<()> {
         "the guest has {seen} processors: {said}"
     );
     ensure!(machine.vmm.client.info()?.engine == "bare");
+    // Each vCPU says where it is, asked by an NMI of another's.
+    let Collected { stdout, .. } = agent
+        .exec(&ExecRequest {
+            argv: ["sh", "-c", BACKTRACES].map(Into::into).to_vec(),
+            ..ExecRequest::default()
+        })?
+        .collect()?;
+    let said = String::from_utf8_lossy(&stdout);
+    let told = said.matches("NMI backtrace for cpu ").count();
+    ensure!(
+        told == usize::try_from(vcpus)?,
+        "{told} of its processors answered an NMI: {said}"
+    );
     // Nothing of the agent's last answer is under way any more.
     std::thread::sleep(Duration::from_secs(2));
     no_exits(&mut machine, vcpus, "an idle guest")?;
@@ -313,6 +329,11 @@ fn class(host: &Host) -> Result<()> {
     daemon.ok(&["start", "owner"])?;
     ensure!(online()? != all, "it was started again, and Linux has all CPUs");
     let inspected: Value = serde_json::from_str(&daemon.ok(&["inspect", "owner"])?)?;
+    let refused = inspected.pointer("/0/refused").and_then(Value::as_u64);
+    ensure!(
+        refused.is_some_and(|count| count > 0),
+        "it has tried nothing that no guest may: {inspected}"
+    );
     let vmm = inspected
         .pointer("/0/vmm/pid")
         .and_then(Value::as_i64)

@@ -15,6 +15,7 @@ mod daemon_cycles;
 mod daemon_life;
 mod devices;
 mod foreign_kernel;
+mod hostile;
 mod jail;
 mod kernel_features;
 mod kills;
@@ -102,5 +103,6 @@ pub(crate) const ALL: &[&Case] = &[
     &bare::CLAIMS,
     &bare::BOOT,
     &bare::CLASS,
+    &hostile::CASE,
     &package::CASE,
 ];
