@@ -45,6 +45,7 @@ enum basalt_order {
 };
 
 struct basalt_vcpu;
+struct desc_ptr;
 
 /**
  * struct basalt_cpu - what is known of one CPU
@@ -79,6 +80,8 @@ void basalt_play_dead(void);
 
 /* enter.S, and the table that it takes interrupts by. */
 void basalt_take_interrupt(void);
+void basalt_swallow(void);
+extern struct desc_ptr basalt_swallow_table;
 void basalt_swallow_init(void);
 
 /* wake.c: from such a CPU to whoever waits for it. */

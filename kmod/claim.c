@@ -38,11 +38,13 @@ static int guard;
 
 static int state_of(unsigned int cpu)
 {
+	/* What was done before a step is seen by who sees the step. */
 	return smp_load_acquire(&per_cpu(basalt_cpus, cpu).state);
 }
 
 static void set_state(unsigned int cpu, int state)
 {
+	/* As in state_of(). */
 	smp_store_release(&per_cpu(basalt_cpus, cpu).state, state);
 }
 
@@ -222,6 +224,13 @@ void basalt_cpu_forget(struct basalt_vcpu *vcpu)
 	mutex_unlock(&claims);
 }
 
+/* Its vCPU is out, and its page says why. */
+static bool is_idle(struct basalt_cpu *cpu)
+{
+	/* Pairs with the release in basalt_play_dead(). */
+	return smp_load_acquire(&cpu->order) == BASALT_ORDER_NONE;
+}
+
 /**
  * basalt_cpu_run() - has a CPU run its vCPU, and waits until it comes out
  * @vcpu: which; its lock is held
@@ -236,9 +245,10 @@ int basalt_cpu_run(struct basalt_vcpu *vcpu)
 	long left;
 
 	cpu->wake = basalt_wake_command();
+	/* Whoever takes the order sees the vCPU as it is now, and pairs so in basalt_play_dead(). */
 	smp_store_release(&cpu->order, BASALT_ORDER_RUN);
-	/* It halts until an NMI comes, and may not have halted when the first one came. */
 	end = ktime_add_ms(ktime_get(), STEP_LIMIT_MS);
+	/* It halts until an NMI comes, and may not have halted when the first one came. */
 	while (smp_load_acquire(&cpu->order) == BASALT_ORDER_RUN) {
 		if (ktime_after(ktime_get(), end) &&
 		    cmpxchg(&cpu->order, BASALT_ORDER_RUN, BASALT_ORDER_NONE) == BASALT_ORDER_RUN)
@@ -249,13 +259,12 @@ int basalt_cpu_run(struct basalt_vcpu *vcpu)
 	do {
 		/* Linux may have moved the interrupt that wakes. */
 		WRITE_ONCE(cpu->wake, basalt_wake_command());
-		left = wait_event_interruptible_timeout(cpu->wait, smp_load_acquire(&cpu->order) == BASALT_ORDER_NONE,
-							LOOK_AGAIN);
+		left = wait_event_interruptible_timeout(cpu->wait, is_idle(cpu), LOOK_AGAIN);
 	} while (!left);
 	if (left > 0)
 		return 0;
 	WRITE_ONCE(vcpu->stop, true);
-	while (smp_load_acquire(&cpu->order) != BASALT_ORDER_NONE) {
+	while (!is_idle(cpu)) {
 		basalt_send_nmi(vcpu->cpu);
 		usleep_range(NMI_AGAIN_US / 2, NMI_AGAIN_US);
 	}

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /* Into a guest and out of it again (AMD64 Architecture Programmer's Manual, volume 2, 15.5). */
 #include <linux/linkage.h>
+#include <asm/alternative.h>
 #include <asm/cpufeatures.h>
 #include <asm/ibt.h>
 #include <asm/nospec-branch.h>
@@ -48,6 +49,8 @@ SYM_FUNC_START(basalt_svm_enter)
 	mov	BASALT_R15(%rdi), %r15
 	mov	BASALT_RDI(%rdi), %rdi
 
+	/* Nor what the host has had in the CPU's buffers for the guest to find. */
+	VM_CLEAR_CPU_BUFFERS
 	vmrun	%rax
 
 	/* RAX and RSP are the host's again; the guest's are in its VMCB. */
@@ -72,6 +75,7 @@ SYM_FUNC_START(basalt_svm_enter)
 	/* What the guest has taught this CPU of returns, and what is left in registers, is not to lead anything astray. */
 	FILL_RETURN_BUFFER %rax, RSB_CLEAR_LOOPS, X86_FEATURE_RETPOLINE
 	UNTRAIN_RET
+	ALTERNATIVE "", "call entry_ibpb", X86_FEATURE_IBPB_ON_VMEXIT
 	xor	%ecx, %ecx
 	xor	%edx, %edx
 	xor	%esi, %esi

@@ -52,8 +52,9 @@ void notrace basalt_play_dead(void)
 	/* Whoever has waited for this for too long waits no more. */
 	if (cmpxchg(&self->state, BASALT_CPU_CLAIMED, BASALT_CPU_PARKED) != BASALT_CPU_CLAIMED)
 		wait_for_init();
-	/* An NMI between the look and the halt is lost: it is sent again. */
+	/* As whoever takes it back has left it. An NMI between the look and the halt is lost: it is sent again. */
 	while (smp_load_acquire(&self->state) == BASALT_CPU_PARKED) {
+		/* The vCPU is as whoever has ordered it has left it. */
 		if (smp_load_acquire(&self->order) != BASALT_ORDER_RUN) {
 			native_halt();
 			continue;
@@ -62,6 +63,7 @@ void notrace basalt_play_dead(void)
 		if (cmpxchg(&self->order, BASALT_ORDER_RUN, BASALT_ORDER_RUNNING) != BASALT_ORDER_RUN)
 			continue;
 		basalt_svm_run(self, self->vcpu);
+		/* Whoever waits finds what the vCPU came out with. */
 		smp_store_release(&self->order, BASALT_ORDER_NONE);
 		/* A write to the ICR may be seen before what was stored (16.11.1). */
 		mb();
@@ -69,6 +71,7 @@ void notrace basalt_play_dead(void)
 	}
 	if (self->enabled)
 		basalt_svm_leave(self);
+	/* Nothing of ours is done here any more. */
 	smp_store_release(&self->state, BASALT_CPU_LEFT);
 	wait_for_init();
 }

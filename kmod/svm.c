@@ -26,6 +26,18 @@ static const u32 own_msrs[] = {
 #define X2APIC_LAST	0x8ff
 #define X2APIC_ICR	0x830
 
+/* NMIs wait until the guest's IRET, which is looked for meanwhile. */
+static void set_in_nmi(struct basalt_vcpu *vcpu, bool in_nmi)
+{
+	u32 *intercepts = &vcpu->vmcb->control.intercepts[INTERCEPT_IRET / 32];
+
+	vcpu->in_nmi = in_nmi;
+	if (in_nmi)
+		*intercepts |= BIT(INTERCEPT_IRET % 32);
+	else
+		*intercepts &= ~BIT(INTERCEPT_IRET % 32);
+}
+
 #define MSR_MAP_ORDER	1
 #define IO_MAP_ORDER	2
 
@@ -232,7 +244,9 @@ void basalt_svm_get_state(struct basalt_vcpu *vcpu, struct basalt_state *state)
 	state->sysenter_esp = save->sysenter_esp;
 	state->sysenter_eip = save->sysenter_eip;
 	state->tsc_offset = vcpu->vmcb->control.tsc_offset;
-	state->interruptibility = vcpu->vmcb->control.int_state;
+	state->interruptibility = vcpu->vmcb->control.int_state & SVM_INTERRUPT_SHADOW_MASK ? BASALT_STATE_SHADOW : 0;
+	if (vcpu->in_nmi)
+		state->interruptibility |= BASALT_STATE_IN_NMI;
 }
 
 /**
@@ -278,9 +292,10 @@ void basalt_svm_set_state(struct basalt_vcpu *vcpu, const struct basalt_state *s
 	save->sysenter_esp = state->sysenter_esp;
 	save->sysenter_eip = state->sysenter_eip;
 	vcpu->vmcb->control.tsc_offset = state->tsc_offset;
-	vcpu->vmcb->control.int_state = state->interruptibility & SVM_INTERRUPT_SHADOW_MASK;
+	vcpu->vmcb->control.int_state = state->interruptibility & BASALT_STATE_SHADOW ? SVM_INTERRUPT_SHADOW_MASK : 0;
 	vcpu->vmcb->control.event_inj = 0;
-	vcpu->in_nmi = false;
-	vcpu->vmcb->control.intercepts[INTERCEPT_IRET / 32] &= ~BIT(INTERCEPT_IRET % 32);
+	set_in_nmi(vcpu, state->interruptibility & BASALT_STATE_IN_NMI);
+	if (state->interruptibility & BASALT_STATE_NO_NMI)
+		WRITE_ONCE(vcpu->nmi, false);
 	vcpu->answer = BASALT_EXIT_INTERRUPTED;
 }

@@ -9,12 +9,9 @@
 
 #include "basalt.h"
 
-void basalt_swallow(void);
-
 static gate_desc gates[IDT_ENTRIES] __page_aligned_bss;
 
 /* For enter.S. */
-extern struct desc_ptr basalt_swallow_table;
 struct desc_ptr basalt_swallow_table = {
 	.size = sizeof(gates) - 1,
 	.address = (unsigned long)gates,
@@ -32,7 +29,7 @@ void basalt_swallow_init(void)
 	store_idt(&linux_table);
 	memcpy(gates, (void *)linux_table.address, sizeof(gates));
 	for (vector = FIRST_EXTERNAL_VECTOR; vector < IDT_ENTRIES; vector++) {
-		gates[vector] = (gate_desc){
+		gates[vector] = (struct gate_struct){
 			.offset_low = (u16)handler,
 			.offset_middle = (u16)(handler >> 16),
 			.offset_high = (u32)(handler >> 32),

@@ -3,6 +3,7 @@
 //! Runs inside the lab (`basalt-lab exec -- /opt/basalt/bin/basalt-bench all`), as root. The same program is PID 1 of the
 //! guests whose disks are measured. See docs/benchmarks.md.
 
+mod classes;
 mod clone;
 mod figures;
 mod guest;
@@ -52,6 +53,8 @@ enum Subject {
     Shapes,
     /// Clones whose memory is mapped, or comes eagerly, or on demand
     Paging,
+    /// Exits of guests by class, idle, busy and with Redis
+    Classes,
     /// Reads of a disk
     Disk,
     /// TCP streams, requests and responses
@@ -61,7 +64,7 @@ enum Subject {
 type Measure = fn(&mut Bench<'_>) -> Result<()>;
 
 /// All that is measured, in its order.
-const MEASURED: [(Subject, Measure); 11] = [
+const MEASURED: [(Subject, Measure); 12] = [
     (Subject::Start, |bench| bench.start()),
     (Subject::Boot, |bench| bench.boot()),
     (Subject::Exits, |bench| bench.exits()),
@@ -71,6 +74,7 @@ const MEASURED: [(Subject, Measure); 11] = [
     (Subject::Density, |bench| bench.density()),
     (Subject::Shapes, |bench| bench.shapes()),
     (Subject::Paging, |bench| bench.paging()),
+    (Subject::Classes, |bench| bench.classes()),
     (Subject::Disk, |bench| bench.disk()),
     (Subject::Network, |bench| bench.network()),
 ];

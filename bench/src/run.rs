@@ -94,6 +94,43 @@ impl Node {
         Ok(node)
     }
 
+    /// One with the images of another, which it only reads.
+    pub(crate) fn with_images(world: &World, images: &Path) -> Result<Self> {
+        let node = Self {
+            program: world.binaries.join("basalt"),
+            state: world.scratch.join("state"),
+        };
+        fs::create_dir_all(&node.state)?;
+        std::os::unix::fs::symlink(images, node.state.join("images"))?;
+        Ok(node)
+    }
+
+    /// The digest of the image that begins with this entrypoint: in the lab images have no names.
+    pub(crate) fn image(&self, name: &str, entrypoint: &str) -> Result<String> {
+        let images: Value = serde_json::from_str(&self.said(&["--json", "images"])?)?;
+        let begins = |image: &&Value| {
+            let first = image.pointer("/config/entrypoint/0");
+            first.and_then(Value::as_str) == Some(entrypoint)
+        };
+        let found = images.as_array().and_then(|images| images.iter().find(begins));
+        let digest = found.and_then(|image| image["digest"].as_str());
+        digest
+            .map(str::to_owned)
+            .with_context(|| format!("no image {name} in the lab: `basalt run --rm {name} -- true` takes it there"))
+    }
+
+    /// What a command line says on standard output.
+    pub(crate) fn said(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.command(arguments).output().context("basalt cannot be started")?;
+        ensure!(
+            output.status.success(),
+            "basalt {}: {}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
     /// Where its daemon is asked, when it runs.
     pub(crate) fn socket(&self) -> PathBuf {
         self.state.join(node_api::SOCKET)

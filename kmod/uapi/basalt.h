@@ -198,6 +198,7 @@ struct basalt_segment {
  * @es: and the others: segments
  * @cr0: control registers; @cr8 is the APIC's
  * @efer: model-specific registers, by their names
+ * @interruptibility: BASALT_STATE_*
  * @reserved: zero
  */
 struct basalt_state {
@@ -212,6 +213,10 @@ struct basalt_state {
 	__u32 interruptibility;
 	__u32 reserved[31];
 };
+
+#define BASALT_STATE_SHADOW	(1 << 0)	/* interrupts wait for the instruction behind this one */
+#define BASALT_STATE_IN_NMI	(1 << 1)	/* NMIs wait for an IRET */
+#define BASALT_STATE_NO_NMI	(1 << 2)	/* set only: an NMI that waits is forgotten */
 
 /* Why a vCPU came out. */
 #define BASALT_EXIT_INTERRUPTED	0	/* somebody wanted it: a signal */
@@ -294,7 +299,7 @@ struct basalt_interrupt {
  * page; EINTR after a signal. What an exit asks is answered in the page before
  * the next BASALT_RUN. The state's two are for a vCPU that does not run (EBUSY),
  * the other two for one that may: BASALT_INTERRUPT is an IPI, and no exit;
- * BASALT_NMI, a non-maskable interrupt for the guest, makes one exit.
+ * BASALT_NMI, a non-maskable interrupt for the guest, makes two.
  */
 #define BASALT_RUN		_IO(0xba, 0x30)
 #define BASALT_GET_STATE	_IOR(0xba, 0x31, struct basalt_state)

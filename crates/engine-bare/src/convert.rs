@@ -4,7 +4,7 @@ use engine::BootState;
 use engine::state::{Segment as EngineSegment, Table, gpr};
 
 use crate::instruction::Register;
-use crate::uapi::{Regs, Segment, State};
+use crate::uapi::{NO_NMI, Regs, Segment, State};
 
 /// Of a segment's rights in the engine's terms: it is not there at all.
 const UNUSABLE: u32 = 1 << 16;
@@ -75,6 +75,7 @@ pub(crate) fn start_at(vector: u8, after_power_on: &State) -> State {
     state.cs.selector = u16::from(vector) << 8;
     state.cs.base = u64::from(vector) << 12;
     state.regs.rip = 0;
+    state.interruptibility = NO_NMI;
     state
 }
 

@@ -17,6 +17,9 @@ const ALL: u32 = u32::MAX;
 /// Of a message's address: a destination is an APIC's id, and not one of its logical names.
 const LOGICAL: u64 = 1 << 2;
 
+/// The same of a command.
+const LOGICAL_COMMAND: u64 = 1 << 11;
+
 /// A message to a vCPU's APIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
@@ -88,7 +91,10 @@ impl Command {
             1 => id == own,
             2 => true,
             3 => id != own,
-            _ => destination == ALL || destination == id,
+            _ if destination == ALL => true,
+            // A cluster, and bits of sixteen that are in it.
+            _ if value & LOGICAL_COMMAND != 0 => id >> 4 == destination >> 16 && destination & 1 << (id & 15) != 0,
+            _ => destination == id,
         }
     }
 }
@@ -129,5 +135,7 @@ mod tests {
         assert!(Command::is_for(3 << 18, 0, 5) && !Command::is_for(3 << 18, 5, 5));
         assert!(Command::is_for(1 << 18, 5, 5) && !Command::is_for(1 << 18, 0, 5));
         assert!(Command::is_for(2 << 18, 0, 0));
+        let logical = |destination: u64, id| Command::is_for(destination << 32 | 0xc00, 0, id);
+        assert!(logical(0x2_0008, 35) && !logical(0x2_0008, 8) && !logical(8, 8) && logical(8, 3));
     }
 }

@@ -84,6 +84,12 @@ impl Power {
         !self.lock().init
     }
 
+    /// It is neither off nor about to be.
+    pub(crate) fn executes(&self) -> bool {
+        let orders = self.lock();
+        orders.on && !orders.init
+    }
+
     /// A startup interrupt, which one that executes does not notice.
     pub(crate) fn start(&self, vector: u8) {
         let mut orders = self.lock();
@@ -104,7 +110,7 @@ mod tests {
     fn one_that_is_off_begins_with_a_startup_interrupt_and_not_with_a_second() {
         let power = Power::default();
         assert_eq!(power.next(|| true), Next::Look);
-        assert!(!power.init(), "it executes nothing");
+        assert!(!power.init() && !power.executes(), "it executes nothing");
         power.start(0x9a);
         assert_eq!(power.next(|| false), Next::Start(0x9a));
         power.start(0x9a);
@@ -115,7 +121,7 @@ mod tests {
     fn init_ends_what_executes() {
         let power = Power::on();
         assert_eq!(power.next(|| false), Next::Run);
-        assert!(power.init() && !power.has_stopped());
+        assert!(power.executes() && power.init() && !power.has_stopped() && !power.executes());
         power.start(1);
         assert_eq!(power.next(|| false), Next::Start(1), "the interrupt came behind INIT");
         assert!(power.has_stopped());

@@ -195,6 +195,10 @@ pub(crate) struct AboutFailure {
     pub(crate) info2: u64,
 }
 
+/// Bits of [`State::interruptibility`].
+pub(crate) const SHADOW: u32 = 1;
+pub(crate) const NO_NMI: u32 = 1 << 2;
+
 /// `struct basalt_run`, the page that a vCPU's descriptor maps.
 #[repr(C)]
 pub(crate) struct Run {

@@ -299,7 +299,7 @@ fn skip(state: &mut State, length: usize) {
         Mode::Bits64 => next,
         _ => next & 0xffff_ffff,
     };
-    state.interruptibility = 0;
+    state.interruptibility &= !uapi::SHADOW;
 }
 
 fn mode(state: &State) -> Mode {

@@ -83,7 +83,8 @@ impl Shared {
         match command {
             Command::Init => meant.for_each(stop),
             Command::Start(vector) => meant.for_each(|peer| peer.power.start(vector)),
-            Command::Nmi => meant.for_each(|peer| {
+            // One that waits for a startup interrupt has no use of any other.
+            Command::Nmi => meant.filter(|peer| peer.power.executes()).for_each(|peer| {
                 if let Err(error) = uapi::nmi(&peer.fd) {
                     log::debug!("an NMI was not delivered: {error}");
                 }

@@ -20,6 +20,12 @@ use crate::nodes::Node;
 use crate::server::{Number, Server};
 use crate::tree::NAMED;
 
+/// More numbers than are ever given out.
+const MOST_NUMBERS: u64 = 1 << 62;
+
+/// Bytes of all names that are told: a state has an end, and a guest can make its paths long.
+const MOST_NAMES: usize = 16 << 20;
+
 /// A path beneath the directory, as components between slashes; nothing is the directory itself.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -91,7 +97,7 @@ pub struct Known {
 }
 
 /// What tells a file from another one of its name.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Identity {
     inode: u64,
     born_ns: u64,
@@ -106,8 +112,11 @@ impl KnownFile {
     }
 }
 
-/// With how many names it has.
-fn identity(file: &OwnedFd) -> Result<(Identity, u32), Errno> {
+/// A device's numbers, and an inode's: of one file on this host, as long as that is open.
+type Place = (u32, u32, u64);
+
+/// Where it is, what it is, and how many names it has.
+fn identity(file: &OwnedFd) -> Result<(Place, Identity, u32), Errno> {
     let wanted = StatxFlags::INO | StatxFlags::NLINK | StatxFlags::BTIME;
     let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, wanted)?;
     let born_ns = match stat.stx_mask & StatxFlags::BTIME.bits() {
@@ -118,17 +127,19 @@ fn identity(file: &OwnedFd) -> Result<(Identity, u32), Errno> {
             .saturating_add(stat.stx_btime.tv_nsec.into()),
     };
     let inode = stat.stx_ino;
-    Ok((Identity { inode, born_ns }, stat.stx_nlink))
+    let place = (stat.stx_dev_major, stat.stx_dev_minor, inode);
+    Ok((place, Identity { inode, born_ns }, stat.stx_nlink))
 }
 
 impl Server {
-    /// What the other side knows. Nothing may be served meanwhile. A file that has no name any more is left out.
+    /// What the other side knows. Nothing may be served meanwhile. A file that has no name any more, or none that can be told, is
+    /// left out; so is what is known beyond [`MOST_NAMES`].
     ///
     /// # Errors
-    /// A file cannot be looked at.
+    /// The directory itself cannot be looked at.
     pub fn known(&self) -> Result<Known, Error> {
         let system = |cause| Error::System {
-            step: "looking at a file that a guest knows",
+            step: "looking at a directory that a guest knows",
             cause,
         };
         let (last_node, nodes) = self.nodes.all();
@@ -139,20 +150,18 @@ impl Server {
             ..Known::default()
         };
         let root = self.name_of(&self.nodes.root().file).map_err(system)?;
+        let mut room = MOST_NAMES;
+        let mut named = HashMap::new();
         for (id, lookups, node) in nodes {
-            if let Some(file) = self.known_file(&root, &node.file).map_err(system)? {
+            if let Some((place, file)) = self.known_file(&root, &node.file, &mut room) {
+                named.insert(place, file.clone());
                 known.nodes.insert(id, KnownNode { lookups, file });
             }
         }
-        // A file may have been opened by a name that it has no more.
-        let named = known
-            .nodes
-            .values()
-            .map(|node| (node.file.identity(), node.file.clone()));
-        let named: HashMap<_, _> = named.collect();
         for (id, handle) in handles {
-            let found = self.known_file(&root, &handle.file).map_err(system)?;
-            if let Some(file) = found.map(|file| named.get(&file.identity()).cloned().unwrap_or(file)) {
+            let found = self.known_file(&root, &handle.file, &mut room);
+            // A file may have been opened by a name that it has no more.
+            if let Some(file) = found.map(|(place, file)| named.get(&place).cloned().unwrap_or(file)) {
                 let handle = KnownHandle {
                     access: handle.access.bits(),
                     append: handle.append,
@@ -170,30 +179,33 @@ impl Server {
         Ok(name.into_bytes())
     }
 
-    fn known_file(&self, root: &[u8], file: &OwnedFd) -> Result<Option<KnownFile>, Errno> {
-        let (Identity { inode, born_ns }, names) = identity(file)?;
-        if names == 0 {
-            return Ok(None);
-        }
-        let name = self.name_of(file)?;
-        Ok(beneath(root, &name).map(|path| KnownFile {
-            path: Path::new(path.to_vec()),
-            inode,
-            born_ns,
-        }))
+    /// Where it is on this host, device and inode, and what it is elsewhere.
+    fn known_file(&self, root: &[u8], file: &OwnedFd, room: &mut usize) -> Option<(Place, KnownFile)> {
+        let (place, Identity { inode, born_ns }, names) = identity(file).ok()?;
+        let name = self.name_of(file).ok().filter(|_| names > 0)?;
+        let path = beneath(root, &name)?;
+        *room = room.checked_sub(path.len())?;
+        let path = Path::new(path.to_vec());
+        Some((place, KnownFile { path, inode, born_ns }))
     }
 
     /// Goes on with what the other side knows of another server, in place of what it knew of this one; how much of that was not found.
     ///
     /// # Errors
-    /// It is more than this one may tell.
+    /// It is more than this one may tell, or numbers that nobody has given out.
     pub fn know(&self, known: &Known) -> Result<usize, Error> {
         self.clear();
+        let refuse = |cause| Error::System {
+            step: "finding the files that a guest knows",
+            cause,
+        };
         if known.nodes.len() >= self.options.max_nodes || known.handles.len() > self.options.max_handles {
-            return Err(Error::System {
-                step: "finding the files that a guest knows",
-                cause: Errno::NFILE,
-            });
+            return Err(refuse(Errno::NFILE));
+        }
+        let given_out = |last: u64, most: Option<u64>| last < MOST_NUMBERS && most.is_none_or(|most| most <= last);
+        let nodes = given_out(known.last_node, known.nodes.keys().next_back().copied());
+        if !nodes || !given_out(known.last_handle, known.handles.keys().next_back().copied()) {
+            return Err(refuse(Errno::INVAL));
         }
         let root = self.nodes.root();
         let mut finder = Finder::new(&root);
@@ -257,7 +269,7 @@ impl<'r> Finder<'r> {
     /// The same file as then.
     fn find(&mut self, wanted: &KnownFile) -> Result<OwnedFd, Errno> {
         let file = self.at(wanted.path.bytes())?;
-        match identity(&file)?.0 == wanted.identity() {
+        match identity(&file)?.1 == wanted.identity() {
             true => Ok(file),
             false => Err(Errno::STALE),
         }

@@ -98,7 +98,6 @@ impl Node {
         let begun = Begun::new(&self.paths.templates())?;
         self.keep_all(&vm, &stored, &begun.place)?;
         let mut record = self.describe_build(&build.config, &stored)?;
-        record.template.sized = build.config.sized;
         // Its memory is the host's again while the files are written.
         self.end_for_another(entry, &vm)?;
         {
@@ -107,6 +106,8 @@ impl Node {
         }
         let naming = self.templates.naming();
         let names = self.names_of(&record.template.id);
+        // In the place of one that somebody wants it is wanted, too.
+        record.template.sized = build.config.sized && !self.templates.is_wanted(&record.template.id);
         let record = with_names(record, &names, &build.config.names);
         begun.describe(&record)?;
         {

@@ -174,6 +174,13 @@ impl Templates {
         self.naming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Somebody has asked for the one of this id.
+    pub(crate) fn is_wanted(&self, id: &str) -> bool {
+        let known = self.lock();
+        let mut of_id = known.records.iter().filter(|record| record.template.id == id);
+        of_id.any(Record::is_wanted)
+    }
+
     pub(crate) fn records(&self) -> Vec<Record> {
         self.lock().records.clone()
     }
@@ -374,11 +381,14 @@ impl Node {
                 .collect();
             drop(known);
             replaced.iter().try_for_each(|id| self.drop_template(id).map(drop))?;
+            // One that gets a name just now is not to go.
+            let _naming = self.templates.naming();
             self.keep_few()?;
         }
         Ok(())
     }
 
+    /// Removes those that were used longest ago; nobody gives names meanwhile.
     pub(crate) fn keep_few(&self) -> Result<(), Error> {
         let records = self
             .templates

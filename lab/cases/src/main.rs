@@ -9,6 +9,7 @@ mod basalt;
 mod cases;
 mod daemon;
 mod intrude;
+mod kernel_log;
 mod leaks;
 mod runner;
 mod stall;

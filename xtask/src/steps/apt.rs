@@ -27,6 +27,10 @@ const PACKAGES: &[(&str, &str)] = &[
     ("xz-utils", "unpacking the kernel's source"),
     ("cpio", "the lab's initramfs"),
     ("kmod", "the lab's modules"),
+    (
+        "sparse",
+        "what the kernel module says of its pointers and locks, checked",
+    ),
     ("nftables", "the node's network, in tests too"),
     ("mmdebstrap", "images and the lab's root"),
     ("erofs-utils", "fsck.erofs in tests, the lab's root image"),

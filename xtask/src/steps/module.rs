@@ -29,7 +29,7 @@ pub(crate) fn module() -> Step {
                 false => Plan::Run,
             })
         })
-        .hint("kmod/ is built with the headers that lab/host/recipe.sh keeps, and no warning is allowed (W=1)")
+        .hint("kmod/ is built with the headers that lab/host/recipe.sh keeps, and no warning is allowed, of the compiler or of sparse (W=1 C=2)")
 }
 
 fn make(context: &Context, task: &mut Task) -> Result<Report> {
@@ -46,7 +46,7 @@ fn make(context: &Context, task: &mut Task) -> Result<Report> {
     let mut command = Command::new("make");
     command
         .arg(format!("KDIR={}", headers.display()))
-        .arg("W=1")
+        .args(["W=1", "C=2"])
         .current_dir(&work);
     let finished = task.run_within(&mut command, LIMIT)?;
     let lines = finished.out.iter().chain(&finished.err);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use agent_api::{ExecRequest, Signals, local_tty};
 use anyhow::{Context, Result, bail};
-use node_api::{Client, Ended, ProcessConfig, Reply, Request, Resources, Sandbox, SandboxConfig};
+use node_api::{Client, Ended, NetworkMode, ProcessConfig, Reply, Request, Resources, Sandbox, SandboxConfig};
 use observe::span::span;
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -60,7 +60,16 @@ fn of_template(args: &RunArgs, set: &[String], log_level: LogLevel, output: &Out
         let _span = span("template");
         let template = template_build::up_to_date(wanted, output)?;
         let resources = args.size.over(template.resources.clone());
-        template_build::in_size(template, &resources, output)?
+        // What the daemon refuses all the same is not worth a build.
+        let fits = match args.network.mode() {
+            NetworkMode::Auto => true,
+            NetworkMode::None => !template.networked,
+            NetworkMode::Node => template.networked,
+        };
+        match args.class.is_standard() && fits {
+            true => template_build::in_size(template, &resources, output)?,
+            false => template,
+        }
     };
     let config = SandboxConfig {
         image: format!("sha256:{}", template.digest),

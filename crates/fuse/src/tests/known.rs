@@ -53,7 +53,7 @@ fn files_keep_their_numbers_and_what_they_were_opened_for() {
     // It was told of once more here than there.
     hand.raw(
         &[
-            words(&[56, op::FORGET]),
+            words(&[48, op::FORGET]),
             longs(&[1, deeper]),
             words(&[0; 4]),
             longs(&[2]),
@@ -114,12 +114,18 @@ fn more_than_may_be_known_is_refused_and_what_is_read_only_is_not_written() {
         1,
         "a file that was open to be written"
     );
-    assert_eq!(hand.write(handle, 0, b"x"), Err(Errno::BADF));
+    assert_eq!(hand.read(handle, 0, 1), Err(Errno::BADF));
     let node = known.nodes.values().next().unwrap().clone();
     known.nodes = (2..100).map(|id| (id, node.clone())).collect();
+    known.last_node = 100;
+    assert!(hand.goes_on_from(&known).is_err());
+    known.last_node = 5;
     assert!(hand.goes_on_from(&known).is_err());
     // The same file by several numbers is known by one of them.
     known.nodes = (2..5).map(|id| (id, node.clone())).collect();
+    known.last_node = u64::MAX;
+    assert!(hand.goes_on_from(&known).is_err(), "numbers without an end");
+    known.last_node = 4;
     known.handles.clear();
     assert_eq!(hand.goes_on_from(&known).unwrap(), 2);
 }

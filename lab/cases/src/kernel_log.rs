@@ -1,0 +1,49 @@
+//! What the host's kernel says, from some time on. Knows no case.
+
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
+
+use anyhow::{Context, Result};
+
+/// What it would say of what concerns a case.
+const WORDS: [&str; 8] = [
+    "BUG",
+    "WARNING",
+    "NMI",
+    "rcu",
+    "No irq handler",
+    "basalt",
+    "nobody cared",
+    "fault",
+];
+
+/// What the kernel has said since of what concerns it, at the level of warnings and above.
+pub(crate) fn complaints(log: &mut fs::File) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    let mut buffer = [0; 8192];
+    loop {
+        match log.read(&mut buffer) {
+            Ok(count) => {
+                let line = String::from_utf8_lossy(buffer.get(..count).unwrap_or_default()).into_owned();
+                let level: u32 = line.split(',').next().unwrap_or_default().parse().unwrap_or(0);
+                // Above 7 it is a program that speaks (kmsg(4)).
+                if level <= 4 && WORDS.iter().any(|word| line.contains(word)) {
+                    all.push(line);
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(all),
+            // Overtaken by what was written meanwhile.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => (),
+            Err(error) => return Err(error).context("/dev/kmsg"),
+        }
+    }
+}
+
+/// Its log, from now on.
+pub(crate) fn kernel_log() -> Result<fs::File> {
+    let mut options = fs::OpenOptions::new();
+    let mut log = options.read(true).custom_flags(libc::O_NONBLOCK).open("/dev/kmsg")?;
+    complaints(&mut log)?;
+    Ok(log)
+}
