@@ -451,24 +451,20 @@ fn far_argv(
 ) -> Result<Vec<String>> {
     let level = log::LevelFilter::from(log_level).as_str().to_ascii_lowercase();
     let mut argv = vec![PROGRAM.to_owned(), format!("--log-level={level}")];
-    if json {
-        argv.push("--json".into());
-    }
+    argv.extend(json.then(|| "--json".to_owned()));
     argv.push("run".into());
-    if args.tty {
-        argv.push("--tty".into());
-    }
+    argv.extend(args.tty.then(|| "--tty".to_owned()));
     argv.push(format!("--interactive={}", args.interactive));
     argv.extend(args.size.words());
     argv.push(format!("--network={}", args.network.word()));
     argv.extend(args.limits.words());
     argv.extend(args.tmpfs.iter().map(|tmpfs| format!("--tmpfs={tmpfs}")));
     argv.extend(args.publish.iter().map(|ports| format!("--publish={ports}")));
-    let volumes = args.volume.iter().chain(&args.volume_json);
-    for volume in volumes {
+    for volume in args.volume.iter().chain(&args.volume_json) {
         argv.push(format!("--volume-json={}", serde_json::to_string(volume)?));
     }
-    argv.extend([format!("--paging={}", args.paging), format!("--class={}", args.class)]);
+    argv.push(format!("--paging={}", args.paging));
+    argv.extend([format!("--class={}", args.class), format!("--idle={}", args.idle)]);
     argv.extend(args.boot.then(|| "--boot".to_owned()));
     argv.extend(args.rm.then(|| "--rm".to_owned()));
     argv.extend(args.trace.then(|| "--trace".to_owned()));
@@ -527,6 +523,8 @@ mod tests {
             "--rm",
             "--boot",
             "--paging=eager",
+            "--class=bare",
+            "--idle=poll",
             "--disk",
             "1g",
             "--tmpfs",
@@ -563,7 +561,8 @@ mod tests {
         assert_eq!(far.image(), Some("sha256:00"));
         let same = |a: &RunArgs| {
             (
-                (a.tty, a.interactive, a.rm, a.detach, a.boot, a.paging, a.class),
+                (a.tty, a.interactive, a.rm, a.detach, a.boot),
+                (a.paging, a.class, a.idle),
                 (a.size.resources(), a.limits.limits(), a.tmpfs.clone()),
                 (a.process.workdir.clone(), a.process.user.clone(), a.entrypoint.clone()),
                 (

@@ -40,6 +40,55 @@ impl fmt::Display for Class {
     }
 }
 
+/// What a vCPU does that has nothing to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Idle {
+    /// It halts, until an interrupt comes.
+    #[default]
+    Halt,
+    /// It looks for work all the time, so that nobody has to interrupt it. For vCPUs that own their CPUs.
+    Poll,
+}
+
+impl Idle {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Halt, Self::Poll];
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Halt => "halt",
+            Self::Poll => "poll",
+        }
+    }
+
+    /// Whether it is what a vCPU does that is told nothing.
+    pub fn halts(&self) -> bool {
+        *self == Self::Halt
+    }
+}
+
+impl fmt::Display for Idle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Nothing that a vCPU could do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is nothing that an idle processor does: give halt or poll")]
+pub struct IdleError(String);
+
+impl FromStr for Idle {
+    type Err = IdleError;
+
+    fn from_str(text: &str) -> Result<Self, IdleError> {
+        let found = Self::ALL.into_iter().find(|idle| idle.name() == text);
+        found.ok_or_else(|| IdleError(text.to_owned()))
+    }
+}
+
 /// No such class.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no class: give standard or bare")]
@@ -64,6 +113,11 @@ mod tests {
             assert_eq!(class.to_string().parse(), Ok(class));
             assert_eq!(serde_json::to_value(class).unwrap(), class.name());
         }
+        for idle in Idle::ALL {
+            assert_eq!(idle.to_string().parse(), Ok(idle));
+            assert_eq!(serde_json::to_value(idle).unwrap(), idle.name());
+        }
+        assert!("sleep".parse::<Idle>().unwrap_err().to_string().contains("poll"));
         assert!("metal".parse::<Class>().unwrap_err().to_string().contains("bare"));
     }
 }

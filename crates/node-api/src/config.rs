@@ -6,7 +6,7 @@ use base::ByteSize;
 use cpu::CpuModel;
 use serde::{Deserialize, Serialize};
 
-use crate::class::Class;
+use crate::class::{Class, Idle};
 use crate::limits::{Limits, Rate};
 use crate::paging::Paging;
 use crate::tmpfs::{self, Tmpfs, TmpfsError};
@@ -52,6 +52,9 @@ pub struct Resources {
     /// How its machine has the host's processors.
     #[serde(default, skip_serializing_if = "Class::is_standard")]
     pub class: Class,
+    /// What its vCPUs do that have nothing to do.
+    #[serde(default, skip_serializing_if = "Idle::halts")]
+    pub idle: Idle,
 }
 
 /// How it reaches the world.
@@ -145,6 +148,9 @@ pub enum ConfigError {
     /// A machine that goes on from a template, on CPUs of its own.
     #[error("a sandbox of the class {0} boots a kernel: leave --class or --template out")]
     ClassOfTemplate(Class),
+    /// A machine that would keep the host's CPUs from others for nothing.
+    #[error("processors that are shared are not to poll: add --class bare, or leave --idle out")]
+    Polls,
     /// Not a host name.
     #[error("`{0}` cannot be a host name: 1 to 64 letters, digits, dots and dashes")]
     Hostname(String),
@@ -248,6 +254,9 @@ impl SandboxConfig {
         if self.template.is_some() && !self.resources.class.is_standard() {
             return Err(ConfigError::ClassOfTemplate(self.resources.class));
         }
+        if self.resources.class.is_standard() && !self.resources.idle.halts() {
+            return Err(ConfigError::Polls);
+        }
         let both = |volume: &&VolumeMount| self.tmpfs.iter().any(|tmpfs| tmpfs.path == volume.target);
         if let Some(volume) = self.volumes.iter().find(both) {
             return Err(VolumeError::Twice(volume.target.clone()).into());
@@ -283,6 +292,7 @@ mod tests {
                 disk: Some(ByteSize::gib(10)),
                 cpu_model: Some(CpuModel::V3),
                 class: Class::Standard,
+                idle: Idle::Halt,
             },
             limits: Limits {
                 cpu_millis: Some(500),
@@ -351,6 +361,7 @@ mod tests {
             broken(|c| (c.template, c.resources.class) = (Some("web".into()), Class::Bare)),
             ConfigError::ClassOfTemplate(Class::Bare)
         );
+        assert_eq!(broken(|c| c.resources.idle = Idle::Poll), ConfigError::Polls);
         assert_eq!(broken(|c| c.limits.pids = Some(0)), ConfigError::Pids(0));
         assert_eq!(
             broken(|c| c.limits.cpu_millis = Some(5)).to_string().split(' ').next(),

@@ -17,7 +17,7 @@ pub mod template;
 pub mod tmpfs;
 pub mod volume;
 
-pub use class::Class;
+pub use class::{Class, Idle};
 pub use client::{Client, ClientError};
 pub use config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
 pub use cpu::CpuModel;

@@ -235,6 +235,7 @@ mod tests {
                 disk: None,
                 cpu_model: None,
                 class: crate::class::Class::Standard,
+                idle: crate::class::Idle::Halt,
             },
             recipe: Recipe {
                 commands: vec!["pip install x".into(), "server".into()],

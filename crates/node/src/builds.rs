@@ -456,6 +456,7 @@ pub(crate) mod tests {
             disk: None,
             cpu_model: None,
             class: node_api::Class::Standard,
+            idle: node_api::Idle::Halt,
         };
         Record {
             shape: Shape::new("00", &resources, None, String::new(), 0),

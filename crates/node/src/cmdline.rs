@@ -1,6 +1,7 @@
 //! The guest kernel's command line: the one place where it is written, each word with its reason.
 
 use log::LevelFilter;
+use node_api::Idle;
 
 /// Words that every guest gets.
 const WORDS: &[&str] = &[
@@ -25,6 +26,17 @@ const WORDS: &[&str] = &[
 /// Not for every guest, because a kernel writes a kilobyte there before it reads `quiet`, an exit for each character.
 const TALKATIVE: &[&str] = &["earlycon=uart8250,io,0x3f8", "loglevel=7"];
 
+/// The word for a guest whose processors poll when they have nothing to do.
+const POLLS: &str = "idle=poll";
+
+/// The command line for a guest of this kind; as [`command_line`].
+pub(crate) fn command_line_for(verbosity: LevelFilter, idle: Idle) -> String {
+    match idle {
+        Idle::Halt => command_line(verbosity),
+        Idle::Poll => format!("{} {POLLS}", command_line(verbosity)),
+    }
+}
+
 /// The command line for a guest; its kernel is talkative only where somebody wants to read it.
 pub fn command_line(verbosity: LevelFilter) -> String {
     let mut words = WORDS.to_vec();
@@ -46,6 +58,8 @@ mod tests {
         let quiet = command_line(LevelFilter::Warn);
         assert!(quiet.len() <= vmm_api::config::MAX_CMDLINE);
         assert!(quiet.split(' ').any(|word| word == "quiet"));
+        assert_eq!(command_line_for(LevelFilter::Warn, Idle::Halt), quiet);
+        assert!(command_line_for(LevelFilter::Warn, Idle::Poll).ends_with(" idle=poll"));
         assert!(!command_line(LevelFilter::Debug).contains("quiet"));
     }
 }

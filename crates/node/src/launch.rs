@@ -22,6 +22,7 @@ use vmm_api::devices::{
 use vmm_api::{FdRef, PageRuns, RestoreConfig, SnapshotFiles, VmConfig};
 use wire::packet::PacketSocket;
 
+use crate::cmdline::command_line_for;
 use crate::config::Config;
 use crate::database::Stored;
 use crate::paths::SandboxPaths;
@@ -156,7 +157,7 @@ pub(crate) fn prepare(
         cpu: resources.cpu_model.unwrap_or_default(),
         kernel,
         initramfs: Some(initramfs),
-        cmdline: crate::command_line(config.log_level),
+        cmdline: command_line_for(config.log_level, resources.idle),
         kvm,
         claim,
         serial: stage.serial,

@@ -116,6 +116,7 @@ mod tests {
             disk: None,
             cpu_model: None,
             class: node_api::Class::Standard,
+            idle: node_api::Idle::Halt,
         })
         .unwrap_err()
     }

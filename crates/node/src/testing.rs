@@ -25,6 +25,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
                     disk: None,
                     cpu_model: None,
                     class: node_api::Class::Standard,
+                    idle: node_api::Idle::Halt,
                 },
                 limits: node_api::Limits::default(),
                 tmpfs: Vec::new(),

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
-use node_api::{Class, Paging};
+use node_api::{Class, Idle, Paging};
 
 pub(crate) use image::{
     DfArgs, ImageVerb, ImportArgs, PruneArgs, PullArgs, PullPolicy, PushArgs, RegistryArgs, RmiArgs, SaveArgs,
@@ -401,6 +401,10 @@ pub(crate) struct RunArgs {
     /// as long as the sandbox runs (needs basalt.ko).
     #[arg(long, value_name = "CLASS", default_value_t)]
     pub(crate) class: Class,
+
+    /// What its processors do that have nothing to do: halt, or poll, so that none has to be interrupted (with --class bare).
+    #[arg(long, value_name = "WHAT", default_value_t)]
+    pub(crate) idle: Idle,
 
     /// Boot a kernel, also where a template could be cloned, and keep none.
     #[arg(long)]

@@ -3,7 +3,7 @@
 
 use base::ByteSize;
 use clap::Args;
-use node_api::{Class, CpuModel, Resources};
+use node_api::{Class, CpuModel, Idle, Resources};
 
 use super::parse;
 
@@ -37,6 +37,7 @@ impl SizeArgs {
             disk: Some(ByteSize::gib(10)),
             cpu_model: None,
             class: Class::Standard,
+            idle: Idle::Halt,
         })
     }
 
@@ -50,6 +51,7 @@ impl SizeArgs {
                 .map_or(usual.disk, |disk| Some(disk).filter(|disk| disk.bytes() > 0)),
             cpu_model: self.cpu_model.or(usual.cpu_model),
             class: usual.class,
+            idle: usual.idle,
         }
     }
 

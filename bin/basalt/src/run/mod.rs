@@ -99,6 +99,7 @@ fn configure(args: &RunArgs, set: &[String], resources: Resources) -> Result<San
         },
         resources: Resources {
             class: args.class,
+            idle: args.idle,
             ..resources
         },
         limits: args.limits.limits(),

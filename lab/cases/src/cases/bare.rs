@@ -307,7 +307,12 @@ fn class(host: &Host) -> Result<()> {
     expect_refusal(&more, 125, &["60 CPUs are wanted", "can be spared"])?;
     // One of the class standard runs beside it all the time.
     start(host, &daemon, "beside", &[], &["sleep", "1000"])?;
-    let id = start(host, &daemon, "owner", &["--class", "bare"], &["sleep", "1000"])?;
+    let shared = daemon.run(&["run", "--idle", "poll", digest, "--", "true"])?;
+    expect_refusal(&shared, 125, &["add --class bare"])?;
+    let options = ["--class", "bare", "--idle", "poll"];
+    let id = start(host, &daemon, "owner", &options, &["sleep", "1000"])?;
+    let told = daemon.ok(&["exec", "owner", "--", "cat", "/proc/cmdline"])?;
+    ensure!(told.contains(" idle=poll"), "the guest's kernel is told {told}");
     ensure!(
         online()? != all,
         "a sandbox of the class bare runs, and Linux has all CPUs"
