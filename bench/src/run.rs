@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -119,16 +119,9 @@ impl Node {
             .with_context(|| format!("no image {name} in the lab: `basalt run --rm {name} -- true` takes it there"))
     }
 
-    /// What a command line says on standard output.
+    /// What a command line that ends well says on standard output.
     pub(crate) fn said(&self, arguments: &[&str]) -> Result<String> {
-        let output = self.command(arguments).output().context("basalt cannot be started")?;
-        ensure!(
-            output.status.success(),
-            "basalt {}: {}",
-            arguments.join(" "),
-            String::from_utf8_lossy(&output.stderr)
-        );
-        Ok(String::from_utf8(output.stdout)?)
+        Ok(String::from_utf8(self.output(arguments)?.stdout)?)
     }
 
     /// Where its daemon is asked, when it runs.
@@ -211,7 +204,12 @@ impl Node {
         command
     }
 
+    /// What it says on standard error.
     pub(crate) fn ok(&self, arguments: &[&str]) -> Result<String> {
+        Ok(String::from_utf8(self.output(arguments)?.stderr)?)
+    }
+
+    fn output(&self, arguments: &[&str]) -> Result<Output> {
         let output = self.command(arguments).output().context("basalt cannot be started")?;
         ensure!(
             output.status.success(),
@@ -219,7 +217,7 @@ impl Node {
             arguments.join(" "),
             String::from_utf8_lossy(&output.stderr)
         );
-        Ok(String::from_utf8(output.stderr)?)
+        Ok(output)
     }
 
     fn run_arguments<'a>(more: &[&'a str]) -> Vec<&'a str> {

@@ -15,7 +15,7 @@ const WORDS: [&str; 8] = [
     "No irq handler",
     "basalt",
     "nobody cared",
-    "fault",
+    " fault",
 ];
 
 /// What the kernel has said since of what concerns it, at the level of warnings and above.
