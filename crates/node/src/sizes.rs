@@ -87,7 +87,15 @@ mod tests {
 
     #[test]
     fn a_newer_one_takes_the_place_of_an_older_one_of_its_size() {
-        let records = [record("a", &["web"], 1), sized("b", 2), sized("c", 4), sized("d", 2)];
+        let mut large = record("e", &["large"], 1);
+        large.template.resources.cpus = 2;
+        let records = [
+            record("a", &["web"], 1),
+            sized("b", 2),
+            sized("c", 4),
+            sized("d", 2),
+            large,
+        ];
         assert_eq!(older(&records, "d"), ["b"]);
         assert!(older(&records, "c").is_empty() && older(&records, "x").is_empty());
     }

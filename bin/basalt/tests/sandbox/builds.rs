@@ -276,6 +276,12 @@ fn another_size_is_built_when_it_is_wanted() {
     let size = ["--cpus", "2", "--name", "large", "--run", &count];
     let output = build(&world, &size);
     assert!(text(&output.stderr).contains("there is the same template already"));
+    // Also where it had to be built again for somebody who asks for the size alone.
+    let large = json(&world, &["template", "inspect", "large"])[0]["id"].clone();
+    let place = world.path("state/templates").join(large.as_str().unwrap());
+    fs::remove_file(place.join("state")).unwrap();
+    assert!(run(&["--cpus", "2"]).contains("is built"));
+    assert_eq!(json(&world, &["template", "inspect", "large"])[0]["sized"], false);
     done(&world, &["template", "rm", "web"]);
     let left = templates(&world);
     assert!(left.iter().any(|(_, names)| *names == ["large"]), "{left:?}");
