@@ -1,9 +1,10 @@
 //! Owned kernel objects and the small vocabulary everything above is written in.
 //!
 //! Event fds, an epoll wrapper, memfds, files of bounded size, sparse files, threads, workers whose state comes back when they stop,
-//! calling threads out of system calls, byte sizes, and the points at which tests kill. This crate does not know what a virtual machine is.
+//! calling threads out of system calls, byte sizes, sets of CPUs, and the points at which tests kill. This crate does not know what a virtual machine is.
 
 pub mod bound;
+pub mod cpu_set;
 pub mod epoll;
 pub mod event;
 pub mod memfd;
@@ -15,6 +16,7 @@ pub mod thread;
 pub mod worker;
 
 pub use bound::FileBound;
+pub use cpu_set::CpuSet;
 pub use epoll::{Epoll, Interest, Ready};
 pub use event::EventFd;
 pub use nudge::Nudge;
