@@ -12,6 +12,7 @@ pub mod cgroup;
 pub mod check;
 pub mod confine;
 mod error;
+pub mod isolation;
 pub mod jail;
 pub mod kvm;
 pub mod page_cache;

@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use base::CpuSet;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -148,6 +149,15 @@ impl Root {
     /// There are processes in it still ([`Cgroup::kill`] and [`Cgroup::wait_empty`] come first).
     pub fn remove(&self, id: &str) -> Result<(), Error> {
         check_name(id)?;
+        let removed = self.directory.remove_child(id);
+        let Err(error) = removed else { return Ok(()) };
+        // One that is divided for threads has children, and these none.
+        let Some(divided) = self.directory.child(id)? else {
+            return Err(error);
+        };
+        for child in divided.children()? {
+            divided.remove_child(&child)?;
+        }
         self.directory.remove_child(id)
     }
 
@@ -188,6 +198,17 @@ impl Cgroup {
     /// The kernel refuses, or a limit needs a missing controller.
     pub fn set_limits(&self, root: &Root, limits: &Limits) -> Result<(), Error> {
         limits.apply(&self.directory, &root.missing)
+    }
+
+    /// Limits it to these CPUs, where its root's children have cpusets; they have while CPUs are isolated.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn keep_to(&self, cpus: &CpuSet) -> Result<(), Error> {
+        match self.directory.write("cpuset.cpus", &cpus.to_string()) {
+            Err(Error::Cgroup { cause, .. }) if cause.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            written => written,
+        }
     }
 
     /// Kills everything in it (`cgroup.kill`, Linux 5.14), new processes included. Does not wait.
@@ -300,7 +321,7 @@ impl AsFd for Cgroup {
 }
 
 /// Where cgroup2 is mounted: the usual place, or else the first there is.
-fn mount_point() -> Result<PathBuf, Error> {
+pub(crate) fn mount_point() -> Result<PathBuf, Error> {
     const PATH: &str = "/proc/self/mountinfo";
     let text = std::fs::read_to_string(PATH).map_err(|cause| Error::Cgroup {
         operation: "reading",

@@ -1,0 +1,445 @@
+//! CPUs that belong to one sandbox: found, kept free of everything else, and given back.
+//!
+//! ```text
+//!  shared ─── isolate ───► isolated (an operator's) ─┐
+//!    │  └──── dedicate ──────────────────────────────┴─► dedicated: a vCPU each, Linux's all the same
+//!    └─────── claim ─────► claimed: offline for Linux, a guest's alone (basalt.ko)
+//! ```
+//! What is isolated or dedicated is kept free by Linux's own means, all of them files: tasks by cpusets (and by their affinity, where
+//! they are in the root cgroup), interrupts and unbound work by their masks; timers and RCU's callbacks are moved by taking the CPU
+//! offline and online again. A journal in `/run` says whose a CPU is and what every file said before; it is written before anything is
+//! changed, so that whoever comes after a crash can put it back: `release` of a sandbox that is gone, by any daemon of the host.
+//!
+//! Does not know what a sandbox is but its id and its cgroup, nor who takes CPUs offline for a claim.
+
+mod choice;
+mod error;
+mod fence;
+mod files;
+mod journal;
+mod tasks;
+mod threads;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use base::CpuSet;
+use serde::{Deserialize, Serialize};
+
+pub use error::Error;
+pub use threads::{CONTROL, place};
+
+use choice::{Host, choose};
+use files::CpuFile;
+use journal::{Journal, Locked};
+
+const POSSIBLE: &str = "devices/system/cpu/possible";
+const SYS: &str = "/sys";
+const JOURNAL: &str = "/run/basalt-cpus";
+
+/// Where things are.
+#[derive(Clone, Debug)]
+struct Places {
+    /// procfs.
+    proc: PathBuf,
+    /// sysfs.
+    sys: PathBuf,
+    /// The top of the cgroups, where there are any.
+    cgroup: Option<PathBuf>,
+    /// Where the journal is; gone after a boot.
+    journal: PathBuf,
+}
+
+/// Whose a CPU is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    /// A sandbox's id.
+    pub sandbox: String,
+    /// Its cgroup: when that is gone, so is the sandbox.
+    pub cgroup: PathBuf,
+}
+
+/// What a CPU of the host is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Use {
+    /// By everything.
+    Shared,
+    /// By nobody: an operator has isolated it, and a sandbox that is to own CPUs takes it first.
+    Isolated,
+    /// By a vCPU of a sandbox of the class `dedicated`.
+    Dedicated,
+    /// By a guest alone: Linux has given it up.
+    Claimed,
+    /// By nobody: it is offline.
+    Offline,
+}
+
+/// A CPU of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cpu {
+    /// Its number, as Linux counts them.
+    pub number: u32,
+    /// Its NUMA node, where it is online.
+    pub node: Option<u32>,
+    /// What it is used for.
+    pub used: Use,
+    /// The id of the sandbox that owns it.
+    pub sandbox: Option<String>,
+    /// Linux has no timer tick there while one task runs (`nohz_full=`).
+    pub tickless: bool,
+}
+
+/// The host's CPUs, and who has them.
+#[derive(Debug)]
+pub struct Isolation {
+    places: Places,
+}
+
+/// One more may be found, or something else is wrong.
+#[derive(Debug)]
+pub enum Refused<E> {
+    /// This CPU cannot be had.
+    Cpu(u32, E),
+    /// None can.
+    All(E),
+}
+
+impl Isolation {
+    /// This host's. Without cgroups nothing can be isolated, and CPUs be claimed all the same.
+    pub fn of_host() -> Self {
+        Self {
+            places: Places {
+                proc: "/proc".into(),
+                sys: SYS.into(),
+                cgroup: crate::cgroup::mount_point().ok(),
+                journal: JOURNAL.into(),
+            },
+        }
+    }
+
+    /// Gives a sandbox so many CPUs, which nothing else uses from then on, and divides its cgroup: its threads go to [`CONTROL`] in it,
+    /// and [`place`] takes the vCPUs from there to their CPUs. In rising order, a vCPU each.
+    ///
+    /// # Errors
+    /// There are not so many, or the kernel refuses; nothing has changed then.
+    pub fn dedicate(&self, owner: &Owner, count: usize) -> Result<CpuSet, Error> {
+        let mut locked = self.lock()?;
+        let cpus = choose(&self.host(&locked.journal)?, &CpuSet::default(), count)?;
+        for cpu in cpus.iter() {
+            locked.journal.dedicated.insert(cpu, owner.clone());
+        }
+        let done = self.apply(&mut locked).and_then(|()| {
+            let others = self.possible()?.minus(&locked.journal.isolated());
+            threads::divide(&owner.cgroup, &cpus, &others, self.node_of(&cpus).as_deref())?;
+            // It may use all that is not isolated, whatever that will be.
+            let control = CpuFile::of_cgroup(&owner.cgroup.join(CONTROL));
+            let everything = (control.path().to_owned(), String::new());
+            locked.journal.files.extend([everything]);
+            locked.store()
+        });
+        if let Err(error) = done {
+            threads::unite(&owner.cgroup);
+            locked.journal.forget(&owner.sandbox);
+            self.apply(&mut locked)?;
+            return Err(error);
+        }
+        Ok(cpus)
+    }
+
+    /// Has `claim` take so many CPUs from Linux for a sandbox.
+    ///
+    /// # Errors
+    /// There are not so many ([`Error::Spare`]), or the journal cannot be kept; inside, what `claim` says.
+    pub fn claim<T, E>(
+        &self,
+        sandbox: &str,
+        count: usize,
+        claim: impl Fn(&CpuSet) -> Result<T, Refused<E>>,
+    ) -> Result<Result<T, E>, Error> {
+        let mut locked = self.lock()?;
+        let mut refused = CpuSet::default();
+        let mut last = None;
+        loop {
+            let cpus = match (choose(&self.host(&locked.journal)?, &refused, count), last.take()) {
+                (Ok(cpus), _) => cpus,
+                (Err(_), Some(error)) => return Ok(Err(error)),
+                (Err(error), None) => return Err(error),
+            };
+            for cpu in cpus.iter() {
+                locked.journal.claimed.insert(cpu, sandbox.to_owned());
+            }
+            locked.store()?;
+            match claim(&cpus) {
+                Ok(claimed) => return Ok(Ok(claimed)),
+                Err(why) => {
+                    locked.journal.forget(sandbox);
+                    locked.store()?;
+                    match why {
+                        Refused::All(error) => return Ok(Err(error)),
+                        Refused::Cpu(cpu, error) => {
+                            refused.insert(cpu);
+                            last = Some(error);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// A sandbox has ended: what it owned is the host's again, or isolated as before. It is fine if it owned nothing.
+    ///
+    /// # Errors
+    /// The journal cannot be kept, or a file not be put back.
+    pub fn release(&self, sandbox: &str) -> Result<(), Error> {
+        if !self.is_used()? {
+            return Ok(());
+        }
+        let mut locked = self.lock()?;
+        locked.journal.forget(sandbox);
+        self.apply(&mut locked)
+    }
+
+    /// Gives back what sandboxes owned that are gone.
+    ///
+    /// # Errors
+    /// As [`Isolation::release`].
+    pub fn sweep(&self) -> Result<(), Error> {
+        self.release("")
+    }
+
+    /// Keeps CPUs free of everything until they are given back, for sandboxes that will own them.
+    ///
+    /// # Errors
+    /// One is not online, the host's first, or a sandbox's; or the kernel refuses. Nothing has changed then.
+    pub fn isolate(&self, cpus: &CpuSet) -> Result<(), Error> {
+        let mut locked = self.lock()?;
+        let host = self.host(&locked.journal)?;
+        if let Some(owned) = locked.journal.owner_among(cpus) {
+            return Err(Error::owned(owned));
+        }
+        let absent = cpus.minus(&host.online);
+        if !absent.is_empty() {
+            return Err(Error::NotOnline(absent));
+        }
+        if let Some(first) = host.online.first().filter(|first| cpus.contains(*first)) {
+            return Err(Error::First(first));
+        }
+        let pool = locked.journal.pool.clone();
+        locked.journal.pool = pool.or(cpus);
+        if let Err(error) = self.apply(&mut locked) {
+            locked.journal.pool = pool;
+            self.apply(&mut locked)?;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Everything may use them again; those that a sandbox owns, when it has ended. All that are isolated, if none are named.
+    ///
+    /// # Errors
+    /// One is not isolated; or a file cannot be put back.
+    pub fn give_back(&self, cpus: Option<&CpuSet>) -> Result<CpuSet, Error> {
+        let mut locked = self.lock()?;
+        let pool = locked.journal.pool.clone();
+        let cpus = cpus.cloned().unwrap_or_else(|| pool.clone());
+        let others = cpus.minus(&pool);
+        if let Some(owned) = locked.journal.owner_among(&others) {
+            return Err(Error::owned(owned));
+        }
+        if !others.is_empty() {
+            return Err(Error::NotIsolated(others));
+        }
+        locked.journal.pool = pool.minus(&cpus);
+        self.apply(&mut locked)?;
+        Ok(cpus)
+    }
+
+    /// All CPUs of the host.
+    ///
+    /// # Errors
+    /// The host does not tell.
+    pub fn cpus(&self) -> Result<Vec<Cpu>, Error> {
+        let journal = match self.is_used()? {
+            true => self.lock()?.journal.clone(),
+            false => Journal::default(),
+        };
+        let host = self.host(&journal)?;
+        let present = self.list("devices/system/cpu/present")?;
+        let describe = |number: u32| {
+            let used = match number {
+                _ if journal.dedicated.contains_key(&number) => Use::Dedicated,
+                _ if journal.claimed.contains_key(&number) => Use::Claimed,
+                _ if !host.online.contains(number) => Use::Offline,
+                _ if journal.pool.contains(number) => Use::Isolated,
+                _ => Use::Shared,
+            };
+            let node = host.nodes.iter().find(|(_, cpus)| cpus.contains(number));
+            Cpu {
+                number,
+                node: node.map(|(node, _)| *node),
+                used,
+                sandbox: journal.owner(number).map(str::to_owned),
+                tickless: host.tickless.contains(number),
+            }
+        };
+        Ok(present.iter().map(describe).collect())
+    }
+
+    /// Somebody has isolated or claimed something since the boot.
+    fn is_used(&self) -> Result<bool, Error> {
+        let path = journal::path(&self.places.journal);
+        path.try_exists().map_err(Error::file("look for", &path))
+    }
+
+    /// What was owned by whom is no more is nobody's.
+    fn lock(&self) -> Result<Locked, Error> {
+        let mut locked = Locked::open(&self.places.journal)?;
+        if locked.journal.is_empty() {
+            return Ok(locked);
+        }
+        let online = self.online()?;
+        if locked.journal.drop_stale(&online) {
+            self.apply(&mut locked)?;
+        }
+        Ok(locked)
+    }
+
+    /// Makes the host what the journal says.
+    fn apply(&self, locked: &mut Locked) -> Result<(), Error> {
+        let (online, possible) = (self.online()?, self.possible()?);
+        let isolated = locked.journal.isolated();
+        let before = locked.journal.applied.first().cloned().unwrap_or_default();
+        locked.journal.applied = vec![before.clone(), isolated.clone()];
+        // What it is to be, for whoever has to go on.
+        locked.store()?;
+        if isolated.is_empty() && before.is_empty() && locked.journal.files.is_empty() {
+            locked.journal.applied.clear();
+            return locked.store();
+        }
+        let top = self.places.cgroup.as_deref().ok_or(crate::Error::NoCgroup2)?;
+        let control = possible.minus(&isolated);
+        let mut files = Vec::new();
+        if !isolated.is_empty() {
+            let open: Vec<PathBuf> = locked.journal.dedicated.values().map(|it| it.cgroup.clone()).collect();
+            fence::enable(top, &open, locked)?;
+            files = fence::files(top, &open)?;
+            files.extend(files::of_host(&self.places)?);
+            for file in &files {
+                file.remember(&mut locked.journal)?;
+            }
+            locked.store()?;
+            for file in &files {
+                file.narrow(&locked.journal, &isolated, &control)?;
+            }
+        }
+        // A cgroup with one in it that owns CPUs is not kept off any more, and one without is no way to such.
+        files::restore(&mut locked.journal, &files, &possible)?;
+        if isolated.is_empty() {
+            fence::disable(locked);
+        }
+        let masks = tasks::Masks {
+            possible: &possible,
+            online: &online,
+            before: &[before.clone(), isolated.clone()],
+            isolated: &isolated,
+        };
+        tasks::keep_away(top, &self.places.proc, &masks, &mut locked.journal.tasks)?;
+        for cpu in isolated.minus(&before).iter() {
+            self.empty(cpu)?;
+        }
+        locked.journal.applied = [isolated].into_iter().filter(|all| !all.is_empty()).collect();
+        locked.store()
+    }
+
+    /// Moves what is bound to a CPU and cannot be asked to go: timers, and callbacks of RCU.
+    fn empty(&self, cpu: u32) -> Result<(), Error> {
+        let path = self.places.sys.join(format!("devices/system/cpu/cpu{cpu}/online"));
+        if let Err(error) = fs::write(&path, "0") {
+            log::warn!("timers that CPU {cpu} has stay there, as it cannot be taken offline: {error}");
+            return Ok(());
+        }
+        fs::write(&path, "1").map_err(Error::file("write", &path))
+    }
+
+    fn host(&self, journal: &Journal) -> Result<Host, Error> {
+        Ok(Host {
+            online: self.online()?,
+            owned: journal.owned(),
+            pool: journal.pool.clone(),
+            tickless: self.tickless(),
+            nodes: self.nodes(),
+        })
+    }
+
+    fn online(&self) -> Result<CpuSet, Error> {
+        self.list("devices/system/cpu/online")
+    }
+
+    fn possible(&self) -> Result<CpuSet, Error> {
+        self.list(POSSIBLE)
+    }
+
+    /// None where Linux was built without.
+    fn tickless(&self) -> CpuSet {
+        self.list("devices/system/cpu/nohz_full").unwrap_or_default()
+    }
+
+    fn list(&self, name: &str) -> Result<CpuSet, Error> {
+        files::list(&self.places.sys.join(name))
+    }
+
+    /// A kernel without NUMA has none.
+    fn nodes(&self) -> Vec<(u32, CpuSet)> {
+        let Ok(entries) = fs::read_dir(self.places.sys.join("devices/system/node")) else {
+            return Vec::new();
+        };
+        let node = |entry: fs::DirEntry| {
+            let number = entry.file_name().to_str()?.strip_prefix("node")?.parse().ok()?;
+            Some((number, files::list(&entry.path().join("cpulist")).ok()?))
+        };
+        let mut nodes: Vec<(u32, CpuSet)> = entries.flatten().filter_map(node).collect();
+        nodes.sort_by_key(|(number, _)| *number);
+        nodes
+    }
+
+    /// The nodes of these CPUs, as `cpuset.mems` has them; nothing where there is one anyway.
+    fn node_of(&self, cpus: &CpuSet) -> Option<String> {
+        let nodes = self.nodes();
+        let own = nodes.iter().filter(|(_, all)| !all.and(cpus).is_empty());
+        let own: CpuSet = own.map(|(number, _)| *number).collect();
+        (nodes.len() > 1 && !own.is_empty()).then(|| own.to_string())
+    }
+}
+
+/// The CPUs that a new cgroup may use, where it has to be told: something is isolated on this host.
+///
+/// # Errors
+/// The journal cannot be read.
+pub fn for_others() -> Result<Option<CpuSet>, Error> {
+    for_others_of(SYS.as_ref(), JOURNAL.as_ref())
+}
+
+/// Not locked: whoever isolates something writes the journal first, and tells the cgroups that are there afterwards.
+fn for_others_of(sys: &Path, journal: &Path) -> Result<Option<CpuSet>, Error> {
+    let isolated = journal::read(journal)?.isolated();
+    if isolated.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(files::list(&sys.join(POSSIBLE))?.minus(&isolated)))
+}
+
+/// What a directory of the kernel's has in it.
+fn names(path: &Path) -> Result<Vec<String>, Error> {
+    let failed = |cause| Error::file("list", path)(cause);
+    let entries = fs::read_dir(path).map_err(failed)?;
+    let mut names = Vec::new();
+    for entry in entries {
+        names.extend(entry.map_err(failed)?.file_name().into_string());
+    }
+    names.sort();
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests;
