@@ -11,6 +11,7 @@ mod doctor;
 mod engine;
 mod exec;
 mod generate;
+mod host_cpus;
 mod images;
 mod interrupt;
 mod lab;
@@ -128,6 +129,7 @@ fn sandbox_verb(verb: Verb, argv: &[OsString], output: &Output) -> anyhow::Resul
         Verb::Inspect(args) => sandboxes::inspect(&args, output),
         Verb::Stats(args) => sandboxes::stats(&args, output),
         Verb::Events => sandboxes::events(output),
+        Verb::Host(verb) => host_cpus::host(&verb, output),
         Verb::Volume(verb) => volumes::volume(&verb, output),
         Verb::Snapshot(verb) => snapshots::snapshot(&verb, output),
         Verb::Template(verb) => templates::template(&verb, output),

@@ -25,12 +25,13 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 const HELP: &str = "\
 basalt-vmm: runs one virtual machine, driven over a control socket (see docs/vmm.md)
 
-Usage: basalt-vmm --control-fd N [--kvm-fd N] [--jail [--volumes]] | --control PATH [--log-level LEVEL]
+Usage: basalt-vmm --control-fd N [--kvm-fd N] [--own-cpus] [--jail [--volumes]] | --control PATH [--log-level LEVEL]
 
   --control-fd N     an inherited SEQPACKET socket. A connected one: when its other end closes, the VM ends.
                      A listening one: a VM that was started outlives its drivers
   --control PATH     listen on a SEQPACKET socket at PATH; the VM outlives its drivers
   --kvm-fd N         an inherited /dev/kvm: a VM is made of it at once, for a `restore` that sends none
+  --own-cpus         each vCPU has a CPU to itself: guests halt, wait and pause on it without leaving it
   --jail             give up everything but what was inherited, then filter system calls: no file system, no network,
                      no capability; best in namespaces that whoever starts it has made (see docs/vmm.md)
   --seccomp MODE     with --jail, what a forbidden system call does: kill (default), or, for finding out which,
@@ -51,6 +52,8 @@ struct Options {
     log_level: LevelFilter,
     /// An inherited KVM.
     kvm: Option<OwnedFd>,
+    /// Nothing else runs where its vCPUs do.
+    own_cpus: bool,
     /// Whether to be confined, and what becomes of a forbidden system call.
     jail: Option<seccomp::Mode>,
     /// Whether there will be shared directories.
@@ -65,7 +68,7 @@ enum Command {
 fn parse() -> Result<Command> {
     use lexopt::prelude::*;
     let mut parser = lexopt::Parser::from_env();
-    let (mut control, mut kvm) = (None, None);
+    let (mut control, mut kvm, mut own_cpus) = (None, None, false);
     let mut log_level = LevelFilter::Warn;
     let (mut jail, mut volumes, mut mode) = (false, false, None);
     while let Some(argument) = parser.next()? {
@@ -86,6 +89,7 @@ fn parse() -> Result<Command> {
             }
             Long("control") => control = Some(Control::Listen(parser.value()?.into())),
             Long("log-level") => log_level = parser.value()?.parse()?,
+            Long("own-cpus") => own_cpus = true,
             Long("jail") => jail = true,
             Long("volumes") => volumes = true,
             Long("seccomp") => mode = Some(parser.value()?.parse::<seccomp::Mode>()?),
@@ -119,6 +123,7 @@ fn parse() -> Result<Command> {
     Ok(Command::Run(Options {
         control,
         kvm,
+        own_cpus,
         log_level,
         jail,
         volumes,
@@ -190,6 +195,10 @@ fn run(options: Options) -> Result<()> {
             confine(mode, options.volumes)?;
             vm::Vm::jailed(pagemap)
         }
+    };
+    let vm = match options.own_cpus {
+        true => vm.on_own_cpus(),
+        false => vm,
     };
     let vm = match options.kvm {
         Some(kvm) => vm.with_kvm(kvm),

@@ -98,6 +98,7 @@ pub(crate) struct Vm {
     taps: Taps,
     /// What it has inherited, and the VM that is made of it.
     kvm: Option<OwnedFd>,
+    own_cpus: bool,
     restorer: Option<Restorer>,
 }
 
@@ -115,6 +116,7 @@ impl Vm {
             registry: Registry::new(),
             taps: Taps::default(),
             kvm: None,
+            own_cpus: false,
             restorer: None,
         }
     }
@@ -126,6 +128,11 @@ impl Vm {
             pagemap,
             ..Self::new()
         }
+    }
+
+    /// The same, whose vCPUs need not leave their CPUs to others.
+    pub(crate) fn on_own_cpus(self) -> Self {
+        Self { own_cpus: true, ..self }
     }
 
     /// The same with an inherited KVM: a VM to restore is made at once. Where that cannot be, `restore` says why.
@@ -247,7 +254,7 @@ impl Vm {
     }
 
     fn open_engine(&self, kvm: Option<OwnedFd>) -> Result<KvmEngine, ApiError> {
-        match (kvm, &self.kvm) {
+        let engine = match (kvm, &self.kvm) {
             (Some(fd), _) => KvmEngine::from_fd(fd),
             (None, Some(inherited)) => {
                 let fd =
@@ -257,7 +264,11 @@ impl Vm {
             (None, None) if self.jailed => return Err(refuse(ErrorKind::Invalid, NO_KVM)),
             (None, None) => KvmEngine::open(),
         }
-        .map_err(|error| refuse(ErrorKind::Host, error))
+        .map_err(|error| refuse(ErrorKind::Host, error))?;
+        Ok(match self.own_cpus {
+            true => engine.on_own_cpus(),
+            false => engine,
+        })
     }
 
     fn restore(&mut self, config: &RestoreConfig, fds: Vec<OwnedFd>) -> Result<(), ApiError> {

@@ -1,6 +1,6 @@
 //! `/dev/basalt`, and claims: CPUs that Linux gives up as long as a descriptor is open.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -52,19 +52,6 @@ pub enum ClaimError {
         /// How many there are.
         here: usize,
     },
-    /// The host has fewer than are asked for, and keeps one.
-    #[error(
-        "{wanted} CPUs are wanted, and {spare} of this host's can be spared: ask for fewer, or end what owns others"
-    )]
-    Spare {
-        /// How many are wanted.
-        wanted: usize,
-        /// How many can be had.
-        spare: usize,
-    },
-    /// The host does not tell which there are.
-    #[error("the CPUs that are online cannot be read: {0}")]
-    Online(io::Error),
     /// The call failed otherwise.
     #[error("CPUs cannot be claimed: {0}")]
     Call(io::Error),
@@ -121,41 +108,6 @@ impl Device {
         })?;
         Claim::from_fd(fd).map_err(ClaimError::Call)
     }
-}
-
-impl Device {
-    /// Takes so many CPUs, the last ones of those that Linux has; it keeps its first.
-    ///
-    /// # Errors
-    /// There are not so many, or one cannot be had.
-    pub fn claim_any(&self, count: usize) -> Result<Claim, ClaimError> {
-        let online = fs::read_to_string(ONLINE).map_err(ClaimError::Online)?;
-        let mut spare = spare(&online);
-        loop {
-            if spare.len() < count {
-                let spare = spare.len();
-                return Err(ClaimError::Spare { wanted: count, spare });
-            }
-            let wanted: Vec<u32> = spare.iter().rev().take(count).copied().collect();
-            match self.claim(&wanted) {
-                // Somebody else has taken it meanwhile, or Linux does not give it.
-                Err(ClaimError::Cpu { cpu, .. }) if spare.contains(&cpu) => spare.retain(|other| *other != cpu),
-                claimed => return claimed,
-            }
-        }
-    }
-}
-
-/// The CPUs that Linux has, as ranges (Linux, Documentation/admin-guide/cputopology.rst).
-const ONLINE: &str = "/sys/devices/system/cpu/online";
-
-/// All of a list of ranges but the first.
-fn spare(online: &str) -> Vec<u32> {
-    let ranges = online.trim().split(',').filter_map(|range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        Some(first.parse::<u32>().ok()?..=last.parse::<u32>().ok()?)
-    });
-    ranges.flatten().skip(1).collect()
 }
 
 /// CPUs that are Linux's again when the last copy of this descriptor is closed, by whomever and however.
@@ -227,13 +179,6 @@ impl AsFd for Claim {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_first_cpu_is_not_spared() {
-        assert_eq!(spare("0-3\n"), [1, 2, 3]);
-        assert_eq!(spare("0,2,5-6\n"), [2, 5, 6]);
-        assert_eq!(spare("0\n"), []);
-    }
 
     #[test]
     fn without_the_module_the_error_says_what_to_do() {

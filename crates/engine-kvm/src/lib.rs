@@ -20,6 +20,10 @@ use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::Arc;
 
 use engine::{CpuModel, Engine, EngineError, Result, Traits, Vm};
+use kvm_bindings::{
+    KVM_CAP_HALT_POLL, KVM_CAP_X86_DISABLE_EXITS, KVM_X86_DISABLE_EXITS_HLT, KVM_X86_DISABLE_EXITS_MWAIT,
+    KVM_X86_DISABLE_EXITS_PAUSE,
+};
 use kvm_ioctls::{Cap, Kvm};
 
 /// What every machine of this VMM needs from KVM, with the reason.
@@ -55,6 +59,17 @@ const ASKED_BY_VCPUS: &[Cap] = &[Cap::TscControl];
 #[derive(Clone)]
 pub struct KvmEngine {
     kvm: Arc<Kvm>,
+    /// How its vCPUs are to keep CPUs that nothing else runs on.
+    own_cpus: Option<OwnCpus>,
+}
+
+/// What this host can do for vCPUs that need not leave their CPUs to others.
+#[derive(Clone, Copy)]
+struct OwnCpus {
+    /// The exits that it can do without, as `KVM_CAP_X86_DISABLE_EXITS` counts them.
+    exits: u64,
+    /// Whether one that leaves its guest can be kept from polling.
+    halt_poll: bool,
 }
 
 impl KvmEngine {
@@ -94,7 +109,26 @@ impl KvmEngine {
                 "this host's KVM lacks {what}: use a newer kernel"
             )));
         }
-        Ok(Self { kvm: Arc::new(kvm) })
+        Ok(Self {
+            kvm: Arc::new(kvm),
+            own_cpus: None,
+        })
+    }
+
+    /// The same for vCPUs that have CPUs to themselves: their guests keep them while they wait, as far as this host can have them
+    /// (Linux, `virt/kvm/api.rst`, `KVM_CAP_X86_DISABLE_EXITS` and `KVM_CAP_HALT_POLL`).
+    #[must_use]
+    pub fn on_own_cpus(self) -> Self {
+        let offered = |cap: u32| self.kvm.check_extension_raw(u64::from(cap));
+        let wanted = u64::from(KVM_X86_DISABLE_EXITS_MWAIT | KVM_X86_DISABLE_EXITS_HLT | KVM_X86_DISABLE_EXITS_PAUSE);
+        let own_cpus = OwnCpus {
+            exits: wanted & u64::try_from(offered(KVM_CAP_X86_DISABLE_EXITS)).unwrap_or(0),
+            halt_poll: offered(KVM_CAP_HALT_POLL) > 0,
+        };
+        Self {
+            own_cpus: Some(own_cpus),
+            ..self
+        }
     }
 }
 
@@ -104,7 +138,11 @@ impl Engine for KvmEngine {
     }
 
     fn create_vm(&self, cpu: CpuModel) -> Result<Arc<dyn Vm>> {
-        Ok(Arc::new(vm::KvmVm::new(Arc::clone(&self.kvm), cpu)?))
+        let vm = vm::KvmVm::new(Arc::clone(&self.kvm), cpu)?;
+        if let Some(own_cpus) = self.own_cpus {
+            vm.keep_cpus(own_cpus)?;
+        }
+        Ok(Arc::new(vm))
     }
 
     fn traits(&self) -> Result<Traits> {

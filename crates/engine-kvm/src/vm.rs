@@ -7,15 +7,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use base::EventFd;
 use engine::{Clock, CpuModel, Doorbell, EngineError, Interrupt, MsiMessage, Result, Routed, Vcpu, Vm, VmState};
 use kvm_bindings::{
-    CpuId, KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_X2APIC_API, KVM_MEM_LOG_DIRTY_PAGES, KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK,
-    KVM_X2APIC_API_USE_32BIT_IDS, kvm_clock_data, kvm_enable_cap, kvm_userspace_memory_region,
+    CpuId, KVM_CAP_HALT_POLL, KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_X2APIC_API, KVM_CAP_X86_DISABLE_EXITS,
+    KVM_MEM_LOG_DIRTY_PAGES, KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK, KVM_X2APIC_API_USE_32BIT_IDS, kvm_clock_data,
+    kvm_enable_cap, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VmFd};
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::interrupt::{self, Sender};
 use crate::vcpu::KvmVcpu;
-use crate::{cpuid, failed};
+use crate::{OwnCpus, cpuid, failed};
 
 /// Three pages that Intel processors without unrestricted guests need for real mode; just below the firmware
 /// range, where no machine of ours has anything.
@@ -58,6 +59,15 @@ impl KvmVm {
             shown_cpuid: cpuid::for_model(&supported, model)?,
             slots: Mutex::default(),
         })
+    }
+
+    /// Its guest's HLT, MWAIT and PAUSE cause no exits, and a vCPU that leaves its guest does not poll. Before any vCPU.
+    pub(crate) fn keep_cpus(&self, OwnCpus { exits, halt_poll }: OwnCpus) -> Result<()> {
+        enable(&self.vm, KVM_CAP_X86_DISABLE_EXITS, exits, "KVM_CAP_X86_DISABLE_EXITS")?;
+        match halt_poll {
+            true => enable(&self.vm, KVM_CAP_HALT_POLL, 0, "KVM_CAP_HALT_POLL"),
+            false => Ok(()),
+        }
     }
 }
 

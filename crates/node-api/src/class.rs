@@ -12,18 +12,21 @@ pub enum Class {
     /// Its vCPUs are threads, which share the host's CPUs with everything else.
     #[default]
     Standard,
+    /// Each vCPU is a thread that has a CPU of the host to itself for as long as its machine runs.
+    Dedicated,
     /// Each vCPU owns a CPU that Linux gives up for as long as its machine runs (basalt.ko).
     Bare,
 }
 
 impl Class {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Standard, Self::Bare];
+    pub const ALL: [Self; 3] = [Self::Standard, Self::Dedicated, Self::Bare];
 
     /// What it is called.
     pub fn name(self) -> &'static str {
         match self {
             Self::Standard => "standard",
+            Self::Dedicated => "dedicated",
             Self::Bare => "bare",
         }
     }
@@ -31,6 +34,11 @@ impl Class {
     /// Whether it is what a sandbox is that asks for nothing.
     pub fn is_standard(&self) -> bool {
         *self == Self::Standard
+    }
+
+    /// Whether its machine has an engine other than KVM, so that it boots and is in no snapshot.
+    pub fn is_bare(&self) -> bool {
+        *self == Self::Bare
     }
 }
 
@@ -91,7 +99,7 @@ impl FromStr for Idle {
 
 /// No such class.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no class: give standard or bare")]
+#[error("`{0}` is no class: give standard, dedicated or bare")]
 pub struct ClassError(String);
 
 impl FromStr for Class {

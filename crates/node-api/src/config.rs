@@ -57,6 +57,23 @@ pub struct Resources {
     pub idle: Idle,
 }
 
+impl Resources {
+    /// Whether such a machine can go on from no template: it has another engine, or its kernel was told otherwise.
+    pub fn boots(&self) -> bool {
+        self.class.is_bare() || !self.idle.halts()
+    }
+
+    /// What a machine's guest can tell of it: not whether it shares the host's processors.
+    #[must_use]
+    pub fn of_machine(&self) -> Self {
+        let class = match self.class {
+            Class::Dedicated => Class::Standard,
+            other => other,
+        };
+        Self { class, ..self.clone() }
+    }
+}
+
 /// How it reaches the world.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -145,11 +162,13 @@ pub enum ConfigError {
     /// A machine that goes on from a template, and boots.
     #[error("a sandbox of a template boots nothing: leave --boot out, or the template")]
     OfTemplate,
-    /// A machine that goes on from a template, on CPUs of its own.
-    #[error("a sandbox of the class {0} boots a kernel: leave --class or --template out")]
-    ClassOfTemplate(Class),
+    /// A machine that goes on from a template, and is to be one that none goes on as.
+    #[error(
+        "a sandbox of the class bare, or one that polls, boots a kernel: leave --class bare and --idle out, or --template"
+    )]
+    ClassOfTemplate,
     /// A machine that would keep the host's CPUs from others for nothing.
-    #[error("processors that are shared are not to poll: add --class bare, or leave --idle out")]
+    #[error("processors that are shared are not to poll: add --class dedicated or bare, or leave --idle out")]
     Polls,
     /// Not a host name.
     #[error("`{0}` cannot be a host name: 1 to 64 letters, digits, dots and dashes")]
@@ -251,8 +270,8 @@ impl SandboxConfig {
         if self.template.is_some() && self.boot {
             return Err(ConfigError::OfTemplate);
         }
-        if self.template.is_some() && !self.resources.class.is_standard() {
-            return Err(ConfigError::ClassOfTemplate(self.resources.class));
+        if self.template.is_some() && self.resources.boots() {
+            return Err(ConfigError::ClassOfTemplate);
         }
         if self.resources.class.is_standard() && !self.resources.idle.halts() {
             return Err(ConfigError::Polls);
@@ -359,7 +378,7 @@ mod tests {
         );
         assert_eq!(
             broken(|c| (c.template, c.resources.class) = (Some("web".into()), Class::Bare)),
-            ConfigError::ClassOfTemplate(Class::Bare)
+            ConfigError::ClassOfTemplate
         );
         assert_eq!(broken(|c| c.resources.idle = Idle::Poll), ConfigError::Polls);
         assert_eq!(broken(|c| c.limits.pids = Some(0)), ConfigError::Pids(0));

@@ -7,6 +7,7 @@
 pub mod class;
 pub mod client;
 pub mod config;
+pub mod host_cpu;
 pub mod limits;
 pub mod message;
 pub mod paging;
@@ -21,6 +22,7 @@ pub use class::{Class, Idle};
 pub use client::{Client, ClientError};
 pub use config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
 pub use cpu::CpuModel;
+pub use host_cpu::{CpuUse, HostCpu};
 pub use limits::{Limits, Rate};
 pub use message::{
     ApiError, ErrorKind, EventKind, LoadStep, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Tracing, Traffic,

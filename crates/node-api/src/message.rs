@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use agent_api::ExecRequest;
+use base::CpuSet;
 use observe::{Span, TraceContext};
 use serde::{Deserialize, Serialize};
 
 use crate::config::SandboxConfig;
+use crate::host_cpu::HostCpu;
 use crate::portable::Kind;
 use crate::sandbox::{Ended, Sandbox};
 use crate::snapshot::{CloneConfig, Snapshot};
@@ -181,6 +183,18 @@ pub enum Request {
         /// The snapshot's name.
         snapshot: String,
     },
+    /// The host's CPUs. Each is an item; then [`Reply::Done`].
+    ListCpus,
+    /// Keep CPUs free for sandboxes that will own them. [`Reply::Cpus`].
+    IsolateCpus {
+        /// Which.
+        cpus: CpuSet,
+    },
+    /// Give isolated CPUs back to everything. [`Reply::Cpus`].
+    ReleaseCpus {
+        /// Which; all when not given.
+        cpus: Option<CpuSet>,
+    },
     /// End this connection's sandbox (see [`Request::Run`]): its client has what it wanted. [`Reply::Done`].
     Finish,
     /// End the daemon; sandboxes run on. [`Reply::Done`].
@@ -346,6 +360,8 @@ pub enum Reply {
     Files(Vec<String>),
     /// A template.
     Template(Box<Template>),
+    /// The CPUs that it was about.
+    Cpus(CpuSet),
     /// A template that was brought.
     LoadedTemplate(Box<LoadedTemplate>),
 }
@@ -368,6 +384,8 @@ pub enum Item {
     Snapshot(Box<Snapshot>),
     /// Of `list-templates`.
     Template(Box<Template>),
+    /// Of `list-cpus`.
+    Cpu(HostCpu),
 }
 
 /// The kind of a refusal, for machines.

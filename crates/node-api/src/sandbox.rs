@@ -1,6 +1,7 @@
 //! What a daemon knows of a sandbox, and what it keeps of it in its database.
 
 use agent_api::ExitStatus;
+use base::CpuSet;
 use serde::{Deserialize, Serialize};
 
 use crate::config::SandboxConfig;
@@ -118,6 +119,9 @@ pub struct Sandbox {
     /// somebody asks for it, and part of no record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<u64>,
+    /// The host's CPUs that are its own now. Found out as `refused` is.
+    #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
+    pub owned_cpus: CpuSet,
 }
 
 impl Sandbox {

@@ -294,7 +294,7 @@ impl Node {
         let _span = span("template");
         let record = self.find_record(wanted)?;
         let template = &record.template;
-        if config.resources != template.resources {
+        if config.resources.of_machine() != template.resources {
             return Err(Error::TemplateSize(Box::new(template.clone())));
         }
         match config.network {

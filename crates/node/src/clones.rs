@@ -145,6 +145,7 @@ impl Node {
             };
             vm.restore(restoring, limit)?;
         }
+        self.place_vcpus(entry, pid)?;
         self.points.at(points::RESTORE_MADE);
         {
             let _span = span("VM started");

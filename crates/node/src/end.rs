@@ -20,7 +20,7 @@ use node_api::{Ended, EventKind, State};
 
 use crate::entry::Entry;
 use crate::node::{Node, to_run, wrong_state};
-use crate::{Error, clock, limits, memory_files};
+use crate::{Error, clock, limits, memory_files, owned};
 
 /// The end of a log in which its last record lies.
 const LOG_END: u64 = 4096;
@@ -245,6 +245,9 @@ impl Node {
             root.remove(&entry.id)?;
         }
         let stored = entry.stored();
+        if !stored.sandbox.config.resources.class.is_standard() {
+            owned::release(&entry.id)?;
+        }
         if stored.networked {
             let network = self.network()?;
             match stored.sandbox.config.ports.is_empty() {

@@ -10,6 +10,7 @@ use node_api::portable::Kind;
 use node_api::{ApiError, ErrorKind, State};
 use vmm_api::{ClientError, ExitReason};
 
+use crate::error_words::{after_end, cpus_of, disk_of, fewer_volumes, stopped, with_causes};
 use crate::tail::Tail;
 
 /// An error of this crate.
@@ -61,7 +62,7 @@ pub enum Error {
     Full(u32),
     /// CPUs that a sandbox is to own cannot be had.
     #[error(transparent)]
-    Claim(#[from] claim::ClaimError),
+    Cpus(#[from] crate::owned::Error),
     /// No such volume.
     #[error("there is no volume `{0}`: `basalt volume ls` lists them")]
     NoVolume(String),
@@ -409,7 +410,7 @@ impl Error {
             | Self::File { .. }
             | Self::Host { .. }
             | Self::Locked(_)
-            | Self::Claim(_)
+            | Self::Cpus(_)
             | Self::NoCgroups => "host",
             Self::Database { .. } | Self::DatabaseDamaged(_) | Self::DatabaseNewer { .. } => "database",
             Self::Disk(_) => "disk",
@@ -479,7 +480,7 @@ impl Error {
         };
         ApiError {
             kind,
-            message: self.to_string(),
+            message: with_causes(self),
             exit_code: self.exit_code(),
         }
     }
@@ -502,46 +503,6 @@ impl Error {
 
     pub(crate) fn database(doing: &'static str) -> impl FnOnce(rusqlite::Error) -> Self {
         move |cause| Self::Database { doing, cause }
-    }
-}
-
-fn cpus_of(template: &node_api::Template) -> String {
-    match template.resources.cpus {
-        1 => "1 CPU".to_owned(),
-        cpus => format!("{cpus} CPUs"),
-    }
-}
-
-fn fewer_volumes(most: usize) -> String {
-    match most {
-        0 => {
-            "no volumes: leave --volume out, or run another, as those of `basalt template build` have devices for them"
-                .to_owned()
-        }
-        most => format!("{most} volumes: leave some out, or share a directory above several of them"),
-    }
-}
-
-fn disk_of(template: &node_api::Template) -> String {
-    let disk = template.resources.disk;
-    disk.map_or_else(|| "no disk".to_owned(), |disk| format!("a disk of {disk}"))
-}
-
-fn stopped(reason: &ExitReason, panic: Option<&str>) -> String {
-    match panic {
-        Some(line) => format!("the guest's kernel panicked ({line})"),
-        None => reason.to_string(),
-    }
-}
-
-/// What to do about a guest that ended: more memory where that was missing, a look at the host where the VMM failed,
-/// else a look at what the guest said.
-fn after_end(reason: &ExitReason, panic: Option<&str>) -> &'static str {
-    match (reason, panic) {
-        // "Out of memory ...", "System is deadlocked on memory".
-        (_, Some(line)) if line.contains("memory") => "give it more memory with --memory",
-        (ExitReason::Failed(_), None) => "`basalt doctor` checks this host",
-        _ => "start basaltd with --log-level debug to keep the next one's whole console",
     }
 }
 

@@ -261,11 +261,11 @@ fn can_be_kept(stored: &Stored) -> Result<(), Error> {
     let config = &stored.sandbox.config;
     let elsewhere = |volume: &&VolumeMount| matches!(volume.source, VolumeSource::Served(_));
     let why = match (config.resources.class, config.volumes.iter().find(elsewhere)) {
-        (Class::Standard, None) => return Ok(()),
+        (Class::Standard | Class::Dedicated, None) => return Ok(()),
         (Class::Bare, _) => {
-            "its guest owns its CPUs, whose state is not saved yet: run one of the class standard".to_owned()
+            "its guest owns its CPUs, whose state is not saved yet: run one of another class".to_owned()
         }
-        (Class::Standard, Some(volume)) => format!(
+        (Class::Standard | Class::Dedicated, Some(volume)) => format!(
             "its volume {} is served from another machine, where what its guest has open is not part of a snapshot: run one \
              without it, and copy files with `basalt cp`",
             volume.target
@@ -299,5 +299,7 @@ mod tests {
         stored.sandbox.config.volumes.clear();
         stored.sandbox.config.resources.class = Class::Bare;
         assert!(told(&stored).contains("its guest owns its CPUs"));
+        stored.sandbox.config.resources.class = Class::Dedicated;
+        assert!(can_be_kept(&stored).is_ok());
     }
 }

@@ -8,8 +8,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use claim::Device;
-use host::cgroup::Cgroup;
 use host::jail::{self, Identity, Isolation, Launch};
 use network::Attachment;
 use node_api::{Class, Paging, Resources};
@@ -28,7 +26,7 @@ use crate::database::Stored;
 use crate::paths::SandboxPaths;
 use crate::shares::{self, Shared, Source};
 use crate::snapshots::Place;
-use crate::{Error, learned, limits, memory_files};
+use crate::{Error, learned, limits, memory_files, owned};
 
 /// The guest's own context id: the same in every guest (virtio 1.2, 5.10.4: 0 to 2 are taken).
 const GUEST_CID: u32 = 3;
@@ -141,11 +139,11 @@ pub(crate) fn prepare(
     let mut stage = stage(config, stored, paths, &paths.vsock(), outside)?;
     let resources = &stored.sandbox.config.resources;
     let (kvm, claim) = match resources.class {
-        Class::Standard => {
+        Class::Standard | Class::Dedicated => {
             let kvm = open_writable("KVM", &config.kvm, NO_KVM)?;
             (Some(stage.fds.add(kvm)?), None)
         }
-        Class::Bare => (None, Some(stage.fds.add(claim_cpus(resources.cpus)?)?)),
+        Class::Bare => (None, Some(stage.fds.add(owned::claim(stored)?)?)),
     };
     let kernel = stage.fds.add(open("the guest kernel", &config.kernel, NO_ASSETS)?)?;
     let initramfs = stage
@@ -171,14 +169,6 @@ pub(crate) fn prepare(
         acceptor: stage.acceptor,
         inherited,
     })
-}
-
-/// CPUs for a machine that owns them. They are its VMM's alone once that has the descriptor, and Linux's again when the VMM ends,
-/// however it does.
-fn claim_cpus(count: u32) -> Result<OwnedFd, Error> {
-    let device = Device::open(Device::PATH)?;
-    let claim = device.claim_any(usize::try_from(count).unwrap_or(usize::MAX))?;
-    Ok(claim.into())
 }
 
 /// The same for a VM that goes on from a snapshot: the devices are those that it had, as both are made here. Its guest opens no
@@ -336,7 +326,7 @@ fn devices(
     };
     devices.push(device("vsock", &vsock)?);
     // A guest's kernel asks it for more once a minute, which makes one that owns its CPUs leave them. Its agent is given entropy.
-    if resources.class.is_standard() {
+    if !resources.class.is_bare() {
         devices.push(device("rng", &RngConfig {})?);
     }
     devices.push(device("console", &console)?);
@@ -417,7 +407,7 @@ pub(crate) fn spawn(
     stored: &Stored,
     paths: &SandboxPaths,
     inherited: &Inherited,
-    cgroup: Option<&Cgroup>,
+    cgroup: Option<&Path>,
 ) -> Result<jail::Child, Error> {
     let program = open("the VMM", &config.vmm, NO_ASSETS)?;
     let level = config.log_level.as_str().to_ascii_lowercase();
@@ -434,6 +424,9 @@ pub(crate) fn spawn(
     words.extend(identity.map(|_| b"--jail".as_slice()));
     let volumes = !stored.sandbox.config.volumes.is_empty();
     words.extend(identity.filter(|_| volumes).map(|_| b"--volumes".as_slice()));
+    if stored.sandbox.config.resources.class == Class::Dedicated {
+        words.push(b"--own-cpus");
+    }
     let mut descriptors = vec![inherited.control.as_fd()];
     if let Some(kvm) = &inherited.kvm {
         descriptors.push(kvm.as_fd());
@@ -442,7 +435,7 @@ pub(crate) fn spawn(
     let arguments: Vec<_> = words.iter().filter_map(|word| CString::new(*word).ok()).collect();
     let log = append(&paths.vmm_log())?;
     let directory = cgroup
-        .map(|cgroup| File::open(cgroup.path()))
+        .map(File::open)
         .transpose()
         .map_err(Error::host("opening the sandbox's cgroup"))?;
     let launch = Launch {
@@ -456,7 +449,7 @@ pub(crate) fn spawn(
         // Without root there are as many as there are.
         open_files: (volumes && identity.is_some()).then_some(shares::OPEN_FILES),
         // All of its memory is pinned.
-        locks_memory: !stored.sandbox.config.resources.class.is_standard(),
+        locks_memory: stored.sandbox.config.resources.class.is_bare(),
     };
     Ok(jail::spawn(&launch)?)
 }

@@ -117,6 +117,7 @@ impl Node {
         node.find_templates()?;
         node.start_monitor()?;
         node.reconcile(found)?;
+        crate::owned::sweep();
         Ok(node)
     }
 

@@ -11,7 +11,6 @@ use host::cgroup::Root;
 use node_api::{Ended, State};
 use vmm_api::{VmState, VmmClient};
 
-use crate::Error;
 use crate::database::Stored;
 use crate::end::remove_directory;
 use crate::entry::Entry;
@@ -19,6 +18,7 @@ use crate::node::Node;
 use crate::paths::Paths;
 use crate::process;
 use crate::vm::Vm;
+use crate::{Error, owned};
 
 const RESTARTED: &str = "the daemon ended while the sandbox was being started";
 const VMM_GONE: &str = "its VMM ended while no daemon ran, without a word of its command's end";
@@ -209,7 +209,8 @@ impl Node {
             cgroup.kill()?;
             cgroup.wait_empty(self.config.limits.kill)?;
         }
-        Ok(root.remove(id)?)
+        root.remove(id)?;
+        Ok(owned::release(id)?)
     }
 
     /// Places in the network that belong to nobody. One that was never set up has none.

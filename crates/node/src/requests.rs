@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use agent_api::ExecRequest;
-use base::points;
+use base::{CpuSet, points};
 use node_api::{EventKind, Sample, Sandbox, State, Traffic, Usage};
 use vmm_api::{MetricSample, VmmClient};
 
@@ -82,12 +82,19 @@ impl Node {
     /// A sandbox, with what is to be found out of it now.
     pub(crate) fn inspect(&self, entry: &Entry) -> Sandbox {
         let sandbox = entry.stored().sandbox;
-        let owns_cpus = !sandbox.config.resources.class.is_standard();
+        let class = sandbox.config.resources.class;
         // One that is busy, or about to end, tells it the next time.
-        let metrics = entry.vm().filter(|_| owns_cpus).and_then(|vm| vm.metrics_now()?.ok());
+        let metrics = entry
+            .vm()
+            .filter(|_| class.is_bare())
+            .and_then(|vm| vm.metrics_now()?.ok());
         let refused = metrics.and_then(|all| all.into_iter().find(|sample| sample.name == REFUSED));
         Sandbox {
             refused: refused.map(|sample| sample.value),
+            owned_cpus: match class.is_standard() {
+                true => CpuSet::default(),
+                false => self.owned_cpus(&sandbox.id),
+            },
             ..sandbox
         }
     }

@@ -425,6 +425,12 @@ impl Connection<'_> {
                 node.remove_snapshot(&name)?;
                 Reply::Done
             }
+            Request::ListCpus => self.items(node.host_cpus()?, Item::Cpu)?,
+            Request::IsolateCpus { cpus } => {
+                node.isolate_cpus(&cpus)?;
+                Reply::Cpus(cpus)
+            }
+            Request::ReleaseCpus { cpus } => Reply::Cpus(node.release_cpus(cpus.as_ref())?),
             Request::Finish => {
                 if let Some(entry) = self.tied.take() {
                     node.end_foreground(&entry)?;

@@ -10,6 +10,7 @@
 use std::fs;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use agent_api::{Connection, ExecRequest, Identity};
 use base::points;
 use network::{Attachment, PortMapping};
 use node_api::sandbox::Process;
-use node_api::{EventKind, NetworkMode, Sandbox, SandboxConfig, State};
+use node_api::{Class, EventKind, NetworkMode, Sandbox, SandboxConfig, State};
 use observe::span::{self, span};
 
 use crate::database::Stored;
@@ -31,7 +32,7 @@ use crate::snapshots::Place;
 use crate::templates::Found;
 use crate::timed::Timed;
 use crate::vm::Vm;
-use crate::{Error, clock, clones, command, disk, limits, trace};
+use crate::{Error, clock, clones, command, disk, limits, owned, trace};
 
 /// Bytes of an id; as hexadecimal digits twice as many.
 pub(crate) const ID_BYTES: usize = 6;
@@ -321,7 +322,13 @@ impl Node {
         // Their owners are mapped into the VMM's user namespace, which is there now.
         let shared = shares::share(&volumes, pid, launch::identity(&self.config, &stored))?;
         prepared.share(shared, stored.share_slots)?;
-        let mut agent = vm.boot(prepared, cancel, &|point| self.points.at(point))?;
+        let mut agent = vm.boot(prepared, cancel, &|point| {
+            if point == points::START_CREATED {
+                self.place_vcpus(entry, pid)?;
+            }
+            self.points.at(point);
+            Ok(())
+        })?;
         {
             let _span = span("guest prepared");
             vm.prepare(&mut agent, &stored, guest, own)?;
@@ -376,14 +383,12 @@ impl Node {
         let paths = self.sandbox_paths(entry);
         let cgroup = {
             let _span = span("cgroup");
-            let root = self.cgroups.as_ref();
-            root.map(|root| root.create(&entry.id, &limits::for_cgroup(&stored.sandbox.config, root)))
-                .transpose()?
+            self.make_cgroup(entry, stored)?
         };
         self.points.at(points::START_CGROUP);
         let child = {
             let _span = span("VMM process");
-            let child = launch::spawn(&self.config, stored, &paths, inherited, cgroup.as_ref())?;
+            let child = launch::spawn(&self.config, stored, &paths, inherited, cgroup.as_deref())?;
             trace::jail(child.timing);
             child
         };
@@ -407,6 +412,19 @@ impl Node {
         entry.lock().vm = Some(Arc::clone(&vm));
         self.points.at(points::START_RECORDED);
         Ok((vm, pid))
+    }
+
+    /// Its cgroup, with the CPUs that it is to have, and where in it its VMM begins; nothing where there are no cgroups.
+    fn make_cgroup(&self, entry: &Entry, stored: &Stored) -> Result<Option<PathBuf>, Error> {
+        let config = &stored.sandbox.config;
+        let Some(root) = &self.cgroups else {
+            return match config.resources.class {
+                Class::Dedicated => Err(owned::Error::NoCgroups.into()),
+                Class::Standard | Class::Bare => Ok(None),
+            };
+        };
+        let cgroup = root.create(&entry.id, &limits::for_cgroup(config, root))?;
+        Ok(Some(owned::cgroup_of_vmm(stored, &cgroup)?))
     }
 
     /// The image's file system.
@@ -501,6 +519,7 @@ pub(crate) fn new_sandbox(
         clone_of: None,
         template: None,
         refused: None,
+        owned_cpus: base::CpuSet::default(),
     };
     Ok(Stored {
         share_slots: shares::slots(&sandbox.config.volumes),

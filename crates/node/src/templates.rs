@@ -55,7 +55,7 @@ impl Shape {
     ) -> Self {
         Self {
             digest: digest.to_owned(),
-            resources: resources.clone(),
+            resources: resources.of_machine(),
             network,
             command_line,
             share_slots,
@@ -91,7 +91,7 @@ impl Record {
                 created_ns: now,
                 used_ns: now,
                 digest: sandbox.digest.clone(),
-                resources: sandbox.config.resources.clone(),
+                resources: sandbox.config.resources.of_machine(),
                 networked: stored.networked,
                 programs,
                 bytes: 0,
@@ -269,7 +269,7 @@ impl Node {
     /// What there is for a sandbox that is about to be made.
     pub(crate) fn template(self: &Arc<Self>, stored: &Stored) -> Result<Found, Error> {
         let config = &stored.sandbox.config;
-        if config.boot || !config.resources.class.is_standard() || config.volumes.len() > shares::SLOTS {
+        if config.boot || config.resources.boots() || config.volumes.len() > shares::SLOTS {
             return Ok(Found::Nothing);
         }
         let shape = self.shape_of(

@@ -51,6 +51,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
             clone_of: None,
             template: None,
             refused: None,
+            owned_cpus: base::CpuSet::default(),
         },
         slot: 0,
         command: ExecRequest::default(),

@@ -78,10 +78,13 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::PruneTemplates { .. } => "prune templates",
         Request::Clone(_) => "clone",
         Request::Rollback { .. } => "roll back",
+        Request::IsolateCpus { .. } => "isolate CPUs",
+        Request::ReleaseCpus { .. } => "release CPUs",
         Request::Finish => "finish",
         Request::Info
         | Request::List { .. }
         | Request::Inspect { .. }
+        | Request::ListCpus
         | Request::ListVolumes
         | Request::InspectVolume { .. }
         | Request::ListSnapshots

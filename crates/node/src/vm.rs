@@ -151,7 +151,7 @@ impl Vm {
         &self,
         prepared: Prepared,
         cancel: Option<BorrowedFd<'_>>,
-        reached: &dyn Fn(&str),
+        reached: &dyn Fn(&str) -> Result<(), Error>,
     ) -> Result<Connection<Timed>, Error> {
         let Prepared {
             config,
@@ -168,17 +168,17 @@ impl Vm {
         }
         // The VMM has its own copies.
         drop(fds);
-        reached(base::points::START_CREATED);
+        reached(base::points::START_CREATED)?;
         {
             let _span = span("VM started");
             self.ask_to_make("the VM was started", VmmClient::start)?;
         }
-        reached(base::points::START_STARTED);
+        reached(base::points::START_STARTED)?;
         let stream = {
             let _span = span("guest boots");
             self.wait_for_agent(&acceptor, deadline, cancel)?
         };
-        reached(base::points::START_AGENT);
+        reached(base::points::START_AGENT)?;
         let _span = span("agent greeted");
         Connection::new(Timed::new(stream), None).map_err(|error| self.diagnose("the guest booted", error))
     }

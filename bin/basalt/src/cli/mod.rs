@@ -2,6 +2,7 @@
 //!
 //! Flags mean what podman's of the same name mean. Knows nothing of what the verbs do.
 
+mod host;
 mod image;
 mod limits;
 mod parse;
@@ -20,6 +21,7 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use node_api::{Class, Idle, Paging};
 
+pub(crate) use host::HostVerb;
 pub(crate) use image::{
     DfArgs, ImageVerb, ImportArgs, PruneArgs, PullArgs, PullPolicy, PushArgs, RegistryArgs, RmiArgs, SaveArgs,
     SourceArgs, SystemVerb, TagArgs,
@@ -178,6 +180,9 @@ pub(crate) enum Verb {
     Clone(CloneArgs),
     /// Let a sandbox go on from a snapshot of it: what it has done since is lost.
     Rollback(RollbackArgs),
+    /// The host's CPUs: who owns which, and which are kept free.
+    #[command(subcommand)]
+    Host(HostVerb),
     /// Tell how the daemon is, or end it; sandboxes that are detached run on.
     Daemon(DaemonArgs),
     /// List the images.
@@ -263,6 +268,7 @@ impl Verb {
             | Self::Inspect(_)
             | Self::Stats(_)
             | Self::Events
+            | Self::Host(_)
             | Self::Volume(_)
             | Self::Snapshot(_)
             | Self::Template(_)
@@ -397,12 +403,12 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub(crate) timeout: Option<Duration>,
 
-    /// How it has the host's processors: standard, shared with everything else; bare, each virtual CPU owns one that Linux gives up
-    /// as long as the sandbox runs (needs basalt.ko).
+    /// How it has the host's processors: standard, shared with everything else; dedicated, each virtual CPU has one to
+    /// itself as long as the sandbox runs; bare, it owns one that Linux gives up (needs basalt.ko).
     #[arg(long, value_name = "CLASS", default_value_t)]
     pub(crate) class: Class,
 
-    /// What its processors do that have nothing to do: halt, or poll, so that none has to be interrupted (with --class bare).
+    /// What its processors do that have nothing to do: halt, or poll, so that none has to be interrupted (with --class dedicated or bare).
     #[arg(long, value_name = "WHAT", default_value_t)]
     pub(crate) idle: Idle,
 

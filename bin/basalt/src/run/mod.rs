@@ -66,7 +66,7 @@ fn of_template(args: &RunArgs, set: &[String], log_level: LogLevel, output: &Out
             NetworkMode::None => !template.networked,
             NetworkMode::Node => template.networked,
         };
-        match args.class.is_standard() && fits {
+        match !args.class.is_bare() && args.idle.halts() && fits {
             true => template_build::in_size(template, &resources, output)?,
             false => template,
         }

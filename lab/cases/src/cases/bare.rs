@@ -308,7 +308,7 @@ fn class(host: &Host) -> Result<()> {
     // One of the class standard runs beside it all the time.
     start(host, &daemon, "beside", &[], &["sleep", "1000"])?;
     let shared = daemon.run(&["run", "--idle", "poll", digest, "--", "true"])?;
-    expect_refusal(&shared, 125, &["add --class bare"])?;
+    expect_refusal(&shared, 125, &["add --class dedicated or bare"])?;
     let options = ["--class", "bare", "--idle", "poll"];
     let id = start(host, &daemon, "owner", &options, &["sleep", "1000"])?;
     let told = daemon.ok(&["exec", "owner", "--", "cat", "/proc/cmdline"])?;

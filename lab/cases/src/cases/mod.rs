@@ -13,6 +13,7 @@ mod cpu_models;
 mod daemon_crashes;
 mod daemon_cycles;
 mod daemon_life;
+mod dedicated;
 mod devices;
 mod foreign_kernel;
 mod hostile;
@@ -103,6 +104,7 @@ pub(crate) const ALL: &[&Case] = &[
     &bare::CLAIMS,
     &bare::BOOT,
     &bare::CLASS,
+    &dedicated::CASE,
     &hostile::CASE,
     &package::CASE,
 ];

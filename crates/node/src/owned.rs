@@ -1,0 +1,138 @@
+//! CPUs that sandboxes own: taken before their VMM is there, given back when it is gone; and those that an operator keeps free for
+//! them. Does not know how a CPU is kept free, nor what an engine does with it.
+
+use std::path::PathBuf;
+
+use base::CpuSet;
+use claim::{Claim, ClaimError, Device};
+use host::cgroup::Cgroup;
+use host::isolation::{self, Isolation, Owner, Refused, Use};
+use node_api::{Class, CpuUse, HostCpu};
+
+use crate::database::Stored;
+use crate::entry::Entry;
+use crate::node::Node;
+
+/// CPUs cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Of basalt.ko.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// Of the host.
+    #[error(transparent)]
+    Isolation(#[from] isolation::Error),
+    /// Nothing keeps tasks off them.
+    #[error("CPUs cannot be kept free for a sandbox without cgroups: mount cgroup v2, and start basaltd as root")]
+    NoCgroups,
+}
+
+/// Makes the CPUs of a sandbox's cgroup what its class wants; the cgroup in which its VMM begins.
+pub(crate) fn cgroup_of_vmm(stored: &Stored, cgroup: &Cgroup) -> Result<PathBuf, Error> {
+    if stored.sandbox.config.resources.class != Class::Dedicated {
+        if let Some(cpus) = isolation::for_others()? {
+            cgroup.keep_to(&cpus).map_err(isolation::Error::from)?;
+        }
+        return Ok(cgroup.path().to_owned());
+    }
+    let owner = Owner {
+        sandbox: stored.sandbox.id.clone(),
+        cgroup: cgroup.path().to_owned(),
+    };
+    let cpus = Isolation::of_host().dedicate(&owner, count(stored))?;
+    log::info!("CPUs {cpus} are sandbox {}'s", owner.sandbox);
+    Ok(cgroup.path().join(isolation::CONTROL))
+}
+
+/// Claims a sandbox's CPUs. They are its VMM's alone once that has the descriptor, and Linux's again when the VMM ends, however it does.
+pub(crate) fn claim(stored: &Stored) -> Result<Claim, Error> {
+    let device = Device::open(Device::PATH)?;
+    let claim = |cpus: &CpuSet| {
+        let cpus: Vec<u32> = cpus.iter().collect();
+        device.claim(&cpus).map_err(|error| match &error {
+            ClaimError::Cpu { cpu, .. } => Refused::Cpu(*cpu, error),
+            _ => Refused::All(error),
+        })
+    };
+    Ok(Isolation::of_host().claim(&stored.sandbox.id, count(stored), claim)??)
+}
+
+fn count(stored: &Stored) -> usize {
+    usize::try_from(stored.sandbox.config.resources.cpus).unwrap_or(usize::MAX)
+}
+
+/// A sandbox's CPUs are the host's again. It is fine if it had none.
+pub(crate) fn release(sandbox: &str) -> Result<(), Error> {
+    Ok(Isolation::of_host().release(sandbox)?)
+}
+
+/// Gives back what a daemon, or a sandbox without one, has left.
+pub(crate) fn sweep() {
+    let swept = Isolation::of_host().sweep();
+    if let Err(error) = swept {
+        log::warn!("CPUs that sandboxes owned that are gone stay as they are: {error}");
+    }
+}
+
+impl Node {
+    /// Takes the threads of a VMM's vCPUs to their CPUs; they are there, and run nothing yet.
+    pub(crate) fn place_vcpus(&self, entry: &Entry, pid: u32) -> Result<(), crate::Error> {
+        let stored = entry.stored();
+        if stored.sandbox.config.resources.class != Class::Dedicated {
+            return Ok(());
+        }
+        let cgroup = self.cgroup(entry)?.ok_or(Error::NoCgroups)?;
+        let placed = isolation::place(cgroup.path(), pid, count(&stored), self.config.limits.answer);
+        Ok(placed.map_err(Error::from)?)
+    }
+
+    /// What a sandbox owns now; nothing where the host does not tell, which a log says.
+    pub(crate) fn owned_cpus(&self, sandbox: &str) -> CpuSet {
+        let cpus = Isolation::of_host().cpus();
+        let cpus = cpus.inspect_err(|error| log::warn!("which CPUs sandbox {sandbox} owns cannot be told: {error}"));
+        let own = cpus.unwrap_or_default().into_iter();
+        own.filter(|cpu| cpu.sandbox.as_deref() == Some(sandbox))
+            .map(|cpu| cpu.number)
+            .collect()
+    }
+
+    /// The host's CPUs, and who has them.
+    pub(crate) fn host_cpus(&self) -> Result<Vec<HostCpu>, Error> {
+        let names = self.list();
+        let told = |cpu: isolation::Cpu| HostCpu {
+            name: cpu.sandbox.as_ref().and_then(|id| {
+                let sandbox = names.iter().find(|sandbox| sandbox.id == *id)?;
+                Some(sandbox.name.clone())
+            }),
+            number: cpu.number,
+            node: cpu.node,
+            used: used(cpu.used),
+            sandbox: cpu.sandbox,
+            tickless: cpu.tickless,
+        };
+        Ok(Isolation::of_host().cpus()?.into_iter().map(told).collect())
+    }
+
+    /// Keeps CPUs free for sandboxes that will own them.
+    pub(crate) fn isolate_cpus(&self, cpus: &CpuSet) -> Result<(), Error> {
+        if self.cgroups.is_none() {
+            return Err(Error::NoCgroups);
+        }
+        Ok(Isolation::of_host().isolate(cpus)?)
+    }
+
+    /// Gives these back to everything, or all that are kept free; which.
+    pub(crate) fn release_cpus(&self, cpus: Option<&CpuSet>) -> Result<CpuSet, Error> {
+        Ok(Isolation::of_host().give_back(cpus)?)
+    }
+}
+
+fn used(used: Use) -> CpuUse {
+    match used {
+        Use::Shared => CpuUse::Shared,
+        Use::Isolated => CpuUse::Isolated,
+        Use::Dedicated => CpuUse::Dedicated,
+        Use::Claimed => CpuUse::Claimed,
+        Use::Offline => CpuUse::Offline,
+    }
+}
