@@ -57,6 +57,8 @@ struct desc_ptr;
  * @enabled: its own: virtualization is on
  * @apic_base: its own: the APIC as Linux left it
  * @xcr0: its own: which states Linux has switched on
+ * @xss: and which of those that only a kernel reaches
+ * @bp_cfg: its own: how Linux has its branches predicted
  * @tsc_aux: its own: Linux's number of this CPU
  */
 struct basalt_cpu {
@@ -68,6 +70,8 @@ struct basalt_cpu {
 	bool enabled;
 	u64 apic_base;
 	u64 xcr0;
+	u64 xss;
+	u64 bp_cfg;
 	u64 tsc_aux;
 } ____cacheline_aligned;
 

@@ -283,12 +283,18 @@ static int may_come(unsigned int cpu)
 /**
  * basalt_claims_init() - makes Linux's dead CPUs come to us
  *
- * Return: 0; -EOPNOTSUPP where this kernel does not tell how a CPU dies.
+ * Return: 0; -EOPNOTSUPP where this kernel does not tell how a CPU dies, or
+ * has what we do not bear.
  */
 int basalt_claims_init(void)
 {
+	const char *hindrance = basalt_hindrance();
 	int error;
 
+	if (hindrance) {
+		pr_err(BASALT "this host has %s, and a claimed CPU does not work with that\n", hindrance);
+		return -EOPNOTSUPP;
+	}
 	basalt_play_dead_common = (void *)basalt_address_of("play_dead_common");
 	if (!basalt_play_dead_common) {
 		pr_err(BASALT "this kernel has no play_dead_common: it is one that nobody has tried yet\n");

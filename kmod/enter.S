@@ -7,6 +7,7 @@
 #include <asm/nospec-branch.h>
 #include <asm/unwind_hints.h>
 
+#include "compat.h"
 #include "regs.h"
 
 	.text
@@ -72,10 +73,12 @@ SYM_FUNC_START(basalt_svm_enter)
 	mov	%r15, BASALT_R15(%rdi)
 	pop	BASALT_RDI(%rdi)
 
+	/* First of all the host's GS: from 6.2 on what follows writes to this CPU's variables. */
+	pop	%rax
+	vmload	%rax
+
 	/* What the guest has taught this CPU of returns, and what is left in registers, is not to lead anything astray. */
-	FILL_RETURN_BUFFER %rax, RSB_CLEAR_LOOPS, X86_FEATURE_RETPOLINE
-	UNTRAIN_RET
-	ALTERNATIVE "", "call entry_ibpb", X86_FEATURE_IBPB_ON_VMEXIT
+	BASALT_FORGET_RETURNS %rax
 	xor	%ecx, %ecx
 	xor	%edx, %edx
 	xor	%esi, %esi
@@ -83,9 +86,6 @@ SYM_FUNC_START(basalt_svm_enter)
 	xor	%r9d, %r9d
 	xor	%r10d, %r10d
 	xor	%r11d, %r11d
-
-	pop	%rax
-	vmload	%rax
 	stgi
 
 	pop	%rdi

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Where enter.S finds a guest's registers in struct basalt_regs; svm.c compares. RAX, RSP, RIP and RFLAGS are in the VMCB. */
+/* Where enter.S finds a guest's registers in struct basalt_regs; svm.c compares. The others are in the VMCB. */
 #ifndef _BASALT_REGS_H
 #define _BASALT_REGS_H
 

@@ -66,6 +66,7 @@ static void notrace enable(struct basalt_cpu *self)
 
 	self->apic_base = base;
 	basalt_fpu_keep(self);
+	basalt_predict_for_guests(self);
 	if (!(base & X2APIC_ENABLE)) {
 		base |= X2APIC_ENABLE;
 		__wrmsr(MSR_IA32_APICBASE, (u32)base, base >> 32);
@@ -97,6 +98,7 @@ void notrace basalt_svm_leave(struct basalt_cpu *self)
 	drain();
 	basalt_predict_nothing();
 	basalt_fpu_restore(self);
+	basalt_predict_restore(self);
 	__wrmsr(MSR_VM_HSAVE_PA, 0, 0);
 	__wrmsr(MSR_EFER, (u32)efer, efer >> 32);
 	if (!(base & X2APIC_ENABLE)) {

@@ -216,9 +216,9 @@ long basalt_vcpu_create(struct basalt_vm *vm, struct basalt_create_vcpu __user *
 		if (!result) {
 			kref_get(&vm->users);
 			result = anon_inode_getfd("basalt-vcpu", &vcpu_operations, vcpu, O_RDWR | O_CLOEXEC);
-			if (result >= 0)
+			if (result >= 0) {
 				set_reachable(vcpu, true);
-			else {
+			} else {
 				basalt_cpu_forget(vcpu);
 				basalt_vm_put(vm);
 			}

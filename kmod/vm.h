@@ -137,6 +137,8 @@ void basalt_svm_wake(u64 command);
 /* predict.c: but for the first on a CPU that Linux believes to be dead. */
 void basalt_predict_init(void);
 void basalt_predict_nothing(void);
+void basalt_predict_for_guests(struct basalt_cpu *self);
+void basalt_predict_restore(struct basalt_cpu *self);
 
 /* fpu.c: but for the first on a CPU that Linux believes to be dead. */
 void basalt_fpu_init(void);
