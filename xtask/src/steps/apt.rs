@@ -31,6 +31,7 @@ const PACKAGES: &[(&str, &str)] = &[
         "sparse",
         "what the kernel module says of its pointers and locks, checked",
     ),
+    ("pahole", "BTF of the kernel module, which headers of 6.12 ask for"),
     ("nftables", "the node's network, in tests too"),
     ("mmdebstrap", "images and the lab's root"),
     ("erofs-utils", "fsck.erofs in tests, the lab's root image"),

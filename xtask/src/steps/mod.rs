@@ -41,6 +41,10 @@ const LAB_HOST: Recipe = Recipe {
     name: "lab-host",
     dir: "lab/host",
 };
+const HEADERS: Recipe = Recipe {
+    name: "headers",
+    dir: "lab/headers",
+};
 const PYTHON: Recipe = Recipe {
     name: "image-python",
     dir: "images/python",
@@ -96,7 +100,8 @@ pub(crate) fn test() -> Vec<Step> {
     ] {
         steps.push(sandbox::import(name, recipe, tag).after(&[recipe.name, "binaries"]));
     }
-    steps.push(module::module().check().after(&["lab-host"]));
+    steps.push(in_lab(HEADERS));
+    steps.push(module::module().check().after(&["lab-host", "headers"]));
     steps.push(sandbox::lab().after(&["binaries", "assets", "emulator", "lab-host"]));
     let ready = ["assets", "lab", "import-python", "import-redis", "import-node"];
     steps.push(sandbox::first_sandbox().check().after(&ready));
