@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(150);
 /// Mounts as a container has them, then systemd in their midst. `$1` is the machine's directory, `$2` its cgroup. The cgroup
 /// is entered before its namespace is made, and by this process alone: its root must be empty for systemd to share it out.
 /// `mount` without -n would make a /run/mount of this host's. The root is changed by pivot_root: who is in a chroot may make
-/// no user namespaces.
+/// no user namespaces. `/dev/basalt` is there where somebody has loaded its module.
 const INIT: &str = r#"
 root=$1/root
 mount -n --make-rprivate /
@@ -33,7 +33,9 @@ mount -n -t tmpfs -o mode=755 tmpfs "$root/run"
 mount -n -t tmpfs -o mode=1777 tmpfs "$root/tmp"
 mount -n -t tmpfs -o mode=755 tmpfs "$root/dev"
 mkdir "$root/dev/net" "$root/dev/pts" "$root/dev/shm"
-for device in null zero full random urandom tty kvm net/tun; do
+devices="null zero full random urandom tty kvm net/tun"
+[ ! -e /dev/basalt ] || devices="$devices basalt"
+for device in $devices; do
     : >"$root/dev/$device"
     mount -n --bind "/dev/$device" "$root/dev/$device"
 done

@@ -352,6 +352,20 @@ mod tests {
         }
     }
 
+    /// The module's device has a number only when the module is loaded, and the unit's devices are told by number.
+    #[test]
+    fn the_module_is_loaded_before_the_daemon_may_have_its_device() {
+        let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd/basaltd.service");
+        let text = fs::read_to_string(unit).unwrap();
+        let has = |line: &str, word: &str| {
+            let found = text.lines().find(|text| text.starts_with(line) && text.contains(word));
+            assert!(found.is_some(), "no {line} with {word}");
+        };
+        has("Wants=", "modprobe@basalt.service");
+        has("After=", "modprobe@basalt.service");
+        has("DeviceAllow=", "/dev/basalt rw");
+    }
+
     /// The units and the maintainer scripts name the same things.
     #[test]
     fn units_agree_on_the_cgroup() {

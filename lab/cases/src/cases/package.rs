@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use super::bare::{Module, in_lab};
 use crate::basalt::expect_code;
 use crate::daemon::wait_for;
 use crate::systemd::{Machine, Running};
@@ -42,9 +43,11 @@ fn host(host: &Host) -> Result<()> {
             .with_context(|| format!("{}: `cargo xtask test --only cases` makes it", from.display()))?;
     }
     take_image(&machine.path("/var/lib/basalt"))?;
-    let result = life(&machine, &host.digest);
+    let module = if in_lab()? { Some(Module::load(host)?) } else { None };
+    let result = life(&machine, &host.digest, module.is_some());
     machine.remove()?;
-    result
+    result?;
+    module.map_or(Ok(()), Module::unload)
 }
 
 /// The images that sandboxes run, at once: they lie on the same file system.
@@ -58,7 +61,7 @@ fn take_image(state: &Path) -> Result<()> {
     expect_code(&output, 0).context("the images")
 }
 
-fn life(machine: &Machine, image: &str) -> Result<()> {
+fn life(machine: &Machine, image: &str, with_module: bool) -> Result<()> {
     let up = machine.boot()?;
     install(&up, "old.deb")?;
     for unit in UNITS {
@@ -70,6 +73,11 @@ fn life(machine: &Machine, image: &str) -> Result<()> {
     let cgroup = up.ok(&["cat", &format!("/proc/{polite}/cgroup")])?;
     ensure!(cgroup.contains(CGROUP), "a VMM is in {cgroup}");
 
+    if with_module {
+        // The unit lets the daemon have the module's device.
+        let class = ["--rm", "--class", "bare", "--memory", "128m", image, "--", "true"];
+        up.ok(&[&["basalt", "run"], &class[..]].concat())?;
+    }
     restarts(&up, polite)?;
     upgrade(&up, polite)?;
 
