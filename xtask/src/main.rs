@@ -45,7 +45,7 @@ enum Verb {
     },
     /// Run the commands that README and docs show
     Docs,
-    /// Make the Debian package, target/package/basalt_VERSION_amd64.deb
+    /// Make the Debian packages, target/package/basalt_VERSION_amd64.deb and basalt-dkms_VERSION_all.deb
     Package {
         /// Another version than the tree's
         #[arg(long)]

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::build::cargo;
-use super::package::captured;
+use super::deb::captured;
 use crate::context::{Context, MUSL};
 
 /// Beginnings of the names of files that hold a licence or a notice.

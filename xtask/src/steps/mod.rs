@@ -6,6 +6,8 @@ mod apt;
 mod build;
 mod cases;
 mod checks;
+mod deb;
+mod dkms;
 mod guest;
 mod licences;
 mod module;
@@ -67,7 +69,7 @@ pub(crate) fn run() -> Vec<Step> {
     steps
 }
 
-/// What `cargo xtask package` does: only what the package is made of.
+/// What `cargo xtask package` does: only what the packages are made of.
 pub(crate) fn package(version: Option<String>) -> Vec<Step> {
     vec![
         apt::packages(),
@@ -75,7 +77,8 @@ pub(crate) fn package(version: Option<String>) -> Vec<Step> {
         recipe(KERNEL, HINT_KERNEL).after(&["apt-packages"]),
         build::binaries(RUN_PROGRAMS).after(&["musl-target"]),
         guest::assets().after(&["kernel", "binaries"]),
-        package::package(version).after(&["assets"]),
+        package::package(version.clone()).after(&["assets"]),
+        dkms::package(version),
     ]
 }
 
@@ -106,6 +109,7 @@ pub(crate) fn test() -> Vec<Step> {
     let ready = ["assets", "lab", "import-python", "import-redis", "import-node"];
     steps.push(sandbox::first_sandbox().check().after(&ready));
     steps.push(package::packages_for_tests().after(&["assets"]));
+    steps.push(dkms::package_for_tests().after(&["apt-packages"]));
     steps.push(sandbox::other_images().check().after(&["first-sandbox"]));
     // Alone on the machine: cases have time limits, and an emulated host is slow enough without company.
     let alone = ["other-images", "unit-tests", "fuzz", "deny"];

@@ -1,23 +1,22 @@
-//! The Debian package: a tree of the finished programs, what the CLI writes of itself, and `packaging/`, made into an archive
-//! by dpkg-deb. The same inputs and the same SOURCE_DATE_EPOCH give the same bytes.
+//! The Debian package: a tree of the finished programs, what the CLI writes of itself, and `packaging/`.
 //!
-//! Knows where files go on a Debian system; what units and maintainer scripts do is theirs to know.
+//! Knows where files go on a Debian system; what units and maintainer scripts do is theirs to know, and how a tree becomes a
+//! package is in `deb`.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
 use super::KERNEL;
+use super::deb::{
+    LIMIT, archive, captured, changelog, check, compress, directory, empty_root, epoch, files_below, put,
+};
 use super::licences;
 use super::sandbox::basalt;
 use crate::context::Context;
 use crate::runner::{Report, Step, Task};
-
-const LIMIT: Duration = Duration::from_secs(10 * 60);
 
 /// What the package is called.
 const NAME: &str = "basalt";
@@ -116,7 +115,8 @@ pub(crate) fn packages_for_tests() -> Step {
         }
         fs::remove_file(&again)?;
         make(context, task, NEXT, &new)?;
-        check(task, &old)?;
+        let wanted: Vec<_> = FILES.iter().map(|(_, _, to, _)| *to).collect();
+        check(task, &old, &wanted)?;
         Ok(Report {
             detail: format!("{} kB, twice the same bytes", fs::metadata(&old)?.len() / 1000),
             ..Report::default()
@@ -131,30 +131,11 @@ pub(crate) fn for_tests(context: &Context) -> [PathBuf; 2] {
     TEST_PACKAGES.map(|name| context.release().join("basalt-packages").join(name))
 }
 
-/// What a command prints that is quick and whose output is no news to anybody.
-pub(super) fn captured(command: &mut Command) -> Result<Vec<u8>> {
-    let output = command.output().with_context(|| format!("{command:?} cannot be run"))?;
-    if !output.status.success() {
-        bail!(
-            "{command:?} ended with {}: {}",
-            output.status,
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    Ok(output.stdout)
-}
-
-fn directory(context: &Context) -> PathBuf {
-    context.target().join("package")
-}
-
 /// Makes the package; the tree that it is made of stays beside it.
 fn make(context: &Context, task: &mut Task, version: &str, file: &Path) -> Result<()> {
-    let root = directory(context).join("root");
-    if root.exists() {
-        fs::remove_dir_all(&root)?;
-    }
+    let root = empty_root(context, "root")?;
     let epoch = epoch(context)?;
+    let control = fs::read_to_string(context.root.join("packaging/debian/control"))?;
     for (from, name, to, mode) in FILES {
         let base = match from {
             Origin::Programs => context.release(),
@@ -175,41 +156,14 @@ fn make(context: &Context, task: &mut Task, version: &str, file: &Path) -> Resul
         .args(programs.filter(|path| !path.starts_with(root.join("DEBIAN"))));
     task.run_within(&mut strip, LIMIT)?;
     describe(context, task, &root)?;
-    documents(context, &root, version, epoch)?;
-    compress(task, &root)?;
-    control(context, &root, version)?;
-    let mut build = Command::new("dpkg-deb");
-    build.args(["--root-owner-group", "-Zxz", "-z3", "--threads-max=1", "--build"]);
-    build.arg(&root).arg(file).env("SOURCE_DATE_EPOCH", epoch.to_string());
-    task.run_within(&mut build, LIMIT)?;
-    Ok(())
-}
-
-/// Writes a file with its directories; modes do not depend on anybody's umask.
-fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
-    let parent = path.parent().context("a file without a directory")?;
-    let missing: Vec<&Path> = parent.ancestors().take_while(|directory| !directory.exists()).collect();
-    for directory in missing.into_iter().rev() {
-        fs::create_dir(directory)?;
-        fs::set_permissions(directory, Permissions::from_mode(0o755))?;
-    }
-    fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(fs::set_permissions(path, Permissions::from_mode(mode))?)
-}
-
-/// Seconds since 1970: SOURCE_DATE_EPOCH, or when the checkout's commit was made.
-fn epoch(context: &Context) -> Result<u64> {
-    if let Ok(text) = std::env::var("SOURCE_DATE_EPOCH") {
-        return text.parse().context("SOURCE_DATE_EPOCH is no number of seconds");
-    }
-    let mut git = Command::new("git");
-    git.args(["log", "-1", "--format=%ct"]).current_dir(&context.root);
-    match git.output() {
-        Ok(output) if output.status.success() => Ok(String::from_utf8(output.stdout)?.trim().parse()?),
-        _ => {
-            bail!("this is no git checkout, so that its time is not known: set SOURCE_DATE_EPOCH to seconds since 1970")
-        }
-    }
+    let documents = root.join("usr/share/doc").join(NAME);
+    let changes = changelog(NAME, version, epoch, &control)?;
+    put(&documents.join("changelog"), changes.as_bytes(), 0o644)?;
+    licensing(context, &documents)?;
+    let mut long = vec![documents.join("changelog"), documents.join("third-party")];
+    files_below(&root.join("usr/share/man"), &mut long)?;
+    compress(task, &long)?;
+    archive(task, &root, (version, epoch), &control, file)
 }
 
 /// Completions and man pages, from the CLI's own definition.
@@ -232,19 +186,8 @@ fn describe(context: &Context, task: &mut Task, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What is said of the package: its changes, its and others' licences.
-fn documents(context: &Context, root: &Path, version: &str, epoch: u64) -> Result<()> {
-    let at = format!("@{epoch}");
-    let date = captured(Command::new("date").args(["--utc", "--rfc-email", "--date", &at]))?;
-    let control = fs::read_to_string(context.root.join("packaging/debian/control"))?;
-    let maintainer = control.lines().find_map(|line| line.strip_prefix("Maintainer: "));
-    let changes = format!(
-        "{NAME} ({version}) unstable; urgency=medium\n\n  * What has changed stands in CHANGELOG.md of the source tree.\n\n -- {}  {}\n",
-        maintainer.context("packaging/debian/control names no maintainer")?,
-        String::from_utf8(date)?.trim()
-    );
-    let documents = root.join("usr/share/doc").join(NAME);
-    put(&documents.join("changelog"), changes.as_bytes(), 0o644)?;
+/// The package's own and others' licences.
+fn licensing(context: &Context, documents: &Path) -> Result<()> {
     let facts = fs::read_to_string(KERNEL.path(context)?.join("facts"))?;
     let kernel = facts.lines().find_map(|line| line.strip_prefix("source "));
     let kernel = kernel.context("the kernel's facts name no source package")?;
@@ -254,92 +197,11 @@ fn documents(context: &Context, root: &Path, version: &str, epoch: u64) -> Resul
     put(&documents.join("third-party"), others.as_bytes(), 0o644)
 }
 
-/// Man pages and long documents are compressed, as Debian Policy 12.1 and 12.3 want, without a time stamp.
-fn compress(task: &mut Task, root: &Path) -> Result<()> {
-    let mut files = vec![];
-    files_below(&root.join("usr/share/man"), &mut files)?;
-    let documents = root.join("usr/share/doc").join(NAME);
-    files.extend([documents.join("changelog"), documents.join("third-party")]);
-    task.run_within(Command::new("gzip").args(["-9", "--no-name"]).args(files), LIMIT)?;
-    Ok(())
-}
-
-fn files_below(directory: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
-    let mut entries = fs::read_dir(directory)?.collect::<Result<Vec<_>, _>>()?;
-    entries.sort_by_key(std::fs::DirEntry::file_name);
-    for entry in entries {
-        if entry.file_type()?.is_dir() {
-            files_below(&entry.path(), found)?;
-        } else {
-            found.push(entry.path());
-        }
-    }
-    Ok(())
-}
-
-/// What dpkg reads: name, version, size, sums.
-fn control(context: &Context, root: &Path, version: &str) -> Result<()> {
-    let mut files = Vec::new();
-    files_below(&root.join("lib"), &mut files)?;
-    files_below(&root.join("usr"), &mut files)?;
-    let mut bytes = 0;
-    let mut sums = Command::new("md5sum");
-    sums.current_dir(root);
-    for file in &files {
-        bytes += fs::metadata(file)?.len();
-        sums.arg(file.strip_prefix(root)?);
-    }
-    let sums = captured(&mut sums)?;
-    put(&root.join("DEBIAN/md5sums"), &sums, 0o644)?;
-    let control = fs::read_to_string(context.root.join("packaging/debian/control"))?
-        .replace("@VERSION@", version)
-        .replace("@SIZE@", &bytes.div_ceil(1024).to_string());
-    put(&root.join("DEBIAN/control"), control.as_bytes(), 0o644)
-}
-
-/// What dpkg sees in the package; lintian, where it is installed, says what Debian would.
-fn check(task: &mut Task, file: &Path) -> Result<()> {
-    let listed = task
-        .run_within(Command::new("dpkg-deb").arg("--contents").arg(file), LIMIT)?
-        .out;
-    let wrong = listed.iter().find(|line| !line.contains(" root/root "));
-    if let Some(line) = wrong {
-        bail!("a file of the package is not root's: {line}");
-    }
-    for (_, _, to, _) in FILES.iter().filter(|(_, _, to, _)| !to.starts_with("DEBIAN/")) {
-        if !listed.iter().any(|line| line.contains(&format!(" ./{to}"))) {
-            bail!("the package lacks {to}");
-        }
-    }
-    let lintian = Command::new("lintian")
-        .arg("--version")
-        .output()
-        .is_ok_and(|output| output.status.success());
-    if lintian {
-        let mut command = Command::new("lintian");
-        task.run_within(
-            command.args(["--allow-root", "--fail-on", "error,warning"]).arg(file),
-            LIMIT,
-        )?;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
-    #[test]
-    fn modes_are_what_they_shall_be() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("a/b/c");
-        put(&file, b"x", 0o755).unwrap();
-        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
-        assert_eq!(mode(&file), 0o755);
-        assert_eq!(mode(&directory.path().join("a")), 0o755);
-        put(&file, b"y", 0o644).unwrap();
-        assert_eq!((mode(&file), fs::read(&file).unwrap()), (0o644, b"y".to_vec()));
-    }
+    use super::*;
 
     #[test]
     fn files_of_the_tree_exist_and_scripts_are_programs() {
