@@ -19,7 +19,7 @@
 #include "vm.h"
 
 /* A CPU needs microseconds for each step; one that needs longer does not come any more. */
-#define STEP_LIMIT_MS	1000
+#define STEP_LIMIT_MS	5000
 
 /* Between one NMI and the next. */
 #define NMI_AGAIN_US	200
@@ -27,7 +27,7 @@
 /* Between one look at a CPU that runs a guest and the next, without being told. */
 #define LOOK_AGAIN	(HZ / 10)
 
-/* As NMI_AGAIN_US, for a CPU that halts: it answers at once. */
+/* As NMI_AGAIN_US, for a CPU that halts: it answers at once, but an emulated one when its host lets it. */
 #define NMI_SOON_US	5
 
 /* Whoever changes whose a CPU is holds it. */
@@ -241,6 +241,7 @@ static bool is_idle(struct basalt_cpu *cpu)
 int basalt_cpu_run(struct basalt_vcpu *vcpu)
 {
 	struct basalt_cpu *cpu = per_cpu_ptr(&basalt_cpus, vcpu->cpu);
+	unsigned int pause = NMI_SOON_US;
 	ktime_t end;
 	long left;
 
@@ -254,7 +255,12 @@ int basalt_cpu_run(struct basalt_vcpu *vcpu)
 		    cmpxchg(&cpu->order, BASALT_ORDER_RUN, BASALT_ORDER_NONE) == BASALT_ORDER_RUN)
 			return -EIO;
 		basalt_send_nmi(vcpu->cpu);
-		udelay(NMI_SOON_US);
+		if (pause < NMI_AGAIN_US) {
+			udelay(pause);
+			pause *= 2;
+		} else {
+			usleep_range(NMI_AGAIN_US / 2, NMI_AGAIN_US);
+		}
 	}
 	do {
 		/* Linux may have moved the interrupt that wakes. */

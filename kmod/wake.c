@@ -6,10 +6,9 @@
 #include <linux/interrupt.h>
 #include <linux/irq.h>
 #include <linux/irqdomain.h>
-#include <linux/msi.h>
 #include <linux/numa.h>
 #include <linux/wait.h>
-#include <asm/apicdef.h>
+#include <asm/apic.h>
 #include <asm/hw_irq.h>
 #include <asm/irqdomain.h>
 
@@ -39,13 +38,11 @@ static irqreturn_t somebody_is_done(int irq, void *data)
  */
 u64 basalt_wake_command(void)
 {
-	struct irq_data *data = irq_get_irq_data(number);
-	struct msi_msg message = {};
+	/* All 32 bits of the destination; a message has room for them only where both sides agree on it. */
+	const struct irq_cfg *where = irqd_cfg(irq_get_irq_data(number));
 
-	data->chip->irq_compose_msi_msg(data, &message);
-	return (u64)(message.arch_addr_lo.destid_0_7 | message.arch_addr_hi.destid_8_31 << 8) << 32 |
-	       (message.arch_addr_lo.dest_mode_logical ? APIC_DEST_LOGICAL : 0) | APIC_DM_FIXED |
-	       message.arch_data.vector;
+	return (u64)where->dest_apicid << 32 | (apic->dest_mode_logical ? APIC_DEST_LOGICAL : 0) | APIC_DM_FIXED |
+	       where->vector;
 }
 
 /**
