@@ -1,5 +1,5 @@
-//! The kernel module (`kmod/`), built against the headers of the lab's kernel and of a newer one: where a warning is, it has
-//! failed. The lab gets the first of the two.
+//! The kernel modules (`kmod/`, `bench/probe/`), built against the headers of the lab's kernel, the first also against those of a newer
+//! one: where a warning is, it has failed. The lab gets what is built for its kernel.
 //!
 //! Knows how a module is built outside of the kernel's tree, and not what it does. The compiler's files stay in the build directory.
 
@@ -13,13 +13,33 @@ use anyhow::{Context as _, Result, bail};
 use super::build::publish;
 use super::{HEADERS, LAB_HOST};
 use crate::context::Context;
-use crate::recipe::Recipe;
 use crate::runner::{Plan, Report, Step, Task};
 use crate::tree;
 
-/// Where its source is, from the checkout's root.
-const SOURCE: &str = "kmod";
-const MODULE: &str = "basalt.ko";
+/// A module: where its source is, from the checkout's root, and what is made of it.
+struct Module {
+    source: &'static str,
+    /// Its directory in the build directory.
+    work: &'static str,
+    file: &'static str,
+    /// Whether newer kernels are to have it, too.
+    newer: bool,
+}
+
+const MODULES: [Module; 2] = [
+    Module {
+        source: "kmod",
+        work: "module",
+        file: "basalt.ko",
+        newer: true,
+    },
+    Module {
+        source: "bench/probe",
+        work: "module-probe",
+        file: "basalt_probe.ko",
+        newer: false,
+    },
+];
 const LIMIT: Duration = Duration::from_secs(10 * 60);
 
 /// The step.
@@ -31,52 +51,57 @@ pub(crate) fn module() -> Step {
                 false => Plan::Run,
             })
         })
-        .hint("kmod/ is built with the headers that lab/host/recipe.sh and lab/headers/recipe.sh keep, and no warning is allowed, of the compiler or of sparse (W=1 C=2)")
+        .hint("kmod/ and bench/probe/ are built with the headers that lab/host/recipe.sh and lab/headers/recipe.sh keep, and no warning is allowed, of the compiler or of sparse (W=1 C=2)")
 }
 
 fn make(context: &Context, task: &mut Task) -> Result<Report> {
-    let (version, module) = build(context, task, LAB_HOST)?;
-    let (newer, _) = build(context, task, HEADERS)?;
+    let (version, headers) = headers(&LAB_HOST.path(context)?)?;
+    let (newer_version, newer_headers) = self::headers(&HEADERS.path(context)?)?;
     fs::create_dir_all(context.assets())?;
-    publish(&module, &context.assets().join(MODULE))?;
+    for module in &MODULES {
+        let built = module.build(context, task, (&version, &headers))?;
+        publish(&built, &context.assets().join(module.file))?;
+        if module.newer {
+            module.build(context, task, (&newer_version, &newer_headers))?;
+        }
+    }
     Ok(Report {
-        detail: format!("with {version} and {newer}"),
+        detail: format!("with {version} and {newer_version}"),
         ..Report::default()
     })
 }
 
-/// Builds it with the headers that a recipe has made; tells the kernel's version, and where the module is.
-fn build(context: &Context, task: &mut Task, recipe: Recipe) -> Result<(String, PathBuf)> {
-    let made = recipe.path(context)?;
-    let (version, headers) = headers(&made)?;
-    let work = context.target().join("module").join(&version);
-    for file in tree::files(&context.root, Some(SOURCE))? {
-        let name = file
-            .strip_prefix(SOURCE)
-            .map_or(file.as_str(), |rest| rest.trim_start_matches('/'));
-        let to = work.join(name);
-        fs::create_dir_all(to.parent().context("a file without a directory")?)?;
-        publish(&context.root.join(&file), &to)?;
+impl Module {
+    /// Builds it for a kernel, by its version and headers; tells where it is.
+    fn build(&self, context: &Context, task: &mut Task, (version, headers): (&str, &Path)) -> Result<PathBuf> {
+        let work = context.target().join(self.work).join(version);
+        for file in tree::files(&context.root, Some(self.source))? {
+            let name = file
+                .strip_prefix(self.source)
+                .map_or(file.as_str(), |rest| rest.trim_start_matches('/'));
+            let to = work.join(name);
+            fs::create_dir_all(to.parent().context("a file without a directory")?)?;
+            publish(&context.root.join(&file), &to)?;
+        }
+        let mut command = Command::new("make");
+        command
+            .arg(format!("KDIR={}", headers.display()))
+            .args(["W=1", "C=2"])
+            .current_dir(&work);
+        let finished = task.run_within(&mut command, LIMIT)?;
+        let lines = finished.out.iter().chain(&finished.err);
+        let warnings: Vec<_> = lines.filter(|line| is_warning(line)).collect();
+        if let Some(first) = warnings.first() {
+            // What is compiled already would be silent the next time.
+            fs::remove_dir_all(&work)?;
+            bail!(
+                "{}: {} warnings with {version}, the first: {first}",
+                self.source,
+                warnings.len()
+            );
+        }
+        Ok(work.join(self.file))
     }
-    let mut command = Command::new("make");
-    command
-        .arg(format!("KDIR={}", headers.display()))
-        .args(["W=1", "C=2"])
-        .current_dir(&work);
-    let finished = task.run_within(&mut command, LIMIT)?;
-    let warnings: Vec<_> = finished
-        .out
-        .iter()
-        .chain(&finished.err)
-        .filter(|line| is_warning(line))
-        .collect();
-    if let Some(first) = warnings.first() {
-        // What is compiled already would be silent the next time.
-        fs::remove_dir_all(&work)?;
-        bail!("{} warnings with {version}, the first: {first}", warnings.len());
-    }
-    let module = work.join(MODULE);
-    Ok((version, module))
 }
 
 /// The compiler and sparse write it small, modpost large.
