@@ -43,6 +43,8 @@ enum Verb {
         #[arg(long)]
         accept_golden: bool,
     },
+    /// Make and import the image that `basalt-bench exits` has guests run
+    BenchImage(StepArgs),
     /// Run the commands that README and docs show
     Docs,
     /// Make the Debian packages, target/package/basalt_VERSION_amd64.deb and basalt-dkms_VERSION_all.deb
@@ -89,6 +91,7 @@ fn dispatch(verb: Verb) -> Result<u8> {
         }
         Verb::Tidy { json, accept_golden } => tidy::command(&context.root, json, accept_golden),
         Verb::Package { version, steps: args } => with_steps(&context, steps::package(version), args, "package"),
+        Verb::BenchImage(args) => with_steps(&context, steps::bench_image(), args, "bench-image"),
         Verb::Docs => with_steps(&context, vec![docs_alone()], StepArgs::default(), "docs"),
     }
 }

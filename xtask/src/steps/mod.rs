@@ -60,6 +60,11 @@ const NODE: Recipe = Recipe {
     dir: "images/node",
 };
 
+const LOAD: Recipe = Recipe {
+    name: "image-load",
+    dir: "images/load",
+};
+
 /// What `make run` does.
 pub(crate) fn run() -> Vec<Step> {
     let mut steps = setup(RUN_PROGRAMS);
@@ -79,6 +84,15 @@ pub(crate) fn package(version: Option<String>) -> Vec<Step> {
         guest::assets().after(&["kernel", "binaries"]),
         package::package(version.clone()).after(&["assets"]),
         dkms::package(version),
+    ]
+}
+
+/// What `cargo xtask bench-image` does: the image that `basalt-bench exits` has guests run, which no test needs.
+pub(crate) fn bench_image() -> Vec<Step> {
+    vec![
+        apt::packages(),
+        recipe(LOAD, HINT_IMAGE).after(&["apt-packages"]),
+        sandbox::import("import-load", LOAD, "load").after(&["image-load"]),
     ]
 }
 
@@ -177,7 +191,7 @@ mod self_tests {
 
     #[test]
     fn every_prerequisite_exists_and_names_are_unique() {
-        for steps in [run(), test(), package(None)] {
+        for steps in [run(), test(), package(None), bench_image()] {
             let names: BTreeSet<_> = steps.iter().map(|step| step.name).collect();
             assert_eq!(names.len(), steps.len());
             for step in &steps {
