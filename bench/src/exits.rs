@@ -1,275 +1,395 @@
-//! How often guests leave their CPUs, and what they get done, by class: idle, busy, and with Redis under its own benchmark over the
-//! guest's loopback. Standard guests' exits are counted by the host's KVM, those of bare ones by basalt.ko.
+//! How often guests leave their CPUs and why, and what they get done, by class and load. Standard guests' exits are counted by the host's
+//! KVM, those of bare ones by basalt.ko; what Linux interrupts itself for is the guest's own count.
 
-use std::fs;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 
+use crate::class::{CLASSES, Class, Counters, Exits, Module, STANDARD, between, sum};
 use crate::figures::{Bench, tell};
-use crate::report::Figure;
+use crate::report::{Figure, cell};
 use crate::run::Node;
 use crate::stats::Target;
 
-const STANDARD: &str = "standard";
-const BARE: &str = "bare";
-const POLLING: &str = "bare, polling";
-const CLASSES: [&str; 3] = [STANDARD, BARE, POLLING];
-
-/// The words by which `basalt run` makes one.
-fn words(class: &str) -> &'static [&'static str] {
-    match class {
-        STANDARD => &["--class", "standard"],
-        BARE => &["--class", "bare"],
-        _ => &["--class", "bare", "--idle", "poll"],
-    }
-}
-
-/// How many vCPUs a guest has, where the host can spare as many and one.
+/// How many vCPUs a guest has.
 const VCPUS: usize = 2;
 
 /// How long one is watched, and how long it is left alone before.
 const WATCHED: Duration = Duration::from_secs(20);
-const SETTLED: Duration = Duration::from_secs(4);
+const SETTLED: Duration = Duration::from_secs(6);
 
-/// Each boots, settles and is watched three times.
+/// How long a guest has something to do about a question after its answer.
+const ANSWERED: Duration = Duration::from_secs(2);
+
+/// How long a program may take to say what it has done after that.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Each boots, and is watched under each load.
 const MOST_RUNS: usize = 3;
-
-/// Where KVM's counters are.
-const DEBUGFS: &str = "/sys/kernel/debug";
 
 const NAME: &str = Node::CLONE;
 
-/// Everything is busy for a while, and ends by itself.
-const BUSY: &str = "for cpu in $(seq $(nproc)); do timeout 26 sh -c 'while :; do :; done' & done; wait";
-
-/// A server, and who asks it for as long as it is there.
-const SERVER: &str = "exec redis-server --save '' --daemonize no";
-const ASKER: &str = "sleep 2; exec timeout 40 redis-benchmark -q -l -c 8 -t set,get";
-
-/// What the server has done by when.
-const DONE: &str = "cut -d' ' -f1 /proc/uptime; redis-cli info stats | sed -n 's/^total_commands_processed://p'";
-
-/// The module, loaded while this lives.
-struct Module;
-
-impl Module {
-    fn load(bench: &Bench<'_>) -> Result<Self> {
-        let module = bench.world.binaries.join("basalt-assets/basalt.ko");
-        run("insmod", &[&module.display().to_string()])?;
-        Ok(Self)
-    }
+/// What a guest is busy with.
+struct Load {
+    name: &'static str,
+    /// Scripts that run beside each other. Each notes its process by which it is ended.
+    scripts: &'static [&'static str],
+    /// Says how much has been done so far, or at the end of it all at once.
+    done: Option<Done>,
+    target: Reached,
 }
 
-impl Drop for Module {
-    fn drop(&mut self) {
-        if let Err(error) = run("rmmod", &["basalt"]) {
-            eprintln!("classes: the module stays: {error:#}");
-        }
-    }
+#[derive(Clone, Copy)]
+enum Done {
+    /// A script that says how much it was until now.
+    Soon(&'static str),
+    /// One that says how much it was a second, when the load is over.
+    Late(&'static str),
 }
 
-/// KVM's counters, mounted while this lives if nobody had them mounted.
-struct Counters(bool);
-
-impl Counters {
-    fn mount() -> Result<Self> {
-        let mounted = fs::exists(format!("{DEBUGFS}/kvm"))?;
-        if !mounted {
-            run("mount", &["-t", "debugfs", "none", DEBUGFS])?;
-        }
-        Ok(Self(!mounted))
-    }
-
-    /// Of the VM that this process has.
-    fn exits(&self, vmm: u64) -> Result<u64> {
-        let own = format!("{vmm}-");
-        for entry in fs::read_dir(format!("{DEBUGFS}/kvm"))? {
-            let entry = entry?;
-            if entry.file_name().to_string_lossy().starts_with(&own) {
-                return Ok(fs::read_to_string(entry.path().join("exits"))?.trim().parse()?);
-            }
-        }
-        anyhow::bail!("KVM knows no VM of process {vmm}")
-    }
+/// What guests that own their CPUs are to reach.
+#[derive(Clone, Copy)]
+enum Reached {
+    /// No exit.
+    None,
+    /// A thousandth of the standard's.
+    Thousandth,
 }
 
-impl Drop for Counters {
-    fn drop(&mut self) {
-        if self.0
-            && let Err(error) = run("umount", &[DEBUGFS])
-        {
-            eprintln!("classes: debugfs stays mounted: {error:#}");
-        }
-    }
-}
+const COMMANDS: Done = Done::Soon("redis-cli info stats | sed -n 's/^total_commands_processed://p'");
+const REQUESTS: Done = Done::Late("sed -n 's/^Requests.sec: *//p' /run/wrk");
+const COMPILED: Done = Done::Soon("cat /run/compiled-* | wc -l");
 
-fn run(program: &str, arguments: &[&str]) -> Result<()> {
-    let output = Command::new(program)
-        .args(arguments)
-        .output()
-        .context(program.to_owned())?;
-    ensure!(
-        output.status.success(),
-        "{program} {}: {}",
-        arguments.join(" "),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(())
-}
+const BUSY: &str = "while :; do :; done";
+const STRESS: &str = "exec stress-ng --quiet --cpu 1 --switch 1 --vm 1 --vm-bytes 64m --timeout 60";
 
-/// What one guest was seen to do.
-#[derive(Clone, Copy, Debug, Default)]
+const LOADS: [Load; 8] = [
+    Load {
+        name: "idle",
+        scripts: &[],
+        done: None,
+        target: Reached::None,
+    },
+    Load {
+        name: "busy",
+        scripts: &[BUSY; VCPUS],
+        done: None,
+        target: Reached::None,
+    },
+    Load {
+        name: "Redis",
+        scripts: &[
+            "exec redis-server --save '' --daemonize no",
+            "sleep 2; exec redis-benchmark -q -l -c 8 -t set,get",
+        ],
+        done: Some(COMMANDS),
+        target: Reached::Thousandth,
+    },
+    Load {
+        name: "Redis, pinned",
+        scripts: &[
+            "exec taskset -c 0 redis-server --save '' --daemonize no",
+            "sleep 2; exec taskset -c 1 redis-benchmark -q -l -c 8 -t set,get",
+        ],
+        done: Some(COMMANDS),
+        target: Reached::Thousandth,
+    },
+    Load {
+        name: "nginx",
+        scripts: &[
+            "exec nginx -c /load/nginx.conf",
+            "sleep 2; exec wrk -t 1 -c 8 -d 30 http://127.0.0.1:8080/page >/run/wrk",
+        ],
+        done: Some(REQUESTS),
+        target: Reached::Thousandth,
+    },
+    Load {
+        name: "nginx, pinned",
+        scripts: &[
+            "exec taskset -c 0 nginx -c /load/nginx.conf",
+            "sleep 2; exec taskset -c 1 wrk -t 1 -c 8 -d 30 http://127.0.0.1:8080/page >/run/wrk",
+        ],
+        done: Some(REQUESTS),
+        target: Reached::Thousandth,
+    },
+    Load {
+        name: "stress-ng",
+        scripts: &[STRESS],
+        done: None,
+        target: Reached::Thousandth,
+    },
+    Load {
+        name: "compiling",
+        scripts: &[
+            "while :; do gcc -O1 -c /load/program.c -o /run/a.o && echo >>/run/compiled-a; done",
+            "while :; do gcc -O1 -c /load/program.c -o /run/b.o && echo >>/run/compiled-b; done",
+        ],
+        done: Some(COMPILED),
+        target: Reached::Thousandth,
+    },
+];
+
+/// A script's process is one that its group ends with.
+const START: &str = "echo $$ >>/run/load; ";
+const STOP: &str = "for leader in $(cat /run/load); do kill -9 -- -$leader 2>/dev/null || kill -9 $leader; done; \
+                    rm -f /run/load /run/wrk /run/compiled-*";
+
+/// The guest's own clock, and what it was interrupted for.
+const INTERRUPTS: &str = "cut -d' ' -f1 /proc/uptime; cat /proc/interrupts";
+
+/// The rows of `/proc/interrupts` that processors have of each other and of themselves.
+const OWN_INTERRUPTS: [(&str, &str); 5] = [
+    ("LOC:", "timer"),
+    ("RES:", "reschedule"),
+    ("CAL:", "call a function"),
+    ("TLB:", "flush a TLB"),
+    ("IWI:", "work for itself"),
+];
+
+/// What one guest was seen to do, by row; all of it a second.
+#[derive(Debug, Default)]
 struct Seen {
-    /// Exits a second.
-    idle: f64,
-    busy: f64,
-    redis: f64,
-    /// Commands a second.
-    commands: f64,
+    exits: Vec<(String, f64)>,
+    reasons: Vec<(String, f64)>,
+    interrupts: Vec<(String, f64)>,
+    done: Vec<(String, f64)>,
 }
 
-/// One of these.
-type Of = fn(&Seen) -> f64;
+/// What the guest has counted until one moment.
+struct Counted {
+    seconds: f64,
+    interrupts: BTreeMap<&'static str, u64>,
+}
+
+impl Counted {
+    fn parse(text: &str) -> Option<Self> {
+        let mut lines = text.lines();
+        let seconds = lines.next()?.trim().parse().ok()?;
+        let mut interrupts = BTreeMap::new();
+        for line in lines {
+            let mut words = line.split_whitespace();
+            let Some(first) = words.next() else { continue };
+            let Some((_, name)) = OWN_INTERRUPTS.iter().find(|(row, _)| *row == first) else {
+                continue;
+            };
+            interrupts.insert(*name, words.map_while(|word| word.parse::<u64>().ok()).sum());
+        }
+        Some(Self { seconds, interrupts })
+    }
+}
 
 struct Stage<'b> {
     node: &'b Node,
-    counters: &'b Counters,
+    counters: &'b Counters<'b>,
     image: String,
-    cpus: String,
 }
 
 impl Stage<'_> {
-    fn asked(&self, words: &[&str]) -> Result<Value> {
-        let text = self.node.said(&[&["--json"], words].concat())?;
-        Ok(serde_json::from_str(&text)?)
+    fn ask(&self, script: &str) -> Result<String> {
+        self.node.said(&["exec", NAME, "sh", "-c", script])
     }
 
-    fn exits(&self, class: &str) -> Result<u64> {
-        if class == STANDARD {
-            let found = self.asked(&["inspect", NAME])?;
-            let vmm = found.pointer("/0/vmm/pid").and_then(Value::as_u64).context("no VMM")?;
-            return self.counters.exits(vmm);
+    fn counted(&self) -> Result<Counted> {
+        let said = self.ask(INTERRUPTS)?;
+        Counted::parse(&said).with_context(|| format!("the guest says {said:?}"))
+    }
+
+    fn number(&self, script: &str) -> Result<f64> {
+        let said = self.ask(script)?;
+        said.trim().parse().with_context(|| format!("{script} says {said:?}"))
+    }
+
+    /// What a program says of itself as soon as it is over.
+    fn late(&self, script: &str) -> Result<f64> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let found = self.number(script);
+            if found.is_ok() || Instant::now() > deadline {
+                return found;
+            }
+            thread::sleep(Duration::from_secs(1));
         }
-        let found = self.asked(&["stats", "--no-stream", NAME])?;
-        let all = found
-            .pointer("/0/usage/vmm")
-            .and_then(Value::as_object)
-            .context("no counters")?;
-        let of_engine = all.iter().filter(|(name, _)| name.starts_with("engine_exits_total{"));
-        Ok(of_engine.filter_map(|(_, count)| count.as_u64()).sum())
     }
 
-    /// Exits a second while nobody asks it anything.
-    #[allow(clippy::cast_precision_loss, reason = "far below 2^53 exits")]
-    fn watch(&self, class: &str) -> Result<f64> {
-        let (before, began) = (self.exits(class)?, Instant::now());
+    /// Exits by reason while nobody asks it anything, and the seconds that it was.
+    fn watch(&self, class: &Class) -> Result<(Exits, f64)> {
+        let (before, began) = (self.counters.exits(class, NAME)?, Instant::now());
         thread::sleep(WATCHED);
-        let after = self.exits(class)?;
-        Ok((after - before) as f64 / began.elapsed().as_secs_f64())
+        let after = self.counters.exits(class, NAME)?;
+        Ok((between(&before, &after), began.elapsed().as_secs_f64()))
     }
 
-    fn exec(&self, script: &str) -> Result<()> {
-        self.node.ok(&["exec", "--detach", NAME, "sh", "-c", script]).map(drop)
+    #[allow(clippy::cast_precision_loss, reason = "far below 2^53 of anything")]
+    fn load(&self, class: &Class, load: &Load, seen: &mut Seen) -> Result<()> {
+        for script in load.scripts {
+            let script = format!("{START}{script}");
+            self.node.ok(&["exec", "--detach", NAME, "sh", "-c", &script])?;
+        }
+        thread::sleep(SETTLED);
+        let so_far = match load.done {
+            Some(Done::Soon(script)) => Some((script, self.number(script)?)),
+            _ => None,
+        };
+        let before = self.counted()?;
+        // Nothing of that answer is under way any more.
+        thread::sleep(ANSWERED);
+        let (exits, seconds) = self.watch(class)?;
+        let after = self.counted()?;
+        let passed = after.seconds - before.seconds;
+        seen.exits.push((load.name.to_owned(), sum(&exits) as f64 / seconds));
+        for (reason, count) in exits {
+            seen.reasons.push((cell(load.name, &reason), count as f64 / seconds));
+        }
+        for (name, count) in &after.interrupts {
+            let new = count - before.interrupts.get(name).copied().unwrap_or_default();
+            seen.interrupts.push((cell(load.name, name), new as f64 / passed));
+        }
+        let rate = match (load.done, so_far) {
+            (Some(Done::Late(script)), _) => Some(self.late(script)?),
+            (_, Some((script, so_far))) => Some((self.number(script)? - so_far) / passed),
+            _ => None,
+        };
+        if let Some(rate) = rate {
+            ensure!(rate > 0.0, "{} has done nothing", load.name);
+            seen.done.push((load.name.to_owned(), rate));
+        }
+        if !load.scripts.is_empty() {
+            self.ask(STOP)?;
+        }
+        Ok(())
     }
 
-    /// Seconds of the guest's, and commands.
-    fn done(&self) -> Result<(f64, f64)> {
-        let said = self.node.said(&["exec", NAME, "sh", "-c", DONE])?;
-        let mut lines = said.lines().map(str::trim);
-        let mut number = || lines.next()?.parse::<f64>().ok();
-        Option::zip(number(), number()).with_context(|| format!("redis says {said:?}"))
-    }
-
-    fn guest(&self, class: &str) -> Result<Seen> {
-        let options = [
-            "run", "--detach", "--boot", "--name", NAME, "--cpus", &self.cpus, "--memory", "256m",
-        ];
-        self.node
-            .ok(&[&options[..], words(class), &[&self.image, "--", "sleep", "100000"]].concat())?;
+    fn guest(&self, round: usize, class: &Class) -> Result<Seen> {
+        let cpus = VCPUS.to_string();
+        let sized = ["run", "--detach", "--boot", "--name", NAME, "--cpus", &cpus];
+        let rest = ["--memory", "512m", &self.image, "--", "sleep", "100000"];
+        self.node.ok(&[&sized[..], class.words, &rest].concat())?;
         thread::sleep(SETTLED);
-        let idle = self.watch(class)?;
-        self.exec(BUSY)?;
-        thread::sleep(SETTLED);
-        let busy = self.watch(class)?;
-        thread::sleep(SETTLED);
-        self.exec(SERVER)?;
-        self.exec(ASKER)?;
-        thread::sleep(2 * SETTLED);
-        let before = self.done()?;
-        let redis = self.watch(class)?;
-        let after = self.done()?;
+        let mut seen = Seen::default();
+        for load in &LOADS {
+            self.load(class, load, &mut seen)
+                .with_context(|| format!("under the load {}", load.name))?;
+            if let Some((name, rate)) = seen.exits.last() {
+                tell("exits", round, class.name, *rate, &format!("exits/s, {name}"));
+            }
+        }
         self.node.ok(&["rm", "--force", NAME])?;
-        let commands = (after.1 - before.1) / (after.0 - before.0);
-        ensure!(
-            commands > 100.0,
-            "redis was asked {commands} commands a second: nobody did"
-        );
-        Ok(Seen {
-            idle,
-            busy,
-            redis,
-            commands,
-        })
+        Ok(seen)
+    }
+}
+
+/// The tables.
+struct Tables {
+    exits: Figure,
+    reasons: Figure,
+    interrupts: Figure,
+    done: Figure,
+}
+
+impl Tables {
+    fn new() -> Self {
+        let of = |name: &str| Figure::beside(name, "a second", CLASSES.iter().map(|class| class.name));
+        Self {
+            exits: of(&format!("Exits, {VCPUS} vCPUs")),
+            reasons: of("Exits by reason"),
+            interrupts: of("Interrupts that Linux has of its own, by the guest's count"),
+            done: of("What was done: Redis' commands, nginx' requests, files compiled"),
+        }
+    }
+
+    fn take(&mut self, class: &Class, seen: Seen) {
+        for (figure, rows) in [
+            (&mut self.exits, seen.exits),
+            (&mut self.reasons, seen.reasons),
+            (&mut self.interrupts, seen.interrupts),
+            (&mut self.done, seen.done),
+        ] {
+            for (row, rate) in rows {
+                figure.put(&row, class.name, rate);
+            }
+        }
+    }
+
+    /// Holds those that own their CPUs against what is to be reached.
+    fn judge(&mut self) {
+        for class in CLASSES.iter().filter(|class| class.owns) {
+            for load in &LOADS {
+                let (own, standard) = (cell(load.name, class.name), cell(load.name, STANDARD));
+                match load.target {
+                    Reached::None => self.exits.absolute(&own, Target::AtMost(0.0)),
+                    Reached::Thousandth => self.exits.ratio(&own, &standard, Target::AtMost(0.001)),
+                }
+                self.done.ratio(&own, &standard, Target::AtLeast(1.0));
+            }
+        }
     }
 }
 
 impl Bench<'_> {
     /// Guests of each class, in turn.
-    pub(crate) fn classes(&mut self) -> Result<()> {
-        let online = thread::available_parallelism()?.get();
+    pub(crate) fn exits(&mut self) -> Result<()> {
         ensure!(
-            online > 1,
-            "a bare guest needs a CPU beside the first: `basalt-lab up --cpus 4`"
+            thread::available_parallelism()?.get() > VCPUS,
+            "a bare guest needs CPUs beside the first: `basalt-lab up --cpus 4`"
         );
-        let _module = Module::load(self)?;
-        let counters = Counters::mount()?;
+        let _module = Module::load(&self.world.binaries.join("basalt-assets"), "basalt", "")?;
         let node = Node::with_images(self.world, &PathBuf::from("/var/lib/basalt/images"))?;
+        let counters = Counters::new(&node)?;
         let stage = Stage {
             node: &node,
             counters: &counters,
-            image: node.image("redis", "redis-entrypoint")?,
-            cpus: VCPUS.min(online - 1).to_string(),
+            image: node.image("load", "load-entrypoint")?,
         };
-        let mut all: [Vec<Seen>; 3] = Default::default();
+        let mut tables = Tables::new();
         for round in 0..self.runs.min(MOST_RUNS) {
-            for (class, seen) in CLASSES.into_iter().zip(&mut all) {
-                let one = self.again("classes", class, || {
+            for class in &CLASSES {
+                let seen = self.again("exits", class.name, || {
                     drop(node.ok(&["rm", "--force", NAME]));
-                    stage.guest(class)
+                    stage.guest(round, class)
                 })?;
-                tell("classes", round, class, one.redis, "exits/s with Redis");
-                seen.push(one);
+                tables.take(class, seen);
             }
         }
-        let loads: [(&str, Of); 3] = [
-            ("idle", |seen| seen.idle),
-            ("busy", |seen| seen.busy),
-            ("Redis", |seen| seen.redis),
-        ];
-        let mut exits = Figure::new(&format!("Exits a second, {} vCPU(s)", stage.cpus), "1/s");
-        for (load, of) in loads {
-            for (class, seen) in CLASSES.into_iter().zip(&all) {
-                exits.add(&format!("{class}, {load}"), seen.iter().map(of).collect());
-            }
-        }
-        for class in [BARE, POLLING] {
-            exits.absolute(&format!("{class}, idle"), Target::AtMost(0.0));
-            exits.absolute(&format!("{class}, busy"), Target::AtMost(0.0));
-            exits.ratio(&format!("{class}, Redis"), "standard, Redis", Target::AtMost(0.001));
-        }
-        let mut commands = Figure::new("Redis, commands a second in the guest", "1/s");
-        for (class, seen) in CLASSES.into_iter().zip(&all) {
-            commands.add(class, seen.iter().map(|seen| seen.commands).collect());
-        }
-        for class in [BARE, POLLING] {
-            commands.ratio(class, STANDARD, Target::AtLeast(1.0));
-        }
-        self.report.figures.extend([exits, commands]);
+        tables.judge();
+        let Tables {
+            exits,
+            reasons,
+            interrupts,
+            done,
+        } = tables;
+        self.report.figures.extend([exits, reasons, interrupts, done]);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guests_counts_are_read() {
+        let text = "12.50\n           CPU0       CPU1\n  1:   9   9  IO-APIC\nRES:   3   4   Rescheduling interrupts\nLOC: 10 20 Local\n";
+        let counted = Counted::parse(text).unwrap();
+        assert!((counted.seconds - 12.5).abs() < 1e-9);
+        assert_eq!(counted.interrupts, BTreeMap::from([("reschedule", 7), ("timer", 30)]));
+        assert!(Counted::parse("").is_none());
+    }
+
+    #[test]
+    fn loads_are_held_against_their_targets() {
+        let mut tables = Tables::new();
+        for (class, rate) in CLASSES.iter().zip([1000.0, 2.0, 0.5]) {
+            let seen = Seen {
+                exits: vec![("Redis".to_owned(), rate)],
+                ..Seen::default()
+            };
+            tables.take(class, seen);
+        }
+        tables.judge();
+        let reached: Vec<_> = tables.exits.verdicts.iter().map(|verdict| verdict.reached).collect();
+        assert_eq!(reached, [false, true]);
     }
 }

@@ -134,7 +134,7 @@ impl Bench<'_> {
     }
 
     /// How often a guest leaves to user space until the agent runs: by the VMM's counters, and by the host kernel's.
-    pub(crate) fn exits(&mut self) -> Result<()> {
+    pub(crate) fn boot_exits(&mut self) -> Result<()> {
         let _tap = net::Tap::new()?;
         let contenders = self.contenders(&[BASALT_SANDBOX, BASALT, PEER])?;
         let mut counted: BTreeMap<&str, Samples> = BTreeMap::new();

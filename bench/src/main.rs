@@ -3,14 +3,16 @@
 //! Runs inside the lab (`basalt-lab exec -- /opt/basalt/bin/basalt-bench all`), as root. The same program is PID 1 of the
 //! guests whose disks are measured. See docs/benchmarks.md.
 
-mod classes;
+mod class;
 mod clone;
+mod exits;
 mod figures;
 mod guest;
 mod kept;
 mod machine;
 mod net;
 mod paging;
+mod reasons;
 mod report;
 mod run;
 mod shapes;
@@ -33,14 +35,14 @@ use crate::world::World;
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Subject {
-    /// Everything but `classes`, which needs a kernel module and an image
+    /// Everything but `exits`, which needs a kernel module, more CPUs and an image
     All,
     /// VMM exec to the first KVM_RUN
     Start,
     /// VMM exec to the agent, the VMM's memory and the guest's
     Boot,
     /// Exits to user space until the agent runs
-    Exits,
+    BootExits,
     /// `basalt run` to its command's first output, beside the start of such a VM alone
     Run,
     /// Clones of templates and snapshots, beside QEMU's restore
@@ -53,8 +55,8 @@ enum Subject {
     Shapes,
     /// Clones whose memory is mapped, or comes eagerly, or on demand
     Paging,
-    /// Exits of guests by class, idle, busy and with Redis
-    Classes,
+    /// Exits of guests by class, load and reason
+    Exits,
     /// Reads of a disk
     Disk,
     /// TCP streams, requests and responses
@@ -67,17 +69,20 @@ type Measure = fn(&mut Bench<'_>) -> Result<()>;
 const MEASURED: [(Subject, Measure); 12] = [
     (Subject::Start, |bench| bench.start()),
     (Subject::Boot, |bench| bench.boot()),
-    (Subject::Exits, |bench| bench.exits()),
+    (Subject::BootExits, |bench| bench.boot_exits()),
     (Subject::Run, |bench| bench.run()),
     (Subject::Clone, |bench| bench.clone()),
     (Subject::Snapshot, |bench| bench.snapshot()),
     (Subject::Density, |bench| bench.density()),
     (Subject::Shapes, |bench| bench.shapes()),
     (Subject::Paging, |bench| bench.paging()),
-    (Subject::Classes, |bench| bench.classes()),
+    (Subject::Exits, |bench| bench.exits()),
     (Subject::Disk, |bench| bench.disk()),
     (Subject::Network, |bench| bench.network()),
 ];
+
+/// What `all` leaves out.
+const WITH_MODULES: [Subject; 1] = [Subject::Exits];
 
 /// Measures Basalt beside QEMU's microvm, in turn, and prints the tables of docs/benchmarks.md.
 #[derive(Debug, Parser)]
@@ -134,7 +139,7 @@ fn main() -> Result<()> {
     };
     let mut printed = Printed::default();
     for (subject, measure) in MEASURED {
-        let of_all = options.subjects.contains(&Subject::All) && subject != Subject::Classes;
+        let of_all = options.subjects.contains(&Subject::All) && !WITH_MODULES.contains(&subject);
         if !options.subjects.contains(&subject) && !of_all {
             continue;
         }

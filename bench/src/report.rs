@@ -22,6 +22,9 @@ pub(crate) struct Report {
 pub(crate) struct Figure {
     pub(crate) name: String,
     pub(crate) unit: String,
+    /// Who stand beside each other, where a row has one of each: their series are called `ROW, COLUMN`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) columns: Vec<String>,
     pub(crate) series: Vec<Series>,
     pub(crate) verdicts: Vec<Verdict>,
 }
@@ -48,9 +51,29 @@ impl Figure {
         Self {
             name: name.to_owned(),
             unit: unit.to_owned(),
+            columns: Vec::new(),
             series: Vec::new(),
             verdicts: Vec::new(),
         }
+    }
+
+    /// One with several columns of medians.
+    pub(crate) fn beside<'a>(name: &str, unit: &str, columns: impl IntoIterator<Item = &'a str>) -> Self {
+        Self {
+            columns: columns.into_iter().map(str::to_owned).collect(),
+            ..Self::new(name, unit)
+        }
+    }
+
+    /// One sample more.
+    pub(crate) fn put(&mut self, row: &str, column: &str, sample: f64) {
+        let who = cell(row, column);
+        let found = self.series.iter().position(|series| series.who == who);
+        let mut samples = found.map_or_else(Vec::new, |at| self.series.remove(at).samples);
+        samples.push(sample);
+        let Some(median) = median(&samples) else { return };
+        let at = found.unwrap_or(self.series.len());
+        self.series.insert(at, Series { who, samples, median });
     }
 
     /// Adds what `who` has; one that was not measured is left out.
@@ -90,6 +113,11 @@ impl Figure {
             reached: target.reached(value),
         });
     }
+}
+
+/// What a series is called that is one of several columns.
+pub(crate) fn cell(row: &str, column: &str) -> String {
+    format!("{row}, {column}")
 }
 
 /// As few digits as say something.
@@ -138,13 +166,58 @@ impl Report {
 }
 
 impl Figure {
-    fn markdown(&self, text: &mut String) -> Result<()> {
-        writeln!(text, "\n### {}\n", self.name)?;
+    fn rows(&self, text: &mut String) -> Result<()> {
         writeln!(text, "| | median, {} | samples |\n|---|---|---|", self.unit)?;
         for series in &self.series {
             let samples: Vec<_> = series.samples.iter().map(|&sample| number(sample)).collect();
             let median = number(series.median);
             writeln!(text, "| {} | {median} | {} |", series.who, samples.join(" "))?;
+        }
+        Ok(())
+    }
+
+    /// Medians, and the least and the most where there are several samples.
+    fn crossed(&self, text: &mut String) -> Result<()> {
+        writeln!(text, "| median, {} | {} |", self.unit, self.columns.join(" | "))?;
+        writeln!(text, "|---|{}", "---|".repeat(self.columns.len()))?;
+        let mut rows: Vec<&str> = Vec::new();
+        for series in &self.series {
+            let row = self.columns.iter().find_map(|column| {
+                let row = series.who.strip_suffix(column.as_str())?;
+                row.strip_suffix(", ")
+            });
+            rows.extend(row.filter(|row| !rows.contains(row)));
+        }
+        for row in rows {
+            let cells: Vec<_> = self
+                .columns
+                .iter()
+                .map(|column| self.shown(&cell(row, column)))
+                .collect();
+            writeln!(text, "| {row} | {} |", cells.join(" | "))?;
+        }
+        Ok(())
+    }
+
+    fn shown(&self, who: &str) -> String {
+        let Some(series) = self.series.iter().find(|series| series.who == who) else {
+            return String::new();
+        };
+        let median = number(series.median);
+        if series.samples.len() < 2 {
+            return median;
+        }
+        let least = series.samples.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = series.samples.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        format!("{median} ({}-{})", number(least), number(most))
+    }
+
+    fn markdown(&self, text: &mut String) -> Result<()> {
+        writeln!(text, "\n### {}\n", self.name)?;
+        if self.columns.is_empty() {
+            self.rows(text)?;
+        } else {
+            self.crossed(text)?;
         }
         if !self.verdicts.is_empty() {
             writeln!(text)?;
@@ -212,6 +285,29 @@ mod tests {
             "{text}"
         );
         assert!(serde_json::to_string(&report).unwrap().contains("\"at-most\":0.1"));
+    }
+
+    #[test]
+    fn columns_stand_beside_each_other() {
+        let mut figure = Figure::beside("Exits", "1/s", ["standard", "bare", "bare, polling"]);
+        for (row, column, sample) in [
+            ("idle", "standard", 1.0),
+            ("idle", "bare", 0.0),
+            ("idle", "standard", 3.0),
+            ("busy", "bare, polling", 5.0),
+        ] {
+            figure.put(row, column, sample);
+        }
+        let mut text = String::new();
+        figure.markdown(&mut text).unwrap();
+        assert!(
+            text.ends_with(
+                "| median, 1/s | standard | bare | bare, polling |\n|---|---|---|---|\n\
+                 | idle | 2.000 (1.000-3.000) | 0.000 |  |\n| busy |  |  | 5.000 |\n"
+            ),
+            "{text}"
+        );
+        assert_eq!(figure.median("idle, standard"), Some(2.0));
     }
 
     #[test]

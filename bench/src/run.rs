@@ -105,14 +105,20 @@ impl Node {
         Ok(node)
     }
 
-    /// The digest of the image that begins with this entrypoint: in the lab images have no names.
+    /// The digest of the newest image that begins with this entrypoint: in the lab images have no names.
     pub(crate) fn image(&self, name: &str, entrypoint: &str) -> Result<String> {
         let images: Value = serde_json::from_str(&self.said(&["--json", "images"])?)?;
         let begins = |image: &&Value| {
             let first = image.pointer("/config/entrypoint/0");
             first.and_then(Value::as_str) == Some(entrypoint)
         };
-        let found = images.as_array().and_then(|images| images.iter().find(begins));
+        let created = |image: &&Value| image["created"].as_str().map(str::to_owned);
+        let found = images
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(begins)
+            .max_by_key(created);
         let digest = found.and_then(|image| image["digest"].as_str());
         digest
             .map(str::to_owned)
