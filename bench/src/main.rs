@@ -9,6 +9,7 @@ mod exits;
 mod figures;
 mod guest;
 mod kept;
+mod latency;
 mod machine;
 mod net;
 mod paging;
@@ -35,7 +36,7 @@ use crate::world::World;
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Subject {
-    /// Everything but `exits`, which needs a kernel module, more CPUs and an image
+    /// Everything but `exits` and `latency`, which need kernel modules, more CPUs and an image
     All,
     /// VMM exec to the first KVM_RUN
     Start,
@@ -57,6 +58,8 @@ enum Subject {
     Paging,
     /// Exits of guests by class, load and reason
     Exits,
+    /// What timers, interrupts, registers and doorbells cost on the host and in guests by class
+    Latency,
     /// Reads of a disk
     Disk,
     /// TCP streams, requests and responses
@@ -66,7 +69,7 @@ enum Subject {
 type Measure = fn(&mut Bench<'_>) -> Result<()>;
 
 /// All that is measured, in its order.
-const MEASURED: [(Subject, Measure); 12] = [
+const MEASURED: [(Subject, Measure); 13] = [
     (Subject::Start, |bench| bench.start()),
     (Subject::Boot, |bench| bench.boot()),
     (Subject::BootExits, |bench| bench.boot_exits()),
@@ -77,12 +80,13 @@ const MEASURED: [(Subject, Measure); 12] = [
     (Subject::Shapes, |bench| bench.shapes()),
     (Subject::Paging, |bench| bench.paging()),
     (Subject::Exits, |bench| bench.exits()),
+    (Subject::Latency, |bench| bench.latency()),
     (Subject::Disk, |bench| bench.disk()),
     (Subject::Network, |bench| bench.network()),
 ];
 
 /// What `all` leaves out.
-const WITH_MODULES: [Subject; 1] = [Subject::Exits];
+const WITH_MODULES: [Subject; 2] = [Subject::Exits, Subject::Latency];
 
 /// Measures Basalt beside QEMU's microvm, in turn, and prints the tables of docs/benchmarks.md.
 #[derive(Debug, Parser)]
@@ -115,6 +119,9 @@ struct Options {
 
 fn main() -> Result<()> {
     if std::process::id() == 1 {
+        if latency::has_agent() {
+            latency::start_agent();
+        }
         guest::run_as_init();
     }
     match std::env::args().nth(1).as_deref() {
@@ -122,6 +129,7 @@ fn main() -> Result<()> {
         Some(run::IDLE) => run::idle(),
         Some(run::DIRTY) => return run::dirty(),
         Some(shapes::ONLINE) => return shapes::online(),
+        Some(latency::ASK) => return latency::ask(),
         _ => (),
     }
     let options = Options::parse();

@@ -41,7 +41,7 @@ const FIRST: &str = "first";
 
 const RUN: &str = "basalt run";
 const BOOT: &str = "basalt run --boot";
-const IMAGE: &str = "bench";
+pub(crate) const IMAGE: &str = "bench";
 /// The same as of every other guest here.
 const MEMORY: &str = "128m";
 
@@ -75,6 +75,8 @@ pub(crate) fn dirty() -> Result<()> {
 pub(crate) struct Node {
     program: PathBuf,
     state: PathBuf,
+    /// Another kernel and initramfs than those beside the program.
+    assets: Option<PathBuf>,
 }
 
 impl Node {
@@ -84,9 +86,15 @@ impl Node {
     pub(crate) const CLONE: &str = "clone";
 
     pub(crate) fn new(world: &World) -> Result<Self> {
+        Self::with_assets(world, None)
+    }
+
+    /// One whose guests have another kernel.
+    pub(crate) fn with_assets(world: &World, assets: Option<PathBuf>) -> Result<Self> {
         let node = Self {
             program: world.binaries.join("basalt"),
             state: world.scratch.join("state"),
+            assets,
         };
         let layout = world.scratch.join("layout");
         write_layout(&layout)?;
@@ -99,6 +107,7 @@ impl Node {
         let node = Self {
             program: world.binaries.join("basalt"),
             state: world.scratch.join("state"),
+            assets: None,
         };
         fs::create_dir_all(&node.state)?;
         std::os::unix::fs::symlink(images, node.state.join("images"))?;
@@ -207,6 +216,9 @@ impl Node {
             .env("BASALT_STATE", &self.state)
             .env("BASALT_ENGINE", "kvm")
             .stdin(Stdio::null());
+        if let Some(assets) = &self.assets {
+            command.env("BASALT_ASSETS", assets);
+        }
         command
     }
 
