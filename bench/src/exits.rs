@@ -245,7 +245,9 @@ impl Stage<'_> {
         }
         for (name, count) in &after.interrupts {
             let new = count - before.interrupts.get(name).copied().unwrap_or_default();
-            seen.interrupts.push((cell(load.name, name), new as f64 / passed));
+            if new > 0 {
+                seen.interrupts.push((cell(load.name, name), new as f64 / passed));
+            }
         }
         let rate = match (load.done, so_far) {
             (Some(Done::Late(script)), _) => Some(self.late(script)?),

@@ -118,7 +118,7 @@ fn reason(isa: u64, code: u64) -> Option<&'static str> {
 /// The registers by which guests have interrupts (Intel's SDM volume 3, 10.12.1.2).
 fn register(number: u64) -> String {
     match number {
-        0x6e0 | 0x838 => "msr: timer".to_owned(),
+        0x6e0 | 0x832 | 0x838 => "msr: timer".to_owned(),
         0x80b => "msr: end of interrupt".to_owned(),
         0x830 => "msr: icr".to_owned(),
         0x83f => "msr: self".to_owned(),
