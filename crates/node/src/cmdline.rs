@@ -1,7 +1,7 @@
 //! The guest kernel's command line: the one place where it is written, each word with its reason.
 
 use log::LevelFilter;
-use node_api::Idle;
+use node_api::{Idle, Resources};
 
 /// Words that every guest gets.
 const WORDS: &[&str] = &[
@@ -29,12 +29,18 @@ const TALKATIVE: &[&str] = &["earlycon=uart8250,io,0x3f8", "loglevel=7"];
 /// The word for a guest whose processors poll when they have nothing to do.
 const POLLS: &str = "idle=poll";
 
+/// The word for one that is shown MWAIT, and is to halt nevertheless.
+const HALTS: &str = "idle=nomwait";
+
 /// The command line for a guest of this kind; as [`command_line`].
-pub(crate) fn command_line_for(verbosity: LevelFilter, idle: Idle) -> String {
-    match idle {
-        Idle::Halt => command_line(verbosity),
-        Idle::Poll => format!("{} {POLLS}", command_line(verbosity)),
-    }
+pub(crate) fn command_line_for(verbosity: LevelFilter, resources: &Resources) -> String {
+    let word = match resources.idle {
+        Idle::Halt if resources.class.is_bare() => Some(HALTS),
+        Idle::Halt | Idle::Wait => None,
+        Idle::Poll => Some(POLLS),
+    };
+    let common = command_line(verbosity);
+    word.map_or(common.clone(), |word| format!("{common} {word}"))
 }
 
 /// The command line for a guest; its kernel is talkative only where somebody wants to read it.
@@ -51,6 +57,8 @@ pub fn command_line(verbosity: LevelFilter) -> String {
 
 #[cfg(test)]
 mod tests {
+    use node_api::Class;
+
     use super::*;
 
     #[test]
@@ -58,8 +66,18 @@ mod tests {
         let quiet = command_line(LevelFilter::Warn);
         assert!(quiet.len() <= vmm_api::config::MAX_CMDLINE);
         assert!(quiet.split(' ').any(|word| word == "quiet"));
-        assert_eq!(command_line_for(LevelFilter::Warn, Idle::Halt), quiet);
-        assert!(command_line_for(LevelFilter::Warn, Idle::Poll).ends_with(" idle=poll"));
+        let told = |class, idle| {
+            let resources = Resources {
+                class,
+                idle,
+                ..crate::testing::stored("aaaaaaaaaaaa", "web").sandbox.config.resources
+            };
+            command_line_for(LevelFilter::Warn, &resources)
+        };
+        assert_eq!(told(Class::Dedicated, Idle::Halt), quiet);
+        assert!(told(Class::Dedicated, Idle::Poll).ends_with(" idle=poll"));
+        assert_eq!(told(Class::Bare, Idle::Wait), quiet);
+        assert!(told(Class::Bare, Idle::Halt).ends_with(" idle=nomwait"));
         assert!(!command_line(LevelFilter::Debug).contains("quiet"));
     }
 }

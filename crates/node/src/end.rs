@@ -246,7 +246,7 @@ impl Node {
         }
         let stored = entry.stored();
         if !stored.sandbox.config.resources.class.is_standard() {
-            owned::release(&entry.id)?;
+            owned::release(&entry.id);
         }
         if stored.networked {
             let network = self.network()?;

@@ -155,7 +155,7 @@ pub(crate) fn prepare(
         cpu: resources.cpu_model.unwrap_or_default(),
         kernel,
         initramfs: Some(initramfs),
-        cmdline: command_line_for(config.log_level, resources.idle),
+        cmdline: command_line_for(config.log_level, resources),
         kvm,
         claim,
         serial: stage.serial,

@@ -11,6 +11,7 @@ use node_api::{Class, CpuUse, HostCpu};
 
 use crate::database::Stored;
 use crate::entry::Entry;
+use crate::error_words::with_causes;
 use crate::node::Node;
 
 /// CPUs cannot be had.
@@ -30,15 +31,10 @@ pub enum Error {
 /// Makes the CPUs of a sandbox's cgroup what its class wants; the cgroup in which its VMM begins.
 pub(crate) fn cgroup_of_vmm(stored: &Stored, cgroup: &Cgroup) -> Result<PathBuf, Error> {
     if stored.sandbox.config.resources.class != Class::Dedicated {
-        if let Some(cpus) = isolation::for_others()? {
-            cgroup.keep_to(&cpus).map_err(isolation::Error::from)?;
-        }
+        Isolation::of_host().admit(cgroup.path())?;
         return Ok(cgroup.path().to_owned());
     }
-    let owner = Owner {
-        sandbox: stored.sandbox.id.clone(),
-        cgroup: cgroup.path().to_owned(),
-    };
+    let owner = Owner::new(&stored.sandbox.id, cgroup.path());
     let cpus = Isolation::of_host().dedicate(&owner, count(stored))?;
     log::info!("CPUs {cpus} are sandbox {}'s", owner.sandbox);
     Ok(cgroup.path().join(isolation::CONTROL))
@@ -61,16 +57,25 @@ fn count(stored: &Stored) -> usize {
     usize::try_from(stored.sandbox.config.resources.cpus).unwrap_or(usize::MAX)
 }
 
-/// A sandbox's CPUs are the host's again. It is fine if it had none.
-pub(crate) fn release(sandbox: &str) -> Result<(), Error> {
-    Ok(Isolation::of_host().release(sandbox)?)
+/// A sandbox's CPUs are the host's again. It is fine if it had none. What cannot be put back now is tried again by whatever takes or
+/// releases CPUs next; the sandbox has ended all the same.
+pub(crate) fn release(sandbox: &str) {
+    if let Err(error) = Isolation::of_host().release(sandbox) {
+        log::error!(
+            "what sandbox {sandbox} owned is not all the host's again, until CPUs are taken or released next: {}",
+            with_causes(&error)
+        );
+    }
 }
 
 /// Gives back what a daemon, or a sandbox without one, has left.
 pub(crate) fn sweep() {
     let swept = Isolation::of_host().sweep();
     if let Err(error) = swept {
-        log::warn!("CPUs that sandboxes owned that are gone stay as they are: {error}");
+        log::warn!(
+            "CPUs that sandboxes owned that are gone stay as they are: {}",
+            with_causes(&error)
+        );
     }
 }
 
@@ -89,7 +94,12 @@ impl Node {
     /// What a sandbox owns now; nothing where the host does not tell, which a log says.
     pub(crate) fn owned_cpus(&self, sandbox: &str) -> CpuSet {
         let cpus = Isolation::of_host().cpus();
-        let cpus = cpus.inspect_err(|error| log::warn!("which CPUs sandbox {sandbox} owns cannot be told: {error}"));
+        let cpus = cpus.inspect_err(|error| {
+            log::warn!(
+                "which CPUs sandbox {sandbox} owns cannot be told: {}",
+                with_causes(error)
+            )
+        });
         let own = cpus.unwrap_or_default().into_iter();
         own.filter(|cpu| cpu.sandbox.as_deref() == Some(sandbox))
             .map(|cpu| cpu.number)

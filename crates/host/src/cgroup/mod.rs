@@ -13,7 +13,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use base::CpuSet;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -198,17 +197,6 @@ impl Cgroup {
     /// The kernel refuses, or a limit needs a missing controller.
     pub fn set_limits(&self, root: &Root, limits: &Limits) -> Result<(), Error> {
         limits.apply(&self.directory, &root.missing)
-    }
-
-    /// Limits it to these CPUs, where its root's children have cpusets; they have while CPUs are isolated.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub fn keep_to(&self, cpus: &CpuSet) -> Result<(), Error> {
-        match self.directory.write("cpuset.cpus", &cpus.to_string()) {
-            Err(Error::Cgroup { cause, .. }) if cause.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            written => written,
-        }
     }
 
     /// Kills everything in it (`cgroup.kill`, Linux 5.14), new processes included. Does not wait.

@@ -12,6 +12,9 @@ use super::{Error, Places, names};
 /// The CPUs that an interrupt may come to.
 const INTERRUPT: &str = "smp_affinity_list";
 
+/// The same of interrupts that are asked for later.
+const DEFAULT: &str = "default_smp_affinity";
+
 /// How a file has its CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
@@ -38,9 +41,9 @@ impl CpuFile {
         }
     }
 
-    /// Where it is.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
+    /// It has said nothing before.
+    pub(super) fn is_new(&self, journal: &mut Journal) {
+        journal.files.insert(self.path.clone(), String::new());
     }
 
     fn mask(path: PathBuf) -> Self {
@@ -57,7 +60,9 @@ impl CpuFile {
             return Ok(());
         }
         if let Some(text) = read(&self.path)? {
-            journal.files.insert(self.path.clone(), text.trim().to_owned());
+            let default = (self.may_refuse).then(|| was_default(journal, text.trim())).flatten();
+            let said = default.unwrap_or_else(|| text.trim().to_owned());
+            journal.files.insert(self.path.clone(), said);
         }
         Ok(())
     }
@@ -96,7 +101,7 @@ impl CpuFile {
 pub(super) fn of_host(places: &Places) -> Result<Vec<CpuFile>, Error> {
     let interrupts = places.proc.join("irq");
     let mut files = vec![
-        CpuFile::mask(interrupts.join("default_smp_affinity")),
+        CpuFile::mask(interrupts.join(DEFAULT)),
         CpuFile::mask(places.sys.join("devices/virtual/workqueue/cpumask")),
     ];
     let all = names(&interrupts)?;
@@ -107,6 +112,14 @@ pub(super) fn of_host(places: &Places) -> Result<Vec<CpuFile>, Error> {
         may_refuse: true,
     }));
     Ok(files)
+}
+
+/// What an interrupt would have that was asked for while CPUs were isolated, and has what such get by now.
+fn was_default(journal: &Journal, now: &str) -> Option<String> {
+    let default = journal.files.iter().find(|(path, _)| path.ends_with(DEFAULT))?;
+    let (default, now) = (CpuSet::of_mask(default.1).ok()?, now.parse::<CpuSet>().ok()?);
+    let narrowed = |isolated: &CpuSet| now == default.minus(isolated);
+    journal.applied.iter().any(narrowed).then(|| default.to_string())
 }
 
 /// All but `kept` say again what they said, and are forgotten.
@@ -122,8 +135,11 @@ pub(super) fn restore(journal: &mut Journal, kept: &[CpuFile], possible: &CpuSet
             text => write(path, text),
         };
         match written {
-            // What stays as it is was never changed.
-            Err(_) if path.ends_with(INTERRUPT) => false,
+            // Most of those that stay as they are were never changed.
+            Err(error) if path.ends_with(INTERRUPT) => {
+                log::debug!("{} stays as it is: {error:?}", path.display());
+                false
+            }
             Err(error) => {
                 failed.get_or_insert(error);
                 true

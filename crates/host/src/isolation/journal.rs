@@ -34,8 +34,14 @@ pub(super) struct Journal {
     pub(super) files: BTreeMap<PathBuf, String>,
     /// Cgroups whose children have cpusets since then, from the top on.
     pub(super) enabled: Vec<PathBuf>,
-    /// What threads of the root cgroup are kept off; two of them where a change has not come to its end.
+    /// What threads of the root cgroup are kept off; several where a change has not come to its end.
     pub(super) applied: Vec<CpuSet>,
+    /// CPUs that were claimed when those were.
+    pub(super) missed: CpuSet,
+    /// Timers were taken away from these.
+    pub(super) emptied: CpuSet,
+    /// This one is on its way offline and online again for that.
+    pub(super) emptying: Option<u32>,
     /// Those threads that are bound otherwise, by their numbers.
     pub(super) tasks: BTreeMap<u32, Bound>,
 }
@@ -70,12 +76,25 @@ impl Journal {
         self.claimed.retain(|_, owner| owner != sandbox);
     }
 
-    /// Tells whether anything was. A claimed CPU that is online has been given back.
-    pub(super) fn drop_stale(&mut self, online: &CpuSet) -> bool {
-        let before = self.dedicated.len() + self.claimed.len();
-        self.dedicated.retain(|_, owner| owner.cgroup.is_dir());
+    /// Nothing of the host is as it is because of this.
+    pub(super) fn is_without_effect(&self) -> bool {
+        let owners = Self {
+            claimed: self.claimed.clone(),
+            ..Self::default()
+        };
+        *self == owners
+    }
+
+    /// Forgets the sandboxes that are gone, and tells where they were; nothing where all are there. A claimed CPU that is online has been
+    /// given back.
+    pub(super) fn drop_stale(&mut self, online: &CpuSet) -> Option<Vec<PathBuf>> {
+        let (all, claimed) = (self.dedicated.len(), self.claimed.len());
+        let gone = self.dedicated.values().filter(|owner| !owner.is_there());
+        let mut gone: Vec<_> = gone.map(|owner| owner.cgroup.clone()).collect();
+        gone.dedup();
+        self.dedicated.retain(|_, owner| !gone.contains(&owner.cgroup));
         self.claimed.retain(|cpu, _| !online.contains(*cpu));
-        before != self.dedicated.len() + self.claimed.len()
+        (all != self.dedicated.len() || claimed != self.claimed.len()).then_some(gone)
     }
 }
 
@@ -109,7 +128,11 @@ impl Locked {
     pub(super) fn open(directory: &Path) -> Result<Self, Error> {
         let path = directory.join(LOCK);
         let lock = loop {
-            fs::create_dir_all(directory).map_err(Error::file("make", directory))?;
+            match fs::create_dir_all(directory) {
+                // It has gone while it was looked for.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                made => made.map_err(Error::file("make", directory))?,
+            }
             let lock = match File::create(&path) {
                 // Whoever had it last has taken it away.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -164,7 +187,7 @@ impl Drop for Locked {
         if self.journal.is_empty()
             && let Err(error) = self.remove()
         {
-            log::warn!("an empty journal of isolated CPUs stays: {error}");
+            log::warn!("an empty journal of isolated CPUs stays: {error:?}");
         }
     }
 }

@@ -57,6 +57,29 @@ pub struct Owner {
     pub sandbox: String,
     /// Its cgroup: when that is gone, so is the sandbox.
     pub cgroup: PathBuf,
+    /// Who has taken the CPUs, by its number and when it began: while that is there, the sandbox may be about to start.
+    taker: (u32, u64),
+}
+
+impl Owner {
+    /// A sandbox that this process starts.
+    pub fn new(sandbox: &str, cgroup: &Path) -> Self {
+        let taker = std::process::id();
+        Self {
+            sandbox: sandbox.to_owned(),
+            cgroup: cgroup.to_owned(),
+            taker: (taker, tasks::started("/proc".as_ref(), taker).unwrap_or(0)),
+        }
+    }
+
+    /// Something runs in its cgroup, or somebody is about to have something run there.
+    fn is_there(&self) -> bool {
+        let Ok(events) = fs::read_to_string(self.cgroup.join("cgroup.events")) else {
+            return false;
+        };
+        let (taker, start) = self.taker;
+        events.lines().any(|line| line == "populated 1") || tasks::started("/proc".as_ref(), taker) == Some(start)
+    }
 }
 
 /// What a CPU of the host is used for.
@@ -133,15 +156,13 @@ impl Isolation {
             let others = self.possible()?.minus(&locked.journal.isolated());
             threads::divide(&owner.cgroup, &cpus, &others, self.node_of(&cpus).as_deref())?;
             // It may use all that is not isolated, whatever that will be.
-            let control = CpuFile::of_cgroup(&owner.cgroup.join(CONTROL));
-            let everything = (control.path().to_owned(), String::new());
-            locked.journal.files.extend([everything]);
+            CpuFile::of_cgroup(&owner.cgroup.join(CONTROL)).is_new(&mut locked.journal);
             locked.store()
         });
         if let Err(error) = done {
             threads::unite(&owner.cgroup);
             locked.journal.forget(&owner.sandbox);
-            self.apply(&mut locked)?;
+            self.take_back(&mut locked);
             return Err(error);
         }
         Ok(cpus)
@@ -177,6 +198,7 @@ impl Isolation {
                     locked.store()?;
                     match why {
                         Refused::All(error) => return Ok(Err(error)),
+                        Refused::Cpu(cpu, error) if !cpus.contains(cpu) => return Ok(Err(error)),
                         Refused::Cpu(cpu, error) => {
                             refused.insert(cpu);
                             last = Some(error);
@@ -229,7 +251,7 @@ impl Isolation {
         locked.journal.pool = pool.or(cpus);
         if let Err(error) = self.apply(&mut locked) {
             locked.journal.pool = pool;
-            self.apply(&mut locked)?;
+            self.take_back(&mut locked);
             return Err(error);
         }
         Ok(())
@@ -260,10 +282,7 @@ impl Isolation {
     /// # Errors
     /// The host does not tell.
     pub fn cpus(&self) -> Result<Vec<Cpu>, Error> {
-        let journal = match self.is_used()? {
-            true => self.lock()?.journal.clone(),
-            false => Journal::default(),
-        };
+        let journal = journal::read(&self.places.journal)?;
         let host = self.host(&journal)?;
         let present = self.list("devices/system/cpu/present")?;
         let describe = |number: u32| {
@@ -299,67 +318,138 @@ impl Isolation {
             return Ok(locked);
         }
         let online = self.online()?;
-        if locked.journal.drop_stale(&online) {
+        if let Some(gone) = locked.journal.drop_stale(&online) {
+            // Whoever removes their cgroups may come later.
+            let divided = gone.iter().filter(|cgroup| cgroup.is_dir());
+            divided.for_each(|cgroup| threads::unite(cgroup));
             self.apply(&mut locked)?;
         }
         Ok(locked)
     }
 
+    /// After a failure, which is what is told.
+    fn take_back(&self, locked: &mut Locked) {
+        if let Err(error) = self.apply(locked) {
+            log::warn!("what could not be isolated is not given back whole, until something is again: {error:?}");
+        }
+    }
+
     /// Makes the host what the journal says.
     fn apply(&self, locked: &mut Locked) -> Result<(), Error> {
-        let (online, possible) = (self.online()?, self.possible()?);
-        let isolated = locked.journal.isolated();
-        let before = locked.journal.applied.first().cloned().unwrap_or_default();
-        locked.journal.applied = vec![before.clone(), isolated.clone()];
         // What it is to be, for whoever has to go on.
         locked.store()?;
-        if isolated.is_empty() && before.is_empty() && locked.journal.files.is_empty() {
-            locked.journal.applied.clear();
-            return locked.store();
+        if locked.journal.is_without_effect() {
+            return Ok(());
         }
         let top = self.places.cgroup.as_deref().ok_or(crate::Error::NoCgroup2)?;
-        let control = possible.minus(&isolated);
-        let mut files = Vec::new();
-        if !isolated.is_empty() {
-            let open: Vec<PathBuf> = locked.journal.dedicated.values().map(|it| it.cgroup.clone()).collect();
-            fence::enable(top, &open, locked)?;
-            files = fence::files(top, &open)?;
-            files.extend(files::of_host(&self.places)?);
-            for file in &files {
-                file.remember(&mut locked.journal)?;
-            }
-            locked.store()?;
-            for file in &files {
-                file.narrow(&locked.journal, &isolated, &control)?;
-            }
+        // Whoever was to bring it back is gone.
+        if let Some(cpu) = locked.journal.emptying {
+            self.bring_online(cpu)?;
+            locked.journal.emptying = None;
         }
+        let isolated = locked.journal.isolated();
+        let before = locked.journal.applied.clone();
+        if !before.contains(&isolated) {
+            locked.journal.applied.push(isolated.clone());
+        }
+        let files = match isolated.is_empty() {
+            true => Vec::new(),
+            false => self.narrow(top, locked, &isolated)?,
+        };
         // A cgroup with one in it that owns CPUs is not kept off any more, and one without is no way to such.
-        files::restore(&mut locked.journal, &files, &possible)?;
+        files::restore(&mut locked.journal, &files, &self.possible()?)?;
         if isolated.is_empty() {
             fence::disable(locked);
         }
-        let masks = tasks::Masks {
-            possible: &possible,
-            online: &online,
-            before: &[before.clone(), isolated.clone()],
-            isolated: &isolated,
-        };
-        tasks::keep_away(top, &self.places.proc, &masks, &mut locked.journal.tasks)?;
-        for cpu in isolated.minus(&before).iter() {
-            self.empty(cpu)?;
+        self.move_tasks(top, locked, &before, &isolated)?;
+        locked.journal.emptied = locked.journal.emptied.and(&isolated);
+        for cpu in isolated.minus(&locked.journal.emptied).iter() {
+            self.empty(locked, cpu)?;
         }
         locked.journal.applied = [isolated].into_iter().filter(|all| !all.is_empty()).collect();
+        if locked.journal.applied.is_empty() && locked.journal.missed.is_empty() {
+            locked.journal.tasks.clear();
+        }
         locked.store()
     }
 
+    /// Has all files that say where something may be say no isolated CPU; which those are.
+    fn narrow(&self, top: &Path, locked: &mut Locked, isolated: &CpuSet) -> Result<Vec<CpuFile>, Error> {
+        let open: Vec<PathBuf> = locked.journal.dedicated.values().map(|it| it.cgroup.clone()).collect();
+        fence::enable(top, &open, locked)?;
+        let mut files = fence::files(top, &open)?;
+        files.extend(files::of_host(&self.places)?);
+        for file in &files {
+            file.remember(&mut locked.journal)?;
+        }
+        locked.store()?;
+        let control = self.possible()?.minus(isolated);
+        let narrowed = files
+            .iter()
+            .try_for_each(|file| file.narrow(&locked.journal, isolated, &control));
+        narrowed.map(|()| files)
+    }
+
+    /// The same with threads that no cpuset holds.
+    fn move_tasks(&self, top: &Path, locked: &mut Locked, before: &[CpuSet], isolated: &CpuSet) -> Result<(), Error> {
+        let (online, possible) = (self.online()?, self.possible()?);
+        let missed = locked.journal.missed.clone();
+        let masks = tasks::Masks {
+            possible: &possible,
+            online: &online,
+            before,
+            missed: &missed,
+            isolated,
+        };
+        let moves = tasks::plan(top, &self.places.proc, &masks, &mut locked.journal.tasks)?;
+        // What comes back when its guest ends is to be theirs again.
+        let claimed: CpuSet = locked.journal.claimed.keys().copied().collect();
+        locked.journal.missed = claimed.minus(&online);
+        locked.store()?;
+        tasks::carry_out(&moves);
+        Ok(())
+    }
+
     /// Moves what is bound to a CPU and cannot be asked to go: timers, and callbacks of RCU.
-    fn empty(&self, cpu: u32) -> Result<(), Error> {
-        let path = self.places.sys.join(format!("devices/system/cpu/cpu{cpu}/online"));
-        if let Err(error) = fs::write(&path, "0") {
-            log::warn!("timers that CPU {cpu} has stay there, as it cannot be taken offline: {error}");
+    fn empty(&self, locked: &mut Locked, cpu: u32) -> Result<(), Error> {
+        locked.journal.emptying = Some(cpu);
+        locked.store()?;
+        match fs::write(self.switch(cpu), "0") {
+            Ok(()) => self.bring_online(cpu)?,
+            Err(error) => log::warn!("timers that CPU {cpu} has stay there, as it cannot be taken offline: {error}"),
+        }
+        locked.journal.emptying = None;
+        locked.journal.emptied.insert(cpu);
+        locked.store()
+    }
+
+    fn bring_online(&self, cpu: u32) -> Result<(), Error> {
+        let path = self.switch(cpu);
+        fs::write(&path, "1").map_err(Error::file("write", &path))
+    }
+
+    fn switch(&self, cpu: u32) -> PathBuf {
+        self.places.sys.join(format!("devices/system/cpu/cpu{cpu}/online"))
+    }
+
+    /// Limits the cgroup of a sandbox that owns no CPUs to those that are not isolated. It is fine if none is.
+    ///
+    /// # Errors
+    /// The journal cannot be kept, or the kernel refuses.
+    pub fn admit(&self, cgroup: &Path) -> Result<(), Error> {
+        if !self.is_used()? {
             return Ok(());
         }
-        fs::write(&path, "1").map_err(Error::file("write", &path))
+        // Nobody isolates anything meanwhile.
+        let mut locked = self.lock()?;
+        let isolated = locked.journal.isolated();
+        if isolated.is_empty() {
+            return Ok(());
+        }
+        let file = CpuFile::of_cgroup(cgroup);
+        file.is_new(&mut locked.journal);
+        locked.store()?;
+        file.narrow(&locked.journal, &isolated, &self.possible()?.minus(&isolated))
     }
 
     fn host(&self, journal: &Journal) -> Result<Host, Error> {
@@ -410,23 +500,6 @@ impl Isolation {
         let own: CpuSet = own.map(|(number, _)| *number).collect();
         (nodes.len() > 1 && !own.is_empty()).then(|| own.to_string())
     }
-}
-
-/// The CPUs that a new cgroup may use, where it has to be told: something is isolated on this host.
-///
-/// # Errors
-/// The journal cannot be read.
-pub fn for_others() -> Result<Option<CpuSet>, Error> {
-    for_others_of(SYS.as_ref(), JOURNAL.as_ref())
-}
-
-/// Not locked: whoever isolates something writes the journal first, and tells the cgroups that are there afterwards.
-fn for_others_of(sys: &Path, journal: &Path) -> Result<Option<CpuSet>, Error> {
-    let isolated = journal::read(journal)?.isolated();
-    if isolated.is_empty() {
-        return Ok(None);
-    }
-    Ok(Some(files::list(&sys.join(POSSIBLE))?.minus(&isolated)))
 }
 
 /// What a directory of the kernel's has in it.

@@ -46,6 +46,7 @@ impl Fake {
         for cgroup in ["", "/service", "/node", "/node/daemon", "/node/one", "/node/two"] {
             fake.write(&format!("cgroup{cgroup}/cgroup.subtree_control"), "memory pids\n");
             fake.write(&format!("cgroup{cgroup}/cpuset.cpus"), "\n");
+            fake.write(&format!("cgroup{cgroup}/cgroup.events"), "populated 1\nfrozen 0\n");
         }
         fake.write("cgroup/cgroup.threads", "");
         fake
@@ -80,10 +81,7 @@ impl Fake {
     }
 
     fn owner(&self, name: &str) -> Owner {
-        Owner {
-            sandbox: name.to_owned(),
-            cgroup: self.directory.path().join("cgroup/node").join(name),
-        }
+        Owner::new(name, &self.directory.path().join("cgroup/node").join(name))
     }
 
     /// As `dedicate` does, but for what only cgroups can do.
@@ -95,11 +93,6 @@ impl Fake {
         self.isolation.apply(&mut locked).unwrap();
     }
 
-    fn for_others(&self) -> Option<CpuSet> {
-        let places = &self.isolation.places;
-        for_others_of(&places.sys, &places.journal).unwrap()
-    }
-
     fn journal(&self) -> bool {
         self.directory.path().join("run").exists()
     }
@@ -109,7 +102,6 @@ impl Fake {
 fn what_is_isolated_is_in_no_file_and_what_is_given_back_in_all_again() {
     let fake = Fake::new();
     let before = fake.everything();
-    assert_eq!(fake.for_others(), None);
     fake.isolation.isolate(&set("3")).unwrap();
     assert_eq!(
         fake.everything(),
@@ -123,7 +115,6 @@ fn what_is_isolated_is_in_no_file_and_what_is_given_back_in_all_again() {
         "it was offline, and came back"
     );
     assert_eq!(fake.used(), [Use::Shared, Use::Shared, Use::Shared, Use::Isolated]);
-    assert_eq!(fake.for_others(), Some(set("0-2")));
     // Both of an interrupt's.
     fake.isolation.isolate(&set("2")).unwrap();
     assert_eq!(fake.read("proc/irq/8/smp_affinity_list"), "0-1");
@@ -217,4 +208,59 @@ fn what_cannot_be_written_is_told_and_taken_back() {
     fake.write("cgroup/cgroup.threads", "");
     fake.isolation.sweep().unwrap();
     assert_eq!(fake.everything(), before);
+}
+
+#[test]
+fn a_cgroup_that_comes_while_something_is_isolated_is_kept_off_and_let_back() {
+    let fake = Fake::new();
+    fake.own("two", "3");
+    let new = fake.directory.path().join("cgroup/node/three");
+    fake.write("cgroup/node/three/cpuset.cpus", "\n");
+    fake.isolation.admit(&new).unwrap();
+    assert_eq!(fake.read("cgroup/node/three/cpuset.cpus"), "0-2");
+    fake.isolation.isolate(&set("2")).unwrap();
+    assert_eq!(fake.read("cgroup/node/three/cpuset.cpus"), "0-1");
+    // An interrupt that somebody has asked for meanwhile.
+    fake.write("proc/irq/10/smp_affinity_list", "0-1");
+    fake.isolation.isolate(&set("1")).unwrap();
+    assert_eq!(fake.read("proc/irq/10/smp_affinity_list"), "0");
+    fake.isolation.give_back(None).unwrap();
+    assert_eq!(fake.read("cgroup/node/three/cpuset.cpus"), "0-2");
+    fake.isolation.release("two").unwrap();
+    assert_eq!(fake.read("cgroup/node/three/cpuset.cpus"), "");
+    assert_eq!(fake.read("proc/irq/10/smp_affinity_list"), "0-3");
+    assert!(!fake.journal());
+}
+
+#[test]
+fn whoever_died_with_a_cpu_offline_leaves_word_of_it() {
+    let fake = Fake::new();
+    let before = fake.everything();
+    fake.own("two", "3");
+    let mut locked = fake.isolation.lock().unwrap();
+    (locked.journal.emptying, locked.journal.emptied) = (Some(3), CpuSet::default());
+    locked.store().unwrap();
+    drop(locked);
+    fake.write("sys/devices/system/cpu/cpu3/online", "0");
+    fake.isolation.release("two").unwrap();
+    assert_eq!(fake.read("sys/devices/system/cpu/cpu3/online"), "1");
+    assert_eq!(fake.everything(), before);
+    assert!(!fake.journal());
+}
+
+#[test]
+fn a_sandbox_whose_taker_and_processes_are_gone_owns_nothing() {
+    let fake = Fake::new();
+    let before = fake.everything();
+    fake.own("two", "3");
+    fake.write("cgroup/node/two/cgroup.events", "populated 0\nfrozen 0\n");
+    fake.isolation.sweep().unwrap();
+    assert_eq!(fake.used()[3], Use::Dedicated, "this process may be about to start it");
+    let mut locked = fake.isolation.lock().unwrap();
+    locked.journal.dedicated.get_mut(&3).unwrap().taker = (std::process::id(), 0);
+    locked.store().unwrap();
+    drop(locked);
+    fake.isolation.sweep().unwrap();
+    assert_eq!(fake.everything(), before);
+    assert!(!fake.journal());
 }
