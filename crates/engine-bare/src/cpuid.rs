@@ -16,8 +16,9 @@ const LAST_BASIC: u32 = 0xd;
 /// The last extended leaf: the address widths.
 const LAST_EXTENDED: u32 = 0x8000_0008;
 
-/// CPUID.1:ECX: MONITOR, VMX, SMX, TM2, PDCM, DCA, which go by registers that are not given.
-const WITHOUT_1_ECX: u32 = 1 << 3 | 1 << 5 | 1 << 6 | 1 << 8 | 1 << 15 | 1 << 18;
+/// CPUID.1:ECX: VMX, SMX, TM2, PDCM, DCA, which go by registers that are not given. MONITOR stays: by MWAIT a vCPU waits for a write
+/// by another, which so needs no interrupt to wake it, and no exit.
+const WITHOUT_1_ECX: u32 = 1 << 5 | 1 << 6 | 1 << 8 | 1 << 15 | 1 << 18;
 /// CPUID.1:EDX: MCE, MCA, DS, ACPI, TM, PBE.
 const WITHOUT_1_EDX: u32 = 1 << 7 | 1 << 14 | 1 << 21 | 1 << 22 | 1 << 29 | 1 << 31;
 /// CPUID.1:ECX: x2APIC, and a hypervisor.
@@ -97,6 +98,8 @@ fn pass_on(leaf: CpuidEntry) -> Option<CpuidEntry> {
         (0x0, _) => [eax.min(LAST_BASIC), ebx, ecx, edx],
         (0x1, _) => [eax, ebx, (ecx & !WITHOUT_1_ECX) | WITH_1_ECX, edx & !WITHOUT_1_EDX],
         (0x2, _) => leaf.registers,
+        // The sizes of what is watched; no extensions, so that Linux waits by the plainest hint (prefer_mwait_c1_over_halt()).
+        (0x5, _) => [eax & 0xffff, ebx & 0xffff, 0, 0],
         // Of the thermal and power leaf: the APIC's timer never stops.
         (0x6, _) => [eax & 1 << 2, 0, 0, 0],
         (0x7, 0) => [0, ebx & !WITHOUT_7_EBX, ecx & !WITHOUT_7_ECX, edx & KEPT_7_EDX],
@@ -200,6 +203,22 @@ mod tests {
         );
         assert!(leaf(&offered, 0, 0)[0] <= LAST_BASIC);
         assert!(leaf(&offered, 0x8000_0000, 0)[0] <= LAST_EXTENDED);
+    }
+
+    #[test]
+    fn a_guest_waits_as_the_host_could() {
+        let shown = |registers| {
+            let leaf = |function| CpuidEntry {
+                function,
+                registers,
+                ..CpuidEntry::default()
+            };
+            [1, 5].map(|function| pass_on(leaf(function)).unwrap().registers)
+        };
+        let [features, monitor] = shown([0x40, 0x40, 1 << 3, 0x11]);
+        assert_eq!(features[2] & 1 << 3, 1 << 3, "MONITOR");
+        assert_eq!(monitor, [0x40, 0x40, 0, 0]);
+        assert_eq!(shown([0; 4])[0][2] & 1 << 3, 0);
     }
 
     #[test]

@@ -55,18 +55,21 @@ pub enum Idle {
     /// It halts, until an interrupt comes.
     #[default]
     Halt,
-    /// It looks for work all the time, so that nobody has to interrupt it. For vCPUs that own their CPUs.
+    /// It waits for a write to its memory (MWAIT), so that nobody has to interrupt it. For vCPUs that own their CPUs.
+    Wait,
+    /// It looks for work all the time, so that nobody has to interrupt it. For vCPUs that have CPUs to themselves.
     Poll,
 }
 
 impl Idle {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Halt, Self::Poll];
+    pub const ALL: [Self; 3] = [Self::Halt, Self::Wait, Self::Poll];
 
     /// What it is called.
     pub fn name(self) -> &'static str {
         match self {
             Self::Halt => "halt",
+            Self::Wait => "wait",
             Self::Poll => "poll",
         }
     }
@@ -85,7 +88,7 @@ impl fmt::Display for Idle {
 
 /// Nothing that a vCPU could do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is nothing that an idle processor does: give halt or poll")]
+#[error("`{0}` is nothing that an idle processor does: give halt, wait or poll")]
 pub struct IdleError(String);
 
 impl FromStr for Idle {

@@ -164,12 +164,17 @@ pub enum ConfigError {
     OfTemplate,
     /// A machine that goes on from a template, and is to be one that none goes on as.
     #[error(
-        "a sandbox of the class bare, or one that polls, boots a kernel: leave --class bare and --idle out, or --template"
+        "a sandbox of the class bare, or one that waits or polls, boots a kernel: leave --class bare and --idle out, or --template"
     )]
     ClassOfTemplate,
     /// A machine that would keep the host's CPUs from others for nothing.
     #[error("processors that are shared are not to poll: add --class dedicated or bare, or leave --idle out")]
     Polls,
+    /// A machine whose guest is not shown how to wait.
+    #[error(
+        "only a guest that owns its CPUs can have them wait for a write: add --class bare, or leave --idle wait out"
+    )]
+    Waits,
     /// Not a host name.
     #[error("`{0}` cannot be a host name: 1 to 64 letters, digits, dots and dashes")]
     Hostname(String),
@@ -272,6 +277,9 @@ impl SandboxConfig {
         }
         if self.template.is_some() && self.resources.boots() {
             return Err(ConfigError::ClassOfTemplate);
+        }
+        if self.resources.idle == Idle::Wait && !self.resources.class.is_bare() {
+            return Err(ConfigError::Waits);
         }
         if self.resources.class.is_standard() && !self.resources.idle.halts() {
             return Err(ConfigError::Polls);
@@ -381,6 +389,7 @@ mod tests {
             ConfigError::ClassOfTemplate
         );
         assert_eq!(broken(|c| c.resources.idle = Idle::Poll), ConfigError::Polls);
+        assert_eq!(broken(|c| c.resources.idle = Idle::Wait), ConfigError::Waits);
         assert_eq!(broken(|c| c.limits.pids = Some(0)), ConfigError::Pids(0));
         assert_eq!(
             broken(|c| c.limits.cpu_millis = Some(5)).to_string().split(' ').next(),

@@ -408,7 +408,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "CLASS", default_value_t)]
     pub(crate) class: Class,
 
-    /// What its processors do that have nothing to do: halt, or poll, so that none has to be interrupted (with --class dedicated or bare).
+    /// What its processors do that have nothing to do: halt; wait for a write by another (MWAIT, with --class bare);
+    /// or poll (with --class dedicated or bare). The latter two need no interrupt to go on.
     #[arg(long, value_name = "WHAT", default_value_t)]
     pub(crate) idle: Idle,
 

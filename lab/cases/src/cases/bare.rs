@@ -347,7 +347,32 @@ fn class(host: &Host) -> Result<()> {
     kill_process(vmm, Signal::KILL)?;
     wait_online(&all)?;
     daemon.ok(&["exec", "beside", "--", "true"])?;
+    waits(&daemon, digest)?;
     daemon.ok(&["rm", "--force", "owner", "beside"])?;
     daemon.end()?;
     module.unload()
+}
+
+/// One whose vCPUs wait for writes, which this host's processor can; others are shown it, and told to halt.
+fn waits(daemon: &Daemon<'_>, digest: &str) -> Result<()> {
+    let asked = "cat /proc/cmdline; grep -c -w monitor /proc/cpuinfo; dmesg | grep 'using mwait'";
+    let told = |idle: &str| {
+        daemon.run(&[
+            "run", "--class", "bare", "--idle", idle, digest, "--", "sh", "-c", asked,
+        ])
+    };
+    let waiting = told("wait")?;
+    let said = String::from_utf8_lossy(&waiting.stdout);
+    ensure!(
+        waiting.status.success() && said.contains("\n1\n") && !said.contains("idle="),
+        "a guest that is to wait says {said}{}",
+        String::from_utf8_lossy(&waiting.stderr)
+    );
+    let halting = told("halt")?;
+    let said = String::from_utf8_lossy(&halting.stdout);
+    ensure!(
+        !halting.status.success() && said.contains(" idle=nomwait"),
+        "a guest that is to halt says {said}"
+    );
+    Ok(())
 }
