@@ -26,15 +26,25 @@ pub(crate) struct Class {
 pub(crate) const STANDARD: &str = "standard";
 
 /// All that are measured, in turn.
-pub(crate) const CLASSES: [Class; 3] = [
+pub(crate) const CLASSES: [Class; 5] = [
     Class {
         name: STANDARD,
         words: &["--class", "standard"],
         owns: false,
     },
     Class {
+        name: "dedicated",
+        words: &["--class", "dedicated"],
+        owns: false,
+    },
+    Class {
         name: "bare",
         words: &["--class", "bare"],
+        owns: true,
+    },
+    Class {
+        name: "bare, waiting",
+        words: &["--class", "bare", "--idle", "wait"],
         owns: true,
     },
     Class {

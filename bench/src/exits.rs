@@ -383,7 +383,7 @@ mod tests {
     #[test]
     fn loads_are_held_against_their_targets() {
         let mut tables = Tables::new();
-        for (class, rate) in CLASSES.iter().zip([1000.0, 2.0, 0.5]) {
+        for (class, rate) in CLASSES.iter().zip([1000.0, 500.0, 2.0, 1.5, 0.5]) {
             let seen = Seen {
                 exits: vec![("Redis".to_owned(), rate)],
                 ..Seen::default()
@@ -392,6 +392,6 @@ mod tests {
         }
         tables.judge();
         let reached: Vec<_> = tables.exits.verdicts.iter().map(|verdict| verdict.reached).collect();
-        assert_eq!(reached, [false, true]);
+        assert_eq!(reached, [false, false, true], "of those that own their CPUs");
     }
 }
