@@ -48,11 +48,6 @@ impl CpuSet {
         self.0.insert(cpu);
     }
 
-    /// One less.
-    pub fn remove(&mut self, cpu: u32) {
-        self.0.remove(&cpu);
-    }
-
     /// The one with the lowest number.
     pub fn first(&self) -> Option<u32> {
         self.0.first().copied()

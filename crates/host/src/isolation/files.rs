@@ -54,13 +54,15 @@ impl CpuFile {
         }
     }
 
-    /// Keeps what it says, if it is not known yet.
-    pub(super) fn remember(&self, journal: &mut Journal) -> Result<(), Error> {
+    /// Keeps what it says, if it is not known yet; `before` was isolated until now.
+    pub(super) fn remember(&self, journal: &mut Journal, before: &[CpuSet]) -> Result<(), Error> {
         if journal.files.contains_key(&self.path) {
             return Ok(());
         }
         if let Some(text) = read(&self.path)? {
-            let default = (self.may_refuse).then(|| was_default(journal, text.trim())).flatten();
+            let default = (self.may_refuse)
+                .then(|| was_default(journal, before, text.trim()))
+                .flatten();
             let said = default.unwrap_or_else(|| text.trim().to_owned());
             journal.files.insert(self.path.clone(), said);
         }
@@ -115,11 +117,11 @@ pub(super) fn of_host(places: &Places) -> Result<Vec<CpuFile>, Error> {
 }
 
 /// What an interrupt would have that was asked for while CPUs were isolated, and has what such get by now.
-fn was_default(journal: &Journal, now: &str) -> Option<String> {
+fn was_default(journal: &Journal, before: &[CpuSet], now: &str) -> Option<String> {
     let default = journal.files.iter().find(|(path, _)| path.ends_with(DEFAULT))?;
     let (default, now) = (CpuSet::of_mask(default.1).ok()?, now.parse::<CpuSet>().ok()?);
     let narrowed = |isolated: &CpuSet| now == default.minus(isolated);
-    journal.applied.iter().any(narrowed).then(|| default.to_string())
+    before.iter().any(narrowed).then(|| default.to_string())
 }
 
 /// All but `kept` say again what they said, and are forgotten.

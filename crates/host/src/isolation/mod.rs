@@ -354,7 +354,7 @@ impl Isolation {
         }
         let files = match isolated.is_empty() {
             true => Vec::new(),
-            false => self.narrow(top, locked, &isolated)?,
+            false => self.narrow(top, locked, &before, &isolated)?,
         };
         // A cgroup with one in it that owns CPUs is not kept off any more, and one without is no way to such.
         files::restore(&mut locked.journal, &files, &self.possible()?)?;
@@ -374,13 +374,19 @@ impl Isolation {
     }
 
     /// Has all files that say where something may be say no isolated CPU; which those are.
-    fn narrow(&self, top: &Path, locked: &mut Locked, isolated: &CpuSet) -> Result<Vec<CpuFile>, Error> {
+    fn narrow(
+        &self,
+        top: &Path,
+        locked: &mut Locked,
+        before: &[CpuSet],
+        isolated: &CpuSet,
+    ) -> Result<Vec<CpuFile>, Error> {
         let open: Vec<PathBuf> = locked.journal.dedicated.values().map(|it| it.cgroup.clone()).collect();
         fence::enable(top, &open, locked)?;
         let mut files = fence::files(top, &open)?;
         files.extend(files::of_host(&self.places)?);
         for file in &files {
-            file.remember(&mut locked.journal)?;
+            file.remember(&mut locked.journal, before)?;
         }
         locked.store()?;
         let control = self.possible()?.minus(isolated);

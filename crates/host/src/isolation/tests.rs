@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-const IRQS: [(&str, &str); 3] = [("7", "0-3"), ("8", "2-3"), ("9", "1")];
+const IRQS: [(&str, &str); 4] = [("7", "0-3"), ("8", "2-3"), ("9", "1"), ("11", "0-2")];
 
 fn set(text: &str) -> CpuSet {
     text.parse().unwrap()
@@ -105,7 +105,7 @@ fn what_is_isolated_is_in_no_file_and_what_is_given_back_in_all_again() {
     fake.isolation.isolate(&set("3")).unwrap();
     assert_eq!(
         fake.everything(),
-        ["00000007", "00000007", "0-2", "2", "1", "0-2", "0-2", "", ""],
+        ["00000007", "00000007", "0-2", "2", "1", "0-2", "0-2", "0-2", "", ""],
         "a sandbox is limited by the node's cgroup above it"
     );
     assert_eq!(fake.read("cgroup/cgroup.subtree_control"), "+cpuset");
@@ -132,7 +132,7 @@ fn a_sandbox_that_owns_cpus_is_not_kept_off_them_and_all_beside_it_are() {
     fake.isolation.isolate(&set("3")).unwrap();
     fake.own("two", "3");
     assert_eq!(
-        fake.everything()[5..],
+        fake.everything()[6..],
         ["0-2", "", "0-2", "0-2"],
         "the service, the node on the way, its daemon, the other sandbox"
     );
