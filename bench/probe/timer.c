@@ -87,7 +87,8 @@ static u64 left(void)
 	case APIC_LVT_TIMER_PERIODIC:
 		return apic_read(APIC_TMICT);
 	default:
-		return apic_read(APIC_TMCCT);
+		/* An emulated one may be at its end and not have interrupted yet, which 0 would keep it from for ever. */
+		return max(apic_read(APIC_TMCCT), 1U);
 	}
 }
 
