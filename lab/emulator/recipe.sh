@@ -13,59 +13,10 @@ out=${1:?usage: recipe.sh OUT_DIR}
 suite=bookworm
 lowest=10
 
-say() { printf '%s\n' "$*"; }
-fail() { printf 'emulator recipe: %s\n' "$*" >&2; exit 1; }
+recipe=emulator
+. "$(dirname "$0")/../apt.sh"
 
-[ "$(uname -m)" = x86_64 ] || fail "needs an x86-64 machine, this is $(uname -m)"
-command -v apt-get >/dev/null || fail "apt-get is missing; the emulator comes from Debian packages"
-
-rm -rf "$out"
-mkdir -p "$out"
-out=$(cd "$out" && pwd)
-work=$out/.work
-mkdir -p "$work/lists/partial" "$work/cache/archives/partial"
-trap 'rm -rf "$work"' EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
-
-# The mirror: every configured source, whatever the file's format, as apt itself understood it.
-mirror() {
-    apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(CODENAME) $(COMPONENT)' 'Created-By: Packages' |
-        awk -v own="$1" '($2 == own || $3 == own) && $4 == "main" { print $1; exit }'
-}
-own=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
-uri=$(mirror "$own")
-if [ -z "$uri" ]; then
-    say "package lists are missing: apt-get update"
-    apt-get update -qq
-    uri=$(mirror "$own")
-fi
-[ -n "$uri" ] || fail "no apt source for the component main of '$own' is configured on this machine"
-
-keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-signed=
-[ ! -e "$keyring" ] || signed="[signed-by=$keyring]"
-for s in "$suite" "$suite-backports"; do
-    echo "deb $signed $uri $s main"
-done >"$work/sources.list"
-
-# An empty status file makes apt resolve the whole closure, from the C library up.
-: >"$work/status"
-cat >"$work/apt.conf" <<CONF
-Dir::Etc::sourcelist "$work/sources.list";
-Dir::Etc::sourceparts "/dev/null";
-Dir::Etc::preferencesparts "/dev/null";
-Dir::State::Lists "$work/lists";
-Dir::State::status "$work/status";
-Dir::Cache "$work/cache";
-APT::Sandbox::User "root";
-Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
-Acquire::Retries "3";
-CONF
-export APT_CONFIG="$work/apt.conf"
-
-say "package lists of $suite and $suite-backports"
-apt-get update -qq
+packages_of "$out" "$suite" "$suite-backports"
 say "downloading QEMU and its libraries (about 40 MB)"
 apt-get install -qq --yes --download-only --no-install-recommends --target-release "$suite-backports" qemu-system-x86 >/dev/null
 unset APT_CONFIG

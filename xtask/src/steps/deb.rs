@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use crate::context::Context;
-use crate::runner::Task;
+use crate::runner::{Report, Task};
 
 pub(super) const LIMIT: Duration = Duration::from_secs(10 * 60);
 
@@ -163,6 +163,30 @@ pub(super) fn captured(command: &mut Command) -> Result<Vec<u8>> {
         );
     }
     Ok(output.stdout)
+}
+
+/// What is told of a package that is there.
+pub(super) fn made(context: &Context, file: &Path) -> Result<Report> {
+    let size = fs::metadata(file)?.len() / 1000;
+    Ok(Report {
+        detail: format!("{} {size} kB", context.short(file).display()),
+        ..Report::default()
+    })
+}
+
+/// Makes a package twice, which must be equal.
+pub(super) fn twice(file: &Path, mut make: impl FnMut(&Path) -> Result<()>) -> Result<()> {
+    make(file)?;
+    let again = file.with_extension("again");
+    make(&again)?;
+    if fs::read(file)? != fs::read(&again)? {
+        bail!(
+            "two packages of the same files differ; compare {} and {}",
+            file.display(),
+            again.display()
+        );
+    }
+    Ok(fs::remove_file(&again)?)
 }
 
 #[cfg(test)]

@@ -6,9 +6,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
-use super::deb::{archive, changelog, check, compress, directory, empty_root, epoch, put};
+use super::deb::{archive, changelog, check, compress, directory, empty_root, epoch, made, put, twice};
 use crate::context::Context;
 use crate::runner::{Report, Step, Task};
 use crate::tree;
@@ -36,11 +36,7 @@ pub(crate) fn package(version: Option<String>) -> Step {
         let version = version.as_deref().unwrap_or(env!("CARGO_PKG_VERSION"));
         let file = directory(context).join(format!("{NAME}_{version}_all.deb"));
         make(context, task, version, &file)?;
-        let size = fs::metadata(&file)?.len() / 1000;
-        Ok(Report {
-            detail: format!("{} {size} kB", context.short(&file).display()),
-            ..Report::default()
-        })
+        made(context, &file)
     })
     .hint("dpkg-deb's messages are above; it must be Debian's own")
 }
@@ -49,17 +45,8 @@ pub(crate) fn package(version: Option<String>) -> Step {
 pub(crate) fn package_for_tests() -> Step {
     Step::new("module-package", |context, task| {
         let version = env!("CARGO_PKG_VERSION");
-        let [file, again] = ["", "again-"].map(|word| directory(context).join(format!("{word}{NAME}.deb")));
-        make(context, task, version, &file)?;
-        make(context, task, version, &again)?;
-        if fs::read(&file)? != fs::read(&again)? {
-            bail!(
-                "two packages of the same source differ; compare {} and {}",
-                file.display(),
-                again.display()
-            );
-        }
-        fs::remove_file(&again)?;
+        let file = directory(context).join(format!("{NAME}.deb"));
+        twice(&file, |file| make(context, task, version, file))?;
         let mut wanted: Vec<_> = FILES
             .iter()
             .map(|(_, to, _)| to.replace("@VERSION@", version))

@@ -7,11 +7,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use super::KERNEL;
 use super::deb::{
-    LIMIT, archive, captured, changelog, check, compress, directory, empty_root, epoch, files_below, put,
+    LIMIT, archive, captured, changelog, check, compress, directory, empty_root, epoch, files_below, made, put, twice,
 };
 use super::licences;
 use super::sandbox::basalt;
@@ -89,11 +89,7 @@ pub(crate) fn package(version: Option<String>) -> Step {
         let version = version.as_deref().unwrap_or(env!("CARGO_PKG_VERSION"));
         let file = directory(context).join(format!("{NAME}_{version}_amd64.deb"));
         make(context, task, version, &file)?;
-        let size = fs::metadata(&file)?.len() / 1000;
-        Ok(Report {
-            detail: format!("{} {size} kB", context.short(&file).display()),
-            ..Report::default()
-        })
+        made(context, &file)
     })
     .hint("dpkg-deb's messages are above; it must be Debian's own")
 }
@@ -103,17 +99,7 @@ pub(crate) fn packages_for_tests() -> Step {
     Step::new("package", |context, task| {
         let [old, new] = for_tests(context);
         fs::create_dir_all(old.parent().context("a package without a directory")?)?;
-        make(context, task, env!("CARGO_PKG_VERSION"), &old)?;
-        let again = directory(context).join("again.deb");
-        make(context, task, env!("CARGO_PKG_VERSION"), &again)?;
-        if fs::read(&old)? != fs::read(&again)? {
-            bail!(
-                "two packages of the same files differ; compare {} and {}",
-                old.display(),
-                again.display()
-            );
-        }
-        fs::remove_file(&again)?;
+        twice(&old, |file| make(context, task, env!("CARGO_PKG_VERSION"), file))?;
         make(context, task, NEXT, &new)?;
         let wanted: Vec<_> = FILES.iter().map(|(_, _, to, _)| *to).collect();
         check(task, &old, &wanted)?;
