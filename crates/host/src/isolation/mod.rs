@@ -44,7 +44,7 @@ struct Places {
     proc: PathBuf,
     /// sysfs.
     sys: PathBuf,
-    /// The top of the cgroups, where there are any.
+    /// The top of the cgroups; looked for when it is needed, which is not for each sandbox that starts.
     cgroup: Option<PathBuf>,
     /// Where the journal is; gone after a boot.
     journal: PathBuf,
@@ -135,7 +135,7 @@ impl Isolation {
             places: Places {
                 proc: "/proc".into(),
                 sys: SYS.into(),
-                cgroup: crate::cgroup::mount_point().ok(),
+                cgroup: None,
                 journal: JOURNAL.into(),
             },
         }
@@ -341,7 +341,10 @@ impl Isolation {
         if locked.journal.is_without_effect() {
             return Ok(());
         }
-        let top = self.places.cgroup.as_deref().ok_or(crate::Error::NoCgroup2)?;
+        let top = match &self.places.cgroup {
+            Some(top) => top.clone(),
+            None => crate::cgroup::mount_point()?,
+        };
         // Whoever was to bring it back is gone.
         if let Some(cpu) = locked.journal.emptying {
             self.bring_online(cpu)?;
@@ -354,14 +357,14 @@ impl Isolation {
         }
         let files = match isolated.is_empty() {
             true => Vec::new(),
-            false => self.narrow(top, locked, &before, &isolated)?,
+            false => self.narrow(&top, locked, &before, &isolated)?,
         };
         // A cgroup with one in it that owns CPUs is not kept off any more, and one without is no way to such.
         files::restore(&mut locked.journal, &files, &self.possible()?)?;
         if isolated.is_empty() {
             fence::disable(locked);
         }
-        self.move_tasks(top, locked, &before, &isolated)?;
+        self.move_tasks(&top, locked, &before, &isolated)?;
         locked.journal.emptied = locked.journal.emptied.and(&isolated);
         for cpu in isolated.minus(&locked.journal.emptied).iter() {
             self.empty(locked, cpu)?;
