@@ -19,10 +19,11 @@
 /* Vectors below are illegal (16.3.3). */
 #define FIRST_VECTOR	16
 
-/* The id by which an x2APIC is addressed logically: sixteen make a cluster. */
 static __always_inline bool is_logical(u32 id, u32 destination)
 {
-	return id >> 4 == destination >> 16 && destination & BIT(id & 15);
+	u32 logical = basalt_logical_id(id);
+
+	return logical >> 16 == destination >> 16 && (u16)(logical & destination);
 }
 
 static __always_inline bool is_meant(u32 id, u32 self, u32 low, u32 destination)
@@ -58,11 +59,13 @@ enum basalt_sent notrace basalt_icr_write(struct basalt_vcpu *vcpu, u64 value)
 	if (vector < FIRST_VECTOR)
 		return sent;
 	for (index = 0; index < BASALT_MAX_CPUS; index++) {
-		u32 id = READ_ONCE(vcpu->vm->apic_ids[index]);
+		const struct basalt_apic *apic = &vcpu->vm->apics[index];
+		/* Whose physical id it is was there before it. */
+		u32 id = smp_load_acquire(&apic->id);
 
 		if (id == BASALT_NO_APIC || !is_meant(id, vcpu->apic_id, low, destination))
 			continue;
-		__wrmsr(X2APIC_ICR, APIC_DM_FIXED | vector, id);
+		__wrmsr(X2APIC_ICR, APIC_DM_FIXED | vector, READ_ONCE(apic->physical));
 		sent = BASALT_SENT;
 		if (mode == APIC_DM_LOWEST)
 			break;

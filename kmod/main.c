@@ -39,10 +39,8 @@ static long get_claimed(const struct claim *claim, struct basalt_claimed __user 
 	claimed = kzalloc(sizeof(*claimed), GFP_KERNEL);
 	if (!claimed)
 		return -ENOMEM;
-	for_each_cpu(cpu, &claim->cpus) {
-		claimed->cpus[claimed->count] = cpu;
-		claimed->apic_ids[claimed->count++] = cpu_physical_id(cpu);
-	}
+	for_each_cpu(cpu, &claim->cpus)
+		claimed->cpus[claimed->count++] = cpu;
 	claimed->tsc_khz = tsc_khz;
 	if (copy_to_user(user, claimed, sizeof(*claimed)))
 		error = -EFAULT;

@@ -24,6 +24,8 @@ static const u32 own_msrs[] = {
 
 #define X2APIC_FIRST	0x800
 #define X2APIC_LAST	0x8ff
+#define X2APIC_ID	0x802
+#define X2APIC_LDR	0x80d
 #define X2APIC_ICR	0x830
 
 /* NMIs wait until the guest's IRET, which is looked for meanwhile. */
@@ -98,9 +100,9 @@ int basalt_svm_init_vm(struct basalt_vm *vm)
 	for (index = 0; index < ARRAY_SIZE(own_msrs); index++)
 		let(vm->msr_map, own_msrs[index], true, true);
 	let(vm->msr_map, MSR_IA32_TSC, true, false);
-	/* What is sent to others is looked at first. */
+	/* What is sent to others is looked at first, and which APIC this is, is nobody's business. */
 	for (msr = X2APIC_FIRST; msr <= X2APIC_LAST; msr++)
-		let(vm->msr_map, msr, true, msr != X2APIC_ICR);
+		let(vm->msr_map, msr, msr != X2APIC_ID && msr != X2APIC_LDR && msr != X2APIC_ICR, msr != X2APIC_ICR);
 	return 0;
 }
 
@@ -243,10 +245,16 @@ void basalt_svm_get_state(struct basalt_vcpu *vcpu, struct basalt_state *state)
 	state->sysenter_cs = save->sysenter_cs;
 	state->sysenter_esp = save->sysenter_esp;
 	state->sysenter_eip = save->sysenter_eip;
+	/* What SYSRET has left in the stack segment need not be the privilege level. */
+	state->ss.attributes = (state->ss.attributes & ~(3 << 5)) | save->cpl << 5;
 	state->tsc_offset = vcpu->vmcb->control.tsc_offset;
 	state->interruptibility = vcpu->vmcb->control.int_state & SVM_INTERRUPT_SHADOW_MASK ? BASALT_STATE_SHADOW : 0;
 	if (vcpu->in_nmi)
 		state->interruptibility |= BASALT_STATE_IN_NMI;
+	if (READ_ONCE(vcpu->nmi))
+		state->interruptibility |= BASALT_STATE_NMI;
+	if (vcpu->vmcb->control.event_inj & SVM_EVTINJ_VALID)
+		state->event = vcpu->vmcb->control.event_inj | (u64)vcpu->vmcb->control.event_inj_err << 32;
 }
 
 /**
@@ -293,9 +301,10 @@ void basalt_svm_set_state(struct basalt_vcpu *vcpu, const struct basalt_state *s
 	save->sysenter_eip = state->sysenter_eip;
 	vcpu->vmcb->control.tsc_offset = state->tsc_offset;
 	vcpu->vmcb->control.int_state = state->interruptibility & BASALT_STATE_SHADOW ? SVM_INTERRUPT_SHADOW_MASK : 0;
-	vcpu->vmcb->control.event_inj = 0;
+	vcpu->vmcb->control.event_inj = state->event;
+	vcpu->vmcb->control.event_inj_err = state->event >> 32;
 	set_in_nmi(vcpu, state->interruptibility & BASALT_STATE_IN_NMI);
-	if (state->interruptibility & BASALT_STATE_NO_NMI)
-		WRITE_ONCE(vcpu->nmi, false);
+	if (state->interruptibility & (BASALT_STATE_NO_NMI | BASALT_STATE_NMI))
+		WRITE_ONCE(vcpu->nmi, state->interruptibility & BASALT_STATE_NMI);
 	vcpu->answer = BASALT_EXIT_INTERRUPTED;
 }

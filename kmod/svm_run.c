@@ -18,45 +18,16 @@
 #include <asm/processor-flags.h>
 #include <asm/svm.h>
 #include <asm/trapnr.h>
+#include <asm/tsc.h>
 
 #include "svm.h"
 #include "vm.h"
 
 #define X2APIC(register)	(APIC_BASE_MSR + ((register) >> 4))
 
-/* Interrupts of all vectors at most, in service and waiting (16.6.3). */
-#define MOST_PENDING	512
-
 static __always_inline void count(struct basalt_vcpu *vcpu, enum basalt_count what)
 {
 	vcpu->run->counts[what]++;
-}
-
-/* Whatever the host has left in the APIC would reach the guest, and what a guest has left the host. */
-static void notrace drain(void)
-{
-	unsigned int tries, word;
-	u32 pending;
-
-	__wrmsr(X2APIC(APIC_LVTT), APIC_LVT_MASKED, 0);
-	__wrmsr(X2APIC(APIC_LVTPC), APIC_LVT_MASKED, 0);
-	__wrmsr(X2APIC(APIC_LVT0), APIC_LVT_MASKED, 0);
-	__wrmsr(X2APIC(APIC_LVT1), APIC_LVT_MASKED, 0);
-	__wrmsr(X2APIC(APIC_LVTERR), APIC_LVT_MASKED, 0);
-	__wrmsr(X2APIC(APIC_TMICT), 0, 0);
-	__wrmsr(X2APIC(APIC_TASKPRI), 0, 0);
-	__wrmsr(X2APIC(APIC_SPIV), APIC_SPIV_APIC_ENABLED | SPURIOUS_APIC_VECTOR, 0);
-	for (tries = 0; tries < MOST_PENDING; tries++) {
-		pending = 0;
-		for (word = 0; word < 8; word++)
-			pending |= (u32)__rdmsr(X2APIC(APIC_IRR + 0x10 * word)) |
-				   (u32)__rdmsr(X2APIC(APIC_ISR + 0x10 * word));
-		if (!pending)
-			break;
-		basalt_take_interrupt();
-		__wrmsr(X2APIC(APIC_EOI), 0, 0);
-	}
-	__wrmsr(X2APIC(APIC_SPIV), SPURIOUS_APIC_VECTOR, 0);
 }
 
 /* From here on the CPU has virtualization, and an APIC in the mode that the guest sees. */
@@ -80,7 +51,8 @@ static void notrace begin(struct basalt_cpu *self, struct basalt_vcpu *vcpu)
 {
 	if (!self->enabled)
 		enable(self);
-	drain();
+	basalt_lapic_drain();
+	vcpu->timer_khz = basalt_lapic_timer_khz(tsc_khz);
 	basalt_predict_nothing();
 	basalt_fpu_for_guest(self);
 	__wrmsr(MSR_VM_HSAVE_PA, (u32)vcpu->save_pa, vcpu->save_pa >> 32);
@@ -95,7 +67,7 @@ void notrace basalt_svm_leave(struct basalt_cpu *self)
 {
 	u64 base = self->apic_base, efer = __rdmsr(MSR_EFER) & ~EFER_SVME;
 
-	drain();
+	basalt_lapic_drain();
 	basalt_predict_nothing();
 	basalt_fpu_restore(self);
 	basalt_predict_restore(self);
@@ -181,6 +153,7 @@ static __always_inline void refuse(struct basalt_vcpu *vcpu, u8 vector, bool wit
 /* Tells whether user space is needed. */
 static bool notrace do_icr(struct basalt_vcpu *vcpu, u64 value)
 {
+	vcpu->icr = value;
 	switch (basalt_icr_write(vcpu, value)) {
 	case BASALT_SENT_BY_USER:
 		return true;
@@ -194,6 +167,31 @@ static bool notrace do_icr(struct basalt_vcpu *vcpu, u64 value)
 	return false;
 }
 
+static __always_inline void answer(struct basalt_vcpu *vcpu, u64 value)
+{
+	vcpu->vmcb->save.rax = (u32)value;
+	vcpu->regs.rdx = value >> 32;
+	skip(vcpu, vcpu->vmcb->save.rip + 2);
+}
+
+/* The registers of which the CPU's own would tell its physical id. Tells whether this is one. */
+static bool notrace do_identity(struct basalt_vcpu *vcpu, u32 index)
+{
+	switch (index) {
+	case X2APIC(APIC_ID):
+		answer(vcpu, vcpu->apic_id);
+		return true;
+	case X2APIC(APIC_LDR):
+		answer(vcpu, basalt_logical_id(vcpu->apic_id));
+		return true;
+	case X2APIC(APIC_ICR):
+		answer(vcpu, vcpu->icr);
+		return true;
+	default:
+		return false;
+	}
+}
+
 /* Tells whether user space is needed. */
 static bool notrace do_msr(struct basalt_vcpu *vcpu)
 {
@@ -203,7 +201,7 @@ static bool notrace do_msr(struct basalt_vcpu *vcpu)
 	u32 index = vcpu->regs.rcx;
 
 	count(vcpu, index == X2APIC(APIC_ICR) ? BASALT_COUNT_ICR : BASALT_COUNT_MSR);
-	if (index == X2APIC(APIC_ICR) && write && !do_icr(vcpu, value))
+	if (write ? index == X2APIC(APIC_ICR) && !do_icr(vcpu, value) : do_identity(vcpu, index))
 		return false;
 	if (index != MSR_EFER) {
 		vcpu->run->msr.index = index;
@@ -219,12 +217,10 @@ static bool notrace do_msr(struct basalt_vcpu *vcpu)
 		}
 		/* Whether long mode is active follows CR0 (14.6.1). */
 		save->efer = (value & ~EFER_LMA) | (save->efer & EFER_LMA) | EFER_SVME;
+		skip(vcpu, save->rip + 2);
 	} else {
-		value = save->efer & ~EFER_SVME;
-		save->rax = (u32)value;
-		vcpu->regs.rdx = value >> 32;
+		answer(vcpu, save->efer & ~EFER_SVME);
 	}
-	skip(vcpu, save->rip + 2);
 	return false;
 }
 
@@ -349,7 +345,7 @@ static __always_inline void deliver_nmi(struct basalt_vcpu *vcpu)
 	if (!READ_ONCE(vcpu->nmi) || vcpu->in_nmi)
 		return;
 	if (control->event_inj & SVM_EVTINJ_VALID) {
-		__wrmsr(X2APIC(APIC_ICR), APIC_DM_NMI, vcpu->apic_id);
+		__wrmsr(X2APIC(APIC_ICR), APIC_DM_NMI, vcpu->physical_id);
 		return;
 	}
 	WRITE_ONCE(vcpu->nmi, false);
@@ -381,20 +377,17 @@ static void notrace finish(struct basalt_vcpu *vcpu)
 			fault(vcpu, X86_TRAP_GP, true);
 			break;
 		}
-		if (!READ_ONCE(run->msr.write)) {
-			u64 value = READ_ONCE(run->msr.value);
-
-			save->rax = (u32)value;
-			vcpu->regs.rdx = value >> 32;
-		}
-		skip(vcpu, save->rip + 2);
+		if (READ_ONCE(run->msr.write))
+			skip(vcpu, save->rip + 2);
+		else
+			answer(vcpu, READ_ONCE(run->msr.value));
 		break;
 	}
 	vcpu->answer = BASALT_EXIT_INTERRUPTED;
 }
 
 /**
- * basalt_svm_run() - runs a vCPU until user space is needed, or somebody stops it
+ * basalt_svm_run() - runs a vCPU until user space is needed, or somebody stops it; or does what else it is to
  * @self: what is known of this CPU
  * @vcpu: which
  */
@@ -402,6 +395,18 @@ void notrace basalt_svm_run(struct basalt_cpu *self, struct basalt_vcpu *vcpu)
 {
 	if (!vcpu->ran)
 		begin(self, vcpu);
+	switch (vcpu->job) {
+	case BASALT_JOB_SAVE:
+		basalt_fpu_save(self, vcpu->context);
+		basalt_lapic_save(vcpu);
+		return;
+	case BASALT_JOB_LOAD:
+		basalt_fpu_load(self, vcpu->context);
+		basalt_lapic_load(vcpu);
+		return;
+	case BASALT_JOB_RUN:
+		break;
+	}
 	finish(vcpu);
 	for (;;) {
 		/* An NMI that comes behind the looks waits, and ends the guest's run as it begins. */

@@ -26,8 +26,12 @@ static int set_reachable(struct basalt_vcpu *vcpu, bool reachable)
 	unsigned int index;
 
 	for (index = 0; index < BASALT_MAX_CPUS; index++) {
-		if (vcpu->vm->apic_ids[index] == from) {
-			WRITE_ONCE(vcpu->vm->apic_ids[index], to);
+		struct basalt_apic *apic = &vcpu->vm->apics[index];
+
+		if (apic->id == from) {
+			WRITE_ONCE(apic->physical, vcpu->physical_id);
+			/* Pairs with basalt_icr_write(). */
+			smp_store_release(&apic->id, to);
 			return 0;
 		}
 	}
@@ -68,6 +72,7 @@ static long run(struct basalt_vcpu *vcpu)
 	mutex_unlock(&vcpu->vm->lock);
 	/* The CPU itself looks at this when it has finished the last exit. */
 	WRITE_ONCE(vcpu->stop, READ_ONCE(vcpu->run->immediate_exit));
+	vcpu->job = BASALT_JOB_RUN;
 	result = basalt_cpu_run(vcpu);
 	mutex_unlock(&vcpu->lock);
 	return result;
@@ -113,6 +118,63 @@ static long set_state(struct basalt_vcpu *vcpu, const struct basalt_state __user
 	return error;
 }
 
+/* For the CPU to write to and read from; the XSAVE area at its beginning has to be aligned. */
+static struct basalt_context *new_context(void)
+{
+	BUILD_BUG_ON(offsetof(struct basalt_context, xsave));
+	return (void *)__get_free_pages(GFP_KERNEL | __GFP_ZERO, get_order(sizeof(struct basalt_context)));
+}
+
+static void free_context(struct basalt_context *context)
+{
+	free_pages((unsigned long)context, get_order(sizeof(*context)));
+}
+
+/* Has the CPU write the context, or read it. What it does it finishes, whatever signal comes. */
+static long work(struct basalt_vcpu *vcpu, enum basalt_job job, struct basalt_context *context)
+{
+	long error;
+
+	if (!mutex_trylock(&vcpu->lock))
+		return -EBUSY;
+	vcpu->job = job;
+	vcpu->context = context;
+	error = basalt_cpu_run(vcpu);
+	vcpu->context = NULL;
+	mutex_unlock(&vcpu->lock);
+	return error == -EINTR ? 0 : error;
+}
+
+static long get_context(struct basalt_vcpu *vcpu, struct basalt_context __user *user)
+{
+	struct basalt_context *context = new_context();
+	long error;
+
+	if (!context)
+		return -ENOMEM;
+	error = work(vcpu, BASALT_JOB_SAVE, context);
+	if (!error && copy_to_user(user, context, sizeof(*context)))
+		error = -EFAULT;
+	free_context(context);
+	return error;
+}
+
+static long set_context(struct basalt_vcpu *vcpu, const struct basalt_context __user *user)
+{
+	struct basalt_context *context = new_context();
+	long error = -EINVAL;
+
+	if (!context)
+		return -ENOMEM;
+	if (copy_from_user(context, user, sizeof(*context)))
+		error = -EFAULT;
+	else if (!context->reserved0 && !memchr_inv(context->reserved, 0, sizeof(context->reserved)) &&
+		 basalt_fpu_bears(context) && basalt_lapic_bears(context))
+		error = work(vcpu, BASALT_JOB_LOAD, context);
+	free_context(context);
+	return error;
+}
+
 static long interrupt(struct basalt_vcpu *vcpu, const struct basalt_interrupt __user *user)
 {
 	struct basalt_interrupt asked;
@@ -145,6 +207,10 @@ static long vcpu_ioctl(struct file *file, unsigned int request, unsigned long ar
 		return get_state(vcpu, user);
 	case BASALT_SET_STATE:
 		return set_state(vcpu, user);
+	case BASALT_GET_CONTEXT:
+		return get_context(vcpu, user);
+	case BASALT_SET_CONTEXT:
+		return set_context(vcpu, user);
 	case BASALT_INTERRUPT:
 		return interrupt(vcpu, user);
 	case BASALT_NMI:
@@ -162,7 +228,7 @@ static const struct file_operations vcpu_operations = {
 	.llseek = noop_llseek,
 };
 
-static struct basalt_vcpu *new_vcpu(struct basalt_vm *vm, unsigned int cpu)
+static struct basalt_vcpu *new_vcpu(struct basalt_vm *vm, unsigned int cpu, u32 apic_id)
 {
 	struct basalt_vcpu *vcpu;
 
@@ -172,7 +238,8 @@ static struct basalt_vcpu *new_vcpu(struct basalt_vm *vm, unsigned int cpu)
 		return NULL;
 	vcpu->vm = vm;
 	vcpu->cpu = cpu;
-	vcpu->apic_id = cpu_physical_id(cpu);
+	vcpu->apic_id = apic_id;
+	vcpu->physical_id = cpu_physical_id(cpu);
 	mutex_init(&vcpu->lock);
 	vcpu->vmcb = (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
 	vcpu->host = (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
@@ -186,14 +253,25 @@ static struct basalt_vcpu *new_vcpu(struct basalt_vm *vm, unsigned int cpu)
 	return NULL;
 }
 
+static bool is_taken(const struct basalt_vm *vm, u32 apic_id)
+{
+	unsigned int index;
+
+	for (index = 0; index < BASALT_MAX_CPUS; index++) {
+		if (vm->apics[index].id == apic_id)
+			return true;
+	}
+	return false;
+}
+
 /**
  * basalt_vcpu_create() - a vCPU as it is after power on
  * @vm: of which machine
- * @user: where, and what is told of it
+ * @user: where, and by which id
  *
  * Return: its descriptor, or an error of BASALT_CREATE_VCPU.
  */
-long basalt_vcpu_create(struct basalt_vm *vm, struct basalt_create_vcpu __user *user)
+long basalt_vcpu_create(struct basalt_vm *vm, const struct basalt_create_vcpu __user *user)
 {
 	struct basalt_create_vcpu asked;
 	struct basalt_vcpu *vcpu;
@@ -201,17 +279,17 @@ long basalt_vcpu_create(struct basalt_vm *vm, struct basalt_create_vcpu __user *
 
 	if (copy_from_user(&asked, user, sizeof(asked)))
 		return -EFAULT;
-	if (asked.apic_id || memchr_inv(asked.reserved, 0, sizeof(asked.reserved)))
+	if (asked.apic_id == BASALT_NO_APIC || memchr_inv(asked.reserved, 0, sizeof(asked.reserved)))
 		return -EINVAL;
 	if (!basalt_claim_has(vm->claim, asked.cpu))
 		return -ENODEV;
-	if (put_user((u32)cpu_physical_id(asked.cpu), &user->apic_id))
-		return -EFAULT;
 	mutex_lock(&vm->lock);
 	if (vm->ran) {
 		result = -EBUSY;
+	} else if (is_taken(vm, asked.apic_id)) {
+		result = -EEXIST;
 	} else {
-		vcpu = new_vcpu(vm, asked.cpu);
+		vcpu = new_vcpu(vm, asked.cpu, asked.apic_id);
 		result = vcpu ? basalt_cpu_take(vcpu) : -ENOMEM;
 		if (!result) {
 			kref_get(&vm->users);

@@ -219,7 +219,7 @@ long basalt_vm_create(struct file *claim, const struct basalt_create_vm __user *
 	kref_init(&vm->users);
 	mutex_init(&vm->lock);
 	INIT_LIST_HEAD(&vm->regions);
-	memset(vm->apic_ids, 0xff, sizeof(vm->apic_ids));
+	memset(vm->apics, 0xff, sizeof(vm->apics));
 	vm->claim = get_file(claim);
 	INIT_LIST_HEAD(&vm->tables.pages);
 	result = basalt_tables_init(&vm->tables);

@@ -26,6 +26,30 @@ int basalt_tables_init(struct basalt_tables *tables);
 void basalt_tables_free(struct basalt_tables *tables);
 int basalt_tables_map(struct basalt_tables *tables, u64 guest, struct page **pages, unsigned long count, bool write);
 
+#define BASALT_NO_APIC	U32_MAX
+
+/**
+ * struct basalt_apic - how a vCPU is reached
+ * @id: its APIC's id, as the guest knows it; BASALT_NO_APIC where there is none
+ * @physical: the id of the APIC that it has
+ */
+struct basalt_apic {
+	u32 id;
+	u32 physical;
+};
+
+/**
+ * enum basalt_job - what a vCPU is to do on its CPU
+ * @BASALT_JOB_RUN: to run its guest
+ * @BASALT_JOB_SAVE: to write its context
+ * @BASALT_JOB_LOAD: to read it
+ */
+enum basalt_job {
+	BASALT_JOB_RUN,
+	BASALT_JOB_SAVE,
+	BASALT_JOB_LOAD,
+};
+
 /**
  * struct basalt_vm - a virtual machine
  * @claim: the file of the claim whose CPUs it has
@@ -36,7 +60,7 @@ int basalt_tables_map(struct basalt_tables *tables, u64 guest, struct page **pag
  * @msr_map: which registers the guest may touch; two pages
  * @io_map: which ports; three pages
  * @cpuid: what CPUID says
- * @apic_ids: of its vCPUs, in any order; BASALT_NO_APIC where there is none
+ * @apics: of its vCPUs, in any order
  */
 struct basalt_vm {
 	struct kref users;
@@ -48,16 +72,19 @@ struct basalt_vm {
 	void *msr_map;
 	void *io_map;
 	struct basalt_cpuid *cpuid;
-	u32 apic_ids[BASALT_MAX_CPUS];
+	struct basalt_apic apics[BASALT_MAX_CPUS];
 };
-
-#define BASALT_NO_APIC	U32_MAX
 
 /**
  * struct basalt_vcpu - a vCPU
  * @vm: whose
  * @cpu: where
- * @apic_id: the id of the APIC there
+ * @apic_id: the id of its APIC, as the guest knows it
+ * @physical_id: the id of the APIC there
+ * @timer_khz: how fast that one's timer counts
+ * @icr: what the guest has last written to its interrupt command register
+ * @job: what it is to do next, one of enum basalt_job
+ * @context: of such a job; its XSAVE area is aligned
  * @lock: whoever has it runs the vCPU, or looks at its state
  * @regs: what is not in the control block
  * @vmcb: the vendor's control block
@@ -77,6 +104,11 @@ struct basalt_vcpu {
 	struct basalt_vm *vm;
 	unsigned int cpu;
 	u32 apic_id;
+	u32 physical_id;
+	u32 timer_khz;
+	u64 icr;
+	enum basalt_job job;
+	struct basalt_context *context;
 	struct mutex lock;
 	struct basalt_regs regs;
 	struct vmcb *vmcb;
@@ -104,7 +136,7 @@ long basalt_vm_create(struct file *claim, const struct basalt_create_vm __user *
 void basalt_vm_put(struct basalt_vm *vm);
 
 /* vcpu.c */
-long basalt_vcpu_create(struct basalt_vm *vm, struct basalt_create_vcpu __user *user);
+long basalt_vcpu_create(struct basalt_vm *vm, const struct basalt_create_vcpu __user *user);
 
 /* svm.c */
 bool basalt_svm_usable(void);
@@ -126,6 +158,12 @@ enum basalt_sent {
 	BASALT_SENT_BY_USER,
 };
 
+/* By which an x2APIC is addressed logically: a cluster, and a bit of sixteen in it (AMD64 APM 2, 16.14). */
+static inline u32 basalt_logical_id(u32 apic_id)
+{
+	return (apic_id >> 4) << 16 | BIT(apic_id & 15);
+}
+
 /* icr.c: on a CPU that Linux believes to be dead. */
 enum basalt_sent basalt_icr_write(struct basalt_vcpu *vcpu, u64 value);
 
@@ -145,5 +183,15 @@ void basalt_fpu_init(void);
 void basalt_fpu_keep(struct basalt_cpu *self);
 void basalt_fpu_for_guest(struct basalt_cpu *self);
 void basalt_fpu_restore(struct basalt_cpu *self);
+bool basalt_fpu_bears(const struct basalt_context *context);
+void basalt_fpu_save(struct basalt_cpu *self, struct basalt_context *context);
+void basalt_fpu_load(struct basalt_cpu *self, const struct basalt_context *context);
+
+/* lapic.c: but for the first on a CPU that Linux believes to be dead. */
+bool basalt_lapic_bears(const struct basalt_context *context);
+void basalt_lapic_drain(void);
+u32 basalt_lapic_timer_khz(u32 tsc_khz);
+void basalt_lapic_save(struct basalt_vcpu *vcpu);
+void basalt_lapic_load(struct basalt_vcpu *vcpu);
 
 #endif

@@ -13,7 +13,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define BASALT_API_VERSION	1
+#define BASALT_API_VERSION	2
 
 /* Where the requests are made: a character device, for its owner alone. */
 #define BASALT_DEVICE		"/dev/basalt"
@@ -66,16 +66,14 @@ struct basalt_claim {
 
 /**
  * struct basalt_claimed - what a claim has
- * @count: how many of @cpus and @apic_ids there are
+ * @count: how many of @cpus there are
  * @cpus: their numbers, as Linux counts them, in rising order
- * @apic_ids: the ids of their APICs, in the same order
  * @tsc_khz: as in struct basalt_info
  * @reserved: zero
  */
 struct basalt_claimed {
 	__u32 count;
 	__u32 cpus[BASALT_MAX_CPUS];
-	__u32 apic_ids[BASALT_MAX_CPUS];
 	__u32 tsc_khz;
 	__u32 reserved[14];
 };
@@ -121,7 +119,7 @@ struct basalt_memory {
 /**
  * struct basalt_create_vcpu - a vCPU on a CPU of the claim
  * @cpu: the number of the CPU, as Linux counts them
- * @apic_id: out: its APIC's id, which the guest sees
+ * @apic_id: its APIC's id, as the guest sees it: any but 0xffffffff, whatever that of the CPU is
  * @reserved: zero
  */
 struct basalt_create_vcpu {
@@ -172,10 +170,11 @@ struct basalt_cpuid {
  * BASALT_MAP_MEMORY pins the pages, and counts them as locked (ENOMEM beyond
  * RLIMIT_MEMLOCK); EEXIST where the guest has memory already.
  * BASALT_CREATE_VCPU returns a descriptor; ENODEV for a CPU that is not of the
- * claim, EEXIST for one that has a vCPU. BASALT_SET_CPUID is for all vCPUs.
+ * claim, EEXIST for one that has a vCPU, or an id that a vCPU has.
+ * BASALT_SET_CPUID is for all vCPUs.
  */
 #define BASALT_MAP_MEMORY	_IOW(0xba, 0x20, struct basalt_memory)
-#define BASALT_CREATE_VCPU	_IOWR(0xba, 0x21, struct basalt_create_vcpu)
+#define BASALT_CREATE_VCPU	_IOW(0xba, 0x21, struct basalt_create_vcpu)
 #define BASALT_SET_CPUID	_IOW(0xba, 0x22, struct basalt_cpuid)
 
 struct basalt_regs {
@@ -199,6 +198,8 @@ struct basalt_segment {
  * @cr0: control registers; @cr8 is the APIC's
  * @efer: model-specific registers, by their names
  * @interruptibility: BASALT_STATE_*
+ * @event: what is delivered at the next entry, as the vendor's control block has it: its vector, type (bits 8 to 10),
+ *         whether it has an error code (bit 11), and whether there is one (bit 31); an error code in the upper half
  * @reserved: zero
  */
 struct basalt_state {
@@ -211,12 +212,45 @@ struct basalt_state {
 	__u64 sysenter_cs, sysenter_esp, sysenter_eip;
 	__u64 tsc_offset;
 	__u32 interruptibility;
-	__u32 reserved[31];
+	__u32 reserved0;
+	__u64 event;
+	__u32 reserved[28];
 };
 
 #define BASALT_STATE_SHADOW	(1 << 0)	/* interrupts wait for the instruction behind this one */
 #define BASALT_STATE_IN_NMI	(1 << 1)	/* NMIs wait for an IRET */
 #define BASALT_STATE_NO_NMI	(1 << 2)	/* set only: an NMI that waits is forgotten */
+#define BASALT_STATE_NMI	(1 << 3)	/* an NMI waits */
+
+/* Bytes of an XSAVE area in its standard format, as far as guests' states go. */
+#define BASALT_XSAVE_BYTES	4096
+
+/* The x2APIC's registers, by their numbers from 0x800 on. */
+#define BASALT_APIC_REGISTERS	64
+
+/**
+ * struct basalt_context - what a vCPU has on its CPU itself: its FPU, its APIC and a few registers
+ * @xsave: the XSAVE area in its standard format, without states that do not fit
+ * @xcr0: which states the guest has switched on
+ * @dr: debug addresses, 0 to 3
+ * @tsc_aux: what RDTSCP tells beside the time
+ * @timer_khz: out: how fast the APIC's timer counts before it is divided, within some percent; zero where it could not be seen
+ * @reserved0: zero
+ * @apic: the x2APIC's registers; where one has 64 bits, or is not there, zero. Taken over are TPR, SVR, ISR, IRR, all
+ *        local vectors but the thermal one, and the timer: one that counts once goes on with what is left of it, a
+ *        periodic one begins anew
+ * @reserved: zero
+ */
+struct basalt_context {
+	__u8 xsave[BASALT_XSAVE_BYTES];
+	__u64 xcr0;
+	__u64 dr[4];
+	__u64 tsc_aux;
+	__u32 timer_khz;
+	__u32 reserved0;
+	__u32 apic[BASALT_APIC_REGISTERS];
+	__u32 reserved[48];
+};
 
 /* Why a vCPU came out. */
 #define BASALT_EXIT_INTERRUPTED	0	/* somebody wanted it: a signal */
@@ -297,14 +331,18 @@ struct basalt_interrupt {
 /*
  * On a vCPU. BASALT_RUN returns when the vCPU has come out, and why is in the
  * page; EINTR after a signal. What an exit asks is answered in the page before
- * the next BASALT_RUN. The state's two are for a vCPU that does not run (EBUSY),
- * the other two for one that may: BASALT_INTERRUPT is an IPI, and no exit;
- * BASALT_NMI, a non-maskable interrupt for the guest, makes two.
+ * the next BASALT_RUN. Those of state and context are for a vCPU that does not
+ * run (EBUSY), the other two for one that may: BASALT_INTERRUPT is an IPI, and
+ * no exit; BASALT_NMI, a non-maskable interrupt for the guest, makes two.
+ * BASALT_SET_CONTEXT refuses what the processor would (EINVAL). Both contexts
+ * are read and written by the CPU itself (EIO if it does not hear).
  */
 #define BASALT_RUN		_IO(0xba, 0x30)
 #define BASALT_GET_STATE	_IOR(0xba, 0x31, struct basalt_state)
 #define BASALT_SET_STATE	_IOW(0xba, 0x32, struct basalt_state)
 #define BASALT_INTERRUPT	_IOW(0xba, 0x33, struct basalt_interrupt)
 #define BASALT_NMI		_IO(0xba, 0x34)
+#define BASALT_GET_CONTEXT	_IOR(0xba, 0x35, struct basalt_context)
+#define BASALT_SET_CONTEXT	_IOW(0xba, 0x36, struct basalt_context)
 
 #endif

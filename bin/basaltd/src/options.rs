@@ -19,7 +19,7 @@ Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--cpu-model MODEL] [--
   --state DIR        where sandboxes and images are kept; /var/lib/basalt
   --assets DIR       the guest kernel, its initramfs and basalt-vmm; basalt-assets beside this program, or /usr/lib/basalt
   --kvm PATH         the KVM device; /dev/kvm
-  --cpu-model MODEL  the processor that guests see if nobody says: host (default), x86-64-v2, x86-64-v3 or x86-64-v4
+  --cpu-model MODEL  the processor that guests see if nobody says: host (default), common, x86-64-v2, x86-64-v3 or x86-64-v4
   --cgroup PATH      the delegated cgroup below which sandboxes have theirs; the top of the hierarchy
   --no-users         run VMMs as this user and in no namespaces of their own: for tests, and where root is not to be had
   --metrics ADDRESS  tell metrics to Prometheus there, too: a port of 127.0.0.1 or [::1]; always in metrics.sock of the

@@ -44,14 +44,6 @@ pub enum ClaimError {
         /// Why.
         source: io::Error,
     },
-    /// Fewer than somebody needs.
-    #[error("{wanted} vCPUs want as many CPUs, and {here} were claimed")]
-    TooFew {
-        /// How many are needed.
-        wanted: usize,
-        /// How many there are.
-        here: usize,
-    },
     /// The call failed otherwise.
     #[error("CPUs cannot be claimed: {0}")]
     Call(io::Error),
@@ -114,8 +106,8 @@ impl Device {
 #[derive(Debug)]
 pub struct Claim {
     fd: OwnedFd,
-    /// As Linux counts them, and their APICs' ids.
-    cpus: Vec<(u32, u32)>,
+    /// As Linux counts them.
+    cpus: Vec<u32>,
     tsc_khz: u32,
 }
 
@@ -127,17 +119,16 @@ impl Claim {
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         let claimed = uapi::get_claimed(&fd)?;
         let count = usize::try_from(claimed.count).unwrap_or(0);
-        let both = claimed.cpus.iter().copied().zip(claimed.apic_ids);
         Ok(Self {
             fd,
-            cpus: both.take(count).collect(),
+            cpus: claimed.cpus.iter().copied().take(count).collect(),
             tsc_khz: claimed.tsc_khz,
         })
     }
 
     /// Their numbers, as Linux counts them.
     pub fn cpus(&self) -> impl Iterator<Item = u32> + '_ {
-        self.cpus.iter().map(|(cpu, _)| *cpu)
+        self.cpus.iter().copied()
     }
 
     /// How fast this host's time stamp counters count, in kHz.
@@ -145,21 +136,8 @@ impl Claim {
         self.tsc_khz
     }
 
-    /// The first so many APICs' ids.
-    ///
-    /// # Errors
-    /// There are fewer.
-    pub fn apic_ids(&self, count: u32) -> Result<Vec<u32>, ClaimError> {
-        let wanted = usize::try_from(count).unwrap_or(usize::MAX);
-        let here = self.cpus.len();
-        if wanted > here {
-            return Err(ClaimError::TooFew { wanted, here });
-        }
-        Ok(self.cpus.iter().take(wanted).map(|(_, id)| *id).collect())
-    }
-
-    /// The CPU of a vCPU, and its APIC's id.
-    pub fn cpu(&self, vcpu: u32) -> Option<(u32, u32)> {
+    /// The CPU of a vCPU.
+    pub fn cpu(&self, vcpu: u32) -> Option<u32> {
         self.cpus.get(usize::try_from(vcpu).ok()?).copied()
     }
 }

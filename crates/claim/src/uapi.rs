@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use crate::request::{self, Way, number};
 
 /// The version of the interface that this is.
-pub(crate) const API_VERSION: u32 = 1;
+pub(crate) const API_VERSION: u32 = 2;
 
 /// CPUs of one claim.
 pub const MAX_CPUS: usize = 64;
@@ -53,7 +53,6 @@ impl Default for ClaimRequest {
 pub(crate) struct Claimed {
     pub(crate) count: u32,
     pub(crate) cpus: [u32; MAX_CPUS],
-    pub(crate) apic_ids: [u32; MAX_CPUS],
     pub(crate) tsc_khz: u32,
     pub(crate) reserved: [u32; 14],
 }
@@ -63,7 +62,6 @@ impl Default for Claimed {
         Self {
             count: 0,
             cpus: [0; MAX_CPUS],
-            apic_ids: [0; MAX_CPUS],
             tsc_khz: 0,
             reserved: [0; 14],
         }
@@ -109,6 +107,6 @@ mod tests {
     fn sizes_are_those_of_the_header() {
         // By gcc 12, of kmod/uapi/basalt.h.
         let sizes = [size_of::<Info>(), size_of::<ClaimRequest>(), size_of::<Claimed>()];
-        assert_eq!(sizes, [64, 288, 576]);
+        assert_eq!(sizes, [64, 288, 320]);
     }
 }

@@ -125,7 +125,7 @@ impl Register {
     /// What a host must have for a model. AMD alone repeats leaf 1 in the extended leaf.
     pub(crate) fn required(&self, model: CpuModel, vendor: Vendor) -> u32 {
         let bits = self.bits(|name| match model {
-            CpuModel::Host => false,
+            CpuModel::Host | CpuModel::Common => false,
             CpuModel::V2 => has(V2, name),
             CpuModel::V3 => has(V2, name) || in_v3(name, vendor),
             CpuModel::V4 => has(V2, name) || in_v3(name, vendor) || has(V4, name),
@@ -164,7 +164,7 @@ fn in_v3(name: &str, vendor: Vendor) -> bool {
 /// The states of XCR0 that a model has: x87 and SSE; AVX; opmasks and the two halves of AVX-512 (Intel SDM 1, 13.1).
 pub(crate) fn states(model: CpuModel) -> u32 {
     match model {
-        CpuModel::Host => u32::MAX,
+        CpuModel::Host | CpuModel::Common => u32::MAX,
         CpuModel::V2 => 0,
         CpuModel::V3 => 0b111,
         CpuModel::V4 => 0b1110_0111,

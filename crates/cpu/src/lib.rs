@@ -8,6 +8,7 @@
 
 mod features;
 mod missing;
+mod owned;
 mod present;
 
 use std::fmt;
@@ -16,6 +17,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize, Serializer};
 
 pub use missing::missing;
+pub use owned::{OWNED_LAST_BASIC, OWNED_LAST_EXTENDED, owned};
 pub use present::{present, xfeatures};
 
 /// One CPUID leaf. It is written as a tuple; one with names, as it was once, is read as well.
@@ -44,6 +46,9 @@ pub enum CpuModel {
     #[default]
     #[serde(rename = "host")]
     Host,
+    /// What of the host's a guest of every class can be shown.
+    #[serde(rename = "common")]
+    Common,
     /// The level v2 of the x86-64 psABI: with SSE4.2, without AVX.
     #[serde(rename = "x86-64-v2")]
     V2,
@@ -57,12 +62,13 @@ pub enum CpuModel {
 
 impl CpuModel {
     /// All of them, the one that shows least of a processor last but for [`CpuModel::Host`].
-    pub const ALL: [Self; 4] = [Self::Host, Self::V4, Self::V3, Self::V2];
+    pub const ALL: [Self; 5] = [Self::Host, Self::Common, Self::V4, Self::V3, Self::V2];
 
     /// What it is called.
     pub fn name(self) -> &'static str {
         match self {
             Self::Host => "host",
+            Self::Common => "common",
             Self::V2 => "x86-64-v2",
             Self::V3 => "x86-64-v3",
             Self::V4 => "x86-64-v4",
@@ -89,7 +95,7 @@ impl FromStr for CpuModel {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CpuError {
     /// No such model.
-    #[error("`{0}` is no CPU model: give host, x86-64-v2, x86-64-v3 or x86-64-v4")]
+    #[error("`{0}` is no CPU model: give host, common, x86-64-v2, x86-64-v3 or x86-64-v4")]
     Unknown(String),
     /// The host's processor, or its KVM, has less than the model.
     #[error("this host's CPU lacks {lacks}, which the CPU model {model} has: choose {}", fallback(*.model))]
@@ -105,7 +111,7 @@ fn fallback(model: CpuModel) -> &'static str {
     match model {
         CpuModel::V4 => "x86-64-v3, x86-64-v2 or host",
         CpuModel::V3 => "x86-64-v2 or host",
-        CpuModel::V2 | CpuModel::Host => "host",
+        CpuModel::V2 | CpuModel::Common | CpuModel::Host => "host",
     }
 }
 

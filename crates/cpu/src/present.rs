@@ -2,6 +2,7 @@
 //! another's is constant, left out, or, where a guest needs the host's own, left as it is.
 
 use crate::features::{REGISTERS, states};
+use crate::owned::common;
 use crate::{CpuError, CpuModel, CpuidEntry, EAX, EBX, ECX, EDX, Vendor, register};
 
 /// The last basic leaf: that of XSAVE. The topology of leaf 0xb is below it.
@@ -31,8 +32,10 @@ const XSAVE_LEAST: u32 = 512 + 64;
 /// # Errors
 /// The host has less than the model.
 pub fn present(model: CpuModel, offered: &[CpuidEntry]) -> Result<Vec<CpuidEntry>, CpuError> {
-    if model == CpuModel::Host {
-        return Ok(offered.to_vec());
+    match model {
+        CpuModel::Host => return Ok(offered.to_vec()),
+        CpuModel::Common => return Ok(offered.iter().filter_map(common).collect()),
+        CpuModel::V2 | CpuModel::V3 | CpuModel::V4 => (),
     }
     let vendor = Vendor::of(offered);
     let mut lacks = Vec::new();

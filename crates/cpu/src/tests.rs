@@ -80,7 +80,7 @@ fn names_there_and_back() {
         assert_eq!(serde_json::from_str::<CpuModel>(&text).unwrap(), model);
     }
     let error = "x86-64-v5".parse::<CpuModel>().unwrap_err().to_string();
-    assert!(error.contains("give host, x86-64-v2"), "{error}");
+    assert!(error.contains("give host, common, x86-64-v2"), "{error}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The paravirtual clock that Linux knows from KVM (Linux, Documentation/virt/kvm/x86/msr.rst): where a guest asks for it, a scale by
-//! which it makes nanoseconds of its TSC, written once. All vCPUs' TSCs are one, so nothing of it ever changes.
+//! which it makes nanoseconds of its TSC, written once, and again when it goes on where another was. All vCPUs' TSCs are one, so
+//! nothing of it ever changes in between.
 
 use std::arch::x86_64::_rdtsc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -16,36 +17,72 @@ const ENABLED: u64 = 1;
 /// Of the flags: it never goes back between vCPUs.
 const STABLE: u8 = 1;
 
-/// Even: nobody is writing it.
+/// Of the wall clock: even, nobody is writing it.
 const VERSION: u32 = 2;
 
-/// Since when a guest's time counts, and how fast.
+/// What a guest's time was at a moment, and how fast it counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
+    /// The moment, by the host's TSC.
     began: u64,
+    /// Nanoseconds then.
+    nanoseconds: u64,
+    /// What the guest's TSC says more than the host's.
+    offset: u64,
     multiplier: u32,
     shift: i8,
+}
+
+fn host_tsc() -> u64 {
+    // SAFETY: reading the TSC changes nothing; Linux leaves it to user space.
+    unsafe { _rdtsc() }
 }
 
 impl Clock {
     /// One that begins now, on TSCs of so many kHz (not 0).
     pub(crate) fn begin(tsc_khz: u32) -> Self {
-        // SAFETY: reading the TSC changes nothing; Linux leaves it to user space.
-        let began = unsafe { _rdtsc() };
         let (multiplier, shift) = scale(tsc_khz);
         Self {
-            began,
+            began: host_tsc(),
+            nanoseconds: 0,
+            offset: 0,
             multiplier,
             shift,
         }
     }
 
+    /// One that goes on from `nanoseconds` now, and at `tsc`, if that is another's.
+    pub(crate) fn from(self, nanoseconds: u64, tsc: Option<u64>) -> Self {
+        let began = host_tsc();
+        Self {
+            began,
+            nanoseconds,
+            offset: tsc.map_or(self.offset, |tsc| tsc.wrapping_sub(began)),
+            ..self
+        }
+    }
+
+    /// What the guest's time is now.
+    pub(crate) fn now(&self) -> u64 {
+        self.nanoseconds + self.after(host_tsc().wrapping_sub(self.began))
+    }
+
+    /// What its TSC says now.
+    pub(crate) fn tsc(&self) -> u64 {
+        host_tsc().wrapping_add(self.offset)
+    }
+
+    /// What that says more than the host's.
+    pub(crate) fn tsc_offset(&self) -> u64 {
+        self.offset
+    }
+
     /// `struct pvclock_vcpu_time_info`.
-    fn time_info(&self) -> [u8; 32] {
+    fn time_info(&self, version: u32) -> [u8; 32] {
         let mut info = [0; 32];
-        info[0..4].copy_from_slice(&VERSION.to_le_bytes());
-        info[8..16].copy_from_slice(&self.began.to_le_bytes());
-        // 16 to 23: nanoseconds at that moment, none.
+        info[0..4].copy_from_slice(&version.to_le_bytes());
+        info[8..16].copy_from_slice(&self.began.wrapping_add(self.offset).to_le_bytes());
+        info[16..24].copy_from_slice(&self.nanoseconds.to_le_bytes());
         info[24..28].copy_from_slice(&self.multiplier.to_le_bytes());
         info[28] = self.shift.cast_unsigned();
         info[29] = STABLE;
@@ -54,17 +91,22 @@ impl Clock {
 
     /// A guest has written `value` to the system time's register. What it asks for outside of its memory it does not get.
     pub(crate) fn write_system_time(&self, memory: &GuestMemory, value: u64) {
-        if value & ENABLED != 0 && memory.write(value & !ENABLED, &self.time_info()).is_none() {
+        if value & ENABLED == 0 {
+            return;
+        }
+        let address = value & !ENABLED;
+        // Another one than before, and even: nobody is writing it.
+        let before = memory.read_u64(address).unwrap_or(0);
+        let version = u32::try_from((before & 0xffff_fffe).wrapping_add(2) & 0xffff_ffff).unwrap_or(0);
+        if memory.write(address, &self.time_info(version)).is_none() {
             log::debug!("the guest wants its clock where it has no memory");
         }
     }
 
     /// The same for the wall clock's: `struct pvclock_wall_clock`, the time of day at which the system time was 0.
     pub(crate) fn write_wall_clock(&self, memory: &GuestMemory, address: u64) {
-        // SAFETY: as above.
-        let ticks = unsafe { _rdtsc() }.wrapping_sub(self.began);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let began = now.saturating_sub(std::time::Duration::from_nanos(self.nanoseconds(ticks)));
+        let began = now.saturating_sub(std::time::Duration::from_nanos(self.now()));
         let mut info = [0; 12];
         info[0..4].copy_from_slice(&VERSION.to_le_bytes());
         info[4..8].copy_from_slice(&u32::try_from(began.as_secs()).unwrap_or(u32::MAX).to_le_bytes());
@@ -75,7 +117,7 @@ impl Clock {
     }
 
     /// As guests reckon it.
-    fn nanoseconds(&self, ticks: u64) -> u64 {
+    fn after(&self, ticks: u64) -> u64 {
         let shifted = match self.shift {
             shift if shift < 0 => ticks >> shift.unsigned_abs(),
             shift => ticks << shift,
@@ -110,10 +152,12 @@ mod tests {
             let (multiplier, shift) = scale(khz);
             let clock = Clock {
                 began: 0,
+                nanoseconds: 0,
+                offset: 0,
                 multiplier,
                 shift,
             };
-            let nanoseconds = clock.nanoseconds(u64::from(khz) * 1000);
+            let nanoseconds = clock.after(u64::from(khz) * 1000);
             assert!(nanoseconds.abs_diff(1_000_000_000) < 10, "{khz} kHz: {nanoseconds}");
         }
     }
@@ -129,6 +173,12 @@ mod tests {
         assert_eq!(memory.read_u64(0x1008), Some(clock.began));
         let last = memory.read_u64(0x1018).unwrap();
         assert_eq!((last & 0xffff_ffff, last >> 40 & 0xff), (1 << 31, u64::from(STABLE)));
+        let later = clock.from(5_000_000_000, Some(1 << 40));
+        later.write_system_time(&memory, 0x1001);
+        assert_eq!(memory.read_u64(0x1000), Some(u64::from(VERSION) + 2), "it has changed");
+        assert_eq!(memory.read_u64(0x1008), Some(1 << 40));
+        assert_eq!(memory.read_u64(0x1010), Some(5_000_000_000));
+        assert!(later.now() >= 5_000_000_000 && later.tsc() >= 1 << 40);
         clock.write_system_time(&memory, u64::MAX);
         clock.write_wall_clock(&memory, 0x2000);
         let seconds = memory.read_u64(0x2000).unwrap() >> 32;

@@ -7,7 +7,7 @@ use crate::instruction::Register;
 use crate::uapi::{NO_NMI, Regs, Segment, State};
 
 /// Of a segment's rights in the engine's terms: it is not there at all.
-const UNUSABLE: u32 = 1 << 16;
+pub(crate) const UNUSABLE: u32 = 1 << 16;
 
 fn segment(from: &EngineSegment) -> Segment {
     Segment {

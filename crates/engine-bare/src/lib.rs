@@ -20,6 +20,7 @@ mod msr;
 mod page;
 mod paging;
 mod power;
+mod saved;
 mod uapi;
 mod vcpu;
 mod vm;
@@ -58,15 +59,16 @@ impl Engine for BareEngine {
         Ok(Arc::new(vm::BareVm::new(&self.claim, model)?))
     }
 
-    fn apic_ids(&self, count: u32) -> Result<Vec<u32>> {
-        let ids = self.claim.apic_ids(count);
-        ids.map_err(|error| EngineError::Unusable(error.to_string()))
+    fn pins_memory(&self) -> bool {
+        true
     }
 
     fn traits(&self) -> Result<Traits> {
         Ok(Traits {
-            cpuid: cpuid::for_vm(&cpuid::offered(), &[0]),
-            ..Traits::default()
+            cpuid: cpuid::as_seen(&cpuid::for_vm(&cpuid::offered(), 1), 0),
+            capabilities: 0,
+            // What it takes over of a vCPU it looks at itself, all of it.
+            asked_by_vcpus: u64::MAX,
         })
     }
 }

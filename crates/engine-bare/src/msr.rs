@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use engine::{EngineError, Msr};
+
 use crate::clock;
 
 /// `IA32_APIC_BASE`: where the APIC was, that it is on, that it is an x2APIC, and that this is the first processor.
@@ -12,6 +14,10 @@ const X2APIC: u64 = 1 << 10;
 const ENABLED: u64 = 1 << 11;
 const FIRST: u64 = 1 << 8;
 
+/// `IA32_TIME_STAMP_COUNTER` and `TSC_AUX`, which the module has.
+pub(crate) const TSC: u32 = 0x10;
+pub(crate) const TSC_AUX: u32 = 0xc000_0103;
+
 /// The x2APIC's interrupt command register (AMD64 APM 2, 16.13).
 const ICR: u32 = 0x830;
 
@@ -19,11 +25,14 @@ const ICR: u32 = 0x830;
 const MTRR_CAP: u32 = 0xfe;
 const MTRR_CAP_VALUE: u64 = 0x508;
 
+/// `IA32_MTRR_DEF_TYPE`.
+const MTRR_DEF_TYPE: u32 = 0x2ff;
+
 /// Registers that keep what is written, with what they have at first. The processor's own caching rules hold whatever the MTRRs
 /// here say: a guest's memory is write-back, and what is none causes an exit.
 const KEPT: [(u32, u64); 7] = [
-    // IA32_MTRR_DEF_TYPE: on, write-back.
-    (0x2ff, 0xc06),
+    // On, write-back.
+    (MTRR_DEF_TYPE, 0xc06),
     // IA32_MISC_ENABLE: fast strings.
     (0x1a0, 1),
     // HWCR, with the TSC at its own rate.
@@ -128,9 +137,68 @@ impl Msrs {
         }
     }
 
-    fn apic_base(&self) -> u64 {
+    /// All that is not as at first, and what says how memory is cached, as other engines have that otherwise at first.
+    pub(crate) fn changed(&self) -> Vec<Msr> {
+        let at_first = |index: u32, value: u64| KEPT.contains(&(index, value)) && index != MTRR_DEF_TYPE;
+        let kept = self.kept.iter().map(|(index, value)| (*index, *value));
+        kept.filter(|(index, value)| !at_first(*index, *value))
+            .map(|(index, value)| Msr { index, value })
+            .collect()
+    }
+
+    /// Those of a vCPU that was saved, but for what the module has.
+    ///
+    /// # Errors
+    /// One has a value that this vCPU could not have.
+    pub(crate) fn of(first: bool, saved: &[Msr]) -> Result<Self, EngineError> {
+        let mut msrs = Self::new(first);
+        let mut unknown = Vec::new();
+        for &Msr { index, value } in saved {
+            let is_own = is_mtrr(index) || is_clock(index) || KEPT.iter().any(|(kept, _)| *kept == index);
+            if is_own {
+                msrs.kept.insert(index, value);
+            } else if value != 0 && !is_known(index) {
+                unknown.push(format!("{index:#x} ({value:#x})"));
+            }
+        }
+        if unknown.is_empty() {
+            return Ok(msrs);
+        }
+        Err(EngineError::State(format!(
+            "a vCPU that owns its CPU has not all of its registers: {}",
+            unknown.join(", ")
+        )))
+    }
+
+    /// `IA32_APIC_BASE`.
+    pub(crate) fn apic_base(&self) -> u64 {
         BASE | X2APIC | ENABLED | if self.first { FIRST } else { 0 }
     }
+}
+
+/// Registers of KVM's whose values no guest depends on here: the module has them, or they say what is so anyway (what this one has
+/// besides, microcode, the clock's by their old numbers, Hyper-V's), or are KVM's own.
+fn is_known(index: u32) -> bool {
+    const OF_MODULE: [u32; 11] = [
+        TSC,
+        TSC_AUX,
+        0x174,
+        0x175,
+        0x176,
+        0x277,
+        0xc000_0081,
+        0xc000_0082,
+        0xc000_0083,
+        0xc000_0084,
+        0xc000_0102,
+    ];
+    // EFER, the clock's by their old numbers, SMBASE, PLATFORM_INFO (that CPUID may be made to fault, which Linux looks for on Intel's
+    // processors alone), KVM's polling, the ratio of TSCs.
+    const OF_KVM: [u32; 7] = [0xc000_0080, 0x11, 0x12, 0x9e, 0xce, 0x4b56_4d05, 0xc000_0104];
+    OF_MODULE.contains(&index)
+        || OF_KVM.contains(&index)
+        || ZERO.contains(&index)
+        || matches!(index, APIC_BASE | MTRR_CAP | PATCH_LEVEL | 0x4000_0000..=0x4000_01ff)
 }
 
 fn is_clock(index: u32) -> bool {
@@ -160,6 +228,28 @@ mod tests {
         assert_eq!(msrs.write(clock::SYSTEM_TIME, 0x1001), Some(Effect::SystemTime(0x1001)));
         assert_eq!(msrs.read(clock::SYSTEM_TIME), Some(0x1001));
         assert_eq!(msrs.write(clock::WALL_CLOCK, 0x1000), Some(Effect::WallClock(0x1000)));
+    }
+
+    #[test]
+    fn what_was_saved_is_there_again() {
+        let mut msrs = Msrs::new(false);
+        assert_eq!(
+            msrs.changed(),
+            [Msr {
+                index: MTRR_DEF_TYPE,
+                value: 0xc06
+            }]
+        );
+        msrs.write(0x200, 6);
+        msrs.write(clock::SYSTEM_TIME, 0x1001);
+        let again = Msrs::of(false, &msrs.changed()).unwrap();
+        assert_eq!(
+            (again.read(0x200), again.read(clock::SYSTEM_TIME)),
+            (Some(6), Some(0x1001))
+        );
+        let refused = |index| Msrs::of(false, &[Msr { index, value: 1 }]).err();
+        assert!(refused(0x4b56_4d02).unwrap().to_string().contains("0x4b564d02"));
+        assert!(refused(TSC).is_none() && refused(0x4000_0020).is_none());
     }
 
     #[test]

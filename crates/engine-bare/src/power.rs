@@ -84,6 +84,18 @@ impl Power {
         !self.lock().init
     }
 
+    /// Whether it executes, and where it begins otherwise, if a startup interrupt waits for it. For its own thread, between runs.
+    pub(crate) fn orders(&self) -> (bool, Option<u8>) {
+        let orders = self.lock();
+        (orders.on && !orders.init, orders.start)
+    }
+
+    /// Becomes so, whatever it was.
+    pub(crate) fn become_as(&self, on: bool, start: Option<u8>) {
+        *self.lock() = Orders { on, init: false, start };
+        self.changed.notify_all();
+    }
+
     /// It is neither off nor about to be.
     pub(crate) fn executes(&self) -> bool {
         let orders = self.lock();
@@ -125,6 +137,18 @@ mod tests {
         power.start(1);
         assert_eq!(power.next(|| false), Next::Start(1), "the interrupt came behind INIT");
         assert!(power.has_stopped());
+    }
+
+    #[test]
+    fn one_becomes_what_another_was() {
+        let power = Power::default();
+        assert_eq!(power.orders(), (false, None));
+        power.become_as(false, Some(8));
+        assert_eq!(power.orders(), (false, Some(8)));
+        assert_eq!(power.next(|| false), Next::Start(8));
+        assert_eq!(power.orders(), (true, None));
+        power.become_as(false, None);
+        assert_eq!(power.next(|| true), Next::Look);
     }
 
     #[test]

@@ -147,7 +147,44 @@ pub(crate) struct State {
     pub(crate) sysenter_eip: u64,
     pub(crate) tsc_offset: u64,
     pub(crate) interruptibility: u32,
-    pub(crate) reserved: [u32; 31],
+    pub(crate) reserved0: u32,
+    pub(crate) event: u64,
+    pub(crate) reserved: [u32; 28],
+}
+
+/// Registers of an x2APIC.
+pub(crate) const APIC_REGISTERS: usize = 64;
+
+/// Bytes of an XSAVE area.
+pub(crate) const XSAVE_BYTES: usize = 4096;
+
+/// `struct basalt_context`.
+#[repr(C)]
+#[derive(Clone)]
+pub(crate) struct Context {
+    pub(crate) xsave: [u8; XSAVE_BYTES],
+    pub(crate) xcr0: u64,
+    pub(crate) dr: [u64; 4],
+    pub(crate) tsc_aux: u64,
+    pub(crate) timer_khz: u32,
+    pub(crate) reserved0: u32,
+    pub(crate) apic: [u32; APIC_REGISTERS],
+    pub(crate) reserved: [u32; 48],
+}
+
+impl Context {
+    pub(crate) fn empty() -> Box<Self> {
+        Box::new(Self {
+            xsave: [0; XSAVE_BYTES],
+            xcr0: 0,
+            dr: [0; 4],
+            tsc_aux: 0,
+            timer_khz: 0,
+            reserved0: 0,
+            apic: [0; APIC_REGISTERS],
+            reserved: [0; 48],
+        })
+    }
 }
 
 /// The part of `struct basalt_run` that says what an exit is about, by the kind of exit.
@@ -197,7 +234,11 @@ pub(crate) struct AboutFailure {
 
 /// Bits of [`State::interruptibility`].
 pub(crate) const SHADOW: u32 = 1;
+/// NMIs wait for an IRET.
+pub(crate) const IN_NMI: u32 = 1 << 1;
 pub(crate) const NO_NMI: u32 = 1 << 2;
+/// An NMI waits.
+pub(crate) const NMI_WAITS: u32 = 1 << 3;
 
 /// `struct basalt_run`, the page that a vCPU's descriptor maps.
 #[repr(C)]
@@ -228,13 +269,15 @@ impl Interrupt {
 
 const CREATE_VM: u32 = number::<CreateVm>(Way::Write, 0x10);
 const MAP_MEMORY: u32 = number::<Memory>(Way::Write, 0x20);
-const CREATE_VCPU: u32 = number::<CreateVcpu>(Way::Both, 0x21);
+const CREATE_VCPU: u32 = number::<CreateVcpu>(Way::Write, 0x21);
 const SET_CPUID: u32 = number::<Cpuid>(Way::Write, 0x22);
 const RUN: u32 = 0xba30;
 const GET_STATE: u32 = number::<State>(Way::Read, 0x31);
 const SET_STATE: u32 = number::<State>(Way::Write, 0x32);
 const INTERRUPT: u32 = number::<Interrupt>(Way::Write, 0x33);
 const NMI: u32 = 0xba34;
+const GET_CONTEXT: u32 = number::<Context>(Way::Read, 0x35);
+const SET_CONTEXT: u32 = number::<Context>(Way::Write, 0x36);
 
 /// Makes a request of which the kernel writes and reads no more than `argument`, or nothing.
 fn ioctl<T>(fd: impl AsFd, number: u32, argument: *mut T) -> io::Result<i32> {
@@ -261,10 +304,11 @@ pub(crate) unsafe fn map_memory(vm: impl AsFd, mut memory: Memory) -> io::Result
     ioctl(vm, MAP_MEMORY, &raw mut memory).map(drop)
 }
 
-/// Of a machine: a vCPU's descriptor, on the CPU that Linux counts so.
-pub(crate) fn create_vcpu(vm: impl AsFd, cpu: u32) -> io::Result<OwnedFd> {
+/// Of a machine: a vCPU's descriptor, on the CPU that Linux counts so, with this id for its APIC.
+pub(crate) fn create_vcpu(vm: impl AsFd, cpu: u32, apic_id: u32) -> io::Result<OwnedFd> {
     let mut asked = CreateVcpu {
         cpu,
+        apic_id,
         ..CreateVcpu::default()
     };
     ioctl(vm, CREATE_VCPU, &raw mut asked).map(new_descriptor)
@@ -292,6 +336,18 @@ pub(crate) fn set_state(vcpu: impl AsFd, state: &State) -> io::Result<()> {
     ioctl(vcpu, SET_STATE, &mut { *state }).map(drop)
 }
 
+/// Of a vCPU that does not run.
+pub(crate) fn get_context(vcpu: impl AsFd) -> io::Result<Box<Context>> {
+    let mut context = Context::empty();
+    ioctl(vcpu, GET_CONTEXT, &raw mut *context)?;
+    Ok(context)
+}
+
+/// Of a vCPU that does not run.
+pub(crate) fn set_context(vcpu: impl AsFd, context: &mut Context) -> io::Result<()> {
+    ioctl(vcpu, SET_CONTEXT, &raw mut *context).map(drop)
+}
+
 /// Of a vCPU, from any thread.
 pub(crate) fn interrupt(vcpu: impl AsFd, vector: u8) -> io::Result<()> {
     ioctl(vcpu, INTERRUPT, &mut Interrupt::new(vector)).map(drop)
@@ -317,8 +373,9 @@ mod tests {
             size_of::<State>(),
             size_of::<Run>(),
             size_of::<Interrupt>(),
+            size_of::<Context>(),
         ];
-        assert_eq!(sizes, [32, 64, 32, 8224, 568, 512, 32]);
+        assert_eq!(sizes, [32, 64, 32, 8224, 568, 512, 32, 4600]);
         assert_eq!(std::mem::offset_of!(Run, about), 64);
         assert_eq!(std::mem::offset_of!(Run, counts), 256);
     }

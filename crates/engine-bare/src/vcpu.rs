@@ -5,15 +5,17 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use base::Nudge;
-use engine::{BootState, Doorbell, EngineError, Exit, Kick, Result, Vcpu, VcpuState};
+use engine::state::Activity;
+use engine::{BootState, Doorbell, Exit, Kick, Result, Vcpu, VcpuState};
 
 use crate::instruction::{self, Access, LONGEST, Mode, What, decode};
-use crate::msr::{Effect, Msrs};
+use crate::msr::{self, Effect, Msrs};
 use crate::page::Page;
 use crate::power::{Next, Power};
+use crate::saved::{self, Own};
 use crate::uapi::{self, AboutIo, State, exit};
 use crate::vm::{Peer, Shared};
-use crate::{convert, failed, paging};
+use crate::{clock, convert, failed, paging};
 
 /// Of a second-stage fault's code: the guest has written.
 const WRITE: u64 = 1 << 1;
@@ -24,8 +26,6 @@ const LONG: u16 = 1 << 9;
 const BIG: u16 = 1 << 10;
 /// What a hypercall answers that nobody knows (Linux, Documentation/virt/kvm/x86/hypercalls.rst).
 const NO_HYPERCALL: u64 = (-1000_i64).cast_unsigned();
-
-const NOT_YET: &str = "a vCPU that owns its CPU cannot be saved";
 
 /// Makes a vCPU's thread look up, from any thread.
 pub(crate) struct Kicker {
@@ -93,8 +93,13 @@ pub(crate) struct BareVcpu {
     kicker: Arc<Kicker>,
     power: Arc<Power>,
     shared: Arc<Shared>,
-    apic_id: u32,
+    /// Its number, which is its APIC's id.
+    id: u32,
     first: bool,
+    /// It has been in its guest: what CPUID says stays from then on.
+    has_run: bool,
+    /// It was restored: its time is that of now from its next run on.
+    restored: bool,
     msrs: Msrs,
     after_power_on: State,
     pending: Option<Pending>,
@@ -102,7 +107,8 @@ pub(crate) struct BareVcpu {
 }
 
 impl BareVcpu {
-    pub(crate) fn new(shared: Arc<Shared>, fd: Arc<OwnedFd>, apic_id: u32, first: bool) -> Result<(Self, Peer)> {
+    pub(crate) fn new(shared: Arc<Shared>, fd: Arc<OwnedFd>, id: u32) -> Result<(Self, Peer)> {
+        let first = id == 0;
         let page = Arc::new(Page::map(&fd).map_err(failed("mmap of a vCPU"))?);
         let power = Arc::new(if first { Power::on() } else { Power::default() });
         let kicker = Arc::new(Kicker {
@@ -111,7 +117,7 @@ impl BareVcpu {
             thread: Nudge::new(),
         });
         let peer = Peer {
-            apic_id,
+            apic_id: id,
             fd: Arc::clone(&fd),
             power: Arc::clone(&power),
             kicker: Arc::clone(&kicker),
@@ -123,8 +129,10 @@ impl BareVcpu {
             kicker,
             power,
             shared,
-            apic_id,
+            id,
             first,
+            has_run: false,
+            restored: false,
             msrs: Msrs::new(first),
             pending: None,
             data: [0; 8],
@@ -176,6 +184,8 @@ impl BareVcpu {
             Next::Look if self.first => return Ok(Some(Out::Shutdown)),
             Next::Look => return Ok(Some(Out::Interrupted)),
         }
+        self.keep_time()?;
+        self.has_run = true;
         match uapi::run(&self.fd) {
             Ok(()) => (),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(Some(Out::Interrupted)),
@@ -207,6 +217,21 @@ impl BareVcpu {
                 "basalt.ko gave the reason {other}, which is unknown"
             ))),
         })
+    }
+
+    /// The first run after a restore: the guest's TSC and clock go on where they were.
+    fn keep_time(&mut self) -> Result<()> {
+        if !std::mem::take(&mut self.restored) {
+            return Ok(());
+        }
+        let clock = self.shared.clock();
+        let mut state = self.state()?;
+        state.tsc_offset = clock.tsc_offset();
+        self.set_state(&state)?;
+        if let Some(value) = self.msrs.read(clock::SYSTEM_TIME) {
+            clock.write_system_time(&self.shared.memory, value);
+        }
+        Ok(())
     }
 
     fn port(&mut self, about: AboutIo) -> Option<Out> {
@@ -284,9 +309,9 @@ impl BareVcpu {
                 );
             }
             Some(Effect::None) => (),
-            Some(Effect::Command(value)) => self.shared.command(self.apic_id, value),
-            Some(Effect::SystemTime(value)) => self.shared.clock.write_system_time(&self.shared.memory, value),
-            Some(Effect::WallClock(address)) => self.shared.clock.write_wall_clock(&self.shared.memory, address),
+            Some(Effect::Command(value)) => self.shared.command(self.id, value),
+            Some(Effect::SystemTime(value)) => self.shared.clock().write_system_time(&self.shared.memory, value),
+            Some(Effect::WallClock(address)) => self.shared.clock().write_wall_clock(&self.shared.memory, address),
         }
         self.page.answer_msr(effect.map(|_| 0));
     }
@@ -365,10 +390,43 @@ impl Vcpu for BareVcpu {
     }
 
     fn save(&mut self) -> Result<VcpuState> {
-        Err(EngineError::State(NOT_YET.into()))
+        let context = uapi::get_context(&self.fd).map_err(failed("BASALT_GET_CONTEXT"))?;
+        let (on, start) = self.power.orders();
+        let own = Own {
+            id: self.id,
+            cpuid: self.shared.cpuid_of(self.id),
+            activity: match (on, start) {
+                (true, _) => Activity::Runnable,
+                (false, Some(_)) => Activity::SipiReceived,
+                (false, None) => Activity::InitReceived,
+            },
+            start: start.unwrap_or(0),
+            tsc: self.shared.clock().tsc(),
+            tsc_khz: self.shared.tsc_khz,
+        };
+        Ok(saved::to_engine(&self.state()?, &context, &self.msrs, own))
     }
 
-    fn restore(&mut self, _: &VcpuState) -> Result<()> {
-        Err(EngineError::State(NOT_YET.into()))
+    fn restore(&mut self, state: &VcpuState) -> Result<()> {
+        let here = uapi::get_context(&self.fd).map_err(failed("BASALT_GET_CONTEXT"))?;
+        let rates = (here.timer_khz, self.shared.tsc_khz);
+        let (registers, mut context) = saved::from_engine(state, &self.after_power_on, rates)?;
+        self.msrs = Msrs::of(self.first, &state.msrs)?;
+        if !self.has_run {
+            self.shared.tell_cpuid(state.cpuid.clone())?;
+        }
+        self.pending = None;
+        self.set_state(&registers)?;
+        uapi::set_context(&self.fd, &mut context).map_err(failed("BASALT_SET_CONTEXT"))?;
+        let start = u8::try_from(state.events.sipi_vector).unwrap_or(0);
+        match state.activity {
+            Activity::Runnable | Activity::Halted => self.power.become_as(true, None),
+            Activity::SipiReceived => self.power.become_as(false, Some(start)),
+            Activity::Uninitialized | Activity::InitReceived => self.power.become_as(false, None),
+        }
+        let tsc = state.msrs.iter().find(|msr| msr.index == msr::TSC);
+        tsc.into_iter().for_each(|msr| self.shared.restored_at(msr.value));
+        self.restored = true;
+        Ok(())
     }
 }

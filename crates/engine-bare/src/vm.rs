@@ -26,7 +26,7 @@ const INIT_LIMIT: Duration = Duration::from_secs(1);
 /// Between two calls of one that does not hear.
 const INIT_STEP: Duration = Duration::from_micros(100);
 
-const NOT_YET: &str = "a guest that owns its CPUs cannot be saved: run it with another class to take snapshots of it";
+const NO_LOG: &str = "it is not recorded what a guest writes that owns its CPUs";
 
 /// A vCPU as the others and the devices reach it.
 pub(crate) struct Peer {
@@ -43,7 +43,12 @@ pub(crate) struct Shared {
     pub(crate) fd: OwnedFd,
     pub(crate) memory: GuestMemory,
     bells: RwLock<Vec<(Doorbell, EventFd)>>,
-    pub(crate) clock: Clock,
+    clock: Mutex<Clock>,
+    /// What the TSC said of vCPUs that were restored, until it says so again.
+    saved_tsc: Mutex<Option<u64>>,
+    /// What CPUID says, but for the ids.
+    leaves: Mutex<Vec<CpuidEntry>>,
+    pub(crate) tsc_khz: u32,
     /// What was refused here; the module counts what it refuses.
     refused: AtomicU64,
 }
@@ -52,6 +57,32 @@ impl Shared {
     /// Its guest has tried something that no guest may.
     pub(crate) fn refuse(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The guest's time.
+    pub(crate) fn clock(&self) -> Clock {
+        *self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A vCPU was restored whose TSC said so; the largest of several counts, as they were not read at once.
+    pub(crate) fn restored_at(&self, tsc: u64) {
+        let mut saved = self.saved_tsc.lock().unwrap_or_else(PoisonError::into_inner);
+        *saved = Some(saved.map_or(tsc, |other| other.max(tsc)));
+    }
+
+    /// What CPUID says to the vCPU of this number.
+    pub(crate) fn cpuid_of(&self, id: u32) -> Vec<CpuidEntry> {
+        cpuid::as_seen(&self.leaves.lock().unwrap_or_else(PoisonError::into_inner), id)
+    }
+
+    /// Tells the module what CPUID says to all vCPUs; before any has run.
+    pub(crate) fn tell_cpuid(&self, leaves: Vec<CpuidEntry>) -> Result<()> {
+        if leaves.len() > uapi::MAX_CPUID {
+            return Err(EngineError::State(format!("CPUID has {} leaves", leaves.len())));
+        }
+        uapi::set_cpuid(&self.fd, &cpuid::to_module(&leaves)).map_err(failed("BASALT_SET_CPUID"))?;
+        *self.leaves.lock().unwrap_or_else(PoisonError::into_inner) = leaves;
+        Ok(())
     }
 
     fn peers(&self) -> RwLockReadGuard<'_, Vec<Peer>> {
@@ -130,10 +161,9 @@ impl Deliver for Sender {
 /// The machine.
 pub(crate) struct BareVm {
     shared: Arc<Shared>,
-    /// The CPUs, and their APICs' ids.
-    cpus: Vec<(u32, u32)>,
+    /// The CPUs, by the numbers of their vCPUs.
+    cpus: Vec<u32>,
     shown: Vec<CpuidEntry>,
-    told: Mutex<bool>,
 }
 
 impl BareVm {
@@ -145,41 +175,32 @@ impl BareVm {
             fd: uapi::create_vm(claim).map_err(failed("BASALT_CREATE_VM"))?,
             memory: GuestMemory::default(),
             bells: RwLock::default(),
-            clock: Clock::begin(claim.tsc_khz()),
+            clock: Mutex::new(Clock::begin(claim.tsc_khz())),
+            saved_tsc: Mutex::default(),
+            leaves: Mutex::default(),
+            tsc_khz: claim.tsc_khz(),
             refused: AtomicU64::default(),
         };
         Ok(Self {
             shared: Arc::new(shared),
             cpus,
             shown,
-            told: Mutex::default(),
         })
-    }
-
-    /// Tells the module what CPUID says, once it is known how many vCPUs there are.
-    fn tell_cpuid(&self, count: u32) -> Result<()> {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if !*told {
-            let count = usize::try_from(count).unwrap_or(usize::MAX);
-            let ids: Vec<_> = self.cpus.iter().take(count).map(|(_, id)| *id).collect();
-            let leaves = cpuid::for_vm(&self.shown, &ids);
-            uapi::set_cpuid(&self.shared.fd, &cpuid::to_module(&leaves)).map_err(failed("BASALT_SET_CPUID"))?;
-            *told = true;
-        }
-        Ok(())
     }
 }
 
 impl Vm for BareVm {
     fn create_vcpu(&self, id: u32, count: u32) -> Result<Box<dyn Vcpu>> {
         let index = usize::try_from(id).unwrap_or(usize::MAX);
-        let (cpu, apic_id) = *self
+        let cpu = *self
             .cpus
             .get(index)
             .ok_or_else(|| EngineError::Unusable(format!("vCPU {id} has no CPU: {} were claimed", self.cpus.len())))?;
-        self.tell_cpuid(count)?;
-        let fd = uapi::create_vcpu(&self.shared.fd, cpu).map_err(failed("BASALT_CREATE_VCPU"))?;
-        let (vcpu, peer) = BareVcpu::new(Arc::clone(&self.shared), Arc::new(fd), apic_id, id == 0)?;
+        if id == 0 {
+            self.shared.tell_cpuid(cpuid::for_vm(&self.shown, count))?;
+        }
+        let fd = uapi::create_vcpu(&self.shared.fd, cpu, id).map_err(failed("BASALT_CREATE_VCPU"))?;
+        let (vcpu, peer) = BareVcpu::new(Arc::clone(&self.shared), Arc::new(fd), id)?;
         let mut peers = self.shared.peers.write().unwrap_or_else(PoisonError::into_inner);
         peers.push(peer);
         Ok(Box::new(vcpu))
@@ -200,11 +221,11 @@ impl Vm for BareVm {
     }
 
     fn set_dirty_tracking(&self, _: u32, _: bool) -> Result<()> {
-        Err(EngineError::State(NOT_YET.into()))
+        Err(EngineError::State(NO_LOG.into()))
     }
 
     fn dirty_log(&self, _: u32) -> Result<Vec<u64>> {
-        Err(EngineError::State(NOT_YET.into()))
+        Err(EngineError::State(NO_LOG.into()))
     }
 
     fn send_msi(&self, message: MsiMessage) -> Result<()> {
@@ -252,10 +273,18 @@ impl Vm for BareVm {
     }
 
     fn save(&self) -> Result<VmState> {
-        Err(EngineError::State(NOT_YET.into()))
+        Ok(VmState {
+            clock: engine::Clock {
+                nanoseconds: self.shared.clock().now(),
+            },
+        })
     }
 
-    fn restore(&self, _: &VmState) -> Result<()> {
-        Err(EngineError::State(NOT_YET.into()))
+    fn restore(&self, state: &VmState) -> Result<()> {
+        let shared = &self.shared;
+        let tsc = shared.saved_tsc.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut clock = shared.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        *clock = clock.from(state.clock.nanoseconds, tsc);
+        Ok(())
     }
 }

@@ -21,13 +21,19 @@ const TOPOLOGY: [u32; 2] = [0xb, 0x1f];
 const AMD: [u32; 2] = [u32::from_le_bytes(*b"Auth"), u32::from_le_bytes(*b"Hygo")];
 
 /// The leaves of vCPU `id` of `count`: one package, one thread a core.
-pub(crate) fn for_vcpu(supported: &CpuId, id: u32, count: u32) -> Result<CpuId> {
+pub(crate) fn for_vcpu(supported: &CpuId, model: CpuModel, id: u32, count: u32) -> Result<CpuId> {
     let mut cpuid = supported.clone();
     let leaves = supported.as_slice();
     let amd = leaves.iter().any(|leaf| leaf.function == 0 && AMD.contains(&leaf.ebx));
     for entry in cpuid.as_mut_slice() {
         match entry.function {
-            0x1 => feature_information(entry, id, count),
+            0x1 => {
+                feature_information(entry, id, count);
+                // What counts for a guest that can become one that owns its CPUs is its processor's own timer.
+                if model == CpuModel::Common {
+                    entry.ecx &= !TSC_DEADLINE;
+                }
+            }
             // Intel, deterministic cache parameters: each cache is one core's own; one package of `count` cores.
             0x4 => {
                 entry.eax &= 0x3fff;
@@ -173,7 +179,7 @@ mod tests {
 
     #[test]
     fn each_vcpu_reads_its_own_id_in_every_leaf_that_has_one() {
-        let cpuid = for_vcpu(&supported(*b"Auth"), 5, 6).unwrap();
+        let cpuid = for_vcpu(&supported(*b"Auth"), CpuModel::Host, 5, 6).unwrap();
         let features = leaf(&cpuid, 1, 0);
         assert_eq!((features.ebx >> 24, (features.ebx >> 16) & 0xff), (5, 6));
         let always = HYPERVISOR | TSC_DEADLINE | X2APIC;
@@ -194,7 +200,7 @@ mod tests {
             .unwrap();
         }
         for supported in [supported(*b"Genu"), host] {
-            let cpuid = for_vcpu(&supported, 5, 6).unwrap();
+            let cpuid = for_vcpu(&supported, CpuModel::Host, 5, 6).unwrap();
             let levels = [0, 1].map(|index| leaf(&cpuid, 0xb, index));
             let registers = levels.map(|level| (level.edx, level.eax, level.ebx, level.ecx, level.flags));
             assert_eq!(registers, [(5, 0, 1, 0x100, 1), (5, 3, 6, 0x201, 1)]);
@@ -204,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_single_vcpu_is_not_hyperthreaded() {
-        let cpuid = for_vcpu(&supported(*b"Auth"), 0, 1).unwrap();
+        let cpuid = for_vcpu(&supported(*b"Auth"), CpuModel::Host, 0, 1).unwrap();
         assert_eq!(leaf(&cpuid, 1, 0).edx & HTT, 0);
         assert_eq!(leaf(&cpuid, 0xb, 1).eax, 0);
         assert_eq!(leaf(&cpuid, 0x8000_0001, 0).ecx, 0);
@@ -212,7 +218,7 @@ mod tests {
 
     #[test]
     fn leaves_there_and_back() {
-        let cpuid = for_vcpu(&supported(*b"Auth"), 1, 2).unwrap();
+        let cpuid = for_vcpu(&supported(*b"Auth"), CpuModel::Host, 1, 2).unwrap();
         let again = to_kvm(&entries(&cpuid)).unwrap();
         assert_eq!(again.as_slice(), cpuid.as_slice());
         let error = for_model(&cpuid, CpuModel::V2).unwrap_err().to_string();
@@ -222,7 +228,7 @@ mod tests {
 
     #[test]
     fn entries_that_kvm_has_not_filled_in_are_no_leaves() {
-        let mut cpuid = for_vcpu(&supported(*b"Auth"), 1, 2).unwrap();
+        let mut cpuid = for_vcpu(&supported(*b"Auth"), CpuModel::Host, 1, 2).unwrap();
         let leaves = entries(&cpuid);
         for _ in 0..3 {
             cpuid.push(kvm_cpuid_entry2::default()).unwrap();
@@ -232,7 +238,7 @@ mod tests {
 
     #[test]
     fn registers_that_only_amd_has_stay_clear_elsewhere() {
-        let cpuid = for_vcpu(&supported(*b"Genu"), 1, 4).unwrap();
+        let cpuid = for_vcpu(&supported(*b"Genu"), CpuModel::Host, 1, 4).unwrap();
         assert_eq!(leaf(&cpuid, 0x8000_0001, 0).ecx, 0);
         assert_eq!(leaf(&cpuid, 0x8000_0008, 0).ecx, 0);
     }

@@ -151,7 +151,7 @@ impl Engine for KvmEngine {
             .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
             .map_err(failed("KVM_GET_SUPPORTED_CPUID"))?;
         Ok(Traits {
-            cpuid: cpuid::entries(&cpuid::for_vcpu(&supported, 0, 1)?),
+            cpuid: cpuid::entries(&cpuid::for_vcpu(&supported, CpuModel::Host, 0, 1)?),
             capabilities: state_caps(|cap| self.kvm.check_extension(cap)),
             asked_by_vcpus: asked_by_vcpus(),
         })

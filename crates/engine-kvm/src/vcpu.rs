@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use engine::state::VcpuState;
+use engine::state::{KVM_TIMER_KHZ, VcpuState};
 use engine::{BootState, EngineError, Exit, Kick, Result, SystemEvent, Vcpu};
 use kvm_bindings::{
     CpuId, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN, kvm_debugregs, kvm_lapic_state,
@@ -138,11 +138,13 @@ impl Vcpu for KvmVcpu {
             events: convert::events_from_kvm(&self.fd.get_vcpu_events().map_err(failed("KVM_GET_VCPU_EVENTS"))?),
             activity,
             tsc_khz: self.fd.get_tsc_khz().map_err(failed("KVM_GET_TSC_KHZ"))?,
+            apic_timer_khz: KVM_TIMER_KHZ,
         })
     }
 
     fn restore(&mut self, state: &VcpuState) -> Result<()> {
         self.run_tsc_at(state.tsc_khz)?;
+        same_timer(state.apic_timer_khz)?;
         if !self.has_run {
             let cpuid = cpuid::to_kvm(&state.cpuid)?;
             self.fd.set_cpuid2(&cpuid).map_err(failed("KVM_SET_CPUID2"))?;
@@ -260,6 +262,19 @@ fn tsc_to_set(saved: u32, here: u32, can_scale: impl FnOnce() -> bool) -> Result
     }
 }
 
+/// As far as the timer of an APIC may be off, in percent: that of a processor was measured, and is far off if it is.
+const TIMER_TOLERANCE: u32 = 5;
+
+/// Whether the timer of a guest's APIC goes right: it has found out once how fast that counts.
+fn same_timer(saved: u32) -> Result<()> {
+    if saved.abs_diff(KVM_TIMER_KHZ) <= KVM_TIMER_KHZ / 100 * TIMER_TOLERANCE {
+        return Ok(());
+    }
+    Err(EngineError::State(format!(
+        "its APIC's timer counted at {saved} kHz, as that of the CPU that it owned, and KVM's counts at {KVM_TIMER_KHZ} kHz"
+    )))
+}
+
 /// Whether a guest's clocks go right without scaling.
 fn same_tsc(saved: u32, here: u32) -> Result<()> {
     if u64::from(saved.abs_diff(here)) * 1_000_000 <= u64::from(here) * TSC_TOLERANCE_PPM {
@@ -282,6 +297,15 @@ mod tests {
         for saved in [2_000_501, 1_999_499, 0, u32::MAX] {
             let error = same_tsc(saved, 2_000_000).unwrap_err().to_string();
             assert!(error.contains("would run at 2000000 kHz here"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_timer_of_another_rate_is_refused() {
+        same_timer(KVM_TIMER_KHZ).unwrap();
+        same_timer(1_030_000).unwrap();
+        for saved in [0, 100_000, 900_000, u32::MAX] {
+            assert!(same_timer(saved).unwrap_err().to_string().contains("1000000 kHz"));
         }
     }
 

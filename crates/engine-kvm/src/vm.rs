@@ -96,7 +96,7 @@ fn borrow(event: &EventFd) -> ManuallyDrop<vmm_sys_util::eventfd::EventFd> {
 
 impl Vm for KvmVm {
     fn create_vcpu(&self, id: u32, count: u32) -> Result<Box<dyn Vcpu>> {
-        let cpuid = cpuid::for_vcpu(&self.shown_cpuid, id, count)?;
+        let cpuid = cpuid::for_vcpu(&self.shown_cpuid, self.model, id, count)?;
         let vcpu = KvmVcpu::new(&self.kvm, Arc::clone(&self.vm), id, &cpuid)?;
         if self.model != CpuModel::Host {
             vcpu.hide_host()?;

@@ -79,13 +79,10 @@ pub trait Engine: Send + Sync {
     /// The host lacks something; the message says what to do.
     fn create_vm(&self, cpu: CpuModel) -> Result<Arc<dyn Vm>>;
 
-    /// The ids of the local APICs of a VM with `count` vCPUs, in the order of their numbers: an engine whose vCPUs are whole CPUs has
-    /// those of these.
-    ///
-    /// # Errors
-    /// More than the engine can have.
-    fn apic_ids(&self, count: u32) -> Result<Vec<u32>> {
-        Ok((0..count).collect())
+    /// Whether a guest's memory stays for good where it is once it is mapped: whoever maps something else in its place has another
+    /// memory than the guest.
+    fn pins_memory(&self) -> bool {
+        false
     }
 
     /// What it offers guests: a VM that was saved goes on only where this is the same, or has all that its guest was shown.
@@ -106,7 +103,7 @@ pub struct Counts {
 
 /// One virtual machine: memory, interrupts, doorbells and what all its vCPUs share.
 pub trait Vm: Send + Sync {
-    /// Makes vCPU `id` of `count` in all; its local APIC's id is what [`Engine::apic_ids`] says.
+    /// Makes vCPU `id` of `count` in all; its local APIC's id is its number.
     ///
     /// # Errors
     /// More than the engine can have, or the id was taken.

@@ -163,6 +163,16 @@ pub struct VcpuState {
     pub activity: Activity,
     /// TSC frequency in kHz.
     pub tsc_khz: u32,
+    /// How fast the local APIC's timer counts before it is divided, in kHz. Before version 3 it was KVM's.
+    #[serde(default = "kvm_timer")]
+    pub apic_timer_khz: u32,
+}
+
+/// What KVM's local APICs count at (Linux, `APIC_BUS_CYCLE_NS`).
+pub const KVM_TIMER_KHZ: u32 = 1_000_000;
+
+fn kvm_timer() -> u32 {
+    KVM_TIMER_KHZ
 }
 
 /// The paravirtual clock shared by the vCPUs.
@@ -181,8 +191,8 @@ pub struct VmState {
 
 impl Schema for VcpuState {
     const KIND: &'static str = "vcpu";
-    const VERSION: u32 = 2;
-    // The same, with names and numbers for what are tuples and bytes now.
+    const VERSION: u32 = 3;
+    // 2: without the timer's rate. 1: the same, with names and numbers for what are tuples and bytes now.
     const OLDEST: u32 = 1;
 }
 
@@ -220,6 +230,7 @@ mod tests {
             lapic: vec![0, 0x10],
             activity: Activity::Halted,
             tsc_khz: 2_000_000,
+            apic_timer_khz: KVM_TIMER_KHZ,
             ..VcpuState::default()
         };
         state.cpuid.push(CpuidEntry {
@@ -245,7 +256,9 @@ mod tests {
             ..PendingEvents::default()
         };
         golden::check(env!("CARGO_MANIFEST_DIR"), &state);
-        assert_eq!(golden::load::<VcpuState>(env!("CARGO_MANIFEST_DIR"), 1), state);
-        assert!(VcpuState::load(3, b"{}").is_err());
+        for older in [1, 2] {
+            assert_eq!(golden::load::<VcpuState>(env!("CARGO_MANIFEST_DIR"), older), state);
+        }
+        assert!(VcpuState::load(4, b"{}").is_err());
     }
 }

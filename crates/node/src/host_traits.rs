@@ -47,13 +47,13 @@ fn of(kernel: String, cpuinfo: &str) -> HostTraits {
     }
 }
 
-/// Why a machine that was made on one of them does not go on on the other; `None` where nothing speaks against it. The model `host`
-/// has shown it everything. Of what the others show a vendor's hosts have more or less: the VMM finds out.
+/// Why a machine that was made on one of them does not go on on the other; `None` where nothing speaks against it. The models `host`
+/// and `common` have shown it what there is. Of what the others show a vendor's hosts have more or less: the VMM finds out.
 pub(crate) fn difference(made_on: &HostTraits, here: &HostTraits, model: CpuModel) -> Option<String> {
     let differs = |what: &str, made_on: &str, here: &str| {
         (made_on != here).then(|| format!("a host with another {what} ({made_on}; here {here})"))
     };
-    if model != CpuModel::Host {
+    if !matches!(model, CpuModel::Host | CpuModel::Common) {
         return differs("processor", &made_on.vendor, &here.vendor);
     }
     let features = || (made_on.features != here.features).then(|| "a host with other processor features".to_owned());

@@ -22,8 +22,8 @@ pub(crate) struct SizeArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse::disk)]
     pub(crate) disk: Option<ByteSize>,
 
-    /// Processor that the guest sees: host, which is all that this host has, or x86-64-v2, x86-64-v3 or x86-64-v4, with which
-    /// snapshots can go on on other hosts [default: the daemon's, host].
+    /// Processor that the guest sees: host, which is all that this host has; common, what every class has of that; or x86-64-v2,
+    /// x86-64-v3 or x86-64-v4, with which snapshots can go on on other hosts [default: the daemon's, host].
     #[arg(long, value_name = "MODEL")]
     pub(crate) cpu_model: Option<CpuModel>,
 }

@@ -139,7 +139,7 @@ fn the_first_is_kept_and_the_next_are_cloned() {
     assert_eq!((model("two"), model("five")), ("x86-64-v2".into(), "x86-64-v3".into()));
     wait_for_templates(&world, 3);
     let unknown = world.verb(&["run", "--cpu-model", "skylake", "tiny"]);
-    assert!(text(&unknown.stderr).contains("give host, x86-64-v2, x86-64-v3 or x86-64-v4"));
+    assert!(text(&unknown.stderr).contains("give host, common, x86-64-v2, x86-64-v3 or x86-64-v4"));
     // One that is started again boots from its disk.
     done(&world, &["kill", "two"]);
     done(&world, &["start", "two"]);

@@ -1,0 +1,437 @@
+//! Between a vCPU's whole state, as every engine has it, and the module's structures. Numbers only; no system calls here.
+
+use engine::state::{
+    Activity, GeneralRegisters, Msr, PendingEvents, Segment as EngineSegment, SystemRegisters, Table, gpr,
+};
+use engine::{EngineError, Result, VcpuState};
+
+use crate::convert;
+use crate::msr::{self, Msrs};
+use crate::uapi::{APIC_REGISTERS, Context, IN_NMI, NMI_WAITS, NO_NMI, SHADOW, Segment, State, XSAVE_BYTES};
+
+/// Bytes from one register of an APIC's page to the next (Intel SDM 3A, 11.4.1).
+const APIC_STEP: usize = 16;
+/// Bytes of all of them.
+const APIC_PAGE: usize = APIC_REGISTERS * APIC_STEP;
+
+/// Registers of an APIC, by their places in its page divided by 16.
+mod apic {
+    pub(super) const PRIORITY: usize = 0x8;
+    pub(super) const DESTINATION_FORMAT: usize = 0xe;
+    pub(super) const TIMER: usize = 0x32;
+    pub(super) const INITIAL: usize = 0x38;
+    pub(super) const CURRENT: usize = 0x39;
+    /// Of the timer: which mode it is in, and those that there are here, once and periodic.
+    pub(super) const MODE: u32 = 3 << 17;
+    pub(super) const PERIODIC: u32 = 1 << 17;
+}
+
+/// `IA32_APIC_BASE`: that there is an x2APIC.
+const X2APIC: u64 = 3 << 10;
+
+/// Which states an XSAVE area holds: the first eight bytes of its header (Intel SDM 1, 13.4.2).
+const XSTATE_BV: usize = 512;
+
+/// An event that waits for the next entry (AMD64 APM 2, 15.20).
+const VALID: u64 = 1 << 31;
+const HAS_CODE: u64 = 1 << 11;
+const INTERRUPT: u64 = 0;
+const NMI: u64 = 2;
+const EXCEPTION: u64 = 3;
+const SOFTWARE: u64 = 4;
+const NMI_VECTOR: u64 = 2;
+
+/// As far as an APIC's timer may be off, in percent: processors' are far apart, and this one's was measured in a moment.
+const TIMER_TOLERANCE: u64 = 5;
+/// As far as a TSC may be, in millionths: as much as KVM lets pass.
+const TSC_TOLERANCE: u64 = 250;
+
+/// What of a vCPU nobody but this engine knows.
+pub(crate) struct Own {
+    /// Its number, which is its APIC's id.
+    pub(crate) id: u32,
+    /// What CPUID says to it.
+    pub(crate) cpuid: Vec<engine::CpuidEntry>,
+    /// Whether it executes anything.
+    pub(crate) activity: Activity,
+    /// The page at which it begins, if one waits for it.
+    pub(crate) start: u8,
+    /// What its TSC says now.
+    pub(crate) tsc: u64,
+    /// How fast it counts.
+    pub(crate) tsc_khz: u32,
+}
+
+fn segment(from: &Segment) -> EngineSegment {
+    EngineSegment {
+        base: from.base,
+        limit: from.limit,
+        selector: from.selector,
+        rights: u32::from(from.attributes)
+            | if from.attributes & 1 << 7 == 0 {
+                convert::UNUSABLE
+            } else {
+                0
+            },
+    }
+}
+
+fn table(from: &Segment) -> Table {
+    Table {
+        base: from.base,
+        limit: u16::try_from(from.limit).unwrap_or(u16::MAX),
+    }
+}
+
+/// A vCPU's whole state.
+pub(crate) fn to_engine(state: &State, context: &Context, msrs: &Msrs, own: Own) -> VcpuState {
+    let regs = &state.regs;
+    let mut general = GeneralRegisters {
+        rip: regs.rip,
+        rflags: regs.rflags,
+        ..GeneralRegisters::default()
+    };
+    general.gpr[gpr::RAX] = regs.rax;
+    general.gpr[gpr::RCX] = regs.rcx;
+    general.gpr[gpr::RDX] = regs.rdx;
+    general.gpr[gpr::RBX] = regs.rbx;
+    general.gpr[gpr::RSP] = regs.rsp;
+    general.gpr[gpr::RBP] = regs.rbp;
+    general.gpr[gpr::RSI] = regs.rsi;
+    general.gpr[gpr::RDI] = regs.rdi;
+    general.gpr[8..].copy_from_slice(&regs.r8_to_r15);
+    let priority = u64::from(context.apic[apic::PRIORITY]) >> 4;
+    let [db0, db1, db2, db3] = context.dr;
+    VcpuState {
+        id: own.id,
+        cpuid: own.cpuid,
+        general,
+        system: SystemRegisters {
+            segments: [&state.cs, &state.ds, &state.es, &state.fs, &state.gs, &state.ss].map(segment),
+            tr: segment(&state.tr),
+            ldtr: segment(&state.ldtr),
+            gdt: table(&state.gdtr),
+            idt: table(&state.idtr),
+            cr: [state.cr0, state.cr2, state.cr3, state.cr4, priority],
+            efer: state.efer,
+            apic_base: msrs.apic_base(),
+        },
+        xsave: context.xsave.to_vec(),
+        xcr0: context.xcr0,
+        debug: [db0, db1, db2, db3, state.dr6, state.dr7],
+        msrs: registers(state, context, msrs, own.tsc),
+        lapic: page(&context.apic),
+        events: PendingEvents {
+            sipi_vector: own.start.into(),
+            ..events(state)
+        },
+        activity: own.activity,
+        tsc_khz: own.tsc_khz,
+        apic_timer_khz: context.timer_khz,
+    }
+}
+
+/// The APIC's registers where an xAPIC has them in memory.
+fn page(registers: &[u32; APIC_REGISTERS]) -> Vec<u8> {
+    let mut registers = *registers;
+    // An x2APIC has none; as KVM says it.
+    registers[apic::DESTINATION_FORMAT] = u32::MAX;
+    // One that has come to its end stands: a count that it began with would begin again elsewhere.
+    if registers[apic::TIMER] & apic::PERIODIC == 0 && registers[apic::CURRENT] == 0 {
+        registers[apic::INITIAL] = 0;
+    }
+    let mut page = vec![0; APIC_PAGE];
+    for (to, from) in page.chunks_exact_mut(APIC_STEP).zip(registers) {
+        to[..4].copy_from_slice(&from.to_le_bytes());
+    }
+    page
+}
+
+fn registers(state: &State, context: &Context, msrs: &Msrs, tsc: u64) -> Vec<Msr> {
+    let mut all = msrs.changed();
+    let mut kept = |index, value| all.push(Msr { index, value });
+    OF_HOST.into_iter().for_each(|index| kept(index, 0));
+    kept(msr::TSC, tsc);
+    kept(msr::TSC_AUX, context.tsc_aux);
+    let mut state = *state;
+    for (index, of) in STATE_REGISTERS {
+        kept(index, *of(&mut state));
+    }
+    all
+}
+
+/// What KVM has every vCPU tell of its host unless it is told not to, and what this one has not: `IA32_ARCH_CAPABILITIES` and
+/// `IA32_PERF_CAPABILITIES`.
+const OF_HOST: [u32; 2] = [0x10a, 0x345];
+
+/// Registers that the module has in its state.
+type OfState = fn(&mut State) -> &mut u64;
+const STATE_REGISTERS: [(u32, OfState); 9] = [
+    (0x174, |state| &mut state.sysenter_cs),
+    (0x175, |state| &mut state.sysenter_esp),
+    (0x176, |state| &mut state.sysenter_eip),
+    (0x277, |state| &mut state.pat),
+    (0xc000_0081, |state| &mut state.star),
+    (0xc000_0082, |state| &mut state.lstar),
+    (0xc000_0083, |state| &mut state.cstar),
+    (0xc000_0084, |state| &mut state.sfmask),
+    (0xc000_0102, |state| &mut state.kernel_gs_base),
+];
+
+fn events(state: &State) -> PendingEvents {
+    let mut events = PendingEvents {
+        // It is not known which of the two; whoever asks wants to know whether (KVM's bits, and both have the same effect).
+        interrupt_shadow: if state.interruptibility & SHADOW != 0 { 2 } else { 0 },
+        nmi_pending: state.interruptibility & NMI_WAITS != 0,
+        nmi_masked: state.interruptibility & IN_NMI != 0,
+        ..PendingEvents::default()
+    };
+    if state.event & VALID == 0 {
+        return events;
+    }
+    let vector = u8::try_from(state.event & 0xff).unwrap_or(0);
+    let code = u32::try_from(state.event >> 32).unwrap_or(0);
+    match state.event >> 8 & 7 {
+        INTERRUPT => events.interrupt = Some((vector, false)),
+        SOFTWARE => events.interrupt = Some((vector, true)),
+        NMI => events.nmi_injected = true,
+        _ => events.exception = Some((vector, (state.event & HAS_CODE != 0).then_some(code))),
+    }
+    events
+}
+
+fn event(events: &PendingEvents) -> u64 {
+    if let Some((vector, code)) = events.exception {
+        let code = code.map_or(0, |code| HAS_CODE | u64::from(code) << 32);
+        return VALID | EXCEPTION << 8 | u64::from(vector) | code;
+    }
+    if events.nmi_injected {
+        return VALID | NMI << 8 | NMI_VECTOR;
+    }
+    let interrupt = |(vector, software)| {
+        let kind = if software { SOFTWARE } else { INTERRUPT };
+        VALID | kind << 8 | u64::from(vector)
+    };
+    events.interrupt.map_or(0, interrupt)
+}
+
+fn refused(why: impl Into<String>) -> EngineError {
+    EngineError::State(why.into())
+}
+
+/// What the module is told of a saved vCPU, on a processor whose APIC and TSC count so fast.
+///
+/// # Errors
+/// It cannot go on as one that owns its CPU; why.
+pub(crate) fn from_engine(
+    saved: &VcpuState,
+    after_power_on: &State,
+    (timer_khz, tsc_khz): (u32, u32),
+) -> Result<(State, Box<Context>)> {
+    let system = &saved.system;
+    if system.apic_base & X2APIC != X2APIC {
+        return Err(refused(
+            "its local APIC is not in the mode of an x2APIC, in which that of an owned CPU always is",
+        ));
+    }
+    if saved.events.smm[0] {
+        return Err(refused("it is in system management mode"));
+    }
+    near(saved.tsc_khz, tsc_khz, 1_000_000, TSC_TOLERANCE, "TSC")?;
+    near(saved.apic_timer_khz, timer_khz, 100, TIMER_TOLERANCE, "APIC's timer")?;
+    let boot = engine::BootState {
+        general: saved.general,
+        system: saved.system,
+    };
+    let mut state = convert::boot(&boot, after_power_on);
+    let events = &saved.events;
+    state.event = event(events);
+    state.interruptibility = if events.interrupt_shadow != 0 { SHADOW } else { 0 }
+        | if events.nmi_masked { IN_NMI } else { 0 }
+        | if events.nmi_pending { NMI_WAITS } else { NO_NMI };
+    let [db0, db1, db2, db3, dr6, dr7] = saved.debug;
+    (state.dr6, state.dr7) = (dr6, dr7);
+    let mut context = Context::empty();
+    context.dr = [db0, db1, db2, db3];
+    context.xcr0 = saved.xcr0;
+    context.xsave = xsave(saved)?;
+    context.apic = registers_of(&saved.lapic)?;
+    for msr in &saved.msrs {
+        if msr.index == msr::TSC_AUX {
+            context.tsc_aux = msr.value;
+        }
+        if let Some((_, of)) = STATE_REGISTERS.iter().find(|(index, _)| *index == msr.index) {
+            *of(&mut state) = msr.value;
+        }
+    }
+    Ok((state, context))
+}
+
+fn near(saved: u32, here: u32, of: u64, tolerance: u64, what: &str) -> Result<()> {
+    if here != 0 && u64::from(saved.abs_diff(here)) * of <= u64::from(here) * tolerance {
+        return Ok(());
+    }
+    Err(refused(format!(
+        "its {what} counted at {saved} kHz, and that of this host's processor counts at {here} kHz: a guest that owns its CPUs has theirs"
+    )))
+}
+
+fn xsave(saved: &VcpuState) -> Result<[u8; XSAVE_BYTES]> {
+    let area: &[u8; XSAVE_BYTES] = saved.xsave.as_slice().try_into().map_err(|_| {
+        refused(format!(
+            "the XSAVE area has {} bytes, this engine's has {XSAVE_BYTES}",
+            saved.xsave.len()
+        ))
+    })?;
+    let mut area = *area;
+    // As in KVM's: states that the host had and the guest was never shown are nothing of it.
+    let shown = cpu::xfeatures(&saved.cpuid).to_le_bytes();
+    for (byte, shown) in area.iter_mut().skip(XSTATE_BV).zip(shown) {
+        *byte &= shown;
+    }
+    Ok(area)
+}
+
+fn registers_of(page: &[u8]) -> Result<[u32; APIC_REGISTERS]> {
+    if page.len() != APIC_PAGE {
+        return Err(refused(format!(
+            "the local APIC has {} bytes of registers, not {APIC_PAGE}",
+            page.len()
+        )));
+    }
+    let mut registers = [0; APIC_REGISTERS];
+    for (to, from) in registers.iter_mut().zip(page.chunks_exact(APIC_STEP)) {
+        *to = u32::from_le_bytes([from[0], from[1], from[2], from[3]]);
+    }
+    if registers[apic::TIMER] & apic::MODE & !apic::PERIODIC != 0 {
+        return Err(refused(
+            "its APIC's timer waits for a time (TSC deadline), which AMD's processors do not have: run it with --cpu-model common",
+        ));
+    }
+    // KVM does not save that a timer has come to its end and nobody was told; it has one that stands end once more, and so do we.
+    let once = registers[apic::TIMER] & apic::PERIODIC == 0;
+    if once && registers[apic::INITIAL] != 0 && registers[apic::CURRENT] == 0 {
+        registers[apic::CURRENT] = 1;
+    }
+    Ok(registers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own() -> Own {
+        Own {
+            id: 1,
+            cpuid: Vec::new(),
+            activity: Activity::Runnable,
+            start: 0,
+            tsc: 77,
+            tsc_khz: 2_000_000,
+        }
+    }
+
+    fn example() -> (State, Box<Context>, VcpuState) {
+        let mut state = State {
+            cr3: 0x1000,
+            efer: 0xd01,
+            star: 5,
+            kernel_gs_base: 6,
+            dr7: 0x400,
+            interruptibility: IN_NMI | NMI_WAITS,
+            event: VALID | EXCEPTION << 8 | HAS_CODE | 14 | 2 << 32,
+            ..State::default()
+        };
+        state.regs.rbx = 3;
+        state.regs.r8_to_r15[7] = 15;
+        state.cs.attributes = 0xa9b;
+        state.ds.attributes = 0;
+        state.gdtr.limit = 31;
+        let mut context = Context::empty();
+        (context.xcr0, context.tsc_aux, context.timer_khz) = (7, 9, 1_000_000);
+        context.dr = [1, 2, 3, 4];
+        context.apic[0x21] = 1 << 5;
+        context.apic[apic::PRIORITY] = 0x20;
+        context.apic[apic::INITIAL] = 500;
+        context.apic[apic::CURRENT] = 100;
+        let saved = to_engine(&state, &context, &Msrs::new(false), own());
+        (state, context, saved)
+    }
+
+    #[test]
+    fn a_vcpu_survives_the_way_there_and_back() {
+        let (state, context, saved) = example();
+        assert_eq!(saved.system.cr[4], 2);
+        assert_eq!(saved.events.exception, Some((14, Some(2))));
+        let (again, and) = from_engine(&saved, &State::default(), (1_020_000, 2_000_100)).unwrap();
+        assert_eq!(again, state);
+        assert_eq!((and.xcr0, and.dr, and.tsc_aux), (7, [1, 2, 3, 4], 9));
+        assert_eq!(and.apic[0x21], 1 << 5);
+        assert_eq!((and.apic[apic::INITIAL], and.apic[apic::CURRENT]), (500, 100));
+        assert_eq!(context.apic[apic::CURRENT], 100);
+    }
+
+    #[test]
+    fn a_timer_at_its_end_does_not_begin_again() {
+        let mut registers = [0; APIC_REGISTERS];
+        registers[apic::INITIAL] = 500;
+        assert_eq!(registers_of(&page(&registers)).unwrap()[apic::INITIAL], 0);
+        let mut of_kvm = page(&registers);
+        of_kvm[apic::INITIAL * APIC_STEP] = 7;
+        assert_eq!(
+            registers_of(&of_kvm).unwrap()[apic::CURRENT],
+            1,
+            "it may have ended just then"
+        );
+        registers[apic::TIMER] = apic::PERIODIC;
+        assert_eq!(registers_of(&page(&registers)).unwrap()[apic::INITIAL], 500);
+    }
+
+    #[test]
+    fn events_are_those_that_they_were() {
+        for (events, word) in [
+            (PendingEvents::default(), 0),
+            (
+                PendingEvents {
+                    interrupt: Some((0x30, false)),
+                    ..PendingEvents::default()
+                },
+                VALID | 0x30,
+            ),
+            (
+                PendingEvents {
+                    nmi_injected: true,
+                    ..PendingEvents::default()
+                },
+                VALID | NMI << 8 | 2,
+            ),
+        ] {
+            assert_eq!(event(&events), word);
+            let state = State {
+                event: word,
+                ..State::default()
+            };
+            assert_eq!(super::events(&state), events);
+        }
+    }
+
+    #[test]
+    fn what_no_owned_cpu_can_be_is_refused_with_the_reason() {
+        let refusal = |change: fn(&mut VcpuState), here| {
+            let (_, _, mut saved) = example();
+            change(&mut saved);
+            let refused = from_engine(&saved, &State::default(), here).err();
+            refused.map(|error| error.to_string()).unwrap_or_default()
+        };
+        let here = (1_000_000, 2_000_000);
+        assert_eq!(refusal(|_| (), here), "");
+        assert!(refusal(|saved| saved.system.apic_base = 0xfee0_0900, here).contains("x2APIC"));
+        assert!(refusal(|_| (), (100_000, 2_000_000)).contains("1000000 kHz"));
+        assert!(refusal(|_| (), (0, 2_000_000)).contains("APIC's timer"));
+        assert!(refusal(|_| (), (1_000_000, 2_100_000)).contains("TSC"));
+        assert!(refusal(|saved| saved.lapic[0x322] = 4, here).contains("--cpu-model common"));
+        assert!(refusal(|saved| saved.lapic.truncate(5), here).contains("5 bytes"));
+        assert!(refusal(|saved| saved.xsave.truncate(5), here).contains("5 bytes"));
+        assert!(refusal(|saved| saved.events.smm[0] = true, here).contains("system management"));
+    }
+}
