@@ -7,7 +7,7 @@ use device::FdTable;
 use vmm_api::devices::{DeviceConfig, NetConfig};
 use vmm_api::{ApiError, DeviceSpec, ErrorKind, FdRef};
 
-use crate::vm::refuse;
+use crate::refusal::refuse;
 
 /// Copies of the descriptors, by the interfaces' names.
 #[derive(Default)]

@@ -5,7 +5,9 @@
 
 mod catalog;
 mod control;
+mod given;
 mod kept;
+mod refusal;
 mod restorer;
 mod seccomp;
 mod shared;

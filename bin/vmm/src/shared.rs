@@ -6,7 +6,7 @@ use device::FdTable;
 use vmm_api::devices::{DeviceConfig, FsConfig, FsSource};
 use vmm_api::{ApiError, DeviceSpec, ErrorKind};
 
-use crate::vm::refuse;
+use crate::refusal::refuse;
 
 /// The directories that devices will share.
 pub(crate) fn shared_directories(specs: &[DeviceSpec], fds: &FdTable) -> Result<Vec<OwnedFd>, ApiError> {

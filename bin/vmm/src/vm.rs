@@ -2,68 +2,26 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
-use device::{DeviceContext, FdTable};
-use engine::{Engine, EngineError};
+use device::FdTable;
+use engine::{CpuModel, Engine};
 use engine_bare::BareEngine;
 use engine_kvm::KvmEngine;
-use machine::{End, Machine, MachineConfig, MachineError, NamedDevice, SerialOutput};
-use memory::{MemoryError, Ram};
+use machine::{End, Machine, MachineConfig, MachineError};
+use memory::Ram;
 use observe::{Registry, marks};
-use snapshot::{Layers, SnapshotError};
+use snapshot::Layers;
 use vmm_api::{
-    ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, MAX_ORDER, MAX_WRITE_SET, Mark, MetricSample, PageRuns,
-    Paging, Reply, Request, RestoreConfig, SnapshotConfig, VERSION, VmConfig, VmState, Written,
+    ApiError, ErrorKind, ExitReason, FdRef, Info, MAX_ORDER, MAX_WRITE_SET, Mark, MetricSample, PageRuns, Paging,
+    Reply, Request, RestoreConfig, SnapshotConfig, VERSION, VmConfig, VmState, Written,
 };
 
-use crate::catalog;
+use crate::given::{Opened, all_used, create_devices};
 use crate::kept::Taps;
+use crate::refusal::{from_machine, from_snapshot, refuse};
 use crate::restorer::{Ahead, Restorer};
 use crate::shared::{enclose, shared_directories};
-
-/// A refusal.
-pub(crate) fn refuse(kind: ErrorKind, message: impl std::fmt::Display) -> ApiError {
-    ApiError {
-        kind,
-        message: message.to_string(),
-    }
-}
-
-/// Sorts a machine's errors by whom they concern.
-fn from_machine(error: &MachineError) -> ApiError {
-    let kind = match error {
-        MachineError::Boot(_) => ErrorKind::Boot,
-        MachineError::Engine(EngineError::State(_))
-        | MachineError::Pci { .. }
-        | MachineError::Transport { .. }
-        | MachineError::Damaged { .. }
-        | MachineError::Vcpus(_)
-        | MachineError::OtherMemory { .. }
-        | MachineError::OtherDevices { .. } => ErrorKind::Invalid,
-        MachineError::Engine(_) | MachineError::Memory(_) | MachineError::Host { .. } => ErrorKind::Host,
-        MachineError::Bus(_) | MachineError::Device { .. } | MachineError::VcpuGone => ErrorKind::Internal,
-    };
-    refuse(kind, error)
-}
-
-/// The same for a snapshot.
-fn from_snapshot(error: &SnapshotError) -> ApiError {
-    let kind = match error {
-        SnapshotError::Machine(error) => return from_machine(error),
-        // No file's fault.
-        SnapshotError::Memory(MemoryError::Map { .. } | MemoryError::Userfault { .. } | MemoryError::Pager { .. }) => {
-            ErrorKind::Host
-        }
-        SnapshotError::State(_)
-        | SnapshotError::Memory(_)
-        | SnapshotError::Cpu(_)
-        | SnapshotError::NotEmpty(_)
-        | SnapshotError::Files { .. } => ErrorKind::Invalid,
-        SnapshotError::Elsewhere => ErrorKind::WrongState,
-        SnapshotError::Engine(_) | SnapshotError::File { .. } => ErrorKind::Host,
-    };
-    refuse(kind, error)
-}
 
 /// What tells a snapshot which pages of memory were touched; without it all of them are read.
 pub(crate) fn pagemap() -> Option<File> {
@@ -82,6 +40,12 @@ const ENGINE_REFUSED: &str = "engine_refused_total";
 
 const NO_KVM: &str = "a VMM in its jail cannot open /dev/kvm: send it open, as `kvm`, or start the VMM with --kvm-fd";
 
+/// The engine of CPUs that Linux has given up.
+fn own_engine(claim: OwnedFd) -> Result<Arc<dyn Engine>, ApiError> {
+    let engine = BareEngine::from_fd(claim).map_err(|error| refuse(ErrorKind::Host, error))?;
+    Ok(Arc::new(engine))
+}
+
 /// The VM, if there is one, and what is known of it.
 pub(crate) struct Vm {
     jailed: bool,
@@ -89,7 +53,7 @@ pub(crate) struct Vm {
     machine: Option<Machine>,
     state: VmState,
     cpus: u32,
-    engine: Option<Box<dyn Engine>>,
+    engine: Option<Arc<dyn Engine>>,
     /// The memory's files by the last snapshot, as long as nothing has run since.
     written: Option<Layers>,
     /// It was started, or resumed after it was restored.
@@ -218,9 +182,9 @@ impl Vm {
         let serial = config.serial.map(&mut take).transpose()?;
         // Its VM is none that boots.
         self.restorer = None;
-        let engine: Box<dyn Engine> = match claim {
-            Some(claim) => Box::new(BareEngine::from_fd(claim).map_err(|error| refuse(ErrorKind::Host, error))?),
-            None => Box::new(self.open_engine(kvm)?),
+        let engine: Arc<dyn Engine> = match claim {
+            Some(claim) => own_engine(claim)?,
+            None => Arc::new(self.open_engine(kvm)?),
         };
         marks::mark("engine open");
         let shared = shared_directories(&config.devices, &fds)?;
@@ -281,6 +245,7 @@ impl Vm {
             state,
             memory,
             kvm,
+            claim,
             serial,
         } = Opened::take(config, &mut fds)?;
         let pager = match &config.paging {
@@ -293,14 +258,19 @@ impl Vm {
             }
             Paging::Mapped | Paging::Eager => None,
         };
-        let ahead = self.restorer.take().filter(|_| kvm.is_none());
-        let engine = self.open_engine(kvm)?;
-        let restorer = match ahead {
-            Some(restorer) => restorer,
-            None => Restorer::start(&engine).map_err(|error| refuse(ErrorKind::Host, error))?,
+        let ahead = self.restorer.take().filter(|_| kvm.is_none() && claim.is_none());
+        let (engine, restorer): (Arc<dyn Engine>, _) = match claim {
+            // All of its memory is read and copied as it is pinned: there is nothing to do beside that.
+            Some(claim) => (own_engine(claim)?, None),
+            None => {
+                let engine = self.open_engine(kvm)?;
+                let started = ahead.map_or_else(|| Restorer::start(&engine), Ok);
+                let restorer = started.map_err(|error| refuse(ErrorKind::Host, error))?;
+                (Arc::new(engine), Some(restorer))
+            }
         };
         marks::mark("engine open");
-        let here = snapshot::here(&engine, VMM_VERSION).map_err(|error| from_snapshot(&error))?;
+        let here = snapshot::here(engine.as_ref(), VMM_VERSION).map_err(|error| from_snapshot(&error))?;
         let shared = shared_directories(&config.devices, &fds)?;
         let (state, ram) = snapshot::read(&state, memory, &here, |layers, size| match pager {
             Some((userfaultfd, order)) => Ram::paged(layers, size, &userfaultfd, order),
@@ -308,21 +278,29 @@ impl Vm {
         })
         .map_err(|error| from_snapshot(&error))?;
         marks::mark("snapshot read");
-        restorer.prepare(Ahead {
-            ram: ram.clone(),
-            write_set: config.write_set.clone(),
-            all: config.paging == Paging::Eager,
-        });
+        if let Some(restorer) = &restorer {
+            restorer.prepare(Ahead {
+                ram: ram.clone(),
+                write_set: config.write_set.clone(),
+                all: config.paging == Paging::Eager,
+            });
+        }
         let taps = Taps::of(&config.devices, &fds)?;
         let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
         marks::mark("devices made");
         all_used(&fds)?;
-        let vm = restorer.vm().map_err(|error| refuse(ErrorKind::Host, error))?;
+        let vm = match &restorer {
+            Some(restorer) => restorer.vm(),
+            None => engine.create_vm(CpuModel::Host),
+        };
+        let vm = vm.map_err(|error| refuse(ErrorKind::Host, error))?;
         marks::mark("VM made");
         let machine =
             Machine::restore(vm, serial, &state, ram, devices, &self.registry).map_err(|error| from_machine(&error))?;
         marks::mark("machine built");
-        restorer.finish();
+        if let Some(restorer) = restorer {
+            restorer.finish();
+        }
         marks::mark("write set copied");
         if !config.untold {
             machine.tell_generation();
@@ -331,7 +309,7 @@ impl Vm {
         self.machine = Some(machine);
         self.taps = taps;
         self.cpus = state.shape.cpus;
-        self.engine = Some(Box::new(engine));
+        self.engine = Some(engine);
         self.state = VmState::Paused;
         Ok(())
     }
@@ -346,6 +324,7 @@ impl Vm {
             let message = "memory that is put back is mapped already: leave `paging` out, or restore another VM";
             return Err(refuse(ErrorKind::Invalid, message));
         }
+        self.can_map_anew("put back in place: restore another VM")?;
         let specs = self.taps.give(&config.devices, &mut fds)?;
         let mut fds = FdTable::new(fds);
         let Opened {
@@ -416,6 +395,7 @@ impl Vm {
 
     fn rebase(&mut self, memory: FdRef, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
         self.expect(VmState::Paused, "rebase")?;
+        self.can_map_anew("mapped from its snapshot: leave it as it is")?;
         let mut fds = FdTable::new(fds);
         let memory = fds.take(memory).map_err(|error| refuse(ErrorKind::Invalid, error))?;
         all_used(&fds)?;
@@ -441,6 +421,17 @@ impl Vm {
         let mut order = self.its_machine()?.page_order();
         order.truncate(MAX_ORDER);
         Ok(order)
+    }
+
+    /// Whether the process may map other memory in the place of its guest's.
+    fn can_map_anew(&self, not: &str) -> Result<(), ApiError> {
+        match &self.engine {
+            Some(engine) if engine.pins_memory() => Err(refuse(
+                ErrorKind::WrongState,
+                format!("memory of a guest that owns its CPUs stays where it is, and cannot be {not}"),
+            )),
+            _ => Ok(()),
+        }
     }
 
     fn its_machine(&self) -> Result<&Machine, ApiError> {
@@ -529,70 +520,9 @@ impl Vm {
     }
 }
 
-/// What a VM is restored from, but for its devices.
-struct Opened {
-    state: File,
-    memory: Vec<File>,
-    kvm: Option<OwnedFd>,
-    serial: SerialOutput,
-}
-
-impl Opened {
-    fn take(config: &RestoreConfig, fds: &mut FdTable) -> Result<Self, ApiError> {
-        let mut take = |fd: FdRef| fds.take(fd).map_err(|error| refuse(ErrorKind::Invalid, error));
-        let memory = config.files.memory.iter();
-        Ok(Self {
-            state: File::from(take(config.files.state)?),
-            memory: memory.map(|fd| take(*fd).map(File::from)).collect::<Result<_, _>>()?,
-            kvm: config.kvm.map(&mut take).transpose()?,
-            serial: SerialOutput {
-                file: config.serial.map(&mut take).transpose()?,
-                keep: config.serial_keep,
-            },
-        })
-    }
-}
-
-/// Refuses descriptors that nothing has taken.
-fn all_used(fds: &FdTable) -> Result<(), ApiError> {
-    match fds.left_over() {
-        0 => Ok(()),
-        count => {
-            let message = format!("{count} file descriptors came with the request that nothing refers to");
-            Err(refuse(ErrorKind::Invalid, message))
-        }
-    }
-}
-
 fn mark(mark: observe::marks::Mark) -> Mark {
     Mark {
         name: mark.name.to_owned(),
         at_ns: mark.at_ns,
     }
-}
-
-/// Has each device made by its module.
-fn create_devices(specs: &[DeviceSpec], fds: &mut FdTable, registry: &Registry) -> Result<Vec<NamedDevice>, ApiError> {
-    let create = |spec: &DeviceSpec| {
-        let module = catalog::find(&spec.kind).ok_or_else(|| {
-            let kinds = catalog::kinds();
-            let message = format!(
-                "device `{}` is of kind `{}`, which is unknown: there are {kinds}",
-                spec.id, spec.kind
-            );
-            refuse(ErrorKind::Invalid, message)
-        })?;
-        let context = DeviceContext {
-            id: &spec.id,
-            metrics: registry,
-        };
-        let device = module
-            .create(spec, fds, &context)
-            .map_err(|error| refuse(ErrorKind::Invalid, format!("device `{}`: {error}", spec.id)))?;
-        Ok(NamedDevice {
-            id: spec.id.clone(),
-            device,
-        })
-    };
-    specs.iter().map(create).collect()
 }

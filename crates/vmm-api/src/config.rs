@@ -114,6 +114,9 @@ pub struct RestoreConfig {
     pub files: SnapshotFiles,
     /// `/dev/kvm`; when not given, the one that the VMM has inherited, or opened by path.
     pub kvm: Option<FdRef>,
+    /// As [`VmConfig::claim`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<FdRef>,
     /// Where early serial output goes; dropped when not given.
     pub serial: Option<FdRef>,
     /// As [`VmConfig::serial_keep`].
@@ -225,6 +228,9 @@ impl RestoreConfig {
     /// # Errors
     /// The first thing found wrong.
     pub fn validate(&self) -> Result<(), ConfigError> {
+        if self.kvm.is_some() && self.claim.is_some() {
+            return Err(ConfigError::TwoEngines);
+        }
         check_devices(&self.devices)
     }
 }
@@ -277,6 +283,7 @@ mod tests {
             memory: vec![FdRef(1), FdRef(2)],
         };
         let mut restore = RestoreConfig {
+            claim: None,
             files,
             kvm: None,
             serial: None,

@@ -118,8 +118,10 @@ impl<'a> Builder<'a> {
         // In the place of the one that it has no use of.
         *self.fds.get_mut(usize::try_from(kvm.0)?).context("a VM without KVM")? = claim;
         self.config.claim = Some(kvm);
-        // A guest's kernel asks it for more once a minute.
-        self.config.devices.retain(|device| device.id != "rng");
+        // A guest's kernel asks it for more once a minute. One that moves keeps the devices that it has.
+        if self.config.cpu == CpuModel::Host {
+            self.config.devices.retain(|device| device.id != "rng");
+        }
         Ok(self)
     }
 
@@ -154,11 +156,7 @@ impl<'a> Builder<'a> {
     /// The same, with a socket at which connections to the guest are asked for.
     pub(crate) fn start_listening(mut self, listener: Option<OwnedFd>) -> Result<Vm> {
         let acceptor = self.vsock(listener)?;
-        let log = self.host.logs.join("vmm");
-        let mut vmm = match self.config.claim {
-            Some(_) => Vmm::spawn_pinned(&self.host.binaries, &log)?,
-            None => Vmm::spawn(&self.host.binaries, &log)?,
-        };
+        let mut vmm = self.vmm()?;
         let fds: Vec<BorrowedFd<'_>> = self.fds.iter().map(AsFd::as_fd).collect();
         vmm.client.create(self.config, &fds)?;
         drop(self.fds);
@@ -168,6 +166,15 @@ impl<'a> Builder<'a> {
             acceptor,
             console: self.host.logs.join("console"),
         })
+    }
+
+    /// A process for it, which may pin memory if it has to.
+    fn vmm(&self) -> Result<Vmm> {
+        let log = self.host.logs.join("vmm");
+        match self.config.claim {
+            Some(_) => Vmm::spawn_pinned(&self.host.binaries, &log),
+            None => Vmm::spawn(&self.host.binaries, &log),
+        }
     }
 
     /// The last device; gives what the guest's connections come to.
@@ -203,9 +210,11 @@ impl<'a> Builder<'a> {
             state: self.config.kernel,
             memory: [initramfs].into_iter().chain(others).collect(),
         };
+        let mut vmm = self.vmm()?;
         let config = RestoreConfig {
             files,
             kvm: self.config.kvm,
+            claim: self.config.claim,
             serial: self.config.serial,
             serial_keep: None,
             devices: self.config.devices,
@@ -213,7 +222,6 @@ impl<'a> Builder<'a> {
             untold: false,
             paging: Paging::Mapped,
         };
-        let mut vmm = Vmm::spawn(&self.host.binaries, &self.host.logs.join("vmm"))?;
         let fds: Vec<BorrowedFd<'_>> = self.fds.iter().map(AsFd::as_fd).collect();
         vmm.client.restore(config, &fds)?;
         Ok(Vm {

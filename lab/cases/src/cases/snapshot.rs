@@ -1,6 +1,7 @@
 //! A guest under load goes on in another VMM: a counter in its memory, its boot id, what it has written to its disk, its
 //! clocks and timers, a TCP stream over a card with two pairs of queues, what fio writes and verifies, busy terminals; several rounds in
 //! a row, on two vCPUs, each with what has changed since the one before. `BASALT_ROUNDS` says how many. What does not fit is refused.
+//! `bare-moves` does the same with a guest that owns its CPUs in every other VMM, and shares the host's in the others.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -13,10 +14,13 @@ use std::time::{Duration, Instant};
 
 use agent_api::{Collected, Connection, ExecRequest, VSOCK_PORT};
 use anyhow::{Context, Result, ensure};
+use claim::Device;
 use network::Attachment;
 use state::Container;
+use vmm_api::CpuModel;
 use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits, MacAddress, NetConfig, NetLimits};
 
+use super::bare::{self, Module};
 use super::network::{Opened, Server, World};
 use super::snapshot_fio;
 use super::snapshot_guest::{self, Report};
@@ -32,11 +36,17 @@ pub(crate) const CASE: Case = Case {
     guest: Some(snapshot_guest::run),
 };
 
+pub(crate) const MOVES: Case = Case {
+    name: "bare-moves",
+    host: moves,
+    ..CASE
+};
+
 /// Odd rounds let the original go on for a while after it was saved, from the files that it was saved to.
 const ROUNDS: usize = 5;
 
 /// vCPUs, queues of the disk, and pairs of queues of the network card.
-const CPUS: u16 = 2;
+const CPUS: u32 = 2;
 
 /// Files of one memory: the next snapshot is a whole one.
 const MAX_FILES: usize = 8;
@@ -54,12 +64,12 @@ struct Wire {
 }
 
 impl Wire {
-    fn new() -> Result<Self> {
+    fn new(cpus: u32) -> Result<Self> {
         let world = World::new()?;
         let network = Opened::new()?;
         Ok(Self {
             _server: world.serve(&[snapshot_guest::ECHO])?,
-            attachment: network.get()?.attach(0, CPUS.into())?,
+            attachment: network.get()?.attach(0, cpus.try_into()?)?,
             network,
             _world: world,
         })
@@ -96,18 +106,25 @@ struct Stage<'a> {
     disk: PathBuf,
     /// The disk with fio.
     fio: PathBuf,
+    cpus: u32,
+    /// Who takes CPUs from Linux for every other VM, if the guest moves.
+    owned: Option<Device>,
 }
 
 impl Stage<'_> {
     /// The configuration, whose descriptors are new each time.
     fn builder(&self) -> Result<Builder<'_>> {
-        let mut builder = Builder::new(self.host)?.cpus(CPUS.into());
+        let model = match self.owned {
+            Some(_) => CpuModel::Common,
+            None => CpuModel::Host,
+        };
+        let mut builder = Builder::new(self.host)?.cpus(self.cpus).cpu(model);
         let disk = OpenOptions::new().read(true).write(true).open(&self.disk)?;
         let file = builder.fd(disk);
         let data = BlockConfig {
             file,
             read_only: false,
-            queues: CPUS,
+            queues: u16::try_from(self.cpus)?,
             serial: snapshot_guest::DISK.into(),
             engine: BlockEngine::Auto,
             limits: BlockLimits::default(),
@@ -127,10 +144,15 @@ impl Stage<'_> {
         Ok(builder)
     }
 
-    fn restore(&self, files: &Files) -> Result<Vm> {
+    /// The first VM shares the host's CPUs, as do those of the odd rounds.
+    fn restore(&self, files: &Files, round: usize) -> Result<Vm> {
         let (state, memory) = files.open()?;
-        self.builder()?
-            .restore(self.listener.try_clone()?.into(), state, memory)
+        let mut builder = self.builder()?;
+        if let Some(device) = self.owned.as_ref().filter(|_| round.is_multiple_of(2)) {
+            let claim = device.claim(&(bare::CPU..bare::CPU + self.cpus).collect::<Vec<_>>())?;
+            builder = builder.claim(claim.into())?;
+        }
+        builder.restore(self.listener.try_clone()?.into(), state, memory)
     }
 
     /// The agent, over a new connection.
@@ -231,12 +253,28 @@ fn rounds_wanted() -> Result<usize> {
 }
 
 fn host(host: &Host) -> Result<()> {
-    let wire = Wire::new()?;
-    rounds(host, &wire)?;
+    let wire = Wire::new(CPUS)?;
+    rounds(host, &wire, (CPUS, None))?;
     wire.remove()
 }
 
-fn rounds(host: &Host, wire: &Wire) -> Result<()> {
+fn moves(host: &Host) -> Result<()> {
+    if !bare::in_lab()? {
+        return Ok(());
+    }
+    let module = Module::load(host)?;
+    let all = bare::online()?;
+    // Linux keeps one.
+    let spare = u32::try_from(std::thread::available_parallelism()?.get())? - 1;
+    let cpus = CPUS.min(spare);
+    let wire = Wire::new(cpus)?;
+    rounds(host, &wire, (cpus, Some(Device::open(Device::PATH)?)))?;
+    wire.remove()?;
+    bare::wait_online(&all)?;
+    module.unload()
+}
+
+fn rounds(host: &Host, wire: &Wire, (cpus, owned): (u32, Option<Device>)) -> Result<()> {
     let address = SocketAddr::from_abstract_name(format!("basalt-case-snapshot-{}", std::process::id()))?;
     let mut stage = Stage {
         host,
@@ -245,6 +283,8 @@ fn rounds(host: &Host, wire: &Wire) -> Result<()> {
         address,
         disk: host.scratch.join("disk-0"),
         fio: snapshot_fio::make_disk(&host.scratch)?,
+        cpus,
+        owned,
     };
     let (mut machine, first) = boot(&stage)?;
     refused_while_running(&mut machine, &mut Files::new(host, "running"))?;
@@ -279,7 +319,7 @@ fn rounds(host: &Host, wire: &Wire) -> Result<()> {
         let next = host.scratch.join(format!("disk-{}", round + 1));
         fs::copy(&stage.disk, &next)?;
         if goes_on_first {
-            machine.vmm.client.rebase(File::open(&files.memory)?.as_fd())?;
+            rebase(&stage, &mut machine, &files)?;
             original_goes_on(&stage, &mut machine, held, &before)?;
         }
         if let Some(typist) = typist {
@@ -288,11 +328,11 @@ fn rounds(host: &Host, wire: &Wire) -> Result<()> {
         }
         drop(machine);
         fs::remove_file(std::mem::replace(&mut stage.disk, next))?;
-        if round == 0 {
+        if round == 0 && stage.owned.is_none() {
             refusals(&stage, &files)?;
         }
         let began = Instant::now();
-        machine = stage.restore(&files)?;
+        machine = stage.restore(&files, round)?;
         machine.vmm.client.resume()?;
         let restored_in = began.elapsed();
         if goes_on_first {
@@ -310,7 +350,8 @@ fn rounds(host: &Host, wire: &Wire) -> Result<()> {
             "more connections were reset than one: {after:?}"
         );
         agent_answers(&stage, &first)?;
-        report_sizes(&files, round, (saved_in, restored_in))?;
+        let pinned = stage.owned.is_some() && goes_on_first;
+        report_sizes(&files, (round, pinned), (saved_in, restored_in))?;
         fs::remove_file(&files.state)?;
         // What lies below no other any more.
         if let Some(last) = last.filter(|_| files.below.is_empty()) {
@@ -363,6 +404,19 @@ fn text<T>(result: Result<T>) -> String {
         .map_or_else(|| "no error".to_owned(), |error| format!("{error:#}"))
 }
 
+/// What was written takes the place of what is mapped, but for a guest that has its memory pinned.
+fn rebase(stage: &Stage<'_>, machine: &mut Vm, files: &Files) -> Result<()> {
+    let rebased = machine.vmm.client.rebase(File::open(&files.memory)?.as_fd());
+    match stage.owned {
+        None => Ok(rebased?),
+        Some(_) => {
+            let refused = text(rebased.map_err(Into::into));
+            ensure!(refused.contains("stays where it is"), "pinned memory: {refused}");
+            Ok(())
+        }
+    }
+}
+
 /// A VM that was saved can go on as if it had not been: its connection is still there.
 fn original_goes_on(stage: &Stage<'_>, machine: &mut Vm, mut held: UnixStream, before: &Report) -> Result<()> {
     machine.vmm.client.resume()?;
@@ -392,7 +446,12 @@ fn agent_answers(stage: &Stage<'_>, first: &Report) -> Result<()> {
 }
 
 /// The memory file is as large as the memory and takes the place of what is in it, or of what has changed.
-fn report_sizes(files: &Files, round: usize, (saved_in, restored_in): (Duration, Duration)) -> Result<()> {
+/// Of a guest whose memory was pinned, every page is one of its own.
+fn report_sizes(
+    files: &Files,
+    (round, pinned): (usize, bool),
+    (saved_in, restored_in): (Duration, Duration),
+) -> Result<()> {
     let memory = fs::metadata(&files.memory)?;
     let (size, used) = (memory.len(), memory.blocks() * 512);
     ensure!(size == 128 << 20, "the memory file has {size} bytes");
@@ -405,7 +464,7 @@ fn report_sizes(files: &Files, round: usize, (saved_in, restored_in): (Duration,
         "{used} of {size} bytes are written: where is the guest?"
     );
     ensure!(
-        used < size / 8 || files.below.is_empty(),
+        used < size / 8 || files.below.is_empty() || pinned,
         "{used} of {size} bytes are written: so much cannot have changed"
     );
     let state = fs::metadata(&files.state)?.len();
@@ -429,7 +488,7 @@ fn refusals(stage: &Stage<'_>, files: &Files) -> Result<()> {
             below: Vec::new(),
         };
         fs::write(&other.state, state)?;
-        let error = text(stage.restore(&other));
+        let error = text(stage.restore(&other, 1));
         ensure!(error.contains(expected), "{what}: {error}");
         Ok(())
     };
@@ -482,9 +541,11 @@ fn refusals(stage: &Stage<'_>, files: &Files) -> Result<()> {
         address: stage.address.clone(),
         disk: stage.host.scratch.join("smaller"),
         fio: stage.fio.clone(),
+        cpus: stage.cpus,
+        owned: None,
     };
     File::create_new(&smaller.disk)?.set_len(snapshot_guest::DISK_BYTES / 2)?;
-    let error = text(smaller.restore(files));
+    let error = text(smaller.restore(files, 1));
     ensure!(
         error.contains("device `data`: it was saved with other properties"),
         "a smaller disk: {error}"

@@ -183,6 +183,7 @@ fn inherited_kvm(host: &Host) -> Result<()> {
     let of_inherited = || VmConfig { kvm: None, ..good() };
     // Descriptor 0 is the state, 1 the memory, 2 is KVM where one is sent.
     let restore = |kvm| RestoreConfig {
+        claim: None,
         files: SnapshotFiles {
             state: FdRef(0),
             memory: vec![FdRef(1)],
