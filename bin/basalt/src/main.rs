@@ -135,6 +135,7 @@ fn sandbox_verb(verb: Verb, argv: &[OsString], output: &Output) -> anyhow::Resul
         Verb::Template(verb) => templates::template(&verb, output),
         Verb::Clone(args) => snapshots::clone(&args, output),
         Verb::Rollback(args) => snapshots::rollback(&args, output),
+        Verb::Move(args) => snapshots::move_to(&args, output),
         Verb::Daemon(args) => daemon::tell(&args, output),
         other => Err(anyhow::anyhow!(
             "{other:?} is a verb that nobody carries out; that is a bug"

@@ -5,7 +5,7 @@ use base::ByteSize;
 use node_api::message::Item;
 use node_api::{Client, CloneConfig, Reply, Request, Snapshot};
 
-use crate::cli::{CloneArgs, CreateArgs, RollbackArgs, SnapshotVerb};
+use crate::cli::{CloneArgs, CreateArgs, MoveArgs, RollbackArgs, SnapshotVerb};
 use crate::daemon;
 use crate::output::{Output, table};
 use crate::portable;
@@ -58,6 +58,15 @@ pub(crate) fn rollback(args: &RollbackArgs, output: &Output) -> Result<u8> {
     let request = Request::Rollback {
         sandbox: args.sandbox.clone(),
         snapshot: args.snapshot.clone(),
+    };
+    started(request, output)
+}
+
+/// `basalt move`.
+pub(crate) fn move_to(args: &MoveArgs, output: &Output) -> Result<u8> {
+    let request = Request::Move {
+        sandbox: args.sandbox.clone(),
+        class: args.class,
     };
     started(request, output)
 }

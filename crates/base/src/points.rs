@@ -52,6 +52,7 @@ pub const SANDBOX: &[&str] = &[
     ROLLBACK_BEGUN,
     ROLLBACK_ENDED,
     ROLLBACK_DISK,
+    MOVE_ENDED,
     RESTORE_MADE,
     RESTORE_RESUMED,
     RESTORE_RENEWED,
@@ -155,6 +156,8 @@ points! {
     ROLLBACK_ENDED = "rollback.ended";
     /// Its disk is the snapshot's.
     ROLLBACK_DISK = "rollback.disk";
+    /// The machine that a sandbox had is saved and gone, and that of its new class is not there yet.
+    MOVE_ENDED = "move.ended";
     /// The VMM has made the VM of a snapshot.
     RESTORE_MADE = "restore.made";
     /// Its vCPUs run; its commands stand still.

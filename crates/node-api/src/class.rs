@@ -36,7 +36,7 @@ impl Class {
         *self == Self::Standard
     }
 
-    /// Whether its machine has an engine other than KVM, so that it boots and is in no snapshot.
+    /// Whether its machine has an engine other than KVM, so that it boots, and has its memory pinned.
     pub fn is_bare(&self) -> bool {
         *self == Self::Bare
     }

@@ -7,6 +7,7 @@ use base::CpuSet;
 use observe::{Span, TraceContext};
 use serde::{Deserialize, Serialize};
 
+use crate::class::Class;
 use crate::config::SandboxConfig;
 use crate::host_cpu::HostCpu;
 use crate::portable::Kind;
@@ -182,6 +183,13 @@ pub enum Request {
         sandbox: String,
         /// The snapshot's name.
         snapshot: String,
+    },
+    /// Let a sandbox that runs go on as another class. [`Reply::Started`].
+    Move {
+        /// Which.
+        sandbox: String,
+        /// What it is from then on.
+        class: Class,
     },
     /// The host's CPUs. Each is an item; then [`Reply::Done`].
     ListCpus,

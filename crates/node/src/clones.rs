@@ -83,7 +83,7 @@ impl Node {
         let (volumes, inherited) = {
             let _span = span("volumes and control socket");
             let volumes = self.open_volumes(&stored.sandbox.config.volumes)?;
-            let inherited = launch::Inherited::to_restore(&self.config, &self.sandbox_paths(entry))?;
+            let inherited = launch::Inherited::to_restore(&self.config, &stored, &self.sandbox_paths(entry))?;
             (volumes, inherited)
         };
         let (vm, pid) = self.spawn(entry, &stored, &inherited, &volumes)?;

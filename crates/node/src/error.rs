@@ -159,6 +159,26 @@ pub enum Error {
         /// Why, and what to do.
         why: String,
     },
+    /// A sandbox that cannot be of another class.
+    #[error("sandbox {name} cannot be moved to the class {class}: {why}")]
+    NotToBeMoved {
+        /// Its name.
+        name: String,
+        /// The class.
+        class: node_api::Class,
+        /// Why, and what to do.
+        why: String,
+    },
+    /// A sandbox that was to be of another class, and goes on as it was.
+    #[error("sandbox {name} goes on as it was: it could not be moved to the class {class}")]
+    NotMoved {
+        /// Its name.
+        name: String,
+        /// The class.
+        class: node_api::Class,
+        /// Why.
+        source: Box<Error>,
+    },
     /// A snapshot of another sandbox.
     #[error("the snapshot `{snapshot}` is of {of}, not of {name}: `basalt clone {snapshot}` makes a sandbox of it")]
     NotItsSnapshot {
@@ -420,6 +440,8 @@ impl Error {
             | Self::SnapshotDamaged { .. }
             | Self::NotToBeLoaded(..)
             | Self::NotToBeKept { .. }
+            | Self::NotToBeMoved { .. }
+            | Self::NotMoved { .. }
             | Self::NotItsSnapshot { .. }
             | Self::Tied(_) => "snapshot",
             Self::VmmDied { .. } | Self::VmmTookMemory { .. } => "vmm-died",
@@ -443,6 +465,7 @@ impl Error {
             | Self::Volume { .. }
             | Self::NotToBeLoaded(..)
             | Self::NotToBeKept { .. }
+            | Self::NotToBeMoved { .. }
             | Self::NotItsSnapshot { .. }
             | Self::Tied(_)
             | Self::TemplateSize(_)

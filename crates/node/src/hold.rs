@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use agent_api::{Connection, Identity, Renew, Share, TmpfsMount};
 use base::points;
-use node_api::{Class, SandboxConfig, Snapshot, State, Tmpfs, VolumeMount, VolumeSource};
+use node_api::{SandboxConfig, Snapshot, State, Tmpfs, VolumeMount, VolumeSource};
 use observe::span::span;
 use vmm_api::{VmState, VmmClient};
 
@@ -106,7 +106,9 @@ impl Node {
         self.update(entry, |stored| stored.held = true)?;
         self.points.at(points::SNAPSHOT_HELD);
         let kept = self.keep_all(&vm, &stored, &begun.place);
+        // The memory of a guest that owns its CPUs stays where it is.
         if kept.is_ok()
+            && !sandbox.config.resources.class.is_bare()
             && let Err(error) = self.rebase(&vm, entry, &begun.place)
         {
             log::warn!("the next snapshot of sandbox {} will be a whole one: {error}", entry.id);
@@ -135,6 +137,18 @@ impl Node {
 
     /// Everything that is done while it is held.
     pub(crate) fn keep_all(&self, vm: &Vm, stored: &Stored, place: &Place) -> Result<(), Error> {
+        self.keep_machine(vm, stored, place)?;
+        if stored.sandbox.config.resources.disk.is_some() {
+            let _span = span("disk copied");
+            let from = self.paths.sandbox(&stored.sandbox.id).disk();
+            disk::copy(&from, place.create(&place.disk())?).map_err(Error::file("copy", &from))?;
+        }
+        self.points.at(points::SNAPSHOT_DISK);
+        Ok(())
+    }
+
+    /// The same but for its disk.
+    pub(crate) fn keep_machine(&self, vm: &Vm, stored: &Stored, place: &Place) -> Result<(), Error> {
         const FREEZING: &str = "its commands were frozen for a snapshot";
         {
             let _span = span("commands frozen");
@@ -157,12 +171,6 @@ impl Node {
             self.keep_memory(vm, stored, place)?;
         }
         self.points.at(points::SNAPSHOT_SAVED);
-        if stored.sandbox.config.resources.disk.is_some() {
-            let _span = span("disk copied");
-            let from = self.paths.sandbox(&stored.sandbox.id).disk();
-            disk::copy(&from, place.create(&place.disk())?).map_err(Error::file("copy", &from))?;
-        }
-        self.points.at(points::SNAPSHOT_DISK);
         Ok(())
     }
 
@@ -257,28 +265,26 @@ pub(crate) fn of_all_memory(stored: &Stored) -> Duration {
 }
 
 /// Refuses what has no saved form, before anything is done.
-fn can_be_kept(stored: &Stored) -> Result<(), Error> {
+pub(crate) fn can_be_kept(stored: &Stored) -> Result<(), Error> {
     let config = &stored.sandbox.config;
     let elsewhere = |volume: &&VolumeMount| matches!(volume.source, VolumeSource::Served(_));
-    let why = match (config.resources.class, config.volumes.iter().find(elsewhere)) {
-        (Class::Standard | Class::Dedicated, None) => return Ok(()),
-        (Class::Bare, _) => {
-            "its guest owns its CPUs, whose state is not saved yet: run one of another class".to_owned()
-        }
-        (Class::Standard | Class::Dedicated, Some(volume)) => format!(
+    let Some(volume) = config.volumes.iter().find(elsewhere) else {
+        return Ok(());
+    };
+    Err(Error::NotToBeKept {
+        name: stored.sandbox.name.clone(),
+        why: format!(
             "its volume {} is served from another machine, where what its guest has open is not part of a snapshot: run one \
              without it, and copy files with `basalt cp`",
             volume.target
         ),
-    };
-    Err(Error::NotToBeKept {
-        name: stored.sandbox.name.clone(),
-        why,
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use node_api::Class;
+
     use super::*;
     use crate::testing::stored;
 
@@ -297,9 +303,9 @@ mod tests {
         let why = told(&stored);
         assert!(why.contains("its volume /far is served from another machine"), "{why}");
         stored.sandbox.config.volumes.clear();
-        stored.sandbox.config.resources.class = Class::Bare;
-        assert!(told(&stored).contains("its guest owns its CPUs"));
-        stored.sandbox.config.resources.class = Class::Dedicated;
-        assert!(can_be_kept(&stored).is_ok());
+        for class in Class::ALL {
+            stored.sandbox.config.resources.class = class;
+            assert!(can_be_kept(&stored).is_ok());
+        }
     }
 }

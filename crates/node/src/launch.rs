@@ -10,7 +10,7 @@ use std::path::Path;
 
 use host::jail::{self, Identity, Isolation, Launch};
 use network::Attachment;
-use node_api::{Class, Paging, Resources};
+use node_api::{Class, CpuModel, Paging, Resources};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use vmm_api::config::DeviceSpec;
 use vmm_api::devices::{
@@ -79,10 +79,14 @@ impl Inherited {
         })
     }
 
-    /// KVM beside it: the VMM makes a VM to restore while everything else is prepared.
-    pub(crate) fn to_restore(config: &Config, paths: &SandboxPaths) -> Result<Self, Error> {
+    /// KVM beside it, if that is to run it: the VMM makes a VM to restore while everything else is prepared.
+    pub(crate) fn to_restore(config: &Config, stored: &Stored, paths: &SandboxPaths) -> Result<Self, Error> {
+        let kvm = match stored.sandbox.config.resources.class {
+            Class::Standard | Class::Dedicated => Some(open_writable("KVM", &config.kvm, NO_KVM)?),
+            Class::Bare => None,
+        };
         Ok(Self {
-            kvm: Some(open_writable("KVM", &config.kvm, NO_KVM)?),
+            kvm,
             ..Self::new(paths)?
         })
     }
@@ -182,6 +186,9 @@ pub(crate) fn prepare_restore(
 ) -> Result<Restoring, Error> {
     let stage = stage(config, stored, paths, &paths.vsock(), outside)?;
     let (mut config, mut fds) = from_place(stage, place)?;
+    if stored.sandbox.config.resources.class.is_bare() {
+        config.claim = Some(fds.add(owned::claim(stored)?)?);
+    }
     let pages = learned::pages(place, stored.sandbox.config.paging);
     match stored.sandbox.config.paging {
         Paging::Mapped => config.write_set = pages,
@@ -247,6 +254,7 @@ fn from_place(mut stage: Stage, place: &Place) -> Result<(RestoreConfig, Fds), E
         files,
         // It has been inherited, or is there.
         kvm: None,
+        claim: None,
         serial: stage.serial,
         serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
         devices: stage.devices,
@@ -326,7 +334,8 @@ fn devices(
     };
     devices.push(device("vsock", &vsock)?);
     // A guest's kernel asks it for more once a minute, which makes one that owns its CPUs leave them. Its agent is given entropy.
-    if !resources.class.is_bare() {
+    // One that can be moved has what every class has.
+    if !resources.class.is_bare() || resources.cpu_model == Some(CpuModel::Common) {
         devices.push(device("rng", &RngConfig {})?);
     }
     devices.push(device("console", &console)?);

@@ -27,6 +27,7 @@ mod limits;
 mod memory_files;
 mod metrics;
 mod monitor;
+mod moves;
 mod names;
 mod node;
 mod own_cgroup;

@@ -119,8 +119,9 @@ impl Node {
     ) -> Result<Started, Why> {
         if let Some(vm) = vm {
             let directory = self.sandbox_paths(entry).directory;
-            // Shared directories are a VMM's own, and are given to each once.
-            let in_place = entry.stored().sandbox.config.volumes.is_empty();
+            // Shared directories are a VMM's own, and are given to each once. Memory that is pinned stays what it is.
+            let config = entry.stored().sandbox.config;
+            let in_place = config.volumes.is_empty() && !config.resources.class.is_bare();
             if in_place && memory_files::are_same(place.directory(), &directory).map_err(Why::Refused)? {
                 match self.put_back_in_place(entry, &vm, place, disk.as_deref_mut()) {
                     Err(Why::Elsewhere(error)) => log::info!("sandbox {} gets another VMM: {error}", entry.id),

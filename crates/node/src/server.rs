@@ -352,7 +352,7 @@ impl Connection<'_> {
         let reply = match request {
             Request::Info => Reply::Info(self.server.info()),
             Request::Run(config) => return self.run(&node, *config),
-            Request::Start { sandbox } => started(node.metrics.started(node.start(&node.find(&sandbox)?))?).0,
+            Request::Start { sandbox } => self.goes_on(node.start(&node.find(&sandbox)?))?,
             Request::Exec { sandbox } => {
                 let (stream, command) = node.exec(&*node.find(&sandbox)?)?;
                 let command = Box::new(command);
@@ -371,8 +371,7 @@ impl Connection<'_> {
                 Reply::Done
             }
             Request::Restart { sandbox, grace_ms } => {
-                let restarted = node.restart(&node.find(&sandbox)?, Duration::from_millis(grace_ms));
-                started(node.metrics.started(restarted)?).0
+                self.goes_on(node.restart(&node.find(&sandbox)?, Duration::from_millis(grace_ms)))?
             }
             Request::Remove { sandbox, force } => {
                 node.remove(&node.find(&sandbox)?, force)?;
@@ -416,11 +415,9 @@ impl Connection<'_> {
                 Reply::Done
             }
             Request::PruneTemplates { all } => Reply::Pruned(node.prune_templates(all)?),
-            Request::Clone(config) => started(node.metrics.started(node.clone_of(config))?).0,
-            Request::Rollback { sandbox, snapshot } => {
-                let rolled_back = node.rollback(&node.find(&sandbox)?, &snapshot);
-                started(node.metrics.started(rolled_back)?).0
-            }
+            Request::Clone(config) => self.goes_on(node.clone_of(config))?,
+            Request::Rollback { sandbox, snapshot } => self.goes_on(node.rollback(&node.find(&sandbox)?, &snapshot))?,
+            Request::Move { sandbox, class } => self.goes_on(node.move_to(&node.find(&sandbox)?, class))?,
             Request::RemoveSnapshot { name } => {
                 node.remove_snapshot(&name)?;
                 Reply::Done
@@ -446,6 +443,11 @@ impl Connection<'_> {
             }
         };
         Ok((reply, Vec::new()))
+    }
+
+    /// A sandbox that runs, or does so again.
+    fn goes_on(&self, result: Result<Started, Error>) -> Result<Reply, Error> {
+        Ok(started(self.server.node.metrics.started(result)?).0)
     }
 
     fn run(&mut self, node: &Arc<Node>, config: node_api::SandboxConfig) -> Result<(Reply, Vec<OwnedFd>), Error> {

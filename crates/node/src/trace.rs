@@ -78,6 +78,7 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::PruneTemplates { .. } => "prune templates",
         Request::Clone(_) => "clone",
         Request::Rollback { .. } => "roll back",
+        Request::Move { .. } => "move",
         Request::IsolateCpus { .. } => "isolate CPUs",
         Request::ReleaseCpus { .. } => "release CPUs",
         Request::Finish => "finish",

@@ -34,7 +34,7 @@ pub(crate) use sandbox::{
     StopArgs,
 };
 pub(crate) use size::SizeArgs;
-pub(crate) use snapshot::{CloneArgs, CreateArgs, RollbackArgs, SnapshotVerb};
+pub(crate) use snapshot::{CloneArgs, CreateArgs, MoveArgs, RollbackArgs, SnapshotVerb};
 pub(crate) use template::{BuildArgs, TemplateVerb};
 pub(crate) use volume::VolumeVerb;
 
@@ -180,6 +180,8 @@ pub(crate) enum Verb {
     Clone(CloneArgs),
     /// Let a sandbox go on from a snapshot of it: what it has done since is lost.
     Rollback(RollbackArgs),
+    /// Let a sandbox that runs go on as another class: its guest notices a pause.
+    Move(MoveArgs),
     /// The host's CPUs: who owns which, and which are kept free.
     #[command(subcommand)]
     Host(HostVerb),
@@ -242,6 +244,7 @@ impl Verb {
             Self::Template(_) => "basalt template",
             Self::Clone(_) => "basalt clone",
             Self::Rollback(_) => "basalt rollback",
+            Self::Move(_) => "basalt move",
             Self::Pull(_) => "basalt pull",
             Self::Import(_) => "basalt import",
             _ => "basalt",
@@ -274,6 +277,7 @@ impl Verb {
             | Self::Template(_)
             | Self::Clone(_)
             | Self::Rollback(_)
+            | Self::Move(_)
             | Self::Daemon(_) => true,
             Self::Run(_)
             | Self::Images

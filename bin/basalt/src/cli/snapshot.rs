@@ -1,8 +1,8 @@
-//! The arguments of `basalt snapshot`, `clone` and `rollback`.
+//! The arguments of `basalt snapshot`, `clone`, `rollback` and `move`.
 
 use clap::{Args, Subcommand};
-use node_api::Paging;
 use node_api::portable::Kind;
+use node_api::{Class, Paging};
 
 use super::parse;
 use super::portable::{Errand, LoadFrom, PullFrom, PushTo, SaveTo, Way, Wish};
@@ -186,6 +186,18 @@ pub(crate) struct RollbackArgs {
     /// A snapshot of it.
     #[arg(value_parser = name)]
     pub(crate) snapshot: String,
+}
+
+/// `basalt move`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct MoveArgs {
+    /// How it has the host's processors from then on: standard, dedicated or bare. To and from bare only sandboxes move that run with
+    /// --cpu-model common.
+    #[arg(long, value_name = "CLASS")]
+    pub(crate) class: Class,
+
+    /// The sandbox: a name, or an id or its beginning.
+    pub(crate) sandbox: String,
 }
 
 /// A snapshot's name.

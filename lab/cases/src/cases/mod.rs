@@ -22,6 +22,7 @@ mod kernel_features;
 mod kills;
 mod limits;
 mod limits_rates;
+mod moves;
 mod network;
 mod package;
 mod pause;
@@ -104,6 +105,8 @@ pub(crate) const ALL: &[&Case] = &[
     &bare::CLAIMS,
     &bare::BOOT,
     &bare::CLASS,
+    &snapshot::MOVES,
+    &moves::CASE,
     &dedicated::CASE,
     &hostile::CASE,
     &package::CASE,
