@@ -22,9 +22,22 @@ pub(crate) const CPU_MODEL: &str = "EPYC-Rome";
 /// lab, and flushes are dear to emulate. `panic=-1` with `-no-reboot` ends the emulator when the kernel panics.
 const KERNEL_COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off";
 
+/// The host's IOMMU, which remaps interrupts as well. `iommu=pt`: of the host's own drivers nobody is kept from memory, so that the lab
+/// pays for the IOMMU only where something is given to a guest. (An AMD one that remaps DMA needs a later QEMU.)
+const IOMMU: &str = "intel-iommu,intremap=on,eim=on";
+const IOMMU_WORDS: &str = "intel_iommu=on iommu=pt";
+
 /// The data disks: name of the file, serial number, size. Sparse: they take what is written to them.
 pub(crate) const DATA_DISKS: [(&str, &str, u64); 2] =
     [("xfs.raw", XFS_DISK, 32 << 30), ("ext4.raw", EXT4_DISK, 8 << 30)];
+
+/// A disk that is a PCI function of its own kind, for cases that give one to a guest: name of the file, serial number, size. The lab's
+/// init has nothing to do with it, and what is on it is whoever's who used it last.
+const NVME_DISK: (&str, &str, u64) = ("nvme.raw", "basalt-nvme", 256 << 20);
+
+/// `unsafe` does not wait for the real disk: what is written survives the emulator's death, in the page cache of this machine, and the
+/// disks are only a cache. An error is reported to the lab; the default would stop it.
+const DISK_OPTIONS: &str = "cache=unsafe,discard=unmap,detect-zeroes=unmap,werror=report,rerror=report";
 
 /// What a person may choose.
 #[derive(Clone, Debug)]
@@ -62,7 +75,7 @@ fn total_mib(info: &str) -> Option<u64> {
 
 /// Makes the data disks that are missing.
 pub(crate) fn make_disks(state: &State) -> Result<()> {
-    for (name, _, size) in DATA_DISKS {
+    for (name, _, size) in DATA_DISKS.into_iter().chain([NVME_DISK]) {
         let path = state.disk(name);
         let make = || {
             let file = File::options().create(true).truncate(false).write(true).open(&path)?;
@@ -132,6 +145,8 @@ fn command(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Comman
     ]);
     command.args(["-M", "q35", "-accel", "tcg,thread=multi", "-cpu"]);
     command.arg(format!("{},{CPU}", machine.cpu_model));
+    // Before any device that is behind it.
+    command.args(["-device", IOMMU]);
     command.args([
         "-smp",
         &machine.cpus.to_string(),
@@ -148,19 +163,17 @@ fn command(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Comman
         .arg(&parts.kernel)
         .arg("-initrd")
         .arg(state.initramfs());
-    let words = [KERNEL_COMMAND_LINE, time_words(), &machine.kernel_args].join(" ");
+    let words = [KERNEL_COMMAND_LINE, IOMMU_WORDS, time_words(), &machine.kernel_args].join(" ");
     command.args(["-append", words.trim_end()]);
     disk(&mut command, &parts.root, ROOT_DISK, "readonly=on");
     for (name, serial, _) in DATA_DISKS {
-        // `unsafe` does not wait for the real disk: what is written survives the emulator's death, in the page cache of
-        // this machine, and the disks are only a cache. An error is reported to the lab; the default would stop it.
-        disk(
-            &mut command,
-            &state.disk(name),
-            serial,
-            "cache=unsafe,discard=unmap,detect-zeroes=unmap,werror=report,rerror=report",
-        );
+        disk(&mut command, &state.disk(name), serial, DISK_OPTIONS);
     }
+    let (name, serial, _) = NVME_DISK;
+    drive(&mut command, &state.disk(name), serial, DISK_OPTIONS);
+    command
+        .arg("-device")
+        .arg(format!("nvme,drive={serial},serial={serial}"));
     command.args([
         "-netdev",
         &format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:{AGENT_PORT}"),
@@ -180,9 +193,13 @@ fn time_words() -> &'static str {
     }
 }
 
-fn disk(command: &mut Command, file: &Path, serial: &str, options: &str) {
+fn drive(command: &mut Command, file: &Path, serial: &str, options: &str) {
     let drive = format!("if=none,id={serial},format=raw,{options},file=");
     command.arg("-drive").arg(with_path(&drive, file, ""));
+}
+
+fn disk(command: &mut Command, file: &Path, serial: &str, options: &str) {
+    drive(command, file, serial, options);
     command
         .arg("-device")
         .arg(format!("virtio-blk-pci,drive={serial},serial={serial}"));
