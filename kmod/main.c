@@ -196,6 +196,7 @@ wake:
 static void __exit basalt_exit(void)
 {
 	misc_deregister(&device);
+	basalt_routes_exit();
 	basalt_notifiers_unregister();
 	basalt_claims_exit();
 	basalt_wake_exit();

@@ -46,6 +46,7 @@ static int vcpu_release(struct inode *inode, struct file *file)
 	mutex_lock(&vm->lock);
 	set_reachable(vcpu, false);
 	mutex_unlock(&vm->lock);
+	basalt_routes_drop(vcpu);
 	basalt_cpu_forget(vcpu);
 	free_vcpu(vcpu);
 	basalt_vm_put(vm);
@@ -215,6 +216,10 @@ static long vcpu_ioctl(struct file *file, unsigned int request, unsigned long ar
 		return interrupt(vcpu, user);
 	case BASALT_NMI:
 		return argument ? -EINVAL : nmi(vcpu);
+	case BASALT_ATTACH_IRQ:
+		return basalt_route_attach(vcpu, user);
+	case BASALT_DETACH_IRQ:
+		return basalt_route_detach(vcpu, user);
 	default:
 		return -ENOTTY;
 	}

@@ -138,6 +138,12 @@ void basalt_vm_put(struct basalt_vm *vm);
 /* vcpu.c */
 long basalt_vcpu_create(struct basalt_vm *vm, const struct basalt_create_vcpu __user *user);
 
+/* route.c */
+long basalt_route_attach(struct basalt_vcpu *vcpu, const struct basalt_irq __user *user);
+long basalt_route_detach(struct basalt_vcpu *vcpu, const struct basalt_irq __user *user);
+void basalt_routes_drop(struct basalt_vcpu *vcpu);
+void basalt_routes_exit(void);
+
 /* svm.c */
 bool basalt_svm_usable(void);
 int basalt_svm_init_vm(struct basalt_vm *vm);

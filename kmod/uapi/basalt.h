@@ -328,6 +328,18 @@ struct basalt_interrupt {
 	__u32 reserved[7];
 };
 
+/**
+ * struct basalt_irq - interrupts of a device that the guest has been given
+ * @event: a descriptor of the eventfd that stands for the interrupt; who holds the device (VFIO) was given the same
+ * @vector: the guest's own, 32 to 255; zero to detach
+ * @reserved: zero
+ */
+struct basalt_irq {
+	__s32 event;
+	__u32 vector;
+	__u32 reserved[6];
+};
+
 /*
  * On a vCPU. BASALT_RUN returns when the vCPU has come out, and why is in the
  * page; EINTR after a signal. What an exit asks is answered in the page before
@@ -344,5 +356,20 @@ struct basalt_interrupt {
 #define BASALT_NMI		_IO(0xba, 0x34)
 #define BASALT_GET_CONTEXT	_IOR(0xba, 0x35, struct basalt_context)
 #define BASALT_SET_CONTEXT	_IOW(0xba, 0x36, struct basalt_context)
+
+/*
+ * On a vCPU, whether it runs or not. From BASALT_ATTACH_IRQ on, each signal of
+ * the eventfd is an interrupt of the vector, as by BASALT_INTERRUPT, and what
+ * it was signalled before is one. Where the kernel knows the interrupt that
+ * the eventfd stands for and can point that at the vCPU's CPU, it does: then
+ * 1 is returned, the host does not see the interrupt any more, and the
+ * eventfd is not signalled. 0: each is relayed, at least for now.
+ * BASALT_DETACH_IRQ undoes it, and so does closing the vCPU; afterwards the
+ * eventfd is signalled and keeps that. Errors: EBADF and EINVAL (no eventfd),
+ * EEXIST (it is attached), EBUSY (somebody else has attached it); to detach,
+ * ENOENT (it is not attached to this vCPU).
+ */
+#define BASALT_ATTACH_IRQ	_IOW(0xba, 0x35, struct basalt_irq)
+#define BASALT_DETACH_IRQ	_IOW(0xba, 0x36, struct basalt_irq)
 
 #endif
