@@ -369,7 +369,7 @@ struct basalt_irq {
  * EEXIST (it is attached), EBUSY (somebody else has attached it); to detach,
  * ENOENT (it is not attached to this vCPU).
  */
-#define BASALT_ATTACH_IRQ	_IOW(0xba, 0x35, struct basalt_irq)
-#define BASALT_DETACH_IRQ	_IOW(0xba, 0x36, struct basalt_irq)
+#define BASALT_ATTACH_IRQ	_IOW(0xba, 0x37, struct basalt_irq)
+#define BASALT_DETACH_IRQ	_IOW(0xba, 0x38, struct basalt_irq)
 
 #endif

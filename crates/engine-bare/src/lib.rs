@@ -21,6 +21,7 @@ mod page;
 mod paging;
 mod power;
 mod saved;
+mod source;
 mod uapi;
 mod vcpu;
 mod vm;

@@ -2,7 +2,7 @@
 //! done with them.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use claim::request::{self, Way, number};
 
@@ -267,6 +267,25 @@ impl Interrupt {
     }
 }
 
+/// `struct basalt_irq`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Irq {
+    pub(crate) event: i32,
+    pub(crate) vector: u32,
+    pub(crate) reserved: [u32; 6],
+}
+
+impl Irq {
+    fn new(event: impl AsFd, vector: u8) -> Self {
+        Self {
+            event: event.as_fd().as_raw_fd(),
+            vector: vector.into(),
+            ..Self::default()
+        }
+    }
+}
+
 const CREATE_VM: u32 = number::<CreateVm>(Way::Write, 0x10);
 const MAP_MEMORY: u32 = number::<Memory>(Way::Write, 0x20);
 const CREATE_VCPU: u32 = number::<CreateVcpu>(Way::Write, 0x21);
@@ -278,6 +297,8 @@ const INTERRUPT: u32 = number::<Interrupt>(Way::Write, 0x33);
 const NMI: u32 = 0xba34;
 const GET_CONTEXT: u32 = number::<Context>(Way::Read, 0x35);
 const SET_CONTEXT: u32 = number::<Context>(Way::Write, 0x36);
+const ATTACH_IRQ: u32 = number::<Irq>(Way::Write, 0x37);
+const DETACH_IRQ: u32 = number::<Irq>(Way::Write, 0x38);
 
 /// Makes a request of which the kernel writes and reads no more than `argument`, or nothing.
 fn ioctl<T>(fd: impl AsFd, number: u32, argument: *mut T) -> io::Result<i32> {
@@ -358,6 +379,16 @@ pub(crate) fn nmi(vcpu: impl AsFd) -> io::Result<()> {
     ioctl::<u8>(vcpu, NMI, std::ptr::null_mut()).map(drop)
 }
 
+/// Of a vCPU, from any thread: an event's interrupts become its own. Tells whether they go there without the host.
+pub(crate) fn attach_irq(vcpu: impl AsFd, event: impl AsFd, vector: u8) -> io::Result<bool> {
+    Ok(ioctl(vcpu, ATTACH_IRQ, &mut Irq::new(event, vector))? > 0)
+}
+
+/// Of the vCPU that it is attached to.
+pub(crate) fn detach_irq(vcpu: impl AsFd, event: impl AsFd) -> io::Result<()> {
+    ioctl(vcpu, DETACH_IRQ, &mut Irq::new(event, 0)).map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -374,8 +405,9 @@ mod tests {
             size_of::<Run>(),
             size_of::<Interrupt>(),
             size_of::<Context>(),
+            size_of::<Irq>(),
         ];
-        assert_eq!(sizes, [32, 64, 32, 8224, 568, 512, 32, 4600]);
+        assert_eq!(sizes, [32, 64, 32, 8224, 568, 512, 32, 4600, 32]);
         assert_eq!(std::mem::offset_of!(Run, about), 64);
         assert_eq!(std::mem::offset_of!(Run, counts), 256);
     }

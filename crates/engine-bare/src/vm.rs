@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use base::EventFd;
 use claim::Claim;
 use engine::{
-    Counts, CpuModel, CpuidEntry, Deliver, Doorbell, EngineError, Interrupt, MsiMessage, Result, Routed, Vcpu, Vm,
-    VmState,
+    Counts, CpuModel, CpuidEntry, Deliver, Doorbell, EngineError, Interrupt, MsiMessage, Result, Vcpu, Vm, VmState,
 };
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
@@ -17,6 +16,7 @@ use crate::clock::Clock;
 use crate::interrupt::{Command, Message};
 use crate::memory::GuestMemory;
 use crate::power::Power;
+use crate::source::Source;
 use crate::uapi;
 use crate::vcpu::{BareVcpu, Kicker};
 use crate::{cpuid, failed};
@@ -89,6 +89,13 @@ impl Shared {
         self.peers.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The first vCPU that a message means.
+    pub(crate) fn meant_by(&self, message: Message) -> Option<Arc<OwnedFd>> {
+        let peers = self.peers();
+        let meant = peers.iter().find(|peer| message.is_for(peer.apic_id))?;
+        Some(Arc::clone(&meant.fd))
+    }
+
     /// Rings, if there is a bell.
     pub(crate) fn ring(&self, bell: Doorbell) -> bool {
         let bells = self.bells.read().unwrap_or_else(PoisonError::into_inner);
@@ -138,7 +145,7 @@ fn stop(peer: &Peer) {
 }
 
 /// What interrupt sources send by.
-struct Sender(Arc<Shared>);
+pub(crate) struct Sender(pub(crate) Arc<Shared>);
 
 impl Deliver for Sender {
     fn deliver(&self, message: MsiMessage) {
@@ -234,7 +241,7 @@ impl Vm for BareVm {
     }
 
     fn create_interrupt(&self) -> Arc<dyn Interrupt> {
-        Arc::new(Routed::new(Sender(Arc::clone(&self.shared))))
+        Arc::new(Source::new(&self.shared))
     }
 
     fn attach_doorbell(&self, bell: Doorbell, event: &EventFd) -> Result<()> {

@@ -230,4 +230,17 @@ pub trait Interrupt: Send + Sync {
 
     /// Whether a trigger is kept because nothing is routed.
     fn is_pending(&self) -> bool;
+
+    /// From now on each signal of `event` triggers it, and nothing else does: for interrupts of a device of the host's, which its
+    /// driver tells by events. An engine may have the device interrupt the guest itself, and the event is then not signalled while
+    /// a message is routed. Once, before any route.
+    ///
+    /// # Errors
+    /// The engine has no way to.
+    fn attach(&self, event: EventFd) -> Result<()> {
+        drop(event);
+        Err(EngineError::Unusable(
+            "this engine takes no interrupts from devices of the host: run the guest with the class `bare`".into(),
+        ))
+    }
 }

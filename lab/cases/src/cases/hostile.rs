@@ -12,9 +12,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use base::EventFd;
 use claim::Device;
 use engine::state::{GeneralRegisters, Segment, SystemRegisters, Table, gpr};
-use engine::{BootState, CpuModel, Engine, Exit, Vcpu, Vm};
+use engine::{BootState, CpuModel, Engine, Exit, MsiMessage, Vcpu, Vm};
 use engine_bare::BareEngine;
 use vm_memory::{Bytes, GuestAddress, GuestRegionMmap, MemoryRegionAddress, MmapRegion};
 
@@ -285,13 +286,14 @@ fn host(host: &Host) -> Result<()> {
     let task = Task::start();
     // A guest after the other: each has the CPU as if nobody had had it before.
     type Attempt = fn(&mut Attacker, u32) -> Result<()>;
-    let attempts: [(&str, Attempt); 6] = [
+    let attempts: [(&str, Attempt); 7] = [
         ("instructions", instructions),
         ("registers", registers),
         ("interrupts", interrupts),
         ("ports", ports),
         ("memory", memory),
         ("storms", storms),
+        ("events", events),
     ];
     for (name, attempt) in attempts {
         let (mut attacker, own) = Attacker::new(&device)?;
@@ -560,5 +562,36 @@ fn storms(guest: &mut Attacker, _: u32) -> Result<()> {
     let count: u32 = guest.memory.read_obj(MemoryRegionAddress(COUNT))?;
     ensure!(count > 100, "a storm of {count} interrupts is none");
     log::info!("a storm of {count} interrupts in {ALONE:?}");
+    Ok(())
+}
+
+/// A device of the host's interrupts it by events: each is one interrupt, and none while nobody has said where it goes.
+fn events(guest: &mut Attacker, own: u32) -> Result<()> {
+    // The handler counts and ends the interrupt, no more; mov eax, 0x1ff; wrmsr; sti; hlt; jmp.
+    guest.write(&[0x48, 0xcf], HANDLERS + 32 * 32 + 18)?;
+    let waits = [0xb8, 0xff, 1, 0, 0, 0x0f, 0x30, 0xfb, 0xf4, 0xeb, 0xfd];
+    let (interrupt, event) = (guest.vm.create_interrupt(), EventFd::new()?);
+    interrupt.attach(event.try_clone()?)?;
+    ensure!(interrupt.attach(event.try_clone()?).is_err(), "it took two events");
+    event.signal();
+    ensure!(interrupt.is_pending(), "what nobody has taken does not wait");
+    let address = 0xfee0_0000 | u64::from(own) << 12;
+    let device = thread::spawn(move || {
+        thread::sleep(ALONE / 3);
+        // Vectors of exceptions are none for devices, and the event waits on.
+        interrupt.route(Some(MsiMessage { address, data: 3 }));
+        let waits = interrupt.is_pending();
+        interrupt.route(Some(MsiMessage { address, data: 0x51 }));
+        let taken = !interrupt.is_pending();
+        thread::sleep(ALONE / 10);
+        event.signal();
+        interrupt.route(None);
+        event.signal();
+        waits && taken && interrupt.is_pending()
+    });
+    guest.expect("waiting for events", &waits, &[(gpr::RCX, SPIV)], Outcome::Called)?;
+    ensure!(device.join().is_ok_and(|as_told| as_told), "an event was lost");
+    let count: u32 = guest.memory.read_obj(MemoryRegionAddress(COUNT))?;
+    ensure!(count == 2, "two events were {count} interrupts");
     Ok(())
 }
