@@ -1,25 +1,44 @@
 //! Every device that this VMM can have. The one file that names them.
 
-use device::DeviceModule;
+use device::{DeviceModule, FunctionModule};
+
+/// What makes devices of one kind.
+#[derive(Clone, Copy)]
+pub(crate) enum Module {
+    /// Devices that this process is.
+    Device(&'static dyn DeviceModule),
+    /// Functions of the host's.
+    Function(&'static dyn FunctionModule),
+}
+
+impl Module {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Device(module) => module.kind(),
+            Self::Function(module) => module.kind(),
+        }
+    }
+}
 
 /// The modules, in the order of their kinds' names.
-const MODULES: [&dyn DeviceModule; 6] = [
-    &block::MODULE,
-    &console::MODULE,
-    &virtiofs::MODULE,
-    &net::MODULE,
-    &rng::MODULE,
-    &vsock::MODULE,
+const MODULES: [Module; 7] = [
+    Module::Device(&block::MODULE),
+    Module::Device(&console::MODULE),
+    Module::Device(&virtiofs::MODULE),
+    Module::Device(&net::MODULE),
+    Module::Device(&rng::MODULE),
+    Module::Function(&vfio_pci::MODULE),
+    Module::Device(&vsock::MODULE),
 ];
 
 /// The module of one kind.
-pub(crate) fn find(kind: &str) -> Option<&'static dyn DeviceModule> {
+pub(crate) fn find(kind: &str) -> Option<Module> {
     MODULES.iter().find(|module| module.kind() == kind).copied()
 }
 
 /// The names of all kinds, for an error's next step.
 pub(crate) fn kinds() -> String {
-    MODULES.map(DeviceModule::kind).join(", ")
+    MODULES.each_ref().map(Module::kind).join(", ")
 }
 
 #[cfg(test)]
@@ -28,18 +47,21 @@ mod tests {
 
     #[test]
     fn every_module_is_found_by_the_name_that_the_api_uses() {
-        use vmm_api::devices::{BlockConfig, ConsoleConfig, DeviceConfig, FsConfig, NetConfig, RngConfig, VsockConfig};
+        use vmm_api::devices::{
+            BlockConfig, ConsoleConfig, DeviceConfig, FsConfig, NetConfig, RngConfig, VfioPciConfig, VsockConfig,
+        };
         for kind in [
             BlockConfig::KIND,
             ConsoleConfig::KIND,
             FsConfig::KIND,
             NetConfig::KIND,
             RngConfig::KIND,
+            VfioPciConfig::KIND,
             VsockConfig::KIND,
         ] {
-            assert_eq!(find(kind).map(DeviceModule::kind), Some(kind));
+            assert_eq!(find(kind).map(|module| module.kind()), Some(kind));
         }
         assert!(find("floppy").is_none());
-        assert_eq!(kinds(), "block, console, fs, net, rng, vsock");
+        assert_eq!(kinds(), "block, console, fs, net, rng, vfio-pci, vsock");
     }
 }

@@ -1,14 +1,12 @@
-//! What comes with a request: files, and descriptions of devices.
+//! The files that come with a request.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use device::{DeviceContext, FdTable};
-use machine::{NamedDevice, SerialOutput};
-use observe::Registry;
-use vmm_api::{ApiError, DeviceSpec, ErrorKind, FdRef, RestoreConfig};
+use device::FdTable;
+use machine::SerialOutput;
+use vmm_api::{ApiError, ErrorKind, FdRef, RestoreConfig};
 
-use crate::catalog;
 use crate::refusal::refuse;
 
 /// What a VM is restored from, but for its devices.
@@ -47,34 +45,4 @@ pub(crate) fn all_used(fds: &FdTable) -> Result<(), ApiError> {
             Err(refuse(ErrorKind::Invalid, message))
         }
     }
-}
-
-/// Has each device made by its module.
-pub(crate) fn create_devices(
-    specs: &[DeviceSpec],
-    fds: &mut FdTable,
-    registry: &Registry,
-) -> Result<Vec<NamedDevice>, ApiError> {
-    let create = |spec: &DeviceSpec| {
-        let module = catalog::find(&spec.kind).ok_or_else(|| {
-            let kinds = catalog::kinds();
-            let message = format!(
-                "device `{}` is of kind `{}`, which is unknown: there are {kinds}",
-                spec.id, spec.kind
-            );
-            refuse(ErrorKind::Invalid, message)
-        })?;
-        let context = DeviceContext {
-            id: &spec.id,
-            metrics: registry,
-        };
-        let device = module
-            .create(spec, fds, &context)
-            .map_err(|error| refuse(ErrorKind::Invalid, format!("device `{}`: {error}", spec.id)))?;
-        Ok(NamedDevice {
-            id: spec.id.clone(),
-            device,
-        })
-    };
-    specs.iter().map(create).collect()
 }

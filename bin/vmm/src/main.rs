@@ -5,6 +5,7 @@
 
 mod catalog;
 mod control;
+mod devices;
 mod given;
 mod kept;
 mod refusal;

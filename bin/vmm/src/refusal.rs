@@ -25,7 +25,10 @@ pub(crate) fn from_machine(error: &MachineError) -> ApiError {
         | MachineError::Vcpus(_)
         | MachineError::OtherMemory { .. }
         | MachineError::OtherDevices { .. } => ErrorKind::Invalid,
-        MachineError::Engine(_) | MachineError::Memory(_) | MachineError::Host { .. } => ErrorKind::Host,
+        MachineError::Engine(_)
+        | MachineError::Memory(_)
+        | MachineError::Function { .. }
+        | MachineError::Host { .. } => ErrorKind::Host,
         MachineError::Bus(_) | MachineError::Device { .. } | MachineError::VcpuGone => ErrorKind::Internal,
     };
     refuse(kind, error)

@@ -17,7 +17,8 @@ use vmm_api::{
     Reply, Request, RestoreConfig, SnapshotConfig, VERSION, VmConfig, VmState, Written,
 };
 
-use crate::given::{Opened, all_used, create_devices};
+use crate::devices::{create_devices, create_functions};
+use crate::given::{Opened, all_used};
 use crate::kept::Taps;
 use crate::refusal::{from_machine, from_snapshot, refuse};
 use crate::restorer::{Ahead, Restorer};
@@ -189,6 +190,7 @@ impl Vm {
         marks::mark("engine open");
         let shared = shared_directories(&config.devices, &fds)?;
         let taps = Taps::of(&config.devices, &fds)?;
+        let functions = create_functions(&config.devices, &mut fds)?;
         let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
         marks::mark("devices made");
         all_used(&fds)?;
@@ -204,8 +206,8 @@ impl Vm {
             serial,
             serial_keep: config.serial_keep,
         };
-        let machine =
-            Machine::build(engine.as_ref(), size, source, devices, &self.registry).map_err(|e| from_machine(&e))?;
+        let machine = Machine::build(engine.as_ref(), size, source, (devices, functions), &self.registry)
+            .map_err(|e| from_machine(&e))?;
         // Last, as it cannot be taken back for another `create`.
         enclose(shared)?;
         marks::mark("machine built");

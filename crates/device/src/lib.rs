@@ -3,8 +3,12 @@
 mod limit;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
+use engine::Vm;
+use memory::Ram;
 use observe::Registry;
+use pci::PciFunction;
 use serde::de::DeserializeOwned;
 use virtio::VirtioDevice;
 use vmm_api::{DeviceSpec, FdRef};
@@ -98,6 +102,27 @@ pub trait DeviceModule: Sync {
         fds: &mut FdTable,
         context: &DeviceContext<'_>,
     ) -> Result<Box<dyn VirtioDevice>, CreateError>;
+}
+
+/// A function of the host's PCI bus that the guest is to have: put on the guest's bus when there is a VM.
+pub trait HostFunction: Send {
+    /// Lets it reach the guest's memory, and gives it interrupts of the VM's.
+    ///
+    /// # Errors
+    /// The host or the engine refuses.
+    fn plug(self: Box<Self>, vm: &Arc<dyn Vm>, ram: &Ram) -> Result<Arc<dyn PciFunction>, CreateError>;
+}
+
+/// One kind of such functions. Its crate exports one value of this.
+pub trait FunctionModule: Sync {
+    /// The kind's name in [`DeviceSpec::kind`].
+    fn kind(&self) -> &'static str;
+
+    /// Takes its descriptors out of `fds`.
+    ///
+    /// # Errors
+    /// The configuration or the descriptors do not fit.
+    fn create(&self, spec: &DeviceSpec, fds: &mut FdTable) -> Result<Box<dyn HostFunction>, CreateError>;
 }
 
 /// Reads a device's own configuration out of its spec.

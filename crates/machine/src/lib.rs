@@ -23,6 +23,6 @@ mod rollback;
 mod saved;
 mod vcpu;
 
-pub use machine::{Machine, MachineConfig, MachineError, NamedDevice};
+pub use machine::{Machine, MachineConfig, MachineError, NamedDevice, NamedFunction};
 pub use saved::{MachineState, Quiesced, SerialOutput, Shape};
 pub use vcpu::{End, FIRST_RUN};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use base::{ByteSize, EventFd};
 use boot::{Board, BootError, Source};
 use bus::BusError;
+use device::{CreateError, HostFunction};
 use engine::{Counts, CpuModel, Engine, EngineError, Vcpu, VcpuState, Vm};
 use memory::layout::{self, Range};
 use memory::{Layers, MemoryError, Ram};
@@ -52,6 +53,14 @@ pub enum MachineError {
         id: String,
         /// Why.
         source: TransportError,
+    },
+    /// A function of the host's could not be given to the guest.
+    #[error("device `{id}`: {source}")]
+    Function {
+        /// Its name.
+        id: String,
+        /// Why.
+        source: CreateError,
     },
     /// A device could not go on.
     #[error("device `{id}`: {source}")]
@@ -126,6 +135,14 @@ pub struct NamedDevice {
     pub device: Box<dyn VirtioDevice>,
 }
 
+/// A function of the host's PCI bus and its name.
+pub struct NamedFunction {
+    /// Its name within the VM.
+    pub id: String,
+    /// The function.
+    pub function: Box<dyn HostFunction>,
+}
+
 /// The board's own devices that are more than a handler on a bus.
 pub(crate) struct Platform {
     pub(crate) ioapic: Arc<IoApic>,
@@ -167,7 +184,8 @@ pub struct Machine {
 const LOADER_STACK: usize = 2 << 20;
 
 impl Machine {
-    /// Builds a machine whose vCPUs wait before their first instruction.
+    /// Builds a machine whose vCPUs wait before their first instruction. Functions of the host's come behind all other devices; a
+    /// machine that has some cannot be saved, as they cannot.
     ///
     /// # Errors
     /// The engine, the host or the boot source refused; nothing is left behind.
@@ -175,7 +193,7 @@ impl Machine {
         engine: &dyn Engine,
         config: MachineConfig,
         source: Source<'_>,
-        devices: Vec<NamedDevice>,
+        (devices, functions): (Vec<NamedDevice>, Vec<NamedFunction>),
         registry: &Registry,
     ) -> Result<Self, MachineError> {
         let ram = Ram::allocate(config.memory)?;
@@ -195,6 +213,7 @@ impl Machine {
                 observe::marks::mark("VM made");
                 let platform = add_platform(vm.as_ref(), &shared, (config.serial, config.serial_keep), None)?;
                 let devices = add_devices(&vm, &ram, &shared, pci_window_64, devices, registry)?;
+                plug(functions, &vm, &ram, &devices.1)?;
                 Ok((vm, platform, devices))
             });
             let loaded = loader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -478,6 +497,17 @@ pub(crate) fn add_devices(
         transports.push(transport);
     }
     Ok((transports, bus))
+}
+
+/// Puts functions of the host's on the bus.
+fn plug(functions: Vec<NamedFunction>, vm: &Arc<dyn Vm>, ram: &Ram, bus: &Arc<PciBus>) -> Result<(), MachineError> {
+    for NamedFunction { id, function } in functions {
+        let function = function
+            .plug(vm, ram)
+            .map_err(|source| MachineError::Function { id: id.clone(), source })?;
+        bus.add(function).map_err(|source| MachineError::Pci { id, source })?;
+    }
+    Ok(())
 }
 
 /// Makes the vCPUs, has each prepared, and their threads, which wait at the gate.

@@ -4,7 +4,7 @@ use base::ByteSize;
 use cpu::CpuModel;
 use serde::{Deserialize, Serialize};
 
-use crate::devices::DeviceConfig;
+use crate::devices::{DeviceConfig, VfioPciConfig};
 
 /// The most vCPUs of one VM; the guest kernel and the ACPI tables are made for no more.
 pub const MAX_CPUS: u32 = 64;
@@ -186,6 +186,11 @@ pub enum ConfigError {
     /// Both ways to run vCPUs.
     #[error("both `kvm` and `claim` are given: a VM has one engine")]
     TwoEngines,
+    /// A function of the host's without CPUs of the host's.
+    #[error(
+        "device `{0}` is a PCI function of the host's, which only a VM that owns its CPUs (`claim`) can have, and which cannot be restored"
+    )]
+    Function(String),
     /// Too many devices.
     #[error("{0} devices were asked for, the PCI bus has room for {MAX_DEVICES}")]
     Devices(usize),
@@ -218,6 +223,9 @@ impl VmConfig {
         if self.kvm.is_some() && self.claim.is_some() {
             return Err(ConfigError::TwoEngines);
         }
+        if self.claim.is_none() {
+            check_no_function(&self.devices)?;
+        }
         check_devices(&self.devices)
     }
 }
@@ -231,7 +239,15 @@ impl RestoreConfig {
         if self.kvm.is_some() && self.claim.is_some() {
             return Err(ConfigError::TwoEngines);
         }
+        check_no_function(&self.devices)?;
         check_devices(&self.devices)
+    }
+}
+
+fn check_no_function(devices: &[DeviceSpec]) -> Result<(), ConfigError> {
+    match devices.iter().find(|device| device.kind == VfioPciConfig::KIND) {
+        Some(device) => Err(ConfigError::Function(device.id.clone())),
+        None => Ok(()),
     }
 }
 
@@ -327,6 +343,15 @@ mod tests {
         assert_eq!(broken(|c| c.cmdline = "a\0b".into()), ConfigError::CmdlineZero);
         let both = broken(|c| (c.kvm, c.claim) = (Some(FdRef(1)), Some(FdRef(2))));
         assert_eq!(both, ConfigError::TwoEngines);
+        let function = VfioPciConfig {
+            container: FdRef(1),
+            function: FdRef(2),
+        };
+        let mut given = config();
+        given.devices.push(DeviceSpec::new("disk", &function).unwrap());
+        assert_eq!(given.validate(), Err(ConfigError::Function("disk".into())));
+        given.claim = Some(FdRef(3));
+        assert_eq!(given.validate(), Ok(()));
         assert_eq!(
             broken(|c| c.devices.push(c.devices[0].clone())),
             ConfigError::DuplicateDevice("rng".into())

@@ -190,6 +190,21 @@ impl DeviceConfig for RngConfig {
     const KIND: &'static str = "rng";
 }
 
+/// A function of the host's PCI bus, which Linux's VFIO has taken from the host. It comes behind all other devices, only with
+/// [`crate::VmConfig::claim`], and its interrupts go to the guest's CPUs without the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VfioPciConfig {
+    /// A container of VFIO's with an IOMMU, for this function alone: all of the guest's memory will be mapped there.
+    pub container: FdRef,
+    /// The function.
+    pub function: FdRef,
+}
+
+impl DeviceConfig for VfioPciConfig {
+    const KIND: &'static str = "vfio-pci";
+}
+
 /// A directory that the guest shares with the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

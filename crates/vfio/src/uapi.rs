@@ -1,0 +1,135 @@
+//! What `linux/vfio.h` says, for Rust: numbers and structures, and how a request is made.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// All requests are `_IO(';', 100 + n)`: their sizes are in the structures' first member.
+const fn number(n: u32) -> u32 {
+    0x3b << 8 | (100 + n)
+}
+
+pub(crate) const GET_API_VERSION: u32 = number(0);
+pub(crate) const SET_IOMMU: u32 = number(2);
+pub(crate) const GROUP_GET_STATUS: u32 = number(3);
+pub(crate) const GROUP_SET_CONTAINER: u32 = number(4);
+pub(crate) const GROUP_GET_DEVICE_FD: u32 = number(6);
+pub(crate) const DEVICE_GET_INFO: u32 = number(7);
+pub(crate) const DEVICE_GET_REGION_INFO: u32 = number(8);
+pub(crate) const DEVICE_SET_IRQS: u32 = number(10);
+pub(crate) const IOMMU_MAP_DMA: u32 = number(13);
+
+pub(crate) const API_VERSION: i32 = 0;
+/// `VFIO_TYPE1v2_IOMMU`.
+pub(crate) const TYPE1V2: usize = 3;
+pub(crate) const GROUP_FLAGS_VIABLE: u32 = 1;
+pub(crate) const DEVICE_FLAGS_PCI: u32 = 2;
+pub(crate) const REGION_FLAG_READ: u32 = 1;
+pub(crate) const REGION_FLAG_WRITE: u32 = 2;
+pub(crate) const DMA_READ_WRITE: u32 = 3;
+/// `VFIO_IRQ_SET_DATA_NONE` and `_EVENTFD`, with `_ACTION_TRIGGER`.
+pub(crate) const NO_TRIGGERS: u32 = 1 << 0 | 1 << 5;
+pub(crate) const TRIGGERS: u32 = 1 << 2 | 1 << 5;
+
+/// `VFIO_PCI_MSIX_IRQ_INDEX`.
+pub(crate) const MSIX: u32 = 2;
+
+/// The region of configuration space (`VFIO_PCI_CONFIG_REGION_INDEX`); those below are the BARs and the ROM.
+pub const CONFIG_REGION: u32 = 7;
+
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct GroupStatus {
+    pub(crate) argsz: u32,
+    pub(crate) flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct DeviceInfo {
+    pub(crate) argsz: u32,
+    pub(crate) flags: u32,
+    pub(crate) regions: u32,
+    pub(crate) irqs: u32,
+    pub(crate) capabilities: u32,
+    pub(crate) padding: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct RegionInfo {
+    pub(crate) argsz: u32,
+    pub(crate) flags: u32,
+    pub(crate) index: u32,
+    pub(crate) capabilities: u32,
+    pub(crate) size: u64,
+    pub(crate) offset: u64,
+}
+
+/// `struct vfio_irq_set`; descriptors follow.
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct IrqSet {
+    pub(crate) argsz: u32,
+    pub(crate) flags: u32,
+    pub(crate) index: u32,
+    pub(crate) start: u32,
+    pub(crate) count: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct DmaMap {
+    pub(crate) argsz: u32,
+    pub(crate) flags: u32,
+    pub(crate) address: u64,
+    pub(crate) iova: u64,
+    pub(crate) size: u64,
+}
+
+/// A structure's size, for its first member.
+pub(crate) fn size_of<T>() -> u32 {
+    u32::try_from(std::mem::size_of::<T>()).unwrap_or(u32::MAX)
+}
+
+#[cfg(target_env = "musl")]
+fn wanted(request: u32) -> libc::Ioctl {
+    request.cast_signed()
+}
+
+#[cfg(not(target_env = "musl"))]
+fn wanted(request: u32) -> libc::Ioctl {
+    request.into()
+}
+
+/// Makes a request.
+///
+/// # Safety
+/// The request reads and writes no more than what `argument` points to, or takes none or a number.
+pub(crate) unsafe fn call<T>(fd: impl AsFd, request: u32, argument: *mut T) -> io::Result<i32> {
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: 1. the descriptor is open for the time of the call; 2. the caller knows the request.
+    let result = unsafe { libc::ioctl(fd, wanted(request), argument) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_the_header() {
+        // By gcc 12, of linux/vfio.h of Linux 6.1.
+        let sizes = [
+            size_of::<GroupStatus>(),
+            size_of::<DeviceInfo>(),
+            size_of::<RegionInfo>(),
+            size_of::<IrqSet>(),
+            size_of::<DmaMap>(),
+        ];
+        assert_eq!(sizes, [8, 24, 32, 20, 32]);
+        assert_eq!((GET_API_VERSION, IOMMU_MAP_DMA), (0x3b64, 0x3b71));
+    }
+}
