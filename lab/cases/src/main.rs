@@ -8,6 +8,7 @@ mod audit;
 mod basalt;
 mod cases;
 mod daemon;
+mod foreign;
 mod intrude;
 mod kernel_log;
 mod leaks;
@@ -163,6 +164,12 @@ fn host_half(name: &str) -> Result<()> {
 }
 
 fn main() -> ExitCode {
+    if foreign::is_init() {
+        let error = foreign::become_agent();
+        eprintln!("no agent: {error:#}");
+        // The kernel panics, and resets as it is told to.
+        return ExitCode::FAILURE;
+    }
     let result = match Options::parse().verb {
         Verb::Run {
             filter,

@@ -132,6 +132,15 @@ impl<'a> Builder<'a> {
         Ok(self)
     }
 
+    pub(crate) fn initramfs(mut self, file: File) -> Result<Self> {
+        let initramfs = self.config.initramfs.context("a VM without an initramfs")?;
+        *self
+            .fds
+            .get_mut(usize::try_from(initramfs.0)?)
+            .context("a VM without an initramfs")? = file.into();
+        Ok(self)
+    }
+
     pub(crate) fn cmdline(mut self, words: &str) -> Self {
         self.config.cmdline = words.to_owned();
         self

@@ -86,7 +86,7 @@ impl Drop for Module {
     }
 }
 
-fn run(program: &str, arguments: &[&str]) -> Result<()> {
+pub(super) fn run(program: &str, arguments: &[&str]) -> Result<()> {
     let output = Command::new(program)
         .args(arguments)
         .output()

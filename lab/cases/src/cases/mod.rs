@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod bare;
+mod bare_nvme;
 mod block;
 mod clock_jumps;
 mod clones;
@@ -107,6 +108,7 @@ pub(crate) const ALL: &[&Case] = &[
     &bare::CLASS,
     &snapshot::MOVES,
     &moves::CASE,
+    &bare_nvme::CASE,
     &dedicated::CASE,
     &hostile::CASE,
     &package::CASE,
