@@ -102,7 +102,7 @@ impl Registers {
         if on != state.on {
             match self.function.set_interrupts(&events) {
                 Ok(()) => state.on = on,
-                Err(error) => log::error!("a PCI function of the host has no interrupts: {error}"),
+                Err(error) => self.complain("its interrupts", &error),
             }
         }
         if on {
@@ -120,9 +120,10 @@ impl Registers {
         }
     }
 
-    fn complain(&self, what: &str, error: &std::io::Error) {
+    /// What a guest can cause as often as it likes.
+    fn complain(&self, what: &str, error: &dyn std::error::Error) {
         if self.complaints.allow() {
-            log::warn!("a PCI function of the host does not answer: {what}: {error}");
+            log::warn!("a PCI function of the host cannot be used: {what}: {error}");
         }
     }
 }

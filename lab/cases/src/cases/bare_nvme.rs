@@ -128,6 +128,7 @@ fn loaded(host: &Host, device: &Device, disk: &Given, vcpus: u32) -> Result<()> 
             after.since(&before)
         );
     }
+    stays()?;
     let registers = after.exits("memory") - before.exits("memory");
     ensure!(
         registers <= 2 * requests + BESIDES,
@@ -140,6 +141,22 @@ fn loaded(host: &Host, device: &Device, disk: &Given, vcpus: u32) -> Result<()> 
 }
 
 type Agent = agent_api::Connection<std::os::unix::net::UnixStream>;
+
+/// Nobody moves the disk's interrupts by hand.
+fn stays() -> Result<()> {
+    let text = fs::read_to_string(INTERRUPTS)?;
+    let numbers = text.lines().filter(|line| line.contains("vfio-msix"));
+    // Of those that its driver uses; the first two are for commands and for reading and writing.
+    for line in numbers.take(2) {
+        let number = line.split(':').next().unwrap_or(line).trim();
+        let moved = fs::write(format!("/proc/irq/{number}/smp_affinity_list"), "0");
+        ensure!(
+            moved.is_err(),
+            "the host has moved a disk's interrupt that is a guest's: {line}"
+        );
+    }
+    Ok(())
+}
 
 /// The host takes the CPU offline that has the disk's interrupts by its own account: they come to it for a moment, and then not any more.
 fn moved(machine: &mut Vm, agent: &mut Agent, vcpus: u32) -> Result<()> {
