@@ -23,6 +23,7 @@ pub(crate) fn from_machine(error: &MachineError) -> ApiError {
         | MachineError::Transport { .. }
         | MachineError::Damaged { .. }
         | MachineError::Vcpus(_)
+        | MachineError::NotToBeSaved(_)
         | MachineError::OtherMemory { .. }
         | MachineError::OtherDevices { .. } => ErrorKind::Invalid,
         MachineError::Engine(_)

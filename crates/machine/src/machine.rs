@@ -54,6 +54,9 @@ pub enum MachineError {
         /// Why.
         source: TransportError,
     },
+    /// A function of the host's has no saved form.
+    #[error("device `{0}` is the host's, and what is in it cannot be saved: run a guest without it")]
+    NotToBeSaved(String),
     /// A function of the host's could not be given to the guest.
     #[error("device `{id}`: {source}")]
     Function {
@@ -162,6 +165,7 @@ pub(crate) struct Parts {
     pub(crate) vm: Arc<dyn Vm>,
     pub(crate) ram: Ram,
     pub(crate) cpu: CpuModel,
+    pub(crate) functions: Vec<String>,
 }
 
 /// A virtual machine, in the state that its last transition left it in.
@@ -176,6 +180,8 @@ pub struct Machine {
     pub(crate) ram: Ram,
     /// Which processor its guest was shown.
     pub(crate) cpu: CpuModel,
+    /// The names of the host's functions that its guest has.
+    pub(crate) functions: Vec<String>,
     /// vCPUs and devices have stopped.
     pub(crate) paused: bool,
 }
@@ -196,6 +202,7 @@ impl Machine {
         (devices, functions): (Vec<NamedDevice>, Vec<NamedFunction>),
         registry: &Registry,
     ) -> Result<Self, MachineError> {
+        let names = functions.iter().map(|function| function.id.clone()).collect();
         let ram = Ram::allocate(config.memory)?;
         let shared = Shared::new()?;
         let pci_window_64 = layout::pci_window_64(config.memory);
@@ -237,6 +244,7 @@ impl Machine {
             vm,
             ram,
             cpu: config.cpu,
+            functions: names,
         }))
     }
 
@@ -250,6 +258,7 @@ impl Machine {
             vm: parts.vm,
             ram: parts.ram,
             cpu: parts.cpu,
+            functions: parts.functions,
             paused: false,
         }
     }

@@ -97,6 +97,7 @@ fn rig(second_has_form: bool) -> Rig {
     }
     let machine = Machine::assemble(Parts {
         cpu: engine::CpuModel::Host,
+        functions: Vec::new(),
         threads: Vec::new(),
         shared,
         devices: drivers.iter().map(|driver| Arc::clone(driver.device())).collect(),

@@ -85,6 +85,9 @@ impl<'a> Quiesced<'a> {
     pub fn save(&self) -> Result<MachineState, MachineError> {
         let machine = self.0;
         // Devices first: they refuse for free.
+        if let Some(function) = machine.functions.first() {
+            return Err(MachineError::NotToBeSaved(function.clone()));
+        }
         let mut devices = Vec::with_capacity(machine.devices.len());
         for device in &machine.devices {
             let saved = device.save().map_err(|source| MachineError::Transport {
@@ -178,6 +181,7 @@ impl Machine {
             vm,
             ram,
             cpu: state.shape.cpu,
+            functions: Vec::new(),
         });
         machine.paused = true;
         machine.new_generation()?;

@@ -20,6 +20,7 @@ use vmm_api::devices::VfioPciConfig;
 
 use super::bare::{CPU, Module, in_lab, online, run, wait_online};
 use super::foreign_kernel::kernel;
+use super::snapshot::Files;
 use crate::vm::{self, Builder, Vm};
 use crate::{Case, Host, foreign};
 
@@ -137,7 +138,26 @@ fn loaded(host: &Host, device: &Device, disk: &Given, vcpus: u32) -> Result<()> 
     let nmis = after.exits("nmi") - before.exits("nmi");
     ensure!(nmis < registers, "vCPUs were called out of their guest {nmis} times");
     moved(&mut machine, &mut agent, vcpus)?;
+    not_saved(host, &mut machine)?;
     killed(machine, agent)
+}
+
+/// What is in the host's device is in no snapshot.
+fn not_saved(host: &Host, machine: &mut Vm) -> Result<()> {
+    machine.vmm.client.pause()?;
+    let saved = Files::new(host, "refused").take(machine);
+    let refused = saved.err().map(|error| format!("{error:#}")).unwrap_or_default();
+    ensure!(
+        refused.contains("device `disk` is the host's"),
+        "it was saved: {refused}"
+    );
+    for file in fs::read_dir(&host.scratch)? {
+        let path = file?.path();
+        if path.file_stem().is_some_and(|stem| stem == "refused") {
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(machine.vmm.client.resume()?)
 }
 
 type Agent = agent_api::Connection<std::os::unix::net::UnixStream>;
