@@ -45,6 +45,8 @@
 
 #include <linux/cc_platform.h>
 #include <linux/kprobes.h>
+#include <linux/mm.h>
+#include <linux/version.h>
 #include <asm/apic.h>
 #include <asm/cpufeature.h>
 #include <asm/msr-index.h>
@@ -104,6 +106,31 @@ static inline u64 basalt_reduced_speculation(void)
 static inline void basalt_send_nmi(unsigned int cpu)
 {
 	apic->icr_write(APIC_DM_NMI, per_cpu(x86_cpu_to_apicid, cpu));
+}
+
+/*
+ * The number of a page that a process sees of a device and may write to. Its
+ * map is locked. -EINVAL: there is none, or not yet.
+ */
+static inline int basalt_device_page(struct mm_struct *mm, unsigned long address, unsigned long *page)
+{
+	struct vm_area_struct *area = vma_lookup(mm, address);
+
+	if (!area || !(area->vm_flags & VM_PFNMAP) || !(area->vm_flags & VM_WRITE))
+		return -EINVAL;
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 12, 0)
+	struct follow_pfnmap_args args = { .vma = area, .address = address };
+	int error = follow_pfnmap_start(&args);
+
+	if (error)
+		return error;
+	*page = args.pfn;
+	error = args.writable ? 0 : -EINVAL;
+	follow_pfnmap_end(&args);
+	return error;
+#else
+	return follow_pfn(area, address, page);
+#endif
 }
 
 /* An interrupt for one CPU, by its vector there. */

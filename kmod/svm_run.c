@@ -417,6 +417,10 @@ void notrace basalt_svm_run(struct basalt_cpu *self, struct basalt_vcpu *vcpu)
 			vcpu->run->reason = BASALT_EXIT_INTERRUPTED;
 			return;
 		}
+		if (READ_ONCE(vcpu->flush)) {
+			WRITE_ONCE(vcpu->flush, false);
+			vcpu->vmcb->control.tlb_ctl = TLB_CONTROL_FLUSH_ALL_ASID;
+		}
 		deliver_nmi(vcpu);
 		basalt_svm_enter(&vcpu->regs, vcpu->vmcb_pa, vcpu->host_pa);
 		vcpu->vmcb->control.tlb_ctl = TLB_CONTROL_DO_NOTHING;

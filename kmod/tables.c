@@ -14,6 +14,8 @@
 
 #define PRESENT		BIT_ULL(0)
 #define WRITABLE	BIT_ULL(1)
+/* Not cached, whatever the guest says (PWT and PCD; 15.25.8). */
+#define UNCACHED	(BIT_ULL(3) | BIT_ULL(4))
 /* The guest's kernel is user space for the second stage. */
 #define USER		BIT_ULL(2)
 #define ACCESSED	BIT_ULL(5)
@@ -88,6 +90,22 @@ static u64 *entry_for(struct basalt_tables *tables, u64 guest, unsigned int leve
 	}
 }
 
+/* The lowest entry for an address, if there are tables for it. */
+static u64 *existing_entry(struct basalt_tables *tables, u64 guest)
+{
+	u64 *table = tables->root;
+	unsigned int at;
+
+	for (at = LEVELS - 1; at; at--) {
+		u64 entry = table[(guest >> (PAGE_SHIFT + ENTRY_BITS * at)) & (PTRS_PER_PTE - 1)];
+
+		if (!entry || entry & LARGE)
+			return NULL;
+		table = __va(entry & ADDRESS);
+	}
+	return &table[(guest >> PAGE_SHIFT) & (PTRS_PER_PTE - 1)];
+}
+
 /* Whether so many pages from here are one piece, which one entry can map. */
 static bool is_piece(u64 guest, struct page **pages, unsigned long left, unsigned int level)
 {
@@ -137,4 +155,66 @@ int basalt_tables_map(struct basalt_tables *tables, u64 guest, struct page **pag
 		cond_resched();
 	}
 	return 0;
+}
+
+/**
+ * basalt_tables_prepare() - makes all tables that single pages need, where nothing is mapped
+ * @tables: in which
+ * @guest: where the guest sees the first page
+ * @count: how many
+ *
+ * Return: 0 or -ENOMEM, with some of them made.
+ */
+int basalt_tables_prepare(struct basalt_tables *tables, u64 guest, unsigned long count)
+{
+	unsigned long index;
+
+	for (index = 0; index < count; index++) {
+		if (!entry_for(tables, guest + (index << PAGE_SHIFT), 0))
+			return -ENOMEM;
+	}
+	return 0;
+}
+
+/**
+ * basalt_tables_map_device() - maps a device's pages where basalt_tables_prepare() was
+ * @tables: in which
+ * @guest: where the guest sees the first one
+ * @pages: their numbers
+ * @count: how many
+ */
+void basalt_tables_map_device(struct basalt_tables *tables, u64 guest, const unsigned long *pages, unsigned long count)
+{
+	unsigned long index;
+
+	for (index = 0; index < count; index++) {
+		u64 *entry = entry_for(tables, guest + (index << PAGE_SHIFT), 0);
+
+		/* A CPU may look at it at any time. */
+		WRITE_ONCE(*entry, PFN_PHYS(pages[index]) | PRESENT | WRITABLE | USER | ACCESSED | DIRTY | UNCACHED);
+	}
+}
+
+/**
+ * basalt_tables_unmap() - the same, undone; CPUs may remember
+ * @tables: in which
+ * @guest: where the guest saw the first one
+ * @count: how many
+ *
+ * Return: whether anything was mapped there.
+ */
+bool basalt_tables_unmap(struct basalt_tables *tables, u64 guest, unsigned long count)
+{
+	unsigned long index;
+	bool some = false;
+
+	for (index = 0; index < count; index++) {
+		u64 *entry = existing_entry(tables, guest + (index << PAGE_SHIFT));
+
+		if (!entry || !*entry)
+			continue;
+		WRITE_ONCE(*entry, 0);
+		some = true;
+	}
+	return some;
 }

@@ -47,6 +47,9 @@ static int vcpu_release(struct inode *inode, struct file *file)
 	set_reachable(vcpu, false);
 	mutex_unlock(&vm->lock);
 	basalt_routes_drop(vcpu);
+	mutex_lock(&vm->mapping);
+	list_del(&vcpu->list);
+	mutex_unlock(&vm->mapping);
 	basalt_cpu_forget(vcpu);
 	free_vcpu(vcpu);
 	basalt_vm_put(vm);
@@ -301,6 +304,9 @@ long basalt_vcpu_create(struct basalt_vm *vm, const struct basalt_create_vcpu __
 			result = anon_inode_getfd("basalt-vcpu", &vcpu_operations, vcpu, O_RDWR | O_CLOEXEC);
 			if (result >= 0) {
 				set_reachable(vcpu, true);
+				mutex_lock(&vm->mapping);
+				list_add(&vcpu->list, &vm->vcpus);
+				mutex_unlock(&vm->mapping);
 			} else {
 				basalt_cpu_forget(vcpu);
 				basalt_vm_put(vm);

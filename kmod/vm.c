@@ -55,19 +55,24 @@ static int pin(struct region *region, unsigned long address, unsigned long *pinn
 	return 0;
 }
 
-static int map_memory(struct basalt_vm *vm, const struct basalt_memory *asked)
+static bool is_memory(const struct basalt_vm *vm, const struct basalt_memory *asked)
 {
-	struct region *region, *other;
-	unsigned long pinned = 0;
-	int error;
+	const struct region *other;
 
-	if (vm->ran)
-		return -EBUSY;
 	list_for_each_entry(other, &vm->regions, list) {
 		if (asked->guest < other->guest + (other->count << PAGE_SHIFT) &&
 		    other->guest < asked->guest + asked->size)
-			return -EEXIST;
+			return true;
 	}
+	return false;
+}
+
+static int map_memory(struct basalt_vm *vm, const struct basalt_memory *asked)
+{
+	struct region *region;
+	unsigned long pinned = 0;
+	int error;
+
 	region = kzalloc(sizeof(*region), GFP_KERNEL_ACCOUNT);
 	if (!region)
 		return -ENOMEM;
@@ -97,7 +102,19 @@ static int map_memory(struct basalt_vm *vm, const struct basalt_memory *asked)
 				 !(asked->flags & BASALT_MEMORY_READ_ONLY));
 }
 
-static long do_map_memory(struct basalt_vm *vm, const struct basalt_memory __user *user)
+/* Memory is there before the guest; devices' registers come when it has found the device, and may go while it runs. */
+static long do_map(struct basalt_vm *vm, unsigned int request, const struct basalt_memory *asked)
+{
+	if (request == BASALT_UNMAP_DEVICE)
+		return basalt_window_unmap(vm, asked);
+	if (vm->ran && request == BASALT_MAP_MEMORY)
+		return -EBUSY;
+	if (is_memory(vm, asked) || basalt_window_at(vm, asked))
+		return -EEXIST;
+	return request == BASALT_MAP_DEVICE ? basalt_window_map(vm, asked) : map_memory(vm, asked);
+}
+
+static long decode_map(struct basalt_vm *vm, unsigned int request, const struct basalt_memory __user *user)
 {
 	struct basalt_memory asked;
 	long error;
@@ -114,7 +131,7 @@ static long do_map_memory(struct basalt_vm *vm, const struct basalt_memory __use
 		return -EINVAL;
 	if (mutex_lock_interruptible(&vm->lock))
 		return -EINTR;
-	error = map_memory(vm, &asked);
+	error = do_map(vm, request, &asked);
 	mutex_unlock(&vm->lock);
 	return error;
 }
@@ -148,7 +165,9 @@ static long vm_ioctl(struct file *file, unsigned int request, unsigned long argu
 
 	switch (request) {
 	case BASALT_MAP_MEMORY:
-		return do_map_memory(vm, user);
+	case BASALT_MAP_DEVICE:
+	case BASALT_UNMAP_DEVICE:
+		return decode_map(vm, request, user);
 	case BASALT_CREATE_VCPU:
 		return basalt_vcpu_create(vm, user);
 	case BASALT_SET_CPUID:
@@ -163,6 +182,7 @@ static void free_vm(struct kref *users)
 	struct basalt_vm *vm = container_of(users, struct basalt_vm, users);
 	struct region *region, *next;
 
+	basalt_windows_free(vm);
 	list_for_each_entry_safe(region, next, &vm->regions, list)
 		free_region(region, region->count);
 	basalt_svm_free_vm(vm);
@@ -218,7 +238,10 @@ long basalt_vm_create(struct file *claim, const struct basalt_create_vm __user *
 		return -ENOMEM;
 	kref_init(&vm->users);
 	mutex_init(&vm->lock);
+	mutex_init(&vm->mapping);
 	INIT_LIST_HEAD(&vm->regions);
+	INIT_LIST_HEAD(&vm->windows);
+	INIT_LIST_HEAD(&vm->vcpus);
 	memset(vm->apics, 0xff, sizeof(vm->apics));
 	vm->claim = get_file(claim);
 	INIT_LIST_HEAD(&vm->tables.pages);

@@ -24,6 +24,9 @@ struct basalt_tables {
 
 int basalt_tables_init(struct basalt_tables *tables);
 void basalt_tables_free(struct basalt_tables *tables);
+int basalt_tables_prepare(struct basalt_tables *tables, u64 guest, unsigned long count);
+void basalt_tables_map_device(struct basalt_tables *tables, u64 guest, const unsigned long *pages, unsigned long count);
+bool basalt_tables_unmap(struct basalt_tables *tables, u64 guest, unsigned long count);
 int basalt_tables_map(struct basalt_tables *tables, u64 guest, struct page **pages, unsigned long count, bool write);
 
 #define BASALT_NO_APIC	U32_MAX
@@ -55,8 +58,11 @@ enum basalt_job {
  * @claim: the file of the claim whose CPUs it has
  * @lock: for all that follows, until a vCPU has run
  * @regions: its memory
+ * @windows: and devices' registers, which may come and go
+ * @mapping: for the entries of those in @tables, and for @vcpus; taken where pages are taken from the process
+ * @vcpus: by their list
  * @tables: the same, for the CPU
- * @ran: nothing of it changes any more
+ * @ran: nothing of it changes any more, but for @windows
  * @msr_map: which registers the guest may touch; two pages
  * @io_map: which ports; three pages
  * @cpuid: what CPUID says
@@ -67,6 +73,9 @@ struct basalt_vm {
 	struct file *claim;
 	struct mutex lock;
 	struct list_head regions;
+	struct list_head windows;
+	struct mutex mapping;
+	struct list_head vcpus;
 	struct basalt_tables tables;
 	bool ran;
 	void *msr_map;
@@ -77,6 +86,7 @@ struct basalt_vm {
 
 /**
  * struct basalt_vcpu - a vCPU
+ * @list: in struct basalt_vm
  * @vm: whose
  * @cpu: where
  * @apic_id: the id of its APIC, as the guest knows it
@@ -96,11 +106,13 @@ struct basalt_vm {
  * @save_pa: and of @save
  * @ran: it has run: what is on the CPU beside the control block is its own
  * @stop: it is to come out
+ * @flush: what its CPU remembers of the machine's tables is to be forgotten before it runs
  * @nmi: its guest is to get an NMI
  * @in_nmi: its own: the guest has got one, and no IRET has followed
  * @answer: what has to be done about the last exit before the next entry
  */
 struct basalt_vcpu {
+	struct list_head list;
 	struct basalt_vm *vm;
 	unsigned int cpu;
 	u32 apic_id;
@@ -118,6 +130,7 @@ struct basalt_vcpu {
 	u64 vmcb_pa, host_pa, save_pa;
 	bool ran;
 	bool stop;
+	bool flush;
 	bool nmi;
 	bool in_nmi;
 	u32 answer;
@@ -137,6 +150,12 @@ void basalt_vm_put(struct basalt_vm *vm);
 
 /* vcpu.c */
 long basalt_vcpu_create(struct basalt_vm *vm, const struct basalt_create_vcpu __user *user);
+
+/* window.c */
+bool basalt_window_at(struct basalt_vm *vm, const struct basalt_memory *asked);
+long basalt_window_map(struct basalt_vm *vm, const struct basalt_memory *asked);
+long basalt_window_unmap(struct basalt_vm *vm, const struct basalt_memory *asked);
+void basalt_windows_free(struct basalt_vm *vm);
 
 /* route.c */
 long basalt_route_attach(struct basalt_vcpu *vcpu, const struct basalt_irq __user *user);

@@ -177,6 +177,17 @@ struct basalt_cpuid {
 #define BASALT_CREATE_VCPU	_IOW(0xba, 0x21, struct basalt_create_vcpu)
 #define BASALT_SET_CPUID	_IOW(0xba, 0x22, struct basalt_cpuid)
 
+/*
+ * On a machine, at any time: a device's registers that this process has mapped
+ * (VFIO), and that its guest reaches there without an exit from now on. When
+ * they are taken from the process, by whomever, they are taken from the guest,
+ * which exits there again. BASALT_UNMAP_DEVICE wants what was given before.
+ * Errors: EEXIST (the guest has something there), EINVAL (no registers that
+ * can be written), EFAULT (the driver does not give them); to unmap, ENOENT.
+ */
+#define BASALT_MAP_DEVICE	_IOW(0xba, 0x23, struct basalt_memory)
+#define BASALT_UNMAP_DEVICE	_IOW(0xba, 0x24, struct basalt_memory)
+
 struct basalt_regs {
 	__u64 rax, rbx, rcx, rdx, rsi, rdi, rsp, rbp;
 	__u64 r8, r9, r10, r11, r12, r13, r14, r15;
