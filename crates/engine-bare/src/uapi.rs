@@ -290,6 +290,8 @@ const CREATE_VM: u32 = number::<CreateVm>(Way::Write, 0x10);
 const MAP_MEMORY: u32 = number::<Memory>(Way::Write, 0x20);
 const CREATE_VCPU: u32 = number::<CreateVcpu>(Way::Write, 0x21);
 const SET_CPUID: u32 = number::<Cpuid>(Way::Write, 0x22);
+const MAP_DEVICE: u32 = number::<Memory>(Way::Write, 0x23);
+const UNMAP_DEVICE: u32 = number::<Memory>(Way::Write, 0x24);
 const RUN: u32 = 0xba30;
 const GET_STATE: u32 = number::<State>(Way::Read, 0x31);
 const SET_STATE: u32 = number::<State>(Way::Write, 0x32);
@@ -323,6 +325,13 @@ pub(crate) fn create_vm(claim: impl AsFd) -> io::Result<OwnedFd> {
 /// What lies at the address stays mapped until the machine's descriptors are closed: its guest reads and writes it.
 pub(crate) unsafe fn map_memory(vm: impl AsFd, mut memory: Memory) -> io::Result<()> {
     ioctl(vm, MAP_MEMORY, &raw mut memory).map(drop)
+}
+
+/// Of a machine: registers of a device become the guest's, or are not any more. The kernel takes them from the guest when they go from
+/// this process.
+pub(crate) fn map_device(vm: impl AsFd, mut memory: Memory, give: bool) -> io::Result<()> {
+    let request = if give { MAP_DEVICE } else { UNMAP_DEVICE };
+    ioctl(vm, request, &raw mut memory).map(drop)
 }
 
 /// Of a machine: a vCPU's descriptor, on the CPU that Linux counts so, with this id for its APIC.

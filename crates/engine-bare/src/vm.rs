@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use base::EventFd;
 use claim::Claim;
 use engine::{
-    Counts, CpuModel, CpuidEntry, Deliver, Doorbell, EngineError, Interrupt, MsiMessage, Result, Vcpu, Vm, VmState,
+    Counts, CpuModel, CpuidEntry, Deliver, Doorbell, EngineError, HostRange, Interrupt, MsiMessage, Result, Vcpu, Vm,
+    VmState,
 };
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
@@ -225,6 +226,21 @@ impl Vm for BareVm {
         unsafe { uapi::map_memory(&self.shared.fd, request) }.map_err(failed("BASALT_MAP_MEMORY"))?;
         self.shared.memory.add(slot, region);
         Ok(())
+    }
+
+    fn map_registers(&self, guest: u64, registers: HostRange, give: bool) -> Result<()> {
+        let request = uapi::Memory {
+            guest,
+            size: registers.length,
+            address: registers.address,
+            ..uapi::Memory::default()
+        };
+        let call = if give {
+            "BASALT_MAP_DEVICE"
+        } else {
+            "BASALT_UNMAP_DEVICE"
+        };
+        uapi::map_device(&self.shared.fd, request, give).map_err(failed(call))
     }
 
     fn set_dirty_tracking(&self, _: u32, _: bool) -> Result<()> {

@@ -48,6 +48,17 @@ pub struct MsiMessage {
     pub data: u32,
 }
 
+const NO_DEVICES: &str = "this engine gives its guests no devices of the host: run the guest with the class `bare`";
+
+/// Memory of this process, by its address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostRange {
+    /// Where it begins.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
 /// Where a guest's write rings a bell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doorbell {
@@ -114,6 +125,16 @@ pub trait Vm: Send + Sync {
     /// # Errors
     /// The slot is taken or the range overlaps another.
     fn map_ram(&self, slot: u32, region: Arc<GuestRegionMmap<()>>) -> Result<()>;
+
+    /// Lets the guest reach registers of a device of the host's, which are mapped in this process, at `guest` and without an exit, or takes
+    /// them back, where they were given. When they go from this process they go from the guest as well: it exits there, as elsewhere.
+    ///
+    /// # Errors
+    /// The engine has no way to, or the guest has something there.
+    fn map_registers(&self, guest: u64, registers: HostRange, give: bool) -> Result<()> {
+        let _ = (guest, registers, give);
+        Err(EngineError::Unusable(NO_DEVICES.into()))
+    }
 
     /// Starts or ends the record that [`Vm::dirty_log`] reads.
     ///
@@ -239,8 +260,6 @@ pub trait Interrupt: Send + Sync {
     /// The engine has no way to.
     fn attach(&self, event: EventFd) -> Result<()> {
         drop(event);
-        Err(EngineError::Unusable(
-            "this engine takes no interrupts from devices of the host: run the guest with the class `bare`".into(),
-        ))
+        Err(EngineError::Unusable(NO_DEVICES.into()))
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::uapi::{self, DeviceInfo, IrqSet, RegionInfo};
-use crate::{VfioError, failed};
+use crate::{Mapping, VfioError, failed};
 
 /// A function that this process has.
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub struct Region {
     offset: u64,
     /// It can be read and written.
     usable: bool,
+    /// And mapped.
+    mappable: bool,
 }
 
 impl Function {
@@ -57,6 +59,7 @@ impl Function {
             size: info.size,
             offset: info.offset,
             usable: info.flags & both == both,
+            mappable: info.flags & uapi::REGION_FLAG_MMAP != 0,
         })
     }
 
@@ -82,6 +85,19 @@ impl Function {
             written if written == data.len() => Ok(()),
             _ => Err(io::ErrorKind::WriteZero.into()),
         }
+    }
+
+    /// Maps whole pages of a region; `None` where the host does not let it.
+    ///
+    /// # Errors
+    /// The host has no room.
+    pub fn map(&self, region: &Region, offset: u64, length: u64) -> io::Result<Option<Mapping>> {
+        let length = usize::try_from(length).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let at = place(region, offset, length)?;
+        if !region.mappable {
+            return Ok(None);
+        }
+        Mapping::new(&self.0, at, length).map(Some)
     }
 
     /// Turns MSI-X on, so that each vector signals its event fd, or off, without any.
@@ -137,6 +153,7 @@ mod tests {
             size: 0x100,
             offset: 0x7_0000,
             usable: true,
+            mappable: false,
         };
         assert_eq!(place(&region, 0xfc, 4).unwrap(), 0x7_00fc);
         for offset in [0xfd, 0x100, u64::MAX] {

@@ -14,12 +14,14 @@
 mod container;
 mod function;
 pub mod host;
+mod mapping;
 mod uapi;
 
 use std::io;
 
 pub use container::Container;
 pub use function::{Function, Region};
+pub use mapping::Mapping;
 pub use uapi::CONFIG_REGION;
 
 /// Why a function could not be had, or used.

@@ -25,6 +25,7 @@ pub(crate) const GROUP_FLAGS_VIABLE: u32 = 1;
 pub(crate) const DEVICE_FLAGS_PCI: u32 = 2;
 pub(crate) const REGION_FLAG_READ: u32 = 1;
 pub(crate) const REGION_FLAG_WRITE: u32 = 2;
+pub(crate) const REGION_FLAG_MMAP: u32 = 4;
 pub(crate) const DMA_READ_WRITE: u32 = 3;
 /// `VFIO_IRQ_SET_DATA_NONE` and `_EVENTFD`, with `_ACTION_TRIGGER`.
 pub(crate) const NO_TRIGGERS: u32 = 1 << 0 | 1 << 5;

@@ -1,6 +1,8 @@
 //! What a guest is shown of a function: its ids, its BARs and its MSI-X vectors. All other capabilities are left out, as is what is
 //! behind the first 256 bytes: what a guest does with them would be the host's business. Data only.
 
+use std::ops::Range;
+
 use pci::config::register;
 use pci::{BAR_COUNT, Bar, BarKind, CapabilityId, ConfigSpace, Identity, PciError, msix};
 
@@ -15,6 +17,9 @@ const IO_SPACE: u8 = 1;
 const TYPE: u8 = 0b110;
 const TYPE_64: u8 = 0b100;
 const PREFETCHABLE: u8 = 0b1000;
+
+/// What can be mapped.
+const PAGE: u64 = 4096;
 
 /// Where bytes are: in which BAR, from where on, how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +36,11 @@ impl Place {
             start: u64::from(word & !BAR_NUMBER),
             length,
         }
+    }
+
+    /// Whether it has bytes among those.
+    fn overlaps(&self, bar: usize, start: u64, end: u64) -> bool {
+        bar == self.bar && start < self.start + self.length && self.start < end
     }
 
     /// Where in it an access begins, if it does.
@@ -85,6 +95,22 @@ impl Description {
     /// And its pending bits (6.8.2.10): whole words of 64.
     pub(crate) fn pending(&self) -> Place {
         Place::of(self.pending, u64::from(self.vectors.div_ceil(64)) * 8)
+    }
+
+    /// Of a BAR with so many bytes, the pages that a guest may reach itself: those without table and pending bits, in runs.
+    pub(crate) fn open_pages(&self, bar: usize, size: u64) -> Vec<Range<u64>> {
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for page in 0..size / PAGE {
+            let (start, end) = (page * PAGE, (page + 1) * PAGE);
+            if self.table().overlaps(bar, start, end) || self.pending().overlaps(bar, start, end) {
+                continue;
+            }
+            match runs.last_mut() {
+                Some(run) if run.end == start => run.end = end,
+                _ => runs.push(start..end),
+            }
+        }
+        runs
     }
 
     /// The configuration space, and where in it MSI-X is.
@@ -189,6 +215,9 @@ mod tests {
             assert_eq!(table.hit(bar, offset), None, "{bar} {offset:#x}");
         }
         assert_eq!((pending.hit(0, 0x300f), pending.hit(0, 0x3010)), (Some(15), None));
+        assert_eq!(shown.open_pages(0, 0x6000), [0..0x2000, 0x4000..0x6000]);
+        assert_eq!(shown.open_pages(2, 0x1000).len(), 1);
+        assert!(shown.open_pages(2, 0x800).is_empty(), "not a page");
     }
 
     #[test]

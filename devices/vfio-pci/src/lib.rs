@@ -14,6 +14,7 @@
 
 mod description;
 mod registers;
+mod windows;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -31,6 +32,7 @@ use vmm_api::devices::{DeviceConfig, VfioPciConfig};
 
 use description::Description;
 use registers::Registers;
+use windows::Windows;
 
 /// This kind of device.
 pub static MODULE: VfioPciModule = VfioPciModule;
@@ -120,7 +122,8 @@ impl HostFunction for Unplugged {
             interrupts.push(interrupt);
             events.push(event);
         }
-        let registers = Registers::new(function, container, ram, &description, (interrupts, events))?;
+        let windows = Windows::new(vm, &function, &description)?;
+        let registers = Registers::new(function, container, ram, &description, (interrupts, events, windows))?;
         Ok(Arc::new(registers))
     }
 }

@@ -13,6 +13,7 @@ use vfio::{CONFIG_REGION, Container, Function, Region};
 use vm_memory::GuestRegionMmap;
 
 use crate::description::{Description, Place};
+use crate::windows::Windows;
 use crate::{borrowed, refused};
 
 /// MSI-X is on (6.8.2.3).
@@ -27,6 +28,7 @@ const COMPLAINTS: u32 = 2;
 struct State {
     space: ConfigSpace,
     msix: MsixTable,
+    windows: Windows,
     /// The host has it on.
     on: bool,
 }
@@ -53,7 +55,7 @@ impl Registers {
         container: Container,
         ram: &Ram,
         description: &Description,
-        (interrupts, events): (Vec<Arc<dyn Interrupt>>, Vec<EventFd>),
+        (interrupts, events, windows): (Vec<Arc<dyn Interrupt>>, Vec<EventFd>, Windows),
     ) -> Result<Self, CreateError> {
         let mut bars = [Region::default(); BAR_COUNT];
         for (index, bar) in (0..).zip(&mut bars) {
@@ -69,6 +71,7 @@ impl Registers {
             state: Mutex::new(State {
                 space,
                 msix: MsixTable::new(interrupts),
+                windows,
                 on: false,
             }),
             function,
@@ -140,6 +143,10 @@ impl PciFunction for Registers {
         let command = state.space.command();
         if command != before {
             self.follow_command(command);
+        }
+        if ConfigSpace::moves_memory(offset, data.len()) {
+            let ranges = state.space.memory_ranges();
+            state.windows.follow(&ranges);
         }
         self.follow_msix(&mut state);
     }
