@@ -313,6 +313,7 @@ int basalt_claims_init(void)
 	basalt_swallow_init();
 	basalt_fpu_init();
 	basalt_predict_init();
+	basalt_svm_init();
 	cpus_read_lock();
 	basalt_saved_play_dead = smp_ops.play_dead;
 	WRITE_ONCE(smp_ops.play_dead, basalt_play_dead);

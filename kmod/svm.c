@@ -40,6 +40,23 @@ static void set_in_nmi(struct basalt_vcpu *vcpu, bool in_nmi)
 		*intercepts &= ~BIT(INTERCEPT_IRET % 32);
 }
 
+/* What a guest may write to EFER. */
+u64 basalt_svm_efer_bits __ro_after_init = EFER_SCE | EFER_LME | EFER_LMA | EFER_NX;
+
+/**
+ * basalt_svm_init() - looks which bits of EFER these CPUs have besides
+ *
+ * What a guest is not shown (segment limits in long mode, virtualization,
+ * automatic IBRS) is none of them.
+ */
+void basalt_svm_init(void)
+{
+	if (boot_cpu_has(X86_FEATURE_FXSR_OPT))
+		basalt_svm_efer_bits |= EFER_FFXSR;
+	if (boot_cpu_has(X86_FEATURE_TCE))
+		basalt_svm_efer_bits |= BASALT_EFER_TCE;
+}
+
 #define MSR_MAP_ORDER	1
 #define IO_MAP_ORDER	2
 

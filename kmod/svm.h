@@ -3,6 +3,7 @@
 #ifndef _BASALT_SVM_H
 #define _BASALT_SVM_H
 
+#include <linux/bits.h>
 #include <linux/types.h>
 
 /* MSR_VM_CR, "SVMDIS". */
@@ -10,7 +11,13 @@
 #define SVM_VM_CR_SVM_DISABLE	4
 #endif
 
+/* EFER: translations of upper levels are kept (5.5.3). Kernels before 6.14 do not use it. */
+#define BASALT_EFER_TCE	BIT_ULL(15)
+
 struct basalt_regs;
+
+/* svm.c */
+extern u64 basalt_svm_efer_bits;
 
 /* enter.S */
 void basalt_svm_enter(struct basalt_regs *regs, u64 vmcb, u64 host);

@@ -192,6 +192,16 @@ static bool notrace do_identity(struct basalt_vcpu *vcpu, u32 index)
 	}
 }
 
+/* Whether a processor would take it (3.1.7): no bit that it has not, and long mode neither switched under paging nor told to be active. */
+static bool notrace is_for_efer(const struct vmcb_save_area *save, u64 value)
+{
+	u64 changed = value ^ save->efer;
+
+	if (value & ~basalt_svm_efer_bits || changed & EFER_LMA)
+		return false;
+	return !(changed & EFER_LME && save->cr0 & X86_CR0_PG);
+}
+
 /* Tells whether user space is needed. */
 static bool notrace do_msr(struct basalt_vcpu *vcpu)
 {
@@ -211,12 +221,11 @@ static bool notrace do_msr(struct basalt_vcpu *vcpu)
 		return true;
 	}
 	if (write) {
-		if (value & EFER_SVME) {
+		if (!is_for_efer(save, value)) {
 			refuse(vcpu, X86_TRAP_GP, true);
 			return false;
 		}
-		/* Whether long mode is active follows CR0 (14.6.1). */
-		save->efer = (value & ~EFER_LMA) | (save->efer & EFER_LMA) | EFER_SVME;
+		save->efer = value | EFER_SVME;
 		skip(vcpu, save->rip + 2);
 	} else {
 		answer(vcpu, save->efer & ~EFER_SVME);

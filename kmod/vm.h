@@ -164,6 +164,7 @@ void basalt_routes_drop(struct basalt_vcpu *vcpu);
 void basalt_routes_exit(void);
 
 /* svm.c */
+void basalt_svm_init(void);
 bool basalt_svm_usable(void);
 int basalt_svm_init_vm(struct basalt_vm *vm);
 void basalt_svm_free_vm(struct basalt_vm *vm);
