@@ -18,11 +18,14 @@
  * @BASALT_CPU_PARKED: ours: it waits in basalt_play_dead()
  * @BASALT_CPU_LEAVING: it was asked to leave that
  * @BASALT_CPU_LEFT: it waits for Linux, as a CPU that was never ours
+ * @BASALT_CPU_LOST: it runs a guest that is over, and does not answer
  *
  *  LINUX -> CLAIMED -> PARKED -> LEAVING -> LEFT -> LINUX
+ *                        |                  ^
+ *                        +----> LOST -------+
  *
- * The CPU itself makes the steps to PARKED and to LEFT, whoever holds the
- * lock of claims all others.
+ * The CPU itself makes the steps to PARKED and to LEFT, whoever waits for a
+ * vCPU that to LOST, whoever holds the lock of claims all others.
  */
 enum basalt_cpu_state {
 	BASALT_CPU_LINUX,
@@ -30,6 +33,7 @@ enum basalt_cpu_state {
 	BASALT_CPU_PARKED,
 	BASALT_CPU_LEAVING,
 	BASALT_CPU_LEFT,
+	BASALT_CPU_LOST,
 };
 
 /**

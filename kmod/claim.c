@@ -188,6 +188,10 @@ void basalt_abandon_cpus(void)
 			basalt_send_nmi(cpu);
 			udelay(10);
 		}
+		if (state_of(cpu) == BASALT_CPU_LEAVING)
+			pr_err(BASALT "CPU %u does not leave its guest before the host ends\n", cpu);
+		else
+			pr_info(BASALT "CPU %u has left its guest, as the host ends\n", cpu);
 	}
 }
 
@@ -231,12 +235,45 @@ static bool is_idle(struct basalt_cpu *cpu)
 	return smp_load_acquire(&cpu->order) == BASALT_ORDER_NONE;
 }
 
+/*
+ * Gives up a CPU that has not come out of its guest in all that time: a
+ * process that waited for it could not be killed. What the CPU may still use
+ * stays until the next boot: the vCPU, the machine's memory and tables, this
+ * module. If it ever comes out it goes to where dead ones wait, and may be
+ * brought online by hand.
+ */
+static void lose(struct basalt_vcpu *vcpu)
+{
+	vcpu->lost = true;
+	WRITE_ONCE(vcpu->vm->lost, true);
+	__module_get(THIS_MODULE);
+	cmpxchg(&per_cpu(basalt_cpus, vcpu->cpu).state, BASALT_CPU_PARKED, BASALT_CPU_LOST);
+	pr_err(BASALT "CPU %u does not come out of its guest: it is lost until the next boot, with the guest's memory\n",
+	       vcpu->cpu);
+}
+
+/* Pulls a vCPU out; tells whether it came. */
+static bool pull(struct basalt_vcpu *vcpu, struct basalt_cpu *cpu)
+{
+	ktime_t end = ktime_add_ms(ktime_get(), STEP_LIMIT_MS);
+
+	WRITE_ONCE(vcpu->stop, true);
+	while (!is_idle(cpu)) {
+		if (ktime_after(ktime_get(), end))
+			return false;
+		basalt_send_nmi(vcpu->cpu);
+		usleep_range(NMI_AGAIN_US / 2, NMI_AGAIN_US);
+	}
+	WRITE_ONCE(vcpu->stop, false);
+	return true;
+}
+
 /**
  * basalt_cpu_run() - has a CPU run its vCPU, and waits until it comes out
  * @vcpu: which; its lock is held
  *
  * Return: 0, with why in its page; -EINTR after a signal, when it has come out
- * for that; -EIO if the CPU does not hear.
+ * for that; -EIO if the CPU does not hear, and if it did not before.
  */
 int basalt_cpu_run(struct basalt_vcpu *vcpu)
 {
@@ -245,6 +282,8 @@ int basalt_cpu_run(struct basalt_vcpu *vcpu)
 	ktime_t end;
 	long left;
 
+	if (vcpu->lost)
+		return -EIO;
 	cpu->wake = basalt_wake_command();
 	/* Whoever takes the order sees the vCPU as it is now, and pairs so in basalt_play_dead(). */
 	smp_store_release(&cpu->order, BASALT_ORDER_RUN);
@@ -269,12 +308,10 @@ int basalt_cpu_run(struct basalt_vcpu *vcpu)
 	} while (!left);
 	if (left > 0)
 		return 0;
-	WRITE_ONCE(vcpu->stop, true);
-	while (!is_idle(cpu)) {
-		basalt_send_nmi(vcpu->cpu);
-		usleep_range(NMI_AGAIN_US / 2, NMI_AGAIN_US);
+	if (!pull(vcpu, cpu)) {
+		lose(vcpu);
+		return -EIO;
 	}
-	WRITE_ONCE(vcpu->stop, false);
 	return vcpu->answer == BASALT_EXIT_INTERRUPTED ? -EINTR : 0;
 }
 

@@ -50,8 +50,10 @@ static int vcpu_release(struct inode *inode, struct file *file)
 	mutex_lock(&vm->mapping);
 	list_del(&vcpu->list);
 	mutex_unlock(&vm->mapping);
-	basalt_cpu_forget(vcpu);
-	free_vcpu(vcpu);
+	if (!vcpu->lost) {
+		basalt_cpu_forget(vcpu);
+		free_vcpu(vcpu);
+	}
 	basalt_vm_put(vm);
 	return 0;
 }
@@ -129,9 +131,11 @@ static struct basalt_context *new_context(void)
 	return (void *)__get_free_pages(GFP_KERNEL | __GFP_ZERO, get_order(sizeof(struct basalt_context)));
 }
 
-static void free_context(struct basalt_context *context)
+/* A CPU that is lost may use it for ever. */
+static void free_context(struct basalt_vcpu *vcpu, struct basalt_context *context)
 {
-	free_pages((unsigned long)context, get_order(sizeof(*context)));
+	if (!vcpu->lost)
+		free_pages((unsigned long)context, get_order(sizeof(*context)));
 }
 
 /* Has the CPU write the context, or read it. What it does it finishes, whatever signal comes. */
@@ -151,23 +155,29 @@ static long work(struct basalt_vcpu *vcpu, enum basalt_job job, struct basalt_co
 
 static long get_context(struct basalt_vcpu *vcpu, struct basalt_context __user *user)
 {
-	struct basalt_context *context = new_context();
+	struct basalt_context *context;
 	long error;
 
+	if (vcpu->lost)
+		return -EIO;
+	context = new_context();
 	if (!context)
 		return -ENOMEM;
 	error = work(vcpu, BASALT_JOB_SAVE, context);
 	if (!error && copy_to_user(user, context, sizeof(*context)))
 		error = -EFAULT;
-	free_context(context);
+	free_context(vcpu, context);
 	return error;
 }
 
 static long set_context(struct basalt_vcpu *vcpu, const struct basalt_context __user *user)
 {
-	struct basalt_context *context = new_context();
+	struct basalt_context *context;
 	long error = -EINVAL;
 
+	if (vcpu->lost)
+		return -EIO;
+	context = new_context();
 	if (!context)
 		return -ENOMEM;
 	if (copy_from_user(context, user, sizeof(*context)))
@@ -175,7 +185,7 @@ static long set_context(struct basalt_vcpu *vcpu, const struct basalt_context __
 	else if (!context->reserved0 && !memchr_inv(context->reserved, 0, sizeof(context->reserved)) &&
 		 basalt_fpu_bears(context) && basalt_lapic_bears(context))
 		error = work(vcpu, BASALT_JOB_LOAD, context);
-	free_context(context);
+	free_context(vcpu, context);
 	return error;
 }
 

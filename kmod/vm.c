@@ -183,6 +183,11 @@ static void free_vm(struct kref *users)
 	struct region *region, *next;
 
 	basalt_windows_free(vm);
+	/* Its memory and its tables stay: see lose() in claim.c. Its other CPUs are Linux's again. */
+	if (vm->lost) {
+		fput(vm->claim);
+		return;
+	}
 	list_for_each_entry_safe(region, next, &vm->regions, list)
 		free_region(region, region->count);
 	basalt_svm_free_vm(vm);

@@ -63,6 +63,7 @@ enum basalt_job {
  * @vcpus: by their list
  * @tables: the same, for the CPU
  * @ran: nothing of it changes any more, but for @windows
+ * @lost: a CPU may use it for ever
  * @msr_map: which registers the guest may touch; two pages
  * @io_map: which ports; three pages
  * @cpuid: what CPUID says
@@ -78,6 +79,7 @@ struct basalt_vm {
 	struct list_head vcpus;
 	struct basalt_tables tables;
 	bool ran;
+	bool lost;
 	void *msr_map;
 	void *io_map;
 	struct basalt_cpuid *cpuid;
@@ -107,6 +109,7 @@ struct basalt_vm {
  * @ran: it has run: what is on the CPU beside the control block is its own
  * @stop: it is to come out
  * @flush: what its CPU remembers of the machine's tables is to be forgotten before it runs
+ * @lost: it does not; the CPU may use it for ever
  * @nmi: its guest is to get an NMI
  * @in_nmi: its own: the guest has got one, and no IRET has followed
  * @answer: what has to be done about the last exit before the next entry
@@ -131,6 +134,7 @@ struct basalt_vcpu {
 	bool ran;
 	bool stop;
 	bool flush;
+	bool lost;
 	bool nmi;
 	bool in_nmi;
 	u32 answer;

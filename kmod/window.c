@@ -44,7 +44,7 @@ struct window {
 	unsigned long count;
 };
 
-/* No CPU remembers anything of the guest's tables when this returns. @vm's lock of mappings is held. */
+/* No CPU that hears remembers anything of the guest's tables when this returns. @vm's lock of mappings is held. */
 static void forget(struct basalt_vm *vm)
 {
 	struct basalt_vcpu *vcpu;
@@ -56,7 +56,8 @@ static void forget(struct basalt_vm *vm)
 	list_for_each_entry(vcpu, &vm->vcpus, list) {
 		struct basalt_cpu *cpu = per_cpu_ptr(&basalt_cpus, vcpu->cpu);
 
-		while (READ_ONCE(cpu->order) == BASALT_ORDER_RUNNING && READ_ONCE(vcpu->flush)) {
+		while (READ_ONCE(cpu->order) == BASALT_ORDER_RUNNING && READ_ONCE(vcpu->flush) &&
+		       !READ_ONCE(vcpu->lost)) {
 			basalt_send_nmi(vcpu->cpu);
 			usleep_range(NMI_AGAIN_US, 2 * NMI_AGAIN_US);
 		}

@@ -354,11 +354,12 @@ struct basalt_irq {
 /*
  * On a vCPU. BASALT_RUN returns when the vCPU has come out, and why is in the
  * page; EINTR after a signal. What an exit asks is answered in the page before
- * the next BASALT_RUN. Those of state and context are for a vCPU that does not
- * run (EBUSY), the other two for one that may: BASALT_INTERRUPT is an IPI, and
- * no exit; BASALT_NMI, a non-maskable interrupt for the guest, makes two.
+ * the next BASALT_RUN; EIO from a CPU that does not hear, which is lost until the
+ * next boot. Those of state and context are for a vCPU that does not run
+ * (EBUSY), the other two for one that may: BASALT_INTERRUPT is an IPI, and no
+ * exit; BASALT_NMI, a non-maskable interrupt for the guest, makes two.
  * BASALT_SET_CONTEXT refuses what the processor would (EINVAL). Both contexts
- * are read and written by the CPU itself (EIO if it does not hear).
+ * are read and written by the CPU itself (EIO as above).
  */
 #define BASALT_RUN		_IO(0xba, 0x30)
 #define BASALT_GET_STATE	_IOR(0xba, 0x31, struct basalt_state)
