@@ -9,6 +9,7 @@ mod basalt;
 mod cases;
 mod daemon;
 mod foreign;
+mod host_ends;
 mod intrude;
 mod kernel_log;
 mod leaks;
@@ -102,6 +103,11 @@ enum Verb {
     },
     /// List the cases.
     List,
+    /// End this host while a guest owns a CPU of it (`cargo xtask test --only host-ends` looks at it from outside).
+    End {
+        /// How.
+        way: host_ends::Way,
+    },
     /// The host half of one case (used by `run`).
     #[command(hide = true)]
     Host { name: String },
@@ -139,16 +145,30 @@ fn find(name: &str) -> Result<&'static Case> {
         .with_context(|| format!("there is no case `{name}`"))
 }
 
+/// The directory with this program and all others.
+fn binaries() -> Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    Ok(own.parent().context("this program has no directory")?.to_owned())
+}
+
+fn end_host(way: host_ends::Way) -> Result<()> {
+    let host = Host {
+        binaries: binaries()?,
+        logs: "/tmp".into(),
+        scratch: "/tmp".into(),
+        digest: python_image()?,
+    };
+    host_ends::end(&host, way)
+}
+
 fn host_half(name: &str) -> Result<()> {
     let case = find(name)?;
-    let own = std::env::current_exe()?;
-    let binaries = own.parent().context("this program has no directory")?.to_owned();
     let logs = PathBuf::from(std::env::var_os(LOGS).unwrap_or_else(|| "/tmp".into()));
     let scratch = PathBuf::from("/var/lib/basalt").join(format!("scratch-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&scratch)?;
     let before = leaks::Snapshot::take()?;
     let host = Host {
-        binaries,
+        binaries: binaries()?,
         logs,
         scratch: scratch.clone(),
         digest: python_image()?,
@@ -179,6 +199,7 @@ fn main() -> ExitCode {
         } => runner::run(&filter, from.as_deref(), patience, &logs),
         Verb::Audit { traces, compare_only } => audit::run(&traces, compare_only),
         Verb::List => runner::list(),
+        Verb::End { way } => end_host(way).map(|()| true),
         Verb::Host { name } => host_half(&name).map(|()| true),
         Verb::Guest { name, arguments } => find(&name)
             .and_then(|case| case.guest.with_context(|| format!("case `{name}` has no guest half")))

@@ -9,6 +9,7 @@ mod checks;
 mod deb;
 mod dkms;
 mod guest;
+mod host_ends;
 mod licences;
 mod module;
 mod package;
@@ -135,6 +136,8 @@ pub(crate) fn test() -> Vec<Step> {
     steps.push(tests::audit().after(&["first-sandbox"]).follows(&["cases"]));
     steps.push(checks::docs().after(&["first-sandbox"]).follows(&["filters"]));
     steps.push(sandbox::lab_killed().check().after(&ready).follows(&["docs"]));
+    let ends = host_ends::host_ends().check();
+    steps.push(ends.after(&["first-sandbox", "module"]).follows(&["lab-killed"]));
     steps
 }
 

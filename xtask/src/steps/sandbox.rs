@@ -109,7 +109,7 @@ pub(crate) fn lab() -> Step {
 }
 
 #[allow(clippy::unnecessary_wraps, reason = "a step's plan may fail")]
-fn only_with_a_lab(context: &Context) -> Result<Plan> {
+pub(super) fn only_with_a_lab(context: &Context) -> Result<Plan> {
     Ok(if context.kvm {
         Plan::NotNeeded("this machine has KVM".into())
     } else {
@@ -227,7 +227,7 @@ fn lab_stands_still(context: &Context, task: &mut Task) -> Result<()> {
 }
 
 /// The emulator's process.
-fn emulator(context: &Context, task: &mut Task) -> Result<u64> {
+pub(super) fn emulator(context: &Context, task: &mut Task) -> Result<u64> {
     let status = task.run_within(&mut lab_command(context, &["status", "--json"]), LAB_LIMIT)?;
     let status: Value = serde_json::from_str(&status.out.join("\n"))?;
     let pid = status["lab"]["pid"].as_u64();

@@ -46,14 +46,14 @@ pub(crate) const CLASS: Case = Case {
 const ROUNDS: usize = 10;
 
 /// The one that is claimed; CPU 0 is one that Linux does not give.
-pub(super) const CPU: u32 = 1;
+pub(crate) const CPU: u32 = 1;
 
 /// How long a claim or a release may take on an idle emulated host.
 const SOON: Duration = Duration::from_secs(5);
 
 /// Whether this host is the lab, whose CPUs may be taken and whose kernel the module is built for. Elsewhere these cases have nothing to
 /// do: nobody loads a module into a machine because tests are run on it.
-pub(super) fn in_lab() -> Result<bool> {
+pub(crate) fn in_lab() -> Result<bool> {
     // As lab/host/recipe.sh calls it.
     let lab = fs::read_to_string("/etc/hostname").is_ok_and(|name| name.trim() == "basalt-lab");
     #[expect(clippy::print_stdout, reason = "a case's own output")]
@@ -64,10 +64,10 @@ pub(super) fn in_lab() -> Result<bool> {
 }
 
 /// The module, loaded as long as this lives.
-pub(super) struct Module;
+pub(crate) struct Module;
 
 impl Module {
-    pub(super) fn load(host: &Host) -> Result<Self> {
+    pub(crate) fn load(host: &Host) -> Result<Self> {
         run("insmod", &[&host.asset("basalt.ko").display().to_string()])?;
         Ok(Self)
     }
@@ -101,7 +101,7 @@ pub(super) fn run(program: &str, arguments: &[&str]) -> Result<()> {
 }
 
 /// The CPUs that Linux has.
-pub(super) fn online() -> Result<String> {
+pub(crate) fn online() -> Result<String> {
     let text = fs::read_to_string("/sys/devices/system/cpu/online")?;
     Ok(text.trim().to_owned())
 }
@@ -179,6 +179,9 @@ fn refusals(device: &Device) -> Result<()> {
         unloading.is_err_and(|error| error.contains("in use")),
         "the module was unloaded"
     );
+    // A host that sleeps would wake with CPUs that are nobody's.
+    let sleeping = fs::write("/sys/power/state", "mem");
+    ensure!(sleeping.is_err(), "the host has slept while a CPU was claimed");
     drop(claim);
     Ok(())
 }

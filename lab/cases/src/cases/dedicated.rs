@@ -109,7 +109,7 @@ fn inspect(daemon: &Daemon<'_>, name: &str) -> Result<Value> {
     Ok(all[0].take())
 }
 
-fn vmm_of(daemon: &Daemon<'_>, name: &str) -> Result<u64> {
+pub(super) fn vmm_of(daemon: &Daemon<'_>, name: &str) -> Result<u64> {
     let sandbox = inspect(daemon, name)?;
     sandbox.pointer("/vmm/pid").and_then(Value::as_u64).context("a VMM")
 }
@@ -216,7 +216,7 @@ fn host(host: &Host) -> Result<()> {
     daemon.end()
 }
 
-fn kill_vmm(pid: u64) -> Result<()> {
+pub(super) fn kill_vmm(pid: u64) -> Result<()> {
     let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
     kill(pid.context("a process")?)
 }

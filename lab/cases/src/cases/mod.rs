@@ -1,8 +1,9 @@
 //! Every case; a new one is a file here and a line below.
 
 mod bad_input;
-mod bare;
+pub(crate) mod bare;
 mod bare_nvme;
+mod bare_rounds;
 mod block;
 mod clock_jumps;
 mod clones;
@@ -109,6 +110,7 @@ pub(crate) const ALL: &[&Case] = &[
     &snapshot::MOVES,
     &moves::CASE,
     &bare_nvme::CASE,
+    &bare_rounds::CASE,
     &dedicated::CASE,
     &hostile::CASE,
     &package::CASE,
