@@ -22,6 +22,13 @@ pub(crate) struct Class {
     pub(crate) owns: bool,
 }
 
+impl Class {
+    /// Its vCPUs idle as those of the other classes do.
+    pub(crate) fn is_plain(&self) -> bool {
+        !self.words.contains(&"--idle")
+    }
+}
+
 /// Against which the others are held.
 pub(crate) const STANDARD: &str = "standard";
 

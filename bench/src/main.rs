@@ -10,6 +10,7 @@ mod figures;
 mod guest;
 mod kept;
 mod latency;
+mod life;
 mod machine;
 mod net;
 mod paging;
@@ -18,6 +19,7 @@ mod report;
 mod run;
 mod shapes;
 mod smaps;
+mod stall;
 mod stats;
 mod steps;
 mod trace;
@@ -36,7 +38,7 @@ use crate::world::World;
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Subject {
-    /// Everything but `exits` and `latency`, which need kernel modules, more CPUs and an image
+    /// Everything but `exits`, `latency` and `life`, which need kernel modules, more CPUs and an image
     All,
     /// VMM exec to the first KVM_RUN
     Start,
@@ -60,6 +62,8 @@ enum Subject {
     Exits,
     /// What timers, interrupts, registers and doorbells cost on the host and in guests by class
     Latency,
+    /// Claims of CPUs, starts and ends of sandboxes that own some, and how long the host stands still meanwhile
+    Life,
     /// Reads of a disk
     Disk,
     /// TCP streams, requests and responses
@@ -69,7 +73,7 @@ enum Subject {
 type Measure = fn(&mut Bench<'_>) -> Result<()>;
 
 /// All that is measured, in its order.
-const MEASURED: [(Subject, Measure); 13] = [
+const MEASURED: [(Subject, Measure); 14] = [
     (Subject::Start, |bench| bench.start()),
     (Subject::Boot, |bench| bench.boot()),
     (Subject::BootExits, |bench| bench.boot_exits()),
@@ -81,12 +85,13 @@ const MEASURED: [(Subject, Measure); 13] = [
     (Subject::Paging, |bench| bench.paging()),
     (Subject::Exits, |bench| bench.exits()),
     (Subject::Latency, |bench| bench.latency()),
+    (Subject::Life, |bench| bench.life()),
     (Subject::Disk, |bench| bench.disk()),
     (Subject::Network, |bench| bench.network()),
 ];
 
 /// What `all` leaves out.
-const WITH_MODULES: [Subject; 2] = [Subject::Exits, Subject::Latency];
+const WITH_MODULES: [Subject; 3] = [Subject::Exits, Subject::Latency, Subject::Life];
 
 /// Measures Basalt beside QEMU's microvm, in turn, and prints the tables of docs/benchmarks.md.
 #[derive(Debug, Parser)]
@@ -130,6 +135,7 @@ fn main() -> Result<()> {
         Some(run::DIRTY) => return run::dirty(),
         Some(shapes::ONLINE) => return shapes::online(),
         Some(latency::ASK) => return latency::ask(),
+        Some(stall::WATCH) => return stall::watch(),
         _ => (),
     }
     let options = Options::parse();

@@ -8,11 +8,15 @@ use claim::{Claim, ClaimError, Device};
 use host::cgroup::Cgroup;
 use host::isolation::{self, Isolation, Owner, Refused, Use};
 use node_api::{Class, CpuUse, HostCpu};
+use observe::span::span;
 
 use crate::database::Stored;
 use crate::entry::Entry;
 use crate::error_words::with_causes;
 use crate::node::Node;
+
+/// What taking them is called in a trace.
+const SPAN: &str = "CPUs";
 
 /// CPUs cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +38,7 @@ pub(crate) fn cgroup_of_vmm(stored: &Stored, cgroup: &Cgroup) -> Result<PathBuf,
         Isolation::of_host().admit(cgroup.path())?;
         return Ok(cgroup.path().to_owned());
     }
+    let _span = span(SPAN);
     let owner = Owner::new(&stored.sandbox.id, cgroup.path());
     let cpus = Isolation::of_host().dedicate(&owner, count(stored))?;
     log::info!("CPUs {cpus} are sandbox {}'s", owner.sandbox);
@@ -42,6 +47,7 @@ pub(crate) fn cgroup_of_vmm(stored: &Stored, cgroup: &Cgroup) -> Result<PathBuf,
 
 /// Claims a sandbox's CPUs. They are its VMM's alone once that has the descriptor, and Linux's again when the VMM ends, however it does.
 pub(crate) fn claim(stored: &Stored) -> Result<Claim, Error> {
+    let _span = span(SPAN);
     let device = Device::open(Device::PATH)?;
     let claim = |cpus: &CpuSet| {
         let cpus: Vec<u32> = cpus.iter().collect();

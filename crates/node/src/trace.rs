@@ -24,7 +24,7 @@ const AGENT: &str = "basalt-agent";
 pub(crate) const STARTS: [&str; 2] = ["create and start", "start"];
 
 /// The parts of a start that this program does or waits for.
-pub(crate) const PHASES: [&str; 20] = [
+pub(crate) const PHASES: [&str; 21] = [
     "image",
     "network set-up",
     "record",
@@ -34,6 +34,7 @@ pub(crate) const PHASES: [&str; 20] = [
     "volumes and control socket",
     "network",
     "sockets and files",
+    "CPUs",
     "cgroup",
     "VMM process",
     "record and connect",
