@@ -9,8 +9,8 @@ use engine::state::gpr;
 use vm_memory::{Bytes, MemoryRegionAddress};
 
 use super::{
-    ALONE, APIC_BASE, Attacker, COUNT, EFER, HANDLERS, ICR, INVALID_OPCODE, MEMORY, NMI, Outcome, PROTECTION, SELF_IPI, SPIV,
-    TABLES, WRMSR, to_msr,
+    ALONE, APIC_BASE, Attacker, COUNT, EFER, HANDLERS, ICR, INVALID_OPCODE, MEMORY, NMI, Outcome, PROTECTION, SELF_IPI,
+    SPIV, TABLES, WRMSR, to_msr,
 };
 
 /// What is for whoever has guests, and what would change the CPU under others.
