@@ -15,11 +15,11 @@ use crate::run::Node;
 use crate::stats::Target;
 
 /// How many vCPUs a guest has.
-const VCPUS: usize = 2;
+pub(crate) const VCPUS: usize = 2;
 
 /// How long one is watched, and how long it is left alone before.
-const WATCHED: Duration = Duration::from_secs(20);
-const SETTLED: Duration = Duration::from_secs(6);
+pub(crate) const WATCHED: Duration = Duration::from_secs(20);
+pub(crate) const SETTLED: Duration = Duration::from_secs(6);
 
 /// How long a guest has something to do about a question after its answer.
 const ANSWERED: Duration = Duration::from_secs(2);
@@ -33,17 +33,17 @@ const MOST_RUNS: usize = 3;
 const NAME: &str = Node::CLONE;
 
 /// What a guest is busy with.
-struct Load {
-    name: &'static str,
+pub(crate) struct Load {
+    pub(crate) name: &'static str,
     /// Scripts that run beside each other. Each notes its process by which it is ended.
-    scripts: &'static [&'static str],
+    pub(crate) scripts: &'static [&'static str],
     /// Says how much has been done so far, or at the end of it all at once.
-    done: Option<Done>,
+    pub(crate) done: Option<Done>,
     target: Reached,
 }
 
 #[derive(Clone, Copy)]
-enum Done {
+pub(crate) enum Done {
     /// A script that says how much it was until now.
     Soon(&'static str),
     /// One that says how much it was a second, when the load is over.
@@ -66,7 +66,7 @@ const COMPILED: Done = Done::Soon("cat /run/compiled-* | wc -l");
 const BUSY: &str = "while :; do :; done";
 const STRESS: &str = "exec stress-ng --quiet --cpu 1 --switch 1 --vm 1 --vm-bytes 64m --timeout 60";
 
-const LOADS: [Load; 8] = [
+pub(crate) const LOADS: [Load; 8] = [
     Load {
         name: "idle",
         scripts: &[],
@@ -181,13 +181,40 @@ impl Counted {
     }
 }
 
-struct Stage<'b> {
+pub(crate) struct Stage<'b> {
     node: &'b Node,
     counters: &'b Counters<'b>,
     image: String,
 }
 
+impl<'b> Stage<'b> {
+    pub(crate) fn new(node: &'b Node, counters: &'b Counters<'b>, image: String) -> Self {
+        Self { node, counters, image }
+    }
+}
+
 impl Stage<'_> {
+    /// How much of one load a new guest does a second.
+    pub(crate) fn rate(&self, class: &Class, load: &Load) -> Result<f64> {
+        // What an attempt that failed has left; usually there is none.
+        drop(self.node.ok(&["rm", "--force", NAME]));
+        self.boot(class)?;
+        let mut seen = Seen::default();
+        self.load(class, load, &mut seen)?;
+        self.node.ok(&["rm", "--force", NAME])?;
+        let done = seen.done.first().map(|(_, rate)| *rate);
+        done.with_context(|| format!("{} counts nothing", load.name))
+    }
+
+    fn boot(&self, class: &Class) -> Result<()> {
+        let cpus = VCPUS.to_string();
+        let sized = ["run", "--detach", "--boot", "--name", NAME, "--cpus", &cpus];
+        let rest = ["--memory", "512m", &self.image, "--", "sleep", "100000"];
+        self.node.ok(&[&sized[..], class.words, &rest].concat())?;
+        thread::sleep(SETTLED);
+        Ok(())
+    }
+
     fn ask(&self, script: &str) -> Result<String> {
         self.node.said(&["exec", NAME, "sh", "-c", script])
     }
@@ -265,11 +292,7 @@ impl Stage<'_> {
     }
 
     fn guest(&self, round: usize, class: &Class) -> Result<Seen> {
-        let cpus = VCPUS.to_string();
-        let sized = ["run", "--detach", "--boot", "--name", NAME, "--cpus", &cpus];
-        let rest = ["--memory", "512m", &self.image, "--", "sleep", "100000"];
-        self.node.ok(&[&sized[..], class.words, &rest].concat())?;
-        thread::sleep(SETTLED);
+        self.boot(class)?;
         let mut seen = Seen::default();
         for load in &LOADS {
             self.load(class, load, &mut seen)
@@ -340,11 +363,7 @@ impl Bench<'_> {
         let _module = Module::load(&self.world.binaries.join("basalt-assets"), "basalt", "")?;
         let node = Node::with_images(self.world, &PathBuf::from("/var/lib/basalt/images"))?;
         let counters = Counters::new(&node)?;
-        let stage = Stage {
-            node: &node,
-            counters: &counters,
-            image: node.image("load", "load-entrypoint")?,
-        };
+        let stage = Stage::new(&node, &counters, node.image("load", "load-entrypoint")?);
         let mut tables = Tables::new();
         for round in 0..self.runs.min(MOST_RUNS) {
             for class in &CLASSES {

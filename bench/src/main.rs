@@ -22,6 +22,7 @@ mod smaps;
 mod stall;
 mod stats;
 mod steps;
+mod throughput;
 mod trace;
 mod world;
 
@@ -38,7 +39,7 @@ use crate::world::World;
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Subject {
-    /// Everything but `exits`, `latency` and `life`, which need kernel modules, more CPUs and an image
+    /// Everything but `exits`, `throughput`, `latency` and `life`, which need kernel modules, more CPUs and an image
     All,
     /// VMM exec to the first KVM_RUN
     Start,
@@ -60,6 +61,8 @@ enum Subject {
     Paging,
     /// Exits of guests by class, load and reason
     Exits,
+    /// Redis' commands on the host and in guests by class
+    Throughput,
     /// What timers, interrupts, registers and doorbells cost on the host and in guests by class
     Latency,
     /// Claims of CPUs, starts and ends of sandboxes that own some, and how long the host stands still meanwhile
@@ -73,7 +76,7 @@ enum Subject {
 type Measure = fn(&mut Bench<'_>) -> Result<()>;
 
 /// All that is measured, in its order.
-const MEASURED: [(Subject, Measure); 14] = [
+const MEASURED: [(Subject, Measure); 15] = [
     (Subject::Start, |bench| bench.start()),
     (Subject::Boot, |bench| bench.boot()),
     (Subject::BootExits, |bench| bench.boot_exits()),
@@ -84,6 +87,7 @@ const MEASURED: [(Subject, Measure); 14] = [
     (Subject::Shapes, |bench| bench.shapes()),
     (Subject::Paging, |bench| bench.paging()),
     (Subject::Exits, |bench| bench.exits()),
+    (Subject::Throughput, |bench| bench.throughput()),
     (Subject::Latency, |bench| bench.latency()),
     (Subject::Life, |bench| bench.life()),
     (Subject::Disk, |bench| bench.disk()),
@@ -91,7 +95,7 @@ const MEASURED: [(Subject, Measure); 14] = [
 ];
 
 /// What `all` leaves out.
-const WITH_MODULES: [Subject; 3] = [Subject::Exits, Subject::Latency, Subject::Life];
+const WITH_MODULES: [Subject; 4] = [Subject::Exits, Subject::Throughput, Subject::Latency, Subject::Life];
 
 /// Measures Basalt beside QEMU's microvm, in turn, and prints the tables of docs/benchmarks.md.
 #[derive(Debug, Parser)]
