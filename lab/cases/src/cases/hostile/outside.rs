@@ -221,12 +221,13 @@ pub(super) fn memory(guest: &mut Attacker, _: u32) -> Result<()> {
 }
 
 /// It cannot be kept from being called out, nor keep others from anything.
-pub(super) fn storms(guest: &mut Attacker, _: u32) -> Result<()> {
-    // wrmsr; dec r8d; jne: commands to the host's CPU.
+pub(super) fn storms(guest: &mut Attacker, own: u32) -> Result<()> {
+    // wrmsr; dec r8d; jne: commands to a CPU of the host's, by the id that it has there.
+    let other = (gpr::RDX, u64::from(own) + 2);
     let flood = [0x0f, 0x30, 0x41, 0xff, 0xc8, 0x75, 0xf9];
-    let registers = [(gpr::RCX, ICR), (gpr::RAX, 0xd1), (8, 200_000)];
+    let registers = [(gpr::RCX, ICR), (gpr::RAX, 0xd1), other, (8, 200_000)];
     guest.patiently("a flood of interrupts to others", &flood, &registers)?;
-    let nmis = [(gpr::RCX, ICR), (gpr::RAX, 0x4d1), (8, 2000)];
+    let nmis = [(gpr::RCX, ICR), (gpr::RAX, 0x4d1), other, (8, 2000)];
     guest.patiently("a flood of NMIs to others", &flood, &nmis)?;
     // mov eax, 0x1ff; wrmsr; mov ecx, ebx; mov eax, 0x50; wrmsr; sti; hlt; jmp: the APIC is switched on, and its handler sends itself the
     // next interrupt.
