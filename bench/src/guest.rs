@@ -73,6 +73,11 @@ pub(crate) fn run_as_init() -> ! {
     if let Err(error) = if network { net::guest() } else { run() } {
         say(&format!("basalt-bench: failed: {error:#}"));
     }
+    power_off()
+}
+
+/// The end of a guest.
+pub(crate) fn power_off() -> ! {
     // Buffered writes to a console do not exist; the power may go.
     if let Err(error) = rustix::system::reboot(rustix::system::RebootCommand::PowerOff) {
         say(&format!("basalt-bench: cannot power off: {error}"));

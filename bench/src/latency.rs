@@ -4,19 +4,15 @@
 //! The first half of this file runs on the host, the second in the guest: as PID 1 until the agent is, and as a command.
 
 use std::fs;
-use std::io::{ErrorKind, Write};
-use std::os::unix::process::CommandExt;
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use cpio::Archive;
 
 use crate::class::{CLASSES, Class, Counters, Module, between, sum};
 use crate::figures::{Bench, tell};
-use crate::guest::say;
 use crate::report::Figure;
 use crate::run::{IDLE, IMAGE, Node};
 use crate::stats::Target;
@@ -88,16 +84,6 @@ const MOST_CPUS: usize = 3;
 const MOST_RUNS: usize = 5;
 
 const SETTLED: Duration = Duration::from_secs(3);
-
-/// What the guest's kernel needs as modules to reach the agent and the image.
-const DRIVERS: [&str; 6] = [
-    "virtio_pci",
-    "virtio_blk",
-    "virtio_console",
-    "vmw_vsock_virtio_transport",
-    "erofs",
-    "overlay",
-];
 
 /// What the module says of one operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -247,82 +233,10 @@ fn own_assets(world: &World) -> Result<PathBuf> {
     fs::create_dir_all(&assets)?;
     fs::copy(&world.debian_kernel, assets.join("vmlinux"))?;
     fs::copy(&world.vmm, assets.join("basalt-vmm"))?;
-    let mut archive = Archive::default();
-    for directory in ["dev", "proc", "sys", &DRIVERS_DIRECTORY[1..]] {
-        archive.directory(directory, 0o755)?;
-    }
-    archive.character_device("dev/console", 0o600, 5, 1)?;
-    archive.character_device("dev/null", 0o666, 1, 3)?;
-    archive.file("init", 0o755, &fs::read("/proc/self/exe")?)?;
-    archive.file(&AGENT[1..], 0o755, &fs::read(world.binaries.join("basalt-agent"))?)?;
-    let mut drivers = drivers()?;
-    drivers.push(world.binaries.join("basalt-assets").join(format!("{MODULE}.ko")));
-    for (number, path) in drivers.iter().enumerate() {
-        let bytes = fs::read(path).with_context(|| path.display().to_string())?;
-        // Loaded in the order of their names.
-        archive.file(&format!("{}/{number:03}", &DRIVERS_DIRECTORY[1..]), 0o644, &bytes)?;
-    }
-    fs::write(assets.join("initramfs.cpio"), archive.finish())?;
+    let probe = world.binaries.join("basalt-assets").join(format!("{MODULE}.ko"));
+    let initramfs = foreign::initramfs(&world.binaries.join("basalt-agent"), &[probe])?;
+    fs::write(assets.join("initramfs.cpio"), initramfs)?;
     Ok(assets)
-}
-
-/// The drivers' files, each after those that it needs.
-fn drivers() -> Result<Vec<PathBuf>> {
-    let mut files: Vec<PathBuf> = Vec::new();
-    for driver in DRIVERS {
-        let output = Command::new("modprobe").args(["--show-depends", driver]).output()?;
-        ensure!(
-            output.status.success(),
-            "modprobe --show-depends {driver}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        let text = String::from_utf8(output.stdout)?;
-        // What is built in is called so, and needs no file.
-        let needed = text.lines().filter_map(|line| line.strip_prefix("insmod "));
-        for path in needed.map(|path| PathBuf::from(path.trim())) {
-            if !files.contains(&path) {
-                files.push(path);
-            }
-        }
-    }
-    Ok(files)
-}
-
-/// In the guest's initramfs.
-const DRIVERS_DIRECTORY: &str = "/drivers";
-const AGENT: &str = "/agent";
-
-/// Whether this PID 1 has an agent to start.
-pub(crate) fn has_agent() -> bool {
-    Path::new(AGENT).exists()
-}
-
-/// PID 1 until the agent is.
-pub(crate) fn start_agent() -> ! {
-    let error = match load_drivers() {
-        Ok(()) => anyhow::Error::from(Command::new(AGENT).args(std::env::args_os().skip(1)).exec()),
-        Err(error) => error,
-    };
-    say(&format!("basalt-bench: failed: {error:#}"));
-    loop {
-        thread::park();
-    }
-}
-
-fn load_drivers() -> Result<()> {
-    let entries = fs::read_dir(DRIVERS_DIRECTORY)?;
-    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-    files.sort();
-    for file in files {
-        let image = fs::read(&file)?;
-        match rustix::system::init_module(&image, c"") {
-            Err(error) if std::io::Error::from(error).kind() != ErrorKind::AlreadyExists => {
-                return Err(error).with_context(|| file.display().to_string());
-            }
-            _ => (),
-        }
-    }
-    Ok(())
 }
 
 /// The command in the guest: one operation's file.

@@ -128,8 +128,10 @@ struct Options {
 
 fn main() -> Result<()> {
     if std::process::id() == 1 {
-        if latency::has_agent() {
-            latency::start_agent();
+        if foreign::is_init() {
+            let Err(error) = foreign::become_agent();
+            guest::say(&format!("basalt-bench: failed: {error}"));
+            guest::power_off();
         }
         guest::run_as_init();
     }

@@ -8,7 +8,6 @@ mod audit;
 mod basalt;
 mod cases;
 mod daemon;
-mod foreign;
 mod host_ends;
 mod intrude;
 mod kernel_log;
@@ -185,8 +184,8 @@ fn host_half(name: &str) -> Result<()> {
 
 fn main() -> ExitCode {
     if foreign::is_init() {
-        let error = foreign::become_agent();
-        eprintln!("no agent: {error:#}");
+        let Err(error) = foreign::become_agent();
+        eprintln!("no agent: {error}");
         // The kernel panics, and resets as it is told to.
         return ExitCode::FAILURE;
     }

@@ -23,7 +23,7 @@ use super::bare::{CPU, Module, in_lab, online, run, wait_online};
 use super::foreign_kernel::kernel;
 use super::snapshot::Files;
 use crate::vm::{self, Builder, Vm};
-use crate::{Case, Host, foreign};
+use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
     name: "bare-nvme",
@@ -89,9 +89,14 @@ fn loaded(host: &Host, device: &Device, disk: &Given, vcpus: u32) -> Result<()> 
     let claim = claim.as_fd().try_clone_to_owned()?;
     let (container, function) = vfio::host::take(&disk.name)?;
     let kept = Function::from_fd(function.as_fd().try_clone_to_owned()?)?;
+    let initramfs = host.scratch.join("initramfs");
+    fs::write(
+        &initramfs,
+        foreign::initramfs(&host.binaries.join("basalt-agent"), &[])?,
+    )?;
     let mut builder = Builder::new(host)?
         .kernel(&kernel()?)?
-        .initramfs(foreign::initramfs(host)?)?
+        .initramfs(File::open(&initramfs)?)?
         .cpus(vcpus)
         .memory(ByteSize::mib(256))
         .claim(claim)?;
