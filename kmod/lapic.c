@@ -109,7 +109,7 @@ u32 notrace basalt_lapic_timer_khz(u32 tsc_khz)
 	write(APIC_TDCR, APIC_TDR_DIV_1);
 	write(APIC_LVTT, APIC_LVT_MASKED);
 	for (look = 0; look < LOOKS; look++) {
-		u64 before = rdtsc_ordered(), began, ended, after;
+		u64 before = rdtsc_ordered(), began, ended, after, unsure;
 		u32 left;
 
 		write(APIC_TMICT, U32_MAX);
@@ -119,11 +119,12 @@ u32 notrace basalt_lapic_timer_khz(u32 tsc_khz)
 		} while (ended - began < window);
 		left = read(APIC_TMCCT);
 		after = rdtsc_ordered();
-		/* The fewer ticks it is not known where they belong, the better. */
-		if (began - before + after - ended >= closest || after == before)
+		/* It began somewhere between the first two, and was read between the others: the closer they are, the better. */
+		unsure = began - before + after - ended;
+		if (unsure >= closest || ended == began)
 			continue;
-		closest = began - before + after - ended;
-		khz = (u64)(U32_MAX - left) * tsc_khz / (after - before);
+		closest = unsure;
+		khz = (u64)(U32_MAX - left) * tsc_khz / (ended - began + unsure / 2);
 	}
 	write(APIC_TMICT, 0);
 	write(APIC_SPIV, SPURIOUS_APIC_VECTOR);

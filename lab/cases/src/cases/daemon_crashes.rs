@@ -48,6 +48,7 @@ fn operation(point: &str) -> Option<&'static [&'static str]> {
         "snapshot" if point == points::SNAPSHOT_HIDDEN => &["snapshot", "rm", KEPT],
         "snapshot" => &["snapshot", "create", VICTIM, KEPT],
         "rollback" | "restore" => &["rollback", VICTIM, KEPT],
+        "move" => &["move", "--class", "dedicated", VICTIM],
         "stop" => &["stop", "--time", "1s", VICTIM],
         "end" => &["kill", VICTIM],
         "remove" => &["rm", "--force", VICTIM],
