@@ -27,8 +27,11 @@
 /* Vectors below are exceptions'. */
 #define FIRST_INTERRUPT	32
 
-/* What there is in a local vector's register, and in the timer's (16.4). */
-#define VECTOR_BITS	0x1a7ff
+/* What there is in the registers of local vectors (16.4): of pins, of the counters, of errors, and of the timer. */
+#define PIN_BITS	(APIC_LVT_MASKED | APIC_LVT_LEVEL_TRIGGER | APIC_INPUT_POLARITY | COUNTER_BITS)
+#define COUNTER_BITS	(APIC_LVT_MASKED | APIC_MODES | APIC_VECTOR_MASK)
+#define ERROR_BITS	(APIC_LVT_MASKED | APIC_VECTOR_MASK)
+#define APIC_MODES	0x700
 #define TIMER_BITS	(APIC_LVT_TIMER_PERIODIC | APIC_LVT_MASKED | APIC_VECTOR_MASK)
 #define TIMER_MODES	(3 << 17)
 #define SPIV_BITS	(APIC_SPIV_APIC_ENABLED | APIC_VECTOR_MASK)
@@ -224,10 +227,10 @@ void notrace basalt_lapic_load(struct basalt_vcpu *vcpu)
 		if (has(from, APIC_IRR, vector))
 			raise(vector);
 	}
-	write(APIC_LVTPC, from[NUMBER(APIC_LVTPC)] & VECTOR_BITS);
-	write(APIC_LVT0, from[NUMBER(APIC_LVT0)] & VECTOR_BITS);
-	write(APIC_LVT1, from[NUMBER(APIC_LVT1)] & VECTOR_BITS);
-	write(APIC_LVTERR, from[NUMBER(APIC_LVTERR)] & VECTOR_BITS);
+	write(APIC_LVTPC, from[NUMBER(APIC_LVTPC)] & COUNTER_BITS);
+	write(APIC_LVT0, from[NUMBER(APIC_LVT0)] & PIN_BITS);
+	write(APIC_LVT1, from[NUMBER(APIC_LVT1)] & PIN_BITS);
+	write(APIC_LVTERR, from[NUMBER(APIC_LVTERR)] & ERROR_BITS);
 	/* The timer stands while it becomes another. */
 	write(APIC_TDCR, from[NUMBER(APIC_TDCR)] & DIVIDE_BITS);
 	write(APIC_LVTT, timer);

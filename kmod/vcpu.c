@@ -112,7 +112,8 @@ static long set_state(struct basalt_vcpu *vcpu, const struct basalt_state __user
 	state = memdup_user(user, sizeof(*state));
 	if (IS_ERR(state))
 		return PTR_ERR(state);
-	if (memchr_inv(state->reserved, 0, sizeof(state->reserved)))
+	if (state->interruptibility & ~BASALT_STATE_ALL || state->reserved0 ||
+	    memchr_inv(state->reserved, 0, sizeof(state->reserved)))
 		error = -EINVAL;
 	else if (!mutex_trylock(&vcpu->lock))
 		error = -EBUSY;

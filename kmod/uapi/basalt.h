@@ -232,6 +232,7 @@ struct basalt_state {
 #define BASALT_STATE_IN_NMI	(1 << 1)	/* NMIs wait for an IRET */
 #define BASALT_STATE_NO_NMI	(1 << 2)	/* set only: an NMI that waits is forgotten */
 #define BASALT_STATE_NMI	(1 << 3)	/* an NMI waits */
+#define BASALT_STATE_ALL	0xf
 
 /* Bytes of an XSAVE area in its standard format, as far as guests' states go. */
 #define BASALT_XSAVE_BYTES	4096
