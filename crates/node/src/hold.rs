@@ -114,7 +114,7 @@ impl Node {
             log::warn!("the next snapshot of sandbox {} will be a whole one: {error}", entry.id);
         }
         let gone_on = self
-            .go_on_after(&kept, &vm)
+            .go_on_after(kept.as_ref().err(), &vm)
             .inspect_err(|error| log::error!("sandbox {} stands still: {error}", entry.id));
         if let Err(error) = kept {
             // It takes room that the database may need.
@@ -203,11 +203,11 @@ impl Node {
         memory_files::share(place.directory(), &self.sandbox_paths(entry).directory)
     }
 
-    /// Lets a sandbox go on that was, or was not, kept.
-    pub(crate) fn go_on_after(&self, kept: &Result<(), Error>, vm: &Vm) -> Result<(), Error> {
-        match kept {
+    /// Lets a sandbox go on that was kept, or was not for this reason.
+    pub(crate) fn go_on_after(&self, failed: Option<&Error>, vm: &Vm) -> Result<(), Error> {
+        match failed {
             // It never stood still.
-            Err(error) if error.is_agents_refusal() => Ok(()),
+            Some(error) if error.is_agents_refusal() => Ok(()),
             _ => self.let_go_on(vm),
         }
     }

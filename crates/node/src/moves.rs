@@ -40,12 +40,10 @@ impl Node {
         drop(self.open_volumes(&moved.volumes)?);
         let begun = Begun::new(&self.paths.snapshots())?;
         self.update(entry, |stored| stored.held = true)?;
-        let kept = self.keep_machine(&vm, &stored, &begun.place);
-        if let Err(error) = kept {
+        if let Err(error) = self.keep_machine(&vm, &stored, &begun.place) {
             // It takes room that the database may need.
             drop(begun);
-            let stood_still = !error.is_agents_refusal();
-            let gone_on = if stood_still { self.let_go_on(&vm) } else { Ok(()) };
+            let gone_on = self.go_on_after(Some(&error), &vm);
             gone_on.and_then(|()| self.update(entry, |stored| stored.held = false))?;
             return Err(error);
         }

@@ -321,7 +321,7 @@ impl Node {
             }
         };
         let kept = self.keep_all(vm, &stored, &begun.place);
-        let gone_on = self.go_on_after(&kept, vm);
+        let gone_on = self.go_on_after(kept.as_ref().err(), vm);
         if let Err(error) = kept {
             give_up(error);
             return gone_on;
