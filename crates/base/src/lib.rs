@@ -7,6 +7,7 @@ pub mod bound;
 pub mod cpu_set;
 pub mod epoll;
 pub mod event;
+pub mod ioctl;
 pub mod memfd;
 pub mod nudge;
 pub mod points;

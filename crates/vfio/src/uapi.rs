@@ -1,7 +1,6 @@
 //! What `linux/vfio.h` says, for Rust: numbers and structures, and how a request is made.
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+pub(crate) use base::ioctl::call;
 
 /// All requests are `_IO(';', 100 + n)`: their sizes are in the structures' first member.
 const fn number(n: u32) -> u32 {
@@ -90,30 +89,6 @@ pub(crate) struct DmaMap {
 /// A structure's size, for its first member.
 pub(crate) fn size_of<T>() -> u32 {
     u32::try_from(std::mem::size_of::<T>()).unwrap_or(u32::MAX)
-}
-
-#[cfg(target_env = "musl")]
-fn wanted(request: u32) -> libc::Ioctl {
-    request.cast_signed()
-}
-
-#[cfg(not(target_env = "musl"))]
-fn wanted(request: u32) -> libc::Ioctl {
-    request.into()
-}
-
-/// Makes a request.
-///
-/// # Safety
-/// The request reads and writes no more than what `argument` points to, or takes none or a number.
-pub(crate) unsafe fn call<T>(fd: impl AsFd, request: u32, argument: *mut T) -> io::Result<i32> {
-    let fd = fd.as_fd().as_raw_fd();
-    // SAFETY: 1. the descriptor is open for the time of the call; 2. the caller knows the request.
-    let result = unsafe { libc::ioctl(fd, wanted(request), argument) };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(result)
 }
 
 #[cfg(test)]
