@@ -1,5 +1,5 @@
 //! A sandbox that goes from class to class while it runs: shared CPUs, CPUs of the host to itself, CPUs that Linux gives up, and back.
-//! What runs in it goes on, and where a class cannot be had it stays what it was.
+//! What runs in it goes on, connections too, and where a class cannot be had it stays what it was.
 
 use std::time::Duration;
 
@@ -7,7 +7,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::bare::{Module, in_lab, online, wait_online};
+use super::clones_connections as connections;
 use super::limits::start;
+use super::network::World;
 use crate::basalt::expect_refusal;
 use crate::daemon::Daemon;
 use crate::{Case, Host};
@@ -26,6 +28,8 @@ fn host(host: &Host) -> Result<()> {
     if !in_lab()? {
         return Ok(());
     }
+    let world = World::new()?;
+    let _server = world.serve(&["[::]:7000"])?;
     let daemon = Daemon::new(host)?;
     let all = online()?;
     let plain = start(host, &daemon, "plain", &[], &["sleep", "1000"])?;
@@ -37,6 +41,7 @@ fn host(host: &Host) -> Result<()> {
 
     let options = ["--cpu-model", "common"];
     start(host, &daemon, "mover", &options, &["sh", "-c", COUNTER])?;
+    connections::begin(&daemon, "mover")?;
     let mut last = Told::of(&daemon)?;
     // Without the module it goes on as it was.
     let without = daemon.run(&["move", "--class", "bare", "mover"])?;
@@ -46,6 +51,7 @@ fn host(host: &Host) -> Result<()> {
     for class in ["bare", "standard", "dedicated", "bare", "dedicated"] {
         daemon.ok(&["move", "--class", class, "mover"])?;
         last = last.goes_on(&daemon, class).with_context(|| format!("as {class}"))?;
+        connections::go_on(&daemon, "mover").with_context(|| format!("as {class}"))?;
         match class {
             "bare" => ensure!(online()? != all, "it is bare, and Linux has all CPUs"),
             _ => wait_online(&all)?,
