@@ -48,6 +48,8 @@ pub struct MsiMessage {
     pub data: u32,
 }
 
+const NOT_IN_PLACE: &str = "this engine translates its guests' addresses: run the guest with the class `bare`";
+
 const NO_DEVICES: &str = "this engine gives its guests no devices of the host: run the guest with the class `bare`";
 
 /// Memory of this process, by its address.
@@ -79,6 +81,15 @@ pub struct Traits {
     pub asked_by_vcpus: u64,
 }
 
+/// Memory that an engine has reserved for a guest, which sees it where the host's bus has it.
+#[derive(Clone, Debug)]
+pub struct Placed {
+    /// Below 1 MiB, from where processors start: whole pages.
+    pub low: Arc<GuestRegionMmap<()>>,
+    /// All of the rest, from a multiple of 2 MiB on and in one piece; above 4 GiB it may be, zeroes.
+    pub main: Arc<GuestRegionMmap<()>>,
+}
+
 /// A way to make virtual machines.
 pub trait Engine: Send + Sync {
     /// Its name, such as `kvm`.
@@ -89,6 +100,16 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// The host lacks something; the message says what to do.
     fn create_vm(&self, cpu: CpuModel) -> Result<Arc<dyn Vm>>;
+
+    /// Makes an empty VM whose guest runs without a second stage of translation: it sees its memory, of at least `size` bytes besides
+    /// what is low, where the host's bus has it, and can reach everything else that is there. No access of its to memory comes out.
+    ///
+    /// # Errors
+    /// The engine has no way to, or no memory is reserved; the message says what to do.
+    fn create_vm_in_place(&self, cpu: CpuModel, size: u64) -> Result<(Arc<dyn Vm>, Placed)> {
+        let _ = (cpu, size);
+        Err(EngineError::Unusable(NOT_IN_PLACE.into()))
+    }
 
     /// Whether a guest's memory stays for good where it is once it is mapped: whoever maps something else in its place has another
     /// memory than the guest.

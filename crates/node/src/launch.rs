@@ -17,7 +17,7 @@ use vmm_api::devices::{
     BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, FsConfig, FsDirectory, FsSource, MacAddress, NetConfig,
     NetLimits, RngConfig, VsockConfig, VsockSink,
 };
-use vmm_api::{FdRef, PageRuns, RestoreConfig, SnapshotFiles, VmConfig};
+use vmm_api::{FdRef, MemoryMode, PageRuns, RestoreConfig, SnapshotFiles, VmConfig};
 use wire::packet::PacketSocket;
 
 use crate::cmdline::command_line_for;
@@ -162,6 +162,7 @@ pub(crate) fn prepare(
         cmdline: command_line_for(config.log_level, resources),
         kvm,
         claim,
+        memory_mode: MemoryMode::default(),
         serial: stage.serial,
         serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
         devices: stage.devices,

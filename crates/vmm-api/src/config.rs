@@ -72,6 +72,9 @@ pub struct VmConfig {
     /// `kvm` then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<FdRef>,
+    /// Where the guest sees its memory; anything but the default needs a `claim`.
+    #[serde(default, skip_serializing_if = "MemoryMode::is_translated")]
+    pub memory_mode: MemoryMode,
     /// Where early serial output goes; dropped when not given.
     pub serial: Option<FdRef>,
     /// If that is a regular file, opened for appending: how many of its last bytes are kept. All are when not given.
@@ -79,6 +82,25 @@ pub struct VmConfig {
     pub serial_keep: Option<u64>,
     /// The devices, in the order of their PCI slots from 1 on.
     pub devices: Vec<DeviceSpec>,
+}
+
+/// Where a guest sees its memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemoryMode {
+    /// Where its machine has it; the processor translates, and nothing else can be reached.
+    #[default]
+    Translated,
+    /// Where the host's bus has it: nobody translates, and **the guest can reach all of the host's memory**. For guests that are
+    /// trusted as the host's own kernel is; from memory that was reserved for them.
+    Identity,
+}
+
+impl MemoryMode {
+    /// Whether it is the default.
+    pub fn is_translated(&self) -> bool {
+        *self == Self::Translated
+    }
 }
 
 /// Where a snapshot goes.
@@ -186,6 +208,11 @@ pub enum ConfigError {
     /// Both ways to run vCPUs.
     #[error("both `kvm` and `claim` are given: a VM has one engine")]
     TwoEngines,
+    /// No translation where vCPUs do not own their CPUs, or where there is a device that no port reaches.
+    #[error(
+        "a guest whose memory is not translated owns its CPUs (`claim`), and has no PCI function of the host's: give a claim and no such device, or the memory mode `translated`"
+    )]
+    Identity,
     /// A function of the host's without CPUs of the host's.
     #[error(
         "device `{0}` is a PCI function of the host's, which only a VM that owns its CPUs (`claim`) can have, and which cannot be restored"
@@ -225,6 +252,10 @@ impl VmConfig {
         }
         if self.claim.is_none() {
             check_no_function(&self.devices)?;
+        }
+        if self.memory_mode == MemoryMode::Identity {
+            let functions = check_no_function(&self.devices);
+            self.claim.filter(|_| functions.is_ok()).ok_or(ConfigError::Identity)?;
         }
         check_devices(&self.devices)
     }
@@ -278,6 +309,7 @@ mod tests {
             cmdline: String::new(),
             kvm: None,
             claim: None,
+            memory_mode: MemoryMode::default(),
             serial: None,
             serial_keep: None,
             devices: vec![DeviceSpec::new("rng", &RngConfig {}).unwrap()],
@@ -343,6 +375,8 @@ mod tests {
         assert_eq!(broken(|c| c.cmdline = "a\0b".into()), ConfigError::CmdlineZero);
         let both = broken(|c| (c.kvm, c.claim) = (Some(FdRef(1)), Some(FdRef(2))));
         assert_eq!(both, ConfigError::TwoEngines);
+        let identity = broken(|c| c.memory_mode = MemoryMode::Identity);
+        assert_eq!(identity, ConfigError::Identity);
         let function = VfioPciConfig {
             container: FdRef(1),
             function: FdRef(2),
@@ -350,6 +384,10 @@ mod tests {
         let mut given = config();
         given.devices.push(DeviceSpec::new("disk", &function).unwrap());
         assert_eq!(given.validate(), Err(ConfigError::Function("disk".into())));
+        (given.claim, given.memory_mode) = (Some(FdRef(3)), MemoryMode::Identity);
+        assert_eq!(given.validate(), Err(ConfigError::Identity));
+        assert!(given.devices.pop().is_some());
+        assert_eq!(given.validate(), Ok(()));
         given.claim = Some(FdRef(3));
         assert_eq!(given.validate(), Ok(()));
         assert_eq!(

@@ -10,7 +10,8 @@ pub mod message;
 
 pub use client::{ClientError, VmmClient};
 pub use config::{
-    ConfigError, DeviceSpec, FdRef, PageRuns, Paging, RestoreConfig, SnapshotConfig, SnapshotFiles, VmConfig,
+    ConfigError, DeviceSpec, FdRef, MemoryMode, PageRuns, Paging, RestoreConfig, SnapshotConfig, SnapshotFiles,
+    VmConfig,
 };
 pub use cpu::CpuModel;
 pub use message::{

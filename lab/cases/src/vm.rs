@@ -58,6 +58,7 @@ impl<'a> Builder<'a> {
             cmdline: node::command_line(level),
             kvm: None,
             claim: None,
+            memory_mode: vmm_api::MemoryMode::default(),
             serial: None,
             serial_keep: None,
             devices: Vec::new(),

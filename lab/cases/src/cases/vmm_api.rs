@@ -60,6 +60,7 @@ fn good() -> VmConfig {
         cmdline: String::new(),
         kvm: Some(FdRef(1)),
         claim: None,
+        memory_mode: vmm_api::MemoryMode::default(),
         serial: None,
         serial_keep: None,
         devices: Vec::new(),
