@@ -373,6 +373,7 @@ impl Parts {
             cmdline: setup.cmdline.clone(),
             kvm,
             claim: None,
+            memory_mode: vmm_api::MemoryMode::default(),
             serial,
             serial_keep: None,
             devices: specs,

@@ -13,8 +13,8 @@ use memory::Ram;
 use observe::{Registry, marks};
 use snapshot::Layers;
 use vmm_api::{
-    ApiError, ErrorKind, ExitReason, FdRef, Info, MAX_ORDER, MAX_WRITE_SET, Mark, MetricSample, PageRuns, Paging,
-    Reply, Request, RestoreConfig, SnapshotConfig, VERSION, VmConfig, VmState, Written,
+    ApiError, ErrorKind, ExitReason, FdRef, Info, MAX_ORDER, MAX_WRITE_SET, Mark, MemoryMode, MetricSample, PageRuns,
+    Paging, Reply, Request, RestoreConfig, SnapshotConfig, VERSION, VmConfig, VmState, Written,
 };
 
 use crate::devices::{create_devices, create_functions};
@@ -202,6 +202,7 @@ impl Vm {
         let size = MachineConfig {
             cpus: config.cpus,
             memory: config.memory,
+            in_place: config.memory_mode == MemoryMode::Identity,
             cpu: config.cpu,
             serial,
             serial_keep: config.serial_keep,

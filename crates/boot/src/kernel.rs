@@ -5,7 +5,7 @@ use std::io::{Read, Seek, SeekFrom};
 
 use base::ByteSize;
 use linux_loader::loader::{BzImage, Elf, KernelLoader};
-use memory::layout::{self, Range};
+use memory::layout::Range;
 use memory::{GuestRam, Ram};
 use vm_memory::{Address, ByteValued, Bytes, GuestAddress};
 
@@ -13,6 +13,10 @@ use crate::{BootError, Initramfs, low};
 
 /// Where in a bzImage its 64-bit entry lies (boot.rst, "64-bit Boot Protocol").
 const BZIMAGE_ENTRY_64: u64 = 0x200;
+
+/// Where one is loaded in memory that begins elsewhere than at 0, counted from there: what Linux prefers unless it was configured
+/// otherwise.
+const BZIMAGE_PREFERRED: u64 = 16 << 20;
 
 /// `xloadflags`, XLF_KERNEL_64: there is such an entry (boot.rst, "The real-mode kernel header").
 const XLF_KERNEL_64: u16 = 1 << 0;
@@ -41,23 +45,36 @@ pub(crate) fn load(ram: &Ram, file: &mut File) -> Result<Kernel, BootError> {
     }
     file.seek(SeekFrom::Start(0)).map_err(unreadable)?;
     let high = Some(GuestAddress(low::HIGH));
+    // Elsewhere than at 0: a vmlinux by as much, a bzImage at the address that it would go to by itself.
+    let moved = (ram.start() != 0).then_some(ram.start());
     let kernel = if magic == *b"\x7fELF" {
-        let loaded = Elf::load(guest, None, file, high).map_err(|error| BootError::Kernel(error.to_string()))?;
+        let loaded = Elf::load(guest, moved.map(GuestAddress), file, high)
+            .map_err(|error| BootError::Kernel(error.to_string()))?;
         Kernel {
             entry: loaded.kernel_load.raw_value(),
             end: loaded.kernel_end,
             setup_header: None,
         }
     } else {
-        let loaded = BzImage::load(guest, None, file, high).map_err(|error| BootError::Kernel(error.to_string()))?;
+        let loaded = BzImage::load(
+            guest,
+            moved.map(|start| GuestAddress(start + BZIMAGE_PREFERRED)),
+            file,
+            high,
+        )
+        .map_err(|error| BootError::Kernel(error.to_string()))?;
         let Some(header) = loaded
             .setup_header
             .filter(|header| header.xloadflags & XLF_KERNEL_64 != 0)
         else {
             return Err(BootError::Kernel("it has no 64-bit entry".into()));
         };
-        // Loaded low, it goes to its preferred address before it unpacks itself (boot.rst, `pref_address`).
-        let unpacked = header.pref_address.saturating_add(u64::from(header.init_size));
+        // Loaded low, it goes to its preferred address before it unpacks itself (boot.rst, `pref_address`); above that it stays.
+        let place = match moved {
+            Some(_) => loaded.kernel_load.raw_value(),
+            None => header.pref_address,
+        };
+        let unpacked = place.saturating_add(u64::from(header.init_size));
         Kernel {
             entry: loaded.kernel_load.raw_value() + BZIMAGE_ENTRY_64,
             end: loaded.kernel_end.max(unpacked),
@@ -65,21 +82,14 @@ pub(crate) fn load(ram: &Ram, file: &mut File) -> Result<Kernel, BootError> {
         }
     };
     // It would unpack itself, or clear its bss, where there is no memory, and die without a word.
-    let top = low_memory_end(ram);
+    let top = ram.first_end();
     if kernel.end > top {
         return Err(BootError::KernelTooLarge {
-            needed: ByteSize(kernel.end),
-            memory: ByteSize(top),
+            needed: ByteSize(kernel.end - ram.start()),
+            memory: ByteSize(top - ram.start()),
         });
     }
     Ok(kernel)
-}
-
-/// Where the memory that begins at 0 ends.
-fn low_memory_end(ram: &Ram) -> u64 {
-    layout::ram(ram.size())
-        .first()
-        .map_or(0, |range| range.start + range.length)
 }
 
 /// Puts the initramfs at the top of low memory, on a page boundary, where the kernel does not unpack itself over it.
@@ -94,7 +104,7 @@ pub(crate) fn load_initramfs(ram: &Ram, file: &mut File, kernel_end: u64) -> Res
         initramfs: ByteSize(length),
         memory: ram.size(),
     };
-    let start = low_memory_end(ram).checked_sub(length).ok_or_else(too_small)? & !0xfff;
+    let start = ram.first_end().checked_sub(length).ok_or_else(too_small)? & !0xfff;
     if start < kernel_end {
         return Err(too_small());
     }

@@ -16,22 +16,22 @@ use memory::Ram;
 use memory::layout::Range;
 use vm_memory::{Bytes, GuestAddress};
 
-pub use acpi::{Board, Ports, SLEEP_TYPE_S5};
+pub use acpi::{Board, Ports, Root, SLEEP_TYPE_S5};
 
-/// Where the VM generation ID lies: 16 bytes in a reserved page of their own, as its specification wants it. The tables name this
+/// Where the VM generation ID lies in memory that begins at 0: 16 bytes in a reserved page of their own, as its specification wants it. The tables name this
 /// address; what is there is written by whoever runs the guest.
 pub const GENERATION_ID: u64 = low::HIGH - 0x1000;
 
-/// Where things lie in the first MiB. The kernel treats what the e820 map leaves out as not there.
+/// Where things lie in the first MiB of the guest's memory, wherever that begins. The kernel treats what the e820 map leaves out as not there.
 mod low {
     /// Global descriptor table.
     pub(crate) const GDT: u64 = 0x500;
     /// The zero page (`struct boot_params`).
     pub(crate) const ZERO_PAGE: u64 = 0x7000;
-    /// Page tables of the boot: PML4, one PDPT, one page directory.
+    /// Page tables of the boot: PML4, one PDPT, two page directories.
     pub(crate) const PML4: u64 = 0x9000;
     pub(crate) const PDPT: u64 = 0xa000;
-    pub(crate) const PAGE_DIRECTORY: u64 = 0xb000;
+    pub(crate) const PAGE_DIRECTORIES: u64 = 0xb000;
     /// The command line.
     pub(crate) const CMDLINE: u64 = 0x2_0000;
     /// Where usable low memory ends.
@@ -102,13 +102,32 @@ pub fn load(ram: &Ram, source: Source<'_>, board: &Board) -> Result<BootState, B
         .initramfs
         .map(|file| kernel::load_initramfs(ram, file, kernel.end))
         .transpose()?;
-    guest.write_slice(source.cmdline.as_bytes(), GuestAddress(low::CMDLINE))?;
-    guest.write_obj(0_u8, GuestAddress(low::CMDLINE + source.cmdline.len() as u64))?;
-    let rsdp = acpi::write(guest, board)?;
+    let cmdline = ram.start() + low::CMDLINE;
+    guest.write_slice(source.cmdline.as_bytes(), GuestAddress(cmdline))?;
+    guest.write_obj(0_u8, GuestAddress(cmdline + source.cmdline.len() as u64))?;
+    let rsdp = acpi::write(ram, board)?;
     zero_page::write(ram, &kernel, initramfs, source.cmdline.len(), rsdp)?;
-    registers::write_tables(guest)?;
-    Ok(registers::boot_state(kernel.entry))
+    registers::write_tables(ram)?;
+    Ok(registers::boot_state(ram.start(), kernel.entry))
 }
 
 /// Where the initramfs lies.
 pub(crate) type Initramfs = Range;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use base::ByteSize;
+    use memory::Ram;
+    use vm_memory::{GuestAddress, GuestRegionMmap, MmapRegion};
+
+    /// 64 MiB that nobody translates.
+    pub(crate) fn placed(start: u64) -> Ram {
+        let region = |start, length| {
+            let mapping = MmapRegion::new(length).unwrap();
+            Arc::new(GuestRegionMmap::new(mapping, GuestAddress(start)).unwrap())
+        };
+        Ram::in_place(region(0x2_0000, 0x8000), region(start, 66 << 20), ByteSize::mib(64)).unwrap()
+    }
+}

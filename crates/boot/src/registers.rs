@@ -1,8 +1,8 @@
-//! The processor state of the 64-bit boot protocol: long mode, flat segments, the first GiB mapped one to one.
+//! The processor state of the 64-bit boot protocol: long mode, flat segments, a GiB or two mapped one to one.
 
 use engine::BootState;
 use engine::state::{GeneralRegisters, Segment, SystemRegisters, Table, gpr};
-use memory::GuestRam;
+use memory::Ram;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::{BootError, low};
@@ -31,29 +31,47 @@ const EFER_LMA: u64 = 1 << 10;
 const PAGE_PRESENT_WRITABLE: u64 = 0x3;
 const PAGE_LARGE: u64 = 1 << 7;
 
-/// Writes descriptor and page tables.
-pub(crate) fn write_tables(guest: &GuestRam) -> Result<(), BootError> {
-    for (entry, address) in GDT.iter().zip((low::GDT..).step_by(8)) {
+/// What one page directory maps, and one entry of it.
+const GIB: u64 = 1 << 30;
+const LARGE_PAGE: u64 = 2 << 20;
+
+/// The entry of a table of this level, 0 being page tables, for an address.
+const fn index(address: u64, level: u32) -> u64 {
+    address >> (12 + 9 * level) & 511
+}
+
+/// Writes descriptor and page tables: the GiB in which memory begins is mapped, and the next one where it begins in the middle.
+pub(crate) fn write_tables(ram: &Ram) -> Result<(), BootError> {
+    let (guest, start) = (ram.guest(), ram.start());
+    for (entry, address) in GDT.iter().zip((start + low::GDT..).step_by(8)) {
         guest.write_obj(*entry, GuestAddress(address))?;
     }
-    guest.write_obj(low::PDPT | PAGE_PRESENT_WRITABLE, GuestAddress(low::PML4))?;
-    guest.write_obj(low::PAGE_DIRECTORY | PAGE_PRESENT_WRITABLE, GuestAddress(low::PDPT))?;
-    let mut directory = [0; 4096];
-    for (index, entry) in directory.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        *entry = ((index as u64) << 21 | PAGE_PRESENT_WRITABLE | PAGE_LARGE).to_le_bytes();
+    let pdpt = start + low::PDPT;
+    let entry = start + low::PML4 + 8 * index(start, 3);
+    guest.write_obj(pdpt | PAGE_PRESENT_WRITABLE, GuestAddress(entry))?;
+    let first = start - start % GIB;
+    // Another PML4 entry would need a table of its own: there is none for memory that begins right below 512 GiB.
+    let wanted = if first == start || index(start, 2) == 511 { 1 } else { 2 };
+    for (number, base) in (0..wanted).zip((first..).step_by(1 << 30)) {
+        let place = start + low::PAGE_DIRECTORIES + 4096 * number;
+        guest.write_obj(place | PAGE_PRESENT_WRITABLE, GuestAddress(pdpt + 8 * index(base, 2)))?;
+        let mut directory = [0; 4096];
+        for (entry, page) in directory.as_chunks_mut::<8>().0.iter_mut().zip(0_u64..) {
+            *entry = ((base + page * LARGE_PAGE) | PAGE_PRESENT_WRITABLE | PAGE_LARGE).to_le_bytes();
+        }
+        guest.write_slice(&directory, GuestAddress(place))?;
     }
-    guest.write_slice(&directory, GuestAddress(low::PAGE_DIRECTORY))?;
     Ok(())
 }
 
-/// The state of vCPU 0 at its first instruction.
-pub(crate) fn boot_state(entry: u64) -> BootState {
+/// The state of vCPU 0 at its first instruction, in memory that begins at `start`.
+pub(crate) fn boot_state(start: u64, entry: u64) -> BootState {
     let mut general = GeneralRegisters {
         rip: entry,
         rflags: 2,
         ..GeneralRegisters::default()
     };
-    general.gpr[gpr::RSI] = low::ZERO_PAGE;
+    general.gpr[gpr::RSI] = start + low::ZERO_PAGE;
     let flat = |selector, rights| Segment {
         base: 0,
         limit: 0xffff_ffff,
@@ -76,11 +94,11 @@ pub(crate) fn boot_state(entry: u64) -> BootState {
             ..Segment::default()
         },
         gdt: Table {
-            base: low::GDT,
+            base: start + low::GDT,
             limit: 39,
         },
         idt: Table::default(),
-        cr: [CR0_PE | CR0_ET | CR0_PG, 0, low::PML4, CR4_PAE, 0],
+        cr: [CR0_PE | CR0_ET | CR0_PG, 0, start + low::PML4, CR4_PAE, 0],
         efer: EFER_LME | EFER_LMA,
         apic_base: 0,
     };
@@ -96,21 +114,40 @@ mod tests {
     #[test]
     fn the_first_gib_is_mapped_one_to_one() {
         let ram = Ram::allocate(ByteSize::mib(64)).unwrap();
-        write_tables(ram.guest()).unwrap();
+        assert_mapped(&ram, &[0, 0x7000, 0x100_0000, 0x3fff_ffff]);
+    }
+
+    #[test]
+    fn memory_that_begins_elsewhere_is_mapped_where_it_is() {
+        for start in [
+            4 << 30,
+            (5 << 30) - (32 << 20),
+            (512 << 30) + (6 << 20),
+            (1 << 39) - (64 << 20),
+        ] {
+            let ram = crate::tests::placed(start);
+            assert_mapped(&ram, &[start, start + 0x7000, start + (32 << 20) - 1]);
+        }
+        let ram = crate::tests::placed((5 << 30) - (32 << 20));
+        assert_mapped(&ram, &[5 << 30]);
+    }
+
+    fn assert_mapped(ram: &Ram, addresses: &[u64]) {
+        write_tables(ram).unwrap();
         let read = |address: u64| ram.guest().read_obj::<u64>(GuestAddress(address)).unwrap();
-        let state = boot_state(0x100_0000);
-        for address in [0_u64, 0x7000, 0x100_0000, 0x3fff_ffff] {
+        let state = boot_state(ram.start(), 0x100_0000);
+        for &address in addresses {
             let pdpt = read(state.system.cr[2] + (address >> 39 & 511) * 8) & !0xfff;
             let directory = read(pdpt + (address >> 30 & 511) * 8) & !0xfff;
             let entry = read(directory + (address >> 21 & 511) * 8);
-            assert_eq!(entry & 0x83, 0x83);
+            assert_eq!(entry & 0x83, 0x83, "{address:#x}");
             assert_eq!((entry & !0x1f_ffff) + (address & 0x1f_ffff), address);
         }
     }
 
     #[test]
     fn segments_and_descriptors_agree() {
-        let state = boot_state(0);
+        let state = boot_state(0, 0);
         let code = state.system.segments[0];
         let descriptor = GDT[usize::from(code.selector / 8)];
         assert_eq!(u64::from(code.rights & 0xff), descriptor >> 40 & 0xff);

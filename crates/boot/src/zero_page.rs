@@ -11,6 +11,8 @@ use crate::{BootError, Initramfs, low};
 /// Offsets within the page.
 mod at {
     pub(super) const ACPI_RSDP: usize = 0x70;
+    pub(super) const EXT_RAMDISK_IMAGE: usize = 0xc0;
+    pub(super) const EXT_CMD_LINE_PTR: usize = 0xc8;
     pub(super) const E820_ENTRIES: usize = 0x1e8;
     pub(super) const SETUP_HEADER: usize = 0x1f1;
     pub(super) const BOOT_FLAG: usize = 0x1fe;
@@ -41,8 +43,15 @@ impl Page {
     }
 
     fn put_u32(&mut self, offset: usize, value: u64) {
-        // Everything that the kernel takes as 32 bits lies below 4 GiB here: low memory ends at 3 GiB.
+        // Everything that the kernel takes as 32 bits alone is less than 4 GiB.
         self.put(offset, &u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes());
+    }
+
+    /// An address, in two halves.
+    fn put_split(&mut self, low: usize, high: usize, value: u64) {
+        let (lower, upper) = (value & 0xffff_ffff, value >> 32);
+        self.put_u32(low, lower);
+        self.put_u32(high, upper);
     }
 }
 
@@ -64,10 +73,11 @@ pub(crate) fn write(
         }
     }
     page.put(at::TYPE_OF_LOADER, &[UNDEFINED_LOADER]);
-    page.put_u32(at::CMD_LINE_PTR, low::CMDLINE);
+    let start = ram.start();
+    page.put_split(at::CMD_LINE_PTR, at::EXT_CMD_LINE_PTR, start + low::CMDLINE);
     page.put_u32(at::CMDLINE_SIZE, cmdline as u64);
     if let Some(initramfs) = initramfs {
-        page.put_u32(at::RAMDISK_IMAGE, initramfs.start);
+        page.put_split(at::RAMDISK_IMAGE, at::EXT_RAMDISK_IMAGE, initramfs.start);
         page.put_u32(at::RAMDISK_SIZE, initramfs.length);
     }
     page.put(at::ACPI_RSDP, &rsdp.to_le_bytes());
@@ -79,20 +89,24 @@ pub(crate) fn write(
         page.put(offset + 8, &length.to_le_bytes());
         page.put(offset + 16, &kind.to_le_bytes());
     }
-    ram.guest().write_slice(&page.0, GuestAddress(low::ZERO_PAGE))?;
+    ram.guest().write_slice(&page.0, GuestAddress(start + low::ZERO_PAGE))?;
     Ok(())
 }
 
-/// The memory map: RAM without the range between 640 KiB and 1 MiB, and ECAM as reserved, without which Linux does
-/// not trust the MCFG table.
+/// The memory map: RAM without the range between 640 KiB and 1 MiB behind its start, and ECAM as reserved, without which Linux does
+/// not trust the MCFG table. Where nobody translates there is no ECAM, and what is low is RAM too.
 fn e820(ram: &Ram) -> Vec<(u64, u64, u32)> {
+    let begin = ram.start();
     let mut map = vec![
-        (0, low::END, E820_RAM),
-        (low::ACPI, low::HIGH - low::ACPI, E820_RESERVED),
-        (layout::ECAM.start, layout::ECAM.length, E820_RESERVED),
+        (begin, low::END, E820_RAM),
+        (begin + low::ACPI, low::HIGH - low::ACPI, E820_RESERVED),
     ];
-    for range in layout::ram(ram.size()) {
-        let start = range.start.max(low::HIGH);
+    if ram.place().is_none() {
+        map.push((layout::ECAM.start, layout::ECAM.length, E820_RESERVED));
+    }
+    for range in ram.ranges() {
+        let first = range.start == begin;
+        let start = range.start + if first { low::HIGH } else { 0 };
         map.push((start, range.start + range.length - start, E820_RAM));
     }
     map.sort_unstable();
@@ -121,6 +135,36 @@ mod tests {
                 .sum();
             assert_eq!(usable, size.bytes() - (low::HIGH - low::END));
         }
+    }
+
+    #[test]
+    fn memory_that_nobody_translates_is_told_where_it_is() {
+        let start = 5 << 30;
+        let ram = crate::tests::placed(start);
+        let expected = [
+            (0x2_0000, 0x8000, E820_RAM),
+            (start, low::END, E820_RAM),
+            (start + low::ACPI, low::HIGH - low::ACPI, E820_RESERVED),
+            (start + low::HIGH, (63 << 20), E820_RAM),
+        ];
+        assert_eq!(e820(&ram), expected);
+        let kernel = Kernel {
+            entry: 0,
+            end: 0,
+            setup_header: None,
+        };
+        let initramfs = Initramfs {
+            start: start + 0x300_0000,
+            length: 0x1234,
+        };
+        write(&ram, &kernel, Some(initramfs), 17, start + 0xe_0000).unwrap();
+        let read = |offset: u64| -> u32 {
+            let at = GuestAddress(start + low::ZERO_PAGE + offset);
+            ram.guest().read_obj(at).unwrap()
+        };
+        assert_eq!((read(0x218), read(0xc0)), (0x4300_0000, 1));
+        assert_eq!((read(0x228), read(0xc8)), (0x4002_0000, 1));
+        assert_eq!((read(0x70), read(0x74)), (0x400e_0000, 1));
     }
 
     #[test]

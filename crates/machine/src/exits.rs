@@ -5,7 +5,7 @@ use engine::Exit;
 use memory::layout::{self, Range};
 use observe::{Counter, Registry};
 
-use crate::platform::PORTS;
+use crate::platform::{BAR_PORTS, PORTS};
 
 /// What an exit was about. The order is that of the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +66,7 @@ fn port_kind(ports: &Ports, port: u16) -> Kind {
         0xcf8..=0xcff => Kind::PciConfigPort,
         port if port & !7 == ports.serial => Kind::Serial,
         port if port & !7 == ports.sleep_control => Kind::PowerAndEvents,
+        port if u64::from(port) >= BAR_PORTS.start => Kind::PciBar,
         _ => Kind::OtherPort,
     }
 }
@@ -106,6 +107,11 @@ mod tests {
         counters.count(&Exit::MmioWrite {
             address: 0x40_0000_0000,
             data: &[0],
+        });
+        counters.count(&Exit::PortWrite {
+            port: 0xc0c4,
+            width: 2,
+            data: &[0, 0],
         });
         let counted: Vec<_> = registry
             .samples()

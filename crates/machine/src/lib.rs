@@ -20,6 +20,7 @@ pub mod platform;
 #[cfg(test)]
 mod quiesced_tests;
 mod rollback;
+mod root;
 mod saved;
 mod vcpu;
 

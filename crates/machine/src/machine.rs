@@ -9,10 +9,9 @@ use boot::{Board, BootError, Source};
 use bus::BusError;
 use device::{CreateError, HostFunction};
 use engine::{Counts, CpuModel, Engine, EngineError, Vcpu, VcpuState, Vm};
-use memory::layout::{self, Range};
-use memory::{Layers, MemoryError, Ram};
+use memory::{Layers, MemoryError, Ram, layout};
 use observe::Registry;
-use pci::{PciBus, PciError, Window, WindowKind, Windows};
+use pci::{PciBus, PciError};
 use virtio::{DeviceError, TransportError, VirtioDevice, VirtioPciDevice};
 
 use crate::exits::ExitCounters;
@@ -20,6 +19,7 @@ use crate::gate::Wanted;
 use crate::platform::{
     Event, EventDevice, IoApic, PINS, PORTS, PlatformState, Power, SerialPort, write_new_generation,
 };
+use crate::root::{add_devices, plug, root};
 use crate::saved::Quiesced;
 use crate::vcpu::{End, Order, Shared, VcpuThread};
 
@@ -57,6 +57,11 @@ pub enum MachineError {
     /// A function of the host's has no saved form.
     #[error("device `{0}` is the host's, and what is in it cannot be saved: run a guest without it")]
     NotToBeSaved(String),
+    /// Its memory is nowhere else.
+    #[error(
+        "the guest's memory is where the host's bus has it, and goes on nowhere else: run a guest with the memory mode `translated`"
+    )]
+    InPlace,
     /// A function of the host's could not be given to the guest.
     #[error("device `{id}`: {source}")]
     Function {
@@ -122,6 +127,8 @@ pub struct MachineConfig {
     pub cpus: u32,
     /// Guest memory.
     pub memory: ByteSize,
+    /// Nobody translates the guest's addresses: its memory is where the engine has reserved it.
+    pub in_place: bool,
     /// Which processor its guest is shown.
     pub cpu: CpuModel,
     /// Where serial output goes.
@@ -203,23 +210,25 @@ impl Machine {
         registry: &Registry,
     ) -> Result<Self, MachineError> {
         let names = functions.iter().map(|function| function.id.clone()).collect();
-        let ram = Ram::allocate(config.memory)?;
+        let (placed, ram) = make_ram(engine, &config)?;
         let shared = Shared::new()?;
-        let pci_window_64 = layout::pci_window_64(config.memory);
         let board = Board {
             apic_ids: (0..config.cpus).collect(),
-            pci_window_64,
+            root: root(&ram),
             ports: PORTS,
         };
         // Making a VM waits for the host's kernel, loading a guest for memory: neither needs the other.
         let (made, loaded) = std::thread::scope(|scope| {
             let load = || boot::load(&ram, source, &board);
             let loader = base::thread::spawn_scoped(scope, "loader", LOADER_STACK, load).map_err(host("a thread"))?;
-            let made = engine.create_vm(config.cpu).map_err(MachineError::from).and_then(|vm| {
+            let made = placed.map_or_else(|| engine.create_vm(config.cpu), Ok);
+            let made = made.map_err(MachineError::from).and_then(|vm| {
                 furnish(vm.as_ref(), &ram)?;
                 observe::marks::mark("VM made");
-                let platform = add_platform(vm.as_ref(), &shared, (config.serial, config.serial_keep), None)?;
-                let devices = add_devices(&vm, &ram, &shared, pci_window_64, devices, registry)?;
+                let mut platform = add_platform(vm.as_ref(), &shared, (config.serial, config.serial_keep), None)?;
+                // It is for guests that go on from a state of before.
+                platform.generation = platform.generation.filter(|_| ram.place().is_none());
+                let devices = add_devices(&vm, &ram, &shared, devices, registry)?;
                 plug(functions, &vm, &ram, &devices.1)?;
                 Ok((vm, platform, devices))
             });
@@ -408,6 +417,17 @@ impl Drop for Machine {
     }
 }
 
+/// The memory of a guest that boots, and its VM where that comes with it.
+fn make_ram(engine: &dyn Engine, config: &MachineConfig) -> Result<(Option<Arc<dyn Vm>>, Ram), MachineError> {
+    if !config.in_place {
+        return Ok((None, Ram::allocate(config.memory)?));
+    }
+    let size = config.memory.bytes().saturating_add(memory::TABLES);
+    let (vm, placed) = engine.create_vm_in_place(config.cpu, size)?;
+    let ram = Ram::in_place(placed.low, placed.main, config.memory)?;
+    Ok((Some(vm), ram))
+}
+
 /// Gives a VM its memory, and the board's interrupt pins.
 pub(crate) fn furnish(vm: &dyn Vm, ram: &Ram) -> Result<(), MachineError> {
     vm.reserve_ioapic_pins(u32::from(PINS))?;
@@ -463,60 +483,6 @@ pub(crate) fn add_platform(
         events,
         generation: saved.map_or(Some(boot::GENERATION_ID), |saved| saved.generation),
     })
-}
-
-/// Puts PCI and everything on it on the buses.
-pub(crate) fn add_devices(
-    vm: &Arc<dyn Vm>,
-    ram: &Ram,
-    shared: &Shared,
-    high: Range,
-    devices: Vec<NamedDevice>,
-    registry: &Registry,
-) -> Result<(Vec<Arc<VirtioPciDevice>>, Arc<PciBus>), MachineError> {
-    let low = layout::PCI_WINDOW_32;
-    let bus = PciBus::new(Windows {
-        low: Window {
-            start: low.start,
-            length: low.length,
-        },
-        high: Window {
-            start: high.start,
-            length: high.length,
-        },
-    });
-    shared.ports.insert(
-        u64::from(pci::CONFIG_PORTS),
-        u64::from(pci::CONFIG_PORT_COUNT),
-        bus.ports(),
-    )?;
-    shared
-        .mmio
-        .insert(layout::ECAM.start, layout::ECAM.length, bus.ecam())?;
-    shared.mmio.insert(low.start, low.length, bus.window(WindowKind::Low))?;
-    shared
-        .mmio
-        .insert(high.start, high.length, bus.window(WindowKind::High))?;
-    let mut transports = Vec::with_capacity(devices.len());
-    for NamedDevice { id, device } in devices {
-        let transport = VirtioPciDevice::new(&id, device, Arc::clone(vm), Arc::clone(ram.guest()), registry)
-            .map_err(|source| MachineError::Transport { id: id.clone(), source })?;
-        bus.add(Arc::<VirtioPciDevice>::clone(&transport))
-            .map_err(|source| MachineError::Pci { id, source })?;
-        transports.push(transport);
-    }
-    Ok((transports, bus))
-}
-
-/// Puts functions of the host's on the bus.
-fn plug(functions: Vec<NamedFunction>, vm: &Arc<dyn Vm>, ram: &Ram, bus: &Arc<PciBus>) -> Result<(), MachineError> {
-    for NamedFunction { id, function } in functions {
-        let function = function
-            .plug(vm, ram)
-            .map_err(|source| MachineError::Function { id: id.clone(), source })?;
-        bus.add(function).map_err(|source| MachineError::Pci { id, source })?;
-    }
-    Ok(())
 }
 
 /// Makes the vCPUs, has each prepared, and their threads, which wait at the gate.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use base::ByteSize;
 use engine::Vm;
-use memory::{Ram, layout};
+use memory::Ram;
 use observe::Registry;
 use state::Saved;
 use virtio::conformance::driver::Driver;
@@ -14,8 +14,9 @@ use virtio::{Activation, ActiveQueue, DeviceError, VirtioDevice};
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::Machine;
-use crate::machine::{Parts, add_devices, add_platform};
+use crate::machine::{Parts, add_platform};
 use crate::platform::Event;
+use crate::root::add_devices;
 use crate::vcpu::Shared;
 
 /// What a test knows of its device.
@@ -81,8 +82,7 @@ fn rig(second_has_form: bool) -> Rig {
     let shared = Shared::new().unwrap();
     let vm = Arc::new(FakeVm::default()) as Arc<dyn Vm>;
     let platform = add_platform(vm.as_ref(), &shared, (None, None), None).unwrap();
-    let window = layout::pci_window_64(ram.size());
-    let (_, pci) = add_devices(&vm, &ram, &shared, window, Vec::new(), &Registry::new()).unwrap();
+    let (_, pci) = add_devices(&vm, &ram, &shared, Vec::new(), &Registry::new()).unwrap();
     let knobs = [Arc::new(Knobs::default()), Arc::new(Knobs::default())];
     let mut drivers = Vec::new();
     for (knobs, has_form) in knobs.iter().zip([true, second_has_form]) {

@@ -9,10 +9,10 @@
 use std::fs::File;
 
 use engine::VcpuState;
-use memory::layout;
 use observe::Registry;
 
-use crate::machine::{Machine, MachineError, NamedDevice, add_devices, add_platform};
+use crate::machine::{Machine, MachineError, NamedDevice, add_platform};
+use crate::root::add_devices;
 use crate::saved::{MachineState, SerialOutput, restore_devices};
 use crate::vcpu::Order;
 
@@ -51,8 +51,7 @@ impl Machine {
         self.ram.drop_changes(pagemap)?;
         let vm = self.vm.as_ref();
         self.platform = add_platform(vm, &self.shared, (serial.file, serial.keep), Some(&state.platform))?;
-        let window = layout::pci_window_64(self.ram.size());
-        (self.devices, self.pci) = add_devices(&self.vm, &self.ram, &self.shared, window, devices, registry)?;
+        (self.devices, self.pci) = add_devices(&self.vm, &self.ram, &self.shared, devices, registry)?;
         restore_devices(state, &self.devices, &self.pci)?;
         let restored = |index| {
             state

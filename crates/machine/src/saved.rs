@@ -8,17 +8,16 @@ use std::sync::Arc;
 
 use base::ByteSize;
 use engine::{CpuModel, VcpuState, Vm, VmState};
-use memory::{Ram, layout};
+use memory::Ram;
 use observe::Registry;
 use pci::{PciBus, PciState};
 use serde::{Deserialize, Serialize};
 use state::Schema;
 use virtio::{DeviceState, VirtioPciDevice};
 
-use crate::machine::{
-    Machine, MachineError, NamedDevice, Parts, Platform, add_devices, add_platform, furnish, start_threads,
-};
+use crate::machine::{Machine, MachineError, NamedDevice, Parts, Platform, add_platform, furnish, start_threads};
 use crate::platform::PlatformState;
+use crate::root::add_devices;
 use crate::vcpu::{Order, Shared};
 
 /// The most vCPUs that a machine can have.
@@ -84,6 +83,9 @@ impl<'a> Quiesced<'a> {
     /// A device has no saved form, or the engine cannot read a part.
     pub fn save(&self) -> Result<MachineState, MachineError> {
         let machine = self.0;
+        if machine.ram.place().is_some() {
+            return Err(MachineError::InPlace);
+        }
         // Devices first: they refuse for free.
         if let Some(function) = machine.functions.first() {
             return Err(MachineError::NotToBeSaved(function.clone()));
@@ -165,8 +167,7 @@ impl Machine {
         let shared = Shared::new()?;
         furnish(vm.as_ref(), &ram)?;
         let platform = add_platform(vm.as_ref(), &shared, (serial.file, serial.keep), Some(&state.platform))?;
-        let window = layout::pci_window_64(ram.size());
-        let (devices, pci) = add_devices(&vm, &ram, &shared, window, devices, registry)?;
+        let (devices, pci) = add_devices(&vm, &ram, &shared, devices, registry)?;
         restore_devices(state, &devices, &pci)?;
         let mut states = state.vcpus.iter();
         let threads = start_threads(vm.as_ref(), state.shape.cpus, &shared, registry, |_, vcpu| {

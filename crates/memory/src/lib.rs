@@ -4,6 +4,7 @@ mod image;
 mod layers;
 pub mod layout;
 mod pager;
+mod place;
 mod userfault;
 
 use std::ffi::c_void;
@@ -20,6 +21,7 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, Gu
 
 pub use image::{Image, Witness};
 pub use layers::{Layer, Layers, MAX_LAYERS, Segment, Written};
+pub use place::{Place, TABLES};
 
 /// Guest memory as devices and loaders see it: every access is checked against its regions.
 ///
@@ -109,6 +111,8 @@ pub struct Ram {
     mixed: bool,
     /// Who brings its pages; it is over when nobody can touch them any more.
     pager: Option<Arc<Pager>>,
+    /// Where it is, if nobody translates.
+    place: Option<Place>,
 }
 
 impl Ram {
@@ -180,6 +184,7 @@ impl Ram {
             layers,
             mixed: false,
             pager: None,
+            place: None,
         })
     }
 
@@ -198,9 +203,12 @@ impl Ram {
         self.layers.as_ref()
     }
 
-    /// The number of bytes.
+    /// The number of bytes that are the guest's, but for what is low in memory that nobody translates.
     pub fn size(&self) -> ByteSize {
-        ByteSize(self.regions.iter().map(|region| region.len()).sum())
+        match &self.place {
+            Some(place) => ByteSize(place.main.length),
+            None => ByteSize(self.regions.iter().map(|region| region.len()).sum()),
+        }
     }
 }
 

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use state::Schema;
 
 use crate::config::{ConfigSpace, Identity, SIZE, register};
-use crate::decode::DecodeMap;
-use crate::window::{Window, WindowAllocator};
+use crate::decode::Decode;
+use crate::window::{Free, Window, WindowKind, Windows};
 use crate::{BAR_COUNT, MemoryRanges, PciError, PciFunction};
 
 /// Device numbers of a bus.
@@ -56,24 +56,6 @@ impl PciFunction for HostBridge {
     fn bar_write(&self, _: usize, _: u64, _: &[u8]) {}
 }
 
-/// The two ranges for BARs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Windows {
-    /// Below 4 GiB.
-    pub low: Window,
-    /// Above all RAM.
-    pub high: Window,
-}
-
-/// One of the two windows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WindowKind {
-    /// Below 4 GiB, for 32-bit BARs.
-    Low,
-    /// Above all RAM, for 64-bit BARs.
-    High,
-}
-
 /// What is saved of the bus itself; functions are saved by whoever owns them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PciState {
@@ -93,8 +75,8 @@ pub struct PciBus {
     windows: Windows,
     bridge: Arc<HostBridge>,
     functions: RwLock<Vec<Arc<dyn PciFunction>>>,
-    decode: RwLock<DecodeMap>,
-    allocators: Mutex<(WindowAllocator, WindowAllocator)>,
+    decode: RwLock<Decode>,
+    free: Mutex<Free>,
     config_address: AtomicU32,
 }
 
@@ -107,7 +89,7 @@ impl PciBus {
             functions: RwLock::new(vec![Arc::<HostBridge>::clone(&bridge)]),
             bridge,
             decode: RwLock::default(),
-            allocators: Mutex::new((WindowAllocator::new(windows.low), WindowAllocator::new(windows.high))),
+            free: Mutex::new(Free::new(&windows)),
             config_address: AtomicU32::new(0),
         })
     }
@@ -143,15 +125,13 @@ impl PciBus {
         Arc::new(WindowDevice {
             bus: Arc::clone(self),
             start: self.window_range(kind).start,
+            is_ports: kind == WindowKind::Ports,
         })
     }
 
     /// The addresses of a window.
     pub fn window_range(&self, kind: WindowKind) -> Window {
-        match kind {
-            WindowKind::Low => self.windows.low,
-            WindowKind::High => self.windows.high,
-        }
+        self.windows.get(kind)
     }
 
     /// The bus's own state.
@@ -175,21 +155,22 @@ impl PciBus {
         let functions = self.functions.read().unwrap_or_else(PoisonError::into_inner);
         let mut decode = self.decode.write().unwrap_or_else(PoisonError::into_inner);
         for (slot, function) in functions.iter().enumerate() {
-            decode.update(slot, &function.memory_ranges());
+            decode.update(slot, function.as_ref());
         }
         Ok(())
     }
 
     /// Finds out each BAR's size as any software does, by writing ones (6.2.5.1), and gives it an address.
     fn assign_bars(&self, function: &dyn PciFunction) -> Result<(), PciError> {
-        let mut allocators = self.allocators.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bar = 0;
         while bar < BAR_COUNT {
             let offset = register::BASE_ADDRESS + 4 * bar;
             let mut sized = [0; 8];
             function.config_write(offset, &[0xff; 4]);
             function.config_read(offset, &mut sized[..4]);
-            let is_64_bit = sized[0] & 0b110 == 0b100;
+            let is_ports = sized[0] & 1 != 0;
+            let is_64_bit = !is_ports && sized[0] & 0b110 == 0b100;
             if is_64_bit {
                 function.config_write(offset + 4, &[0xff; 4]);
                 function.config_read(offset + 4, &mut sized[4..]);
@@ -198,10 +179,11 @@ impl PciBus {
             }
             let size = (u64::from_le_bytes(sized) & !0xf).wrapping_neg();
             if is_64_bit {
-                let address = allocators.1.allocate(size)?;
+                let address = free.take(WindowKind::High, size)?;
                 function.config_write(offset, &address.to_le_bytes());
             } else if sized[..4] != [0; 4] {
-                let address = allocators.0.allocate(size)?;
+                let kind = if is_ports { WindowKind::Ports } else { WindowKind::Low };
+                let address = free.take(kind, size)?;
                 function.config_write(offset, &address.to_le_bytes()[..4]);
             }
             bar += if is_64_bit { 2 } else { 1 };
@@ -229,13 +211,14 @@ impl PciBus {
         if ConfigSpace::moves_memory(target.offset, data.len()) {
             // Read again under the lock: of two vCPUs that write at once, the later update sees both writes.
             let mut decode = self.decode.write().unwrap_or_else(PoisonError::into_inner);
-            decode.update(target.slot, &function.memory_ranges());
+            decode.update(target.slot, function.as_ref());
         }
     }
 
-    fn memory(&self, address: u64, length: usize) -> Option<(Arc<dyn PciFunction>, usize, u64)> {
+    fn find(&self, is_ports: bool, address: u64, length: usize) -> Option<(Arc<dyn PciFunction>, usize, u64)> {
         let decode = self.decode.read().unwrap_or_else(PoisonError::into_inner);
-        let hit = decode.find(address, length)?;
+        let map = if is_ports { &decode.ports } else { &decode.memory };
+        let hit = map.find(address, length)?;
         drop(decode);
         Some((self.function(hit.slot)?, hit.bar, hit.offset))
     }
@@ -324,18 +307,25 @@ impl BusDevice for Ecam {
 struct WindowDevice {
     bus: Arc<PciBus>,
     start: u64,
+    is_ports: bool,
+}
+
+impl WindowDevice {
+    fn find(&self, offset: u64, length: usize) -> Option<(Arc<dyn PciFunction>, usize, u64)> {
+        self.bus.find(self.is_ports, self.start.wrapping_add(offset), length)
+    }
 }
 
 impl BusDevice for WindowDevice {
     fn read(&self, offset: u64, data: &mut [u8]) {
-        match self.bus.memory(self.start.wrapping_add(offset), data.len()) {
+        match self.find(offset, data.len()) {
             Some((function, bar, offset)) => function.bar_read(bar, offset, data),
             None => data.fill(0xff),
         }
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
-        if let Some((function, bar, offset)) = self.bus.memory(self.start.wrapping_add(offset), data.len()) {
+        if let Some((function, bar, offset)) = self.find(offset, data.len()) {
             function.bar_write(bar, offset, data);
         }
     }
@@ -373,6 +363,9 @@ mod tests {
         fn memory_ranges(&self) -> MemoryRanges {
             self.0.lock().unwrap().memory_ranges()
         }
+        fn port_ranges(&self) -> MemoryRanges {
+            self.0.lock().unwrap().port_ranges()
+        }
         fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]) {
             data.fill(u8::try_from(bar * 16 + usize::try_from(offset).unwrap()).unwrap());
         }
@@ -388,8 +381,17 @@ mod tests {
         length: 0x10_0000,
     };
 
+    const PORTS: Window = Window {
+        start: 0xc000,
+        length: 0x4000,
+    };
+
     fn bus() -> Arc<PciBus> {
-        let bus = PciBus::new(Windows { low: LOW, high: HIGH });
+        let bus = PciBus::new(Windows {
+            low: LOW,
+            high: HIGH,
+            ports: Some(PORTS),
+        });
         let probe = Probe::new(&[
             Bar {
                 index: 0,
@@ -410,6 +412,51 @@ mod tests {
         let mut data = [0; 4];
         device.read(offset, &mut data);
         u32::from_le_bytes(data)
+    }
+
+    #[test]
+    fn ports_and_memory_are_spaces_of_their_own() {
+        let bus = PciBus::new(Windows {
+            low: LOW,
+            high: HIGH,
+            ports: Some(PORTS),
+        });
+        let ports_bar = |index| Bar {
+            index,
+            kind: BarKind::Ports,
+            size: 0x100,
+        };
+        let memory_bar = Bar {
+            index: 2,
+            kind: BarKind::Memory64 { prefetchable: true },
+            size: 0x1000,
+        };
+        bus.add(Probe::new(&[ports_bar(0), memory_bar])).unwrap();
+        bus.add(Probe::new(&[ports_bar(1)])).unwrap();
+        let (config, ports, high) = (bus.ports(), bus.window(WindowKind::Ports), bus.window(WindowKind::High));
+        let select = |slot: u32, register: u32| config.write(0, &(1 << 31 | slot << 11 | register).to_le_bytes());
+        select(1, 0x10);
+        assert_eq!(read32(&config, 4), 0xc001);
+        select(2, 0x14);
+        assert_eq!(read32(&config, 4), 0xc101);
+        // Nothing decodes before it is told to, and each space by its own bit.
+        assert_eq!(read32(&ports, 0), u32::MAX);
+        select(1, 4);
+        config.write(4, &0b01_u16.to_le_bytes());
+        assert_eq!((read32(&ports, 4), read32(&high, 4)), (0x0404_0404, u32::MAX));
+        config.write(4, &0b10_u16.to_le_bytes());
+        assert_eq!((read32(&ports, 4), read32(&high, 4)), (u32::MAX, 0x2424_2424));
+        // One that has no such BAR cannot be told.
+        let other = self::bus();
+        let config = other.ports();
+        config.write(0, &0x8000_0804_u32.to_le_bytes());
+        config.write(4, &0b11_u16.to_le_bytes());
+        assert_eq!(read32(&config, 4) & 0xffff, 0b10);
+        let large = Bar {
+            size: 0x200,
+            ..ports_bar(0)
+        };
+        assert!(ConfigSpace::new(&Identity::default()).add_bar(large).is_err());
     }
 
     #[test]
@@ -502,7 +549,11 @@ mod tests {
             assert_eq!(bus.add(Probe::new(&[])), Ok(slot));
         }
         assert_eq!(bus.add(Probe::new(&[])), Err(PciError::BusFull));
-        let bus = PciBus::new(Windows { low: LOW, high: HIGH });
+        let bus = PciBus::new(Windows {
+            low: LOW,
+            high: HIGH,
+            ports: None,
+        });
         let large = Bar {
             index: 0,
             kind: BarKind::Memory32,

@@ -32,6 +32,8 @@ bitflags::bitflags! {
     /// The command register (6.2.2).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Command: u16 {
+        /// Respond to accesses to ports.
+        const PORT_SPACE = 1 << 0;
         /// Respond to memory accesses.
         const MEMORY_SPACE = 1 << 1;
         /// Act as a master.
@@ -40,6 +42,11 @@ bitflags::bitflags! {
         const INTERRUPT_DISABLE = 1 << 10;
     }
 }
+
+/// What a guest may change of it in every function; `PORT_SPACE` in those that have BARs of ports.
+const COMMAND_WRITABLE: Command = Command::MEMORY_SPACE
+    .union(Command::BUS_MASTER)
+    .union(Command::INTERRUPT_DISABLE);
 
 /// Status register: there is a capabilities list (6.2.3).
 const STATUS_CAPABILITIES_LIST: u16 = 1 << 4;
@@ -55,7 +62,7 @@ struct Writable {
 const WRITABLE: [Writable; 3] = [
     Writable {
         offset: register::COMMAND,
-        mask: &Command::all().bits().to_le_bytes(),
+        mask: &COMMAND_WRITABLE.bits().to_le_bytes(),
     },
     Writable {
         offset: register::CACHE_LINE_SIZE,
@@ -77,7 +84,7 @@ pub enum CapabilityId {
     MsiX = 0x11,
 }
 
-/// How a BAR decodes (6.2.5.1). There are no I/O BARs: ports are scarce and no device here needs them.
+/// How a BAR decodes (6.2.5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarKind {
     /// 32-bit memory, not prefetchable.
@@ -87,6 +94,8 @@ pub enum BarKind {
         /// Reads have no side effects.
         prefetchable: bool,
     },
+    /// Ports, 256 at most, for guests whose accesses to memory nobody sees.
+    Ports,
 }
 
 /// One BAR of a function.
@@ -106,6 +115,7 @@ impl Bar {
             BarKind::Memory32 => 0,
             BarKind::Memory64 { prefetchable: false } => 0b0100,
             BarKind::Memory64 { prefetchable: true } => 0b1100,
+            BarKind::Ports => 0b01,
         }
     }
 
@@ -113,6 +123,7 @@ impl Bar {
         let (registers, most) = match self.kind {
             BarKind::Memory32 => (1, 1 << 31),
             BarKind::Memory64 { .. } => (2, 1 << 62),
+            BarKind::Ports => (1, 256),
         };
         let fits = self.index + registers <= BAR_COUNT;
         if fits && self.size.is_power_of_two() && (16..=most).contains(&self.size) {
@@ -185,7 +196,14 @@ impl ConfigSpace {
         bar.check()?;
         let offset = register::BASE_ADDRESS + 4 * bar.index;
         let mask = (!(bar.size - 1)).to_le_bytes();
-        let registers = if bar.kind == BarKind::Memory32 { 4 } else { 8 };
+        let registers = match bar.kind {
+            BarKind::Memory32 | BarKind::Ports => 4,
+            BarKind::Memory64 { .. } => 8,
+        };
+        if bar.kind == BarKind::Ports {
+            let command = COMMAND_WRITABLE.union(Command::PORT_SPACE);
+            self.allow(register::COMMAND, &command.bits().to_le_bytes());
+        }
         self.set(offset, &[bar.type_bits()]);
         // The low bits stay as they are: that is how a guest learns the size (6.2.5.1).
         self.allow(offset, &mask[..registers]);
@@ -277,20 +295,29 @@ impl ConfigSpace {
         u32::from_le_bytes(bytes)
     }
 
-    /// Whether an access may change what [`ConfigSpace::memory_ranges`] gives.
+    /// Whether an access may change what [`ConfigSpace::memory_ranges`] and [`ConfigSpace::port_ranges`] give.
     pub fn moves_memory(offset: usize, length: usize) -> bool {
         let overlaps = |start: usize, end: usize| offset < end && offset.saturating_add(length) > start;
         overlaps(register::COMMAND, register::COMMAND + 2)
             || overlaps(register::BASE_ADDRESS, register::BASE_ADDRESS + 4 * BAR_COUNT)
     }
 
-    /// What the BARs decode now.
+    /// What the BARs decode of memory now.
     pub fn memory_ranges(&self) -> MemoryRanges {
+        self.ranges(Command::MEMORY_SPACE, |kind| kind != BarKind::Ports)
+    }
+
+    /// What the BARs decode of ports now.
+    pub fn port_ranges(&self) -> MemoryRanges {
+        self.ranges(Command::PORT_SPACE, |kind| kind == BarKind::Ports)
+    }
+
+    fn ranges(&self, enabled_by: Command, is_meant: impl Fn(BarKind) -> bool) -> MemoryRanges {
         let mut ranges = [None; BAR_COUNT];
-        if !self.command().contains(Command::MEMORY_SPACE) {
+        if !self.command().contains(enabled_by) {
             return ranges;
         }
-        for bar in self.bars.iter().flatten() {
+        for bar in self.bars.iter().flatten().filter(|bar| is_meant(bar.kind)) {
             let start = self.bar_address(*bar);
             ranges[bar.index] = MemoryRange::new(start, bar.size);
         }
@@ -301,7 +328,7 @@ impl ConfigSpace {
         let offset = register::BASE_ADDRESS + 4 * bar.index;
         let low = u64::from(self.u32(offset) & !0xf);
         match bar.kind {
-            BarKind::Memory32 => low,
+            BarKind::Memory32 | BarKind::Ports => low,
             BarKind::Memory64 { .. } => low | (u64::from(self.u32(offset + 4)) << 32),
         }
     }
@@ -361,7 +388,7 @@ mod tests {
         assert_eq!(space.u32(0), 0x1042_1af4);
         assert_eq!(space.u16(register::COMMAND), 0);
         space.write(3, &[0xff; 4]);
-        assert_eq!(space.u16(register::COMMAND), Command::all().bits());
+        assert_eq!(space.u16(register::COMMAND), COMMAND_WRITABLE.bits());
         let mut end = [0; 8];
         space.read(SIZE - 2, &mut end);
         assert_eq!(end, [0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);

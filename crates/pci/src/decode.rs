@@ -1,7 +1,7 @@
 //! Which function answers at a memory address now: ranges sorted by address. Guests move BARs at will, onto each other
 //! too; the lowest-numbered claimant of overlapping ranges wins, and nothing else breaks.
 
-use crate::{BAR_COUNT, MemoryRanges};
+use crate::{BAR_COUNT, MemoryRanges, PciFunction};
 
 /// A range of guest physical addresses that does not wrap around and is not empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +71,20 @@ impl DecodeMap {
             let offset = range.offset_of(address, length)?;
             Some(Hit { slot, bar, offset })
         })
+    }
+}
+
+/// What BARs decode, of both address spaces.
+#[derive(Default)]
+pub(crate) struct Decode {
+    pub(crate) memory: DecodeMap,
+    pub(crate) ports: DecodeMap,
+}
+
+impl Decode {
+    pub(crate) fn update(&mut self, slot: usize, function: &dyn PciFunction) {
+        self.memory.update(slot, &function.memory_ranges());
+        self.ports.update(slot, &function.port_ranges());
     }
 }
 

@@ -14,11 +14,11 @@ pub mod decode;
 pub mod msix;
 pub mod window;
 
-pub use bus::{PciBus, PciState, WindowKind, Windows};
+pub use bus::{PciBus, PciState};
 pub use config::{Bar, BarKind, CapabilityId, ConfigSpace, Identity};
 pub use decode::MemoryRange;
 pub use msix::{MsixTable, VectorState};
-pub use window::Window;
+pub use window::{Window, WindowKind, Windows};
 
 /// The ports of configuration mechanism #1 (3.2.2.3.2): `CONFIG_ADDRESS` and `CONFIG_DATA`.
 pub const CONFIG_PORTS: u16 = 0xcf8;
@@ -29,7 +29,7 @@ pub const CONFIG_PORT_COUNT: u16 = 8;
 /// The number of base address registers of a type-0 function (6.2.5.1).
 pub const BAR_COUNT: usize = 6;
 
-/// The memory that a function's BARs decode now; `None` where there is no BAR or decoding is off.
+/// The memory, or the ports, that a function's BARs decode now; `None` where there is no BAR or decoding is off.
 pub type MemoryRanges = [Option<MemoryRange>; BAR_COUNT];
 
 /// One function of bus 0. Guests call it from every vCPU at once, at any offset and width.
@@ -42,6 +42,11 @@ pub trait PciFunction: Send + Sync {
 
     /// What the BARs decode now. The bus asks again after each write that may have changed it.
     fn memory_ranges(&self) -> MemoryRanges;
+
+    /// The same of ports.
+    fn port_ranges(&self) -> MemoryRanges {
+        [None; BAR_COUNT]
+    }
 
     /// Reads from BAR `bar`; the access lies within it.
     fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]);

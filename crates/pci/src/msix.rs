@@ -118,6 +118,11 @@ impl MsixTable {
         }
     }
 
+    /// Whether the function's vectors may fire that are not masked.
+    pub fn may_fire(&self) -> bool {
+        self.may_fire
+    }
+
     /// Reads from the table; beyond its end there are zeroes.
     pub fn read(&self, offset: usize, data: &mut [u8]) {
         for (at, byte) in data.iter_mut().enumerate() {

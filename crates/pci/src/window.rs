@@ -11,6 +11,38 @@ pub struct Window {
     pub length: u64,
 }
 
+/// The ranges for BARs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Windows {
+    /// Below 4 GiB.
+    pub low: Window,
+    /// Above all RAM.
+    pub high: Window,
+    /// Ports, in a machine that has any for BARs.
+    pub ports: Option<Window>,
+}
+
+impl Windows {
+    pub(crate) fn get(&self, kind: WindowKind) -> Window {
+        match kind {
+            WindowKind::Low => self.low,
+            WindowKind::High => self.high,
+            WindowKind::Ports => self.ports.unwrap_or(Window { start: 0, length: 0 }),
+        }
+    }
+}
+
+/// One of the windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowKind {
+    /// Below 4 GiB, for 32-bit BARs.
+    Low,
+    /// Above all RAM, for 64-bit BARs.
+    High,
+    /// Ports.
+    Ports,
+}
+
 /// Gives out addresses of a window from its start on.
 #[derive(Debug)]
 pub struct WindowAllocator {
@@ -45,6 +77,35 @@ impl WindowAllocator {
             }
             None => Err(full),
         }
+    }
+}
+
+/// What is free of each window.
+#[derive(Debug)]
+pub(crate) struct Free {
+    low: WindowAllocator,
+    high: WindowAllocator,
+    ports: WindowAllocator,
+}
+
+impl Free {
+    /// All of them.
+    pub(crate) fn new(windows: &Windows) -> Self {
+        Self {
+            low: WindowAllocator::new(windows.low),
+            high: WindowAllocator::new(windows.high),
+            ports: WindowAllocator::new(windows.get(WindowKind::Ports)),
+        }
+    }
+
+    /// As [`WindowAllocator::allocate`].
+    pub(crate) fn take(&mut self, kind: WindowKind, size: u64) -> Result<u64, PciError> {
+        let window = match kind {
+            WindowKind::Low => &mut self.low,
+            WindowKind::High => &mut self.high,
+            WindowKind::Ports => &mut self.ports,
+        };
+        window.allocate(size)
     }
 }
 

@@ -14,5 +14,5 @@ pub use buffers::{Available, BadChain, Chain, RingError};
 pub use device::{Activation, ActiveQueue, DeviceError, QueueInterrupt, VirtioDevice};
 pub use duty::{Duty, take_queue};
 pub use rounds::Rounds;
-pub use transport::{DeviceState, TransportError, TransportState, VirtioPciDevice};
+pub use transport::{DeviceState, Reach, TransportError, TransportState, VirtioPciDevice};
 pub use virtio_queue;

@@ -86,7 +86,9 @@ fn attempt(input: &[u8]) -> anyhow::Result<u64> {
     };
     let board = Board {
         apic_ids: vec![0],
-        pci_window_64: memory::layout::pci_window_64(size),
+        root: boot::Root::Memory {
+            window_64: memory::layout::pci_window_64(size),
+        },
         ports,
     };
     let source = Source {

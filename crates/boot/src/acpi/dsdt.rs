@@ -9,7 +9,7 @@ use acpi_tables::sdt::Sdt;
 use acpi_tables::{Aml, AmlSink};
 use memory::layout;
 
-use super::{Board, OEM_ID, OEM_REVISION, OEM_TABLE_ID, SLEEP_TYPE_S5};
+use super::{Board, OEM_ID, OEM_REVISION, OEM_TABLE_ID, Root, SLEEP_TYPE_S5};
 
 /// A finished table, as bytes.
 pub(super) struct Dsdt(Sdt);
@@ -33,11 +33,32 @@ const NEW_GENERATION: u8 = 2;
 /// Builds the table.
 pub(super) fn build(board: &Board) -> Dsdt {
     let mut aml = Vec::new();
-    host_bridge(board, &mut aml);
-    reserved(&mut aml);
-    serial(board, &mut aml);
-    generation_id(&mut aml);
-    events(board, &mut aml);
+    let ports = IO::new(0xcf8, 0xcf8, 1, 8);
+    let uncached = AddressSpaceCacheable::NotCacheable;
+    match board.root {
+        Root::Memory { window_64: high } => {
+            let low = layout::PCI_WINDOW_32;
+            let low_end = below_4g(low.start + low.length - 1);
+            let window_32 = AddressSpace::<u32>::new_memory(uncached, true, below_4g(low.start), low_end, None);
+            let window_64 =
+                AddressSpace::<u64>::new_memory(uncached, true, high.start, high.start + high.length - 1, None);
+            host_bridge(&[&ports, &window_32, &window_64], &mut aml);
+            reserved(&mut aml);
+            let line = Interrupt::new(true, true, false, false, board.ports.serial_pin);
+            serial(board, Some(&line), &mut aml);
+            generation_id(&mut aml);
+            events(board, &mut aml);
+        }
+        Root::Ports { ports: bars, tables } => {
+            let port = |number: u64| u16::try_from(number).unwrap_or(u16::MAX);
+            let bars = AddressSpace::<u16>::new_io(port(bars.start), port(bars.start + bars.length - 1), None);
+            let end = tables.start + tables.length - 1;
+            let tables =
+                AddressSpace::<u64>::new_memory(AddressSpaceCacheable::Cacheable, true, tables.start, end, None);
+            host_bridge(&[&ports, &bars, &tables], &mut aml);
+            serial(board, None, &mut aml);
+        }
+    }
     Name::new(Path::new("_S5_"), &Package::new(vec![&SLEEP_TYPE_S5])).to_aml_bytes(&mut aml);
     let mut table = Sdt::new(*b"DSDT", 36, 6, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     table.append_slice(&aml);
@@ -48,16 +69,11 @@ fn below_4g(address: u64) -> u32 {
     u32::try_from(address).unwrap_or(u32::MAX)
 }
 
-fn host_bridge(board: &Board, aml: &mut Vec<u8>) {
-    let low = layout::PCI_WINDOW_32;
-    let high = board.pci_window_64;
-    let low_end = below_4g(low.start + low.length - 1);
-    let uncached = AddressSpaceCacheable::NotCacheable;
+fn host_bridge(windows: &[&dyn Aml], aml: &mut Vec<u8>) {
     let buses = AddressSpace::<u16>::new_bus_number(0, 0);
-    let ports = IO::new(0xcf8, 0xcf8, 1, 8);
-    let window_32 = AddressSpace::<u32>::new_memory(uncached, true, below_4g(low.start), low_end, None);
-    let window_64 = AddressSpace::<u64>::new_memory(uncached, true, high.start, high.start + high.length - 1, None);
-    let windows = ResourceTemplate::new(vec![&buses, &ports, &window_32, &window_64]);
+    let mut all: Vec<&dyn Aml> = vec![&buses];
+    all.extend(windows);
+    let windows = ResourceTemplate::new(all);
     Device::new(
         Path::new("_SB_.PCI0"),
         vec![
@@ -87,11 +103,13 @@ fn reserved(aml: &mut Vec<u8>) {
     .to_aml_bytes(aml);
 }
 
-fn serial(board: &Board, aml: &mut Vec<u8>) {
+/// Without a line its driver looks from time to time.
+fn serial(board: &Board, line: Option<&Interrupt>, aml: &mut Vec<u8>) {
     let ports = &board.ports;
     let registers = IO::new(ports.serial, ports.serial, 1, 8);
-    let line = Interrupt::new(true, true, false, false, ports.serial_pin);
-    let resources = ResourceTemplate::new(vec![&registers, &line]);
+    let mut resources: Vec<&dyn Aml> = vec![&registers];
+    resources.extend(line.map(|line| line as &dyn Aml));
+    let resources = ResourceTemplate::new(resources);
     Device::new(
         Path::new("_SB_.COM1"),
         vec![

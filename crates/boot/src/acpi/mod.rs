@@ -9,8 +9,8 @@ use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, P
 use acpi_tables::mcfg::MCFG;
 use acpi_tables::rsdp::Rsdp;
 use acpi_tables::xsdt::XSDT;
-use memory::GuestRam;
 use memory::layout::{self, Range};
+use memory::{GuestRam, Ram};
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::{BootError, GENERATION_ID, low};
@@ -27,10 +27,28 @@ pub const SLEEP_TYPE_S5: u8 = 5;
 pub struct Board {
     /// The ids of the vCPUs' local APICs, the first one's first.
     pub apic_ids: Vec<u32>,
-    /// The 64-bit PCI window; depends on the size of RAM.
-    pub pci_window_64: Range,
+    /// How its PCI devices are reached.
+    pub root: Root,
     /// Ports and interrupt lines of the platform devices.
     pub ports: Ports,
+}
+
+/// How PCI devices are reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Root {
+    /// By memory: configuration space, and BARs below 4 GiB and in this window, which depends on the size of RAM. There is an I/O APIC.
+    Memory {
+        /// The 64-bit window.
+        window_64: Range,
+    },
+    /// By ports, in a machine whose guest's accesses to memory never come out: there is no I/O APIC, and so no interrupt of the serial
+    /// port's or of events.
+    Ports {
+        /// Those of BARs.
+        ports: Range,
+        /// Memory that BARs name, whose content is that of memory.
+        tables: Range,
+    },
 }
 
 /// Ports and I/O APIC pins of the platform devices.
@@ -53,32 +71,37 @@ pub struct Ports {
 }
 
 /// Writes all tables; gives the address of the RSDP.
-pub(crate) fn write(guest: &GuestRam, board: &Board) -> Result<u64, BootError> {
+pub(crate) fn write(ram: &Ram, board: &Board) -> Result<u64, BootError> {
+    let (guest, start) = (ram.guest(), ram.start());
     let mut area = Area {
         guest,
-        next: low::ACPI + 64,
+        next: start + low::ACPI + 64,
+        end: start + GENERATION_ID,
     };
     let dsdt = area.put(&dsdt::build(board))?;
     let fadt = area.put(&fadt(board, dsdt))?;
-    let madt = area.put(&madt(&board.apic_ids))?;
-    let mut mcfg = MCFG::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
-    mcfg.add_ecam(layout::ECAM.start, 0, 0, 0);
-    let mcfg = area.put(&mcfg)?;
+    let by_memory = matches!(board.root, Root::Memory { .. });
+    let madt = area.put(&madt(&board.apic_ids, by_memory))?;
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
-    for table in [fadt, madt, mcfg] {
-        xsdt.add_entry(table);
+    xsdt.add_entry(fadt);
+    xsdt.add_entry(madt);
+    if by_memory {
+        let mut mcfg = MCFG::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+        mcfg.add_ecam(layout::ECAM.start, 0, 0, 0);
+        xsdt.add_entry(area.put(&mcfg)?);
     }
     let xsdt = area.put(&xsdt)?;
     let mut rsdp = Vec::new();
     Rsdp::new(OEM_ID, xsdt).to_aml_bytes(&mut rsdp);
-    guest.write_slice(&rsdp, GuestAddress(low::ACPI))?;
-    Ok(low::ACPI)
+    guest.write_slice(&rsdp, GuestAddress(start + low::ACPI))?;
+    Ok(start + low::ACPI)
 }
 
 /// Table after table, each on a 64-byte boundary, behind the RSDP.
 struct Area<'a> {
     guest: &'a GuestRam,
     next: u64,
+    end: u64,
 }
 
 impl Area<'_> {
@@ -87,8 +110,8 @@ impl Area<'_> {
         table.to_aml_bytes(&mut bytes);
         let start = self.next;
         let end = start + bytes.len() as u64;
-        if end > GENERATION_ID {
-            return Err(BootError::Tables(bytes.len(), GENERATION_ID.saturating_sub(start)));
+        if end > self.end {
+            return Err(BootError::Tables(bytes.len(), self.end.saturating_sub(start)));
         }
         self.guest.write_slice(&bytes, GuestAddress(start))?;
         self.next = end.next_multiple_of(64);
@@ -119,7 +142,7 @@ fn fadt(board: &Board, dsdt: u64) -> acpi_tables::fadt::FADT {
     fadt.finalize()
 }
 
-fn madt(apic_ids: &[u32]) -> MADT {
+fn madt(apic_ids: &[u32], has_ioapic: bool) -> MADT {
     let lapic = u32::try_from(layout::LOCAL_APIC).unwrap_or(u32::MAX);
     let ioapic = u32::try_from(layout::IOAPIC.start).unwrap_or(u32::MAX);
     let mut madt = MADT::new(
@@ -133,7 +156,9 @@ fn madt(apic_ids: &[u32]) -> MADT {
     for (number, id) in (0..).zip(ids) {
         madt.add_structure(ProcessorLocalApic::new(number, id, EnabledStatus::Enabled));
     }
-    madt.add_structure(IoApic::new(0, ioapic, 0));
+    if has_ioapic {
+        madt.add_structure(IoApic::new(0, ioapic, 0));
+    }
     madt
 }
 
@@ -146,7 +171,9 @@ mod tests {
     pub(super) fn board(cpus: u32) -> Board {
         Board {
             apic_ids: (0..cpus).collect(),
-            pci_window_64: layout::pci_window_64(ByteSize::gib(1)),
+            root: Root::Memory {
+                window_64: layout::pci_window_64(ByteSize::gib(1)),
+            },
             ports: Ports {
                 sleep_control: 0x600,
                 reset: 0x602,
@@ -162,7 +189,19 @@ mod tests {
     #[test]
     fn every_table_is_reached_and_sums_to_zero() {
         let ram = Ram::allocate(ByteSize::mib(64)).unwrap();
-        let rsdp = write(ram.guest(), &board(64)).unwrap();
+        assert_eq!(tables_of(&ram, &board(64)), ["FACP", "APIC", "MCFG"]);
+        let ram = crate::tests::placed(5 << 30);
+        let range = |start, length| Range { start, length };
+        let root = Root::Ports {
+            ports: range(0xc000, 0x4000),
+            tables: ram.place().unwrap().tables,
+        };
+        assert_eq!(tables_of(&ram, &Board { root, ..board(64) }), ["FACP", "APIC"]);
+    }
+
+    /// The names of the tables that the RSDP leads to.
+    fn tables_of(ram: &Ram, board: &Board) -> Vec<String> {
+        let rsdp = write(ram, board).unwrap();
         let bytes = |address: u64, length: usize| {
             let mut bytes = vec![0; length];
             ram.guest().read_slice(&mut bytes, GuestAddress(address)).unwrap();
@@ -193,6 +232,6 @@ mod tests {
                 );
             }
         }
-        assert_eq!(found, ["FACP", "APIC", "MCFG"]);
+        found
     }
 }

@@ -4,6 +4,7 @@
 //!  0x3f8  serial port, pin 4        0x600  sleep control, 0x601 sleep status
 //!  0xcf8  PCI configuration         0x602  reset
 //!                                   0x604  pending events, pin 5
+//! 0xc000  PCI devices, 16 KiB, where no access to memory comes out
 //! ```
 
 mod events;
@@ -19,6 +20,7 @@ pub use power::{Power, PowerRequest};
 pub use serial::{SerialPort, SerialRegisters};
 
 use boot::Ports;
+use memory::layout::Range;
 use serde::{Deserialize, Serialize};
 use state::{Schema, StateError};
 
@@ -31,6 +33,12 @@ pub const PORTS: Ports = Ports {
     events_pin: 5,
     serial: 0x3f8,
     serial_pin: 4,
+};
+
+/// Ports of PCI devices, where those have any.
+pub(crate) const BAR_PORTS: Range = Range {
+    start: 0xc000,
+    length: 0x4000,
 };
 
 /// The board's own devices as they are saved. Power and reset have no state.

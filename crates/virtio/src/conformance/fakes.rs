@@ -74,7 +74,7 @@ impl FakeVm {
         lock(&self.interrupts).get(index).cloned()
     }
 
-    /// Rings the bell at an address, as a guest's write would; tells whether there is one.
+    /// Rings the bell at an address or a port, as a guest's write would; tells whether there is one.
     pub fn ring(&self, address: u64) -> bool {
         let bells = lock(&self.bells);
         let bell = bells.get(&address);
@@ -84,9 +84,17 @@ impl FakeVm {
         bell.is_some()
     }
 
-    /// The addresses that have a bell.
+    /// The addresses and ports that have a bell.
     pub fn bells(&self) -> Vec<u64> {
         lock(&self.bells).keys().copied().collect()
+    }
+}
+
+/// Ports are no addresses that a BAR in memory is ever at.
+fn place(bell: Doorbell) -> u64 {
+    match bell {
+        Doorbell::Mmio(address) => address,
+        Doorbell::Port(port) => u64::from(port),
     }
 }
 
@@ -118,9 +126,7 @@ impl Vm for FakeVm {
     }
 
     fn attach_doorbell(&self, bell: Doorbell, event: &EventFd) -> engine::Result<()> {
-        let Doorbell::Mmio(address) = bell else {
-            return Err(refused("ports ring no bell"));
-        };
+        let address = place(bell);
         let mut bells = lock(&self.bells);
         if bells.contains_key(&address) {
             return Err(refused("the bell is in use"));
@@ -133,9 +139,9 @@ impl Vm for FakeVm {
     }
 
     fn detach_doorbell(&self, bell: Doorbell, _: &EventFd) -> engine::Result<()> {
-        match bell {
-            Doorbell::Mmio(address) if lock(&self.bells).remove(&address).is_some() => Ok(()),
-            _ => Err(refused("no such bell")),
+        match lock(&self.bells).remove(&place(bell)) {
+            Some(_) => Ok(()),
+            None => Err(refused("no such bell")),
         }
     }
 

@@ -7,7 +7,10 @@ mod common;
 mod layout;
 mod saved;
 mod signals;
+mod table;
 
+#[cfg(test)]
+mod ports_tests;
 #[cfg(test)]
 mod saved_tests;
 #[cfg(test)]
@@ -29,9 +32,10 @@ use vm_memory::{GuestAddress, GuestMemory, Permissions};
 
 use crate::device::{Activation, ActiveQueue, DeviceError, QueueInterrupt, VirtioDevice};
 use common::{CommonConfig, Effect, QueueSetup};
-use layout::Region;
+use layout::{Layout, Region};
 pub use saved::{DeviceState, TransportState};
 use signals::Signals;
+use table::Table;
 
 /// The feature bits that are the transport's (6): each ring can do these.
 const TRANSPORT_FEATURES: u64 =
@@ -43,9 +47,14 @@ const RESERVED_FEATURES: u64 = (1 << 50) - (1 << 24);
 /// Why a device cannot be put on the bus.
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
-    /// More queues than there are vectors.
-    #[error("a device with {0} queues: the most is {max}", max = layout::MAX_VECTORS - 1)]
-    Queues(usize),
+    /// More queues than there are vectors or doorbells.
+    #[error("a device with {queues} queues: the most is {most} here")]
+    Queues {
+        /// How many it has.
+        queues: usize,
+        /// How many there can be.
+        most: usize,
+    },
     /// The device claims feature bits of the transport.
     #[error("the device claims the transport's feature bits {0:#x}")]
     Features(u64),
@@ -85,6 +94,15 @@ impl Metrics {
     }
 }
 
+/// How guests reach a device's registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// By memory, where the guest's accesses to it come out.
+    Memory,
+    /// By ports; the MSI-X table is memory of the guest's.
+    Ports,
+}
+
 /// Where the queues are.
 enum Phase {
     /// Nowhere: the driver has not set them up.
@@ -104,7 +122,7 @@ struct State {
     device: Box<dyn VirtioDevice>,
     phase: Phase,
     // The doorbells that the engine rings now, and the queues they are for.
-    doorbells: Vec<(u64, usize)>,
+    doorbells: Vec<(Doorbell, usize)>,
     // Restored and not resumed yet: the driver is to look at all of its queues.
     restored: bool,
 }
@@ -112,8 +130,11 @@ struct State {
 /// A virtio device on the PCI bus.
 pub struct VirtioPciDevice {
     id: String,
+    layout: &'static Layout,
     vm: Arc<dyn Vm>,
     memory: Arc<GuestRam>,
+    /// Where vectors are read from, if that is memory.
+    table: Option<Arc<Table>>,
     kicks: Vec<Arc<EventFd>>,
     signals: Arc<Signals>,
     metrics: Metrics,
@@ -133,23 +154,49 @@ impl VirtioPciDevice {
         memory: Arc<GuestRam>,
         metrics: &Registry,
     ) -> Result<Arc<Self>, TransportError> {
+        Self::reached_by(Reach::Memory, (id, device), vm, memory, metrics)
+    }
+
+    /// The same, for guests that reach it in a way of their own.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn reached_by(
+        reach: Reach,
+        (id, device): (&str, Box<dyn VirtioDevice>),
+        vm: Arc<dyn Vm>,
+        memory: Arc<GuestRam>,
+        metrics: &Registry,
+    ) -> Result<Arc<Self>, TransportError> {
+        let layout = match reach {
+            Reach::Memory => &layout::IN_MEMORY,
+            Reach::Ports => &layout::IN_PORTS,
+        };
         let sizes = device.queue_sizes();
         let queues = u16::try_from(sizes.len())
             .ok()
-            .filter(|_| sizes.len() < layout::MAX_VECTORS)
-            .ok_or(TransportError::Queues(sizes.len()))?;
+            .filter(|_| sizes.len() < layout.vectors)
+            .ok_or(TransportError::Queues {
+                queues: sizes.len(),
+                most: layout.vectors - 1,
+            })?;
         let features = device.features();
         if features & RESERVED_FEATURES != 0 {
             return Err(TransportError::Features(features & RESERVED_FEATURES));
         }
         // One vector a queue, and one for configuration changes.
-        let interrupts: Vec<_> = (0..=queues).map(|_| vm.create_interrupt()).collect();
+        let mut interrupts: Vec<_> = (0..=queues).map(|_| vm.create_interrupt()).collect();
+        let table = (reach == Reach::Ports).then(|| {
+            let table = Arc::new(Table::new(Arc::clone(&memory), std::mem::take(&mut interrupts)));
+            interrupts = table.sources();
+            table
+        });
         let kicks = (0..queues)
             .map(|_| EventFd::new().map(Arc::new))
             .collect::<Result<Vec<_>, _>>()
             .map_err(TransportError::Event)?;
         let signals = Arc::new(Signals::new(interrupts.clone(), usize::from(queues)));
-        let built = layout::build(device.device_type(), queues, queues + 1)?;
+        let built = layout::build(layout, device.device_type(), queues)?;
         let state = State {
             space: built.space,
             msix_capability: built.msix,
@@ -163,8 +210,10 @@ impl VirtioPciDevice {
         };
         Ok(Arc::new(Self {
             id: id.to_owned(),
+            layout,
             vm,
             memory,
+            table,
             kicks,
             signals,
             metrics: Metrics::new(metrics, id),
@@ -313,9 +362,9 @@ impl VirtioPciDevice {
 
     /// Makes the engine's doorbells those of the queues in use, where the BAR is now.
     fn move_doorbells(&self, state: &mut State) {
-        let base = state.space.memory_ranges()[usize::from(layout::BAR)].map(|range| range.start());
+        let base = self.layout.base(&state.space);
         let in_use = !matches!(state.phase, Phase::Idle);
-        let wanted: Vec<(u64, usize)> = base
+        let wanted: Vec<(Doorbell, usize)> = base
             .filter(|_| in_use)
             .map(|base| {
                 let enabled = state
@@ -324,26 +373,25 @@ impl VirtioPciDevice {
                     .iter()
                     .enumerate()
                     .filter(|(_, setup)| setup.enabled);
-                let multiplier = u64::from(layout::NOTIFY_OFF_MULTIPLIER);
                 enabled
-                    .map(|(queue, _)| (base + layout::NOTIFY + multiplier * queue as u64, queue))
+                    .filter_map(|(queue, _)| Some((self.layout.doorbell(base, queue)?, queue)))
                     .collect()
             })
             .unwrap_or_default();
         if wanted == state.doorbells {
             return;
         }
-        for (address, queue) in std::mem::take(&mut state.doorbells) {
-            if let Err(error) = self.vm.detach_doorbell(Doorbell::Mmio(address), &self.kicks[queue]) {
-                log::error!("{}: a doorbell at {address:#x} could not be detached: {error}", self.id);
+        for (bell, queue) in std::mem::take(&mut state.doorbells) {
+            if let Err(error) = self.vm.detach_doorbell(bell, &self.kicks[queue]) {
+                log::error!("{}: a doorbell at {bell:x?} could not be detached: {error}", self.id);
             }
         }
-        for (address, queue) in wanted {
-            match self.vm.attach_doorbell(Doorbell::Mmio(address), &self.kicks[queue]) {
-                Ok(()) => state.doorbells.push((address, queue)),
+        for (bell, queue) in wanted {
+            match self.vm.attach_doorbell(bell, &self.kicks[queue]) {
+                Ok(()) => state.doorbells.push((bell, queue)),
                 // The guest moved the BAR onto another device's; kicks come as exits then.
                 Err(error) if self.complaints.allow() => {
-                    log::warn!("{}: no doorbell at {address:#x}: {error}", self.id);
+                    log::warn!("{}: no doorbell at {bell:x?}: {error}", self.id);
                 }
                 Err(_) => (),
             }
@@ -352,7 +400,7 @@ impl VirtioPciDevice {
 
     fn read_bar(&self, state: &State, offset: u64, data: &mut [u8]) {
         data.fill(0);
-        let (region, offset) = layout::region(offset);
+        let (region, offset) = self.layout.region(offset);
         match region {
             Region::Common => state.common.read(offset, data),
             Region::Isr => {
@@ -368,7 +416,7 @@ impl VirtioPciDevice {
     }
 
     fn write_bar(&self, state: &mut State, offset: u64, data: &[u8]) {
-        let (region, offset) = layout::region(offset);
+        let (region, offset) = self.layout.region(offset);
         match region {
             Region::Common => match state.common.write(offset, data) {
                 Effect::Done => (),
@@ -388,8 +436,15 @@ impl VirtioPciDevice {
         }
     }
 
+    /// Sends interrupts that a mask had kept.
+    fn serve_kept(&self) {
+        if let Some(table) = &self.table {
+            table.send_kept();
+        }
+    }
+
     /// What the PCI configuration access capability points to (4.1.4.9): offset and length of an aligned access.
-    fn pci_cfg_window(state: &State) -> Option<(u64, usize)> {
+    fn pci_cfg_window(&self, state: &State) -> Option<(u64, usize)> {
         let at = state.pci_cfg;
         let offset = state.space.u32(at + layout::PCI_CFG_OFFSET);
         let length = state.space.u32(at + layout::PCI_CFG_LENGTH);
@@ -397,7 +452,7 @@ impl VirtioPciDevice {
         let valid = bar == u16::from(layout::BAR)
             && matches!(length, 1 | 2 | 4)
             && offset.is_multiple_of(length)
-            && u64::from(offset) < layout::BAR_SIZE;
+            && u64::from(offset) < self.layout.size;
         valid.then_some((u64::from(offset), length as usize))
     }
 }
@@ -411,7 +466,7 @@ impl PciFunction for VirtioPciDevice {
         let mut state = self.lock();
         let window = state.pci_cfg + layout::PCI_CFG_DATA;
         if overlaps(offset, data.len(), window, window + 4)
-            && let Some((at, length)) = Self::pci_cfg_window(&state)
+            && let Some((at, length)) = self.pci_cfg_window(&state)
         {
             let mut value = [0; 4];
             self.read_bar(&state, at, &mut value[..length]);
@@ -429,9 +484,13 @@ impl PciFunction for VirtioPciDevice {
             let control = state.space.u16(control);
             state.msix.set_control(control);
         }
+        if let Some(table) = &self.table {
+            let bar = state.space.memory_ranges()[usize::from(layout::TABLE_BAR)];
+            table.put_at(bar.map(|bar| bar.start()).filter(|_| state.msix.may_fire()));
+        }
         let window = state.pci_cfg + layout::PCI_CFG_DATA;
         if overlaps(offset, data.len(), window, window + 4)
-            && let Some((at, length)) = Self::pci_cfg_window(state)
+            && let Some((at, length)) = self.pci_cfg_window(state)
         {
             let value = state.space.u32(window).to_le_bytes();
             self.write_bar(state, at, &value[..length]);
@@ -445,11 +504,23 @@ impl PciFunction for VirtioPciDevice {
         self.lock().space.memory_ranges()
     }
 
-    fn bar_read(&self, _bar: usize, offset: u64, data: &mut [u8]) {
-        self.read_bar(&self.lock(), offset, data);
+    fn port_ranges(&self) -> MemoryRanges {
+        self.lock().space.port_ranges()
     }
 
-    fn bar_write(&self, _bar: usize, offset: u64, data: &[u8]) {
-        self.write_bar(&mut self.lock(), offset, data);
+    fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]) {
+        self.serve_kept();
+        match bar == usize::from(layout::BAR) {
+            true => self.read_bar(&self.lock(), offset, data),
+            // A table that is memory, which its guest reads there.
+            false => data.fill(0),
+        }
+    }
+
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+        self.serve_kept();
+        if bar == usize::from(layout::BAR) {
+            self.write_bar(&mut self.lock(), offset, data);
+        }
     }
 }

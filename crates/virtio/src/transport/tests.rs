@@ -11,19 +11,19 @@ use crate::conformance::driver::{BAR, Driver};
 use crate::device::{Activation, ActiveQueue, DeviceError, QueueInterrupt, VirtioDevice};
 
 #[derive(Default)]
-struct Seen {
+pub(super) struct Seen {
     features: u64,
-    started: u32,
+    pub(super) started: u32,
     queues: Vec<ActiveQueue>,
-    interrupt: Option<Arc<dyn QueueInterrupt>>,
+    pub(super) interrupt: Option<Arc<dyn QueueInterrupt>>,
     memory: Option<Arc<GuestRam>>,
     config: Vec<(usize, Vec<u8>)>,
     refuse: bool,
 }
 
 #[derive(Clone, Default)]
-struct Counting {
-    seen: Arc<Mutex<Seen>>,
+pub(super) struct Counting {
+    pub(super) seen: Arc<Mutex<Seen>>,
 }
 
 impl VirtioDevice for Counting {
@@ -372,7 +372,7 @@ fn any_access_anywhere_is_survived() {
         for offset in (0..0x8000)
             .step_by(13)
             .chain(0..0x60)
-            .chain([0x7fff, layout::BAR_SIZE, u64::MAX])
+            .chain([0x7fff, layout::IN_MEMORY.size, u64::MAX])
         {
             device.bar_read(0, offset, &mut [0; 8][..width]);
             device.bar_write(0, offset, &[0xff; 8][..width]);
@@ -414,6 +414,9 @@ fn devices_the_transport_cannot_carry_are_refused() {
         super::VirtioPciDevice::new("odd", device, vm, Arc::clone(driver.memory()), &registry).err()
     };
     assert!(make(255, 0).is_none());
-    assert!(matches!(make(256, 0), Some(super::TransportError::Queues(256))));
+    assert!(matches!(
+        make(256, 0),
+        Some(super::TransportError::Queues { queues: 256, most: 255 })
+    ));
     assert!(matches!(make(1, 1 << 32), Some(super::TransportError::Features(_))));
 }
