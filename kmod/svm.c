@@ -274,6 +274,13 @@ void basalt_svm_get_state(struct basalt_vcpu *vcpu, struct basalt_state *state)
 		state->event = vcpu->vmcb->control.event_inj | (u64)vcpu->vmcb->control.event_inj_err << 32;
 }
 
+/* The CPU may remember what its page tables said; what changes that from within makes it forget. */
+static bool translates_otherwise(const struct vmcb_save_area *save, const struct basalt_state *state)
+{
+	return save->cr0 != state->cr0 || save->cr3 != state->cr3 || save->cr4 != state->cr4 ||
+	       save->g_pat != state->pat || (save->efer ^ state->efer) & ~EFER_SVME;
+}
+
 /**
  * basalt_svm_set_state() - makes a vCPU that does not run another
  * @vcpu: which
@@ -283,6 +290,8 @@ void basalt_svm_set_state(struct basalt_vcpu *vcpu, const struct basalt_state *s
 {
 	struct vmcb_save_area *save = &vcpu->vmcb->save;
 
+	if (translates_otherwise(save, state))
+		WRITE_ONCE(vcpu->flush, true);
 	vcpu->regs = state->regs;
 	save->rax = state->regs.rax;
 	save->rsp = state->regs.rsp;
