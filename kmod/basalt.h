@@ -64,6 +64,7 @@ struct desc_ptr;
  * @xss: and which of those that only a kernel reaches
  * @bp_cfg: its own: how Linux has its branches predicted
  * @tsc_aux: its own: Linux's number of this CPU
+ * @pat: its own: the types of memory that Linux's page tables name
  */
 struct basalt_cpu {
 	int state;
@@ -77,6 +78,7 @@ struct basalt_cpu {
 	u64 xss;
 	u64 bp_cfg;
 	u64 tsc_aux;
+	u64 pat;
 } ____cacheline_aligned;
 
 DECLARE_PER_CPU(struct basalt_cpu, basalt_cpus);

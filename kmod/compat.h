@@ -133,6 +133,16 @@ static inline int basalt_device_page(struct mm_struct *mm, unsigned long address
 #endif
 }
 
+/* A mapping is not inherited by children of the process. */
+static inline void basalt_keep_from_children(struct vm_area_struct *area)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 3, 0)
+	vm_flags_set(area, VM_DONTCOPY);
+#else
+	area->vm_flags |= VM_DONTCOPY;
+#endif
+}
+
 /* An interrupt for one CPU, by its vector there. */
 static inline void basalt_send_fixed(unsigned int cpu, u8 vector)
 {

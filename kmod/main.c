@@ -30,6 +30,18 @@ static int claim_release(struct inode *inode, struct file *file)
 	return 0;
 }
 
+static long get_info(struct basalt_info __user *user)
+{
+	struct basalt_info info = {
+		.version = BASALT_API_VERSION,
+		.vendor = boot_cpu_has(X86_FEATURE_SVM) ? BASALT_VENDOR_AMD : BASALT_VENDOR_NONE,
+		.tsc_khz = tsc_khz,
+	};
+
+	basalt_pool_tell(&info.memory, &info.memory_free);
+	return copy_to_user(user, &info, sizeof(info)) ? -EFAULT : 0;
+}
+
 static long get_claimed(const struct claim *claim, struct basalt_claimed __user *user)
 {
 	struct basalt_claimed *claimed;
@@ -51,6 +63,8 @@ static long get_claimed(const struct claim *claim, struct basalt_claimed __user 
 static long claim_ioctl(struct file *file, unsigned int request, unsigned long argument)
 {
 	switch (request) {
+	case BASALT_GET_INFO:
+		return get_info((void __user *)argument);
 	case BASALT_GET_CLAIMED:
 		return get_claimed(file->private_data, (void __user *)argument);
 	case BASALT_CREATE_VM:
@@ -129,17 +143,6 @@ free:
 	return error;
 }
 
-static long get_info(struct basalt_info __user *user)
-{
-	struct basalt_info info = {
-		.version = BASALT_API_VERSION,
-		.vendor = boot_cpu_has(X86_FEATURE_SVM) ? BASALT_VENDOR_AMD : BASALT_VENDOR_NONE,
-		.tsc_khz = tsc_khz,
-	};
-
-	return copy_to_user(user, &info, sizeof(info)) ? -EFAULT : 0;
-}
-
 static long basalt_ioctl(struct file *file, unsigned int request, unsigned long argument)
 {
 	void __user *user = (void __user *)argument;
@@ -171,9 +174,12 @@ static int __init basalt_init(void)
 {
 	int error;
 
-	error = basalt_wake_init();
+	error = basalt_pool_init();
 	if (error)
 		return error;
+	error = basalt_wake_init();
+	if (error)
+		goto pool;
 	error = basalt_claims_init();
 	if (error)
 		goto wake;
@@ -190,6 +196,8 @@ claims:
 	basalt_claims_exit();
 wake:
 	basalt_wake_exit();
+pool:
+	basalt_pool_exit();
 	return error;
 }
 
@@ -200,6 +208,7 @@ static void __exit basalt_exit(void)
 	basalt_notifiers_unregister();
 	basalt_claims_exit();
 	basalt_wake_exit();
+	basalt_pool_exit();
 }
 
 module_init(basalt_init);

@@ -191,8 +191,10 @@ void basalt_svm_init_vcpu(struct basalt_vcpu *vcpu)
 		intercept(vmcb, always[index]);
 	vmcb->control.iopm_base_pa = __pa(vcpu->vm->io_map);
 	vmcb->control.msrpm_base_pa = __pa(vcpu->vm->msr_map);
-	vmcb->control.nested_ctl = SVM_NESTED_CTL_NP_ENABLE;
-	vmcb->control.nested_cr3 = __pa(vcpu->vm->tables.root);
+	if (!vcpu->vm->identity) {
+		vmcb->control.nested_ctl = SVM_NESTED_CTL_NP_ENABLE;
+		vmcb->control.nested_cr3 = __pa(vcpu->vm->tables.root);
+	}
 	/* No other guest ever runs here. */
 	vmcb->control.asid = 1;
 	vmcb->control.tlb_ctl = TLB_CONTROL_FLUSH_ALL_ASID;
@@ -274,6 +276,29 @@ void basalt_svm_get_state(struct basalt_vcpu *vcpu, struct basalt_state *state)
 		state->event = vcpu->vmcb->control.event_inj | (u64)vcpu->vmcb->control.event_inj_err << 32;
 }
 
+/**
+ * basalt_svm_bears() - whether a vCPU can be made so
+ * @state: what is asked for
+ *
+ * What else makes no sense the CPU refuses at the entry. The types of memory
+ * are written to a register where nobody translates, and that would fault.
+ *
+ * Return: that.
+ */
+bool basalt_svm_bears(const struct basalt_state *state)
+{
+	unsigned int shift;
+
+	/* Of 7.8.1: 2 and 3 are no type, and no more than three bits are used. */
+	for (shift = 0; shift < 64; shift += 8) {
+		u8 type = state->pat >> shift;
+
+		if (type > 7 || type == 2 || type == 3)
+			return false;
+	}
+	return true;
+}
+
 /* The CPU may remember what its page tables said; what changes that from within makes it forget. */
 static bool translates_otherwise(const struct vmcb_save_area *save, const struct basalt_state *state)
 {
@@ -284,7 +309,7 @@ static bool translates_otherwise(const struct vmcb_save_area *save, const struct
 /**
  * basalt_svm_set_state() - makes a vCPU that does not run another
  * @vcpu: which
- * @state: what; the CPU itself refuses what makes no sense
+ * @state: what; basalt_svm_bears() it, and the CPU itself refuses what else makes no sense
  */
 void basalt_svm_set_state(struct basalt_vcpu *vcpu, const struct basalt_state *state)
 {

@@ -36,6 +36,7 @@ static void notrace enable(struct basalt_cpu *self)
 	u64 base = __rdmsr(MSR_IA32_APICBASE), efer = __rdmsr(MSR_EFER) | EFER_SVME;
 
 	self->apic_base = base;
+	self->pat = __rdmsr(MSR_IA32_CR_PAT);
 	basalt_fpu_keep(self);
 	basalt_predict_for_guests(self);
 	if (!(base & X2APIC_ENABLE)) {
@@ -395,6 +396,34 @@ static void notrace finish(struct basalt_vcpu *vcpu)
 	vcpu->answer = BASALT_EXIT_INTERRUPTED;
 }
 
+static __always_inline void set_pat(u64 value)
+{
+	__wrmsr(MSR_IA32_CR_PAT, (u32)value, value >> 32);
+}
+
+/*
+ * Into the guest and out again. With nested paging VMRUN gives the guest types
+ * of memory of its own (15.25.2); without, what it reads and writes is the
+ * CPU's register. The guest's first type, by which the host's memory is
+ * accessed until Linux's are back, may be another than write-back: that is
+ * slow, and coherent.
+ */
+static void notrace enter(struct basalt_cpu *self, struct basalt_vcpu *vcpu)
+{
+	struct vmcb_save_area *save = &vcpu->vmcb->save;
+
+	if (!vcpu->vm->identity) {
+		basalt_svm_enter(&vcpu->regs, vcpu->vmcb_pa, vcpu->host_pa);
+		return;
+	}
+	if (save->g_pat != self->pat)
+		set_pat(save->g_pat);
+	basalt_svm_enter(&vcpu->regs, vcpu->vmcb_pa, vcpu->host_pa);
+	save->g_pat = __rdmsr(MSR_IA32_CR_PAT);
+	if (save->g_pat != self->pat)
+		set_pat(self->pat);
+}
+
 /**
  * basalt_svm_run() - runs a vCPU until user space is needed, or somebody stops it; or does what else it is to
  * @self: what is known of this CPU
@@ -431,7 +460,7 @@ void notrace basalt_svm_run(struct basalt_cpu *self, struct basalt_vcpu *vcpu)
 			vcpu->vmcb->control.tlb_ctl = TLB_CONTROL_FLUSH_ALL_ASID;
 		}
 		deliver_nmi(vcpu);
-		basalt_svm_enter(&vcpu->regs, vcpu->vmcb_pa, vcpu->host_pa);
+		enter(self, vcpu);
 		vcpu->vmcb->control.tlb_ctl = TLB_CONTROL_DO_NOTHING;
 		deliver_again(&vcpu->vmcb->control);
 		if (handle(vcpu)) {

@@ -113,7 +113,7 @@ static long set_state(struct basalt_vcpu *vcpu, const struct basalt_state __user
 	if (IS_ERR(state))
 		return PTR_ERR(state);
 	if (state->interruptibility & ~BASALT_STATE_ALL || state->reserved0 ||
-	    memchr_inv(state->reserved, 0, sizeof(state->reserved)))
+	    memchr_inv(state->reserved, 0, sizeof(state->reserved)) || !basalt_svm_bears(state))
 		error = -EINVAL;
 	else if (!mutex_trylock(&vcpu->lock))
 		error = -EBUSY;

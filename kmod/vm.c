@@ -8,6 +8,7 @@
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
+#include "compat.h"
 #include "vm.h"
 
 /* As much as one call pins. */
@@ -126,6 +127,9 @@ static long decode_map(struct basalt_vm *vm, unsigned int request, const struct 
 		return -EINVAL;
 	if (!asked.size || !PAGE_ALIGNED(asked.guest) || !PAGE_ALIGNED(asked.size) || !PAGE_ALIGNED(asked.address))
 		return -EINVAL;
+	/* There is nothing that would map it. */
+	if (vm->identity)
+		return -EOPNOTSUPP;
 	/* Four levels of tables. */
 	if (check_add_overflow(asked.guest, asked.size, &end) || end > BIT_ULL(48))
 		return -EINVAL;
@@ -158,6 +162,20 @@ static long set_cpuid(struct basalt_vm *vm, const struct basalt_cpuid __user *us
 	return error;
 }
 
+static long get_place(const struct basalt_vm *vm, struct basalt_place __user *user)
+{
+	struct basalt_place place = {
+		.start = vm->main.start,
+		.size = vm->main.size,
+		.low_start = vm->low.start,
+		.low_size = vm->low.size,
+	};
+
+	if (!vm->identity)
+		return -EOPNOTSUPP;
+	return copy_to_user(user, &place, sizeof(place)) ? -EFAULT : 0;
+}
+
 static long vm_ioctl(struct file *file, unsigned int request, unsigned long argument)
 {
 	struct basalt_vm *vm = file->private_data;
@@ -168,6 +186,8 @@ static long vm_ioctl(struct file *file, unsigned int request, unsigned long argu
 	case BASALT_MAP_DEVICE:
 	case BASALT_UNMAP_DEVICE:
 		return decode_map(vm, request, user);
+	case BASALT_GET_PLACE:
+		return get_place(vm, user);
 	case BASALT_CREATE_VCPU:
 		return basalt_vcpu_create(vm, user);
 	case BASALT_SET_CPUID:
@@ -190,6 +210,8 @@ static void free_vm(struct kref *users)
 	}
 	list_for_each_entry_safe(region, next, &vm->regions, list)
 		free_region(region, region->count);
+	basalt_pool_give(&vm->main);
+	basalt_pool_give(&vm->low);
 	basalt_svm_free_vm(vm);
 	basalt_tables_free(&vm->tables);
 	fput(vm->claim);
@@ -212,15 +234,46 @@ static int vm_release(struct inode *inode, struct file *file)
 	return 0;
 }
 
+static bool is_within(const struct basalt_piece *piece, u64 start, u64 size)
+{
+	return start >= piece->start && size <= piece->size && start - piece->start <= piece->size - size;
+}
+
+/* The area keeps the machine's file, and so the machine, whose memory is nobody else's as long as it is mapped. */
+static int map_pieces(struct file *file, struct vm_area_struct *area)
+{
+	const struct basalt_vm *vm = file->private_data;
+	u64 start = (u64)area->vm_pgoff << PAGE_SHIFT, size = area->vm_end - area->vm_start;
+
+	if (!vm->identity)
+		return -EOPNOTSUPP;
+	if (!(area->vm_flags & VM_SHARED) || !(is_within(&vm->main, start, size) || is_within(&vm->low, start, size)))
+		return -EINVAL;
+	basalt_keep_from_children(area);
+	/* Write-back, as the guest and the module have it. */
+	return remap_pfn_range(area, area->vm_start, area->vm_pgoff, size, area->vm_page_prot);
+}
+
 static const struct file_operations vm_operations = {
 	.owner = THIS_MODULE,
 	.unlocked_ioctl = vm_ioctl,
+	.mmap = map_pieces,
 	.release = vm_release,
 	.llseek = noop_llseek,
 };
 
+static bool is_valid(const struct basalt_create_vm *asked)
+{
+	bool identity = asked->flags & BASALT_VM_IDENTITY;
+
+	if (asked->flags & ~BASALT_VM_IDENTITY || asked->reserved0 ||
+	    memchr_inv(asked->reserved, 0, sizeof(asked->reserved)))
+		return false;
+	return identity ? asked->memory && !(asked->memory % BASALT_PIECE) : !asked->memory;
+}
+
 /**
- * basalt_vm_create() - a machine without memory and vCPUs
+ * basalt_vm_create() - a machine without vCPUs; without memory, but for one whose addresses nobody translates
  * @claim: the claim whose CPUs it may have
  * @user: what is asked for
  *
@@ -234,7 +287,7 @@ long basalt_vm_create(struct file *claim, const struct basalt_create_vm __user *
 
 	if (copy_from_user(&asked, user, sizeof(asked)))
 		return -EFAULT;
-	if (asked.flags || memchr_inv(asked.reserved, 0, sizeof(asked.reserved)))
+	if (!is_valid(&asked))
 		return -EINVAL;
 	if (!basalt_svm_usable())
 		return -EOPNOTSUPP;
@@ -249,10 +302,13 @@ long basalt_vm_create(struct file *claim, const struct basalt_create_vm __user *
 	INIT_LIST_HEAD(&vm->vcpus);
 	memset(vm->apics, 0xff, sizeof(vm->apics));
 	vm->claim = get_file(claim);
+	vm->identity = asked.flags & BASALT_VM_IDENTITY;
 	INIT_LIST_HEAD(&vm->tables.pages);
 	result = basalt_tables_init(&vm->tables);
 	if (!result)
 		result = basalt_svm_init_vm(vm);
+	if (!result && vm->identity)
+		result = basalt_pool_take(asked.memory, &vm->main, &vm->low);
 	if (!result)
 		result = anon_inode_getfd("basalt-vm", &vm_operations, vm, O_RDWR | O_CLOEXEC);
 	if (result < 0)

@@ -29,6 +29,18 @@ void basalt_tables_map_device(struct basalt_tables *tables, u64 guest, const uns
 bool basalt_tables_unmap(struct basalt_tables *tables, u64 guest, unsigned long count);
 int basalt_tables_map(struct basalt_tables *tables, u64 guest, struct page **pages, unsigned long count, bool write);
 
+/**
+ * struct basalt_piece - physical memory that Linux does not have
+ * @list: in the pool, by addresses; while it is somebody's
+ * @start: its first address
+ * @size: bytes; zero where there is none
+ */
+struct basalt_piece {
+	struct list_head list;
+	u64 start;
+	u64 size;
+};
+
 #define BASALT_NO_APIC	U32_MAX
 
 /**
@@ -62,6 +74,9 @@ enum basalt_job {
  * @mapping: for the entries of those in @tables, and for @vcpus; taken where pages are taken from the process
  * @vcpus: by their list
  * @tables: the same, for the CPU
+ * @identity: nobody translates its addresses: it has no @regions and @windows, and @tables are not used
+ * @main: then its memory
+ * @low: and what of that is below 1 MiB
  * @ran: nothing of it changes any more, but for @windows
  * @lost: a CPU may use it for ever
  * @msr_map: which registers the guest may touch; two pages
@@ -78,6 +93,9 @@ struct basalt_vm {
 	struct mutex mapping;
 	struct list_head vcpus;
 	struct basalt_tables tables;
+	bool identity;
+	struct basalt_piece main;
+	struct basalt_piece low;
 	bool ran;
 	bool lost;
 	void *msr_map;
@@ -152,6 +170,13 @@ int basalt_cpu_run(struct basalt_vcpu *vcpu);
 long basalt_vm_create(struct file *claim, const struct basalt_create_vm __user *user);
 void basalt_vm_put(struct basalt_vm *vm);
 
+/* pool.c */
+int basalt_pool_init(void);
+void basalt_pool_exit(void);
+void basalt_pool_tell(u64 *total, u64 *free);
+int basalt_pool_take(u64 size, struct basalt_piece *main, struct basalt_piece *low);
+void basalt_pool_give(struct basalt_piece *piece);
+
 /* vcpu.c */
 long basalt_vcpu_create(struct basalt_vm *vm, const struct basalt_create_vcpu __user *user);
 
@@ -174,6 +199,7 @@ int basalt_svm_init_vm(struct basalt_vm *vm);
 void basalt_svm_free_vm(struct basalt_vm *vm);
 void basalt_svm_init_vcpu(struct basalt_vcpu *vcpu);
 void basalt_svm_get_state(struct basalt_vcpu *vcpu, struct basalt_state *state);
+bool basalt_svm_bears(const struct basalt_state *state);
 void basalt_svm_set_state(struct basalt_vcpu *vcpu, const struct basalt_state *state);
 
 /**

@@ -13,7 +13,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define BASALT_API_VERSION	2
+#define BASALT_API_VERSION	3
 
 /* Where the requests are made: a character device, for its owner alone. */
 #define BASALT_DEVICE		"/dev/basalt"
@@ -26,13 +26,19 @@
  * @version: BASALT_API_VERSION of the module
  * @vendor: one of BASALT_VENDOR_*: whose virtualization the host's CPUs have
  * @tsc_khz: how fast the host's time stamp counters count
+ * @reserved0: zero
+ * @memory: bytes that are reserved for machines with BASALT_VM_IDENTITY, but for those below 1 MiB
+ * @memory_free: the most that such a machine can have now; zero also where nothing below 1 MiB is left
  * @reserved: zero
  */
 struct basalt_info {
 	__u32 version;
 	__u32 vendor;
 	__u32 tsc_khz;
-	__u32 reserved[13];
+	__u32 reserved0;
+	__u64 memory;
+	__u64 memory_free;
+	__u32 reserved[8];
 };
 
 #define BASALT_VENDOR_NONE	0
@@ -60,6 +66,7 @@ struct basalt_claim {
  * however. Errors of it: EINVAL (a number twice, none, too many), ENODEV
  * (there is no such CPU, or it is not online), EBUSY (it is claimed, or Linux
  * cannot do without it), EOPNOTSUPP (this kernel cannot be asked).
+ * BASALT_GET_INFO can be asked of a claim as well.
  */
 #define BASALT_GET_INFO		_IOR(0xba, 0x00, struct basalt_info)
 #define BASALT_CLAIM		_IOWR(0xba, 0x01, struct basalt_claim)
@@ -83,18 +90,35 @@ struct basalt_claimed {
 
 /**
  * struct basalt_create_vm - a virtual machine
- * @flags: none yet: zero
+ * @flags: BASALT_VM_IDENTITY or none
+ * @reserved0: zero
+ * @memory: with BASALT_VM_IDENTITY how many bytes, a multiple of BASALT_PIECE; otherwise zero
  * @reserved: zero
  */
 struct basalt_create_vm {
 	__u32 flags;
-	__u32 reserved[7];
+	__u32 reserved0;
+	__u64 memory;
+	__u32 reserved[4];
 };
+
+/*
+ * The guest's addresses are the host's: nobody translates them, and it can
+ * reach whatever there is. It gets memory of its own, out of what was reserved
+ * when the module was loaded: zeroes, in one piece, and another below 1 MiB,
+ * from where processors start.
+ */
+#define BASALT_VM_IDENTITY	(1 << 0)
+
+/* What such memory is a multiple of, and how much below 1 MiB each machine gets. */
+#define BASALT_PIECE		(2 << 20)
+#define BASALT_LOW_PIECE	(32 << 10)
 
 /*
  * On a claim. Returns a descriptor of the machine, which keeps the claim.
  * Errors: EOPNOTSUPP (the CPUs have no virtualization that we know, or the
- * firmware has turned it off).
+ * firmware has turned it off); with BASALT_VM_IDENTITY also ENODEV (no memory
+ * is reserved) and ENOSPC (less of it is free, in one piece).
  */
 #define BASALT_CREATE_VM	_IOW(0xba, 0x10, struct basalt_create_vm)
 
@@ -187,6 +211,31 @@ struct basalt_cpuid {
  */
 #define BASALT_MAP_DEVICE	_IOW(0xba, 0x23, struct basalt_memory)
 #define BASALT_UNMAP_DEVICE	_IOW(0xba, 0x24, struct basalt_memory)
+
+/**
+ * struct basalt_place - where a machine with BASALT_VM_IDENTITY has its memory
+ * @start: its physical address, a multiple of BASALT_PIECE
+ * @size: bytes
+ * @low_start: of what is below 1 MiB; whole pages
+ * @low_size: bytes
+ * @reserved: zero
+ */
+struct basalt_place {
+	__u64 start;
+	__u64 size;
+	__u64 low_start;
+	__u64 low_size;
+	__u32 reserved[8];
+};
+
+/*
+ * On a machine with BASALT_VM_IDENTITY; EOPNOTSUPP on others. Its descriptor
+ * can be mapped, shared: the offset is the physical address, and all of it is
+ * in one of the two pieces (EINVAL). A mapping keeps the machine. It cannot be
+ * given other memory, or a device's registers (EOPNOTSUPP of BASALT_MAP_MEMORY
+ * and those below it).
+ */
+#define BASALT_GET_PLACE	_IOR(0xba, 0x25, struct basalt_place)
 
 struct basalt_regs {
 	__u64 rax, rbx, rcx, rdx, rsi, rdi, rsp, rbp;
@@ -359,6 +408,7 @@ struct basalt_irq {
  * next boot. Those of state and context are for a vCPU that does not run
  * (EBUSY), the other two for one that may: BASALT_INTERRUPT is an IPI, and no
  * exit; BASALT_NMI, a non-maskable interrupt for the guest, makes two.
+ * BASALT_SET_STATE refuses types of memory that there are not (@pat; EINVAL).
  * BASALT_SET_CONTEXT refuses what the processor would (EINVAL). Both contexts
  * are read and written by the CPU itself (EIO as above).
  */

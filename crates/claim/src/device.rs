@@ -44,9 +44,30 @@ pub enum ClaimError {
         /// Why.
         source: io::Error,
     },
+    /// The module does not say what it has.
+    #[error("basalt.ko cannot be asked what it has: {0}")]
+    Info(io::Error),
     /// The call failed otherwise.
     #[error("CPUs cannot be claimed: {0}")]
     Call(io::Error),
+}
+
+/// Memory that is reserved for guests whose memory is not translated, but for what of it is below 1 MiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReservedMemory {
+    /// Bytes; zero where none was reserved.
+    pub total: u64,
+    /// The most that one more guest can have now, in one piece.
+    pub free: u64,
+}
+
+impl ReservedMemory {
+    fn of(info: &uapi::Info) -> Self {
+        Self {
+            total: info.memory,
+            free: info.memory_free,
+        }
+    }
 }
 
 /// The module.
@@ -68,7 +89,7 @@ impl Device {
             path: path.display().to_string(),
             source,
         })?;
-        let info = uapi::get_info(&file).map_err(ClaimError::Call)?;
+        let info = uapi::get_info(&file).map_err(ClaimError::Info)?;
         if info.version != uapi::API_VERSION {
             return Err(ClaimError::Version { found: info.version });
         }
@@ -76,6 +97,15 @@ impl Device {
             return Err(ClaimError::Vendor);
         }
         Ok(Self(file))
+    }
+
+    /// What memory is reserved for guests whose memory is not translated, as of now: others may take of it at once.
+    ///
+    /// # Errors
+    /// The call failed.
+    pub fn reserved_memory(&self) -> Result<ReservedMemory, ClaimError> {
+        let info = uapi::get_info(&self.0).map_err(ClaimError::Info)?;
+        Ok(ReservedMemory::of(&info))
     }
 
     /// Takes these CPUs, all or none, from Linux.
@@ -134,6 +164,14 @@ impl Claim {
     /// How fast this host's time stamp counters count, in kHz.
     pub fn tsc_khz(&self) -> u32 {
         self.tsc_khz
+    }
+
+    /// As [`Device::reserved_memory`], for whoever has only the claim.
+    ///
+    /// # Errors
+    /// The call failed.
+    pub fn reserved_memory(&self) -> io::Result<ReservedMemory> {
+        Ok(ReservedMemory::of(&uapi::get_info(&self.fd)?))
     }
 
     /// The CPU of a vCPU.

@@ -13,5 +13,5 @@ mod device;
 pub mod request;
 mod uapi;
 
-pub use device::{Claim, ClaimError, Device};
+pub use device::{Claim, ClaimError, Device, ReservedMemory};
 pub use uapi::MAX_CPUS;

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use crate::request::{self, Way, number};
 
 /// The version of the interface that this is.
-pub(crate) const API_VERSION: u32 = 2;
+pub(crate) const API_VERSION: u32 = 3;
 
 /// CPUs of one claim.
 pub const MAX_CPUS: usize = 64;
@@ -21,7 +21,10 @@ pub(crate) struct Info {
     pub(crate) version: u32,
     pub(crate) vendor: u32,
     pub(crate) tsc_khz: u32,
-    pub(crate) reserved: [u32; 13],
+    pub(crate) reserved0: u32,
+    pub(crate) memory: u64,
+    pub(crate) memory_free: u64,
+    pub(crate) reserved: [u32; 8],
 }
 
 /// `struct basalt_claim`.
@@ -78,7 +81,7 @@ fn ioctl<T>(fd: impl AsFd, number: u32, argument: &mut T) -> io::Result<i32> {
     unsafe { request::call(fd, number, argument) }
 }
 
-/// Of the device.
+/// Of the device, or of a claim.
 pub(crate) fn get_info(device: impl AsFd) -> io::Result<Info> {
     let mut info = Info::default();
     ioctl(device, GET_INFO, &mut info)?;

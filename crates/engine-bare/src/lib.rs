@@ -19,6 +19,7 @@ mod memory;
 mod msr;
 mod page;
 mod paging;
+mod place;
 mod power;
 mod saved;
 mod source;
@@ -30,7 +31,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use claim::Claim;
-use engine::{CpuModel, Engine, EngineError, Result, Traits, Vm};
+use engine::{CpuModel, Engine, EngineError, Placed, Result, Traits, Vm};
 
 /// The engine of one claim, whose CPUs its one VM has.
 pub struct BareEngine {
@@ -58,6 +59,11 @@ impl Engine for BareEngine {
 
     fn create_vm(&self, model: CpuModel) -> Result<Arc<dyn Vm>> {
         Ok(Arc::new(vm::BareVm::new(&self.claim, model)?))
+    }
+
+    fn create_vm_in_place(&self, model: CpuModel, size: u64) -> Result<(Arc<dyn Vm>, Placed)> {
+        let (vm, placed) = vm::BareVm::in_place(&self.claim, model, size)?;
+        Ok((Arc::new(vm), placed))
     }
 
     fn pins_memory(&self) -> bool {

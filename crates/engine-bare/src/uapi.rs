@@ -34,7 +34,26 @@ pub(crate) const REFUSED: usize = COUNTS.len();
 #[derive(Clone, Copy, Default)]
 pub(crate) struct CreateVm {
     pub(crate) flags: u32,
-    pub(crate) reserved: [u32; 7],
+    pub(crate) reserved0: u32,
+    pub(crate) memory: u64,
+    pub(crate) reserved: [u32; 4],
+}
+
+/// A machine whose guest's addresses nobody translates.
+pub(crate) const IDENTITY: u32 = 1;
+
+/// What the memory of such a machine is a multiple of.
+pub(crate) const PIECE: u64 = 2 << 20;
+
+/// `struct basalt_place`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Place {
+    pub(crate) start: u64,
+    pub(crate) size: u64,
+    pub(crate) low_start: u64,
+    pub(crate) low_size: u64,
+    pub(crate) reserved: [u32; 8],
 }
 
 /// `struct basalt_memory`.
@@ -292,6 +311,7 @@ const CREATE_VCPU: u32 = number::<CreateVcpu>(Way::Write, 0x21);
 const SET_CPUID: u32 = number::<Cpuid>(Way::Write, 0x22);
 const MAP_DEVICE: u32 = number::<Memory>(Way::Write, 0x23);
 const UNMAP_DEVICE: u32 = number::<Memory>(Way::Write, 0x24);
+const GET_PLACE: u32 = number::<Place>(Way::Read, 0x25);
 const RUN: u32 = 0xba30;
 const GET_STATE: u32 = number::<State>(Way::Read, 0x31);
 const SET_STATE: u32 = number::<State>(Way::Write, 0x32);
@@ -317,6 +337,23 @@ fn new_descriptor(result: i32) -> OwnedFd {
 /// Of a claim: a machine's descriptor.
 pub(crate) fn create_vm(claim: impl AsFd) -> io::Result<OwnedFd> {
     ioctl(claim, CREATE_VM, &mut CreateVm::default()).map(new_descriptor)
+}
+
+/// Of a claim: the descriptor of a machine that has so many bytes of reserved memory, a multiple of `PIECE`, and sees them where they are.
+pub(crate) fn create_vm_in_place(claim: impl AsFd, memory: u64) -> io::Result<OwnedFd> {
+    let mut asked = CreateVm {
+        flags: IDENTITY,
+        memory,
+        ..CreateVm::default()
+    };
+    ioctl(claim, CREATE_VM, &raw mut asked).map(new_descriptor)
+}
+
+/// Of such a machine.
+pub(crate) fn get_place(vm: impl AsFd) -> io::Result<Place> {
+    let mut place = Place::default();
+    ioctl(vm, GET_PLACE, &raw mut place)?;
+    Ok(place)
 }
 
 /// Of a machine.
@@ -415,8 +452,9 @@ mod tests {
             size_of::<Interrupt>(),
             size_of::<Context>(),
             size_of::<Irq>(),
+            size_of::<Place>(),
         ];
-        assert_eq!(sizes, [32, 64, 32, 8224, 568, 512, 32, 4600, 32]);
+        assert_eq!(sizes, [32, 64, 32, 8224, 568, 512, 32, 4600, 32, 64]);
         assert_eq!(std::mem::offset_of!(Run, about), 64);
         assert_eq!(std::mem::offset_of!(Run, counts), 256);
     }

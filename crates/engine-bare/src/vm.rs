@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 use base::EventFd;
 use claim::Claim;
 use engine::{
-    Counts, CpuModel, CpuidEntry, Deliver, Doorbell, EngineError, HostRange, Interrupt, MsiMessage, Result, Vcpu, Vm,
-    VmState,
+    Counts, CpuModel, CpuidEntry, Deliver, Doorbell, EngineError, HostRange, Interrupt, MsiMessage, Placed, Result,
+    Vcpu, Vm, VmState,
 };
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::clock::Clock;
 use crate::interrupt::{Command, Message};
 use crate::memory::GuestMemory;
+use crate::place;
 use crate::power::Power;
 use crate::source::Source;
 use crate::uapi;
@@ -28,6 +29,8 @@ const INIT_LIMIT: Duration = Duration::from_secs(1);
 const INIT_STEP: Duration = Duration::from_micros(100);
 
 const NO_LOG: &str = "it is not recorded what a guest writes that owns its CPUs";
+
+const NOT_MOVABLE: &str = "a guest whose memory is not translated knows where that is on this host: it cannot be saved, and none can be restored so; run it without `--memory-mode identity`";
 
 /// A vCPU as the others and the devices reach it.
 pub(crate) struct Peer {
@@ -43,6 +46,8 @@ pub(crate) struct Shared {
     peers: RwLock<Vec<Peer>>,
     pub(crate) fd: OwnedFd,
     pub(crate) memory: GuestMemory,
+    /// Where its memory is, if nobody translates its guest's addresses.
+    place: Option<uapi::Place>,
     bells: RwLock<Vec<(Doorbell, EventFd)>>,
     clock: Mutex<Clock>,
     /// What the TSC said of vCPUs that were restored, until it says so again.
@@ -58,6 +63,14 @@ impl Shared {
     /// Its guest has tried something that no guest may.
     pub(crate) fn refuse(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether its guest can go on in another place than it is in.
+    pub(crate) fn check_movable(&self) -> Result<()> {
+        match self.place {
+            Some(_) => Err(EngineError::State(NOT_MOVABLE.into())),
+            None => Ok(()),
+        }
     }
 
     /// The guest's time.
@@ -176,12 +189,26 @@ pub(crate) struct BareVm {
 
 impl BareVm {
     pub(crate) fn new(claim: &Claim, model: CpuModel) -> Result<Self> {
+        let fd = uapi::create_vm(claim).map_err(failed("BASALT_CREATE_VM"))?;
+        Self::of(claim, model, fd, None)
+    }
+
+    /// One whose guest sees its memory, which is made with it, where the host's bus has it.
+    pub(crate) fn in_place(claim: &Claim, model: CpuModel, size: u64) -> Result<(Self, Placed)> {
+        let fd = place::create_vm(claim, size)?;
+        let place = uapi::get_place(&fd).map_err(failed("BASALT_GET_PLACE"))?;
+        let placed = place::map(&fd, &place)?;
+        Ok((Self::of(claim, model, fd, Some(place))?, placed))
+    }
+
+    fn of(claim: &Claim, model: CpuModel, fd: OwnedFd, place: Option<uapi::Place>) -> Result<Self> {
         let shown = cpu::present(model, &cpuid::offered()).map_err(|error| EngineError::Unusable(error.to_string()))?;
         let cpus = (0..).map_while(|vcpu| claim.cpu(vcpu)).collect();
         let shared = Shared {
             peers: RwLock::default(),
-            fd: uapi::create_vm(claim).map_err(failed("BASALT_CREATE_VM"))?,
+            fd,
             memory: GuestMemory::default(),
+            place,
             bells: RwLock::default(),
             clock: Mutex::new(Clock::begin(claim.tsc_khz())),
             saved_tsc: Mutex::default(),
@@ -215,6 +242,17 @@ impl Vm for BareVm {
     }
 
     fn map_ram(&self, slot: u32, region: Arc<GuestRegionMmap<()>>) -> Result<()> {
+        if let Some(place) = &self.shared.place {
+            let (start, size) = (region.start_addr().raw_value(), region.len());
+            if !place::has(place, start, size) {
+                return Err(EngineError::Unusable(format!(
+                    "a guest whose memory is not translated cannot be given {size:#x} bytes at {start:#x}: it has what is at {:#x} and {:#x}",
+                    place.start, place.low_start
+                )));
+            }
+            self.shared.memory.add(slot, region);
+            return Ok(());
+        }
         let request = uapi::Memory {
             guest: region.start_addr().raw_value(),
             size: region.len(),
@@ -296,6 +334,7 @@ impl Vm for BareVm {
     }
 
     fn save(&self) -> Result<VmState> {
+        self.shared.check_movable()?;
         Ok(VmState {
             clock: engine::Clock {
                 nanoseconds: self.shared.clock().now(),
@@ -305,6 +344,7 @@ impl Vm for BareVm {
 
     fn restore(&self, state: &VmState) -> Result<()> {
         let shared = &self.shared;
+        shared.check_movable()?;
         let tsc = shared.saved_tsc.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut clock = shared.clock.lock().unwrap_or_else(PoisonError::into_inner);
         *clock = clock.from(state.clock.nanoseconds, tsc);
