@@ -54,7 +54,9 @@ fn not_enough(claim: &Claim, memory: u64) -> EngineError {
 /// before the last of these regions is dropped.
 pub(crate) fn map(vm: &OwnedFd, place: &uapi::Place) -> Result<Placed> {
     let region = |start, size| -> io::Result<_> {
-        let file = FileOffset::new(File::from(vm.try_clone()?), start);
+        // The C library's dup would make another call, which a VMM in its jail may not.
+        let copy = rustix::io::fcntl_dupfd_cloexec(vm, 0)?;
+        let file = FileOffset::new(File::from(copy), start);
         let size = usize::try_from(size).map_err(io::Error::other)?;
         let mapped = MmapRegion::from_file(file, size).map_err(io::Error::other)?;
         let region = GuestRegionMmap::new(mapped, GuestAddress(start));

@@ -17,6 +17,11 @@ use crate::run::{Target, outcome};
 /// Bytes of one access in the input: where, offset, width, value.
 const ACCESS: usize = 12;
 
+const PORTS: Window = Window {
+    start: 0xc000,
+    length: 0x4000,
+};
+
 /// Sequences of accesses to a bus with one function.
 pub(crate) fn pci_config() -> Target {
     // Configuration mechanism #1: select 00:01.0 register 0x10, write all ones to size the BAR, read it, enable memory.
@@ -55,7 +60,11 @@ fn access_all(input: &[u8]) -> u64 {
         start: 1 << 40,
         length: 1 << 30,
     };
-    let bus = PciBus::new(Windows { low, high });
+    let bus = PciBus::new(Windows {
+        low,
+        high,
+        ports: Some(PORTS),
+    });
     if let Err(error) = bus.add(Arc::new(Function::new())) {
         return outcome(error);
     }
@@ -64,6 +73,7 @@ fn access_all(input: &[u8]) -> u64 {
         bus.ecam(),
         bus.window(WindowKind::Low),
         bus.window(WindowKind::High),
+        bus.window(WindowKind::Ports),
     ];
     let mut ends = Vec::new();
     for step in input.chunks_exact(ACCESS).take(200) {
@@ -106,6 +116,11 @@ impl Function {
                 index: 2,
                 kind: BarKind::Memory64 { prefetchable: true },
                 size: 0x10_0000,
+            },
+            Bar {
+                index: 4,
+                kind: BarKind::Ports,
+                size: 0x100,
             },
         ];
         for bar in bars {

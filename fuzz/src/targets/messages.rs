@@ -189,6 +189,7 @@ pub(crate) fn vmm_packets() -> Target {
         cmdline: "console=hvc0".into(),
         kvm: None,
         claim: None,
+        memory_mode: vmm_api::MemoryMode::Identity,
         serial: Some(FdRef(2)),
         serial_keep: Some(1 << 20),
         devices: Vec::new(),

@@ -55,6 +55,19 @@ pub(crate) struct Machine {
 /// Memory of a lab, in MiB, if nobody says how much.
 const MEMORY_MIB: u64 = 6144;
 
+/// Memory that the lab's Linux leaves to guests whose memory is not translated, as cases need it: two of the least that boots, above 4 GiB,
+/// and two pieces from where processors start. The cases read it off the command line.
+const RESERVED_WORDS: &str = "memmap=288M$0x100000000 memmap=64K$0x20000";
+/// So much memory a lab must have for that, in MiB: 2048 of it are below 4 GiB (q35 with more than 2815).
+const RESERVED_FROM_MIB: u64 = 4096;
+
+fn reserved_words(memory_mib: u64) -> &'static str {
+    if memory_mib < RESERVED_FROM_MIB {
+        return "";
+    }
+    RESERVED_WORDS
+}
+
 /// How much memory the lab gets: what is wished, if this machine has that much.
 pub(crate) fn memory(wished: Option<u64>) -> Result<u64> {
     let info = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
@@ -163,7 +176,14 @@ fn command(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Comman
         .arg(&parts.kernel)
         .arg("-initrd")
         .arg(state.initramfs());
-    let words = [KERNEL_COMMAND_LINE, IOMMU_WORDS, time_words(), &machine.kernel_args].join(" ");
+    let words = [
+        KERNEL_COMMAND_LINE,
+        IOMMU_WORDS,
+        reserved_words(machine.memory_mib),
+        time_words(),
+        &machine.kernel_args,
+    ]
+    .join(" ");
     command.args(["-append", words.trim_end()]);
     disk(&mut command, &parts.root, ROOT_DISK, "readonly=on");
     for (name, serial, _) in DATA_DISKS {

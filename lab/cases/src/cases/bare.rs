@@ -68,7 +68,13 @@ pub(crate) struct Module;
 
 impl Module {
     pub(crate) fn load(host: &Host) -> Result<Self> {
-        run("insmod", &[&host.asset("basalt.ko").display().to_string()])?;
+        Self::load_with(host, &[])
+    }
+
+    /// With these parameters, each as `NAME=VALUE`.
+    pub(crate) fn load_with(host: &Host, parameters: &[&str]) -> Result<Self> {
+        let file = host.asset("basalt.ko").display().to_string();
+        run("insmod", &[&[file.as_str()], parameters].concat())?;
         Ok(Self)
     }
 
@@ -83,6 +89,40 @@ impl Drop for Module {
     /// After a failure, whose words are worth more than ours.
     fn drop(&mut self) {
         drop(run("rmmod", &["basalt"]));
+    }
+}
+
+/// Memory that this host's Linux was told to leave alone when it was booted, as the module takes it.
+pub(crate) struct Reserved {
+    /// Its parameter `memory`, such as `memory=288M@0x100000000`.
+    pub(crate) memory: String,
+    /// Its parameter `low`.
+    pub(crate) low: String,
+}
+
+impl Reserved {
+    /// What the kernel's command line says (`memmap=SIZE$START`); `None` where nothing is reserved, as in a lab of less memory.
+    pub(crate) fn of_host() -> Result<Option<Self>> {
+        let line = fs::read_to_string("/proc/cmdline")?;
+        let (mut memory, mut low) = (Vec::new(), Vec::new());
+        for word in line.split_whitespace() {
+            let Some((size, start)) = word.strip_prefix("memmap=").and_then(|rest| rest.split_once('$')) else {
+                continue;
+            };
+            let digits = start.strip_prefix("0x").context("a start that is not hexadecimal")?;
+            let at = u64::from_str_radix(digits, 16).with_context(|| format!("`{word}`"))?;
+            let ranges = if at < 1 << 20 { &mut low } else { &mut memory };
+            ranges.push(format!("{size}@{start}"));
+        }
+        Ok((!memory.is_empty() && low.len() == 1).then(|| Self {
+            memory: format!("memory={}", memory.join(",")),
+            low: format!("low={}", low.concat()),
+        }))
+    }
+
+    /// The module, with this memory.
+    pub(crate) fn load(&self, host: &Host) -> Result<Module> {
+        Module::load_with(host, &[&self.memory, &self.low])
     }
 }
 
@@ -204,7 +244,7 @@ fn killed(device: &Device, all: &str) -> Result<()> {
 const WATCHED: Duration = Duration::from_secs(10);
 
 /// Nothing makes the guest's vCPUs leave it for a while, but for interrupts from one to another, which the module looks at.
-fn no_exits(machine: &mut Vm, vcpus: u32, what: &str) -> Result<()> {
+pub(super) fn no_exits(machine: &mut Vm, vcpus: u32, what: &str) -> Result<()> {
     let mut counters = || -> Result<BTreeMap<String, u64>> {
         let samples = machine.vmm.client.metrics()?.into_iter();
         Ok(samples
@@ -232,7 +272,7 @@ fn no_exits(machine: &mut Vm, vcpus: u32, what: &str) -> Result<()> {
 const BACKTRACES: &str = "echo l > /proc/sysrq-trigger; sleep 1; dmesg";
 
 /// The most vCPUs that a guest gets here.
-const MOST: u32 = 3;
+pub(super) const MOST: u32 = 3;
 
 fn boot(host: &Host) -> Result<()> {
     if !in_lab()? {

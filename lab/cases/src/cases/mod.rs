@@ -19,6 +19,7 @@ mod dedicated;
 mod devices;
 mod foreign_kernel;
 mod hostile;
+mod identity_memory;
 mod jail;
 mod kernel_features;
 mod kills;
@@ -113,5 +114,6 @@ pub(crate) const ALL: &[&Case] = &[
     &bare_rounds::CASE,
     &dedicated::CASE,
     &hostile::CASE,
+    &identity_memory::CASE,
     &package::CASE,
 ];
