@@ -17,7 +17,9 @@ use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
 use rustix::event::{PollFd, PollFlags};
 use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits, ConsoleConfig, DeviceConfig, RngConfig, VsockConfig};
-use vmm_api::{CpuModel, DeviceSpec, Event, ExitReason, FdRef, Paging, RestoreConfig, SnapshotFiles, VmConfig};
+use vmm_api::{
+    CpuModel, DeviceSpec, Event, ExitReason, FdRef, MemoryMode, Paging, RestoreConfig, SnapshotFiles, VmConfig,
+};
 use wire::packet::PacketSocket;
 
 use crate::{Host, stall};
@@ -58,7 +60,7 @@ impl<'a> Builder<'a> {
             cmdline: node::command_line(level),
             kvm: None,
             claim: None,
-            memory_mode: vmm_api::MemoryMode::default(),
+            memory_mode: MemoryMode::default(),
             serial: None,
             serial_keep: None,
             devices: Vec::new(),
@@ -124,6 +126,12 @@ impl<'a> Builder<'a> {
             self.config.devices.retain(|device| device.id != "rng");
         }
         Ok(self)
+    }
+
+    /// In memory that nobody translates; it has to be given a claim too.
+    pub(crate) fn in_place(mut self) -> Self {
+        self.config.memory_mode = MemoryMode::Identity;
+        self
     }
 
     pub(crate) fn kernel(mut self, path: &Path) -> Result<Self> {

@@ -2,6 +2,7 @@
 
 mod bad_input;
 pub(crate) mod bare;
+mod bare_identity;
 mod bare_nvme;
 mod bare_rounds;
 mod block;
@@ -110,6 +111,7 @@ pub(crate) const ALL: &[&Case] = &[
     &bare::CLASS,
     &snapshot::MOVES,
     &moves::CASE,
+    &bare_identity::CASE,
     &bare_nvme::CASE,
     &bare_rounds::CASE,
     &dedicated::CASE,

@@ -1,0 +1,216 @@
+//! Guests whose memory nobody translates: they see it where the host's bus has it, and reach their devices by ports.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use agent_api::{Collected, Connection, ExecRequest};
+use anyhow::{Context, Result, ensure};
+use claim::{Device, ReservedMemory};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::bare::{CPU, MOST, Module, Reserved, in_lab, no_exits, online, wait_online};
+use crate::vm::{Builder, Vm};
+use crate::{Case, Host};
+
+pub(crate) const CASE: Case = Case {
+    name: "bare-identity",
+    limit: Duration::from_secs(300),
+    host,
+    guest: None,
+};
+
+/// How long memory may take to be free after whoever had it was killed.
+const SOON: Duration = Duration::from_secs(5);
+
+fn host(host: &Host) -> Result<()> {
+    if !in_lab()? {
+        return Ok(());
+    }
+    let Some(reserved) = Reserved::of_host()? else {
+        #[expect(clippy::print_stdout, reason = "a case's own output")]
+        {
+            println!("this lab has too little memory for some to be reserved");
+        }
+        return Ok(());
+    };
+    without_memory(host)?;
+    let module = reserved.load(host)?;
+    let device = Device::open(Device::PATH)?;
+    let free = device.reserved_memory()?;
+    ensure!(free.total > 0 && free.free == free.total, "{free:?} is not all free");
+    let cpus = u32::try_from(std::thread::available_parallelism()?.get())?;
+    let most = (cpus - 1).min(MOST);
+    for vcpus in BTreeSet::from([1, most]) {
+        runs(host, (&device, &reserved), vcpus).with_context(|| format!("with {vcpus} vCPUs"))?;
+        wait_free(&device, &free)?;
+    }
+    side_by_side(host, &device, cpus)?;
+    killed(host, &device)?;
+    wait_free(&device, &free)?;
+    drop(device);
+    module.unload()
+}
+
+fn builder<'a>(host: &'a Host, device: &Device, cpus: std::ops::Range<u32>) -> Result<Builder<'a>> {
+    let claim = device.claim(&cpus.clone().collect::<Vec<_>>())?;
+    let builder = Builder::new(host)?.cpus(u32::try_from(cpus.len())?).in_place();
+    builder.claim(claim.as_fd().try_clone_to_owned()?)
+}
+
+/// A module that was told of no memory refuses, and says what to do.
+fn without_memory(host: &Host) -> Result<()> {
+    let module = Module::load(host)?;
+    let device = Device::open(Device::PATH)?;
+    let refused = builder(host, &device, CPU..CPU + 1)?.start();
+    let said = refused
+        .err()
+        .context("a guest has memory that nobody reserved")?
+        .to_string();
+    for word in ["no memory is reserved", "memmap=", "insmod"] {
+        ensure!(said.contains(word), "without `{word}`: {said}");
+    }
+    drop(device);
+    module.unload()
+}
+
+/// Until all that was free is.
+fn wait_free(device: &Device, all: &ReservedMemory) -> Result<()> {
+    let limit = Instant::now() + SOON;
+    while device.reserved_memory()? != *all {
+        let now = device.reserved_memory()?;
+        ensure!(
+            Instant::now() < limit,
+            "of {all:?} there is {now:?} after the guest's end"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+fn says(agent: &mut Connection<std::os::unix::net::UnixStream>, script: &str) -> Result<String> {
+    let request = ExecRequest {
+        argv: ["sh", "-c", script].map(Into::into).to_vec(),
+        ..ExecRequest::default()
+    };
+    let Collected { stdout, .. } = agent.exec(&request)?.collect()?;
+    Ok(String::from_utf8_lossy(&stdout).into_owned())
+}
+
+/// Where the guest's kernel says that it has memory.
+fn memory_of(agent: &mut Connection<std::os::unix::net::UnixStream>) -> Result<Vec<u64>> {
+    let told = says(agent, "grep 'System RAM' /proc/iomem")?;
+    let starts = told.lines().filter_map(|line| line.trim_start().split_once('-'));
+    let starts = starts.map(|(start, _)| u64::from_str_radix(start, 16));
+    starts.collect::<Result<_, _>>().with_context(|| format!("`{told}`"))
+}
+
+/// What exits a VMM has counted.
+fn exits(machine: &mut Vm) -> Result<BTreeMap<String, u64>> {
+    let samples = machine.vmm.client.metrics()?.into_iter();
+    let exits = samples.filter(|sample| sample.name == "engine_exits_total");
+    let named = exits.filter_map(|sample| Some((sample.labels.first()?.1.clone(), sample.value)));
+    Ok(named.collect())
+}
+
+fn runs(host: &Host, (device, reserved): (&Device, &Reserved), vcpus: u32) -> Result<()> {
+    let all = online()?;
+    let mut machine = builder(host, device, CPU..CPU + vcpus)?.start()?;
+    let mut agent = machine.agent()?;
+    let seen = says(&mut agent, "grep -c ^processor /proc/cpuinfo")?;
+    ensure!(seen.trim() == vcpus.to_string(), "the guest has {seen} processors");
+    // What it takes for physical addresses is what the host does.
+    let starts = memory_of(&mut agent)?;
+    for range in [&reserved.memory, &reserved.low] {
+        let at = range
+            .rsplit_once("@0x")
+            .map(|(_, start)| u64::from_str_radix(start, 16));
+        let at = at.context("a range without a start")??;
+        ensure!(
+            starts.contains(&at),
+            "the host has reserved {range}, and its memory begins at {starts:x?}"
+        );
+    }
+    let told = says(
+        &mut agent,
+        "cat /proc/ioports; dmesg | grep -c MMCONFIG; cat /proc/interrupts",
+    )?;
+    ensure!(
+        told.contains("virtio") && told.contains("MSI"),
+        "its devices are {told}"
+    );
+    // Its disk and its connections have been at work: by ports alone.
+    ensure!(says(&mut agent, "cat /bin/* /lib/* 2>/dev/null | wc -c")?.trim().len() > 6);
+    let counted = exits(&mut machine)?;
+    ensure!(
+        counted.get("memory") == Some(&0),
+        "its accesses to memory came out: {counted:?}"
+    );
+    ensure!(
+        counted.get("port").is_some_and(|ports| *ports > 0),
+        "no port was counted: {counted:?}"
+    );
+    // What has no other form than where it is.
+    machine.vmm.client.pause()?;
+    let [state, memory] = ["state", "memory"].map(|name| File::create(host.scratch.join(name)));
+    let kept = machine.vmm.client.snapshot(state?.as_fd(), memory?.as_fd(), &[]);
+    let said = kept.err().context("it was saved")?.to_string();
+    ensure!(said.contains("translated"), "{said}");
+    machine.vmm.client.resume()?;
+    std::thread::sleep(Duration::from_secs(2));
+    no_exits(&mut machine, vcpus, "an idle guest")?;
+    let busy = agent.exec(&ExecRequest {
+        argv: ["sh", "-c", "while :; do :; done"].map(Into::into).to_vec(),
+        ..ExecRequest::default()
+    })?;
+    std::thread::sleep(Duration::from_secs(2));
+    no_exits(&mut machine, vcpus, "a busy guest")?;
+    drop(busy);
+    drop(agent);
+    machine.vmm.client.stop()?;
+    drop(machine);
+    wait_online(&all)
+}
+
+/// Two at once have memory of their own, and a third has none.
+fn side_by_side(host: &Host, device: &Device, cpus: u32) -> Result<()> {
+    if cpus < 4 {
+        return Ok(());
+    }
+    let all = online()?;
+    let machines = [CPU, CPU + 1].map(|cpu| builder(host, device, cpu..cpu + 1)?.start());
+    let [first, second] = machines;
+    let (first, second) = (first?, second?);
+    let (mut near, mut far) = (first.agent()?, second.agent()?);
+    let starts = (memory_of(&mut near)?, memory_of(&mut far)?);
+    ensure!(
+        starts.0.iter().all(|start| !starts.1.contains(start)),
+        "they share {starts:x?}"
+    );
+    for agent in [&mut near, &mut far] {
+        ensure!(says(agent, "sha256sum /bin/busybox /bin/sh | sort | uniq | wc -l")?.trim() != "0");
+    }
+    let third = builder(host, device, CPU + 2..CPU + 3)?.start();
+    let said = third.err().context("a third guest has memory")?.to_string();
+    ensure!(said.contains("MiB that are reserved"), "{said}");
+    drop((near, far, first, second));
+    wait_online(&all)
+}
+
+/// One whose VMM is killed while it is busy.
+fn killed(host: &Host, device: &Device) -> Result<()> {
+    let all = online()?;
+    let machine = builder(host, device, CPU..CPU + 1)?.start()?;
+    let mut agent = machine.agent()?;
+    let busy = agent.exec(&ExecRequest {
+        argv: ["sh", "-c", "while :; do :; done"].map(Into::into).to_vec(),
+        ..ExecRequest::default()
+    })?;
+    let vmm = i32::try_from(machine.vmm.pid()).ok().and_then(Pid::from_raw);
+    kill_process(vmm.context("a VMM")?, Signal::KILL)?;
+    drop(busy);
+    drop(agent);
+    drop(machine);
+    wait_online(&all)
+}
