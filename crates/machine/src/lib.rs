@@ -19,6 +19,7 @@ mod machine;
 pub mod platform;
 #[cfg(test)]
 mod quiesced_tests;
+mod ram;
 mod rollback;
 mod root;
 mod saved;

@@ -210,7 +210,7 @@ impl Machine {
         registry: &Registry,
     ) -> Result<Self, MachineError> {
         let names = functions.iter().map(|function| function.id.clone()).collect();
-        let (placed, ram) = make_ram(engine, &config)?;
+        let (placed, ram) = crate::ram::make(engine, &config, registry)?;
         let shared = Shared::new()?;
         let board = Board {
             apic_ids: (0..config.cpus).collect(),
@@ -415,17 +415,6 @@ impl Drop for Machine {
             device.reset();
         }
     }
-}
-
-/// The memory of a guest that boots, and its VM where that comes with it.
-fn make_ram(engine: &dyn Engine, config: &MachineConfig) -> Result<(Option<Arc<dyn Vm>>, Ram), MachineError> {
-    if !config.in_place {
-        return Ok((None, Ram::allocate(config.memory)?));
-    }
-    let size = config.memory.bytes().saturating_add(memory::TABLES);
-    let (vm, placed) = engine.create_vm_in_place(config.cpu, size)?;
-    let ram = Ram::in_place(placed.low, placed.main, config.memory)?;
-    Ok((Some(vm), ram))
 }
 
 /// Gives a VM its memory, and the board's interrupt pins.

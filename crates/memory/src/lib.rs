@@ -1,5 +1,6 @@
 //! Guest physical memory: where it lies, what backs it, and checked access to it. Knows no device.
 
+mod huge;
 mod image;
 mod layers;
 pub mod layout;
@@ -19,6 +20,7 @@ use pager::Pager;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
+pub use huge::HugeBytes;
 pub use image::{Image, Witness};
 pub use layers::{Layer, Layers, MAX_LAYERS, Segment, Written};
 pub use place::{Place, TABLES};
@@ -113,6 +115,8 @@ pub struct Ram {
     pager: Option<Arc<Pager>>,
     /// Where it is, if nobody translates.
     place: Option<Place>,
+    /// What of it lies in pages that the host had set aside.
+    huge: HugeBytes,
 }
 
 impl Ram {
@@ -124,18 +128,43 @@ impl Ram {
     /// # Errors
     /// The host cannot map that much.
     pub fn allocate(size: ByteSize) -> Result<Self, MemoryError> {
-        Self::anonymous(size, true)
+        Self::anonymous(
+            size,
+            |_| HUGE_PAGE,
+            |mapping| {
+                huge_pages(mapping, 0..mapping.size());
+                Ok(())
+            },
+        )
     }
 
-    fn anonymous(size: ByteSize, in_huge_pages: bool) -> Result<Self, MemoryError> {
+    /// The same for a guest whose memory is pinned, all of it: in huge pages that the host has set aside (hugetlb), those of 1 GiB first,
+    /// then those of 2 MiB, and what is left as [`Ram::allocate`] has it. Such pages are taken at once and filled; they cannot be
+    /// missing later.
+    ///
+    /// # Errors
+    /// The host cannot map that much. A host without huge pages is no error.
+    pub fn allocate_pinned(size: ByteSize) -> Result<Self, MemoryError> {
+        let mut counted = HugeBytes::default();
+        let mut ram = Self::anonymous(size, huge::alignment, |mapping| {
+            huge_pages(mapping, 0..mapping.size());
+            huge::fill(mapping, &mut counted)
+        })?;
+        ram.huge = counted;
+        Ok(ram)
+    }
+
+    fn anonymous(
+        size: ByteSize,
+        alignment: impl Fn(usize) -> usize,
+        mut back: impl FnMut(&MmapRegion<()>) -> Result<(), MemoryError>,
+    ) -> Result<Self, MemoryError> {
         let mut regions = Vec::new();
         for range in layout::ram(size) {
             let length = usize::try_from(range.length).map_err(|_| MemoryError::Layout(size))?;
-            let mapping =
-                aligned(length, || MmapRegion::new(length)).map_err(|source| MemoryError::Map { size, source })?;
-            if in_huge_pages {
-                huge_pages(&mapping, 0..length);
-            }
+            let mapping = aligned(length, alignment(length), || MmapRegion::new(length))
+                .map_err(|source| MemoryError::Map { size, source })?;
+            back(&mapping)?;
             let region = GuestRegionMmap::new(mapping, GuestAddress(range.start)).ok_or(MemoryError::Layout(size))?;
             regions.push(Arc::new(region));
         }
@@ -160,7 +189,7 @@ impl Ram {
             let place = FileOffset::from_arc(Arc::clone(base), offset);
             let (protection, flags) = (PROTECTION.bits().cast_signed(), SHARING.bits().cast_signed());
             let map = || MmapRegion::build(Some(place.clone()), length, protection, flags);
-            let mapping = aligned(length, map).map_err(|source| MemoryError::Map { size, source })?;
+            let mapping = aligned(length, HUGE_PAGE, map).map_err(|source| MemoryError::Map { size, source })?;
             huge_pages_of_data(&mapping, base, offset)?;
             let region = GuestRegionMmap::new(mapping, GuestAddress(range.start)).ok_or(MemoryError::Layout(size))?;
             regions.push(Arc::new(region));
@@ -185,6 +214,7 @@ impl Ram {
             mixed: false,
             pager: None,
             place: None,
+            huge: HugeBytes::default(),
         })
     }
 
@@ -203,6 +233,11 @@ impl Ram {
         self.layers.as_ref()
     }
 
+    /// What of it lies in pages that the host had set aside.
+    pub fn huge(&self) -> HugeBytes {
+        self.huge
+    }
+
     /// The number of bytes that are the guest's, but for what is low in memory that nobody translates.
     pub fn size(&self) -> ByteSize {
         match &self.place {
@@ -212,27 +247,34 @@ impl Ram {
     }
 }
 
-/// A mapping whose address is a multiple of [`HUGE_PAGE`], as its guest physical address is: only then can KVM map the
+/// A mapping whose address is a multiple of `alignment`, as its guest physical address is: only then can an engine map the
 /// guest's huge pages as such. Where that does not come about the guest is slower, not wrong.
 ///
 /// Linux gives anonymous mappings such addresses by itself only from 6.7 on, and those of files on some file systems. It takes
 /// the highest hole that is large enough: so a place is reserved, a hole of the right size and address is made in it, and the
 /// mapping goes there unless there is another hole above; then it stays until the next attempt, so that there is not any more.
+/// A Linux that gives such addresses by itself wants room for a [`HUGE_PAGE`] more, and takes the upper end of it, or the lower one.
 fn aligned(
     length: usize,
+    alignment: usize,
     map: impl Fn() -> Result<MmapRegion<()>, vm_memory::mmap::MmapRegionError>,
 ) -> Result<MmapRegion<()>, vm_memory::mmap::MmapRegionError> {
     const ATTEMPTS: usize = 4;
     let mut in_the_way = Vec::new();
-    for _ in 0..ATTEMPTS {
-        let hole = Hole::make(length);
+    for attempt in 0..ATTEMPTS {
+        let spare = if attempt % 2 == 0 {
+            (HUGE_PAGE, 0)
+        } else {
+            (0, HUGE_PAGE)
+        };
+        let hole = Hole::make(length, alignment, spare);
         let mapping = match map() {
             Ok(mapping) => mapping,
             // Its addresses may be limited (`ulimit -v`): better badly placed than none.
             Err(error) => return in_the_way.pop().ok_or(error),
         };
         drop(hole);
-        if mapping.as_ptr().addr().is_multiple_of(HUGE_PAGE) {
+        if mapping.as_ptr().addr().is_multiple_of(alignment) {
             return Ok(mapping);
         }
         in_the_way.push(mapping);
@@ -245,21 +287,21 @@ fn aligned(
 struct Hole(Vec<(*mut c_void, usize)>);
 
 impl Hole {
-    /// `None` if the host has no such place.
+    /// Larger by what is to spare below and above. `None` if the host has no such place.
     #[allow(unsafe_code, reason = "addresses are reserved and given back")]
-    fn make(length: usize) -> Option<Self> {
-        let length = length.checked_next_multiple_of(PAGE)?;
-        let whole = length.checked_add(HUGE_PAGE)?;
+    fn make(length: usize, alignment: usize, (below, above): (usize, usize)) -> Option<Self> {
+        let length = length.checked_next_multiple_of(PAGE)?.checked_add(below + above)?;
+        let whole = length.checked_add(alignment)?;
         // SAFETY: 1. a new mapping at an address of the kernel's choice replaces nothing; 2. nobody accesses it.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), whole, ProtFlags::empty(), MapFlags::PRIVATE) }.ok()?;
-        let before = start.addr().next_multiple_of(HUGE_PAGE) - start.addr();
+        let before = (start.addr() + below).next_multiple_of(alignment) - below - start.addr();
         let hole = start.wrapping_byte_add(before);
         // SAFETY: 1. the range lies in the mapping made above; 2. nobody knows of it but this function.
         if let Err(error) = unsafe { munmap(hole, length) } {
             log::debug!("reserved addresses cannot be given back: {error}");
         }
         let after = hole.wrapping_byte_add(length);
-        Some(Self(vec![(start, before), (after, HUGE_PAGE - before)]))
+        Some(Self(vec![(start, before), (after, alignment - before)]))
     }
 }
 

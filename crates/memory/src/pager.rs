@@ -18,7 +18,7 @@ use base::{ByteSize, EventFd};
 use vm_memory::GuestMemoryRegion;
 
 use crate::userfault::Userfault;
-use crate::{Layers, MemoryError, PAGE, Ram};
+use crate::{HUGE_PAGE, Layers, MemoryError, PAGE, Ram};
 
 /// Of the thread.
 const NAME: &str = "pager";
@@ -74,7 +74,7 @@ impl Ram {
         if order.len() < told {
             log::warn!("an order has pages that {size} of memory do not: they are left out");
         }
-        let mut ram = Self::anonymous(size, false)?;
+        let mut ram = Self::anonymous(size, |_| HUGE_PAGE, |_| Ok(()))?;
         let userfault = Userfault::new(device).map_err(|error| MemoryError::Userfault { source: error.into() })?;
         let pager = ram
             .page_from(layers, userfault, order)

@@ -25,12 +25,16 @@ const MAX_SERIES: usize = 256;
 const MAX_LABEL: usize = 32;
 
 /// What VMMs count, and what that is, in the order of docs/vmm.md. A name that is not here is not told.
-const VMM: [(&str, &str); 30] = [
+const VMM: [(&str, &str); 31] = [
     ("vcpu_exits_total", "Exits of vCPUs to the VMM."),
     ("engine_exits_total", "Exits of guests that own their CPUs."),
     (
         "engine_refused_total",
         "What guests that own their CPUs have tried and none may.",
+    ),
+    (
+        "memory_huge_bytes",
+        "Guest memory in huge pages that the host had set aside.",
     ),
     ("virtio_activations_total", "Times that a driver has set a device up."),
     ("virtio_resets_total", "Times that a driver has reset a device."),
@@ -95,7 +99,7 @@ const VMM: [(&str, &str); 30] = [
 ];
 
 /// The labels that pass; others are added up.
-const LABELS: [&str; 4] = ["device", "direction", "kind", "reason"];
+const LABELS: [&str; 5] = ["device", "direction", "kind", "reason", "size"];
 
 /// Labels, and their values.
 type Labels = Vec<(&'static str, String)>;
@@ -393,10 +397,15 @@ fn write_sandboxes(text: &mut Exposition, all: &[One]) {
         });
     }
     for (name, help) in VMM {
+        let kind = if name.ends_with("_total") {
+            Kind::Counter
+        } else {
+            Kind::Gauge
+        };
         each(
             text,
             all,
-            (&format!("basalt_vmm_{name}"), Kind::Counter, help),
+            (&format!("basalt_vmm_{name}"), kind, help),
             &|family, labels, one| {
                 for (more, value) in one.vmm.get(name).into_iter().flatten() {
                     let more = more.iter().map(|(name, value)| (*name, value.as_str()));

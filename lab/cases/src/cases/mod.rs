@@ -3,6 +3,7 @@
 mod bad_input;
 pub(crate) mod bare;
 mod bare_identity;
+mod bare_memory;
 mod bare_nvme;
 mod bare_rounds;
 mod block;
@@ -109,6 +110,7 @@ pub(crate) const ALL: &[&Case] = &[
     &bare::CLAIMS,
     &bare::BOOT,
     &bare::CLASS,
+    &bare_memory::CASE,
     &snapshot::MOVES,
     &moves::CASE,
     &bare_identity::CASE,

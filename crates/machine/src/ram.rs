@@ -1,0 +1,41 @@
+//! The memory of a machine that boots, as its engine wants it. Knows no layout.
+
+use std::sync::Arc;
+
+use base::ByteSize;
+use engine::{Engine, Vm};
+use memory::{MemoryError, Ram};
+use observe::Registry;
+
+use crate::machine::{MachineConfig, MachineError};
+
+/// How much of it lies in pages that the host had set aside, by the pages' size.
+const HUGE: &str = "memory_huge_bytes";
+
+/// The memory of a guest that boots, and its VM where that comes with it.
+pub(crate) fn make(
+    engine: &dyn Engine,
+    config: &MachineConfig,
+    registry: &Registry,
+) -> Result<(Option<Arc<dyn Vm>>, Ram), MachineError> {
+    if !config.in_place {
+        return Ok((None, allocate(engine, config.memory, registry)?));
+    }
+    let size = config.memory.bytes().saturating_add(memory::TABLES);
+    let (vm, placed) = engine.create_vm_in_place(config.cpu, size)?;
+    let ram = Ram::in_place(placed.low, placed.main, config.memory)?;
+    Ok((Some(vm), ram))
+}
+
+/// Zeroed memory; in huge pages of the host's where it is pinned anyway.
+fn allocate(engine: &dyn Engine, size: ByteSize, registry: &Registry) -> Result<Ram, MemoryError> {
+    if !engine.pins_memory() {
+        return Ram::allocate(size);
+    }
+    let ram = Ram::allocate_pinned(size)?;
+    let huge = ram.huge();
+    for (size, bytes) in [("1g", huge.in_1g), ("2m", huge.in_2m)] {
+        registry.counter(HUGE, &[("size", size)]).add(bytes);
+    }
+    Ok(ram)
+}
