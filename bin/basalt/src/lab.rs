@@ -465,6 +465,7 @@ fn far_argv(
     }
     argv.push(format!("--paging={}", args.paging));
     argv.extend([format!("--class={}", args.class), format!("--idle={}", args.idle)]);
+    argv.push(format!("--memory-mode={}", args.memory_mode));
     argv.extend(args.boot.then(|| "--boot".to_owned()));
     argv.extend(args.rm.then(|| "--rm".to_owned()));
     argv.extend(args.trace.then(|| "--trace".to_owned()));
@@ -516,8 +517,7 @@ mod tests {
             "-u",
             "1:2",
             "--entrypoint=",
-            "--hostname",
-            "h",
+            "--hostname=h",
             "--name",
             "n",
             "--rm",
@@ -525,6 +525,7 @@ mod tests {
             "--paging=eager",
             "--class=bare",
             "--idle=poll",
+            "--memory-mode=identity",
             "--disk",
             "1g",
             "--tmpfs",
@@ -562,7 +563,7 @@ mod tests {
         let same = |a: &RunArgs| {
             (
                 (a.tty, a.interactive, a.rm, a.detach, a.boot),
-                (a.paging, a.class, a.idle),
+                (a.paging, a.class, a.idle, a.memory_mode),
                 (a.size.resources(), a.limits.limits(), a.tmpfs.clone()),
                 (a.process.workdir.clone(), a.process.user.clone(), a.entrypoint.clone()),
                 (

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::class::{Class, Idle};
 use crate::limits::{Limits, Rate};
+use crate::memory_mode::MemoryMode;
 use crate::paging::Paging;
 use crate::tmpfs::{self, Tmpfs, TmpfsError};
 use crate::volume::{self, VolumeError, VolumeMount};
@@ -55,6 +56,9 @@ pub struct Resources {
     /// What its vCPUs do that have nothing to do.
     #[serde(default, skip_serializing_if = "Idle::halts")]
     pub idle: Idle,
+    /// Where its guest sees its memory.
+    #[serde(default, skip_serializing_if = "MemoryMode::is_translated")]
+    pub memory_mode: MemoryMode,
 }
 
 impl Resources {
@@ -175,6 +179,16 @@ pub enum ConfigError {
         "only a guest that owns its CPUs can have them wait for a write: add --class bare, or leave --idle wait out"
     )]
     Waits,
+    /// A machine on threads of the host, whose memory is never where the host's bus has it.
+    #[error(
+        "only a guest that owns its CPUs can have memory that is not translated: add --class bare, or leave --memory-mode identity out"
+    )]
+    Identity,
+    /// A template whose memory would have to be where the host's bus has it, which it is nowhere else.
+    #[error(
+        "a template is memory that goes on elsewhere, and memory that is not translated stays where the host has it: build it with the memory mode translated"
+    )]
+    IdentityOfTemplate,
     /// Not a host name.
     #[error("`{0}` cannot be a host name: 1 to 64 letters, digits, dots and dashes")]
     Hostname(String),
@@ -284,6 +298,9 @@ impl SandboxConfig {
         if self.resources.class.is_standard() && !self.resources.idle.halts() {
             return Err(ConfigError::Polls);
         }
+        if !self.resources.memory_mode.is_translated() && !self.resources.class.is_bare() {
+            return Err(ConfigError::Identity);
+        }
         let both = |volume: &&VolumeMount| self.tmpfs.iter().any(|tmpfs| tmpfs.path == volume.target);
         if let Some(volume) = self.volumes.iter().find(both) {
             return Err(VolumeError::Twice(volume.target.clone()).into());
@@ -320,6 +337,7 @@ mod tests {
                 cpu_model: Some(CpuModel::V3),
                 class: Class::Standard,
                 idle: Idle::Halt,
+                memory_mode: MemoryMode::Translated,
             },
             limits: Limits {
                 cpu_millis: Some(500),
@@ -351,6 +369,11 @@ mod tests {
         for later in ["limits", "tmpfs"] {
             older.as_object_mut().unwrap().remove(later).unwrap();
         }
+        let resources = older.get_mut("resources").unwrap().as_object_mut().unwrap();
+        assert!(
+            !resources.contains_key("memory_mode"),
+            "what is not asked for is not told"
+        );
         let older: SandboxConfig = serde_json::from_value(older).unwrap();
         assert_eq!((older.limits, older.tmpfs), (Limits::default(), Vec::new()));
     }
@@ -390,6 +413,20 @@ mod tests {
         );
         assert_eq!(broken(|c| c.resources.idle = Idle::Poll), ConfigError::Polls);
         assert_eq!(broken(|c| c.resources.idle = Idle::Wait), ConfigError::Waits);
+        let identity = |c: &mut SandboxConfig| c.resources.memory_mode = MemoryMode::Identity;
+        assert_eq!(broken(identity), ConfigError::Identity);
+        let dedicated = |c: &mut SandboxConfig| {
+            (c.resources.class, c.resources.memory_mode) = (Class::Dedicated, MemoryMode::Identity);
+        };
+        assert_eq!(broken(dedicated), ConfigError::Identity);
+        let mut owner = config();
+        (owner.resources.class, owner.resources.memory_mode) = (Class::Bare, MemoryMode::Identity);
+        assert_eq!(owner.validate(), Ok(()));
+        let text = serde_json::to_string(&owner).unwrap();
+        assert!(text.contains(r#""memory_mode":"identity""#), "{text}");
+        assert_eq!(serde_json::from_str::<SandboxConfig>(&text).unwrap(), owner);
+        owner.template = Some("web".into());
+        assert_eq!(owner.validate(), Err(ConfigError::ClassOfTemplate));
         assert_eq!(broken(|c| c.limits.pids = Some(0)), ConfigError::Pids(0));
         assert_eq!(
             broken(|c| c.limits.cpu_millis = Some(5)).to_string().split(' ').next(),

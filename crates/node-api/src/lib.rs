@@ -9,6 +9,7 @@ pub mod client;
 pub mod config;
 pub mod host_cpu;
 pub mod limits;
+pub mod memory_mode;
 pub mod message;
 pub mod paging;
 pub mod portable;
@@ -24,6 +25,7 @@ pub use config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConf
 pub use cpu::CpuModel;
 pub use host_cpu::{CpuUse, HostCpu};
 pub use limits::{Limits, Rate};
+pub use memory_mode::MemoryMode;
 pub use message::{
     ApiError, ErrorKind, EventKind, LoadStep, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Tracing, Traffic,
     Usage,

@@ -200,6 +200,9 @@ impl BuildConfig {
         if let Some(script) = scripts.find(|script| script.trim().is_empty() || script.contains('\0')) {
             return Err(ConfigError::Script(script.clone()));
         }
+        if !self.resources.memory_mode.is_translated() {
+            return Err(ConfigError::IdentityOfTemplate);
+        }
         self.sandbox().validate()
     }
 }
@@ -236,6 +239,7 @@ mod tests {
                 cpu_model: None,
                 class: crate::class::Class::Standard,
                 idle: crate::class::Idle::Halt,
+                memory_mode: crate::MemoryMode::Translated,
             },
             recipe: Recipe {
                 commands: vec!["pip install x".into(), "server".into()],
@@ -282,6 +286,12 @@ mod tests {
         assert_eq!(
             broken(|c| c.recipe.env.push("=b".into())),
             ConfigError::Env("=b".into())
+        );
+        assert_eq!(
+            broken(|c| {
+                (c.resources.class, c.resources.memory_mode) = (crate::Class::Bare, crate::MemoryMode::Identity);
+            }),
+            ConfigError::IdentityOfTemplate
         );
         assert_eq!(
             broken(|c| c.resources.disk = Some(ByteSize(1))),

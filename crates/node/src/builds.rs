@@ -457,6 +457,7 @@ pub(crate) mod tests {
             cpu_model: None,
             class: node_api::Class::Standard,
             idle: node_api::Idle::Halt,
+            memory_mode: node_api::MemoryMode::Translated,
         };
         Record {
             shape: Shape::new("00", &resources, None, String::new(), 0),

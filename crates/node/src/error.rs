@@ -159,6 +159,14 @@ pub enum Error {
         /// Why, and what to do.
         why: String,
     },
+    /// A sandbox that cannot go on from any snapshot.
+    #[error("sandbox {name} cannot be put back: {why}")]
+    NotToBePutBack {
+        /// Its name.
+        name: String,
+        /// Why, and what to do.
+        why: String,
+    },
     /// A sandbox that cannot be of another class.
     #[error("sandbox {name} cannot be moved to the class {class}: {why}")]
     NotToBeMoved {
@@ -440,6 +448,7 @@ impl Error {
             | Self::SnapshotDamaged { .. }
             | Self::NotToBeLoaded(..)
             | Self::NotToBeKept { .. }
+            | Self::NotToBePutBack { .. }
             | Self::NotToBeMoved { .. }
             | Self::NotMoved { .. }
             | Self::NotItsSnapshot { .. }
@@ -465,6 +474,7 @@ impl Error {
             | Self::Volume { .. }
             | Self::NotToBeLoaded(..)
             | Self::NotToBeKept { .. }
+            | Self::NotToBePutBack { .. }
             | Self::NotToBeMoved { .. }
             | Self::NotItsSnapshot { .. }
             | Self::Tied(_)

@@ -264,9 +264,19 @@ pub(crate) fn of_all_memory(stored: &Stored) -> Duration {
     Duration::from_secs(stored.sandbox.config.resources.memory.bytes() / SLOWEST)
 }
 
+/// Why a machine cannot go on anywhere else.
+pub(crate) const STAYS: &str = "its memory is not translated: its guest knows where the host has it, and it can go on nowhere else; \
+     run one with --memory-mode translated, and copy files with `basalt cp`";
+
 /// Refuses what has no saved form, before anything is done.
 pub(crate) fn can_be_kept(stored: &Stored) -> Result<(), Error> {
     let config = &stored.sandbox.config;
+    if !config.resources.memory_mode.is_translated() {
+        return Err(Error::NotToBeKept {
+            name: stored.sandbox.name.clone(),
+            why: STAYS.to_owned(),
+        });
+    }
     let elsewhere = |volume: &&VolumeMount| matches!(volume.source, VolumeSource::Served(_));
     let Some(volume) = config.volumes.iter().find(elsewhere) else {
         return Ok(());
@@ -307,5 +317,9 @@ mod tests {
             stored.sandbox.config.resources.class = class;
             assert!(can_be_kept(&stored).is_ok());
         }
+        stored.sandbox.config.resources.memory_mode = node_api::MemoryMode::Identity;
+        let why = told(&stored);
+        assert!(why.contains("its memory is not translated"), "{why}");
+        assert!(why.contains("--memory-mode translated"), "{why}");
     }
 }

@@ -162,7 +162,10 @@ pub(crate) fn prepare(
         cmdline: command_line_for(config.log_level, resources),
         kvm,
         claim,
-        memory_mode: MemoryMode::default(),
+        memory_mode: match resources.memory_mode {
+            node_api::MemoryMode::Translated => MemoryMode::Translated,
+            node_api::MemoryMode::Identity => MemoryMode::Identity,
+        },
         serial: stage.serial,
         serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
         devices: stage.devices,

@@ -4,7 +4,7 @@
 use base::ByteSize;
 use host::MemInfo;
 use host::cgroup::{self, Root};
-use node_api::{Limits, Rate, Resources, SandboxConfig};
+use node_api::{Limits, MemoryMode, Rate, Resources, SandboxConfig};
 use vmm_api::devices::{BlockLimits, BlockRate, NetLimits, RateLimit};
 use vmm_api::{ConfigError, config};
 
@@ -43,6 +43,10 @@ fn check_size(resources: &Resources) -> Result<(), Error> {
     if resources.memory < config::MIN_MEMORY {
         return Err(ConfigError::MemoryTooSmall(resources.memory).into());
     }
+    // What is reserved for such guests is none of Linux's memory; whoever has it says how much there is.
+    if !resources.memory_mode.is_translated() {
+        return Ok(());
+    }
     let MemInfo { total, available } = MemInfo::read().map_err(Error::host("reading /proc/meminfo"))?;
     against(resources.memory, total, available)
 }
@@ -58,14 +62,18 @@ fn against(asked: ByteSize, total: ByteSize, available: ByteSize) -> Result<(), 
     })
 }
 
-/// The most memory that VMM and guest may have together.
+/// The most memory that VMM and guest may have together, but for what was reserved for guests.
 pub(crate) fn memory_max(config: &SandboxConfig) -> u64 {
     let guest = config.resources.memory.bytes();
     let volumes = match config.volumes.is_empty() {
         true => 0,
         false => crate::shares::MEMORY.bytes(),
     };
-    guest + guest / TABLES_SHARE + VMM_MEMORY.bytes() + volumes
+    let charged = match config.resources.memory_mode {
+        MemoryMode::Translated => guest,
+        MemoryMode::Identity => 0,
+    };
+    charged + guest / TABLES_SHARE + VMM_MEMORY.bytes() + volumes
 }
 
 /// What the sandbox's cgroup is told. Limits that nobody asked for are set where the host can.
@@ -117,6 +125,7 @@ mod tests {
             cpu_model: None,
             class: node_api::Class::Standard,
             idle: node_api::Idle::Halt,
+            memory_mode: node_api::MemoryMode::Translated,
         })
         .unwrap_err()
     }
@@ -129,6 +138,17 @@ mod tests {
         let error = refusal(1, ByteSize::gib(1 << 20));
         assert!(error.to_string().contains("but this host has"), "{error}");
         assert_eq!(error.exit_code(), 125);
+    }
+
+    #[test]
+    fn memory_that_is_reserved_is_none_of_the_hosts() {
+        let mut config = crate::testing::stored("aaaaaaaaaaaa", "web").sandbox.config;
+        config.resources.memory = ByteSize::gib(1 << 20);
+        assert!(check_size(&config.resources).is_err());
+        let all = memory_max(&config);
+        config.resources.memory_mode = MemoryMode::Identity;
+        check_size(&config.resources).unwrap();
+        assert_eq!(memory_max(&config), all - config.resources.memory.bytes());
     }
 
     #[test]

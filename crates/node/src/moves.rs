@@ -16,7 +16,7 @@ use observe::span::span;
 use crate::database::Stored;
 use crate::entry::Entry;
 use crate::error_words::with_causes;
-use crate::hold::{Renewal, can_be_kept};
+use crate::hold::{Renewal, STAYS, can_be_kept};
 use crate::node::{Node, to_run, wrong_state};
 use crate::snapshots::{Begun, Place};
 use crate::start::Started;
@@ -98,6 +98,9 @@ fn moved(stored: &Stored, class: Class) -> Result<SandboxConfig, Error> {
     if config.resources.class == class {
         return Err(refused("it is of that class"));
     }
+    if !config.resources.memory_mode.is_translated() {
+        return Err(refused(STAYS));
+    }
     let engines_differ = config.resources.class.is_bare() != class.is_bare();
     if engines_differ && config.resources.cpu_model != Some(CpuModel::Common) {
         return Err(refused(
@@ -128,5 +131,9 @@ mod tests {
         stored.sandbox.config.resources.class = Class::Bare;
         stored.sandbox.config.resources.idle = node_api::Idle::Poll;
         assert!(told(&stored, Class::Standard).contains("--class dedicated or bare"));
+        stored.sandbox.config.resources.memory_mode = node_api::MemoryMode::Identity;
+        for class in [Class::Standard, Class::Dedicated] {
+            assert!(told(&stored, class).contains("its memory is not translated"));
+        }
     }
 }

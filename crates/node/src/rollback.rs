@@ -19,7 +19,7 @@ use vmm_api::{ClientError, ErrorKind, VmState, VmmClient};
 use crate::clones::HOOKS;
 use crate::disk::Beside;
 use crate::entry::Entry;
-use crate::hold::Renewal;
+use crate::hold::{Renewal, STAYS};
 use crate::node::{Node, to_run, wrong_state};
 use crate::snapshots::Place;
 use crate::start::Started;
@@ -65,6 +65,12 @@ impl Node {
                 name: sandbox.name,
                 snapshot: record.snapshot.name,
                 of: record.snapshot.sandbox_name,
+            });
+        }
+        if !sandbox.config.resources.memory_mode.is_translated() {
+            return Err(Error::NotToBePutBack {
+                name: sandbox.name,
+                why: STAYS.to_owned(),
             });
         }
         if !sandbox.config.detach && sandbox.state.has_vm() {

@@ -26,6 +26,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
                     cpu_model: None,
                     class: node_api::Class::Standard,
                     idle: node_api::Idle::Halt,
+                    memory_mode: node_api::MemoryMode::Translated,
                 },
                 limits: node_api::Limits::default(),
                 tmpfs: Vec::new(),

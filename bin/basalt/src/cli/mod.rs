@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
-use node_api::{Class, Idle, Paging};
+use node_api::{Class, Idle, MemoryMode, Paging};
 
 pub(crate) use host::HostVerb;
 pub(crate) use image::{
@@ -416,6 +416,12 @@ pub(crate) struct RunArgs {
     /// or poll (with --class dedicated or bare). The latter two need no interrupt to go on.
     #[arg(long, value_name = "WHAT", default_value_t)]
     pub(crate) idle: Idle,
+
+    /// Where its guest sees its memory: translated, which keeps it apart from all other; or identity (with --class bare), where the
+    /// host's bus has it, from memory that was reserved for it. Nothing is translated then, and the guest can reach all of
+    /// the host's memory: for guests that are trusted as the host's kernel is.
+    #[arg(long, value_name = "MODE", default_value_t)]
+    pub(crate) memory_mode: MemoryMode,
 
     /// Boot a kernel, also where a template could be cloned, and keep none.
     #[arg(long)]

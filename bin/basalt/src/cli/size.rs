@@ -3,7 +3,7 @@
 
 use base::ByteSize;
 use clap::Args;
-use node_api::{Class, CpuModel, Idle, Resources};
+use node_api::{Class, CpuModel, Idle, MemoryMode, Resources};
 
 use super::parse;
 
@@ -38,6 +38,7 @@ impl SizeArgs {
             cpu_model: None,
             class: Class::Standard,
             idle: Idle::Halt,
+            memory_mode: MemoryMode::Translated,
         })
     }
 
@@ -52,6 +53,7 @@ impl SizeArgs {
             cpu_model: self.cpu_model.or(usual.cpu_model),
             class: usual.class,
             idle: usual.idle,
+            memory_mode: usual.memory_mode,
         }
     }
 

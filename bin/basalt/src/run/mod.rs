@@ -100,6 +100,7 @@ fn configure(args: &RunArgs, set: &[String], resources: Resources) -> Result<San
         resources: Resources {
             class: args.class,
             idle: args.idle,
+            memory_mode: args.memory_mode,
             ..resources
         },
         limits: args.limits.limits(),

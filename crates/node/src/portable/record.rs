@@ -196,6 +196,9 @@ fn check_machine(resources: &Resources, digest: &str, programs: &Programs) -> Re
     if !cpus.contains(&resources.cpus) || resources.memory > MOST_MEMORY || disk > MOST_DISK {
         return Err("no machine has so many processors, so much memory or such a disk");
     }
+    if !resources.memory_mode.is_translated() {
+        return Err("its machine's memory was not translated, and goes on nowhere else");
+    }
     if !is_hex(digest, HASH) {
         return Err("it has no digest of an image");
     }
@@ -220,7 +223,7 @@ mod tests {
     use std::io::Write;
     use std::path::Path;
 
-    use node_api::{Programs, Recipe, Template};
+    use node_api::{Class, MemoryMode, Programs, Recipe, Template};
 
     use super::super::Loading;
     use super::super::memory::tests::naming;
@@ -284,7 +287,7 @@ mod tests {
         };
         assert!(refused(|_| ()).is_ok());
         let digest = |record: &mut Record| record.snapshot.digest = "../../../../etc/passwd".into();
-        let changes: [Change; 13] = [
+        let changes: [Change; 14] = [
             (|r| r.share_slots = usize::MAX, "devices for volumes"),
             (digest, "no digest"),
             (|r| r.snapshot.sandbox = "../x".into(), "no id"),
@@ -304,6 +307,13 @@ mod tests {
             (
                 |r| r.snapshot.config.resources.memory = ByteSize(u64::MAX),
                 "no machine has",
+            ),
+            (
+                |r| {
+                    let resources = &mut r.snapshot.config.resources;
+                    (resources.class, resources.memory_mode) = (Class::Bare, MemoryMode::Identity);
+                },
+                "was not translated",
             ),
             (
                 |r| r.snapshot.config.resources.disk = Some(ByteSize(u64::MAX)),
@@ -340,13 +350,14 @@ mod tests {
             change(&mut record.template);
             record.check().unwrap_err().to_string()
         };
-        let changes: [Change<Template>; 8] = [
+        let changes: [Change<Template>; 9] = [
             (|t| t.recipe = None, "nobody has built it"),
             (|t| t.id = "x".into(), "no id of a template"),
             (|t| t.names = vec!["web".into(); 65], "more names"),
             (|t| t.names = vec!["../x".into()], "cannot be a template's name"),
             (|t| t.names = vec!["abcdef012345".into()], "looks like an id"),
             (|t| t.resources.memory = ByteSize(u64::MAX), "no machine has"),
+            (|t| t.resources.memory_mode = MemoryMode::Identity, "was not translated"),
             (
                 |t| t.host.as_mut().unwrap().kernel = "\x1b[2J".into(),
                 "a host that there cannot be",
