@@ -59,7 +59,7 @@ const MEMORY_MIB: u64 = 6144;
 /// and two pieces from where processors start. The cases read it off the command line.
 const RESERVED_WORDS: &str = "memmap=288M$0x100000000 memmap=64K$0x20000";
 /// So much memory a lab must have for that, in MiB: 2048 of it are below 4 GiB (q35 with more than 2815).
-const RESERVED_FROM_MIB: u64 = 4096;
+const RESERVED_FROM_MIB: u64 = 3072;
 
 fn reserved_words(memory_mib: u64) -> &'static str {
     if memory_mib < RESERVED_FROM_MIB {
@@ -262,6 +262,12 @@ mod tests {
         assert!(error.contains("cannot have 1073741824 MiB"), "{error}");
         assert_eq!(memory(Some(1)).unwrap(), 1);
         assert!(memory(None).unwrap() <= MEMORY_MIB);
+    }
+
+    #[test]
+    fn memory_is_reserved_where_there_is_some_above_4_gib() {
+        assert!(reserved_words(MEMORY_MIB).contains("memmap=288M$0x100000000"));
+        assert_eq!(reserved_words(RESERVED_FROM_MIB - 1), "");
     }
 
     #[test]

@@ -66,7 +66,7 @@ fn host(host: &Host) -> Result<()> {
     let Some(reserved) = Reserved::of_host()? else {
         #[expect(clippy::print_stdout, reason = "a case's own output")]
         {
-            println!("no memory is reserved here: a lab with 4 GiB has some");
+            println!("no memory is reserved here: a lab with 3 GiB has some");
         }
         return Ok(());
     };
