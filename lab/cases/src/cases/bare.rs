@@ -352,6 +352,8 @@ fn class(host: &Host) -> Result<()> {
     start(host, &daemon, "beside", &[], &["sleep", "1000"])?;
     let shared = daemon.run(&["run", "--idle", "poll", digest, "--", "true"])?;
     expect_refusal(&shared, 125, &["add --class dedicated or bare"])?;
+    let reaching = daemon.run(&["run", "--memory-mode", "identity", digest, "--", "true"])?;
+    expect_refusal(&reaching, 125, &["--memory-mode identity", "add --class bare"])?;
     let options = ["--class", "bare", "--idle", "poll"];
     let id = start(host, &daemon, "owner", &options, &["sleep", "1000"])?;
     let told = daemon.ok(&["exec", "owner", "--", "cat", "/proc/cmdline"])?;
