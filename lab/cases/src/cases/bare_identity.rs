@@ -1,4 +1,5 @@
-//! Guests whose memory nobody translates: they see it where the host's bus has it, and reach their devices by ports.
+//! Guests whose memory nobody translates: they see it where the host's bus has it, and reach their devices by ports. `bare-identity`
+//! has machines of that kind, `class-identity` sandboxes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -11,6 +12,10 @@ use claim::{Device, ReservedMemory};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::bare::{CPU, MOST, Module, Reserved, in_lab, no_exits, online, wait_online};
+use super::dedicated::{kill_vmm, vmm_of};
+use super::limits::start;
+use crate::basalt::expect_refusal;
+use crate::daemon::Daemon;
 use crate::vm::{Builder, Vm};
 use crate::{Case, Host};
 
@@ -18,6 +23,13 @@ pub(crate) const CASE: Case = Case {
     name: "bare-identity",
     limit: Duration::from_secs(300),
     host,
+    guest: None,
+};
+
+pub(crate) const CLASS: Case = Case {
+    name: "class-identity",
+    limit: Duration::from_secs(300),
+    host: class,
     guest: None,
 };
 
@@ -213,4 +225,71 @@ fn killed(host: &Host, device: &Device) -> Result<()> {
     drop(agent);
     drop(machine);
     wait_online(&all)
+}
+
+/// Works on the disk and in the volume, and tells what it has read there.
+const WORK: &str = "head -c 20000000 /dev/urandom > /var/tmp/a && cp /var/tmp/a /data/b && sync && echo 3 > /proc/sys/vm/drop_caches; \
+    cmp /var/tmp/a /data/b && wc -c < /data/b";
+
+/// A sandbox has all of its devices, is stopped and started, killed, and refused what its memory cannot do.
+fn class(host: &Host) -> Result<()> {
+    let reserved = if in_lab()? { Reserved::of_host()? } else { None };
+    let Some(reserved) = reserved else {
+        return Ok(());
+    };
+    let digest = host.digest.as_str();
+    let daemon = Daemon::new(host)?;
+    let module = Module::load(host)?;
+    let asked = ["run", "--class", "bare", "--memory-mode", "identity"];
+    let run = |more: &[&str]| daemon.run(&[&asked, more, &[digest, "--", "true"]].concat());
+    expect_refusal(&run(&[])?, 125, &["no memory is reserved", "memmap=", "docs/bare.md"])?;
+    module.unload()?;
+    let module = reserved.load(host)?;
+    expect_refusal(
+        &run(&["--memory", "1g"])?,
+        125,
+        &["in one piece", "the largest free piece has 288 MiB"],
+    )?;
+    let device = Device::open(Device::PATH)?;
+    let free = device.reserved_memory()?;
+    let all = online()?;
+    let cpus = if std::thread::available_parallelism()?.get() < 4 {
+        "1"
+    } else {
+        "2"
+    };
+    let options = [
+        "--class",
+        "bare",
+        "--memory-mode",
+        "identity",
+        "--cpus",
+        cpus,
+        "-v",
+        "kept:/data",
+    ];
+    start(host, &daemon, "trusted", &options, &["sleep", "1000"])?;
+    for _ in 0..2 {
+        let told = daemon.ok(&["exec", "trusted", "--", "nproc"])?;
+        ensure!(told.trim() == cpus, "it has {told} processors");
+        let told = daemon.ok(&["exec", "trusted", "--", "sh", "-c", WORK])?;
+        ensure!(told.trim() == "20000000", "it has read {told}");
+        ensure!(device.reserved_memory()?.free < free.free && online()? != all);
+        let why = "its guest knows where the host has it";
+        expect_refusal(&daemon.run(&["snapshot", "create", "trusted"])?, 1, &[why, "basalt cp"])?;
+        expect_refusal(&daemon.run(&["move", "--class", "standard", "trusted"])?, 1, &[why])?;
+        for verb in ["pause", "unpause", "stop"] {
+            daemon.ok(&[verb, "trusted"])?;
+        }
+        wait_online(&all)?;
+        wait_free(&device, &free)?;
+        daemon.ok(&["start", "trusted"])?;
+    }
+    kill_vmm(vmm_of(&daemon, "trusted")?)?;
+    wait_online(&all)?;
+    wait_free(&device, &free)?;
+    daemon.ok(&["rm", "--force", "trusted"])?;
+    drop(device);
+    daemon.end()?;
+    module.unload()
 }

@@ -114,6 +114,7 @@ pub(crate) const ALL: &[&Case] = &[
     &snapshot::MOVES,
     &moves::CASE,
     &bare_identity::CASE,
+    &bare_identity::CLASS,
     &bare_nvme::CASE,
     &bare_rounds::CASE,
     &dedicated::CASE,
