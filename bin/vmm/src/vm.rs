@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use device::FdTable;
 use engine::{CpuModel, Engine};
@@ -42,9 +43,12 @@ const ENGINE_REFUSED: &str = "engine_refused_total";
 const NO_KVM: &str = "a VMM in its jail cannot open /dev/kvm: send it open, as `kvm`, or start the VMM with --kvm-fd";
 
 /// The engine of CPUs that Linux has given up.
-fn own_engine(claim: OwnedFd) -> Result<Arc<dyn Engine>, ApiError> {
+fn own_engine(claim: OwnedFd, linger_us: Option<u32>) -> Result<Arc<dyn Engine>, ApiError> {
     let engine = BareEngine::from_fd(claim).map_err(|error| refuse(ErrorKind::Host, error))?;
-    Ok(Arc::new(engine))
+    Ok(match linger_us {
+        Some(microseconds) => Arc::new(engine.lingering(Duration::from_micros(microseconds.into()))),
+        None => Arc::new(engine),
+    })
 }
 
 /// The VM, if there is one, and what is known of it.
@@ -184,7 +188,7 @@ impl Vm {
         // Its VM is none that boots.
         self.restorer = None;
         let engine: Arc<dyn Engine> = match claim {
-            Some(claim) => own_engine(claim)?,
+            Some(claim) => own_engine(claim, config.linger_us)?,
             None => Arc::new(self.open_engine(kvm)?),
         };
         marks::mark("engine open");
@@ -264,7 +268,7 @@ impl Vm {
         let ahead = self.restorer.take().filter(|_| kvm.is_none() && claim.is_none());
         let (engine, restorer): (Arc<dyn Engine>, _) = match claim {
             // All of its memory is read and copied as it is pinned: there is nothing to do beside that.
-            Some(claim) => (own_engine(claim)?, None),
+            Some(claim) => (own_engine(claim, None)?, None),
             None => {
                 let engine = self.open_engine(kvm)?;
                 let started = ahead.map_or_else(|| Restorer::start(&engine), Ok);

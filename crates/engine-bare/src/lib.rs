@@ -29,6 +29,7 @@ mod vm;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use claim::Claim;
 use engine::{CpuModel, Engine, EngineError, Placed, Result, Traits, Vm};
@@ -36,7 +37,12 @@ use engine::{CpuModel, Engine, EngineError, Placed, Result, Traits, Vm};
 /// The engine of one claim, whose CPUs its one VM has.
 pub struct BareEngine {
     claim: Claim,
+    linger: Duration,
 }
+
+/// How long devices look for a guest's next request, unless somebody says otherwise: about what it takes to wake a thread, twice, while
+/// the vCPU that has rung stands still.
+const LINGER: Duration = Duration::from_micros(50);
 
 impl BareEngine {
     /// Uses a claim that somebody has made and handed over.
@@ -48,7 +54,15 @@ impl BareEngine {
             call: "BASALT_GET_CLAIMED",
             source,
         })?;
-        Ok(Self { claim })
+        Ok(Self { claim, linger: LINGER })
+    }
+}
+
+impl BareEngine {
+    /// The same, whose guests' devices look for their next requests as long as this before they are to ring.
+    #[must_use]
+    pub fn lingering(self, linger: Duration) -> Self {
+        Self { linger, ..self }
     }
 }
 
@@ -58,12 +72,12 @@ impl Engine for BareEngine {
     }
 
     fn create_vm(&self, model: CpuModel) -> Result<Arc<dyn Vm>> {
-        Ok(Arc::new(vm::BareVm::new(&self.claim, model)?))
+        Ok(Arc::new(vm::BareVm::new(&self.claim, model)?.lingering(self.linger)))
     }
 
     fn create_vm_in_place(&self, model: CpuModel, size: u64) -> Result<(Arc<dyn Vm>, Placed)> {
         let (vm, placed) = vm::BareVm::in_place(&self.claim, model, size)?;
-        Ok((Arc::new(vm), placed))
+        Ok((Arc::new(vm.lingering(self.linger)), placed))
     }
 
     fn pins_memory(&self) -> bool {

@@ -185,6 +185,7 @@ pub(crate) struct BareVm {
     /// The CPUs, by the numbers of their vCPUs.
     cpus: Vec<u32>,
     shown: Vec<CpuidEntry>,
+    linger: Duration,
 }
 
 impl BareVm {
@@ -220,7 +221,13 @@ impl BareVm {
             shared: Arc::new(shared),
             cpus,
             shown,
+            linger: Duration::ZERO,
         })
+    }
+
+    /// The same, whose devices look for so long before its guest has to ring.
+    pub(crate) fn lingering(self, linger: Duration) -> Self {
+        Self { linger, ..self }
     }
 }
 
@@ -306,6 +313,10 @@ impl Vm for BareVm {
         }
         bells.push((bell, own));
         Ok(())
+    }
+
+    fn linger(&self) -> Duration {
+        self.linger
     }
 
     fn detach_doorbell(&self, bell: Doorbell, _: &EventFd) -> Result<()> {

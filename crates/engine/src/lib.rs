@@ -8,6 +8,7 @@ mod interrupt;
 pub mod state;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::EventFd;
 use vm_memory::GuestRegionMmap;
@@ -183,6 +184,11 @@ pub trait Vm: Send + Sync {
     /// # Errors
     /// The bell is in use.
     fn attach_doorbell(&self, bell: Doorbell, event: &EventFd) -> Result<()>;
+
+    /// How long it pays to look for a guest's next request rather than to have it ring: what a ring costs the guest.
+    fn linger(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// Undoes [`Vm::attach_doorbell`].
     ///

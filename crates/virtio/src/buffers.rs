@@ -247,6 +247,7 @@ impl ActiveQueue {
             self.queue.go_to_previous_position();
             return Err(RingError::Head(head));
         }
+        self.linger.found();
         Ok(Some(Available {
             memory,
             table: GuestAddress(self.queue.desc_table()),
@@ -341,7 +342,17 @@ impl ActiveQueue {
     /// # Errors
     /// The ring's memory cannot be accessed.
     pub fn enable_kicks(&mut self, memory: &GuestRam) -> Result<bool, RingError> {
+        self.linger.ask();
         Ok(self.queue.enable_notification(memory)?)
+    }
+
+    /// The same for whoever serves this queue alone, and calls it again when nothing was there: true also when there may be more soon,
+    /// and the driver was not asked.
+    ///
+    /// # Errors
+    /// The ring's memory cannot be accessed.
+    pub fn enable_kicks_or_linger(&mut self, memory: &GuestRam) -> Result<bool, RingError> {
+        Ok(self.linger.goes_on() || self.enable_kicks(memory)?)
     }
 
     fn wants_interrupt(&mut self, memory: &GuestRam) -> Result<bool, RingError> {

@@ -15,6 +15,8 @@ use memory::GuestRam;
 use state::{Saved, StateError};
 use virtio_queue::Queue;
 
+use crate::linger::Linger;
+
 /// A virtqueue in the hands of a device.
 #[derive(Debug)]
 pub struct ActiveQueue {
@@ -24,6 +26,8 @@ pub struct ActiveQueue {
     pub queue: Queue,
     /// Signalled when the driver has made buffers available. Level: read it, then look at the ring.
     pub kick: Arc<EventFd>,
+    /// How long to look for more before the driver is asked to kick.
+    pub linger: Linger,
 }
 
 /// How a device tells the driver something. One object a device, shared by its threads.

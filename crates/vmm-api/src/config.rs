@@ -75,6 +75,10 @@ pub struct VmConfig {
     /// Where the guest sees its memory; anything but the default needs a `claim`.
     #[serde(default, skip_serializing_if = "MemoryMode::is_translated")]
     pub memory_mode: MemoryMode,
+    /// With a `claim`: for how many microseconds devices go on looking for the guest's next request before it has to ring, which is an
+    /// exit. The engine knows when not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub linger_us: Option<u32>,
     /// Where early serial output goes; dropped when not given.
     pub serial: Option<FdRef>,
     /// If that is a regular file, opened for appending: how many of its last bytes are kept. All are when not given.
@@ -310,6 +314,7 @@ mod tests {
             kvm: None,
             claim: None,
             memory_mode: MemoryMode::default(),
+            linger_us: None,
             serial: None,
             serial_keep: None,
             devices: vec![DeviceSpec::new("rng", &RngConfig {}).unwrap()],

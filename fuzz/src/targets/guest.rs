@@ -235,6 +235,7 @@ fn walk_ring(input: &[u8]) -> u64 {
         index: 0,
         queue,
         kick: Arc::new(kick),
+        linger: virtio::Linger::default(),
     };
     let mut ends = String::new();
     // More than the ring has: a driver may announce more than fits.

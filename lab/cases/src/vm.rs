@@ -61,6 +61,7 @@ impl<'a> Builder<'a> {
             kvm: None,
             claim: None,
             memory_mode: MemoryMode::default(),
+            linger_us: None,
             serial: None,
             serial_keep: None,
             devices: Vec::new(),
@@ -132,6 +133,12 @@ impl<'a> Builder<'a> {
     pub(crate) fn in_place(mut self) -> Self {
         self.config.memory_mode = MemoryMode::Identity;
         self
+    }
+
+    /// Its devices look for its next request for so long; it has to be given a claim too.
+    pub(crate) fn linger(mut self, linger: Duration) -> Result<Self> {
+        self.config.linger_us = Some(u32::try_from(linger.as_micros())?);
+        Ok(self)
     }
 
     pub(crate) fn kernel(mut self, path: &Path) -> Result<Self> {

@@ -31,6 +31,7 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemory, Permissions};
 
 use crate::device::{Activation, ActiveQueue, DeviceError, QueueInterrupt, VirtioDevice};
+use crate::linger::Linger;
 use common::{CommonConfig, Effect, QueueSetup};
 use layout::{Layout, Region};
 pub use saved::{DeviceState, TransportState};
@@ -338,6 +339,7 @@ impl VirtioPciDevice {
                     index,
                     queue,
                     kick: Arc::clone(kick),
+                    linger: Linger::up_to(self.vm.linger()),
                 })
             })
             .collect()

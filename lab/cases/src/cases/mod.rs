@@ -3,6 +3,7 @@
 mod bad_input;
 pub(crate) mod bare;
 mod bare_identity;
+mod bare_kicks;
 mod bare_memory;
 mod bare_nvme;
 mod bare_rounds;
@@ -110,6 +111,7 @@ pub(crate) const ALL: &[&Case] = &[
     &bare::CLAIMS,
     &bare::BOOT,
     &bare::CLASS,
+    &bare_kicks::CASE,
     &bare_memory::CASE,
     &snapshot::MOVES,
     &moves::CASE,
