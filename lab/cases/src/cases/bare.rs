@@ -6,10 +6,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use agent_api::{Collected, ExecRequest};
+use agent_api::{Collected, Connection, ExecRequest};
 use anyhow::{Context, Result, bail, ensure};
 use claim::{ClaimError, Device};
 use rustix::process::{Pid, Signal, kill_process};
@@ -244,7 +245,7 @@ fn killed(device: &Device, all: &str) -> Result<()> {
 const WATCHED: Duration = Duration::from_secs(10);
 
 /// Nothing makes the guest's vCPUs leave it for a while, but for interrupts from one to another, which the module looks at.
-pub(super) fn no_exits(machine: &mut Vm, vcpus: u32, what: &str) -> Result<()> {
+fn no_exits(machine: &mut Vm, vcpus: u32, what: &str) -> Result<()> {
     let mut counters = || -> Result<BTreeMap<String, u64>> {
         let samples = machine.vmm.client.metrics()?.into_iter();
         Ok(samples
@@ -320,20 +321,26 @@ fn boot_on(host: &Host, device: &Device, vcpus: u32) -> Result<()> {
         told == usize::try_from(vcpus)?,
         "{told} of its processors answered an NMI: {said}"
     );
+    stays_in(&mut machine, &mut agent, vcpus)?;
+    drop(agent);
+    machine.vmm.client.stop()?;
+    drop(machine);
+    wait_online(&all)
+}
+
+/// Nothing makes a guest's vCPUs leave it while it is idle, nor while it is busy.
+pub(super) fn stays_in(machine: &mut Vm, agent: &mut Connection<UnixStream>, vcpus: u32) -> Result<()> {
     // Nothing of the agent's last answer is under way any more.
     std::thread::sleep(Duration::from_secs(2));
-    no_exits(&mut machine, vcpus, "an idle guest")?;
+    no_exits(machine, vcpus, "an idle guest")?;
     let busy = agent.exec(&ExecRequest {
         argv: ["sh", "-c", "while :; do :; done"].map(Into::into).to_vec(),
         ..ExecRequest::default()
     })?;
     std::thread::sleep(Duration::from_secs(2));
-    no_exits(&mut machine, vcpus, "a busy guest")?;
+    no_exits(machine, vcpus, "a busy guest")?;
     drop(busy);
-    drop(agent);
-    machine.vmm.client.stop()?;
-    drop(machine);
-    wait_online(&all)
+    Ok(())
 }
 
 fn class(host: &Host) -> Result<()> {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use claim::{Device, ReservedMemory};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::bare::{CPU, MOST, Module, Reserved, in_lab, no_exits, online, wait_online};
+use super::bare::{CPU, MOST, Module, Reserved, in_lab, online, stays_in, wait_online};
 use super::dedicated::{kill_vmm, vmm_of};
 use super::limits::start;
 use crate::basalt::expect_refusal;
@@ -170,15 +170,7 @@ fn runs(host: &Host, (device, reserved): (&Device, &Reserved), vcpus: u32) -> Re
     let said = kept.err().context("it was saved")?.to_string();
     ensure!(said.contains("translated"), "{said}");
     machine.vmm.client.resume()?;
-    std::thread::sleep(Duration::from_secs(2));
-    no_exits(&mut machine, vcpus, "an idle guest")?;
-    let busy = agent.exec(&ExecRequest {
-        argv: ["sh", "-c", "while :; do :; done"].map(Into::into).to_vec(),
-        ..ExecRequest::default()
-    })?;
-    std::thread::sleep(Duration::from_secs(2));
-    no_exits(&mut machine, vcpus, "a busy guest")?;
-    drop(busy);
+    stays_in(&mut machine, &mut agent, vcpus)?;
     drop(agent);
     machine.vmm.client.stop()?;
     drop(machine);
