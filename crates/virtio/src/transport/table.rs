@@ -61,15 +61,19 @@ impl Table {
 
     /// Takes the table for what is in memory at `address`, or lets no vector fire.
     pub(crate) fn put_at(&self, address: Option<u64>) {
-        self.address.store(address.unwrap_or(0), Ordering::Release);
+        self.address.store(address.unwrap_or(0), Ordering::SeqCst);
         self.send_kept();
     }
 
-    /// Sends what was kept and can be sent now.
+    /// Sends what was kept and can be sent now. Whoever keeps one looks again afterwards, and whoever lets vectors fire looks at what
+    /// is kept afterwards, all in one order (`SeqCst`): one of them sends it.
     pub(crate) fn send_kept(&self) {
         for (index, vector) in self.vectors.iter().enumerate() {
-            if vector.waits.load(Ordering::Relaxed) && self.send(index) {
-                vector.waits.store(false, Ordering::Relaxed);
+            while vector.waits.swap(false, Ordering::SeqCst) && !self.send(index) {
+                vector.waits.store(true, Ordering::SeqCst);
+                if self.message(index).is_none() {
+                    break;
+                }
             }
         }
     }
@@ -79,9 +83,10 @@ impl Table {
         let mut begun = None;
         while !self.send(index) {
             let begun = *begun.get_or_insert_with(Instant::now);
-            let may_fire = self.address.load(Ordering::Acquire) != 0;
+            let may_fire = self.address.load(Ordering::SeqCst) != 0;
             if !may_fire || begun.elapsed() > PATIENCE {
-                self.vectors[index].waits.store(true, Ordering::Relaxed);
+                self.vectors[index].waits.store(true, Ordering::SeqCst);
+                self.send_kept();
                 return;
             }
             std::hint::spin_loop();
@@ -100,7 +105,7 @@ impl Table {
     }
 
     fn message(&self, index: usize) -> Option<MsiMessage> {
-        let table = self.address.load(Ordering::Acquire);
+        let table = self.address.load(Ordering::SeqCst);
         let at = table.checked_add((index * ENTRY_SIZE) as u64).filter(|_| table != 0)?;
         // Twice the same, or somebody writes it.
         let [low, high, data, control] = self.entry(at)?;
@@ -134,7 +139,7 @@ impl Interrupt for Source {
     fn route(&self, _: Option<MsiMessage>) {}
 
     fn is_pending(&self) -> bool {
-        self.table.vectors[self.index].waits.load(Ordering::Relaxed)
+        self.table.vectors[self.index].waits.load(Ordering::SeqCst)
     }
 }
 
@@ -223,6 +228,44 @@ mod tests {
         table.send_kept();
         let data: Vec<u32> = sent.sent.lock().unwrap().iter().map(|message| message.data).collect();
         assert_eq!(data, [0x43, 0x44]);
+    }
+
+    #[test]
+    fn nothing_is_lost_when_vectors_may_fire_at_the_moment_of_a_trigger() {
+        let (table, ram, sent) = table();
+        const ROUNDS: u64 = 20_000;
+        let source = table.sources().remove(1);
+        write(&ram, [0xfee0_0000, 0, 0x41, 0]);
+        let (begun, over) = (AtomicU64::new(0), AtomicU64::new(0));
+        let wait = |reached: &AtomicU64, round| {
+            while reached.load(Ordering::SeqCst) < round {
+                std::hint::spin_loop();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    wait(&begun, round);
+                    source.trigger();
+                    over.store(round, Ordering::SeqCst);
+                }
+            });
+            for round in 1..=ROUNDS {
+                table.put_at(None);
+                begun.store(round, Ordering::SeqCst);
+                // Now earlier, now later than the trigger.
+                (0..round % 128).for_each(|_| std::hint::spin_loop());
+                table.put_at(Some(AT));
+                wait(&over, round);
+                let pending = source.is_pending();
+                if pending {
+                    // The other thread has to end.
+                    begun.store(ROUNDS, Ordering::SeqCst);
+                }
+                assert!(!pending, "round {round}");
+            }
+        });
+        assert!(sent.sent.lock().unwrap().len() as u64 >= ROUNDS);
     }
 
     #[test]
