@@ -18,20 +18,21 @@ use vm_memory::{Bytes, GuestAddress};
 
 pub use acpi::{Board, Ports, Root, SLEEP_TYPE_S5};
 
-/// Where the VM generation ID lies in memory that begins at 0: 16 bytes in a reserved page of their own, as its specification wants it. The tables name this
-/// address; what is there is written by whoever runs the guest.
+/// Where the VM generation ID lies in memory that begins at 0: 16 bytes in a reserved page of their own, as its specification wants
+/// it. The tables name this address; what is there is written by whoever runs the guest.
 pub const GENERATION_ID: u64 = low::HIGH - 0x1000;
 
-/// Where things lie in the first MiB of the guest's memory, wherever that begins. The kernel treats what the e820 map leaves out as not there.
+/// Where things lie in the first MiB of the guest's memory, wherever that begins. The kernel treats what the e820 map leaves out as
+/// not there.
 mod low {
     /// Global descriptor table.
     pub(crate) const GDT: u64 = 0x500;
     /// The zero page (`struct boot_params`).
     pub(crate) const ZERO_PAGE: u64 = 0x7000;
-    /// Page tables of the boot: PML4, one PDPT, two page directories.
+    /// Page tables of the boot: PML4, two page directories, and a PDPT for each.
     pub(crate) const PML4: u64 = 0x9000;
-    pub(crate) const PDPT: u64 = 0xa000;
-    pub(crate) const PAGE_DIRECTORIES: u64 = 0xb000;
+    pub(crate) const PDPTS: [u64; 2] = [0xa000, 0xc000];
+    pub(crate) const PAGE_DIRECTORIES: [u64; 2] = [0xb000, 0xd000];
     /// The command line.
     pub(crate) const CMDLINE: u64 = 0x2_0000;
     /// Where usable low memory ends.

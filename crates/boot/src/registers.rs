@@ -46,14 +46,17 @@ pub(crate) fn write_tables(ram: &Ram) -> Result<(), BootError> {
     for (entry, address) in GDT.iter().zip((start + low::GDT..).step_by(8)) {
         guest.write_obj(*entry, GuestAddress(address))?;
     }
-    let pdpt = start + low::PDPT;
-    let entry = start + low::PML4 + 8 * index(start, 3);
-    guest.write_obj(pdpt | PAGE_PRESENT_WRITABLE, GuestAddress(entry))?;
     let first = start - start % GIB;
-    // Another PML4 entry would need a table of its own: there is none for memory that begins right below 512 GiB.
-    let wanted = if first == start || index(start, 2) == 511 { 1 } else { 2 };
+    let wanted = if first == start { 1 } else { 2 };
+    let mut pdpt = start;
     for (number, base) in (0..wanted).zip((first..).step_by(1 << 30)) {
-        let place = start + low::PAGE_DIRECTORIES + 4096 * number;
+        // The second GiB has a PDPT of its own only where that is another.
+        if number == 0 || index(base, 2) == 0 {
+            pdpt = start + low::PDPTS[number];
+            let entry = start + low::PML4 + 8 * index(base, 3);
+            guest.write_obj(pdpt | PAGE_PRESENT_WRITABLE, GuestAddress(entry))?;
+        }
+        let place = start + low::PAGE_DIRECTORIES[number];
         guest.write_obj(place | PAGE_PRESENT_WRITABLE, GuestAddress(pdpt + 8 * index(base, 2)))?;
         let mut directory = [0; 4096];
         for (entry, page) in directory.as_chunks_mut::<8>().0.iter_mut().zip(0_u64..) {
@@ -128,8 +131,11 @@ mod tests {
             let ram = crate::tests::placed(start);
             assert_mapped(&ram, &[start, start + 0x7000, start + (32 << 20) - 1]);
         }
-        let ram = crate::tests::placed((5 << 30) - (32 << 20));
-        assert_mapped(&ram, &[5 << 30]);
+        // Into the next GiB, and into the next 512.
+        for next in [5 << 30, 1 << 39] {
+            let ram = crate::tests::placed(next - (32 << 20));
+            assert_mapped(&ram, &[next - 1, next, next + (16 << 20)]);
+        }
     }
 
     fn assert_mapped(ram: &Ram, addresses: &[u64]) {

@@ -16,8 +16,9 @@ pub(crate) struct Layout {
     /// Of the BAR.
     kind: BarKind,
     pub(crate) size: u64,
-    /// Each region's start, the last one's first; a region ends where the one before it begins.
-    regions: [(u64, Region); 7],
+    /// Each region's start, the last one's first; a region ends where the one before it begins. Those of MSI-X are not there where its
+    /// table is elsewhere.
+    regions: &'static [(u64, Region)],
     /// Vectors that have room.
     pub(crate) vectors: usize,
     /// The MSI-X table's BAR, if it is plain memory.
@@ -28,7 +29,7 @@ pub(crate) struct Layout {
 pub(crate) const IN_MEMORY: Layout = Layout {
     kind: BarKind::Memory32,
     size: 0x8000,
-    regions: [
+    regions: &[
         (0x6000, Region::None),
         (0x5000, Region::MsixPending),
         (0x4000, Region::MsixTable),
@@ -46,10 +47,8 @@ pub(crate) const IN_MEMORY: Layout = Layout {
 pub(crate) const IN_PORTS: Layout = Layout {
     kind: BarKind::Ports,
     size: 0x100,
-    regions: [
+    regions: &[
         (0x100, Region::None),
-        (0x100, Region::MsixPending),
-        (0x100, Region::MsixTable),
         (0xc0, Region::Notify),
         (0x40, Region::Device),
         (0x3c, Region::Isr),
