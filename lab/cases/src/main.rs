@@ -12,6 +12,7 @@ mod host_ends;
 mod intrude;
 mod kernel_log;
 mod leaks;
+mod long_mode;
 mod runner;
 mod stall;
 mod systemd;

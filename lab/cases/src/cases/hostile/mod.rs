@@ -17,14 +17,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use claim::Device;
-use engine::state::{GeneralRegisters, Segment, SystemRegisters, Table, gpr};
+use engine::state::{Table, gpr};
 use engine::{BootState, CpuModel, Engine, Exit, Vcpu, Vm};
 use engine_bare::BareEngine;
 use vm_memory::{Bytes, GuestAddress, GuestRegionMmap, MemoryRegionAddress, MmapRegion};
 
 use super::bare::{CPU, Module, in_lab, online, wait_online};
 use crate::kernel_log::{complaints, kernel_log};
-use crate::{Case, Host};
+use crate::{Case, Host, long_mode};
 
 pub(crate) const CASE: Case = Case {
     name: "hostile",
@@ -161,7 +161,7 @@ impl Attacker {
         for (number, value) in registers {
             gprs[*number] = *value;
         }
-        self.vcpu.set_boot_state(&long_mode(gprs))?;
+        self.vcpu.set_boot_state(&begin(gprs))?;
         self.outcome()
     }
 
@@ -232,35 +232,15 @@ fn to_msr(index: u64, value: u64) -> [(usize, u64); 3] {
     ]
 }
 
-fn long_mode(gpr: [u64; 16]) -> BootState {
-    let segment = |rights, selector| Segment {
-        limit: u32::MAX,
-        rights,
-        selector,
-        ..Segment::default()
+/// With these registers, and handlers of its own.
+fn begin(gpr: [u64; 16]) -> BootState {
+    let mut state = long_mode::at(CODE, GDT, TABLES);
+    state.general.gpr = gpr;
+    state.system.idt = Table {
+        base: IDT,
+        limit: 0xfff,
     };
-    let (code, data) = (segment(0xa9b, 8), segment(0xc93, 0));
-    BootState {
-        general: GeneralRegisters {
-            gpr,
-            rip: CODE,
-            rflags: 2,
-        },
-        system: SystemRegisters {
-            segments: [code, data, data, data, data, data],
-            tr: segment(0x8b, 0),
-            ldtr: segment(0x82, 0),
-            gdt: Table { base: GDT, limit: 15 },
-            idt: Table {
-                base: IDT,
-                limit: 0xfff,
-            },
-            // PG, NE, ET, PE; PAE; LMA, LME.
-            cr: [0x8000_0031, 0, TABLES, 0x20, 0],
-            efer: 0x500,
-            ..SystemRegisters::default()
-        },
-    }
+    state
 }
 
 /// A task of the host's that wants to run every millisecond, and how late it was at most.

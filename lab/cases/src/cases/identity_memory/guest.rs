@@ -5,9 +5,9 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
+use crate::long_mode;
 use anyhow::{Context, Result};
-use engine::state::{GeneralRegisters, Segment, SystemRegisters, Table};
-use engine::{BootState, CpuModel, Engine, Exit, Placed, Vcpu, Vm};
+use engine::{CpuModel, Engine, Exit, Placed, Vcpu, Vm};
 use engine_bare::BareEngine;
 use vm_memory::{Address, Bytes, GuestMemoryRegion, MemoryRegionAddress};
 
@@ -87,7 +87,7 @@ impl Guest {
         self.write_words((0..512).map(|index| index << 30 | 0x83), TABLES + 0x1000)?;
         self.write_words([0, 0x00af_9b00_0000_ffff], GDT)?;
         self.write(&[code, &SAY, &STAY].concat(), CODE)?;
-        let boot = long_mode(start);
+        let boot = long_mode::at(start + CODE, start + GDT, start + TABLES);
         let vcpu = self.vcpus.first_mut().context("a vCPU")?;
         vcpu.set_boot_state(&boot)?;
         until(vcpu.as_mut(), DONE)
@@ -114,36 +114,6 @@ pub(super) fn until(vcpu: &mut dyn Vcpu, wanted: u16) -> Result<()> {
         .join()
         .map_err(|_| anyhow::anyhow!("whoever calls has panicked"))?;
     result
-}
-
-fn long_mode(start: u64) -> BootState {
-    let segment = |rights, selector| Segment {
-        limit: u32::MAX,
-        rights,
-        selector,
-        ..Segment::default()
-    };
-    let (code, data) = (segment(0xa9b, 8), segment(0xc93, 0));
-    BootState {
-        general: GeneralRegisters {
-            rip: start + CODE,
-            rflags: 2,
-            ..GeneralRegisters::default()
-        },
-        system: SystemRegisters {
-            segments: [code, data, data, data, data, data],
-            tr: segment(0x8b, 0),
-            ldtr: segment(0x82, 0),
-            gdt: Table {
-                base: start + GDT,
-                limit: 15,
-            },
-            // PG, NE, ET, PE; PAE; LMA, LME.
-            cr: [0x8000_0031, 0, start + TABLES, 0x20, 0],
-            efer: 0x500,
-            ..SystemRegisters::default()
-        },
-    }
 }
 
 /// `mov rax, [address]`, and the other way round.
