@@ -34,15 +34,15 @@ use std::time::Duration;
 use claim::Claim;
 use engine::{CpuModel, Engine, EngineError, Placed, Result, Traits, Vm};
 
+/// How long devices look for a guest's next request, unless somebody says otherwise: about what it takes to wake a thread, twice, while
+/// the vCPU that has rung stands still.
+const LINGER: Duration = Duration::from_micros(50);
+
 /// The engine of one claim, whose CPUs its one VM has.
 pub struct BareEngine {
     claim: Claim,
     linger: Duration,
 }
-
-/// How long devices look for a guest's next request, unless somebody says otherwise: about what it takes to wake a thread, twice, while
-/// the vCPU that has rung stands still.
-const LINGER: Duration = Duration::from_micros(50);
 
 impl BareEngine {
     /// Uses a claim that somebody has made and handed over.
@@ -56,9 +56,7 @@ impl BareEngine {
         })?;
         Ok(Self { claim, linger: LINGER })
     }
-}
 
-impl BareEngine {
     /// The same, whose guests' devices look for their next requests as long as this before they are to ring.
     #[must_use]
     pub fn lingering(self, linger: Duration) -> Self {

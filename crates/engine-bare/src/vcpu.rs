@@ -390,7 +390,6 @@ impl Vcpu for BareVcpu {
     }
 
     fn save(&mut self) -> Result<VcpuState> {
-        self.shared.check_movable()?;
         let context = uapi::get_context(&self.fd).map_err(failed("BASALT_GET_CONTEXT"))?;
         let (on, start) = self.power.orders();
         let own = Own {
@@ -409,7 +408,6 @@ impl Vcpu for BareVcpu {
     }
 
     fn restore(&mut self, state: &VcpuState) -> Result<()> {
-        self.shared.check_movable()?;
         let here = uapi::get_context(&self.fd).map_err(failed("BASALT_GET_CONTEXT"))?;
         let rates = (here.timer_khz, self.shared.tsc_khz);
         let (registers, mut context) = saved::from_engine(state, &self.after_power_on, rates)?;

@@ -30,8 +30,6 @@ const INIT_STEP: Duration = Duration::from_micros(100);
 
 const NO_LOG: &str = "it is not recorded what a guest writes that owns its CPUs";
 
-const NOT_MOVABLE: &str = "a guest whose memory is not translated knows where that is on this host: it cannot be saved, and none can be restored so; run it without `--memory-mode identity`";
-
 /// A vCPU as the others and the devices reach it.
 pub(crate) struct Peer {
     pub(crate) apic_id: u32,
@@ -63,14 +61,6 @@ impl Shared {
     /// Its guest has tried something that no guest may.
     pub(crate) fn refuse(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Whether its guest can go on in another place than it is in.
-    pub(crate) fn check_movable(&self) -> Result<()> {
-        match self.place {
-            Some(_) => Err(EngineError::State(NOT_MOVABLE.into())),
-            None => Ok(()),
-        }
     }
 
     /// The guest's time.
@@ -345,7 +335,6 @@ impl Vm for BareVm {
     }
 
     fn save(&self) -> Result<VmState> {
-        self.shared.check_movable()?;
         Ok(VmState {
             clock: engine::Clock {
                 nanoseconds: self.shared.clock().now(),
@@ -355,7 +344,6 @@ impl Vm for BareVm {
 
     fn restore(&self, state: &VmState) -> Result<()> {
         let shared = &self.shared;
-        shared.check_movable()?;
         let tsc = shared.saved_tsc.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut clock = shared.clock.lock().unwrap_or_else(PoisonError::into_inner);
         *clock = clock.from(state.clock.nanoseconds, tsc);

@@ -85,9 +85,9 @@ pub struct Traits {
 /// Memory that an engine has reserved for a guest, which sees it where the host's bus has it.
 #[derive(Clone, Debug)]
 pub struct Placed {
-    /// Below 1 MiB, from where processors start: whole pages.
+    /// Below 1 MiB, from where processors start: whole pages, zeroes.
     pub low: Arc<GuestRegionMmap<()>>,
-    /// All of the rest, from a multiple of 2 MiB on and in one piece; above 4 GiB it may be, zeroes.
+    /// All of the rest: one piece from a multiple of 2 MiB on, which may be above 4 GiB; zeroes.
     pub main: Arc<GuestRegionMmap<()>>,
 }
 

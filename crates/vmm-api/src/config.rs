@@ -217,6 +217,9 @@ pub enum ConfigError {
         "a guest whose memory is not translated owns its CPUs (`claim`), and has no PCI function of the host's: give a claim and no such device, or the memory mode `translated`"
     )]
     Identity,
+    /// A guest whose kicks are KVM's to answer.
+    #[error("`linger_us` is for a guest that owns its CPUs (`claim`): leave it out")]
+    Linger,
     /// A function of the host's without CPUs of the host's.
     #[error(
         "device `{0}` is a PCI function of the host's, which only a VM that owns its CPUs (`claim`) can have, and which cannot be restored"
@@ -256,6 +259,9 @@ impl VmConfig {
         }
         if self.claim.is_none() {
             check_no_function(&self.devices)?;
+        }
+        if self.claim.is_none() && self.linger_us.is_some() {
+            return Err(ConfigError::Linger);
         }
         if self.memory_mode == MemoryMode::Identity {
             let functions = check_no_function(&self.devices);
@@ -380,6 +386,7 @@ mod tests {
         assert_eq!(broken(|c| c.cmdline = "a\0b".into()), ConfigError::CmdlineZero);
         let both = broken(|c| (c.kvm, c.claim) = (Some(FdRef(1)), Some(FdRef(2))));
         assert_eq!(both, ConfigError::TwoEngines);
+        assert_eq!(broken(|c| c.linger_us = Some(1)), ConfigError::Linger);
         let identity = broken(|c| c.memory_mode = MemoryMode::Identity);
         assert_eq!(identity, ConfigError::Identity);
         let function = VfioPciConfig {
