@@ -2,7 +2,8 @@
 //!
 //! A block that opens with ```` ```sh test ```` is run by `bash -eu` in the checkout, with `target/release` first on PATH;
 //! if the block right after it opens with ```` ```text output ````, its standard output must be that. In other `sh` blocks
-//! only names are looked at: `basalt VERB`, `basalt-lab VERB`, `cargo xtask VERB`, `make TARGET`. Knows no document.
+//! only names are looked at: `basalt VERB`, `basalt-lab VERB`, `cargo xtask VERB`, `make TARGET`. In the lab, which outlives a run
+//! that was killed, what a block names with `--name` is removed first. Knows no document.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -50,6 +51,9 @@ pub(crate) fn run(context: &Context, task: &mut Task) -> Result<Found> {
             let place = format!("{file}:{}", block.line);
             if block.info == "sh test" {
                 found.checked += 1;
+                if !context.kvm {
+                    remove_named(context, task, &block.text)?;
+                }
                 let next = blocks.get(index + 1).filter(|next| next.info == "text output");
                 let wanted = next.map(|next| next.text.as_str());
                 found
@@ -95,12 +99,32 @@ fn run_block(
     command.env("PATH", format!("{}:{path}", context.release().display()));
     let finished = task.finish_within(&mut command, LIMIT)?;
     if !finished.status.success() {
-        return Ok(Some(format!("{place}: the block ended with {}", finished.status)));
+        let said = finished.err.last().map(|line| format!(": {line}")).unwrap_or_default();
+        return Ok(Some(format!("{place}: the block ended with {}{said}", finished.status)));
     }
     let printed = finished.out.join("\n");
     Ok(wanted
         .filter(|wanted| wanted.trim() != printed.trim())
         .map(|wanted| format!("{place}: printed {printed:?}, the document says {:?}", wanted.trim())))
+}
+
+/// Removes the sandboxes of an earlier run that have the names a block gives. Mostly there are none, which is no failure.
+fn remove_named(context: &Context, task: &mut Task, script: &str) -> Result<()> {
+    for name in names(script) {
+        let mut command = Command::new(context.release().join("basalt"));
+        task.finish_within(command.args(["rm", "--force", name]), LIMIT)?;
+    }
+    Ok(())
+}
+
+/// What a script calls its sandboxes.
+fn names(script: &str) -> Vec<&str> {
+    let mut words = script.split_whitespace();
+    let mut found = Vec::new();
+    while words.any(|word| word == "--name") {
+        found.extend(words.next());
+    }
+    found
 }
 
 /// All fenced blocks with the line of their fence.
@@ -205,6 +229,12 @@ mod tests {
     }
 
     #[test]
+    fn names_are_what_sandboxes_are_called() {
+        let script = "basalt run -d --name clock python\nbasalt rm clock\nbasalt run --name two --rm python\n";
+        assert_eq!(names(script), ["clock", "two"]);
+    }
+
+    #[test]
     fn a_block_must_succeed_and_print_what_the_document_says() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().to_owned();
@@ -226,9 +256,9 @@ mod tests {
         assert_eq!(run("echo 42", Some("42\n")), None);
         assert!(run("echo 41", Some("42\n")).unwrap().contains("41"));
         assert!(
-            run("false; true", None)
+            run("echo why >&2; false; true", None)
                 .unwrap()
-                .contains("a.md:1: the block ended with exit status: 1")
+                .ends_with("a.md:1: the block ended with exit status: 1: why")
         );
     }
 }
