@@ -83,7 +83,8 @@ static u64 *entry_for(struct basalt_tables *tables, u64 guest, unsigned int leve
 
 			if (!below)
 				return NULL;
-			*entry = __pa(below) | PRESENT | WRITABLE | USER | ACCESSED;
+			/* A CPU may look at it at any time, and then finds zeroes below. */
+			smp_store_release(entry, __pa(below) | PRESENT | WRITABLE | USER | ACCESSED);
 		}
 		table = __va(*entry & ADDRESS);
 		at--;
@@ -144,11 +145,8 @@ int basalt_tables_map(struct basalt_tables *tables, u64 guest, struct page **pag
 		entry = entry_for(tables, guest, level);
 		if (!entry)
 			return -ENOMEM;
-		*entry = page_to_phys(pages[0]) | PRESENT | USER | ACCESSED | DIRTY;
-		if (write)
-			*entry |= WRITABLE;
-		if (level)
-			*entry |= LARGE;
+		WRITE_ONCE(*entry, page_to_phys(pages[0]) | PRESENT | USER | ACCESSED | DIRTY |
+				   (write ? WRITABLE : 0) | (level ? LARGE : 0));
 		guest += pages_at(level) << PAGE_SHIFT;
 		pages += pages_at(level);
 		count -= pages_at(level);

@@ -97,19 +97,17 @@ static int map_memory(struct basalt_vm *vm, const struct basalt_memory *asked)
 		free_region(region, pinned);
 		return error;
 	}
-	/* What of it is mapped stays mapped if that fails: the machine is of no use then, and has not run. */
+	/* What of it is mapped stays mapped if that fails, and pinned. */
 	list_add(&region->list, &vm->regions);
 	return basalt_tables_map(&vm->tables, region->guest, region->pages, region->count,
 				 !(asked->flags & BASALT_MEMORY_READ_ONLY));
 }
 
-/* Memory is there before the guest; devices' registers come when it has found the device, and may go while it runs. */
+/* Memory comes before the guest or when it touches it, and stays; devices' registers come when it has found the device, and may go. */
 static long do_map(struct basalt_vm *vm, unsigned int request, const struct basalt_memory *asked)
 {
 	if (request == BASALT_UNMAP_DEVICE)
 		return basalt_window_unmap(vm, asked);
-	if (vm->ran && request == BASALT_MAP_MEMORY)
-		return -EBUSY;
 	if (is_memory(vm, asked) || basalt_window_at(vm, asked))
 		return -EEXIST;
 	return request == BASALT_MAP_DEVICE ? basalt_window_map(vm, asked) : map_memory(vm, asked);

@@ -77,7 +77,7 @@ enum basalt_job {
  * @identity: nobody translates its addresses: it has no @regions and @windows, and @tables are not used
  * @main: then its memory
  * @low: and what of that is below 1 MiB
- * @ran: nothing of it changes any more, but for @windows
+ * @ran: nothing of it changes any more, but for @windows, and @regions that come
  * @lost: a CPU may use it for ever
  * @msr_map: which registers the guest may touch; two pages
  * @io_map: which ports; three pages

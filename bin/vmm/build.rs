@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// Every filter of a kind of thread; `vcpu` first, because the rules of the process's filter are tried in this order.
-const KINDS: [&str; 13] = [
+const KINDS: [&str; 14] = [
     "vcpu",
     "block",
     "block-io",
@@ -28,6 +28,7 @@ const KINDS: [&str; 13] = [
     "loader",
     "restorer",
     "pager",
+    "giver",
 ];
 
 /// Part of every filter.

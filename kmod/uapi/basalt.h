@@ -13,7 +13,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define BASALT_API_VERSION	3
+#define BASALT_API_VERSION	4
 
 /* Where the requests are made: a character device, for its owner alone. */
 #define BASALT_DEVICE		"/dev/basalt"
@@ -190,9 +190,10 @@ struct basalt_cpuid {
 };
 
 /*
- * On a machine; all before its first BASALT_RUN, EBUSY afterwards.
- * BASALT_MAP_MEMORY pins the pages, and counts them as locked (ENOMEM beyond
- * RLIMIT_MEMLOCK); EEXIST where the guest has memory already.
+ * On a machine; all but the first before its first BASALT_RUN, EBUSY
+ * afterwards. BASALT_MAP_MEMORY pins the pages, and counts them as locked
+ * (ENOMEM beyond RLIMIT_MEMLOCK); EEXIST where the guest has memory already.
+ * A guest that touches what is not mapped yet exits (BASALT_EXIT_MEMORY).
  * BASALT_CREATE_VCPU returns a descriptor; ENODEV for a CPU that is not of the
  * claim, EEXIST for one that has a vCPU, or an id that a vCPU has.
  * BASALT_SET_CPUID is for all vCPUs.

@@ -15,6 +15,7 @@ mod convert;
 mod cpuid;
 mod instruction;
 mod interrupt;
+mod later;
 mod memory;
 mod msr;
 mod page;

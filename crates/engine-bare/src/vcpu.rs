@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use base::Nudge;
 use engine::state::Activity;
-use engine::{BootState, Doorbell, Exit, Kick, Result, Vcpu, VcpuState};
+use engine::{BootState, Doorbell, EngineError, Exit, Kick, Result, Vcpu, VcpuState};
 
 use crate::instruction::{self, Access, LONGEST, Mode, What, decode};
 use crate::msr::{self, Effect, Msrs};
@@ -17,7 +17,9 @@ use crate::uapi::{self, AboutIo, State, exit};
 use crate::vm::{Peer, Shared};
 use crate::{clock, convert, failed, paging};
 
-/// Of a second-stage fault's code: the guest has written.
+/// Of a second-stage fault's code: there is something at the address (AMD64 APM 2, 15.25.6).
+const PRESENT: u64 = 1 << 0;
+/// The guest has written.
 const WRITE: u64 = 1 << 1;
 /// EFER and attributes of a code segment: 64-bit mode needs both (AMD64 APM 2, 4.8.1).
 const LMA: u64 = 1 << 10;
@@ -185,7 +187,12 @@ impl BareVcpu {
             Next::Look => return Ok(Some(Out::Interrupted)),
         }
         self.keep_time()?;
-        self.has_run = true;
+        if !std::mem::replace(&mut self.has_run, true) {
+            let owner = Arc::downgrade(&self.shared);
+            self.shared
+                .later
+                .begin(owner, |shared| &shared.later, Shared::tell_memory);
+        }
         match uapi::run(&self.fd) {
             Ok(()) => (),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(Some(Out::Interrupted)),
@@ -250,6 +257,9 @@ impl BareVcpu {
 
     fn access(&mut self) -> Result<Option<Out>> {
         let about = self.page.memory();
+        if about.error & PRESENT == 0 && self.give(about.address)? {
+            return Ok(None);
+        }
         let mut state = self.state()?;
         let linear = match mode(&state) {
             Mode::Bits64 => state.regs.rip,
@@ -284,6 +294,22 @@ impl BareVcpu {
         }
         self.data = value.to_le_bytes();
         Ok(Some(Out::Store(about.address, access.size)))
+    }
+
+    /// Gives the guest memory that it has touched; false if there is none.
+    fn give(&self, address: u64) -> Result<bool> {
+        match self
+            .shared
+            .later
+            .give(address, |memory| self.shared.tell_memory(memory))
+        {
+            // A call to this thread: the guest touches it again.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(true),
+            Err(error) => Err(EngineError::Unusable(format!(
+                "the guest's memory at {address:#x} cannot be had ({error}): free memory on the host, or give the guest less"
+            ))),
+            Ok(given) => Ok(given),
+        }
     }
 
     /// A model-specific register that the module leaves to us.

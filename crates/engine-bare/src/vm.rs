@@ -1,5 +1,6 @@
 //! One virtual machine: its memory, its bells, and who its vCPUs are to each other.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
@@ -8,13 +9,14 @@ use std::time::{Duration, Instant};
 use base::EventFd;
 use claim::Claim;
 use engine::{
-    Counts, CpuModel, CpuidEntry, Deliver, Doorbell, EngineError, HostRange, Interrupt, MsiMessage, Placed, Result,
-    Vcpu, Vm, VmState,
+    Counts, CpuModel, CpuidEntry, Deliver, Doorbell, EngineError, HostRange, Interrupt, MsiMessage, Placed, Presence,
+    Result, Vcpu, Vm, VmState,
 };
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::clock::Clock;
 use crate::interrupt::{Command, Message};
+use crate::later::Later;
 use crate::memory::GuestMemory;
 use crate::place;
 use crate::power::Power;
@@ -44,6 +46,8 @@ pub(crate) struct Shared {
     peers: RwLock<Vec<Peer>>,
     pub(crate) fd: OwnedFd,
     pub(crate) memory: GuestMemory,
+    /// What of it the module does not know of yet.
+    pub(crate) later: Later,
     /// Where its memory is, if nobody translates its guest's addresses.
     place: Option<uapi::Place>,
     bells: RwLock<Vec<(Doorbell, EventFd)>>,
@@ -87,6 +91,13 @@ impl Shared {
         uapi::set_cpuid(&self.fd, &cpuid::to_module(&leaves)).map_err(failed("BASALT_SET_CPUID"))?;
         *self.leaves.lock().unwrap_or_else(PoisonError::into_inner) = leaves;
         Ok(())
+    }
+
+    /// Tells the module of memory, all of which is of a region that [`Self::memory`] has.
+    pub(crate) fn tell_memory(&self, memory: uapi::Memory) -> io::Result<()> {
+        // SAFETY: 1. the range lies in a mapping that a region owns; 2. the region is kept for as long as the machine's descriptor,
+        // which goes first.
+        unsafe { uapi::map_memory(&self.fd, memory) }
     }
 
     fn peers(&self) -> RwLockReadGuard<'_, Vec<Peer>> {
@@ -199,6 +210,7 @@ impl BareVm {
             peers: RwLock::default(),
             fd,
             memory: GuestMemory::default(),
+            later: Later::default(),
             place,
             bells: RwLock::default(),
             clock: Mutex::new(Clock::begin(claim.tsc_khz())),
@@ -238,7 +250,7 @@ impl Vm for BareVm {
         Ok(Box::new(vcpu))
     }
 
-    fn map_ram(&self, slot: u32, region: Arc<GuestRegionMmap<()>>) -> Result<()> {
+    fn map_ram(&self, slot: u32, region: Arc<GuestRegionMmap<()>>, presence: Presence) -> Result<()> {
         if let Some(place) = &self.shared.place {
             let (start, size) = (region.start_addr().raw_value(), region.len());
             if !place::has(place, start, size) {
@@ -250,17 +262,18 @@ impl Vm for BareVm {
             self.shared.memory.add(slot, region);
             return Ok(());
         }
+        self.shared.memory.add(slot, Arc::clone(&region));
+        if presence == Presence::WhenTouched {
+            self.shared.later.add(region);
+            return Ok(());
+        }
         let request = uapi::Memory {
             guest: region.start_addr().raw_value(),
             size: region.len(),
             address: region.as_ptr() as u64,
             ..uapi::Memory::default()
         };
-        // SAFETY: 1. the range is one whole mapping that the region owns; 2. the region is kept for as long as the machine's
-        // descriptor, which goes first.
-        unsafe { uapi::map_memory(&self.shared.fd, request) }.map_err(failed("BASALT_MAP_MEMORY"))?;
-        self.shared.memory.add(slot, region);
-        Ok(())
+        self.shared.tell_memory(request).map_err(failed("BASALT_MAP_MEMORY"))
     }
 
     fn map_registers(&self, guest: u64, registers: HostRange, give: bool) -> Result<()> {

@@ -5,7 +5,9 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use base::EventFd;
-use engine::{Clock, CpuModel, Doorbell, EngineError, Interrupt, MsiMessage, Result, Routed, Vcpu, Vm, VmState};
+use engine::{
+    Clock, CpuModel, Doorbell, EngineError, Interrupt, MsiMessage, Presence, Result, Routed, Vcpu, Vm, VmState,
+};
 use kvm_bindings::{
     CpuId, KVM_CAP_HALT_POLL, KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_X2APIC_API, KVM_CAP_X86_DISABLE_EXITS,
     KVM_MEM_LOG_DIRTY_PAGES, KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK, KVM_X2APIC_API_USE_32BIT_IDS, kvm_clock_data,
@@ -104,7 +106,7 @@ impl Vm for KvmVm {
         Ok(Box::new(vcpu))
     }
 
-    fn map_ram(&self, slot: u32, region: Arc<GuestRegionMmap<()>>) -> Result<()> {
+    fn map_ram(&self, slot: u32, region: Arc<GuestRegionMmap<()>>, _: Presence) -> Result<()> {
         let request = kvm_userspace_memory_region {
             slot,
             flags: 0,

@@ -62,6 +62,15 @@ pub struct HostRange {
     pub length: u64,
 }
 
+/// When memory has to be where its guest finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// Before it runs: it is there anyway.
+    AtOnce,
+    /// When it is touched, if the engine can; soon afterwards in any case.
+    WhenTouched,
+}
+
 /// Where a guest's write rings a bell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doorbell {
@@ -146,7 +155,7 @@ pub trait Vm: Send + Sync {
     ///
     /// # Errors
     /// The slot is taken or the range overlaps another.
-    fn map_ram(&self, slot: u32, region: Arc<GuestRegionMmap<()>>) -> Result<()>;
+    fn map_ram(&self, slot: u32, region: Arc<GuestRegionMmap<()>>, presence: Presence) -> Result<()>;
 
     /// Lets the guest reach registers of a device of the host's, which are mapped in this process, at `guest` and without an exit, or takes
     /// them back, where they were given. When they go from this process they go from the guest as well: it exits there, as elsewhere.

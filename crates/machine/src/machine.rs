@@ -8,8 +8,8 @@ use base::{ByteSize, EventFd};
 use boot::{Board, BootError, Source};
 use bus::BusError;
 use device::{CreateError, HostFunction};
-use engine::{Counts, CpuModel, Engine, EngineError, Vcpu, VcpuState, Vm};
-use memory::{Layers, MemoryError, Ram, layout};
+use engine::{Counts, CpuModel, Engine, EngineError, Presence, Vcpu, VcpuState, Vm};
+use memory::{HugeBytes, Layers, MemoryError, Ram, layout};
 use observe::Registry;
 use pci::{PciBus, PciError};
 use virtio::{DeviceError, TransportError, VirtioDevice, VirtioPciDevice};
@@ -420,8 +420,13 @@ impl Drop for Machine {
 /// Gives a VM its memory, and the board's interrupt pins.
 pub(crate) fn furnish(vm: &dyn Vm, ram: &Ram) -> Result<(), MachineError> {
     vm.reserve_ioapic_pins(u32::from(PINS))?;
+    // Huge pages of the host's are there and filled.
+    let presence = match ram.huge() == HugeBytes::default() {
+        true => Presence::WhenTouched,
+        false => Presence::AtOnce,
+    };
     for (slot, region) in (0..).zip(ram.regions()) {
-        vm.map_ram(slot, Arc::clone(region))?;
+        vm.map_ram(slot, Arc::clone(region), presence)?;
     }
     Ok(())
 }

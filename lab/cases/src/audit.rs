@@ -15,7 +15,7 @@ use serde::Deserialize;
 use crate::vmm::TRACES;
 
 /// The filters, by the names that threads have in a trace, without their numbers.
-const FILTERS: [(&str, &[&str], &str); 13] = [
+const FILTERS: [(&str, &[&str], &str); 14] = [
     (
         "main",
         &["basalt-vmm", "loader"],
@@ -32,6 +32,7 @@ const FILTERS: [(&str, &[&str], &str); 13] = [
         include_str!("../../../bin/vmm/seccomp/restorer.toml"),
     ),
     ("pager", &["pager"], include_str!("../../../bin/vmm/seccomp/pager.toml")),
+    ("giver", &["giver"], include_str!("../../../bin/vmm/seccomp/giver.toml")),
     ("vcpu", &["vcpu"], include_str!("../../../bin/vmm/seccomp/vcpu.toml")),
     (
         "block",

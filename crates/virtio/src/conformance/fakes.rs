@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::EventFd;
-use engine::{Doorbell, EngineError, Interrupt, MsiMessage, Vcpu, Vm, VmState};
+use engine::{Doorbell, EngineError, Interrupt, MsiMessage, Presence, Vcpu, Vm, VmState};
 use vm_memory::GuestRegionMmap;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -103,7 +103,7 @@ impl Vm for FakeVm {
         Err(refused("it has no CPUs"))
     }
 
-    fn map_ram(&self, _: u32, _: Arc<GuestRegionMmap<()>>) -> engine::Result<()> {
+    fn map_ram(&self, _: u32, _: Arc<GuestRegionMmap<()>>, _: Presence) -> engine::Result<()> {
         Err(refused("it maps no memory"))
     }
 

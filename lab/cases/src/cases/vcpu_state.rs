@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use engine::state::{GeneralRegisters, Segment, SystemRegisters, gpr};
-use engine::{BootState, CpuModel, Engine, Exit, Vcpu, Vm};
+use engine::{BootState, CpuModel, Engine, Exit, Presence, Vcpu, Vm};
 use engine_kvm::KvmEngine;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryRegion, GuestRegionMmap, MemoryRegionAddress, MmapRegion};
 
@@ -35,7 +35,7 @@ fn memory() -> Result<Arc<GuestRegionMmap<()>>> {
 fn machine(engine: &KvmEngine, region: &Arc<GuestRegionMmap<()>>) -> Result<(Arc<dyn Vm>, Box<dyn Vcpu>)> {
     let vm = engine.create_vm(CpuModel::Host)?;
     vm.reserve_ioapic_pins(24)?;
-    vm.map_ram(0, Arc::clone(region))?;
+    vm.map_ram(0, Arc::clone(region), Presence::AtOnce)?;
     let vcpu = vm.create_vcpu(0, 1)?;
     Ok((vm, vcpu))
 }

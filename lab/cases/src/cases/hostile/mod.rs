@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use claim::Device;
 use engine::state::{Table, gpr};
-use engine::{BootState, CpuModel, Engine, Exit, Vcpu, Vm};
+use engine::{BootState, CpuModel, Engine, Exit, Presence, Vcpu, Vm};
 use engine_bare::BareEngine;
 use vm_memory::{Bytes, GuestAddress, GuestRegionMmap, MemoryRegionAddress, MmapRegion};
 
@@ -102,7 +102,7 @@ impl Attacker {
         let vm = engine.create_vm(CpuModel::Host)?;
         let memory = GuestRegionMmap::new(MmapRegion::new(MEMORY)?, GuestAddress(0)).context("a region at 0")?;
         let memory = Arc::new(memory);
-        vm.map_ram(0, Arc::clone(&memory))?;
+        vm.map_ram(0, Arc::clone(&memory), Presence::AtOnce)?;
         let vcpu = vm.create_vcpu(0, 1)?;
         vcpu.kicker().adopt_current_thread();
         let attacker = Self {

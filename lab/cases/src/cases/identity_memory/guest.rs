@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::long_mode;
 use anyhow::{Context, Result};
-use engine::{CpuModel, Engine, Exit, Placed, Vcpu, Vm};
+use engine::{CpuModel, Engine, Exit, Placed, Presence, Vcpu, Vm};
 use engine_bare::BareEngine;
 use vm_memory::{Address, Bytes, GuestMemoryRegion, MemoryRegionAddress};
 
@@ -56,7 +56,7 @@ impl Guest {
     pub(super) fn new(engine: &BareEngine, vcpus: u32) -> Result<Self> {
         let (vm, placed) = engine.create_vm_in_place(CpuModel::Host, SIZE)?;
         for (slot, region) in (0..).zip([&placed.low, &placed.main]) {
-            vm.map_ram(slot, Arc::clone(region))?;
+            vm.map_ram(slot, Arc::clone(region), Presence::AtOnce)?;
         }
         let made = (0..vcpus).map(|id| vm.create_vcpu(id, vcpus));
         let vcpus = made.collect::<engine::Result<_>>()?;

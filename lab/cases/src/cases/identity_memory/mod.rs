@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use claim::{Claim, Device, ReservedMemory};
-use engine::{CpuModel, Engine, EngineError, HostRange};
+use engine::{CpuModel, Engine, EngineError, HostRange, Presence};
 use engine_bare::BareEngine;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags};
 use vm_memory::{
@@ -360,7 +360,7 @@ fn mappings(_: &Device, claim: Claim) -> Result<()> {
     let more = GuestRegionMmap::new(MmapRegion::new(4096)?, GuestAddress(MIB)).context("a region")?;
     let said = guest
         .vm
-        .map_ram(7, Arc::new(more))
+        .map_ram(7, Arc::new(more), Presence::AtOnce)
         .err()
         .context("it was given other memory")?;
     ensure!(said.to_string().contains("cannot be given"), "said was: {said}");
