@@ -61,6 +61,27 @@ pub(crate) const CLASSES: [Class; 5] = [
     },
 ];
 
+/// Bare, its memory out of what the host has reserved, and not translated.
+pub(crate) const UNTRANSLATED: Class = Class {
+    name: "bare, not translated",
+    words: &["--class", "bare", "--memory-mode", "identity"],
+    owns: true,
+};
+
+/// basalt.ko's parameters for memory that this host's Linux was told to leave alone (`memmap=SIZE$START`); `None` if it has been told of none.
+pub(crate) fn reserved(command_line: &str) -> Option<String> {
+    let ranges = command_line
+        .split_whitespace()
+        .filter_map(|word| word.strip_prefix("memmap=")?.split_once('$'));
+    let (mut memory, mut low) = (None, None);
+    for (size, start) in ranges {
+        let at = u64::from_str_radix(start.strip_prefix("0x")?, 16).ok()?;
+        let range = if at < 1 << 20 { &mut low } else { &mut memory };
+        range.get_or_insert(format!("{size}@{start}"));
+    }
+    Some(format!("memory={} low={}", memory?, low?))
+}
+
 /// A kernel module, loaded while this lives.
 pub(crate) struct Module(&'static str);
 
@@ -186,6 +207,17 @@ mod tests {
         assert_eq!(sum(&exits), 8);
         let later = Exits::from([("icr".to_owned(), 9), ("port".to_owned(), 1)]);
         assert_eq!(between(&exits, &later), Exits::from([("icr".to_owned(), 2)]));
+    }
+
+    #[test]
+    fn memory_that_is_reserved_is_what_the_kernel_was_told() {
+        let line = "console=ttyS0 memmap=288M$0x100000000 memmap=64K$0x20000 quiet";
+        assert_eq!(
+            reserved(line).as_deref(),
+            Some("memory=288M@0x100000000 low=64K@0x20000")
+        );
+        assert_eq!(reserved("memmap=288M$0x100000000"), None);
+        assert_eq!(reserved("quiet"), None);
     }
 
     #[test]

@@ -185,11 +185,18 @@ pub(crate) struct Stage<'b> {
     node: &'b Node,
     counters: &'b Counters<'b>,
     image: String,
+    /// How much a guest has, as `basalt run` takes it.
+    memory: &'static str,
 }
 
 impl<'b> Stage<'b> {
-    pub(crate) fn new(node: &'b Node, counters: &'b Counters<'b>, image: String) -> Self {
-        Self { node, counters, image }
+    pub(crate) fn new(node: &'b Node, counters: &'b Counters<'b>, image: String, memory: &'static str) -> Self {
+        Self {
+            node,
+            counters,
+            image,
+            memory,
+        }
     }
 }
 
@@ -209,7 +216,7 @@ impl Stage<'_> {
     fn boot(&self, class: &Class) -> Result<()> {
         let cpus = VCPUS.to_string();
         let sized = ["run", "--detach", "--boot", "--name", NAME, "--cpus", &cpus];
-        let rest = ["--memory", "512m", &self.image, "--", "sleep", "100000"];
+        let rest = ["--memory", self.memory, &self.image, "--", "sleep", "100000"];
         self.node.ok(&[&sized[..], class.words, &rest].concat())?;
         thread::sleep(SETTLED);
         Ok(())
@@ -363,7 +370,7 @@ impl Bench<'_> {
         let _module = Module::load(&self.world.binaries.join("basalt-assets"), "basalt", "")?;
         let node = Node::with_images(self.world, &PathBuf::from("/var/lib/basalt/images"))?;
         let counters = Counters::new(&node)?;
-        let stage = Stage::new(&node, &counters, node.image("load", "load-entrypoint")?);
+        let stage = Stage::new(&node, &counters, node.image("load", "load-entrypoint")?, "512m");
         let mut tables = Tables::new();
         for round in 0..self.runs.min(MOST_RUNS) {
             for class in &CLASSES {
