@@ -14,16 +14,16 @@ use node_api::{EventKind, Sandbox, State};
 
 use crate::Error;
 use crate::config::Config;
-use crate::database::{Database, Opened, Stored};
-use crate::entry::Entry;
 use crate::events::Events;
-use crate::metrics::Metrics;
-use crate::monitor::Monitor;
-use crate::own_cgroup::OwnCgroup;
-use crate::paths::{Paths, SandboxPaths};
-use crate::programs::Hashes;
-use crate::slots::Slots;
-use crate::templates::Templates;
+use crate::resources::own_cgroup::OwnCgroup;
+use crate::sandbox::entry::Entry;
+use crate::sandbox::slots::Slots;
+use crate::saved::templates::Templates;
+use crate::store::database::{Database, Opened, Stored};
+use crate::store::paths::{Paths, SandboxPaths};
+use crate::telemetry::metrics::Metrics;
+use crate::vmm::monitor::Monitor;
+use crate::vmm::programs::Hashes;
 
 /// The most sandboxes of one node: as many as there are users and addresses for.
 pub(crate) const MAX_SANDBOXES: u32 = 4096;
@@ -81,9 +81,9 @@ impl Node {
                 None
             }
         };
-        crate::disk::clean(&paths.disks()).map_err(Error::file("clean", &paths.disks()))?;
-        crate::volumes::clean(&paths.volumes()).map_err(Error::file("clean", &paths.volumes()))?;
-        crate::snapshots::clean(&paths.snapshots()).map_err(Error::file("clean", &paths.snapshots()))?;
+        crate::saved::disk::clean(&paths.disks()).map_err(Error::file("clean", &paths.disks()))?;
+        crate::resources::volumes::clean(&paths.volumes()).map_err(Error::file("clean", &paths.volumes()))?;
+        crate::saved::snapshots::clean(&paths.snapshots()).map_err(Error::file("clean", &paths.snapshots()))?;
         let node = Arc::new(Self {
             images: Store::open(&paths.images())?,
             cgroups,
@@ -109,7 +109,7 @@ impl Node {
                     "the node's database was damaged and is now {}; it is made anew from the sandboxes' directories",
                     aside.display()
                 );
-                crate::reconcile::records(&node.paths)
+                crate::recovery::reconcile::records(&node.paths)
             }
         };
         let newest = found.iter().max_by_key(|stored| stored.sandbox.created_ns);
@@ -117,7 +117,7 @@ impl Node {
         node.find_templates()?;
         node.start_monitor()?;
         node.reconcile(found)?;
-        crate::owned::sweep();
+        crate::resources::cpus::sweep();
         Ok(node)
     }
 
@@ -203,7 +203,9 @@ impl Node {
                 }
                 None => name.to_owned(),
             },
-            None => crate::names::make(&stored.sandbox.id, |name| taken.iter().any(|(other, ..)| other == name)),
+            None => {
+                crate::sandbox::names::make(&stored.sandbox.id, |name| taken.iter().any(|(other, ..)| other == name))
+            }
         };
         let slots = taken.iter().map(|(.., slot)| *slot).collect();
         stored.slot = self

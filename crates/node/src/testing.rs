@@ -6,7 +6,7 @@ use agent_api::ExecRequest;
 use base::ByteSize;
 use node_api::{ProcessConfig, Resources, Sandbox, SandboxConfig, State};
 
-use crate::database::Stored;
+use crate::store::database::Stored;
 
 /// A sandbox that has exited.
 pub(crate) fn stored(id: &str, name: &str) -> Stored {

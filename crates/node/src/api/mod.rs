@@ -1,0 +1,3 @@
+//! How requests reach the node. Decides nothing about sandboxes.
+
+pub(crate) mod server;

@@ -1,0 +1,556 @@
+//! The daemon's socket: a thread a connection, one request at a time. Turns requests into calls of the node; decides
+//! nothing itself but what belongs to a connection: a sandbox that is not detached ends with it.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use base::{Epoll, EventFd, Interest};
+use node_api::message::Item;
+use node_api::{ApiError, BuildConfig, ErrorKind, NodeInfo, Packet, Reply, Request, Tracing, VERSION};
+use observe::span::{self, Operation};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use wire::packet::{PacketError, PacketSocket};
+
+use crate::Error;
+use crate::node::Node;
+use crate::operations::build_template::{Build, Wanted};
+use crate::operations::start::{Started, spawn_thread};
+use crate::sandbox::entry::Entry;
+use crate::telemetry::trace;
+use crate::transfer::Loading;
+
+const LISTENER: u64 = 0;
+const STOP: u64 = 1;
+
+/// How long an asker may take none of an answer.
+const SEND_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often is looked whether somebody who waits is there still.
+const WAIT_STEP: Duration = Duration::from_secs(1);
+
+/// Between two attempts to let somebody in.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The daemon.
+#[derive(Debug)]
+pub struct Server {
+    node: Arc<Node>,
+    listener: OwnedFd,
+    path: PathBuf,
+    stop: Arc<EventFd>,
+    quitting: Arc<AtomicBool>,
+    /// What this program's file was when it started.
+    program: Option<(PathBuf, FileId)>,
+    /// The socket's name belongs to a service manager, which listens on when this daemon has ended.
+    inherited: bool,
+}
+
+type FileId = (u64, u64);
+
+impl Server {
+    /// Listens on the state directory's socket, in a cgroup of its own if nobody keeps this process in another.
+    ///
+    /// # Errors
+    /// The socket cannot be made.
+    pub fn bind(node: Arc<Node>) -> Result<Self, Error> {
+        node.leave_cgroup();
+        let path = node.paths.socket();
+        let bound = || -> io::Result<OwnedFd> {
+            // The state directory's lock is ours, so whatever is there is stale.
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => (),
+            }
+            let directory = node_api::client::directory(&path)?;
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+            rustix::net::bind(&socket, &node_api::client::address(&path, &directory)?)?;
+            // Whoever may ask can become root by it.
+            fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+            rustix::net::listen(&socket, 128)?;
+            Ok(socket)
+        };
+        let listener = bound().map_err(Error::file("make a socket at", &path))?;
+        Self::new(node, listener, path, false)
+    }
+
+    /// The same on a socket that a service manager listens on.
+    ///
+    /// # Errors
+    /// It is no socket of the right kind.
+    pub fn inherit(node: Arc<Node>, listener: OwnedFd) -> Result<Self, Error> {
+        let path = node.paths.socket();
+        let checked = || -> io::Result<()> {
+            if rustix::net::sockopt::socket_type(&listener)? != SocketType::SEQPACKET {
+                return Err(io::Error::other("it is not a SEQPACKET socket"));
+            }
+            Ok(rustix::io::ioctl_fionbio(&listener, true)?)
+        };
+        checked().map_err(Error::file("listen on the service manager's socket for", &path))?;
+        Self::new(node, listener, path, true)
+    }
+
+    fn new(node: Arc<Node>, listener: OwnedFd, path: PathBuf, inherited: bool) -> Result<Self, Error> {
+        Ok(Self {
+            listener,
+            stop: Arc::new(EventFd::new().map_err(Error::host("making an eventfd"))?),
+            quitting: Arc::default(),
+            program: std::env::current_exe()
+                .ok()
+                .and_then(|path| Some((path.clone(), file_id(&path)?))),
+            inherited,
+            path,
+            node,
+        })
+    }
+
+    /// What ends [`Server::serve`] when it is signalled.
+    pub fn stopper(&self) -> Arc<EventFd> {
+        Arc::clone(&self.stop)
+    }
+
+    /// Serves until it is told to stop. Sandboxes that are detached run on.
+    ///
+    /// # Errors
+    /// Nobody can be waited for.
+    pub fn serve(self) -> Result<(), Error> {
+        let epoll = Epoll::new().map_err(Error::host("waiting for askers"))?;
+        epoll
+            .add(&self.listener, LISTENER, Interest::READ)
+            .and_then(|()| epoll.add(self.stop.as_ref(), STOP, Interest::READ))
+            .map_err(Error::host("waiting for askers"))?;
+        let server = Arc::new(self);
+        let mut ready = Vec::new();
+        loop {
+            epoll
+                .wait(&mut ready, None)
+                .map_err(Error::host("waiting for askers"))?;
+            if ready.iter().any(|event| event.token == STOP) {
+                break;
+            }
+            match rustix::net::accept_with(&server.listener, SocketFlags::CLOEXEC) {
+                Ok(socket) => server.serve_in_thread(socket),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => (),
+                Err(error) => {
+                    log::warn!("nobody can be let in just now: {error}");
+                    std::thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+        }
+        server.quitting.store(true, Ordering::SeqCst);
+        if server.inherited {
+            return Ok(());
+        }
+        // A new daemon makes its own; until then askers hear at once that there is none.
+        fs::remove_file(&server.path).map_err(Error::file("remove", &server.path))
+    }
+
+    fn serve_in_thread(self: &Arc<Self>, socket: OwnedFd) {
+        let server = Arc::clone(self);
+        let work = move || {
+            let limit = Some(SEND_PATIENCE);
+            if let Err(error) =
+                rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Send, limit)
+            {
+                log::warn!("an asker may be waited for for ever: {error}");
+            }
+            Connection {
+                server: &server,
+                socket: PacketSocket::from_fd(socket),
+                tied: None,
+                loading: None,
+                build: None,
+                quits: false,
+            }
+            .serve();
+        };
+        if let Err(error) = spawn_thread("asker", work) {
+            log::warn!("an asker is turned away: {error}");
+        }
+    }
+
+    fn info(&self) -> NodeInfo {
+        let now = self.program.as_ref().map(|(path, then)| file_id(path) != Some(*then));
+        NodeInfo {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            replaced: now.unwrap_or(false),
+            managed: self.node.config.managed,
+            running: self.node.running(),
+        }
+    }
+}
+
+fn file_id(path: &std::path::Path) -> Option<FileId> {
+    use std::os::unix::fs::MetadataExt;
+    let metadata = fs::metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}
+
+/// One asker.
+struct Connection<'s> {
+    server: &'s Arc<Server>,
+    socket: PacketSocket,
+    /// The sandbox that ends with this connection.
+    tied: Option<Arc<Entry>>,
+    /// The snapshot or template that this connection brings; it goes with it.
+    loading: Option<Loading>,
+    /// What is built in that sandbox.
+    build: Option<Box<Build>>,
+    /// The daemon ends once this was answered.
+    quits: bool,
+}
+
+/// A reply and what travels with it.
+type Answer = Result<(Reply, Vec<OwnedFd>), ApiError>;
+
+impl Connection<'_> {
+    fn serve(mut self) {
+        loop {
+            let (request, tracing) = match self.receive() {
+                Ok(Some(request)) => request,
+                Ok(None) => break,
+                Err(refusal) => {
+                    drop(self.send(&Packet::Reply(Err(refusal)), &[]));
+                    break;
+                }
+            };
+            let listens = matches!(request, Request::Events);
+            let takes_slot = matches!(request, Request::Run(_) | Request::Clone(_));
+            let answer = self.traced(request, tracing);
+            let (reply, fds) = match answer {
+                Ok((reply, fds)) => (Ok(reply), fds),
+                Err(refusal) => (Err(refusal), Vec::new()),
+            };
+            let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+            let sent = self.send(&Packet::Reply(reply), &borrowed);
+            if self.quits {
+                self.server.stop.signal();
+            }
+            if takes_slot {
+                self.server.node.stock_taps();
+            }
+            if sent.is_err() {
+                break;
+            }
+            if listens {
+                self.tell_events();
+                break;
+            }
+        }
+        // A daemon that ends leaves its sandboxes alone, these too: their clients still have them.
+        if let Some(entry) = self.tied.take()
+            && !self.server.quitting.load(Ordering::SeqCst)
+            && let Err(error) = self.server.node.end_foreground(&entry)
+        {
+            log::error!("sandbox {}, whose client is gone, cannot be ended: {error}", entry.id);
+        }
+    }
+
+    /// Answers, and tells its asker and whoever collects spans what that was made of.
+    fn traced(&mut self, request: Request, tracing: Option<Tracing>) -> Answer {
+        let Some(name) = trace::name(&request) else {
+            return self.answer(request);
+        };
+        let operation = Operation {
+            service: trace::SERVICE,
+            name,
+            parent: tracing.map(|tracing| tracing.parent),
+            detailed: tracing.is_some_and(|tracing| tracing.wanted) || self.server.node.exports_spans(),
+            began_ns: None,
+        };
+        let (answer, spans) = span::record(operation, || {
+            let answer = self.answer(request);
+            if let Err(refusal) = &answer {
+                span::failed(refusal);
+            }
+            answer
+        });
+        self.server.node.keep_spans(name, &spans);
+        if tracing.is_some_and(|tracing| tracing.wanted) {
+            // An asker that is gone is found out by the reply.
+            drop(self.send(&Packet::Item(Item::Spans(spans)), &[]));
+        }
+        answer
+    }
+
+    fn receive(&self) -> Result<Option<(Request, Option<Tracing>)>, ApiError> {
+        let refuse = |message: String| ApiError {
+            kind: ErrorKind::Invalid,
+            message,
+            exit_code: 125,
+        };
+        let bytes = match self.socket.receive() {
+            Ok((bytes, _)) => bytes,
+            Err(PacketError::Closed) => return Ok(None),
+            Err(error) => return Err(refuse(error.to_string())),
+        };
+        match serde_json::from_slice(&bytes) {
+            Ok(Packet::Request {
+                version: VERSION,
+                request,
+                trace,
+            }) => Ok(Some((request, trace))),
+            Ok(Packet::Request { version, .. }) => Err(refuse(format!(
+                "the asker speaks version {version} of the daemon's API, this daemon version {VERSION}: use basalt and \
+                 basaltd of one build"
+            ))),
+            Ok(_) => Err(refuse("that is no request".into())),
+            Err(error) => Err(refuse(format!(
+                "the request is not understood ({error}): use basalt and basaltd of one build"
+            ))),
+        }
+    }
+
+    fn send(&self, packet: &Packet, fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
+        let bytes = serde_json::to_vec(packet).map_err(|_| PacketError::Closed)?;
+        match self.socket.send(&bytes, fds) {
+            Err(error @ PacketError::TooLarge(_)) => {
+                let refusal = ApiError {
+                    kind: ErrorKind::Internal,
+                    message: format!("the answer cannot be sent: {error}"),
+                    exit_code: 125,
+                };
+                let bytes = serde_json::to_vec(&Packet::Reply(Err(refusal))).map_err(|_| PacketError::Closed)?;
+                self.socket.send(&bytes, &[])
+            }
+            sent => sent,
+        }
+    }
+
+    fn tell_events(&self) {
+        let events = self.server.node.events.listen();
+        loop {
+            match events.recv_timeout(Duration::from_secs(1)) {
+                Ok(event) => {
+                    if self.send(&Packet::Item(Item::Event(event)), &[]).is_err() {
+                        return;
+                    }
+                }
+                // Whether anybody is there still; nothing more is ever asked on this connection.
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                    if crate::vmm::process::readable(&self.socket, Duration::ZERO) {
+                        return;
+                    }
+                }
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn answer(&mut self, request: Request) -> Answer {
+        self.carry_out(request).map_err(|error| error.for_api())
+    }
+
+    fn carry_out(&mut self, request: Request) -> Result<(Reply, Vec<OwnedFd>), Error> {
+        let node = Arc::clone(&self.server.node);
+        let reply = match request {
+            Request::Info => Reply::Info(self.server.info()),
+            Request::Run(config) => return self.run(&node, *config),
+            Request::Start { sandbox } => self.goes_on(node.start(&node.find(&sandbox)?))?,
+            Request::Exec { sandbox } => {
+                let (stream, command) = node.exec(&*node.find(&sandbox)?)?;
+                let command = Box::new(command);
+                return Ok((Reply::Agent { command }, vec![stream]));
+            }
+            Request::List { all } => self.list(&node, all)?,
+            Request::Inspect { sandbox } => Reply::Sandbox(Box::new(node.inspect(&*node.find(&sandbox)?))),
+            Request::Logs { sandbox } => return logs(&node, &sandbox),
+            Request::Wait { sandbox } => self.wait(&*node.find(&sandbox)?)?,
+            Request::Stop { sandbox, grace_ms } => {
+                node.stop(&node.find(&sandbox)?, Duration::from_millis(grace_ms))?;
+                Reply::Done
+            }
+            Request::Kill { sandbox, signal } => {
+                node.kill(&node.find(&sandbox)?, signal)?;
+                Reply::Done
+            }
+            Request::Restart { sandbox, grace_ms } => {
+                self.goes_on(node.restart(&node.find(&sandbox)?, Duration::from_millis(grace_ms)))?
+            }
+            Request::Remove { sandbox, force } => {
+                node.remove(&node.find(&sandbox)?, force)?;
+                Reply::Done
+            }
+            Request::Pause { sandbox } => {
+                node.pause(&*node.find(&sandbox)?)?;
+                Reply::Done
+            }
+            Request::Resume { sandbox } => {
+                node.resume(&*node.find(&sandbox)?)?;
+                Reply::Done
+            }
+            Request::Stats { sandbox } => self.stats(&node, sandbox.as_deref())?,
+            Request::Events => Reply::Done,
+            Request::Prune => Reply::Pruned(node.prune()?),
+            Request::MakeVolume { name } => Reply::Volume(node.make_volume(&name)?),
+            Request::InspectVolume { name } => Reply::Volume(node.volume(&name)?),
+            Request::ListVolumes => self.items(node.volumes()?, Item::Volume)?,
+            Request::RemoveVolume { name } => {
+                node.remove_volume(&name)?;
+                Reply::Done
+            }
+            Request::PruneVolumes => Reply::Pruned(node.prune_volumes()?),
+            Request::MakeSnapshot { sandbox, name } => {
+                Reply::Snapshot(Box::new(node.make_snapshot(&node.find(&sandbox)?, name.as_deref())?))
+            }
+            Request::InspectSnapshot { name } => Reply::Snapshot(Box::new(node.inspect_snapshot(&name)?)),
+            Request::OpenFiles { kind, name } => {
+                let (names, files) = node.open_files(kind, &name)?;
+                return Ok((Reply::Files(names), files));
+            }
+            Request::Load(step) => return node.load(&mut self.loading, step),
+            Request::ListSnapshots => self.items(node.snapshots()?, |one| Item::Snapshot(Box::new(one)))?,
+            Request::BuildTemplate(config) => return self.begin_build(&node, *config),
+            Request::KeepTemplate => self.keep_build(&node)?,
+            Request::InspectTemplate { template } => Reply::Template(Box::new(node.find_template(&template)?)),
+            Request::ListTemplates => self.items(node.templates(), |one| Item::Template(Box::new(one)))?,
+            Request::RemoveTemplate { template } => {
+                node.remove_template(&template)?;
+                Reply::Done
+            }
+            Request::PruneTemplates { all } => Reply::Pruned(node.prune_templates(all)?),
+            Request::Clone(config) => self.goes_on(node.clone_of(config))?,
+            Request::Rollback { sandbox, snapshot } => self.goes_on(node.rollback(&node.find(&sandbox)?, &snapshot))?,
+            Request::Move { sandbox, class } => self.goes_on(node.move_to(&node.find(&sandbox)?, class))?,
+            Request::RemoveSnapshot { name } => {
+                node.remove_snapshot(&name)?;
+                Reply::Done
+            }
+            Request::ListCpus => self.items(node.host_cpus()?, Item::Cpu)?,
+            Request::IsolateCpus { cpus } => {
+                node.isolate_cpus(&cpus)?;
+                Reply::Cpus(cpus)
+            }
+            Request::ReleaseCpus { cpus } => Reply::Cpus(node.release_cpus(cpus.as_ref())?),
+            Request::Finish => {
+                if let Some(entry) = self.tied.take() {
+                    node.end_foreground(&entry)?;
+                }
+                Reply::Done
+            }
+            Request::Quit { clean } => {
+                if clean {
+                    node.clean()?;
+                }
+                self.quits = true;
+                Reply::Done
+            }
+        };
+        Ok((reply, Vec::new()))
+    }
+
+    /// A sandbox that runs, or does so again.
+    fn goes_on(&self, result: Result<Started, Error>) -> Result<Reply, Error> {
+        Ok(started(self.server.node.metrics.started(result)?).0)
+    }
+
+    fn run(&mut self, node: &Arc<Node>, config: node_api::SandboxConfig) -> Result<(Reply, Vec<OwnedFd>), Error> {
+        self.is_free()?;
+        let tied = !config.detach;
+        let (entry, begun) = node.metrics.started(node.run(config, self.socket.as_fd()))?;
+        self.tied = tied.then_some(entry);
+        Ok(started(begun))
+    }
+
+    /// It has no sandbox yet that ends with it.
+    fn is_free(&self) -> Result<(), Error> {
+        match &self.tied {
+            Some(_) => Err(Error::Invalid(
+                "this connection has a sandbox that ends with it: use another for the next".into(),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn begin_build(&mut self, node: &Arc<Node>, config: BuildConfig) -> Result<(Reply, Vec<OwnedFd>), Error> {
+        self.is_free()?;
+        match node.begin_build(config, self.socket.as_fd())? {
+            Wanted::There(template) => Ok((Reply::Template(template), Vec::new())),
+            Wanted::Begun(build, begun) => {
+                self.tied = Some(Arc::clone(&build.entry));
+                self.build = Some(build);
+                Ok(started(*begun))
+            }
+        }
+    }
+
+    fn keep_build(&mut self, node: &Node) -> Result<Reply, Error> {
+        let Some(build) = self.build.take() else {
+            return Err(Error::Invalid("nothing is built on this connection".into()));
+        };
+        let kept = node.keep_build(&build, self.socket.as_fd());
+        // It stands still, or has failed: nobody can do anything with it any more.
+        if let Some(entry) = self.tied.take() {
+            node.end_foreground(&entry)?;
+        }
+        Ok(Reply::Template(Box::new(kept?)))
+    }
+
+    /// Waits for a sandbox's end, as long as anybody wants to know.
+    fn wait(&self, entry: &Entry) -> Result<Reply, Error> {
+        while !entry.wait(Some(WAIT_STEP), |inner| inner.is_over()) {
+            if crate::vmm::process::readable(&self.socket, Duration::ZERO) {
+                return Err(Error::Cancelled);
+            }
+        }
+        match entry.stored().sandbox.ended {
+            Some(ended) => Ok(Reply::Ended(ended)),
+            None => Err(Error::NotFound(entry.id.clone())),
+        }
+    }
+
+    fn list(&self, node: &Node, all: bool) -> Result<Reply, Error> {
+        for sandbox in node.list() {
+            if all || sandbox.state.has_vm() {
+                self.item(Item::Sandbox(Box::new(sandbox)))?;
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    fn stats(&self, node: &Node, sandbox: Option<&str>) -> Result<Reply, Error> {
+        let entries = match sandbox {
+            Some(sandbox) => vec![node.find(sandbox)?],
+            None => node.entries().values().cloned().collect(),
+        };
+        for entry in entries {
+            if sandbox.is_some() || entry.state().has_vm() {
+                self.item(Item::Sample(node.sample(&entry)?))?;
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    fn items<T>(&self, all: Vec<T>, item: impl Fn(T) -> Item) -> Result<Reply, Error> {
+        all.into_iter().try_for_each(|one| self.item(item(one)))?;
+        Ok(Reply::Done)
+    }
+
+    fn item(&self, item: Item) -> Result<(), Error> {
+        let sent = self.send(&Packet::Item(item), &[]);
+        sent.map_err(|_| Error::Cancelled)
+    }
+}
+
+fn started(started: Started) -> (Reply, Vec<OwnedFd>) {
+    let (command, fds) = match started.command {
+        Some((stream, command)) => (Some(Box::new(command)), vec![stream.into()]),
+        None => (None, Vec::new()),
+    };
+    let sandbox = Box::new(started.sandbox);
+    (Reply::Started { sandbox, command }, fds)
+}
+
+fn logs(node: &Node, sandbox: &str) -> Result<(Reply, Vec<OwnedFd>), Error> {
+    let entry = node.find(sandbox)?;
+    let paths = node.sandbox_paths(&entry);
+    let open = |path: &std::path::Path| File::open(path).map(OwnedFd::from).map_err(Error::file("open", path));
+    let files = vec![open(&paths.log())?, open(&paths.console())?];
+    Ok((Reply::Sandbox(Box::new(entry.stored().sandbox)), files))
+}

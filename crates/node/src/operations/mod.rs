@@ -1,0 +1,12 @@
+//! The use cases: each file is one thing that can be asked of a sandbox, from the request to the sandbox at rest again, with what is
+//! undone when a step fails. Does not know how requests arrive.
+
+pub(crate) mod build_template;
+pub(crate) mod change_class;
+pub(crate) mod clone;
+pub(crate) mod requests;
+pub(crate) mod rollback;
+pub(crate) mod shutdown;
+pub(crate) mod snapshot;
+pub(crate) mod start;
+pub(crate) mod stop;

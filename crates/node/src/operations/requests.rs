@@ -1,0 +1,208 @@
+//! What can be asked of a sandbox that runs: a connection to its agent, a pause, what it uses.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use agent_api::ExecRequest;
+use base::{CpuSet, points};
+use node_api::{EventKind, Sample, Sandbox, State, Traffic, Usage};
+use vmm_api::{MetricSample, VmmClient};
+
+use crate::Error;
+use crate::node::{Node, to_run, wrong_state};
+use crate::resources::limits;
+use crate::sandbox::entry::Entry;
+use crate::saved::memory_files;
+use crate::vmm::vm::Vm;
+
+/// What a VMM counts of attempts.
+const REFUSED: &str = "engine_refused_total";
+
+impl Node {
+    /// The VM of a sandbox that runs.
+    fn running_vm(entry: &Entry) -> Result<Arc<Vm>, Error> {
+        let sandbox = entry.stored().sandbox;
+        match (sandbox.state, entry.vm()) {
+            (State::Running, Some(vm)) => Ok(vm),
+            (state, _) => Err(wrong_state(&sandbox, to_run(state))),
+        }
+    }
+
+    /// A connection to the agent, and what is common to all commands of the sandbox.
+    pub(crate) fn exec(&self, entry: &Entry) -> Result<(OwnedFd, ExecRequest), Error> {
+        // While it is held for a snapshot its agent starts nothing; what a longer hold means is told by the agent.
+        entry.wait(Some(self.config.limits.answer), |inner| !inner.stored.held);
+        let agent = Self::running_vm(entry)?.agent()?;
+        self.points.at(points::EXEC_CONNECTED);
+        let command = ExecRequest {
+            argv: Vec::new(),
+            main: false,
+            ..entry.stored().command
+        };
+        let stream = agent.into_stream().into_stream();
+        let stream = stream.map_err(Error::host("handing the agent's connection over"))?;
+        Ok((stream.into(), command))
+    }
+
+    /// Stops the vCPUs and devices.
+    pub(crate) fn pause(&self, entry: &Entry) -> Result<(), Error> {
+        let _operation = entry.operate();
+        if entry.state() == State::Paused {
+            return Ok(());
+        }
+        Self::running_vm(entry)?.ask("it was paused", VmmClient::pause)?;
+        self.points.at(points::PAUSE_PAUSED);
+        self.update(entry, |stored| stored.sandbox.state = State::Paused)?;
+        self.events.tell(EventKind::Pause, &entry.stored().sandbox);
+        Ok(())
+    }
+
+    /// Lets them go on.
+    pub(crate) fn resume(&self, entry: &Entry) -> Result<(), Error> {
+        let _operation = entry.operate();
+        let stored = entry.stored();
+        let sandbox = &stored.sandbox;
+        let vm = match (sandbox.state, entry.vm()) {
+            (State::Running, _) if !stored.held => return Ok(()),
+            (State::Running | State::Paused, Some(vm)) => vm,
+            (state, _) => return Err(wrong_state(sandbox, to_run(state))),
+        };
+        match stored.held {
+            // A snapshot has left it so.
+            true => self.let_go_on(&vm)?,
+            false => vm.ask("it was resumed", VmmClient::resume)?,
+        }
+        self.points.at(points::PAUSE_RESUMED);
+        self.update(entry, |stored| {
+            (stored.sandbox.state, stored.held) = (State::Running, false);
+        })?;
+        self.events.tell(EventKind::Resume, &entry.stored().sandbox);
+        Ok(())
+    }
+
+    /// A sandbox, with what is to be found out of it now.
+    pub(crate) fn inspect(&self, entry: &Entry) -> Sandbox {
+        let sandbox = entry.stored().sandbox;
+        let class = sandbox.config.resources.class;
+        // One that is busy, or about to end, tells it the next time.
+        let metrics = entry
+            .vm()
+            .filter(|_| class.is_bare())
+            .and_then(|vm| vm.metrics_now()?.ok());
+        let refused = metrics.and_then(|all| all.into_iter().find(|sample| sample.name == REFUSED));
+        Sandbox {
+            refused: refused.map(|sample| sample.value),
+            owned_cpus: match class.is_standard() {
+                true => CpuSet::default(),
+                false => self.owned_cpus(&sandbox.id),
+            },
+            ..sandbox
+        }
+    }
+
+    /// What a sandbox uses now.
+    pub(crate) fn sample(&self, entry: &Entry) -> Result<Sample, Error> {
+        let sandbox = entry.stored().sandbox;
+        let mut usage = Usage {
+            disk: memory_files::own_bytes(&self.sandbox_paths(entry).directory),
+            ..Usage::default()
+        };
+        if let Some(cgroup) = self.cgroup(entry)? {
+            let used = cgroup.usage()?;
+            usage.cpu_usec = used.cpu_usec;
+            usage.cpu_throttled_usec = used.cpu_throttled_usec.unwrap_or(0);
+            usage.memory = used.memory.map_or(0, |memory| memory.current);
+            usage.memory_limit = used.memory.map(|_| limits::memory_max(&sandbox.config));
+            usage.pids = used.pids.unwrap_or(0);
+        }
+        if let Some(vm) = entry.vm() {
+            let metrics = vm.ask("its metrics were read", VmmClient::metrics)?;
+            usage.block = traffic(
+                &metrics,
+                ["block_bytes_total", "block_requests_total"],
+                ["read", "write"],
+            );
+            usage.network = traffic(
+                &metrics,
+                ["net_bytes_total", "net_packets_total"],
+                ["receive", "transmit"],
+            );
+            let named = |sample: vmm_api::MetricSample| {
+                let labels: BTreeMap<String, String> = sample.labels.into_iter().collect();
+                let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+                (format!("{}{{{}}}", sample.name, labels.join(",")), sample.value)
+            };
+            usage.vmm = metrics.into_iter().map(named).collect();
+        }
+        Ok(Sample {
+            id: sandbox.id,
+            name: sandbox.name,
+            usage,
+        })
+    }
+
+    /// Removes all that have exited; which.
+    pub(crate) fn prune(&self) -> Result<Vec<String>, Error> {
+        let all: Vec<Arc<Entry>> = self.entries().values().cloned().collect();
+        let mut removed = Vec::new();
+        for entry in all.into_iter().filter(|entry| entry.state() == State::Exited) {
+            self.remove(&entry, false)?;
+            removed.push(entry.id.clone());
+        }
+        Ok(removed)
+    }
+}
+
+/// The sums over all devices of a VMM's counters for bytes and operations, whose labels say in (first) or out.
+fn traffic(metrics: &[MetricSample], [bytes, operations]: [&str; 2], [inwards, outwards]: [&str; 2]) -> Traffic {
+    let sum = |name: &str, direction: &str| {
+        let counts =
+            |sample: &&MetricSample| sample.name == name && sample.labels.iter().any(|(_, value)| value == direction);
+        metrics.iter().filter(counts).map(|sample| sample.value).sum()
+    };
+    Traffic {
+        bytes_in: sum(bytes, inwards),
+        bytes_out: sum(bytes, outwards),
+        operations_in: sum(operations, inwards),
+        operations_out: sum(operations, outwards),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_all_devices_are_added_up() {
+        let sample = |name: &str, label: (&str, &str), device: &str, value| MetricSample {
+            name: name.into(),
+            labels: vec![
+                ("device".to_owned(), device.to_owned()),
+                (label.0.to_owned(), label.1.to_owned()),
+            ],
+            value,
+        };
+        let metrics = [
+            sample("block_bytes_total", ("direction", "read"), "root", 100),
+            sample("block_bytes_total", ("direction", "read"), "writable", 10),
+            sample("block_bytes_total", ("direction", "write"), "writable", 7),
+            sample("block_requests_total", ("kind", "read"), "root", 3),
+            sample("block_requests_total", ("kind", "write"), "writable", 2),
+            sample("block_requests_total", ("kind", "flush"), "writable", 50),
+            sample("net_bytes_total", ("direction", "read"), "net", 1000),
+        ];
+        let found = traffic(
+            &metrics,
+            ["block_bytes_total", "block_requests_total"],
+            ["read", "write"],
+        );
+        let wanted = Traffic {
+            bytes_in: 110,
+            bytes_out: 7,
+            operations_in: 3,
+            operations_out: 2,
+        };
+        assert_eq!(found, wanted);
+    }
+}

@@ -1,0 +1,250 @@
+//! A sandbox that is put back to what it was when a snapshot of it was taken.
+//!
+//! ```text
+//!                 ┌ its machine is mapped from the snapshot, and it has no volumes ─► disk ─► in place ┐
+//!  disk copied ───┤                                                                                    ├─► resumed ─► renewed
+//!                 └ any other, or none ─► its VMM ends ─► disk ─► cgroup, VMM, network, sockets ─► restored ┘
+//! ```
+//! In the first way the VMM, what the host has mapped for the guest, and everything outside of it stay, and a snapshot that is of
+//! no use is refused before anything is lost. Whatever fails later leaves a sandbox that has exited, with its own disk.
+
+use std::fs;
+use std::sync::Arc;
+
+use base::points;
+use node_api::{Sandbox, State};
+use observe::span::span;
+use vmm_api::{ClientError, ErrorKind, VmState, VmmClient};
+
+use crate::Error;
+use crate::node::{Node, to_run, wrong_state};
+use crate::operations::clone::HOOKS;
+use crate::operations::snapshot::{Renewal, STAYS};
+use crate::operations::start::Started;
+use crate::resources::limits;
+use crate::sandbox::entry::Entry;
+use crate::saved::disk::Beside;
+use crate::saved::memory_files;
+use crate::saved::snapshots::Place;
+use crate::vmm::launch;
+use crate::vmm::vm::Vm;
+
+/// Why a sandbox was not put back.
+enum Why {
+    /// Its machine is not mapped from the snapshot: all is as it was, and there is another way.
+    Elsewhere(Error),
+    /// All is as it was.
+    Refused(Error),
+    /// Its machine is gone, or of no use any more.
+    Lost(Error),
+}
+
+impl From<Error> for Why {
+    fn from(error: Error) -> Self {
+        Self::Lost(error)
+    }
+}
+
+/// Its machine was asked, and is still what it was.
+fn refused(error: Error) -> Why {
+    let elsewhere = matches!(
+        &error,
+        Error::RefusedWhile { cause: ClientError::Refused(refusal), .. } if refusal.kind == ErrorKind::WrongState
+    );
+    match elsewhere {
+        true => Why::Elsewhere(error),
+        false => Why::Refused(error),
+    }
+}
+
+impl Node {
+    /// Lets a sandbox go on from a snapshot of it, in place of what it is now.
+    pub(crate) fn rollback(&self, entry: &Arc<Entry>, snapshot: &str) -> Result<Started, Error> {
+        let _operation = entry.operate();
+        let (place, record) = self.snapshot(snapshot)?;
+        let sandbox = entry.stored().sandbox;
+        if record.snapshot.sandbox != sandbox.id {
+            return Err(Error::NotItsSnapshot {
+                name: sandbox.name,
+                snapshot: record.snapshot.name,
+                of: record.snapshot.sandbox_name,
+            });
+        }
+        if !sandbox.config.resources.memory_mode.is_translated() {
+            return Err(Error::NotToBePutBack {
+                name: sandbox.name,
+                why: STAYS.to_owned(),
+            });
+        }
+        if !sandbox.config.detach && sandbox.state.has_vm() {
+            return Err(Error::Tied(sandbox.name));
+        }
+        // What can fail without a VM fails before the one that is there is ended.
+        let stored = entry.stored();
+        limits::check(&sandbox.config, self.cgroups.as_ref())?;
+        launch::check_paging(sandbox.config.paging)?;
+        self.image_of(&stored)?;
+        drop(self.open_volumes(&sandbox.config.volumes)?);
+        if !place.is_whole(&sandbox.config.resources) {
+            return Err(Error::SnapshotDamaged {
+                path: place.record(),
+                why: "a file beside it is missing".into(),
+            });
+        }
+        let mut disk = match sandbox.config.resources.disk {
+            Some(_) => {
+                let _span = span("disk copied");
+                Some(Beside::new(&place.disk(), &self.sandbox_paths(entry).disk())?)
+            }
+            None => None,
+        };
+        let vm = match (sandbox.state, entry.vm()) {
+            (State::Exited, _) => None,
+            (State::Running | State::Paused, Some(vm)) => Some(vm),
+            (state, _) => return Err(wrong_state(&sandbox, to_run(state))),
+        };
+        match self.put_back(entry, vm, &place, disk.as_mut()) {
+            Ok(started) => Ok(started),
+            Err(Why::Refused(error) | Why::Elsewhere(error)) => Err(error),
+            Err(Why::Lost(error)) => {
+                self.clear(entry)?;
+                // What it has written is not lost with its memory.
+                if let Err(error) = disk.as_mut().map_or(Ok(()), Beside::put_back) {
+                    log::error!("sandbox {} has the snapshot's disk, not its own: {error}", entry.id);
+                }
+                self.exited(entry, node_api::Ended::Failed(error.to_string()))?;
+                Err(error)
+            }
+        }
+    }
+
+    /// By whichever way there is.
+    fn put_back(
+        &self,
+        entry: &Arc<Entry>,
+        vm: Option<Arc<Vm>>,
+        place: &Place,
+        mut disk: Option<&mut Beside>,
+    ) -> Result<Started, Why> {
+        if let Some(vm) = vm {
+            let directory = self.sandbox_paths(entry).directory;
+            // Shared directories are a VMM's own, and are given to each once. Memory that is pinned stays what it is.
+            let config = entry.stored().sandbox.config;
+            let in_place = config.volumes.is_empty() && !config.resources.class.is_bare();
+            if in_place && memory_files::are_same(place.directory(), &directory).map_err(Why::Refused)? {
+                match self.put_back_in_place(entry, &vm, place, disk.as_deref_mut()) {
+                    Err(Why::Elsewhere(error)) => log::info!("sandbox {} gets another VMM: {error}", entry.id),
+                    result => return result,
+                }
+            }
+            let _span = span("its VMM ends");
+            self.end_for_another(entry, &vm)?;
+        }
+        self.points.at(points::ROLLBACK_ENDED);
+        disk.map_or(Ok(()), Beside::put)?;
+        self.points.at(points::ROLLBACK_DISK);
+        self.update(entry, |stored| {
+            stored.sandbox.restarts += 1;
+            stored.sandbox.config.detach = true;
+        })?;
+        let waiting = self.begin_restore(entry)?;
+        Ok(self.restore_vm(entry, waiting, place, None)?)
+    }
+
+    /// By the VMM that it has. A daemon that dies on the way leaves a sandbox that is being started, which the next one ends.
+    fn put_back_in_place(
+        &self,
+        entry: &Arc<Entry>,
+        vm: &Vm,
+        place: &Place,
+        mut disk: Option<&mut Beside>,
+    ) -> Result<Started, Why> {
+        let before = entry.stored();
+        let log = fs::metadata(self.sandbox_paths(entry).log()).map_or(0, |metadata| metadata.len());
+        self.update(entry, |stored| {
+            stored.log_from = log;
+            stored.sandbox.state = State::Starting;
+            stored.sandbox.restarts += 1;
+        })?;
+        self.points.at(points::ROLLBACK_BEGUN);
+        let machine = disk
+            .as_deref_mut()
+            .map_or(Ok(()), Beside::put)
+            .map_err(Why::Refused)
+            .and_then(|()| {
+                self.points.at(points::ROLLBACK_DISK);
+                self.roll_machine_back(entry, vm, place)
+            });
+        if let Err(Why::Refused(_) | Why::Elsewhere(_)) = &machine {
+            disk.map_or(Ok(()), Beside::put_back)?;
+            // And nothing else: somebody may have asked for its end meanwhile.
+            self.update(entry, |stored| {
+                stored.log_from = before.log_from;
+                stored.sandbox.state = before.sandbox.state;
+                stored.sandbox.restarts = before.sandbox.restarts;
+            })?;
+        }
+        machine?;
+        self.points.at(points::RESTORE_MADE);
+        self.go_on_from(vm)?;
+        let sandbox = self.runs_again(entry)?;
+        Ok(Started { sandbox, command: None })
+    }
+
+    fn roll_machine_back(&self, entry: &Entry, vm: &Vm, place: &Place) -> Result<(), Why> {
+        let _span = span("VM put back");
+        let (stored, paths) = (entry.stored(), self.sandbox_paths(entry));
+        let prepared = || {
+            let attachment = self.attachment(&stored)?;
+            let image = self.image_of(&stored)?;
+            launch::prepare_rollback(&self.config, &stored, &paths, (&image, attachment), place)
+        };
+        let (config, fds) = prepared().map_err(Why::Refused)?;
+        let rolled = vm.ask_within(self.config.limits.boot, "it was put back", |client| {
+            client.rollback(config, &fds.borrow())
+        });
+        match rolled {
+            // Nobody finds the new socket before somebody answers there.
+            Ok(()) => Ok(launch::take_next_vsock(&paths)?),
+            Err(error) => {
+                let info = vm.ask("it was not put back", VmmClient::info);
+                let stands = info.is_ok_and(|info| matches!(info.state, VmState::Running | VmState::Paused));
+                Err(if stands { refused(error) } else { Why::Lost(error) })
+            }
+        }
+    }
+
+    /// Everything from a machine that is what it was to one that goes on.
+    fn go_on_from(&self, vm: &Vm) -> Result<(), Error> {
+        {
+            let _span = span("VM started");
+            vm.ask("it was let go on from a snapshot", VmmClient::resume)?;
+        }
+        self.points.at(points::RESTORE_RESUMED);
+        {
+            let _span = span("guest renewed");
+            let renewal = Renewal {
+                hooks: HOOKS,
+                restored: true,
+                ..Renewal::default()
+            };
+            self.renew(vm, renewal)?;
+        }
+        self.points.at(points::RESTORE_RENEWED);
+        Ok(())
+    }
+
+    /// It runs, and its end is waited for already.
+    fn runs_again(&self, entry: &Entry) -> Result<Sandbox, Error> {
+        self.update(entry, |stored| {
+            stored.held = false;
+            let sandbox = &mut stored.sandbox;
+            sandbox.state = State::Running;
+            sandbox.started_ns = Some(crate::clock::now_ns());
+        })?;
+        self.points.at(points::START_RUNNING);
+        let sandbox = entry.stored().sandbox;
+        self.events.tell(node_api::EventKind::Start, &sandbox);
+        Ok(sandbox)
+    }
+}

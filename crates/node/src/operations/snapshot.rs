@@ -1,0 +1,328 @@
+//! Taking a snapshot: the sandbox is held still, kept, and let go on.
+//!
+//! ```text
+//!  record ─► held ─► commands frozen ─► vCPUs paused ─► state, memory ─► disk ─┐
+//!                                                                             │  (whatever failed before)
+//!  named ◄── on the disk ◄── held no more ◄── renewed, commands thawed ◄── vCPUs resumed
+//! ```
+//! That it is held stands in the database first. Whoever finds it so, the next daemon too, lets it go on; of a snapshot that
+//! has no name by then nothing stays.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use agent_api::{Connection, Identity, Renew, Share, TmpfsMount};
+use base::points;
+use node_api::{SandboxConfig, Snapshot, State, Tmpfs, VolumeMount, VolumeSource};
+use observe::span::span;
+use vmm_api::{VmState, VmmClient};
+
+use crate::guest::deadline_stream::Timed;
+use crate::node::{Node, to_run, wrong_state};
+use crate::resources::volume_shares;
+use crate::sandbox::entry::Entry;
+use crate::saved::disk;
+use crate::saved::memory_files;
+use crate::saved::snapshots::{Place, Record};
+use crate::store::database::Stored;
+use crate::vmm::vm::{self, Vm};
+use crate::{Error, clock};
+
+/// Bytes of memory a second that a VMM writes at least.
+const SLOWEST: u64 = 32 << 20;
+
+/// What a renewed guest gets besides time and randomness.
+#[derive(Debug, Default)]
+pub(crate) struct Renewal {
+    /// Who it is from now on; `None` leaves it who it was.
+    pub(crate) identity: Option<Identity>,
+    /// How long each of its hooks may take; zero runs none.
+    pub(crate) hooks: Duration,
+    /// What it gets besides.
+    pub(crate) own: Own,
+    /// It was restored, and commands ran in it when it was saved.
+    pub(crate) restored: bool,
+}
+
+/// What a sandbox has and no template, so that no clone inherits it; as its agent is told.
+#[derive(Debug, Default)]
+pub(crate) struct Own {
+    /// A limit of its processes.
+    pub(crate) pids_max: Option<u64>,
+    /// What is mounted over its root; so are the shares.
+    pub(crate) tmpfs: Vec<TmpfsMount>,
+    pub(crate) shares: Vec<Share>,
+}
+
+impl Own {
+    pub(crate) fn of(config: &SandboxConfig) -> Self {
+        Self {
+            pids_max: config.limits.pids,
+            tmpfs: config.tmpfs.iter().map(tmpfs).collect(),
+            shares: volume_shares::for_guest(&config.volumes),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pids_max.is_none() && self.tmpfs.is_empty() && self.shares.is_empty()
+    }
+}
+
+fn tmpfs(tmpfs: &Tmpfs) -> TmpfsMount {
+    TmpfsMount {
+        path: tmpfs.path.clone(),
+        bytes: tmpfs.size.map(base::ByteSize::bytes),
+        mode: tmpfs.mode,
+        exec: tmpfs.exec,
+    }
+}
+
+impl Node {
+    /// Keeps a sandbox as it is now.
+    pub(crate) fn make_snapshot(&self, entry: &Arc<Entry>, name: Option<&str>) -> Result<Snapshot, Error> {
+        let _operation = entry.operate();
+        let stored = entry.stored();
+        let sandbox = &stored.sandbox;
+        can_be_kept(&stored)?;
+        let vm = match (sandbox.state, entry.vm()) {
+            (State::Running, Some(vm)) => vm,
+            (state, _) => return Err(wrong_state(sandbox, to_run(state))),
+        };
+        let record = Record {
+            snapshot: Snapshot {
+                name: self.snapshot_name(name, &sandbox.name)?,
+                created_ns: clock::now_ns(),
+                sandbox: sandbox.id.clone(),
+                sandbox_name: sandbox.name.clone(),
+                config: sandbox.config.clone(),
+                digest: sandbox.digest.clone(),
+                programs: self.hashes.of(&self.config, sandbox),
+                bytes: 0,
+            },
+            command: stored.command.clone(),
+            networked: stored.networked,
+            share_slots: stored.share_slots,
+        };
+        let begun = self.begin_snapshot(&record)?;
+        self.points.at(points::SNAPSHOT_BEGUN);
+        self.update(entry, |stored| stored.held = true)?;
+        self.points.at(points::SNAPSHOT_HELD);
+        let kept = self.keep_all(&vm, &stored, &begun.place);
+        // The memory of a guest that owns its CPUs stays where it is.
+        if kept.is_ok()
+            && !sandbox.config.resources.class.is_bare()
+            && let Err(error) = self.rebase(&vm, entry, &begun.place)
+        {
+            log::warn!("the next snapshot of sandbox {} will be a whole one: {error}", entry.id);
+        }
+        let gone_on = self
+            .go_on_after(kept.as_ref().err(), &vm)
+            .inspect_err(|error| log::error!("sandbox {} stands still: {error}", entry.id));
+        if let Err(error) = kept {
+            // It takes room that the database may need.
+            drop(begun);
+            gone_on.and_then(|()| self.update(entry, |stored| stored.held = false))?;
+            return Err(error);
+        }
+        gone_on.and_then(|()| self.update(entry, |stored| stored.held = false))?;
+        {
+            let _span = span("snapshot reaches the disk");
+            begun.sync()?;
+        }
+        self.points.at(points::SNAPSHOT_WRITTEN);
+        if !begun.keep(&record.snapshot.name)? {
+            return Err(Error::SnapshotTaken(record.snapshot.name));
+        }
+        self.points.at(points::SNAPSHOT_KEPT);
+        self.inspect_snapshot(&record.snapshot.name)
+    }
+
+    /// Everything that is done while it is held.
+    pub(crate) fn keep_all(&self, vm: &Vm, stored: &Stored, place: &Place) -> Result<(), Error> {
+        self.keep_machine(vm, stored, place)?;
+        if stored.sandbox.config.resources.disk.is_some() {
+            let _span = span("disk copied");
+            let from = self.paths.sandbox(&stored.sandbox.id).disk();
+            disk::copy(&from, place.create(&place.disk())?).map_err(Error::file("copy", &from))?;
+        }
+        self.points.at(points::SNAPSHOT_DISK);
+        Ok(())
+    }
+
+    /// The same but for its disk.
+    pub(crate) fn keep_machine(&self, vm: &Vm, stored: &Stored, place: &Place) -> Result<(), Error> {
+        const FREEZING: &str = "its commands were frozen for a snapshot";
+        {
+            let _span = span("commands frozen");
+            let mut agent = vm.agent()?;
+            let frozen = agent
+                .set_read_timeout(Some(self.config.limits.boot))
+                .and_then(|()| agent.freeze())
+                // A clone would deal with the end of a connection that is there still.
+                .and_then(|()| agent.hang_up());
+            frozen.map_err(|error| vm.diagnose(FREEZING, error))?;
+        }
+        self.points.at(points::SNAPSHOT_FROZEN);
+        {
+            let _span = span("VM paused");
+            vm.ask("it was paused for a snapshot", VmmClient::pause)?;
+        }
+        self.points.at(points::SNAPSHOT_PAUSED);
+        {
+            let _span = span("state and memory");
+            self.keep_memory(vm, stored, place)?;
+        }
+        self.points.at(points::SNAPSHOT_SAVED);
+        Ok(())
+    }
+
+    /// Has state and memory written: what has changed beside the files that the machine is mapped from, if it is.
+    fn keep_memory(&self, vm: &Vm, stored: &Stored, place: &Place) -> Result<(), Error> {
+        let directory = place.directory();
+        memory_files::share(&self.paths.sandbox(&stored.sandbox.id).directory, directory)?;
+        let base = memory_files::open(directory)?;
+        let state = place.create(&place.state())?;
+        let memory = place.create(&memory_files::new(directory))?;
+        let below: Vec<_> = base.iter().map(AsFd::as_fd).collect();
+        let written = vm.ask_within(self.snapshot_limit(stored), "its state was written", |client| {
+            client.snapshot(state.as_fd(), memory.as_fd(), &below)
+        })?;
+        if written.files != base.len() + 1 {
+            memory_files::remove(directory)?;
+        }
+        memory_files::name_new(directory)
+    }
+
+    /// Has a paused machine go on from the files that it was just written to, so that the next snapshot of it has what changes
+    /// from here on.
+    fn rebase(&self, vm: &Vm, entry: &Entry, place: &Place) -> Result<(), Error> {
+        let _span = span("memory mapped from the snapshot");
+        let mut files = memory_files::open(place.directory())?;
+        let Some(newest) = files.pop() else { return Ok(()) };
+        vm.ask("its memory was mapped from the snapshot", |client| {
+            client.rebase(newest.as_fd())
+        })?;
+        memory_files::share(place.directory(), &self.sandbox_paths(entry).directory)
+    }
+
+    /// Lets a sandbox go on that was kept, or was not for this reason.
+    pub(crate) fn go_on_after(&self, failed: Option<&Error>, vm: &Vm) -> Result<(), Error> {
+        match failed {
+            // It never stood still.
+            Some(error) if error.is_agents_refusal() => Ok(()),
+            _ => self.let_go_on(vm),
+        }
+    }
+
+    /// Lets a sandbox that is held go on, wherever it was stopped. What its kernel had of randomness is in the snapshot, too:
+    /// it gets other.
+    pub(crate) fn let_go_on(&self, vm: &Vm) -> Result<(), Error> {
+        let _span = span("it goes on");
+        // It may write on.
+        let info = vm.ask_within(
+            self.config.limits.boot,
+            "it was let go on after a snapshot",
+            VmmClient::info,
+        )?;
+        if info.state == VmState::Paused {
+            vm.ask("it was let go on after a snapshot", VmmClient::resume)?;
+        }
+        self.points.at(points::SNAPSHOT_RESUMED);
+        self.renew(vm, Renewal::default())?;
+        self.points.at(points::SNAPSHOT_THAWED);
+        Ok(())
+    }
+
+    /// Gives a guest what nobody else has, and lets its commands go on; the connection to its agent.
+    pub(crate) fn renew(&self, vm: &Vm, renewal: Renewal) -> Result<Connection<Timed>, Error> {
+        const RENEWING: &str = "it was given an entropy, a clock, a name, limits and mounts of its own";
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let renew = Renew {
+            clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
+            entropy: vm::entropy()?,
+            identity: renewal.identity,
+            hook_ms: u32::try_from(renewal.hooks.as_millis()).unwrap_or(u32::MAX),
+            thaw: true,
+            pids_max: renewal.own.pids_max,
+            tmpfs: renewal.own.tmpfs,
+            shares: renewal.own.shares,
+            restored: renewal.restored,
+        };
+        let renewed = vm
+            .dial()
+            .and_then(|stream| Connection::renewed(stream, &renew, self.config.limits.boot));
+        let (agent, _) = renewed.map_err(|error| vm.diagnose(RENEWING, error))?;
+        Ok(agent)
+    }
+
+    /// How long a VMM may take to write a snapshot.
+    pub(crate) fn snapshot_limit(&self, stored: &Stored) -> Duration {
+        self.config.limits.boot + of_all_memory(stored)
+    }
+}
+
+/// How long the slowest disk takes for all of a machine's memory.
+pub(crate) fn of_all_memory(stored: &Stored) -> Duration {
+    Duration::from_secs(stored.sandbox.config.resources.memory.bytes() / SLOWEST)
+}
+
+/// Why a machine cannot go on anywhere else.
+pub(crate) const STAYS: &str = "its memory is not translated: its guest knows where the host has it, and it can go on nowhere else; \
+     run one with --memory-mode translated, and copy files with `basalt cp`";
+
+/// Refuses what has no saved form, before anything is done.
+pub(crate) fn can_be_kept(stored: &Stored) -> Result<(), Error> {
+    let config = &stored.sandbox.config;
+    if !config.resources.memory_mode.is_translated() {
+        return Err(Error::NotToBeKept {
+            name: stored.sandbox.name.clone(),
+            why: STAYS.to_owned(),
+        });
+    }
+    let elsewhere = |volume: &&VolumeMount| matches!(volume.source, VolumeSource::Served(_));
+    let Some(volume) = config.volumes.iter().find(elsewhere) else {
+        return Ok(());
+    };
+    Err(Error::NotToBeKept {
+        name: stored.sandbox.name.clone(),
+        why: format!(
+            "its volume {} is served from another machine, where what its guest has open is not part of a snapshot: run one \
+             without it, and copy files with `basalt cp`",
+            volume.target
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use node_api::Class;
+
+    use super::*;
+    use crate::testing::stored;
+
+    #[test]
+    fn what_has_no_saved_form_is_refused_with_the_reason() {
+        let mut stored = stored("aaaaaaaaaaaa", "web");
+        stored.sandbox.config.volumes = vec!["/srv:/a".parse().unwrap(), "named:/b".parse().unwrap()];
+        assert!(can_be_kept(&stored).is_ok());
+        let told = |stored: &Stored| can_be_kept(stored).unwrap_err().to_string();
+        let served = r#"{"source":{"served":{"directory":"/home/me","address":"127.0.0.1:9","key":"k"}},"target":"/far","read_only":false}"#;
+        stored
+            .sandbox
+            .config
+            .volumes
+            .push(serde_json::from_str(served).unwrap());
+        let why = told(&stored);
+        assert!(why.contains("its volume /far is served from another machine"), "{why}");
+        stored.sandbox.config.volumes.clear();
+        for class in Class::ALL {
+            stored.sandbox.config.resources.class = class;
+            assert!(can_be_kept(&stored).is_ok());
+        }
+        stored.sandbox.config.resources.memory_mode = node_api::MemoryMode::Identity;
+        let why = told(&stored);
+        assert!(why.contains("its memory is not translated"), "{why}");
+        assert!(why.contains("--memory-mode translated"), "{why}");
+    }
+}

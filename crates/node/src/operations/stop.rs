@@ -1,0 +1,368 @@
+//! How a sandbox comes to its end, and what is done about it.
+//!
+//! ```text
+//!  stop ─► SIGTERM to its command ─► grace ─► power off ─► SIGKILL to its VMM ─┐
+//!  kill ───────────────────────────────────────────────────────────────────────┤
+//!  by itself ──────────────────────────────────────────────────────────────────┴─► settle: why, clear, exited, (destroy)
+//! ```
+//! `settle` is called by the monitor alone, once for each VMM that has run. Everything here may find it done already.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent_api::log::{What, read};
+use agent_api::{ExitStatus, PowerAction, Shutdown};
+use base::{ByteSize, points};
+use node_api::{Ended, EventKind, State};
+
+use crate::node::{Node, to_run, wrong_state};
+use crate::resources::cpus;
+use crate::resources::limits;
+use crate::sandbox::entry::Entry;
+use crate::saved::memory_files;
+use crate::{Error, clock};
+
+/// The end of a log in which its last record lies.
+const LOG_END: u64 = 4096;
+
+/// How long the rest may take after the VMM is gone.
+const SETTLE_LIMIT: Duration = Duration::from_secs(60);
+
+impl Node {
+    /// Ends a sandbox in order; the rest of it after `grace`.
+    pub(crate) fn stop(&self, entry: &Arc<Entry>, grace: Duration) -> Result<(), Error> {
+        let _operation = entry.operate();
+        self.stop_now(entry, grace)
+    }
+
+    /// The same for who has its turn already.
+    pub(crate) fn stop_now(&self, entry: &Arc<Entry>, grace: Duration) -> Result<(), Error> {
+        let stored = entry.stored();
+        let state = stored.sandbox.state;
+        match state {
+            State::Exited => return Ok(()),
+            State::Running | State::Paused | State::Stopping => (),
+            _ => return Err(wrong_state(&stored.sandbox, to_run(state))),
+        }
+        let Some(vm) = entry.vm() else {
+            return self.wait_for_end(entry);
+        };
+        self.mark_stopping(entry)?;
+        if state == State::Paused
+            && let Err(error) = vm.ask("the VM was resumed", vmm_api::VmmClient::resume)
+        {
+            log::info!("sandbox {} cannot go on to be stopped: {error}", entry.id);
+        }
+        self.points.at(points::STOP_RECORDED);
+        if let Err(error) = self.ask_to_end(entry, &vm, grace) {
+            // It is killed next, which needs nobody's help.
+            log::info!("sandbox {} is not stopped in order: {error}", entry.id);
+        }
+        vm.kill()?;
+        self.points.at(points::STOP_KILLED);
+        self.wait_for_end(entry)
+    }
+
+    /// SIGTERM, then the power button; returns when it has ended or did not.
+    fn ask_to_end(&self, entry: &Entry, vm: &crate::vmm::vm::Vm, grace: Duration) -> Result<(), Error> {
+        let failed = |error| vm.diagnose("it was stopped", error);
+        let mut agent = vm.agent()?;
+        agent.signal_main(libc::SIGTERM).map_err(failed)?;
+        self.points.at(points::STOP_SIGNALLED);
+        if entry.wait(Some(grace), crate::sandbox::entry::Inner::is_over) {
+            return Ok(());
+        }
+        let shutdown = Shutdown {
+            how: PowerAction::PowerOff,
+            grace_ms: 0,
+        };
+        let limit = Some(self.config.limits.answer);
+        let ordered = agent.set_read_timeout(limit).and_then(|()| agent.shutdown(shutdown));
+        ordered.map_err(failed)?;
+        entry.wait(
+            Some(self.config.limits.power_off),
+            crate::sandbox::entry::Inner::is_over,
+        );
+        Ok(())
+    }
+
+    /// Stops it if it runs, and starts it.
+    pub(crate) fn restart(
+        &self,
+        entry: &Arc<Entry>,
+        grace: Duration,
+    ) -> Result<crate::operations::start::Started, Error> {
+        let _operation = entry.operate();
+        self.stop_now(entry, grace)?;
+        self.start_again(entry)
+    }
+
+    /// Ends its VM at once; what was in it is not needed any more.
+    pub(crate) fn end_for_another(&self, entry: &Entry, vm: &crate::vmm::vm::Vm) -> Result<(), Error> {
+        self.mark_stopping(entry)?;
+        vm.kill()?;
+        self.wait_for_end(entry)
+    }
+
+    fn mark_stopping(&self, entry: &Entry) -> Result<(), Error> {
+        self.update(entry, |stored| {
+            stored.sandbox.state = State::Stopping;
+            stored.stopped = true;
+        })
+    }
+
+    fn wait_for_end(&self, entry: &Entry) -> Result<(), Error> {
+        let limit = self.config.limits.kill + SETTLE_LIMIT;
+        if entry.wait(Some(limit), crate::sandbox::entry::Inner::is_over) {
+            return Ok(());
+        }
+        Err(Error::Deadline {
+            what: "the end of the VMM",
+            limit,
+        })
+    }
+
+    /// Sends its command a signal; SIGKILL ends the VM.
+    pub(crate) fn kill(&self, entry: &Arc<Entry>, signal: i32) -> Result<(), Error> {
+        let sandbox = entry.stored().sandbox;
+        let vm = match (sandbox.state, entry.vm()) {
+            (State::Running | State::Stopping, Some(vm)) => vm,
+            (State::Paused, Some(vm)) if signal == libc::SIGKILL => vm,
+            (state, _) => return Err(wrong_state(&sandbox, to_run(state))),
+        };
+        if signal == libc::SIGKILL {
+            self.mark_stopping(entry)?;
+            vm.kill()?;
+            return self.wait_for_end(entry);
+        }
+        let mut agent = vm.agent()?;
+        agent
+            .signal_main(signal)
+            .map_err(|error| vm.diagnose("its command was signalled", error))
+    }
+
+    /// The client of a sandbox that is not detached has what it wanted, or is gone.
+    pub(crate) fn end_foreground(&self, entry: &Arc<Entry>) -> Result<(), Error> {
+        let remove = entry.stored().sandbox.config.remove;
+        entry.lock().attached = false;
+        if let Some(vm) = entry.vm() {
+            // The agent powers off when its client has gone; nobody needs what is not written yet if it is removed.
+            if remove
+                || !entry.wait(
+                    Some(self.config.limits.power_off),
+                    crate::sandbox::entry::Inner::is_over,
+                )
+            {
+                vm.kill()?;
+            }
+            self.wait_for_end(entry)?;
+        }
+        if remove {
+            self.remove(entry, true)?;
+        }
+        Ok(())
+    }
+
+    /// A VMM has ended: keeps why, and takes away what belonged to it.
+    pub(crate) fn settle(&self, entry: &Arc<Entry>) -> Result<(), Error> {
+        let Some(vm) = entry.vm() else { return Ok(()) };
+        let stored = entry.stored();
+        let ended = self.learn(entry, || {
+            let error = vm.end("its command was running");
+            Ended::Failed(self.with_cause(entry, error).to_string())
+        });
+        self.points.at(points::END_LEARNT);
+        self.clear(entry)?;
+        self.points.at(points::END_CLEARED);
+        self.exited(entry, ended)?;
+        self.points.at(points::END_RECORDED);
+        if stored.sandbox.config.remove && !entry.lock().attached {
+            let _operation = entry.operate();
+            // Somebody may have started it again meanwhile.
+            if entry.state() == State::Exited {
+                self.destroy(entry)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells a VMM that was killed for the memory it took from one that died otherwise.
+    pub(crate) fn with_cause(&self, entry: &Entry, error: Error) -> Error {
+        let Error::VmmDied { during, log } = error else {
+            return error;
+        };
+        let usage = self
+            .cgroup(entry)
+            .and_then(|cgroup| Ok(cgroup.map(|cgroup| cgroup.usage()).transpose()?));
+        match usage {
+            Ok(Some(usage)) if usage.memory.is_some_and(|memory| memory.oom_kills > 0) => {
+                let config = entry.stored().sandbox.config;
+                Error::VmmTookMemory {
+                    guest: config.resources.memory,
+                    limit: ByteSize(limits::memory_max(&config)),
+                    log,
+                }
+            }
+            Ok(_) => Error::VmmDied { during, log },
+            Err(error) => {
+                log::info!(
+                    "why the VMM of sandbox {} died cannot be told by its cgroup: {error}",
+                    entry.id
+                );
+                Error::VmmDied { during, log }
+            }
+        }
+    }
+
+    /// How it ended: as its log says, or because somebody wanted it, or `otherwise`.
+    pub(crate) fn learn(&self, entry: &Entry, otherwise: impl FnOnce() -> Ended) -> Ended {
+        let stored = entry.stored();
+        let log = self.sandbox_paths(entry).log();
+        match last_exit(&log, stored.log_from) {
+            Ok(Some(status)) => Ended::Command(status),
+            _ if stored.stopped => Ended::Stopped,
+            Ok(None) => otherwise(),
+            Err(error) => Ended::Failed(format!("how it ended is not known, as its log cannot be read: {error}")),
+        }
+    }
+
+    pub(crate) fn exited(&self, entry: &Entry, ended: Ended) -> Result<(), Error> {
+        self.update(entry, |stored| {
+            let sandbox = &mut stored.sandbox;
+            (sandbox.state, sandbox.vmm) = (State::Exited, None);
+            (sandbox.ended_ns, sandbox.ended) = (Some(clock::now_ns()), Some(ended));
+            stored.held = false;
+        })?;
+        self.events.tell(EventKind::Exit, &entry.stored().sandbox);
+        Ok(())
+    }
+
+    /// Kills and takes away all that belongs to a VM, whether it is there or not.
+    pub(crate) fn clear(&self, entry: &Entry) -> Result<(), Error> {
+        let vm = entry.lock().vm.take();
+        if let Some(vm) = vm {
+            vm.kill()?;
+            if !vm.wait(self.config.limits.kill) {
+                return Err(Error::Deadline {
+                    what: "the end of a killed VMM",
+                    limit: self.config.limits.kill,
+                });
+            }
+        }
+        if let Some(cgroup) = self.cgroup(entry)? {
+            cgroup.kill()?;
+            cgroup.wait_empty(self.config.limits.kill)?;
+        }
+        if let Some(root) = &self.cgroups {
+            root.remove(&entry.id)?;
+        }
+        let stored = entry.stored();
+        if !stored.sandbox.config.resources.class.is_standard() {
+            cpus::release(&entry.id);
+        }
+        if stored.networked {
+            let network = self.network()?;
+            match stored.sandbox.config.ports.is_empty() {
+                true => network.release(stored.slot)?,
+                false => network.detach(stored.slot)?,
+            }
+        }
+        let paths = self.sandbox_paths(entry);
+        memory_files::remove(&paths.directory)?;
+        remove_directory(&paths.run)
+    }
+
+    /// Removes a sandbox; one that runs only by `force`. It is fine if it is gone.
+    pub(crate) fn remove(&self, entry: &Arc<Entry>, force: bool) -> Result<(), Error> {
+        let has_vm = entry.state().has_vm();
+        if has_vm && !force {
+            return Err(wrong_state(
+                &entry.stored().sandbox,
+                "stop it first, or remove it with --force",
+            ));
+        }
+        if has_vm {
+            self.mark_stopping(entry)?;
+        }
+        // Whoever is busy with it finds its VM gone, and is done soon.
+        if let Some(vm) = entry.vm() {
+            vm.kill()?;
+        }
+        let _operation = entry.operate();
+        if entry.lock().gone {
+            return Ok(());
+        }
+        if entry.state().has_vm()
+            && let Err(error) = self.wait_for_end(entry)
+        {
+            log::error!("sandbox {} is removed although its end was not seen: {error}", entry.id);
+        }
+        self.destroy(entry)
+    }
+
+    /// Takes away all of a sandbox.
+    pub(crate) fn destroy(&self, entry: &Entry) -> Result<(), Error> {
+        self.update(entry, |stored| stored.sandbox.state = State::Removing)?;
+        self.points.at(points::REMOVE_RECORDED);
+        self.clear(entry)?;
+        self.points.at(points::REMOVE_CLEARED);
+        remove_directory(&self.sandbox_paths(entry).directory)?;
+        self.points.at(points::REMOVE_FILES);
+        self.forget(entry)?;
+        self.points.at(points::REMOVE_DONE);
+        Ok(())
+    }
+}
+
+/// Removes a directory with all that is in it; it is fine if there is none.
+pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::file("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// How the command ended, as the last record of its log says, if that lies behind `from`. The guest writes the log: it can
+/// lie about its own command, and about nothing else.
+fn last_exit(log: &Path, from: u64) -> io::Result<Option<ExitStatus>> {
+    let mut file = match File::open(log) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(LOG_END).max(from)))?;
+    let mut end = Vec::new();
+    file.take(LOG_END).read_to_end(&mut end)?;
+    let last = end.split(|&byte| byte == b'\n').rev().find(|line| !line.is_empty());
+    Ok(last.and_then(read).and_then(|record| match record.what {
+        What::Exited(status) => Some(status),
+        What::Output { .. } => None,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use agent_api::OutputStream;
+    use agent_api::log::{write_exit, write_output};
+
+    #[test]
+    fn the_last_record_tells_the_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        assert_eq!(last_exit(&path, 0).unwrap(), None);
+        let mut text = Vec::new();
+        write_output(&mut text, 5, OutputStream::Stdout, &[b'x'; 10_000]);
+        write_exit(&mut text, 1_000_000_000, ExitStatus::Code(4));
+        fs::write(&path, &text).unwrap();
+        assert_eq!(last_exit(&path, 0).unwrap(), Some(ExitStatus::Code(4)));
+        let length = u64::try_from(text.len()).unwrap();
+        assert_eq!(last_exit(&path, length).unwrap(), None, "an earlier run's");
+        write_output(&mut text, 2_000_000_000, OutputStream::Stdout, b"started again\n");
+        fs::write(&path, &text).unwrap();
+        assert_eq!(last_exit(&path, 0).unwrap(), None);
+    }
+}

@@ -1,0 +1,154 @@
+//! CPUs that sandboxes own: taken before their VMM is there, given back when it is gone; and those that an operator keeps free for
+//! them. Does not know how a CPU is kept free, nor what an engine does with it.
+
+use std::path::PathBuf;
+
+use base::CpuSet;
+use claim::{Claim, ClaimError, Device};
+use host::cgroup::Cgroup;
+use host::isolation::{self, Isolation, Owner, Refused, Use};
+use node_api::{Class, CpuUse, HostCpu};
+use observe::span::span;
+
+use crate::error::words::with_causes;
+use crate::node::Node;
+use crate::sandbox::entry::Entry;
+use crate::store::database::Stored;
+
+/// What taking them is called in a trace.
+const SPAN: &str = "CPUs";
+
+/// CPUs cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Of basalt.ko.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// Of the host.
+    #[error(transparent)]
+    Isolation(#[from] isolation::Error),
+    /// Nothing keeps tasks off them.
+    #[error("CPUs cannot be kept free for a sandbox without cgroups: mount cgroup v2, and start basaltd as root")]
+    NoCgroups,
+}
+
+/// Makes the CPUs of a sandbox's cgroup what its class wants; the cgroup in which its VMM begins.
+pub(crate) fn cgroup_of_vmm(stored: &Stored, cgroup: &Cgroup) -> Result<PathBuf, Error> {
+    if stored.sandbox.config.resources.class != Class::Dedicated {
+        Isolation::of_host().admit(cgroup.path())?;
+        return Ok(cgroup.path().to_owned());
+    }
+    let _span = span(SPAN);
+    let owner = Owner::new(&stored.sandbox.id, cgroup.path());
+    let cpus = Isolation::of_host().dedicate(&owner, count(stored))?;
+    log::info!("CPUs {cpus} are sandbox {}'s", owner.sandbox);
+    Ok(cgroup.path().join(isolation::CONTROL))
+}
+
+/// Claims a sandbox's CPUs. They are its VMM's alone once that has the descriptor, and Linux's again when the VMM ends, however it does.
+pub(crate) fn claim(stored: &Stored) -> Result<Claim, Error> {
+    let _span = span(SPAN);
+    let device = Device::open(Device::PATH)?;
+    let claim = |cpus: &CpuSet| {
+        let cpus: Vec<u32> = cpus.iter().collect();
+        device.claim(&cpus).map_err(|error| match &error {
+            ClaimError::Cpu { cpu, .. } => Refused::Cpu(*cpu, error),
+            _ => Refused::All(error),
+        })
+    };
+    Ok(Isolation::of_host().claim(&stored.sandbox.id, count(stored), claim)??)
+}
+
+fn count(stored: &Stored) -> usize {
+    usize::try_from(stored.sandbox.config.resources.cpus).unwrap_or(usize::MAX)
+}
+
+/// A sandbox's CPUs are the host's again. It is fine if it had none. What cannot be put back now is tried again by whatever takes or
+/// releases CPUs next; the sandbox has ended all the same.
+pub(crate) fn release(sandbox: &str) {
+    if let Err(error) = Isolation::of_host().release(sandbox) {
+        log::error!(
+            "what sandbox {sandbox} owned is not all the host's again, until CPUs are taken or released next: {}",
+            with_causes(&error)
+        );
+    }
+}
+
+/// Gives back what a daemon, or a sandbox without one, has left.
+pub(crate) fn sweep() {
+    let swept = Isolation::of_host().sweep();
+    if let Err(error) = swept {
+        log::warn!(
+            "CPUs that sandboxes owned that are gone stay as they are: {}",
+            with_causes(&error)
+        );
+    }
+}
+
+impl Node {
+    /// Takes the threads of a VMM's vCPUs to their CPUs; they are there, and run nothing yet.
+    pub(crate) fn place_vcpus(&self, entry: &Entry, pid: u32) -> Result<(), crate::Error> {
+        let stored = entry.stored();
+        if stored.sandbox.config.resources.class != Class::Dedicated {
+            return Ok(());
+        }
+        let cgroup = self.cgroup(entry)?.ok_or(Error::NoCgroups)?;
+        let placed = isolation::place(cgroup.path(), pid, count(&stored), self.config.limits.answer);
+        Ok(placed.map_err(Error::from)?)
+    }
+
+    /// What a sandbox owns now; nothing where the host does not tell, which a log says.
+    pub(crate) fn owned_cpus(&self, sandbox: &str) -> CpuSet {
+        let cpus = Isolation::of_host().cpus();
+        let cpus = cpus.inspect_err(|error| {
+            log::warn!(
+                "which CPUs sandbox {sandbox} owns cannot be told: {}",
+                with_causes(error)
+            )
+        });
+        let own = cpus.unwrap_or_default().into_iter();
+        own.filter(|cpu| cpu.sandbox.as_deref() == Some(sandbox))
+            .map(|cpu| cpu.number)
+            .collect()
+    }
+
+    /// The host's CPUs, and who has them.
+    pub(crate) fn host_cpus(&self) -> Result<Vec<HostCpu>, Error> {
+        let names = self.list();
+        let told = |cpu: isolation::Cpu| HostCpu {
+            name: cpu.sandbox.as_ref().and_then(|id| {
+                let sandbox = names.iter().find(|sandbox| sandbox.id == *id)?;
+                Some(sandbox.name.clone())
+            }),
+            number: cpu.number,
+            node: cpu.node,
+            used: used(cpu.used),
+            sandbox: cpu.sandbox,
+            tickless: cpu.tickless,
+        };
+        Ok(Isolation::of_host().cpus()?.into_iter().map(told).collect())
+    }
+
+    /// Keeps CPUs free for sandboxes that will own them.
+    pub(crate) fn isolate_cpus(&self, cpus: &CpuSet) -> Result<(), Error> {
+        if self.cgroups.is_none() {
+            return Err(Error::NoCgroups);
+        }
+        Ok(Isolation::of_host().isolate(cpus)?)
+    }
+
+    /// Gives these back to everything, or all that are kept free; which.
+    pub(crate) fn release_cpus(&self, cpus: Option<&CpuSet>) -> Result<CpuSet, Error> {
+        Ok(Isolation::of_host().give_back(cpus)?)
+    }
+}
+
+fn used(used: Use) -> CpuUse {
+    match used {
+        Use::Shared => CpuUse::Shared,
+        Use::Isolated => CpuUse::Isolated,
+        Use::Dedicated => CpuUse::Dedicated,
+        Use::Claimed => CpuUse::Claimed,
+        Use::Offline => CpuUse::Offline,
+    }
+}

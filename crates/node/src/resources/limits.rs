@@ -1,0 +1,187 @@
+//! Whether this host can give what a sandbox asks for, and in which words its parts are told: the cgroup, the devices. Knows
+//! numbers only; who enforces them is elsewhere.
+
+use base::ByteSize;
+use host::MemInfo;
+use host::cgroup::{self, Root};
+use node_api::{Limits, MemoryMode, Rate, Resources, SandboxConfig};
+use vmm_api::devices::{BlockLimits, BlockRate, NetLimits, RateLimit};
+use vmm_api::{ConfigError, config};
+
+use crate::Error;
+
+/// What a VMM may have beside its guest's memory: its own (a few MiB), and the page cache of its disks, which the kernel takes
+/// back when it is short.
+const VMM_MEMORY: ByteSize = ByteSize::mib(128);
+
+/// The kernel's tables for guest memory, charged to the VMM too: 8 bytes a page of 4 KiB (1/512) in the process's page tables
+/// and as much in KVM's, and as much again for what else is kept by page.
+const TABLES_SHARE: u64 = 128;
+
+/// Threads of a VMM: one a vCPU (64), nine a queue of a disk (two disks of 4), one a pair of a network card, five others; the
+/// rest is for the kernel's io_uring workers, which count as its own.
+const VMM_THREADS: u64 = 1024;
+
+/// Checks vCPUs, memory, and limits that this host must be able to keep.
+///
+/// # Errors
+/// Numbers that make no VM, more memory than the host has, or a limit without a controller.
+pub(crate) fn check(config: &SandboxConfig, cgroups: Option<&Root>) -> Result<(), Error> {
+    check_size(&config.resources)?;
+    match cgroups {
+        Some(root) => Ok(root.check(&for_cgroup(config, root))?),
+        None if config.limits.cpu_millis.is_some() || config.limits.cpu_weight.is_some() => Err(Error::NoCgroups),
+        None => Ok(()),
+    }
+}
+
+fn check_size(resources: &Resources) -> Result<(), Error> {
+    let cpus = resources.cpus;
+    if cpus == 0 || cpus > config::MAX_CPUS {
+        return Err(ConfigError::Cpus(cpus).into());
+    }
+    if resources.memory < config::MIN_MEMORY {
+        return Err(ConfigError::MemoryTooSmall(resources.memory).into());
+    }
+    // What is reserved for such guests is none of Linux's memory; whoever has it says how much there is.
+    if !resources.memory_mode.is_translated() {
+        return Ok(());
+    }
+    let MemInfo { total, available } = MemInfo::read().map_err(Error::host("reading /proc/meminfo"))?;
+    against(resources.memory, total, available)
+}
+
+fn against(asked: ByteSize, total: ByteSize, available: ByteSize) -> Result<(), Error> {
+    if asked <= total {
+        return Ok(());
+    }
+    Err(Error::MoreMemoryThanHost {
+        asked,
+        total,
+        available,
+    })
+}
+
+/// The most memory that VMM and guest may have together, but for what was reserved for guests.
+pub(crate) fn memory_max(config: &SandboxConfig) -> u64 {
+    let guest = config.resources.memory.bytes();
+    let volumes = match config.volumes.is_empty() {
+        true => 0,
+        false => crate::resources::volume_shares::MEMORY.bytes(),
+    };
+    let charged = match config.resources.memory_mode {
+        MemoryMode::Translated => guest,
+        MemoryMode::Identity => 0,
+    };
+    charged + guest / TABLES_SHARE + VMM_MEMORY.bytes() + volumes
+}
+
+/// What the sandbox's cgroup is told. Limits that nobody asked for are set where the host can.
+pub(crate) fn for_cgroup(config: &SandboxConfig, root: &Root) -> cgroup::Limits {
+    let has = |controller| root.missing().iter().all(|missing| missing.controller != controller);
+    cgroup::Limits {
+        cpu_millis: config.limits.cpu_millis,
+        cpu_weight: config.limits.cpu_weight,
+        memory_max: has("memory").then(|| memory_max(config)),
+        pids_max: has("pids").then_some(VMM_THREADS),
+        ..cgroup::Limits::default()
+    }
+}
+
+/// What its disks are told. The devices keep these rates, not `io.max`: that is one of whole block devices of the host, and of
+/// what reaches them, so what the page cache answers or a file system without writeback accounting writes would be free.
+pub(crate) fn for_disks(limits: &Limits) -> BlockLimits {
+    let rate = |rate: Rate| BlockRate {
+        bytes_per_second: rate.bytes.map(ByteSize::bytes),
+        operations_per_second: rate.operations,
+    };
+    BlockLimits {
+        read: rate(limits.disk_read),
+        write: rate(limits.disk_write),
+    }
+}
+
+/// What its network card is told.
+pub(crate) fn for_network(limits: &Limits) -> NetLimits {
+    let rate = |rate: Rate| RateLimit {
+        bytes_per_second: rate.bytes.map(ByteSize::bytes),
+        packets_per_second: rate.operations,
+    };
+    NetLimits {
+        receive: rate(limits.net_receive),
+        transmit: rate(limits.net_transmit),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(cpus: u32, memory: ByteSize) -> Error {
+        check_size(&Resources {
+            cpus,
+            memory,
+            disk: None,
+            cpu_model: None,
+            class: node_api::Class::Standard,
+            idle: node_api::Idle::Halt,
+            memory_mode: node_api::MemoryMode::Translated,
+        })
+        .unwrap_err()
+    }
+
+    #[test]
+    fn numbers_that_make_no_vm_are_refused_with_the_limits() {
+        assert!(refusal(0, ByteSize::mib(64)).to_string().contains("1 to 64"));
+        assert!(refusal(1000, ByteSize::mib(64)).to_string().contains("1000 CPUs"));
+        assert!(refusal(1, ByteSize::mib(1)).to_string().contains("32 MiB"));
+        let error = refusal(1, ByteSize::gib(1 << 20));
+        assert!(error.to_string().contains("but this host has"), "{error}");
+        assert_eq!(error.exit_code(), 125);
+    }
+
+    #[test]
+    fn memory_that_is_reserved_is_none_of_the_hosts() {
+        let mut config = crate::testing::stored("aaaaaaaaaaaa", "web").sandbox.config;
+        config.resources.memory = ByteSize::gib(1 << 20);
+        assert!(check_size(&config.resources).is_err());
+        let all = memory_max(&config);
+        config.resources.memory_mode = MemoryMode::Identity;
+        check_size(&config.resources).unwrap();
+        assert_eq!(memory_max(&config), all - config.resources.memory.bytes());
+    }
+
+    #[test]
+    fn the_hosts_total_is_the_limit_and_what_is_available_is_not() {
+        let (total, available) = (ByteSize::gib(2), ByteSize::gib(1));
+        against(ByteSize::gib(2), total, available).unwrap();
+        assert!(against(ByteSize(ByteSize::gib(2).0 + 4096), total, available).is_err());
+    }
+
+    #[test]
+    fn a_vmm_has_room_beside_its_guest() {
+        let mut config = crate::testing::stored("id", "name").sandbox.config;
+        config.resources.memory = ByteSize::gib(1);
+        assert_eq!(memory_max(&config), (1024 + 8 + 128) << 20);
+        config.volumes = vec!["cache:/c".parse().unwrap()];
+        assert_eq!(memory_max(&config), (1024 + 8 + 128 + 288) << 20);
+    }
+
+    #[test]
+    fn rates_reach_the_devices() {
+        let limits = Limits {
+            disk_read: "1M/10".parse().unwrap(),
+            net_transmit: "/20".parse().unwrap(),
+            ..Limits::default()
+        };
+        let (disks, network) = (for_disks(&limits), for_network(&limits));
+        assert_eq!(disks.read.bytes_per_second, Some(1 << 20));
+        assert_eq!(disks.read.operations_per_second, Some(10));
+        assert_eq!(disks.write, BlockRate::default());
+        assert_eq!(network.transmit.packets_per_second, Some(20));
+        assert_eq!(
+            (network.transmit.bytes_per_second, network.receive),
+            (None, RateLimit::default())
+        );
+    }
+}

@@ -1,0 +1,8 @@
+//! What a sandbox holds of the host beside its files: CPUs, limits, TAPs, volumes. Knows no operation.
+
+pub(crate) mod cpus;
+pub(crate) mod limits;
+pub(crate) mod own_cgroup;
+pub(crate) mod tap_pool;
+pub(crate) mod volume_shares;
+pub(crate) mod volumes;

@@ -1,0 +1,238 @@
+//! Named volumes: directories that the node keeps for its sandboxes and that outlive them.
+//!
+//! A volume is the directory `volumes/NAME`, and its files are in `_data` below. It comes and goes by one rename each, so
+//! that after a crash it is there whole or not at all; what was half made or half removed has a name that no volume can
+//! have, and goes when the daemon starts. Whether it is in use is told by the sandboxes.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use node_api::volume::check_name;
+use node_api::{Volume, VolumeSource};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+use crate::Error;
+use crate::node::Node;
+use crate::saved::tree;
+
+/// Where a volume's files are, below its own directory.
+const DATA: &str = "_data";
+
+/// What begins so is being made, or being removed. Volumes' names begin with a letter or digit.
+pub(crate) const UNFINISHED: &str = ".";
+
+/// Makes the place for volumes, and removes what a daemon that was killed has left half done. What cannot be removed stays
+/// for the next time: guests have shaped it, and nothing about it is worth refusing to start.
+pub(crate) fn clean(volumes: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(volumes)?;
+    for entry in fs::read_dir(volumes)? {
+        let entry = entry?;
+        if entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes())
+            && let Err(error) = tree::remove(&entry.path())
+        {
+            let path = entry.path();
+            log::warn!(
+                "what is left of a volume in {} stays: {error}; remove it by hand",
+                path.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Makes one; it is fine if there is one already. Gives its files' directory.
+fn make(volumes: &Path, name: &str) -> io::Result<PathBuf> {
+    let place = volumes.join(name);
+    let data = place.join(DATA);
+    if data.is_dir() {
+        return Ok(data);
+    }
+    let begun = volumes.join(unfinished()?);
+    let mut builder = fs::DirBuilder::new();
+    builder.mode(0o755).create(&begun)?;
+    builder.create(begun.join(DATA))?;
+    match renameat_with(CWD, &begun, CWD, &place, RenameFlags::NOREPLACE) {
+        Ok(()) => Ok(data),
+        // Somebody was quicker.
+        Err(rustix::io::Errno::EXIST) if data.is_dir() => {
+            tree::remove(&begun)?;
+            Ok(data)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A name that nobody else has.
+pub(crate) fn unfinished() -> io::Result<String> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(format!("{UNFINISHED}{:016x}", u64::from_ne_bytes(bytes)))
+}
+
+/// Puts one out of everybody's sight; its files are still to be removed. `None` if there is none.
+fn hide(volumes: &Path, name: &str) -> io::Result<Option<PathBuf>> {
+    let hidden = volumes.join(unfinished()?);
+    match fs::rename(volumes.join(name), &hidden) {
+        Ok(()) => Ok(Some(hidden)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The names of all, in order.
+fn names(volumes: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(volumes)? {
+        let name = entry?.file_name();
+        names.extend(name.to_str().filter(|name| check_name(name).is_ok()).map(str::to_owned));
+    }
+    names.sort();
+    Ok(names)
+}
+
+impl Node {
+    /// Makes a named volume if there is none.
+    pub(crate) fn make_volume(&self, name: &str) -> Result<Volume, Error> {
+        check_name(name).map_err(node_api::ConfigError::from)?;
+        let volumes = self.paths.volumes();
+        make(&volumes, name).map_err(Error::file("make", &volumes.join(name)))?;
+        self.volume(name)
+    }
+
+    /// One that is there.
+    pub(crate) fn volume(&self, name: &str) -> Result<Volume, Error> {
+        check_name(name).map_err(node_api::ConfigError::from)?;
+        let place = self.paths.volumes().join(name);
+        let metadata = match fs::metadata(&place) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(Error::NoVolume(name.to_owned()));
+            }
+            other => other.map_err(Error::file("look at", &place))?,
+        };
+        // Of the directory around its files, which nothing is put into later.
+        let since = metadata
+            .modified()
+            .ok()
+            .and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let created = since.map_or(0, |since| since.as_nanos());
+        Ok(Volume {
+            name: name.to_owned(),
+            directory: place.join(DATA),
+            created_ns: u64::try_from(created).unwrap_or(u64::MAX),
+            used_by: self.users_of(name),
+        })
+    }
+
+    /// All of them.
+    pub(crate) fn volumes(&self) -> Result<Vec<Volume>, Error> {
+        let volumes = self.paths.volumes();
+        let names = names(&volumes).map_err(Error::file("read", &volumes))?;
+        // One that has gone meanwhile is none.
+        Ok(names.iter().filter_map(|name| self.volume(name).ok()).collect())
+    }
+
+    /// The sandboxes that have it, by name.
+    fn users_of(&self, name: &str) -> Vec<String> {
+        let mut users: Vec<String> = self
+            .list()
+            .into_iter()
+            .filter(|sandbox| uses(sandbox, name))
+            .map(|sandbox| sandbox.name)
+            .collect();
+        users.sort();
+        users
+    }
+
+    /// Removes one with its files.
+    pub(crate) fn remove_volume(&self, name: &str) -> Result<(), Error> {
+        check_name(name).map_err(node_api::ConfigError::from)?;
+        let volumes = self.paths.volumes();
+        let hidden = {
+            // While this is held no sandbox comes to be that has it.
+            let entries = self.entries();
+            let user = entries
+                .values()
+                .map(|entry| entry.stored().sandbox)
+                .find(|sandbox| uses(sandbox, name));
+            if let Some(sandbox) = user {
+                return Err(Error::VolumeInUse {
+                    name: name.to_owned(),
+                    sandbox: sandbox.name,
+                });
+            }
+            hide(&volumes, name).map_err(Error::file("remove", &volumes.join(name)))?
+        };
+        let hidden = hidden.ok_or_else(|| Error::NoVolume(name.to_owned()))?;
+        tree::remove(&hidden).map_err(Error::file("remove", &hidden))
+    }
+
+    /// Removes all that no sandbox has; which.
+    pub(crate) fn prune_volumes(&self) -> Result<Vec<String>, Error> {
+        let mut removed = Vec::new();
+        for volume in self.volumes()? {
+            match self.remove_volume(&volume.name) {
+                Ok(()) => removed.push(volume.name),
+                Err(Error::VolumeInUse { .. } | Error::NoVolume(_)) => (),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(removed)
+    }
+}
+
+fn uses(sandbox: &node_api::Sandbox, name: &str) -> bool {
+    let is_it = |source: &VolumeSource| matches!(source, VolumeSource::Named(other) if other == name);
+    sandbox.config.volumes.iter().any(|volume| is_it(&volume.source))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_comes_and_goes_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let volumes = directory.path().join("volumes");
+        clean(&volumes).unwrap();
+        let data = make(&volumes, "cache").unwrap();
+        fs::write(data.join("kept"), "x").unwrap();
+        assert_eq!(make(&volumes, "cache").unwrap(), data, "the same one");
+        assert!(data.join("kept").exists());
+        make(&volumes, "another").unwrap();
+        assert_eq!(names(&volumes).unwrap(), ["another", "cache"]);
+        let hidden = hide(&volumes, "cache").unwrap().unwrap();
+        assert!(hidden.join("_data/kept").exists() && !data.exists());
+        assert_eq!(names(&volumes).unwrap(), ["another"]);
+        assert_eq!(hide(&volumes, "cache").unwrap(), None);
+        // What a crash has left goes, and nothing else.
+        fs::create_dir_all(volumes.join(".1234/_data")).unwrap();
+        clean(&volumes).unwrap();
+        assert!(!hidden.exists() && !volumes.join(".1234").exists());
+        assert_eq!(names(&volumes).unwrap(), ["another"]);
+    }
+
+    #[test]
+    fn what_cannot_be_removed_does_not_keep_the_daemon_from_its_start() {
+        use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+        // Others cannot mount.
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let volumes = directory.path().join("volumes");
+        let (busy, other) = (volumes.join(".busy"), volumes.join(".other"));
+        fs::create_dir_all(&busy).unwrap();
+        fs::create_dir_all(&other).unwrap();
+        rustix::mount::mount("none", &busy, c"tmpfs", MountFlags::empty(), None).unwrap();
+        rustix::mount::mount_change(&busy, MountPropagationFlags::PRIVATE).unwrap();
+        let cleaned = clean(&volumes);
+        rustix::mount::unmount(&busy, UnmountFlags::DETACH).unwrap();
+        cleaned.unwrap();
+        assert!(busy.exists() && !other.exists());
+        clean(&volumes).unwrap();
+        assert!(!busy.exists());
+    }
+}

@@ -1,0 +1,101 @@
+//! One sandbox in memory. Its record is in the database, too; whoever changes one changes both (`Node::update`).
+//!
+//! Two locks. `operation` is held by whoever starts, stops, pauses or removes the sandbox, for as long as that takes: each
+//! of these has a deadline. `inner` is held for moments. `operation` comes first. Killing the VM needs neither.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use node_api::State;
+
+use crate::store::database::Stored;
+use crate::vmm::vm::Vm;
+
+/// One sandbox.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) id: String,
+    operation: Mutex<()>,
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+/// What changes.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) stored: Stored,
+    pub(crate) vm: Option<Arc<Vm>>,
+    /// A client of this daemon is tied to it, and says when it has all that it wants to know.
+    pub(crate) attached: bool,
+    /// It is in no table any more.
+    pub(crate) gone: bool,
+}
+
+impl Entry {
+    pub(crate) fn new(stored: Stored) -> Arc<Self> {
+        Arc::new(Self {
+            id: stored.sandbox.id.clone(),
+            operation: Mutex::new(()),
+            inner: Mutex::new(Inner {
+                stored,
+                vm: None,
+                attached: false,
+                gone: false,
+            }),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Waits for its turn to change the sandbox's state.
+    pub(crate) fn operate(&self) -> MutexGuard<'_, ()> {
+        self.operation.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn stored(&self) -> Stored {
+        self.lock().stored.clone()
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.lock().stored.sandbox.state
+    }
+
+    pub(crate) fn vm(&self) -> Option<Arc<Vm>> {
+        self.lock().vm.clone()
+    }
+
+    /// Says that something has changed.
+    pub(crate) fn notify(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Waits until `what` holds; false when `limit` is over before (`None`: for ever).
+    pub(crate) fn wait(&self, limit: Option<Duration>, what: impl Fn(&Inner) -> bool) -> bool {
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        let mut inner = self.lock();
+        while !what(&inner) {
+            inner = match deadline {
+                None => self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return false;
+                    }
+                    let waited = self.changed.wait_timeout(inner, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        true
+    }
+}
+
+impl Inner {
+    /// It has no VM and is not about to get one.
+    pub(crate) fn is_over(&self) -> bool {
+        self.gone || self.stored.sandbox.state == State::Exited
+    }
+}

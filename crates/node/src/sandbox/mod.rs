@@ -1,0 +1,6 @@
+//! What a sandbox is to the daemon: its entry in the table, its name, its slot, its command. Does no work on the host.
+
+pub(crate) mod command;
+pub(crate) mod entry;
+pub(crate) mod names;
+pub(crate) mod slots;

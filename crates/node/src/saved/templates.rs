@@ -1,0 +1,526 @@
+//! Templates: machines that have booted an image and run nothing yet. Sandboxes of the same shape are cloned of them instead
+//! of being booted.
+//!
+//! ```text
+//!  run ─► is there one of its shape? ─ yes ─► disk ─► VM restored ─► renewed ──────────┬─► command
+//!                                    └ no ──► disk ─► VM boots ─► root ─► kept, if new ┘
+//! ```
+//! One is kept of the first sandbox of its shape, and named by what it was made of: a changed VMM, kernel or agent makes
+//! another. Whatever goes wrong with one, the sandbox is booted. Knows nothing of how a VM is restored. Those that somebody has
+//! built (`builds`) are among them, and are neither found nor removed by what is done here without being asked for.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use agent_api::GuestNetwork;
+use node_api::{Programs, Recipe, Resources, Template};
+use observe::span::span;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::node::Node;
+use crate::operations::start::spawn_thread;
+use crate::resources::volume_shares;
+use crate::sandbox::entry::Entry;
+use crate::saved::host_traits;
+use crate::saved::memory_files::{self, Counted};
+use crate::saved::snapshots::{self, Begun, Place};
+use crate::store::database::Stored;
+use crate::vmm::programs::Files;
+use crate::vmm::vm::Vm;
+use crate::{Error, clock};
+
+/// So many are kept that nobody has asked for; the one that was not used for the longest time goes first.
+const MOST: usize = 32;
+
+/// What can be told of a machine before anything runs in it. Machines of one shape differ in their names alone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Shape {
+    digest: String,
+    resources: Resources,
+    network: Option<GuestNetwork>,
+    command_line: String,
+    /// Devices for shared directories.
+    #[serde(default)]
+    pub(crate) share_slots: usize,
+}
+
+impl Shape {
+    pub(crate) fn new(
+        digest: &str,
+        resources: &Resources,
+        network: Option<GuestNetwork>,
+        command_line: String,
+        share_slots: usize,
+    ) -> Self {
+        Self {
+            digest: digest.to_owned(),
+            resources: resources.of_machine(),
+            network,
+            command_line,
+            share_slots,
+        }
+    }
+
+    /// Guests of both are told the same of their network.
+    pub(crate) fn has_network_of(&self, other: &Self) -> bool {
+        self.network == other.network
+    }
+}
+
+/// A template's `record.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) template: Template,
+    pub(crate) shape: Shape,
+    /// The programs' files, which tell sooner than their hashes that nothing has changed.
+    pub(crate) files: Files,
+    /// When it got a name last.
+    #[serde(default)]
+    pub(crate) named_ns: u64,
+}
+
+impl Record {
+    /// One that is made now of a sandbox, without a name yet.
+    pub(crate) fn of(stored: &Stored, shape: Shape, files: Files, programs: Programs, recipe: Option<Recipe>) -> Self {
+        let (sandbox, now) = (&stored.sandbox, clock::now_ns());
+        Self {
+            template: Template {
+                id: id(&shape, &programs, recipe.as_ref()),
+                names: Vec::new(),
+                created_ns: now,
+                used_ns: now,
+                digest: sandbox.digest.clone(),
+                resources: sandbox.config.resources.of_machine(),
+                networked: stored.networked,
+                programs,
+                bytes: 0,
+                recipe,
+                sized: false,
+                host: Some(host_traits::here().clone()),
+                brought: false,
+                outdated: None,
+            },
+            shape,
+            files,
+            named_ns: now,
+        }
+    }
+}
+
+/// What a node knows of its templates.
+#[derive(Debug, Default)]
+pub(crate) struct Templates {
+    known: Mutex<Known>,
+    /// Held by whoever gives or takes names, or writes records again. It comes before the other.
+    naming: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    pub(crate) records: Vec<Record>,
+    /// Of these one is being made, or could not be: nobody else is to try.
+    taken: Vec<Shape>,
+    /// Of these a sandbox could not be cloned once.
+    failed: Vec<Shape>,
+    /// How many clones of a template in a row have failed by what the host lacked, by its id.
+    in_a_row: BTreeMap<String, u32>,
+}
+
+/// So often may the host be to blame for a clone that failed before the template is: its files may be on a disk that reads them no
+/// more, or its registers such as this KVM does not take.
+const FAILURES_OF_THE_HOST: u32 = 8;
+
+/// What there is for a sandbox.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// It can be cloned of this one.
+    Ready { id: String, place: Place },
+    /// There is none, and one can be made of it.
+    Missing(Lease),
+    /// It is booted.
+    Nothing,
+}
+
+/// The right to make the one template of a shape.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    node: Arc<Node>,
+    shape: Shape,
+    /// It cannot be made: nobody is to try again before somebody prunes templates, or the daemon is started anew.
+    hopeless: bool,
+}
+
+impl Lease {
+    pub(crate) fn give_up(&mut self) {
+        self.hopeless = true;
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if !self.hopeless {
+            self.node.templates.lock().taken.retain(|shape| *shape != self.shape);
+        }
+    }
+}
+
+impl Templates {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn naming(&self) -> MutexGuard<'_, ()> {
+        self.naming.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Somebody has asked for the one of this id.
+    pub(crate) fn is_wanted(&self, id: &str) -> bool {
+        let known = self.lock();
+        let mut of_id = known.records.iter().filter(|record| record.template.id == id);
+        of_id.any(Record::is_wanted)
+    }
+
+    pub(crate) fn records(&self) -> Vec<Record> {
+        self.lock().records.clone()
+    }
+}
+
+impl Record {
+    /// Somebody has built it, and it stays until somebody removes it.
+    fn is_wanted(&self) -> bool {
+        self.is_built() && !self.template.sized
+    }
+
+    /// It was made by commands: what is made without being asked for is of another kind.
+    fn is_built(&self) -> bool {
+        self.template.recipe.is_some()
+    }
+
+    pub(crate) fn place(&self, node: &Node) -> Place {
+        Place::new(&node.paths.templates(), &self.template.id)
+    }
+
+    /// Sandboxes can be cloned of it: it was made with the programs that are there now.
+    fn fits(&mut self, now: &Now) -> bool {
+        let fits = self.files == now.files || now.programs.as_ref() == Some(&self.template.programs);
+        if fits {
+            // Maybe the same programs in other files. The record is not worth being written again.
+            self.files = now.files.clone();
+        }
+        fits
+    }
+}
+
+/// The programs that a VM would be made with now.
+struct Now {
+    files: Files,
+    /// Read only where a template was made with other files, and by nobody who holds the lock.
+    programs: Option<Programs>,
+}
+
+impl Now {
+    fn of(node: &Node, concerned: impl Fn(&Record) -> bool) -> Self {
+        let files = Files::of(&node.config);
+        let known = node.templates.lock();
+        let others = known
+            .records
+            .iter()
+            .any(|record| concerned(record) && record.files != files);
+        drop(known);
+        Self {
+            programs: others.then(|| node.hashes.now(&node.config)),
+            files,
+        }
+    }
+}
+
+impl Node {
+    /// Finds the templates that are there, and removes those that nobody can use.
+    pub(crate) fn find_templates(&self) -> Result<(), Error> {
+        let directory = self.paths.templates();
+        snapshots::clean(&directory).map_err(Error::file("clean", &directory))?;
+        for entry in fs::read_dir(&directory).map_err(Error::file("read", &directory))? {
+            let entry = entry.map_err(Error::file("read", &directory))?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            match Place::new(&directory, &name).read::<Record>() {
+                Ok(Some(record)) if record.template.id == name && (record.is_wanted() || self.is_of_use(&record)) => {
+                    self.templates.lock().records.push(record);
+                    continue;
+                }
+                Ok(_) => {
+                    log::info!("the template {name} is of no image that is here, or of another host, and is removed")
+                }
+                Err(error) => log::warn!("a template is removed: {error}"),
+            }
+            if let Err(error) = snapshots::remove(&directory, &name, || ()) {
+                log::warn!("a template stays, and is of no use: {error}");
+            }
+        }
+        self.settle_names();
+        self.drop_sizes_of_none()
+    }
+
+    /// Sandboxes of one that nobody has built may be cloned of it here. A host does not become another while its daemon runs.
+    fn is_of_use(&self, record: &Record) -> bool {
+        self.images.get(&record.template.digest).is_ok() && self.other_host(&record.template).is_none()
+    }
+
+    /// What there is for a sandbox that is about to be made.
+    pub(crate) fn template(self: &Arc<Self>, stored: &Stored) -> Result<Found, Error> {
+        let config = &stored.sandbox.config;
+        if config.boot || config.resources.boots() || config.volumes.len() > volume_shares::SLOTS {
+            return Ok(Found::Nothing);
+        }
+        let shape = self.shape_of(
+            &stored.sandbox.digest,
+            &config.resources,
+            stored.networked,
+            stored.share_slots,
+        )?;
+        let now = Now::of(self, |record| record.shape == shape);
+        let mut known = self.templates.lock();
+        let mut of_shape = known
+            .records
+            .iter_mut()
+            .filter(|record| record.shape == shape && !record.is_built());
+        if let Some(record) = of_shape.find_map(|record| record.fits(&now).then_some(record))
+            // Somebody may have removed it just now.
+            && let Ok(place) = record.place(self).hold()
+        {
+            let id = record.template.id.clone();
+            drop(known);
+            touch(&place);
+            return Ok(Found::Ready { id, place });
+        }
+        if known.taken.contains(&shape) {
+            return Ok(Found::Nothing);
+        }
+        known.taken.push(shape.clone());
+        Ok(Found::Missing(Lease {
+            node: Arc::clone(self),
+            shape,
+            hopeless: false,
+        }))
+    }
+
+    /// Keeps a machine that has its root and runs nothing yet; it goes on. That it cannot be kept is no failure of it.
+    pub(crate) fn keep_template(&self, entry: &Entry, vm: &Vm, mut lease: Lease) -> Result<(), Error> {
+        let stored = entry.stored();
+        let _span = span("template kept");
+        let name = stored.sandbox.name.clone();
+        let mut give_up = |error| {
+            log::warn!("no template can be made of sandbox {name}: {error}");
+            lease.give_up();
+        };
+        let begun = match Begun::new(&self.paths.templates()) {
+            Ok(begun) => begun,
+            Err(error) => {
+                give_up(error);
+                return Ok(());
+            }
+        };
+        let kept = self.keep_all(vm, &stored, &begun.place);
+        let gone_on = self.go_on_after(kept.as_ref().err(), vm);
+        if let Err(error) = kept {
+            give_up(error);
+            return gone_on;
+        }
+        if let Err(error) = gone_on {
+            lease.give_up();
+            return Err(error);
+        }
+        // The command does not wait for the rest.
+        let node = Arc::clone(&lease.node);
+        let work = move || {
+            if let Err(error) = node.name_template(&stored, begun, &mut lease) {
+                log::warn!("there is no template of sandbox {name}: {error}");
+                lease.give_up();
+            }
+        };
+        if let Err(error) = spawn_thread("template", work) {
+            log::warn!("a template is given up: {error}");
+        }
+        Ok(())
+    }
+
+    /// Everything from files to a template that others find.
+    fn name_template(&self, stored: &Stored, begun: Begun, lease: &mut Lease) -> Result<(), Error> {
+        let sandbox = &stored.sandbox;
+        let (files, programs) = (Files::of(&self.config), self.hashes.of(&self.config, sandbox));
+        let known = programs.vmm.is_some() && programs.kernel.is_some() && programs.initramfs.is_some();
+        if !known || programs != self.hashes.now(&self.config) {
+            // A program was replaced meanwhile, or its VM is gone already: the next sandbox is another try.
+            return Ok(());
+        }
+        let record = Record::of(stored, lease.shape.clone(), files, programs, None);
+        begun.describe(&record)?;
+        begun.sync()?;
+        memory_files::read_in_huge_pages(begun.place.directory());
+        let is_known = |known: &Known| {
+            known
+                .records
+                .iter()
+                .any(|known| known.template.id == record.template.id)
+        };
+        if !is_known(&self.templates.lock()) {
+            // One that nobody finds could not be removed when it was given up.
+            snapshots::remove(&self.paths.templates(), &record.template.id, || ())?;
+        }
+        if begun.keep(&record.template.id)? {
+            log::info!("sandboxes like {} are cloned from now on", sandbox.name);
+            let id = record.template.id.clone();
+            let mut known = self.templates.lock();
+            known.records.retain(|known| known.template.id != id);
+            known.records.push(record);
+            let replaced: Vec<String> = known
+                .records
+                .iter()
+                .filter(|known| known.shape == lease.shape && known.template.id != id && !known.is_built())
+                .map(|known| known.template.id.clone())
+                .collect();
+            drop(known);
+            replaced.iter().try_for_each(|id| self.drop_template(id).map(drop))?;
+            // One that gets a name just now is not to go.
+            let _naming = self.templates.naming();
+            self.keep_few()?;
+        }
+        Ok(())
+    }
+
+    /// Removes those that were used longest ago; nobody gives names meanwhile.
+    pub(crate) fn keep_few(&self) -> Result<(), Error> {
+        let records = self
+            .templates
+            .records()
+            .into_iter()
+            .filter(|record| !record.is_wanted());
+        let mut all: Vec<_> = records
+            .map(|record| (last_used(&record, &record.place(self)), record.template.id))
+            .collect();
+        all.sort();
+        let too_many = all.len().saturating_sub(MOST);
+        all.iter()
+            .take(too_many)
+            .try_for_each(|(_, id)| self.drop_template(id).map(drop))
+    }
+
+    /// All of them, the oldest first.
+    pub(crate) fn templates(&self) -> Vec<Template> {
+        // For somebody who only looks no network is set up.
+        let told = |record: Record| {
+            let outdated = self.why_outdated(&record, false);
+            self.told(record, outdated.unwrap_or_else(|error| Some(error.to_string())))
+        };
+        let mut all: Vec<Template> = self.templates.records().into_iter().map(told).collect();
+        all.sort_by(|a, b| (a.created_ns, &a.id).cmp(&(b.created_ns, &b.id)));
+        all
+    }
+
+    /// As everybody is told of it.
+    pub(crate) fn told(&self, record: Record, outdated: Option<String>) -> Template {
+        let place = record.place(self);
+        Template {
+            outdated,
+            bytes: Counted::default().bytes(place.directory()),
+            used_ns: last_used(&record, &place),
+            ..record.template
+        }
+    }
+
+    /// Removes those that no sandbox can be cloned of any more and nobody has built, or all; the ids.
+    pub(crate) fn prune_templates(&self, all: bool) -> Result<Vec<String>, Error> {
+        // One that takes another's place just now is not to lose its files.
+        let _naming = self.templates.naming();
+        let now = Now::of(self, |_| true);
+        let useless: Vec<String> = {
+            let mut known = self.templates.lock();
+            known.failed.clear();
+            // Whoever makes one just now would not be alone; that is harmless.
+            known.taken.clear();
+            let records = known.records.iter_mut();
+            let useless = records.filter_map(|record| {
+                let used = record.is_wanted() || record.fits(&now) && self.is_of_use(record);
+                (all || !used).then(|| record.template.id.clone())
+            });
+            useless.collect()
+        };
+        for id in &useless {
+            self.drop_template(id)?;
+        }
+        Ok(useless)
+    }
+
+    /// No sandbox could be cloned of it: it goes. Another is made, but if that is of no use either none is before somebody prunes
+    /// them, or the daemon is started anew.
+    pub(crate) fn give_template_up(&self, id: &str) {
+        let mut known = self.templates.lock();
+        let shape = known.records.iter().find(|record| record.template.id == id);
+        if let Some(shape) = shape.map(|record| record.shape.clone()) {
+            match known.failed.contains(&shape) {
+                true => known.taken.push(shape),
+                false => known.failed.push(shape),
+            }
+        }
+        drop(known);
+        match self.drop_template(id) {
+            Ok(true) => log::warn!("the template {id} is removed"),
+            Ok(false) => (),
+            Err(error) => log::warn!("the template {id} is used no more, and stays behind: {error}"),
+        }
+    }
+
+    /// A clone of it goes on.
+    pub(crate) fn template_is_good(&self, id: &str) {
+        self.templates.lock().in_a_row.remove(id);
+    }
+
+    /// The host could not clone it: it goes only if that comes again and again.
+    pub(crate) fn blame_host_for(&self, id: &str) {
+        let mut known = self.templates.lock();
+        let count = known.in_a_row.entry(id.to_owned()).or_default();
+        *count += 1;
+        if *count >= FAILURES_OF_THE_HOST {
+            known.in_a_row.remove(id);
+            drop(known);
+            self.give_template_up(id);
+        }
+    }
+
+    /// Nobody finds it from here on; false if nobody did before. Clones of it keep its memory's file for as long as they run.
+    pub(crate) fn drop_template(&self, id: &str) -> Result<bool, Error> {
+        self.templates.lock().records.retain(|record| record.template.id != id);
+        snapshots::remove(&self.paths.templates(), id, || ())
+    }
+}
+
+/// The name of what was made of this.
+pub(crate) fn id(shape: &Shape, programs: &Programs, recipe: Option<&Recipe>) -> String {
+    let mut parts = serde_json::json!({ "shape": shape, "programs": programs });
+    if let Some(recipe) = recipe {
+        parts["recipe"] = serde_json::json!(recipe.essence());
+    }
+    let text = parts.to_string();
+    let hash = Sha256::digest(text.as_bytes());
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Notes that it is used: by the time of its record's file, which needs no other to be written.
+pub(crate) fn touch(place: &Place) {
+    let touched = File::open(place.record()).and_then(|file| file.set_modified(SystemTime::now()));
+    if let Err(error) = touched {
+        log::info!("that a template is used cannot be noted: {error}");
+    }
+}
+
+/// When a sandbox was cloned of it last, or when it was made.
+fn last_used(record: &Record, place: &Place) -> u64 {
+    let modified = fs::metadata(place.record())
+        .and_then(|metadata| metadata.modified())
+        .ok();
+    let since = modified.and_then(|modified| modified.duration_since(SystemTime::UNIX_EPOCH).ok());
+    let used_ns = since.and_then(|since| u64::try_from(since.as_nanos()).ok());
+    used_ns.unwrap_or(record.template.created_ns)
+}

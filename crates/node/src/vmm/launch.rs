@@ -1,0 +1,518 @@
+//! From a sandbox's record to a running VMM with its configuration and descriptors. Makes the sockets of `run/ID`, opens
+//! files, starts the process; what is started is told to the VMM elsewhere.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use host::jail::{self, Identity, Isolation, Launch};
+use network::Attachment;
+use node_api::{Class, CpuModel, Paging, Resources};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use vmm_api::config::DeviceSpec;
+use vmm_api::devices::{
+    BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, FsConfig, FsDirectory, FsSource, MacAddress, NetConfig,
+    NetLimits, RngConfig, VsockConfig, VsockSink,
+};
+use vmm_api::{FdRef, MemoryMode, PageRuns, RestoreConfig, SnapshotFiles, VmConfig};
+use wire::packet::PacketSocket;
+
+use crate::Error;
+use crate::config::Config;
+use crate::resources::cpus;
+use crate::resources::limits;
+use crate::resources::volume_shares::{self, Shared, Source};
+use crate::saved::memory_files;
+use crate::saved::prefetch;
+use crate::saved::snapshots::Place;
+use crate::store::database::Stored;
+use crate::store::paths::SandboxPaths;
+use crate::vmm::cmdline::command_line_for;
+
+/// The guest's own context id: the same in every guest (virtio 1.2, 5.10.4: 0 to 2 are taken).
+const GUEST_CID: u32 = 3;
+
+/// What the guest reads as the disks' serial numbers, and how its agent finds them.
+pub(crate) const ROOT_SERIAL: &str = "root";
+pub(crate) const WRITABLE_SERIAL: &str = "writable";
+
+/// More request queues than this do not make one disk faster.
+const MAX_QUEUES: u32 = 4;
+
+/// What is kept of a guest's console, and of its command's log.
+const CONSOLE_KEEP: u64 = 256 << 10;
+const LOG_KEEP: u64 = 16 << 20;
+
+/// The numbers at which a VMM finds its control socket, and KVM if it is given that.
+const CONTROL_FD: &str = "3";
+const KVM_FD: &str = "4";
+
+const NO_ASSETS: &str =
+    "run `make run` in Basalt's source tree, or set BASALT_ASSETS (basaltd: --assets) to the directory that has it";
+const USERFAULTFD: &str = "/dev/userfaultfd";
+const NO_KVM: &str = "`basalt doctor` tells more";
+
+/// A configuration, the descriptors that it counts, and this side's ends of what was made for it.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) config: VmConfig,
+    pub(crate) fds: Fds,
+    /// Where the guest's first connection arrives.
+    pub(crate) acceptor: PacketSocket,
+    /// For the VMM.
+    pub(crate) inherited: Inherited,
+}
+
+/// What a VMM has open when it starts.
+#[derive(Debug)]
+pub(crate) struct Inherited {
+    control: OwnedFd,
+    kvm: Option<File>,
+}
+
+impl Inherited {
+    /// A control socket that listens, in a directory of its own.
+    fn new(paths: &SandboxPaths) -> Result<Self, Error> {
+        fs::create_dir_all(&paths.run).map_err(Error::file("make", &paths.run))?;
+        Ok(Self {
+            control: listen(&paths.control(), SocketType::SEQPACKET)?,
+            kvm: None,
+        })
+    }
+
+    /// KVM beside it, if that is to run it: the VMM makes a VM to restore while everything else is prepared.
+    pub(crate) fn to_restore(config: &Config, stored: &Stored, paths: &SandboxPaths) -> Result<Self, Error> {
+        let kvm = match stored.sandbox.config.resources.class {
+            Class::Standard | Class::Dedicated => Some(open_writable("KVM", &config.kvm, NO_KVM)?),
+            Class::Bare => None,
+        };
+        Ok(Self {
+            kvm,
+            ..Self::new(paths)?
+        })
+    }
+}
+
+/// Descriptors in the order in which a packet carries them.
+#[derive(Debug, Default)]
+pub(crate) struct Fds(Vec<OwnedFd>);
+
+impl Fds {
+    fn add(&mut self, fd: impl Into<OwnedFd>) -> Result<FdRef, Error> {
+        let position = u32::try_from(self.0.len()).map_err(|_| Error::host("counting")(io::ErrorKind::Other))?;
+        self.0.push(fd.into());
+        Ok(FdRef(position))
+    }
+
+    pub(crate) fn borrow(&self) -> Vec<BorrowedFd<'_>> {
+        self.0.iter().map(AsFd::as_fd).collect()
+    }
+}
+
+/// The same for a VM that is restored.
+#[derive(Debug)]
+pub(crate) struct Restoring {
+    pub(crate) config: RestoreConfig,
+    pub(crate) fds: Fds,
+}
+
+impl Restoring {
+    /// Whether its kernel is told that it goes on from a state of before. That takes a clone's first milliseconds, and is needed
+    /// where commands had run in what it is a clone of.
+    pub(crate) fn told_if(mut self, commands_ran: bool) -> Self {
+        self.config.untold = !commands_ran;
+        self
+    }
+}
+
+/// What is common to both.
+struct Stage {
+    fds: Fds,
+    serial: Option<FdRef>,
+    devices: Vec<DeviceSpec>,
+    acceptor: PacketSocket,
+}
+
+/// Opens everything; the image's file system is at `image`.
+pub(crate) fn prepare(
+    config: &Config,
+    stored: &Stored,
+    paths: &SandboxPaths,
+    outside: (&Path, Option<Attachment>),
+) -> Result<Prepared, Error> {
+    let inherited = Inherited::new(paths)?;
+    let mut stage = stage(config, stored, paths, &paths.vsock(), outside)?;
+    let resources = &stored.sandbox.config.resources;
+    let (kvm, claim) = match resources.class {
+        Class::Standard | Class::Dedicated => {
+            let kvm = open_writable("KVM", &config.kvm, NO_KVM)?;
+            (Some(stage.fds.add(kvm)?), None)
+        }
+        Class::Bare => (None, Some(stage.fds.add(cpus::claim(stored)?)?)),
+    };
+    let kernel = stage.fds.add(open("the guest kernel", &config.kernel, NO_ASSETS)?)?;
+    let initramfs = stage
+        .fds
+        .add(open("the guest's initramfs", &config.initramfs, NO_ASSETS)?)?;
+    let config = VmConfig {
+        cpus: resources.cpus,
+        memory: resources.memory,
+        cpu: resources.cpu_model.unwrap_or_default(),
+        kernel,
+        initramfs: Some(initramfs),
+        cmdline: command_line_for(config.log_level, resources),
+        kvm,
+        claim,
+        memory_mode: match resources.memory_mode {
+            node_api::MemoryMode::Translated => MemoryMode::Translated,
+            node_api::MemoryMode::Identity => MemoryMode::Identity,
+        },
+        linger_us: None,
+        serial: stage.serial,
+        serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
+        devices: stage.devices,
+    };
+    config.validate()?;
+    Ok(Prepared {
+        config,
+        fds: stage.fds,
+        acceptor: stage.acceptor,
+        inherited,
+    })
+}
+
+/// The same for a VM that goes on from a snapshot: the devices are those that it had, as both are made here. Its guest opens no
+/// connection but to where output is kept.
+pub(crate) fn prepare_restore(
+    config: &Config,
+    stored: &Stored,
+    paths: &SandboxPaths,
+    outside: (&Path, Option<Attachment>),
+    place: &Place,
+) -> Result<Restoring, Error> {
+    let stage = stage(config, stored, paths, &paths.vsock(), outside)?;
+    let (mut config, mut fds) = from_place(stage, place)?;
+    if stored.sandbox.config.resources.class.is_bare() {
+        config.claim = Some(fds.add(cpus::claim(stored)?)?);
+    }
+    let pages = prefetch::pages(place, stored.sandbox.config.paging);
+    match stored.sandbox.config.paging {
+        Paging::Mapped => config.write_set = pages,
+        Paging::Eager => (config.write_set, config.paging) = (pages, vmm_api::Paging::Eager),
+        Paging::OnDemand => {
+            config.paging = vmm_api::Paging::OnDemand {
+                userfaultfd: fds.add(userfaultfd()?)?,
+                order: pages,
+            };
+        }
+    }
+    Ok(Restoring { config, fds })
+}
+
+/// What tells a VMM which pages of its memory are touched.
+fn userfaultfd() -> Result<File, Error> {
+    let opened = File::options().read(true).write(true).open(USERFAULTFD);
+    opened.map_err(Error::Userfaultfd)
+}
+
+/// Refuses a way for memory that this host does not have, before anything is made.
+pub(crate) fn check_paging(paging: Paging) -> Result<(), Error> {
+    match paging {
+        Paging::OnDemand => userfaultfd().map(drop),
+        Paging::Mapped | Paging::Eager => Ok(()),
+    }
+}
+
+/// The same for a VM that is there and goes back to a snapshot. Its vsock listens beside the one that it has.
+pub(crate) fn prepare_rollback(
+    config: &Config,
+    stored: &Stored,
+    paths: &SandboxPaths,
+    outside: (&Path, Option<Attachment>),
+    place: &Place,
+) -> Result<(RestoreConfig, Fds), Error> {
+    let (mut config, mut fds) = from_place(stage(config, stored, paths, &paths.next_vsock(), outside)?, place)?;
+    config.write_set = prefetch::pages(place, Paging::Mapped);
+    // One with volumes gets another VMM.
+    share(&mut config.devices, &mut fds, Vec::new(), stored.share_slots)?;
+    config.validate()?;
+    Ok((config, fds))
+}
+
+/// The vsock that listens beside the other takes its place.
+pub(crate) fn take_next_vsock(paths: &SandboxPaths) -> Result<(), Error> {
+    let next = paths.next_vsock();
+    fs::rename(&next, paths.vsock()).map_err(Error::file("rename", &next))
+}
+
+fn from_place(mut stage: Stage, place: &Place) -> Result<(RestoreConfig, Fds), Error> {
+    const NEXT: &str = "remove the snapshot (`basalt snapshot rm`), and take another";
+    let memory = memory_files::paths(place.directory());
+    let memory = memory
+        .iter()
+        .map(|path| stage.fds.add(open("the snapshot's memory", path, NEXT)?));
+    let memory = memory.collect::<Result<_, _>>()?;
+    let files = SnapshotFiles {
+        state: stage.fds.add(open("the snapshot's state", &place.state(), NEXT)?)?,
+        memory,
+    };
+    let config = RestoreConfig {
+        files,
+        // It has been inherited, or is there.
+        kvm: None,
+        claim: None,
+        serial: stage.serial,
+        serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
+        devices: stage.devices,
+        write_set: PageRuns::new(),
+        untold: false,
+        paging: vmm_api::Paging::Mapped,
+    };
+    config.validate()?;
+    Ok((config, stage.fds))
+}
+
+fn stage(
+    config: &Config,
+    stored: &Stored,
+    paths: &SandboxPaths,
+    vsock: &Path,
+    (image, attachment): (&Path, Option<Attachment>),
+) -> Result<Stage, Error> {
+    let vsock = listen(vsock, SocketType::STREAM)?;
+    let mut fds = Fds::default();
+    let (acceptor, vmm_acceptor) =
+        PacketSocket::pair().map_err(|e| Error::host("making a socket")(io::Error::other(e)))?;
+    let serial = match config.talkative() {
+        true => Some(fds.add(append(&paths.console())?)?),
+        false => None,
+    };
+    let mut devices = devices(&mut fds, stored, paths, image, (vsock, vmm_acceptor))?;
+    if let Some(attachment) = attachment {
+        let limits = limits::for_network(&stored.sandbox.config.limits);
+        devices.push(interface(&mut fds, attachment, limits)?);
+    }
+    Ok(Stage {
+        fds,
+        serial,
+        devices,
+        acceptor,
+    })
+}
+
+fn devices(
+    fds: &mut Fds,
+    stored: &Stored,
+    paths: &SandboxPaths,
+    image: &Path,
+    (listener, acceptor): (OwnedFd, PacketSocket),
+) -> Result<Vec<DeviceSpec>, Error> {
+    let resources = &stored.sandbox.config.resources;
+    let queues = queues(resources);
+    let disk = |file, read_only, serial: &str| BlockConfig {
+        file,
+        read_only,
+        queues,
+        serial: serial.to_owned(),
+        engine: BlockEngine::Auto,
+        limits: limits::for_disks(&stored.sandbox.config.limits),
+    };
+    let root = fds.add(open("the image", image, "import it again")?)?;
+    let mut devices = vec![device("root", &disk(root, true, ROOT_SERIAL))?];
+    if resources.disk.is_some() {
+        let file = fds.add(open_writable("the writable disk", &paths.disk(), "remove the sandbox")?)?;
+        devices.push(device("writable", &disk(file, false, WRITABLE_SERIAL))?);
+    }
+    let vsock = VsockConfig {
+        cid: GUEST_CID,
+        listener: Some(fds.add(listener)?),
+        acceptor: Some(fds.add(acceptor)?),
+        sinks: vec![VsockSink {
+            port: agent_api::log::LOG_PORT,
+            file: fds.add(append(&paths.log())?)?,
+            keep: LOG_KEEP,
+        }],
+    };
+    let console = ConsoleConfig {
+        input: None,
+        output: Some(fds.add(append(&paths.console())?)?),
+        keep: Some(CONSOLE_KEEP),
+    };
+    devices.push(device("vsock", &vsock)?);
+    // A guest's kernel asks it for more once a minute, which makes one that owns its CPUs leave them. Its agent is given entropy.
+    // One that can be moved has what every class has.
+    if !resources.class.is_bare() || resources.cpu_model == Some(CpuModel::Common) {
+        devices.push(device("rng", &RngConfig {})?);
+    }
+    devices.push(device("console", &console)?);
+    Ok(devices)
+}
+
+/// The guest's network interface.
+fn interface(fds: &mut Fds, attachment: Attachment, limits: NetLimits) -> Result<DeviceSpec, Error> {
+    let taps = attachment.taps.into_iter().map(|tap| fds.add(tap));
+    let config = NetConfig {
+        taps: taps.collect::<Result<_, _>>()?,
+        mac: MacAddress(attachment.mac),
+        mtu: attachment.mtu,
+        limits,
+    };
+    device("net", &config)
+}
+
+/// Request queues of a device that can have several.
+pub(crate) fn queues(resources: &Resources) -> u16 {
+    u16::try_from(resources.cpus.clamp(1, MAX_QUEUES)).unwrap_or(1)
+}
+
+impl Prepared {
+    /// Adds the directories that the guest shares with the host.
+    pub(crate) fn share(&mut self, shared: Vec<Shared>, slots: usize) -> Result<(), Error> {
+        share(&mut self.config.devices, &mut self.fds, shared, slots)?;
+        Ok(self.config.validate()?)
+    }
+}
+
+impl Restoring {
+    /// The same for one that is restored.
+    pub(crate) fn share(&mut self, shared: Vec<Shared>, slots: usize) -> Result<(), Error> {
+        share(&mut self.config.devices, &mut self.fds, shared, slots)?;
+        Ok(self.config.validate()?)
+    }
+}
+
+/// Adds a device for each directory, and dormant ones until there are `slots`.
+fn share(devices: &mut Vec<DeviceSpec>, fds: &mut Fds, shared: Vec<Shared>, slots: usize) -> Result<(), Error> {
+    let count = shared.len();
+    for volume in shared {
+        let source = match volume.source {
+            Source::Directory(directory) => FsSource::Directory(FsDirectory {
+                directory: fds.add(directory.directory)?,
+                descriptors: fds.add(directory.descriptors)?,
+                read_only: directory.read_only,
+                owners: directory.owners,
+                max_files: directory.max_files,
+            }),
+            Source::Stream(socket) => FsSource::Stream(fds.add(socket)?),
+        };
+        devices.push(shared_directory(volume.tag, Some(source))?);
+    }
+    for index in count..slots {
+        devices.push(shared_directory(volume_shares::tag(index), None)?);
+    }
+    Ok(())
+}
+
+fn shared_directory(tag: String, source: Option<FsSource>) -> Result<DeviceSpec, Error> {
+    device(&tag.clone(), &FsConfig { tag, source })
+}
+
+/// Who its VMM is on the host; `None` where VMMs are in no jail.
+pub(crate) fn identity(config: &Config, stored: &Stored) -> Option<Identity> {
+    let identity = config.users.and_then(|users| users.identity(stored.slot))?;
+    match stored.sandbox.config.volumes.is_empty() {
+        true => Some(identity),
+        false => Some(identity.with_owners()),
+    }
+}
+
+/// Starts the VMM; it waits for a driver at its control socket.
+pub(crate) fn spawn(
+    config: &Config,
+    stored: &Stored,
+    paths: &SandboxPaths,
+    inherited: &Inherited,
+    cgroup: Option<&Path>,
+) -> Result<jail::Child, Error> {
+    let program = open("the VMM", &config.vmm, NO_ASSETS)?;
+    let level = config.log_level.as_str().to_ascii_lowercase();
+    let name = config.vmm.as_os_str().as_bytes();
+    let identity = identity(config, stored);
+    let mut words = vec![
+        name,
+        b"--control-fd",
+        CONTROL_FD.as_bytes(),
+        b"--log-level",
+        level.as_bytes(),
+    ];
+    // Without namespaces made for it, it would only pretend.
+    words.extend(identity.map(|_| b"--jail".as_slice()));
+    let volumes = !stored.sandbox.config.volumes.is_empty();
+    words.extend(identity.filter(|_| volumes).map(|_| b"--volumes".as_slice()));
+    if stored.sandbox.config.resources.class == Class::Dedicated {
+        words.push(b"--own-cpus");
+    }
+    let mut descriptors = vec![inherited.control.as_fd()];
+    if let Some(kvm) = &inherited.kvm {
+        descriptors.push(kvm.as_fd());
+        words.extend([b"--kvm-fd".as_slice(), KVM_FD.as_bytes()]);
+    }
+    let arguments: Vec<_> = words.iter().filter_map(|word| CString::new(*word).ok()).collect();
+    let log = append(&paths.vmm_log())?;
+    let directory = cgroup
+        .map(File::open)
+        .transpose()
+        .map_err(Error::host("opening the sandbox's cgroup"))?;
+    let launch = Launch {
+        program: program.as_fd(),
+        arguments: &arguments,
+        environment: &[],
+        descriptors: &descriptors,
+        log: log.as_fd(),
+        cgroup: directory.as_ref().map(AsFd::as_fd),
+        isolation: identity.map_or(Isolation::None, Isolation::Full),
+        // Without root there are as many as there are.
+        open_files: (volumes && identity.is_some()).then_some(volume_shares::OPEN_FILES),
+        // All of its memory is pinned.
+        locks_memory: stored.sandbox.config.resources.class.is_bare(),
+    };
+    Ok(jail::spawn(&launch)?)
+}
+
+fn device<C: DeviceConfig>(id: &str, config: &C) -> Result<DeviceSpec, Error> {
+    DeviceSpec::new(id, config).map_err(|e| Error::host("writing a device's configuration")(io::Error::other(e)))
+}
+
+/// Binds a socket; what an earlier VM left at this path goes.
+fn listen(path: &Path, kind: SocketType) -> Result<OwnedFd, Error> {
+    let bound = || -> io::Result<OwnedFd> {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => (),
+        }
+        let directory = node_api::client::directory(path)?;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+        rustix::net::bind(&socket, &node_api::client::address(path, &directory)?)?;
+        rustix::net::listen(&socket, 64)?;
+        Ok(socket)
+    };
+    bound().map_err(Error::file("make a socket at", path))
+}
+
+fn open(what: &'static str, path: &Path, next: &'static str) -> Result<File, Error> {
+    File::open(path).map_err(not_open(what, path, next))
+}
+
+fn open_writable(what: &'static str, path: &Path, next: &'static str) -> Result<File, Error> {
+    let file = File::options().read(true).write(true).open(path);
+    file.map_err(not_open(what, path, next))
+}
+
+fn not_open(what: &'static str, path: &Path, next: &'static str) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    move |cause| Error::Open {
+        what,
+        path,
+        cause,
+        next,
+    }
+}
+
+/// A log, made if it is not there.
+fn append(path: &Path) -> Result<File, Error> {
+    let file = File::options().append(true).create(true).open(path);
+    file.map_err(Error::file("open", path))
+}

@@ -1,0 +1,9 @@
+//! VMMs as processes with a control socket: how one is configured, started, asked, watched and found again. Does not know why.
+
+pub(crate) mod cmdline;
+pub(crate) mod launch;
+pub(crate) mod monitor;
+pub(crate) mod process;
+pub(crate) mod programs;
+pub(crate) mod tail;
+pub(crate) mod vm;

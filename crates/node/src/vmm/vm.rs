@@ -1,0 +1,412 @@
+//! A VM that runs, seen from the node: its process, its control socket, the way to its agent. A node that is started anew
+//! comes by one through the process and the sockets that it finds.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use agent_api::{Connection, DiskName, Duplex, GuestNetwork, Prepare, RootDisk, VSOCK_PORT};
+use observe::span::span;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use vmm_api::{ClientError, Event, MetricSample, VmmClient};
+use wire::packet::{PacketError, PacketSocket};
+
+use crate::Error;
+use crate::config::TimeLimits;
+use crate::guest::deadline_stream::Timed;
+use crate::operations::snapshot::Own;
+use crate::store::database::Stored;
+use crate::store::paths::SandboxPaths;
+use crate::vmm::launch::{Prepared, ROOT_SERIAL, Restoring, WRITABLE_SERIAL};
+use crate::vmm::process::{self, readable, timespec};
+use crate::vmm::tail::Tail;
+
+/// How long to wait for the VMM's last words when its guest has become silent.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+
+/// Bytes of entropy for the guest, twice what its generator needs.
+const ENTROPY: usize = 64;
+
+/// A VM and its VMM. Dropping it leaves both alone.
+#[derive(Debug)]
+pub(crate) struct Vm {
+    pidfd: OwnedFd,
+    client: Mutex<VmmClient>,
+    paths: SandboxPaths,
+    limits: TimeLimits,
+}
+
+impl Vm {
+    /// The VMM that `pidfd` is, which waits for a driver at its control socket.
+    pub(crate) fn connect(pidfd: OwnedFd, paths: &SandboxPaths, limits: TimeLimits) -> Result<Self, Error> {
+        let path = paths.control();
+        let connected = || -> io::Result<OwnedFd> {
+            let directory = node_api::client::directory(&path)?;
+            let kind = SocketType::SEQPACKET;
+            let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+            set_patience(&socket, limits.answer)?;
+            rustix::net::connect(&socket, &node_api::client::address(&path, &directory)?)?;
+            Ok(socket)
+        };
+        let socket = connected().map_err(Error::file("connect to", &path))?;
+        Ok(Self {
+            pidfd,
+            client: Mutex::new(VmmClient::new(PacketSocket::from_fd(socket))),
+            paths: paths.clone(),
+            limits,
+        })
+    }
+
+    /// Readable when the VMM has ended.
+    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Kills the VMM; it is fine if it is gone.
+    pub(crate) fn kill(&self) -> Result<(), Error> {
+        process::kill(&self.pidfd).map_err(Error::host("killing a VMM"))
+    }
+
+    /// Waits until the VMM has ended, and reaps it where it is a child.
+    pub(crate) fn wait(&self, limit: Duration) -> bool {
+        let ended = readable(&self.pidfd, limit);
+        if ended {
+            process::reap(&self.pidfd);
+        }
+        ended
+    }
+
+    fn client(&self) -> MutexGuard<'_, VmmClient> {
+        self.client.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the VMM something.
+    pub(crate) fn ask<T>(
+        &self,
+        during: &'static str,
+        question: impl FnOnce(&mut VmmClient) -> Result<T, ClientError>,
+    ) -> Result<T, Error> {
+        let answer = question(&mut self.client());
+        answer.map_err(|error| self.unanswered(during, self.limits.answer, error))
+    }
+
+    /// Asks the VMM for a VM.
+    fn ask_to_make(
+        &self,
+        during: &'static str,
+        question: impl FnOnce(&mut VmmClient) -> Result<(), ClientError>,
+    ) -> Result<(), Error> {
+        self.ask(during, question).map_err(as_made)
+    }
+
+    /// Asks the VMM something that may take longer than other answers.
+    pub(crate) fn ask_within<T>(
+        &self,
+        limit: Duration,
+        during: &'static str,
+        question: impl FnOnce(&mut VmmClient) -> Result<T, ClientError>,
+    ) -> Result<T, Error> {
+        let mut client = self.client();
+        let patience = |client: &VmmClient, limit| {
+            set_patience(client.as_fd(), limit).map_err(Error::host("setting a socket's time limit"))
+        };
+        patience(&client, limit)?;
+        let answer = question(&mut client);
+        patience(&client, self.limits.answer)?;
+        drop(client);
+        answer.map_err(|error| self.unanswered(during, limit, error))
+    }
+
+    fn unanswered(&self, during: &'static str, limit: Duration, error: ClientError) -> Error {
+        match error {
+            error if error.is_gone() => self.died(during),
+            ClientError::Packet(PacketError::Io(error)) if is_timeout(&error) => {
+                Error::Deadline { what: during, limit }
+            }
+            cause => Error::RefusedWhile {
+                during,
+                cause,
+                log: self.vmm_log(),
+            },
+        }
+    }
+
+    /// Its metrics, for which a tenth of the usual time has to suffice; `None` when somebody else talks to it just now, which
+    /// may take long.
+    pub(crate) fn metrics_now(&self) -> Option<Result<Vec<MetricSample>, ClientError>> {
+        let mut client = match self.client.try_lock() {
+            Ok(client) => client,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(client.metrics_by(Instant::now() + self.limits.answer / 10))
+    }
+
+    /// Makes the VM and lets it run, until its agent has called; `cancel` hangs up when nobody wants it any more.
+    pub(crate) fn boot(
+        &self,
+        prepared: Prepared,
+        cancel: Option<BorrowedFd<'_>>,
+        reached: &dyn Fn(&str) -> Result<(), Error>,
+    ) -> Result<Connection<Timed>, Error> {
+        let Prepared {
+            config,
+            fds,
+            acceptor,
+            inherited,
+        } = prepared;
+        // The VMM has its own copy. With ours open, a VMM that has died already would be waited for.
+        drop(inherited);
+        let deadline = Instant::now() + self.limits.boot;
+        {
+            let _span = span("VM made");
+            self.ask_to_make("the VM was made", |client| client.create(config, &fds.borrow()))?;
+        }
+        // The VMM has its own copies.
+        drop(fds);
+        reached(base::points::START_CREATED)?;
+        {
+            let _span = span("VM started");
+            self.ask_to_make("the VM was started", VmmClient::start)?;
+        }
+        reached(base::points::START_STARTED)?;
+        let stream = {
+            let _span = span("guest boots");
+            self.wait_for_agent(&acceptor, deadline, cancel)?
+        };
+        reached(base::points::START_AGENT)?;
+        let _span = span("agent greeted");
+        Connection::new(Timed::new(stream), None).map_err(|error| self.diagnose("the guest booted", error))
+    }
+
+    /// Makes the VM as it was in a snapshot; it does not run yet.
+    pub(crate) fn restore(&self, restoring: Restoring, limit: Duration) -> Result<(), Error> {
+        let Restoring { config, fds } = restoring;
+        self.ask_within(limit, "the VM was restored", |client| {
+            client.restore(config, &fds.borrow())
+        })
+        .map_err(as_made)
+    }
+
+    /// The agent's first connection.
+    fn wait_for_agent(
+        &self,
+        acceptor: &PacketSocket,
+        deadline: Instant,
+        cancel: Option<BorrowedFd<'_>>,
+    ) -> Result<UnixStream, Error> {
+        const DURING: &str = "the guest booted";
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let mut fds = vec![
+                PollFd::new(acceptor, PollFlags::IN),
+                PollFd::new(&self.pidfd, PollFlags::IN),
+            ];
+            fds.extend(cancel.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::RDHUP)));
+            match poll(&mut fds, Some(&timespec(left))) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => (),
+                Err(error) => return Err(Error::host("waiting for the guest")(error)),
+            }
+            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            if ready.first() == Some(&true) {
+                match accept(acceptor) {
+                    Ok(Some(stream)) => return Ok(stream),
+                    Ok(None) => continue,
+                    Err(PacketError::Closed) => return Err(self.end(DURING)),
+                    Err(error) => return Err(Error::host("receiving the agent's connection")(io::Error::other(error))),
+                }
+            }
+            if ready.get(1) == Some(&true) {
+                return Err(self.end(DURING));
+            }
+            if ready.get(2) == Some(&true) {
+                return Err(Error::Cancelled);
+            }
+            if left.is_zero() {
+                return Err(Error::AgentSilent {
+                    limit: self.limits.boot,
+                    console: self.console(),
+                });
+            }
+        }
+    }
+
+    /// Has the agent make the guest's root; what is asked of it next has to be answered within the same time.
+    pub(crate) fn prepare(
+        &self,
+        agent: &mut Connection<Timed>,
+        stored: &Stored,
+        network: Option<GuestNetwork>,
+        own: Own,
+    ) -> Result<(), Error> {
+        const DURING: &str = "the guest was prepared";
+        let disk = |serial: &str, fs: &str| RootDisk {
+            disk: DiskName::Serial(serial.to_owned()),
+            fs: fs.to_owned(),
+        };
+        let sandbox = &stored.sandbox;
+        let writable = sandbox.config.resources.disk;
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let prepare = Prepare {
+            root: disk(ROOT_SERIAL, "erofs"),
+            writable: writable.map(|_| disk(WRITABLE_SERIAL, crate::saved::disk::FILE_SYSTEM)),
+            overlay_bytes: None,
+            hostname: sandbox.host_name().to_owned(),
+            // Later it is on the disk, where there is one.
+            machine_id: (sandbox.restarts == 0 || writable.is_none())
+                .then(crate::operations::start::machine_id)
+                .transpose()?,
+            clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
+            entropy: entropy()?,
+            network,
+            shares: own.shares,
+            tmpfs: own.tmpfs,
+            pids_max: own.pids_max,
+        };
+        let prepared = agent
+            .set_read_timeout(Some(self.limits.boot))
+            .and_then(|()| agent.prepare(&prepare));
+        prepared.map_err(|error| self.diagnose(DURING, error))
+    }
+
+    /// A new connection to the agent, which has to answer in the usual time.
+    pub(crate) fn agent(&self) -> Result<Connection<Timed>, Error> {
+        let connection = self.dial().and_then(|stream| {
+            let agent = Connection::new(stream, None)?;
+            agent.set_read_timeout(Some(self.limits.answer))?;
+            Ok(agent)
+        });
+        connection.map_err(|error| self.diagnose("its agent was called", error))
+    }
+
+    /// A stream to its agent, on which nobody has spoken yet.
+    pub(crate) fn dial(&self) -> Result<Timed, agent_api::Error> {
+        let path = self.paths.vsock();
+        let greet = || -> io::Result<Timed> {
+            let mut stream = Timed::new(connect_stream(&path)?);
+            stream.set_read_timeout(Some(self.limits.answer))?;
+            writeln!(stream, "CONNECT {VSOCK_PORT}")?;
+            // The answer is one line; what follows belongs to the agent.
+            let mut byte = [0];
+            while byte != *b"\n" {
+                if stream.read(&mut byte)? == 0 {
+                    return Err(io::ErrorKind::ConnectionRefused.into());
+                }
+            }
+            stream.set_read_timeout(None)?;
+            Ok(stream)
+        };
+        greet().map_err(|error| agent_api::Error::Wire(wire::Error::Io(error)))
+    }
+
+    /// The agent's connection failed: finds out whether that is because guest or VMM are gone.
+    pub(crate) fn diagnose(&self, during: &'static str, error: agent_api::Error) -> Error {
+        // Local failures and refusals are no sign of an end; everything else usually comes with one.
+        match error {
+            agent_api::Error::Exec(failure) => return Error::Exec(failure),
+            agent_api::Error::Local { .. } | agent_api::Error::Refused(_) => (),
+            _ if readable(&self.pidfd, LAST_WORDS) => return self.end(during),
+            _ => (),
+        }
+        Error::Agent {
+            during,
+            cause: error,
+            console: self.console(),
+        }
+    }
+
+    /// The VM has ended or the VMM is gone: says which and why.
+    pub(crate) fn end(&self, during: &'static str) -> Error {
+        // The VMM says why just before it goes.
+        readable(&self.pidfd, LAST_WORDS);
+        let mut client = self.client();
+        match client.wait_event() {
+            Ok(Event::Ended(reason)) => {
+                let console = self.console();
+                Error::GuestEnded {
+                    during,
+                    reason,
+                    panic: console.find("Kernel panic"),
+                    console,
+                }
+            }
+            Err(_) => {
+                drop(client);
+                self.died(during)
+            }
+        }
+    }
+
+    /// What went wrong beside the VMM; that it has died, if it has.
+    pub(crate) fn or_died(&self, during: &'static str, error: Error) -> Error {
+        match readable(&self.pidfd, Duration::ZERO) {
+            true => self.died(during),
+            false => error,
+        }
+    }
+
+    fn died(&self, during: &'static str) -> Error {
+        Error::VmmDied {
+            during,
+            log: self.vmm_log(),
+        }
+    }
+
+    fn console(&self) -> Tail {
+        Tail::of("the guest's console", &self.paths.console())
+    }
+
+    fn vmm_log(&self) -> Tail {
+        Tail::of("the VMM's log", &self.paths.vmm_log())
+    }
+}
+
+/// A refusal to make a VM.
+fn as_made(error: Error) -> Error {
+    match error {
+        Error::RefusedWhile { cause, log, .. } => Error::Refused { cause, log },
+        error => error,
+    }
+}
+
+fn is_timeout(error: &rustix::io::Errno) -> bool {
+    *error == rustix::io::Errno::AGAIN
+}
+
+/// Bounds how long the socket's reads and writes wait.
+pub(crate) fn set_patience(socket: impl AsFd, limit: Duration) -> io::Result<()> {
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
+    set_socket_timeout(&socket, Timeout::Recv, Some(limit))?;
+    Ok(set_socket_timeout(&socket, Timeout::Send, Some(limit))?)
+}
+
+fn connect_stream(path: &Path) -> io::Result<UnixStream> {
+    let directory = node_api::client::directory(path)?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    rustix::net::connect(&socket, &node_api::client::address(path, &directory)?)?;
+    Ok(UnixStream::from(socket))
+}
+
+/// One connection that the guest has opened; `None` if it is to another port.
+fn accept(acceptor: &PacketSocket) -> Result<Option<UnixStream>, PacketError> {
+    let (bytes, fds) = acceptor.receive()?;
+    let port = bytes.as_slice().try_into().map(u32::from_le_bytes).ok();
+    if port != Some(VSOCK_PORT) {
+        log::info!("the guest connects to port {port:?}, where nobody is");
+        return Ok(None);
+    }
+    Ok(fds.into_iter().next().map(UnixStream::from))
+}
+
+/// Nobody else gets the same.
+pub(crate) fn entropy() -> Result<Vec<u8>, Error> {
+    let mut entropy = vec![0; ENTROPY];
+    let got = rustix::rand::getrandom(&mut entropy, rustix::rand::GetRandomFlags::empty())
+        .map_err(Error::host("reading entropy"))?;
+    entropy.truncate(got);
+    Ok(entropy)
+}
