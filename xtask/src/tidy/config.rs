@@ -22,6 +22,9 @@ pub(super) struct Config {
     /// Dependencies that the layers alone would not allow.
     #[serde(default)]
     pub(super) allowed: Vec<Allowed>,
+    /// Crates that are divided by folders: by the crate's source folder, what each folder in it may know.
+    #[serde(default)]
+    pub(super) folders: BTreeMap<String, BTreeMap<String, Folder>>,
     /// Limits by what they limit.
     pub(super) budgets: BTreeMap<String, Budget>,
     /// What may exceed them.
@@ -75,6 +78,17 @@ pub(super) struct Allowed {
     pub(super) reason: String,
 }
 
+/// A folder's place in its crate.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Folder {
+    /// Folders of the crate that it may name.
+    pub(super) knows: Vec<String>,
+    /// Folders that it names although the order would not allow it, with the reason.
+    #[serde(default)]
+    pub(super) also: BTreeMap<String, String>,
+}
+
 /// A style limit.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -122,6 +136,22 @@ impl Config {
         if let Some(allowed) = config.allowed.iter().find(|allowed| allowed.reason.trim().is_empty()) {
             bail!("layers.toml: the [[allowed]] entry for {} has no reason", allowed.to);
         }
+        for (root, folders) in &config.folders {
+            for (folder, place) in folders {
+                let unknown = |name: &&String| !folders.contains_key(*name);
+                if let Some(name) = place.knows.iter().chain(place.also.keys()).find(unknown) {
+                    bail!("layers.toml: {root}/{folder} names {name}, which [folders] does not list");
+                }
+                if reaches(folders, folder, folder) {
+                    bail!(
+                        "layers.toml: {root}/{folder} knows itself by way of others; list one of them in `also`, with the reason"
+                    );
+                }
+                if let Some((name, _)) = place.also.iter().find(|(_, reason)| reason.trim().is_empty()) {
+                    bail!("layers.toml: {root}/{folder} knows {name} without a reason");
+                }
+            }
+        }
         for exception in &config.exceptions {
             if exception.reason.trim().is_empty() || !config.budgets.contains_key(&exception.budget) {
                 bail!(
@@ -132,6 +162,23 @@ impl Config {
         }
         Ok(config)
     }
+}
+
+/// Whether one folder knows another, itself or by way of what it knows.
+fn reaches(folders: &BTreeMap<String, Folder>, from: &str, to: &str) -> bool {
+    let mut seen = std::collections::BTreeSet::new();
+    let mut open = vec![from];
+    while let Some(folder) = open.pop() {
+        for known in folders.get(folder).into_iter().flat_map(|place| &place.knows) {
+            if known == to {
+                return true;
+            }
+            if seen.insert(known.as_str()) {
+                open.push(known);
+            }
+        }
+    }
+    false
 }
 
 /// Whether a crate's path is the pattern, or lies in the folder that the pattern names with `/*`.
@@ -176,6 +223,20 @@ pub(super) mod tests {
         let vague = format!("{SMALL}\n[[exception]]\nbudget = \"file\"\npath = \"x\"\nreason = \"\"\n");
         assert!(Config::parse(&vague).is_err());
         assert!(Config::parse(&format!("{SMALL}\n[surprise]\n")).is_err());
+    }
+
+    #[test]
+    fn folders_know_each_other_one_way() {
+        let folders = |a: &str, b: &str| {
+            Config::parse(&format!(
+                "{SMALL}\n[folders.\"crates/a/src\"]\na = {{ {a} }}\nb = {{ {b} }}\n"
+            ))
+        };
+        assert!(folders("knows = [\"b\"]", "knows = []").is_ok());
+        assert!(folders("knows = [\"b\"]", "knows = [\"a\"]").is_err());
+        assert!(folders("knows = [\"b\"]", "knows = [], also = { a = \"until it moves\" }").is_ok());
+        assert!(folders("knows = [\"b\"]", "knows = [], also = { a = \"\" }").is_err());
+        assert!(folders("knows = [\"c\"]", "knows = []").is_err());
     }
 
     #[test]

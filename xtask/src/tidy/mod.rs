@@ -5,6 +5,7 @@
 
 mod config;
 mod documents;
+mod folders;
 mod golden;
 mod layers;
 mod metrics;
@@ -90,6 +91,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Finding>> {
     let packages = layers::packages(root)?;
     layers::check(&config, &packages, &mut findings);
     layers::check_catalog(&config, &packages, &sources, &mut findings);
+    folders::check(&config, &sources, &mut findings);
     documents::check(&packages, &sources, &mut findings);
     metrics::check(&sources, &mut findings);
     let all = tree::files(root, None)?;
