@@ -7,6 +7,7 @@ mod docs;
 mod recipe;
 mod runner;
 mod steps;
+mod strings;
 mod tidy;
 mod tree;
 
@@ -42,6 +43,12 @@ enum Verb {
         /// Write the sums of new golden files to golden.lock; existing lines never change
         #[arg(long)]
         accept_golden: bool,
+    },
+    /// Print every text of the product that a person can be shown: help, errors, log lines
+    Strings {
+        /// Print them as JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Make and import the image that `basalt-bench exits` has guests run
     BenchImage(StepArgs),
@@ -90,6 +97,7 @@ fn dispatch(verb: Verb) -> Result<u8> {
             with_steps(&context, steps::test(), args, "test")
         }
         Verb::Tidy { json, accept_golden } => tidy::command(&context.root, json, accept_golden),
+        Verb::Strings { json } => strings::command(&context.root, json),
         Verb::Package { version, steps: args } => with_steps(&context, steps::package(version), args, "package"),
         Verb::BenchImage(args) => with_steps(&context, steps::bench_image(), args, "bench-image"),
         Verb::Docs => with_steps(&context, vec![docs_alone()], StepArgs::default(), "docs"),
