@@ -11,6 +11,7 @@ mod config;
 mod error;
 mod events;
 mod guest;
+mod ids;
 mod node;
 mod operations;
 mod recovery;
@@ -19,6 +20,7 @@ mod sandbox;
 mod saved;
 mod store;
 mod telemetry;
+mod thread;
 mod transfer;
 mod vmm;
 

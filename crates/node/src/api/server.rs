@@ -19,7 +19,7 @@ use wire::packet::{PacketError, PacketSocket};
 use crate::Error;
 use crate::node::Node;
 use crate::operations::build_template::{Build, Wanted};
-use crate::operations::start::{Started, spawn_thread};
+use crate::operations::start::Started;
 use crate::sandbox::entry::Entry;
 use crate::telemetry::trace;
 use crate::transfer::Loading;
@@ -169,7 +169,7 @@ impl Server {
             }
             .serve();
         };
-        if let Err(error) = spawn_thread("asker", work) {
+        if let Err(error) = crate::thread::spawn("asker", work) {
             log::warn!("an asker is turned away: {error}");
         }
     }

@@ -15,8 +15,9 @@ use observe::span::span;
 
 use crate::Error;
 use crate::error::words::with_causes;
+use crate::guest::reidentify::Renewal;
 use crate::node::{Node, to_run, wrong_state};
-use crate::operations::snapshot::{Renewal, STAYS, can_be_kept};
+use crate::operations::snapshot::{STAYS, can_be_kept};
 use crate::operations::start::Started;
 use crate::resources::limits;
 use crate::sandbox::entry::Entry;

@@ -15,8 +15,9 @@ use observe::span::{self, span};
 use vmm_api::VmmClient;
 
 use crate::Error;
+use crate::guest::reidentify::Renewal;
 use crate::node::Node;
-use crate::operations::snapshot::{Renewal, of_all_memory};
+use crate::operations::snapshot::of_all_memory;
 use crate::operations::start::{Machine, Started, parse_ports};
 use crate::resources::limits;
 use crate::resources::volume_shares;

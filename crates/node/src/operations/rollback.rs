@@ -17,9 +17,10 @@ use observe::span::span;
 use vmm_api::{ClientError, ErrorKind, VmState, VmmClient};
 
 use crate::Error;
+use crate::guest::reidentify::Renewal;
 use crate::node::{Node, to_run, wrong_state};
 use crate::operations::clone::HOOKS;
-use crate::operations::snapshot::{Renewal, STAYS};
+use crate::operations::snapshot::STAYS;
 use crate::operations::start::Started;
 use crate::resources::limits;
 use crate::sandbox::entry::Entry;

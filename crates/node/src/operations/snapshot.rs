@@ -12,15 +12,15 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use agent_api::{Connection, Identity, Renew, Share, TmpfsMount};
+use agent_api::{Connection, Renew};
 use base::points;
-use node_api::{SandboxConfig, Snapshot, State, Tmpfs, VolumeMount, VolumeSource};
+use node_api::{Snapshot, State, VolumeMount, VolumeSource};
 use observe::span::span;
 use vmm_api::{VmState, VmmClient};
 
 use crate::guest::deadline_stream::Timed;
+use crate::guest::reidentify::Renewal;
 use crate::node::{Node, to_run, wrong_state};
-use crate::resources::volume_shares;
 use crate::sandbox::entry::Entry;
 use crate::saved::disk;
 use crate::saved::memory_files;
@@ -31,52 +31,6 @@ use crate::{Error, clock};
 
 /// Bytes of memory a second that a VMM writes at least.
 const SLOWEST: u64 = 32 << 20;
-
-/// What a renewed guest gets besides time and randomness.
-#[derive(Debug, Default)]
-pub(crate) struct Renewal {
-    /// Who it is from now on; `None` leaves it who it was.
-    pub(crate) identity: Option<Identity>,
-    /// How long each of its hooks may take; zero runs none.
-    pub(crate) hooks: Duration,
-    /// What it gets besides.
-    pub(crate) own: Own,
-    /// It was restored, and commands ran in it when it was saved.
-    pub(crate) restored: bool,
-}
-
-/// What a sandbox has and no template, so that no clone inherits it; as its agent is told.
-#[derive(Debug, Default)]
-pub(crate) struct Own {
-    /// A limit of its processes.
-    pub(crate) pids_max: Option<u64>,
-    /// What is mounted over its root; so are the shares.
-    pub(crate) tmpfs: Vec<TmpfsMount>,
-    pub(crate) shares: Vec<Share>,
-}
-
-impl Own {
-    pub(crate) fn of(config: &SandboxConfig) -> Self {
-        Self {
-            pids_max: config.limits.pids,
-            tmpfs: config.tmpfs.iter().map(tmpfs).collect(),
-            shares: volume_shares::for_guest(&config.volumes),
-        }
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.pids_max.is_none() && self.tmpfs.is_empty() && self.shares.is_empty()
-    }
-}
-
-fn tmpfs(tmpfs: &Tmpfs) -> TmpfsMount {
-    TmpfsMount {
-        path: tmpfs.path.clone(),
-        bytes: tmpfs.size.map(base::ByteSize::bytes),
-        mode: tmpfs.mode,
-        exec: tmpfs.exec,
-    }
-}
 
 impl Node {
     /// Keeps a sandbox as it is now.

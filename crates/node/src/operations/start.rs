@@ -22,9 +22,10 @@ use node_api::{Class, EventKind, NetworkMode, Sandbox, SandboxConfig, State};
 use observe::span::{self, span};
 
 use crate::guest::deadline_stream::Timed;
+use crate::guest::reidentify::{Own, Renewal};
+use crate::ids;
 use crate::node::{Node, to_run, wrong_state};
 use crate::operations::clone;
-use crate::operations::snapshot::{Own, Renewal};
 use crate::resources::cpus;
 use crate::resources::limits;
 use crate::resources::volume_shares::{self, Opened};
@@ -38,13 +39,7 @@ use crate::telemetry::trace;
 use crate::vmm::launch::{self, Inherited};
 use crate::vmm::process;
 use crate::vmm::vm::Vm;
-use crate::{Error, clock};
-
-/// Bytes of an id; as hexadecimal digits twice as many.
-pub(crate) const ID_BYTES: usize = 6;
-
-/// Bytes of a machine id (machine-id(5)).
-const MACHINE_ID_BYTES: usize = 16;
+use crate::{Error, clock, thread};
 
 /// A VM with its root, and a connection to its agent.
 pub(crate) type Machine = (Arc<Vm>, Connection<Timed>);
@@ -452,7 +447,7 @@ impl Node {
                 }
             }
         };
-        spawn_thread("monitor", work)
+        thread::spawn("monitor", work)
     }
 
     /// A VMM has ended: others may end meanwhile.
@@ -466,7 +461,7 @@ impl Node {
                 log::error!("the end of sandbox {id} cannot be dealt with: {error}");
             }
         };
-        if let Err(error) = spawn_thread("settle", work) {
+        if let Err(error) = thread::spawn("settle", work) {
             log::error!("the end of sandbox {name} is not dealt with: {error}");
         }
     }
@@ -476,12 +471,8 @@ impl Node {
 pub(crate) fn identity(stored: &Stored) -> Result<Identity, Error> {
     Ok(Identity {
         hostname: stored.sandbox.host_name().to_owned(),
-        machine_id: machine_id()?,
+        machine_id: ids::machine()?,
     })
-}
-
-pub(crate) fn machine_id() -> Result<String, Error> {
-    random_hex::<MACHINE_ID_BYTES>()
 }
 
 /// What a detached sandbox runs.
@@ -510,7 +501,7 @@ pub(crate) fn new_sandbox(
     networked: bool,
 ) -> Result<Stored, Error> {
     let sandbox = Sandbox {
-        id: random_hex::<ID_BYTES>()?,
+        id: ids::sandbox()?,
         name: String::new(),
         state: State::Creating,
         config,
@@ -538,22 +529,4 @@ pub(crate) fn new_sandbox(
         held: false,
         building: false,
     })
-}
-
-/// So many random bytes, as hexadecimal digits.
-pub(crate) fn random_hex<const BYTES: usize>() -> Result<String, Error> {
-    let mut bytes = [0; BYTES];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(Error::host("reading entropy"))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-/// Stacks are small: there may be many threads.
-pub(crate) fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .stack_size(512 << 10)
-        .spawn(work)
-        .map(drop)
-        .map_err(Error::host("starting a thread"))
 }

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use crate::Error;
 use crate::node::Node;
-use crate::operations::start::spawn_thread;
 
 /// So many are made ahead, once fewer than half of them are left.
 const AHEAD: usize = 8;
@@ -28,7 +27,7 @@ impl Node {
             }
             node.slots().end_stock();
         };
-        if let Err(error) = spawn_thread("taps", work) {
+        if let Err(error) = crate::thread::spawn("taps", work) {
             self.slots().end_stock();
             log::warn!("no TAPs are made ahead: {error}");
         }

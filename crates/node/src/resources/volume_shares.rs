@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use agent_api::Share;
 use base::ByteSize;
 use host::jail::Identity;
 use node_api::volume::{Mounted, Served};
@@ -17,6 +16,7 @@ use rustix::io::Errno;
 use vmm_api::devices::FsOwners;
 
 use crate::Error;
+use crate::guest::reidentify::share_tag;
 use crate::node::Node;
 
 /// How many files the guest of a sandbox may know of at a time, in all its volumes. Each costs the VMM a descriptor and the
@@ -79,21 +79,6 @@ pub(crate) struct Directory {
 
 /// How long whoever serves a directory may take for anything.
 const SERVER_PATIENCE: Duration = Duration::from_secs(60);
-
-/// What the guest knows one by.
-pub(crate) fn tag(index: usize) -> String {
-    format!("volume{index}")
-}
-
-/// What the guest is to mount; the agent finds the order.
-pub(crate) fn for_guest(volumes: &[VolumeMount]) -> Vec<Share> {
-    let share = |(index, volume): (usize, &VolumeMount)| Share {
-        tag: tag(index),
-        path: volume.target.clone(),
-        read_only: volume.read_only,
-    };
-    volumes.iter().enumerate().map(share).collect()
-}
 
 impl Node {
     /// Finds and opens the directories; named volumes are made if they are missing.
@@ -176,7 +161,7 @@ pub(crate) fn share(opened: &[Opened], pid: u32, jail: Option<Identity>) -> Resu
             _ if volume.served => {
                 let source = Source::Stream(copy()?);
                 return Ok(Shared {
-                    tag: tag(index),
+                    tag: share_tag(index),
                     source,
                 });
             }
@@ -195,7 +180,7 @@ pub(crate) fn share(opened: &[Opened], pid: u32, jail: Option<Identity>) -> Resu
             max_files: FILES / count,
         });
         Ok(Shared {
-            tag: tag(index),
+            tag: share_tag(index),
             source,
         })
     };

@@ -21,7 +21,6 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::node::Node;
-use crate::operations::start::spawn_thread;
 use crate::resources::volume_shares;
 use crate::sandbox::entry::Entry;
 use crate::saved::host_traits;
@@ -340,7 +339,7 @@ impl Node {
                 lease.give_up();
             }
         };
-        if let Err(error) = spawn_thread("template", work) {
+        if let Err(error) = crate::thread::spawn("template", work) {
             log::warn!("a template is given up: {error}");
         }
         Ok(())

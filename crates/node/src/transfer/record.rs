@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use super::{memory, names_in};
 use crate::Error;
-use crate::operations::start::ID_BYTES;
+use crate::ids::ID_BYTES;
 use crate::resources::volume_shares;
 use crate::saved::snapshots::{self, Place};
 use crate::saved::templates;

@@ -22,6 +22,7 @@ use wire::packet::PacketSocket;
 
 use crate::Error;
 use crate::config::Config;
+use crate::guest::reidentify;
 use crate::resources::cpus;
 use crate::resources::limits;
 use crate::resources::volume_shares::{self, Shared, Source};
@@ -401,7 +402,7 @@ fn share(devices: &mut Vec<DeviceSpec>, fds: &mut Fds, shared: Vec<Shared>, slot
         devices.push(shared_directory(volume.tag, Some(source))?);
     }
     for index in count..slots {
-        devices.push(shared_directory(volume_shares::tag(index), None)?);
+        devices.push(shared_directory(reidentify::share_tag(index), None)?);
     }
     Ok(())
 }

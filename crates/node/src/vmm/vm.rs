@@ -18,7 +18,7 @@ use wire::packet::{PacketError, PacketSocket};
 use crate::Error;
 use crate::config::TimeLimits;
 use crate::guest::deadline_stream::Timed;
-use crate::operations::snapshot::Own;
+use crate::guest::reidentify::Own;
 use crate::store::database::Stored;
 use crate::store::paths::SandboxPaths;
 use crate::vmm::launch::{Prepared, ROOT_SERIAL, Restoring, WRITABLE_SERIAL};
@@ -258,7 +258,7 @@ impl Vm {
             hostname: sandbox.host_name().to_owned(),
             // Later it is on the disk, where there is one.
             machine_id: (sandbox.restarts == 0 || writable.is_none())
-                .then(crate::operations::start::machine_id)
+                .then(crate::ids::machine)
                 .transpose()?,
             clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
             entropy: entropy()?,

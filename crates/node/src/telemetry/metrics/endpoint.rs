@@ -17,7 +17,6 @@ use observe::exposition::CONTENT_TYPE;
 
 use crate::Error;
 use crate::node::Node;
-use crate::operations::start::spawn_thread;
 
 /// Connections at once.
 const MAX_CONNECTIONS: usize = 4;
@@ -134,7 +133,7 @@ fn serve<S: Bounded>(
     active: Arc<AtomicUsize>,
     accept: impl Fn() -> io::Result<S> + Send + 'static,
 ) -> Result<(), Error> {
-    spawn_thread("metrics", move || {
+    crate::thread::spawn("metrics", move || {
         loop {
             let stream = match accept() {
                 Ok(stream) => stream,
@@ -157,7 +156,7 @@ fn serve<S: Bounded>(
                     log::debug!("a scraper was not served: {error}");
                 }
             };
-            if let Err(error) = spawn_thread("scraper", work) {
+            if let Err(error) = crate::thread::spawn("scraper", work) {
                 log::info!("a scraper is turned away: {error}");
             }
         }
