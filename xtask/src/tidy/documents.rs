@@ -1,9 +1,15 @@
-//! The rule that the documents know the code: ARCHITECTURE.md mentions every crate, and what must exist exists.
+//! The rule that the documents know the code: ARCHITECTURE.md mentions every crate, what must exist exists, and pictures are renderings
+//! of the sources beside them.
 //!
 //! Whether what they say is true is for a reader, and for the step `docs`, which runs their commands.
 
+use sha2::{Digest as _, Sha256};
+
 use super::layers::Package;
 use super::{Finding, Source};
+
+/// Where pictures are, each as NAME.dot and NAME.svg.
+const PICTURES: &str = "docs/pictures/";
 
 /// Documents that a person looks for first.
 const EXPECTED: &[&str] = &[
@@ -16,6 +22,7 @@ const EXPECTED: &[&str] = &[
 
 /// Checks the documents.
 pub(super) fn check(packages: &[Package], sources: &[Source], findings: &mut Vec<Finding>) {
+    pictures(sources, findings);
     for name in EXPECTED {
         if !sources.iter().any(|source| source.path == *name) {
             findings.push(Finding::new(name, 0, "is missing; write it"));
@@ -31,6 +38,32 @@ pub(super) fn check(packages: &[Package], sources: &[Source], findings: &mut Vec
                 package.path
             );
             findings.push(Finding::new("ARCHITECTURE.md", 0, message));
+        }
+    }
+}
+
+/// Every picture's last line names the content of the source that it was rendered of (docs/pictures/render.sh).
+fn pictures(sources: &[Source], findings: &mut Vec<Finding>) {
+    let text_of = |path: &str| {
+        sources
+            .iter()
+            .find(|source| source.path == path)
+            .map(|source| &source.text)
+    };
+    for source in sources.iter().filter(|source| source.path.starts_with(PICTURES)) {
+        let Some(name) = source.path.strip_suffix(".dot") else {
+            continue;
+        };
+        let sum = hex::encode(Sha256::digest(source.text.as_bytes()));
+        let rendered = text_of(&format!("{name}.svg")).is_some_and(|picture| {
+            picture
+                .lines()
+                .next_back()
+                .is_some_and(|line| line.contains(&format!("sha256 {sum} ")))
+        });
+        if !rendered {
+            let message = "its rendering is missing or older; run docs/pictures/render.sh (package graphviz)";
+            findings.push(Finding::new(&source.path, 0, message));
         }
     }
 }
@@ -68,6 +101,22 @@ mod tests {
         assert!(found("the `bus` dispatches").is_empty());
         assert!(found("see crates/bus").is_empty());
         assert!(found("a bus, and `busy`")[0].contains("crates/bus"));
+    }
+
+    #[test]
+    fn a_picture_that_is_older_than_its_source_is_found() {
+        let sum = hex::encode(Sha256::digest(b"digraph a {}"));
+        let wrong = |dot: &str| {
+            let svg = format!("<svg/>\n<!-- rendered of a.dot, sha256 {sum} -->\n");
+            let mut findings = Vec::new();
+            pictures(
+                &[source("docs/pictures/a.dot", dot), source("docs/pictures/a.svg", &svg)],
+                &mut findings,
+            );
+            findings.len()
+        };
+        assert_eq!(wrong("digraph a {}"), 0);
+        assert_eq!(wrong("digraph b {}"), 1);
     }
 
     #[test]
