@@ -10,6 +10,7 @@ mod steps;
 mod strings;
 mod tidy;
 mod tree;
+mod wrap;
 
 use std::process::ExitCode;
 
@@ -50,6 +51,8 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Wrap the prose of documents at 120 characters
+    Wrap,
     /// Make and import the image that `basalt-bench exits` has guests run
     BenchImage(StepArgs),
     /// Run the commands that README and docs show
@@ -98,6 +101,7 @@ fn dispatch(verb: Verb) -> Result<u8> {
         }
         Verb::Tidy { json, accept_golden } => tidy::command(&context.root, json, accept_golden),
         Verb::Strings { json } => strings::command(&context.root, json),
+        Verb::Wrap => wrap::command(&context.root),
         Verb::Package { version, steps: args } => with_steps(&context, steps::package(version), args, "package"),
         Verb::BenchImage(args) => with_steps(&context, steps::bench_image(), args, "bench-image"),
         Verb::Docs => with_steps(&context, vec![docs_alone()], StepArgs::default(), "docs"),
