@@ -1,7 +1,7 @@
 //! Owned kernel objects and the small vocabulary everything above is written in.
 //!
 //! Event fds, an epoll wrapper, memfds, files of bounded size, sparse files, threads, workers whose state comes back when they stop,
-//! calling threads out of system calls, byte sizes, sets of CPUs, and the points at which tests kill. This crate does not know what a virtual machine is.
+//! calling threads out of system calls, byte sizes, ratios, sets of CPUs, the limit of open files, and the points at which tests kill. This crate does not know what a virtual machine is.
 
 pub mod bound;
 pub mod cpu_set;
@@ -10,7 +10,9 @@ pub mod event;
 pub mod ioctl;
 pub mod memfd;
 pub mod nudge;
+pub mod open_files;
 pub mod points;
+pub mod ratio;
 pub mod size;
 pub mod sparse;
 pub mod thread;
@@ -22,5 +24,6 @@ pub use epoll::{Epoll, Interest, Ready};
 pub use event::EventFd;
 pub use nudge::Nudge;
 pub use points::Points;
+pub use ratio::{Ratio, RatioError};
 pub use size::ByteSize;
 pub use worker::{StopSignal, Worker};

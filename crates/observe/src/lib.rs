@@ -10,5 +10,5 @@ pub mod span;
 
 pub use context::{SpanId, TraceContext, TraceId};
 pub use metrics::{Counter, Registry, Sample};
-pub use rate::RateLimit;
+pub use rate::{RateLimit, Repeated};
 pub use span::Span;

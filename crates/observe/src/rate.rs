@@ -1,7 +1,9 @@
-//! A limit for log lines that a guest can cause: the first few of each second, then silence until the next.
+//! Limits for log lines. Those that a guest can cause: the first few of each second, then silence until the next. Those that say
+//! the same as long as something is wrong: once, and again after a while.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// At most so many a second; cheap enough for hot paths.
 #[derive(Debug)]
@@ -51,9 +53,65 @@ impl RateLimit {
     }
 }
 
+/// A line that says the same as long as something is wrong: it is written at once, and then at most once an interval.
+#[derive(Debug)]
+pub struct Repeated {
+    interval: Duration,
+    /// When it was written last, and how often it was left out since.
+    last: Mutex<Option<(Instant, u64)>>,
+}
+
+impl Repeated {
+    /// Nothing was written yet.
+    pub const fn new(interval: Duration) -> Self {
+        Self {
+            interval,
+            last: Mutex::new(None),
+        }
+    }
+
+    /// Whether it is to be written now, and how often it was left out since the last time.
+    pub fn due(&self) -> Option<u64> {
+        self.due_at(Instant::now())
+    }
+
+    fn due_at(&self, now: Instant) -> Option<u64> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match last.as_mut() {
+            Some((when, left_out)) if now.saturating_duration_since(*when) < self.interval => {
+                *left_out += 1;
+                None
+            }
+            before => {
+                let left_out = before.map_or(0, |(_, left_out)| *left_out);
+                *last = Some((now, 0));
+                Some(left_out)
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::RateLimit;
+    use std::time::{Duration, Instant};
+
+    use super::{RateLimit, Repeated};
+
+    #[test]
+    fn what_is_said_again_is_counted_until_it_is_due() {
+        let repeated = Repeated::new(Duration::from_secs(10));
+        let begun = Instant::now();
+        let said: Vec<_> = [0, 1, 9, 10, 11, 40]
+            .into_iter()
+            .map(|second| repeated.due_at(begun + Duration::from_secs(second)))
+            .collect();
+        assert_eq!(said, [Some(0), None, None, Some(2), None, Some(1)]);
+        assert_eq!(
+            repeated.due_at(begun),
+            None,
+            "a clock that stands behind is no new interval"
+        );
+    }
 
     #[test]
     fn each_second_has_its_own_allowance() {
