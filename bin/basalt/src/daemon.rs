@@ -9,13 +9,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use node_api::{Client, ClientError, METRICS_SOCKET, NodeInfo, Reply, Request, SOCKET};
+use base::ByteSize;
+use node_api::{Client, ClientError, METRICS_SOCKET, NodeInfo, Promised, Reply, Request, Resource, SOCKET};
 
 use rustix::io::Errno;
 use wire::packet::PacketError;
 
 use crate::cli::{DaemonArgs, DaemonWhat};
-use crate::output::Output;
+use crate::output::{Output, table};
 use crate::places;
 
 /// How long a daemon may take until it answers: it first puts right what a crash has left.
@@ -107,12 +108,34 @@ pub(crate) fn tell(args: &DaemonArgs, output: &Output) -> Result<u8> {
     }
     output.result(&info, || {
         let what = if args.stop { "ended" } else { "runs" };
-        format!(
+        let first = format!(
             "basaltd {} (process {}) {what}; {} sandboxes run\n",
             info.version, info.pid, info.running
-        )
+        );
+        match args.stop {
+            true => first,
+            false => first + &promised(&info.promised),
+        }
     })?;
     Ok(0)
+}
+
+/// What sandboxes are promised, as a table.
+fn promised(all: &[Promised]) -> String {
+    let amount = |one: &Promised, amount: u64| match one.resource {
+        Resource::Memory | Resource::Disk => ByteSize(amount).to_string(),
+        Resource::Descriptors => amount.to_string(),
+    };
+    let mut rows = vec![["RESOURCE", "PROMISED", "OF", "OVERCOMMIT"].map(str::to_owned).to_vec()];
+    rows.extend(all.iter().map(|one| {
+        let overcommit = one.overcommit.clone().unwrap_or_else(|| "-".into());
+        let name = one.resource.to_string();
+        vec![name, amount(one, one.promised), amount(one, one.total), overcommit]
+    }));
+    match all {
+        [] => String::new(),
+        _ => table(&rows),
+    }
 }
 
 /// `basalt daemon metrics`: what the daemon's endpoint says, as it says it.
@@ -254,6 +277,9 @@ fn start(state: &Path, socket: &Path) -> Result<Client> {
         .process_group(0);
     if let Some(model) = places::cpu_model() {
         command.arg("--cpu-model").arg(model);
+    }
+    for (flag, ratio) in places::overcommit() {
+        command.arg(flag).arg(ratio);
     }
     if !rustix::process::geteuid().is_root() {
         command.arg("--no-users");

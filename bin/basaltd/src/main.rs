@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use log::LevelFilter;
-use node::{Config, Endpoint, Node, Pool, Server, TimeLimits};
+use node::{Config, Endpoint, Node, Pool, Server, ThisHost, TimeLimits};
 use node_api::{Client, Request};
 
 use crate::options::{Command, Options};
@@ -45,6 +45,8 @@ fn open(options: Options) -> Result<Arc<Node>> {
             TimeLimits::REAL
         },
         spans: spans(),
+        host: Arc::new(ThisHost),
+        overcommit: options.overcommit,
     };
     Ok(Node::open(config)?)
 }
@@ -52,6 +54,7 @@ fn open(options: Options) -> Result<Arc<Node>> {
 fn serve(options: Options) -> Result<()> {
     let inherited = manager::socket()?;
     observe::logger::init("basaltd: ", options.log_level)?;
+    raise_descriptor_limit();
     let signals = block_signals()?;
     let address = options.metrics;
     let node = open(options)?;
@@ -76,9 +79,18 @@ fn serve(options: Options) -> Result<()> {
     manager::tell("STOPPING=1")
 }
 
+/// Each sandbox takes some descriptors, and the soft limit is commonly 1024.
+fn raise_descriptor_limit() {
+    match base::open_files::raise() {
+        Ok(limit) => log::debug!("{limit} files can be open at once"),
+        Err(error) => log::warn!("the limit of open files stays as it is: {error}"),
+    }
+}
+
 /// The host goes down, or Basalt is removed.
 fn end_sandboxes(options: Options, grace: Duration) -> Result<()> {
     observe::logger::init("basaltd: ", options.log_level)?;
+    raise_descriptor_limit();
     // A service manager has ended its daemon by now. Its socket would only start another.
     if manager::is_manager() {
         if manager::is_after_a_death() {

@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use log::LevelFilter;
+use node::Overcommit;
 use node_api::CpuModel;
 
 const HELP: &str = "\
 basaltd: keeps the sandboxes of a node (see docs/daemon.md)
 
 Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--cpu-model MODEL] [--cgroup PATH]
-               [--no-users] [--metrics ADDRESS] [--log-level LEVEL]
+               [--no-users] [--metrics ADDRESS] [--log-level LEVEL] [--memory-overcommit RATIO]
+               [--clone-overcommit RATIO] [--disk-overcommit RATIO]
        basaltd --end-sandboxes [--grace SECONDS] [flags as above]
        basaltd --hold-cgroup
 
@@ -24,6 +26,9 @@ Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--cpu-model MODEL] [--
   --no-users         run VMMs as this user and in no namespaces of their own: for tests, and where root is not to be had
   --metrics ADDRESS  tell metrics to Prometheus there, too: a port of 127.0.0.1 or [::1]; always in metrics.sock of the
                      state directory
+  --memory-overcommit RATIO, --clone-overcommit RATIO, --disk-overcommit RATIO
+                     how many times over sandboxes may be promised the host's memory (1), all clones but the largest
+                     theirs (16), and disks the state directory's file system (50); more is refused
   --log-level LEVEL  off, error, warn (default), info, debug or trace; from debug on guests' kernels say everything
   --end-sandboxes    end all sandboxes in order and all at once, take network and cgroups away, and end; a daemon that runs
                      is ended first
@@ -49,6 +54,7 @@ pub(crate) struct Options {
     pub(crate) users: bool,
     pub(crate) log_level: LevelFilter,
     pub(crate) metrics: Option<SocketAddr>,
+    pub(crate) overcommit: Overcommit,
 }
 
 /// What is to be done.
@@ -76,6 +82,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
         users: true,
         log_level: LevelFilter::Warn,
         metrics: None,
+        overcommit: Overcommit::default(),
     };
     let (mut ends, mut holds, mut grace) = (false, false, None);
     while let Some(argument) = parser.next()? {
@@ -87,6 +94,9 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("cgroup") => options.cgroup = Some(parser.value()?.into()),
             Long("no-users") => options.users = false,
             Long("metrics") => options.metrics = Some(metrics_address(&parser.value()?.string()?)?),
+            Long("memory-overcommit") => options.overcommit.memory = parser.value()?.parse()?,
+            Long("clone-overcommit") => options.overcommit.clones = parser.value()?.parse()?,
+            Long("disk-overcommit") => options.overcommit.disk = parser.value()?.parse()?,
             Long("log-level") => options.log_level = parser.value()?.parse()?,
             Long("end-sandboxes") => ends = true,
             Long("grace") => grace = Some(Duration::from_secs(parser.value()?.parse()?)),
@@ -156,6 +166,18 @@ mod tests {
         ));
         assert!(matches!(parsed(&["--hold-cgroup"]), Ok(Command::HoldCgroup)));
         assert!(matches!(parsed(&[]), Ok(Command::Serve(_))));
+        let words = [
+            "--memory-overcommit",
+            "1.5",
+            "--clone-overcommit",
+            "4",
+            "--disk-overcommit=2",
+        ];
+        let Command::Serve(options) = parsed(&words).unwrap() else {
+            panic!()
+        };
+        let Overcommit { memory, clones, disk } = options.overcommit;
+        assert_eq!([memory, clones, disk].map(|ratio| ratio.to_string()), ["1.5", "4", "2"]);
     }
 
     #[test]
@@ -167,6 +189,8 @@ mod tests {
             &["--cgroup", "/a/../b"],
             &["--end-sandboxes", "--grace", "soon"],
             &["serve"],
+            &["--memory-overcommit", "much"],
+            &["--disk-overcommit", "0"],
         ] {
             assert!(parsed(words).is_err(), "{words:?}");
         }

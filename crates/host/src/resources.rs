@@ -21,6 +21,8 @@ pub struct MemInfo {
     pub total: ByteSize,
     /// What could be had without swapping.
     pub available: ByteSize,
+    /// What is set aside in huge pages, of all sizes, whether anybody has them or not; part of `total`.
+    pub huge: ByteSize,
 }
 
 impl MemInfo {
@@ -37,6 +39,8 @@ impl MemInfo {
         Some(Self {
             total: field(text, "MemTotal")?,
             available: field(text, "MemAvailable")?,
+            // A kernel without hugetlbfs has no such line.
+            huge: field(text, "Hugetlb").unwrap_or_default(),
         })
     }
 }
@@ -61,7 +65,7 @@ pub(crate) fn cpus() -> Check {
 
 pub(crate) fn memory() -> Check {
     match MemInfo::read() {
-        Ok(MemInfo { total, available }) => {
+        Ok(MemInfo { total, available, .. }) => {
             let found = format!("{available} of {total} available");
             if available < LITTLE_MEMORY {
                 Check::warn(
@@ -184,13 +188,13 @@ mod tests {
     #[test]
     fn meminfo_is_read_in_kib() {
         let text = "MemTotal:       16 kB\nMemFree:  3 kB\nMemAvailable:    8 kB\n";
-        assert_eq!(
-            MemInfo::parse(text),
-            Some(MemInfo {
-                total: ByteSize(16_384),
-                available: ByteSize(8192)
-            })
-        );
+        let read = |huge| MemInfo {
+            total: ByteSize(16_384),
+            available: ByteSize(8192),
+            huge: ByteSize(huge),
+        };
+        assert_eq!(MemInfo::parse(text), Some(read(0)));
+        assert_eq!(MemInfo::parse(&format!("{text}Hugetlb:  4 kB\n")), Some(read(4096)));
         assert_eq!(MemInfo::parse("MemTotal: 16 kB\n"), None);
         assert_eq!(MemInfo::parse("MemTotal: many kB\nMemAvailable: 8 kB\n"), None);
         let real = MemInfo::read().unwrap();

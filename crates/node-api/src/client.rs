@@ -78,7 +78,14 @@ impl Client {
             trace: tracing,
         };
         let bytes = serde_json::to_vec(&packet).map_err(|error| ClientError::Malformed(error.to_string()))?;
-        Ok(self.socket.send(&bytes, &[])?)
+        match self.socket.send(&bytes, &[]) {
+            // A daemon that lets nobody in has said why before it hung up.
+            Err(closed @ PacketError::Closed) => match self.receive(&mut |_| ()) {
+                Err(refused @ ClientError::Refused(_)) => Err(refused),
+                _ => Err(closed.into()),
+            },
+            sent => Ok(sent?),
+        }
     }
 
     /// Waits for the answer to what was sent; gives each item before it to `each`.
@@ -87,7 +94,7 @@ impl Client {
     /// The daemon is gone or refuses.
     pub fn receive(&mut self, each: &mut dyn FnMut(Item)) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
         loop {
-            let (bytes, fds) = self.socket.receive()?;
+            let (bytes, fds) = self.next_packet()?;
             match serde_json::from_slice(&bytes) {
                 Ok(Packet::Item(Item::Spans(spans))) => observe::span::adopt(spans),
                 Ok(Packet::Item(item)) => each(item),
@@ -95,6 +102,14 @@ impl Client {
                 Ok(Packet::Request { .. }) => return Err(ClientError::Malformed("a request".into())),
                 Err(error) => return Err(ClientError::Malformed(error.to_string())),
             }
+        }
+    }
+
+    /// The next packet. Of a daemon that has hung up without reading what was sent, that it did is told before what it has said.
+    fn next_packet(&self) -> Result<(Vec<u8>, Vec<OwnedFd>), PacketError> {
+        match self.socket.receive() {
+            Err(PacketError::Closed) => self.socket.receive(),
+            received => received,
         }
     }
 

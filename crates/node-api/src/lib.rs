@@ -13,6 +13,7 @@ pub mod memory_mode;
 pub mod message;
 pub mod paging;
 pub mod portable;
+pub mod promised;
 pub mod sandbox;
 pub mod snapshot;
 pub mod template;
@@ -31,6 +32,7 @@ pub use message::{
     Usage,
 };
 pub use paging::Paging;
+pub use promised::{Promised, Resource};
 pub use sandbox::{Ended, Sandbox, State};
 pub use snapshot::{CloneConfig, Programs, Snapshot, check_snapshot_name};
 pub use template::{BuildConfig, HostTraits, LoadedTemplate, Recipe, TakenName, Template, check_template_name};

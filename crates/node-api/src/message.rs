@@ -11,6 +11,7 @@ use crate::class::Class;
 use crate::config::SandboxConfig;
 use crate::host_cpu::HostCpu;
 use crate::portable::Kind;
+use crate::promised::Promised;
 use crate::sandbox::{Ended, Sandbox};
 use crate::snapshot::{CloneConfig, Snapshot};
 use crate::template::{BuildConfig, LoadedTemplate, Template};
@@ -248,6 +249,9 @@ pub struct NodeInfo {
     pub managed: bool,
     /// How many sandboxes have a VM.
     pub running: usize,
+    /// What sandboxes are promised of the host.
+    #[serde(default)]
+    pub promised: Vec<Promised>,
 }
 
 /// What went in and out of a sandbox.

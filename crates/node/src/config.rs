@@ -1,12 +1,15 @@
 //! What a node is started with.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use host::jail::Pool;
 use log::LevelFilter;
 use node_api::CpuModel;
 use otlp::Exporter;
+
+use crate::resources::budget::{HostNumbers, Overcommit};
 
 /// What a node is started with.
 #[derive(Clone, Debug)]
@@ -35,6 +38,10 @@ pub struct Config {
     pub limits: TimeLimits,
     /// Who collects what its operations were made of, if anybody does.
     pub spans: Option<Exporter>,
+    /// What the host has for sandboxes, [`crate::ThisHost`].
+    pub host: Arc<dyn HostNumbers>,
+    /// How many times over that may be promised.
+    pub overcommit: Overcommit,
 }
 
 /// How long things may take.

@@ -15,6 +15,7 @@ use node_api::{EventKind, Sandbox, State};
 use crate::Error;
 use crate::config::Config;
 use crate::events::Events;
+use crate::resources::budget::Budget;
 use crate::resources::own_cgroup::OwnCgroup;
 use crate::sandbox::entry::Entry;
 use crate::sandbox::slots::Slots;
@@ -45,6 +46,7 @@ pub struct Node {
     pub(crate) metrics: Metrics,
     pub(crate) hashes: Hashes,
     pub(crate) templates: Templates,
+    pub(crate) budget: Budget,
     own_cgroup: OwnCgroup,
     /// Set up when the first sandbox needs it.
     network: Mutex<Option<Arc<Network>>>,
@@ -93,6 +95,7 @@ impl Node {
             metrics: Metrics::default(),
             hashes: Hashes::default(),
             templates: Templates::default(),
+            budget: Budget::new(Arc::clone(&config.host), config.overcommit, &config.state),
             own_cgroup: OwnCgroup::default(),
             network: Mutex::new(None),
             database: Mutex::new(database),
@@ -238,7 +241,7 @@ impl Node {
         self.database().delete(&entry.id)?;
         self.entries().remove(&entry.id);
         let mut inner = entry.lock();
-        inner.gone = true;
+        inner.is_gone();
         self.events.tell(EventKind::Remove, &inner.stored.sandbox);
         drop(inner);
         entry.notify();

@@ -7,8 +7,8 @@ use rustix::process::Signal;
 
 use crate::world::{World, is_alive, text, wait_for};
 use crate::{
-    builds, copies, daemons, images, limited, observed, outdated, portable, portable_registry, portable_templates,
-    snapshots, templates,
+    admission, builds, copies, daemons, images, limited, observed, outdated, portable, portable_registry,
+    portable_templates, snapshots, templates,
 };
 
 /// Each case with its name; some modules have lists of their own.
@@ -17,6 +17,7 @@ pub(crate) fn all() -> Vec<(&'static str, fn())> {
         ALL,
         templates::CASES,
         builds::CASES,
+        admission::CASES,
         outdated::CASES,
         portable_templates::CASES,
     ]

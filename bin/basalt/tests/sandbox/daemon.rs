@@ -1,10 +1,14 @@
 //! The daemon of a test: crate `node` as `basaltd` wires it, but for users and namespaces, which a stand-in has no need of.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
-use node::{Config, Endpoint, Node, Server, TimeLimits};
+use base::ByteSize;
+use host::MemInfo;
+use node::{Config, Endpoint, HostNumbers, Node, Overcommit, Server, Space, ThisHost, TimeLimits};
 
 /// Asks for the end of all sandboxes, of which there are to be three.
 pub(crate) const END: &str = "--end-sandboxes";
@@ -14,10 +18,13 @@ const GRACE: Duration = Duration::from_secs(90);
 
 /// Serves until it is told to end, or ends all sandboxes.
 pub(crate) fn serve(arguments: &[String]) -> ExitCode {
-    let value = |flag: &str| {
-        let at = arguments.iter().position(|argument| argument == flag).expect(flag);
-        PathBuf::from(&arguments[at + 1])
+    let given = |flag: &str| {
+        let at = arguments.iter().position(|argument| argument == flag)?;
+        Some(&arguments[at + 1])
     };
+    let value = |flag: &str| PathBuf::from(given(flag).expect(flag));
+    observe::logger::init("basaltd: ", log::LevelFilter::Warn).expect("no logger yet");
+    base::open_files::raise().expect("the hard limit of open files");
     let assets = value("--assets");
     let config = Config {
         state: value("--state"),
@@ -32,6 +39,11 @@ pub(crate) fn serve(arguments: &[String]) -> ExitCode {
         cgroup: None,
         limits: TimeLimits::REAL,
         spans: otlp::Exporter::from_environment("test").expect("a collector"),
+        host: Arc::new(SmallHost),
+        overcommit: Overcommit {
+            memory: given("--memory-overcommit").map_or(Overcommit::default().memory, |text| text.parse().expect(text)),
+            ..Overcommit::default()
+        },
     };
     let opened = Node::open(config);
     let done = if arguments.iter().any(|argument| argument == END) {
@@ -49,5 +61,44 @@ pub(crate) fn serve(arguments: &[String]) -> ExitCode {
             eprintln!("basaltd: {error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// This host, but for what a test says that it has: `BASALT_TEST_MEMORY` and `BASALT_TEST_DISK`, sizes.
+#[derive(Debug)]
+struct SmallHost;
+
+impl SmallHost {
+    fn said(name: &str) -> Option<ByteSize> {
+        Some(std::env::var(name).ok()?.parse().expect(name))
+    }
+}
+
+impl HostNumbers for SmallHost {
+    fn memory(&self) -> io::Result<MemInfo> {
+        let here = ThisHost.memory()?;
+        Ok(match Self::said("BASALT_TEST_MEMORY") {
+            Some(total) => MemInfo {
+                total,
+                available: total,
+                huge: ByteSize(0),
+            },
+            None => here,
+        })
+    }
+
+    fn reserved_memory(&self) -> Option<ByteSize> {
+        ThisHost.reserved_memory()
+    }
+
+    fn space(&self, path: &Path) -> io::Result<Space> {
+        match Self::said("BASALT_TEST_DISK") {
+            Some(ByteSize(size)) => Ok(Space { size, free: size }),
+            None => ThisHost.space(path),
+        }
+    }
+
+    fn descriptors(&self) -> u64 {
+        ThisHost.descriptors()
     }
 }

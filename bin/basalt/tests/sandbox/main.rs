@@ -10,6 +10,7 @@
     reason = "the stand-in takes over an inherited descriptor, and a terminal must become its child's controlling one"
 )]
 
+mod admission;
 mod builds;
 mod cases;
 mod copies;

@@ -2,7 +2,8 @@
 //!
 //! What it does besides is asked for by the kernel file's contents, the one thing that a test can write and that reaches
 //! a VMM: `panic`, `refuse`, `silent`, or nothing; with `can be kept` and `cannot be kept` its agent can freeze and renew, and the
-//! VMM can take a snapshot or not; with `holds on and can be kept` the first connection to its agent never ends.
+//! VMM can take a snapshot or not; with `holds on and can be kept` the first connection to its agent never ends; with `without
+//! descriptors can be kept` the daemon can open nothing more from the moment on at which a snapshot is written.
 //!
 //! A snapshot's state is what the guest's devices look like, its memory one word; a guest that is restored
 //! has no commands, and writes to its console what its agent was told.
@@ -202,6 +203,10 @@ fn carry_out(
                 "cannot be kept" => result = refused("the state cannot be written"),
                 _ => {
                     assert_eq!(machine.state, VmState::Paused);
+                    if machine.play.starts_with("without descriptors") {
+                        // No lower: that is how many poll(2) takes then.
+                        limit_open_files(rustix::process::getppid(), 4);
+                    }
                     let (mut state, mut memory) = (files.next().unwrap(), files.next().unwrap());
                     // What it was restored from lies below.
                     let count = 1 + files.count();
@@ -218,6 +223,14 @@ fn carry_out(
         _ => (),
     }
     (result, None)
+}
+
+/// How many files a process may have open from now on; those that it has stay.
+pub(crate) fn limit_open_files(process: Option<rustix::process::Pid>, most: u64) {
+    use rustix::process::{Resource, getrlimit, prlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = Some(most);
+    prlimit(process, Resource::Nofile, limit).unwrap();
 }
 
 /// A state with the frame that each has, of a machine with these devices, whose memory is in so many files.

@@ -12,11 +12,13 @@ use std::time::Duration;
 use base::{Epoll, EventFd, Interest};
 use node_api::message::Item;
 use node_api::{ApiError, BuildConfig, ErrorKind, NodeInfo, Packet, Reply, Request, Tracing, VERSION};
+use observe::Repeated;
 use observe::span::{self, Operation};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::Error;
+use crate::api::bounds::{self, Seat, Seats};
 use crate::node::Node;
 use crate::operations::build_template::{Build, Wanted};
 use crate::operations::start::Started;
@@ -36,6 +38,9 @@ const WAIT_STEP: Duration = Duration::from_secs(1);
 /// Between two attempts to let somebody in.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Said as long as nobody can be let in.
+static NOT_LET_IN: Repeated = Repeated::new(Duration::from_secs(10));
+
 /// The daemon.
 #[derive(Debug)]
 pub struct Server {
@@ -44,6 +49,7 @@ pub struct Server {
     path: PathBuf,
     stop: Arc<EventFd>,
     quitting: Arc<AtomicBool>,
+    seats: Seats,
     /// What this program's file was when it started.
     program: Option<(PathBuf, FileId)>,
     /// The socket's name belongs to a service manager, which listens on when this daemon has ended.
@@ -100,6 +106,7 @@ impl Server {
             listener,
             stop: Arc::new(EventFd::new().map_err(Error::host("making an eventfd"))?),
             quitting: Arc::default(),
+            seats: Seats::default(),
             program: std::env::current_exe()
                 .ok()
                 .and_then(|path| Some((path.clone(), file_id(&path)?))),
@@ -134,10 +141,10 @@ impl Server {
                 break;
             }
             match rustix::net::accept_with(&server.listener, SocketFlags::CLOEXEC) {
-                Ok(socket) => server.serve_in_thread(socket),
+                Ok(socket) => server.let_in(socket),
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => (),
                 Err(error) => {
-                    log::warn!("nobody can be let in just now: {error}");
+                    not_let_in(&error);
                     std::thread::sleep(ACCEPT_PAUSE);
                 }
             }
@@ -150,9 +157,24 @@ impl Server {
         fs::remove_file(&server.path).map_err(Error::file("remove", &server.path))
     }
 
-    fn serve_in_thread(self: &Arc<Self>, socket: OwnedFd) {
+    /// Serves somebody, if there is room.
+    fn let_in(self: &Arc<Self>, socket: OwnedFd) {
+        let most = self.node.budget.connections();
+        match self.seats.take(most) {
+            Some(seat) => self.serve_in_thread(socket, seat),
+            None => {
+                not_let_in(&format!("{most} are connected"));
+                if let Err(error) = bounds::turn_away(socket, most) {
+                    log::debug!("who was turned away does not know why: {error}");
+                }
+            }
+        }
+    }
+
+    fn serve_in_thread(self: &Arc<Self>, socket: OwnedFd, seat: Seat) {
         let server = Arc::clone(self);
         let work = move || {
+            let _seat = seat;
             let limit = Some(SEND_PATIENCE);
             if let Err(error) =
                 rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Send, limit)
@@ -170,7 +192,7 @@ impl Server {
             .serve();
         };
         if let Err(error) = crate::thread::spawn("asker", work) {
-            log::warn!("an asker is turned away: {error}");
+            not_let_in(&error);
         }
     }
 
@@ -182,7 +204,15 @@ impl Server {
             replaced: now.unwrap_or(false),
             managed: self.node.config.managed,
             running: self.node.running(),
+            promised: self.node.budget.promised(),
         }
+    }
+}
+
+/// Logs that somebody is turned away, or has to wait.
+fn not_let_in(why: &dyn std::fmt::Display) {
+    if let Some(left_out) = NOT_LET_IN.due() {
+        log::warn!("askers are not let in just now: {why} (and {left_out} times more since this was said last)");
     }
 }
 
@@ -222,13 +252,18 @@ impl Connection<'_> {
             };
             let listens = matches!(request, Request::Events);
             let takes_slot = matches!(request, Request::Run(_) | Request::Clone(_));
-            let answer = self.traced(request, tracing);
+            let lease = bounds::lease(&self.server.node, &request);
+            let answer = match &lease {
+                Ok(_) => self.traced(request, tracing),
+                Err(refused) => Err(refused.for_api()),
+            };
             let (reply, fds) = match answer {
                 Ok((reply, fds)) => (Ok(reply), fds),
                 Err(refusal) => (Err(refusal), Vec::new()),
             };
             let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
             let sent = self.send(&Packet::Reply(reply), &borrowed);
+            drop((fds, lease));
             if self.quits {
                 self.server.stop.signal();
             }

@@ -233,16 +233,9 @@ pub enum Error {
         /// What to do.
         next: &'static str,
     },
-    /// More memory than there is.
-    #[error("{asked} of memory were asked for, but this host has {total} ({available} available): ask for less")]
-    MoreMemoryThanHost {
-        /// Asked for.
-        asked: ByteSize,
-        /// `MemTotal`.
-        total: ByteSize,
-        /// `MemAvailable`.
-        available: ByteSize,
-    },
+    /// There is no room for it.
+    #[error(transparent)]
+    NoRoom(#[from] crate::resources::budget::Refused),
     /// Something that a VM needs cannot be opened.
     #[error("{what} {} cannot be opened: {cause}; {next}", .path.display())]
     Open {
@@ -435,7 +428,7 @@ impl Error {
             Self::NameTaken { .. } => "name-taken",
             Self::Full(_) => "node-full",
             Self::WrongState { .. } => "wrong-state",
-            Self::MoreMemoryThanHost { .. } => "memory",
+            Self::NoRoom(refused) => refused.resource(),
             Self::Open { .. }
             | Self::Userfaultfd(_)
             | Self::File { .. }
@@ -485,8 +478,8 @@ impl Error {
             | Self::TemplateNetwork(_)
             | Self::TemplateWithoutNetwork(_)
             | Self::TemplateVolumes(..)
-            | Self::Jail(host::Error::Share { .. })
-            | Self::MoreMemoryThanHost { .. } => ErrorKind::Invalid,
+            | Self::Jail(host::Error::Share { .. }) => ErrorKind::Invalid,
+            Self::NoRoom(refused) if refused.is_of_request() => ErrorKind::Invalid,
             Self::NotFound(_)
             | Self::NoVolume(_)
             | Self::NoSnapshot(_)

@@ -3,7 +3,7 @@
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use agent_api::Duplex;
@@ -11,7 +11,8 @@ use agent_api::Duplex;
 /// The stream and the moment until which it may be waited for.
 #[derive(Debug)]
 pub(crate) struct Timed {
-    stream: UnixStream,
+    /// A second handle shares it, and so needs no descriptor.
+    stream: Arc<UnixStream>,
     deadline: Mutex<Option<Instant>>,
 }
 
@@ -19,7 +20,7 @@ impl Timed {
     /// Without a limit.
     pub(crate) fn new(stream: UnixStream) -> Self {
         Self {
-            stream,
+            stream: Arc::new(stream),
             deadline: Mutex::default(),
         }
     }
@@ -30,7 +31,8 @@ impl Timed {
     /// Those of setsockopt(2).
     pub(crate) fn into_stream(self) -> io::Result<UnixStream> {
         self.stream.set_read_timeout(None)?;
-        Ok(self.stream)
+        // Where there is another handle, it stays.
+        Arc::try_unwrap(self.stream).or_else(|shared| shared.try_clone())
     }
 }
 
@@ -44,24 +46,27 @@ impl Read for Timed {
             }
             self.stream.set_read_timeout(Some(left))?;
         }
-        self.stream.read(space)
+        (&*self.stream).read(space)
     }
 }
 
 impl Write for Timed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.write(bytes)
+        (&*self.stream).write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.stream.flush()
+        (&*self.stream).flush()
     }
 }
 
 impl Duplex for Timed {
     /// The second handle has no limit until it is given one.
     fn try_clone(&self) -> io::Result<Self> {
-        self.stream.try_clone().map(Self::new)
+        Ok(Self {
+            stream: Arc::clone(&self.stream),
+            deadline: Mutex::default(),
+        })
     }
 
     fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
@@ -75,11 +80,11 @@ impl Duplex for Timed {
     }
 
     fn close(&self) {
-        Duplex::close(&self.stream);
+        Duplex::close(&*self.stream);
     }
 
     fn close_writing(&self) {
-        Duplex::close_writing(&self.stream);
+        Duplex::close_writing(&*self.stream);
     }
 
     fn has_input(&self) -> bool {
@@ -116,6 +121,25 @@ mod tests {
         timed.read_exact(&mut space[..1]).unwrap();
         drop(timed);
         trickle.join().unwrap();
+    }
+
+    #[test]
+    fn a_second_handle_is_no_second_descriptor() {
+        use std::os::fd::AsRawFd;
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let timed = Timed::new(near);
+        let mut second = timed.try_clone().unwrap();
+        assert_eq!(second.stream.as_raw_fd(), timed.stream.as_raw_fd());
+        second.write_all(b"on").unwrap();
+        let mut read = [0; 2];
+        far.read_exact(&mut read).unwrap();
+        assert_eq!(&read, b"on");
+        // Who gets the stream while there is another handle gets a descriptor of its own.
+        let mut stream = timed.into_stream().unwrap();
+        drop(second);
+        stream.write_all(b"go").unwrap();
+        far.read_exact(&mut read).unwrap();
+        assert_eq!(&read, b"go");
     }
 
     #[test]

@@ -40,12 +40,14 @@ impl Node {
         let moved = moved(&stored, class)?;
         limits::check(&moved, self.cgroups.as_ref())?;
         drop(self.open_volumes(&moved.volumes)?);
+        let promise = self.admit_other(entry, &moved)?;
+        let line = vm.line()?;
         let begun = Begun::new(&self.paths.snapshots())?;
         self.update(entry, |stored| stored.held = true)?;
         if let Err(error) = self.keep_machine(&vm, &stored, &begun.place) {
             // It takes room that the database may need.
             drop(begun);
-            let gone_on = self.go_on_after(Some(&error), &vm);
+            let gone_on = self.go_on_after(Some(&error), &vm, line);
             gone_on.and_then(|()| self.update(entry, |stored| stored.held = false))?;
             return Err(error);
         }
@@ -53,9 +55,11 @@ impl Node {
             let _span = span("its VMM ends");
             self.end_for_another(entry, &vm)?;
         }
+        entry.promise(promise.promise());
         self.points.at(points::MOVE_ENDED);
         let was = sandbox.config.clone();
         let Err(error) = self.go_on_as(entry, moved, &begun.place) else {
+            promise.keep();
             return Ok(Started {
                 sandbox: entry.stored().sandbox,
                 command: None,

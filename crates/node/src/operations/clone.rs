@@ -19,6 +19,7 @@ use crate::guest::reidentify::Renewal;
 use crate::node::Node;
 use crate::operations::snapshot::of_all_memory;
 use crate::operations::start::{Machine, Started, parse_ports};
+use crate::resources::budget::Start;
 use crate::resources::limits;
 use crate::resources::volume_shares;
 use crate::resources::volume_shares::Opened;
@@ -68,7 +69,9 @@ impl Node {
         stored.sandbox.clone_of = Some(snapshot.name);
         stored.share_slots = share_slots;
         let identity = Some(crate::operations::start::identity(&stored)?);
+        let admitted = self.admit(&stored, name.as_deref(), Start::Restore)?;
         let entry = self.register(stored, name.as_deref())?;
+        admitted.give(&entry);
         span::attribute("basalt.sandbox", entry.id.as_str());
         let _operation = entry.operate();
         let started = self

@@ -22,13 +22,14 @@ use crate::node::{Node, to_run, wrong_state};
 use crate::operations::clone::HOOKS;
 use crate::operations::snapshot::STAYS;
 use crate::operations::start::Started;
+use crate::resources::budget::{Promise, Start};
 use crate::resources::limits;
 use crate::sandbox::entry::Entry;
 use crate::saved::disk::Beside;
 use crate::saved::memory_files;
 use crate::saved::snapshots::Place;
 use crate::vmm::launch;
-use crate::vmm::vm::Vm;
+use crate::vmm::vm::{Line, Vm};
 
 /// Why a sandbox was not put back.
 enum Why {
@@ -92,6 +93,8 @@ impl Node {
                 why: "a file beside it is missing".into(),
             });
         }
+        // What it has goes with its VMM, and the next one shall have it.
+        let promise = self.admit_again("roll back", entry, Start::Boot)?;
         let mut disk = match sandbox.config.resources.disk {
             Some(_) => {
                 let _span = span("disk copied");
@@ -104,7 +107,7 @@ impl Node {
             (State::Running | State::Paused, Some(vm)) => Some(vm),
             (state, _) => return Err(wrong_state(&sandbox, to_run(state))),
         };
-        match self.put_back(entry, vm, &place, disk.as_mut()) {
+        match self.put_back(entry, vm, promise, &place, disk.as_mut()) {
             Ok(started) => Ok(started),
             Err(Why::Refused(error) | Why::Elsewhere(error)) => Err(error),
             Err(Why::Lost(error)) => {
@@ -124,6 +127,7 @@ impl Node {
         &self,
         entry: &Arc<Entry>,
         vm: Option<Arc<Vm>>,
+        promise: Arc<Promise>,
         place: &Place,
         mut disk: Option<&mut Beside>,
     ) -> Result<Started, Why> {
@@ -141,6 +145,7 @@ impl Node {
             let _span = span("its VMM ends");
             self.end_for_another(entry, &vm)?;
         }
+        entry.promise(promise);
         self.points.at(points::ROLLBACK_ENDED);
         disk.map_or(Ok(()), Beside::put)?;
         self.points.at(points::ROLLBACK_DISK);
@@ -161,6 +166,7 @@ impl Node {
         mut disk: Option<&mut Beside>,
     ) -> Result<Started, Why> {
         let before = entry.stored();
+        let line = vm.line().map_err(Why::Refused)?;
         let log = fs::metadata(self.sandbox_paths(entry).log()).map_or(0, |metadata| metadata.len());
         self.update(entry, |stored| {
             stored.log_from = log;
@@ -187,7 +193,7 @@ impl Node {
         }
         machine?;
         self.points.at(points::RESTORE_MADE);
-        self.go_on_from(vm)?;
+        self.go_on_from(vm, line)?;
         let sandbox = self.runs_again(entry)?;
         Ok(Started { sandbox, command: None })
     }
@@ -216,7 +222,7 @@ impl Node {
     }
 
     /// Everything from a machine that is what it was to one that goes on.
-    fn go_on_from(&self, vm: &Vm) -> Result<(), Error> {
+    fn go_on_from(&self, vm: &Vm, line: Line) -> Result<(), Error> {
         {
             let _span = span("VM started");
             vm.ask("it was let go on from a snapshot", VmmClient::resume)?;
@@ -229,7 +235,7 @@ impl Node {
                 restored: true,
                 ..Renewal::default()
             };
-            self.renew(vm, renewal)?;
+            self.renew_by(vm, line, renewal)?;
         }
         self.points.at(points::RESTORE_RENEWED);
         Ok(())

@@ -26,7 +26,7 @@ use crate::saved::disk;
 use crate::saved::memory_files;
 use crate::saved::snapshots::{Place, Record};
 use crate::store::database::Stored;
-use crate::vmm::vm::{self, Vm};
+use crate::vmm::vm::{self, Line, Vm};
 use crate::{Error, clock};
 
 /// Bytes of memory a second that a VMM writes at least.
@@ -58,6 +58,8 @@ impl Node {
             networked: stored.networked,
             share_slots: stored.share_slots,
         };
+        // The way back needs no descriptor that could be missing then.
+        let line = vm.line()?;
         let begun = self.begin_snapshot(&record)?;
         self.points.at(points::SNAPSHOT_BEGUN);
         self.update(entry, |stored| stored.held = true)?;
@@ -71,7 +73,7 @@ impl Node {
             log::warn!("the next snapshot of sandbox {} will be a whole one: {error}", entry.id);
         }
         let gone_on = self
-            .go_on_after(kept.as_ref().err(), &vm)
+            .go_on_after(kept.as_ref().err(), &vm, line)
             .inspect_err(|error| log::error!("sandbox {} stands still: {error}", entry.id));
         if let Err(error) = kept {
             // It takes room that the database may need.
@@ -161,17 +163,22 @@ impl Node {
     }
 
     /// Lets a sandbox go on that was kept, or was not for this reason.
-    pub(crate) fn go_on_after(&self, failed: Option<&Error>, vm: &Vm) -> Result<(), Error> {
+    pub(crate) fn go_on_after(&self, failed: Option<&Error>, vm: &Vm, line: Line) -> Result<(), Error> {
         match failed {
             // It never stood still.
             Some(error) if error.is_agents_refusal() => Ok(()),
-            _ => self.let_go_on(vm),
+            _ => self.let_go_on_by(vm, line),
         }
     }
 
     /// Lets a sandbox that is held go on, wherever it was stopped. What its kernel had of randomness is in the snapshot, too:
     /// it gets other.
     pub(crate) fn let_go_on(&self, vm: &Vm) -> Result<(), Error> {
+        self.let_go_on_by(vm, vm.line()?)
+    }
+
+    /// The same by a socket that is there already.
+    fn let_go_on_by(&self, vm: &Vm, line: Line) -> Result<(), Error> {
         let _span = span("it goes on");
         // It may write on.
         let info = vm.ask_within(
@@ -183,13 +190,18 @@ impl Node {
             vm.ask("it was let go on after a snapshot", VmmClient::resume)?;
         }
         self.points.at(points::SNAPSHOT_RESUMED);
-        self.renew(vm, Renewal::default())?;
+        self.renew_by(vm, line, Renewal::default())?;
         self.points.at(points::SNAPSHOT_THAWED);
         Ok(())
     }
 
     /// Gives a guest what nobody else has, and lets its commands go on; the connection to its agent.
     pub(crate) fn renew(&self, vm: &Vm, renewal: Renewal) -> Result<Connection<Timed>, Error> {
+        self.renew_by(vm, vm.line()?, renewal)
+    }
+
+    /// The same by a socket that is there already: it opens no other.
+    pub(crate) fn renew_by(&self, vm: &Vm, line: Line, renewal: Renewal) -> Result<Connection<Timed>, Error> {
         const RENEWING: &str = "it was given an entropy, a clock, a name, limits and mounts of its own";
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let renew = Renew {
@@ -204,7 +216,7 @@ impl Node {
             restored: renewal.restored,
         };
         let renewed = vm
-            .dial()
+            .dial_by(line)
             .and_then(|stream| Connection::renewed(stream, &renew, self.config.limits.boot));
         let (agent, _) = renewed.map_err(|error| vm.diagnose(RENEWING, error))?;
         Ok(agent)

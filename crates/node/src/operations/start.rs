@@ -26,6 +26,7 @@ use crate::guest::reidentify::{Own, Renewal};
 use crate::ids;
 use crate::node::{Node, to_run, wrong_state};
 use crate::operations::clone;
+use crate::resources::budget::{Promise, Start};
 use crate::resources::cpus;
 use crate::resources::limits;
 use crate::resources::volume_shares::{self, Opened};
@@ -40,6 +41,9 @@ use crate::vmm::launch::{self, Inherited};
 use crate::vmm::process;
 use crate::vmm::vm::Vm;
 use crate::{Error, clock, thread};
+
+/// Said as long as nobody's end can be waited for.
+static NOT_WAITED: observe::Repeated = observe::Repeated::new(Duration::from_secs(10));
 
 /// A VM with its root, and a connection to its agent.
 pub(crate) type Machine = (Arc<Vm>, Connection<Timed>);
@@ -93,6 +97,12 @@ impl Node {
             }
         };
         let name = config.name.clone();
+        // Whether there is a template of its shape is found out when it is known; one that boots then asks for more.
+        let start = if building || config.boot {
+            Start::Boot
+        } else {
+            Start::Restore
+        };
         let mut stored = new_sandbox(config, image.digest, command, networked)?;
         stored.building = building;
         if let Some(chosen) = &chosen {
@@ -102,7 +112,10 @@ impl Node {
         }
         let entry = {
             let _span = span("record");
-            self.register(stored, name.as_deref())?
+            let admitted = self.admit(&stored, name.as_deref(), start)?;
+            let entry = self.register(stored, name.as_deref())?;
+            admitted.give(&entry);
+            entry
         };
         span::attribute("basalt.sandbox", entry.id.as_str());
         let operation = entry.operate();
@@ -218,11 +231,11 @@ impl Node {
     /// Starts one that has exited.
     pub(crate) fn start(&self, entry: &Arc<Entry>) -> Result<Started, Error> {
         let _operation = entry.operate();
-        self.start_again(entry)
+        self.start_again(entry, None)
     }
 
-    /// The same for who has its turn already.
-    pub(crate) fn start_again(&self, entry: &Arc<Entry>) -> Result<Started, Error> {
+    /// The same for who has its turn already, and maybe holds what its last machine was promised.
+    pub(crate) fn start_again(&self, entry: &Arc<Entry>, held: Option<Arc<Promise>>) -> Result<Started, Error> {
         let sandbox = entry.stored().sandbox;
         if sandbox.state != State::Exited {
             let next = match sandbox.state {
@@ -232,11 +245,16 @@ impl Node {
             return Err(wrong_state(&sandbox, next));
         }
         limits::check(&sandbox.config, self.cgroups.as_ref())?;
+        let promise = match held {
+            Some(promise) => promise,
+            None => self.admit_again("start", entry, Start::Boot)?,
+        };
         self.update(entry, |stored| {
             stored.sandbox.restarts += 1;
             stored.sandbox.config.detach = true;
             stored.sandbox.template = None;
         })?;
+        entry.promise(promise);
         let started = self
             .boot(entry, Own::of(&sandbox.config), None)
             .and_then(|(vm, agent)| self.start_command(entry, &vm, agent));
@@ -305,6 +323,7 @@ impl Node {
     /// Everything from a made sandbox to one whose machine has booted and has its root.
     fn boot(&self, entry: &Arc<Entry>, own: Own, cancel: Option<BorrowedFd<'_>>) -> Result<Machine, Error> {
         let stored = entry.stored();
+        self.admit_boot(entry, &stored)?;
         let attachment = {
             let _span = span("network");
             self.attach(&stored)?
@@ -364,6 +383,9 @@ impl Node {
     /// It runs: keeps that, and waits for its end from here on.
     pub(crate) fn runs(&self, entry: &Entry, vm: &Vm) -> Result<Sandbox, Error> {
         self.update(entry, |stored| stored.sandbox.state = State::Running)?;
+        if let Some(promise) = entry.promised() {
+            promise.runs();
+        }
         self.points.at(points::START_RUNNING);
         self.monitor
             .watch(&entry.id, vm.pidfd())
@@ -441,7 +463,11 @@ impl Node {
                 match node.monitor.wait() {
                     Ok(ended) => ended.into_iter().for_each(|id| node.settle_in_thread(id)),
                     Err(error) => {
-                        log::error!("VMMs cannot be waited for: {error}");
+                        if let Some(left_out) = NOT_WAITED.due() {
+                            log::error!(
+                                "VMMs cannot be waited for: {error} (and {left_out} times more since this was said last)"
+                            );
+                        }
                         std::thread::sleep(Duration::from_secs(1));
                     }
                 }
@@ -455,6 +481,7 @@ impl Node {
         let node = Arc::clone(self);
         let name = id.clone();
         let work = move || {
+            let _lease = node.lease_to_settle(&id);
             if let Ok(entry) = node.find(&id)
                 && let Err(error) = node.settle(&entry)
             {

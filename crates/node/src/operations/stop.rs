@@ -19,6 +19,7 @@ use base::{ByteSize, points};
 use node_api::{Ended, EventKind, State};
 
 use crate::node::{Node, to_run, wrong_state};
+use crate::resources::budget::Changed;
 use crate::resources::cpus;
 use crate::resources::limits;
 use crate::sandbox::entry::Entry;
@@ -96,8 +97,14 @@ impl Node {
         grace: Duration,
     ) -> Result<crate::operations::start::Started, Error> {
         let _operation = entry.operate();
+        // If there is no room for it to boot, it runs on.
+        let held = self.admit_restart(entry)?;
         self.stop_now(entry, grace)?;
-        self.start_again(entry)
+        let started = self.start_again(entry, held.as_ref().map(Changed::promise))?;
+        if let Some(held) = held {
+            held.keep();
+        }
+        Ok(started)
     }
 
     /// Ends its VM at once; what was in it is not needed any more.
@@ -230,6 +237,8 @@ impl Node {
     }
 
     pub(crate) fn exited(&self, entry: &Entry, ended: Ended) -> Result<(), Error> {
+        // Before anybody sees that it has ended, and gives it the next one.
+        drop(entry.take_promise());
         self.update(entry, |stored| {
             let sandbox = &mut stored.sandbox;
             (sandbox.state, sandbox.vmm) = (State::Exited, None);

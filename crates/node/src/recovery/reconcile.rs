@@ -53,6 +53,8 @@ impl Node {
         for stored in found {
             let entry = Entry::new(stored);
             self.entries().insert(entry.id.clone(), Arc::clone(&entry));
+            // Whatever has ended meanwhile gives it back.
+            self.count(&entry);
             if let Err(error) = self.reconcile_one(&entry) {
                 log::error!("sandbox {} cannot be put right: {error}", entry.id);
             }

@@ -2,7 +2,6 @@
 //! numbers only; who enforces them is elsewhere.
 
 use base::ByteSize;
-use host::MemInfo;
 use host::cgroup::{self, Root};
 use node_api::{Limits, MemoryMode, Rate, Resources, SandboxConfig};
 use vmm_api::devices::{BlockLimits, BlockRate, NetLimits, RateLimit};
@@ -22,10 +21,10 @@ const TABLES_SHARE: u64 = 128;
 /// rest is for the kernel's io_uring workers, which count as its own.
 const VMM_THREADS: u64 = 1024;
 
-/// Checks vCPUs, memory, and limits that this host must be able to keep.
+/// Checks vCPUs, memory, and limits that this host must be able to keep. Whether there is room is `budget`'s.
 ///
 /// # Errors
-/// Numbers that make no VM, more memory than the host has, or a limit without a controller.
+/// Numbers that make no VM, or a limit without a controller.
 pub(crate) fn check(config: &SandboxConfig, cgroups: Option<&Root>) -> Result<(), Error> {
     check_size(&config.resources)?;
     match cgroups {
@@ -43,23 +42,7 @@ fn check_size(resources: &Resources) -> Result<(), Error> {
     if resources.memory < config::MIN_MEMORY {
         return Err(ConfigError::MemoryTooSmall(resources.memory).into());
     }
-    // What is reserved for such guests is none of Linux's memory; whoever has it says how much there is.
-    if !resources.memory_mode.is_translated() {
-        return Ok(());
-    }
-    let MemInfo { total, available } = MemInfo::read().map_err(Error::host("reading /proc/meminfo"))?;
-    against(resources.memory, total, available)
-}
-
-fn against(asked: ByteSize, total: ByteSize, available: ByteSize) -> Result<(), Error> {
-    if asked <= total {
-        return Ok(());
-    }
-    Err(Error::MoreMemoryThanHost {
-        asked,
-        total,
-        available,
-    })
+    Ok(())
 }
 
 /// The most memory that VMM and guest may have together, but for what was reserved for guests.
@@ -135,27 +118,15 @@ mod tests {
         assert!(refusal(0, ByteSize::mib(64)).to_string().contains("1 to 64"));
         assert!(refusal(1000, ByteSize::mib(64)).to_string().contains("1000 CPUs"));
         assert!(refusal(1, ByteSize::mib(1)).to_string().contains("32 MiB"));
-        let error = refusal(1, ByteSize::gib(1 << 20));
-        assert!(error.to_string().contains("but this host has"), "{error}");
-        assert_eq!(error.exit_code(), 125);
+        assert_eq!(refusal(1, ByteSize::mib(1)).exit_code(), 125);
     }
 
     #[test]
     fn memory_that_is_reserved_is_none_of_the_hosts() {
         let mut config = crate::testing::stored("aaaaaaaaaaaa", "web").sandbox.config;
-        config.resources.memory = ByteSize::gib(1 << 20);
-        assert!(check_size(&config.resources).is_err());
         let all = memory_max(&config);
         config.resources.memory_mode = MemoryMode::Identity;
-        check_size(&config.resources).unwrap();
         assert_eq!(memory_max(&config), all - config.resources.memory.bytes());
-    }
-
-    #[test]
-    fn the_hosts_total_is_the_limit_and_what_is_available_is_not() {
-        let (total, available) = (ByteSize::gib(2), ByteSize::gib(1));
-        against(ByteSize::gib(2), total, available).unwrap();
-        assert!(against(ByteSize(ByteSize::gib(2).0 + 4096), total, available).is_err());
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! What a sandbox holds of the host beside its files: CPUs, limits, TAPs, volumes. Knows no operation.
+//! What a sandbox holds of the host beside its files: CPUs, limits, TAPs, volumes, and what it is promised. Knows no operation.
 
+pub(crate) mod budget;
 pub(crate) mod cpus;
 pub(crate) mod limits;
 pub(crate) mod own_cgroup;

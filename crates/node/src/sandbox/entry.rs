@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use node_api::State;
 
+use crate::resources::budget::Promise;
 use crate::store::database::Stored;
 use crate::vmm::vm::Vm;
 
@@ -29,6 +30,9 @@ pub(crate) struct Inner {
     pub(crate) attached: bool,
     /// It is in no table any more.
     pub(crate) gone: bool,
+    /// What it has of the host as long as it has a machine, or is about to get one; and for its disk.
+    machine: Option<Arc<Promise>>,
+    disk: Option<Promise>,
 }
 
 impl Entry {
@@ -41,6 +45,8 @@ impl Entry {
                 vm: None,
                 attached: false,
                 gone: false,
+                machine: None,
+                disk: None,
             }),
             changed: Condvar::new(),
         })
@@ -65,6 +71,26 @@ impl Entry {
 
     pub(crate) fn vm(&self) -> Option<Arc<Vm>> {
         self.lock().vm.clone()
+    }
+
+    /// What its machine was promised.
+    pub(crate) fn promised(&self) -> Option<Arc<Promise>> {
+        self.lock().machine.clone()
+    }
+
+    /// Its machine is promised this, until it has none any more.
+    pub(crate) fn promise(&self, machine: Arc<Promise>) {
+        self.lock().machine = Some(machine);
+    }
+
+    /// Its disk is promised this, until it is gone.
+    pub(crate) fn promise_disk(&self, disk: Promise) {
+        self.lock().disk = Some(disk);
+    }
+
+    /// It has no machine any more: what that was promised others may have, unless somebody holds it for the next one.
+    pub(crate) fn take_promise(&self) -> Option<Arc<Promise>> {
+        self.lock().machine.take()
     }
 
     /// Says that something has changed.
@@ -94,6 +120,12 @@ impl Entry {
 }
 
 impl Inner {
+    /// Nothing of it is left.
+    pub(crate) fn is_gone(&mut self) {
+        self.gone = true;
+        (self.machine, self.disk) = (None, None);
+    }
+
     /// It has no VM and is not about to get one.
     pub(crate) fn is_over(&self) -> bool {
         self.gone || self.stored.sandbox.state == State::Exited

@@ -321,8 +321,9 @@ impl Node {
                 return Ok(());
             }
         };
+        let line = vm.line()?;
         let kept = self.keep_all(vm, &stored, &begun.place);
-        let gone_on = self.go_on_after(kept.as_ref().err(), vm);
+        let gone_on = self.go_on_after(kept.as_ref().err(), vm, line);
         if let Err(error) = kept {
             give_up(error);
             return gone_on;

@@ -283,11 +283,26 @@ impl Vm {
         connection.map_err(|error| self.diagnose("its agent was called", error))
     }
 
+    /// A socket that its agent can be dialled by later, when no descriptor may be left.
+    pub(crate) fn line(&self) -> Result<Line, Error> {
+        let path = self.paths.vsock();
+        Line::new(&path).map_err(Error::file("make a socket for", &path))
+    }
+
     /// A stream to its agent, on which nobody has spoken yet.
-    pub(crate) fn dial(&self) -> Result<Timed, agent_api::Error> {
+    fn dial(&self) -> Result<Timed, agent_api::Error> {
+        let line = Line::new(&self.paths.vsock()).map_err(|source| agent_api::Error::Local {
+            what: "making a socket for its agent",
+            source,
+        })?;
+        self.dial_by(line)
+    }
+
+    /// The same by a socket that is there already: it opens no other.
+    pub(crate) fn dial_by(&self, line: Line) -> Result<Timed, agent_api::Error> {
         let path = self.paths.vsock();
         let greet = || -> io::Result<Timed> {
-            let mut stream = Timed::new(connect_stream(&path)?);
+            let mut stream = line.connect(&path)?;
             stream.set_read_timeout(Some(self.limits.answer))?;
             writeln!(stream, "CONNECT {VSOCK_PORT}")?;
             // The answer is one line; what follows belongs to the agent.
@@ -384,11 +399,27 @@ pub(crate) fn set_patience(socket: impl AsFd, limit: Duration) -> io::Result<()>
     Ok(set_socket_timeout(&socket, Timeout::Send, Some(limit))?)
 }
 
-fn connect_stream(path: &Path) -> io::Result<UnixStream> {
-    let directory = node_api::client::directory(path)?;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    rustix::net::connect(&socket, &node_api::client::address(path, &directory)?)?;
-    Ok(UnixStream::from(socket))
+/// Everything that a connection to an agent needs of descriptors, before it is made.
+#[derive(Debug)]
+pub(crate) struct Line {
+    socket: OwnedFd,
+    /// Where the agent's socket is.
+    directory: OwnedFd,
+}
+
+impl Line {
+    fn new(path: &Path) -> io::Result<Self> {
+        let kind = SocketType::STREAM;
+        Ok(Self {
+            directory: node_api::client::directory(path)?,
+            socket: rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?,
+        })
+    }
+
+    fn connect(self, path: &Path) -> io::Result<Timed> {
+        rustix::net::connect(&self.socket, &node_api::client::address(path, &self.directory)?)?;
+        Ok(Timed::new(UnixStream::from(self.socket)))
+    }
 }
 
 /// One connection that the guest has opened; `None` if it is to another port.

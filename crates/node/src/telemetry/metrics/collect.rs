@@ -6,7 +6,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use host::cgroup::Usage;
-use node_api::{Sandbox, State};
+use node_api::{Promised, Resource, Sandbox, State};
 use observe::exposition::{Exposition, Family, Kind};
 use vmm_api::MetricSample;
 
@@ -129,6 +129,7 @@ impl Node {
         self.write_states(&mut text);
         self.metrics.write(&mut text);
         self.write_images(&mut text);
+        write_promised(&mut text, &self.budget.promised());
         if let Some(exporter) = &self.config.spans {
             text.family(
                 "basalt_spans_exported_total",
@@ -235,6 +236,33 @@ impl Node {
             });
         }
         (all, missing)
+    }
+}
+
+/// What sandboxes are promised of the host, and how much can be.
+fn write_promised(text: &mut Exposition, all: &[Promised]) {
+    for one in all {
+        let (promised, limit, of) = match one.resource {
+            Resource::Memory => (
+                "basalt_memory_promised_bytes",
+                "basalt_memory_promisable_bytes",
+                "memory",
+            ),
+            Resource::Disk => (
+                "basalt_disk_promised_bytes",
+                "basalt_disk_promisable_bytes",
+                "disk space",
+            ),
+            Resource::Descriptors => (
+                "basalt_descriptors_promised",
+                "basalt_descriptors_promisable",
+                "the daemon's descriptors",
+            ),
+        };
+        let help = format!("What sandboxes are promised of {of}.");
+        text.family(promised, Kind::Gauge, &help).number(&[], one.promised);
+        let help = format!("What can be promised of {of}.");
+        text.family(limit, Kind::Gauge, &help).number(&[], one.total);
     }
 }
 

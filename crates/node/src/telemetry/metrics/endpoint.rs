@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use node_api::METRICS_SOCKET;
+use observe::Repeated;
 use observe::exposition::CONTENT_TYPE;
 
 use crate::Error;
@@ -31,6 +32,9 @@ const MAX_REQUEST: usize = 8 << 10;
 
 /// Between two attempts to let somebody in.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Said as long as none can be let in.
+static NOT_LET_IN: Repeated = Repeated::new(Duration::from_secs(10));
 
 /// The endpoint; its socket goes with it.
 #[derive(Debug)]
@@ -138,7 +142,11 @@ fn serve<S: Bounded>(
             let stream = match accept() {
                 Ok(stream) => stream,
                 Err(error) => {
-                    log::info!("a scraper cannot be let in: {error}");
+                    if let Some(left_out) = NOT_LET_IN.due() {
+                        log::info!(
+                            "scrapers cannot be let in: {error} (and {left_out} times more since this was said last)"
+                        );
+                    }
                     std::thread::sleep(ACCEPT_PAUSE);
                     continue;
                 }
