@@ -85,6 +85,9 @@ enum Verb {
         /// Only this case and those behind it.
         #[arg(long, value_name = "NAME")]
         from: Option<String>,
+        /// Only this case, by its whole name.
+        #[arg(long, value_name = "NAME", conflicts_with_all = ["filter", "from"])]
+        case: Option<String>,
         /// Times the limit of each case, for one that is asked for more rounds.
         #[arg(long, value_name = "TIMES", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
         patience: u32,
@@ -194,9 +197,19 @@ fn main() -> ExitCode {
         Verb::Run {
             filter,
             from,
+            case,
             patience,
             logs,
-        } => runner::run(&filter, from.as_deref(), patience, &logs),
+        } => {
+            let choice = match &case {
+                Some(name) => runner::Choice::Case(name),
+                None => runner::Choice::All {
+                    filter: &filter,
+                    from: from.as_deref(),
+                },
+            };
+            runner::run(&choice, patience, &logs)
+        }
         Verb::Audit { traces, compare_only } => audit::run(&traces, compare_only),
         Verb::List => runner::list(),
         Verb::End { way } => end_host(way).map(|()| true),

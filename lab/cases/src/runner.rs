@@ -43,16 +43,34 @@ fn start_daemon() -> Result<()> {
     Ok(())
 }
 
-/// Runs every case whose name contains `filter`, beginning with the case `from`, each within `patience` times its limit; true when
-/// all passed and there was one.
-pub(crate) fn run(filter: &str, from: Option<&str>, patience: u32, logs: &Path) -> Result<bool> {
-    let first = match from {
-        Some(name) => cases::ALL.iter().position(|case| case.name == name),
-        None => Some(0),
-    };
-    let first = first.with_context(|| format!("there is no case `{}`", from.unwrap_or_default()))?;
-    let behind = cases::ALL.iter().skip(first);
-    let chosen: Vec<_> = behind.filter(|case| case.name.contains(filter)).collect();
+/// Which cases to run.
+pub(crate) enum Choice<'a> {
+    /// This one.
+    Case(&'a str),
+    /// Those whose name contains `filter`, beginning with the case `from`.
+    All { filter: &'a str, from: Option<&'a str> },
+}
+
+impl Choice<'_> {
+    fn cases(&self) -> Result<Vec<&'static Case>> {
+        match *self {
+            Choice::Case(name) => Ok(vec![crate::find(name)?]),
+            Choice::All { filter, from } => {
+                let first = match from {
+                    Some(name) => cases::ALL.iter().position(|case| case.name == name),
+                    None => Some(0),
+                };
+                let first = first.with_context(|| format!("there is no case `{}`", from.unwrap_or_default()))?;
+                let behind = cases::ALL.iter().copied().skip(first);
+                Ok(behind.filter(|case| case.name.contains(filter)).collect())
+            }
+        }
+    }
+}
+
+/// Runs the chosen cases, each within `patience` times its limit; true when all passed and there was one.
+pub(crate) fn run(choice: &Choice<'_>, patience: u32, logs: &Path) -> Result<bool> {
+    let chosen = choice.cases()?;
     start_daemon()?;
     let (mut passed, mut failed, mut retried) = (0, 0, 0);
     let mut out = std::io::stdout().lock();
@@ -67,7 +85,8 @@ pub(crate) fn run(filter: &str, from: Option<&str>, patience: u32, logs: &Path) 
         if let Some(reason) = reason {
             // The emulated host sometimes stops making progress (docs/lab.md, traps); a second time is a failure.
             retried += 1;
-            writeln!(out, "retry  {} ({reason})", case.name)?;
+            let seconds = began.elapsed().as_secs_f64();
+            writeln!(out, "retry  {} {seconds:.1} s: {reason}", case.name)?;
             show_tail(&mut out, &logs.join(case.name).join("output"))?;
             keep_first(&logs.join(case.name))?;
             outcome = one(case, limit, logs)?;

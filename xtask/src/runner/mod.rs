@@ -14,6 +14,7 @@ pub(crate) mod interrupt;
 mod schedule;
 pub(crate) mod summary;
 pub(crate) mod task;
+pub(crate) mod timings;
 
 use anyhow::Result;
 
@@ -21,6 +22,7 @@ use crate::context::Context;
 pub(crate) use schedule::{Options, run_steps};
 pub(crate) use summary::{Counts, Outcome};
 pub(crate) use task::{Finished, Stopped, Task};
+pub(crate) use timings::Part;
 
 /// What a step reports when it went well.
 #[derive(Debug, Clone, Default)]
@@ -33,6 +35,8 @@ pub(crate) struct Report {
     pub(crate) counts: Counts,
     /// Everything was there already.
     pub(crate) cached: bool,
+    /// Lines that are said once more at the end of the run.
+    pub(crate) remarks: Vec<String>,
 }
 
 /// What to do with a step, asked right before it would run.

@@ -14,7 +14,8 @@ use serde_json::json;
 use super::board::{Board, Mode};
 use super::interrupt::Stop;
 use super::summary::{self, Row, contribution};
-use super::{Counts, Outcome, Plan, Report, Step, Stopped, Task};
+use super::task::Measured;
+use super::{Counts, Outcome, Plan, Report, Step, Stopped, Task, timings};
 use crate::context::Context;
 
 /// How many lines of a failed step's log are shown.
@@ -42,6 +43,7 @@ struct Ended {
     seconds: f64,
     report: Report,
     error: Option<anyhow::Error>,
+    measured: Measured,
 }
 
 /// Runs `steps`; the number is the exit status.
@@ -62,7 +64,10 @@ pub(crate) fn run_steps(context: &Context, steps: Vec<Step>, options: &Options) 
     let rows = run.all();
     board.close();
     let seconds = begun.elapsed().as_secs_f64();
-    finish(&rows?, options, &board, &stop, seconds)
+    let rows = rows?;
+    let times = timings::path(&context.logs(), options.verb);
+    timings::write(&times, &rows, seconds)?;
+    finish(&rows, options, &board, &stop, seconds)
 }
 
 struct Run<'a> {
@@ -151,12 +156,9 @@ impl Run<'_> {
             self.board.end(index, Outcome::Blocked.word(), 0.0, &detail);
             let counts = contribution(Outcome::Blocked, step.is_check, Counts::default());
             rows[index] = Some(Row {
-                name: step.name,
-                outcome: Outcome::Blocked,
-                seconds: 0.0,
                 detail,
                 counts,
-                explained: String::new(),
+                ..Row::new(step.name, Outcome::Blocked)
             });
         }
     }
@@ -165,7 +167,8 @@ impl Run<'_> {
     fn step(&self, index: usize, sender: &Sender<Ended>) {
         let begun = Instant::now();
         self.board.begin(index);
-        let (outcome, report, error) = match self.attempt(index) {
+        let mut measured = Measured::default();
+        let (outcome, report, error) = match self.attempt(index, &mut measured) {
             Ok((outcome, report)) => (outcome, report, None),
             Err(error) if error.is::<Stopped>() => (Outcome::Stopped, Report::default(), None),
             Err(error) => (Outcome::Failed, Report::default(), Some(error)),
@@ -176,12 +179,13 @@ impl Run<'_> {
             seconds: begun.elapsed().as_secs_f64(),
             report,
             error,
+            measured,
         };
         // The receiver lives as long as the scope that this thread belongs to.
         let _ = sender.send(ended);
     }
 
-    fn attempt(&self, index: usize) -> Result<(Outcome, Report)> {
+    fn attempt(&self, index: usize, measured: &mut Measured) -> Result<(Outcome, Report)> {
         let step = &self.steps[index];
         if let Some(ended) = self.unneeded(step)? {
             return Ok(ended);
@@ -192,10 +196,12 @@ impl Run<'_> {
         if let Some(ended) = self.unneeded(step)? {
             return Ok(ended);
         }
-        let report = (step.work)(self.context, &mut task).inspect_err(|error| {
+        let worked = (step.work)(self.context, &mut task).inspect_err(|error| {
             // The error itself is reported by whoever gets it; the log is only more complete with it.
             let _ = task.say(&format!("error: {error:#}"));
-        })?;
+        });
+        *measured = task.measured();
+        let report = worked?;
         let outcome = match report {
             Report {
                 counts: Counts { failed: 1.., .. },
@@ -229,6 +235,7 @@ impl Run<'_> {
             seconds,
             report,
             error,
+            measured,
         } = ended;
         let step = &self.steps[index];
         let detail = match &error {
@@ -255,6 +262,8 @@ impl Run<'_> {
             detail,
             counts,
             explained,
+            remarks: report.remarks,
+            measured,
         }
     }
 
@@ -294,12 +303,16 @@ fn finish(rows: &[Row], options: &Options, board: &Board, stop: &Stop, seconds: 
     let bad = rows.iter().any(|row| !row.outcome.satisfies());
     if options.counts {
         board.note(&summary::table(rows));
+        board.note(&timings::slowest(rows));
         // Once more, as the first time was many lines ago, and a CI server may keep only the last ones.
         for row in rows.iter().filter(|row| !row.explained.is_empty()) {
             board.note(&format!("{} failed:\n{}", row.name, row.explained));
         }
     }
     board.note(&format!("{seconds:.1} s in all"));
+    for remark in rows.iter().flat_map(|row| &row.remarks) {
+        board.note(remark);
+    }
     for row in rows.iter().filter(|row| row.outcome == Outcome::Failed) {
         board.note(&format!("failed: {}: {}", row.name, row.detail));
     }
@@ -462,6 +475,20 @@ mod tests {
             .collect();
         assert_eq!(names, ["a", "b"]);
         assert!(format!("{}", choose(list(), &["x".into()]).err().unwrap()).contains("a, b, c"));
+    }
+
+    #[test]
+    fn times_of_parts_are_kept_when_a_step_fails() {
+        let step = Step::new("cases", |_, task| {
+            task.part(timings::Part {
+                name: "boot".into(),
+                result: "ok".into(),
+                seconds: 1.0,
+            });
+            bail!("broken")
+        });
+        let rows = rows(&[step], true);
+        assert_eq!((rows[0].outcome, rows[0].measured.parts.len()), (Outcome::Failed, 1));
     }
 
     #[test]

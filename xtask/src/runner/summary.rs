@@ -4,6 +4,8 @@
 
 use std::fmt::Write as _;
 
+use super::task::Measured;
+
 /// Tests that a step ran.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -84,6 +86,26 @@ pub(crate) struct Row {
     pub(crate) counts: Counts,
     /// If it failed, the end of its log and what to do.
     pub(crate) explained: String,
+    /// What is said once more at the end of the run.
+    pub(crate) remarks: Vec<String>,
+    /// Its processor time and its parts.
+    pub(crate) measured: Measured,
+}
+
+impl Row {
+    /// One that has taken no time and has nothing to say.
+    pub(crate) fn new(name: &'static str, outcome: Outcome) -> Self {
+        Self {
+            name,
+            outcome,
+            seconds: 0.0,
+            detail: String::new(),
+            counts: Counts::default(),
+            explained: String::new(),
+            remarks: Vec::new(),
+            measured: Measured::default(),
+        }
+    }
 }
 
 /// What a step adds to the sum: the tests that it ran; if it is a check by itself, one; a failed step that reported no
@@ -101,13 +123,14 @@ pub(crate) fn contribution(outcome: Outcome, is_check: bool, mut counts: Counts)
 /// The steps with times, longest names aligned.
 pub(crate) fn table(rows: &[Row]) -> String {
     let width = rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);
-    let mut text = format!("\n{:<width$}  {:<10}  {:>9}\n", "step", "result", "time");
+    let mut text = format!("\n{:<width$}  {:<10}  {:>9}  {:>9}\n", "step", "result", "time", "CPU");
     for row in rows {
         let line = format!(
-            "{:<width$}  {:<10}  {:>7.1} s  {}",
+            "{:<width$}  {:<10}  {:>7.1} s  {:>7.1} s  {}",
             row.name,
             row.outcome.word(),
             row.seconds,
+            row.measured.cpu,
             row.detail.lines().next().unwrap_or_default()
         );
         let _ = writeln!(text, "{}", line.trim_end());

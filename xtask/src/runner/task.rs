@@ -13,10 +13,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use super::board::Board;
 use super::interrupt::Stop;
+use super::timings::Part;
 
 /// How long a child may take to clean up after SIGTERM before it is killed.
 const GRACE: Duration = Duration::from_secs(10);
@@ -24,6 +25,8 @@ const GRACE: Duration = Duration::from_secs(10);
 const AFTERMATH: Duration = Duration::from_millis(500);
 /// How often a waiting step looks at the stop flag and at its time limit.
 const TICK: Duration = Duration::from_millis(100);
+/// Linux, include/asm-generic/param.h: USER_HZ, in which proc(5) counts processor time.
+const TICKS_A_SECOND: f64 = 100.0;
 
 /// What one step writes to and asks.
 pub(crate) struct Task {
@@ -31,6 +34,16 @@ pub(crate) struct Task {
     log: File,
     board: Board,
     stop: Stop,
+    measured: Measured,
+}
+
+/// What was measured of a step, whether it went well or not.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Measured {
+    /// Processor seconds of its commands, with those of the children that they waited for.
+    pub(crate) cpu: f64,
+    /// Parts of it that have a time of their own.
+    pub(crate) parts: Vec<Part>,
 }
 
 /// Which of the child's two streams a line came from.
@@ -62,6 +75,7 @@ impl Task {
             log,
             board,
             stop,
+            measured: Measured::default(),
         };
         while task.log.try_lock().is_err() {
             task.board
@@ -78,6 +92,21 @@ impl Task {
         writeln!(self.log, "{line}")?;
         self.board.progress(self.index, line);
         Ok(())
+    }
+
+    /// Notes a part of the step that has a time of its own, such as a lab case.
+    pub(crate) fn part(&mut self, part: Part) {
+        self.measured.parts.push(part);
+    }
+
+    /// Adds processor seconds of a process that is no child of the step's, such as the lab's emulator.
+    pub(crate) fn add_cpu(&mut self, seconds: f64) {
+        self.measured.cpu += seconds;
+    }
+
+    /// What was measured so far; the step's end takes it.
+    pub(crate) fn measured(self) -> Measured {
+        self.measured
     }
 
     /// Runs a command that must succeed within `limit`.
@@ -124,7 +153,7 @@ impl Task {
                 if at.elapsed() > AFTERMATH {
                     return Ok(Finished { status, out, err });
                 }
-            } else if let Some(status) = child.try_wait()? {
+            } else if let Some(status) = self.ended(&mut child)? {
                 ended = Some((status, Instant::now()));
             } else {
                 self.stop_if_due(&mut child, &name, started, limit)?;
@@ -133,14 +162,23 @@ impl Task {
     }
 
     /// Both pipes are closed: the child is about to end, or has closed them and works on.
-    fn wait(&self, child: &mut Child, name: &str, started: Instant, limit: Duration) -> Result<ExitStatus> {
+    fn wait(&mut self, child: &mut Child, name: &str, started: Instant, limit: Duration) -> Result<ExitStatus> {
         loop {
-            if let Some(status) = child.try_wait()? {
+            if let Some(status) = self.ended(child)? {
                 return Ok(status);
             }
             self.stop_if_due(child, name, started, limit)?;
             thread::sleep(TICK / 10);
         }
+    }
+
+    /// How the child ended, if it has. Its processor time is read while it is a zombie, before its number is free again.
+    fn ended(&mut self, child: &mut Child) -> Result<Option<ExitStatus>> {
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        if waitid(WaitId::Pid(Pid::from_child(child)), look).is_ok_and(|ended| ended.is_some()) {
+            self.add_cpu(cpu_seconds(child.id().into()).unwrap_or_default());
+        }
+        Ok(child.try_wait()?)
     }
 
     fn stop_if_due(&self, child: &mut Child, name: &str, started: Instant, limit: Duration) -> Result<()> {
@@ -228,6 +266,20 @@ fn text(line: &mut Vec<u8>) -> String {
     text
 }
 
+/// Processor seconds of a process and of the children that it has waited for.
+pub(crate) fn cpu_seconds(pid: u64) -> Option<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // proc(5): fields 14 to 17 are utime, stime, cutime and cstime. The second field, the command's name, may hold spaces.
+    let (_, rest) = stat.rsplit_once(") ")?;
+    let ticks = rest
+        .split(' ')
+        .skip(11)
+        .take(4)
+        .map(|field| field.parse::<f64>().ok())
+        .sum::<Option<f64>>()?;
+    Some(ticks / TICKS_A_SECOND)
+}
+
 /// The command as one would type it, near enough for a log.
 fn shown(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy().into_owned()];
@@ -276,6 +328,18 @@ mod tests {
             .run_within(&mut sh("exit 3"), Duration::MAX)
             .unwrap_err();
         assert!(format!("{error}").contains("exit status: 3"), "{error}");
+    }
+
+    #[test]
+    fn processor_time_of_commands_and_their_children_is_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut task = task(dir.path(), &Stop::default());
+        let spin = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done";
+        task.run_within(&mut sh("sleep 0.1"), Duration::MAX).unwrap();
+        assert!(task.measured.cpu < 0.1, "{} s for a sleep", task.measured.cpu);
+        task.run_within(&mut sh(&format!("sh -c '{spin}'; true")), Duration::MAX)
+            .unwrap();
+        assert!(task.measured().cpu > 0.05);
     }
 
     #[test]

@@ -1,27 +1,33 @@
 //! The step `cases`: VM cases inside the lab, or right here where there is hardware virtualization.
 //!
-//! Reads the line that the runner prints for each case, and outlives the emulated host: when that dies or stands still
-//! (docs/lab.md, traps), it is started afresh, and the cases go on with the one that ran. What a case tests, and when one
-//! is made once more within a host, the runner knows (lab/cases).
+//! Outlives the emulated host: when that dies or stands still (docs/lab.md, traps), it is started afresh, and the cases go
+//! on with the one that ran. Cases that failed are run once more when all others have ended, each on a lab that has just
+//! been started. What a run comes to is in `case_sum`; what a case tests, and when one is made once more within a host, the
+//! runner knows (lab/cases).
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
+use super::case_sum::{AGAIN_AT_MOST, Again, Sum};
 use super::sandbox::{self, lab_command};
-use super::tests::{CASES_IN_LAB, judge};
+use super::tests::CASES_IN_LAB;
 use crate::context::Context;
-use crate::runner::{Counts, Finished, Report, Step, Task};
+use crate::runner::task::cpu_seconds;
+use crate::runner::{Finished, Step, Task};
 
 /// Each case has a hard limit of its own; this one ends the whole when they together take too long.
 const LIMIT: Duration = Duration::from_secs(50 * 60);
 /// Bringing programs into the lab, and the lab up.
 const SETUP_LIMIT: Duration = Duration::from_secs(5 * 60);
-/// Hosts that may be lost in one run; more is no accident of the emulator.
-const LOST_AT_MOST: usize = 3;
 /// Where the case `package` looks.
 const PACKAGES_IN_LAB: &str = "/opt/basalt/bin/basalt-packages";
+/// Where the runner keeps what cases leave (its default), and where it does for those that are run once more.
+const LOGS: &str = "/var/lib/basalt/cases";
+const LOGS_AGAIN: &str = "/var/lib/basalt/cases-again";
 
 /// All cases.
 pub(crate) fn cases() -> Step {
@@ -29,13 +35,14 @@ pub(crate) fn cases() -> Step {
         let mut runner = Command::new(context.release().join("basalt-lab-cases"));
         let names = task.run_within(runner.arg("list"), SETUP_LIMIT)?.out;
         let mut sum = Sum::default();
-        if context.kvm {
-            let mut command = Command::new(context.release().join("basalt-lab-cases"));
-            let finished = task.finish_within(command.arg("run").current_dir(&context.root), LIMIT)?;
-            sum.add(&finished);
+        let ran = if context.kvm {
+            run(context, task, &["run"]).map(|finished| sum.add(&finished))
         } else {
-            in_lab(context, task, &names, &mut sum)?;
-        }
+            in_lab(context, task, &names, &mut sum)
+        };
+        ran.and_then(|()| again(context, task, &mut sum))
+            .inspect_err(|_| sum.tell(task))?;
+        sum.tell(task);
         sum.report(&names)
     })
     .hint("the case's console log is named above; `cargo xtask test --only cases` repeats the cases")
@@ -43,12 +50,8 @@ pub(crate) fn cases() -> Step {
 
 fn in_lab(context: &Context, task: &mut Task, names: &[String], sum: &mut Sum) -> Result<()> {
     while let Some(next) = names.get(sum.ended()) {
-        task.run_within(&mut lab_command(context, &["sync"]), SETUP_LIMIT)?;
-        let packages = super::package::for_tests(context);
-        let mut push = lab_command(context, &["push"]);
-        task.run_within(push.args(packages).arg(PACKAGES_IN_LAB), SETUP_LIMIT)?;
-        let mut command = lab_command(context, &["exec", "--", CASES_IN_LAB, "run", "--from", next]);
-        let finished = task.finish_within(&mut command, LIMIT)?;
+        bring_programs(context, task)?;
+        let finished = run(context, task, &["run", "--from", next])?;
         sum.add(&finished);
         if !sandbox::host_is_lost(&finished) {
             return Ok(());
@@ -65,144 +68,76 @@ fn in_lab(context: &Context, task: &mut Task, names: &[String], sum: &mut Sum) -
     Ok(())
 }
 
-/// What became of the cases so far.
-#[derive(Debug, Default)]
-struct Sum {
-    passed: usize,
-    /// Names, and why where the runner told.
-    failed: Vec<String>,
-    retried: usize,
-    /// The cases under which hosts were lost.
-    lost: Vec<String>,
-    /// How the last runner ended.
-    runner_failed: bool,
+/// Runs each case that failed once more, on a host that nothing has run on: what passes there is flaky, not broken. More
+/// failures than a few are no accident and stay what they are.
+fn again(context: &Context, task: &mut Task, sum: &mut Sum) -> Result<()> {
+    let failed = sum.to_be_run_again();
+    if failed.is_empty() && sum.has_failed() {
+        task.say(&format!(
+            "more than {AGAIN_AT_MOST} cases failed; none is run once more"
+        ))?;
+    }
+    for name in failed {
+        task.say(&format!("once more, on a lab started for it: {name}"))?;
+        if !context.kvm {
+            task.run_within(&mut lab_command(context, &["down"]), SETUP_LIMIT)?;
+            sandbox::another_host(context, task)?;
+            bring_programs(context, task)?;
+        }
+        let first = keep_logs(context, task, &name, LOGS, "first")?;
+        let finished = run(context, task, &["run", "--case", &name, "--logs", LOGS_AGAIN])?;
+        let lost = sandbox::host_is_lost(&finished);
+        if lost {
+            sandbox::another_host(context, task)?;
+        }
+        let second = keep_logs(context, task, &name, LOGS_AGAIN, "second")?;
+        let short = |path: &Path| context.short(path).display().to_string();
+        sum.ran_again(Again::of(&name, &finished, lost, [short(&first), short(&second)]));
+    }
+    Ok(())
 }
 
-impl Sum {
-    /// How many cases have a result. They run in the order of the list.
-    fn ended(&self) -> usize {
-        self.passed + self.failed.len()
-    }
-
-    fn add(&mut self, finished: &Finished) {
-        self.runner_failed = !finished.status.success();
-        for line in &finished.out {
-            match result(line) {
-                Some(("ok", _)) => self.passed += 1,
-                Some(("FAILED", name)) => self.failed.push(match line.split_once(" s: ") {
-                    Some((_, why)) => format!("{name} ({why})"),
-                    None => name.to_owned(),
-                }),
-                Some(("retry", _)) => self.retried += 1,
-                _ => {}
-            }
-        }
-    }
-
-    /// The case during which a host is lost is made once more; a second time it has failed.
-    fn host_lost(&mut self, during: &str) -> Result<()> {
-        if self.lost.iter().any(|name| name == during) {
-            self.failed.push(during.to_owned());
-        } else {
-            self.retried += 1;
-        }
-        self.lost.push(during.to_owned());
-        if self.lost.len() > LOST_AT_MOST {
-            bail!(
-                "{} emulated hosts were lost, under {}",
-                self.lost.len(),
-                self.lost.join(", ")
-            );
-        }
-        Ok(())
-    }
-
-    fn report(self, names: &[String]) -> Result<Report> {
-        let counts = Counts {
-            passed: u64::try_from(self.passed)?,
-            failed: u64::try_from(self.failed.len())?,
-            skipped: 0,
-        };
-        let missing = names.get(self.ended()).map(String::as_str);
-        let mut report = judge(counts, missing.is_none() && !self.runner_failed, self.failed.clone())
-            .with_context(|| format!("the cases ended before {}", missing.unwrap_or("their sum")))?;
-        // A case that was made once more passed or failed like any other, but whoever reads the sum should know.
-        report.detail = format!("{} of {} run, {} retried", self.ended(), names.len(), self.retried);
-        for (what, which) in [("hosts lost under", &self.lost), ("failed:", &self.failed)] {
-            if !which.is_empty() {
-                report.detail = format!("{}, {what} {}", report.detail, which.join(" "));
-            }
-        }
-        Ok(report)
-    }
+/// What is new of our programs, and the packages.
+fn bring_programs(context: &Context, task: &mut Task) -> Result<()> {
+    task.run_within(&mut lab_command(context, &["sync"]), SETUP_LIMIT)?;
+    let packages = super::package::for_tests(context);
+    let mut push = lab_command(context, &["push"]);
+    task.run_within(push.args(packages).arg(PACKAGES_IN_LAB), SETUP_LIMIT)?;
+    Ok(())
 }
 
-/// `ok     NAME 1.2 s`, `FAILED NAME 1.2 s: why`, `retry  NAME (why)`: what, and which case. Other lines are a case's own output,
-/// which the runner indents.
-fn result(line: &str) -> Option<(&str, &str)> {
-    let mut words = line.split_whitespace();
-    let (what, name) = (words.next()?, words.next()?);
-    (line.starts_with(what) && ["ok", "FAILED", "retry"].contains(&what)).then_some((what, name))
+/// The runner of cases with these arguments, in the lab if there is one, whose processor time counts as the step's.
+fn run(context: &Context, task: &mut Task, arguments: &[&str]) -> Result<Finished> {
+    if context.kvm {
+        let mut command = Command::new(context.release().join("basalt-lab-cases"));
+        return task.finish_within(command.args(arguments).current_dir(&context.root), LIMIT);
+    }
+    let emulator = sandbox::emulator(context, task)?;
+    let before = cpu_seconds(emulator);
+    let mut command = lab_command(context, &["exec", "--", CASES_IN_LAB]);
+    let finished = task.finish_within(command.args(arguments), LIMIT);
+    // One that has died tells nothing any more.
+    if let (Some(before), Some(after)) = (before, cpu_seconds(emulator)) {
+        task.add_cpu(after - before);
+    }
+    finished
 }
 
-#[cfg(test)]
-mod self_tests {
-    use std::os::unix::process::ExitStatusExt;
-    use std::process::ExitStatus;
-
-    use super::*;
-
-    fn names() -> Vec<String> {
-        ["a", "b", "c"].map(str::to_owned).to_vec()
-    }
-
-    fn ran(code: i32, out: &[&str]) -> Finished {
-        Finished {
-            status: ExitStatus::from_raw(code << 8),
-            out: out.iter().map(|line| (*line).to_owned()).collect(),
-            err: Vec::new(),
-        }
-    }
-
-    #[test]
-    fn a_lost_host_costs_one_more_try_of_one_case() {
-        let mut sum = Sum::default();
-        sum.add(&ran(125, &["ok     a 1.0 s", "  | ok b"]));
-        assert_eq!(sum.ended(), 1);
-        sum.host_lost("b").unwrap();
-        sum.add(&ran(0, &["retry  b (no end)", "ok     b 1.0 s", "ok     c 2.0 s"]));
-        let report = sum.report(&names()).unwrap();
-        assert_eq!((report.counts.passed, report.counts.failed), (3, 0));
-        assert_eq!(report.detail, "3 of 3 run, 2 retried, hosts lost under b");
-    }
-
-    #[test]
-    fn a_case_that_loses_two_hosts_has_failed_and_many_hosts_end_it_all() {
-        let mut sum = Sum::default();
-        sum.host_lost("a").unwrap();
-        sum.host_lost("a").unwrap();
-        assert_eq!(sum.failed, ["a"]);
-        sum.host_lost("b").unwrap();
-        assert!(sum.host_lost("c").unwrap_err().to_string().contains("a, a, b, c"));
-    }
-
-    #[test]
-    fn cases_that_did_not_run_and_runners_that_fail_are_failures() {
-        let mut sum = Sum::default();
-        sum.add(&ran(1, &["ok     a 1.0 s", "ok     b 1.0 s"]));
-        assert!(format!("{:#}", sum.report(&names()).unwrap_err()).contains("before c"));
-        let mut sum = Sum::default();
-        sum.add(&ran(1, &["ok     a 1.0 s", "ok     b 1.0 s", "ok     c 1.0 s"]));
-        assert!(sum.report(&names()).is_err());
-        assert!(Sum::default().report(&[]).is_err());
-        let mut sum = Sum::default();
-        sum.add(&ran(
-            1,
-            &["ok     a 1.0 s", "FAILED b 1.0 s: took 2 s: too long", "ok     c 1.0 s"],
-        ));
-        let report = sum.report(&names()).unwrap();
-        assert_eq!(report.counts.failed, 1);
-        let end = "failed: b (took 2 s: too long)";
-        assert!(report.detail.ends_with(end), "{}", report.detail);
-    }
+/// Everything that a case left in its directory below `logs`, as one file in the checkout's build directory: the lab may be
+/// gone when somebody looks.
+fn keep_logs(context: &Context, task: &mut Task, name: &str, logs: &str, attempt: &str) -> Result<PathBuf> {
+    let script = format!("cd {logs}/{name} && for f in *; do echo \"==> $f <==\"; tail -c 100000 \"$f\"; echo; done");
+    let mut command = if context.kvm {
+        Command::new("sh")
+    } else {
+        lab_command(context, &["exec", "--", "sh"])
+    };
+    // A host that was lost may have lost these too: then the file says so.
+    let finished = task.finish_within(command.args(["-c", &script]), SETUP_LIMIT)?;
+    let home = context.logs().join("cases");
+    fs::create_dir_all(&home).with_context(|| format!("cannot create {}", home.display()))?;
+    let path = home.join(format!("{name}.{attempt}.log"));
+    let lines: Vec<_> = finished.out.into_iter().chain(finished.err).collect();
+    fs::write(&path, lines.join("\n") + "\n").with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
 }

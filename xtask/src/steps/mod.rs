@@ -4,6 +4,7 @@
 
 mod apt;
 mod build;
+mod case_sum;
 mod cases;
 mod checks;
 mod deb;
