@@ -1,4 +1,4 @@
-//! `cargo xtask`: the developer's commands. `make run` and `make test` are two of them.
+//! `cargo xtask`: the developer's commands. `make run`, `make check` and `make test` are three of them.
 //!
 //! Reads the command line; everything else is in the modules: what to do in `steps`, how in `runner`, rules in `tidy`.
 
@@ -34,6 +34,8 @@ enum Verb {
     Run(StepArgs),
     /// Run all checks and tests, and what they need
     Test(StepArgs),
+    /// Run what needs no virtual machine: format, tidy, lints, unit tests
+    Check(StepArgs),
     /// What CI runs: `test` in plain lines
     Ci(StepArgs),
     /// Check the rules that the compiler does not know (layers, budgets, marks, golden files)
@@ -95,6 +97,7 @@ fn dispatch(verb: Verb) -> Result<u8> {
     match verb {
         Verb::Run(args) => with_steps(&context, steps::run(), args, "run"),
         Verb::Test(args) => with_steps(&context, steps::test(), args, "test"),
+        Verb::Check(args) => with_steps(&context, steps::check(), args, "check"),
         Verb::Ci(args) => {
             context.ci = true;
             with_steps(&context, steps::test(), args, "test")
@@ -128,11 +131,12 @@ fn with_steps(context: &Context, steps: Vec<Step>, args: StepArgs, verb: &'stati
         list(&steps, args.json)?;
         return Ok(0);
     }
+    let tests = ["check", "test"].contains(&verb);
     let options = Options {
         only: args.only,
         json: args.json,
-        keep_going: verb == "test",
-        counts: verb == "test",
+        keep_going: tests,
+        counts: tests,
         verb,
     };
     run_steps(context, steps, &options)

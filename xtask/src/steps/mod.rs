@@ -8,6 +8,7 @@ mod case_sum;
 mod cases;
 mod checks;
 mod deb;
+mod deny;
 mod dkms;
 mod guest;
 mod host_ends;
@@ -98,6 +99,20 @@ pub(crate) fn bench_image() -> Vec<Step> {
     ]
 }
 
+/// What `make check` does: what needs no virtual machine, with the packages that building the tests needs.
+pub(crate) fn check() -> Vec<Step> {
+    vec![
+        build::components(),
+        checks::fmt().after(&["rust-components"]),
+        checks::tidy(),
+        apt::packages(),
+        checks::clippy().after(&["rust-components"]),
+        deny::deny(),
+        // Not beside clippy: both wait for the same build directory's lock.
+        unit::unit().after(&["apt-packages"]).follows(&["clippy"]),
+    ]
+}
+
 /// What `make test` does.
 pub(crate) fn test() -> Vec<Step> {
     let mut steps = vec![
@@ -107,7 +122,7 @@ pub(crate) fn test() -> Vec<Step> {
     ];
     let programs: Vec<_> = RUN_PROGRAMS.iter().chain(TEST_PROGRAMS).copied().collect();
     steps.extend(setup(&programs));
-    steps.extend([checks::clippy().after(&["rust-components"]), checks::deny()]);
+    steps.extend([checks::clippy().after(&["rust-components"]), deny::deny()]);
     steps.extend([recipe(REDIS, HINT_IMAGE), recipe(NODE, HINT_IMAGE)].map(|step| step.after(&["apt-packages"])));
     // One after another, because they wait for the same build directory's lock.
     steps.push(unit::unit().after(&["apt-packages"]).follows(&["clippy"]));
@@ -195,7 +210,7 @@ mod self_tests {
 
     #[test]
     fn every_prerequisite_exists_and_names_are_unique() {
-        for steps in [run(), test(), package(None), bench_image()] {
+        for steps in [run(), check(), test(), package(None), bench_image()] {
             let names: BTreeSet<_> = steps.iter().map(|step| step.name).collect();
             assert_eq!(names.len(), steps.len());
             for step in &steps {
