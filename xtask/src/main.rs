@@ -55,7 +55,7 @@ enum Verb {
     },
     /// Wrap the prose of documents at 120 characters
     Wrap,
-    /// Make and import the image that `basalt-bench exits` has guests run
+    /// Build `basalt-bench`, and make and import the image that its part `exits` has guests run
     BenchImage(StepArgs),
     /// Run the commands that README and docs show
     Docs,

@@ -64,6 +64,8 @@ pub(crate) struct Step {
     pub(crate) follows: Vec<&'static str>,
     /// Whether it counts as a test by itself; steps that run tests report those instead.
     pub(crate) is_check: bool,
+    /// Whether it takes what the others leave of the processors, at the lowest priority, and no place among them.
+    pub(crate) in_background: bool,
     /// What to do when it failed.
     pub(crate) hint: &'static str,
     plan: PlanFn,
@@ -82,6 +84,7 @@ impl Step {
             after: Vec::new(),
             follows: Vec::new(),
             is_check: false,
+            in_background: false,
             hint: "",
             plan,
             work: Box::new(work),
@@ -109,6 +112,12 @@ impl Step {
     /// Counts it as one test.
     pub(crate) fn check(mut self) -> Self {
         self.is_check = true;
+        self
+    }
+
+    /// Has it run beside the others, with what they leave of the processors.
+    pub(crate) fn in_background(mut self) -> Self {
+        self.in_background = true;
         self
     }
 

@@ -70,6 +70,27 @@ pub(crate) fn run_steps(context: &Context, steps: Vec<Step>, options: &Options) 
     finish(&rows, options, &board, &stop, seconds)
 }
 
+/// Steps that run or may run at the same time: in the background, and others.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Places {
+    beside: usize,
+    front: usize,
+}
+
+impl Places {
+    fn of(&self, step: &Step) -> usize {
+        if step.in_background { self.beside } else { self.front }
+    }
+
+    fn of_mut(&mut self, step: &Step) -> &mut usize {
+        if step.in_background {
+            &mut self.beside
+        } else {
+            &mut self.front
+        }
+    }
+}
+
 struct Run<'a> {
     context: &'a Context,
     steps: &'a [Step],
@@ -81,28 +102,29 @@ struct Run<'a> {
 impl Run<'_> {
     fn all(&self) -> Result<Vec<Row>> {
         // One more than there are processors: many steps wait for the network or for a disk.
-        let places = thread::available_parallelism()?.get() + 1;
+        let places = Places {
+            beside: 1,
+            front: thread::available_parallelism()?.get() + 1,
+        };
         let mut rows: Vec<Option<Row>> = self.steps.iter().map(|_| None).collect();
         let mut started = vec![false; self.steps.len()];
         let (sender, receiver) = mpsc::channel();
         thread::scope(|scope| {
-            let mut running = 0;
+            let mut running = Places::default();
             loop {
                 self.block(&mut rows, &started);
-                while running < places
-                    && let Some(index) = self.next(&rows, &started)
-                {
+                while let Some(index) = self.next(&rows, &started, |step| running.of(step) < places.of(step)) {
                     started[index] = true;
-                    running += 1;
+                    *running.of_mut(&self.steps[index]) += 1;
                     let sender = sender.clone();
                     scope.spawn(move || self.step(index, &sender));
                 }
-                if running == 0 {
+                if running == Places::default() {
                     break;
                 }
                 let ended = receiver.recv().context("a step's thread ended without a word")?;
-                running -= 1;
                 let index = ended.index;
+                *running.of_mut(&self.steps[index]) -= 1;
                 rows[index] = Some(self.note(ended));
             }
             Ok(())
@@ -114,12 +136,14 @@ impl Run<'_> {
         })
     }
 
-    /// The first step in the list that may start now.
-    fn next(&self, rows: &[Option<Row>], started: &[bool]) -> Option<usize> {
+    /// The first step in the list that may start now and has a place.
+    fn next(&self, rows: &[Option<Row>], started: &[bool], has_place: impl Fn(&Step) -> bool) -> Option<usize> {
         let mut open = (0..self.steps.len()).filter(|&index| !started[index] && rows[index].is_none());
         open.find(|&index| {
             let step = &self.steps[index];
-            step.after.iter().all(|name| self.met(rows, name)) && step.follows.iter().all(|name| self.ended(rows, name))
+            has_place(step)
+                && step.after.iter().all(|name| self.met(rows, name))
+                && step.follows.iter().all(|name| self.ended(rows, name))
         })
     }
 
@@ -191,7 +215,8 @@ impl Run<'_> {
             return Ok(ended);
         }
         let log = self.context.logs().join(format!("{}.log", step.name));
-        let mut task = Task::new(index, &log, self.board.clone(), self.stop.clone())?;
+        let task = Task::new(index, &log, self.board.clone(), self.stop.clone())?;
+        let mut task = task.in_background(step.in_background);
         // Another run may have done it while this one waited.
         if let Some(ended) = self.unneeded(step)? {
             return Ok(ended);
@@ -447,6 +472,48 @@ mod tests {
         let last = ok("b").follows(&["a", "not in the list"]);
         let rows = rows(&[last, bad("a")], true);
         assert_eq!(outcomes(&rows), [Outcome::Ok, Outcome::Failed]);
+    }
+
+    /// As many steps as there are places see each other, while one in the background waits for all of them.
+    #[test]
+    fn steps_in_the_background_take_no_place_and_run_one_at_a_time() {
+        static FRONT: AtomicU32 = AtomicU32::new(0);
+        static BESIDE: AtomicU32 = AtomicU32::new(0);
+        let places = thread::available_parallelism().unwrap().get() + 1;
+        let all = u32::try_from(places).unwrap();
+        let all_are_there = move || {
+            let deadline = Instant::now() + std::time::Duration::from_secs(20);
+            while FRONT.load(Ordering::SeqCst) < all {
+                if Instant::now() > deadline {
+                    bail!("a step in the background has the place of another");
+                }
+                thread::sleep(std::time::Duration::from_millis(5));
+            }
+            Ok(Report::default())
+        };
+        let beside = |name| {
+            let work = move |_: &Context, _: &mut Task| {
+                if BESIDE.fetch_add(1, Ordering::SeqCst) != 0 {
+                    bail!("two are in the background at once");
+                }
+                let report = all_are_there();
+                BESIDE.fetch_sub(1, Ordering::SeqCst);
+                report
+            };
+            Step::new(name, work).in_background()
+        };
+        // Each its own name: two of one name wait for each other's log.
+        let front = |number| {
+            Step::new(format!("front{number}").leak(), move |_, _| {
+                FRONT.fetch_add(1, Ordering::SeqCst);
+                all_are_there()
+            })
+        };
+        let mut steps = vec![beside("one"), beside("two")];
+        steps.extend((0..places).map(front));
+        for row in rows(&steps, true) {
+            assert_eq!(row.outcome, Outcome::Ok, "{}", row.detail);
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, setpriority_pgrp, waitid};
 
 use super::board::Board;
 use super::interrupt::Stop;
@@ -25,6 +25,8 @@ const GRACE: Duration = Duration::from_secs(10);
 const AFTERMATH: Duration = Duration::from_millis(500);
 /// How often a waiting step looks at the stop flag and at its time limit.
 const TICK: Duration = Duration::from_millis(100);
+/// The priority of what runs in the background (sched(7)): next to nothing where others want the processor.
+const LOWEST: i32 = 19;
 /// Linux, include/asm-generic/param.h: USER_HZ, in which proc(5) counts processor time.
 const TICKS_A_SECOND: f64 = 100.0;
 
@@ -34,6 +36,7 @@ pub(crate) struct Task {
     log: File,
     board: Board,
     stop: Stop,
+    in_background: bool,
     measured: Measured,
 }
 
@@ -75,6 +78,7 @@ impl Task {
             log,
             board,
             stop,
+            in_background: false,
             measured: Measured::default(),
         };
         while task.log.try_lock().is_err() {
@@ -85,6 +89,12 @@ impl Task {
         }
         task.log.set_len(0)?;
         Ok(task)
+    }
+
+    /// Has its commands run at the lowest priority.
+    pub(crate) fn in_background(mut self, yes: bool) -> Self {
+        self.in_background = yes;
+        self
     }
 
     /// Notes a line: to the log, and as the step's progress.
@@ -129,6 +139,13 @@ impl Task {
             .stderr(Stdio::piped())
             .process_group(0);
         let mut child = command.spawn().with_context(|| format!("cannot start `{name}`"))?;
+        if self.in_background {
+            // What it starts has it from it. A child that has ended meanwhile needs none.
+            match setpriority_pgrp(Some(Pid::from_child(&child)), LOWEST) {
+                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+                Err(error) => self.say(&format!("`{name}` runs at the usual priority: {error}"))?,
+            }
+        }
         let lines = read_both(&mut child)?;
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let started = Instant::now();
@@ -340,6 +357,19 @@ mod tests {
         task.run_within(&mut sh(&format!("sh -c '{spin}'; true")), Duration::MAX)
             .unwrap();
         assert!(task.measured().cpu > 0.05);
+    }
+
+    #[test]
+    fn commands_in_the_background_have_the_lowest_priority() {
+        let dir = tempfile::tempdir().unwrap();
+        let ours = Command::new("nice").output().unwrap().stdout;
+        let ours = String::from_utf8(ours).unwrap();
+        for (in_background, wanted) in [(false, ours.trim()), (true, "19")] {
+            let mut task = task(dir.path(), &Stop::default()).in_background(in_background);
+            // A shell's child, started after the shell has been given its priority.
+            let done = task.run_within(&mut sh("sleep 0.5; nice"), Duration::MAX).unwrap();
+            assert_eq!(done.out, [wanted]);
+        }
     }
 
     #[test]

@@ -31,8 +31,10 @@ const RUN_PROGRAMS: &[&str] = &[
     "basalt-lab",
     "basalt-lab-init",
 ];
-/// Programs that tests and measurements need besides.
-const TEST_PROGRAMS: &[&str] = &["basalt-lab-cases", "basalt-kernel-check", "basalt-bench"];
+/// Programs that tests need besides.
+const TEST_PROGRAMS: &[&str] = &["basalt-lab-cases", "basalt-kernel-check"];
+/// What measures, and needs the others.
+const BENCH_PROGRAMS: &[&str] = &["basalt-bench"];
 
 const KERNEL: Recipe = Recipe {
     name: "kernel",
@@ -90,12 +92,15 @@ pub(crate) fn package(version: Option<String>) -> Vec<Step> {
     ]
 }
 
-/// What `cargo xtask bench-image` does: the image that `basalt-bench exits` has guests run, which no test needs.
+/// What `cargo xtask bench-image` does: `basalt-bench`, and the image that its part `exits` has guests run. No test needs them.
 pub(crate) fn bench_image() -> Vec<Step> {
+    let programs: Vec<_> = RUN_PROGRAMS.iter().chain(BENCH_PROGRAMS).copied().collect();
     vec![
         apt::packages(),
+        build::musl_target().after(&["apt-packages"]),
+        build::binaries(&programs).after(&["musl-target"]),
         recipe(LOAD, HINT_IMAGE).after(&["apt-packages"]),
-        sandbox::import("import-load", LOAD, "load").after(&["image-load"]),
+        sandbox::import("import-load", LOAD, "load").after(&["image-load", "binaries"]),
     ]
 }
 
@@ -122,11 +127,12 @@ pub(crate) fn test() -> Vec<Step> {
     ];
     let programs: Vec<_> = RUN_PROGRAMS.iter().chain(TEST_PROGRAMS).copied().collect();
     steps.extend(setup(&programs));
-    steps.extend([checks::clippy().after(&["rust-components"]), deny::deny()]);
+    // Beside the kernel, the programs and the cases, which leave processors idle again and again. One after another, because
+    // they wait for the same build directory's lock.
+    let clippy = checks::clippy().after(&["rust-components"]).in_background();
+    let built = unit::build().after(&["apt-packages"]).follows(&["clippy"]);
+    steps.extend([clippy, built.in_background(), deny::deny()]);
     steps.extend([recipe(REDIS, HINT_IMAGE), recipe(NODE, HINT_IMAGE)].map(|step| step.after(&["apt-packages"])));
-    // One after another, because they wait for the same build directory's lock.
-    steps.push(unit::unit().after(&["apt-packages"]).follows(&["clippy"]));
-    steps.push(tests::fuzz().after(&["apt-packages"]).follows(&["unit-tests"]));
     for (name, recipe, tag) in [
         ("import-python", PYTHON, "python"),
         ("import-redis", REDIS, "redis"),
@@ -142,14 +148,18 @@ pub(crate) fn test() -> Vec<Step> {
     steps.push(package::packages_for_tests().after(&["assets"]));
     steps.push(dkms::package_for_tests().after(&["apt-packages"]));
     steps.push(sandbox::other_images().check().after(&["first-sandbox"]));
-    // Alone on the machine: cases have time limits, and an emulated host is slow enough without company.
-    let alone = ["other-images", "unit-tests", "fuzz", "deny"];
+    // With nothing beside them but what is in the background: cases have time limits, and an emulated host is slow enough
+    // without company. The package is made twice, compressed.
+    let alone = ["other-images", "module-package", "deny"];
     steps.push(
         cases::cases()
             .after(&["first-sandbox", "package", "module"])
             .follows(&alone),
     );
-    steps.push(tests::audit().after(&["first-sandbox"]).follows(&["cases"]));
+    steps.push(unit::unit().after(&["build-tests"]).follows(&["cases", "clippy"]));
+    steps.push(tests::fuzz().after(&["build-tests"]).follows(&["cases", "clippy"]));
+    let alone = ["cases", "unit-tests", "fuzz"];
+    steps.push(tests::audit().after(&["first-sandbox"]).follows(&alone));
     steps.push(checks::docs().after(&["first-sandbox"]).follows(&["filters"]));
     steps.push(sandbox::lab_killed().check().after(&ready).follows(&["docs"]));
     let ends = host_ends::host_ends().check();

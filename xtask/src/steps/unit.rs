@@ -1,4 +1,4 @@
-//! The step `unit-tests`: `cargo test` for the whole workspace, natively.
+//! The steps `build-tests` and `unit-tests`: `cargo test` for the whole workspace, natively, compiled first and then run.
 //!
 //! Reads what cargo prints. A few tests that fail are made once more, each target by itself: a machine that does much else
 //! can be too slow for a test that waits. Such a test is named in the sum, for whoever should mend it.
@@ -12,9 +12,29 @@ use super::tests::{failed_names, judge};
 use crate::context::Context;
 use crate::runner::{Counts, Finished, Report, Step, Task};
 
-const LIMIT: Duration = Duration::from_secs(40 * 60);
+/// In the background compiling takes as long as what it runs beside.
+const LIMIT: Duration = Duration::from_secs(60 * 60);
 /// More failed tests than these are no accident, and are not made again.
 const AGAIN_AT_MOST: usize = 5;
+
+/// Compiles all tests of the workspace, and the fuzzer.
+pub(crate) fn build() -> Step {
+    Step::new("build-tests", |context, task| {
+        for what in [
+            &["test", "--workspace", "--no-run"],
+            &["build", "--package", "basalt-fuzz"],
+        ] as [&[&str]; 2]
+        {
+            let mut command = cargo(context, what);
+            if context.ci {
+                command.arg("--locked");
+            }
+            task.run_within(&mut command, LIMIT)?;
+        }
+        Ok(Report::default())
+    })
+    .hint("the compiler's messages are above; `cargo test --workspace --no-run` repeats them in colour")
+}
 
 /// All tests of the workspace.
 pub(crate) fn unit() -> Step {
