@@ -190,3 +190,30 @@ fn show_tail(out: &mut impl Write, path: &Path) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(choice: &Choice<'_>) -> Vec<&'static str> {
+        choice.cases().unwrap().iter().map(|case| case.name).collect()
+    }
+
+    #[test]
+    fn one_case_is_chosen_by_its_whole_name_and_many_by_a_part() {
+        assert_eq!(names(&Choice::Case("snapshot")), ["snapshot"]);
+        assert!(Choice::Case("snap").cases().is_err());
+        let (filter, from) = ("snapshot", Some("cpu-models"));
+        let behind = names(&Choice::All { filter, from });
+        assert!(behind.len() > 1 && !behind.contains(&"snapshot"), "{behind:?}");
+        assert_eq!(names(&Choice::All { filter: "", from: None }).len(), cases::ALL.len());
+        assert!(
+            Choice::All {
+                filter,
+                from: Some("none")
+            }
+            .cases()
+            .is_err()
+        );
+    }
+}

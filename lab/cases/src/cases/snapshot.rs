@@ -27,7 +27,7 @@ use super::snapshot_guest::{self, Report};
 use super::snapshot_pty::Typist;
 use super::vsock::connect;
 use crate::vm::{self, Builder, Vm};
-use crate::{Case, Host};
+use crate::{Case, Host, stall};
 
 pub(crate) const CASE: Case = Case {
     name: "snapshot",
@@ -53,6 +53,9 @@ const MAX_FILES: usize = 8;
 
 /// How long a guest may take to answer, in an emulated host.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long one attempt to be heard may take: an answer that is lost is not to cost all of [`PATIENCE`].
+const ATTEMPT: Duration = Duration::from_secs(10);
 
 /// An interface in the node's network, and a server behind it.
 struct Wire {
@@ -185,9 +188,13 @@ impl Stage<'_> {
 
     /// What the guest says of itself over a new connection.
     fn report(&self) -> Result<Report> {
+        self.report_within(PATIENCE)
+    }
+
+    fn report_within(&self, patience: Duration) -> Result<Report> {
         let mut text = String::new();
         let mut stream = connect(&self.address, snapshot_guest::REPORT)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(patience))?;
         stream.read_to_string(&mut text)?;
         Report::parse(&text).with_context(|| format!("the guest reported {text:?}"))
     }
@@ -371,14 +378,28 @@ fn boot(stage: &Stage<'_>) -> Result<(Vm, Report)> {
         .builder()?
         .start_listening(Some(stage.listener.try_clone()?.into()))?;
     start_load(&machine, stage.wire)?;
-    let deadline = Instant::now() + PATIENCE;
-    while let Err(error) = stage.report() {
-        ensure!(Instant::now() < deadline, "the load does not listen: {error:#}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    wait_for_load(stage, &machine)?;
     stage.stream(snapshot_guest::Stream::Begin)?;
     let first = stage.wait("the load", |report| stage.has_gone_on(report, &Report::default()))?;
     Ok((machine, first))
+}
+
+/// Waits until the guest half answers. Where it did not, on machines that did much else, nothing else could be learnt.
+fn wait_for_load(stage: &Stage<'_>, machine: &Vm) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut refused = 0;
+    while let Err(error) = stage.report_within(ATTEMPT) {
+        refused += 1;
+        ensure!(
+            Instant::now() < deadline,
+            "after {refused} attempts in {PATIENCE:?} the load does not listen: {error:#}\nthe console:\n{}\n\
+             what its VMM's threads are doing:\n{}",
+            machine.console()?,
+            stall::evidence(machine.vmm.pid())
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
 }
 
 /// Installs the guest half and leaves it running by itself.

@@ -10,8 +10,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -113,14 +113,6 @@ pub(super) fn run(arguments: &[String]) -> Result<()> {
     let hold = listen(HOLD)?;
     let print = listen(PRINT)?;
     let stream = listen(STREAM)?;
-    let loads: [fn() -> Result<()>; 5] = [disk_load, tick_load, entropy_load, fio_load, pty::load];
-    for work in loads {
-        std::thread::spawn(move || {
-            if let Err(error) = work() {
-                wrong(&format!("{error:#}"));
-            }
-        });
-    }
     std::thread::spawn(move || {
         serve(&hold, |stream| {
             std::thread::spawn(move || echo(stream));
@@ -138,11 +130,26 @@ pub(super) fn run(arguments: &[String]) -> Result<()> {
         })
     });
     std::thread::spawn(move || serve(&stream, follow));
+    let begun = Once::new();
     serve(&report, |mut stream| {
         // Who asks may have gone: a restore ends connections.
         drop(stream.write_all(tell().as_bytes()));
+        drop(stream);
+        // Not before somebody is known to be heard: whether the guest listens is not to depend on what its load leaves it.
+        begun.call_once(begin_loads);
     });
     Ok(())
+}
+
+fn begin_loads() {
+    let loads: [fn() -> Result<()>; 5] = [disk_load, tick_load, entropy_load, fio_load, pty::load];
+    for work in loads {
+        std::thread::spawn(move || {
+            if let Err(error) = work() {
+                wrong(&format!("{error:#}"));
+            }
+        });
+    }
 }
 
 fn tell() -> String {
