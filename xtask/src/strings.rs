@@ -45,6 +45,7 @@ pub(crate) struct Shown {
 ///
 /// # Errors
 /// The tree cannot be read.
+#[expect(clippy::print_stdout, reason = "the texts are this command's output")]
 pub(crate) fn command(root: &Path, json: bool) -> Result<u8> {
     let mut all = Vec::new();
     for path in tree::files(root, None)? {

@@ -17,6 +17,10 @@ pub(crate) const WIDTH: usize = 120;
 ///
 /// # Errors
 /// A document cannot be read or written.
+#[expect(
+    clippy::print_stdout,
+    reason = "the documents that were changed are this command's output"
+)]
 pub(crate) fn command(root: &Path) -> Result<u8> {
     for path in tree::files(root, None)?.iter().filter(|path| is_document(path)) {
         let full = root.join(path);
