@@ -4,12 +4,14 @@
 //! ```text
 //!  what a host offers ── present(model) ──▶ what a guest is shown ── saved ──▶ missing(shown, what another host offers)
 //! ```
-//! The features' names, and which model has which, are in `features`; the other leaves are in `present`.
+//! The features' names, and which model has which, are in `features`; the other leaves are in `present`, and what is this VM's own in
+//! `topology`.
 
 mod features;
 mod missing;
 mod owned;
 mod present;
+mod topology;
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,6 +21,7 @@ use serde::{Deserialize, Serialize, Serializer};
 pub use missing::missing;
 pub use owned::{OWNED_LAST_BASIC, OWNED_LAST_EXTENDED, owned};
 pub use present::{present, xfeatures};
+pub use topology::{former_hash, topology};
 
 /// One CPUID leaf. It is written as a tuple; one with names, as it was once, is read as well.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]

@@ -11,13 +11,11 @@ use crate::uapi::{CPUID_INDEX, Cpuid, CpuidLeaf, MAX_CPUID};
 /// Leaves of which ECX matters, as far as they are passed on.
 const INDEXED: [u32; 3] = [0x7, 0xb, 0xd];
 
+/// CPUID.0BH, extended topology.
+const EXTENDED_TOPOLOGY: u32 = 0xb;
+
 /// The last leaves that are passed on.
 const LAST: [(u32, u32); 2] = [(0, cpu::OWNED_LAST_BASIC), (0x8000_0000, cpu::OWNED_LAST_EXTENDED)];
-
-/// CPUID.1:EDX: more than one logical processor in the package.
-const HTT: u32 = 1 << 28;
-/// CPUID.8000_0001:ECX: the core count is legacy-multi-processor style.
-const CMP_LEGACY: u32 = 1 << 1;
 
 /// The signature by which Linux knows that its clock is there, and what it may use of it (Linux,
 /// Documentation/virt/kvm/x86/cpuid.rst): the clock by its newer registers (3), ids of more than 8 bits in messages (15), and that the
@@ -67,34 +65,17 @@ fn hypervisor() -> [CpuidEntry; 2] {
     ]
 }
 
-/// The leaves of a VM of so many vCPUs: one package, one thread a core. The ids themselves the module fills in.
+/// The leaves of a VM of so many vCPUs. The ids themselves the module fills in.
 pub(crate) fn for_vm(shown: &[CpuidEntry], count: u32) -> Vec<CpuidEntry> {
-    let count = count.max(1);
-    let bits = count.next_power_of_two().trailing_zeros();
-    let several = count > 1;
-    let mut leaves: Vec<_> = shown.iter().filter(|leaf| leaf.function != 0xb).copied().collect();
-    for leaf in &mut leaves {
-        let [_, ebx, ecx, edx] = &mut leaf.registers;
-        match leaf.function {
-            0x1 => {
-                *ebx = (*ebx & 0x0000_ffff) | count.min(255) << 16;
-                *edx = (*edx & !HTT) | if several { HTT } else { 0 };
-            }
-            0x8000_0001 => *ecx = (*ecx & !CMP_LEGACY) | if several { CMP_LEGACY } else { 0 },
-            0x8000_0008 => *ecx = (count - 1) | bits << 12,
-            _ => (),
-        }
-    }
-    // Intel SDM 2A, leaf 0BH: a thread of a core, and a core of the package.
-    for (index, shift, processors, level) in [(0, 0, 1, 1), (1, bits, count, 2)] {
-        leaves.push(CpuidEntry {
-            function: 0xb,
-            index,
-            indexed: true,
-            registers: [shift, processors, index | level << 8, 0],
+    let mut shown = shown.to_vec();
+    if !shown.iter().any(|leaf| leaf.function == EXTENDED_TOPOLOGY) {
+        // The module has it whatever the processor is.
+        shown.push(CpuidEntry {
+            function: EXTENDED_TOPOLOGY,
+            ..CpuidEntry::default()
         });
     }
-    leaves
+    cpu::topology(&shown, 0, count)
 }
 
 /// The same, but for what the module fills in by itself: as vCPU `id` of `count` sees it.
@@ -134,6 +115,8 @@ mod tests {
     /// CPUID.1:ECX.
     const VMX: u32 = 1 << 5;
     const X2APIC: u32 = 1 << 21;
+    /// CPUID.1:EDX: more than one logical processor in the package.
+    const HTT: u32 = 1 << 28;
 
     fn leaf(leaves: &[CpuidEntry], function: u32, index: u32) -> [u32; 4] {
         let mut found = leaves

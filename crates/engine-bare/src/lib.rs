@@ -84,8 +84,11 @@ impl Engine for BareEngine {
     }
 
     fn traits(&self) -> Result<Traits> {
+        let cpuid = cpuid::as_seen(&cpuid::for_vm(&cpuid::offered(), 1), 0);
         Ok(Traits {
-            cpuid: cpuid::as_seen(&cpuid::for_vm(&cpuid::offered(), 1), 0),
+            // It passes on no leaf of caches.
+            former_cpuid: cpu::hash(&cpuid),
+            cpuid,
             capabilities: 0,
             // What it takes over of a vCPU it looks at itself, all of it.
             asked_by_vcpus: u64::MAX,

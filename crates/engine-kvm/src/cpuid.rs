@@ -10,67 +10,32 @@ const HYPERVISOR: u32 = 1 << 31;
 const TSC_DEADLINE: u32 = 1 << 24;
 /// CPUID.1:ECX, x2APIC.
 const X2APIC: u32 = 1 << 21;
-/// CPUID.1:EDX, more than one logical processor in the package.
-const HTT: u32 = 1 << 28;
-/// CPUID.8000_0001:ECX, AMD's core count is legacy-multi-processor style.
-const CMP_LEGACY: u32 = 1 << 1;
-
-/// Extended topology and its second version; both have the same two levels here.
-const TOPOLOGY: [u32; 2] = [0xb, 0x1f];
-/// CPUID.0:EBX of processors that follow AMD's manual: `AuthenticAMD` and `HygonGenuine`.
-const AMD: [u32; 2] = [u32::from_le_bytes(*b"Auth"), u32::from_le_bytes(*b"Hygo")];
-
-/// The leaves of vCPU `id` of `count`: one package, one thread a core.
+/// The leaves of vCPU `id` of `count`.
 pub(crate) fn for_vcpu(supported: &CpuId, model: CpuModel, id: u32, count: u32) -> Result<CpuId> {
-    let mut cpuid = supported.clone();
-    let leaves = supported.as_slice();
-    let amd = leaves.iter().any(|leaf| leaf.function == 0 && AMD.contains(&leaf.ebx));
-    for entry in cpuid.as_mut_slice() {
-        match entry.function {
-            0x1 => {
-                feature_information(entry, id, count);
-                // What counts for a guest that can become one that owns its CPUs is its processor's own timer.
-                if model == CpuModel::Common {
-                    entry.ecx &= !TSC_DEADLINE;
-                }
-            }
-            // Intel, deterministic cache parameters: each cache is one core's own; one package of `count` cores.
-            0x4 => {
-                entry.eax &= 0x3fff;
-                entry.eax |= (count.next_power_of_two() - 1).min(63) << 26;
-            }
-            // Reserved on Intel, where Linux takes it for a reason not to look at the topology.
-            0x8000_0001 if amd => {
-                entry.ecx &= !CMP_LEGACY;
-                if count > 1 {
-                    entry.ecx |= CMP_LEGACY;
-                }
-            }
-            // AMD, sizes: NC in bits 0 to 7, ApicIdSize in 12 to 15.
-            0x8000_0008 if amd => entry.ecx = (count - 1) | (bits(count) << 12),
-            // AMD, extended APIC id; core id; one node.
-            0x8000_001e => {
-                entry.eax = id;
-                entry.ebx = id;
-                entry.ecx = 0;
-            }
-            _ => (),
-        }
-    }
-    // KVM lists the host's levels (before Linux 6.2) or none but an empty first (since): neither are the guest's.
-    cpuid.retain(|entry| !TOPOLOGY.contains(&entry.function));
-    let offered = TOPOLOGY.map(|function| leaves.iter().any(|leaf| leaf.function == function).then_some(function));
-    for function in offered.into_iter().flatten() {
-        for index in 0..2 {
-            cpuid
-                .push(topology(function, index, id, count))
-                .map_err(|error| EngineError::State(format!("too many CPUID leaves: {error:?}")))?;
-        }
-    }
-    if offered == [None; 2] {
+    let leaves = cpu::topology(&of_machine(supported, model), id, count);
+    if !leaves.iter().any(|leaf| leaf.function == 0xb) {
         log::debug!("this host's KVM offers no extended topology leaf; guests see the legacy one only");
     }
-    Ok(cpuid)
+    to_kvm(&leaves)
+}
+
+/// The hash of what a host offers as it was until topology was the guest's own in all leaves.
+pub(crate) fn former_hash(supported: &CpuId) -> u64 {
+    cpu::former_hash(&of_machine(supported, CpuModel::Host))
+}
+
+/// What KVM supports, with what this machine has on every host.
+fn of_machine(supported: &CpuId, model: CpuModel) -> Vec<CpuidEntry> {
+    let mut leaves = entries(supported);
+    for leaf in leaves.iter_mut().filter(|leaf| leaf.function == 0x1) {
+        let [_, _, ecx, _] = &mut leaf.registers;
+        *ecx |= HYPERVISOR | TSC_DEADLINE | X2APIC;
+        // What counts for a guest that can become one that owns its CPUs is its processor's own timer.
+        if model == CpuModel::Common {
+            *ecx &= !TSC_DEADLINE;
+        }
+    }
+    leaves
 }
 
 /// What a VM of `model` starts from, of what KVM supports here.
@@ -121,48 +86,23 @@ pub(crate) fn to_kvm(entries: &[CpuidEntry]) -> Result<CpuId> {
     CpuId::from_entries(&entries).map_err(|error| EngineError::State(format!("too many CPUID leaves: {error:?}")))
 }
 
-/// How many bits an APIC id has when there are `count` of them.
-fn bits(count: u32) -> u32 {
-    count.next_power_of_two().trailing_zeros()
-}
-
-fn feature_information(entry: &mut kvm_cpuid_entry2, id: u32, count: u32) {
-    entry.ecx |= HYPERVISOR | TSC_DEADLINE | X2APIC;
-    entry.ebx = (entry.ebx & 0x0000_ffff) | ((id & 0xff) << 24) | (count.min(255) << 16);
-    entry.edx &= !HTT;
-    if count > 1 {
-        entry.edx |= HTT;
-    }
-}
-
-/// Extended topology (Intel SDM 2A, CPUID leaf 0BH): level 0 is the thread, level 1 the core. KVM itself answers that
-/// there is no further level, given that there is a level 1.
-fn topology(function: u32, index: u32, id: u32, count: u32) -> kvm_cpuid_entry2 {
-    let (shift, processors, level) = if index == 0 { (0, 1, 1) } else { (bits(count), count, 2) };
-    kvm_cpuid_entry2 {
-        function,
-        index,
-        flags: KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
-        eax: shift,
-        ebx: processors,
-        ecx: index | (level << 8),
-        edx: id,
-        ..kvm_cpuid_entry2::default()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// CPUID.1:EDX, more than one logical processor in the package; CPUID.8000_0001:ECX, multi-processor style.
+    const HTT: u32 = 1 << 28;
+    const CMP_LEGACY: u32 = 1 << 1;
+
     /// What KVM gives since Linux 6.2: of the extended topology one empty level only.
-    fn supported(vendor: [u8; 4]) -> CpuId {
+    fn supported(vendor: &[u8; 12]) -> CpuId {
         let entry = |function| kvm_cpuid_entry2 {
             function,
             ..kvm_cpuid_entry2::default()
         };
         let mut first = entry(0);
-        first.ebx = u32::from_le_bytes(vendor);
+        let (letters, _) = vendor.as_chunks::<4>();
+        [first.ebx, first.edx, first.ecx] = [0, 1, 2].map(|word: usize| u32::from_le_bytes(letters[word]));
         let others = [1, 0xb, 0x8000_0001, 0x8000_0008, 0x8000_001e].map(entry);
         CpuId::from_entries(&[&[first], &others[..]].concat()).unwrap()
     }
@@ -179,7 +119,7 @@ mod tests {
 
     #[test]
     fn each_vcpu_reads_its_own_id_in_every_leaf_that_has_one() {
-        let cpuid = for_vcpu(&supported(*b"Auth"), CpuModel::Host, 5, 6).unwrap();
+        let cpuid = for_vcpu(&supported(b"AuthenticAMD"), CpuModel::Host, 5, 6).unwrap();
         let features = leaf(&cpuid, 1, 0);
         assert_eq!((features.ebx >> 24, (features.ebx >> 16) & 0xff), (5, 6));
         let always = HYPERVISOR | TSC_DEADLINE | X2APIC;
@@ -191,15 +131,20 @@ mod tests {
 
     #[test]
     fn both_levels_are_there_whatever_the_host_lists() {
-        let mut host = supported(*b"Genu");
+        let mut host = supported(b"GenuineIntel");
         for index in 1..4 {
             host.push(kvm_cpuid_entry2 {
+                function: 0xb,
+                index,
+                flags: KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
                 eax: 7,
-                ..topology(0xb, index, 99, 128)
+                ebx: 128,
+                edx: 99,
+                ..kvm_cpuid_entry2::default()
             })
             .unwrap();
         }
-        for supported in [supported(*b"Genu"), host] {
+        for supported in [supported(b"GenuineIntel"), host] {
             let cpuid = for_vcpu(&supported, CpuModel::Host, 5, 6).unwrap();
             let levels = [0, 1].map(|index| leaf(&cpuid, 0xb, index));
             let registers = levels.map(|level| (level.edx, level.eax, level.ebx, level.ecx, level.flags));
@@ -210,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_single_vcpu_is_not_hyperthreaded() {
-        let cpuid = for_vcpu(&supported(*b"Auth"), CpuModel::Host, 0, 1).unwrap();
+        let cpuid = for_vcpu(&supported(b"AuthenticAMD"), CpuModel::Host, 0, 1).unwrap();
         assert_eq!(leaf(&cpuid, 1, 0).edx & HTT, 0);
         assert_eq!(leaf(&cpuid, 0xb, 1).eax, 0);
         assert_eq!(leaf(&cpuid, 0x8000_0001, 0).ecx, 0);
@@ -218,7 +163,7 @@ mod tests {
 
     #[test]
     fn leaves_there_and_back() {
-        let cpuid = for_vcpu(&supported(*b"Auth"), CpuModel::Host, 1, 2).unwrap();
+        let cpuid = for_vcpu(&supported(b"AuthenticAMD"), CpuModel::Host, 1, 2).unwrap();
         let again = to_kvm(&entries(&cpuid)).unwrap();
         assert_eq!(again.as_slice(), cpuid.as_slice());
         let error = for_model(&cpuid, CpuModel::V2).unwrap_err().to_string();
@@ -228,7 +173,7 @@ mod tests {
 
     #[test]
     fn entries_that_kvm_has_not_filled_in_are_no_leaves() {
-        let mut cpuid = for_vcpu(&supported(*b"Auth"), CpuModel::Host, 1, 2).unwrap();
+        let mut cpuid = for_vcpu(&supported(b"AuthenticAMD"), CpuModel::Host, 1, 2).unwrap();
         let leaves = entries(&cpuid);
         for _ in 0..3 {
             cpuid.push(kvm_cpuid_entry2::default()).unwrap();
@@ -238,7 +183,7 @@ mod tests {
 
     #[test]
     fn registers_that_only_amd_has_stay_clear_elsewhere() {
-        let cpuid = for_vcpu(&supported(*b"Genu"), CpuModel::Host, 1, 4).unwrap();
+        let cpuid = for_vcpu(&supported(b"GenuineIntel"), CpuModel::Host, 1, 4).unwrap();
         assert_eq!(leaf(&cpuid, 0x8000_0001, 0).ecx, 0);
         assert_eq!(leaf(&cpuid, 0x8000_0008, 0).ecx, 0);
     }

@@ -152,6 +152,7 @@ impl Engine for KvmEngine {
             .map_err(failed("KVM_GET_SUPPORTED_CPUID"))?;
         Ok(Traits {
             cpuid: cpuid::entries(&cpuid::for_vcpu(&supported, CpuModel::Host, 0, 1)?),
+            former_cpuid: cpuid::former_hash(&supported),
             capabilities: state_caps(|cap| self.kvm.check_extension(cap)),
             asked_by_vcpus: asked_by_vcpus(),
         })

@@ -85,6 +85,8 @@ pub enum Doorbell {
 pub struct Traits {
     /// What CPUID offers, as the first of one vCPU sees it.
     pub cpuid: Vec<CpuidEntry>,
+    /// The hash of that as it was in former snapshots, which had some of the host's topology in it.
+    pub former_cpuid: u64,
     /// Capabilities that saved state depends on, a bit each in an order of the engine's own.
     pub capabilities: u64,
     /// Those of them, whether or not this host has them, that a saved vCPU can do without: where one cannot, its restore refuses it.

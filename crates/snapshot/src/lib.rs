@@ -79,6 +79,9 @@ pub struct Here {
     pub fingerprint: Fingerprint,
     /// What its processor offers a guest.
     pub cpuid: Vec<CpuidEntry>,
+    /// What stands for that in the fingerprint of a snapshot of this host that a former version has taken, whose hash had the host's own
+    /// topology in it.
+    pub former_cpuid: u64,
     /// Capabilities for which a vCPU's restore asks where it needs them.
     pub asked_by_vcpus: u64,
 }
@@ -88,6 +91,10 @@ impl Here {
     /// and in their kernels; without one the guest has seen all there is, and everything has to be the same.
     fn check(&self, saved: &Fingerprint, machine: &MachineState) -> Result<(), SnapshotError> {
         let portable = machine.shape.cpu != CpuModel::Host;
+        let mut saved = saved.clone();
+        if saved.cpuid == self.former_cpuid {
+            saved.cpuid = self.fingerprint.cpuid;
+        }
         if portable || saved.cpuid != self.fingerprint.cpuid {
             let lacks = machine
                 .vcpus
@@ -118,6 +125,7 @@ pub fn here(engine: &dyn Engine, vmm: &str) -> Result<Here, SnapshotError> {
     Ok(Here {
         fingerprint,
         cpuid: traits.cpuid,
+        former_cpuid: traits.former_cpuid,
         asked_by_vcpus: traits.asked_by_vcpus,
     })
 }

@@ -34,6 +34,7 @@ fn here() -> Here {
     Here {
         fingerprint: fingerprint(),
         cpuid: leaves(AVX2),
+        former_cpuid: 77,
         asked_by_vcpus: 0,
     }
 }
@@ -109,6 +110,10 @@ fn another_host_is_refused() {
     elsewhere.fingerprint.cpuid = 2;
     let same = error(&state, memory.try_clone().unwrap(), &elsewhere);
     assert!(same.contains("another set of CPU features"), "{same}");
+    // One that a former version has taken on this host.
+    elsewhere.former_cpuid = fingerprint().cpuid;
+    read(&state, vec![memory.try_clone().unwrap()], &elsewhere, Ram::from_layers).unwrap();
+    elsewhere.former_cpuid = 77;
     elsewhere.cpuid = leaves(0);
     let less = error(&state, memory, &elsewhere);
     assert!(less.starts_with("this host's CPU lacks avx2, which"), "{less}");
@@ -129,6 +134,7 @@ fn a_cpu_model_is_restored_where_its_features_are() {
         Here {
             fingerprint,
             cpuid,
+            former_cpuid: 77,
             asked_by_vcpus: 0,
         }
     };

@@ -83,6 +83,7 @@ fn of_model(host: &Host, model: CpuModel, has: &str, has_not: &[&str]) -> Result
 
     let mut more = state;
     let mut vcpu: VcpuState = more.take("vcpu1")?;
+    caches_are_its_own(&vcpu)?;
     let features = vcpu.cpuid.iter_mut().find(|leaf| (leaf.function, leaf.index) == (7, 0));
     features.context("a guest without leaf 7")?.registers[1] |= AVX512F;
     more.put("vcpu1", &vcpu)?;
@@ -91,6 +92,21 @@ fn of_model(host: &Host, model: CpuModel, has: &str, has_not: &[&str]) -> Result
         refused.contains("this host's CPU lacks avx512f, which the snapshot's VM was shown"),
         "{refused}"
     );
+    Ok(())
+}
+
+/// Of AMD's caches a guest with two vCPUs is told that two processors share those of the third level and none the others, however many
+/// the host has.
+fn caches_are_its_own(vcpu: &VcpuState) -> Result<()> {
+    for leaf in vcpu.cpuid.iter().filter(|leaf| leaf.function == 0x8000_001d) {
+        let [eax, ..] = leaf.registers;
+        let (kind, level, sharing) = (eax & 0x1f, eax >> 5 & 0x7, 1 + (eax >> 14 & 0xfff));
+        let expected = if level == 3 { 2 } else { 1 };
+        ensure!(
+            kind == 0 || sharing == expected,
+            "{sharing} processors share a cache of level {level}: {leaf:x?}"
+        );
+    }
     Ok(())
 }
 
