@@ -26,6 +26,7 @@ mod snapshots;
 mod template_build;
 mod templates;
 mod trace;
+mod verify;
 mod volumes;
 
 use std::ffi::{OsStr, OsString};

@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 use base::ByteSize;
 use node_api::message::Item;
+use node_api::portable::Kind;
 use node_api::{Client, CloneConfig, Reply, Request, Snapshot};
 
 use crate::cli::{CloneArgs, CreateArgs, MoveArgs, RollbackArgs, SnapshotVerb};
@@ -10,6 +11,7 @@ use crate::daemon;
 use crate::output::{Output, table};
 use crate::portable;
 use crate::sandboxes::ago;
+use crate::verify;
 
 /// `basalt snapshot ...`.
 pub(crate) fn snapshot(verb: &SnapshotVerb, output: &Output) -> Result<u8> {
@@ -20,6 +22,14 @@ pub(crate) fn snapshot(verb: &SnapshotVerb, output: &Output) -> Result<u8> {
         SnapshotVerb::Rm(args) => {
             let remove = |name| Request::RemoveSnapshot { name };
             daemon::ask_for_each(&args.names, output, remove)
+        }
+        SnapshotVerb::Verify(args) => {
+            let mut client = daemon::connect()?;
+            let names = match args.all {
+                true => all(&mut client)?.into_iter().map(|snapshot| snapshot.name).collect(),
+                false => args.names.clone(),
+            };
+            verify::verify(&mut client, Kind::Snapshot, &names, output)
         }
         SnapshotVerb::Files(verb) => portable::here(verb.errand(), output),
     }
@@ -95,7 +105,7 @@ pub(crate) fn all(client: &mut Client) -> Result<Vec<Snapshot>> {
 fn list(output: &Output) -> Result<u8> {
     let snapshots = all(&mut daemon::connect()?)?;
     output.result(&snapshots, || {
-        let head = ["NAME", "SANDBOX", "IMAGE", "MEMORY", "SIZE", "CREATED"];
+        let head = ["NAME", "SANDBOX", "IMAGE", "MEMORY", "SIZE", "STATE", "CREATED"];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
         rows.extend(snapshots.iter().map(|snapshot| {
             vec![
@@ -104,6 +114,7 @@ fn list(output: &Output) -> Result<u8> {
                 snapshot.config.image.clone(),
                 snapshot.config.resources.memory.to_string(),
                 ByteSize(snapshot.bytes).to_string(),
+                snapshot.damaged.as_ref().map_or("ok", |_| "damaged").to_owned(),
                 format!("{} ago", ago(snapshot.created_ns)),
             ]
         }));

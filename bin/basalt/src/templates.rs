@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 use base::ByteSize;
 use node_api::message::Item;
+use node_api::portable::Kind;
 use node_api::{Client, Reply, Request, Template};
 use serde::Serialize;
 
@@ -10,7 +11,7 @@ use crate::cli::TemplateVerb;
 use crate::images::short_digest;
 use crate::output::{Output, table};
 use crate::sandboxes::ago;
-use crate::{daemon, portable, template_build};
+use crate::{daemon, portable, template_build, verify};
 
 /// `basalt template ...`.
 pub(crate) fn template(verb: &TemplateVerb, output: &Output) -> Result<u8> {
@@ -21,6 +22,14 @@ pub(crate) fn template(verb: &TemplateVerb, output: &Output) -> Result<u8> {
         TemplateVerb::Rm(args) => {
             let remove = |template| Request::RemoveTemplate { template };
             daemon::ask_for_each(&args.templates, output, remove)
+        }
+        TemplateVerb::Verify(args) => {
+            let mut client = daemon::connect()?;
+            let ids = match args.all {
+                true => all(&mut client)?.into_iter().map(|template| template.id).collect(),
+                false => args.templates.clone(),
+            };
+            verify::verify(&mut client, Kind::Template, &ids, output)
         }
         TemplateVerb::Files(verb) => portable::here(verb.errand(), output),
         TemplateVerb::Prune(args) => {

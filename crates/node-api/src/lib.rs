@@ -18,6 +18,7 @@ pub mod sandbox;
 pub mod snapshot;
 pub mod template;
 pub mod tmpfs;
+pub mod verify;
 pub mod volume;
 
 pub use class::{Class, Idle};
@@ -37,6 +38,7 @@ pub use sandbox::{Ended, Sandbox, State};
 pub use snapshot::{CloneConfig, Programs, Snapshot, check_snapshot_name};
 pub use template::{BuildConfig, HostTraits, LoadedTemplate, Recipe, TakenName, Template, check_template_name};
 pub use tmpfs::Tmpfs;
+pub use verify::{Damage, Problem, Verified, VerifyProgress};
 pub use volume::{Volume, VolumeError, VolumeMount, VolumeSource};
 
 /// The version of this contract. A daemon refuses any other.

@@ -15,6 +15,7 @@ use crate::promised::Promised;
 use crate::sandbox::{Ended, Sandbox};
 use crate::snapshot::{CloneConfig, Snapshot};
 use crate::template::{BuildConfig, LoadedTemplate, Template};
+use crate::verify::{Verified, VerifyProgress};
 use crate::volume::Volume;
 
 /// What is asked of a daemon. A `sandbox` is a name, or an id or the beginning of one.
@@ -135,6 +136,14 @@ pub enum Request {
     /// One of them. [`Reply::Snapshot`].
     InspectSnapshot {
         /// Its name.
+        name: String,
+    },
+    /// Compare the files of a snapshot or a template with their checksums. [`Item::Progress`] now and then, then [`Reply::Verified`],
+    /// also if they are damaged.
+    Verify {
+        /// Which of the two.
+        kind: Kind,
+        /// A snapshot's name; a template's, or its id or the beginning of one.
         name: String,
     },
     /// The files of a snapshot, or of a template that somebody has built, to be sent on. [`Reply::Files`] with a descriptor for each.
@@ -376,6 +385,8 @@ pub enum Reply {
     Cpus(CpuSet),
     /// A template that was brought.
     LoadedTemplate(Box<LoadedTemplate>),
+    /// To `verify`.
+    Verified(Box<Verified>),
 }
 
 /// One of several things, before the reply.
@@ -398,6 +409,8 @@ pub enum Item {
     Template(Box<Template>),
     /// Of `list-cpus`.
     Cpu(HostCpu),
+    /// Of `verify`.
+    Progress(VerifyProgress),
 }
 
 /// The kind of a refusal, for machines.

@@ -27,6 +27,9 @@ pub struct Snapshot {
     /// Bytes that it takes on the host.
     #[serde(default)]
     pub bytes: u64,
+    /// What is damaged of it, as far as that was found out; none is cloned then. Part of no record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub damaged: Option<String>,
 }
 
 /// SHA-256 of the programs that a machine was made with, 64 hexadecimal digits each; `None` where the file was replaced

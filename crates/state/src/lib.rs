@@ -1,5 +1,5 @@
-//! Saved state: named, versioned schemas, the container file that holds them, and a kit for golden files. Knows no
-//! component, neither what a schema describes nor who restores from it.
+//! Saved state: named, versioned schemas, the container file that holds them, checksums of the large files beside it, and a kit for
+//! golden files. Knows no component, neither what a schema describes nor who restores from it.
 //!
 //! ```text
 //!  component ── Schema ──▶ Saved (kind, version, payload) ── Container ──▶ bytes
@@ -10,9 +10,11 @@ pub mod bytes;
 mod container;
 pub mod golden;
 mod schema;
+mod sums;
 
 pub use container::{Container, FORMAT, Fingerprint, HEADER};
 pub use schema::{Saved, Schema};
+pub use sums::{CHUNK, Difference, SUMS_FORMAT, Scan, Sums};
 
 /// Why saved state cannot be written or used.
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +95,12 @@ pub enum StateError {
         found: String,
         /// What was asked for.
         expected: &'static str,
+    },
+    /// A file of checksums that is none.
+    #[error("the file of checksums is damaged: {why}")]
+    Sums {
+        /// What is wrong with it.
+        why: &'static str,
     },
     /// A schema version that this program cannot read.
     #[error(

@@ -37,6 +37,7 @@ pub(crate) fn all() -> Vec<Target> {
         registry::challenges(),
         registry::locations(),
         snapshot::container(),
+        snapshot::checksums(),
         snapshot::sections(),
         restored::devices(),
     ]

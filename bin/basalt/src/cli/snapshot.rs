@@ -18,6 +18,8 @@ pub(crate) enum SnapshotVerb {
     Inspect(NamesArgs),
     /// Remove snapshots.
     Rm(NamesArgs),
+    /// Compare the files of snapshots with their checksums.
+    Verify(VerifySnapshotsArgs),
     #[command(flatten)]
     Files(SnapshotFiles),
 }
@@ -131,6 +133,27 @@ pub(crate) struct CreateArgs {
 pub(crate) struct NamesArgs {
     /// The snapshots' names.
     #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+}
+
+const VERIFY_HELP: &str = "\
+Examples:
+  basalt snapshot verify ready
+  basalt snapshot verify --all
+
+Each damaged part is named by file and offset, and by its guest physical address if it is memory; the exit code is 1 then. Of a damaged snapshot
+nothing is cloned until a verification finds it whole. Files without checksums, such as those of an older version of Basalt, get some.";
+
+/// `basalt snapshot verify`.
+#[derive(Args, Debug)]
+#[command(after_help = VERIFY_HELP)]
+pub(crate) struct VerifySnapshotsArgs {
+    /// All snapshots.
+    #[arg(short, long, conflicts_with = "names")]
+    pub(crate) all: bool,
+
+    /// The snapshots' names.
+    #[arg(required_unless_present = "all", value_name = "NAME")]
     pub(crate) names: Vec<String>,
 }
 

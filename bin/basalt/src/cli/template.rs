@@ -19,6 +19,8 @@ pub(crate) enum TemplateVerb {
     Inspect(TemplatesArgs),
     /// Remove templates; sandboxes that were cloned of them run on.
     Rm(TemplatesArgs),
+    /// Compare the files of templates with their checksums.
+    Verify(VerifyTemplatesArgs),
     /// Remove the templates that `run` has made by itself and that no sandbox can be cloned of any more.
     Prune(AllArgs),
     #[command(flatten)]
@@ -204,6 +206,27 @@ fn name(text: &str) -> Result<String, String> {
 pub(crate) struct TemplatesArgs {
     /// The templates' names, or their ids or the beginnings of these.
     #[arg(required = true, value_name = "TEMPLATE")]
+    pub(crate) templates: Vec<String>,
+}
+
+const VERIFY_HELP: &str = "\
+Examples:
+  basalt template verify web
+  basalt template verify --all
+
+Each damaged part is named by file and offset, and by its guest physical address if it is memory; the exit code is 1 then. A damaged template that
+was built is built again when the next sandbox of it is run; one that `run` has made by itself is removed, and made again.";
+
+/// `basalt template verify`.
+#[derive(Args, Debug)]
+#[command(after_help = VERIFY_HELP)]
+pub(crate) struct VerifyTemplatesArgs {
+    /// All templates.
+    #[arg(short, long, conflicts_with = "templates")]
+    pub(crate) all: bool,
+
+    /// The templates' names, or their ids or the beginnings of these.
+    #[arg(required_unless_present = "all", value_name = "TEMPLATE")]
     pub(crate) templates: Vec<String>,
 }
 

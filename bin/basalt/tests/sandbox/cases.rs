@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use crate::world::{World, is_alive, text, wait_for};
 use crate::{
-    admission, builds, copies, daemons, images, limited, observed, outdated, portable, portable_registry,
+    admission, builds, checksums, copies, daemons, images, limited, observed, outdated, portable, portable_registry,
     portable_templates, snapshots, templates,
 };
 
@@ -19,6 +19,7 @@ pub(crate) fn all() -> Vec<(&'static str, fn())> {
         builds::CASES,
         admission::CASES,
         outdated::CASES,
+        checksums::CASES,
         portable_templates::CASES,
     ]
     .concat()

@@ -13,6 +13,7 @@
 mod admission;
 mod builds;
 mod cases;
+mod checksums;
 mod copies;
 mod daemon;
 mod daemons;

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use base::{Epoll, EventFd, Interest};
 use node_api::message::Item;
+use node_api::portable::Kind;
 use node_api::{ApiError, BuildConfig, ErrorKind, NodeInfo, Packet, Reply, Request, Tracing, VERSION};
 use observe::Repeated;
 use observe::span::{self, Operation};
@@ -439,6 +440,7 @@ impl Connection<'_> {
                 let (names, files) = node.open_files(kind, &name)?;
                 return Ok((Reply::Files(names), files));
             }
+            Request::Verify { kind, name } => self.verify(&node, kind, &name)?,
             Request::Load(step) => return node.load(&mut self.loading, step),
             Request::ListSnapshots => self.items(node.snapshots()?, |one| Item::Snapshot(Box::new(one)))?,
             Request::BuildTemplate(config) => return self.begin_build(&node, *config),
@@ -560,6 +562,15 @@ impl Connection<'_> {
             }
         }
         Ok(Reply::Done)
+    }
+
+    /// Whoever waits is told how far it is; one that is gone ends it.
+    fn verify(&self, node: &Arc<Node>, kind: Kind, name: &str) -> Result<Reply, Error> {
+        let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
+        let verified = node.verify(kind, name, &mut |progress| {
+            self.item(Item::Progress(progress)).map_err(gone)
+        })?;
+        Ok(Reply::Verified(Box::new(verified)))
     }
 
     fn items<T>(&self, all: Vec<T>, item: impl Fn(T) -> Item) -> Result<Reply, Error> {

@@ -143,14 +143,9 @@ pub enum Error {
     /// The name is taken.
     #[error("there is a snapshot `{0}`: choose another name, or remove that one with `basalt snapshot rm {0}`")]
     SnapshotTaken(String),
-    /// A snapshot that nobody can use.
-    #[error("the snapshot's record {} is damaged ({why}): remove it with `basalt snapshot rm`", .path.display())]
-    SnapshotDamaged {
-        /// The record.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
+    /// A snapshot of which a file is damaged: which, and what to do.
+    #[error("{0}")]
+    SnapshotDamaged(String),
     /// Something that was to become a snapshot or a template here.
     #[error("this is no {0} that can be kept here ({1}): get it again from where it comes")]
     NotToBeLoaded(Kind, String),
@@ -441,7 +436,7 @@ impl Error {
             Self::Volume { .. } | Self::VolumeInUse { .. } | Self::Server { .. } => "volume",
             Self::Refused { .. } | Self::RefusedWhile { .. } => "vmm-refused",
             Self::SnapshotTaken(_)
-            | Self::SnapshotDamaged { .. }
+            | Self::SnapshotDamaged(_)
             | Self::NotToBeLoaded(..)
             | Self::NotToBeKept { .. }
             | Self::NotToBePutBack { .. }

@@ -19,6 +19,7 @@ use observe::span::span;
 
 use crate::node::{Node, to_run, wrong_state};
 use crate::operations::start::Started;
+use crate::operations::verify::is_damaged;
 use crate::resources::volume_shares;
 use crate::sandbox::entry::Entry;
 use crate::saved::host_traits;
@@ -103,6 +104,7 @@ impl Node {
         let mut record = self.describe_build(&build.config, &stored)?;
         // Its memory is the host's again while the files are written.
         self.end_for_another(entry, &vm)?;
+        begun.sum()?;
         {
             let _span = span("memory reaches the disk");
             memory_files::read_in_huge_pages(begun.place.directory());
@@ -267,6 +269,9 @@ impl Node {
         let template = &record.template;
         let because = |why: &str| Ok(Some(why.to_owned()));
         if !record.place(self).is_whole(&template.resources) {
+            return because("its files are damaged");
+        }
+        if is_damaged(&record.place(self)) {
             return because("its files are damaged");
         }
         if self.images.get(&template.digest).is_err() {

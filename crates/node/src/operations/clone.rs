@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use agent_api::Identity;
 use base::points;
+use node_api::portable::Kind;
 use node_api::{CloneConfig, Paging, SandboxConfig};
 use observe::span::{self, span};
 use vmm_api::VmmClient;
@@ -43,10 +44,11 @@ pub(crate) struct Waiting {
 
 impl Node {
     /// Makes a sandbox that goes on from a snapshot.
-    pub(crate) fn clone_of(&self, asked: CloneConfig) -> Result<Started, Error> {
+    pub(crate) fn clone_of(self: &Arc<Self>, asked: CloneConfig) -> Result<Started, Error> {
         let looking = span("snapshot and image");
         asked.validate()?;
         let (place, record) = self.snapshot(&asked.snapshot)?;
+        self.refuse_damaged(&place, &record.snapshot)?;
         let name = asked.name.clone();
         let config = configured(&record, asked)?;
         limits::check(&config, self.cgroups.as_ref())?;
@@ -66,7 +68,8 @@ impl Node {
             share_slots,
         } = record;
         let mut stored = crate::operations::start::new_sandbox(config, snapshot.digest, command, networked)?;
-        stored.sandbox.clone_of = Some(snapshot.name);
+        let snapshot_name = snapshot.name;
+        stored.sandbox.clone_of = Some(snapshot_name.clone());
         stored.share_slots = share_slots;
         let identity = Some(crate::operations::start::identity(&stored)?);
         let admitted = self.admit(&stored, name.as_deref(), Start::Restore)?;
@@ -79,8 +82,9 @@ impl Node {
             .and_then(|()| self.begin_restore(&entry))
             .and_then(|waiting| self.make_disk(&entry, Some(&place)).map(|()| waiting))
             .and_then(|waiting| self.restore_vm(&entry, waiting, &place, identity));
-        if started.is_err() {
-            self.destroy(&entry)?;
+        match &started {
+            Ok(_) => self.verify_later(Kind::Snapshot, &snapshot_name, &place),
+            Err(_) => self.destroy(&entry)?,
         }
         started
     }
@@ -224,6 +228,7 @@ mod tests {
                 digest: stored.sandbox.digest,
                 programs: Programs::default(),
                 bytes: 0,
+                damaged: None,
             },
             command: stored.command,
             networked: true,

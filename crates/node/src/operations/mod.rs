@@ -11,3 +11,4 @@ pub(crate) mod shutdown;
 pub(crate) mod snapshot;
 pub(crate) mod start;
 pub(crate) mod stop;
+pub(crate) mod verify;

@@ -12,6 +12,7 @@ use std::fs;
 use std::sync::Arc;
 
 use base::points;
+use node_api::portable::Kind;
 use node_api::{Sandbox, State};
 use observe::span::span;
 use vmm_api::{ClientError, ErrorKind, VmState, VmmClient};
@@ -25,6 +26,7 @@ use crate::operations::start::Started;
 use crate::resources::budget::{Promise, Start};
 use crate::resources::limits;
 use crate::sandbox::entry::Entry;
+use crate::saved::checksums;
 use crate::saved::disk::Beside;
 use crate::saved::memory_files;
 use crate::saved::snapshots::Place;
@@ -61,7 +63,7 @@ fn refused(error: Error) -> Why {
 
 impl Node {
     /// Lets a sandbox go on from a snapshot of it, in place of what it is now.
-    pub(crate) fn rollback(&self, entry: &Arc<Entry>, snapshot: &str) -> Result<Started, Error> {
+    pub(crate) fn rollback(self: &Arc<Self>, entry: &Arc<Entry>, snapshot: &str) -> Result<Started, Error> {
         let _operation = entry.operate();
         let (place, record) = self.snapshot(snapshot)?;
         let sandbox = entry.stored().sandbox;
@@ -72,6 +74,7 @@ impl Node {
                 of: record.snapshot.sandbox_name,
             });
         }
+        self.refuse_damaged(&place, &record.snapshot)?;
         if !sandbox.config.resources.memory_mode.is_translated() {
             return Err(Error::NotToBePutBack {
                 name: sandbox.name,
@@ -88,10 +91,10 @@ impl Node {
         self.image_of(&stored)?;
         drop(self.open_volumes(&sandbox.config.volumes)?);
         if !place.is_whole(&sandbox.config.resources) {
-            return Err(Error::SnapshotDamaged {
-                path: place.record(),
-                why: "a file beside it is missing".into(),
-            });
+            return Err(checksums::record_damaged(
+                &place.record(),
+                "a file beside it is missing",
+            ));
         }
         // What it has goes with its VMM, and the next one shall have it.
         let promise = self.admit_again("roll back", entry, Start::Boot)?;
@@ -108,7 +111,10 @@ impl Node {
             (state, _) => return Err(wrong_state(&sandbox, to_run(state))),
         };
         match self.put_back(entry, vm, promise, &place, disk.as_mut()) {
-            Ok(started) => Ok(started),
+            Ok(started) => {
+                self.verify_later(Kind::Snapshot, snapshot, &place);
+                Ok(started)
+            }
             Err(Why::Refused(error) | Why::Elsewhere(error)) => Err(error),
             Err(Why::Lost(error)) => {
                 self.clear(entry)?;

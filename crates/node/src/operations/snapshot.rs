@@ -22,6 +22,7 @@ use crate::guest::deadline_stream::Timed;
 use crate::guest::reidentify::Renewal;
 use crate::node::{Node, to_run, wrong_state};
 use crate::sandbox::entry::Entry;
+use crate::saved::checksums;
 use crate::saved::disk;
 use crate::saved::memory_files;
 use crate::saved::snapshots::{Place, Record};
@@ -34,7 +35,7 @@ const SLOWEST: u64 = 32 << 20;
 
 impl Node {
     /// Keeps a sandbox as it is now.
-    pub(crate) fn make_snapshot(&self, entry: &Arc<Entry>, name: Option<&str>) -> Result<Snapshot, Error> {
+    pub(crate) fn make_snapshot(self: &Arc<Self>, entry: &Arc<Entry>, name: Option<&str>) -> Result<Snapshot, Error> {
         let _operation = entry.operate();
         let stored = entry.stored();
         let sandbox = &stored.sandbox;
@@ -53,6 +54,7 @@ impl Node {
                 digest: sandbox.digest.clone(),
                 programs: self.hashes.of(&self.config, sandbox),
                 bytes: 0,
+                damaged: None,
             },
             command: stored.command.clone(),
             networked: stored.networked,
@@ -83,6 +85,10 @@ impl Node {
         }
         gone_on.and_then(|()| self.update(entry, |stored| stored.held = false))?;
         {
+            let _span = span("checksums");
+            self.sum_new_memory(entry, &begun.place);
+        }
+        {
             let _span = span("snapshot reaches the disk");
             begun.sync()?;
         }
@@ -91,7 +97,23 @@ impl Node {
             return Err(Error::SnapshotTaken(record.snapshot.name));
         }
         self.points.at(points::SNAPSHOT_KEPT);
+        if sandbox.config.resources.disk.is_some() {
+            let place = Place::new(&self.paths.snapshots(), &record.snapshot.name);
+            self.sum_later(&place, &record.snapshot);
+        }
         self.inspect_snapshot(&record.snapshot.name)
+    }
+
+    /// Makes the checksums of memory that was just written and is in the page cache, before anybody can clone of it. They are a safety
+    /// net: a snapshot is none the worse without, and gets them by `basalt snapshot verify`.
+    fn sum_new_memory(&self, entry: &Entry, place: &Place) {
+        let directory = place.directory();
+        let made = checksums::make_newest(directory)
+            // The sandbox's next snapshot has this one's files.
+            .and_then(|()| memory_files::share_sums(directory, &self.sandbox_paths(entry).directory));
+        if let Err(error) = made {
+            log::warn!("a snapshot of sandbox {} has no checksums: {error}", entry.id);
+        }
     }
 
     /// Everything that is done while it is held.

@@ -17,6 +17,7 @@ use std::time::Duration;
 use agent_api::{Connection, ExecRequest, Identity};
 use base::points;
 use network::{Attachment, PortMapping};
+use node_api::portable::Kind;
 use node_api::sandbox::Process;
 use node_api::{Class, EventKind, NetworkMode, Sandbox, SandboxConfig, State};
 use observe::span::{self, span};
@@ -130,8 +131,10 @@ impl Node {
                 None => self.machine(&entry, cancel),
             })
             .and_then(|(vm, agent)| self.start_command(&entry, &vm, agent));
-        if started.is_err() {
-            self.destroy(&entry)?;
+        match (&started, &chosen) {
+            (Ok(_), Some(chosen)) => self.verify_later(Kind::Template, &chosen.id, &chosen.place),
+            (Ok(_), None) => (),
+            (Err(_), _) => self.destroy(&entry)?,
         }
         drop(operation);
         Ok((entry, started?))
@@ -150,6 +153,7 @@ impl Node {
             match self.cloned(entry, id, place, Duration::ZERO) {
                 Ok(machine) => {
                     self.template_is_good(id);
+                    self.verify_later(Kind::Template, id, place);
                     return Ok(machine);
                 }
                 // It would fail as well if it booted; or somebody has ended it.

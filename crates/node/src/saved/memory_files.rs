@@ -6,7 +6,7 @@
 //!                                   snapshots/b/memory.1    what had changed until b
 //! ```
 //! A file has a name in each directory whose machine is mapped from it (link(2)), so it is there for as long as one of them is,
-//! and nobody has to know of the others. Files that have a name here never change.
+//! and nobody has to know of the others. Files that have a name here never change. The checksums of each go with it, under its names.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -15,6 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::Error;
+use crate::saved::checksums;
 
 /// A file's blocks, as stat(2) counts them.
 const STAT_BLOCK: u64 = 512;
@@ -25,7 +26,7 @@ const MOST: usize = 16;
 /// What a memory file is called before it is known how many lie below it.
 const NEW: &str = "memory.new";
 
-fn path(directory: &Path, number: usize) -> PathBuf {
+pub(crate) fn path(directory: &Path, number: usize) -> PathBuf {
     match number {
         0 => directory.join("memory"),
         number => directory.join(format!("memory.{number}")),
@@ -90,19 +91,38 @@ pub(crate) fn share(from: &Path, to: &Path) -> Result<(), Error> {
             return Ok(());
         }
     }
+    share_sums(from, to)
+}
+
+/// Gives the checksums of the files that both directories have their names in `to`, too, where there are none.
+pub(crate) fn share_sums(from: &Path, to: &Path) -> Result<(), Error> {
+    for (file, other) in paths(from).iter().zip(paths(to)) {
+        let is_same = identity(file)? == identity(&other)?;
+        let (sums, goal) = (checksums::beside(file), checksums::beside(&other));
+        match is_same.then(|| fs::hard_link(&sums, &goal)) {
+            // Those of an older version have none.
+            Some(Err(error)) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists) => {
+                return Err(Error::file("make", &goal)(error));
+            }
+            _ => (),
+        }
+    }
     Ok(())
+}
+
+/// Which file it is, under whatever name.
+pub(crate) fn identity(path: &Path) -> Result<(u64, u64), Error> {
+    let metadata = fs::metadata(path).map_err(Error::file("look at", path))?;
+    Ok((metadata.dev(), metadata.ino()))
 }
 
 /// Whether two directories have the same files, and any.
 pub(crate) fn are_same(one: &Path, other: &Path) -> Result<bool, Error> {
     let identities = |directory: &Path| {
-        let identity = |path: PathBuf| {
-            let metadata = fs::metadata(&path).map_err(Error::file("look at", &path))?;
-            Ok((metadata.dev(), metadata.ino()))
-        };
-        paths(directory)
-            .into_iter()
-            .map(identity)
+        let paths = paths(directory);
+        paths
+            .iter()
+            .map(|path| identity(path))
             .collect::<Result<Vec<_>, Error>>()
     };
     let one = identities(one)?;
@@ -113,6 +133,7 @@ pub(crate) fn are_same(one: &Path, other: &Path) -> Result<bool, Error> {
 /// that the next one finds.
 pub(crate) fn remove(directory: &Path) -> Result<(), Error> {
     for path in paths(directory).into_iter().rev() {
+        checksums::remove(&path)?;
         fs::remove_file(&path).map_err(Error::file("remove", &path))?;
     }
     Ok(())

@@ -1,10 +1,13 @@
 //! Machines and disks on disk: snapshots, templates, and the files that they consist of. Starts and stops nothing.
 
+pub(crate) mod checks;
+pub(crate) mod checksums;
 pub(crate) mod disk;
 pub(crate) mod host_traits;
 pub(crate) mod memory_files;
 pub(crate) mod prefetch;
 pub(crate) mod sizes;
 pub(crate) mod snapshots;
+pub(crate) mod state_file;
 pub(crate) mod templates;
 pub(crate) mod tree;

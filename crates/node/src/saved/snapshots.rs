@@ -12,6 +12,7 @@ use std::sync::Arc;
 use agent_api::ExecRequest;
 use node_api::snapshot::check_snapshot_name;
 use node_api::{Resources, Snapshot, config};
+use observe::span::span;
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags, renameat_with};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 use crate::node::Node;
 use crate::resources::volumes::{UNFINISHED, unfinished};
+use crate::saved::checksums;
 use crate::saved::memory_files::{self, Counted};
 
 /// A guest's memory holds its secrets.
@@ -86,10 +88,8 @@ impl Place {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             text => text.map_err(Error::file("read", &self.record()))?,
         };
-        let record = serde_json::from_slice(&text).map_err(|error| Error::SnapshotDamaged {
-            path: self.record(),
-            why: error.to_string(),
-        })?;
+        let record = serde_json::from_slice(&text)
+            .map_err(|error| checksums::record_damaged(&self.record(), &error.to_string()))?;
         Ok(Some(record))
     }
 
@@ -169,6 +169,12 @@ impl Begun {
         let path = self.place.record();
         let mut file = self.place.create(&path)?;
         io::Write::write_all(&mut file, &text).map_err(Error::file("write", &path))
+    }
+
+    /// Makes the checksums of all of its files, while they are in the page cache.
+    pub(crate) fn sum(&self) -> Result<(), Error> {
+        let _span = span("checksums");
+        checksums::make_missing(&self.place, &mut checksums::at_once).map(drop)
     }
 
     /// Waits until all of it has reached the disk.
@@ -276,8 +282,12 @@ impl Node {
             if name.to_str().is_none_or(|name| check_snapshot_name(name).is_err()) {
                 continue;
             }
-            match Place::new(&directory, &name.to_string_lossy()).read::<Record>() {
-                Ok(record) => found.extend(record.map(|record| record.snapshot)),
+            let place = Place::new(&directory, &name.to_string_lossy());
+            match place.read::<Record>() {
+                Ok(record) => found.extend(record.map(|record| Snapshot {
+                    damaged: checksums::in_short(&checksums::known_damage(&place)),
+                    ..record.snapshot
+                })),
                 Err(error) => log::error!("{error}"),
             }
         }
@@ -345,6 +355,7 @@ mod tests {
                 digest: stored.sandbox.digest,
                 programs: node_api::Programs::default(),
                 bytes: 0,
+                damaged: None,
             },
             command: stored.command,
             networked: true,
@@ -399,6 +410,10 @@ mod tests {
         clean(&snapshots).unwrap();
         assert_eq!(names(), ["one"]);
         fs::write(place.record(), "{").unwrap();
-        assert!(place.read::<Record>().unwrap_err().to_string().contains("snapshot rm"));
+        let told = place.read::<Record>().unwrap_err().to_string();
+        assert!(
+            told.contains("put it back from a backup") && !told.contains("snapshot rm"),
+            "{told}"
+        );
     }
 }

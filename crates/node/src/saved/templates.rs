@@ -23,6 +23,7 @@ use sha2::{Digest, Sha256};
 use crate::node::Node;
 use crate::resources::volume_shares;
 use crate::sandbox::entry::Entry;
+use crate::saved::checks::Checks;
 use crate::saved::host_traits;
 use crate::saved::memory_files::{self, Counted};
 use crate::saved::snapshots::{self, Begun, Place};
@@ -115,6 +116,8 @@ pub(crate) struct Templates {
     known: Mutex<Known>,
     /// Held by whoever gives or takes names, or writes records again. It comes before the other.
     naming: Mutex<()>,
+    /// What of them, and of snapshots, is verified in the background.
+    pub(crate) checks: Checks,
 }
 
 #[derive(Debug, Default)]
@@ -357,6 +360,7 @@ impl Node {
         }
         let record = Record::of(stored, lease.shape.clone(), files, programs, None);
         begun.describe(&record)?;
+        begun.sum()?;
         begun.sync()?;
         memory_files::read_in_huge_pages(begun.place.directory());
         let is_known = |known: &Known| {

@@ -91,6 +91,7 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         | Request::InspectVolume { .. }
         | Request::ListSnapshots
         | Request::InspectSnapshot { .. }
+        | Request::Verify { .. }
         | Request::OpenFiles { .. }
         | Request::Load(_)
         | Request::ListTemplates

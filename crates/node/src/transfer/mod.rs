@@ -10,6 +10,7 @@ mod template;
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use node_api::message::LoadStep;
 use node_api::portable::{Kind, is_file_name};
@@ -19,6 +20,7 @@ use serde::Serialize;
 use crate::Error;
 use crate::node::Node;
 use crate::operations::build_template::outdated;
+use crate::saved::checksums;
 use crate::saved::memory_files;
 use crate::saved::snapshots::{Begun, Place, Record};
 
@@ -59,19 +61,18 @@ fn names_in(place: &Place) -> Result<Vec<String>, Error> {
 
 impl Node {
     /// The files of a snapshot or a template, open for reading, and their names; whatever comes to its name, these belong together.
-    pub(crate) fn open_files(&self, kind: Kind, name: &str) -> Result<(Vec<String>, Vec<OwnedFd>), Error> {
+    pub(crate) fn open_files(self: &Arc<Self>, kind: Kind, name: &str) -> Result<(Vec<String>, Vec<OwnedFd>), Error> {
         let (place, resources) = match kind {
             Kind::Snapshot => self.snapshot_to_send(name)?,
             Kind::Template => self.template_to_send(name)?,
         };
         if !place.is_whole(&resources) {
-            let path = place.record();
-            let why = "a file beside it is missing".to_owned();
             return Err(match kind {
-                Kind::Snapshot => Error::SnapshotDamaged { path, why },
+                Kind::Snapshot => checksums::record_damaged(&place.record(), "a file beside it is missing"),
                 Kind::Template => outdated(name, "its files are damaged"),
             });
         }
+        self.verify_before_sending(kind, name)?;
         let names = names_in(&place)?;
         let open = |name: &String| {
             let path = place.directory().join(name);
@@ -153,6 +154,8 @@ impl Node {
         let Loading { begun, name, .. } = loading;
         let record: Record = record::checked(&begun.place, |record: &mut Record| {
             record.snapshot.name = name.unwrap_or_else(|| record.snapshot.name.clone());
+            // It is found out here, or not at all.
+            record.snapshot.damaged = None;
         })?;
         let name = record.snapshot.name.clone();
         self.check_free(&name)?;
@@ -182,6 +185,8 @@ impl Begun {
     /// Waits until what came has reached the disk, and has its memory in the page cache as clones want it. However large that is, nobody
     /// may wait for it.
     fn reaches_disk(&self) -> Result<(), Error> {
+        // Of what has just come, and was compared with the sums that it came with.
+        self.sum()?;
         self.sync()?;
         memory_files::read_in_huge_pages(self.place.directory());
         Ok(())

@@ -116,6 +116,7 @@ impl Carried for snapshots::Record {
             programs,
             created_ns: _,
             bytes: _,
+            damaged: _,
         } = snapshot;
         let bad = bad::<&str>(Self::KIND);
         check_snapshot_name(name)?;
@@ -231,9 +232,9 @@ mod tests {
     use node_api::{Class, MemoryMode, Programs, Recipe, Template};
 
     use super::super::Loading;
-    use super::super::memory::tests::naming;
     use super::*;
     use crate::saved::snapshots::{Begun, Record};
+    use crate::saved::state_file::tests::naming;
     use crate::saved::templates::Shape;
     use crate::testing::stored;
     use crate::vmm::programs::Files;
@@ -250,6 +251,7 @@ mod tests {
                 digest: "0".repeat(64),
                 programs: Programs::default(),
                 bytes: 0,
+                damaged: None,
             },
             command: stored.command,
             networked: false,
