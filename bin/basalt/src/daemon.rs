@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -177,7 +178,8 @@ fn try_connect(socket: &Path) -> Result<Option<Client>> {
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => Ok(None),
         Err(error) => Err(error).with_context(|| {
             format!(
-                "the daemon's socket {} cannot be used: become root, or set BASALT_STATE to a directory of your own",
+                "the daemon's socket {} cannot be used: become root or a member of the group basalt, or set BASALT_STATE to a \
+                 directory of your own",
                 socket.display()
             )
         }),
@@ -251,14 +253,15 @@ fn start(state: &Path, socket: &Path) -> Result<Client> {
     if is_service(&program, state) {
         return start_service(socket);
     }
-    fs::create_dir_all(state).with_context(|| {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(state);
+    made.with_context(|| {
         format!(
             "{} cannot be made: become root, or set BASALT_STATE to a directory of your own",
             state.display()
         )
     })?;
     let log = state.join("basaltd.log");
-    let file = File::options().append(true).create(true).open(&log);
+    let file = File::options().append(true).create(true).mode(0o600).open(&log);
     let file = file.with_context(|| format!("the daemon's log {} cannot be written", log.display()))?;
     let mut command = Command::new(&program);
     command

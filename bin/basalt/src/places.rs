@@ -4,16 +4,29 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use rustix::fs::Access;
 
-/// The state directory: `$BASALT_STATE`, else `/var/lib/basalt` for root, else `basalt` in the user's data directory.
+/// The host's own state directory.
+const OF_HOST: &str = "/var/lib/basalt";
+
+/// The state directory: `$BASALT_STATE`, else `/var/lib/basalt` for root and for whoever may ask its daemon, else `basalt` in
+/// the user's data directory.
 pub(crate) fn state() -> Result<PathBuf> {
     if let Some(path) = variable("BASALT_STATE") {
         return Ok(path);
     }
-    if rustix::process::geteuid().is_root() {
-        return Ok(PathBuf::from("/var/lib/basalt"));
+    if rustix::process::geteuid().is_root() || is_member() {
+        return Ok(PathBuf::from(OF_HOST));
     }
     in_home("XDG_DATA_HOME", ".local/share").context("where to keep images is not known: set BASALT_STATE")
+}
+
+/// Whether this user is not root, and asks the host's daemon all the same, as a member of the group that may.
+pub(crate) fn is_member() -> bool {
+    let socket = Path::new(OF_HOST).join(node_api::SOCKET);
+    variable("BASALT_STATE").is_none()
+        && !rustix::process::geteuid().is_root()
+        && rustix::fs::access(socket, Access::WRITE_OK).is_ok()
 }
 
 /// Where the images are.

@@ -6,6 +6,7 @@
     reason = "signals are blocked before any thread starts; a service manager hands descriptors over by number"
 )]
 
+mod group;
 mod manager;
 mod options;
 
@@ -37,6 +38,7 @@ fn open(options: Options) -> Result<Arc<Node>> {
         cpu_model: options.cpu_model,
         users: options.users.then(Pool::default),
         log_level: options.log_level,
+        group: options.group,
         managed: manager::is_manager(),
         cgroup: options.cgroup,
         limits: if host::emulated() {
@@ -180,6 +182,7 @@ fn wait_for_signal(set: &libc::sigset_t) {
 }
 
 fn main() -> ExitCode {
+    node::keep_private();
     let result = options::parse().and_then(|command| match command {
         Command::Serve(options) => serve(options),
         Command::EndSandboxes(options, grace) => end_sandboxes(options, grace),

@@ -9,11 +9,13 @@ use log::LevelFilter;
 use node::Overcommit;
 use node_api::CpuModel;
 
+use crate::group;
+
 const HELP: &str = "\
 basaltd: keeps the sandboxes of a node (see docs/daemon.md)
 
 Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--cpu-model MODEL] [--cgroup PATH]
-               [--no-users] [--metrics ADDRESS] [--log-level LEVEL] [--memory-overcommit RATIO]
+               [--no-users] [--group NAME] [--metrics ADDRESS] [--log-level LEVEL] [--memory-overcommit RATIO]
                [--clone-overcommit RATIO] [--disk-overcommit RATIO]
        basaltd --end-sandboxes [--grace SECONDS] [flags as above]
        basaltd --hold-cgroup
@@ -24,6 +26,8 @@ Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--cpu-model MODEL] [--
   --cpu-model MODEL  the processor that guests see if nobody says: host (default), common, x86-64-v2, x86-64-v3 or x86-64-v4
   --cgroup PATH      the delegated cgroup below which sandboxes have theirs; the top of the hierarchy
   --no-users         run VMMs as this user and in no namespaces of their own: for tests, and where root is not to be had
+  --group NAME       the group, by name or number, whose members may use the socket, which makes them root on this host; a
+                     group called basalt if there is one and this is root, otherwise nobody but this user
   --metrics ADDRESS  tell metrics to Prometheus there, too: a port of 127.0.0.1 or [::1]; always in metrics.sock of the
                      state directory
   --memory-overcommit RATIO, --clone-overcommit RATIO, --disk-overcommit RATIO
@@ -52,6 +56,8 @@ pub(crate) struct Options {
     pub(crate) cpu_model: CpuModel,
     pub(crate) cgroup: Option<PathBuf>,
     pub(crate) users: bool,
+    /// Who else may ask.
+    pub(crate) group: Option<u32>,
     pub(crate) log_level: LevelFilter,
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) overcommit: Overcommit,
@@ -80,11 +86,13 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
         cpu_model: CpuModel::default(),
         cgroup: None,
         users: true,
+        group: None,
         log_level: LevelFilter::Warn,
         metrics: None,
         overcommit: Overcommit::default(),
     };
     let (mut ends, mut holds, mut grace) = (false, false, None);
+    let mut group = None;
     while let Some(argument) = parser.next()? {
         match argument {
             Long("state") => options.state = parser.value()?.into(),
@@ -93,6 +101,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("cpu-model") => options.cpu_model = parser.value()?.parse()?,
             Long("cgroup") => options.cgroup = Some(parser.value()?.into()),
             Long("no-users") => options.users = false,
+            Long("group") => group = Some(parser.value()?.string()?),
             Long("metrics") => options.metrics = Some(metrics_address(&parser.value()?.string()?)?),
             Long("memory-overcommit") => options.overcommit.memory = parser.value()?.parse()?,
             Long("clone-overcommit") => options.overcommit.clones = parser.value()?.parse()?,
@@ -111,6 +120,11 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     let absolute =
         |path: &Path| std::path::absolute(path).with_context(|| format!("{} cannot be made absolute", path.display()));
     options.state = absolute(&options.state)?;
+    options.group = match group {
+        Some(group) => Some(group::named(&group)?),
+        None if rustix::process::geteuid().is_root() => group::usual()?,
+        None => None,
+    };
     if let Some(path) = options.cgroup.as_ref().filter(|path| !is_plain(path)) {
         bail!(
             "--cgroup {}: give the path from the top of the hierarchy, such as /system.slice/basalt-sandboxes.service",

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use base::{Epoll, Interest};
+use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use vmm_api::{ApiError, ErrorKind, Event, Packet, Reply};
 use wire::packet::{PacketError, PacketSocket};
@@ -39,7 +40,11 @@ pub(crate) fn serve_inherited(socket: OwnedFd, mut vm: Vm) -> Result<()> {
 /// Serves one driver after the other at `path`. The VM goes on between them.
 pub(crate) fn listen(path: &Path) -> Result<()> {
     let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    rustix::net::bind(&listener, &SocketAddrUnix::new(path)?).map_err(|error| match error {
+    // Whoever may drive it can have it open anything. This process's umask is for what guests make.
+    let umask = rustix::process::umask(Mode::from_raw_mode(0o077));
+    let bound = rustix::net::bind(&listener, &SocketAddrUnix::new(path)?);
+    rustix::process::umask(umask);
+    bound.map_err(|error| match error {
         rustix::io::Errno::ADDRINUSE => anyhow::anyhow!("something is there already: remove it if it is stale"),
         other => anyhow::Error::from(other).context("it cannot be bound"),
     })?;

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,7 +29,8 @@ impl Temp {
             Ok(fd) => (File::from(fd), None),
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {
                 let name = unique(directory);
-                let opened = File::options().read(true).write(true).create_new(true).open(&name);
+                let mut options = File::options();
+                let opened = options.read(true).write(true).create_new(true).mode(0o600).open(&name);
                 (opened.map_err(Error::io("create", &name))?, Some(name))
             }
             Err(error) => return Err(Error::io("create a temporary file in", directory)(error.into())),

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
@@ -127,7 +128,7 @@ fn make(path: &Path) -> Result<File, Error> {
         path: path.to_owned(),
         source,
     };
-    fs::create_dir_all(DIRECTORY).map_err(|source| Error::File {
+    make_directory().map_err(|source| Error::File {
         path: DIRECTORY.into(),
         source,
     })?;
@@ -144,6 +145,14 @@ fn make(path: &Path) -> Result<File, Error> {
     });
     made.map_err(Error::host(format!("making the namespace {}", path.display())))?;
     File::open(path).map_err(failed)
+}
+
+/// Others' namespaces have their names there, too: whoever makes it makes it as `ip netns add` does, whatever the umask.
+fn make_directory() -> io::Result<()> {
+    match fs::create_dir(DIRECTORY) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made.and_then(|()| fs::set_permissions(DIRECTORY, fs::Permissions::from_mode(0o755))),
+    }
 }
 
 /// Makes the directory a mount point whose mounts other mount namespaces see, as `ip netns add` does where it is none. Done

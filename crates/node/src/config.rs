@@ -30,6 +30,8 @@ pub struct Config {
     pub users: Option<Pool>,
     /// What the daemon and its VMMs say; from `debug` on, guests' kernels are talkative.
     pub log_level: LevelFilter,
+    /// The group whose members may ask the daemon, beside its own user; whoever may ask can become the daemon's user by it.
+    pub group: Option<u32>,
     /// A service manager would start the daemon again.
     pub managed: bool,
     /// The cgroup below which sandboxes have theirs, delegated by its manager; the top of the hierarchy when not given.

@@ -34,6 +34,7 @@ pub use host::jail::Pool;
 pub use node::{Node, instance};
 pub use operations::shutdown::Ending;
 pub use resources::budget::{HostNumbers, Overcommit, Refused, Space, ThisHost, Wish};
+pub use store::private::keep_private;
 pub use telemetry::metrics::Endpoint;
 pub use vmm::cmdline::command_line;
 pub use vmm::tail::Tail;

@@ -22,6 +22,7 @@ use crate::sandbox::slots::Slots;
 use crate::saved::templates::Templates;
 use crate::store::database::{Database, Opened, Stored};
 use crate::store::paths::{Paths, SandboxPaths};
+use crate::store::private;
 use crate::telemetry::metrics::Metrics;
 use crate::vmm::monitor::Monitor;
 use crate::vmm::programs::Hashes;
@@ -69,6 +70,7 @@ impl Node {
             fs::create_dir_all(&directory).map_err(Error::file("make", &directory))?;
         }
         let lock = take_lock(&paths)?;
+        close_to_others(&paths, config.group)?;
         let (database, opened) = Database::open(&paths.database())?;
         let root = Root::open_below(
             config.cgroup.as_deref().unwrap_or("".as_ref()),
@@ -332,6 +334,23 @@ pub fn instance(state: &std::path::Path) -> String {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
         });
     format!("basalt-node-{:08x}", hash >> 32)
+}
+
+/// What an earlier version, or another umask, has left open to other users is closed.
+fn close_to_others(paths: &Paths, group: Option<u32>) -> Result<(), Error> {
+    let state = paths.state();
+    let closed = private::close(paths, group).map_err(Error::file("look at", state))?;
+    if closed.count > 0 {
+        log::warn!(
+            "{} files and directories in {} were open to other users of this host; they are closed now",
+            closed.count,
+            state.display()
+        );
+    }
+    if let Some((path, error)) = closed.failed {
+        log::error!("{path} stays open to other users of this host: {error}");
+    }
+    Ok(())
 }
 
 fn take_lock(paths: &Paths) -> Result<File, Error> {

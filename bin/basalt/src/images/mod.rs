@@ -90,7 +90,8 @@ pub(crate) fn store() -> Result<Store> {
         // Of the reasons for which a store cannot be opened only this one does not say what to do.
         Err(error @ image::Error::Io { .. }) => Err(error).with_context(|| {
             format!(
-                "the images in {} cannot be used: become its owner, or set BASALT_STATE to a directory of your own",
+                "the images in {} cannot be used: become its owner (the group basalt may ask the daemon, and images are \
+                 root's), or set BASALT_STATE to a directory of your own",
                 directory.display()
             )
         }),

@@ -13,6 +13,9 @@ use node::{Config, Endpoint, HostNumbers, Node, Overcommit, Server, Space, ThisH
 /// Asks for the end of all sandboxes, of which there are to be three.
 pub(crate) const END: &str = "--end-sandboxes";
 
+/// Set where the daemon's group may ask it, too.
+pub(crate) const GROUP: &str = "BASALT_TEST_GROUP";
+
 /// Longer than they need.
 const GRACE: Duration = Duration::from_secs(90);
 
@@ -26,6 +29,10 @@ pub(crate) fn serve(arguments: &[String]) -> ExitCode {
     observe::logger::init("basaltd: ", log::LevelFilter::Warn).expect("no logger yet");
     base::open_files::raise().expect("the hard limit of open files");
     let assets = value("--assets");
+    node::keep_private();
+    let level = arguments.iter().position(|argument| argument == "--log-level");
+    let level = level.and_then(|at| arguments[at + 1].parse().ok());
+    observe::logger::init("basaltd: ", level.unwrap_or(log::LevelFilter::Warn)).expect("the first logger");
     let config = Config {
         state: value("--state"),
         kernel: assets.join("vmlinux"),
@@ -35,6 +42,8 @@ pub(crate) fn serve(arguments: &[String]) -> ExitCode {
         cpu_model: node_api::CpuModel::V2,
         users: None,
         log_level: log::LevelFilter::Warn,
+        // Its own, which it may give files to whoever it is.
+        group: std::env::var_os(GROUP).map(|_| rustix::process::getegid().as_raw()),
         managed: false,
         cgroup: None,
         limits: TimeLimits::REAL,

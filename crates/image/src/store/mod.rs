@@ -23,7 +23,7 @@ mod usage;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -126,7 +126,8 @@ impl Store {
             steps: Steps::default(),
         };
         for directory in [store.blobs(), store.temporary(), store.content(), store.partial()] {
-            fs::create_dir_all(&directory).map_err(Error::io("create", &directory))?;
+            let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+            made.map_err(Error::io("create", &directory))?;
         }
         let path = store.directory.join("lock");
         let file = lock_file(&path)?;
@@ -502,6 +503,7 @@ fn lock_file(path: &Path) -> Result<File, Error> {
         .create(true)
         .truncate(false)
         .write(true)
+        .mode(0o600)
         .open(path)
         .map_err(Error::io("open", path))
 }

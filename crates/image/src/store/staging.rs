@@ -12,7 +12,7 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -98,7 +98,8 @@ impl Store {
             return Ok(Claim::Whole(Staged { file }));
         }
         let (path, whole) = (self.partial().join(format!("{hex}.part")), self.partial().join(hex));
-        let opened = File::options().read(true).append(true).create(true).open(&path);
+        let mut options = File::options();
+        let opened = options.read(true).append(true).create(true).mode(0o600).open(&path);
         let file = opened.map_err(Error::io("create", &path))?;
         match file.try_lock() {
             Ok(()) => {}

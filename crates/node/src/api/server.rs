@@ -78,7 +78,14 @@ impl Server {
             let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
             rustix::net::bind(&socket, &node_api::client::address(&path, &directory)?)?;
             // Whoever may ask can become root by it.
-            fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+            let mode = match node.config.group {
+                Some(group) => {
+                    std::os::unix::fs::chown(&path, None, Some(group))?;
+                    0o660
+                }
+                None => 0o600,
+            };
+            fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode))?;
             rustix::net::listen(&socket, 128)?;
             Ok(socket)
         };

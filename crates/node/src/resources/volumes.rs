@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
@@ -51,9 +51,11 @@ fn make(volumes: &Path, name: &str) -> io::Result<PathBuf> {
         return Ok(data);
     }
     let begun = volumes.join(unfinished()?);
-    let mut builder = fs::DirBuilder::new();
-    builder.mode(0o755).create(&begun)?;
-    builder.create(begun.join(DATA))?;
+    fs::DirBuilder::new().mode(0o700).create(&begun)?;
+    let files = begun.join(DATA);
+    fs::create_dir(&files)?;
+    // What guests find, whatever the umask: whoever they run as can use it. On the host the directory around it is closed.
+    fs::set_permissions(&files, fs::Permissions::from_mode(0o755))?;
     match renameat_with(CWD, &begun, CWD, &place, RenameFlags::NOREPLACE) {
         Ok(()) => Ok(data),
         // Somebody was quicker.

@@ -67,6 +67,7 @@ fn life(machine: &Machine, image: &str, with_module: bool) -> Result<()> {
     for unit in UNITS {
         ensure!(is_active(&up, unit)?, "{unit} is not active:\n{}", status(&up, unit)?);
     }
+    members_may_ask(&up)?;
     run(&up, image, "polite", &[], &["sh", "-c", POLITE])?;
     run(&up, image, "passing", &["--rm"], &["sleep", "10000"])?;
     let polite = vmm(&up, "polite")?;
@@ -107,6 +108,47 @@ fn install(up: &Running<'_>, name: &str) -> Result<()> {
         "--install",
         &format!("/opt/packages/{name}"),
     ])?;
+    Ok(())
+}
+
+/// The package's group reaches the socket, and nobody else but root does.
+fn members_may_ask(up: &Running<'_>) -> Result<()> {
+    let group = up.ok(&["sh", "-c", "getent group basalt | cut -d : -f 3"])?;
+    let modes = up.ok(&[
+        "stat",
+        "-c",
+        "%a %U %G",
+        "/var/lib/basalt",
+        "/var/lib/basalt/basaltd.sock",
+    ])?;
+    ensure!(
+        modes == "710 root basalt\n660 root basalt",
+        "the state and its socket are {modes}"
+    );
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534"];
+    let groups = format!("--groups={group}");
+    let member = [&nobody[..], &[&groups, "env", "HOME=/", "basalt", "ps"]].concat();
+    ensure!(
+        up.ok(&member)?.contains("COMMAND"),
+        "a member of the group asks the daemon in vain"
+    );
+    let list = [&nobody[..], &[&groups, "ls", "/var/lib/basalt"]].concat();
+    ensure!(
+        !up.run(&list)?.status.success(),
+        "a member of the group lists the state"
+    );
+    let asks = [
+        "--clear-groups",
+        "env",
+        "HOME=/",
+        "BASALT_STATE=/var/lib/basalt",
+        "BASALT_ENGINE=kvm",
+        "basalt",
+        "ps",
+    ];
+    let stranger = [&nobody[..], &asks].concat();
+    let said = up.run(&stranger)?;
+    ensure!(!said.status.success(), "whoever is no member asks the daemon");
     Ok(())
 }
 
