@@ -19,6 +19,7 @@ use wire::packet::PacketError;
 use crate::cli::{DaemonArgs, DaemonWhat};
 use crate::output::{Output, table};
 use crate::places;
+use crate::run::environment;
 
 /// How long a daemon may take until it answers: it first puts right what a crash has left.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -278,6 +279,12 @@ fn start(state: &Path, socket: &Path) -> Result<Client> {
         .current_dir("/")
         // The terminal's keys are not for it.
         .process_group(0);
+    // What this program was passed for a sandbox is not for all that the daemon starts later.
+    for (name, _) in std::env::vars_os() {
+        if name.as_encoded_bytes().starts_with(environment::PASSED.as_bytes()) {
+            command.env_remove(name);
+        }
+    }
     if let Some(model) = places::cpu_model() {
         command.arg("--cpu-model").arg(model);
     }

@@ -77,16 +77,16 @@ pub(crate) fn run(args: &RunArgs, image: &Opened, set: &[String], log_level: Log
     let mut connection = connect(&lab)?;
     send_image(&mut connection, image, output)?;
     let args = with_served_volumes(args)?;
-    let argv = far_argv(&args, Some(&image.digest()), set, log_level, output.json())?;
-    execute(&mut connection, argv, args.tty, args.interactive)
+    let argv = far_argv(&args, Some(&image.digest()), log_level, output.json())?;
+    execute(&mut connection, argv, set, Streams::of(&args))
 }
 
 /// The same of a template that is there.
 pub(crate) fn run_of_template(args: &RunArgs, set: &[String], log_level: LogLevel, output: &Output) -> Result<u8> {
     let mut connection = connect_if_up("templates: `basalt template build` brings it up")?;
     let args = with_served_volumes(args)?;
-    let argv = far_argv(&args, None, set, log_level, output.json())?;
-    execute(&mut connection, argv, args.tty, args.interactive)
+    let argv = far_argv(&args, None, log_level, output.json())?;
+    execute(&mut connection, argv, set, Streams::of(&args))
 }
 
 /// The same, with directories of this machine as they are found there.
@@ -106,8 +106,8 @@ pub(crate) fn build(args: &BuildArgs, output: &Output) -> Result<u8> {
     send_image(&mut connection, &image, output)?;
     let mut argv = vec![PROGRAM.to_owned()];
     argv.extend(output.json().then(|| "--json".to_owned()));
-    argv.extend(template_build::words(args, &image.digest(), &set));
-    execute(&mut connection, argv, false, false)
+    argv.extend(template_build::words(args, &image.digest()));
+    execute(&mut connection, argv, &set, Streams::default())
 }
 
 /// A connection to the lab, if it is up, with the current programs in it.
@@ -120,14 +120,14 @@ fn connect_if_up(what: &str) -> Result<Connection<TcpStream>> {
 }
 
 /// Any other verb in the lab, with the same words. A lab that is down has no sandboxes, and is not brought up for them.
-pub(crate) fn verb(words: &[OsString], streams: Streams) -> Result<u8> {
+pub(crate) fn verb(words: &[OsString], set: &[String], streams: Streams) -> Result<u8> {
     let mut connection = connect_if_up("sandboxes: `basalt run` brings it up")?;
     let mut argv = vec![PROGRAM.to_owned()];
     for word in words {
         let word = word.to_str().context("the lab takes words of UTF-8 text only")?;
         argv.push(word.to_owned());
     }
-    execute(&mut connection, argv, streams.tty, streams.stdin)
+    execute(&mut connection, argv, set, streams)
 }
 
 /// `basalt exec` there: files and this environment's variables are read here.
@@ -139,7 +139,7 @@ pub(crate) fn exec(args: &ExecArgs, output: &Output) -> Result<u8> {
     words.extend(args.tty.then(|| "--tty".to_owned()));
     words.extend(args.detach.then(|| "--detach".to_owned()));
     words.push(format!("--interactive={}", args.interactive));
-    words.extend(args.process.words(&set));
+    words.extend(args.process.words());
     words.extend(["--".into(), args.sandbox.clone()]);
     words.extend(args.command.iter().cloned());
     let words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
@@ -147,7 +147,7 @@ pub(crate) fn exec(args: &ExecArgs, output: &Output) -> Result<u8> {
         tty: args.tty,
         stdin: args.interactive && !args.detach,
     };
-    verb(&words, streams)
+    verb(&words, &set, streams)
 }
 
 /// The lab, for verbs whose files are on this side.
@@ -290,14 +290,22 @@ pub(crate) struct Streams {
     pub(crate) stdin: bool,
 }
 
-/// Runs this program there; the code is its own.
-fn execute(connection: &mut Connection<TcpStream>, argv: Vec<String>, tty: bool, stdin: bool) -> Result<u8> {
+impl Streams {
+    fn of(args: &RunArgs) -> Self {
+        Self {
+            tty: args.tty,
+            stdin: args.interactive,
+        }
+    }
+}
+
+/// Runs this program there, with the variables that it is to set; the code is its own.
+fn execute(connection: &mut Connection<TcpStream>, argv: Vec<String>, set: &[String], streams: Streams) -> Result<u8> {
+    let Streams { tty, stdin } = streams;
     let signals = Signals::install()?;
-    let request = ExecRequest {
-        tty: tty.then(local_tty),
-        stdin,
-        ..far_request(argv)
-    };
+    let mut request = far_request(argv);
+    (request.tty, request.stdin) = (tty.then(local_tty), stdin);
+    request.env.extend(environment::passed(set).map(OsText::from));
     connection.set_read_timeout(None)?;
     let running = match connection.exec(&request) {
         Err(agent_api::Error::Exec(failure)) => bail!(
@@ -398,7 +406,7 @@ fn send_image(connection: &mut Connection<TcpStream>, image: &Opened, output: &O
         }
         let upload = Upload {
             path: OsText::from(target.as_str()),
-            mode: 0o644,
+            mode: 0o600,
             size,
         };
         connection
@@ -440,15 +448,9 @@ fn served(volume: &VolumeMount) -> Result<VolumeMount> {
     })
 }
 
-/// The same run for the program in the lab: files and this environment's variables have been read, the image is named
-/// by its digest.
-fn far_argv(
-    args: &RunArgs,
-    digest: Option<&str>,
-    set: &[String],
-    log_level: LogLevel,
-    json: bool,
-) -> Result<Vec<String>> {
+/// The same run for the program in the lab: files and this environment's variables have been read and are passed otherwise,
+/// the image is named by its digest.
+fn far_argv(args: &RunArgs, digest: Option<&str>, log_level: LogLevel, json: bool) -> Result<Vec<String>> {
     let level = log::LevelFilter::from(log_level).as_str().to_ascii_lowercase();
     let mut argv = vec![PROGRAM.to_owned(), format!("--log-level={level}")];
     argv.extend(json.then(|| "--json".to_owned()));
@@ -471,7 +473,7 @@ fn far_argv(
     argv.extend(args.trace.then(|| "--trace".to_owned()));
     argv.extend(args.detach.then(|| "--detach".to_owned()));
     argv.extend(args.label.iter().map(|(key, value)| format!("--label={key}={value}")));
-    argv.extend(args.process.words(set));
+    argv.extend(args.process.words());
     let mut option = |name: &str, value: Option<&str>| argv.extend(value.map(|value| format!("--{name}={value}")));
     option("template", args.template.as_deref());
     option("hostname", args.hostname.as_deref());
@@ -553,12 +555,10 @@ mod tests {
             "exit 3",
         ];
         let (near, _) = parse(&near);
-        let set = ["A=b c".to_owned(), "E=".to_owned()];
-        let argv = far_argv(&near, Some("sha256:00"), &set, LogLevel::Info, true).unwrap();
+        let argv = far_argv(&near, Some("sha256:00"), LogLevel::Info, true).unwrap();
         let (far, cli) = parse(&argv);
         assert!(cli.json && cli.log_level == LogLevel::Info);
-        assert_eq!(far.process.env, set);
-        assert!(far.process.env_file.is_empty());
+        assert!(far.process.env.is_empty() && far.process.env_file.is_empty());
         assert_eq!(far.image(), Some("sha256:00"));
         let same = |a: &RunArgs| {
             (
@@ -584,14 +584,14 @@ mod tests {
     #[test]
     fn no_command_stays_none() {
         let (near, _) = parse(&["basalt", "run", "python"]);
-        let (far, _) = parse(&far_argv(&near, Some("d"), &[], LogLevel::Warn, false).unwrap());
+        let (far, _) = parse(&far_argv(&near, Some("d"), LogLevel::Warn, false).unwrap());
         assert!(far.command().is_empty() && far.entrypoint.is_none() && far.timeout.is_none());
     }
 
     #[test]
     fn a_template_takes_the_images_place() {
         let (near, _) = parse(&["basalt", "run", "--template", "web", "-m", "1g", "sh", "-c", "x"]);
-        let (far, _) = parse(&far_argv(&near, None, &[], LogLevel::Warn, false).unwrap());
+        let (far, _) = parse(&far_argv(&near, None, LogLevel::Warn, false).unwrap());
         assert_eq!((far.template.as_deref(), far.image()), (Some("web"), None));
         assert_eq!(far.command(), ["sh", "-c", "x"]);
         // What was not given is the template's.

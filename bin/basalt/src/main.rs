@@ -109,7 +109,7 @@ fn sandbox_verb(verb: Verb, argv: &[OsString], output: &Output) -> anyhow::Resul
             Verb::Snapshot(SnapshotVerb::Files(verb)) => portable::in_lab(verb.errand(), output),
             Verb::Template(TemplateVerb::Files(verb)) => portable::in_lab(verb.errand(), output),
             Verb::Template(TemplateVerb::Build(args)) => lab::build(&args, output),
-            _ => lab::verb(argv.get(1..).unwrap_or_default(), lab::Streams::default()),
+            _ => lab::verb(argv.get(1..).unwrap_or_default(), &[], lab::Streams::default()),
         };
     }
     match verb {

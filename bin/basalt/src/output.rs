@@ -107,7 +107,25 @@ impl Output {
 
 fn say(line: &str) {
     // Standard error may be closed; there is nobody left to tell.
-    writeln!(io::stderr().lock(), "{line}").unwrap_or_default();
+    writeln!(io::stderr().lock(), "{}", harmless(line, "\n\t")).unwrap_or_default();
+}
+
+/// Text in which a guest's, a registry's or a stranger's words may stand, without what a terminal would obey: control
+/// characters but those in `kept`, and those of Unicode that turn the order of letters.
+fn harmless(text: &str, kept: &str) -> String {
+    let obeyed = |letter: char| {
+        letter.is_control() && !kept.contains(letter)
+            || matches!(letter, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    text.chars()
+        .map(|letter| {
+            if obeyed(letter) {
+                char::REPLACEMENT_CHARACTER
+            } else {
+                letter
+            }
+        })
+        .collect()
 }
 
 /// Colours `text` where standard output is a terminal that wants it.
@@ -140,8 +158,12 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Lays rows out in columns, two spaces apart; the last one is not padded.
+/// Lays rows out in columns, two spaces apart; the last one is not padded. A cell is one line, whatever is in it.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
+    let rows = rows
+        .iter()
+        .map(|row| row.iter().map(|cell| harmless(cell, "")).collect::<Vec<_>>());
+    let rows: Vec<Vec<String>> = rows.collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         rows.iter()
@@ -152,7 +174,7 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
     };
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
-    for row in rows {
+    for row in &rows {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(&widths) {
             line.push_str(cell);
@@ -175,6 +197,14 @@ mod tests {
         let text = table(&[row(&["NAME", "SIZE"]), row(&["é", "1"]), row(&["longer", ""])]);
         assert_eq!(text, "NAME    SIZE\né       1\nlonger\n");
         assert_eq!(table(&[]), "");
+    }
+
+    #[test]
+    fn nothing_that_a_terminal_obeys_is_shown() {
+        assert_eq!(harmless("a\x1b[2J\u{9b}b\n", "\n"), "a\u{fffd}[2J\u{fffd}b\n");
+        assert_eq!(harmless("x\u{202e}y\tz", "\t"), "x\u{fffd}y\tz");
+        let text = table(&[vec!["sh\n\x1b]0;t\x07".to_owned(), "é".to_owned()]]);
+        assert_eq!(text, "sh\u{fffd}\u{fffd}]0;t\u{fffd}  é\n");
     }
 
     #[test]

@@ -5,9 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Result;
 use base::ByteSize;
 use node_api::message::Item;
-use node_api::{Client, Ended, NodeEvent, Reply, Request, Sample, Sandbox, State};
+use node_api::{Client, Ended, NodeEvent, Reply, Request, Sample, Sandbox, Secrets as _, State};
 
-use crate::cli::{KillArgs, ManyArgs, PsArgs, RmArgs, StatsArgs, StopArgs};
+use crate::cli::{InspectArgs, KillArgs, ManyArgs, PsArgs, RmArgs, StatsArgs, StopArgs};
 use crate::daemon;
 use crate::output::{Output, table};
 
@@ -19,7 +19,7 @@ pub(crate) fn ps(args: &PsArgs, output: &Output) -> Result<u8> {
     let mut sandboxes = Vec::new();
     daemon::connect()?.ask_each(Request::List { all: args.all }, &mut |item| {
         if let Item::Sandbox(sandbox) = item {
-            sandboxes.push(*sandbox);
+            sandboxes.push(sandbox.redacted());
         }
     })?;
     output.result(&sandboxes, || {
@@ -154,14 +154,15 @@ pub(crate) fn prune(output: &Output) -> Result<u8> {
 }
 
 /// `basalt inspect`.
-pub(crate) fn inspect(args: &ManyArgs, output: &Output) -> Result<u8> {
+pub(crate) fn inspect(args: &InspectArgs, output: &Output) -> Result<u8> {
     let mut client = daemon::connect()?;
     let mut sandboxes = Vec::new();
-    for sandbox in &args.sandboxes {
+    for sandbox in &args.many.sandboxes {
         match client.ask(Request::Inspect {
             sandbox: sandbox.clone(),
         })? {
-            (Reply::Sandbox(sandbox), _) => sandboxes.push(*sandbox),
+            (Reply::Sandbox(sandbox), _) if args.show_secrets => sandboxes.push(*sandbox),
+            (Reply::Sandbox(sandbox), _) => sandboxes.push(sandbox.redacted()),
             (other, _) => return Err(unexpected(&other)),
         }
     }

@@ -4,9 +4,9 @@ use anyhow::{Result, bail};
 use base::ByteSize;
 use node_api::message::Item;
 use node_api::portable::Kind;
-use node_api::{Client, CloneConfig, Reply, Request, Snapshot};
+use node_api::{Client, CloneConfig, Reply, Request, Secrets as _, Snapshot};
 
-use crate::cli::{CloneArgs, CreateArgs, MoveArgs, RollbackArgs, SnapshotVerb};
+use crate::cli::{CloneArgs, CreateArgs, InspectSnapshotsArgs, MoveArgs, RollbackArgs, SnapshotVerb};
 use crate::daemon;
 use crate::output::{Output, table};
 use crate::portable;
@@ -18,7 +18,7 @@ pub(crate) fn snapshot(verb: &SnapshotVerb, output: &Output) -> Result<u8> {
     match verb {
         SnapshotVerb::Create(args) => create(args, output),
         SnapshotVerb::Ls => list(output),
-        SnapshotVerb::Inspect(args) => inspect(&args.names, output),
+        SnapshotVerb::Inspect(args) => inspect(args, output),
         SnapshotVerb::Rm(args) => {
             let remove = |name| Request::RemoveSnapshot { name };
             daemon::ask_for_each(&args.names, output, remove)
@@ -42,6 +42,7 @@ fn create(args: &CreateArgs, output: &Output) -> Result<u8> {
     };
     match daemon::connect()?.ask(request)? {
         (Reply::Snapshot(snapshot), _) => {
+            let snapshot = snapshot.redacted();
             output.result(&snapshot, || format!("{}\n", snapshot.name))?;
             Ok(0)
         }
@@ -84,6 +85,7 @@ pub(crate) fn move_to(args: &MoveArgs, output: &Output) -> Result<u8> {
 fn started(request: Request, output: &Output) -> Result<u8> {
     match daemon::connect()?.ask(request)? {
         (Reply::Started { sandbox, .. }, _) => {
+            let sandbox = sandbox.redacted();
             output.result(&sandbox, || format!("{}\n", sandbox.id))?;
             Ok(0)
         }
@@ -104,6 +106,7 @@ pub(crate) fn all(client: &mut Client) -> Result<Vec<Snapshot>> {
 
 fn list(output: &Output) -> Result<u8> {
     let snapshots = all(&mut daemon::connect()?)?;
+    let snapshots: Vec<Snapshot> = snapshots.into_iter().map(Snapshot::redacted).collect();
     output.result(&snapshots, || {
         let head = ["NAME", "SANDBOX", "IMAGE", "MEMORY", "SIZE", "STATE", "CREATED"];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
@@ -123,12 +126,13 @@ fn list(output: &Output) -> Result<u8> {
     Ok(0)
 }
 
-fn inspect(names: &[String], output: &Output) -> Result<u8> {
+fn inspect(args: &InspectSnapshotsArgs, output: &Output) -> Result<u8> {
     let mut client = daemon::connect()?;
     let mut snapshots = Vec::new();
-    for name in names {
+    for name in &args.of.names {
         match client.ask(Request::InspectSnapshot { name: name.clone() })? {
-            (Reply::Snapshot(snapshot), _) => snapshots.push(*snapshot),
+            (Reply::Snapshot(snapshot), _) if args.show_secrets => snapshots.push(*snapshot),
+            (Reply::Snapshot(snapshot), _) => snapshots.push(snapshot.redacted()),
             (other, _) => bail!("the daemon answered {other:?}: use basalt and basaltd of one build"),
         }
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use agent_api::{Connection, Event, ExecRequest, ExitStatus, OsText, Running};
 use anyhow::{Context, Result, anyhow, bail};
-use node_api::{BuildConfig, Client, Recipe, Reply, Request, Resources, Template};
+use node_api::{BuildConfig, Client, Recipe, Reply, Request, Resources, Secrets as _, Template};
 
 use crate::cli::BuildArgs;
 use crate::output::Output;
@@ -35,7 +35,7 @@ pub(crate) fn build(args: &BuildArgs, output: &Output) -> Result<u8> {
     // Before an image is fetched for it.
     config.validate()?;
     let image = images::fetched(&args.from, args.pull, output)?;
-    let template = made(BuildConfig { image, ..config }, output)?;
+    let template = made(BuildConfig { image, ..config }, output)?.redacted();
     output.result(&template, || format!("{}\n", template.id))?;
     Ok(0)
 }
@@ -60,15 +60,16 @@ fn configure(args: &BuildArgs, env: Vec<String>) -> BuildConfig {
     }
 }
 
-/// The same for this program in the lab: files and this environment's variables have been read, the image is named by its digest.
-pub(crate) fn words(args: &BuildArgs, digest: &str, set: &[String]) -> Vec<String> {
+/// The same for this program in the lab: files and this environment's variables have been read and are passed otherwise, the
+/// image is named by its digest.
+pub(crate) fn words(args: &BuildArgs, digest: &str) -> Vec<String> {
     let mut words = vec!["template".to_owned(), "build".to_owned(), format!("--from={digest}")];
     words.push("--pull=never".into());
     words.extend(args.size.words());
     words.push(format!("--network={}", args.network.word()));
     words.extend(args.force.then(|| "--force".to_owned()));
     words.extend(args.run.iter().map(|command| format!("--run={command}")));
-    words.extend(args.process.words(set));
+    words.extend(args.process.words());
     let mut option = |name: &str, value: Option<&str>| words.extend(value.map(|value| format!("--{name}={value}")));
     option("name", args.name.as_deref());
     if let Some(ready) = &args.ready {
@@ -421,8 +422,8 @@ mod tests {
         ];
         let near = parse(&near.map(str::to_owned));
         let set = vec!["A=b c".to_owned()];
-        let far = parse(&words(&near, "sha256:00", &set));
-        assert_eq!(far.process.env, set);
+        let far = parse(&words(&near, "sha256:00"));
+        assert!(far.process.env.is_empty());
         let wanted = BuildConfig {
             image: "sha256:00".into(),
             ..configure(&near, set.clone())

@@ -4,10 +4,10 @@ use anyhow::{Result, bail};
 use base::ByteSize;
 use node_api::message::Item;
 use node_api::portable::Kind;
-use node_api::{Client, Reply, Request, Template};
+use node_api::{Client, Reply, Request, Secrets as _, Template};
 use serde::Serialize;
 
-use crate::cli::TemplateVerb;
+use crate::cli::{InspectTemplatesArgs, TemplateVerb};
 use crate::images::short_digest;
 use crate::output::{Output, table};
 use crate::sandboxes::ago;
@@ -18,7 +18,7 @@ pub(crate) fn template(verb: &TemplateVerb, output: &Output) -> Result<u8> {
     match verb {
         TemplateVerb::Build(args) => template_build::build(args, output),
         TemplateVerb::Ls => list(output),
-        TemplateVerb::Inspect(args) => inspect(&args.templates, output),
+        TemplateVerb::Inspect(args) => inspect(args, output),
         TemplateVerb::Rm(args) => {
             let remove = |template| Request::RemoveTemplate { template };
             daemon::ask_for_each(&args.templates, output, remove)
@@ -66,11 +66,15 @@ struct Inspected {
     usable: bool,
 }
 
-fn inspect(wanted: &[String], output: &Output) -> Result<u8> {
+fn inspect(args: &InspectTemplatesArgs, output: &Output) -> Result<u8> {
     let mut client = daemon::connect()?;
     let mut found = Vec::new();
-    for one in wanted {
+    for one in &args.of.templates {
         let template = template_build::inspected(&mut client, one)?;
+        let template = match args.show_secrets {
+            true => template,
+            false => template.redacted(),
+        };
         let usable = template.outdated.is_none();
         found.push(Inspected { template, usable });
     }
@@ -93,6 +97,7 @@ pub(crate) fn all(client: &mut Client) -> Result<Vec<Template>> {
 
 fn list(output: &Output) -> Result<u8> {
     let templates = all(&mut daemon::connect()?)?;
+    let templates: Vec<Template> = templates.into_iter().map(Template::redacted).collect();
     output.result(&templates, || {
         let head = [
             "ID", "NAME", "IMAGE", "CPUS", "MEMORY", "DISK", "NETWORK", "SIZE", "USABLE", "USED",

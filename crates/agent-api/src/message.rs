@@ -304,7 +304,7 @@ pub enum DiskName {
 }
 
 /// A command to run.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecRequest {
     /// Program and arguments; a program without a slash is looked for in `PATH`.
     pub argv: Vec<OsText>,
@@ -325,6 +325,31 @@ pub struct ExecRequest {
     /// Nobody waits for it: it does not end with the connection, which is idle again after [`Reply::Started`].
     #[serde(default)]
     pub detached: bool,
+}
+
+impl std::fmt::Debug for ExecRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            argv,
+            env,
+            cwd,
+            user,
+            tty,
+            stdin,
+            main,
+            detached,
+        } = self;
+        f.debug_struct("ExecRequest")
+            .field("argv", argv)
+            .field("env", &observe::redact::Variables(env))
+            .field("cwd", cwd)
+            .field("user", user)
+            .field("tty", tty)
+            .field("stdin", stdin)
+            .field("main", main)
+            .field("detached", detached)
+            .finish()
+    }
 }
 
 /// A terminal.

@@ -24,6 +24,12 @@ impl OsText {
     }
 }
 
+impl AsRef<[u8]> for OsText {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
 impl From<&str> for OsText {
     fn from(text: &str) -> Self {
         Self(text.as_bytes().to_vec())

@@ -1,9 +1,11 @@
 //! What a sandbox is asked to be.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use base::ByteSize;
 use cpu::CpuModel;
+use observe::redact::{self, Variables};
 use serde::{Deserialize, Serialize};
 
 use crate::class::{Class, Idle};
@@ -20,7 +22,7 @@ pub const MAX_NAME: usize = 64;
 pub const MIN_DISK: ByteSize = ByteSize::mib(16);
 
 /// What runs in it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProcessConfig {
     /// In place of the image's entrypoint; an empty list is none at all.
@@ -35,6 +37,27 @@ pub struct ProcessConfig {
     pub user: Option<String>,
     /// It has a terminal.
     pub tty: bool,
+}
+
+impl fmt::Debug for ProcessConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            entrypoint,
+            command,
+            env,
+            workdir,
+            user,
+            tty,
+        } = self;
+        f.debug_struct("ProcessConfig")
+            .field("entrypoint", entrypoint)
+            .field("command", command)
+            .field("env", &Variables(env))
+            .field("workdir", workdir)
+            .field("user", user)
+            .field("tty", tty)
+            .finish()
+    }
 }
 
 /// How large it is.
@@ -312,7 +335,8 @@ impl SandboxConfig {
         tmpfs::validate_all(&self.tmpfs)?;
         let bad = |entry: &&String| entry.starts_with('=') || !entry.contains('=') || entry.contains('\0');
         match self.process.env.iter().find(bad) {
-            Some(entry) => Err(ConfigError::Env(entry.clone())),
+            // Without its value, which may be a secret.
+            Some(entry) => Err(ConfigError::Env(redact::variable(entry.as_bytes()))),
             None => Ok(()),
         }
     }
@@ -436,10 +460,13 @@ mod tests {
             broken(|c| c.tmpfs[0].path = "x".into()),
             ConfigError::Tmpfs(_)
         ));
-        assert_eq!(broken(|c| c.process.env.push("A".into())), ConfigError::Env("A".into()));
+        assert_eq!(
+            broken(|c| c.process.env.push("A".into())),
+            ConfigError::Env("<redacted>".into())
+        );
         assert_eq!(
             broken(|c| c.process.env.push("=b".into())),
-            ConfigError::Env("=b".into())
+            ConfigError::Env("=<redacted>".into())
         );
     }
 }

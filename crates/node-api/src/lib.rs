@@ -15,6 +15,7 @@ pub mod paging;
 pub mod portable;
 pub mod promised;
 pub mod sandbox;
+pub mod secrets;
 pub mod snapshot;
 pub mod template;
 pub mod tmpfs;
@@ -35,6 +36,7 @@ pub use message::{
 pub use paging::Paging;
 pub use promised::{Promised, Resource};
 pub use sandbox::{Ended, Sandbox, State};
+pub use secrets::Secrets;
 pub use snapshot::{CloneConfig, Programs, Snapshot, check_snapshot_name};
 pub use template::{BuildConfig, HostTraits, LoadedTemplate, Recipe, TakenName, Template, check_template_name};
 pub use tmpfs::Tmpfs;

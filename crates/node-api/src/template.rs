@@ -1,7 +1,9 @@
 //! Templates: what a daemon tells of one, and what somebody asks for who builds one.
 
+use std::fmt;
 use std::time::Duration;
 
+use observe::redact::Variables;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
@@ -98,7 +100,7 @@ impl Template {
 }
 
 /// What is done in a machine that has booted, before it becomes a template.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
     /// Run by `sh -c`, one after the other.
@@ -115,6 +117,29 @@ pub struct Recipe {
     pub user: Option<String>,
     /// How it reaches the world.
     pub network: NetworkMode,
+}
+
+impl fmt::Debug for Recipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            commands,
+            ready,
+            ready_ms,
+            env,
+            workdir,
+            user,
+            network,
+        } = self;
+        f.debug_struct("Recipe")
+            .field("commands", commands)
+            .field("ready", ready)
+            .field("ready_ms", ready_ms)
+            .field("env", &Variables(env))
+            .field("workdir", workdir)
+            .field("user", user)
+            .field("network", network)
+            .finish()
+    }
 }
 
 impl Recipe {

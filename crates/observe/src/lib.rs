@@ -6,6 +6,7 @@ pub mod logger;
 pub mod marks;
 pub mod metrics;
 pub mod rate;
+pub mod redact;
 pub mod span;
 
 pub use context::{SpanId, TraceContext, TraceId};

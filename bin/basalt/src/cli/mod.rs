@@ -30,12 +30,12 @@ pub(crate) use limits::LimitArgs;
 pub(crate) use portable::{Errand, LoadFrom, PullFrom, PushTo, SaveTo, Way, Wish};
 pub(crate) use process::ProcessArgs;
 pub(crate) use sandbox::{
-    AgentStreamArgs, CpArgs, DaemonArgs, DaemonWhat, ExecArgs, KillArgs, LogsArgs, ManyArgs, PsArgs, RmArgs, StatsArgs,
-    StopArgs,
+    AgentStreamArgs, CpArgs, DaemonArgs, DaemonWhat, ExecArgs, InspectArgs, KillArgs, LogsArgs, ManyArgs, PsArgs,
+    RmArgs, StatsArgs, StopArgs,
 };
 pub(crate) use size::SizeArgs;
-pub(crate) use snapshot::{CloneArgs, CreateArgs, MoveArgs, RollbackArgs, SnapshotVerb};
-pub(crate) use template::{BuildArgs, TemplateVerb};
+pub(crate) use snapshot::{CloneArgs, CreateArgs, InspectSnapshotsArgs, MoveArgs, RollbackArgs, SnapshotVerb};
+pub(crate) use template::{BuildArgs, InspectTemplatesArgs, TemplateVerb};
 pub(crate) use volume::VolumeVerb;
 
 /// What clap shows in colour, on terminals only and never under NO_COLOR.
@@ -162,7 +162,7 @@ pub(crate) enum Verb {
     /// Remove all sandboxes that have ended.
     Prune,
     /// Show all that is known of a sandbox.
-    Inspect(ManyArgs),
+    Inspect(InspectArgs),
     /// Show what sandboxes use.
     Stats(StatsArgs),
     /// Show what happens to sandboxes, as it happens.

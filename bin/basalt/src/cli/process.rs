@@ -1,13 +1,15 @@
 //! The flags that say how a command runs: the same for `run`, `exec` and `template build`.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
+use observe::redact::Variables;
 
 use super::parse;
 
 /// What a command finds around it, over what its image or its sandbox says.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone)]
 pub(crate) struct ProcessArgs {
     /// Set an environment variable; KEY alone passes this environment's value on.
     #[arg(short, long, value_name = "KEY[=VALUE]", value_parser = parse::env)]
@@ -26,12 +28,29 @@ pub(crate) struct ProcessArgs {
     pub(crate) user: Option<String>,
 }
 
+impl fmt::Debug for ProcessArgs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            env,
+            env_file,
+            workdir,
+            user,
+        } = self;
+        f.debug_struct("ProcessArgs")
+            .field("env", &Variables(env))
+            .field("env_file", env_file)
+            .field("workdir", workdir)
+            .field("user", user)
+            .finish()
+    }
+}
+
 impl ProcessArgs {
-    /// The same for a program elsewhere, with the variables that were read here.
-    pub(crate) fn words(&self, set: &[String]) -> Vec<String> {
-        let env = set.iter().map(|variable| format!("--env={variable}"));
+    /// The same for a program elsewhere. Variables are not among them: everybody can read a program's arguments
+    /// (`environment::passed`).
+    pub(crate) fn words(&self) -> Vec<String> {
         let workdir = self.workdir.iter().map(|directory| format!("--workdir={directory}"));
         let user = self.user.iter().map(|user| format!("--user={user}"));
-        env.chain(workdir).chain(user).collect()
+        workdir.chain(user).collect()
     }
 }

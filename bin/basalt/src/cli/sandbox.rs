@@ -22,6 +22,17 @@ pub(crate) struct ManyArgs {
     pub(crate) sandboxes: Vec<String>,
 }
 
+/// `basalt inspect`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct InspectArgs {
+    /// Show the values of environment variables, too.
+    #[arg(long)]
+    pub(crate) show_secrets: bool,
+
+    #[command(flatten)]
+    pub(crate) many: ManyArgs,
+}
+
 /// `basalt ps`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PsArgs {

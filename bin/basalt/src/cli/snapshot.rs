@@ -15,7 +15,7 @@ pub(crate) enum SnapshotVerb {
     /// List the snapshots.
     Ls,
     /// Show all that is known of snapshots.
-    Inspect(NamesArgs),
+    Inspect(InspectSnapshotsArgs),
     /// Remove snapshots.
     Rm(NamesArgs),
     /// Compare the files of snapshots with their checksums.
@@ -155,6 +155,17 @@ pub(crate) struct VerifySnapshotsArgs {
     /// The snapshots' names.
     #[arg(required_unless_present = "all", value_name = "NAME")]
     pub(crate) names: Vec<String>,
+}
+
+/// `basalt snapshot inspect`.
+#[derive(Args, Debug)]
+pub(crate) struct InspectSnapshotsArgs {
+    /// Show the values of environment variables, too.
+    #[arg(long)]
+    pub(crate) show_secrets: bool,
+
+    #[command(flatten)]
+    pub(crate) of: NamesArgs,
 }
 
 const CLONE_HELP: &str = "\

@@ -16,7 +16,7 @@ pub(crate) enum TemplateVerb {
     /// List the templates.
     Ls,
     /// Show all that is known of templates, and how they were built.
-    Inspect(TemplatesArgs),
+    Inspect(InspectTemplatesArgs),
     /// Remove templates; sandboxes that were cloned of them run on.
     Rm(TemplatesArgs),
     /// Compare the files of templates with their checksums.
@@ -228,6 +228,17 @@ pub(crate) struct VerifyTemplatesArgs {
     /// The templates' names, or their ids or the beginnings of these.
     #[arg(required_unless_present = "all", value_name = "TEMPLATE")]
     pub(crate) templates: Vec<String>,
+}
+
+/// `basalt template inspect`.
+#[derive(Args, Debug)]
+pub(crate) struct InspectTemplatesArgs {
+    /// Show the values of environment variables, too.
+    #[arg(long)]
+    pub(crate) show_secrets: bool,
+
+    #[command(flatten)]
+    pub(crate) of: TemplatesArgs,
 }
 
 /// `basalt template prune`.

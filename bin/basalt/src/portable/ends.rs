@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use anyhow::{Context, Result, bail};
 use bundle::{Entry, Reader, Writer};
 use node_api::portable::{Kind, MOST_RECORD};
-use node_api::{Client, LoadStep, LoadedTemplate, Reply, Request, Snapshot};
+use node_api::{Client, LoadStep, LoadedTemplate, Reply, Request, Secrets as _, Snapshot};
 
 use super::{Ground, RECORD, Side};
 use crate::cli::Wish;
@@ -208,11 +208,11 @@ fn blamed<T>(error: bundle::Error, far: &mut Option<Far>) -> Result<T> {
 impl Kept {
     pub(super) fn show(&self, output: &Output) -> Result<()> {
         match self {
-            Self::Snapshot(snapshot) => output.result(snapshot, || format!("{}\n", snapshot.name)),
+            Self::Snapshot(snapshot) => output.result(&snapshot.clone().redacted(), || format!("{}\n", snapshot.name)),
             Self::Template(loaded) => {
                 names_of(loaded).iter().for_each(|line| output.note(line));
                 // As a build does.
-                output.result(loaded, || format!("{}\n", loaded.template.id))
+                output.result(&loaded.clone().redacted(), || format!("{}\n", loaded.template.id))
             }
             Self::Lab(told) => {
                 std::io::stdout().write_all(told.as_bytes())?;

@@ -7,13 +7,27 @@ use std::path::{Path, PathBuf};
 use agent_api::OsText;
 use anyhow::{Context, Result, bail};
 
-/// `KEY=VALUE` for each variable that flags and files set, in their order; `lookup` is this process's environment.
+/// Under these names, with a number behind, a program that starts this one elsewhere passes it the variables that it has read.
+/// They may be secrets: everybody can read a program's arguments, and nobody but its user its environment.
+pub(crate) const PASSED: &str = "BASALT_PASSED_ENV_";
+
+/// Those that the program there is started with.
+pub(crate) fn passed(set: &[String]) -> impl Iterator<Item = String> {
+    set.iter()
+        .enumerate()
+        .map(|(index, variable)| format!("{PASSED}{index}={variable}"))
+}
+
+/// `KEY=VALUE` for each variable that was passed, or that files and flags set, in their order; `lookup` is this process's environment.
 pub(crate) fn given(
     files: &[PathBuf],
     flags: &[String],
     lookup: impl Fn(&str) -> Result<Option<String>>,
 ) -> Result<Vec<String>> {
     let mut set = Vec::new();
+    while let Some(variable) = lookup(&format!("{PASSED}{}", set.len()))? {
+        set.push(variable);
+    }
     for file in files {
         let text = fs::read_to_string(file)
             .with_context(|| format!("the environment file {} cannot be read", file.display()))?;
@@ -43,7 +57,8 @@ fn read_lines(
             continue;
         }
         if key(line).is_empty() || key(line).contains(char::is_whitespace) {
-            bail!("{}, line {}: `{line}` is not KEY=VALUE", file.display(), index + 1);
+            // It may be a line of a secret.
+            bail!("{}, line {} is not KEY=VALUE", file.display(), index + 1);
         }
         set.extend(complete(line, lookup)?);
     }
@@ -113,13 +128,26 @@ mod tests {
     }
 
     #[test]
+    fn what_is_passed_is_the_same_there() {
+        let set = strings(&["A=b c", "PATH=/x", "E="]);
+        let there: Vec<String> = passed(&set).collect();
+        let lookup = |key: &str| {
+            let found = there.iter().find_map(|one| one.strip_prefix(key)?.strip_prefix('='));
+            Ok(found.map(str::to_owned))
+        };
+        assert_eq!(given(&[], &[], lookup).unwrap(), set);
+    }
+
+    #[test]
     fn files_have_comments_and_errors_have_line_numbers() {
         let mut set = Vec::new();
         let file = Path::new("f.env");
         read_lines(file, "# c\n\n A=1 # kept\nHOME\n", &host, &mut set).unwrap();
         assert_eq!(set, ["A=1 # kept", "HOME=/root"]);
         let error = read_lines(file, "A=1\n=2\n", &host, &mut set).unwrap_err().to_string();
-        assert!(error.contains("f.env, line 2: `=2`"), "{error}");
+        assert!(error.contains("f.env, line 2 is not"), "{error}");
+        let error = read_lines(file, "A=1\nhunter 2", &host, &mut set).unwrap_err();
+        assert!(!format!("{error:?}").contains("hunter"), "{error:?}");
         assert!(read_lines(file, "two words=1\n", &host, &mut set).is_err());
         let missing = given(&[PathBuf::from("/nonexistent/env")], &[], host).unwrap_err();
         assert!(

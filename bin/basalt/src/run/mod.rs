@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use agent_api::{ExecRequest, Signals, local_tty};
 use anyhow::{Context, Result, bail};
-use node_api::{Client, Ended, NetworkMode, ProcessConfig, Reply, Request, Resources, Sandbox, SandboxConfig};
+use node_api::{
+    Client, Ended, NetworkMode, ProcessConfig, Reply, Request, Resources, Sandbox, SandboxConfig, Secrets as _,
+};
 use observe::span::span;
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -154,6 +156,7 @@ fn here(args: &RunArgs, config: SandboxConfig, output: &Output) -> Result<u8> {
     drop(asked);
     match command {
         None => {
+            let sandbox = sandbox.redacted();
             output.result(&sandbox, || format!("{}\n", sandbox.id))?;
             Ok(0)
         }

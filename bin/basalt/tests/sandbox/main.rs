@@ -24,6 +24,7 @@ mod outdated;
 mod portable;
 mod portable_registry;
 mod portable_templates;
+mod private;
 mod snapshots;
 mod stand_in;
 mod templates;

@@ -101,7 +101,7 @@ fn with<'w>(words: &[&'w str], more: &[&'w str]) -> Vec<&'w str> {
 /// The template is what was saved, and sandboxes are cloned of it.
 #[track_caller]
 fn is_whole(world: &World, id: &str, name: &str) {
-    let shown = &json(world, &["template", "inspect", name])[0];
+    let shown = &json(world, &["template", "inspect", "--show-secrets", name])[0];
     assert_eq!((&shown["id"], &shown["usable"]), (&json!(id), &json!(true)));
     assert_eq!(shown["recipe"]["commands"], json!(["true", "test 1\t=\t1"]));
     assert_eq!(

@@ -32,6 +32,7 @@ mod moves;
 mod network;
 mod package;
 mod pause;
+mod private_state;
 mod processors;
 mod renew;
 mod renew_clones;
@@ -76,6 +77,7 @@ pub(crate) const ALL: &[&Case] = &[
     &run::COMMANDS,
     &run::SETTINGS,
     &state_directory::CASE,
+    &private_state::CASE,
     &kernel_features::CASE,
     &streams::CASE,
     &terminal::CASE,
