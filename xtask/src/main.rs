@@ -13,8 +13,9 @@ mod tree;
 mod wrap;
 
 use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand};
 
 use context::Context;
@@ -57,6 +58,8 @@ enum Verb {
     Wrap,
     /// Build `basalt-bench`, and make and import the image that its part `exits` has guests run
     BenchImage(StepArgs),
+    /// Feed each parser of untrusted data for an hour, or for as long as is asked for
+    Fuzz(FuzzArgs),
     /// Run the commands that README and docs show
     Docs,
     /// Make the Debian packages, target/package/basalt_VERSION_amd64.deb and basalt-dkms_VERSION_all.deb
@@ -80,6 +83,19 @@ struct StepArgs {
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Debug, Args)]
+struct FuzzArgs {
+    /// How long each target is fed; 60 in a long test run, and `make test` has a few
+    #[arg(long, value_name = "N", default_value_t = 3600)]
+    seconds: u64,
+    /// Only this target; may be repeated
+    #[arg(long, value_name = "NAME")]
+    target: Vec<String>,
+    /// Where the random numbers begin; another each time if not given
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
 }
 
 fn main() -> ExitCode {
@@ -107,8 +123,21 @@ fn dispatch(verb: Verb) -> Result<u8> {
         Verb::Wrap => wrap::command(&context.root),
         Verb::Package { version, steps: args } => with_steps(&context, steps::package(version), args, "package"),
         Verb::BenchImage(args) => with_steps(&context, steps::bench_image(), args, "bench-image"),
+        Verb::Fuzz(args) => fuzz(&context, &args),
         Verb::Docs => with_steps(&context, vec![docs_alone()], StepArgs::default(), "docs"),
     }
+}
+
+/// The fuzzer as long as it takes, with its own words: it prints the seed, each target, and what repeats a failure.
+fn fuzz(context: &Context, args: &FuzzArgs) -> Result<u8> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seed = args.seed.unwrap_or(now.as_secs());
+    let mut command = steps::fuzzer(context, args.seconds, seed);
+    for target in &args.target {
+        command.arg("--target").arg(target);
+    }
+    let status = command.status().context("cargo cannot be run")?;
+    Ok(if status.success() { 0 } else { 1 })
 }
 
 /// The documents' commands without the setup before them.

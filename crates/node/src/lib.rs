@@ -22,6 +22,7 @@ mod store;
 mod telemetry;
 mod thread;
 mod transfer;
+pub mod untrusted;
 mod vmm;
 
 #[cfg(test)]

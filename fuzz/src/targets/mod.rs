@@ -4,10 +4,12 @@
 
 mod bundle;
 mod copy;
+mod devices;
 mod guest;
 mod image;
 mod kernel;
 mod messages;
+mod node;
 mod registry;
 mod restored;
 mod shares;
@@ -26,6 +28,9 @@ pub(crate) fn all() -> Vec<Target> {
         guest::pci_config(),
         guest::virtqueue(),
         guest::transport(),
+        devices::block(),
+        devices::vsock(),
+        devices::greeting(),
         bundle::streams(),
         bundle::archives(),
         copy::streams(),
@@ -40,6 +45,13 @@ pub(crate) fn all() -> Vec<Target> {
         snapshot::checksums(),
         snapshot::sections(),
         restored::devices(),
+        node::requests(),
+        node::records(),
+        node::memory_lists(),
+        node::logs(),
+        node::consoles(),
+        node::scrapes(),
+        node::settings(),
     ]
 }
 
@@ -47,6 +59,18 @@ pub(crate) fn all() -> Vec<Target> {
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+
+    #[test]
+    fn the_threat_model_lists_every_target() {
+        let document = include_str!("../../../docs/threat-model.md");
+        for target in all() {
+            assert!(
+                document.contains(&format!("`{}`", target.name)),
+                "{} is not listed",
+                target.name
+            );
+        }
+    }
 
     #[test]
     fn every_target_has_a_name_of_its_own_and_seeds_that_end_differently_from_garbage() {

@@ -19,6 +19,8 @@ mod sandbox;
 mod tests;
 mod unit;
 
+pub(crate) use tests::fuzzer;
+
 use crate::recipe::Recipe;
 use crate::runner::{Plan, Step};
 

@@ -3,8 +3,8 @@
 //! name. Knows no archive and no registry. What comes in is from strangers: a record is looked at (`record`) before anything
 //! believes it.
 
-mod memory;
-mod record;
+pub(crate) mod memory;
+pub(crate) mod record;
 mod template;
 
 use std::fs::{self, File};

@@ -56,17 +56,13 @@ fn bad<S: Into<String>>(kind: Kind) -> impl Fn(S) -> Error {
     move |why| Error::NotToBeLoaded(kind, why.into())
 }
 
-/// What is known of a place that somebody else has filled, with what whoever loads it wants otherwise.
-pub(super) fn checked<R: Carried>(place: &Place, wanted: impl FnOnce(&mut R)) -> Result<R, Error> {
+/// A record of this kind, which says nothing that it may not.
+fn parse<R: Carried>(text: &[u8], wanted: impl FnOnce(&mut R)) -> Result<(R, Portable), Error> {
     let bad = bad::<String>(R::KIND);
-    let path = place.record();
-    let mut text = Vec::new();
-    let read = File::open(&path).and_then(|file| file.take(MOST_RECORD + 1).read_to_end(&mut text));
-    read.map_err(|error| bad(format!("its record cannot be read: {error}")))?;
     if text.len() as u64 > MOST_RECORD {
         return Err(bad(format!("its record has more than {MOST_RECORD} bytes")));
     }
-    let record = serde_json::from_slice(&text);
+    let record = serde_json::from_slice(text);
     let mut record: R = record.map_err(|error| bad(format!("its record is none: {error}")))?;
     wanted(&mut record);
     record.check()?;
@@ -77,6 +73,25 @@ pub(super) fn checked<R: Carried>(place: &Place, wanted: impl FnOnce(&mut R)) ->
             "what is told of it has {length} bytes where {MOST_TOLD} are the most"
         )));
     }
+    Ok((record, told))
+}
+
+/// Whether a snapshot or a template could have this record.
+pub(crate) fn judge(kind: Kind, text: &[u8]) -> Result<(), Error> {
+    match kind {
+        Kind::Snapshot => parse::<snapshots::Record>(text, |_| ()).map(drop),
+        Kind::Template => parse::<templates::Record>(text, |_| ()).map(drop),
+    }
+}
+
+/// What is known of a place that somebody else has filled, with what whoever loads it wants otherwise.
+pub(super) fn checked<R: Carried>(place: &Place, wanted: impl FnOnce(&mut R)) -> Result<R, Error> {
+    let bad = bad::<String>(R::KIND);
+    let path = place.record();
+    let mut text = Vec::new();
+    let read = File::open(&path).and_then(|file| file.take(MOST_RECORD + 1).read_to_end(&mut text));
+    read.map_err(|error| bad(format!("its record cannot be read: {error}")))?;
+    let (record, told) = parse(&text, wanted)?;
     if !place.is_whole(told.resources()) {
         return Err(bad("a file of it is missing".into()));
     }

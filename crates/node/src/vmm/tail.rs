@@ -60,7 +60,7 @@ fn read_end(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-fn lines(text: &[u8]) -> Vec<String> {
+pub(crate) fn lines(text: &[u8]) -> Vec<String> {
     let text = String::from_utf8_lossy(text);
     let lines = text.lines().map(printable);
     lines.filter(|line| !line.trim().is_empty()).collect()

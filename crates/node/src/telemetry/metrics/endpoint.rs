@@ -213,7 +213,7 @@ fn read_request(stream: &mut impl Bounded, deadline: Instant) -> io::Result<Vec<
 }
 
 /// Whether a request can be answered, or with which status not.
-fn judge(request: &[u8]) -> Result<(), &'static str> {
+pub(crate) fn judge(request: &[u8]) -> Result<(), &'static str> {
     const BAD: &str = "400 Bad Request";
     if request.len() > MAX_REQUEST {
         return Err("431 Request Header Fields Too Large");

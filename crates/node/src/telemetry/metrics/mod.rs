@@ -15,6 +15,7 @@ use crate::Error;
 use crate::telemetry::trace::{PHASES, SERVICE, STARTS};
 
 pub use endpoint::Endpoint;
+pub(crate) use endpoint::judge as judge_scrape;
 
 /// Milliseconds; emulated hosts need the upper half.
 const BOUNDS: &[u64] = &[
