@@ -1,5 +1,6 @@
 //! What the process asks of its host before it is told anything. Needs no KVM.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -48,4 +49,21 @@ fn the_soft_limit_of_open_files_is_raised_to_the_hard_one() {
     let vmm = Vmm(vmm);
     wait_for(&control);
     assert_eq!(limits(vmm.0.id()), ("512".to_owned(), "512".to_owned()));
+}
+
+#[test]
+fn nobody_else_drives_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let control = directory.path().join("control");
+    let vmm = Command::new("sh")
+        .args(["-c", r#"umask 0 && exec "$0" --control "$1""#])
+        .arg(env!("CARGO_BIN_EXE_basalt-vmm"))
+        .arg(&control)
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let _vmm = Vmm(vmm);
+    wait_for(&control);
+    let mode = std::fs::metadata(&control).unwrap().permissions().mode();
+    assert_eq!(mode & 0o077, 0, "{mode:o}");
 }

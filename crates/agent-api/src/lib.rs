@@ -4,6 +4,7 @@
 
 mod client;
 mod copy;
+mod debug;
 mod duplex;
 mod error;
 pub mod log;

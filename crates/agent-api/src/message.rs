@@ -327,31 +327,6 @@ pub struct ExecRequest {
     pub detached: bool,
 }
 
-impl std::fmt::Debug for ExecRequest {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            argv,
-            env,
-            cwd,
-            user,
-            tty,
-            stdin,
-            main,
-            detached,
-        } = self;
-        f.debug_struct("ExecRequest")
-            .field("argv", argv)
-            .field("env", &observe::redact::Variables(env))
-            .field("cwd", cwd)
-            .field("user", user)
-            .field("tty", tty)
-            .field("stdin", stdin)
-            .field("main", main)
-            .field("detached", detached)
-            .finish()
-    }
-}
-
 /// A terminal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tty {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use device::{DeviceContext, DeviceModule, FdTable};
 use observe::Registry;
 use virtio::VirtioDevice;
-use virtio::conformance::driver::Driver;
+use virtio::conformance::driver::{Driver, Pushed};
 use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits, DeviceConfig, VsockConfig, VsockSink};
 use vmm_api::{DeviceSpec, FdRef};
 
@@ -192,9 +192,7 @@ fn talk(input: &[u8], greeting: &[u8]) -> u64 {
         }],
     };
     let mut driver = made(&vsock::MODULE, &config, vec![listener.into(), memory_file().into()]);
-    for _ in 0..MOST {
-        driver.push(RECEIVE, &[], &[4096]);
-    }
+    let buffers: Vec<Pushed> = (0..MOST).map(|_| driver.push(RECEIVE, &[], &[4096])).collect();
     driver.kick(RECEIVE);
     let mut asker = UnixStream::connect_addr(&address).expect("a listener");
     // The device may have hung up already.
@@ -211,7 +209,11 @@ fn talk(input: &[u8], greeting: &[u8]) -> u64 {
     }
     let mut answers = String::new();
     while let Some(used) = driver.poll_used(RECEIVE) {
-        answers.push(char::from(b'a' + (used.written % 23) as u8));
+        let buffer = buffers.iter().find(|buffer| buffer.head == used.head);
+        let bytes = driver.bytes(buffer.expect("a buffer that was offered").writable[0]);
+        // What it is (`op`), and whether it brings anything.
+        answers.push(char::from(b'a' + bytes[30] % 26));
+        answers.push(if used.written as usize > HEADER { '+' } else { '-' });
     }
     driver.reset();
     outcome(answers)

@@ -12,6 +12,7 @@ use crate::cli::{PullArgs, PullPolicy, PushArgs, RegistryArgs};
 use crate::images::progress::Steps;
 use crate::interrupt::until_signal;
 use crate::output::Output;
+use crate::places;
 
 /// What has come, for machines.
 #[derive(Debug, Serialize)]
@@ -89,6 +90,8 @@ pub(crate) fn fetched(reference: &str, policy: PullPolicy, output: &Output) -> R
     let wanted = match policy {
         PullPolicy::Never => None,
         PullPolicy::Always => Some(location(reference)?),
+        // The store is root's: what is missing there is the daemon's to say.
+        PullPolicy::Missing if places::is_member() => None,
         PullPolicy::Missing => missing(reference, here)?,
     };
     let Some(location) = wanted else {

@@ -1,0 +1,48 @@
+//! How messages are printed that may hold secrets: a request to run a command shows the names of its variables, and not
+//! their values.
+
+use std::fmt;
+
+use observe::redact::Variables;
+
+use crate::message::ExecRequest;
+
+impl fmt::Debug for ExecRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            argv,
+            env,
+            cwd,
+            user,
+            tty,
+            stdin,
+            main,
+            detached,
+        } = self;
+        f.debug_struct("ExecRequest")
+            .field("argv", argv)
+            .field("env", &Variables(env))
+            .field("cwd", cwd)
+            .field("user", user)
+            .field("tty", tty)
+            .field("stdin", stdin)
+            .field("main", main)
+            .field("detached", detached)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_never_printed() {
+        let request = ExecRequest {
+            env: vec!["A=hunter2".into()],
+            ..ExecRequest::default()
+        };
+        let shown = format!("{request:?}");
+        assert!(shown.contains("A=<redacted>") && !shown.contains("hunter2"), "{shown}");
+    }
+}
