@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(broken(|c| c.sized = true), ConfigError::Template("web".into()));
         assert_eq!(
             broken(|c| c.recipe.env.push("=b".into())),
-            ConfigError::Env("=b".into())
+            ConfigError::Env("=<redacted>".into())
         );
         assert_eq!(
             broken(|c| {
