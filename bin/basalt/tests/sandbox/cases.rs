@@ -7,7 +7,8 @@ use rustix::process::Signal;
 
 use crate::world::{World, is_alive, text, wait_for};
 use crate::{
-    admission, builds, checksums, copies, daemons, images, limited, observed, outdated, portable, portable_registry, portable_templates, private, snapshots, templates,
+    admission, builds, checksums, copies, daemons, images, limited, observed, outdated, portable, portable_registry,
+    portable_templates, private, snapshots, templates,
 };
 
 /// Each case with its name; some modules have lists of their own.

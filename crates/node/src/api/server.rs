@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use base::{Epoll, EventFd, Interest};
 use node_api::message::Item;
-use node_api::portable::Kind;
 use node_api::{ApiError, BuildConfig, ErrorKind, NodeInfo, Packet, Reply, Request, Tracing, VERSION};
 use observe::Repeated;
 use observe::span::{self, Operation};
@@ -572,12 +571,9 @@ impl Connection<'_> {
     }
 
     /// Whoever waits is told how far it is; one that is gone ends it.
-    fn verify(&self, node: &Arc<Node>, kind: Kind, name: &str) -> Result<Reply, Error> {
-        let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
-        let verified = node.verify(kind, name, &mut |progress| {
-            self.item(Item::Progress(progress)).map_err(gone)
-        })?;
-        Ok(Reply::Verified(Box::new(verified)))
+    fn verify(&self, node: &Arc<Node>, kind: node_api::portable::Kind, name: &str) -> Result<Reply, Error> {
+        let mut tell = |progress| self.item(Item::Progress(progress));
+        Ok(Reply::Verified(Box::new(node.verify(kind, name, &mut tell)?)))
     }
 
     fn items<T>(&self, all: Vec<T>, item: impl Fn(T) -> Item) -> Result<Reply, Error> {

@@ -125,7 +125,7 @@ impl Node {
         self: &Arc<Self>,
         kind: Kind,
         name: &str,
-        tell: &mut dyn FnMut(VerifyProgress) -> io::Result<()>,
+        tell: &mut dyn FnMut(VerifyProgress) -> Result<(), Error>,
     ) -> Result<Verified, Error> {
         let subject = self.subject(kind, name)?;
         let total = checksums::total(&subject.place);
@@ -136,7 +136,8 @@ impl Node {
                 return Ok(());
             }
             told = Instant::now();
-            tell(VerifyProgress { done, total })
+            // Whoever asked has gone.
+            tell(VerifyProgress { done, total }).map_err(|_| io::ErrorKind::BrokenPipe.into())
         })
     }
 
