@@ -3,21 +3,20 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use agent_api::OutputStream;
 use agent_api::log::{Record, What, read};
 use anyhow::{Context, Result, bail};
 use node_api::{Client, Reply, Request};
-use rustix::fs::{SeekFrom, seek};
 
 use crate::cli::LogsArgs;
 use crate::daemon;
+use crate::log_reader::Reader;
 use crate::output::Output;
 
-/// Read at once.
-const CHUNK: usize = 64 << 10;
+/// Shown at once at most.
+const SHOWN: usize = 64 << 10;
 
 /// Between two looks at a log that grows.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -30,56 +29,52 @@ pub(crate) fn logs(args: &LogsArgs, output: &Output) -> Result<u8> {
         (Reply::Sandbox(sandbox), fds) => (fds, sandbox.id),
         (other, _) => bail!("the daemon answered {other:?} to `logs`: use basalt and basaltd of one build"),
     };
-    let mut files = fds.into_iter().map(File::from);
+    let mut files = fds.into_iter().map(|fd| Reader::new(File::from(fd)));
     let (log, console) = (files.next(), files.next());
     if args.console {
         let mut console = console.context("the sandbox has no console log yet")?;
-        io::copy(&mut console, &mut io::stdout().lock())?;
+        console.copy_until(console.end()?, &mut io::stdout().lock())?;
         return Ok(0);
     }
-    let log = log.context("the sandbox has no log yet")?;
-    let mut printer = Printer {
-        timestamps: args.timestamps,
-        json: output.json(),
-        at_line_start: [true; 2],
-    };
-    let mut reader = Reader::new(log)?;
-    let mut kept = VecDeque::new();
-    // What is there already, or its end.
-    reader.each(&mut |line| {
-        // How the command ended is no line of its output.
-        if !matches!(
-            read(line),
-            Some(Record {
-                what: What::Output { .. },
-                ..
-            })
-        ) {
-            return Ok(());
-        }
-        kept.push_back(line.to_vec());
-        if args.tail.is_some_and(|tail| kept.len() > tail) {
-            kept.pop_front();
-        }
-        if args.tail.is_none()
-            && let Some(line) = kept.pop_front()
-        {
-            return printer.print(&line);
-        }
-        Ok(())
-    })?;
-    kept.iter().try_for_each(|line| printer.print(line))?;
+    let mut reader = log.context("the sandbox has no log yet")?;
+    let mut printer = Printer::new(args.timestamps, output.json());
+    // What is there now: a sandbox may write faster than anybody reads.
+    let end = reader.end()?;
+    if let Some(tail) = args.tail
+        && let Some(from) = begin_of_last(tail, &mut reader, end)?
+    {
+        reader.go_to(from);
+    }
+    reader.lines_until(end, &mut |_, line| printer.print(line))?;
+    printer.flush()?;
     if !args.follow {
         return Ok(0);
     }
     loop {
         let over = has_ended(&mut client, &id)?;
-        reader.each(&mut |line| printer.print(line))?;
+        let end = reader.end()?;
+        reader.lines_until(end, &mut |_, line| printer.print(line))?;
+        printer.flush()?;
         if over {
             return Ok(0);
         }
         std::thread::sleep(PAUSE);
     }
+}
+
+/// Where the last `count` lines of output before `end` begin; how the command ended is no line of its output.
+fn begin_of_last(count: usize, reader: &mut Reader, end: u64) -> Result<Option<u64>> {
+    let mut begins = VecDeque::new();
+    reader.lines_until(end, &mut |at, line| {
+        if read(line).is_some_and(|record| matches!(record.what, What::Output { .. })) {
+            begins.push_back(at);
+            if begins.len() > count {
+                begins.pop_front();
+            }
+        }
+        Ok(())
+    })?;
+    Ok(begins.front().copied())
 }
 
 fn has_ended(client: &mut Client, id: &str) -> Result<bool> {
@@ -92,56 +87,30 @@ fn has_ended(client: &mut Client, id: &str) -> Result<bool> {
     }
 }
 
-/// Reads whole lines of a file that grows at its end and may be a hole at its beginning.
-struct Reader {
-    file: File,
-    at: u64,
-    partial: Vec<u8>,
-}
-
-impl Reader {
-    fn new(file: File) -> Result<Self> {
-        // NXIO: nothing has been written.
-        let at = match seek(&file, SeekFrom::Data(0)) {
-            Err(rustix::io::Errno::NXIO) => 0,
-            found => found?,
-        };
-        Ok(Self {
-            file,
-            at,
-            partial: Vec::new(),
-        })
-    }
-
-    /// Gives each line that is there by now.
-    fn each(&mut self, line: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        let mut chunk = vec![0; CHUNK];
-        loop {
-            let got = self.file.read_at(&mut chunk, self.at)?;
-            if got == 0 {
-                return Ok(());
-            }
-            self.at += u64::try_from(got)?;
-            self.partial.extend_from_slice(&chunk[..got]);
-            while let Some(end) = self.partial.iter().position(|&byte| byte == b'\n') {
-                line(&self.partial[..end])?;
-                self.partial.drain(..=end);
-            }
-        }
-    }
-}
-
 /// Shows records: output goes where the command sent it.
 struct Printer {
     timestamps: bool,
     json: bool,
     /// Of standard output and error.
     at_line_start: [bool; 2],
+    /// What is to be written to one of the two.
+    pending: Vec<u8>,
+    pending_for: OutputStream,
 }
 
 impl Printer {
+    fn new(timestamps: bool, json: bool) -> Self {
+        Self {
+            timestamps,
+            json,
+            at_line_start: [true; 2],
+            pending: Vec::new(),
+            pending_for: OutputStream::Stdout,
+        }
+    }
+
     fn print(&mut self, line: &[u8]) -> Result<()> {
-        // The first line may lack its beginning, and guests may write anything.
+        // Guests may write anything.
         let Some(Record { time_ns, what }) = read(line) else {
             return Ok(());
         };
@@ -152,22 +121,32 @@ impl Printer {
             let stream = serde_json::to_value(stream)?;
             let text = String::from_utf8_lossy(bytes);
             let value = serde_json::json!({ "time": rfc3339(time_ns), "stream": stream, "text": text, "whole": ended });
-            return Ok(writeln!(io::stdout().lock(), "{value}")?);
+            return self.add(OutputStream::Stdout, &[value.to_string().as_bytes(), b"\n"]);
         }
-        let which = usize::from(stream == OutputStream::Stderr);
-        let mut shown = Vec::new();
-        if self.timestamps && self.at_line_start[which] {
-            shown.extend(rfc3339(time_ns).as_bytes());
-            shown.push(b' ');
+        let line_start = &mut self.at_line_start[usize::from(stream == OutputStream::Stderr)];
+        let begins = std::mem::replace(line_start, ended);
+        let time = (self.timestamps && begins).then(|| format!("{} ", rfc3339(time_ns)));
+        let line_feed: &[u8] = if ended { b"\n" } else { b"" };
+        self.add(stream, &[time.unwrap_or_default().as_bytes(), bytes, line_feed])
+    }
+
+    /// Keeps the order in which both were written.
+    fn add(&mut self, stream: OutputStream, pieces: &[&[u8]]) -> Result<()> {
+        if stream != self.pending_for || self.pending.len() >= SHOWN {
+            self.flush()?;
+            self.pending_for = stream;
         }
-        shown.extend(bytes);
-        shown.extend(ended.then_some(b'\n'));
-        self.at_line_start[which] = ended;
-        let mut out: Box<dyn Write> = match stream {
+        pieces.iter().for_each(|piece| self.pending.extend_from_slice(piece));
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let mut out: Box<dyn Write> = match self.pending_for {
             OutputStream::Stdout => Box::new(io::stdout().lock()),
             OutputStream::Stderr => Box::new(io::stderr().lock()),
         };
-        out.write_all(&shown)?;
+        out.write_all(&self.pending)?;
+        self.pending.clear();
         Ok(out.flush()?)
     }
 }
@@ -225,22 +204,5 @@ mod tests {
             assert_eq!(rfc3339(seconds * 1_000_000_000), text);
         }
         assert!(rfc3339(42).ends_with(".000000042Z"));
-    }
-
-    #[test]
-    fn a_growing_file_is_read_line_by_line() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("log");
-        std::fs::write(&path, "one\ntw").unwrap();
-        let mut reader = Reader::new(File::open(&path).unwrap()).unwrap();
-        let mut lines = Vec::new();
-        let mut take = |line: &[u8]| {
-            lines.push(String::from_utf8(line.to_vec())?);
-            Ok(())
-        };
-        reader.each(&mut take).unwrap();
-        std::fs::write(&path, "one\ntwo\nthree\n").unwrap();
-        reader.each(&mut take).unwrap();
-        assert_eq!(lines, ["one", "two", "three"]);
     }
 }

@@ -15,6 +15,7 @@ mod host_cpus;
 mod images;
 mod interrupt;
 mod lab;
+mod log_reader;
 mod logs;
 mod outlet;
 mod output;

@@ -81,6 +81,10 @@ const ALL: &[(&str, fn())] = &[
         daemons::a_detached_one_has_logs_commands_and_an_end,
     ),
     (
+        "the_log_of_one_that_floods_has_an_end",
+        daemons::the_log_of_one_that_floods_has_an_end,
+    ),
+    (
         "a_killed_daemon_is_followed_by_one_that_knows_everything",
         daemons::a_killed_daemon_is_followed_by_one_that_knows_everything,
     ),

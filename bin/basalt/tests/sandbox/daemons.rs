@@ -77,6 +77,21 @@ pub(crate) fn a_detached_one_has_logs_commands_and_an_end() {
     );
 }
 
+pub(crate) fn the_log_of_one_that_floods_has_an_end() {
+    let world = World::new("");
+    detached(&world, "flood", "exec yes flood");
+    wait_for("a flood", || {
+        let output = world.verb(&["logs", "flood"]).stdout;
+        let expected = b"flood\n".iter().cycle();
+        assert!(output.iter().zip(expected).all(|(one, other)| one == other));
+        (output.len() > 100_000).then_some(())
+    });
+    let tail = world.verb(&["logs", "--tail", "3", "flood"]).stdout;
+    // The agent may have read one of them in two pieces.
+    assert!((8..=18).contains(&tail.len()), "{}", text(&tail));
+    assert_eq!(world.verb(&["rm", "-f", "flood"]).status.code(), Some(0));
+}
+
 pub(crate) fn a_killed_daemon_is_followed_by_one_that_knows_everything() {
     let world = World::new("");
     let id = detached(&world, "on", "while :; do sleep 0.02; done");
