@@ -36,6 +36,6 @@ mod tap;
 mod tests;
 
 pub use error::Error;
-pub use network::{Attachment, Network, NetworkConfig, SlotState};
+pub use network::{Attachment, Network, NetworkConfig, Ports, SlotState, default_connections};
 pub use plan::Ranges;
 pub use ports::{PortMapping, Protocol};

@@ -19,6 +19,10 @@ use crate::rules::{self, HostTable, TAP, UPLINK};
 use crate::{Error, conntrack, host, ports, quoted, tap};
 use netlink::links::{Link, Links, whole_v4, whole_v6};
 
+mod restore;
+
+pub use restore::Ports;
+
 /// The most queues of one TAP.
 const MOST_QUEUES: usize = 64;
 
@@ -33,6 +37,8 @@ pub struct NetworkConfig {
     pub mtu: Option<u16>,
     /// The host's name servers.
     pub resolvers: Resolvers,
+    /// How many connections of one slot the host tracks at a time; [`default_connections`] when not given.
+    pub connections: Option<u32>,
 }
 
 impl NetworkConfig {
@@ -43,8 +49,18 @@ impl NetworkConfig {
             ranges: None,
             mtu: None,
             resolvers: Resolvers::of_host(),
+            connections: None,
         }
     }
+}
+
+/// How many connections of one slot the host tracks at a time: 4096, or a sixteenth of the host's table where that is less, so that one
+/// sandbox cannot fill it. The kernel walks over all of a slot's for a new one, which bounds it from above.
+pub fn default_connections() -> u32 {
+    const MOST: u32 = 4096;
+    let table = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_max").ok();
+    let table = table.and_then(|text| text.trim().parse::<u32>().ok());
+    table.map_or(MOST, |table| (table / 16).clamp(1, MOST))
 }
 
 /// What a guest's interface is made from.
@@ -131,28 +147,43 @@ impl Network {
         let _table = self.lock_table();
         let mut known = self.lock();
         let published = Published::read(&self.config.instance)?;
-        rules::apply("the host", &self.host_table().text(&published))?;
+        self.apply_host(&published)?;
         let links = self
             .inner
             .list()
             .map_err(Error::host("listing the namespace's links"))?;
         *known = links.iter().filter_map(slot_of).collect();
-        let slots: Vec<u32> = known.iter().copied().collect();
-        let table = rules::inside(&self.ranges, &self.config.resolvers, &slots)?;
-        self.inside.run(move || {
-            rules::apply("the namespace", &table)?;
-            quoted::fill().map_err(Error::host("making the rules for what ICMP errors quote"))
-        })?;
+        self.apply_inside(&known)?;
         let has_uplink = links.iter().any(|link| link.name == UPLINK);
         let peer = (UPLINK, has_uplink);
         let namespace = self.inside.namespace();
         let index = host::pair(&self.host, &self.host_link, peer, namespace, self.mtu)?;
         host::set_up(&self.host, &self.host_link, index, (&self.ranges, self.mtu))?;
         self.set_up_uplink()?;
-        for &slot in &slots {
+        for &slot in &*known {
             self.set_up_tap(slot)?;
         }
         host::forward()
+    }
+
+    /// Makes the namespace's table anew.
+    fn apply_inside(&self, known: &BTreeSet<u32>) -> Result<(), Error> {
+        let slots: Vec<u32> = known.iter().copied().collect();
+        let table = rules::inside(&self.ranges, &self.config.resolvers, &slots)?;
+        self.inside.run(move || {
+            rules::apply("the namespace", &table)?;
+            quoted::fill().map_err(Error::host("making the rules for what ICMP errors quote"))
+        })
+    }
+
+    /// Makes the host's table anew. A kernel that cannot count connections (`CONFIG_NFT_CONNLIMIT`) does without.
+    fn apply_host(&self, published: &Published) -> Result<(), Error> {
+        let most = self.config.connections.unwrap_or_else(default_connections);
+        let counted = rules::apply("the host", &self.host_table(Some(most)).text(published));
+        let Err(error) = counted else { return Ok(()) };
+        rules::apply("the host", &self.host_table(None).text(published))?;
+        log::warn!("how many connections a sandbox has is not limited on this host: {error}");
+        Ok(())
     }
 
     fn set_up_uplink(&self) -> Result<(), Error> {
@@ -481,6 +512,12 @@ impl Network {
         self.inside.run(move || rules::apply("a test", &script)).unwrap();
     }
 
+    /// Takes all tables out of the namespace.
+    #[cfg(test)]
+    pub(crate) fn flush_for_test(&self) {
+        self.inside.run(|| rules::apply("a test", "flush ruleset")).unwrap();
+    }
+
     /// A slot's TAP.
     #[cfg(test)]
     pub(crate) fn tap_for_test(&self, slot: u32) -> Link {
@@ -493,8 +530,9 @@ impl Network {
             .map_err(Error::host(format!("looking at the TAP {name}")))
     }
 
-    fn host_table(&self) -> HostTable<'_> {
+    fn host_table(&self, connections: Option<u32>) -> HostTable<'_> {
         HostTable {
+            connections,
             name: &self.config.instance,
             link: &self.host_link,
             ranges: &self.ranges,

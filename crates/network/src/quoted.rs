@@ -14,7 +14,7 @@ use netlink::{Body, Socket};
 use crate::plan::{GUEST_V4, GUEST_V6};
 use crate::rules::INSIDE;
 
-const NFNL_SUBSYS_NFTABLES: u16 = 10;
+pub(crate) const NFNL_SUBSYS_NFTABLES: u16 = 10;
 const NFT_MSG_NEWRULE: u16 = 6;
 const NFTA_RULE_TABLE: u16 = 1;
 const NFTA_RULE_CHAIN: u16 = 2;
@@ -44,7 +44,7 @@ const NFT_REG_1: u32 = 1;
 const NFT_REG_2: u32 = 2;
 
 /// `NFPROTO_INET`.
-const INET: u8 = 1;
+pub(crate) const INET: u8 = 1;
 
 /// Bytes of an ICMP error before what it quotes (RFC 792, RFC 4443).
 const QUOTE: u32 = 8;

@@ -147,6 +147,8 @@ pub(crate) struct HostTable<'a> {
     pub(crate) link: &'a str,
     pub(crate) ranges: &'a Ranges,
     pub(crate) resolvers: &'a Resolvers,
+    /// The most connections of one slot that are tracked at a time.
+    pub(crate) connections: Option<u32>,
 }
 
 impl HostTable<'_> {
@@ -159,6 +161,11 @@ impl HostTable<'_> {
 delete table inet {name}
 table inet {name} {{
 {maps}
+    set connections4 {{ type ipv4_addr; size 65535; flags dynamic; }}
+    set connections6 {{ type ipv6_addr; size 65535; flags dynamic; }}
+    chain connections {{
+{connections}
+    }}
     chain published {{
 {published_rules}
     }}
@@ -184,6 +191,7 @@ table inet {name} {{
         type filter hook input priority filter; policy accept;
         iifname != \"{link}\" accept
         ct state established,related accept
+        ct state new jump connections
         ct status dnat accept
         icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
         drop
@@ -191,6 +199,8 @@ table inet {name} {{
     chain forward {{
         type filter hook forward priority filter; policy accept;
         iifname \"{link}\" oifname \"{link}\" drop
+        iifname \"{link}\" ct state new jump connections
+        oifname \"{link}\" ct state new jump connections
         iifname \"{link}\" ip saddr {v4} accept
         iifname \"{link}\" ip6 saddr {v6}/64 accept
         iifname \"{link}\" drop
@@ -202,11 +212,29 @@ table inet {name} {{
 }}
 ",
             maps = maps(),
+            connections = self.counted(),
             published_rules = published_rules(),
             dns = self.dns(),
         );
         text.push_str(&published.add(name));
         text
+    }
+
+    /// One more connection of a slot that has as many as it may: dropped before it is tracked. Those that a published port brings count
+    /// as well. A packet that is not the first of its connection does not come here.
+    fn counted(&self) -> String {
+        let Ranges { v4, v6 } = self.ranges;
+        let mut rules = String::new();
+        let Some(most) = self.connections else { return rules };
+        for end in ["saddr", "daddr"] {
+            // Writing to a String cannot fail.
+            let _ = writeln!(
+                rules,
+                "        ip {end} {v4} add @connections4 {{ ip {end} ct count over {most} }} drop
+        ip6 {end} {v6}/64 add @connections6 {{ ip6 {end} ct count over {most} }} drop"
+            );
+        }
+        rules
     }
 
     /// Where questions of names go.

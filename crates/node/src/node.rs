@@ -122,6 +122,10 @@ impl Node {
         node.find_templates()?;
         node.start_monitor()?;
         node.reconcile(found)?;
+        if let Err(error) = node.publish_again() {
+            log::error!("published ports may be missing: {error}");
+        }
+        node.start_network_upkeep()?;
         crate::resources::cpus::sweep();
         Ok(node)
     }
@@ -279,6 +283,12 @@ impl Node {
     /// The same where it was needed before.
     pub(crate) fn network_if_set_up(&self) -> Option<Arc<Network>> {
         self.network.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Does something with the network where it was needed before; nobody takes it away meanwhile.
+    pub(crate) fn with_network<T>(&self, work: impl FnOnce(&Network) -> T) -> Option<T> {
+        let network = self.network.lock().unwrap_or_else(PoisonError::into_inner);
+        network.as_deref().map(work)
     }
 
     /// Whether some daemon has set the network up.

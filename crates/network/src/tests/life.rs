@@ -55,6 +55,71 @@ fn what_is_missing_is_made_again() {
 }
 
 #[test]
+fn tables_that_somebody_deletes_are_put_back_with_published_ports() {
+    let world = World::new();
+    world.world.serve_tcp("192.0.2.2:7000");
+    let guest = world.guest(4);
+    guest.place.serve_tcp("0.0.0.0:80");
+    let ports: crate::Ports = [
+        (4, vec!["8080:80".parse().unwrap()]),
+        (5, vec!["8080:81".parse().unwrap()]),
+    ]
+    .into();
+    let mapping = ports[&4].clone();
+    world.with(move |network| network.publish(4, &mapping).unwrap());
+    assert!(!world.with(|network| network.is_damaged().unwrap()));
+    let flush = |network: &Network| {
+        crate::rules::apply("a test", "flush ruleset").unwrap();
+        network.flush_for_test();
+        assert!(network.is_damaged().unwrap());
+    };
+    world.with(flush);
+    assert!(world.world.is_cut_off("192.0.2.1:8080"));
+    assert!(guest.place.is_cut_off("192.0.2.2:7000"));
+    let (again, lost) = (ports.clone(), ports.clone());
+    world.with(move |network| network.restore(&again).unwrap());
+    assert!(!world.with(|network| network.is_damaged().unwrap()));
+    guest.place.tcp("192.0.2.2:7000").unwrap();
+    world.world.tcp("192.0.2.1:8080").unwrap();
+    // As where it was lost while no daemon ran.
+    world.with(|network| network.unpublish(4).unwrap());
+    world.with(move |network| network.publish_again(&lost).unwrap());
+    world.world.tcp("192.0.2.1:8080").unwrap();
+    world.with(move |network| network.publish_again(&ports).unwrap());
+}
+
+#[test]
+fn a_guest_has_so_many_connections_and_others_have_theirs() {
+    const MOST: usize = 40;
+    let mut world = World::new();
+    world.connections = Some(u32::try_from(MOST).unwrap());
+    world.open();
+    world.world.serve_udp("192.0.2.2:7000");
+    world.world.serve_udp("[2001:db8::2]:7000");
+    let (greedy, other) = (world.guest(1), world.guest(2));
+    for (any, to) in [("0.0.0.0:0", "192.0.2.2:7000"), ("[::]:0", "[2001:db8::2]:7000")] {
+        let heard = greedy.place.run(move || {
+            let sockets: Vec<UdpSocket> = (0..2 * MOST).map(|_| UdpSocket::bind(any).unwrap()).collect();
+            for socket in &sockets {
+                socket.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
+                socket.send_to(b"hello", to).unwrap();
+            }
+            sockets
+                .iter()
+                .filter(|socket| socket.recv(&mut [0; 64]).is_ok())
+                .count()
+        });
+        // A host that is busy may lose some.
+        assert!((MOST / 2..=MOST).contains(&heard), "{to}: {heard}");
+        other.place.udp(to, 10).unwrap();
+    }
+    // What ends makes room.
+    world.with(|network| network.release(1).unwrap());
+    let next = world.guest(1);
+    next.place.udp("192.0.2.2:7000", 10).unwrap();
+}
+
+#[test]
 fn a_slot_that_is_in_use_is_not_given_twice() {
     let world = World::new();
     let first = world.with(|network| network.attach(9, 2).unwrap());

@@ -209,6 +209,8 @@ pub(super) struct World {
     pub(super) world: Place,
     pub(super) host: Arc<Place>,
     pub(super) instance: String,
+    /// How many a slot may have, from when the network is opened next.
+    pub(super) connections: Option<u32>,
     network: Option<Arc<Network>>,
 }
 
@@ -240,6 +242,7 @@ impl World {
             world,
             host: Arc::new(host),
             instance,
+            connections: None,
             network: None,
         };
         made.open();
@@ -253,6 +256,7 @@ impl World {
                 v6: Some(WORLD6.parse().unwrap()),
                 search: vec!["example".to_owned()],
             },
+            connections: self.connections,
             ..NetworkConfig::new(&self.instance)
         }
     }

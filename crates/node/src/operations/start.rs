@@ -286,6 +286,8 @@ impl Node {
             return Ok(None);
         }
         let network = self.network()?;
+        // Nothing is connected before it is restricted.
+        self.restore_network()?;
         let queues = usize::from(launch::queues(&stored.sandbox.config.resources));
         let attachment = network.attach(stored.slot, queues)?;
         network.publish(stored.slot, &parse_ports(&stored.sandbox.config.ports)?)?;
