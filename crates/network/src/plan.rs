@@ -37,25 +37,14 @@ const SLOTS: u32 = 16;
 /// More would not be given out by any node.
 const MOST_SLOTS: u32 = 0xff00;
 
-/// Ranges that are tried in turn where none is configured.
-const CANDIDATES: [Ipv4Range; 4] = [
-    Ipv4Range {
-        base: 0x0a58_0000,
-        length: 16,
-    }, // 10.88.0.0/16
-    Ipv4Range {
-        base: 0x0ad8_0000,
-        length: 16,
-    }, // 10.216.0.0/16
-    Ipv4Range {
-        base: 0xac18_0000,
-        length: 16,
-    }, // 172.24.0.0/16
-    Ipv4Range {
-        base: 0xc0a8_8000,
-        length: 18,
-    }, // 192.168.128.0/18
-];
+/// Ranges of 16 bits that are tried in turn where none is configured, and the one that comes after them: 10.88, 10.216 and 172.24. Then
+/// their neighbours, [`NEIGHBOURS`] of each: every daemon of a host has a range of its own.
+const WIDE: [u32; 3] = [0x0a58_0000, 0x0ad8_0000, 0xac18_0000];
+const NARROW: Ipv4Range = Ipv4Range {
+    base: 0xc0a8_8000,
+    length: 18,
+}; // 192.168.128.0/18
+const NEIGHBOURS: u32 = 7;
 
 /// An IPv4 range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +124,10 @@ impl Ranges {
     /// Ranges for `instance` that might be used, the best one first.
     pub(crate) fn candidates(instance: &str) -> impl Iterator<Item = Self> {
         let v6 = unique_local(instance);
-        CANDIDATES.into_iter().map(move |v4| Self { v4, v6 })
+        let wide = |base| Ipv4Range { base, length: 16 };
+        let neighbours = (1..=NEIGHBOURS).flat_map(move |by| WIDE.map(|base| wide(base + (by << 16))));
+        let all = WIDE.map(wide).into_iter().chain([NARROW]).chain(neighbours);
+        all.map(move |v4| Self { v4, v6 })
     }
 
     /// The host's end of the pair.

@@ -170,6 +170,25 @@ fn the_next_guest_of_a_slot_hears_nothing_of_the_last_ones() {
 }
 
 #[test]
+fn a_host_has_room_for_many_networks() {
+    let world = World::new();
+    let mut others: Vec<Network> = Vec::new();
+    for number in 0..6 {
+        let mut config = world.config();
+        config.instance.push_str(&format!("-{number}"));
+        others.push(world.host.run(move || Network::open(&config).unwrap()));
+    }
+    let mut ranges: Vec<_> = others.iter().map(|network| network.ranges().v4.to_string()).collect();
+    ranges.push(world.with(|network| network.ranges().v4.to_string()));
+    ranges.sort();
+    ranges.dedup();
+    assert_eq!(ranges.len(), 7, "{ranges:?}");
+    for other in others {
+        world.host.run(move || other.teardown().unwrap());
+    }
+}
+
+#[test]
 fn two_networks_on_one_host_keep_apart() {
     let world = World::new();
     world.world.serve_tcp("192.0.2.2:7000");
