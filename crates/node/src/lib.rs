@@ -18,6 +18,7 @@ mod recovery;
 mod resources;
 mod sandbox;
 mod saved;
+mod socket_file;
 mod store;
 mod telemetry;
 mod thread;

@@ -85,6 +85,10 @@ const ALL: &[(&str, fn())] = &[
         daemons::the_log_of_one_that_floods_has_an_end,
     ),
     (
+        "sockets_that_somebody_deletes_are_made_again",
+        daemons::sockets_that_somebody_deletes_are_made_again,
+    ),
+    (
         "a_killed_daemon_is_followed_by_one_that_knows_everything",
         daemons::a_killed_daemon_is_followed_by_one_that_knows_everything,
     ),

@@ -92,6 +92,28 @@ pub(crate) fn the_log_of_one_that_floods_has_an_end() {
     assert_eq!(world.verb(&["rm", "-f", "flood"]).status.code(), Some(0));
 }
 
+pub(crate) fn sockets_that_somebody_deletes_are_made_again() {
+    let world = World::new("");
+    assert_eq!(world.verb(&["ps"]).status.code(), Some(0));
+    let daemon = world.daemon();
+    for _ in 0..2 {
+        let sockets = [node_api::SOCKET, node_api::METRICS_SOCKET].map(|name| world.path("state").join(name));
+        for socket in &sockets {
+            std::fs::remove_file(socket).unwrap();
+        }
+        for socket in &sockets {
+            wait_for("the socket", || socket.exists().then_some(()));
+        }
+        assert!(text(&world.verb(&["daemon"]).stdout).contains(" runs; "));
+        assert!(text(&world.verb(&["daemon", "metrics"]).stdout).contains("basalt_"));
+        assert_eq!(world.daemon(), daemon);
+    }
+    std::fs::remove_file(world.path("state").join(node_api::SOCKET)).unwrap();
+    // Whoever asks just now is answered once it is there.
+    assert_eq!(world.verb(&["ps"]).status.code(), Some(0));
+    assert_eq!(world.daemon(), daemon);
+}
+
 pub(crate) fn a_killed_daemon_is_followed_by_one_that_knows_everything() {
     let world = World::new("");
     let id = detached(&world, "on", "while :; do sleep 0.02; done");

@@ -14,7 +14,7 @@ use node_api::message::Item;
 use node_api::{ApiError, BuildConfig, ErrorKind, NodeInfo, Packet, Reply, Request, Tracing, VERSION};
 use observe::Repeated;
 use observe::span::{self, Operation};
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::{SocketFlags, SocketType};
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::Error;
@@ -23,6 +23,7 @@ use crate::node::Node;
 use crate::operations::build_template::{Build, Wanted};
 use crate::operations::start::Started;
 use crate::sandbox::entry::Entry;
+use crate::socket_file;
 use crate::telemetry::trace;
 use crate::transfer::Loading;
 
@@ -66,29 +67,8 @@ impl Server {
     pub fn bind(node: Arc<Node>) -> Result<Self, Error> {
         node.leave_cgroup();
         let path = node.paths.socket();
-        let bound = || -> io::Result<OwnedFd> {
-            // The state directory's lock is ours, so whatever is there is stale.
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => (),
-            }
-            let directory = node_api::client::directory(&path)?;
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-            rustix::net::bind(&socket, &node_api::client::address(&path, &directory)?)?;
-            // Whoever may ask can become root by it.
-            let mode = match node.config.group {
-                Some(group) => {
-                    std::os::unix::fs::chown(&path, None, Some(group))?;
-                    0o660
-                }
-                None => 0o600,
-            };
-            fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode))?;
-            rustix::net::listen(&socket, 128)?;
-            Ok(socket)
-        };
-        let listener = bound().map_err(Error::file("make a socket at", &path))?;
+        let group = node.config.group;
+        let listener = socket_file::listen(&path, group).map_err(Error::file("make a socket at", &path))?;
         Self::new(node, listener, path, false)
     }
 
@@ -140,14 +120,22 @@ impl Server {
             .map_err(Error::host("waiting for askers"))?;
         let server = Arc::new(self);
         let mut ready = Vec::new();
+        // Of a socket that was deleted.
+        let mut made: Option<OwnedFd> = None;
         loop {
             epoll
-                .wait(&mut ready, None)
+                .wait(&mut ready, Some(socket_file::LOOK))
                 .map_err(Error::host("waiting for askers"))?;
             if ready.iter().any(|event| event.token == STOP) {
                 break;
             }
-            match rustix::net::accept_with(&server.listener, SocketFlags::CLOEXEC) {
+            if socket_file::is_missing(&server.path) {
+                let old = made.as_ref().unwrap_or(&server.listener);
+                let again = socket_file::listen_again(&server.path, server.node.config.group, (&epoll, LISTENER), old);
+                made = again.or(made);
+            }
+            let listener = made.as_ref().unwrap_or(&server.listener);
+            match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
                 Ok(socket) => server.let_in(socket),
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => (),
                 Err(error) => {
@@ -157,11 +145,11 @@ impl Server {
             }
         }
         server.quitting.store(true, Ordering::SeqCst);
-        if server.inherited {
+        if server.inherited && made.is_none() {
             return Ok(());
         }
         // A new daemon makes its own; until then askers hear at once that there is none.
-        fs::remove_file(&server.path).map_err(Error::file("remove", &server.path))
+        socket_file::remove(&server.path).map_err(Error::file("remove", &server.path))
     }
 
     /// Serves somebody, if there is room.

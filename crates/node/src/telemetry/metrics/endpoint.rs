@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use node_api::METRICS_SOCKET;
@@ -18,6 +18,8 @@ use observe::exposition::CONTENT_TYPE;
 
 use crate::Error;
 use crate::node::Node;
+use crate::socket_file;
+use crate::vmm::process::readable;
 
 /// Connections at once.
 const MAX_CONNECTIONS: usize = 4;
@@ -41,6 +43,8 @@ static NOT_LET_IN: Repeated = Repeated::new(Duration::from_secs(10));
 pub struct Endpoint {
     path: PathBuf,
     tcp: Option<SocketAddr>,
+    /// Its socket's name stays away.
+    ended: Arc<AtomicBool>,
 }
 
 /// A stream whose waiting can be bounded.
@@ -88,8 +92,13 @@ impl Endpoint {
                     "the metrics cannot be told on {asked} ({error}): give another port"
                 ))
             })?;
-        let accept = move || Ok(listener.accept()?.0);
-        serve(Arc::clone(node), Arc::clone(&active), accept)?;
+        let ended = Arc::<AtomicBool>::default();
+        let mut socket = Socket {
+            listener,
+            path: path.clone(),
+            ended: Arc::clone(&ended),
+        };
+        serve(Arc::clone(node), Arc::clone(&active), move || socket.accept())?;
         let tcp = match tcp {
             Some((address, listener)) => {
                 serve(Arc::clone(node), active, move || Ok(listener.accept()?.0))?;
@@ -97,7 +106,7 @@ impl Endpoint {
             }
             None => None,
         };
-        Ok(Self { path, tcp })
+        Ok(Self { path, tcp, ended })
     }
 
     /// The TCP address, with the port that was found where 0 was asked for.
@@ -108,9 +117,30 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
+        self.ended.store(true, Ordering::SeqCst);
         if let Err(error) = fs::remove_file(&self.path) {
             log::info!("{} stays behind: {error}", self.path.display());
         }
+    }
+}
+
+/// The state directory's socket, which is made again where somebody has deleted it.
+struct Socket {
+    listener: UnixListener,
+    path: PathBuf,
+    ended: Arc<AtomicBool>,
+}
+
+impl Socket {
+    fn accept(&mut self) -> io::Result<UnixStream> {
+        while !readable(&self.listener, socket_file::LOOK) {
+            if socket_file::is_missing(&self.path) && !self.ended.load(Ordering::SeqCst) {
+                let again = bind_unix(&self.path);
+                socket_file::report(&self.path, again.as_ref().map(drop));
+                self.listener = again?;
+            }
+        }
+        Ok(self.listener.accept()?.0)
     }
 }
 
@@ -135,7 +165,7 @@ fn bind_unix(path: &std::path::Path) -> io::Result<UnixListener> {
 fn serve<S: Bounded>(
     node: Arc<Node>,
     active: Arc<AtomicUsize>,
-    accept: impl Fn() -> io::Result<S> + Send + 'static,
+    mut accept: impl FnMut() -> io::Result<S> + Send + 'static,
 ) -> Result<(), Error> {
     crate::thread::spawn("metrics", move || {
         loop {

@@ -1,0 +1,73 @@
+//! The names of the daemon's sockets in the state directory: whoever deletes one leaves a daemon that nobody reaches, so each is looked
+//! for now and then and made again. Does not know what is spoken there.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use base::{Epoll, Interest};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+/// How often a name is looked for. Shorter than a second daemon, which somebody starts who found none, waits for the state directory.
+pub(crate) const LOOK: Duration = Duration::from_secs(2);
+
+/// Whether nothing has this name any more.
+pub(crate) fn is_missing(path: &Path) -> bool {
+    matches!(path.symlink_metadata(), Err(error) if error.kind() == io::ErrorKind::NotFound)
+}
+
+/// Says that `path` was made again, or why it was not.
+pub(crate) fn report(path: &Path, made: Result<(), &io::Error>) {
+    let path = path.display();
+    match made {
+        Ok(()) => log::warn!("the socket {path} had been deleted and was made again"),
+        Err(error) => log::error!("the socket {path} has been deleted and cannot be made again: {error}"),
+    }
+}
+
+/// The daemon's own socket, which listens at `path` for root, and for a group if there is one.
+pub(crate) fn listen(path: &Path, group: Option<u32>) -> io::Result<OwnedFd> {
+    // The state directory's lock is ours, so whatever is there is stale.
+    remove(path)?;
+    let directory = node_api::client::directory(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::bind(&socket, &node_api::client::address(path, &directory)?)?;
+    // Whoever may ask can become root by it.
+    let mode = match group {
+        Some(group) => {
+            std::os::unix::fs::chown(path, None, Some(group))?;
+            0o660
+        }
+        None => 0o600,
+    };
+    fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode))?;
+    rustix::net::listen(&socket, 128)?;
+    Ok(socket)
+}
+
+/// Listens on a new socket with the name of the one that was deleted, `old`, and no more on that.
+pub(crate) fn listen_again(
+    path: &Path,
+    group: Option<u32>,
+    (epoll, token): (&Epoll, u64),
+    old: &OwnedFd,
+) -> Option<OwnedFd> {
+    let made = listen(path, group).and_then(|socket| {
+        epoll.add(&socket, token, Interest::READ)?;
+        epoll.remove(old)?;
+        Ok(socket)
+    });
+    report(path, made.as_ref().map(drop));
+    made.ok()
+}
+
+/// Removes a socket's name; it is fine if there is none.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
