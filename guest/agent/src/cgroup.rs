@@ -1,5 +1,6 @@
 //! One cgroup (version 2) per command, so that all it started can be found and killed, wherever it went. The one above them
-//! bounds how many processes they have together; nothing else is limited here.
+//! bounds how many processes they have together, where that is asked for; otherwise each has a bound of its own. Each has its share of the
+//! processors: one that is full of processes leaves the others theirs.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -9,11 +10,16 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::Error;
 use crate::freezer::Freezer;
+use crate::{Error, say};
 
 /// `CGROUP2_SUPER_MAGIC`, linux/magic.h.
 const CGROUP2_MAGIC: u64 = 0x6367_7270;
+
+/// A command may have one process or thread for so many bytes of the machine's memory, within these numbers: as many small processes fit.
+const BYTES_EACH: u64 = 512 << 10;
+const FEWEST: u64 = 256;
+const MOST: u64 = 16_384;
 
 /// How often it is looked whether killed processes are gone.
 const CLEAR_STEP: Duration = Duration::from_millis(5);
@@ -29,6 +35,8 @@ pub struct Cgroups {
 #[derive(Debug, Default)]
 struct State {
     next: u64,
+    /// The most processes and threads of each command.
+    each: Option<u64>,
     /// Those whose command has ended while something it started went on.
     leftover: Vec<PathBuf>,
 }
@@ -71,7 +79,33 @@ impl Cgroups {
         if let Some(mount) = self.base.parent() {
             write(mount.join("cgroup.subtree_control"), "+pids")?;
         }
-        write(self.base.join("pids.max"), &most.to_string())
+        write(self.base.join("pids.max"), &most.to_string())?;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.each.take().is_some() {
+            for command in fs::read_dir(&self.base).into_iter().flatten().flatten() {
+                let own = command.path().join("pids.max");
+                if own.exists() {
+                    write(own, "max")?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives each command that is started from here on a share of the processors as large as any other's, and, if `bounded`, processes
+    /// and threads for a part of the machine's memory (`pids.max`): a fork bomb leaves room for other commands.
+    fn set_apart(&self, bounded: bool) -> Result<(), Error> {
+        for path in self.base.parent().into_iter().chain([self.base.as_path()]) {
+            let path = path.join("cgroup.subtree_control");
+            let failed = || format!("giving commands controllers by writing {}", path.display());
+            fs::write(&path, "+cpu +pids").map_err(|error| Error::system(failed())(error))?;
+        }
+        if bounded {
+            let info = rustix::system::sysinfo();
+            let memory = info.totalram.saturating_mul(u64::from(info.mem_unit));
+            self.state.lock().unwrap_or_else(PoisonError::into_inner).each = Some(most_processes(memory));
+        }
+        Ok(())
     }
 
     /// A new, empty cgroup.
@@ -86,6 +120,11 @@ impl Cgroups {
             // A directory from an earlier agent is not ours to use.
             match fs::create_dir(&path) {
                 Ok(()) => {
+                    if let Some(most) = state.each {
+                        let limit = path.join("pids.max");
+                        let failed = || format!("limiting a command's processes by writing {}", limit.display());
+                        fs::write(&limit, most.to_string()).map_err(|error| Error::system(failed())(error))?;
+                    }
                     return Ok(Cgroup {
                         owner: self,
                         path,
@@ -97,6 +136,26 @@ impl Cgroups {
             }
         }
     }
+}
+
+/// Before the first command of a machine: keeps commands apart, and bounds the processes of all together if that is asked for.
+pub(crate) fn prepare(cgroups: Option<&Cgroups>, most: Option<u64>) -> Result<(), Error> {
+    const NONE: &str = "this agent has no cgroups to limit processes by";
+    let Some(cgroups) = cgroups else {
+        return most.map_or(Ok(()), |_| Err(Error::Refused(NONE.to_owned())));
+    };
+    if let Err(error) = cgroups.set_apart(most.is_none()) {
+        // A kernel without these controllers still runs commands.
+        say(format_args!(
+            "commands may take one another's processors and processes: {error}"
+        ));
+    }
+    most.map_or(Ok(()), |most| cgroups.limit_processes(most))
+}
+
+/// The most processes and threads of a command that has no other limit, in a machine with so much memory.
+fn most_processes(memory: u64) -> u64 {
+    (memory / BYTES_EACH).clamp(FEWEST, MOST)
 }
 
 fn make_dir(path: &Path) -> Result<(), Error> {
@@ -157,6 +216,24 @@ impl Drop for Cgroup<'_> {
         if fs::remove_dir(&self.path).is_err_and(|error| error.kind() != ErrorKind::NotFound) {
             let mut state = self.owner.state.lock().unwrap_or_else(PoisonError::into_inner);
             state.leftover.push(std::mem::take(&mut self.path));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_has_processes_for_a_part_of_the_memory() {
+        for (memory, most) in [
+            (0, 256),
+            (64 << 20, 256),
+            (512 << 20, 1024),
+            (4 << 30, 8192),
+            (1 << 40, 16_384),
+        ] {
+            assert_eq!(most_processes(memory), most);
         }
     }
 }

@@ -17,7 +17,7 @@ use agent_api::message::{PROTOCOL, Prepare, Reply, Request, kind};
 use agent_api::{Duplex, ExecFailure, ExecRequest, PowerAction, Shutdown, Token};
 use wire::{FrameReader, FrameWriter};
 
-use crate::cgroup::Cgroups;
+use crate::cgroup::{self, Cgroups};
 use crate::clones::{Clones, Part};
 use crate::freezer::MayStart;
 use crate::journal::Log;
@@ -456,12 +456,7 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
         if *prepared {
             return Err(Error::Refused("the root is prepared already".to_owned()));
         }
-        if let Some(most) = prepare.pids_max {
-            let cgroups = self.server.0.config.cgroups.as_ref();
-            let cgroups =
-                cgroups.ok_or_else(|| Error::Refused("this agent has no cgroups to limit processes by".to_owned()))?;
-            cgroups.limit_processes(most)?;
-        }
+        cgroup::prepare(self.server.0.config.cgroups.as_ref(), prepare.pids_max)?;
         make_root(prepare)?;
         *prepared = true;
         Ok(())

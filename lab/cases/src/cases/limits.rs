@@ -145,6 +145,19 @@ except OSError as error:
     print(count, errno.errorcode[error.errno])
 ";
 
+/// A fork bomb; shells that cannot fork end, and others take their place.
+const BOMB: &str = "
+import subprocess, time
+while True:
+    try:
+        subprocess.Popen(['sh', '-c', 'bomb() { while :; do bomb & done; }; bomb'], stderr=subprocess.DEVNULL)
+    except OSError:
+        time.sleep(0.01)
+";
+
+/// How long a command beside it may take in a host that is emulated.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 fn pids(host: &Host) -> Result<()> {
     let daemon = Daemon::new(host)?;
     let id = start(host, &daemon, "few", &["--pids-limit", "20"], &["sleep", "10000"])?;
@@ -177,6 +190,20 @@ fn pids(host: &Host) -> Result<()> {
     start(host, &daemon, "many", &[], &["sleep", "10000"])?;
     let said = daemon.ok(&["exec", "many", "python3", "-c", &FORKS.replace("1000:", "60:")])?;
     ensure!(said == "60 no end\n", "one without a limit printed {said:?}");
+    // Those that fork without end leave room and time for other commands.
+    start(host, &daemon, "bomb", &[], &["python3", "-c", BOMB])?;
+    let bound = daemon.ok(&["exec", "bomb", "sh", "-c", "cat /sys/fs/cgroup/basalt/*/pids.max"])?;
+    ensure!(
+        bound.lines().all(|line| line == "256"),
+        "its commands may have {bound:?} processes"
+    );
+    let begun = Instant::now();
+    let said = daemon.ok(&["exec", "bomb", "sh", "-c", "/bin/true; echo alive"])?;
+    ensure!(
+        said == "alive\n" && begun.elapsed() < PATIENCE,
+        "after {:?}: {said:?}",
+        begun.elapsed()
+    );
     expect_refusal(
         &daemon.run(&["run", "--pids-limit", "0", &host.digest, "--", "true"])?,
         125,
