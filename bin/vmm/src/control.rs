@@ -56,7 +56,7 @@ pub(crate) fn listen(path: &Path) -> Result<()> {
 /// Serves whoever connects to `listener`, one after the other, while `goes_on` says so of the VM.
 fn serve_drivers(listener: &OwnedFd, mut vm: Vm, goes_on: impl Fn(&Vm) -> bool) -> Result<()> {
     loop {
-        let Some(driver) = accept(listener, &vm)? else {
+        let Some(driver) = accept(listener, &mut vm)? else {
             return Ok(());
         };
         match serve(&PacketSocket::from_fd(driver), &mut vm)? {
@@ -77,7 +77,7 @@ impl Drop for UnlinkOnDrop<'_> {
 }
 
 /// Waits for the next driver; `None` when the guest ended while there was none.
-fn accept(listener: &OwnedFd, vm: &Vm) -> Result<Option<OwnedFd>> {
+fn accept(listener: &OwnedFd, vm: &mut Vm) -> Result<Option<OwnedFd>> {
     let epoll = Epoll::new()?;
     epoll.add(listener, SOCKET, Interest::READ)?;
     if let Some(ended) = vm.ended() {
@@ -85,9 +85,12 @@ fn accept(listener: &OwnedFd, vm: &Vm) -> Result<Option<OwnedFd>> {
     }
     let mut ready = Vec::new();
     loop {
-        epoll.wait(&mut ready, None)?;
+        epoll.wait(&mut ready, vm.look_for_halt())?;
         if ready.iter().any(|ready| ready.token == ENDED) {
             return Ok(None);
+        }
+        if ready.is_empty() {
+            continue;
         }
         match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(driver) => return Ok(Some(driver)),
@@ -110,7 +113,7 @@ fn serve(socket: &PacketSocket, vm: &mut Vm) -> Result<Outcome> {
             epoll.add(ended, ENDED, Interest::READ)?;
             watching = true;
         }
-        epoll.wait(&mut ready, None)?;
+        epoll.wait(&mut ready, vm.look_for_halt())?;
         if ready.iter().any(|ready| ready.token == SOCKET) {
             match answer(socket, vm) {
                 Ok(()) => (),

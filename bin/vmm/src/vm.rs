@@ -121,11 +121,17 @@ impl Vm {
         self.machine.as_ref().map(Machine::ended)
     }
 
+    /// As [`Machine::look_for_halt`].
+    pub(crate) fn look_for_halt(&mut self) -> Option<std::time::Duration> {
+        self.machine.as_mut()?.look_for_halt()
+    }
+
     /// Why the guest has ended, if it has.
     pub(crate) fn exit_reason(&self) -> Option<ExitReason> {
         let end = self.machine.as_ref()?.end()?;
         Some(match end {
             End::PowerOff => ExitReason::PowerOff,
+            End::Halted => ExitReason::Halted,
             End::Reset => ExitReason::Reset,
             End::Failed(why) => ExitReason::Failed(why.clone()),
         })

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use engine::state::{KVM_TIMER_KHZ, VcpuState};
 use engine::{BootState, EngineError, Exit, Kick, Result, SystemEvent, Vcpu};
 use kvm_bindings::{
-    CpuId, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN, kvm_debugregs, kvm_lapic_state,
-    kvm_mp_state, kvm_xcrs, kvm_xsave,
+    CpuId, KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED, KVM_SYSTEM_EVENT_CRASH,
+    KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_xcrs,
+    kvm_xsave,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
 
@@ -18,6 +19,8 @@ use crate::msrs;
 
 /// The XSAVE area without dynamically enabled features (AMX), which guests are not offered.
 const XSAVE_BYTES: usize = 4096;
+/// `RFLAGS.IF` (Intel SDM 1, 3.4.3).
+const INTERRUPTS_ON: u64 = 1 << 9;
 /// Which states the area holds: the first eight bytes of its header, in words of four (Intel SDM 1, 13.4.2).
 const XSTATE_BV: usize = 512 / 4;
 
@@ -139,6 +142,22 @@ impl Vcpu for KvmVcpu {
             activity,
             tsc_khz: self.fd.get_tsc_khz().map_err(failed("KVM_GET_TSC_KHZ"))?,
             apic_timer_khz: KVM_TIMER_KHZ,
+        })
+    }
+
+    fn tells_halts(&self) -> bool {
+        true
+    }
+
+    fn has_halted(&mut self) -> Result<bool> {
+        let activity = self.fd.get_mp_state().map_err(failed("KVM_GET_MP_STATE"))?.mp_state;
+        Ok(match activity {
+            KVM_MP_STATE_UNINITIALIZED | KVM_MP_STATE_INIT_RECEIVED => true,
+            KVM_MP_STATE_HALTED => {
+                let flags = self.fd.get_regs().map_err(failed("KVM_GET_REGS"))?.rflags;
+                flags & INTERRUPTS_ON == 0
+            }
+            _ => false,
         })
     }
 

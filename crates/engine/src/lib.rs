@@ -254,6 +254,20 @@ pub trait Vcpu: Send {
     /// The engine cannot read one of its parts.
     fn save(&mut self) -> Result<VcpuState>;
 
+    /// Whether [`Vcpu::has_halted`] can tell.
+    fn tells_halts(&self) -> bool {
+        false
+    }
+
+    /// Whether it waits for what only another vCPU could do: it has halted with interrupts off, or was never started. After
+    /// [`Exit::Interrupted`]. An engine that does not tell says no.
+    ///
+    /// # Errors
+    /// The engine cannot read its state.
+    fn has_halted(&mut self) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Takes over a whole state. One that has run already can go back to an earlier state of its own, and to no other's.
     ///
     /// # Errors

@@ -15,6 +15,7 @@
 
 mod exits;
 mod gate;
+mod halt;
 mod machine;
 pub mod platform;
 #[cfg(test)]

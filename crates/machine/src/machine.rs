@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use base::{ByteSize, EventFd};
 use boot::{Board, BootError, Source};
@@ -16,6 +17,7 @@ use virtio::{DeviceError, TransportError, VirtioDevice, VirtioPciDevice};
 
 use crate::exits::ExitCounters;
 use crate::gate::Wanted;
+use crate::halt::{Watch, process_time};
 use crate::platform::{
     Event, EventDevice, IoApic, PINS, PORTS, PlatformState, Power, SerialPort, write_new_generation,
 };
@@ -191,6 +193,8 @@ pub struct Machine {
     pub(crate) functions: Vec<String>,
     /// vCPUs and devices have stopped.
     pub(crate) paused: bool,
+    /// When it is looked whether its guest has halted.
+    watch: Watch,
 }
 
 /// As much as threads have by default: formats of kernels are parsed by code that is not ours.
@@ -269,6 +273,7 @@ impl Machine {
             cpu: parts.cpu,
             functions: parts.functions,
             paused: false,
+            watch: Watch::new(),
         }
     }
 
@@ -287,6 +292,7 @@ impl Machine {
             }
         }
         self.paused = false;
+        self.watch = Watch::new();
         self.shared.gate.set(Wanted::Run);
         Ok(())
     }
@@ -337,6 +343,27 @@ impl Machine {
     pub fn rebase(&mut self, layers: Layers) -> Result<(), MachineError> {
         debug_assert!(self.paused, "somebody may access the memory");
         Ok(self.ram.rebase(layers)?)
+    }
+
+    /// Looks whether the guest has halted for good, if it is time; when to call this next, if ever. A guest that has is one that has
+    /// ended.
+    pub fn look_for_halt(&mut self) -> Option<Duration> {
+        let tell = self.threads.iter().all(|vcpu| vcpu.tells_halts);
+        if !tell || !self.shared.gate.is_open() || self.end().is_some() {
+            return None;
+        }
+        let now = Instant::now();
+        if self.watch.due_in(now).is_zero() {
+            let (threads, shared) = (&self.threads, &self.shared);
+            let kick = || threads.iter().for_each(|vcpu| vcpu.kicker.kick());
+            let all_have = || shared.halts.all_have(threads.len(), kick);
+            if self.watch.look(now, process_time(), all_have) {
+                self.shared.ending.report(End::Halted);
+                self.shared.gate.set(Wanted::Pause);
+                return None;
+            }
+        }
+        Some(self.watch.due_in(now))
     }
 
     /// Readable once the guest has ended.

@@ -10,6 +10,7 @@ use engine::{EngineError, Exit, Kick, SystemEvent, Vcpu};
 
 use crate::exits::ExitCounters;
 use crate::gate::{Gate, Pass, Wanted};
+use crate::halt::Halts;
 use crate::machine::{MachineError, host};
 use crate::platform::PowerRequest;
 
@@ -21,6 +22,8 @@ pub const FIRST_RUN: &str = "first KVM_RUN";
 pub enum End {
     /// It powered off.
     PowerOff,
+    /// Its vCPUs have halted with interrupts off.
+    Halted,
     /// It asked for a reset, or fell into a triple fault.
     Reset,
     /// The engine cannot go on; why.
@@ -73,6 +76,7 @@ pub(crate) struct Shared {
     pub(crate) ending: Arc<Ending>,
     pub(crate) ports: Arc<Bus>,
     pub(crate) mmio: Arc<Bus>,
+    pub(crate) halts: Arc<Halts>,
 }
 
 impl Shared {
@@ -83,6 +87,7 @@ impl Shared {
             ending: Arc::new(Ending::new().map_err(host("an event fd"))?),
             ports: Arc::new(Bus::new()),
             mmio: Arc::new(Bus::new()),
+            halts: Arc::default(),
         })
     }
 }
@@ -120,20 +125,27 @@ impl Slot {
 pub(crate) struct VcpuThread {
     pub(crate) kicker: Arc<dyn Kick>,
     pub(crate) thread: JoinHandle<Box<dyn Vcpu>>,
+    /// Its engine tells when it has halted.
+    pub(crate) tells_halts: bool,
     slot: Arc<Slot>,
 }
 
 impl VcpuThread {
     /// Starts the thread; it waits at the gate.
     pub(crate) fn spawn(id: u32, vcpu: Box<dyn Vcpu>, shared: Shared, counters: ExitCounters) -> std::io::Result<Self> {
-        let kicker = vcpu.kicker();
+        let (kicker, tells_halts) = (vcpu.kicker(), vcpu.tells_halts());
         let own = Arc::clone(&kicker);
         let slot = Arc::new(Slot::default());
         let filled = Arc::clone(&slot);
         let thread = base::thread::spawn(&format!("vcpu{id}"), 128 << 10, move || {
             body(vcpu, own.as_ref(), &shared, &counters, &filled)
         })?;
-        Ok(Self { kicker, thread, slot })
+        Ok(Self {
+            kicker,
+            thread,
+            tells_halts,
+            slot,
+        })
     }
 
     /// Leaves an order for the next [`Gate::order_all`].
@@ -170,13 +182,13 @@ fn body(
 ) -> Box<dyn Vcpu> {
     let _guard = Unwinding(shared);
     kicker.adopt_current_thread();
-    let mut orders = 0;
+    let (mut orders, mut seen) = (0, 0);
     loop {
         match shared.gate.pass(&mut orders) {
             Pass::Run => {
                 kicker.clear();
                 observe::marks::mark(FIRST_RUN);
-                if let Err(end) = run(vcpu.as_mut(), kicker, shared, counters) {
+                if let Err(end) = run(vcpu.as_mut(), kicker, shared, counters, &mut seen) {
                     shared.ending.report(end);
                     shared.gate.set(Wanted::Pause);
                 }
@@ -191,11 +203,20 @@ fn body(
 }
 
 /// Runs the guest until the gate closes, and leaves it between two instructions: an access that the last exit was about is
-/// completed, while the devices still stand behind it.
-fn run(vcpu: &mut dyn Vcpu, kicker: &dyn Kick, shared: &Shared, counters: &ExitCounters) -> Result<(), End> {
+/// completed, while the devices still stand behind it. `seen` is how often it was asked whether it has halted.
+fn run(
+    vcpu: &mut dyn Vcpu,
+    kicker: &dyn Kick,
+    shared: &Shared,
+    counters: &ExitCounters,
+    seen: &mut u64,
+) -> Result<(), End> {
     // A pause that was asked for before the kick was cleared has set the gate before.
     while shared.gate.is_open() {
-        step(vcpu, shared, counters)?;
+        if step(vcpu, shared, counters)? {
+            kicker.clear();
+            shared.halts.answer(seen, vcpu);
+        }
     }
     kicker.hold();
     while !step(vcpu, shared, counters)? {}
@@ -360,10 +381,18 @@ mod tests {
             ending: Arc::new(Ending::new().unwrap()),
             ports: Arc::new(ports),
             mmio: Arc::new(Bus::new()),
+            halts: Arc::default(),
         };
         // The gate is closed already: what is left of the access is done all the same.
         let (mut vcpu, held) = (Split(1), Held::default());
-        run(&mut vcpu, &held, &shared, &ExitCounters::new(&Registry::new(), 0)).unwrap();
+        run(
+            &mut vcpu,
+            &held,
+            &shared,
+            &ExitCounters::new(&Registry::new(), 0),
+            &mut 0,
+        )
+        .unwrap();
         assert!(held.0.load(Ordering::SeqCst));
         assert_eq!(fifo.0.lock().unwrap().1.len(), 2);
         assert_eq!(vcpu.0, 4);
@@ -379,6 +408,7 @@ mod tests {
             ending: Arc::new(Ending::new().unwrap()),
             ports: Arc::new(ports),
             mmio: Arc::new(Bus::new()),
+            halts: Arc::default(),
         };
         let counters = ExitCounters::new(&Registry::new(), 0);
         let mut vcpu = StringIo {

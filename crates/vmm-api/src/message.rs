@@ -176,6 +176,8 @@ pub struct ApiError {
 pub enum ExitReason {
     /// The guest powered off.
     PowerOff,
+    /// The guest has halted all its processors for good, with interrupts off.
+    Halted,
     /// The guest asked for a reset, or a triple fault did; this VMM does not boot twice.
     Reset,
     /// The engine or a device failed.
@@ -186,6 +188,7 @@ impl std::fmt::Display for ExitReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::PowerOff => f.write_str("the guest powered off"),
+            Self::Halted => f.write_str("the guest halted its processors"),
             Self::Reset => f.write_str("the guest reset"),
             Self::Failed(why) => write!(f, "the VMM failed: {why}"),
         }

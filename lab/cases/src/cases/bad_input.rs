@@ -122,7 +122,37 @@ fn broken_guests(host: &Host) -> Result<()> {
     expect_refusal(&output, 125, &["panic"]).context("a guest whose kernel panics")?;
     let output = run_with(host, &assets(host, "no-assets", &[])?.join("nowhere"))?;
     expect_refusal(&output, 125, &["BASALT_ASSETS"]).context("no assets")?;
-    Ok(())
+    halted_guests(host)
+}
+
+/// reboot(2), `LINUX_REBOOT_CMD_HALT`: what `halt -f` does.
+const HALT: &str = "import ctypes; ctypes.CDLL(None).reboot(0xcdef0123)";
+
+/// A guest that halts has ended; one that only has nothing to do has not.
+fn halted_guests(host: &Host) -> Result<()> {
+    let daemon = Daemon::new(host)?;
+    daemon.idle("idle")?;
+    let image = host.digest.as_str();
+    for cpus in ["1", "2"] {
+        daemon.ok(&[
+            "run", "-d", "--name", cpus, "--cpus", cpus, "--memory", "128m", image, "--", "python3", "-c", HALT,
+        ])?;
+    }
+    for cpus in ["1", "2"] {
+        ensure!(
+            daemon.ok(&["wait", cpus])? == "125\n",
+            "it did not fail with {cpus} CPUs"
+        );
+        let sandbox = daemon.find(cpus)?.context("it is gone")?;
+        let told = sandbox["ended"].to_string();
+        ensure!(
+            sandbox["state"] == "exited" && told.contains("the guest halted its processors"),
+            "with {cpus} CPUs it is {sandbox}"
+        );
+    }
+    let idle = daemon.find("idle")?.context("it is gone")?;
+    ensure!(idle["state"] == "running", "the idle one is {idle}");
+    daemon.end()
 }
 
 fn broken_hosts(host: &Host) -> Result<()> {
