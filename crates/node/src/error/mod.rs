@@ -1,6 +1,7 @@
 //! What can go wrong on a node: each error says what happened and, where a person can do something, what.
 
 mod blame;
+mod undo;
 pub(crate) mod words;
 
 use std::io;
@@ -395,6 +396,17 @@ impl Error {
             _ => 125,
         }
     }
+    /// It failed, and so did taking back what had been done of it.
+    #[error(
+        "{}; besides, what had been done of it could not be taken back: {}",
+        with_causes(first.as_ref()), with_causes(undo.as_ref())
+    )]
+    NotTakenBack {
+        /// Why it failed.
+        first: Box<Error>,
+        /// Why it could not be taken back.
+        undo: Box<Error>,
+    },
 
     /// Why a start failed, in a few words that are always the same.
     pub(crate) fn reason(&self) -> &'static str {
@@ -405,6 +417,7 @@ impl Error {
             Self::Jail(_) => "jail",
             Self::Network(_) | Self::NoNetwork => "network",
             Self::NotFound(_)
+            Self::NotTakenBack { first, .. } => first.exit_code(),
             | Self::NoVolume(_)
             | Self::NoSnapshot(_)
             | Self::NoTemplate(_)
@@ -464,6 +477,7 @@ impl Error {
             | Self::NoNetwork
             | Self::Volume { .. }
             | Self::NotToBeLoaded(..)
+            Self::NotTakenBack { first, .. } => first.reason(),
             | Self::NotToBeKept { .. }
             | Self::NotToBePutBack { .. }
             | Self::NotToBeMoved { .. }
@@ -514,6 +528,7 @@ impl Error {
             what,
             cause: cause.into(),
         }
+            Self::NotTakenBack { first, .. } => first.for_api().kind,
     }
 
     pub(crate) fn file<E: Into<io::Error>>(operation: &'static str, path: &Path) -> impl FnOnce(E) -> Self {

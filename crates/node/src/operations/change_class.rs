@@ -74,9 +74,10 @@ impl Node {
                 source: Box::new(error),
             }),
             Err(lost) => {
-                self.clear(entry)?;
-                self.exited(entry, node_api::Ended::Failed(lost.to_string()))?;
-                Err(lost)
+                let cleared = self
+                    .clear(entry)
+                    .and_then(|()| self.exited(entry, node_api::Ended::Failed(lost.to_string())));
+                Err(lost.after_undo(cleared))
             }
         }
     }

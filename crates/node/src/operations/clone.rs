@@ -82,11 +82,10 @@ impl Node {
             .and_then(|()| self.begin_restore(&entry))
             .and_then(|waiting| self.make_disk(&entry, Some(&place)).map(|()| waiting))
             .and_then(|waiting| self.restore_vm(&entry, waiting, &place, identity));
-        match &started {
-            Ok(_) => self.verify_later(Kind::Snapshot, &snapshot_name, &place),
-            Err(_) => self.destroy(&entry)?,
+        if started.is_ok() {
+            self.verify_later(Kind::Snapshot, &snapshot_name, &place);
         }
-        started
+        started.map_err(|error| error.after_undo(self.destroy(&entry)))
     }
 
     /// Starts the VMM of a sandbox that is to be restored. Whatever else it needs is made afterwards, beside it: a VMM has to confine

@@ -117,13 +117,14 @@ impl Node {
             }
             Err(Why::Refused(error) | Why::Elsewhere(error)) => Err(error),
             Err(Why::Lost(error)) => {
-                self.clear(entry)?;
-                // What it has written is not lost with its memory.
-                if let Err(error) = disk.as_mut().map_or(Ok(()), Beside::put_back) {
-                    log::error!("sandbox {} has the snapshot's disk, not its own: {error}", entry.id);
-                }
-                self.exited(entry, node_api::Ended::Failed(error.to_string()))?;
-                Err(error)
+                let cleared = self.clear(entry).and_then(|()| {
+                    // What it has written is not lost with its memory.
+                    if let Err(error) = disk.as_mut().map_or(Ok(()), Beside::put_back) {
+                        log::error!("sandbox {} has the snapshot's disk, not its own: {error}", entry.id);
+                    }
+                    self.exited(entry, node_api::Ended::Failed(error.to_string()))
+                });
+                Err(error.after_undo(cleared))
             }
         }
     }

@@ -80,8 +80,8 @@ impl Node {
         if let Err(error) = kept {
             // It takes room that the database may need.
             drop(begun);
-            gone_on.and_then(|()| self.update(entry, |stored| stored.held = false))?;
-            return Err(error);
+            let released = gone_on.and_then(|()| self.update(entry, |stored| stored.held = false));
+            return Err(error.after_undo(released));
         }
         gone_on.and_then(|()| self.update(entry, |stored| stored.held = false))?;
         {

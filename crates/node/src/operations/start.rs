@@ -134,6 +134,7 @@ impl Node {
         match (&started, &chosen) {
             (Ok(_), Some(chosen)) => self.verify_later(Kind::Template, &chosen.id, &chosen.place),
             (Ok(_), None) => (),
+        let started = started.map_err(|error| error.after_undo(self.destroy(&entry)));
             (Err(_), _) => self.destroy(&entry)?,
         }
         drop(operation);
@@ -262,11 +263,12 @@ impl Node {
         let started = self
             .boot(entry, Own::of(&sandbox.config), None)
             .and_then(|(vm, agent)| self.start_command(entry, &vm, agent));
-        if let Err(error) = &started {
-            self.clear(entry)?;
-            self.exited(entry, node_api::Ended::Failed(error.to_string()))?;
-        }
-        started
+        started.map_err(|error| {
+            let exited = self
+                .clear(entry)
+                .and_then(|()| self.exited(entry, node_api::Ended::Failed(error.to_string())));
+            error.after_undo(exited)
+        })
     }
 
     /// Whether it gets a place in the node's network.
