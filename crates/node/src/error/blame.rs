@@ -14,7 +14,10 @@ impl Error {
                 matches!(cause, ClientError::Refused(refusal) if refusal.kind != ErrorKind::Host)
             }
             Self::Agent { cause, .. } => !matches!(cause, agent_api::Error::Local { .. }),
-            _ => matches!(self, Self::VmmDied { .. } | Self::GuestEnded { .. }),
+            _ => matches!(
+                self,
+                Self::VmmDied { .. } | Self::GuestEnded { .. } | Self::GuestSilent { .. }
+            ),
         }
     }
 

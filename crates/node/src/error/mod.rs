@@ -14,7 +14,7 @@ use node_api::portable::Kind;
 use node_api::{ApiError, ErrorKind, State};
 use vmm_api::{ClientError, ExitReason};
 
-use crate::error::words::{after_end, cpus_of, disk_of, fewer_volumes, stopped, with_causes};
+use crate::error::words::{after_end, cpus_of, disk_of, fewer_volumes, stopped, with_causes, within};
 use crate::vmm::tail::Tail;
 
 /// An error of this crate.
@@ -359,6 +359,19 @@ pub enum Error {
         /// The last lines of the console.
         console: Tail,
     },
+    /// A guest that ran and does not answer any more.
+    #[error(
+        "the guest did not answer {} while {during}: its kernel may hang, or be very busy; `basalt logs --console` shows what it wrote \
+         last, `basalt kill` ends it{console}", within(.limit)
+    )]
+    GuestSilent {
+        /// What was going on.
+        during: &'static str,
+        /// How long was waited, if that is known.
+        limit: Option<Duration>,
+        /// The last lines of the console.
+        console: Tail,
+    },
     /// The agent could not do what it was asked.
     #[error("the guest's agent failed while {during}: {cause}{console}")]
     Agent {
@@ -383,19 +396,6 @@ pub enum Error {
         /// How long was waited.
         limit: Duration,
     },
-    /// The request cannot be carried out.
-    #[error("{0}")]
-    Invalid(String),
-}
-
-impl Error {
-    /// The exit code of podman's convention: 127 and 126 for commands that cannot be run, else 125.
-    pub fn exit_code(&self) -> u8 {
-        match self {
-            Self::Exec(failure) => failure.kind.exit_code(),
-            _ => 125,
-        }
-    }
     /// It failed, and so did taking back what had been done of it.
     #[error(
         "{}; besides, what had been done of it could not be taken back: {}",
@@ -407,6 +407,20 @@ impl Error {
         /// Why it could not be taken back.
         undo: Box<Error>,
     },
+    /// The request cannot be carried out.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl Error {
+    /// The exit code of podman's convention: 127 and 126 for commands that cannot be run, else 125.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Exec(failure) => failure.kind.exit_code(),
+            Self::NotTakenBack { first, .. } => first.exit_code(),
+            _ => 125,
+        }
+    }
 
     /// Why a start failed, in a few words that are always the same.
     pub(crate) fn reason(&self) -> &'static str {
@@ -417,7 +431,6 @@ impl Error {
             Self::Jail(_) => "jail",
             Self::Network(_) | Self::NoNetwork => "network",
             Self::NotFound(_)
-            Self::NotTakenBack { first, .. } => first.exit_code(),
             | Self::NoVolume(_)
             | Self::NoSnapshot(_)
             | Self::NoTemplate(_)
@@ -459,11 +472,12 @@ impl Error {
             | Self::Tied(_) => "snapshot",
             Self::VmmDied { .. } | Self::VmmTookMemory { .. } => "vmm-died",
             Self::GuestEnded { .. } => "guest-ended",
-            Self::AgentSilent { .. } => "guest-silent",
+            Self::AgentSilent { .. } | Self::GuestSilent { .. } => "guest-silent",
             Self::Agent { .. } => "agent",
             Self::Exec(_) => "command",
             Self::Cancelled => "cancelled",
             Self::Deadline { .. } => "deadline",
+            Self::NotTakenBack { first, .. } => first.reason(),
         }
     }
 
@@ -477,7 +491,6 @@ impl Error {
             | Self::NoNetwork
             | Self::Volume { .. }
             | Self::NotToBeLoaded(..)
-            Self::NotTakenBack { first, .. } => first.reason(),
             | Self::NotToBeKept { .. }
             | Self::NotToBePutBack { .. }
             | Self::NotToBeMoved { .. }
@@ -511,9 +524,11 @@ impl Error {
             | Self::VmmTookMemory { .. }
             | Self::GuestEnded { .. }
             | Self::AgentSilent { .. }
+            | Self::GuestSilent { .. }
             | Self::Agent { .. }
             | Self::Exec(_) => ErrorKind::Guest,
             Self::Deadline { .. } | Self::Cancelled => ErrorKind::Deadline,
+            Self::NotTakenBack { first, .. } => first.for_api().kind,
             _ => ErrorKind::Host,
         };
         ApiError {
@@ -528,7 +543,6 @@ impl Error {
             what,
             cause: cause.into(),
         }
-            Self::NotTakenBack { first, .. } => first.for_api().kind,
     }
 
     pub(crate) fn file<E: Into<io::Error>>(operation: &'static str, path: &Path) -> impl FnOnce(E) -> Self {
@@ -558,42 +572,5 @@ mod tests {
         };
         let error = Error::from(share("mapping the owners"));
         assert_eq!((error.reason(), error.for_api().kind), ("volume", ErrorKind::Invalid));
-    }
-
-    #[test]
-    fn how_many_volumes_there_can_be_is_said_in_words_that_fit() {
-        let told = |most| Error::TemplateVolumes("web".into(), most).to_string();
-        assert!(
-            told(0).contains("can have no volumes: leave --volume out"),
-            "{}",
-            told(0)
-        );
-        assert!(told(2).contains("can have 2 volumes: leave some out"), "{}", told(2));
-    }
-
-    #[test]
-    fn a_guests_end_names_the_next_step() {
-        let step = |reason: ExitReason, panic: Option<&str>| {
-            Error::GuestEnded {
-                during: "the command was running",
-                reason,
-                panic: panic.map(str::to_owned),
-                console: Tail::default(),
-            }
-            .to_string()
-        };
-        for (text, next) in [
-            (step(ExitReason::PowerOff, None), "--log-level debug"),
-            (
-                step(
-                    ExitReason::Reset,
-                    Some("Kernel panic - not syncing: Out of memory: compulsory panic_on_oom"),
-                ),
-                "--memory",
-            ),
-            (step(ExitReason::Failed("no memory slot".into()), None), "basalt doctor"),
-        ] {
-            assert!(text.contains("is lost, ") && text.contains(next), "{text}");
-        }
     }
 }

@@ -131,12 +131,10 @@ impl Node {
                 None => self.machine(&entry, cancel),
             })
             .and_then(|(vm, agent)| self.start_command(&entry, &vm, agent));
-        match (&started, &chosen) {
-            (Ok(_), Some(chosen)) => self.verify_later(Kind::Template, &chosen.id, &chosen.place),
-            (Ok(_), None) => (),
-        let started = started.map_err(|error| error.after_undo(self.destroy(&entry)));
-            (Err(_), _) => self.destroy(&entry)?,
+        if let (Ok(_), Some(chosen)) = (&started, &chosen) {
+            self.verify_later(Kind::Template, &chosen.id, &chosen.place);
         }
+        let started = started.map_err(|error| error.after_undo(self.destroy(&entry)));
         drop(operation);
         Ok((entry, started?))
     }
@@ -193,7 +191,7 @@ impl Node {
         match hung_up {
             Ok(()) => self.keep_template(entry, &vm, lease)?,
             // It is there still, and may answer others: whether it does is found out below.
-            Err(error @ Error::Agent { .. }) => {
+            Err(error @ (Error::Agent { .. } | Error::GuestSilent { .. })) => {
                 log::warn!("no template can be made of sandbox {}: {error}", entry.id);
                 lease.give_up();
             }

@@ -315,7 +315,10 @@ impl Vm {
             stream.set_read_timeout(None)?;
             Ok(stream)
         };
-        greet().map_err(|error| agent_api::Error::Wire(wire::Error::Io(error)))
+        greet().map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => agent_api::Error::Silent(self.limits.answer),
+            _ => agent_api::Error::Wire(wire::Error::Io(error)),
+        })
     }
 
     /// The agent's connection failed: finds out whether that is because guest or VMM are gone.
@@ -327,11 +330,24 @@ impl Vm {
             _ if readable(&self.pidfd, LAST_WORDS) => return self.end(during),
             _ => (),
         }
-        Error::Agent {
-            during,
-            cause: error,
-            console: self.console(),
-        }
+        let console = self.console();
+        let limit = match &error {
+            agent_api::Error::Silent(limit) => Some(*limit),
+            agent_api::Error::TimedOut => None,
+            agent_api::Error::Wire(wire::Error::Io(error))
+                if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) =>
+            {
+                None
+            }
+            _ => {
+                return Error::Agent {
+                    during,
+                    cause: error,
+                    console,
+                };
+            }
+        };
+        Error::GuestSilent { during, limit, console }
     }
 
     /// The VM has ended or the VMM is gone: says which and why.
@@ -440,4 +456,50 @@ pub(crate) fn entropy() -> Result<Vec<u8>, Error> {
         .map_err(Error::host("reading entropy"))?;
     entropy.truncate(got);
     Ok(entropy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::paths::Paths;
+
+    const MOMENT: Duration = Duration::from_millis(100);
+
+    #[test]
+    fn a_guest_that_hangs_is_told_of_in_a_sentence_with_a_next_step() {
+        let directory = tempfile::tempdir().unwrap();
+        let paths = Paths::new(directory.path().to_owned()).sandbox("aaaaaaaaaaaa");
+        std::fs::create_dir_all(&paths.run).unwrap();
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        let address = rustix::net::SocketAddrUnix::new(paths.control()).unwrap();
+        rustix::net::bind(&socket, &address).unwrap();
+        rustix::net::listen(&socket, 1).unwrap();
+        let own = rustix::process::getpid();
+        let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()).unwrap();
+        let limits = TimeLimits {
+            answer: MOMENT,
+            ..TimeLimits::REAL
+        };
+        let vm = Vm::connect(pidfd, &paths, limits).unwrap();
+        // A VMM that takes connections for a guest that does not.
+        let listener = std::os::unix::net::UnixListener::bind(paths.vsock()).unwrap();
+        let mut told = vec![vm.agent().unwrap_err()];
+        let first = listener.accept().unwrap();
+        // A guest whose kernel answers, and whose agent does not.
+        let late = agent_api::Error::TimedOut;
+        told.push(vm.diagnose("its command was signalled", late));
+        let late = agent_api::Error::Wire(wire::Error::Io(rustix::io::Errno::AGAIN.into()));
+        told.push(vm.diagnose("its command was signalled", late));
+        for error in &told {
+            let text = error.to_string();
+            assert!(
+                text.contains("the guest did not answer ") && text.contains("`basalt kill`"),
+                "{text}"
+            );
+            assert!(!text.contains("os error"), "{text}");
+            assert_eq!(error.reason(), "guest-silent");
+        }
+        assert!(told[0].to_string().contains(" within 100ms while "), "{}", told[0]);
+        drop(first);
+    }
 }
