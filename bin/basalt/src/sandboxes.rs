@@ -240,6 +240,10 @@ fn stats_table(before: &[Sample], now: &[Sample]) -> String {
         let earlier = before.iter().find(|earlier| earlier.id == sample.id);
         // A second of CPU time in a second is 100 %.
         let share = earlier.map(|earlier| usage.cpu_usec.saturating_sub(earlier.usage.cpu_usec) / 10_000);
+        let of_vmm = |bytes| match usage.vmm_busy {
+            true => "-".to_owned(),
+            false => ByteSize(bytes).to_string(),
+        };
         rows.push(vec![
             sample.id.clone(),
             sample.name.clone(),
@@ -250,10 +254,10 @@ fn stats_table(before: &[Sample], now: &[Sample]) -> String {
                 .memory_limit
                 .map_or_else(|| "-".to_owned(), |limit| ByteSize(limit).to_string()),
             ByteSize(usage.disk).to_string(),
-            ByteSize(usage.block.bytes_in).to_string(),
-            ByteSize(usage.block.bytes_out).to_string(),
-            ByteSize(usage.network.bytes_in).to_string(),
-            ByteSize(usage.network.bytes_out).to_string(),
+            of_vmm(usage.block.bytes_in),
+            of_vmm(usage.block.bytes_out),
+            of_vmm(usage.network.bytes_in),
+            of_vmm(usage.network.bytes_out),
             usage.pids.to_string(),
         ]);
     }

@@ -301,6 +301,9 @@ pub struct Usage {
     pub network: Traffic,
     /// Metrics of the VMM, by name and labels.
     pub vmm: BTreeMap<String, u64>,
+    /// The VMM had no time to tell its metrics, as while it writes a snapshot: `block`, `network` and `vmm` are not known.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub vmm_busy: bool,
 }
 
 /// One sandbox's usage.

@@ -85,6 +85,10 @@ const ALL: &[(&str, fn())] = &[
         daemons::the_log_of_one_that_floods_has_an_end,
     ),
     (
+        "a_vmm_that_is_busy_holds_up_no_statistics",
+        daemons::a_vmm_that_is_busy_holds_up_no_statistics,
+    ),
+    (
         "sockets_that_somebody_deletes_are_made_again",
         daemons::sockets_that_somebody_deletes_are_made_again,
     ),

@@ -92,6 +92,31 @@ pub(crate) fn the_log_of_one_that_floods_has_an_end() {
     assert_eq!(world.verb(&["rm", "-f", "flood"]).status.code(), Some(0));
 }
 
+pub(crate) fn a_vmm_that_is_busy_holds_up_no_statistics() {
+    let world = World::new("");
+    detached(&world, "web", "sleep 1000");
+    let vmm = rustix::process::Pid::from_raw(i32::try_from(world.vmm()).unwrap()).unwrap();
+    rustix::process::kill_process(vmm, rustix::process::Signal::STOP).unwrap();
+    // As a snapshot does, this waits for the VMM's answer, for 10 s.
+    let mut pausing = world.command(&["pause", "web"]).spawn().unwrap();
+    for _ in 0..3 {
+        let begun = std::time::Instant::now();
+        let samples = crate::world::json(&world, &["stats", "--no-stream", "web"]);
+        assert_eq!(samples[0]["usage"]["vmm_busy"], true, "{samples}");
+        assert!(
+            begun.elapsed() < std::time::Duration::from_secs(9),
+            "{:?}",
+            begun.elapsed()
+        );
+    }
+    let shown = text(&world.verb(&["stats", "--no-stream", "web"]).stdout);
+    let row: Vec<&str> = shown.lines().nth(1).unwrap().split_whitespace().collect();
+    // Four of them, and the share of a processor, which needs two looks.
+    assert!(row.iter().filter(|&&word| word == "-").count() >= 5, "{shown}");
+    rustix::process::kill_process(vmm, rustix::process::Signal::CONT).unwrap();
+    pausing.wait().unwrap();
+}
+
 pub(crate) fn sockets_that_somebody_deletes_are_made_again() {
     let world = World::new("");
     assert_eq!(world.verb(&["ps"]).status.code(), Some(0));

@@ -117,7 +117,15 @@ impl Node {
             usage.pids = used.pids.unwrap_or(0);
         }
         if let Some(vm) = entry.vm() {
-            let metrics = vm.ask("its metrics were read", VmmClient::metrics)?;
+            // One that writes a snapshot, or does not answer, tells nothing now; what its cgroup says is known nevertheless.
+            let Some(metrics) = vm.metrics_in_time("its metrics were read")? else {
+                usage.vmm_busy = true;
+                return Ok(Sample {
+                    id: sandbox.id,
+                    name: sandbox.name,
+                    usage,
+                });
+            };
             usage.block = traffic(
                 &metrics,
                 ["block_bytes_total", "block_requests_total"],

@@ -146,6 +146,19 @@ impl Vm {
         Some(client.metrics_by(Instant::now() + self.limits.answer / 10))
     }
 
+    /// The same; `None` also when it does not answer in that time.
+    pub(crate) fn metrics_in_time(&self, during: &'static str) -> Result<Option<Vec<MetricSample>>, Error> {
+        match self.metrics_now() {
+            None => Ok(None),
+            Some(Ok(metrics)) => Ok(Some(metrics)),
+            Some(Err(ClientError::Packet(PacketError::Late))) => Ok(None),
+            Some(Err(error)) => match self.unanswered(during, self.limits.answer / 10, error) {
+                Error::Deadline { .. } => Ok(None),
+                error => Err(error),
+            },
+        }
+    }
+
     /// Makes the VM and lets it run, until its agent has called; `cancel` hangs up when nobody wants it any more.
     pub(crate) fn boot(
         &self,
