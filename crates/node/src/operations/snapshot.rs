@@ -8,9 +8,10 @@
 //! That it is held stands in the database first. Whoever finds it so, the next daemon too, lets it go on; of a snapshot that
 //! has no name by then nothing stays.
 
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use agent_api::{Connection, Renew};
 use base::points;
@@ -122,7 +123,18 @@ impl Node {
         if stored.sandbox.config.resources.disk.is_some() {
             let _span = span("disk copied");
             let from = self.paths.sandbox(&stored.sandbox.id).disk();
-            disk::copy(&from, place.create(&place.disk())?).map_err(Error::file("copy", &from))?;
+            let limit = self.config.limits.boot;
+            let target = place.create(&place.disk())?;
+            disk::copy_until(&from, target, Some(Instant::now() + limit)).map_err(|error| match error.kind() {
+                io::ErrorKind::TimedOut => Error::NotToBeKept {
+                    name: stored.sandbox.name.clone(),
+                    why: format!(
+                        "its disk, for which it stands still, was not copied within {limit:?}: have the state directory on a file \
+                         system with reflinks (XFS, btrfs), or write less to the disk"
+                    ),
+                },
+                _ => Error::file("copy", &from)(error),
+            })?;
         }
         self.points.at(points::SNAPSHOT_DISK);
         Ok(())

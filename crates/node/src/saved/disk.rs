@@ -5,12 +5,16 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use base::ByteSize;
 use rustix::fs::{CWD, RenameFlags, SeekFrom, copy_file_range, ioctl_ficlone, renameat_with, seek};
 use rustix::io::Errno;
 
 use crate::Error;
+
+/// Between two looks at the clock.
+const COPIED_AT_ONCE: usize = 16 << 20;
 
 /// The file system on it.
 pub(crate) const FILE_SYSTEM: &str = "ext4";
@@ -167,6 +171,11 @@ pub(crate) fn clean(templates: &Path) -> io::Result<()> {
 
 /// Makes an empty file one that holds what the one at `from` does, with the same holes.
 pub(crate) fn copy(from: &Path, target: File) -> io::Result<()> {
+    copy_until(from, target, None)
+}
+
+/// The same, which ends with an error (`TimedOut`) where it is not done by then.
+pub(crate) fn copy_until(from: &Path, target: File, deadline: Option<Instant>) -> io::Result<()> {
     let source = File::open(from)?;
     match ioctl_ficlone(&target, &source) {
         Ok(()) => return Ok(()),
@@ -183,15 +192,18 @@ pub(crate) fn copy(from: &Path, target: File) -> io::Result<()> {
             found => found?,
         };
         let hole = seek(&source, SeekFrom::Hole(data))?;
-        copy_range(&source, &target, data, hole)?;
+        copy_range(&source, &target, (data, hole), deadline)?;
         at = hole;
     }
 }
 
-fn copy_range(source: &File, target: &File, from: u64, to: u64) -> io::Result<()> {
+fn copy_range(source: &File, target: &File, (from, to): (u64, u64), deadline: Option<Instant>) -> io::Result<()> {
     let (mut near, mut far) = (from, from);
     while near < to {
-        let left = usize::try_from(to - near).unwrap_or(usize::MAX);
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let left = usize::try_from(to - near).unwrap_or(usize::MAX).min(COPIED_AT_ONCE);
         if copy_file_range(source, Some(&mut near), target, Some(&mut far), left)? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -204,6 +216,23 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
+
+    #[test]
+    fn a_copy_that_takes_too_long_ends() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        fs::write(&path, vec![b'x'; 1 << 20]).unwrap();
+        let source = File::open(&path).unwrap();
+        let copied = |deadline| {
+            let target = tempfile::tempfile().unwrap();
+            let copied = copy_range(&source, &target, (0, 1 << 20), Some(deadline));
+            copied.map(|()| target.metadata().unwrap().len())
+        };
+        let late = copied(Instant::now()).unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+        let minute = std::time::Duration::from_secs(60);
+        assert_eq!(copied(Instant::now() + minute).unwrap(), 1 << 20);
+    }
 
     #[test]
     fn a_disk_is_whole_sparse_and_made_once() {
