@@ -422,6 +422,7 @@ fn who_builds_may_be_killed() {
     let (code, said) = client.end();
     assert!(code == Some(1) && said.contains("has ended"), "{code:?} {said}");
     nothing_is_left(&world);
+    a_daemon_that_is_told_to_end_leaves_no_build(&world, &script, &started);
     // While it is kept: nobody is there any more who wants it.
     let points = world.path("points");
     fs::create_dir(&points).unwrap();
@@ -439,6 +440,20 @@ fn who_builds_may_be_killed() {
     });
     nothing_is_left(&world);
     assert_eq!(templates(&world), []);
+}
+
+fn a_daemon_that_is_told_to_end_leaves_no_build(world: &World, script: &str, started: &std::path::Path) {
+    fs::remove_file(started).unwrap();
+    let mut client = begin(world, &["--run", script]);
+    wait_for("the command", || started.exists().then_some(()));
+    done(world, &["daemon", "--stop"]);
+    // No other daemon puts it right.
+    assert_eq!(world.daemon(), None);
+    wait_for("the VMM's end", || world.vmms().is_empty().then_some(()));
+    assert!(names_in(world, "sandboxes").is_empty());
+    let (code, said) = client.end();
+    assert_eq!(code, Some(1), "{said}");
+    nothing_is_left(world);
 }
 
 pub(crate) fn reached(world: &World, point: &str) {

@@ -145,6 +145,7 @@ impl Server {
             }
         }
         server.quitting.store(true, Ordering::SeqCst);
+        server.node.end_builds();
         if server.inherited && made.is_none() {
             return Ok(());
         }

@@ -55,6 +55,21 @@ impl Node {
         })
     }
 
+    /// Removes the sandboxes that templates are built in, when this daemon ends: nobody could keep what is built. The next daemon
+    /// removes one that stays.
+    pub(crate) fn end_builds(&self) {
+        let entries: Vec<Arc<Entry>> = self.entries().values().cloned().collect();
+        for entry in entries.iter().filter(|entry| entry.stored().building) {
+            log::info!(
+                "sandbox {}, in which a template is built, ends with the daemon",
+                entry.id
+            );
+            if let Err(error) = self.remove(entry, true) {
+                log::error!("sandbox {}, in which a template was built, stays: {error}", entry.id);
+            }
+        }
+    }
+
     fn end_one(&self, entry: &Arc<Entry>, grace: Duration) -> Result<(), Error> {
         self.stop(entry, grace)?;
         let limit = self.config.limits.kill;
