@@ -181,6 +181,11 @@ impl<S: Duplex> Connection<S> {
         }
     }
 
+    /// Sets the guest's time of day, in nanoseconds since 1970.
+    pub fn set_clock(&mut self, clock_ns: u64) -> Result<(), Error> {
+        self.ask(&Request::SetClock(clock_ns)).and_then(done)
+    }
+
     /// Leaves, and waits until the agent has left, too: nothing of this connection is under way in its machine then.
     ///
     /// # Errors

@@ -102,6 +102,8 @@ pub enum Request {
     Freeze,
     /// After a restore: become a machine of its own, then let the commands go on. Answered by [`Reply::Renewed`].
     Renew(Box<Renew>),
+    /// Set the time of day, to nanoseconds since 1970, as the host's was set. Answered by [`Reply::Done`].
+    SetClock(u64),
     /// End all processes, write everything back, and leave. Answered by [`Reply::Done`] just before.
     Shutdown(Shutdown),
 }

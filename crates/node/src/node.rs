@@ -126,6 +126,7 @@ impl Node {
             log::error!("published ports may be missing: {error}");
         }
         node.start_network_upkeep()?;
+        node.start_following_clock()?;
         crate::resources::cpus::sweep();
         Ok(node)
     }

@@ -26,6 +26,9 @@ pub type Settle = Box<dyn Fn() -> Result<(), Error> + Send + Sync>;
 /// Makes a restored machine its own.
 pub type MakeOwn = Box<dyn Fn(&Renew) -> Result<Renewed, Error> + Send + Sync>;
 
+/// Sets the time of day.
+pub type SetClock = Box<dyn Fn(u64) -> Result<(), Error> + Send + Sync>;
+
 /// What a server does for clones besides letting commands stand still.
 pub struct Clones {
     /// Before a snapshot that is to be small, while commands run: memory holds nothing that nobody needs.
@@ -34,6 +37,8 @@ pub struct Clones {
     pub settle: Settle,
     /// After a restore: everything that makes the machine its own.
     pub renew: MakeOwn,
+    /// When the host's clock was set: the time of day is what is given, in nanoseconds since 1970.
+    pub set_clock: SetClock,
     /// Where the image's hooks are.
     pub hooks: PathBuf,
 }
@@ -90,6 +95,11 @@ impl<'a> Part<'a> {
             (self.clones.settle)()
         })?;
         marks::mark("frozen");
+        Ok(Reply::Done)
+    }
+
+    pub(crate) fn set_clock(&self, clock_ns: u64) -> Result<Reply, Error> {
+        (self.clones.set_clock)(clock_ns)?;
         Ok(Reply::Done)
     }
 

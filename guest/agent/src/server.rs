@@ -418,6 +418,7 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
             Request::Exec(request) => return self.exec(&request),
             Request::Settle => self.part().and_then(|part| part.settle()),
             Request::Freeze => self.part().and_then(|part| part.freeze()),
+            Request::SetClock(clock_ns) => self.part().and_then(|part| part.set_clock(clock_ns)),
             Request::Renew(renew) => {
                 return match self.part().and_then(|part| part.renew(&renew)) {
                     // A client that cannot be told has a machine that stands still, and may ask again.

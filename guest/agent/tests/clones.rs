@@ -8,7 +8,7 @@ use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -32,6 +32,7 @@ struct Machine {
     settled: Arc<AtomicUsize>,
     fail: Arc<AtomicBool>,
     renewals: Arc<Mutex<Vec<Renew>>>,
+    clock: Arc<AtomicU64>,
 }
 
 impl Machine {
@@ -47,6 +48,8 @@ impl Machine {
         let (count, failing, kept) = (Arc::clone(&settled), Arc::clone(&fail), Arc::clone(&renewals));
         let shed = Arc::new(AtomicUsize::new(0));
         let sheds = Arc::clone(&shed);
+        let clock = Arc::<AtomicU64>::default();
+        let set = Arc::clone(&clock);
         let clones = Clones {
             shed: Box::new(move || {
                 sheds.fetch_add(1, Ordering::SeqCst);
@@ -65,6 +68,10 @@ impl Machine {
                     boot_id: "a-boot".to_owned(),
                     machine_id: request.identity.as_ref().map(|identity| identity.machine_id.clone()),
                 })
+            }),
+            set_clock: Box::new(move |clock_ns| {
+                set.store(clock_ns, Ordering::SeqCst);
+                Ok(())
             }),
             hooks: dir.join("hooks"),
         };
@@ -85,6 +92,7 @@ impl Machine {
             settled,
             fail,
             renewals,
+            clock,
         }
     }
 
@@ -175,6 +183,13 @@ fn refusal<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
         Err(Error::Refused(message)) => message,
         other => panic!("{other:?} is no refusal"),
     }
+}
+
+#[test]
+fn the_time_of_day_is_what_the_host_says() {
+    let machine = Machine::new("clock");
+    machine.connect().set_clock(1_763_710_727_000_000_042).unwrap();
+    assert_eq!(machine.clock.load(Ordering::SeqCst), 1_763_710_727_000_000_042);
 }
 
 #[test]

@@ -428,6 +428,8 @@ fn clones(console: File) -> Clones {
                 machine_id: id,
             })
         }),
+        // The test's own machine is all there is.
+        set_clock: Box::new(|_| Ok(())),
         hooks: PathBuf::from("/nonexistent"),
     }
 }

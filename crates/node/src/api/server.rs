@@ -413,7 +413,7 @@ impl Connection<'_> {
                 Reply::Done
             }
             Request::Resume { sandbox } => {
-                node.resume(&*node.find(&sandbox)?)?;
+                node.resume(&node.find(&sandbox)?)?;
                 Reply::Done
             }
             Request::Stats { sandbox } => self.stats(&node, sandbox.as_deref())?,

@@ -5,6 +5,7 @@ pub(crate) mod admission;
 pub(crate) mod build_template;
 pub(crate) mod change_class;
 pub(crate) mod clone;
+pub(crate) mod follow_clock;
 pub(crate) mod keep_network;
 pub(crate) mod requests;
 pub(crate) mod rollback;

@@ -59,7 +59,7 @@ impl Node {
     }
 
     /// Lets them go on.
-    pub(crate) fn resume(&self, entry: &Entry) -> Result<(), Error> {
+    pub(crate) fn resume(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<(), Error> {
         let _operation = entry.operate();
         let stored = entry.stored();
         let sandbox = &stored.sandbox;
@@ -78,6 +78,9 @@ impl Node {
             (stored.sandbox.state, stored.held) = (State::Running, false);
         })?;
         self.events.tell(EventKind::Resume, &entry.stored().sandbox);
+        if !stored.held {
+            self.tell_time_in_thread(entry);
+        }
         Ok(())
     }
 

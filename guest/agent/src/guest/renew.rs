@@ -64,6 +64,7 @@ impl Renewal {
             }),
             settle: Box::new(move || with_boot_id.settle()),
             renew: Box::new(move |request| this.renew(request)),
+            set_clock: Box::new(seed::set_clock),
             hooks: PathBuf::from(HOOKS),
         }
     }
