@@ -9,6 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use crate::guard::Kept;
 use crate::reasons::Histograms;
 use crate::run::Node;
 
@@ -97,6 +98,7 @@ impl Module {
         })?;
         let parameters = std::ffi::CString::new(parameters)?;
         rustix::system::init_module(&image, &parameters).with_context(|| format!("{name} cannot be loaded"))?;
+        Kept::Module(name.to_owned()).tell(true);
         Ok(Self(name))
     }
 }
@@ -106,6 +108,7 @@ impl Drop for Module {
         if let Err(error) = run("rmmod", &[self.0]) {
             eprintln!("the module {} stays: {error:#}", self.0);
         }
+        Kept::Module(self.0.to_owned()).tell(false);
     }
 }
 

@@ -7,6 +7,7 @@ mod class;
 mod clone;
 mod exits;
 mod figures;
+mod guard;
 mod guest;
 mod kept;
 mod latency;
@@ -142,6 +143,7 @@ fn main() -> Result<()> {
         Some(shapes::ONLINE) => return shapes::online(),
         Some(latency::ASK) => return latency::ask(),
         Some(stall::WATCH) => return stall::watch(),
+        Some(guard::GUARD) => return guard::guard(&std::env::args().nth(2).unwrap_or_default()),
         _ => (),
     }
     let options = Options::parse();
@@ -152,6 +154,7 @@ fn main() -> Result<()> {
             .context("this program is in no directory")?
             .to_owned(),
     };
+    guard::begin()?;
     let world = World::new(&binaries, &options.debian_kernel, &options.scratch)?;
     let mut report = Report {
         facts: world.facts()?,

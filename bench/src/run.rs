@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::figures::{BASALT_SANDBOX, Bench, boot_once, scrub, tell};
+use crate::guard::Kept;
 use crate::machine::now_ns;
 use crate::net;
 use crate::report::Figure;
@@ -96,6 +97,7 @@ impl Node {
             state: world.scratch.join("state"),
             assets,
         };
+        node.kept().tell(true);
         let layout = world.scratch.join("layout");
         write_layout(&layout)?;
         node.ok(&["import", "--name", IMAGE, &layout.display().to_string()])?;
@@ -109,9 +111,14 @@ impl Node {
             state: world.scratch.join("state"),
             assets: None,
         };
+        node.kept().tell(true);
         fs::create_dir_all(&node.state)?;
         std::os::unix::fs::symlink(images, node.state.join("images"))?;
         Ok(node)
+    }
+
+    fn kept(&self) -> Kept {
+        Kept::node(&self.program, &self.state, self.assets.as_deref())
     }
 
     /// The digest of the newest image that begins with this entrypoint: in the lab images have no names.
@@ -294,7 +301,9 @@ impl Drop for Node {
         }
         if let Err(error) = self.ok(&["daemon", "--stop", "--clean"]) {
             eprintln!("run: the daemon stays behind: {error:#}");
+            return;
         }
+        self.kept().tell(false);
     }
 }
 
