@@ -3,7 +3,9 @@
 
 mod console;
 mod emulator;
+mod monitor;
 mod parts;
+mod ports;
 mod progress;
 mod remote;
 mod share;
@@ -120,6 +122,21 @@ enum Command {
         #[arg(long)]
         read_only: bool,
         directory: PathBuf,
+    },
+    /// What `basalt` asks before everything else: how the lab is reached that runs, with this machine's programs in it
+    #[command(hide = true)]
+    Ready,
+    /// Say where ports of this machine can be reserved that lead into the lab; the command, in the lab, tells which are in use
+    #[command(hide = true)]
+    Forward {
+        #[arg(required = true, last = true, value_name = "COMMAND")]
+        program: Vec<OsString>,
+    },
+    /// What `forward` starts
+    #[command(hide = true)]
+    ServePorts {
+        #[arg(required = true, last = true, value_name = "COMMAND")]
+        program: Vec<OsString>,
     },
     /// Print the console of this or the last start
     Logs {
@@ -276,6 +293,16 @@ fn run(command: Command) -> Result<u8> {
             share::serve(&running(&state)?, &directory, read_only)?;
             Ok(0)
         }
+        Command::Ready => ready(&state),
+        Command::Forward { program } => {
+            running(&state)?;
+            print(&serde_json::to_string(&ports::ensure_served(&state, &program)?)?)?;
+            Ok(0)
+        }
+        Command::ServePorts { program } => {
+            ports::serve(&state, &running(&state)?, &program)?;
+            Ok(0)
+        }
         Command::Logs {
             emulator,
             lines,
@@ -352,6 +379,23 @@ fn status(state: &State, json: bool) -> Result<u8> {
             state.directory().display()
         ))?;
     }
+    Ok(0)
+}
+
+/// The lab that runs, with the programs and assets of this machine in it. Where that is known already nothing is asked of the
+/// lab: whoever wants to know how it is reached connects to it next.
+fn ready(state: &State) -> Result<u8> {
+    let Some(lab) = state.running()? else {
+        print(&json!({ "running": false }).to_string())?;
+        return Ok(NOT_RUNNING);
+    };
+    let items = sync::items()?;
+    let checked = sync::Checked::of(&lab, &items)?;
+    if !checked.is_known(state)? {
+        sync::sync(state, &mut remote::connect(&lab)?, &mut Progress::new(false))?;
+        checked.keep(state)?;
+    }
+    print(&json!({ "running": true, "lab": lab }).to_string())?;
     Ok(0)
 }
 

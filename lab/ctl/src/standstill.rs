@@ -2,9 +2,7 @@
 //! and written down before the emulator is ended. Does not know what runs in the lab, nor what becomes of it.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::net::{Shutdown, TcpStream};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -12,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use serde_json::{Value, json};
 
+use crate::monitor::Monitor;
 use crate::remote;
 use crate::state::{Lab, State};
 
@@ -26,9 +24,6 @@ const PATIENCE: &str = "BASALT_LAB_PATIENCE";
 
 /// How often a lab is asked within that time.
 const QUESTIONS: u32 = 5;
-
-/// The emulator's own monitor answers at once, or never.
-const MONITOR_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Asks a lab for as long as it lives.
 pub(crate) struct Watch {
@@ -110,49 +105,4 @@ fn record(state: &State) -> Result<()> {
     }
     let path = state.standstill();
     fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
-}
-
-/// The emulator's monitor (QMP, QEMU's "Machine Protocol" specification).
-struct Monitor {
-    socket: BufReader<UnixStream>,
-}
-
-impl Monitor {
-    fn open(state: &State) -> Result<Self> {
-        let path = state.qmp();
-        let socket = UnixStream::connect(&path).with_context(|| format!("cannot connect to {}", path.display()))?;
-        socket.set_read_timeout(Some(MONITOR_PATIENCE))?;
-        let mut monitor = Self {
-            socket: BufReader::new(socket),
-        };
-        monitor.read()?;
-        monitor.ask(&json!({ "execute": "qmp_capabilities" }))?;
-        Ok(monitor)
-    }
-
-    /// What a command for people prints.
-    fn human(&mut self, line: &str) -> Result<String> {
-        let arguments = json!({ "command-line": line });
-        let answer = self.ask(&json!({ "execute": "human-monitor-command", "arguments": arguments }))?;
-        Ok(answer["return"].as_str().unwrap_or_default().replace('\r', ""))
-    }
-
-    /// The answer to one command; events before it are passed over.
-    fn ask(&mut self, command: &Value) -> Result<Value> {
-        writeln!(self.socket.get_mut(), "{command}").context("the emulator's monitor does not listen")?;
-        loop {
-            let answer = self.read()?;
-            if answer.get("event").is_none() {
-                return Ok(answer);
-            }
-        }
-    }
-
-    fn read(&mut self) -> Result<Value> {
-        let mut line = String::new();
-        self.socket
-            .read_line(&mut line)
-            .context("the emulator's monitor does not answer")?;
-        serde_json::from_str(&line).context("the emulator's monitor ended")
-    }
 }

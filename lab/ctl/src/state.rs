@@ -8,6 +8,8 @@
 //!  disks/            data disks, sparse; kept
 //!  logs/             console.log and emulator.log of this start, *.1 of the one before; kept
 //!  shares/           how each directory is reached that is served to the lab (`share`)
+//!  fwd.sock          where ports of this machine are reserved (`ports`)
+//!  checked.json      which files of this machine were in this start of the lab when `ready` looked last
 //!  synced.json       what was uploaded to the data disk; kept
 //! ```
 
@@ -129,6 +131,20 @@ impl State {
         self.directory.join("logs/shares.log")
     }
 
+    /// Where ports are reserved. No longer than [`Self::qmp`], so that both fit into a socket's address.
+    pub(crate) fn forward_socket(&self) -> PathBuf {
+        self.directory.join("fwd.sock")
+    }
+
+    pub(crate) fn ports_log(&self) -> PathBuf {
+        self.directory.join("logs/ports.log")
+    }
+
+    /// What was found equal to this machine's files, in this start of the lab.
+    pub(crate) fn checked(&self) -> PathBuf {
+        self.directory.join("checked.json")
+    }
+
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
@@ -239,6 +255,8 @@ impl State {
             self.pid_file(),
             self.qmp(),
             self.initramfs(),
+            self.forward_socket(),
+            self.checked(),
         ] {
             remove(&path)?;
         }

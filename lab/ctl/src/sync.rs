@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use agent_api::Upload;
 use anyhow::{Context, Result, bail};
@@ -16,7 +17,7 @@ use sha2::{Digest, Sha256};
 use crate::parts;
 use crate::progress::Progress;
 use crate::remote::Remote;
-use crate::state::{State, write_new};
+use crate::state::{Lab, State, write_new};
 
 /// Our programs that run in the lab. One that is not built is left out.
 const PROGRAMS: [&str; 7] = [
@@ -64,20 +65,104 @@ struct Known {
     mode: u32,
 }
 
-/// Makes the lab's programs and assets equal to those of this machine.
-pub(crate) fn sync(state: &State, remote: &mut Remote, progress: &mut Progress) -> Result<Outcome> {
-    let mut outcome = Outcome::default();
-    let mut items = Vec::new();
+/// What belongs into a lab.
+pub(crate) struct Items {
+    items: Vec<Item>,
+    /// Programs that are not built on this machine.
+    missing: Vec<String>,
+}
+
+/// Our programs that are built, and the assets.
+pub(crate) fn items() -> Result<Items> {
+    let (mut items, mut missing) = (Vec::new(), Vec::new());
     for name in PROGRAMS {
         match parts::find_program(name)? {
             Some(local) => items.push(Item {
                 local,
                 remote: format!("{BINARIES}/{name}"),
             }),
-            None => outcome.missing.push(name.to_owned()),
+            None => missing.push(name.to_owned()),
         }
     }
     items.extend(assets(&parts::assets()?)?);
+    Ok(Items { items, missing })
+}
+
+/// Files of this machine by what the file system says of them, and the start of the lab that has the same: computing their
+/// digests takes tenths of a second, and asking the lab for each file takes its time too.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Checked {
+    lab: u32,
+    started: u64,
+    files: BTreeMap<String, Stamp>,
+}
+
+/// A file that is written to gets another one, unless it was written to within [`SETTLED`] before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Stamp {
+    local: PathBuf,
+    device: u64,
+    inode: u64,
+    size: u64,
+    changed_s: i64,
+    changed_ns: i64,
+}
+
+/// Two changes may have the same time, if one follows the other at once.
+const SETTLED: Duration = Duration::from_secs(1);
+
+impl Checked {
+    pub(crate) fn of(lab: &Lab, items: &Items) -> Result<Self> {
+        let stamp = |item: &Item| -> Result<(String, Stamp)> {
+            let found =
+                fs::metadata(&item.local).with_context(|| format!("cannot look at {}", item.local.display()))?;
+            let stamp = Stamp {
+                local: item.local.clone(),
+                device: found.dev(),
+                inode: found.ino(),
+                size: found.size(),
+                changed_s: found.ctime(),
+                changed_ns: found.ctime_nsec(),
+            };
+            Ok((item.remote.clone(), stamp))
+        };
+        Ok(Self {
+            lab: lab.pid,
+            started: lab.started,
+            files: items.items.iter().map(stamp).collect::<Result<_>>()?,
+        })
+    }
+
+    /// Whether the lab was found to have just these files.
+    pub(crate) fn is_known(&self, state: &State) -> Result<bool> {
+        let path = state.checked();
+        match fs::read(&path) {
+            Ok(bytes) => Ok(serde_json::from_slice::<Self>(&bytes).is_ok_and(|known| known == *self)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+        }
+    }
+
+    /// The lab has these files now. A file that has just been written is looked at again the next time.
+    pub(crate) fn keep(&self, state: &State) -> Result<()> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+        let newest = self.files.values().map(|file| (file.changed_s, file.changed_ns)).max();
+        let (seconds, nanoseconds) = newest.unwrap_or_default();
+        let newest = Duration::new(seconds.try_into()?, nanoseconds.try_into()?);
+        if now.saturating_sub(newest) < SETTLED {
+            return Ok(());
+        }
+        write_new(&state.checked(), &serde_json::to_vec(self)?)
+    }
+}
+
+/// Makes the lab's programs and assets equal to those of this machine.
+pub(crate) fn sync(state: &State, remote: &mut Remote, progress: &mut Progress) -> Result<Outcome> {
+    let Items { items, missing } = items()?;
+    let mut outcome = Outcome {
+        missing,
+        ..Outcome::default()
+    };
     let mut record = Record::read(&state.synced())?;
     for item in &items {
         let known = Known::of(&item.local)?;
@@ -242,6 +327,46 @@ mod tests {
                 "/opt/basalt/bin/basalt-assets/vmlinux"
             ]
         );
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_was_written_to_is_looked_at_again() {
+        let directory = std::env::temp_dir().join(format!("basalt-lab-checked-{}", std::process::id()));
+        let state = State::open(&directory).unwrap();
+        let local = directory.join("basalt");
+        let of = |pid| {
+            let lab = Lab {
+                address: "127.0.0.1:1".into(),
+                token_file: state.token(),
+                pid,
+                started: 7,
+                cpus: 1,
+                memory_mib: 1,
+                made_of: String::new(),
+            };
+            let item = Item {
+                local: local.clone(),
+                remote: "/opt/basalt".into(),
+            };
+            let items = Items {
+                items: vec![item],
+                missing: Vec::new(),
+            };
+            Checked::of(&lab, &items).unwrap()
+        };
+        fs::write(&local, "one").unwrap();
+        let checked = of(1);
+        assert!(!checked.is_known(&state).unwrap());
+        // Written just now: a second change might not be seen.
+        checked.keep(&state).unwrap();
+        assert!(!checked.is_known(&state).unwrap());
+        std::thread::sleep(SETTLED);
+        checked.keep(&state).unwrap();
+        assert!(of(1).is_known(&state).unwrap());
+        assert!(!of(2).is_known(&state).unwrap(), "another start of the lab");
+        fs::write(&local, "two").unwrap();
+        assert!(!of(1).is_known(&state).unwrap());
         fs::remove_dir_all(&directory).unwrap();
     }
 
