@@ -2,13 +2,13 @@
 //!
 //! Each verb has its file; what they share is in `places` (where things are) and `output` (how things are shown).
 
+mod asked;
 mod attached;
 mod bar;
 mod cli;
 mod copy;
 mod daemon;
 mod doctor;
-mod engine;
 mod exec;
 mod generate;
 mod host_cpus;
@@ -21,8 +21,10 @@ mod outlet;
 mod output;
 mod places;
 mod portable;
+mod published;
 mod run;
 mod sandboxes;
+mod site;
 mod snapshots;
 mod template_build;
 mod templates;
@@ -35,10 +37,10 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::cli::{Cli, ImageVerb, SnapshotVerb, SystemVerb, TemplateVerb, Verb};
-use crate::engine::Engine;
+use crate::cli::{Cli, ImageVerb, LogLevel, SnapshotVerb, SystemVerb, TemplateVerb, Verb};
 use crate::interrupt::Interrupted;
 use crate::output::Output;
+use crate::site::Site;
 use crate::trace::Tracing;
 
 /// Basalt itself failed in `run` or `exec`, where every other code belongs to the command (podman's convention).
@@ -79,8 +81,12 @@ fn main() -> ExitCode {
 
 fn carry_out(cli: Cli, argv: &[OsString], output: &Output) -> anyhow::Result<u8> {
     match cli.verb {
-        Verb::Run(args) => run::run(&args, cli.log_level, output),
-        verb if verb.concerns_sandboxes() => sandbox_verb(verb, argv, output),
+        verb if verb.concerns_sandboxes() => match Site::resolve()? {
+            Site::Local => here(verb, output),
+            Site::Lab { why } => in_lab(verb, &why, (cli.log_level, argv), output),
+        },
+        Verb::Published => published::published(),
+        Verb::AgentStream(args) => exec::stream(&args.one.sandbox),
         Verb::Images => images::list(output),
         Verb::Pull(args) => images::pull(&args, output),
         Verb::Push(args) => images::push(&args, output),
@@ -101,22 +107,30 @@ fn carry_out(cli: Cli, argv: &[OsString], output: &Output) -> anyhow::Result<u8>
     }
 }
 
-/// A verb for sandboxes that are there: here, or where they are.
-fn sandbox_verb(verb: Verb, argv: &[OsString], output: &Output) -> anyhow::Result<u8> {
-    if let Engine::Lab(_) = engine::wanted()?.unwrap_or_else(engine::usable) {
-        return match verb {
-            Verb::Exec(args) => lab::exec(&args, output),
-            Verb::Cp(args) => lab::cp(&args, output),
-            Verb::Snapshot(SnapshotVerb::Files(verb)) => portable::in_lab(verb.errand(), output),
-            Verb::Template(TemplateVerb::Files(verb)) => portable::in_lab(verb.errand(), output),
-            Verb::Template(TemplateVerb::Build(args)) => lab::build(&args, output),
-            _ => lab::verb(argv.get(1..).unwrap_or_default(), &[], lab::Streams::default()),
-        };
-    }
+/// A verb for sandboxes in the lab.
+fn in_lab(verb: Verb, why: &str, (log_level, argv): (LogLevel, &[OsString]), output: &Output) -> anyhow::Result<u8> {
+    let words = argv.get(1..).unwrap_or_default();
     match verb {
+        Verb::Run(args) => run::in_lab(&args, why, log_level, output),
+        Verb::Exec(args) => lab::exec(&args, output),
+        Verb::Cp(args) => lab::cp(&args, output),
+        Verb::Clone(args) => lab::clone(&args, log_level, output),
+        Verb::Snapshot(SnapshotVerb::Files(verb)) => portable::in_lab(verb.errand(), output),
+        Verb::Template(TemplateVerb::Files(verb)) => portable::in_lab(verb.errand(), output),
+        Verb::Template(TemplateVerb::Build(args)) => lab::build(&args, output),
+        Verb::Start(args) => lab::restart(&args.sandboxes, words),
+        Verb::Restart(args) => lab::restart(&args.many.sandboxes, words),
+        Verb::Rollback(args) => lab::restart(&[args.sandbox], words),
+        _ => lab::verb(words, lab::Streams::default()),
+    }
+}
+
+/// A verb for sandboxes on this host.
+fn here(verb: Verb, output: &Output) -> anyhow::Result<u8> {
+    match verb {
+        Verb::Run(args) => run::here(&args, output),
         Verb::Exec(args) => exec::exec(&args, output),
         Verb::Cp(args) => copy::copy(&args, &exec::agent, output),
-        Verb::AgentStream(args) => exec::stream(&args.one.sandbox),
         Verb::Ps(args) => sandboxes::ps(&args, output),
         Verb::Logs(args) => logs::logs(&args, output),
         Verb::Start(args) => sandboxes::start(&args, output),

@@ -7,6 +7,7 @@ use base::ByteSize;
 use node_api::message::Item;
 use node_api::{Client, Ended, NodeEvent, Reply, Request, Sample, Sandbox, Secrets as _, State};
 
+use crate::asked;
 use crate::cli::{InspectArgs, KillArgs, ManyArgs, PsArgs, RmArgs, StatsArgs, StopArgs};
 use crate::daemon;
 use crate::output::{Output, table};
@@ -19,7 +20,7 @@ pub(crate) fn ps(args: &PsArgs, output: &Output) -> Result<u8> {
     let mut sandboxes = Vec::new();
     daemon::connect()?.ask_each(Request::List { all: args.all }, &mut |item| {
         if let Item::Sandbox(sandbox) = item {
-            sandboxes.push(sandbox.redacted());
+            sandboxes.push(as_asked(*sandbox).redacted());
         }
     })?;
     output.result(&sandboxes, || {
@@ -27,7 +28,7 @@ pub(crate) fn ps(args: &PsArgs, output: &Output) -> Result<u8> {
             return sandboxes.iter().map(|sandbox| format!("{}\n", sandbox.id)).collect();
         }
         let mut rows = vec![
-            ["ID", "NAME", "IMAGE", "STATE", "CREATED", "COMMAND"]
+            ["ID", "NAME", "IMAGE", "STATE", "CREATED", "PORTS", "COMMAND"]
                 .map(str::to_owned)
                 .to_vec(),
         ];
@@ -37,16 +38,24 @@ pub(crate) fn ps(args: &PsArgs, output: &Output) -> Result<u8> {
     Ok(0)
 }
 
+/// One in the lab is shown as it was asked for outside.
+fn as_asked(mut sandbox: Sandbox) -> Sandbox {
+    asked::as_asked(&mut sandbox.config);
+    sandbox
+}
+
 fn row(sandbox: &Sandbox) -> Vec<String> {
     let process = &sandbox.config.process;
     let words = process.entrypoint.iter().flatten().chain(&process.command);
     let command: Vec<&str> = words.map(String::as_str).collect();
+    let ports: Vec<String> = sandbox.config.ports.iter().map(|port| asked::shown(port)).collect();
     vec![
         sandbox.id.clone(),
         sandbox.name.clone(),
         sandbox.config.image.clone(),
         state(sandbox),
         format!("{} ago", ago(sandbox.created_ns)),
+        ports.join(", "),
         command.join(" ").chars().take(40).collect(),
     ]
 }
@@ -161,8 +170,8 @@ pub(crate) fn inspect(args: &InspectArgs, output: &Output) -> Result<u8> {
         match client.ask(Request::Inspect {
             sandbox: sandbox.clone(),
         })? {
-            (Reply::Sandbox(sandbox), _) if args.show_secrets => sandboxes.push(*sandbox),
-            (Reply::Sandbox(sandbox), _) => sandboxes.push(sandbox.redacted()),
+            (Reply::Sandbox(sandbox), _) if args.show_secrets => sandboxes.push(as_asked(*sandbox)),
+            (Reply::Sandbox(sandbox), _) => sandboxes.push(as_asked(*sandbox).redacted()),
             (other, _) => return Err(unexpected(&other)),
         }
     }

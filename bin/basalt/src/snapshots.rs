@@ -6,6 +6,7 @@ use node_api::message::Item;
 use node_api::portable::Kind;
 use node_api::{Client, CloneConfig, Reply, Request, Secrets as _, Snapshot};
 
+use crate::asked;
 use crate::cli::{CloneArgs, CreateArgs, InspectSnapshotsArgs, MoveArgs, RollbackArgs, SnapshotVerb};
 use crate::daemon;
 use crate::output::{Output, table};
@@ -93,12 +94,18 @@ fn started(request: Request, output: &Output) -> Result<u8> {
     }
 }
 
+/// One in the lab is shown as its sandbox was asked for outside.
+fn as_asked(mut snapshot: Snapshot) -> Snapshot {
+    asked::as_asked(&mut snapshot.config);
+    snapshot
+}
+
 /// All snapshots that a daemon has.
 pub(crate) fn all(client: &mut Client) -> Result<Vec<Snapshot>> {
     let mut snapshots = Vec::new();
     client.ask_each(Request::ListSnapshots, &mut |item| {
         if let Item::Snapshot(snapshot) = item {
-            snapshots.push(*snapshot);
+            snapshots.push(as_asked(*snapshot));
         }
     })?;
     Ok(snapshots)
@@ -131,8 +138,8 @@ fn inspect(args: &InspectSnapshotsArgs, output: &Output) -> Result<u8> {
     let mut snapshots = Vec::new();
     for name in &args.of.names {
         match client.ask(Request::InspectSnapshot { name: name.clone() })? {
-            (Reply::Snapshot(snapshot), _) if args.show_secrets => snapshots.push(*snapshot),
-            (Reply::Snapshot(snapshot), _) => snapshots.push(snapshot.redacted()),
+            (Reply::Snapshot(snapshot), _) if args.show_secrets => snapshots.push(as_asked(*snapshot)),
+            (Reply::Snapshot(snapshot), _) => snapshots.push(as_asked(*snapshot).redacted()),
             (other, _) => bail!("the daemon answered {other:?}: use basalt and basaltd of one build"),
         }
     }

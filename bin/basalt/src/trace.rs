@@ -16,6 +16,9 @@ use crate::output::Output;
 /// This program in a trace.
 const SERVICE: &str = "basalt";
 
+/// How the steps of the way into the lab begin.
+pub(crate) const IN_LAB: &str = "lab: ";
+
 /// The part of a command's time that ends with its first output.
 const TO_FIRST_OUTPUT: &str = "to the first output";
 
@@ -65,9 +68,12 @@ impl<'o> Tracing<'o> {
             }
             outcome
         });
-        // Where nobody else took part nothing was made here: the lab's own `basalt` tells of what it made.
+        // Where nobody took part nothing was made. Of the way into the lab this program tells, and of what was made there the
+        // lab's own `basalt`.
         if self.show
-            && spans.iter().any(|span| span.service != SERVICE)
+            && spans
+                .iter()
+                .any(|span| span.service != SERVICE || span.name.starts_with(IN_LAB))
             && let Some(report) = Report::of(&spans)
         {
             self.output.aside(&report, || report.text());

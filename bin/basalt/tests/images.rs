@@ -230,9 +230,7 @@ fn a_lab_that_does_not_start_is_one_clear_failure() {
         125,
         &["running in the lab", "basalt-lab is not beside this one", "make run"],
     );
-    world.fake_lab(
-        r#"case $1 in status) echo '{"running":false,"stale":false}'; exit 3;; up) echo no luck >&2; exit 125;; esac"#,
-    );
+    world.fake_lab(r#"case $1 in ready) echo '{"running":false}'; exit 3;; up) echo no luck >&2; exit 125;; esac"#);
     fails(
         &world.run_in_lab(),
         125,
@@ -247,7 +245,7 @@ fn a_lab_that_does_not_start_is_one_clear_failure() {
     fails(
         &world.run_in_lab(),
         125,
-        &["`basalt lab status` failed", "basalt lab down"],
+        &["`basalt lab ready` failed", "basalt lab down"],
     );
 }
 
@@ -259,7 +257,7 @@ fn a_lab_that_does_not_answer_is_named_with_its_address() {
     let address = "127.0.0.1:1";
     fs::write(world.path("token"), "00".repeat(32)).unwrap();
     let status = json!({ "running": true, "lab": { "address": address, "token_file": world.path("token") } });
-    world.fake_lab(&format!("case $1 in status) echo '{status}';; esac"));
+    world.fake_lab(&format!("case $1 in ready) echo '{status}';; esac"));
     fails(
         &world.run_in_lab(),
         125,
@@ -277,7 +275,7 @@ fn a_lab_that_dies_during_a_run_is_one_clear_failure() {
     let address = listener.local_addr().unwrap().to_string();
     fs::write(world.path("token"), "07".repeat(32)).unwrap();
     let status = json!({ "running": true, "lab": { "address": address, "token_file": world.path("token") } });
-    world.fake_lab(&format!("case $1 in status) echo '{status}';; esac"));
+    world.fake_lab(&format!("case $1 in ready) echo '{status}';; esac"));
     let blobs: Vec<u64> = ["json", "erofs"]
         .map(|kind| {
             let entries = fs::read_dir(world.path("state/images/blobs")).unwrap();

@@ -141,6 +141,9 @@ pub(crate) enum Verb {
     /// Join standard input and output to a sandbox's agent: for a `basalt` outside of the lab.
     #[command(hide = true)]
     AgentStream(AgentStreamArgs),
+    /// Tell which ports sandboxes publish, as that changes: for whoever forwards them outside of the lab.
+    #[command(hide = true)]
+    Published,
     /// Show what a sandbox's command has written.
     Logs(LogsArgs),
     /// Start sandboxes that have ended.
@@ -251,13 +254,13 @@ impl Verb {
         }
     }
 
-    /// It is about sandboxes that are there, and so belongs where they are.
+    /// It is about sandboxes, and so belongs where they are.
     pub(crate) fn concerns_sandboxes(&self) -> bool {
         match self {
-            Self::Exec(_)
+            Self::Run(_)
+            | Self::Exec(_)
             | Self::Ps(_)
             | Self::Cp(_)
-            | Self::AgentStream(_)
             | Self::Logs(_)
             | Self::Start(_)
             | Self::Stop(_)
@@ -279,7 +282,8 @@ impl Verb {
             | Self::Rollback(_)
             | Self::Move(_)
             | Self::Daemon(_) => true,
-            Self::Run(_)
+            Self::AgentStream(_)
+            | Self::Published
             | Self::Images
             | Self::Pull(_)
             | Self::Push(_)

@@ -1,4 +1,5 @@
-//! `basalt run`: on this host it asks the daemon for a sandbox and starts the command in it; elsewhere the lab does.
+//! `basalt run`: on this host it asks the daemon for a sandbox and starts the command in it; elsewhere the lab does. Where that
+//! is has been decided before ([`crate::site`]).
 
 pub(crate) mod environment;
 
@@ -17,7 +18,6 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::attached::{self, Finished};
 use crate::cli::{LogLevel, RunArgs};
-use crate::engine::{self, Engine};
 use crate::output::Output;
 use crate::{daemon, images, lab, template_build};
 
@@ -27,36 +27,49 @@ const EXIT_TIMED_OUT: u8 = 124;
 /// How long a sandbox whose command's connection broke may take to be known as ended.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// Runs a command in a sandbox; the code is the command's.
-pub(crate) fn run(args: &RunArgs, log_level: LogLevel, output: &Output) -> Result<u8> {
-    let looking = span("arguments and image");
-    let wanted = engine::wanted()?;
-    let set = environment::given(&args.process.env_file, &args.process.env, environment::own)?;
-    let config = configure(args, &set, args.size.resources())?;
-    // Before an image is fetched for it, or the lab brought up.
-    config.validate()?;
-    let Some(image) = args.image() else {
-        drop(looking);
-        return of_template(args, &set, log_level, output);
-    };
-    let image = images::fetched(image, args.pull, output)?;
-    drop(looking);
-    match wanted.unwrap_or_else(engine::usable) {
-        Engine::Kvm => here(args, SandboxConfig { image, ..config }, output),
-        Engine::Lab(reason) => {
-            let image = images::open(&image)?;
-            output.note(&format!("no usable KVM ({reason}); running in the lab"));
-            lab::run(args, &image, &set, log_level, output)
-        }
+/// What was asked for, with this side's variables and files read.
+struct Wish {
+    set: Vec<String>,
+    config: SandboxConfig,
+    /// The image's name, or the digest by which it is here; none where there is a template.
+    image: Option<String>,
+}
+
+impl Wish {
+    fn of(args: &RunArgs, output: &Output) -> Result<Self> {
+        let _span = span("arguments and image");
+        let set = environment::given(&args.process.env_file, &args.process.env, environment::own)?;
+        let config = configure(args, &set, args.size.resources())?;
+        // Before an image is fetched for it, or the lab brought up.
+        config.validate()?;
+        let fetch = |image| images::fetched(image, args.pull, output);
+        let image = args.image().map(fetch).transpose()?;
+        Ok(Self { set, config, image })
     }
 }
 
-/// The same of a template, which is where sandboxes are.
-fn of_template(args: &RunArgs, set: &[String], log_level: LogLevel, output: &Output) -> Result<u8> {
-    if let Engine::Lab(reason) = engine::wanted()?.unwrap_or_else(engine::usable) {
-        output.note(&format!("no usable KVM ({reason}); running in the lab"));
-        return lab::run_of_template(args, set, log_level, output);
+/// Runs a command in a sandbox on this host; the code is the command's.
+pub(crate) fn here(args: &RunArgs, output: &Output) -> Result<u8> {
+    let Wish { set, config, image } = Wish::of(args, output)?;
+    match image {
+        Some(image) => attached_here(args, SandboxConfig { image, ..config }, output),
+        None => of_template(args, &set, output),
     }
+}
+
+/// The same in the lab; `why` not here.
+pub(crate) fn in_lab(args: &RunArgs, why: &str, log_level: LogLevel, output: &Output) -> Result<u8> {
+    let Wish { set, image, .. } = Wish::of(args, output)?;
+    let opened = image.as_deref().map(images::open).transpose()?;
+    output.note(&format!("no usable KVM ({why}); running in the lab"));
+    match (image, opened) {
+        (Some(name), Some(image)) => lab::run(args, (&name, &image), &set, log_level, output),
+        _ => lab::run_of_template(args, &set, log_level, output),
+    }
+}
+
+/// On this host, of a template.
+fn of_template(args: &RunArgs, set: &[String], output: &Output) -> Result<u8> {
     let wanted = args.template.as_deref().unwrap_or_default();
     let template = {
         let _span = span("template");
@@ -82,10 +95,11 @@ fn of_template(args: &RunArgs, set: &[String], log_level: LogLevel, output: &Out
         }),
         ..configure(args, set, args.size.over(template.resources))?
     };
-    here(args, config, output)
+    attached_here(args, config, output)
 }
 
-fn configure(args: &RunArgs, set: &[String], resources: Resources) -> Result<SandboxConfig> {
+/// What the daemon is asked for.
+pub(crate) fn configure(args: &RunArgs, set: &[String], resources: Resources) -> Result<SandboxConfig> {
     let entrypoint = args.entrypoint.as_deref().map(parse_entrypoint).transpose()?;
     let labels: BTreeMap<String, String> = args.label.iter().cloned().collect();
     Ok(SandboxConfig {
@@ -133,8 +147,8 @@ fn parse_entrypoint(text: &str) -> Result<Vec<String>> {
     Ok(vec![text.to_owned()])
 }
 
-/// Runs the sandbox on this host.
-fn here(args: &RunArgs, config: SandboxConfig, output: &Output) -> Result<u8> {
+/// Asks this host's daemon for the sandbox, and joins its command to this terminal.
+fn attached_here(args: &RunArgs, config: SandboxConfig, output: &Output) -> Result<u8> {
     // Before anything is started, so that a signal that comes while the guest boots ends the sandbox in order.
     let signals = Signals::install()?;
     let mut client = {
