@@ -12,6 +12,7 @@ mod deny;
 mod dkms;
 mod guest;
 mod host_ends;
+mod lab_site;
 mod licences;
 mod module;
 mod package;
@@ -163,7 +164,8 @@ pub(crate) fn test() -> Vec<Step> {
     let alone = ["cases", "unit-tests", "fuzz"];
     steps.push(tests::audit().after(&["first-sandbox"]).follows(&alone));
     steps.push(checks::docs().after(&["first-sandbox"]).follows(&["filters"]));
-    steps.push(sandbox::lab_killed().check().after(&ready).follows(&["docs"]));
+    steps.push(lab_site::lab_site().after(&["first-sandbox"]).follows(&["docs"]));
+    steps.push(sandbox::lab_killed().check().after(&ready).follows(&["lab-site"]));
     let ends = host_ends::host_ends().check();
     steps.push(ends.after(&["first-sandbox", "module"]).follows(&["lab-killed"]));
     steps
