@@ -26,13 +26,11 @@ pub(crate) fn serve(arguments: &[String]) -> ExitCode {
         Some(&arguments[at + 1])
     };
     let value = |flag: &str| PathBuf::from(given(flag).expect(flag));
-    observe::logger::init("basaltd: ", log::LevelFilter::Warn).expect("no logger yet");
+    node::keep_private();
+    let level = given("--log-level").and_then(|level| level.parse().ok());
+    observe::logger::init("basaltd: ", level.unwrap_or(log::LevelFilter::Warn)).expect("no logger yet");
     base::open_files::raise().expect("the hard limit of open files");
     let assets = value("--assets");
-    node::keep_private();
-    let level = arguments.iter().position(|argument| argument == "--log-level");
-    let level = level.and_then(|at| arguments[at + 1].parse().ok());
-    observe::logger::init("basaltd: ", level.unwrap_or(log::LevelFilter::Warn)).expect("the first logger");
     let config = Config {
         state: value("--state"),
         kernel: assets.join("vmlinux"),
