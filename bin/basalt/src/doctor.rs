@@ -1,19 +1,30 @@
-//! `basalt doctor`: shows what crate `host` found, and which snapshots and templates are known to be damaged.
+//! `basalt doctor`: shows what crate `host` found, what the daemon found in its state directory when it was started last, and which
+//! snapshots and templates are known to be damaged.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::Result;
 use host::{Check, Report, Status, Verdict};
+use node_api::recovery::{DAMAGED_DATABASE, QUARANTINE, REPORT, Recovery};
 
+use crate::logs::rfc3339;
 use crate::output::{Colour, Output, coloured};
 use crate::{EXIT_FAILED, places};
+
+/// The check of the state directory.
+const STATE: &str = "state";
+
+/// So many findings are shown; the report has all.
+const MOST_SHOWN: usize = 5;
 
 /// Makes every check and shows it; fails where no sandbox can run.
 pub(crate) fn doctor(output: &Output) -> Result<u8> {
     let places = places::for_doctor()?;
     let mut report = host::doctor(&places);
     report.checks.extend(saved(&places.state));
+    report.checks.push(state(&places.state));
     output.result(&report, || text(&report))?;
     Ok(if report.can_run() { 0 } else { EXIT_FAILED })
 }
@@ -49,6 +60,59 @@ fn saved(state: &Path) -> Option<Check> {
     let names: Vec<&str> = damaged.iter().map(|(_, name)| name.as_str()).collect();
     let next = format!("`basalt {kind} verify {name}` says what is damaged, and what to do");
     Some(Check::warn("saved", format!("damaged: {}", names.join(", ")), next))
+}
+
+/// What was wrong at the last start at which anything was, and what is set aside still.
+fn state(state: &Path) -> Check {
+    if fs::read_dir(state).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied) {
+        let found = format!("{} cannot be read", state.display());
+        return Check::warn(
+            STATE,
+            found,
+            "ask as root whether anything was put right or set aside there",
+        );
+    }
+    let report = state.join(REPORT);
+    let recovery = fs::read(&report).ok();
+    let recovery = recovery.and_then(|text| serde_json::from_slice::<Recovery>(&text).ok());
+    let count = |names: Vec<String>, beginning: &str| names.iter().filter(|name| name.starts_with(beginning)).count();
+    let kept = count(names(&state.join(QUARANTINE)), "");
+    // Each has a log beside it.
+    let databases = names(state)
+        .into_iter()
+        .filter(|name| !name.ends_with("-wal") && !name.ends_with("-shm"));
+    let databases = count(databases.collect(), DAMAGED_DATABASE);
+    let mut found = Vec::new();
+    if let Some(recovery) = &recovery {
+        let shown = recovery.findings.iter().take(MOST_SHOWN).map(ToString::to_string);
+        let mut told = shown.collect::<Vec<_>>().join("; ");
+        if let more @ 1.. = recovery.findings.len().saturating_sub(MOST_SHOWN) {
+            told.push_str(&format!("; and {more} more in {}", report.display()));
+        }
+        found.push(format!(
+            "put right by the daemon at {}: {told}",
+            rfc3339(recovery.time_ns)
+        ));
+    }
+    if kept + databases > 0 {
+        found.push(format!("set aside: {kept} directories, {databases} damaged databases"));
+    }
+    match found.is_empty() {
+        true => Check::ok(STATE, "nothing was put right or set aside"),
+        false => Check::warn(
+            STATE,
+            found.join(". "),
+            "see `basalt ps --all`; `basalt prune --quarantine` lists what was set aside, and with --force deletes it and this notice",
+        ),
+    }
+}
+
+/// What is in a directory that may not be there.
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect()
 }
 
 fn text(report: &Report) -> String {
@@ -106,6 +170,39 @@ mod tests {
         let check = saved(state.path()).unwrap();
         assert_eq!((check.status, check.found.as_str()), (Status::Warn, "damaged: b, c"));
         assert!(check.next.unwrap().starts_with("`basalt snapshot verify b`"));
+    }
+
+    #[test]
+    fn what_a_daemon_put_right_is_told_with_the_next_step() {
+        use node_api::recovery::{Finding, Outcome, Subject};
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(state(directory.path()).status, Status::Ok);
+        let finding = |number| Finding {
+            subject: Subject::Sandbox,
+            name: format!("web{number}"),
+            outcome: Outcome::Adopted,
+            why: "the database did not know it".into(),
+        };
+        let recovery = Recovery {
+            time_ns: 1_700_000_000_000_000_000,
+            findings: (0..7).map(finding).collect(),
+        };
+        fs::write(directory.path().join(REPORT), serde_json::to_vec(&recovery).unwrap()).unwrap();
+        fs::create_dir_all(directory.path().join(QUARANTINE).join("1-sandbox-x")).unwrap();
+        for name in ["node.db.damaged-1", "node.db.damaged-1-wal", "node.db"] {
+            fs::write(directory.path().join(name), "").unwrap();
+        }
+        let check = state(directory.path());
+        assert_eq!(check.status, Status::Warn);
+        for part in [
+            "at 2023-11-14T22:13:20",
+            "sandbox web0 adopted: the database did not know it; sandbox web1",
+            "and 2 more in",
+            "1 directories, 1 damaged databases",
+        ] {
+            assert!(check.found.contains(part), "{part}: {}", check.found);
+        }
+        assert!(check.next.unwrap().contains("basalt prune --quarantine"));
     }
 
     #[test]

@@ -141,7 +141,7 @@ fn here(verb: Verb, output: &Output) -> anyhow::Result<u8> {
         Verb::Unpause(args) => sandboxes::unpause(&args, output),
         Verb::Wait(args) => sandboxes::wait(&args, output),
         Verb::Rm(args) => sandboxes::rm(&args, output),
-        Verb::Prune => sandboxes::prune(output),
+        Verb::Prune(args) => sandboxes::prune(&args, output),
         Verb::Inspect(args) => sandboxes::inspect(&args, output),
         Verb::Stats(args) => sandboxes::stats(&args, output),
         Verb::Events => sandboxes::events(output),

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use base::ByteSize;
 use node_api::message::Item;
 use node_api::{Client, Ended, NodeEvent, Reply, Request, Sample, Sandbox, Secrets as _, State};
 
 use crate::asked;
-use crate::cli::{InspectArgs, KillArgs, ManyArgs, PsArgs, RmArgs, StatsArgs, StopArgs};
+use crate::cli::{InspectArgs, KillArgs, ManyArgs, PsArgs, QuarantineArgs, RmArgs, StatsArgs, StopArgs};
 use crate::daemon;
 use crate::output::{Output, table};
 
@@ -152,7 +152,10 @@ pub(crate) fn wait(args: &ManyArgs, output: &Output) -> Result<u8> {
 }
 
 /// `basalt prune`.
-pub(crate) fn prune(output: &Output) -> Result<u8> {
+pub(crate) fn prune(args: &QuarantineArgs, output: &Output) -> Result<u8> {
+    if args.quarantine {
+        return prune_quarantine(args.force, output);
+    }
     match daemon::connect()?.ask(Request::Prune)? {
         (Reply::Pruned(ids), _) => {
             output.result(&ids, || ids.iter().map(|id| format!("{id}\n")).collect())?;
@@ -160,6 +163,23 @@ pub(crate) fn prune(output: &Output) -> Result<u8> {
         }
         (other, _) => Err(unexpected(&other)),
     }
+}
+
+/// What the daemon has set aside cannot be made again: it is only shown unless that is asked for with a word more.
+fn prune_quarantine(force: bool, output: &Output) -> Result<u8> {
+    let names = match daemon::connect()?.ask(Request::Quarantine { delete: force })? {
+        (Reply::Pruned(names), _) => names,
+        (other, _) => return Err(unexpected(&other)),
+    };
+    output.result(&names, || names.iter().map(|name| format!("{name}\n")).collect())?;
+    if force || names.is_empty() {
+        return Ok(0);
+    }
+    bail!(
+        "nothing was deleted: {} were set aside as nobody could tell whose they are; look at why.txt in each, and delete all of them \
+         for good with `basalt prune --quarantine --force`",
+        names.len()
+    )
 }
 
 /// `basalt inspect`.

@@ -14,6 +14,7 @@ pub mod message;
 pub mod paging;
 pub mod portable;
 pub mod promised;
+pub mod recovery;
 pub mod sandbox;
 pub mod secrets;
 pub mod snapshot;

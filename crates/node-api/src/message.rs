@@ -105,6 +105,11 @@ pub enum Request {
     Events,
     /// Remove all that have ended. [`Reply::Pruned`].
     Prune,
+    /// What was set aside because nobody could tell whose it is, by its names below the state directory. [`Reply::Pruned`].
+    Quarantine {
+        /// Delete all of it.
+        delete: bool,
+    },
     /// Make a named volume; it is fine if there is one. [`Reply::Volume`].
     MakeVolume {
         /// Its name.

@@ -20,15 +20,14 @@ use crate::resources::own_cgroup::OwnCgroup;
 use crate::sandbox::entry::Entry;
 use crate::sandbox::slots::Slots;
 use crate::saved::templates::Templates;
-use crate::store::database::{Database, Opened, Stored};
+use crate::store::StateStore;
+use crate::store::database::{MAX_SANDBOXES, Stored};
 use crate::store::paths::{Paths, SandboxPaths};
 use crate::store::private;
 use crate::telemetry::metrics::Metrics;
 use crate::vmm::monitor::Monitor;
+use crate::vmm::process;
 use crate::vmm::programs::Hashes;
-
-/// The most sandboxes of one node: as many as there are users and addresses for.
-pub(crate) const MAX_SANDBOXES: u32 = 4096;
 
 /// A daemon that was killed holds the lock until the kernel has ended its last thread.
 const LOCK_PATIENCE: Duration = Duration::from_secs(3);
@@ -51,7 +50,7 @@ pub struct Node {
     own_cgroup: OwnCgroup,
     /// Set up when the first sandbox needs it.
     network: Mutex<Option<Arc<Network>>>,
-    database: Mutex<Database>,
+    pub(crate) store: StateStore,
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
     /// Taken while `entries` is held.
     slots: Mutex<Slots>,
@@ -71,7 +70,7 @@ impl Node {
         }
         let lock = take_lock(&paths)?;
         close_to_others(&paths, config.group)?;
-        let (database, opened) = Database::open(&paths.database())?;
+        let (store, found) = StateStore::open(&paths, runs, &|id, taken| crate::sandbox::names::make(id, taken))?;
         let root = Root::open_below(
             config.cgroup.as_deref().unwrap_or("".as_ref()),
             &instance(&config.state),
@@ -100,25 +99,16 @@ impl Node {
             budget: Budget::new(Arc::clone(&config.host), config.overcommit, &config.state),
             own_cgroup: OwnCgroup::default(),
             network: Mutex::new(None),
-            database: Mutex::new(database),
+            store,
             entries: Mutex::new(BTreeMap::new()),
             slots: Mutex::default(),
             _lock: lock,
             paths,
             config,
         });
-        let found = match opened {
-            Opened::Whole => node.database().all()?,
-            Opened::Replaced(aside) => {
-                log::error!(
-                    "the node's database was damaged and is now {}; it is made anew from the sandboxes' directories",
-                    aside.display()
-                );
-                crate::recovery::reconcile::records(&node.paths)
-            }
-        };
-        let newest = found.iter().max_by_key(|stored| stored.sandbox.created_ns);
+        let newest = found.known.iter().max_by_key(|stored| stored.sandbox.created_ns);
         *node.slots() = Slots::behind(newest.map(|stored| stored.slot));
+        node.find_snapshots()?;
         node.find_templates()?;
         node.start_monitor()?;
         node.reconcile(found)?;
@@ -128,6 +118,9 @@ impl Node {
         node.start_network_upkeep()?;
         node.start_following_clock()?;
         crate::resources::cpus::sweep();
+        if let Err(error) = node.store.report() {
+            log::error!("`basalt doctor` cannot tell what was found: {error}");
+        }
         Ok(node)
     }
 
@@ -144,21 +137,12 @@ impl Node {
         }
     }
 
-    fn database(&self) -> MutexGuard<'_, Database> {
-        self.database.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Entry>>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn slots(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Keeps a sandbox as it is.
-    pub(crate) fn put(&self, stored: &Stored) -> Result<(), Error> {
-        self.database().put(stored)
     }
 
     /// All sandboxes, the oldest first.
@@ -222,13 +206,14 @@ impl Node {
             .slots()
             .take(&slots, MAX_SANDBOXES)
             .ok_or(Error::Full(MAX_SANDBOXES))?;
-        self.put(&stored)?;
+        stored.generation = 1;
+        self.store.put(&stored)?;
         let entry = Entry::new(stored);
         entries.insert(entry.id.clone(), Arc::clone(&entry));
         Ok(entry)
     }
 
-    /// Changes a sandbox's record, in the database first.
+    /// Changes what is known of a sandbox, in the database and in its record.
     pub(crate) fn update(&self, entry: &Entry, change: impl FnOnce(&mut Stored)) -> Result<(), Error> {
         let mut inner = entry.lock();
         if inner.gone {
@@ -236,7 +221,8 @@ impl Node {
         }
         let mut stored = inner.stored.clone();
         change(&mut stored);
-        self.put(&stored)?;
+        stored.generation += 1;
+        self.store.change(&inner.stored, &stored)?;
         inner.stored = stored;
         drop(inner);
         entry.notify();
@@ -245,7 +231,7 @@ impl Node {
 
     /// Forgets a sandbox of which nothing is left.
     pub(crate) fn forget(&self, entry: &Entry) -> Result<(), Error> {
-        self.database().delete(&entry.id)?;
+        self.store.forget(&entry.stored())?;
         self.entries().remove(&entry.id);
         let mut inner = entry.lock();
         inner.is_gone();
@@ -381,6 +367,12 @@ fn take_lock(paths: &Paths) -> Result<File, Error> {
             Err(fs::TryLockError::Error(error)) => return Err(Error::file("lock", &path)(error)),
         }
     }
+}
+
+/// Whether the process is there that was a sandbox's VMM.
+fn runs(stored: &Stored) -> bool {
+    let process = stored.sandbox.vmm;
+    process.is_some_and(|known| process::identify(known.pid) == Some(known))
 }
 
 /// Refuses what needs another state.

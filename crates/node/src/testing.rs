@@ -54,6 +54,8 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
             refused: None,
             owned_cpus: base::CpuSet::default(),
         },
+        generation: 0,
+        acknowledged: false,
         slot: 0,
         command: ExecRequest::default(),
         stopped: false,

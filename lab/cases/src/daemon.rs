@@ -232,7 +232,9 @@ impl<'h> Daemon<'h> {
     pub(crate) fn strangers(&self, known: &[&str]) -> Result<Vec<String>> {
         let mut found = BTreeSet::new();
         let root = self.cgroup().map(|name| Path::new(CGROUPS).join(name));
-        let places = [Some(self.state.join("sandboxes")), Some(self.state.join("run")), root];
+        let below = |name: &str| Some(self.state.join(name));
+        // What was set aside was not understood, which nothing that a killed daemon leaves may be.
+        let places = [below("sandboxes"), below("run"), below("quarantine"), root];
         for place in places.into_iter().flatten() {
             for entry in fs::read_dir(&place).into_iter().flatten().flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();

@@ -31,7 +31,7 @@ pub(crate) use portable::{Errand, LoadFrom, PullFrom, PushTo, SaveTo, Way, Wish}
 pub(crate) use process::ProcessArgs;
 pub(crate) use sandbox::{
     AgentStreamArgs, CpArgs, DaemonArgs, DaemonWhat, ExecArgs, InspectArgs, KillArgs, LogsArgs, ManyArgs, PsArgs,
-    RmArgs, StatsArgs, StopArgs,
+    QuarantineArgs, RmArgs, StatsArgs, StopArgs,
 };
 pub(crate) use size::SizeArgs;
 pub(crate) use snapshot::{CloneArgs, CreateArgs, InspectSnapshotsArgs, MoveArgs, RollbackArgs, SnapshotVerb};
@@ -162,8 +162,8 @@ pub(crate) enum Verb {
     Wait(ManyArgs),
     /// Remove sandboxes with their disks and logs.
     Rm(RmArgs),
-    /// Remove all sandboxes that have ended.
-    Prune,
+    /// Remove all sandboxes that have ended, or what was set aside.
+    Prune(QuarantineArgs),
     /// Show all that is known of a sandbox.
     Inspect(InspectArgs),
     /// Show what sandboxes use.
@@ -270,7 +270,7 @@ impl Verb {
             | Self::Unpause(_)
             | Self::Wait(_)
             | Self::Rm(_)
-            | Self::Prune
+            | Self::Prune(_)
             | Self::Inspect(_)
             | Self::Stats(_)
             | Self::Events

@@ -176,6 +176,18 @@ pub(crate) struct RmArgs {
     pub(crate) many: ManyArgs,
 }
 
+/// `basalt prune`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct QuarantineArgs {
+    /// Instead of sandboxes: list what the daemon has set aside because it could not tell whose it is, and damaged databases.
+    #[arg(long)]
+    pub(crate) quarantine: bool,
+
+    /// With --quarantine: delete all of it for good.
+    #[arg(long, requires = "quarantine")]
+    pub(crate) force: bool,
+}
+
 /// `basalt stats`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct StatsArgs {

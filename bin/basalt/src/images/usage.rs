@@ -7,6 +7,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use base::ByteSize;
+use node_api::recovery::QUARANTINE;
 use node_api::{Sandbox, State};
 use serde::Serialize;
 
@@ -87,6 +88,8 @@ pub(crate) fn df(args: &DfArgs, output: &Output) -> Result<u8> {
     };
     let sandboxes: Vec<OneSandbox> = known.iter().map(one_sandbox).collect();
     let of_sandboxes = disk.bytes(&state.join("sandboxes"));
+    let quarantine = state.join(QUARANTINE);
+    let of_quarantine = disk.bytes(&quarantine);
     let ended = sandboxes.iter().filter(|sandbox| sandbox.state == State::Exited);
     let kinds = vec![
         Kind {
@@ -126,10 +129,18 @@ pub(crate) fn df(args: &DfArgs, output: &Output) -> Result<u8> {
             reclaimable: of_templates.saturating_sub(of_built),
         },
         Kind {
+            kind: "quarantine",
+            total: count(&quarantine),
+            active: 0,
+            bytes: of_quarantine,
+            // Whether anybody needs it nobody but a person can tell.
+            reclaimable: 0,
+        },
+        Kind {
             kind: "daemon",
             total: 0,
             active: 0,
-            bytes: all.saturating_sub(of_images + of_sandboxes + of_snapshots + of_templates),
+            bytes: all.saturating_sub(of_images + of_sandboxes + of_snapshots + of_templates + of_quarantine),
             reclaimable: 0,
         },
     ];

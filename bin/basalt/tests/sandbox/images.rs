@@ -69,8 +69,8 @@ pub(crate) fn what_is_taken_adds_up_to_what_du_says() {
         (all == du("state") && sandboxes == du("state/sandboxes")).then_some(())
     });
     let table = text(&world.verb(&["system", "df"]).stdout);
-    assert!(table.starts_with("TYPE       TOTAL  ACTIVE  SIZE"), "{table}");
-    assert_eq!(table.lines().count(), 7, "{table}");
+    assert!(table.starts_with("TYPE        TOTAL  ACTIVE  SIZE"), "{table}");
+    assert_eq!(table.lines().count(), 8, "{table}");
     assert_eq!(world.verb(&["rm", "over"]).status.code(), Some(0));
     assert_eq!(world.verb(&["rmi", "tiny"]).status.code(), Some(0));
 }

@@ -15,6 +15,7 @@ mod builds;
 mod cases;
 mod checksums;
 mod copies;
+mod corruption;
 mod daemon;
 mod daemons;
 mod images;

@@ -419,6 +419,7 @@ impl Connection<'_> {
             Request::Stats { sandbox } => self.stats(&node, sandbox.as_deref())?,
             Request::Events => Reply::Done,
             Request::Prune => Reply::Pruned(node.prune()?),
+            Request::Quarantine { delete } => Reply::Pruned(quarantine(&node, delete)?),
             Request::MakeVolume { name } => Reply::Volume(node.make_volume(&name)?),
             Request::InspectVolume { name } => Reply::Volume(node.volume(&name)?),
             Request::ListVolumes => self.items(node.volumes()?, Item::Volume)?,
@@ -573,6 +574,13 @@ impl Connection<'_> {
     fn item(&self, item: Item) -> Result<(), Error> {
         let sent = self.send(&Packet::Item(item), &[]);
         sent.map_err(|_| Error::Cancelled)
+    }
+}
+
+fn quarantine(node: &Node, delete: bool) -> Result<Vec<String>, Error> {
+    match delete {
+        true => node.store.prune_quarantine(crate::saved::tree::remove),
+        false => node.store.quarantine(),
     }
 }
 

@@ -37,6 +37,7 @@ use crate::saved::disk;
 use crate::saved::snapshots::Place;
 use crate::saved::templates::Found;
 use crate::store::database::Stored;
+use crate::store::records::{self, Reach};
 use crate::telemetry::trace;
 use crate::vmm::launch::{self, Inherited};
 use crate::vmm::process;
@@ -305,8 +306,7 @@ impl Node {
         let _span = span("directory and record");
         let (paths, stored) = (self.sandbox_paths(entry), entry.stored());
         fs::create_dir_all(&paths.directory).map_err(Error::file("make", &paths.directory))?;
-        let record = serde_json::to_vec(&stored).map_err(|error| Error::Invalid(error.to_string()))?;
-        fs::write(paths.record(), record).map_err(Error::file("write", &paths.record()))?;
+        records::write(&paths.directory, &stored, Reach::Kernel)?;
         self.points.at(points::CREATE_DIRECTORY);
         self.events.tell(EventKind::Create, &stored.sandbox);
         Ok(())
@@ -388,7 +388,14 @@ impl Node {
 
     /// It runs: keeps that, and waits for its end from here on.
     pub(crate) fn runs(&self, entry: &Entry, vm: &Vm) -> Result<Sandbox, Error> {
-        self.update(entry, |stored| stored.sandbox.state = State::Running)?;
+        let is_new = !entry.stored().is_acknowledged();
+        self.update(entry, |stored| {
+            (stored.sandbox.state, stored.acknowledged) = (State::Running, true);
+        })?;
+        if is_new {
+            let _span = span("record and disk reach the disk");
+            self.store.reaches_disk(&entry.stored())?;
+        }
         if let Some(promise) = entry.promised() {
             promise.runs();
         }
@@ -554,6 +561,8 @@ pub(crate) fn new_sandbox(
     Ok(Stored {
         share_slots: volume_shares::slots(&sandbox.config.volumes),
         sandbox,
+        generation: 0,
+        acknowledged: false,
         slot: 0,
         command,
         networked,

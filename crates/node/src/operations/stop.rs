@@ -9,7 +9,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,8 +22,10 @@ use crate::node::{Node, to_run, wrong_state};
 use crate::resources::budget::Changed;
 use crate::resources::cpus;
 use crate::resources::limits;
+use crate::resources::volumes::unfinished;
 use crate::sandbox::entry::Entry;
 use crate::saved::memory_files;
+use crate::store::records::sync_directory;
 use crate::{Error, clock};
 
 /// The end of a log in which its last record lies.
@@ -318,12 +320,28 @@ impl Node {
         self.points.at(points::REMOVE_RECORDED);
         self.clear(entry)?;
         self.points.at(points::REMOVE_CLEARED);
-        remove_directory(&self.sandbox_paths(entry).directory)?;
+        if let Some(hidden) = hide(&self.sandbox_paths(entry).directory, entry.stored().lasts())? {
+            remove_directory(&hidden)?;
+        }
         self.points.at(points::REMOVE_FILES);
         self.forget(entry)?;
         self.points.at(points::REMOVE_DONE);
         Ok(())
     }
+}
+
+/// Takes the name of a sandbox's directory away, and then removes it. Without the name there is no sandbox, whatever the database
+/// says after a power failure; with it nothing of the sandbox is missing.
+fn hide(directory: &Path, lasts: bool) -> Result<Option<PathBuf>, Error> {
+    let hidden = directory.with_file_name(unfinished().map_err(Error::host("reading entropy"))?);
+    match fs::rename(directory, &hidden) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        renamed => renamed.map_err(Error::file("remove", directory))?,
+    }
+    if lasts && let Some(sandboxes) = directory.parent() {
+        sync_directory(sandboxes)?;
+    }
+    Ok(Some(hidden))
 }
 
 /// Removes a directory with all that is in it; it is fine if there is none.

@@ -1,13 +1,21 @@
 //! What a daemon does when it starts: what the one before it has begun is finished or taken back, VMs that run are taken
-//! over, and what belongs to nobody goes. The kernel's view counts, not the database's.
+//! over, and what belongs to nobody is set aside. The kernel's view counts, not the database's.
+//!
+//! Nothing is deleted here but what somebody asked to have removed, what was being made and nobody was told of, and what holds no
+//! data by its nature: sockets, empty cgroups, places in the network, and directories that were renamed to be removed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use host::cgroup::Root;
+use node_api::recovery::{Finding, Outcome, Subject};
+use node_api::sandbox::Process;
 use node_api::{Ended, State};
 use vmm_api::{VmState, VmmClient};
 
@@ -15,67 +23,93 @@ use crate::Error;
 use crate::node::Node;
 use crate::operations::stop::remove_directory;
 use crate::resources::cpus;
+use crate::resources::volumes::UNFINISHED;
 use crate::sandbox::entry::Entry;
+use crate::store::Found;
 use crate::store::database::Stored;
-use crate::store::paths::Paths;
 use crate::vmm::process;
 use crate::vmm::vm::Vm;
 
 const RESTARTED: &str = "the daemon ended while the sandbox was being started";
 const VMM_GONE: &str = "its VMM ended while no daemon ran, without a word of its command's end";
 
-/// The sandboxes as their directories tell, for a database that was lost.
-pub(crate) fn records(paths: &Paths) -> Vec<Stored> {
-    let directories = fs::read_dir(paths.sandboxes()).into_iter().flatten().flatten();
-    let read = |directory: fs::DirEntry| {
-        let path = directory.path().join("record.json");
-        let stored = fs::read(&path)
-            .map_err(|error| error.to_string())
-            .and_then(|text| serde_json::from_slice::<Stored>(&text).map_err(|error| error.to_string()));
-        match stored {
-            Ok(mut stored) => {
-                // Whether it has a VM is found out next.
-                stored.sandbox.state = State::Running;
-                Some(stored)
-            }
-            Err(error) => {
-                log::error!("{} is no sandbox any more and is removed: {error}", path.display());
-                None
-            }
-        }
-    };
-    directories.filter_map(read).collect()
-}
-
 impl Node {
     /// Puts everything right.
-    pub(crate) fn reconcile(self: &Arc<Self>, found: Vec<Stored>) -> Result<(), Error> {
-        for stored in found {
-            let entry = Entry::new(stored);
-            self.entries().insert(entry.id.clone(), Arc::clone(&entry));
-            // Whatever has ended meanwhile gives it back.
-            self.count(&entry);
+    pub(crate) fn reconcile(self: &Arc<Self>, found: Found) -> Result<(), Error> {
+        for stored in found.known {
+            let entry = self.enter(stored);
             if let Err(error) = self.reconcile_one(&entry) {
                 log::error!("sandbox {} cannot be put right: {error}", entry.id);
             }
         }
-        self.remove_strangers()
+        for stored in found.homeless {
+            let entry = self.enter(stored);
+            if let Err(error) = self.reconcile_homeless(&entry) {
+                log::error!("sandbox {} cannot be put right: {error}", entry.id);
+            }
+        }
+        self.deal_with_orphans(&found.orphans)
+    }
+
+    fn enter(&self, stored: Stored) -> Arc<Entry> {
+        let entry = Entry::new(stored);
+        self.entries().insert(entry.id.clone(), Arc::clone(&entry));
+        // Whatever has ended meanwhile gives it back.
+        self.count(&entry);
+        entry
+    }
+
+    /// One without a directory. A removal takes that away before the database forgets the sandbox, so there is nothing to remove;
+    /// and nothing is, because what has its number in the network or its process's may be another one's by now.
+    fn reconcile_homeless(&self, entry: &Arc<Entry>) -> Result<(), Error> {
+        match self.adopt(entry) {
+            Ok(true) => {
+                let why = "its directory is gone, and its VMM runs on without it";
+                self.store
+                    .found_sandbox(&entry.stored().sandbox.name, Outcome::LeftAlone, why);
+                return self.go_on(entry);
+            }
+            Ok(false) => (),
+            Err(error) => log::info!("the VMM of sandbox {} is not taken over: {error}", entry.id),
+        }
+        entry.lock().vm = None;
+        let stored = entry.stored();
+        if stored.is_acknowledged() && stored.sandbox.state != State::Removing {
+            let why =
+                "the database had it, and there is no directory of it: it was removed, or its disk is not mounted";
+            self.store.found_sandbox(&stored.sandbox.name, Outcome::Forgotten, why);
+        }
+        self.forget(entry)
     }
 
     fn reconcile_one(&self, entry: &Arc<Entry>) -> Result<(), Error> {
         if let Err(error) = crate::saved::disk::clean_beside(&self.sandbox_paths(entry).disk()) {
             log::warn!("what a rollback has left stays: {error}");
         }
-        let Stored { sandbox, building, .. } = entry.stored();
+        let stored = entry.stored();
+        let acknowledged = stored.is_acknowledged();
+        let Stored { sandbox, building, .. } = stored;
         match sandbox.state {
             _ if building => self.abandon(entry),
             State::Creating | State::Removing => self.destroy(entry),
-            State::Starting if sandbox.restarts == 0 => self.destroy(entry),
+            // Nobody was told that it runs.
+            State::Starting if !acknowledged => self.destroy(entry),
             State::Starting => {
                 self.clear(entry)?;
                 self.exited(entry, Ended::Failed(RESTARTED.into()))
             }
-            State::Exited => self.clear(entry),
+            State::Exited => match self.adopt(entry) {
+                // Only an older copy of the database has forgotten that it was started again.
+                Ok(true) => {
+                    self.count(entry);
+                    self.go_on(entry)
+                }
+                Ok(false) => self.clear(entry),
+                Err(error) => {
+                    log::info!("what is left of the VMM of sandbox {} is ended: {error}", entry.id);
+                    self.clear(entry)
+                }
+            },
             State::Running | State::Paused | State::Stopping => match self.adopt(entry) {
                 Ok(true) => self.go_on(entry),
                 Ok(false) => self.missed_end(entry),
@@ -97,22 +131,29 @@ impl Node {
         self.destroy(entry)
     }
 
+    /// The process that is the sandbox's VMM: the one that is known, or whatever is in its cgroup, as with an older copy of the
+    /// database that knows an earlier one.
+    fn find_vmm(&self, entry: &Entry) -> Result<Option<(Process, OwnedFd)>, Error> {
+        let open = |process: Process| -> Result<_, Error> {
+            let pidfd = process::open(process).map_err(Error::host("looking for a VMM"))?;
+            Ok(pidfd.map(|pidfd| (process, pidfd)))
+        };
+        if let Some(known) = entry.stored().sandbox.vmm
+            && let Some(found) = open(known)?
+        {
+            return Ok(Some(found));
+        }
+        let Some(cgroup) = self.cgroup(entry)? else {
+            return Ok(None);
+        };
+        let first = cgroup.processes()?.first().copied();
+        let process = first.and_then(|pid| process::identify(i32::try_from(pid).ok()?));
+        process.map_or(Ok(None), open)
+    }
+
     /// Finds the VMM and connects to it; false if there is none.
     fn adopt(&self, entry: &Arc<Entry>) -> Result<bool, Error> {
-        let known = entry.stored().sandbox.vmm;
-        let process = match known {
-            Some(process) => Some(process),
-            // After the loss of the database: what is in its cgroup is its VMM.
-            None => match self.cgroup(entry)? {
-                Some(cgroup) => {
-                    let pid = cgroup.processes()?.first().copied();
-                    pid.and_then(|pid| process::identify(i32::try_from(pid).ok()?))
-                }
-                None => None,
-            },
-        };
-        let Some(process) = process else { return Ok(false) };
-        let Some(pidfd) = process::open(process).map_err(Error::host("looking for a VMM"))? else {
+        let Some((process, pidfd)) = self.find_vmm(entry)? else {
             return Ok(false);
         };
         let vm = Arc::new(Vm::connect(pidfd, &self.sandbox_paths(entry), self.config.limits)?);
@@ -134,6 +175,7 @@ impl Node {
             let stopping = stored.sandbox.state == State::Stopping;
             stored.sandbox.state = if stopping { State::Stopping } else { state };
             stored.sandbox.vmm = Some(process);
+            (stored.sandbox.ended_ns, stored.sandbox.ended) = (None, None);
         })?;
         self.monitor
             .watch(&entry.id, vm.pidfd())
@@ -157,14 +199,15 @@ impl Node {
             }
         }
         // Without a client that would start its command, it would idle for ever.
-        if sandbox.state == State::Running && !sandbox.config.detach && !self.has_command(entry) {
+        if sandbox.state == State::Running && !sandbox.config.detach && !self.may_have_command(entry) {
             return self.remove(entry, true);
         }
         log::info!("sandbox {} runs on", sandbox.name);
         Ok(())
     }
 
-    fn has_command(&self, entry: &Entry) -> bool {
+    /// Whether its command runs, or nobody can tell: only an agent that says so has none.
+    fn may_have_command(&self, entry: &Entry) -> bool {
         let Some(vm) = entry.vm() else { return false };
         let asked = vm.agent().and_then(|mut agent| {
             let asked = agent.signal_main(0);
@@ -173,7 +216,7 @@ impl Node {
         if let Err(error) = &asked {
             log::info!("sandbox {} has no command: {error}", entry.id);
         }
-        asked.is_ok()
+        !asked.is_err_and(|error| error.is_agents_refusal())
     }
 
     /// Its VMM ended while nobody watched.
@@ -188,23 +231,73 @@ impl Node {
         Ok(())
     }
 
-    /// Cgroups and directories of sandboxes that are not known.
-    fn remove_strangers(&self) -> Result<(), Error> {
+    /// What is there of sandboxes that are not known.
+    fn deal_with_orphans(&self, reasons: &BTreeMap<String, String>) -> Result<(), Error> {
         let known: BTreeSet<String> = self.entries().keys().cloned().collect();
-        if let Some(root) = &self.cgroups {
-            for id in root.list()?.into_iter().filter(|id| is_id(id) && !known.contains(id)) {
-                log::warn!("the cgroup {id} belongs to no sandbox and is removed");
-                unless_it_stays(self.remove_cgroup(root, &id), &id);
+        let left = self.orphan_cgroups(&known)?;
+        self.detach_strangers(&left)?;
+        for name in names(&self.paths.sandboxes())? {
+            let path = self.paths.sandboxes().join(&name);
+            if name.starts_with(UNFINISHED) {
+                // It lost its name to be removed (`destroy`).
+                unless_it_stays(remove_directory(&path), &name);
+            } else if !known.contains(&name) && !left.contains(&name) {
+                // In an empty one there is nothing to be kept.
+                if fs::remove_dir(&path).is_ok() {
+                    continue;
+                }
+                let why = reasons.get(&name).map_or("it is no sandbox's", String::as_str);
+                self.store.set_aside(Subject::Sandbox, &path, why);
             }
         }
-        self.detach_strangers()?;
-        for directory in [self.paths.runs(), self.paths.sandboxes()] {
-            for name in names(&directory)?.into_iter().filter(|name| !known.contains(name)) {
-                log::warn!("{}/{name} belongs to no sandbox and is removed", directory.display());
-                unless_it_stays(remove_directory(&directory.join(&name)), &name);
+        for name in names(&self.paths.runs())? {
+            let path = self.paths.runs().join(&name);
+            if known.contains(&name) || left.contains(&name) {
+                continue;
+            }
+            // Nobody listens on these any more.
+            let removed = remove_sockets(&path);
+            unless_it_stays(removed.map_err(Error::file("remove the sockets in", &path)), &name);
+            if path.exists() {
+                self.store
+                    .set_aside(Subject::Run, &path, "it has other files than sockets");
             }
         }
         Ok(())
+    }
+
+    /// Cgroups of sandboxes that are not known. One in which nothing runs is removed. A VMM is left alone as long as there is
+    /// anything else of its sandbox: without its record nobody can reach it, but its guest works on. Those that are left.
+    fn orphan_cgroups(&self, known: &BTreeSet<String>) -> Result<BTreeSet<String>, Error> {
+        let mut left = BTreeSet::new();
+        let Some(root) = &self.cgroups else { return Ok(left) };
+        for id in root.list()?.into_iter().filter(|id| is_id(id) && !known.contains(id)) {
+            let runs = match root.find(&id)? {
+                Some(cgroup) => cgroup.populated()?,
+                None => false,
+            };
+            let paths = self.paths.sandbox(&id);
+            if runs && (paths.directory.exists() || paths.run.exists()) {
+                let why = format!(
+                    "nothing is known of the sandbox that it runs, but its files are there: it works on, and no command reaches it; \
+                     when it is not needed any more, end it with `echo 1 > {}/cgroup.kill` and start basaltd again",
+                    root.path().join(&id).display()
+                );
+                self.store.found(Finding {
+                    subject: Subject::Vmm,
+                    name: id.clone(),
+                    outcome: Outcome::LeftAlone,
+                    why,
+                });
+                left.insert(id);
+                continue;
+            }
+            if runs {
+                log::warn!("the cgroup {id} has a process, and there is nothing else of such a sandbox: it is ended");
+            }
+            unless_it_stays(self.remove_cgroup(root, &id), &id);
+        }
+        Ok(left)
     }
 
     fn remove_cgroup(&self, root: &Root, id: &str) -> Result<(), Error> {
@@ -218,7 +311,7 @@ impl Node {
     }
 
     /// Places in the network that belong to nobody. One that was never set up has none.
-    fn detach_strangers(&self) -> Result<(), Error> {
+    fn detach_strangers(&self, left: &BTreeSet<String>) -> Result<(), Error> {
         let stored: Vec<Stored> = self.entries().values().map(|entry| entry.stored()).collect();
         let known: BTreeSet<u32> = stored.iter().filter(|it| it.networked).map(|it| it.slot).collect();
         if known.is_empty() && !self.network_exists() {
@@ -226,6 +319,10 @@ impl Node {
         }
         let network = self.network()?;
         for slot in network.slots()? {
+            // It may be that of a VMM that is left alone, of which not even this is known.
+            if slot.in_use && !left.is_empty() {
+                continue;
+            }
             if (slot.in_use || !slot.published.is_empty()) && !known.contains(&slot.slot) {
                 log::warn!("the network's slot {} belongs to no sandbox and is detached", slot.slot);
                 unless_it_stays(
@@ -243,6 +340,22 @@ impl Node {
 fn unless_it_stays(removed: Result<(), Error>, what: &str) {
     if let Err(error) = removed {
         log::error!("{what} stays; the daemon tries again when it is started next: {error}");
+    }
+}
+
+/// Removes the sockets in a directory, and the directory if nothing else was in it.
+fn remove_sockets(directory: &Path) -> io::Result<()> {
+    let mut others = !directory.is_dir();
+    for entry in fs::read_dir(directory).into_iter().flatten() {
+        let entry = entry?;
+        match entry.file_type()?.is_socket() {
+            true => fs::remove_file(entry.path())?,
+            false => others = true,
+        }
+    }
+    match others {
+        true => Ok(()),
+        false => fs::remove_dir(directory),
     }
 }
 

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use agent_api::ExecRequest;
+use node_api::recovery::{Finding, Outcome, Subject};
 use node_api::snapshot::check_snapshot_name;
 use node_api::{Resources, Snapshot, config};
 use observe::span::span;
@@ -120,8 +121,9 @@ impl Place {
     }
 }
 
-/// Makes the place for snapshots, and removes what a daemon that was killed has left half done. What cannot be removed stays
-/// for the next time: it is worth no daemon that does not start.
+/// Makes the place for snapshots, and removes what a daemon that was killed has left half done: this node has begun it, or was
+/// asked to remove it, and nobody could use it. What cannot be removed stays for the next time: it is worth no daemon that does not
+/// start.
 pub(crate) fn clean(snapshots: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true).mode(DIRECTORY_MODE).create(snapshots)?;
@@ -231,6 +233,33 @@ impl Drop for Begun {
 }
 
 impl Node {
+    /// Looks at the snapshots that are there. A directory without a record is none, and is set aside; one whose record cannot be read
+    /// stays where it is, as whoever has written it may read it.
+    pub(crate) fn find_snapshots(&self) -> Result<(), Error> {
+        let directory = self.paths.snapshots();
+        for entry in fs::read_dir(&directory).map_err(Error::file("read", &directory))? {
+            let entry = entry.map_err(Error::file("read", &directory))?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if check_snapshot_name(&name).is_err() {
+                continue;
+            }
+            match Place::new(&directory, &name).read::<Record>() {
+                Ok(Some(_)) => (),
+                Ok(None) => {
+                    let why = "it has no record.json";
+                    self.store.set_aside(Subject::Snapshot, &entry.path(), why);
+                }
+                Err(error) => self.store.found(Finding {
+                    subject: Subject::Snapshot,
+                    name,
+                    outcome: Outcome::LeftAlone,
+                    why: error.to_string(),
+                }),
+            }
+        }
+        Ok(())
+    }
+
     /// Takes a place for a snapshot, which is not there before it is kept.
     pub(crate) fn begin_snapshot(&self, record: &Record) -> Result<Begun, Error> {
         let snapshots = self.paths.snapshots();
@@ -331,6 +360,9 @@ pub(crate) fn remove(directory: &Path, name: &str, hidden: impl FnOnce()) -> Res
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         renamed => renamed.map_err(Error::file("remove", &place))?,
     }
+    // Whoever was told that it is gone does not see it again after a power failure.
+    let synced = File::open(directory).and_then(|directory| directory.sync_all());
+    synced.map_err(Error::file("write", directory))?;
     hidden();
     fs::remove_dir_all(&nameless).map_err(Error::file("remove", &nameless))?;
     Ok(true)

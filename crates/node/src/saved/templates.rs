@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use agent_api::GuestNetwork;
+use node_api::recovery::Subject;
 use node_api::{Programs, Recipe, Resources, Template};
 use observe::span::span;
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,7 @@ use sha2::{Digest, Sha256};
 
 use crate::node::Node;
 use crate::resources::volume_shares;
+use crate::resources::volumes::UNFINISHED;
 use crate::sandbox::entry::Entry;
 use crate::saved::checks::Checks;
 use crate::saved::host_traits;
@@ -240,10 +242,12 @@ impl Now {
 }
 
 impl Node {
-    /// Finds the templates that are there, and removes those that nobody can use.
+    /// Finds the templates that are there. Those that were made without being asked for and are of no use are removed; what is no
+    /// template is set aside.
     pub(crate) fn find_templates(&self) -> Result<(), Error> {
         let directory = self.paths.templates();
         snapshots::clean(&directory).map_err(Error::file("clean", &directory))?;
+        let mut all_are_known = true;
         for entry in fs::read_dir(&directory).map_err(Error::file("read", &directory))? {
             let entry = entry.map_err(Error::file("read", &directory))?;
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -252,17 +256,33 @@ impl Node {
                     self.templates.lock().records.push(record);
                     continue;
                 }
-                Ok(_) => {
-                    log::info!("the template {name} is of no image that is here, or of another host, and is removed")
+                // Nobody has built it, and the next sandbox of its shape makes it again.
+                Ok(Some(record)) if record.template.id == name => {
+                    log::info!("the template {name} is of no image that is here, or of another host, and is removed");
                 }
-                Err(error) => log::warn!("a template is removed: {error}"),
+                // What is left of one that was removed and could not be: `clean` has told of it.
+                _ if name.starts_with(UNFINISHED) => continue,
+                other => {
+                    let why = match other {
+                        Ok(Some(_)) => "its record.json is of another template".to_owned(),
+                        Ok(None) => "it has no record.json".to_owned(),
+                        Err(error) => error.to_string(),
+                    };
+                    self.store.set_aside(Subject::Template, &entry.path(), &why);
+                    all_are_known = false;
+                    continue;
+                }
             }
             if let Err(error) = snapshots::remove(&directory, &name, || ()) {
                 log::warn!("a template stays, and is of no use: {error}");
             }
         }
         self.settle_names();
-        self.drop_sizes_of_none()
+        match all_are_known {
+            true => self.drop_sizes_of_none(),
+            // They may be sizes of one that was set aside.
+            false => Ok(()),
+        }
     }
 
     /// Sandboxes of one that nobody has built may be cloned of it here. A host does not become another while its daemon runs.

@@ -1,25 +1,37 @@
 //! What the daemon knows of its sandboxes, on disk: SQLite with a write-ahead log. A commit reaches the kernel before it
-//! returns, so that `kill -9` loses nothing; it does not reach the disk, because what a power failure takes away has lost
-//! its VMs anyway, and the log keeps the file whole.
+//! returns, so that `kill -9` loses nothing. One that a power failure must not lose either is followed by [`Database::sync`], which
+//! does what `synchronous=FULL` does at each commit, once for all that were made until then.
 //!
-//! Each sandbox is one JSON document. Its newest change is the truth; nothing here knows what the states mean.
+//! Each sandbox is one JSON document. Nothing here knows what the states mean, nor that each sandbox has a record of its own.
+//! A database that cannot be read is set aside with its log, never written over.
 
-use std::fs;
-use std::path::Path;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use agent_api::ExecRequest;
-use node_api::Sandbox;
+use node_api::recovery::DAMAGED_DATABASE;
+use node_api::{Sandbox, State};
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, params};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+
+/// The most sandboxes of one node: as many as there are users and addresses for. Slots are below it.
+pub(crate) const MAX_SANDBOXES: u32 = 4096;
 
 /// A sandbox, and what only the daemon needs to know of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stored {
     /// What everybody may know.
     pub(crate) sandbox: Sandbox,
+    /// Counts up at every change, so that the newer of two copies is known. Zero: as a daemon wrote it that did not count.
+    #[serde(default)]
+    pub(crate) generation: u64,
+    /// It has run, and whoever asked for it was told so: from here on it goes only if somebody asks for that.
+    #[serde(default)]
+    pub(crate) acknowledged: bool,
     /// Its number among those that are there: its user id and network address come from it.
     pub(crate) slot: u32,
     /// What runs in it.
@@ -44,17 +56,49 @@ pub(crate) struct Stored {
     pub(crate) share_slots: usize,
 }
 
+impl Stored {
+    /// Whether it has ever run. Earlier daemons told it by the state alone.
+    pub(crate) fn is_acknowledged(&self) -> bool {
+        let made = !matches!(self.sandbox.state, State::Creating | State::Starting);
+        self.acknowledged || self.sandbox.restarts > 0 || (self.generation == 0 && made)
+    }
+
+    /// Whether it is to be there after its VM has ended: others need not survive a power failure.
+    pub(crate) fn lasts(&self) -> bool {
+        !self.sandbox.config.remove && !self.building
+    }
+}
+
 /// The database.
 #[derive(Debug)]
-pub(crate) struct Database(Connection);
+pub(crate) struct Database {
+    connection: Connection,
+    path: PathBuf,
+}
 
 /// What became of the database when it was opened.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Opened {
-    /// It was whole, or there was none yet.
+    /// It was whole.
     Whole,
-    /// It was damaged and has been put aside under this name; the new one is empty.
-    Replaced(std::path::PathBuf),
+    /// There was none.
+    New,
+    /// It was damaged and has this name now; the new one is empty.
+    SetAside {
+        /// Where it is.
+        aside: PathBuf,
+        /// What was wrong with it.
+        why: String,
+    },
+}
+
+/// A database with what was in it.
+#[derive(Debug)]
+pub(crate) struct Contents {
+    pub(crate) database: Database,
+    pub(crate) opened: Opened,
+    /// What could be read, of one that was set aside too.
+    pub(crate) rows: Vec<Stored>,
 }
 
 const SCHEMA: &str =
@@ -63,71 +107,43 @@ const SCHEMA: &str =
 /// Counts up when older daemons would misread the tables.
 const SCHEMA_VERSION: i64 = 1;
 
+/// What SQLite keeps beside a database.
+const WAL: &str = "-wal";
+const SHM: &str = "-shm";
+
 impl Database {
-    /// Opens the database at `path`. One that is damaged is put aside, and an empty one takes its place.
-    pub(crate) fn open(path: &Path) -> Result<(Self, Opened), Error> {
-        match Self::try_open(path) {
-            Ok(database) => Ok((database, Opened::Whole)),
-            Err(error) if is_damage(&error) => {
-                let aside = put_aside(path)?;
-                Ok((Self::try_open(path)?, Opened::Replaced(aside)))
-            }
-            Err(error) => Err(error),
-        }
+    /// Opens the database at `path`. One that is damaged is set aside with its log, and an empty one takes its place.
+    pub(crate) fn open(path: &Path) -> Result<Contents, Error> {
+        let mut rows = Vec::new();
+        let opened = match find_damage(path, &mut rows)? {
+            Some(why) => Opened::SetAside {
+                aside: set_aside(path)?,
+                why,
+            },
+            None if path.exists() && !is_empty(path) => Opened::Whole,
+            None => Opened::New,
+        };
+        let database = Self::make(path)?;
+        Ok(Contents { database, opened, rows })
     }
 
-    fn try_open(path: &Path) -> Result<Self, Error> {
-        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let connection = Connection::open_with_flags(path, flags).map_err(Error::database("opening"))?;
-        connection
-            .busy_timeout(Duration::from_secs(5))
-            .map_err(Error::database("opening"))?;
-        let check: String = connection
-            .query_row("PRAGMA quick_check(1)", [], |row| row.get(0))
-            .map_err(Error::database("checking"))?;
-        if check != "ok" {
-            return Err(Error::DatabaseDamaged(check));
-        }
-        let version: i64 = connection
-            .query_row("PRAGMA user_version", [], |row| row.get(0))
-            .map_err(Error::database("reading"))?;
-        if version > SCHEMA_VERSION {
-            return Err(Error::DatabaseNewer {
-                found: version,
-                known: SCHEMA_VERSION,
-            });
-        }
+    fn make(path: &Path) -> Result<Self, Error> {
+        let connection = connect(path)?;
         let setup = format!(
             "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA user_version = {SCHEMA_VERSION}; {SCHEMA}"
         );
         connection.execute_batch(&setup).map_err(Error::database("preparing"))?;
-        let database = Self(connection);
-        // What cannot be read now could not be read later.
-        database.all()?;
-        Ok(database)
-    }
-
-    /// Every sandbox.
-    pub(crate) fn all(&self) -> Result<Vec<Stored>, Error> {
-        let mut statement = self
-            .0
-            .prepare("SELECT stored FROM sandboxes")
-            .map_err(Error::database("reading"))?;
-        let rows = statement
-            .query_map([], |row| row.get::<_, String>(0))
-            .map_err(Error::database("reading"))?;
-        let parse = |row: rusqlite::Result<String>| {
-            let text = row.map_err(Error::database("reading"))?;
-            serde_json::from_str(&text).map_err(|error| Error::DatabaseDamaged(error.to_string()))
-        };
-        rows.map(parse).collect()
+        Ok(Self {
+            connection,
+            path: path.to_owned(),
+        })
     }
 
     /// Keeps a sandbox as it is now.
     pub(crate) fn put(&self, stored: &Stored) -> Result<(), Error> {
         let text = serde_json::to_string(stored).map_err(|error| Error::DatabaseDamaged(error.to_string()))?;
         let mut statement = self
-            .0
+            .connection
             .prepare_cached("INSERT INTO sandboxes VALUES (?1, ?2) ON CONFLICT (id) DO UPDATE SET stored = ?2")
             .map_err(Error::database("writing to"))?;
         statement
@@ -138,37 +154,158 @@ impl Database {
 
     /// Forgets a sandbox; it is fine if it is not known.
     pub(crate) fn delete(&self, id: &str) -> Result<(), Error> {
-        self.0
+        self.connection
             .execute("DELETE FROM sandboxes WHERE id = ?1", [id])
             .map_err(Error::database("writing to"))?;
         Ok(())
     }
+
+    /// What [`Database::sync`] needs: whoever holds no lock can have it done.
+    pub(crate) fn log(&self) -> PathBuf {
+        beside(&self.path, WAL)
+    }
+
+    /// Waits until every commit that has been made until now is on the disk. `log` is its write-ahead log, which SQLite brings to the
+    /// disk itself before it takes anything over from there.
+    pub(crate) fn sync(log: &Path) -> Result<(), Error> {
+        let synced = File::open(log).and_then(|log| log.sync_data());
+        synced.map_err(Error::file("write", log))
+    }
 }
 
+fn connect(path: &Path) -> Result<Connection, Error> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(Error::database("opening"))?;
+    connection
+        .busy_timeout(Duration::from_secs(5))
+        .map_err(Error::database("opening"))?;
+    Ok(connection)
+}
+
+/// Looks through the database at `path`, if there is one, and reads its rows, as many as can be read. Gives what is wrong with it
+/// where that must not be written to any more.
+fn find_damage(path: &Path, rows: &mut Vec<Stored>) -> Result<Option<String>, Error> {
+    if path.is_dir() {
+        return Ok(Some("it is a directory".into()));
+    }
+    if is_empty(path) {
+        // SQLite would remove the log of an empty database, whatever is in it.
+        let has_log = fs::metadata(beside(path, WAL)).is_ok_and(|log| log.len() > 0);
+        return Ok(has_log.then(|| "it is empty or missing, and its write-ahead log is not".into()));
+    }
+    let connection = connect(path)?;
+    // Looked at and closed again, a damaged one stays as it is, with its log.
+    connection
+        .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
+        .map_err(Error::database("opening"))?;
+    let checked = check(&connection);
+    let read = match &checked {
+        Err(Error::DatabaseNewer { .. }) => Ok(()),
+        _ => read_rows(&connection, rows),
+    };
+    match checked.and(read) {
+        Ok(()) => Ok(None),
+        Err(error) if is_damage(&error) => Ok(Some(match error {
+            Error::Database { cause, .. } => cause.to_string(),
+            Error::DatabaseDamaged(why) => why,
+            other => other.to_string(),
+        })),
+        Err(error) => Err(error),
+    }
+}
+
+fn check(connection: &Connection) -> Result<(), Error> {
+    let check: String = connection
+        .query_row("PRAGMA quick_check(1)", [], |row| row.get(0))
+        .map_err(Error::database("checking"))?;
+    if check != "ok" {
+        return Err(Error::DatabaseDamaged(check));
+    }
+    let version: i64 = connection
+        .query_row("PRAGMA user_version", [], |row| row.get(0))
+        .map_err(Error::database("reading"))?;
+    if version > SCHEMA_VERSION {
+        return Err(Error::DatabaseNewer {
+            found: version,
+            known: SCHEMA_VERSION,
+        });
+    }
+    // One that was killed before it had its table has no rows.
+    let tables = "SELECT count(*) FROM sqlite_schema WHERE name = 'sandboxes'";
+    let tables: i64 = connection
+        .query_row(tables, [], |row| row.get(0))
+        .map_err(Error::database("reading"))?;
+    match (tables, version) {
+        (0, 1..) => Err(Error::DatabaseDamaged("it has no table of sandboxes".into())),
+        _ => Ok(()),
+    }
+}
+
+/// Reads rows until there are no more or one cannot be reached; then tells of the first that is none.
+fn read_rows(connection: &Connection, rows: &mut Vec<Stored>) -> Result<(), Error> {
+    let mut statement = match connection.prepare("SELECT id, stored FROM sandboxes") {
+        // Not even made: `check` has seen that this is no damage.
+        Err(rusqlite::Error::SqliteFailure(_, Some(why))) if why.contains("no such table") => return Ok(()),
+        statement => statement.map_err(Error::database("reading"))?,
+    };
+    let found = statement
+        .query_map([], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)))
+        .map_err(Error::database("reading"))?;
+    let mut damaged = None;
+    for row in found {
+        let (id, text) = row.map_err(Error::database("reading"))?;
+        match serde_json::from_str::<Stored>(&text) {
+            Ok(stored) if stored.sandbox.id == id => rows.push(stored),
+            Ok(_) => damaged = Some(format!("the row of sandbox {id} is of another one")),
+            Err(error) => damaged = Some(format!("the row of sandbox {id} cannot be read: {error}")),
+        }
+    }
+    damaged.map_or(Ok(()), |why| Err(Error::DatabaseDamaged(why)))
+}
+
+/// There is nothing in it, or no such file.
+fn is_empty(path: &Path) -> bool {
+    fs::metadata(path).map_or(true, |database| database.len() == 0)
+}
+
+/// Whether it is the database that an error is about, and not the host: on a host that cannot read or write just now, nothing is
+/// set aside.
 fn is_damage(error: &Error) -> bool {
     use rusqlite::ErrorCode;
     match error {
         Error::DatabaseDamaged(_) => true,
-        Error::Database { cause, .. } => matches!(
+        Error::Database { cause, .. } => !matches!(
             cause.sqlite_error_code(),
-            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
+            Some(
+                ErrorCode::DatabaseBusy
+                    | ErrorCode::DatabaseLocked
+                    | ErrorCode::SystemIoFailure
+                    | ErrorCode::DiskFull
+                    | ErrorCode::CannotOpen
+                    | ErrorCode::PermissionDenied
+                    | ErrorCode::ReadOnly
+                    | ErrorCode::OutOfMemory
+                    | ErrorCode::OperationInterrupted
+            )
         ),
         _ => false,
     }
 }
 
-/// Renames the database and its log out of the way.
-fn put_aside(path: &Path) -> Result<std::path::PathBuf, Error> {
-    let mark = crate::clock::now_ns();
-    let named = |suffix: &str| std::path::PathBuf::from(format!("{}{suffix}", path.display()));
-    let aside = named(&format!(".damaged-{mark}"));
-    fs::rename(path, &aside).map_err(Error::file("put aside", path))?;
-    for suffix in ["-wal", "-shm"] {
-        match fs::remove_file(named(suffix)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Error::file("remove", &named(suffix))(error));
-            }
-            _ => (),
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Renames a database together with its log, so that both can still be read together.
+fn set_aside(path: &Path) -> Result<PathBuf, Error> {
+    let aside = path.with_file_name(format!("{DAMAGED_DATABASE}{}", crate::clock::now_ns()));
+    for suffix in [WAL, SHM, ""] {
+        let (from, to) = (beside(path, suffix), beside(&aside, suffix));
+        match fs::rename(&from, &to) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => (),
+            renamed => renamed.map_err(Error::file("put aside", &from))?,
         }
     }
     Ok(aside)
@@ -183,8 +320,8 @@ mod tests {
     fn what_was_put_is_there_after_a_crash() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("node.db");
-        let (database, opened) = Database::open(&path).unwrap();
-        assert_eq!(opened, Opened::Whole);
+        let Contents { database, opened, .. } = Database::open(&path).unwrap();
+        assert_eq!(opened, Opened::New);
         let (one, mut two) = (stored("aaaaaaaaaaaa", "one"), stored("bbbbbbbbbbbb", "two"));
         database.put(&one).unwrap();
         database.put(&two).unwrap();
@@ -192,38 +329,82 @@ mod tests {
         database.put(&two).unwrap();
         database.delete("aaaaaaaaaaaa").unwrap();
         database.delete("aaaaaaaaaaaa").unwrap();
+        Database::sync(&database.log()).unwrap();
         // No orderly end: the files as they lie there.
         let copy = tempfile::tempdir().unwrap();
         for entry in fs::read_dir(directory.path()).unwrap() {
             let entry = entry.unwrap();
             fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
         }
-        let (database, opened) = Database::open(&copy.path().join("node.db")).unwrap();
-        assert_eq!((opened, database.all().unwrap()), (Opened::Whole, vec![two]));
+        let contents = Database::open(&copy.path().join("node.db")).unwrap();
+        assert_eq!((contents.opened, contents.rows), (Opened::Whole, vec![two]));
     }
 
     #[test]
-    fn a_damaged_one_is_put_aside() {
+    fn a_damaged_one_is_set_aside_with_its_log() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("node.db");
-        for damage in [
-            "",
-            "this is no database, and long enough to be seen as none of its kind, whatever it is",
-        ] {
-            let (database, _) = Database::open(&path).unwrap();
-            database.put(&stored("aaaaaaaaaaaa", "one")).unwrap();
-            if damage.is_empty() {
-                database.0.execute("UPDATE sandboxes SET stored = '{}'", []).unwrap();
+        let names = || {
+            let entries = fs::read_dir(directory.path()).unwrap().flatten();
+            let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+            names.filter(|name| name.starts_with(DAMAGED_DATABASE)).count()
+        };
+        // What a daemon leaves that was killed: a log that has not all of the database.
+        let contents = Database::open(&path).unwrap();
+        let checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)";
+        let connection = &contents.database.connection;
+        connection.query_row(checkpoint, [], |_| Ok(())).unwrap();
+        connection
+            .execute("INSERT INTO sandboxes VALUES ('aaaaaaaaaaaa', '{}')", [])
+            .unwrap();
+        let log = fs::read(beside(&path, WAL)).unwrap();
+        assert!(log.len() > 4096);
+        std::mem::forget(contents);
+        fs::write(
+            &path,
+            "this is no database, and long enough to be seen as none".repeat(100),
+        )
+        .unwrap();
+        let contents = Database::open(&path).unwrap();
+        let Opened::SetAside { ref aside, .. } = contents.opened else {
+            panic!("{:?}", contents.opened)
+        };
+        assert!(contents.rows.is_empty());
+        assert_eq!(fs::read(beside(aside, WAL)).unwrap(), log);
+        let of_first = names();
+        // One row that is none: the others are read, and the whole is kept.
+        contents.database.put(&stored("bbbbbbbbbbbb", "two")).unwrap();
+        let spoil = "INSERT INTO sandboxes VALUES ('cccccccccccc', '{}')";
+        contents.database.connection.execute(spoil, []).unwrap();
+        drop(contents);
+        let contents = Database::open(&path).unwrap();
+        assert!(
+            matches!(contents.opened, Opened::SetAside { .. }),
+            "{:?}",
+            contents.opened
+        );
+        assert_eq!(contents.rows, [stored("bbbbbbbbbbbb", "two")]);
+        assert!(names() > of_first);
+    }
+
+    #[test]
+    fn a_log_without_its_database_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("node.db");
+        for empty in [true, false] {
+            let contents = Database::open(&path).unwrap();
+            contents.database.put(&stored("aaaaaaaaaaaa", "one")).unwrap();
+            let log = fs::read(beside(&path, WAL)).unwrap();
+            std::mem::forget(contents);
+            fs::remove_file(&path).unwrap();
+            if empty {
+                fs::write(&path, "").unwrap();
             }
-            drop(database);
-            if !damage.is_empty() {
-                fs::write(&path, damage.repeat(100)).unwrap();
-            }
-            let (database, opened) = Database::open(&path).unwrap();
-            let Opened::Replaced(aside) = opened else {
-                panic!("{opened:?}")
+            let contents = Database::open(&path).unwrap();
+            let Opened::SetAside { ref aside, .. } = contents.opened else {
+                panic!("{:?}", contents.opened)
             };
-            assert!(aside.exists() && database.all().unwrap().is_empty());
+            assert_eq!(fs::read(beside(aside, WAL)).unwrap(), log);
         }
     }
 
@@ -231,10 +412,14 @@ mod tests {
     fn a_newer_one_is_left_alone() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("node.db");
-        let (database, _) = Database::open(&path).unwrap();
-        database.0.execute_batch("PRAGMA user_version = 99").unwrap();
-        drop(database);
+        let contents = Database::open(&path).unwrap();
+        let newer = "PRAGMA user_version = 99";
+        contents.database.connection.execute_batch(newer).unwrap();
+        drop(contents);
         let error = Database::open(&path).unwrap_err();
         assert!(error.to_string().contains("99"), "{error}");
+        let names = fs::read_dir(directory.path()).unwrap().flatten();
+        let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        assert!(!names.any(|name| name.starts_with(DAMAGED_DATABASE)));
     }
 }

@@ -4,7 +4,9 @@
 //!  lock             held (flock) by the one daemon of this directory
 //!  basaltd.sock     where it is asked
 //!  metrics.sock     where it tells its metrics
-//!  node.db          its database
+//!  node.db          its database; node.db.damaged-TIME: one that was set aside
+//!  recovery.json    what was wrong at the last start at which anything was
+//!  quarantine/      what belongs to nobody
 //!  images/          the image store
 //!  disks/           an empty file system of each size, copied for each sandbox
 //!  volumes/NAME/    _data: a named volume's files
@@ -40,6 +42,10 @@ impl Paths {
 
     pub(crate) fn database(&self) -> PathBuf {
         self.0.join("node.db")
+    }
+
+    pub(crate) fn quarantine(&self) -> PathBuf {
+        self.0.join(node_api::recovery::QUARANTINE)
     }
 
     pub(crate) fn images(&self) -> PathBuf {
@@ -88,10 +94,6 @@ pub(crate) struct SandboxPaths {
 }
 
 impl SandboxPaths {
-    pub(crate) fn record(&self) -> PathBuf {
-        self.directory.join("record.json")
-    }
-
     pub(crate) fn disk(&self) -> PathBuf {
         self.directory.join("disk")
     }

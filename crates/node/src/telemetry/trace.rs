@@ -70,6 +70,7 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::Prune => "prune",
         Request::MakeVolume { .. } => "make a volume",
         Request::RemoveVolume { .. } => "remove a volume",
+        Request::Quarantine { delete: true } => "delete the quarantine",
         Request::PruneVolumes => "prune volumes",
         Request::MakeSnapshot { .. } => "take a snapshot",
         Request::RemoveSnapshot { .. } => "remove a snapshot",
@@ -100,6 +101,7 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         | Request::Wait { .. }
         | Request::Stats { .. }
         | Request::Events
+        | Request::Quarantine { delete: false }
         | Request::Quit { .. } => return None,
     })
 }
