@@ -18,6 +18,7 @@ mod copies;
 mod corruption;
 mod daemon;
 mod daemons;
+mod drive;
 mod images;
 mod limited;
 mod observed;
@@ -25,6 +26,7 @@ mod outdated;
 mod portable;
 mod portable_registry;
 mod portable_templates;
+mod power;
 mod private;
 mod snapshots;
 mod stand_in;
@@ -73,6 +75,6 @@ fn main() -> ExitCode {
     }
 }
 
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     writeln!(std::io::stdout(), "{line}").expect("standard output");
 }

@@ -31,8 +31,14 @@ pub(crate) struct World {
 impl World {
     /// `play` is what the stand-in for the VMM is to do.
     pub(crate) fn new(play: &str) -> Self {
+        Self::prepared(play, |_| ())
+    }
+
+    /// The same in a directory where something is done before there is a state directory.
+    pub(crate) fn prepared(play: &str, prepare: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let world = Self { directory };
+        prepare(world.directory.path());
         let assets = world.path("basalt-assets");
         fs::create_dir(&assets).unwrap();
         fs::write(assets.join("vmlinux"), play).unwrap();

@@ -391,7 +391,8 @@ impl Place {
             // What a crash has left goes.
             fs::write(&beside, &text)?;
             fs::File::open(&beside)?.sync_all()?;
-            fs::rename(&beside, &path)
+            fs::rename(&beside, &path)?;
+            fs::File::open(self.directory())?.sync_all()
         };
         write().map_err(Error::file("write", &path))
     }

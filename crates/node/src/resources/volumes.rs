@@ -4,7 +4,7 @@
 //! that after a crash it is there whole or not at all; what was half made or half removed has a name that no volume can
 //! have, and goes when the daemon starts. Whether it is in use is told by the sandboxes.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -56,8 +56,13 @@ fn make(volumes: &Path, name: &str) -> io::Result<PathBuf> {
     fs::create_dir(&files)?;
     // What guests find, whatever the umask: whoever they run as can use it. On the host the directory around it is closed.
     fs::set_permissions(&files, fs::Permissions::from_mode(0o755))?;
+    File::open(&files)?.sync_all()?;
+    File::open(&begun)?.sync_all()?;
     match renameat_with(CWD, &begun, CWD, &place, RenameFlags::NOREPLACE) {
-        Ok(()) => Ok(data),
+        Ok(()) => {
+            File::open(volumes)?.sync_all()?;
+            Ok(data)
+        }
         // Somebody was quicker.
         Err(rustix::io::Errno::EXIST) if data.is_dir() => {
             tree::remove(&begun)?;
@@ -78,7 +83,10 @@ pub(crate) fn unfinished() -> io::Result<String> {
 fn hide(volumes: &Path, name: &str) -> io::Result<Option<PathBuf>> {
     let hidden = volumes.join(unfinished()?);
     match fs::rename(volumes.join(name), &hidden) {
-        Ok(()) => Ok(Some(hidden)),
+        Ok(()) => {
+            File::open(volumes)?.sync_all()?;
+            Ok(Some(hidden))
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }

@@ -77,6 +77,10 @@ impl Beside {
 
     /// Takes the other's place, which lies beside from then on, if there is one.
     pub(crate) fn put(&mut self) -> Result<(), Error> {
+        if self.path.exists() {
+            // After a power failure one of the two is there whole.
+            sync(&self.partial)?;
+        }
         let put = match self.exchange() {
             Err(Errno::NOENT) => fs::rename(&self.partial, &self.path),
             exchanged => exchanged.map_err(io::Error::from),
@@ -128,6 +132,8 @@ fn template(templates: &Path, size: ByteSize) -> Result<PathBuf, Error> {
         .and_then(|file| file.set_len(size.bytes()))
         .map_err(Error::file("make", &partial))
         .and_then(|()| make_file_system(&partial))
+        // All later disks of this size are copies of it.
+        .and_then(|()| sync(&partial))
         .and_then(|()| fs::rename(&partial, &path).map_err(Error::file("rename", &partial)));
     if made.is_err()
         && let Err(error) = fs::remove_file(&partial)
@@ -136,6 +142,11 @@ fn template(templates: &Path, size: ByteSize) -> Result<PathBuf, Error> {
         log::warn!("{} stays behind: {error}", partial.display());
     }
     made.map(|()| path)
+}
+
+fn sync(path: &Path) -> Result<(), Error> {
+    let synced = File::open(path).and_then(|file| file.sync_all());
+    synced.map_err(Error::file("write", path))
 }
 
 fn make_file_system(path: &Path) -> Result<(), Error> {
