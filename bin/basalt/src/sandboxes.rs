@@ -64,7 +64,10 @@ fn state(sandbox: &Sandbox) -> String {
     match (sandbox.state, &sandbox.ended) {
         (State::Exited, Some(Ended::Failed(_))) => "failed".into(),
         (State::Exited, Some(ended)) => format!("exited ({})", ended.exit_code()),
-        (state, _) => state.to_string(),
+        (state, _) => match sandbox.pause_reason {
+            Some(reason) => format!("{state} ({reason})"),
+            None => state.to_string(),
+        },
     }
 }
 

@@ -15,6 +15,7 @@ use crate::vm::Vm;
 /// Epoll tokens.
 const SOCKET: u64 = 0;
 const ENDED: u64 = 1;
+const NO_SPACE: u64 = 2;
 
 /// Between two attempts to let a driver in.
 const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
@@ -83,13 +84,20 @@ fn accept(listener: &OwnedFd, vm: &mut Vm) -> Result<Option<OwnedFd>> {
     if let Some(ended) = vm.ended() {
         epoll.add(ended, ENDED, Interest::READ)?;
     }
+    if let Some(no_space) = vm.no_space() {
+        epoll.add(no_space, NO_SPACE, Interest::READ)?;
+    }
     let mut ready = Vec::new();
     loop {
         epoll.wait(&mut ready, vm.look_for_halt())?;
         if ready.iter().any(|ready| ready.token == ENDED) {
             return Ok(None);
         }
-        if ready.is_empty() {
+        if ready.iter().any(|ready| ready.token == NO_SPACE) {
+            // The next driver is told by `info`.
+            vm.stop_for_space();
+        }
+        if ready.iter().all(|ready| ready.token != SOCKET) {
             continue;
         }
         match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
@@ -106,16 +114,29 @@ fn accept(listener: &OwnedFd, vm: &mut Vm) -> Result<Option<OwnedFd>> {
 fn serve(socket: &PacketSocket, vm: &mut Vm) -> Result<Outcome> {
     let epoll = Epoll::new()?;
     epoll.add(socket.as_fd(), SOCKET, Interest::READ)?;
-    let mut watching = false;
+    let (mut watching, mut watching_space) = (false, false);
     let mut ready = Vec::new();
     loop {
         if let (Some(ended), false) = (vm.ended(), watching) {
             epoll.add(ended, ENDED, Interest::READ)?;
             watching = true;
         }
+        if let (Some(no_space), false) = (vm.no_space(), watching_space) {
+            epoll.add(no_space, NO_SPACE, Interest::READ)?;
+            watching_space = true;
+        }
         epoll.wait(&mut ready, vm.look_for_halt())?;
         if ready.iter().any(|ready| ready.token == SOCKET) {
             match answer(socket, vm) {
+                Ok(()) => (),
+                Err(PacketError::Closed) => return Ok(Outcome::Disconnected),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if ready.iter().any(|ready| ready.token == NO_SPACE)
+            && let Some(reason) = vm.stop_for_space()
+        {
+            match send(socket, &Packet::Event(Event::Stopped(reason))) {
                 Ok(()) => (),
                 Err(PacketError::Closed) => return Ok(Outcome::Disconnected),
                 Err(error) => return Err(error.into()),

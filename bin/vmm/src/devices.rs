@@ -1,6 +1,6 @@
 //! Has each device made by its module. Knows modules by their kinds' names alone.
 
-use device::{CreateError, DeviceContext, FdTable};
+use device::{CreateError, DeviceContext, FdTable, SpaceAlarm};
 use machine::{NamedDevice, NamedFunction};
 use observe::Registry;
 use vmm_api::{ApiError, DeviceSpec, ErrorKind};
@@ -27,7 +27,7 @@ fn named(spec: &DeviceSpec) -> impl Fn(CreateError) -> ApiError {
 pub(crate) fn create_devices(
     specs: &[DeviceSpec],
     fds: &mut FdTable,
-    registry: &Registry,
+    (registry, no_space): (&Registry, &SpaceAlarm),
 ) -> Result<Vec<NamedDevice>, ApiError> {
     let mut devices = Vec::new();
     for spec in specs {
@@ -37,6 +37,7 @@ pub(crate) fn create_devices(
         let context = DeviceContext {
             id: &spec.id,
             metrics: registry,
+            no_space,
         };
         devices.push(NamedDevice {
             id: spec.id.clone(),

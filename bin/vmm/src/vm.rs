@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use device::FdTable;
+use device::{FdTable, SpaceAlarm};
 use engine::{CpuModel, Engine};
 use engine_bare::BareEngine;
 use engine_kvm::KvmEngine;
@@ -15,7 +15,7 @@ use observe::{Registry, marks};
 use snapshot::Layers;
 use vmm_api::{
     ApiError, ErrorKind, ExitReason, FdRef, Info, MAX_ORDER, MAX_WRITE_SET, Mark, MemoryMode, MetricSample, PageRuns,
-    Paging, Reply, Request, RestoreConfig, SnapshotConfig, VERSION, VmConfig, VmState, Written,
+    Paging, Reply, Request, RestoreConfig, SnapshotConfig, StopReason, VERSION, VmConfig, VmState, Written,
 };
 
 use crate::devices::{create_devices, create_functions};
@@ -57,6 +57,10 @@ pub(crate) struct Vm {
     pagemap: Option<File>,
     machine: Option<Machine>,
     state: VmState,
+    /// Why it is paused, if nobody has asked for that.
+    stopped: Option<StopReason>,
+    /// Raised by disks for whose requests the host has no space.
+    no_space: Option<SpaceAlarm>,
     cpus: u32,
     engine: Option<Arc<dyn Engine>>,
     /// The memory's files by the last snapshot, as long as nothing has run since.
@@ -78,6 +82,8 @@ impl Vm {
             pagemap: None,
             machine: None,
             state: VmState::Empty,
+            stopped: None,
+            no_space: None,
             cpus: 0,
             engine: None,
             written: None,
@@ -124,6 +130,33 @@ impl Vm {
     /// As [`Machine::look_for_halt`].
     pub(crate) fn look_for_halt(&mut self) -> Option<std::time::Duration> {
         self.machine.as_mut()?.look_for_halt()
+    }
+
+    /// What becomes readable when a disk has no space left on the host.
+    pub(crate) fn no_space(&self) -> Option<&base::EventFd> {
+        self.no_space.as_ref().map(SpaceAlarm::event)
+    }
+
+    /// Pauses a VM that runs and has a disk without space, so that its guest neither sees an error nor waits in its own time; why,
+    /// if it was paused by this call.
+    pub(crate) fn stop_for_space(&mut self) -> Option<StopReason> {
+        let alarm = self.no_space.as_ref()?;
+        alarm.event().consume();
+        if self.state != VmState::Running {
+            // The requests are kept: they begin anew when the VM goes on, and raise the alarm again if need be.
+            return None;
+        }
+        let disks = alarm.disks();
+        if let Some(machine) = &mut self.machine {
+            machine.pause();
+        }
+        log::warn!(
+            "the VM is paused: no space left on the host for what its guest writes ({})",
+            disks.join(", ")
+        );
+        self.state = VmState::Paused;
+        self.stopped = Some(StopReason::NoSpace { disks });
+        self.stopped.clone()
     }
 
     /// Why the guest has ended, if it has.
@@ -201,7 +234,8 @@ impl Vm {
         let shared = shared_directories(&config.devices, &fds)?;
         let taps = Taps::of(&config.devices, &fds)?;
         let functions = create_functions(&config.devices, &mut fds)?;
-        let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
+        let no_space = alarm()?;
+        let devices = create_devices(&config.devices, &mut fds, (&self.registry, &no_space))?;
         marks::mark("devices made");
         all_used(&fds)?;
         let source = boot::Source {
@@ -223,6 +257,7 @@ impl Vm {
         enclose(shared)?;
         marks::mark("machine built");
         self.machine = Some(machine);
+        self.no_space = Some(no_space);
         self.taps = taps;
         self.cpus = config.cpus;
         self.engine = Some(engine);
@@ -299,7 +334,8 @@ impl Vm {
             });
         }
         let taps = Taps::of(&config.devices, &fds)?;
-        let devices = create_devices(&config.devices, &mut fds, &self.registry)?;
+        let no_space = alarm()?;
+        let devices = create_devices(&config.devices, &mut fds, (&self.registry, &no_space))?;
         marks::mark("devices made");
         all_used(&fds)?;
         let vm = match &restorer {
@@ -320,6 +356,7 @@ impl Vm {
         }
         enclose(shared)?;
         self.machine = Some(machine);
+        self.no_space = Some(no_space);
         self.taps = taps;
         self.cpus = state.shape.cpus;
         self.engine = Some(engine);
@@ -344,7 +381,7 @@ impl Vm {
             state, memory, serial, ..
         } = Opened::take(config, &mut fds)?;
         let over = || refuse(ErrorKind::WrongState, "the guest has ended: restore another VM");
-        let (Some(engine), Some(machine)) = (&self.engine, &mut self.machine) else {
+        let (Some(engine), Some(machine), Some(no_space)) = (&self.engine, &mut self.machine, &self.no_space) else {
             return Err(over());
         };
         let state = snapshot::here(engine.as_ref(), VMM_VERSION)
@@ -352,7 +389,7 @@ impl Vm {
             .map_err(|error| from_snapshot(&error))?;
         let registry = Registry::new();
         let taps = Taps::of(&specs, &fds)?;
-        let devices = create_devices(&specs, &mut fds, &registry)?;
+        let devices = create_devices(&specs, &mut fds, (&registry, no_space))?;
         all_used(&fds)?;
         machine.fits(&state, &devices).map_err(|error| from_machine(&error))?;
         machine.pause();
@@ -368,6 +405,9 @@ impl Vm {
             self.state = VmState::Ended;
             return Err(refuse(ErrorKind::Internal, error));
         }
+        // The requests for which there was no space went with the devices that kept them.
+        no_space.clear();
+        self.stopped = None;
         self.taps = taps;
         machine.copy_ahead(&config.write_set);
         if !config.untold {
@@ -465,16 +505,23 @@ impl Vm {
     fn go(&mut self, from: VmState, verb: &str) -> Result<Reply, ApiError> {
         self.expect(from, verb)?;
         marks::mark("start received");
+        if let Some(alarm) = &self.no_space {
+            alarm.clear();
+        }
         if let Some(machine) = &mut self.machine {
             machine.run().map_err(|error| from_machine(&error))?;
         }
         self.written = None;
+        self.stopped = None;
         self.state = VmState::Running;
         self.has_run = true;
         Ok(Reply::Done)
     }
 
     fn pause(&mut self) -> Result<Reply, ApiError> {
+        if self.stopped.take().is_some() {
+            return Ok(Reply::Done);
+        }
         self.expect(VmState::Running, "pause")?;
         if let Some(machine) = &mut self.machine {
             machine.pause();
@@ -498,6 +545,7 @@ impl Vm {
             pid: std::process::id(),
             engine: self.engine.as_ref().map_or("", |engine| engine.name()).to_owned(),
             state: self.state,
+            stopped: self.stopped.clone(),
             cpus: self.cpus,
             memory: self.machine.as_ref().map_or(0, |machine| machine.memory().bytes()),
             marks: marks::all().into_iter().map(mark).collect(),
@@ -531,6 +579,10 @@ impl Vm {
             .chain(refused)
             .collect()
     }
+}
+
+fn alarm() -> Result<SpaceAlarm, ApiError> {
+    SpaceAlarm::new().map_err(|error| refuse(ErrorKind::Host, error))
 }
 
 fn mark(mark: observe::marks::Mark) -> Mark {

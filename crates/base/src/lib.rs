@@ -1,7 +1,8 @@
 //! Owned kernel objects and the small vocabulary everything above is written in.
 //!
-//! Event fds, an epoll wrapper, memfds, files of bounded size, sparse files, threads, workers whose state comes back when they stop,
-//! calling threads out of system calls, byte sizes, ratios, sets of CPUs, the limit of open files, and the points at which tests kill. This crate does not know what a virtual machine is.
+//! Event fds, an epoll wrapper, memfds, files of bounded size, sparse files, free space, threads, workers whose state comes back when they
+//! stop, calling threads out of system calls, byte sizes, ratios, sets of CPUs, the limit of open files, and the points at which tests
+//! kill. This crate does not know what a virtual machine is.
 
 pub mod bound;
 pub mod cpu_set;
@@ -14,6 +15,7 @@ pub mod open_files;
 pub mod points;
 pub mod ratio;
 pub mod size;
+pub mod space;
 pub mod sparse;
 pub mod thread;
 pub mod worker;

@@ -1,6 +1,7 @@
 //! How a device is described, created and lives. Knows no concrete device and no machine.
 
 mod limit;
+mod space;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use virtio::VirtioDevice;
 use vmm_api::{DeviceSpec, FdRef};
 
 pub use limit::Limit;
+pub use space::{SpaceAlarm, is_no_space};
 
 /// The descriptors that came with a request. Each is taken at most once.
 #[derive(Debug, Default)]
@@ -85,6 +87,8 @@ pub struct DeviceContext<'a> {
     pub id: &'a str,
     /// Where it registers its metrics.
     pub metrics: &'a Registry,
+    /// Where it tells that the host has no space left for what the guest writes.
+    pub no_space: &'a SpaceAlarm,
 }
 
 /// One kind of device. Its crate exports one value of this.

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use base::ByteSize;
+
 /// Why an image could not be imported, found or removed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -29,7 +31,10 @@ pub enum Error {
         cause: io::Error,
     },
     /// The file system of the store is full; nothing was left behind.
-    #[error("no space left in {} ({action}): free some space or choose another state directory", .path.display())]
+    #[error(
+        "no space left for the image (to {action} {} failed); remove what is not needed (`basalt prune`, `basalt image prune`; \
+         `basalt system df` shows what takes how much)", .path.display()
+    )]
     NoSpace {
         /// What was being written.
         action: &'static str,
@@ -38,8 +43,8 @@ pub enum Error {
     },
     /// Less space than what is still to come.
     #[error(
-        "the image needs {needed} bytes in {}, where {free} are free: free some space or choose another state directory",
-        .path.display()
+        "no space left for the image: {} needed, {} free in {}; remove what is not needed (`basalt prune`, `basalt image prune`; \
+         `basalt system df` shows what takes how much)", ByteSize(*.needed), ByteSize(*.free), .path.display()
     )]
     NoRoom {
         /// Bytes still to be written.

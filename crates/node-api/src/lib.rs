@@ -36,7 +36,7 @@ pub use message::{
 };
 pub use paging::Paging;
 pub use promised::{Promised, Resource};
-pub use sandbox::{Ended, Sandbox, State};
+pub use sandbox::{Ended, PauseReason, Sandbox, State};
 pub use secrets::Secrets;
 pub use snapshot::{CloneConfig, Programs, Snapshot, check_snapshot_name};
 pub use template::{BuildConfig, HostTraits, LoadedTemplate, Recipe, TakenName, Template, check_template_name};

@@ -332,6 +332,8 @@ pub enum EventKind {
     Start,
     /// It was paused.
     Pause,
+    /// It was paused, as the host has no space left for what it writes to its disk.
+    NoSpace,
     /// It goes on.
     Resume,
     /// Its VM is gone.

@@ -58,6 +58,22 @@ impl std::fmt::Display for State {
     }
 }
 
+/// Why a sandbox is paused that nobody has paused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PauseReason {
+    /// The host has no space left for what it writes to its disk. It goes on by itself when there is some.
+    NoSpace,
+}
+
+impl std::fmt::Display for PauseReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::NoSpace => "no space",
+        })
+    }
+}
+
 /// How a sandbox came to its end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -90,6 +106,9 @@ pub struct Sandbox {
     pub name: String,
     /// Where it stands.
     pub state: State,
+    /// Why it is paused, if nobody has asked for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause_reason: Option<PauseReason>,
     /// What it was asked to be.
     pub config: SandboxConfig,
     /// The image's digest, 64 hexadecimal digits.
@@ -125,6 +144,13 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
+    /// Only a sandbox that is paused has a reason to be.
+    pub fn settle_pause(&mut self) {
+        if self.state != State::Paused {
+            self.pause_reason = None;
+        }
+    }
+
     /// What its machine is called.
     pub fn host_name(&self) -> &str {
         self.config.hostname.as_deref().unwrap_or(&self.id)

@@ -10,13 +10,15 @@ use base::Points;
 use host::cgroup::{Cgroup, Root};
 use image::Store;
 use network::{Network, NetworkConfig};
-use node_api::{EventKind, Sandbox, State};
+use node_api::{EventKind, PauseReason, Sandbox, State};
 
 use crate::Error;
 use crate::config::Config;
+use crate::error::space::Lacking;
 use crate::events::Events;
 use crate::resources::budget::Budget;
 use crate::resources::own_cgroup::OwnCgroup;
+use crate::resources::space::{Hold, Reserve};
 use crate::sandbox::entry::Entry;
 use crate::sandbox::slots::Slots;
 use crate::saved::templates::Templates;
@@ -54,8 +56,8 @@ pub struct Node {
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
     /// Taken while `entries` is held.
     slots: Mutex<Slots>,
-    /// Released when dropped.
-    _lock: File,
+    /// Its state directory, with some room held.
+    pub(crate) hold: Hold,
 }
 
 impl Node {
@@ -70,7 +72,12 @@ impl Node {
         }
         let lock = take_lock(&paths)?;
         close_to_others(&paths, config.group)?;
-        let (store, found) = StateStore::open(&paths, runs, &|id, taken| crate::sandbox::names::make(id, taken))?;
+        let reserve = Reserve::new(paths.reserve());
+        let open = || StateStore::open(&paths, runs, &|id, taken| crate::sandbox::names::make(id, taken));
+        let (store, found) = match open() {
+            Err(error) if error.is_no_space() && reserve.give_back() => open()?,
+            opened => opened?,
+        };
         let root = Root::open_below(
             config.cgroup.as_deref().unwrap_or("".as_ref()),
             &instance(&config.state),
@@ -102,7 +109,7 @@ impl Node {
             store,
             entries: Mutex::new(BTreeMap::new()),
             slots: Mutex::default(),
-            _lock: lock,
+            hold: Hold::new(lock, reserve),
             paths,
             config,
         });
@@ -117,6 +124,7 @@ impl Node {
         }
         node.start_network_upkeep()?;
         node.start_following_clock()?;
+        node.start_tending()?;
         crate::resources::cpus::sweep();
         if let Err(error) = node.store.report() {
             log::error!("`basalt doctor` cannot tell what was found: {error}");
@@ -207,7 +215,7 @@ impl Node {
             .take(&slots, MAX_SANDBOXES)
             .ok_or(Error::Full(MAX_SANDBOXES))?;
         stored.generation = 1;
-        self.store.put(&stored)?;
+        self.with_room(|| self.store.put(&stored))?;
         let entry = Entry::new(stored);
         entries.insert(entry.id.clone(), Arc::clone(&entry));
         Ok(entry)
@@ -221,8 +229,9 @@ impl Node {
         }
         let mut stored = inner.stored.clone();
         change(&mut stored);
+        stored.sandbox.settle_pause();
         stored.generation += 1;
-        self.store.change(&inner.stored, &stored)?;
+        self.with_room(|| self.store.change(&inner.stored, &stored))?;
         inner.stored = stored;
         drop(inner);
         entry.notify();
@@ -231,7 +240,8 @@ impl Node {
 
     /// Forgets a sandbox of which nothing is left.
     pub(crate) fn forget(&self, entry: &Entry) -> Result<(), Error> {
-        self.store.forget(&entry.stored())?;
+        let stored = entry.stored();
+        self.with_room(|| self.store.forget(&stored))?;
         self.entries().remove(&entry.id);
         let mut inner = entry.lock();
         inner.is_gone();
@@ -377,6 +387,9 @@ fn runs(stored: &Stored) -> bool {
 
 /// Refuses what needs another state.
 pub(crate) fn wrong_state(sandbox: &Sandbox, next: &'static str) -> Error {
+    if sandbox.pause_reason == Some(PauseReason::NoSpace) {
+        return Lacking::Stopped(sandbox.name.clone()).into();
+    }
     Error::WrongState {
         name: sandbox.name.clone(),
         state: sandbox.state,

@@ -15,6 +15,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
             id: id.into(),
             name: name.into(),
             state: State::Exited,
+            pause_reason: None,
             config: SandboxConfig {
                 name: None,
                 image: "python".into(),
@@ -64,5 +65,47 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
         share_slots: 0,
         networked: false,
         log_from: 0,
+    }
+}
+
+/// A small file system in memory, below a directory that goes with it.
+pub(crate) struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    /// # Panics
+    /// Only root can mount one, as which these tests run.
+    pub(crate) fn of(size: ByteSize) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let options = std::ffi::CString::new(format!("size={}", size.bytes())).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("tmpfs", directory.path(), "tmpfs", flags, options.as_c_str()).unwrap();
+        Self(directory)
+    }
+
+    pub(crate) fn path(&self) -> &std::path::Path {
+        self.0.path()
+    }
+
+    /// Takes all of its space.
+    pub(crate) fn fill(&self) {
+        let mut file = std::fs::File::create(self.0.path().join("filling")).unwrap();
+        let block = vec![1; 64 << 10];
+        let full = loop {
+            if let Err(error) = std::io::Write::write_all(&mut file, &block) {
+                break error;
+            }
+        };
+        assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+    }
+
+    /// Gives it back.
+    pub(crate) fn empty(&self) {
+        std::fs::remove_file(self.0.path().join("filling")).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH).unwrap();
     }
 }

@@ -256,6 +256,20 @@ impl ActiveQueue {
         }))
     }
 
+    /// Takes the chains that an earlier activation has kept, as they stand in guest memory now: nothing is known of what was done
+    /// of them.
+    pub fn take_held<'m>(&mut self, memory: &'m GuestRam) -> Vec<Available<'m>> {
+        let (table, size) = (GuestAddress(self.queue.desc_table()), self.queue.size());
+        let held = std::mem::take(&mut self.held).into_iter();
+        held.map(|head| Available {
+            memory,
+            table,
+            size,
+            head,
+        })
+        .collect()
+    }
+
     /// Gives a chain back with `written` bytes in its writable part.
     ///
     /// # Errors

@@ -28,6 +28,9 @@ pub struct ActiveQueue {
     pub kick: Arc<EventFd>,
     /// How long to look for more before the driver is asked to kick.
     pub linger: Linger,
+    /// Chains that the device has taken and neither used nor given up: [`ActiveQueue::take_held`] gives them to it again at the
+    /// next activation. A queue with such chains cannot be saved.
+    pub held: Vec<u16>,
 }
 
 /// How a device tells the driver something. One object a device, shared by its threads.
@@ -102,7 +105,7 @@ pub trait VirtioDevice: Send {
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError>;
 
     /// Stops to work and gives the queues back: no thread of the device touches guest memory afterwards, and every
-    /// buffer taken has been used. Empty when the device was not active.
+    /// buffer taken has been used, or stands in [`ActiveQueue::held`]. Empty when the device was not active.
     fn deactivate(&mut self) -> Vec<ActiveQueue>;
 
     /// Everything of the device that neither the transport nor the configuration knows, while it has no queues. A device

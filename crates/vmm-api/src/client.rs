@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use wire::packet::{PacketError, PacketSocket};
 
-use crate::message::{ApiError, Event, Info, MetricSample, Packet, Reply, Request, Written};
+use crate::message::{ApiError, Event, Info, MetricSample, Packet, Reply, Request, StopReason, Written};
 use crate::{FdRef, PageRuns, RestoreConfig, SnapshotConfig, VERSION, VmConfig};
 
 /// How many late answers are put up with while one is waited for.
@@ -218,6 +218,54 @@ impl VmmClient {
         }
     }
 
+    /// Why the VMM has stopped the VM, where it has told so since this was last asked. Waits for nothing, and keeps other events
+    /// for [`VmmClient::wait_event`].
+    ///
+    /// # Errors
+    /// The VMM is gone.
+    pub fn take_stop(&mut self) -> Result<Option<StopReason>, ClientError> {
+        for _ in 0..MAX_EVENTS {
+            match self.socket.wait_to_receive(Instant::now()) {
+                Ok(()) => (),
+                Err(PacketError::Late) => break,
+                Err(error) => return Err(error.into()),
+            }
+            match self.receive() {
+                Ok(Packet::Event(event)) => self.keep_event(event)?,
+                // To a question that was given up when its time was over.
+                Ok(Packet::Reply { .. }) => (),
+                Ok(other) => return Err(ClientError::Malformed(format!("{other:?}"))),
+                // What it said before its end stays.
+                Err(error) if error.is_gone() && !self.events.is_empty() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let stops = |event: &Event| matches!(event, Event::Stopped(_));
+        let found = self.events.iter().position(stops).and_then(|at| self.events.remove(at));
+        Ok(match found {
+            Some(Event::Stopped(reason)) => Some(reason),
+            _ => None,
+        })
+    }
+
+    /// Whether an event waits that has been received.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    fn keep_event(&mut self, event: Event) -> Result<(), ClientError> {
+        // Of several stops the last one counts.
+        if matches!(event, Event::Stopped(_)) {
+            self.events.retain(|other| !matches!(other, Event::Stopped(_)));
+        }
+        // A VMM that its guest has taken over must not keep us here.
+        if self.events.len() >= MAX_EVENTS {
+            return Err(ClientError::Malformed("events without end".into()));
+        }
+        self.events.push_back(event);
+        Ok(())
+    }
+
     fn done(&mut self, request: Request, fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
         match self.call(request, fds)? {
             Reply::Done => Ok(()),
@@ -253,11 +301,7 @@ impl VmmClient {
                 self.socket.wait_to_receive(deadline)?;
             }
             match self.receive()? {
-                // A VMM that its guest has taken over must not keep us here.
-                Packet::Event(_) if self.events.len() >= MAX_EVENTS => {
-                    return Err(ClientError::Malformed("events without end".into()));
-                }
-                Packet::Event(event) => self.events.push_back(event),
+                Packet::Event(event) => self.keep_event(event)?,
                 Packet::Reply { id: answered, result } if answered == id => return Ok(result?),
                 // To a question that was given up when its time was over.
                 Packet::Reply { id: answered, .. } if answered < id && late < MAX_LATE => late += 1,
@@ -359,6 +403,30 @@ mod tests {
         }
         client.next_id += 1;
         assert_eq!(client.metrics().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn stops_are_told_once_the_last_one_and_the_end_stays() {
+        let (near, far) = PacketSocket::pair().unwrap();
+        let mut client = VmmClient::new(near);
+        assert_eq!(client.take_stop().unwrap(), None, "nobody waits for one");
+        let stopped = |disk: &str| StopReason::NoSpace {
+            disks: vec![disk.to_owned()],
+        };
+        let tell = |event| {
+            far.send(&serde_json::to_vec(&Packet::Event(event)).unwrap(), &[])
+                .unwrap()
+        };
+        (0..MAX_EVENTS + 3).for_each(|_| tell(Event::Stopped(stopped("old"))));
+        (0..2).for_each(|_| drop(client.take_stop().unwrap()));
+        tell(Event::Stopped(stopped("data")));
+        tell(Event::Stopped(stopped("root")));
+        tell(Event::Ended(ExitReason::PowerOff));
+        drop(far);
+        assert_eq!(client.take_stop().unwrap(), Some(stopped("root")));
+        assert_eq!(client.take_stop().unwrap(), None);
+        assert_eq!(client.wait_event().unwrap(), Event::Ended(ExitReason::PowerOff));
+        assert!(client.take_stop().unwrap_err().is_gone());
     }
 
     #[test]

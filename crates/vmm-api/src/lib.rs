@@ -16,7 +16,7 @@ pub use config::{
 pub use cpu::CpuModel;
 pub use message::{
     ApiError, ErrorKind, Event, ExitReason, Info, MAX_ORDER, MAX_WRITE_SET, Mark, MetricSample, Packet, Reply, Request,
-    VmState, Written,
+    StopReason, VmState, Written,
 };
 
 /// The version of this contract. A VMM and its driver are of the same build; anything else is refused.

@@ -23,7 +23,7 @@ pub enum Request {
     Rollback(Box<RestoreConfig>),
     /// Let the vCPUs run for the first time.
     Start,
-    /// Stop the vCPUs and the devices.
+    /// Stop the vCPUs and the devices; a VM that the VMM has stopped by itself is then one that was asked to pause.
     Pause,
     /// Let them go on.
     Resume,
@@ -74,6 +74,18 @@ impl std::fmt::Display for VmState {
     }
 }
 
+/// Why a VMM has paused its VM without having been asked to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StopReason {
+    /// The host has no space left for what the guest has written. The requests are kept and begin anew with [`Request::Resume`];
+    /// the VM stops again if there is still none.
+    NoSpace {
+        /// The ids of the disks.
+        disks: Vec<String>,
+    },
+}
+
 /// What a VMM tells of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Info {
@@ -87,6 +99,9 @@ pub struct Info {
     pub engine: String,
     /// The VM's state.
     pub state: VmState,
+    /// Why the VMM has paused it by itself; `None` of one that was asked to pause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped: Option<StopReason>,
     /// Number of vCPUs; 0 before `create`.
     pub cpus: u32,
     /// Guest memory in bytes; 0 before `create`.
@@ -201,6 +216,8 @@ impl std::fmt::Display for ExitReason {
 pub enum Event {
     /// The VM has ended; the process follows.
     Ended(ExitReason),
+    /// The VM ran, and the VMM has paused it.
+    Stopped(StopReason),
 }
 
 /// One packet on the socket.

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use ::device::SpaceAlarm;
 use base::{StopSignal, Worker};
 use serde::{Deserialize, Serialize};
 use state::{Saved, Schema};
@@ -26,6 +27,26 @@ pub(crate) enum Engine {
     Uring(Vec<Option<Ring>>),
 }
 
+/// The alarm of the VM, and which disk raises it.
+#[derive(Clone, Debug)]
+pub(crate) struct NoSpace {
+    alarm: SpaceAlarm,
+    id: String,
+}
+
+impl NoSpace {
+    pub(crate) fn new(alarm: &SpaceAlarm, id: &str) -> Self {
+        Self {
+            alarm: alarm.clone(),
+            id: id.to_owned(),
+        }
+    }
+
+    pub(crate) fn raise(&self) {
+        self.alarm.raise(&self.id);
+    }
+}
+
 /// What is saved: nothing is under way while the device is paused, and the rest is configuration.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BlockState {
@@ -43,6 +64,7 @@ pub(crate) struct Block {
     disk: Arc<Disk>,
     engine: Engine,
     limits: Limits,
+    no_space: NoSpace,
     metrics: Arc<Metrics>,
     features: u64,
     config: ConfigSpace,
@@ -51,13 +73,20 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    pub(crate) fn new(disk: Disk, engine: Engine, queues: u16, limits: Limits, metrics: Metrics) -> Self {
+    pub(crate) fn new(
+        disk: Disk,
+        engine: Engine,
+        queues: u16,
+        (limits, no_space): (Limits, NoSpace),
+        metrics: Metrics,
+    ) -> Self {
         Self {
             features: config::features(&disk, queues),
             config: ConfigSpace::new(&disk, queues),
             disk: Arc::new(disk),
             engine,
             limits,
+            no_space,
             metrics: Arc::new(metrics),
             queue_sizes: vec![QUEUE_SIZE; usize::from(queues)],
             workers: Vec::new(),
@@ -119,6 +148,7 @@ impl VirtioDevice for Block {
                 disk: Arc::clone(&self.disk),
                 metrics: Arc::clone(&self.metrics),
                 limits: self.limits.clone(),
+                no_space: self.no_space.clone(),
                 durable: !has_flush,
             };
             match self.start(server) {

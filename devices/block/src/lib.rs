@@ -6,7 +6,8 @@
 //!   └── Sink ◀── Obligation ◀────────────────┘      one worker a queue, one pass a batch
 //! ```
 //! Each request is an [`request::Obligation`] that has to be completed and completes itself with an error when it is
-//! dropped. Data goes between the file and guest memory without a copy. Sections cited are those of virtio 1.2.
+//! dropped. One that fails because the host has no space left is not answered: it is kept ([`virtio::ActiveQueue::held`]), the VM's
+//! alarm is raised, and it begins anew when the device is activated the next time. Data goes between the file and guest memory without a copy. Sections cited are those of virtio 1.2.
 
 #![allow(
     unsafe_code,
@@ -34,7 +35,7 @@ use virtio::VirtioDevice;
 use vmm_api::DeviceSpec;
 use vmm_api::devices::{BlockConfig, BlockEngine, DeviceConfig};
 
-use crate::device::{Block, Engine};
+use crate::device::{Block, Engine, NoSpace};
 use crate::disk::Disk;
 use crate::limit::Limits;
 use crate::metrics::Metrics;
@@ -73,7 +74,14 @@ impl DeviceModule for BlockModule {
         let engine = engine(config.engine, &disk, config.queues, context.id)?;
         let limits = Limits::new(&config.limits)?;
         let metrics = Metrics::new(context.metrics, context.id);
-        Ok(Box::new(Block::new(disk, engine, config.queues, limits, metrics)))
+        let no_space = NoSpace::new(context.no_space, context.id);
+        Ok(Box::new(Block::new(
+            disk,
+            engine,
+            config.queues,
+            (limits, no_space),
+            metrics,
+        )))
     }
 }
 

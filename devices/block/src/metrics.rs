@@ -17,6 +17,8 @@ pub(crate) struct Metrics {
     pub(crate) refused: Counter,
     /// Requests that a rate limit made wait.
     pub(crate) throttled: Counter,
+    /// Requests that were kept because the host has no space left.
+    pub(crate) no_space: Counter,
     /// For log lines that a guest can cause.
     pub(crate) complaints: RateLimit,
 }
@@ -37,6 +39,7 @@ impl Metrics {
             errors: registry.counter("block_errors_total", &[("device", id)]),
             refused: registry.counter("block_refused_chains_total", &[("device", id)]),
             throttled: registry.counter("block_throttled_total", &[("device", id)]),
+            no_space: registry.counter("block_no_space_total", &[("device", id)]),
             complaints: RateLimit::new(4),
         }
     }

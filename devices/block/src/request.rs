@@ -3,6 +3,7 @@
 use std::io::{self, Read, Write};
 use std::sync::{Mutex, PoisonError};
 
+use ::device::is_no_space;
 use virtio::Chain;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
@@ -119,6 +120,19 @@ pub(crate) struct Io<'m> {
 }
 
 impl<'m> Io<'m> {
+    /// Whether it failed for want of space on the host, and can be tried again when there is some.
+    pub(crate) fn lacks_space(&self, result: &io::Result<usize>) -> bool {
+        self.operation != Operation::Read && result.as_ref().is_err_and(is_no_space)
+    }
+
+    /// Gives its chain back to whoever will begin it anew: it is not answered.
+    pub(crate) fn keep(self) -> u16 {
+        let mut obligation = self.obligation;
+        // Without it nothing is answered when it is dropped.
+        obligation.status = None;
+        obligation.head
+    }
+
     /// Takes the result of one call. What is left to do comes back.
     pub(crate) fn finish(mut self, result: io::Result<usize>, metrics: &Metrics) -> Option<Self> {
         match result {

@@ -9,13 +9,14 @@ use std::time::Duration;
 use base::StopSignal;
 use memory::GuestRam;
 use virtio::virtio_queue::QueueT;
-use virtio::{ActiveQueue, QueueInterrupt, RingError};
+use virtio::{ActiveQueue, Available, QueueInterrupt, RingError};
 
 use crate::backend::Backend;
+use crate::device::NoSpace;
 use crate::disk::Disk;
 use crate::limit::{Limits, Pace};
 use crate::metrics::Metrics;
-use crate::request::{Sink, parse};
+use crate::request::{Io, Sink, parse};
 use crate::threads::{self, PoolWaiting};
 use crate::uring::{Ring, RingBackend};
 use crate::waiting::Waiting;
@@ -29,6 +30,7 @@ pub(crate) struct Server {
     pub(crate) disk: Arc<Disk>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) limits: Limits,
+    pub(crate) no_space: NoSpace,
     /// Writes are on stable storage before they are answered.
     pub(crate) durable: bool,
 }
@@ -60,9 +62,10 @@ impl Server {
     fn serve<'m>(&mut self, backend: &mut impl Backend<'m>, memory: &'m GuestRam, sink: &'m Sink) {
         let most = usize::from(self.queue.queue.size());
         let (mut done, mut answers) = (Vec::new(), Vec::new());
-        // Counts what the pace holds back, too: a ring's worth of requests is all that there ever is.
-        let mut under_way = 0;
         let mut pace = Pace::new(&self.limits);
+        // Counts what the pace holds back, too, and what there is no space for: a ring's worth is all that there ever is.
+        let mut under_way = self.begin_held(&mut pace, memory, sink);
+        let mut kept: Vec<Io<'m>> = Vec::new();
         let mut stopping = false;
         let mut broken = false;
         loop {
@@ -76,11 +79,16 @@ impl Server {
             let pause = pace.release(stopping, &self.metrics, |io| backend.submit(io));
             let answered = self.answer(memory, sink, &mut answers);
             broken |= self.is_broken(answered.err());
-            if stopping && under_way == 0 {
+            if stopping && under_way == kept.len() {
+                self.queue.held = kept.into_iter().map(Io::keep).collect();
                 return;
             }
             stopping |= backend.wait(if more { Some(Duration::ZERO) } else { pause }, &mut done);
             for (io, result) in done.drain(..) {
+                if io.lacks_space(&result) {
+                    self.keep(io, &mut kept);
+                    continue;
+                }
                 match io.finish(result, &self.metrics) {
                     Some(rest) => backend.submit(rest),
                     None => under_way -= 1,
@@ -88,6 +96,46 @@ impl Server {
             }
             let answered = self.answer(memory, sink, &mut answers);
             broken |= self.is_broken(answered.err());
+        }
+    }
+
+    /// Begins what an earlier worker has kept; how many requests that are.
+    fn begin_held<'m>(&mut self, pace: &mut Pace<'m>, memory: &'m GuestRam, sink: &'m Sink) -> usize {
+        let mut begun = 0;
+        for available in self.queue.take_held(memory) {
+            begun += usize::from(self.begin(available, pace, sink));
+        }
+        begun
+    }
+
+    /// Keeps a request for which there is no space; until then it is under way.
+    fn keep<'m>(&self, io: Io<'m>, kept: &mut Vec<Io<'m>>) {
+        self.metrics.no_space.increment();
+        if self.metrics.complaints.allow() {
+            log::warn!(
+                "block: no space left on the host: {:?} at {:#x} waits until there is some",
+                io.operation,
+                io.offset
+            );
+        }
+        kept.push(io);
+        self.no_space.raise();
+    }
+
+    /// Hands a request to the pace; false for one that is answered already.
+    fn begin<'m>(&self, available: Available<'m>, pace: &mut Pace<'m>, sink: &'m Sink) -> bool {
+        match available.check() {
+            Ok(chain) => {
+                let io = parse(&chain, &self.disk, self.durable, sink, &self.metrics);
+                let begun = io.is_some();
+                io.into_iter().for_each(|io| pace.hold(io));
+                begun
+            }
+            Err(bad) => {
+                self.metrics.refused.increment();
+                sink.put(bad.head, 0);
+                false
+            }
         }
     }
 
@@ -119,18 +167,7 @@ impl Server {
             let Some(available) = self.queue.take(memory)? else {
                 break;
             };
-            match available.check() {
-                Ok(chain) => {
-                    if let Some(io) = parse(&chain, &self.disk, self.durable, sink, &self.metrics) {
-                        *started += 1;
-                        pace.hold(io);
-                    }
-                }
-                Err(bad) => {
-                    self.metrics.refused.increment();
-                    sink.put(bad.head, 0);
-                }
-            }
+            *started += usize::from(self.begin(available, pace, sink));
         }
         if *started == room {
             // Full: the next look is when something is done, not when the driver kicks.

@@ -1,13 +1,14 @@
 //! A disk behind the real transport, driven by the conformance kit's driver: both engines, the same expectations.
 
 mod rates;
+mod space;
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 
-use ::device::{CreateError, DeviceContext, DeviceModule, FdTable};
+use ::device::{CreateError, DeviceContext, DeviceModule, FdTable, SpaceAlarm};
 use observe::Registry;
 use virtio::VirtioDevice;
 use virtio::conformance::driver::{Driver, Pushed};
@@ -63,9 +64,22 @@ fn create(file: &File, config: &BlockConfig) -> Result<Box<dyn VirtioDevice>, Cr
 }
 
 fn create_counted(file: &File, config: &BlockConfig, metrics: &Registry) -> Result<Box<dyn VirtioDevice>, CreateError> {
+    create_with(file, config, (metrics, &SpaceAlarm::new().unwrap()))
+}
+
+fn create_with(
+    file: &File,
+    config: &BlockConfig,
+    (metrics, no_space): (&Registry, &SpaceAlarm),
+) -> Result<Box<dyn VirtioDevice>, CreateError> {
     let spec = DeviceSpec::new("disk", config).unwrap();
     let mut fds = FdTable::new(vec![OwnedFd::from(file.try_clone().unwrap())]);
-    MODULE.create(&spec, &mut fds, &DeviceContext { id: "disk", metrics })
+    let context = DeviceContext {
+        id: "disk",
+        metrics,
+        no_space,
+    };
+    MODULE.create(&spec, &mut fds, &context)
 }
 
 fn driver(file: &File, engine: BlockEngine) -> Driver {

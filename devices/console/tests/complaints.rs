@@ -16,6 +16,7 @@ fn a_guest_that_breaks_its_rings_again_and_again_fills_no_log() {
     let context = DeviceContext {
         id: "loud",
         metrics: &Registry::new(),
+        no_space: &device::SpaceAlarm::new().unwrap(),
     };
     let device = console::MODULE
         .create(&spec, &mut FdTable::default(), &context)

@@ -42,6 +42,7 @@ fn create(
     let context = DeviceContext {
         id: "console0",
         metrics,
+        no_space: &device::SpaceAlarm::new().unwrap(),
     };
     console::MODULE.create(&spec, &mut FdTable::new(fds), &context)
 }

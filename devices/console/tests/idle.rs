@@ -31,6 +31,7 @@ fn waiting_is_free() {
     let context = DeviceContext {
         id: "console0",
         metrics: &metrics,
+        no_space: &device::SpaceAlarm::new().unwrap(),
     };
     let mut fds = FdTable::new(vec![input.into(), output.into()]);
     let mut driver = Driver::new(console::MODULE.create(&spec, &mut fds, &context).unwrap());

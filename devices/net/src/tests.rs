@@ -37,6 +37,7 @@ fn create(config: &NetConfig, fds: Vec<OwnedFd>, registry: &Registry) -> Result<
     let context = DeviceContext {
         id: "net",
         metrics: registry,
+        no_space: &::device::SpaceAlarm::new().unwrap(),
     };
     let made = MODULE.create(&spec, &mut FdTable::new(fds), &context);
     made.map_err(|error| error.to_string())

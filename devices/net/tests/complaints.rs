@@ -22,6 +22,7 @@ fn a_guest_that_breaks_its_rings_again_and_again_fills_no_log() {
     let context = DeviceContext {
         id: "loud",
         metrics: &Registry::new(),
+        no_space: &device::SpaceAlarm::new().unwrap(),
     };
     let device = net::MODULE.create(&spec, &mut FdTable::new(taps), &context).unwrap();
     broken_rings_fill_no_log(&mut Driver::new(device), 1).unwrap();

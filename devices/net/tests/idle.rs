@@ -29,6 +29,7 @@ fn waiting_is_free() {
     let context = DeviceContext {
         id: "calm",
         metrics: &Registry::new(),
+        no_space: &device::SpaceAlarm::new().unwrap(),
     };
     let device = net::MODULE.create(&spec, &mut FdTable::new(taps), &context).unwrap();
     let mut driver = Driver::new(device);

@@ -201,6 +201,7 @@ mod tests {
         let context = DeviceContext {
             id: "rng",
             metrics: &Registry::new(),
+            no_space: &device::SpaceAlarm::new().unwrap(),
         };
         MODULE.create(&spec, &mut FdTable::default(), &context).unwrap()
     }
@@ -256,6 +257,7 @@ mod tests {
         let context = DeviceContext {
             id: "rng",
             metrics: &Registry::new(),
+            no_space: &device::SpaceAlarm::new().unwrap(),
         };
         let error = MODULE.create(&spec, &mut FdTable::default(), &context).err().unwrap();
         assert!(error.to_string().contains("source"), "{error}");

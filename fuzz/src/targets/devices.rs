@@ -32,6 +32,7 @@ fn made<C: DeviceConfig>(module: &dyn DeviceModule, config: &C, fds: Vec<OwnedFd
     let context = DeviceContext {
         id: "it",
         metrics: &metrics,
+        no_space: &device::SpaceAlarm::new().expect("an event fd"),
     };
     let device: Box<dyn VirtioDevice> = module
         .create(&spec, &mut FdTable::new(fds), &context)

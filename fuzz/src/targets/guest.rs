@@ -236,6 +236,7 @@ fn walk_ring(input: &[u8]) -> u64 {
         queue,
         kick: Arc::new(kick),
         linger: virtio::Linger::default(),
+        held: Vec::new(),
     };
     let mut ends = String::new();
     // More than the ring has: a driver may announce more than fits.

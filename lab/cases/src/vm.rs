@@ -345,7 +345,10 @@ impl Vm {
             readable(&self.vmm.client, limit)?,
             "the VM did not end within {limit:?}"
         );
-        let Event::Ended(reason) = self.vmm.client.wait_event()?;
+        let reason = match self.vmm.client.wait_event()? {
+            Event::Ended(reason) => reason,
+            Event::Stopped(reason) => bail!("the VM does not end, but is stopped: {reason:?}"),
+        };
         ensure!(self.vmm.wait(Duration::from_secs(10))?, "the VMM ended with a failure");
         Ok(reason)
     }

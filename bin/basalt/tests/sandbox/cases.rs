@@ -7,7 +7,8 @@ use rustix::process::Signal;
 
 use crate::world::{World, is_alive, text, wait_for};
 use crate::{
-    admission, builds, checksums, copies, corruption, daemons, images, limited, observed, outdated, portable, portable_registry, portable_templates, power, private, snapshots, templates,
+    admission, builds, checksums, copies, corruption, daemons, full, images, limited, observed, outdated, portable,
+    portable_registry, portable_templates, power, private, snapshots, templates,
 };
 
 /// Each case with its name; some modules have lists of their own.
@@ -19,6 +20,7 @@ pub(crate) fn all() -> Vec<(&'static str, fn())> {
         admission::CASES,
         outdated::CASES,
         checksums::CASES,
+        full::CASES,
         portable_templates::CASES,
         private::CASES,
         corruption::CASES,

@@ -19,6 +19,7 @@ mod corruption;
 mod daemon;
 mod daemons;
 mod drive;
+mod full;
 mod images;
 mod limited;
 mod observed;

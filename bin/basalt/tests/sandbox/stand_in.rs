@@ -3,7 +3,8 @@
 //! What it does besides is asked for by the kernel file's contents, the one thing that a test can write and that reaches
 //! a VMM: `panic`, `refuse`, `silent`, or nothing; with `can be kept` and `cannot be kept` its agent can freeze and renew, and the
 //! VMM can take a snapshot or not; with `holds on and can be kept` the first connection to its agent never ends; with `without
-//! descriptors can be kept` the daemon can open nothing more from the moment on at which a snapshot is written.
+//! descriptors can be kept` the daemon can open nothing more from the moment on at which a snapshot is written; with `no space` whoever
+//! asks for its metrics has it stop its VM for want of space.
 //!
 //! A snapshot's state is what the guest's devices look like, its memory one word; a guest that is restored
 //! has no commands, and writes to its console what its agent was told.
@@ -22,7 +23,7 @@ use vmm_api::config::DeviceSpec;
 use vmm_api::devices::{ConsoleConfig, DeviceConfig, NetConfig, VsockConfig};
 use vmm_api::{
     ApiError, ErrorKind, Event, ExitReason, FdRef, Info, Mark, MetricSample, Packet, PageRuns, Paging, Reply, Request,
-    VmState, Written,
+    StopReason, VmState, Written,
 };
 use wire::packet::PacketSocket;
 
@@ -54,6 +55,9 @@ struct Machine {
     play: String,
     restored: bool,
     state: VmState,
+    /// Why it has stopped by itself, and that it has yet to be told.
+    stopped: Option<StopReason>,
+    untold: bool,
     has_run: bool,
     /// Pages that it was to copy before it runs.
     write_set: PageRuns,
@@ -83,6 +87,8 @@ impl Machine {
             } else {
                 VmState::Created
             },
+            stopped: None,
+            untold: false,
             has_run: false,
             write_set: PageRuns::new(),
             paging: Paging::Mapped,
@@ -116,7 +122,17 @@ impl Machine {
         read.is_ok() && shape_of(&bytes).is_some_and(|shape| shape == self.shape().as_bytes())
     }
 
+    /// It has no space left for what its guest writes.
+    fn stop(&mut self) {
+        self.state = VmState::Paused;
+        self.stopped = Some(StopReason::NoSpace {
+            disks: vec!["writable".to_owned()],
+        });
+        self.untold = true;
+    }
+
     fn go(&mut self) {
+        self.stopped = None;
         self.state = VmState::Running;
         if !std::mem::replace(&mut self.has_run, true) && self.play != "silent" {
             start_agent(self);
@@ -132,6 +148,13 @@ fn serve_driver(control: &PacketSocket, machine: &mut Option<Machine>) -> bool {
         };
         let (result, event) = carry_out(request, fds, machine);
         send(control, &Packet::Reply { id, result });
+        if let Some(machine) = machine.as_mut().filter(|machine| machine.untold) {
+            machine.untold = false;
+            send(
+                control,
+                &Packet::Event(Event::Stopped(machine.stopped.clone().unwrap())),
+            );
+        }
         if let Some(reason) = event {
             send(control, &Packet::Event(Event::Ended(reason)));
             return false;
@@ -195,7 +218,10 @@ fn carry_out(
             return (result, Some(ExitReason::Reset));
         }
         Request::Start | Request::Resume => machine.as_mut().unwrap().go(),
-        Request::Pause => machine.as_mut().unwrap().state = VmState::Paused,
+        Request::Pause => {
+            let machine = machine.as_mut().unwrap();
+            (machine.state, machine.stopped) = (VmState::Paused, None);
+        }
         Request::Snapshot(_) => {
             let machine = machine.as_ref().unwrap();
             let mut files = fds.into_iter().map(File::from);
@@ -219,7 +245,12 @@ fn carry_out(
         Request::PageOrder => result = Ok(Reply::PageOrder(vec![(7, 1)])),
         Request::WriteSet => result = Ok(Reply::WriteSet(vec![(1, 2)])),
         Request::Info => result = Ok(Reply::Info(info(machine.as_ref()))),
-        Request::Metrics => result = Ok(Reply::Metrics(metrics())),
+        Request::Metrics => {
+            if let Some(machine) = machine.as_mut().filter(|machine| machine.play == "no space") {
+                machine.stop();
+            }
+            result = Ok(Reply::Metrics(metrics()));
+        }
         _ => (),
     }
     (result, None)
@@ -267,6 +298,7 @@ fn info(machine: Option<&Machine>) -> Info {
         pid: std::process::id(),
         engine: "none".into(),
         state: machine.map_or(VmState::Empty, |machine| machine.state),
+        stopped: machine.and_then(|machine| machine.stopped.clone()),
         cpus: 1,
         memory: 0,
         marks: ["main", vmm_api::message::FIRST_RUN].map(mark).to_vec(),

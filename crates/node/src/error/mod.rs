@@ -1,11 +1,12 @@
 //! What can go wrong on a node: each error says what happened and, where a person can do something, what.
 
 mod blame;
+pub(crate) mod space;
 mod undo;
 pub(crate) mod words;
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use agent_api::ExecFailure;
@@ -14,6 +15,7 @@ use node_api::portable::Kind;
 use node_api::{ApiError, ErrorKind, State};
 use vmm_api::{ClientError, ExitReason};
 
+use crate::error::space::Lacking;
 use crate::error::words::{after_end, cpus_of, disk_of, fewer_volumes, stopped, with_causes, within};
 use crate::vmm::tail::Tail;
 
@@ -287,6 +289,9 @@ pub enum Error {
         "the writable disk cannot be made: {0}; see whether mkfs.ext4 (package e2fsprogs) is there and the disk is not full"
     )]
     Disk(String),
+    /// The host has no space left.
+    #[error(transparent)]
+    Space(#[from] Lacking),
     /// A pipe, a socket, a thread: the host is out of something.
     #[error("{what} failed: {cause}; see whether the limits of processes and open files are reached (`ulimit -a`)")]
     Host {
@@ -459,6 +464,7 @@ impl Error {
             | Self::NoCgroups => "host",
             Self::Database { .. } | Self::DatabaseDamaged(_) | Self::DatabaseNewer { .. } => "database",
             Self::Disk(_) => "disk",
+            Self::Space(_) => "no-space",
             Self::Volume { .. } | Self::VolumeInUse { .. } | Self::Server { .. } => "volume",
             Self::Refused { .. } | Self::RefusedWhile { .. } => "vmm-refused",
             Self::SnapshotTaken(_)
@@ -517,6 +523,7 @@ impl Error {
             | Self::VolumeInUse { .. }
             | Self::Locked(_) => ErrorKind::Conflict,
             Self::WrongState { .. }
+            | Self::Space(Lacking::Stopped(_))
             | Self::TemplateOutdated(..)
             | Self::TemplateOfAnother(_)
             | Self::ProgramsReplaced => ErrorKind::WrongState,
@@ -541,15 +548,6 @@ impl Error {
     pub(crate) fn host<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |cause| Self::Host {
             what,
-            cause: cause.into(),
-        }
-    }
-
-    pub(crate) fn file<E: Into<io::Error>>(operation: &'static str, path: &Path) -> impl FnOnce(E) -> Self {
-        let path = path.to_owned();
-        move |cause| Self::File {
-            operation,
-            path,
             cause: cause.into(),
         }
     }

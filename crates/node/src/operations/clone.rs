@@ -56,6 +56,7 @@ impl Node {
         // What is wrong with them is better said before anything is made.
         parse_ports(&config.ports)?;
         self.images.get(&record.snapshot.digest)?;
+        self.require_space(&config.resources, Some(&place))?;
         drop(looking);
         if record.networked {
             let _span = span("network set-up");

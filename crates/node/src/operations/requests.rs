@@ -48,12 +48,17 @@ impl Node {
     /// Stops the vCPUs and devices.
     pub(crate) fn pause(&self, entry: &Entry) -> Result<(), Error> {
         let _operation = entry.operate();
-        if entry.state() == State::Paused {
-            return Ok(());
-        }
-        Self::running_vm(entry)?.ask("it was paused", VmmClient::pause)?;
+        let vm = match (entry.state(), entry.vm()) {
+            (State::Paused, Some(vm)) if entry.stored().sandbox.pause_reason.is_some() => vm,
+            (State::Paused, _) => return Ok(()),
+            _ => Self::running_vm(entry)?,
+        };
+        vm.ask("it was paused", VmmClient::pause)?;
         self.points.at(points::PAUSE_PAUSED);
-        self.update(entry, |stored| stored.sandbox.state = State::Paused)?;
+        self.note_change(entry, |stored| {
+            // It does not go on by itself any more.
+            (stored.sandbox.state, stored.sandbox.pause_reason) = (State::Paused, None);
+        })?;
         self.events.tell(EventKind::Pause, &entry.stored().sandbox);
         Ok(())
     }
@@ -74,7 +79,7 @@ impl Node {
             false => vm.ask("it was resumed", VmmClient::resume)?,
         }
         self.points.at(points::PAUSE_RESUMED);
-        self.update(entry, |stored| {
+        self.note_change(entry, |stored| {
             (stored.sandbox.state, stored.held) = (State::Running, false);
         })?;
         self.events.tell(EventKind::Resume, &entry.stored().sandbox);

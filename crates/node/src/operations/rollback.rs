@@ -195,6 +195,7 @@ impl Node {
             self.update(entry, |stored| {
                 stored.log_from = before.log_from;
                 stored.sandbox.state = before.sandbox.state;
+                stored.sandbox.pause_reason = before.sandbox.pause_reason;
                 stored.sandbox.restarts = before.sandbox.restarts;
             })?;
         }

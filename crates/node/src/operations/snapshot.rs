@@ -22,6 +22,7 @@ use vmm_api::{VmState, VmmClient};
 use crate::guest::deadline_stream::Timed;
 use crate::guest::reidentify::Renewal;
 use crate::node::{Node, to_run, wrong_state};
+use crate::resources::space::{self, LEAST};
 use crate::sandbox::entry::Entry;
 use crate::saved::checksums;
 use crate::saved::disk;
@@ -63,6 +64,10 @@ impl Node {
         };
         // The way back needs no descriptor that could be missing then.
         let line = vm.line()?;
+        let disk = self.sandbox_paths(entry).disk();
+        // How much of its memory has to be written is known when it is.
+        let needed = disk::copy_takes(&disk, &self.paths.snapshots()).bytes() + LEAST.bytes();
+        space::require(&self.paths.snapshots(), base::ByteSize(needed), "a snapshot")?;
         let begun = self.begin_snapshot(&record)?;
         self.points.at(points::SNAPSHOT_BEGUN);
         self.update(entry, |stored| stored.held = true)?;

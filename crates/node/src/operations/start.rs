@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_api::{Connection, ExecRequest, Identity};
-use base::points;
+use base::{ByteSize, points};
 use network::{Attachment, PortMapping};
 use node_api::portable::Kind;
 use node_api::sandbox::Process;
-use node_api::{Class, EventKind, NetworkMode, Sandbox, SandboxConfig, State};
+use node_api::{Class, EventKind, NetworkMode, Resources, Sandbox, SandboxConfig, State};
 use observe::span::{self, span};
 
 use crate::guest::deadline_stream::Timed;
@@ -30,6 +30,7 @@ use crate::operations::clone;
 use crate::resources::budget::{Promise, Start};
 use crate::resources::cpus;
 use crate::resources::limits;
+use crate::resources::space::{self, OF_A_SANDBOX};
 use crate::resources::volume_shares::{self, Opened};
 use crate::sandbox::command;
 use crate::sandbox::entry::Entry;
@@ -40,6 +41,7 @@ use crate::store::database::Stored;
 use crate::store::records::{self, Reach};
 use crate::telemetry::trace;
 use crate::vmm::launch::{self, Inherited};
+use crate::vmm::monitor::Told;
 use crate::vmm::process;
 use crate::vmm::vm::Vm;
 use crate::{Error, clock, thread};
@@ -90,6 +92,7 @@ impl Node {
         let image = self.images.get(&config.image)?;
         let command = command::command(&image.config, &config.process)?;
         drop(looking);
+        self.require_space(&config.resources, chosen.as_ref().map(|chosen| &chosen.place))?;
         let networked = {
             let _span = span("network set-up");
             match &chosen {
@@ -138,6 +141,17 @@ impl Node {
         let started = started.map_err(|error| error.after_undo(self.destroy(&entry)));
         drop(operation);
         Ok((entry, started?))
+    }
+
+    /// Refuses a sandbox of this size for which there is no space. Its disk is a copy of what is at `from`, or a new one.
+    pub(crate) fn require_space(&self, resources: &Resources, from: Option<&Place>) -> Result<(), Error> {
+        let disk = match (resources.disk, from) {
+            (None, _) => 0,
+            (Some(_), Some(place)) => disk::copy_takes(&place.disk(), self.paths.state()).bytes(),
+            (Some(size), None) => disk::new_takes(&self.paths.disks(), size).bytes(),
+        };
+        let needed = ByteSize(OF_A_SANDBOX.bytes() + disk);
+        space::require(self.paths.state(), needed, "a sandbox")
     }
 
     /// A machine with its root, in which nothing runs yet: a clone of a template where there is one of its shape.
@@ -400,8 +414,7 @@ impl Node {
             promise.runs();
         }
         self.points.at(points::START_RUNNING);
-        self.monitor
-            .watch(&entry.id, vm.pidfd())
+        vm.watch(&self.monitor, &entry.id)
             .map_err(Error::host("waiting for the VMM's end"))?;
         let sandbox = entry.stored().sandbox;
         self.events.tell(EventKind::Start, &sandbox);
@@ -474,7 +487,10 @@ impl Node {
         let work = move || {
             loop {
                 match node.monitor.wait() {
-                    Ok(ended) => ended.into_iter().for_each(|id| node.settle_in_thread(id)),
+                    Ok(told) => told.into_iter().for_each(|told| match told {
+                        Told::Ended(id) => node.settle_in_thread(id),
+                        Told::Said(id) => node.hear(&id),
+                    }),
                     Err(error) => {
                         if let Some(left_out) = NOT_WAITED.due() {
                             log::error!(
@@ -544,6 +560,7 @@ pub(crate) fn new_sandbox(
         id: ids::sandbox()?,
         name: String::new(),
         state: State::Creating,
+        pause_reason: None,
         config,
         digest,
         created_ns: clock::now_ns(),

@@ -54,6 +54,16 @@ impl Node {
             return self.wait_for_end(entry);
         };
         self.mark_stopping(entry)?;
+        if stored.sandbox.pause_reason.is_some() && !self.has_space_for(entry) {
+            // It would stop again before its command has heard of anything.
+            log::warn!(
+                "sandbox {} is ended without being asked: there is no space for what it writes",
+                entry.id
+            );
+            vm.kill()?;
+            self.points.at(points::STOP_KILLED);
+            return self.wait_for_end(entry);
+        }
         if state == State::Paused
             && let Err(error) = vm.ask("the VM was resumed", vmm_api::VmmClient::resume)
         {
@@ -117,7 +127,7 @@ impl Node {
     }
 
     fn mark_stopping(&self, entry: &Entry) -> Result<(), Error> {
-        self.update(entry, |stored| {
+        self.note_change(entry, |stored| {
             stored.sandbox.state = State::Stopping;
             stored.stopped = true;
         })
@@ -241,10 +251,11 @@ impl Node {
     pub(crate) fn exited(&self, entry: &Entry, ended: Ended) -> Result<(), Error> {
         // Before anybody sees that it has ended, and gives it the next one.
         drop(entry.take_promise());
-        self.update(entry, |stored| {
+        let now = clock::now_ns();
+        self.note_change(entry, |stored| {
             let sandbox = &mut stored.sandbox;
             (sandbox.state, sandbox.vmm) = (State::Exited, None);
-            (sandbox.ended_ns, sandbox.ended) = (Some(clock::now_ns()), Some(ended));
+            (sandbox.ended_ns, sandbox.ended) = (Some(now), Some(ended.clone()));
             stored.held = false;
         })?;
         self.events.tell(EventKind::Exit, &entry.stored().sandbox);
@@ -316,7 +327,7 @@ impl Node {
 
     /// Takes away all of a sandbox.
     pub(crate) fn destroy(&self, entry: &Entry) -> Result<(), Error> {
-        self.update(entry, |stored| stored.sandbox.state = State::Removing)?;
+        self.note_change(entry, |stored| stored.sandbox.state = State::Removing)?;
         self.points.at(points::REMOVE_RECORDED);
         self.clear(entry)?;
         self.points.at(points::REMOVE_CLEARED);

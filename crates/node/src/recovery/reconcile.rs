@@ -28,7 +28,7 @@ use crate::sandbox::entry::Entry;
 use crate::store::Found;
 use crate::store::database::Stored;
 use crate::vmm::process;
-use crate::vmm::vm::Vm;
+use crate::vmm::vm::{Vm, pause_reason};
 
 const RESTARTED: &str = "the daemon ended while the sandbox was being started";
 const VMM_GONE: &str = "its VMM ended while no daemon ran, without a word of its command's end";
@@ -165,20 +165,29 @@ impl Node {
             false => self.config.limits.answer,
         };
         let info = vm.ask_within(limit, "the daemon was started", VmmClient::info)?;
+        let reason = pause_reason(&info);
         let state = match info.state {
             VmState::Running => State::Running,
             VmState::Paused => State::Paused,
             // It has ended just now, or never began.
             VmState::Empty | VmState::Created | VmState::Ended => return Ok(false),
         };
-        self.update(entry, |stored| {
+        // A VM that runs is not ended because there is no space for its record.
+        self.note_change(entry, |stored| {
             let stopping = stored.sandbox.state == State::Stopping;
             stored.sandbox.state = if stopping { State::Stopping } else { state };
+            stored.sandbox.pause_reason = reason;
             stored.sandbox.vmm = Some(process);
             (stored.sandbox.ended_ns, stored.sandbox.ended) = (None, None);
         })?;
-        self.monitor
-            .watch(&entry.id, vm.pidfd())
+        if reason.is_some() {
+            log::warn!(
+                "sandbox {} is paused, as there was no space on the host: it goes on when there is some",
+                entry.id
+            );
+            self.hold.lack.tell();
+        }
+        vm.watch(&self.monitor, &entry.id)
             .map_err(Error::host("waiting for the VMM's end"))?;
         Ok(true)
     }

@@ -1,9 +1,11 @@
-//! What a sandbox holds of the host beside its files: CPUs, limits, TAPs, volumes, and what it is promised. Knows no operation.
+//! What a sandbox holds of the host beside its files: CPUs, limits, TAPs, volumes, what it is promised, and the space for them. Knows
+//! no operation.
 
 pub(crate) mod budget;
 pub(crate) mod cpus;
 pub(crate) mod limits;
 pub(crate) mod own_cgroup;
+pub(crate) mod space;
 pub(crate) mod tap_pool;
 pub(crate) mod volume_shares;
 pub(crate) mod volumes;

@@ -3,7 +3,7 @@
 //! Two locks. `operation` is held by whoever starts, stops, pauses or removes the sandbox, for as long as that takes: each
 //! of these has a deadline. `inner` is held for moments. `operation` comes first. Killing the VM needs neither.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use node_api::State;
@@ -33,6 +33,8 @@ pub(crate) struct Inner {
     /// What it has of the host as long as it has a machine, or is about to get one; and for its disk.
     machine: Option<Arc<Promise>>,
     disk: Option<Promise>,
+    /// Its record is older than what is known here, as there was no space for it.
+    pub(crate) unsaved: bool,
 }
 
 impl Entry {
@@ -47,6 +49,7 @@ impl Entry {
                 gone: false,
                 machine: None,
                 disk: None,
+                unsaved: false,
             }),
             changed: Condvar::new(),
         })
@@ -55,6 +58,15 @@ impl Entry {
     /// Waits for its turn to change the sandbox's state.
     pub(crate) fn operate(&self) -> MutexGuard<'_, ()> {
         self.operation.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same for who cannot wait; `None` when somebody has it.
+    pub(crate) fn try_operate(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.operation.try_lock() {
+            Ok(operation) => Some(operation),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -8,10 +8,11 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use base::ByteSize;
-use rustix::fs::{CWD, RenameFlags, SeekFrom, copy_file_range, ioctl_ficlone, renameat_with, seek};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags, SeekFrom, copy_file_range, ioctl_ficlone, renameat_with, seek};
 use rustix::io::Errno;
 
 use crate::Error;
+use crate::resources::space::taken;
 
 /// Between two looks at the clock.
 const COPIED_AT_ONCE: usize = 16 << 20;
@@ -31,6 +32,9 @@ const MKFS_FLAGS: &[&str] = &[
     "lazy_itable_init=1,lazy_journal_init=1,nodiscard",
 ];
 
+/// What mkfs writes to a new disk at most, with these flags.
+const EMPTY: ByteSize = ByteSize::mib(8);
+
 /// Makes a disk of `size` at `path`; templates are kept in `templates`. One that is there already stays.
 pub(crate) fn create(templates: &Path, size: ByteSize, path: &Path) -> Result<(), Error> {
     if path.exists() {
@@ -43,6 +47,42 @@ pub(crate) fn create(templates: &Path, size: ByteSize, path: &Path) -> Result<()
 /// Makes the disk at `path` one that holds what the one at `from` does, whatever was there; or leaves it as it was.
 pub(crate) fn replace(from: &Path, path: &Path) -> Result<(), Error> {
     Beside::new(from, path)?.put()
+}
+
+/// How much of the file system of `directory` a copy of the disk at `from` takes there.
+pub(crate) fn copy_takes(from: &Path, directory: &Path) -> ByteSize {
+    match shares(directory) {
+        Ok(true) => ByteSize(0),
+        Ok(false) => taken(from),
+        Err(error) => {
+            log::debug!(
+                "whether {} shares what is copied is not known: {error}",
+                directory.display()
+            );
+            ByteSize(0)
+        }
+    }
+}
+
+/// Whether copies on this file system take nothing (reflinks), as a copy of nothing shows.
+fn shares(directory: &Path) -> io::Result<bool> {
+    let nameless = || rustix::fs::open(directory, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR);
+    let (from, to) = (nameless()?, nameless()?);
+    match ioctl_ficlone(&to, &from) {
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL | Errno::XDEV) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// How much of the file system of `templates` a disk of `size` takes that is made there.
+pub(crate) fn new_takes(templates: &Path, size: ByteSize) -> ByteSize {
+    let template = template_path(templates, size);
+    match template.exists() {
+        true => copy_takes(&template, templates),
+        // As mkfs writes it, and its copy.
+        false => ByteSize(EMPTY.bytes() * 2),
+    }
 }
 
 /// What lies beside the disk at `path` where somebody who was to replace it died: removed.
@@ -121,8 +161,12 @@ pub(crate) fn remove(path: &Path) -> Result<(), Error> {
     }
 }
 
+fn template_path(templates: &Path, size: ByteSize) -> PathBuf {
+    templates.join(format!("{FILE_SYSTEM}-{}", size.bytes()))
+}
+
 fn template(templates: &Path, size: ByteSize) -> Result<PathBuf, Error> {
-    let path = templates.join(format!("{FILE_SYSTEM}-{}", size.bytes()));
+    let path = template_path(templates, size);
     if path.exists() {
         return Ok(path);
     }

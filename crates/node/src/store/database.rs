@@ -129,9 +129,15 @@ impl Database {
 
     fn make(path: &Path) -> Result<Self, Error> {
         let connection = connect(path)?;
-        let setup = format!(
-            "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA user_version = {SCHEMA_VERSION}; {SCHEMA}"
-        );
+        let version: i64 = connection
+            .query_row("PRAGMA user_version", [], |row| row.get(0))
+            .map_err(Error::database("reading"))?;
+        // Setting it writes, which needs space.
+        let numbered = match version {
+            SCHEMA_VERSION => String::new(),
+            _ => format!("PRAGMA user_version = {SCHEMA_VERSION};"),
+        };
+        let setup = format!("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; {numbered} {SCHEMA}");
         connection.execute_batch(&setup).map_err(Error::database("preparing"))?;
         Ok(Self {
             connection,

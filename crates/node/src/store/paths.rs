@@ -7,6 +7,7 @@
 //!  node.db          its database; node.db.damaged-TIME: one that was set aside
 //!  recovery.json    what was wrong at the last start at which anything was
 //!  quarantine/      what belongs to nobody
+//!  reserve          room for the database and records where there is no other
 //!  images/          the image store
 //!  disks/           an empty file system of each size, copied for each sandbox
 //!  volumes/NAME/    _data: a named volume's files
@@ -46,6 +47,10 @@ impl Paths {
 
     pub(crate) fn quarantine(&self) -> PathBuf {
         self.0.join(node_api::recovery::QUARANTINE)
+    }
+
+    pub(crate) fn reserve(&self) -> PathBuf {
+        self.0.join("reserve")
     }
 
     pub(crate) fn images(&self) -> PathBuf {

@@ -27,8 +27,11 @@ const REACHED_BY_GROUP: u32 = 0o710;
 const VOLUMES: &str = "volumes";
 
 /// What is ours in the state directory, but for the socket, whose mode says who may ask. A database has files beside it.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 13] = [
     "lock",
+    "reserve",
+    node_api::recovery::QUARANTINE,
+    node_api::recovery::REPORT,
     node_api::METRICS_SOCKET,
     "basaltd.log",
     "images",

@@ -1,30 +1,78 @@
-//! One thread that waits for the end of all VMMs, through their pidfds. Knows ids, not sandboxes.
+//! One thread that waits for the end of all VMMs, through their pidfds, and for what they say without being asked. Knows ids, not
+//! sandboxes.
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{Epoll, Interest};
+use base::{Epoll, EventFd, Interest};
+
+/// The token of what VMMs have said to somebody who has asked them something else.
+const SPOKEN: u64 = u64::MAX;
 
 /// What is waited for.
 #[derive(Debug)]
 pub(crate) struct Monitor {
     epoll: Epoll,
     watched: Mutex<Watched>,
+    spoken: Arc<Spoken>,
 }
 
 #[derive(Debug, Default)]
 struct Watched {
     next: u64,
-    by_token: HashMap<u64, (String, OwnedFd)>,
+    by_token: HashMap<u64, Watch>,
+}
+
+/// A VMM's process, or its socket.
+#[derive(Debug)]
+struct Watch {
+    id: String,
+    /// Of a process: its descriptor, and its socket's token. The socket is its owner's, and leaves the set when that closes it.
+    process: Option<(OwnedFd, u64)>,
+}
+
+/// What has happened to a VMM, by the id that it is watched as.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// It has ended.
+    Ended(String),
+    /// It may have said something.
+    Said(String),
+}
+
+#[derive(Debug)]
+struct Spoken {
+    event: EventFd,
+    ids: Mutex<Vec<String>>,
+}
+
+/// For whoever has come by something that a VMM has said without being asked.
+#[derive(Debug)]
+pub(crate) struct Ear {
+    id: String,
+    spoken: Arc<Spoken>,
+}
+
+impl Ear {
+    /// The VMM has said something.
+    pub(crate) fn tell(&self) {
+        let mut ids = self.spoken.ids.lock().unwrap_or_else(PoisonError::into_inner);
+        ids.push(self.id.clone());
+        self.spoken.event.signal();
+    }
 }
 
 impl Monitor {
     pub(crate) fn new() -> io::Result<Self> {
+        let (epoll, event) = (Epoll::new()?, EventFd::new()?);
+        epoll.add(&event, SPOKEN, Interest::READ)?;
+        let ids = Mutex::default();
         Ok(Self {
-            epoll: Epoll::new()?,
+            epoll,
             watched: Mutex::default(),
+            spoken: Arc::new(Spoken { event, ids }),
         })
     }
 
@@ -32,33 +80,61 @@ impl Monitor {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the end of a process; it is told once, as `id`'s.
-    pub(crate) fn watch(&self, id: &str, pidfd: BorrowedFd<'_>) -> io::Result<()> {
+    /// How to say that the VMM that is watched as `id` has said something.
+    pub(crate) fn ear(&self, id: &str) -> Ear {
+        Ear {
+            id: id.to_owned(),
+            spoken: Arc::clone(&self.spoken),
+        }
+    }
+
+    /// Waits for the end of a process, which is told once, as `id`'s; and each time that something comes to `socket`, as long as its
+    /// owner has it open.
+    pub(crate) fn watch(&self, id: &str, pidfd: BorrowedFd<'_>, socket: BorrowedFd<'_>) -> io::Result<()> {
         let pidfd = pidfd.try_clone_to_owned()?;
         let mut watched = self.watched();
-        let token = watched.next;
-        watched.next += 1;
-        self.epoll.add(&pidfd, token, Interest::READ)?;
-        watched.by_token.insert(token, (id.to_owned(), pidfd));
+        let (process, said) = (watched.next, watched.next + 1);
+        watched.next += 2;
+        self.epoll.add(&pidfd, process, Interest::READ)?;
+        self.epoll.add(socket, said, Interest::READ_EDGE)?;
+        let watch = |process| Watch {
+            id: id.to_owned(),
+            process,
+        };
+        watched.by_token.insert(said, watch(None));
+        watched.by_token.insert(process, watch(Some((pidfd, said))));
         Ok(())
     }
 
-    /// Waits until some have ended; whose they were.
-    pub(crate) fn wait(&self) -> io::Result<Vec<String>> {
+    /// Waits until something has happened to some; what, and to whom.
+    pub(crate) fn wait(&self) -> io::Result<Vec<Told>> {
         let mut ready = Vec::new();
         self.epoll.wait(&mut ready, None)?;
         let mut watched = self.watched();
-        let mut ended = Vec::new();
+        let mut told = Vec::new();
         for event in ready {
-            if let Some((id, pidfd)) = watched.by_token.remove(&event.token) {
-                // Whoever else has the descriptor, a child between fork and exec even, would keep it in the set.
-                if let Err(error) = self.epoll.remove(&pidfd) {
-                    log::warn!("the end of {id} may be told again: {error}");
-                }
-                ended.push(id);
+            if event.token == SPOKEN {
+                self.spoken.event.consume();
+                let mut ids = self.spoken.ids.lock().unwrap_or_else(PoisonError::into_inner);
+                told.extend(ids.drain(..).map(Told::Said));
+                continue;
             }
+            let Some(Watch { id, process }) = watched.by_token.remove(&event.token) else {
+                continue;
+            };
+            let Some((pidfd, said)) = process else {
+                told.push(Told::Said(id.clone()));
+                watched.by_token.insert(event.token, Watch { id, process });
+                continue;
+            };
+            watched.by_token.remove(&said);
+            // Whoever else has the descriptor, a child between fork and exec even, would keep it in the set.
+            if let Err(error) = self.epoll.remove(&pidfd) {
+                log::warn!("the end of {id} may be told again: {error}");
+            }
+            told.push(Told::Ended(id));
         }
-        Ok(ended)
+        Ok(told)
     }
 }
 
@@ -74,17 +150,30 @@ mod tests {
             .map(|_| std::process::Command::new("sleep").arg("1000").spawn().unwrap())
             .collect();
         // Somebody else has them, too.
-        let mut pidfds = Vec::new();
+        let (mut pidfds, mut sockets) = (Vec::new(), Vec::new());
         for (child, id) in children.iter().zip(["short", "long"]) {
             let process = crate::vmm::process::identify(i32::try_from(child.id()).unwrap()).unwrap();
             let pidfd = crate::vmm::process::open(process).unwrap().unwrap();
-            monitor.watch(id, pidfd.as_fd()).unwrap();
+            let socket = EventFd::new().unwrap();
+            monitor.watch(id, pidfd.as_fd(), socket.as_fd()).unwrap();
+            sockets.push(socket);
             pidfds.push(pidfd);
         }
+        let ended = |id: &str| [Told::Ended(id.to_owned())];
+        let said = [Told::Said("long".to_owned())];
+        sockets[1].signal();
+        assert_eq!(monitor.wait().unwrap(), said);
+        monitor.ear("long").tell();
+        assert_eq!(monitor.wait().unwrap(), said, "what came is told once");
         children[0].kill().unwrap();
-        assert_eq!(monitor.wait().unwrap(), ["short"]);
+        assert_eq!(monitor.wait().unwrap(), ended("short"));
+        sockets[0].signal();
         children[1].kill().unwrap();
-        assert_eq!(monitor.wait().unwrap(), ["long"]);
+        let mut told = Vec::new();
+        while told.is_empty() {
+            told = monitor.wait().unwrap();
+        }
+        assert_eq!(told, ended("long"), "nobody listens to one that has ended");
         for mut child in children {
             child.wait().unwrap();
         }

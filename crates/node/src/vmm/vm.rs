@@ -5,23 +5,29 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use agent_api::{Connection, DiskName, Duplex, GuestNetwork, Prepare, RootDisk, VSOCK_PORT};
+use base::ByteSize;
+use node_api::PauseReason;
 use observe::span::span;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use vmm_api::{ClientError, Event, MetricSample, VmmClient};
+use vmm_api::{ClientError, Event, Info, MetricSample, StopReason, VmState, VmmClient};
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::Error;
 use crate::config::TimeLimits;
+use crate::error::space::Lacking;
 use crate::guest::deadline_stream::Timed;
 use crate::guest::reidentify::Own;
+use crate::resources::space::LEAST;
 use crate::store::database::Stored;
 use crate::store::paths::SandboxPaths;
 use crate::vmm::launch::{Prepared, ROOT_SERIAL, Restoring, WRITABLE_SERIAL};
+use crate::vmm::monitor::{Ear, Monitor};
 use crate::vmm::process::{self, readable, timespec};
 use crate::vmm::tail::Tail;
 
@@ -36,6 +42,10 @@ const ENTROPY: usize = 64;
 pub(crate) struct Vm {
     pidfd: OwnedFd,
     client: Mutex<VmmClient>,
+    /// Who listens to what it says without being asked.
+    ear: OnceLock<Ear>,
+    /// Somebody has listened in vain, as another talked to it.
+    unheard: AtomicBool,
     paths: SandboxPaths,
     limits: TimeLimits,
 }
@@ -55,6 +65,8 @@ impl Vm {
         let socket = connected().map_err(Error::file("connect to", &path))?;
         Ok(Self {
             pidfd,
+            ear: OnceLock::new(),
+            unheard: AtomicBool::new(false),
             client: Mutex::new(VmmClient::new(PacketSocket::from_fd(socket))),
             paths: paths.clone(),
             limits,
@@ -84,13 +96,52 @@ impl Vm {
         self.client.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Has what it says without being asked, and its end, told as `id`'s from here on.
+    pub(crate) fn watch(&self, monitor: &Monitor, id: &str) -> io::Result<()> {
+        self.ear.get_or_init(|| monitor.ear(id));
+        monitor.watch(id, self.pidfd(), self.client().as_fd())
+    }
+
+    /// Why the VMM has stopped its VM, if it has said so. Waits for nobody: whoever talks to it now tells the
+    /// monitor afterwards.
+    pub(crate) fn take_stop(&self) -> Result<Option<StopReason>, ClientError> {
+        let mut client = match self.client.try_lock() {
+            Ok(client) => client,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.unheard.store(true, Ordering::SeqCst);
+                // Whoever had it may have let go of it before it could see that.
+                match self.client.try_lock() {
+                    Ok(client) => client,
+                    Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                    Err(TryLockError::WouldBlock) => return Ok(None),
+                }
+            }
+        };
+        self.unheard.store(false, Ordering::SeqCst);
+        client.take_stop()
+    }
+
+    /// Lets others talk to the VMM; what it has said meanwhile is looked at by whoever listens.
+    fn let_go(&self, client: MutexGuard<'_, VmmClient>) {
+        let told = client.has_events();
+        drop(client);
+        if (self.unheard.swap(false, Ordering::SeqCst) || told)
+            && let Some(ear) = self.ear.get()
+        {
+            ear.tell();
+        }
+    }
+
     /// Asks the VMM something.
     pub(crate) fn ask<T>(
         &self,
         during: &'static str,
         question: impl FnOnce(&mut VmmClient) -> Result<T, ClientError>,
     ) -> Result<T, Error> {
-        let answer = question(&mut self.client());
+        let mut client = self.client();
+        let answer = question(&mut client);
+        self.let_go(client);
         answer.map_err(|error| self.unanswered(during, self.limits.answer, error))
     }
 
@@ -117,7 +168,7 @@ impl Vm {
         patience(&client, limit)?;
         let answer = question(&mut client);
         patience(&client, self.limits.answer)?;
-        drop(client);
+        self.let_go(client);
         answer.map_err(|error| self.unanswered(during, limit, error))
     }
 
@@ -213,11 +264,15 @@ impl Vm {
         cancel: Option<BorrowedFd<'_>>,
     ) -> Result<UnixStream, Error> {
         const DURING: &str = "the guest booted";
+        // Others may talk to the VMM meanwhile.
+        let voice = self.client().as_fd().try_clone_to_owned();
+        let voice = voice.map_err(Error::host("listening to a VMM"))?;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let mut fds = vec![
                 PollFd::new(acceptor, PollFlags::IN),
                 PollFd::new(&self.pidfd, PollFlags::IN),
+                PollFd::new(&voice, PollFlags::IN),
             ];
             fds.extend(cancel.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::RDHUP)));
             match poll(&mut fds, Some(&timespec(left))) {
@@ -236,7 +291,12 @@ impl Vm {
             if ready.get(1) == Some(&true) {
                 return Err(self.end(DURING));
             }
-            if ready.get(2) == Some(&true) {
+            if ready.get(2) == Some(&true)
+                && let Ok(Some(StopReason::NoSpace { .. })) = self.take_stop()
+            {
+                return Err(self.no_space());
+            }
+            if ready.get(3) == Some(&true) {
                 return Err(Error::Cancelled);
             }
             if left.is_zero() {
@@ -341,6 +401,8 @@ impl Vm {
             agent_api::Error::Exec(failure) => return Error::Exec(failure),
             agent_api::Error::Local { .. } | agent_api::Error::Refused(_) => (),
             _ if readable(&self.pidfd, LAST_WORDS) => return self.end(during),
+            // It cannot have answered.
+            _ if self.is_stopped_for_space() => return self.no_space(),
             _ => (),
         }
         let console = self.console();
@@ -363,12 +425,32 @@ impl Vm {
         Error::GuestSilent { during, limit, console }
     }
 
+    fn is_stopped_for_space(&self) -> bool {
+        let info = self.ask("its agent did not answer", VmmClient::info);
+        info.is_ok_and(|info| pause_reason(&info).is_some())
+    }
+
+    fn no_space(&self) -> Error {
+        let free = base::space::available(&self.paths.directory).unwrap_or(0);
+        let lacking = Lacking::Before {
+            what: "what the guest writes to its disk",
+            needed: LEAST,
+            free: ByteSize(free),
+            path: self.paths.directory.clone(),
+        };
+        lacking.into()
+    }
+
     /// The VM has ended or the VMM is gone: says which and why.
     pub(crate) fn end(&self, during: &'static str) -> Error {
         // The VMM says why just before it goes.
         readable(&self.pidfd, LAST_WORDS);
         let mut client = self.client();
-        match client.wait_event() {
+        let mut said = client.wait_event();
+        while matches!(said, Ok(Event::Stopped(_))) {
+            said = client.wait_event();
+        }
+        match said {
             Ok(Event::Ended(reason)) => {
                 let console = self.console();
                 Error::GuestEnded {
@@ -378,7 +460,7 @@ impl Vm {
                     console,
                 }
             }
-            Err(_) => {
+            Ok(Event::Stopped(_)) | Err(_) => {
                 drop(client);
                 self.died(during)
             }
@@ -406,6 +488,14 @@ impl Vm {
 
     fn vmm_log(&self) -> Tail {
         Tail::of("the VMM's log", &self.paths.vmm_log())
+    }
+}
+
+/// What a VMM says of a VM that is paused.
+pub(crate) fn pause_reason(info: &Info) -> Option<PauseReason> {
+    match (info.state, &info.stopped) {
+        (VmState::Paused, Some(StopReason::NoSpace { .. })) => Some(PauseReason::NoSpace),
+        _ => None,
     }
 }
 

@@ -340,6 +340,7 @@ impl VirtioPciDevice {
                     queue,
                     kick: Arc::clone(kick),
                     linger: Linger::up_to(self.vm.linger()),
+                    held: Vec::new(),
                 })
             })
             .collect()

@@ -16,6 +16,10 @@ use super::{Phase, State, TransportError, VirtioPciDevice};
 /// As much of the device's configuration space as is compared: more than any device of ours has.
 const CONFIG_BYTES: usize = 256;
 
+/// Why a device cannot be saved that keeps requests.
+const HELD: &str =
+    "it keeps requests for which the host has no space left: make space, let the VM go on, and save it then";
+
 /// How far a queue has been worked through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Position {
@@ -71,6 +75,9 @@ impl VirtioPciDevice {
                 let enabled = state.common.queues().iter().filter(|queue| queue.enabled).count();
                 if queues.len() != enabled {
                     return Err(crate::DeviceError::Lost.into());
+                }
+                if queues.iter().any(|active| !active.held.is_empty()) {
+                    return Err(crate::DeviceError::Refused(HELD.to_owned()).into());
                 }
                 let positions = queues.iter().map(|active| Position {
                     index: active.index,

@@ -37,6 +37,7 @@ pub(crate) fn make(config: &FsConfig, directory: &Path) -> Result<Box<dyn Virtio
     let context = DeviceContext {
         id: "shared",
         metrics: &Registry::new(),
+        no_space: &device::SpaceAlarm::new().unwrap(),
     };
     let fds = vec![open(directory), open(Path::new("/proc/self/fd"))];
     virtiofs::MODULE.create(&spec, &mut FdTable::new(fds), &context)

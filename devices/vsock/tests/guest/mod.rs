@@ -187,7 +187,11 @@ pub(crate) fn create(
         kind: "vsock".into(),
         config: serde_json::to_value(config).unwrap(),
     };
-    let context = DeviceContext { id: "vsock0", metrics };
+    let context = DeviceContext {
+        id: "vsock0",
+        metrics,
+        no_space: &device::SpaceAlarm::new().unwrap(),
+    };
     vsock::MODULE.create(&spec, fds, &context)
 }
 

@@ -20,6 +20,7 @@ mod daemon_cycles;
 mod daemon_life;
 mod dedicated;
 mod devices;
+mod disk_full;
 mod foreign_kernel;
 mod hostile;
 mod identity_memory;
@@ -78,6 +79,7 @@ pub(crate) const ALL: &[&Case] = &[
     &run::SETTINGS,
     &state_directory::CASE,
     &private_state::CASE,
+    &disk_full::CASE,
     &kernel_features::CASE,
     &streams::CASE,
     &terminal::CASE,

@@ -25,7 +25,7 @@ const MAX_SERIES: usize = 256;
 const MAX_LABEL: usize = 32;
 
 /// What VMMs count, and what that is, in the order of docs/vmm.md. A name that is not here is not told.
-const VMM: [(&str, &str); 31] = [
+const VMM: [(&str, &str); 32] = [
     ("vcpu_exits_total", "Exits of vCPUs to the VMM."),
     ("engine_exits_total", "Exits of guests that own their CPUs."),
     (
@@ -51,6 +51,10 @@ const VMM: [(&str, &str); 31] = [
         "Descriptor chains of block devices that do not hold up.",
     ),
     ("block_throttled_total", "Times that a rate made block requests wait."),
+    (
+        "block_no_space_total",
+        "Requests of block devices that were kept because the host had no space left.",
+    ),
     ("console_bytes_total", "Bytes of the console."),
     ("console_dropped_bytes_total", "Bytes of the console that were dropped."),
     ("fs_requests_total", "Requests of shared directories."),
