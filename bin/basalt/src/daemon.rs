@@ -245,7 +245,7 @@ fn start_service(socket: &Path) -> Result<Client> {
             said.trim()
         );
     }
-    try_connect(socket)?.with_context(|| format!("{SERVICE} was started, but nobody listens at {}", socket.display()))
+    try_connect(socket)?.with_context(|| format!("{SERVICE} was started, but does not listen at {}", socket.display()))
 }
 
 /// Starts a daemon and waits until it answers. Two may be started at once: then one of them finds the other and ends.

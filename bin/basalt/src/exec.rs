@@ -45,7 +45,9 @@ pub(crate) fn exec(args: &ExecArgs, output: &Output) -> Result<u8> {
     match attached::run(stream, &request, &signals, None)? {
         Finished::Exited(status) => Ok(status.exit_code()),
         Finished::Refused(failure) => refused(failure, output),
-        Finished::TimedOut => bail!("the command was ended by a limit that nobody has set; that is a bug"),
+        Finished::TimedOut => {
+            bail!("the command was ended by a time limit that was not set: this is a bug of basalt, please report it")
+        }
         Finished::Lost(error) => {
             let inspect = Request::Inspect {
                 sandbox: args.sandbox.clone(),

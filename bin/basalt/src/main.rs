@@ -102,7 +102,7 @@ fn carry_out(cli: Cli, argv: &[OsString], output: &Output) -> anyhow::Result<u8>
         Verb::Man { directory } => generate::man(&directory, output),
         Verb::Version => output.version(),
         other => Err(anyhow::anyhow!(
-            "{other:?} is a verb that nobody carries out; that is a bug"
+            "the verb {other:?} is not handled: this is a bug of basalt, please report it"
         )),
     }
 }
@@ -154,7 +154,7 @@ fn here(verb: Verb, output: &Output) -> anyhow::Result<u8> {
         Verb::Move(args) => snapshots::move_to(&args, output),
         Verb::Daemon(args) => daemon::tell(&args, output),
         other => Err(anyhow::anyhow!(
-            "{other:?} is a verb that nobody carries out; that is a bug"
+            "the verb {other:?} is not handled: this is a bug of basalt, please report it"
         )),
     }
 }

@@ -131,7 +131,7 @@ fn counted(out: impl Write, to: &Path, work: impl FnOnce(&mut dyn Write, &Path) 
         match work(&mut out, to) {
             // Unlike a list of which somebody has seen enough, half an archive is worth nothing.
             Err(_) if out.gone => Err(anyhow!(
-                "whoever reads the archive was gone before its end: nothing of it is of use"
+                "the reader of the archive closed its end early: the archive is incomplete"
             )),
             written => written.map(|()| out.bytes),
         }

@@ -177,7 +177,7 @@ fn made_with(config: BuildConfig, output: &Output, begins: impl FnOnce()) -> Res
         Err(error) => {
             // Nothing is left of it when this program ends; otherwise the connection's end sees to that a moment later.
             if let Err(error) = builder.client.ask(Request::Finish) {
-                log::info!("the daemon was not told that the build has ended: {error}");
+                log::info!("the daemon was not notified that the build has ended: {error}");
             }
             Err(error)
         }

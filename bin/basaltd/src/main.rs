@@ -62,7 +62,7 @@ fn serve(options: Options) -> Result<()> {
     let node = open(options)?;
     let metrics = Endpoint::bind(&node, address)?;
     if let Some(address) = metrics.tcp() {
-        log::info!("metrics are told on http://{address}/metrics");
+        log::info!("metrics are served at http://{address}/metrics");
     }
     let server = match inherited {
         Some(socket) => Server::inherit(node, socket)?,

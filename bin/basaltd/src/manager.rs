@@ -53,6 +53,6 @@ pub(crate) fn tell(what: &str) -> Result<()> {
         None => SocketAddr::from_pathname(&path),
     };
     let told = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(what.as_bytes(), &address));
-    told.with_context(|| format!("the service manager at {} cannot be told `{what}`", path.display()))?;
+    told.with_context(|| format!("the service manager at {} did not take `{what}`", path.display()))?;
     Ok(())
 }

@@ -104,7 +104,7 @@ fn accept(listener: &OwnedFd, vm: &mut Vm) -> Result<Option<OwnedFd>> {
             Ok(driver) => return Ok(Some(driver)),
             Err(error) => {
                 // No descriptor left, or a driver that went away while it waited: neither may end the VM.
-                log::warn!("a driver could not be let in: {error}");
+                log::warn!("cannot accept a connection: {error}");
                 std::thread::sleep(ACCEPT_PAUSE);
             }
         }
@@ -170,7 +170,7 @@ fn answer(socket: &PacketSocket, vm: &mut Vm) -> Result<(), PacketError> {
             reply(socket, id, result)
         }
         Ok(other) => {
-            log::error!("the driver sent something that is no request: {other:?}");
+            log::error!("the driver sent something the packet is not a request: {other:?}");
             Err(PacketError::Closed)
         }
         Err(error) => {

@@ -42,7 +42,7 @@ impl Line {
         };
         // One interrupt has one destination. Whoever means several gets the first of them.
         let Some(vcpu) = shared.meant_by(message) else {
-            log::debug!("an interrupt for nobody");
+            log::debug!("an interrupt without a destination");
             return;
         };
         match uapi::attach_irq(&vcpu, &self.event, message.vector) {

@@ -142,7 +142,7 @@ impl Shared {
                     log::debug!("an NMI was not delivered: {error}");
                 }
             }),
-            Command::Other(mode) => log::debug!("an interrupt of mode {mode} that nobody delivers"),
+            Command::Other(mode) => log::debug!("an interrupt of the unsupported delivery mode {mode}"),
         }
     }
 }

@@ -225,7 +225,7 @@ pub enum Error {
         problem: &'static str,
     },
     /// An entry that erofs, or this crate, cannot keep.
-    #[error("{what} has the entry {name:?}, which cannot be kept ({problem}): build the image without it")]
+    #[error("{what} has the entry {name:?}, which cannot be stored ({problem}): build the image without it")]
     UnsupportedEntry {
         /// Which layer.
         what: String,

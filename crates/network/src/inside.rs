@@ -73,7 +73,7 @@ impl Inside {
         let jobs = self.jobs.as_ref().ok_or(Error::ThreadGone)?;
         let job = move || {
             if sender.send(job()).is_err() {
-                log::error!("nobody waits for what was done in the network namespace");
+                log::error!("the result of work in the network namespace is dropped: its caller is gone");
             }
         };
         jobs.send(Box::new(job)).map_err(|_| Error::ThreadGone)?;

@@ -34,7 +34,7 @@ impl Events {
         listeners.retain(|listener| match listener.try_send(event.clone()) {
             Ok(()) => true,
             Err(TrySendError::Full(_)) => {
-                log::warn!("somebody listens to events too slowly and has lost one");
+                log::warn!("a client reads events too slowly, and one was dropped");
                 true
             }
             Err(TrySendError::Disconnected(_)) => false,

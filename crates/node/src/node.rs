@@ -141,7 +141,7 @@ impl Node {
             .filter(|_| !self.config.managed && self.config.cgroup.is_none())
             && let Err(error) = self.own_cgroup.enter(root)
         {
-            log::warn!("the daemon stays in the cgroup of whoever started it, and may end with it: {error}");
+            log::warn!("the daemon stays in the cgroup of the process that started it, and may end with it: {error}");
         }
     }
 

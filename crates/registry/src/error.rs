@@ -37,7 +37,7 @@ pub enum Error {
         problem: String,
     },
     /// It wants to know who asks.
-    #[error("the registry {host} gives {repository} to nobody without credentials: `podman login {host}` stores some")]
+    #[error("the registry {host} wants credentials for {repository}: `podman login {host}` stores some")]
     NeedsCredentials {
         /// The registry.
         host: String,

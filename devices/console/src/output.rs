@@ -136,7 +136,7 @@ impl Output {
     /// Ends waiting, if it is time.
     pub(crate) fn expire(&mut self, now: Instant) {
         if self.deadline().is_some_and(|until| until <= now) {
-            log::warn!("nobody reads the console's output; it is dropped until somebody does");
+            log::warn!("the console's output has no reader; it is dropped until there is one");
             self.state = State::Dropping;
         }
     }

@@ -186,7 +186,7 @@ impl Switch {
             connection.credit.forwarded(length);
             if let Err(error) = result {
                 connection.shut_by_host(SHUTDOWN_BOTH);
-                self.complain(format_args!("what the guest sends cannot be kept: {error}"));
+                self.complain(format_args!("what the guest sends cannot be buffered: {error}"));
             }
             return;
         }

@@ -108,7 +108,7 @@ impl Host {
             Ok(()) => Ok(ours),
             Err(error) => {
                 if matches!(error, PacketError::Closed) {
-                    log::info!("nobody accepts the guest's connections any more");
+                    log::info!("the guest's connections have no acceptor any more");
                     self.acceptor = None;
                 }
                 Err(error)

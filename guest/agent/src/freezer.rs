@@ -73,7 +73,7 @@ impl Freezer {
         }
         if gate.closed {
             return Err(Error::Refused(
-                "the sandbox stands still for a snapshot: nothing can be started or stored in it until it is renewed"
+                "the sandbox is frozen for a snapshot: nothing can be started or stored in it until that is taken"
                     .to_owned(),
             ));
         }

@@ -58,7 +58,7 @@ impl Log {
             && stream.write_all(&self.buffer).is_err()
             && let Err(error) = self.write_anew()
         {
-            say(format_args!("the command's output is not kept from here on: {error}"));
+            say(format_args!("the command's output is not logged from here on: {error}"));
             self.stream = None;
         }
         self.buffer.clear();

@@ -563,7 +563,7 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
             Ok(log) => Ok(Some(log)),
             Err(error) => {
                 // A host that keeps no log does not answer there.
-                say(format_args!("the command's output is not kept: {error}"));
+                say(format_args!("the command's output is not logged: {error}"));
                 Ok(None)
             }
         }

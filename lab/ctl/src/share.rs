@@ -110,7 +110,7 @@ fn knock(shared: &Shared) -> Result<()> {
     writeln!(stream, "{}", shared.key)?;
     let mut answer = [0; 3];
     stream.read_exact(&mut answer)?;
-    ensure!(&answer == b"OK\n", "somebody else has the port");
+    ensure!(&answer == b"OK\n", "another process has the port");
     Ok(())
 }
 
@@ -273,7 +273,7 @@ impl Served {
             .iter()
             .zip(self.key.bytes().chain([b'\n']))
             .fold(0, |differs, (a, b)| differs | (a ^ b));
-        ensure!(differs == 0, "somebody came without the key");
+        ensure!(differs == 0, "a client connected without the key");
         // Each takes its part of what is left, so that the first does not leave the next without.
         let part = self.descriptors.take(|left| (left / 4).min(FILES));
         let part = part.filter(|part| part.size >= FEW).with_context(|| {
@@ -316,10 +316,10 @@ fn read_key(stream: &mut TcpStream, length: usize) -> Result<Vec<u8>> {
     let mut rest = shown.as_mut_slice();
     while !rest.is_empty() {
         let left = end.saturating_duration_since(Instant::now());
-        ensure!(!left.is_zero(), "somebody came and showed no key in time");
+        ensure!(!left.is_zero(), "a client connected and sent no key in time");
         stream.set_read_timeout(Some(left))?;
         let count = stream.read(rest)?;
-        ensure!(count > 0, "somebody came and went without the key");
+        ensure!(count > 0, "a client connected and left without the key");
         rest = rest.split_at_mut(count).1;
     }
     Ok(shown)

@@ -171,7 +171,7 @@ pub(crate) struct PruneArgs {
     #[arg(short, long)]
     pub(crate) all: bool,
 
-    /// Accepted; nobody is asked anyway.
+    /// Accepted for podman's sake: there is no confirmation to skip.
     #[arg(short, long)]
     pub(crate) force: bool,
 }

@@ -185,7 +185,7 @@ pub(crate) enum Verb {
     Rollback(RollbackArgs),
     /// Let a sandbox that runs go on as another class: its guest notices a pause.
     Move(MoveArgs),
-    /// The host's CPUs: who owns which, and which are kept free.
+    /// The host's CPUs: which sandbox owns which, and which are isolated.
     #[command(subcommand)]
     Host(HostVerb),
     /// Tell how the daemon is, or end it; sandboxes that are detached run on.
@@ -399,7 +399,7 @@ pub(crate) struct RunArgs {
     #[arg(short, long, value_name = "VOLUME", value_parser = volume::mount)]
     pub(crate) volume: Vec<node_api::VolumeMount>,
 
-    /// The same as JSON: what this program, in the lab, is told by the one outside.
+    /// The same as JSON, passed by the `basalt` outside of the lab to the one inside.
     #[arg(long, hide = true, value_name = "JSON", value_parser = volume::described)]
     pub(crate) volume_json: Vec<node_api::VolumeMount>,
 

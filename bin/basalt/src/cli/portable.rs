@@ -14,7 +14,7 @@ pub(crate) struct SaveTo {
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) output: Option<PathBuf>,
 
-    /// Leave the image out: whoever loads the file must have it, or get it elsewhere.
+    /// Leave the image out: the host that loads the file must have it, or get it elsewhere.
     #[arg(long)]
     pub(crate) without_image: bool,
 }

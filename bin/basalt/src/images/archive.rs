@@ -41,7 +41,7 @@ pub(super) fn spooled_input() -> Result<File> {
         bail!("an archive does not come from a terminal: name a file, or send one here");
     }
     let mut file = nameless()?;
-    io::copy(&mut io::stdin().lock(), &mut file).context("standard input cannot be kept until it is imported")?;
+    io::copy(&mut io::stdin().lock(), &mut file).context("cannot store standard input before it is imported")?;
     Ok(file)
 }
 

@@ -184,7 +184,7 @@ fn attached_here(args: &RunArgs, config: SandboxConfig, output: &Output) -> Resu
             let code = conclude(finished, &mut client, &sandbox, args.timeout, output)?;
             if let Err(error) = client.ask(Request::Finish) {
                 // The command has ended as it should, and the next daemon sees that its sandbox has.
-                log::warn!("the daemon was not told: {error}");
+                log::warn!("the daemon was not notified: {error}");
             }
             Ok(code)
         }
@@ -249,7 +249,7 @@ fn conclude(
             }
             Some(Ended::Stopped) => {
                 output.error(&anyhow::anyhow!(
-                    "sandbox {} was stopped by somebody else",
+                    "sandbox {} was stopped by another client",
                     sandbox.name
                 ));
                 Ok(Ended::Stopped.exit_code())

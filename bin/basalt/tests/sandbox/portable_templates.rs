@@ -301,7 +301,11 @@ fn not_to_be_said() -> Vec<(&'static str, Value, &'static str)> {
         ("/template/programs/kernel", zeroes, "another VMM, kernel or agent"),
         ("/template/programs/kernel", json!("x"), "hash that is none"),
         ("/template/resources/cpus", json!(0), "no machine has"),
-        ("/template/recipe", Value::Null, "nobody has built it"),
+        (
+            "/template/recipe",
+            Value::Null,
+            "it was not built by `basalt template build`",
+        ),
         ("/template/recipe/commands", json!(["\u{1b}[2J"]), "control characters"),
         (
             "/template/recipe/commands",

@@ -1,4 +1,5 @@
 //! How requests reach the node. Decides nothing about sandboxes.
 
+mod answers;
 mod bounds;
 pub(crate) mod server;

@@ -1,7 +1,7 @@
 //! The daemon's socket: a thread a connection, one request at a time. Turns requests into calls of the node; decides
 //! nothing itself but what belongs to a connection: a sandbox that is not detached ends with it.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -18,6 +18,7 @@ use rustix::net::{SocketFlags, SocketType};
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::Error;
+use crate::api::answers::{logs, quarantine, started};
 use crate::api::bounds::{self, Seat, Seats};
 use crate::node::Node;
 use crate::operations::build_template::{Build, Wanted};
@@ -113,11 +114,11 @@ impl Server {
     /// # Errors
     /// Nobody can be waited for.
     pub fn serve(self) -> Result<(), Error> {
-        let epoll = Epoll::new().map_err(Error::host("waiting for askers"))?;
+        let epoll = Epoll::new().map_err(Error::host("waiting for clients"))?;
         epoll
             .add(&self.listener, LISTENER, Interest::READ)
             .and_then(|()| epoll.add(self.stop.as_ref(), STOP, Interest::READ))
-            .map_err(Error::host("waiting for askers"))?;
+            .map_err(Error::host("waiting for clients"))?;
         let server = Arc::new(self);
         let mut ready = Vec::new();
         // Of a socket that was deleted.
@@ -125,7 +126,7 @@ impl Server {
         loop {
             epoll
                 .wait(&mut ready, Some(socket_file::LOOK))
-                .map_err(Error::host("waiting for askers"))?;
+                .map_err(Error::host("waiting for clients"))?;
             if ready.iter().any(|event| event.token == STOP) {
                 break;
             }
@@ -175,7 +176,7 @@ impl Server {
             if let Err(error) =
                 rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Send, limit)
             {
-                log::warn!("an asker may be waited for for ever: {error}");
+                log::warn!("the time limit for sending to a client cannot be set: {error}");
             }
             Connection {
                 server: &server,
@@ -328,10 +329,10 @@ impl Connection<'_> {
                 trace,
             }) => Ok(Some((request, trace))),
             Ok(Packet::Request { version, .. }) => Err(refuse(format!(
-                "the asker speaks version {version} of the daemon's API, this daemon version {VERSION}: use basalt and \
+                "the client speaks version {version} of the daemon's API, this daemon version {VERSION}: use basalt and \
                  basaltd of one build"
             ))),
-            Ok(_) => Err(refuse("that is no request".into())),
+            Ok(_) => Err(refuse("the packet is not a request".into())),
             Err(error) => Err(refuse(format!(
                 "the request is not understood ({error}): use basalt and basaltd of one build"
             ))),
@@ -495,7 +496,7 @@ impl Connection<'_> {
     fn is_free(&self) -> Result<(), Error> {
         match &self.tied {
             Some(_) => Err(Error::Invalid(
-                "this connection has a sandbox that ends with it: use another for the next".into(),
+                "this connection has a sandbox that ends with it: use another connection for the next one".into(),
             )),
             None => Ok(()),
         }
@@ -575,28 +576,4 @@ impl Connection<'_> {
         let sent = self.send(&Packet::Item(item), &[]);
         sent.map_err(|_| Error::Cancelled)
     }
-}
-
-fn quarantine(node: &Node, delete: bool) -> Result<Vec<String>, Error> {
-    match delete {
-        true => node.store.prune_quarantine(crate::saved::tree::remove),
-        false => node.store.quarantine(),
-    }
-}
-
-fn started(started: Started) -> (Reply, Vec<OwnedFd>) {
-    let (command, fds) = match started.command {
-        Some((stream, command)) => (Some(Box::new(command)), vec![stream.into()]),
-        None => (None, Vec::new()),
-    };
-    let sandbox = Box::new(started.sandbox);
-    (Reply::Started { sandbox, command }, fds)
-}
-
-fn logs(node: &Node, sandbox: &str) -> Result<(Reply, Vec<OwnedFd>), Error> {
-    let entry = node.find(sandbox)?;
-    let paths = node.sandbox_paths(&entry);
-    let open = |path: &std::path::Path| File::open(path).map(OwnedFd::from).map_err(Error::file("open", path));
-    let files = vec![open(&paths.log())?, open(&paths.console())?];
-    Ok((Reply::Sandbox(Box::new(entry.stored().sandbox)), files))
 }

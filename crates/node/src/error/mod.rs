@@ -150,7 +150,7 @@ pub enum Error {
     #[error("{0}")]
     SnapshotDamaged(String),
     /// Something that was to become a snapshot or a template here.
-    #[error("this is no {0} that can be kept here ({1}): get it again from where it comes")]
+    #[error("this {0} cannot be stored here ({1}): get it again from its source")]
     NotToBeLoaded(Kind, String),
     /// A sandbox of which no snapshot can be taken.
     #[error("no snapshot can be taken of sandbox {name}: {why}")]
@@ -391,7 +391,7 @@ pub enum Error {
     #[error(transparent)]
     Exec(#[from] ExecFailure),
     /// Whoever asked is gone.
-    #[error("whoever asked for it has gone before it was done")]
+    #[error("request cancelled: the client closed the connection")]
     Cancelled,
     /// It took too long.
     #[error("{what} took longer than {limit:?}: `basalt rm --force` ends the sandbox in any case")]

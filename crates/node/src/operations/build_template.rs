@@ -234,7 +234,7 @@ impl Node {
         let losers = lose_to_later(&mut self.templates.lock().records);
         if let Err(error) = self.write_losers(losers) {
             // The next daemon finds the same, and does the same.
-            log::warn!("that a template has lost its name cannot be kept: {error}");
+            log::warn!("cannot record that a template has lost its name: {error}");
         }
     }
 

@@ -162,7 +162,7 @@ impl Node {
         self.points.at(points::RESTORE_MADE);
         {
             let _span = span("VM started");
-            vm.ask("it was let go on from a snapshot", VmmClient::resume)?;
+            vm.ask("it was resumed from a snapshot", VmmClient::resume)?;
         }
         self.points.at(points::RESTORE_RESUMED);
         let agent = {

@@ -31,7 +31,8 @@ use crate::saved::disk::Beside;
 use crate::saved::memory_files;
 use crate::saved::snapshots::Place;
 use crate::vmm::launch;
-use crate::vmm::vm::{Line, Vm};
+use crate::vmm::line::Line;
+use crate::vmm::vm::Vm;
 
 /// Why a sandbox was not put back.
 enum Why {
@@ -233,7 +234,7 @@ impl Node {
     fn go_on_from(&self, vm: &Vm, line: Line) -> Result<(), Error> {
         {
             let _span = span("VM started");
-            vm.ask("it was let go on from a snapshot", VmmClient::resume)?;
+            vm.ask("it was resumed from a snapshot", VmmClient::resume)?;
         }
         self.points.at(points::RESTORE_RESUMED);
         {

@@ -29,7 +29,8 @@ use crate::saved::disk;
 use crate::saved::memory_files;
 use crate::saved::snapshots::{Place, Record};
 use crate::store::database::Stored;
-use crate::vmm::vm::{self, Line, Vm};
+use crate::vmm::line::Line;
+use crate::vmm::vm::{self, Vm};
 use crate::{Error, clock};
 
 /// Bytes of memory a second that a VMM writes at least.
@@ -222,11 +223,11 @@ impl Node {
         // It may write on.
         let info = vm.ask_within(
             self.config.limits.boot,
-            "it was let go on after a snapshot",
+            "it was resumed after a snapshot",
             VmmClient::info,
         )?;
         if info.state == VmState::Paused {
-            vm.ask("it was let go on after a snapshot", VmmClient::resume)?;
+            vm.ask("it was resumed after a snapshot", VmmClient::resume)?;
         }
         self.points.at(points::SNAPSHOT_RESUMED);
         self.renew_by(vm, line, Renewal::default())?;

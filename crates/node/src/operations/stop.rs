@@ -228,7 +228,7 @@ impl Node {
             Ok(_) => Error::VmmDied { during, log },
             Err(error) => {
                 log::info!(
-                    "why the VMM of sandbox {} died cannot be told by its cgroup: {error}",
+                    "cannot read from the cgroup of sandbox {} why its VMM died: {error}",
                     entry.id
                 );
                 Error::VmmDied { during, log }

@@ -102,7 +102,7 @@ impl Node {
         let cpus = Isolation::of_host().cpus();
         let cpus = cpus.inspect_err(|error| {
             log::warn!(
-                "which CPUs sandbox {sandbox} owns cannot be told: {}",
+                "cannot find out which CPUs sandbox {sandbox} owns: {}",
                 with_causes(error)
             )
         });

@@ -70,7 +70,7 @@ fn parse<R: Carried>(text: &[u8], wanted: impl FnOnce(&mut R)) -> Result<(R, Por
     let length = serde_json::to_vec(&told).map_or(usize::MAX, |text| text.len());
     if length > MOST_TOLD {
         return Err(bad(format!(
-            "what is told of it has {length} bytes where {MOST_TOLD} are the most"
+            "its description has {length} bytes; the limit is {MOST_TOLD}"
         )));
     }
     Ok((record, told))
@@ -142,7 +142,7 @@ impl Carried for snapshots::Record {
             return Err(bad("its sandbox has volumes"));
         }
         if *share_slots > volume_shares::SLOTS {
-            return Err(bad("no machine that can be kept has so many devices for volumes"));
+            return Err(bad("it has more devices for volumes than a saved machine can have"));
         }
         check_machine(&config.resources, digest, programs).map_err(&bad)?;
         if !is_hex(sandbox, 2 * ID_BYTES) {
@@ -167,7 +167,7 @@ impl Carried for templates::Record {
         let bad = bad::<&str>(Self::KIND);
         let template = &self.template;
         let Some(recipe) = &template.recipe else {
-            return Err(bad("nobody has built it"));
+            return Err(bad("it was not built by `basalt template build`"));
         };
         check_machine(&template.resources, &template.digest, &template.programs).map_err(&bad)?;
         if !is_hex(&template.id, HASH)
@@ -373,7 +373,7 @@ mod tests {
             record.check().unwrap_err().to_string()
         };
         let changes: [Change<Template>; 9] = [
-            (|t| t.recipe = None, "nobody has built it"),
+            (|t| t.recipe = None, "it was not built by `basalt template build`"),
             (|t| t.id = "x".into(), "no id of a template"),
             (|t| t.names = vec!["web".into(); 65], "more names"),
             (|t| t.names = vec!["../x".into()], "cannot be a template's name"),

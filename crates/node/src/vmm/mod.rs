@@ -2,6 +2,7 @@
 
 pub(crate) mod cmdline;
 pub(crate) mod launch;
+pub(crate) mod line;
 pub(crate) mod monitor;
 pub(crate) mod process;
 pub(crate) mod programs;

@@ -130,7 +130,7 @@ impl Monitor {
             watched.by_token.remove(&said);
             // Whoever else has the descriptor, a child between fork and exec even, would keep it in the set.
             if let Err(error) = self.epoll.remove(&pidfd) {
-                log::warn!("the end of {id} may be told again: {error}");
+                log::warn!("the end of {id} may be reported again: {error}");
             }
             told.push(Told::Ended(id));
         }

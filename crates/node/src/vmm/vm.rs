@@ -4,7 +4,6 @@
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -27,6 +26,7 @@ use crate::resources::space::LEAST;
 use crate::store::database::Stored;
 use crate::store::paths::SandboxPaths;
 use crate::vmm::launch::{Prepared, ROOT_SERIAL, Restoring, WRITABLE_SERIAL};
+use crate::vmm::line::{Line, accept, set_patience};
 use crate::vmm::monitor::{Ear, Monitor};
 use crate::vmm::process::{self, readable, timespec};
 use crate::vmm::tail::Tail;
@@ -509,47 +509,6 @@ fn as_made(error: Error) -> Error {
 
 fn is_timeout(error: &rustix::io::Errno) -> bool {
     *error == rustix::io::Errno::AGAIN
-}
-
-/// Bounds how long the socket's reads and writes wait.
-pub(crate) fn set_patience(socket: impl AsFd, limit: Duration) -> io::Result<()> {
-    use rustix::net::sockopt::{Timeout, set_socket_timeout};
-    set_socket_timeout(&socket, Timeout::Recv, Some(limit))?;
-    Ok(set_socket_timeout(&socket, Timeout::Send, Some(limit))?)
-}
-
-/// Everything that a connection to an agent needs of descriptors, before it is made.
-#[derive(Debug)]
-pub(crate) struct Line {
-    socket: OwnedFd,
-    /// Where the agent's socket is.
-    directory: OwnedFd,
-}
-
-impl Line {
-    fn new(path: &Path) -> io::Result<Self> {
-        let kind = SocketType::STREAM;
-        Ok(Self {
-            directory: node_api::client::directory(path)?,
-            socket: rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?,
-        })
-    }
-
-    fn connect(self, path: &Path) -> io::Result<Timed> {
-        rustix::net::connect(&self.socket, &node_api::client::address(path, &self.directory)?)?;
-        Ok(Timed::new(UnixStream::from(self.socket)))
-    }
-}
-
-/// One connection that the guest has opened; `None` if it is to another port.
-fn accept(acceptor: &PacketSocket) -> Result<Option<UnixStream>, PacketError> {
-    let (bytes, fds) = acceptor.receive()?;
-    let port = bytes.as_slice().try_into().map(u32::from_le_bytes).ok();
-    if port != Some(VSOCK_PORT) {
-        log::info!("the guest connects to port {port:?}, where nobody is");
-        return Ok(None);
-    }
-    Ok(fds.into_iter().next().map(UnixStream::from))
 }
 
 /// Nobody else gets the same.

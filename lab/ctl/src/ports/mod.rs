@@ -318,7 +318,7 @@ impl Served {
     }
 
     fn reserve(&self, number: u64, line: &str) -> Result<()> {
-        let request: Request = serde_json::from_str(line).context("that is no request")?;
+        let request: Request = serde_json::from_str(line).context("the packet is not a request")?;
         let ports: Vec<Forward> = request.ports.iter().map(|port| port.parse()).collect::<Result<_>>()?;
         let owner = request.owner.as_deref();
         // The sandbox that has one may just have ended.

@@ -74,7 +74,7 @@ impl Endpoint {
     pub fn bind(node: &Arc<Node>, tcp: Option<SocketAddr>) -> Result<Self, Error> {
         if let Some(address) = tcp.filter(|address| !address.ip().is_loopback()) {
             return Err(Error::Invalid(format!(
-                "the metrics would be told to whoever reaches {address}: give a port of 127.0.0.1 or [::1], and put a proxy with access control before it"
+                "everyone who reaches {address} could read the metrics: give a port of 127.0.0.1 or [::1], and put a proxy with access control before it"
             )));
         }
         let path = node.paths.state().join(METRICS_SOCKET);
@@ -89,7 +89,7 @@ impl Endpoint {
             .map_err(|error: io::Error| {
                 let asked = tcp.map_or_else(String::new, |address| address.to_string());
                 Error::Invalid(format!(
-                    "the metrics cannot be told on {asked} ({error}): give another port"
+                    "the metrics cannot be served at {asked} ({error}): give another port"
                 ))
             })?;
         let ended = Arc::<AtomicBool>::default();
@@ -195,7 +195,7 @@ fn serve<S: Bounded>(
                 }
             };
             if let Err(error) = crate::thread::spawn("scraper", work) {
-                log::info!("a scraper is turned away: {error}");
+                log::info!("a metrics client is refused: {error}");
             }
         }
     })
