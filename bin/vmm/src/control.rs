@@ -170,7 +170,7 @@ fn answer(socket: &PacketSocket, vm: &mut Vm) -> Result<(), PacketError> {
             reply(socket, id, result)
         }
         Ok(other) => {
-            log::error!("the driver sent something the packet is not a request: {other:?}");
+            log::error!("the driver sent something that is no request: {other:?}");
             Err(PacketError::Closed)
         }
         Err(error) => {

@@ -1,6 +1,6 @@
 //! The licences of the libraries that our programs are linked with, as cargo knows them and as their authors wrote them.
 //!
-//! Judges nothing: the step `deny` does (`deny.toml`).
+//! Judges nothing: `cargo deny` does (`deny.toml`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

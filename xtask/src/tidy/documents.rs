@@ -1,5 +1,5 @@
-//! The rule that the documents know the code: ARCHITECTURE.md mentions every crate, what must exist exists, and pictures are renderings
-//! of the sources beside them.
+//! The rule that the documents know the code: ARCHITECTURE.md mentions every crate, what must exist exists, prose is wrapped, and
+//! pictures are renderings of the sources beside them.
 //!
 //! Whether what they say is true is for a reader, and for the step `docs`, which runs their commands.
 
@@ -7,6 +7,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::layers::Package;
 use super::{Finding, Source};
+use crate::wrap;
 
 /// Where pictures are, each as NAME.dot and NAME.svg.
 const PICTURES: &str = "docs/pictures/";
@@ -23,6 +24,7 @@ const EXPECTED: &[&str] = &[
 /// Checks the documents.
 pub(super) fn check(packages: &[Package], sources: &[Source], findings: &mut Vec<Finding>) {
     pictures(sources, findings);
+    wrapped(sources, findings);
     for name in EXPECTED {
         if !sources.iter().any(|source| source.path == *name) {
             findings.push(Finding::new(name, 0, "is missing; write it"));
@@ -63,6 +65,19 @@ fn pictures(sources: &[Source], findings: &mut Vec<Finding>) {
         });
         if !rendered {
             let message = "its rendering is missing or older; run docs/pictures/render.sh (package graphviz)";
+            findings.push(Finding::new(&source.path, 0, message));
+        }
+    }
+}
+
+/// Prose is in lines of at most so many characters.
+fn wrapped(sources: &[Source], findings: &mut Vec<Finding>) {
+    for source in sources.iter().filter(|source| wrap::is_document(&source.path)) {
+        if wrap::wrap(&source.text) != source.text {
+            let message = format!(
+                "has prose in lines of more than {} characters; run `cargo xtask wrap`",
+                wrap::WIDTH
+            );
             findings.push(Finding::new(&source.path, 0, message));
         }
     }
@@ -117,6 +132,21 @@ mod tests {
         };
         assert_eq!(wrong("digraph a {}"), 0);
         assert_eq!(wrong("digraph b {}"), 1);
+    }
+
+    #[test]
+    fn long_lines_of_prose_are_found() {
+        let long = format!("{}\n", "word ".repeat(40).trim_end());
+        let mut findings = Vec::new();
+        wrapped(
+            &[
+                source("docs/a.md", &long),
+                source("docs/b.md", "short\n"),
+                source("c.rs", &long),
+            ],
+            &mut findings,
+        );
+        assert_eq!(findings.len(), 1);
     }
 
     #[test]

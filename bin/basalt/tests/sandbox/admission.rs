@@ -331,7 +331,7 @@ fn a_sandbox_goes_on_when_no_descriptor_is_left_for_its_snapshot() {
     std::thread::sleep(Duration::from_secs(1));
     limit_open_files(Some(daemon), 1024);
     let log = fs::read_to_string(world.path("state/basaltd.log")).unwrap();
-    assert_eq!(log.matches("askers are not let in just now").count(), 1, "{log}");
+    assert_eq!(log.matches("connections cannot be accepted now").count(), 1, "{log}");
     assert!(!log.contains("stands still"), "{log}");
     drop(waits);
 

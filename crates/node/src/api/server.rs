@@ -162,7 +162,7 @@ impl Server {
             None => {
                 not_let_in(&format!("{most} are connected"));
                 if let Err(error) = bounds::turn_away(socket, most) {
-                    log::debug!("who was turned away does not know why: {error}");
+                    log::debug!("a refused client does not know why: {error}");
                 }
             }
         }
@@ -209,7 +209,7 @@ impl Server {
 /// Logs that somebody is turned away, or has to wait.
 fn not_let_in(why: &dyn std::fmt::Display) {
     if let Some(left_out) = NOT_LET_IN.due() {
-        log::warn!("askers are not let in just now: {why} (and {left_out} times more since this was said last)");
+        log::warn!("connections cannot be accepted now: {why} (and {left_out} times more since this was said last)");
     }
 }
 

@@ -49,7 +49,7 @@ pub(crate) fn accept(acceptor: &PacketSocket) -> Result<Option<UnixStream>, Pack
     let (bytes, fds) = acceptor.receive()?;
     let port = bytes.as_slice().try_into().map(u32::from_le_bytes).ok();
     if port != Some(VSOCK_PORT) {
-        log::info!("the guest connects to port {port:?}, where nobody is");
+        log::info!("the guest connects to port {port:?}, where nothing listens");
         return Ok(None);
     }
     Ok(fds.into_iter().next().map(UnixStream::from))

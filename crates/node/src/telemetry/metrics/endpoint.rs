@@ -174,7 +174,7 @@ fn serve<S: Bounded>(
                 Err(error) => {
                     if let Some(left_out) = NOT_LET_IN.due() {
                         log::info!(
-                            "scrapers cannot be let in: {error} (and {left_out} times more since this was said last)"
+                            "metrics clients cannot be accepted: {error} (and {left_out} times more since this was said last)"
                         );
                     }
                     std::thread::sleep(ACCEPT_PAUSE);
