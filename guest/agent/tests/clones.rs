@@ -237,7 +237,7 @@ fn commands_stand_still_until_the_renewal() {
         refusal(other.exec(&sh("true")).map(drop)),
         refusal(other.exec_detached(&sh("true"))),
     ] {
-        assert!(message.contains("stands still for a snapshot"), "{message}");
+        assert!(message.contains("is frozen for a snapshot"), "{message}");
     }
     let upload = agent_api::Upload {
         path: machine.file("upload").to_str().unwrap().into(),

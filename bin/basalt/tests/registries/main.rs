@@ -363,7 +363,7 @@ fn an_image_has_names_and_goes_through_an_archive() {
     let mut saving = world.command("ours", &["save", "tiny"]);
     let output = saving.stdout(writer).stderr(Stdio::piped()).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", err(&output));
-    assert!(err(&output).contains("gone before its end"), "{}", err(&output));
+    assert!(err(&output).contains("closed its end early"), "{}", err(&output));
 }
 
 #[test]

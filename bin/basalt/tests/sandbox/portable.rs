@@ -407,7 +407,7 @@ pub(crate) fn a_stranger_names_neither_files_nor_sizes() {
     attempt(&changed("\"volumes\": []", &volumes), &all, "its sandbox has volumes");
     // What could not be told of it in one packet would be told of no other snapshot either.
     let long = format!("\"labels\": {{\"a\": \"{}\"}}", "x".repeat(200_000));
-    attempt(&changed("\"labels\": {}", &long), &all, "what is told of it has");
+    attempt(&changed("\"labels\": {}", &long), &all, "its description has");
     // An image that is not the one that the record names.
     let archive = there.path("image.tar");
     done(&here, &["save", "-o", archive.to_str().unwrap(), "tiny"]);

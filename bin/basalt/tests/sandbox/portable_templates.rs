@@ -310,7 +310,7 @@ fn not_to_be_said() -> Vec<(&'static str, Value, &'static str)> {
         (
             "/template/recipe/commands",
             json!(["x".repeat(200_000)]),
-            "are the most",
+            "the limit is",
         ),
         (
             "/template/recipe/env",

@@ -398,7 +398,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let place = place(directory.path(), &long, &[("state", 1), ("memory", MEMORY)]);
         let told = checked::<Record>(&place.place, |_| ()).unwrap_err().to_string();
-        assert!(told.contains("what is told of it has"), "{told}");
+        assert!(told.contains("its description has"), "{told}");
     }
 
     #[test]

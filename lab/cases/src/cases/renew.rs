@@ -278,7 +278,7 @@ fn frozen(guest: &mut Guest, before: &Seen) -> Result<Seen> {
         argv: vec!["true".into()],
         ..ExecRequest::default()
     };
-    refusal(guest.connect()?.exec(&command).map(drop), "stands still for a snapshot")?;
+    refusal(guest.connect()?.exec(&command).map(drop), "is frozen for a snapshot")?;
     drop(freezing);
 
     let request = request("one", '1', 1)?;
