@@ -205,6 +205,15 @@ fn small(name: &str) -> [&str; 10] {
     ]
 }
 
+/// The daemon has so many files open, when what it verifies in the background after a clone is verified.
+fn has_open(world: &World, wanted: usize) {
+    let settled = || (open_files(world) == wanted).then_some(());
+    wait_for(
+        &format!("{wanted} descriptors of the daemon, not {}", open_files(world)),
+        settled,
+    );
+}
+
 fn a_sandbox_costs_the_daemon_three_descriptors() {
     let world = World::new("can be kept");
     done(&world, &small("first"));
@@ -213,11 +222,11 @@ fn a_sandbox_costs_the_daemon_three_descriptors() {
     for name in names {
         done(&world, &small(name));
     }
-    assert_eq!(open_files(&world), before + 3 * names.len());
+    has_open(&world, before + 3 * names.len());
     for name in names {
         done(&world, &["rm", "--force", name]);
     }
-    assert_eq!(open_files(&world), before);
+    has_open(&world, before);
 }
 
 fn start(mut command: Command) -> Running {
@@ -301,7 +310,7 @@ fn a_daemon_with_few_descriptors_refuses_and_loses_none() {
         assert_eq!(end.end().0, Some(0));
     }
     nothing_is_held(&world);
-    assert_eq!(open_files(&world), before);
+    has_open(&world, before);
 }
 
 fn a_sandbox_goes_on_when_no_descriptor_is_left_for_its_snapshot() {
