@@ -194,7 +194,9 @@ impl Vm {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        Some(client.metrics_by(Instant::now() + self.limits.answer / 10))
+        let metrics = client.metrics_by(Instant::now() + self.limits.answer / 10);
+        self.let_go(client);
+        Some(metrics)
     }
 
     /// The same; `None` also when it does not answer in that time.
