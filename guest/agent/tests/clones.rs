@@ -244,7 +244,7 @@ fn commands_stand_still_until_the_renewal() {
         mode: 0o600,
         size: 1,
     };
-    assert!(refusal(other.upload(&upload, &mut &b"x"[..])).contains("stands still"));
+    assert!(refusal(other.upload(&upload, &mut &b"x"[..])).contains("is frozen"));
     other.ping().unwrap();
 
     // Not asked to let them go on.
@@ -296,7 +296,7 @@ fn a_freeze_that_fails_is_undone() {
     machine.fail.store(true, Ordering::SeqCst);
     refusal(connection.freeze());
     counter.stands_still();
-    assert!(refusal(connection.exec(&sh("true")).map(drop)).contains("stands still"));
+    assert!(refusal(connection.exec(&sh("true")).map(drop)).contains("is frozen"));
     connection.renew(&renew(0)).unwrap();
     counter.goes_on();
 }
@@ -453,7 +453,7 @@ fn nothing_goes_on_that_could_not_be_acknowledged() {
     wait_for(&ended);
     assert!(asked.join().unwrap().is_err());
     // Waits until the renewal is over, and finds that it did not let anything go on.
-    assert!(refusal(machine.connect().exec(&sh("true")).map(drop)).contains("stands still"));
+    assert!(refusal(machine.connect().exec(&sh("true")).map(drop)).contains("is frozen"));
     assert_eq!(machine.renewals.lock().unwrap().len(), 1);
     counter.stands_still();
     machine.connect().renew(&renew(0)).unwrap();
