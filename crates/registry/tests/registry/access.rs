@@ -335,7 +335,7 @@ fn helper_programs_are_asked() {
     let good = run(json!({"credHelpers": {registry.host(): "good"}, "credsStore": "bad"}));
     assert!(good.0, "{}", good.1);
     for (config, expected) in [
-        (json!({"credsStore": "none"}), "without credentials"),
+        (json!({"credsStore": "none"}), "wants credentials"),
         (json!({"credsStore": "bad"}), "docker-credential-bad failed"),
         (json!({"credsStore": "missing"}), "docker-credential-missing failed"),
     ] {
