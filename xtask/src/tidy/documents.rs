@@ -73,7 +73,7 @@ fn pictures(sources: &[Source], findings: &mut Vec<Finding>) {
 /// Prose is in lines of at most so many characters.
 fn wrapped(sources: &[Source], findings: &mut Vec<Finding>) {
     for source in sources.iter().filter(|source| wrap::is_document(&source.path)) {
-        if wrap::wrap(&source.text) != source.text {
+        if wrap::wrap(&source.text).trim_end() != source.text.trim_end() {
             let message = format!(
                 "has prose in lines of more than {} characters; run `cargo xtask wrap`",
                 wrap::WIDTH

@@ -183,7 +183,7 @@ fn who_may_not_is_told_in_a_sentence_what_to_do() {
     world.refuses(
         "ours",
         &["push", "tiny", &there],
-        &["without credentials", "podman login"],
+        &["wants credentials", "podman login"],
     );
     world.refuses(
         "ours",
