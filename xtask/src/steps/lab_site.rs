@@ -335,8 +335,7 @@ impl User<'_> {
         ];
         self.good(&words)?;
         is_closed(port)?;
-        let listed = self.good(&["ps", "--all"])?.out.join("\n");
-        ensure!(!listed.contains(OTHER), "it was not removed:\n{listed}");
+        self.is_removed(OTHER)?;
         self.good(&["rm", "-f", WEB])?;
         is_closed(web)?;
         let (started, mut free) = (Instant::now(), false);
@@ -347,6 +346,19 @@ impl User<'_> {
         ensure!(free, "the UDP port {udp} stays forwarded");
         self.checks += 3;
         Ok(())
+    }
+
+    /// The daemon removes by itself what was started with `--rm`; it frees the ports first.
+    fn is_removed(&mut self, name: &str) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            let listed = self.good(&["ps", "--all"])?.out.join("\n");
+            if !listed.contains(name) {
+                return Ok(());
+            }
+            ensure!(started.elapsed() < SOON, "it was not removed:\n{listed}");
+            std::thread::sleep(PAUSE);
+        }
     }
 
     /// Removes what this step, or one that was interrupted, has made.
