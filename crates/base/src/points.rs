@@ -5,7 +5,9 @@
 //! makes NAME.reached beside it and waits until NAME is gone; meanwhile the test kills what it likes. Without the
 //! variable a point costs one comparison.
 
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The variable that names the directory.
@@ -204,35 +206,56 @@ points! {
     IMAGE_REMOVED = "image.removed";
 }
 
-/// Where tests wait at points, if they do.
-#[derive(Clone, Debug, Default)]
-pub struct Points(Option<PathBuf>);
+/// What is done at points, if anything is.
+#[derive(Clone, Default)]
+pub struct Points(Option<Hook>);
+
+/// Is told the name of a point by whoever has come to it, who goes on when it returns.
+type Hook = Arc<dyn Fn(&str) + Send + Sync>;
 
 impl Points {
     /// As the environment says.
     #[must_use]
     pub fn from_environment() -> Self {
-        Self(
-            std::env::var_os(VARIABLE)
-                .filter(|value| !value.is_empty())
-                .map(PathBuf::from),
-        )
+        let directory = std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
+        match directory.map(PathBuf::from) {
+            Some(directory) => Self::new(move |name| wait_at(&directory, name)),
+            None => Self::default(),
+        }
+    }
+
+    /// With `hook` called at each point, in the thread that has come to it.
+    #[must_use]
+    pub fn new(hook: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(hook)))
     }
 
     /// Comes to a point.
     pub fn at(&self, name: &str) {
-        let Some(directory) = &self.0 else { return };
-        let file = directory.join(name);
-        if !file.exists() {
-            return;
+        if let Some(hook) = &self.0 {
+            hook(name);
         }
-        if let Err(error) = std::fs::write(directory.join(format!("{name}.reached")), "") {
-            log::error!("the point {name} cannot be told: {error}");
-        }
-        let end = Instant::now() + PATIENCE;
-        while file.exists() && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(2));
-        }
+    }
+}
+
+impl fmt::Debug for Points {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Points").field(&self.0.is_some()).finish()
+    }
+}
+
+/// Waits as long as a test holds this point.
+fn wait_at(directory: &Path, name: &str) {
+    let file = directory.join(name);
+    if !file.exists() {
+        return;
+    }
+    if let Err(error) = std::fs::write(directory.join(format!("{name}.reached")), "") {
+        log::error!("the point {name} cannot be told: {error}");
+    }
+    let end = Instant::now() + PATIENCE;
+    while file.exists() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -252,7 +275,8 @@ mod tests {
     #[test]
     fn a_point_waits_for_its_test_and_others_do_not() {
         let directory = tempfile::tempdir().unwrap();
-        let points = Points(Some(directory.path().to_owned()));
+        let held = directory.path().to_owned();
+        let points = Points::new(move |name| wait_at(&held, name));
         points.at(STOP_KILLED);
         let file = directory.path().join(STOP_KILLED);
         std::fs::write(&file, "").unwrap();
