@@ -1,4 +1,7 @@
-//! Ids that nobody else has: of sandboxes, and of the machines in them.
+//! Ids that nobody else has: of sandboxes, and of the machines in them; and the host's own of this boot.
+
+use std::fs;
+use std::path::Path;
 
 use crate::Error;
 
@@ -16,6 +19,13 @@ pub(crate) fn sandbox() -> Result<String, Error> {
 /// A machine id.
 pub(crate) fn machine() -> Result<String, Error> {
     random_hex::<MACHINE_ID_BYTES>()
+}
+
+/// The boot of the host that it is up since.
+pub(crate) fn boot() -> Result<String, Error> {
+    let path = Path::new("/proc/sys/kernel/random/boot_id");
+    let id = fs::read_to_string(path).map_err(Error::file("read", path))?;
+    Ok(id.trim().to_owned())
 }
 
 /// So many random bytes, as hexadecimal digits.

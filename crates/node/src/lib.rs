@@ -27,6 +27,8 @@ pub mod untrusted;
 mod vmm;
 
 #[cfg(test)]
+mod sim;
+#[cfg(test)]
 mod testing;
 
 pub use api::server::Server;

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use base::Points;
 use host::cgroup::{Cgroup, Root};
 use image::Store;
-use network::{Network, NetworkConfig};
 use node_api::{EventKind, PauseReason, Sandbox, State};
 
 use crate::Error;
@@ -17,6 +16,7 @@ use crate::config::Config;
 use crate::error::space::Lacking;
 use crate::events::Events;
 use crate::resources::budget::Budget;
+use crate::resources::network::{InKernel, NodeNetwork, SetUp};
 use crate::resources::own_cgroup::OwnCgroup;
 use crate::resources::space::{Hold, Reserve};
 use crate::sandbox::entry::Entry;
@@ -27,6 +27,7 @@ use crate::store::database::{MAX_SANDBOXES, Stored};
 use crate::store::paths::{Paths, SandboxPaths};
 use crate::store::private;
 use crate::telemetry::metrics::Metrics;
+use crate::vmm::launch::{Jailed, Launcher};
 use crate::vmm::monitor::Monitor;
 use crate::vmm::process;
 use crate::vmm::programs::Hashes;
@@ -50,8 +51,8 @@ pub struct Node {
     pub(crate) templates: Templates,
     pub(crate) budget: Budget,
     own_cgroup: OwnCgroup,
-    /// Set up when the first sandbox needs it.
-    network: Mutex<Option<Arc<Network>>>,
+    pub(crate) network: NodeNetwork,
+    pub(crate) launcher: Arc<dyn Launcher>,
     pub(crate) store: StateStore,
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
     /// Taken while `entries` is held.
@@ -60,12 +61,59 @@ pub struct Node {
     pub(crate) hold: Hold,
 }
 
+/// What a node has outside of its own files, as ports: unit tests simulate them.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) launcher: Arc<dyn Launcher>,
+    pub(crate) network: Option<Arc<dyn SetUp>>,
+    pub(crate) cgroups: Option<Root>,
+    pub(crate) points: Points,
+}
+
+impl Parts {
+    fn real(config: &Config) -> Result<Self, Error> {
+        let cgroups = Self::cgroups(config)?;
+        Ok(Self {
+            cgroups,
+            launcher: Arc::new(Jailed),
+            // The TAPs are handed to VMMs in jails.
+            network: config.users.is_some().then(|| Arc::new(InKernel) as _),
+            points: Points::from_environment(),
+        })
+    }
+
+    /// Below the one that is given, or at the top; nothing where there are none.
+    pub(crate) fn cgroups(config: &Config) -> Result<Option<Root>, Error> {
+        let below = config.cgroup.as_deref().unwrap_or("".as_ref());
+        match Root::open_below(below, &instance(&config.state)) {
+            Ok(root) => Ok(Some(root)),
+            // Elsewhere they would be in the way of whoever manages that place.
+            Err(error) if config.cgroup.is_some() => Err(error.into()),
+            Err(error) => {
+                log::warn!("sandboxes have no cgroups, so nothing limits and accounts them: {error}");
+                Ok(None)
+            }
+        }
+    }
+}
+
 impl Node {
     /// Opens the state directory, finds the sandboxes that run, and puts right what a crash has left.
     ///
     /// # Errors
     /// Another daemon has it, or it cannot be used.
     pub fn open(config: Config) -> Result<Arc<Self>, Error> {
+        let parts = Parts::real(&config)?;
+        let node = Self::open_with(config, parts)?;
+        node.start_network_upkeep()?;
+        node.start_following_clock()?;
+        node.start_tending()?;
+        crate::resources::cpus::sweep();
+        Ok(node)
+    }
+
+    /// The same with these parts outside of it, and without what is looked at now and then.
+    pub(crate) fn open_with(config: Config, parts: Parts) -> Result<Arc<Self>, Error> {
         let paths = Paths::new(config.state.clone());
         for directory in [paths.state().to_owned(), paths.sandboxes(), paths.runs()] {
             fs::create_dir_all(&directory).map_err(Error::file("make", &directory))?;
@@ -78,34 +126,22 @@ impl Node {
             Err(error) if error.is_no_space() && reserve.give_back() => open()?,
             opened => opened?,
         };
-        let root = Root::open_below(
-            config.cgroup.as_deref().unwrap_or("".as_ref()),
-            &instance(&config.state),
-        );
-        let cgroups = match root {
-            Ok(root) => Some(root),
-            // Elsewhere they would be in the way of whoever manages that place.
-            Err(error) if config.cgroup.is_some() => return Err(error.into()),
-            Err(error) => {
-                log::warn!("sandboxes have no cgroups, so nothing limits and accounts them: {error}");
-                None
-            }
-        };
         crate::saved::disk::clean(&paths.disks()).map_err(Error::file("clean", &paths.disks()))?;
         crate::resources::volumes::clean(&paths.volumes()).map_err(Error::file("clean", &paths.volumes()))?;
         crate::saved::snapshots::clean(&paths.snapshots()).map_err(Error::file("clean", &paths.snapshots()))?;
         let node = Arc::new(Self {
             images: Store::open(&paths.images())?,
-            cgroups,
+            cgroups: parts.cgroups,
             events: Events::default(),
-            points: Points::from_environment(),
+            points: parts.points,
             monitor: Monitor::new().map_err(Error::host("waiting for processes"))?,
             metrics: Metrics::default(),
             hashes: Hashes::default(),
             templates: Templates::default(),
             budget: Budget::new(Arc::clone(&config.host), config.overcommit, &config.state),
             own_cgroup: OwnCgroup::default(),
-            network: Mutex::new(None),
+            network: NodeNetwork::new(instance(&config.state), parts.network),
+            launcher: parts.launcher,
             store,
             entries: Mutex::new(BTreeMap::new()),
             slots: Mutex::default(),
@@ -122,10 +158,6 @@ impl Node {
         if let Err(error) = node.publish_again() {
             log::error!("published ports may be missing: {error}");
         }
-        node.start_network_upkeep()?;
-        node.start_following_clock()?;
-        node.start_tending()?;
-        crate::resources::cpus::sweep();
         if let Err(error) = node.store.report() {
             log::error!("`basalt doctor` cannot tell what was found: {error}");
         }
@@ -263,38 +295,6 @@ impl Node {
         }
     }
 
-    /// The node's network, set up if it is not.
-    pub(crate) fn network(&self) -> Result<Arc<Network>, Error> {
-        if self.config.users.is_none() {
-            return Err(Error::NoNetwork);
-        }
-        let mut network = self.network.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(network) = network.as_ref() {
-            return Ok(Arc::clone(network));
-        }
-        let opened = Arc::new(Network::open(&NetworkConfig::new(&instance(&self.config.state)))?);
-        *network = Some(Arc::clone(&opened));
-        Ok(opened)
-    }
-
-    /// The same where it was needed before.
-    pub(crate) fn network_if_set_up(&self) -> Option<Arc<Network>> {
-        self.network.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Does something with the network where it was needed before; nobody takes it away meanwhile.
-    pub(crate) fn with_network<T>(&self, work: impl FnOnce(&Network) -> T) -> Option<T> {
-        let network = self.network.lock().unwrap_or_else(PoisonError::into_inner);
-        network.as_deref().map(work)
-    }
-
-    /// Whether some daemon has set the network up.
-    pub(crate) fn network_exists(&self) -> bool {
-        std::path::Path::new("/run/netns")
-            .join(instance(&self.config.state))
-            .exists()
-    }
-
     /// Takes away what the node keeps in the kernel beyond its sandboxes.
     pub(crate) fn clean(&self) -> Result<(), Error> {
         if !self.entries().is_empty() {
@@ -307,18 +307,19 @@ impl Node {
 
     /// The same while sandboxes are known, none of which has a VM: the next start makes it again.
     pub(crate) fn take_away(&self) -> Result<(), Error> {
-        if self.config.users.is_some() && self.network_exists() {
-            drop(self.network()?);
-            self.wait_for_stock()?;
-            let network = self.network.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(network) = network.and_then(Arc::into_inner) {
-                network.teardown()?;
-            }
-        }
+        self.wait_for_stock()?;
+        self.network.take_away()?;
         if let Some(root) = &self.cgroups {
             self.own_cgroup.take_away(root)?;
         }
         Ok(())
+    }
+
+    /// As if this process had died: another node can have the state directory.
+    #[cfg(test)]
+    pub(crate) fn dies(&self) {
+        self.hold.let_go();
+        self.monitor.close();
     }
 
     /// How many have a VM.

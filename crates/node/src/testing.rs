@@ -8,6 +8,10 @@ use node_api::{ProcessConfig, Resources, Sandbox, SandboxConfig, State};
 
 use crate::store::database::Stored;
 
+#[path = "../../../bin/basalt/tests/support/mod.rs"]
+#[allow(dead_code, reason = "others use all of it")]
+pub(crate) mod support;
+
 /// A sandbox that has exited.
 pub(crate) fn stored(id: &str, name: &str) -> Stored {
     Stored {
@@ -60,7 +64,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
         slot: 0,
         command: ExecRequest::default(),
         stopped: false,
-        held: false,
+        operation: None,
         building: false,
         share_slots: 0,
         networked: false,
@@ -88,14 +92,7 @@ impl SmallDisk {
 
     /// Takes all of its space.
     pub(crate) fn fill(&self) {
-        let mut file = std::fs::File::create(self.0.path().join("filling")).unwrap();
-        let block = vec![1; 64 << 10];
-        let full = loop {
-            if let Err(error) = std::io::Write::write_all(&mut file, &block) {
-                break error;
-            }
-        };
-        assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+        fill(&self.0.path().join("filling"));
     }
 
     /// Gives it back.
@@ -108,4 +105,16 @@ impl Drop for SmallDisk {
     fn drop(&mut self) {
         rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH).unwrap();
     }
+}
+
+/// Takes all the space there is for a file of this name.
+pub(crate) fn fill(path: &std::path::Path) {
+    let mut file = std::fs::File::create(path).unwrap();
+    let block = vec![1; 64 << 10];
+    let full = loop {
+        if let Err(error) = std::io::Write::write_all(&mut file, &block) {
+            break error;
+        }
+    };
+    assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
 }

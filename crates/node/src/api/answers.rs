@@ -7,7 +7,7 @@ use node_api::Reply;
 
 use crate::Error;
 use crate::node::Node;
-use crate::operations::start::Started;
+use crate::operations::stages::Started;
 
 /// What was set aside; deleted, if `delete`.
 pub(super) fn quarantine(node: &Node, delete: bool) -> Result<Vec<String>, Error> {

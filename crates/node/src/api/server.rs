@@ -22,7 +22,7 @@ use crate::api::answers::{logs, quarantine, started};
 use crate::api::bounds::{self, Seat, Seats};
 use crate::node::Node;
 use crate::operations::build_template::{Build, Wanted};
-use crate::operations::start::Started;
+use crate::operations::stages::Started;
 use crate::sandbox::entry::Entry;
 use crate::socket_file;
 use crate::telemetry::trace;

@@ -188,6 +188,11 @@ pub enum Error {
         /// Why.
         source: Box<Error>,
     },
+    /// What was saved of a sandbox may not have reached the disk.
+    #[error(
+        "the host was started anew while sandbox {0} was moved to another class: start it again with `basalt start`"
+    )]
+    SavedBeforeBoot(String),
     /// A snapshot of another sandbox.
     #[error("the snapshot `{snapshot}` is of {of}, not of {name}: `basalt clone {snapshot}` makes a sandbox of it")]
     NotItsSnapshot {
@@ -474,6 +479,7 @@ impl Error {
             | Self::NotToBePutBack { .. }
             | Self::NotToBeMoved { .. }
             | Self::NotMoved { .. }
+            | Self::SavedBeforeBoot(_)
             | Self::NotItsSnapshot { .. }
             | Self::Tied(_) => "snapshot",
             Self::VmmDied { .. } | Self::VmmTookMemory { .. } => "vmm-died",

@@ -18,7 +18,7 @@ use node_api::{BuildConfig, NetworkMode, SandboxConfig, State, TakenName, Templa
 use observe::span::span;
 
 use crate::node::{Node, to_run, wrong_state};
-use crate::operations::start::Started;
+use crate::operations::stages::Started;
 use crate::operations::verify::is_damaged;
 use crate::resources::volume_shares;
 use crate::sandbox::entry::Entry;
@@ -280,7 +280,7 @@ impl Node {
         if record.files != Files::of(&self.config) && template.programs != self.hashes.now(&self.config) {
             return because("it was made with another VMM, kernel or agent");
         }
-        if !template.networked || sets_network_up || self.network_if_set_up().is_some() {
+        if !template.networked || sets_network_up || self.network.if_set_up().is_some() {
             let (digest, resources) = (&template.digest, &template.resources);
             let shape = self.shape_of(digest, resources, template.networked, record.shape.share_slots)?;
             if shape != record.shape {
@@ -368,7 +368,7 @@ impl Node {
         share_slots: usize,
     ) -> Result<Shape, Error> {
         let network = match networked {
-            true => Some(self.network()?.guest()),
+            true => Some(self.network.get()?.attachment().guest),
             false => None,
         };
         Ok(Shape::new(

@@ -5,7 +5,8 @@
 //!  held ─► commands frozen ─► vCPUs paused ─► state, memory ─► VMM ends ─► as the other class: restored ─► renewed, thawed
 //!                                                                  └ which cannot be had: as what it was ─┘
 //! ```
-//! What is saved has no name, and goes when the machine runs. A daemon that dies on the way leaves a sandbox that has exited.
+//! What is saved lies in the sandbox's directory until a machine runs. A daemon that dies on the way leaves that, and the next one has the
+//! sandbox go on as what it was; unless the host has booted again, which ends any machine.
 
 use std::sync::Arc;
 
@@ -13,16 +14,20 @@ use base::points;
 use node_api::{Class, CpuModel, SandboxConfig, State};
 use observe::span::span;
 
-use crate::Error;
-use crate::error::words::with_causes;
 use crate::guest::reidentify::Renewal;
 use crate::node::{Node, to_run, wrong_state};
 use crate::operations::snapshot::{STAYS, can_be_kept};
-use crate::operations::start::Started;
+use crate::operations::stages::{Started, ToRestore};
 use crate::resources::limits;
 use crate::sandbox::entry::Entry;
-use crate::saved::snapshots::{Begun, Place};
+use crate::saved::snapshots::{self, Begun, Place};
 use crate::store::database::Stored;
+use crate::store::operation::Operation;
+use crate::store::remove::remove_directory;
+use crate::{Error, ids};
+
+/// What a sandbox is moved by, in its directory.
+const SAVED: &str = "moving";
 
 impl Node {
     /// Lets a sandbox that runs go on as another class.
@@ -42,55 +47,105 @@ impl Node {
         drop(self.open_volumes(&moved.volumes)?);
         let promise = self.admit_other(entry, &moved)?;
         let line = vm.line()?;
-        let begun = Begun::new(&self.paths.snapshots())?;
-        self.update(entry, |stored| stored.held = true)?;
+        let was = Box::new(sandbox.config.clone());
+        let begun = Begun::new(&self.sandbox_paths(entry).directory)?;
+        let saved_at = None;
+        self.update(entry, |stored| {
+            stored.operation = Some(Operation::Move { was, saved_at })
+        })?;
         if let Err(error) = self.keep_machine(&vm, &stored, &begun.place) {
             // It takes room that the database may need.
             drop(begun);
             let gone_on = self.go_on_after(Some(&error), &vm, line);
-            gone_on.and_then(|()| self.update(entry, |stored| stored.held = false))?;
-            return Err(error);
+            let rests = gone_on.and_then(|()| self.note_change(entry, |stored| stored.operation = None));
+            return Err(error.after_undo(rests));
         }
-        {
-            let _span = span("its VMM ends");
-            self.end_for_another(entry, &vm)?;
-        }
-        entry.promise(promise.promise());
-        self.points.at(points::MOVE_ENDED);
-        let was = sandbox.config.clone();
-        let Err(error) = self.go_on_as(entry, moved, &begun.place) else {
-            promise.keep();
-            return Ok(Started {
-                sandbox: entry.stored().sandbox,
-                command: None,
-            });
-        };
-        log::warn!("sandbox {} goes on as it was: {}", entry.id, with_causes(&error));
-        self.clear(entry)?;
-        match self.go_on_as(entry, was, &begun.place) {
-            Ok(()) => Err(Error::NotMoved {
+        let promised = promise.promise();
+        let moved = self.carry_out(entry, || {
+            let place = self.keep_for_move(entry, begun)?;
+            {
+                let _span = span("its VMM ends");
+                self.end_for_another(entry, &vm)?;
+            }
+            entry.promise(promised);
+            self.points.at(points::MOVE_ENDED);
+            self.go_on_as(entry, moved, &place)
+        });
+        let moved = moved.map_err(|error| match entry.state() {
+            State::Running => Error::NotMoved {
                 name: sandbox.name.clone(),
                 class,
                 source: Box::new(error),
-            }),
-            Err(lost) => {
-                let cleared = self
-                    .clear(entry)
-                    .and_then(|()| self.exited(entry, node_api::Ended::Failed(lost.to_string())));
-                Err(lost.after_undo(cleared))
-            }
+            },
+            _ => error,
+        });
+        if moved.is_ok() {
+            promise.keep();
         }
+        moved
+    }
+
+    /// What was saved is found by the next daemon, too, from here on, and nothing else of the machine is of use.
+    fn keep_for_move(&self, entry: &Entry, begun: Begun) -> Result<Place, Error> {
+        if !begun.keep(SAVED)? {
+            return Err(Error::Invalid(format!(
+                "something of an earlier move is in the directory of sandbox {}",
+                entry.id
+            )));
+        }
+        let boot = ids::boot()?;
+        self.update(entry, |stored| {
+            if let Some(Operation::Move { saved_at, .. }) = &mut stored.operation {
+                *saved_at = Some(boot);
+            }
+        })?;
+        Ok(self.saved_for_move(entry))
+    }
+
+    fn saved_for_move(&self, entry: &Entry) -> Place {
+        Place::new(&self.sandbox_paths(entry).directory, SAVED)
     }
 
     /// By another VMM.
-    fn go_on_as(&self, entry: &Arc<Entry>, config: SandboxConfig, place: &Place) -> Result<(), Error> {
+    fn go_on_as(&self, entry: &Entry, config: SandboxConfig, place: &Place) -> Result<Started, Error> {
         self.update(entry, |stored| stored.sandbox.config = config)?;
-        let waiting = self.begin_restore(entry)?;
         // It is the same one, and the only one: nothing of it was used twice, and no hook has anything to mend.
-        let (vm, _) = self.restored(entry, waiting, place, Renewal::default())?;
-        self.update(entry, |stored| stored.held = false)?;
-        self.runs(entry, &vm)?;
-        Ok(())
+        let restored = ToRestore::launch(self, entry)?.restore(self, entry, place, Renewal::default())?;
+        let started = restored.go_on(self, entry, place)?.runs(self, entry)?;
+        if let Err(error) = self.forget_move(entry) {
+            log::warn!("what sandbox {} was moved by stays in its directory: {error}", entry.id);
+        }
+        Ok(started)
+    }
+
+    /// Removes what was saved, or begun to be.
+    pub(crate) fn forget_move(&self, entry: &Entry) -> Result<(), Error> {
+        let directory = self.sandbox_paths(entry).directory;
+        remove_directory(self.saved_for_move(entry).directory())?;
+        snapshots::clean(&directory).map_err(Error::file("clean", &directory))
+    }
+
+    /// Takes a move back: a sandbox that still has its machine goes on with it, any other from what was saved, as what it was.
+    pub(crate) fn undo_move(&self, entry: &Entry, was: SandboxConfig, saved_at: Option<&str>) -> Result<(), Error> {
+        let Some(saved_at) = saved_at else {
+            self.let_go_on_if_there(entry)?;
+            return self.forget_move(entry);
+        };
+        self.clear(entry)?;
+        if saved_at != ids::boot()? {
+            return Err(Error::SavedBeforeBoot(entry.stored().sandbox.name));
+        }
+        if entry.promised().is_none() {
+            self.count(entry);
+        }
+        self.go_on_as(entry, was, &self.saved_for_move(entry)).map(drop)
+    }
+
+    /// The same where that is of no use either: it has exited.
+    pub(crate) fn give_move_up(&self, entry: &Entry, reason: &str) -> Result<(), Error> {
+        self.clear(entry)?;
+        self.forget_move(entry)?;
+        self.exited(entry, node_api::Ended::Failed(reason.to_owned()))
     }
 }
 

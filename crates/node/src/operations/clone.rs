@@ -1,46 +1,30 @@
 //! Clones: new sandboxes that go on from a snapshot, with everything outside of their own.
 //!
 //! ```text
-//!  register ─► directory ─► cgroup, VMM ─► disk, network, sockets ─► VM restored ─► resumed ─► renewed
+//!  register ─► directory ─► VMM ─► disk ─► restored ─► goes on
 //! ```
-//! What fails on the way takes a clone back as if it had never been asked for.
+//! What fails on the way takes a clone back (`undo`) as if it had never been asked for.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use agent_api::Identity;
-use base::points;
 use node_api::portable::Kind;
-use node_api::{CloneConfig, Paging, SandboxConfig};
+use node_api::{CloneConfig, SandboxConfig};
 use observe::span::{self, span};
-use vmm_api::VmmClient;
 
 use crate::Error;
 use crate::guest::reidentify::Renewal;
 use crate::node::Node;
-use crate::operations::snapshot::of_all_memory;
-use crate::operations::start::{Machine, Started, parse_ports};
+use crate::operations::stages::{Started, ToRestore};
+use crate::operations::start::parse_ports;
 use crate::resources::budget::Start;
 use crate::resources::limits;
-use crate::resources::volume_shares;
-use crate::resources::volume_shares::Opened;
-use crate::sandbox::entry::Entry;
-use crate::saved::memory_files;
-use crate::saved::prefetch;
-use crate::saved::snapshots::{Place, Record};
+use crate::saved::snapshots::Record;
 use crate::vmm::launch;
-use crate::vmm::vm::Vm;
 
 /// How long each hook of an image may take when it was cloned or put back.
 pub(crate) const HOOKS: Duration = Duration::from_secs(10);
-
-/// A VMM that waits for a VM.
-pub(crate) struct Waiting {
-    vm: Arc<Vm>,
-    pid: u32,
-    /// What it will have of the host's directories.
-    volumes: Vec<Opened>,
-}
 
 impl Node {
     /// Makes a sandbox that goes on from a snapshot.
@@ -60,7 +44,7 @@ impl Node {
         drop(looking);
         if record.networked {
             let _span = span("network set-up");
-            self.network()?;
+            self.network.get()?;
         }
         let Record {
             snapshot,
@@ -78,105 +62,25 @@ impl Node {
         admitted.give(&entry);
         span::attribute("basalt.sandbox", entry.id.as_str());
         let _operation = entry.operate();
-        let started = self
-            .create(&entry)
-            .and_then(|()| self.begin_restore(&entry))
-            .and_then(|waiting| self.make_disk(&entry, Some(&place)).map(|()| waiting))
-            .and_then(|waiting| self.restore_vm(&entry, waiting, &place, identity));
-        if started.is_ok() {
-            self.verify_later(Kind::Snapshot, &snapshot_name, &place);
-        }
-        started.map_err(|error| error.after_undo(self.destroy(&entry)))
+        let started = self.carry_out(&entry, || {
+            self.create(&entry)?;
+            let waiting = ToRestore::launch(self, &entry)?;
+            self.make_disk(&entry, Some(&place))?;
+            let restored = waiting.restore(self, &entry, &place, another(identity))?;
+            restored.go_on(self, &entry, &place)?.runs(self, &entry)
+        })?;
+        self.verify_later(Kind::Snapshot, &snapshot_name, &place);
+        Ok(started)
     }
+}
 
-    /// Starts the VMM of a sandbox that is to be restored. Whatever else it needs is made afterwards, beside it: a VMM has to confine
-    /// itself, which takes as long.
-    pub(crate) fn begin_restore(&self, entry: &Entry) -> Result<Waiting, Error> {
-        let stored = entry.stored();
-        let (volumes, inherited) = {
-            let _span = span("volumes and control socket");
-            let volumes = self.open_volumes(&stored.sandbox.config.volumes)?;
-            let inherited = launch::Inherited::to_restore(&self.config, &stored, &self.sandbox_paths(entry))?;
-            (volumes, inherited)
-        };
-        let (vm, pid) = self.spawn(entry, &stored, &inherited, &volumes)?;
-        // With this copy of its control socket open, a VMM that has died already would be waited for.
-        drop(inherited);
-        Ok(Waiting { vm, pid, volumes })
-    }
-
-    /// Everything from a disk that is there and a VMM that waits to a sandbox that runs.
-    pub(crate) fn restore_vm(
-        &self,
-        entry: &Arc<Entry>,
-        waiting: Waiting,
-        place: &Place,
-        identity: Option<Identity>,
-    ) -> Result<Started, Error> {
-        let renewal = Renewal {
-            identity,
-            hooks: HOOKS,
-            restored: true,
-            ..Renewal::default()
-        };
-        let (vm, _) = self.restored(entry, waiting, place, renewal)?;
-        let sandbox = self.runs(entry, &vm)?;
-        Ok(Started { sandbox, command: None })
-    }
-
-    /// Everything from a disk that is there and a VMM that waits to a machine that goes on, as one of its own.
-    pub(crate) fn restored(
-        &self,
-        entry: &Arc<Entry>,
-        waiting: Waiting,
-        place: &Place,
-        renewal: Renewal,
-    ) -> Result<Machine, Error> {
-        let Waiting { vm, pid, volumes } = waiting;
-        let stored = entry.stored();
-        let attachment = {
-            let _span = span("network");
-            self.attach(&stored)?
-        };
-        self.points.at(points::START_NETWORK);
-        let mut restoring = {
-            let _span = span("sockets and files");
-            let (paths, image) = (self.sandbox_paths(entry), self.image_of(&stored)?);
-            let restoring = launch::prepare_restore(&self.config, &stored, &paths, (&image, attachment), place)?;
-            restoring.told_if(renewal.restored)
-        };
-        self.points.at(points::START_SOCKETS);
-        // As where it boots.
-        let shared = volume_shares::share(&volumes, pid, launch::identity(&self.config, &stored))
-            .map_err(|error| vm.or_died("it was given its volumes", error))?;
-        restoring.share(shared, stored.share_slots)?;
-        {
-            let _span = span("VM restored");
-            let limit = match stored.sandbox.config.paging {
-                Paging::Mapped | Paging::OnDemand => self.config.limits.boot,
-                Paging::Eager => self.config.limits.boot + of_all_memory(&stored),
-            };
-            vm.restore(restoring, limit)?;
-        }
-        self.place_vcpus(entry, pid)?;
-        self.points.at(points::RESTORE_MADE);
-        {
-            let _span = span("VM started");
-            vm.ask("it was resumed from a snapshot", VmmClient::resume)?;
-        }
-        self.points.at(points::RESTORE_RESUMED);
-        let agent = {
-            let _span = span("guest renewed");
-            self.renew(&vm, renewal)?
-        };
-        self.points.at(points::RESTORE_RENEWED);
-        prefetch::keep_first(place, &vm, stored.sandbox.config.paging);
-        // The next snapshot of it needs to have only what it changes.
-        if let Err(error) = memory_files::share(place.directory(), &self.sandbox_paths(entry).directory) {
-            log::warn!("the next snapshot of sandbox {} will be a whole one: {error}", entry.id);
-        }
-        crate::telemetry::trace::vmm(&vm);
-        Ok((vm, agent))
+/// What a machine gets that goes on from a snapshot: who it is, if it is another one.
+pub(crate) fn another(identity: Option<Identity>) -> Renewal {
+    Renewal {
+        identity,
+        hooks: HOOKS,
+        restored: true,
+        ..Renewal::default()
     }
 }
 

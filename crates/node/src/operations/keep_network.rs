@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_secs(10);
 impl Node {
     /// Looks after the network from here on.
     pub(crate) fn start_network_upkeep(self: &Arc<Self>) -> Result<(), Error> {
-        if self.config.users.is_none() {
+        if !self.network.is_possible() {
             return Ok(());
         }
         let node = Arc::clone(self);
@@ -33,18 +33,18 @@ impl Node {
 
     /// Puts tables back that somebody has deleted.
     pub(crate) fn restore_network(&self) -> Result<(), Error> {
-        if self.with_network(|network| network.is_damaged()).transpose()? != Some(true) {
+        if self.network.with(|network| network.is_damaged()).transpose()? != Some(true) {
             return Ok(());
         }
         let ports = self.published()?;
-        self.with_network(|network| network.restore(&ports)).transpose()?;
+        self.network.with(|network| network.restore(&ports)).transpose()?;
         Ok(())
     }
 
     /// Publishes what is published of sandboxes that run, where the tables were lost while no daemon ran.
     pub(crate) fn publish_again(&self) -> Result<(), Error> {
         let ports = self.published()?;
-        self.with_network(|network| network.publish_again(&ports)).transpose()?;
+        self.network.with(|network| network.publish_again(&ports)).transpose()?;
         Ok(())
     }
 

@@ -11,6 +11,8 @@ pub(crate) mod requests;
 pub(crate) mod rollback;
 pub(crate) mod shutdown;
 pub(crate) mod snapshot;
+pub(crate) mod stages;
 pub(crate) mod start;
 pub(crate) mod stop;
+pub(crate) mod undo;
 pub(crate) mod verify;

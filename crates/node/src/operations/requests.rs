@@ -32,7 +32,7 @@ impl Node {
     /// A connection to the agent, and what is common to all commands of the sandbox.
     pub(crate) fn exec(&self, entry: &Entry) -> Result<(OwnedFd, ExecRequest), Error> {
         // While it is held for a snapshot its agent starts nothing; what a longer hold means is told by the agent.
-        entry.wait(Some(self.config.limits.answer), |inner| !inner.stored.held);
+        entry.wait(Some(self.config.limits.answer), |inner| !inner.stored.is_held());
         let agent = Self::running_vm(entry)?.agent()?;
         self.points.at(points::EXEC_CONNECTED);
         let command = ExecRequest {
@@ -69,21 +69,21 @@ impl Node {
         let stored = entry.stored();
         let sandbox = &stored.sandbox;
         let vm = match (sandbox.state, entry.vm()) {
-            (State::Running, _) if !stored.held => return Ok(()),
+            (State::Running, _) if !stored.is_held() => return Ok(()),
             (State::Running | State::Paused, Some(vm)) => vm,
             (state, _) => return Err(wrong_state(sandbox, to_run(state))),
         };
-        match stored.held {
+        match stored.is_held() {
             // A snapshot has left it so.
             true => self.let_go_on(&vm)?,
             false => vm.ask("it was resumed", VmmClient::resume)?,
         }
         self.points.at(points::PAUSE_RESUMED);
         self.note_change(entry, |stored| {
-            (stored.sandbox.state, stored.held) = (State::Running, false);
+            stored.rests_as(State::Running);
         })?;
         self.events.tell(EventKind::Resume, &entry.stored().sandbox);
-        if !stored.held {
+        if !stored.is_held() {
             self.tell_time_in_thread(entry);
         }
         Ok(())

@@ -18,11 +18,10 @@ use observe::span::span;
 use vmm_api::{ClientError, ErrorKind, VmState, VmmClient};
 
 use crate::Error;
-use crate::guest::reidentify::Renewal;
 use crate::node::{Node, to_run, wrong_state};
-use crate::operations::clone::HOOKS;
+use crate::operations::clone::another;
 use crate::operations::snapshot::STAYS;
-use crate::operations::start::Started;
+use crate::operations::stages::{Started, ToRestore};
 use crate::resources::budget::{Promise, Start};
 use crate::resources::limits;
 use crate::sandbox::entry::Entry;
@@ -30,6 +29,7 @@ use crate::saved::checksums;
 use crate::saved::disk::Beside;
 use crate::saved::memory_files;
 use crate::saved::snapshots::Place;
+use crate::store::operation::Operation;
 use crate::vmm::launch;
 use crate::vmm::line::Line;
 use crate::vmm::vm::Vm;
@@ -111,21 +111,22 @@ impl Node {
             (State::Running | State::Paused, Some(vm)) => Some(vm),
             (state, _) => return Err(wrong_state(&sandbox, to_run(state))),
         };
+        let own_disk = disk.as_ref().map(Beside::inode).transpose()?;
+        self.update(entry, |stored| {
+            stored.operation = Some(Operation::Rollback { own_disk })
+        })?;
         match self.put_back(entry, vm, promise, &place, disk.as_mut()) {
             Ok(started) => {
                 self.verify_later(Kind::Snapshot, snapshot, &place);
                 Ok(started)
             }
-            Err(Why::Refused(error) | Why::Elsewhere(error)) => Err(error),
+            Err(Why::Refused(error) | Why::Elsewhere(error)) => {
+                let rests = self.note_change(entry, |stored| stored.operation = None);
+                Err(error.after_undo(rests))
+            }
             Err(Why::Lost(error)) => {
-                let cleared = self.clear(entry).and_then(|()| {
-                    // What it has written is not lost with its memory.
-                    if let Err(error) = disk.as_mut().map_or(Ok(()), Beside::put_back) {
-                        log::error!("sandbox {} has the snapshot's disk, not its own: {error}", entry.id);
-                    }
-                    self.exited(entry, node_api::Ended::Failed(error.to_string()))
-                });
-                Err(error.after_undo(cleared))
+                let undone = self.undo(entry, &error.to_string());
+                Err(error.after_undo(undone))
             }
         }
     }
@@ -161,8 +162,8 @@ impl Node {
             stored.sandbox.restarts += 1;
             stored.sandbox.config.detach = true;
         })?;
-        let waiting = self.begin_restore(entry)?;
-        Ok(self.restore_vm(entry, waiting, place, None)?)
+        let restored = ToRestore::launch(self, entry)?.restore(self, entry, place, another(None))?;
+        Ok(restored.go_on(self, entry, place)?.runs(self, entry)?)
     }
 
     /// By the VMM that it has. A daemon that dies on the way leaves a sandbox that is being started, which the next one ends.
@@ -239,12 +240,7 @@ impl Node {
         self.points.at(points::RESTORE_RESUMED);
         {
             let _span = span("guest renewed");
-            let renewal = Renewal {
-                hooks: HOOKS,
-                restored: true,
-                ..Renewal::default()
-            };
-            self.renew_by(vm, line, renewal)?;
+            self.renew_by(vm, line, another(None))?;
         }
         self.points.at(points::RESTORE_RENEWED);
         Ok(())
@@ -253,9 +249,8 @@ impl Node {
     /// It runs, and its end is waited for already.
     fn runs_again(&self, entry: &Entry) -> Result<Sandbox, Error> {
         self.update(entry, |stored| {
-            stored.held = false;
+            stored.rests_as(State::Running);
             let sandbox = &mut stored.sandbox;
-            sandbox.state = State::Running;
             sandbox.started_ns = Some(crate::clock::now_ns());
         })?;
         self.points.at(points::START_RUNNING);

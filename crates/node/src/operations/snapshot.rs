@@ -29,6 +29,7 @@ use crate::saved::disk;
 use crate::saved::memory_files;
 use crate::saved::snapshots::{Place, Record};
 use crate::store::database::Stored;
+use crate::store::operation::Operation;
 use crate::vmm::line::Line;
 use crate::vmm::vm::{self, Vm};
 use crate::{Error, clock};
@@ -71,7 +72,7 @@ impl Node {
         space::require(&self.paths.snapshots(), base::ByteSize(needed), "a snapshot")?;
         let begun = self.begin_snapshot(&record)?;
         self.points.at(points::SNAPSHOT_BEGUN);
-        self.update(entry, |stored| stored.held = true)?;
+        self.update(entry, |stored| stored.operation = Some(Operation::Snapshot))?;
         self.points.at(points::SNAPSHOT_HELD);
         let kept = self.keep_all(&vm, &stored, &begun.place);
         // The memory of a guest that owns its CPUs stays where it is.
@@ -87,10 +88,9 @@ impl Node {
         if let Err(error) = kept {
             // It takes room that the database may need.
             drop(begun);
-            let released = gone_on.and_then(|()| self.update(entry, |stored| stored.held = false));
-            return Err(error.after_undo(released));
+            return Err(error.after_undo(self.held_no_more(entry, gone_on)));
         }
-        gone_on.and_then(|()| self.update(entry, |stored| stored.held = false))?;
+        self.held_no_more(entry, gone_on)?;
         {
             let _span = span("checksums");
             self.sum_new_memory(entry, &begun.place);
@@ -109,6 +109,13 @@ impl Node {
             self.sum_later(&place, &record.snapshot);
         }
         self.inspect_snapshot(&record.snapshot.name)
+    }
+
+    /// It goes on, or is to be let go on later.
+    fn held_no_more(&self, entry: &Entry, gone_on: Result<(), Error>) -> Result<(), Error> {
+        let rests = gone_on.and_then(|()| self.note_change(entry, |stored| stored.operation = None));
+        self.is_interrupted(entry, rests.is_err());
+        rests
     }
 
     /// Makes the checksums of memory that was just written and is in the page cache, before anybody can clone of it. They are a safety

@@ -2,63 +2,47 @@
 //!
 //! ```text
 //!  register ─► directory ─► disk ─┐
-//!                   start again ──┴─► sockets ─► cgroup ─► VMM ─► VM ─► agent ─► root ─┬─► command
-//!  register ─► directory ─► cgroup ─► VMM ─► a template's disk, sockets ─► VM restored ─► renewed ─┘
+//!                   start again ──┴─► boots ───────────────────────┬─► command
+//!  register ─► directory ─► VMM ─► a template's disk ─► restored ──┘
 //! ```
-//! What fails on the way takes everything back: a sandbox that never ran is gone, one that is started again has exited.
+//! What fails on the way takes everything back (`undo`): a sandbox that never ran is gone, one that is started again has exited.
 
 use std::fs;
 use std::os::fd::BorrowedFd;
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_api::{Connection, ExecRequest, Identity};
+use agent_api::{ExecRequest, Identity};
 use base::{ByteSize, points};
 use network::{Attachment, PortMapping};
 use node_api::portable::Kind;
-use node_api::sandbox::Process;
-use node_api::{Class, EventKind, NetworkMode, Resources, Sandbox, SandboxConfig, State};
+use node_api::{EventKind, NetworkMode, Resources, Sandbox, SandboxConfig, State};
 use observe::span::{self, span};
 
-use crate::guest::deadline_stream::Timed;
 use crate::guest::reidentify::{Own, Renewal};
 use crate::ids;
 use crate::node::{Node, to_run, wrong_state};
 use crate::operations::clone;
+use crate::operations::stages::{Machine, Started, ToBoot, ToRestore};
 use crate::resources::budget::{Promise, Start};
-use crate::resources::cpus;
 use crate::resources::limits;
 use crate::resources::space::{self, OF_A_SANDBOX};
-use crate::resources::volume_shares::{self, Opened};
+use crate::resources::volume_shares;
 use crate::sandbox::command;
 use crate::sandbox::entry::Entry;
 use crate::saved::disk;
 use crate::saved::snapshots::Place;
 use crate::saved::templates::Found;
 use crate::store::database::Stored;
+use crate::store::operation::Operation;
 use crate::store::records::{self, Reach};
 use crate::telemetry::trace;
-use crate::vmm::launch::{self, Inherited};
+use crate::vmm::launch;
 use crate::vmm::monitor::Told;
-use crate::vmm::process;
-use crate::vmm::vm::Vm;
 use crate::{Error, clock, thread};
 
 /// Said as long as nobody's end can be waited for.
 static NOT_WAITED: observe::Repeated = observe::Repeated::new(Duration::from_secs(10));
-
-/// A VM with its root, and a connection to its agent.
-pub(crate) type Machine = (Arc<Vm>, Connection<Timed>);
-
-/// A sandbox that runs, and what its asker needs.
-#[derive(Debug)]
-pub(crate) struct Started {
-    pub(crate) sandbox: Sandbox,
-    /// For one that is not detached: where and what its asker is to start.
-    pub(crate) command: Option<(UnixStream, ExecRequest)>,
-}
 
 impl Node {
     /// Makes a sandbox and starts it; `cancel` hangs up when nobody wants it any more.
@@ -128,17 +112,17 @@ impl Node {
             let mut inner = entry.lock();
             inner.attached = !inner.stored.sandbox.config.detach;
         }
-        let started = self
-            .create(&entry)
-            .and_then(|()| match &chosen {
-                Some(chosen) => self.cloned(&entry, &chosen.id, &chosen.place, clone::HOOKS),
-                None => self.machine(&entry, cancel),
-            })
-            .and_then(|(vm, agent)| self.start_command(&entry, &vm, agent));
+        let started = self.carry_out(&entry, || {
+            self.create(&entry)?;
+            let machine = match &chosen {
+                Some(chosen) => self.cloned(&entry, &chosen.id, &chosen.place, clone::HOOKS)?,
+                None => self.machine(&entry, cancel)?,
+            };
+            machine.start_command(self, &entry)
+        });
         if let (Ok(_), Some(chosen)) = (&started, &chosen) {
             self.verify_later(Kind::Template, &chosen.id, &chosen.place);
         }
-        let started = started.map_err(|error| error.after_undo(self.destroy(&entry)));
         drop(operation);
         Ok((entry, started?))
     }
@@ -194,10 +178,10 @@ impl Node {
         }
         self.make_disk(entry, None)?;
         let Found::Missing(mut lease) = found else {
-            return self.boot(entry, own(), Some(cancel));
+            return ToBoot::launch(self, entry)?.boot(self, entry, own(), Some(cancel));
         };
         // A clone would inherit it.
-        let (vm, agent) = self.boot(entry, Own::default(), Some(cancel))?;
+        let Machine { vm, agent } = ToBoot::launch(self, entry)?.boot(self, entry, Own::default(), Some(cancel))?;
         // As in a snapshot: a clone would deal with its end.
         let hung_up = agent
             .set_read_timeout(Some(self.config.limits.answer))
@@ -222,7 +206,7 @@ impl Node {
             self.renew(&vm, renewal)?;
         }
         let agent = vm.agent()?;
-        Ok((vm, agent))
+        Ok(Machine { vm, agent })
     }
 
     fn cloned(&self, entry: &Arc<Entry>, template: &str, place: &Place, hooks: Duration) -> Result<Machine, Error> {
@@ -234,16 +218,17 @@ impl Node {
             // In one that nobody has built no command has run.
             restored: !hooks.is_zero(),
         };
-        let waiting = self.begin_restore(entry)?;
+        let waiting = ToRestore::launch(self, entry)?;
         self.make_disk(entry, Some(place))?;
-        let (vm, mut agent) = self.restored(entry, waiting, place, renewal)?;
+        let restored = waiting.restore(self, entry, place, renewal)?;
+        let Machine { vm, mut agent } = restored.go_on(self, entry, place)?;
         agent
             .set_read_timeout(Some(self.config.limits.answer))
             .map_err(|error| vm.diagnose("its agent was to start its command", error))?;
         trace::agent(&mut agent, self.config.limits.answer, true)
             .map_err(|error| vm.diagnose("its agent was asked about its start", error))?;
         self.update(entry, |stored| stored.sandbox.template = Some(template.to_owned()))?;
-        Ok((vm, agent))
+        Ok(Machine { vm, agent })
     }
 
     /// Starts one that has exited.
@@ -268,19 +253,16 @@ impl Node {
             None => self.admit_again("start", entry, Start::Boot)?,
         };
         self.update(entry, |stored| {
+            stored.operation = Some(Operation::Start);
             stored.sandbox.restarts += 1;
             stored.sandbox.config.detach = true;
             stored.sandbox.template = None;
         })?;
         entry.promise(promise);
-        let started = self
-            .boot(entry, Own::of(&sandbox.config), None)
-            .and_then(|(vm, agent)| self.start_command(entry, &vm, agent));
-        started.map_err(|error| {
-            let exited = self
-                .clear(entry)
-                .and_then(|()| self.exited(entry, node_api::Ended::Failed(error.to_string())));
-            error.after_undo(exited)
+        self.carry_out(entry, || {
+            let waiting = ToBoot::launch(self, entry)?;
+            let machine = waiting.boot(self, entry, Own::of(&sandbox.config), None)?;
+            machine.start_command(self, entry)
         })
     }
 
@@ -290,8 +272,8 @@ impl Node {
         parse_ports(&config.ports)?;
         match config.network {
             NetworkMode::None => Ok(false),
-            NetworkMode::Auto if self.config.users.is_none() && config.ports.is_empty() => Ok(false),
-            NetworkMode::Auto | NetworkMode::Node => self.network().map(|_| true),
+            NetworkMode::Auto if !self.network.is_possible() && config.ports.is_empty() => Ok(false),
+            NetworkMode::Auto | NetworkMode::Node => self.network.get().map(|_| true),
         }
     }
 
@@ -300,7 +282,7 @@ impl Node {
         if !stored.networked {
             return Ok(None);
         }
-        let network = self.network()?;
+        let network = self.network.get()?;
         // Nothing is connected before it is restricted.
         self.restore_network()?;
         let queues = usize::from(launch::queues(&stored.sandbox.config.resources));
@@ -311,7 +293,10 @@ impl Node {
 
     /// The same for one that has it: the device that takes the place of the one that it has keeps that one's TAP.
     pub(crate) fn attachment(&self, stored: &Stored) -> Result<Option<Attachment>, Error> {
-        stored.networked.then(|| Ok(self.network()?.attachment())).transpose()
+        stored
+            .networked
+            .then(|| Ok(self.network.get()?.attachment()))
+            .transpose()
     }
 
     /// Its directory.
@@ -340,142 +325,6 @@ impl Node {
         Ok(())
     }
 
-    /// Everything from a made sandbox to one whose machine has booted and has its root.
-    fn boot(&self, entry: &Arc<Entry>, own: Own, cancel: Option<BorrowedFd<'_>>) -> Result<Machine, Error> {
-        let stored = entry.stored();
-        self.admit_boot(entry, &stored)?;
-        let attachment = {
-            let _span = span("network");
-            self.attach(&stored)?
-        };
-        self.points.at(points::START_NETWORK);
-        let guest = attachment.as_ref().map(|attachment| attachment.guest.clone());
-        let (volumes, mut prepared) = {
-            let _span = span("sockets and files");
-            let volumes = self.open_volumes(&stored.sandbox.config.volumes)?;
-            let (paths, image) = (self.sandbox_paths(entry), self.image_of(&stored)?);
-            let prepared = launch::prepare(&self.config, &stored, &paths, (&image, attachment))?;
-            (volumes, prepared)
-        };
-        self.points.at(points::START_SOCKETS);
-        let (vm, pid) = self.spawn(entry, &stored, &prepared.inherited, &volumes)?;
-        // Their owners are mapped into the VMM's user namespace, which is there now.
-        let shared = volume_shares::share(&volumes, pid, launch::identity(&self.config, &stored))?;
-        prepared.share(shared, stored.share_slots)?;
-        let mut agent = vm.boot(prepared, cancel, &|point| {
-            if point == points::START_CREATED {
-                self.place_vcpus(entry, pid)?;
-            }
-            self.points.at(point);
-            Ok(())
-        })?;
-        {
-            let _span = span("guest prepared");
-            vm.prepare(&mut agent, &stored, guest, own)?;
-        }
-        self.points.at(points::START_PREPARED);
-        trace::agent(&mut agent, self.config.limits.answer, false)
-            .map_err(|error| vm.diagnose("its agent was asked about its start", error))?;
-        trace::vmm(&vm);
-        Ok((vm, agent))
-    }
-
-    /// The last steps, whichever way its machine was made.
-    fn start_command(&self, entry: &Entry, vm: &Vm, mut agent: Connection<Timed>) -> Result<Started, Error> {
-        let stored = entry.stored();
-        let _span = span("command and record");
-        let command = if stored.sandbox.config.detach {
-            let request = detached(&stored);
-            agent
-                .exec_detached(&request)
-                .map_err(|error| vm.diagnose("its command was started", error))?;
-            None
-        } else {
-            let stream = agent.into_stream().into_stream();
-            let stream = stream.map_err(Error::host("handing the agent's connection over"))?;
-            Some((stream, stored.command))
-        };
-        self.points.at(points::START_COMMAND);
-        let sandbox = self.runs(entry, vm)?;
-        Ok(Started { sandbox, command })
-    }
-
-    /// It runs: keeps that, and waits for its end from here on.
-    pub(crate) fn runs(&self, entry: &Entry, vm: &Vm) -> Result<Sandbox, Error> {
-        let is_new = !entry.stored().is_acknowledged();
-        self.update(entry, |stored| {
-            (stored.sandbox.state, stored.acknowledged) = (State::Running, true);
-        })?;
-        if is_new {
-            let _span = span("record and disk reach the disk");
-            self.store.reaches_disk(&entry.stored())?;
-        }
-        if let Some(promise) = entry.promised() {
-            promise.runs();
-        }
-        self.points.at(points::START_RUNNING);
-        vm.watch(&self.monitor, &entry.id)
-            .map_err(Error::host("waiting for the VMM's end"))?;
-        let sandbox = entry.stored().sandbox;
-        self.events.tell(EventKind::Start, &sandbox);
-        Ok(sandbox)
-    }
-
-    /// Starts the VMM. The database knows of it, and which directories it will have, before it has a VM.
-    pub(crate) fn spawn(
-        &self,
-        entry: &Entry,
-        stored: &Stored,
-        inherited: &Inherited,
-        volumes: &[Opened],
-    ) -> Result<(Arc<Vm>, u32), Error> {
-        let paths = self.sandbox_paths(entry);
-        let cgroup = {
-            let _span = span("cgroup");
-            self.make_cgroup(entry, stored)?
-        };
-        self.points.at(points::START_CGROUP);
-        let child = {
-            let _span = span("VMM process");
-            let child = launch::spawn(&self.config, stored, &paths, inherited, cgroup.as_deref())?;
-            trace::jail(child.timing);
-            child
-        };
-        self.points.at(points::START_SPAWNED);
-        let _span = span("record and connect");
-        // The VMM cannot be told from another by its number alone. If it is gone already, that is found out below.
-        let number = i32::try_from(child.pid).unwrap_or(0);
-        let process = process::identify(number).unwrap_or(Process { pid: number, start: 0 });
-        let pid = child.pid;
-        let log_from = std::fs::metadata(paths.log()).map_or(0, |metadata| metadata.len());
-        let recorded = self.update(entry, |stored| {
-            (stored.log_from, stored.held) = (log_from, false);
-            let sandbox = &mut stored.sandbox;
-            (sandbox.state, sandbox.vmm) = (State::Starting, Some(process));
-            sandbox.volumes = volumes.iter().map(|volume| volume.mounted.clone()).collect();
-            (sandbox.started_ns, sandbox.ended_ns, sandbox.ended) = (Some(clock::now_ns()), None, None);
-            stored.stopped = false;
-        });
-        let connected = recorded.and_then(|()| Vm::connect(child.pidfd, &paths, self.config.limits));
-        let vm = Arc::new(connected?);
-        entry.lock().vm = Some(Arc::clone(&vm));
-        self.points.at(points::START_RECORDED);
-        Ok((vm, pid))
-    }
-
-    /// Its cgroup, with the CPUs that it is to have, and where in it its VMM begins; nothing where there are no cgroups.
-    fn make_cgroup(&self, entry: &Entry, stored: &Stored) -> Result<Option<PathBuf>, Error> {
-        let config = &stored.sandbox.config;
-        let Some(root) = &self.cgroups else {
-            return match config.resources.class {
-                Class::Dedicated => Err(cpus::Error::NoCgroups.into()),
-                Class::Standard | Class::Bare => Ok(None),
-            };
-        };
-        let cgroup = root.create(&entry.id, &limits::for_cgroup(config, root))?;
-        Ok(Some(cpus::cgroup_of_vmm(stored, &cgroup)?))
-    }
-
     /// The image's file system.
     pub(crate) fn image_of(&self, stored: &Stored) -> Result<std::path::PathBuf, Error> {
         Ok(self.images.get(&stored.sandbox.digest)?.path)
@@ -485,7 +334,7 @@ impl Node {
     pub(crate) fn start_monitor(self: &Arc<Self>) -> Result<(), Error> {
         let node = Arc::clone(self);
         let work = move || {
-            loop {
+            while !node.monitor.is_closed() {
                 match node.monitor.wait() {
                     Ok(told) => told.into_iter().for_each(|told| match told {
                         Told::Ended(id) => node.settle_in_thread(id),
@@ -531,17 +380,6 @@ pub(crate) fn identity(stored: &Stored) -> Result<Identity, Error> {
     })
 }
 
-/// What a detached sandbox runs.
-fn detached(stored: &Stored) -> ExecRequest {
-    ExecRequest {
-        tty: stored.sandbox.config.process.tty.then_some(agent_api::Tty {
-            size: agent_api::WinSize { rows: 24, cols: 80 },
-            term: None,
-        }),
-        ..stored.command.clone()
-    }
-}
-
 pub(crate) fn parse_ports(ports: &[String]) -> Result<Vec<PortMapping>, Error> {
     Ok(ports
         .iter()
@@ -585,7 +423,7 @@ pub(crate) fn new_sandbox(
         networked,
         log_from: 0,
         stopped: false,
-        held: false,
+        operation: Some(Operation::Start),
         building: false,
     })
 }

@@ -25,7 +25,10 @@ use crate::resources::limits;
 use crate::resources::volumes::unfinished;
 use crate::sandbox::entry::Entry;
 use crate::saved::memory_files;
+use crate::store::operation::Operation;
 use crate::store::records::sync_directory;
+use crate::store::remove::remove_directory;
+use crate::vmm::process;
 use crate::{Error, clock};
 
 /// The end of a log in which its last record lies.
@@ -107,7 +110,7 @@ impl Node {
         &self,
         entry: &Arc<Entry>,
         grace: Duration,
-    ) -> Result<crate::operations::start::Started, Error> {
+    ) -> Result<crate::operations::stages::Started, Error> {
         let _operation = entry.operate();
         // If there is no room for it to boot, it runs on.
         let held = self.admit_restart(entry)?;
@@ -126,10 +129,14 @@ impl Node {
         self.wait_for_end(entry)
     }
 
+    /// Whoever is busy with it takes back what it does.
     fn mark_stopping(&self, entry: &Entry) -> Result<(), Error> {
         self.note_change(entry, |stored| {
             stored.sandbox.state = State::Stopping;
             stored.stopped = true;
+            if stored.operation.as_ref().is_none_or(Operation::ends_with_machine) {
+                stored.operation = Some(Operation::Stop);
+            }
         })
     }
 
@@ -196,7 +203,7 @@ impl Node {
         self.points.at(points::END_LEARNT);
         self.clear(entry)?;
         self.points.at(points::END_CLEARED);
-        self.exited(entry, ended)?;
+        self.exited_during(entry, ended, Operation::ends_with_machine)?;
         self.points.at(points::END_RECORDED);
         if stored.sandbox.config.remove && !entry.lock().attached {
             let _operation = entry.operate();
@@ -248,7 +255,13 @@ impl Node {
         }
     }
 
+    /// It has exited, and rests.
     pub(crate) fn exited(&self, entry: &Entry, ended: Ended) -> Result<(), Error> {
+        self.exited_during(entry, ended, |_| true)
+    }
+
+    /// The same for one with which something may be under way that goes on without this machine: `rests` tells which is over.
+    fn exited_during(&self, entry: &Entry, ended: Ended, rests: impl Fn(&Operation) -> bool) -> Result<(), Error> {
         // Before anybody sees that it has ended, and gives it the next one.
         drop(entry.take_promise());
         let now = clock::now_ns();
@@ -256,7 +269,7 @@ impl Node {
             let sandbox = &mut stored.sandbox;
             (sandbox.state, sandbox.vmm) = (State::Exited, None);
             (sandbox.ended_ns, sandbox.ended) = (Some(now), Some(ended.clone()));
-            stored.held = false;
+            stored.operation = stored.operation.take().filter(|operation| !rests(operation));
         })?;
         self.events.tell(EventKind::Exit, &entry.stored().sandbox);
         Ok(())
@@ -265,14 +278,22 @@ impl Node {
     /// Kills and takes away all that belongs to a VM, whether it is there or not.
     pub(crate) fn clear(&self, entry: &Entry) -> Result<(), Error> {
         let vm = entry.lock().vm.take();
-        if let Some(vm) = vm {
-            vm.kill()?;
-            if !vm.wait(self.config.limits.kill) {
-                return Err(Error::Deadline {
-                    what: "the end of a killed VMM",
-                    limit: self.config.limits.kill,
-                });
+        let ended = match (vm, entry.stored().sandbox.vmm) {
+            (Some(vm), _) => {
+                vm.kill()?;
+                vm.wait(self.config.limits.kill)
             }
+            // A daemon before this one has started it.
+            (None, Some(process)) => {
+                process::end(process, self.config.limits.kill).map_err(Error::host("killing a VMM"))?
+            }
+            (None, None) => true,
+        };
+        if !ended {
+            return Err(Error::Deadline {
+                what: "the end of a killed VMM",
+                limit: self.config.limits.kill,
+            });
         }
         if let Some(cgroup) = self.cgroup(entry)? {
             cgroup.kill()?;
@@ -286,7 +307,7 @@ impl Node {
             cpus::release(&entry.id);
         }
         if stored.networked {
-            let network = self.network()?;
+            let network = self.network.get()?;
             match stored.sandbox.config.ports.is_empty() {
                 true => network.release(stored.slot)?,
                 false => network.detach(stored.slot)?,
@@ -327,7 +348,13 @@ impl Node {
 
     /// Takes away all of a sandbox.
     pub(crate) fn destroy(&self, entry: &Entry) -> Result<(), Error> {
-        self.note_change(entry, |stored| stored.sandbox.state = State::Removing)?;
+        let destroyed = self.destroy_now(entry);
+        self.is_interrupted(entry, destroyed.is_err());
+        destroyed
+    }
+
+    fn destroy_now(&self, entry: &Entry) -> Result<(), Error> {
+        self.note_change(entry, |stored| stored.begins(Operation::Remove))?;
         self.points.at(points::REMOVE_RECORDED);
         self.clear(entry)?;
         self.points.at(points::REMOVE_CLEARED);
@@ -353,14 +380,6 @@ fn hide(directory: &Path, lasts: bool) -> Result<Option<PathBuf>, Error> {
         sync_directory(sandboxes)?;
     }
     Ok(Some(hidden))
-}
-
-/// Removes a directory with all that is in it; it is fine if there is none.
-pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::file("remove", path)(error)),
-        _ => Ok(()),
-    }
 }
 
 /// How the command ended, as the last record of its log says, if that lies behind `from`. The guest writes the log: it can

@@ -53,7 +53,7 @@ impl Node {
     pub(crate) fn tend(&self, retries: &mut BTreeMap<String, (Instant, Duration)>) -> bool {
         let reserved = self.hold.reserve.keep();
         let entries: Vec<Arc<Entry>> = self.entries().values().cloned().collect();
-        let mut lacking = 0;
+        let mut lacking = self.undo_again();
         for entry in entries {
             let (unsaved, reason) = {
                 let inner = entry.lock();
@@ -207,9 +207,12 @@ impl Node {
     /// Writes to the database, with the reserve's room where there is no other.
     pub(crate) fn with_room<T>(&self, write: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
         match write() {
-            Err(error) if error.is_no_space() && self.hold.reserve.give_back() => {
+            Err(error) if error.is_no_space() => {
                 self.hold.lack.tell();
-                write()
+                match self.hold.reserve.give_back() {
+                    true => write(),
+                    false => Err(error),
+                }
             }
             other => other,
         }

@@ -21,12 +21,13 @@ use vmm_api::{VmState, VmmClient};
 
 use crate::Error;
 use crate::node::Node;
-use crate::operations::stop::remove_directory;
 use crate::resources::cpus;
 use crate::resources::volumes::UNFINISHED;
 use crate::sandbox::entry::Entry;
 use crate::store::Found;
 use crate::store::database::Stored;
+use crate::store::operation::Operation;
+use crate::store::remove::remove_directory;
 use crate::vmm::process;
 use crate::vmm::vm::{Vm, pause_reason};
 
@@ -40,7 +41,9 @@ impl Node {
             let entry = self.enter(stored);
             if let Err(error) = self.reconcile_one(&entry) {
                 log::error!("sandbox {} cannot be put right: {error}", entry.id);
+                self.is_interrupted(&entry, true);
             }
+            self.sweep(&entry);
         }
         for stored in found.homeless {
             let entry = self.enter(stored);
@@ -49,6 +52,19 @@ impl Node {
             }
         }
         self.deal_with_orphans(&found.orphans)
+    }
+
+    /// Removes what operations have left that are over.
+    fn sweep(&self, entry: &Entry) {
+        let (stored, directory) = (entry.stored(), self.sandbox_paths(entry).directory);
+        if entry.lock().gone || stored.operation.is_some() {
+            return;
+        }
+        let swept =
+            crate::saved::disk::clean_beside(&self.sandbox_paths(entry).disk()).and_then(|()| self.forget_move(entry));
+        if let Err(error) = swept {
+            log::warn!("what an operation has left in {} stays: {error}", directory.display());
+        }
     }
 
     fn enter(&self, stored: Stored) -> Arc<Entry> {
@@ -83,21 +99,19 @@ impl Node {
     }
 
     fn reconcile_one(&self, entry: &Arc<Entry>) -> Result<(), Error> {
-        if let Err(error) = crate::saved::disk::clean_beside(&self.sandbox_paths(entry).disk()) {
-            log::warn!("what a rollback has left stays: {error}");
-        }
         let stored = entry.stored();
-        let acknowledged = stored.is_acknowledged();
-        let Stored { sandbox, building, .. } = stored;
-        match sandbox.state {
-            _ if building => self.abandon(entry),
-            State::Creating | State::Removing => self.destroy(entry),
+        match stored.under_way() {
+            _ if stored.building => return self.abandon(entry),
             // Nobody was told that it runs.
-            State::Starting if !acknowledged => self.destroy(entry),
-            State::Starting => {
-                self.clear(entry)?;
-                self.exited(entry, Ended::Failed(RESTARTED.into()))
+            _ if !stored.is_acknowledged() => return self.destroy(entry),
+            Some(Operation::Remove) => return self.destroy(entry),
+            Some(Operation::Start | Operation::Rollback { .. }) => return self.undo(entry, RESTARTED),
+            Some(Operation::Move { saved_at: Some(_), .. }) if !self.has_moved(entry) => {
+                return self.undo(entry, RESTARTED);
             }
+            Some(Operation::Move { .. } | Operation::Snapshot | Operation::Stop) | None => (),
+        }
+        match stored.sandbox.state {
             State::Exited => match self.adopt(entry) {
                 // Only an older copy of the database has forgotten that it was started again.
                 Ok(true) => {
@@ -110,7 +124,7 @@ impl Node {
                     self.clear(entry)
                 }
             },
-            State::Running | State::Paused | State::Stopping => match self.adopt(entry) {
+            _ => match self.adopt(entry) {
                 Ok(true) => self.go_on(entry),
                 Ok(false) => self.missed_end(entry),
                 Err(error) => {
@@ -119,6 +133,15 @@ impl Node {
                 }
             },
         }
+    }
+
+    /// The machine of one that was moved goes on already, or nearly so.
+    fn has_moved(&self, entry: &Arc<Entry>) -> bool {
+        let adopted = self.adopt(entry).unwrap_or_else(|error| {
+            log::info!("the VMM of sandbox {}, which was moved, is ended: {error}", entry.id);
+            false
+        });
+        adopted && entry.state() == State::Running
     }
 
     /// A template was built in it: whoever did that has no daemon any more who would keep it.
@@ -160,7 +183,7 @@ impl Node {
         entry.lock().vm = Some(Arc::clone(&vm));
         // One that writes a snapshot answers when that is written.
         let stored = entry.stored();
-        let limit = match stored.held {
+        let limit = match stored.is_held() {
             true => self.snapshot_limit(&stored),
             false => self.config.limits.answer,
         };
@@ -199,13 +222,10 @@ impl Node {
         if sandbox.state == State::Stopping {
             return self.stop(entry, Duration::ZERO);
         }
-        if let (true, Some(vm)) = (stored.held, entry.vm()) {
-            match self.let_go_on(&vm) {
-                Ok(()) => self.update(entry, |stored| {
-                    (stored.sandbox.state, stored.held) = (State::Running, false);
-                })?,
-                Err(error) => log::error!("sandbox {} stays as it was held for a snapshot: {error}", entry.id),
-            }
+        if stored.is_held()
+            && let Err(error) = self.undo(entry, RESTARTED)
+        {
+            log::error!("sandbox {} stays as it was held: {error}", entry.id);
         }
         // Without a client that would start its command, it would idle for ever.
         if sandbox.state == State::Running && !sandbox.config.detach && !self.may_have_command(entry) {
@@ -323,10 +343,10 @@ impl Node {
     fn detach_strangers(&self, left: &BTreeSet<String>) -> Result<(), Error> {
         let stored: Vec<Stored> = self.entries().values().map(|entry| entry.stored()).collect();
         let known: BTreeSet<u32> = stored.iter().filter(|it| it.networked).map(|it| it.slot).collect();
-        if known.is_empty() && !self.network_exists() {
+        if known.is_empty() && !self.network.exists() {
             return Ok(());
         }
-        let network = self.network()?;
+        let network = self.network.get()?;
         for slot in network.slots()? {
             // It may be that of a VMM that is left alone, of which not even this is known.
             if slot.in_use && !left.is_empty() {

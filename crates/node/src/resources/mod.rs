@@ -4,6 +4,7 @@
 pub(crate) mod budget;
 pub(crate) mod cpus;
 pub(crate) mod limits;
+pub(crate) mod network;
 pub(crate) mod own_cgroup;
 pub(crate) mod space;
 pub(crate) mod tap_pool;

@@ -124,7 +124,8 @@ impl Reserve {
 #[derive(Debug)]
 pub(crate) struct Hold {
     /// Released when dropped.
-    _lock: File,
+    #[cfg_attr(not(test), expect(dead_code, reason = "held, not read"))]
+    lock: File,
     pub(crate) reserve: Reserve,
     pub(crate) lack: Lack,
 }
@@ -132,10 +133,16 @@ pub(crate) struct Hold {
 impl Hold {
     pub(crate) fn new(lock: File, reserve: Reserve) -> Self {
         Self {
-            _lock: lock,
+            lock,
             reserve,
             lack: Lack::default(),
         }
+    }
+
+    /// Releases it now.
+    #[cfg(test)]
+    pub(crate) fn let_go(&self) {
+        self.lock.unlock().unwrap();
     }
 }
 

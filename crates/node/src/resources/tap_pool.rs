@@ -17,7 +17,7 @@ impl Node {
     /// Sees to it that the next sandboxes find their TAPs, in a thread of its own. Nobody waits for that, and a sandbox that finds
     /// none makes it.
     pub(crate) fn stock_taps(self: &Arc<Self>) {
-        if self.network_if_set_up().is_none() || !self.slots().begin_stock() {
+        if self.network.if_set_up().is_none() || !self.slots().begin_stock() {
             return;
         }
         let node = Arc::clone(self);
@@ -34,14 +34,14 @@ impl Node {
     }
 
     fn make_taps(&self) -> Result<(), Error> {
-        let Some(network) = self.network_if_set_up() else {
+        let Some(network) = self.network.if_set_up() else {
             return Ok(());
         };
         let missing = network.missing(&self.coming_slots(AHEAD));
         if missing.len() > AHEAD / 2 {
             // Few at a time: whoever attaches meanwhile waits for them.
             for few in missing.chunks(2) {
-                network.prepare(few.iter().copied())?;
+                network.prepare(few)?;
             }
         }
         Ok(())

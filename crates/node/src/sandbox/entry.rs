@@ -33,6 +33,8 @@ pub(crate) struct Inner {
     /// What it has of the host as long as it has a machine, or is about to get one; and for its disk.
     machine: Option<Arc<Promise>>,
     disk: Option<Promise>,
+    /// An operation of it did not come to its end, and could not be taken back: that is tried again.
+    pub(crate) interrupted: bool,
     /// Its record is older than what is known here, as there was no space for it.
     pub(crate) unsaved: bool,
 }
@@ -49,6 +51,7 @@ impl Entry {
                 gone: false,
                 machine: None,
                 disk: None,
+                interrupted: false,
                 unsaved: false,
             }),
             changed: Condvar::new(),

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -94,6 +95,16 @@ fn beside(path: &Path) -> PathBuf {
     path.with_extension("partial")
 }
 
+/// The disk at `path` is the one with the inode `own` again, where that lies beside it.
+pub(crate) fn put_back(path: &Path, own: u64) -> Result<(), Error> {
+    let is_own = |path: &Path| fs::metadata(path).is_ok_and(|metadata| metadata.ino() == own);
+    let beside = beside(path);
+    if !is_own(path) && is_own(&beside) {
+        fs::rename(&beside, path).map_err(Error::file("rename", &beside))?;
+    }
+    Ok(())
+}
+
 /// A copy of a disk, beside the one whose place it is to take. Dropping it removes what lies beside then.
 #[derive(Debug)]
 pub(crate) struct Beside {
@@ -113,6 +124,12 @@ impl Beside {
         let copied = File::create(&beside.partial).and_then(|target| copy(from, target));
         copied.map_err(Error::file("make a disk at", &beside.partial))?;
         Ok(beside)
+    }
+
+    /// The number of the one whose place it is to take.
+    pub(crate) fn inode(&self) -> Result<u64, Error> {
+        let metadata = fs::metadata(&self.path).map_err(Error::file("look at", &self.path))?;
+        Ok(metadata.ino())
     }
 
     /// Takes the other's place, which lies beside from then on, if there is one.

@@ -23,6 +23,7 @@ use crate::node::Node;
 use crate::resources::volumes::{UNFINISHED, unfinished};
 use crate::saved::checksums;
 use crate::saved::memory_files::{self, Counted};
+use crate::store::remove::remove_directory;
 
 /// A guest's memory holds its secrets.
 const DIRECTORY_MODE: u32 = 0o700;
@@ -364,7 +365,7 @@ pub(crate) fn remove(directory: &Path, name: &str, hidden: impl FnOnce()) -> Res
     let synced = File::open(directory).and_then(|directory| directory.sync_all());
     synced.map_err(Error::file("write", directory))?;
     hidden();
-    fs::remove_dir_all(&nameless).map_err(Error::file("remove", &nameless))?;
+    remove_directory(&nameless)?;
     Ok(true)
 }
 

@@ -17,6 +17,7 @@ use rusqlite::{Connection, OpenFlags, params};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::store::operation::Operation;
 
 /// The most sandboxes of one node: as many as there are users and addresses for. Slots are below it.
 pub(crate) const MAX_SANDBOXES: u32 = 4096;
@@ -45,9 +46,14 @@ pub(crate) struct Stored {
     /// Somebody asked for its end.
     #[serde(default)]
     pub(crate) stopped: bool,
-    /// It is held still for a snapshot: whoever finds it so lets it go on.
-    #[serde(default)]
-    pub(crate) held: bool,
+    /// What is under way with it.
+    #[serde(
+        default,
+        alias = "held",
+        deserialize_with = "Operation::read",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub(crate) operation: Option<Operation>,
     /// A template is built in it: without its asker, and this daemon, it is nobody's.
     #[serde(default)]
     pub(crate) building: bool,
@@ -61,6 +67,28 @@ impl Stored {
     pub(crate) fn is_acknowledged(&self) -> bool {
         let made = !matches!(self.sandbox.state, State::Creating | State::Starting);
         self.acknowledged || self.sandbox.restarts > 0 || (self.generation == 0 && made)
+    }
+
+    /// What is under way with it, as far as its record tells.
+    pub(crate) fn under_way(&self) -> Option<Operation> {
+        let told = || Operation::of_state(self.sandbox.state);
+        self.operation.clone().or_else(told)
+    }
+
+    /// Its machine stands still, and goes on.
+    pub(crate) fn is_held(&self) -> bool {
+        matches!(self.operation, Some(Operation::Snapshot | Operation::Move { .. }))
+    }
+
+    /// This is under way from here on.
+    pub(crate) fn begins(&mut self, operation: Operation) {
+        self.sandbox.state = operation.shown().unwrap_or(self.sandbox.state);
+        self.operation = Some(operation);
+    }
+
+    /// Nothing is under way any more.
+    pub(crate) fn rests_as(&mut self, state: State) {
+        (self.sandbox.state, self.operation) = (state, None);
     }
 
     /// Whether it is to be there after its VM has ended: others need not survive a power failure.
@@ -105,7 +133,7 @@ const SCHEMA: &str =
     "CREATE TABLE IF NOT EXISTS sandboxes (id TEXT PRIMARY KEY, stored TEXT NOT NULL) STRICT, WITHOUT ROWID;";
 
 /// Counts up when older daemons would misread the tables.
-const SCHEMA_VERSION: i64 = 1;
+const SCHEMA_VERSION: i64 = 2;
 
 /// What SQLite keeps beside a database.
 const WAL: &str = "-wal";

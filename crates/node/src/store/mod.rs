@@ -4,10 +4,12 @@
 
 pub(crate) mod database;
 mod merge;
+pub(crate) mod operation;
 pub(crate) mod paths;
 pub(crate) mod private;
 mod quarantine;
 pub(crate) mod records;
+pub(crate) mod remove;
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};

@@ -2,6 +2,7 @@
 //! files, starts the process; what is started is told to the VMM elsewhere.
 
 use std::ffi::CString;
+use std::fmt;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -82,6 +83,12 @@ impl Inherited {
             control: listen(&paths.control(), SocketType::SEQPACKET)?,
             kvm: None,
         })
+    }
+
+    /// The control socket.
+    #[cfg(test)]
+    pub(crate) fn control(&self) -> BorrowedFd<'_> {
+        self.control.as_fd()
     }
 
     /// KVM beside it, if that is to run it: the VMM makes a VM to restore while everything else is prepared.
@@ -420,8 +427,37 @@ pub(crate) fn identity(config: &Config, stored: &Stored) -> Option<Identity> {
     }
 }
 
-/// Starts the VMM; it waits for a driver at its control socket.
-pub(crate) fn spawn(
+/// Starts VMMs.
+pub(crate) trait Launcher: fmt::Debug + Send + Sync {
+    /// Starts one; it waits for a driver at its control socket.
+    fn launch(
+        &self,
+        config: &Config,
+        stored: &Stored,
+        paths: &SandboxPaths,
+        inherited: &Inherited,
+        cgroup: Option<&Path>,
+    ) -> Result<jail::Child, Error>;
+}
+
+/// As programs in jails.
+#[derive(Debug)]
+pub(crate) struct Jailed;
+
+impl Launcher for Jailed {
+    fn launch(
+        &self,
+        config: &Config,
+        stored: &Stored,
+        paths: &SandboxPaths,
+        inherited: &Inherited,
+        cgroup: Option<&Path>,
+    ) -> Result<jail::Child, Error> {
+        spawn(config, stored, paths, inherited, cgroup)
+    }
+}
+
+fn spawn(
     config: &Config,
     stored: &Stored,
     paths: &SandboxPaths,

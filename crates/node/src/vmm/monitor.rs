@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Epoll, EventFd, Interest};
@@ -45,6 +46,8 @@ pub(crate) enum Told {
 #[derive(Debug)]
 struct Spoken {
     event: EventFd,
+    /// Nobody waits any more.
+    closed: AtomicBool,
     ids: Mutex<Vec<String>>,
 }
 
@@ -72,7 +75,11 @@ impl Monitor {
         Ok(Self {
             epoll,
             watched: Mutex::default(),
-            spoken: Arc::new(Spoken { event, ids }),
+            spoken: Arc::new(Spoken {
+                event,
+                closed: AtomicBool::new(false),
+                ids,
+            }),
         })
     }
 
@@ -104,6 +111,17 @@ impl Monitor {
         watched.by_token.insert(said, watch(None));
         watched.by_token.insert(process, watch(Some((pidfd, said))));
         Ok(())
+    }
+
+    /// Whoever waits is told nothing more.
+    #[cfg(test)]
+    pub(crate) fn close(&self) {
+        self.spoken.closed.store(true, Ordering::SeqCst);
+        self.spoken.event.signal();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.spoken.closed.load(Ordering::SeqCst)
     }
 
     /// Waits until something has happened to some; what, and to whom.

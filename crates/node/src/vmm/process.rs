@@ -45,6 +45,17 @@ pub(crate) fn kill(pidfd: impl AsFd) -> io::Result<()> {
     }
 }
 
+/// Kills a process and waits for its end, at most `limit`; whether it is gone.
+pub(crate) fn end(known: Process, limit: Duration) -> io::Result<bool> {
+    let Some(pidfd) = open(known)? else { return Ok(true) };
+    kill(&pidfd)?;
+    let ended = readable(&pidfd, limit);
+    if ended {
+        reap(&pidfd);
+    }
+    Ok(ended)
+}
+
 /// Reaps a process that has ended, where it is this one's child.
 pub(crate) fn reap(pidfd: impl AsFd) {
     match waitid(

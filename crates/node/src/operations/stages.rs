@@ -1,0 +1,344 @@
+//! How a machine comes up, for whichever use case: stages, each of which takes the one before.
+//!
+//! ```text
+//!  sandbox with its disk ─► ToBoot ─────────────────────────► boot ───┐
+//!                           (network, sockets, cgroup, VMM)           ├─► Machine ─┬─► start_command ─┬─► Started
+//!  sandbox ─► ToRestore ─► disk ─► restore ─► Restored ─► go_on ──────┘            └─► runs ──────────┘
+//!             (cgroup, VMM)        (network, sockets, VM)   (resumed, re-identified)
+//! ```
+//! A VMM that is to restore is started first: it confines itself, and makes its VM, while the rest is made beside it. What a stage made is
+//! the sandbox's, and found by its id: whoever fails between two of them takes it back by [`Node::undo`], as the next daemon does.
+
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use agent_api::{Connection, ExecRequest, GuestNetwork};
+use base::points;
+use node_api::sandbox::Process;
+use node_api::{Class, EventKind, Paging, Sandbox, State};
+use observe::span::span;
+use vmm_api::VmmClient;
+
+use crate::guest::deadline_stream::Timed;
+use crate::guest::reidentify::{Own, Renewal};
+use crate::node::Node;
+use crate::operations::snapshot::of_all_memory;
+use crate::resources::cpus;
+use crate::resources::limits;
+use crate::resources::volume_shares::{self, Opened};
+use crate::sandbox::entry::Entry;
+use crate::saved::memory_files;
+use crate::saved::prefetch;
+use crate::saved::snapshots::Place;
+use crate::store::database::Stored;
+use crate::telemetry::trace;
+use crate::vmm::launch::{self, Inherited, Prepared};
+use crate::vmm::process;
+use crate::vmm::vm::Vm;
+use crate::{Error, clock};
+
+/// A VMM that waits for a VM, in the sandbox's record.
+struct Launched {
+    vm: Arc<Vm>,
+    pid: u32,
+    /// What it will have of the host's directories.
+    volumes: Vec<Opened>,
+}
+
+/// A VMM with everything that a VM boots with.
+pub(crate) struct ToBoot {
+    launched: Launched,
+    prepared: Prepared,
+    /// What the agent is told of the network.
+    guest: Option<GuestNetwork>,
+}
+
+/// A VMM that waits for a saved VM.
+pub(crate) struct ToRestore(Launched);
+
+/// A VM as it was saved, standing still.
+pub(crate) struct Restored {
+    vm: Arc<Vm>,
+    renewal: Renewal,
+}
+
+/// A VM that goes on, with its root, and a connection to its agent.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    pub(crate) vm: Arc<Vm>,
+    pub(crate) agent: Connection<Timed>,
+}
+
+/// A sandbox that runs, and what its asker needs.
+#[derive(Debug)]
+pub(crate) struct Started {
+    pub(crate) sandbox: Sandbox,
+    /// For one that is not detached: where and what its asker is to start.
+    pub(crate) command: Option<(UnixStream, ExecRequest)>,
+}
+
+impl ToBoot {
+    /// Of a sandbox that has its disk.
+    pub(crate) fn launch(node: &Node, entry: &Entry) -> Result<Self, Error> {
+        let stored = entry.stored();
+        node.admit_boot(entry, &stored)?;
+        let attachment = {
+            let _span = span("network");
+            node.attach(&stored)?
+        };
+        node.points.at(points::START_NETWORK);
+        let guest = attachment.as_ref().map(|attachment| attachment.guest.clone());
+        let (volumes, mut prepared) = {
+            let _span = span("sockets and files");
+            let volumes = node.open_volumes(&stored.sandbox.config.volumes)?;
+            let (paths, image) = (node.sandbox_paths(entry), node.image_of(&stored)?);
+            let prepared = launch::prepare(&node.config, &stored, &paths, (&image, attachment))?;
+            (volumes, prepared)
+        };
+        node.points.at(points::START_SOCKETS);
+        let launched = Launched::spawn(node, entry, &stored, &prepared.inherited, volumes)?;
+        // Their owners are mapped into the VMM's user namespace, which is there now.
+        let shared = volume_shares::share(&launched.volumes, launched.pid, launch::identity(&node.config, &stored))?;
+        prepared.share(shared, stored.share_slots)?;
+        Ok(Self {
+            launched,
+            prepared,
+            guest,
+        })
+    }
+
+    /// Boots it until it has its root; `cancel` hangs up when nobody wants it any more.
+    pub(crate) fn boot(
+        self,
+        node: &Node,
+        entry: &Entry,
+        own: Own,
+        cancel: Option<BorrowedFd<'_>>,
+    ) -> Result<Machine, Error> {
+        let Self {
+            launched: Launched { vm, pid, .. },
+            prepared,
+            guest,
+        } = self;
+        let mut agent = vm.boot(prepared, cancel, &|point| {
+            if point == points::START_CREATED {
+                node.place_vcpus(entry, pid)?;
+            }
+            node.points.at(point);
+            Ok(())
+        })?;
+        {
+            let _span = span("guest prepared");
+            vm.prepare(&mut agent, &entry.stored(), guest, own)?;
+        }
+        node.points.at(points::START_PREPARED);
+        trace::agent(&mut agent, node.config.limits.answer, false)
+            .map_err(|error| vm.diagnose("its agent was asked about its start", error))?;
+        trace::vmm(&vm);
+        Ok(Machine { vm, agent })
+    }
+}
+
+impl ToRestore {
+    /// Of a sandbox whose disk, and everything else that it needs, is made afterwards.
+    pub(crate) fn launch(node: &Node, entry: &Entry) -> Result<Self, Error> {
+        let stored = entry.stored();
+        let (volumes, inherited) = {
+            let _span = span("volumes and control socket");
+            let volumes = node.open_volumes(&stored.sandbox.config.volumes)?;
+            let inherited = Inherited::to_restore(&node.config, &stored, &node.sandbox_paths(entry))?;
+            (volumes, inherited)
+        };
+        // With this copy of its control socket open, a VMM that has died already would be waited for.
+        let launched = Launched::spawn(node, entry, &stored, &inherited, volumes);
+        drop(inherited);
+        launched.map(Self)
+    }
+
+    /// Has it make the VM that is saved at `place`; the disk is there.
+    pub(crate) fn restore(
+        self,
+        node: &Node,
+        entry: &Entry,
+        place: &Place,
+        renewal: Renewal,
+    ) -> Result<Restored, Error> {
+        let Launched { vm, pid, volumes } = self.0;
+        let stored = entry.stored();
+        let attachment = {
+            let _span = span("network");
+            node.attach(&stored)?
+        };
+        node.points.at(points::START_NETWORK);
+        let mut restoring = {
+            let _span = span("sockets and files");
+            let (paths, image) = (node.sandbox_paths(entry), node.image_of(&stored)?);
+            let restoring = launch::prepare_restore(&node.config, &stored, &paths, (&image, attachment), place)?;
+            restoring.told_if(renewal.restored)
+        };
+        node.points.at(points::START_SOCKETS);
+        // As where it boots.
+        let shared = volume_shares::share(&volumes, pid, launch::identity(&node.config, &stored))
+            .map_err(|error| vm.or_died("it was given its volumes", error))?;
+        restoring.share(shared, stored.share_slots)?;
+        {
+            let _span = span("VM restored");
+            let limit = match stored.sandbox.config.paging {
+                Paging::Mapped | Paging::OnDemand => node.config.limits.boot,
+                Paging::Eager => node.config.limits.boot + of_all_memory(&stored),
+            };
+            vm.restore(restoring, limit)?;
+        }
+        node.place_vcpus(entry, pid)?;
+        node.points.at(points::RESTORE_MADE);
+        Ok(Restored { vm, renewal })
+    }
+}
+
+impl Restored {
+    /// Lets it go on, as a machine of its own if it is to be one.
+    pub(crate) fn go_on(self, node: &Node, entry: &Entry, place: &Place) -> Result<Machine, Error> {
+        let Self { vm, renewal } = self;
+        {
+            let _span = span("VM started");
+            vm.ask("it was resumed from a snapshot", VmmClient::resume)?;
+        }
+        node.points.at(points::RESTORE_RESUMED);
+        let agent = {
+            let _span = span("guest renewed");
+            node.renew(&vm, renewal)?
+        };
+        node.points.at(points::RESTORE_RENEWED);
+        prefetch::keep_first(place, &vm, entry.stored().sandbox.config.paging);
+        // The next snapshot of it needs to have only what it changes.
+        if let Err(error) = memory_files::share(place.directory(), &node.sandbox_paths(entry).directory) {
+            log::warn!("the next snapshot of sandbox {} will be a whole one: {error}", entry.id);
+        }
+        trace::vmm(&vm);
+        Ok(Machine { vm, agent })
+    }
+}
+
+impl Machine {
+    /// Starts the sandbox's command, or hands the agent to whoever is to start it; from here on it runs.
+    pub(crate) fn start_command(self, node: &Node, entry: &Entry) -> Result<Started, Error> {
+        let Self { vm, mut agent } = self;
+        let stored = entry.stored();
+        let _span = span("command and record");
+        let command = if stored.sandbox.config.detach {
+            let request = detached(&stored);
+            agent
+                .exec_detached(&request)
+                .map_err(|error| vm.diagnose("its command was started", error))?;
+            None
+        } else {
+            let stream = agent.into_stream().into_stream();
+            let stream = stream.map_err(Error::host("handing the agent's connection over"))?;
+            Some((stream, stored.command))
+        };
+        node.points.at(points::START_COMMAND);
+        let sandbox = node.runs(entry, &vm)?;
+        Ok(Started { sandbox, command })
+    }
+
+    /// Its commands run already.
+    pub(crate) fn runs(self, node: &Node, entry: &Entry) -> Result<Started, Error> {
+        let sandbox = node.runs(entry, &self.vm)?;
+        Ok(Started { sandbox, command: None })
+    }
+}
+
+impl Launched {
+    /// Starts the VMM. The database knows of it, and which directories it will have, before it has a VM.
+    fn spawn(
+        node: &Node,
+        entry: &Entry,
+        stored: &Stored,
+        inherited: &Inherited,
+        volumes: Vec<Opened>,
+    ) -> Result<Self, Error> {
+        let paths = node.sandbox_paths(entry);
+        let cgroup = {
+            let _span = span("cgroup");
+            make_cgroup(node, entry, stored)?
+        };
+        node.points.at(points::START_CGROUP);
+        let child = {
+            let _span = span("VMM process");
+            let child = node
+                .launcher
+                .launch(&node.config, stored, &paths, inherited, cgroup.as_deref())?;
+            trace::jail(child.timing);
+            child
+        };
+        node.points.at(points::START_SPAWNED);
+        let _span = span("record and connect");
+        // The VMM cannot be told from another by its number alone. If it is gone already, that is found out below.
+        let number = i32::try_from(child.pid).unwrap_or(0);
+        let process = process::identify(number).unwrap_or(Process { pid: number, start: 0 });
+        let pid = child.pid;
+        let log_from = std::fs::metadata(paths.log()).map_or(0, |metadata| metadata.len());
+        let recorded = node.update(entry, |stored| {
+            (stored.log_from, stored.stopped) = (log_from, false);
+            let sandbox = &mut stored.sandbox;
+            (sandbox.state, sandbox.vmm) = (State::Starting, Some(process));
+            sandbox.volumes = volumes.iter().map(|volume| volume.mounted.clone()).collect();
+            (sandbox.started_ns, sandbox.ended_ns, sandbox.ended) = (Some(clock::now_ns()), None, None);
+        });
+        let connected = recorded.and_then(|()| Vm::connect(child.pidfd, &paths, node.config.limits));
+        let vm = Arc::new(connected?);
+        entry.lock().vm = Some(Arc::clone(&vm));
+        node.points.at(points::START_RECORDED);
+        Ok(Self { vm, pid, volumes })
+    }
+}
+
+/// Its cgroup, with the CPUs that it is to have, and where in it its VMM begins; nothing where there are no cgroups.
+fn make_cgroup(node: &Node, entry: &Entry, stored: &Stored) -> Result<Option<PathBuf>, Error> {
+    let config = &stored.sandbox.config;
+    let Some(root) = &node.cgroups else {
+        return match config.resources.class {
+            Class::Dedicated => Err(cpus::Error::NoCgroups.into()),
+            Class::Standard | Class::Bare => Ok(None),
+        };
+    };
+    let cgroup = root.create(&entry.id, &limits::for_cgroup(config, root))?;
+    Ok(Some(cpus::cgroup_of_vmm(stored, &cgroup)?))
+}
+
+impl Node {
+    /// It runs: keeps that, and waits for its end from here on.
+    fn runs(&self, entry: &Entry, vm: &Vm) -> Result<Sandbox, Error> {
+        let is_new = !entry.stored().is_acknowledged();
+        self.update(entry, |stored| {
+            stored.rests_as(State::Running);
+            stored.acknowledged = true;
+        })?;
+        if is_new {
+            let _span = span("record and disk reach the disk");
+            self.store.reaches_disk(&entry.stored())?;
+        }
+        if let Some(promise) = entry.promised() {
+            promise.runs();
+        }
+        self.points.at(points::START_RUNNING);
+        vm.watch(&self.monitor, &entry.id)
+            .map_err(Error::host("waiting for the VMM's end"))?;
+        let sandbox = entry.stored().sandbox;
+        self.events.tell(EventKind::Start, &sandbox);
+        Ok(sandbox)
+    }
+}
+
+/// What a detached sandbox runs.
+fn detached(stored: &Stored) -> ExecRequest {
+    ExecRequest {
+        tty: stored.sandbox.config.process.tty.then_some(agent_api::Tty {
+            size: agent_api::WinSize { rows: 24, cols: 80 },
+            term: None,
+        }),
+        ..stored.command.clone()
+    }
+}

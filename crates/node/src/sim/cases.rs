@@ -1,0 +1,340 @@
+//! Every use case, with every fault at every place.
+
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::panic::catch_unwind;
+use std::time::Duration;
+
+use node_api::{BuildConfig, CloneConfig, Recipe, SandboxConfig, State};
+
+use super::faults::{Fault, INJECTED};
+use super::{Attempt, World};
+use crate::Error;
+use crate::operations::build_template::Wanted;
+
+/// Of no use case are there more places than this.
+const MOST: usize = 200;
+
+/// Something that can be asked of a node.
+struct Case {
+    name: &'static str,
+    /// What there is before.
+    prepare: fn(&mut World),
+    act: fn(&World) -> Result<(), Error>,
+    /// The states in which the sandbox `web` may rest when it was not done, as something was refused; `None`: it is gone.
+    undone: &'static [Option<State>],
+    done: Option<State>,
+    /// The sandbox `web` was there before, and nobody asks for its end: it is there afterwards, whatever happens.
+    lasts: bool,
+}
+
+fn nothing(_: &mut World) {}
+
+fn running(world: &mut World) {
+    world.run(World::config("web")).unwrap();
+}
+
+fn exited(world: &mut World) {
+    running(world);
+    world.node().stop(&world.entry("web"), Duration::ZERO).unwrap();
+}
+
+fn paused(world: &mut World) {
+    running(world);
+    world.node().pause(&world.entry("web")).unwrap();
+}
+
+fn with_snapshot(world: &mut World) {
+    running(world);
+    world.node().make_snapshot(&world.entry("web"), Some("ready")).unwrap();
+}
+
+fn exited_with_snapshot(world: &mut World) {
+    with_snapshot(world);
+    world.node().stop(&world.entry("web"), Duration::ZERO).unwrap();
+}
+
+/// A template that nobody has asked for.
+fn with_template(world: &mut World) {
+    world.run(from_template("first")).unwrap();
+    world.node().remove(&world.entry("first"), true).unwrap();
+}
+
+fn from_template(name: &str) -> SandboxConfig {
+    SandboxConfig {
+        boot: false,
+        ..World::config(name)
+    }
+}
+
+fn clone(world: &World) -> Result<(), Error> {
+    let asked = CloneConfig {
+        snapshot: "ready".to_owned(),
+        name: Some("twin".to_owned()),
+        ports: vec!["81:80".to_owned()],
+        ..CloneConfig::default()
+    };
+    world.node().clone_of(asked).map(drop)
+}
+
+fn build(world: &World) -> Result<(), Error> {
+    let config = World::config("");
+    let asked = BuildConfig {
+        image: config.image,
+        resources: config.resources,
+        recipe: Recipe {
+            commands: vec!["true".to_owned()],
+            network: config.network,
+            ..Recipe::default()
+        },
+        names: vec!["built".to_owned()],
+        force: false,
+        sized: false,
+        replaces: None,
+    };
+    let (_asker, cancel) = UnixStream::pair().unwrap();
+    match world.node().begin_build(asked, cancel.as_fd())? {
+        Wanted::There(_) => Ok(()),
+        Wanted::Begun(build, _) => {
+            let kept = world.node().keep_build(&build, cancel.as_fd());
+            world.node().remove(&build.entry, true)?;
+            kept.map(drop)
+        }
+    }
+}
+
+const CASES: &[Case] = &[
+    Case {
+        name: "run, which boots",
+        prepare: nothing,
+        act: |world| world.run(World::config("web")).map(drop),
+        undone: &[None],
+        done: Some(State::Running),
+        lasts: false,
+    },
+    Case {
+        name: "run, which makes a template",
+        prepare: nothing,
+        act: |world| world.run(from_template("web")).map(drop),
+        undone: &[None],
+        done: Some(State::Running),
+        lasts: false,
+    },
+    Case {
+        name: "run, which is cloned of a template",
+        prepare: with_template,
+        act: |world| world.run(from_template("web")).map(drop),
+        undone: &[None],
+        done: Some(State::Running),
+        lasts: false,
+    },
+    Case {
+        name: "start",
+        prepare: exited,
+        act: |world| world.node().start(&world.entry("web")).map(drop),
+        undone: &[Some(State::Exited)],
+        done: Some(State::Running),
+        lasts: true,
+    },
+    Case {
+        name: "restart",
+        prepare: running,
+        act: |world| world.node().restart(&world.entry("web"), Duration::ZERO).map(drop),
+        undone: &[Some(State::Exited)],
+        done: Some(State::Running),
+        lasts: true,
+    },
+    Case {
+        name: "pause",
+        prepare: running,
+        act: |world| world.node().pause(&world.entry("web")),
+        undone: &[Some(State::Running)],
+        done: Some(State::Paused),
+        lasts: true,
+    },
+    Case {
+        name: "resume",
+        prepare: paused,
+        act: |world| world.node().resume(&world.entry("web")),
+        undone: &[Some(State::Paused)],
+        done: Some(State::Running),
+        lasts: true,
+    },
+    Case {
+        name: "stop",
+        prepare: running,
+        act: |world| world.node().stop(&world.entry("web"), Duration::ZERO),
+        undone: &[Some(State::Running)],
+        done: Some(State::Exited),
+        lasts: true,
+    },
+    Case {
+        name: "kill",
+        prepare: running,
+        act: |world| world.node().kill(&world.entry("web"), libc::SIGKILL),
+        undone: &[Some(State::Running)],
+        done: Some(State::Exited),
+        lasts: true,
+    },
+    Case {
+        name: "remove",
+        prepare: running,
+        act: |world| world.node().remove(&world.entry("web"), true),
+        undone: &[Some(State::Running)],
+        done: None,
+        lasts: false,
+    },
+    Case {
+        name: "snapshot",
+        prepare: running,
+        act: |world| world.node().make_snapshot(&world.entry("web"), Some("ready")).map(drop),
+        undone: &[Some(State::Running)],
+        done: Some(State::Running),
+        lasts: true,
+    },
+    Case {
+        name: "clone",
+        prepare: with_snapshot,
+        act: clone,
+        undone: &[Some(State::Running)],
+        done: Some(State::Running),
+        lasts: true,
+    },
+    Case {
+        name: "rollback in place",
+        prepare: with_snapshot,
+        act: |world| world.node().rollback(&world.entry("web"), "ready").map(drop),
+        // Once its machine is what it was, there is no way back to what it was before that.
+        undone: &[Some(State::Running), Some(State::Exited)],
+        done: Some(State::Running),
+        lasts: true,
+    },
+    Case {
+        name: "rollback of one that has exited",
+        prepare: exited_with_snapshot,
+        act: |world| world.node().rollback(&world.entry("web"), "ready").map(drop),
+        undone: &[Some(State::Exited)],
+        done: Some(State::Running),
+        lasts: true,
+    },
+    Case {
+        name: "build",
+        prepare: nothing,
+        act: build,
+        undone: &[None],
+        done: None,
+        lasts: false,
+    },
+];
+
+/// The state of a sandbox, if there is one of this name.
+fn state(world: &World, name: &str) -> Option<State> {
+    world.node().find(name).ok().map(|entry| entry.state())
+}
+
+/// Goes through the places of a case at which `fault` can happen, each in a world of its own; how many there are.
+fn every_place(case: &Case, fault: Fault) -> usize {
+    for number in 0..MOST {
+        let mut world = match fault {
+            Fault::Full => World::small(),
+            _ => World::new(),
+        };
+        (case.prepare)(&mut world);
+        world.faults.arm(number, fault);
+        let attempt = world.attempt(case.act);
+        let place = world.faults.disarm();
+        let told = format!(
+            "{}, {fault:?} at {number}, {}",
+            case.name,
+            place.as_deref().unwrap_or("no place")
+        );
+        if matches!(fault, Fault::Crash) && place.is_some() {
+            world.restart();
+        }
+        world
+            .empty()
+            .unwrap_or_else(|wrong| panic!("{told}: {wrong}\n{attempt:?}"));
+        check(case, fault, place.is_some(), &attempt, &mut world)
+            .unwrap_or_else(|wrong| panic!("{told}: {wrong}\n{attempt:?}"));
+        if place.is_none() {
+            assert!(matches!(attempt, Attempt::Done), "{told}: {attempt:?}");
+            return number;
+        }
+    }
+    panic!("{}: more than {MOST} places", case.name);
+}
+
+fn check(case: &Case, fault: Fault, fired: bool, attempt: &Attempt, world: &mut World) -> Result<(), String> {
+    world.is_at_rest()?;
+    let now = state(world, "web");
+    match attempt {
+        Attempt::Done if now != case.done && fault != Fault::Dies && fault != Fault::Crash => {
+            return Err(format!("it was done, and web is {now:?}"));
+        }
+        // Its end is somebody's wish, or its machine's death.
+        Attempt::Failed(_) if fault == Fault::Refused && !case.undone.contains(&now) => {
+            return Err(format!("it was not done, and web is {now:?}"));
+        }
+        Attempt::Failed(error)
+            if fault == Fault::Refused && !crate::error::words::with_causes(error).contains(INJECTED) =>
+        {
+            return Err("the error does not tell what failed".to_owned());
+        }
+        _ => (),
+    }
+    if case.lasts && now.is_none() {
+        return Err("a sandbox that was there is gone".to_owned());
+    }
+    if fired {
+        // Nothing is in the way of the next attempt.
+        world.restart();
+        world.is_at_rest()?;
+        if let Some(entry) = world
+            .node()
+            .find("web")
+            .ok()
+            .filter(|entry| entry.state() == State::Exited)
+        {
+            world
+                .node()
+                .start(&entry)
+                .map_err(|error| format!("it cannot be started any more: {error}"))?;
+            world.is_at_rest()?;
+        }
+    }
+    world.ends_empty()
+}
+
+fn all(fault: Fault) {
+    let filter = std::env::var("BASALT_SIM_CASE").ok();
+    let wanted = |case: &&Case| filter.as_ref().is_none_or(|filter| case.name.contains(filter.as_str()));
+    let mut failed = Vec::new();
+    for case in CASES.iter().filter(wanted) {
+        match catch_unwind(|| every_place(case, fault)) {
+            Ok(places) => writeln!(std::io::stderr(), "{}: {places} places for {fault:?}", case.name).unwrap(),
+            Err(_) => failed.push(case.name),
+        }
+    }
+    assert!(failed.is_empty(), "{failed:?}");
+}
+
+#[test]
+fn whatever_is_refused_nothing_is_left_of_it() {
+    all(Fault::Refused);
+}
+
+#[test]
+fn whenever_a_machine_dies_its_sandbox_ends() {
+    all(Fault::Dies);
+}
+
+#[test]
+fn wherever_the_daemon_dies_the_next_one_puts_it_right() {
+    all(Fault::Crash);
+}
+
+#[test]
+fn whenever_there_is_no_space_left_nothing_is_lost() {
+    all(Fault::Full);
+}

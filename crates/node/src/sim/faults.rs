@@ -1,0 +1,154 @@
+//! Faults that a test asks for: one, at one place, once. Every call that leaves the node comes by here, and every point between two lasting
+//! effects, so that a test can go through all of them by number.
+
+use std::io;
+use std::panic::resume_unwind;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A call is refused.
+    Refused,
+    /// The VMM that is called dies; where none is called, the call is refused.
+    Dies,
+    /// The daemon dies at a point.
+    Crash,
+    /// There is no space left from a point on.
+    Full,
+}
+
+impl Fault {
+    /// It happens at points, and not at calls.
+    pub(crate) fn is_at_points(self) -> bool {
+        matches!(self, Self::Crash | Self::Full)
+    }
+}
+
+/// What somebody who calls has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Act {
+    Answer,
+    Refuse,
+    Die,
+}
+
+/// What a refused call says.
+pub(crate) const INJECTED: &str = "an injected fault";
+
+/// Ends the thread of a daemon that has died.
+#[derive(Debug)]
+pub(crate) struct Crashed;
+
+/// Where faults are asked for and come about.
+#[derive(Clone, Default)]
+pub(crate) struct Faults(Arc<Mutex<Inner>>);
+
+#[derive(Default)]
+struct Inner {
+    armed: Option<(usize, Fault)>,
+    /// Calls, or points, since it was armed.
+    passed: Vec<String>,
+    fired: bool,
+    /// The daemon that is alive; earlier ones have died.
+    daemon: u32,
+    fill: Option<Hook>,
+    dies: Option<Hook>,
+}
+
+type Hook = Arc<dyn Fn() + Send + Sync>;
+
+impl std::fmt::Debug for Faults {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Faults")
+    }
+}
+
+impl Faults {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has `fault` come about at the place of this number, from zero.
+    pub(crate) fn arm(&self, number: usize, fault: Fault) {
+        let mut inner = self.lock();
+        (inner.armed, inner.fired) = (Some((number, fault)), false);
+        inner.passed.clear();
+    }
+
+    /// From here on nothing goes wrong any more: where it went wrong, if it did.
+    pub(crate) fn disarm(&self) -> Option<String> {
+        let mut inner = self.lock();
+        inner.armed = None;
+        inner.fired.then(|| inner.passed.last().cloned().unwrap_or_default())
+    }
+
+    /// What `Fault::Full` does.
+    pub(crate) fn fill_by(&self, fill: impl Fn() + Send + Sync + 'static) {
+        self.lock().fill = Some(Arc::new(fill));
+    }
+
+    /// What `Fault::Crash` does besides ending its thread.
+    pub(crate) fn die_by(&self, dies: impl Fn() + Send + Sync + 'static) {
+        self.lock().dies = Some(Arc::new(dies));
+    }
+
+    /// Another daemon begins; its number.
+    pub(crate) fn next_daemon(&self) -> u32 {
+        let mut inner = self.lock();
+        inner.daemon += 1;
+        inner.daemon
+    }
+
+    /// Something outside of the node is called.
+    pub(crate) fn call(&self, name: &str) -> Act {
+        match self.lock().pass(name, false) {
+            Some(Fault::Dies) => Act::Die,
+            Some(_) => Act::Refuse,
+            None => Act::Answer,
+        }
+    }
+
+    /// The same where there is nothing that could die.
+    pub(crate) fn call_host(&self, name: &str) -> io::Result<()> {
+        match self.call(name) {
+            Act::Answer => Ok(()),
+            Act::Refuse | Act::Die => Err(io::Error::other(INJECTED)),
+        }
+    }
+
+    /// A daemon comes to a point.
+    pub(crate) fn point(&self, daemon: u32, name: &str) {
+        let mut inner = self.lock();
+        if inner.daemon != daemon {
+            drop(inner);
+            resume_unwind(Box::new(Crashed));
+        }
+        match inner.pass(name, true) {
+            Some(Fault::Crash) => {
+                inner.daemon += 1;
+                let dies = inner.dies.clone();
+                drop(inner);
+                dies.unwrap()();
+                resume_unwind(Box::new(Crashed));
+            }
+            Some(_) => {
+                let fill = inner.fill.clone();
+                drop(inner);
+                fill.unwrap()();
+            }
+            None => (),
+        }
+    }
+}
+
+impl Inner {
+    fn pass(&mut self, name: &str, point: bool) -> Option<Fault> {
+        let (number, fault) = self
+            .armed
+            .filter(|(_, fault)| !self.fired && fault.is_at_points() == point)?;
+        self.passed.push(name.to_owned());
+        self.fired = self.passed.len() > number;
+        self.fired.then_some(fault)
+    }
+}

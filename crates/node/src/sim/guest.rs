@@ -1,0 +1,134 @@
+//! A guest's agent, by the agent's protocol: it does nothing, and says that it did.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+
+use agent_api::message::{AgentInfo, PROTOCOL, Reply, Request, kind};
+use agent_api::{ExitStatus, PowerAction};
+use wire::{FrameReader, FrameWriter};
+
+use super::faults::{Act, Faults, INJECTED};
+use super::machine::Machine;
+
+/// The guest of one machine.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    pub(crate) machine: Arc<Machine>,
+    pub(crate) faults: Faults,
+    /// Where its command's end is written to.
+    pub(crate) log: File,
+}
+
+impl Guest {
+    /// Serves whoever connects to the machine's vsock.
+    pub(crate) fn listen(self: &Arc<Self>, listener: UnixListener) {
+        let guest = Arc::clone(self);
+        std::thread::spawn(move || {
+            while let Some(mut stream) = guest.machine.accept(&listener) {
+                let guest = Arc::clone(&guest);
+                std::thread::spawn(move || {
+                    let mut line = [0; 13];
+                    if stream.read_exact(&mut line).is_ok() && stream.write_all(b"OK 1\n").is_ok() {
+                        guest.serve(stream);
+                    }
+                });
+            }
+        });
+    }
+
+    /// Serves a connection to its end.
+    pub(crate) fn serve(&self, mut stream: UnixStream) {
+        let Some(_open) = self.machine.keep(&stream) else {
+            return;
+        };
+        // Whatever fails here is the end of the connection.
+        if wire::accept(&mut stream, PROTOCOL, None).is_err() {
+            return;
+        }
+        let Ok(other) = stream.try_clone() else { return };
+        let (mut reader, writer) = (FrameReader::new(stream), FrameWriter::new(other));
+        while let Ok(Some(frame)) = reader.read() {
+            let Ok(request) = serde_json::from_slice::<Request>(frame.payload) else {
+                return;
+            };
+            let Some((reply, ends)) = self.answer(&request) else {
+                return;
+            };
+            let text = serde_json::to_vec(&reply).unwrap();
+            if writer.send(kind::CONTROL, 0, &text).is_err() {
+                return;
+            }
+            if ends {
+                self.machine.die();
+            }
+        }
+    }
+
+    /// What it says, and whether its machine ends then; nothing if it is gone.
+    fn answer(&self, request: &Request) -> Option<(Reply, bool)> {
+        let name = serde_json::to_value(request).unwrap();
+        let name = name
+            .as_str()
+            .map(str::to_owned)
+            .or_else(|| Some(name.as_object()?.keys().next()?.clone()));
+        match self.faults.call(&format!("agent {}", name.unwrap_or_default())) {
+            Act::Answer => (),
+            Act::Refuse => {
+                let message = INJECTED.to_owned();
+                return Some((Reply::Refused { message }, false));
+            }
+            Act::Die => {
+                self.machine.die();
+                return None;
+            }
+        }
+        let mut state = self.machine.lock();
+        let reply = match request {
+            Request::Hello => Reply::Hello(AgentInfo::default()),
+            Request::Exec(exec) => {
+                state.has_command |= exec.main;
+                Reply::Started { pid: 1 }
+            }
+            Request::SignalMain { .. } if !state.has_command => {
+                let message = "no command runs".to_owned();
+                return Some((Reply::Refused { message }, false));
+            }
+            Request::SignalMain { number } if *number == libc::SIGTERM => {
+                state.has_command = false;
+                let mut text = Vec::new();
+                agent_api::log::write_exit(&mut text, 1, ExitStatus::Signal(15));
+                // A host without space keeps nothing of it.
+                drop((&self.log).write_all(&text));
+                return Some((Reply::Done, true));
+            }
+            Request::Freeze => {
+                state.is_frozen = true;
+                Reply::Done
+            }
+            Request::Renew(renew) => {
+                state.is_frozen = false;
+                state.hostname = renew
+                    .identity
+                    .as_ref()
+                    .map(|identity| identity.hostname.clone())
+                    .or(state.hostname.take());
+                Reply::Renewed {
+                    boot_id: "a-boot".to_owned(),
+                }
+            }
+            Request::Shutdown(shutdown) => return Some((Reply::Done, shutdown.how == PowerAction::PowerOff)),
+            _ => Reply::Done,
+        };
+        Some((reply, false))
+    }
+}
+
+/// A socket pair of which one end goes to whoever waits for the guest's first connection.
+pub(crate) fn call(acceptor: &wire::packet::PacketSocket) -> Option<UnixStream> {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let sent = acceptor.send(&agent_api::VSOCK_PORT.to_le_bytes(), &[theirs.as_fd()]);
+    sent.is_ok().then_some(ours)
+}

@@ -1,0 +1,367 @@
+//! A VMM: a process that does nothing, for its number, its pidfd and its end, and a thread that speaks the VMM's protocol for it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use host::jail::{Child, Timing};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{SocketFlags, accept_with};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use vmm_api::config::DeviceSpec;
+use vmm_api::devices::{DeviceConfig, VsockConfig};
+use vmm_api::{ApiError, ErrorKind, FdRef, Info, Packet, Reply, Request, VmState, Written};
+use wire::packet::PacketSocket;
+
+use super::faults::{Act, Faults, INJECTED};
+use super::guest::{self, Guest};
+use crate::Error;
+use crate::config::Config;
+use crate::store::database::Stored;
+use crate::store::paths::SandboxPaths;
+use crate::vmm::launch::{Inherited, Launcher};
+use crate::vmm::process;
+
+/// What runs in a VMM's place.
+pub(crate) const PROGRAM: &str = "/usr/bin/sleep";
+
+/// What a machine is, as far as a test wants to know.
+#[derive(Debug, Default)]
+pub(crate) struct Shown {
+    pub(crate) vm: Option<VmState>,
+    pub(crate) is_frozen: bool,
+    pub(crate) has_command: bool,
+    pub(crate) hostname: Option<String>,
+    open: BTreeMap<u64, UnixStream>,
+    opened: u64,
+    dead: bool,
+}
+
+/// A machine, shared by its VMM's thread, its guest's, and the test.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    pub(crate) sandbox: String,
+    pub(crate) pid: u32,
+    pidfd: OwnedFd,
+    shown: Mutex<Shown>,
+}
+
+impl Machine {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Shown> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its process is there.
+    pub(crate) fn is_alive(&self) -> bool {
+        process::identify(i32::try_from(self.pid).unwrap()).is_some()
+    }
+
+    /// Ends it, as SIGKILL does.
+    pub(crate) fn die(&self) {
+        process::kill(&self.pidfd).unwrap();
+        self.hang_up();
+    }
+
+    /// Its connections end with it.
+    fn hang_up(&self) {
+        let mut shown = self.lock();
+        shown.dead = true;
+        for stream in std::mem::take(&mut shown.open).into_values() {
+            // The other side may have closed it.
+            drop(stream.shutdown(Shutdown::Both));
+        }
+    }
+
+    /// Has `stream` end with the machine, until what this gives is dropped; `None` when it has ended.
+    pub(crate) fn keep(self: &Arc<Self>, stream: &UnixStream) -> Option<Open> {
+        let mut shown = self.lock();
+        if shown.dead {
+            return None;
+        }
+        shown.opened += 1;
+        let number = shown.opened;
+        shown.open.insert(number, stream.try_clone().ok()?);
+        Some(Open(Arc::clone(self), number))
+    }
+
+    /// Something comes to `fd` before the machine's end.
+    fn wait(&self, fd: impl AsFd) -> bool {
+        loop {
+            let mut fds = [PollFd::new(&fd, PollFlags::IN), PollFd::new(&self.pidfd, PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Ok(_) => return fds[1].revents().is_empty(),
+                Err(error) => assert_eq!(error, rustix::io::Errno::INTR),
+            }
+        }
+    }
+
+    /// The next connection, before the machine's end.
+    pub(crate) fn accept(&self, listener: &UnixListener) -> Option<UnixStream> {
+        self.wait(listener)
+            .then(|| listener.accept().ok())
+            .flatten()
+            .map(|(stream, _)| stream)
+    }
+}
+
+/// A connection that ends with its machine.
+pub(crate) struct Open(Arc<Machine>, u64);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.lock().open.remove(&self.1);
+    }
+}
+
+/// Starts such VMMs, and knows all that it has started.
+#[derive(Debug)]
+pub(crate) struct Machines {
+    pub(crate) faults: Faults,
+    all: Mutex<Vec<Arc<Machine>>>,
+}
+
+impl Machines {
+    pub(crate) fn new(faults: Faults) -> Self {
+        Self {
+            faults,
+            all: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn alive(&self) -> Vec<Arc<Machine>> {
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().filter(|machine| machine.is_alive()).cloned().collect()
+    }
+}
+
+impl Drop for Machines {
+    fn drop(&mut self) {
+        for machine in self.alive() {
+            machine.die();
+            process::reap(&machine.pidfd);
+        }
+    }
+}
+
+impl Launcher for Machines {
+    #[expect(clippy::zombie_processes, reason = "the node waits for it by its pidfd")]
+    fn launch(
+        &self,
+        _: &Config,
+        stored: &Stored,
+        _: &SandboxPaths,
+        inherited: &Inherited,
+        cgroup: Option<&Path>,
+    ) -> Result<Child, Error> {
+        self.faults.call_host("launch").map_err(Error::host("starting a VMM"))?;
+        let mut command = Command::new(PROGRAM);
+        let child = command
+            .arg("600")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        if let Some(cgroup) = cgroup {
+            std::fs::write(cgroup.join("cgroup.procs"), pid.to_string()).unwrap();
+        }
+        let open = || pidfd_open(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), PidfdFlags::empty()).unwrap();
+        let machine = Arc::new(Machine {
+            sandbox: stored.sandbox.id.clone(),
+            pid,
+            pidfd: open(),
+            shown: Mutex::default(),
+        });
+        self.all
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(Arc::clone(&machine));
+        let vmm = Vmm {
+            machine,
+            faults: self.faults.clone(),
+            guest: None,
+            acceptor: None,
+        };
+        let control = inherited.control().try_clone_to_owned().unwrap();
+        std::thread::spawn(move || vmm.serve(&control));
+        Ok(Child {
+            pidfd: open(),
+            pid,
+            timing: Timing::default(),
+        })
+    }
+}
+
+struct Vmm {
+    machine: Arc<Machine>,
+    faults: Faults,
+    guest: Option<Arc<Guest>>,
+    /// Where the guest's first connection goes.
+    acceptor: Option<PacketSocket>,
+}
+
+/// Descriptors of a packet, each taken once.
+struct Fds(Vec<Option<OwnedFd>>);
+
+impl Fds {
+    fn take(&mut self, fd: FdRef) -> OwnedFd {
+        self.0[usize::try_from(fd.0).unwrap()].take().unwrap()
+    }
+}
+
+impl Vmm {
+    /// Serves one driver after the other until the process ends.
+    fn serve(mut self, listener: &OwnedFd) {
+        while self.machine.wait(listener) {
+            let Ok(driver) = accept_with(listener, SocketFlags::CLOEXEC) else {
+                break;
+            };
+            let control = PacketSocket::from_fd(driver);
+            while self.machine.wait(&control) {
+                let Ok((bytes, fds)) = control.receive() else { break };
+                let Ok(Packet::Request { id, request, .. }) = serde_json::from_slice(&bytes) else {
+                    break;
+                };
+                let fds = Fds(fds.into_iter().map(Some).collect());
+                let Some(result) = self.carry_out(request, fds) else {
+                    break;
+                };
+                if control
+                    .send(&serde_json::to_vec(&Packet::Reply { id, result }).unwrap(), &[])
+                    .is_err()
+                {
+                    break;
+                }
+            }
+        }
+        self.machine.hang_up();
+    }
+
+    /// Its answer; `None` if it has died.
+    fn carry_out(&mut self, request: Request, mut fds: Fds) -> Option<Result<Reply, ApiError>> {
+        let name = serde_json::to_value(&request).unwrap();
+        let name = name["method"].as_str().unwrap();
+        match self.faults.call(&format!("VMM {name}")) {
+            Act::Answer => (),
+            Act::Refuse => return Some(Err(refusal(ErrorKind::Host, INJECTED))),
+            Act::Die => {
+                self.machine.die();
+                return None;
+            }
+        }
+        let mut reply = Reply::Done;
+        match request {
+            Request::Create(config) => {
+                self.machine.lock().vm = Some(VmState::Created);
+                self.make(&config.devices, &mut fds, true);
+            }
+            Request::Restore(config) => {
+                let (state, memory) = (fds.take(config.files.state), fds.take(config.files.memory[0]));
+                self.goes_on_from(state, memory);
+                self.make(&config.devices, &mut fds, false);
+            }
+            Request::Rollback(config) => {
+                let (state, memory) = (fds.take(config.files.state), fds.take(config.files.memory[0]));
+                self.goes_on_from(state, memory);
+                let vsock = device::<VsockConfig>(&config.devices);
+                let listener = fds.take(vsock.listener.unwrap());
+                self.guest.as_ref().unwrap().listen(listener.into());
+            }
+            Request::Start | Request::Resume => {
+                let first = self.machine.lock().vm.replace(VmState::Running) == Some(VmState::Created);
+                if first {
+                    self.boot();
+                }
+            }
+            Request::Pause => self.machine.lock().vm = Some(VmState::Paused),
+            Request::Snapshot(_) => {
+                let shown = self.machine.lock();
+                assert_eq!((shown.vm, shown.is_frozen), (Some(VmState::Paused), true));
+                let hostname = shown.hostname.clone().unwrap_or_default();
+                drop(shown);
+                let mut files = fds.0.into_iter().flatten().map(File::from);
+                let (mut state, mut memory) = (files.next().unwrap(), files.next().unwrap());
+                let written = state
+                    .write_all(hostname.as_bytes())
+                    .and_then(|()| memory.write_all(b"memory"));
+                if let Err(error) = written {
+                    return Some(Err(refusal(ErrorKind::Host, &error.to_string())));
+                }
+                reply = Reply::Written(Written {
+                    files: 1 + files.count(),
+                });
+            }
+            Request::PageOrder => reply = Reply::PageOrder(vec![(7, 1)]),
+            Request::WriteSet => reply = Reply::WriteSet(vec![(1, 2)]),
+            Request::Info => reply = Reply::Info(self.info()),
+            Request::Metrics => reply = Reply::Metrics(Vec::new()),
+            Request::Rebase(_) | Request::PressPowerButton | Request::Stop => (),
+        }
+        Some(Ok(reply))
+    }
+
+    /// It is what was saved, standing still.
+    fn goes_on_from(&self, state: OwnedFd, memory: OwnedFd) {
+        let read = |file: OwnedFd| {
+            let mut text = String::new();
+            File::from(file).read_to_string(&mut text).unwrap();
+            text
+        };
+        assert_eq!(read(memory), "memory");
+        let mut shown = self.machine.lock();
+        shown.hostname = Some(read(state));
+        (shown.vm, shown.is_frozen, shown.has_command) = (Some(VmState::Paused), true, true);
+    }
+
+    fn make(&mut self, devices: &[DeviceSpec], fds: &mut Fds, boots: bool) {
+        let vsock = device::<VsockConfig>(devices);
+        let guest = Arc::new(Guest {
+            machine: Arc::clone(&self.machine),
+            faults: self.faults.clone(),
+            log: fds.take(vsock.sinks[0].file).into(),
+        });
+        guest.listen(fds.take(vsock.listener.unwrap()).into());
+        if boots {
+            self.acceptor = Some(PacketSocket::from_fd(fds.take(vsock.acceptor.unwrap())));
+        }
+        self.guest = Some(guest);
+    }
+
+    /// Its guest's agent calls.
+    fn boot(&mut self) {
+        let (guest, acceptor) = (Arc::clone(self.guest.as_ref().unwrap()), self.acceptor.take().unwrap());
+        std::thread::spawn(move || guest::call(&acceptor).map(|stream| guest.serve(stream)));
+    }
+
+    fn info(&self) -> Info {
+        Info {
+            api_version: vmm_api::VERSION,
+            vmm_version: "simulated".into(),
+            pid: self.machine.pid,
+            engine: "none".into(),
+            state: self.machine.lock().vm.unwrap_or(VmState::Empty),
+            stopped: None,
+            cpus: 1,
+            memory: 0,
+            marks: Vec::new(),
+        }
+    }
+}
+
+fn device<C: DeviceConfig>(devices: &[DeviceSpec]) -> C {
+    let spec = devices.iter().find(|device| device.kind == C::KIND).unwrap();
+    serde_json::from_value(spec.config.clone()).unwrap()
+}
+
+fn refusal(kind: ErrorKind, message: &str) -> ApiError {
+    ApiError {
+        kind,
+        message: message.to_owned(),
+    }
+}
