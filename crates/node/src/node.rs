@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::error::space::Lacking;
 use crate::events::Events;
 use crate::resources::budget::Budget;
+use crate::resources::cpus::{OfHost, OwnedCpus};
 use crate::resources::network::{InKernel, NodeNetwork, SetUp};
 use crate::resources::own_cgroup::OwnCgroup;
 use crate::resources::space::{Hold, Reserve};
@@ -53,6 +54,7 @@ pub struct Node {
     own_cgroup: OwnCgroup,
     pub(crate) network: NodeNetwork,
     pub(crate) launcher: Arc<dyn Launcher>,
+    pub(crate) cpus: Arc<dyn OwnedCpus>,
     pub(crate) store: StateStore,
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
     /// Taken while `entries` is held.
@@ -67,6 +69,7 @@ pub(crate) struct Parts {
     pub(crate) launcher: Arc<dyn Launcher>,
     pub(crate) network: Option<Arc<dyn SetUp>>,
     pub(crate) cgroups: Option<Root>,
+    pub(crate) cpus: Arc<dyn OwnedCpus>,
     pub(crate) points: Points,
 }
 
@@ -75,6 +78,7 @@ impl Parts {
         let cgroups = Self::cgroups(config)?;
         Ok(Self {
             cgroups,
+            cpus: Arc::new(OfHost),
             launcher: Arc::new(Jailed),
             // The TAPs are handed to VMMs in jails.
             network: config.users.is_some().then(|| Arc::new(InKernel) as _),
@@ -142,6 +146,7 @@ impl Node {
             own_cgroup: OwnCgroup::default(),
             network: NodeNetwork::new(instance(&config.state), parts.network),
             launcher: parts.launcher,
+            cpus: parts.cpus,
             store,
             entries: Mutex::new(BTreeMap::new()),
             slots: Mutex::default(),

@@ -214,7 +214,7 @@ impl Node {
         let prepared = || {
             let attachment = self.attachment(&stored)?;
             let image = self.image_of(&stored)?;
-            launch::prepare_rollback(&self.config, &stored, &paths, (&image, attachment), place)
+            launch::prepare_rollback(&self.config, &stored, &paths, self.outside(&image, attachment), place)
         };
         let (config, fds) = prepared().map_err(Why::Refused)?;
         let rolled = vm.ask_within(self.config.limits.boot, "it was put back", |client| {

@@ -94,7 +94,7 @@ impl ToBoot {
             let _span = span("sockets and files");
             let volumes = node.open_volumes(&stored.sandbox.config.volumes)?;
             let (paths, image) = (node.sandbox_paths(entry), node.image_of(&stored)?);
-            let prepared = launch::prepare(&node.config, &stored, &paths, (&image, attachment))?;
+            let prepared = launch::prepare(&node.config, &stored, &paths, node.outside(&image, attachment))?;
             (volumes, prepared)
         };
         node.points.at(points::START_SOCKETS);
@@ -175,7 +175,8 @@ impl ToRestore {
         let mut restoring = {
             let _span = span("sockets and files");
             let (paths, image) = (node.sandbox_paths(entry), node.image_of(&stored)?);
-            let restoring = launch::prepare_restore(&node.config, &stored, &paths, (&image, attachment), place)?;
+            let restoring =
+                launch::prepare_restore(&node.config, &stored, &paths, node.outside(&image, attachment), place)?;
             restoring.told_if(renewal.restored)
         };
         node.points.at(points::START_SOCKETS);
@@ -305,7 +306,7 @@ fn make_cgroup(node: &Node, entry: &Entry, stored: &Stored) -> Result<Option<Pat
         };
     };
     let cgroup = root.create(&entry.id, &limits::for_cgroup(config, root))?;
-    Ok(Some(cpus::cgroup_of_vmm(stored, &cgroup)?))
+    Ok(Some(node.cpus.cgroup_of_vmm(stored, &cgroup)?))
 }
 
 impl Node {

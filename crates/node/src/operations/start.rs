@@ -9,6 +9,7 @@
 
 use std::fs;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,7 +38,7 @@ use crate::store::database::Stored;
 use crate::store::operation::Operation;
 use crate::store::records::{self, Reach};
 use crate::telemetry::trace;
-use crate::vmm::launch;
+use crate::vmm::launch::{self, Outside};
 use crate::vmm::monitor::Told;
 use crate::{Error, clock, thread};
 
@@ -297,6 +298,15 @@ impl Node {
             .networked
             .then(|| Ok(self.network.get()?.attachment()))
             .transpose()
+    }
+
+    /// What its VMM has of the host.
+    pub(crate) fn outside<'a>(&'a self, image: &'a Path, attachment: Option<Attachment>) -> Outside<'a> {
+        Outside {
+            image,
+            attachment,
+            cpus: &*self.cpus,
+        }
     }
 
     /// Its directory.

@@ -20,7 +20,6 @@ use node_api::{Ended, EventKind, State};
 
 use crate::node::{Node, to_run, wrong_state};
 use crate::resources::budget::Changed;
-use crate::resources::cpus;
 use crate::resources::limits;
 use crate::resources::volumes::unfinished;
 use crate::sandbox::entry::Entry;
@@ -304,7 +303,7 @@ impl Node {
         }
         let stored = entry.stored();
         if !stored.sandbox.config.resources.class.is_standard() {
-            cpus::release(&entry.id);
+            self.cpus.release(&entry.id);
         }
         if stored.networked {
             let network = self.network.get()?;

@@ -21,7 +21,6 @@ use vmm_api::{VmState, VmmClient};
 
 use crate::Error;
 use crate::node::Node;
-use crate::resources::cpus;
 use crate::resources::volumes::UNFINISHED;
 use crate::sandbox::entry::Entry;
 use crate::store::Found;
@@ -335,7 +334,7 @@ impl Node {
             cgroup.wait_empty(self.config.limits.kill)?;
         }
         root.remove(id)?;
-        cpus::release(id);
+        self.cpus.release(id);
         Ok(())
     }
 

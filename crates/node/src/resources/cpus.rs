@@ -1,6 +1,8 @@
 //! CPUs that sandboxes own: taken before their VMM is there, given back when it is gone; and those that an operator keeps free for
 //! them. Does not know how a CPU is kept free, nor what an engine does with it.
 
+use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use base::CpuSet;
@@ -32,8 +34,44 @@ pub enum Error {
     NoCgroups,
 }
 
-/// Makes the CPUs of a sandbox's cgroup what its class wants; the cgroup in which its VMM begins.
-pub(crate) fn cgroup_of_vmm(stored: &Stored, cgroup: &Cgroup) -> Result<PathBuf, Error> {
+/// The host's CPUs, of which sandboxes own some.
+pub(crate) trait OwnedCpus: fmt::Debug + Send + Sync {
+    /// Makes the CPUs of a sandbox's cgroup what its class wants; the cgroup in which its VMM begins.
+    fn cgroup_of_vmm(&self, stored: &Stored, cgroup: &Cgroup) -> Result<PathBuf, Error>;
+
+    /// Claims a sandbox's CPUs. They are its VMM's alone once that has the descriptor, and Linux's again when the VMM ends, however it
+    /// does.
+    fn claim(&self, stored: &Stored) -> Result<OwnedFd, Error>;
+
+    /// A sandbox's CPUs are the host's again. It is fine if it had none. What cannot be put back now is tried again by whatever takes
+    /// or releases CPUs next; the sandbox has ended all the same.
+    fn release(&self, sandbox: &str);
+}
+
+/// Those of this host.
+#[derive(Debug)]
+pub(crate) struct OfHost;
+
+impl OwnedCpus for OfHost {
+    fn cgroup_of_vmm(&self, stored: &Stored, cgroup: &Cgroup) -> Result<PathBuf, Error> {
+        cgroup_of_vmm(stored, cgroup)
+    }
+
+    fn claim(&self, stored: &Stored) -> Result<OwnedFd, Error> {
+        claim(stored).map(OwnedFd::from)
+    }
+
+    fn release(&self, sandbox: &str) {
+        if let Err(error) = Isolation::of_host().release(sandbox) {
+            log::error!(
+                "what sandbox {sandbox} owned is not all the host's again, until CPUs are taken or released next: {}",
+                with_causes(&error)
+            );
+        }
+    }
+}
+
+fn cgroup_of_vmm(stored: &Stored, cgroup: &Cgroup) -> Result<PathBuf, Error> {
     if stored.sandbox.config.resources.class != Class::Dedicated {
         Isolation::of_host().admit(cgroup.path())?;
         return Ok(cgroup.path().to_owned());
@@ -45,8 +83,7 @@ pub(crate) fn cgroup_of_vmm(stored: &Stored, cgroup: &Cgroup) -> Result<PathBuf,
     Ok(cgroup.path().join(isolation::CONTROL))
 }
 
-/// Claims a sandbox's CPUs. They are its VMM's alone once that has the descriptor, and Linux's again when the VMM ends, however it does.
-pub(crate) fn claim(stored: &Stored) -> Result<Claim, Error> {
+fn claim(stored: &Stored) -> Result<Claim, Error> {
     let _span = span(SPAN);
     let device = Device::open(Device::PATH)?;
     let claim = |cpus: &CpuSet| {
@@ -61,17 +98,6 @@ pub(crate) fn claim(stored: &Stored) -> Result<Claim, Error> {
 
 fn count(stored: &Stored) -> usize {
     usize::try_from(stored.sandbox.config.resources.cpus).unwrap_or(usize::MAX)
-}
-
-/// A sandbox's CPUs are the host's again. It is fine if it had none. What cannot be put back now is tried again by whatever takes or
-/// releases CPUs next; the sandbox has ended all the same.
-pub(crate) fn release(sandbox: &str) {
-    if let Err(error) = Isolation::of_host().release(sandbox) {
-        log::error!(
-            "what sandbox {sandbox} owned is not all the host's again, until CPUs are taken or released next: {}",
-            with_causes(&error)
-        );
-    }
 }
 
 /// Gives back what a daemon, or a sandbox without one, has left.

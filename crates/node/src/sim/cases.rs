@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::panic::catch_unwind;
 use std::time::Duration;
 
-use node_api::{BuildConfig, CloneConfig, Recipe, SandboxConfig, State};
+use node_api::{BuildConfig, Class, CloneConfig, Recipe, SandboxConfig, State};
 
 use super::faults::{Fault, INJECTED};
 use super::{Attempt, World};
@@ -215,6 +215,14 @@ const CASES: &[Case] = &[
         prepare: exited_with_snapshot,
         act: |world| world.node().rollback(&world.entry("web"), "ready").map(drop),
         undone: &[Some(State::Exited)],
+        done: Some(State::Running),
+        lasts: true,
+    },
+    Case {
+        name: "move",
+        prepare: running,
+        act: |world| world.node().move_to(&world.entry("web"), Class::Bare).map(drop),
+        undone: &[Some(State::Running)],
         done: Some(State::Running),
         lasts: true,
     },

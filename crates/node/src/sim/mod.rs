@@ -5,6 +5,7 @@
 //! gone, and nobody loses what was acknowledged.
 
 mod cases;
+mod cpus;
 mod faults;
 mod guest;
 mod machine;
@@ -26,6 +27,7 @@ use host::MemInfo;
 use node_api::{CpuModel, ProcessConfig, Resources, Sandbox, SandboxConfig, State};
 use vmm_api::VmState;
 
+use self::cpus::Cpus;
 use self::faults::{Crashed, Faults};
 use self::machine::Machines;
 use self::network::Network;
@@ -52,6 +54,7 @@ pub(crate) struct World {
     pub(crate) faults: Faults,
     machines: Arc<Machines>,
     network: Network,
+    cpus: Arc<Cpus>,
     node: Option<Arc<Node>>,
 }
 
@@ -80,7 +83,7 @@ impl HostNumbers for Plenty {
         Ok(MemInfo {
             total,
             available: total,
-            huge: ByteSize(0),
+            huge: ByteSize::mib(1 << 19),
         })
     }
 
@@ -122,6 +125,7 @@ impl World {
         let mut world = Self {
             machines: Arc::new(Machines::new(faults.clone())),
             network: Network::new(faults.clone()),
+            cpus: Arc::new(Cpus::new(faults.clone())),
             faults,
             directory,
             node: None,
@@ -155,6 +159,7 @@ impl World {
             launcher: Arc::clone(&self.machines) as _,
             network: Some(Arc::new(self.network.clone())),
             cgroups: Parts::cgroups(&config).unwrap(),
+            cpus: Arc::clone(&self.cpus) as _,
             points: Points::new(move |name| faults.point(daemon, name)),
         };
         let node = Node::open_with(config, parts).unwrap();
@@ -246,6 +251,12 @@ impl World {
                 }
             }
         }
+        let owners: BTreeSet<_> = all
+            .iter()
+            .filter(|stored| stored.sandbox.state.has_vm() && !stored.sandbox.config.resources.class.is_standard())
+            .map(|stored| stored.sandbox.id.clone())
+            .collect();
+        same("owners of CPUs", &self.cpus.owners(), &owners)?;
         self.look_at_machines(vmms)?;
         let taken: BTreeMap<_, Vec<String>> = self
             .network

@@ -34,7 +34,7 @@ pub(crate) enum Operation {
 impl Operation {
     /// It is over when its machine is gone: nothing else was to be done.
     pub(crate) fn ends_with_machine(&self) -> bool {
-        matches!(self, Self::Stop | Self::Snapshot)
+        matches!(self, Self::Stop | Self::Snapshot | Self::Move { saved_at: None, .. })
     }
 
     /// What is shown of a sandbox while this is under way, where that is not what it was.

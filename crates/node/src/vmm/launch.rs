@@ -24,7 +24,7 @@ use wire::packet::PacketSocket;
 use crate::Error;
 use crate::config::Config;
 use crate::guest::reidentify;
-use crate::resources::cpus;
+use crate::resources::cpus::OwnedCpus;
 use crate::resources::limits;
 use crate::resources::volume_shares::{self, Shared, Source};
 use crate::saved::memory_files;
@@ -144,14 +144,24 @@ struct Stage {
     acceptor: PacketSocket,
 }
 
-/// Opens everything; the image's file system is at `image`.
+/// What a VMM has of the host besides what is in its sandbox's directories.
+#[derive(Debug)]
+pub(crate) struct Outside<'a> {
+    /// The image's file system.
+    pub(crate) image: &'a Path,
+    pub(crate) attachment: Option<Attachment>,
+    pub(crate) cpus: &'a dyn OwnedCpus,
+}
+
+/// Opens everything.
 pub(crate) fn prepare(
     config: &Config,
     stored: &Stored,
     paths: &SandboxPaths,
-    outside: (&Path, Option<Attachment>),
+    outside: Outside<'_>,
 ) -> Result<Prepared, Error> {
     let inherited = Inherited::new(paths)?;
+    let cpus = outside.cpus;
     let mut stage = stage(config, stored, paths, &paths.vsock(), outside)?;
     let resources = &stored.sandbox.config.resources;
     let (kvm, claim) = match resources.class {
@@ -159,7 +169,7 @@ pub(crate) fn prepare(
             let kvm = open_writable("KVM", &config.kvm, NO_KVM)?;
             (Some(stage.fds.add(kvm)?), None)
         }
-        Class::Bare => (None, Some(stage.fds.add(cpus::claim(stored)?)?)),
+        Class::Bare => (None, Some(stage.fds.add(cpus.claim(stored)?)?)),
     };
     let kernel = stage.fds.add(open("the guest kernel", &config.kernel, NO_ASSETS)?)?;
     let initramfs = stage
@@ -198,13 +208,14 @@ pub(crate) fn prepare_restore(
     config: &Config,
     stored: &Stored,
     paths: &SandboxPaths,
-    outside: (&Path, Option<Attachment>),
+    outside: Outside<'_>,
     place: &Place,
 ) -> Result<Restoring, Error> {
+    let cpus = outside.cpus;
     let stage = stage(config, stored, paths, &paths.vsock(), outside)?;
     let (mut config, mut fds) = from_place(stage, place)?;
     if stored.sandbox.config.resources.class.is_bare() {
-        config.claim = Some(fds.add(cpus::claim(stored)?)?);
+        config.claim = Some(fds.add(cpus.claim(stored)?)?);
     }
     let pages = prefetch::pages(place, stored.sandbox.config.paging);
     match stored.sandbox.config.paging {
@@ -239,7 +250,7 @@ pub(crate) fn prepare_rollback(
     config: &Config,
     stored: &Stored,
     paths: &SandboxPaths,
-    outside: (&Path, Option<Attachment>),
+    outside: Outside<'_>,
     place: &Place,
 ) -> Result<(RestoreConfig, Fds), Error> {
     let (mut config, mut fds) = from_place(stage(config, stored, paths, &paths.next_vsock(), outside)?, place)?;
@@ -288,7 +299,7 @@ fn stage(
     stored: &Stored,
     paths: &SandboxPaths,
     vsock: &Path,
-    (image, attachment): (&Path, Option<Attachment>),
+    Outside { image, attachment, .. }: Outside<'_>,
 ) -> Result<Stage, Error> {
     let vsock = listen(vsock, SocketType::STREAM)?;
     let mut fds = Fds::default();

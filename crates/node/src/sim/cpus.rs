@@ -1,0 +1,63 @@
+//! CPUs that are sandboxes' as soon as they are asked for.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use claim::ClaimError;
+use host::cgroup::Cgroup;
+use node_api::Class;
+
+use super::faults::Faults;
+use crate::resources::cpus::{Error, OwnedCpus};
+use crate::store::database::Stored;
+
+/// Which sandboxes have some.
+#[derive(Debug)]
+pub(crate) struct Cpus {
+    faults: Faults,
+    owners: Mutex<BTreeSet<String>>,
+}
+
+impl Cpus {
+    pub(crate) fn new(faults: Faults) -> Self {
+        Self {
+            faults,
+            owners: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn owners(&self) -> BTreeSet<String> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn take(&self, stored: &Stored) -> Result<(), Error> {
+        self.faults.call_host("CPUs").map_err(ClaimError::Call)?;
+        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        owners.insert(stored.sandbox.id.clone());
+        Ok(())
+    }
+}
+
+impl OwnedCpus for Cpus {
+    fn cgroup_of_vmm(&self, stored: &Stored, cgroup: &Cgroup) -> Result<PathBuf, Error> {
+        if stored.sandbox.config.resources.class == Class::Dedicated {
+            self.take(stored)?;
+        }
+        Ok(cgroup.path().to_owned())
+    }
+
+    fn claim(&self, stored: &Stored) -> Result<OwnedFd, Error> {
+        self.take(stored)?;
+        Ok(File::open("/dev/null").unwrap().into())
+    }
+
+    fn release(&self, sandbox: &str) {
+        self.owners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(sandbox);
+    }
+}
