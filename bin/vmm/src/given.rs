@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use device::FdTable;
 use machine::SerialOutput;
-use vmm_api::{ApiError, ErrorKind, FdRef, RestoreConfig};
+use vmm_api::{ApiError, ErrorKind, FdRef, PageRuns, Paging, RestoreConfig};
 
 use crate::refusal::refuse;
 
@@ -17,6 +17,8 @@ pub(crate) struct Opened {
     /// CPUs that Linux has given up.
     pub(crate) claim: Option<OwnedFd>,
     pub(crate) serial: SerialOutput,
+    /// For memory that comes on demand: `/dev/userfaultfd`, and in which order pages are brought before they are touched.
+    pub(crate) on_demand: Option<(OwnedFd, PageRuns)>,
 }
 
 impl Opened {
@@ -31,6 +33,10 @@ impl Opened {
             serial: SerialOutput {
                 file: config.serial.map(&mut take).transpose()?,
                 keep: config.serial_keep,
+            },
+            on_demand: match &config.paging {
+                Paging::OnDemand { userfaultfd, order } => Some((take(*userfaultfd)?, order.clone())),
+                Paging::Mapped | Paging::Eager => None,
             },
         })
     }

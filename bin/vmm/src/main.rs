@@ -6,12 +6,13 @@
 mod catalog;
 mod control;
 mod devices;
+mod engines;
 mod given;
-mod kept;
 mod refusal;
-mod restorer;
+mod restore;
 mod seccomp;
 mod shared;
+mod taps;
 mod vm;
 
 use std::io;
