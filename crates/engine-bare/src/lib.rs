@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use claim::Claim;
-use engine::{CpuModel, Engine, EngineError, Placed, Result, Traits, Vm};
+use engine::{CpuModel, Engine, Placed, Result, Traits, Vm, failed};
 
 /// How long devices look for a guest's next request, unless somebody says otherwise: about what it takes to wake a thread, twice, while
 /// the vCPU that has rung stands still.
@@ -51,10 +51,7 @@ impl BareEngine {
     /// # Errors
     /// The descriptor is of no claim.
     pub fn from_fd(fd: OwnedFd) -> Result<Self> {
-        let claim = Claim::from_fd(fd).map_err(|source| EngineError::Call {
-            call: "BASALT_GET_CLAIMED",
-            source,
-        })?;
+        let claim = Claim::from_fd(fd).map_err(failed("BASALT_GET_CLAIMED"))?;
         Ok(Self { claim, linger: LINGER })
     }
 
@@ -94,9 +91,4 @@ impl Engine for BareEngine {
             asked_by_vcpus: u64::MAX,
         })
     }
-}
-
-/// Names a failed call.
-fn failed(call: &'static str) -> impl Fn(std::io::Error) -> EngineError {
-    move |source| EngineError::Call { call, source }
 }

@@ -6,10 +6,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use claim::Claim;
-use engine::{EngineError, Placed, Result};
+use engine::{EngineError, Placed, Result, failed};
 use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap, MmapRegion};
 
-use crate::{failed, uapi};
+use crate::uapi;
 
 /// How memory is reserved, for messages.
 const HOW: &str = "keep some from Linux (boot the host with, say, `memmap=512M$0x100000000 memmap=64K$0x20000`) and name it to the module (`insmod basalt.ko memory=512M@0x100000000 low=64K@0x20000`); docs/bare.md says more";

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use claim::request::{self, Way, number};
+use engine::XSAVE_BYTES;
 
 /// Leaves of CPUID.
 pub(crate) const MAX_CPUID: usize = 256;
@@ -173,9 +174,6 @@ pub(crate) struct State {
 
 /// Registers of an x2APIC.
 pub(crate) const APIC_REGISTERS: usize = 64;
-
-/// Bytes of an XSAVE area.
-pub(crate) const XSAVE_BYTES: usize = 4096;
 
 /// `struct basalt_context`.
 #[repr(C)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use base::Nudge;
 use engine::state::Activity;
-use engine::{BootState, Doorbell, EngineError, Exit, Kick, Result, Vcpu, VcpuState};
+use engine::{BootState, Doorbell, EngineError, Exit, Kick, Result, Vcpu, VcpuState, failed};
 
 use crate::instruction::{self, Access, LONGEST, Mode, What, decode};
 use crate::msr::{self, Effect, Msrs};
@@ -15,7 +15,7 @@ use crate::power::{Next, Power};
 use crate::saved::{self, Own};
 use crate::uapi::{self, AboutIo, State, exit};
 use crate::vm::{Peer, Shared};
-use crate::{clock, convert, failed, paging};
+use crate::{clock, convert, paging};
 
 /// Of a second-stage fault's code: there is something at the address (AMD64 APM 2, 15.25.6).
 const PRESENT: u64 = 1 << 0;

@@ -10,11 +10,12 @@ use base::EventFd;
 use claim::Claim;
 use engine::{
     Counts, CpuModel, CpuidEntry, Deliver, Doorbell, EngineError, HostRange, Interrupt, MsiMessage, Placed, Presence,
-    Result, Vcpu, Vm, VmState,
+    Result, Vcpu, Vm, VmState, failed,
 };
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::clock::Clock;
+use crate::cpuid;
 use crate::interrupt::{Command, Message};
 use crate::later::Later;
 use crate::memory::GuestMemory;
@@ -23,7 +24,6 @@ use crate::power::Power;
 use crate::source::Source;
 use crate::uapi;
 use crate::vcpu::{BareVcpu, Kicker};
-use crate::{cpuid, failed};
 
 /// How long a vCPU may take to obey an INIT.
 const INIT_LIMIT: Duration = Duration::from_secs(1);

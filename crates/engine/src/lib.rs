@@ -5,6 +5,7 @@
 
 pub mod exit;
 mod interrupt;
+mod saved;
 pub mod state;
 
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use vm_memory::GuestRegionMmap;
 pub use cpu::CpuModel;
 pub use exit::{Exit, SystemEvent};
 pub use interrupt::{Deliver, Routed};
+pub use saved::{APIC_BYTES, MSRS_OF_HOST, XSAVE_BYTES, same_timer_rate, same_tsc_rate};
 pub use state::{BootState, Clock, CpuidEntry, Msr, VcpuState, VmState};
 
 /// Why an engine could not do what was asked.
@@ -35,6 +37,14 @@ pub enum EngineError {
     /// A saved state does not fit this engine or host.
     #[error("the saved state cannot be used: {0}")]
     State(String),
+}
+
+/// Names a failed call.
+pub fn failed<E: Into<std::io::Error>>(call: &'static str) -> impl Fn(E) -> EngineError {
+    move |error| EngineError::Call {
+        call,
+        source: error.into(),
+    }
 }
 
 /// The result of an engine's call.
