@@ -47,10 +47,10 @@ impl Engines {
 }
 
 /// The engine of CPUs that Linux has given up.
-pub(crate) fn own_engine(claim: OwnedFd, linger_us: Option<u32>) -> Result<Arc<dyn Engine>, ApiError> {
+pub(crate) fn own_engine(claim: OwnedFd, busy_poll_us: Option<u32>) -> Result<Arc<dyn Engine>, ApiError> {
     let engine = BareEngine::from_fd(claim).map_err(|error| refuse(ErrorKind::Host, error))?;
-    Ok(match linger_us {
-        Some(microseconds) => Arc::new(engine.lingering(Duration::from_micros(microseconds.into()))),
+    Ok(match busy_poll_us {
+        Some(microseconds) => Arc::new(engine.busy_polling(Duration::from_micros(microseconds.into()))),
         None => Arc::new(engine),
     })
 }

@@ -217,7 +217,7 @@ impl Vm {
         // Its VM is none that boots.
         self.restorer = None;
         let engine: Arc<dyn Engine> = match claim {
-            Some(claim) => own_engine(claim, config.linger_us)?,
+            Some(claim) => own_engine(claim, config.busy_poll_us)?,
             None => Arc::new(self.engines.open_kvm(kvm)?),
         };
         marks::mark("engine open");

@@ -37,12 +37,12 @@ use engine::{CpuModel, Engine, Placed, Result, Traits, Vm, failed};
 
 /// How long devices look for a guest's next request, unless somebody says otherwise: about what it takes to wake a thread, twice, while
 /// the vCPU that has rung stands still.
-const LINGER: Duration = Duration::from_micros(50);
+const BUSY_POLL: Duration = Duration::from_micros(50);
 
 /// The engine of one claim, whose CPUs its one VM has.
 pub struct BareEngine {
     claim: Claim,
-    linger: Duration,
+    busy_poll: Duration,
 }
 
 impl BareEngine {
@@ -52,13 +52,16 @@ impl BareEngine {
     /// The descriptor is of no claim.
     pub fn from_fd(fd: OwnedFd) -> Result<Self> {
         let claim = Claim::from_fd(fd).map_err(failed("BASALT_GET_CLAIMED"))?;
-        Ok(Self { claim, linger: LINGER })
+        Ok(Self {
+            claim,
+            busy_poll: BUSY_POLL,
+        })
     }
 
     /// The same, whose guests' devices look for their next requests as long as this before they are to ring.
     #[must_use]
-    pub fn lingering(self, linger: Duration) -> Self {
-        Self { linger, ..self }
+    pub fn busy_polling(self, busy_poll: Duration) -> Self {
+        Self { busy_poll, ..self }
     }
 }
 
@@ -68,12 +71,14 @@ impl Engine for BareEngine {
     }
 
     fn create_vm(&self, model: CpuModel) -> Result<Arc<dyn Vm>> {
-        Ok(Arc::new(vm::BareVm::new(&self.claim, model)?.lingering(self.linger)))
+        Ok(Arc::new(
+            vm::BareVm::new(&self.claim, model)?.busy_polling(self.busy_poll),
+        ))
     }
 
     fn create_vm_in_place(&self, model: CpuModel, size: u64) -> Result<(Arc<dyn Vm>, Placed)> {
         let (vm, placed) = vm::BareVm::in_place(&self.claim, model, size)?;
-        Ok((Arc::new(vm.lingering(self.linger)), placed))
+        Ok((Arc::new(vm.busy_polling(self.busy_poll)), placed))
     }
 
     fn pins_memory(&self) -> bool {

@@ -186,7 +186,7 @@ pub(crate) struct BareVm {
     /// The CPUs, by the numbers of their vCPUs.
     cpus: Vec<u32>,
     shown: Vec<CpuidEntry>,
-    linger: Duration,
+    busy_poll: Duration,
 }
 
 impl BareVm {
@@ -223,13 +223,13 @@ impl BareVm {
             shared: Arc::new(shared),
             cpus,
             shown,
-            linger: Duration::ZERO,
+            busy_poll: Duration::ZERO,
         })
     }
 
     /// The same, whose devices look for so long before its guest has to ring.
-    pub(crate) fn lingering(self, linger: Duration) -> Self {
-        Self { linger, ..self }
+    pub(crate) fn busy_polling(self, busy_poll: Duration) -> Self {
+        Self { busy_poll, ..self }
     }
 }
 
@@ -318,8 +318,8 @@ impl Vm for BareVm {
         Ok(())
     }
 
-    fn linger(&self) -> Duration {
-        self.linger
+    fn busy_poll(&self) -> Duration {
+        self.busy_poll
     }
 
     fn detach_doorbell(&self, bell: Doorbell, _: &EventFd) -> Result<()> {

@@ -206,8 +206,8 @@ pub trait Vm: Send + Sync {
     /// The bell is in use.
     fn attach_doorbell(&self, bell: Doorbell, event: &EventFd) -> Result<()>;
 
-    /// How long it pays to look for a guest's next request rather than to have it ring: what a ring costs the guest.
-    fn linger(&self) -> Duration {
+    /// How long it pays to busy-poll for a guest's next request rather than to have it ring: what a ring costs the guest.
+    fn busy_poll(&self) -> Duration {
         Duration::ZERO
     }
 

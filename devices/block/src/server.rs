@@ -173,7 +173,7 @@ impl Server {
             // Full: the next look is when something is done, not when the driver kicks.
             return Ok(false);
         }
-        self.queue.enable_kicks_or_linger(memory)
+        self.queue.enable_kicks_unless_polling(memory)
     }
 
     /// Gives back what was answered, and tells the driver once.

@@ -52,7 +52,7 @@ impl Serving {
         self.queue.disable_kicks(&memory)?;
         for _ in 0..PASS {
             let Some(available) = self.queue.take(&memory)? else {
-                return self.queue.enable_kicks_or_linger(&memory);
+                return self.queue.enable_kicks_unless_polling(&memory);
             };
             match available.check() {
                 Ok(chain) => {

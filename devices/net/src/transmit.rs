@@ -61,7 +61,7 @@ impl Transmit {
             metrics.throttled.increment();
             return Ok(Pass::After(wait));
         }
-        Ok(if self.queue.enable_kicks_or_linger(memory)? {
+        Ok(if self.queue.enable_kicks_unless_polling(memory)? {
             Pass::More
         } else {
             Pass::Idle

@@ -163,7 +163,7 @@ impl Server {
             }
         }
         self.queue.notify(&memory, self.interrupt.as_ref())?;
-        self.queue.enable_kicks_or_linger(&memory)
+        self.queue.enable_kicks_unless_polling(&memory)
     }
 
     /// Fills a request's writable buffers; returns how many bytes it got.

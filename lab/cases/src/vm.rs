@@ -61,7 +61,7 @@ impl<'a> Builder<'a> {
             kvm: None,
             claim: None,
             memory_mode: MemoryMode::default(),
-            linger_us: None,
+            busy_poll_us: None,
             serial: None,
             serial_keep: None,
             devices: Vec::new(),
@@ -136,8 +136,8 @@ impl<'a> Builder<'a> {
     }
 
     /// Its devices look for its next request for so long; it has to be given a claim too.
-    pub(crate) fn linger(mut self, linger: Duration) -> Result<Self> {
-        self.config.linger_us = Some(u32::try_from(linger.as_micros())?);
+    pub(crate) fn busy_poll(mut self, busy_poll: Duration) -> Result<Self> {
+        self.config.busy_poll_us = Some(u32::try_from(busy_poll.as_micros())?);
         Ok(self)
     }
 

@@ -171,7 +171,7 @@ pub(crate) fn prepare(
             node_api::MemoryMode::Translated => MemoryMode::Translated,
             node_api::MemoryMode::Identity => MemoryMode::Identity,
         },
-        linger_us: None,
+        busy_poll_us: None,
         serial: stage.serial,
         serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
         devices: stage.devices,

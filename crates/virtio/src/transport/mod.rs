@@ -30,8 +30,8 @@ use virtio_bindings::{
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemory, Permissions};
 
+use crate::busy_poll::BusyPoll;
 use crate::device::{Activation, ActiveQueue, DeviceError, QueueInterrupt, VirtioDevice};
-use crate::linger::Linger;
 use common::{CommonConfig, Effect, QueueSetup};
 use layout::{Layout, Region};
 pub use saved::{DeviceState, TransportState};
@@ -339,7 +339,7 @@ impl VirtioPciDevice {
                     index,
                     queue,
                     kick: Arc::clone(kick),
-                    linger: Linger::up_to(self.vm.linger()),
+                    busy_poll: BusyPoll::up_to(self.vm.busy_poll()),
                     held: Vec::new(),
                 })
             })

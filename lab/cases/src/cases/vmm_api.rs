@@ -61,7 +61,7 @@ fn good() -> VmConfig {
         kvm: Some(FdRef(1)),
         claim: None,
         memory_mode: vmm_api::MemoryMode::default(),
-        linger_us: None,
+        busy_poll_us: None,
         serial: None,
         serial_keep: None,
         devices: Vec::new(),
