@@ -16,14 +16,14 @@ use pci::{PciBus, PciError};
 use virtio::{DeviceError, TransportError, VirtioDevice, VirtioPciDevice};
 
 use crate::exits::ExitCounters;
-use crate::gate::Wanted;
 use crate::halt::{Watch, process_time};
 use crate::platform::{
     Event, EventDevice, IoApic, PINS, PORTS, PlatformState, Power, SerialPort, write_new_generation,
 };
 use crate::root::{add_devices, plug, root};
+use crate::run_control::RunRequest;
 use crate::saved::Quiesced;
-use crate::vcpu::{End, Order, Shared, VcpuThread};
+use crate::vcpu::{End, Shared, VcpuCommand, VcpuThread};
 
 /// Why a machine could not be built or moved.
 #[derive(Debug, thiserror::Error)]
@@ -293,15 +293,15 @@ impl Machine {
         }
         self.paused = false;
         self.watch = Watch::new();
-        self.shared.gate.set(Wanted::Run);
+        self.shared.run.request(RunRequest::Run);
         Ok(())
     }
 
     /// Stops vCPUs, then devices; returns when all have stopped.
     pub fn pause(&mut self) {
-        self.shared.gate.set(Wanted::Pause);
+        self.shared.run.request(RunRequest::Pause);
         self.kick();
-        self.shared.gate.wait_parked(self.threads.len());
+        self.shared.run.wait_parked(self.threads.len());
         for device in &self.devices {
             device.pause();
         }
@@ -349,7 +349,7 @@ impl Machine {
     /// ended.
     pub fn look_for_halt(&mut self) -> Option<Duration> {
         let tell = self.threads.iter().all(|vcpu| vcpu.tells_halts);
-        if !tell || !self.shared.gate.is_open() || self.end().is_some() {
+        if !tell || !self.shared.run.may_run() || self.end().is_some() {
             return None;
         }
         let now = Instant::now();
@@ -359,7 +359,7 @@ impl Machine {
             let all_have = || shared.halts.all_have(threads.len(), kick);
             if self.watch.look(now, process_time(), all_have) {
                 self.shared.ending.report(End::Halted);
-                self.shared.gate.set(Wanted::Pause);
+                self.shared.run.request(RunRequest::Pause);
                 return None;
             }
         }
@@ -407,19 +407,17 @@ impl Machine {
         self.ram.size()
     }
 
-    /// Has each vCPU's thread, which waits, carry out an order; what each answers. `order` gives `None` where there is none for it.
-    pub(crate) fn order_vcpus(
+    /// Has each vCPU's thread, which is parked, execute a command; what each replies. `command` gives `None` where there is none for it.
+    pub(crate) fn command_vcpus(
         &self,
-        mut order: impl FnMut(usize) -> Option<Order>,
+        mut command: impl FnMut(usize) -> Option<VcpuCommand>,
     ) -> Result<Vec<Option<VcpuState>>, MachineError> {
         for (index, vcpu) in self.threads.iter().enumerate() {
-            vcpu.order(order(index).ok_or(MachineError::Vcpus(index))?);
+            vcpu.leave(command(index).ok_or(MachineError::Vcpus(index))?);
         }
-        self.shared.gate.order_all(self.threads.len());
-        let answers = self.threads.iter().map(VcpuThread::take_answer);
-        answers
-            .map(|answer| Ok(answer.ok_or(MachineError::VcpuGone)??))
-            .collect()
+        self.shared.run.execute_all(self.threads.len());
+        let replies = self.threads.iter().map(VcpuThread::take_reply);
+        replies.map(|reply| Ok(reply.ok_or(MachineError::VcpuGone)??)).collect()
     }
 
     fn kick(&self) {
@@ -431,7 +429,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        self.shared.gate.set(Wanted::End);
+        self.shared.run.request(RunRequest::Exit);
         self.kick();
         for vcpu in self.threads.drain(..) {
             if vcpu.thread.join().is_err() {
@@ -506,7 +504,7 @@ pub(crate) fn add_platform(
     })
 }
 
-/// Makes the vCPUs, has each prepared, and their threads, which wait at the gate.
+/// Makes the vCPUs, has each prepared, and their threads, which are parked.
 pub(crate) fn start_threads(
     vm: &dyn Vm,
     count: u32,
@@ -527,8 +525,8 @@ pub(crate) fn start_threads(
         match started {
             Ok(thread) => threads.push(thread),
             Err(error) => {
-                // The threads so far wait at the gate: let them go, or they would wait for ever.
-                shared.gate.set(Wanted::End);
+                // The threads so far are parked: let them go, or they would wait for ever.
+                shared.run.request(RunRequest::Exit);
                 return Err(error);
             }
         }

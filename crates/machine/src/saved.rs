@@ -18,7 +18,7 @@ use virtio::{DeviceState, VirtioPciDevice};
 use crate::machine::{Machine, MachineError, NamedDevice, Parts, Platform, add_platform, furnish, start_threads};
 use crate::platform::PlatformState;
 use crate::root::add_devices;
-use crate::vcpu::{Order, Shared};
+use crate::vcpu::{Shared, VcpuCommand};
 
 /// The most vCPUs that a machine can have.
 const MAX_CPUS: usize = 64;
@@ -99,7 +99,7 @@ impl<'a> Quiesced<'a> {
             devices.push(saved);
         }
         let vcpus = machine
-            .order_vcpus(|_| Some(Order::Save))?
+            .command_vcpus(|_| Some(VcpuCommand::Save))?
             .into_iter()
             .flatten()
             .collect::<Vec<_>>();
