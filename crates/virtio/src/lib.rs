@@ -7,14 +7,14 @@ mod busy_poll;
 pub mod conformance;
 mod descriptors;
 pub mod device;
-pub mod duty;
+pub mod device_worker;
 mod rounds;
 pub mod transport;
 
 pub use buffers::{Available, BadChain, Chain, RingError};
 pub use busy_poll::BusyPoll;
 pub use device::{Activation, ActiveQueue, DeviceError, QueueInterrupt, VirtioDevice};
-pub use duty::{Duty, take_queue};
+pub use device_worker::{DeviceWorker, take_queue};
 pub use rounds::Rounds;
 pub use transport::{DeviceState, Reach, TransportError, TransportState, VirtioPciDevice};
 pub use virtio_queue;
