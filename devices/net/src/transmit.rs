@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ::device::Limit;
+use ::device::RateLimiter;
 use memory::GuestRam;
 use virtio::{ActiveQueue, Chain, QueueInterrupt, RingError};
 
@@ -15,7 +15,7 @@ use crate::worker::{Pass, TURNS};
 /// A transmit queue.
 pub(crate) struct Transmit {
     pub(crate) queue: ActiveQueue,
-    pub(crate) limit: Option<Arc<Limit>>,
+    pub(crate) limit: Option<Arc<RateLimiter>>,
     /// Its ring contradicts itself: it is left alone until the next reset.
     pub(crate) broken: bool,
 }
