@@ -168,7 +168,9 @@ fn confine(mode: seccomp::Mode, volumes: bool) -> Result<()> {
     // Executed from a descriptor, it has that one's number for a name.
     rustix::thread::set_name(c"basalt-vmm").context("naming the process")?;
     let report = host::confine::enter(|| match volumes {
-        true => base::thread::set_aside(FILE_THREADS, || host::confine::keep_files().map_err(io::Error::other)),
+        true => base::thread::start_privileged_factory(FILE_THREADS, || {
+            host::confine::keep_files().map_err(io::Error::other)
+        }),
         false => Ok(()),
     })?;
     marks::mark("confined");
