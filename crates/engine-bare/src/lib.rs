@@ -15,7 +15,7 @@ mod convert;
 mod cpuid;
 mod instruction;
 mod interrupt;
-mod later;
+mod lazy_memory;
 mod memory;
 mod msr;
 mod page;

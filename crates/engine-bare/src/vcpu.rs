@@ -190,8 +190,8 @@ impl BareVcpu {
         if !std::mem::replace(&mut self.has_run, true) {
             let owner = Arc::downgrade(&self.shared);
             self.shared
-                .later
-                .begin(owner, |shared| &shared.later, Shared::tell_memory);
+                .lazy
+                .start_pinning(owner, |shared| &shared.lazy, Shared::map_memory);
         }
         match uapi::run(&self.fd) {
             Ok(()) => (),
@@ -300,8 +300,8 @@ impl BareVcpu {
     fn give(&self, address: u64) -> Result<bool> {
         match self
             .shared
-            .later
-            .give(address, |memory| self.shared.tell_memory(memory))
+            .lazy
+            .map_touched(address, |memory| self.shared.map_memory(memory))
         {
             // A call to this thread: the guest touches it again.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(true),
@@ -417,7 +417,7 @@ impl Vcpu for BareVcpu {
 
     fn save(&mut self) -> Result<VcpuState> {
         let context = uapi::get_context(&self.fd).map_err(failed("BASALT_GET_CONTEXT"))?;
-        let (on, start) = self.power.orders();
+        let (on, start) = self.power.state();
         let own = Own {
             id: self.id,
             cpuid: self.shared.cpuid_of(self.id),
@@ -439,7 +439,7 @@ impl Vcpu for BareVcpu {
         let (registers, mut context) = saved::from_engine(state, &self.after_power_on, rates)?;
         self.msrs = Msrs::of(self.first, &state.msrs)?;
         if !self.has_run {
-            self.shared.tell_cpuid(state.cpuid.clone())?;
+            self.shared.set_cpuid(state.cpuid.clone())?;
         }
         self.pending = None;
         self.set_state(&registers)?;

@@ -17,7 +17,7 @@ use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 use crate::clock::Clock;
 use crate::cpuid;
 use crate::interrupt::{Command, Message};
-use crate::later::Later;
+use crate::lazy_memory::LazyMemory;
 use crate::memory::GuestMemory;
 use crate::place;
 use crate::power::Power;
@@ -25,7 +25,7 @@ use crate::source::Source;
 use crate::uapi;
 use crate::vcpu::{BareVcpu, Kicker};
 
-/// How long a vCPU may take to obey an INIT.
+/// How long a vCPU may take to stop for an INIT.
 const INIT_LIMIT: Duration = Duration::from_secs(1);
 /// Between two calls of one that does not hear.
 const INIT_STEP: Duration = Duration::from_micros(100);
@@ -47,7 +47,7 @@ pub(crate) struct Shared {
     pub(crate) fd: OwnedFd,
     pub(crate) memory: GuestMemory,
     /// What of it the module does not know of yet.
-    pub(crate) later: Later,
+    pub(crate) lazy: LazyMemory,
     /// Where its memory is, if nobody translates its guest's addresses.
     place: Option<uapi::Place>,
     bells: RwLock<Vec<(Doorbell, EventFd)>>,
@@ -84,7 +84,7 @@ impl Shared {
     }
 
     /// Tells the module what CPUID says to all vCPUs; before any has run.
-    pub(crate) fn tell_cpuid(&self, leaves: Vec<CpuidEntry>) -> Result<()> {
+    pub(crate) fn set_cpuid(&self, leaves: Vec<CpuidEntry>) -> Result<()> {
         if leaves.len() > uapi::MAX_CPUID {
             return Err(EngineError::State(format!("CPUID has {} leaves", leaves.len())));
         }
@@ -94,7 +94,7 @@ impl Shared {
     }
 
     /// Tells the module of memory, all of which is of a region that [`Self::memory`] has.
-    pub(crate) fn tell_memory(&self, memory: uapi::Memory) -> io::Result<()> {
+    pub(crate) fn map_memory(&self, memory: uapi::Memory) -> io::Result<()> {
         // SAFETY: 1. the range lies in a mapping that a region owns; 2. the region is kept for as long as the machine's descriptor,
         // which goes first.
         unsafe { uapi::map_memory(&self.fd, memory) }
@@ -210,7 +210,7 @@ impl BareVm {
             peers: RwLock::default(),
             fd,
             memory: GuestMemory::default(),
-            later: Later::default(),
+            lazy: LazyMemory::default(),
             place,
             bells: RwLock::default(),
             clock: Mutex::new(Clock::begin(claim.tsc_khz())),
@@ -241,7 +241,7 @@ impl Vm for BareVm {
             .get(index)
             .ok_or_else(|| EngineError::Unusable(format!("vCPU {id} has no CPU: {} were claimed", self.cpus.len())))?;
         if id == 0 {
-            self.shared.tell_cpuid(cpuid::for_vm(&self.shown, count))?;
+            self.shared.set_cpuid(cpuid::for_vm(&self.shown, count))?;
         }
         let fd = uapi::create_vcpu(&self.shared.fd, cpu, id).map_err(failed("BASALT_CREATE_VCPU"))?;
         let (vcpu, peer) = BareVcpu::new(Arc::clone(&self.shared), Arc::new(fd), id)?;
@@ -264,7 +264,7 @@ impl Vm for BareVm {
         }
         self.shared.memory.add(slot, Arc::clone(&region));
         if presence == Presence::WhenTouched {
-            self.shared.later.add(region);
+            self.shared.lazy.add(region);
             return Ok(());
         }
         let request = uapi::Memory {
@@ -273,7 +273,7 @@ impl Vm for BareVm {
             address: region.as_ptr() as u64,
             ..uapi::Memory::default()
         };
-        self.shared.tell_memory(request).map_err(failed("BASALT_MAP_MEMORY"))
+        self.shared.map_memory(request).map_err(failed("BASALT_MAP_MEMORY"))
     }
 
     fn map_registers(&self, guest: u64, registers: HostRange, give: bool) -> Result<()> {
