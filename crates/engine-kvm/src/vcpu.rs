@@ -139,7 +139,7 @@ impl Vcpu for KvmVcpu {
         })
     }
 
-    fn tells_halts(&self) -> bool {
+    fn reports_halts(&self) -> bool {
         true
     }
 

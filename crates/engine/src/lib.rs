@@ -265,7 +265,7 @@ pub trait Vcpu: Send {
     fn save(&mut self) -> Result<VcpuState>;
 
     /// Whether [`Vcpu::has_halted`] can tell.
-    fn tells_halts(&self) -> bool {
+    fn reports_halts(&self) -> bool {
         false
     }
 

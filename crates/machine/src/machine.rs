@@ -348,8 +348,8 @@ impl Machine {
     /// Looks whether the guest has halted for good, if it is time; when to call this next, if ever. A guest that has is one that has
     /// ended.
     pub fn look_for_halt(&mut self) -> Option<Duration> {
-        let tell = self.threads.iter().all(|vcpu| vcpu.tells_halts);
-        if !tell || !self.shared.run.may_run() || self.end().is_some() {
+        let report = self.threads.iter().all(|vcpu| vcpu.reports_halts);
+        if !report || !self.shared.run.may_run() || self.end().is_some() {
             return None;
         }
         let now = Instant::now();
@@ -389,9 +389,9 @@ impl Machine {
         }
     }
 
-    /// Tells the kernel of a machine that was restored or rolled back so, if it knows of a generation ID: it reseeds its random
+    /// Notifies the kernel of a machine that was restored or rolled back of its new generation, if it knows of a generation ID: it reseeds its random
     /// generator by itself.
-    pub fn tell_generation(&self) {
+    pub fn notify_generation(&self) {
         if self.platform.generation.is_some() {
             self.platform.events.raise(Event::NewGeneration);
         }

@@ -126,14 +126,14 @@ pub(crate) struct VcpuThread {
     pub(crate) kicker: Arc<dyn Kick>,
     pub(crate) thread: JoinHandle<Box<dyn Vcpu>>,
     /// Its engine tells when it has halted.
-    pub(crate) tells_halts: bool,
+    pub(crate) reports_halts: bool,
     mailbox: Arc<Mailbox>,
 }
 
 impl VcpuThread {
     /// Starts the thread; it is parked.
     pub(crate) fn spawn(id: u32, vcpu: Box<dyn Vcpu>, shared: Shared, counters: ExitCounters) -> std::io::Result<Self> {
-        let (kicker, tells_halts) = (vcpu.kicker(), vcpu.tells_halts());
+        let (kicker, reports_halts) = (vcpu.kicker(), vcpu.reports_halts());
         let own = Arc::clone(&kicker);
         let mailbox = Arc::new(Mailbox::default());
         let own_mailbox = Arc::clone(&mailbox);
@@ -143,7 +143,7 @@ impl VcpuThread {
         Ok(Self {
             kicker,
             thread,
-            tells_halts,
+            reports_halts,
             mailbox,
         })
     }

@@ -153,10 +153,11 @@ pub struct RestoreConfig {
     /// Pages that the guest will write soon, such as those of another VM's `write-set`: they are copied before it runs.
     #[serde(default)]
     pub write_set: PageRuns,
-    /// The guest is not told of its new generation ID: nobody in it has taken random bytes before it was saved, and somebody else
-    /// reseeds its kernel.
-    #[serde(default)]
-    pub untold: bool,
+    /// The guest's kernel is not notified of its new generation ID: nobody in it has taken random bytes before it was saved, and
+    /// somebody else reseeds it. It is written by its former name, the only one that VMMs of earlier versions know, which a daemon has
+    /// adopted and may ask for a rollback.
+    #[serde(default, rename = "untold", alias = "skip_notification")]
+    pub skip_notification: bool,
     /// How its memory gets from the files to the guest.
     #[serde(default, skip_serializing_if = "Paging::is_mapped")]
     pub paging: Paging,
@@ -362,7 +363,7 @@ mod tests {
             serial_keep: None,
             devices: config().devices,
             write_set: vec![(1, 2)],
-            untold: true,
+            skip_notification: true,
             paging: Paging::Mapped,
         };
         assert_eq!(restore.validate(), Ok(()));
@@ -373,6 +374,10 @@ mod tests {
             // A VMM of before knows no other way.
             assert_eq!(text.contains("paging"), restore.paging != Paging::Mapped, "{text}");
             assert_eq!(serde_json::from_str::<RestoreConfig>(&text).unwrap(), restore);
+            // Neither does it know that field but by its former name.
+            let renamed = text.replace("untold", "skip_notification");
+            assert_ne!(renamed, text);
+            assert_eq!(serde_json::from_str::<RestoreConfig>(&renamed).unwrap(), restore);
         }
         restore.devices.push(restore.devices[0].clone());
         assert_eq!(restore.validate(), Err(ConfigError::DuplicateDevice("rng".into())));

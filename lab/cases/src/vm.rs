@@ -244,7 +244,7 @@ impl<'a> Builder<'a> {
             serial_keep: None,
             devices: self.config.devices,
             write_set: Vec::new(),
-            untold: false,
+            skip_notification: false,
             paging: Paging::Mapped,
         };
         let fds: Vec<BorrowedFd<'_>> = self.fds.iter().map(AsFd::as_fd).collect();

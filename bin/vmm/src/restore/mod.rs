@@ -269,8 +269,8 @@ impl Built<'_> {
             restorer.finish();
         }
         marks::mark("write set copied");
-        if !self.config.untold {
-            self.made.machine.tell_generation();
+        if !self.config.skip_notification {
+            self.made.machine.notify_generation();
         }
         enclose(self.shared)?;
         Ok(self.made)

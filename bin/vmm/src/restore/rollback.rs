@@ -118,8 +118,8 @@ impl Replacement<'_> {
         let Devices { devices, taps } = self.devices;
         machine.roll_back(&self.state, self.serial, devices, &self.registry, pagemap)?;
         machine.copy_ahead(&self.config.write_set);
-        if !self.config.untold {
-            machine.tell_generation();
+        if !self.config.skip_notification {
+            machine.notify_generation();
         }
         Ok(Applied {
             taps,

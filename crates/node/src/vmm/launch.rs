@@ -124,7 +124,7 @@ impl Restoring {
     /// Whether its kernel is told that it goes on from a state of before. That takes a clone's first milliseconds, and is needed
     /// where commands had run in what it is a clone of.
     pub(crate) fn told_if(mut self, commands_ran: bool) -> Self {
-        self.config.untold = !commands_ran;
+        self.config.skip_notification = !commands_ran;
         self
     }
 }
@@ -269,7 +269,7 @@ fn from_place(mut stage: Stage, place: &Place) -> Result<(RestoreConfig, Fds), E
         serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
         devices: stage.devices,
         write_set: PageRuns::new(),
-        untold: false,
+        skip_notification: false,
         paging: vmm_api::Paging::Mapped,
     };
     config.validate()?;

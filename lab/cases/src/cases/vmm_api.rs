@@ -195,7 +195,7 @@ fn inherited_kvm(host: &Host) -> Result<()> {
         serial_keep: None,
         devices: Vec::new(),
         write_set: Vec::new(),
-        untold: false,
+        skip_notification: false,
         paging: Paging::Mapped,
     };
     let ends = |mut vmm: Vmm| {
