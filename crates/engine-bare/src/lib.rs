@@ -4,27 +4,24 @@
 //! ```text
 //!  Claim: CPUs that Linux gives up ──▶ BareEngine ──▶ vm ──▶ vcpu: runs, and answers what comes out
 //!                                                   ports, memory and MSRs ─┘   INIT and SIPI: power
+//!
+//!  vm.rs         the VM: what all vCPUs share, doorbells, who gets which interrupt
+//!  vcpu/         a vCPU's loop; the instruction that it stopped at, by its page tables; whether it executes at all
+//!  state/        registers, CPUID, MSRs, the clock; a saved vCPU there and back
+//!  memory/       the guest's memory: read and written, pinned lazily, or reserved where nobody translates
+//!  interrupts/   messages and commands, and what devices send them by
+//!  module/       basalt.ko: its requests and structures, and each vCPU's page
 //! ```
+//! ARCHITECTURE.md, "Guests that own their CPUs", names what else there is of such guests, outside of this crate.
 #![allow(
     unsafe_code,
     reason = "the module's calls take raw addresses and descriptors; each block says what it relies on"
 )]
 
-mod clock;
-mod convert;
-mod cpuid;
-mod instruction;
-mod interrupt;
-mod lazy_memory;
+mod interrupts;
 mod memory;
-mod msr;
-mod page;
-mod paging;
-mod place;
-mod power;
-mod saved;
-mod source;
-mod uapi;
+mod module;
+mod state;
 mod vcpu;
 mod vm;
 
@@ -34,6 +31,8 @@ use std::time::Duration;
 
 use claim::Claim;
 use engine::{CpuModel, Engine, Placed, Result, Traits, Vm, failed};
+
+use crate::state::cpuid;
 
 /// How long devices look for a guest's next request, unless somebody says otherwise: about what it takes to wake a thread, twice, while
 /// the vCPU that has rung stands still.

@@ -14,15 +14,15 @@ use engine::{
 };
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
-use crate::clock::Clock;
-use crate::cpuid;
-use crate::interrupt::{Command, Message};
-use crate::lazy_memory::LazyMemory;
+use crate::interrupts::Source;
+use crate::interrupts::{Command, Message};
 use crate::memory::GuestMemory;
-use crate::place;
-use crate::power::Power;
-use crate::source::Source;
-use crate::uapi;
+use crate::memory::lazy::LazyMemory;
+use crate::memory::reserved;
+use crate::module::uapi;
+use crate::state::clock::Clock;
+use crate::state::cpuid;
+use crate::vcpu::power::Power;
 use crate::vcpu::{BareVcpu, Kicker};
 
 /// How long a vCPU may take to stop for an INIT.
@@ -197,9 +197,9 @@ impl BareVm {
 
     /// One whose guest sees its memory, which is made with it, where the host's bus has it.
     pub(crate) fn in_place(claim: &Claim, model: CpuModel, size: u64) -> Result<(Self, Placed)> {
-        let fd = place::create_vm(claim, size)?;
+        let fd = reserved::create_vm(claim, size)?;
         let place = uapi::get_place(&fd).map_err(failed("BASALT_GET_PLACE"))?;
-        let placed = place::map(&fd, &place)?;
+        let placed = reserved::map(&fd, &place)?;
         Ok((Self::of(claim, model, fd, Some(place))?, placed))
     }
 
@@ -253,7 +253,7 @@ impl Vm for BareVm {
     fn map_ram(&self, slot: u32, region: Arc<GuestRegionMmap<()>>, presence: Presence) -> Result<()> {
         if let Some(place) = &self.shared.place {
             let (start, size) = (region.start_addr().raw_value(), region.len());
-            if !place::has(place, start, size) {
+            if !reserved::has(place, start, size) {
                 return Err(EngineError::Unusable(format!(
                     "a guest whose memory is not translated cannot be given {size:#x} bytes at {start:#x}: it has what is at {:#x} and {:#x}",
                     place.start, place.low_start

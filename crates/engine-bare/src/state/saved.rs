@@ -3,9 +3,9 @@
 use engine::state::{Activity, Msr, PendingEvents};
 use engine::{APIC_BYTES, EngineError, MSRS_OF_HOST, Result, VcpuState, same_timer_rate, same_tsc_rate};
 
-use crate::convert;
-use crate::msr::{self, Msrs};
-use crate::uapi::{APIC_REGISTERS, Context, IN_NMI, NMI_WAITS, NO_NMI, SHADOW, State};
+use crate::module::uapi::{APIC_REGISTERS, Context, IN_NMI, NMI_WAITS, NO_NMI, SHADOW, State};
+use crate::state::msr::{self, Msrs};
+use crate::state::registers;
 
 /// Bytes from one register of an APIC's page to the next (Intel SDM 3A, 11.4.1).
 const APIC_STEP: usize = 16;
@@ -58,7 +58,7 @@ pub(crate) fn is_in_state(index: u32) -> bool {
 /// A vCPU's whole state.
 pub(crate) fn to_engine(state: &State, context: &Context, msrs: &Msrs, own: Own) -> VcpuState {
     let priority = u64::from(context.apic[apic::PRIORITY]) >> 4;
-    let registers = convert::boot_to_engine(state, priority, msrs.apic_base());
+    let registers = registers::boot_to_engine(state, priority, msrs.apic_base());
     let [db0, db1, db2, db3] = context.dr;
     VcpuState {
         id: own.id,
@@ -188,7 +188,7 @@ pub(crate) fn from_engine(
         general: saved.general,
         system: saved.system,
     };
-    let mut state = convert::boot(&boot, after_power_on);
+    let mut state = registers::boot(&boot, after_power_on);
     let events = &saved.events;
     state.event = event(events);
     state.interruptibility = if events.interrupt_shadow != 0 { SHADOW } else { 0 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use base::Mapping;
 
-use crate::uapi::{AboutFailure, AboutIo, AboutMemory, AboutMsr, REFUSED, Run};
+use crate::module::uapi::{AboutFailure, AboutIo, AboutMemory, AboutMsr, REFUSED, Run};
 
 const BYTES: usize = 4096;
 
@@ -66,7 +66,7 @@ impl Page {
         self.read(|run| unsafe { &raw const (*run).about.failed })
     }
 
-    /// How often it has come out for the reason with this number in [`crate::uapi::COUNTS`], or was refused something ([`REFUSED`]);
+    /// How often it has come out for the reason with this number in [`crate::module::uapi::COUNTS`], or was refused something ([`REFUSED`]);
     /// from any thread.
     pub(crate) fn count(&self, reason: usize) -> u64 {
         if reason > REFUSED {

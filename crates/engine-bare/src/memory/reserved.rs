@@ -9,7 +9,7 @@ use claim::Claim;
 use engine::{EngineError, Placed, Result, failed};
 use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap, MmapRegion};
 
-use crate::uapi;
+use crate::module::uapi;
 
 /// How memory is reserved, for messages.
 const HOW: &str = "keep some from Linux (boot the host with, say, `memmap=512M$0x100000000 memmap=64K$0x20000`) and name it to the module (`insmod basalt.ko memory=512M@0x100000000 low=64K@0x20000`); docs/bare.md says more";

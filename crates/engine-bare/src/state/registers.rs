@@ -3,8 +3,8 @@
 use engine::BootState;
 use engine::state::{GeneralRegisters, Segment as EngineSegment, SystemRegisters, Table};
 
-use crate::instruction::Register;
-use crate::uapi::{NO_NMI, Regs, Segment, State};
+use crate::module::uapi::{NO_NMI, Regs, Segment, State};
+use crate::vcpu::instruction::Register;
 
 /// Of a segment's attributes: it is present (AMD64 APM 2, 4.7.3).
 const PRESENT: u16 = 1 << 7;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use engine::{EngineError, Msr};
 
-use crate::{clock, saved};
+use crate::state::{clock, saved};
 
 /// `IA32_APIC_BASE`: where the APIC was, that it is on, that it is an x2APIC, and that this is the first processor.
 const APIC_BASE: u32 = 0x1b;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, Weak};
 
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
-use crate::uapi;
+use crate::module::uapi;
 
 /// The least piece: what second-stage tables map at once.
 const PIECE: u64 = 2 << 20;
