@@ -3,12 +3,13 @@
 //! The process does nothing until it is told to over its control socket, so it can be started, confined and kept
 //! ready before it is known what it will run.
 
+mod bare;
 mod catalog;
 mod control;
 mod devices;
-mod engines;
-mod given;
+mod kvm;
 mod refusal;
+mod request_fds;
 mod restore;
 mod seccomp;
 mod shared;

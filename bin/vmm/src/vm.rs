@@ -14,10 +14,11 @@ use vmm_api::{
     Reply, Request, RestoreConfig, SnapshotConfig, StopReason, VERSION, VmConfig, VmState, Written,
 };
 
+use crate::bare;
 use crate::devices::{create_devices, create_functions};
-use crate::engines::{Engines, own_engine};
-use crate::given::all_used;
+use crate::kvm::KvmSource;
 use crate::refusal::{from_machine, from_snapshot, refuse};
+use crate::request_fds::all_used;
 use crate::restore::{Received, Restorer};
 use crate::shared::{enclose, shared_directories};
 use crate::taps::Taps;
@@ -49,7 +50,7 @@ pub(crate) struct Made {
 
 /// The VM, if there is one, and what is known of it.
 pub(crate) struct Vm {
-    engines: Engines,
+    kvm: KvmSource,
     pagemap: Option<File>,
     machine: Option<Machine>,
     state: VmState,
@@ -72,7 +73,7 @@ pub(crate) struct Vm {
 impl Vm {
     pub(crate) fn new() -> Self {
         Self {
-            engines: Engines::default(),
+            kvm: KvmSource::default(),
             pagemap: None,
             machine: None,
             state: VmState::Empty,
@@ -91,20 +92,20 @@ impl Vm {
     /// One that can open nothing itself.
     pub(crate) fn jailed(pagemap: Option<File>) -> Self {
         let mut vm = Self::new();
-        (vm.engines.jailed, vm.pagemap) = (true, pagemap);
+        (vm.kvm.jailed, vm.pagemap) = (true, pagemap);
         vm
     }
 
     /// The same, whose vCPUs need not leave their CPUs to others.
     pub(crate) fn on_own_cpus(mut self) -> Self {
-        self.engines.own_cpus = true;
+        self.kvm.own_cpus = true;
         self
     }
 
     /// The same with an inherited KVM: a VM to restore is made at once. Where that cannot be, `restore` says why.
     pub(crate) fn with_kvm(mut self, kvm: OwnedFd) -> Self {
-        self.engines.kvm = Some(kvm);
-        let made = self.engines.open_kvm(None).map(|engine| Restorer::start(&engine));
+        self.kvm.inherited = Some(kvm);
+        let made = self.kvm.open(None).map(|engine| Restorer::start(&engine));
         match made {
             Ok(Ok(restorer)) => self.restorer = Some(restorer),
             Ok(Err(error)) => log::warn!("no VM is made ahead: {error}"),
@@ -217,8 +218,8 @@ impl Vm {
         // Its VM is none that boots.
         self.restorer = None;
         let engine: Arc<dyn Engine> = match claim {
-            Some(claim) => own_engine(claim, config.busy_poll_us)?,
-            None => Arc::new(self.engines.open_kvm(kvm)?),
+            Some(claim) => bare::engine(claim, config.busy_poll_us)?,
+            None => Arc::new(self.kvm.open(kvm)?),
         };
         marks::mark("engine open");
         let shared = shared_directories(&config.devices, &fds)?;
@@ -236,7 +237,7 @@ impl Vm {
         let size = MachineConfig {
             cpus: config.cpus,
             memory: config.memory,
-            in_place: config.memory_mode == MemoryMode::Identity,
+            identity_memory: config.memory_mode == MemoryMode::Identity,
             cpu: config.cpu,
             serial,
             serial_keep: config.serial_keep,
@@ -273,7 +274,7 @@ impl Vm {
         marks::mark("restore received");
         let made = Received::check(config)?
             .take(fds)?
-            .open_engine(&self.engines, &mut self.restorer)?
+            .open_engine(&self.kvm, &mut self.restorer)?
             .read_state()?
             .make_devices()?
             .build()?
@@ -303,7 +304,7 @@ impl Vm {
         if machine.end().is_some() {
             return Err(over());
         }
-        let opened = if self.engines.jailed { None } else { pagemap() };
+        let opened = if self.kvm.jailed { None } else { pagemap() };
         let pagemap = self.pagemap.as_ref().or(opened.as_ref());
         let applied = match replacement.apply(machine, pagemap) {
             Ok(applied) => applied,
@@ -340,7 +341,7 @@ impl Vm {
                 "the guest has ended: there is nothing to save",
             ));
         };
-        let opened = if self.engines.jailed { None } else { pagemap() };
+        let opened = if self.kvm.jailed { None } else { pagemap() };
         let pagemap = self.pagemap.as_ref().or(opened.as_ref());
         let layers = snapshot::here(engine.as_ref(), VMM_VERSION)
             .and_then(|here| snapshot::write(&machine, here.fingerprint, target, pagemap))
@@ -369,7 +370,7 @@ impl Vm {
     /// Anybody may write meanwhile: it is a help, and need not be exact.
     fn write_set(&self) -> Result<PageRuns, ApiError> {
         let machine = self.its_machine()?;
-        let opened = if self.engines.jailed { None } else { pagemap() };
+        let opened = if self.kvm.jailed { None } else { pagemap() };
         let runs = machine.write_set(self.pagemap.as_ref().or(opened.as_ref()), MAX_WRITE_SET);
         runs.map_err(|error| from_machine(&error))
     }

@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use claim::Claim;
-use engine::{CpuModel, Engine, Placed, Result, Traits, Vm, failed};
+use engine::{CpuModel, Engine, IdentityMemory, Result, Traits, Vm, failed};
 
 use crate::state::cpuid;
 
@@ -75,8 +75,8 @@ impl Engine for BareEngine {
         ))
     }
 
-    fn create_vm_in_place(&self, model: CpuModel, size: u64) -> Result<(Arc<dyn Vm>, Placed)> {
-        let (vm, placed) = vm::BareVm::in_place(&self.claim, model, size)?;
+    fn create_identity_vm(&self, model: CpuModel, size: u64) -> Result<(Arc<dyn Vm>, IdentityMemory)> {
+        let (vm, placed) = vm::BareVm::identity(&self.claim, model, size)?;
         Ok((Arc::new(vm.busy_polling(self.busy_poll)), placed))
     }
 

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use base::EventFd;
 use claim::Claim;
 use engine::{
-    Counts, CpuModel, CpuidEntry, Deliver, Doorbell, EngineError, HostRange, Interrupt, MsiMessage, Placed, Presence,
-    Result, Vcpu, Vm, VmState, failed,
+    Counts, CpuModel, CpuidEntry, Deliver, Doorbell, EngineError, HostRange, IdentityMemory, Interrupt, MsiMessage,
+    Presence, Result, Vcpu, Vm, VmState, failed,
 };
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
@@ -196,7 +196,7 @@ impl BareVm {
     }
 
     /// One whose guest sees its memory, which is made with it, where the host's bus has it.
-    pub(crate) fn in_place(claim: &Claim, model: CpuModel, size: u64) -> Result<(Self, Placed)> {
+    pub(crate) fn identity(claim: &Claim, model: CpuModel, size: u64) -> Result<(Self, IdentityMemory)> {
         let fd = reserved::create_vm(claim, size)?;
         let place = uapi::get_place(&fd).map_err(failed("BASALT_GET_PLACE"))?;
         let placed = reserved::map(&fd, &place)?;

@@ -59,7 +59,7 @@ pub struct MsiMessage {
     pub data: u32,
 }
 
-const NOT_IN_PLACE: &str = "this engine translates its guests' addresses: run the guest with the class `bare`";
+const NO_IDENTITY: &str = "this engine translates its guests' addresses: run the guest with the class `bare`";
 
 const NO_DEVICES: &str = "this engine gives its guests no devices of the host: run the guest with the class `bare`";
 
@@ -105,7 +105,7 @@ pub struct Traits {
 
 /// Memory that an engine has reserved for a guest, which sees it where the host's bus has it.
 #[derive(Clone, Debug)]
-pub struct Placed {
+pub struct IdentityMemory {
     /// Below 1 MiB, from where processors start: whole pages, zeroes.
     pub low: Arc<GuestRegionMmap<()>>,
     /// All of the rest: one piece from a multiple of 2 MiB on, which may be above 4 GiB; zeroes.
@@ -128,9 +128,9 @@ pub trait Engine: Send + Sync {
     ///
     /// # Errors
     /// The engine has no way to, or no memory is reserved; the message says what to do.
-    fn create_vm_in_place(&self, cpu: CpuModel, size: u64) -> Result<(Arc<dyn Vm>, Placed)> {
+    fn create_identity_vm(&self, cpu: CpuModel, size: u64) -> Result<(Arc<dyn Vm>, IdentityMemory)> {
         let _ = (cpu, size);
-        Err(EngineError::Unusable(NOT_IN_PLACE.into()))
+        Err(EngineError::Unusable(NO_IDENTITY.into()))
     }
 
     /// Whether a guest's memory stays for good where it is once it is mapped: whoever maps something else in its place has another

@@ -63,7 +63,7 @@ pub enum MachineError {
     #[error(
         "the guest's memory is where the host's bus has it, and goes on nowhere else: run a guest with the memory mode `translated`"
     )]
-    InPlace,
+    IdentityMemory,
     /// A function of the host's could not be given to the guest.
     #[error("device `{id}`: {source}")]
     Function {
@@ -130,7 +130,7 @@ pub struct MachineConfig {
     /// Guest memory.
     pub memory: ByteSize,
     /// Nobody translates the guest's addresses: its memory is where the engine has reserved it.
-    pub in_place: bool,
+    pub identity_memory: bool,
     /// Which processor its guest is shown.
     pub cpu: CpuModel,
     /// Where serial output goes.
@@ -231,7 +231,7 @@ impl Machine {
                 observe::marks::mark("VM made");
                 let mut platform = add_platform(vm.as_ref(), &shared, (config.serial, config.serial_keep), None)?;
                 // It is for guests that go on from a state of before.
-                platform.generation = platform.generation.filter(|_| ram.place().is_none());
+                platform.generation = platform.generation.filter(|_| ram.identity_layout().is_none());
                 let devices = add_devices(&vm, &ram, &shared, devices, registry)?;
                 plug(functions, &vm, &ram, &devices.1)?;
                 Ok((vm, platform, devices))

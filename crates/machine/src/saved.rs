@@ -83,8 +83,8 @@ impl<'a> Quiesced<'a> {
     /// A device has no saved form, or the engine cannot read a part.
     pub fn save(&self) -> Result<MachineState, MachineError> {
         let machine = self.0;
-        if machine.ram.place().is_some() {
-            return Err(MachineError::InPlace);
+        if machine.ram.identity_layout().is_some() {
+            return Err(MachineError::IdentityMemory);
         }
         // Devices first: they refuse for free.
         if let Some(function) = machine.functions.first() {

@@ -130,7 +130,7 @@ impl<'a> Builder<'a> {
     }
 
     /// In memory that nobody translates; it has to be given a claim too.
-    pub(crate) fn in_place(mut self) -> Self {
+    pub(crate) fn identity(mut self) -> Self {
         self.config.memory_mode = MemoryMode::Identity;
         self
     }

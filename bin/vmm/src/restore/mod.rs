@@ -35,10 +35,11 @@ use observe::{Registry, marks};
 use vmm_api::{ApiError, DeviceSpec, ErrorKind, Paging, RestoreConfig};
 
 use self::restorer::Ahead;
+use crate::bare;
 use crate::devices::create_devices;
-use crate::engines::{Engines, own_engine};
-use crate::given::{Opened, all_used};
+use crate::kvm::KvmSource;
 use crate::refusal::{from_machine, from_snapshot, refuse};
+use crate::request_fds::{RestoreFds, all_used};
 use crate::shared::{enclose, shared_directories};
 use crate::taps::Taps;
 use crate::vm::{Made, VMM_VERSION};
@@ -64,7 +65,7 @@ impl<'a> Received<'a> {
 pub(crate) struct Inputs<'a> {
     config: &'a RestoreConfig,
     devices: Vec<DeviceSpec>,
-    opened: Opened,
+    opened: RestoreFds,
     /// Those of devices are still in it.
     fds: FdTable,
 }
@@ -75,7 +76,7 @@ impl<'a> Inputs<'a> {
         Ok(Self {
             config,
             devices,
-            opened: Opened::take(config, &mut fds)?,
+            opened: RestoreFds::take(config, &mut fds)?,
             fds,
         })
     }
@@ -83,16 +84,16 @@ impl<'a> Inputs<'a> {
     /// Opens the engine. `ahead` has made a VM before there was a request; if that is not of this engine, it goes.
     pub(crate) fn open_engine(
         mut self,
-        engines: &Engines,
+        source: &KvmSource,
         ahead: &mut Option<Restorer>,
     ) -> Result<EngineOpen<'a>, ApiError> {
         let (kvm, claim) = (self.opened.kvm.take(), self.opened.claim.take());
         let ahead = ahead.take().filter(|_| kvm.is_none() && claim.is_none());
         let (engine, restorer): (Arc<dyn Engine>, _) = match claim {
             // All of its memory is read and copied as it is pinned: there is nothing to do beside that.
-            Some(claim) => (own_engine(claim, None)?, None),
+            Some(claim) => (bare::engine(claim, None)?, None),
             None => {
-                let engine = engines.open_kvm(kvm)?;
+                let engine = source.open(kvm)?;
                 let started = ahead.map_or_else(|| Restorer::start(&engine), Ok);
                 let restorer = started.map_err(|error| refuse(ErrorKind::Host, error))?;
                 (Arc::new(engine), Some(restorer))

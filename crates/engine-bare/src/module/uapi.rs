@@ -338,7 +338,7 @@ pub(crate) fn create_vm(claim: impl AsFd) -> io::Result<OwnedFd> {
 }
 
 /// Of a claim: the descriptor of a machine that has so many bytes of reserved memory, a multiple of `PIECE`, and sees them where they are.
-pub(crate) fn create_vm_in_place(claim: impl AsFd, memory: u64) -> io::Result<OwnedFd> {
+pub(crate) fn create_identity_vm(claim: impl AsFd, memory: u64) -> io::Result<OwnedFd> {
     let mut asked = CreateVm {
         flags: IDENTITY,
         memory,

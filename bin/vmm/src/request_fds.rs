@@ -1,4 +1,4 @@
-//! The files that come with a request.
+//! The descriptors that come with a request.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use vmm_api::{ApiError, ErrorKind, FdRef, PageRuns, Paging, RestoreConfig};
 use crate::refusal::refuse;
 
 /// What a VM is restored from, but for its devices.
-pub(crate) struct Opened {
+pub(crate) struct RestoreFds {
     pub(crate) state: File,
     pub(crate) memory: Vec<File>,
     pub(crate) kvm: Option<OwnedFd>,
@@ -21,7 +21,7 @@ pub(crate) struct Opened {
     pub(crate) on_demand: Option<(OwnedFd, PageRuns)>,
 }
 
-impl Opened {
+impl RestoreFds {
     pub(crate) fn take(config: &RestoreConfig, fds: &mut FdTable) -> Result<Self, ApiError> {
         let mut take = |fd: FdRef| fds.take(fd).map_err(|error| refuse(ErrorKind::Invalid, error));
         let memory = config.files.memory.iter();
