@@ -343,7 +343,7 @@ impl Vm {
         };
         let opened = if self.kvm.jailed { None } else { pagemap() };
         let pagemap = self.pagemap.as_ref().or(opened.as_ref());
-        let layers = snapshot::here(engine.as_ref(), VMM_VERSION)
+        let layers = snapshot::host_traits(engine.as_ref(), VMM_VERSION)
             .and_then(|here| snapshot::write(&machine, here.fingerprint, target, pagemap))
             .map_err(|error| from_snapshot(&error))?;
         let files = layers.files().len();

@@ -227,7 +227,7 @@ impl Machine {
             let loader = base::thread::spawn_scoped(scope, "loader", LOADER_STACK, load).map_err(host("a thread"))?;
             let made = placed.map_or_else(|| engine.create_vm(config.cpu), Ok);
             let made = made.map_err(MachineError::from).and_then(|vm| {
-                furnish(vm.as_ref(), &ram)?;
+                map_memory(vm.as_ref(), &ram)?;
                 observe::marks::mark("VM made");
                 let mut platform = add_platform(vm.as_ref(), &shared, (config.serial, config.serial_keep), None)?;
                 // It is for guests that go on from a state of before.
@@ -331,9 +331,9 @@ impl Machine {
         self.ram.page_order()
     }
 
-    /// As [`Ram::copy_ahead`].
-    pub fn copy_ahead(&self, runs: &[(u64, u64)]) {
-        self.ram.copy_ahead(runs);
+    /// As [`Ram::populate_write`].
+    pub fn populate_write(&self, runs: &[(u64, u64)]) {
+        self.ram.populate_write(runs);
     }
 
     /// Has its memory mapped from files that hold what is in it. It must be paused.
@@ -443,7 +443,7 @@ impl Drop for Machine {
 }
 
 /// Gives a VM its memory, and the board's interrupt pins.
-pub(crate) fn furnish(vm: &dyn Vm, ram: &Ram) -> Result<(), MachineError> {
+pub(crate) fn map_memory(vm: &dyn Vm, ram: &Ram) -> Result<(), MachineError> {
     vm.reserve_ioapic_pins(u32::from(PINS))?;
     // Huge pages of the host's are there and filled.
     let presence = match ram.huge() == HugeBytes::default() {

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use state::Schema;
 use virtio::{DeviceState, VirtioPciDevice};
 
-use crate::machine::{Machine, MachineError, NamedDevice, Parts, Platform, add_platform, furnish, start_threads};
+use crate::machine::{Machine, MachineError, NamedDevice, Parts, Platform, add_platform, map_memory, start_threads};
 use crate::platform::PlatformState;
 use crate::root::add_devices;
 use crate::vcpu::{Shared, VcpuCommand};
@@ -165,7 +165,7 @@ impl Machine {
     ) -> Result<Self, MachineError> {
         state.check(&ram, &devices)?;
         let shared = Shared::new()?;
-        furnish(vm.as_ref(), &ram)?;
+        map_memory(vm.as_ref(), &ram)?;
         let platform = add_platform(vm.as_ref(), &shared, (serial.file, serial.keep), Some(&state.platform))?;
         let (devices, pci) = add_devices(&vm, &ram, &shared, devices, registry)?;
         restore_devices(state, &devices, &pci)?;

@@ -8,13 +8,13 @@ pub mod conformance;
 mod descriptors;
 pub mod device;
 pub mod device_worker;
-mod rounds;
+mod queue_loop;
 pub mod transport;
 
 pub use buffers::{Available, BadChain, Chain, RingError};
 pub use busy_poll::BusyPoll;
 pub use device::{Activation, ActiveQueue, DeviceError, QueueInterrupt, VirtioDevice};
 pub use device_worker::{DeviceWorker, take_queue};
-pub use rounds::Rounds;
+pub use queue_loop::QueueLoop;
 pub use transport::{DeviceState, Reach, TransportError, TransportState, VirtioPciDevice};
 pub use virtio_queue;

@@ -1,4 +1,4 @@
-//! The life of a thread that serves one queue and has nothing under way between two rounds: a round, a wait for the
+//! The loop of a thread that serves one queue and has nothing under way between two rounds: a round, a wait for the
 //! driver's kick, the next round, until it is stopped. What a round does the device knows.
 
 use std::io;
@@ -17,12 +17,12 @@ const STOP: u64 = 1;
 
 /// Waits for one queue's kicks.
 #[derive(Debug)]
-pub struct Rounds {
+pub struct QueueLoop {
     kick: Arc<EventFd>,
     epoll: Epoll,
 }
 
-impl Rounds {
+impl QueueLoop {
     /// Prepares the wait, where its failure can still be told.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use observe::RateLimit;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use state::{Saved, Schema};
-use virtio::{Activation, ActiveQueue, DeviceError, Rounds, VirtioDevice};
+use virtio::{Activation, ActiveQueue, DeviceError, QueueLoop, VirtioDevice};
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
 
 use crate::worker::Serving;
@@ -133,7 +133,7 @@ impl Fs {
                     continue;
                 }
             };
-            let rounds = Rounds::of(&queue)?;
+            let queue_loop = QueueLoop::of(&queue)?;
             let serving = Serving {
                 queue,
                 memory: Arc::clone(&activation.memory),
@@ -143,7 +143,7 @@ impl Fs {
                 metrics: self.metrics.clone(),
                 complaints: Arc::clone(&self.complaints),
             };
-            let worker = Worker::spawn(&name, serving, move |serving, stop| serving.run(&rounds, stop))?;
+            let worker = Worker::spawn(&name, serving, move |serving, stop| serving.run(&queue_loop, stop))?;
             self.workers.push(worker);
         }
         Ok(())

@@ -8,7 +8,7 @@ use base::StopSignal;
 use fuse::{Answer, MAX_REQUEST, Reply};
 use memory::GuestRam;
 use observe::RateLimit;
-use virtio::{ActiveQueue, Chain, QueueInterrupt, RingError, Rounds};
+use virtio::{ActiveQueue, Chain, QueueInterrupt, QueueLoop, RingError};
 
 use crate::Metrics;
 
@@ -35,14 +35,14 @@ struct Buffers {
 
 impl Serving {
     /// Serves requests until it is stopped. Nothing is under way between two requests, so there is nothing to drain.
-    pub(crate) fn run(mut self, rounds: &Rounds, stop: &StopSignal) -> Self {
+    pub(crate) fn run(mut self, queue_loop: &QueueLoop, stop: &StopSignal) -> Self {
         let mut buffers = Buffers {
             // Pages that no request touches take no memory.
             request: vec![0; MAX_REQUEST].into_boxed_slice(),
             reply: Reply::default(),
         };
         let complaints = Arc::clone(&self.complaints);
-        rounds.serve("fs", stop, &complaints, || self.serve(&mut buffers));
+        queue_loop.serve("fs", stop, &complaints, || self.serve(&mut buffers));
         self
     }
 

@@ -12,7 +12,7 @@ use observe::{Counter, RateLimit};
 use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 use state::{Saved, Schema};
-use virtio::{Activation, ActiveQueue, Chain, DeviceError, QueueInterrupt, RingError, Rounds, VirtioDevice};
+use virtio::{Activation, ActiveQueue, Chain, DeviceError, QueueInterrupt, QueueLoop, RingError, VirtioDevice};
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use vmm_api::DeviceSpec;
 use vmm_api::devices::{DeviceConfig, RngConfig};
@@ -97,7 +97,7 @@ impl VirtioDevice for Rng {
         let Some(queue) = activation.queues.into_iter().next() else {
             return Err(DeviceError::MissingQueue(0));
         };
-        let rounds = Rounds::of(&queue)?;
+        let queue_loop = QueueLoop::of(&queue)?;
         let server = Server {
             queue,
             memory: activation.memory,
@@ -105,7 +105,7 @@ impl VirtioDevice for Rng {
             metrics: self.metrics.clone(),
             complaints: Arc::clone(&self.complaints),
         };
-        let worker = Worker::spawn("rng", server, move |server, stop| server.run(&rounds, stop))?;
+        let worker = Worker::spawn("rng", server, move |server, stop| server.run(&queue_loop, stop))?;
         self.worker = Some(worker);
         Ok(())
     }
@@ -136,9 +136,9 @@ struct Server {
 
 impl Server {
     /// Serves requests until it is stopped. Nothing is under way between two requests, so there is nothing to drain.
-    fn run(mut self, rounds: &Rounds, stop: &StopSignal) -> Self {
+    fn run(mut self, queue_loop: &QueueLoop, stop: &StopSignal) -> Self {
         let complaints = Arc::clone(&self.complaints);
-        rounds.serve("rng", stop, &complaints, || self.serve());
+        queue_loop.serve("rng", stop, &complaints, || self.serve());
         self
     }
 

@@ -34,7 +34,7 @@ use memory::Ram;
 use observe::{Registry, marks};
 use vmm_api::{ApiError, DeviceSpec, ErrorKind, Paging, RestoreConfig};
 
-use self::restorer::Ahead;
+use self::restorer::Prefetch;
 use crate::bare;
 use crate::devices::create_devices;
 use crate::kvm::KvmSource;
@@ -129,7 +129,7 @@ impl<'a> EngineOpen<'a> {
             opened,
             fds,
         } = inputs;
-        let here = snapshot::here(engine.as_ref(), VMM_VERSION).map_err(|error| from_snapshot(&error))?;
+        let here = snapshot::host_traits(engine.as_ref(), VMM_VERSION).map_err(|error| from_snapshot(&error))?;
         let (state, ram) = snapshot::read(&opened.state, opened.memory, &here, |layers, size| {
             match opened.on_demand {
                 Some((userfaultfd, order)) => Ram::paged(layers, size, &userfaultfd, order),
@@ -139,7 +139,7 @@ impl<'a> EngineOpen<'a> {
         .map_err(|error| from_snapshot(&error))?;
         marks::mark("snapshot read");
         if let Some(restorer) = &restorer {
-            restorer.prepare(Ahead {
+            restorer.prepare(Prefetch {
                 ram: ram.clone(),
                 write_set: config.write_set.clone(),
                 all: config.paging == Paging::Eager,

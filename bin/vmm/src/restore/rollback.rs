@@ -50,7 +50,7 @@ impl<'a> Inputs<'a> {
             opened,
             fds,
         } = self;
-        let state = snapshot::here(engine, VMM_VERSION)
+        let state = snapshot::host_traits(engine, VMM_VERSION)
             .and_then(|here| snapshot::read_for(machine, &opened.state, opened.memory, &here))
             .map_err(|error| from_snapshot(&error))?;
         Ok(Matched {
@@ -117,7 +117,7 @@ impl Replacement<'_> {
     pub(crate) fn apply(self, machine: &mut Machine, pagemap: Option<&File>) -> Result<Applied, MachineError> {
         let Devices { devices, taps } = self.devices;
         machine.roll_back(&self.state, self.serial, devices, &self.registry, pagemap)?;
-        machine.copy_ahead(&self.config.write_set);
+        machine.populate_write(&self.config.write_set);
         if !self.config.skip_notification {
             machine.notify_generation();
         }
