@@ -277,3 +277,65 @@ impl Built<'_> {
         Ok(self.made)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+
+    use vmm_api::{FdRef, SnapshotFiles};
+
+    use super::*;
+
+    fn config() -> RestoreConfig {
+        RestoreConfig {
+            files: SnapshotFiles {
+                state: FdRef(0),
+                memory: vec![FdRef(1)],
+            },
+            kvm: None,
+            claim: None,
+            serial: None,
+            serial_keep: None,
+            devices: Vec::new(),
+            write_set: Vec::new(),
+            skip_notification: false,
+            paging: Paging::Mapped,
+        }
+    }
+
+    fn refusal<T>(result: Result<T, ApiError>) -> (ErrorKind, String) {
+        let error = result.err().unwrap();
+        (error.kind, error.message)
+    }
+
+    #[test]
+    fn a_descriptor_that_did_not_come_is_named() {
+        let config = config();
+        let null = OwnedFd::from(File::open("/dev/null").unwrap());
+        let taken = Received::check(&config).unwrap().take(vec![null]);
+        let (kind, message) = refusal(taken);
+        assert_eq!(kind, ErrorKind::Invalid);
+        assert!(message.contains("file descriptor 1"), "{message}");
+    }
+
+    #[test]
+    fn memory_that_is_not_mapped_from_files_is_not_put_back() {
+        let mut config = config();
+        assert!(Received::check(&config).unwrap().check_in_place().is_ok());
+        config.paging = Paging::Eager;
+        let (kind, message) = refusal(Received::check(&config).unwrap().check_in_place());
+        assert_eq!(kind, ErrorKind::Invalid);
+        assert!(message.contains("paging"), "{message}");
+    }
+
+    #[test]
+    fn a_stage_that_ends_takes_back_what_it_has() {
+        let config = config();
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let fds = vec![OwnedFd::from(writer.try_clone().unwrap()), OwnedFd::from(writer)];
+        let inputs = Received::check(&config).unwrap().take(fds).unwrap();
+        drop(inputs);
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0, "nobody can write any more");
+    }
+}
