@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Epoll, EventFd, Interest, StopSignal};
-use observe::RateLimit;
+use observe::LogLimit;
 
 use crate::buffers::RingError;
 use crate::device::ActiveQueue;
@@ -37,13 +37,13 @@ impl QueueLoop {
     }
 
     /// Does rounds until `stop`, which is looked at after each: a round tells whether there is more to do, and has to be
-    /// bounded. A ring that contradicts itself is left alone, because only a reset makes it whole again; `who` complains of
-    /// it as often as `complaints` allows.
+    /// bounded. A ring that contradicts itself is left alone, because only a reset makes it whole again; `who` warns of
+    /// it as often as `log_limit` allows.
     pub fn serve(
         &self,
         who: &str,
         stop: &StopSignal,
-        complaints: &RateLimit,
+        log_limit: &LogLimit,
         mut round: impl FnMut() -> Result<bool, RingError>,
     ) {
         if let Err(error) = self.epoll.add(stop.fd(), STOP, Interest::READ) {
@@ -53,7 +53,7 @@ impl QueueLoop {
         let mut ready = Vec::new();
         loop {
             let more = round().unwrap_or_else(|error| {
-                if complaints.allow() {
+                if log_limit.allow() {
                     log::warn!("{who}: {error}");
                 }
                 if let Err(error) = self.epoll.remove(self.kick.as_ref()) {

@@ -173,7 +173,7 @@ impl<'m> Io<'m> {
             return;
         }
         metrics.errors.increment();
-        if metrics.complaints.allow() {
+        if metrics.log_limit.allow() {
             log::warn!("block: {:?} at {:#x} failed: {error}", self.operation, self.offset);
         }
         self.completion.give(Status::IoError, 0);

@@ -124,7 +124,7 @@ impl Server {
     /// Keeps a request for which there is no space; until then it is under way.
     fn keep<'m>(&self, io: Io<'m>, kept: &mut Vec<Io<'m>>) {
         self.metrics.no_space.increment();
-        if self.metrics.complaints.allow() {
+        if self.metrics.log_limit.allow() {
             log::warn!(
                 "block: no space left on the host: {:?} at {:#x} waits until there is some",
                 io.operation,
@@ -219,7 +219,7 @@ impl Server {
 
     fn is_broken(&self, error: Option<RingError>) -> bool {
         if let Some(error) = &error
-            && self.metrics.complaints.allow()
+            && self.metrics.log_limit.allow()
         {
             log::warn!("block: queue {} is left alone until a reset: {error}", self.queue.index);
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use base::StopSignal;
 use fuse::{Answer, MAX_REQUEST, Reply};
 use memory::GuestRam;
-use observe::RateLimit;
+use observe::LogLimit;
 use virtio::{ActiveQueue, Chain, QueueInterrupt, QueueLoop, RingError};
 
 use crate::Metrics;
@@ -22,7 +22,7 @@ pub(crate) struct Serving {
     pub(crate) interrupt: Arc<dyn QueueInterrupt>,
     pub(crate) server: Arc<dyn Answer>,
     pub(crate) metrics: Metrics,
-    pub(crate) complaints: Arc<RateLimit>,
+    pub(crate) log_limit: Arc<LogLimit>,
     /// Set by the first request. Whoever reads it has stopped this worker.
     pub(crate) asked: Arc<AtomicBool>,
 }
@@ -41,8 +41,8 @@ impl Serving {
             request: vec![0; MAX_REQUEST].into_boxed_slice(),
             reply: Reply::default(),
         };
-        let complaints = Arc::clone(&self.complaints);
-        queue_loop.serve("fs", stop, &complaints, || self.serve(&mut buffers));
+        let log_limit = Arc::clone(&self.log_limit);
+        queue_loop.serve("fs", stop, &log_limit, || self.serve(&mut buffers));
         self
     }
 

@@ -227,7 +227,7 @@ impl Receive {
                 self.ready = false;
                 // EBADFD: the queue is detached, as the guest wants it.
                 let expected = [libc::EAGAIN, libc::EBADFD].map(Some).contains(&error.raw_os_error());
-                if !expected && metrics.complaints.allow() {
+                if !expected && metrics.log_limit.allow() {
                     log::warn!("net: the TAP cannot be read: {error}");
                 }
                 None

@@ -93,7 +93,7 @@ impl Transmit {
             // The link is down, the header contradicts the frame, or memory is short: a packet is lost, as on any link.
             Err(error) => {
                 metrics.transmit.dropped.increment();
-                if metrics.complaints.allow() {
+                if metrics.log_limit.allow() {
                     log::debug!("net: a packet of {frame} bytes was not taken: {error}");
                 }
             }

@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use observe::RateLimit;
+use observe::LogLimit;
 use serde::{Deserialize, Serialize};
 use state::{Saved, Schema, StateError};
 use virtio::virtio_queue::QueueState;
@@ -83,7 +83,7 @@ pub struct Vsock {
     /// Restored and not activated yet.
     restored: bool,
     /// Of rings that make no sense.
-    complaints: Arc<RateLimit>,
+    log_limit: Arc<LogLimit>,
 }
 
 impl Vsock {
@@ -96,7 +96,7 @@ impl Vsock {
             others: Vec::new(),
             stage: Stage::Quiet,
             restored: false,
-            complaints: Arc::new(RateLimit::new(2)),
+            log_limit: Arc::new(LogLimit::new(2)),
         }
     }
 }
@@ -127,8 +127,8 @@ impl VirtioDevice for Vsock {
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
         let mut queues = activation.queues;
         let states: Vec<QueueState> = queues.iter().map(|queue| queue.queue.state()).collect();
-        let rx = Ring::new(take_queue(&mut queues, RX)?, Arc::clone(&self.complaints));
-        let tx = Ring::new(take_queue(&mut queues, TX)?, Arc::clone(&self.complaints));
+        let rx = Ring::new(take_queue(&mut queues, RX)?, Arc::clone(&self.log_limit));
+        let tx = Ring::new(take_queue(&mut queues, TX)?, Arc::clone(&self.log_limit));
         let event = take_queue(&mut queues, EVENT).ok();
         let goes_on = states == self.given;
         if !goes_on && !std::mem::take(&mut self.restored) {
@@ -136,7 +136,7 @@ impl VirtioDevice for Vsock {
             self.stage = Stage::Quiet;
         }
         let events = Events {
-            ring: event.map(|queue| Ring::new(queue, Arc::clone(&self.complaints))),
+            ring: event.map(|queue| Ring::new(queue, Arc::clone(&self.log_limit))),
             stage: self.stage,
         };
         self.others = queues;
