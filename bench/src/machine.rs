@@ -374,7 +374,7 @@ impl Parts {
             kvm,
             claim: None,
             memory_mode: vmm_api::MemoryMode::default(),
-            linger_us: None,
+            busy_poll_us: None,
             serial,
             serial_keep: None,
             devices: specs,

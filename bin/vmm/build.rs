@@ -28,7 +28,7 @@ const KINDS: [&str; 14] = [
     "loader",
     "restorer",
     "pager",
-    "giver",
+    "pinner",
 ];
 
 /// Part of every filter.

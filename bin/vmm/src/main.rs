@@ -3,15 +3,17 @@
 //! The process does nothing until it is told to over its control socket, so it can be started, confined and kept
 //! ready before it is known what it will run.
 
+mod bare;
 mod catalog;
 mod control;
 mod devices;
-mod given;
-mod kept;
+mod kvm;
 mod refusal;
-mod restorer;
+mod request_fds;
+mod restore;
 mod seccomp;
 mod shared;
+mod taps;
 mod vm;
 
 use std::io;
@@ -167,7 +169,9 @@ fn confine(mode: seccomp::Mode, volumes: bool) -> Result<()> {
     // Executed from a descriptor, it has that one's number for a name.
     rustix::thread::set_name(c"basalt-vmm").context("naming the process")?;
     let report = host::confine::enter(|| match volumes {
-        true => base::thread::set_aside(FILE_THREADS, || host::confine::keep_files().map_err(io::Error::other)),
+        true => base::thread::start_privileged_factory(FILE_THREADS, || {
+            host::confine::keep_files().map_err(io::Error::other)
+        }),
         false => Ok(()),
     })?;
     marks::mark("confined");

@@ -24,7 +24,7 @@ pub(crate) fn from_machine(error: &MachineError) -> ApiError {
         | MachineError::Damaged { .. }
         | MachineError::Vcpus(_)
         | MachineError::NotToBeSaved(_)
-        | MachineError::InPlace
+        | MachineError::IdentityMemory
         | MachineError::OtherMemory { .. }
         | MachineError::OtherDevices { .. } => ErrorKind::Invalid,
         MachineError::Engine(_)

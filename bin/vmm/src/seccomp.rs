@@ -83,19 +83,19 @@ pub(crate) fn find(name: &str) -> Option<&'static Filter> {
 }
 
 /// What makes threads, and so must be able to do what any of them does: it keeps the process's filter alone.
-const MAKER: &str = "threads";
+const FACTORY: &str = "threads";
 
 /// The same for threads that serve files. It was made before there were filters.
-const ASIDE: &str = base::thread::ASIDE_NAME;
+const PRIVILEGED_FACTORY: &str = base::thread::PRIVILEGED_FACTORY_NAME;
 
 /// A thread that cannot be confined must not run, and nobody is there to be told: the process ends.
 fn first(name: &str) {
-    if name == MAKER {
+    if name == FACTORY {
         return;
     }
     let mode = MODE.get().copied().unwrap_or(Mode::Kill);
     let installed = match find(name) {
-        None if name == ASIDE => install(PROCESS, mode),
+        None if name == PRIVILEGED_FACTORY => install(PROCESS, mode),
         Some(filter) => install(filter.program, mode),
         None => Err(io::Error::other("no file in bin/vmm/seccomp names it")),
     };

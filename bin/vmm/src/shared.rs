@@ -24,11 +24,11 @@ pub(crate) fn shared_directories(specs: &[DeviceSpec], fds: &FdTable) -> Result<
     Ok(directories)
 }
 
-/// Keeps the threads that serve these directories beneath them. They are made by a thread that a jailed process has set
-/// aside; where there is none, there is nothing to be kept from it.
+/// Keeps the threads that serve these directories beneath them. They are made by the privileged thread factory of a jailed
+/// process; where there is none, there is nothing to be kept from it.
 pub(crate) fn enclose(directories: Vec<OwnedFd>) -> Result<(), ApiError> {
     let serves = !directories.is_empty();
-    let enclosed = base::thread::on_aside(move || host::confine::enclose_files(&directories))
+    let enclosed = base::thread::on_privileged_factory(move || host::confine::enclose_files(&directories))
         .map_err(|error| refuse(ErrorKind::Host, error))?;
     match enclosed.transpose() {
         Ok(Some(None)) if serves => {

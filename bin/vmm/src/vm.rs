@@ -3,27 +3,25 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use device::{FdTable, SpaceAlarm};
-use engine::{CpuModel, Engine};
-use engine_bare::BareEngine;
-use engine_kvm::KvmEngine;
+use engine::Engine;
 use machine::{End, Machine, MachineConfig, MachineError};
-use memory::Ram;
 use observe::{Registry, marks};
 use snapshot::Layers;
 use vmm_api::{
     ApiError, ErrorKind, ExitReason, FdRef, Info, MAX_ORDER, MAX_WRITE_SET, Mark, MemoryMode, MetricSample, PageRuns,
-    Paging, Reply, Request, RestoreConfig, SnapshotConfig, StopReason, VERSION, VmConfig, VmState, Written,
+    Reply, Request, RestoreConfig, SnapshotConfig, StopReason, VERSION, VmConfig, VmState, Written,
 };
 
+use crate::bare;
 use crate::devices::{create_devices, create_functions};
-use crate::given::{Opened, all_used};
-use crate::kept::Taps;
+use crate::kvm::KvmSource;
 use crate::refusal::{from_machine, from_snapshot, refuse};
-use crate::restorer::{Ahead, Restorer};
+use crate::request_fds::all_used;
+use crate::restore::{Received, Restorer};
 use crate::shared::{enclose, shared_directories};
+use crate::taps::Taps;
 
 /// What tells a snapshot which pages of memory were touched; without it all of them are read.
 pub(crate) fn pagemap() -> Option<File> {
@@ -34,26 +32,25 @@ pub(crate) fn pagemap() -> Option<File> {
 }
 
 /// The package's version, and what tells builds apart that save otherwise: a checksum of which samples of saved states there are.
-const VMM_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env!("BASALT_STATES"));
+pub(crate) const VMM_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env!("BASALT_STATES"));
 
 /// Of an engine that counts exits itself, those that it answers without us among them.
 const ENGINE_EXITS: &str = "engine_exits_total";
 const ENGINE_REFUSED: &str = "engine_refused_total";
 
-const NO_KVM: &str = "a VMM in its jail cannot open /dev/kvm: send it open, as `kvm`, or start the VMM with --kvm-fd";
-
-/// The engine of CPUs that Linux has given up.
-fn own_engine(claim: OwnedFd, linger_us: Option<u32>) -> Result<Arc<dyn Engine>, ApiError> {
-    let engine = BareEngine::from_fd(claim).map_err(|error| refuse(ErrorKind::Host, error))?;
-    Ok(match linger_us {
-        Some(microseconds) => Arc::new(engine.lingering(Duration::from_micros(microseconds.into()))),
-        None => Arc::new(engine),
-    })
+/// What a VM consists of once all of it was made; its parts go in this order.
+pub(crate) struct Made {
+    pub(crate) machine: Machine,
+    pub(crate) no_space: SpaceAlarm,
+    pub(crate) taps: Taps,
+    pub(crate) cpus: u32,
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) registry: Registry,
 }
 
 /// The VM, if there is one, and what is known of it.
 pub(crate) struct Vm {
-    jailed: bool,
+    kvm: KvmSource,
     pagemap: Option<File>,
     machine: Option<Machine>,
     state: VmState,
@@ -69,16 +66,14 @@ pub(crate) struct Vm {
     has_run: bool,
     registry: Registry,
     taps: Taps,
-    /// What it has inherited, and the VM that is made of it.
-    kvm: Option<OwnedFd>,
-    own_cpus: bool,
+    /// A VM is made of what was inherited.
     restorer: Option<Restorer>,
 }
 
 impl Vm {
     pub(crate) fn new() -> Self {
         Self {
-            jailed: false,
+            kvm: KvmSource::default(),
             pagemap: None,
             machine: None,
             state: VmState::Empty,
@@ -90,30 +85,27 @@ impl Vm {
             has_run: false,
             registry: Registry::new(),
             taps: Taps::default(),
-            kvm: None,
-            own_cpus: false,
             restorer: None,
         }
     }
 
     /// One that can open nothing itself.
     pub(crate) fn jailed(pagemap: Option<File>) -> Self {
-        Self {
-            jailed: true,
-            pagemap,
-            ..Self::new()
-        }
+        let mut vm = Self::new();
+        (vm.kvm.jailed, vm.pagemap) = (true, pagemap);
+        vm
     }
 
     /// The same, whose vCPUs need not leave their CPUs to others.
-    pub(crate) fn on_own_cpus(self) -> Self {
-        Self { own_cpus: true, ..self }
+    pub(crate) fn on_own_cpus(mut self) -> Self {
+        self.kvm.own_cpus = true;
+        self
     }
 
     /// The same with an inherited KVM: a VM to restore is made at once. Where that cannot be, `restore` says why.
     pub(crate) fn with_kvm(mut self, kvm: OwnedFd) -> Self {
-        self.kvm = Some(kvm);
-        let made = self.open_engine(None).map(|engine| Restorer::start(&engine));
+        self.kvm.inherited = Some(kvm);
+        let made = self.kvm.open(None).map(|engine| Restorer::start(&engine));
         match made {
             Ok(Ok(restorer)) => self.restorer = Some(restorer),
             Ok(Err(error)) => log::warn!("no VM is made ahead: {error}"),
@@ -214,8 +206,7 @@ impl Vm {
     fn create(&mut self, config: VmConfig, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
         self.expect(VmState::Empty, "create")?;
         marks::mark("create received");
-        // What an earlier, refused `create` registered counts nothing any more.
-        self.registry = Registry::new();
+        let registry = Registry::new();
         config.validate().map_err(|error| refuse(ErrorKind::Invalid, error))?;
         let mut fds = FdTable::new(fds);
         let mut take = |fd: FdRef| fds.take(fd).map_err(|error| refuse(ErrorKind::Invalid, error));
@@ -227,15 +218,15 @@ impl Vm {
         // Its VM is none that boots.
         self.restorer = None;
         let engine: Arc<dyn Engine> = match claim {
-            Some(claim) => own_engine(claim, config.linger_us)?,
-            None => Arc::new(self.open_engine(kvm)?),
+            Some(claim) => bare::engine(claim, config.busy_poll_us)?,
+            None => Arc::new(self.kvm.open(kvm)?),
         };
         marks::mark("engine open");
         let shared = shared_directories(&config.devices, &fds)?;
         let taps = Taps::of(&config.devices, &fds)?;
         let functions = create_functions(&config.devices, &mut fds)?;
-        let no_space = alarm()?;
-        let devices = create_devices(&config.devices, &mut fds, (&self.registry, &no_space))?;
+        let no_space = SpaceAlarm::new().map_err(|error| refuse(ErrorKind::Host, error))?;
+        let devices = create_devices(&config.devices, &mut fds, (&registry, &no_space))?;
         marks::mark("devices made");
         all_used(&fds)?;
         let source = boot::Source {
@@ -246,174 +237,88 @@ impl Vm {
         let size = MachineConfig {
             cpus: config.cpus,
             memory: config.memory,
-            in_place: config.memory_mode == MemoryMode::Identity,
+            identity_memory: config.memory_mode == MemoryMode::Identity,
             cpu: config.cpu,
             serial,
             serial_keep: config.serial_keep,
         };
-        let machine = Machine::build(engine.as_ref(), size, source, (devices, functions), &self.registry)
+        let machine = Machine::build(engine.as_ref(), size, source, (devices, functions), &registry)
             .map_err(|e| from_machine(&e))?;
         // Last, as it cannot be taken back for another `create`.
         enclose(shared)?;
         marks::mark("machine built");
-        self.machine = Some(machine);
-        self.no_space = Some(no_space);
-        self.taps = taps;
-        self.cpus = config.cpus;
-        self.engine = Some(engine);
-        self.state = VmState::Created;
+        let made = Made {
+            machine,
+            no_space,
+            taps,
+            cpus: config.cpus,
+            engine,
+            registry,
+        };
+        self.take_over(made, VmState::Created);
         Ok(())
     }
 
-    fn open_engine(&self, kvm: Option<OwnedFd>) -> Result<KvmEngine, ApiError> {
-        let engine = match (kvm, &self.kvm) {
-            (Some(fd), _) => KvmEngine::from_fd(fd),
-            (None, Some(inherited)) => {
-                let fd =
-                    rustix::io::fcntl_dupfd_cloexec(inherited, 0).map_err(|error| refuse(ErrorKind::Host, error))?;
-                KvmEngine::from_fd(fd)
-            }
-            (None, None) if self.jailed => return Err(refuse(ErrorKind::Invalid, NO_KVM)),
-            (None, None) => KvmEngine::open(),
-        }
-        .map_err(|error| refuse(ErrorKind::Host, error))?;
-        Ok(match self.own_cpus {
-            true => engine.on_own_cpus(),
-            false => engine,
-        })
+    fn take_over(&mut self, made: Made, state: VmState) {
+        self.machine = Some(made.machine);
+        self.no_space = Some(made.no_space);
+        self.taps = made.taps;
+        self.cpus = made.cpus;
+        self.engine = Some(made.engine);
+        self.registry = made.registry;
+        self.state = state;
     }
 
     fn restore(&mut self, config: &RestoreConfig, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
         self.expect(VmState::Empty, "restore")?;
         marks::mark("restore received");
-        self.registry = Registry::new();
-        config.validate().map_err(|error| refuse(ErrorKind::Invalid, error))?;
-        let mut fds = FdTable::new(fds);
-        let Opened {
-            state,
-            memory,
-            kvm,
-            claim,
-            serial,
-        } = Opened::take(config, &mut fds)?;
-        let pager = match &config.paging {
-            Paging::OnDemand { userfaultfd, order } => {
-                let device = fds.take(*userfaultfd);
-                Some((
-                    device.map_err(|error| refuse(ErrorKind::Invalid, error))?,
-                    order.clone(),
-                ))
-            }
-            Paging::Mapped | Paging::Eager => None,
-        };
-        let ahead = self.restorer.take().filter(|_| kvm.is_none() && claim.is_none());
-        let (engine, restorer): (Arc<dyn Engine>, _) = match claim {
-            // All of its memory is read and copied as it is pinned: there is nothing to do beside that.
-            Some(claim) => (own_engine(claim, None)?, None),
-            None => {
-                let engine = self.open_engine(kvm)?;
-                let started = ahead.map_or_else(|| Restorer::start(&engine), Ok);
-                let restorer = started.map_err(|error| refuse(ErrorKind::Host, error))?;
-                (Arc::new(engine), Some(restorer))
-            }
-        };
-        marks::mark("engine open");
-        let here = snapshot::here(engine.as_ref(), VMM_VERSION).map_err(|error| from_snapshot(&error))?;
-        let shared = shared_directories(&config.devices, &fds)?;
-        let (state, ram) = snapshot::read(&state, memory, &here, |layers, size| match pager {
-            Some((userfaultfd, order)) => Ram::paged(layers, size, &userfaultfd, order),
-            None => Ram::from_layers(layers, size),
-        })
-        .map_err(|error| from_snapshot(&error))?;
-        marks::mark("snapshot read");
-        if let Some(restorer) = &restorer {
-            restorer.prepare(Ahead {
-                ram: ram.clone(),
-                write_set: config.write_set.clone(),
-                all: config.paging == Paging::Eager,
-            });
-        }
-        let taps = Taps::of(&config.devices, &fds)?;
-        let no_space = alarm()?;
-        let devices = create_devices(&config.devices, &mut fds, (&self.registry, &no_space))?;
-        marks::mark("devices made");
-        all_used(&fds)?;
-        let vm = match &restorer {
-            Some(restorer) => restorer.vm(),
-            None => engine.create_vm(CpuModel::Host),
-        };
-        let vm = vm.map_err(|error| refuse(ErrorKind::Host, error))?;
-        marks::mark("VM made");
-        let machine =
-            Machine::restore(vm, serial, &state, ram, devices, &self.registry).map_err(|error| from_machine(&error))?;
-        marks::mark("machine built");
-        if let Some(restorer) = restorer {
-            restorer.finish();
-        }
-        marks::mark("write set copied");
-        if !config.untold {
-            machine.tell_generation();
-        }
-        enclose(shared)?;
-        self.machine = Some(machine);
-        self.no_space = Some(no_space);
-        self.taps = taps;
-        self.cpus = state.shape.cpus;
-        self.engine = Some(engine);
-        self.state = VmState::Paused;
+        let made = Received::check(config)?
+            .take(fds)?
+            .open_engine(&self.kvm, &mut self.restorer)?
+            .read_state()?
+            .make_devices()?
+            .build()?
+            .finish()?;
+        self.take_over(made, VmState::Paused);
         Ok(())
     }
 
     /// Nothing of the VM is touched before all that can be told to be wrong was.
-    fn roll_back(&mut self, config: &RestoreConfig, mut fds: Vec<OwnedFd>) -> Result<(), ApiError> {
+    fn roll_back(&mut self, config: &RestoreConfig, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
         if self.state != VmState::Running {
             self.expect(VmState::Paused, "rollback")?;
         }
-        config.validate().map_err(|error| refuse(ErrorKind::Invalid, error))?;
-        if config.paging != Paging::Mapped {
-            let message = "memory that is put back is mapped already: leave `paging` out, or restore another VM";
-            return Err(refuse(ErrorKind::Invalid, message));
-        }
+        let received = Received::check(config)?.check_in_place()?;
         self.can_map_anew("put back in place: restore another VM")?;
-        let specs = self.taps.give(&config.devices, &mut fds)?;
-        let mut fds = FdTable::new(fds);
-        let Opened {
-            state, memory, serial, ..
-        } = Opened::take(config, &mut fds)?;
+        let inputs = received.take_with(&self.taps, fds)?;
         let over = || refuse(ErrorKind::WrongState, "the guest has ended: restore another VM");
         let (Some(engine), Some(machine), Some(no_space)) = (&self.engine, &mut self.machine, &self.no_space) else {
             return Err(over());
         };
-        let state = snapshot::here(engine.as_ref(), VMM_VERSION)
-            .and_then(|here| snapshot::read_for(machine, &state, memory, &here))
-            .map_err(|error| from_snapshot(&error))?;
-        let registry = Registry::new();
-        let taps = Taps::of(&specs, &fds)?;
-        let devices = create_devices(&specs, &mut fds, (&registry, no_space))?;
-        all_used(&fds)?;
-        machine.fits(&state, &devices).map_err(|error| from_machine(&error))?;
+        let replacement = inputs
+            .match_machine(engine.as_ref(), machine)?
+            .make_devices(machine, no_space)?;
         machine.pause();
         self.state = VmState::Paused;
         self.written = None;
         if machine.end().is_some() {
             return Err(over());
         }
-        let opened = if self.jailed { None } else { pagemap() };
+        let opened = if self.kvm.jailed { None } else { pagemap() };
         let pagemap = self.pagemap.as_ref().or(opened.as_ref());
-        if let Err(error) = machine.roll_back(&state, serial, devices, &registry, pagemap) {
-            self.machine = None;
-            self.state = VmState::Ended;
-            return Err(refuse(ErrorKind::Internal, error));
-        }
+        let applied = match replacement.apply(machine, pagemap) {
+            Ok(applied) => applied,
+            Err(error) => {
+                self.machine = None;
+                self.state = VmState::Ended;
+                return Err(refuse(ErrorKind::Internal, error));
+            }
+        };
         // The requests for which there was no space went with the devices that kept them.
         no_space.clear();
         self.stopped = None;
-        self.taps = taps;
-        machine.copy_ahead(&config.write_set);
-        if !config.untold {
-            machine.tell_generation();
-        }
-        self.registry.replace("device", &registry);
+        self.taps = applied.taps;
+        self.registry.replace("device", &applied.registry);
         Ok(())
     }
 
@@ -436,9 +341,9 @@ impl Vm {
                 "the guest has ended: there is nothing to save",
             ));
         };
-        let opened = if self.jailed { None } else { pagemap() };
+        let opened = if self.kvm.jailed { None } else { pagemap() };
         let pagemap = self.pagemap.as_ref().or(opened.as_ref());
-        let layers = snapshot::here(engine.as_ref(), VMM_VERSION)
+        let layers = snapshot::host_traits(engine.as_ref(), VMM_VERSION)
             .and_then(|here| snapshot::write(&machine, here.fingerprint, target, pagemap))
             .map_err(|error| from_snapshot(&error))?;
         let files = layers.files().len();
@@ -465,7 +370,7 @@ impl Vm {
     /// Anybody may write meanwhile: it is a help, and need not be exact.
     fn write_set(&self) -> Result<PageRuns, ApiError> {
         let machine = self.its_machine()?;
-        let opened = if self.jailed { None } else { pagemap() };
+        let opened = if self.kvm.jailed { None } else { pagemap() };
         let runs = machine.write_set(self.pagemap.as_ref().or(opened.as_ref()), MAX_WRITE_SET);
         runs.map_err(|error| from_machine(&error))
     }
@@ -579,10 +484,6 @@ impl Vm {
             .chain(refused)
             .collect()
     }
-}
-
-fn alarm() -> Result<SpaceAlarm, ApiError> {
-    SpaceAlarm::new().map_err(|error| refuse(ErrorKind::Host, error))
 }
 
 fn mark(mark: observe::marks::Mark) -> Mark {

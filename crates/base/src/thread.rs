@@ -1,9 +1,9 @@
 //! How threads are started: with a name, a stack size, and whatever the process wants done first on each.
 //!
 //! A process that confines its threads registers one function here. From then on every thread begins with it, and is
-//! made by one small thread kept for that: a thread inherits what its maker is confined to, and so needs no more rights
-//! than its own because of who happened to ask for it. Where some threads need rights that the rest of the process gives
-//! up, a second maker is set aside before, which keeps them for those. Knows neither what a thread does nor what
+//! made by one small thread, the thread factory: a thread inherits what its maker is confined to, and so needs no more
+//! rights than its own because of who happened to ask for it. Where some threads need rights that the rest of the process
+//! gives up, a privileged factory is started before, which keeps them for those. Knows neither what a thread does nor what
 //! confining is.
 
 use std::io;
@@ -17,41 +17,41 @@ type First = fn(&str);
 /// A request to make one thread.
 type Job = Box<dyn FnOnce() + Send>;
 
-struct Maker {
+struct Factory {
     first: First,
     jobs: Mutex<SyncSender<Job>>,
 }
 
-static MAKER: OnceLock<Maker> = OnceLock::new();
+static FACTORY: OnceLock<Factory> = OnceLock::new();
 
 /// The thread that makes threads.
-const MAKER_NAME: &str = "threads";
+const FACTORY_NAME: &str = "threads";
 
-/// A maker for the threads whose names begin in some way.
-struct Aside {
+/// A factory for the threads whose names begin in some way.
+struct PrivilegedFactory {
     prefix: &'static str,
     jobs: Mutex<SyncSender<Job>>,
 }
 
-static ASIDE: OnceLock<Aside> = OnceLock::new();
+static PRIVILEGED: OnceLock<PrivilegedFactory> = OnceLock::new();
 
-/// The name of the thread that was set aside, for what [`begin_with`] does first on it.
-pub const ASIDE_NAME: &str = "threads-aside";
+/// The name of the privileged thread factory, for what [`begin_with`] does first on it.
+pub const PRIVILEGED_FACTORY_NAME: &str = "threads-priv";
 
-/// Sets a thread aside that makes all threads whose names begin with `prefix`. It begins with `prepare`, and keeps what
+/// Starts a thread that makes all threads whose names begin with `prefix`. It begins with `prepare`, and keeps what
 /// rights that leaves, whatever this thread gives up later.
 ///
 /// # Errors
-/// The thread cannot be made, one was set aside before, or `prepare` failed.
-pub fn set_aside<E: Into<io::Error> + Send + 'static>(
+/// The thread cannot be made, one was started before, or `prepare` failed.
+pub fn start_privileged_factory<E: Into<io::Error> + Send + 'static>(
     prefix: &'static str,
     prepare: impl FnOnce() -> Result<(), E> + Send + 'static,
 ) -> io::Result<()> {
     let (jobs, queue) = sync_channel::<Job>(0);
     let jobs = Mutex::new(jobs);
-    ASIDE
-        .set(Aside { prefix, jobs })
-        .map_err(|_| io::Error::other("a thread was set aside before"))?;
+    PRIVILEGED
+        .set(PrivilegedFactory { prefix, jobs })
+        .map_err(|_| io::Error::other("a privileged thread factory was started before"))?;
     let (reply, answer) = sync_channel(1);
     let body = move || {
         let prepared = prepare().map_err(Into::into);
@@ -63,18 +63,18 @@ pub fn set_aside<E: Into<io::Error> + Send + 'static>(
         }
     };
     Builder::new()
-        .name(ASIDE_NAME.to_owned())
+        .name(PRIVILEGED_FACTORY_NAME.to_owned())
         .stack_size(64 << 10)
         .spawn(body)?;
     answer.recv().map_err(|_| gone())?
 }
 
-/// Does something on the thread that was set aside; `None` where there is none.
+/// Does something on the privileged thread factory; `None` where there is none.
 ///
 /// # Errors
 /// The thread is gone.
-pub fn on_aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<Option<T>> {
-    ASIDE.get().map(|aside| on(&aside.jobs, work)).transpose()
+pub fn on_privileged_factory<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<Option<T>> {
+    PRIVILEGED.get().map(|factory| on(&factory.jobs, work)).transpose()
 }
 
 /// Does something on the thread that takes these jobs, and waits for it.
@@ -95,28 +95,28 @@ fn gone() -> io::Error {
 }
 
 /// From now on each thread calls `first` with its name before anything else, and a thread of its own, which has called it
-/// too, makes those of [`spawn`]. One that was set aside calls it now.
+/// too, makes those of [`spawn`]. The privileged factory calls it now.
 ///
 /// # Errors
 /// The thread cannot be made, or this was called before.
 pub fn begin_with(first: First) -> io::Result<()> {
     let (jobs, queue) = sync_channel::<Job>(0);
-    let maker = Maker {
+    let factory = Factory {
         first,
         jobs: Mutex::new(jobs),
     };
-    MAKER
-        .set(maker)
+    FACTORY
+        .set(factory)
         .map_err(|_| io::Error::other("what threads begin with was set before"))?;
     let body = move || {
-        first(MAKER_NAME);
+        first(FACTORY_NAME);
         serve(&queue);
     };
     Builder::new()
-        .name(MAKER_NAME.to_owned())
+        .name(FACTORY_NAME.to_owned())
         .stack_size(64 << 10)
         .spawn(body)?;
-    on_aside(move || first(ASIDE_NAME)).map(drop)
+    on_privileged_factory(move || first(PRIVILEGED_FACTORY_NAME)).map(drop)
 }
 
 fn serve(queue: &Receiver<Job>) {
@@ -136,11 +136,11 @@ pub fn spawn<T: Send + 'static>(
     body: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
     let builder = Builder::new().name(name.to_owned()).stack_size(stack);
-    let first = MAKER.get().map(|maker| maker.first);
-    let aside = ASIDE.get().filter(|aside| name.starts_with(aside.prefix));
-    let Some(jobs) = aside
-        .map(|aside| &aside.jobs)
-        .or_else(|| MAKER.get().map(|maker| &maker.jobs))
+    let first = FACTORY.get().map(|factory| factory.first);
+    let privileged = PRIVILEGED.get().filter(|factory| name.starts_with(factory.prefix));
+    let Some(jobs) = privileged
+        .map(|factory| &factory.jobs)
+        .or_else(|| FACTORY.get().map(|factory| &factory.jobs))
     else {
         return builder.spawn(body);
     };
@@ -169,8 +169,8 @@ pub fn spawn_scoped<'scope, T: Send + 'scope>(
     let builder = Builder::new().name(name.to_owned()).stack_size(stack);
     let name = name.to_owned();
     builder.spawn_scoped(scope, move || {
-        if let Some(maker) = MAKER.get() {
-            (maker.first)(&name);
+        if let Some(factory) = FACTORY.get() {
+            (factory.first)(&name);
         }
         body()
     })

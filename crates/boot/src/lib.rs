@@ -129,6 +129,6 @@ mod tests {
             let mapping = MmapRegion::new(length).unwrap();
             Arc::new(GuestRegionMmap::new(mapping, GuestAddress(start)).unwrap())
         };
-        Ram::in_place(region(0x2_0000, 0x8000), region(start, 66 << 20), ByteSize::mib(64)).unwrap()
+        Ram::identity(region(0x2_0000, 0x8000), region(start, 66 << 20), ByteSize::mib(64)).unwrap()
     }
 }

@@ -93,7 +93,7 @@ pub(crate) fn boot_state(start: u64, entry: u64) -> BootState {
             rights: 0x88b,
         },
         ldtr: Segment {
-            rights: 0x1_0082,
+            rights: Segment::UNUSABLE | 0x82,
             ..Segment::default()
         },
         gdt: Table {

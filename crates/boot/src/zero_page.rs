@@ -101,7 +101,7 @@ fn e820(ram: &Ram) -> Vec<(u64, u64, u32)> {
         (begin, low::END, E820_RAM),
         (begin + low::ACPI, low::HIGH - low::ACPI, E820_RESERVED),
     ];
-    if ram.place().is_none() {
+    if ram.identity_layout().is_none() {
         map.push((layout::ECAM.start, layout::ECAM.length, E820_RESERVED));
     }
     for range in ram.ranges() {

@@ -1,6 +1,6 @@
 //! How a device is described, created and lives. Knows no concrete device and no machine.
 
-mod limit;
+mod rate_limiter;
 mod space;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use virtio::VirtioDevice;
 use vmm_api::{DeviceSpec, FdRef};
 
-pub use limit::Limit;
+pub use rate_limiter::RateLimiter;
 pub use space::{SpaceAlarm, is_no_space};
 
 /// The descriptors that came with a request. Each is taken at most once.

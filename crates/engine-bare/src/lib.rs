@@ -4,27 +4,24 @@
 //! ```text
 //!  Claim: CPUs that Linux gives up ──▶ BareEngine ──▶ vm ──▶ vcpu: runs, and answers what comes out
 //!                                                   ports, memory and MSRs ─┘   INIT and SIPI: power
+//!
+//!  vm.rs         the VM: what all vCPUs share, doorbells, who gets which interrupt
+//!  vcpu/         a vCPU's loop; the instruction that it stopped at, by its page tables; whether it executes at all
+//!  state/        registers, CPUID, MSRs, the clock; a saved vCPU there and back
+//!  memory/       the guest's memory: read and written, pinned lazily, or reserved where nobody translates
+//!  interrupts/   messages and commands, and what devices send them by
+//!  module/       basalt.ko: its requests and structures, and each vCPU's page
 //! ```
+//! ARCHITECTURE.md, "Guests that own their CPUs", names what else there is of such guests, outside of this crate.
 #![allow(
     unsafe_code,
     reason = "the module's calls take raw addresses and descriptors; each block says what it relies on"
 )]
 
-mod clock;
-mod convert;
-mod cpuid;
-mod instruction;
-mod interrupt;
-mod later;
+mod interrupts;
 mod memory;
-mod msr;
-mod page;
-mod paging;
-mod place;
-mod power;
-mod saved;
-mod source;
-mod uapi;
+mod module;
+mod state;
 mod vcpu;
 mod vm;
 
@@ -33,16 +30,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use claim::Claim;
-use engine::{CpuModel, Engine, EngineError, Placed, Result, Traits, Vm};
+use engine::{CpuModel, Engine, IdentityMemory, Result, Traits, Vm, failed};
+
+use crate::state::cpuid;
 
 /// How long devices look for a guest's next request, unless somebody says otherwise: about what it takes to wake a thread, twice, while
 /// the vCPU that has rung stands still.
-const LINGER: Duration = Duration::from_micros(50);
+const BUSY_POLL: Duration = Duration::from_micros(50);
 
 /// The engine of one claim, whose CPUs its one VM has.
 pub struct BareEngine {
     claim: Claim,
-    linger: Duration,
+    busy_poll: Duration,
 }
 
 impl BareEngine {
@@ -51,17 +50,17 @@ impl BareEngine {
     /// # Errors
     /// The descriptor is of no claim.
     pub fn from_fd(fd: OwnedFd) -> Result<Self> {
-        let claim = Claim::from_fd(fd).map_err(|source| EngineError::Call {
-            call: "BASALT_GET_CLAIMED",
-            source,
-        })?;
-        Ok(Self { claim, linger: LINGER })
+        let claim = Claim::from_fd(fd).map_err(failed("BASALT_GET_CLAIMED"))?;
+        Ok(Self {
+            claim,
+            busy_poll: BUSY_POLL,
+        })
     }
 
     /// The same, whose guests' devices look for their next requests as long as this before they are to ring.
     #[must_use]
-    pub fn lingering(self, linger: Duration) -> Self {
-        Self { linger, ..self }
+    pub fn busy_polling(self, busy_poll: Duration) -> Self {
+        Self { busy_poll, ..self }
     }
 }
 
@@ -71,12 +70,14 @@ impl Engine for BareEngine {
     }
 
     fn create_vm(&self, model: CpuModel) -> Result<Arc<dyn Vm>> {
-        Ok(Arc::new(vm::BareVm::new(&self.claim, model)?.lingering(self.linger)))
+        Ok(Arc::new(
+            vm::BareVm::new(&self.claim, model)?.busy_polling(self.busy_poll),
+        ))
     }
 
-    fn create_vm_in_place(&self, model: CpuModel, size: u64) -> Result<(Arc<dyn Vm>, Placed)> {
-        let (vm, placed) = vm::BareVm::in_place(&self.claim, model, size)?;
-        Ok((Arc::new(vm.lingering(self.linger)), placed))
+    fn create_identity_vm(&self, model: CpuModel, size: u64) -> Result<(Arc<dyn Vm>, IdentityMemory)> {
+        let (vm, placed) = vm::BareVm::identity(&self.claim, model, size)?;
+        Ok((Arc::new(vm.busy_polling(self.busy_poll)), placed))
     }
 
     fn pins_memory(&self) -> bool {
@@ -94,9 +95,4 @@ impl Engine for BareEngine {
             asked_by_vcpus: u64::MAX,
         })
     }
-}
-
-/// Names a failed call.
-fn failed(call: &'static str) -> impl Fn(std::io::Error) -> EngineError {
-    move |source| EngineError::Call { call, source }
 }

@@ -9,23 +9,23 @@ use std::time::{Duration, Instant};
 use base::EventFd;
 use claim::Claim;
 use engine::{
-    Counts, CpuModel, CpuidEntry, Deliver, Doorbell, EngineError, HostRange, Interrupt, MsiMessage, Placed, Presence,
-    Result, Vcpu, Vm, VmState,
+    Counts, CpuModel, CpuidEntry, Deliver, Doorbell, EngineError, HostRange, IdentityMemory, Interrupt, MsiMessage,
+    Presence, Result, Vcpu, Vm, VmState, failed,
 };
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
-use crate::clock::Clock;
-use crate::interrupt::{Command, Message};
-use crate::later::Later;
+use crate::interrupts::Source;
+use crate::interrupts::{Command, Message};
 use crate::memory::GuestMemory;
-use crate::place;
-use crate::power::Power;
-use crate::source::Source;
-use crate::uapi;
+use crate::memory::lazy::LazyMemory;
+use crate::memory::reserved;
+use crate::module::uapi;
+use crate::state::clock::Clock;
+use crate::state::cpuid;
+use crate::vcpu::power::Power;
 use crate::vcpu::{BareVcpu, Kicker};
-use crate::{cpuid, failed};
 
-/// How long a vCPU may take to obey an INIT.
+/// How long a vCPU may take to stop for an INIT.
 const INIT_LIMIT: Duration = Duration::from_secs(1);
 /// Between two calls of one that does not hear.
 const INIT_STEP: Duration = Duration::from_micros(100);
@@ -47,7 +47,7 @@ pub(crate) struct Shared {
     pub(crate) fd: OwnedFd,
     pub(crate) memory: GuestMemory,
     /// What of it the module does not know of yet.
-    pub(crate) later: Later,
+    pub(crate) lazy: LazyMemory,
     /// Where its memory is, if nobody translates its guest's addresses.
     place: Option<uapi::Place>,
     bells: RwLock<Vec<(Doorbell, EventFd)>>,
@@ -84,7 +84,7 @@ impl Shared {
     }
 
     /// Tells the module what CPUID says to all vCPUs; before any has run.
-    pub(crate) fn tell_cpuid(&self, leaves: Vec<CpuidEntry>) -> Result<()> {
+    pub(crate) fn set_cpuid(&self, leaves: Vec<CpuidEntry>) -> Result<()> {
         if leaves.len() > uapi::MAX_CPUID {
             return Err(EngineError::State(format!("CPUID has {} leaves", leaves.len())));
         }
@@ -94,7 +94,7 @@ impl Shared {
     }
 
     /// Tells the module of memory, all of which is of a region that [`Self::memory`] has.
-    pub(crate) fn tell_memory(&self, memory: uapi::Memory) -> io::Result<()> {
+    pub(crate) fn map_memory(&self, memory: uapi::Memory) -> io::Result<()> {
         // SAFETY: 1. the range lies in a mapping that a region owns; 2. the region is kept for as long as the machine's descriptor,
         // which goes first.
         unsafe { uapi::map_memory(&self.fd, memory) }
@@ -186,7 +186,7 @@ pub(crate) struct BareVm {
     /// The CPUs, by the numbers of their vCPUs.
     cpus: Vec<u32>,
     shown: Vec<CpuidEntry>,
-    linger: Duration,
+    busy_poll: Duration,
 }
 
 impl BareVm {
@@ -196,10 +196,10 @@ impl BareVm {
     }
 
     /// One whose guest sees its memory, which is made with it, where the host's bus has it.
-    pub(crate) fn in_place(claim: &Claim, model: CpuModel, size: u64) -> Result<(Self, Placed)> {
-        let fd = place::create_vm(claim, size)?;
+    pub(crate) fn identity(claim: &Claim, model: CpuModel, size: u64) -> Result<(Self, IdentityMemory)> {
+        let fd = reserved::create_vm(claim, size)?;
         let place = uapi::get_place(&fd).map_err(failed("BASALT_GET_PLACE"))?;
-        let placed = place::map(&fd, &place)?;
+        let placed = reserved::map(&fd, &place)?;
         Ok((Self::of(claim, model, fd, Some(place))?, placed))
     }
 
@@ -210,7 +210,7 @@ impl BareVm {
             peers: RwLock::default(),
             fd,
             memory: GuestMemory::default(),
-            later: Later::default(),
+            lazy: LazyMemory::default(),
             place,
             bells: RwLock::default(),
             clock: Mutex::new(Clock::begin(claim.tsc_khz())),
@@ -223,13 +223,13 @@ impl BareVm {
             shared: Arc::new(shared),
             cpus,
             shown,
-            linger: Duration::ZERO,
+            busy_poll: Duration::ZERO,
         })
     }
 
     /// The same, whose devices look for so long before its guest has to ring.
-    pub(crate) fn lingering(self, linger: Duration) -> Self {
-        Self { linger, ..self }
+    pub(crate) fn busy_polling(self, busy_poll: Duration) -> Self {
+        Self { busy_poll, ..self }
     }
 }
 
@@ -241,7 +241,7 @@ impl Vm for BareVm {
             .get(index)
             .ok_or_else(|| EngineError::Unusable(format!("vCPU {id} has no CPU: {} were claimed", self.cpus.len())))?;
         if id == 0 {
-            self.shared.tell_cpuid(cpuid::for_vm(&self.shown, count))?;
+            self.shared.set_cpuid(cpuid::for_vm(&self.shown, count))?;
         }
         let fd = uapi::create_vcpu(&self.shared.fd, cpu, id).map_err(failed("BASALT_CREATE_VCPU"))?;
         let (vcpu, peer) = BareVcpu::new(Arc::clone(&self.shared), Arc::new(fd), id)?;
@@ -253,7 +253,7 @@ impl Vm for BareVm {
     fn map_ram(&self, slot: u32, region: Arc<GuestRegionMmap<()>>, presence: Presence) -> Result<()> {
         if let Some(place) = &self.shared.place {
             let (start, size) = (region.start_addr().raw_value(), region.len());
-            if !place::has(place, start, size) {
+            if !reserved::has(place, start, size) {
                 return Err(EngineError::Unusable(format!(
                     "a guest whose memory is not translated cannot be given {size:#x} bytes at {start:#x}: it has what is at {:#x} and {:#x}",
                     place.start, place.low_start
@@ -264,7 +264,7 @@ impl Vm for BareVm {
         }
         self.shared.memory.add(slot, Arc::clone(&region));
         if presence == Presence::WhenTouched {
-            self.shared.later.add(region);
+            self.shared.lazy.add(region);
             return Ok(());
         }
         let request = uapi::Memory {
@@ -273,7 +273,7 @@ impl Vm for BareVm {
             address: region.as_ptr() as u64,
             ..uapi::Memory::default()
         };
-        self.shared.tell_memory(request).map_err(failed("BASALT_MAP_MEMORY"))
+        self.shared.map_memory(request).map_err(failed("BASALT_MAP_MEMORY"))
     }
 
     fn map_registers(&self, guest: u64, registers: HostRange, give: bool) -> Result<()> {
@@ -318,8 +318,8 @@ impl Vm for BareVm {
         Ok(())
     }
 
-    fn linger(&self) -> Duration {
-        self.linger
+    fn busy_poll(&self) -> Duration {
+        self.busy_poll
     }
 
     fn detach_doorbell(&self, bell: Doorbell, _: &EventFd) -> Result<()> {

@@ -7,41 +7,21 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use base::Nudge;
+use base::{Mapping, Nudge};
 use engine::Kick;
 use kvm_bindings::kvm_run;
-use rustix::mm::{MapFlags, ProtFlags};
 
 /// A second mapping of the vCPU's `kvm_run` page, so that other threads can reach `immediate_exit` for as long as
 /// they hold the kicker, whatever becomes of the vCPU, and the vCPU's own thread what kvm-ioctls does not pass on.
 pub(crate) struct Kicker {
-    run: *mut kvm_run,
-    length: usize,
+    page: Mapping<kvm_run>,
     thread: Nudge,
 }
 
-// SAFETY: 1. the mapping belongs to the kicker and is unmapped by its Drop only; 2. what other threads
-// access through it is one byte, atomically.
-unsafe impl Send for Kicker {}
-// SAFETY: as for Send.
-unsafe impl Sync for Kicker {}
-
 impl Kicker {
     pub(crate) fn new(vcpu: impl AsFd, length: usize) -> io::Result<Self> {
-        // SAFETY: 1. the kernel chooses the address; 2. the descriptor is a vCPU, whose first page is `kvm_run`.
-        let address = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                length,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                vcpu,
-                0,
-            )
-        }?;
         Ok(Self {
-            run: address.cast(),
-            length,
+            page: Mapping::new(vcpu, length)?,
             thread: Nudge::new(),
         })
     }
@@ -50,7 +30,7 @@ impl Kicker {
     /// `io.count`), and kvm-ioctls passes on only the product of the two. For the vCPU's own thread, right after the exit.
     pub(crate) fn port_access_width(&self) -> usize {
         // SAFETY: the mapping holds a whole `kvm_run` and lives as long as `self`; only the field's address is taken.
-        let size = unsafe { &raw const (*self.run).__bindgen_anon_1.io.size };
+        let size = unsafe { &raw const (*self.page.as_ptr()).__bindgen_anon_1.io.size };
         // SAFETY: 1. the address is that of a byte in the mapping, and any byte is a `u8`; 2. the kernel writes it only
         // within KVM_RUN, which the caller is not in.
         usize::from(unsafe { size.read() }).max(1)
@@ -58,8 +38,8 @@ impl Kicker {
 
     fn immediate_exit(&self) -> &AtomicU8 {
         // SAFETY: the mapping holds a whole `kvm_run` and lives as long as `self`.
-        let byte = unsafe { &raw mut (*self.run).immediate_exit };
-        // SAFETY: 1. a byte is aligned; 2. it is read by the kernel and accessed by us only atomically.
+        let byte = unsafe { &raw mut (*self.page.as_ptr()).immediate_exit };
+        // SAFETY: 1. a byte is aligned; 2. it is read by the kernel and accessed by us, from any thread, only atomically.
         unsafe { AtomicU8::from_ptr(byte) }
     }
 }
@@ -80,14 +60,5 @@ impl Kick for Kicker {
 
     fn clear(&self) {
         self.immediate_exit().store(0, Ordering::SeqCst);
-    }
-}
-
-impl Drop for Kicker {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this one's own and no reference into it is left.
-        if let Err(error) = unsafe { rustix::mm::munmap(self.run.cast(), self.length) } {
-            log::error!("a vCPU's page could not be unmapped: {error}");
-        }
     }
 }

@@ -19,7 +19,7 @@ mod vm;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::Arc;
 
-use engine::{CpuModel, Engine, EngineError, Result, Traits, Vm};
+use engine::{CpuModel, Engine, EngineError, Result, Traits, Vm, failed};
 use kvm_bindings::{
     KVM_CAP_HALT_POLL, KVM_CAP_X86_DISABLE_EXITS, KVM_X86_DISABLE_EXITS_HLT, KVM_X86_DISABLE_EXITS_MWAIT,
     KVM_X86_DISABLE_EXITS_PAUSE,
@@ -168,14 +168,6 @@ fn state_caps(is: impl Fn(Cap) -> bool) -> u64 {
 fn asked_by_vcpus() -> u64 {
     // `Cap` is no `PartialEq`, but a number.
     state_caps(|cap| ASKED_BY_VCPUS.iter().any(|&asked| asked as u32 == cap as u32))
-}
-
-/// Names a failed call.
-fn failed(call: &'static str) -> impl Fn(kvm_ioctls::Error) -> EngineError {
-    move |error| EngineError::Call {
-        call,
-        source: std::io::Error::from_raw_os_error(error.errno()),
-    }
 }
 
 #[cfg(test)]

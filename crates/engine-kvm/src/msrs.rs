@@ -1,18 +1,12 @@
 //! Saving and restoring model-specific registers: all that this host's KVM says it can save.
 
-use engine::{EngineError, Msr, Result};
+use engine::{EngineError, MSRS_OF_HOST, Msr, Result, failed};
 use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::{Kvm, VcpuFd};
-
-use crate::failed;
 
 /// `IA32_TSC_DEADLINE` must follow the local APIC's state and the TSC (KVM ignores it while the timer's mode is
 /// another), so it is written last.
 const TSC_DEADLINE: u32 = 0x6e0;
-
-/// `IA32_ARCH_CAPABILITIES` and `IA32_PERF_CAPABILITIES`: which faults the host's processor has not, and what its counters
-/// can do. KVM gives each vCPU the host's, and a guest that is not shown them by CPUID may still try.
-const OF_HOST: [u32; 2] = [0x10a, 0x345];
 
 /// A batch that `KVM_GET_MSRS` takes whole on every kernel.
 const BATCH: usize = 256;
@@ -44,9 +38,10 @@ pub(crate) fn save(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<Msr>> {
     Ok(saved)
 }
 
-/// Leaves nothing in a new vCPU that tells of this host: it would be part of what is saved.
+/// Leaves nothing in a new vCPU that tells of this host, as a guest that is not shown it by CPUID may still try: it would be part of
+/// what is saved.
 pub(crate) fn hide_host(vcpu: &VcpuFd) -> Result<()> {
-    for index in OF_HOST {
+    for index in MSRS_OF_HOST {
         let entry = kvm_msr_entry {
             index,
             ..kvm_msr_entry::default()

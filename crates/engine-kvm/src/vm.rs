@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use base::EventFd;
 use engine::{
-    Clock, CpuModel, Doorbell, EngineError, Interrupt, MsiMessage, Presence, Result, Routed, Vcpu, Vm, VmState,
+    Clock, CpuModel, Doorbell, EngineError, Interrupt, MsiMessage, Presence, Result, Routed, Vcpu, Vm, VmState, failed,
 };
 use kvm_bindings::{
     CpuId, KVM_CAP_HALT_POLL, KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_X2APIC_API, KVM_CAP_X86_DISABLE_EXITS,
@@ -18,7 +18,7 @@ use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::interrupt::{self, Sender};
 use crate::vcpu::KvmVcpu;
-use crate::{OwnCpus, cpuid, failed};
+use crate::{OwnCpus, cpuid};
 
 /// Three pages that Intel processors without unrestricted guests need for real mode; just below the firmware
 /// range, where no machine of ours has anything.

@@ -5,6 +5,7 @@
 
 pub mod exit;
 mod interrupt;
+mod saved;
 pub mod state;
 
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use vm_memory::GuestRegionMmap;
 pub use cpu::CpuModel;
 pub use exit::{Exit, SystemEvent};
 pub use interrupt::{Deliver, Routed};
+pub use saved::{APIC_BYTES, MSRS_OF_HOST, XSAVE_BYTES, same_timer_rate, same_tsc_rate};
 pub use state::{BootState, Clock, CpuidEntry, Msr, VcpuState, VmState};
 
 /// Why an engine could not do what was asked.
@@ -37,6 +39,14 @@ pub enum EngineError {
     State(String),
 }
 
+/// Names a failed call.
+pub fn failed<E: Into<std::io::Error>>(call: &'static str) -> impl Fn(E) -> EngineError {
+    move |error| EngineError::Call {
+        call,
+        source: error.into(),
+    }
+}
+
 /// The result of an engine's call.
 pub type Result<T> = std::result::Result<T, EngineError>;
 
@@ -49,7 +59,7 @@ pub struct MsiMessage {
     pub data: u32,
 }
 
-const NOT_IN_PLACE: &str = "this engine translates its guests' addresses: run the guest with the class `bare`";
+const NO_IDENTITY: &str = "this engine translates its guests' addresses: run the guest with the class `bare`";
 
 const NO_DEVICES: &str = "this engine gives its guests no devices of the host: run the guest with the class `bare`";
 
@@ -95,7 +105,7 @@ pub struct Traits {
 
 /// Memory that an engine has reserved for a guest, which sees it where the host's bus has it.
 #[derive(Clone, Debug)]
-pub struct Placed {
+pub struct IdentityMemory {
     /// Below 1 MiB, from where processors start: whole pages, zeroes.
     pub low: Arc<GuestRegionMmap<()>>,
     /// All of the rest: one piece from a multiple of 2 MiB on, which may be above 4 GiB; zeroes.
@@ -118,9 +128,9 @@ pub trait Engine: Send + Sync {
     ///
     /// # Errors
     /// The engine has no way to, or no memory is reserved; the message says what to do.
-    fn create_vm_in_place(&self, cpu: CpuModel, size: u64) -> Result<(Arc<dyn Vm>, Placed)> {
+    fn create_identity_vm(&self, cpu: CpuModel, size: u64) -> Result<(Arc<dyn Vm>, IdentityMemory)> {
         let _ = (cpu, size);
-        Err(EngineError::Unusable(NOT_IN_PLACE.into()))
+        Err(EngineError::Unusable(NO_IDENTITY.into()))
     }
 
     /// Whether a guest's memory stays for good where it is once it is mapped: whoever maps something else in its place has another
@@ -196,8 +206,8 @@ pub trait Vm: Send + Sync {
     /// The bell is in use.
     fn attach_doorbell(&self, bell: Doorbell, event: &EventFd) -> Result<()>;
 
-    /// How long it pays to look for a guest's next request rather than to have it ring: what a ring costs the guest.
-    fn linger(&self) -> Duration {
+    /// How long it pays to busy-poll for a guest's next request rather than to have it ring: what a ring costs the guest.
+    fn busy_poll(&self) -> Duration {
         Duration::ZERO
     }
 
@@ -255,7 +265,7 @@ pub trait Vcpu: Send {
     fn save(&mut self) -> Result<VcpuState>;
 
     /// Whether [`Vcpu::has_halted`] can tell.
-    fn tells_halts(&self) -> bool {
+    fn reports_halts(&self) -> bool {
         false
     }
 

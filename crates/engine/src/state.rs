@@ -17,6 +17,11 @@ pub struct Segment {
     pub rights: u32,
 }
 
+impl Segment {
+    /// Of the rights: there is no segment.
+    pub const UNUSABLE: u32 = 1 << 16;
+}
+
 /// GDTR or IDTR.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {

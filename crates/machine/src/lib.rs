@@ -14,7 +14,6 @@
 //! One thread, the owner of [`Machine`], makes all transitions; vCPU threads only report.
 
 mod exits;
-mod gate;
 mod halt;
 mod machine;
 pub mod platform;
@@ -23,6 +22,7 @@ mod quiesced_tests;
 mod ram;
 mod rollback;
 mod root;
+mod run_control;
 mod saved;
 mod vcpu;
 

@@ -16,14 +16,14 @@ use pci::{PciBus, PciError};
 use virtio::{DeviceError, TransportError, VirtioDevice, VirtioPciDevice};
 
 use crate::exits::ExitCounters;
-use crate::gate::Wanted;
 use crate::halt::{Watch, process_time};
 use crate::platform::{
     Event, EventDevice, IoApic, PINS, PORTS, PlatformState, Power, SerialPort, write_new_generation,
 };
 use crate::root::{add_devices, plug, root};
+use crate::run_control::RunRequest;
 use crate::saved::Quiesced;
-use crate::vcpu::{End, Order, Shared, VcpuThread};
+use crate::vcpu::{End, Shared, VcpuCommand, VcpuThread};
 
 /// Why a machine could not be built or moved.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +63,7 @@ pub enum MachineError {
     #[error(
         "the guest's memory is where the host's bus has it, and goes on nowhere else: run a guest with the memory mode `translated`"
     )]
-    InPlace,
+    IdentityMemory,
     /// A function of the host's could not be given to the guest.
     #[error("device `{id}`: {source}")]
     Function {
@@ -130,7 +130,7 @@ pub struct MachineConfig {
     /// Guest memory.
     pub memory: ByteSize,
     /// Nobody translates the guest's addresses: its memory is where the engine has reserved it.
-    pub in_place: bool,
+    pub identity_memory: bool,
     /// Which processor its guest is shown.
     pub cpu: CpuModel,
     /// Where serial output goes.
@@ -227,11 +227,11 @@ impl Machine {
             let loader = base::thread::spawn_scoped(scope, "loader", LOADER_STACK, load).map_err(host("a thread"))?;
             let made = placed.map_or_else(|| engine.create_vm(config.cpu), Ok);
             let made = made.map_err(MachineError::from).and_then(|vm| {
-                furnish(vm.as_ref(), &ram)?;
+                map_memory(vm.as_ref(), &ram)?;
                 observe::marks::mark("VM made");
                 let mut platform = add_platform(vm.as_ref(), &shared, (config.serial, config.serial_keep), None)?;
                 // It is for guests that go on from a state of before.
-                platform.generation = platform.generation.filter(|_| ram.place().is_none());
+                platform.generation = platform.generation.filter(|_| ram.identity_layout().is_none());
                 let devices = add_devices(&vm, &ram, &shared, devices, registry)?;
                 plug(functions, &vm, &ram, &devices.1)?;
                 Ok((vm, platform, devices))
@@ -293,15 +293,15 @@ impl Machine {
         }
         self.paused = false;
         self.watch = Watch::new();
-        self.shared.gate.set(Wanted::Run);
+        self.shared.run.request(RunRequest::Run);
         Ok(())
     }
 
     /// Stops vCPUs, then devices; returns when all have stopped.
     pub fn pause(&mut self) {
-        self.shared.gate.set(Wanted::Pause);
+        self.shared.run.request(RunRequest::Pause);
         self.kick();
-        self.shared.gate.wait_parked(self.threads.len());
+        self.shared.run.wait_parked(self.threads.len());
         for device in &self.devices {
             device.pause();
         }
@@ -331,9 +331,9 @@ impl Machine {
         self.ram.page_order()
     }
 
-    /// As [`Ram::copy_ahead`].
-    pub fn copy_ahead(&self, runs: &[(u64, u64)]) {
-        self.ram.copy_ahead(runs);
+    /// As [`Ram::populate_write`].
+    pub fn populate_write(&self, runs: &[(u64, u64)]) {
+        self.ram.populate_write(runs);
     }
 
     /// Has its memory mapped from files that hold what is in it. It must be paused.
@@ -348,8 +348,8 @@ impl Machine {
     /// Looks whether the guest has halted for good, if it is time; when to call this next, if ever. A guest that has is one that has
     /// ended.
     pub fn look_for_halt(&mut self) -> Option<Duration> {
-        let tell = self.threads.iter().all(|vcpu| vcpu.tells_halts);
-        if !tell || !self.shared.gate.is_open() || self.end().is_some() {
+        let report = self.threads.iter().all(|vcpu| vcpu.reports_halts);
+        if !report || !self.shared.run.may_run() || self.end().is_some() {
             return None;
         }
         let now = Instant::now();
@@ -359,7 +359,7 @@ impl Machine {
             let all_have = || shared.halts.all_have(threads.len(), kick);
             if self.watch.look(now, process_time(), all_have) {
                 self.shared.ending.report(End::Halted);
-                self.shared.gate.set(Wanted::Pause);
+                self.shared.run.request(RunRequest::Pause);
                 return None;
             }
         }
@@ -389,9 +389,9 @@ impl Machine {
         }
     }
 
-    /// Tells the kernel of a machine that was restored or rolled back so, if it knows of a generation ID: it reseeds its random
+    /// Notifies the kernel of a machine that was restored or rolled back of its new generation, if it knows of a generation ID: it reseeds its random
     /// generator by itself.
-    pub fn tell_generation(&self) {
+    pub fn notify_generation(&self) {
         if self.platform.generation.is_some() {
             self.platform.events.raise(Event::NewGeneration);
         }
@@ -407,19 +407,17 @@ impl Machine {
         self.ram.size()
     }
 
-    /// Has each vCPU's thread, which waits, carry out an order; what each answers. `order` gives `None` where there is none for it.
-    pub(crate) fn order_vcpus(
+    /// Has each vCPU's thread, which is parked, execute a command; what each replies. `command` gives `None` where there is none for it.
+    pub(crate) fn command_vcpus(
         &self,
-        mut order: impl FnMut(usize) -> Option<Order>,
+        mut command: impl FnMut(usize) -> Option<VcpuCommand>,
     ) -> Result<Vec<Option<VcpuState>>, MachineError> {
         for (index, vcpu) in self.threads.iter().enumerate() {
-            vcpu.order(order(index).ok_or(MachineError::Vcpus(index))?);
+            vcpu.leave(command(index).ok_or(MachineError::Vcpus(index))?);
         }
-        self.shared.gate.order_all(self.threads.len());
-        let answers = self.threads.iter().map(VcpuThread::take_answer);
-        answers
-            .map(|answer| Ok(answer.ok_or(MachineError::VcpuGone)??))
-            .collect()
+        self.shared.run.execute_all(self.threads.len());
+        let replies = self.threads.iter().map(VcpuThread::take_reply);
+        replies.map(|reply| Ok(reply.ok_or(MachineError::VcpuGone)??)).collect()
     }
 
     fn kick(&self) {
@@ -431,7 +429,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        self.shared.gate.set(Wanted::End);
+        self.shared.run.request(RunRequest::Exit);
         self.kick();
         for vcpu in self.threads.drain(..) {
             if vcpu.thread.join().is_err() {
@@ -445,7 +443,7 @@ impl Drop for Machine {
 }
 
 /// Gives a VM its memory, and the board's interrupt pins.
-pub(crate) fn furnish(vm: &dyn Vm, ram: &Ram) -> Result<(), MachineError> {
+pub(crate) fn map_memory(vm: &dyn Vm, ram: &Ram) -> Result<(), MachineError> {
     vm.reserve_ioapic_pins(u32::from(PINS))?;
     // Huge pages of the host's are there and filled.
     let presence = match ram.huge() == HugeBytes::default() {
@@ -506,7 +504,7 @@ pub(crate) fn add_platform(
     })
 }
 
-/// Makes the vCPUs, has each prepared, and their threads, which wait at the gate.
+/// Makes the vCPUs, has each prepared, and their threads, which are parked.
 pub(crate) fn start_threads(
     vm: &dyn Vm,
     count: u32,
@@ -527,8 +525,8 @@ pub(crate) fn start_threads(
         match started {
             Ok(thread) => threads.push(thread),
             Err(error) => {
-                // The threads so far wait at the gate: let them go, or they would wait for ever.
-                shared.gate.set(Wanted::End);
+                // The threads so far are parked: let them go, or they would wait for ever.
+                shared.run.request(RunRequest::Exit);
                 return Err(error);
             }
         }

@@ -163,7 +163,7 @@ fn a_machine_of_before_has_another_generation_id_and_says_so() {
     assert_eq!(pending(&rig.machine), 0);
     for _ in 0..2 {
         rig.machine.new_generation().unwrap();
-        rig.machine.tell_generation();
+        rig.machine.notify_generation();
         assert!(!seen.contains(&id(&rig.machine)), "{seen:x?} again");
         seen.push(id(&rig.machine));
         assert_eq!(pending(&rig.machine), Event::NewGeneration as u8);
@@ -172,7 +172,7 @@ fn a_machine_of_before_has_another_generation_id_and_says_so() {
     rig.machine.platform.events.restore(0);
     rig.machine.platform.generation = None;
     rig.machine.new_generation().unwrap();
-    rig.machine.tell_generation();
+    rig.machine.notify_generation();
     assert_eq!((id(&rig.machine), pending(&rig.machine)), (seen[2], 0));
     rig.machine.platform.generation = Some(u64::MAX - 3);
     let error = rig.machine.new_generation().unwrap_err().to_string();

@@ -18,12 +18,12 @@ pub(crate) fn make(
     config: &MachineConfig,
     registry: &Registry,
 ) -> Result<(Option<Arc<dyn Vm>>, Ram), MachineError> {
-    if !config.in_place {
+    if !config.identity_memory {
         return Ok((None, allocate(engine, config.memory, registry)?));
     }
     let size = config.memory.bytes().saturating_add(memory::TABLES);
-    let (vm, placed) = engine.create_vm_in_place(config.cpu, size)?;
-    let ram = Ram::in_place(placed.low, placed.main, config.memory)?;
+    let (vm, placed) = engine.create_identity_vm(config.cpu, size)?;
+    let ram = Ram::identity(placed.low, placed.main, config.memory)?;
     Ok((Some(vm), ram))
 }
 

@@ -14,7 +14,7 @@ use observe::Registry;
 use crate::machine::{Machine, MachineError, NamedDevice, add_platform};
 use crate::root::add_devices;
 use crate::saved::{MachineState, SerialOutput, restore_devices};
-use crate::vcpu::Order;
+use crate::vcpu::VcpuCommand;
 
 impl Machine {
     /// Whether a state and devices fit this machine.
@@ -57,9 +57,9 @@ impl Machine {
             state
                 .vcpus
                 .get(index)
-                .map(|state: &VcpuState| Order::Restore(Box::new(state.clone())))
+                .map(|state: &VcpuState| VcpuCommand::Restore(Box::new(state.clone())))
         };
-        self.order_vcpus(restored)?;
+        self.command_vcpus(restored)?;
         self.new_generation()?;
         // Last, as in `restore`.
         Ok(self.vm.restore(&state.vm)?)

@@ -17,7 +17,7 @@ use crate::vcpu::Shared;
 
 /// How guests with this memory reach their devices: where nobody translates, no access to memory comes out.
 pub(crate) fn root(ram: &Ram) -> Root {
-    match ram.place() {
+    match ram.identity_layout() {
         Some(place) => Root::Ports {
             ports: BAR_PORTS,
             tables: place.tables,

@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 use state::Schema;
 use virtio::{DeviceState, VirtioPciDevice};
 
-use crate::machine::{Machine, MachineError, NamedDevice, Parts, Platform, add_platform, furnish, start_threads};
+use crate::machine::{Machine, MachineError, NamedDevice, Parts, Platform, add_platform, map_memory, start_threads};
 use crate::platform::PlatformState;
 use crate::root::add_devices;
-use crate::vcpu::{Order, Shared};
+use crate::vcpu::{Shared, VcpuCommand};
 
 /// The most vCPUs that a machine can have.
 const MAX_CPUS: usize = 64;
@@ -83,8 +83,8 @@ impl<'a> Quiesced<'a> {
     /// A device has no saved form, or the engine cannot read a part.
     pub fn save(&self) -> Result<MachineState, MachineError> {
         let machine = self.0;
-        if machine.ram.place().is_some() {
-            return Err(MachineError::InPlace);
+        if machine.ram.identity_layout().is_some() {
+            return Err(MachineError::IdentityMemory);
         }
         // Devices first: they refuse for free.
         if let Some(function) = machine.functions.first() {
@@ -99,7 +99,7 @@ impl<'a> Quiesced<'a> {
             devices.push(saved);
         }
         let vcpus = machine
-            .order_vcpus(|_| Some(Order::Save))?
+            .command_vcpus(|_| Some(VcpuCommand::Save))?
             .into_iter()
             .flatten()
             .collect::<Vec<_>>();
@@ -165,7 +165,7 @@ impl Machine {
     ) -> Result<Self, MachineError> {
         state.check(&ram, &devices)?;
         let shared = Shared::new()?;
-        furnish(vm.as_ref(), &ram)?;
+        map_memory(vm.as_ref(), &ram)?;
         let platform = add_platform(vm.as_ref(), &shared, (serial.file, serial.keep), Some(&state.platform))?;
         let (devices, pci) = add_devices(&vm, &ram, &shared, devices, registry)?;
         restore_devices(state, &devices, &pci)?;

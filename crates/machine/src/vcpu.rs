@@ -9,10 +9,10 @@ use engine::state::VcpuState;
 use engine::{EngineError, Exit, Kick, SystemEvent, Vcpu};
 
 use crate::exits::ExitCounters;
-use crate::gate::{Gate, Pass, Wanted};
 use crate::halt::Halts;
 use crate::machine::{MachineError, host};
 use crate::platform::PowerRequest;
+use crate::run_control::{Next, RunControl, RunRequest};
 
 /// What [`observe::marks`] has just before any vCPU enters the guest for the first time.
 pub const FIRST_RUN: &str = "first KVM_RUN";
@@ -72,7 +72,7 @@ impl Ending {
 /// What all vCPU threads share.
 #[derive(Clone)]
 pub(crate) struct Shared {
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) run: Arc<RunControl>,
     pub(crate) ending: Arc<Ending>,
     pub(crate) ports: Arc<Bus>,
     pub(crate) mmio: Arc<Bus>,
@@ -80,10 +80,10 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Empty buses, a closed gate.
+    /// Empty buses; vCPUs are to pause.
     pub(crate) fn new() -> Result<Self, MachineError> {
         Ok(Self {
-            gate: Arc::new(Gate::new()),
+            run: Arc::new(RunControl::new()),
             ending: Arc::new(Ending::new().map_err(host("an event fd"))?),
             ports: Arc::new(Bus::new()),
             mmio: Arc::new(Bus::new()),
@@ -93,31 +93,31 @@ impl Shared {
 }
 
 /// What a thread is to do with its vCPU while that stands still.
-pub(crate) enum Order {
+pub(crate) enum VcpuCommand {
     /// Tell its state.
     Save,
     /// Take over another.
     Restore(Box<VcpuState>),
 }
 
-/// What came of an order; a state where one was asked for.
-pub(crate) type Answer = Result<Option<VcpuState>, EngineError>;
+/// What came of a command; a state where one was asked for.
+pub(crate) type Reply = Result<Option<VcpuState>, EngineError>;
 
-/// Where a thread finds its order and leaves its answer.
+/// Where a thread finds its command and leaves its reply.
 #[derive(Default)]
-struct Slot {
-    order: Mutex<Option<Order>>,
-    answer: Mutex<Option<Answer>>,
+struct Mailbox {
+    command: Mutex<Option<VcpuCommand>>,
+    reply: Mutex<Option<Reply>>,
 }
 
-impl Slot {
-    fn obey(&self, vcpu: &mut dyn Vcpu) {
-        let order = self.order.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let answer = order.map(|order| match order {
-            Order::Save => vcpu.save().map(Some),
-            Order::Restore(state) => vcpu.restore(&state).map(|()| None),
+impl Mailbox {
+    fn execute(&self, vcpu: &mut dyn Vcpu) {
+        let command = self.command.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let reply = command.map(|command| match command {
+            VcpuCommand::Save => vcpu.save().map(Some),
+            VcpuCommand::Restore(state) => vcpu.restore(&state).map(|()| None),
         });
-        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = answer;
+        *self.reply.lock().unwrap_or_else(PoisonError::into_inner) = reply;
     }
 }
 
@@ -126,36 +126,36 @@ pub(crate) struct VcpuThread {
     pub(crate) kicker: Arc<dyn Kick>,
     pub(crate) thread: JoinHandle<Box<dyn Vcpu>>,
     /// Its engine tells when it has halted.
-    pub(crate) tells_halts: bool,
-    slot: Arc<Slot>,
+    pub(crate) reports_halts: bool,
+    mailbox: Arc<Mailbox>,
 }
 
 impl VcpuThread {
-    /// Starts the thread; it waits at the gate.
+    /// Starts the thread; it is parked.
     pub(crate) fn spawn(id: u32, vcpu: Box<dyn Vcpu>, shared: Shared, counters: ExitCounters) -> std::io::Result<Self> {
-        let (kicker, tells_halts) = (vcpu.kicker(), vcpu.tells_halts());
+        let (kicker, reports_halts) = (vcpu.kicker(), vcpu.reports_halts());
         let own = Arc::clone(&kicker);
-        let slot = Arc::new(Slot::default());
-        let filled = Arc::clone(&slot);
+        let mailbox = Arc::new(Mailbox::default());
+        let own_mailbox = Arc::clone(&mailbox);
         let thread = base::thread::spawn(&format!("vcpu{id}"), 128 << 10, move || {
-            body(vcpu, own.as_ref(), &shared, &counters, &filled)
+            body(vcpu, own.as_ref(), &shared, &counters, &own_mailbox)
         })?;
         Ok(Self {
             kicker,
             thread,
-            tells_halts,
-            slot,
+            reports_halts,
+            mailbox,
         })
     }
 
-    /// Leaves an order for the next [`Gate::order_all`].
-    pub(crate) fn order(&self, order: Order) {
-        *self.slot.order.lock().unwrap_or_else(PoisonError::into_inner) = Some(order);
+    /// Leaves a command for the next [`RunControl::execute_all`].
+    pub(crate) fn leave(&self, command: VcpuCommand) {
+        *self.mailbox.command.lock().unwrap_or_else(PoisonError::into_inner) = Some(command);
     }
 
     /// What came of it; `None` if the thread has ended before.
-    pub(crate) fn take_answer(&self) -> Option<Answer> {
-        self.slot.answer.lock().unwrap_or_else(PoisonError::into_inner).take()
+    pub(crate) fn take_reply(&self) -> Option<Reply> {
+        self.mailbox.reply.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -168,7 +168,7 @@ impl Drop for Unwinding<'_> {
             self.0
                 .ending
                 .report(End::Failed("a vCPU's thread panicked; this is a bug".into()));
-            self.0.gate.abandon();
+            self.0.run.abandon();
         }
     }
 }
@@ -178,31 +178,31 @@ fn body(
     kicker: &dyn Kick,
     shared: &Shared,
     counters: &ExitCounters,
-    slot: &Slot,
+    mailbox: &Mailbox,
 ) -> Box<dyn Vcpu> {
     let _guard = Unwinding(shared);
     kicker.adopt_current_thread();
-    let (mut orders, mut seen) = (0, 0);
+    let (mut commands, mut seen) = (0, 0);
     loop {
-        match shared.gate.pass(&mut orders) {
-            Pass::Run => {
+        match shared.run.wait_next(&mut commands) {
+            Next::Run => {
                 kicker.clear();
                 observe::marks::mark(FIRST_RUN);
                 if let Err(end) = run(vcpu.as_mut(), kicker, shared, counters, &mut seen) {
                     shared.ending.report(end);
-                    shared.gate.set(Wanted::Pause);
+                    shared.run.request(RunRequest::Pause);
                 }
             }
-            Pass::Obey => {
-                slot.obey(vcpu.as_mut());
-                shared.gate.done();
+            Next::Execute => {
+                mailbox.execute(vcpu.as_mut());
+                shared.run.command_done();
             }
-            Pass::End => return vcpu,
+            Next::Exit => return vcpu,
         }
     }
 }
 
-/// Runs the guest until the gate closes, and leaves it between two instructions: an access that the last exit was about is
+/// Runs the guest until it must stop, and leaves it between two instructions: an access that the last exit was about is
 /// completed, while the devices still stand behind it. `seen` is how often it was asked whether it has halted.
 fn run(
     vcpu: &mut dyn Vcpu,
@@ -211,8 +211,8 @@ fn run(
     counters: &ExitCounters,
     seen: &mut u64,
 ) -> Result<(), End> {
-    // A pause that was asked for before the kick was cleared has set the gate before.
-    while shared.gate.is_open() {
+    // A pause that was asked for before the kick was cleared was requested before.
+    while shared.run.may_run() {
         if step(vcpu, shared, counters)? {
             kicker.clear();
             shared.halts.answer(seen, vcpu);
@@ -377,13 +377,13 @@ mod tests {
         let ports = Bus::new();
         ports.insert(u64::from(PORT), 4, Arc::<Fifo>::clone(&fifo)).unwrap();
         let shared = Shared {
-            gate: Arc::new(Gate::new()),
+            run: Arc::new(RunControl::new()),
             ending: Arc::new(Ending::new().unwrap()),
             ports: Arc::new(ports),
             mmio: Arc::new(Bus::new()),
             halts: Arc::default(),
         };
-        // The gate is closed already: what is left of the access is done all the same.
+        // It must stop already: what is left of the access is done all the same.
         let (mut vcpu, held) = (Split(1), Held::default());
         run(
             &mut vcpu,
@@ -404,7 +404,7 @@ mod tests {
         let ports = Bus::new();
         ports.insert(u64::from(PORT), 4, Arc::<Fifo>::clone(&fifo)).unwrap();
         let shared = Shared {
-            gate: Arc::new(Gate::new()),
+            run: Arc::new(RunControl::new()),
             ending: Arc::new(Ending::new().unwrap()),
             ports: Arc::new(ports),
             mmio: Arc::new(Bus::new()),

@@ -318,7 +318,7 @@ impl Ram {
     /// writer nothing. It makes no difference to what is in the memory, so nothing of it is an error: runs that the memory does not
     /// have are left out, and a host that cannot copy ahead (Linux before 5.14) copies when the pages are written.
     #[allow(unsafe_code, reason = "pages are written to as they are")]
-    pub fn copy_ahead(&self, runs: &[(u64, u64)]) {
+    pub fn populate_write(&self, runs: &[(u64, u64)]) {
         let end = self.size().bytes() / PAGE as u64;
         for &(first, pages) in runs {
             if first.checked_add(pages).is_none_or(|last| last > end) {
@@ -342,9 +342,9 @@ impl Ram {
     }
 
     /// Reads all that the files have into the host's page cache, and maps it: no access has to wait for a disk later, and none but the first
-    /// write to a page costs a fault. As with [`Ram::copy_ahead`] nothing of it is an error.
+    /// write to a page costs a fault. As with [`Ram::populate_write`] nothing of it is an error.
     #[allow(unsafe_code, reason = "pages are read as they are")]
-    pub fn read_ahead(&self) {
+    pub fn populate_read(&self) {
         /// What is looked at: smaller holes are read as well.
         const PIECE: u64 = 64 << 10;
         let Some(layers) = self.layers() else { return };

@@ -1,11 +1,11 @@
 //! Guest physical memory: where it lies, what backs it, and checked access to it. Knows no device.
 
 mod huge;
+mod identity;
 mod image;
 mod layers;
 pub mod layout;
 mod pager;
-mod place;
 mod userfault;
 
 use std::ffi::c_void;
@@ -21,9 +21,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
 pub use huge::HugeBytes;
+pub use identity::{IdentityLayout, TABLES};
 pub use image::{Image, Witness};
 pub use layers::{Layer, Layers, MAX_LAYERS, Segment, Written};
-pub use place::{Place, TABLES};
 
 /// Guest memory as devices and loaders see it: every access is checked against its regions.
 ///
@@ -114,7 +114,7 @@ pub struct Ram {
     /// Who brings its pages; it is over when nobody can touch them any more.
     pager: Option<Arc<Pager>>,
     /// Where it is, if nobody translates.
-    place: Option<Place>,
+    identity: Option<IdentityLayout>,
     /// What of it lies in pages that the host had set aside.
     huge: HugeBytes,
 }
@@ -213,7 +213,7 @@ impl Ram {
             layers,
             mixed: false,
             pager: None,
-            place: None,
+            identity: None,
             huge: HugeBytes::default(),
         })
     }
@@ -240,7 +240,7 @@ impl Ram {
 
     /// The number of bytes that are the guest's, but for what is low in memory that nobody translates.
     pub fn size(&self) -> ByteSize {
-        match &self.place {
+        match &self.identity {
             Some(place) => ByteSize(place.main.length),
             None => ByteSize(self.regions.iter().map(|region| region.len()).sum()),
         }

@@ -2,14 +2,14 @@
 
 pub mod context;
 pub mod exposition;
+pub mod log_limit;
 pub mod logger;
 pub mod marks;
 pub mod metrics;
-pub mod rate;
 pub mod redact;
 pub mod span;
 
 pub use context::{SpanId, TraceContext, TraceId};
+pub use log_limit::{LogLimit, Repeated};
 pub use metrics::{Counter, Registry, Sample};
-pub use rate::{RateLimit, Repeated};
 pub use span::Span;

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::time::{Duration, Instant};
 
 use observe::span::now_ns;
-use observe::{Counter, RateLimit, Span};
+use observe::{Counter, LogLimit, Span};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{Endpoint, Error, document};
@@ -70,7 +70,7 @@ impl Exporter {
             version,
             exported: exporter.exported.clone(),
             dropped: exporter.dropped.clone(),
-            complaints: RateLimit::new(1),
+            log_limit: LogLimit::new(1),
         };
         std::thread::Builder::new()
             .name("spans".into())
@@ -134,7 +134,7 @@ struct Worker {
     version: &'static str,
     exported: Counter,
     dropped: Counter,
-    complaints: RateLimit,
+    log_limit: LogLimit,
 }
 
 impl Worker {
@@ -181,7 +181,7 @@ impl Worker {
             Ok(()) => self.exported.add(count(spans)),
             Err(error) => {
                 self.dropped.add(count(spans));
-                if self.complaints.allow() {
+                if self.log_limit.allow() {
                     log::info!(
                         "{} spans are dropped, the collector does not take them: {error}",
                         spans.len()

@@ -72,9 +72,9 @@ pub enum SnapshotError {
     },
 }
 
-/// Where snapshots are taken and restored.
+/// What the host is on which snapshots are taken and restored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Here {
+pub struct HostTraits {
     /// What goes into a snapshot of it.
     pub fingerprint: Fingerprint,
     /// What its processor offers a guest.
@@ -86,7 +86,7 @@ pub struct Here {
     pub asked_by_vcpus: u64,
 }
 
-impl Here {
+impl HostTraits {
     /// Whether a machine can go on here that was saved elsewhere. With a CPU model hosts may differ in what the guest was not shown
     /// and in their kernels; without one the guest has seen all there is, and everything has to be the same.
     fn check(&self, saved: &Fingerprint, machine: &MachineState) -> Result<(), SnapshotError> {
@@ -113,7 +113,7 @@ impl Here {
 ///
 /// # Errors
 /// The engine does not tell.
-pub fn here(engine: &dyn Engine, vmm: &str) -> Result<Here, SnapshotError> {
+pub fn host_traits(engine: &dyn Engine, vmm: &str) -> Result<HostTraits, SnapshotError> {
     let traits = engine.traits()?;
     let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
     let fingerprint = Fingerprint {
@@ -122,7 +122,7 @@ pub fn here(engine: &dyn Engine, vmm: &str) -> Result<Here, SnapshotError> {
         kernel,
         vmm: vmm.to_owned(),
     };
-    Ok(Here {
+    Ok(HostTraits {
         fingerprint,
         cpuid: traits.cpuid,
         former_cpuid: traits.former_cpuid,
@@ -242,7 +242,7 @@ fn empty(file: &File) -> Result<(), SnapshotError> {
 pub fn read(
     state: &File,
     memory: Vec<File>,
-    here: &Here,
+    here: &HostTraits,
     memory_of: impl FnOnce(Layers, ByteSize) -> Result<Ram, MemoryError>,
 ) -> Result<(MachineState, Ram), SnapshotError> {
     let (saved, files) = read_state(state, here)?;
@@ -260,7 +260,7 @@ pub fn read_for(
     machine: &Machine,
     state: &File,
     memory: Vec<File>,
-    here: &Here,
+    here: &HostTraits,
 ) -> Result<MachineState, SnapshotError> {
     let (saved, files) = read_state(state, here)?;
     let layers = machine.layers().ok_or(SnapshotError::Elsewhere)?;
@@ -268,7 +268,7 @@ pub fn read_for(
     its.then_some(saved).ok_or(SnapshotError::Elsewhere)
 }
 
-fn read_state(state: &File, here: &Here) -> Result<(MachineState, MemoryFiles), SnapshotError> {
+fn read_state(state: &File, here: &HostTraits) -> Result<(MachineState, MemoryFiles), SnapshotError> {
     let length = state.metadata().map_err(failed("looked at"))?.len();
     // One byte more than a snapshot can have is enough to be refused.
     let most = Container::max_bytes() as u64 + 1;
@@ -277,7 +277,7 @@ fn read_state(state: &File, here: &Here) -> Result<(MachineState, MemoryFiles), 
     parse(&bytes, Some(here))
 }
 
-fn parse(bytes: &[u8], here: Option<&Here>) -> Result<(MachineState, MemoryFiles), SnapshotError> {
+fn parse(bytes: &[u8], here: Option<&HostTraits>) -> Result<(MachineState, MemoryFiles), SnapshotError> {
     let mut container = Container::parse(bytes)?;
     let fingerprint = container.fingerprint.clone();
     if let Some(here) = here {

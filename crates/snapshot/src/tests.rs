@@ -30,8 +30,8 @@ fn leaves(features: u32) -> Vec<CpuidEntry> {
     }]
 }
 
-fn here() -> Here {
-    Here {
+fn here() -> HostTraits {
+    HostTraits {
         fingerprint: fingerprint(),
         cpuid: leaves(AVX2),
         former_cpuid: 77,
@@ -84,7 +84,7 @@ fn files_of(saved: &MachineState) -> (File, File) {
     (state, memory)
 }
 
-fn error(state: &File, memory: File, here: &Here) -> String {
+fn error(state: &File, memory: File, here: &HostTraits) -> String {
     read(state, vec![memory], here, Ram::from_layers)
         .map(drop)
         .unwrap_err()
@@ -131,7 +131,7 @@ fn a_cpu_model_is_restored_where_its_features_are() {
             ..fingerprint()
         };
         let cpuid = leaves(features);
-        Here {
+        HostTraits {
             fingerprint,
             cpuid,
             former_cpuid: 77,

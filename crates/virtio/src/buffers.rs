@@ -247,7 +247,7 @@ impl ActiveQueue {
             self.queue.go_to_previous_position();
             return Err(RingError::Head(head));
         }
-        self.linger.found();
+        self.busy_poll.found();
         Ok(Some(Available {
             memory,
             table: GuestAddress(self.queue.desc_table()),
@@ -356,7 +356,7 @@ impl ActiveQueue {
     /// # Errors
     /// The ring's memory cannot be accessed.
     pub fn enable_kicks(&mut self, memory: &GuestRam) -> Result<bool, RingError> {
-        self.linger.ask();
+        self.busy_poll.ask();
         Ok(self.queue.enable_notification(memory)?)
     }
 
@@ -365,8 +365,8 @@ impl ActiveQueue {
     ///
     /// # Errors
     /// The ring's memory cannot be accessed.
-    pub fn enable_kicks_or_linger(&mut self, memory: &GuestRam) -> Result<bool, RingError> {
-        Ok(self.linger.goes_on() || self.enable_kicks(memory)?)
+    pub fn enable_kicks_unless_polling(&mut self, memory: &GuestRam) -> Result<bool, RingError> {
+        Ok(self.busy_poll.goes_on() || self.enable_kicks(memory)?)
     }
 
     fn wants_interrupt(&mut self, memory: &GuestRam) -> Result<bool, RingError> {

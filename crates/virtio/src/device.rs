@@ -15,7 +15,7 @@ use memory::GuestRam;
 use state::{Saved, StateError};
 use virtio_queue::Queue;
 
-use crate::linger::Linger;
+use crate::busy_poll::BusyPoll;
 
 /// A virtqueue in the hands of a device.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct ActiveQueue {
     /// Signalled when the driver has made buffers available. Level: read it, then look at the ring.
     pub kick: Arc<EventFd>,
     /// How long to look for more before the driver is asked to kick.
-    pub linger: Linger,
+    pub busy_poll: BusyPoll,
     /// Chains that the device has taken and neither used nor given up: [`ActiveQueue::take_held`] gives them to it again at the
     /// next activation. A queue with such chains cannot be saved.
     pub held: Vec<u16>,

@@ -3,18 +3,18 @@
 //! Sections cited are those of the virtio 1.2 specification.
 
 pub mod buffers;
+mod busy_poll;
 pub mod conformance;
 mod descriptors;
 pub mod device;
-pub mod duty;
-mod linger;
-mod rounds;
+pub mod device_worker;
+mod queue_loop;
 pub mod transport;
 
 pub use buffers::{Available, BadChain, Chain, RingError};
+pub use busy_poll::BusyPoll;
 pub use device::{Activation, ActiveQueue, DeviceError, QueueInterrupt, VirtioDevice};
-pub use duty::{Duty, take_queue};
-pub use linger::Linger;
-pub use rounds::Rounds;
+pub use device_worker::{DeviceWorker, take_queue};
+pub use queue_loop::QueueLoop;
 pub use transport::{DeviceState, Reach, TransportError, TransportState, VirtioPciDevice};
 pub use virtio_queue;

@@ -77,8 +77,8 @@ pub struct VmConfig {
     pub memory_mode: MemoryMode,
     /// With a `claim`: for how many microseconds devices go on looking for the guest's next request before it has to ring, which is an
     /// exit. The engine knows when not given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub linger_us: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none", alias = "linger_us")]
+    pub busy_poll_us: Option<u32>,
     /// Where early serial output goes; dropped when not given.
     pub serial: Option<FdRef>,
     /// If that is a regular file, opened for appending: how many of its last bytes are kept. All are when not given.
@@ -153,10 +153,11 @@ pub struct RestoreConfig {
     /// Pages that the guest will write soon, such as those of another VM's `write-set`: they are copied before it runs.
     #[serde(default)]
     pub write_set: PageRuns,
-    /// The guest is not told of its new generation ID: nobody in it has taken random bytes before it was saved, and somebody else
-    /// reseeds its kernel.
-    #[serde(default)]
-    pub untold: bool,
+    /// The guest's kernel is not notified of its new generation ID: nobody in it has taken random bytes before it was saved, and
+    /// somebody else reseeds it. It is written by its former name, the only one that VMMs of earlier versions know, which a daemon has
+    /// adopted and may ask for a rollback.
+    #[serde(default, rename = "untold", alias = "skip_notification")]
+    pub skip_notification: bool,
     /// How its memory gets from the files to the guest.
     #[serde(default, skip_serializing_if = "Paging::is_mapped")]
     pub paging: Paging,
@@ -218,8 +219,8 @@ pub enum ConfigError {
     )]
     Identity,
     /// A guest whose kicks are KVM's to answer.
-    #[error("`linger_us` is for a guest that owns its CPUs (`claim`): leave it out")]
-    Linger,
+    #[error("`busy_poll_us` is for a guest that owns its CPUs (`claim`): leave it out")]
+    BusyPoll,
     /// A function of the host's without CPUs of the host's.
     #[error(
         "device `{0}` is a PCI function of the host's, which only a VM that owns its CPUs (`claim`) can have, and which cannot be restored"
@@ -260,8 +261,8 @@ impl VmConfig {
         if self.claim.is_none() {
             check_no_function(&self.devices)?;
         }
-        if self.claim.is_none() && self.linger_us.is_some() {
-            return Err(ConfigError::Linger);
+        if self.claim.is_none() && self.busy_poll_us.is_some() {
+            return Err(ConfigError::BusyPoll);
         }
         if self.memory_mode == MemoryMode::Identity {
             let functions = check_no_function(&self.devices);
@@ -320,7 +321,7 @@ mod tests {
             kvm: None,
             claim: None,
             memory_mode: MemoryMode::default(),
-            linger_us: None,
+            busy_poll_us: None,
             serial: None,
             serial_keep: None,
             devices: vec![DeviceSpec::new("rng", &RngConfig {}).unwrap()],
@@ -333,6 +334,19 @@ mod tests {
         assert_eq!(config.validate(), Ok(()));
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<VmConfig>(&text).unwrap(), config);
+    }
+
+    #[test]
+    fn fields_by_the_names_of_former_daemons_are_understood() {
+        let asked = VmConfig {
+            claim: Some(FdRef(1)),
+            busy_poll_us: Some(7),
+            ..config()
+        };
+        let text = serde_json::to_string(&asked).unwrap();
+        let former = text.replace("busy_poll_us", "linger_us");
+        assert_ne!(former, text);
+        assert_eq!(serde_json::from_str::<VmConfig>(&former).unwrap(), asked);
     }
 
     #[test]
@@ -349,7 +363,7 @@ mod tests {
             serial_keep: None,
             devices: config().devices,
             write_set: vec![(1, 2)],
-            untold: true,
+            skip_notification: true,
             paging: Paging::Mapped,
         };
         assert_eq!(restore.validate(), Ok(()));
@@ -360,6 +374,10 @@ mod tests {
             // A VMM of before knows no other way.
             assert_eq!(text.contains("paging"), restore.paging != Paging::Mapped, "{text}");
             assert_eq!(serde_json::from_str::<RestoreConfig>(&text).unwrap(), restore);
+            // Neither does it know that field but by its former name.
+            let renamed = text.replace("untold", "skip_notification");
+            assert_ne!(renamed, text);
+            assert_eq!(serde_json::from_str::<RestoreConfig>(&renamed).unwrap(), restore);
         }
         restore.devices.push(restore.devices[0].clone());
         assert_eq!(restore.validate(), Err(ConfigError::DuplicateDevice("rng".into())));
@@ -386,7 +404,7 @@ mod tests {
         assert_eq!(broken(|c| c.cmdline = "a\0b".into()), ConfigError::CmdlineZero);
         let both = broken(|c| (c.kvm, c.claim) = (Some(FdRef(1)), Some(FdRef(2))));
         assert_eq!(both, ConfigError::TwoEngines);
-        assert_eq!(broken(|c| c.linger_us = Some(1)), ConfigError::Linger);
+        assert_eq!(broken(|c| c.busy_poll_us = Some(1)), ConfigError::BusyPoll);
         let identity = broken(|c| c.memory_mode = MemoryMode::Identity);
         assert_eq!(identity, ConfigError::Identity);
         let function = VfioPciConfig {

@@ -13,10 +13,10 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
 use crate::config::{self, ConfigSpace, QUEUE_SIZE};
 use crate::disk::{Disk, SERIAL_BYTES};
-use crate::limit::Limits;
 use crate::metrics::Metrics;
 use crate::server::Server;
 use crate::threads::{PoolWaiting, threads_per_queue};
+use crate::throttle::RateLimiters;
 use crate::uring::{self, Ring};
 
 /// How requests reach the file.
@@ -63,7 +63,7 @@ impl Schema for BlockState {
 pub(crate) struct Block {
     disk: Arc<Disk>,
     engine: Engine,
-    limits: Limits,
+    limits: RateLimiters,
     no_space: NoSpace,
     metrics: Arc<Metrics>,
     features: u64,
@@ -77,7 +77,7 @@ impl Block {
         disk: Disk,
         engine: Engine,
         queues: u16,
-        (limits, no_space): (Limits, NoSpace),
+        (limits, no_space): (RateLimiters, NoSpace),
         metrics: Metrics,
     ) -> Self {
         Self {

@@ -3,10 +3,9 @@
 //! ```text
 //!  ring ─take─▶ request::parse ─Io─▶ Backend (uring │ threads) ─▶ file
 //!   ▲               │ refused                │ result
-//!   └── Sink ◀── Obligation ◀────────────────┘      one worker a queue, one pass a batch
+//!   └─ CompletionQueue ◀─ Completion ◀───────┘      one worker a queue, one pass a batch
 //! ```
-//! Each request is an [`request::Obligation`] that has to be completed and completes itself with an error when it is
-//! dropped. One that fails because the host has no space left is not answered: it is kept ([`virtio::ActiveQueue::held`]), the VM's
+//! Each request has a [`request::Completion`], which has to be given and gives itself with an error when it is dropped. One that fails because the host has no space left is not answered: it is kept ([`virtio::ActiveQueue::held`]), the VM's
 //! alarm is raised, and it begins anew when the device is activated the next time. Data goes between the file and guest memory without a copy. Sections cited are those of virtio 1.2.
 
 #![allow(
@@ -19,11 +18,11 @@ mod config;
 mod device;
 mod disk;
 mod guest_io;
-mod limit;
 mod metrics;
 mod request;
 mod server;
 mod threads;
+mod throttle;
 mod uring;
 mod waiting;
 
@@ -37,8 +36,8 @@ use vmm_api::devices::{BlockConfig, BlockEngine, DeviceConfig};
 
 use crate::device::{Block, Engine, NoSpace};
 use crate::disk::Disk;
-use crate::limit::Limits;
 use crate::metrics::Metrics;
+use crate::throttle::RateLimiters;
 use crate::uring::Ring;
 
 /// The most queues; more do not help one file.
@@ -72,7 +71,7 @@ impl DeviceModule for BlockModule {
         let file = fds.take(config.file)?;
         let disk = Disk::open(file, config.read_only, &config.serial)?;
         let engine = engine(config.engine, &disk, config.queues, context.id)?;
-        let limits = Limits::new(&config.limits)?;
+        let limits = RateLimiters::new(&config.limits)?;
         let metrics = Metrics::new(context.metrics, context.id);
         let no_space = NoSpace::new(context.no_space, context.id);
         Ok(Box::new(Block::new(

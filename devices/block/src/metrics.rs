@@ -1,6 +1,6 @@
 //! What a disk counts.
 
-use observe::{Counter, RateLimit, Registry};
+use observe::{Counter, LogLimit, Registry};
 
 /// The counters of one disk, shared by its queues.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Metrics {
     /// Requests that were kept because the host has no space left.
     pub(crate) no_space: Counter,
     /// For log lines that a guest can cause.
-    pub(crate) complaints: RateLimit,
+    pub(crate) log_limit: LogLimit,
 }
 
 impl Metrics {
@@ -40,7 +40,7 @@ impl Metrics {
             refused: registry.counter("block_refused_chains_total", &[("device", id)]),
             throttled: registry.counter("block_throttled_total", &[("device", id)]),
             no_space: registry.counter("block_no_space_total", &[("device", id)]),
-            complaints: RateLimit::new(4),
+            log_limit: LogLimit::new(4),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Block requests (5.2.6): what a checked chain asks for, and the duty to answer it.
+//! Block requests (5.2.6): what a checked chain asks for, and its completion.
 
 use std::io::{self, Read, Write};
 use std::sync::{Mutex, PoisonError};
@@ -43,9 +43,9 @@ impl Status {
 
 /// Chains that were answered and wait to be put into the used ring: head and bytes written.
 #[derive(Debug, Default)]
-pub(crate) struct Sink(Mutex<Vec<(u16, u32)>>);
+pub(crate) struct CompletionQueue(Mutex<Vec<(u16, u32)>>);
 
-impl Sink {
+impl CompletionQueue {
     pub(crate) fn put(&self, head: u16, written: u32) {
         self.0
             .lock()
@@ -59,18 +59,18 @@ impl Sink {
     }
 }
 
-/// The duty to answer a request. Dropped unanswered, it answers with an I/O error: no request is ever lost.
+/// The completion that a request is owed. Dropped ungiven, it answers with an I/O error: no request is ever lost.
 #[derive(Debug)]
 #[must_use = "a request has to be answered"]
-pub(crate) struct Obligation<'m> {
+pub(crate) struct Completion<'m> {
     head: u16,
     status: Option<GuestByte<'m>>,
-    sink: &'m Sink,
+    completions: &'m CompletionQueue,
 }
 
-impl Obligation<'_> {
+impl Completion<'_> {
     /// Answers; `written` counts bytes of data.
-    pub(crate) fn complete(mut self, status: Status, written: usize) {
+    pub(crate) fn give(mut self, status: Status, written: usize) {
         self.answer(status, written);
     }
 
@@ -78,12 +78,12 @@ impl Obligation<'_> {
         if let Some(byte) = self.status.take() {
             byte.set(status.byte());
             let written = u32::try_from(written.saturating_add(1)).unwrap_or(u32::MAX);
-            self.sink.put(self.head, written);
+            self.completions.put(self.head, written);
         }
     }
 }
 
-impl Drop for Obligation<'_> {
+impl Drop for Completion<'_> {
     fn drop(&mut self) {
         self.answer(Status::IoError, 0);
     }
@@ -116,7 +116,7 @@ pub(crate) struct Io<'m> {
     pub(crate) offset: u64,
     pub(crate) buffers: IoVecs<'m>,
     total: usize,
-    obligation: Obligation<'m>,
+    completion: Completion<'m>,
 }
 
 impl<'m> Io<'m> {
@@ -127,10 +127,10 @@ impl<'m> Io<'m> {
 
     /// Gives its chain back to whoever will begin it anew: it is not answered.
     pub(crate) fn keep(self) -> u16 {
-        let mut obligation = self.obligation;
+        let mut completion = self.completion;
         // Without it nothing is answered when it is dropped.
-        obligation.status = None;
-        obligation.head
+        completion.status = None;
+        completion.head
     }
 
     /// Takes the result of one call. What is left to do comes back.
@@ -156,10 +156,10 @@ impl<'m> Io<'m> {
                         metrics.bytes_written.add(self.total as u64);
                         0
                     };
-                    self.obligation.complete(Status::Ok, written);
+                    self.completion.give(Status::Ok, written);
                 }
                 Operation::Flush | Operation::Discard { .. } | Operation::Zero { .. } => {
-                    self.obligation.complete(Status::Ok, 0);
+                    self.completion.give(Status::Ok, 0);
                 }
             },
         }
@@ -169,14 +169,14 @@ impl<'m> Io<'m> {
     fn fail(self, error: &io::Error, metrics: &Metrics) {
         // Drivers fall back to writing zeroes when told so.
         if error.raw_os_error() == Some(libc::EOPNOTSUPP) {
-            self.obligation.complete(Status::Unsupported, 0);
+            self.completion.give(Status::Unsupported, 0);
             return;
         }
         metrics.errors.increment();
-        if metrics.complaints.allow() {
+        if metrics.log_limit.allow() {
             log::warn!("block: {:?} at {:#x} failed: {error}", self.operation, self.offset);
         }
-        self.obligation.complete(Status::IoError, 0);
+        self.completion.give(Status::IoError, 0);
     }
 }
 
@@ -185,7 +185,7 @@ pub(crate) fn parse<'m>(
     chain: &Chain<'m>,
     disk: &Disk,
     durable: bool,
-    sink: &'m Sink,
+    completions: &'m CompletionQueue,
     metrics: &Metrics,
 ) -> Option<Io<'m>> {
     let mut header = [0; HEADER_BYTES];
@@ -194,13 +194,13 @@ pub(crate) fn parse<'m>(
     let Some(status) = status.filter(|_| whole) else {
         // Nowhere to say anything, or nothing to answer to.
         metrics.refused.increment();
-        sink.put(chain.head(), 0);
+        completions.put(chain.head(), 0);
         return None;
     };
-    let obligation = Obligation {
+    let completion = Completion {
         head: chain.head(),
         status: Some(status),
-        sink,
+        completions,
     };
     let request = Request {
         chain,
@@ -219,13 +219,13 @@ pub(crate) fn parse<'m>(
             offset,
             total: buffers.length(),
             buffers,
-            obligation,
+            completion,
         }),
         Err(Answer { status, written }) => {
             if status == Status::IoError {
                 metrics.errors.increment();
             }
-            obligation.complete(status, written);
+            completion.give(status, written);
             None
         }
     }
@@ -376,34 +376,31 @@ mod tests {
     use memory::GuestRam;
     use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 
-    fn answered(act: impl FnOnce(Obligation<'_>)) -> (u8, Vec<(u16, u32)>) {
+    fn answered(act: impl FnOnce(Completion<'_>)) -> (u8, Vec<(u16, u32)>) {
         let memory = GuestRam::from_ranges(&[(GuestAddress(0), 4096)]).unwrap();
         memory.write_obj(0xee_u8, GuestAddress(9)).unwrap();
-        let sink = Sink::default();
+        let completions = CompletionQueue::default();
         let slice = memory
             .get_slices(GuestAddress(2), 8, Permissions::Write)
             .unwrap()
             .next()
             .unwrap()
             .unwrap();
-        act(Obligation {
+        act(Completion {
             head: 5,
             status: GuestByte::last_of(&slice),
-            sink: &sink,
+            completions: &completions,
         });
         let mut answers = Vec::new();
-        sink.take(&mut answers);
+        completions.take(&mut answers);
         (memory.read_obj(GuestAddress(9)).unwrap(), answers)
     }
 
     #[test]
     fn a_request_is_answered_once() {
+        assert_eq!(answered(|request| request.give(Status::Ok, 512)), (0, vec![(5, 513)]));
         assert_eq!(
-            answered(|request| request.complete(Status::Ok, 512)),
-            (0, vec![(5, 513)])
-        );
-        assert_eq!(
-            answered(|request| request.complete(Status::Unsupported, 0)),
+            answered(|request| request.give(Status::Unsupported, 0)),
             (2, vec![(5, 1)])
         );
     }
@@ -416,7 +413,7 @@ mod tests {
     #[test]
     fn what_a_call_left_undone_is_done_by_the_next() {
         let memory = GuestRam::from_ranges(&[(GuestAddress(0), 4096)]).unwrap();
-        let sink = Sink::default();
+        let completions = CompletionQueue::default();
         let metrics = Metrics::new(&observe::Registry::new(), "disk");
         let slice = |at, count| {
             let mut slices = memory.get_slices(GuestAddress(at), count, Permissions::Write).unwrap();
@@ -428,10 +425,10 @@ mod tests {
             offset: 1 << 20,
             total: 1024,
             buffers: IoVecs::new(&slices, 0, 1),
-            obligation: Obligation {
+            completion: Completion {
                 head: 1,
                 status: GuestByte::last_of(&slices[2]),
-                sink: &sink,
+                completions: &completions,
             },
         };
         let lengths =
@@ -450,7 +447,7 @@ mod tests {
         assert_eq!(lengths(&io), [14]);
         assert!(io.finish(Ok(14), &metrics).is_none());
         let mut answers = Vec::new();
-        sink.take(&mut answers);
+        completions.take(&mut answers);
         assert_eq!(answers, [(1, 1025)]);
     }
 }

@@ -129,7 +129,7 @@ impl<'m, 'f> RingBackend<'m, 'f> {
             }
             // The submission queue is full: the kernel takes what is in it.
             if let Err(error) = ring.submit() {
-                complain(&error);
+                warn(&error);
             }
         }
     }
@@ -166,7 +166,7 @@ impl<'m, 'f> RingBackend<'m, 'f> {
     fn enter(&mut self, block: bool) {
         let Some(ring) = &mut self.ring else { return };
         if let Err(error) = ring.submit_and_wait(usize::from(block)) {
-            complain(&error);
+            warn(&error);
         }
         // The kernel takes fewer than there are where it is short of memory.
         self.queued = !ring.submission().is_empty();
@@ -227,7 +227,7 @@ fn result(value: i32) -> io::Result<usize> {
 
 /// Errors of io_uring_enter(2) that pass: interrupted, or the completion queue has to be reaped first. The rest cannot
 /// happen to a ring that was set up; guest memory must not be let go of, so the worker goes on trying.
-fn complain(error: &io::Error) {
+fn warn(error: &io::Error) {
     if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) {
         log::error!("block: io_uring_enter failed: {error}");
         std::thread::sleep(Duration::from_millis(10));

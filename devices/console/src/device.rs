@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use state::{Saved, Schema};
-use virtio::{Activation, ActiveQueue, DeviceError, Duty, VirtioDevice, take_queue};
+use virtio::{Activation, ActiveQueue, DeviceError, DeviceWorker, VirtioDevice, take_queue};
 
 use crate::worker::{self, Port, Running, Watch};
 
@@ -31,13 +31,15 @@ impl Schema for ConsoleState {
 /// A console with one port.
 #[derive(Debug)]
 pub struct Console {
-    duty: Duty<Port, Running>,
+    worker: DeviceWorker<Port, Running>,
 }
 
 impl Console {
     /// A device for `port`.
     pub(crate) fn new(port: Port) -> Self {
-        Self { duty: Duty::Idle(port) }
+        Self {
+            worker: DeviceWorker::Idle(port),
+        }
     }
 }
 
@@ -72,11 +74,11 @@ impl VirtioDevice for Console {
             transmit,
             watch,
         };
-        self.duty.begin("console", prepare, worker::run)
+        self.worker.start("console", prepare, worker::run)
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
-        let Some(running) = self.duty.end("console") else {
+        let Some(running) = self.worker.stop("console") else {
             return Vec::new();
         };
         let Running {
@@ -85,12 +87,12 @@ impl VirtioDevice for Console {
             transmit,
             ..
         } = *running;
-        self.duty.rest(port);
+        self.worker.set_idle(port);
         vec![receive, transmit]
     }
 
     fn save(&self) -> Result<Saved, DeviceError> {
-        let Duty::Idle(port) = &self.duty else {
+        let DeviceWorker::Idle(port) = &self.worker else {
             return Err(DeviceError::Lost);
         };
         let rest = port.rest.clone();
@@ -98,7 +100,7 @@ impl VirtioDevice for Console {
     }
 
     fn restore(&mut self, saved: &Saved) -> Result<(), DeviceError> {
-        let Duty::Idle(port) = &mut self.duty else {
+        let DeviceWorker::Idle(port) = &mut self.worker else {
             return Err(DeviceError::Lost);
         };
         let ConsoleState { rest } = saved.read("console")?;

@@ -1,6 +1,6 @@
 //! What the device counts.
 
-use observe::{Counter, RateLimit, Registry};
+use observe::{Counter, LogLimit, Registry};
 
 /// One device's counters.
 #[derive(Debug)]
@@ -12,7 +12,7 @@ pub(crate) struct Metrics {
     /// Bytes of the guest's that nobody got.
     pub(crate) dropped: Counter,
     /// For log lines that a guest can cause.
-    pub(crate) complaints: RateLimit,
+    pub(crate) log_limit: LogLimit,
 }
 
 impl Metrics {
@@ -23,7 +23,7 @@ impl Metrics {
             input: bytes("input"),
             output: bytes("output"),
             dropped: registry.counter("console_dropped_bytes_total", &[("device", id)]),
-            complaints: RateLimit::new(2),
+            log_limit: LogLimit::new(2),
         }
     }
 }

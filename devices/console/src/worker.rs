@@ -134,7 +134,7 @@ pub(crate) fn run(mut running: Box<Running>, stop: &StopSignal) -> Box<Running> 
     if let Err(fault) = running.serve(stop) {
         // The next ring is another one: the buffer that was written in part is not in it.
         running.port.done = 0;
-        if running.port.metrics.complaints.allow() {
+        if running.port.metrics.log_limit.allow() {
             log::warn!("the console is not served until the driver resets it: {fault}");
         }
     }

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::Worker;
 use fuse::{Answer, Known, Reply};
-use observe::RateLimit;
+use observe::LogLimit;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use state::{Saved, Schema};
-use virtio::{Activation, ActiveQueue, DeviceError, Rounds, VirtioDevice};
+use virtio::{Activation, ActiveQueue, DeviceError, QueueLoop, VirtioDevice};
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
 
 use crate::worker::Serving;
@@ -73,7 +73,7 @@ pub(crate) struct Fs {
     dormant: bool,
     metrics: Metrics,
     // Outlives activations, or a guest could have a line with each reset.
-    complaints: Arc<RateLimit>,
+    log_limit: Arc<LogLimit>,
     workers: Vec<Worker<Serving>>,
     /// Those that nobody serves.
     resting: Vec<ActiveQueue>,
@@ -86,7 +86,7 @@ impl Fs {
         tag: [u8; TAG],
         server: Option<Arc<dyn Answer>>,
         metrics: Metrics,
-        complaints: Arc<RateLimit>,
+        log_limit: Arc<LogLimit>,
     ) -> Self {
         let mut config = [0; TAG + 4];
         config[..TAG].copy_from_slice(&tag);
@@ -96,7 +96,7 @@ impl Fs {
             dormant: server.is_none(),
             server: server.unwrap_or_else(|| Arc::new(Nowhere)),
             metrics,
-            complaints,
+            log_limit,
             workers: Vec::new(),
             resting: Vec::new(),
             asked: Arc::default(),
@@ -133,7 +133,7 @@ impl Fs {
                     continue;
                 }
             };
-            let rounds = Rounds::of(&queue)?;
+            let queue_loop = QueueLoop::of(&queue)?;
             let serving = Serving {
                 queue,
                 memory: Arc::clone(&activation.memory),
@@ -141,9 +141,9 @@ impl Fs {
                 server: Arc::clone(&self.server),
                 asked: Arc::clone(&self.asked),
                 metrics: self.metrics.clone(),
-                complaints: Arc::clone(&self.complaints),
+                log_limit: Arc::clone(&self.log_limit),
             };
-            let worker = Worker::spawn(&name, serving, move |serving, stop| serving.run(&rounds, stop))?;
+            let worker = Worker::spawn(&name, serving, move |serving, stop| serving.run(&queue_loop, stop))?;
             self.workers.push(worker);
         }
         Ok(())

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use ::device::{CreateError, DeviceContext, DeviceModule, FdTable, parse_config};
 use fuse::stream::Remote;
 use fuse::{Answer, Options, Owners, Server};
-use observe::{Counter, RateLimit};
+use observe::{Counter, LogLimit};
 use virtio::VirtioDevice;
 use vmm_api::DeviceSpec;
 use vmm_api::devices::{DeviceConfig, FsConfig, FsDirectory, FsOwners, FsSource};
@@ -79,7 +79,7 @@ impl DeviceModule for FsModule {
             from_guest: bytes("from-guest"),
             refused: counter("fs_refused_chains_total"),
         };
-        Ok(Box::new(Fs::new(tag, source, metrics, Arc::new(RateLimit::new(2)))))
+        Ok(Box::new(Fs::new(tag, source, metrics, Arc::new(LogLimit::new(2)))))
     }
 }
 

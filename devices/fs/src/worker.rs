@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use base::StopSignal;
 use fuse::{Answer, MAX_REQUEST, Reply};
 use memory::GuestRam;
-use observe::RateLimit;
-use virtio::{ActiveQueue, Chain, QueueInterrupt, RingError, Rounds};
+use observe::LogLimit;
+use virtio::{ActiveQueue, Chain, QueueInterrupt, QueueLoop, RingError};
 
 use crate::Metrics;
 
@@ -22,7 +22,7 @@ pub(crate) struct Serving {
     pub(crate) interrupt: Arc<dyn QueueInterrupt>,
     pub(crate) server: Arc<dyn Answer>,
     pub(crate) metrics: Metrics,
-    pub(crate) complaints: Arc<RateLimit>,
+    pub(crate) log_limit: Arc<LogLimit>,
     /// Set by the first request. Whoever reads it has stopped this worker.
     pub(crate) asked: Arc<AtomicBool>,
 }
@@ -35,14 +35,14 @@ struct Buffers {
 
 impl Serving {
     /// Serves requests until it is stopped. Nothing is under way between two requests, so there is nothing to drain.
-    pub(crate) fn run(mut self, rounds: &Rounds, stop: &StopSignal) -> Self {
+    pub(crate) fn run(mut self, queue_loop: &QueueLoop, stop: &StopSignal) -> Self {
         let mut buffers = Buffers {
             // Pages that no request touches take no memory.
             request: vec![0; MAX_REQUEST].into_boxed_slice(),
             reply: Reply::default(),
         };
-        let complaints = Arc::clone(&self.complaints);
-        rounds.serve("fs", stop, &complaints, || self.serve(&mut buffers));
+        let log_limit = Arc::clone(&self.log_limit);
+        queue_loop.serve("fs", stop, &log_limit, || self.serve(&mut buffers));
         self
     }
 
@@ -52,7 +52,7 @@ impl Serving {
         self.queue.disable_kicks(&memory)?;
         for _ in 0..PASS {
             let Some(available) = self.queue.take(&memory)? else {
-                return self.queue.enable_kicks_or_linger(&memory);
+                return self.queue.enable_kicks_unless_polling(&memory);
             };
             match available.check() {
                 Ok(chain) => {

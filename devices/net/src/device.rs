@@ -15,8 +15,8 @@ use vmm_api::devices::NetConfig;
 
 use crate::config::{CONTROL_SIZE, ConfigSpace, Features, QUEUE_SIZE};
 use crate::control::Control;
-use crate::limit::Limits;
 use crate::metrics::Metrics;
+use crate::rate_limiters::RateLimiters;
 use crate::receive::Receive;
 use crate::tap::Tap;
 use crate::transmit::Transmit;
@@ -113,7 +113,7 @@ pub(crate) struct Net {
     features: Features,
     config: ConfigSpace,
     queue_sizes: Vec<u16>,
-    limits: Limits,
+    limits: RateLimiters,
     metrics: Arc<Metrics>,
     workers: Vec<Worker<Pair>>,
     /// Queues that no worker serves: the driver has enabled one of a pair.
@@ -121,7 +121,7 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    pub(crate) fn new(taps: Vec<Tap>, config: &NetConfig, limits: Limits, metrics: Metrics) -> io::Result<Self> {
+    pub(crate) fn new(taps: Vec<Tap>, config: &NetConfig, limits: RateLimiters, metrics: Metrics) -> io::Result<Self> {
         let pairs = taps.len();
         let mut queue_sizes = vec![QUEUE_SIZE; 2 * pairs];
         if pairs > 1 {

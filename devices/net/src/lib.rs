@@ -17,8 +17,8 @@
 mod config;
 mod control;
 mod device;
-mod limit;
 mod metrics;
+mod rate_limiters;
 mod receive;
 mod tap;
 mod transmit;
@@ -37,8 +37,8 @@ use vmm_api::devices::{DeviceConfig, NetConfig};
 
 use crate::config::{MAX_MTU, MIN_MTU};
 use crate::device::Net;
-use crate::limit::Limits;
 use crate::metrics::Metrics;
+use crate::rate_limiters::RateLimiters;
 use crate::tap::Tap;
 
 /// The most queue pairs; a guest has no use for more than it has vCPUs, and a TAP has no more queues than 256.
@@ -69,7 +69,7 @@ impl DeviceModule for NetModule {
             .iter()
             .map(|&fd| Tap::new(fds.take(fd)?))
             .collect::<Result<Vec<_>, _>>()?;
-        let limits = Limits::new(&config.limits)?;
+        let limits = RateLimiters::new(&config.limits)?;
         let metrics = Metrics::new(context.metrics, context.id);
         let net = Net::new(taps, &config, limits, metrics).map_err(|source| CreateError::Host {
             what: "making event descriptors for the queue pairs",

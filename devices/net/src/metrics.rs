@@ -1,6 +1,6 @@
 //! What a network device counts.
 
-use observe::{Counter, RateLimit, Registry};
+use observe::{Counter, LogLimit, Registry};
 
 /// One direction, seen from the guest.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct Metrics {
     /// Control commands that were refused (`VIRTIO_NET_ERR`).
     pub(crate) refused_commands: Counter,
     /// For log lines that a guest can cause.
-    pub(crate) complaints: RateLimit,
+    pub(crate) log_limit: LogLimit,
 }
 
 impl Direction {
@@ -45,7 +45,7 @@ impl Metrics {
             refused: registry.counter("net_refused_chains_total", &[("device", id)]),
             throttled: registry.counter("net_throttled_total", &[("device", id)]),
             refused_commands: registry.counter("net_refused_commands_total", &[("device", id)]),
-            complaints: RateLimit::new(4),
+            log_limit: LogLimit::new(4),
         }
     }
 }

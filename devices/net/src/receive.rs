@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
-use ::device::Limit;
+use ::device::RateLimiter;
 use memory::GuestRam;
 use virtio::buffers::Cursor;
 use virtio::virtio_queue::{QueueOwnedT, QueueT};
@@ -26,7 +26,7 @@ use crate::worker::{Pass, TURNS};
 /// A receive queue.
 pub(crate) struct Receive {
     pub(crate) queue: ActiveQueue,
-    pub(crate) limit: Option<Arc<Limit>>,
+    pub(crate) limit: Option<Arc<RateLimiter>>,
     /// Its ring contradicts itself: it is left alone until the next reset.
     pub(crate) broken: bool,
     /// A packet may use several chains (VIRTIO_NET_F_MRG_RXBUF).
@@ -227,7 +227,7 @@ impl Receive {
                 self.ready = false;
                 // EBADFD: the queue is detached, as the guest wants it.
                 let expected = [libc::EAGAIN, libc::EBADFD].map(Some).contains(&error.raw_os_error());
-                if !expected && metrics.complaints.allow() {
+                if !expected && metrics.log_limit.allow() {
                     log::warn!("net: the TAP cannot be read: {error}");
                 }
                 None

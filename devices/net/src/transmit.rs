@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ::device::Limit;
+use ::device::RateLimiter;
 use memory::GuestRam;
 use virtio::{ActiveQueue, Chain, QueueInterrupt, RingError};
 
@@ -15,7 +15,7 @@ use crate::worker::{Pass, TURNS};
 /// A transmit queue.
 pub(crate) struct Transmit {
     pub(crate) queue: ActiveQueue,
-    pub(crate) limit: Option<Arc<Limit>>,
+    pub(crate) limit: Option<Arc<RateLimiter>>,
     /// Its ring contradicts itself: it is left alone until the next reset.
     pub(crate) broken: bool,
 }
@@ -61,7 +61,7 @@ impl Transmit {
             metrics.throttled.increment();
             return Ok(Pass::After(wait));
         }
-        Ok(if self.queue.enable_kicks_or_linger(memory)? {
+        Ok(if self.queue.enable_kicks_unless_polling(memory)? {
             Pass::More
         } else {
             Pass::Idle
@@ -93,7 +93,7 @@ impl Transmit {
             // The link is down, the header contradicts the frame, or memory is short: a packet is lost, as on any link.
             Err(error) => {
                 metrics.transmit.dropped.increment();
-                if metrics.complaints.allow() {
+                if metrics.log_limit.allow() {
                     log::debug!("net: a packet of {frame} bytes was not taken: {error}");
                 }
             }

@@ -147,14 +147,14 @@ impl Pair {
             }
         }
         for (queue, error) in faults {
-            self.complain(queue, &error);
+            self.warn(queue, &error);
         }
         left
     }
 
     /// A ring that contradicts itself is left alone: only a reset makes it whole again.
-    fn complain(&self, queue: u16, error: &RingError) {
-        if self.metrics.complaints.allow() {
+    fn warn(&self, queue: u16, error: &RingError) {
+        if self.metrics.log_limit.allow() {
             log::warn!("net: queue {queue} is left alone until a reset: {error}");
         }
     }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use base::{StopSignal, Worker};
 use device::{CreateError, DeviceContext, DeviceModule, FdTable, parse_config};
 use memory::GuestRam;
-use observe::{Counter, RateLimit};
+use observe::{Counter, LogLimit};
 use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 use state::{Saved, Schema};
-use virtio::{Activation, ActiveQueue, Chain, DeviceError, QueueInterrupt, RingError, Rounds, VirtioDevice};
+use virtio::{Activation, ActiveQueue, Chain, DeviceError, QueueInterrupt, QueueLoop, RingError, VirtioDevice};
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use vmm_api::DeviceSpec;
 use vmm_api::devices::{DeviceConfig, RngConfig};
@@ -48,7 +48,7 @@ impl DeviceModule for RngModule {
                 bytes: counter("rng_bytes_total"),
                 refused: counter("rng_refused_chains_total"),
             },
-            complaints: Arc::new(RateLimit::new(2)),
+            log_limit: Arc::new(LogLimit::new(2)),
             worker: None,
         }))
     }
@@ -72,7 +72,7 @@ struct Metrics {
 struct Rng {
     metrics: Metrics,
     // Outlives activations, or a guest could have a line with each reset.
-    complaints: Arc<RateLimit>,
+    log_limit: Arc<LogLimit>,
     worker: Option<Worker<Server>>,
 }
 
@@ -97,15 +97,15 @@ impl VirtioDevice for Rng {
         let Some(queue) = activation.queues.into_iter().next() else {
             return Err(DeviceError::MissingQueue(0));
         };
-        let rounds = Rounds::of(&queue)?;
+        let queue_loop = QueueLoop::of(&queue)?;
         let server = Server {
             queue,
             memory: activation.memory,
             interrupt: activation.interrupt,
             metrics: self.metrics.clone(),
-            complaints: Arc::clone(&self.complaints),
+            log_limit: Arc::clone(&self.log_limit),
         };
-        let worker = Worker::spawn("rng", server, move |server, stop| server.run(&rounds, stop))?;
+        let worker = Worker::spawn("rng", server, move |server, stop| server.run(&queue_loop, stop))?;
         self.worker = Some(worker);
         Ok(())
     }
@@ -131,14 +131,14 @@ struct Server {
     memory: Arc<GuestRam>,
     interrupt: Arc<dyn QueueInterrupt>,
     metrics: Metrics,
-    complaints: Arc<RateLimit>,
+    log_limit: Arc<LogLimit>,
 }
 
 impl Server {
     /// Serves requests until it is stopped. Nothing is under way between two requests, so there is nothing to drain.
-    fn run(mut self, rounds: &Rounds, stop: &StopSignal) -> Self {
-        let complaints = Arc::clone(&self.complaints);
-        rounds.serve("rng", stop, &complaints, || self.serve());
+    fn run(mut self, queue_loop: &QueueLoop, stop: &StopSignal) -> Self {
+        let log_limit = Arc::clone(&self.log_limit);
+        queue_loop.serve("rng", stop, &log_limit, || self.serve());
         self
     }
 
@@ -163,7 +163,7 @@ impl Server {
             }
         }
         self.queue.notify(&memory, self.interrupt.as_ref())?;
-        self.queue.enable_kicks_or_linger(&memory)
+        self.queue.enable_kicks_unless_polling(&memory)
     }
 
     /// Fills a request's writable buffers; returns how many bytes it got.
@@ -177,7 +177,7 @@ impl Server {
             let random = rustix::rand::getrandom(&mut bytes[..count], GetRandomFlags::empty());
             let written = random.map_err(Into::into).and_then(|got| writer.write(&bytes[..got]));
             if let Err(error) = written {
-                if self.complaints.allow() {
+                if self.log_limit.allow() {
                     log::warn!("rng: the host gives no entropy: {error}");
                 }
                 break;

@@ -6,7 +6,7 @@ use base::EventFd;
 use device::CreateError;
 use engine::Interrupt;
 use memory::Ram;
-use observe::RateLimit;
+use observe::LogLimit;
 use pci::config::{Command, register};
 use pci::{BAR_COUNT, ConfigSpace, MemoryRanges, MsixTable, PciFunction};
 use vfio::{CONFIG_REGION, Container, Function, Region};
@@ -22,8 +22,8 @@ const MSIX_ENABLE: u16 = 1 << 15;
 /// Where in its capability that stands.
 const MSIX_CONTROL: usize = 2;
 
-/// Complaints in a second, which a guest can cause.
-const COMPLAINTS: u32 = 2;
+/// Log lines in a second, which a guest can cause.
+const LOG_LINES: u32 = 2;
 
 struct State {
     space: ConfigSpace,
@@ -46,7 +46,7 @@ pub(crate) struct Registers {
     config: Region,
     table: Place,
     pending: Place,
-    complaints: RateLimit,
+    log_limit: LogLimit,
 }
 
 impl Registers {
@@ -83,7 +83,7 @@ impl Registers {
             config,
             table: description.table(),
             pending: description.pending(),
-            complaints: RateLimit::new(COMPLAINTS),
+            log_limit: LogLimit::new(LOG_LINES),
         })
     }
 
@@ -105,7 +105,7 @@ impl Registers {
         if on != state.on {
             match self.function.set_interrupts(&events) {
                 Ok(()) => state.on = on,
-                Err(error) => self.complain("its interrupts", &error),
+                Err(error) => self.warn("its interrupts", &error),
             }
         }
         if on {
@@ -119,13 +119,13 @@ impl Registers {
         // It is not to raise INTx, which nobody would hear.
         let bits = (passed | Command::INTERRUPT_DISABLE).bits().to_le_bytes();
         if let Err(error) = self.function.write(&self.config, register::COMMAND as u64, &bits) {
-            self.complain("its command register", &error);
+            self.warn("its command register", &error);
         }
     }
 
     /// What a guest can cause as often as it likes.
-    fn complain(&self, what: &str, error: &dyn std::error::Error) {
-        if self.complaints.allow() {
+    fn warn(&self, what: &str, error: &dyn std::error::Error) {
+        if self.log_limit.allow() {
             log::warn!("a PCI function of the host cannot be used: {what}: {error}");
         }
     }
@@ -162,7 +162,7 @@ impl PciFunction for Registers {
             self.state().msix.read_pending(at, data);
         } else if let Err(error) = self.function.read(&self.bars[bar], offset, data) {
             data.fill(0xff);
-            self.complain("reading a register", &error);
+            self.warn("reading a register", &error);
         }
     }
 
@@ -172,7 +172,7 @@ impl PciFunction for Registers {
         } else if self.pending.hit(bar, offset).is_none()
             && let Err(error) = self.function.write(&self.bars[bar], offset, data)
         {
-            self.complain("writing a register", &error);
+            self.warn("writing a register", &error);
         }
     }
 }

@@ -13,11 +13,11 @@
 
 use std::sync::Arc;
 
-use observe::RateLimit;
+use observe::LogLimit;
 use serde::{Deserialize, Serialize};
 use state::{Saved, Schema, StateError};
 use virtio::virtio_queue::QueueState;
-use virtio::{Activation, ActiveQueue, DeviceError, Duty, VirtioDevice, take_queue};
+use virtio::{Activation, ActiveQueue, DeviceError, DeviceWorker, VirtioDevice, take_queue};
 
 use crate::events::{Events, Stage};
 use crate::host::FIRST_PORT;
@@ -73,7 +73,7 @@ impl Schema for VsockState {
 #[derive(Debug)]
 pub struct Vsock {
     cid: u32,
-    duty: Duty<Box<Switch>, Running>,
+    worker: DeviceWorker<Box<Switch>, Running>,
     /// The queues as they were given back.
     given: Vec<QueueState>,
     /// Queues beside the three that there are: none.
@@ -83,7 +83,7 @@ pub struct Vsock {
     /// Restored and not activated yet.
     restored: bool,
     /// Of rings that make no sense.
-    complaints: Arc<RateLimit>,
+    log_limit: Arc<LogLimit>,
 }
 
 impl Vsock {
@@ -91,12 +91,12 @@ impl Vsock {
     pub(crate) fn new(cid: u32, switch: Switch) -> Self {
         Self {
             cid,
-            duty: Duty::Idle(Box::new(switch)),
+            worker: DeviceWorker::Idle(Box::new(switch)),
             given: Vec::new(),
             others: Vec::new(),
             stage: Stage::Quiet,
             restored: false,
-            complaints: Arc::new(RateLimit::new(2)),
+            log_limit: Arc::new(LogLimit::new(2)),
         }
     }
 }
@@ -127,8 +127,8 @@ impl VirtioDevice for Vsock {
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
         let mut queues = activation.queues;
         let states: Vec<QueueState> = queues.iter().map(|queue| queue.queue.state()).collect();
-        let rx = Ring::new(take_queue(&mut queues, RX)?, Arc::clone(&self.complaints));
-        let tx = Ring::new(take_queue(&mut queues, TX)?, Arc::clone(&self.complaints));
+        let rx = Ring::new(take_queue(&mut queues, RX)?, Arc::clone(&self.log_limit));
+        let tx = Ring::new(take_queue(&mut queues, TX)?, Arc::clone(&self.log_limit));
         let event = take_queue(&mut queues, EVENT).ok();
         let goes_on = states == self.given;
         if !goes_on && !std::mem::take(&mut self.restored) {
@@ -136,7 +136,7 @@ impl VirtioDevice for Vsock {
             self.stage = Stage::Quiet;
         }
         let events = Events {
-            ring: event.map(|queue| Ring::new(queue, Arc::clone(&self.complaints))),
+            ring: event.map(|queue| Ring::new(queue, Arc::clone(&self.log_limit))),
             stage: self.stage,
         };
         self.others = queues;
@@ -153,18 +153,18 @@ impl VirtioDevice for Vsock {
                 events,
             }
         };
-        self.duty.begin("vsock", prepare, worker::run)
+        self.worker.start("vsock", prepare, worker::run)
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
-        let Some(running) = self.duty.end("vsock") else {
+        let Some(running) = self.worker.stop("vsock") else {
             return Vec::new();
         };
         let Running {
             switch, rx, tx, events, ..
         } = *running;
         self.stage = events.stage;
-        self.duty.rest(Box::new(switch));
+        self.worker.set_idle(Box::new(switch));
         let mut queues = vec![rx.active, tx.active];
         queues.extend(events.ring.map(|ring| ring.active));
         queues.append(&mut self.others);
@@ -173,7 +173,7 @@ impl VirtioDevice for Vsock {
     }
 
     fn save(&self) -> Result<Saved, DeviceError> {
-        let Duty::Idle(switch) = &self.duty else {
+        let DeviceWorker::Idle(switch) = &self.worker else {
             return Err(DeviceError::Lost);
         };
         Ok(Saved::of(&VsockState {
@@ -183,7 +183,7 @@ impl VirtioDevice for Vsock {
 
     fn restore(&mut self, saved: &Saved) -> Result<(), DeviceError> {
         let VsockState { next_port } = saved.read("vsock")?;
-        let Duty::Idle(switch) = &mut self.duty else {
+        let DeviceWorker::Idle(switch) = &mut self.worker else {
             return Err(DeviceError::Lost);
         };
         if !switch.host.set_next_port(next_port) {

@@ -66,7 +66,7 @@ impl Switch {
     /// Counts what the specification does not allow.
     pub(crate) fn malformed(&self, what: std::fmt::Arguments<'_>) {
         self.metrics.malformed.increment();
-        self.complain(what);
+        self.warn(what);
     }
 
     /// Answers that there is no such connection. RST itself has no answer, or two sides would reset for ever.
@@ -165,7 +165,7 @@ impl Switch {
             return connection.shut_by_host(SHUTDOWN_BOTH);
         }
         if let Err(error) = connection.pass_shutdown() {
-            self.complain(format_args!("a socket cannot be shut down: {error}"));
+            self.warn(format_args!("a socket cannot be shut down: {error}"));
             self.reset(key);
         }
     }
@@ -186,7 +186,7 @@ impl Switch {
             connection.credit.forwarded(length);
             if let Err(error) = result {
                 connection.shut_by_host(SHUTDOWN_BOTH);
-                self.complain(format_args!("what the guest sends cannot be buffered: {error}"));
+                self.warn(format_args!("what the guest sends cannot be buffered: {error}"));
             }
             return;
         }

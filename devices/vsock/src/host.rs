@@ -128,7 +128,7 @@ impl Switch {
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => (),
                 Err(error) => {
-                    self.complain(format_args!("no connection can be accepted just now: {error}"));
+                    self.warn(format_args!("no connection can be accepted just now: {error}"));
                     if let Err(error) = self.epoll.remove(listener) {
                         log::error!("the vsock listener cannot be left alone: {error}");
                     }
@@ -147,7 +147,7 @@ impl Switch {
                 self.settle(key);
             }
             None => {
-                self.complain(format_args!("too many connections; one into the guest is refused"));
+                self.warn(format_args!("too many connections; one into the guest is refused"));
                 self.metrics.refused.increment();
             }
         }
@@ -193,7 +193,7 @@ impl Switch {
         match line.read(socket) {
             Greeting::Partial => (),
             Greeting::Bad => {
-                self.complain(format_args!(
+                self.warn(format_args!(
                     "a connection was closed: its first line was not `CONNECT <port>`"
                 ));
                 self.reset(key);
@@ -225,7 +225,7 @@ impl Switch {
     /// The guest wants to connect: to a file, or to somebody on the host, who now has the other end.
     pub(crate) fn open_to_host(&mut self, port: u32) -> Option<Connection> {
         if self.table.is_full() {
-            self.complain(format_args!(
+            self.warn(format_args!(
                 "too many connections; the guest's to port {port} is refused"
             ));
             return None;
@@ -238,7 +238,7 @@ impl Switch {
         match self.host.hand_over(port) {
             Ok(socket) => Some(Connection::new(Stage::Established, Some(socket))),
             Err(error) => {
-                self.complain(format_args!(
+                self.warn(format_args!(
                     "the guest's connection to port {port} is refused: {error}"
                 ));
                 None
@@ -260,7 +260,7 @@ impl Switch {
             }
         };
         if let Err(error) = result {
-            self.complain(format_args!("a socket cannot be shut down: {error}"));
+            self.warn(format_args!("a socket cannot be shut down: {error}"));
             self.reset(key);
         }
     }

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use memory::GuestRam;
-use observe::RateLimit;
+use observe::LogLimit;
 use virtio::buffers::Cursor;
 use virtio::virtio_queue::{QueueOwnedT, QueueT};
 use virtio::{ActiveQueue, BadChain, Chain, QueueInterrupt, RingError};
@@ -21,19 +21,19 @@ pub(crate) struct Ring {
     listening: bool,
     used: bool,
     broken: bool,
-    complaints: Arc<RateLimit>,
+    log_limit: Arc<LogLimit>,
 }
 
 impl Ring {
     /// Begins to work on `active`. The limit outlives it, or a guest could have a line with each reset.
-    pub(crate) fn new(active: ActiveQueue, complaints: Arc<RateLimit>) -> Self {
+    pub(crate) fn new(active: ActiveQueue, log_limit: Arc<LogLimit>) -> Self {
         Self {
             active,
             // The driver kicks until it is told not to.
             listening: true,
             used: false,
             broken: false,
-            complaints,
+            log_limit,
         }
     }
 
@@ -117,7 +117,7 @@ impl Ring {
 
     /// The ring makes no sense. It is left alone until the driver resets the device; said once.
     fn fail(&mut self, error: &RingError) {
-        if !std::mem::replace(&mut self.broken, true) && self.complaints.allow() {
+        if !std::mem::replace(&mut self.broken, true) && self.log_limit.allow() {
             log::warn!(
                 "vsock queue {} is not served until the driver resets the device: {error}",
                 self.active.index

@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use base::Epoll;
-use observe::RateLimit;
+use observe::LogLimit;
 
 use crate::connection::{Due, Stage};
 use crate::host::Host;
@@ -33,7 +33,7 @@ pub(crate) struct Switch {
     pub(crate) table: Table,
     pub(crate) resets: Resets,
     pub(crate) metrics: Metrics,
-    complaints: RateLimit,
+    log_limit: LogLimit,
 }
 
 impl Switch {
@@ -51,7 +51,7 @@ impl Switch {
             table: Table::default(),
             resets: Resets::default(),
             metrics,
-            complaints: RateLimit::new(5),
+            log_limit: LogLimit::new(5),
         })
     }
 
@@ -99,7 +99,7 @@ impl Switch {
         };
         connection.watched = wanted;
         if let Err(error) = result {
-            self.complain(format_args!("a socket cannot be waited for: {error}"));
+            self.warn(format_args!("a socket cannot be waited for: {error}"));
             self.reset(key);
         }
     }
@@ -174,15 +174,15 @@ impl Switch {
         while let Some((deadline, key)) = self.table.next_deadline()
             && deadline <= now
         {
-            self.complain(format_args!("a connection was given up: it waited for too long"));
+            self.warn(format_args!("a connection was given up: it waited for too long"));
             self.reset(key);
         }
         self.host.wake(&self.epoll, now);
     }
 
     /// Logs what the guest or a peer can cause, a few times a second at most.
-    pub(crate) fn complain(&self, what: fmt::Arguments<'_>) {
-        if self.complaints.allow() {
+    pub(crate) fn warn(&self, what: fmt::Arguments<'_>) {
+        if self.log_limit.allow() {
             log::warn!("vsock {}: {what}", self.cid);
         }
     }

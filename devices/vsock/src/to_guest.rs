@@ -135,7 +135,7 @@ impl Switch {
                 connection.shut_by_host(SHUTDOWN_RECEIVE);
             }
             _ => {
-                self.complain(format_args!("a connection was reset: {error}"));
+                self.warn(format_args!("a connection was reset: {error}"));
                 self.reset(key);
             }
         }

@@ -235,7 +235,7 @@ fn walk_ring(input: &[u8]) -> u64 {
         index: 0,
         queue,
         kick: Arc::new(kick),
-        linger: virtio::Linger::default(),
+        busy_poll: virtio::BusyPoll::default(),
         held: Vec::new(),
     };
     let mut ends = String::new();

@@ -190,7 +190,7 @@ pub(crate) fn vmm_packets() -> Target {
         kvm: None,
         claim: None,
         memory_mode: vmm_api::MemoryMode::Identity,
-        linger_us: None,
+        busy_poll_us: None,
         serial: Some(FdRef(2)),
         serial_keep: Some(1 << 20),
         devices: Vec::new(),

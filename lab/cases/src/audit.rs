@@ -32,7 +32,11 @@ const FILTERS: [(&str, &[&str], &str); 14] = [
         include_str!("../../../bin/vmm/seccomp/restorer.toml"),
     ),
     ("pager", &["pager"], include_str!("../../../bin/vmm/seccomp/pager.toml")),
-    ("giver", &["giver"], include_str!("../../../bin/vmm/seccomp/giver.toml")),
+    (
+        "pinner",
+        &["pinner"],
+        include_str!("../../../bin/vmm/seccomp/pinner.toml"),
+    ),
     ("vcpu", &["vcpu"], include_str!("../../../bin/vmm/seccomp/vcpu.toml")),
     (
         "block",

@@ -61,7 +61,7 @@ impl<'a> Builder<'a> {
             kvm: None,
             claim: None,
             memory_mode: MemoryMode::default(),
-            linger_us: None,
+            busy_poll_us: None,
             serial: None,
             serial_keep: None,
             devices: Vec::new(),
@@ -130,14 +130,14 @@ impl<'a> Builder<'a> {
     }
 
     /// In memory that nobody translates; it has to be given a claim too.
-    pub(crate) fn in_place(mut self) -> Self {
+    pub(crate) fn identity(mut self) -> Self {
         self.config.memory_mode = MemoryMode::Identity;
         self
     }
 
     /// Its devices look for its next request for so long; it has to be given a claim too.
-    pub(crate) fn linger(mut self, linger: Duration) -> Result<Self> {
-        self.config.linger_us = Some(u32::try_from(linger.as_micros())?);
+    pub(crate) fn busy_poll(mut self, busy_poll: Duration) -> Result<Self> {
+        self.config.busy_poll_us = Some(u32::try_from(busy_poll.as_micros())?);
         Ok(self)
     }
 
@@ -244,7 +244,7 @@ impl<'a> Builder<'a> {
             serial_keep: None,
             devices: self.config.devices,
             write_set: Vec::new(),
-            untold: false,
+            skip_notification: false,
             paging: Paging::Mapped,
         };
         let fds: Vec<BorrowedFd<'_>> = self.fds.iter().map(AsFd::as_fd).collect();

@@ -194,7 +194,7 @@ mod tests {
         let range = |start, length| Range { start, length };
         let root = Root::Ports {
             ports: range(0xc000, 0x4000),
-            tables: ram.place().unwrap().tables,
+            tables: ram.identity_layout().unwrap().tables,
         };
         assert_eq!(tables_of(&ram, &Board { root, ..board(64) }), ["FACP", "APIC"]);
     }

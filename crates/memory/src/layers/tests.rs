@@ -234,7 +234,7 @@ fn pages_that_are_copied_ahead_are_what_they_were_and_count_as_changed() {
     let ram = base();
     let before = words(&ram);
     // What the memory does not have is left out, and what follows is not.
-    ram.copy_ahead(&[(0, 2), (PAGES, 1), (0, PAGES + 1), (u64::MAX, 2), (100, 28)]);
+    ram.populate_write(&[(0, 2), (PAGES, 1), (0, PAGES + 1), (u64::MAX, 2), (100, 28)]);
     assert_eq!(words(&ram), before);
     let runs = ram.write_set(Some(&pagemap()), 1000).unwrap();
     assert_eq!(runs, [(0, 2), (100, 28)]);

@@ -131,7 +131,7 @@ impl Restoring {
     /// Whether its kernel is told that it goes on from a state of before. That takes a clone's first milliseconds, and is needed
     /// where commands had run in what it is a clone of.
     pub(crate) fn told_if(mut self, commands_ran: bool) -> Self {
-        self.config.untold = !commands_ran;
+        self.config.skip_notification = !commands_ran;
         self
     }
 }
@@ -188,7 +188,7 @@ pub(crate) fn prepare(
             node_api::MemoryMode::Translated => MemoryMode::Translated,
             node_api::MemoryMode::Identity => MemoryMode::Identity,
         },
-        linger_us: None,
+        busy_poll_us: None,
         serial: stage.serial,
         serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
         devices: stage.devices,
@@ -287,7 +287,7 @@ fn from_place(mut stage: Stage, place: &Place) -> Result<(RestoreConfig, Fds), E
         serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
         devices: stage.devices,
         write_set: PageRuns::new(),
-        untold: false,
+        skip_notification: false,
         paging: vmm_api::Paging::Mapped,
     };
     config.validate()?;

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base::EventFd;
 use engine::{Doorbell, Vm};
 use memory::GuestRam;
-use observe::{Counter, RateLimit, Registry};
+use observe::{Counter, LogLimit, Registry};
 use pci::{ConfigSpace, MemoryRanges, MsixTable, PciError, PciFunction};
 use virtio_bindings::{
     virtio_config::VIRTIO_F_VERSION_1,
@@ -30,8 +30,8 @@ use virtio_bindings::{
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemory, Permissions};
 
+use crate::busy_poll::BusyPoll;
 use crate::device::{Activation, ActiveQueue, DeviceError, QueueInterrupt, VirtioDevice};
-use crate::linger::Linger;
 use common::{CommonConfig, Effect, QueueSetup};
 use layout::{Layout, Region};
 pub use saved::{DeviceState, TransportState};
@@ -139,7 +139,7 @@ pub struct VirtioPciDevice {
     kicks: Vec<Arc<EventFd>>,
     signals: Arc<Signals>,
     metrics: Metrics,
-    complaints: RateLimit,
+    log_limit: LogLimit,
     state: Mutex<State>,
 }
 
@@ -218,7 +218,7 @@ impl VirtioPciDevice {
             kicks,
             signals,
             metrics: Metrics::new(metrics, id),
-            complaints: RateLimit::new(4),
+            log_limit: LogLimit::new(4),
             state: Mutex::new(state),
         }))
     }
@@ -317,7 +317,7 @@ impl VirtioPciDevice {
     /// Tells the driver that only a reset helps (2.1.2).
     fn give_up(&self, state: &mut State, why: &str) {
         self.metrics.config_errors.increment();
-        if self.complaints.allow() {
+        if self.log_limit.allow() {
             log::warn!("{}: the device needs a reset: {why}", self.id);
         }
         state.common.set_needs_reset();
@@ -339,7 +339,7 @@ impl VirtioPciDevice {
                     index,
                     queue,
                     kick: Arc::clone(kick),
-                    linger: Linger::up_to(self.vm.linger()),
+                    busy_poll: BusyPoll::up_to(self.vm.busy_poll()),
                     held: Vec::new(),
                 })
             })
@@ -393,7 +393,7 @@ impl VirtioPciDevice {
             match self.vm.attach_doorbell(bell, &self.kicks[queue]) {
                 Ok(()) => state.doorbells.push((bell, queue)),
                 // The guest moved the BAR onto another device's; kicks come as exits then.
-                Err(error) if self.complaints.allow() => {
+                Err(error) if self.log_limit.allow() => {
                     log::warn!("{}: no doorbell at {bell:x?}: {error}", self.id);
                 }
                 Err(_) => (),

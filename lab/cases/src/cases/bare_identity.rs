@@ -67,7 +67,7 @@ fn host(host: &Host) -> Result<()> {
 
 fn builder<'a>(host: &'a Host, device: &Device, cpus: std::ops::Range<u32>) -> Result<Builder<'a>> {
     let claim = device.claim(&cpus.clone().collect::<Vec<_>>())?;
-    let builder = Builder::new(host)?.cpus(u32::try_from(cpus.len())?).in_place();
+    let builder = Builder::new(host)?.cpus(u32::try_from(cpus.len())?).identity();
     builder.claim(claim.as_fd().try_clone_to_owned()?)
 }
 

@@ -58,10 +58,10 @@ fn host(host: &Host) -> Result<()> {
 }
 
 /// How often a guest's accesses to registers come out while it reads the disk.
-fn exits(host: &Host, device: &Device, linger: Duration) -> Result<u64> {
+fn exits(host: &Host, device: &Device, busy_poll: Duration) -> Result<u64> {
     let all = online()?;
     let claim = device.claim(&[CPU])?;
-    let mut builder = Builder::new(host)?.linger(linger)?;
+    let mut builder = Builder::new(host)?.busy_poll(busy_poll)?;
     let file = builder.fd(File::open(host.scratch.join("data"))?);
     let config = BlockConfig {
         file,

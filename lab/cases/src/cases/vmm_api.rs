@@ -61,7 +61,7 @@ fn good() -> VmConfig {
         kvm: Some(FdRef(1)),
         claim: None,
         memory_mode: vmm_api::MemoryMode::default(),
-        linger_us: None,
+        busy_poll_us: None,
         serial: None,
         serial_keep: None,
         devices: Vec::new(),
@@ -195,7 +195,7 @@ fn inherited_kvm(host: &Host) -> Result<()> {
         serial_keep: None,
         devices: Vec::new(),
         write_set: Vec::new(),
-        untold: false,
+        skip_notification: false,
         paging: Paging::Mapped,
     };
     let ends = |mut vmm: Vmm| {

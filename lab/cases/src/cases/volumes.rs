@@ -180,7 +180,7 @@ pub(super) fn jail(daemon: &Daemon<'_>, threads: usize) -> Result<()> {
                 serving += 1;
                 FILES
             }
-            "threads-aside" => FILES,
+            "threads-priv" => FILES,
             _ => 0,
         };
         for set in ["CapEff:", "CapPrm:"] {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::long_mode;
 use anyhow::{Context, Result};
-use engine::{CpuModel, Engine, Exit, Placed, Presence, Vcpu, Vm};
+use engine::{CpuModel, Engine, Exit, IdentityMemory, Presence, Vcpu, Vm};
 use engine_bare::BareEngine;
 use vm_memory::{Address, Bytes, GuestMemoryRegion, MemoryRegionAddress};
 
@@ -49,12 +49,12 @@ pub(super) struct Guest {
     // Dropped in this order.
     pub(super) vcpus: Vec<Box<dyn Vcpu>>,
     pub(super) vm: Arc<dyn Vm>,
-    pub(super) placed: Placed,
+    pub(super) placed: IdentityMemory,
 }
 
 impl Guest {
     pub(super) fn new(engine: &BareEngine, vcpus: u32) -> Result<Self> {
-        let (vm, placed) = engine.create_vm_in_place(CpuModel::Host, SIZE)?;
+        let (vm, placed) = engine.create_identity_vm(CpuModel::Host, SIZE)?;
         for (slot, region) in (0..).zip([&placed.low, &placed.main]) {
             vm.map_ram(slot, Arc::clone(region), Presence::AtOnce)?;
         }

@@ -82,7 +82,7 @@ fn host(host: &Host) -> Result<()> {
         "at first there is {whole:?}"
     );
     for (what, test) in [
-        ("in place", in_place as fn(&Device, Claim) -> Result<()>),
+        ("identity", identity as fn(&Device, Claim) -> Result<()>),
         ("types of memory", types),
         ("turns", turns),
         ("mappings", mappings),
@@ -119,7 +119,7 @@ fn unreserved(host: &Host) -> Result<()> {
 
 /// A guest of this size cannot be had, with these words.
 fn expect(engine: &BareEngine, size: u64, words: &[&str]) -> Result<()> {
-    let Err(EngineError::Unusable(said)) = engine.create_vm_in_place(CpuModel::Host, size).map(drop) else {
+    let Err(EngineError::Unusable(said)) = engine.create_identity_vm(CpuModel::Host, size).map(drop) else {
         bail!("a guest of {size} bytes is not refused");
     };
     ensure!(words.iter().all(|word| said.contains(word)), "said was: {said}");
@@ -169,7 +169,7 @@ impl Page {
 }
 
 /// It reads and writes its memory where the bus has it, and reads what is not its own; only what it does at a port comes out.
-fn in_place(_: &Device, claim: Claim) -> Result<()> {
+fn identity(_: &Device, claim: Claim) -> Result<()> {
     let vcpus = u32::try_from(claim.cpus().count())?;
     let engine = BareEngine::from_fd(claim.into())?;
     let mut guest = Guest::new(&engine, vcpus)?;

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 /// At most so many a second; cheap enough for hot paths.
 #[derive(Debug)]
-pub struct RateLimit {
+pub struct LogLimit {
     per_second: u64,
     began: Instant,
     // The second that is being counted (high half) and how many were let through in it (low half).
     window: AtomicU64,
 }
 
-impl RateLimit {
+impl LogLimit {
     /// Lets `per_second` through.
     pub fn new(per_second: u32) -> Self {
         Self {
@@ -95,7 +95,7 @@ impl Repeated {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::{RateLimit, Repeated};
+    use super::{LogLimit, Repeated};
 
     #[test]
     fn what_is_said_again_is_counted_until_it_is_due() {
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn each_second_has_its_own_allowance() {
-        let limit = RateLimit::new(2);
+        let limit = LogLimit::new(2);
         let passed: Vec<bool> = [0, 0, 0, 1, 1, 1, 5]
             .into_iter()
             .map(|second| limit.allow_at(second))

@@ -1,4 +1,5 @@
-//! How long whoever serves a queue goes on looking for requests after the last one, before it asks the driver for kicks. Knows no queue.
+//! Busy-polling: how long whoever serves a queue goes on looking for requests after the last one, before it asks the driver for kicks.
+//! Knows no queue.
 //!
 //! A driver does not kick while nobody asks it to (2.7.10). Where a kick stops a vCPU for as long as it takes to wake a thread, it pays
 //! to look for a while: a driver that waits for an answer often has its next request ready soon after it. Whether it has is learnt
@@ -11,7 +12,7 @@ const LEAST: u32 = 8;
 
 /// The window of one queue; the default is none at all.
 #[derive(Debug, Default)]
-pub struct Linger {
+pub struct BusyPoll {
     most: Duration,
     window: Duration,
     last: Option<Instant>,
@@ -19,7 +20,7 @@ pub struct Linger {
     asked: bool,
 }
 
-impl Linger {
+impl BusyPoll {
     /// Looks for as long as this at most.
     pub fn up_to(most: Duration) -> Self {
         Self {
@@ -70,37 +71,37 @@ mod tests {
 
     #[test]
     fn it_looks_as_long_as_requests_come_soon() {
-        let mut linger = Linger::up_to(MOST);
+        let mut poll = BusyPoll::up_to(MOST);
         let mut now = Instant::now();
-        linger.found_at(now);
-        assert!(!linger.goes_on_at(now), "nothing is known yet");
+        poll.found_at(now);
+        assert!(!poll.goes_on_at(now), "nothing is known yet");
         for window in [10, 20, 40, 80, 80] {
-            linger.ask();
+            poll.ask();
             now += MOST / 2;
-            linger.found_at(now);
+            poll.found_at(now);
             let last = now + Duration::from_micros(window - 1);
-            assert!(linger.goes_on_at(last) && !linger.goes_on_at(last + Duration::from_micros(1)));
+            assert!(poll.goes_on_at(last) && !poll.goes_on_at(last + Duration::from_micros(1)));
         }
         // What is found without a kick changes nothing.
-        linger.found_at(now);
-        assert_eq!(linger.window, MOST);
+        poll.found_at(now);
+        assert_eq!(poll.window, MOST);
         for window in [40, 20, 10, 0, 0] {
-            linger.ask();
+            poll.ask();
             now += MOST;
-            linger.found_at(now);
-            assert_eq!(linger.window, Duration::from_micros(window));
+            poll.found_at(now);
+            assert_eq!(poll.window, Duration::from_micros(window));
         }
-        assert!(!linger.goes_on_at(now));
+        assert!(!poll.goes_on_at(now));
     }
 
     #[test]
     fn by_default_it_never_looks() {
-        let mut linger = Linger::default();
+        let mut poll = BusyPoll::default();
         for _ in 0..4 {
-            linger.found();
-            assert!(!linger.goes_on());
-            linger.ask();
+            poll.found();
+            assert!(!poll.goes_on());
+            poll.ask();
         }
-        assert_eq!(linger.last, None, "it has not even looked at a clock");
+        assert_eq!(poll.last, None, "it has not even looked at a clock");
     }
 }

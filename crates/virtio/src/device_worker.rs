@@ -2,8 +2,8 @@
 //! queue and no device.
 //!
 //! ```text
-//!  Idle(rest) ── begin ──▶ Working(thread) ── end ──▶ Lost ── rest ──▶ Idle(rest)
-//!                 └─ no thread could be had ──▶ Lost ◀── the thread panicked
+//!  Idle(state) ── start ──▶ Running(thread) ── stop ──▶ Lost ── set_idle ──▶ Idle(state)
+//!                  └─ no thread could be had ──▶ Lost ◀── the thread panicked
 //! ```
 
 use std::fmt;
@@ -14,40 +14,40 @@ use base::worker::StopSignal;
 
 use crate::device::{ActiveQueue, DeviceError};
 
-/// Where a device's state is: with the device (`Rest`), or with its thread (`Work`).
-pub enum Duty<Rest, Work> {
+/// Where a device's state is: with the device (`State`), or with its thread (`Work`).
+pub enum DeviceWorker<State, Work> {
     /// With the device.
-    Idle(Rest),
+    Idle(State),
     /// With the thread.
-    Working(Worker<Box<Work>>),
+    Running(Worker<Box<Work>>),
     /// Nowhere: the thread could not be started or panicked, and what it owned is gone.
     Lost,
 }
 
-impl<Rest, Work: Send + 'static> Duty<Rest, Work> {
+impl<State, Work: Send + 'static> DeviceWorker<State, Work> {
     /// Starts the thread `name` with what `prepare` makes of the device's state.
     ///
     /// # Errors
     /// No thread could be had, or there is one, or the last one took the state with it.
-    pub fn begin(
+    pub fn start(
         &mut self,
         name: &str,
-        prepare: impl FnOnce(Rest) -> Work,
+        prepare: impl FnOnce(State) -> Work,
         body: impl FnOnce(Box<Work>, &StopSignal) -> Box<Work> + Send + 'static,
     ) -> Result<(), DeviceError> {
-        let Self::Idle(rest) = std::mem::replace(self, Self::Lost) else {
+        let Self::Idle(state) = std::mem::replace(self, Self::Lost) else {
             let lost = "it was activated twice, or has lost its thread";
             return Err(DeviceError::Host(io::Error::other(lost)));
         };
-        *self = Self::Working(Worker::spawn(name, Box::new(prepare(rest)), body)?);
+        *self = Self::Running(Worker::spawn(name, Box::new(prepare(state)), body)?);
         Ok(())
     }
 
     /// Stops the thread and tells what it had; `None` when there is none or it panicked. The device then gives back
-    /// what it keeps, by [`Duty::rest`].
-    pub fn end(&mut self, name: &str) -> Option<Box<Work>> {
+    /// what it keeps, by [`DeviceWorker::set_idle`].
+    pub fn stop(&mut self, name: &str) -> Option<Box<Work>> {
         let worker = match std::mem::replace(self, Self::Lost) {
-            Self::Working(worker) => worker,
+            Self::Running(worker) => worker,
             other => {
                 *self = other;
                 return None;
@@ -61,16 +61,16 @@ impl<Rest, Work: Send + 'static> Duty<Rest, Work> {
     }
 
     /// The device has its state again.
-    pub fn rest(&mut self, rest: Rest) {
-        *self = Self::Idle(rest);
+    pub fn set_idle(&mut self, state: State) {
+        *self = Self::Idle(state);
     }
 }
 
-impl<Rest, Work> fmt::Debug for Duty<Rest, Work> {
+impl<State, Work> fmt::Debug for DeviceWorker<State, Work> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Idle(_) => "Idle",
-            Self::Working(_) => "Working",
+            Self::Running(_) => "Running",
             Self::Lost => "Lost",
         })
     }
@@ -100,23 +100,24 @@ mod tests {
 
     #[test]
     fn the_state_goes_to_the_thread_and_comes_back() {
-        let mut duty = Duty::Idle("kept");
-        assert!(duty.end("test").is_none(), "there is no thread");
-        duty.begin("test", |rest| u32::try_from(rest.len()).unwrap(), wait)
+        let mut worker = DeviceWorker::Idle("kept");
+        assert!(worker.stop("test").is_none(), "there is no thread");
+        worker
+            .start("test", |state| u32::try_from(state.len()).unwrap(), wait)
             .unwrap();
-        assert_eq!(*duty.end("test").unwrap(), 4);
-        duty.rest("kept");
-        assert!(matches!(duty, Duty::Idle("kept")));
+        assert_eq!(*worker.stop("test").unwrap(), 4);
+        worker.set_idle("kept");
+        assert!(matches!(worker, DeviceWorker::Idle("kept")));
     }
 
     #[test]
-    fn a_second_beginning_and_a_panic_are_the_end() {
-        let mut duty = Duty::Idle(());
-        duty.begin("test", |()| 1, wait).unwrap();
-        assert!(duty.begin("test", |()| 2, wait).is_err());
-        let mut duty = Duty::Idle(());
-        duty.begin("test", |()| 1, |_, _| panic!("on purpose")).unwrap();
-        assert!(duty.end("test").is_none());
-        assert!(duty.begin("test", |()| 2, wait).is_err());
+    fn a_second_start_and_a_panic_are_the_end() {
+        let mut worker = DeviceWorker::Idle(());
+        worker.start("test", |()| 1, wait).unwrap();
+        assert!(worker.start("test", |()| 2, wait).is_err());
+        let mut worker = DeviceWorker::Idle(());
+        worker.start("test", |()| 1, |_, _| panic!("on purpose")).unwrap();
+        assert!(worker.stop("test").is_none());
+        assert!(worker.start("test", |()| 2, wait).is_err());
     }
 }

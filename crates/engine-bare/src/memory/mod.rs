@@ -1,5 +1,8 @@
 //! A guest's memory as its engine reads and writes it: by guest physical address, over all regions.
 
+pub(crate) mod lazy;
+pub(crate) mod reserved;
+
 use std::sync::{Arc, PoisonError, RwLock};
 
 use vm_memory::{Address, Bytes, GuestMemoryRegion, GuestRegionMmap, MemoryRegionAddress};

@@ -1,21 +1,25 @@
 //! One virtual CPU, on a CPU of its own. What comes out of the guest is answered here or becomes a machine's exit.
 
+pub(crate) mod instruction;
+mod paging;
+pub(crate) mod power;
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use base::Nudge;
 use engine::state::Activity;
-use engine::{BootState, Doorbell, EngineError, Exit, Kick, Result, Vcpu, VcpuState};
+use engine::{BootState, Doorbell, EngineError, Exit, Kick, Result, Vcpu, VcpuState, failed};
 
-use crate::instruction::{self, Access, LONGEST, Mode, What, decode};
-use crate::msr::{self, Effect, Msrs};
-use crate::page::Page;
-use crate::power::{Next, Power};
-use crate::saved::{self, Own};
-use crate::uapi::{self, AboutIo, State, exit};
+use self::instruction::{Access, LONGEST, Mode, What, decode};
+use crate::module::page::Page;
+use crate::module::uapi::{self, AboutIo, State, exit};
+use crate::state::msr::{self, Effect, Msrs};
+use crate::state::saved::{self, Own};
+use crate::state::{clock, registers};
+use crate::vcpu::power::{Next, Power};
 use crate::vm::{Peer, Shared};
-use crate::{clock, convert, failed, paging};
 
 /// Of a second-stage fault's code: there is something at the address (AMD64 APM 2, 15.25.6).
 const PRESENT: u64 = 1 << 0;
@@ -170,7 +174,7 @@ impl BareVcpu {
                 if signed {
                     value = instruction::extend(value, access.size);
                 }
-                convert::set(&mut state.regs, to, width, value);
+                registers::set(&mut state.regs, to, width, value);
                 skip(&mut state, access.length);
                 self.set_state(&state)
             }
@@ -181,7 +185,7 @@ impl BareVcpu {
     fn step(&mut self) -> Result<Option<Out>> {
         match self.power.next(|| self.first || self.page.immediate_exit()) {
             Next::Run => (),
-            Next::Start(vector) => self.set_state(&convert::start_at(vector, &self.after_power_on))?,
+            Next::Start(vector) => self.set_state(&registers::start_at(vector, &self.after_power_on))?,
             // INIT to the first one resets the machine.
             Next::Look if self.first => return Ok(Some(Out::Shutdown)),
             Next::Look => return Ok(Some(Out::Interrupted)),
@@ -190,8 +194,8 @@ impl BareVcpu {
         if !std::mem::replace(&mut self.has_run, true) {
             let owner = Arc::downgrade(&self.shared);
             self.shared
-                .later
-                .begin(owner, |shared| &shared.later, Shared::tell_memory);
+                .lazy
+                .start_pinning(owner, |shared| &shared.lazy, Shared::map_memory);
         }
         match uapi::run(&self.fd) {
             Ok(()) => (),
@@ -284,7 +288,7 @@ impl BareVcpu {
                 self.pending = Some(Pending::Load(Box::new(state), access));
                 return Ok(Some(Out::Load(about.address, access.size)));
             }
-            What::Store(register) => convert::get(&mut state.regs, register),
+            What::Store(register) => registers::get(&mut state.regs, register),
             What::StoreValue(value) => value,
         };
         skip(&mut state, access.length);
@@ -300,8 +304,8 @@ impl BareVcpu {
     fn give(&self, address: u64) -> Result<bool> {
         match self
             .shared
-            .later
-            .give(address, |memory| self.shared.tell_memory(memory))
+            .lazy
+            .map_touched(address, |memory| self.shared.map_memory(memory))
         {
             // A call to this thread: the guest touches it again.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(true),
@@ -412,12 +416,12 @@ impl Vcpu for BareVcpu {
     fn set_boot_state(&mut self, boot: &BootState) -> Result<()> {
         // What it was about to do nobody waits for any more.
         self.pending = None;
-        self.set_state(&convert::boot(boot, &self.after_power_on))
+        self.set_state(&registers::boot(boot, &self.after_power_on))
     }
 
     fn save(&mut self) -> Result<VcpuState> {
         let context = uapi::get_context(&self.fd).map_err(failed("BASALT_GET_CONTEXT"))?;
-        let (on, start) = self.power.orders();
+        let (on, start) = self.power.state();
         let own = Own {
             id: self.id,
             cpuid: self.shared.cpuid_of(self.id),
@@ -439,7 +443,7 @@ impl Vcpu for BareVcpu {
         let (registers, mut context) = saved::from_engine(state, &self.after_power_on, rates)?;
         self.msrs = Msrs::of(self.first, &state.msrs)?;
         if !self.has_run {
-            self.shared.tell_cpuid(state.cpuid.clone())?;
+            self.shared.set_cpuid(state.cpuid.clone())?;
         }
         self.pending = None;
         self.set_state(&registers)?;

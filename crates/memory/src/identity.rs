@@ -13,7 +13,7 @@ pub const TABLES: u64 = HUGE_PAGE as u64;
 
 /// Where such memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct IdentityLayout {
     /// Below 1 MiB, for code by which processors start.
     pub low: Range,
     /// The guest's memory.
@@ -27,7 +27,7 @@ impl Ram {
     ///
     /// # Errors
     /// There is not as much.
-    pub fn in_place(
+    pub fn identity(
         low: Arc<GuestRegionMmap<()>>,
         main: Arc<GuestRegionMmap<()>>,
         size: ByteSize,
@@ -37,7 +37,7 @@ impl Ram {
             length: region.len(),
         };
         let (low_range, mapped) = (all(&low), all(&main));
-        let place = Place {
+        let layout = IdentityLayout {
             low: low_range,
             main: Range {
                 start: mapped.start,
@@ -56,23 +56,23 @@ impl Ram {
             return Err(MemoryError::Layout(size));
         }
         let mut ram = Self::from_regions(size, vec![low, main], None)?;
-        ram.place = Some(place);
+        ram.identity = Some(layout);
         Ok(ram)
     }
 
     /// Where it is, if nobody translates.
-    pub fn place(&self) -> Option<&Place> {
-        self.place.as_ref()
+    pub fn identity_layout(&self) -> Option<&IdentityLayout> {
+        self.identity.as_ref()
     }
 
     /// Where a guest's memory begins, but for what is low in one that nobody translates. Loaders count from here.
     pub fn start(&self) -> u64 {
-        self.place.map_or(0, |place| place.main.start)
+        self.identity.map_or(0, |place| place.main.start)
     }
 
     /// Where the memory that begins at [`Ram::start`] ends, or the hole in it begins.
     pub fn first_end(&self) -> u64 {
-        let first = match &self.place {
+        let first = match &self.identity {
             Some(place) => Some(place.main),
             None => layout::ram(self.size()).first().copied(),
         };
@@ -81,7 +81,7 @@ impl Ram {
 
     /// What of it is the guest's, lowest address first.
     pub fn ranges(&self) -> Vec<Range> {
-        match &self.place {
+        match &self.identity {
             Some(place) => vec![place.low, place.main],
             None => layout::ram(self.size()),
         }
@@ -102,15 +102,15 @@ mod tests {
     fn a_guests_memory_begins_where_it_was_placed() {
         const START: u64 = 5 << 30;
         let size = ByteSize::mib(64);
-        let ram = Ram::in_place(region(0x2_0000, 0x8000), region(START, 66 << 20), size).unwrap();
+        let ram = Ram::identity(region(0x2_0000, 0x8000), region(START, 66 << 20), size).unwrap();
         assert_eq!((ram.start(), ram.first_end()), (START, START + size.bytes()));
         assert_eq!(ram.size(), size);
         assert_eq!(ram.ranges()[0].length, 0x8000);
-        assert_eq!(ram.place().unwrap().tables.start, START + size.bytes());
-        let short = Ram::in_place(region(0x2_0000, 0x8000), region(START, 65 << 20), size);
+        assert_eq!(ram.identity_layout().unwrap().tables.start, START + size.bytes());
+        let short = Ram::identity(region(0x2_0000, 0x8000), region(START, 65 << 20), size);
         assert!(matches!(short, Err(MemoryError::Layout(_))));
         let translated = Ram::allocate(ByteSize::mib(64)).unwrap();
         assert_eq!((translated.start(), translated.first_end()), (0, 64 << 20));
-        assert_eq!(translated.place(), None);
+        assert_eq!(translated.identity_layout(), None);
     }
 }

@@ -6,7 +6,7 @@ use std::arch::x86_64::__cpuid_count;
 
 use engine::CpuidEntry;
 
-use crate::uapi::{CPUID_INDEX, Cpuid, CpuidLeaf, MAX_CPUID};
+use crate::module::uapi::{CPUID_INDEX, Cpuid, CpuidLeaf, MAX_CPUID};
 
 /// Leaves of which ECX matters, as far as they are passed on.
 const INDEXED: [u32; 3] = [0x7, 0xb, 0xd];

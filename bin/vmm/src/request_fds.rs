@@ -1,25 +1,27 @@
-//! The files that come with a request.
+//! The descriptors that come with a request.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use device::FdTable;
 use machine::SerialOutput;
-use vmm_api::{ApiError, ErrorKind, FdRef, RestoreConfig};
+use vmm_api::{ApiError, ErrorKind, FdRef, PageRuns, Paging, RestoreConfig};
 
 use crate::refusal::refuse;
 
 /// What a VM is restored from, but for its devices.
-pub(crate) struct Opened {
+pub(crate) struct RestoreFds {
     pub(crate) state: File,
     pub(crate) memory: Vec<File>,
     pub(crate) kvm: Option<OwnedFd>,
     /// CPUs that Linux has given up.
     pub(crate) claim: Option<OwnedFd>,
     pub(crate) serial: SerialOutput,
+    /// For memory that comes on demand: `/dev/userfaultfd`, and in which order pages are brought before they are touched.
+    pub(crate) on_demand: Option<(OwnedFd, PageRuns)>,
 }
 
-impl Opened {
+impl RestoreFds {
     pub(crate) fn take(config: &RestoreConfig, fds: &mut FdTable) -> Result<Self, ApiError> {
         let mut take = |fd: FdRef| fds.take(fd).map_err(|error| refuse(ErrorKind::Invalid, error));
         let memory = config.files.memory.iter();
@@ -31,6 +33,10 @@ impl Opened {
             serial: SerialOutput {
                 file: config.serial.map(&mut take).transpose()?,
                 keep: config.serial_keep,
+            },
+            on_demand: match &config.paging {
+                Paging::OnDemand { userfaultfd, order } => Some((take(*userfaultfd)?, order.clone())),
+                Paging::Mapped | Paging::Eager => None,
             },
         })
     }

@@ -16,7 +16,7 @@ const NAME: &str = "restorer";
 const STACK: usize = 128 << 10;
 
 /// What of a memory is to be there before anybody touches it.
-pub(crate) struct Ahead {
+pub(crate) struct Prefetch {
     pub(crate) ram: Ram,
     /// Pages of its own.
     pub(crate) write_set: PageRuns,
@@ -27,7 +27,7 @@ pub(crate) struct Ahead {
 /// The thread, which makes a VM at once.
 pub(crate) struct Restorer {
     made: Receiver<Result<Arc<dyn Vm>, EngineError>>,
-    memory: SyncSender<Ahead>,
+    memory: SyncSender<Prefetch>,
     thread: JoinHandle<()>,
 }
 
@@ -36,15 +36,15 @@ impl Restorer {
     /// There is no thread to be had.
     pub(crate) fn start(engine: &KvmEngine) -> io::Result<Self> {
         let (made, from_thread) = sync_channel(1);
-        let (memory, to_copy) = sync_channel::<Ahead>(1);
+        let (memory, to_copy) = sync_channel::<Prefetch>(1);
         let engine = engine.clone();
         let body = move || {
             // Whoever wants it takes it, or has failed.
             drop(made.send(engine.create_vm(CpuModel::Host)));
-            if let Ok(Ahead { ram, write_set, all }) = to_copy.recv() {
-                ram.copy_ahead(&write_set);
+            if let Ok(Prefetch { ram, write_set, all }) = to_copy.recv() {
+                ram.populate_write(&write_set);
                 if all {
-                    ram.read_ahead();
+                    ram.populate_read();
                 }
             }
         };
@@ -68,7 +68,7 @@ impl Restorer {
     }
 
     /// Has pages copied and read, beside whatever follows.
-    pub(crate) fn prepare(&self, ahead: Ahead) {
+    pub(crate) fn prepare(&self, ahead: Prefetch) {
         // A thread that is over has made no VM, which whoever takes that learns.
         drop(self.memory.send(ahead));
     }

@@ -2,7 +2,7 @@
 //! chapter 5), to read the instruction that it is at. Rights are not looked at: the processor has just executed from there.
 
 use crate::memory::GuestMemory;
-use crate::uapi::State;
+use crate::module::uapi::State;
 
 /// CR0: paging.
 const PG: u64 = 1 << 31;

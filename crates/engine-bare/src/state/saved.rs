@@ -1,18 +1,14 @@
 //! Between a vCPU's whole state, as every engine has it, and the module's structures. Numbers only; no system calls here.
 
-use engine::state::{
-    Activity, GeneralRegisters, Msr, PendingEvents, Segment as EngineSegment, SystemRegisters, Table, gpr,
-};
-use engine::{EngineError, Result, VcpuState};
+use engine::state::{Activity, Msr, PendingEvents};
+use engine::{APIC_BYTES, EngineError, MSRS_OF_HOST, Result, VcpuState, same_timer_rate, same_tsc_rate};
 
-use crate::convert;
-use crate::msr::{self, Msrs};
-use crate::uapi::{APIC_REGISTERS, Context, IN_NMI, NMI_WAITS, NO_NMI, SHADOW, Segment, State, XSAVE_BYTES};
+use crate::module::uapi::{APIC_REGISTERS, Context, IN_NMI, NMI_WAITS, NO_NMI, SHADOW, State};
+use crate::state::msr::{self, Msrs};
+use crate::state::registers;
 
 /// Bytes from one register of an APIC's page to the next (Intel SDM 3A, 11.4.1).
 const APIC_STEP: usize = 16;
-/// Bytes of all of them.
-const APIC_PAGE: usize = APIC_REGISTERS * APIC_STEP;
 
 /// Registers of an APIC, by their places in its page divided by 16.
 mod apic {
@@ -29,9 +25,6 @@ mod apic {
 /// `IA32_APIC_BASE`: that there is an x2APIC.
 const X2APIC: u64 = 3 << 10;
 
-/// Which states an XSAVE area holds: the first eight bytes of its header (Intel SDM 1, 13.4.2).
-const XSTATE_BV: usize = 512;
-
 /// An event that waits for the next entry (AMD64 APM 2, 15.20).
 const VALID: u64 = 1 << 31;
 const HAS_CODE: u64 = 1 << 11;
@@ -40,11 +33,6 @@ const NMI: u64 = 2;
 const EXCEPTION: u64 = 3;
 const SOFTWARE: u64 = 4;
 const NMI_VECTOR: u64 = 2;
-
-/// As far as an APIC's timer may be off, in percent: processors' are far apart, and this one's was measured in a moment.
-const TIMER_TOLERANCE: u64 = 5;
-/// As far as a TSC may be, in millionths: as much as KVM lets pass.
-const TSC_TOLERANCE: u64 = 250;
 
 /// What of a vCPU nobody but this engine knows.
 pub(crate) struct Own {
@@ -62,65 +50,26 @@ pub(crate) struct Own {
     pub(crate) tsc_khz: u32,
 }
 
-fn segment(from: &Segment) -> EngineSegment {
-    EngineSegment {
-        base: from.base,
-        limit: from.limit,
-        selector: from.selector,
-        rights: u32::from(from.attributes)
-            | if from.attributes & 1 << 7 == 0 {
-                convert::UNUSABLE
-            } else {
-                0
-            },
-    }
-}
-
-fn table(from: &Segment) -> Table {
-    Table {
-        base: from.base,
-        limit: u16::try_from(from.limit).unwrap_or(u16::MAX),
-    }
+/// Whether the module has a register of this number in its state.
+pub(crate) fn is_in_state(index: u32) -> bool {
+    STATE_REGISTERS.iter().any(|(known, _)| *known == index)
 }
 
 /// A vCPU's whole state.
 pub(crate) fn to_engine(state: &State, context: &Context, msrs: &Msrs, own: Own) -> VcpuState {
-    let regs = &state.regs;
-    let mut general = GeneralRegisters {
-        rip: regs.rip,
-        rflags: regs.rflags,
-        ..GeneralRegisters::default()
-    };
-    general.gpr[gpr::RAX] = regs.rax;
-    general.gpr[gpr::RCX] = regs.rcx;
-    general.gpr[gpr::RDX] = regs.rdx;
-    general.gpr[gpr::RBX] = regs.rbx;
-    general.gpr[gpr::RSP] = regs.rsp;
-    general.gpr[gpr::RBP] = regs.rbp;
-    general.gpr[gpr::RSI] = regs.rsi;
-    general.gpr[gpr::RDI] = regs.rdi;
-    general.gpr[8..].copy_from_slice(&regs.r8_to_r15);
     let priority = u64::from(context.apic[apic::PRIORITY]) >> 4;
+    let registers = registers::boot_to_engine(state, priority, msrs.apic_base());
     let [db0, db1, db2, db3] = context.dr;
     VcpuState {
         id: own.id,
         cpuid: own.cpuid,
-        general,
-        system: SystemRegisters {
-            segments: [&state.cs, &state.ds, &state.es, &state.fs, &state.gs, &state.ss].map(segment),
-            tr: segment(&state.tr),
-            ldtr: segment(&state.ldtr),
-            gdt: table(&state.gdtr),
-            idt: table(&state.idtr),
-            cr: [state.cr0, state.cr2, state.cr3, state.cr4, priority],
-            efer: state.efer,
-            apic_base: msrs.apic_base(),
-        },
+        general: registers.general,
+        system: registers.system,
         xsave: context.xsave.to_vec(),
         xcr0: context.xcr0,
         debug: [db0, db1, db2, db3, state.dr6, state.dr7],
-        msrs: registers(state, context, msrs, own.tsc),
-        lapic: page(&context.apic),
+        msrs: msrs_of(state, context, msrs, own.tsc),
+        lapic: page(&context.apic).to_vec(),
         events: PendingEvents {
             sipi_vector: own.start.into(),
             ..events(state)
@@ -132,7 +81,7 @@ pub(crate) fn to_engine(state: &State, context: &Context, msrs: &Msrs, own: Own)
 }
 
 /// The APIC's registers where an xAPIC has them in memory.
-fn page(registers: &[u32; APIC_REGISTERS]) -> Vec<u8> {
+fn page(registers: &[u32; APIC_REGISTERS]) -> [u8; APIC_BYTES] {
     let mut registers = *registers;
     // An x2APIC has none; as KVM says it.
     registers[apic::DESTINATION_FORMAT] = u32::MAX;
@@ -140,17 +89,17 @@ fn page(registers: &[u32; APIC_REGISTERS]) -> Vec<u8> {
     if registers[apic::TIMER] & apic::PERIODIC == 0 && registers[apic::CURRENT] == 0 {
         registers[apic::INITIAL] = 0;
     }
-    let mut page = vec![0; APIC_PAGE];
-    for (to, from) in page.chunks_exact_mut(APIC_STEP).zip(registers) {
+    let mut page = [0; APIC_BYTES];
+    for (to, from) in page.as_chunks_mut::<APIC_STEP>().0.iter_mut().zip(registers) {
         to[..4].copy_from_slice(&from.to_le_bytes());
     }
     page
 }
 
-fn registers(state: &State, context: &Context, msrs: &Msrs, tsc: u64) -> Vec<Msr> {
+fn msrs_of(state: &State, context: &Context, msrs: &Msrs, tsc: u64) -> Vec<Msr> {
     let mut all = msrs.changed();
     let mut kept = |index, value| all.push(Msr { index, value });
-    OF_HOST.into_iter().for_each(|index| kept(index, 0));
+    MSRS_OF_HOST.into_iter().for_each(|index| kept(index, 0));
     kept(msr::TSC, tsc);
     kept(msr::TSC_AUX, context.tsc_aux);
     let mut state = *state;
@@ -159,10 +108,6 @@ fn registers(state: &State, context: &Context, msrs: &Msrs, tsc: u64) -> Vec<Msr
     }
     all
 }
-
-/// What KVM has every vCPU tell of its host unless it is told not to, and what this one has not: `IA32_ARCH_CAPABILITIES` and
-/// `IA32_PERF_CAPABILITIES`.
-const OF_HOST: [u32; 2] = [0x10a, 0x345];
 
 /// Registers that the module has in its state.
 type OfState = fn(&mut State) -> &mut u64;
@@ -237,13 +182,13 @@ pub(crate) fn from_engine(
     if saved.events.smm[0] {
         return Err(refused("it is in system management mode"));
     }
-    near(saved.tsc_khz, tsc_khz, 1_000_000, TSC_TOLERANCE, "TSC")?;
-    near(saved.apic_timer_khz, timer_khz, 100, TIMER_TOLERANCE, "APIC's timer")?;
+    counts_alike(same_tsc_rate, (saved.tsc_khz, tsc_khz), "TSC")?;
+    counts_alike(same_timer_rate, (saved.apic_timer_khz, timer_khz), "APIC's timer")?;
     let boot = engine::BootState {
         general: saved.general,
         system: saved.system,
     };
-    let mut state = convert::boot(&boot, after_power_on);
+    let mut state = registers::boot(&boot, after_power_on);
     let events = &saved.events;
     state.event = event(events);
     state.interruptibility = if events.interrupt_shadow != 0 { SHADOW } else { 0 }
@@ -254,8 +199,8 @@ pub(crate) fn from_engine(
     let mut context = Context::empty();
     context.dr = [db0, db1, db2, db3];
     context.xcr0 = saved.xcr0;
-    context.xsave = xsave(saved)?;
-    context.apic = registers_of(&saved.lapic)?;
+    context.xsave = saved.xsave_area()?;
+    context.apic = registers_of(saved.apic_registers()?)?;
     for msr in &saved.msrs {
         if msr.index == msr::TSC_AUX {
             context.tsc_aux = msr.value;
@@ -267,8 +212,8 @@ pub(crate) fn from_engine(
     Ok((state, context))
 }
 
-fn near(saved: u32, here: u32, of: u64, tolerance: u64, what: &str) -> Result<()> {
-    if here != 0 && u64::from(saved.abs_diff(here)) * of <= u64::from(here) * tolerance {
+fn counts_alike(same: fn(u32, u32) -> bool, (saved, here): (u32, u32), what: &str) -> Result<()> {
+    if same(saved, here) {
         return Ok(());
     }
     Err(refused(format!(
@@ -276,31 +221,10 @@ fn near(saved: u32, here: u32, of: u64, tolerance: u64, what: &str) -> Result<()
     )))
 }
 
-fn xsave(saved: &VcpuState) -> Result<[u8; XSAVE_BYTES]> {
-    let area: &[u8; XSAVE_BYTES] = saved.xsave.as_slice().try_into().map_err(|_| {
-        refused(format!(
-            "the XSAVE area has {} bytes, this engine's has {XSAVE_BYTES}",
-            saved.xsave.len()
-        ))
-    })?;
-    let mut area = *area;
-    // As in KVM's: states that the host had and the guest was never shown are nothing of it.
-    let shown = cpu::xfeatures(&saved.cpuid).to_le_bytes();
-    for (byte, shown) in area.iter_mut().skip(XSTATE_BV).zip(shown) {
-        *byte &= shown;
-    }
-    Ok(area)
-}
-
-fn registers_of(page: &[u8]) -> Result<[u32; APIC_REGISTERS]> {
-    if page.len() != APIC_PAGE {
-        return Err(refused(format!(
-            "the local APIC has {} bytes of registers, not {APIC_PAGE}",
-            page.len()
-        )));
-    }
+fn registers_of(page: &[u8; APIC_BYTES]) -> Result<[u32; APIC_REGISTERS]> {
+    let steps = page.as_chunks::<APIC_STEP>().0;
     let mut registers = [0; APIC_REGISTERS];
-    for (to, from) in registers.iter_mut().zip(page.chunks_exact(APIC_STEP)) {
+    for (to, from) in registers.iter_mut().zip(steps) {
         *to = u32::from_le_bytes([from[0], from[1], from[2], from[3]]);
     }
     if registers[apic::TIMER] & apic::MODE & !apic::PERIODIC != 0 {

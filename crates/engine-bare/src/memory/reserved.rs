@@ -6,10 +6,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use claim::Claim;
-use engine::{EngineError, Placed, Result};
+use engine::{EngineError, IdentityMemory, Result, failed};
 use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap, MmapRegion};
 
-use crate::{failed, uapi};
+use crate::module::uapi;
 
 /// How memory is reserved, for messages.
 const HOW: &str = "keep some from Linux (boot the host with, say, `memmap=512M$0x100000000 memmap=64K$0x20000`) and name it to the module (`insmod basalt.ko memory=512M@0x100000000 low=64K@0x20000`); docs/bare.md says more";
@@ -21,7 +21,7 @@ const MIB: u64 = 1 << 20;
 pub(crate) fn create_vm(claim: &Claim, size: u64) -> Result<OwnedFd> {
     let pieces = size.max(1).checked_next_multiple_of(uapi::PIECE);
     let memory = pieces.ok_or_else(|| EngineError::Unusable(format!("no host has {size} bytes of memory")))?;
-    uapi::create_vm_in_place(claim, memory).map_err(|error| match rustix::io::Errno::from_io_error(&error) {
+    uapi::create_identity_vm(claim, memory).map_err(|error| match rustix::io::Errno::from_io_error(&error) {
         Some(rustix::io::Errno::NODEV) => EngineError::Unusable(format!(
             "no memory is reserved for guests whose memory is not translated: {HOW}"
         )),
@@ -52,7 +52,7 @@ fn not_enough(claim: &Claim, memory: u64) -> EngineError {
 
 /// Maps what the machine has. The mappings keep the machine's descriptor: its memory is nobody else's, and its CPUs are not Linux's,
 /// before the last of these regions is dropped.
-pub(crate) fn map(vm: &OwnedFd, place: &uapi::Place) -> Result<Placed> {
+pub(crate) fn map(vm: &OwnedFd, place: &uapi::Place) -> Result<IdentityMemory> {
     let region = |start, size| -> io::Result<_> {
         // The C library's dup would make another call, which a VMM in its jail may not.
         let copy = rustix::io::fcntl_dupfd_cloexec(vm, 0)?;
@@ -64,7 +64,7 @@ pub(crate) fn map(vm: &OwnedFd, place: &uapi::Place) -> Result<Placed> {
             region.ok_or_else(|| io::Error::other("beyond all addresses"))?,
         ))
     };
-    Ok(Placed {
+    Ok(IdentityMemory {
         low: region(place.low_start, place.low_size).map_err(failed("mmap of memory below 1 MiB"))?,
         main: region(place.start, place.size).map_err(failed("mmap of reserved memory"))?,
     })

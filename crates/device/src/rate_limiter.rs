@@ -1,4 +1,4 @@
-//! Rate limits: token buckets for bytes and for operations, shared by the queues of a device. Knows neither what an
+//! Rate limiters: token buckets for bytes and for operations, shared by the queues of a device. Knows neither what an
 //! operation is nor what is done with one that has to wait.
 //!
 //! An operation is let through while both buckets hold something and may leave a debt, so that one larger than the burst
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use crate::CreateError;
 
-/// The limit of one direction: bytes and operations a second.
+/// The limiter of one direction: bytes and operations a second.
 #[derive(Debug)]
-pub struct Limit(Mutex<[Option<Bucket>; 2]>);
+pub struct RateLimiter(Mutex<[Option<Bucket>; 2]>);
 
-impl Limit {
-    /// A limit with full buckets, or none where neither rate is given; `direction` is for the refusal.
+impl RateLimiter {
+    /// A limiter with full buckets, or none where neither rate is given; `direction` is for the refusal.
     ///
     /// # Errors
     /// A rate of nothing, which would be a device that does nothing.
@@ -100,19 +100,19 @@ fn nanos(duration: Duration) -> i128 {
 mod tests {
     use super::*;
 
-    fn of(bytes: Option<u64>, packets: Option<u64>) -> Arc<Limit> {
-        Limit::new(bytes, packets, "receive").unwrap().unwrap()
+    fn of(bytes: Option<u64>, packets: Option<u64>) -> Arc<RateLimiter> {
+        RateLimiter::new(bytes, packets, "receive").unwrap().unwrap()
     }
 
     /// Bytes that pass in ten seconds, in packets of `size`.
-    fn passed(limit: &Limit, size: usize) -> usize {
+    fn passed(limiter: &RateLimiter, size: usize) -> usize {
         let begin = Instant::now();
         let (mut now, mut bytes) = (begin, 0);
         while now < begin + Duration::from_secs(10) {
-            match limit.wait(now) {
+            match limiter.wait(now) {
                 Some(wait) => now += wait,
                 None => {
-                    limit.spend(size);
+                    limiter.spend(size);
                     bytes += size;
                 }
             }
@@ -143,8 +143,8 @@ mod tests {
 
     #[test]
     fn nothing_is_no_rate() {
-        let error = Limit::new(Some(0), None, "transmit").unwrap_err().to_string();
+        let error = RateLimiter::new(Some(0), None, "transmit").unwrap_err().to_string();
         assert!(error.contains("transmit") && error.contains("leave it out"), "{error}");
-        assert!(Limit::new(None, None, "transmit").unwrap().is_none());
+        assert!(RateLimiter::new(None, None, "transmit").unwrap().is_none());
     }
 }

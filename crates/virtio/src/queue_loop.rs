@@ -1,4 +1,4 @@
-//! The life of a thread that serves one queue and has nothing under way between two rounds: a round, a wait for the
+//! The loop of a thread that serves one queue and has nothing under way between two rounds: a round, a wait for the
 //! driver's kick, the next round, until it is stopped. What a round does the device knows.
 
 use std::io;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Epoll, EventFd, Interest, StopSignal};
-use observe::RateLimit;
+use observe::LogLimit;
 
 use crate::buffers::RingError;
 use crate::device::ActiveQueue;
@@ -17,12 +17,12 @@ const STOP: u64 = 1;
 
 /// Waits for one queue's kicks.
 #[derive(Debug)]
-pub struct Rounds {
+pub struct QueueLoop {
     kick: Arc<EventFd>,
     epoll: Epoll,
 }
 
-impl Rounds {
+impl QueueLoop {
     /// Prepares the wait, where its failure can still be told.
     ///
     /// # Errors
@@ -37,13 +37,13 @@ impl Rounds {
     }
 
     /// Does rounds until `stop`, which is looked at after each: a round tells whether there is more to do, and has to be
-    /// bounded. A ring that contradicts itself is left alone, because only a reset makes it whole again; `who` complains of
-    /// it as often as `complaints` allows.
+    /// bounded. A ring that contradicts itself is left alone, because only a reset makes it whole again; `who` warns of
+    /// it as often as `log_limit` allows.
     pub fn serve(
         &self,
         who: &str,
         stop: &StopSignal,
-        complaints: &RateLimit,
+        log_limit: &LogLimit,
         mut round: impl FnMut() -> Result<bool, RingError>,
     ) {
         if let Err(error) = self.epoll.add(stop.fd(), STOP, Interest::READ) {
@@ -53,7 +53,7 @@ impl Rounds {
         let mut ready = Vec::new();
         loop {
             let more = round().unwrap_or_else(|error| {
-                if complaints.allow() {
+                if log_limit.allow() {
                     log::warn!("{who}: {error}");
                 }
                 if let Err(error) = self.epoll.remove(self.kick.as_ref()) {

@@ -4,35 +4,19 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use rustix::mm::{MapFlags, ProtFlags};
+use base::Mapping;
 
-use crate::uapi::{AboutFailure, AboutIo, AboutMemory, AboutMsr, REFUSED, Run};
+use crate::module::uapi::{AboutFailure, AboutIo, AboutMemory, AboutMsr, REFUSED, Run};
 
 const BYTES: usize = 4096;
 
-/// One vCPU's page. But for [`Page::immediate_exit`] it is the vCPU's own thread's, between two runs.
-pub(crate) struct Page(*mut Run);
-
-// SAFETY: 1. the mapping belongs to this and is unmapped by its Drop only; 2. what other threads access through it is one word,
-// atomically.
-unsafe impl Send for Page {}
-// SAFETY: as for Send.
-unsafe impl Sync for Page {}
+/// One vCPU's page. What is in it is the vCPU's own thread's, between two runs, but for [`Page::immediate_exit`] and the counts, which
+/// other threads access as well, atomically.
+pub(crate) struct Page(Mapping<Run>);
 
 impl Page {
     pub(crate) fn map(vcpu: impl AsFd) -> io::Result<Self> {
-        // SAFETY: 1. the kernel chooses the address; 2. the descriptor is a vCPU's, which has one page, a `Run`.
-        let address = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                BYTES,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                vcpu,
-                0,
-            )
-        }?;
-        Ok(Self(address.cast()))
+        Mapping::new(vcpu, BYTES).map(Self)
     }
 
     /// Whether the next run is to be none.
@@ -46,7 +30,7 @@ impl Page {
 
     fn word(&self) -> &AtomicU32 {
         // SAFETY: the mapping holds a whole `Run` and lives as long as `self`.
-        let word = unsafe { &raw mut (*self.0).immediate_exit };
+        let word = unsafe { &raw mut (*self.0.as_ptr()).immediate_exit };
         // SAFETY: 1. the word is aligned; 2. it is read by the module and accessed by us only atomically.
         unsafe { AtomicU32::from_ptr(word) }
     }
@@ -54,7 +38,7 @@ impl Page {
     fn read<T: Copy>(&self, field: impl FnOnce(*mut Run) -> *const T) -> T {
         // SAFETY: 1. the field is one of the mapping's; 2. any bits are a value of it; 3. the module writes it only within a run, which
         // the caller is not in.
-        unsafe { field(self.0).read_volatile() }
+        unsafe { field(self.0.as_ptr()).read_volatile() }
     }
 
     pub(crate) fn reason(&self) -> u32 {
@@ -82,14 +66,14 @@ impl Page {
         self.read(|run| unsafe { &raw const (*run).about.failed })
     }
 
-    /// How often it has come out for the reason with this number in [`crate::uapi::COUNTS`], or was refused something ([`REFUSED`]);
+    /// How often it has come out for the reason with this number in [`crate::module::uapi::COUNTS`], or was refused something ([`REFUSED`]);
     /// from any thread.
     pub(crate) fn count(&self, reason: usize) -> u64 {
         if reason > REFUSED {
             return 0;
         }
         // SAFETY: the mapping holds a whole `Run`; only the field's address is taken.
-        let counts = unsafe { &raw mut (*self.0).counts }.cast::<u64>();
+        let counts = unsafe { &raw mut (*self.0.as_ptr()).counts }.cast::<u64>();
         // SAFETY: the number is within the field, which has 32.
         let count = unsafe { counts.add(reason) };
         // SAFETY: 1. the count is aligned; 2. it is written by the module and read by us only as a whole.
@@ -99,7 +83,7 @@ impl Page {
     /// What a port's read gives.
     pub(crate) fn answer_io(&self, value: u32) {
         // SAFETY: as for `reason`.
-        let to = unsafe { &raw mut (*self.0).about.io.value };
+        let to = unsafe { &raw mut (*self.0.as_ptr()).about.io.value };
         // SAFETY: 1. the field is one of the mapping's; 2. the module reads it only within a run, which the caller is not in.
         unsafe { to.write_volatile(value) };
     }
@@ -112,17 +96,8 @@ impl Page {
             ..self.msr()
         };
         // SAFETY: as for `reason`.
-        let to = unsafe { &raw mut (*self.0).about.msr };
+        let to = unsafe { &raw mut (*self.0.as_ptr()).about.msr };
         // SAFETY: as in `answer_io`.
         unsafe { to.write_volatile(about) };
-    }
-}
-
-impl Drop for Page {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this one's own and no reference into it is left.
-        if let Err(error) = unsafe { rustix::mm::munmap(self.0.cast(), BYTES) } {
-            log::error!("a vCPU's page could not be unmapped: {error}");
-        }
     }
 }

@@ -1,4 +1,4 @@
-//! Rate limits of a disk: requests wait here until the limit of their direction lets them through. Knows neither the ring
+//! Throttling of a disk: requests wait here until the rate limiter of their direction lets them through. Knows neither the ring
 //! nor how requests are carried out.
 //!
 //! Each direction is first in, first out, and one does not wait for the other. What waits when the worker has to stop is let
@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ::device::{CreateError, Limit};
+use ::device::{CreateError, RateLimiter};
 use vmm_api::devices::{BlockLimits, BlockRate};
 
 use crate::metrics::Metrics;
@@ -16,17 +16,18 @@ use crate::request::{Io, Operation};
 
 /// Both directions; shared by the disk's queues.
 #[derive(Clone, Debug)]
-pub(crate) struct Limits {
-    read: Option<Arc<Limit>>,
-    write: Option<Arc<Limit>>,
+pub(crate) struct RateLimiters {
+    read: Option<Arc<RateLimiter>>,
+    write: Option<Arc<RateLimiter>>,
 }
 
-impl Limits {
+impl RateLimiters {
     /// # Errors
     /// A rate of nothing.
     pub(crate) fn new(limits: &BlockLimits) -> Result<Self, CreateError> {
-        let limit =
-            |rate: &BlockRate, direction| Limit::new(rate.bytes_per_second, rate.operations_per_second, direction);
+        let limit = |rate: &BlockRate, direction| {
+            RateLimiter::new(rate.bytes_per_second, rate.operations_per_second, direction)
+        };
         Ok(Self {
             read: limit(&limits.read, "read")?,
             write: limit(&limits.write, "write")?,
@@ -36,35 +37,35 @@ impl Limits {
 
 /// The requests of one direction that were taken from the ring and not begun.
 struct Direction<'m> {
-    limit: Option<Arc<Limit>>,
-    held: VecDeque<Io<'m>>,
+    limiter: Option<Arc<RateLimiter>>,
+    queued: VecDeque<Io<'m>>,
     /// The first one has been made to wait, and was counted.
     counted: bool,
 }
 
 impl<'m> Direction<'m> {
-    fn new(limit: Option<&Arc<Limit>>) -> Self {
+    fn new(limiter: Option<&Arc<RateLimiter>>) -> Self {
         Self {
-            limit: limit.cloned(),
-            held: VecDeque::new(),
+            limiter: limiter.cloned(),
+            queued: VecDeque::new(),
             counted: false,
         }
     }
 
     /// Lets through what may pass; how long the rest has to wait.
     fn release(&mut self, all: bool, metrics: &Metrics, submit: &mut impl FnMut(Io<'m>)) -> Option<Duration> {
-        while let Some(io) = self.held.pop_front() {
-            if let Some(limit) = &self.limit {
-                let wait = limit.wait(Instant::now()).filter(|_| !all);
+        while let Some(io) = self.queued.pop_front() {
+            if let Some(limiter) = &self.limiter {
+                let wait = limiter.wait(Instant::now()).filter(|_| !all);
                 if wait.is_some() {
                     if !std::mem::replace(&mut self.counted, true) {
                         metrics.throttled.increment();
                     }
-                    self.held.push_front(io);
+                    self.queued.push_front(io);
                     return wait;
                 }
                 self.counted = false;
-                limit.spend(io.buffers.length());
+                limiter.spend(io.buffers.length());
             }
             submit(io);
         }
@@ -72,14 +73,14 @@ impl<'m> Direction<'m> {
     }
 }
 
-/// What is held back of one queue's requests.
-pub(crate) struct Pace<'m> {
+/// What is throttled of one queue's requests.
+pub(crate) struct Throttle<'m> {
     read: Direction<'m>,
     write: Direction<'m>,
 }
 
-impl<'m> Pace<'m> {
-    pub(crate) fn new(limits: &Limits) -> Self {
+impl<'m> Throttle<'m> {
+    pub(crate) fn new(limits: &RateLimiters) -> Self {
         Self {
             read: Direction::new(limits.read.as_ref()),
             write: Direction::new(limits.write.as_ref()),
@@ -87,11 +88,11 @@ impl<'m> Pace<'m> {
     }
 
     /// Takes a request that comes next in its direction.
-    pub(crate) fn hold(&mut self, io: Io<'m>) {
+    pub(crate) fn enqueue(&mut self, io: Io<'m>) {
         match io.operation {
-            Operation::Read => self.read.held.push_back(io),
+            Operation::Read => self.read.queued.push_back(io),
             Operation::Write { .. } | Operation::Flush | Operation::Discard { .. } | Operation::Zero { .. } => {
-                self.write.held.push_back(io);
+                self.write.queued.push_back(io);
             }
         }
     }

@@ -6,12 +6,12 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// One vCPU's.
 #[derive(Debug, Default)]
 pub(crate) struct Power {
-    orders: Mutex<Orders>,
+    state: Mutex<PowerState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Orders {
+struct PowerState {
     /// It executes.
     on: bool,
     /// It is to become as after power on.
@@ -39,74 +39,74 @@ impl Power {
         power
     }
 
-    fn lock(&self) -> MutexGuard<'_, Orders> {
-        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, PowerState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// For its own thread: what comes next. Waits for a startup interrupt as long as `wanted` does not say that somebody wants the
     /// thread.
     pub(crate) fn next(&self, wanted: impl Fn() -> bool) -> Next {
-        let mut orders = self.lock();
+        let mut state = self.lock();
         loop {
-            if std::mem::take(&mut orders.init) {
-                orders.on = false;
+            if std::mem::take(&mut state.init) {
+                state.on = false;
             }
-            if orders.on {
+            if state.on {
                 return Next::Run;
             }
-            if let Some(vector) = orders.start.take() {
-                orders.on = true;
+            if let Some(vector) = state.start.take() {
+                state.on = true;
                 return Next::Start(vector);
             }
             if wanted() {
                 return Next::Look;
             }
-            orders = self.changed.wait(orders).unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// Somebody wants the thread, and has made its `wanted` say so.
     pub(crate) fn look(&self) {
-        let _orders = self.lock();
+        let _state = self.lock();
         self.changed.notify_all();
     }
 
     /// INIT: true if its thread has to be called, until [`Power::has_stopped`].
     pub(crate) fn init(&self) -> bool {
-        let mut orders = self.lock();
-        orders.start = None;
-        orders.init = orders.on;
-        orders.init
+        let mut state = self.lock();
+        state.start = None;
+        state.init = state.on;
+        state.init
     }
 
-    /// Whether it has obeyed the last INIT.
+    /// Whether it has stopped for the last INIT.
     pub(crate) fn has_stopped(&self) -> bool {
         !self.lock().init
     }
 
     /// Whether it executes, and where it begins otherwise, if a startup interrupt waits for it. For its own thread, between runs.
-    pub(crate) fn orders(&self) -> (bool, Option<u8>) {
-        let orders = self.lock();
-        (orders.on && !orders.init, orders.start)
+    pub(crate) fn state(&self) -> (bool, Option<u8>) {
+        let state = self.lock();
+        (state.on && !state.init, state.start)
     }
 
     /// Becomes so, whatever it was.
     pub(crate) fn become_as(&self, on: bool, start: Option<u8>) {
-        *self.lock() = Orders { on, init: false, start };
+        *self.lock() = PowerState { on, init: false, start };
         self.changed.notify_all();
     }
 
     /// It is neither off nor about to be.
     pub(crate) fn executes(&self) -> bool {
-        let orders = self.lock();
-        orders.on && !orders.init
+        let state = self.lock();
+        state.on && !state.init
     }
 
     /// A startup interrupt, which one that executes does not notice.
     pub(crate) fn start(&self, vector: u8) {
-        let mut orders = self.lock();
-        if !orders.on || orders.init {
-            orders.start = Some(vector);
+        let mut state = self.lock();
+        if !state.on || state.init {
+            state.start = Some(vector);
             self.changed.notify_all();
         }
     }
@@ -142,11 +142,11 @@ mod tests {
     #[test]
     fn one_becomes_what_another_was() {
         let power = Power::default();
-        assert_eq!(power.orders(), (false, None));
+        assert_eq!(power.state(), (false, None));
         power.become_as(false, Some(8));
-        assert_eq!(power.orders(), (false, Some(8)));
+        assert_eq!(power.state(), (false, Some(8)));
         assert_eq!(power.next(|| false), Next::Start(8));
-        assert_eq!(power.orders(), (true, None));
+        assert_eq!(power.state(), (true, None));
         power.become_as(false, None);
         assert_eq!(power.next(|| true), Next::Look);
     }

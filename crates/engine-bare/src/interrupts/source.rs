@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base::EventFd;
 use engine::{EngineError, Interrupt, MsiMessage, Result, Routed};
 
-use crate::interrupt::Message;
-use crate::uapi;
+use crate::interrupts::Message;
+use crate::module::uapi;
 use crate::vm::{Sender, Shared};
 
 /// One source.

@@ -1,13 +1,13 @@
 //! Between the engine's register types and the module's. No system calls here.
 
 use engine::BootState;
-use engine::state::{Segment as EngineSegment, Table, gpr};
+use engine::state::{GeneralRegisters, Segment as EngineSegment, SystemRegisters, Table};
 
-use crate::instruction::Register;
-use crate::uapi::{NO_NMI, Regs, Segment, State};
+use crate::module::uapi::{NO_NMI, Regs, Segment, State};
+use crate::vcpu::instruction::Register;
 
-/// Of a segment's rights in the engine's terms: it is not there at all.
-pub(crate) const UNUSABLE: u32 = 1 << 16;
+/// Of a segment's attributes: it is present (AMD64 APM 2, 4.7.3).
+const PRESENT: u16 = 1 << 7;
 
 fn segment(from: &EngineSegment) -> Segment {
     Segment {
@@ -15,10 +15,23 @@ fn segment(from: &EngineSegment) -> Segment {
         limit: from.limit,
         selector: from.selector,
         // Both are a descriptor's bits 8 to 15 and 20 to 23 (AMD64 APM 2, 15.5.1).
-        attributes: match from.rights & UNUSABLE {
+        attributes: match from.rights & EngineSegment::UNUSABLE {
             0 => u16::try_from(from.rights & 0xfff).unwrap_or(0),
             _ => 0,
         },
+    }
+}
+
+fn segment_to_engine(from: &Segment) -> EngineSegment {
+    let unusable = match from.attributes & PRESENT {
+        0 => EngineSegment::UNUSABLE,
+        _ => 0,
+    };
+    EngineSegment {
+        base: from.base,
+        limit: from.limit,
+        selector: from.selector,
+        rights: u32::from(from.attributes) | unusable,
     }
 }
 
@@ -30,26 +43,41 @@ fn table(from: Table) -> Segment {
     }
 }
 
+fn table_to_engine(from: &Segment) -> Table {
+    Table {
+        base: from.base,
+        limit: u16::try_from(from.limit).unwrap_or(u16::MAX),
+    }
+}
+
+fn general(from: &GeneralRegisters) -> Regs {
+    let mut regs = Regs {
+        rip: from.rip,
+        rflags: from.rflags,
+        ..Regs::default()
+    };
+    for (number, value) in from.gpr.iter().enumerate() {
+        *by_number(&mut regs, number) = *value;
+    }
+    regs
+}
+
+fn general_to_engine(from: &Regs) -> GeneralRegisters {
+    let mut regs = *from;
+    GeneralRegisters {
+        gpr: std::array::from_fn(|number| *by_number(&mut regs, number)),
+        rip: from.rip,
+        rflags: from.rflags,
+    }
+}
+
 /// What the boot protocol asks for, in a vCPU that is otherwise as after power on.
 pub(crate) fn boot(from: &BootState, after_power_on: &State) -> State {
-    let (general, system) = (&from.general, &from.system);
-    let register = |number: usize| general.gpr.get(number).copied().unwrap_or(0);
+    let system = &from.system;
     let [cs, ds, es, fs, gs, ss] = system.segments.each_ref().map(segment);
     let [cr0, cr2, cr3, cr4, _] = system.cr;
     State {
-        regs: Regs {
-            rax: register(gpr::RAX),
-            rbx: register(gpr::RBX),
-            rcx: register(gpr::RCX),
-            rdx: register(gpr::RDX),
-            rsi: register(gpr::RSI),
-            rdi: register(gpr::RDI),
-            rsp: register(gpr::RSP),
-            rbp: register(gpr::RBP),
-            r8_to_r15: std::array::from_fn(|index| register(8 + index)),
-            rip: general.rip,
-            rflags: general.rflags,
-        },
+        regs: general(&from.general),
         cs,
         ds,
         es,
@@ -66,6 +94,24 @@ pub(crate) fn boot(from: &BootState, after_power_on: &State) -> State {
         cr4,
         efer: system.efer,
         ..*after_power_on
+    }
+}
+
+/// The same registers in the engine's terms; CR8 and `IA32_APIC_BASE` the module has elsewhere.
+pub(crate) fn boot_to_engine(from: &State, cr8: u64, apic_base: u64) -> BootState {
+    let segments = [&from.cs, &from.ds, &from.es, &from.fs, &from.gs, &from.ss];
+    BootState {
+        general: general_to_engine(&from.regs),
+        system: SystemRegisters {
+            segments: segments.map(segment_to_engine),
+            tr: segment_to_engine(&from.tr),
+            ldtr: segment_to_engine(&from.ldtr),
+            gdt: table_to_engine(&from.gdtr),
+            idt: table_to_engine(&from.idtr),
+            cr: [from.cr0, from.cr2, from.cr3, from.cr4, cr8],
+            efer: from.efer,
+            apic_base,
+        },
     }
 }
 
@@ -115,6 +161,7 @@ pub(crate) fn set(regs: &mut Regs, register: Register, width: usize, value: u64)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use engine::state::gpr;
 
     const fn register(number: usize, high: bool) -> Register {
         Register { number, high }
@@ -168,10 +215,15 @@ mod tests {
         let mut from = BootState::default();
         from.general.gpr[gpr::RSI] = 5;
         from.system.segments[0].rights = 0xa09b;
-        from.system.ldtr.rights = UNUSABLE | 0x82;
+        from.system.ldtr.rights = EngineSegment::UNUSABLE | 0x82;
         from.system.cr[3] = 9;
         let state = boot(&from, &after);
         assert_eq!((state.regs.rsi, state.cr4, state.pat, state.dr7), (5, 9, 7, 0x400));
         assert_eq!((state.cs.attributes, state.ldtr.attributes), (0x09b, 0));
+        let again = boot_to_engine(&state, 4, 5);
+        assert_eq!(again.general, from.general);
+        assert_eq!((again.system.cr, again.system.apic_base), ([0, 0, 0, 9, 4], 5));
+        assert_eq!(again.system.segments[0].rights, 0x09b);
+        assert_eq!(again.system.ldtr.rights, EngineSegment::UNUSABLE);
     }
 }

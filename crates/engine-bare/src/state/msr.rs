@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use engine::{EngineError, Msr};
 
-use crate::clock;
+use crate::state::{clock, saved};
 
 /// `IA32_APIC_BASE`: where the APIC was, that it is on, that it is an x2APIC, and that this is the first processor.
 const APIC_BASE: u32 = 0x1b;
@@ -179,23 +179,11 @@ impl Msrs {
 /// Registers of KVM's whose values no guest depends on here: the module has them, or they say what is so anyway (what this one has
 /// besides, microcode, the clock's by their old numbers, Hyper-V's), or are KVM's own.
 fn is_known(index: u32) -> bool {
-    const OF_MODULE: [u32; 11] = [
-        TSC,
-        TSC_AUX,
-        0x174,
-        0x175,
-        0x176,
-        0x277,
-        0xc000_0081,
-        0xc000_0082,
-        0xc000_0083,
-        0xc000_0084,
-        0xc000_0102,
-    ];
     // EFER, the clock's by their old numbers, SMBASE, PLATFORM_INFO (that CPUID may be made to fault, which Linux looks for on Intel's
     // processors alone), KVM's polling, the ratio of TSCs.
     const OF_KVM: [u32; 7] = [0xc000_0080, 0x11, 0x12, 0x9e, 0xce, 0x4b56_4d05, 0xc000_0104];
-    OF_MODULE.contains(&index)
+    matches!(index, TSC | TSC_AUX)
+        || saved::is_in_state(index)
         || OF_KVM.contains(&index)
         || ZERO.contains(&index)
         || matches!(index, APIC_BASE | MTRR_CAP | PATCH_LEVEL | 0x4000_0000..=0x4000_01ff)

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use claim::request::{self, Way, number};
+use engine::XSAVE_BYTES;
 
 /// Leaves of CPUID.
 pub(crate) const MAX_CPUID: usize = 256;
@@ -174,9 +175,6 @@ pub(crate) struct State {
 /// Registers of an x2APIC.
 pub(crate) const APIC_REGISTERS: usize = 64;
 
-/// Bytes of an XSAVE area.
-pub(crate) const XSAVE_BYTES: usize = 4096;
-
 /// `struct basalt_context`.
 #[repr(C)]
 #[derive(Clone)]
@@ -340,7 +338,7 @@ pub(crate) fn create_vm(claim: impl AsFd) -> io::Result<OwnedFd> {
 }
 
 /// Of a claim: the descriptor of a machine that has so many bytes of reserved memory, a multiple of `PIECE`, and sees them where they are.
-pub(crate) fn create_vm_in_place(claim: impl AsFd, memory: u64) -> io::Result<OwnedFd> {
+pub(crate) fn create_identity_vm(claim: impl AsFd, memory: u64) -> io::Result<OwnedFd> {
     let mut asked = CreateVm {
         flags: IDENTITY,
         memory,
