@@ -305,6 +305,17 @@ fn a_template_that_is_no_use_goes_and_the_sandbox_boots() {
     done(&world, &["exec", "four", "true"]);
 }
 
+/// Waits until the daemon verifies nothing in the background any more.
+fn wait_for_verification(world: &World) {
+    let tasks = format!("/proc/{}/task", world.daemon().unwrap());
+    let is_verifying = || {
+        let threads = fs::read_dir(&tasks).unwrap().flatten();
+        let mut names = threads.map(|thread| fs::read_to_string(thread.path().join("comm")).unwrap_or_default());
+        names.any(|name| name.trim() == "verify")
+    };
+    wait_for("the end of verification", || (!is_verifying()).then_some(()));
+}
+
 fn a_host_that_is_full_blames_no_template() {
     let world = World::new("can be kept");
     detached(&world, "one", &SLEEP);
@@ -321,6 +332,8 @@ fn a_host_that_is_full_blames_no_template() {
     fs::write(&memory, before).unwrap();
     detached(&world, "five", &SLEEP);
     assert_eq!(template_of(&world, "five").as_ref(), kept.first());
+    // What is written next is not to be found damaged: that it was cloned has its files verified.
+    wait_for_verification(&world);
     // Unless it never ends: the template may be why after all.
     fs::write(&memory, HOST_IS_FULL).unwrap();
     for number in 0..8 {
