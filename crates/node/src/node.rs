@@ -112,7 +112,6 @@ impl Node {
         node.start_network_upkeep()?;
         node.start_following_clock()?;
         node.start_tending()?;
-        crate::resources::cpus::sweep();
         Ok(node)
     }
 

@@ -20,14 +20,13 @@ use node_api::{Ended, EventKind, State};
 
 use crate::node::{Node, to_run, wrong_state};
 use crate::resources::budget::Changed;
+use crate::resources::held;
 use crate::resources::limits;
 use crate::resources::volumes::unfinished;
 use crate::sandbox::entry::Entry;
-use crate::saved::memory_files;
 use crate::store::operation::Operation;
 use crate::store::records::sync_directory;
 use crate::store::remove::remove_directory;
-use crate::vmm::process;
 use crate::{Error, clock};
 
 /// The end of a log in which its last record lies.
@@ -276,45 +275,7 @@ impl Node {
 
     /// Kills and takes away all that belongs to a VM, whether it is there or not.
     pub(crate) fn clear(&self, entry: &Entry) -> Result<(), Error> {
-        let vm = entry.lock().vm.take();
-        let ended = match (vm, entry.stored().sandbox.vmm) {
-            (Some(vm), _) => {
-                vm.kill()?;
-                vm.wait(self.config.limits.kill)
-            }
-            // A daemon before this one has started it.
-            (None, Some(process)) => {
-                process::end(process, self.config.limits.kill).map_err(Error::host("killing a VMM"))?
-            }
-            (None, None) => true,
-        };
-        if !ended {
-            return Err(Error::Deadline {
-                what: "the end of a killed VMM",
-                limit: self.config.limits.kill,
-            });
-        }
-        if let Some(cgroup) = self.cgroup(entry)? {
-            cgroup.kill()?;
-            cgroup.wait_empty(self.config.limits.kill)?;
-        }
-        if let Some(root) = &self.cgroups {
-            root.remove(&entry.id)?;
-        }
-        let stored = entry.stored();
-        if !stored.sandbox.config.resources.class.is_standard() {
-            self.cpus.release(&entry.id);
-        }
-        if stored.networked {
-            let network = self.network.get()?;
-            match stored.sandbox.config.ports.is_empty() {
-                true => network.release(stored.slot)?,
-                false => network.detach(stored.slot)?,
-            }
-        }
-        let paths = self.sandbox_paths(entry);
-        memory_files::remove(&paths.directory)?;
-        remove_directory(&paths.run)
+        held::ALL.iter().try_for_each(|held| held.release(self, entry))
     }
 
     /// Removes a sandbox; one that runs only by `force`. It is fine if it is gone.

@@ -4,28 +4,26 @@
 //! Nothing is deleted here but what somebody asked to have removed, what was being made and nobody was told of, and what holds no
 //! data by its nature: sockets, empty cgroups, places in the network, and directories that were renamed to be removed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
-use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use host::cgroup::Root;
-use node_api::recovery::{Finding, Outcome, Subject};
+use node_api::recovery::{Outcome, Subject};
 use node_api::sandbox::Process;
 use node_api::{Ended, State};
 use vmm_api::{VmState, VmmClient};
 
 use crate::Error;
 use crate::node::Node;
+use crate::resources::held::{self, Known, unless_it_stays};
 use crate::resources::volumes::UNFINISHED;
 use crate::sandbox::entry::Entry;
 use crate::store::Found;
 use crate::store::database::Stored;
 use crate::store::operation::Operation;
+use crate::store::paths::names;
 use crate::store::remove::remove_directory;
 use crate::vmm::process;
 use crate::vmm::vm::{Vm, pause_reason};
@@ -261,15 +259,16 @@ impl Node {
 
     /// What is there of sandboxes that are not known.
     fn deal_with_orphans(&self, reasons: &BTreeMap<String, String>) -> Result<(), Error> {
-        let known: BTreeSet<String> = self.entries().keys().cloned().collect();
-        let left = self.orphan_cgroups(&known)?;
-        self.detach_strangers(&left)?;
+        let mut known = Known::new(self.entries().keys().cloned().collect());
+        for held in held::ALL {
+            held.sweep(self, &mut known)?;
+        }
         for name in names(&self.paths.sandboxes())? {
             let path = self.paths.sandboxes().join(&name);
             if name.starts_with(UNFINISHED) {
                 // It lost its name to be removed (`destroy`).
                 unless_it_stays(remove_directory(&path), &name);
-            } else if !known.contains(&name) && !left.contains(&name) {
+            } else if !known.has(&name) {
                 // In an empty one there is nothing to be kept.
                 if fs::remove_dir(&path).is_ok() {
                     continue;
@@ -278,124 +277,6 @@ impl Node {
                 self.store.set_aside(Subject::Sandbox, &path, why);
             }
         }
-        for name in names(&self.paths.runs())? {
-            let path = self.paths.runs().join(&name);
-            if known.contains(&name) || left.contains(&name) {
-                continue;
-            }
-            // Nobody listens on these any more.
-            let removed = remove_sockets(&path);
-            unless_it_stays(removed.map_err(Error::file("remove the sockets in", &path)), &name);
-            if path.exists() {
-                self.store
-                    .set_aside(Subject::Run, &path, "it has other files than sockets");
-            }
-        }
         Ok(())
     }
-
-    /// Cgroups of sandboxes that are not known. One in which nothing runs is removed. A VMM is left alone as long as there is
-    /// anything else of its sandbox: without its record nobody can reach it, but its guest works on. Those that are left.
-    fn orphan_cgroups(&self, known: &BTreeSet<String>) -> Result<BTreeSet<String>, Error> {
-        let mut left = BTreeSet::new();
-        let Some(root) = &self.cgroups else { return Ok(left) };
-        for id in root.list()?.into_iter().filter(|id| is_id(id) && !known.contains(id)) {
-            let runs = match root.find(&id)? {
-                Some(cgroup) => cgroup.populated()?,
-                None => false,
-            };
-            let paths = self.paths.sandbox(&id);
-            if runs && (paths.directory.exists() || paths.run.exists()) {
-                let why = format!(
-                    "nothing is known of the sandbox that it runs, but its files are there: it works on, and no command reaches it; \
-                     when it is not needed any more, end it with `echo 1 > {}/cgroup.kill` and start basaltd again",
-                    root.path().join(&id).display()
-                );
-                self.store.found(Finding {
-                    subject: Subject::Vmm,
-                    name: id.clone(),
-                    outcome: Outcome::LeftAlone,
-                    why,
-                });
-                left.insert(id);
-                continue;
-            }
-            if runs {
-                log::warn!("the cgroup {id} has a process, and there is nothing else of such a sandbox: it is ended");
-            }
-            unless_it_stays(self.remove_cgroup(root, &id), &id);
-        }
-        Ok(left)
-    }
-
-    fn remove_cgroup(&self, root: &Root, id: &str) -> Result<(), Error> {
-        if let Some(cgroup) = root.find(id)? {
-            cgroup.kill()?;
-            cgroup.wait_empty(self.config.limits.kill)?;
-        }
-        root.remove(id)?;
-        self.cpus.release(id);
-        Ok(())
-    }
-
-    /// Places in the network that belong to nobody. One that was never set up has none.
-    fn detach_strangers(&self, left: &BTreeSet<String>) -> Result<(), Error> {
-        let stored: Vec<Stored> = self.entries().values().map(|entry| entry.stored()).collect();
-        let known: BTreeSet<u32> = stored.iter().filter(|it| it.networked).map(|it| it.slot).collect();
-        if known.is_empty() && !self.network.exists() {
-            return Ok(());
-        }
-        let network = self.network.get()?;
-        for slot in network.slots()? {
-            // It may be that of a VMM that is left alone, of which not even this is known.
-            if slot.in_use && !left.is_empty() {
-                continue;
-            }
-            if (slot.in_use || !slot.published.is_empty()) && !known.contains(&slot.slot) {
-                log::warn!("the network's slot {} belongs to no sandbox and is detached", slot.slot);
-                unless_it_stays(
-                    network.detach(slot.slot).map_err(Error::from),
-                    &format!("slot {}", slot.slot),
-                );
-            }
-        }
-        Ok(())
-    }
-}
-
-/// What cannot be removed, such as the cgroup of a process that the kernel does not let go, must not keep all others from
-/// being served.
-fn unless_it_stays(removed: Result<(), Error>, what: &str) {
-    if let Err(error) = removed {
-        log::error!("{what} stays; the daemon tries again when it is started next: {error}");
-    }
-}
-
-/// Removes the sockets in a directory, and the directory if nothing else was in it.
-fn remove_sockets(directory: &Path) -> io::Result<()> {
-    let mut others = !directory.is_dir();
-    for entry in fs::read_dir(directory).into_iter().flatten() {
-        let entry = entry?;
-        match entry.file_type()?.is_socket() {
-            true => fs::remove_file(entry.path())?,
-            false => others = true,
-        }
-    }
-    match others {
-        true => Ok(()),
-        false => fs::remove_dir(directory),
-    }
-}
-
-/// Twelve hexadecimal digits: anything else is not ours.
-fn is_id(name: &str) -> bool {
-    name.len() == 12 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
-}
-
-fn names(directory: &Path) -> Result<Vec<String>, Error> {
-    let entries = fs::read_dir(directory).map_err(Error::file("list", directory))?;
-    Ok(entries
-        .flatten()
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .collect())
 }

@@ -46,6 +46,9 @@ pub(crate) trait OwnedCpus: fmt::Debug + Send + Sync {
     /// A sandbox's CPUs are the host's again. It is fine if it had none. What cannot be put back now is tried again by whatever takes
     /// or releases CPUs next; the sandbox has ended all the same.
     fn release(&self, sandbox: &str);
+
+    /// Gives back what a daemon, or a sandbox without one, has left.
+    fn sweep(&self);
 }
 
 /// Those of this host.
@@ -65,6 +68,15 @@ impl OwnedCpus for OfHost {
         if let Err(error) = Isolation::of_host().release(sandbox) {
             log::error!(
                 "what sandbox {sandbox} owned is not all the host's again, until CPUs are taken or released next: {}",
+                with_causes(&error)
+            );
+        }
+    }
+
+    fn sweep(&self) {
+        if let Err(error) = Isolation::of_host().sweep() {
+            log::warn!(
+                "CPUs that sandboxes owned that are gone stay as they are: {}",
                 with_causes(&error)
             );
         }
@@ -98,17 +110,6 @@ fn claim(stored: &Stored) -> Result<Claim, Error> {
 
 fn count(stored: &Stored) -> usize {
     usize::try_from(stored.sandbox.config.resources.cpus).unwrap_or(usize::MAX)
-}
-
-/// Gives back what a daemon, or a sandbox without one, has left.
-pub(crate) fn sweep() {
-    let swept = Isolation::of_host().sweep();
-    if let Err(error) = swept {
-        log::warn!(
-            "CPUs that sandboxes owned that are gone stay as they are: {}",
-            with_causes(&error)
-        );
-    }
 }
 
 impl Node {

@@ -3,6 +3,7 @@
 
 pub(crate) mod budget;
 pub(crate) mod cpus;
+pub(crate) mod held;
 pub(crate) mod limits;
 pub(crate) mod network;
 pub(crate) mod own_cgroup;

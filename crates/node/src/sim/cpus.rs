@@ -60,4 +60,6 @@ impl OwnedCpus for Cpus {
             .unwrap_or_else(PoisonError::into_inner)
             .remove(sandbox);
     }
+
+    fn sweep(&self) {}
 }

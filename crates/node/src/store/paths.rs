@@ -17,7 +17,10 @@
 //!  run/ID/          control, vsock: as long as its VM runs
 //! ```
 
+use std::fs;
 use std::path::{Path, PathBuf};
+
+use crate::Error;
 
 /// The paths below a state directory.
 #[derive(Clone, Debug)]
@@ -87,6 +90,15 @@ impl Paths {
             run: self.runs().join(id),
         }
     }
+}
+
+/// What is in a directory, by name.
+pub(crate) fn names(directory: &Path) -> Result<Vec<String>, Error> {
+    let entries = fs::read_dir(directory).map_err(Error::file("list", directory))?;
+    Ok(entries
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect())
 }
 
 /// The paths of one sandbox.
