@@ -62,9 +62,13 @@ impl<'h> Daemon<'h> {
         command
     }
 
-    /// Runs it to its end.
+    /// Runs it to its end. Where a case's time goes is in its output.
     pub(crate) fn run(&self, arguments: &[&str]) -> Result<Output> {
-        Ok(self.command(arguments).output()?)
+        let began = Instant::now();
+        let output = self.command(arguments).output()?;
+        let words: String = arguments.join(" ").replace('\n', " ").chars().take(90).collect();
+        eprintln!("{:6.2} s: basalt {words}", began.elapsed().as_secs_f64());
+        Ok(output)
     }
 
     /// Runs it to its end, which must be good; what it printed.

@@ -137,6 +137,9 @@ fn python_image() -> Result<String> {
     bail!("the lab has no python image: `basalt run python -- true` outside of it sends one")
 }
 
+/// The variable by which `run` tells the host half that the case is made once more: its guests' kernels tell everything then.
+const AGAIN: &str = "BASALT_CASE_AGAIN";
+
 /// The directory variable by which `run` tells the host half where its logs go.
 const LOGS: &str = "BASALT_CASE_LOGS";
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::{Case, LOGS, cases, leaks, stall};
+use crate::{AGAIN, Case, LOGS, cases, leaks, stall};
 
 enum Outcome {
     Passed,
@@ -76,7 +76,7 @@ pub(crate) fn run(choice: &Choice<'_>, patience: u32, logs: &Path) -> Result<boo
     let mut out = std::io::stdout().lock();
     for case in &chosen {
         let (began, limit) = (Instant::now(), case.limit * patience);
-        let mut outcome = one(case, limit, logs)?;
+        let mut outcome = one(case, limit, logs, false)?;
         let reason = match outcome {
             Outcome::Passed | Outcome::Failed => None,
             Outcome::TimedOut => Some(format!("no end within {limit:?}")),
@@ -89,7 +89,7 @@ pub(crate) fn run(choice: &Choice<'_>, patience: u32, logs: &Path) -> Result<boo
             writeln!(out, "retry  {} {seconds:.1} s: {reason}", case.name)?;
             show_tail(&mut out, &logs.join(case.name).join("output"))?;
             keep_first(&logs.join(case.name))?;
-            outcome = one(case, limit, logs)?;
+            outcome = one(case, limit, logs, true)?;
         }
         let seconds = began.elapsed().as_secs_f64();
         match outcome {
@@ -116,7 +116,7 @@ pub(crate) fn run(choice: &Choice<'_>, patience: u32, logs: &Path) -> Result<boo
     Ok(failed == 0 && passed > 0)
 }
 
-fn one(case: &Case, limit: Duration, logs: &Path) -> Result<Outcome> {
+fn one(case: &Case, limit: Duration, logs: &Path, again: bool) -> Result<Outcome> {
     let directory = logs.join(case.name);
     std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
     let output = File::create(directory.join("output"))?;
@@ -124,6 +124,7 @@ fn one(case: &Case, limit: Duration, logs: &Path) -> Result<Outcome> {
     let mut child = Command::new("/proc/self/exe")
         .args(["host", case.name])
         .env(LOGS, &directory)
+        .envs(again.then_some((AGAIN, "1")))
         .stdin(Stdio::null())
         .stdout(output.try_clone()?)
         .stderr(output)

@@ -22,9 +22,8 @@ use vmm_api::{
 };
 use wire::packet::PacketSocket;
 
-use crate::{Host, stall};
+use crate::{AGAIN, Host, stall};
 
-use crate::vmm::TRACES;
 pub(crate) use crate::vmm::{Vmm, kvm};
 
 /// How long an emulated guest may take to boot.
@@ -46,10 +45,10 @@ pub(crate) struct Builder<'a> {
 impl<'a> Builder<'a> {
     /// Our kernel and agent, one vCPU, 128 MiB, vsock, an image and a console that is kept in the case's logs.
     pub(crate) fn new(host: &'a Host) -> Result<Self> {
-        // Each character of an early console is two exits, of which strace makes a boot of minutes.
-        let level = match std::env::var_os(TRACES) {
-            Some(_) => log::LevelFilter::Warn,
-            None => log::LevelFilter::Debug,
+        // Each character of an early console is two exits, and a kernel that tells everything writes twenty thousand.
+        let level = match std::env::var_os(AGAIN) {
+            Some(_) => log::LevelFilter::Debug,
+            None => log::LevelFilter::Warn,
         };
         let config = VmConfig {
             cpus: 1,

@@ -241,8 +241,8 @@ fn killed(device: &Device, all: &str) -> Result<()> {
     wait_online(all)
 }
 
-/// How long a guest is watched.
-const WATCHED: Duration = Duration::from_secs(10);
+/// How long a guest is watched: longer than its kernel waits with what it does every few seconds, such as writing back.
+const WATCHED: Duration = Duration::from_secs(6);
 
 /// Nothing makes the guest's vCPUs leave it for a while, but for interrupts from one to another, which the module looks at.
 fn no_exits(machine: &mut Vm, vcpus: u32, what: &str) -> Result<()> {

@@ -21,7 +21,7 @@ use vmm_api::devices::VfioPciConfig;
 
 use super::bare::{CPU, Module, in_lab, online, run, wait_online};
 use super::foreign_kernel::kernel;
-use super::snapshot::Files;
+use super::snapshot_files::Files;
 use crate::vm::{self, Builder, Vm};
 use crate::{Case, Host};
 

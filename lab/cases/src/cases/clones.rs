@@ -22,9 +22,10 @@ pub(crate) const CASE: Case = Case {
     guest: None,
 };
 
-/// Counts in a variable, and tells the count with a word that only this process knows. Its first line counts boots.
+/// Counts in a variable, and tells the count with a word that only this process knows. Its first line counts boots. It counts a
+/// few times a second: each time is two programs, of which four machines would otherwise start more than the emulated host can.
 const SCRIPT: &str = "echo boot >> /boots; word=$(cat /proc/sys/kernel/random/uuid); i=0; \
-                      while :; do i=$((i+1)); echo $word $i > /tmp/new; mv /tmp/new /tmp/count; sleep 0.05; done";
+                      while :; do i=$((i+1)); echo $word $i > /tmp/new; mv /tmp/new /tmp/count; sleep 0.4; done";
 
 /// A server in the guest that was there before the snapshot. It says the host's name, and what it draws from the kernel.
 const SERVER: &str = "import os, socket\ns = socket.create_server(('', 80))\nwhile True:\n c, _ = s.accept()\n \
@@ -38,17 +39,14 @@ const HOOK: &str = "mkdir -p /etc/basalt/on-clone.d; cd /etc/basalt/on-clone.d; 
 /// What must differ from one machine to the other: a line each.
 const IDENTITY: &str = "cat /proc/sys/kernel/random/boot_id /etc/machine-id /etc/hostname; hostname; \
                         head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \\n'; echo; \
-                        python3 -c 'import os; print(os.getrandom(32).hex())'";
+                        cat /proc/sys/kernel/random/uuid";
 
 /// Which devices the kernel's driver of the generation ID has, and how often it has reseeded itself because that was another.
-const FORKS: &str = "import os\nlog = os.open('/dev/kmsg', os.O_RDONLY | os.O_NONBLOCK)\ncount = 0\ntry:\n while True:\n  \
-                     count += b'crng reseeded due to virtual machine fork' in os.read(log, 8192)\n\
-                     except BlockingIOError:\n pass\n\
-                     print([name for name in os.listdir('/sys/bus/acpi/drivers/vmgenid') if ':' in name], count)\n";
+const FORKS: &str =
+    "cd /sys/bus/acpi/drivers/vmgenid; echo *:*; dmesg | grep -c 'crng reseeded due to virtual machine fork'; true";
 
 /// Goes out to the world.
-const OUTWARDS: &str =
-    "import socket, sys\ns = socket.create_connection((sys.argv[1], 7000), 20)\nprint('connected')\n";
+const OUTWARDS: &str = "exec 3<>/dev/tcp/$0/7000 && echo connected";
 
 fn host(host: &Host) -> Result<()> {
     let world = World::new()?;
@@ -61,7 +59,7 @@ fn host(host: &Host) -> Result<()> {
     daemon.ok(&run)?;
     daemon.ok(&["exec", "--detach", "origin", "python3", "-c", SERVER])?;
     wait_for("the count", || {
-        Ok(count(&daemon, "origin").is_ok_and(|(_, count)| count > 20))
+        Ok(count(&daemon, "origin").is_ok_and(|(_, count)| count > 2))
     })?;
     wait_for("the server", || Ok(answer(18080).is_ok()))?;
     daemon.ok(&["exec", "origin", "sh", "-c", HOOK])?;
@@ -71,7 +69,7 @@ fn host(host: &Host) -> Result<()> {
     daemon.ok(&["snapshot", "create", "origin", "kept"])?;
     // The original goes on, too.
     wait_for("the original to count on", || {
-        Ok(count(&daemon, "origin")?.1 > before.1 + 20)
+        Ok(count(&daemon, "origin")?.1 > before.1 + 2)
     })?;
     connections::go_on(&daemon, "origin")?;
     has_forked(&daemon, "origin", 0)?;
@@ -88,7 +86,7 @@ fn host(host: &Host) -> Result<()> {
     connections::go_on(&daemon, "origin")?;
     for (name, port) in &machines {
         is_a_clone(&daemon, name, &before, uptime)?;
-        let outwards = daemon.ok(&["exec", name, "python3", "-c", OUTWARDS, WORLD4])?;
+        let outwards = daemon.ok(&["exec", name, "bash", "-c", OUTWARDS, WORLD4])?;
         ensure!(outwards == "connected\n", "{name} reaches the world as {outwards:?}");
         let (inwards, _) = answer(*port)?;
         let own = daemon.ok(&["exec", name, "hostname"])?;
@@ -162,11 +160,11 @@ fn is_a_clone(daemon: &Daemon<'_>, name: &str, before: &(String, u64), booted: f
 
 /// Its kernel has been told so often by the VMM that it goes on from a state of before.
 fn has_forked(daemon: &Daemon<'_>, name: &str, times: u32) -> Result<()> {
-    let expected = format!("['BSLTVGID:00'] {times}\n");
+    let expected = format!("BSLTVGID:00\n{times}\n");
     let mut said = String::new();
     // It is told by an interrupt, and does what follows in a thread of its own.
     wait_for("the kernel to hear of it", || {
-        said = daemon.ok(&["exec", name, "python3", "-c", FORKS])?;
+        said = daemon.ok(&["exec", name, "sh", "-c", FORKS])?;
         Ok(said == expected)
     })
     .with_context(|| format!("{name} says {said:?}, not {expected:?}"))

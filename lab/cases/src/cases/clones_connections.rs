@@ -1,6 +1,8 @@
 //! The TCP connections of the case `clones`: what becomes of those that a clone has inherited. Those that lead out of the guest are
 //! ended before its processes go on, in every network namespace; those within it go on. Knows no snapshot.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Result, ensure};
 
 use super::network::{WORLD4, WORLD6};
@@ -34,7 +36,7 @@ def outside(name, address, talks):
             stream.sendall(b'x')
         if not stream.recv(1):
             return
-        time.sleep(0.1)
+        time.sleep(0.4)
 
 def inside(name, server, address):
     client = socket.create_connection((address, server.getsockname()[1]))
@@ -45,7 +47,7 @@ def inside(name, server, address):
         if client.recv(9) != b'%9d' % count:
             return
         note(name, 'open %d' % count)
-        time.sleep(0.1)
+        time.sleep(0.4)
 
 def elsewhere(name):
     # A namespace of this thread's own, whose one link leads to nobody.
@@ -86,58 +88,68 @@ const OUTSIDE: [&str; 3] = ["v4", "v6", "elsewhere"];
 /// Those within it: over loopback, and to its own address by way of sockets of both families.
 const INSIDE: [&str; 2] = ["loopback", "own"];
 
+/// What is said of all of them, a line each: read by the shell itself, as this is asked many times.
+const ALL_SAID: &str =
+    "cd /tmp; for which in v4 v6 elsewhere loopback own; do text=; read -r text < tcp-$which; echo $which $text; done";
+
 /// Makes all of them.
 pub(super) fn begin(daemon: &Daemon<'_>, name: &str) -> Result<()> {
     daemon.ok(&["exec", "--detach", name, "python3", "-c", HOLDER, WORLD4, WORLD6])?;
     daemon.ok(&["exec", "--detach", name, "python3", "-c", HOLDER])?;
     wait_for("connections", || {
-        let open = |which: &&str| said(daemon, name, which).is_ok_and(|text| text.starts_with("open"));
-        Ok(OUTSIDE.iter().chain(&INSIDE).all(open))
+        let said = said(daemon, name)?;
+        Ok(OUTSIDE.iter().chain(&INSIDE).all(|which| is_open(&said, which)))
     })
 }
 
 /// They go on in a machine that is still the one that made them.
 pub(super) fn go_on(daemon: &Daemon<'_>, name: &str) -> Result<()> {
-    for which in ["v4", "loopback", "own"] {
-        counts(daemon, name, which)?;
-    }
+    let last = count(daemon, name, &["v4", "loopback", "own"])?;
     for which in OUTSIDE {
-        let text = said(daemon, name, which)?;
-        ensure!(text.starts_with("open"), "{name}: {which} is {text:?}");
+        ensure!(is_open(&last, which), "{name}: {which} is {:?}", last.get(which));
     }
     Ok(())
 }
 
 /// What leads out is ended by the machine itself, what is within goes on.
 pub(super) fn were_inherited(daemon: &Daemon<'_>, name: &str) -> Result<()> {
+    let mut all = Said::new();
+    // The threads have to have their turn first.
+    wait_for("the end of inherited connections", || {
+        all = said(daemon, name)?;
+        Ok(!OUTSIDE.iter().any(|which| is_open(&all, which)))
+    })?;
     for which in OUTSIDE {
-        let mut text = String::new();
-        // Its thread has to have its turn first.
-        wait_for("the end of an inherited connection", || {
-            text = said(daemon, name, which)?;
-            Ok(!text.starts_with("open"))
-        })?;
-        ensure!(text == "ECONNABORTED", "{name}: {which} is {text:?}");
+        let text = all.get(which).map(String::as_str);
+        ensure!(text == Some("ECONNABORTED"), "{name}: {which} is {text:?}");
     }
-    for which in INSIDE {
-        counts(daemon, name, which)?;
-    }
-    Ok(())
+    count(daemon, name, &INSIDE).map(drop)
 }
 
-fn counts(daemon: &Daemon<'_>, name: &str, which: &str) -> Result<()> {
-    let first = said(daemon, name, which)?;
-    let mut last = String::new();
-    wait_for("a connection to go on", || {
-        last = said(daemon, name, which)?;
-        ensure!(
-            last.starts_with("open"),
-            "{name}: {which} is {last:?}, and was {first:?}"
-        );
-        Ok(last != first)
-    })
+/// By the connection's name.
+type Said = BTreeMap<String, String>;
+
+fn is_open(said: &Said, which: &str) -> bool {
+    said.get(which).is_some_and(|text| text.starts_with("open"))
 }
 
-fn said(daemon: &Daemon<'_>, name: &str, which: &str) -> Result<String> {
-    daemon.ok(&["exec", name, "cat", &format!("/tmp/tcp-{which}")])
+/// Waits until each of these has counted on; what was said then.
+fn count(daemon: &Daemon<'_>, name: &str, those: &[&str]) -> Result<Said> {
+    let first = said(daemon, name)?;
+    let mut last = Said::new();
+    wait_for("connections to go on", || {
+        last = said(daemon, name)?;
+        for which in those {
+            let (text, before) = (last.get(*which), first.get(*which));
+            ensure!(is_open(&last, which), "{name}: {which} is {text:?}, and was {before:?}");
+        }
+        Ok(those.iter().all(|which| last.get(*which) != first.get(*which)))
+    })?;
+    Ok(last)
+}
+
+fn said(daemon: &Daemon<'_>, name: &str) -> Result<Said> {
+    let text = daemon.ok(&["exec", name, "sh", "-c", ALL_SAID])?;
+    let lines = text.lines().filter_map(|line| line.split_once(' '));
+    Ok(lines.map(|(which, text)| (which.to_owned(), text.to_owned())).collect())
 }

@@ -18,14 +18,14 @@ pub(crate) const CASE: Case = Case {
 };
 
 /// A thousand take an hour of the lab beside other work, and `--patience 6`.
-const FEW: usize = 12;
+const FEW: usize = 6;
 
 /// At the same time.
-const TOGETHER: usize = 4;
+const TOGETHER: usize = 3;
 
 /// Runs when the snapshot is taken, and draws as soon as it is told to.
 const RUNNING: &str = "import os, time\nopen('/tmp/ready', 'w').close()\nwhile not os.path.exists('/tmp/go'):\n \
-                       time.sleep(0.05)\nwith open('/tmp/new', 'w') as f:\n f.write(os.getrandom(32).hex() + chr(10))\n\
+                       time.sleep(0.2)\nwith open('/tmp/new', 'w') as f:\n f.write(os.getrandom(32).hex() + chr(10))\n\
                        os.rename('/tmp/new', '/tmp/said')\ntime.sleep(100000)\n";
 
 /// What must differ from clone to clone: a line each, named.

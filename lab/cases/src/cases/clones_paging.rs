@@ -15,13 +15,14 @@ pub(crate) const CASE: Case = Case {
     guest: None,
 };
 
-/// Holds bytes that nobody else has, and says what they are whenever it is asked.
-const KEEPER: &str = "import hashlib, os, time\ndata = os.urandom(24 << 20)\nwhile True:\n word = hashlib.sha256(data).hexdigest()\n \
+/// Holds bytes that nobody else has, and says what they are whenever it is asked: by a sum that looks at each of them, and is cheap in
+/// an emulated processor.
+const KEEPER: &str = "import zlib, os, time\ndata = os.urandom(24 << 20)\nwhile True:\n word = '%08x' % zlib.crc32(data)\n \
                       with open('/tmp/new', 'w') as f:\n  f.write(word)\n os.rename('/tmp/new', '/tmp/word')\n \
-                      while os.path.exists('/tmp/word'):\n  time.sleep(0.05)\n";
+                      while os.path.exists('/tmp/word'):\n  time.sleep(0.1)\n";
 
 /// Has it look at all of them once more.
-const WORD: &str = "rm /tmp/word; while [ ! -e /tmp/word ]; do sleep 0.05; done; cat /tmp/word";
+const WORD: &str = "rm /tmp/word; while [ ! -e /tmp/word ]; do sleep 0.1; done; cat /tmp/word";
 
 /// Of its guest's memory.
 const PAGES: u64 = 128 << 8;

@@ -12,7 +12,7 @@ use engine::VcpuState;
 use state::Container;
 use vmm_api::CpuModel;
 
-use super::snapshot::Files;
+use super::snapshot_files::Files;
 use super::vsock::connect;
 use crate::vm::{Builder, Vm};
 use crate::{Case, Host};

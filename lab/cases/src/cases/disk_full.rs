@@ -26,19 +26,19 @@ const SIZE: u64 = 160 << 20;
 /// What is left of it when the guest writes: less than that takes.
 const LEFT: u64 = 4 << 20;
 
-/// Writes 24 MiB, each of them flushed, and looks at what is there when nothing of it is in memory.
+/// Writes 12 MiB, each of them flushed, and looks at what is there when nothing of it is in memory.
 const WRITER: &str = "
 import os
 print('ready', flush=True)
 block = lambda n: bytes([n + 1]) * (1 << 20)
 with open('/written', 'wb', buffering=0) as file:
-    for number in range(24):
+    for number in range(12):
         file.write(block(number))
         os.fsync(file.fileno())
 with open('/proc/sys/vm/drop_caches', 'w') as drop:
     drop.write('3')
 with open('/written', 'rb') as file:
-    for number in range(24):
+    for number in range(12):
         assert file.read(1 << 20) == block(number), number
 print('all is right', flush=True)
 ";

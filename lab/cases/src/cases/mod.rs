@@ -40,6 +40,7 @@ mod renew_clones;
 mod run;
 mod snapshot;
 mod snapshot_file;
+mod snapshot_files;
 mod snapshot_fio;
 mod snapshot_guest;
 mod snapshot_pty;

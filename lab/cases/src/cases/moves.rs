@@ -22,7 +22,7 @@ pub(crate) const CASE: Case = Case {
 };
 
 /// Counts in memory, and tells where it is by a file in memory.
-const COUNTER: &str = "n=0; while :; do n=$((n + 1)); echo $n > /dev/shm/count; sleep 0.05; done";
+const COUNTER: &str = "n=0; while :; do n=$((n + 1)); echo $n > /dev/shm/count; sleep 0.2; done";
 
 fn host(host: &Host) -> Result<()> {
     if !in_lab()? {

@@ -91,7 +91,7 @@ fn finish(network: Opened, guests: Vec<Guest>, servers: &mut [Server]) -> Result
 fn reaches_the_world(guest: &mut Guest) -> Result<()> {
     for (server, seen) in [(WORLD4, HOST4), (WORLD6, HOST6)] {
         let address = join(server, 7000);
-        for request in [["tcp", "3000000"], ["udp", "10"], ["udp", "1400"], ["udp", "6000"]] {
+        for request in [["tcp", "1000000"], ["udp", "10"], ["udp", "1400"], ["udp", "6000"]] {
             let [protocol, length] = request;
             let answer = guest.run(&[protocol, &address, length])?;
             ensure!(

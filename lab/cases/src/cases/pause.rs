@@ -16,7 +16,7 @@ pub(crate) const CASE: Case = Case {
     guest: Some(guest),
 };
 
-const ROUNDS: usize = 10;
+const ROUNDS: usize = 4;
 
 fn host(host: &Host) -> Result<()> {
     let mut machine = Builder::new(host)?.cpus(2).start()?;
@@ -38,9 +38,9 @@ fn host(host: &Host) -> Result<()> {
             .map(|error| error.to_string())
             .unwrap_or_default();
         ensure!(error.contains("needs a VM that is running"), "a second pause: {error}");
-        half.drain(Duration::from_millis(300))?;
+        half.drain(Duration::from_millis(200))?;
         let before = half.collected().len();
-        half.drain(Duration::from_millis(700))?;
+        half.drain(Duration::from_millis(500))?;
         ensure!(
             half.collected().len() == before,
             "the guest went on while it was paused"

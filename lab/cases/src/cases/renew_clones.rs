@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use agent_api::{Connection, ExecRequest, Identity, Renew, VSOCK_PORT};
 use anyhow::{Context, Result, bail, ensure};
 
-use super::snapshot::Files;
+use super::snapshot_files::Files;
 use super::vsock::connect;
 use crate::vm::{self, Builder, Vm};
 use crate::{Case, Host};

@@ -24,7 +24,7 @@ use super::{snapshot_fio as fio, snapshot_pty as pty};
 pub(super) const DISK: &str = "data";
 pub(super) const DISK_BYTES: u64 = fio::FROM + fio::BYTES;
 
-/// Ports: a report for each connection; an echo that is held; text for the console; what to do about the TCP stream.
+/// Ports: a report for each connection; an echo that is held; text for the console; what to begin or end.
 pub(super) const REPORT: u32 = 5100;
 pub(super) const HOLD: u32 = 5101;
 pub(super) const PRINT: u32 = 5102;
@@ -39,6 +39,8 @@ const ECHO_PORT: u16 = 7000;
 pub(super) enum Stream {
     Begin = 1,
     End = 2,
+    /// All else that is at work.
+    Loads = 3,
 }
 
 const BLOCK: usize = 4096;
@@ -130,25 +132,34 @@ pub(super) fn run(arguments: &[String]) -> Result<()> {
         })
     });
     std::thread::spawn(move || serve(&stream, follow));
-    let begun = Once::new();
     serve(&report, |mut stream| {
         // Who asks may have gone: a restore ends connections.
         drop(stream.write_all(tell().as_bytes()));
-        drop(stream);
-        // Not before somebody is known to be heard: whether the guest listens is not to depend on what its load leaves it.
-        begun.call_once(begin_loads);
     });
     Ok(())
 }
 
+/// Begins all loads, one after the other: each is at work before the next one begins, so that the programs that two of them start are
+/// not loaded while all others take the processors of a host that is slow.
 fn begin_loads() {
-    let loads: [fn() -> Result<()>; 5] = [disk_load, tick_load, entropy_load, fio_load, pty::load];
-    for work in loads {
+    type Load = (fn() -> Result<()>, fn() -> bool);
+    let loads: [Load; 5] = [
+        (fio_load, || fio::progress().0 > 0),
+        (pty::load, || pty::progress().1 > 0),
+        (tick_load, || TICKS.load(Ordering::SeqCst) > 0),
+        (entropy_load, || true),
+        (disk_load, || true),
+    ];
+    for (work, is_at_work) in loads {
         std::thread::spawn(move || {
             if let Err(error) = work() {
                 wrong(&format!("{error:#}"));
             }
         });
+        let deadline = Instant::now() + PATIENCE;
+        while !is_at_work() && Instant::now() < deadline {
+            std::thread::sleep(TICK);
+        }
     }
 }
 
@@ -204,11 +215,16 @@ fn echo(mut stream: UnixStream) {
     }
 }
 
-/// Begins or ends a TCP stream, and says that it has.
+/// Begins or ends a TCP stream, or begins all else, and says that it has.
 fn follow(mut asked: UnixStream) {
+    static LOADS: Once = Once::new();
     let mut what = [0];
     if asked.read_exact(&mut what).is_err() {
         return;
+    }
+    if what == [Stream::Loads as u8] {
+        LOADS.call_once(|| drop(std::thread::spawn(begin_loads)));
+        return drop(asked.write_all(&[0]));
     }
     let begin = what == [Stream::Begin as u8];
     let last = GENERATION.load(Ordering::SeqCst);

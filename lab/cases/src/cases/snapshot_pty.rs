@@ -33,8 +33,8 @@ const ANSWER: u8 = b'a';
 const TYPED: u8 = b't';
 const END: u8 = b'e';
 
-/// Between two records of each side.
-const PAUSE: Duration = Duration::from_millis(2);
+/// Between two records of each side. Each is a timer, of which an emulated host bears some hundreds a second.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Records that have come through the terminal within the guest: the program's own, and answers.
 static OWN_SEEN: AtomicU64 = AtomicU64::new(0);

@@ -22,7 +22,7 @@ pub(crate) const CASE: Case = Case {
 };
 
 /// Each sandbox is kept, and goes on as the next one.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 2;
 
 /// So many lines are what a sandbox is waited for that is at work.
 const LINES: u64 = 8;

@@ -24,7 +24,7 @@ pub(crate) const CASE: Case = Case {
 /// (linux/capability.h: 0, 1, 3, 4, 6, 7).
 const FILES: u64 = 0b1101_1011;
 
-const BIG: usize = 8 << 20;
+const BIG: usize = 2 << 20;
 
 fn host(host: &Host) -> Result<()> {
     let daemon = Daemon::new(host)?;
