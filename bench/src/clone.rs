@@ -254,7 +254,7 @@ impl Bench<'_> {
             figure.add(who, samples);
         }
         figure.ratio(TEMPLATE, INCOMING, Target::AtMost(0.15));
-        figure.ratio(SNAPSHOT, INCOMING, Target::AtMost(0.15));
+        figure.ratio(SNAPSHOT, INCOMING, Target::AtMost(0.12));
         figure.ratio(ROLLBACK, SNAPSHOT, Target::AtMost(0.5));
         figure.ratio(RESUME, SNAPSHOT, Target::AtMost(0.1));
         self.report.figures.push(figure);

@@ -25,6 +25,7 @@ mod stats;
 mod steps;
 mod throughput;
 mod trace;
+mod waterfall;
 mod world;
 
 use std::io::Write;
@@ -52,6 +53,8 @@ enum Subject {
     Run,
     /// Clones of templates and snapshots, beside QEMU's restore
     Clone,
+    /// What clones and rollbacks are made of, step by step
+    Waterfall,
     /// Snapshots of clones: time and size, by the guest's size and by what has changed
     Snapshot,
     /// The host's memory that many idle clones take
@@ -77,12 +80,13 @@ enum Subject {
 type Measure = fn(&mut Bench<'_>) -> Result<()>;
 
 /// All that is measured, in its order.
-const MEASURED: [(Subject, Measure); 15] = [
+const MEASURED: [(Subject, Measure); 16] = [
     (Subject::Start, |bench| bench.start()),
     (Subject::Boot, |bench| bench.boot()),
     (Subject::BootExits, |bench| bench.boot_exits()),
     (Subject::Run, |bench| bench.run()),
     (Subject::Clone, |bench| bench.clone()),
+    (Subject::Waterfall, |bench| bench.waterfall()),
     (Subject::Snapshot, |bench| bench.snapshot()),
     (Subject::Density, |bench| bench.density()),
     (Subject::Shapes, |bench| bench.shapes()),
