@@ -20,7 +20,6 @@ mod logs;
 mod outlet;
 mod output;
 mod places;
-mod portable;
 mod published;
 mod run;
 mod sandboxes;
@@ -29,6 +28,7 @@ mod snapshots;
 mod template_build;
 mod templates;
 mod trace;
+mod transfer;
 mod verify;
 mod volumes;
 
@@ -115,8 +115,8 @@ fn in_lab(verb: Verb, why: &str, (log_level, argv): (LogLevel, &[OsString]), out
         Verb::Exec(args) => lab::exec(&args, output),
         Verb::Cp(args) => lab::cp(&args, output),
         Verb::Clone(args) => lab::clone(&args, log_level, output),
-        Verb::Snapshot(SnapshotVerb::Files(verb)) => portable::in_lab(verb.errand(), output),
-        Verb::Template(TemplateVerb::Files(verb)) => portable::in_lab(verb.errand(), output),
+        Verb::Snapshot(SnapshotVerb::Files(verb)) => transfer::in_lab(verb.errand(), output),
+        Verb::Template(TemplateVerb::Files(verb)) => transfer::in_lab(verb.errand(), output),
         Verb::Template(TemplateVerb::Build(args)) => lab::build(&args, output),
         Verb::Start(args) => lab::restart(&args.sandboxes, words),
         Verb::Restart(args) => lab::restart(&args.many.sandboxes, words),

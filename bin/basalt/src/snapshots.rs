@@ -3,15 +3,15 @@
 use anyhow::{Result, bail};
 use base::ByteSize;
 use node_api::message::Item;
-use node_api::portable::Kind;
+use node_api::transfer::Kind;
 use node_api::{Client, CloneConfig, Reply, Request, Secrets as _, Snapshot};
 
 use crate::asked;
 use crate::cli::{CloneArgs, CreateArgs, InspectSnapshotsArgs, MoveArgs, RollbackArgs, SnapshotVerb};
 use crate::daemon;
 use crate::output::{Output, table};
-use crate::portable;
 use crate::sandboxes::ago;
+use crate::transfer;
 use crate::verify;
 
 /// `basalt snapshot ...`.
@@ -32,7 +32,7 @@ pub(crate) fn snapshot(verb: &SnapshotVerb, output: &Output) -> Result<u8> {
             };
             verify::verify(&mut client, Kind::Snapshot, &names, output)
         }
-        SnapshotVerb::Files(verb) => portable::here(verb.errand(), output),
+        SnapshotVerb::Files(verb) => transfer::here(verb.errand(), output),
     }
 }
 

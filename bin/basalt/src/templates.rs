@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use base::ByteSize;
 use node_api::message::Item;
-use node_api::portable::Kind;
+use node_api::transfer::Kind;
 use node_api::{Client, Reply, Request, Secrets as _, Template};
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ use crate::cli::{InspectTemplatesArgs, TemplateVerb};
 use crate::images::short_digest;
 use crate::output::{Output, table};
 use crate::sandboxes::ago;
-use crate::{daemon, portable, template_build, verify};
+use crate::{daemon, template_build, transfer, verify};
 
 /// `basalt template ...`.
 pub(crate) fn template(verb: &TemplateVerb, output: &Output) -> Result<u8> {
@@ -31,7 +31,7 @@ pub(crate) fn template(verb: &TemplateVerb, output: &Output) -> Result<u8> {
             };
             verify::verify(&mut client, Kind::Template, &ids, output)
         }
-        TemplateVerb::Files(verb) => portable::here(verb.errand(), output),
+        TemplateVerb::Files(verb) => transfer::here(verb.errand(), output),
         TemplateVerb::Prune(args) => {
             let ids = pruned(&mut daemon::connect()?, args.all)?;
             output.result(&ids, || {

@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use base::ByteSize;
 use node_api::message::Item;
-use node_api::portable::Kind;
+use node_api::transfer::Kind;
 use node_api::{Client, Reply, Request, Verified};
 
 use crate::EXIT_FAILED;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use wire::{FrameReader, FrameWriter, Token};
 
 use crate::message::{
-    AgentInfo, DATA_CHUNK, ExecRequest, FileInfo, PROTOCOL, Prepare, Renew, Reply, Request, Shutdown, Upload, kind,
+    AgentInfo, DATA_CHUNK, ExecRequest, FileInfo, PROTOCOL, Prepare, Reidentify, Reply, Request, Shutdown, Upload, kind,
 };
 use crate::running::{Running, Shared};
 use crate::{Duplex, Error, OsText};
@@ -160,23 +160,23 @@ impl<S: Duplex> Connection<S> {
 
     /// Makes a restored guest a machine of its own and, if asked to, lets its commands go on; its boot id from now on.
     /// What is refused was not done from there on, and the commands stand still as they did: it can be asked again.
-    pub fn renew(&mut self, renew: &Renew) -> Result<String, Error> {
-        match self.ask(&Request::Renew(Box::new(renew.clone())))? {
-            Reply::Renewed { boot_id } => Ok(boot_id),
+    pub fn reidentify(&mut self, reidentify: &Reidentify) -> Result<String, Error> {
+        match self.ask(&Request::Reidentify(Box::new(reidentify.clone())))? {
+            Reply::Reidentified { boot_id } => Ok(boot_id),
             other => Err(unexpected(other)),
         }
     }
 
     /// The same over a stream that nobody has spoken on yet; the connection, too. The request goes with the offer of the handshake: a
     /// guest that has just been restored takes long for each time that it is waited for.
-    pub fn renewed(mut stream: S, renew: &Renew, limit: Duration) -> Result<(Self, String), Error> {
+    pub fn reidentified(mut stream: S, reidentify: &Reidentify, limit: Duration) -> Result<(Self, String), Error> {
         stream.set_read_timeout(Some(limit)).map_err(wire::Error::Io)?;
         wire::send_offer(&mut stream, PROTOCOL, None)?;
         let mut connection = Self::resume(stream)?;
-        send_request(&connection.writer, &Request::Renew(Box::new(renew.clone())))?;
+        send_request(&connection.writer, &Request::Reidentify(Box::new(reidentify.clone())))?;
         wire::await_answer(connection.reader.get_mut(), PROTOCOL).map_err(timed)?;
         match connection.answer()? {
-            Reply::Renewed { boot_id } => Ok((connection, boot_id)),
+            Reply::Reidentified { boot_id } => Ok((connection, boot_id)),
             other => Err(unexpected(other)),
         }
     }

@@ -10,7 +10,7 @@ mod error;
 pub mod log;
 pub mod message;
 mod pump;
-mod renew;
+mod reidentify;
 mod running;
 mod signals;
 mod terminal;
@@ -22,7 +22,7 @@ pub use duplex::Duplex;
 pub use error::Error;
 pub use message::{
     Address, AgentInfo, DiskName, ExecFailure, ExecRequest, ExitStatus, FailureKind, FileInfo, Gateway, GuestNetwork,
-    Identity, OutputStream, PROTOCOL, PowerAction, Prepare, Renew, RootDisk, Share, Shutdown, TmpfsMount, Tty,
+    Identity, OutputStream, PROTOCOL, PowerAction, Prepare, Reidentify, RootDisk, Share, Shutdown, TmpfsMount, Tty,
     UnpackTarget, Upload, VSOCK_PORT, WinSize,
 };
 pub use pump::{FIRST_OUTPUT, LocalIo, pump};

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use wire::Protocol;
 
 use crate::OsText;
-pub use crate::renew::{Identity, Renew};
+pub use crate::reidentify::{Identity, Reidentify};
 
 /// Name and version in the handshake. The version changes with every change that an older side would misread.
 pub const PROTOCOL: Protocol = Protocol {
@@ -100,8 +100,9 @@ pub enum Request {
     Settle,
     /// Let all commands stand still and the disks be consistent, for a snapshot. Answered by [`Reply::Done`].
     Freeze,
-    /// After a restore: become a machine of its own, then let the commands go on. Answered by [`Reply::Renewed`].
-    Renew(Box<Renew>),
+    /// After a restore: become a machine of its own, then let the commands go on. Answered by [`Reply::Reidentified`].
+    #[serde(rename = "renew")]
+    Reidentify(Box<Reidentify>),
     /// Set the time of day, to nanoseconds since 1970, as the host's was set. Answered by [`Reply::Done`].
     SetClock(u64),
     /// End all processes, write everything back, and leave. Answered by [`Reply::Done`] just before.
@@ -158,8 +159,9 @@ pub enum Reply {
         /// Files that became shorter while they were read.
         changed: u64,
     },
-    /// Answer to [`Request::Renew`].
-    Renewed {
+    /// Answer to [`Request::Reidentify`].
+    #[serde(rename = "renewed")]
+    Reidentified {
         /// What `/proc/sys/kernel/random/boot_id` says from now on.
         boot_id: String,
     },

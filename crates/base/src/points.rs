@@ -57,7 +57,7 @@ pub const SANDBOX: &[&str] = &[
     MOVE_ENDED,
     RESTORE_MADE,
     RESTORE_RESUMED,
-    RESTORE_RENEWED,
+    RESTORE_REIDENTIFIED,
     STOP_RECORDED,
     STOP_SIGNALLED,
     STOP_KILLED,
@@ -165,7 +165,7 @@ points! {
     /// Its vCPUs run; its commands stand still.
     RESTORE_RESUMED = "restore.resumed";
     /// Its guest is a machine of its own, and its commands go on.
-    RESTORE_RENEWED = "restore.renewed";
+    RESTORE_REIDENTIFIED = "restore.reidentified";
     /// It is in the database as stopping.
     STOP_RECORDED = "stop.recorded";
     /// The command has its SIGTERM.

@@ -12,7 +12,6 @@ pub mod limits;
 pub mod memory_mode;
 pub mod message;
 pub mod paging;
-pub mod portable;
 pub mod promised;
 pub mod recovery;
 pub mod sandbox;
@@ -20,6 +19,7 @@ pub mod secrets;
 pub mod snapshot;
 pub mod template;
 pub mod tmpfs;
+pub mod transfer;
 pub mod verify;
 pub mod volume;
 

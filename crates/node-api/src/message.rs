@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use crate::class::Class;
 use crate::config::SandboxConfig;
 use crate::host_cpu::HostCpu;
-use crate::portable::Kind;
 use crate::promised::Promised;
 use crate::sandbox::{Ended, Sandbox};
 use crate::snapshot::{CloneConfig, Snapshot};
 use crate::template::{BuildConfig, LoadedTemplate, Template};
+use crate::transfer::Kind;
 use crate::verify::{Verified, VerifyProgress};
 use crate::volume::Volume;
 

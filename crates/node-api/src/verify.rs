@@ -5,7 +5,7 @@ use std::fmt;
 use base::ByteSize;
 use serde::{Deserialize, Serialize};
 
-use crate::portable::Kind;
+use crate::transfer::Kind;
 
 /// The most damaged parts that are told of one; more are counted.
 pub const MOST_DAMAGE: usize = 64;

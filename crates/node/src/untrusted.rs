@@ -1,7 +1,7 @@
 //! The parsers of what strangers, guests and other users of the host write, each with text in and a verdict out, for whoever
 //! feeds them more than tests do (`basalt-fuzz`). The daemon itself calls them where they are.
 
-use node_api::portable::Kind;
+use node_api::transfer::Kind;
 
 use crate::Error;
 

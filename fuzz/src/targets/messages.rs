@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::io::{self, Cursor, Read, Write};
 
 use agent_api::message::{
-    ExecFailure, ExecRequest, ExitStatus, FailureKind, Identity, PROTOCOL, Renew, Reply, Request, Tty, WinSize,
+    ExecFailure, ExecRequest, ExitStatus, FailureKind, Identity, PROTOCOL, Reidentify, Reply, Request, Tty, WinSize,
 };
 use base::ByteSize;
 use serde::Serialize;
@@ -131,7 +131,7 @@ pub(crate) fn agent_requests() -> Target {
         path: "/x".into(),
         digest: true,
     };
-    let renew = Renew {
+    let reidentify = Reidentify {
         clock_ns: 1,
         entropy: vec![7; 4],
         identity: Some(Identity {
@@ -142,12 +142,12 @@ pub(crate) fn agent_requests() -> Target {
         thaw: true,
         pids_max: Some(2),
         restored: true,
-        ..Renew::default()
+        ..Reidentify::default()
     };
     let requests = [
         Request::Exec(exec),
         stat,
-        Request::Renew(Box::new(renew)),
+        Request::Reidentify(Box::new(reidentify)),
         Request::Freeze,
         Request::Settle,
     ];
@@ -169,7 +169,7 @@ pub(crate) fn agent_replies() -> Target {
         Reply::Failed(failed),
         Reply::Exited(ExitStatus::Signal(9)),
         Reply::StdinTaken { bytes: 5 },
-        Reply::Renewed { boot_id: "a".into() },
+        Reply::Reidentified { boot_id: "a".into() },
     ];
     Target {
         name: "agent-replies",

@@ -7,7 +7,7 @@ use std::fmt::Display;
 
 use agent_api::OutputStream;
 use node_api::message::Item;
-use node_api::portable::Kind;
+use node_api::transfer::Kind;
 use node_api::{Limits, NetworkMode, Packet, ProcessConfig, Request, Resources, SandboxConfig};
 use serde_json::{Value, json};
 
@@ -103,7 +103,7 @@ pub(crate) fn records() -> Target {
         "files": [null, null, null],
     });
     Target {
-        name: "portable-record",
+        name: "transfer-record",
         seeds: [snapshot, template]
             .map(|record| record.to_string().into_bytes())
             .into(),

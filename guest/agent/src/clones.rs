@@ -1,17 +1,17 @@
-//! Settle and Freeze before a snapshot and Renew after a restore: the order, and who may. What the machine itself needs is done by the
+//! Settle and Freeze before a snapshot and Re-identify after a restore: the order, and who may. What the machine itself needs is done by the
 //! functions that a server was given. Knows no snapshot, and not whether there was one.
 //!
 //! ```text
 //!  Settle:  caches and free memory hold nothing ─► answer
 //!  Freeze:  commands stand still ─► disks written, prefetched randomness used up ─► answer
-//!  Renew:   clock ─► entropy ─► names ─► connections ─► boot id ─► mounts ─► hooks ─► answer
+//!  Re-identify:   clock ─► entropy ─► names ─► connections ─► boot id ─► mounts ─► hooks ─► answer
 //!           ─► commands go on
 //! ```
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use agent_api::{Renew, message::Reply};
+use agent_api::{Reidentify, message::Reply};
 use observe::marks;
 
 use crate::cgroup::Cgroups;
@@ -24,7 +24,7 @@ use crate::{Error, hooks};
 pub type Settle = Box<dyn Fn() -> Result<(), Error> + Send + Sync>;
 
 /// Makes a restored machine its own.
-pub type MakeOwn = Box<dyn Fn(&Renew) -> Result<Renewed, Error> + Send + Sync>;
+pub type MakeOwn = Box<dyn Fn(&Reidentify) -> Result<Reidentified, Error> + Send + Sync>;
 
 /// Sets the time of day.
 pub type SetClock = Box<dyn Fn(u64) -> Result<(), Error> + Send + Sync>;
@@ -36,16 +36,16 @@ pub struct Clones {
     /// Before a snapshot, when all commands stand still.
     pub settle: Settle,
     /// After a restore: everything that makes the machine its own.
-    pub renew: MakeOwn,
+    pub reidentify: MakeOwn,
     /// When the host's clock was set: the time of day is what is given, in nanoseconds since 1970.
     pub set_clock: SetClock,
     /// Where the image's hooks are.
     pub hooks: PathBuf,
 }
 
-/// Who a renewed machine is.
+/// Who a re-identified machine is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Renewed {
+pub struct Reidentified {
     /// Its boot id.
     pub boot_id: String,
     /// Its machine id, if it has one.
@@ -59,7 +59,7 @@ pub(crate) struct Part<'a> {
     pub(crate) reaper: &'a Reaper,
 }
 
-/// A renewal that is done but for its end. Who drops it leaves the commands as they are.
+/// A re-identification that is done but for its end. Who drops it leaves the commands as they are.
 pub(crate) struct Acknowledgeable<'a> {
     /// What the client must have before anything goes on.
     pub(crate) reply: Reply,
@@ -70,7 +70,7 @@ pub(crate) struct Acknowledgeable<'a> {
 impl Acknowledgeable<'_> {
     /// The reply is on its way.
     pub(crate) fn acknowledged(self) -> Result<(), Error> {
-        marks::mark("renewal acknowledged");
+        marks::mark("re-identification acknowledged");
         if let Some(mut turn) = self.thaw {
             turn.thaw()?;
             marks::mark("thawed");
@@ -104,10 +104,10 @@ impl<'a> Part<'a> {
     }
 
     /// Nothing is undone where this fails, and the commands are left as they are: it can be asked again.
-    pub(crate) fn renew(&self, request: &Renew) -> Result<Acknowledgeable<'a>, Error> {
-        marks::mark("renew asked");
+    pub(crate) fn reidentify(&self, request: &Reidentify) -> Result<Acknowledgeable<'a>, Error> {
+        marks::mark("re-identify asked");
         let turn = self.cgroups.freezer().turn();
-        let renewed = (self.clones.renew)(request)?;
+        let reidentified = (self.clones.reidentify)(request)?;
         if let Some(most) = request.pids_max {
             self.cgroups.limit_processes(most)?;
         }
@@ -115,14 +115,14 @@ impl<'a> Part<'a> {
             let hooks = Hooks {
                 dir: &self.clones.hooks,
                 limit: Duration::from_millis(u64::from(request.hook_ms)),
-                clone_id: renewed.machine_id.as_deref(),
+                clone_id: reidentified.machine_id.as_deref(),
             };
             hooks::run_all(&hooks, self.cgroups, self.reaper)?;
             marks::mark("hooks run");
         }
         Ok(Acknowledgeable {
-            reply: Reply::Renewed {
-                boot_id: renewed.boot_id,
+            reply: Reply::Reidentified {
+                boot_id: reidentified.boot_id,
             },
             thaw: request.thaw.then_some(turn),
         })

@@ -31,7 +31,7 @@ pub(crate) struct Freezer {
     /// The root of the hierarchy, and in it the cgroup above those of the commands.
     mount: PathBuf,
     base: PathBuf,
-    /// What is frozen; held by whoever freezes or renews, of whom there is one at a time.
+    /// What is frozen; held by whoever freezes or re-identifies, of whom there is one at a time.
     frozen: Mutex<Vec<PathBuf>>,
     gate: RwLock<Gate>,
 }
@@ -62,12 +62,12 @@ impl Freezer {
         }
     }
 
-    /// Leave to start a command, or to change files. What comes while somebody freezes or renews waits for its outcome.
+    /// Leave to start a command, or to change files. What comes while somebody freezes or re-identifies waits for its outcome.
     pub(crate) fn may_start(&self) -> Result<MayStart<'_>, Error> {
         let mut gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
         if gate.closed {
             drop(gate);
-            // A client that has the acknowledgement of a renewal in hand may be quicker than the thaw.
+            // A client that has the acknowledgement of a re-identification in hand may be quicker than the thaw.
             drop(self.turn());
             gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
         }

@@ -32,7 +32,7 @@ use agent_api::message::{Reply, kind};
 use wire::FrameWriter;
 
 pub use cgroup::Cgroups;
-pub use clones::{Clones, MakeOwn, Renewed, SetClock, Settle};
+pub use clones::{Clones, MakeOwn, Reidentified, SetClock, Settle};
 pub use error::Error;
 pub use info::boottime_ns;
 pub use power::{Power, fatal};

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  handshake ─► idle ◄────────── answer ───────────┐
-//!                │  Hello Ping Stat Upload Prepare Settle Freeze Renew Shutdown
+//!                │  Hello Ping Stat Upload Prepare Settle Freeze Re-identify Shutdown
 //!                └─ Exec ─► command running: STDIN, CloseStdin, CloseOutput, Resize, Signal ─ Exited ─► idle
 //! ```
 
@@ -71,7 +71,7 @@ pub struct ServerConfig {
     pub power: Option<Power>,
     /// Opens the log of the sandbox's own command; `None` where there is no such command.
     pub log: Option<OpenLog>,
-    /// What is done for clones of this machine; `None` refuses `Settle`, `Freeze` and `Renew`.
+    /// What is done for clones of this machine; `None` refuses `Settle`, `Freeze` and `Reidentify`.
     pub clones: Option<Clones>,
     /// `CLOCK_BOOTTIME` at the first instruction of this process, for `Hello`.
     pub started_ns: u64,
@@ -419,10 +419,12 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
             Request::Settle => self.part().and_then(|part| part.settle()),
             Request::Freeze => self.part().and_then(|part| part.freeze()),
             Request::SetClock(clock_ns) => self.part().and_then(|part| part.set_clock(clock_ns)),
-            Request::Renew(renew) => {
-                return match self.part().and_then(|part| part.renew(&renew)) {
+            Request::Reidentify(reidentify) => {
+                return match self.part().and_then(|part| part.reidentify(&reidentify)) {
                     // A client that cannot be told has a machine that stands still, and may ask again.
-                    Ok(renewed) => self.reply(&renewed.reply).and_then(|()| renewed.acknowledged()),
+                    Ok(reidentified) => self
+                        .reply(&reidentified.reply)
+                        .and_then(|()| reidentified.acknowledged()),
                     Err(error) => self.refuse(error.to_string()),
                 };
             }
@@ -523,7 +525,7 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
         cgroups.map(|cgroups| cgroups.freezer().may_start()).transpose()
     }
 
-    /// What `Settle`, `Freeze` and `Renew` are done with.
+    /// What `Settle`, `Freeze` and `Reidentify` are done with.
     fn part(&self) -> Result<Part<'env>, Error> {
         let inner = &self.server.0;
         if !self.has_root() {
@@ -536,7 +538,7 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
                 reaper: &inner.reaper,
             }),
             _ => Err(Error::Refused(
-                "this agent's machine is never cloned: it is neither settled nor frozen nor renewed".to_owned(),
+                "this agent's machine is never cloned: it is neither settled nor frozen nor re-identified".to_owned(),
             )),
         }
     }

@@ -1,4 +1,4 @@
-//! Freeze and Renew without a VM: what a snapshot's commands do, what hooks may, and what is refused. The machine's own
+//! Freeze and Re-identify without a VM: what a snapshot's commands do, what hooks may, and what is refused. The machine's own
 //! steps are stand-ins here; each test has its own hierarchy of cgroups.
 
 mod common;
@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use agent::{Cgroups, Clones, Error as AgentError, Renewed, RootMode, Server, ServerConfig};
-use agent_api::{Connection, Error, Event, Renew};
+use agent::{Cgroups, Clones, Error as AgentError, Reidentified, RootMode, Server, ServerConfig};
+use agent_api::{Connection, Error, Event, Reidentify};
 use common::{connect_to, gone, reaper, sh, text};
 
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -31,7 +31,7 @@ struct Machine {
     shed: Arc<AtomicUsize>,
     settled: Arc<AtomicUsize>,
     fail: Arc<AtomicBool>,
-    renewals: Arc<Mutex<Vec<Renew>>>,
+    reidentifications: Arc<Mutex<Vec<Reidentify>>>,
     clock: Arc<AtomicU64>,
 }
 
@@ -44,8 +44,8 @@ impl Machine {
         let dir = std::env::temp_dir().join(format!("basalt-agent-{name}-{}", std::process::id()));
         fs::create_dir_all(dir.join("hooks")).unwrap();
         let (settled, fail) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-        let renewals = Arc::new(Mutex::new(Vec::new()));
-        let (count, failing, kept) = (Arc::clone(&settled), Arc::clone(&fail), Arc::clone(&renewals));
+        let reidentifications = Arc::new(Mutex::new(Vec::new()));
+        let (count, failing, kept) = (Arc::clone(&settled), Arc::clone(&fail), Arc::clone(&reidentifications));
         let shed = Arc::new(AtomicUsize::new(0));
         let sheds = Arc::clone(&shed);
         let clock = Arc::<AtomicU64>::default();
@@ -62,9 +62,9 @@ impl Machine {
                     false => Ok(()),
                 }
             }),
-            renew: Box::new(move |request| {
+            reidentify: Box::new(move |request| {
                 kept.lock().unwrap().push(request.clone());
-                Ok(Renewed {
+                Ok(Reidentified {
                     boot_id: "a-boot".to_owned(),
                     machine_id: request.identity.as_ref().map(|identity| identity.machine_id.clone()),
                 })
@@ -91,7 +91,7 @@ impl Machine {
             shed,
             settled,
             fail,
-            renewals,
+            reidentifications,
             clock,
         }
     }
@@ -164,8 +164,8 @@ impl Counter {
     }
 }
 
-fn renew(hook_ms: u32) -> Renew {
-    Renew {
+fn reidentify(hook_ms: u32) -> Reidentify {
+    Reidentify {
         clock_ns: 1,
         entropy: vec![1; 32],
         identity: Some(agent_api::Identity {
@@ -174,7 +174,7 @@ fn renew(hook_ms: u32) -> Renew {
         }),
         hook_ms,
         thaw: true,
-        ..Renew::default()
+        ..Reidentify::default()
     }
 }
 
@@ -209,7 +209,7 @@ fn commands_run_on_while_the_machine_settles() {
 }
 
 #[test]
-fn commands_stand_still_until_the_renewal() {
+fn commands_stand_still_until_the_reidentification() {
     let machine = Machine::new("still");
     let (pid, counter) = machine.count("counter");
     // One that went elsewhere, and one within it that somebody froze.
@@ -248,25 +248,25 @@ fn commands_stand_still_until_the_renewal() {
     other.ping().unwrap();
 
     // Not asked to let them go on.
-    let request = Renew {
+    let request = Reidentify {
         thaw: false,
-        ..renew(0)
+        ..reidentify(0)
     };
-    assert_eq!(other.renew(&request).unwrap(), "a-boot");
+    assert_eq!(other.reidentify(&request).unwrap(), "a-boot");
     counter.stands_still();
-    assert_eq!(other.renew(&renew(0)).unwrap(), "a-boot");
+    assert_eq!(other.reidentify(&reidentify(0)).unwrap(), "a-boot");
     counter.goes_on();
     counter_beside.goes_on();
     for path in [inner, asleep] {
         let frozen = fs::read_to_string(path.join("cgroup.freeze")).unwrap();
         assert_eq!(frozen, "1\n", "{} was frozen before and goes on", path.display());
     }
-    assert_eq!(*machine.renewals.lock().unwrap(), [request, renew(0)]);
+    assert_eq!(*machine.reidentifications.lock().unwrap(), [request, reidentify(0)]);
     // Another round, and one without a freeze before.
     connection.freeze().unwrap();
     counter.stands_still();
-    connection.renew(&renew(0)).unwrap();
-    connection.renew(&renew(0)).unwrap();
+    connection.reidentify(&reidentify(0)).unwrap();
+    connection.reidentify(&reidentify(0)).unwrap();
     counter.goes_on();
     assert!(
         connection
@@ -297,7 +297,7 @@ fn a_freeze_that_fails_is_undone() {
     refusal(connection.freeze());
     counter.stands_still();
     assert!(refusal(connection.exec(&sh("true")).map(drop)).contains("is frozen"));
-    connection.renew(&renew(0)).unwrap();
+    connection.reidentify(&reidentify(0)).unwrap();
     counter.goes_on();
 }
 
@@ -321,7 +321,7 @@ fn hooks_run_in_order_while_everything_stands_still() {
     connection.freeze().unwrap();
     counter.stands_still();
     let count = counter.value();
-    connection.renew(&renew(HOOK_MS)).unwrap();
+    connection.reidentify(&reidentify(HOOK_MS)).unwrap();
     let expected = format!("first {count}\nsecond 00112233445566778899aabbccddeeff 0\n");
     assert_eq!(fs::read_to_string(&out).unwrap(), expected);
     counter.goes_on();
@@ -330,7 +330,7 @@ fn hooks_run_in_order_while_everything_stands_still() {
     connection.freeze().unwrap();
     left.stands_still();
     // None are asked for.
-    connection.renew(&renew(0)).unwrap();
+    connection.reidentify(&reidentify(0)).unwrap();
     assert_eq!(fs::read_to_string(&out).unwrap(), expected);
 }
 
@@ -342,7 +342,7 @@ fn a_hook_that_fails_or_hangs_is_named_and_nothing_goes_on() {
     connection.freeze().unwrap();
     machine.hook("10-bad", "echo oops; exit 3");
     machine.hook("20-never", &format!("touch {}", machine.file("never").display()));
-    let message = refusal(connection.renew(&renew(HOOK_MS)));
+    let message = refusal(connection.reidentify(&reidentify(HOOK_MS)));
     assert!(
         message.contains("on the guest's console") && message.contains("10-bad ended with code 3"),
         "{message}"
@@ -357,7 +357,7 @@ fn a_hook_that_fails_or_hangs_is_named_and_nothing_goes_on() {
     machine.hook("10-bad", &format!("sleep 1000 & echo $! > {}; wait", pid.display()));
     let begun = Instant::now();
     // Time enough to write its file first.
-    let message = refusal(connection.renew(&renew(10_000)));
+    let message = refusal(connection.reidentify(&reidentify(10_000)));
     assert!(message.contains("10-bad did not end within 10s"), "{message}");
     assert!(
         begun.elapsed() < PATIENCE,
@@ -369,15 +369,15 @@ fn a_hook_that_fails_or_hangs_is_named_and_nothing_goes_on() {
     counter.stands_still();
 
     machine.hook("10-bad", "kill -9 $$");
-    let message = refusal(connection.renew(&renew(HOOK_MS)));
+    let message = refusal(connection.reidentify(&reidentify(HOOK_MS)));
     assert!(message.contains("was ended by signal 9"), "{message}");
     common::write_program(&machine.dir.join("hooks/10-bad"), "#!/no/such/interpreter");
-    let message = refusal(connection.renew(&renew(HOOK_MS)));
+    let message = refusal(connection.reidentify(&reidentify(HOOK_MS)));
     assert!(message.contains("10-bad cannot be started"), "{message}");
     counter.stands_still();
     // It can be mended.
     machine.hook("10-bad", "head -c 2000000 /dev/zero | tr '\\0' x");
-    connection.renew(&renew(HOOK_MS)).unwrap();
+    connection.reidentify(&reidentify(HOOK_MS)).unwrap();
     counter.goes_on();
     assert!(machine.file("never").exists());
 }
@@ -396,7 +396,7 @@ fn a_connection_that_the_restore_ends_leaves_its_command_alone() {
     drop(attached);
     thread::sleep(Duration::from_millis(1500));
     let mut connection = machine.connect();
-    connection.renew(&renew(0)).unwrap();
+    connection.reidentify(&reidentify(0)).unwrap();
     let counter = Counter(path);
     counter.goes_on();
     // Past the second in which a command whose client is gone is killed.
@@ -408,7 +408,7 @@ fn a_connection_that_the_restore_ends_leaves_its_command_alone() {
 fn a_client_that_leaves_just_after_a_thaw_is_one_that_leaves() {
     let machine = Machine::new("left");
     machine.connect().freeze().unwrap();
-    machine.connect().renew(&renew(0)).unwrap();
+    machine.connect().reidentify(&reidentify(0)).unwrap();
     // No restore can have ended this connection: the command was not there before.
     let mut attached = machine.connect();
     let mut running = attached.exec(&sh("echo up; while :; do sleep 1; done")).unwrap();
@@ -446,27 +446,27 @@ fn nothing_goes_on_that_could_not_be_acknowledged() {
     machine.server.serve_in_thread(far);
     let line = near.try_clone().unwrap();
     let mut unheard = Connection::new(near, None).unwrap();
-    let asked = thread::spawn(move || unheard.renew(&renew(HOOK_MS)));
+    let asked = thread::spawn(move || unheard.reidentify(&reidentify(HOOK_MS)));
     wait_for(&begun);
     line.shutdown(Shutdown::Both).unwrap();
     fs::write(go, "").unwrap();
     wait_for(&ended);
     assert!(asked.join().unwrap().is_err());
-    // Waits until the renewal is over, and finds that it did not let anything go on.
+    // Waits until the re-identification is over, and finds that it did not let anything go on.
     assert!(refusal(machine.connect().exec(&sh("true")).map(drop)).contains("is frozen"));
-    assert_eq!(machine.renewals.lock().unwrap().len(), 1);
+    assert_eq!(machine.reidentifications.lock().unwrap().len(), 1);
     counter.stands_still();
-    machine.connect().renew(&renew(0)).unwrap();
+    machine.connect().reidentify(&reidentify(0)).unwrap();
     counter.goes_on();
 }
 
 #[test]
-fn what_comes_during_a_renewal_waits_for_it() {
+fn what_comes_during_a_reidentification_waits_for_it() {
     let machine = Machine::new("during");
     let [begun, go, _] = hook_on_demand(&machine);
     machine.connect().freeze().unwrap();
     let mut connection = machine.connect();
-    let renewal = thread::spawn(move || connection.renew(&renew(HOOK_MS)));
+    let reidentification = thread::spawn(move || connection.reidentify(&reidentify(HOOK_MS)));
     wait_for(&begun);
     let mut other = machine.connect();
     let command = thread::spawn(move || other.exec(&sh("exit 3")).unwrap().collect().unwrap().status);
@@ -474,13 +474,13 @@ fn what_comes_during_a_renewal_waits_for_it() {
     assert!(!command.is_finished(), "it did not wait");
     fs::write(go, "").unwrap();
     assert_eq!(command.join().unwrap().exit_code(), 3);
-    renewal.join().unwrap().unwrap();
+    reidentification.join().unwrap().unwrap();
     // Whoever has the answer in hand can start something, on whichever connection.
     let mut other = machine.connect();
     for _ in 0..20 {
         let mut connection = machine.connect();
         connection.freeze().unwrap();
-        connection.renew(&renew(0)).unwrap();
+        connection.reidentify(&reidentify(0)).unwrap();
         other.exec(&sh("true")).unwrap().collect().unwrap();
     }
 }
@@ -488,7 +488,10 @@ fn what_comes_during_a_renewal_waits_for_it() {
 #[test]
 fn a_machine_that_is_never_cloned_says_so() {
     let mut connection = connect_to(&common::server(None));
-    for message in [refusal(connection.freeze()), refusal(connection.renew(&renew(0)))] {
+    for message in [
+        refusal(connection.freeze()),
+        refusal(connection.reidentify(&reidentify(0))),
+    ] {
         assert!(message.contains("never cloned"), "{message}");
     }
 }

@@ -167,6 +167,9 @@ struct Up {
     /// Start the lab anew if the one that runs does not answer, or was made of other parts (emulator, host system, init) than
     /// there are now
     #[arg(long)]
+    fresh: bool,
+    /// What `--fresh` was called
+    #[arg(long, hide = true)]
     renew: bool,
     /// Processor of the lab, as QEMU calls it, such as EPYC-Milan or EPYC-Rome,-avx2; SVM and x2APIC are added
     #[arg(long, env = "BASALT_LAB_CPU_MODEL", value_name = "MODEL", default_value = emulator::CPU_MODEL)]
@@ -328,6 +331,10 @@ fn running(state: &State) -> Result<Lab> {
 }
 
 fn up(state: &State, options: &Up) -> Result<u8> {
+    let mut progress = Progress::new(options.json);
+    if options.renew {
+        progress.warn("`--renew` is called `--fresh` now, and will be removed in the next release");
+    }
     let wish = up::Wish {
         machine: Machine {
             cpus: options.cpus,
@@ -336,10 +343,10 @@ fn up(state: &State, options: &Up) -> Result<u8> {
             kernel_args: options.kernel_args.clone(),
         },
         port: options.port,
-        renew: options.renew,
+        fresh: options.fresh || options.renew,
         timeout: Duration::from_secs(options.timeout),
     };
-    let lab = up::up(state, &parts::cache()?, &wish, &mut Progress::new(options.json))?;
+    let lab = up::up(state, &parts::cache()?, &wish, &mut progress)?;
     if options.json {
         print(&serde_json::to_string_pretty(&lab)?)?;
     } else {

@@ -33,7 +33,7 @@ pub(crate) fn connect(lab: &Lab) -> Result<Remote> {
         .with_context(|| format!("cannot connect to the lab at {address}"))?;
     stream.set_nodelay(true)?;
     Connection::new(stream, Some(&read_token(&lab.token_file)?)).with_context(|| {
-        format!("the lab at {address} does not answer as it should; `basalt-lab up --renew` starts it afresh")
+        format!("the lab at {address} does not answer as it should; `basalt-lab up --fresh` starts it afresh")
     })
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn run(state: &State, lab: &Lab, job: &Job) -> Result<u8> {
             Ok(failure.kind.exit_code())
         }
         Err(error) if watch.found() => {
-            Err(error).context("the lab stands still: nothing in it answers; `basalt-lab up --renew` starts it afresh")
+            Err(error).context("the lab stands still: nothing in it answers; `basalt-lab up --fresh` starts it afresh")
         }
         Err(error @ (agent_api::Error::Closed(_) | agent_api::Error::Wire(_))) => {
             Err(error).context("the lab ended while the command ran; `basalt-lab logs` shows its console")

@@ -44,7 +44,7 @@ pub(crate) struct Wish {
     /// A port to use; any free one if `None`.
     pub(crate) port: Option<u16>,
     /// Whether a lab that was made of other parts is to be replaced.
-    pub(crate) renew: bool,
+    pub(crate) fresh: bool,
     /// How long one boot may take.
     pub(crate) timeout: Duration,
 }
@@ -69,7 +69,7 @@ pub(crate) fn up(state: &State, cache: &Path, wish: &Wish, progress: &mut Progre
         progress.warn("another basalt-lab is at work; waiting for it")
     })?;
     if let Some(lab) = state.running()?
-        && renewal_of_a_silent_one(state, &lab, wish, progress)?
+        && ends_a_silent_one(state, &lab, wish, progress)?
     {
         state.kill_emulator()?;
     }
@@ -81,8 +81,8 @@ pub(crate) fn up(state: &State, cache: &Path, wish: &Wish, progress: &mut Progre
         if current == lab.made_of {
             return Ok(lab);
         }
-        if !wish.renew {
-            progress.warn("the lab that runs was made of older parts; `basalt-lab up --renew` starts it anew");
+        if !wish.fresh {
+            progress.warn("the lab that runs was made of older parts; `basalt-lab up --fresh` starts it anew");
             return Ok(lab);
         }
         progress.step("the lab that runs was made of older parts; ending it");
@@ -112,10 +112,10 @@ pub(crate) fn up(state: &State, cache: &Path, wish: &Wish, progress: &mut Progre
 }
 
 /// Whether the lab is to be ended because it does not answer; an error if it does not and may not be ended.
-fn renewal_of_a_silent_one(state: &State, lab: &Lab, wish: &Wish, progress: &mut Progress) -> Result<bool> {
+fn ends_a_silent_one(state: &State, lab: &Lab, wish: &Wish, progress: &mut Progress) -> Result<bool> {
     match remote::ask(lab) {
         Ok(()) => Ok(false),
-        Err(error) if wish.renew => {
+        Err(error) if wish.fresh => {
             standstill::tell(state);
             progress.warn(&format!("{}; ending it", first_line(&error)));
             Ok(true)

@@ -112,7 +112,7 @@ pub(crate) fn data() -> Result<()> {
             }
             Content::Foreign => bail!("the disk {serial} holds something that is not {}", format.name()),
         }
-        mount_or_renew(&device, format, target)?;
+        mount_or_format(&device, format, target)?;
     }
     for (kept, target) in KEPT {
         make_directory(kept)?;
@@ -124,7 +124,7 @@ pub(crate) fn data() -> Result<()> {
 
 /// A data disk is a cache of what the outside has. One that cannot be mounted (the lab was killed while writing) is made
 /// anew, and the console says so.
-fn mount_or_renew(device: &Path, format: Format, target: &str) -> Result<()> {
+fn mount_or_format(device: &Path, format: Format, target: &str) -> Result<()> {
     make_directory(target)?;
     let attempt = || {
         mount(

@@ -103,7 +103,7 @@ fn has_image(listed: &str, tag: &str, digest: Option<&str>) -> bool {
 /// The emulated host, if this machine needs it.
 pub(crate) fn lab() -> Step {
     Step::new("lab", |context, task| {
-        task.run_within(&mut lab_command(context, &["up", "--renew"]), LAB_LIMIT)?;
+        task.run_within(&mut lab_command(context, &["up", "--fresh"]), LAB_LIMIT)?;
         prefer(context, task)?;
         Ok(Report::default())
     })
@@ -131,7 +131,7 @@ pub(super) fn host_is_lost(finished: &Finished) -> bool {
 
 /// Starts a lab in place of the lost one, with the image in it that everything uses.
 pub(super) fn another_host(context: &Context, task: &mut Task) -> Result<()> {
-    task.run_within(&mut lab_command(context, &["up", "--renew"]), LAB_LIMIT)?;
+    task.run_within(&mut lab_command(context, &["up", "--fresh"]), LAB_LIMIT)?;
     prefer(context, task)?;
     answer(context, task)?;
     Ok(())

@@ -6,12 +6,12 @@ mod host;
 mod image;
 mod limits;
 mod parse;
-mod portable;
 mod process;
 mod sandbox;
 mod size;
 mod snapshot;
 mod template;
+mod transfer;
 mod volume;
 
 use std::path::PathBuf;
@@ -27,7 +27,6 @@ pub(crate) use image::{
     SourceArgs, SystemVerb, TagArgs,
 };
 pub(crate) use limits::LimitArgs;
-pub(crate) use portable::{Errand, LoadFrom, PullFrom, PushTo, SaveTo, Way, Wish};
 pub(crate) use process::ProcessArgs;
 pub(crate) use sandbox::{
     AgentStreamArgs, CpArgs, DaemonArgs, DaemonWhat, ExecArgs, InspectArgs, KillArgs, LogsArgs, ManyArgs, PsArgs,
@@ -36,6 +35,7 @@ pub(crate) use sandbox::{
 pub(crate) use size::SizeArgs;
 pub(crate) use snapshot::{CloneArgs, CreateArgs, InspectSnapshotsArgs, MoveArgs, RollbackArgs, SnapshotVerb};
 pub(crate) use template::{BuildArgs, InspectTemplatesArgs, TemplateVerb};
+pub(crate) use transfer::{Errand, LoadFrom, PullFrom, PushTo, SaveTo, Way, Wish};
 pub(crate) use volume::VolumeVerb;
 
 /// What clap shows in colour, on terminals only and never under NO_COLOR.

@@ -1,11 +1,11 @@
 //! The arguments of `basalt snapshot`, `clone`, `rollback` and `move`.
 
 use clap::{Args, Subcommand};
-use node_api::portable::Kind;
+use node_api::transfer::Kind;
 use node_api::{Class, Paging};
 
 use super::parse;
-use super::portable::{Errand, LoadFrom, PullFrom, PushTo, SaveTo, Way, Wish};
+use super::transfer::{Errand, LoadFrom, PullFrom, PushTo, SaveTo, Way, Wish};
 
 /// `basalt snapshot ...`.
 #[derive(Debug, Subcommand)]

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueHint};
-use node_api::portable::Kind;
+use node_api::transfer::Kind;
 
-use super::portable::{Errand, LoadFrom, PullFrom, PushTo, SaveTo, Way, Wish};
+use super::transfer::{Errand, LoadFrom, PullFrom, PushTo, SaveTo, Way, Wish};
 use super::{Network, ProcessArgs, PullPolicy, SizeArgs, parse};
 
 /// `basalt template ...`.

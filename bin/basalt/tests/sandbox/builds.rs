@@ -146,7 +146,7 @@ fn commands_are_run_and_what_they_made_is_cloned() {
         (done(&world, &["logs", "one"]) == "1\n").then_some(())
     });
     let console = done(&world, &["logs", "--console", "one"]);
-    assert!(console.contains("\nrenewed as other "), "{console}");
+    assert!(console.contains("\nre-identified as other "), "{console}");
     let output = world.verb(&[
         "run",
         "--rm",

@@ -7,8 +7,8 @@ use rustix::process::Signal;
 
 use crate::world::{World, is_alive, text, wait_for};
 use crate::{
-    admission, builds, checksums, copies, corruption, daemons, full, images, limited, observed, outdated, portable,
-    portable_registry, portable_templates, power, private, snapshots, templates,
+    admission, builds, checksums, copies, corruption, daemons, full, images, limited, observed, outdated, power,
+    private, snapshots, templates, transfer, transfer_registry, transfer_templates,
 };
 
 /// Each case with its name; some modules have lists of their own.
@@ -21,7 +21,7 @@ pub(crate) fn all() -> Vec<(&'static str, fn())> {
         outdated::CASES,
         checksums::CASES,
         full::CASES,
-        portable_templates::CASES,
+        transfer_templates::CASES,
         private::CASES,
         corruption::CASES,
         power::CASES,
@@ -154,32 +154,32 @@ const ALL: &[(&str, fn())] = &[
     ),
     (
         "a_saved_snapshot_is_all_that_another_machine_needs",
-        portable::a_saved_snapshot_is_all_that_another_machine_needs,
+        transfer::a_saved_snapshot_is_all_that_another_machine_needs,
     ),
     (
         "what_is_no_whole_snapshot_leaves_nothing",
-        portable::what_is_no_whole_snapshot_leaves_nothing,
+        transfer::what_is_no_whole_snapshot_leaves_nothing,
     ),
     (
         "an_image_can_be_left_out_and_come_later",
-        portable::an_image_can_be_left_out_and_come_later,
+        transfer::an_image_can_be_left_out_and_come_later,
     ),
     (
         "whoever_dies_while_loading_leaves_nothing",
-        portable::whoever_dies_while_loading_leaves_nothing,
+        transfer::whoever_dies_while_loading_leaves_nothing,
     ),
-    ("a_full_disk_leaves_nothing", portable::a_full_disk_leaves_nothing),
+    ("a_full_disk_leaves_nothing", transfer::a_full_disk_leaves_nothing),
     (
         "a_stranger_names_neither_files_nor_sizes",
-        portable::a_stranger_names_neither_files_nor_sizes,
+        transfer::a_stranger_names_neither_files_nor_sizes,
     ),
     (
         "a_snapshot_goes_by_a_registry",
-        portable_registry::a_snapshot_goes_by_a_registry,
+        transfer_registry::a_snapshot_goes_by_a_registry,
     ),
     (
         "what_a_registry_has_instead_leaves_nothing",
-        portable_registry::what_a_registry_has_instead_leaves_nothing,
+        transfer_registry::what_a_registry_has_instead_leaves_nothing,
     ),
     (
         "an_image_of_a_sandbox_is_removed_only_by_force",

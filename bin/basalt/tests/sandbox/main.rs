@@ -24,14 +24,14 @@ mod images;
 mod limited;
 mod observed;
 mod outdated;
-mod portable;
-mod portable_registry;
-mod portable_templates;
 mod power;
 mod private;
 mod snapshots;
 mod stand_in;
 mod templates;
+mod transfer;
+mod transfer_registry;
+mod transfer_templates;
 mod world;
 
 use std::io::Write;

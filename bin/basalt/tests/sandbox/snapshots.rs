@@ -41,9 +41,9 @@ pub(crate) fn a_sandbox_is_kept_and_goes_on() {
     assert_eq!(done(&world, &["snapshot", "create", "web"]), "web-1\n");
     assert_eq!(done(&world, &["snapshot", "create", "web", "mine"]), "mine\n");
     assert_eq!(done(&world, &["snapshot", "create", &id[..5]]), "web-2\n");
-    // It was frozen and renewed three times, and is the same.
+    // It was frozen and re-identified three times, and is the same.
     let told = done(&world, &["logs", "--console", "web"]);
-    assert_eq!(told, "settled\nrenewed as the same -\n".repeat(3));
+    assert_eq!(told, "settled\nre-identified as the same -\n".repeat(3));
     let count = || world.verb(&["logs", "web"]).stdout.len();
     let before = count();
     wait_for("its command to go on", || (count() > before).then_some(()));
@@ -166,9 +166,9 @@ pub(crate) fn clones_go_on_with_names_of_their_own() {
     let mut ids = Vec::new();
     for (name, id, hostname) in [("one", &one, one.as_str()), ("two", &two, "second")] {
         let console = done(&world, &["logs", "--console", name]);
-        let renewed = console.lines().find(|line| !line.starts_with("writes ")).unwrap();
-        let words: Vec<&str> = renewed.split_whitespace().collect();
-        assert_eq!(words[..3], ["renewed", "as", hostname], "{console}");
+        let reidentified = console.lines().find(|line| !line.starts_with("writes ")).unwrap();
+        let words: Vec<&str> = reidentified.split_whitespace().collect();
+        assert_eq!(words[..3], ["reidentified", "as", hostname], "{console}");
         assert_eq!((words.len(), words[3].len()), (4, 32), "{console}");
         ids.push(words[3].to_owned());
         assert_eq!(fs::read_to_string(disk(id)).unwrap(), "what it has written");
@@ -209,7 +209,10 @@ pub(crate) fn a_sandbox_is_put_back() {
     assert_eq!(fs::read_to_string(&disk).unwrap(), "what it has written");
     done(&world, &["exec", "web", "true"]);
     let console = done(&world, &["logs", "--console", "web"]);
-    assert_eq!(console, "settled\nrenewed as the same -\nrenewed as the same -\n");
+    assert_eq!(
+        console,
+        "settled\nre-identified as the same -\nre-identified as the same -\n"
+    );
     // Of what has ended, too, and again.
     done(&world, &["kill", "web"]);
     done(&world, &["rollback", "web", "mine"]);
@@ -365,7 +368,7 @@ pub(crate) fn memory_comes_as_it_is_asked_for() {
     let clone = |name: &str, paging: &str| {
         done(&world, &["clone", "--name", name, "--paging", paging, "mine"]);
         let console = done(&world, &["logs", "--console", name]);
-        let (told, _) = console.split_once("renewed as ").unwrap();
+        let (told, _) = console.split_once("re-identified as ").unwrap();
         told.to_owned()
     };
     // Whoever is the first of its kind teaches the next.

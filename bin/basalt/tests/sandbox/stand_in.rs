@@ -1,7 +1,7 @@
 //! The stand-in for `basalt-vmm`: answers on the control socket, and has the agent's server where a VM would be.
 //!
 //! What it does besides is asked for by the kernel file's contents, the one thing that a test can write and that reaches
-//! a VMM: `panic`, `refuse`, `silent`, or nothing; with `can be kept` and `cannot be kept` its agent can freeze and renew, and the
+//! a VMM: `panic`, `refuse`, `silent`, or nothing; with `can be kept` and `cannot be kept` its agent can freeze and re-identify, and the
 //! VMM can take a snapshot or not; with `holds on and can be kept` the first connection to its agent never ends; with `without
 //! descriptors can be kept` the daemon can open nothing more from the moment on at which a snapshot is written; with `no space` whoever
 //! asks for its metrics has it stop its VM for want of space.
@@ -16,7 +16,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use agent::{Cgroups, Clones, Power, Reaper, Renewed, RootMode, Server, ServerConfig};
+use agent::{Cgroups, Clones, Power, Reaper, Reidentified, RootMode, Server, ServerConfig};
 use agent_api::VSOCK_PORT;
 use state::{Container, Fingerprint, Saved};
 use vmm_api::config::DeviceSpec;
@@ -442,20 +442,25 @@ fn clones(console: File) -> Clones {
             writeln!(&other, "settled").unwrap();
             Ok(())
         }),
-        renew: Box::new(move |renew| {
-            assert!(renew.entropy.len() >= 32 && renew.clock_ns > 0);
-            let identity = renew.identity.as_ref();
+        reidentify: Box::new(move |reidentify| {
+            assert!(reidentify.entropy.len() >= 32 && reidentify.clock_ns > 0);
+            let identity = reidentify.identity.as_ref();
             let name = identity.map_or("the same", |identity| identity.hostname.as_str());
             let id = identity.map(|identity| identity.machine_id.clone());
-            let tmpfs = renew.tmpfs.iter().map(|tmpfs| format!(" tmpfs {}", tmpfs.path));
-            let shares = renew.shares.iter();
+            let tmpfs = reidentify.tmpfs.iter().map(|tmpfs| format!(" tmpfs {}", tmpfs.path));
+            let shares = reidentify.shares.iter();
             let shares = shares.map(|share| format!(" {} {} ro={}", share.tag, share.path, share.read_only));
             let mounts: String = tmpfs.chain(shares).collect();
-            writeln!(&console, "renewed as {name} {}{mounts}", id.as_deref().unwrap_or("-")).unwrap();
+            writeln!(
+                &console,
+                "re-identified as {name} {}{mounts}",
+                id.as_deref().unwrap_or("-")
+            )
+            .unwrap();
             if mounts.contains("/refused") {
                 return Err(agent::Error::Refused("nothing can be mounted at /refused".to_owned()));
             }
-            Ok(Renewed {
+            Ok(Reidentified {
                 boot_id: "a-boot".to_owned(),
                 machine_id: id,
             })

@@ -89,7 +89,7 @@ fn the_first_is_kept_and_the_next_are_cloned() {
     assert_eq!(template_of(&world, "one"), None);
     assert_eq!(
         done(&world, &["logs", "--console", "one"]),
-        "settled\nrenewed as the same -\n"
+        "settled\nre-identified as the same -\n"
     );
     // Everything that makes no difference before a command runs.
     let options = ["-e", "A=1", "--user", "0", "-l", "a=b"];
@@ -97,13 +97,13 @@ fn the_first_is_kept_and_the_next_are_cloned() {
     assert_eq!(template_of(&world, "two").as_ref(), kept.first());
     let id = json(&world, &["inspect", "two"])[0]["id"].as_str().unwrap().to_owned();
     let console = done(&world, &["logs", "--console", "two"]);
-    let machine_id = console.strip_prefix(&format!("renewed as {id} ")).unwrap().trim();
+    let machine_id = console.strip_prefix(&format!("re-identified as {id} ")).unwrap().trim();
     assert_eq!(machine_id.len(), 32, "{console}");
     done(&world, &["exec", "two", "true"]);
     // What the first clone has written the next ones copy before they run.
     detached(&world, "next", &sleeping(&[]));
     let console = done(&world, &["logs", "--console", "next"]);
-    assert!(console.starts_with("writes [(1, 2)]\nrenewed as "), "{console}");
+    assert!(console.starts_with("writes [(1, 2)]\nre-identified as "), "{console}");
     // One that somebody waits for, with everything that its command says.
     let words = [
         "run",
@@ -159,7 +159,7 @@ fn what_is_mounted_is_each_clones_own() {
     assert_eq!(template_of(&world, "one"), None);
     assert_eq!(
         console(&world, "one"),
-        "settled\nrenewed as the same -\nrenewed as the same - tmpfs /one\n"
+        "settled\nre-identified as the same -\nre-identified as the same - tmpfs /one\n"
     );
     detached(&world, "two", &sleeping(&["--tmpfs", "/two", "--tmpfs", "/a"]));
     assert_eq!(template_of(&world, "two").as_ref(), kept.first());
@@ -352,7 +352,7 @@ fn an_agent_that_holds_on_costs_the_template_only() {
     let world = World::new("holds on and can be kept");
     detached(&world, "one", &sleeping(&["--tmpfs", "/x"]));
     done(&world, &["exec", "one", "true"]);
-    assert_eq!(console(&world, "one"), "renewed as the same - tmpfs /x\n");
+    assert_eq!(console(&world, "one"), "re-identified as the same - tmpfs /x\n");
     assert!(templates(&world).is_empty());
     // Nobody tries again, nor waits for it.
     let begun = Instant::now();
@@ -368,7 +368,7 @@ fn a_sandbox_that_cannot_be_kept_runs_on() {
     done(&world, &["exec", "one", "true"]);
     assert!(templates(&world).is_empty());
     // It has stood still, and was told who it is when it went on; nobody tries again.
-    let told = "settled\nrenewed as the same -\n";
+    let told = "settled\nre-identified as the same -\n";
     assert_eq!(done(&world, &["logs", "--console", "one"]), told);
     detached(&world, "two", &SLEEP);
     assert_eq!(done(&world, &["logs", "--console", "two"]), "");

@@ -152,7 +152,7 @@ fn events(board: &Board, aml: &mut Vec<u8>) {
     let interrupt = Interrupt::new(true, true, false, false, ports.events_pin);
     let line = ResourceTemplate::new(vec![&interrupt]);
     let pressed = And::new(&ZERO, &Local(0), &POWER_BUTTON);
-    let renewed = And::new(&ZERO, &Local(0), &NEW_GENERATION);
+    let reidentified = And::new(&ZERO, &Local(0), &NEW_GENERATION);
     Device::new(
         Path::new("_SB_.GED_"),
         vec![
@@ -179,7 +179,7 @@ fn events(board: &Board, aml: &mut Vec<u8>) {
                         vec![&Notify::new(&Path::new("\\_SB_.PWRB"), &NOTIFY_POWER_BUTTON)],
                     ),
                     &If::new(
-                        &Equal::new(&renewed, &NEW_GENERATION),
+                        &Equal::new(&reidentified, &NEW_GENERATION),
                         vec![&Notify::new(&Path::new("\\_SB_.VGEN"), &NOTIFY_GENERATION)],
                     ),
                 ],

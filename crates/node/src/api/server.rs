@@ -562,7 +562,7 @@ impl Connection<'_> {
     }
 
     /// Whoever waits is told how far it is; one that is gone ends it.
-    fn verify(&self, node: &Arc<Node>, kind: node_api::portable::Kind, name: &str) -> Result<Reply, Error> {
+    fn verify(&self, node: &Arc<Node>, kind: node_api::transfer::Kind, name: &str) -> Result<Reply, Error> {
         let mut tell = |progress| self.item(Item::Progress(progress));
         Ok(Reply::Verified(Box::new(node.verify(kind, name, &mut tell)?)))
     }

@@ -60,7 +60,7 @@ mod tests {
             log: Tail::default(),
         };
         let agent = |cause| Error::Agent {
-            during: "it was renewed",
+            during: "it was re-identified",
             cause,
             console: Tail::default(),
         };

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use agent_api::ExecFailure;
 use base::ByteSize;
-use node_api::portable::Kind;
+use node_api::transfer::Kind;
 use node_api::{ApiError, ErrorKind, State};
 use vmm_api::{ClientError, ExitReason};
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 use agent_api::{Identity, Share, TmpfsMount};
 use node_api::{SandboxConfig, Tmpfs, VolumeMount};
 
-/// What a renewed guest gets besides time and randomness.
+/// What a re-identified guest gets besides time and randomness.
 #[derive(Debug, Default)]
-pub(crate) struct Renewal {
+pub(crate) struct Reidentification {
     /// Who it is from now on; `None` leaves it who it was.
     pub(crate) identity: Option<Identity>,
     /// How long each of its hooks may take; zero runs none.

@@ -2,7 +2,7 @@
 //! has them goes on from there. Its guest notices no more than a pause.
 //!
 //! ```text
-//!  held ─► commands frozen ─► vCPUs paused ─► state, memory ─► VMM ends ─► as the other class: restored ─► renewed, thawed
+//!  held ─► commands frozen ─► vCPUs paused ─► state, memory ─► VMM ends ─► as the other class: restored ─► re-identified, thawed
 //!                                                                  └ which cannot be had: as what it was ─┘
 //! ```
 //! What is saved lies in the sandbox's directory until a machine runs. A daemon that dies on the way leaves that, and the next one has the
@@ -14,7 +14,7 @@ use base::points;
 use node_api::{Class, CpuModel, SandboxConfig, State};
 use observe::span::span;
 
-use crate::guest::reidentify::Renewal;
+use crate::guest::reidentify::Reidentification;
 use crate::node::{Node, to_run, wrong_state};
 use crate::operations::snapshot::{STAYS, can_be_kept};
 use crate::operations::stages::{Started, ToRestore};
@@ -110,7 +110,7 @@ impl Node {
     fn go_on_as(&self, entry: &Entry, config: SandboxConfig, place: &Place) -> Result<Started, Error> {
         self.update(entry, |stored| stored.sandbox.config = config)?;
         // It is the same one, and the only one: nothing of it was used twice, and no hook has anything to mend.
-        let restored = ToRestore::launch(self, entry)?.restore(self, entry, place, Renewal::default())?;
+        let restored = ToRestore::launch(self, entry)?.restore(self, entry, place, Reidentification::default())?;
         let started = restored.go_on(self, entry, place)?.runs(self, entry)?;
         if let Err(error) = self.forget_move(entry) {
             log::warn!("what sandbox {} was moved by stays in its directory: {error}", entry.id);

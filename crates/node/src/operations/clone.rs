@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_api::Identity;
-use node_api::portable::Kind;
+use node_api::transfer::Kind;
 use node_api::{CloneConfig, SandboxConfig};
 use observe::span::{self, span};
 
 use crate::Error;
-use crate::guest::reidentify::Renewal;
+use crate::guest::reidentify::Reidentification;
 use crate::node::Node;
 use crate::operations::stages::{Started, ToRestore};
 use crate::operations::start::parse_ports;
@@ -75,12 +75,12 @@ impl Node {
 }
 
 /// What a machine gets that goes on from a snapshot: who it is, if it is another one.
-pub(crate) fn another(identity: Option<Identity>) -> Renewal {
-    Renewal {
+pub(crate) fn another(identity: Option<Identity>) -> Reidentification {
+    Reidentification {
         identity,
         hooks: HOOKS,
         restored: true,
-        ..Renewal::default()
+        ..Reidentification::default()
     }
 }
 

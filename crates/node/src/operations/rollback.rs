@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!                 ┌ its machine is mapped from the snapshot, and it has no volumes ─► disk ─► in place ┐
-//!  disk copied ───┤                                                                                    ├─► resumed ─► renewed
+//!  disk copied ───┤                                                                                    ├─► resumed ─► re-identified
 //!                 └ any other, or none ─► its VMM ends ─► disk ─► cgroup, VMM, network, sockets ─► restored ┘
 //! ```
 //! In the first way the VMM, what the host has mapped for the guest, and everything outside of it stay, and a snapshot that is of
@@ -12,7 +12,7 @@ use std::fs;
 use std::sync::Arc;
 
 use base::points;
-use node_api::portable::Kind;
+use node_api::transfer::Kind;
 use node_api::{Sandbox, State};
 use observe::span::span;
 use vmm_api::{ClientError, ErrorKind, VmState, VmmClient};
@@ -239,10 +239,10 @@ impl Node {
         }
         self.points.at(points::RESTORE_RESUMED);
         {
-            let _span = span("guest renewed");
-            self.renew_by(vm, line, another(None))?;
+            let _span = span("guest re-identified");
+            self.reidentify_by(vm, line, another(None))?;
         }
-        self.points.at(points::RESTORE_RENEWED);
+        self.points.at(points::RESTORE_REIDENTIFIED);
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!  record ─► held ─► commands frozen ─► vCPUs paused ─► state, memory ─► disk ─┐
 //!                                                                             │  (whatever failed before)
-//!  named ◄── on the disk ◄── held no more ◄── renewed, commands thawed ◄── vCPUs resumed
+//!  named ◄── on the disk ◄── held no more ◄── re-identified, commands thawed ◄── vCPUs resumed
 //! ```
 //! That it is held stands in the database first. Whoever finds it so, the next daemon too, lets it go on; of a snapshot that
 //! has no name by then nothing stays.
@@ -13,14 +13,14 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use agent_api::{Connection, Renew};
+use agent_api::{Connection, Reidentify};
 use base::points;
 use node_api::{Snapshot, State, VolumeMount, VolumeSource};
 use observe::span::span;
 use vmm_api::{VmState, VmmClient};
 
 use crate::guest::deadline_stream::Timed;
-use crate::guest::reidentify::Renewal;
+use crate::guest::reidentify::Reidentification;
 use crate::node::{Node, to_run, wrong_state};
 use crate::resources::space::{self, LEAST};
 use crate::sandbox::entry::Entry;
@@ -237,35 +237,40 @@ impl Node {
             vm.ask("it was resumed after a snapshot", VmmClient::resume)?;
         }
         self.points.at(points::SNAPSHOT_RESUMED);
-        self.renew_by(vm, line, Renewal::default())?;
+        self.reidentify_by(vm, line, Reidentification::default())?;
         self.points.at(points::SNAPSHOT_THAWED);
         Ok(())
     }
 
     /// Gives a guest what nobody else has, and lets its commands go on; the connection to its agent.
-    pub(crate) fn renew(&self, vm: &Vm, renewal: Renewal) -> Result<Connection<Timed>, Error> {
-        self.renew_by(vm, vm.line()?, renewal)
+    pub(crate) fn reidentify(&self, vm: &Vm, reidentification: Reidentification) -> Result<Connection<Timed>, Error> {
+        self.reidentify_by(vm, vm.line()?, reidentification)
     }
 
     /// The same by a socket that is there already: it opens no other.
-    pub(crate) fn renew_by(&self, vm: &Vm, line: Line, renewal: Renewal) -> Result<Connection<Timed>, Error> {
-        const RENEWING: &str = "it was given an entropy, a clock, a name, limits and mounts of its own";
+    pub(crate) fn reidentify_by(
+        &self,
+        vm: &Vm,
+        line: Line,
+        reidentification: Reidentification,
+    ) -> Result<Connection<Timed>, Error> {
+        const REIDENTIFYING: &str = "it was given an entropy, a clock, a name, limits and mounts of its own";
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let renew = Renew {
+        let reidentify = Reidentify {
             clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
             entropy: vm::entropy()?,
-            identity: renewal.identity,
-            hook_ms: u32::try_from(renewal.hooks.as_millis()).unwrap_or(u32::MAX),
+            identity: reidentification.identity,
+            hook_ms: u32::try_from(reidentification.hooks.as_millis()).unwrap_or(u32::MAX),
             thaw: true,
-            pids_max: renewal.own.pids_max,
-            tmpfs: renewal.own.tmpfs,
-            shares: renewal.own.shares,
-            restored: renewal.restored,
+            pids_max: reidentification.own.pids_max,
+            tmpfs: reidentification.own.tmpfs,
+            shares: reidentification.own.shares,
+            restored: reidentification.restored,
         };
-        let renewed = vm
+        let reidentified = vm
             .dial_by(line)
-            .and_then(|stream| Connection::renewed(stream, &renew, self.config.limits.boot));
-        let (agent, _) = renewed.map_err(|error| vm.diagnose(RENEWING, error))?;
+            .and_then(|stream| Connection::reidentified(stream, &reidentify, self.config.limits.boot));
+        let (agent, _) = reidentified.map_err(|error| vm.diagnose(REIDENTIFYING, error))?;
         Ok(agent)
     }
 

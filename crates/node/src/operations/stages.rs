@@ -22,7 +22,7 @@ use observe::span::span;
 use vmm_api::VmmClient;
 
 use crate::guest::deadline_stream::Timed;
-use crate::guest::reidentify::{Own, Renewal};
+use crate::guest::reidentify::{Own, Reidentification};
 use crate::node::Node;
 use crate::operations::snapshot::of_all_memory;
 use crate::resources::cpus;
@@ -61,7 +61,7 @@ pub(crate) struct ToRestore(Launched);
 /// A VM as it was saved, standing still.
 pub(crate) struct Restored {
     vm: Arc<Vm>,
-    renewal: Renewal,
+    reidentification: Reidentification,
 }
 
 /// A VM that goes on, with its root, and a connection to its agent.
@@ -163,7 +163,7 @@ impl ToRestore {
         node: &Node,
         entry: &Entry,
         place: &Place,
-        renewal: Renewal,
+        reidentification: Reidentification,
     ) -> Result<Restored, Error> {
         let Launched { vm, pid, volumes } = self.0;
         let stored = entry.stored();
@@ -177,7 +177,7 @@ impl ToRestore {
             let (paths, image) = (node.sandbox_paths(entry), node.image_of(&stored)?);
             let restoring =
                 launch::prepare_restore(&node.config, &stored, &paths, node.outside(&image, attachment), place)?;
-            restoring.told_if(renewal.restored)
+            restoring.told_if(reidentification.restored)
         };
         node.points.at(points::START_SOCKETS);
         // As where it boots.
@@ -194,24 +194,24 @@ impl ToRestore {
         }
         node.place_vcpus(entry, pid)?;
         node.points.at(points::RESTORE_MADE);
-        Ok(Restored { vm, renewal })
+        Ok(Restored { vm, reidentification })
     }
 }
 
 impl Restored {
     /// Lets it go on, as a machine of its own if it is to be one.
     pub(crate) fn go_on(self, node: &Node, entry: &Entry, place: &Place) -> Result<Machine, Error> {
-        let Self { vm, renewal } = self;
+        let Self { vm, reidentification } = self;
         {
             let _span = span("VM started");
             vm.ask("it was resumed from a snapshot", VmmClient::resume)?;
         }
         node.points.at(points::RESTORE_RESUMED);
         let agent = {
-            let _span = span("guest renewed");
-            node.renew(&vm, renewal)?
+            let _span = span("guest re-identified");
+            node.reidentify(&vm, reidentification)?
         };
-        node.points.at(points::RESTORE_RENEWED);
+        node.points.at(points::RESTORE_REIDENTIFIED);
         prefetch::keep_first(place, &vm, entry.stored().sandbox.config.paging);
         // The next snapshot of it needs to have only what it changes.
         if let Err(error) = memory_files::share(place.directory(), &node.sandbox_paths(entry).directory) {

@@ -16,11 +16,11 @@ use std::time::Duration;
 use agent_api::{ExecRequest, Identity};
 use base::{ByteSize, points};
 use network::{Attachment, PortMapping};
-use node_api::portable::Kind;
+use node_api::transfer::Kind;
 use node_api::{EventKind, NetworkMode, Resources, Sandbox, SandboxConfig, State};
 use observe::span::{self, span};
 
-use crate::guest::reidentify::{Own, Renewal};
+use crate::guest::reidentify::{Own, Reidentification};
 use crate::ids;
 use crate::node::{Node, to_run, wrong_state};
 use crate::operations::clone;
@@ -200,11 +200,11 @@ impl Node {
         let own = own();
         if !own.is_empty() {
             let _span = span("limits and mounts");
-            let renewal = Renewal {
+            let reidentification = Reidentification {
                 own,
-                ..Renewal::default()
+                ..Reidentification::default()
             };
-            self.renew(&vm, renewal)?;
+            self.reidentify(&vm, reidentification)?;
         }
         let agent = vm.agent()?;
         Ok(Machine { vm, agent })
@@ -212,7 +212,7 @@ impl Node {
 
     fn cloned(&self, entry: &Arc<Entry>, template: &str, place: &Place, hooks: Duration) -> Result<Machine, Error> {
         let stored = entry.stored();
-        let renewal = Renewal {
+        let reidentification = Reidentification {
             identity: Some(identity(&stored)?),
             hooks,
             own: Own::of(&stored.sandbox.config),
@@ -221,7 +221,7 @@ impl Node {
         };
         let waiting = ToRestore::launch(self, entry)?;
         self.make_disk(entry, Some(place))?;
-        let restored = waiting.restore(self, entry, place, renewal)?;
+        let restored = waiting.restore(self, entry, place, reidentification)?;
         let Machine { vm, mut agent } = restored.go_on(self, entry, place)?;
         agent
             .set_read_timeout(Some(self.config.limits.answer))

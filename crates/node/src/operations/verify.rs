@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use node_api::portable::Kind;
+use node_api::transfer::Kind;
 use node_api::verify::{MOST_DAMAGE, VerifyProgress};
 use node_api::{Damage, Problem, Snapshot, Verified};
 use rustix::time::{ClockId, clock_gettime};

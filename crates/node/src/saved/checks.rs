@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use node_api::portable::Kind;
+use node_api::transfer::Kind;
 
 use crate::saved::snapshots::Place;
 

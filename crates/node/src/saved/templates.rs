@@ -2,7 +2,7 @@
 //! of being booted.
 //!
 //! ```text
-//!  run ─► is there one of its shape? ─ yes ─► disk ─► VM restored ─► renewed ──────────┬─► command
+//!  run ─► is there one of its shape? ─ yes ─► disk ─► VM restored ─► re-identified ──────────┬─► command
 //!                                    └ no ──► disk ─► VM boots ─► root ─► kept, if new ┘
 //! ```
 //! One is kept of the first sandbox of its shape, and named by what it was made of: a changed VMM, kernel or agent makes

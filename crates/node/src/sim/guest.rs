@@ -108,14 +108,14 @@ impl Guest {
                 state.is_frozen = true;
                 Reply::Done
             }
-            Request::Renew(renew) => {
+            Request::Reidentify(reidentify) => {
                 state.is_frozen = false;
-                state.hostname = renew
+                state.hostname = reidentify
                     .identity
                     .as_ref()
                     .map(|identity| identity.hostname.clone())
                     .or(state.hostname.take());
-                Reply::Renewed {
+                Reply::Reidentified {
                     boot_id: "a-boot".to_owned(),
                 }
             }

@@ -44,7 +44,7 @@ pub(crate) const PHASES: [&str; 21] = [
     "guest boots",
     "agent greeted",
     "guest prepared",
-    "guest renewed",
+    "guest re-identified",
     "command and record",
 ];
 
@@ -52,8 +52,8 @@ pub(crate) const PHASES: [&str; 21] = [
 const MAX_MARKS: usize = 32;
 const MAX_NAME: usize = 64;
 
-/// What an agent reaches first when its guest is made one of its own.
-const RENEWAL: &str = "renew asked";
+/// What an agent reaches first when its guest is made one of its own; as one in an older snapshot calls it, too.
+const REIDENTIFICATION: [&str; 2] = ["re-identify asked", "renew asked"];
 
 /// What an operation is called; those that only look at things are none.
 pub(crate) fn name(request: &Request) -> Option<&'static str> {
@@ -156,7 +156,7 @@ pub(crate) fn vmm(vm: &Vm) {
     }
 }
 
-/// The same of the agent, of a clone's from its renewal on: what it has reached before was another's. Its clock is another
+/// The same of the agent, of a clone's from its re-identification on: what it has reached before was another's. Its clock is another
 /// one: the two are compared by one question and its answer.
 ///
 /// # Errors
@@ -177,7 +177,10 @@ pub(crate) fn agent(agent: &mut Connection<Timed>, limit: Duration, cloned: bool
         Ok(info) => {
             let here = asked / 2 + now_ns() / 2;
             let zero = here.saturating_sub(info.now_ns);
-            let marks = info.marks.iter().skip_while(|(name, _)| cloned && name != RENEWAL);
+            let marks = info
+                .marks
+                .iter()
+                .skip_while(|(name, _)| cloned && !REIDENTIFICATION.contains(&name.as_str()));
             let marks: Vec<(&str, u64)> = marks
                 .map(|(name, at)| (name.as_str(), zero.saturating_add(*at)))
                 .collect();

@@ -8,7 +8,7 @@ use crate::Error;
 use crate::saved::memory_files;
 use crate::saved::snapshots::Place;
 use crate::saved::state_file::named;
-use node_api::portable::Kind;
+use node_api::transfer::Kind;
 
 /// Refuses files with a gap between their numbers, and more or fewer than the machine's state names: its first clone would.
 pub(super) fn check(place: &Place, kind: Kind) -> Result<(), Error> {

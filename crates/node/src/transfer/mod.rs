@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use node_api::message::LoadStep;
-use node_api::portable::{Kind, is_file_name};
+use node_api::transfer::{Kind, is_file_name};
 use node_api::{Reply, Resources, Snapshot, check_snapshot_name};
 use serde::Serialize;
 

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::Read;
 
 use base::ByteSize;
-use node_api::portable::{Kind, MOST_RECORD, Portable};
+use node_api::transfer::{Kind, MOST_RECORD, Transferred};
 use node_api::{BuildConfig, Programs, Resources, Snapshot, check_name, check_snapshot_name};
 use serde::de::DeserializeOwned;
 
@@ -45,7 +45,7 @@ pub(super) trait Carried: DeserializeOwned {
     const KIND: Kind;
 
     /// What everybody may know of it.
-    fn told(&self) -> Portable;
+    fn told(&self) -> Transferred;
 
     /// Looks at all that is not files.
     fn check(&self) -> Result<(), Error>;
@@ -57,7 +57,7 @@ fn bad<S: Into<String>>(kind: Kind) -> impl Fn(S) -> Error {
 }
 
 /// A record of this kind, which says nothing that it may not.
-fn parse<R: Carried>(text: &[u8], wanted: impl FnOnce(&mut R)) -> Result<(R, Portable), Error> {
+fn parse<R: Carried>(text: &[u8], wanted: impl FnOnce(&mut R)) -> Result<(R, Transferred), Error> {
     let bad = bad::<String>(R::KIND);
     if text.len() as u64 > MOST_RECORD {
         return Err(bad(format!("its record has more than {MOST_RECORD} bytes")));
@@ -111,8 +111,8 @@ pub(super) fn checked<R: Carried>(place: &Place, wanted: impl FnOnce(&mut R)) ->
 impl Carried for snapshots::Record {
     const KIND: Kind = Kind::Snapshot;
 
-    fn told(&self) -> Portable {
-        Portable::Snapshot(Box::new(self.snapshot.clone()))
+    fn told(&self) -> Transferred {
+        Transferred::Snapshot(Box::new(self.snapshot.clone()))
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -159,8 +159,8 @@ impl Carried for snapshots::Record {
 impl Carried for templates::Record {
     const KIND: Kind = Kind::Template;
 
-    fn told(&self) -> Portable {
-        Portable::Template(Box::new(self.template.clone()))
+    fn told(&self) -> Transferred {
+        Transferred::Template(Box::new(self.template.clone()))
     }
 
     fn check(&self) -> Result<(), Error> {

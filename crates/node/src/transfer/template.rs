@@ -3,7 +3,7 @@
 //! given as those of a build are, but taken from no other without being asked for. Knows no files.
 
 use base::points;
-use node_api::portable::Kind;
+use node_api::transfer::Kind;
 use node_api::{LoadedTemplate, NetworkMode, Resources, check_template_name};
 
 use super::{Loading, record};

@@ -56,7 +56,7 @@ impl BootId {
     }
 
     /// A new one for this machine, made by the kernel's generator, which has been reseeded.
-    pub(crate) fn renew(&self) -> Result<String, Error> {
+    pub(crate) fn reidentify(&self) -> Result<String, Error> {
         let id = fs::read_to_string(UUID).map_err(Error::system(format!("reading {UUID}")))?;
         self.set(&id)?;
         Ok(id.trim_end().to_owned())
@@ -134,14 +134,14 @@ mod tests {
     }
 
     #[test]
-    fn each_renewal_is_seen_and_the_kernels_own_is_not() {
+    fn each_reidentification_is_seen_and_the_kernels_own_is_not() {
         apart(|| {
             let (boot_id, dir) = boot_id("boot-id");
             let kernels = fs::read_to_string(BOOT_ID).unwrap();
             // Open across all of it, as a frozen process may have it.
             let mut seen = vec![kernels.trim_end().to_owned()];
             for _ in 0..3 {
-                let id = boot_id.renew().unwrap();
+                let id = boot_id.reidentify().unwrap();
                 assert_eq!(fs::read_to_string(BOOT_ID).unwrap(), format!("{id}\n"));
                 assert!(!seen.contains(&id), "{id} again");
                 seen.push(id);
@@ -154,7 +154,7 @@ mod tests {
             // Somebody has taken it away.
             unmount(BOOT_ID, UnmountFlags::DETACH).unwrap();
             assert_eq!(fs::read_to_string(BOOT_ID).unwrap(), kernels);
-            let id = boot_id.renew().unwrap();
+            let id = boot_id.reidentify().unwrap();
             assert_eq!(fs::read_to_string(BOOT_ID).unwrap(), format!("{id}\n"));
             fs::remove_dir_all(dir).unwrap();
         });

@@ -12,7 +12,7 @@ mod hwrng;
 mod mounts;
 mod names;
 mod net;
-mod renew;
+mod reidentify;
 mod root;
 mod seed;
 mod shares;
@@ -33,7 +33,7 @@ use agent_api::log::LOG_PORT;
 use agent_api::{Prepare, VSOCK_PORT};
 use observe::marks;
 
-use self::renew::Renewal;
+use self::reidentify::Reidentification;
 use crate::cgroup::Cgroups;
 use crate::power::{self, Power};
 use crate::reaper::Reaper;
@@ -90,8 +90,8 @@ fn rest(started_ns: u64) -> Result<Server, Error> {
     let reaper = Reaper::start()?;
     let log = Arc::new(LogAhead::default());
     let ahead = Arc::clone(&log);
-    let renewal = Arc::new(Renewal::new(Arc::clone(&log))?);
-    let prepared = Arc::clone(&renewal);
+    let reidentification = Arc::new(Reidentification::new(Arc::clone(&log))?);
+    let prepared = Arc::clone(&reidentification);
     let make_root = move |request: &Prepare| {
         prepared.note(request.network.as_ref());
         let writable = prepare(request, &ahead)?;
@@ -104,7 +104,7 @@ fn rest(started_ns: u64) -> Result<Server, Error> {
         cgroups: Some(Cgroups::at(Path::new(early::CGROUPS))?),
         power: Some(Power::of_pid1(|| ())?),
         log: Some(Box::new(move || log.take())),
-        clones: Some(Renewal::clones(renewal)),
+        clones: Some(Reidentification::clones(reidentification)),
         started_ns,
     };
     Ok(Server::new(config, reaper))

@@ -125,7 +125,7 @@ const OF_CLONES: &[&str] = &[
     points::START_SOCKETS,
     points::RESTORE_MADE,
     points::RESTORE_RESUMED,
-    points::RESTORE_RENEWED,
+    points::RESTORE_REIDENTIFIED,
 ];
 
 /// Brings somebody to the point with a clone for a victim.
@@ -151,7 +151,11 @@ fn approach_ended(daemon: &Daemon<'_>, point: &str) -> Result<Child> {
 }
 
 /// Points that a sandbox comes to which is cloned of a template.
-const OF_TEMPLATES: &[&str] = &[points::START_RECORDED, points::RESTORE_MADE, points::RESTORE_RENEWED];
+const OF_TEMPLATES: &[&str] = &[
+    points::START_RECORDED,
+    points::RESTORE_MADE,
+    points::RESTORE_REIDENTIFIED,
+];
 
 /// Points that a sandbox comes to of which a template is made.
 const OF_NEW_TEMPLATES: &[&str] = &[points::SNAPSHOT_PAUSED, points::SNAPSHOT_THAWED];
@@ -350,7 +354,7 @@ const WITH_VMM: &[&str] = &[
     "build.settled",
     "restore.made",
     "restore.resumed",
-    "restore.renewed",
+    "restore.reidentified",
     "stop.recorded",
     "stop.signalled",
     "remove.recorded",

@@ -35,8 +35,8 @@ mod package;
 mod pause;
 mod private_state;
 mod processors;
-mod renew;
-mod renew_clones;
+mod reidentify;
+mod reidentify_clones;
 mod run;
 mod snapshot;
 mod snapshot_file;
@@ -71,8 +71,8 @@ pub(crate) const ALL: &[&Case] = &[
     &pause::CASE,
     &snapshot::CASE,
     &cpu_models::CASE,
-    &renew::CASE,
-    &renew_clones::CASE,
+    &reidentify::CASE,
+    &reidentify_clones::CASE,
     &foreign_kernel::CASE,
     &jail::WALLS,
     &jail::CALLS,

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, Result, bail};
 use bundle::{Entry, Reader, Writer};
-use node_api::portable::{Kind, MOST_RECORD};
+use node_api::transfer::{Kind, MOST_RECORD};
 use node_api::{Client, LoadStep, LoadedTemplate, Reply, Request, Secrets as _, Snapshot};
 
 use super::{Ground, RECORD, Side};

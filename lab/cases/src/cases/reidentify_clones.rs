@@ -1,6 +1,6 @@
-//! Two guests from one snapshot, each renewed: none says what the other says. Neither its names, nor its boot id, nor any
+//! Two guests from one snapshot, each re-identified: none says what the other says. Neither its names, nor its boot id, nor any
 //! randomness: the generator's for new processes and for one that was frozen, and what the entropy device's driver had
-//! fetched ahead of time. Until its renewal nothing runs in either, and a command whose connection was there before goes on.
+//! fetched ahead of time. Until its re-identification nothing runs in either, and a command whose connection was there before goes on.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -9,7 +9,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use agent_api::{Connection, ExecRequest, Identity, Renew, VSOCK_PORT};
+use agent_api::{Connection, ExecRequest, Identity, Reidentify, VSOCK_PORT};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::snapshot_files::Files;
@@ -18,7 +18,7 @@ use crate::vm::{self, Builder, Vm};
 use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
-    name: "renew-clones",
+    name: "reidentify-clones",
     limit: Duration::from_secs(300),
     host,
     guest: Some(guest),
@@ -91,7 +91,7 @@ impl Guest<'_> {
 }
 
 fn host(host: &Host) -> Result<()> {
-    let address = SocketAddr::from_abstract_name(format!("basalt-case-renew-clones-{}", std::process::id()))?;
+    let address = SocketAddr::from_abstract_name(format!("basalt-case-re-identify-clones-{}", std::process::id()))?;
     let listener = UnixListener::bind_addr(&address)?;
     let mut files = Files::new(host, "frozen");
     let frozen = original(host, &listener, &address, &mut files)?;
@@ -145,26 +145,26 @@ fn original(host: &Host, listener: &UnixListener, address: &SocketAddr, files: &
     Ok(frozen)
 }
 
-/// What a clone says after its renewal, and that it had nothing to say before.
+/// What a clone says after its re-identification, and that it had nothing to say before.
 fn clone(mut guest: Guest<'_>, name: &str, frozen: &Frozen) -> Result<Said> {
     std::thread::sleep(Duration::from_millis(500));
-    let size = guest.size(DRAWN).context("looking before the renewal")?;
-    ensure!(size == frozen.drawn, "something runs before the renewal");
+    let size = guest.size(DRAWN).context("looking before the re-identification")?;
+    ensure!(size == frozen.drawn, "something runs before the re-identification");
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let digit = if name == "one" { "1" } else { "2" };
     let identity = Identity {
         hostname: name.to_owned(),
         machine_id: digit.repeat(32),
     };
-    let request = Renew {
+    let request = Reidentify {
         clock_ns: u64::try_from(now.as_nanos())?,
         entropy: digit.repeat(64).into_bytes(),
         identity: Some(identity.clone()),
         hook_ms: 10_000,
         thaw: true,
-        ..Renew::default()
+        ..Reidentify::default()
     };
-    let boot_id = guest.connect()?.renew(&request).context("renewing")?;
+    let boot_id = guest.connect()?.reidentify(&request).context("reidentifying")?;
     ensure!(boot_id != frozen.boot_id, "its boot id is the original's");
     let new = vm::guest_half(&mut guest.connect()?, CASE.name, &["draw"]).context("drawing")?;
     let script = format!("hostname; cat /etc/machine-id {BOOT_ID}");

@@ -7,13 +7,13 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use agent_api::{GuestNetwork, Renew};
+use agent_api::{GuestNetwork, Reidentify};
 use observe::marks;
 
 use super::boot_id::BootId;
 use super::{LogAhead, connections, early, hwrng, mounts, names, net, seed, shed};
 use crate::Error;
-use crate::clones::{Clones, Renewed};
+use crate::clones::{Clones, Reidentified};
 
 /// Where an image has its hooks.
 const HOOKS: &str = "/etc/basalt/on-clone.d";
@@ -21,18 +21,18 @@ const HOOKS: &str = "/etc/basalt/on-clone.d";
 /// The container's root, which this process is in.
 const ROOT: &str = "/";
 
-/// What a guest keeps for its renewals.
-pub(crate) struct Renewal {
+/// What a guest keeps for its re-identifications.
+pub(crate) struct Reidentification {
     boot_id: BootId,
     own: Mutex<IpAddr>,
     log: Arc<LogAhead>,
     /// A directory of the disk that takes what is written, where there is one.
     disk: Mutex<Option<File>>,
-    /// Where renewals have mounted something.
+    /// Where re-identifications have mounted something.
     mounted: Mutex<BTreeSet<String>>,
 }
 
-impl Renewal {
+impl Reidentification {
     /// While this process is still in its initial root.
     pub(crate) fn new(log: Arc<LogAhead>) -> Result<Self, Error> {
         Ok(Self {
@@ -63,43 +63,43 @@ impl Renewal {
                 shed::shed(disk.as_ref())
             }),
             settle: Box::new(move || with_boot_id.settle()),
-            renew: Box::new(move |request| this.renew(request)),
+            reidentify: Box::new(move |request| this.reidentify(request)),
             set_clock: Box::new(seed::set_clock),
             hooks: PathBuf::from(HOOKS),
         }
     }
 
-    fn renew(&self, request: &Renew) -> Result<Renewed, Error> {
+    fn reidentify(&self, request: &Reidentify) -> Result<Reidentified, Error> {
         if let Some(identity) = &request.identity {
             names::check(identity)?;
         }
         // The host answers while the rest is done.
         self.log.begin_again();
         seed::set_clock(request.clock_ns)?;
-        marks::mark("renew: clock set");
+        marks::mark("re-identify: clock set");
         hwrng::discard()?;
-        marks::mark("renew: prefetched randomness used up");
+        marks::mark("re-identify: prefetched randomness used up");
         seed::add_entropy(&request.entropy)?;
         seed::reseed()?;
-        marks::mark("renew: entropy added");
+        marks::mark("re-identify: entropy added");
         if let Some(identity) = &request.identity {
             seed::set_hostname(&identity.hostname)?;
             let own = *self.own.lock().unwrap_or_else(PoisonError::into_inner);
             names::write(Path::new(ROOT), identity, own)?;
-            marks::mark("renew: names written");
+            marks::mark("re-identify: names written");
         }
         if request.restored {
             connections::end_inherited(Path::new(early::CGROUPS));
-            marks::mark("renew: inherited connections ended");
+            marks::mark("re-identify: inherited connections ended");
         }
-        let boot_id = self.boot_id.renew()?;
-        marks::mark("renew: boot id changed");
+        let boot_id = self.boot_id.reidentify()?;
+        marks::mark("re-identify: boot id changed");
         let mut mounted = self.mounted.lock().unwrap_or_else(PoisonError::into_inner);
         mounts::mount_all(&request.tmpfs, &request.shares, &mut mounted)?;
         drop(mounted);
-        marks::mark("renew: mounted");
+        marks::mark("re-identify: mounted");
         let machine_id = names::machine_id(Path::new(ROOT));
-        Ok(Renewed { boot_id, machine_id })
+        Ok(Reidentified { boot_id, machine_id })
     }
 
     /// Everything that was written is on the disks, and nothing that was fetched for readers is left over. What each clone would

@@ -6,7 +6,7 @@ use crate::message::{Share, TmpfsMount};
 
 /// What a restored guest must not share with the others that were restored from the same snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Renew {
+pub struct Reidentify {
     /// The host's time, in nanoseconds since 1970.
     pub clock_ns: u64,
     /// Random bytes for the guest's generator, at least 32; nobody else may get the same.
@@ -51,7 +51,7 @@ mod tests {
     fn requests_for_clones_look_as_documented() {
         assert_eq!(round_trip(&Request::Settle), r#""settle""#);
         assert_eq!(round_trip(&Request::Freeze), r#""freeze""#);
-        let mut renew = Renew {
+        let mut reidentify = Reidentify {
             clock_ns: 1,
             entropy: vec![1, 2],
             identity: Some(Identity {
@@ -60,32 +60,32 @@ mod tests {
             }),
             hook_ms: 5000,
             thaw: true,
-            ..Renew::default()
+            ..Reidentify::default()
         };
         assert_eq!(
-            round_trip(&Request::Renew(Box::new(renew.clone()))),
-            r#"{"renew":{"clock_ns":1,"entropy":[1,2],"identity":{"hostname":"box","machine_id":"00112233445566778899aabbccddeeff"},"hook_ms":5000,"thaw":true}}"#
+            round_trip(&Request::Reidentify(Box::new(reidentify.clone()))),
+            r#"{"reidentify":{"clock_ns":1,"entropy":[1,2],"identity":{"hostname":"box","machine_id":"00112233445566778899aabbccddeeff"},"hook_ms":5000,"thaw":true}}"#
         );
-        (renew.identity, renew.pids_max, renew.restored) = (None, Some(100), true);
-        renew.shares = vec![Share {
+        (reidentify.identity, reidentify.pids_max, reidentify.restored) = (None, Some(100), true);
+        reidentify.shares = vec![Share {
             tag: "volume0".into(),
             path: "/src".into(),
             read_only: true,
         }];
-        renew.tmpfs = vec![TmpfsMount {
+        reidentify.tmpfs = vec![TmpfsMount {
             path: "/run".into(),
             bytes: None,
             mode: 0o755,
             exec: false,
         }];
-        let text = round_trip(&Request::Renew(Box::new(renew)));
+        let text = round_trip(&Request::Reidentify(Box::new(reidentify)));
         assert!(
             text.contains(r#""identity":null,"#) && text.contains(r#""pids_max":100,"restored":true"#),
             "{text}"
         );
         let mounts = r#""tmpfs":[{"path":"/run","bytes":null,"mode":493,"exec":false}],"shares":[{"tag":"volume0","path":"/src","read_only":true}]"#;
         assert!(text.contains(mounts), "{text}");
-        let renewed = Reply::Renewed { boot_id: "a-b".into() };
-        assert_eq!(round_trip(&renewed), r#"{"renewed":{"boot_id":"a-b"}}"#);
+        let reidentified = Reply::Reidentified { boot_id: "a-b".into() };
+        assert_eq!(round_trip(&reidentified), r#"{"reidentified":{"boot_id":"a-b"}}"#);
     }
 }

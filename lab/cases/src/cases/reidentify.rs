@@ -1,5 +1,5 @@
 //! The agent's part of a clone, without any snapshot: while the guest is frozen a process stands still and none starts, what
-//! it has written is on the disk, and what was fetched of the host's entropy is used up; after the renewal name, machine id,
+//! it has written is on the disk, and what was fetched of the host's entropy is used up; after the re-identification name, machine id,
 //! boot id and clock are those that were asked for, for new processes and for the one that was frozen; hooks run before it
 //! goes on, and one that fails or hangs keeps it where it is.
 
@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use agent_api::{Connection, ExecRequest, Identity, Renew, Upload, VSOCK_PORT};
+use agent_api::{Connection, ExecRequest, Identity, Reidentify, Upload, VSOCK_PORT};
 use anyhow::{Context, Result, bail, ensure};
 use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits};
 
@@ -20,7 +20,7 @@ use crate::vm::{self, Builder, GuestHalf, Vm};
 use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
-    name: "renew",
+    name: "reidentify",
     limit: Duration::from_secs(300),
     host,
     guest: Some(guest),
@@ -156,7 +156,7 @@ impl Guest {
 }
 
 fn host(host: &Host) -> Result<()> {
-    let address = SocketAddr::from_abstract_name(format!("basalt-case-renew-{}", std::process::id()))?;
+    let address = SocketAddr::from_abstract_name(format!("basalt-case-re-identify-{}", std::process::id()))?;
     let listener = UnixListener::bind_addr(&address)?;
     let mut builder = Builder::new(host)?.cpus(2);
     let disk = File::create_new(host.scratch.join("disk"))?;
@@ -225,9 +225,9 @@ fn store(agent: &mut Agent, name: &str, script: &str) -> Result<()> {
 }
 
 /// A request whose clock is so many days ahead.
-fn request(hostname: &str, digit: char, days: u64) -> Result<Renew> {
+fn request(hostname: &str, digit: char, days: u64) -> Result<Reidentify> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() + days * DAY;
-    Ok(Renew {
+    Ok(Reidentify {
         clock_ns: now * 1_000_000_000,
         // Cases need no secrets.
         entropy: vec![9; 64],
@@ -237,12 +237,12 @@ fn request(hostname: &str, digit: char, days: u64) -> Result<Renew> {
         }),
         hook_ms: HOOK_MS,
         thaw: true,
-        ..Renew::default()
+        ..Reidentify::default()
     })
 }
 
 /// A new process sees what was asked for, and nothing of what was before.
-fn became(guest: &Guest, request: &Renew, boot_id: &str, before: &Seen) -> Result<Seen> {
+fn became(guest: &Guest, request: &Reidentify, boot_id: &str, before: &Seen) -> Result<Seen> {
     let seen = guest.look()?;
     let identity = request.identity.as_ref().context("no identity was asked for")?;
     let expected = format!("{} {} {boot_id}", identity.hostname, identity.machine_id);
@@ -282,7 +282,7 @@ fn frozen(guest: &mut Guest, before: &Seen) -> Result<Seen> {
     drop(freezing);
 
     let request = request("one", '1', 1)?;
-    let boot_id = guest.fetches(|guest| Ok(guest.connect()?.renew(&request)?))?;
+    let boot_id = guest.fetches(|guest| Ok(guest.connect()?.reidentify(&request)?))?;
     let seen = became(guest, &request, &boot_id, before)?;
     guest.goes_on(&seen.names())?;
     // The hook saw the new names, and ran once.
@@ -290,10 +290,10 @@ fn frozen(guest: &mut Guest, before: &Seen) -> Result<Seen> {
     Ok(seen)
 }
 
-/// A guest that was not frozen is renewed as well.
+/// A guest that was not frozen is re-identified as well.
 fn running(guest: &mut Guest, before: &Seen) -> Result<Seen> {
     let request = request("two", '2', 2)?;
-    let boot_id = guest.connect()?.renew(&request)?;
+    let boot_id = guest.connect()?.reidentify(&request)?;
     let seen = became(guest, &request, &boot_id, before)?;
     guest.goes_on(&seen.names())?;
     hooked(guest, &[&before.names(), &seen.names()])?;
@@ -325,17 +325,17 @@ fn failing(guest: &mut Guest, before: &Seen) -> Result<()> {
         let mut agent = guest.connect()?;
         agent.freeze()?;
         let mut request = request("three", '3', 0)?;
-        let few = Renew {
+        let few = Reidentify {
             entropy: vec![9; 31],
             ..request.clone()
         };
-        refusal(agent.renew(&few), "31 random bytes are too few")?;
+        refusal(agent.reidentify(&few), "31 random bytes are too few")?;
         request.hook_ms = SHORT_MS;
-        refusal(agent.renew(&request), words)?;
+        refusal(agent.reidentify(&request), words)?;
         guest.stands_still()?;
         // Without hooks it goes on.
         request.hook_ms = 0;
-        let boot_id = agent.renew(&request)?;
+        let boot_id = agent.reidentify(&request)?;
         let seen = guest.look()?;
         ensure!(
             seen.boot_id == boot_id && boot_id != last.boot_id,
@@ -352,11 +352,11 @@ fn rolled_back(guest: &mut Guest) -> Result<()> {
     let before = guest.look()?;
     let mut agent = guest.connect()?;
     agent.freeze()?;
-    let request = Renew {
+    let request = Reidentify {
         identity: None,
         ..request("unused", '4', 0)?
     };
-    let boot_id = agent.renew(&request)?;
+    let boot_id = agent.reidentify(&request)?;
     let seen = guest.look()?;
     let expected = format!("{} {} {boot_id}", before.hostname, before.machine_id);
     ensure!(
@@ -374,14 +374,14 @@ fn marks(guest: &Guest) -> Result<()> {
         "disks written",
         "prefetched randomness used up",
         "frozen",
-        "renew asked",
-        "renew: clock set",
-        "renew: prefetched randomness used up",
-        "renew: entropy added",
-        "renew: names written",
-        "renew: boot id changed",
+        "re-identify asked",
+        "re-identify: clock set",
+        "re-identify: prefetched randomness used up",
+        "re-identify: entropy added",
+        "re-identify: names written",
+        "re-identify: boot id changed",
         "hooks run",
-        "renewal acknowledged",
+        "re-identification acknowledged",
         "thawed",
     ];
     let info = guest.connect()?.hello()?;
@@ -421,7 +421,7 @@ fn guest(arguments: &[String]) -> Result<()> {
 fn look() -> Result<String> {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let file = fs::read_to_string("/etc/hostname")?;
-    // Before the first renewal an image may have none.
+    // Before the first re-identification an image may have none.
     let machine_id = fs::read_to_string("/etc/machine-id").unwrap_or_default();
     let machine_id = Some(machine_id.trim()).filter(|id| !id.is_empty()).unwrap_or("none");
     let hosts = fs::read_to_string("/etc/hosts")?;
@@ -429,7 +429,7 @@ fn look() -> Result<String> {
         .lines()
         .filter(|line| line.ends_with(&format!("\t{name}")))
         .count();
-    // Between the kernel and the files nobody looks while all stand still; a renewal of a running guest is not that quick.
+    // Between the kernel and the files nobody looks while all stand still; a re-identification of a running guest is not that quick.
     let agree = file.trim() == name && named == 1;
     let name = if agree {
         name

@@ -1,5 +1,5 @@
 //! Cases of built templates that leave one node as a file or by a registry and come to another. What a file is worth as such is proved
-//! with snapshots (`portable`), by the same code.
+//! with snapshots (`transfer`), by the same code.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use crate::builds::{built, names_in, reached, strings, templates};
 use crate::cases::kill;
-use crate::portable::{elsewhere, half_loaded, handed_over, image, with_snapshot};
 use crate::snapshots::refused;
+use crate::transfer::{elsewhere, half_loaded, handed_over, image, with_snapshot};
 use crate::world::{CREDENTIALS, Registry, Running, World, done, json, text, wait_for};
 
 /// Each case with its name.

@@ -6,8 +6,8 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::portable::{elsewhere, is_whole, with_snapshot};
 use crate::snapshots::{files, refused};
+use crate::transfer::{elsewhere, is_whole, with_snapshot};
 use crate::world::{CREDENTIALS, Registry, World, done, text, wait_for};
 
 fn pull(world: &World, words: &[&str]) -> Output {

@@ -63,14 +63,14 @@ pub fn is_file_name(name: &str) -> bool {
 /// One of them, with what everybody may know of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
-pub enum Portable {
+pub enum Transferred {
     /// A snapshot.
     Snapshot(Box<Snapshot>),
     /// A template.
     Template(Box<Template>),
 }
 
-impl Portable {
+impl Transferred {
     /// Reads what is known to everybody out of a record.
     ///
     /// # Errors
@@ -164,10 +164,10 @@ mod tests {
             "programs": { "vmm": null, "kernel": null, "initramfs": null },
         }});
         let record = serde_json::to_vec(&record).unwrap();
-        let template = Portable::of_record(Kind::Template, &record).unwrap();
+        let template = Transferred::of_record(Kind::Template, &record).unwrap();
         assert_eq!((template.digest(), template.image().as_str()), ("11", "sha256:11"));
         assert_eq!(template.most_bytes("memory.1"), Some(4096));
         assert_eq!((template.most_bytes("disk"), template.most_bytes("log")), (None, None));
-        Portable::of_record(Kind::Template.other(), &record).unwrap_err();
+        Transferred::of_record(Kind::Template.other(), &record).unwrap_err();
     }
 }

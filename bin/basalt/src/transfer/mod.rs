@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use bundle::{Reader, Writer};
 use image::{Export, Image, Phase, Store};
-use node_api::portable::{Kind, MOST_RECORD, Portable};
+use node_api::transfer::{Kind, MOST_RECORD, Transferred};
 use serde::Serialize;
 
 use crate::bar::{Bar, Shown};
@@ -128,12 +128,12 @@ fn flat(error: anyhow::Error, what: &str) -> anyhow::Error {
     anyhow!("{what}: {error:#}")
 }
 
-fn told_of(kind: Kind, record: &[u8]) -> Result<Portable> {
-    Portable::of_record(kind, record).context("its record cannot be used: use the version of Basalt that wrote it")
+fn told_of(kind: Kind, record: &[u8]) -> Result<Transferred> {
+    Transferred::of_record(kind, record).context("its record cannot be used: use the version of Basalt that wrote it")
 }
 
 /// All that makes its image.
-fn export(told: &Portable) -> Result<Export> {
+fn export(told: &Transferred) -> Result<Export> {
     let exported = images::store()?.export(told.digest());
     exported.with_context(|| {
         format!(
@@ -144,7 +144,7 @@ fn export(told: &Portable) -> Result<Export> {
 }
 
 /// Its image, as people know it.
-fn named(told: &Portable) -> String {
+fn named(told: &Transferred) -> String {
     let (image, digest) = (told.image(), told.digest());
     match image.contains(digest) {
         true => image,
@@ -208,7 +208,7 @@ fn load(wish: Wish<'_>, from: &LoadFrom, ground: Ground<'_>) -> Result<u8> {
 /// One that has come, and whether its image is here.
 struct Loaded {
     kept: Kept,
-    told: Portable,
+    told: Transferred,
     image: bool,
 }
 
@@ -249,7 +249,7 @@ fn unpack(input: impl Read, wish: Wish<'_>, ground: Ground<'_>) -> Result<Loaded
 }
 
 /// Everything has come and is right: the image first, as nothing is of use without one.
-fn keep(goal: Goal<'_>, told: Portable, coming: Coming<'_>) -> Result<Loaded> {
+fn keep(goal: Goal<'_>, told: Transferred, coming: Coming<'_>) -> Result<Loaded> {
     let brought = coming.bring()?;
     let image = brought.is_there();
     let kept = goal.keep(image.then_some(told.digest()));
@@ -283,7 +283,7 @@ struct Brought {
 }
 
 impl<'o> Coming<'o> {
-    fn new(told: &Portable, output: &'o Output) -> Result<Self> {
+    fn new(told: &Transferred, output: &'o Output) -> Result<Self> {
         let digest = told.digest();
         // What is asked for below is a digest and never the beginning of one, nor a name.
         if digest.len() != 64 || !digest.bytes().all(|byte| byte.is_ascii_hexdigit()) {

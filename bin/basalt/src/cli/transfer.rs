@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
-use node_api::portable::Kind;
+use node_api::transfer::Kind;
 
 use super::{RegistryArgs, SourceArgs};
 

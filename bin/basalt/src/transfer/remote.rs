@@ -8,7 +8,7 @@ use std::io::{self, Seek, SeekFrom, Write};
 use anyhow::{Context, Result, anyhow, bail};
 use bundle::Reader;
 use image::{Descriptor, Part};
-use node_api::portable::{Kind, Portable, is_file_name};
+use node_api::transfer::{Kind, Transferred, is_file_name};
 use registry::{Artifact, ArtifactManifest, PulledArtifact};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
@@ -205,7 +205,7 @@ fn of_kind(error: registry::Error, kind: Kind) -> anyhow::Error {
 
 /// What is wrong with a record and a manifest, before anything large is fetched.
 fn look(kind: Kind, record: &[u8], manifest: &ArtifactManifest) -> Result<(), String> {
-    let told = Portable::of_record(kind, record).map_err(|error| format!("its record is none: {error}"))?;
+    let told = Transferred::of_record(kind, record).map_err(|error| format!("its record is none: {error}"))?;
     let file_type = Types::of(kind).file;
     let mut names = BTreeSet::new();
     for blob in &manifest.layers {
