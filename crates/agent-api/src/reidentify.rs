@@ -64,7 +64,7 @@ mod tests {
         };
         assert_eq!(
             round_trip(&Request::Reidentify(Box::new(reidentify.clone()))),
-            r#"{"reidentify":{"clock_ns":1,"entropy":[1,2],"identity":{"hostname":"box","machine_id":"00112233445566778899aabbccddeeff"},"hook_ms":5000,"thaw":true}}"#
+            r#"{"renew":{"clock_ns":1,"entropy":[1,2],"identity":{"hostname":"box","machine_id":"00112233445566778899aabbccddeeff"},"hook_ms":5000,"thaw":true}}"#
         );
         (reidentify.identity, reidentify.pids_max, reidentify.restored) = (None, Some(100), true);
         reidentify.shares = vec![Share {
@@ -86,6 +86,6 @@ mod tests {
         let mounts = r#""tmpfs":[{"path":"/run","bytes":null,"mode":493,"exec":false}],"shares":[{"tag":"volume0","path":"/src","read_only":true}]"#;
         assert!(text.contains(mounts), "{text}");
         let reidentified = Reply::Reidentified { boot_id: "a-b".into() };
-        assert_eq!(round_trip(&reidentified), r#"{"reidentified":{"boot_id":"a-b"}}"#);
+        assert_eq!(round_trip(&reidentified), r#"{"renewed":{"boot_id":"a-b"}}"#);
     }
 }
