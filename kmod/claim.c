@@ -273,7 +273,8 @@ static bool pull(struct basalt_vcpu *vcpu, struct basalt_cpu *cpu)
  * @vcpu: which; its lock is held
  *
  * Return: 0, with why in its page; -EINTR after a signal, when it has come out
- * for that; -EIO if the CPU does not hear, and if it did not before.
+ * for that; -EIO if the CPU does not hear, and if it did not before. Anything
+ * but a guest's run has STEP_LIMIT_MS, and as long again until the CPU is lost.
  */
 int basalt_cpu_run(struct basalt_vcpu *vcpu)
 {
@@ -301,11 +302,13 @@ int basalt_cpu_run(struct basalt_vcpu *vcpu)
 			usleep_range(NMI_AGAIN_US / 2, NMI_AGAIN_US);
 		}
 	}
+	end = ktime_add_ms(ktime_get(), STEP_LIMIT_MS);
 	do {
 		/* Linux may have moved the interrupt that wakes. */
 		WRITE_ONCE(cpu->wake, basalt_wake_command());
 		left = wait_event_interruptible_timeout(cpu->wait, is_idle(cpu), LOOK_AGAIN);
-	} while (!left);
+		/* A guest runs as long as it likes; a context is read or written at once. */
+	} while (!left && (vcpu->job == BASALT_JOB_RUN || ktime_before(ktime_get(), end)));
 	if (left > 0)
 		return 0;
 	if (!pull(vcpu, cpu)) {
