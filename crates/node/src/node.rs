@@ -9,11 +9,10 @@ use std::time::{Duration, Instant};
 use base::Points;
 use host::cgroup::{Cgroup, Root};
 use image::Store;
-use node_api::{EventKind, PauseReason, Sandbox, State};
+use node_api::{EventKind, Sandbox};
 
 use crate::Error;
 use crate::config::Config;
-use crate::error::space::Lacking;
 use crate::events::Events;
 use crate::resources::budget::Budget;
 use crate::resources::cpus::{OfHost, OwnedCpus};
@@ -388,27 +387,4 @@ fn take_lock(paths: &Paths) -> Result<File, Error> {
 fn runs(stored: &Stored) -> bool {
     let process = stored.sandbox.vmm;
     process.is_some_and(|known| process::identify(known.pid) == Some(known))
-}
-
-/// Refuses what needs another state.
-pub(crate) fn wrong_state(sandbox: &Sandbox, next: &'static str) -> Error {
-    if sandbox.pause_reason == Some(PauseReason::NoSpace) {
-        return Lacking::Stopped(sandbox.name.clone()).into();
-    }
-    Error::WrongState {
-        name: sandbox.name.clone(),
-        state: sandbox.state,
-        next,
-    }
-}
-
-/// What to do about a sandbox that does not run.
-pub(crate) fn to_run(state: State) -> &'static str {
-    match state {
-        State::Exited => "start it again with `basalt start`",
-        State::Paused => "let it go on with `basalt unpause`",
-        State::Creating | State::Starting => "wait until it runs",
-        State::Stopping | State::Removing => "run another with `basalt run`",
-        State::Running => "ask again",
-    }
 }

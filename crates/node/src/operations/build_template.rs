@@ -14,14 +14,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::points;
-use node_api::{BuildConfig, NetworkMode, SandboxConfig, State, TakenName, Template};
+use node_api::{BuildConfig, NetworkMode, SandboxConfig, TakenName, Template};
 use observe::span::span;
 
-use crate::node::{Node, to_run, wrong_state};
+use crate::node::Node;
 use crate::operations::stages::Started;
 use crate::operations::verify::is_damaged;
 use crate::resources::volume_shares;
 use crate::sandbox::entry::Entry;
+use crate::sandbox::lifecycle::Verb;
 use crate::saved::host_traits;
 use crate::saved::memory_files;
 use crate::saved::snapshots::{Begun, Place};
@@ -93,10 +94,7 @@ impl Node {
         let entry = &build.entry;
         let _operation = entry.operate();
         let stored = entry.stored();
-        let vm = match (stored.sandbox.state, entry.vm()) {
-            (State::Running, Some(vm)) => vm,
-            (state, _) => return Err(wrong_state(&stored.sandbox, to_run(state))),
-        };
+        let vm = entry.vm_for(Verb::Keep)?;
         self.settle_memory(&vm, &stored)?;
         self.points.at(points::BUILD_SETTLED);
         let begun = Begun::new(&self.paths.templates())?;

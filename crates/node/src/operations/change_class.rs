@@ -15,11 +15,12 @@ use node_api::{Class, CpuModel, SandboxConfig, State};
 use observe::span::span;
 
 use crate::guest::reidentify::Reidentification;
-use crate::node::{Node, to_run, wrong_state};
+use crate::node::Node;
 use crate::operations::snapshot::{STAYS, can_be_kept};
 use crate::operations::stages::{Started, ToRestore};
 use crate::resources::limits;
 use crate::sandbox::entry::Entry;
+use crate::sandbox::lifecycle::Verb;
 use crate::saved::snapshots::{self, Begun, Place};
 use crate::store::database::Stored;
 use crate::store::operation::Operation;
@@ -35,10 +36,7 @@ impl Node {
         let _operation = entry.operate();
         let stored = entry.stored();
         let sandbox = &stored.sandbox;
-        let vm = match (sandbox.state, entry.vm()) {
-            (State::Running, Some(vm)) => vm,
-            (state, _) => return Err(wrong_state(sandbox, to_run(state))),
-        };
+        let vm = entry.vm_for(Verb::Move)?;
         if !sandbox.config.detach {
             return Err(Error::Tied(sandbox.name.clone()));
         }

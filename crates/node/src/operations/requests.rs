@@ -10,30 +10,21 @@ use node_api::{EventKind, Sample, Sandbox, State, Traffic, Usage};
 use vmm_api::{MetricSample, VmmClient};
 
 use crate::Error;
-use crate::node::{Node, to_run, wrong_state};
+use crate::node::Node;
 use crate::resources::limits;
 use crate::sandbox::entry::Entry;
+use crate::sandbox::lifecycle::Verb;
 use crate::saved::memory_files;
-use crate::vmm::vm::Vm;
 
 /// What a VMM counts of attempts.
 const REFUSED: &str = "engine_refused_total";
 
 impl Node {
-    /// The VM of a sandbox that runs.
-    fn running_vm(entry: &Entry) -> Result<Arc<Vm>, Error> {
-        let sandbox = entry.stored().sandbox;
-        match (sandbox.state, entry.vm()) {
-            (State::Running, Some(vm)) => Ok(vm),
-            (state, _) => Err(wrong_state(&sandbox, to_run(state))),
-        }
-    }
-
     /// A connection to the agent, and what is common to all commands of the sandbox.
     pub(crate) fn exec(&self, entry: &Entry) -> Result<(OwnedFd, ExecRequest), Error> {
         // While it is held for a snapshot its agent starts nothing; what a longer hold means is told by the agent.
         entry.wait(Some(self.config.limits.answer), |inner| !inner.stored.is_held());
-        let agent = Self::running_vm(entry)?.agent()?;
+        let agent = entry.vm_for(Verb::Exec)?.agent()?;
         self.points.at(points::EXEC_CONNECTED);
         let command = ExecRequest {
             argv: Vec::new(),
@@ -48,11 +39,12 @@ impl Node {
     /// Stops the vCPUs and devices.
     pub(crate) fn pause(&self, entry: &Entry) -> Result<(), Error> {
         let _operation = entry.operate();
-        let vm = match (entry.state(), entry.vm()) {
-            (State::Paused, Some(vm)) if entry.stored().sandbox.pause_reason.is_some() => vm,
-            (State::Paused, _) => return Ok(()),
-            _ => Self::running_vm(entry)?,
-        };
+        let vm = entry.vm_for(Verb::Pause)?;
+        let sandbox = entry.stored().sandbox;
+        // One that its VMM has stopped goes on by itself.
+        if sandbox.state == State::Paused && sandbox.pause_reason.is_none() {
+            return Ok(());
+        }
         vm.ask("it was paused", VmmClient::pause)?;
         self.points.at(points::PAUSE_PAUSED);
         self.note_change(entry, |stored| {
@@ -67,12 +59,10 @@ impl Node {
     pub(crate) fn resume(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<(), Error> {
         let _operation = entry.operate();
         let stored = entry.stored();
-        let sandbox = &stored.sandbox;
-        let vm = match (sandbox.state, entry.vm()) {
-            (State::Running, _) if !stored.is_held() => return Ok(()),
-            (State::Running | State::Paused, Some(vm)) => vm,
-            (state, _) => return Err(wrong_state(sandbox, to_run(state))),
-        };
+        let vm = entry.vm_for(Verb::Unpause)?;
+        if stored.sandbox.state == State::Running && !stored.is_held() {
+            return Ok(());
+        }
         match stored.is_held() {
             // A snapshot has left it so.
             true => self.let_go_on(&vm)?,

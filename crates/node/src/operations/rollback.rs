@@ -18,13 +18,14 @@ use observe::span::span;
 use vmm_api::{ClientError, ErrorKind, VmState, VmmClient};
 
 use crate::Error;
-use crate::node::{Node, to_run, wrong_state};
+use crate::node::Node;
 use crate::operations::clone::another;
 use crate::operations::snapshot::STAYS;
 use crate::operations::stages::{Started, ToRestore};
 use crate::resources::budget::{Promise, Start};
 use crate::resources::limits;
 use crate::sandbox::entry::Entry;
+use crate::sandbox::lifecycle::Verb;
 use crate::saved::checksums;
 use crate::saved::disk::Beside;
 use crate::saved::memory_files;
@@ -106,10 +107,9 @@ impl Node {
             }
             None => None,
         };
-        let vm = match (sandbox.state, entry.vm()) {
-            (State::Exited, _) => None,
-            (State::Running | State::Paused, Some(vm)) => Some(vm),
-            (state, _) => return Err(wrong_state(&sandbox, to_run(state))),
+        let vm = match entry.state() {
+            State::Exited => None,
+            _ => Some(entry.vm_for(Verb::Rollback)?),
         };
         let own_disk = disk.as_ref().map(Beside::inode).transpose()?;
         self.update(entry, |stored| {

@@ -15,15 +15,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use agent_api::{Connection, Reidentify};
 use base::points;
-use node_api::{Snapshot, State, VolumeMount, VolumeSource};
+use node_api::{Snapshot, VolumeMount, VolumeSource};
 use observe::span::span;
 use vmm_api::{VmState, VmmClient};
 
 use crate::guest::deadline_stream::Timed;
 use crate::guest::reidentify::Reidentification;
-use crate::node::{Node, to_run, wrong_state};
+use crate::node::Node;
 use crate::resources::space::{self, LEAST};
 use crate::sandbox::entry::Entry;
+use crate::sandbox::lifecycle::Verb;
 use crate::saved::checksums;
 use crate::saved::disk;
 use crate::saved::memory_files;
@@ -44,10 +45,7 @@ impl Node {
         let stored = entry.stored();
         let sandbox = &stored.sandbox;
         can_be_kept(&stored)?;
-        let vm = match (sandbox.state, entry.vm()) {
-            (State::Running, Some(vm)) => vm,
-            (state, _) => return Err(wrong_state(sandbox, to_run(state))),
-        };
+        let vm = entry.vm_for(Verb::Snapshot)?;
         let record = Record {
             snapshot: Snapshot {
                 name: self.snapshot_name(name, &sandbox.name)?,

@@ -22,7 +22,7 @@ use observe::span::{self, span};
 
 use crate::guest::reidentify::{Own, Reidentification};
 use crate::ids;
-use crate::node::{Node, to_run, wrong_state};
+use crate::node::Node;
 use crate::operations::clone;
 use crate::operations::stages::{Machine, Started, ToBoot, ToRestore};
 use crate::resources::budget::{Promise, Start};
@@ -31,6 +31,7 @@ use crate::resources::space::{self, OF_A_SANDBOX};
 use crate::resources::volume_shares;
 use crate::sandbox::command;
 use crate::sandbox::entry::Entry;
+use crate::sandbox::lifecycle::Verb;
 use crate::saved::disk;
 use crate::saved::snapshots::Place;
 use crate::saved::templates::Found;
@@ -241,13 +242,7 @@ impl Node {
     /// The same for who has its turn already, and maybe holds what its last machine was promised.
     pub(crate) fn start_again(&self, entry: &Arc<Entry>, held: Option<Arc<Promise>>) -> Result<Started, Error> {
         let sandbox = entry.stored().sandbox;
-        if sandbox.state != State::Exited {
-            let next = match sandbox.state {
-                State::Running => "it runs already",
-                state => to_run(state),
-            };
-            return Err(wrong_state(&sandbox, next));
-        }
+        Verb::Start.check(&sandbox)?;
         limits::check(&sandbox.config, self.cgroups.as_ref())?;
         let promise = match held {
             Some(promise) => promise,

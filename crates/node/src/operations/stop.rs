@@ -18,12 +18,13 @@ use agent_api::{ExitStatus, PowerAction, Shutdown};
 use base::{ByteSize, points};
 use node_api::{Ended, EventKind, State};
 
-use crate::node::{Node, to_run, wrong_state};
+use crate::node::Node;
 use crate::resources::budget::Changed;
 use crate::resources::held;
 use crate::resources::limits;
 use crate::resources::volumes::unfinished;
 use crate::sandbox::entry::Entry;
+use crate::sandbox::lifecycle::Verb;
 use crate::store::operation::Operation;
 use crate::store::records::sync_directory;
 use crate::store::remove::remove_directory;
@@ -46,10 +47,9 @@ impl Node {
     pub(crate) fn stop_now(&self, entry: &Arc<Entry>, grace: Duration) -> Result<(), Error> {
         let stored = entry.stored();
         let state = stored.sandbox.state;
-        match state {
-            State::Exited => return Ok(()),
-            State::Running | State::Paused | State::Stopping => (),
-            _ => return Err(wrong_state(&stored.sandbox, to_run(state))),
+        Verb::Stop.check(&stored.sandbox)?;
+        if state == State::Exited {
+            return Ok(());
         }
         let Some(vm) = entry.vm() else {
             return self.wait_for_end(entry);
@@ -151,12 +151,10 @@ impl Node {
 
     /// Sends its command a signal; SIGKILL ends the VM.
     pub(crate) fn kill(&self, entry: &Arc<Entry>, signal: i32) -> Result<(), Error> {
-        let sandbox = entry.stored().sandbox;
-        let vm = match (sandbox.state, entry.vm()) {
-            (State::Running | State::Stopping, Some(vm)) => vm,
-            (State::Paused, Some(vm)) if signal == libc::SIGKILL => vm,
-            (state, _) => return Err(wrong_state(&sandbox, to_run(state))),
-        };
+        let vm = entry.vm_for(match signal {
+            libc::SIGKILL => Verb::Kill,
+            _ => Verb::Signal,
+        })?;
         if signal == libc::SIGKILL {
             self.mark_stopping(entry)?;
             vm.kill()?;
@@ -281,11 +279,8 @@ impl Node {
     /// Removes a sandbox; one that runs only by `force`. It is fine if it is gone.
     pub(crate) fn remove(&self, entry: &Arc<Entry>, force: bool) -> Result<(), Error> {
         let has_vm = entry.state().has_vm();
-        if has_vm && !force {
-            return Err(wrong_state(
-                &entry.stored().sandbox,
-                "stop it first, or remove it with --force",
-            ));
+        if !force {
+            Verb::Remove.check(&entry.stored().sandbox)?;
         }
         if has_vm {
             self.mark_stopping(entry)?;

@@ -2,5 +2,6 @@
 
 pub(crate) mod command;
 pub(crate) mod entry;
+pub(crate) mod lifecycle;
 pub(crate) mod names;
 pub(crate) mod slots;
