@@ -58,6 +58,8 @@ fn exited_with_snapshot(world: &mut World) {
 /// A template that nobody has asked for.
 fn with_template(world: &mut World) {
     world.run(from_template("first")).unwrap();
+    // It is written while the sandbox runs.
+    world.has_template().unwrap();
     world.node().remove(&world.entry("first"), true).unwrap();
 }
 

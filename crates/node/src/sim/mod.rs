@@ -309,6 +309,11 @@ impl World {
         same("machines", &found, &wanted)
     }
 
+    /// Waits until there is a template.
+    pub(crate) fn has_template(&self) -> Result<(), String> {
+        soon(|| same("templates", &self.node().templates().len(), &1))
+    }
+
     /// Everybody can be removed, and nothing is left.
     pub(crate) fn ends_empty(&self) -> Result<(), String> {
         let all: Vec<_> = self.node().entries().values().cloned().collect();
