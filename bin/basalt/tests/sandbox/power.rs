@@ -10,6 +10,7 @@
 )]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -187,13 +188,15 @@ fn survives() {
         let pending = cut.medium.pending();
         // Every second time nothing of what was not flushed has come to the disk, else a part.
         let part = if number % 2 == 0 { 0 } else { random.below(100) };
-        let image = world.path("after.img");
+        // One of its own: who had the last one open may write to it until it is closed, which is after its unmounting.
+        let image = world.path(&format!("after-{number}.img"));
         cut.medium.write(&image, || random.below(100) < part);
         let mounted = Mounted::new(&image, &world.path("state"));
         let context = format!("BASALT_SEED={seed}, instant {number}, {part} % of {pending} writes");
         check(&world, &cut.told, &context);
         end_all(&world);
         drop(mounted);
+        fs::remove_file(&image).unwrap();
         *lost.entry("writes").or_default() += pending;
         *lost.entry("operations").or_default() += cut.told.count;
     }
@@ -274,7 +277,8 @@ fn check(world: &World, told: &Told, context: &str) {
             .collect();
         assert!(
             missing.is_empty(),
-            "{context}: {what} {missing:?} are gone; there are {there:?}"
+            "{context}: {what} {missing:?} are gone; there are {there:?}; the daemon says:\n{}",
+            fs::read_to_string(world.path("state/basaltd.log")).unwrap_or_default()
         );
         let back: Vec<_> = told
             .removed

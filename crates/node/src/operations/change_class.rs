@@ -14,8 +14,10 @@ use base::points;
 use node_api::{Class, CpuModel, SandboxConfig, State};
 use observe::span::span;
 
+use crate::error::words::with_causes;
 use crate::guest::reidentify::Reidentification;
 use crate::node::Node;
+use crate::operations::admission::comes_by;
 use crate::operations::snapshot::{STAYS, can_be_kept};
 use crate::operations::stages::{Started, ToRestore};
 use crate::resources::limits;
@@ -33,7 +35,7 @@ const SAVED: &str = "moving";
 impl Node {
     /// Lets a sandbox that runs go on as another class.
     pub(crate) fn move_to(&self, entry: &Arc<Entry>, class: Class) -> Result<Started, Error> {
-        let _operation = entry.operate();
+        let _operation = self.turn(entry)?;
         let stored = entry.stored();
         let sandbox = &stored.sandbox;
         let vm = entry.vm_for(Verb::Move)?;
@@ -46,6 +48,7 @@ impl Node {
         let promise = self.admit_other(entry, &moved)?;
         let line = vm.line()?;
         let was = Box::new(sandbox.config.clone());
+        self.forget_move(entry)?;
         let begun = Begun::new(&self.sandbox_paths(entry).directory)?;
         let saved_at = None;
         self.update(entry, |stored| {
@@ -55,8 +58,7 @@ impl Node {
             // It takes room that the database may need.
             drop(begun);
             let gone_on = self.go_on_after(Some(&error), &vm, line);
-            let rests = gone_on.and_then(|()| self.note_change(entry, |stored| stored.operation = None));
-            return Err(error.after_undo(rests));
+            return Err(error.after_undo(self.held_no_more(entry, gone_on)));
         }
         let promised = promise.promise();
         let moved = self.carry_out(entry, || {
@@ -69,13 +71,24 @@ impl Node {
             self.points.at(points::MOVE_ENDED);
             self.go_on_as(entry, moved, &place)
         });
-        let moved = moved.map_err(|error| match entry.state() {
-            State::Running => Error::NotMoved {
-                name: sandbox.name.clone(),
-                class,
-                source: Box::new(error),
-            },
-            _ => error,
+        let moved = moved.or_else(|error| {
+            let now = entry.stored().sandbox;
+            match (now.state, now.config.resources.class == class) {
+                // It went on as that, and only something behind it failed.
+                (State::Running, true) => {
+                    log::warn!("sandbox {} was moved, but: {error}", entry.id);
+                    Ok(Started {
+                        sandbox: now,
+                        command: None,
+                    })
+                }
+                (State::Running, false) => Err(Error::NotMoved {
+                    name: sandbox.name.clone(),
+                    class,
+                    source: Box::new(error),
+                }),
+                _ => Err(error),
+            }
         });
         if moved.is_ok() {
             promise.keep();
@@ -87,8 +100,8 @@ impl Node {
     fn keep_for_move(&self, entry: &Entry, begun: Begun) -> Result<Place, Error> {
         if !begun.keep(SAVED)? {
             return Err(Error::Invalid(format!(
-                "something of an earlier move is in the directory of sandbox {}",
-                entry.id
+                "{} is there, which an earlier move has left: remove it",
+                self.saved_for_move(entry).directory().display()
             )));
         }
         let boot = ids::boot()?;
@@ -109,6 +122,12 @@ impl Node {
         self.update(entry, |stored| stored.sandbox.config = config)?;
         // It is the same one, and the only one: nothing of it was used twice, and no hook has anything to mend.
         let restored = ToRestore::launch(self, entry)?.restore(self, entry, place, Reidentification::default())?;
+        // What it does from here on is not in the files any more: nothing goes back to them.
+        self.update(entry, |stored| {
+            if let Some(Operation::Move { saved_at, .. }) = &mut stored.operation {
+                *saved_at = None;
+            }
+        })?;
         let started = restored.go_on(self, entry, place)?.runs(self, entry)?;
         if let Err(error) = self.forget_move(entry) {
             log::warn!("what sandbox {} was moved by stays in its directory: {error}", entry.id);
@@ -131,19 +150,24 @@ impl Node {
         };
         self.clear(entry)?;
         if saved_at != ids::boot()? {
-            return Err(Error::SavedBeforeBoot(entry.stored().sandbox.name));
+            let why = Error::SavedBeforeBoot(entry.stored().sandbox.name);
+            return self.give_move_up(entry, was, &why);
         }
-        if entry.promised().is_none() {
-            self.count(entry);
-        }
-        self.go_on_as(entry, was, &self.saved_for_move(entry)).map(drop)
+        let machine = self.budget.count_machine(&was, comes_by(&entry.stored()));
+        entry.promise(Arc::new(machine));
+        let back = self.go_on_as(entry, was.clone(), &self.saved_for_move(entry));
+        back.map(drop).or_else(|error| {
+            log::error!("sandbox {} cannot go on as it was: {}", entry.id, with_causes(&error));
+            self.give_move_up(entry, was, &error)
+        })
     }
 
-    /// The same where that is of no use either: it has exited.
-    pub(crate) fn give_move_up(&self, entry: &Entry, reason: &str) -> Result<(), Error> {
+    /// What was saved is of no use: it has exited, as what it was.
+    fn give_move_up(&self, entry: &Entry, was: SandboxConfig, why: &Error) -> Result<(), Error> {
         self.clear(entry)?;
         self.forget_move(entry)?;
-        self.exited(entry, node_api::Ended::Failed(reason.to_owned()))
+        self.note_change(entry, |stored| stored.sandbox.config = was.clone())?;
+        self.exited(entry, node_api::Ended::Failed(why.to_string()))
     }
 }
 

@@ -38,7 +38,7 @@ impl Node {
 
     /// Stops the vCPUs and devices.
     pub(crate) fn pause(&self, entry: &Entry) -> Result<(), Error> {
-        let _operation = entry.operate();
+        let _operation = self.turn(entry)?;
         let vm = entry.vm_for(Verb::Pause)?;
         let sandbox = entry.stored().sandbox;
         // One that its VMM has stopped goes on by itself.

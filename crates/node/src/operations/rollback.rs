@@ -66,7 +66,7 @@ fn refused(error: Error) -> Why {
 impl Node {
     /// Lets a sandbox go on from a snapshot of it, in place of what it is now.
     pub(crate) fn rollback(self: &Arc<Self>, entry: &Arc<Entry>, snapshot: &str) -> Result<Started, Error> {
-        let _operation = entry.operate();
+        let _operation = self.turn(entry)?;
         let (place, record) = self.snapshot(snapshot)?;
         let sandbox = entry.stored().sandbox;
         if record.snapshot.sandbox != sandbox.id {
@@ -111,7 +111,7 @@ impl Node {
             State::Exited => None,
             _ => Some(entry.vm_for(Verb::Rollback)?),
         };
-        let own_disk = disk.as_ref().map(Beside::inode).transpose()?;
+        let own_disk = disk.as_ref().map(Beside::inode).transpose()?.flatten();
         self.update(entry, |stored| {
             stored.operation = Some(Operation::Rollback { own_disk })
         })?;
@@ -126,6 +126,10 @@ impl Node {
             }
             Err(Why::Lost(error)) => {
                 let undone = self.undo(entry, &error.to_string());
+                if undone.is_err() {
+                    // Its own disk may be the one that lies beside.
+                    std::mem::forget(disk);
+                }
                 Err(error.after_undo(undone))
             }
         }

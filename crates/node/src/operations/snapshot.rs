@@ -41,7 +41,7 @@ const SLOWEST: u64 = 32 << 20;
 impl Node {
     /// Keeps a sandbox as it is now.
     pub(crate) fn make_snapshot(self: &Arc<Self>, entry: &Arc<Entry>, name: Option<&str>) -> Result<Snapshot, Error> {
-        let _operation = entry.operate();
+        let _operation = self.turn(entry)?;
         let stored = entry.stored();
         let sandbox = &stored.sandbox;
         can_be_kept(&stored)?;
@@ -110,9 +110,9 @@ impl Node {
     }
 
     /// It goes on, or is to be let go on later.
-    fn held_no_more(&self, entry: &Entry, gone_on: Result<(), Error>) -> Result<(), Error> {
+    pub(crate) fn held_no_more(&self, entry: &Entry, gone_on: Result<(), Error>) -> Result<(), Error> {
         let rests = gone_on.and_then(|()| self.note_change(entry, |stored| stored.operation = None));
-        self.is_interrupted(entry, rests.is_err());
+        self.set_interrupted(entry, rests.is_err() && entry.stored().is_held());
         rests
     }
 

@@ -312,13 +312,30 @@ fn make_cgroup(node: &Node, entry: &Entry, stored: &Stored) -> Result<Option<Pat
 impl Node {
     /// It runs: keeps that, and waits for its end from here on.
     fn runs(&self, entry: &Entry, vm: &Vm) -> Result<Sandbox, Error> {
-        let is_new = !entry.stored().is_acknowledged();
+        let before = entry.stored();
+        let is_new = !before.is_acknowledged();
+        if is_new {
+            let _span = span("disk reaches the disk");
+            self.store.disk_reaches_disk(&before)?;
+        }
         self.update(entry, |stored| {
             stored.rests_as(State::Running);
             stored.acknowledged = true;
         })?;
+        let running = self.runs_watched(entry, vm, is_new);
+        if running.is_err() {
+            // Nobody is told that it runs: it is taken back as any that failed before.
+            self.note_change(entry, |stored| {
+                (stored.operation, stored.acknowledged) = (before.operation.clone(), before.acknowledged);
+            })?;
+        }
+        running
+    }
+
+    /// The rest, of one whose record says so.
+    fn runs_watched(&self, entry: &Entry, vm: &Vm, is_new: bool) -> Result<Sandbox, Error> {
         if is_new {
-            let _span = span("record and disk reach the disk");
+            let _span = span("record reaches the disk");
             self.store.reaches_disk(&entry.stored())?;
         }
         if let Some(promise) = entry.promised() {

@@ -235,7 +235,7 @@ impl Node {
 
     /// Starts one that has exited.
     pub(crate) fn start(&self, entry: &Arc<Entry>) -> Result<Started, Error> {
-        let _operation = entry.operate();
+        let _operation = self.turn(entry)?;
         self.start_again(entry, None)
     }
 

@@ -109,7 +109,7 @@ impl Node {
         entry: &Arc<Entry>,
         grace: Duration,
     ) -> Result<crate::operations::stages::Started, Error> {
-        let _operation = entry.operate();
+        let _operation = self.turn(entry)?;
         // If there is no room for it to boot, it runs on.
         let held = self.admit_restart(entry)?;
         self.stop_now(entry, grace)?;
@@ -130,6 +130,10 @@ impl Node {
     /// Whoever is busy with it takes back what it does.
     fn mark_stopping(&self, entry: &Entry) -> Result<(), Error> {
         self.note_change(entry, |stored| {
+            // It has ended just now.
+            if !stored.sandbox.state.has_vm() {
+                return;
+            }
             stored.sandbox.state = State::Stopping;
             stored.stopped = true;
             if stored.operation.as_ref().is_none_or(Operation::ends_with_machine) {
@@ -190,7 +194,10 @@ impl Node {
 
     /// A VMM has ended: keeps why, and takes away what belonged to it.
     pub(crate) fn settle(&self, entry: &Arc<Entry>) -> Result<(), Error> {
-        let Some(vm) = entry.vm() else { return Ok(()) };
+        // It may have another one already.
+        let Some(vm) = entry.vm().filter(|vm| vm.wait(Duration::ZERO)) else {
+            return Ok(());
+        };
         let stored = entry.stored();
         let ended = self.learn(entry, || {
             let error = vm.end("its command was running");
@@ -304,7 +311,7 @@ impl Node {
     /// Takes away all of a sandbox.
     pub(crate) fn destroy(&self, entry: &Entry) -> Result<(), Error> {
         let destroyed = self.destroy_now(entry);
-        self.is_interrupted(entry, destroyed.is_err());
+        self.set_interrupted(entry, destroyed.is_err());
         destroyed
     }
 

@@ -1,6 +1,7 @@
 //! What is done about an operation that failed, or in the midst of which the daemon died: one and the same, from what the record tells.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
 
 use node_api::{Ended, State};
 
@@ -23,12 +24,25 @@ impl Node {
     /// Brings a sandbox to rest whose operation has not come to its end, for this reason. What somebody was not told of is gone.
     pub(crate) fn undo(&self, entry: &Entry, reason: &str) -> Result<(), Error> {
         let undone = self.take_back(entry, reason);
-        self.is_interrupted(entry, undone.is_err());
+        self.set_interrupted(entry, undone.is_err());
         undone
     }
 
-    /// Whether it was left on the way; whoever was is looked after.
-    pub(crate) fn is_interrupted(&self, entry: &Entry, interrupted: bool) {
+    /// One's turn to do something with a sandbox that is at rest, or can be brought to rest first.
+    pub(crate) fn turn<'e>(&self, entry: &'e Entry) -> Result<MutexGuard<'e, ()>, Error> {
+        let turn = entry.operate();
+        let interrupted = {
+            let inner = entry.lock();
+            inner.interrupted && !inner.gone
+        };
+        if interrupted {
+            self.undo(entry, "it was interrupted")?;
+        }
+        Ok(turn)
+    }
+
+    /// Notes whether it was left on the way; whoever was is looked after.
+    pub(crate) fn set_interrupted(&self, entry: &Entry, interrupted: bool) {
         entry.lock().interrupted = interrupted;
         if interrupted {
             self.hold.lack.tell();
@@ -51,33 +65,53 @@ impl Node {
                 self.clear(entry)?;
                 let path = self.sandbox_paths(entry).disk();
                 // What it has written is not lost with its memory.
-                if let Some(Err(error)) = own_disk.map(|own| disk::put_back(&path, own)) {
-                    log::error!("sandbox {} has the snapshot's disk, not its own: {error}", entry.id);
-                }
+                own_disk.map_or(Ok(()), |own| disk::put_back(&path, own))?;
                 disk::clean_beside(&path)?;
                 self.exited(entry, ended())
             }
             Some(Operation::Move { was, saved_at }) => {
-                log::warn!("sandbox {} goes on as it was: {reason}", entry.id);
-                self.undo_move(entry, *was, saved_at.as_deref()).or_else(|error| {
-                    log::error!("sandbox {} cannot go on as it was: {}", entry.id, with_causes(&error));
-                    self.give_move_up(entry, &error.to_string())
-                })
+                log::warn!("the move of sandbox {} is taken back: {reason}", entry.id);
+                self.undo_move(entry, *was, saved_at.as_deref())
             }
             Some(Operation::Snapshot) => self.let_go_on_if_there(entry),
-            Some(Operation::Stop) => {
-                self.clear(entry)?;
-                self.exited(entry, self.learn(entry, ended))
-            }
+            Some(Operation::Stop) => self.ends(entry, ended),
             Some(Operation::Remove) => self.destroy(entry),
+        }
+    }
+
+    /// Its machine is gone, or goes, and it has exited.
+    fn ends(&self, entry: &Entry, otherwise: impl FnOnce() -> Ended) -> Result<(), Error> {
+        self.clear(entry)?;
+        self.exited(entry, self.learn(entry, otherwise))?;
+        let stored = entry.stored();
+        match stored.sandbox.config.remove && !entry.lock().attached {
+            true => self.destroy(entry),
+            false => Ok(()),
         }
     }
 
     /// Lets one go on that is held still. One whose machine is gone is not held any more: its end is settled elsewhere.
     pub(crate) fn let_go_on_if_there(&self, entry: &Entry) -> Result<(), Error> {
-        let Some(vm) = entry.vm() else { return Ok(()) };
-        self.let_go_on(&vm)?;
-        self.note_change(entry, |stored| stored.rests_as(State::Running))
+        let Some(vm) = entry.vm() else {
+            return self.note_change(entry, |stored| {
+                if stored.sandbox.state == State::Exited {
+                    stored.operation = None;
+                }
+            });
+        };
+        if let Err(error) = self.let_go_on(&vm) {
+            return match vm.wait(Duration::ZERO) {
+                // Nobody may have watched it yet.
+                true => self.ends(entry, || Ended::Failed(error.to_string())),
+                false => Err(error),
+            };
+        }
+        self.note_change(entry, |stored| {
+            // Somebody may have ended it meanwhile.
+            if stored.is_held() {
+                stored.rests_as(State::Running);
+            }
+        })
     }
 
     /// Brings everybody to rest who was left on the way; how many still are.
@@ -97,7 +131,11 @@ impl Node {
             }
             if let Err(error) = self.undo(&entry, "it was interrupted") {
                 left += 1;
-                log::error!("sandbox {} is left on the way: {}", entry.id, with_causes(&error));
+                log::error!(
+                    "what was begun with sandbox {} could be neither finished nor taken back, and is tried again: {}",
+                    entry.id,
+                    with_causes(&error)
+                );
             }
         }
         left

@@ -38,7 +38,7 @@ impl Node {
             let entry = self.enter(stored);
             if let Err(error) = self.reconcile_one(&entry) {
                 log::error!("sandbox {} cannot be put right: {error}", entry.id);
-                self.is_interrupted(&entry, true);
+                self.set_interrupted(&entry, true);
             }
             self.sweep(&entry);
         }
@@ -103,9 +103,7 @@ impl Node {
             _ if !stored.is_acknowledged() => return self.destroy(entry),
             Some(Operation::Remove) => return self.destroy(entry),
             Some(Operation::Start | Operation::Rollback { .. }) => return self.undo(entry, RESTARTED),
-            Some(Operation::Move { saved_at: Some(_), .. }) if !self.has_moved(entry) => {
-                return self.undo(entry, RESTARTED);
-            }
+            Some(Operation::Move { saved_at: Some(_), .. }) => return self.undo(entry, RESTARTED),
             Some(Operation::Move { .. } | Operation::Snapshot | Operation::Stop) | None => (),
         }
         match stored.sandbox.state {
@@ -125,20 +123,12 @@ impl Node {
                 Ok(true) => self.go_on(entry),
                 Ok(false) => self.missed_end(entry),
                 Err(error) => {
+                    self.note_change(entry, |stored| stored.begins(Operation::Stop))?;
                     self.clear(entry)?;
                     self.exited(entry, Ended::Failed(format!("it could not be taken over: {error}")))
                 }
             },
         }
-    }
-
-    /// The machine of one that was moved goes on already, or nearly so.
-    fn has_moved(&self, entry: &Arc<Entry>) -> bool {
-        let adopted = self.adopt(entry).unwrap_or_else(|error| {
-            log::info!("the VMM of sandbox {}, which was moved, is ended: {error}", entry.id);
-            false
-        });
-        adopted && entry.state() == State::Running
     }
 
     /// A template was built in it: whoever did that has no daemon any more who would keep it.

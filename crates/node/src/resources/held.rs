@@ -123,7 +123,9 @@ impl Held for Cgroup {
                 log::warn!("the cgroup {id} has a process, and there is nothing else of such a sandbox: it is ended");
             }
             let removed = remove_cgroup(node, &id);
-            node.cpus.release(&id);
+            if removed.is_ok() {
+                node.cpus.release(&id);
+            }
             unless_it_stays(removed, &id);
         }
         Ok(())

@@ -126,10 +126,12 @@ impl Beside {
         Ok(beside)
     }
 
-    /// The number of the one whose place it is to take.
-    pub(crate) fn inode(&self) -> Result<u64, Error> {
-        let metadata = fs::metadata(&self.path).map_err(Error::file("look at", &self.path))?;
-        Ok(metadata.ino())
+    /// The number of the one whose place it is to take, if there is one.
+    pub(crate) fn inode(&self) -> Result<Option<u64>, Error> {
+        match fs::metadata(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            metadata => Ok(Some(metadata.map_err(Error::file("look at", &self.path))?.ino())),
+        }
     }
 
     /// Takes the other's place, which lies beside from then on, if there is one.

@@ -134,7 +134,10 @@ pub(crate) fn are_same(one: &Path, other: &Path) -> Result<bool, Error> {
 pub(crate) fn remove(directory: &Path) -> Result<(), Error> {
     for path in paths(directory).into_iter().rev() {
         checksums::remove(&path)?;
-        fs::remove_file(&path).map_err(Error::file("remove", &path))?;
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(Error::file("remove", &path)(error)),
+            _ => (),
+        }
     }
     Ok(())
 }

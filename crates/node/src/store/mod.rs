@@ -144,21 +144,22 @@ impl StateStore {
         }
     }
 
+    /// Waits until the disk of a new sandbox is whole: before that nothing may say that the sandbox is there.
+    pub(crate) fn disk_reaches_disk(&self, stored: &Stored) -> Result<(), Error> {
+        match stored.sandbox.config.resources.disk {
+            Some(_) if stored.lasts() => records::sync_file(&self.paths.sandbox(&stored.sandbox.id).disk()),
+            _ => Ok(()),
+        }
+    }
+
     /// Waits until a sandbox that nobody was told of yet is on the disk: from here on a power failure does not lose it.
     pub(crate) fn reaches_disk(&self, stored: &Stored) -> Result<(), Error> {
         if !stored.lasts() {
             return Ok(());
         }
-        let paths = self.paths.sandbox(&stored.sandbox.id);
-        let disk = stored.sandbox.config.resources.disk.map(|_| paths.disk());
-        // All at once: the file system's journal is written for them together.
-        at_once(
-            [
-                Box::new(|| self.sync()) as Flush<'_>,
-                Box::new(|| disk.as_deref().map_or(Ok(()), records::sync_file)),
-            ],
-            || records::sync(&paths.directory),
-        )
+        let directory = self.paths.sandbox(&stored.sandbox.id).directory;
+        // Both at once: the file system's journal is written for them together.
+        at_once([Box::new(|| self.sync()) as Flush<'_>], || records::sync(&directory))
     }
 
     /// Forgets a sandbox of which nothing is left.
