@@ -64,7 +64,7 @@ impl Bench<'_> {
     /// From the exec of the VMM to the first entry into the guest, by the host kernel's events.
     pub(crate) fn start(&mut self) -> Result<()> {
         let _tap = net::Tap::new()?;
-        // The peer between ours: a guest started right after another of ours is slower in the emulator (docs/benchmarks.md).
+        // The peer between ours: a guest started right after another of ours is slower in the emulator (docs/benchmarks/history.md).
         let contenders = self.contenders(&[BASALT, PEER, BASALT_SANDBOX, PEER, BASALT_OPEN, PEER])?;
         let (mut samples, mut steps) = (Samples::default(), Steps::default());
         for (round, contender) in turns(&contenders, self.runs) {

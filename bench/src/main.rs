@@ -102,7 +102,7 @@ const MEASURED: [(Subject, Measure); 16] = [
 /// What `all` leaves out.
 const WITH_MODULES: [Subject; 4] = [Subject::Exits, Subject::Throughput, Subject::Latency, Subject::Life];
 
-/// Measures Basalt beside QEMU's microvm, in turn, and prints the tables of docs/benchmarks.md.
+/// Measures Basalt beside QEMU's microvm, in turn, and prints tables.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Options {

@@ -138,7 +138,7 @@ pub(crate) struct Printed {
 }
 
 impl Report {
-    /// What came since the last time, as Markdown that is ready for `docs/benchmarks.md`.
+    /// What came since the last time, as Markdown that is ready for `docs/benchmarks/history.md`.
     pub(crate) fn news(&self, printed: &mut Printed) -> Result<String> {
         let mut text = String::new();
         for (name, value) in &self.facts[printed.facts..] {

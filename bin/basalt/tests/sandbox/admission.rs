@@ -307,7 +307,8 @@ fn a_daemon_with_few_descriptors_refuses_and_loses_none() {
         .map(|name| start(world.command(&["rm", "--force", name])))
         .collect();
     for mut end in ends {
-        assert_eq!(end.end().0, Some(0));
+        let ended = end.end();
+        assert_eq!(ended.0, Some(0), "{ended:?}");
     }
     nothing_is_held(&world);
     has_open(&world, before);

@@ -168,7 +168,7 @@ pub(crate) fn clones_go_on_with_names_of_their_own() {
         let console = done(&world, &["logs", "--console", name]);
         let reidentified = console.lines().find(|line| !line.starts_with("writes ")).unwrap();
         let words: Vec<&str> = reidentified.split_whitespace().collect();
-        assert_eq!(words[..3], ["reidentified", "as", hostname], "{console}");
+        assert_eq!(words[..3], ["re-identified", "as", hostname], "{console}");
         assert_eq!((words.len(), words[3].len()), (4, 32), "{console}");
         ids.push(words[3].to_owned());
         assert_eq!(fs::read_to_string(disk(id)).unwrap(), "what it has written");
