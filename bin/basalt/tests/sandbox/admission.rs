@@ -302,13 +302,17 @@ fn a_daemon_with_few_descriptors_refuses_and_loses_none() {
     let log = fs::read_to_string(world.path("state/basaltd.log")).unwrap();
     assert_eq!(log.matches("Too many open files").count(), 0, "{log}");
 
-    let ends: Vec<Running> = running
+    let ends: Vec<(&String, Running)> = running
         .iter()
-        .map(|name| start(world.command(&["rm", "--force", name])))
+        .map(|name| (name, start(world.command(&["rm", "--force", name]))))
         .collect();
-    for mut end in ends {
-        let ended = end.end();
-        assert_eq!(ended.0, Some(0), "{ended:?}");
+    for (name, mut end) in ends {
+        let (code, told) = end.end();
+        if code != Some(0) {
+            // On a slow machine the others took all of its time; what it is told to do works.
+            assert!(told.contains("; ask again when other requests have ended"), "{told}");
+            done(&world, &["rm", "--force", name]);
+        }
     }
     nothing_is_held(&world);
     has_open(&world, before);
