@@ -6,7 +6,8 @@
 //!                                                                  └ which cannot be had: as what it was ─┘
 //! ```
 //! What is saved lies in the sandbox's directory until a machine runs. A daemon that dies on the way leaves that, and the next one has the
-//! sandbox go on as what it was; unless the host has booted again, which ends any machine.
+//! sandbox go on as what it was; unless the host has booted again, which ends any machine. From the moment at which the other machine
+//! is to run, nothing goes back to what was saved: what its guest did since would be lost from memory and not from the disk.
 
 use std::sync::Arc;
 

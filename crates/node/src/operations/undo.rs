@@ -31,10 +31,7 @@ impl Node {
     /// One's turn to do something with a sandbox that is at rest, or can be brought to rest first.
     pub(crate) fn turn<'e>(&self, entry: &'e Entry) -> Result<MutexGuard<'e, ()>, Error> {
         let turn = entry.operate();
-        let interrupted = {
-            let inner = entry.lock();
-            inner.interrupted && !inner.gone
-        };
+        let interrupted = entry.lock().is_interrupted();
         if interrupted {
             self.undo(entry, "it was interrupted")?;
         }
@@ -119,14 +116,13 @@ impl Node {
         let entries: Vec<Arc<Entry>> = self.entries().values().cloned().collect();
         let mut left = 0;
         for entry in entries {
+            let waits = || entry.lock().is_interrupted();
             let Some(_operation) = entry.try_operate() else {
+                // Whoever is busy with it may be about to leave it so.
+                left += usize::from(waits());
                 continue;
             };
-            let waits = {
-                let inner = entry.lock();
-                inner.interrupted && !inner.gone
-            };
-            if !waits {
+            if !waits() {
                 continue;
             }
             if let Err(error) = self.undo(&entry, "it was interrupted") {

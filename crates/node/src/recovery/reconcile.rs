@@ -113,10 +113,10 @@ impl Node {
                     self.count(entry);
                     self.go_on(entry)
                 }
-                Ok(false) => self.clear(entry),
+                Ok(false) => self.rests_without(entry),
                 Err(error) => {
                     log::info!("what is left of the VMM of sandbox {} is ended: {error}", entry.id);
-                    self.clear(entry)
+                    self.rests_without(entry)
                 }
             },
             _ => match self.adopt(entry) {
@@ -128,6 +128,15 @@ impl Node {
                     self.exited(entry, Ended::Failed(format!("it could not be taken over: {error}")))
                 }
             },
+        }
+    }
+
+    /// It has exited, and nothing of a machine, nor anything that was done with it, is left.
+    fn rests_without(&self, entry: &Entry) -> Result<(), Error> {
+        self.clear(entry)?;
+        match entry.stored().operation {
+            Some(_) => self.note_change(entry, |stored| stored.operation = None),
+            None => Ok(()),
         }
     }
 

@@ -9,7 +9,7 @@ use network::{Attachment, Network, NetworkConfig, PortMapping, Ports, SlotState}
 use crate::Error;
 
 /// A network that is set up. What each function does and when it fails is told at [`Network`]'s.
-pub(crate) trait Slots: fmt::Debug + Send + Sync {
+pub(crate) trait OpenNetwork: fmt::Debug + Send + Sync {
     fn attach(&self, slot: u32, queues: usize) -> Result<Attachment, network::Error>;
     /// What a device is made of that takes the place of one that has its TAP.
     fn attachment(&self) -> Attachment;
@@ -26,7 +26,7 @@ pub(crate) trait Slots: fmt::Debug + Send + Sync {
     fn teardown(self: Arc<Self>) -> Result<(), network::Error>;
 }
 
-impl Slots for Network {
+impl OpenNetwork for Network {
     fn attach(&self, slot: u32, queues: usize) -> Result<Attachment, network::Error> {
         Self::attach(self, slot, queues)
     }
@@ -79,7 +79,7 @@ impl Slots for Network {
 /// Sets networks up.
 pub(crate) trait SetUp: fmt::Debug + Send + Sync {
     /// Sets this instance's up, or what is missing of it.
-    fn open(&self, instance: &str) -> Result<Arc<dyn Slots>, network::Error>;
+    fn open(&self, instance: &str) -> Result<Arc<dyn OpenNetwork>, network::Error>;
     /// Some daemon has set it up.
     fn exists(&self, instance: &str) -> bool;
 }
@@ -89,7 +89,7 @@ pub(crate) trait SetUp: fmt::Debug + Send + Sync {
 pub(crate) struct InKernel;
 
 impl SetUp for InKernel {
-    fn open(&self, instance: &str) -> Result<Arc<dyn Slots>, network::Error> {
+    fn open(&self, instance: &str) -> Result<Arc<dyn OpenNetwork>, network::Error> {
         Ok(Arc::new(Network::open(&NetworkConfig::new(instance))?))
     }
 
@@ -104,7 +104,7 @@ pub(crate) struct NodeNetwork {
     instance: String,
     /// `None` where sandboxes have no network.
     how: Option<Arc<dyn SetUp>>,
-    opened: Mutex<Option<Arc<dyn Slots>>>,
+    opened: Mutex<Option<Arc<dyn OpenNetwork>>>,
 }
 
 impl NodeNetwork {
@@ -116,7 +116,7 @@ impl NodeNetwork {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<dyn Slots>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<dyn OpenNetwork>>> {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -126,7 +126,7 @@ impl NodeNetwork {
     }
 
     /// The network, set up if it is not.
-    pub(crate) fn get(&self) -> Result<Arc<dyn Slots>, Error> {
+    pub(crate) fn get(&self) -> Result<Arc<dyn OpenNetwork>, Error> {
         let how = self.how.as_ref().ok_or(Error::NoNetwork)?;
         let mut opened = self.lock();
         if let Some(network) = opened.as_ref() {
@@ -136,12 +136,12 @@ impl NodeNetwork {
     }
 
     /// The same where it was needed before.
-    pub(crate) fn if_set_up(&self) -> Option<Arc<dyn Slots>> {
+    pub(crate) fn if_set_up(&self) -> Option<Arc<dyn OpenNetwork>> {
         self.lock().clone()
     }
 
     /// Does something with the network where it was needed before; nobody takes it away meanwhile.
-    pub(crate) fn with<T>(&self, work: impl FnOnce(&dyn Slots) -> T) -> Option<T> {
+    pub(crate) fn with<T>(&self, work: impl FnOnce(&dyn OpenNetwork) -> T) -> Option<T> {
         self.lock().as_deref().map(work)
     }
 
@@ -155,7 +155,7 @@ impl NodeNetwork {
         if self.exists() {
             drop(self.get()?);
             let network = self.lock().take();
-            network.map_or(Ok(()), Slots::teardown)?;
+            network.map_or(Ok(()), OpenNetwork::teardown)?;
         }
         Ok(())
     }

@@ -141,6 +141,11 @@ impl Inner {
         (self.machine, self.disk) = (None, None);
     }
 
+    /// What was begun with it waits to be taken back.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.interrupted && !self.gone
+    }
+
     /// It has no VM and is not about to get one.
     pub(crate) fn is_over(&self) -> bool {
         self.gone || self.stored.sandbox.state == State::Exited

@@ -164,6 +164,10 @@ impl Beside {
 
 impl Drop for Beside {
     fn drop(&mut self) {
+        // A daemon that panics is as one that was killed: what lies here may be the only one of its kind.
+        if std::thread::panicking() {
+            return;
+        }
         if let Err(error) = fs::remove_file(&self.partial)
             && error.kind() != io::ErrorKind::NotFound
         {

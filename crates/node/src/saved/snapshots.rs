@@ -224,7 +224,9 @@ impl Begun {
 
 impl Drop for Begun {
     fn drop(&mut self) {
+        // The next daemon does it for one that panics.
         if !self.kept
+            && !std::thread::panicking()
             && let Err(error) = fs::remove_dir_all(&self.place.path)
         {
             // The next daemon tries again.

@@ -1,5 +1,6 @@
 //! Every use case, with every fault at every place.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -16,6 +17,9 @@ use crate::operations::build_template::Wanted;
 /// Of no use case are there more places than this.
 const MOST: usize = 200;
 
+/// What is on the disk of `web` since its snapshot was taken.
+const OWN: &[u8] = b"since the snapshot";
+
 /// Something that can be asked of a node.
 struct Case {
     name: &'static str,
@@ -27,6 +31,8 @@ struct Case {
     done: Option<State>,
     /// The sandbox `web` was there before, and nobody asks for its end: it is there afterwards, whatever happens.
     lasts: bool,
+    /// Nor is it put back in time: a machine of it that runs when the daemon dies is the one that runs afterwards.
+    goes_on: bool,
 }
 
 fn nothing(_: &mut World) {}
@@ -48,6 +54,7 @@ fn paused(world: &mut World) {
 fn with_snapshot(world: &mut World) {
     running(world);
     world.node().make_snapshot(&world.entry("web"), Some("ready")).unwrap();
+    world.write_to_disk("web", OWN);
 }
 
 fn exited_with_snapshot(world: &mut World) {
@@ -114,6 +121,7 @@ const CASES: &[Case] = &[
         undone: &[None],
         done: Some(State::Running),
         lasts: false,
+        goes_on: false,
     },
     Case {
         name: "run, which makes a template",
@@ -122,6 +130,7 @@ const CASES: &[Case] = &[
         undone: &[None],
         done: Some(State::Running),
         lasts: false,
+        goes_on: false,
     },
     Case {
         name: "run, which is cloned of a template",
@@ -130,6 +139,7 @@ const CASES: &[Case] = &[
         undone: &[None],
         done: Some(State::Running),
         lasts: false,
+        goes_on: false,
     },
     Case {
         name: "start",
@@ -138,6 +148,7 @@ const CASES: &[Case] = &[
         undone: &[Some(State::Exited)],
         done: Some(State::Running),
         lasts: true,
+        goes_on: false,
     },
     Case {
         name: "restart",
@@ -146,6 +157,7 @@ const CASES: &[Case] = &[
         undone: &[Some(State::Exited)],
         done: Some(State::Running),
         lasts: true,
+        goes_on: false,
     },
     Case {
         name: "pause",
@@ -154,6 +166,7 @@ const CASES: &[Case] = &[
         undone: &[Some(State::Running)],
         done: Some(State::Paused),
         lasts: true,
+        goes_on: true,
     },
     Case {
         name: "resume",
@@ -162,6 +175,7 @@ const CASES: &[Case] = &[
         undone: &[Some(State::Paused)],
         done: Some(State::Running),
         lasts: true,
+        goes_on: true,
     },
     Case {
         name: "stop",
@@ -170,6 +184,7 @@ const CASES: &[Case] = &[
         undone: &[Some(State::Running)],
         done: Some(State::Exited),
         lasts: true,
+        goes_on: false,
     },
     Case {
         name: "kill",
@@ -178,6 +193,7 @@ const CASES: &[Case] = &[
         undone: &[Some(State::Running)],
         done: Some(State::Exited),
         lasts: true,
+        goes_on: false,
     },
     Case {
         name: "remove",
@@ -186,6 +202,7 @@ const CASES: &[Case] = &[
         undone: &[Some(State::Running)],
         done: None,
         lasts: false,
+        goes_on: false,
     },
     Case {
         name: "snapshot",
@@ -194,6 +211,7 @@ const CASES: &[Case] = &[
         undone: &[Some(State::Running)],
         done: Some(State::Running),
         lasts: true,
+        goes_on: true,
     },
     Case {
         name: "clone",
@@ -202,6 +220,7 @@ const CASES: &[Case] = &[
         undone: &[Some(State::Running)],
         done: Some(State::Running),
         lasts: true,
+        goes_on: true,
     },
     Case {
         name: "rollback in place",
@@ -211,6 +230,7 @@ const CASES: &[Case] = &[
         undone: &[Some(State::Running), Some(State::Exited)],
         done: Some(State::Running),
         lasts: true,
+        goes_on: false,
     },
     Case {
         name: "rollback of one that has exited",
@@ -219,6 +239,7 @@ const CASES: &[Case] = &[
         undone: &[Some(State::Exited)],
         done: Some(State::Running),
         lasts: true,
+        goes_on: false,
     },
     Case {
         name: "move",
@@ -227,6 +248,7 @@ const CASES: &[Case] = &[
         undone: &[Some(State::Running)],
         done: Some(State::Running),
         lasts: true,
+        goes_on: true,
     },
     Case {
         name: "build",
@@ -235,6 +257,7 @@ const CASES: &[Case] = &[
         undone: &[None],
         done: None,
         lasts: false,
+        goes_on: false,
     },
 ];
 
@@ -259,12 +282,17 @@ fn every_place(case: &Case, fault: Fault) -> usize {
             case.name,
             place.as_deref().unwrap_or("no place")
         );
+        let ran = world.running("web");
         if matches!(fault, Fault::Crash) && place.is_some() {
             world.restart();
         }
         world
             .empty()
             .unwrap_or_else(|wrong| panic!("{told}: {wrong}\n{attempt:?}"));
+        if case.goes_on && fault == Fault::Crash && ran.is_some() {
+            world.is_at_rest().unwrap_or_else(|wrong| panic!("{told}: {wrong}"));
+            assert!(world.has(ran), "{told}: its machine was put back in time");
+        }
         check(case, fault, place.is_some(), &attempt, &mut world)
             .unwrap_or_else(|wrong| panic!("{told}: {wrong}\n{attempt:?}"));
         if place.is_none() {
@@ -292,6 +320,10 @@ fn check(case: &Case, fault: Fault, fired: bool, attempt: &Attempt, world: &mut 
             return Err("the error does not tell what failed".to_owned());
         }
         _ => (),
+    }
+    let undone = now == Some(State::Exited) && !matches!(attempt, Attempt::Done);
+    if case.name.starts_with("rollback") && undone && !world.disk_has("web", OWN) {
+        return Err("its own disk is lost".to_owned());
     }
     if case.lasts && now.is_none() {
         return Err("a sandbox that was there is gone".to_owned());
@@ -347,4 +379,42 @@ fn wherever_the_daemon_dies_the_next_one_puts_it_right() {
 #[test]
 fn whenever_there_is_no_space_left_nothing_is_lost() {
     all(Fault::Full);
+}
+
+/// Its disk and record could not be flushed: nobody is told that it runs, so nothing of it may be there.
+#[test]
+fn what_cannot_reach_the_disk_has_never_run() {
+    for lost in ["node.db-wal", "sandboxes/ID/disk"] {
+        let world = World::new();
+        let directory = world.node().paths.state().to_owned();
+        world.faults.at(base::points::START_COMMAND, move || {
+            let id = std::fs::read_dir(directory.join("sandboxes"))
+                .unwrap()
+                .flatten()
+                .next()
+                .unwrap();
+            let id = id.file_name().to_string_lossy().into_owned();
+            std::fs::remove_file(directory.join(lost.replace("ID", &id))).unwrap();
+        });
+        let error = world.run(World::config("web")).unwrap_err();
+        assert!(error.to_string().contains("No such file"), "{lost}: {error}");
+        assert_eq!(state(&world, "web"), None, "{lost}");
+        world.ends_empty().unwrap();
+    }
+}
+
+/// Whoever leaves a sandbox on the way holds it still: who looks after such ones comes again.
+#[test]
+fn one_that_is_busy_is_looked_after_later() {
+    let world = World::new();
+    world.run(World::config("web")).unwrap();
+    let entry = world.entry("web");
+    let mut retries = BTreeMap::new();
+    assert!(world.node().tend(&mut retries));
+    let turn = entry.operate();
+    world.node().set_interrupted(&entry, true);
+    assert!(!world.node().tend(&mut retries));
+    drop(turn);
+    assert!(world.node().tend(&mut retries));
+    world.ends_empty().unwrap();
 }

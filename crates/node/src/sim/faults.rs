@@ -54,6 +54,8 @@ struct Inner {
     daemon: u32,
     fill: Option<Hook>,
     dies: Option<Hook>,
+    /// What is done at a point, once.
+    at: Option<(&'static str, Hook)>,
 }
 
 type Hook = Arc<dyn Fn() + Send + Sync>;
@@ -86,6 +88,11 @@ impl Faults {
     /// What `Fault::Full` does.
     pub(crate) fn fill_by(&self, fill: impl Fn() + Send + Sync + 'static) {
         self.lock().fill = Some(Arc::new(fill));
+    }
+
+    /// Has something be done when a daemon comes to this point next.
+    pub(crate) fn at(&self, point: &'static str, work: impl Fn() + Send + Sync + 'static) {
+        self.lock().at = Some((point, Arc::new(work)));
     }
 
     /// What `Fault::Crash` does besides ending its thread.
@@ -123,6 +130,10 @@ impl Faults {
         if inner.daemon != daemon {
             drop(inner);
             resume_unwind(Box::new(Crashed));
+        }
+        if let Some((_, work)) = inner.at.take_if(|(point, _)| *point == name) {
+            drop(inner);
+            return work();
         }
         match inner.pass(name, true) {
             Some(Fault::Crash) => {

@@ -12,12 +12,13 @@ mod machine;
 mod network;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -307,6 +308,41 @@ impl World {
             return Err("a sandbox has two machines".to_owned());
         }
         same("machines", &found, &wanted)
+    }
+
+    /// Has a sandbox's disk begin so.
+    pub(crate) fn write_to_disk(&self, name: &str, bytes: &[u8]) {
+        let disk = File::options().write(true).open(self.disk(name)).unwrap();
+        disk.write_all_at(bytes, 0).unwrap();
+    }
+
+    /// Whether it begins so.
+    pub(crate) fn disk_has(&self, name: &str, bytes: &[u8]) -> bool {
+        let mut there = vec![0; bytes.len()];
+        File::open(self.disk(name))
+            .unwrap()
+            .read_exact_at(&mut there, 0)
+            .unwrap();
+        there == bytes
+    }
+
+    fn disk(&self, name: &str) -> PathBuf {
+        self.node().sandbox_paths(&self.entry(name)).disk()
+    }
+
+    /// The process of this sandbox's machine, if that runs now.
+    pub(crate) fn running(&self, name: &str) -> Option<u32> {
+        let id = self.node().find(name).ok()?.id.clone();
+        let alive = self.machines.alive();
+        let its = alive
+            .iter()
+            .find(|machine| machine.sandbox == id && machine.lock().vm == Some(VmState::Running));
+        its.map(|machine| machine.pid)
+    }
+
+    /// This process is there still.
+    pub(crate) fn has(&self, process: Option<u32>) -> bool {
+        self.machines.alive().iter().any(|machine| Some(machine.pid) == process)
     }
 
     /// Waits until there is a template.

@@ -8,7 +8,7 @@ use agent_api::GuestNetwork;
 use network::{Attachment, Error, PortMapping, Ports, SlotState};
 
 use super::faults::Faults;
-use crate::resources::network::{SetUp, Slots};
+use crate::resources::network::{OpenNetwork, SetUp};
 
 /// The network, which outlives daemons.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +30,7 @@ impl Network {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Slots that somebody has, with what is published of them.
+    /// OpenNetwork that somebody has, with what is published of them.
     pub(crate) fn taken(&self) -> BTreeMap<u32, Vec<PortMapping>> {
         let slots = self.lock();
         let taken = slots.values().filter(|slot| slot.in_use || !slot.published.is_empty());
@@ -47,7 +47,7 @@ impl Network {
 }
 
 impl SetUp for Network {
-    fn open(&self, _: &str) -> Result<Arc<dyn Slots>, Error> {
+    fn open(&self, _: &str) -> Result<Arc<dyn OpenNetwork>, Error> {
         self.call("open")?;
         *self.is_up.lock().unwrap() = true;
         Ok(Arc::new(self.clone()))
@@ -58,7 +58,7 @@ impl SetUp for Network {
     }
 }
 
-impl Slots for Network {
+impl OpenNetwork for Network {
     fn attach(&self, slot: u32, _: usize) -> Result<Attachment, Error> {
         self.call("attach")?;
         let state = SlotState {

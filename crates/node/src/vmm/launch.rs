@@ -464,60 +464,50 @@ impl Launcher for Jailed {
         inherited: &Inherited,
         cgroup: Option<&Path>,
     ) -> Result<jail::Child, Error> {
-        spawn(config, stored, paths, inherited, cgroup)
+        let program = open("the VMM", &config.vmm, NO_ASSETS)?;
+        let level = config.log_level.as_str().to_ascii_lowercase();
+        let name = config.vmm.as_os_str().as_bytes();
+        let identity = identity(config, stored);
+        let mut words = vec![
+            name,
+            b"--control-fd",
+            CONTROL_FD.as_bytes(),
+            b"--log-level",
+            level.as_bytes(),
+        ];
+        // Without namespaces made for it, it would only pretend.
+        words.extend(identity.map(|_| b"--jail".as_slice()));
+        let volumes = !stored.sandbox.config.volumes.is_empty();
+        words.extend(identity.filter(|_| volumes).map(|_| b"--volumes".as_slice()));
+        if stored.sandbox.config.resources.class == Class::Dedicated {
+            words.push(b"--own-cpus");
+        }
+        let mut descriptors = vec![inherited.control.as_fd()];
+        if let Some(kvm) = &inherited.kvm {
+            descriptors.push(kvm.as_fd());
+            words.extend([b"--kvm-fd".as_slice(), KVM_FD.as_bytes()]);
+        }
+        let arguments: Vec<_> = words.iter().filter_map(|word| CString::new(*word).ok()).collect();
+        let log = append(&paths.vmm_log())?;
+        let directory = cgroup
+            .map(File::open)
+            .transpose()
+            .map_err(Error::host("opening the sandbox's cgroup"))?;
+        let launch = Launch {
+            program: program.as_fd(),
+            arguments: &arguments,
+            environment: &[],
+            descriptors: &descriptors,
+            log: log.as_fd(),
+            cgroup: directory.as_ref().map(AsFd::as_fd),
+            isolation: identity.map_or(Isolation::None, Isolation::Full),
+            // Without root there are as many as there are.
+            open_files: (volumes && identity.is_some()).then_some(volume_shares::OPEN_FILES),
+            // All of its memory is pinned.
+            locks_memory: stored.sandbox.config.resources.class.is_bare(),
+        };
+        Ok(jail::spawn(&launch)?)
     }
-}
-
-fn spawn(
-    config: &Config,
-    stored: &Stored,
-    paths: &SandboxPaths,
-    inherited: &Inherited,
-    cgroup: Option<&Path>,
-) -> Result<jail::Child, Error> {
-    let program = open("the VMM", &config.vmm, NO_ASSETS)?;
-    let level = config.log_level.as_str().to_ascii_lowercase();
-    let name = config.vmm.as_os_str().as_bytes();
-    let identity = identity(config, stored);
-    let mut words = vec![
-        name,
-        b"--control-fd",
-        CONTROL_FD.as_bytes(),
-        b"--log-level",
-        level.as_bytes(),
-    ];
-    // Without namespaces made for it, it would only pretend.
-    words.extend(identity.map(|_| b"--jail".as_slice()));
-    let volumes = !stored.sandbox.config.volumes.is_empty();
-    words.extend(identity.filter(|_| volumes).map(|_| b"--volumes".as_slice()));
-    if stored.sandbox.config.resources.class == Class::Dedicated {
-        words.push(b"--own-cpus");
-    }
-    let mut descriptors = vec![inherited.control.as_fd()];
-    if let Some(kvm) = &inherited.kvm {
-        descriptors.push(kvm.as_fd());
-        words.extend([b"--kvm-fd".as_slice(), KVM_FD.as_bytes()]);
-    }
-    let arguments: Vec<_> = words.iter().filter_map(|word| CString::new(*word).ok()).collect();
-    let log = append(&paths.vmm_log())?;
-    let directory = cgroup
-        .map(File::open)
-        .transpose()
-        .map_err(Error::host("opening the sandbox's cgroup"))?;
-    let launch = Launch {
-        program: program.as_fd(),
-        arguments: &arguments,
-        environment: &[],
-        descriptors: &descriptors,
-        log: log.as_fd(),
-        cgroup: directory.as_ref().map(AsFd::as_fd),
-        isolation: identity.map_or(Isolation::None, Isolation::Full),
-        // Without root there are as many as there are.
-        open_files: (volumes && identity.is_some()).then_some(volume_shares::OPEN_FILES),
-        // All of its memory is pinned.
-        locks_memory: stored.sandbox.config.resources.class.is_bare(),
-    };
-    Ok(jail::spawn(&launch)?)
 }
 
 fn device<C: DeviceConfig>(id: &str, config: &C) -> Result<DeviceSpec, Error> {
