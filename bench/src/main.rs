@@ -14,6 +14,7 @@ mod latency;
 mod life;
 mod machine;
 mod net;
+mod page;
 mod paging;
 mod reasons;
 mod report;
@@ -118,6 +119,10 @@ struct Options {
     #[arg(long)]
     json: bool,
 
+    /// Measure nothing: print the table of docs/benchmarks.md, of reports that --json has printed
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["subjects", "json"])]
+    page: Vec<PathBuf>,
+
     /// The directory with basalt-vmm and basalt-assets [default: where this program is]
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
@@ -151,6 +156,9 @@ fn main() -> Result<()> {
         _ => (),
     }
     let options = Options::parse();
+    if !options.page.is_empty() {
+        return print(&page::page(&options.page)?);
+    }
     let binaries = match options.binaries {
         Some(directory) => directory,
         None => std::env::current_exe()?

@@ -3,12 +3,12 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::stats::{Target, median};
 
 /// Everything that one run has found.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Report {
     /// What the figures stand on: host, programs, kernels, command lines.
     pub(crate) facts: Vec<(String, String)>,
@@ -18,19 +18,19 @@ pub(crate) struct Report {
 }
 
 /// One figure: samples of each who was measured, and what they are held against.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Figure {
     pub(crate) name: String,
     pub(crate) unit: String,
     /// Who stand beside each other, where a row has one of each: their series are called `ROW, COLUMN`.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) columns: Vec<String>,
     pub(crate) series: Vec<Series>,
     pub(crate) verdicts: Vec<Verdict>,
 }
 
 /// What one was measured to have.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Series {
     pub(crate) who: String,
     pub(crate) samples: Vec<f64>,
@@ -38,7 +38,7 @@ pub(crate) struct Series {
 }
 
 /// A value and its target.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Verdict {
     pub(crate) what: String,
     pub(crate) value: f64,
@@ -121,7 +121,7 @@ pub(crate) fn cell(row: &str, column: &str) -> String {
 }
 
 /// As few digits as say something.
-fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 1000.0 => format!("{value:.0}"),
         size if size >= 100.0 => format!("{value:.1}"),

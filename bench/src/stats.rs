@@ -1,6 +1,6 @@
 //! What is made of raw samples: medians and verdicts. Knows nothing of what was measured.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The middle value, or the mean of the two in the middle; nothing of nothing.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
@@ -29,7 +29,7 @@ pub(crate) fn straight(points: &[(f64, f64)]) -> Option<(f64, f64)> {
 }
 
 /// What a figure is held against.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Target {
     AtMost(f64),

@@ -10,6 +10,7 @@ use base::Points;
 use host::cgroup::{Cgroup, Root};
 use image::Store;
 use node_api::{EventKind, Sandbox};
+use observe::span::span;
 
 use crate::Error;
 use crate::config::Config;
@@ -258,6 +259,7 @@ impl Node {
 
     /// Changes what is known of a sandbox, in the database and in its record.
     pub(crate) fn update(&self, entry: &Entry, change: impl FnOnce(&mut Stored)) -> Result<(), Error> {
+        let _span = span("record");
         let mut inner = entry.lock();
         if inner.gone {
             return Ok(());

@@ -7,6 +7,7 @@ use std::io::Read;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -25,19 +26,36 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Longer than what a daemon waits for a guest's boot on an emulated host, so that it is the daemon who tells of it.
 const START: Duration = Duration::from_secs(150);
 
+/// When this case's first daemon was made.
+static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
 /// A state directory with the lab's images, and whatever daemon runs on it.
 pub(crate) struct Daemon<'h> {
     host: &'h Host,
     pub(crate) state: PathBuf,
     /// Where points are asked for (`base::points`).
     pub(crate) points: PathBuf,
+    leaves_templates: bool,
 }
 
+/// Templates that daemons of cases have made and left when they ended: most cases are not about them, and are spared a guest's boot.
+pub(crate) const TEMPLATES: &str = "/var/lib/basalt/templates-of-cases";
+
 impl<'h> Daemon<'h> {
-    /// Makes the state directory; the first command starts the daemon.
+    /// Makes the state directory; the first command starts the daemon. It has no templates.
     pub(crate) fn new(host: &'h Host) -> Result<Self> {
         let daemon = Self::at(host, &host.scratch.join("state"))?;
         symlink("/var/lib/basalt/images", daemon.state.join("images"))?;
+        Ok(daemon)
+    }
+
+    /// The same with templates that others have left, and whose own others get.
+    pub(crate) fn with_templates(host: &'h Host) -> Result<Self> {
+        let daemon = Self {
+            leaves_templates: true,
+            ..Self::new(host)?
+        };
+        copy_templates(Path::new(TEMPLATES), &daemon.state.join("templates"))?;
         Ok(daemon)
     }
 
@@ -47,7 +65,9 @@ impl<'h> Daemon<'h> {
             host,
             state: state.to_owned(),
             points: state.join("points"),
+            leaves_templates: false,
         };
+        LazyLock::force(&BEGAN);
         fs::create_dir_all(&daemon.points)?;
         Ok(daemon)
     }
@@ -67,7 +87,8 @@ impl<'h> Daemon<'h> {
         let began = Instant::now();
         let output = self.command(arguments).output()?;
         let words: String = arguments.join(" ").replace('\n', " ").chars().take(90).collect();
-        eprintln!("{:6.2} s: basalt {words}", began.elapsed().as_secs_f64());
+        let (since, took) = (BEGAN.elapsed().as_secs_f64(), began.elapsed().as_secs_f64());
+        eprintln!("{since:6.2} s: after {took:5.2} s: basalt {words}");
         Ok(output)
     }
 
@@ -76,6 +97,25 @@ impl<'h> Daemon<'h> {
         let output = self.run(arguments)?;
         expect_code(&output, 0).with_context(|| format!("basalt {}", arguments.join(" ")))?;
         Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// Waits in the sandbox until a shell's command succeeds there; what that printed then. It is one command of ours: in an emulated
+    /// host, asking again and again takes from the guest what it needs for what is waited for.
+    pub(crate) fn wait_in(&self, sandbox: &str, what: &str, condition: &str) -> Result<String> {
+        let (seconds, often) = (PATIENCE.as_secs(), "0.2");
+        let script = format!(
+            "n=0; until said=$({condition}); do n=$((n+1)); [ $n -lt {} ] || {{ echo \"$said\"; exit 75; }}; sleep {often}; done; \
+             echo \"$said\"",
+            seconds * 5
+        );
+        let output = self.run(&["exec", sandbox, "sh", "-c", &script])?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure!(
+            output.status.code() != Some(75),
+            "{sandbox}: waited {seconds} s for {what}: {said}"
+        );
+        expect_code(&output, 0)?;
+        Ok(said)
     }
 
     /// Starts it.
@@ -308,8 +348,29 @@ impl<'h> Daemon<'h> {
         }
         self.expect_no_strangers(&[])?;
         self.ok(&["daemon", "--stop", "--clean"])?;
+        if self.leaves_templates {
+            copy_templates(&self.state.join("templates"), Path::new(TEMPLATES))?;
+        }
         Ok(())
     }
+}
+
+/// Those that are not there yet. Their files share what is in them, where the file system has reflinks.
+fn copy_templates(from: &Path, to: &Path) -> Result<()> {
+    if !from.exists() {
+        return Ok(());
+    }
+    let mut copy = Command::new("cp");
+    copy.args(["--archive", "--no-clobber", "--reflink=auto"])
+        .arg(from.join("."))
+        .arg(to);
+    let output = copy.output()?;
+    ensure!(
+        output.status.success(),
+        "cp: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(())
 }
 
 /// Kills a process and waits until it is gone.

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
+use crate::daemon::TEMPLATES;
 use crate::{AGAIN, Case, LOGS, cases, leaks, stall};
 
 enum Outcome {
@@ -31,6 +33,12 @@ pub(crate) fn list() -> Result<bool> {
 
 /// Has the daemon run that most cases share, with its network: it is no leak of the first of them.
 fn start_daemon() -> Result<()> {
+    // Those of a run before may be of other programs.
+    if Path::new(TEMPLATES).exists() {
+        std::fs::remove_dir_all(TEMPLATES)?;
+    }
+    std::fs::create_dir_all(TEMPLATES)?;
+    std::fs::set_permissions(TEMPLATES, std::fs::Permissions::from_mode(0o700))?;
     let basalt = std::env::current_exe()?.with_file_name("basalt");
     let image = crate::python_image()?;
     let output = Command::new(&basalt)

@@ -63,12 +63,12 @@ fn what_has_changed_is_written_and_nothing_else() {
     put(&ram, 7, 1000);
     put(&ram, 8, 1001);
     // Made empty.
-    put(&ram, 14, 0);
+    put(&ram, 21, 0);
     let file = empty();
     let Written::Changes(image, runs) = ram.write_changes(&file, Some(&pagemap())).unwrap() else {
         panic!("all was written")
     };
-    assert_eq!((image.pages, runs.as_slice()), (2, &[(7, 2), (14, 1)][..]));
+    assert_eq!((image.pages, runs.as_slice()), (2, &[(7, 2), (21, 1)][..]));
     let layers = ram.layers().unwrap().with(Layer { file, image }, &runs);
     let again = Ram::from_layers(layers, SIZE).unwrap();
     again.layers().unwrap().check_content(SIZE).unwrap();
@@ -84,6 +84,21 @@ fn what_has_changed_is_written_and_nothing_else() {
         panic!("all was written")
     };
     assert_eq!(runs, [(40, 1)]);
+}
+
+#[test]
+fn what_lies_between_two_changes_is_written_if_it_is_little() {
+    let ram = base();
+    let before = words(&ram);
+    for page in [21, 22 + NEAR, 22 + NEAR + 2 + NEAR] {
+        put(&ram, page, 1000);
+    }
+    let layers = keep(&ram);
+    let segment = |first, pages| Segment { first, pages, file: 1 };
+    assert_eq!(layers.segments(), [segment(21, NEAR + 2), segment(24 + 2 * NEAR, 1)]);
+    let again = Ram::from_layers(layers, SIZE).unwrap();
+    assert_eq!(words(&again), words(&ram));
+    assert_ne!(words(&again), before);
 }
 
 #[test]
@@ -264,6 +279,8 @@ fn pages_of_a_huge_page_of_the_file_have_not_changed_whatever_the_page_map_says(
     }
     let changed = [(512, 511), (1024, 512), (1540, 1)];
     assert_eq!(ram.write_set(Some(&pagemap), 10_000).unwrap(), changed);
+    // What lies between is so little that it is written with them.
+    let changed = [(512, 1029)];
     let file = empty();
     let Written::Changes(_, runs) = ram.write_changes(&file, Some(&pagemap)).unwrap() else {
         panic!("all of it was written");

@@ -104,7 +104,7 @@ fn assets(host: &Host, name: &str, replaced: &[(&str, &[u8])]) -> Result<PathBuf
 
 /// A run by a daemon of its own that has these assets.
 fn run_with(host: &Host, assets: &Path) -> Result<std::process::Output> {
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     let mut command = daemon.command(&["run", host.digest.as_str(), "--", "true"]);
     let output = command.env("BASALT_ASSETS", assets).output()?;
     daemon.end()?;
@@ -130,7 +130,7 @@ const HALT: &str = "import ctypes; ctypes.CDLL(None).reboot(0xcdef0123)";
 
 /// A guest that halts has ended; one that only has nothing to do has not.
 fn halted_guests(host: &Host) -> Result<()> {
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     daemon.idle("idle")?;
     let image = host.digest.as_str();
     for cpus in ["1", "2"] {
@@ -164,7 +164,7 @@ fn broken_hosts(host: &Host) -> Result<()> {
         basalt.display(),
         host.digest
     );
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     let output = finish(
         Command::new("unshare")
             .args(["--mount", "sh", "-c", &script])

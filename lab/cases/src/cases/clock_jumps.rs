@@ -66,7 +66,7 @@ fn host(host: &Host) -> Result<()> {
         return Ok(());
     }
     let clock = Clock::new();
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     daemon.idle("other")?;
     for seconds in [DAY, -DAY] {
         let way = if seconds > 0 { "forward" } else { "back" };

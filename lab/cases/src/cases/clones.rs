@@ -22,10 +22,10 @@ pub(crate) const CASE: Case = Case {
     guest: None,
 };
 
-/// Counts in a variable, and tells the count with a word that only this process knows. Its first line counts boots. It counts a
-/// few times a second: each time is two programs, of which four machines would otherwise start more than the emulated host can.
-const SCRIPT: &str = "echo boot >> /boots; word=$(cat /proc/sys/kernel/random/uuid); i=0; \
-                      while :; do i=$((i+1)); echo $word $i > /tmp/new; mv /tmp/new /tmp/count; sleep 0.4; done";
+/// Counts in a variable, and tells the count with a word that only this process knows. Its first line counts boots. It starts no program
+/// for that: four machines would otherwise start more than the emulated host can.
+const SCRIPT: &str = "echo boot >> /boots; word=$(cat /proc/sys/kernel/random/uuid); i=0; mkfifo /tmp/never; exec 3<>/tmp/never; \
+                      while :; do i=$((i+1)); printf '%s %09d\\n' $word $i 1<>/tmp/count; read -t 0.4 -u 3; done";
 
 /// A server in the guest that was there before the snapshot. It says the host's name, and what it draws from the kernel.
 const SERVER: &str = "import os, socket\ns = socket.create_server(('', 80))\nwhile True:\n c, _ = s.accept()\n \
@@ -51,16 +51,14 @@ const OUTWARDS: &str = "exec 3<>/dev/tcp/$0/7000 && echo connected";
 fn host(host: &Host) -> Result<()> {
     let world = World::new()?;
     let _server = world.serve(&["[::]:7000"])?;
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     let image = host.digest.as_str();
     let run = [
-        "run", "-d", "--name", "origin", "--memory", "128m", "-p", "18080:80", image, "--", "sh", "-c", SCRIPT,
+        "run", "-d", "--name", "origin", "--memory", "128m", "-p", "18080:80", image, "--", "bash", "-c", SCRIPT,
     ];
     daemon.ok(&run)?;
     daemon.ok(&["exec", "--detach", "origin", "python3", "-c", SERVER])?;
-    wait_for("the count", || {
-        Ok(count(&daemon, "origin").is_ok_and(|(_, count)| count > 2))
-    })?;
+    counts_beyond(&daemon, "origin", 2)?;
     wait_for("the server", || Ok(answer(18080).is_ok()))?;
     daemon.ok(&["exec", "origin", "sh", "-c", HOOK])?;
     connections::begin(&daemon, "origin")?;
@@ -68,9 +66,7 @@ fn host(host: &Host) -> Result<()> {
     let uptime = uptime(&daemon, "origin")?;
     daemon.ok(&["snapshot", "create", "origin", "kept"])?;
     // The original goes on, too.
-    wait_for("the original to count on", || {
-        Ok(count(&daemon, "origin")?.1 > before.1 + 2)
-    })?;
+    counts_beyond(&daemon, "origin", before.1 + 2)?;
     connections::go_on(&daemon, "origin")?;
     has_forked(&daemon, "origin", 0)?;
 
@@ -115,8 +111,7 @@ fn host(host: &Host) -> Result<()> {
     // A clone that has ended boots like any other.
     daemon.ok(&["kill", "one"])?;
     daemon.ok(&["start", "one"])?;
-    let boots = daemon.ok(&["exec", "one", "cat", "/boots"])?;
-    ensure!(boots == "boot\nboot\n", "started again it has booted as {boots:?}");
+    daemon.wait_in("one", "its second boot", "cat /boots; test $(wc -l < /boots) -eq 2")?;
     daemon.end()
 }
 
@@ -125,6 +120,12 @@ fn count(daemon: &Daemon<'_>, name: &str) -> Result<(String, u64)> {
     let text = daemon.ok(&["exec", name, "cat", "/tmp/count"])?;
     let (word, count) = text.trim().split_once(' ').context("no count yet")?;
     Ok((word.to_owned(), count.parse()?))
+}
+
+/// Waits until it has counted beyond that.
+fn counts_beyond(daemon: &Daemon<'_>, name: &str, last: u64) -> Result<()> {
+    let condition = format!("read -r word i < /tmp/count && echo $i && test $i -gt {last}");
+    daemon.wait_in(name, "the count", &condition).map(drop)
 }
 
 /// Seconds since the boot.
@@ -140,7 +141,7 @@ fn is_a_clone(daemon: &Daemon<'_>, name: &str, before: &(String, u64), booted: f
         first.0 == before.0 && first.1 >= before.1,
         "{name} counts {first:?}, not on from {before:?}"
     );
-    wait_for("a clone to count on", || Ok(count(daemon, name)?.1 > first.1))?;
+    counts_beyond(daemon, name, first.1)?;
     let boots = daemon.ok(&["exec", name, "cat", "/boots"])?;
     ensure!(boots == "boot\n", "{name} has booted as {boots:?}");
     let uptime = uptime(daemon, name)?;
@@ -161,13 +162,12 @@ fn is_a_clone(daemon: &Daemon<'_>, name: &str, before: &(String, u64), booted: f
 /// Its kernel has been told so often by the VMM that it goes on from a state of before.
 fn has_forked(daemon: &Daemon<'_>, name: &str, times: u32) -> Result<()> {
     let expected = format!("BSLTVGID:00\n{times}\n");
-    let mut said = String::new();
     // It is told by an interrupt, and does what follows in a thread of its own.
-    wait_for("the kernel to hear of it", || {
-        said = daemon.ok(&["exec", name, "sh", "-c", FORKS])?;
-        Ok(said == expected)
-    })
-    .with_context(|| format!("{name} says {said:?}, not {expected:?}"))
+    let condition = format!(
+        "said=$({FORKS}); echo \"$said\"; test \"$said\" = \"{}\"",
+        expected.trim_end()
+    );
+    daemon.wait_in(name, "the kernel to hear of it", &condition).map(drop)
 }
 
 /// It has, once, and saw what the machine is now.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use anyhow::{Result, ensure};
 
 use super::network::{WORLD4, WORLD6};
-use crate::daemon::{Daemon, wait_for};
+use crate::daemon::Daemon;
 
 /// Makes connections and notes in a file each what becomes of them. Arguments: a host outside by IPv4 and by IPv6.
 const HOLDER: &str = r"
@@ -36,7 +36,7 @@ def outside(name, address, talks):
             stream.sendall(b'x')
         if not stream.recv(1):
             return
-        time.sleep(0.4)
+        time.sleep(1)
 
 def inside(name, server, address):
     client = socket.create_connection((address, server.getsockname()[1]))
@@ -47,7 +47,7 @@ def inside(name, server, address):
         if client.recv(9) != b'%9d' % count:
             return
         note(name, 'open %d' % count)
-        time.sleep(0.4)
+        time.sleep(1)
 
 def elsewhere(name):
     # A namespace of this thread's own, whose one link leads to nobody.
@@ -88,18 +88,22 @@ const OUTSIDE: [&str; 3] = ["v4", "v6", "elsewhere"];
 /// Those within it: over loopback, and to its own address by way of sockets of both families.
 const INSIDE: [&str; 2] = ["loopback", "own"];
 
-/// What is said of all of them, a line each: read by the shell itself, as this is asked many times.
-const ALL_SAID: &str =
-    "cd /tmp; for which in v4 v6 elsewhere loopback own; do text=; read -r text < tcp-$which; echo $which $text; done";
+/// A shell's function that says what is said of all of them, a line each. The shell reads it itself.
+const ALL_SAID: &str = "all() { for which in v4 v6 elsewhere loopback own; do text=; read -r text < /tmp/tcp-$which; \
+                        echo $which $text; done; }";
 
 /// Makes all of them.
 pub(super) fn begin(daemon: &Daemon<'_>, name: &str) -> Result<()> {
     daemon.ok(&["exec", "--detach", name, "python3", "-c", HOLDER, WORLD4, WORLD6])?;
     daemon.ok(&["exec", "--detach", name, "python3", "-c", HOLDER])?;
-    wait_for("connections", || {
-        let said = said(daemon, name)?;
-        Ok(OUTSIDE.iter().chain(&INSIDE).all(|which| is_open(&said, which)))
-    })
+    let which: Vec<&str> = OUTSIDE.iter().chain(&INSIDE).copied().collect();
+    wait(
+        daemon,
+        name,
+        "connections",
+        &format!("for which in {}; do is_open $which || exit 1; done", which.join(" ")),
+    )
+    .map(drop)
 }
 
 /// They go on in a machine that is still the one that made them.
@@ -113,12 +117,12 @@ pub(super) fn go_on(daemon: &Daemon<'_>, name: &str) -> Result<()> {
 
 /// What leads out is ended by the machine itself, what is within goes on.
 pub(super) fn were_inherited(daemon: &Daemon<'_>, name: &str) -> Result<()> {
-    let mut all = Said::new();
     // The threads have to have their turn first.
-    wait_for("the end of inherited connections", || {
-        all = said(daemon, name)?;
-        Ok(!OUTSIDE.iter().any(|which| is_open(&all, which)))
-    })?;
+    let none = format!(
+        "for which in {}; do ! is_open $which || exit 1; done",
+        OUTSIDE.join(" ")
+    );
+    let all = wait(daemon, name, "the end of inherited connections", &none)?;
     for which in OUTSIDE {
         let text = all.get(which).map(String::as_str);
         ensure!(text == Some("ECONNABORTED"), "{name}: {which} is {text:?}");
@@ -135,21 +139,34 @@ fn is_open(said: &Said, which: &str) -> bool {
 
 /// Waits until each of these has counted on; what was said then.
 fn count(daemon: &Daemon<'_>, name: &str, those: &[&str]) -> Result<Said> {
-    let first = said(daemon, name)?;
-    let mut last = Said::new();
-    wait_for("connections to go on", || {
-        last = said(daemon, name)?;
-        for which in those {
-            let (text, before) = (last.get(*which), first.get(*which));
-            ensure!(is_open(&last, which), "{name}: {which} is {text:?}, and was {before:?}");
-        }
-        Ok(those.iter().all(|which| last.get(*which) != first.get(*which)))
-    })?;
+    let first = of_text(&daemon.ok(&["exec", name, "sh", "-c", &format!("{ALL_SAID}; all")])?);
+    // One that has ended will count no more.
+    let tests = those.iter().map(|which| {
+        let before = first.get(*which).map_or("", String::as_str);
+        format!("{{ ! is_open {which} || [ \"$(text_of {which})\" != \"{before}\" ]; }}")
+    });
+    let last = wait(
+        daemon,
+        name,
+        "connections to go on",
+        &tests.collect::<Vec<_>>().join(" && "),
+    )?;
+    for which in those {
+        let (text, before) = (last.get(*which), first.get(*which));
+        ensure!(is_open(&last, which), "{name}: {which} is {text:?}, and was {before:?}");
+    }
     Ok(last)
 }
 
-fn said(daemon: &Daemon<'_>, name: &str) -> Result<Said> {
-    let text = daemon.ok(&["exec", name, "sh", "-c", ALL_SAID])?;
+/// Waits until a shell's command succeeds, which has two functions for it; what is said of all then.
+fn wait(daemon: &Daemon<'_>, name: &str, what: &str, condition: &str) -> Result<Said> {
+    const FUNCTIONS: &str = "text_of() { echo \"$now\" | sed -n \"s/^$1 *//p\"; }; \
+                             is_open() { case \"$now\" in *\"$1 open\"*) true;; *) false;; esac; }";
+    let condition = format!("{ALL_SAID}; {FUNCTIONS}; now=$(all 2>/dev/null); echo \"$now\"; {condition}");
+    Ok(of_text(&daemon.wait_in(name, what, &condition)?))
+}
+
+fn of_text(text: &str) -> Said {
     let lines = text.lines().filter_map(|line| line.split_once(' '));
-    Ok(lines.map(|(which, text)| (which.to_owned(), text.to_owned())).collect())
+    lines.map(|(which, text)| (which.to_owned(), text.to_owned())).collect()
 }

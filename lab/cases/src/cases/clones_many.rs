@@ -40,7 +40,7 @@ const NAMES: [&str; 6] = ["boot_id", "machine_id", "hostname", "urandom", "uuid"
 fn host(host: &Host) -> Result<()> {
     let wanted = std::env::var("BASALT_CLONES").ok().and_then(|text| text.parse().ok());
     let count: usize = wanted.unwrap_or(FEW);
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     let image = host.digest.as_str();
     daemon.ok(&[
         "run", "-d", "--name", "origin", "--memory", "128m", image, "--", "python3", "-c", RUNNING,

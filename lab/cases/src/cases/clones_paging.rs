@@ -17,18 +17,15 @@ pub(crate) const CASE: Case = Case {
 
 /// Holds bytes that nobody else has, and says what they are whenever it is asked: by a sum that looks at each of them, and is cheap in
 /// an emulated processor.
-const KEEPER: &str = "import zlib, os, time\ndata = os.urandom(24 << 20)\nwhile True:\n word = '%08x' % zlib.crc32(data)\n \
+const KEEPER: &str = "import zlib, os, time\ndata = os.urandom(12 << 20)\nwhile True:\n word = '%08x' % zlib.crc32(data)\n \
                       with open('/tmp/new', 'w') as f:\n  f.write(word)\n os.rename('/tmp/new', '/tmp/word')\n \
                       while os.path.exists('/tmp/word'):\n  time.sleep(0.1)\n";
-
-/// Has it look at all of them once more.
-const WORD: &str = "rm /tmp/word; while [ ! -e /tmp/word ]; do sleep 0.1; done; cat /tmp/word";
 
 /// Of its guest's memory.
 const PAGES: u64 = 128 << 8;
 
 /// What it holds, in KiB.
-const HELD: u64 = 24 << 10;
+const HELD: u64 = 12 << 10;
 
 /// What a VMM has of its guest's memory.
 struct Memory {
@@ -47,10 +44,7 @@ fn host(host: &Host) -> Result<()> {
         "run", "-d", "--name", "origin", "--memory", "128m", image, "--", "python3", "-c", KEEPER,
     ];
     daemon.ok(&run)?;
-    wait_for("the word", || {
-        Ok(daemon.ok(&["exec", "origin", "cat", "/tmp/word"]).is_ok())
-    })?;
-    let word = daemon.ok(&["exec", "origin", "cat", "/tmp/word"])?;
+    let word = daemon.wait_in("origin", "the word", "cat /tmp/word")?;
     daemon.ok(&["snapshot", "create", "origin", "kept"])?;
     daemon.ok(&["rm", "--force", "origin"])?;
 
@@ -114,7 +108,9 @@ fn end(daemon: &Daemon<'_>, word: &str) -> Result<()> {
 }
 
 fn holds(daemon: &Daemon<'_>, name: &str, word: &str) -> Result<()> {
-    let found = daemon.ok(&["exec", name, "sh", "-c", WORD])?;
+    // It looks at all of them once more.
+    daemon.ok(&["exec", name, "rm", "/tmp/word"])?;
+    let found = daemon.wait_in(name, "the word", "cat /tmp/word")?;
     ensure!(found == word, "{name} holds {found}, not {word}");
     Ok(())
 }

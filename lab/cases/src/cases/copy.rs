@@ -27,7 +27,7 @@ pub(crate) const TMPFS: Case = Case {
 };
 
 fn copy(host: &Host) -> Result<()> {
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     start(host, &daemon, "box", &["--disk", "256m"], &["sleep", "10000"])?;
     let run = |script: &str| daemon.ok(&["exec", "box", "sh", "-c", script]);
     let path = |name: &str| host.scratch.join(name).display().to_string();
@@ -115,7 +115,7 @@ fn copy(host: &Host) -> Result<()> {
 }
 
 fn tmpfs(host: &Host) -> Result<()> {
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     let flags = [
         "--tmpfs",
         "/fast/deep:size=1m,mode=0750",

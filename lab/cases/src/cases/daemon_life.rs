@@ -26,7 +26,7 @@ const SCRIPT: &str = "echo hello; echo trouble >&2; trap 'echo bye; exit 4' TERM
                       while :; do sleep 0.1; done";
 
 fn life(host: &Host) -> Result<()> {
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     let image = host.digest.as_str();
     let run = [
         "run", "-d", "--name", "web", "--memory", "128m", image, "--", "sh", "-c", SCRIPT,
@@ -112,7 +112,7 @@ fn life(host: &Host) -> Result<()> {
 }
 
 fn adoption(host: &Host) -> Result<()> {
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     let image = host.digest.as_str();
     let count = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.1; done";
     let ends = "until test -e /go; do sleep 0.1; done; sleep 2; echo last words; exit 9";

@@ -173,7 +173,7 @@ fn host(host: &Host) -> Result<()> {
     if !in_lab()? {
         return Ok(());
     }
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     // Its network and cgroup are there.
     start(host, &daemon, "beside", &["--boot"], &["sleep", "1000"])?;
     let (cpu, before, busy) = (last_cpu()?, everything()?, Busy::begin()?);

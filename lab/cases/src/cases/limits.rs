@@ -74,7 +74,7 @@ fn read(daemon: &Daemon<'_>, id: &str, name: &str) -> Result<String> {
 }
 
 fn cpu(host: &Host) -> Result<()> {
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     let busy = ["sh", "-c", "while :; do :; done"];
     // A boot takes as many times longer as the limit is small: the first one is what is restarted.
     let quotas = [("fast", 0.6), ("slow", 0.2)];
@@ -161,7 +161,7 @@ while True:
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn pids(host: &Host) -> Result<()> {
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     let id = start(host, &daemon, "few", &["--pids-limit", "20"], &["sleep", "10000"])?;
     let said = daemon.ok(&["exec", "few", "python3", "-c", FORKS])?;
     let words: Vec<_> = said.split_whitespace().collect();
@@ -215,7 +215,7 @@ fn pids(host: &Host) -> Result<()> {
 }
 
 fn memory(host: &Host) -> Result<()> {
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     let id = start(host, &daemon, "runaway", &[], &["sleep", "10000"])?;
     start(host, &daemon, "neighbour", &[], &["sleep", "10000"])?;
     let limit: u64 = read(&daemon, &id, "memory.max")?.trim().parse()?;
@@ -249,7 +249,7 @@ fn memory(host: &Host) -> Result<()> {
 }
 
 fn stats_add_up(host: &Host) -> Result<()> {
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     let id = start(host, &daemon, "counted", &["--disk", "64m"], &["sleep", "10000"])?;
     daemon.ok(&[
         "exec",

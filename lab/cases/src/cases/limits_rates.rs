@@ -43,7 +43,7 @@ fn rate(daemon: &Daemon<'_>, name: &str, path: &str, work: impl FnOnce() -> Resu
 fn disk(host: &Host) -> Result<()> {
     const WRITE: f64 = 262_144.0;
     const READ: f64 = 1_048_576.0;
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     let flags = ["--disk", "64m", "--disk-write-rate", "256k", "--disk-read-rate", "1m"];
     start(host, &daemon, "slow", &flags, &["sleep", "10000"])?;
     start(host, &daemon, "free", &["--disk", "64m"], &["sleep", "10000"])?;
@@ -104,7 +104,7 @@ fn network(host: &Host) -> Result<()> {
     const IN: f64 = 262_144.0;
     const OUT: f64 = 131_072.0;
     const COUNT: usize = 384 << 10;
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     let flags = ["-p", "7301:7300", "--net-in-rate", "256k", "--net-out-rate", "128k"];
     start(host, &daemon, "slow", &flags, &["python3", "-c", ECHO])?;
     start(host, &daemon, "free", &["-p", "7302:7300"], &["python3", "-c", ECHO])?;

@@ -30,7 +30,7 @@ fn host(host: &Host) -> Result<()> {
     }
     let world = World::new()?;
     let _server = world.serve(&["[::]:7000"])?;
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     let all = online()?;
     let plain = start(host, &daemon, "plain", &[], &["sleep", "1000"])?;
     let shown_all = daemon.run(&["move", "--class", "bare", &plain])?;

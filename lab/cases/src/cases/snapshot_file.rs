@@ -27,7 +27,7 @@ const SCRIPT: &str = "echo boot >> /boots; word=$(cat /proc/sys/kernel/random/uu
 const MEMORY: u64 = 128 << 20;
 
 fn host(host: &Host) -> Result<()> {
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     let image = host.digest.as_str();
     let run = [
         "run", "-d", "--boot", "--name", "origin", "--memory", "128m", "--disk", "128m", image, "--", "sh", "-c",

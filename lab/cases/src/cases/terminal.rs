@@ -133,13 +133,17 @@ fn on_terminal(host: &Host, other: &OwnedFd, words: &[&str]) -> Result<Child> {
 
 fn host(host: &Host) -> Result<()> {
     let (mut terminal, other) = Terminal::open(31, 97)?;
-    let script = "import os,signal,sys\nsigs=[]\nsignal.signal(signal.SIGWINCH,lambda *a:sigs.append(1))\n\
-                  print('tty',all(os.isatty(f) for f in (0,1,2)),tuple(os.get_terminal_size()),flush=True)\n\
-                  while not sigs: signal.pause()\n\
-                  print('now',tuple(os.get_terminal_size()),flush=True)\n\
-                  print('got',input(),flush=True)\n\
-                  signal.signal(signal.SIGINT,lambda *a:(print('interrupted',flush=True),sys.exit(9)))\n\
-                  print('ready',flush=True)\nsignal.pause()";
+    // Without Python's own buffers, and waited for rather than caught: a signal may come at any instruction.
+    let script = "import os,signal\n\
+                  def say(*words): os.write(1,(' '.join(map(str,words))+'\\n').encode())\n\
+                  def end(*a): say('interrupted'); os._exit(9)\n\
+                  signal.pthread_sigmask(signal.SIG_BLOCK,[signal.SIGWINCH])\n\
+                  say('tty',all(os.isatty(f) for f in (0,1,2)),tuple(os.get_terminal_size()))\n\
+                  signal.sigwait([signal.SIGWINCH])\n\
+                  say('now',tuple(os.get_terminal_size()))\n\
+                  say('got',input())\n\
+                  signal.signal(signal.SIGINT,end)\n\
+                  say('ready')\nsignal.pause()";
     let mut child = on_terminal(host, &other, &["python3", "-c", script])?;
     drop(other);
     terminal.wait_for("tty True (97, 31)")?;

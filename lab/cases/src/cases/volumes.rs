@@ -27,7 +27,7 @@ const FILES: u64 = 0b1101_1011;
 const BIG: usize = 2 << 20;
 
 fn host(host: &Host) -> Result<()> {
-    let daemon = Daemon::new(host)?;
+    let daemon = Daemon::with_templates(host)?;
     let shared = host.scratch.join("shared");
     let read_only = host.scratch.join("ro");
     prepare(host, &shared, &read_only)?;
