@@ -18,6 +18,7 @@ use sha2::{Digest, Sha256};
 
 use crate::figures::{BASALT_SANDBOX, Bench, boot_once, scrub, tell};
 use crate::guard::Kept;
+use crate::kept::KEPT;
 use crate::machine::now_ns;
 use crate::net;
 use crate::report::Figure;
@@ -299,6 +300,8 @@ impl Drop for Node {
         for name in [Self::ORIGIN, Self::CLONE] {
             drop(self.ok(&["rm", "--force", name]));
         }
+        // The next node has this state directory, too.
+        drop(self.ok(&["snapshot", "rm", KEPT]));
         if let Err(error) = self.ok(&["daemon", "--stop", "--clean"]) {
             eprintln!("run: the daemon stays behind: {error:#}");
             return;

@@ -16,8 +16,9 @@ mod shared;
 mod taps;
 mod vm;
 
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -27,15 +28,19 @@ use observe::marks;
 use rustix::fs::Mode;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
+use crate::restore::ahead::Files;
+
 const HELP: &str = "\
 basalt-vmm: runs one virtual machine, driven over a control socket (see docs/vmm.md)
 
-Usage: basalt-vmm --control-fd N [--kvm-fd N] [--own-cpus] [--jail [--volumes]] | --control PATH [--log-level LEVEL]
+Usage: basalt-vmm --control-fd N [--kvm-fd N [--state-fd N --memory-fd N ...]] [--own-cpus] [--jail [--volumes]] | --control PATH [--log-level LEVEL]
 
   --control-fd N     an inherited SEQPACKET socket. A connected one: when its other end closes, the VM ends.
                      A listening one: a VM that was started outlives its drivers
   --control PATH     listen on a SEQPACKET socket at PATH; the VM outlives its drivers
   --kvm-fd N         an inherited /dev/kvm: a VM is made of it at once, for a `restore` that sends none
+  --state-fd N       with --kvm-fd, the inherited state of a snapshot, read at once for a `restore` of these files
+  --memory-fd N      with --state-fd, its memory; once for each of its files, the lowest first
   --own-cpus         each vCPU has a CPU to itself: guests halt, wait and pause on it without leaving it
   --jail             give up everything but what was inherited, then filter system calls: no file system, no network,
                      no capability; best in namespaces that whoever starts it has made (see docs/vmm.md)
@@ -57,6 +62,8 @@ struct Options {
     log_level: LevelFilter,
     /// An inherited KVM.
     kvm: Option<OwnedFd>,
+    /// Inherited files of a snapshot.
+    snapshot: Option<Files>,
     /// Nothing else runs where its vCPUs do.
     own_cpus: bool,
     /// Whether to be confined, and what becomes of a forbidden system call.
@@ -73,25 +80,20 @@ enum Command {
 fn parse() -> Result<Command> {
     use lexopt::prelude::*;
     let mut parser = lexopt::Parser::from_env();
+    let mut taken = Vec::new();
     let (mut control, mut kvm, mut own_cpus) = (None, None, false);
+    let (mut state, mut memory) = (None, Vec::new());
     let mut log_level = LevelFilter::Warn;
     let (mut jail, mut volumes, mut mode) = (false, false, None);
     while let Some(argument) = parser.next()? {
         match argument {
             Long("control-fd") => {
                 let number = parser.value()?.parse()?;
-                if kvm.as_ref().is_some_and(|kvm: &OwnedFd| kvm.as_raw_fd() == number) {
-                    bail!("--control-fd {number} is KVM: give another number");
-                }
-                control = Some(Control::Inherited(inherited("--control-fd", number)?));
+                control = Some(Control::Inherited(inherited("--control-fd", number, &mut taken)?));
             }
-            Long("kvm-fd") => {
-                let number = parser.value()?.parse()?;
-                if matches!(&control, Some(Control::Inherited(control)) if control.as_raw_fd() == number) {
-                    bail!("--kvm-fd {number} is the control socket: give another number");
-                }
-                kvm = Some(inherited("--kvm-fd", number)?);
-            }
+            Long("kvm-fd") => kvm = Some(inherited("--kvm-fd", parser.value()?.parse()?, &mut taken)?),
+            Long("state-fd") => state = Some(inherited("--state-fd", parser.value()?.parse()?, &mut taken)?),
+            Long("memory-fd") => memory.push(inherited("--memory-fd", parser.value()?.parse()?, &mut taken)?),
             Long("control") => control = Some(Control::Listen(parser.value()?.into())),
             Long("log-level") => log_level = parser.value()?.parse()?,
             Long("own-cpus") => own_cpus = true,
@@ -118,6 +120,11 @@ fn parse() -> Result<Command> {
     if kvm.is_some() && matches!(control, Control::Listen(_)) {
         bail!("--kvm-fd is for a VM whose driver has the other end of --control-fd: with --control PATH leave it out");
     }
+    if state.is_some() == memory.is_empty() || (state.is_some() && kvm.is_none()) {
+        bail!(
+            "--state-fd, --memory-fd and --kvm-fd are for a snapshot that is restored: give all of them, or --kvm-fd alone"
+        );
+    }
     if mode.is_some() && !jail {
         bail!("--seccomp says how --jail works: give both");
     }
@@ -128,6 +135,10 @@ fn parse() -> Result<Command> {
     Ok(Command::Run(Options {
         control,
         kvm,
+        snapshot: state.map(|state| Files {
+            state: state.into(),
+            memory: memory.into_iter().map(File::from).collect(),
+        }),
         own_cpus,
         log_level,
         jail,
@@ -135,19 +146,23 @@ fn parse() -> Result<Command> {
     }))
 }
 
-/// Takes over a descriptor that the parent left open for us.
+/// Takes over a descriptor that the parent left open for us; `taken` has those that are.
 #[allow(unsafe_code, reason = "an inherited descriptor is a bare number")]
-fn inherited(option: &str, number: RawFd) -> Result<OwnedFd> {
+fn inherited(option: &str, number: RawFd, taken: &mut Vec<RawFd>) -> Result<OwnedFd> {
+    if taken.contains(&number) {
+        bail!("{option} {number} was given for something else: give another number");
+    }
     if number < 3 {
         bail!("{option} {number} is a standard stream: give a number from 3 on");
     }
-    // SAFETY: nothing in this process has opened a descriptor yet, so whatever this number is belongs to nobody else, and the
-    // caller takes none twice; that it is open at all is checked next.
+    // SAFETY: nothing in this process has opened a descriptor yet, so whatever this number is belongs to nobody else, and none is
+    // taken twice; that it is open at all is checked next.
     let fd = unsafe { OwnedFd::from_raw_fd(number) };
     if let Err(error) = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC) {
         std::mem::forget(fd);
         bail!("{option} {number} is not open: {error}");
     }
+    taken.push(number);
     Ok(fd)
 }
 
@@ -208,7 +223,7 @@ fn run(options: Options) -> Result<()> {
         false => vm,
     };
     let vm = match options.kvm {
-        Some(kvm) => vm.with_kvm(kvm),
+        Some(kvm) => vm.with_kvm(kvm, options.snapshot),
         None => vm,
     };
     match options.control {

@@ -19,7 +19,8 @@ use crate::devices::{create_devices, create_functions};
 use crate::kvm::KvmSource;
 use crate::refusal::{from_machine, from_snapshot, refuse};
 use crate::request_fds::all_used;
-use crate::restore::{Received, Restorer};
+use crate::restore::Received;
+use crate::restore::ahead::{Ahead, Files};
 use crate::shared::{enclose, shared_directories};
 use crate::taps::Taps;
 
@@ -66,8 +67,8 @@ pub(crate) struct Vm {
     has_run: bool,
     registry: Registry,
     taps: Taps,
-    /// A VM is made of what was inherited.
-    restorer: Option<Restorer>,
+    /// What is made of what was inherited.
+    ahead: Ahead,
 }
 
 impl Vm {
@@ -85,7 +86,7 @@ impl Vm {
             has_run: false,
             registry: Registry::new(),
             taps: Taps::default(),
-            restorer: None,
+            ahead: Ahead::default(),
         }
     }
 
@@ -102,13 +103,12 @@ impl Vm {
         self
     }
 
-    /// The same with an inherited KVM: a VM to restore is made at once. Where that cannot be, `restore` says why.
-    pub(crate) fn with_kvm(mut self, kvm: OwnedFd) -> Self {
+    /// The same with an inherited KVM: a VM to restore is made at once, and the snapshot in these files is read. Where that cannot be,
+    /// `restore` says why.
+    pub(crate) fn with_kvm(mut self, kvm: OwnedFd, files: Option<Files>) -> Self {
         self.kvm.inherited = Some(kvm);
-        let made = self.kvm.open(None).map(|engine| Restorer::start(&engine));
-        match made {
-            Ok(Ok(restorer)) => self.restorer = Some(restorer),
-            Ok(Err(error)) => log::warn!("no VM is made ahead: {error}"),
+        match self.kvm.open(None) {
+            Ok(engine) => self.ahead = Ahead::begin(&engine, files),
             Err(error) => log::warn!("no VM is made ahead: {}", error.message),
         }
         self
@@ -216,7 +216,7 @@ impl Vm {
         let claim = config.claim.map(&mut take).transpose()?;
         let serial = config.serial.map(&mut take).transpose()?;
         // Its VM is none that boots.
-        self.restorer = None;
+        self.ahead = Ahead::default();
         let engine: Arc<dyn Engine> = match claim {
             Some(claim) => bare::engine(claim, config.busy_poll_us)?,
             None => Arc::new(self.kvm.open(kvm)?),
@@ -274,7 +274,7 @@ impl Vm {
         marks::mark("restore received");
         let made = Received::check(config)?
             .take(fds)?
-            .open_engine(&self.kvm, &mut self.restorer)?
+            .open_engine(&self.kvm, &mut self.ahead)?
             .read_state()?
             .make_devices()?
             .build()?

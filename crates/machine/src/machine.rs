@@ -193,6 +193,8 @@ pub struct Machine {
     pub(crate) functions: Vec<String>,
     /// vCPUs and devices have stopped.
     pub(crate) paused: bool,
+    /// It has not run since it was made, restored or put back.
+    pub(crate) fresh: bool,
     /// When it is looked whether its guest has halted.
     watch: Watch,
 }
@@ -273,6 +275,7 @@ impl Machine {
             cpu: parts.cpu,
             functions: parts.functions,
             paused: false,
+            fresh: true,
             watch: Watch::new(),
         }
     }
@@ -280,20 +283,28 @@ impl Machine {
     /// Lets the vCPUs run, for the first time or again after [`Machine::pause`].
     ///
     /// # Errors
-    /// A device could not go on; the vCPUs and the other devices stay where they are.
+    /// A device could not go on; the vCPUs and the other devices stand still again.
     pub fn run(&mut self) -> Result<(), MachineError> {
-        for device in &self.devices {
-            if let Err(source) = device.resume() {
-                self.devices.iter().for_each(|device| device.pause());
-                return Err(MachineError::Device {
-                    id: device.id().to_owned(),
-                    source,
-                });
-            }
-        }
         self.paused = false;
         self.watch = Watch::new();
-        self.shared.run.request(RunRequest::Run);
+        // Of one that begins the guest is waited for: it begins before the threads of its devices do, and what it asks of a device
+        // meanwhile waits for that. Of one that was paused our answer is waited for, which a guest at work would delay.
+        let begins = std::mem::take(&mut self.fresh);
+        if begins {
+            self.shared.run.request(RunRequest::Run);
+        }
+        let failed = self.devices.iter().find_map(|device| {
+            let source = device.resume().err()?;
+            let id = device.id().to_owned();
+            Some(MachineError::Device { id, source })
+        });
+        if let Some(failed) = failed {
+            self.pause();
+            return Err(failed);
+        }
+        if !begins {
+            self.shared.run.request(RunRequest::Run);
+        }
         Ok(())
     }
 

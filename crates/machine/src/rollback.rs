@@ -43,6 +43,7 @@ impl Machine {
     ) -> Result<(), MachineError> {
         self.fits(state, &devices)?;
         debug_assert!(self.paused, "the guest may change what is put back");
+        self.fresh = true;
         for device in self.devices.drain(..) {
             device.reset();
         }

@@ -70,7 +70,6 @@ impl<'a> Builder<'a> {
             config,
             fds: Vec::new(),
         };
-        builder.config.kvm = Some(builder.fd(kvm()?));
         builder.config.kernel = builder.fd(File::open(host.asset("vmlinux")).context("the guest kernel")?);
         let initramfs = builder.fd(File::open(host.asset("initramfs.cpio")).context("the initramfs")?);
         builder.config.initramfs = Some(initramfs);
@@ -117,10 +116,7 @@ impl<'a> Builder<'a> {
 
     /// On CPUs that Linux has given up.
     pub(crate) fn claim(mut self, claim: OwnedFd) -> Result<Self> {
-        let kvm = self.config.kvm.take().context("a VM without KVM")?;
-        // In the place of the one that it has no use of.
-        *self.fds.get_mut(usize::try_from(kvm.0)?).context("a VM without KVM")? = claim;
-        self.config.claim = Some(kvm);
+        self.config.claim = Some(self.fd(claim));
         // A guest's kernel asks it for more once a minute. One that moves keeps the devices that it has.
         if self.config.cpu == CpuModel::Host {
             self.config.devices.retain(|device| device.id != "rng");
@@ -181,6 +177,7 @@ impl<'a> Builder<'a> {
     pub(crate) fn start_listening(mut self, listener: Option<OwnedFd>) -> Result<Vm> {
         let acceptor = self.vsock(listener)?;
         let mut vmm = self.vmm()?;
+        self.give_kvm()?;
         let fds: Vec<BorrowedFd<'_>> = self.fds.iter().map(AsFd::as_fd).collect();
         vmm.client.create(self.config, &fds)?;
         drop(self.fds);
@@ -190,6 +187,14 @@ impl<'a> Builder<'a> {
             acceptor,
             console: self.host.logs.join("console"),
         })
+    }
+
+    /// KVM travels with the configuration, where no claim does.
+    fn give_kvm(&mut self) -> Result<()> {
+        if self.config.claim.is_none() {
+            self.config.kvm = Some(self.fd(kvm()?));
+        }
+        Ok(())
     }
 
     /// A process for it, which may pin memory if it has to.
@@ -217,7 +222,18 @@ impl<'a> Builder<'a> {
     }
 
     /// Restores the VM from a snapshot of one with these devices, in place of booting it. It is paused then.
-    pub(crate) fn restore(mut self, listener: OwnedFd, state: File, memory: Vec<File>) -> Result<Vm> {
+    pub(crate) fn restore(self, listener: OwnedFd, state: File, memory: Vec<File>) -> Result<Vm> {
+        self.restore_ahead(listener, state, memory, &[])
+    }
+
+    /// The same by a VMM that has read the files `ahead`, if there are any; they need not be the same.
+    pub(crate) fn restore_ahead(
+        mut self,
+        listener: OwnedFd,
+        state: File,
+        memory: Vec<File>,
+        ahead: &[File],
+    ) -> Result<Vm> {
         let acceptor = self.vsock(Some(listener))?;
         // The state travels where the kernel does otherwise, and nothing where the initramfs does.
         let initramfs = self.config.initramfs.context("a VM without an initramfs")?;
@@ -234,7 +250,13 @@ impl<'a> Builder<'a> {
             state: self.config.kernel,
             memory: [initramfs].into_iter().chain(others).collect(),
         };
-        let mut vmm = self.vmm()?;
+        let mut vmm = match ahead {
+            [] => self.vmm()?,
+            ahead => Vmm::spawn_ahead(&self.host.binaries, &self.host.logs.join("vmm"), ahead)?,
+        };
+        if ahead.is_empty() {
+            self.give_kvm()?;
+        }
         let config = RestoreConfig {
             files,
             kvm: self.config.kvm,

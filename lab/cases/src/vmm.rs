@@ -49,15 +49,32 @@ impl Vmm {
 
     /// The same, maybe with something open that is said to be KVM.
     pub(crate) fn spawn_with(binaries: &Path, log: &PathBuf, kvm: Option<BorrowedFd<'_>>) -> Result<Self> {
-        Self::spawn_as(binaries, log, kvm, false)
+        let inherited: Vec<_> = kvm.into_iter().map(|kvm| ("--kvm-fd", kvm)).collect();
+        Self::spawn_as(binaries, log, &inherited, false)
+    }
+
+    /// The same, with KVM and the files of a snapshot, the state first, which it reads before it is asked to.
+    pub(crate) fn spawn_ahead(binaries: &Path, log: &PathBuf, files: &[File]) -> Result<Self> {
+        let kvm = kvm()?;
+        let mut inherited = vec![("--kvm-fd", kvm.as_fd())];
+        for (index, file) in files.iter().enumerate() {
+            let option = if index == 0 { "--state-fd" } else { "--memory-fd" };
+            inherited.push((option, file.as_fd()));
+        }
+        Self::spawn_as(binaries, log, &inherited, false)
     }
 
     /// The same, for a guest whose memory is pinned.
     pub(crate) fn spawn_pinned(binaries: &Path, log: &PathBuf) -> Result<Self> {
-        Self::spawn_as(binaries, log, None, true)
+        Self::spawn_as(binaries, log, &[], true)
     }
 
-    fn spawn_as(binaries: &Path, log: &PathBuf, kvm: Option<BorrowedFd<'_>>, locks_memory: bool) -> Result<Self> {
+    fn spawn_as(
+        binaries: &Path,
+        log: &PathBuf,
+        inherited: &[(&str, BorrowedFd<'_>)],
+        locks_memory: bool,
+    ) -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let (near, far) = PacketSocket::pair()?;
         let far = OwnedFd::from(far);
@@ -67,14 +84,18 @@ impl Vmm {
         let pool = Pool::default();
         let identity = pool.identity(number % pool.count).context("no user for a VMM")?;
         let cgroup = format!("vm-{number}");
-        let mut words = vec!["basalt-vmm", "--control-fd", "3", "--jail", "--log-level", "info"];
-        words.extend(kvm.iter().flat_map(|_| ["--kvm-fd", "4"]));
-        let arguments = words.into_iter().map(argument);
+        let words = ["basalt-vmm", "--control-fd", "3", "--jail", "--log-level", "info"];
+        let mut words = words.map(str::to_owned).to_vec();
+        for (number, (option, _)) in (4..).zip(inherited) {
+            words.extend([(*option).to_owned(), number.to_string()]);
+        }
+        let arguments = words.iter().map(|word| argument(word));
+        let fds = inherited.iter().map(|(_, fd)| *fd);
         let process = spawn(&Launch {
             program: program.as_fd(),
             arguments: &arguments.collect::<Result<Vec<_>, _>>()?,
             environment: &[],
-            descriptors: &std::iter::once(far.as_fd()).chain(kvm).collect::<Vec<_>>(),
+            descriptors: &std::iter::once(far.as_fd()).chain(fds).collect::<Vec<_>>(),
             log: log.as_fd(),
             cgroup: Some(Root::open(CGROUPS)?.create(&cgroup, &Limits::default())?.as_fd()),
             isolation: Isolation::Full(identity),

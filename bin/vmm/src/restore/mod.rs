@@ -8,8 +8,8 @@
 //!                                     EngineOpen     a thread makes the VM meanwhile (KVM only)
 //!                                       │ read_state
 //!                                       ▼
-//!                                     StateRead      state checked against the host, memory mapped; the thread prefetches pages
-//!                                       │ make_devices
+//!                                     StateRead      state checked against the host, memory mapped (by `ahead`, if it was given
+//!                                       │ make_devices   the files before); the thread prefetches pages
 //!                                       ▼
 //!                                     DevicesMade    every descriptor has a user
 //!                                       │ build
@@ -21,6 +21,7 @@
 //! ```
 //! Does not know which VM the process has, nor what state that is in: [`crate::vm::Vm`] takes over what was made.
 
+pub(crate) mod ahead;
 mod restorer;
 pub(crate) mod rollback;
 
@@ -34,7 +35,8 @@ use memory::Ram;
 use observe::{Registry, marks};
 use vmm_api::{ApiError, DeviceSpec, ErrorKind, Paging, RestoreConfig};
 
-use self::restorer::Prefetch;
+use self::ahead::{Ahead, Read};
+use self::restorer::{Prefetch, Restorer};
 use crate::bare;
 use crate::devices::create_devices;
 use crate::kvm::KvmSource;
@@ -43,8 +45,6 @@ use crate::request_fds::{RestoreFds, all_used};
 use crate::shared::{enclose, shared_directories};
 use crate::taps::Taps;
 use crate::vm::{Made, VMM_VERSION};
-
-pub(crate) use self::restorer::Restorer;
 
 /// A request whose configuration makes sense.
 pub(crate) struct Received<'a>(&'a RestoreConfig);
@@ -81,20 +81,19 @@ impl<'a> Inputs<'a> {
         })
     }
 
-    /// Opens the engine. `ahead` has made a VM before there was a request; if that is not of this engine, it goes.
-    pub(crate) fn open_engine(
-        mut self,
-        source: &KvmSource,
-        ahead: &mut Option<Restorer>,
-    ) -> Result<EngineOpen<'a>, ApiError> {
+    /// Opens the engine. What was done `ahead` goes if it is not of this engine.
+    pub(crate) fn open_engine(mut self, source: &KvmSource, ahead: &mut Ahead) -> Result<EngineOpen<'a>, ApiError> {
         let (kvm, claim) = (self.opened.kvm.take(), self.opened.claim.take());
-        let ahead = ahead.take().filter(|_| kvm.is_none() && claim.is_none());
+        let ahead = match (&kvm, &claim) {
+            (None, None) => std::mem::take(ahead),
+            _ => Ahead::default(),
+        };
         let (engine, restorer): (Arc<dyn Engine>, _) = match claim {
             // All of its memory is read and copied as it is pinned: there is nothing to do beside that.
             Some(claim) => (bare::engine(claim, None)?, None),
             None => {
                 let engine = source.open(kvm)?;
-                let started = ahead.map_or_else(|| Restorer::start(&engine), Ok);
+                let started = ahead.restorer.map_or_else(|| Restorer::start(&engine), Ok);
                 let restorer = started.map_err(|error| refuse(ErrorKind::Host, error))?;
                 (Arc::new(engine), Some(restorer))
             }
@@ -102,6 +101,7 @@ impl<'a> Inputs<'a> {
         marks::mark("engine open");
         Ok(EngineOpen {
             inputs: self,
+            read: ahead.snapshot,
             engine,
             restorer,
         })
@@ -111,6 +111,8 @@ impl<'a> Inputs<'a> {
 /// There is an engine, and on KVM a thread that makes the VM.
 pub(crate) struct EngineOpen<'a> {
     inputs: Inputs<'a>,
+    /// A snapshot that was read ahead, of whichever files.
+    read: Option<Read>,
     engine: Arc<dyn Engine>,
     restorer: Option<Restorer>,
 }
@@ -120,6 +122,7 @@ impl<'a> EngineOpen<'a> {
     pub(crate) fn read_state(self) -> Result<StateRead<'a>, ApiError> {
         let Self {
             inputs,
+            read,
             engine,
             restorer,
         } = self;
@@ -129,14 +132,21 @@ impl<'a> EngineOpen<'a> {
             opened,
             fds,
         } = inputs;
-        let here = snapshot::host_traits(engine.as_ref(), VMM_VERSION).map_err(|error| from_snapshot(&error))?;
-        let (state, ram) = snapshot::read(&opened.state, opened.memory, &here, |layers, size| {
-            match opened.on_demand {
-                Some((userfaultfd, order)) => Ram::paged(layers, size, &userfaultfd, order),
-                None => Ram::from_layers(layers, size),
+        let mapped = opened.on_demand.is_none();
+        let (state, ram) = match read.filter(|read| mapped && read.is_of(&opened.state, &opened.memory)) {
+            Some(read) => (read.state, read.ram),
+            None => {
+                let here =
+                    snapshot::host_traits(engine.as_ref(), VMM_VERSION).map_err(|error| from_snapshot(&error))?;
+                let read = snapshot::read(&opened.state, opened.memory, &here, |layers, size| {
+                    match opened.on_demand {
+                        Some((userfaultfd, order)) => Ram::paged(layers, size, &userfaultfd, order),
+                        None => Ram::from_layers(layers, size),
+                    }
+                });
+                read.map_err(|error| from_snapshot(&error))?
             }
-        })
-        .map_err(|error| from_snapshot(&error))?;
+        };
         marks::mark("snapshot read");
         if let Some(restorer) = &restorer {
             restorer.prepare(Prefetch {

@@ -122,7 +122,8 @@ impl Node {
     fn go_on_as(&self, entry: &Entry, config: SandboxConfig, place: &Place) -> Result<Started, Error> {
         self.update(entry, |stored| stored.sandbox.config = config)?;
         // It is the same one, and the only one: nothing of it was used twice, and no hook has anything to mend.
-        let restored = ToRestore::launch(self, entry)?.restore(self, entry, place, Reidentification::default())?;
+        let restored =
+            ToRestore::launch(self, entry, place)?.restore(self, entry, place, Reidentification::default())?;
         // What it does from here on is not in the files any more: nothing goes back to them.
         self.update(entry, |stored| {
             if let Some(Operation::Move { saved_at, .. }) = &mut stored.operation {

@@ -64,7 +64,7 @@ impl Node {
         let _operation = entry.operate();
         let started = self.carry_out(&entry, || {
             self.create(&entry)?;
-            let waiting = ToRestore::launch(self, &entry)?;
+            let waiting = ToRestore::launch(self, &entry, &place)?;
             self.make_disk(&entry, Some(&place))?;
             let restored = waiting.restore(self, &entry, &place, another(identity))?;
             restored.go_on(self, &entry, &place)?.runs(self, &entry)

@@ -166,7 +166,7 @@ impl Node {
             stored.sandbox.restarts += 1;
             stored.sandbox.config.detach = true;
         })?;
-        let restored = ToRestore::launch(self, entry)?.restore(self, entry, place, another(None))?;
+        let restored = ToRestore::launch(self, entry, place)?.restore(self, entry, place, another(None))?;
         Ok(restored.go_on(self, entry, place)?.runs(self, entry)?)
     }
 

@@ -142,13 +142,13 @@ impl ToBoot {
 }
 
 impl ToRestore {
-    /// Of a sandbox whose disk, and everything else that it needs, is made afterwards.
-    pub(crate) fn launch(node: &Node, entry: &Entry) -> Result<Self, Error> {
+    /// Of a sandbox whose disk, and everything else that it needs, is made afterwards; what is saved at `place` is read meanwhile.
+    pub(crate) fn launch(node: &Node, entry: &Entry, place: &Place) -> Result<Self, Error> {
         let stored = entry.stored();
         let (volumes, inherited) = {
             let _span = span("volumes and control socket");
             let volumes = node.open_volumes(&stored.sandbox.config.volumes)?;
-            let inherited = Inherited::to_restore(&node.config, &stored, &node.sandbox_paths(entry))?;
+            let inherited = Inherited::to_restore(&node.config, &stored, &node.sandbox_paths(entry), place)?;
             (volumes, inherited)
         };
         // With this copy of its control socket open, a VMM that has died already would be waited for.

@@ -220,7 +220,7 @@ impl Node {
             // In one that nobody has built no command has run.
             restored: !hooks.is_zero(),
         };
-        let waiting = ToRestore::launch(self, entry)?;
+        let waiting = ToRestore::launch(self, entry, place)?;
         self.make_disk(entry, Some(place))?;
         let restored = waiting.restore(self, entry, place, reidentification)?;
         let Machine { vm, mut agent } = restored.go_on(self, entry, place)?;

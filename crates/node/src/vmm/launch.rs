@@ -48,12 +48,12 @@ const MAX_QUEUES: u32 = 4;
 const CONSOLE_KEEP: u64 = 256 << 10;
 const LOG_KEEP: u64 = 16 << 20;
 
-/// The numbers at which a VMM finds its control socket, and KVM if it is given that.
-const CONTROL_FD: &str = "3";
-const KVM_FD: &str = "4";
-
 const NO_ASSETS: &str =
     "run `make run` in Basalt's source tree, or set BASALT_ASSETS (basaltd: --assets) to the directory that has it";
+/// What a snapshot consists of, and what helps if it cannot be opened.
+const STATE: &str = "the snapshot's state";
+const MEMORY: &str = "the snapshot's memory";
+const ANOTHER_SNAPSHOT: &str = "remove the snapshot (`basalt snapshot rm`), and take another";
 const USERFAULTFD: &str = "/dev/userfaultfd";
 const NO_KVM: &str = "`basalt doctor` tells more";
 
@@ -73,6 +73,8 @@ pub(crate) struct Prepared {
 pub(crate) struct Inherited {
     control: OwnedFd,
     kvm: Option<File>,
+    /// The files of what is to be restored, the state first, if the VMM may read them before it is asked to.
+    snapshot: Vec<File>,
 }
 
 impl Inherited {
@@ -82,6 +84,7 @@ impl Inherited {
         Ok(Self {
             control: listen(&paths.control(), SocketType::SEQPACKET)?,
             kvm: None,
+            snapshot: Vec::new(),
         })
     }
 
@@ -91,16 +94,46 @@ impl Inherited {
         self.control.as_fd()
     }
 
-    /// KVM beside it, if that is to run it: the VMM makes a VM to restore while everything else is prepared.
-    pub(crate) fn to_restore(config: &Config, stored: &Stored, paths: &SandboxPaths) -> Result<Self, Error> {
+    /// KVM beside it, if that is to run it: the VMM makes a VM and reads what is saved at `place` while everything else is prepared.
+    pub(crate) fn to_restore(
+        config: &Config,
+        stored: &Stored,
+        paths: &SandboxPaths,
+        place: &Place,
+    ) -> Result<Self, Error> {
         let kvm = match stored.sandbox.config.resources.class {
             Class::Standard | Class::Dedicated => Some(open_writable("KVM", &config.kvm, NO_KVM)?),
             Class::Bare => None,
         };
+        let snapshot = match stored.sandbox.config.paging {
+            Paging::Mapped | Paging::Eager if kvm.is_some() => {
+                let memory = memory_files::paths(place.directory());
+                let memory = memory.iter().map(|path| open(MEMORY, path, ANOTHER_SNAPSHOT));
+                let state = open(STATE, &place.state(), ANOTHER_SNAPSHOT);
+                std::iter::once(state).chain(memory).collect::<Result<_, _>>()?
+            }
+            // Its memory is not mapped from the files, or pinned.
+            _ => Vec::new(),
+        };
         Ok(Self {
             kvm,
+            snapshot,
             ..Self::new(paths)?
         })
+    }
+}
+
+impl Inherited {
+    /// All of it, by the option of the VMM that says which it is.
+    fn all(&self) -> impl Iterator<Item = (&'static str, BorrowedFd<'_>)> {
+        let snapshot = self.snapshot.iter().enumerate().map(|(index, file)| {
+            let option = if index == 0 { "--state-fd" } else { "--memory-fd" };
+            (option, file.as_fd())
+        });
+        let kvm = self.kvm.iter().map(|kvm| ("--kvm-fd", kvm.as_fd()));
+        std::iter::once(("--control-fd", self.control.as_fd()))
+            .chain(kvm)
+            .chain(snapshot)
     }
 }
 
@@ -268,14 +301,13 @@ pub(crate) fn take_next_vsock(paths: &SandboxPaths) -> Result<(), Error> {
 }
 
 fn from_place(mut stage: Stage, place: &Place) -> Result<(RestoreConfig, Fds), Error> {
-    const NEXT: &str = "remove the snapshot (`basalt snapshot rm`), and take another";
     let memory = memory_files::paths(place.directory());
     let memory = memory
         .iter()
-        .map(|path| stage.fds.add(open("the snapshot's memory", path, NEXT)?));
+        .map(|path| stage.fds.add(open(MEMORY, path, ANOTHER_SNAPSHOT)?));
     let memory = memory.collect::<Result<_, _>>()?;
     let files = SnapshotFiles {
-        state: stage.fds.add(open("the snapshot's state", &place.state(), NEXT)?)?,
+        state: stage.fds.add(open(STATE, &place.state(), ANOTHER_SNAPSHOT)?)?,
         memory,
     };
     let config = RestoreConfig {
@@ -468,26 +500,21 @@ impl Launcher for Jailed {
         let level = config.log_level.as_str().to_ascii_lowercase();
         let name = config.vmm.as_os_str().as_bytes();
         let identity = identity(config, stored);
-        let mut words = vec![
-            name,
-            b"--control-fd",
-            CONTROL_FD.as_bytes(),
-            b"--log-level",
-            level.as_bytes(),
-        ];
+        let mut words = vec![name.to_vec(), b"--log-level".to_vec(), level.into_bytes()];
+        let mut descriptors = Vec::new();
+        for (option, fd) in inherited.all() {
+            let number = jail::number_of(descriptors.len());
+            words.extend([option.as_bytes().to_vec(), number.to_string().into_bytes()]);
+            descriptors.push(fd);
+        }
         // Without namespaces made for it, it would only pretend.
-        words.extend(identity.map(|_| b"--jail".as_slice()));
+        words.extend(identity.map(|_| b"--jail".to_vec()));
         let volumes = !stored.sandbox.config.volumes.is_empty();
-        words.extend(identity.filter(|_| volumes).map(|_| b"--volumes".as_slice()));
+        words.extend(identity.filter(|_| volumes).map(|_| b"--volumes".to_vec()));
         if stored.sandbox.config.resources.class == Class::Dedicated {
-            words.push(b"--own-cpus");
+            words.push(b"--own-cpus".to_vec());
         }
-        let mut descriptors = vec![inherited.control.as_fd()];
-        if let Some(kvm) = &inherited.kvm {
-            descriptors.push(kvm.as_fd());
-            words.extend([b"--kvm-fd".as_slice(), KVM_FD.as_bytes()]);
-        }
-        let arguments: Vec<_> = words.iter().filter_map(|word| CString::new(*word).ok()).collect();
+        let arguments: Vec<_> = words.into_iter().filter_map(|word| CString::new(word).ok()).collect();
         let log = append(&paths.vmm_log())?;
         let directory = cgroup
             .map(File::open)

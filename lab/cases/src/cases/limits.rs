@@ -215,7 +215,8 @@ fn pids(host: &Host) -> Result<()> {
 }
 
 fn memory(host: &Host) -> Result<()> {
-    let daemon = Daemon::with_templates(host)?;
+    // One that boots has all of its memory to itself; a clone would have next to none.
+    let daemon = Daemon::new(host)?;
     let id = start(host, &daemon, "runaway", &[], &["sleep", "10000"])?;
     start(host, &daemon, "neighbour", &[], &["sleep", "10000"])?;
     let limit: u64 = read(&daemon, &id, "memory.max")?.trim().parse()?;

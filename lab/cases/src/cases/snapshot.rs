@@ -157,7 +157,27 @@ impl Stage<'_> {
             let claim = device.claim(&(bare::CPU..bare::CPU + self.cpus).collect::<Vec<_>>())?;
             builder = builder.claim(claim.into())?;
         }
-        builder.restore(self.listener.try_clone()?.into(), state, memory)
+        if self.owned.is_some() {
+            return builder.restore(self.listener.try_clone()?.into(), state, memory);
+        }
+        let mut ahead = vec![state.try_clone()?];
+        for file in &memory {
+            ahead.push(file.try_clone()?);
+        }
+        if !round.is_multiple_of(2) {
+            // What has been read is of another file, and nobody's then, whatever is in it.
+            let copy = files.state.with_extension("copy");
+            fs::copy(&files.state, &copy)?;
+            ahead[0] = File::open(&copy)?;
+            fs::remove_file(copy)?;
+        }
+        let mut machine = builder.restore_ahead(self.listener.try_clone()?.into(), state, memory, &ahead)?;
+        let marks = machine.vmm.client.info()?.marks;
+        ensure!(
+            marks.iter().any(|mark| mark.name == "snapshot read ahead"),
+            "nothing was read ahead: {marks:?}"
+        );
+        Ok(machine)
     }
 
     /// The agent, over a new connection.
