@@ -84,10 +84,10 @@ impl<'a> Inputs<'a> {
     /// Opens the engine. What was done `ahead` goes if it is not of this engine.
     pub(crate) fn open_engine(mut self, source: &KvmSource, ahead: &mut Ahead) -> Result<EngineOpen<'a>, ApiError> {
         let (kvm, claim) = (self.opened.kvm.take(), self.opened.claim.take());
-        let ahead = match (&kvm, &claim) {
-            (None, None) => std::mem::take(ahead),
-            _ => Ahead::default(),
-        };
+        let mut ahead = std::mem::take(ahead);
+        if kvm.is_some() || claim.is_some() {
+            ahead = Ahead::default();
+        }
         let (engine, restorer): (Arc<dyn Engine>, _) = match claim {
             // All of its memory is read and copied as it is pinned: there is nothing to do beside that.
             Some(claim) => (bare::engine(claim, None)?, None),
