@@ -2,6 +2,7 @@
 //! secret that a sandbox was given is in no command line, log or output.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -110,7 +111,7 @@ fn life(host: &Host, daemon: &Daemon<'_>) -> Result<()> {
         ensure!(there, "the state has no {needed}: {all:?}");
     }
     for path in &all {
-        let mode = fs::symlink_metadata(path)?.mode();
+        let Some(mode) = mode(path)? else { continue };
         let in_volume = path.components().any(|part| part.as_os_str() == "_data");
         ensure!(in_volume || mode & 0o077 == 0, "{} has mode {mode:o}", path.display());
     }
@@ -120,14 +121,27 @@ fn life(host: &Host, daemon: &Daemon<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Everything below a directory. What the daemon, which is at work on a template, takes away meanwhile is not there.
 fn walk(path: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     found.push(path.to_owned());
-    if fs::symlink_metadata(path)?.is_dir() {
-        for entry in fs::read_dir(path)? {
+    if !path.is_symlink() && path.is_dir() {
+        let entries = match fs::read_dir(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
             walk(&entry?.path(), found)?;
         }
     }
     Ok(())
+}
+
+/// Its mode, if it is still there.
+fn mode(path: &Path) -> Result<Option<u32>> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        metadata => Ok(Some(metadata?.mode())),
+    }
 }
 
 /// What of these a stranger can read, write or pass through, as `test` of sh says.
