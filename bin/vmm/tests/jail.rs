@@ -108,6 +108,7 @@ fn a_jailed_vmm_is_not_told_to_make_a_socket_in_a_file_system_it_will_not_have()
             &["--jail", "--seccomp", "off", "--control-fd", "3"][..],
             "none of kill, trap, log",
         ),
+        (&["--memory-fd", "1"][..], "is a standard stream"),
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_basalt-vmm"))
             .args(words)
@@ -117,6 +118,27 @@ fn a_jailed_vmm_is_not_told_to_make_a_socket_in_a_file_system_it_will_not_have()
         assert!(
             output.status.code() == Some(1) && text.contains(said),
             "{words:?}: {text}"
+        );
+    }
+}
+
+#[test]
+fn descriptors_that_make_no_sense_together_are_refused() {
+    for (words, said) in [
+        ("--control-fd 3 --kvm-fd 3", "--kvm-fd 3 was given for something else"),
+        ("--control-fd 3 --state-fd 4 --memory-fd 5", "give all of them"),
+        ("--control-fd 3 --kvm-fd 4 --state-fd 5", "give all of them"),
+        ("--control-fd 3 --kvm-fd 4 --memory-fd 5", "give all of them"),
+    ] {
+        let script = format!("exec \"$0\" {words} 3</dev/null 4</dev/null 5</dev/null");
+        let output = Command::new("sh")
+            .args(["-c", &script, env!("CARGO_BIN_EXE_basalt-vmm")])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.code() == Some(1) && text.contains(said),
+            "{words}: {text}"
         );
     }
 }

@@ -1,7 +1,7 @@
 //! Standing still, in a machine without a processor: what a device that cannot be saved, or cannot go on, does to it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use base::ByteSize;
 use engine::Vm;
@@ -17,6 +17,7 @@ use crate::Machine;
 use crate::machine::{Parts, add_platform};
 use crate::platform::Event;
 use crate::root::add_devices;
+use crate::run_control::RunControl;
 use crate::vcpu::Shared;
 
 /// What a test knows of its device.
@@ -25,6 +26,9 @@ struct Knobs {
     /// It holds its queues.
     active: AtomicUsize,
     refuses_to_start: AtomicBool,
+    /// Of the machine that it is in, and whether its vCPUs were to run when it got its queues last.
+    machine: OnceLock<Arc<RunControl>>,
+    found_guest_running: AtomicBool,
 }
 
 struct Lamp {
@@ -49,6 +53,8 @@ impl VirtioDevice for Lamp {
         if self.knobs.refuses_to_start.load(Ordering::SeqCst) {
             return Err(DeviceError::MissingQueue(7));
         }
+        let runs = self.knobs.machine.get().is_some_and(|machine| machine.may_run());
+        self.knobs.found_guest_running.store(runs, Ordering::SeqCst);
         self.queues = activation.queues;
         self.knobs.active.fetch_add(1, Ordering::SeqCst);
         Ok(())
@@ -95,6 +101,7 @@ fn rig(second_has_form: bool) -> Rig {
         driver.start();
         drivers.push(driver);
     }
+    let run = Arc::clone(&shared.run);
     let machine = Machine::assemble(Parts {
         cpu: engine::CpuModel::Host,
         functions: Vec::new(),
@@ -106,6 +113,9 @@ fn rig(second_has_form: bool) -> Rig {
         vm,
         ram,
     });
+    for knobs in &knobs {
+        assert!(knobs.machine.set(Arc::clone(&run)).is_ok());
+    }
     Rig {
         machine,
         knobs,
@@ -151,7 +161,20 @@ fn a_machine_that_could_not_go_on_stands_still() {
     rig.knobs[1].refuses_to_start.store(true, Ordering::SeqCst);
     assert!(rig.machine.run().is_err());
     assert_eq!(rig.active(), [0, 0]);
+    assert!(!rig.machine.shared.run.may_run(), "its guest runs without devices");
     assert!(rig.machine.quiesced().is_some());
+}
+
+#[test]
+fn a_guest_begins_before_its_devices_and_goes_on_after_them() {
+    let mut rig = rig(true);
+    let found = |rig: &Rig| rig.knobs[1].found_guest_running.load(Ordering::SeqCst);
+    rig.machine.pause();
+    rig.machine.run().unwrap();
+    assert!(found(&rig), "it begins when all devices have");
+    rig.machine.pause();
+    rig.machine.run().unwrap();
+    assert!(!found(&rig), "our answer waits for a guest at work");
 }
 
 #[test]

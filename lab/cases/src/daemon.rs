@@ -102,11 +102,11 @@ impl<'h> Daemon<'h> {
     /// Waits in the sandbox until a shell's command succeeds there; what that printed then. It is one command of ours: in an emulated
     /// host, asking again and again takes from the guest what it needs for what is waited for.
     pub(crate) fn wait_in(&self, sandbox: &str, what: &str, condition: &str) -> Result<String> {
-        let (seconds, often) = (PATIENCE.as_secs(), "0.2");
+        let seconds = PATIENCE.as_secs();
         let script = format!(
-            "n=0; until said=$({condition}); do n=$((n+1)); [ $n -lt {} ] || {{ echo \"$said\"; exit 75; }}; sleep {often}; done; \
-             echo \"$said\"",
-            seconds * 5
+            "up() {{ read -r up rest < /proc/uptime; up=${{up%.*}}; }}; up; end=$((up+{seconds})); \
+             until said=$({condition}); do up; [ $up -lt $end ] || {{ echo \"$said\"; exit 75; }}; sleep 0.2; done; \
+             echo \"$said\""
         );
         let output = self.run(&["exec", sandbox, "sh", "-c", &script])?;
         let said = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -121,9 +121,7 @@ impl Inherited {
             ..Self::new(paths)?
         })
     }
-}
 
-impl Inherited {
     /// All of it, by the option of the VMM that says which it is.
     fn all(&self) -> impl Iterator<Item = (&'static str, BorrowedFd<'_>)> {
         let snapshot = self.snapshot.iter().enumerate().map(|(index, file)| {
