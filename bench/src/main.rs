@@ -32,7 +32,7 @@ mod world;
 use std::io::Write;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
 
 use crate::figures::Bench;
@@ -178,11 +178,19 @@ fn main() -> Result<()> {
         if !options.subjects.contains(&subject) && !of_all {
             continue;
         }
-        measure(&mut Bench {
+        let measured = measure(&mut Bench {
             world: &world,
             runs: usize::from(options.runs),
             report: &mut report,
-        })?;
+        });
+        // What others come to is not to be lost with it.
+        if let Err(error) = measured {
+            let name = subject
+                .to_possible_value()
+                .map_or_else(String::new, |value| value.get_name().to_owned());
+            eprintln!("{name} failed: {error:#}");
+            report.failed.push(format!("{name}: {error:#}"));
+        }
         // At once: an emulated host that dies takes nothing along that was measured.
         if !options.json {
             print(&report.news(&mut printed)?)?;
@@ -192,7 +200,13 @@ fn main() -> Result<()> {
         format!("{}\n", serde_json::to_string_pretty(&report)?)
     } else {
         report.end()?
-    })
+    })?;
+    ensure!(
+        report.failed.is_empty(),
+        "not measured whole: {}",
+        report.failed.join("; ")
+    );
+    Ok(())
 }
 
 fn print(text: &str) -> Result<()> {

@@ -15,6 +15,9 @@ pub(crate) struct Report {
     pub(crate) figures: Vec<Figure>,
     /// Runs that failed and were made once more, with the reason.
     pub(crate) retried: Vec<String>,
+    /// What could not be measured, or not all of it, with the reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) failed: Vec<String>,
 }
 
 /// One figure: samples of each who was measured, and what they are held against.
@@ -161,6 +164,9 @@ impl Report {
         for why in &self.retried {
             writeln!(text, "* {}", why.replace('\n', " / "))?;
         }
+        for why in &self.failed {
+            writeln!(text, "\nNot measured whole: {}", why.replace('\n', " / "))?;
+        }
         Ok(text)
     }
 }
@@ -268,6 +274,7 @@ mod tests {
             facts: vec![("kernel".into(), "abc".into())],
             figures: vec![figure],
             retried: vec!["boot, theirs: it died".into()],
+            failed: vec!["network: no\nTAP".into()],
         };
         let mut printed = Printed::default();
         let text = report.news(&mut printed).unwrap();
@@ -276,7 +283,7 @@ mod tests {
         assert!(more.starts_with("\n### Boot\n") && !more.contains("kernel"), "{more}");
         assert_eq!(
             report.end().unwrap(),
-            "\nRuns made once more: 1\n* boot, theirs: it died\n"
+            "\nRuns made once more: 1\n* boot, theirs: it died\n\nNot measured whole: network: no / TAP\n"
         );
         assert!(text.contains("* kernel: `abc`\n"), "{text}");
         assert!(text.contains("| ours | 11.00 | 10.00 12.00 11.00 |"), "{text}");

@@ -30,9 +30,8 @@ pub const MAX_LAYERS: usize = 8;
 /// (`vm.max_map_count`).
 const MAX_RUNS: usize = 1024;
 
-/// So many pages that have not changed are written between two that have: a mapping less for everybody who is restored from them, which
-/// costs a host more than 32 KiB of a file that all share. Of a snapshot of an idle guest, whose 1110 changed pages lay in 180 runs, 54
-/// runs are left, with 366 pages more (docs/benchmarks/history.md).
+/// So many pages that have not changed are written between two that have: a mapping less for everybody who is restored from them, for 32 KiB
+/// at most of a file that all of them share. docs/benchmarks/history.md has what it comes to.
 const NEAR: u64 = 8;
 
 /// Pages that follow each other and lie in one file other than the lowest, at the place that they have in memory.
