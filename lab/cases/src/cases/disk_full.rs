@@ -2,9 +2,9 @@
 //! right and its root is not read-only; the daemon starts, lists and removes, and refuses to make anything.
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -26,10 +26,11 @@ const SIZE: u64 = 160 << 20;
 /// What is left of it when the guest writes: less than that takes.
 const LEFT: u64 = 4 << 20;
 
-/// Writes 12 MiB, each of them flushed, and looks at what is there when nothing of it is in memory.
+/// When it is told to, writes 12 MiB, each of them flushed, and looks at what is there when nothing of it is in memory.
 const WRITER: &str = "
 import os
 print('ready', flush=True)
+input()
 block = lambda n: bytes([n + 1]) * (1 << 20)
 with open('/written', 'wb', buffering=0) as file:
     for number in range(12):
@@ -42,6 +43,57 @@ with open('/written', 'rb') as file:
         assert file.read(1 << 20) == block(number), number
 print('all is right', flush=True)
 ";
+
+/// The command that writes. It runs before space is short: a guest writes by itself, too, and one that stands still runs no
+/// command.
+struct Writer {
+    process: Child,
+    said: BufReader<ChildStdout>,
+}
+
+impl Writer {
+    fn start(daemon: &Daemon<'_>) -> Result<Self> {
+        let mut command = daemon.command(&["exec", "writer", "python3", "-c", WRITER]);
+        let pipes = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut process = pipes.spawn()?;
+        let said = BufReader::new(process.stdout.take().context("no standard output")?);
+        let mut writer = Self { process, said };
+        let mut line = String::new();
+        writer.said.read_line(&mut line)?;
+        if line == "ready\n" { Ok(writer) } else { writer.ended() }
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        let mut input = self.process.stdin.take().context("no standard input")?;
+        Ok(input.write_all(b"\n")?)
+    }
+
+    fn must_run(&mut self) -> Result<()> {
+        match self.process.try_wait()? {
+            None => Ok(()),
+            Some(_) => self.ended(),
+        }
+    }
+
+    fn must_end_well(&mut self) -> Result<()> {
+        let mut rest = String::new();
+        self.said.read_to_string(&mut rest)?;
+        let right = rest == "all is right\n" && self.process.wait()?.success();
+        if right { Ok(()) } else { self.ended() }
+    }
+
+    /// The error of a writer that should not have ended, or not so.
+    fn ended<T>(&mut self) -> Result<T> {
+        let mut errors = String::new();
+        if let Some(mut stderr) = self.process.stderr.take() {
+            stderr.read_to_string(&mut errors)?;
+        }
+        bail!("the writer has ended, {}: {errors}", self.process.wait()?)
+    }
+}
 
 /// A file system in a file, mounted; unmounted whatever becomes of the case.
 struct Small {
@@ -115,10 +167,11 @@ fn life(host: &Host, daemon: &Daemon<'_>, small: &Small) -> Result<()> {
     ];
     daemon.ok(&idle)?;
     ensure!(daemon.state.join("reserve").exists(), "no room is held for records");
+    let mut writer = Writer::start(daemon)?;
     small.fill(LEFT)?;
-    let mut writer = daemon.start(&["exec", "writer", "python3", "-c", WRITER])?;
+    writer.begin()?;
     wait_for_state(daemon, "paused (no space)")?;
-    ensure!(writer.try_wait()?.is_none(), "the command has ended");
+    writer.must_run()?;
 
     // What needs a guest that runs, or space, is refused with the reason.
     let no_space = ["no space left", "`basalt prune`"];
@@ -138,10 +191,7 @@ fn life(host: &Host, daemon: &Daemon<'_>, small: &Small) -> Result<()> {
     ensure!(known["pause_reason"] == "no-space", "inspect: {known}");
     small.empty()?;
     wait_for_state(daemon, "running")?;
-    let output = writer.wait_with_output()?;
-    expect_code(&output, 0)?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    ensure!(said == "ready\nall is right\n", "the writer said {said}");
+    writer.must_end_well()?;
     let root = "echo still > /etc/still && cat /etc/still && ! grep -q ' / .*[ ,]ro[, ]' /proc/mounts";
     ensure!(
         daemon.ok(&["exec", "writer", "sh", "-c", root])? == "still\n",
