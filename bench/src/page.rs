@@ -39,8 +39,8 @@ fn table(reports: &[Report]) -> Result<String> {
             (some, all) if some == all => "reached".to_owned(),
             (some, all) => format!("reached in {some} of {all}"),
         };
-        // A ratio has no unit, and its name has a stroke.
-        let unit = if first.what.contains(" / ") {
+        // A ratio has no unit, and its name has a stroke; a coefficient has none either.
+        let unit = if first.what.contains(" / ") || first.what.contains("R²") {
             String::new()
         } else {
             format!(" {}", row.unit)

@@ -49,11 +49,13 @@ impl Target {
 
 impl std::fmt::Display for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::AtMost(limit) => write!(f, "at most {limit}"),
-            Self::AtLeast(limit) => write!(f, "at least {limit}"),
-            Self::Under(limit) => write!(f, "under {limit}"),
-        }
+        let (word, limit) = match self {
+            Self::AtMost(limit) => ("at most", limit),
+            Self::AtLeast(limit) => ("at least", limit),
+            Self::Under(limit) => ("under", limit),
+        };
+        // 2.5 MB are 2.384185791015625 MiB.
+        write!(f, "{word} {}", (limit * 1000.0).round() / 1000.0)
     }
 }
 
