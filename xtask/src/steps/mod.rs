@@ -117,7 +117,9 @@ pub(crate) fn check() -> Vec<Step> {
         checks::clippy().after(&["rust-components"]),
         deny::deny(),
         // Not beside clippy: both wait for the same build directory's lock.
-        unit::unit().after(&["apt-packages"]).follows(&["clippy"]),
+        unit::build().after(&["apt-packages"]).follows(&["clippy"]),
+        unit::unit().after(&["build-tests"]),
+        unit::programs().after(&["build-tests"]),
     ]
 }
 
@@ -160,10 +162,12 @@ pub(crate) fn test() -> Vec<Step> {
             .after(&["first-sandbox", "package", "module"])
             .follows(&alone),
     );
-    steps.push(unit::unit().after(&["build-tests"]).follows(&["cases", "clippy"]));
-    steps.push(tests::fuzz().after(&["build-tests"]).follows(&["cases", "clippy"]));
-    let alone = ["cases", "unit-tests", "fuzz"];
-    steps.push(tests::audit().after(&["first-sandbox"]).follows(&alone));
+    // Beside what is left for the lab, none of which has a case's time limits, and at the lowest priority.
+    for step in [unit::unit(), unit::programs(), tests::fuzz()] {
+        let step = step.after(&["build-tests"]).follows(&["cases", "clippy"]);
+        steps.push(step.in_background());
+    }
+    steps.push(tests::audit().after(&["first-sandbox"]).follows(&["cases"]));
     steps.push(checks::docs().after(&["first-sandbox"]).follows(&["filters"]));
     steps.push(lab_site::lab_site().after(&["first-sandbox"]).follows(&["docs"]));
     steps.push(sandbox::lab_killed().check().after(&ready).follows(&["lab-site"]));

@@ -1,4 +1,6 @@
-//! The steps `build-tests` and `unit-tests`: `cargo test` for the whole workspace, natively, compiled first and then run.
+//! The steps `build-tests`, `unit-tests` and `program-tests`: `cargo test` for the whole workspace, natively, compiled first and
+//! then run. What is inside crates and what uses them from outside are two steps, as cargo runs one program after another, and
+//! most of them wait: side by side they take little more than the longer one.
 //!
 //! Reads what cargo prints. A few tests that fail are made once more, each target by itself: a machine that does much else
 //! can be too slow for a test that waits. Such a test is named in the sum, for whoever should mend it.
@@ -36,10 +38,20 @@ pub(crate) fn build() -> Step {
     .hint("the compiler's messages are above; `cargo test --workspace --no-run` repeats them in colour")
 }
 
-/// All tests of the workspace.
+/// The tests within crates and programs.
 pub(crate) fn unit() -> Step {
-    Step::new("unit-tests", |context, task| {
-        let mut ran = run(context, task, &["--workspace"], &[])?;
+    tests("unit-tests", &["--workspace", "--lib", "--bins"])
+}
+
+/// The tests in `tests/` of crates and programs, many of which start programs. There are no tests in documentation: `tidy` sees to
+/// that.
+pub(crate) fn programs() -> Step {
+    tests("program-tests", &["--workspace", "--test", "*"])
+}
+
+fn tests(name: &'static str, targets: &'static [&'static str]) -> Step {
+    Step::new(name, |context, task| {
+        let mut ran = run(context, task, targets, &[])?;
         if ran.may_be_made_again() {
             let mut again = Vec::new();
             for target in &ran.targets {

@@ -24,6 +24,7 @@ pub(super) fn check(source: &Source, hosts: &BTreeSet<String>, findings: &mut Ve
     header(source, findings);
     blanks(source, findings);
     marks(source, findings);
+    examples(source, findings);
     registries(source, hosts, findings);
 }
 
@@ -85,6 +86,27 @@ fn marks(source: &Source, findings: &mut Vec<Finding>) {
             let message = format!("{mark} marks unfinished work; finish it, or file an issue and remove the mark");
             findings.push(Finding::new(&source.path, index + 1, message));
         }
+    }
+}
+
+/// `make test` runs no tests in documentation, which cargo compiles one by one: what would be one is a test in its place.
+fn examples(source: &Source, findings: &mut Vec<Finding>) {
+    if !source.is_rust() {
+        return;
+    }
+    let mut inside = false;
+    for (index, line) in source.text.lines().enumerate() {
+        let text = line.trim_start();
+        let documentation = text.strip_prefix("///").or_else(|| text.strip_prefix("//!"));
+        let Some(language) = documentation.and_then(|text| text.trim_start().strip_prefix("```")) else {
+            continue;
+        };
+        if !inside && (language.is_empty() || language.starts_with("rust")) {
+            let message = "an example in documentation, which nothing compiles here; make it a test, or name its language \
+                           (```text)";
+            findings.push(Finding::new(&source.path, index + 1, message));
+        }
+        inside = !inside;
     }
 }
 
@@ -209,6 +231,17 @@ mod tests {
         }
         for mark in CODE_MARKS {
             assert!(found(&source("a.rs", &format!("//! a\nfn f() {{ {mark}\n")))[0].contains("unfinished"));
+        }
+    }
+
+    #[test]
+    fn examples_that_nothing_would_compile_are_found() {
+        let text = |language: &str| format!("//! a\n//!\n//! ```{language}\n//! f();\n//! ```\n");
+        assert!(found(&source("a.rs", &text("text"))).is_empty());
+        for language in ["", "rust", "rust,no_run"] {
+            let found = found(&source("a.rs", &text(language)));
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert!(found[0].starts_with("a.rs:3: an example"), "{found:?}");
         }
     }
 
