@@ -2,9 +2,9 @@
 //!
 //! A target is a name, seeds and a function that must neither panic nor hang on any bytes.
 
-mod bundle;
 mod copy;
 mod devices;
+mod export;
 mod guest;
 mod image;
 mod kernel;
@@ -31,8 +31,8 @@ pub(crate) fn all() -> Vec<Target> {
         devices::block(),
         devices::vsock(),
         devices::greeting(),
-        bundle::streams(),
-        bundle::archives(),
+        export::streams(),
+        export::archives(),
         copy::streams(),
         shares::messages(),
         image::archive(),

@@ -1,4 +1,4 @@
-//! The two ends of the way of a snapshot or a template: the daemon of this host, with open files, or this program in the lab, with a bundle on its
+//! The two ends of the way of a snapshot or a template: the daemon of this host, with open files, or this program in the lab, with an export on its
 //! standard input or output. Does not know where the other end is.
 
 use std::fs::File;
@@ -7,7 +7,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, Result, bail};
-use bundle::{Entry, Reader, Writer};
+use export::{Entry, Reader, Writer};
 use node_api::transfer::{Kind, MOST_RECORD};
 use node_api::{Client, LoadStep, LoadedTemplate, Reply, Request, Secrets as _, Snapshot};
 
@@ -22,7 +22,7 @@ use crate::{daemon, images};
 pub(super) enum Origin {
     /// Its files but for the record.
     Here(Vec<(String, File)>),
-    /// A bundle whose record has been read.
+    /// An export whose record has been read.
     Lab(Box<Reader<UnixStream>>, Far),
 }
 
@@ -89,7 +89,7 @@ impl Origin {
     /// Bytes that will come, as far as that is known.
     pub(super) fn bytes(&self) -> Result<u64> {
         let Self::Here(files) = self else { return Ok(0) };
-        let bytes = files.iter().map(|(_, file)| bundle::data_bytes(file));
+        let bytes = files.iter().map(|(_, file)| export::data_bytes(file));
         Ok(bytes.sum::<std::io::Result<u64>>()?)
     }
 
@@ -198,8 +198,8 @@ impl<'s> Goal<'s> {
 }
 
 /// What is wrong with a stream to the lab is better told by whoever does not read it any more.
-fn blamed<T>(error: bundle::Error, far: &mut Option<Far>) -> Result<T> {
-    if let (bundle::Error::Stream(_), Some(far)) = (&error, far.take()) {
+fn blamed<T>(error: export::Error, far: &mut Option<Far>) -> Result<T> {
+    if let (export::Error::Stream(_), Some(far)) = (&error, far.take()) {
         far.end()?;
     }
     Err(error.into())

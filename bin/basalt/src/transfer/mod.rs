@@ -2,7 +2,7 @@
 //! by a registry. Packing and unpacking is done here, with files that the daemon has opened; of what comes in it keeps nothing that
 //! it has not looked at, and nothing at all if this program ends before.
 //!
-//! Knows no layout: that is crate `bundle`'s. docs/snapshot-file.md says what is in the files.
+//! Knows no layout: that is crate `export`'s. docs/snapshot-file.md says what is in the files.
 
 mod ends;
 mod input;
@@ -13,7 +13,7 @@ use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
-use bundle::{Reader, Writer};
+use export::{Reader, Writer};
 use image::{Export, Image, Phase, Store};
 use node_api::transfer::{Kind, MOST_RECORD, Transferred};
 use serde::Serialize;
@@ -118,8 +118,8 @@ fn save(name: &str, to: &SaveTo, ground: Ground<'_>) -> Result<u8> {
 /// As one sentence: a broken pipe somewhere in its causes would be taken for a reader of our output who has left.
 fn flat(error: anyhow::Error, what: &str) -> anyhow::Error {
     if error
-        .downcast_ref::<bundle::Error>()
-        .is_some_and(bundle::Error::is_disk_full)
+        .downcast_ref::<export::Error>()
+        .is_some_and(export::Error::is_disk_full)
     {
         return anyhow!(
             "{what}: {error}; nothing of it stays, make room for it first (`basalt system df` shows what takes it)"

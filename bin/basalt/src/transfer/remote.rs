@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 
 use anyhow::{Context, Result, anyhow, bail};
-use bundle::Reader;
+use export::Reader;
 use image::{Descriptor, Part};
 use node_api::transfer::{Kind, Transferred, is_file_name};
 use registry::{Artifact, ArtifactManifest, PulledArtifact};
@@ -93,7 +93,7 @@ fn artifact(name: &str, ground: Ground<'_>, stop: &dyn Fn() -> bool) -> Result<A
         let mut blob = Blob::new(stop)?;
         let name = match piece {
             Piece::File(name, file) => {
-                bundle::write_blob(&mut blob, name, file, &mut |bytes| {
+                export::write_blob(&mut blob, name, file, &mut |bytes| {
                     done += bytes;
                     bar.show("packing", done, total);
                 })?;
@@ -187,7 +187,7 @@ pub(super) fn pull(wish: Wish<'_>, from: &PullFrom, ground: Ground<'_>) -> Resul
         drop(steps);
         let loaded = unpack(&pulled, wish, ground);
         pulled.forget(&store);
-        loaded.map_err(|error| flat(error, &format!("{} cannot be kept", way.location)))
+        loaded.map_err(|error| flat(error, &format!("cannot save {}", way.location)))
     })?;
     loaded.show(output)
 }

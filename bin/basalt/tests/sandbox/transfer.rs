@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-use bundle::Writer;
+use export::Writer;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::builds::names_in;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use base::points;
-use bundle::Writer;
+use export::Writer;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 

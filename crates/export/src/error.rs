@@ -1,8 +1,8 @@
-//! What can be wrong with a bundle, or on the way to and from one.
+//! What can be wrong with an export, or on the way to and from one.
 
 use std::io;
 
-/// Why a bundle could not be written or read.
+/// Why an export could not be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It begins like something else.
@@ -11,7 +11,7 @@ pub enum Error {
         /// What was wanted.
         kind: String,
     },
-    /// Of something else that there are bundles of.
+    /// Of something else that there are exports of.
     #[error("it is a {found} file and no {wanted} file: `basalt {found} load` reads it")]
     OtherKind {
         /// What was wanted.
@@ -52,7 +52,7 @@ pub enum Error {
     File {
         /// What was done to it.
         what: &'static str,
-        /// Its name in the bundle.
+        /// Its name in the export.
         name: String,
         /// What the system said.
         cause: io::Error,

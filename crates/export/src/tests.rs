@@ -43,8 +43,8 @@ fn written() -> Vec<u8> {
 }
 
 /// The archive without zstd, and with it again.
-fn plain(bundle: &[u8]) -> Vec<u8> {
-    zstd::decode_all(bundle).unwrap()
+fn plain(export: &[u8]) -> Vec<u8> {
+    zstd::decode_all(export).unwrap()
 }
 
 fn packed(archive: &[u8]) -> Vec<u8> {
@@ -122,9 +122,9 @@ fn a_blob_is_one_member() {
     reader.extract(&file, 1 << 40).unwrap();
     assert_eq!(text(&file, 5 * MIB, 4), "five");
     assert_eq!(reader.next_entry().unwrap(), None);
-    // The same out of a bundle.
-    let bundle = written();
-    let mut reader = Reader::new(&bundle[..], "snapshot").unwrap();
+    // The same out of an export.
+    let export = written();
+    let mut reader = Reader::new(&export[..], "snapshot").unwrap();
     while entry(&mut reader).name != "memory" {}
     let other = reader.pass_to_blob(Vec::new()).unwrap();
     let mut reader = Reader::of_blob(&other[..], "snapshot").unwrap();

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use bundle::{Error, Reader, Writer};
+use export::{Error, Reader, Writer};
 
 use super::image::with_right_sums;
 use crate::run::{Target, outcome};
@@ -15,7 +15,7 @@ const MOST: u64 = 1 << 20;
 /// Whole files.
 pub(crate) fn streams() -> Target {
     Target {
-        name: "bundle-stream",
+        name: "export-stream",
         seeds: vec![seed(), Vec::new()],
         parse: |input| told(read(input)),
     }
@@ -24,7 +24,7 @@ pub(crate) fn streams() -> Target {
 /// What is in zstd's frame, with headers whose checksums are right.
 pub(crate) fn archives() -> Target {
     Target {
-        name: "bundle-archive",
+        name: "export-archive",
         seeds: vec![zstd::decode_all(&seed()[..]).expect("a frame of ours")],
         parse: |input| {
             let packed = zstd::encode_all(&with_right_sums(input)[..], 1).expect("memory");
@@ -34,7 +34,7 @@ pub(crate) fn archives() -> Target {
 }
 
 fn file() -> File {
-    let fd = rustix::fs::memfd_create("bundle", rustix::fs::MemfdFlags::CLOEXEC);
+    let fd = rustix::fs::memfd_create("export", rustix::fs::MemfdFlags::CLOEXEC);
     fd.expect("a file in memory").into()
 }
 
@@ -51,7 +51,7 @@ fn seed() -> Vec<u8> {
         writer.bytes("state", b"a state")?;
         writer.finish()
     };
-    written().expect("a bundle of ours")
+    written().expect("an export of ours")
 }
 
 /// Takes every member, as a load does.

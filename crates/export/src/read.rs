@@ -30,7 +30,7 @@ pub struct Entry {
     pub packed: u64,
 }
 
-/// A bundle on its way in.
+/// An export on its way in.
 pub struct Reader<R: Read> {
     input: Input<R>,
     kind: String,
@@ -54,7 +54,7 @@ struct Member {
 }
 
 impl<R: Read> Reader<R> {
-    /// Reads the head of a bundle of this kind.
+    /// Reads the head of an export of this kind.
     ///
     /// # Errors
     /// It is none, or of another kind or version.
@@ -62,7 +62,7 @@ impl<R: Read> Reader<R> {
         let mut reader = Self::open(input, kind, false)?;
         let foreign = || Error::Foreign { kind: kind.to_owned() };
         reader.input.fill_buf().map_err(Error::decoding)?;
-        // What is decoded well and does not begin as a bundle does is something else.
+        // What is decoded well and does not begin as an export does is something else.
         let head = match reader.advance() {
             Err(Error::Damaged(_)) | Ok(None) => return Err(foreign()),
             other => other?,
@@ -288,7 +288,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// Writes the member to another bundle as it is.
+    /// Writes the member to another export as it is.
     ///
     /// # Errors
     /// It is broken, or the other one does not take it.

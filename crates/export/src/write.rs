@@ -14,14 +14,14 @@ use crate::{CHUNK, Error, FORMAT, HEAD, Head, SUMS, Sum, Sums};
 /// zstd's own default: a level more costs twice the time for a twentieth of the size (docs/snapshot-file.md).
 const LEVEL: i32 = 3;
 
-/// A bundle on its way out. Unless it is finished there is none.
+/// An export on its way out. Unless it is finished there is none.
 pub struct Writer<W: Write> {
     out: Encoder<'static, W>,
     sums: Sums,
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins a bundle of this kind.
+    /// Begins an export of this kind.
     ///
     /// # Errors
     /// `out` does not take it.
@@ -96,7 +96,7 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// Writes a file as a blob: a bundle's form with this one member and nothing else.
+/// Writes a file as a blob: an export's form with this one member and nothing else.
 ///
 /// # Errors
 /// The file cannot be read or has changed, or `out` does not take it.

@@ -117,12 +117,12 @@ pub(crate) fn read(input: &mut impl Read) -> Result<Option<Described>, Error> {
         other => {
             let kind = other.as_byte();
             return Err(Error::damaged(format!(
-                "a member of kind {kind:#x}, which no bundle has"
+                "a member of kind {kind:#x}, which no export has"
             )));
         }
     };
     if !is_name(&described.name) {
-        return Err(Error::damaged("a member with a name that no bundle has"));
+        return Err(Error::damaged("a member with a name that no export has"));
     }
     Ok(Some(described))
 }

@@ -1,4 +1,4 @@
-//! A bundle: named sparse files as one stream, a tar archive in zstd. [`Writer`] and [`Reader`] need no seeking and no room for
+//! An export: named sparse files as one stream, a tar archive in zstd. [`Writer`] and [`Reader`] need no seeking and no room for
 //! the whole; holes take neither bytes nor time. The last member says what all the others were (SHA-256), and a reader that has
 //! not come to it has read nothing that counts. A single member in the same form is a blob ([`write_blob`], [`Reader::of_blob`]),
 //! for places that check their blobs themselves.
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 /// The version of the layout.
 pub const FORMAT: u32 = 1;
 
-/// What there are bundles of. Which members those have is not known here.
+/// What there are exports of. Which members those have is not known here.
 pub const KINDS: [&str; 2] = ["snapshot", "template"];
 
 /// The first member: what it all is.
