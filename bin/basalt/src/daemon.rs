@@ -168,7 +168,7 @@ fn metrics() -> Result<u8> {
             io::stdout().write_all(body.as_bytes())?;
             Ok(0)
         }
-        _ => bail!("the daemon tells no metrics just now: ask again, others may read them at this moment"),
+        _ => bail!("the daemon sent no metrics: others may be reading them at this moment; try again"),
     }
 }
 

@@ -56,7 +56,10 @@ pub(crate) fn published() -> Result<u8> {
             out.flush()?;
         }
         last = Some(now);
-        answer = match causes.recv().context("nobody asks any more")? {
+        answer = match causes
+            .recv()
+            .context("request cancelled: standard input and the daemon's events have both ended")?
+        {
             Cause::Changed => 0,
             Cause::Asked(number) => number,
             Cause::Over => return Ok(0),

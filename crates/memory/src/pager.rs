@@ -69,10 +69,10 @@ impl Ram {
     pub fn paged(layers: Layers, size: ByteSize, device: &OwnedFd, mut order: Runs) -> Result<Self, MemoryError> {
         layers.check(size)?;
         let pages = size.bytes() / PAGE as u64;
-        let told = order.len();
+        let asked = order.len();
         order.retain(|&(first, run)| first.checked_add(run).is_some_and(|end| end <= pages));
-        if order.len() < told {
-            log::warn!("an order has pages that {size} of memory do not: they are left out");
+        if order.len() < asked {
+            log::warn!("a page list has pages beyond the memory's {size}: they are ignored");
         }
         let mut ram = Self::anonymous(size, |_| HUGE_PAGE, |_| Ok(()))?;
         let userfault = Userfault::new(device).map_err(|error| MemoryError::Userfault { source: error.into() })?;

@@ -141,7 +141,7 @@ pub(crate) enum Verb {
     /// Join standard input and output to a sandbox's agent: for a `basalt` outside of the lab.
     #[command(hide = true)]
     AgentStream(AgentStreamArgs),
-    /// Tell which ports sandboxes publish, as that changes: for whoever forwards them outside of the lab.
+    /// Print the ports that sandboxes publish, and again when they change: for the lab's port forwarding.
     #[command(hide = true)]
     Published,
     /// Show what a sandbox's command has written.

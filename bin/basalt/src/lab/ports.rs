@@ -85,7 +85,7 @@ fn ask(server: &Server, request: &str) -> Result<Option<(UnixStream, String)>> {
             bail!("basalt-lab did not reserve the ports within {PATIENCE:?}: `basalt lab status` tells how the lab is")
         }
         Err(error) => {
-            log::info!("whoever reserves ports has gone: {error}");
+            log::info!("the process that reserves ports has ended: {error}");
             Ok(None)
         }
     }

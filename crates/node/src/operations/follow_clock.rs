@@ -45,7 +45,10 @@ impl Node {
     fn tell_time(&self) {
         let entries: Vec<Arc<Entry>> = self.entries().values().cloned().collect();
         let running: Vec<_> = entries.iter().filter(|it| it.state() == State::Running).collect();
-        log::info!("the host's clock was set; {} guests are told", running.len());
+        log::info!(
+            "the host's clock was set; setting the clocks of {} guests",
+            running.len()
+        );
         let next = AtomicUsize::new(0);
         let work = || {
             while let Some(entry) = running.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -56,7 +59,7 @@ impl Node {
             for _ in 1..running.len().min(AT_ONCE) {
                 let thread = std::thread::Builder::new().name("time".into()).stack_size(512 << 10);
                 if let Err(error) = thread.spawn_scoped(scope, work) {
-                    log::info!("guests are told the time one after the other: {error}");
+                    log::info!("cannot start a thread; setting the guests' clocks one after the other: {error}");
                     break;
                 }
             }

@@ -17,6 +17,7 @@ use agent_api::log::{What, read};
 use agent_api::{ExitStatus, PowerAction, Shutdown};
 use base::{ByteSize, points};
 use node_api::{Ended, EventKind, State};
+use observe::span::span;
 
 use crate::node::Node;
 use crate::resources::budget::Changed;
@@ -68,12 +69,12 @@ impl Node {
         if state == State::Paused
             && let Err(error) = vm.ask("the VM was resumed", vmm_api::VmmClient::resume)
         {
-            log::info!("sandbox {} cannot go on to be stopped: {error}", entry.id);
+            log::info!("cannot resume sandbox {} to stop it: {error}", entry.id);
         }
         self.points.at(points::STOP_RECORDED);
         if let Err(error) = self.ask_to_end(entry, &vm, grace) {
             // It is killed next, which needs nobody's help.
-            log::info!("sandbox {} is not stopped in order: {error}", entry.id);
+            log::info!("cannot stop sandbox {} cleanly, killing its VMM: {error}", entry.id);
         }
         vm.kill()?;
         self.points.at(points::STOP_KILLED);
@@ -175,6 +176,7 @@ impl Node {
         let remove = entry.stored().sandbox.config.remove;
         entry.lock().attached = false;
         if let Some(vm) = entry.vm() {
+            let _span = span("machine ended");
             // The agent powers off when its client has gone; nobody needs what is not written yet if it is removed.
             if remove
                 || !entry.wait(
@@ -187,6 +189,7 @@ impl Node {
             self.wait_for_end(entry)?;
         }
         if remove {
+            let _span = span("sandbox removed");
             self.remove(entry, true)?;
         }
         Ok(())

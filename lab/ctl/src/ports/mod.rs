@@ -210,7 +210,7 @@ impl Served {
     fn listen(&self, lab: &Lab, program: &[OsString]) {
         loop {
             if let Err(error) = self.hear(lab, program) {
-                eprintln!("basalt-lab: what is published in the lab is not told any more: {error:#}");
+                eprintln!("basalt-lab: lost the list of published ports, asking again: {error:#}");
             }
             self.known().program = None;
             thread::sleep(PAUSE);
