@@ -1,4 +1,4 @@
-//! How long sandboxes that own CPUs take to have them and to give them back, and what the host's other CPUs notice of that: claims alone,
+//! How long sandboxes that own CPUs take to have them and to give them back, and what the host's other CPUs notice of that: reservations alone,
 //! by basalt.ko; starts and ends of sandboxes by class; and the longest time that a CPU of Linux's stood still while either went on,
 //! beside a window in which nothing did.
 
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use base::CpuSet;
-use claim::Device;
 use node_api::{Client, Request};
+use reservation::Device;
 use serde_json::Value;
 
 use crate::class::{CLASSES, Class, Module};
@@ -25,7 +25,7 @@ use crate::trace::milliseconds;
 
 const NAME: &str = Node::CLONE;
 
-/// vCPUs of a sandbox, and so CPUs of a claim. The others are watched.
+/// vCPUs of a sandbox, and so CPUs of a reservation. The others are watched.
 const OWNED: usize = 1;
 const VCPUS: &str = "1";
 
@@ -39,7 +39,7 @@ const WINDOW: Duration = Duration::from_secs(10);
 /// How long what takes no time by itself is watched at once: about a sandbox's life.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
-/// From a claim to the next.
+/// From a reservation to the next.
 const BETWEEN: Duration = Duration::from_millis(100);
 
 /// How long CPUs may take to come back.
@@ -58,7 +58,7 @@ const GRACE_MS: u64 = 10_000;
 const CPUS: &str = "CPUs";
 const BOOTS: &str = "guest boots";
 
-const CLAIM: &str = "a CPU is claimed";
+const RESERVATION: &str = "a CPU is reserved";
 const RELEASE: &str = "a CPU is released";
 const TAKEN: &str = "of a start, the CPUs are taken";
 const STARTED: &str = "asked to run, until the guest's first instruction";
@@ -67,7 +67,7 @@ const KILLED: &str = "asked to be removed, until its CPUs are everybody's";
 const ALONE: &str = "alone";
 
 const NOTHING: &str = "nothing goes on";
-const CLAIMS: &str = "a CPU is claimed and released all the time";
+const RESERVATIONS: &str = "a CPU is reserved and released all the time";
 
 /// Linux's CPUs, as the kernel lists them.
 const ONLINE: &str = "/sys/devices/system/cpu/online";
@@ -92,13 +92,13 @@ fn wait_for_all(all: &CpuSet, since_ns: u64) -> Result<f64> {
     Ok(milliseconds(now_ns() - since_ns))
 }
 
-/// One claim of these, and its end.
-fn claimed(device: &Device, cpus: &[u32]) -> Result<[f64; 2]> {
+/// One reservation of these, and its end.
+fn reserved(device: &Device, cpus: &[u32]) -> Result<[f64; 2]> {
     let began = now_ns();
-    let claim = device.claim(cpus)?;
+    let reservation = device.reserve(cpus)?;
     let took = milliseconds(now_ns() - began);
     let began = now_ns();
-    drop(claim);
+    drop(reservation);
     Ok([took, milliseconds(now_ns() - began)])
 }
 
@@ -181,18 +181,18 @@ fn nothing() -> Result<()> {
     Ok(())
 }
 
-/// One claim after the other.
-fn claims(device: &Device, cpus: &[u32]) -> Result<()> {
+/// One reservation after the other.
+fn reservations(device: &Device, cpus: &[u32]) -> Result<()> {
     let began = Instant::now();
     while began.elapsed() < AT_ONCE {
-        claimed(device, cpus)?;
+        reserved(device, cpus)?;
         thread::sleep(BETWEEN);
     }
     Ok(())
 }
 
 impl Bench<'_> {
-    /// Claims alone, and lives of sandboxes of each class, in turn; then the same again, watched.
+    /// Reservations alone, and lives of sandboxes of each class, in turn; then the same again, watched.
     pub(crate) fn life(&mut self) -> Result<()> {
         let all = online()?;
         ensure!(
@@ -218,8 +218,8 @@ impl Bench<'_> {
         );
         let mut gaps: Vec<(String, Vec<f64>)> = Vec::new();
         for round in 0..self.runs.min(MOST_RUNS) {
-            let [took, gave] = claimed(&device, &owned)?;
-            times.put(CLAIM, ALONE, took);
+            let [took, gave] = reserved(&device, &owned)?;
+            times.put(RESERVATION, ALONE, took);
             times.put(RELEASE, ALONE, gave);
             for class in classes.clone() {
                 let rows = self.again("life", class.name, || stage.lives(class, &mut client))?;
@@ -236,7 +236,7 @@ impl Bench<'_> {
                 }
             };
             put(NOTHING, watched(&watched_cpus, nothing)?);
-            put(CLAIMS, watched(&watched_cpus, || claims(&device, &owned))?);
+            put(RESERVATIONS, watched(&watched_cpus, || reservations(&device, &owned))?);
             for class in classes.clone() {
                 let life = || {
                     stage.detached(class)?;
@@ -255,7 +255,7 @@ impl Bench<'_> {
             stalls.absolute(&lives_of(class), STILL);
             stalls.ratio(&lives_of(class), NOTHING, Target::AtMost(1.0));
         }
-        stalls.absolute(CLAIMS, STILL);
+        stalls.absolute(RESERVATIONS, STILL);
         self.report.figures.extend([times, stalls]);
         Ok(())
     }

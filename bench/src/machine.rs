@@ -372,7 +372,7 @@ impl Parts {
             initramfs,
             cmdline: setup.cmdline.clone(),
             kvm,
-            claim: None,
+            reservation: None,
             memory_mode: vmm_api::MemoryMode::default(),
             busy_poll_us: None,
             serial,

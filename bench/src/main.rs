@@ -70,7 +70,7 @@ enum Subject {
     Throughput,
     /// What timers, interrupts, registers and doorbells cost on the host and in guests by class
     Latency,
-    /// Claims of CPUs, starts and ends of sandboxes that own some, and how long the host stands still meanwhile
+    /// Reservations of CPUs, starts and ends of sandboxes that own some, and how long the host stands still meanwhile
     Life,
     /// Reads of a disk
     Disk,

@@ -15,7 +15,7 @@ pub(crate) struct RestoreFds {
     pub(crate) memory: Vec<File>,
     pub(crate) kvm: Option<OwnedFd>,
     /// CPUs that Linux has given up.
-    pub(crate) claim: Option<OwnedFd>,
+    pub(crate) reservation: Option<OwnedFd>,
     pub(crate) serial: SerialOutput,
     /// For memory that comes on demand: `/dev/userfaultfd`, and in which order pages are brought before they are touched.
     pub(crate) on_demand: Option<(OwnedFd, PageRuns)>,
@@ -29,7 +29,7 @@ impl RestoreFds {
             state: File::from(take(config.files.state)?),
             memory: memory.map(|fd| take(*fd).map(File::from)).collect::<Result<_, _>>()?,
             kvm: config.kvm.map(&mut take).transpose()?,
-            claim: config.claim.map(&mut take).transpose()?,
+            reservation: config.reservation.map(&mut take).transpose()?,
             serial: SerialOutput {
                 file: config.serial.map(&mut take).transpose()?,
                 keep: config.serial_keep,

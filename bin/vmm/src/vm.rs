@@ -213,12 +213,12 @@ impl Vm {
         let mut kernel = File::from(take(config.kernel)?);
         let mut initramfs = config.initramfs.map(&mut take).transpose()?.map(File::from);
         let kvm = config.kvm.map(&mut take).transpose()?;
-        let claim = config.claim.map(&mut take).transpose()?;
+        let reservation = config.reservation.map(&mut take).transpose()?;
         let serial = config.serial.map(&mut take).transpose()?;
         // Its VM is none that boots.
         self.ahead = Ahead::default();
-        let engine: Arc<dyn Engine> = match claim {
-            Some(claim) => bare::engine(claim, config.busy_poll_us)?,
+        let engine: Arc<dyn Engine> = match reservation {
+            Some(reservation) => bare::engine(reservation, config.busy_poll_us)?,
             None => Arc::new(self.kvm.open(kvm)?),
         };
         marks::mark("engine open");

@@ -2,7 +2,7 @@
 //! local APIC, timer and halt are the guest's. Knows no device and no machine.
 //!
 //! ```text
-//!  Claim: CPUs that Linux gives up ──▶ BareEngine ──▶ vm ──▶ vcpu: runs, and answers what comes out
+//!  Reservation: CPUs that Linux gives up ──▶ BareEngine ──▶ vm ──▶ vcpu: runs, and answers what comes out
 //!                                                   ports, memory and MSRs ─┘   INIT and SIPI: power
 //!
 //!  vm.rs         the VM: what all vCPUs share, doorbells, who gets which interrupt
@@ -29,8 +29,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use claim::Claim;
 use engine::{CpuModel, Engine, IdentityMemory, Result, Traits, Vm, failed};
+use reservation::Reservation;
 
 use crate::state::cpuid;
 
@@ -38,21 +38,21 @@ use crate::state::cpuid;
 /// the vCPU that has rung stands still.
 const BUSY_POLL: Duration = Duration::from_micros(50);
 
-/// The engine of one claim, whose CPUs its one VM has.
+/// The engine of one reservation, whose CPUs its one VM has.
 pub struct BareEngine {
-    claim: Claim,
+    reservation: Reservation,
     busy_poll: Duration,
 }
 
 impl BareEngine {
-    /// Uses a claim that somebody has made and handed over.
+    /// Uses a reservation that somebody has made and handed over.
     ///
     /// # Errors
-    /// The descriptor is of no claim.
+    /// The descriptor is of no reservation.
     pub fn from_fd(fd: OwnedFd) -> Result<Self> {
-        let claim = Claim::from_fd(fd).map_err(failed("BASALT_GET_CLAIMED"))?;
+        let reservation = Reservation::from_fd(fd).map_err(failed("BASALT_GET_CLAIMED"))?;
         Ok(Self {
-            claim,
+            reservation,
             busy_poll: BUSY_POLL,
         })
     }
@@ -71,12 +71,12 @@ impl Engine for BareEngine {
 
     fn create_vm(&self, model: CpuModel) -> Result<Arc<dyn Vm>> {
         Ok(Arc::new(
-            vm::BareVm::new(&self.claim, model)?.busy_polling(self.busy_poll),
+            vm::BareVm::new(&self.reservation, model)?.busy_polling(self.busy_poll),
         ))
     }
 
     fn create_identity_vm(&self, model: CpuModel, size: u64) -> Result<(Arc<dyn Vm>, IdentityMemory)> {
-        let (vm, placed) = vm::BareVm::identity(&self.claim, model, size)?;
+        let (vm, placed) = vm::BareVm::identity(&self.reservation, model, size)?;
         Ok((Arc::new(vm.busy_polling(self.busy_poll)), placed))
     }
 

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use base::EventFd;
-use claim::Claim;
 use engine::{
     Counts, CpuModel, CpuidEntry, Deliver, Doorbell, EngineError, HostRange, IdentityMemory, Interrupt, MsiMessage,
     Presence, Result, Vcpu, Vm, VmState, failed,
 };
+use reservation::Reservation;
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::interrupts::Source;
@@ -190,22 +190,22 @@ pub(crate) struct BareVm {
 }
 
 impl BareVm {
-    pub(crate) fn new(claim: &Claim, model: CpuModel) -> Result<Self> {
-        let fd = uapi::create_vm(claim).map_err(failed("BASALT_CREATE_VM"))?;
-        Self::of(claim, model, fd, None)
+    pub(crate) fn new(reservation: &Reservation, model: CpuModel) -> Result<Self> {
+        let fd = uapi::create_vm(reservation).map_err(failed("BASALT_CREATE_VM"))?;
+        Self::of(reservation, model, fd, None)
     }
 
     /// One whose guest sees its memory, which is made with it, where the host's bus has it.
-    pub(crate) fn identity(claim: &Claim, model: CpuModel, size: u64) -> Result<(Self, IdentityMemory)> {
-        let fd = reserved::create_vm(claim, size)?;
+    pub(crate) fn identity(reservation: &Reservation, model: CpuModel, size: u64) -> Result<(Self, IdentityMemory)> {
+        let fd = reserved::create_vm(reservation, size)?;
         let place = uapi::get_place(&fd).map_err(failed("BASALT_GET_PLACE"))?;
         let placed = reserved::map(&fd, &place)?;
-        Ok((Self::of(claim, model, fd, Some(place))?, placed))
+        Ok((Self::of(reservation, model, fd, Some(place))?, placed))
     }
 
-    fn of(claim: &Claim, model: CpuModel, fd: OwnedFd, place: Option<uapi::Place>) -> Result<Self> {
+    fn of(reservation: &Reservation, model: CpuModel, fd: OwnedFd, place: Option<uapi::Place>) -> Result<Self> {
         let shown = cpu::present(model, &cpuid::offered()).map_err(|error| EngineError::Unusable(error.to_string()))?;
-        let cpus = (0..).map_while(|vcpu| claim.cpu(vcpu)).collect();
+        let cpus = (0..).map_while(|vcpu| reservation.cpu(vcpu)).collect();
         let shared = Shared {
             peers: RwLock::default(),
             fd,
@@ -213,10 +213,10 @@ impl BareVm {
             lazy: LazyMemory::default(),
             place,
             bells: RwLock::default(),
-            clock: Mutex::new(Clock::begin(claim.tsc_khz())),
+            clock: Mutex::new(Clock::begin(reservation.tsc_khz())),
             saved_tsc: Mutex::default(),
             leaves: Mutex::default(),
-            tsc_khz: claim.tsc_khz(),
+            tsc_khz: reservation.tsc_khz(),
             refused: AtomicU64::default(),
         };
         Ok(Self {
@@ -239,7 +239,7 @@ impl Vm for BareVm {
         let cpu = *self
             .cpus
             .get(index)
-            .ok_or_else(|| EngineError::Unusable(format!("vCPU {id} has no CPU: {} were claimed", self.cpus.len())))?;
+            .ok_or_else(|| EngineError::Unusable(format!("vCPU {id} has no CPU: {} were reserved", self.cpus.len())))?;
         if id == 0 {
             self.shared.set_cpuid(cpuid::for_vm(&self.shown, count))?;
         }

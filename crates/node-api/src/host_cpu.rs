@@ -15,7 +15,7 @@ pub enum CpuUse {
     /// By a vCPU of a sandbox of the class `dedicated`.
     Dedicated,
     /// By the guest of a sandbox of the class `bare` alone.
-    Claimed,
+    Bare,
     /// By nothing: it is offline.
     Offline,
 }
@@ -26,7 +26,7 @@ impl fmt::Display for CpuUse {
             Self::Shared => "shared",
             Self::Isolated => "isolated",
             Self::Dedicated => "dedicated",
-            Self::Claimed => "claimed",
+            Self::Bare => "bare",
             Self::Offline => "offline",
         })
     }
@@ -59,7 +59,7 @@ mod tests {
             CpuUse::Shared,
             CpuUse::Isolated,
             CpuUse::Dedicated,
-            CpuUse::Claimed,
+            CpuUse::Bare,
             CpuUse::Offline,
         ] {
             assert_eq!(serde_json::to_value(used).unwrap(), used.to_string());

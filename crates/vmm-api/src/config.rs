@@ -68,14 +68,14 @@ pub struct VmConfig {
     pub cmdline: String,
     /// `/dev/kvm`; when not given, the one that the VMM has inherited, or opened by path.
     pub kvm: Option<FdRef>,
-    /// CPUs that Linux has given up: a claim of basalt.ko, of as many as there are vCPUs at least. The guest owns them; there is no
+    /// CPUs that Linux has given up: a reservation of basalt.ko, of as many as there are vCPUs at least. The guest owns them; there is no
     /// `kvm` then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub claim: Option<FdRef>,
-    /// Where the guest sees its memory; anything but the default needs a `claim`.
+    pub reservation: Option<FdRef>,
+    /// Where the guest sees its memory; anything but the default needs a `reservation`.
     #[serde(default, skip_serializing_if = "MemoryMode::is_translated")]
     pub memory_mode: MemoryMode,
-    /// With a `claim`: for how many microseconds devices go on looking for the guest's next request before it has to ring, which is an
+    /// With a `reservation`: for how many microseconds devices go on looking for the guest's next request before it has to ring, which is an
     /// exit. The engine knows when not given.
     #[serde(default, skip_serializing_if = "Option::is_none", alias = "linger_us")]
     pub busy_poll_us: Option<u32>,
@@ -140,9 +140,9 @@ pub struct RestoreConfig {
     pub files: SnapshotFiles,
     /// `/dev/kvm`; when not given, the one that the VMM has inherited, or opened by path.
     pub kvm: Option<FdRef>,
-    /// As [`VmConfig::claim`].
+    /// As [`VmConfig::reservation`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub claim: Option<FdRef>,
+    pub reservation: Option<FdRef>,
     /// Where early serial output goes; dropped when not given.
     pub serial: Option<FdRef>,
     /// As [`VmConfig::serial_keep`].
@@ -211,19 +211,19 @@ pub enum ConfigError {
     #[error("the kernel command line holds a zero byte")]
     CmdlineZero,
     /// Both ways to run vCPUs.
-    #[error("both `kvm` and `claim` are given: a VM has one engine")]
+    #[error("both `kvm` and `reservation` are given: a VM has one engine")]
     TwoEngines,
     /// No translation where vCPUs do not own their CPUs, or where there is a device that no port reaches.
     #[error(
-        "a guest whose memory is not translated owns its CPUs (`claim`), and has no PCI function of the host's: give a claim and no such device, or the memory mode `translated`"
+        "a guest whose memory is not translated owns its CPUs (`reservation`), and has no PCI function of the host's: give a reservation and no such device, or the memory mode `translated`"
     )]
     Identity,
     /// A guest whose kicks are KVM's to answer.
-    #[error("`busy_poll_us` is for a guest that owns its CPUs (`claim`): leave it out")]
+    #[error("`busy_poll_us` is for a guest that owns its CPUs (`reservation`): leave it out")]
     BusyPoll,
     /// A function of the host's without CPUs of the host's.
     #[error(
-        "device `{0}` is a PCI function of the host's, which only a VM that owns its CPUs (`claim`) can have, and which cannot be restored"
+        "device `{0}` is a PCI function of the host's, which only a VM that owns its CPUs (`reservation`) can have, and which cannot be restored"
     )]
     Function(String),
     /// Too many devices.
@@ -255,18 +255,20 @@ impl VmConfig {
         if self.cmdline.contains('\0') {
             return Err(ConfigError::CmdlineZero);
         }
-        if self.kvm.is_some() && self.claim.is_some() {
+        if self.kvm.is_some() && self.reservation.is_some() {
             return Err(ConfigError::TwoEngines);
         }
-        if self.claim.is_none() {
+        if self.reservation.is_none() {
             check_no_function(&self.devices)?;
         }
-        if self.claim.is_none() && self.busy_poll_us.is_some() {
+        if self.reservation.is_none() && self.busy_poll_us.is_some() {
             return Err(ConfigError::BusyPoll);
         }
         if self.memory_mode == MemoryMode::Identity {
             let functions = check_no_function(&self.devices);
-            self.claim.filter(|_| functions.is_ok()).ok_or(ConfigError::Identity)?;
+            self.reservation
+                .filter(|_| functions.is_ok())
+                .ok_or(ConfigError::Identity)?;
         }
         check_devices(&self.devices)
     }
@@ -278,7 +280,7 @@ impl RestoreConfig {
     /// # Errors
     /// The first thing found wrong.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        if self.kvm.is_some() && self.claim.is_some() {
+        if self.kvm.is_some() && self.reservation.is_some() {
             return Err(ConfigError::TwoEngines);
         }
         check_no_function(&self.devices)?;
@@ -319,7 +321,7 @@ mod tests {
             initramfs: None,
             cmdline: String::new(),
             kvm: None,
-            claim: None,
+            reservation: None,
             memory_mode: MemoryMode::default(),
             busy_poll_us: None,
             serial: None,
@@ -339,7 +341,7 @@ mod tests {
     #[test]
     fn fields_by_the_names_of_former_daemons_are_understood() {
         let asked = VmConfig {
-            claim: Some(FdRef(1)),
+            reservation: Some(FdRef(1)),
             busy_poll_us: Some(7),
             ..config()
         };
@@ -356,7 +358,7 @@ mod tests {
             memory: vec![FdRef(1), FdRef(2)],
         };
         let mut restore = RestoreConfig {
-            claim: None,
+            reservation: None,
             files,
             kvm: None,
             serial: None,
@@ -402,7 +404,7 @@ mod tests {
         );
         assert_eq!(broken(|c| c.cmdline = "x".repeat(2048)), ConfigError::Cmdline(2048));
         assert_eq!(broken(|c| c.cmdline = "a\0b".into()), ConfigError::CmdlineZero);
-        let both = broken(|c| (c.kvm, c.claim) = (Some(FdRef(1)), Some(FdRef(2))));
+        let both = broken(|c| (c.kvm, c.reservation) = (Some(FdRef(1)), Some(FdRef(2))));
         assert_eq!(both, ConfigError::TwoEngines);
         assert_eq!(broken(|c| c.busy_poll_us = Some(1)), ConfigError::BusyPoll);
         let identity = broken(|c| c.memory_mode = MemoryMode::Identity);
@@ -414,11 +416,11 @@ mod tests {
         let mut given = config();
         given.devices.push(DeviceSpec::new("disk", &function).unwrap());
         assert_eq!(given.validate(), Err(ConfigError::Function("disk".into())));
-        (given.claim, given.memory_mode) = (Some(FdRef(3)), MemoryMode::Identity);
+        (given.reservation, given.memory_mode) = (Some(FdRef(3)), MemoryMode::Identity);
         assert_eq!(given.validate(), Err(ConfigError::Identity));
         assert!(given.devices.pop().is_some());
         assert_eq!(given.validate(), Ok(()));
-        given.claim = Some(FdRef(3));
+        given.reservation = Some(FdRef(3));
         assert_eq!(given.validate(), Ok(()));
         assert_eq!(
             broken(|c| c.devices.push(c.devices[0].clone())),

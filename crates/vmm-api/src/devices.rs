@@ -191,7 +191,7 @@ impl DeviceConfig for RngConfig {
 }
 
 /// A function of the host's PCI bus, which Linux's VFIO has taken from the host. It comes behind all other devices, only with
-/// [`crate::VmConfig::claim`], and its interrupts go to the guest's CPUs without the host.
+/// [`crate::VmConfig::reservation`], and its interrupts go to the guest's CPUs without the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VfioPciConfig {

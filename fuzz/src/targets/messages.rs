@@ -188,7 +188,7 @@ pub(crate) fn vmm_packets() -> Target {
         initramfs: Some(FdRef(1)),
         cmdline: "console=hvc0".into(),
         kvm: None,
-        claim: None,
+        reservation: None,
         memory_mode: vmm_api::MemoryMode::Identity,
         busy_poll_us: None,
         serial: Some(FdRef(2)),

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use agent_api::ExecRequest;
 use anyhow::{Context, Result, bail, ensure};
-use claim::Device;
 use clap::ValueEnum;
+use reservation::Device;
 use rustix::system::{RebootCommand, reboot};
 
 use crate::Host;
@@ -44,8 +44,10 @@ pub(crate) fn end(host: &Host, way: Way) -> Result<()> {
     let _module = Module::load(host)?;
     let device = Device::open(Device::PATH)?;
     let all = bare::online()?;
-    let claim = device.claim(&[CPU])?;
-    let machine = Builder::new(host)?.claim(std::os::fd::OwnedFd::from(claim))?.start()?;
+    let reservation = device.reserve(&[CPU])?;
+    let machine = Builder::new(host)?
+        .reservation(std::os::fd::OwnedFd::from(reservation))?
+        .start()?;
     let mut agent = machine.agent()?;
     let argv = ["sh", "-c", "while :; do :; done"].map(Into::into).to_vec();
     let request = ExecRequest {

@@ -58,7 +58,7 @@ impl<'a> Builder<'a> {
             initramfs: None,
             cmdline: node::command_line(level),
             kvm: None,
-            claim: None,
+            reservation: None,
             memory_mode: MemoryMode::default(),
             busy_poll_us: None,
             serial: None,
@@ -115,8 +115,8 @@ impl<'a> Builder<'a> {
     }
 
     /// On CPUs that Linux has given up.
-    pub(crate) fn claim(mut self, claim: OwnedFd) -> Result<Self> {
-        self.config.claim = Some(self.fd(claim));
+    pub(crate) fn reservation(mut self, reservation: OwnedFd) -> Result<Self> {
+        self.config.reservation = Some(self.fd(reservation));
         // A guest's kernel asks it for more once a minute. One that moves keeps the devices that it has.
         if self.config.cpu == CpuModel::Host {
             self.config.devices.retain(|device| device.id != "rng");
@@ -124,13 +124,13 @@ impl<'a> Builder<'a> {
         Ok(self)
     }
 
-    /// In memory that nobody translates; it has to be given a claim too.
+    /// In memory that nobody translates; it has to be given a reservation too.
     pub(crate) fn identity(mut self) -> Self {
         self.config.memory_mode = MemoryMode::Identity;
         self
     }
 
-    /// Its devices look for its next request for so long; it has to be given a claim too.
+    /// Its devices look for its next request for so long; it has to be given a reservation too.
     pub(crate) fn busy_poll(mut self, busy_poll: Duration) -> Result<Self> {
         self.config.busy_poll_us = Some(u32::try_from(busy_poll.as_micros())?);
         Ok(self)
@@ -189,9 +189,9 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// KVM travels with the configuration, where no claim does.
+    /// KVM travels with the configuration, where no reservation does.
     fn give_kvm(&mut self) -> Result<()> {
-        if self.config.claim.is_none() {
+        if self.config.reservation.is_none() {
             self.config.kvm = Some(self.fd(kvm()?));
         }
         Ok(())
@@ -200,7 +200,7 @@ impl<'a> Builder<'a> {
     /// A process for it, which may pin memory if it has to.
     fn vmm(&self) -> Result<Vmm> {
         let log = self.host.logs.join("vmm");
-        match self.config.claim {
+        match self.config.reservation {
             Some(_) => Vmm::spawn_pinned(&self.host.binaries, &log),
             None => Vmm::spawn(&self.host.binaries, &log),
         }
@@ -260,7 +260,7 @@ impl<'a> Builder<'a> {
         let config = RestoreConfig {
             files,
             kvm: self.config.kvm,
-            claim: self.config.claim,
+            reservation: self.config.reservation,
             serial: self.config.serial,
             serial_keep: None,
             devices: self.config.devices,

@@ -83,14 +83,14 @@ impl<'a> Inputs<'a> {
 
     /// Opens the engine. What was done `ahead` goes if it is not of this engine.
     pub(crate) fn open_engine(mut self, source: &KvmSource, ahead: &mut Ahead) -> Result<EngineOpen<'a>, ApiError> {
-        let (kvm, claim) = (self.opened.kvm.take(), self.opened.claim.take());
+        let (kvm, reservation) = (self.opened.kvm.take(), self.opened.reservation.take());
         let mut ahead = std::mem::take(ahead);
-        if kvm.is_some() || claim.is_some() {
+        if kvm.is_some() || reservation.is_some() {
             ahead = Ahead::default();
         }
-        let (engine, restorer): (Arc<dyn Engine>, _) = match claim {
+        let (engine, restorer): (Arc<dyn Engine>, _) = match reservation {
             // All of its memory is read and copied as it is pinned: there is nothing to do beside that.
-            Some(claim) => (bare::engine(claim, None)?, None),
+            Some(reservation) => (bare::engine(reservation, None)?, None),
             None => {
                 let engine = source.open(kvm)?;
                 let started = ahead.restorer.map_or_else(|| Restorer::start(&engine), Ok);
@@ -304,7 +304,7 @@ mod tests {
                 memory: vec![FdRef(1)],
             },
             kvm: None,
-            claim: None,
+            reservation: None,
             serial: None,
             serial_keep: None,
             devices: Vec::new(),

@@ -5,8 +5,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use claim::Claim;
 use engine::{EngineError, IdentityMemory, Result, failed};
+use reservation::Reservation;
 use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap, MmapRegion};
 
 use crate::module::uapi;
@@ -18,20 +18,20 @@ const HOW: &str = "keep some from Linux (boot the host with, say, `memmap=512M$0
 const MIB: u64 = 1 << 20;
 
 /// Makes a machine that has at least so many bytes.
-pub(crate) fn create_vm(claim: &Claim, size: u64) -> Result<OwnedFd> {
+pub(crate) fn create_vm(reservation: &Reservation, size: u64) -> Result<OwnedFd> {
     let pieces = size.max(1).checked_next_multiple_of(uapi::PIECE);
     let memory = pieces.ok_or_else(|| EngineError::Unusable(format!("no host has {size} bytes of memory")))?;
-    uapi::create_identity_vm(claim, memory).map_err(|error| match rustix::io::Errno::from_io_error(&error) {
+    uapi::create_identity_vm(reservation, memory).map_err(|error| match rustix::io::Errno::from_io_error(&error) {
         Some(rustix::io::Errno::NODEV) => EngineError::Unusable(format!(
             "no memory is reserved for guests whose memory is not translated: {HOW}"
         )),
-        Some(rustix::io::Errno::NOSPC) => not_enough(claim, memory),
+        Some(rustix::io::Errno::NOSPC) => not_enough(reservation, memory),
         _ => failed("BASALT_CREATE_VM")(error),
     })
 }
 
-fn not_enough(claim: &Claim, memory: u64) -> EngineError {
-    let reserved = match claim.reserved_memory() {
+fn not_enough(reservation: &Reservation, memory: u64) -> EngineError {
+    let reserved = match reservation.reserved_memory() {
         Ok(reserved) => reserved,
         Err(error) => return failed("BASALT_GET_INFO")(error),
     };

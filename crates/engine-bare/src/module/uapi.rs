@@ -4,8 +4,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use claim::request::{self, Way, number};
 use engine::XSAVE_BYTES;
+use reservation::request::{self, Way, number};
 
 /// Leaves of CPUID.
 pub(crate) const MAX_CPUID: usize = 256;
@@ -332,19 +332,19 @@ fn new_descriptor(result: i32) -> OwnedFd {
     unsafe { request::descriptor(result) }
 }
 
-/// Of a claim: a machine's descriptor.
-pub(crate) fn create_vm(claim: impl AsFd) -> io::Result<OwnedFd> {
-    ioctl(claim, CREATE_VM, &mut CreateVm::default()).map(new_descriptor)
+/// Of a reservation: a machine's descriptor.
+pub(crate) fn create_vm(reservation: impl AsFd) -> io::Result<OwnedFd> {
+    ioctl(reservation, CREATE_VM, &mut CreateVm::default()).map(new_descriptor)
 }
 
-/// Of a claim: the descriptor of a machine that has so many bytes of reserved memory, a multiple of `PIECE`, and sees them where they are.
-pub(crate) fn create_identity_vm(claim: impl AsFd, memory: u64) -> io::Result<OwnedFd> {
+/// Of a reservation: the descriptor of a machine that has so many bytes of reserved memory, a multiple of `PIECE`, and sees them where they are.
+pub(crate) fn create_identity_vm(reservation: impl AsFd, memory: u64) -> io::Result<OwnedFd> {
     let mut asked = CreateVm {
         flags: IDENTITY,
         memory,
         ..CreateVm::default()
     };
-    ioctl(claim, CREATE_VM, &raw mut asked).map(new_descriptor)
+    ioctl(reservation, CREATE_VM, &raw mut asked).map(new_descriptor)
 }
 
 /// Of such a machine.

@@ -29,14 +29,15 @@ pub(super) struct Journal {
     pub(super) pool: CpuSet,
     pub(super) dedicated: BTreeMap<u32, Owner>,
     /// Sandboxes' ids.
-    pub(super) claimed: BTreeMap<u32, String>,
+    #[serde(rename = "claimed")]
+    pub(super) reserved: BTreeMap<u32, String>,
     /// What files said, by their paths.
     pub(super) files: BTreeMap<PathBuf, String>,
     /// Cgroups whose children have cpusets since then, from the top on.
     pub(super) enabled: Vec<PathBuf>,
     /// What threads of the root cgroup are kept off; several where a change has not come to its end.
     pub(super) applied: Vec<CpuSet>,
-    /// CPUs that were claimed when those were.
+    /// CPUs that were reserved when those were.
     pub(super) missed: CpuSet,
     /// Timers were taken away from these.
     pub(super) emptied: CpuSet,
@@ -58,13 +59,13 @@ impl Journal {
     }
 
     pub(super) fn owned(&self) -> CpuSet {
-        self.dedicated.keys().chain(self.claimed.keys()).copied().collect()
+        self.dedicated.keys().chain(self.reserved.keys()).copied().collect()
     }
 
     /// The sandbox that owns a CPU.
     pub(super) fn owner(&self, cpu: u32) -> Option<&str> {
         let dedicated = self.dedicated.get(&cpu).map(|owner| &owner.sandbox);
-        dedicated.or(self.claimed.get(&cpu)).map(String::as_str)
+        dedicated.or(self.reserved.get(&cpu)).map(String::as_str)
     }
 
     pub(super) fn owner_among(&self, cpus: &CpuSet) -> Option<(u32, &str)> {
@@ -73,28 +74,28 @@ impl Journal {
 
     pub(super) fn forget(&mut self, sandbox: &str) {
         self.dedicated.retain(|_, owner| owner.sandbox != sandbox);
-        self.claimed.retain(|_, owner| owner != sandbox);
+        self.reserved.retain(|_, owner| owner != sandbox);
     }
 
     /// Nothing of the host is as it is because of this.
     pub(super) fn is_without_effect(&self) -> bool {
         let owners = Self {
-            claimed: self.claimed.clone(),
+            reserved: self.reserved.clone(),
             ..Self::default()
         };
         *self == owners
     }
 
-    /// Forgets the sandboxes that are gone, and tells where they were; nothing where all are there. A claimed CPU that is online has been
+    /// Forgets the sandboxes that are gone, and tells where they were; nothing where all are there. A reserved CPU that is online has been
     /// given back.
     pub(super) fn drop_stale(&mut self, online: &CpuSet) -> Option<Vec<PathBuf>> {
-        let (all, claimed) = (self.dedicated.len(), self.claimed.len());
+        let (all, reserved) = (self.dedicated.len(), self.reserved.len());
         let gone = self.dedicated.values().filter(|owner| !owner.is_there());
         let mut gone: Vec<_> = gone.map(|owner| owner.cgroup.clone()).collect();
         gone.dedup();
         self.dedicated.retain(|_, owner| !gone.contains(&owner.cgroup));
-        self.claimed.retain(|cpu, _| !online.contains(*cpu));
-        (all != self.dedicated.len() || claimed != self.claimed.len()).then_some(gone)
+        self.reserved.retain(|cpu, _| !online.contains(*cpu));
+        (all != self.dedicated.len() || reserved != self.reserved.len()).then_some(gone)
     }
 }
 

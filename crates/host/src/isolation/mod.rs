@@ -3,14 +3,14 @@
 //! ```text
 //!  shared ─── isolate ───► isolated (an operator's) ─┐
 //!    │  └──── dedicate ──────────────────────────────┴─► dedicated: a vCPU each, Linux's all the same
-//!    └─────── claim ─────► claimed: offline for Linux, a guest's alone (basalt.ko)
+//!    └─────── reserve ─────► bare: offline for Linux, a guest's alone (basalt.ko)
 //! ```
 //! What is isolated or dedicated is kept free by Linux's own means, all of them files: tasks by cpusets (and by their affinity, where
 //! they are in the root cgroup), interrupts and unbound work by their masks; timers and RCU's callbacks are moved by taking the CPU
 //! offline and online again. A journal in `/run` says whose a CPU is and what every file said before; it is written before anything is
 //! changed, so that whoever comes after a crash can put it back: `release` of a sandbox that is gone, by any daemon of the host.
 //!
-//! Does not know what a sandbox is but its id and its cgroup, nor who takes CPUs offline for a claim.
+//! Does not know what a sandbox is but its id and its cgroup, nor who takes CPUs offline for a reservation.
 
 mod choice;
 mod error;
@@ -93,7 +93,7 @@ pub enum Use {
     /// By a vCPU of a sandbox of the class `dedicated`.
     Dedicated,
     /// By a guest alone: Linux has given it up.
-    Claimed,
+    Bare,
     /// By nobody: it is offline.
     Offline,
 }
@@ -129,7 +129,7 @@ pub enum Refused<E> {
 }
 
 impl Isolation {
-    /// This host's. Without cgroups nothing can be isolated, and CPUs be claimed all the same.
+    /// This host's. Without cgroups nothing can be isolated, and CPUs be reserved all the same.
     pub fn of_host() -> Self {
         Self {
             places: Places {
@@ -168,15 +168,15 @@ impl Isolation {
         Ok(cpus)
     }
 
-    /// Has `claim` take so many CPUs from Linux for a sandbox.
+    /// Has `reserve` take so many CPUs from Linux for a sandbox.
     ///
     /// # Errors
-    /// There are not so many ([`Error::Spare`]), or the journal cannot be kept; inside, what `claim` says.
-    pub fn claim<T, E>(
+    /// There are not so many ([`Error::Spare`]), or the journal cannot be kept; inside, what `reserve` says.
+    pub fn reserve<T, E>(
         &self,
         sandbox: &str,
         count: usize,
-        claim: impl Fn(&CpuSet) -> Result<T, Refused<E>>,
+        reserve: impl Fn(&CpuSet) -> Result<T, Refused<E>>,
     ) -> Result<Result<T, E>, Error> {
         let mut locked = self.lock()?;
         let mut refused = CpuSet::default();
@@ -188,11 +188,11 @@ impl Isolation {
                 (Err(error), None) => return Err(error),
             };
             for cpu in cpus.iter() {
-                locked.journal.claimed.insert(cpu, sandbox.to_owned());
+                locked.journal.reserved.insert(cpu, sandbox.to_owned());
             }
             locked.store()?;
-            match claim(&cpus) {
-                Ok(claimed) => return Ok(Ok(claimed)),
+            match reserve(&cpus) {
+                Ok(reserved) => return Ok(Ok(reserved)),
                 Err(why) => {
                     locked.journal.forget(sandbox);
                     locked.store()?;
@@ -288,7 +288,7 @@ impl Isolation {
         let describe = |number: u32| {
             let used = match number {
                 _ if journal.dedicated.contains_key(&number) => Use::Dedicated,
-                _ if journal.claimed.contains_key(&number) => Use::Claimed,
+                _ if journal.reserved.contains_key(&number) => Use::Bare,
                 _ if !host.online.contains(number) => Use::Offline,
                 _ if journal.pool.contains(number) => Use::Isolated,
                 _ => Use::Shared,
@@ -305,7 +305,7 @@ impl Isolation {
         Ok(present.iter().map(describe).collect())
     }
 
-    /// Somebody has isolated or claimed something since the boot.
+    /// Somebody has isolated or reserved something since the boot.
     fn is_used(&self) -> Result<bool, Error> {
         let path = journal::path(&self.places.journal);
         path.try_exists().map_err(Error::file("look for", &path))
@@ -412,8 +412,8 @@ impl Isolation {
         };
         let moves = tasks::plan(top, &self.places.proc, &masks, &mut locked.journal.tasks)?;
         // What comes back when its guest ends is to be theirs again.
-        let claimed: CpuSet = locked.journal.claimed.keys().copied().collect();
-        locked.journal.missed = claimed.minus(&online);
+        let reserved: CpuSet = locked.journal.reserved.keys().copied().collect();
+        locked.journal.missed = reserved.minus(&online);
         locked.store()?;
         tasks::carry_out(&moves);
         Ok(())

@@ -18,7 +18,7 @@ pub(super) struct Masks<'s> {
     pub(super) online: &'s CpuSet,
     /// Kept free until now, by all or by some; nothing where nothing was.
     pub(super) before: &'s [CpuSet],
-    /// Those that were claimed when threads were moved: the kernel takes only those into a mask that are online.
+    /// Those that were reserved when threads were moved: the kernel takes only those into a mask that are online.
     pub(super) missed: &'s CpuSet,
     /// Kept free from now on.
     pub(super) isolated: &'s CpuSet,
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claimed_cpu_that_has_come_back_is_nobodys_reason_to_stay_away() {
+    fn a_reserved_cpu_that_has_come_back_is_nobodys_reason_to_stay_away() {
         let masks = Masks {
             possible: &set("0-3"),
             online: &set("0-3"),

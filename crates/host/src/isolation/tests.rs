@@ -159,22 +159,22 @@ fn what_a_sandbox_owned_that_is_gone_is_given_back_by_whoever_comes_next() {
 }
 
 #[test]
-fn a_claim_that_is_refused_takes_the_next_and_is_the_sandboxs_until_it_ends() {
+fn a_reservation_that_is_refused_takes_the_next_and_is_the_sandboxs_until_it_ends() {
     let fake = Fake::new();
-    let claimed = fake.isolation.claim("one", 1, |cpus| match cpus.contains(3) {
+    let reserved = fake.isolation.reserve("one", 1, |cpus| match cpus.contains(3) {
         true => Err(Refused::Cpu(3, "busy")),
         false => {
             fake.write("sys/devices/system/cpu/online", "0-1,3\n");
             Ok(cpus.to_string())
         }
     });
-    assert_eq!(claimed.unwrap(), Ok("2".to_owned()));
-    assert_eq!(fake.used()[2], Use::Claimed);
+    assert_eq!(reserved.unwrap(), Ok("2".to_owned()));
+    assert_eq!(fake.used()[2], Use::Bare);
     let cpus = fake.isolation.cpus().unwrap();
     assert_eq!(cpus[2].sandbox.as_deref(), Some("one"));
     let all = fake
         .isolation
-        .claim("one", 1, |_| -> Result<(), _> { Err(Refused::All("gone")) });
+        .reserve("one", 1, |_| -> Result<(), _> { Err(Refused::All("gone")) });
     assert_eq!(all.unwrap(), Err("gone"));
     fake.isolation.release("one").unwrap();
     assert_eq!(fake.used()[2], Use::Offline);

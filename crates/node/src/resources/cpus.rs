@@ -6,11 +6,11 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use base::CpuSet;
-use claim::{Claim, ClaimError, Device};
 use host::cgroup::Cgroup;
 use host::isolation::{self, Isolation, Owner, Refused, Use};
 use node_api::{Class, CpuUse, HostCpu};
 use observe::span::span;
+use reservation::{Device, Reservation, ReservationError};
 
 use crate::error::words::with_causes;
 use crate::node::Node;
@@ -25,7 +25,7 @@ const SPAN: &str = "CPUs";
 pub enum Error {
     /// Of basalt.ko.
     #[error(transparent)]
-    Claim(#[from] ClaimError),
+    Reservation(#[from] ReservationError),
     /// Of the host.
     #[error(transparent)]
     Isolation(#[from] isolation::Error),
@@ -39,9 +39,9 @@ pub(crate) trait OwnedCpus: fmt::Debug + Send + Sync {
     /// Makes the CPUs of a sandbox's cgroup what its class wants; the cgroup in which its VMM begins.
     fn cgroup_of_vmm(&self, stored: &Stored, cgroup: &Cgroup) -> Result<PathBuf, Error>;
 
-    /// Claims a sandbox's CPUs. They are its VMM's alone once that has the descriptor, and Linux's again when the VMM ends, however it
+    /// Reserves a sandbox's CPUs. They are its VMM's alone once that has the descriptor, and Linux's again when the VMM ends, however it
     /// does.
-    fn claim(&self, stored: &Stored) -> Result<OwnedFd, Error>;
+    fn reserve(&self, stored: &Stored) -> Result<OwnedFd, Error>;
 
     /// A sandbox's CPUs are the host's again. It is fine if it had none. What cannot be put back now is tried again by whatever takes
     /// or releases CPUs next; the sandbox has ended all the same.
@@ -60,8 +60,8 @@ impl OwnedCpus for OfHost {
         cgroup_of_vmm(stored, cgroup)
     }
 
-    fn claim(&self, stored: &Stored) -> Result<OwnedFd, Error> {
-        claim(stored).map(OwnedFd::from)
+    fn reserve(&self, stored: &Stored) -> Result<OwnedFd, Error> {
+        reserve(stored).map(OwnedFd::from)
     }
 
     fn release(&self, sandbox: &str) {
@@ -95,17 +95,17 @@ fn cgroup_of_vmm(stored: &Stored, cgroup: &Cgroup) -> Result<PathBuf, Error> {
     Ok(cgroup.path().join(isolation::CONTROL))
 }
 
-fn claim(stored: &Stored) -> Result<Claim, Error> {
+fn reserve(stored: &Stored) -> Result<Reservation, Error> {
     let _span = span(SPAN);
     let device = Device::open(Device::PATH)?;
-    let claim = |cpus: &CpuSet| {
+    let reserve = |cpus: &CpuSet| {
         let cpus: Vec<u32> = cpus.iter().collect();
-        device.claim(&cpus).map_err(|error| match &error {
-            ClaimError::Cpu { cpu, .. } => Refused::Cpu(*cpu, error),
+        device.reserve(&cpus).map_err(|error| match &error {
+            ReservationError::Cpu { cpu, .. } => Refused::Cpu(*cpu, error),
             _ => Refused::All(error),
         })
     };
-    Ok(Isolation::of_host().claim(&stored.sandbox.id, count(stored), claim)??)
+    Ok(Isolation::of_host().reserve(&stored.sandbox.id, count(stored), reserve)??)
 }
 
 fn count(stored: &Stored) -> usize {
@@ -175,7 +175,7 @@ fn used(used: Use) -> CpuUse {
         Use::Shared => CpuUse::Shared,
         Use::Isolated => CpuUse::Isolated,
         Use::Dedicated => CpuUse::Dedicated,
-        Use::Claimed => CpuUse::Claimed,
+        Use::Bare => CpuUse::Bare,
         Use::Offline => CpuUse::Offline,
     }
 }

@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use claim::ClaimError;
 use host::cgroup::Cgroup;
 use node_api::Class;
+use reservation::ReservationError;
 
 use super::faults::Faults;
 use crate::resources::cpus::{Error, OwnedCpus};
@@ -34,7 +34,7 @@ impl Cpus {
     }
 
     fn take(&self, stored: &Stored) -> Result<(), Error> {
-        self.faults.call_host("CPUs").map_err(ClaimError::Call)?;
+        self.faults.call_host("CPUs").map_err(ReservationError::Call)?;
         let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
         owners.insert(stored.sandbox.id.clone());
         Ok(())
@@ -49,7 +49,7 @@ impl OwnedCpus for Cpus {
         Ok(cgroup.path().to_owned())
     }
 
-    fn claim(&self, stored: &Stored) -> Result<OwnedFd, Error> {
+    fn reserve(&self, stored: &Stored) -> Result<OwnedFd, Error> {
         self.take(stored)?;
         Ok(File::open("/dev/null").unwrap().into())
     }

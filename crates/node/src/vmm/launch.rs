@@ -195,12 +195,12 @@ pub(crate) fn prepare(
     let cpus = outside.cpus;
     let mut stage = stage(config, stored, paths, &paths.vsock(), outside)?;
     let resources = &stored.sandbox.config.resources;
-    let (kvm, claim) = match resources.class {
+    let (kvm, reservation) = match resources.class {
         Class::Standard | Class::Dedicated => {
             let kvm = open_writable("KVM", &config.kvm, NO_KVM)?;
             (Some(stage.fds.add(kvm)?), None)
         }
-        Class::Bare => (None, Some(stage.fds.add(cpus.claim(stored)?)?)),
+        Class::Bare => (None, Some(stage.fds.add(cpus.reserve(stored)?)?)),
     };
     let kernel = stage.fds.add(open("the guest kernel", &config.kernel, NO_ASSETS)?)?;
     let initramfs = stage
@@ -214,7 +214,7 @@ pub(crate) fn prepare(
         initramfs: Some(initramfs),
         cmdline: command_line_for(config.log_level, resources),
         kvm,
-        claim,
+        reservation,
         memory_mode: match resources.memory_mode {
             node_api::MemoryMode::Translated => MemoryMode::Translated,
             node_api::MemoryMode::Identity => MemoryMode::Identity,
@@ -246,7 +246,7 @@ pub(crate) fn prepare_restore(
     let stage = stage(config, stored, paths, &paths.vsock(), outside)?;
     let (mut config, mut fds) = from_place(stage, place)?;
     if stored.sandbox.config.resources.class.is_bare() {
-        config.claim = Some(fds.add(cpus.claim(stored)?)?);
+        config.reservation = Some(fds.add(cpus.reserve(stored)?)?);
     }
     let pages = prefetch::pages(place, stored.sandbox.config.paging);
     match stored.sandbox.config.paging {
@@ -312,7 +312,7 @@ fn from_place(mut stage: Stage, place: &Place) -> Result<(RestoreConfig, Fds), E
         files,
         // It has been inherited, or is there.
         kvm: None,
-        claim: None,
+        reservation: None,
         serial: stage.serial,
         serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
         devices: stage.devices,

@@ -1,6 +1,6 @@
 //! CPUs that Linux gives up, and guests that own them: real basalt.ko, on the lab's own kernel.
 //!
-//! `claims` takes a CPU and gives it back, many times, by closing and by `kill -9`, and is refused what would be dangerous. `bare`
+//! `reservations` takes a CPU and gives it back, many times, by closing and by `kill -9`, and is refused what would be dangerous. `bare`
 //! boots the guest kernel on such CPUs, and sees that nothing makes it leave them. `class-bare` has sandboxes of that class.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use agent_api::{Collected, Connection, ExecRequest};
 use anyhow::{Context, Result, bail, ensure};
-use claim::{ClaimError, Device};
+use reservation::{Device, ReservationError};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -22,10 +22,10 @@ use crate::daemon::Daemon;
 use crate::vm::{Builder, Vm};
 use crate::{Case, Host};
 
-pub(crate) const CLAIMS: Case = Case {
-    name: "claims",
+pub(crate) const RESERVATIONS: Case = Case {
+    name: "reservations",
     limit: Duration::from_secs(240),
-    host: claims,
+    host: reservations,
     guest: None,
 };
 
@@ -43,13 +43,13 @@ pub(crate) const CLASS: Case = Case {
     guest: None,
 };
 
-/// Rounds, unless `BASALT_CLAIMS` says otherwise.
+/// Rounds, unless `BASALT_RESERVATIONS` says otherwise.
 const ROUNDS: usize = 10;
 
-/// The one that is claimed; CPU 0 is one that Linux does not give.
+/// The one that is reserved; CPU 0 is one that Linux does not give.
 pub(crate) const CPU: u32 = 1;
 
-/// How long a claim or a release may take on an idle emulated host.
+/// How long a reservation or a release may take on an idle emulated host.
 const SOON: Duration = Duration::from_secs(5);
 
 /// Whether this host is the lab, whose CPUs may be taken and whose kernel the module is built for. Elsewhere these cases have nothing to
@@ -162,29 +162,29 @@ pub(super) fn wait_online(wanted: &str) -> Result<()> {
     }
 }
 
-fn claims(host: &Host) -> Result<()> {
+fn reservations(host: &Host) -> Result<()> {
     if !in_lab()? {
         return Ok(());
     }
     let module = Module::load(host)?;
     let device = Device::open(Device::PATH)?;
     let all = online()?;
-    let rounds = match std::env::var("BASALT_CLAIMS") {
-        Ok(text) => text.parse().context("BASALT_CLAIMS")?,
+    let rounds = match std::env::var("BASALT_RESERVATIONS") {
+        Ok(text) => text.parse().context("BASALT_RESERVATIONS")?,
         Err(_) => ROUNDS,
     };
     let mut worst = Duration::ZERO;
     for _ in 0..rounds {
         let began = Instant::now();
-        let claim = device.claim(&[CPU])?;
-        ensure!(online()? != all, "CPU {CPU} is claimed and still online");
-        drop(claim);
+        let reservation = device.reserve(&[CPU])?;
+        ensure!(online()? != all, "CPU {CPU} is reserved and still online");
+        drop(reservation);
         worst = worst.max(began.elapsed());
         ensure!(online()? == all, "CPU {CPU} did not come back");
     }
     #[expect(clippy::print_stdout, reason = "a case's own output")]
     {
-        println!("{rounds} claims, the longest with its release {worst:?}");
+        println!("{rounds} reservations, the longest with its release {worst:?}");
     }
     refusals(&device)?;
     killed(&device, &all)?;
@@ -192,29 +192,29 @@ fn claims(host: &Host) -> Result<()> {
     module.unload()
 }
 
-/// What may not be had, and what may not be done while a CPU is claimed.
+/// What may not be had, and what may not be done while a CPU is reserved.
 fn refusals(device: &Device) -> Result<()> {
     for cpu in [0, 1000] {
-        match device.claim(&[cpu]) {
-            Err(ClaimError::Cpu { cpu: failed, .. }) => ensure!(failed == cpu, "CPU {failed} failed, not {cpu}"),
+        match device.reserve(&[cpu]) {
+            Err(ReservationError::Cpu { cpu: failed, .. }) => ensure!(failed == cpu, "CPU {failed} failed, not {cpu}"),
             other => bail!("CPU {cpu}: {other:?}"),
         }
     }
-    ensure!(device.claim(&[]).is_err() && device.claim(&[CPU, CPU]).is_err());
-    let claim = device.claim(&[CPU])?;
-    match device.claim(&[CPU]) {
-        Err(ClaimError::Cpu { source, .. }) => {
+    ensure!(device.reserve(&[]).is_err() && device.reserve(&[CPU, CPU]).is_err());
+    let reservation = device.reserve(&[CPU])?;
+    match device.reserve(&[CPU]) {
+        Err(ReservationError::Cpu { source, .. }) => {
             let code = source.raw_os_error();
             // It is not online.
             ensure!(
                 code == Some(rustix::io::Errno::NODEV.raw_os_error()),
-                "a second claim: {source}"
+                "a second reservation: {source}"
             );
         }
-        other => bail!("a second claim: {other:?}"),
+        other => bail!("a second reservation: {other:?}"),
     }
     let by_hand = fs::write(format!("/sys/devices/system/cpu/cpu{CPU}/online"), "1");
-    ensure!(by_hand.is_err(), "a claimed CPU was brought online by hand");
+    ensure!(by_hand.is_err(), "a reserved CPU was brought online by hand");
     let unloading = run("rmmod", &["basalt"]).map_err(|error| error.to_string());
     ensure!(
         unloading.is_err_and(|error| error.contains("in use")),
@@ -222,19 +222,22 @@ fn refusals(device: &Device) -> Result<()> {
     );
     // A host that sleeps would wake with CPUs that are nobody's.
     let sleeping = fs::write("/sys/power/state", "mem");
-    ensure!(sleeping.is_err(), "the host has slept while a CPU was claimed");
-    drop(claim);
+    ensure!(sleeping.is_err(), "the host has slept while a CPU was reserved");
+    drop(reservation);
     Ok(())
 }
 
-/// A process that has the claim and is killed.
+/// A process that has the reservation and is killed.
 fn killed(device: &Device, all: &str) -> Result<()> {
-    let claim = device.claim(&[CPU])?;
-    // Its standard input is a copy of the claim, of which the command must not keep another.
+    let reservation = device.reserve(&[CPU])?;
+    // Its standard input is a copy of the reservation, of which the command must not keep another.
     let mut command = Command::new("sleep");
-    let mut sleeper = command.arg("1000").stdin(claim.as_fd().try_clone_to_owned()?).spawn()?;
+    let mut sleeper = command
+        .arg("1000")
+        .stdin(reservation.as_fd().try_clone_to_owned()?)
+        .spawn()?;
     drop(command);
-    drop(claim);
+    drop(reservation);
     ensure!(online()? != all, "the copy does not hold the CPU");
     sleeper.kill()?;
     sleeper.wait()?;
@@ -291,10 +294,12 @@ fn boot(host: &Host) -> Result<()> {
 
 fn boot_on(host: &Host, device: &Device, vcpus: u32) -> Result<()> {
     let all = online()?;
-    let claim = device.claim(&(CPU..CPU + vcpus).collect::<Vec<_>>())?;
+    let reservation = device.reserve(&(CPU..CPU + vcpus).collect::<Vec<_>>())?;
     let builder = Builder::new(host)?.cpus(vcpus);
-    let mut machine = builder.claim(claim.as_fd().try_clone_to_owned()?)?.start()?;
-    drop(claim);
+    let mut machine = builder
+        .reservation(reservation.as_fd().try_clone_to_owned()?)?
+        .start()?;
+    drop(reservation);
     let mut agent = machine.agent()?;
     let request = ExecRequest {
         argv: ["cat", "/proc/cpuinfo"].map(Into::into).to_vec(),

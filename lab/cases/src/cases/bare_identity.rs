@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use agent_api::{Collected, Connection, ExecRequest};
 use anyhow::{Context, Result, ensure};
-use claim::{Device, ReservedMemory};
+use reservation::{Device, ReservedMemory};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::bare::{CPU, MOST, Module, Reserved, in_lab, online, stays_in, wait_online};
@@ -66,9 +66,9 @@ fn host(host: &Host) -> Result<()> {
 }
 
 fn builder<'a>(host: &'a Host, device: &Device, cpus: std::ops::Range<u32>) -> Result<Builder<'a>> {
-    let claim = device.claim(&cpus.clone().collect::<Vec<_>>())?;
+    let reservation = device.reserve(&cpus.clone().collect::<Vec<_>>())?;
     let builder = Builder::new(host)?.cpus(u32::try_from(cpus.len())?).identity();
-    builder.claim(claim.as_fd().try_clone_to_owned()?)
+    builder.reservation(reservation.as_fd().try_clone_to_owned()?)
 }
 
 /// A module that was told of no memory refuses, and says what to do.

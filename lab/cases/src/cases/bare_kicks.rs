@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use claim::Device;
+use reservation::Device;
 use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits};
 
 use super::bare::{CPU, Module, in_lab, online, wait_online};
@@ -60,7 +60,7 @@ fn host(host: &Host) -> Result<()> {
 /// How often a guest's accesses to registers come out while it reads the disk.
 fn exits(host: &Host, device: &Device, busy_poll: Duration) -> Result<u64> {
     let all = online()?;
-    let claim = device.claim(&[CPU])?;
+    let reservation = device.reserve(&[CPU])?;
     let mut builder = Builder::new(host)?.busy_poll(busy_poll)?;
     let file = builder.fd(File::open(host.scratch.join("data"))?);
     let config = BlockConfig {
@@ -72,8 +72,10 @@ fn exits(host: &Host, device: &Device, busy_poll: Duration) -> Result<u64> {
         limits: BlockLimits::default(),
     };
     builder.device("data", &config)?;
-    let mut machine = builder.claim(claim.as_fd().try_clone_to_owned()?)?.start()?;
-    drop(claim);
+    let mut machine = builder
+        .reservation(reservation.as_fd().try_clone_to_owned()?)?
+        .start()?;
+    drop(reservation);
     let mut agent = machine.agent()?;
     vm::install(&mut agent)?;
     let mut counted = || -> Result<u64> {

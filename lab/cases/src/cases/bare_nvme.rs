@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
-use claim::Device;
+use reservation::Device;
 use rustix::process::{Pid, Signal, kill_process};
 use vfio::Function;
 use vmm_api::devices::VfioPciConfig;
@@ -85,8 +85,8 @@ fn host(host: &Host) -> Result<()> {
 }
 
 fn loaded(host: &Host, device: &Device, disk: &Given, vcpus: u32) -> Result<()> {
-    let claim = device.claim(&(CPU..CPU + vcpus).collect::<Vec<_>>())?;
-    let claim = claim.as_fd().try_clone_to_owned()?;
+    let reservation = device.reserve(&(CPU..CPU + vcpus).collect::<Vec<_>>())?;
+    let reservation = reservation.as_fd().try_clone_to_owned()?;
     let (container, function) = vfio::host::take(&disk.name)?;
     let kept = Function::from_fd(function.as_fd().try_clone_to_owned()?)?;
     let initramfs = host.scratch.join("initramfs");
@@ -99,7 +99,7 @@ fn loaded(host: &Host, device: &Device, disk: &Given, vcpus: u32) -> Result<()> 
         .initramfs(File::open(&initramfs)?)?
         .cpus(vcpus)
         .memory(ByteSize::mib(256))
-        .claim(claim)?;
+        .reservation(reservation)?;
     let config = VfioPciConfig {
         container: builder.fd(OwnedFd::from(container)),
         function: builder.fd(OwnedFd::from(function)),

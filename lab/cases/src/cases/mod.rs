@@ -113,7 +113,7 @@ pub(crate) const ALL: &[&Case] = &[
     &clock_jumps::CASE,
     &daemon_crashes::DAEMON,
     &daemon_crashes::VMM,
-    &bare::CLAIMS,
+    &bare::RESERVATIONS,
     &bare::BOOT,
     &bare::CLASS,
     &bare_kicks::CASE,

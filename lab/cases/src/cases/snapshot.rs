@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use agent_api::{Collected, Connection, ExecRequest, VSOCK_PORT};
 use anyhow::{Context, Result, ensure};
-use claim::Device;
 use network::Attachment;
+use reservation::Device;
 use state::Container;
 use vmm_api::CpuModel;
 use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits, MacAddress, NetConfig, NetLimits};
@@ -163,8 +163,8 @@ impl Stage<'_> {
         let (state, memory) = files.open()?;
         let mut builder = self.builder()?;
         if let Some(device) = self.owned.as_ref().filter(|_| round.is_multiple_of(2)) {
-            let claim = device.claim(&(bare::CPU..bare::CPU + self.cpus).collect::<Vec<_>>())?;
-            builder = builder.claim(claim.into())?;
+            let reservation = device.reserve(&(bare::CPU..bare::CPU + self.cpus).collect::<Vec<_>>())?;
+            builder = builder.reservation(reservation.into())?;
         }
         builder.restore(self.listener.try_clone()?.into(), state, memory)
     }

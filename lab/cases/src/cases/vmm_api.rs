@@ -59,7 +59,7 @@ fn good() -> VmConfig {
         initramfs: None,
         cmdline: String::new(),
         kvm: Some(FdRef(1)),
-        claim: None,
+        reservation: None,
         memory_mode: vmm_api::MemoryMode::default(),
         busy_poll_us: None,
         serial: None,
@@ -185,7 +185,7 @@ fn inherited_kvm(host: &Host) -> Result<()> {
     let of_inherited = || VmConfig { kvm: None, ..good() };
     // Descriptor 0 is the state, 1 the memory, 2 is KVM where one is sent.
     let restore = |kvm| RestoreConfig {
-        claim: None,
+        reservation: None,
         files: SnapshotFiles {
             state: FdRef(0),
             memory: vec![FdRef(1)],

@@ -48,7 +48,7 @@ impl HostNumbers for ThisHost {
     }
 
     fn reserved_memory(&self) -> Option<ByteSize> {
-        let device = claim::Device::open(claim::Device::PATH).ok()?;
+        let device = reservation::Device::open(reservation::Device::PATH).ok()?;
         let reserved = device.reserved_memory();
         // Whoever needs it asks the module for it, and is told what is wrong with that.
         let reserved = reserved.inspect_err(|error| log::info!("what memory is reserved is not known: {error}"));

@@ -4,8 +4,8 @@
 use std::arch::x86_64::__cpuid;
 
 use anyhow::{Result, ensure};
-use claim::Device;
 use engine::state::gpr;
+use reservation::Device;
 use vm_memory::{Bytes, MemoryRegionAddress};
 
 use super::{Attacker, EFER, INVALID_OPCODE, Outcome, PROTECTION, to_msr};

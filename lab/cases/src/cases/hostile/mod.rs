@@ -16,10 +16,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use claim::Device;
 use engine::state::{Table, gpr};
 use engine::{BootState, CpuModel, Engine, Exit, Presence, Vcpu, Vm};
 use engine_bare::BareEngine;
+use reservation::Device;
 use vm_memory::{Bytes, GuestAddress, GuestRegionMmap, MemoryRegionAddress, MmapRegion};
 
 use super::bare::{CPU, Module, in_lab, online, wait_online};
@@ -97,8 +97,8 @@ struct Attacker {
 
 impl Attacker {
     fn new(device: &Device) -> Result<(Self, u32)> {
-        let claim = device.claim(&[CPU])?;
-        let engine = BareEngine::from_fd(claim.into())?;
+        let reservation = device.reserve(&[CPU])?;
+        let engine = BareEngine::from_fd(reservation.into())?;
         let vm = engine.create_vm(CpuModel::Host)?;
         let memory = GuestRegionMmap::new(MmapRegion::new(MEMORY)?, GuestAddress(0)).context("a region at 0")?;
         let memory = Arc::new(memory);

@@ -15,9 +15,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use claim::{Claim, Device, ReservedMemory};
 use engine::{CpuModel, Engine, EngineError, HostRange, Presence};
 use engine_bare::BareEngine;
+use reservation::{Device, Reservation, ReservedMemory};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags};
 use vm_memory::{
     Address, Bytes, FileOffset, GuestAddress, GuestMemoryRegion, GuestRegionMmap, MemoryRegionAddress, MmapRegion,
@@ -82,15 +82,15 @@ fn host(host: &Host) -> Result<()> {
         "at first there is {whole:?}"
     );
     for (what, test) in [
-        ("identity", identity as fn(&Device, Claim) -> Result<()>),
+        ("identity", identity as fn(&Device, Reservation) -> Result<()>),
         ("types of memory", types),
         ("turns", turns),
         ("mappings", mappings),
         ("a process that is killed", killed),
     ] {
         let cpus = u32::try_from(thread::available_parallelism()?.get())?;
-        let claim = device.claim(&(CPU..cpus.min(CPU + 2)).collect::<Vec<_>>())?;
-        test(&device, claim).context(what)?;
+        let reservation = device.reserve(&(CPU..cpus.min(CPU + 2)).collect::<Vec<_>>())?;
+        test(&device, reservation).context(what)?;
         wait_online(&all)?;
         let now = device.reserved_memory()?;
         ensure!(now == whole, "after {what} there is {now:?} of {whole:?}");
@@ -107,7 +107,7 @@ fn unreserved(host: &Host) -> Result<()> {
     let module = Module::load(host)?;
     let device = Device::open(Device::PATH)?;
     ensure!(device.reserved_memory()? == ReservedMemory::default());
-    let engine = BareEngine::from_fd(device.claim(&[CPU])?.into())?;
+    let engine = BareEngine::from_fd(device.reserve(&[CPU])?.into())?;
     expect(
         &engine,
         SIZE,
@@ -169,9 +169,9 @@ impl Page {
 }
 
 /// It reads and writes its memory where the bus has it, and reads what is not its own; only what it does at a port comes out.
-fn identity(_: &Device, claim: Claim) -> Result<()> {
-    let vcpus = u32::try_from(claim.cpus().count())?;
-    let engine = BareEngine::from_fd(claim.into())?;
+fn identity(_: &Device, reservation: Reservation) -> Result<()> {
+    let vcpus = u32::try_from(reservation.cpus().count())?;
+    let engine = BareEngine::from_fd(reservation.into())?;
     let mut guest = Guest::new(&engine, vcpus)?;
     let start = guest.start();
     guest.write_words([0x1122_3344_5566_7788], VALUE)?;
@@ -235,8 +235,8 @@ fn second(guest: &mut Guest) -> Result<()> {
 }
 
 /// What a guest says of types of memory stays, is nobody else's, and is forgotten with it.
-fn types(_: &Device, claim: Claim) -> Result<()> {
-    let engine = BareEngine::from_fd(claim.into())?;
+fn types(_: &Device, reservation: Reservation) -> Result<()> {
+    let engine = BareEngine::from_fd(reservation.into())?;
     for _ in 0..2 {
         let mut guest = Guest::new(&engine, 1)?;
         let tell = [read_msr(PAT), store(guest.start() + TYPES)].concat();
@@ -265,9 +265,9 @@ fn types(_: &Device, claim: Claim) -> Result<()> {
 }
 
 /// Guests that are there at once have memory apart, one behind the other finds nothing of the one before, and who wants too much is told.
-fn turns(device: &Device, claim: Claim) -> Result<()> {
+fn turns(device: &Device, reservation: Reservation) -> Result<()> {
     let whole = device.reserved_memory()?;
-    let engine = BareEngine::from_fd(claim.into())?;
+    let engine = BareEngine::from_fd(reservation.into())?;
     expect(
         &engine,
         whole.total + 1,
@@ -325,8 +325,8 @@ fn is_zero(region: &GuestRegionMmap<()>) -> Result<bool> {
 }
 
 /// A machine's descriptor maps its own two pieces and nothing else; it takes no other memory, and one that is translated maps nothing.
-fn mappings(_: &Device, claim: Claim) -> Result<()> {
-    let engine = BareEngine::from_fd(claim.into())?;
+fn mappings(_: &Device, reservation: Reservation) -> Result<()> {
+    let engine = BareEngine::from_fd(reservation.into())?;
     let guest = Guest::new(&engine, 0)?;
     let main = &guest.placed.main;
     let (start, low) = (guest.start(), guest.placed.low.start_addr().raw_value());
@@ -401,13 +401,13 @@ fn machine_of_this_process() -> Result<OwnedFd> {
 }
 
 /// A process whose guest runs, and that is killed.
-fn killed(device: &Device, claim: Claim) -> Result<()> {
+fn killed(device: &Device, reservation: Reservation) -> Result<()> {
     let whole = device.reserved_memory()?;
-    // Its standard input is the claim.
+    // Its standard input is the reservation.
     let mut command = Command::new(std::env::current_exe()?);
     command
         .args(["guest", CASE.name])
-        .stdin(OwnedFd::from(claim))
+        .stdin(OwnedFd::from(reservation))
         .stdout(Stdio::piped());
     let mut child = command.spawn()?;
     drop(command);
@@ -433,10 +433,10 @@ fn killed(device: &Device, claim: Claim) -> Result<()> {
     Ok(())
 }
 
-/// The process: a guest that never ends, in the claim that is its standard input.
+/// The process: a guest that never ends, in the reservation that is its standard input.
 fn held(_: &[String]) -> Result<()> {
-    let claim = std::io::stdin().as_fd().try_clone_to_owned()?;
-    let engine = BareEngine::from_fd(claim)?;
+    let reservation = std::io::stdin().as_fd().try_clone_to_owned()?;
+    let engine = BareEngine::from_fd(reservation)?;
     let mut guest = Guest::new(&engine, 1)?;
     guest.runs(&[])?;
     rustix::io::write(std::io::stdout(), b"!")?;

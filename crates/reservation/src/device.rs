@@ -1,4 +1,4 @@
-//! `/dev/basalt`, and claims: CPUs that Linux gives up as long as a descriptor is open.
+//! `/dev/basalt`, and reservations: CPUs that Linux gives up as long as a descriptor is open.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use crate::uapi;
 
 /// Why CPUs cannot be had.
 #[derive(Debug, thiserror::Error)]
-pub enum ClaimError {
+pub enum ReservationError {
     /// The module is not there.
     #[error("{path} cannot be opened ({source}): load basalt.ko (`modprobe basalt`), as root")]
     Open {
@@ -30,14 +30,14 @@ pub enum ClaimError {
     /// The host's processors have nothing that the module knows.
     #[error("this host's processors have no virtualization that basalt.ko knows (AMD's SVM): guests cannot own them")]
     Vendor,
-    /// More than one claim can have.
-    #[error("{asked} CPUs are more than one claim can have, which is {}", uapi::MAX_CPUS)]
+    /// More than one reservation can have.
+    #[error("{asked} CPUs are more than one reservation can have, which is {}", uapi::MAX_CPUS)]
     TooMany {
         /// How many were asked for.
         asked: usize,
     },
     /// One cannot be had.
-    #[error("CPU {cpu} cannot be claimed ({source}): it must be online, no other VM's, and not the host's first")]
+    #[error("CPU {cpu} cannot be reserved ({source}): it must be online, no other VM's, and not the host's first")]
     Cpu {
         /// Which.
         cpu: u32,
@@ -48,7 +48,7 @@ pub enum ClaimError {
     #[error("basalt.ko cannot be asked what it has: {0}")]
     Info(io::Error),
     /// The call failed otherwise.
-    #[error("CPUs cannot be claimed: {0}")]
+    #[error("CPUs cannot be reserved: {0}")]
     Call(io::Error),
 }
 
@@ -82,19 +82,19 @@ impl Device {
     ///
     /// # Errors
     /// It is not there, is of another version, or can do nothing on this host.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self, ClaimError> {
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, ReservationError> {
         let path = path.as_ref();
         let file = File::options().read(true).write(true).open(path);
-        let file = file.map_err(|source| ClaimError::Open {
+        let file = file.map_err(|source| ReservationError::Open {
             path: path.display().to_string(),
             source,
         })?;
-        let info = uapi::get_info(&file).map_err(ClaimError::Info)?;
+        let info = uapi::get_info(&file).map_err(ReservationError::Info)?;
         if info.version != uapi::API_VERSION {
-            return Err(ClaimError::Version { found: info.version });
+            return Err(ReservationError::Version { found: info.version });
         }
         if info.vendor != uapi::VENDOR_AMD {
-            return Err(ClaimError::Vendor);
+            return Err(ReservationError::Vendor);
         }
         Ok(Self(file))
     }
@@ -103,8 +103,8 @@ impl Device {
     ///
     /// # Errors
     /// The call failed.
-    pub fn reserved_memory(&self) -> Result<ReservedMemory, ClaimError> {
-        let info = uapi::get_info(&self.0).map_err(ClaimError::Info)?;
+    pub fn reserved_memory(&self) -> Result<ReservedMemory, ReservationError> {
+        let info = uapi::get_info(&self.0).map_err(ReservationError::Info)?;
         Ok(ReservedMemory::of(&info))
     }
 
@@ -112,47 +112,47 @@ impl Device {
     ///
     /// # Errors
     /// Which of them cannot be had, and why.
-    pub fn claim(&self, cpus: &[u32]) -> Result<Claim, ClaimError> {
+    pub fn reserve(&self, cpus: &[u32]) -> Result<Reservation, ReservationError> {
         let mut request = uapi::ClaimRequest::default();
         if cpus.len() > request.cpus.len() {
-            return Err(ClaimError::TooMany { asked: cpus.len() });
+            return Err(ReservationError::TooMany { asked: cpus.len() });
         }
         for (to, from) in request.cpus.iter_mut().zip(cpus) {
             *to = *from;
             request.count += 1;
         }
         let fd = uapi::claim(&self.0, &mut request).map_err(|source| match source.raw_os_error() {
-            Some(libc::ENODEV | libc::EBUSY | libc::EIO) => ClaimError::Cpu {
+            Some(libc::ENODEV | libc::EBUSY | libc::EIO) => ReservationError::Cpu {
                 cpu: request.failed,
                 source,
             },
-            _ => ClaimError::Call(source),
+            _ => ReservationError::Call(source),
         })?;
-        Claim::from_fd(fd).map_err(ClaimError::Call)
+        Reservation::from_fd(fd).map_err(ReservationError::Call)
     }
 }
 
 /// CPUs that are Linux's again when the last copy of this descriptor is closed, by whomever and however.
 #[derive(Debug)]
-pub struct Claim {
+pub struct Reservation {
     fd: OwnedFd,
     /// As Linux counts them.
     cpus: Vec<u32>,
     tsc_khz: u32,
 }
 
-impl Claim {
-    /// Asks what a claim's descriptor is of.
+impl Reservation {
+    /// Asks what a reservation's descriptor is of.
     ///
     /// # Errors
     /// It is none.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
-        let claimed = uapi::get_claimed(&fd)?;
-        let count = usize::try_from(claimed.count).unwrap_or(0);
+        let reserved = uapi::get_claimed(&fd)?;
+        let count = usize::try_from(reserved.count).unwrap_or(0);
         Ok(Self {
             fd,
-            cpus: claimed.cpus.iter().copied().take(count).collect(),
-            tsc_khz: claimed.tsc_khz,
+            cpus: reserved.cpus.iter().copied().take(count).collect(),
+            tsc_khz: reserved.tsc_khz,
         })
     }
 
@@ -166,7 +166,7 @@ impl Claim {
         self.tsc_khz
     }
 
-    /// As [`Device::reserved_memory`], for whoever has only the claim.
+    /// As [`Device::reserved_memory`], for whoever has only the reservation.
     ///
     /// # Errors
     /// The call failed.
@@ -180,13 +180,13 @@ impl Claim {
     }
 }
 
-impl From<Claim> for OwnedFd {
-    fn from(claim: Claim) -> Self {
-        claim.fd
+impl From<Reservation> for OwnedFd {
+    fn from(reservation: Reservation) -> Self {
+        reservation.fd
     }
 }
 
-impl AsFd for Claim {
+impl AsFd for Reservation {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
