@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use base::Points;
@@ -21,10 +21,10 @@ use crate::resources::network::{InKernel, NodeNetwork, SetUp};
 use crate::resources::own_cgroup::OwnCgroup;
 use crate::resources::space::{Hold, Reserve};
 use crate::sandbox::entry::Entry;
-use crate::sandbox::slots::Slots;
+use crate::sandbox::registry::Sandboxes;
 use crate::saved::templates::Templates;
 use crate::store::StateStore;
-use crate::store::database::{MAX_SANDBOXES, Stored};
+use crate::store::database::Stored;
 use crate::store::paths::{Paths, SandboxPaths};
 use crate::store::private;
 use crate::telemetry::metrics::Metrics;
@@ -56,9 +56,7 @@ pub struct Node {
     pub(crate) launcher: Arc<dyn Launcher>,
     pub(crate) cpus: Arc<dyn OwnedCpus>,
     pub(crate) store: StateStore,
-    entries: Mutex<BTreeMap<String, Arc<Entry>>>,
-    /// Taken while `entries` is held.
-    slots: Mutex<Slots>,
+    pub(crate) sandboxes: Arc<Sandboxes>,
     /// Its state directory, with some room held.
     pub(crate) hold: Hold,
 }
@@ -132,6 +130,7 @@ impl Node {
         crate::saved::disk::clean(&paths.disks()).map_err(Error::file("clean", &paths.disks()))?;
         crate::resources::volumes::clean(&paths.volumes()).map_err(Error::file("clean", &paths.volumes()))?;
         crate::saved::snapshots::clean(&paths.snapshots()).map_err(Error::file("clean", &paths.snapshots()))?;
+        let newest = found.known.iter().max_by_key(|stored| stored.sandbox.created_ns);
         let node = Arc::new(Self {
             images: Store::open(&paths.images())?,
             cgroups: parts.cgroups,
@@ -147,14 +146,11 @@ impl Node {
             launcher: parts.launcher,
             cpus: parts.cpus,
             store,
-            entries: Mutex::new(BTreeMap::new()),
-            slots: Mutex::default(),
+            sandboxes: Arc::new(Sandboxes::behind(newest.map(|stored| stored.slot))),
             hold: Hold::new(lock, reserve),
             paths,
             config,
         });
-        let newest = found.known.iter().max_by_key(|stored| stored.sandbox.created_ns);
-        *node.slots() = Slots::behind(newest.map(|stored| stored.slot));
         node.find_snapshots()?;
         node.find_templates()?;
         node.start_monitor()?;
@@ -182,79 +178,23 @@ impl Node {
     }
 
     pub(crate) fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Entry>>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn slots(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sandboxes.entries()
     }
 
     /// All sandboxes, the oldest first.
     pub fn list(&self) -> Vec<Sandbox> {
-        let mut all: Vec<Sandbox> = self.entries().values().map(|entry| entry.stored().sandbox).collect();
-        all.sort_by(|a, b| (a.created_ns, &a.id).cmp(&(b.created_ns, &b.id)));
-        all
+        self.sandboxes.list()
     }
 
     /// The sandbox of this name, or whose id begins so.
     pub(crate) fn find(&self, wanted: &str) -> Result<Arc<Entry>, Error> {
-        let entries = self.entries();
-        let named = entries
-            .values()
-            .find(|entry| entry.lock().stored.sandbox.name == wanted);
-        if let Some(entry) = named.or_else(|| entries.get(wanted)) {
-            return Ok(Arc::clone(entry));
-        }
-        let mut found = entries.values().filter(|entry| entry.id.starts_with(wanted));
-        match (found.next(), found.next()) {
-            (Some(entry), None) if !wanted.is_empty() => Ok(Arc::clone(entry)),
-            (Some(_), Some(_)) if !wanted.is_empty() => Err(Error::Ambiguous(wanted.to_owned())),
-            _ => Err(Error::NotFound(wanted.to_owned())),
-        }
-    }
-
-    /// The slots of the next sandboxes.
-    pub(crate) fn coming_slots(&self, count: usize) -> Vec<u32> {
-        let entries = self.entries();
-        let taken = entries.values().map(|entry| entry.lock().stored.slot).collect();
-        let slots = *self.slots();
-        slots.coming(taken, MAX_SANDBOXES, count)
+        self.sandboxes.find(wanted)
     }
 
     /// Takes a name and a slot: from here on the sandbox is known. `name` is made up where it is not given.
-    pub(crate) fn register(&self, mut stored: Stored, name: Option<&str>) -> Result<Arc<Entry>, Error> {
-        let mut entries = self.entries();
-        let taken: Vec<(String, String, u32)> = entries
-            .values()
-            .map(|entry| {
-                let inner = entry.lock();
-                (inner.stored.sandbox.name.clone(), entry.id.clone(), inner.stored.slot)
-            })
-            .collect();
-        stored.sandbox.name = match name {
-            Some(name) => match taken.iter().find(|(other, ..)| other == name) {
-                Some((name, id, _)) => {
-                    return Err(Error::NameTaken {
-                        name: name.clone(),
-                        id: id.clone(),
-                    });
-                }
-                None => name.to_owned(),
-            },
-            None => {
-                crate::sandbox::names::make(&stored.sandbox.id, |name| taken.iter().any(|(other, ..)| other == name))
-            }
-        };
-        let slots = taken.iter().map(|(.., slot)| *slot).collect();
-        stored.slot = self
-            .slots()
-            .take(&slots, MAX_SANDBOXES)
-            .ok_or(Error::Full(MAX_SANDBOXES))?;
-        stored.generation = 1;
-        self.with_room(|| self.store.put(&stored))?;
-        let entry = Entry::new(stored);
-        entries.insert(entry.id.clone(), Arc::clone(&entry));
-        Ok(entry)
+    pub(crate) fn register(&self, stored: Stored, name: Option<&str>) -> Result<Arc<Entry>, Error> {
+        let write = |stored: &Stored| self.with_room(|| self.store.put(stored));
+        self.sandboxes.register(stored, name, write)
     }
 
     /// Changes what is known of a sandbox, in the database and in its record.
@@ -279,7 +219,7 @@ impl Node {
     pub(crate) fn forget(&self, entry: &Entry) -> Result<(), Error> {
         let stored = entry.stored();
         self.with_room(|| self.store.forget(&stored))?;
-        self.entries().remove(&entry.id);
+        self.sandboxes.remove(entry);
         let mut inner = entry.lock();
         inner.is_gone();
         self.events.tell(EventKind::Remove, &inner.stored.sandbox);
@@ -325,11 +265,6 @@ impl Node {
     pub(crate) fn dies(&self) {
         self.hold.let_go();
         self.monitor.close();
-    }
-
-    /// How many have a VM.
-    pub(crate) fn running(&self) -> usize {
-        self.entries().values().filter(|entry| entry.state().has_vm()).count()
     }
 }
 

@@ -200,7 +200,7 @@ impl Server {
             pid: std::process::id(),
             replaced: now.unwrap_or(false),
             managed: self.node.config.managed,
-            running: self.node.running(),
+            running: self.node.sandboxes.running(),
             promised: self.node.budget.promised(),
         }
     }

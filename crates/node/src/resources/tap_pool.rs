@@ -17,7 +17,7 @@ impl Node {
     /// Sees to it that the next sandboxes find their TAPs, in a thread of its own. Nobody waits for that, and a sandbox that finds
     /// none makes it.
     pub(crate) fn stock_taps(self: &Arc<Self>) {
-        if self.network.if_set_up().is_none() || !self.slots().begin_stock() {
+        if self.network.if_set_up().is_none() || !self.sandboxes.slots().begin_stock() {
             return;
         }
         let node = Arc::clone(self);
@@ -25,10 +25,10 @@ impl Node {
             if let Err(error) = node.make_taps() {
                 log::warn!("no TAPs are made ahead: {error}");
             }
-            node.slots().end_stock();
+            node.sandboxes.slots().end_stock();
         };
         if let Err(error) = crate::thread::spawn("taps", work) {
-            self.slots().end_stock();
+            self.sandboxes.slots().end_stock();
             log::warn!("no TAPs are made ahead: {error}");
         }
     }
@@ -37,7 +37,7 @@ impl Node {
         let Some(network) = self.network.if_set_up() else {
             return Ok(());
         };
-        let missing = network.missing(&self.coming_slots(AHEAD));
+        let missing = network.missing(&self.sandboxes.coming_slots(AHEAD));
         if missing.len() > AHEAD / 2 {
             // Few at a time: whoever attaches meanwhile waits for them.
             for few in missing.chunks(2) {
@@ -51,7 +51,7 @@ impl Node {
     pub(crate) fn wait_for_stock(&self) -> Result<(), Error> {
         let limit = self.config.limits.answer;
         let deadline = Instant::now() + limit;
-        while self.slots().is_stocking() {
+        while self.sandboxes.slots().is_stocking() {
             if Instant::now() > deadline {
                 let what = "TAPs were made ahead";
                 return Err(Error::Deadline { what, limit });
