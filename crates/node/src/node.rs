@@ -20,6 +20,7 @@ use crate::resources::cpus::{OfHost, OwnedCpus};
 use crate::resources::network::{InKernel, NodeNetwork, SetUp};
 use crate::resources::own_cgroup::OwnCgroup;
 use crate::resources::space::{Hold, Reserve};
+use crate::resources::volumes::Volumes;
 use crate::sandbox::entry::Entry;
 use crate::sandbox::registry::Sandboxes;
 use crate::saved::templates::Templates;
@@ -53,6 +54,7 @@ pub struct Node {
     pub(crate) budget: Budget,
     own_cgroup: OwnCgroup,
     pub(crate) network: NodeNetwork,
+    pub(crate) volumes: Volumes,
     pub(crate) launcher: Arc<dyn Launcher>,
     pub(crate) cpus: Arc<dyn OwnedCpus>,
     pub(crate) store: StateStore,
@@ -128,7 +130,7 @@ impl Node {
             opened => opened?,
         };
         crate::saved::disk::clean(&paths.disks()).map_err(Error::file("clean", &paths.disks()))?;
-        crate::resources::volumes::clean(&paths.volumes()).map_err(Error::file("clean", &paths.volumes()))?;
+        let volumes = Volumes::open(paths.volumes())?;
         crate::saved::snapshots::clean(&paths.snapshots()).map_err(Error::file("clean", &paths.snapshots()))?;
         let newest = found.known.iter().max_by_key(|stored| stored.sandbox.created_ns);
         let node = Arc::new(Self {
@@ -143,6 +145,7 @@ impl Node {
             budget: Budget::new(Arc::clone(&config.host), config.overcommit, &config.state),
             own_cgroup: OwnCgroup::default(),
             network: NodeNetwork::new(instance(&config.state), parts.network),
+            volumes,
             launcher: parts.launcher,
             cpus: parts.cpus,
             store,

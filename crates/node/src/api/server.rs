@@ -421,14 +421,14 @@ impl Connection<'_> {
             Request::Events => Reply::Done,
             Request::Prune => Reply::Pruned(node.prune()?),
             Request::Quarantine { delete } => Reply::Pruned(quarantine(&node, delete)?),
-            Request::MakeVolume { name } => Reply::Volume(node.make_volume(&name)?),
-            Request::InspectVolume { name } => Reply::Volume(node.volume(&name)?),
-            Request::ListVolumes => self.items(node.volumes()?, Item::Volume)?,
+            Request::MakeVolume { name } => Reply::Volume(node.volumes.make(&name, &node.sandboxes)?),
+            Request::InspectVolume { name } => Reply::Volume(node.volumes.find(&name, &node.sandboxes)?),
+            Request::ListVolumes => self.items(node.volumes.list(&node.sandboxes)?, Item::Volume)?,
             Request::RemoveVolume { name } => {
-                node.remove_volume(&name)?;
+                node.volumes.remove(&name, &node.sandboxes)?;
                 Reply::Done
             }
-            Request::PruneVolumes => Reply::Pruned(node.prune_volumes()?),
+            Request::PruneVolumes => Reply::Pruned(node.volumes.prune(&node.sandboxes)?),
             Request::MakeSnapshot { sandbox, name } => {
                 Reply::Snapshot(Box::new(node.make_snapshot(&node.find(&sandbox)?, name.as_deref())?))
             }

@@ -21,7 +21,7 @@ use crate::node::Node;
 use crate::operations::admission::comes_by;
 use crate::operations::snapshot::{STAYS, can_be_kept};
 use crate::operations::stages::{Started, ToRestore};
-use crate::resources::limits;
+use crate::resources::{limits, volume_shares};
 use crate::sandbox::entry::Entry;
 use crate::sandbox::lifecycle::Verb;
 use crate::saved::snapshots::{self, Begun, Place};
@@ -45,7 +45,7 @@ impl Node {
         }
         let moved = moved(&stored, class)?;
         limits::check(&moved, self.cgroups.as_ref())?;
-        drop(self.open_volumes(&moved.volumes)?);
+        drop(volume_shares::open_all(&moved.volumes, &self.volumes)?);
         let promise = self.admit_other(entry, &moved)?;
         let line = vm.line()?;
         let was = Box::new(sandbox.config.clone());

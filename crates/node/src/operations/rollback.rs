@@ -23,7 +23,7 @@ use crate::operations::clone::another;
 use crate::operations::snapshot::STAYS;
 use crate::operations::stages::{Started, ToRestore};
 use crate::resources::budget::{Promise, Start};
-use crate::resources::limits;
+use crate::resources::{limits, volume_shares};
 use crate::sandbox::entry::Entry;
 use crate::sandbox::lifecycle::Verb;
 use crate::saved::checksums;
@@ -91,7 +91,7 @@ impl Node {
         limits::check(&sandbox.config, self.cgroups.as_ref())?;
         launch::check_paging(sandbox.config.paging)?;
         self.image_of(&stored)?;
-        drop(self.open_volumes(&sandbox.config.volumes)?);
+        drop(volume_shares::open_all(&sandbox.config.volumes, &self.volumes)?);
         if !place.is_whole(&sandbox.config.resources) {
             return Err(checksums::record_damaged(
                 &place.record(),

@@ -92,7 +92,7 @@ impl ToBoot {
         let guest = attachment.as_ref().map(|attachment| attachment.guest.clone());
         let (volumes, mut prepared) = {
             let _span = span("sockets and files");
-            let volumes = node.open_volumes(&stored.sandbox.config.volumes)?;
+            let volumes = volume_shares::open_all(&stored.sandbox.config.volumes, &node.volumes)?;
             let (paths, image) = (node.sandbox_paths(entry), node.image_of(&stored)?);
             let prepared = launch::prepare(&node.config, &stored, &paths, node.outside(&image, attachment))?;
             (volumes, prepared)
@@ -147,7 +147,7 @@ impl ToRestore {
         let stored = entry.stored();
         let (volumes, inherited) = {
             let _span = span("volumes and control socket");
-            let volumes = node.open_volumes(&stored.sandbox.config.volumes)?;
+            let volumes = volume_shares::open_all(&stored.sandbox.config.volumes, &node.volumes)?;
             let inherited = Inherited::to_restore(&node.config, &stored, &node.sandbox_paths(entry), place)?;
             (volumes, inherited)
         };

@@ -17,7 +17,7 @@ use vmm_api::devices::FsOwners;
 
 use crate::Error;
 use crate::guest::reidentify::share_tag;
-use crate::node::Node;
+use crate::resources::volumes::Volumes;
 
 /// How many files the guest of a sandbox may know of at a time, in all its volumes. Each costs the VMM a descriptor and the
 /// host's kernel some 2 KiB, which count as the VMM's ([`MEMORY`]).
@@ -80,27 +80,25 @@ pub(crate) struct Directory {
 /// How long whoever serves a directory may take for anything.
 const SERVER_PATIENCE: Duration = Duration::from_secs(60);
 
-impl Node {
-    /// Finds and opens the directories; named volumes are made if they are missing.
-    pub(crate) fn open_volumes(&self, volumes: &[VolumeMount]) -> Result<Vec<Opened>, Error> {
-        let open_one = |volume: &VolumeMount| {
-            let (file, found) = match &volume.source {
-                VolumeSource::Directory(path) => open(Path::new(path))?,
-                VolumeSource::Named(name) => open(&self.make_volume(name)?.directory)?,
-                VolumeSource::Served(served) => (connect(served)?, PathBuf::from(&served.directory)),
-            };
-            Ok(Opened {
-                file,
-                served: matches!(volume.source, VolumeSource::Served(_)),
-                mounted: Mounted {
-                    directory: found,
-                    target: volume.target.clone(),
-                    read_only: volume.read_only,
-                },
-            })
+/// Finds and opens the directories; named volumes are made if they are missing.
+pub(crate) fn open_all(mounts: &[VolumeMount], volumes: &Volumes) -> Result<Vec<Opened>, Error> {
+    let open_one = |mount: &VolumeMount| {
+        let (file, found) = match &mount.source {
+            VolumeSource::Directory(path) => open(Path::new(path))?,
+            VolumeSource::Named(name) => open(&volumes.files(name)?)?,
+            VolumeSource::Served(served) => (connect(served)?, PathBuf::from(&served.directory)),
         };
-        volumes.iter().map(open_one).collect()
-    }
+        Ok(Opened {
+            file,
+            served: matches!(mount.source, VolumeSource::Served(_)),
+            mounted: Mounted {
+                directory: found,
+                target: mount.target.clone(),
+                read_only: mount.read_only,
+            },
+        })
+    };
+    mounts.iter().map(open_one).collect()
 }
 
 /// Opens a directory by whatever path leads there, once; and tells what its own path is.

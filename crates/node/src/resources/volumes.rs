@@ -15,7 +15,7 @@ use node_api::{Volume, VolumeSource};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::Error;
-use crate::node::Node;
+use crate::sandbox::registry::Sandboxes;
 use crate::saved::tree;
 
 /// Where a volume's files are, below its own directory.
@@ -26,7 +26,7 @@ pub(crate) const UNFINISHED: &str = ".";
 
 /// Makes the place for volumes, and removes what a daemon that was killed has left half done. What cannot be removed stays
 /// for the next time: guests have shaped it, and nothing about it is worth refusing to start.
-pub(crate) fn clean(volumes: &Path) -> io::Result<()> {
+fn clean(volumes: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(volumes)?;
     for entry in fs::read_dir(volumes)? {
         let entry = entry?;
@@ -103,19 +103,35 @@ fn names(volumes: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-impl Node {
+/// The node's volumes.
+#[derive(Debug)]
+pub(crate) struct Volumes {
+    directory: PathBuf,
+}
+
+impl Volumes {
+    /// Those in this directory, which is made if it is missing, and in which nothing half done stays.
+    pub(crate) fn open(directory: PathBuf) -> Result<Self, Error> {
+        clean(&directory).map_err(Error::file("clean", &directory))?;
+        Ok(Self { directory })
+    }
+
     /// Makes a named volume if there is none.
-    pub(crate) fn make_volume(&self, name: &str) -> Result<Volume, Error> {
+    pub(crate) fn make(&self, name: &str, sandboxes: &Sandboxes) -> Result<Volume, Error> {
+        self.files(name)?;
+        self.find(name, sandboxes)
+    }
+
+    /// The directory with the files of one, which is made if there is none.
+    pub(crate) fn files(&self, name: &str) -> Result<PathBuf, Error> {
         check_name(name).map_err(node_api::ConfigError::from)?;
-        let volumes = self.paths.volumes();
-        make(&volumes, name).map_err(Error::file("make", &volumes.join(name)))?;
-        self.volume(name)
+        make(&self.directory, name).map_err(Error::file("make", &self.directory.join(name)))
     }
 
     /// One that is there.
-    pub(crate) fn volume(&self, name: &str) -> Result<Volume, Error> {
+    pub(crate) fn find(&self, name: &str, sandboxes: &Sandboxes) -> Result<Volume, Error> {
         check_name(name).map_err(node_api::ConfigError::from)?;
-        let place = self.paths.volumes().join(name);
+        let place = self.directory.join(name);
         let metadata = match fs::metadata(&place) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(Error::NoVolume(name.to_owned()));
@@ -132,37 +148,26 @@ impl Node {
             name: name.to_owned(),
             directory: place.join(DATA),
             created_ns: u64::try_from(created).unwrap_or(u64::MAX),
-            used_by: self.users_of(name),
+            used_by: used_by(name, sandboxes),
         })
     }
 
     /// All of them.
-    pub(crate) fn volumes(&self) -> Result<Vec<Volume>, Error> {
-        let volumes = self.paths.volumes();
-        let names = names(&volumes).map_err(Error::file("read", &volumes))?;
+    pub(crate) fn list(&self, sandboxes: &Sandboxes) -> Result<Vec<Volume>, Error> {
+        let names = names(&self.directory).map_err(Error::file("read", &self.directory))?;
         // One that has gone meanwhile is none.
-        Ok(names.iter().filter_map(|name| self.volume(name).ok()).collect())
-    }
-
-    /// The sandboxes that have it, by name.
-    fn users_of(&self, name: &str) -> Vec<String> {
-        let mut users: Vec<String> = self
-            .list()
-            .into_iter()
-            .filter(|sandbox| uses(sandbox, name))
-            .map(|sandbox| sandbox.name)
-            .collect();
-        users.sort();
-        users
+        Ok(names
+            .iter()
+            .filter_map(|name| self.find(name, sandboxes).ok())
+            .collect())
     }
 
     /// Removes one with its files.
-    pub(crate) fn remove_volume(&self, name: &str) -> Result<(), Error> {
+    pub(crate) fn remove(&self, name: &str, sandboxes: &Sandboxes) -> Result<(), Error> {
         check_name(name).map_err(node_api::ConfigError::from)?;
-        let volumes = self.paths.volumes();
         let hidden = {
             // While this is held no sandbox comes to be that has it.
-            let entries = self.entries();
+            let entries = sandboxes.entries();
             let user = entries
                 .values()
                 .map(|entry| entry.stored().sandbox)
@@ -173,17 +178,17 @@ impl Node {
                     sandbox: sandbox.name,
                 });
             }
-            hide(&volumes, name).map_err(Error::file("remove", &volumes.join(name)))?
+            hide(&self.directory, name).map_err(Error::file("remove", &self.directory.join(name)))?
         };
         let hidden = hidden.ok_or_else(|| Error::NoVolume(name.to_owned()))?;
         tree::remove(&hidden).map_err(Error::file("remove", &hidden))
     }
 
     /// Removes all that no sandbox has; which.
-    pub(crate) fn prune_volumes(&self) -> Result<Vec<String>, Error> {
+    pub(crate) fn prune(&self, sandboxes: &Sandboxes) -> Result<Vec<String>, Error> {
         let mut removed = Vec::new();
-        for volume in self.volumes()? {
-            match self.remove_volume(&volume.name) {
+        for volume in self.list(sandboxes)? {
+            match self.remove(&volume.name, sandboxes) {
                 Ok(()) => removed.push(volume.name),
                 Err(Error::VolumeInUse { .. } | Error::NoVolume(_)) => (),
                 Err(error) => return Err(error),
@@ -191,6 +196,18 @@ impl Node {
         }
         Ok(removed)
     }
+}
+
+/// The sandboxes that have it, by name.
+fn used_by(name: &str, sandboxes: &Sandboxes) -> Vec<String> {
+    let mut users: Vec<String> = sandboxes
+        .list()
+        .into_iter()
+        .filter(|sandbox| uses(sandbox, name))
+        .map(|sandbox| sandbox.name)
+        .collect();
+    users.sort();
+    users
 }
 
 fn uses(sandbox: &node_api::Sandbox, name: &str) -> bool {
@@ -222,6 +239,29 @@ mod tests {
         clean(&volumes).unwrap();
         assert!(!hidden.exists() && !volumes.join(".1234").exists());
         assert_eq!(names(&volumes).unwrap(), ["another"]);
+    }
+
+    #[test]
+    fn a_volume_that_a_sandbox_has_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let volumes = Volumes::open(directory.path().join("volumes")).unwrap();
+        let sandboxes = Sandboxes::default();
+        for name in ["free", "used"] {
+            let made = volumes.make(name, &sandboxes).unwrap();
+            assert_eq!(made.directory, volumes.files(name).unwrap());
+            assert!(made.used_by.is_empty());
+        }
+        let mut stored = crate::testing::stored("aaaaaaaaaaaa", "");
+        stored.sandbox.config.volumes = vec!["used:/a".parse().unwrap()];
+        let entry = sandboxes.register(stored, Some("web"), |_| Ok(())).unwrap();
+        assert_eq!(volumes.find("used", &sandboxes).unwrap().used_by, ["web"]);
+        let refused = volumes.remove("used", &sandboxes).unwrap_err();
+        assert!(matches!(refused, Error::VolumeInUse { sandbox, .. } if sandbox == "web"));
+        assert_eq!(volumes.prune(&sandboxes).unwrap(), ["free"]);
+        sandboxes.remove(&entry);
+        volumes.remove("used", &sandboxes).unwrap();
+        assert!(matches!(volumes.find("used", &sandboxes), Err(Error::NoVolume(_))));
+        assert!(volumes.list(&sandboxes).unwrap().is_empty());
     }
 
     #[test]
