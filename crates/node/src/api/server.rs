@@ -23,6 +23,7 @@ use crate::api::bounds::{self, Seat, Seats};
 use crate::node::Node;
 use crate::operations::build_template::{Build, Wanted};
 use crate::operations::stages::Started;
+use crate::resources::cpus;
 use crate::sandbox::entry::Entry;
 use crate::socket_file;
 use crate::telemetry::trace;
@@ -456,12 +457,12 @@ impl Connection<'_> {
                 node.remove_snapshot(&name)?;
                 Reply::Done
             }
-            Request::ListCpus => self.items(node.host_cpus()?, Item::Cpu)?,
+            Request::ListCpus => self.items(cpus::list(&node.sandboxes)?, Item::Cpu)?,
             Request::IsolateCpus { cpus } => {
-                node.isolate_cpus(&cpus)?;
+                cpus::isolate(&cpus, node.cgroups.as_ref())?;
                 Reply::Cpus(cpus)
             }
-            Request::ReleaseCpus { cpus } => Reply::Cpus(node.release_cpus(cpus.as_ref())?),
+            Request::ReleaseCpus { cpus } => Reply::Cpus(cpus::give_back(cpus.as_ref())?),
             Request::Finish => {
                 if let Some(entry) = self.tied.take() {
                     node.end_foreground(&entry)?;

@@ -11,7 +11,7 @@ use vmm_api::{MetricSample, VmmClient};
 
 use crate::Error;
 use crate::node::Node;
-use crate::resources::limits;
+use crate::resources::{cpus, limits};
 use crate::sandbox::entry::Entry;
 use crate::sandbox::lifecycle::Verb;
 use crate::saved::memory_files;
@@ -93,7 +93,7 @@ impl Node {
             refused: refused.map(|sample| sample.value),
             owned_cpus: match class.is_standard() {
                 true => CpuSet::default(),
-                false => self.owned_cpus(&sandbox.id),
+                false => cpus::owned_by(&sandbox.id),
             },
             ..sandbox
         }

@@ -124,7 +124,7 @@ impl ToBoot {
         } = self;
         let mut agent = vm.boot(prepared, cancel, &|point| {
             if point == points::START_CREATED {
-                node.place_vcpus(entry, pid)?;
+                place_vcpus(node, entry, pid)?;
             }
             node.points.at(point);
             Ok(())
@@ -192,7 +192,7 @@ impl ToRestore {
             };
             vm.restore(restoring, limit)?;
         }
-        node.place_vcpus(entry, pid)?;
+        place_vcpus(node, entry, pid)?;
         node.points.at(points::RESTORE_MADE);
         Ok(Restored { vm, reidentification })
     }
@@ -307,6 +307,11 @@ fn make_cgroup(node: &Node, entry: &Entry, stored: &Stored) -> Result<Option<Pat
     };
     let cgroup = root.create(&entry.id, &limits::for_cgroup(config, root))?;
     Ok(Some(node.cpus.cgroup_of_vmm(stored, &cgroup)?))
+}
+
+/// Takes the threads of its vCPUs to their CPUs.
+fn place_vcpus(node: &Node, entry: &Entry, pid: u32) -> Result<(), Error> {
+    cpus::place_vcpus(&entry.stored(), node.cgroups.as_ref(), pid, node.config.limits.answer)
 }
 
 impl Node {

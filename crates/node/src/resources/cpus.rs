@@ -4,17 +4,17 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use base::CpuSet;
-use host::cgroup::Cgroup;
+use host::cgroup::{Cgroup, Root};
 use host::isolation::{self, Isolation, Owner, Refused, Use};
 use node_api::{Class, CpuUse, HostCpu};
 use observe::span::span;
 use reservation::{Device, Reservation, ReservationError};
 
 use crate::error::words::with_causes;
-use crate::node::Node;
-use crate::sandbox::entry::Entry;
+use crate::sandbox::registry::Sandboxes;
 use crate::store::database::Stored;
 
 /// What taking them is called in a trace.
@@ -112,62 +112,68 @@ fn count(stored: &Stored) -> usize {
     usize::try_from(stored.sandbox.config.resources.cpus).unwrap_or(usize::MAX)
 }
 
-impl Node {
-    /// Takes the threads of a VMM's vCPUs to their CPUs; they are there, and run nothing yet.
-    pub(crate) fn place_vcpus(&self, entry: &Entry, pid: u32) -> Result<(), crate::Error> {
-        let stored = entry.stored();
-        if stored.sandbox.config.resources.class != Class::Dedicated {
-            return Ok(());
-        }
-        let cgroup = self.cgroup(entry)?.ok_or(Error::NoCgroups)?;
-        let placed = isolation::place(cgroup.path(), pid, count(&stored), self.config.limits.answer);
-        Ok(placed.map_err(Error::from)?)
+/// Takes the threads of a VMM's vCPUs to their CPUs, within `limit`; they are there, and run nothing yet.
+pub(crate) fn place_vcpus(
+    stored: &Stored,
+    cgroups: Option<&Root>,
+    pid: u32,
+    limit: Duration,
+) -> Result<(), crate::Error> {
+    if stored.sandbox.config.resources.class != Class::Dedicated {
+        return Ok(());
     }
+    let cgroup = match cgroups {
+        Some(root) => root.find(&stored.sandbox.id)?,
+        None => None,
+    };
+    let cgroup = cgroup.ok_or(Error::NoCgroups)?;
+    let placed = isolation::place(cgroup.path(), pid, count(stored), limit);
+    Ok(placed.map_err(Error::from)?)
+}
 
-    /// What a sandbox owns now; nothing where the host does not tell, which a log says.
-    pub(crate) fn owned_cpus(&self, sandbox: &str) -> CpuSet {
-        let cpus = Isolation::of_host().cpus();
-        let cpus = cpus.inspect_err(|error| {
-            log::warn!(
-                "cannot find out which CPUs sandbox {sandbox} owns: {}",
-                with_causes(error)
-            )
-        });
-        let own = cpus.unwrap_or_default().into_iter();
-        own.filter(|cpu| cpu.sandbox.as_deref() == Some(sandbox))
-            .map(|cpu| cpu.number)
-            .collect()
-    }
+/// What a sandbox owns now; nothing where the host does not tell, which a log says.
+pub(crate) fn owned_by(sandbox: &str) -> CpuSet {
+    let cpus = Isolation::of_host().cpus();
+    let cpus = cpus.inspect_err(|error| {
+        log::warn!(
+            "cannot find out which CPUs sandbox {sandbox} owns: {}",
+            with_causes(error)
+        )
+    });
+    let own = cpus.unwrap_or_default().into_iter();
+    own.filter(|cpu| cpu.sandbox.as_deref() == Some(sandbox))
+        .map(|cpu| cpu.number)
+        .collect()
+}
 
-    /// The host's CPUs, and who has them.
-    pub(crate) fn host_cpus(&self) -> Result<Vec<HostCpu>, Error> {
-        let names = self.list();
-        let told = |cpu: isolation::Cpu| HostCpu {
-            name: cpu.sandbox.as_ref().and_then(|id| {
-                let sandbox = names.iter().find(|sandbox| sandbox.id == *id)?;
-                Some(sandbox.name.clone())
-            }),
-            number: cpu.number,
-            node: cpu.node,
-            used: used(cpu.used),
-            sandbox: cpu.sandbox,
-            tickless: cpu.tickless,
-        };
-        Ok(Isolation::of_host().cpus()?.into_iter().map(told).collect())
-    }
+/// The host's CPUs, and who has them.
+pub(crate) fn list(sandboxes: &Sandboxes) -> Result<Vec<HostCpu>, Error> {
+    let names = sandboxes.list();
+    let told = |cpu: isolation::Cpu| HostCpu {
+        name: cpu.sandbox.as_ref().and_then(|id| {
+            let sandbox = names.iter().find(|sandbox| sandbox.id == *id)?;
+            Some(sandbox.name.clone())
+        }),
+        number: cpu.number,
+        node: cpu.node,
+        used: used(cpu.used),
+        sandbox: cpu.sandbox,
+        tickless: cpu.tickless,
+    };
+    Ok(Isolation::of_host().cpus()?.into_iter().map(told).collect())
+}
 
-    /// Keeps CPUs free for sandboxes that will own them.
-    pub(crate) fn isolate_cpus(&self, cpus: &CpuSet) -> Result<(), Error> {
-        if self.cgroups.is_none() {
-            return Err(Error::NoCgroups);
-        }
-        Ok(Isolation::of_host().isolate(cpus)?)
+/// Keeps CPUs free for sandboxes that will own them, which needs `cgroups`.
+pub(crate) fn isolate(cpus: &CpuSet, cgroups: Option<&Root>) -> Result<(), Error> {
+    if cgroups.is_none() {
+        return Err(Error::NoCgroups);
     }
+    Ok(Isolation::of_host().isolate(cpus)?)
+}
 
-    /// Gives these back to everything, or all that are kept free; which.
-    pub(crate) fn release_cpus(&self, cpus: Option<&CpuSet>) -> Result<CpuSet, Error> {
-        Ok(Isolation::of_host().give_back(cpus)?)
-    }
+/// Gives these back to everything, or all that are kept free; which.
+pub(crate) fn give_back(cpus: Option<&CpuSet>) -> Result<CpuSet, Error> {
+    Ok(Isolation::of_host().give_back(cpus)?)
 }
 
 fn used(used: Use) -> CpuUse {
