@@ -20,6 +20,7 @@ use crate::resources::cpus::{OfHost, OwnedCpus};
 use crate::resources::network::{InKernel, NodeNetwork, SetUp};
 use crate::resources::own_cgroup::OwnCgroup;
 use crate::resources::space::{Hold, Reserve};
+use crate::resources::tap_pool::TapPool;
 use crate::resources::volumes::Volumes;
 use crate::sandbox::entry::Entry;
 use crate::sandbox::registry::Sandboxes;
@@ -53,7 +54,8 @@ pub struct Node {
     pub(crate) templates: Templates,
     pub(crate) budget: Budget,
     own_cgroup: OwnCgroup,
-    pub(crate) network: NodeNetwork,
+    pub(crate) network: Arc<NodeNetwork>,
+    pub(crate) taps: Arc<TapPool>,
     pub(crate) volumes: Volumes,
     pub(crate) launcher: Arc<dyn Launcher>,
     pub(crate) cpus: Arc<dyn OwnedCpus>,
@@ -133,6 +135,8 @@ impl Node {
         let volumes = Volumes::open(paths.volumes())?;
         crate::saved::snapshots::clean(&paths.snapshots()).map_err(Error::file("clean", &paths.snapshots()))?;
         let newest = found.known.iter().max_by_key(|stored| stored.sandbox.created_ns);
+        let sandboxes = Arc::new(Sandboxes::behind(newest.map(|stored| stored.slot)));
+        let network = Arc::new(NodeNetwork::new(instance(&config.state), parts.network));
         let node = Arc::new(Self {
             images: Store::open(&paths.images())?,
             cgroups: parts.cgroups,
@@ -144,12 +148,13 @@ impl Node {
             templates: Templates::default(),
             budget: Budget::new(Arc::clone(&config.host), config.overcommit, &config.state),
             own_cgroup: OwnCgroup::default(),
-            network: NodeNetwork::new(instance(&config.state), parts.network),
+            taps: TapPool::new(Arc::clone(&network), Arc::clone(&sandboxes)),
+            network,
             volumes,
             launcher: parts.launcher,
             cpus: parts.cpus,
             store,
-            sandboxes: Arc::new(Sandboxes::behind(newest.map(|stored| stored.slot))),
+            sandboxes,
             hold: Hold::new(lock, reserve),
             paths,
             config,
@@ -255,7 +260,7 @@ impl Node {
 
     /// The same while sandboxes are known, none of which has a VM: the next start makes it again.
     pub(crate) fn take_away(&self) -> Result<(), Error> {
-        self.wait_for_stock()?;
+        self.taps.wait(self.config.limits.answer)?;
         self.network.take_away()?;
         if let Some(root) = &self.cgroups {
             self.own_cgroup.take_away(root)?;

@@ -266,7 +266,7 @@ impl Connection<'_> {
                 self.server.stop.signal();
             }
             if takes_slot {
-                self.server.node.stock_taps();
+                self.server.node.taps.fill();
             }
             if sent.is_err() {
                 break;

@@ -10,8 +10,6 @@ const LEAST: u32 = 256;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Slots {
     next: u32,
-    /// Somebody prepares those that come next.
-    stocking: bool,
 }
 
 impl Slots {
@@ -19,23 +17,7 @@ impl Slots {
     pub(crate) fn behind(last: Option<u32>) -> Self {
         Self {
             next: last.map_or(0, |last| last.wrapping_add(1)),
-            stocking: false,
         }
-    }
-
-    /// The right to prepare those that come next; false if somebody has it.
-    pub(crate) fn begin_stock(&mut self) -> bool {
-        !std::mem::replace(&mut self.stocking, true)
-    }
-
-    /// Gives that back.
-    pub(crate) fn end_stock(&mut self) {
-        self.stocking = false;
-    }
-
-    /// Somebody has it.
-    pub(crate) fn is_stocking(self) -> bool {
-        self.stocking
     }
 
     /// What [`Slots::take`] would give next, if nobody went.
@@ -91,9 +73,6 @@ mod tests {
             taken.insert(expected);
         }
         assert_eq!(slots.coming(BTreeSet::from([0, 1]), 3, 8), [2]);
-        assert!(slots.begin_stock() && !slots.begin_stock() && slots.is_stocking());
-        slots.end_stock();
-        assert!(slots.begin_stock());
     }
 
     #[test]

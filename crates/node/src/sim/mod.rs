@@ -9,7 +9,7 @@ mod cpus;
 mod faults;
 mod guest;
 mod machine;
-mod network;
+pub(crate) mod network;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};

@@ -1,6 +1,6 @@
 //! A network of numbers: which slots have a TAP that somebody has open, and what is published of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,6 +15,8 @@ use crate::resources::network::{OpenNetwork, SetUp};
 pub(crate) struct Network {
     pub(crate) faults: Faults,
     slots: Arc<Mutex<BTreeMap<u32, SlotState>>>,
+    /// Slots whose TAPs were made ahead.
+    prepared: Arc<Mutex<BTreeSet<u32>>>,
     is_up: Arc<Mutex<bool>>,
 }
 
@@ -108,11 +110,13 @@ impl OpenNetwork for Network {
         Ok(self.lock().values().cloned().collect())
     }
 
-    fn missing(&self, _: &[u32]) -> Vec<u32> {
-        Vec::new()
+    fn missing(&self, slots: &[u32]) -> Vec<u32> {
+        let prepared = self.prepared.lock().unwrap();
+        slots.iter().copied().filter(|slot| !prepared.contains(slot)).collect()
     }
 
-    fn prepare(&self, _: &[u32]) -> Result<(), Error> {
+    fn prepare(&self, slots: &[u32]) -> Result<(), Error> {
+        self.prepared.lock().unwrap().extend(slots);
         Ok(())
     }
 
