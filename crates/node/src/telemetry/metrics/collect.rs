@@ -1,112 +1,22 @@
 //! What is true of node and sandboxes now: from the kernel's cgroups, from the VMMs' own counters, from the daemon's
-//! process. A VMM may be hostile: of its counters only known names pass, with few labels of few characters.
+//! process.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
 use host::cgroup::Usage;
 use node_api::{Promised, Resource, Sandbox, State};
 use observe::exposition::{Exposition, Family, Kind};
-use vmm_api::MetricSample;
 
 use crate::node::Node;
 use crate::saved::memory_files::own_bytes;
+use crate::telemetry::metrics::vmm::{self, Counts};
 
 /// After this no further VMM is asked; those that are left then are told as missing.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// How often the image store is looked through.
 const IMAGES_AGE: Duration = Duration::from_secs(30);
-
-/// Series of one VMM.
-const MAX_SERIES: usize = 256;
-/// Length of a label's value.
-const MAX_LABEL: usize = 32;
-
-/// What VMMs count, and what that is, in the order of docs/vmm.md. A name that is not here is not told.
-const VMM: [(&str, &str); 32] = [
-    ("vcpu_exits_total", "Exits of vCPUs to the VMM."),
-    ("engine_exits_total", "Exits of guests that own their CPUs."),
-    (
-        "engine_refused_total",
-        "What guests that own their CPUs have tried and none may.",
-    ),
-    (
-        "memory_huge_bytes",
-        "Guest memory in huge pages that the host had set aside.",
-    ),
-    ("virtio_activations_total", "Times that a driver has set a device up."),
-    ("virtio_resets_total", "Times that a driver has reset a device."),
-    ("virtio_config_errors_total", "What drivers set up wrongly."),
-    (
-        "virtio_notify_exits_total",
-        "Doorbells that were rung before their device's thread listened.",
-    ),
-    ("block_requests_total", "Requests of block devices."),
-    ("block_bytes_total", "Bytes of block devices."),
-    ("block_errors_total", "Requests of block devices that failed."),
-    (
-        "block_refused_chains_total",
-        "Descriptor chains of block devices that do not hold up.",
-    ),
-    ("block_throttled_total", "Times that a rate made block requests wait."),
-    (
-        "block_no_space_total",
-        "Requests of block devices that were kept because the host had no space left.",
-    ),
-    ("console_bytes_total", "Bytes of the console."),
-    ("console_dropped_bytes_total", "Bytes of the console that were dropped."),
-    ("fs_requests_total", "Requests of shared directories."),
-    (
-        "fs_refused_chains_total",
-        "Descriptor chains of shared directories that do not hold up.",
-    ),
-    (
-        "fs_bytes_total",
-        "Bytes of requests of shared directories and of replies.",
-    ),
-    ("net_packets_total", "Packets of network interfaces."),
-    ("net_bytes_total", "Bytes of network interfaces."),
-    (
-        "net_dropped_packets_total",
-        "Packets of network interfaces that were dropped.",
-    ),
-    (
-        "net_refused_chains_total",
-        "Descriptor chains of network interfaces that do not hold up.",
-    ),
-    (
-        "net_refused_commands_total",
-        "Commands to network interfaces that were refused.",
-    ),
-    (
-        "net_throttled_total",
-        "Times that a network interface waited for its limit.",
-    ),
-    ("rng_bytes_total", "Random bytes for the guest."),
-    (
-        "rng_refused_chains_total",
-        "Descriptor chains of entropy devices that do not hold up.",
-    ),
-    ("vsock_connections_opened_total", "Connections over vsock."),
-    (
-        "vsock_connections_refused_total",
-        "Connections over vsock that were refused.",
-    ),
-    ("vsock_bytes_total", "Bytes over vsock."),
-    (
-        "vsock_resets_sent_total",
-        "Resets of vsock connections sent to the guest.",
-    ),
-    ("vsock_malformed_total", "Packets over vsock that do not hold up."),
-];
-
-/// The labels that pass; others are added up.
-const LABELS: [&str; 5] = ["device", "direction", "kind", "reason", "size"];
-
-/// Labels, and their values.
-type Labels = Vec<(&'static str, String)>;
 
 /// Writes a sandbox's samples of one family, with the labels that tell which sandbox.
 type Write<'w> = &'w dyn Fn(&mut Family<'_>, &[(&str, &str)], &One);
@@ -116,7 +26,7 @@ struct One {
     sandbox: Sandbox,
     usage: Option<Usage>,
     disk: u64,
-    vmm: BTreeMap<&'static str, BTreeMap<Labels, u64>>,
+    vmm: Counts,
 }
 
 /// The image store, looked through now and then.
@@ -218,18 +128,18 @@ impl Node {
             let vmm = match asked {
                 Some(Ok(samples)) => {
                     self.metrics.is_silent(&entry.id, false);
-                    known(samples)
+                    vmm::known(samples)
                 }
                 Some(Err(error)) => {
                     log::info!("the VMM of sandbox {} tells no metrics: {error}", entry.id);
                     self.metrics.is_silent(&entry.id, true);
                     missing += 1;
-                    BTreeMap::new()
+                    Counts::new()
                 }
                 // Somebody else talks to it just now, it was silent of late, or time is over.
                 None => {
                     missing += 1;
-                    BTreeMap::new()
+                    Counts::new()
                 }
             };
             all.push(One {
@@ -268,37 +178,6 @@ fn write_promised(text: &mut Exposition, all: &[Promised]) {
         let help = format!("What can be promised of {of}.");
         text.family(limit, Kind::Gauge, &help).number(&[], one.total);
     }
-}
-
-/// What passes of a VMM's counters.
-fn known(samples: Vec<MetricSample>) -> BTreeMap<&'static str, BTreeMap<Labels, u64>> {
-    let mut all: BTreeMap<&'static str, BTreeMap<Labels, u64>> = BTreeMap::new();
-    let mut series = 0;
-    for sample in samples {
-        let Some((name, _)) = VMM.iter().find(|(name, _)| *name == sample.name) else {
-            continue;
-        };
-        let plain = |value: &str| {
-            let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-            !value.is_empty() && value.len() <= MAX_LABEL && value.bytes().all(good)
-        };
-        let mut labels = Labels::new();
-        for label in LABELS {
-            let value = sample
-                .labels
-                .iter()
-                .find(|(other, value)| other == label && plain(value));
-            labels.extend(value.map(|(_, value)| (label, value.clone())));
-        }
-        let values = all.entry(name).or_default();
-        if let Some(value) = values.get_mut(&labels) {
-            *value = sample.value.saturating_add(*value);
-        } else if series < MAX_SERIES {
-            series += 1;
-            values.insert(labels, sample.value);
-        }
-    }
-    all
 }
 
 /// One family, with the samples of all that have some.
@@ -428,7 +307,7 @@ fn write_sandboxes(text: &mut Exposition, all: &[One]) {
             }
         });
     }
-    for (name, help) in VMM {
+    for (name, help) in vmm::COUNTERS {
         let kind = if name.ends_with("_total") {
             Kind::Counter
         } else {
@@ -502,17 +381,6 @@ fn write_process(text: &mut Exposition) {
 mod tests {
     use super::*;
 
-    fn sample(name: &str, labels: &[(&str, &str)], value: u64) -> MetricSample {
-        MetricSample {
-            name: name.to_owned(),
-            labels: labels
-                .iter()
-                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-                .collect(),
-            value,
-        }
-    }
-
     #[test]
     fn the_limit_of_memory_is_that_of_what_is_charged() {
         let mut sandbox = crate::testing::stored("id", "name").sandbox;
@@ -526,7 +394,7 @@ mod tests {
                 sandbox: sandbox.clone(),
                 usage: Some(usage),
                 disk: 0,
-                vmm: BTreeMap::new(),
+                vmm: Counts::new(),
             };
             let mut text = Exposition::default();
             write_sandboxes(&mut text, &[one]);
@@ -547,42 +415,5 @@ mod tests {
             "{text}"
         );
         assert!(!told(None).contains("memory_limit_bytes{"), "nothing limits it");
-    }
-
-    #[test]
-    fn the_counters_are_those_of_the_vmms_document() {
-        let document = include_str!("../../../../../docs/vmm.md");
-        let (_, metrics) = document.split_once("\n## Metrics\n").unwrap();
-        let rows = metrics.lines().skip_while(|line| !line.starts_with("|---"));
-        let written: Vec<&str> = rows
-            .take_while(|line| line.starts_with('|'))
-            .filter_map(|row| row.split('|').nth(1))
-            .flat_map(|cell| cell.split('`').skip(1).step_by(2))
-            .collect();
-        assert_eq!(VMM.map(|(name, _)| name).as_slice(), written);
-    }
-
-    #[test]
-    fn a_hostile_vmm_cannot_make_up_series() {
-        let mut samples = vec![
-            sample("vcpu_exits_total", &[("vcpu", "0"), ("reason", "io")], 3),
-            sample("vcpu_exits_total", &[("vcpu", "1"), ("reason", "io")], u64::MAX),
-            sample("made_up_total", &[], 1),
-            sample(
-                "block_bytes_total",
-                &[("device", "a\"}\nx 1"), ("direction", "read")],
-                5,
-            ),
-            sample("rng_bytes_total", &[("device", &"x".repeat(33))], 7),
-        ];
-        samples.extend((0..1000).map(|number| sample("net_bytes_total", &[("device", &format!("d{number}"))], 1)));
-        let known = known(samples);
-        let exits = &known["vcpu_exits_total"];
-        assert_eq!(exits.len(), 1);
-        assert_eq!(exits[&vec![("reason", "io".to_owned())]], u64::MAX);
-        assert_eq!(known["block_bytes_total"][&vec![("direction", "read".to_owned())]], 5);
-        assert_eq!(known["rng_bytes_total"][&Vec::new()], 7);
-        assert!(!known.keys().any(|name| name.contains("made")));
-        assert_eq!(known.values().map(BTreeMap::len).sum::<usize>(), MAX_SERIES);
     }
 }

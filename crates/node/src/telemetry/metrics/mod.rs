@@ -3,6 +3,7 @@
 
 mod collect;
 mod endpoint;
+mod vmm;
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
