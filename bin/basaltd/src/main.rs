@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use log::LevelFilter;
-use node::{Config, Endpoint, Node, Pool, Server, ThisHost, TimeLimits};
+use node::{Config, Node, Pool, Server, ThisHost, TimeLimits};
 use node_api::{Client, Request};
 
 use crate::options::{Command, Options};
@@ -60,7 +60,7 @@ fn serve(options: Options) -> Result<()> {
     let signals = block_signals()?;
     let address = options.metrics;
     let node = open(options)?;
-    let metrics = Endpoint::bind(&node, address)?;
+    let metrics = node.serve_metrics(address)?;
     if let Some(address) = metrics.tcp() {
         log::info!("metrics are served at http://{address}/metrics");
     }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::net::SocketAddr;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -29,7 +30,7 @@ use crate::store::StateStore;
 use crate::store::database::Stored;
 use crate::store::paths::{Paths, SandboxPaths};
 use crate::store::private;
-use crate::telemetry::metrics::Metrics;
+use crate::telemetry::metrics::{Endpoint, Metrics, Observed, Sources};
 use crate::vmm::launch::{Jailed, Launcher};
 use crate::vmm::monitor::Monitor;
 use crate::vmm::process;
@@ -172,6 +173,15 @@ impl Node {
         Ok(node)
     }
 
+    /// Serves its metrics on the state directory's socket, and on `tcp`.
+    ///
+    /// # Errors
+    /// One of the two cannot be had, or `tcp` can be reached from elsewhere.
+    pub fn serve_metrics(self: &Arc<Self>, tcp: Option<SocketAddr>) -> Result<Endpoint, Error> {
+        let observed: Arc<dyn Observed> = Arc::<Self>::clone(self);
+        Endpoint::bind(&observed, tcp)
+    }
+
     /// Moves this process to a cgroup of its own, so that it outlives whoever started it. A daemon that a service manager
     /// keeps, or that was given a cgroup, stays where it is.
     pub(crate) fn leave_cgroup(&self) {
@@ -273,6 +283,20 @@ impl Node {
     pub(crate) fn dies(&self) {
         self.hold.let_go();
         self.monitor.close();
+    }
+}
+
+impl Observed for Node {
+    fn sources(&self) -> Sources<'_> {
+        Sources {
+            metrics: &self.metrics,
+            sandboxes: &self.sandboxes,
+            budget: &self.budget,
+            images: &self.images,
+            paths: &self.paths,
+            cgroups: self.cgroups.as_ref(),
+            exporter: self.config.spans.as_ref(),
+        }
     }
 }
 

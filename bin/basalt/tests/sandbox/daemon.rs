@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use base::ByteSize;
 use host::MemInfo;
-use node::{Config, Endpoint, HostNumbers, Node, Overcommit, Server, Space, ThisHost, TimeLimits};
+use node::{Config, HostNumbers, Node, Overcommit, Server, Space, ThisHost, TimeLimits};
 
 /// Asks for the end of all sandboxes, of which there are to be three.
 pub(crate) const END: &str = "--end-sandboxes";
@@ -58,7 +58,7 @@ pub(crate) fn serve(arguments: &[String]) -> ExitCode {
         ended.map(|ending| assert_eq!((ending.ended, ending.failed), (3, 0)))
     } else {
         opened.and_then(|node| {
-            let _metrics = Endpoint::bind(&node, None)?;
+            let _metrics = node.serve_metrics(None)?;
             Server::bind(node)?.serve()
         })
     };

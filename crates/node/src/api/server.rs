@@ -290,11 +290,13 @@ impl Connection<'_> {
         let Some(name) = trace::name(&request) else {
             return self.answer(request);
         };
+        let node = Arc::clone(&self.server.node);
+        let exporter = node.config.spans.as_ref();
         let operation = Operation {
             service: trace::SERVICE,
             name,
             parent: tracing.map(|tracing| tracing.parent),
-            detailed: tracing.is_some_and(|tracing| tracing.wanted) || self.server.node.exports_spans(),
+            detailed: tracing.is_some_and(|tracing| tracing.wanted) || exporter.is_some(),
             began_ns: None,
         };
         let (answer, spans) = span::record(operation, || {
@@ -304,7 +306,7 @@ impl Connection<'_> {
             }
             answer
         });
-        self.server.node.keep_spans(name, &spans);
+        trace::operation_ended(name, &spans, &node.metrics, exporter);
         if tracing.is_some_and(|tracing| tracing.wanted) {
             // An asker that is gone is found out by the reply.
             drop(self.send(&Packet::Item(Item::Spans(spans)), &[]));

@@ -8,10 +8,11 @@ use host::jail::Timing;
 use node_api::Request;
 use observe::Span;
 use observe::span::{self, now_ns};
+use otlp::Exporter;
 use vmm_api::VmmClient;
 
 use crate::guest::deadline_stream::Timed;
-use crate::node::Node;
+use crate::telemetry::metrics::Metrics;
 use crate::vmm::vm::Vm;
 
 /// This program in a trace.
@@ -106,18 +107,11 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
     })
 }
 
-impl Node {
-    /// Whether anybody collects spans.
-    pub(crate) fn exports_spans(&self) -> bool {
-        self.config.spans.is_some()
-    }
-
-    /// An operation is over: its times are counted, and told to who collects them.
-    pub(crate) fn keep_spans(&self, operation: &'static str, spans: &[Span]) {
-        self.metrics.operation(operation, spans);
-        if let Some(exporter) = &self.config.spans {
-            exporter.export(spans.to_vec());
-        }
+/// An operation is over: its times are counted, and told to who collects them.
+pub(crate) fn operation_ended(name: &'static str, spans: &[Span], metrics: &Metrics, exporter: Option<&Exporter>) {
+    metrics.operation(name, spans);
+    if let Some(exporter) = exporter {
+        exporter.export(spans.to_vec());
     }
 }
 

@@ -4,12 +4,17 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use host::cgroup::Usage;
+use host::cgroup::{Root, Usage};
+use image::Store;
 use node_api::{Promised, Resource, Sandbox, State};
 use observe::exposition::{Exposition, Family, Kind};
+use otlp::Exporter;
 
-use crate::node::Node;
+use crate::resources::budget::Budget;
+use crate::sandbox::registry::Sandboxes;
 use crate::saved::memory_files::own_bytes;
+use crate::store::paths::Paths;
+use crate::telemetry::metrics::Metrics;
 use crate::telemetry::metrics::vmm::{self, Counts};
 
 /// After this no further VMM is asked; those that are left then are told as missing.
@@ -32,7 +37,19 @@ struct One {
 /// The image store, looked through now and then.
 pub(super) type Images = std::sync::Mutex<Option<(Instant, (u64, u64))>>;
 
-impl Node {
+/// Where what is told is looked up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sources<'s> {
+    pub(crate) metrics: &'s Metrics,
+    pub(crate) sandboxes: &'s Sandboxes,
+    pub(crate) budget: &'s Budget,
+    pub(crate) images: &'s Store,
+    pub(crate) paths: &'s Paths,
+    pub(crate) cgroups: Option<&'s Root>,
+    pub(crate) exporter: Option<&'s Exporter>,
+}
+
+impl Sources<'_> {
     /// Everything, as Prometheus reads it.
     pub(super) fn exposition(&self) -> String {
         self.metrics.scrapes.increment();
@@ -44,7 +61,7 @@ impl Node {
         self.metrics.write(&mut text);
         self.write_images(&mut text);
         write_promised(&mut text, &self.budget.promised());
-        if let Some(exporter) = &self.config.spans {
+        if let Some(exporter) = self.exporter {
             text.family(
                 "basalt_spans_exported_total",
                 Kind::Counter,
@@ -73,7 +90,7 @@ impl Node {
             State::Exited,
             State::Removing,
         ];
-        let all = self.list();
+        let all = self.sandboxes.list();
         let mut family = text.family("basalt_sandboxes", Kind::Gauge, "Sandboxes, by state.");
         for state in STATES {
             let count = all.iter().filter(|sandbox| sandbox.state == state).count();
@@ -112,15 +129,12 @@ impl Node {
     /// All that have a VM, and how many VMMs did not answer.
     fn look_at_all(&self) -> (Vec<One>, u64) {
         let end = Instant::now() + LIMIT;
-        let entries: Vec<_> = self.entries().values().cloned().collect();
+        let entries: Vec<_> = self.sandboxes.entries().values().cloned().collect();
         let (mut all, mut missing) = (Vec::new(), 0);
         let with_vm = entries.into_iter().filter(|entry| entry.state().has_vm()).collect();
         for (entry, worth_asking) in self.metrics.in_turn(with_vm, |entry| &entry.id) {
-            let usage = self
-                .cgroup(&entry)
-                .ok()
-                .flatten()
-                .and_then(|cgroup| cgroup.usage().ok());
+            let cgroup = self.cgroups.and_then(|root| root.find(&entry.id).ok().flatten());
+            let usage = cgroup.and_then(|cgroup| cgroup.usage().ok());
             let asked = match entry.vm() {
                 Some(vm) if worth_asking && Instant::now() < end => vm.metrics_now(),
                 _ => None,
@@ -145,7 +159,7 @@ impl Node {
             all.push(One {
                 usage,
                 vmm,
-                disk: own_bytes(&self.sandbox_paths(&entry).directory),
+                disk: own_bytes(&self.paths.sandbox(&entry.id).directory),
                 sandbox: entry.stored().sandbox,
             });
         }

@@ -17,8 +17,8 @@ use observe::Repeated;
 use observe::exposition::CONTENT_TYPE;
 
 use crate::Error;
-use crate::node::Node;
 use crate::socket_file;
+use crate::telemetry::metrics::Sources;
 use crate::vmm::process::readable;
 
 /// Connections at once.
@@ -37,6 +37,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Said as long as none can be let in.
 static NOT_LET_IN: Repeated = Repeated::new(Duration::from_secs(10));
+
+/// What the metrics are of.
+pub(crate) trait Observed: Send + Sync {
+    /// Where they are looked up.
+    fn sources(&self) -> Sources<'_>;
+}
 
 /// The endpoint; its socket goes with it.
 #[derive(Debug)]
@@ -67,17 +73,15 @@ impl Bounded for UnixStream {
 }
 
 impl Endpoint {
-    /// Listens on the state directory's socket, and on `tcp`.
-    ///
-    /// # Errors
-    /// One of the two cannot be had, or `tcp` can be reached from elsewhere.
-    pub fn bind(node: &Arc<Node>, tcp: Option<SocketAddr>) -> Result<Self, Error> {
+    /// Listens on the state directory's socket, and on `tcp`. Fails if one of the two cannot be had, or if `tcp` can be reached from
+    /// elsewhere.
+    pub(crate) fn bind(observed: &Arc<dyn Observed>, tcp: Option<SocketAddr>) -> Result<Self, Error> {
         if let Some(address) = tcp.filter(|address| !address.ip().is_loopback()) {
             return Err(Error::Invalid(format!(
                 "everyone who reaches {address} could read the metrics: give a port of 127.0.0.1 or [::1], and put a proxy with access control before it"
             )));
         }
-        let path = node.paths.state().join(METRICS_SOCKET);
+        let path = observed.sources().paths.state().join(METRICS_SOCKET);
         let active = Arc::new(AtomicUsize::new(0));
         let listener = bind_unix(&path).map_err(Error::file("make a socket at", &path))?;
         let tcp = tcp
@@ -98,10 +102,10 @@ impl Endpoint {
             path: path.clone(),
             ended: Arc::clone(&ended),
         };
-        serve(Arc::clone(node), Arc::clone(&active), move || socket.accept())?;
+        serve(Arc::clone(observed), Arc::clone(&active), move || socket.accept())?;
         let tcp = match tcp {
             Some((address, listener)) => {
-                serve(Arc::clone(node), active, move || Ok(listener.accept()?.0))?;
+                serve(Arc::clone(observed), active, move || Ok(listener.accept()?.0))?;
                 Some(address)
             }
             None => None,
@@ -163,7 +167,7 @@ fn bind_unix(path: &std::path::Path) -> io::Result<UnixListener> {
 
 /// Lets askers in, in a thread, and answers each in one of its own.
 fn serve<S: Bounded>(
-    node: Arc<Node>,
+    observed: Arc<dyn Observed>,
     active: Arc<AtomicUsize>,
     mut accept: impl FnMut() -> io::Result<S> + Send + 'static,
 ) -> Result<(), Error> {
@@ -183,14 +187,14 @@ fn serve<S: Bounded>(
             };
             if active.fetch_add(1, Ordering::SeqCst) >= MAX_CONNECTIONS {
                 active.fetch_sub(1, Ordering::SeqCst);
-                node.metrics.refused.increment();
+                observed.sources().metrics.refused.increment();
                 continue;
             }
             let leave = Leave(Arc::clone(&active));
-            let node = Arc::clone(&node);
+            let observed = Arc::clone(&observed);
             let work = move || {
                 let _leave = leave;
-                if let Err(error) = answer(&node, stream) {
+                if let Err(error) = answer(&*observed, stream) {
                     log::debug!("a scraper was not served: {error}");
                 }
             };
@@ -209,11 +213,11 @@ impl Drop for Leave {
     }
 }
 
-fn answer(node: &Node, mut stream: impl Bounded) -> io::Result<()> {
+fn answer(observed: &dyn Observed, mut stream: impl Bounded) -> io::Result<()> {
     let begun = Instant::now();
     let request = read_request(&mut stream, begun + REQUEST_LIMIT)?;
     let (status, body) = match judge(&request) {
-        Ok(()) => ("200 OK", node.exposition()),
+        Ok(()) => ("200 OK", observed.sources().exposition()),
         Err(status) => (status, format!("{status}: ask for GET /metrics\n")),
     };
     let head = format!(

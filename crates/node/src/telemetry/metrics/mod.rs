@@ -15,8 +15,9 @@ use observe::{Counter, Span};
 use crate::Error;
 use crate::telemetry::trace::{PHASES, SERVICE, STARTS};
 
+pub(crate) use collect::Sources;
 pub use endpoint::Endpoint;
-pub(crate) use endpoint::judge as judge_scrape;
+pub(crate) use endpoint::{Observed, judge as judge_scrape};
 
 /// Milliseconds; emulated hosts need the upper half.
 const BOUNDS: &[u64] = &[
