@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::events::Events;
 use crate::resources::budget::Budget;
 use crate::resources::cpus::{OfHost, OwnedCpus};
+use crate::resources::held::Providers;
 use crate::resources::network::{InKernel, NodeNetwork, SetUp};
 use crate::resources::own_cgroup::OwnCgroup;
 use crate::resources::space::{Hold, Reserve};
@@ -255,6 +256,19 @@ impl Node {
         match &self.cgroups {
             Some(root) => Ok(root.find(&entry.id)?),
             None => Ok(None),
+        }
+    }
+
+    /// Where machines have what they hold from.
+    pub(crate) fn providers(&self) -> Providers<'_> {
+        Providers {
+            cgroups: self.cgroups.as_ref(),
+            cpus: &*self.cpus,
+            network: &self.network,
+            paths: &self.paths,
+            store: &self.store,
+            sandboxes: &self.sandboxes,
+            kill: self.config.limits.kill,
         }
     }
 

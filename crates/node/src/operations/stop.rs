@@ -283,7 +283,8 @@ impl Node {
 
     /// Kills and takes away all that belongs to a VM, whether it is there or not.
     pub(crate) fn clear(&self, entry: &Entry) -> Result<(), Error> {
-        held::ALL.iter().try_for_each(|held| held.release(self, entry))
+        let providers = self.providers();
+        held::ALL.iter().try_for_each(|held| held.release(&providers, entry))
     }
 
     /// Removes a sandbox; one that runs only by `force`. It is fine if it is gone.

@@ -260,7 +260,7 @@ impl Node {
     fn deal_with_orphans(&self, reasons: &BTreeMap<String, String>) -> Result<(), Error> {
         let mut known = Known::new(self.entries().keys().cloned().collect());
         for held in held::ALL {
-            held.sweep(self, &mut known)?;
+            held.sweep(&self.providers(), &mut known)?;
         }
         for name in names(&self.paths.sandboxes())? {
             let path = self.paths.sandboxes().join(&name);

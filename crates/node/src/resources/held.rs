@@ -6,25 +6,43 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::time::Duration;
 
+use host::cgroup::Root;
 use node_api::recovery::{Finding, Outcome, Subject};
 
 use crate::Error;
-use crate::node::Node;
+use crate::resources::cpus::OwnedCpus;
+use crate::resources::network::NodeNetwork;
 use crate::sandbox::entry::Entry;
+use crate::sandbox::registry::Sandboxes;
 use crate::saved::memory_files;
+use crate::store::StateStore;
 use crate::store::database::Stored;
-use crate::store::paths::names;
+use crate::store::paths::{Paths, names};
 use crate::store::remove::remove_directory;
 use crate::vmm::process;
+
+/// Where machines have what they hold from, and who knows whose it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Providers<'p> {
+    pub(crate) cgroups: Option<&'p Root>,
+    pub(crate) cpus: &'p dyn OwnedCpus,
+    pub(crate) network: &'p NodeNetwork,
+    pub(crate) paths: &'p Paths,
+    pub(crate) store: &'p StateStore,
+    pub(crate) sandboxes: &'p Sandboxes,
+    /// From SIGKILL to the end of a process.
+    pub(crate) kill: Duration,
+}
 
 /// A kind of thing that machines hold.
 pub(crate) trait Held: Sync {
     /// Gives back what a sandbox's machine holds of it, which has ended, or ends by this. It is fine if that is nothing.
-    fn release(&self, node: &Node, entry: &Entry) -> Result<(), Error>;
+    fn release(&self, from: &Providers<'_>, entry: &Entry) -> Result<(), Error>;
 
     /// Gives back what belongs to nobody that is known. What cannot be given back stays, and the log tells of it.
-    fn sweep(&self, node: &Node, known: &mut Known) -> Result<(), Error>;
+    fn sweep(&self, from: &Providers<'_>, known: &mut Known) -> Result<(), Error>;
 }
 
 /// In the order in which they are given back: nothing else is any more used when the VMM and all in its cgroup are gone.
@@ -56,8 +74,8 @@ impl Known {
 struct Vmm;
 
 impl Held for Vmm {
-    fn release(&self, node: &Node, entry: &Entry) -> Result<(), Error> {
-        let limit = node.config.limits.kill;
+    fn release(&self, from: &Providers<'_>, entry: &Entry) -> Result<(), Error> {
+        let limit = from.kill;
         let vm = entry.lock().vm.take();
         let ended = match (vm, entry.stored().sandbox.vmm) {
             (Some(vm), _) => {
@@ -78,7 +96,7 @@ impl Held for Vmm {
     }
 
     /// Only cgroups tell of those that nobody knows.
-    fn sweep(&self, _: &Node, _: &mut Known) -> Result<(), Error> {
+    fn sweep(&self, _: &Providers<'_>, _: &mut Known) -> Result<(), Error> {
         Ok(())
     }
 }
@@ -87,14 +105,14 @@ impl Held for Vmm {
 struct Cgroup;
 
 impl Held for Cgroup {
-    fn release(&self, node: &Node, entry: &Entry) -> Result<(), Error> {
-        remove_cgroup(node, &entry.id)
+    fn release(&self, from: &Providers<'_>, entry: &Entry) -> Result<(), Error> {
+        remove_cgroup(from, &entry.id)
     }
 
     /// One in which nothing runs is removed. A VMM is left alone as long as there is anything else of its sandbox: without its record
     /// nobody can reach it, but its guest works on.
-    fn sweep(&self, node: &Node, known: &mut Known) -> Result<(), Error> {
-        let Some(root) = &node.cgroups else { return Ok(()) };
+    fn sweep(&self, from: &Providers<'_>, known: &mut Known) -> Result<(), Error> {
+        let Some(root) = from.cgroups else { return Ok(()) };
         for id in root.list()?.into_iter().filter(|id| is_id(id)) {
             if known.has(&id) {
                 continue;
@@ -103,14 +121,14 @@ impl Held for Cgroup {
                 Some(cgroup) => cgroup.populated()?,
                 None => false,
             };
-            let paths = node.paths.sandbox(&id);
+            let paths = from.paths.sandbox(&id);
             if runs && (paths.directory.exists() || paths.run.exists()) {
                 let why = format!(
                     "nothing is known of the sandbox that it runs, but its files are there: it works on, and no command reaches it; \
                      when it is not needed any more, end it with `echo 1 > {}/cgroup.kill` and start basaltd again",
                     root.path().join(&id).display()
                 );
-                node.store.found(Finding {
+                from.store.found(Finding {
                     subject: Subject::Vmm,
                     name: id.clone(),
                     outcome: Outcome::LeftAlone,
@@ -122,9 +140,9 @@ impl Held for Cgroup {
             if runs {
                 log::warn!("the cgroup {id} has a process, and there is nothing else of such a sandbox: it is ended");
             }
-            let removed = remove_cgroup(node, &id);
+            let removed = remove_cgroup(from, &id);
             if removed.is_ok() {
-                node.cpus.release(&id);
+                from.cpus.release(&id);
             }
             unless_it_stays(removed, &id);
         }
@@ -132,11 +150,11 @@ impl Held for Cgroup {
     }
 }
 
-fn remove_cgroup(node: &Node, id: &str) -> Result<(), Error> {
-    let Some(root) = &node.cgroups else { return Ok(()) };
+fn remove_cgroup(from: &Providers<'_>, id: &str) -> Result<(), Error> {
+    let Some(root) = from.cgroups else { return Ok(()) };
     if let Some(cgroup) = root.find(id)? {
         cgroup.kill()?;
-        cgroup.wait_empty(node.config.limits.kill)?;
+        cgroup.wait_empty(from.kill)?;
     }
     Ok(root.remove(id)?)
 }
@@ -145,15 +163,15 @@ fn remove_cgroup(node: &Node, id: &str) -> Result<(), Error> {
 struct Cpus;
 
 impl Held for Cpus {
-    fn release(&self, node: &Node, entry: &Entry) -> Result<(), Error> {
+    fn release(&self, from: &Providers<'_>, entry: &Entry) -> Result<(), Error> {
         if !entry.stored().sandbox.config.resources.class.is_standard() {
-            node.cpus.release(&entry.id);
+            from.cpus.release(&entry.id);
         }
         Ok(())
     }
 
-    fn sweep(&self, node: &Node, _: &mut Known) -> Result<(), Error> {
-        node.cpus.sweep();
+    fn sweep(&self, from: &Providers<'_>, _: &mut Known) -> Result<(), Error> {
+        from.cpus.sweep();
         Ok(())
     }
 }
@@ -162,12 +180,12 @@ impl Held for Cpus {
 struct Place;
 
 impl Held for Place {
-    fn release(&self, node: &Node, entry: &Entry) -> Result<(), Error> {
+    fn release(&self, from: &Providers<'_>, entry: &Entry) -> Result<(), Error> {
         let stored = entry.stored();
         if !stored.networked {
             return Ok(());
         }
-        let network = node.network.get()?;
+        let network = from.network.get()?;
         match stored.sandbox.config.ports.is_empty() {
             true => network.release(stored.slot)?,
             false => network.detach(stored.slot)?,
@@ -176,13 +194,13 @@ impl Held for Place {
     }
 
     /// A network that was never set up has none.
-    fn sweep(&self, node: &Node, known: &mut Known) -> Result<(), Error> {
-        let stored: Vec<Stored> = node.entries().values().map(|entry| entry.stored()).collect();
+    fn sweep(&self, from: &Providers<'_>, known: &mut Known) -> Result<(), Error> {
+        let stored: Vec<Stored> = from.sandboxes.entries().values().map(|entry| entry.stored()).collect();
         let taken: BTreeSet<u32> = stored.iter().filter(|it| it.networked).map(|it| it.slot).collect();
-        if taken.is_empty() && !node.network.exists() {
+        if taken.is_empty() && !from.network.exists() {
             return Ok(());
         }
-        let network = node.network.get()?;
+        let network = from.network.get()?;
         for slot in network.slots()? {
             // It may be that of a VMM that is left alone, of which not even this is known.
             if slot.in_use && !known.left_alone.is_empty() {
@@ -202,11 +220,11 @@ impl Held for Place {
 struct MemoryFiles;
 
 impl Held for MemoryFiles {
-    fn release(&self, node: &Node, entry: &Entry) -> Result<(), Error> {
-        memory_files::remove(&node.sandbox_paths(entry).directory)
+    fn release(&self, from: &Providers<'_>, entry: &Entry) -> Result<(), Error> {
+        memory_files::remove(&from.paths.sandbox(&entry.id).directory)
     }
 
-    fn sweep(&self, _: &Node, _: &mut Known) -> Result<(), Error> {
+    fn sweep(&self, _: &Providers<'_>, _: &mut Known) -> Result<(), Error> {
         Ok(())
     }
 }
@@ -215,22 +233,22 @@ impl Held for MemoryFiles {
 struct RunDirectory;
 
 impl Held for RunDirectory {
-    fn release(&self, node: &Node, entry: &Entry) -> Result<(), Error> {
-        remove_directory(&node.sandbox_paths(entry).run)
+    fn release(&self, from: &Providers<'_>, entry: &Entry) -> Result<(), Error> {
+        remove_directory(&from.paths.sandbox(&entry.id).run)
     }
 
-    fn sweep(&self, node: &Node, known: &mut Known) -> Result<(), Error> {
-        for name in names(&node.paths.runs())? {
+    fn sweep(&self, from: &Providers<'_>, known: &mut Known) -> Result<(), Error> {
+        for name in names(&from.paths.runs())? {
             if known.has(&name) {
                 continue;
             }
-            let path = node.paths.runs().join(&name);
+            let path = from.paths.runs().join(&name);
             // Nobody listens on these any more.
             let removed = remove_sockets(&path);
             unless_it_stays(removed.map_err(Error::file("remove the sockets in", &path)), &name);
             if path.exists() {
                 let why = "it has other files than sockets";
-                node.store.set_aside(Subject::Run, &path, why);
+                from.store.set_aside(Subject::Run, &path, why);
             }
         }
         Ok(())
