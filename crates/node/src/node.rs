@@ -1,5 +1,5 @@
-//! The node: all sandboxes, by id and name, in memory and in the database. Making, ending and finding them again are the
-//! other files' affair.
+//! The node: what its parts own, put together, and what is known of sandboxes, changed in memory and in the database at once. Making,
+//! ending and finding them again are the other files' affair.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
