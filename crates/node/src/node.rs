@@ -26,6 +26,7 @@ use crate::resources::tap_pool::TapPool;
 use crate::resources::volumes::Volumes;
 use crate::sandbox::entry::Entry;
 use crate::sandbox::registry::Sandboxes;
+use crate::saved::snapshots::Snapshots;
 use crate::saved::templates::Templates;
 use crate::store::StateStore;
 use crate::store::database::Stored;
@@ -53,6 +54,7 @@ pub struct Node {
     pub(crate) monitor: Monitor,
     pub(crate) metrics: Metrics,
     pub(crate) hashes: Hashes,
+    pub(crate) snapshots: Snapshots,
     pub(crate) templates: Templates,
     pub(crate) budget: Budget,
     own_cgroup: OwnCgroup,
@@ -135,7 +137,7 @@ impl Node {
         };
         crate::saved::disk::clean(&paths.disks()).map_err(Error::file("clean", &paths.disks()))?;
         let volumes = Volumes::open(paths.volumes())?;
-        crate::saved::snapshots::clean(&paths.snapshots()).map_err(Error::file("clean", &paths.snapshots()))?;
+        let snapshots = Snapshots::open(paths.snapshots())?;
         let newest = found.known.iter().max_by_key(|stored| stored.sandbox.created_ns);
         let sandboxes = Arc::new(Sandboxes::behind(newest.map(|stored| stored.slot)));
         let network = Arc::new(NodeNetwork::new(instance(&config.state), parts.network));
@@ -147,6 +149,7 @@ impl Node {
             monitor: Monitor::new().map_err(Error::host("waiting for processes"))?,
             metrics: Metrics::default(),
             hashes: Hashes::default(),
+            snapshots,
             templates: Templates::default(),
             budget: Budget::new(Arc::clone(&config.host), config.overcommit, &config.state),
             own_cgroup: OwnCgroup::default(),
@@ -161,7 +164,7 @@ impl Node {
             paths,
             config,
         });
-        node.find_snapshots()?;
+        node.snapshots.find_all(&node.store)?;
         node.find_templates()?;
         node.start_monitor()?;
         node.reconcile(found)?;

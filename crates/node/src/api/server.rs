@@ -442,7 +442,7 @@ impl Connection<'_> {
             }
             Request::Verify { kind, name } => self.verify(&node, kind, &name)?,
             Request::Load(step) => return node.load(&mut self.loading, step),
-            Request::ListSnapshots => self.items(node.snapshots()?, |one| Item::Snapshot(Box::new(one)))?,
+            Request::ListSnapshots => self.items(node.list_snapshots()?, |one| Item::Snapshot(Box::new(one)))?,
             Request::BuildTemplate(config) => return self.begin_build(&node, *config),
             Request::KeepTemplate => self.keep_build(&node)?,
             Request::InspectTemplate { template } => Reply::Template(Box::new(node.find_template(&template)?)),

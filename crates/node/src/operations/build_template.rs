@@ -121,7 +121,7 @@ impl Node {
         if readable(cancel, Duration::ZERO) {
             return Err(Error::Cancelled);
         }
-        begun.keep_over(&record.template.id)?;
+        begun.save_over(&record.template.id)?;
         self.points.at(points::BUILD_KEPT);
         let id = record.template.id.clone();
         self.take_names(record, build.config.replaces.as_deref())?;

@@ -99,7 +99,7 @@ impl Node {
 
     /// What was saved is found by the next daemon, too, from here on, and nothing else of the machine is of use.
     fn keep_for_move(&self, entry: &Entry, begun: Begun) -> Result<Place, Error> {
-        if !begun.keep(SAVED)? {
+        if !begun.save_as(SAVED)? {
             return Err(Error::Invalid(format!(
                 "{} is there, which an earlier move has left: remove it",
                 self.saved_for_move(entry).directory().display()

@@ -31,7 +31,7 @@ impl Node {
     pub(crate) fn clone_of(self: &Arc<Self>, asked: CloneConfig) -> Result<Started, Error> {
         let looking = span("snapshot and image");
         asked.validate()?;
-        let (place, record) = self.snapshot(&asked.snapshot)?;
+        let (place, record) = self.snapshots.get(&asked.snapshot)?;
         self.refuse_damaged(&place, &record.snapshot)?;
         let name = asked.name.clone();
         let config = configured(&record, asked)?;

@@ -67,7 +67,7 @@ impl Node {
     /// Lets a sandbox go on from a snapshot of it, in place of what it is now.
     pub(crate) fn rollback(self: &Arc<Self>, entry: &Arc<Entry>, snapshot: &str) -> Result<Started, Error> {
         let _operation = self.turn(entry)?;
-        let (place, record) = self.snapshot(snapshot)?;
+        let (place, record) = self.snapshots.get(snapshot)?;
         let sandbox = entry.stored().sandbox;
         if record.snapshot.sandbox != sandbox.id {
             return Err(Error::NotItsSnapshot {

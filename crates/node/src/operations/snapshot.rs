@@ -27,7 +27,7 @@ use crate::sandbox::entry::Entry;
 use crate::sandbox::lifecycle::Verb;
 use crate::saved::checksums;
 use crate::saved::disk;
-use crate::saved::memory_files;
+use crate::saved::memory_files::{self, Counted};
 use crate::saved::snapshots::{Place, Record};
 use crate::store::database::Stored;
 use crate::store::operation::Operation;
@@ -48,7 +48,7 @@ impl Node {
         let vm = entry.vm_for(Verb::Snapshot)?;
         let record = Record {
             snapshot: Snapshot {
-                name: self.snapshot_name(name, &sandbox.name)?,
+                name: self.snapshots.name_for(name, &sandbox.name)?,
                 created_ns: clock::now_ns(),
                 sandbox: sandbox.id.clone(),
                 sandbox_name: sandbox.name.clone(),
@@ -66,9 +66,9 @@ impl Node {
         let line = vm.line()?;
         let disk = self.sandbox_paths(entry).disk();
         // How much of its memory has to be written is known when it is.
-        let needed = disk::copy_takes(&disk, &self.paths.snapshots()).bytes() + LEAST.bytes();
-        space::require(&self.paths.snapshots(), base::ByteSize(needed), "a snapshot")?;
-        let begun = self.begin_snapshot(&record)?;
+        let needed = disk::copy_takes(&disk, self.snapshots.directory()).bytes() + LEAST.bytes();
+        space::require(self.snapshots.directory(), base::ByteSize(needed), "a snapshot")?;
+        let begun = self.snapshots.begin(&record)?;
         self.points.at(points::SNAPSHOT_BEGUN);
         self.update(entry, |stored| stored.operation = Some(Operation::Snapshot))?;
         self.points.at(points::SNAPSHOT_HELD);
@@ -98,15 +98,38 @@ impl Node {
             begun.sync()?;
         }
         self.points.at(points::SNAPSHOT_WRITTEN);
-        if !begun.keep(&record.snapshot.name)? {
+        if !begun.save_as(&record.snapshot.name)? {
             return Err(Error::SnapshotTaken(record.snapshot.name));
         }
         self.points.at(points::SNAPSHOT_KEPT);
         if sandbox.config.resources.disk.is_some() {
-            let place = Place::new(&self.paths.snapshots(), &record.snapshot.name);
-            self.sum_later(&place, &record.snapshot);
+            self.sum_later(&self.snapshots.place(&record.snapshot.name), &record.snapshot);
         }
         self.inspect_snapshot(&record.snapshot.name)
+    }
+
+    /// All snapshots, the oldest first.
+    pub(crate) fn list_snapshots(&self) -> Result<Vec<Snapshot>, Error> {
+        self.snapshots.list(self.size_of_templates())
+    }
+
+    /// One of them, with its size.
+    pub(crate) fn inspect_snapshot(&self, name: &str) -> Result<Snapshot, Error> {
+        self.snapshots.inspect(name, self.size_of_templates())
+    }
+
+    /// What templates take: a file that a snapshot has, too, counts for the template.
+    fn size_of_templates(&self) -> Counted {
+        let mut counted = Counted::default();
+        for record in self.templates.records() {
+            counted.bytes(record.place(self).directory());
+        }
+        counted
+    }
+
+    /// Removes one; sandboxes that were cloned of it go on.
+    pub(crate) fn remove_snapshot(&self, name: &str) -> Result<(), Error> {
+        self.snapshots.remove(name, || self.points.at(points::SNAPSHOT_HIDDEN))
     }
 
     /// It goes on, or is to be let go on later.

@@ -69,7 +69,7 @@ impl Node {
             Kind::Snapshot => {
                 // Without checksums nobody knows, nor behind damage that is not told.
                 let checked = subject.has_disk && checksums::beside(&subject.place.disk()).exists();
-                let directory = self.paths.snapshots().join(name);
+                let directory = self.snapshots.directory().join(name);
                 advice_for_snapshot(name, &directory, damage, checked && damage.len() < MOST_DAMAGE)
             }
         }
@@ -104,7 +104,7 @@ impl Node {
     pub(crate) fn subject(&self, kind: Kind, name: &str) -> Result<Subject, Error> {
         match kind {
             Kind::Snapshot => {
-                let (place, record) = self.snapshot(name)?;
+                let (place, record) = self.snapshots.get(name)?;
                 Ok(of_snapshot(place, &record.snapshot))
             }
             Kind::Template => {
@@ -231,7 +231,7 @@ impl Node {
         if damaged.is_empty() {
             return;
         }
-        let snapshots = self.snapshots().unwrap_or_default().into_iter();
+        let snapshots = self.list_snapshots().unwrap_or_default().into_iter();
         let mut others: Vec<(Kind, String)> = snapshots.map(|snapshot| (Kind::Snapshot, snapshot.name)).collect();
         let templates = self.templates.records().into_iter();
         others.extend(templates.map(|record| (Kind::Template, record.template.id)));

@@ -1,6 +1,7 @@
-//! Snapshots as files: the directory `snapshots/NAME`, which comes and goes by one rename each, so that after a crash it is
-//! there whole or not at all. What is half made or half removed has a name that no snapshot can have, and goes when the
-//! daemon starts. Knows nothing of VMs; how a snapshot is taken is `hold`'s affair, what comes of it `clones`'.
+//! Snapshots as files: the directory `snapshots/NAME`, which comes and goes by one rename each, so that after a crash
+//! it is there whole or not at all. What is half made or half removed has a name that no snapshot can have, and goes
+//! when the daemon starts. `Snapshots` are those of a node, each looked for on the disk when somebody asks. Knows
+//! nothing of VMs, nor how a snapshot is taken (`operations/snapshot.rs`) and what comes of it (`operations/clone.rs`).
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -19,17 +20,17 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::node::Node;
 use crate::resources::volumes::{UNFINISHED, unfinished};
 use crate::saved::checksums;
 use crate::saved::memory_files::{self, Counted};
+use crate::store::StateStore;
 use crate::store::remove::remove_directory;
 
 /// A guest's memory holds its secrets.
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
-/// What is kept beside a snapshot's files: all that a sandbox needs which is made of it.
+/// What is stored beside a snapshot's files: all that a sandbox needs which is made of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     /// What everybody may know.
@@ -143,16 +144,16 @@ pub(crate) fn clean(snapshots: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A snapshot that is being made. Unless it is kept, nothing of it stays.
+/// A snapshot that is being made. Unless it is saved under a name, nothing of it stays.
 #[derive(Debug)]
 pub(crate) struct Begun {
     pub(crate) place: Place,
     directory: PathBuf,
-    kept: bool,
+    saved: bool,
 }
 
 impl Begun {
-    /// A place below `directory`, which is not there under any name before it is kept.
+    /// A place below `directory`, which is not there under any name before it is saved.
     pub(crate) fn new(directory: &Path) -> Result<Self, Error> {
         let name = unfinished().map_err(Error::host("reading entropy"))?;
         let place = Place::new(directory, &name);
@@ -161,7 +162,7 @@ impl Begun {
         builder.create(&place.path).map_err(Error::file("make", &place.path))?;
         Ok(Self {
             directory: directory.to_owned(),
-            kept: false,
+            saved: false,
             place,
         })
     }
@@ -192,7 +193,7 @@ impl Begun {
     }
 
     /// Gives it its name, in place of another that may have it, which goes.
-    pub(crate) fn keep_over(mut self, name: &str) -> Result<(), Error> {
+    pub(crate) fn save_over(mut self, name: &str) -> Result<(), Error> {
         let goal = self.directory.join(name);
         let rename = |flags| renameat_with(CWD, &self.place.path, CWD, &goal, flags);
         match rename(RenameFlags::EXCHANGE) {
@@ -200,7 +201,7 @@ impl Begun {
             Ok(()) => (),
             Err(rustix::io::Errno::NOENT) => {
                 rename(RenameFlags::NOREPLACE).map_err(Error::file("rename", &self.place.path))?;
-                self.kept = true;
+                self.saved = true;
             }
             Err(error) => return Err(Error::file("rename", &self.place.path)(error)),
         }
@@ -209,10 +210,10 @@ impl Begun {
     }
 
     /// Gives it its name; false if there is another of that name.
-    pub(crate) fn keep(mut self, name: &str) -> Result<bool, Error> {
+    pub(crate) fn save_as(mut self, name: &str) -> Result<bool, Error> {
         let goal = self.directory.join(name);
         match renameat_with(CWD, &self.place.path, CWD, &goal, RenameFlags::NOREPLACE) {
-            Ok(()) => self.kept = true,
+            Ok(()) => self.saved = true,
             Err(rustix::io::Errno::EXIST) => return Ok(false),
             Err(error) => return Err(Error::file("rename", &self.place.path)(error)),
         }
@@ -225,7 +226,7 @@ impl Begun {
 impl Drop for Begun {
     fn drop(&mut self) {
         // The next daemon does it for one that panics.
-        if !self.kept
+        if !self.saved
             && !std::thread::panicking()
             && let Err(error) = fs::remove_dir_all(&self.place.path)
         {
@@ -235,24 +236,37 @@ impl Drop for Begun {
     }
 }
 
-impl Node {
+/// The snapshots of a node.
+#[derive(Debug)]
+pub(crate) struct Snapshots {
+    directory: PathBuf,
+}
+
+impl Snapshots {
+    /// Those in `directory`, which is made if it is missing, without what a daemon that was killed has left half done.
+    pub(crate) fn open(directory: PathBuf) -> Result<Self, Error> {
+        clean(&directory).map_err(Error::file("clean", &directory))?;
+        Ok(Self { directory })
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The place of the one of this name, if there is one.
+    pub(crate) fn place(&self, name: &str) -> Place {
+        Place::new(&self.directory, name)
+    }
+
     /// Looks at the snapshots that are there. A directory without a record is none, and is set aside; one whose record cannot be read
     /// stays where it is, as whoever has written it may read it.
-    pub(crate) fn find_snapshots(&self) -> Result<(), Error> {
-        let directory = self.paths.snapshots();
-        for entry in fs::read_dir(&directory).map_err(Error::file("read", &directory))? {
-            let entry = entry.map_err(Error::file("read", &directory))?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if check_snapshot_name(&name).is_err() {
-                continue;
-            }
-            match Place::new(&directory, &name).read::<Record>() {
+    pub(crate) fn find_all(&self, store: &StateStore) -> Result<(), Error> {
+        for name in self.names()? {
+            let place = self.place(&name);
+            match place.read::<Record>() {
                 Ok(Some(_)) => (),
-                Ok(None) => {
-                    let why = "it has no record.json";
-                    self.store.set_aside(Subject::Snapshot, &entry.path(), why);
-                }
-                Err(error) => self.store.found(Finding {
+                Ok(None) => store.set_aside(Subject::Snapshot, place.directory(), "it has no record.json"),
+                Err(error) => store.found(Finding {
                     subject: Subject::Snapshot,
                     name,
                     outcome: Outcome::LeftAlone,
@@ -263,36 +277,51 @@ impl Node {
         Ok(())
     }
 
-    /// Takes a place for a snapshot, which is not there before it is kept.
-    pub(crate) fn begin_snapshot(&self, record: &Record) -> Result<Begun, Error> {
-        let snapshots = self.paths.snapshots();
-        if snapshots.join(&record.snapshot.name).exists() {
-            return Err(Error::SnapshotTaken(record.snapshot.name.clone()));
+    /// What may be a snapshot by its name.
+    fn names(&self) -> Result<Vec<String>, Error> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.directory).map_err(Error::file("read", &self.directory))? {
+            let name = entry.map_err(Error::file("read", &self.directory))?.file_name();
+            let name = name.to_str().filter(|name| check_snapshot_name(name).is_ok());
+            names.extend(name.map(str::to_owned));
         }
-        let begun = Begun::new(&snapshots)?;
+        Ok(names)
+    }
+
+    /// Refuses a name that cannot be a snapshot's, or is one's already.
+    pub(crate) fn check_free(&self, name: &str) -> Result<(), Error> {
+        check_snapshot_name(name)?;
+        match self.place(name).directory().exists() {
+            true => Err(Error::SnapshotTaken(name.to_owned())),
+            false => Ok(()),
+        }
+    }
+
+    /// Takes a place for a snapshot, which is not there before it is saved.
+    pub(crate) fn begin(&self, record: &Record) -> Result<Begun, Error> {
+        self.check_free(&record.snapshot.name)?;
+        let begun = Begun::new(&self.directory)?;
         begun.describe(record)?;
         Ok(begun)
     }
 
     /// A name for a snapshot: the one that is wanted, or the sandbox's with the next number that is free.
-    pub(crate) fn snapshot_name(&self, wanted: Option<&str>, sandbox: &str) -> Result<String, Error> {
+    pub(crate) fn name_for(&self, wanted: Option<&str>, sandbox: &str) -> Result<String, Error> {
         if let Some(name) = wanted {
             check_snapshot_name(name)?;
             return Ok(name.to_owned());
         }
         // Room for the number.
         let stem: String = sandbox.chars().take(config::MAX_NAME - 8).collect();
-        let snapshots = self.paths.snapshots();
-        let free = |number: &u32| !snapshots.join(format!("{stem}-{number}")).exists();
+        let free = |number: &u32| !self.place(&format!("{stem}-{number}")).directory().exists();
         let number = (1..=u32::MAX).find(free).unwrap_or(u32::MAX);
         Ok(format!("{stem}-{number}"))
     }
 
-    /// One that is there, and where.
-    pub(crate) fn snapshot(&self, name: &str) -> Result<(Place, Record), Error> {
+    /// One that is there, and where. The place stays the same one, whatever comes to its name.
+    pub(crate) fn get(&self, name: &str) -> Result<(Place, Record), Error> {
         check_snapshot_name(name)?;
-        let place = Place::new(&self.paths.snapshots(), name);
-        let place = match place.hold() {
+        let place = match self.place(name).hold() {
             Err(Error::File { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {
                 return Err(Error::NoSnapshot(name.to_owned()));
             }
@@ -304,17 +333,12 @@ impl Node {
         }
     }
 
-    /// All of them, the oldest first. One that is damaged is left out, and the log tells of it.
-    pub(crate) fn snapshots(&self) -> Result<Vec<Snapshot>, Error> {
-        let directory = self.paths.snapshots();
+    /// All of them, the oldest first. One that is damaged is left out, and the log tells of it. A file that several
+    /// have counts for the oldest, unless it is `counted` already.
+    pub(crate) fn list(&self, mut counted: Counted) -> Result<Vec<Snapshot>, Error> {
         let mut found = Vec::new();
-        for entry in fs::read_dir(&directory).map_err(Error::file("read", &directory))? {
-            let entry = entry.map_err(Error::file("read", &directory))?;
-            let name = entry.file_name();
-            if name.to_str().is_none_or(|name| check_snapshot_name(name).is_err()) {
-                continue;
-            }
-            let place = Place::new(&directory, &name.to_string_lossy());
+        for name in self.names()? {
+            let place = self.place(&name);
             match place.read::<Record>() {
                 Ok(record) => found.extend(record.map(|record| Snapshot {
                     damaged: checksums::in_short(&checksums::known_damage(&place)),
@@ -324,31 +348,24 @@ impl Node {
             }
         }
         found.sort_by(|a, b| (a.created_ns, &a.name).cmp(&(b.created_ns, &b.name)));
-        // A file that several have counts for the oldest, and for a template before all.
-        let mut counted = Counted::default();
-        for template in self.templates() {
-            counted.bytes(&self.paths.templates().join(template.id));
-        }
         for snapshot in &mut found {
-            snapshot.bytes = counted.bytes(&directory.join(&snapshot.name));
+            snapshot.bytes = counted.bytes(self.place(&snapshot.name).directory());
         }
         Ok(found)
     }
 
-    /// One of them, with its size.
-    pub(crate) fn inspect_snapshot(&self, name: &str) -> Result<Snapshot, Error> {
-        let (_, record) = self.snapshot(name)?;
-        let found = self.snapshots()?.into_iter().find(|snapshot| snapshot.name == name);
+    /// One of them, with its size beside what is `counted`.
+    pub(crate) fn inspect(&self, name: &str, counted: Counted) -> Result<Snapshot, Error> {
+        let (_, record) = self.get(name)?;
+        let found = self.list(counted)?.into_iter().find(|snapshot| snapshot.name == name);
         Ok(found.unwrap_or(record.snapshot))
     }
 
-    /// Removes one. VMs that were restored from it have its memory's file open, and keep it for as long as they run.
-    pub(crate) fn remove_snapshot(&self, name: &str) -> Result<(), Error> {
+    /// Removes one; `hidden` is called when it has lost its name. VMs that were restored from it have its memory's file
+    /// open, and keep it for as long as they run.
+    pub(crate) fn remove(&self, name: &str, hidden: impl FnOnce()) -> Result<(), Error> {
         check_snapshot_name(name)?;
-        let removed = remove(&self.paths.snapshots(), name, || {
-            self.points.at(base::points::SNAPSHOT_HIDDEN);
-        });
-        match removed? {
+        match remove(&self.directory, name, hidden)? {
             true => Ok(()),
             false => Err(Error::NoSnapshot(name.to_owned())),
         }
@@ -376,6 +393,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::store::paths::Paths;
     use crate::testing::stored;
 
     fn described(name: &str) -> Record {
@@ -417,13 +435,13 @@ mod tests {
         assert!(!snapshots.join("one").exists() && names().len() == 1);
         drop(one);
         assert!(names().is_empty());
-        // Kept: all of it is there, for root alone.
+        // Saved: all of it is there, for root alone.
         let one = begun("one");
         let memory = memory_files::new(one.place.directory());
         one.place.create(&memory).unwrap().set_len(1 << 30).unwrap();
         memory_files::name_new(one.place.directory()).unwrap();
         one.sync().unwrap();
-        assert!(one.keep("one").unwrap());
+        assert!(one.save_as("one").unwrap());
         let place = Place::new(&snapshots, "one");
         assert_eq!(place.read::<Record>().unwrap().unwrap(), described("one"));
         assert!(Counted::default().bytes(place.directory()) < 1 << 20, "holes count");
@@ -431,12 +449,12 @@ mod tests {
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&place.path), mode(&memory)), (0o700, 0o600));
         // Another of this name is refused, and the first one stays as it is.
-        assert!(!begun("one").keep("one").unwrap());
+        assert!(!begun("one").save_as("one").unwrap());
         assert!(memory.exists() && names().len() == 1);
         // Or takes its place, with all that is in it.
-        begun("one").keep_over("one").unwrap();
+        begun("one").save_over("one").unwrap();
         assert!(!memory.exists() && names().len() == 1);
-        begun("new").keep_over("new").unwrap();
+        begun("new").save_over("new").unwrap();
         assert_eq!(names().len(), 2);
         assert!(remove(&snapshots, "new", || ()).unwrap());
         // What a crash has left goes, and nothing else.
@@ -449,6 +467,103 @@ mod tests {
         assert!(
             told.contains("put it back from a backup") && !told.contains("snapshot rm"),
             "{told}"
+        );
+    }
+
+    fn snapshots(top: &Path) -> Snapshots {
+        Snapshots::open(top.join("snapshots")).unwrap()
+    }
+
+    fn saved(snapshots: &Snapshots, name: &str, created_ns: u64) {
+        let mut record = described(name);
+        record.snapshot.created_ns = created_ns;
+        assert!(snapshots.begin(&record).unwrap().save_as(name).unwrap());
+    }
+
+    #[test]
+    fn names_are_given_once_and_those_of_a_sandbox_are_numbered() {
+        let top = tempfile::tempdir().unwrap();
+        let snapshots = snapshots(top.path());
+        assert_eq!(snapshots.name_for(Some("mine"), "web").unwrap(), "mine");
+        assert!(snapshots.name_for(Some("../mine"), "web").is_err());
+        assert_eq!(snapshots.name_for(None, "web").unwrap(), "web-1");
+        saved(&snapshots, "web-1", 1);
+        saved(&snapshots, "web-3", 1);
+        assert_eq!(snapshots.name_for(None, "web").unwrap(), "web-2");
+        assert!(matches!(snapshots.begin(&described("web-1")), Err(Error::SnapshotTaken(name)) if name == "web-1"));
+        assert!(matches!(snapshots.check_free("web-3"), Err(Error::SnapshotTaken(_))));
+        snapshots.check_free("web-2").unwrap();
+        let long = snapshots.name_for(None, &"x".repeat(config::MAX_NAME)).unwrap();
+        snapshots.check_free(&long).unwrap();
+    }
+
+    #[test]
+    fn one_is_found_until_it_is_removed_and_by_whoever_has_it_longer() {
+        let top = tempfile::tempdir().unwrap();
+        let snapshots = snapshots(top.path());
+        for (name, created_ns) in [("b", 1), ("c", 3), ("a", 2)] {
+            saved(&snapshots, name, created_ns);
+        }
+        let names = || {
+            let all = snapshots.list(Counted::default()).unwrap().into_iter();
+            all.map(|snapshot| snapshot.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(), ["b", "a", "c"]);
+        let memory = vec![1; 1 << 16];
+        fs::write(memory_files::path(snapshots.place("b").directory(), 0), memory).unwrap();
+        memory_files::share(snapshots.place("b").directory(), snapshots.place("a").directory()).unwrap();
+        let bytes = |counted, name| snapshots.inspect(name, counted).unwrap().bytes;
+        assert!(bytes(Counted::default(), "b") >= 1 << 16 && bytes(Counted::default(), "a") < 1 << 16);
+        let mut counted = Counted::default();
+        counted.bytes(snapshots.place("a").directory());
+        assert!(bytes(counted, "b") < 1 << 16, "it counts for what was counted before");
+        // Damage is shown, and a record that cannot be read is left out.
+        checksums::note_damage(&snapshots.place("a"), &[node_api::Damage::changed("memory", 0, 1)]).unwrap();
+        assert!(snapshots.inspect("a", Counted::default()).unwrap().damaged.is_some());
+        fs::write(snapshots.place("c").record(), "{").unwrap();
+        assert_eq!(names(), ["b", "a"]);
+        assert!(snapshots.get("c").is_err());
+        // It is hidden before its files go; who has it goes on with it.
+        let (place, record) = snapshots.get("b").unwrap();
+        assert_eq!(record.snapshot.name, "b");
+        let mut was_hidden = false;
+        snapshots
+            .remove("b", || {
+                was_hidden = names() == ["a"] && place.record().exists();
+            })
+            .unwrap();
+        assert!(was_hidden && !place.record().exists());
+        assert!(matches!(snapshots.get("b"), Err(Error::NoSnapshot(_))));
+        assert!(matches!(snapshots.remove("b", || ()), Err(Error::NoSnapshot(_))));
+        assert!(snapshots.remove("../b", || ()).is_err());
+    }
+
+    #[test]
+    fn what_is_no_snapshot_is_set_aside_and_what_cannot_be_read_stays() {
+        let top = tempfile::tempdir().unwrap();
+        let paths = Paths::new(top.path().to_owned());
+        fs::create_dir_all(paths.sandboxes()).unwrap();
+        let (store, _) = StateStore::open(&paths, |_| false, &|id, _| id.to_owned()).unwrap();
+        let snapshots = snapshots(top.path());
+        saved(&snapshots, "whole", 1);
+        saved(&snapshots, "damaged", 1);
+        fs::write(snapshots.place("damaged").record(), "{").unwrap();
+        for directory in ["orphan", "no snapshot's name"] {
+            fs::create_dir(snapshots.directory().join(directory)).unwrap();
+        }
+        snapshots.find_all(&store).unwrap();
+        let is_there = |name: &str| snapshots.directory().join(name).exists();
+        assert!(["whole", "damaged", "no snapshot's name"].into_iter().all(is_there));
+        let aside = store.quarantine().unwrap();
+        assert!(
+            !is_there("orphan") && aside.len() == 1 && aside[0].ends_with("orphan"),
+            "{aside:?}"
+        );
+        store.report().unwrap();
+        let report = fs::read_to_string(paths.state().join(node_api::recovery::REPORT)).unwrap();
+        assert!(
+            report.contains(r#""name": "damaged""#) && !report.contains("whole"),
+            "{report}"
         );
     }
 }

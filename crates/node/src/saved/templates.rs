@@ -393,7 +393,7 @@ impl Node {
             // One that nobody finds could not be removed when it was given up.
             snapshots::remove(&self.paths.templates(), &record.template.id, || ())?;
         }
-        if begun.keep(&record.template.id)? {
+        if begun.save_as(&record.template.id)? {
             log::info!("sandboxes like {} are cloned from now on", sandbox.name);
             let id = record.template.id.clone();
             let mut known = self.templates.lock();

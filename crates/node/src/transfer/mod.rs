@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use node_api::message::LoadStep;
 use node_api::transfer::{Kind, is_file_name};
-use node_api::{Reply, Resources, Snapshot, check_snapshot_name};
+use node_api::{Reply, Resources, Snapshot};
 use serde::Serialize;
 
 use crate::Error;
@@ -83,7 +83,7 @@ impl Node {
     }
 
     fn snapshot_to_send(&self, name: &str) -> Result<(Place, Resources), Error> {
-        let (place, record) = self.snapshot(name)?;
+        let (place, record) = self.snapshots.get(name)?;
         let config = record.snapshot.config;
         match config.volumes.first() {
             None => Ok((place, config.resources)),
@@ -121,14 +121,14 @@ impl Node {
     /// Where those of a kind are.
     fn home(&self, kind: Kind) -> PathBuf {
         match kind {
-            Kind::Snapshot => self.paths.snapshots(),
+            Kind::Snapshot => self.snapshots.directory().to_owned(),
             Kind::Template => self.paths.templates(),
         }
     }
 
     fn begin_load(&self, kind: Kind, name: Option<String>, force: bool) -> Result<Loading, Error> {
         match (kind, &name) {
-            (Kind::Snapshot, Some(name)) => self.check_free(name)?,
+            (Kind::Snapshot, Some(name)) => self.snapshots.check_free(name)?,
             (Kind::Template, Some(name)) => self.check_template_name(name, force)?,
             (_, None) => (),
         }
@@ -141,14 +141,6 @@ impl Node {
         })
     }
 
-    fn check_free(&self, name: &str) -> Result<(), Error> {
-        check_snapshot_name(name)?;
-        match self.paths.snapshots().join(name).exists() {
-            true => Err(Error::SnapshotTaken(name.to_owned())),
-            false => Ok(()),
-        }
-    }
-
     /// Gives it its name, if it is what it should be.
     fn keep_loaded_snapshot(&self, loading: Loading) -> Result<Snapshot, Error> {
         let Loading { begun, name, .. } = loading;
@@ -158,10 +150,10 @@ impl Node {
             record.snapshot.damaged = None;
         })?;
         let name = record.snapshot.name.clone();
-        self.check_free(&name)?;
+        self.snapshots.check_free(&name)?;
         begun.reaches_disk()?;
         begun.describe_loaded(&record)?;
-        if !begun.keep(&name)? {
+        if !begun.save_as(&name)? {
             return Err(Error::SnapshotTaken(name));
         }
         self.inspect_snapshot(&name)

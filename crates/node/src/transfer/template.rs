@@ -67,7 +67,7 @@ impl Node {
         let record = with_names(record, &self.names_of(&id), &[]);
         begun.describe_loaded(&record)?;
         self.points.at(points::BUILD_WRITTEN);
-        begun.keep_over(&id)?;
+        begun.save_over(&id)?;
         self.points.at(points::BUILD_KEPT);
         let taken = self.take_names(record, None)?;
         drop(naming);
