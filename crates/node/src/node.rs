@@ -150,7 +150,7 @@ impl Node {
             metrics: Metrics::default(),
             hashes: Hashes::default(),
             snapshots,
-            templates: Templates::default(),
+            templates: Templates::new(paths.templates()),
             budget: Budget::new(Arc::clone(&config.host), config.overcommit, &config.state),
             own_cgroup: OwnCgroup::default(),
             taps: TapPool::new(Arc::clone(&network), Arc::clone(&sandboxes)),

@@ -448,7 +448,7 @@ impl Connection<'_> {
             Request::InspectTemplate { template } => Reply::Template(Box::new(node.find_template(&template)?)),
             Request::ListTemplates => self.items(node.templates(), |one| Item::Template(Box::new(one)))?,
             Request::RemoveTemplate { template } => {
-                node.remove_template(&template)?;
+                node.templates.remove_name(&template)?;
                 Reply::Done
             }
             Request::PruneTemplates { all } => Reply::Pruned(node.prune_templates(all)?),

@@ -4,17 +4,16 @@
 //!  asked ─┬─► there is the same ──────────────────────────────────────────────────────────────────────┬─► named
 //!         └─► a sandbox, tied to its asker, who runs the commands ─► settled ─► kept ─► ended ─► written ─┘
 //! ```
-//! Until it is named nobody finds anything of it, and a name goes from one template to the other at once. Knows nothing of how
-//! commands are run, nor when somebody is content with them.
+//! Until it is named nobody finds anything of it. Knows nothing of how commands are run, nor when somebody is content
+//! with them, and not how a name goes from one template to the other (`saved/template_names.rs`).
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use base::points;
-use node_api::{BuildConfig, NetworkMode, SandboxConfig, TakenName, Template};
+use node_api::{BuildConfig, NetworkMode, SandboxConfig, Template};
 use observe::span::span;
 
 use crate::node::Node;
@@ -26,7 +25,8 @@ use crate::sandbox::lifecycle::Verb;
 use crate::saved::host_traits;
 use crate::saved::memory_files;
 use crate::saved::snapshots::{Begun, Place};
-use crate::saved::templates::{Record, Shape, id, touch};
+use crate::saved::template_names::with_names;
+use crate::saved::template_record::{Record, Shape, id, touch};
 use crate::store::database::Stored;
 use crate::vmm::process::readable;
 use crate::vmm::programs::Files;
@@ -97,7 +97,7 @@ impl Node {
         let vm = entry.vm_for(Verb::Keep)?;
         self.settle_memory(&vm, &stored)?;
         self.points.at(points::BUILD_SETTLED);
-        let begun = Begun::new(&self.paths.templates())?;
+        let begun = Begun::new(self.templates.directory())?;
         self.keep_all(&vm, &stored, &begun.place)?;
         let mut record = self.describe_build(&build.config, &stored)?;
         // Its memory is the host's again while the files are written.
@@ -108,7 +108,7 @@ impl Node {
             memory_files::read_in_huge_pages(begun.place.directory());
         }
         let naming = self.templates.naming();
-        let names = self.names_of(&record.template.id);
+        let names = self.templates.names_of(&record.template.id);
         // In the place of one that somebody wants it is wanted, too.
         record.template.sized = build.config.sized && !self.templates.is_wanted(&record.template.id);
         let record = with_names(record, &names, &build.config.names);
@@ -124,10 +124,10 @@ impl Node {
         begun.save_over(&record.template.id)?;
         self.points.at(points::BUILD_KEPT);
         let id = record.template.id.clone();
-        self.take_names(record, build.config.replaces.as_deref())?;
+        self.templates.take_names(record, build.config.replaces.as_deref())?;
         if build.config.sized {
-            self.drop_older_sizes(&id)?;
-            self.keep_few()?;
+            self.templates.remove_older_sizes(&id)?;
+            self.templates.evict()?;
         }
         drop(naming);
         self.points.at(points::BUILD_NAMED);
@@ -180,85 +180,17 @@ impl Node {
         // Whoever builds it by its own wants it.
         record.template.sized &= config.sized;
         record.named_ns = clock::now_ns();
-        record.place(self).describe_anew(&record)?;
-        self.take_names(record, config.replaces.as_deref())?;
+        self.templates.describe_anew(&record)?;
+        self.templates.take_names(record, config.replaces.as_deref())?;
         drop(naming);
         Ok(Some(self.find_template(id)?))
     }
 
-    pub(crate) fn names_of(&self, id: &str) -> BTreeSet<String> {
-        let known = self.templates.records();
-        let same = known.into_iter().filter(|record| record.template.id == id);
-        same.flat_map(|record| record.template.names).collect()
-    }
-
-    /// This one is the newest of its names: from here on others find it by them, and only then those that had them lose them on
-    /// the disk. One that has no name left goes. What was taken from whom.
-    pub(crate) fn take_names(&self, record: Record, replaced: Option<&str>) -> Result<Vec<TakenName>, Error> {
-        let id = record.template.id.clone();
-        let (taken, losers) = {
-            let mut known = self.templates.lock();
-            known.records.retain(|known| known.template.id != id);
-            let taken = to_be_taken(&known.records, &record.template.names);
-            let losers = lose(&mut known.records, &record.template.names);
-            known.records.push(record);
-            (taken, losers)
-        };
-        self.write_losers(losers)?;
-        if let Some(replaced) = replaced.filter(|replaced| *replaced != id) {
-            self.drop_template(replaced)?;
-        }
-        self.drop_sizes_of_none()?;
-        Ok(taken)
-    }
-
-    fn write_losers(&self, losers: Vec<Record>) -> Result<(), Error> {
-        for loser in losers {
-            let place = loser.place(self);
-            if loser.template.names.is_empty() {
-                self.drop_template(&loser.template.id)?;
-            } else if let Err(error) = place.describe_anew(&loser)
-                // Somebody may have removed it meanwhile.
-                && place.record().exists()
-            {
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
-    /// After a crash two may have the same name: the one that got it last keeps it.
-    pub(crate) fn settle_names(&self) {
-        let losers = lose_to_later(&mut self.templates.lock().records);
-        if let Err(error) = self.write_losers(losers) {
-            // The next daemon finds the same, and does the same.
-            log::warn!("cannot record that a template has lost its name: {error}");
-        }
-    }
-
     /// One of them, by a name, an id or the beginning of one.
     pub(crate) fn find_template(&self, wanted: &str) -> Result<Template, Error> {
-        let record = self.find_record(wanted)?;
+        let record = self.templates.find(wanted)?;
         let outdated = self.why_outdated(&record, true)?;
-        Ok(self.told(record, outdated))
-    }
-
-    pub(crate) fn find_record(&self, wanted: &str) -> Result<Record, Error> {
-        let known = self.templates.records();
-        if let Some(named) = known
-            .iter()
-            .find(|record| record.template.names.iter().any(|name| name == wanted))
-        {
-            return Ok(named.clone());
-        }
-        let mut found = known
-            .into_iter()
-            .filter(|record| record.template.id.starts_with(wanted));
-        match (found.next(), found.next()) {
-            (Some(record), None) if !wanted.is_empty() => Ok(record),
-            (Some(_), Some(_)) if !wanted.is_empty() => Err(Error::AmbiguousTemplate(wanted.to_owned())),
-            _ => Err(Error::NoTemplate(wanted.to_owned())),
-        }
+        Ok(self.templates.describe(record, outdated))
     }
 
     /// What has changed since it was made, or which of its files is missing; `None` if sandboxes can be cloned of it. What guests are
@@ -266,10 +198,11 @@ impl Node {
     pub(crate) fn why_outdated(&self, record: &Record, sets_network_up: bool) -> Result<Option<String>, Error> {
         let template = &record.template;
         let because = |why: &str| Ok(Some(why.to_owned()));
-        if !record.place(self).is_whole(&template.resources) {
+        let place = self.templates.place(record);
+        if !place.is_whole(&template.resources) {
             return because("its files are damaged");
         }
-        if is_damaged(&record.place(self)) {
+        if is_damaged(&place) {
             return because("its files are damaged");
         }
         if self.images.get(&template.digest).is_err() {
@@ -298,7 +231,7 @@ impl Node {
     /// What a sandbox is cloned of that is to be of a template, and what it gets of it.
     pub(crate) fn choose(&self, wanted: &str, config: &mut SandboxConfig) -> Result<Chosen, Error> {
         let _span = span("template");
-        let record = self.find_record(wanted)?;
+        let record = self.templates.find(wanted)?;
         let template = &record.template;
         if config.resources.of_machine() != template.resources {
             return Err(Error::TemplateSize(Box::new(template.clone())));
@@ -333,7 +266,7 @@ impl Node {
             ));
         }
         // Somebody may have replaced it just now: then it is the one that was there.
-        let place = record.place(self).hold()?;
+        let place = self.templates.place(&record).hold()?;
         touch(&place);
         config.image.clone_from(&template.digest);
         Ok(Chosen {
@@ -342,19 +275,6 @@ impl Node {
             share_slots: record.shape.share_slots,
             place,
         })
-    }
-
-    /// Takes a name away, or removes the template.
-    pub(crate) fn remove_template(&self, wanted: &str) -> Result<(), Error> {
-        let _naming = self.templates.naming();
-        let record = self.find_record(wanted)?;
-        let named = record.template.names.iter().any(|name| name == wanted);
-        if !named || record.template.names.len() == 1 {
-            self.drop_template(&record.template.id)?;
-            return self.drop_sizes_of_none();
-        }
-        let losers = lose(&mut self.templates.lock().records, &[wanted.to_owned()]);
-        self.write_losers(losers)
     }
 
     /// What a machine is, of which nothing more is known than this.
@@ -379,186 +299,6 @@ impl Node {
     }
 }
 
-impl Place {
-    /// Writes what is to be known of it once more: whoever reads it gets the one or the other.
-    fn describe_anew(&self, record: &Record) -> Result<(), Error> {
-        let path = self.record();
-        let beside = path.with_extension("new");
-        let text = serde_json::to_vec_pretty(record).map_err(|error| Error::Invalid(error.to_string()))?;
-        let write = || {
-            // What a crash has left goes.
-            fs::write(&beside, &text)?;
-            fs::File::open(&beside)?.sync_all()?;
-            fs::rename(&beside, &path)?;
-            fs::File::open(self.directory())?.sync_all()
-        };
-        write().map_err(Error::file("write", &path))
-    }
-}
-
 pub(crate) fn outdated(name: &str, why: &str) -> Error {
     Error::TemplateOutdated(name.to_owned(), why.to_owned())
-}
-
-pub(crate) fn with_names(mut record: Record, kept: &BTreeSet<String>, asked: &[String]) -> Record {
-    let all: BTreeSet<String> = record.template.names.iter().chain(kept).chain(asked).cloned().collect();
-    record.template.names = all.into_iter().collect();
-    record
-}
-
-/// Which of these names have an owner, who is about to lose them.
-fn to_be_taken(records: &[Record], names: &[String]) -> Vec<TakenName> {
-    let of_one = |record: &Record| {
-        let own = &record.template.names;
-        let (from, gone) = (record.template.id.clone(), own.iter().all(|name| names.contains(name)));
-        let lost: Vec<String> = own.iter().filter(|name| names.contains(name)).cloned().collect();
-        lost.into_iter().map(move |name| TakenName {
-            name,
-            from: from.clone(),
-            gone,
-        })
-    };
-    records.iter().flat_map(of_one).collect()
-}
-
-/// These names are somebody else's from now on; those that have lost one.
-fn lose(records: &mut [Record], names: &[String]) -> Vec<Record> {
-    let mut losers = Vec::new();
-    for record in records {
-        let own = &mut record.template.names;
-        let before = own.len();
-        own.retain(|name| !names.contains(name));
-        if own.len() < before {
-            losers.push(record.clone());
-        }
-    }
-    losers
-}
-
-/// Each name is the last one's that got it; those that have lost one.
-fn lose_to_later(records: &mut [Record]) -> Vec<Record> {
-    records.sort_by_key(|record| record.named_ns);
-    let mut ids = BTreeSet::new();
-    for at in 0..records.len() {
-        let (before, rest) = records.split_at_mut(at);
-        let names = rest.first().map(|record| record.template.names.clone());
-        let losers = lose(before, &names.unwrap_or_default());
-        ids.extend(losers.into_iter().map(|loser| loser.template.id));
-    }
-    let lost = records.iter().filter(|record| ids.contains(&record.template.id));
-    lost.cloned().collect()
-}
-
-#[cfg(test)]
-pub(crate) mod tests {
-    use base::ByteSize;
-    use node_api::{Programs, Recipe, Resources};
-
-    use super::*;
-
-    pub(crate) fn record(id: &str, names: &[&str], named_ns: u64) -> Record {
-        let resources = Resources {
-            cpus: 1,
-            memory: ByteSize::mib(128),
-            disk: None,
-            cpu_model: None,
-            class: node_api::Class::Standard,
-            idle: node_api::Idle::Halt,
-            memory_mode: node_api::MemoryMode::Translated,
-        };
-        Record {
-            shape: Shape::new("00", &resources, None, String::new(), 0),
-            files: Files::default(),
-            named_ns,
-            template: Template {
-                id: id.into(),
-                names: names.iter().map(|&name| name.to_owned()).collect(),
-                created_ns: 1,
-                used_ns: 1,
-                digest: "00".into(),
-                resources,
-                networked: false,
-                programs: Programs::default(),
-                bytes: 0,
-                recipe: Some(Recipe::default()),
-                sized: false,
-                host: None,
-                brought: false,
-                outdated: None,
-            },
-        }
-    }
-
-    fn told(records: &[Record]) -> Vec<String> {
-        let of = |record: &Record| format!("{} {}", record.template.id, record.template.names.join(","));
-        records.iter().map(of).collect()
-    }
-
-    #[test]
-    fn a_name_is_of_one_and_goes_to_whoever_is_built_last() {
-        let mut records = [record("a", &["web"], 1), record("b", &["db", "web2"], 2)];
-        assert!(lose(&mut records, &["other".into()]).is_empty());
-        let names = ["web".into(), "db".into(), "nobodys".into()];
-        let taken = to_be_taken(&records, &names);
-        let taken: Vec<_> = taken
-            .iter()
-            .map(|taken| (&taken.name[..], &taken.from[..], taken.gone))
-            .collect();
-        assert_eq!(taken, [("web", "a", true), ("db", "b", false)]);
-        let losers = lose(&mut records, &names);
-        assert_eq!(told(&losers), ["a ", "b web2"]);
-        assert_eq!(to_be_taken(&records, &names), []);
-        assert_eq!(told(&records), told(&losers));
-        assert!(lose(&mut records, &["web".into()]).is_empty(), "it has lost it already");
-    }
-
-    #[test]
-    fn after_a_crash_the_last_one_keeps_the_name() {
-        let mut records = [
-            record("new", &["web"], 9),
-            record("old", &["web", "kept"], 1),
-            record("middle", &["web"], 5),
-            record("other", &["db"], 7),
-        ];
-        let losers = lose_to_later(&mut records);
-        assert_eq!(told(&losers), ["old kept", "middle "]);
-        assert_eq!(told(&records), ["old kept", "middle ", "other db", "new web"]);
-        assert!(lose_to_later(&mut records).is_empty());
-    }
-
-    #[test]
-    fn what_is_done_in_it_makes_another_and_names_do_not() {
-        let one = record("a", &["web"], 1);
-        let programs = Programs::default();
-        let with = |commands: &[&str]| Recipe {
-            commands: commands.iter().map(|&command| command.to_owned()).collect(),
-            ..Recipe::default()
-        };
-        let ids: BTreeSet<String> = [None, Some(with(&[])), Some(with(&["a", "b"])), Some(with(&["a b"]))]
-            .iter()
-            .map(|recipe| id(&one.shape, &programs, recipe.as_ref()))
-            .collect();
-        assert_eq!(ids.len(), 4);
-        let patient = Recipe {
-            ready_ms: 5,
-            ..with(&["a b"])
-        };
-        assert!(ids.contains(&id(&one.shape, &programs, Some(&patient))));
-    }
-
-    #[test]
-    fn a_record_is_written_again_as_a_whole() {
-        let directory = tempfile::tempdir().unwrap();
-        let place = Place::new(directory.path(), "");
-        fs::write(place.record(), "older").unwrap();
-        fs::write(
-            place.record().with_extension("new"),
-            "what a crash has left, and is longer",
-        )
-        .unwrap();
-        place.describe_anew(&record("a", &["web"], 1)).unwrap();
-        let found: Record = place.read().unwrap().unwrap();
-        assert_eq!(found.template.names, ["web"]);
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
-    }
 }

@@ -27,7 +27,7 @@ use crate::sandbox::entry::Entry;
 use crate::sandbox::lifecycle::Verb;
 use crate::saved::checksums;
 use crate::saved::disk;
-use crate::saved::memory_files::{self, Counted};
+use crate::saved::memory_files;
 use crate::saved::snapshots::{Place, Record};
 use crate::store::database::Stored;
 use crate::store::operation::Operation;
@@ -110,21 +110,12 @@ impl Node {
 
     /// All snapshots, the oldest first.
     pub(crate) fn list_snapshots(&self) -> Result<Vec<Snapshot>, Error> {
-        self.snapshots.list(self.size_of_templates())
+        self.snapshots.list(self.templates.counted())
     }
 
     /// One of them, with its size.
     pub(crate) fn inspect_snapshot(&self, name: &str) -> Result<Snapshot, Error> {
-        self.snapshots.inspect(name, self.size_of_templates())
-    }
-
-    /// What templates take: a file that a snapshot has, too, counts for the template.
-    fn size_of_templates(&self) -> Counted {
-        let mut counted = Counted::default();
-        for record in self.templates.records() {
-            counted.bytes(record.place(self).directory());
-        }
-        counted
+        self.snapshots.inspect(name, self.templates.counted())
     }
 
     /// Removes one; sandboxes that were cloned of it go on.

@@ -152,7 +152,7 @@ impl Node {
             // Nothing is there yet that could have kept anything.
             match self.cloned(entry, id, place, Duration::ZERO) {
                 Ok(machine) => {
-                    self.template_is_good(id);
+                    self.templates.note_success(id);
                     self.verify_later(Kind::Template, id, place);
                     return Ok(machine);
                 }
@@ -168,9 +168,9 @@ impl Node {
                     // What it alone was to get may be why.
                     let blamed = error.is_of_files() && (own().is_empty() || !error.is_agents_refusal());
                     if blamed || !place.is_whole(&entry.stored().sandbox.config.resources) {
-                        self.give_template_up(id);
+                        self.templates.give_up(id);
                     } else if !error.is_of_files() {
-                        self.blame_host_for(id);
+                        self.templates.note_failure_of_host(id);
                     }
                     self.clear(entry)?;
                     disk::remove(&self.sandbox_paths(entry).disk())?;

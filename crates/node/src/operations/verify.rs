@@ -108,10 +108,10 @@ impl Node {
                 Ok(of_snapshot(place, &record.snapshot))
             }
             Kind::Template => {
-                let record = self.find_record(name)?;
+                let record = self.templates.find(name)?;
                 Ok(Subject {
                     kind,
-                    place: record.place(self).hold()?,
+                    place: self.templates.place(&record).hold()?,
                     has_disk: record.template.resources.disk.is_some(),
                     by_itself: record.template.recipe.is_none(),
                     name: record.template.id,
@@ -211,7 +211,7 @@ impl Node {
             log::error!("the {kind} {name} is damaged, and nothing is cloned of it from here on: {advice}");
             self.verify_sharing(damage, place);
             if subject.by_itself {
-                return self.drop_template(name).map(drop);
+                return self.templates.remove(name).map(drop);
             }
         }
         match checksums::note_damage(place, damage) {

@@ -9,5 +9,7 @@ pub(crate) mod prefetch;
 pub(crate) mod sizes;
 pub(crate) mod snapshots;
 pub(crate) mod state_file;
+pub(crate) mod template_names;
+pub(crate) mod template_record;
 pub(crate) mod templates;
 pub(crate) mod tree;

@@ -1,9 +1,10 @@
-//! Templates of another size: what somebody has built is built once more, by its recipe, for sandboxes that are larger or smaller. They
-//! have no names, and are kept for as long as there is one of that recipe that somebody wants. Knows nothing of how one is built.
+//! Templates of another size: what somebody has built is built once more, by its recipe, for sandboxes that are larger
+//! or smaller. They have no names, and stay for as long as there is one of that recipe that somebody wants. Knows
+//! nothing of how one is built.
 
 use crate::Error;
-use crate::node::Node;
-use crate::saved::templates::Record;
+use crate::saved::template_record::Record;
+use crate::saved::templates::Templates;
 
 /// The same was done in both, of the same image.
 fn are_akin(one: &Record, other: &Record) -> bool {
@@ -40,16 +41,17 @@ fn older(records: &[Record], id: &str) -> Vec<String> {
     older.map(|record| record.template.id.clone()).collect()
 }
 
-impl Node {
+impl Templates {
     /// Removes those that are of no use any more, as what they were another size of is gone.
-    pub(crate) fn drop_sizes_of_none(&self) -> Result<(), Error> {
-        let all = of_none(&self.templates.records());
-        all.iter().try_for_each(|id| self.drop_template(id).map(drop))
+    pub(crate) fn remove_sizes_of_none(&self) -> Result<(), Error> {
+        let all = of_none(&self.records());
+        all.iter().try_for_each(|id| self.remove(id).map(drop))
     }
 
-    pub(crate) fn drop_older_sizes(&self, id: &str) -> Result<(), Error> {
-        let all = older(&self.templates.records(), id);
-        all.iter().try_for_each(|id| self.drop_template(id).map(drop))
+    /// Removes those that the one of this id takes the place of.
+    pub(crate) fn remove_older_sizes(&self, id: &str) -> Result<(), Error> {
+        let all = older(&self.records(), id);
+        all.iter().try_for_each(|id| self.remove(id).map(drop))
     }
 }
 
@@ -58,7 +60,7 @@ mod tests {
     use node_api::Recipe;
 
     use super::*;
-    use crate::operations::build_template::tests::record;
+    use crate::saved::template_record::tests::record;
 
     fn sized(id: &str, cpus: u32) -> Record {
         let mut record = record(id, &[], 1);

@@ -5,116 +5,40 @@
 //!  run ─► is there one of its shape? ─ yes ─► disk ─► VM restored ─► re-identified ──────────┬─► command
 //!                                    └ no ──► disk ─► VM boots ─► root ─► kept, if new ┘
 //! ```
-//! One is kept of the first sandbox of its shape, and named by what it was made of: a changed VMM, kernel or agent makes
-//! another. Whatever goes wrong with one, the sandbox is booted. Knows nothing of how a VM is restored. Those that somebody has
-//! built (`builds`) are among them, and are neither found nor removed by what is done here without being asked for.
+//! One is kept of the first sandbox of its shape, and named by what it was made of: a changed VMM, kernel or agent
+//! makes another. Whatever goes wrong with one, the sandbox is booted. Knows nothing of how a VM is restored. Those
+//! that somebody has built (`operations/build_template.rs`) are among them, and are neither found nor removed by what
+//! is done here without being asked for; what is true of their names is in `template_names`.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
 
-use agent_api::GuestNetwork;
 use node_api::recovery::Subject;
-use node_api::{Programs, Recipe, Resources, Template};
+use node_api::{Programs, Template};
 use observe::span::span;
-use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
+use crate::Error;
 use crate::node::Node;
 use crate::resources::volume_shares;
 use crate::resources::volumes::UNFINISHED;
 use crate::sandbox::entry::Entry;
 use crate::saved::checks::Checks;
-use crate::saved::host_traits;
 use crate::saved::memory_files::{self, Counted};
 use crate::saved::snapshots::{self, Begun, Place};
+use crate::saved::template_record::{Record, Shape, last_used, touch};
 use crate::store::database::Stored;
 use crate::vmm::programs::Files;
 use crate::vmm::vm::Vm;
-use crate::{Error, clock};
 
 /// So many are kept that nobody has asked for; the one that was not used for the longest time goes first.
 const MOST: usize = 32;
 
-/// What can be told of a machine before anything runs in it. Machines of one shape differ in their names alone.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Shape {
-    digest: String,
-    resources: Resources,
-    network: Option<GuestNetwork>,
-    command_line: String,
-    /// Devices for shared directories.
-    #[serde(default)]
-    pub(crate) share_slots: usize,
-}
-
-impl Shape {
-    pub(crate) fn new(
-        digest: &str,
-        resources: &Resources,
-        network: Option<GuestNetwork>,
-        command_line: String,
-        share_slots: usize,
-    ) -> Self {
-        Self {
-            digest: digest.to_owned(),
-            resources: resources.of_machine(),
-            network,
-            command_line,
-            share_slots,
-        }
-    }
-
-    /// Guests of both are told the same of their network.
-    pub(crate) fn has_network_of(&self, other: &Self) -> bool {
-        self.network == other.network
-    }
-}
-
-/// A template's `record.json`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Record {
-    pub(crate) template: Template,
-    pub(crate) shape: Shape,
-    /// The programs' files, which tell sooner than their hashes that nothing has changed.
-    pub(crate) files: Files,
-    /// When it got a name last.
-    #[serde(default)]
-    pub(crate) named_ns: u64,
-}
-
-impl Record {
-    /// One that is made now of a sandbox, without a name yet.
-    pub(crate) fn of(stored: &Stored, shape: Shape, files: Files, programs: Programs, recipe: Option<Recipe>) -> Self {
-        let (sandbox, now) = (&stored.sandbox, clock::now_ns());
-        Self {
-            template: Template {
-                id: id(&shape, &programs, recipe.as_ref()),
-                names: Vec::new(),
-                created_ns: now,
-                used_ns: now,
-                digest: sandbox.digest.clone(),
-                resources: sandbox.config.resources.of_machine(),
-                networked: stored.networked,
-                programs,
-                bytes: 0,
-                recipe,
-                sized: false,
-                host: Some(host_traits::here().clone()),
-                brought: false,
-                outdated: None,
-            },
-            shape,
-            files,
-            named_ns: now,
-        }
-    }
-}
-
-/// What a node knows of its templates.
-#[derive(Debug, Default)]
+/// The templates of a node.
+#[derive(Debug)]
 pub(crate) struct Templates {
+    directory: PathBuf,
     known: Mutex<Known>,
     /// Held by whoever gives or takes names, or writes records again. It comes before the other.
     naming: Mutex<()>,
@@ -172,6 +96,24 @@ impl Drop for Lease {
 }
 
 impl Templates {
+    /// Those in `directory`, none of which is known yet.
+    pub(crate) fn new(directory: PathBuf) -> Self {
+        Self {
+            directory,
+            known: Mutex::default(),
+            naming: Mutex::default(),
+            checks: Checks::default(),
+        }
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    pub(crate) fn place(&self, record: &Record) -> Place {
+        Place::new(&self.directory, &record.template.id)
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -190,31 +132,81 @@ impl Templates {
     pub(crate) fn records(&self) -> Vec<Record> {
         self.lock().records.clone()
     }
-}
 
-impl Record {
-    /// Somebody has built it, and it stays until somebody removes it.
-    fn is_wanted(&self) -> bool {
-        self.is_built() && !self.template.sized
-    }
-
-    /// It was made by commands: what is made without being asked for is of another kind.
-    fn is_built(&self) -> bool {
-        self.template.recipe.is_some()
-    }
-
-    pub(crate) fn place(&self, node: &Node) -> Place {
-        Place::new(&node.paths.templates(), &self.template.id)
-    }
-
-    /// Sandboxes can be cloned of it: it was made with the programs that are there now.
-    fn fits(&mut self, now: &Now) -> bool {
-        let fits = self.files == now.files || now.programs.as_ref() == Some(&self.template.programs);
-        if fits {
-            // Maybe the same programs in other files. The record is not worth being written again.
-            self.files = now.files.clone();
+    /// As everybody may know it.
+    pub(crate) fn describe(&self, record: Record, outdated: Option<String>) -> Template {
+        let place = self.place(&record);
+        Template {
+            outdated,
+            bytes: Counted::default().bytes(place.directory()),
+            used_ns: last_used(&record, &place),
+            ..record.template
         }
-        fits
+    }
+
+    /// What they take on the disk: a file that a snapshot has, too, counts for the template.
+    pub(crate) fn counted(&self) -> Counted {
+        let mut counted = Counted::default();
+        for record in self.records() {
+            counted.bytes(self.place(&record).directory());
+        }
+        counted
+    }
+
+    /// Removes those that were used longest ago, where there are too many; nobody gives names meanwhile.
+    pub(crate) fn evict(&self) -> Result<(), Error> {
+        let records = self.records().into_iter().filter(|record| !record.is_wanted());
+        let mut all: Vec<_> = records
+            .map(|record| (last_used(&record, &self.place(&record)), record.template.id))
+            .collect();
+        all.sort();
+        let too_many = all.len().saturating_sub(MOST);
+        all.iter()
+            .take(too_many)
+            .try_for_each(|(_, id)| self.remove(id).map(drop))
+    }
+
+    /// No sandbox could be cloned of it: it goes. Another is made, but if that is of no use either none is before
+    /// somebody prunes them, or the daemon is started anew.
+    pub(crate) fn give_up(&self, id: &str) {
+        let mut known = self.lock();
+        let shape = known.records.iter().find(|record| record.template.id == id);
+        if let Some(shape) = shape.map(|record| record.shape.clone()) {
+            match known.failed.contains(&shape) {
+                true => known.taken.push(shape),
+                false => known.failed.push(shape),
+            }
+        }
+        drop(known);
+        match self.remove(id) {
+            Ok(true) => log::warn!("the template {id} is removed"),
+            Ok(false) => (),
+            Err(error) => log::warn!("the template {id} is used no more, and stays behind: {error}"),
+        }
+    }
+
+    /// A clone of it goes on.
+    pub(crate) fn note_success(&self, id: &str) {
+        self.lock().in_a_row.remove(id);
+    }
+
+    /// The host could not clone it: it goes only if that comes again and again.
+    pub(crate) fn note_failure_of_host(&self, id: &str) {
+        let mut known = self.lock();
+        let count = known.in_a_row.entry(id.to_owned()).or_default();
+        *count += 1;
+        if *count >= FAILURES_OF_THE_HOST {
+            known.in_a_row.remove(id);
+            drop(known);
+            self.give_up(id);
+        }
+    }
+
+    /// Nobody finds it from here on; false if nobody did before. Clones of it keep its memory's file for as long as
+    /// they run.
+    pub(crate) fn remove(&self, id: &str) -> Result<bool, Error> {
+        self.lock().records.retain(|record| record.template.id != id);
+        snapshots::remove(&self.directory, id, || ())
     }
 }
 
@@ -239,19 +231,29 @@ impl Now {
             files,
         }
     }
+
+    /// Sandboxes can be cloned of this one: it was made with these programs.
+    fn fits(&self, record: &mut Record) -> bool {
+        let fits = record.files == self.files || self.programs.as_ref() == Some(&record.template.programs);
+        if fits {
+            // Maybe the same programs in other files. The record is not worth being written again.
+            record.files = self.files.clone();
+        }
+        fits
+    }
 }
 
 impl Node {
     /// Finds the templates that are there. Those that were made without being asked for and are of no use are removed; what is no
     /// template is set aside.
     pub(crate) fn find_templates(&self) -> Result<(), Error> {
-        let directory = self.paths.templates();
-        snapshots::clean(&directory).map_err(Error::file("clean", &directory))?;
+        let directory = self.templates.directory();
+        snapshots::clean(directory).map_err(Error::file("clean", directory))?;
         let mut all_are_known = true;
-        for entry in fs::read_dir(&directory).map_err(Error::file("read", &directory))? {
-            let entry = entry.map_err(Error::file("read", &directory))?;
+        for entry in fs::read_dir(directory).map_err(Error::file("read", directory))? {
+            let entry = entry.map_err(Error::file("read", directory))?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            match Place::new(&directory, &name).read::<Record>() {
+            match Place::new(directory, &name).read::<Record>() {
                 Ok(Some(record)) if record.template.id == name && (record.is_wanted() || self.is_of_use(&record)) => {
                     self.templates.lock().records.push(record);
                     continue;
@@ -273,13 +275,13 @@ impl Node {
                     continue;
                 }
             }
-            if let Err(error) = snapshots::remove(&directory, &name, || ()) {
+            if let Err(error) = snapshots::remove(directory, &name, || ()) {
                 log::warn!("a template stays, and is of no use: {error}");
             }
         }
-        self.settle_names();
+        self.templates.settle_names();
         match all_are_known {
-            true => self.drop_sizes_of_none(),
+            true => self.templates.remove_sizes_of_none(),
             // They may be sizes of one that was set aside.
             false => Ok(()),
         }
@@ -308,9 +310,9 @@ impl Node {
             .records
             .iter_mut()
             .filter(|record| record.shape == shape && !record.is_built());
-        if let Some(record) = of_shape.find_map(|record| record.fits(&now).then_some(record))
+        if let Some(record) = of_shape.find_map(|record| now.fits(record).then_some(record))
             // Somebody may have removed it just now.
-            && let Ok(place) = record.place(self).hold()
+            && let Ok(place) = self.templates.place(record).hold()
         {
             let id = record.template.id.clone();
             drop(known);
@@ -337,7 +339,7 @@ impl Node {
             log::warn!("no template can be made of sandbox {name}: {error}");
             lease.give_up();
         };
-        let begun = match Begun::new(&self.paths.templates()) {
+        let begun = match Begun::new(self.templates.directory()) {
             Ok(begun) => begun,
             Err(error) => {
                 give_up(error);
@@ -391,7 +393,7 @@ impl Node {
         };
         if !is_known(&self.templates.lock()) {
             // One that nobody finds could not be removed when it was given up.
-            snapshots::remove(&self.paths.templates(), &record.template.id, || ())?;
+            snapshots::remove(self.templates.directory(), &record.template.id, || ())?;
         }
         if begun.save_as(&record.template.id)? {
             log::info!("sandboxes like {} are cloned from now on", sandbox.name);
@@ -406,52 +408,25 @@ impl Node {
                 .map(|known| known.template.id.clone())
                 .collect();
             drop(known);
-            replaced.iter().try_for_each(|id| self.drop_template(id).map(drop))?;
+            replaced.iter().try_for_each(|id| self.templates.remove(id).map(drop))?;
             // One that gets a name just now is not to go.
             let _naming = self.templates.naming();
-            self.keep_few()?;
+            self.templates.evict()?;
         }
         Ok(())
-    }
-
-    /// Removes those that were used longest ago; nobody gives names meanwhile.
-    pub(crate) fn keep_few(&self) -> Result<(), Error> {
-        let records = self
-            .templates
-            .records()
-            .into_iter()
-            .filter(|record| !record.is_wanted());
-        let mut all: Vec<_> = records
-            .map(|record| (last_used(&record, &record.place(self)), record.template.id))
-            .collect();
-        all.sort();
-        let too_many = all.len().saturating_sub(MOST);
-        all.iter()
-            .take(too_many)
-            .try_for_each(|(_, id)| self.drop_template(id).map(drop))
     }
 
     /// All of them, the oldest first.
     pub(crate) fn templates(&self) -> Vec<Template> {
         // For somebody who only looks no network is set up.
-        let told = |record: Record| {
+        let describe = |record: Record| {
             let outdated = self.why_outdated(&record, false);
-            self.told(record, outdated.unwrap_or_else(|error| Some(error.to_string())))
+            self.templates
+                .describe(record, outdated.unwrap_or_else(|error| Some(error.to_string())))
         };
-        let mut all: Vec<Template> = self.templates.records().into_iter().map(told).collect();
+        let mut all: Vec<Template> = self.templates.records().into_iter().map(describe).collect();
         all.sort_by(|a, b| (a.created_ns, &a.id).cmp(&(b.created_ns, &b.id)));
         all
-    }
-
-    /// As everybody is told of it.
-    pub(crate) fn told(&self, record: Record, outdated: Option<String>) -> Template {
-        let place = record.place(self);
-        Template {
-            outdated,
-            bytes: Counted::default().bytes(place.directory()),
-            used_ns: last_used(&record, &place),
-            ..record.template
-        }
     }
 
     /// Removes those that no sandbox can be cloned of any more and nobody has built, or all; the ids.
@@ -466,85 +441,14 @@ impl Node {
             known.taken.clear();
             let records = known.records.iter_mut();
             let useless = records.filter_map(|record| {
-                let used = record.is_wanted() || record.fits(&now) && self.is_of_use(record);
+                let used = record.is_wanted() || now.fits(record) && self.is_of_use(record);
                 (all || !used).then(|| record.template.id.clone())
             });
             useless.collect()
         };
         for id in &useless {
-            self.drop_template(id)?;
+            self.templates.remove(id)?;
         }
         Ok(useless)
     }
-
-    /// No sandbox could be cloned of it: it goes. Another is made, but if that is of no use either none is before somebody prunes
-    /// them, or the daemon is started anew.
-    pub(crate) fn give_template_up(&self, id: &str) {
-        let mut known = self.templates.lock();
-        let shape = known.records.iter().find(|record| record.template.id == id);
-        if let Some(shape) = shape.map(|record| record.shape.clone()) {
-            match known.failed.contains(&shape) {
-                true => known.taken.push(shape),
-                false => known.failed.push(shape),
-            }
-        }
-        drop(known);
-        match self.drop_template(id) {
-            Ok(true) => log::warn!("the template {id} is removed"),
-            Ok(false) => (),
-            Err(error) => log::warn!("the template {id} is used no more, and stays behind: {error}"),
-        }
-    }
-
-    /// A clone of it goes on.
-    pub(crate) fn template_is_good(&self, id: &str) {
-        self.templates.lock().in_a_row.remove(id);
-    }
-
-    /// The host could not clone it: it goes only if that comes again and again.
-    pub(crate) fn blame_host_for(&self, id: &str) {
-        let mut known = self.templates.lock();
-        let count = known.in_a_row.entry(id.to_owned()).or_default();
-        *count += 1;
-        if *count >= FAILURES_OF_THE_HOST {
-            known.in_a_row.remove(id);
-            drop(known);
-            self.give_template_up(id);
-        }
-    }
-
-    /// Nobody finds it from here on; false if nobody did before. Clones of it keep its memory's file for as long as they run.
-    pub(crate) fn drop_template(&self, id: &str) -> Result<bool, Error> {
-        self.templates.lock().records.retain(|record| record.template.id != id);
-        snapshots::remove(&self.paths.templates(), id, || ())
-    }
-}
-
-/// The name of what was made of this.
-pub(crate) fn id(shape: &Shape, programs: &Programs, recipe: Option<&Recipe>) -> String {
-    let mut parts = serde_json::json!({ "shape": shape, "programs": programs });
-    if let Some(recipe) = recipe {
-        parts["recipe"] = serde_json::json!(recipe.essence());
-    }
-    let text = parts.to_string();
-    let hash = Sha256::digest(text.as_bytes());
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Notes that it is used: by the time of its record's file, which needs no other to be written.
-pub(crate) fn touch(place: &Place) {
-    let touched = File::open(place.record()).and_then(|file| file.set_modified(SystemTime::now()));
-    if let Err(error) = touched {
-        log::info!("that a template is used cannot be noted: {error}");
-    }
-}
-
-/// When a sandbox was cloned of it last, or when it was made.
-fn last_used(record: &Record, place: &Place) -> u64 {
-    let modified = fs::metadata(place.record())
-        .and_then(|metadata| metadata.modified())
-        .ok();
-    let since = modified.and_then(|modified| modified.duration_since(SystemTime::UNIX_EPOCH).ok());
-    let used_ns = since.and_then(|since| u64::try_from(since.as_nanos()).ok());
-    used_ns.unwrap_or(record.template.created_ns)
 }

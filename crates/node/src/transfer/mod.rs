@@ -9,7 +9,7 @@ mod template;
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use node_api::message::LoadStep;
@@ -119,10 +119,10 @@ impl Node {
     }
 
     /// Where those of a kind are.
-    fn home(&self, kind: Kind) -> PathBuf {
+    fn home(&self, kind: Kind) -> &Path {
         match kind {
-            Kind::Snapshot => self.snapshots.directory().to_owned(),
-            Kind::Template => self.paths.templates(),
+            Kind::Snapshot => self.snapshots.directory(),
+            Kind::Template => self.templates.directory(),
         }
     }
 
@@ -132,7 +132,7 @@ impl Node {
             (Kind::Template, Some(name)) => self.check_template_name(name, force)?,
             (_, None) => (),
         }
-        let begun = Begun::new(&self.home(kind))?;
+        let begun = Begun::new(self.home(kind))?;
         Ok(Loading {
             begun,
             kind,

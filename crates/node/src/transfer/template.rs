@@ -8,18 +8,19 @@ use node_api::{LoadedTemplate, NetworkMode, Resources, check_template_name};
 
 use super::{Loading, record};
 use crate::node::Node;
-use crate::operations::build_template::{outdated, with_names};
+use crate::operations::build_template::outdated;
 use crate::saved::snapshots::Place;
-use crate::saved::templates::{Record, id};
+use crate::saved::template_names::with_names;
+use crate::saved::template_record::{Record, id};
 use crate::vmm::programs::Files;
 use crate::{Error, clock};
 
 impl Node {
     /// One that somebody has built; what `run` makes by itself is made anew by the first sandbox wherever it is wanted.
     pub(super) fn template_to_send(&self, name: &str) -> Result<(Place, Resources), Error> {
-        let found = self.find_record(name)?;
+        let found = self.templates.find(name)?;
         // Somebody may replace it meanwhile.
-        let place = found.place(self).hold()?;
+        let place = self.templates.place(&found).hold()?;
         let Some(record) = place.read::<Record>()? else {
             return Err(outdated(name, "its files are damaged"));
         };
@@ -64,12 +65,12 @@ impl Node {
         for name in &record.template.names {
             self.check_template_name(name, force)?;
         }
-        let record = with_names(record, &self.names_of(&id), &[]);
+        let record = with_names(record, &self.templates.names_of(&id), &[]);
         begun.describe_loaded(&record)?;
         self.points.at(points::BUILD_WRITTEN);
         begun.save_over(&id)?;
         self.points.at(points::BUILD_KEPT);
-        let taken = self.take_names(record, None)?;
+        let taken = self.templates.take_names(record, None)?;
         drop(naming);
         self.points.at(points::BUILD_NAMED);
         Ok(LoadedTemplate {
