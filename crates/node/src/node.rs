@@ -55,7 +55,7 @@ pub struct Node {
     pub(crate) metrics: Metrics,
     pub(crate) hashes: Hashes,
     pub(crate) snapshots: Snapshots,
-    pub(crate) templates: Templates,
+    pub(crate) templates: Arc<Templates>,
     pub(crate) budget: Budget,
     own_cgroup: OwnCgroup,
     pub(crate) network: Arc<NodeNetwork>,
@@ -150,7 +150,7 @@ impl Node {
             metrics: Metrics::default(),
             hashes: Hashes::default(),
             snapshots,
-            templates: Templates::new(paths.templates()),
+            templates: Arc::new(Templates::new(paths.templates())),
             budget: Budget::new(Arc::clone(&config.host), config.overcommit, &config.state),
             own_cgroup: OwnCgroup::default(),
             taps: TapPool::new(Arc::clone(&network), Arc::clone(&sandboxes)),
@@ -165,7 +165,7 @@ impl Node {
             config,
         });
         node.snapshots.find_all(&node.store)?;
-        node.find_templates()?;
+        node.templates.find_all(node.template_sources(), &node.store)?;
         node.start_monitor()?;
         node.reconcile(found)?;
         if let Err(error) = node.publish_again() {

@@ -446,12 +446,12 @@ impl Connection<'_> {
             Request::BuildTemplate(config) => return self.begin_build(&node, *config),
             Request::KeepTemplate => self.keep_build(&node)?,
             Request::InspectTemplate { template } => Reply::Template(Box::new(node.find_template(&template)?)),
-            Request::ListTemplates => self.items(node.templates(), |one| Item::Template(Box::new(one)))?,
+            Request::ListTemplates => self.items(node.list_templates(), |one| Item::Template(Box::new(one)))?,
             Request::RemoveTemplate { template } => {
                 node.templates.remove_name(&template)?;
                 Reply::Done
             }
-            Request::PruneTemplates { all } => Reply::Pruned(node.prune_templates(all)?),
+            Request::PruneTemplates { all } => Reply::Pruned(node.templates.prune(all, node.template_sources())?),
             Request::Clone(config) => self.goes_on(node.clone_of(config))?,
             Request::Rollback { sandbox, snapshot } => self.goes_on(node.rollback(&node.find(&sandbox)?, &snapshot))?,
             Request::Move { sandbox, class } => self.goes_on(node.move_to(&node.find(&sandbox)?, class))?,

@@ -193,6 +193,16 @@ impl Node {
         Ok(self.templates.describe(record, outdated))
     }
 
+    /// All of them, the oldest first.
+    pub(crate) fn list_templates(&self) -> Vec<Template> {
+        // For somebody who only looks no network is set up.
+        let outdated = |record: &Record| {
+            let outdated = self.why_outdated(record, false);
+            outdated.unwrap_or_else(|error| Some(error.to_string()))
+        };
+        self.templates.list(outdated)
+    }
+
     /// What has changed since it was made, or which of its files is missing; `None` if sandboxes can be cloned of it. What guests are
     /// told of the network is known where that is set up, or may be for this.
     pub(crate) fn why_outdated(&self, record: &Record, sets_network_up: bool) -> Result<Option<String>, Error> {
@@ -218,14 +228,8 @@ impl Node {
                 return because("it was made with another guest network or other options of the kernel");
             }
         }
-        Ok(self.other_host(template).map(|host| format!("it was made on {host}")))
-    }
-
-    /// What host it is of, where that is not like this one.
-    pub(crate) fn other_host(&self, template: &Template) -> Option<String> {
-        let model = template.resources.cpu_model.unwrap_or_default();
-        let made_on = template.host.as_ref()?;
-        host_traits::difference(made_on, host_traits::here(), model)
+        let other_host = record.other_host(host_traits::here());
+        Ok(other_host.map(|host| format!("it was made on {host}")))
     }
 
     /// What a sandbox is cloned of that is to be of a template, and what it gets of it.

@@ -9,6 +9,7 @@ pub(crate) mod follow_clock;
 pub(crate) mod keep_network;
 pub(crate) mod requests;
 pub(crate) mod rollback;
+pub(crate) mod save_template;
 pub(crate) mod shutdown;
 pub(crate) mod snapshot;
 pub(crate) mod stages;

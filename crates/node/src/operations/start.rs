@@ -144,7 +144,7 @@ impl Node {
     fn machine(self: &Arc<Self>, entry: &Arc<Entry>, cancel: BorrowedFd<'_>) -> Result<Machine, Error> {
         let look = || {
             let _span = span("template");
-            self.template(&entry.stored())
+            self.template_for(&entry.stored())
         };
         let own = || Own::of(&entry.stored().sandbox.config);
         let mut found = look()?;
@@ -190,7 +190,7 @@ impl Node {
             .and_then(|()| agent.hang_up())
             .map_err(|error| vm.diagnose("its agent was to hang up", error));
         match hung_up {
-            Ok(()) => self.keep_template(entry, &vm, lease)?,
+            Ok(()) => self.save_template(entry, &vm, lease)?,
             // It is there still, and may answer others: whether it does is found out below.
             Err(error @ (Error::Agent { .. } | Error::GuestSilent { .. })) => {
                 log::warn!("no template can be made of sandbox {}: {error}", entry.id);

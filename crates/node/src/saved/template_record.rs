@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::time::SystemTime;
 
 use agent_api::GuestNetwork;
-use node_api::{Programs, Recipe, Resources, Template};
+use node_api::{HostTraits, Programs, Recipe, Resources, Template};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -92,6 +92,13 @@ impl Record {
     /// Somebody has built it, and it stays until somebody removes it.
     pub(super) fn is_wanted(&self) -> bool {
         self.is_built() && !self.template.sized
+    }
+
+    /// What host it is of, where that is not like the one here.
+    pub(crate) fn other_host(&self, here: &HostTraits) -> Option<String> {
+        let model = self.template.resources.cpu_model.unwrap_or_default();
+        let made_on = self.template.host.as_ref()?;
+        host_traits::difference(made_on, here, model)
     }
 
     /// It was made by commands: what is made without being asked for is of another kind.

@@ -347,7 +347,7 @@ impl World {
 
     /// Waits until there is a template.
     pub(crate) fn has_template(&self) -> Result<(), String> {
-        soon(|| same("templates", &self.node().templates().len(), &1))
+        soon(|| same("templates", &self.node().list_templates().len(), &1))
     }
 
     /// Everybody can be removed, and nothing is left.

@@ -9,6 +9,7 @@ use node_api::{LoadedTemplate, NetworkMode, Resources, check_template_name};
 use super::{Loading, record};
 use crate::node::Node;
 use crate::operations::build_template::outdated;
+use crate::saved::host_traits;
 use crate::saved::snapshots::Place;
 use crate::saved::template_names::with_names;
 use crate::saved::template_record::{Record, id};
@@ -108,7 +109,7 @@ impl Node {
             let why = "its id is not that of what it was made of";
             return Err(Error::NotToBeLoaded(Kind::Template, why.into()));
         }
-        if let Some(host) = self.other_host(template) {
+        if let Some(host) = record.other_host(host_traits::here()) {
             return refuse(&format!("on {host}"));
         }
         if let Some(recipe) = &mut record.template.recipe {
