@@ -26,6 +26,7 @@ use crate::resources::tap_pool::TapPool;
 use crate::resources::volumes::Volumes;
 use crate::sandbox::entry::Entry;
 use crate::sandbox::registry::Sandboxes;
+use crate::saved::programs::Hashes;
 use crate::saved::snapshots::Snapshots;
 use crate::saved::templates::Templates;
 use crate::store::StateStore;
@@ -36,7 +37,6 @@ use crate::telemetry::metrics::{Endpoint, Metrics, Observed, Sources};
 use crate::vmm::launch::{Jailed, Launcher};
 use crate::vmm::monitor::Monitor;
 use crate::vmm::process;
-use crate::vmm::programs::Hashes;
 
 /// A daemon that was killed holds the lock until the kernel has ended its last thread.
 const LOCK_PATIENCE: Duration = Duration::from_secs(3);

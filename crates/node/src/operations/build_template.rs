@@ -24,12 +24,12 @@ use crate::sandbox::entry::Entry;
 use crate::sandbox::lifecycle::Verb;
 use crate::saved::host_traits;
 use crate::saved::memory_files;
+use crate::saved::programs::Files;
 use crate::saved::snapshots::{Begun, Place};
 use crate::saved::template_names::with_names;
 use crate::saved::template_record::{Record, Shape, id, touch};
 use crate::store::database::Stored;
 use crate::vmm::process::readable;
-use crate::vmm::programs::Files;
 use crate::vmm::vm::Vm;
 use crate::{Error, clock};
 

@@ -16,12 +16,12 @@ use crate::node::Node;
 use crate::resources::volume_shares;
 use crate::sandbox::entry::Entry;
 use crate::saved::host_traits;
+use crate::saved::programs::Files;
 use crate::saved::snapshots::Begun;
 use crate::saved::template_record::Record;
 use crate::saved::templates::{Found, Lease, Sources};
 use crate::store::database::Stored;
 use crate::thread;
-use crate::vmm::programs::Files;
 use crate::vmm::vm::Vm;
 
 impl Node {

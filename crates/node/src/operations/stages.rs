@@ -212,7 +212,9 @@ impl Restored {
             node.reidentify(&vm, reidentification)?
         };
         node.points.at(points::RESTORE_REIDENTIFIED);
-        prefetch::keep_first(place, &vm, entry.stored().sandbox.config.paging);
+        prefetch::save_first(place, entry.stored().sandbox.config.paging, |question| {
+            vm.ask("it was asked what pages it has needed", question)
+        });
         // The next snapshot of it needs to have only what it changes.
         if let Err(error) = memory_files::share(place.directory(), &node.sandbox_paths(entry).directory) {
             log::warn!("the next snapshot of sandbox {} will be a whole one: {error}", entry.id);

@@ -23,12 +23,12 @@ use crate::node::Node;
 use crate::resources::budget::Changed;
 use crate::resources::held;
 use crate::resources::limits;
-use crate::resources::volumes::unfinished;
 use crate::sandbox::entry::Entry;
 use crate::sandbox::lifecycle::Verb;
 use crate::store::operation::Operation;
 use crate::store::records::sync_directory;
 use crate::store::remove::remove_directory;
+use crate::store::unfinished::unfinished;
 use crate::{Error, clock};
 
 /// The end of a log in which its last record lies.

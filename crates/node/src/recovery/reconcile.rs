@@ -18,13 +18,13 @@ use vmm_api::{VmState, VmmClient};
 use crate::Error;
 use crate::node::Node;
 use crate::resources::held::{self, Known, unless_it_stays};
-use crate::resources::volumes::UNFINISHED;
 use crate::sandbox::entry::Entry;
 use crate::store::Found;
 use crate::store::database::Stored;
 use crate::store::operation::Operation;
 use crate::store::paths::names;
 use crate::store::remove::remove_directory;
+use crate::store::unfinished::UNFINISHED;
 use crate::vmm::process;
 use crate::vmm::vm::{Vm, pause_reason};
 

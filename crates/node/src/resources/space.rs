@@ -38,13 +38,6 @@ pub(crate) fn require(path: &Path, needed: ByteSize, what: &'static str) -> Resu
     .into())
 }
 
-/// How much of the file system the file at `path` takes; nothing where there is none.
-pub(crate) fn taken(path: &Path) -> ByteSize {
-    use std::os::unix::fs::MetadataExt;
-    // In units of 512 bytes, whatever the file system's are (stat(2)).
-    ByteSize(fs::metadata(path).map_or(0, |metadata| metadata.blocks() * 512))
-}
-
 /// A file that holds room for records, and is removed when they cannot be written otherwise.
 #[derive(Debug)]
 pub(crate) struct Reserve {
@@ -190,7 +183,7 @@ mod tests {
         let disk = SmallDisk::of(ByteSize::mib(40));
         let reserve = Reserve::new(disk.path().join("reserve"));
         assert!(reserve.keep() && reserve.keep());
-        assert_eq!(taken(&disk.path().join("reserve")), RESERVE);
+        assert_eq!(crate::saved::disk::taken(&disk.path().join("reserve")), RESERVE);
         disk.fill();
         let record = disk.path().join("record");
         assert!(fs::write(&record, vec![7; 1 << 20]).is_err(), "there is room");

@@ -17,12 +17,10 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use crate::Error;
 use crate::sandbox::registry::Sandboxes;
 use crate::saved::tree;
+use crate::store::unfinished::{UNFINISHED, unfinished};
 
 /// Where a volume's files are, below its own directory.
 const DATA: &str = "_data";
-
-/// What begins so is being made, or being removed. Volumes' names begin with a letter or digit.
-pub(crate) const UNFINISHED: &str = ".";
 
 /// Makes the place for volumes, and removes what a daemon that was killed has left half done. What cannot be removed stays
 /// for the next time: guests have shaped it, and nothing about it is worth refusing to start.
@@ -70,13 +68,6 @@ fn make(volumes: &Path, name: &str) -> io::Result<PathBuf> {
         }
         Err(error) => Err(error.into()),
     }
-}
-
-/// A name that nobody else has.
-pub(crate) fn unfinished() -> io::Result<String> {
-    let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    Ok(format!("{UNFINISHED}{:016x}", u64::from_ne_bytes(bytes)))
 }
 
 /// Puts one out of everybody's sight; its files are still to be removed. `None` if there is none.

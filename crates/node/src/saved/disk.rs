@@ -13,7 +13,6 @@ use rustix::fs::{CWD, Mode, OFlags, RenameFlags, SeekFrom, copy_file_range, ioct
 use rustix::io::Errno;
 
 use crate::Error;
-use crate::resources::space::taken;
 
 /// Between two looks at the clock.
 const COPIED_AT_ONCE: usize = 16 << 20;
@@ -48,6 +47,12 @@ pub(crate) fn create(templates: &Path, size: ByteSize, path: &Path) -> Result<()
 /// Makes the disk at `path` one that holds what the one at `from` does, whatever was there; or leaves it as it was.
 pub(crate) fn replace(from: &Path, path: &Path) -> Result<(), Error> {
     Beside::new(from, path)?.put()
+}
+
+/// How much of the file system the file at `path` takes; nothing where there is none.
+pub(crate) fn taken(path: &Path) -> ByteSize {
+    // In units of 512 bytes, whatever the file system's are (stat(2)).
+    ByteSize(fs::metadata(path).map_or(0, |metadata| metadata.blocks() * 512))
 }
 
 /// How much of the file system of `directory` a copy of the disk at `from` takes there.

@@ -1,4 +1,6 @@
-//! Machines and disks on disk: snapshots, templates, and the files that they consist of. Starts and stops nothing.
+//! Machines and disks on disk: snapshots, templates, and the files that they consist of. `Snapshots` and `Templates`
+//! own their directories, and are told by argument what else they need. Starts and stops nothing, and knows neither
+//! node nor VMM.
 
 pub(crate) mod checks;
 pub(crate) mod checksums;
@@ -6,6 +8,7 @@ pub(crate) mod disk;
 pub(crate) mod host_traits;
 pub(crate) mod memory_files;
 pub(crate) mod prefetch;
+pub(crate) mod programs;
 pub(crate) mod sizes;
 pub(crate) mod snapshots;
 pub(crate) mod state_file;

@@ -11,17 +11,19 @@ use node_api::Paging;
 use observe::span::span;
 use vmm_api::{ClientError, MAX_ORDER, MAX_WRITE_SET, PageRuns, VmmClient};
 
+use crate::Error;
 use crate::saved::snapshots::Place;
-use crate::vmm::vm::Vm;
 
 /// The most pages of an order: 256 MiB.
 const MAX_ORDER_PAGES: u64 = 65536;
 
+/// What a VMM is asked for.
+pub(crate) type Question = fn(&mut VmmClient) -> Result<PageRuns, ClientError>;
+
 /// One thing to be learned.
 struct Lesson {
     path: PathBuf,
-    /// What a VMM is asked.
-    ask: fn(&mut VmmClient) -> Result<PageRuns, ClientError>,
+    question: Question,
     most_pages: u64,
 }
 
@@ -31,12 +33,12 @@ impl Lesson {
         match paging {
             Paging::Mapped | Paging::Eager => Self {
                 path: place.write_set(),
-                ask: VmmClient::write_set,
+                question: VmmClient::write_set,
                 most_pages: MAX_WRITE_SET,
             },
             Paging::OnDemand => Self {
                 path: place.page_order(),
-                ask: VmmClient::page_order,
+                question: VmmClient::page_order,
                 most_pages: MAX_ORDER_PAGES,
             },
         }
@@ -58,15 +60,20 @@ fn read(path: &Path) -> PageRuns {
     })
 }
 
-/// Keeps what the first clone has done until now. One whose memory came eagerly tells nothing: an old kernel has all of it look changed.
-pub(crate) fn keep_first(place: &Place, vm: &Vm, paging: Paging) {
-    let Lesson { path, ask, most_pages } = Lesson::of(place, paging);
+/// Saves what the first clone has done until now, as its VMM says, which `ask` asks. One whose memory came eagerly
+/// tells nothing: an old kernel has all of it look changed.
+pub(crate) fn save_first(place: &Place, paging: Paging, ask: impl FnOnce(Question) -> Result<PageRuns, Error>) {
+    let Lesson {
+        path,
+        question,
+        most_pages,
+    } = Lesson::of(place, paging);
     if path.exists() || paging == Paging::Eager {
         return;
     }
     let _span = span("pages learned");
-    let keep = || -> Result<(), Box<dyn std::error::Error>> {
-        let runs = cut(vm.ask("it was asked what pages it has needed", ask)?, most_pages);
+    let save = || -> Result<(), Box<dyn std::error::Error>> {
+        let runs = cut(ask(question)?, most_pages);
         if runs.is_empty() {
             return Err("it cannot be told what pages it has needed".into());
         }
@@ -82,7 +89,7 @@ pub(crate) fn keep_first(place: &Place, vm: &Vm, paging: Paging) {
         }
         Ok(written?)
     };
-    if let Err(error) = keep() {
+    if let Err(error) = save() {
         log::info!("clones get their pages one by one: {error}");
     }
 }
@@ -117,6 +124,32 @@ mod tests {
             fs::write(place.write_set(), damaged).unwrap();
             assert_eq!(pages(&place, Paging::Mapped), [], "{damaged}");
         }
+    }
+
+    #[test]
+    fn the_first_clone_alone_is_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::new(dir.path(), "a");
+        fs::create_dir(place.directory()).unwrap();
+        let answered = |paging, answer: Result<PageRuns, Error>| {
+            let mut asked = false;
+            save_first(&place, paging, |_| {
+                asked = true;
+                answer
+            });
+            asked
+        };
+        assert!(!answered(Paging::Eager, Ok(vec![(1, 2)])));
+        assert!(answered(Paging::Mapped, Err(Error::Cancelled)));
+        assert!(
+            answered(Paging::Mapped, Ok(Vec::new())),
+            "the one before has said nothing"
+        );
+        assert!(answered(Paging::Mapped, Ok(vec![(1, 2)])));
+        assert!(!answered(Paging::Mapped, Ok(vec![(3, 4)])));
+        assert_eq!(pages(&place, Paging::Mapped), [(1, 2)]);
+        assert!(answered(Paging::OnDemand, Ok(vec![(5, 6)])));
+        assert_eq!(pages(&place, Paging::OnDemand), [(5, 6)]);
     }
 
     #[test]

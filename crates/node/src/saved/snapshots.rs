@@ -20,11 +20,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::resources::volumes::{UNFINISHED, unfinished};
 use crate::saved::checksums;
 use crate::saved::memory_files::{self, Counted};
 use crate::store::StateStore;
 use crate::store::remove::remove_directory;
+use crate::store::unfinished::{UNFINISHED, unfinished};
 
 /// A guest's memory holds its secrets.
 const DIRECTORY_MODE: u32 = 0o700;

@@ -11,9 +11,9 @@ use sha2::{Digest, Sha256};
 
 use crate::clock;
 use crate::saved::host_traits;
+use crate::saved::programs::Files;
 use crate::saved::snapshots::Place;
 use crate::store::database::Stored;
-use crate::vmm::programs::Files;
 
 /// What can be told of a machine before anything runs in it. Machines of one shape differ in their names alone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -21,13 +21,13 @@ use node_api::{HostTraits, Programs, Template};
 
 use crate::Error;
 use crate::config::Config;
-use crate::resources::volumes::UNFINISHED;
 use crate::saved::checks::Checks;
 use crate::saved::memory_files::{self, Counted};
+use crate::saved::programs::{Files, Hashes};
 use crate::saved::snapshots::{self, Begun, Place};
 use crate::saved::template_record::{Record, Shape, last_used, touch};
 use crate::store::StateStore;
-use crate::vmm::programs::{Files, Hashes};
+use crate::store::unfinished::UNFINISHED;
 
 /// So many stay that nobody has asked for; the one that was not used for the longest time goes first.
 const MOST: usize = 32;

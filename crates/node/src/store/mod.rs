@@ -10,6 +10,7 @@ pub(crate) mod private;
 mod quarantine;
 pub(crate) mod records;
 pub(crate) mod remove;
+pub(crate) mod unfinished;
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};

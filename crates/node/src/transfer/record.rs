@@ -248,11 +248,11 @@ mod tests {
 
     use super::super::Loading;
     use super::*;
+    use crate::saved::programs::Files;
     use crate::saved::snapshots::{Begun, Record};
     use crate::saved::state_file::tests::naming;
     use crate::saved::template_record::Shape;
     use crate::testing::stored;
-    use crate::vmm::programs::Files;
 
     fn record() -> Record {
         let stored = stored("aaaaaaaaaaaa", "web");

@@ -10,10 +10,10 @@ use super::{Loading, record};
 use crate::node::Node;
 use crate::operations::build_template::outdated;
 use crate::saved::host_traits;
+use crate::saved::programs::Files;
 use crate::saved::snapshots::Place;
 use crate::saved::template_names::with_names;
 use crate::saved::template_record::{Record, id};
-use crate::vmm::programs::Files;
 use crate::{Error, clock};
 
 impl Node {

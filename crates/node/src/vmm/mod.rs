@@ -5,6 +5,5 @@ pub(crate) mod launch;
 pub(crate) mod line;
 pub(crate) mod monitor;
 pub(crate) mod process;
-pub(crate) mod programs;
 pub(crate) mod tail;
 pub(crate) mod vm;

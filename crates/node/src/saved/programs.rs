@@ -1,4 +1,5 @@
-//! Which programs a VM is made with, told by their content. A file is read once, for as long as it stays the same one.
+//! Which programs a VM is made with, told by their content: a machine that was saved goes on by the same ones. A file
+//! is read once, for as long as it stays the same one.
 
 use std::collections::HashMap;
 use std::fs::{File, Metadata};
