@@ -1,11 +1,15 @@
-//! Records for this crate's tests.
+//! Records and a configuration for this crate's tests.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
 
 use agent_api::ExecRequest;
 use base::ByteSize;
-use node_api::{ProcessConfig, Resources, Sandbox, SandboxConfig, State};
+use node_api::{CpuModel, ProcessConfig, Resources, Sandbox, SandboxConfig, State};
 
+use crate::config::{Config, TimeLimits};
+use crate::resources::budget::{Overcommit, ThisHost};
 use crate::store::database::Stored;
 
 #[path = "../../../bin/basalt/tests/support/mod.rs"]
@@ -72,6 +76,27 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
     }
 }
 
+/// What a node below this directory is started with.
+pub(crate) fn config(directory: &Path) -> Config {
+    Config {
+        state: directory.join("state"),
+        kernel: directory.join("vmlinux"),
+        initramfs: directory.join("initramfs.cpio"),
+        vmm: directory.join("vmm"),
+        kvm: "/dev/null".into(),
+        cpu_model: CpuModel::Common,
+        users: None,
+        log_level: log::LevelFilter::Warn,
+        group: None,
+        managed: true,
+        cgroup: None,
+        limits: TimeLimits::REAL,
+        spans: None,
+        host: Arc::new(ThisHost),
+        overcommit: Overcommit::default(),
+    }
+}
+
 /// A small file system in memory, below a directory that goes with it.
 pub(crate) struct SmallDisk(tempfile::TempDir);
 
@@ -86,7 +111,7 @@ impl SmallDisk {
         Self(directory)
     }
 
-    pub(crate) fn path(&self) -> &std::path::Path {
+    pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
 
@@ -108,7 +133,7 @@ impl Drop for SmallDisk {
 }
 
 /// Takes all the space there is for a file of this name.
-pub(crate) fn fill(path: &std::path::Path) {
+pub(crate) fn fill(path: &Path) {
     let mut file = std::fs::File::create(path).unwrap();
     let block = vec![1; 64 << 10];
     let full = loop {

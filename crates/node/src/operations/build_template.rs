@@ -5,7 +5,7 @@
 //!         └─► a sandbox, tied to its asker, who runs the commands ─► settled ─► kept ─► ended ─► written ─┘
 //! ```
 //! Until it is named nobody finds anything of it. Knows nothing of how commands are run, nor when somebody is content
-//! with them, and not how a name goes from one template to the other (`saved/template_names.rs`).
+//! with them, and not how a name goes from one template to the other (`saved/templates/names.rs`).
 
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
@@ -26,8 +26,8 @@ use crate::saved::host_traits;
 use crate::saved::memory_files;
 use crate::saved::programs::Files;
 use crate::saved::snapshots::{Begun, Place};
-use crate::saved::template_names::with_names;
-use crate::saved::template_record::{Record, Shape, id, touch};
+use crate::saved::templates::names::with_names;
+use crate::saved::templates::record::{Record, Shape, id, touch};
 use crate::store::database::Stored;
 use crate::vmm::process::readable;
 use crate::vmm::vm::Vm;

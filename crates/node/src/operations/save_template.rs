@@ -5,7 +5,7 @@
 //!                                                └─► in a thread: record ─► on the disk ─► named ─► others find it
 //! ```
 //! That none can be saved is no failure of the sandbox. Which templates there are, and who has the lease, is known in
-//! `saved/templates.rs`; those that somebody builds are `build_template`'s affair.
+//! `saved/templates`; those that somebody builds are `build_template`'s affair.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::sandbox::entry::Entry;
 use crate::saved::host_traits;
 use crate::saved::programs::Files;
 use crate::saved::snapshots::Begun;
-use crate::saved::template_record::Record;
+use crate::saved::templates::record::Record;
 use crate::saved::templates::{Found, Lease, Sources};
 use crate::store::database::Stored;
 use crate::thread;

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use base::{ByteSize, Points};
 use host::MemInfo;
-use node_api::{CpuModel, ProcessConfig, Resources, Sandbox, SandboxConfig, State};
+use node_api::{ProcessConfig, Resources, Sandbox, SandboxConfig, State};
 use vmm_api::VmState;
 
 use self::cpus::Cpus;
@@ -33,10 +33,10 @@ use self::faults::{Crashed, Faults};
 use self::machine::Machines;
 use self::network::Network;
 use crate::Error;
-use crate::config::{Config, TimeLimits};
+use crate::config::Config;
 use crate::node::{Node, Parts};
 use crate::operations::stages::Started;
-use crate::resources::budget::{HostNumbers, Overcommit, Space};
+use crate::resources::budget::{HostNumbers, Space};
 use crate::sandbox::entry::Entry;
 use crate::testing::SmallDisk;
 
@@ -139,21 +139,9 @@ impl World {
     fn open(&mut self) {
         let path = self.directory.path();
         let config = Config {
-            state: path.join("state"),
-            kernel: path.join("vmlinux"),
-            initramfs: path.join("initramfs.cpio"),
             vmm: machine::PROGRAM.into(),
-            kvm: "/dev/null".into(),
-            cpu_model: CpuModel::Common,
-            users: None,
-            log_level: log::LevelFilter::Warn,
-            group: None,
-            managed: true,
-            cgroup: None,
-            limits: TimeLimits::REAL,
-            spans: None,
             host: Arc::new(Plenty),
-            overcommit: Overcommit::default(),
+            ..crate::testing::config(path)
         };
         let (faults, daemon) = (self.faults.clone(), self.faults.next_daemon());
         let parts = Parts {

@@ -15,7 +15,7 @@ use crate::Error;
 use crate::ids::ID_BYTES;
 use crate::resources::volume_shares;
 use crate::saved::snapshots::{self, Place};
-use crate::saved::template_record;
+use crate::saved::templates;
 
 /// The longest image name that is shown to anybody.
 const MOST_IMAGE: usize = 512;
@@ -80,7 +80,7 @@ fn parse<R: Carried>(text: &[u8], wanted: impl FnOnce(&mut R)) -> Result<(R, Tra
 pub(crate) fn judge(kind: Kind, text: &[u8]) -> Result<(), Error> {
     match kind {
         Kind::Snapshot => parse::<snapshots::Record>(text, |_| ()).map(drop),
-        Kind::Template => parse::<template_record::Record>(text, |_| ()).map(drop),
+        Kind::Template => parse::<templates::record::Record>(text, |_| ()).map(drop),
     }
 }
 
@@ -156,7 +156,7 @@ impl Carried for snapshots::Record {
     }
 }
 
-impl Carried for template_record::Record {
+impl Carried for templates::record::Record {
     const KIND: Kind = Kind::Template;
 
     fn told(&self) -> Transferred {
@@ -251,7 +251,7 @@ mod tests {
     use crate::saved::programs::Files;
     use crate::saved::snapshots::{Begun, Record};
     use crate::saved::state_file::tests::naming;
-    use crate::saved::template_record::Shape;
+    use crate::saved::templates::record::Shape;
     use crate::testing::stored;
 
     fn record() -> Record {
@@ -363,7 +363,7 @@ mod tests {
             2,
         );
         let recipe = Some(Recipe::default());
-        let mut right = template_record::Record::of(&stored, shape, Files::default(), Programs::default(), recipe);
+        let mut right = templates::record::Record::of(&stored, shape, Files::default(), Programs::default(), recipe);
         right.template.digest = "0".repeat(64);
         right.template.names = vec!["web".into()];
         right.check().unwrap();

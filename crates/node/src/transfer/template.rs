@@ -12,8 +12,8 @@ use crate::operations::build_template::outdated;
 use crate::saved::host_traits;
 use crate::saved::programs::Files;
 use crate::saved::snapshots::Place;
-use crate::saved::template_names::with_names;
-use crate::saved::template_record::{Record, id};
+use crate::saved::templates::names::with_names;
+use crate::saved::templates::record::{Record, id};
 use crate::{Error, clock};
 
 impl Node {

@@ -3,8 +3,8 @@
 //! nothing of how one is built.
 
 use crate::Error;
-use crate::saved::template_record::Record;
 use crate::saved::templates::Templates;
+use crate::saved::templates::record::Record;
 
 /// The same was done in both, of the same image.
 fn are_akin(one: &Record, other: &Record) -> bool {
@@ -60,7 +60,7 @@ mod tests {
     use node_api::Recipe;
 
     use super::*;
-    use crate::saved::template_record::tests::record;
+    use crate::saved::templates::record::tests::record;
 
     fn sized(id: &str, cpus: u32) -> Record {
         let mut record = record(id, &[], 1);

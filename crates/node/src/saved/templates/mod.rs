@@ -1,14 +1,20 @@
-//! Templates: machines that have booted an image and run nothing yet. Sandboxes of the same shape are cloned of them instead
-//! of being booted.
+//! Templates: machines that have booted an image and run nothing yet. Sandboxes of the same shape are cloned of them
+//! instead of being booted.
 //!
 //! ```text
 //!  run ─► is there one of its shape? ─ yes ─► disk ─► VM restored ─► re-identified ──────────┬─► command
-//!                                    └ no ──► disk ─► VM boots ─► root ─► saved, if new ────┘
+//!                                    └ no ──► disk ─► VM boots ─► root ─► saved, if new ─────┘
 //! ```
 //! One is saved of the first sandbox of its shape (`operations/save_template.rs`), and named by what it was made of: a
 //! changed VMM, kernel or agent makes another. Whatever goes wrong with one, the sandbox is booted. Knows nothing of
 //! how a VM is restored. Those that somebody has built (`operations/build_template.rs`) are among them, and are neither
-//! found nor removed by what is done here without being asked for; what is true of their names is in `template_names`.
+//! found nor removed by what is done here without being asked for; what is true of their names is in `names`.
+
+pub(crate) mod names;
+pub(crate) mod record;
+mod sizes;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,7 +31,7 @@ use crate::saved::checks::Checks;
 use crate::saved::memory_files::{self, Counted};
 use crate::saved::programs::{Files, Hashes};
 use crate::saved::snapshots::{self, Begun, Place};
-use crate::saved::template_record::{Record, Shape, last_used, touch};
+use crate::saved::templates::record::{Record, Shape, last_used, touch};
 use crate::store::StateStore;
 use crate::store::unfinished::UNFINISHED;
 
@@ -44,8 +50,8 @@ pub(crate) struct Templates {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Known {
-    pub(super) records: Vec<Record>,
+struct Known {
+    records: Vec<Record>,
     /// Of these one is being made, or could not be: nobody else is to try.
     taken: Vec<Shape>,
     /// Of these a sandbox could not be cloned once.
@@ -54,8 +60,8 @@ pub(super) struct Known {
     in_a_row: BTreeMap<String, u32>,
 }
 
-/// So often may the host be to blame for a clone that failed before the template is: its files may be on a disk that reads them no
-/// more, or its registers such as this KVM does not take.
+/// So often may the host be to blame for a clone that failed before the template is: its files may be on a disk that
+/// reads them no more, or its registers such as this KVM does not take.
 const FAILURES_OF_THE_HOST: u32 = 8;
 
 /// What tells whether a template is of use now, borrowed from whoever has it.
@@ -133,7 +139,7 @@ impl Templates {
         Place::new(&self.directory, &record.template.id)
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -152,8 +158,8 @@ impl Templates {
         self.lock().records.clone()
     }
 
-    /// Finds the templates that are there. Those that were made without being asked for and are of no use are removed; what is no
-    /// template is set aside.
+    /// Finds the templates that are there. Those that were made without being asked for and are of no use are removed;
+    /// what is no template is set aside.
     pub(crate) fn find_all(&self, sources: Sources<'_>, store: &StateStore) -> Result<(), Error> {
         let directory = &self.directory;
         snapshots::clean(directory).map_err(Error::file("clean", directory))?;
@@ -328,8 +334,8 @@ impl Templates {
             .try_for_each(|(_, id)| self.remove(id).map(drop))
     }
 
-    /// No sandbox could be cloned of it: it goes. Another is made, but if that is of no use either none is before somebody prunes
-    /// them, or the daemon is started anew.
+    /// No sandbox could be cloned of it: it goes. Another is made, but if that is of no use either none is before
+    /// somebody prunes them, or the daemon is started anew.
     pub(crate) fn give_up(&self, id: &str) {
         let mut known = self.lock();
         let shape = known.records.iter().find(|record| record.template.id == id);
@@ -364,7 +370,8 @@ impl Templates {
         }
     }
 
-    /// Nobody finds it from here on; false if nobody did before. Clones of it keep its memory's file for as long as they run.
+    /// Nobody finds it from here on; false if nobody did before. Clones of it keep its memory's file for as long as
+    /// they run.
     pub(crate) fn remove(&self, id: &str) -> Result<bool, Error> {
         self.lock().records.retain(|record| record.template.id != id);
         snapshots::remove(&self.directory, id, || ())

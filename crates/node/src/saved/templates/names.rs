@@ -10,8 +10,8 @@ use std::fs::{self, File};
 use node_api::TakenName;
 
 use crate::Error;
-use crate::saved::template_record::Record;
 use crate::saved::templates::Templates;
+use crate::saved::templates::record::Record;
 
 impl Templates {
     /// One of them, by a name, an id or the beginning of one.
@@ -168,7 +168,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::saved::template_record::tests::record;
+    use crate::saved::templates::record::tests::record;
 
     fn described(records: &[Record]) -> Vec<String> {
         let of = |record: &Record| format!("{} {}", record.template.id, record.template.names.join(","));
