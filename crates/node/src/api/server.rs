@@ -444,7 +444,7 @@ impl Connection<'_> {
             Request::Load(step) => return node.load(&mut self.loading, step),
             Request::ListSnapshots => self.items(node.list_snapshots()?, |one| Item::Snapshot(Box::new(one)))?,
             Request::BuildTemplate(config) => return self.begin_build(&node, *config),
-            Request::KeepTemplate => self.keep_build(&node)?,
+            Request::KeepTemplate => self.save_build(&node)?,
             Request::InspectTemplate { template } => Reply::Template(Box::new(node.find_template(&template)?)),
             Request::ListTemplates => self.items(node.list_templates(), |one| Item::Template(Box::new(one)))?,
             Request::RemoveTemplate { template } => {
@@ -517,16 +517,16 @@ impl Connection<'_> {
         }
     }
 
-    fn keep_build(&mut self, node: &Node) -> Result<Reply, Error> {
+    fn save_build(&mut self, node: &Node) -> Result<Reply, Error> {
         let Some(build) = self.build.take() else {
             return Err(Error::Invalid("nothing is built on this connection".into()));
         };
-        let kept = node.keep_build(&build, self.socket.as_fd());
+        let saved = node.save_build(&build, self.socket.as_fd());
         // It stands still, or has failed: nobody can do anything with it any more.
         if let Some(entry) = self.tied.take() {
             node.end_foreground(&entry)?;
         }
-        Ok(Reply::Template(Box::new(kept?)))
+        Ok(Reply::Template(Box::new(saved?)))
     }
 
     /// Waits for a sandbox's end, as long as anybody wants to know.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  asked ─┬─► there is the same ──────────────────────────────────────────────────────────────────────┬─► named
-//!         └─► a sandbox, tied to its asker, who runs the commands ─► settled ─► kept ─► ended ─► written ─┘
+//!         └─► a sandbox, tied to its asker, who runs the commands ─► settled ─► saved ─► ended ─► written ┘
 //! ```
 //! Until it is named nobody finds anything of it. Knows nothing of how commands are run, nor when somebody is content
 //! with them, and not how a name goes from one template to the other (`saved/templates/names.rs`).
@@ -89,8 +89,8 @@ impl Node {
         Ok(Wanted::Begun(Box::new(Build { entry, config }), Box::new(started)))
     }
 
-    /// Keeps what has become of it. The sandbox is of no use afterwards, whatever the outcome is.
-    pub(crate) fn keep_build(&self, build: &Build, cancel: BorrowedFd<'_>) -> Result<Template, Error> {
+    /// Saves what has become of it. The sandbox is of no use afterwards, whatever the outcome is.
+    pub(crate) fn save_build(&self, build: &Build, cancel: BorrowedFd<'_>) -> Result<Template, Error> {
         let entry = &build.entry;
         let _operation = entry.operate();
         let stored = entry.stored();
@@ -98,7 +98,7 @@ impl Node {
         self.settle_memory(&vm, &stored)?;
         self.points.at(points::BUILD_SETTLED);
         let begun = Begun::new(self.templates.directory())?;
-        self.keep_all(&vm, &stored, &begun.place)?;
+        self.save_all(&vm, &stored, &begun.place)?;
         let mut record = self.describe_build(&build.config, &stored)?;
         // Its memory is the host's again while the files are written.
         self.end_for_another(entry, &vm)?;

@@ -19,7 +19,7 @@ use crate::error::words::with_causes;
 use crate::guest::reidentify::Reidentification;
 use crate::node::Node;
 use crate::operations::admission::comes_by;
-use crate::operations::snapshot::{STAYS, can_be_kept};
+use crate::operations::snapshot::{STAYS, can_be_saved};
 use crate::operations::stages::{Started, ToRestore};
 use crate::resources::{limits, volume_shares};
 use crate::sandbox::entry::Entry;
@@ -55,7 +55,7 @@ impl Node {
         self.update(entry, |stored| {
             stored.operation = Some(Operation::Move { was, saved_at })
         })?;
-        if let Err(error) = self.keep_machine(&vm, &stored, &begun.place) {
+        if let Err(error) = self.save_machine(&vm, &stored, &begun.place) {
             // It takes room that the database may need.
             drop(begun);
             let gone_on = self.go_on_after(Some(&error), &vm, line);
@@ -63,7 +63,7 @@ impl Node {
         }
         let promised = promise.promise();
         let moved = self.carry_out(entry, || {
-            let place = self.keep_for_move(entry, begun)?;
+            let place = self.save_for_move(entry, begun)?;
             {
                 let _span = span("its VMM ends");
                 self.end_for_another(entry, &vm)?;
@@ -98,7 +98,7 @@ impl Node {
     }
 
     /// What was saved is found by the next daemon, too, from here on, and nothing else of the machine is of use.
-    fn keep_for_move(&self, entry: &Entry, begun: Begun) -> Result<Place, Error> {
+    fn save_for_move(&self, entry: &Entry, begun: Begun) -> Result<Place, Error> {
         if !begun.save_as(SAVED)? {
             return Err(Error::Invalid(format!(
                 "{} is there, which an earlier move has left: remove it",
@@ -195,7 +195,7 @@ fn moved(stored: &Stored, class: Class) -> Result<SandboxConfig, Error> {
     }
     config.resources.class = class;
     config.validate()?;
-    can_be_kept(stored)?;
+    can_be_saved(stored)?;
     Ok(config)
 }
 

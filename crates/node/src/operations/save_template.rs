@@ -67,7 +67,7 @@ impl Node {
             }
         };
         let line = vm.line()?;
-        let saved = self.keep_all(vm, &stored, &begun.place);
+        let saved = self.save_all(vm, &stored, &begun.place);
         let gone_on = self.go_on_after(saved.as_ref().err(), vm, line);
         if let Err(error) = saved {
             give_up(error);

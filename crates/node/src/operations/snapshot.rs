@@ -1,4 +1,4 @@
-//! Taking a snapshot: the sandbox is held still, kept, and let go on.
+//! Taking a snapshot: the sandbox is held still, saved, and let go on.
 //!
 //! ```text
 //!  record ─► held ─► commands frozen ─► vCPUs paused ─► state, memory ─► disk ─┐
@@ -39,12 +39,12 @@ use crate::{Error, clock};
 const SLOWEST: u64 = 32 << 20;
 
 impl Node {
-    /// Keeps a sandbox as it is now.
+    /// Saves a sandbox as it is now.
     pub(crate) fn make_snapshot(self: &Arc<Self>, entry: &Arc<Entry>, name: Option<&str>) -> Result<Snapshot, Error> {
         let _operation = self.turn(entry)?;
         let stored = entry.stored();
         let sandbox = &stored.sandbox;
-        can_be_kept(&stored)?;
+        can_be_saved(&stored)?;
         let vm = entry.vm_for(Verb::Snapshot)?;
         let record = Record {
             snapshot: Snapshot {
@@ -72,18 +72,18 @@ impl Node {
         self.points.at(points::SNAPSHOT_BEGUN);
         self.update(entry, |stored| stored.operation = Some(Operation::Snapshot))?;
         self.points.at(points::SNAPSHOT_HELD);
-        let kept = self.keep_all(&vm, &stored, &begun.place);
+        let saved = self.save_all(&vm, &stored, &begun.place);
         // The memory of a guest that owns its CPUs stays where it is.
-        if kept.is_ok()
+        if saved.is_ok()
             && !sandbox.config.resources.class.is_bare()
             && let Err(error) = self.rebase(&vm, entry, &begun.place)
         {
             log::warn!("the next snapshot of sandbox {} will be a whole one: {error}", entry.id);
         }
         let gone_on = self
-            .go_on_after(kept.as_ref().err(), &vm, line)
+            .go_on_after(saved.as_ref().err(), &vm, line)
             .inspect_err(|error| log::error!("sandbox {} stands still: {error}", entry.id));
-        if let Err(error) = kept {
+        if let Err(error) = saved {
             // It takes room that the database may need.
             drop(begun);
             return Err(error.after_undo(self.held_no_more(entry, gone_on)));
@@ -143,8 +143,8 @@ impl Node {
     }
 
     /// Everything that is done while it is held.
-    pub(crate) fn keep_all(&self, vm: &Vm, stored: &Stored, place: &Place) -> Result<(), Error> {
-        self.keep_machine(vm, stored, place)?;
+    pub(crate) fn save_all(&self, vm: &Vm, stored: &Stored, place: &Place) -> Result<(), Error> {
+        self.save_machine(vm, stored, place)?;
         if stored.sandbox.config.resources.disk.is_some() {
             let _span = span("disk copied");
             let from = self.paths.sandbox(&stored.sandbox.id).disk();
@@ -166,7 +166,7 @@ impl Node {
     }
 
     /// The same but for its disk.
-    pub(crate) fn keep_machine(&self, vm: &Vm, stored: &Stored, place: &Place) -> Result<(), Error> {
+    pub(crate) fn save_machine(&self, vm: &Vm, stored: &Stored, place: &Place) -> Result<(), Error> {
         const FREEZING: &str = "its commands were frozen for a snapshot";
         {
             let _span = span("commands frozen");
@@ -186,14 +186,14 @@ impl Node {
         self.points.at(points::SNAPSHOT_PAUSED);
         {
             let _span = span("state and memory");
-            self.keep_memory(vm, stored, place)?;
+            self.save_memory(vm, stored, place)?;
         }
         self.points.at(points::SNAPSHOT_SAVED);
         Ok(())
     }
 
     /// Has state and memory written: what has changed beside the files that the machine is mapped from, if it is.
-    fn keep_memory(&self, vm: &Vm, stored: &Stored, place: &Place) -> Result<(), Error> {
+    fn save_memory(&self, vm: &Vm, stored: &Stored, place: &Place) -> Result<(), Error> {
         let directory = place.directory();
         memory_files::share(&self.paths.sandbox(&stored.sandbox.id).directory, directory)?;
         let base = memory_files::open(directory)?;
@@ -221,7 +221,7 @@ impl Node {
         memory_files::share(place.directory(), &self.sandbox_paths(entry).directory)
     }
 
-    /// Lets a sandbox go on that was kept, or was not for this reason.
+    /// Lets a sandbox go on that was saved, or was not for this reason.
     pub(crate) fn go_on_after(&self, failed: Option<&Error>, vm: &Vm, line: Line) -> Result<(), Error> {
         match failed {
             // It never stood still.
@@ -302,7 +302,7 @@ pub(crate) const STAYS: &str = "its memory is not translated: its guest knows wh
      run one with --memory-mode translated, and copy files with `basalt cp`";
 
 /// Refuses what has no saved form, before anything is done.
-pub(crate) fn can_be_kept(stored: &Stored) -> Result<(), Error> {
+pub(crate) fn can_be_saved(stored: &Stored) -> Result<(), Error> {
     let config = &stored.sandbox.config;
     if !config.resources.memory_mode.is_translated() {
         return Err(Error::NotToBeKept {
@@ -335,8 +335,8 @@ mod tests {
     fn what_has_no_saved_form_is_refused_with_the_reason() {
         let mut stored = stored("aaaaaaaaaaaa", "web");
         stored.sandbox.config.volumes = vec!["/srv:/a".parse().unwrap(), "named:/b".parse().unwrap()];
-        assert!(can_be_kept(&stored).is_ok());
-        let told = |stored: &Stored| can_be_kept(stored).unwrap_err().to_string();
+        assert!(can_be_saved(&stored).is_ok());
+        let told = |stored: &Stored| can_be_saved(stored).unwrap_err().to_string();
         let served = r#"{"source":{"served":{"directory":"/home/me","address":"127.0.0.1:9","key":"k"}},"target":"/far","read_only":false}"#;
         stored
             .sandbox
@@ -348,7 +348,7 @@ mod tests {
         stored.sandbox.config.volumes.clear();
         for class in Class::ALL {
             stored.sandbox.config.resources.class = class;
-            assert!(can_be_kept(&stored).is_ok());
+            assert!(can_be_saved(&stored).is_ok());
         }
         stored.sandbox.config.resources.memory_mode = node_api::MemoryMode::Identity;
         let why = told(&stored);

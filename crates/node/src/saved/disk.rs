@@ -35,7 +35,7 @@ const MKFS_FLAGS: &[&str] = &[
 /// What mkfs writes to a new disk at most, with these flags.
 const EMPTY: ByteSize = ByteSize::mib(8);
 
-/// Makes a disk of `size` at `path`; templates are kept in `templates`. One that is there already stays.
+/// Makes a disk of `size` at `path`; templates are stored in `templates`. One that is there already stays.
 pub(crate) fn create(templates: &Path, size: ByteSize, path: &Path) -> Result<(), Error> {
     if path.exists() {
         return Ok(());

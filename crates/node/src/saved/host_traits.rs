@@ -1,5 +1,6 @@
-//! What of a host matters to a machine that goes on from files: its kernel and its processor. A VMM compares what its engine offers
-//! exactly when it restores; this is what can be told sooner, of a template that somebody wants to know about. Knows no engine.
+//! What of a host matters to a machine that goes on from files: its kernel and its processor. A VMM compares what its
+//! engine offers exactly when it restores; this is what can be said sooner, of a template that somebody wants to know
+//! about. Knows no engine.
 
 use std::fs;
 use std::sync::OnceLock;

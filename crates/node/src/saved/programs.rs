@@ -58,23 +58,23 @@ impl Hashes {
         let since = sandbox.started_ns.unwrap_or(0);
         let running = sandbox.vmm.map(|vmm| PathBuf::from(format!("/proc/{}/exe", vmm.pid)));
         Programs {
-            vmm: running.and_then(|path| self.tell(&path, None)),
-            kernel: self.tell(&config.kernel, Some(since)),
-            initramfs: self.tell(&config.initramfs, Some(since)),
+            vmm: running.and_then(|path| self.hash_of(&path, None)),
+            kernel: self.hash_of(&config.kernel, Some(since)),
+            initramfs: self.hash_of(&config.initramfs, Some(since)),
         }
     }
 
     /// What a VM would be made with now.
     pub(crate) fn now(&self, config: &Config) -> Programs {
         Programs {
-            vmm: self.tell(&config.vmm, None),
-            kernel: self.tell(&config.kernel, None),
-            initramfs: self.tell(&config.initramfs, None),
+            vmm: self.hash_of(&config.vmm, None),
+            kernel: self.hash_of(&config.kernel, None),
+            initramfs: self.hash_of(&config.initramfs, None),
         }
     }
 
     /// The hash of a file that has not changed after `since`.
-    fn tell(&self, path: &Path, since: Option<u64>) -> Option<String> {
+    fn hash_of(&self, path: &Path, since: Option<u64>) -> Option<String> {
         let hash = File::open(path).and_then(|file| self.hash(&file, since));
         hash.unwrap_or_else(|error| {
             log::info!("what {} holds is not known: {error}", path.display());
@@ -131,11 +131,11 @@ mod tests {
         // FIPS 180-2, appendix B.1.
         let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         let now = crate::clock::now_ns();
-        assert_eq!(hashes.tell(&path, None).as_deref(), Some(abc));
-        assert_eq!(hashes.tell(&path, Some(now)).as_deref(), Some(abc));
-        assert_eq!(hashes.tell(&path, Some(1)), None, "it was replaced later");
+        assert_eq!(hashes.hash_of(&path, None).as_deref(), Some(abc));
+        assert_eq!(hashes.hash_of(&path, Some(now)).as_deref(), Some(abc));
+        assert_eq!(hashes.hash_of(&path, Some(1)), None, "it was replaced later");
         std::fs::write(&path, "abcd").unwrap();
-        assert_ne!(hashes.tell(&path, None).as_deref(), Some(abc));
-        assert_eq!(hashes.tell(&directory.path().join("none"), None), None);
+        assert_ne!(hashes.hash_of(&path, None).as_deref(), Some(abc));
+        assert_eq!(hashes.hash_of(&directory.path().join("none"), None), None);
     }
 }

@@ -106,9 +106,9 @@ fn build(world: &World) -> Result<(), Error> {
     match world.node().begin_build(asked, cancel.as_fd())? {
         Wanted::There(_) => Ok(()),
         Wanted::Begun(build, _) => {
-            let kept = world.node().keep_build(&build, cancel.as_fd());
+            let saved = world.node().save_build(&build, cancel.as_fd());
             world.node().remove(&build.entry, true)?;
-            kept.map(drop)
+            saved.map(drop)
         }
     }
 }

@@ -37,7 +37,7 @@ pub(crate) struct Loading {
     force: bool,
 }
 
-/// The names of the files in a place that belong to what is kept there, the record first.
+/// The names of the files in a place that belong to what is stored there, the record first.
 fn names_in(place: &Place) -> Result<Vec<String>, Error> {
     let directory = place.directory();
     let mut names = Vec::new();
@@ -109,11 +109,11 @@ impl Node {
             }
             LoadStep::Keep => {
                 let loading = loading.take().ok_or_else(none)?;
-                let kept = match loading.kind {
-                    Kind::Snapshot => Reply::Snapshot(Box::new(self.keep_loaded_snapshot(loading)?)),
-                    Kind::Template => Reply::LoadedTemplate(Box::new(self.keep_loaded_template(loading)?)),
+                let saved = match loading.kind {
+                    Kind::Snapshot => Reply::Snapshot(Box::new(self.save_loaded_snapshot(loading)?)),
+                    Kind::Template => Reply::LoadedTemplate(Box::new(self.save_loaded_template(loading)?)),
                 };
-                Ok((kept, Vec::new()))
+                Ok((saved, Vec::new()))
             }
         }
     }
@@ -142,7 +142,7 @@ impl Node {
     }
 
     /// Gives it its name, if it is what it should be.
-    fn keep_loaded_snapshot(&self, loading: Loading) -> Result<Snapshot, Error> {
+    fn save_loaded_snapshot(&self, loading: Loading) -> Result<Snapshot, Error> {
         let Loading { begun, name, .. } = loading;
         let record: Record = record::checked(&begun.place, |record: &mut Record| {
             record.snapshot.name = name.unwrap_or_else(|| record.snapshot.name.clone());

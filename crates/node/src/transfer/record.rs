@@ -45,7 +45,7 @@ pub(super) trait Carried: DeserializeOwned {
     const KIND: Kind;
 
     /// What everybody may know of it.
-    fn told(&self) -> Transferred;
+    fn describe(&self) -> Transferred;
 
     /// Looks at all that is not files.
     fn check(&self) -> Result<(), Error>;
@@ -66,14 +66,14 @@ fn parse<R: Carried>(text: &[u8], wanted: impl FnOnce(&mut R)) -> Result<(R, Tra
     let mut record: R = record.map_err(|error| bad(format!("its record is none: {error}")))?;
     wanted(&mut record);
     record.check()?;
-    let told = record.told();
-    let length = serde_json::to_vec(&told).map_or(usize::MAX, |text| text.len());
+    let described = record.describe();
+    let length = serde_json::to_vec(&described).map_or(usize::MAX, |text| text.len());
     if length > MOST_TOLD {
         return Err(bad(format!(
             "its description has {length} bytes; the limit is {MOST_TOLD}"
         )));
     }
-    Ok((record, told))
+    Ok((record, described))
 }
 
 /// Whether a snapshot or a template could have this record.
@@ -91,14 +91,14 @@ pub(super) fn checked<R: Carried>(place: &Place, wanted: impl FnOnce(&mut R)) ->
     let mut text = Vec::new();
     let read = File::open(&path).and_then(|file| file.take(MOST_RECORD + 1).read_to_end(&mut text));
     read.map_err(|error| bad(format!("its record cannot be read: {error}")))?;
-    let (record, told) = parse(&text, wanted)?;
-    if !place.is_whole(told.resources()) {
+    let (record, described) = parse(&text, wanted)?;
+    if !place.is_whole(described.resources()) {
         return Err(bad("a file of it is missing".into()));
     }
     for name in names_in(place)? {
         let path = place.directory().join(&name);
         let length = fs::metadata(&path).map_err(Error::file("look at", &path))?.len();
-        match told.most_bytes(&name) {
+        match described.most_bytes(&name) {
             Some(most) if length <= most => (),
             Some(most) => return Err(bad(format!("{name} has {length} bytes where {most} are the most"))),
             None => return Err(bad(format!("it has a file {name} and should have none"))),
@@ -111,7 +111,7 @@ pub(super) fn checked<R: Carried>(place: &Place, wanted: impl FnOnce(&mut R)) ->
 impl Carried for snapshots::Record {
     const KIND: Kind = Kind::Snapshot;
 
-    fn told(&self) -> Transferred {
+    fn describe(&self) -> Transferred {
         Transferred::Snapshot(Box::new(self.snapshot.clone()))
     }
 
@@ -159,7 +159,7 @@ impl Carried for snapshots::Record {
 impl Carried for templates::record::Record {
     const KIND: Kind = Kind::Template;
 
-    fn told(&self) -> Transferred {
+    fn describe(&self) -> Transferred {
         Transferred::Template(Box::new(self.template.clone()))
     }
 

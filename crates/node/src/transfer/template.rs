@@ -48,7 +48,7 @@ impl Node {
     }
 
     /// Gives it its names, if it is what it should be and can be used here. From here on all is as with one that is built.
-    pub(super) fn keep_loaded_template(&self, loading: Loading) -> Result<LoadedTemplate, Error> {
+    pub(super) fn save_loaded_template(&self, loading: Loading) -> Result<LoadedTemplate, Error> {
         let Loading { begun, name, force, .. } = loading;
         let mut record: Record = record::checked(&begun.place, |record: &mut Record| {
             if let Some(name) = name {
