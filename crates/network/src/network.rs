@@ -101,6 +101,8 @@ pub struct Network {
     several: AtomicBool,
     /// Slots whose TAPs the namespace's table knows. Held while TAPs change, and while the namespace is asked.
     known: Mutex<BTreeSet<u32>>,
+    /// Slots that were given back since they were attached last: of these nothing is left to take away. Changed while `known` is held.
+    released: Mutex<BTreeSet<u32>>,
     /// Held while the host's table is read and changed: that takes nft tens of milliseconds, for which no TAP has to wait.
     /// Taken before `known` where both are.
     table: Mutex<()>,
@@ -136,6 +138,7 @@ impl Network {
             inner: Arc::new(inner),
             several: AtomicBool::new(false),
             known: Mutex::default(),
+            released: Mutex::default(),
             table: Mutex::default(),
         };
         network.set_up()?;
@@ -293,6 +296,7 @@ impl Network {
         self.ranges.slot_v4(slot)?;
         let several = queues > 1;
         let mut known = self.lock();
+        self.released().remove(&slot);
         self.several.store(several, Ordering::Relaxed);
         match self.state_of(&tap_name(slot))? {
             Some(link) if link.carrier => return Err(Error::InUse(slot)),
@@ -430,13 +434,14 @@ impl Network {
         {
             let removed = self.inner.remove(link.index);
             removed.map_err(Error::host(format!("removing the TAP {name}")))?;
+        } else if self.released().contains(&slot) {
+            // A sandbox that has ended is removed.
+            return Ok(());
         }
-        for address in [
-            IpAddr::V4(self.ranges.slot_v4(slot)?),
-            IpAddr::V6(self.ranges.slot_v6(slot)?),
-        ] {
-            conntrack::forget(address).map_err(Error::host(format!("forgetting the connections of {address}")))?;
-        }
+        let (v4, v6) = (self.ranges.slot_v4(slot)?, self.ranges.slot_v6(slot)?);
+        let forgotten = conntrack::forget(&[IpAddr::V4(v4), IpAddr::V6(v6)]);
+        forgotten.map_err(Error::host(format!("forgetting the connections of {v4} and {v6}")))?;
+        self.released().insert(slot);
         Ok(())
     }
 
@@ -546,6 +551,10 @@ impl Network {
 
     fn lock(&self) -> MutexGuard<'_, BTreeSet<u32>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn released(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.released.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -104,3 +104,30 @@ fn a_tap_that_the_table_does_not_know_carries_nothing() {
     world.with(|network| network.prepare([2]).unwrap());
     assert!(guest.place.udp("192.0.2.2:7000", 10).is_ok());
 }
+
+#[test]
+fn a_slots_connections_are_forgotten_each_time_it_is_given_back() {
+    let world = World::new();
+    world.world.serve_udp("192.0.2.2:7000");
+    world.world.serve_udp("[2001:db8::2]:7000");
+    let ranges = world.with(|network| *network.ranges());
+    let (v4, v6) = (ranges.slot_v4(4).unwrap(), ranges.slot_v6(4).unwrap());
+    let own = [format!("src={v4} "), format!("src={v6} ")];
+    let other = world.guest(5);
+    other.place.udp("192.0.2.2:7000", 10).unwrap();
+    for _ in 0..2 {
+        let guest = world.guest(4);
+        guest.place.udp("192.0.2.2:7000", 10).unwrap();
+        guest.place.udp("[2001:db8::2]:7000", 10).unwrap();
+        let seen = connections(&world);
+        assert!(own.iter().all(|own| seen.contains(own)), "{seen}");
+        drop(guest);
+        // The second finds nothing to do.
+        world.with(|network| network.release(4).unwrap());
+        world.with(|network| network.release(4).unwrap());
+        let seen = connections(&world);
+        assert!(!own.iter().any(|own| seen.contains(own)), "{seen}");
+        let others = format!("src={} ", ranges.slot_v4(5).unwrap());
+        assert!(seen.contains(&others), "another slot's: {seen}");
+    }
+}
