@@ -101,7 +101,7 @@ pub struct Network {
     several: AtomicBool,
     /// Slots whose TAPs the namespace's table knows. Held while TAPs change, and while the namespace is asked.
     known: Mutex<BTreeSet<u32>>,
-    /// Slots that were given back since they were attached last: of these nothing is left to take away. Changed while `known` is held.
+    /// Slots that were given back since they were attached last, of which nothing is left. Changed while `known` is held.
     released: Mutex<BTreeSet<u32>>,
     /// Held while the host's table is read and changed: that takes nft tens of milliseconds, for which no TAP has to wait.
     /// Taken before `known` where both are.
