@@ -435,7 +435,6 @@ impl Network {
             let removed = self.inner.remove(link.index);
             removed.map_err(Error::host(format!("removing the TAP {name}")))?;
         } else if self.released().contains(&slot) {
-            // A sandbox that has ended is removed.
             return Ok(());
         }
         let (v4, v6) = (self.ranges.slot_v4(slot)?, self.ranges.slot_v6(slot)?);
