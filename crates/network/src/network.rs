@@ -16,9 +16,10 @@ use crate::ports::PortMapping;
 use crate::published::Published;
 use crate::resolvers::Resolvers;
 use crate::rules::{self, HostTable, TAP, UPLINK};
-use crate::{Error, conntrack, host, ports, quoted, tap};
+use crate::{Error, host, ports, quoted, tap};
 use netlink::links::{Link, Links, whole_v4, whole_v6};
 
+mod release;
 mod restore;
 
 pub use restore::Ports;
@@ -101,7 +102,7 @@ pub struct Network {
     several: AtomicBool,
     /// Slots whose TAPs the namespace's table knows. Held while TAPs change, and while the namespace is asked.
     known: Mutex<BTreeSet<u32>>,
-    /// Slots that were given back since they were attached last, of which nothing is left. Changed while `known` is held.
+    /// Slots whose connections were forgotten since they were attached or published last. Changed while `known` is held.
     released: Mutex<BTreeSet<u32>>,
     /// Held while the host's table is read and changed: that takes nft tens of milliseconds, for which no TAP has to wait.
     /// Taken before `known` where both are.
@@ -397,51 +398,6 @@ impl Network {
             return Ok(());
         }
         rules::apply("published ports", &new.add(&self.config.instance))
-    }
-
-    /// Takes back everything that the slot has published.
-    ///
-    /// # Errors
-    /// nft refuses.
-    pub fn unpublish(&self, slot: u32) -> Result<(), Error> {
-        let _table = self.lock_table();
-        let own = Published::read(&self.config.instance)?.of_slot(&self.ranges, slot)?;
-        if own.is_empty() {
-            return Ok(());
-        }
-        rules::apply("published ports", &own.delete(&self.config.instance))
-    }
-
-    /// Ends whatever the slot has: its published ports, its connections, and its TAP if somebody still has it open. A TAP
-    /// that nobody has open stays in the pool; packets do not wait in one. Nothing to do for a slot that has nothing.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub fn detach(&self, slot: u32) -> Result<(), Error> {
-        self.unpublish(slot)?;
-        self.release(slot)
-    }
-
-    /// The same for a slot that is known to publish nothing: nft takes tens of milliseconds to say so.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub fn release(&self, slot: u32) -> Result<(), Error> {
-        let _known = self.lock();
-        let name = tap_name(slot);
-        if let Some(link) = self.state_of(&name)?
-            && link.carrier
-        {
-            let removed = self.inner.remove(link.index);
-            removed.map_err(Error::host(format!("removing the TAP {name}")))?;
-        } else if self.released().contains(&slot) {
-            return Ok(());
-        }
-        let (v4, v6) = (self.ranges.slot_v4(slot)?, self.ranges.slot_v6(slot)?);
-        let forgotten = conntrack::forget(&[IpAddr::V4(v4), IpAddr::V6(v6)]);
-        forgotten.map_err(Error::host(format!("forgetting the connections of {v4} and {v6}")))?;
-        self.released().insert(slot);
-        Ok(())
     }
 
     /// What there is, as the kernel has it.
