@@ -15,6 +15,7 @@ pub enum CpuUse {
     /// By a vCPU of a sandbox of the class `dedicated`.
     Dedicated,
     /// By the guest of a sandbox of the class `bare` alone.
+    #[serde(alias = "claimed")]
     Bare,
     /// By nothing: it is offline.
     Offline,
@@ -64,5 +65,7 @@ mod tests {
         ] {
             assert_eq!(serde_json::to_value(used).unwrap(), used.to_string());
         }
+        // A daemon of before says it so.
+        assert_eq!(serde_json::from_str::<CpuUse>("\"claimed\"").unwrap(), CpuUse::Bare);
     }
 }

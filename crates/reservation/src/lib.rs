@@ -2,7 +2,7 @@
 //! on such CPUs.
 //!
 //! ```text
-//!  Device ── reservation(CPUs) ──▶ Reservation, a descriptor: CPUs are Linux's again when its last copy is closed
+//!  Device ── reserve(CPUs) ──▶ Reservation, a descriptor: CPUs are Linux's again when its last copy is closed
 //! ```
 #![allow(
     unsafe_code,

@@ -70,7 +70,7 @@ pub struct VmConfig {
     pub kvm: Option<FdRef>,
     /// CPUs that Linux has given up: a reservation of basalt.ko, of as many as there are vCPUs at least. The guest owns them; there is no
     /// `kvm` then.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", alias = "claim")]
     pub reservation: Option<FdRef>,
     /// Where the guest sees its memory; anything but the default needs a `reservation`.
     #[serde(default, skip_serializing_if = "MemoryMode::is_translated")]
@@ -141,7 +141,7 @@ pub struct RestoreConfig {
     /// `/dev/kvm`; when not given, the one that the VMM has inherited, or opened by path.
     pub kvm: Option<FdRef>,
     /// As [`VmConfig::reservation`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", alias = "claim")]
     pub reservation: Option<FdRef>,
     /// Where early serial output goes; dropped when not given.
     pub serial: Option<FdRef>,
@@ -346,8 +346,10 @@ mod tests {
             ..config()
         };
         let text = serde_json::to_string(&asked).unwrap();
-        let former = text.replace("busy_poll_us", "linger_us");
-        assert_ne!(former, text);
+        let former = text
+            .replace("busy_poll_us", "linger_us")
+            .replace("reservation", "claim");
+        assert!(former.contains("linger_us") && former.contains("claim"), "{former}");
         assert_eq!(serde_json::from_str::<VmConfig>(&former).unwrap(), asked);
     }
 
