@@ -13,7 +13,6 @@ mod tree;
 mod wrap;
 
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand};
@@ -60,6 +59,8 @@ enum Verb {
     BenchImage(StepArgs),
     /// Feed each parser of untrusted data for an hour, or for as long as is asked for
     Fuzz(FuzzArgs),
+    /// Test for hours: a minute of each fuzz target, fifty power failures, a kill at every point, many rounds of some cases
+    Long(StepArgs),
     /// Run the commands that README and docs show
     Docs,
     /// Make the Debian packages, target/package/basalt_VERSION_amd64.deb and basalt-dkms_VERSION_all.deb
@@ -87,7 +88,7 @@ struct StepArgs {
 
 #[derive(Debug, Args)]
 struct FuzzArgs {
-    /// How long each target is fed; 60 in a long test run, and `make test` has a few
+    /// How long each target is fed; `cargo xtask long` has 60, `make test` a few
     #[arg(long, value_name = "N", default_value_t = 3600)]
     seconds: u64,
     /// Only this target; may be repeated
@@ -124,14 +125,14 @@ fn dispatch(verb: Verb) -> Result<u8> {
         Verb::Package { version, steps: args } => with_steps(&context, steps::package(version), args, "package"),
         Verb::BenchImage(args) => with_steps(&context, steps::bench_image(), args, "bench-image"),
         Verb::Fuzz(args) => fuzz(&context, &args),
+        Verb::Long(args) => with_steps(&context, steps::long(), args, "long"),
         Verb::Docs => with_steps(&context, vec![docs_alone()], StepArgs::default(), "docs"),
     }
 }
 
 /// The fuzzer as long as it takes, with its own words: it prints the seed, each target, and what repeats a failure.
 fn fuzz(context: &Context, args: &FuzzArgs) -> Result<u8> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let seed = args.seed.unwrap_or(now.as_secs());
+    let seed = args.seed.unwrap_or_else(steps::now);
     let mut command = steps::fuzzer(context, args.seconds, seed);
     for target in &args.target {
         command.arg("--target").arg(target);
@@ -160,7 +161,7 @@ fn with_steps(context: &Context, steps: Vec<Step>, args: StepArgs, verb: &'stati
         list(&steps, args.json)?;
         return Ok(0);
     }
-    let tests = ["check", "test"].contains(&verb);
+    let tests = ["check", "test", "long"].contains(&verb);
     let options = Options {
         only: args.only,
         json: args.json,

@@ -14,13 +14,14 @@ mod guest;
 mod host_ends;
 mod lab_site;
 mod licences;
+mod long;
 mod module;
 mod package;
 mod sandbox;
 mod tests;
 mod unit;
 
-pub(crate) use tests::fuzzer;
+pub(crate) use tests::{fuzzer, now};
 
 use crate::recipe::Recipe;
 use crate::runner::{Plan, Step};
@@ -123,6 +124,31 @@ pub(crate) fn check() -> Vec<Step> {
     ]
 }
 
+/// What `cargo xtask long` does, one after another: each takes minutes, all of them some hours.
+pub(crate) fn long() -> Vec<Step> {
+    let programs: Vec<_> = RUN_PROGRAMS.iter().chain(TEST_PROGRAMS).copied().collect();
+    let mut steps = setup(&programs);
+    steps.push(sandbox::import("import-python", PYTHON, "python").after(&["image-python", "binaries"]));
+    steps.push(in_lab(HEADERS));
+    steps.push(module::module().check().after(&["lab-host", "headers"]));
+    steps.push(sandbox::lab().after(&["binaries", "assets", "emulator", "lab-host"]));
+    steps.push(
+        sandbox::first_sandbox()
+            .check()
+            .after(&["assets", "lab", "import-python"]),
+    );
+    steps.push(unit::build().after(&["apt-packages"]).follows(&["binaries"]));
+    let tests = [long::fuzz(), long::power_failures()].map(|part| part.after(&["build-tests"]));
+    let cases = long::cases().map(|part| part.after(&["first-sandbox", "module"]));
+    let mut last = "first-sandbox";
+    for part in tests.into_iter().chain(cases) {
+        let name = part.name;
+        steps.push(part.follows(&[last]));
+        last = name;
+    }
+    steps
+}
+
 /// What `make test` does.
 pub(crate) fn test() -> Vec<Step> {
     let mut steps = vec![
@@ -162,15 +188,16 @@ pub(crate) fn test() -> Vec<Step> {
             .after(&["first-sandbox", "package", "module"])
             .follows(&alone),
     );
-    // Beside what is left for the lab, none of which has a case's time limits, and at the lowest priority.
+    // Beside what is left for the lab, but for the audit, which runs cases, and what ends a lab.
+    let tested = ["unit-tests", "program-tests", "fuzz"];
     for step in [unit::unit(), unit::programs(), tests::fuzz()] {
-        let step = step.after(&["build-tests"]).follows(&["cases", "clippy"]);
-        steps.push(step.in_background());
+        steps.push(step.after(&["build-tests"]).follows(&["cases", "clippy"]));
     }
-    steps.push(tests::audit().after(&["first-sandbox"]).follows(&["cases"]));
-    steps.push(checks::docs().after(&["first-sandbox"]).follows(&["filters"]));
+    steps.push(checks::docs().after(&["first-sandbox"]).follows(&["cases"]));
     steps.push(lab_site::lab_site().after(&["first-sandbox"]).follows(&["docs"]));
-    steps.push(sandbox::lab_killed().check().after(&ready).follows(&["lab-site"]));
+    let audit = tests::audit().after(&["first-sandbox"]);
+    steps.push(audit.follows(&["lab-site"]).follows(&tested));
+    steps.push(sandbox::lab_killed().check().after(&ready).follows(&["filters"]));
     let ends = host_ends::host_ends().check();
     steps.push(ends.after(&["first-sandbox", "module"]).follows(&["lab-killed"]));
     steps
@@ -229,7 +256,7 @@ mod self_tests {
 
     #[test]
     fn every_prerequisite_exists_and_names_are_unique() {
-        for steps in [run(), check(), test(), package(None), bench_image()] {
+        for steps in [run(), check(), test(), long(), package(None), bench_image()] {
             let names: BTreeSet<_> = steps.iter().map(|step| step.name).collect();
             assert_eq!(names.len(), steps.len());
             for step in &steps {

@@ -4,17 +4,19 @@
 //! Reads the sums that the test runners print; a runner that executed nothing has failed.
 
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail};
 
 use super::build::cargo;
 use super::sandbox::{self, lab_command};
 use crate::context::Context;
-use crate::runner::{Counts, Report, Step, Task};
+use crate::runner::{Counts, Report, Step};
 
 const AUDIT_LIMIT: Duration = Duration::from_secs(20 * 60);
 const FUZZ_LIMIT: Duration = Duration::from_secs(15 * 60);
+/// More targets than there are.
+const MOST_TARGETS: u64 = 100;
 
 /// The runner of cases, where the lab keeps our programs.
 pub(super) const CASES_IN_LAB: &str = "/opt/basalt/bin/basalt-lab-cases";
@@ -68,8 +70,29 @@ pub(crate) fn audit() -> Step {
 
 /// A few seconds of mutated input for each parser that reads what a guest or a stranger wrote.
 pub(crate) fn fuzz() -> Step {
-    Step::new("fuzz", fuzz_all)
-        .hint("the input that failed is in target/fuzz-failures; the log has the command that repeats it")
+    fuzz_for("fuzz", FUZZ_SECONDS, Some(FUZZ_SEED))
+}
+
+/// The same for so many seconds a target; from another seed each time where none is given.
+pub(super) fn fuzz_for(name: &'static str, seconds: u64, seed: Option<u64>) -> Step {
+    Step::new(name, move |context, task| {
+        let limit = FUZZ_LIMIT.max(Duration::from_secs(seconds * MOST_TARGETS));
+        let finished = task.finish_within(&mut fuzzer(context, seconds, seed.unwrap_or_else(now)), limit)?;
+        let counts = finished
+            .out
+            .iter()
+            .rev()
+            .find_map(|line| plain_counts(line))
+            .unwrap_or_default();
+        judge(counts, finished.status.success(), failed_names(&finished.out))
+    })
+    .hint("the input that failed is in target/fuzz-failures; the log has the command that repeats it")
+}
+
+/// Seconds since 1970: another number for each run.
+pub(crate) fn now() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.unwrap_or_default().as_secs()
 }
 
 /// The fuzzer, for so long a target.
@@ -77,17 +100,6 @@ pub(crate) fn fuzzer(context: &Context, seconds: u64, seed: u64) -> Command {
     let mut command = cargo(context, &["run", "--package", "basalt-fuzz"]);
     command.args(["--", "--seconds", &seconds.to_string(), "--seed", &seed.to_string()]);
     command
-}
-
-fn fuzz_all(context: &Context, task: &mut Task) -> Result<Report> {
-    let finished = task.finish_within(&mut fuzzer(context, FUZZ_SECONDS, FUZZ_SEED), FUZZ_LIMIT)?;
-    let counts = finished
-        .out
-        .iter()
-        .rev()
-        .find_map(|line| plain_counts(line))
-        .unwrap_or_default();
-    judge(counts, finished.status.success(), failed_names(&finished.out))
 }
 
 pub(super) fn judge(counts: Counts, success: bool, failed: Vec<String>) -> Result<Report> {

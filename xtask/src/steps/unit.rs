@@ -16,10 +16,12 @@ use serde_json::Value;
 use super::build::cargo;
 use super::tests::{failed_names, judge};
 use crate::context::Context;
-use crate::runner::{Counts, Finished, Report, Step};
+use crate::runner::{Counts, Finished, Report, Step, Task};
 
 /// In the background compiling takes as long as what it runs beside.
 const LIMIT: Duration = Duration::from_secs(60 * 60);
+/// The longest of the programs takes two minutes or three.
+const PROGRAM_LIMIT: Duration = Duration::from_secs(15 * 60);
 /// More failed tests than these are no accident, and are not made again.
 const AGAIN_AT_MOST: usize = 5;
 /// All tests that there are. Documentation has none: `tidy` sees to that.
@@ -46,19 +48,32 @@ pub(crate) fn programs() -> Step {
     tests("program-tests", |program| program.is_outside)
 }
 
+/// The tests of one program in some `tests/`, `named` so, which do more by a variable; as long as they take.
+pub(super) fn one(step: &'static str, program: &'static str, named: &'static str, variable: [&'static str; 2]) -> Step {
+    Step::new(step, move |context, task| {
+        let all = built(context, task)?;
+        let found = all.into_iter().find(|it| it.is_outside && it.name == program);
+        let program = found.with_context(|| format!("there is no program {program} with tests"))?;
+        let mut command = program.command(&[]);
+        let finished = task.finish_within(command.arg(named).env(variable[0], variable[1]), LIMIT)?;
+        report(vec![(program, Ran::of(&finished))])
+    })
+    .hint("the log has the seed that repeats it")
+}
+
 fn tests(name: &'static str, are_here: fn(&Program) -> bool) -> Step {
     Step::new(name, move |context, task| {
-        let programs = built(context)?.into_iter().filter(are_here);
+        let programs = built(context, task)?.into_iter().filter(are_here);
         let mut all = Vec::new();
         for program in programs {
             task.say(&format!("     Running {}", program.shown()))?;
-            let ran = Ran::of(&task.finish_within(&mut program.command(&[]), LIMIT)?);
+            let ran = Ran::of(&task.finish_within(&mut program.command(&[]), PROGRAM_LIMIT)?);
             all.push((program, ran));
         }
         if may_be_made_again(&all) {
             for (program, ran) in all.iter_mut().filter(|(_, ran)| !ran.success) {
                 task.say(&format!("once more: {}: {}", program.shown(), ran.failed.join(", ")))?;
-                let again = task.finish_within(&mut program.command(&ran.failed), LIMIT)?;
+                let again = task.finish_within(&mut program.command(&ran.failed), PROGRAM_LIMIT)?;
                 ran.make_again(Ran::of(&again));
             }
         }
@@ -85,6 +100,8 @@ struct Program {
     /// Its crate's directory, in which cargo starts it.
     directory: PathBuf,
     executable: PathBuf,
+    /// The target's, as cargo calls it.
+    name: String,
     /// It is a file of `tests/`.
     is_outside: bool,
 }
@@ -109,14 +126,14 @@ impl Program {
 }
 
 /// The programs that cargo has compiled; it looks whether anything has changed since.
-fn built(context: &Context) -> Result<Vec<Program>> {
+fn built(context: &Context, task: &mut Task) -> Result<Vec<Program>> {
     let mut command = locked(context, &ALL);
-    let output = command.arg("--message-format=json-render-diagnostics").output()?;
-    if !output.status.success() {
-        bail!("the tests do not compile: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    let found = text.lines().map(program).collect::<Result<Vec<_>>>()?;
+    let listed = task.run_within(command.arg("--message-format=json-render-diagnostics"), LIMIT)?;
+    let found = listed
+        .out
+        .iter()
+        .map(|line| program(line))
+        .collect::<Result<Vec<_>>>()?;
     Ok(found.into_iter().flatten().collect())
 }
 
@@ -132,6 +149,7 @@ fn program(line: &str) -> Result<Option<Program>> {
     Ok(Some(Program {
         directory: manifest.parent().context("a manifest without a directory")?.to_owned(),
         executable: executable.into(),
+        name: message["target"]["name"].as_str().context("no name")?.to_owned(),
         is_outside: kinds.iter().any(|kind| kind == "test"),
     }))
 }
@@ -274,6 +292,7 @@ mod self_tests {
         let program = Program {
             directory: "/x".into(),
             executable: "/x-1".into(),
+            name: "x".into(),
             is_outside: false,
         };
         (program, ran)
@@ -291,7 +310,7 @@ mod self_tests {
     fn programs_with_tests_are_found_among_cargos_messages() {
         let message = |kind: &str, test: bool, executable: &str| {
             format!(
-                r#"{{"reason":"compiler-artifact","manifest_path":"/x/Cargo.toml","target":{{"kind":["{kind}"]}},"profile":{{"test":{test}}},"executable":{executable}}}"#
+                r#"{{"reason":"compiler-artifact","manifest_path":"/x/Cargo.toml","target":{{"name":"x","kind":["{kind}"]}},"profile":{{"test":{test}}},"executable":{executable}}}"#
             )
         };
         let found = |line: &str| program(line).unwrap();

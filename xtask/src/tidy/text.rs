@@ -89,24 +89,37 @@ fn marks(source: &Source, findings: &mut Vec<Finding>) {
     }
 }
 
-/// `make test` runs no tests in documentation, which cargo compiles one by one: what would be one is a test in its place.
+/// Code blocks of these languages are no tests for rustdoc.
+const NO_TESTS: &[&str] = &["text", "console", "sh", "json"];
+
+/// `make test` runs no tests in documentation, which cargo compiles one by one: what would be one is a test in its place. (The
+/// rustdoc book, "Documentation tests".)
 fn examples(source: &Source, findings: &mut Vec<Finding>) {
     if !source.is_rust() {
         return;
     }
-    let mut inside = false;
+    let (mut inside, mut blank) = (false, false);
     for (index, line) in source.text.lines().enumerate() {
         let text = line.trim_start();
-        let documentation = text.strip_prefix("///").or_else(|| text.strip_prefix("//!"));
-        let Some(language) = documentation.and_then(|text| text.trim_start().strip_prefix("```")) else {
+        let Some(said) = text.strip_prefix("///").or_else(|| text.strip_prefix("//!")) else {
+            blank = false;
             continue;
         };
-        if !inside && (language.is_empty() || language.starts_with("rust")) {
+        let fence = ["```", "~~~"]
+            .iter()
+            .find_map(|fence| said.trim_start().strip_prefix(fence));
+        let is_example = match fence {
+            Some(language) => !inside && !NO_TESTS.contains(&language.trim()),
+            // Indented by four behind an empty line.
+            None => !inside && blank && said.starts_with("     "),
+        };
+        if is_example {
             let message = "an example in documentation, which nothing compiles here; make it a test, or name its language \
                            (```text)";
             findings.push(Finding::new(&source.path, index + 1, message));
         }
-        inside = !inside;
+        inside ^= fence.is_some();
+        blank = said.trim().is_empty();
     }
 }
 
@@ -238,11 +251,15 @@ mod tests {
     fn examples_that_nothing_would_compile_are_found() {
         let text = |language: &str| format!("//! a\n//!\n//! ```{language}\n//! f();\n//! ```\n");
         assert!(found(&source("a.rs", &text("text"))).is_empty());
-        for language in ["", "rust", "rust,no_run"] {
+        for language in ["", "rust", "no_run", "edition2024"] {
             let found = found(&source("a.rs", &text(language)));
             assert_eq!(found.len(), 1, "{found:?}");
             assert!(found[0].starts_with("a.rs:3: an example"), "{found:?}");
         }
+        let other = found(&source("a.rs", "//! a\n//!\n//! ~~~\n//! f();\n//! ~~~\n"));
+        assert!(other.len() == 1 && other[0].starts_with("a.rs:3"), "{other:?}");
+        let indented = found(&source("a.rs", "//! a\n\n/// b\n///\n///     f();\nfn g() {}\n"));
+        assert!(indented.len() == 1 && indented[0].starts_with("a.rs:5"), "{indented:?}");
     }
 
     #[test]

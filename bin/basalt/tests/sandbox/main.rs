@@ -47,10 +47,15 @@ fn main() -> ExitCode {
     if arguments.iter().any(|argument| argument == "--state") {
         return daemon::serve(&arguments);
     }
-    let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
+    let exact = arguments.iter().any(|argument| argument == "--exact");
+    let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
+    let is_asked_for = |name: &str| match exact {
+        true => filters.iter().any(|filter| name == *filter),
+        false => filters.iter().any(|filter| name.contains(filter.as_str())),
+    };
     let (mut passed, mut failed, mut filtered) = (0, Vec::new(), 0);
     for (name, case) in cases::all() {
-        if filter.is_some_and(|filter| !name.contains(filter.as_str())) {
+        if !filters.is_empty() && !is_asked_for(name) {
             filtered += 1;
             continue;
         }

@@ -2,7 +2,7 @@
 //! must be done. The disk is `drive`'s.
 //!
 //! One world works while its disk is copied at these instants; afterwards each copy is mounted in turn and a daemon started on
-//! it. `BASALT_POWER_FAILURES` says how many instants (50 in the long run), `BASALT_SEED` repeats a run.
+//! it. `BASALT_POWER_FAILURES` says how many instants (50 in `cargo xtask long`), `BASALT_SEED` repeats a run.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -166,10 +166,14 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 fn survives() {
-    // Others can neither mount nor attach a loop device.
-    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+    if !rustix::process::geteuid().is_root() {
+        crate::say("no power fails: only root can mount and attach loop devices");
         return;
     }
+    assert!(
+        Path::new("/dev/fuse").exists(),
+        "there is no /dev/fuse: `modprobe fuse`"
+    );
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let seed = number("BASALT_SEED").unwrap_or(u64::from(now.subsec_nanos()));
     let instants = number("BASALT_POWER_FAILURES").map_or(FEW, |count| count as usize);
