@@ -88,6 +88,10 @@ const ALL: &[(&str, fn())] = &[
         daemons::the_log_of_one_that_floods_has_an_end,
     ),
     (
+        "a_log_is_followed_until_its_sandbox_ends",
+        daemons::a_log_is_followed_until_its_sandbox_ends,
+    ),
+    (
         "a_vmm_that_is_busy_holds_up_no_statistics",
         daemons::a_vmm_that_is_busy_holds_up_no_statistics,
     ),

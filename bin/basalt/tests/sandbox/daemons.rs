@@ -1,5 +1,8 @@
 //! Cases of the daemon: sandboxes that live by themselves, and daemons that die, come back and are replaced.
 
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::cases::kill;
@@ -90,6 +93,27 @@ pub(crate) fn the_log_of_one_that_floods_has_an_end() {
     // The agent may have read one of them in two pieces.
     assert!((8..=18).contains(&tail.len()), "{}", text(&tail));
     assert_eq!(world.verb(&["rm", "-f", "flood"]).status.code(), Some(0));
+}
+
+pub(crate) fn a_log_is_followed_until_its_sandbox_ends() {
+    let world = World::new("");
+    let script = "trap 'echo two' USR1; trap 'echo three; exit 0' TERM; echo one; while :; do sleep 0.02; done";
+    detached(&world, "web", script);
+    wait_for("its first words", || {
+        (world.verb(&["logs", "web"]).stdout == b"one\n").then_some(())
+    });
+    let mut command = world.command(&["logs", "-f", "web"]);
+    let mut following = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(following.stdout.take().unwrap()).lines();
+    let mut next = || lines.next().map(Result::unwrap);
+    assert_eq!(next().as_deref(), Some("one"));
+    // While it runs, and not only when it has ended.
+    assert_eq!(world.verb(&["kill", "-s", "USR1", "web"]).status.code(), Some(0));
+    assert_eq!(next().as_deref(), Some("two"));
+    assert!(following.try_wait().unwrap().is_none(), "it does not follow any more");
+    assert_eq!(world.verb(&["stop", "--time", "90s", "web"]).status.code(), Some(0));
+    assert_eq!((next().as_deref(), next()), (Some("three"), None));
+    assert_eq!(following.wait().unwrap().code(), Some(0));
 }
 
 pub(crate) fn a_vmm_that_is_busy_holds_up_no_statistics() {
