@@ -1,4 +1,4 @@
-//! Bundles from strangers, which saved snapshots are. Most changes of one break zstd's frame, so there is a target for the archive in
+//! Exports from strangers, which saved snapshots are. Most changes of one break zstd's frame, so there is a target for the archive in
 //! it, too.
 
 use std::fs::File;

@@ -448,7 +448,7 @@ impl Connection<'_> {
             Request::InspectTemplate { template } => Reply::Template(Box::new(node.find_template(&template)?)),
             Request::ListTemplates => self.items(node.list_templates(), |one| Item::Template(Box::new(one)))?,
             Request::RemoveTemplate { template } => {
-                node.templates.remove_name(&template)?;
+                node.templates.remove_named(&template)?;
                 Reply::Done
             }
             Request::PruneTemplates { all } => Reply::Pruned(node.templates.prune(all, node.template_sources())?),

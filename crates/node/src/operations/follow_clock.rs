@@ -59,7 +59,7 @@ impl Node {
             for _ in 1..running.len().min(AT_ONCE) {
                 let thread = std::thread::Builder::new().name("time".into()).stack_size(512 << 10);
                 if let Err(error) = thread.spawn_scoped(scope, work) {
-                    log::info!("cannot start a thread; setting the guests' clocks one after the other: {error}");
+                    log::info!("cannot start another thread to set the guests' clocks: {error}");
                     break;
                 }
             }

@@ -53,7 +53,7 @@ impl Node {
     /// Saves a machine that has its root and runs nothing yet; it goes on. That it cannot be saved is no failure of it.
     pub(crate) fn save_template(self: &Arc<Self>, entry: &Entry, vm: &Vm, mut lease: Lease) -> Result<(), Error> {
         let stored = entry.stored();
-        let _span = span("template kept");
+        let _span = span("template saved");
         let name = stored.sandbox.name.clone();
         let mut give_up = |error| {
             log::warn!("no template can be made of sandbox {name}: {error}");

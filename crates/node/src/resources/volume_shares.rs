@@ -85,7 +85,7 @@ pub(crate) fn open_all(mounts: &[VolumeMount], volumes: &Volumes) -> Result<Vec<
     let open_one = |mount: &VolumeMount| {
         let (file, found) = match &mount.source {
             VolumeSource::Directory(path) => open(Path::new(path))?,
-            VolumeSource::Named(name) => open(&volumes.files(name)?)?,
+            VolumeSource::Named(name) => open(&volumes.make_files(name)?)?,
             VolumeSource::Served(served) => (connect(served)?, PathBuf::from(&served.directory)),
         };
         Ok(Opened {

@@ -109,12 +109,12 @@ impl Volumes {
 
     /// Makes a named volume if there is none.
     pub(crate) fn make(&self, name: &str, sandboxes: &Sandboxes) -> Result<Volume, Error> {
-        self.files(name)?;
+        self.make_files(name)?;
         self.find(name, sandboxes)
     }
 
     /// The directory with the files of one, which is made if there is none.
-    pub(crate) fn files(&self, name: &str) -> Result<PathBuf, Error> {
+    pub(crate) fn make_files(&self, name: &str) -> Result<PathBuf, Error> {
         check_name(name).map_err(node_api::ConfigError::from)?;
         make(&self.directory, name).map_err(Error::file("make", &self.directory.join(name)))
     }
@@ -239,7 +239,7 @@ mod tests {
         let sandboxes = Sandboxes::default();
         for name in ["free", "used"] {
             let made = volumes.make(name, &sandboxes).unwrap();
-            assert_eq!(made.directory, volumes.files(name).unwrap());
+            assert_eq!(made.directory, volumes.make_files(name).unwrap());
             assert!(made.used_by.is_empty());
         }
         let mut stored = crate::testing::stored("aaaaaaaaaaaa", "");

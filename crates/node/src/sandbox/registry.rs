@@ -1,7 +1,7 @@
-//! All sandboxes of the node, by id, and which slot the next one gets. Knows neither the database nor what sandboxes hold of the host.
+//! All sandboxes of the node, by id, and which slot the next one gets. Writes no record, and knows not what sandboxes hold of the host.
 //!
 //! Two locks. `entries` comes first; `slots` and what entries hold are locked while that is held. It is held for moments, or for as
-//! long as a record is written, or a volume removed, of which nobody may become a user meanwhile.
+//! long as a record is written, or a volume hidden, of which nobody may become a user meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,6 +1,6 @@
 //! Machines and disks on disk: snapshots, templates, and the files that they consist of. `Snapshots` and `Templates`
-//! own their directories, and take what else they need as arguments. Starts and stops nothing, and knows neither node
-//! nor VMM.
+//! own their directories, and take what else they need as arguments. Starts and stops nothing, and knows neither the
+//! node nor how a VMM is run.
 
 pub(crate) mod checks;
 pub(crate) mod checksums;

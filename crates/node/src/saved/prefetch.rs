@@ -71,7 +71,7 @@ pub(crate) fn save_first(place: &Place, paging: Paging, ask: impl FnOnce(Questio
     if path.exists() || paging == Paging::Eager {
         return;
     }
-    let _span = span("pages learned");
+    let _span = span("prefetch list");
     let save = || -> Result<(), Box<dyn std::error::Error>> {
         let runs = cut(ask(question)?, most_pages);
         if runs.is_empty() {

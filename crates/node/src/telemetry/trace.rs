@@ -76,7 +76,7 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::MakeSnapshot { .. } => "take a snapshot",
         Request::RemoveSnapshot { .. } => "remove a snapshot",
         Request::BuildTemplate(_) => "begin a template",
-        Request::KeepTemplate => "keep a template",
+        Request::KeepTemplate => "save a template",
         Request::RemoveTemplate { .. } => "remove a template",
         Request::PruneTemplates { .. } => "prune templates",
         Request::Clone(_) => "clone",

@@ -53,7 +53,7 @@ const NO_ASSETS: &str =
 /// What a snapshot consists of, and what helps if it cannot be opened.
 const STATE: &str = "the snapshot's state";
 const MEMORY: &str = "the snapshot's memory";
-const ANOTHER_SNAPSHOT: &str = "remove the snapshot (`basalt snapshot rm`), and take another";
+const LOOK_AT_IT: &str = "see that it is there and that its disk can be read; `basalt snapshot verify` and `template verify` look at all of it";
 const USERFAULTFD: &str = "/dev/userfaultfd";
 const NO_KVM: &str = "`basalt doctor` tells more";
 
@@ -108,8 +108,8 @@ impl Inherited {
         let snapshot = match stored.sandbox.config.paging {
             Paging::Mapped | Paging::Eager if kvm.is_some() => {
                 let memory = memory_files::paths(place.directory());
-                let memory = memory.iter().map(|path| open(MEMORY, path, ANOTHER_SNAPSHOT));
-                let state = open(STATE, &place.state(), ANOTHER_SNAPSHOT);
+                let memory = memory.iter().map(|path| open(MEMORY, path, LOOK_AT_IT));
+                let state = open(STATE, &place.state(), LOOK_AT_IT);
                 std::iter::once(state).chain(memory).collect::<Result<_, _>>()?
             }
             // Its memory is not mapped from the files, or pinned.
@@ -300,12 +300,10 @@ pub(crate) fn take_next_vsock(paths: &SandboxPaths) -> Result<(), Error> {
 
 fn from_place(mut stage: Stage, place: &Place) -> Result<(RestoreConfig, Fds), Error> {
     let memory = memory_files::paths(place.directory());
-    let memory = memory
-        .iter()
-        .map(|path| stage.fds.add(open(MEMORY, path, ANOTHER_SNAPSHOT)?));
+    let memory = memory.iter().map(|path| stage.fds.add(open(MEMORY, path, LOOK_AT_IT)?));
     let memory = memory.collect::<Result<_, _>>()?;
     let files = SnapshotFiles {
-        state: stage.fds.add(open(STATE, &place.state(), ANOTHER_SNAPSHOT)?)?,
+        state: stage.fds.add(open(STATE, &place.state(), LOOK_AT_IT)?)?,
         memory,
     };
     let config = RestoreConfig {
@@ -369,10 +367,14 @@ fn devices(
         engine: BlockEngine::Auto,
         limits: limits::for_disks(&stored.sandbox.config.limits),
     };
-    let root = fds.add(open("the image", image, "import it again")?)?;
+    let root = fds.add(open("the image", image, "import or pull it again")?)?;
     let mut devices = vec![device("root", &disk(root, true, ROOT_SERIAL))?];
     if resources.disk.is_some() {
-        let file = fds.add(open_writable("the writable disk", &paths.disk(), "remove the sandbox")?)?;
+        let file = fds.add(open_writable(
+            "the writable disk",
+            &paths.disk(),
+            "see that it is there and that its file system can be written to",
+        )?)?;
         devices.push(device("writable", &disk(file, false, WRITABLE_SERIAL))?);
     }
     let vsock = VsockConfig {

@@ -63,7 +63,10 @@ impl Writer {
         let mut writer = Self { process, said };
         let mut line = String::new();
         writer.said.read_line(&mut line)?;
-        if line == "ready\n" { Ok(writer) } else { writer.ended() }
+        match line.as_str() {
+            "ready\n" => Ok(writer),
+            other => writer.ended().context(format!("it began with {other:?}")),
+        }
     }
 
     fn begin(&mut self) -> Result<()> {
@@ -82,11 +85,17 @@ impl Writer {
         let mut rest = String::new();
         self.said.read_to_string(&mut rest)?;
         let right = rest == "all is right\n" && self.process.wait()?.success();
-        if right { Ok(()) } else { self.ended() }
+        if right {
+            Ok(())
+        } else {
+            self.ended().context(format!("it said {rest:?}"))
+        }
     }
 
     /// The error of a writer that should not have ended, or not so.
     fn ended<T>(&mut self) -> Result<T> {
+        // One that waits for it ends by this.
+        drop(self.process.stdin.take());
         let mut errors = String::new();
         if let Some(mut stderr) = self.process.stderr.take() {
             stderr.read_to_string(&mut errors)?;

@@ -312,7 +312,7 @@ impl Templates {
         }
     }
 
-    /// What they take on the disk: a file that a snapshot has, too, counts for the template.
+    /// Their files, as counted already: one that a snapshot has, too, counts for the template.
     pub(crate) fn counted(&self) -> Counted {
         let mut counted = Counted::default();
         for record in self.records() {

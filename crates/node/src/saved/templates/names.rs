@@ -84,7 +84,7 @@ impl Templates {
     }
 
     /// Takes a name away, or removes the template.
-    pub(crate) fn remove_name(&self, wanted: &str) -> Result<(), Error> {
+    pub(crate) fn remove_named(&self, wanted: &str) -> Result<(), Error> {
         let _naming = self.naming();
         let record = self.find(wanted)?;
         let named = record.template.names.iter().any(|name| name == wanted);
@@ -275,12 +275,12 @@ mod tests {
         let left = || vec!["b web2".to_owned(), "c db,web".to_owned()];
         assert_eq!(names(&templates), (left(), left()));
         assert!(!directory.path().join("a").exists());
-        templates.remove_name("db").unwrap();
-        templates.remove_name("web2").unwrap();
+        templates.remove_named("db").unwrap();
+        templates.remove_named("web2").unwrap();
         let left = || vec!["c web".to_owned()];
         assert_eq!(names(&templates), (left(), left()));
-        assert!(matches!(templates.remove_name("db"), Err(Error::NoTemplate(_))));
-        templates.remove_name("c").unwrap();
+        assert!(matches!(templates.remove_named("db"), Err(Error::NoTemplate(_))));
+        templates.remove_named("c").unwrap();
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }
