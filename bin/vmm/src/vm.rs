@@ -289,7 +289,7 @@ impl Vm {
             self.expect(VmState::Paused, "rollback")?;
         }
         let received = Received::check(config)?.check_in_place()?;
-        self.can_map_anew("put back in place: restore another VM")?;
+        self.can_map_anew("rolled back in place: restore another VM")?;
         let inputs = received.take_with(&self.taps, fds)?;
         let over = || refuse(ErrorKind::WrongState, "the guest has ended: restore another VM");
         let (Some(engine), Some(machine), Some(no_space)) = (&self.engine, &mut self.machine, &self.no_space) else {

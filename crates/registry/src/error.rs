@@ -138,7 +138,7 @@ pub enum Error {
     },
     /// The connection breaks again and again.
     #[error(
-        "the connection to the registry {host} broke {attempts} times in {what} ({problem}): try again, what has come is kept"
+        "the connection to the registry {host} broke {attempts} times in {what} ({problem}): try again, what has been downloaded is kept for it"
     )]
     Broken {
         /// The registry.
@@ -151,13 +151,13 @@ pub enum Error {
         problem: String,
     },
     /// It took too long.
-    #[error("not finished within {seconds} s: try again, what has come is kept, or allow more time")]
+    #[error("not finished within {seconds} s: try again, what has been downloaded is kept for it, or allow more time")]
     Deadline {
         /// The limit.
         seconds: u64,
     },
     /// Somebody has changed their mind.
-    #[error("cancelled: what has come is kept for a day")]
+    #[error("cancelled: what has been downloaded is kept for a day")]
     Cancelled,
     /// A file with credentials cannot be used.
     #[error("the credentials in {} cannot be used ({problem}): repair or remove that file", .path.display())]

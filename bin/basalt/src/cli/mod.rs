@@ -63,7 +63,7 @@ pub(crate) struct Cli {
     pub(crate) verb: Verb,
 }
 
-/// How much is told on standard error; `Debug` includes the guest's console.
+/// How much is logged on standard error; `Debug` includes the guest's console.
 // The words say what they are; explained one by one they would make every verb's help long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogLevel {

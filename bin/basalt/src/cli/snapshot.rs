@@ -24,7 +24,7 @@ pub(crate) enum SnapshotVerb {
     Files(SnapshotFiles),
 }
 
-/// Those that have to do with files of whoever calls, and not only with what the daemon has.
+/// Those that read or write files of the caller, beside what the daemon has.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SnapshotFiles {
     /// Write a snapshot with its image to one file.

@@ -27,7 +27,7 @@ pub(crate) enum TemplateVerb {
     Files(TemplateFiles),
 }
 
-/// Those that have to do with files of whoever calls, and not only with what the daemon has.
+/// Those that read or write files of the caller, beside what the daemon has.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TemplateFiles {
     /// Write a template that was built, with its image, to one file.

@@ -289,7 +289,7 @@ fn a_signal_ends_a_pull_in_order() {
         let mut text = String::new();
         child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
         assert_eq!(status.code(), Some(code), "{text}");
-        assert!(text.contains("cancelled: what has come is kept"), "{text}");
+        assert!(text.contains("cancelled: what has been downloaded is kept"), "{text}");
         // Before it would give up the registry by itself.
         assert!(begun.elapsed() < Duration::from_secs(29), "{:?}", begun.elapsed());
         drop(connection);

@@ -279,7 +279,7 @@ impl Built<'_> {
         if let Some(restorer) = self.restorer {
             restorer.finish();
         }
-        marks::mark("write set copied");
+        marks::mark("prefetched");
         if !self.config.skip_notification {
             self.made.machine.notify_generation();
         }

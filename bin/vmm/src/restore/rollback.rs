@@ -23,7 +23,7 @@ use crate::refusal::{from_machine, from_snapshot, refuse};
 use crate::taps::Taps;
 use crate::vm::VMM_VERSION;
 
-const NOT_MAPPED: &str = "memory that is put back is mapped already: leave `paging` out, or restore another VM";
+const NOT_MAPPED: &str = "a rollback in place keeps how memory is mapped: leave `paging` out, or restore another VM";
 
 impl<'a> Received<'a> {
     /// Refuses what only another VM can be restored from.

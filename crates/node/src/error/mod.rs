@@ -161,7 +161,7 @@ pub enum Error {
         why: String,
     },
     /// A sandbox that cannot go on from any snapshot.
-    #[error("sandbox {name} cannot be put back: {why}")]
+    #[error("cannot roll sandbox {name} back: {why}")]
     NotToBePutBack {
         /// Its name.
         name: String,
@@ -205,7 +205,7 @@ pub enum Error {
     },
     /// A sandbox that goes with its client.
     #[error(
-        "sandbox {0} ends with the `basalt run` that started it, and so would what it is put back to: run one with --detach, or make a sandbox of the snapshot with `basalt clone`"
+        "sandbox {0} ends with the `basalt run` that started it, and so would its rollback: run one with --detach, or make a sandbox of the snapshot with `basalt clone`"
     )]
     Tied(String),
     /// A directory that cannot be shared.

@@ -213,7 +213,7 @@ impl Node {
     }
 
     fn roll_machine_back(&self, entry: &Entry, vm: &Vm, place: &Place) -> Result<(), Why> {
-        let _span = span("VM put back");
+        let _span = span("VM rolled back");
         let (stored, paths) = (entry.stored(), self.sandbox_paths(entry));
         let prepared = || {
             let attachment = self.attachment(&stored)?;
@@ -221,14 +221,14 @@ impl Node {
             launch::prepare_rollback(&self.config, &stored, &paths, self.outside(&image, attachment), place)
         };
         let (config, fds) = prepared().map_err(Why::Refused)?;
-        let rolled = vm.ask_within(self.config.limits.boot, "it was put back", |client| {
+        let rolled = vm.ask_within(self.config.limits.boot, "it was rolled back", |client| {
             client.rollback(config, &fds.borrow())
         });
         match rolled {
             // Nobody finds the new socket before somebody answers there.
             Ok(()) => Ok(launch::take_next_vsock(&paths)?),
             Err(error) => {
-                let info = vm.ask("it was not put back", VmmClient::info);
+                let info = vm.ask("it was not rolled back", VmmClient::info);
                 let stands = info.is_ok_and(|info| matches!(info.state, VmState::Running | VmState::Paused));
                 Err(if stands { refused(error) } else { Why::Lost(error) })
             }

@@ -82,7 +82,7 @@ impl Node {
         }
         let gone_on = self
             .go_on_after(saved.as_ref().err(), &vm, line)
-            .inspect_err(|error| log::error!("sandbox {} stands still: {error}", entry.id));
+            .inspect_err(|error| log::error!("sandbox {} stays paused: {error}", entry.id));
         if let Err(error) = saved {
             // It takes room that the database may need.
             drop(begun);

@@ -139,7 +139,7 @@ impl Metrics {
         text.family(
             "basalt_scrapes_total",
             Kind::Counter,
-            "Times that these metrics were told.",
+            "Scrapes of these metrics.",
         )
         .number(&[], self.scrapes.value());
         let help = "Connections to the metrics' endpoint that were closed because too many were open.";
