@@ -172,8 +172,11 @@ impl Node {
                     } else if !error.is_of_files() {
                         self.templates.note_failure_of_host(id);
                     }
-                    self.clear(entry)?;
-                    disk::remove(&self.sandbox_paths(entry).disk())?;
+                    let disk = self.sandbox_paths(entry).disk();
+                    let cleared = self.clear(entry).and_then(|()| disk::remove(&disk));
+                    if cleared.is_err() {
+                        return Err(error.after_undo(cleared));
+                    }
                     found = look()?;
                 }
             }

@@ -23,7 +23,7 @@ use crate::node::Node;
 use crate::resources::budget::Changed;
 use crate::resources::held;
 use crate::resources::limits;
-use crate::sandbox::entry::Entry;
+use crate::sandbox::entry::{Entry, Inner, Unsettled};
 use crate::sandbox::lifecycle::Verb;
 use crate::store::operation::Operation;
 use crate::store::records::sync_directory;
@@ -87,7 +87,7 @@ impl Node {
         let mut agent = vm.agent()?;
         agent.signal_main(libc::SIGTERM).map_err(failed)?;
         self.points.at(points::STOP_SIGNALLED);
-        if entry.wait(Some(grace), crate::sandbox::entry::Inner::is_over) {
+        if entry.wait(Some(grace), Inner::has_ended) {
             return Ok(());
         }
         let shutdown = Shutdown {
@@ -97,10 +97,7 @@ impl Node {
         let limit = Some(self.config.limits.answer);
         let ordered = agent.set_read_timeout(limit).and_then(|()| agent.shutdown(shutdown));
         ordered.map_err(failed)?;
-        entry.wait(
-            Some(self.config.limits.power_off),
-            crate::sandbox::entry::Inner::is_over,
-        );
+        entry.wait(Some(self.config.limits.power_off), Inner::has_ended);
         Ok(())
     }
 
@@ -143,12 +140,26 @@ impl Node {
         })
     }
 
+    /// For who has its turn: what could not be taken away of its machine is taken away now.
     fn wait_for_end(&self, entry: &Entry) -> Result<(), Error> {
-        let limit = self.config.limits.kill + SETTLE_LIMIT;
-        if entry.wait(Some(limit), crate::sandbox::entry::Inner::is_over) {
+        self.wait_until_ended(entry)?;
+        self.settle_again(entry)
+    }
+
+    /// The same for who has not.
+    fn wait_for_end_without_turn(&self, entry: &Entry) -> Result<(), Error> {
+        self.wait_until_ended(entry)?;
+        if entry.lock().is_over() {
             return Ok(());
         }
-        Err(Error::Deadline {
+        let _operation = entry.operate();
+        self.settle_again(entry)
+    }
+
+    fn wait_until_ended(&self, entry: &Entry) -> Result<(), Error> {
+        let limit = self.config.limits.kill + SETTLE_LIMIT;
+        let ended = entry.wait(Some(limit), Inner::has_ended);
+        ended.then_some(()).ok_or(Error::Deadline {
             what: "the end of the VMM",
             limit,
         })
@@ -163,7 +174,7 @@ impl Node {
         if signal == libc::SIGKILL {
             self.mark_stopping(entry)?;
             vm.kill()?;
-            return self.wait_for_end(entry);
+            return self.wait_for_end_without_turn(entry);
         }
         let mut agent = vm.agent()?;
         agent
@@ -178,15 +189,10 @@ impl Node {
         if let Some(vm) = entry.vm() {
             let _span = span("machine ended");
             // The agent powers off when its client has gone; nobody needs what is not written yet if it is removed.
-            if remove
-                || !entry.wait(
-                    Some(self.config.limits.power_off),
-                    crate::sandbox::entry::Inner::is_over,
-                )
-            {
+            if remove || !entry.wait(Some(self.config.limits.power_off), Inner::has_ended) {
                 vm.kill()?;
             }
-            self.wait_for_end(entry)?;
+            self.wait_for_end_without_turn(entry)?;
         }
         if remove {
             let _span = span("sandbox removed");
@@ -207,9 +213,7 @@ impl Node {
             Ended::Failed(self.with_cause(entry, error).to_string())
         });
         self.points.at(points::END_LEARNT);
-        self.clear(entry)?;
-        self.points.at(points::END_CLEARED);
-        self.exited_during(entry, ended, Operation::ends_with_machine)?;
+        self.settle_as(entry, ended)?;
         self.points.at(points::END_RECORDED);
         if stored.sandbox.config.remove && !entry.lock().attached {
             let _operation = entry.operate();
@@ -218,6 +222,44 @@ impl Node {
                 self.destroy(entry)?;
             }
         }
+        Ok(())
+    }
+
+    /// Its machine has ended so: takes away what belonged to it, and keeps why. What fails is tried again.
+    pub(crate) fn settle_as(&self, entry: &Entry, ended: Ended) -> Result<(), Error> {
+        let vmm = entry.stored().sandbox.vmm;
+        let settled = self.clear(entry).and_then(|()| {
+            self.points.at(points::END_CLEARED);
+            self.exited_during(entry, ended.clone(), Operation::ends_with_machine)
+        });
+        if settled.is_err() {
+            let ended = Some(ended);
+            self.set_unsettled(entry, Unsettled { vmm, ended });
+        }
+        settled
+    }
+
+    /// Whoever waits for its end, or looks after who was left on the way, deals with it.
+    pub(crate) fn set_unsettled(&self, entry: &Entry, unsettled: Unsettled) {
+        entry.lock().unsettled = Some(unsettled);
+        entry.notify();
+        self.hold.lack.tell();
+    }
+
+    /// Deals with the end of its machine where that failed before; for who has its turn.
+    pub(crate) fn settle_again(&self, entry: &Entry) -> Result<(), Error> {
+        let Some(unsettled) = entry.lock().unsettled().cloned() else {
+            return Ok(());
+        };
+        match unsettled.ended {
+            Some(ended) => self.settle_as(entry, ended)?,
+            None => self.rests_without(entry)?,
+        }
+        // It may be one that goes when it has exited, which whoever has its turn need not wait for.
+        let remove = entry.stored().sandbox.config.remove;
+        let mut inner = entry.lock();
+        inner.unsettled = None;
+        inner.interrupted |= remove;
         Ok(())
     }
 

@@ -51,8 +51,11 @@ impl Node {
         if !stored.is_acknowledged() {
             return self.destroy(entry);
         }
+        self.settle_again(entry)?;
         let ended = || Ended::Failed(reason.to_owned());
+        let stored = entry.stored();
         match stored.under_way() {
+            None if stored.sandbox.state == State::Exited => self.remove_if_wanted(entry),
             None => Ok(()),
             Some(Operation::Start) => {
                 self.clear(entry)?;
@@ -78,10 +81,14 @@ impl Node {
 
     /// Its machine is gone, or goes, and it has exited.
     fn ends(&self, entry: &Entry, otherwise: impl FnOnce() -> Ended) -> Result<(), Error> {
-        self.clear(entry)?;
-        self.exited(entry, self.learn(entry, otherwise))?;
-        let stored = entry.stored();
-        match stored.sandbox.config.remove && !entry.lock().attached {
+        self.settle_as(entry, self.learn(entry, otherwise))?;
+        self.remove_if_wanted(entry)
+    }
+
+    /// One that has exited goes, if that was asked for with it.
+    fn remove_if_wanted(&self, entry: &Entry) -> Result<(), Error> {
+        let remove = entry.stored().sandbox.config.remove;
+        match remove && !entry.lock().attached {
             true => self.destroy(entry),
             false => Ok(()),
         }

@@ -18,7 +18,7 @@ use vmm_api::{VmState, VmmClient};
 use crate::Error;
 use crate::node::Node;
 use crate::resources::held::{self, Known, unless_it_stays};
-use crate::sandbox::entry::Entry;
+use crate::sandbox::entry::{Entry, Unsettled};
 use crate::store::Found;
 use crate::store::database::Stored;
 use crate::store::operation::Operation;
@@ -124,16 +124,20 @@ impl Node {
                 Ok(false) => self.missed_end(entry),
                 Err(error) => {
                     self.note_change(entry, |stored| stored.begins(Operation::Stop))?;
-                    self.clear(entry)?;
-                    self.exited(entry, Ended::Failed(format!("it could not be taken over: {error}")))
+                    self.settle_as(entry, Ended::Failed(format!("it could not be taken over: {error}")))
                 }
             },
         }
     }
 
     /// It has exited, and nothing of a machine, nor anything that was done with it, is left.
-    fn rests_without(&self, entry: &Entry) -> Result<(), Error> {
-        self.clear(entry)?;
+    pub(crate) fn rests_without(&self, entry: &Entry) -> Result<(), Error> {
+        let cleared = self.clear(entry);
+        if cleared.is_err() {
+            let (vmm, ended) = (entry.stored().sandbox.vmm, None);
+            self.set_unsettled(entry, Unsettled { vmm, ended });
+            return cleared;
+        }
         match entry.stored().operation {
             Some(_) => self.note_change(entry, |stored| stored.operation = None),
             None => Ok(()),
@@ -248,8 +252,7 @@ impl Node {
     fn missed_end(&self, entry: &Arc<Entry>) -> Result<(), Error> {
         let stored = entry.stored();
         let ended = self.learn(entry, || Ended::Failed(VMM_GONE.into()));
-        self.clear(entry)?;
-        self.exited(entry, ended)?;
+        self.settle_as(entry, ended)?;
         if stored.sandbox.config.remove {
             self.destroy(entry)?;
         }

@@ -6,7 +6,8 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use node_api::State;
+use node_api::sandbox::Process;
+use node_api::{Ended, State};
 
 use crate::resources::budget::Promise;
 use crate::store::database::Stored;
@@ -35,8 +36,19 @@ pub(crate) struct Inner {
     disk: Option<Promise>,
     /// An operation of it did not come to its end, and could not be taken back: that is tried again.
     pub(crate) interrupted: bool,
+    /// What its machine held could not all be given back when that had ended: that is tried again.
+    pub(crate) unsettled: Option<Unsettled>,
     /// Its record is older than what is known here, as there was no space for it.
     pub(crate) unsaved: bool,
+}
+
+/// The end of a machine that was not dealt with to its end.
+#[derive(Clone, Debug)]
+pub(crate) struct Unsettled {
+    /// Whose end it was, as it is in the record: with another machine, or none, it is over.
+    pub(crate) vmm: Option<Process>,
+    /// How it ended; nothing of a sandbox that had exited before.
+    pub(crate) ended: Option<Ended>,
 }
 
 impl Entry {
@@ -52,6 +64,7 @@ impl Entry {
                 machine: None,
                 disk: None,
                 interrupted: false,
+                unsettled: None,
                 unsaved: false,
             }),
             changed: Condvar::new(),
@@ -141,9 +154,20 @@ impl Inner {
         (self.machine, self.disk) = (None, None);
     }
 
-    /// What was begun with it waits to be taken back.
+    /// What was begun with it waits to be taken back, or its machine's end to be dealt with.
     pub(crate) fn is_interrupted(&self) -> bool {
-        self.interrupted && !self.gone
+        (self.interrupted || self.unsettled().is_some()) && !self.gone
+    }
+
+    /// The end of its machine, if that waits to be dealt with.
+    pub(crate) fn unsettled(&self) -> Option<&Unsettled> {
+        let unsettled = self.unsettled.as_ref();
+        unsettled.filter(|unsettled| unsettled.vmm == self.stored.sandbox.vmm)
+    }
+
+    /// Its machine is gone, and maybe something that that held is not given back yet.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.is_over() || self.unsettled().is_some()
     }
 
     /// It has no VM and is not about to get one.

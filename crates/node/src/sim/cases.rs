@@ -51,6 +51,11 @@ fn paused(world: &mut World) {
     world.node().pause(&world.entry("web")).unwrap();
 }
 
+fn running_bare(world: &mut World) {
+    running(world);
+    world.node().move_to(&world.entry("web"), Class::Bare).unwrap();
+}
+
 fn with_snapshot(world: &mut World) {
     running(world);
     world.node().make_snapshot(&world.entry("web"), Some("ready")).unwrap();
@@ -199,9 +204,19 @@ const CASES: &[Case] = &[
         name: "remove",
         prepare: running,
         act: |world| world.node().remove(&world.entry("web"), true),
-        undone: &[Some(State::Running)],
+        // What could not be taken away is soon after.
+        undone: &[Some(State::Running), None],
         done: None,
         lasts: false,
+        goes_on: false,
+    },
+    Case {
+        name: "stop of one that owns CPUs",
+        prepare: running_bare,
+        act: |world| world.node().stop(&world.entry("web"), Duration::ZERO),
+        undone: &[Some(State::Running)],
+        done: Some(State::Exited),
+        lasts: true,
         goes_on: false,
     },
     Case {

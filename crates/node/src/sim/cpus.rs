@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use host::cgroup::Cgroup;
 use node_api::Class;
@@ -18,7 +18,14 @@ use crate::store::database::Stored;
 #[derive(Debug)]
 pub(crate) struct Cpus {
     faults: Faults,
-    owners: Mutex<BTreeSet<String>>,
+    owners: Mutex<Owners>,
+}
+
+#[derive(Debug, Default)]
+struct Owners {
+    alive: BTreeSet<String>,
+    /// Sandboxes that have ended, and whose CPUs could not be put back.
+    ended: BTreeSet<String>,
 }
 
 impl Cpus {
@@ -29,14 +36,24 @@ impl Cpus {
         }
     }
 
+    fn lock(&self) -> MutexGuard<'_, Owners> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn owners(&self) -> BTreeSet<String> {
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().alive.clone()
+    }
+
+    /// Whoever has CPUs still without being there.
+    pub(crate) fn ended_owners(&self) -> BTreeSet<String> {
+        self.lock().ended.clone()
     }
 
     fn take(&self, stored: &Stored) -> Result<(), Error> {
         self.faults.call_host("CPUs").map_err(ReservationError::Call)?;
-        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
-        owners.insert(stored.sandbox.id.clone());
+        let mut owners = self.lock();
+        owners.ended.clear();
+        owners.alive.insert(stored.sandbox.id.clone());
         Ok(())
     }
 }
@@ -55,11 +72,15 @@ impl OwnedCpus for Cpus {
     }
 
     fn release(&self, sandbox: &str) {
-        self.owners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(sandbox);
+        let refused = self.faults.call_host("CPUs release").is_err();
+        let mut owners = self.lock();
+        owners.ended.clear();
+        if owners.alive.remove(sandbox) && refused {
+            owners.ended.insert(sandbox.to_owned());
+        }
     }
 
-    fn sweep(&self) {}
+    fn sweep(&self) {
+        self.lock().ended.clear();
+    }
 }

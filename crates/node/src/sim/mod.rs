@@ -171,6 +171,7 @@ impl World {
         node.dies();
         drop(node);
         self.open();
+        assert_eq!(self.cpus.ended_owners(), BTreeSet::new());
     }
 
     /// What a sandbox of this name is asked for with.

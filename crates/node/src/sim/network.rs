@@ -98,12 +98,15 @@ impl OpenNetwork for Network {
     }
 
     fn detach(&self, slot: u32) -> Result<(), Error> {
+        self.call("detach")?;
         self.lock().remove(&slot);
         Ok(())
     }
 
     fn release(&self, slot: u32) -> Result<(), Error> {
-        self.detach(slot)
+        self.call("release")?;
+        self.lock().remove(&slot);
+        Ok(())
     }
 
     fn slots(&self) -> Result<Vec<SlotState>, Error> {
