@@ -11,6 +11,7 @@
 //!  memory/       the guest's memory: read and written, pinned lazily, or reserved where nobody translates
 //!  interrupts/   messages and commands, and what devices send them by
 //!  module/       basalt.ko: its requests and structures, and each vCPU's page
+//!  untrusted.rs  the parsers of a guest's own bytes, for the fuzzer
 //! ```
 //! ARCHITECTURE.md, "Guests that own their CPUs", names what else there is of such guests, outside of this crate.
 #![allow(
@@ -22,6 +23,7 @@ mod interrupts;
 mod memory;
 mod module;
 mod state;
+pub mod untrusted;
 mod vcpu;
 mod vm;
 

@@ -2,6 +2,7 @@
 //!
 //! A target is a name, seeds and a function that must neither panic nor hang on any bytes.
 
+mod bare;
 mod copy;
 mod devices;
 mod export;
@@ -28,6 +29,8 @@ pub(crate) fn all() -> Vec<Target> {
         guest::pci_config(),
         guest::virtqueue(),
         guest::transport(),
+        bare::instructions(),
+        bare::page_tables(),
         devices::block(),
         devices::vsock(),
         devices::greeting(),

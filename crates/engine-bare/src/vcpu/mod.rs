@@ -1,7 +1,7 @@
 //! One virtual CPU, on a CPU of its own. What comes out of the guest is answered here or becomes a machine's exit.
 
 pub(crate) mod instruction;
-mod paging;
+pub(crate) mod paging;
 pub(crate) mod power;
 
 use std::io;
