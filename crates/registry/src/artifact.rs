@@ -5,6 +5,7 @@
 //! config and manifest before a blob is fetched.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs::File;
 
 use image::{Descriptor, Part, Staged, Store};
@@ -16,7 +17,7 @@ use crate::job::{Job, Options, Peer};
 use crate::progress::Progress;
 use crate::pull::{document, from_any};
 use crate::push::{Push, check_tag, put_manifest, send_all};
-use crate::session::Session;
+use crate::session::{Session, bad_answer};
 use crate::{Error, Location};
 
 /// The media type of its manifest.
@@ -156,11 +157,8 @@ fn from_peer<'a>(
 ) -> Result<PulledArtifact, Error> {
     let session = Session::open(job, host, peer, &location.repository, "pull")?;
     let (media_type, bytes, digest) = document(&session, location.reference())?;
-    let manifest = parse(&session, &media_type, &bytes, (location, artifact_type))?;
+    let manifest = parse(&session.host, &media_type, &bytes, (location, artifact_type))?;
     let bad = |problem: String| session.bad(&format!("manifest {}", location.reference()), &problem);
-    if manifest.config.size > MOST_CONFIG || manifest.layers.len() > MOST_BLOBS {
-        return Err(bad("its config is too large, or it has too many blobs".to_owned()));
-    }
     let config = fetch(&session, store, &manifest.config, report)?.contents()?;
     look(&config, &manifest).map_err(bad)?;
     let gathered = gather(&session, store, &manifest, report).inspect_err(|error| {
@@ -177,13 +175,14 @@ fn from_peer<'a>(
     })
 }
 
-fn parse(
-    session: &Session<'_>,
+/// A manifest of the type that is wanted, as `host` has sent it.
+pub(crate) fn parse(
+    host: &str,
     media_type: &str,
     bytes: &[u8],
     (location, wanted): (&Location, &str),
 ) -> Result<ArtifactManifest, Error> {
-    let what = format!("manifest {}", location.reference());
+    let bad = |problem: &dyn Display| bad_answer(host, &format!("manifest {}", location.reference()), problem);
     let else_is = |found: &str| Error::SomethingElse {
         location: location.to_string(),
         wanted: wanted.to_owned(),
@@ -195,11 +194,18 @@ fn parse(
     if media_type != MANIFEST_TYPE {
         return Err(else_is(media_type));
     }
-    let manifest: ArtifactManifest = serde_json::from_slice(bytes).map_err(|error| session.bad(&what, &error))?;
-    match manifest.artifact_type == wanted {
-        true => Ok(manifest),
-        false => Err(else_is(&manifest.artifact_type)),
+    let manifest: ArtifactManifest = serde_json::from_slice(bytes).map_err(|error| bad(&error))?;
+    if manifest.artifact_type != wanted {
+        return Err(else_is(&manifest.artifact_type));
     }
+    if manifest.config.size > MOST_CONFIG || manifest.layers.len() > MOST_BLOBS {
+        return Err(bad(&"its config is too large, or it has too many blobs"));
+    }
+    // They become names of files.
+    for part in manifest.layers.iter().chain([&manifest.config]) {
+        part.hex()?;
+    }
+    Ok(manifest)
 }
 
 fn gather(
@@ -212,7 +218,6 @@ fn gather(
     store.check_room(missing.fold(0, u64::saturating_add))?;
     let mut queue: Vec<&Descriptor> = Vec::new();
     for blob in manifest.layers.iter().rev() {
-        blob.hex()?;
         if queue.iter().all(|queued| queued.digest != blob.digest) {
             queue.push(blob);
         }
@@ -236,5 +241,38 @@ fn forget(store: &Store, manifest: &ArtifactManifest) {
     let blobs = manifest.layers.iter().chain([&manifest.config]);
     if let Err(error) = store.forget(blobs.map(|blob| blob.digest.as_str())) {
         log::warn!("{error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_digest_is_refused_before_its_file_is_looked_for() {
+        let place: Location = "r.test/x:1".parse().unwrap();
+        let good = format!("sha256:{}", "0".repeat(64));
+        let parsed = |config: &str, layer: &str| {
+            let part = |digest: &str| json!({"mediaType": "a/b", "digest": digest, "size": 7});
+            let manifest =
+                json!({"schemaVersion": 2, "artifactType": "a/b", "config": part(config), "layers": [part(layer)]});
+            parse(
+                "r.test",
+                MANIFEST_TYPE,
+                manifest.to_string().as_bytes(),
+                (&place, "a/b"),
+            )
+        };
+        parsed(&good, &good).unwrap();
+        for bad in ["/etc/passwd", "sha256:../../x", ""] {
+            for parsed in [parsed(bad, &good), parsed(&good, bad)] {
+                assert!(
+                    matches!(parsed, Err(Error::Image(image::Error::UnsupportedDigest { .. }))),
+                    "{parsed:?}"
+                );
+            }
+        }
     }
 }

@@ -327,9 +327,7 @@ impl<'a> Session<'a> {
             return Err(self.unauthorized().into());
         }
         let text = self.text(self.judge(&ask, response)?, WHAT, ANSWER)?;
-        let token: Token = serde_json::from_slice(&text).map_err(|_| self.bad(WHAT, &"it is no JSON with a token"))?;
-        let token = token.token.or(token.access_token).unwrap_or_default();
-        bearer(&token).ok_or_else(|| self.bad(WHAT, &"it is no token").into())
+        token_in(&text).map_err(|problem| self.bad(WHAT, &problem).into())
     }
 
     /// The URL that a `Location` means.
@@ -393,11 +391,7 @@ impl<'a> Session<'a> {
     }
 
     pub(crate) fn bad(&self, what: &str, problem: &dyn std::fmt::Display) -> Error {
-        Error::BadAnswer {
-            host: self.host.clone(),
-            what: what.to_owned(),
-            problem: problem.to_string(),
-        }
+        bad_answer(&self.host, what, problem)
     }
 
     fn unauthorized(&self) -> Error {
@@ -440,6 +434,22 @@ fn agent(job: &Job<'_>, host: &str, insecure: bool, https_only: bool) -> Result<
     Ok(config.build().new_agent())
 }
 
+/// An answer that is not what it should be.
+pub(crate) fn bad_answer(host: &str, what: &str, problem: &dyn std::fmt::Display) -> Error {
+    Error::BadAnswer {
+        host: host.to_owned(),
+        what: what.to_owned(),
+        problem: problem.to_string(),
+    }
+}
+
+/// `Authorization` with the token in a token server's answer, or what is wrong with that.
+pub(crate) fn token_in(answer: &[u8]) -> Result<HeaderValue, &'static str> {
+    let token: Token = serde_json::from_slice(answer).map_err(|_| "it is no JSON with a token")?;
+    let token = token.token.or(token.access_token).unwrap_or_default();
+    bearer(&token).ok_or("it is no token")
+}
+
 /// `Authorization` with a token, not shown by anything that prints it; `None` for what no header can have in it.
 pub(crate) fn bearer(token: &str) -> Option<HeaderValue> {
     sensitive(format!("Bearer {token}")).filter(|_| !token.is_empty())
@@ -478,9 +488,12 @@ fn retry_after(response: &Response<Body>) -> Option<Duration> {
 /// What the registry says of its own error, fit for a message.
 fn complaint(response: &mut Response<Body>) -> String {
     let text = response.body_mut().with_config().limit(ANSWER).read_to_vec();
-    let complaints = text
-        .ok()
-        .and_then(|text| serde_json::from_slice::<Complaints>(&text).ok());
+    complaint_in(&text.unwrap_or_default())
+}
+
+/// The first of the errors in the body of an answer.
+pub(crate) fn complaint_in(body: &[u8]) -> String {
+    let complaints = serde_json::from_slice::<Complaints>(body).ok();
     let Some(first) = complaints.and_then(|complaints| complaints.errors.into_iter().next()) else {
         return String::new();
     };
