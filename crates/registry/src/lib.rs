@@ -21,6 +21,7 @@ mod progress;
 mod pull;
 mod push;
 mod session;
+pub mod untrusted;
 
 pub use artifact::{Artifact, ArtifactManifest, Look, PulledArtifact, pull_artifact, push_artifact};
 pub use challenge::{Challenge, Scheme};

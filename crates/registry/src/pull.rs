@@ -233,7 +233,7 @@ fn manifest(session: &Session<'_>, reference: &str) -> Result<(String, Vec<u8>),
 }
 
 /// What the header says, unless that means nothing: then what the document says.
-fn media_type(header: &str, bytes: &[u8]) -> String {
+pub(crate) fn media_type(header: &str, bytes: &[u8]) -> String {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Typed {

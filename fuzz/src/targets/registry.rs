@@ -1,9 +1,10 @@
-//! What registries say: manifests and indices, configs, challenges; and what people write to name an image in one.
+//! What registries say: manifests and indices, configs, artifacts, challenges, tokens, errors; and what people write to name an image
+//! in one.
 //!
 //! Knows neither HTTP nor a store.
 
 use image::{Document, INDEX_TYPES, Limits, MANIFEST_TYPES};
-use registry::{Challenge, Location, Scheme};
+use registry::{Challenge, Error, Location, Scheme, untrusted};
 use serde_json::json;
 
 use crate::run::{Target, outcome};
@@ -55,6 +56,51 @@ pub(crate) fn locations() -> Target {
     }
 }
 
+/// What HTTP says that it is and, after a NUL, the manifest of an artifact.
+pub(crate) fn artifacts() -> Target {
+    Target {
+        name: "registry-artifact",
+        seeds: vec![
+            [MANIFEST_TYPES[0].as_bytes(), b"; charset=utf-8\0", &artifact(WANTED)].concat(),
+            [b"text/plain\0", &artifact(WANTED)[..]].concat(),
+            [b"\0", &artifact("application/vnd.test.else")[..]].concat(),
+        ],
+        parse: artifact_of,
+    }
+}
+
+/// A token server's answer.
+pub(crate) fn tokens() -> Target {
+    Target {
+        name: "registry-token",
+        seeds: vec![
+            br#"{"token": "abc.def", "access_token": null, "expires_in": 300}"#.to_vec(),
+            br#"{"access_token": "x y"}"#.to_vec(),
+            br#"{"token": "a\r\nb"}"#.to_vec(),
+        ],
+        parse: |input| outcome(untrusted::token(input).err().unwrap_or("token")),
+    }
+}
+
+/// The body of an answer with an error.
+pub(crate) fn complaints() -> Target {
+    Target {
+        name: "registry-error",
+        seeds: vec![
+            br#"{"errors": [{"code": "DENIED", "message": "not yours\u001b[31m", "detail": null}]}"#.to_vec(),
+            br#"{"errors": [{"code": "UNAUTHORIZED"}, {}]}"#.to_vec(),
+            br#"{"errors": []}"#.to_vec(),
+        ],
+        parse: |input| {
+            let said = untrusted::complaint(input);
+            assert!(!said.contains(char::is_control), "a terminal would obey {said:?}");
+            let length = said.chars().count();
+            assert!(length <= 200 + 3, "{length} characters");
+            outcome("x".repeat(length.min(20)))
+        },
+    }
+}
+
 fn document(input: &[u8]) -> u64 {
     let mut halves = input.splitn(2, |&byte| byte == 0);
     let (first, config) = (halves.next().unwrap_or_default(), halves.next());
@@ -76,6 +122,33 @@ fn document(input: &[u8]) -> u64 {
     outcome(ends)
 }
 
+/// The type that an artifact should have.
+const WANTED: &str = "application/vnd.test.wanted";
+
+fn artifact_of(input: &[u8]) -> u64 {
+    let at = input.iter().position(|&byte| byte == 0).unwrap_or(input.len());
+    let (header, manifest) = (&input[..at], input.get(at + 1..).unwrap_or_default());
+    let place = "r.test/team/x:1".parse().expect("a location");
+    match untrusted::artifact(&String::from_utf8_lossy(header), manifest, &place, WANTED) {
+        Ok(manifest) => {
+            assert_eq!(manifest.artifact_type, WANTED);
+            // Digests become names of files.
+            let parts = manifest.layers.iter().chain([&manifest.config]);
+            parts.for_each(|part| assert!(part.hex().is_ok(), "{:?} is no digest", part.digest));
+            outcome("x".repeat(manifest.layers.len().min(20)))
+        }
+        Err(error) => {
+            let text = error.to_string();
+            assert!(!text.contains(char::is_control), "a terminal would obey {text:?}");
+            match error {
+                Error::SomethingElse { .. } => outcome("something else"),
+                // What was found stands behind it.
+                _ => outcome(text.split(['"', '`']).next().unwrap_or_default()),
+            }
+        }
+    }
+}
+
 fn location(input: &[u8]) -> u64 {
     let text = String::from_utf8_lossy(input);
     match text.parse::<Location>() {
@@ -95,6 +168,15 @@ fn manifest() -> Vec<u8> {
     json!({"schemaVersion": 2, "config": part("application/vnd.oci.image.config.v1+json"), "layers": [layer]})
         .to_string()
         .into_bytes()
+}
+
+fn artifact(artifact_type: &str) -> Vec<u8> {
+    let part = |media_type: &str| json!({"mediaType": media_type, "digest": DIGEST, "size": 7});
+    json!({"schemaVersion": 2, "mediaType": MANIFEST_TYPES[0], "artifactType": artifact_type,
+        "config": part("application/vnd.test.config+json"), "layers": [part("application/vnd.test.blob"), part("a/b")],
+        "annotations": {"k": "v"}})
+    .to_string()
+    .into_bytes()
 }
 
 fn index() -> Vec<u8> {
@@ -123,6 +205,11 @@ mod tests {
         let whole = document(&[&manifest()[..], b"\0", &config()].concat());
         assert_ne!(whole, document(&manifest()));
         assert_ne!(document(&index()), document(b"{}"));
+        let ends = artifacts().seeds;
+        let ends: Vec<_> = ends.iter().map(|seed| artifact_of(seed)).collect();
+        assert_eq!(ends, [outcome("xx"), outcome("xx"), outcome("something else")]);
+        assert_eq!(untrusted::token(&tokens().seeds[0]), Ok(()));
+        assert_eq!(untrusted::complaint(&complaints().seeds[0]), " (not yours[31m)");
         assert_ne!(location(format!("r.test/x@{DIGEST}").as_bytes()), location(b"r.test/x"));
     }
 }
