@@ -31,7 +31,7 @@ pub(crate) struct Pairs {
 }
 
 impl Pairs {
-    fn new(taps: Vec<Tap>) -> io::Result<Self> {
+    pub(crate) fn new(taps: Vec<Tap>) -> io::Result<Self> {
         let attached = taps.iter().map(Tap::is_attached).collect::<io::Result<_>>()?;
         Ok(Self {
             in_use: AtomicUsize::new(1),

@@ -22,6 +22,7 @@ mod rate_limiters;
 mod receive;
 mod tap;
 mod transmit;
+pub mod untrusted;
 mod worker;
 
 #[cfg(test)]

@@ -1,14 +1,15 @@
 //! What a guest's driver writes: accesses to PCI configuration space and BARs, and rings in its memory.
 //!
-//! Knows the public types of `pci` and `virtio`, no concrete device.
+//! Knows the public types of `pci` and `virtio`, and of devices a network device's control queue.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use base::EventFd;
 use memory::GuestRam;
+use net::untrusted::ControlQueue;
 use pci::{Bar, BarKind, ConfigSpace, Identity, MemoryRanges, PciBus, PciFunction, Window, WindowKind, Windows};
 use virtio::conformance::driver::Driver;
-use virtio::{Activation, ActiveQueue, DeviceError, VirtioDevice};
+use virtio::{Activation, ActiveQueue, DeviceError, QueueInterrupt, VirtioDevice};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -184,15 +185,16 @@ const USED: u64 = 0x200;
 /// All of guest memory.
 const MEMORY: usize = 1 << 16;
 
+fn descriptor(address: u64, length: u32, flags: u16, next: u16) -> Vec<u8> {
+    let mut bytes = address.to_le_bytes().to_vec();
+    bytes.extend(length.to_le_bytes());
+    bytes.extend(flags.to_le_bytes());
+    bytes.extend(next.to_le_bytes());
+    bytes
+}
+
 /// Rings and descriptor tables.
 pub(crate) fn virtqueue() -> Target {
-    let descriptor = |address: u64, length: u32, flags: u16, next: u16| {
-        let mut bytes = address.to_le_bytes().to_vec();
-        bytes.extend(length.to_le_bytes());
-        bytes.extend(flags.to_le_bytes());
-        bytes.extend(next.to_le_bytes());
-        bytes
-    };
     // Flags (2.7.5): 1 is NEXT, 2 is WRITE, 4 is INDIRECT.
     let mut chain = [
         descriptor(0x1000, 16, 1, 1),
@@ -214,30 +216,30 @@ pub(crate) fn virtqueue() -> Target {
     }
 }
 
-fn walk_ring(input: &[u8]) -> u64 {
-    let Ok(memory) = GuestRam::from_ranges(&[(GuestAddress(0), MEMORY)]) else {
-        return outcome("no memory");
-    };
+/// Guest memory with the input in it, and a queue whose ring is there.
+fn ring(input: &[u8]) -> (GuestRam, ActiveQueue) {
+    let memory = GuestRam::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("64 KiB");
     let input = &input[..input.len().min(MEMORY)];
-    if let Err(error) = memory.write_slice(input, GuestAddress(0)) {
-        return outcome(error);
-    }
-    let (Ok(mut queue), Ok(kick)) = (Queue::new(ENTRIES), EventFd::new()) else {
-        return outcome("no queue");
-    };
+    memory.write_slice(input, GuestAddress(0)).expect("what fits");
+    let mut queue = Queue::new(ENTRIES).expect("a size that there is");
     queue.set_size(ENTRIES);
     queue.set_desc_table_address(Some(0), Some(0));
     queue.set_avail_ring_address(u32::try_from(AVAILABLE).ok(), Some(0));
     queue.set_used_ring_address(u32::try_from(USED).ok(), Some(0));
     queue.set_event_idx(input.first().is_some_and(|byte| byte & 0x80 != 0));
     queue.set_ready(true);
-    let mut queue = ActiveQueue {
+    let queue = ActiveQueue {
         index: 0,
         queue,
-        kick: Arc::new(kick),
+        kick: Arc::new(EventFd::new().expect("an event fd")),
         busy_poll: virtio::BusyPoll::default(),
         held: Vec::new(),
     };
+    (memory, queue)
+}
+
+fn walk_ring(input: &[u8]) -> u64 {
+    let (memory, mut queue) = ring(input);
     let mut ends = String::new();
     // More than the ring has: a driver may announce more than fits.
     for _ in 0..2 * ENTRIES {
@@ -263,6 +265,52 @@ fn walk_ring(input: &[u8]) -> u64 {
         }
     }
     outcome(ends)
+}
+
+/// The control queue of a network device: its ring, and the commands in it.
+pub(crate) fn network_control() -> Target {
+    // Class, command and number of pairs (5.1.6.5.5), in one buffer and in two; what is written is a byte.
+    let whole = [descriptor(0x400, 4, 1, 1), descriptor(0x410, 1, 2, 0)];
+    let parts = [
+        descriptor(0x400, 2, 1, 1),
+        descriptor(0x402, 2, 1, 2),
+        descriptor(0x410, 1, 2, 0),
+    ];
+    let no_answer = [descriptor(0x400, 4, 0, 0)];
+    let seed = |chain: &[Vec<u8>]| {
+        let mut bytes = chain.concat();
+        bytes.resize(0x100, 0);
+        bytes.extend([0, 0, 1, 0, 0, 0]);
+        bytes.resize(0x400, 0);
+        bytes.extend([4, 0, 1, 0]);
+        bytes
+    };
+    Target {
+        name: "network-control",
+        seeds: vec![seed(&whole), seed(&parts), seed(&no_answer)],
+        parse: control,
+    }
+}
+
+/// Nobody waits for an interrupt.
+struct Nobody;
+
+impl QueueInterrupt for Nobody {
+    fn signal_queue(&self, _: u16) {}
+
+    fn signal_config(&self) {}
+}
+
+fn control(input: &[u8]) -> u64 {
+    let (memory, queue) = ring(input);
+    let mut queue = ControlQueue::new(queue).expect("no more descriptors than there are");
+    match queue.serve(&memory, &Nobody) {
+        Ok((commands, chains)) => {
+            let count = |count: u64| "x".repeat(usize::try_from(count).unwrap_or(usize::MAX).min(20));
+            outcome(format!("{} {}", count(commands), count(chains)))
+        }
+        Err(error) => outcome(error),
+    }
 }
 
 /// Registers of the transport, with rings in memory behind them: what a driver can do to a device before it asks anything

@@ -31,6 +31,7 @@ pub(crate) fn all() -> Vec<Target> {
         guest::transport(),
         bare::instructions(),
         bare::page_tables(),
+        guest::network_control(),
         devices::block(),
         devices::vsock(),
         devices::greeting(),
