@@ -2,6 +2,7 @@
 //! feeds them more than tests do (`basalt-fuzz`). The daemon itself calls them where they are.
 
 use node_api::transfer::Kind;
+use vmm_api::MetricSample;
 
 use crate::Error;
 
@@ -27,6 +28,11 @@ pub fn memory_files(state: &[u8]) -> Result<usize, String> {
 /// The status that it is refused with.
 pub fn scrape(request: &[u8]) -> Result<(), &'static str> {
     crate::telemetry::metrics::judge_scrape(request)
+}
+
+/// What passes of the counters that a VMM reports.
+pub fn counters(samples: Vec<MetricSample>) -> Vec<MetricSample> {
+    crate::telemetry::metrics::judge_counters(samples)
 }
 
 /// The lines of a guest's console or of a VMM's log, as errors show them.

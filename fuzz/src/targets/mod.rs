@@ -58,6 +58,7 @@ pub(crate) fn all() -> Vec<Target> {
         node::logs(),
         node::consoles(),
         node::scrapes(),
+        node::counters(),
         node::settings(),
     ]
 }

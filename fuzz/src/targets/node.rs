@@ -1,5 +1,5 @@
 //! What the daemon and the command line read that others have written: requests, records of snapshots and templates from
-//! elsewhere, logs and consoles of guests, what scrapers ask, and the small texts in all of these.
+//! elsewhere, logs and consoles of guests, what scrapers ask, VMMs' counters, and the small texts in all of these.
 //!
 //! Knows the formats only as the crates' own types.
 
@@ -10,6 +10,7 @@ use node_api::message::Item;
 use node_api::transfer::Kind;
 use node_api::{Limits, NetworkMode, Packet, ProcessConfig, Request, Resources, SandboxConfig};
 use serde_json::{Value, json};
+use vmm_api::MetricSample;
 
 use crate::run::{Target, outcome};
 
@@ -197,6 +198,49 @@ pub(crate) fn scrapes() -> Target {
     }
 }
 
+/// What a VMM says that it has counted.
+pub(crate) fn counters() -> Target {
+    let samples = json!([
+        { "name": "vcpu_exits_total", "labels": [["vcpu", "0"], ["reason", "io"]], "value": 3 },
+        { "name": "vcpu_exits_total", "labels": [["vcpu", "1"], ["reason", "io"]], "value": u64::MAX },
+        { "name": "block_bytes_total", "labels": [["device", "a\"}\nx 1"], ["direction", "read"]], "value": 5 },
+        { "name": "made_up_total", "labels": [], "value": 1 },
+    ]);
+    let many = (0..300)
+        .map(|number| json!({ "name": "net_bytes_total", "labels": [["device", number.to_string()]], "value": 1 }));
+    Target {
+        name: "vmm-counters",
+        seeds: vec![
+            samples.to_string().into_bytes(),
+            Value::from_iter(many).to_string().into_bytes(),
+        ],
+        parse: counted,
+    }
+}
+
+fn counted(input: &[u8]) -> u64 {
+    let samples = match serde_json::from_slice(input) {
+        Ok(samples) => samples,
+        // What was found stands behind it.
+        Err(error) => return outcome(error.to_string().split(['"', '`']).next().unwrap_or_default()),
+    };
+    let series = node::untrusted::counters(samples);
+    assert!(series.len() <= 256, "{} series", series.len());
+    let odd = |text: &str| {
+        text.len() > 32 || text.contains(|letter: char| !letter.is_ascii_alphanumeric() && !"-_".contains(letter))
+    };
+    for MetricSample { name, labels, .. } in &series {
+        assert!(name.ends_with("_total") || name.ends_with("_bytes"), "{name}");
+        assert!(!labels.iter().any(|(_, value)| odd(value)), "{name} {labels:?}");
+    }
+    let labels = series.iter().map(|sample| sample.labels.len()).sum::<usize>();
+    outcome(format!(
+        "{} {}",
+        "x".repeat(series.len().min(20)),
+        "x".repeat(labels.min(20))
+    ))
+}
+
 /// Ports, volumes, rates, sizes and the like: in requests, in records and on command lines.
 pub(crate) fn settings() -> Target {
     let texts = [
@@ -268,5 +312,7 @@ mod tests {
         node::untrusted::record(Kind::Template, &seeds[1]).unwrap();
         assert_eq!(node::untrusted::memory_files(&memory_lists().seeds[1]), Ok(2));
         assert_eq!(node::untrusted::scrape(&scrapes().seeds[0]), Ok(()));
+        let samples = serde_json::from_slice(&counters().seeds[0]).unwrap();
+        assert_eq!(node::untrusted::counters(samples).len(), 2);
     }
 }

@@ -18,6 +18,7 @@ use crate::telemetry::trace::{PHASES, SERVICE, STARTS};
 pub(crate) use collect::Sources;
 pub use endpoint::Endpoint;
 pub(crate) use endpoint::{Observed, judge as judge_scrape};
+pub(crate) use vmm::judge as judge_counters;
 
 /// Milliseconds; emulated hosts need the upper half.
 const BOUNDS: &[u64] = &[
