@@ -39,6 +39,7 @@ pub(crate) fn all() -> Vec<Target> {
         export::archives(),
         copy::streams(),
         shares::messages(),
+        shares::replies(),
         image::archive(),
         image::layers(),
         kernel::image(),

@@ -1,13 +1,15 @@
 //! What a guest asks of a shared directory: FUSE messages, one after the other, against a real directory with a secret beside
-//! it, which must stay as it is and never be read.
+//! it, which must stay as it is and never be read; and what comes back where the directory is on another machine.
 //!
 //! Knows no device and no queue.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::path::Path;
 
 use fuse::abi::{ROOT_ID, op};
-use fuse::{MAX_REPLY, Options, Owners, Reply, Server};
+use fuse::stream::Remote;
+use fuse::{Answer, MAX_REPLY, Options, Owners, Reply, Server};
 use rustix::fs::{Mode, OFlags};
 
 use crate::run::{Target, outcome};
@@ -66,6 +68,62 @@ pub(crate) fn messages() -> Target {
         ],
         parse: serve,
     }
+}
+
+/// What somebody answers who serves a directory over a stream, which may be anybody who has taken that over: replies, each behind its
+/// length.
+pub(crate) fn replies() -> Target {
+    let reply = |body: &[u8]| {
+        let length = u32::try_from(16 + body.len()).unwrap_or(u32::MAX).to_le_bytes();
+        [&length, &length[..], &[0; 4], &9_u64.to_le_bytes(), body].concat()
+    };
+    Target {
+        name: "shared-directory-replies",
+        seeds: vec![
+            [reply(&[7; 128]), reply(&[]), reply(b"content")].concat(),
+            // None; as long as there is room; longer than that.
+            [&[0; 4][..], &reply(&[1; 48]), &reply(&[1; 49])].concat(),
+        ],
+        parse: take,
+    }
+}
+
+/// A stream from which the input comes, and into which anything goes.
+struct Stream(std::io::Cursor<Vec<u8>>);
+
+impl Read for Stream {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        self.0.read(bytes)
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn take(input: &[u8]) -> u64 {
+    let remote = Remote::new(Stream(std::io::Cursor::new(input.to_vec())));
+    let mut reply = Reply::default();
+    let mut shape = String::new();
+    for (opcode, room) in [
+        (op::LOOKUP, MAX_REPLY),
+        (op::READ, 64),
+        (op::FORGET, 0),
+        (op::GETATTR, 64),
+        (op::READ, 15),
+    ] {
+        remote.answer(&message(opcode, ROOT_ID, &[&[0; 16]]), room, &mut reply);
+        let length = reply.as_bytes().len();
+        assert!(length <= room, "{length} bytes for a room of {room}");
+        shape.push(char::from(b'a' + u8::try_from(length % 26).unwrap_or_default()));
+    }
+    outcome(shape)
 }
 
 fn message(opcode: u32, node: u64, body: &[&[u8]]) -> Vec<u8> {
