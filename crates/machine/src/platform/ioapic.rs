@@ -185,6 +185,27 @@ impl BusDevice for IoApic {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use virtio::conformance::fakes::FakeVm;
+
+    #[test]
+    fn any_access_of_any_width_is_answered() {
+        let apic = IoApic::new(&FakeVm::default());
+        for select in 0..=u8::MAX {
+            for offset in (0..0x20).chain([u64::MAX]) {
+                for width in 1..=8 {
+                    apic.write(IOREGSEL, &[select]);
+                    apic.write(offset, &[0xff; 8][..width]);
+                    let mut data = [0x5a; 8];
+                    apic.read(offset, &mut data[..width]);
+                    assert_eq!(data[width.min(4)..width], [0; 4][..width.saturating_sub(4)]);
+                    assert_eq!(data[width..], [0x5a; 8][width..], "beyond what was asked for");
+                }
+            }
+        }
+        let saved = apic.save();
+        assert_eq!(saved.entries, [ENTRY_WRITABLE; PINS as usize]);
+        assert_eq!(saved.id, 0x0f00_0000);
+    }
 
     #[test]
     fn an_entry_becomes_the_message_of_the_manual() {
