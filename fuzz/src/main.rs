@@ -4,6 +4,8 @@
 //! has no view into coverage: an input is kept for further mutation when its target ends in a way not seen before. What
 //! the targets parse is in `targets`; this file reads the command line and prints.
 
+#[cfg(test)]
+mod listed;
 mod mutate;
 mod run;
 mod targets;
