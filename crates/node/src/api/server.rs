@@ -523,10 +523,8 @@ impl Connection<'_> {
         };
         let saved = node.save_build(&build, self.socket.as_fd());
         // It stands still, or has failed: nobody can do anything with it any more.
-        if let Some(entry) = self.tied.take() {
-            node.end_foreground(&entry)?;
-        }
-        Ok(Reply::Template(Box::new(saved?)))
+        let ended = self.tied.take().map_or(Ok(()), |entry| node.end_foreground(&entry));
+        Error::first_of(saved, ended).map(|template| Reply::Template(Box::new(template)))
     }
 
     /// Waits for a sandbox's end, as long as anybody wants to know.

@@ -4,6 +4,14 @@
 use crate::Error;
 
 impl Error {
+    /// What was made, after what it was made with was taken away, or was not.
+    pub(crate) fn first_of<T>(made: Result<T, Self>, taken: Result<(), Self>) -> Result<T, Self> {
+        match made {
+            Ok(made) => taken.map(|()| made),
+            Err(error) => Err(error.after_undo(taken)),
+        }
+    }
+
     /// This error, after what had been done before it was taken back, or was not.
     pub(crate) fn after_undo(self, undone: Result<(), Self>) -> Self {
         match undone {
@@ -26,6 +34,9 @@ mod tests {
     fn the_first_error_is_told_first_and_decides() {
         let first = || Error::NoSnapshot("base".into());
         assert!(matches!(first().after_undo(Ok(())), Error::NoSnapshot(_)));
+        let none: Result<(), _> = Error::first_of(Err(first()), Err(Error::Disk("it is full".into())));
+        assert!(matches!(none, Err(Error::NotTakenBack { .. })));
+        assert!(matches!(Error::first_of(Ok(7), Ok(())), Ok(7)));
         let both = first().after_undo(Err(Error::Disk("it is full".into())));
         let told = both.for_api();
         assert!(

@@ -30,6 +30,7 @@ use crate::saved::checksums;
 use crate::saved::disk::Beside;
 use crate::saved::memory_files;
 use crate::saved::snapshots::Place;
+use crate::store::database::Stored;
 use crate::store::operation::Operation;
 use crate::vmm::launch;
 use crate::vmm::line::Line;
@@ -43,6 +44,18 @@ enum Why {
     Refused(Error),
     /// Its machine is gone, or of no use any more.
     Lost(Error),
+}
+
+impl Why {
+    /// All is as it was, unless that could not be.
+    fn after_undo(self, undone: Result<(), Error>) -> Self {
+        match (self, undone) {
+            (why, Ok(())) => why,
+            (Self::Elsewhere(error) | Self::Refused(error) | Self::Lost(error), undone) => {
+                Self::Lost(error.after_undo(undone))
+            }
+        }
+    }
 }
 
 impl From<Error> for Why {
@@ -196,16 +209,19 @@ impl Node {
                 self.roll_machine_back(entry, vm, place)
             });
         if let Err(Why::Refused(_) | Why::Elsewhere(_)) = &machine {
-            disk.map_or(Ok(()), Beside::put_back)?;
             // And nothing else: somebody may have asked for its end meanwhile.
-            self.update(entry, |stored| {
+            let as_before = |stored: &mut Stored| {
                 stored.log_from = before.log_from;
                 stored.sandbox.state = before.sandbox.state;
                 stored.sandbox.pause_reason = before.sandbox.pause_reason;
                 stored.sandbox.restarts = before.sandbox.restarts;
-            })?;
+            };
+            let undone = disk.map_or(Ok(()), Beside::put_back);
+            let undone = undone.and_then(|()| self.update(entry, as_before));
+            machine.map_err(|why| why.after_undo(undone))?;
+        } else {
+            machine?;
         }
-        machine?;
         self.points.at(points::RESTORE_MADE);
         self.go_on_from(vm, line)?;
         let sandbox = self.runs_again(entry)?;

@@ -330,13 +330,13 @@ impl Node {
             stored.acknowledged = true;
         })?;
         let running = self.runs_watched(entry, vm, is_new);
-        if running.is_err() {
-            // Nobody is told that it runs: it is taken back as any that failed before.
-            self.note_change(entry, |stored| {
+        // Nobody is told that it runs: it is taken back as any that failed before.
+        running.map_err(|error| {
+            let noted = self.note_change(entry, |stored| {
                 (stored.operation, stored.acknowledged) = (before.operation.clone(), before.acknowledged);
-            })?;
-        }
-        running
+            });
+            error.after_undo(noted)
+        })
     }
 
     /// The rest, of one whose record says so.

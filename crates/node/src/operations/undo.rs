@@ -110,6 +110,12 @@ impl Node {
                 false => Err(error),
             };
         }
+        // It may be one that had just begun to run.
+        vm.watch(&self.monitor, &entry.id)
+            .map_err(Error::host("waiting for the VMM's end"))?;
+        if let Some(promise) = entry.promised() {
+            promise.runs();
+        }
         self.note_change(entry, |stored| {
             // Somebody may have ended it meanwhile.
             if stored.is_held() {

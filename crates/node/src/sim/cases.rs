@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::panic::catch_unwind;
+use std::panic::{RefUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use node_api::{BuildConfig, Class, CloneConfig, Recipe, SandboxConfig, State};
@@ -15,24 +15,25 @@ use crate::Error;
 use crate::operations::build_template::Wanted;
 
 /// Of no use case are there more places than this.
-const MOST: usize = 200;
+pub(super) const MOST: usize = 200;
 
 /// What is on the disk of `web` since its snapshot was taken.
 const OWN: &[u8] = b"since the snapshot";
 
 /// Something that can be asked of a node.
-struct Case {
-    name: &'static str,
+#[derive(Clone, Copy)]
+pub(super) struct Case {
+    pub(super) name: &'static str,
     /// What there is before.
-    prepare: fn(&mut World),
-    act: fn(&World) -> Result<(), Error>,
+    pub(super) prepare: fn(&mut World),
+    pub(super) act: fn(&World) -> Result<(), Error>,
     /// The states in which the sandbox `web` may rest when it was not done, as something was refused; `None`: it is gone.
-    undone: &'static [Option<State>],
-    done: Option<State>,
+    pub(super) undone: &'static [Option<State>],
+    pub(super) done: Option<State>,
     /// The sandbox `web` was there before, and nobody asks for its end: it is there afterwards, whatever happens.
-    lasts: bool,
+    pub(super) lasts: bool,
     /// Nor is it put back in time: a machine of it that runs when the daemon dies is the one that runs afterwards.
-    goes_on: bool,
+    pub(super) goes_on: bool,
 }
 
 fn nothing(_: &mut World) {}
@@ -112,13 +113,12 @@ fn build(world: &World) -> Result<(), Error> {
         Wanted::There(_) => Ok(()),
         Wanted::Begun(build, _) => {
             let saved = world.node().save_build(&build, cancel.as_fd());
-            world.node().remove(&build.entry, true)?;
-            saved.map(drop)
+            Error::first_of(saved, world.node().remove(&build.entry, true)).map(drop)
         }
     }
 }
 
-const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &[
     Case {
         name: "run, which boots",
         prepare: nothing,
@@ -289,9 +289,9 @@ fn every_place(case: &Case, fault: Fault) -> usize {
             _ => World::new(),
         };
         (case.prepare)(&mut world);
-        world.faults.arm(number, fault);
+        world.faults.arm(&[(number, fault)]);
         let attempt = world.attempt(case.act);
-        let place = world.faults.disarm();
+        let place = world.faults.disarm().pop();
         let told = format!(
             "{}, {fault:?} at {number}, {}",
             case.name,
@@ -318,7 +318,13 @@ fn every_place(case: &Case, fault: Fault) -> usize {
     panic!("{}: more than {MOST} places", case.name);
 }
 
-fn check(case: &Case, fault: Fault, fired: bool, attempt: &Attempt, world: &mut World) -> Result<(), String> {
+pub(super) fn check(
+    case: &Case,
+    fault: Fault,
+    fired: bool,
+    attempt: &Attempt,
+    world: &mut World,
+) -> Result<(), String> {
     world.is_at_rest()?;
     let now = state(world, "web");
     match attempt {
@@ -364,12 +370,17 @@ fn check(case: &Case, fault: Fault, fired: bool, attempt: &Attempt, world: &mut 
 }
 
 fn all(fault: Fault) {
+    each(&format!("places for {fault:?}"), |case| every_place(case, fault));
+}
+
+/// Tries every case, or those that are asked for, and tells how many `places` each has.
+pub(super) fn each(places: &str, try_case: impl Fn(&Case) -> usize + RefUnwindSafe) {
     let filter = std::env::var("BASALT_SIM_CASE").ok();
     let wanted = |case: &&Case| filter.as_ref().is_none_or(|filter| case.name.contains(filter.as_str()));
     let mut failed = Vec::new();
     for case in CASES.iter().filter(wanted) {
-        match catch_unwind(|| every_place(case, fault)) {
-            Ok(places) => writeln!(std::io::stderr(), "{}: {places} places for {fault:?}", case.name).unwrap(),
+        match catch_unwind(|| try_case(case)) {
+            Ok(count) => writeln!(std::io::stderr(), "{}: {count} {places}", case.name).unwrap(),
             Err(_) => failed.push(case.name),
         }
     }

@@ -1,6 +1,7 @@
-//! Faults that a test asks for: one, at one place, once. Every call that leaves the node comes by here, and every point between two lasting
+//! Faults that a test asks for: one, at one place, once, or another one after it. Every call that leaves the node comes by here, and every point between two lasting
 //! effects, so that a test can go through all of them by number.
 
+use std::collections::VecDeque;
 use std::io;
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,12 +30,16 @@ impl Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     Answer,
-    Refuse,
+    /// With these words.
+    Refuse(&'static str),
     Die,
 }
 
-/// What a refused call says.
+/// What the call says that is refused first.
 pub(crate) const INJECTED: &str = "an injected fault";
+
+/// What one says that is refused after it.
+pub(crate) const INJECTED_AGAIN: &str = "an injected fault after the first";
 
 /// Ends the thread of a daemon that has died.
 #[derive(Debug)]
@@ -46,10 +51,12 @@ pub(crate) struct Faults(Arc<Mutex<Inner>>);
 
 #[derive(Default)]
 struct Inner {
-    armed: Option<(usize, Fault)>,
-    /// Calls, or points, since it was armed.
-    passed: Vec<String>,
-    fired: bool,
+    /// Each at the place of this number behind the one before.
+    armed: VecDeque<(usize, Fault)>,
+    /// Calls, or points, since it was armed, or since the last fault.
+    passed: usize,
+    /// Where something went wrong.
+    fired: Vec<String>,
     /// The daemon that is alive; earlier ones have died.
     daemon: u32,
     fill: Option<Hook>,
@@ -71,18 +78,19 @@ impl Faults {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has `fault` come about at the place of this number, from zero.
-    pub(crate) fn arm(&self, number: usize, fault: Fault) {
+    /// Has each of `faults` come about at the place of its number, counted from zero behind the one before.
+    pub(crate) fn arm(&self, faults: &[(usize, Fault)]) {
         let mut inner = self.lock();
-        (inner.armed, inner.fired) = (Some((number, fault)), false);
-        inner.passed.clear();
+        inner.armed = faults.iter().copied().collect();
+        inner.fired.clear();
+        inner.passed = 0;
     }
 
-    /// From here on nothing goes wrong any more: where it went wrong, if it did.
-    pub(crate) fn disarm(&self) -> Option<String> {
+    /// From here on nothing goes wrong any more: where it went wrong.
+    pub(crate) fn disarm(&self) -> Vec<String> {
         let mut inner = self.lock();
-        inner.armed = None;
-        inner.fired.then(|| inner.passed.last().cloned().unwrap_or_default())
+        inner.armed.clear();
+        std::mem::take(&mut inner.fired)
     }
 
     /// What `Fault::Full` does.
@@ -109,9 +117,11 @@ impl Faults {
 
     /// Something outside of the node is called.
     pub(crate) fn call(&self, name: &str) -> Act {
-        match self.lock().pass(name, false) {
+        let mut inner = self.lock();
+        match inner.pass(name, false) {
             Some(Fault::Dies) => Act::Die,
-            Some(_) => Act::Refuse,
+            Some(_) if inner.fired.len() == 1 => Act::Refuse(INJECTED),
+            Some(_) => Act::Refuse(INJECTED_AGAIN),
             None => Act::Answer,
         }
     }
@@ -120,7 +130,8 @@ impl Faults {
     pub(crate) fn call_host(&self, name: &str) -> io::Result<()> {
         match self.call(name) {
             Act::Answer => Ok(()),
-            Act::Refuse | Act::Die => Err(io::Error::other(INJECTED)),
+            Act::Refuse(why) => Err(io::Error::other(why)),
+            Act::Die => Err(io::Error::other(INJECTED)),
         }
     }
 
@@ -155,11 +166,14 @@ impl Faults {
 
 impl Inner {
     fn pass(&mut self, name: &str, point: bool) -> Option<Fault> {
-        let (number, fault) = self
-            .armed
-            .filter(|(_, fault)| !self.fired && fault.is_at_points() == point)?;
-        self.passed.push(name.to_owned());
-        self.fired = self.passed.len() > number;
-        self.fired.then_some(fault)
+        let (number, fault) = *self.armed.front().filter(|(_, fault)| fault.is_at_points() == point)?;
+        self.passed += 1;
+        if self.passed <= number {
+            return None;
+        }
+        self.armed.pop_front();
+        self.passed = 0;
+        self.fired.push(name.to_owned());
+        Some(fault)
     }
 }

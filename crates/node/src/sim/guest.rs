@@ -10,7 +10,7 @@ use agent_api::message::{AgentInfo, PROTOCOL, Reply, Request, kind};
 use agent_api::{ExitStatus, PowerAction};
 use wire::{FrameReader, FrameWriter};
 
-use super::faults::{Act, Faults, INJECTED};
+use super::faults::{Act, Faults};
 use super::machine::Machine;
 
 /// The guest of one machine.
@@ -76,8 +76,8 @@ impl Guest {
             .or_else(|| Some(name.as_object()?.keys().next()?.clone()));
         match self.faults.call(&format!("agent {}", name.unwrap_or_default())) {
             Act::Answer => (),
-            Act::Refuse => {
-                let message = INJECTED.to_owned();
+            Act::Refuse(why) => {
+                let message = why.to_owned();
                 return Some((Reply::Refused { message }, false));
             }
             Act::Die => {

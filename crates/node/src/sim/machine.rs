@@ -19,7 +19,7 @@ use vmm_api::devices::{DeviceConfig, VsockConfig};
 use vmm_api::{ApiError, ErrorKind, FdRef, Info, Packet, Reply, Request, VmState, Written};
 use wire::packet::PacketSocket;
 
-use super::faults::{Act, Faults, INJECTED};
+use super::faults::{Act, Faults};
 use super::guest::{self, Guest};
 use crate::Error;
 use crate::config::Config;
@@ -249,7 +249,7 @@ impl Vmm {
         let name = name["method"].as_str().unwrap();
         match self.faults.call(&format!("VMM {name}")) {
             Act::Answer => (),
-            Act::Refuse => return Some(Err(refusal(ErrorKind::Host, INJECTED))),
+            Act::Refuse(why) => return Some(Err(refusal(ErrorKind::Host, why))),
             Act::Die => {
                 self.machine.die();
                 return None;

@@ -6,6 +6,7 @@
 
 mod cases;
 mod cpus;
+mod failed_undo;
 mod faults;
 mod guest;
 mod machine;
@@ -240,6 +241,13 @@ impl World {
                     slots.insert(stored.slot, config.ports.clone());
                 }
             }
+        }
+        let entries: Vec<_> = node.entries().values().cloned().collect();
+        let unwatched = entries
+            .iter()
+            .find(|entry| entry.vm().is_some_and(|vm| !vm.is_watched()));
+        if let Some(entry) = unwatched {
+            return Err(format!("nobody waits for the end of the machine of {}", entry.id));
         }
         let owners: BTreeSet<_> = all
             .iter()

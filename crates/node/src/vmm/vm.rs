@@ -44,6 +44,7 @@ pub(crate) struct Vm {
     client: Mutex<VmmClient>,
     /// Who listens to what it says without being asked.
     ear: OnceLock<Ear>,
+    watched: AtomicBool,
     /// Somebody has listened in vain, as another talked to it.
     unheard: AtomicBool,
     paths: SandboxPaths,
@@ -66,6 +67,7 @@ impl Vm {
         Ok(Self {
             pidfd,
             ear: OnceLock::new(),
+            watched: AtomicBool::new(false),
             unheard: AtomicBool::new(false),
             client: Mutex::new(VmmClient::new(PacketSocket::from_fd(socket))),
             paths: paths.clone(),
@@ -96,10 +98,20 @@ impl Vm {
         self.client.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has what it says without being asked, and its end, told as `id`'s from here on.
+    /// Has what it says without being asked, and its end, told as `id`'s from here on, unless that is so.
     pub(crate) fn watch(&self, monitor: &Monitor, id: &str) -> io::Result<()> {
+        if self.is_watched() {
+            return Ok(());
+        }
         self.ear.get_or_init(|| monitor.ear(id));
-        monitor.watch(id, self.pidfd(), self.client().as_fd())
+        monitor.watch(id, self.pidfd(), self.client().as_fd())?;
+        self.watched.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Whether its end is waited for.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watched.load(Ordering::SeqCst)
     }
 
     /// Why the VMM has stopped its VM, if it has said so. Waits for nobody: whoever talks to it now tells the
