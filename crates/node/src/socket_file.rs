@@ -8,22 +8,46 @@ use std::path::Path;
 use std::time::Duration;
 
 use base::{Epoll, Interest};
+use observe::Repeated;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 /// How often a name is looked for. Shorter than a second daemon, which somebody starts who found none, waits for the state directory.
 pub(crate) const LOOK: Duration = Duration::from_secs(2);
+
+/// How often the same is said of one.
+const REPORTED: Duration = Duration::from_secs(60);
 
 /// Whether nothing has this name any more.
 pub(crate) fn is_missing(path: &Path) -> bool {
     matches!(path.symlink_metadata(), Err(error) if error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Says that `path` was made again, or why it was not.
-pub(crate) fn report(path: &Path, made: Result<(), &io::Error>) {
-    let path = path.display();
-    match made {
-        Ok(()) => log::warn!("the socket {path} had been deleted and was made again"),
-        Err(error) => log::error!("the socket {path} has been deleted and cannot be made again: {error}"),
+/// What is said of one socket, whoever deletes it as often as it is looked for.
+#[derive(Debug)]
+pub(crate) struct Report {
+    made: Repeated,
+    not_made: Repeated,
+}
+
+impl Report {
+    pub(crate) const fn new() -> Self {
+        Self {
+            made: Repeated::new(REPORTED),
+            not_made: Repeated::new(REPORTED),
+        }
+    }
+
+    /// Says that `path` was made again, or why it was not.
+    pub(crate) fn say(&self, path: &Path, made: Result<(), &io::Error>) {
+        let path = path.display();
+        match made {
+            Ok(()) => self
+                .made
+                .say(|more| log::warn!("the socket {path} had been deleted and was made again{more}")),
+            Err(error) => self
+                .not_made
+                .say(|more| log::error!("the socket {path} has been deleted and cannot be made again: {error}{more}")),
+        }
     }
 }
 
@@ -54,13 +78,14 @@ pub(crate) fn listen_again(
     group: Option<u32>,
     (epoll, token): (&Epoll, u64),
     old: &OwnedFd,
+    report: &Report,
 ) -> Option<OwnedFd> {
     let made = listen(path, group).and_then(|socket| {
         epoll.add(&socket, token, Interest::READ)?;
         epoll.remove(old)?;
         Ok(socket)
     });
-    report(path, made.as_ref().map(drop));
+    report.say(path, made.as_ref().map(drop));
     made.ok()
 }
 

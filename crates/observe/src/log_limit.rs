@@ -70,8 +70,17 @@ impl Repeated {
         }
     }
 
+    /// Has `line` be written if that is due, with what it is given at its end: how often it was left out since the last time.
+    pub fn say(&self, line: impl FnOnce(&str)) {
+        match self.due() {
+            None => (),
+            Some(0) => line(""),
+            Some(left_out) => line(&format!(" (and {left_out} times more since this was said last)")),
+        }
+    }
+
     /// Whether it is to be written now, and how often it was left out since the last time.
-    pub fn due(&self) -> Option<u64> {
+    fn due(&self) -> Option<u64> {
         self.due_at(Instant::now())
     }
 
@@ -110,6 +119,27 @@ mod tests {
             repeated.due_at(begun),
             None,
             "a clock that stands behind is no new interval"
+        );
+    }
+
+    #[test]
+    fn a_line_tells_how_often_it_was_left_out() {
+        let said = std::cell::RefCell::new(Vec::new());
+        let say = |repeated: &Repeated| repeated.say(|more| said.borrow_mut().push(format!("it is full{more}")));
+        let repeated = Repeated::new(Duration::from_secs(3600));
+        for _ in 0..3 {
+            say(&repeated);
+        }
+        assert_eq!(*said.borrow(), ["it is full"]);
+        *repeated.last.lock().unwrap() = Some((Instant::now(), 2));
+        let repeated = Repeated {
+            interval: Duration::ZERO,
+            ..repeated
+        };
+        say(&repeated);
+        assert_eq!(
+            said.borrow()[1],
+            "it is full (and 2 times more since this was said last)"
         );
     }
 

@@ -44,6 +44,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Said as long as nobody can be let in.
 static NOT_LET_IN: Repeated = Repeated::new(Duration::from_secs(10));
 
+/// Said as long as somebody deletes its socket.
+static DELETED: socket_file::Report = socket_file::Report::new();
+
 /// The daemon.
 #[derive(Debug)]
 pub struct Server {
@@ -133,7 +136,13 @@ impl Server {
             }
             if socket_file::is_missing(&server.path) {
                 let old = made.as_ref().unwrap_or(&server.listener);
-                let again = socket_file::listen_again(&server.path, server.node.config.group, (&epoll, LISTENER), old);
+                let again = socket_file::listen_again(
+                    &server.path,
+                    server.node.config.group,
+                    (&epoll, LISTENER),
+                    old,
+                    &DELETED,
+                );
                 made = again.or(made);
             }
             let listener = made.as_ref().unwrap_or(&server.listener);
@@ -209,9 +218,7 @@ impl Server {
 
 /// Logs that somebody is turned away, or has to wait.
 fn not_let_in(why: &dyn std::fmt::Display) {
-    if let Some(left_out) = NOT_LET_IN.due() {
-        log::warn!("connections cannot be accepted now: {why} (and {left_out} times more since this was said last)");
-    }
+    NOT_LET_IN.say(|more| log::warn!("connections cannot be accepted now: {why}{more}"));
 }
 
 fn file_id(path: &std::path::Path) -> Option<FileId> {

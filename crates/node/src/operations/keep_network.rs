@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use network::Ports;
 use node_api::State;
+use observe::Repeated;
 
 use crate::Error;
 use crate::node::Node;
@@ -13,6 +14,9 @@ use crate::operations::start::parse_ports;
 
 /// How often the tables are looked for, which takes two system calls.
 const LOOK: Duration = Duration::from_secs(10);
+
+/// Said as long as they cannot be looked for, or put back.
+static NOT_KNOWN: Repeated = Repeated::new(Duration::from_secs(600));
 
 impl Node {
     /// Looks after the network from here on.
@@ -25,7 +29,9 @@ impl Node {
             loop {
                 std::thread::sleep(LOOK);
                 if let Err(error) = node.restore_network() {
-                    log::error!("whether the network's nft tables are there is not known: {error}");
+                    NOT_KNOWN.say(|more| {
+                        log::error!("whether the network's nft tables are there is not known: {error}{more}");
+                    });
                 }
             }
         })

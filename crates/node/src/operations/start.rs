@@ -349,11 +349,7 @@ impl Node {
                         Told::Said(id) => node.hear(&id),
                     }),
                     Err(error) => {
-                        if let Some(left_out) = NOT_WAITED.due() {
-                            log::error!(
-                                "VMMs cannot be waited for: {error} (and {left_out} times more since this was said last)"
-                            );
-                        }
+                        NOT_WAITED.say(|more| log::error!("VMMs cannot be waited for: {error}{more}"));
                         std::thread::sleep(Duration::from_secs(1));
                     }
                 }

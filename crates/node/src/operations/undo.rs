@@ -140,11 +140,13 @@ impl Node {
             }
             if let Err(error) = self.undo(&entry, "it was interrupted") {
                 left += 1;
-                log::error!(
-                    "what was begun with sandbox {} could be neither finished nor taken back, and is tried again: {}",
-                    entry.id,
-                    with_causes(&error)
-                );
+                entry.lines.interrupted.say(|more| {
+                    log::error!(
+                        "what was begun with sandbox {} could be neither finished nor taken back, and is tried again: {}{more}",
+                        entry.id,
+                        with_causes(&error)
+                    );
+                });
             }
         }
         left

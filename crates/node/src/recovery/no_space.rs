@@ -62,7 +62,9 @@ impl Node {
             if unsaved {
                 match self.note_change(&entry, |_| ()) {
                     Ok(()) => (),
-                    Err(error) => log::error!("the record of sandbox {} cannot be written: {error}", entry.id),
+                    Err(error) => entry.lines.unwritten.say(|more| {
+                        log::error!("the record of sandbox {} cannot be written: {error}{more}", entry.id);
+                    }),
                 }
                 lacking += usize::from(entry.lock().unsaved);
             }
@@ -70,7 +72,10 @@ impl Node {
                 Some(PauseReason::NoSpace) => {
                     lacking += 1;
                     if let Err(error) = self.retry(&entry, retries) {
-                        log::warn!("sandbox {} cannot go on: {error}", entry.id);
+                        entry
+                            .lines
+                            .stopped
+                            .say(|more| log::warn!("sandbox {} cannot go on: {error}{more}", entry.id));
                     }
                 }
                 None => {
@@ -183,10 +188,12 @@ impl Node {
     pub(crate) fn note_change(&self, entry: &Entry, change: impl Fn(&mut Stored)) -> Result<(), Error> {
         match self.update(entry, &change) {
             Err(error) if error.is_no_space() => {
-                log::warn!(
-                    "the record of sandbox {} is written when there is space: {error}",
-                    entry.id
-                );
+                entry.lines.unsaved.say(|more| {
+                    log::warn!(
+                        "the record of sandbox {} is written when there is space: {error}{more}",
+                        entry.id
+                    );
+                });
                 let mut inner = entry.lock();
                 change(&mut inner.stored);
                 inner.stored.sandbox.settle_pause();

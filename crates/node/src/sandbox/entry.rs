@@ -8,18 +8,48 @@ use std::time::{Duration, Instant};
 
 use node_api::sandbox::Process;
 use node_api::{Ended, State};
+use observe::Repeated;
 
 use crate::resources::budget::Promise;
 use crate::store::database::Stored;
 use crate::vmm::vm::Vm;
 
+/// How often a line about a sandbox is said again.
+const SAID_AGAIN: Duration = Duration::from_secs(60);
+
 /// One sandbox.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) id: String,
+    pub(crate) lines: Lines,
     operation: Mutex<()>,
     inner: Mutex<Inner>,
     changed: Condvar,
+}
+
+/// Lines of the log that say the same of one sandbox as often as something is tried again with it.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    /// It was left on the way.
+    pub(crate) interrupted: Repeated,
+    /// Its record waits for space.
+    pub(crate) unsaved: Repeated,
+    /// Its record cannot be written, whatever space there is.
+    pub(crate) unwritten: Repeated,
+    /// It was stopped for want of space, and cannot go on.
+    pub(crate) stopped: Repeated,
+}
+
+impl Default for Lines {
+    fn default() -> Self {
+        let line = || Repeated::new(SAID_AGAIN);
+        Self {
+            interrupted: line(),
+            unsaved: line(),
+            unwritten: line(),
+            stopped: line(),
+        }
+    }
 }
 
 /// What changes.
@@ -55,6 +85,7 @@ impl Entry {
     pub(crate) fn new(stored: Stored) -> Arc<Self> {
         Arc::new(Self {
             id: stored.sandbox.id.clone(),
+            lines: Lines::default(),
             operation: Mutex::new(()),
             inner: Mutex::new(Inner {
                 stored,

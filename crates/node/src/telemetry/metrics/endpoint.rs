@@ -38,6 +38,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Said as long as none can be let in.
 static NOT_LET_IN: Repeated = Repeated::new(Duration::from_secs(10));
 
+/// Said as long as somebody deletes its socket.
+static DELETED: socket_file::Report = socket_file::Report::new();
+
 /// What the metrics are of.
 pub(crate) trait Observed: Send + Sync {
     /// Where they are looked up.
@@ -140,7 +143,7 @@ impl Socket {
         while !readable(&self.listener, socket_file::LOOK) {
             if socket_file::is_missing(&self.path) && !self.ended.load(Ordering::SeqCst) {
                 let again = bind_unix(&self.path);
-                socket_file::report(&self.path, again.as_ref().map(drop));
+                DELETED.say(&self.path, again.as_ref().map(drop));
                 self.listener = again?;
             }
         }
@@ -176,11 +179,7 @@ fn serve<S: Bounded>(
             let stream = match accept() {
                 Ok(stream) => stream,
                 Err(error) => {
-                    if let Some(left_out) = NOT_LET_IN.due() {
-                        log::info!(
-                            "metrics clients cannot be accepted: {error} (and {left_out} times more since this was said last)"
-                        );
-                    }
+                    NOT_LET_IN.say(|more| log::info!("metrics clients cannot be accepted: {error}{more}"));
                     std::thread::sleep(ACCEPT_PAUSE);
                     continue;
                 }
