@@ -11,6 +11,7 @@ mod faults;
 mod guest;
 mod machine;
 pub(crate) mod network;
+mod sequences;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};

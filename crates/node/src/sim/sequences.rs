@@ -1,0 +1,288 @@
+//! Operations in an order that chance has, with a fault now and then. After each, everything is at rest, whoever was acknowledged is there,
+//! and whoever was not asked is as before; in the end nothing is left.
+//!
+//! The same seed gives the same sequence: a failed one tells its seed, and `BASALT_SIM_SEED` has it tried alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use node_api::{CloneConfig, SandboxConfig, State};
+
+use super::faults::Fault;
+use super::{Attempt, World};
+use crate::Error;
+
+/// How many are tried.
+const SEQUENCES: u64 = 200;
+
+/// So many at once.
+const SIDE_BY_SIDE: usize = 4;
+
+/// Of how many operations each is, at least and at most.
+const LEAST: usize = 6;
+const MOST: usize = 10;
+
+/// Sandboxes that there may be, each with a port of its own.
+const NAMES: [(&str, &str); 3] = [("one", "81:80"), ("two", "82:80"), ("three", "83:80")];
+
+/// An operation calls its host, or passes points, about so often.
+const PLACES: usize = 10;
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^= mixed >> 31;
+        usize::try_from(mixed % u64::try_from(limit).unwrap()).unwrap()
+    }
+}
+
+/// Something that is asked for.
+#[derive(Clone, Debug)]
+enum Step {
+    /// Boots, or is cloned of a template, if there is one.
+    Run {
+        boot: bool,
+    },
+    Clone(String),
+    Start,
+    Stop,
+    Pause,
+    Resume,
+    /// By this name.
+    Snapshot(String),
+    Rollback(String),
+    Remove,
+    RestartDaemon,
+}
+
+impl Step {
+    /// How the sandbox rests when it was done.
+    fn leaves(&self) -> Option<State> {
+        match self {
+            Self::Stop => Some(State::Exited),
+            Self::Pause => Some(State::Paused),
+            Self::Remove | Self::RestartDaemon => None,
+            _ => Some(State::Running),
+        }
+    }
+}
+
+/// One sequence.
+struct Sequence {
+    seed: u64,
+    random: Random,
+    world: World,
+    /// What was done, for whoever reads why it failed.
+    said: Vec<String>,
+    /// Sandboxes that were acknowledged, by their names.
+    there: BTreeSet<&'static str>,
+    /// Snapshots that were, and whose they are, by its id.
+    snapshots: BTreeMap<String, String>,
+}
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let (seed, said) = (self.seed, self.said.join("\n  "));
+            writeln!(std::io::stderr(), "BASALT_SIM_SEED={seed}:\n  {said}").unwrap();
+        }
+    }
+}
+
+impl Sequence {
+    fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            random: Random(seed),
+            world: World::new(),
+            said: Vec::new(),
+            there: BTreeSet::new(),
+            snapshots: BTreeMap::new(),
+        }
+    }
+
+    fn state(&self, name: &str) -> Option<State> {
+        self.world.node().find(name).ok().map(|entry| entry.state())
+    }
+
+    /// Something that can be asked of a sandbox as it is.
+    fn choose(&mut self, name: &str) -> Step {
+        if self.random.below(8) == 0 {
+            return Step::RestartDaemon;
+        }
+        let id = self.world.node().find(name).ok().map(|entry| entry.id.clone());
+        let own = self.snapshots.iter().filter(|(_, of)| Some(*of) == id.as_ref());
+        let rollbacks = own.map(|(snapshot, _)| Step::Rollback(snapshot.clone()));
+        let mut steps: Vec<Step> = rollbacks.collect();
+        let snapshot = Step::Snapshot(format!("s{}", self.said.len()));
+        match self.state(name) {
+            None => {
+                steps.extend([Step::Run { boot: true }, Step::Run { boot: false }]);
+                steps.extend(self.snapshots.keys().cloned().map(Step::Clone));
+            }
+            Some(State::Running) => steps.extend([Step::Stop, Step::Pause, snapshot.clone(), snapshot, Step::Remove]),
+            Some(State::Paused) => steps.extend([Step::Resume, Step::Stop, Step::Remove]),
+            Some(_) => steps.extend([Step::Start, Step::Start, Step::Remove]),
+        }
+        let number = self.random.below(steps.len());
+        steps.swap_remove(number)
+    }
+
+    fn choose_fault(&mut self) -> Option<(usize, Fault)> {
+        let kinds = [Fault::Refused, Fault::Dies, Fault::Crash];
+        let fault = kinds[self.random.below(kinds.len())];
+        let number = self.random.below(PLACES);
+        (self.random.below(3) == 0).then_some((number, fault))
+    }
+
+    /// The processes of all machines that run, but for this sandbox's.
+    fn running_others(&self, name: &str) -> BTreeMap<&'static str, Option<u32>> {
+        let others = NAMES.iter().filter(|(other, _)| *other != name);
+        others.map(|(other, _)| (*other, self.world.running(other))).collect()
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        let (name, port) = NAMES[self.random.below(NAMES.len())];
+        let step = self.choose(name);
+        let fault = self.choose_fault();
+        self.said.push(format!("{step:?} of {name}, {fault:?}"));
+        if matches!(step, Step::RestartDaemon) {
+            return self.restart();
+        }
+        let others = self.running_others(name);
+        self.world.faults.arm(fault.as_slice());
+        let attempt = self.world.attempt(|world| ask(world, &step, name, port));
+        let fired = self.world.faults.disarm().pop();
+        self.said.push(format!("  {attempt:?}, {fired:?}"));
+        let crashed = fired.is_some() && matches!(fault, Some((_, Fault::Crash)));
+        if crashed {
+            self.world.restart();
+        }
+        self.world.is_at_rest()?;
+        self.note(name, &step, &attempt, crashed);
+        let now = self.state(name);
+        match attempt {
+            Attempt::Done if fired.is_none() && now != step.leaves() => {
+                return Err(format!("it was done, and {name} is {now:?}"));
+            }
+            Attempt::Failed(_) | Attempt::Crashed if fired.is_none() => {
+                return Err("nothing was in its way, and it was not done".to_owned());
+            }
+            _ => (),
+        }
+        self.look()?;
+        match self.running_others(name) == others {
+            true => Ok(()),
+            false => Err("another one's machine is not what it was".to_owned()),
+        }
+    }
+
+    /// The next daemon finds everything as it was.
+    fn restart(&mut self) -> Result<(), String> {
+        let states = |sequence: &Self| NAMES.map(|(name, _)| (sequence.state(name), sequence.world.running(name)));
+        let before = states(self);
+        self.world.restart();
+        self.world.is_at_rest()?;
+        let now = states(self);
+        if now != before {
+            return Err(format!("the next daemon finds {now:?}, and there was {before:?}"));
+        }
+        self.look()
+    }
+
+    /// Keeps what was acknowledged. Whether the daemon died before it said so cannot be told from outside.
+    fn note(&mut self, name: &'static str, step: &Step, attempt: &Attempt, crashed: bool) {
+        let found = self.world.node().find(name).ok();
+        let is_done = matches!(attempt, Attempt::Done);
+        match step {
+            Step::Run { .. } | Step::Clone(_) if is_done || (crashed && found.is_some()) => {
+                self.there.insert(name);
+            }
+            Step::Remove if (is_done && !crashed) || found.is_none() => {
+                self.there.remove(name);
+            }
+            Step::Snapshot(snapshot) if is_done => {
+                let of = found.map(|entry| entry.id.clone()).unwrap_or_default();
+                self.snapshots.insert(snapshot.clone(), of);
+            }
+            _ => (),
+        }
+    }
+
+    /// Whoever was acknowledged is there, and nobody else.
+    fn look(&self) -> Result<(), String> {
+        let node = self.world.node();
+        let there: BTreeSet<String> = node.list().into_iter().map(|sandbox| sandbox.name).collect();
+        if !there.iter().eq(&self.there) {
+            return Err(format!("there are {there:?}, and were acknowledged {:?}", self.there));
+        }
+        let snapshots = node.list_snapshots().map_err(|error| error.to_string())?;
+        let lost = |name: &&String| !snapshots.iter().any(|snapshot| snapshot.name == **name);
+        match self.snapshots.keys().find(lost) {
+            Some(name) => Err(format!("the snapshot {name} is lost")),
+            None => Ok(()),
+        }
+    }
+}
+
+fn ask(world: &World, step: &Step, name: &str, port: &str) -> Result<(), Error> {
+    let (node, ports) = (world.node(), vec![port.to_owned()]);
+    match step {
+        Step::Run { boot } => {
+            let (boot, config) = (*boot, World::config(name));
+            world.run(SandboxConfig { boot, ports, ..config }).map(drop)
+        }
+        Step::Clone(snapshot) => {
+            let asked = CloneConfig {
+                snapshot: snapshot.clone(),
+                name: Some(name.to_owned()),
+                ports,
+                ..CloneConfig::default()
+            };
+            node.clone_of(asked).map(drop)
+        }
+        Step::Start => node.start(&world.entry(name)).map(drop),
+        Step::Stop => node.stop(&world.entry(name), Duration::ZERO),
+        Step::Pause => node.pause(&world.entry(name)),
+        Step::Resume => node.resume(&world.entry(name)),
+        Step::Snapshot(snapshot) => node.make_snapshot(&world.entry(name), Some(snapshot)).map(drop),
+        Step::Rollback(snapshot) => node.rollback(&world.entry(name), snapshot).map(drop),
+        Step::Remove => node.remove(&world.entry(name), true),
+        Step::RestartDaemon => Ok(()),
+    }
+}
+
+#[test]
+fn in_whatever_order_things_are_asked_for_nothing_is_lost_and_nothing_is_left() {
+    let seed = std::env::var("BASALT_SIM_SEED").ok().map(|seed| seed.parse().unwrap());
+    let seeds = seed.map_or(0..SEQUENCES, |seed: u64| seed..seed + 1);
+    let seeds = Mutex::new(seeds);
+    let next = || seeds.lock().unwrap().next();
+    // Each waits more than it works.
+    std::thread::scope(|scope| {
+        for _ in 0..SIDE_BY_SIDE {
+            scope.spawn(|| {
+                while let Some(seed) = next() {
+                    try_sequence(seed);
+                }
+            });
+        }
+    });
+}
+
+fn try_sequence(seed: u64) {
+    let mut sequence = Sequence::new(seed);
+    for _ in 0..LEAST + sequence.random.below(MOST - LEAST + 1) {
+        let stepped = sequence.step();
+        stepped.unwrap_or_else(|wrong| panic!("{wrong}"));
+    }
+    sequence.world.ends_empty().unwrap();
+}
