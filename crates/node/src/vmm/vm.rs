@@ -395,9 +395,11 @@ impl Vm {
             // The answer is one line; what follows belongs to the agent.
             let mut byte = [0];
             while byte != *b"\n" {
-                if stream.read(&mut byte)? == 0 {
-                    return Err(io::ErrorKind::ConnectionRefused.into());
-                }
+                // A daemon that was stopped and goes on is interrupted in this, and reads on.
+                stream.read_exact(&mut byte).map_err(|error| match error.kind() {
+                    io::ErrorKind::UnexpectedEof => io::ErrorKind::ConnectionRefused.into(),
+                    _ => error,
+                })?;
             }
             stream.set_read_timeout(None)?;
             Ok(stream)
