@@ -137,12 +137,8 @@ impl Metrics {
         for (phase, histogram) in &self.phases {
             family.histogram(&[("phase", phase)], histogram);
         }
-        text.family(
-            "basalt_scrapes_total",
-            Kind::Counter,
-            "Scrapes of these metrics.",
-        )
-        .number(&[], self.scrapes.value());
+        text.family("basalt_scrapes_total", Kind::Counter, "Scrapes of these metrics.")
+            .number(&[], self.scrapes.value());
         let help = "Connections to the metrics' endpoint that were closed because too many were open.";
         text.family("basalt_scrapes_refused_total", Kind::Counter, help)
             .number(&[], self.refused.value());
