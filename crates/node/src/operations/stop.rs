@@ -10,7 +10,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use agent_api::log::{What, read};
@@ -207,13 +207,19 @@ impl Node {
         let Some(vm) = entry.vm().filter(|vm| vm.wait(Duration::ZERO)) else {
             return Ok(());
         };
+        let ending = entry.ending();
+        // Who has its turn may have dealt with the end meanwhile, and started it again.
+        if !entry.vm().is_some_and(|now| Arc::ptr_eq(&now, &vm)) {
+            return Ok(());
+        }
         let stored = entry.stored();
         let ended = self.learn(entry, || {
             let error = vm.end("its command was running");
             Ended::Failed(self.with_cause(entry, error).to_string())
         });
         self.points.at(points::END_LEARNT);
-        self.settle_as(entry, ended)?;
+        self.settle_with(entry, ended, &ending)?;
+        drop(ending);
         self.points.at(points::END_RECORDED);
         if stored.sandbox.config.remove && !entry.lock().attached {
             let _operation = entry.operate();
@@ -227,8 +233,12 @@ impl Node {
 
     /// Its machine has ended so: takes away what belonged to it, and keeps why. What fails is tried again.
     pub(crate) fn settle_as(&self, entry: &Entry, ended: Ended) -> Result<(), Error> {
+        self.settle_with(entry, ended, &entry.ending())
+    }
+
+    fn settle_with(&self, entry: &Entry, ended: Ended, ending: &MutexGuard<'_, ()>) -> Result<(), Error> {
         let vmm = entry.stored().sandbox.vmm;
-        let settled = self.clear(entry).and_then(|()| {
+        let settled = self.clear_with(entry, ending).and_then(|()| {
             self.points.at(points::END_CLEARED);
             self.exited_during(entry, ended.clone(), Operation::ends_with_machine)
         });
@@ -325,6 +335,10 @@ impl Node {
 
     /// Kills and takes away all that belongs to a VM, whether it is there or not.
     pub(crate) fn clear(&self, entry: &Entry) -> Result<(), Error> {
+        self.clear_with(entry, &entry.ending())
+    }
+
+    fn clear_with(&self, entry: &Entry, _ending: &MutexGuard<'_, ()>) -> Result<(), Error> {
         let providers = self.providers();
         held::ALL.iter().try_for_each(|held| held.release(&providers, entry))
     }

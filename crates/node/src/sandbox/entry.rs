@@ -23,6 +23,8 @@ pub(crate) struct Entry {
     pub(crate) id: String,
     pub(crate) lines: Lines,
     operation: Mutex<()>,
+    /// Held by whoever takes away what its machine has, with its turn or without, behind `operation` and before `inner`.
+    ending: Mutex<()>,
     inner: Mutex<Inner>,
     changed: Condvar,
 }
@@ -87,6 +89,7 @@ impl Entry {
             id: stored.sandbox.id.clone(),
             lines: Lines::default(),
             operation: Mutex::new(()),
+            ending: Mutex::new(()),
             inner: Mutex::new(Inner {
                 stored,
                 vm: None,
@@ -114,6 +117,11 @@ impl Entry {
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
+    }
+
+    /// The right to take away what its machine has. One that waits for it may find another machine, or none.
+    pub(crate) fn ending(&self) -> MutexGuard<'_, ()> {
+        self.ending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -280,6 +280,10 @@ impl World {
             .collect();
         same("directories of sandboxes", &names(&node.paths.sandboxes()), &known)?;
         same("directories of VMs", &names(&node.paths.runs()), &running)?;
+        if let Some(root) = &node.cgroups {
+            let cgroups = root.list().map_err(|error| error.to_string())?.into_iter().collect();
+            same("cgroups", &cgroups, &running)?;
+        }
         for directory in [node.paths.snapshots(), node.paths.templates(), node.paths.disks()] {
             let unfinished: Vec<_> = names(&directory)
                 .into_iter()
