@@ -19,7 +19,7 @@ const CTA_IP_V6_DST: u16 = 4;
 
 /// Forgets every connection of this thread's namespace that has one of these addresses at one end. They are looked for all at once,
 /// and seldom: for a list the kernel goes through its whole table, which is the host's: 262144 buckets on a large one, 25 ms of the
-/// lab's processor.
+/// lab's processor, by a trace.
 pub(crate) fn forget(addresses: &[IpAddr]) -> io::Result<()> {
     let socket = Socket::netfilter()?;
     let octets = |address: &IpAddr| match address {

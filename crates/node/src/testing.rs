@@ -16,6 +16,19 @@ use crate::store::database::Stored;
 #[allow(dead_code, reason = "others use all of it")]
 pub(crate) mod support;
 
+/// A small machine of the usual kind, without a disk of its own.
+pub(crate) fn resources() -> Resources {
+    Resources {
+        cpus: 1,
+        memory: ByteSize::mib(128),
+        disk: None,
+        cpu_model: None,
+        class: node_api::Class::Standard,
+        idle: node_api::Idle::Halt,
+        memory_mode: node_api::MemoryMode::Translated,
+    }
+}
+
 /// A sandbox that has exited.
 pub(crate) fn stored(id: &str, name: &str) -> Stored {
     Stored {
@@ -28,15 +41,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
                 name: None,
                 image: "python".into(),
                 process: ProcessConfig::default(),
-                resources: Resources {
-                    cpus: 1,
-                    memory: ByteSize::mib(128),
-                    disk: None,
-                    cpu_model: None,
-                    class: node_api::Class::Standard,
-                    idle: node_api::Idle::Halt,
-                    memory_mode: node_api::MemoryMode::Translated,
-                },
+                resources: resources(),
                 limits: node_api::Limits::default(),
                 tmpfs: Vec::new(),
                 network: node_api::NetworkMode::None,

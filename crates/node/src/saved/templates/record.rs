@@ -140,20 +140,10 @@ pub(super) fn last_used(record: &Record, place: &Place) -> u64 {
 pub(crate) mod tests {
     use std::collections::BTreeSet;
 
-    use base::ByteSize;
-
     use super::*;
 
     pub(crate) fn record(id: &str, names: &[&str], named_ns: u64) -> Record {
-        let resources = Resources {
-            cpus: 1,
-            memory: ByteSize::mib(128),
-            disk: None,
-            cpu_model: None,
-            class: node_api::Class::Standard,
-            idle: node_api::Idle::Halt,
-            memory_mode: node_api::MemoryMode::Translated,
-        };
+        let resources = crate::testing::resources();
         Record {
             shape: Shape::new("00", &resources, None, String::new(), 0),
             files: Files::default(),
