@@ -1,7 +1,7 @@
 //! Owned kernel objects and the small vocabulary everything above is written in.
 //!
 //! Event fds, an epoll wrapper, memfds, files of bounded size, sparse files, free space, threads, workers whose state comes back when they
-//! stop, calling threads out of system calls, mappings of descriptors, byte sizes, ratios, sets of CPUs, the limit of open files, and the points at which tests
+//! stop, calling threads out of system calls, mappings of descriptors, byte sizes, ratios, sets of CPUs, addresses of PCI functions, the limit of open files, and the points at which tests
 //! kill. This crate does not know what a virtual machine is.
 
 pub mod bound;
@@ -13,6 +13,7 @@ pub mod mapping;
 pub mod memfd;
 pub mod nudge;
 pub mod open_files;
+pub mod pci_address;
 pub mod points;
 pub mod ratio;
 pub mod size;
@@ -27,6 +28,7 @@ pub use epoll::{Epoll, Interest, Ready};
 pub use event::EventFd;
 pub use mapping::Mapping;
 pub use nudge::Nudge;
+pub use pci_address::{PciAddress, PciAddressError};
 pub use points::Points;
 pub use ratio::{Ratio, RatioError};
 pub use size::ByteSize;

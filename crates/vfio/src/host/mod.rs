@@ -1,9 +1,21 @@
 //! Taking a function: what has the right to open VFIO's files does it, and passes the two descriptors on.
 
+pub mod binding;
+pub mod checks;
+mod error;
+mod files;
+mod in_use;
+pub mod inventory;
+mod names;
+pub mod simulated;
+
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+
+pub use error::DeviceError;
+pub use files::{Files, Sysfs};
 
 use crate::uapi::{self, GroupStatus};
 use crate::{Container, Function, VfioError, failed};

@@ -1,0 +1,554 @@
+//! PCI functions to vfio-pci and back, by `driver_override` and `drivers_probe` (Linux, Documentation/ABI/testing/sysfs-bus-pci). Never by
+//! `new_id`, which would take every other function of the same kind along.
+//!
+//! ```text
+//!   the original driver ──unbind──▶ none ──driver_override=vfio-pci, drivers_probe──▶ vfio-pci
+//!                       ◀──drivers_probe── none ◀──driver_override as before── ◀──unbind──┘
+//! ```
+//! Whoever binds keeps a [`BindingRecord`] before the first step. With it and what sysfs says, [`plan`] tells what is left to do in either
+//! direction, wherever the one who was at it has died: each step is only planned where it is needed, so that a plan that was carried out
+//! has nothing left. Nothing of a record is kept here.
+
+use base::PciAddress;
+use serde::{Deserialize, Serialize};
+
+use super::error::DeviceError;
+use super::files::Sysfs;
+use super::inventory::{VFIO_PCI, driver, driver_override, look, sriov};
+
+/// What nobody is called where a driver is shown.
+pub(super) const NOBODY: &str = "nobody";
+
+/// How a function was before it was bound.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BindingRecord {
+    /// Which.
+    pub address: PciAddress,
+    /// Who had it.
+    pub driver: Original,
+    /// The only driver that it might come to, if there was one.
+    pub driver_override: Option<String>,
+}
+
+/// Who had a function before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Original {
+    /// This driver.
+    Driver(String),
+    /// Nobody.
+    Nobody,
+    /// Nobody knows any more: the kernel finds one.
+    Unknown,
+}
+
+impl BindingRecord {
+    /// Of a function as it is now.
+    ///
+    /// # Errors
+    /// There is no such function, or sysfs cannot be read.
+    pub fn take(sysfs: &Sysfs, address: PciAddress) -> Result<Self, DeviceError> {
+        let function = look(sysfs, address)?.ok_or(DeviceError::NotFound(address))?;
+        Ok(Self {
+            address,
+            driver: function.driver.map_or(Original::Nobody, Original::Driver),
+            driver_override: function.driver_override,
+        })
+    }
+
+    /// Of a function that was bound, and whose record is lost.
+    pub fn lost(address: PciAddress) -> Self {
+        Self {
+            address,
+            driver: Original::Unknown,
+            driver_override: None,
+        }
+    }
+}
+
+/// Whose a function is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Goal {
+    /// vfio-pci's.
+    Bound,
+    /// Whose it was.
+    GivenBack,
+}
+
+/// One write to sysfs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Take it from its driver. With vfio-pci this waits until nobody has it open.
+    Unbind {
+        /// Which.
+        address: PciAddress,
+        /// From whom.
+        driver: String,
+    },
+    /// Name the only driver that it may come to, or none.
+    Override {
+        /// Which.
+        address: PciAddress,
+        /// The driver.
+        driver: Option<String>,
+    },
+    /// Let the kernel find its driver.
+    Probe {
+        /// Which.
+        address: PciAddress,
+        /// Who has to have it then; whoever the kernel finds, where not given.
+        driver: Option<String>,
+    },
+}
+
+impl Step {
+    /// Takes it.
+    ///
+    /// # Errors
+    /// The kernel refuses, or the function has come to another driver.
+    pub fn apply(&self, sysfs: &Sysfs) -> Result<(), DeviceError> {
+        match self {
+            Self::Unbind { address, driver } => {
+                let path = sysfs.sys(&format!("bus/pci/drivers/{driver}/unbind"));
+                sysfs.write(&path, &address.to_string())
+            }
+            Self::Override { address, driver } => {
+                // A line end where there is none: the kernel is not told of a write of no bytes.
+                let text = format!("{}\n", driver.as_deref().unwrap_or_default());
+                sysfs.write(&sysfs.function(*address, "driver_override"), &text)
+            }
+            Self::Probe {
+                address,
+                driver: wanted,
+            } => {
+                let path = sysfs.sys("bus/pci/drivers_probe");
+                sysfs.write(&path, &address.to_string())?;
+                // A driver that refuses the function makes no error of the write.
+                let found = driver(sysfs, *address)?;
+                match wanted {
+                    Some(wanted) if found.as_ref() != Some(wanted) => Err(DeviceError::OtherDriver {
+                        address: *address,
+                        wanted: wanted.clone(),
+                        found: found.unwrap_or_else(|| NOBODY.to_owned()),
+                    }),
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+/// What is left to do until a function is whose it is to be; nothing where it is.
+///
+/// # Errors
+/// sysfs cannot be read, or the function is gone that is to be bound.
+pub fn plan(sysfs: &Sysfs, record: &BindingRecord, goal: Goal) -> Result<Vec<Step>, DeviceError> {
+    let address = record.address;
+    let Some(function) = look(sysfs, address)? else {
+        return match goal {
+            Goal::Bound => Err(DeviceError::NotFound(address)),
+            // It has nothing any more that could be put back.
+            Goal::GivenBack => Ok(Vec::new()),
+        };
+    };
+    let (only, wanted) = match (goal, &record.driver) {
+        (Goal::Bound, _) => (Some(VFIO_PCI.to_owned()), Some(Some(VFIO_PCI.to_owned()))),
+        (Goal::GivenBack, Original::Driver(driver)) => (record.driver_override.clone(), Some(Some(driver.clone()))),
+        (Goal::GivenBack, Original::Nobody) => (record.driver_override.clone(), Some(None)),
+        (Goal::GivenBack, Original::Unknown) => (None, None),
+    };
+    let is_there = match &wanted {
+        Some(wanted) => *wanted == function.driver,
+        None => function.driver.as_deref() != Some(VFIO_PCI),
+    };
+    let mut steps = Vec::new();
+    if !is_there && let Some(driver) = function.driver.clone() {
+        steps.push(Step::Unbind { address, driver });
+    }
+    if function.driver_override != only {
+        steps.push(Step::Override { address, driver: only });
+    }
+    let needs_probe = match &wanted {
+        Some(wanted) => !is_there && wanted.is_some(),
+        None => !is_there || function.driver.is_none(),
+    };
+    if needs_probe {
+        let driver = wanted.flatten();
+        steps.push(Step::Probe { address, driver });
+    }
+    Ok(steps)
+}
+
+/// Does what is left to do. `before` is called before each step, and a step is not taken where that fails.
+///
+/// # Errors
+/// Those of [`plan`], of a step, or of `before`; what was done until then stays, and the same call goes on with the rest.
+pub fn carry_out<E: From<DeviceError>>(
+    sysfs: &Sysfs,
+    record: &BindingRecord,
+    goal: Goal,
+    mut before: impl FnMut(&Step) -> Result<(), E>,
+) -> Result<(), E> {
+    for step in plan(sysfs, record, goal)? {
+        before(&step)?;
+        step.apply(sysfs)?;
+    }
+    Ok(())
+}
+
+/// A function is vfio-pci's now.
+///
+/// # Errors
+/// sysfs cannot be read.
+pub fn is_bound(sysfs: &Sysfs, address: PciAddress) -> Result<bool, DeviceError> {
+    Ok(driver(sysfs, address)?.as_deref() == Some(VFIO_PCI))
+}
+
+/// Something is left of a binding: its driver, or that it may come to no other.
+///
+/// # Errors
+/// sysfs cannot be read.
+pub fn has_trace(sysfs: &Sysfs, address: PciAddress) -> Result<bool, DeviceError> {
+    Ok(is_bound(sysfs, address)? || driver_override(sysfs, address)?.as_deref() == Some(VFIO_PCI))
+}
+
+/// Resets a function that nobody has open: what a guest has left in it is gone.
+///
+/// # Errors
+/// The kernel knows no way to, or none that has worked.
+pub fn reset(sysfs: &Sysfs, address: PciAddress) -> Result<(), DeviceError> {
+    let function = look(sysfs, address)?.ok_or(DeviceError::NotFound(address))?;
+    if function.reset_methods.is_empty() {
+        return Err(DeviceError::NoReset(address));
+    }
+    sysfs.write(&sysfs.function(address, "reset"), "1")
+}
+
+/// How a physical function's virtual ones were before they were changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VfRecord {
+    /// The physical function.
+    pub physical: PciAddress,
+    /// How many there were.
+    pub count: u32,
+    /// New ones came to the host's drivers by themselves.
+    pub autoprobe: bool,
+}
+
+impl VfRecord {
+    /// Of a physical function as it is now, of which `wanted` are to be made.
+    ///
+    /// # Errors
+    /// There is no such function, it can make none or not so many, or sysfs cannot be read.
+    pub fn take(sysfs: &Sysfs, physical: PciAddress, wanted: u32) -> Result<Self, DeviceError> {
+        let function = look(sysfs, physical)?.ok_or(DeviceError::NotFound(physical))?;
+        let sriov = function.sriov.ok_or(DeviceError::NoSrIov(physical))?;
+        if wanted > sriov.total {
+            return Err(DeviceError::TooManyVfs {
+                address: physical,
+                total: sriov.total,
+                wanted,
+            });
+        }
+        let autoprobe = sysfs.text(&sysfs.function(physical, AUTOPROBE))?;
+        Ok(Self {
+            physical,
+            count: sriov.used,
+            autoprobe: autoprobe.is_none_or(|text| text != "0"),
+        })
+    }
+}
+
+const AUTOPROBE: &str = "sriov_drivers_autoprobe";
+const COUNT: &str = "sriov_numvfs";
+
+/// Has a physical function have `count` virtual ones, none of which comes to a driver of the host. Where it has others, these go first.
+/// `before` is called before each write, as in [`carry_out`]; the record was kept before. Whether new ones come to drivers is said again as
+/// before, as the host's administrator has it.
+///
+/// # Errors
+/// The kernel or the function's driver refuses, or `before` does.
+pub fn make_vfs<E: From<DeviceError>>(
+    sysfs: &Sysfs,
+    record: &VfRecord,
+    count: u32,
+    mut before: impl FnMut() -> Result<(), E>,
+) -> Result<(), E> {
+    let physical = record.physical;
+    let mut write = |name: &str, value: u32| -> Result<(), E> {
+        before()?;
+        Ok(sysfs.write(&sysfs.function(physical, name), &value.to_string())?)
+    };
+    let used = sriov(sysfs, physical)?.map_or(0, |sriov| sriov.used);
+    if used != count {
+        // Only from none (Linux, `sriov_numvfs_store`).
+        if used > 0 {
+            write(COUNT, 0)?;
+        }
+        if count > 0 {
+            if record.autoprobe {
+                write(AUTOPROBE, 0)?;
+            }
+            write(COUNT, count)?;
+        }
+    }
+    put_autoprobe_back(sysfs, record, before)
+}
+
+/// Says again what a record has of [`make_vfs`]: all that whoever has died in it can have left. The virtual functions stay as they are.
+///
+/// # Errors
+/// The kernel refuses, or `before` does.
+pub fn put_autoprobe_back<E: From<DeviceError>>(
+    sysfs: &Sysfs,
+    record: &VfRecord,
+    before: impl FnOnce() -> Result<(), E>,
+) -> Result<(), E> {
+    let path = sysfs.function(record.physical, AUTOPROBE);
+    let wanted = if record.autoprobe { "1" } else { "0" };
+    match sysfs.text(&path)? {
+        Some(text) if text != wanted => {
+            before()?;
+            Ok(sysfs.write(&path, wanted)?)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Says which driver makes no virtual functions, where that is what an error of [`make_vfs`] means.
+pub fn explain_vfs(sysfs: &Sysfs, physical: PciAddress, error: DeviceError) -> DeviceError {
+    match &error {
+        DeviceError::File { path, source, .. }
+            if path.ends_with(COUNT) && source.kind() == std::io::ErrorKind::NotFound =>
+        {
+            match driver(sysfs, physical) {
+                Ok(driver) => DeviceError::NoVfDriver {
+                    address: physical,
+                    driver: driver.unwrap_or_else(|| NOBODY.to_owned()),
+                },
+                Err(_) => error,
+            }
+        }
+        _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::host::inventory::virtual_functions;
+    use crate::host::simulated::Kernel;
+
+    fn address(text: &str) -> PciAddress {
+        text.parse().unwrap()
+    }
+
+    fn state(kernel: &Kernel, address: PciAddress) -> (Option<String>, Option<String>) {
+        (kernel.driver(address), kernel.driver_override(address))
+    }
+
+    fn go(kernel: &Kernel, record: &BindingRecord, goal: Goal) -> Result<(), DeviceError> {
+        carry_out(&kernel.sysfs(), record, goal, |_| Ok(()))
+    }
+
+    fn bound() -> (Option<String>, Option<String>) {
+        (Some("vfio-pci".into()), Some("vfio-pci".into()))
+    }
+
+    /// Every write from the `number`th on fails, as those of somebody who has died.
+    fn die_at(kernel: &Kernel, number: usize) {
+        let passed = AtomicUsize::new(0);
+        kernel.on_write(Arc::new(move |_, _| {
+            match passed.fetch_add(1, Ordering::SeqCst) < number {
+                true => Ok(()),
+                false => Err(io::Error::other("it has died")),
+            }
+        }));
+    }
+
+    fn live(kernel: &Kernel) {
+        kernel.on_write(Arc::new(|_, _| Ok(())));
+    }
+
+    #[test]
+    fn a_function_is_bound_and_given_back_to_who_had_it() {
+        for name in ["0000:01:00.0", "0000:00:02.0"] {
+            let (kernel, address) = (Kernel::typical(), address(name));
+            let before = state(&kernel, address);
+            let record = BindingRecord::take(&kernel.sysfs(), address).unwrap();
+            go(&kernel, &record, Goal::Bound).unwrap();
+            assert_eq!(state(&kernel, address), bound(), "{name}");
+            assert!(plan(&kernel.sysfs(), &record, Goal::Bound).unwrap().is_empty());
+            go(&kernel, &record, Goal::Bound).unwrap();
+            go(&kernel, &record, Goal::GivenBack).unwrap();
+            assert_eq!(state(&kernel, address), before, "{name}");
+            assert!(plan(&kernel.sysfs(), &record, Goal::GivenBack).unwrap().is_empty());
+        }
+    }
+
+    #[test]
+    fn one_that_was_vfios_before_stays_that() {
+        let (kernel, address) = (Kernel::typical(), address("0000:01:00.0"));
+        go(
+            &kernel,
+            &BindingRecord::take(&kernel.sysfs(), address).unwrap(),
+            Goal::Bound,
+        )
+        .unwrap();
+        let record = BindingRecord::take(&kernel.sysfs(), address).unwrap();
+        assert!(plan(&kernel.sysfs(), &record, Goal::Bound).unwrap().is_empty());
+        go(&kernel, &record, Goal::GivenBack).unwrap();
+        assert_eq!(state(&kernel, address), bound());
+        // Without a record it goes to whom the kernel finds.
+        go(&kernel, &BindingRecord::lost(address), Goal::GivenBack).unwrap();
+        assert_eq!(state(&kernel, address), (Some("nvme".into()), None));
+    }
+
+    #[test]
+    fn wherever_somebody_dies_it_can_be_finished_and_undone() {
+        let mut seen = 0;
+        for (begun, number) in [Goal::Bound, Goal::GivenBack]
+            .iter()
+            .flat_map(|goal| (0..4).map(move |at| (*goal, at)))
+        {
+            for ended in [Goal::Bound, Goal::GivenBack] {
+                let (kernel, address) = (Kernel::typical(), address("0000:01:00.0"));
+                let before = state(&kernel, address);
+                let record = BindingRecord::take(&kernel.sysfs(), address).unwrap();
+                if begun == Goal::GivenBack {
+                    go(&kernel, &record, Goal::Bound).unwrap();
+                }
+                die_at(&kernel, number);
+                seen += usize::from(go(&kernel, &record, begun).is_err());
+                live(&kernel);
+                go(&kernel, &record, ended).unwrap();
+                let wanted = if ended == Goal::Bound { bound() } else { before };
+                assert_eq!(
+                    state(&kernel, address),
+                    wanted,
+                    "{begun:?} dead at {number}, then {ended:?}"
+                );
+            }
+        }
+        // Three writes in either direction, each of which failed.
+        assert_eq!(seen, 12);
+    }
+
+    #[test]
+    fn a_driver_that_does_not_take_it_is_an_error() {
+        let (kernel, address) = (Kernel::typical(), address("0000:01:00.0"));
+        let record = BindingRecord::take(&kernel.sysfs(), address).unwrap();
+        kernel.remove("sys/bus/pci/drivers/vfio-pci");
+        let error = go(&kernel, &record, Goal::Bound).unwrap_err().to_string();
+        assert!(error.contains("vfio-pci") && error.contains("nobody"), "{error}");
+        go(&kernel, &record, Goal::GivenBack).unwrap();
+        assert_eq!(state(&kernel, address), (Some("nvme".into()), None));
+    }
+
+    #[test]
+    fn one_that_is_gone_has_nothing_to_be_given_back() {
+        let (kernel, address) = (Kernel::typical(), address("0000:01:00.0"));
+        let record = BindingRecord::take(&kernel.sysfs(), address).unwrap();
+        kernel.remove("sys/bus/pci/devices/0000:01:00.0");
+        go(&kernel, &record, Goal::GivenBack).unwrap();
+        assert!(matches!(
+            go(&kernel, &record, Goal::Bound),
+            Err(DeviceError::NotFound(_))
+        ));
+        assert!(!has_trace(&kernel.sysfs(), address).unwrap());
+    }
+
+    #[test]
+    fn no_step_is_taken_that_could_not_be_told_before() {
+        let (kernel, address) = (Kernel::typical(), address("0000:01:00.0"));
+        let record = BindingRecord::take(&kernel.sysfs(), address).unwrap();
+        let refused = carry_out(&kernel.sysfs(), &record, Goal::Bound, |_| {
+            Err(DeviceError::NoReset(address))
+        });
+        refused.unwrap_err();
+        assert_eq!(state(&kernel, address), (Some("nvme".into()), None));
+    }
+
+    #[test]
+    fn a_reset_is_the_kernels_and_needs_a_way() {
+        let kernel = Kernel::typical();
+        let sysfs = kernel.sysfs();
+        reset(&sysfs, address("0000:01:00.0")).unwrap();
+        assert_eq!(kernel.resets(address("0000:01:00.0")), 1);
+        let error = reset(&sysfs, address("0000:00:02.0")).unwrap_err();
+        assert!(matches!(error, DeviceError::NoReset(_)), "{error}");
+    }
+
+    #[test]
+    fn virtual_functions_come_without_drivers_and_go() {
+        let (kernel, nic) = (Kernel::typical(), address("0000:02:00.0"));
+        let sysfs = kernel.sysfs();
+        let make = |count: u32| -> Result<Vec<PciAddress>, DeviceError> {
+            let record = VfRecord::take(&sysfs, nic, count)?;
+            make_vfs(&sysfs, &record, count, || Ok::<(), DeviceError>(()))?;
+            virtual_functions(&sysfs, nic)
+        };
+        let vfs = make(3).unwrap();
+        assert_eq!(vfs.len(), 3);
+        for vf in &vfs {
+            assert_eq!(kernel.driver(*vf), None, "the host has taken {vf}");
+            assert_eq!(look(&sysfs, *vf).unwrap().unwrap().physical, Some(nic));
+            let record = BindingRecord::take(&sysfs, *vf).unwrap();
+            go(&kernel, &record, Goal::Bound).unwrap();
+            go(&kernel, &record, Goal::GivenBack).unwrap();
+            assert_eq!(state(&kernel, *vf), (None, None));
+        }
+        assert_eq!(
+            sysfs.text(&sysfs.function(nic, AUTOPROBE)).unwrap().as_deref(),
+            Some("1")
+        );
+        assert_eq!(make(2).unwrap().len(), 2);
+        assert_eq!(make(0).unwrap(), []);
+        assert!(matches!(
+            make(8),
+            Err(DeviceError::TooManyVfs {
+                total: 7,
+                wanted: 8,
+                ..
+            })
+        ));
+        let none = VfRecord::take(&sysfs, address("0000:01:00.0"), 1).unwrap_err();
+        assert!(matches!(none, DeviceError::NoSrIov(_)), "{none}");
+    }
+
+    #[test]
+    fn whoever_dies_while_virtual_functions_are_made_leaves_nothing_that_cannot_be_put_back() {
+        for number in 0..5 {
+            let (kernel, nic) = (Kernel::typical(), address("0000:02:00.0"));
+            let sysfs = kernel.sysfs();
+            let record = VfRecord::take(&sysfs, nic, 2).unwrap();
+            die_at(&kernel, number);
+            let made = make_vfs(&sysfs, &record, 2, || Ok::<(), DeviceError>(()));
+            assert_eq!(made.is_err(), number < 3, "{number}");
+            live(&kernel);
+            put_autoprobe_back(&sysfs, &record, || Ok::<(), DeviceError>(())).unwrap();
+            assert_eq!(
+                sysfs.text(&sysfs.function(nic, AUTOPROBE)).unwrap().as_deref(),
+                Some("1"),
+                "{number}"
+            );
+            make_vfs(&sysfs, &record, 2, || Ok::<(), DeviceError>(())).unwrap();
+            assert_eq!(virtual_functions(&sysfs, nic).unwrap().len(), 2);
+        }
+    }
+
+    #[test]
+    fn a_driver_that_makes_none_is_named() {
+        let (kernel, nic) = (Kernel::typical(), address("0000:02:00.0"));
+        let sysfs = kernel.sysfs();
+        go(&kernel, &BindingRecord::take(&sysfs, nic).unwrap(), Goal::Bound).unwrap();
+        let record = VfRecord::take(&sysfs, nic, 1).unwrap();
+        let error = make_vfs(&sysfs, &record, 1, || Ok::<(), DeviceError>(())).unwrap_err();
+        let error = explain_vfs(&sysfs, nic, error).to_string();
+        assert!(error.contains("(vfio-pci)"), "{error}");
+    }
+}
