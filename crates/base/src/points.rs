@@ -70,6 +70,22 @@ pub const SANDBOX: &[&str] = &[
     REMOVE_DONE,
 ];
 
+/// Every point of the host's devices, in the order in which the life of one that a sandbox had comes to them.
+pub const DEVICE: &[&str] = &[
+    DEVICE_BINDING,
+    DEVICE_STEP,
+    DEVICE_BOUND,
+    DEVICE_READY,
+    DEVICE_CLAIMED,
+    DEVICE_RESETTING,
+    DEVICE_RESET,
+    DEVICE_UNBINDING,
+    DEVICE_GIVEN_BACK,
+    VFS_RECORDED,
+    VFS_STEP,
+    VFS_MADE,
+];
+
 /// Every point of the image store, in the order in which the life of a pulled image comes to them.
 pub const IMAGE: &[&str] = &[
     DOWNLOAD_CLAIMED,
@@ -186,6 +202,30 @@ points! {
     REMOVE_FILES = "remove.files";
     /// It is no more in the database.
     REMOVE_DONE = "remove.done";
+    /// How a device was is in the database, and nothing is done yet.
+    DEVICE_BINDING = "device.binding";
+    /// The next thing is a write to sysfs for it.
+    DEVICE_STEP = "device.step";
+    /// It is vfio-pci's, and the database says that it is on its way.
+    DEVICE_BOUND = "device.bound";
+    /// Sandboxes can have it.
+    DEVICE_READY = "device.ready";
+    /// A sandbox has it by the database, and nothing of it yet.
+    DEVICE_CLAIMED = "device.claimed";
+    /// A sandbox had it, and it is not reset yet.
+    DEVICE_RESETTING = "device.resetting";
+    /// It is reset, and the database does not say so.
+    DEVICE_RESET = "device.reset";
+    /// It is to be the host's again, and nothing is done yet.
+    DEVICE_UNBINDING = "device.unbinding";
+    /// It is the host's again, and still in the database.
+    DEVICE_GIVEN_BACK = "device.given-back";
+    /// How many virtual functions there were is in the database, and nothing is done yet.
+    VFS_RECORDED = "vfs.recorded";
+    /// The next thing is a write to sysfs for them.
+    VFS_STEP = "vfs.step";
+    /// There are so many as was asked, and the database says that they are changed.
+    VFS_MADE = "vfs.made";
     /// An empty or partial download is there, and its lock is taken.
     DOWNLOAD_CLAIMED = "download.claimed";
     /// It is whole and has its name.
@@ -267,7 +307,7 @@ mod tests {
 
     #[test]
     fn there_are_enough_and_each_has_its_own_name() {
-        let all: Vec<_> = SANDBOX.iter().chain(IMAGE).collect();
+        let all: Vec<_> = SANDBOX.iter().chain(DEVICE).chain(IMAGE).collect();
         assert!(SANDBOX.len() >= 20);
         assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
     }

@@ -7,6 +7,7 @@
 pub mod class;
 pub mod client;
 pub mod config;
+pub mod device;
 pub mod host_cpu;
 pub mod limits;
 pub mod memory_mode;
@@ -27,6 +28,7 @@ pub use class::{Class, Idle};
 pub use client::{Client, ClientError};
 pub use config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
 pub use cpu::CpuModel;
+pub use device::{BindTerms, Device, DeviceGroup, DeviceIdentity, DeviceRequest, DeviceState, GroupMember, Vfs};
 pub use host_cpu::{CpuUse, HostCpu};
 pub use limits::{Limits, Rate};
 pub use memory_mode::MemoryMode;

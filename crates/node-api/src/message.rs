@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::class::Class;
 use crate::config::SandboxConfig;
+use crate::device::{Device, DeviceRequest};
 use crate::host_cpu::HostCpu;
 use crate::promised::Promised;
 use crate::sandbox::{Ended, Sandbox};
@@ -218,6 +219,8 @@ pub enum Request {
         /// Which; all when not given.
         cpus: Option<CpuSet>,
     },
+    /// Something about the host's devices. Each that it is about is an item; then [`Reply::Done`].
+    Devices(DeviceRequest),
     /// End this connection's sandbox (see [`Request::Run`]): its client has what it wanted. [`Reply::Done`].
     Finish,
     /// End the daemon; sandboxes run on. [`Reply::Done`].
@@ -419,6 +422,8 @@ pub enum Item {
     Template(Box<Template>),
     /// Of `list-cpus`.
     Cpu(HostCpu),
+    /// Of `devices`.
+    Device(Box<Device>),
     /// Of `verify`.
     Progress(VerifyProgress),
 }

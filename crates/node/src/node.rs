@@ -12,12 +12,14 @@ use host::cgroup::{Cgroup, Root};
 use image::Store;
 use node_api::{EventKind, Sandbox};
 use observe::span::span;
+use vfio::host::Sysfs;
 
 use crate::Error;
 use crate::config::Config;
 use crate::events::Events;
 use crate::resources::budget::Budget;
 use crate::resources::cpus::{OfHost, OwnedCpus};
+use crate::resources::devices::{self, Devices};
 use crate::resources::held::Providers;
 use crate::resources::network::{InKernel, NodeNetwork, SetUp};
 use crate::resources::own_cgroup::OwnCgroup;
@@ -63,10 +65,11 @@ pub struct Node {
     pub(crate) volumes: Volumes,
     pub(crate) launcher: Arc<dyn Launcher>,
     pub(crate) cpus: Arc<dyn OwnedCpus>,
-    pub(crate) store: StateStore,
+    pub(crate) devices: Devices,
+    pub(crate) store: Arc<StateStore>,
     pub(crate) sandboxes: Arc<Sandboxes>,
     /// Its state directory, with some room held.
-    pub(crate) hold: Hold,
+    pub(crate) hold: Arc<Hold>,
 }
 
 /// What a node has outside of its own files, as ports: unit tests simulate them.
@@ -76,6 +79,9 @@ pub(crate) struct Parts {
     pub(crate) network: Option<Arc<dyn SetUp>>,
     pub(crate) cgroups: Option<Root>,
     pub(crate) cpus: Arc<dyn OwnedCpus>,
+    pub(crate) sysfs: Sysfs,
+    /// The host's boot.
+    pub(crate) boot: String,
     pub(crate) points: Points,
 }
 
@@ -85,6 +91,8 @@ impl Parts {
         Ok(Self {
             cgroups,
             cpus: Arc::new(OfHost),
+            sysfs: Sysfs::of_host(),
+            boot: crate::ids::boot()?,
             launcher: Arc::new(Jailed),
             // The TAPs are handed to VMMs in jails.
             network: config.users.is_some().then(|| Arc::new(InKernel) as _),
@@ -131,7 +139,7 @@ impl Node {
         close_to_others(&paths, config.group)?;
         let reserve = Reserve::new(paths.reserve());
         let open = || StateStore::open(&paths, runs, &|id, taken| crate::sandbox::names::make(id, taken));
-        let (store, found) = match open() {
+        let (store, mut found) = match open() {
             Err(error) if error.is_no_space() && reserve.give_back() => open()?,
             opened => opened?,
         };
@@ -141,6 +149,17 @@ impl Node {
         let newest = found.known.iter().max_by_key(|stored| stored.sandbox.created_ns);
         let sandboxes = Arc::new(Sandboxes::behind(newest.map(|stored| stored.slot)));
         let network = Arc::new(NodeNetwork::new(instance(&config.state), parts.network));
+        let (store, hold) = (Arc::new(store), Arc::new(Hold::new(lock, reserve)));
+        let devices = Devices::open(
+            devices::Outside {
+                sysfs: parts.sysfs,
+                boot: parts.boot,
+                own: config.state.clone(),
+                points: parts.points.clone(),
+            },
+            (Arc::clone(&store), Arc::clone(&hold)),
+            std::mem::take(&mut found.devices),
+        );
         let node = Arc::new(Self {
             images: Store::open(&paths.images())?,
             cgroups: parts.cgroups,
@@ -158,9 +177,10 @@ impl Node {
             volumes,
             launcher: parts.launcher,
             cpus: parts.cpus,
+            devices,
             store,
             sandboxes,
-            hold: Hold::new(lock, reserve),
+            hold,
             paths,
             config,
         });
@@ -267,6 +287,7 @@ impl Node {
         Providers {
             cgroups: self.cgroups.as_ref(),
             cpus: &*self.cpus,
+            devices: &self.devices,
             network: &self.network,
             paths: &self.paths,
             store: &self.store,

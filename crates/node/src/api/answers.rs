@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use node_api::Reply;
+use node_api::{Device, DeviceRequest, Reply};
 
 use crate::Error;
 use crate::node::Node;
@@ -15,6 +15,29 @@ pub(super) fn quarantine(node: &Node, delete: bool) -> Result<Vec<String>, Error
         true => node.store.prune_quarantine(crate::saved::tree::remove),
         false => node.store.quarantine(),
     }
+}
+
+/// The devices that a request was about, as they are after it.
+pub(super) fn devices(node: &Node, asked: DeviceRequest) -> Result<Vec<Device>, Error> {
+    let (devices, sandboxes) = (&node.devices, &node.sandboxes);
+    let about = match asked {
+        DeviceRequest::List => return devices.list(sandboxes),
+        DeviceRequest::Bind { address, terms } => {
+            devices.bind(address, terms)?;
+            vec![address]
+        }
+        DeviceRequest::Unbind { address } => {
+            devices.unbind(address)?;
+            // One that was pulled out is nobody's any more.
+            let all = devices.list(sandboxes)?;
+            return Ok(all.into_iter().filter(|device| device.address == address).collect());
+        }
+        DeviceRequest::MakeVfs { address, count } => devices.make_vfs(address, count)?,
+    };
+    about
+        .into_iter()
+        .map(|address| devices.show(address, sandboxes))
+        .collect()
 }
 
 /// A sandbox that runs, and the connection to its agent.

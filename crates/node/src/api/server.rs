@@ -18,7 +18,7 @@ use rustix::net::{SocketFlags, SocketType};
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::Error;
-use crate::api::answers::{logs, quarantine, started};
+use crate::api::answers::{devices, logs, quarantine, started};
 use crate::api::bounds::{self, Seat, Seats};
 use crate::node::Node;
 use crate::operations::build_template::{Build, Wanted};
@@ -472,6 +472,7 @@ impl Connection<'_> {
                 Reply::Cpus(cpus)
             }
             Request::ReleaseCpus { cpus } => Reply::Cpus(cpus::give_back(cpus.as_ref())?),
+            Request::Devices(asked) => self.items(devices(&node, asked)?, |one| Item::Device(Box::new(one)))?,
             Request::Finish => {
                 if let Some(entry) = self.tied.take() {
                     node.end_foreground(&entry)?;

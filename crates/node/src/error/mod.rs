@@ -69,6 +69,9 @@ pub enum Error {
     /// CPUs that a sandbox is to own cannot be had.
     #[error(transparent)]
     Cpus(#[from] crate::resources::cpus::Error),
+    /// A device of the host's.
+    #[error(transparent)]
+    Devices(#[from] crate::resources::devices::DevicesError),
     /// No such volume.
     #[error("there is no volume `{0}`: `basalt volume ls` lists them")]
     NoVolume(String),
@@ -460,6 +463,7 @@ impl Error {
             Self::Full(_) => "node-full",
             Self::WrongState { .. } => "wrong-state",
             Self::NoRoom(refused) => refused.resource(),
+            Self::Devices(_) => "device",
             Self::Open { .. }
             | Self::Userfaultfd(_)
             | Self::File { .. }
@@ -542,6 +546,7 @@ impl Error {
             | Self::Exec(_) => ErrorKind::Guest,
             Self::Deadline { .. } | Self::Cancelled => ErrorKind::Deadline,
             Self::NotTakenBack { first, .. } => first.for_api().kind,
+            Self::Devices(error) => error.kind(),
             _ => ErrorKind::Host,
         };
         ApiError {

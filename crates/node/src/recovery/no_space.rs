@@ -213,15 +213,6 @@ impl Node {
 
     /// Writes to the database, with the reserve's room where there is no other.
     pub(crate) fn with_room<T>(&self, write: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
-        match write() {
-            Err(error) if error.is_no_space() => {
-                self.hold.lack.tell();
-                match self.hold.reserve.give_back() {
-                    true => write(),
-                    false => Err(error),
-                }
-            }
-            other => other,
-        }
+        self.hold.with_room(write)
     }
 }

@@ -13,6 +13,7 @@ use node_api::recovery::{Finding, Outcome, Subject};
 
 use crate::Error;
 use crate::resources::cpus::OwnedCpus;
+use crate::resources::devices::Devices;
 use crate::resources::network::NodeNetwork;
 use crate::sandbox::entry::Entry;
 use crate::sandbox::registry::Sandboxes;
@@ -28,6 +29,7 @@ use crate::vmm::process;
 pub(crate) struct Providers<'p> {
     pub(crate) cgroups: Option<&'p Root>,
     pub(crate) cpus: &'p dyn OwnedCpus,
+    pub(crate) devices: &'p Devices,
     pub(crate) network: &'p NodeNetwork,
     pub(crate) paths: &'p Paths,
     pub(crate) store: &'p StateStore,
@@ -46,7 +48,7 @@ pub(crate) trait Held: Sync {
 }
 
 /// In the order in which they are given back: nothing else is any more used when the VMM and all in its cgroup are gone.
-pub(crate) const ALL: &[&dyn Held] = &[&Vmm, &Cgroup, &Cpus, &Place, &MemoryFiles, &RunDirectory];
+pub(crate) const ALL: &[&dyn Held] = &[&Vmm, &Cgroup, &Cpus, &Functions, &Place, &MemoryFiles, &RunDirectory];
 
 /// Who is known.
 #[derive(Debug)]
@@ -172,6 +174,23 @@ impl Held for Cpus {
 
     fn sweep(&self, from: &Providers<'_>, _: &mut Known) -> Result<(), Error> {
         from.cpus.sweep();
+        Ok(())
+    }
+}
+
+/// Devices of the host's. They are reset when nobody has them open any more, which is when the VMM is gone.
+struct Functions;
+
+impl Held for Functions {
+    fn release(&self, from: &Providers<'_>, entry: &Entry) -> Result<(), Error> {
+        from.devices.release(&entry.id)
+    }
+
+    fn sweep(&self, from: &Providers<'_>, known: &mut Known) -> Result<(), Error> {
+        for sandbox in from.devices.owners().into_iter().filter(|id| !known.has(id)) {
+            log::warn!("sandbox {sandbox} is gone, and the devices that it had are reset");
+            unless_it_stays(from.devices.release(&sandbox), &format!("what sandbox {sandbox} had"));
+        }
         Ok(())
     }
 }

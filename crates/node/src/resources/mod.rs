@@ -1,8 +1,9 @@
-//! What a sandbox holds of the host beside its files: CPUs, limits, TAPs, volumes, what it is promised, and the space for them. Knows
+//! What a sandbox holds of the host beside its files: CPUs, devices, limits, TAPs, volumes, what it is promised, and the space for them. Knows
 //! no operation.
 
 pub(crate) mod budget;
 pub(crate) mod cpus;
+pub(crate) mod devices;
 pub(crate) mod held;
 pub(crate) mod limits;
 pub(crate) mod network;

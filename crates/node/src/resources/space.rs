@@ -132,6 +132,20 @@ impl Hold {
         }
     }
 
+    /// Writes a record, with the reserve's room where there is no other.
+    pub(crate) fn with_room<T>(&self, write: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+        match write() {
+            Err(error) if error.is_no_space() => {
+                self.lack.tell();
+                match self.reserve.give_back() {
+                    true => write(),
+                    false => Err(error),
+                }
+            }
+            other => other,
+        }
+    }
+
     /// Releases it now.
     #[cfg(test)]
     pub(crate) fn let_go(&self) {

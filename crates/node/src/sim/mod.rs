@@ -6,6 +6,7 @@
 
 mod cases;
 mod cpus;
+mod devices;
 mod failed_undo;
 mod faults;
 mod guest;
@@ -28,6 +29,7 @@ use std::time::{Duration, Instant};
 use base::{ByteSize, Points};
 use host::MemInfo;
 use node_api::{ProcessConfig, Resources, Sandbox, SandboxConfig, State};
+use vfio::host::simulated::Kernel;
 use vmm_api::VmState;
 
 use self::cpus::Cpus;
@@ -58,6 +60,10 @@ pub(crate) struct World {
     machines: Arc<Machines>,
     network: Network,
     cpus: Arc<Cpus>,
+    /// Whose devices they are.
+    pub(crate) kernel: Kernel,
+    /// The host's boot.
+    boot: String,
     node: Option<Arc<Node>>,
 }
 
@@ -129,6 +135,8 @@ impl World {
             machines: Arc::new(Machines::new(faults.clone())),
             network: Network::new(faults.clone()),
             cpus: Arc::new(Cpus::new(faults.clone())),
+            kernel: devices::kernel(&faults),
+            boot: "first".to_owned(),
             faults,
             directory,
             node: None,
@@ -151,6 +159,8 @@ impl World {
             network: Some(Arc::new(self.network.clone())),
             cgroups: Parts::cgroups(&config).unwrap(),
             cpus: Arc::clone(&self.cpus) as _,
+            sysfs: self.kernel.sysfs(),
+            boot: self.boot.clone(),
             points: Points::new(move |name| faults.point(daemon, name)),
         };
         let node = Node::open_with(config, parts).unwrap();
@@ -256,6 +266,7 @@ impl World {
             .map(|stored| stored.sandbox.id.clone())
             .collect();
         same("owners of CPUs", &self.cpus.owners(), &owners)?;
+        devices::look(self)?;
         self.look_at_machines(vmms)?;
         let taken: BTreeMap<_, Vec<String>> = self
             .network

@@ -17,6 +17,7 @@ use rusqlite::{Connection, OpenFlags, params};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::store::devices::{self, Kept};
 use crate::store::operation::Operation;
 
 /// The most sandboxes of one node: as many as there are users and addresses for. Slots are below it.
@@ -100,7 +101,7 @@ impl Stored {
 /// The database.
 #[derive(Debug)]
 pub(crate) struct Database {
-    connection: Connection,
+    pub(super) connection: Connection,
     path: PathBuf,
 }
 
@@ -127,6 +128,8 @@ pub(crate) struct Contents {
     pub(crate) opened: Opened,
     /// What could be read, of one that was set aside too.
     pub(crate) rows: Vec<Stored>,
+    /// The same of the host's devices.
+    pub(crate) devices: Kept,
 }
 
 const SCHEMA: &str =
@@ -142,8 +145,8 @@ const SHM: &str = "-shm";
 impl Database {
     /// Opens the database at `path`. One that is damaged is set aside with its log, and an empty one takes its place.
     pub(crate) fn open(path: &Path) -> Result<Contents, Error> {
-        let mut rows = Vec::new();
-        let opened = match find_damage(path, &mut rows)? {
+        let (mut rows, mut devices) = (Vec::new(), Kept::default());
+        let opened = match find_damage(path, (&mut rows, &mut devices))? {
             Some(why) => Opened::SetAside {
                 aside: set_aside(path)?,
                 why,
@@ -152,7 +155,12 @@ impl Database {
             None => Opened::New,
         };
         let database = Self::make(path)?;
-        Ok(Contents { database, opened, rows })
+        Ok(Contents {
+            database,
+            opened,
+            rows,
+            devices,
+        })
     }
 
     fn make(path: &Path) -> Result<Self, Error> {
@@ -165,7 +173,10 @@ impl Database {
             SCHEMA_VERSION => String::new(),
             _ => format!("PRAGMA user_version = {SCHEMA_VERSION};"),
         };
-        let setup = format!("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; {numbered} {SCHEMA}");
+        let setup = format!(
+            "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; {numbered} {SCHEMA} {}",
+            devices::SCHEMA
+        );
         connection.execute_batch(&setup).map_err(Error::database("preparing"))?;
         Ok(Self {
             connection,
@@ -218,7 +229,7 @@ fn connect(path: &Path) -> Result<Connection, Error> {
 
 /// Looks through the database at `path`, if there is one, and reads its rows, as many as can be read. Gives what is wrong with it
 /// where that must not be written to any more.
-fn find_damage(path: &Path, rows: &mut Vec<Stored>) -> Result<Option<String>, Error> {
+fn find_damage(path: &Path, (rows, kept): (&mut Vec<Stored>, &mut Kept)) -> Result<Option<String>, Error> {
     if path.is_dir() {
         return Ok(Some("it is a directory".into()));
     }
@@ -235,7 +246,7 @@ fn find_damage(path: &Path, rows: &mut Vec<Stored>) -> Result<Option<String>, Er
     let checked = check(&connection);
     let read = match &checked {
         Err(Error::DatabaseNewer { .. }) => Ok(()),
-        _ => read_rows(&connection, rows),
+        _ => read_rows(&connection, rows).and(devices::read(&connection, kept)),
     };
     match checked.and(read) {
         Ok(()) => Ok(None),

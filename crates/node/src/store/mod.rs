@@ -3,6 +3,7 @@
 //! state directory and who may look there, and no VMM.
 
 pub(crate) mod database;
+pub(crate) mod devices;
 mod merge;
 pub(crate) mod operation;
 pub(crate) mod paths;
@@ -19,9 +20,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use base::PciAddress;
 use node_api::recovery::{Finding, Outcome, REPORT, Recovery, Subject};
 
 use self::database::{Contents, Database, Opened, Stored};
+use self::devices::{Kept, StoredDevice, VfChange};
 use self::merge::{Rename, of_sandbox};
 use self::paths::Paths;
 use self::records::Reach;
@@ -45,6 +48,8 @@ pub(crate) struct Found {
     pub(crate) homeless: Vec<Stored>,
     /// Directories of no sandbox, with the reason.
     pub(crate) orphans: BTreeMap<String, String>,
+    /// The host's devices that are, or were to be, sandboxes'.
+    pub(crate) devices: Kept,
 }
 
 impl StateStore {
@@ -55,7 +60,13 @@ impl StateStore {
         runs: impl Fn(&Stored) -> bool,
         rename: Rename<'_>,
     ) -> Result<(Self, Found), Error> {
-        let Contents { database, opened, rows } = Database::open(&paths.database())?;
+        let contents = Database::open(&paths.database())?;
+        let Contents {
+            database,
+            opened,
+            rows,
+            devices,
+        } = contents;
         let directories = records::scan(&paths.sandboxes())?;
         let has_any = !directories.is_empty();
         let store = Self {
@@ -103,7 +114,11 @@ impl StateStore {
         for id in merged.orphans.keys() {
             store.database().delete(id)?;
         }
+        if anew {
+            store.database().put_kept(&devices)?;
+        }
         let found = Found {
+            devices,
             known: merged.known,
             homeless: merged.homeless,
             orphans: merged.orphans,
@@ -172,8 +187,28 @@ impl StateStore {
         Ok(())
     }
 
+    /// Keeps devices as they are now, all of them or none.
+    pub(crate) fn put_devices(&self, devices: &[StoredDevice]) -> Result<(), Error> {
+        self.database().put_devices(devices)
+    }
+
+    /// Forgets a device; it is fine if it is not known.
+    pub(crate) fn forget_device(&self, address: PciAddress) -> Result<(), Error> {
+        self.database().forget_device(address)
+    }
+
+    /// Keeps that a physical function's virtual ones are being changed.
+    pub(crate) fn put_vf_change(&self, change: &VfChange) -> Result<(), Error> {
+        self.database().put_vf_change(change)
+    }
+
+    /// They are not any more.
+    pub(crate) fn forget_vf_change(&self, physical: PciAddress) -> Result<(), Error> {
+        self.database().forget_vf_change(physical)
+    }
+
     /// Waits for the database's commits without keeping others from theirs.
-    fn sync(&self) -> Result<(), Error> {
+    pub(crate) fn sync(&self) -> Result<(), Error> {
         let log = self.database().log();
         Database::sync(&log)
     }

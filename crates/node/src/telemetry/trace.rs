@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use agent_api::Connection;
 use host::jail::Timing;
-use node_api::Request;
+use node_api::{DeviceRequest, Request};
 use observe::Span;
 use observe::span::{self, now_ns};
 use otlp::Exporter;
@@ -84,11 +84,15 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::Move { .. } => "move",
         Request::IsolateCpus { .. } => "isolate CPUs",
         Request::ReleaseCpus { .. } => "release CPUs",
+        Request::Devices(DeviceRequest::Bind { .. }) => "bind a device",
+        Request::Devices(DeviceRequest::Unbind { .. }) => "unbind a device",
+        Request::Devices(DeviceRequest::MakeVfs { .. }) => "make virtual functions",
         Request::Finish => "finish",
         Request::Info
         | Request::List { .. }
         | Request::Inspect { .. }
         | Request::ListCpus
+        | Request::Devices(DeviceRequest::List)
         | Request::ListVolumes
         | Request::InspectVolume { .. }
         | Request::ListSnapshots

@@ -213,6 +213,19 @@ pub fn check(sysfs: &Sysfs, function: &PciFunction, terms: &Terms) -> Result<(),
     }
 }
 
+/// Fails with all of the host that would lose its disk or interface with this function, whatever else speaks against it.
+///
+/// # Errors
+/// [`DeviceError::Refused`], or the kernel's files cannot be read.
+pub fn check_unused(sysfs: &Sysfs, address: PciAddress, terms: &Terms) -> Result<(), DeviceError> {
+    let mut objections = in_use::find(sysfs, address, terms.store.as_deref())?;
+    objections.retain(|objection| !objection.is_waived(terms));
+    match objections.is_empty() {
+        true => Ok(()),
+        false => Err(DeviceError::Refused { address, objections }),
+    }
+}
+
 fn has_driver(sysfs: &Sysfs) -> Result<bool, DeviceError> {
     sysfs.has_directory(&sysfs.sys(&format!("bus/pci/drivers/{VFIO_PCI}")))
 }

@@ -41,8 +41,8 @@ pub trait Files: fmt::Debug + Send + Sync {
     /// The kernel's.
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
 
-    /// Whether somebody in the kernel has a block device to itself: a file system, swap, a RAID, whoever opened it so (open(2), `O_EXCL`
-    /// without `O_CREAT`). This is nobody for who may not open it.
+    /// Whether somebody has a device to itself: of a block device a file system, swap, a RAID, whoever opened it so (open(2), `O_EXCL`
+    /// without `O_CREAT`), of a group of VFIO whoever has it open. This is nobody for who may not open it.
     ///
     /// # Errors
     /// The kernel's.

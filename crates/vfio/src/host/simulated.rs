@@ -194,7 +194,7 @@ impl Kernel {
         state.remove(&path);
     }
 
-    /// Somebody in the kernel has a block device to itself.
+    /// Somebody has a device to itself.
     pub fn claim(&self, device: &str) {
         self.lock().claimed.insert(absolute(device));
     }
@@ -225,6 +225,12 @@ impl Kernel {
             *state = (*booted).clone();
             (state.booted, state.hook) = (Some(booted), hook);
         }
+    }
+
+    /// What a file says.
+    pub fn text(&self, path: &str) -> Option<String> {
+        let text = self.lock().text(path)?;
+        Some(text.trim_end().to_owned())
     }
 
     /// A function's driver.

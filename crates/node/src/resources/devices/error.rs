@@ -1,0 +1,126 @@
+//! Why a device cannot be bound, given back, or be a sandbox's: what is in the way, and the command that ends it.
+
+use base::PciAddress;
+use node_api::{DeviceState, ErrorKind};
+use vfio::host::DeviceError;
+
+/// An error of what is done with devices.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Of the host.
+    #[error(transparent)]
+    Host(#[from] DeviceError),
+    /// It is not vfio-pci's.
+    #[error("the device {0} is the host's: `basalt device bind {0}` takes it for sandboxes")]
+    NotBound(PciAddress),
+    /// A sandbox has it.
+    #[error("sandbox {sandbox} has the device {address}: stop it first (`basalt stop {sandbox}`)")]
+    InUse {
+        /// The device.
+        address: PciAddress,
+        /// Whose it is.
+        sandbox: String,
+    },
+    /// Somebody else has it.
+    #[error(
+        "a program that is no sandbox has the device {address} open, and the kernel would wait for its end: find it with `fuser -v \
+         /dev/vfio/{group}` and end it"
+    )]
+    Open {
+        /// The device.
+        address: PciAddress,
+        /// Its group.
+        group: u32,
+    },
+    /// Something is under way with it, or was left on the way.
+    #[error("the device {address} is {state}: try again in a moment; `basalt device ls` shows how it is")]
+    Busy {
+        /// The device.
+        address: PciAddress,
+        /// How it is.
+        state: DeviceState,
+    },
+    /// It was not reset after a sandbox had it.
+    #[error(
+        "the device {address} is in quarantine, as it could not be reset after a sandbox had it ({why}): `basalt device unbind {address}` gives \
+         it back to the host, and then it can be bound again"
+    )]
+    Quarantined {
+        /// The device.
+        address: PciAddress,
+        /// Why not.
+        why: String,
+    },
+    /// It could not be bound at this boot.
+    #[error(
+        "the device {address} is to be bound at each boot, and was not at this one ({why}): `basalt device bind {address}` tries again"
+    )]
+    Waiting {
+        /// The device.
+        address: PciAddress,
+        /// Why not.
+        why: String,
+    },
+    /// Others of its group are the host's.
+    #[error(
+        "no sandbox can have the device {address}: the IOMMU cannot tell it from {others} (group {group}), which the host uses; bind each of \
+         them (`basalt device bind ADDRESS --force`)"
+    )]
+    NotViable {
+        /// The device.
+        address: PciAddress,
+        /// Its group.
+        group: u32,
+        /// What is in the host's use, with the drivers.
+        others: String,
+    },
+    /// Another of its group is not ready.
+    #[error(
+        "the device {address} goes to a sandbox only together with {other} of its IOMMU group {group}, which is {state}"
+    )]
+    GroupBusy {
+        /// The device.
+        address: PciAddress,
+        /// Its group.
+        group: u32,
+        /// The other.
+        other: PciAddress,
+        /// How that is.
+        state: DeviceState,
+    },
+    /// Virtual functions are bound.
+    #[error(
+        "the virtual functions of {physical} cannot be changed while {bound} is bound: `basalt device unbind {bound}` gives it back first"
+    )]
+    VfBound {
+        /// The physical function.
+        physical: PciAddress,
+        /// The first of them that is.
+        bound: PciAddress,
+    },
+    /// Virtual functions do not outlive a boot.
+    #[error(
+        "the device {0} is a virtual function, which is not there after a boot until somebody makes it: leave --persist out, or bind its \
+         physical function"
+    )]
+    PersistentVf(PciAddress),
+}
+
+impl Error {
+    /// For machines.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Host(DeviceError::NotFound(_)) => ErrorKind::NotFound,
+            Self::Host(DeviceError::TooManyVfs { .. } | DeviceError::NoSrIov(_)) | Self::PersistentVf(_) => {
+                ErrorKind::Invalid
+            }
+            Self::Host(_) | Self::NotViable { .. } => ErrorKind::Host,
+            Self::InUse { .. } | Self::Open { .. } | Self::VfBound { .. } => ErrorKind::Conflict,
+            Self::NotBound(_)
+            | Self::Busy { .. }
+            | Self::Quarantined { .. }
+            | Self::Waiting { .. }
+            | Self::GroupBusy { .. } => ErrorKind::WrongState,
+        }
+    }
+}
