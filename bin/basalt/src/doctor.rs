@@ -1,4 +1,4 @@
-//! `basalt doctor`: shows what crate `host` found, what the daemon found in its state directory when it was started last, and which
+//! `basalt doctor`: shows what crate `host` found, what giving devices away needs, what the daemon found in its state directory when it was started last, and which
 //! snapshots and templates are known to be damaged.
 
 use std::fs;
@@ -8,10 +8,11 @@ use std::path::Path;
 use anyhow::Result;
 use host::{Check, Report, Status, Verdict};
 use node_api::recovery::{DAMAGED_DATABASE, QUARANTINE, REPORT, Recovery};
+use vfio::host::Sysfs;
 
 use crate::logs::rfc3339;
 use crate::output::{Colour, Output, coloured};
-use crate::{EXIT_FAILED, places};
+use crate::{EXIT_FAILED, passthrough, places};
 
 /// The check of the state directory.
 const STATE: &str = "state";
@@ -23,6 +24,7 @@ const MOST_SHOWN: usize = 5;
 pub(crate) fn doctor(output: &Output) -> Result<u8> {
     let places = places::for_doctor()?;
     let mut report = host::doctor(&places);
+    report.checks.extend(passthrough::checks(&Sysfs::of_host()));
     report.checks.extend(saved(&places.state));
     report.checks.push(state(&places.state));
     output.result(&report, || text(&report))?;

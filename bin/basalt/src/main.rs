@@ -8,6 +8,7 @@ mod bar;
 mod cli;
 mod copy;
 mod daemon;
+mod devices;
 mod doctor;
 mod exec;
 mod generate;
@@ -19,6 +20,7 @@ mod log_reader;
 mod logs;
 mod outlet;
 mod output;
+mod passthrough;
 mod places;
 mod published;
 mod run;
@@ -146,6 +148,7 @@ fn here(verb: Verb, output: &Output) -> anyhow::Result<u8> {
         Verb::Stats(args) => sandboxes::stats(&args, output),
         Verb::Events => sandboxes::events(output),
         Verb::Host(verb) => host_cpus::host(&verb, output),
+        Verb::Device(verb) => devices::device(&verb, output),
         Verb::Volume(verb) => volumes::volume(&verb, output),
         Verb::Snapshot(verb) => snapshots::snapshot(&verb, output),
         Verb::Template(verb) => templates::template(&verb, output),

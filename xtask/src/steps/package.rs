@@ -200,9 +200,9 @@ mod tests {
         }
     }
 
-    /// The module's device has a number only when the module is loaded, and the unit's devices are told by number.
+    /// The devices of modules have numbers only when these are loaded, and the unit's devices are told by number.
     #[test]
-    fn the_module_is_loaded_before_the_daemon_may_have_its_device() {
+    fn modules_are_loaded_before_the_daemon_may_have_their_devices() {
         let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd/basaltd.service");
         let text = fs::read_to_string(unit).unwrap();
         let has = |line: &str, word: &str| {
@@ -212,6 +212,10 @@ mod tests {
         has("Wants=", "modprobe@basalt.service");
         has("After=", "modprobe@basalt.service");
         has("DeviceAllow=", "/dev/basalt rw");
+        has("Wants=", "modprobe@vfio_pci.service");
+        has("After=", "modprobe@vfio_pci.service");
+        has("DeviceAllow=", "/dev/vfio/vfio rw");
+        has("DeviceAllow=", "char-vfio* rw");
     }
 
     /// The units and the maintainer scripts name the same things.

@@ -2,6 +2,7 @@
 //!
 //! Flags mean what podman's of the same name mean. Knows nothing of what the verbs do.
 
+mod device;
 mod host;
 mod image;
 mod limits;
@@ -13,14 +14,16 @@ mod snapshot;
 mod template;
 mod transfer;
 mod volume;
+mod words;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::styling::{AnsiColor, Styles};
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueHint};
 use node_api::{Class, Idle, MemoryMode, Paging};
 
+pub(crate) use device::DeviceVerb;
 pub(crate) use host::HostVerb;
 pub(crate) use image::{
     DfArgs, ImageVerb, ImportArgs, PruneArgs, PullArgs, PullPolicy, PushArgs, RegistryArgs, RmiArgs, SaveArgs,
@@ -37,6 +40,7 @@ pub(crate) use snapshot::{CloneArgs, CreateArgs, InspectSnapshotsArgs, MoveArgs,
 pub(crate) use template::{BuildArgs, InspectTemplatesArgs, TemplateVerb};
 pub(crate) use transfer::{Errand, LoadFrom, PullFrom, PushTo, SaveTo, Way, Wish};
 pub(crate) use volume::VolumeVerb;
+pub(crate) use words::{LogLevel, Network};
 
 /// What clap shows in colour, on terminals only and never under NO_COLOR.
 const STYLES: Styles = Styles::styled()
@@ -61,60 +65,6 @@ pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub(crate) verb: Verb,
-}
-
-/// How much is logged on standard error; `Debug` includes the guest's console.
-// The words say what they are; explained one by one they would make every verb's help long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogLevel {
-    Off,
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
-}
-
-impl From<LogLevel> for log::LevelFilter {
-    fn from(level: LogLevel) -> Self {
-        match level {
-            LogLevel::Off => Self::Off,
-            LogLevel::Error => Self::Error,
-            LogLevel::Warn => Self::Warn,
-            LogLevel::Info => Self::Info,
-            LogLevel::Debug => Self::Debug,
-            LogLevel::Trace => Self::Trace,
-        }
-    }
-}
-
-/// How a sandbox reaches the world.
-// The words say what they are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Network {
-    Auto,
-    Node,
-    None,
-}
-
-impl Network {
-    /// What the daemon is asked for.
-    pub(crate) fn mode(self) -> node_api::NetworkMode {
-        match self {
-            Self::Auto => node_api::NetworkMode::Auto,
-            Self::Node => node_api::NetworkMode::Node,
-            Self::None => node_api::NetworkMode::None,
-        }
-    }
-
-    /// The word for it.
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Node => "node",
-            Self::None => "none",
-        }
-    }
 }
 
 const TOP_EXAMPLES: &str = "\
@@ -188,6 +138,9 @@ pub(crate) enum Verb {
     /// The host's CPUs: which sandbox owns which, and which are isolated.
     #[command(subcommand)]
     Host(HostVerb),
+    /// The host's PCI devices: which sandboxes may have, and which has which.
+    #[command(subcommand)]
+    Device(DeviceVerb),
     /// Tell how the daemon is, or end it; sandboxes that are detached run on.
     Daemon(DaemonArgs),
     /// List the images.
@@ -275,6 +228,7 @@ impl Verb {
             | Self::Stats(_)
             | Self::Events
             | Self::Host(_)
+            | Self::Device(_)
             | Self::Volume(_)
             | Self::Snapshot(_)
             | Self::Template(_)

@@ -7,8 +7,8 @@ use rustix::process::Signal;
 
 use crate::world::{World, is_alive, text, wait_for};
 use crate::{
-    admission, builds, checksums, copies, corruption, daemons, full, images, limited, observed, outdated, power,
-    private, snapshots, templates, transfer, transfer_registry, transfer_templates,
+    admission, builds, checksums, copies, corruption, daemons, devices, full, images, limited, observed, outdated,
+    power, private, snapshots, templates, transfer, transfer_registry, transfer_templates,
 };
 
 /// Each case with its name; some modules have lists of their own.
@@ -18,6 +18,7 @@ pub(crate) fn all() -> Vec<(&'static str, fn())> {
         templates::CASES,
         builds::CASES,
         admission::CASES,
+        devices::CASES,
         outdated::CASES,
         checksums::CASES,
         full::CASES,

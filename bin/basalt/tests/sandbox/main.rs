@@ -18,6 +18,7 @@ mod copies;
 mod corruption;
 mod daemon;
 mod daemons;
+mod devices;
 mod drive;
 mod full;
 mod images;

@@ -1,0 +1,65 @@
+//! Cases about the host's devices, as the daemon tells of them through the command line. What is done with them is for the daemon's own
+//! tests, on a kernel in memory: no test takes a device from the host that it runs on.
+
+use serde_json::Value;
+
+use crate::world::{World, text};
+
+pub(crate) const CASES: &[(&str, fn())] = &[
+    (
+        "devices_are_listed_as_sysfs_has_them",
+        devices_are_listed_as_sysfs_has_them,
+    ),
+    ("what_is_no_device_is_refused", what_is_no_device_is_refused),
+];
+
+/// What this host has none of: no bus has so many functions.
+const NOWHERE: &str = "ffff:ff:1f.7";
+
+fn devices_are_listed_as_sysfs_has_them() {
+    let world = World::new("");
+    let listed = world.verb(&["device", "ls", "--json"]);
+    assert_eq!(listed.status.code(), Some(0), "{}", text(&listed.stderr));
+    let listed: Vec<Value> = serde_json::from_str(&text(&listed.stdout)).unwrap();
+    let mut there: Vec<String> = std::fs::read_dir("/sys/bus/pci/devices")
+        .into_iter()
+        .flatten()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    there.sort();
+    let addresses: Vec<&str> = listed.iter().filter_map(|device| device["address"].as_str()).collect();
+    assert_eq!(addresses, there);
+    assert!(listed.iter().all(|device| device["state"] == "host"), "{listed:?}");
+    let table = text(&world.verb(&["device", "ls"]).stdout);
+    let lines: Vec<&str> = table.lines().collect();
+    assert!(
+        lines[0].starts_with("ADDRESS") && lines.len() == there.len() + 1,
+        "{table}"
+    );
+}
+
+fn what_is_no_device_is_refused() {
+    let world = World::new("");
+    for verb in [
+        &["device", "bind", NOWHERE][..],
+        &["device", "unbind", NOWHERE],
+        &["device", "vfs", NOWHERE, "2"],
+    ] {
+        let refused = world.verb(verb);
+        let said = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(1), "{verb:?}: {said}");
+        assert!(said.contains(NOWHERE) && said.contains("basalt device ls"), "{said}");
+        assert!(refused.stdout.is_empty(), "{verb:?}");
+    }
+    for wrong in ["nvme0", "../../x", "0000:01:00.8", ""] {
+        let refused = world.verb(&["device", "bind", wrong]);
+        assert_eq!(refused.status.code(), Some(2), "{wrong}");
+        assert!(
+            text(&refused.stderr).contains("such as 0000:01:00.0"),
+            "{}",
+            text(&refused.stderr)
+        );
+    }
+    let refused = world.verb(&["device", "vfs", NOWHERE, "-1"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", text(&refused.stderr));
+}
