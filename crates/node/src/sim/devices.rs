@@ -351,51 +351,88 @@ fn what_cannot_be_reset_is_nobodys_until_it_was_the_hosts_again() {
 }
 
 impl World {
-    /// The host is started again, and then a daemon.
-    fn reboot(&mut self, boot: &str) {
+    /// The host is started again, something is as it was not before, and then a daemon comes.
+    fn reboot(&mut self, boot: &str, change: impl Fn(&Kernel)) {
         boot.clone_into(&mut self.boot);
         self.kernel.reboot();
+        change(&self.kernel);
         self.restart();
     }
 }
+
+const PERSIST: BindTerms = BindTerms {
+    persist: true,
+    allow_no_reset: false,
+    force: false,
+};
 
 #[test]
 fn after_a_boot_only_what_is_to_persist_is_bound() {
     let mut world = World::new();
     bind(&world, NVME).unwrap();
-    let persist = BindTerms {
-        persist: true,
-        ..BindTerms::default()
-    };
-    world.node().devices.bind(address(NIC), persist).unwrap();
+    world.node().devices.bind(address(NIC), PERSIST).unwrap();
     world.node().devices.claim("aaaaaaaaaaaa", &[address(NIC)]).unwrap();
-    world.reboot("second");
+    world.reboot("second", |_| ());
     assert_eq!(
         (state(&world, NVME), state(&world, NIC)),
         (DeviceState::Host, DeviceState::Ready)
     );
-    // What is in the way then is told, and tried again by the next daemon.
-    let below = "sys/devices/pci0000:00/0000:02:00.0/net/eth0";
-    world.kernel.reboot();
-    world.kernel.set(&format!("{below}/flags"), "0x1003\n");
-    world.kernel.link("sys/class/net/eth0", below);
-    "third".clone_into(&mut world.boot);
-    world.restart();
-    let all = list(&world);
-    let nic = all.iter().find(|device| device.address == address(NIC)).unwrap();
-    assert!(
-        nic.state == DeviceState::Waiting && nic.why.as_ref().unwrap().contains("eth0 is up"),
-        "{nic:?}"
+    // The terms are those that were said last.
+    world.node().devices.bind(address(NIC), BindTerms::default()).unwrap();
+    bind(&world, NVME).unwrap();
+    world.node().devices.bind(address(NVME), PERSIST).unwrap();
+    world.reboot("third", |_| ());
+    assert_eq!(
+        (state(&world, NVME), state(&world, NIC)),
+        (DeviceState::Ready, DeviceState::Host)
     );
-    let refused = world.node().devices.claim("aaaaaaaaaaaa", &[address(NIC)]).unwrap_err();
-    assert!(refused.to_string().contains("eth0 is up"), "{refused}");
-    world.kernel.set(&format!("{below}/flags"), "0x1002\n");
-    world.restart();
-    assert_eq!(state(&world, NIC), DeviceState::Ready);
-    world.node().devices.unbind(address(NIC)).unwrap();
-    assert_eq!(world.kernel.driver(address(NIC)).as_deref(), Some("igb"));
-    world.reboot("fourth");
-    assert_eq!(state(&world, NIC), DeviceState::Host);
+    world.node().devices.unbind(address(NVME)).unwrap();
+    world.reboot("fourth", |_| ());
+    assert_eq!(state(&world, NVME), DeviceState::Host);
+}
+
+#[test]
+fn what_is_in_the_way_after_a_boot_is_told_and_the_device_waits_for_its_end() {
+    let flags = "sys/devices/pci0000:00/0000:02:00.0/net/eth0/flags";
+    for ends in ["unbind", "bind", "restart"] {
+        let mut world = World::new();
+        world.node().devices.bind(address(NIC), PERSIST).unwrap();
+        world.reboot("second", |kernel| {
+            kernel.set(flags, "0x1003\n");
+            kernel.link("sys/class/net/eth0", "sys/devices/pci0000:00/0000:02:00.0/net/eth0");
+        });
+        let all = list(&world);
+        let nic = all.iter().find(|device| device.address == address(NIC)).unwrap();
+        assert!(
+            nic.state == DeviceState::Waiting && nic.why.as_ref().unwrap().contains("eth0 is up"),
+            "{nic:?}"
+        );
+        let refused = world.node().devices.claim("aaaaaaaaaaaa", &[address(NIC)]).unwrap_err();
+        assert!(refused.to_string().contains("eth0 is up"), "{refused}");
+        world.is_at_rest().unwrap();
+        // It is the host's until then, and stays with the driver that it has there.
+        let wanted = match ends {
+            "unbind" => {
+                world.node().devices.unbind(address(NIC)).unwrap();
+                assert_eq!(world.kernel.driver(address(NIC)).as_deref(), Some("igb"));
+                world.restart();
+                DeviceState::Host
+            }
+            "bind" => {
+                bind(&world, NIC).unwrap_err();
+                world.kernel.set(flags, "0x1002\n");
+                bind(&world, NIC).unwrap();
+                DeviceState::Ready
+            }
+            _ => {
+                world.kernel.set(flags, "0x1002\n");
+                world.restart();
+                DeviceState::Ready
+            }
+        };
+        assert_eq!(state(&world, NIC), wanted, "{ends}");
+        world.is_at_rest().unwrap();
+    }
 }
 
 #[test]
@@ -404,11 +441,7 @@ fn virtual_functions_are_bound_each_and_keep_their_number_while_they_are() {
     let devices = &world.node().devices;
     let vfs = devices.make_vfs(address(NIC), 2).unwrap();
     assert_eq!(vfs.len(), 2);
-    let persist = BindTerms {
-        persist: true,
-        ..BindTerms::default()
-    };
-    let refused = devices.bind(vfs[0], persist).unwrap_err().to_string();
+    let refused = devices.bind(vfs[0], PERSIST).unwrap_err().to_string();
     assert!(refused.contains("--persist"), "{refused}");
     devices.bind(vfs[0], BindTerms::default()).unwrap();
     let refused = devices.make_vfs(address(NIC), 0).unwrap_err().to_string();

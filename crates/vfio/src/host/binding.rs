@@ -138,6 +138,15 @@ impl Step {
     }
 }
 
+/// Whose a function is to be at the end of a plan.
+#[derive(PartialEq, Eq)]
+enum Wanted {
+    This(String),
+    Nobody,
+    /// Anybody's but vfio-pci's.
+    Any,
+}
+
 /// What is left to do until a function is whose it is to be; nothing where it is.
 ///
 /// # Errors
@@ -151,29 +160,36 @@ pub fn plan(sysfs: &Sysfs, record: &BindingRecord, goal: Goal) -> Result<Vec<Ste
             Goal::GivenBack => Ok(Vec::new()),
         };
     };
+    let driver = function.driver.clone();
+    let is_vfio = driver.as_deref() == Some(VFIO_PCI);
     let (only, wanted) = match (goal, &record.driver) {
-        (Goal::Bound, _) => (Some(VFIO_PCI.to_owned()), Some(Some(VFIO_PCI.to_owned()))),
-        (Goal::GivenBack, Original::Driver(driver)) => (record.driver_override.clone(), Some(Some(driver.clone()))),
-        (Goal::GivenBack, Original::Nobody) => (record.driver_override.clone(), Some(None)),
-        (Goal::GivenBack, Original::Unknown) => (None, None),
+        (Goal::Bound, _) => (Some(VFIO_PCI.to_owned()), Wanted::This(VFIO_PCI.to_owned())),
+        (Goal::GivenBack, Original::Driver(driver)) => (record.driver_override.clone(), Wanted::This(driver.clone())),
+        (Goal::GivenBack, Original::Nobody) => (record.driver_override.clone(), Wanted::Nobody),
+        (Goal::GivenBack, Original::Unknown) => (None, Wanted::Any),
     };
     let is_there = match &wanted {
-        Some(wanted) => *wanted == function.driver,
-        None => function.driver.as_deref() != Some(VFIO_PCI),
+        Wanted::This(wanted) => driver.as_ref() == Some(wanted),
+        Wanted::Nobody => driver.is_none(),
+        Wanted::Any => driver.is_some() && !is_vfio,
     };
+    // What somebody has given to another driver meanwhile may be in use there.
+    let is_anothers = goal == Goal::GivenBack && driver.is_some() && !is_vfio;
     let mut steps = Vec::new();
-    if !is_there && let Some(driver) = function.driver.clone() {
+    if !is_there
+        && !is_anothers
+        && let Some(driver) = driver
+    {
         steps.push(Step::Unbind { address, driver });
     }
     if function.driver_override != only {
         steps.push(Step::Override { address, driver: only });
     }
-    let needs_probe = match &wanted {
-        Some(wanted) => !is_there && wanted.is_some(),
-        None => !is_there || function.driver.is_none(),
-    };
-    if needs_probe {
-        let driver = wanted.flatten();
+    if !is_there && !is_anothers && wanted != Wanted::Nobody {
+        let driver = match wanted {
+            Wanted::This(driver) => Some(driver),
+            Wanted::Nobody | Wanted::Any => None,
+        };
         steps.push(Step::Probe { address, driver });
     }
     Ok(steps)
@@ -484,6 +500,29 @@ mod tests {
             Err(DeviceError::NoReset(address))
         });
         refused.unwrap_err();
+        assert_eq!(state(&kernel, address), (Some("nvme".into()), None));
+    }
+
+    #[test]
+    fn what_somebody_has_given_to_another_driver_is_not_taken_from_it() {
+        let (kernel, address) = (Kernel::typical(), address("0000:01:00.0"));
+        let record = BindingRecord {
+            address,
+            driver: Original::Nobody,
+            driver_override: None,
+        };
+        go(&kernel, &record, Goal::GivenBack).unwrap();
+        assert_eq!(state(&kernel, address), (Some("nvme".into()), None));
+        // All that is left of a binding then is who it may come to next.
+        let sysfs = kernel.sysfs();
+        sysfs
+            .write(&sysfs.function(address, "driver_override"), "vfio-pci")
+            .unwrap();
+        let other = BindingRecord {
+            driver: Original::Driver("ahci".into()),
+            ..record
+        };
+        go(&kernel, &other, Goal::GivenBack).unwrap();
         assert_eq!(state(&kernel, address), (Some("nvme".into()), None));
     }
 

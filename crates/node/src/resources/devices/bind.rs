@@ -86,7 +86,12 @@ impl Devices {
             Some(device) => match device.stage {
                 Stage::Claimed { sandbox, .. } => return Err(DevicesError::InUse { address, sandbox }.into()),
                 Stage::Resetting => return Err(self.busy(address)),
-                _ => device,
+                // Nothing has been done with it at this boot: it is the host's, maybe in use.
+                Stage::Waiting { .. } => {
+                    self.forget(address)?;
+                    return self.store.sync();
+                }
+                Stage::Binding | Stage::Ready | Stage::Quarantined { .. } | Stage::Unbinding => device,
             },
             None => {
                 inventory::find(self.sysfs(), address).map_err(DevicesError::from)?;
