@@ -6,7 +6,8 @@ use node_api::BindTerms;
 use rusqlite::{Connection, params};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use vfio::host::binding::{BindingRecord, VfRecord};
+use vfio::host::binding::BindingRecord;
+use vfio::host::vfs::VfRecord;
 
 use crate::Error;
 use crate::store::database::Database;

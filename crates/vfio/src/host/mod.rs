@@ -8,6 +8,7 @@ mod in_use;
 pub mod inventory;
 mod names;
 pub mod simulated;
+pub mod vfs;
 
 use std::fs::{self, File};
 use std::io;

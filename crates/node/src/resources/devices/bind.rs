@@ -7,7 +7,8 @@ use base::points::{
 };
 use node_api::BindTerms;
 use vfio::host::DeviceError;
-use vfio::host::binding::{self, BindingRecord, Goal, VfRecord};
+use vfio::host::binding::{self, BindingRecord, Goal};
+use vfio::host::vfs::{self, VfRecord};
 use vfio::host::{checks, inventory};
 
 use super::shown::state_of;
@@ -146,14 +147,14 @@ impl Devices {
             };
             self.hold.with_room(|| self.store.put_vf_change(&change))?;
             self.point(VFS_RECORDED);
-            let made = binding::make_vfs(sysfs, &change.record, count, || {
+            let made = vfs::make_vfs(sysfs, &change.record, count, || {
                 self.point(VFS_STEP);
                 Ok::<(), DeviceError>(())
             });
             if made.is_ok() {
                 self.point(VFS_MADE);
             }
-            let made = made.map_err(|error| DevicesError::from(binding::explain_vfs(sysfs, physical, error)).into());
+            let made = made.map_err(|error| DevicesError::from(vfs::explain_vfs(sysfs, physical, error)).into());
             Error::first_of(made, self.end_vf_change(&change))?;
         }
         Ok(inventory::virtual_functions(sysfs, physical).map_err(DevicesError::from)?)
@@ -173,7 +174,7 @@ impl Devices {
 
     /// Whether new virtual functions come to drivers is as it was, whatever has become of them.
     pub(super) fn end_vf_change(&self, change: &VfChange) -> Result<(), Error> {
-        let put_back = binding::put_autoprobe_back(self.sysfs(), &change.record, || {
+        let put_back = vfs::put_autoprobe_back(self.sysfs(), &change.record, || {
             self.point(VFS_STEP);
             Ok::<(), DeviceError>(())
         });
