@@ -25,7 +25,7 @@ use device::{CreateError, FdTable, FunctionModule, HostFunction, parse_config};
 use engine::Vm;
 use memory::Ram;
 use pci::PciFunction;
-use vfio::{CONFIG_REGION, Container, Function, VfioError};
+use vfio::{AddressSpace, CONFIG_REGION, Device, Function, Mapped, Piece, Type1, VfioError};
 use vm_memory::{Address, GuestMemoryRegion};
 use vmm_api::DeviceSpec;
 use vmm_api::devices::{DeviceConfig, VfioPciConfig};
@@ -48,11 +48,11 @@ impl FunctionModule for VfioPciModule {
 
     fn create(&self, spec: &DeviceSpec, fds: &mut FdTable) -> Result<Box<dyn HostFunction>, CreateError> {
         let config: VfioPciConfig = parse_config(spec)?;
-        let container = Container::from_fd(fds.take(config.container)?);
+        let space = Type1::from_fd(fds.take(config.container)?).map_err(refused("a container of VFIO's"))?;
         let function = Function::from_fd(fds.take(config.function)?).map_err(refused("a PCI function of the host"))?;
         let description = describe(&function)?;
         Ok(Box::new(Unplugged {
-            container,
+            space,
             function,
             description,
         }))
@@ -83,7 +83,7 @@ fn describe(function: &Function) -> Result<Description, CreateError> {
 
 /// A function before there is a VM.
 struct Unplugged {
-    container: Container,
+    space: Type1,
     function: Function,
     description: Description,
 }
@@ -91,16 +91,27 @@ struct Unplugged {
 impl HostFunction for Unplugged {
     fn plug(self: Box<Self>, vm: &Arc<dyn Vm>, ram: &Ram) -> Result<Arc<dyn PciFunction>, CreateError> {
         let Self {
-            container,
+            space,
             function,
             description,
         } = *self;
+        let mut mapped: Vec<Mapped> = Vec::new();
         for region in ram.regions() {
-            let guest = region.start_addr().raw_value();
+            let piece = Piece {
+                iova: region.start_addr().raw_value(),
+                address: region.as_ptr() as u64,
+                length: region.len(),
+            };
             // SAFETY: 1. the range is one whole mapping that the region owns, and `Registers` keeps the regions until it has closed the
             // descriptors; 2. it is a guest's memory, which anybody may change at any time.
-            unsafe { container.map(guest, region.as_ptr() as u64, region.len()) }
-                .map_err(refused("the guest's memory"))?;
+            match unsafe { space.map(piece) } {
+                Ok(piece) => mapped.push(piece),
+                Err(error) => {
+                    // It ends with its mappings.
+                    drop((function, space));
+                    return Err(refused("the guest's memory")(error));
+                }
+            }
         }
         let mut interrupts = Vec::new();
         let mut events = Vec::new();
@@ -123,7 +134,13 @@ impl HostFunction for Unplugged {
             events.push(event);
         }
         let windows = Windows::new(vm, &function, &description)?;
-        let registers = Registers::new(function, container, ram, &description, (interrupts, events, windows))?;
+        let registers = Registers::new(
+            function,
+            (space, mapped),
+            ram,
+            &description,
+            (interrupts, events, windows),
+        )?;
         Ok(Arc::new(registers))
     }
 }

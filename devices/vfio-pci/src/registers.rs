@@ -9,7 +9,7 @@ use memory::Ram;
 use observe::LogLimit;
 use pci::config::{Command, register};
 use pci::{BAR_COUNT, ConfigSpace, MemoryRanges, MsixTable, PciFunction};
-use vfio::{CONFIG_REGION, Container, Function, Region};
+use vfio::{CONFIG_REGION, Device, Function, Irq, Mapped, Region, Type1};
 use vm_memory::GuestRegionMmap;
 
 use crate::description::{Description, Place};
@@ -38,7 +38,8 @@ pub(crate) struct Registers {
     // Fields are dropped in this order: nothing of the host's reaches the memory any more when that goes.
     state: Mutex<State>,
     function: Function,
-    _container: Container,
+    _space: Type1,
+    _mapped: Vec<Mapped>,
     _memory: Vec<Arc<GuestRegionMmap<()>>>,
     events: Vec<EventFd>,
     capability: usize,
@@ -52,30 +53,31 @@ pub(crate) struct Registers {
 impl Registers {
     pub(crate) fn new(
         function: Function,
-        container: Container,
+        (space, mapped): (Type1, Vec<Mapped>),
         ram: &Ram,
         description: &Description,
         (interrupts, events, windows): (Vec<Arc<dyn Interrupt>>, Vec<EventFd>, Windows),
     ) -> Result<Self, CreateError> {
-        let mut bars = [Region::default(); BAR_COUNT];
+        let mut bars: [Region; BAR_COUNT] = Default::default();
         for (index, bar) in (0..).zip(&mut bars) {
             *bar = function.region(index).map_err(refused("its BARs"))?;
         }
         let config = function
             .region(CONFIG_REGION)
             .map_err(refused("its configuration space"))?;
-        let (space, capability) = description
+        let (shown, capability) = description
             .space()
             .map_err(|error| CreateError::Value(error.to_string()))?;
         Ok(Self {
             state: Mutex::new(State {
-                space,
+                space: shown,
                 msix: MsixTable::new(interrupts),
                 windows,
                 on: false,
             }),
             function,
-            _container: container,
+            _space: space,
+            _mapped: mapped,
             _memory: ram.regions().to_vec(),
             events,
             capability,
@@ -103,7 +105,7 @@ impl Registers {
             state.msix.set_control(control);
         }
         if on != state.on {
-            match self.function.set_interrupts(&events) {
+            match self.function.set_interrupts(Irq::MsiX, &events) {
                 Ok(()) => state.on = on,
                 Err(error) => self.warn("its interrupts", &error),
             }

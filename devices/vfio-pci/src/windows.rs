@@ -5,7 +5,7 @@ use std::sync::Arc;
 use device::CreateError;
 use engine::{HostRange, Vm};
 use pci::{BAR_COUNT, MemoryRanges};
-use vfio::{Function, Mapping};
+use vfio::{Device, Function, Mapping};
 
 use crate::description::Description;
 use crate::refused;

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
 use reservation::Device;
 use rustix::process::{Pid, Signal, kill_process};
-use vfio::Function;
+use vfio::{Device as _, Function};
 use vmm_api::devices::VfioPciConfig;
 
 use super::bare::{CPU, Module, in_lab, online, run, wait_online};
@@ -101,7 +101,7 @@ fn loaded(host: &Host, device: &Device, disk: &Given, vcpus: u32) -> Result<()> 
         .memory(ByteSize::mib(256))
         .reservation(reservation)?;
     let config = VfioPciConfig {
-        container: builder.fd(OwnedFd::from(container)),
+        container: builder.fd(container),
         function: builder.fd(OwnedFd::from(function)),
     };
     builder.device("disk", &config)?;
