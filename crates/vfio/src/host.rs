@@ -84,6 +84,19 @@ impl Container {
         Ok(function)
     }
 
+    /// A copy of the descriptor of a function's group, for an engine that wants to know of the function (KVM's VFIO device). The group is
+    /// open as long as there is one.
+    ///
+    /// # Errors
+    /// No function of this group was taken, or the process has no descriptors left.
+    pub fn group(&self, name: &str) -> Result<OwnedFd, VfioError> {
+        let file = self.groups.get(&self.sysfs.group(name)?);
+        let file = file.ok_or(VfioError::Other(
+            "no function of this IOMMU group was taken: take it first",
+        ))?;
+        file.as_fd().try_clone_to_owned().map_err(failed("dup"))
+    }
+
     /// The container's descriptor, for [`crate::Type1`]. Functions keep their groups.
     pub fn into_fd(self) -> OwnedFd {
         self.container

@@ -34,7 +34,7 @@ pub use interrupts::{IntxMask, Irq, IrqInfo};
 pub use layout::{MSI_WINDOW, check_layout};
 pub use mapping::Mapping;
 pub use region::Region;
-pub use runs::{CHUNK, map_all, runs, unmap_all};
+pub use runs::{CHUNK, MapAllError, map_all, runs, unmap_all};
 pub use space::{AddressSpace, Mapped, Piece, UnmapError};
 pub use type1::{DirtyTracking, IommuInfo, Type1};
 pub use uapi::CONFIG_REGION;

@@ -46,43 +46,60 @@ fn cut(run: Piece, granularity: NonZeroU64) -> impl Iterator<Item = Piece> {
     })
 }
 
+/// Why not all pieces could be mapped.
+#[derive(Debug, thiserror::Error)]
+#[error("{source}")]
+pub struct MapAllError {
+    /// Why.
+    pub source: VfioError,
+    /// What is mapped all the same, as it could not be unmapped again: nothing, unless the kernel is at fault.
+    pub left: Vec<UnmapError>,
+}
+
+impl From<VfioError> for MapAllError {
+    fn from(source: VfioError) -> Self {
+        Self {
+            source,
+            left: Vec::new(),
+        }
+    }
+}
+
 /// Maps all pieces in runs of at most `granularity`, or none.
 ///
 /// # Errors
-/// As [`AddressSpace::map`], and if the space takes fewer mappings. What had been mapped is unmapped again.
+/// As [`AddressSpace::map`], and if the space takes fewer mappings. What had been mapped is unmapped again; the error has what could not be.
 ///
 /// # Safety
-/// As [`AddressSpace::map`], for each piece. If what had been mapped cannot be unmapped again, which the log says, the memory must stay
-/// until the space has ended: that is so if it is kept as long as the space.
+/// As [`AddressSpace::map`], for each piece, and for what an error says to be mapped still.
 pub unsafe fn map_all(
     space: &dyn AddressSpace,
     pieces: impl IntoIterator<Item = Piece>,
     granularity: NonZeroU64,
-) -> Result<Vec<Mapped>, VfioError> {
+) -> Result<Vec<Mapped>, MapAllError> {
     let runs = runs(pieces, granularity);
-    if let Some(available) = space.available()?
-        && u32::try_from(runs.len()).is_ok_and(|needed| needed > available)
-    {
-        return Err(VfioError::Mappings {
-            needed: runs.len(),
-            available,
-        });
-    }
+    check_room(space, runs.len())?;
     let mut mapped = Vec::with_capacity(runs.len());
     for run in runs {
         // SAFETY: 1 and 2 are the caller's, of the pieces that the run consists of.
         match unsafe { space.map(run) } {
             Ok(piece) => mapped.push(piece),
-            Err(error) => {
-                for left in unmap_all(space, mapped) {
-                    log::error!("memory stays mapped for DMA after a failure: {left}");
-                    left.mapped.abandon();
-                }
-                return Err(error);
+            Err(source) => {
+                let left = unmap_all(space, mapped);
+                return Err(MapAllError { source, left });
             }
         }
     }
     Ok(mapped)
+}
+
+fn check_room(space: &dyn AddressSpace, needed: usize) -> Result<(), VfioError> {
+    match space.available()? {
+        Some(available) if u32::try_from(needed).is_ok_and(|needed| needed > available) => {
+            Err(VfioError::Mappings { needed, available })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Unmaps all, the last first, whatever fails; what is left over is still mapped.
@@ -141,8 +158,23 @@ mod tests {
         space.fail(Op::Map, 3);
         // SAFETY: as above.
         let error = unsafe { map_all(&space, [piece(0, 0x10_0000_0000, 1 << 30)], CHUNK) }.unwrap_err();
+        assert!(error.left.is_empty());
+        let error = error.source;
         assert!(matches!(error, VfioError::Map { iova: 0x1000_0000, .. }), "{error}");
         assert_eq!((space.mapped_bytes(), space.count(Op::Unmap)), (0, 2));
+    }
+
+    #[test]
+    fn what_cannot_be_unmapped_after_a_failure_is_told() {
+        let space = FakeSpace::new();
+        space.fail(Op::Map, 3);
+        space.fail(Op::Unmap, 2);
+        // SAFETY: as above.
+        let error = unsafe { map_all(&space, [piece(0, 0x10_0000_0000, 1 << 30)], CHUNK) }.unwrap_err();
+        let left: Vec<u64> = error.left.iter().map(|left| left.mapped.iova()).collect();
+        assert_eq!(left, [0]);
+        assert_eq!(space.mapped_bytes(), CHUNK.get());
+        error.left.into_iter().for_each(|left| left.mapped.abandon());
     }
 
     /// Pieces that do not overlap, of which some are neighbours, out of order.
@@ -201,7 +233,7 @@ mod tests {
         // SAFETY: as above.
         let error = unsafe { map_all(&space, [piece(0, 0x10_0000_0000, 1 << 30)], CHUNK) }.unwrap_err();
         assert!(matches!(
-            error,
+            error.source,
             VfioError::Mappings {
                 needed: 8,
                 available: 7
