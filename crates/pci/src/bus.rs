@@ -11,7 +11,7 @@ use bus::BusDevice;
 use serde::{Deserialize, Serialize};
 use state::Schema;
 
-use crate::config::{ConfigSpace, Identity, SIZE, register};
+use crate::config::{ConfigSpace, Identity, register};
 use crate::decode::Decode;
 use crate::window::{Assigned, Free, Window, WindowKind, Windows};
 use crate::{BAR_COUNT, MemoryRanges, PciError, PciFunction};
@@ -240,18 +240,20 @@ impl PciBus {
     }
 
     fn config_read(&self, target: Target, data: &mut [u8]) {
-        match self.function(target.slot).filter(|_| target.fits(data.len())) {
+        let fits = |function: &Arc<dyn PciFunction>| target.fits(data.len(), function.config_size());
+        match self.function(target.slot).filter(fits) {
             Some(function) => function.config_read(target.offset, data),
             None => data.fill(0xff),
         }
     }
 
     fn config_write(&self, target: Target, data: &[u8]) {
-        let Some(function) = self.function(target.slot).filter(|_| target.fits(data.len())) else {
+        let fits = |function: &Arc<dyn PciFunction>| target.fits(data.len(), function.config_size());
+        let Some(function) = self.function(target.slot).filter(fits) else {
             return;
         };
         function.config_write(target.offset, data);
-        if ConfigSpace::moves_memory(target.offset, data.len()) {
+        if function.moves_memory(target.offset, data.len()) {
             // Read again under the lock: of two vCPUs that write at once, the later update sees both writes. It may be gone by now.
             let functions = self.functions.read().unwrap_or_else(PoisonError::into_inner);
             let still = functions[target.slot].as_ref();
@@ -297,9 +299,9 @@ impl Target {
         })
     }
 
-    /// Whether all of the access is in the 256 bytes that a conventional function has.
-    fn fits(self, length: usize) -> bool {
-        self.offset.saturating_add(length) <= SIZE
+    /// Whether all of the access is in what the function has.
+    fn fits(self, length: usize, size: usize) -> bool {
+        self.offset.saturating_add(length) <= size
     }
 }
 

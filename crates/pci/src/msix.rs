@@ -118,6 +118,16 @@ impl MsixTable {
         }
     }
 
+    /// All entries are as they were at first: zeroes, and masked. MSI-X is off.
+    pub fn reset(&mut self) {
+        self.set_control(0);
+        for index in 0..self.vectors.len() {
+            let mut entry = [0; ENTRY_SIZE];
+            entry[12] = VECTOR_MASKED;
+            self.write(index * ENTRY_SIZE, &entry);
+        }
+    }
+
     /// Whether the function's vectors may fire that are not masked.
     pub fn may_fire(&self) -> bool {
         self.may_fire
@@ -260,6 +270,21 @@ mod tests {
         let mut entry = [0; 16];
         table.read(16, &mut entry);
         assert_eq!(entry, [0, 0, 0xe0, 0xfe, 0, 0, 0, 0, 0x41, 0, 0, 0, 1, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_table_that_is_reset_routes_nothing() {
+        let (mut table, fakes) = table(2);
+        table.set_control(CONTROL_ENABLE);
+        table.write(16, &0xfee0_0000_u64.to_le_bytes());
+        table.write(28, &0_u32.to_le_bytes());
+        table.reset();
+        assert_eq!(fakes[1].routes.lock().unwrap().last(), Some(&None));
+        table.set_control(CONTROL_ENABLE);
+        assert_eq!(fakes[1].routes.lock().unwrap().last(), Some(&None), "it is masked");
+        let mut entry = [9; 16];
+        table.read(16, &mut entry);
+        assert_eq!(entry, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
     }
 
     #[test]
