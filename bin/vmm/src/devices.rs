@@ -1,6 +1,6 @@
 //! Has each device made by its module. Knows modules by their kinds' names alone.
 
-use device::{CreateError, DeviceContext, FdTable, SpaceAlarm};
+use device::{CreateError, DeviceContext, DmaSpaces, FdTable, SpaceAlarm};
 use machine::{NamedDevice, NamedFunction};
 use observe::Registry;
 use vmm_api::{ApiError, DeviceSpec, ErrorKind};
@@ -50,11 +50,12 @@ pub(crate) fn create_devices(
 /// Those that the host has.
 pub(crate) fn create_functions(specs: &[DeviceSpec], fds: &mut FdTable) -> Result<Vec<NamedFunction>, ApiError> {
     let mut functions = Vec::new();
+    let mut spaces = DmaSpaces::default();
     for spec in specs {
         if let Module::Function(module) = module(spec)? {
             functions.push(NamedFunction {
                 id: spec.id.clone(),
-                function: module.create(spec, fds).map_err(named(spec))?,
+                function: module.create(spec, fds, &mut spaces).map_err(named(spec))?,
             });
         }
     }

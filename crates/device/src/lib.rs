@@ -1,5 +1,10 @@
 //! How a device is described, created and lives. Knows no concrete device and no machine.
+#![allow(
+    unsafe_code,
+    reason = "functions of the host's are told of a guest's memory; the block says what that relies on"
+)]
 
+mod dma;
 mod rate_limiter;
 mod space;
 
@@ -14,6 +19,7 @@ use serde::de::DeserializeOwned;
 use virtio::VirtioDevice;
 use vmm_api::{DeviceSpec, FdRef};
 
+pub use dma::{DmaSpace, DmaSpaces, GuestDma};
 pub use rate_limiter::RateLimiter;
 pub use space::{SpaceAlarm, is_no_space};
 
@@ -122,11 +128,16 @@ pub trait FunctionModule: Sync {
     /// The kind's name in [`DeviceSpec::kind`].
     fn kind(&self) -> &'static str;
 
-    /// Takes its descriptors out of `fds`.
+    /// Takes its descriptors out of `fds`, and the VM's address space from `spaces`.
     ///
     /// # Errors
     /// The configuration or the descriptors do not fit.
-    fn create(&self, spec: &DeviceSpec, fds: &mut FdTable) -> Result<Box<dyn HostFunction>, CreateError>;
+    fn create(
+        &self,
+        spec: &DeviceSpec,
+        fds: &mut FdTable,
+        spaces: &mut DmaSpaces,
+    ) -> Result<Box<dyn HostFunction>, CreateError>;
 }
 
 /// Reads a device's own configuration out of its spec.

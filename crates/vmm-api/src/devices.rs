@@ -195,7 +195,7 @@ impl DeviceConfig for RngConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VfioPciConfig {
-    /// A container of VFIO's with an IOMMU, for this function alone: all of the guest's memory will be mapped there.
+    /// A container of VFIO's with an IOMMU, the same for all functions of a VM: all of the guest's memory will be mapped there.
     pub container: FdRef,
     /// The function.
     pub function: FdRef,

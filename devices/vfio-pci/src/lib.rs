@@ -1,36 +1,37 @@
 //! A PCI function of the host's that a guest has, by VFIO. Knows no kind of function and no machine.
 //!
 //! ```text
-//!  configuration space ── ours: ids and BARs as the function has them, MSI-X, nothing else ──▶ of writes, two bits of the command register
+//!  configuration space ── ours: ids and BARs as the function has them, capabilities by `policy` ──▶ of writes, what `policy` passes
 //!  BARs ── MSI-X table and pending bits: ours ── the rest ──▶ the function's registers
-//!  memory ◀── the function's DMA: all of the guest's, by the host's IOMMU
+//!  memory ◀── the function's DMA: all of the guest's, by the host's IOMMU, in the VM's one address space
 //!  interrupts ◀── an event for each vector, which the engine's interrupts are attached to
 //! ```
-//! Sections cited are those of the PCI Local Bus Specification 3.0.
-#![allow(
-    unsafe_code,
-    reason = "the host's hardware is told of the guest's memory; the block says what that relies on"
-)]
+//! Sections cited are those of the PCI Local Bus Specification 3.0 unless another is named.
 
+mod capabilities;
 mod description;
+mod interrupts;
+mod policy;
 mod registers;
+mod tables;
+#[cfg(test)]
+mod tests;
 mod windows;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use base::EventFd;
-use device::{CreateError, FdTable, FunctionModule, HostFunction, parse_config};
+use device::{CreateError, DmaSpace, DmaSpaces, FdTable, FunctionModule, HostFunction, parse_config};
 use engine::Vm;
 use memory::Ram;
-use pci::PciFunction;
-use vfio::{AddressSpace, CONFIG_REGION, Device, Function, Mapped, Piece, Type1, VfioError};
-use vm_memory::{Address, GuestMemoryRegion};
+use pci::{BAR_COUNT, PciFunction};
+use vfio::{CONFIG_REGION, Device, Function, Irq, VfioError};
 use vmm_api::DeviceSpec;
 use vmm_api::devices::{DeviceConfig, VfioPciConfig};
 
-use description::Description;
+use capabilities::EXTENDED_SIZE;
+use description::{Description, Facts};
+use interrupts::Interrupts;
 use registers::Registers;
 use windows::Windows;
 
@@ -46,16 +47,16 @@ impl FunctionModule for VfioPciModule {
         VfioPciConfig::KIND
     }
 
-    fn create(&self, spec: &DeviceSpec, fds: &mut FdTable) -> Result<Box<dyn HostFunction>, CreateError> {
+    fn create(
+        &self,
+        spec: &DeviceSpec,
+        fds: &mut FdTable,
+        spaces: &mut DmaSpaces,
+    ) -> Result<Box<dyn HostFunction>, CreateError> {
         let config: VfioPciConfig = parse_config(spec)?;
-        let space = Type1::from_fd(fds.take(config.container)?).map_err(refused("a container of VFIO's"))?;
+        let space = spaces.of(config.container, fds)?;
         let function = Function::from_fd(fds.take(config.function)?).map_err(refused("a PCI function of the host"))?;
-        let description = describe(&function)?;
-        Ok(Box::new(Unplugged {
-            space,
-            function,
-            description,
-        }))
+        Ok(Box::new(Unplugged::new(Box::new(function), space)?))
     }
 }
 
@@ -67,85 +68,63 @@ fn refused(what: &'static str) -> impl Fn(VfioError) -> CreateError {
 }
 
 /// What the function says of itself.
-fn describe(function: &Function) -> Result<Description, CreateError> {
+fn describe(function: &dyn Device) -> Result<Description, CreateError> {
     let what = "its configuration space";
     let region = function.region(CONFIG_REGION).map_err(refused(what))?;
-    let mut bytes = [0; pci::config::SIZE];
+    let size = usize::try_from(region.size).unwrap_or(usize::MAX);
+    let mut config = vec![
+        0;
+        if size >= EXTENDED_SIZE {
+            EXTENDED_SIZE
+        } else {
+            pci::config::SIZE
+        }
+    ];
     function
-        .read(&region, 0, &mut bytes)
+        .read(&region, 0, &mut config)
         .map_err(|source| CreateError::Host { what, source })?;
-    let mut sizes = [0; pci::BAR_COUNT];
-    for (index, size) in (0..).zip(&mut sizes) {
+    let mut bars = [0; BAR_COUNT];
+    for (index, size) in (0..).zip(&mut bars) {
         *size = function.region(index).map_err(refused("its BARs"))?.size;
     }
-    Description::read(&bytes, sizes).map_err(|what| CreateError::Value(what.into()))
+    let count = |irq| Ok(function.irq_info(irq).map_err(refused("its interrupts"))?.count);
+    let facts = Facts {
+        config: &config,
+        bars,
+        msi: count(Irq::Msi)?,
+        msix: count(Irq::MsiX)?,
+        can_reset: function.can_reset(),
+    };
+    Description::read(&facts).map_err(CreateError::Value)
 }
 
 /// A function before there is a VM.
 struct Unplugged {
-    space: Type1,
-    function: Function,
-    description: Description,
+    // It is closed before the address space is.
+    function: Box<dyn Device>,
+    space: Arc<DmaSpace>,
+    shown: Description,
+}
+
+impl Unplugged {
+    fn new(function: Box<dyn Device>, space: Arc<DmaSpace>) -> Result<Self, CreateError> {
+        let shown = describe(function.as_ref())?;
+        Ok(Self { function, space, shown })
+    }
+
+    /// In a VM.
+    fn registers(self, vm: &Arc<dyn Vm>, ram: &Ram) -> Result<Registers, CreateError> {
+        let Self { function, space, shown } = self;
+        // Whatever fails, the function is closed before the memory is unmapped.
+        let (dma, function) = (space.map(ram)?, function);
+        let interrupts = Interrupts::new(vm.as_ref(), &shown)?;
+        let windows = Windows::new(vm, function.as_ref(), &shown.tables)?;
+        Registers::new(dma, function, shown, (interrupts, windows))
+    }
 }
 
 impl HostFunction for Unplugged {
     fn plug(self: Box<Self>, vm: &Arc<dyn Vm>, ram: &Ram) -> Result<Arc<dyn PciFunction>, CreateError> {
-        let Self {
-            space,
-            function,
-            description,
-        } = *self;
-        let mut mapped: Vec<Mapped> = Vec::new();
-        for region in ram.regions() {
-            let piece = Piece {
-                iova: region.start_addr().raw_value(),
-                address: region.as_ptr() as u64,
-                length: region.len(),
-            };
-            // SAFETY: 1. the range is one whole mapping that the region owns, and `Registers` keeps the regions until it has closed the
-            // descriptors; 2. it is a guest's memory, which anybody may change at any time.
-            match unsafe { space.map(piece) } {
-                Ok(piece) => mapped.push(piece),
-                Err(error) => {
-                    // It ends with its mappings.
-                    drop((function, space));
-                    return Err(refused("the guest's memory")(error));
-                }
-            }
-        }
-        let mut interrupts = Vec::new();
-        let mut events = Vec::new();
-        for _ in 0..description.vectors() {
-            let event = || {
-                EventFd::new().map_err(|source| CreateError::Host {
-                    what: "an event fd",
-                    source,
-                })
-            };
-            let (event, interrupt) = (event()?, vm.create_interrupt());
-            let theirs = event.try_clone().map_err(|source| CreateError::Host {
-                what: "a copy of an event fd",
-                source,
-            })?;
-            interrupt
-                .attach(theirs)
-                .map_err(|error| CreateError::Value(error.to_string()))?;
-            interrupts.push(interrupt);
-            events.push(event);
-        }
-        let windows = Windows::new(vm, &function, &description)?;
-        let registers = Registers::new(
-            function,
-            (space, mapped),
-            ram,
-            &description,
-            (interrupts, events, windows),
-        )?;
-        Ok(Arc::new(registers))
+        Ok(Arc::new(self.registers(vm, ram)?))
     }
-}
-
-/// The events as VFIO wants them.
-fn borrowed(events: &[EventFd]) -> Vec<BorrowedFd<'_>> {
-    events.iter().map(AsFd::as_fd).collect()
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use device::CreateError;
 use engine::{HostRange, Vm};
 use pci::{BAR_COUNT, MemoryRanges};
-use vfio::{Device, Function, Mapping};
+use vfio::{Device, Mapping};
 
-use crate::description::Description;
 use crate::refused;
+use crate::tables::Tables;
 
 /// Pages in a row.
 struct Window {
@@ -26,11 +26,11 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    pub(crate) fn new(vm: &Arc<dyn Vm>, function: &Function, description: &Description) -> Result<Self, CreateError> {
+    pub(crate) fn new(vm: &Arc<dyn Vm>, function: &dyn Device, tables: &Tables) -> Result<Self, CreateError> {
         let mut windows = Vec::new();
         for (number, bar) in (0..).zip(0..BAR_COUNT) {
             let region = function.region(number).map_err(refused("its BARs"))?;
-            for run in description.open_pages(bar, region.size) {
+            for run in tables.open_pages(bar, region.mappable()) {
                 let mapping = function
                     .map(&region, run.start, run.end - run.start)
                     .map_err(|source| CreateError::Host {
