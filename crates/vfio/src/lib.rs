@@ -2,9 +2,9 @@
 //! is given it. Knows no guest, no bus of a guest's, and not what a function is for.
 //!
 //! ```text
-//!  host::Container ── take("0000:00:04.0") ─▶ Function: registers and interrupts ─▶ the VMM: trait Device
-//!        │         └─ take("0000:00:05.0") ─▶ Function
-//!        └▶ into_fd(): what all of them reach ─▶ the VMM: Type1, an AddressSpace: map() ─▶ Mapped ─▶ unmap(Mapped)
+//!  host::open_container() ─▶ the VMM: Type1, an AddressSpace: map() ─▶ Mapped ─▶ unmap(Mapped)
+//!                                        ▲ join
+//!  host::open_group("0000:00:04.0") ─▶ the VMM: Group ── take("0000:00:04.0") ─▶ Function: registers and interrupts, a Device
 //! ```
 //! All are descriptors: a function is the host's again, reset, when its last copies are closed. [`fake`] has both for tests without
 //! hardware.
@@ -15,6 +15,7 @@
 
 pub mod fake;
 mod function;
+mod group;
 pub mod host;
 mod info;
 mod interrupts;
@@ -30,11 +31,12 @@ mod uapi;
 use std::io;
 
 pub use function::{Device, Function};
+pub use group::Group;
 pub use interrupts::{IntxMask, Irq, IrqInfo};
 pub use layout::{MSI_WINDOW, check_layout};
 pub use mapping::Mapping;
 pub use region::Region;
-pub use runs::{CHUNK, MapAllError, map_all, runs, unmap_all};
+pub use runs::{CHUNK, MapAllError, map_all, map_runs, runs, unmap_all};
 pub use space::{AddressSpace, Mapped, Piece, UnmapError};
 pub use type1::{DirtyTracking, IommuInfo, Type1};
 pub use uapi::CONFIG_REGION;
@@ -99,11 +101,14 @@ pub enum VfioError {
     },
     /// Nothing keeps a function from sending other interrupts than its own.
     #[error(
-        "the host's IOMMU does not remap interrupts, so that a guest could have the PCI function {0} send interrupts to anybody: turn \
+        "the host's IOMMU does not remap interrupts, so that a guest could have its PCI function send interrupts to anybody: turn \
          interrupt remapping on (in the firmware; not intremap=off), or trust the guest with \
          `echo 1 > /sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts`"
     )]
-    NoRemapping(String),
+    NoRemapping,
+    /// Nobody wants it any more.
+    #[error("the mapping of memory for DMA was given up: the function was detached")]
+    GivenUp,
     /// Memory could not be mapped; nothing has changed.
     #[error("{length:#x} bytes cannot be mapped for DMA at {iova:#x}: {source}{next}")]
     Map {

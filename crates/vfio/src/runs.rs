@@ -77,12 +77,28 @@ pub unsafe fn map_all(
     pieces: impl IntoIterator<Item = Piece>,
     granularity: NonZeroU64,
 ) -> Result<Vec<Mapped>, MapAllError> {
-    let runs = runs(pieces, granularity);
+    // SAFETY: what is asked is the same.
+    unsafe { map_runs(space, &runs(pieces, granularity), |_| Ok(())) }
+}
+
+/// Maps all of these runs, or none; before each one `before` is told which it is, by its place among them.
+///
+/// # Errors
+/// As [`map_all`], and those of `before`.
+///
+/// # Safety
+/// As [`map_all`].
+pub unsafe fn map_runs(
+    space: &dyn AddressSpace,
+    runs: &[Piece],
+    mut before: impl FnMut(usize) -> Result<(), VfioError>,
+) -> Result<Vec<Mapped>, MapAllError> {
     check_room(space, runs.len())?;
     let mut mapped = Vec::with_capacity(runs.len());
-    for run in runs {
+    for (index, run) in runs.iter().enumerate() {
         // SAFETY: 1 and 2 are the caller's, of the pieces that the run consists of.
-        match unsafe { space.map(run) } {
+        let next = before(index).and_then(|()| unsafe { space.map(*run) });
+        match next {
             Ok(piece) => mapped.push(piece),
             Err(source) => {
                 let left = unmap_all(space, mapped);

@@ -9,10 +9,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
+use crate::group::refused;
 use crate::info::{self, u32_at, u64_at};
 use crate::space::{AddressSpace, Mapped, Owner, Piece, UnmapError};
 use crate::uapi::{self, DmaMap, DmaUnmap};
-use crate::{VfioError, failed};
+use crate::{Group, VfioError, failed};
 
 /// A container with an IOMMU: what is mapped here is what all functions of its groups reach.
 #[derive(Debug)]
@@ -44,17 +45,29 @@ pub struct IommuInfo {
 }
 
 impl Type1 {
-    /// A container that [`crate::host`] has made, as it was passed on.
+    /// An empty container, as [`crate::host::open_container`] has opened it, with its first group.
     ///
     /// # Errors
-    /// The descriptor is no container with this kind of IOMMU.
-    pub fn from_fd(container: OwnedFd) -> Result<Self, VfioError> {
+    /// The descriptor is no container, the group is in another one, or the host's IOMMU does not remap interrupts and no guest is trusted.
+    pub fn new(container: OwnedFd, first: &Group) -> Result<Self, VfioError> {
+        first.join(container.as_fd())?;
+        let kind = std::ptr::without_provenance_mut::<u8>(uapi::TYPE1V2);
+        // SAFETY: the request takes a number.
+        unsafe { uapi::call(&container, uapi::SET_IOMMU, kind) }.map_err(refused("VFIO_SET_IOMMU"))?;
         let space = Self {
             container,
             owner: Owner::default(),
         };
         space.info()?;
         Ok(space)
+    }
+
+    /// Has the functions of another group reach the same memory.
+    ///
+    /// # Errors
+    /// The group is in another container, its IOMMU is of another kind, or it cannot reach what is mapped.
+    pub fn join(&self, group: &Group) -> Result<(), VfioError> {
+        group.join(self.container.as_fd())
     }
 
     /// What it tells now: less can be mapped after another function has joined.
@@ -234,18 +247,10 @@ mod tests {
 
     #[test]
     fn a_file_is_no_container() {
-        let file = std::fs::File::open("/proc/self/status").unwrap();
-        let error = Type1::from_fd(file.into()).unwrap_err();
-        assert!(
-            matches!(
-                error,
-                VfioError::Call {
-                    call: "VFIO_IOMMU_GET_INFO",
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        let file = || std::fs::File::open("/proc/self/status").unwrap().into();
+        let error = Type1::new(file(), &Group::from_fd(file())).unwrap_err();
+        let told = error.to_string();
+        assert!(told.contains("VFIO_GROUP_SET_CONTAINER failed"), "{told}");
     }
 
     #[test]
