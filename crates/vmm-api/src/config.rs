@@ -221,9 +221,9 @@ pub enum ConfigError {
     /// A guest whose kicks are KVM's to answer.
     #[error("`busy_poll_us` is for a guest that owns its CPUs (`reservation`): leave it out")]
     BusyPoll,
-    /// A function of the host's without CPUs of the host's.
+    /// A function of the host's in what is restored.
     #[error(
-        "device `{0}` is a PCI function of the host's, which only a VM that owns its CPUs (`reservation`) can have, and which cannot be restored"
+        "device `{0}` is a PCI function of the host's, whose state no snapshot has: restore without it, or make a VM of it with `create`"
     )]
     Function(String),
     /// Too many devices.
@@ -257,9 +257,6 @@ impl VmConfig {
         }
         if self.kvm.is_some() && self.reservation.is_some() {
             return Err(ConfigError::TwoEngines);
-        }
-        if self.reservation.is_none() {
-            check_no_function(&self.devices)?;
         }
         if self.reservation.is_none() && self.busy_poll_us.is_some() {
             return Err(ConfigError::BusyPoll);
@@ -385,6 +382,29 @@ mod tests {
         }
         restore.devices.push(restore.devices[0].clone());
         assert_eq!(restore.validate(), Err(ConfigError::DuplicateDevice("rng".into())));
+        let function = VfioPciConfig {
+            name: "0000:00:04.0".into(),
+            group: Some(FdRef(5)),
+            container: Some(FdRef(4)),
+        };
+        restore.devices[1] = DeviceSpec::new("disk", &function).unwrap();
+        let refused = restore.validate().unwrap_err();
+        assert_eq!(refused, ConfigError::Function("disk".into()));
+    }
+
+    #[test]
+    fn further_functions_of_a_group_come_by_name_alone() {
+        let function = |fds: Option<u32>| VfioPciConfig {
+            name: "0000:00:04.0".into(),
+            group: fds.map(FdRef),
+            container: fds.map(|fd| FdRef(fd + 1)),
+        };
+        let text = |fds| serde_json::to_string(&function(fds)).unwrap();
+        assert_eq!(text(None), r#"{"name":"0000:00:04.0"}"#);
+        for fds in [None, Some(3)] {
+            let read = serde_json::from_str::<VfioPciConfig>(&text(fds)).unwrap();
+            assert_eq!(read, function(fds));
+        }
     }
 
     #[test]
@@ -412,12 +432,13 @@ mod tests {
         let identity = broken(|c| c.memory_mode = MemoryMode::Identity);
         assert_eq!(identity, ConfigError::Identity);
         let function = VfioPciConfig {
-            container: FdRef(1),
-            function: FdRef(2),
+            name: "0000:00:04.0".into(),
+            group: Some(FdRef(1)),
+            container: Some(FdRef(2)),
         };
         let mut given = config();
         given.devices.push(DeviceSpec::new("disk", &function).unwrap());
-        assert_eq!(given.validate(), Err(ConfigError::Function("disk".into())));
+        assert_eq!(given.validate(), Ok(()), "KVM's guests can have it, too");
         (given.reservation, given.memory_mode) = (Some(FdRef(3)), MemoryMode::Identity);
         assert_eq!(given.validate(), Err(ConfigError::Identity));
         assert!(given.devices.pop().is_some());

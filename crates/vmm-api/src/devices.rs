@@ -190,15 +190,21 @@ impl DeviceConfig for RngConfig {
     const KIND: &'static str = "rng";
 }
 
-/// A function of the host's PCI bus, which Linux's VFIO has taken from the host. It comes behind all other devices, only with
-/// [`crate::VmConfig::reservation`], and its interrupts go to the guest's CPUs without the host.
+/// A function of the host's PCI bus, which Linux's VFIO has taken from the host. It comes behind all other devices. With
+/// [`crate::VmConfig::reservation`] its interrupts go to the guest's CPUs without the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VfioPciConfig {
-    /// A container of VFIO's with an IOMMU, the same for all functions of a VM: all of the guest's memory will be mapped there.
-    pub container: FdRef,
-    /// The function.
-    pub function: FdRef,
+    /// Its name on the host, such as `0000:00:04.0`.
+    pub name: String,
+    /// Its IOMMU group (`/dev/vfio/N`). It is left out where the VM has another function of this group, or the same packet brings one
+    /// before: the kernel opens a group once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<FdRef>,
+    /// An empty container of VFIO's (`/dev/vfio/vfio`), for the first function of a VM: all of the guest's memory will be mapped there, and
+    /// the groups of further functions join it. One that comes with those is closed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<FdRef>,
 }
 
 impl DeviceConfig for VfioPciConfig {

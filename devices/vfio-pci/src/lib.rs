@@ -7,6 +7,10 @@
 //!  interrupts ◀── an event for each vector, which the engine's interrupts are attached to
 //! ```
 //! Sections cited are those of the PCI Local Bus Specification 3.0 unless another is named.
+#![allow(
+    unsafe_code,
+    reason = "the guest is given registers of the host's hardware; each block says what that relies on"
+)]
 
 mod capabilities;
 mod description;
@@ -19,13 +23,13 @@ mod tests;
 mod windows;
 
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use device::{CreateError, DmaSpace, DmaSpaces, FdTable, FunctionModule, HostFunction, parse_config};
-use engine::Vm;
-use memory::Ram;
+use device::{CreateError, DmaSpace, DmaSpaces, FdTable, FunctionModule, GuestDma, HostFunction, parse_config};
+use engine::{FunctionGuard, Vm};
 use pci::{BAR_COUNT, PciFunction};
-use vfio::{CONFIG_REGION, Device, Function, Irq, VfioError};
+use vfio::{CONFIG_REGION, Device, Irq, VfioError};
 use vmm_api::DeviceSpec;
 use vmm_api::devices::{DeviceConfig, VfioPciConfig};
 
@@ -54,9 +58,9 @@ impl FunctionModule for VfioPciModule {
         spaces: &mut DmaSpaces,
     ) -> Result<Box<dyn HostFunction>, CreateError> {
         let config: VfioPciConfig = parse_config(spec)?;
-        let space = spaces.of(config.container, fds)?;
-        let function = Function::from_fd(fds.take(config.function)?).map_err(refused("a PCI function of the host"))?;
-        Ok(Box::new(Unplugged::new(Box::new(function), space)?))
+        let space = spaces.join(config.container, config.group, fds)?;
+        let (function, group) = space.take(&config.name)?;
+        Ok(Box::new(Unplugged::new(Box::new(function), Some(group), space)?))
     }
 }
 
@@ -98,33 +102,52 @@ fn describe(function: &dyn Device) -> Result<Description, CreateError> {
     Description::read(&facts).map_err(CreateError::Value)
 }
 
-/// A function before there is a VM.
+/// A function before it is on a bus.
 struct Unplugged {
     // It is closed before the address space is.
     function: Box<dyn Device>,
+    /// Its group's file, by which the engine is told of it.
+    group: Option<OwnedFd>,
     space: Arc<DmaSpace>,
     shown: Description,
 }
 
 impl Unplugged {
-    fn new(function: Box<dyn Device>, space: Arc<DmaSpace>) -> Result<Self, CreateError> {
+    fn new(function: Box<dyn Device>, group: Option<OwnedFd>, space: Arc<DmaSpace>) -> Result<Self, CreateError> {
         let shown = describe(function.as_ref())?;
-        Ok(Self { function, space, shown })
+        Ok(Self {
+            function,
+            group,
+            space,
+            shown,
+        })
     }
 
     /// In a VM.
-    fn registers(self, vm: &Arc<dyn Vm>, ram: &Ram) -> Result<Registers, CreateError> {
-        let Self { function, space, shown } = self;
-        // Whatever fails, the function is closed before the memory is unmapped.
-        let (dma, function) = (space.map(ram)?, function);
+    fn registers(self, vm: &Arc<dyn Vm>, dma: Arc<GuestDma>) -> Result<Registers, CreateError> {
+        let Self {
+            function, group, shown, ..
+        } = self;
+        let engine = |error: engine::EngineError| CreateError::Value(error.to_string());
+        // Whatever fails, the function is closed before the engine forgets it, and that before the memory is unmapped.
+        let dma = dma;
+        let known = match &group {
+            Some(group) => vm.add_host_function(group.as_fd()).map_err(engine)?,
+            None => FunctionGuard::nothing(),
+        };
+        let function = function;
         let interrupts = Interrupts::new(vm.as_ref(), &shown)?;
         let windows = Windows::new(vm, function.as_ref(), &shown.tables)?;
-        Registers::new(dma, function, shown, (interrupts, windows))
+        Registers::new(dma, (function, known), shown, (interrupts, windows))
     }
 }
 
 impl HostFunction for Unplugged {
-    fn plug(self: Box<Self>, vm: &Arc<dyn Vm>, ram: &Ram) -> Result<Arc<dyn PciFunction>, CreateError> {
-        Ok(Arc::new(self.registers(vm, ram)?))
+    fn space(&self) -> Arc<DmaSpace> {
+        Arc::clone(&self.space)
+    }
+
+    fn plug(self: Box<Self>, vm: &Arc<dyn Vm>, dma: Arc<GuestDma>) -> Result<Arc<dyn PciFunction>, CreateError> {
+        Ok(Arc::new(self.registers(vm, dma)?))
     }
 }

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use device::{CreateError, GuestDma};
+use engine::FunctionGuard;
 use observe::LogLimit;
 use pci::config::{Command, SIZE, register};
 use pci::{BAR_COUNT, ConfigSpace, MemoryRanges, PciFunction};
@@ -37,6 +38,7 @@ pub(crate) struct Registers {
     // Fields are dropped in this order: the function is closed, which resets it, before memory is unmapped and goes.
     state: Mutex<State>,
     function: Box<dyn Device>,
+    _known: FunctionGuard,
     _dma: Arc<GuestDma>,
     bars: [Region; BAR_COUNT],
     config: Region,
@@ -49,7 +51,7 @@ impl Registers {
     pub(crate) fn new(
         // Dropped the last first.
         dma: Arc<GuestDma>,
-        function: Box<dyn Device>,
+        (function, known): (Box<dyn Device>, FunctionGuard),
         shown: Description,
         (interrupts, windows): (Interrupts, Windows),
     ) -> Result<Self, CreateError> {
@@ -68,6 +70,7 @@ impl Registers {
                 command: Command::INTERRUPT_DISABLE,
             }),
             function,
+            _known: known,
             _dma: dma,
             bars,
             config,

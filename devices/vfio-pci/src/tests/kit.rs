@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
 use base::{ByteSize, EventFd};
-use device::DmaSpace;
+use device::{DmaMemory, DmaSpace};
 use engine::{Doorbell, EngineError, HostRange, Interrupt, MsiMessage, Presence, Vcpu, Vm, VmState};
 use memory::Ram;
 use pci::PciFunction;
@@ -91,7 +91,7 @@ impl Vm for Engine {
     fn map_ram(&self, _: u32, _: Arc<GuestRegionMmap<()>>, _: Presence) -> engine::Result<()> {
         Err(refused())
     }
-    fn map_registers(&self, guest: u64, registers: HostRange, give: bool) -> engine::Result<()> {
+    unsafe fn map_registers(&self, guest: u64, registers: HostRange, give: bool) -> engine::Result<()> {
         let mut given = self.given.lock().unwrap();
         let one = (guest, registers.length);
         match give {
@@ -212,9 +212,9 @@ impl Machine {
             device: Arc::clone(&device),
             space: Arc::clone(&space),
         };
-        let unplugged = Unplugged::new(Box::new(function), shared).unwrap();
+        let unplugged = Unplugged::new(Box::new(function), None, Arc::clone(&shared)).unwrap();
         let vm = Arc::clone(&engine) as Arc<dyn Vm>;
-        let registers = unplugged.registers(&vm, &ram).unwrap();
+        let registers = unplugged.registers(&vm, shared.map(&DmaMemory::of(&ram)).unwrap()).unwrap();
         device.take_written();
         Self {
             registers,
@@ -268,6 +268,6 @@ impl Machine {
 /// Why a function cannot be given away.
 pub(super) fn refusal(device: FakeDevice) -> String {
     let space = DmaSpace::new(Arc::new(FakeSpace::new()));
-    let refused = Unplugged::new(Box::new(device), space);
+    let refused = Unplugged::new(Box::new(device), None, space);
     refused.err().map(|error| error.to_string()).unwrap_or_default()
 }
