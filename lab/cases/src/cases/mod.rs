@@ -27,10 +27,12 @@ mod identity_memory;
 mod jail;
 mod kernel_features;
 mod kills;
+mod kvm_nvme;
 mod limits;
 mod limits_rates;
 mod moves;
 mod network;
+mod nvme_disk;
 mod package;
 mod pause;
 mod private_state;
@@ -123,6 +125,7 @@ pub(crate) const ALL: &[&Case] = &[
     &bare_identity::CASE,
     &bare_identity::CLASS,
     &bare_nvme::CASE,
+    &kvm_nvme::CASE,
     &bare_rounds::CASE,
     &dedicated::CASE,
     &hostile::CASE,
