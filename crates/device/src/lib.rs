@@ -12,14 +12,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use engine::Vm;
-use memory::Ram;
 use observe::Registry;
 use pci::PciFunction;
 use serde::de::DeserializeOwned;
 use virtio::VirtioDevice;
 use vmm_api::{DeviceSpec, FdRef};
 
-pub use dma::{DmaSpace, DmaSpaces, GuestDma};
+pub use dma::{DmaMemory, DmaSpace, DmaSpaces, GuestDma};
 pub use rate_limiter::RateLimiter;
 pub use space::{SpaceAlarm, is_no_space};
 
@@ -114,13 +113,16 @@ pub trait DeviceModule: Sync {
     ) -> Result<Box<dyn VirtioDevice>, CreateError>;
 }
 
-/// A function of the host's PCI bus that the guest is to have: put on the guest's bus when there is a VM.
+/// A function of the host's PCI bus that the guest is to have: put on the guest's bus when there is a VM, and its memory is mapped.
 pub trait HostFunction: Send {
-    /// Lets it reach the guest's memory, and gives it interrupts of the VM's.
+    /// What it reaches of memory, as all functions of the VM do.
+    fn space(&self) -> Arc<DmaSpace>;
+
+    /// Gives it interrupts of the VM's. All that the guest has of memory is mapped in its space.
     ///
     /// # Errors
     /// The host or the engine refuses.
-    fn plug(self: Box<Self>, vm: &Arc<dyn Vm>, ram: &Ram) -> Result<Arc<dyn PciFunction>, CreateError>;
+    fn plug(self: Box<Self>, vm: &Arc<dyn Vm>, dma: Arc<GuestDma>) -> Result<Arc<dyn PciFunction>, CreateError>;
 }
 
 /// One kind of such functions. Its crate exports one value of this.
