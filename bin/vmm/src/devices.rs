@@ -47,15 +47,18 @@ pub(crate) fn create_devices(
     Ok(devices)
 }
 
-/// Those that the host has.
-pub(crate) fn create_functions(specs: &[DeviceSpec], fds: &mut FdTable) -> Result<Vec<NamedFunction>, ApiError> {
+/// Those that the host has, which share the VM's address space.
+pub(crate) fn create_functions(
+    specs: &[DeviceSpec],
+    fds: &mut FdTable,
+    spaces: &mut DmaSpaces,
+) -> Result<Vec<NamedFunction>, ApiError> {
     let mut functions = Vec::new();
-    let mut spaces = DmaSpaces::default();
     for spec in specs {
         if let Module::Function(module) = module(spec)? {
             functions.push(NamedFunction {
                 id: spec.id.clone(),
-                function: module.create(spec, fds, &mut spaces).map_err(named(spec))?,
+                function: module.create(spec, fds, spaces).map_err(named(spec))?,
             });
         }
     }

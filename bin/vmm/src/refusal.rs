@@ -26,7 +26,10 @@ pub(crate) fn from_machine(error: &MachineError) -> ApiError {
         | MachineError::NotToBeSaved(_)
         | MachineError::IdentityMemory
         | MachineError::OtherMemory { .. }
+        | MachineError::FunctionTaken(_)
+        | MachineError::NoFunction(_)
         | MachineError::OtherDevices { .. } => ErrorKind::Invalid,
+        MachineError::FunctionsLeave => ErrorKind::WrongState,
         MachineError::Engine(_)
         | MachineError::Memory(_)
         | MachineError::Function { .. }

@@ -10,12 +10,13 @@ use machine::{End, Machine, MachineConfig, MachineError};
 use observe::{Registry, marks};
 use snapshot::Layers;
 use vmm_api::{
-    ApiError, ErrorKind, ExitReason, FdRef, Info, MAX_ORDER, MAX_WRITE_SET, Mark, MemoryMode, MetricSample, PageRuns,
-    Reply, Request, RestoreConfig, SnapshotConfig, StopReason, VERSION, VmConfig, VmState, Written,
+    ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, MAX_ORDER, MAX_WRITE_SET, Mark, MemoryMode, MetricSample,
+    PageRuns, Reply, Request, RestoreConfig, SnapshotConfig, StopReason, VERSION, VmConfig, VmState, Written,
 };
 
 use crate::bare;
 use crate::devices::{create_devices, create_functions};
+use crate::functions::{self, Functions};
 use crate::kvm::KvmSource;
 use crate::refusal::{from_machine, from_snapshot, refuse};
 use crate::request_fds::all_used;
@@ -69,6 +70,7 @@ pub(crate) struct Vm {
     taps: Taps,
     /// What is made of what was inherited.
     ahead: Ahead,
+    functions: Functions,
 }
 
 impl Vm {
@@ -87,6 +89,7 @@ impl Vm {
             registry: Registry::new(),
             taps: Taps::default(),
             ahead: Ahead::default(),
+            functions: Functions::default(),
         }
     }
 
@@ -182,6 +185,9 @@ impl Vm {
             Request::Start => self.go(VmState::Created, "start"),
             Request::Resume => self.go(VmState::Paused, "resume"),
             Request::Pause => self.pause(),
+            Request::Attach(device) => self.attach(&device, fds).map(|()| Reply::Done),
+            Request::Detach(id) => self.detach(&id).map(|()| Reply::Done),
+            Request::Functions => self.its_machine().map(functions::told).map(Reply::Functions),
             Request::PressPowerButton => self.press_power_button(),
             Request::Stop => {
                 self.machine = None;
@@ -224,7 +230,7 @@ impl Vm {
         marks::mark("engine open");
         let shared = shared_directories(&config.devices, &fds)?;
         let taps = Taps::of(&config.devices, &fds)?;
-        let functions = create_functions(&config.devices, &mut fds)?;
+        let functions = create_functions(&config.devices, &mut fds, &mut self.functions.spaces)?;
         let no_space = SpaceAlarm::new().map_err(|error| refuse(ErrorKind::Host, error))?;
         let devices = create_devices(&config.devices, &mut fds, (&registry, &no_space))?;
         marks::mark("devices made");
@@ -381,8 +387,47 @@ impl Vm {
         Ok(order)
     }
 
+    /// What becomes readable when memory is mapped for a function of the host's.
+    pub(crate) fn mapped_event(&self) -> Option<&base::EventFd> {
+        self.machine.as_ref().map(Machine::mapped_event)
+    }
+
+    /// As [`Machine::plug_mapped`].
+    pub(crate) fn plug_mapped(&mut self) {
+        if let Some(machine) = &mut self.machine {
+            machine.plug_mapped();
+            self.functions.follow(machine);
+        }
+    }
+
+    fn attach(&mut self, device: &DeviceSpec, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
+        let machine = self.machine.as_mut();
+        let machine = machine.filter(|machine| machine.end().is_none());
+        let machine =
+            machine.ok_or_else(|| refuse(ErrorKind::WrongState, "there is no VM that could have a function"))?;
+        // What was written of it is without the function.
+        self.written = None;
+        self.functions.attach(machine, device, fds)
+    }
+
+    fn detach(&mut self, id: &str) -> Result<(), ApiError> {
+        let machine = self.machine.as_mut();
+        let machine = machine.ok_or_else(|| refuse(ErrorKind::WrongState, "there is no VM"))?;
+        machine.detach(id).map_err(|error| from_machine(&error))?;
+        self.functions.follow(machine);
+        Ok(())
+    }
+
     /// Whether the process may map other memory in the place of its guest's.
     fn can_map_anew(&self, not: &str) -> Result<(), ApiError> {
+        if let Some(function) = self.machine.as_ref().and_then(Machine::pinned_for) {
+            return Err(refuse(
+                ErrorKind::WrongState,
+                format!(
+                    "the guest's memory stays where it is for the PCI function `{function}` of the host's, and cannot be {not}"
+                ),
+            ));
+        }
         match &self.engine {
             Some(engine) if engine.pins_memory() => Err(refuse(
                 ErrorKind::WrongState,

@@ -37,7 +37,10 @@ impl DmaSpaces {
         group: Option<FdRef>,
         fds: &mut FdTable,
     ) -> Result<Arc<DmaSpace>, CreateError> {
-        let (container, group) = (fds.take_optional(container)?, fds.take_optional(group)?.map(Group::from_fd));
+        let (container, group) = (
+            fds.take_optional(container)?,
+            fds.take_optional(group)?.map(Group::from_fd),
+        );
         let space = match (&self.0, container, group) {
             (Some(space), _, None) => Arc::clone(space),
             (Some(space), _, Some(group)) => {
@@ -123,7 +126,13 @@ impl DmaSpace {
     pub fn take(&self, name: &str) -> Result<(Function, OwnedFd), CreateError> {
         let what = "a PCI function of the host";
         let mut last = VfioError::Other("its IOMMU group did not come along");
-        for group in self.groups.as_ref().map(Groups::open).iter().flat_map(|open| open.iter().rev()) {
+        for group in self
+            .groups
+            .as_ref()
+            .map(Groups::open)
+            .iter()
+            .flat_map(|open| open.iter().rev())
+        {
             match group.take(name) {
                 Ok(function) => {
                     let file = group.as_fd().try_clone_to_owned();
@@ -360,7 +369,10 @@ mod tests {
         let mut spaces = DmaSpaces::default();
         let mut join = |container: Option<u32>, group: Option<u32>| {
             let mut fds = FdTable::new(vec![fd(), fd()]);
-            spaces.join(container.map(FdRef), group.map(FdRef), &mut fds).err().unwrap()
+            spaces
+                .join(container.map(FdRef), group.map(FdRef), &mut fds)
+                .err()
+                .unwrap()
         };
         assert!(matches!(join(Some(0), Some(1)), CreateError::Host { .. }));
         assert!(matches!(join(Some(0), Some(2)), CreateError::MissingFd(2)));
@@ -377,7 +389,10 @@ mod tests {
         let again = spaces.join(None, None, &mut FdTable::default()).unwrap();
         assert!(Arc::ptr_eq(&again, &space));
         let told = space.take("0000:00:04.0").unwrap_err().to_string();
-        assert!(told.contains("did not come along") || told.contains("PCI function"), "{told}");
+        assert!(
+            told.contains("did not come along") || told.contains("PCI function"),
+            "{told}"
+        );
         spaces.clear();
         assert!(spaces.join(None, None, &mut FdTable::default()).is_err());
     }
@@ -388,7 +403,10 @@ mod tests {
         let space = DmaSpace::new(Arc::clone(&fake) as Arc<dyn AddressSpace>);
         space.stop();
         let told = space.map(&memory).err().unwrap();
-        assert!(matches!(&told, CreateError::Host { source, .. } if source.to_string().contains("given up")), "{told}");
+        assert!(
+            matches!(&told, CreateError::Host { source, .. } if source.to_string().contains("given up")),
+            "{told}"
+        );
         assert_eq!((fake.mapped_bytes(), space.mapped()), (0, 0));
     }
 

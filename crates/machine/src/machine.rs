@@ -16,11 +16,12 @@ use pci::{PciBus, PciError};
 use virtio::{DeviceError, TransportError, VirtioDevice, VirtioPciDevice};
 
 use crate::exits::ExitCounters;
+use crate::functions::{self, FunctionState, HostFunctions};
 use crate::halt::{Watch, process_time};
 use crate::platform::{
     Event, EventDevice, IoApic, PINS, PORTS, PlatformState, Power, SerialPort, write_new_generation,
 };
-use crate::root::{add_devices, plug, root};
+use crate::root::{add_devices, root};
 use crate::run_control::RunRequest;
 use crate::saved::Quiesced;
 use crate::vcpu::{End, Shared, VcpuCommand, VcpuThread};
@@ -72,6 +73,15 @@ pub enum MachineError {
         /// Why.
         source: CreateError,
     },
+    /// It has one of that name.
+    #[error("the VM has a PCI function `{0}` of the host's already: detach it first, or choose another name")]
+    FunctionTaken(String),
+    /// It has none of that name.
+    #[error("the VM has no PCI function `{0}` of the host's")]
+    NoFunction(String),
+    /// What was mapped for those that were detached is not unmapped yet.
+    #[error("the mapping of memory for a PCI function that was detached has not ended: try again in a moment")]
+    FunctionsLeave,
     /// A device could not go on.
     #[error("device `{id}`: {source}")]
     Device {
@@ -174,7 +184,7 @@ pub(crate) struct Parts {
     pub(crate) vm: Arc<dyn Vm>,
     pub(crate) ram: Ram,
     pub(crate) cpu: CpuModel,
-    pub(crate) functions: Vec<String>,
+    pub(crate) functions: HostFunctions,
 }
 
 /// A virtual machine, in the state that its last transition left it in.
@@ -189,8 +199,8 @@ pub struct Machine {
     pub(crate) ram: Ram,
     /// Which processor its guest was shown.
     pub(crate) cpu: CpuModel,
-    /// The names of the host's functions that its guest has.
-    pub(crate) functions: Vec<String>,
+    /// The host's functions that its guest has.
+    pub(crate) functions: HostFunctions,
     /// vCPUs and devices have stopped.
     pub(crate) paused: bool,
     /// It has not run since it was made, restored or put back.
@@ -215,7 +225,6 @@ impl Machine {
         (devices, functions): (Vec<NamedDevice>, Vec<NamedFunction>),
         registry: &Registry,
     ) -> Result<Self, MachineError> {
-        let names = functions.iter().map(|function| function.id.clone()).collect();
         let (placed, ram) = crate::ram::make(engine, &config, registry)?;
         let shared = Shared::new()?;
         let board = Board {
@@ -235,13 +244,21 @@ impl Machine {
                 // It is for guests that go on from a state of before.
                 platform.generation = platform.generation.filter(|_| ram.identity_layout().is_none());
                 let devices = add_devices(&vm, &ram, &shared, devices, registry)?;
-                plug(functions, &vm, &ram, &devices.1)?;
-                Ok((vm, platform, devices))
+                let mut host_functions = HostFunctions::new()?;
+                let board = functions::Board {
+                    vm: &vm,
+                    bus: &devices.1,
+                    memory: &functions::memory(&ram, config.cpus),
+                };
+                for function in functions {
+                    host_functions.build(function, board)?;
+                }
+                Ok((vm, platform, devices, host_functions))
             });
             let loaded = loader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             Ok::<_, MachineError>((made, loaded))
         })?;
-        let ((vm, platform, (devices, pci)), boot) = (made?, loaded?);
+        let ((vm, platform, (devices, pci), functions), boot) = (made?, loaded?);
         if let Some(address) = platform.generation {
             write_new_generation(ram.guest(), address)?;
         }
@@ -259,7 +276,7 @@ impl Machine {
             vm,
             ram,
             cpu: config.cpu,
-            functions: names,
+            functions,
         }))
     }
 
@@ -375,6 +392,55 @@ impl Machine {
             }
         }
         Some(self.watch.due_in(now))
+    }
+
+    /// Has a function of the host's come to the guest's bus when all of its memory is mapped for that, which is done beside it. What has become
+    /// of it is told by [`Machine::functions`].
+    ///
+    /// # Errors
+    /// There is one of that name, or the host has no thread for it.
+    pub fn attach(&mut self, function: NamedFunction) -> Result<(), MachineError> {
+        let memory = functions::memory(&self.ram, u32::try_from(self.threads.len()).unwrap_or(1));
+        let board = functions::Board {
+            vm: &self.vm,
+            bus: &self.pci,
+            memory: &memory,
+        };
+        self.functions.attach(function, board)
+    }
+
+    /// Readable when [`Machine::plug_mapped`] has something to do.
+    pub fn mapped_event(&self) -> &EventFd {
+        self.functions.ended()
+    }
+
+    /// Puts functions on the guest's bus whose memory is mapped by now.
+    pub fn plug_mapped(&mut self) {
+        let memory = functions::memory(&self.ram, 1);
+        let board = functions::Board {
+            vm: &self.vm,
+            bus: &self.pci,
+            memory: &memory,
+        };
+        self.functions.finish(board);
+    }
+
+    /// Takes a function from the guest, whether or not that has let go of it. With the last one its memory is unmapped.
+    ///
+    /// # Errors
+    /// It has none of that name.
+    pub fn detach(&mut self, id: &str) -> Result<(), MachineError> {
+        self.functions.detach(id, &self.pci)
+    }
+
+    /// The host's functions that the guest has or gets, by their names, and how many bytes of its memory they reach.
+    pub fn functions(&self) -> (Vec<(String, FunctionState)>, u64) {
+        (self.functions.states(), self.functions.mapped())
+    }
+
+    /// One for which the host's pages of the guest's memory have to stay: nothing may be mapped in their place.
+    pub fn pinned_for(&self) -> Option<&str> {
+        self.functions.first()
     }
 
     /// Readable once the guest has ended.

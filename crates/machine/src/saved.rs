@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use state::Schema;
 use virtio::{DeviceState, VirtioPciDevice};
 
+use crate::functions::HostFunctions;
 use crate::machine::{Machine, MachineError, NamedDevice, Parts, Platform, add_platform, map_memory, start_threads};
 use crate::platform::PlatformState;
 use crate::root::add_devices;
@@ -88,7 +89,7 @@ impl<'a> Quiesced<'a> {
         }
         // Devices first: they refuse for free.
         if let Some(function) = machine.functions.first() {
-            return Err(MachineError::NotToBeSaved(function.clone()));
+            return Err(MachineError::NotToBeSaved(function.to_owned()));
         }
         let mut devices = Vec::with_capacity(machine.devices.len());
         for device in &machine.devices {
@@ -182,7 +183,7 @@ impl Machine {
             vm,
             ram,
             cpu: state.shape.cpu,
-            functions: Vec::new(),
+            functions: HostFunctions::new()?,
         });
         machine.paused = true;
         machine.new_generation()?;

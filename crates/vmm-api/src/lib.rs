@@ -6,6 +6,7 @@
 pub mod client;
 pub mod config;
 pub mod devices;
+mod functions;
 pub mod message;
 
 pub use client::{ClientError, VmmClient};
@@ -14,6 +15,7 @@ pub use config::{
     VmConfig,
 };
 pub use cpu::CpuModel;
+pub use functions::{FunctionInfo, FunctionState, Functions};
 pub use message::{
     ApiError, ErrorKind, Event, ExitReason, Info, MAX_ORDER, MAX_WRITE_SET, Mark, MetricSample, Packet, Reply, Request,
     StopReason, VmState, Written,

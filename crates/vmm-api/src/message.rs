@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{FdRef, PageRuns, RestoreConfig, SnapshotConfig, VmConfig};
+use crate::config::{DeviceSpec, FdRef, PageRuns, RestoreConfig, SnapshotConfig, VmConfig};
+use crate::functions::Functions;
 
 /// The most pages that `write-set` tells: 8 MiB.
 pub const MAX_WRITE_SET: u64 = 2048;
@@ -36,6 +37,14 @@ pub enum Request {
     WriteSet,
     /// Tell in which order pages were asked for since the VM was restored on demand without an order; at most [`MAX_ORDER`] runs.
     PageOrder,
+    /// Give the VM, which runs or is paused, a function of the host's: its memory is mapped for DMA beside the guest, and the function is
+    /// on the guest's bus when all of it is, which [`Request::Functions`] tells. The packet carries the descriptors.
+    Attach(DeviceSpec),
+    /// Take a function off the guest's bus, whether or not the guest has let go of it, and close it; or stop attaching it. The guest's
+    /// memory is unmapped with the last one.
+    Detach(String),
+    /// Tell which functions of the host's the VM has, and how far its memory is mapped for them.
+    Functions,
     /// Press the guest's power button; what comes of it is the guest's affair.
     PressPowerButton,
     /// End the VM and the process, without asking the guest; answered, and not followed by an event.
@@ -150,6 +159,8 @@ pub enum Reply {
     WriteSet(PageRuns),
     /// In which order pages were asked for.
     PageOrder(PageRuns),
+    /// To `functions`.
+    Functions(Functions),
 }
 
 /// What a snapshot's memory is.

@@ -55,7 +55,9 @@ impl Ahead {
             let shared = Arc::clone(&ahead.shared);
             ahead
                 .threads
-                .push(base::thread::spawn(&format!("dma-zero{number}"), STACK, move || shared.fill())?);
+                .push(base::thread::spawn(&format!("dma-zero{number}"), STACK, move || {
+                    shared.fill()
+                })?);
         }
         Ok(ahead)
     }

@@ -214,7 +214,9 @@ impl Machine {
         };
         let unplugged = Unplugged::new(Box::new(function), None, Arc::clone(&shared)).unwrap();
         let vm = Arc::clone(&engine) as Arc<dyn Vm>;
-        let registers = unplugged.registers(&vm, shared.map(&DmaMemory::of(&ram)).unwrap()).unwrap();
+        let registers = unplugged
+            .registers(&vm, shared.map(&DmaMemory::of(&ram)).unwrap())
+            .unwrap();
         device.take_written();
         Self {
             registers,
