@@ -110,7 +110,7 @@ fn parse(answer: &[u8]) -> IommuInfo {
 }
 
 /// What to do about a mapping that failed.
-fn next_step(error: &io::Error) -> &'static str {
+pub(crate) fn next_step(error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
         Some(Errno::NOMEM) => {
             ": the process may not lock so much memory (raise RLIMIT_MEMLOCK by the guest's memory), or the host has none left"

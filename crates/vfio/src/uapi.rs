@@ -20,6 +20,8 @@ pub(crate) const DEVICE_RESET: u32 = number(11);
 pub(crate) const IOMMU_GET_INFO: u32 = number(12);
 pub(crate) const IOMMU_MAP_DMA: u32 = number(13);
 pub(crate) const IOMMU_UNMAP_DMA: u32 = number(14);
+pub(crate) const DEVICE_BIND_IOMMUFD: u32 = number(18);
+pub(crate) const DEVICE_ATTACH_IOMMUFD_PT: u32 = number(19);
 
 pub(crate) const API_VERSION: i32 = 0;
 /// `VFIO_TYPE1v2_IOMMU`.
