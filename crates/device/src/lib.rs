@@ -5,6 +5,7 @@
 )]
 
 mod dma;
+mod memory_blocks;
 mod rate_limiter;
 mod space;
 
@@ -19,6 +20,7 @@ use virtio::VirtioDevice;
 use vmm_api::{DeviceSpec, FdRef};
 
 pub use dma::{DmaMemory, DmaSpace, DmaSpaces, GuestDma};
+pub use memory_blocks::{DiscardUnplugged, MemoryBlocks, MemoryModule, PluggableMemory, PluggableSizes, ResizeMemory};
 pub use rate_limiter::RateLimiter;
 pub use space::{SpaceAlarm, is_no_space};
 

@@ -1,5 +1,6 @@
 //! Guest physical memory: where it lies, what backs it, and checked access to it. Knows no device.
 
+mod discard;
 mod huge;
 mod identity;
 mod image;
@@ -20,6 +21,7 @@ use pager::Pager;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
+pub use discard::discard;
 pub use huge::HugeBytes;
 pub use identity::{IdentityLayout, TABLES};
 pub use image::{Image, Witness};
@@ -91,6 +93,16 @@ pub enum MemoryError {
     /// There is nobody who brings pages, or whoever does cannot put them there.
     #[error("pages of memory cannot be brought when they are touched: see whether the host has memory left ({source})")]
     Pager {
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Memory could not be given back.
+    #[error("{length:#x} bytes of guest memory at {start:#x} cannot be given back to the host: {source}")]
+    Discard {
+        /// Where it begins.
+        start: u64,
+        /// How much it is.
+        length: u64,
         /// Why.
         source: std::io::Error,
     },
