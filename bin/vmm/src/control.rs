@@ -304,6 +304,14 @@ mod tests {
     }
 
     #[test]
+    fn there_is_no_memory_to_plug_without_a_vm() {
+        let request = vmm_api::Request::ResizeMemory(base::ByteSize::mib(2));
+        let refused = Vm::new().handle(vmm_api::VERSION, request, Vec::new()).unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::WrongState);
+        assert!(refused.message.contains("there is no VM"), "{refused}");
+    }
+
+    #[test]
     fn its_version_tells_which_states_it_saves() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("control");

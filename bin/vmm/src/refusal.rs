@@ -25,6 +25,7 @@ pub(crate) fn from_machine(error: &MachineError) -> ApiError {
         | MachineError::Vcpus(_)
         | MachineError::NotToBeSaved(_)
         | MachineError::IdentityMemory
+        | MachineError::PinnedMemory
         | MachineError::OtherMemory { .. }
         | MachineError::FunctionTaken(_)
         | MachineError::NoFunction(_)

@@ -10,6 +10,7 @@ use boot::{Board, BootError, Source};
 use bus::BusError;
 use device::{CreateError, HostFunction};
 use engine::{Counts, CpuModel, Engine, EngineError, Presence, Vcpu, VcpuState, Vm};
+use memory::layout::{MemorySize, Range};
 use memory::{HugeBytes, Layers, MemoryError, Ram, layout};
 use observe::Registry;
 use pci::{PciBus, PciError};
@@ -104,6 +105,11 @@ pub enum MachineError {
     /// The saved vCPUs make no sense.
     #[error("the saved state has {0} vCPUs that do not make up a machine: it is damaged; take it anew")]
     Vcpus(usize),
+    /// Its memory is pinned from its boot on.
+    #[error(
+        "memory of a guest that owns its CPUs is pinned from its boot on, and none of it can be plugged: leave the device that plugs memory out, or its reservation"
+    )]
+    PinnedMemory,
     /// Saved with another amount of memory.
     #[error("{saved} of memory were saved, there are {here}: give the memory file that was written with the state")]
     OtherMemory {
@@ -137,8 +143,10 @@ pub enum MachineError {
 pub struct MachineConfig {
     /// Number of vCPUs, 1 to 64.
     pub cpus: u32,
-    /// Guest memory.
-    pub memory: ByteSize,
+    /// Guest memory: what it boots with, and what can be plugged, which is the affair of one of its devices.
+    pub memory: MemorySize,
+    /// The proximity domain of what can be plugged.
+    pub hotplug_node: u16,
     /// Nobody translates the guest's addresses: its memory is where the engine has reserved it.
     pub identity_memory: bool,
     /// Which processor its guest is shown.
@@ -231,6 +239,7 @@ impl Machine {
             apic_ids: (0..config.cpus).collect(),
             root: root(&ram),
             ports: PORTS,
+            hotplug_node: config.hotplug_node,
         };
         // Making a VM waits for the host's kernel, loading a guest for memory: neither needs the other.
         let (made, loaded) = std::thread::scope(|scope| {
@@ -479,9 +488,14 @@ impl Machine {
         self.vm.counts()
     }
 
-    /// The size of guest memory.
+    /// The size of guest memory, without what can be plugged.
     pub fn memory(&self) -> ByteSize {
         self.ram.size()
+    }
+
+    /// Where memory lies that can be plugged, if there is any.
+    pub fn hotplug(&self) -> Option<Range> {
+        self.ram.hotplug()
     }
 
     /// Has each vCPU's thread, which is parked, execute a command; what each replies. `command` gives `None` where there is none for it.

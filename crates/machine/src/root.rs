@@ -23,7 +23,7 @@ pub(crate) fn root(ram: &Ram) -> Root {
             tables: place.tables,
         },
         None => Root::Memory {
-            window_64: layout::pci_window_64(ram.size()),
+            window_64: layout::pci_window_64(ram.sizes()),
         },
     }
 }

@@ -112,6 +112,19 @@ mod tests {
     }
 
     #[test]
+    #[allow(unsafe_code, reason = "a page is locked by its address")]
+    fn what_the_host_does_not_take_is_an_error() {
+        let ram = Ram::allocate(ByteSize::mib(64)).unwrap();
+        ram.guest().write_obj(7_u64, GuestAddress(8 * MIB)).unwrap();
+        let page = ram.regions()[0].as_ptr().wrapping_add(8 << 20);
+        // SAFETY: the page lies within the region's mapping, which stays until the end.
+        unsafe { rustix::mm::mlock(page.cast(), PAGE) }.unwrap();
+        let error = discard(ram.guest(), range(8 * MIB, 2 * MIB)).unwrap_err().to_string();
+        assert!(error.contains("0x200000 bytes of guest memory at 0x800000"), "{error}");
+        assert_eq!(word(ram.guest(), 8 * MIB), 7);
+    }
+
+    #[test]
     fn a_shared_file_loses_its_blocks() {
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
         let file = File::from(rustix::fs::memfd_create("discard", flags).unwrap());

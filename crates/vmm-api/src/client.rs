@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
+use base::ByteSize;
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::message::{ApiError, Event, Info, MetricSample, Packet, Reply, Request, StopReason, Written};
@@ -180,6 +181,14 @@ impl VmmClient {
             Reply::Functions(functions) => Ok(functions),
             other => Err(ClientError::Malformed(format!("{other:?} to `functions`"))),
         }
+    }
+
+    /// Requests that so much of the hot-pluggable memory is plugged. The guest follows when it can: [`Info::hotplug_memory`] tells.
+    ///
+    /// # Errors
+    /// Refused where there is no such memory, or for a size that it cannot have.
+    pub fn resize_memory(&mut self, size: ByteSize) -> Result<(), ClientError> {
+        self.done(Request::ResizeMemory(size), &[])
     }
 
     /// Presses the guest's power button.
