@@ -30,6 +30,7 @@ mod kills;
 mod kvm_nvme;
 mod limits;
 mod limits_rates;
+mod memory_resize;
 mod moves;
 mod network;
 mod nvme_disk;
@@ -72,6 +73,7 @@ pub(crate) const ALL: &[&Case] = &[
     &network::CASE,
     &pause::CASE,
     &snapshot::CASE,
+    &memory_resize::CASE,
     &cpu_models::CASE,
     &reidentify::CASE,
     &reidentify_clones::CASE,
