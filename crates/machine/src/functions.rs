@@ -15,7 +15,7 @@ use engine::Vm;
 use memory::{HugeBytes, Ram};
 use pci::PciBus;
 
-use crate::machine::{MachineError, NamedFunction, host};
+use crate::machine::{Machine, MachineError, NamedFunction, host};
 
 /// More threads than this do not fill memory faster than one can map it.
 const MAX_FILLERS: u32 = 4;
@@ -272,5 +272,59 @@ impl HostFunctions {
                 Err(error) => log::warn!("the guest's memory was unmapped while others waited: {error}"),
             }
         }
+    }
+}
+
+impl Machine {
+    /// Has a function of the host's come to the guest's bus when all of its memory is mapped for that, which is done beside it. What has become
+    /// of it is told by [`Machine::functions`].
+    ///
+    /// # Errors
+    /// There is one of that name, the guest has memory that can be plugged, or the host has no thread for it.
+    pub fn attach(&mut self, function: NamedFunction) -> Result<(), MachineError> {
+        if self.ram.hotplug().is_some() {
+            return Err(MachineError::FunctionBesidePluggable(function.id));
+        }
+        let memory = memory(&self.ram, u32::try_from(self.threads.len()).unwrap_or(1));
+        let board = Board {
+            vm: &self.vm,
+            bus: &self.pci,
+            memory: &memory,
+        };
+        self.functions.attach(function, board)
+    }
+
+    /// Readable when [`Machine::plug_mapped`] has something to do.
+    pub fn mapped_event(&self) -> &EventFd {
+        self.functions.ended()
+    }
+
+    /// Puts functions on the guest's bus whose memory is mapped by now.
+    pub fn plug_mapped(&mut self) {
+        let memory = memory(&self.ram, 1);
+        let board = Board {
+            vm: &self.vm,
+            bus: &self.pci,
+            memory: &memory,
+        };
+        self.functions.finish(board);
+    }
+
+    /// Takes a function from the guest, whether or not that has let go of it. With the last one its memory is unmapped.
+    ///
+    /// # Errors
+    /// It has none of that name.
+    pub fn detach(&mut self, id: &str) -> Result<(), MachineError> {
+        self.functions.detach(id, &self.pci)
+    }
+
+    /// The host's functions that the guest has or gets, by their names, and how many bytes of its memory they reach.
+    pub fn functions(&self) -> (Vec<(String, FunctionState)>, u64) {
+        (self.functions.states(), self.functions.mapped())
+    }
+
+    /// One for which the host's pages of the guest's memory have to stay: nothing may be mapped in their place.
+    pub fn pinned_for(&self) -> Option<&str> {
+        self.functions.first()
     }
 }

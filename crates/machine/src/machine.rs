@@ -17,7 +17,7 @@ use pci::{PciBus, PciError};
 use virtio::{DeviceError, TransportError, VirtioDevice, VirtioPciDevice};
 
 use crate::exits::ExitCounters;
-use crate::functions::{self, FunctionState, HostFunctions};
+use crate::functions::{self, HostFunctions};
 use crate::halt::{Watch, process_time};
 use crate::platform::{
     Event, EventDevice, IoApic, PINS, PORTS, PlatformState, Power, SerialPort, write_new_generation,
@@ -80,6 +80,11 @@ pub enum MachineError {
     /// It has none of that name.
     #[error("the VM has no PCI function `{0}` of the host's")]
     NoFunction(String),
+    /// What is not plugged would be pinned as well.
+    #[error(
+        "device `{0}` would pin all memory that can be plugged: a VM with such memory can have no PCI function of the host's"
+    )]
+    FunctionBesidePluggable(String),
     /// What was mapped for those that were detached is not unmapped yet.
     #[error("the mapping of memory for a PCI function that was detached has not ended: try again in a moment")]
     FunctionsLeave,
@@ -401,55 +406,6 @@ impl Machine {
             }
         }
         Some(self.watch.due_in(now))
-    }
-
-    /// Has a function of the host's come to the guest's bus when all of its memory is mapped for that, which is done beside it. What has become
-    /// of it is told by [`Machine::functions`].
-    ///
-    /// # Errors
-    /// There is one of that name, or the host has no thread for it.
-    pub fn attach(&mut self, function: NamedFunction) -> Result<(), MachineError> {
-        let memory = functions::memory(&self.ram, u32::try_from(self.threads.len()).unwrap_or(1));
-        let board = functions::Board {
-            vm: &self.vm,
-            bus: &self.pci,
-            memory: &memory,
-        };
-        self.functions.attach(function, board)
-    }
-
-    /// Readable when [`Machine::plug_mapped`] has something to do.
-    pub fn mapped_event(&self) -> &EventFd {
-        self.functions.ended()
-    }
-
-    /// Puts functions on the guest's bus whose memory is mapped by now.
-    pub fn plug_mapped(&mut self) {
-        let memory = functions::memory(&self.ram, 1);
-        let board = functions::Board {
-            vm: &self.vm,
-            bus: &self.pci,
-            memory: &memory,
-        };
-        self.functions.finish(board);
-    }
-
-    /// Takes a function from the guest, whether or not that has let go of it. With the last one its memory is unmapped.
-    ///
-    /// # Errors
-    /// It has none of that name.
-    pub fn detach(&mut self, id: &str) -> Result<(), MachineError> {
-        self.functions.detach(id, &self.pci)
-    }
-
-    /// The host's functions that the guest has or gets, by their names, and how many bytes of its memory they reach.
-    pub fn functions(&self) -> (Vec<(String, FunctionState)>, u64) {
-        (self.functions.states(), self.functions.mapped())
-    }
-
-    /// One for which the host's pages of the guest's memory have to stay: nothing may be mapped in their place.
-    pub fn pinned_for(&self) -> Option<&str> {
-        self.functions.first()
     }
 
     /// Readable once the guest has ended.
