@@ -59,7 +59,8 @@ unpack_source() {
         sparc um xtensa; do
         foreign+=("--exclude=*/arch/$part/*.[chS]" "--exclude=*/arch/$part/boot/dts/*")
     done
-    for part in drivers/gpu drivers/media drivers/net/ethernet drivers/net/wireless drivers/scsi drivers/staging sound; do
+    # Of network cards some of Intel's have drivers here.
+    for part in drivers/gpu drivers/media 'drivers/net/ethernet/[!i]*' drivers/net/wireless drivers/scsi drivers/staging sound; do
         foreign+=("--exclude=*/$part/*.[ch]")
     done
     dpkg-deb --fsys-tarfile "$deb" | tar -xO "./usr/src/$package.tar.xz" | xz -dc |
@@ -153,7 +154,11 @@ finish_make() {
     local failed=0
     wait "$builder" || failed=1
     builder=
-    [ "$failed" = 0 ] || { tail -n 30 "$work/build.log" >&2; die "the kernel's build failed, see above"; }
+    # Beside others that went on, what failed may be far up.
+    [ "$failed" = 0 ] || {
+        { grep -E '(error|No rule to make target|Error [0-9]+$)' "$work/build.log" || tail -n 30 "$work/build.log"; } >&2
+        die "the kernel's build failed, see above"
+    }
 }
 
 # The flags are those of an ordinary file of the kernel and one of the ACPI interpreter, so kbuild compiles these first.

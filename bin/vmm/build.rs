@@ -14,13 +14,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// Every filter of a kind of thread; `vcpu` first, because the rules of the process's filter are tried in this order.
-const KINDS: [&str; 14] = [
+const KINDS: [&str; 15] = [
     "vcpu",
     "block",
     "block-io",
     "net",
     "console",
     "rng",
+    "mem",
     "vsock",
     "fs",
     "fs-dormant",

@@ -1,12 +1,14 @@
 //! Every device that this VMM can have. The one file that names them.
 
-use device::{DeviceModule, FunctionModule};
+use device::{DeviceModule, FunctionModule, MemoryModule};
 
 /// What makes devices of one kind.
 #[derive(Clone, Copy)]
 pub(crate) enum Module {
     /// Devices that this process is.
     Device(&'static dyn DeviceModule),
+    /// One that plugs memory.
+    Memory(&'static dyn MemoryModule),
     /// Functions of the host's.
     Function(&'static dyn FunctionModule),
 }
@@ -15,16 +17,18 @@ impl Module {
     fn kind(&self) -> &'static str {
         match self {
             Self::Device(module) => module.kind(),
+            Self::Memory(module) => module.kind(),
             Self::Function(module) => module.kind(),
         }
     }
 }
 
 /// The modules, in the order of their kinds' names.
-const MODULES: [Module; 7] = [
+const MODULES: [Module; 8] = [
     Module::Device(&block::MODULE),
     Module::Device(&console::MODULE),
     Module::Device(&virtiofs::MODULE),
+    Module::Memory(&virtio_mem::MODULE),
     Module::Device(&net::MODULE),
     Module::Device(&rng::MODULE),
     Module::Function(&vfio_pci::MODULE),
@@ -48,12 +52,14 @@ mod tests {
     #[test]
     fn every_module_is_found_by_the_name_that_the_api_uses() {
         use vmm_api::devices::{
-            BlockConfig, ConsoleConfig, DeviceConfig, FsConfig, NetConfig, RngConfig, VfioPciConfig, VsockConfig,
+            BlockConfig, ConsoleConfig, DeviceConfig, FsConfig, MemConfig, NetConfig, RngConfig, VfioPciConfig,
+            VsockConfig,
         };
         for kind in [
             BlockConfig::KIND,
             ConsoleConfig::KIND,
             FsConfig::KIND,
+            MemConfig::KIND,
             NetConfig::KIND,
             RngConfig::KIND,
             VfioPciConfig::KIND,
@@ -62,6 +68,6 @@ mod tests {
             assert_eq!(find(kind).map(|module| module.kind()), Some(kind));
         }
         assert!(find("floppy").is_none());
-        assert_eq!(kinds(), "block, console, fs, net, rng, vfio-pci, vsock");
+        assert_eq!(kinds(), "block, console, fs, mem, net, rng, vfio-pci, vsock");
     }
 }

@@ -16,6 +16,7 @@ use crate::vm::Vm;
 const SOCKET: u64 = 0;
 const ENDED: u64 = 1;
 const NO_SPACE: u64 = 2;
+const MAPPED: u64 = 3;
 
 /// Between two attempts to let a driver in.
 const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
@@ -87,9 +88,15 @@ fn accept(listener: &OwnedFd, vm: &mut Vm) -> Result<Option<OwnedFd>> {
     if let Some(no_space) = vm.no_space() {
         epoll.add(no_space, NO_SPACE, Interest::READ)?;
     }
+    if let Some(mapped) = vm.mapped_event() {
+        epoll.add(mapped, MAPPED, Interest::READ)?;
+    }
     let mut ready = Vec::new();
     loop {
         epoll.wait(&mut ready, vm.look_for_halt())?;
+        if ready.iter().any(|ready| ready.token == MAPPED) {
+            vm.plug_mapped();
+        }
         if ready.iter().any(|ready| ready.token == ENDED) {
             return Ok(None);
         }
@@ -114,7 +121,7 @@ fn accept(listener: &OwnedFd, vm: &mut Vm) -> Result<Option<OwnedFd>> {
 fn serve(socket: &PacketSocket, vm: &mut Vm) -> Result<Outcome> {
     let epoll = Epoll::new()?;
     epoll.add(socket.as_fd(), SOCKET, Interest::READ)?;
-    let (mut watching, mut watching_space) = (false, false);
+    let (mut watching, mut watching_space, mut watching_mapped) = (false, false, false);
     let mut ready = Vec::new();
     loop {
         if let (Some(ended), false) = (vm.ended(), watching) {
@@ -125,7 +132,14 @@ fn serve(socket: &PacketSocket, vm: &mut Vm) -> Result<Outcome> {
             epoll.add(no_space, NO_SPACE, Interest::READ)?;
             watching_space = true;
         }
+        if let (Some(mapped), false) = (vm.mapped_event(), watching_mapped) {
+            epoll.add(mapped, MAPPED, Interest::READ)?;
+            watching_mapped = true;
+        }
         epoll.wait(&mut ready, vm.look_for_halt())?;
+        if ready.iter().any(|ready| ready.token == MAPPED) {
+            vm.plug_mapped();
+        }
         if ready.iter().any(|ready| ready.token == SOCKET) {
             match answer(socket, vm) {
                 Ok(()) => (),
@@ -287,6 +301,14 @@ mod tests {
         let server = std::thread::spawn(move || serve_inherited(listener, Vm::new()));
         assert!(matches!(ask(&path, vmm_api::Request::Info), Ok(Reply::Info(_))));
         server.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn there_is_no_memory_to_plug_without_a_vm() {
+        let request = vmm_api::Request::ResizeMemory(base::ByteSize::mib(2));
+        let refused = Vm::new().handle(vmm_api::VERSION, request, Vec::new()).unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::WrongState);
+        assert!(refused.message.contains("there is no VM"), "{refused}");
     }
 
     #[test]

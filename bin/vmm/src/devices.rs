@@ -1,7 +1,12 @@
 //! Has each device made by its module. Knows modules by their kinds' names alone.
 
-use device::{CreateError, DeviceContext, FdTable, SpaceAlarm};
+use std::sync::Arc;
+
+use device::{
+    CreateError, DeviceContext, DiscardUnplugged, DmaSpaces, FdTable, PluggableMemory, ResizeMemory, SpaceAlarm,
+};
 use machine::{NamedDevice, NamedFunction};
+use memory::layout::Range;
 use observe::Registry;
 use vmm_api::{ApiError, DeviceSpec, ErrorKind};
 
@@ -23,40 +28,119 @@ fn named(spec: &DeviceSpec) -> impl Fn(CreateError) -> ApiError {
     move |error| refuse(ErrorKind::Invalid, format!("device `{}`: {error}", spec.id))
 }
 
+/// Who changes how much memory is plugged, if any can be.
+pub(crate) type Resize = Option<Arc<dyn ResizeMemory>>;
+
+/// What a VM has that its devices are made with.
+#[derive(Clone, Copy)]
+pub(crate) struct Surroundings<'a> {
+    pub(crate) registry: &'a Registry,
+    pub(crate) no_space: &'a SpaceAlarm,
+    /// Where memory lies that can be plugged.
+    pub(crate) hotplug: Option<Range>,
+}
+
 /// Those that this process is.
 pub(crate) fn create_devices(
     specs: &[DeviceSpec],
     fds: &mut FdTable,
-    (registry, no_space): (&Registry, &SpaceAlarm),
-) -> Result<Vec<NamedDevice>, ApiError> {
-    let mut devices = Vec::new();
+    surroundings: Surroundings<'_>,
+) -> Result<(Vec<NamedDevice>, Resize), ApiError> {
+    let (mut devices, mut resize) = (Vec::new(), None);
     for spec in specs {
-        let Module::Device(module) = module(spec)? else {
-            continue;
-        };
         let context = DeviceContext {
             id: &spec.id,
-            metrics: registry,
-            no_space,
+            metrics: surroundings.registry,
+            no_space: surroundings.no_space,
+        };
+        let device = match module(spec)? {
+            Module::Device(module) => module.create(spec, fds, &context).map_err(named(spec))?,
+            Module::Memory(module) => {
+                let hotplug = surroundings.hotplug.ok_or_else(|| no_region(spec))?;
+                // No function of the host's reaches the memory of a VM that has such a device: nothing has to be mapped for one.
+                let made = module.create(spec, &context, hotplug.start, Box::new(DiscardUnplugged));
+                let PluggableMemory { device, resize: its } = made.map_err(named(spec))?;
+                resize = Some(its);
+                device
+            }
+            Module::Function(_) => continue,
         };
         devices.push(NamedDevice {
             id: spec.id.clone(),
-            device: module.create(spec, fds, &context).map_err(named(spec))?,
+            device,
         });
     }
-    Ok(devices)
+    Ok((devices, resize))
 }
 
-/// Those that the host has.
-pub(crate) fn create_functions(specs: &[DeviceSpec], fds: &mut FdTable) -> Result<Vec<NamedFunction>, ApiError> {
+fn no_region(spec: &DeviceSpec) -> ApiError {
+    let message = format!(
+        "device `{}` plugs memory, and the VM was saved without any that can be plugged: restore it with the devices that it had",
+        spec.id
+    );
+    refuse(ErrorKind::Invalid, message)
+}
+
+/// Those that the host has, which share the VM's address space.
+pub(crate) fn create_functions(
+    specs: &[DeviceSpec],
+    fds: &mut FdTable,
+    spaces: &mut DmaSpaces,
+) -> Result<Vec<NamedFunction>, ApiError> {
     let mut functions = Vec::new();
     for spec in specs {
         if let Module::Function(module) = module(spec)? {
             functions.push(NamedFunction {
                 id: spec.id.clone(),
-                function: module.create(spec, fds).map_err(named(spec))?,
+                function: module.create(spec, fds, spaces).map_err(named(spec))?,
             });
         }
     }
     Ok(functions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vmm_api::devices::{MemConfig, RngConfig};
+
+    #[test]
+    fn memory_is_plugged_where_the_machine_has_it_and_nowhere_else() {
+        let config: MemConfig = serde_json::from_str(r#"{"region_size":536870912}"#).unwrap();
+        let specs = [
+            DeviceSpec::new("rng", &RngConfig {}).unwrap(),
+            DeviceSpec::new("memory", &config).unwrap(),
+        ];
+        let (registry, no_space) = (Registry::new(), SpaceAlarm::new().unwrap());
+        let made = |specs: &[DeviceSpec], hotplug| {
+            let surroundings = Surroundings {
+                registry: &registry,
+                no_space: &no_space,
+                hotplug,
+            };
+            create_devices(specs, &mut FdTable::default(), surroundings)
+        };
+        let region = Range {
+            start: 5 << 30,
+            length: 512 << 20,
+        };
+        let (devices, resize) = made(&specs, Some(region)).unwrap();
+        let names: Vec<_> = devices.iter().map(|device| device.id.as_str()).collect();
+        assert_eq!(names, ["rng", "memory"]);
+        let mut addr = [0; 8];
+        devices[1].device.read_config(16, &mut addr);
+        assert_eq!(u64::from_le_bytes(addr), region.start);
+        let resize = resize.unwrap();
+        resize.request(4 << 20).unwrap();
+        let mut requested = [0; 8];
+        devices[1].device.read_config(48, &mut requested);
+        assert_eq!(
+            u64::from_le_bytes(requested),
+            4 << 20,
+            "who resizes it reaches the device"
+        );
+        let refused = made(&specs, None).err().unwrap();
+        assert!(refused.message.contains("device `memory`"), "{refused}");
+        assert!(made(&specs[..1], Some(region)).unwrap().1.is_none());
+    }
 }

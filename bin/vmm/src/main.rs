@@ -7,6 +7,7 @@ mod bare;
 mod catalog;
 mod control;
 mod devices;
+mod functions;
 mod kvm;
 mod refusal;
 mod request_fds;

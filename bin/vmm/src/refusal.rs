@@ -25,8 +25,13 @@ pub(crate) fn from_machine(error: &MachineError) -> ApiError {
         | MachineError::Vcpus(_)
         | MachineError::NotToBeSaved(_)
         | MachineError::IdentityMemory
+        | MachineError::PinnedMemory
         | MachineError::OtherMemory { .. }
+        | MachineError::FunctionTaken(_)
+        | MachineError::NoFunction(_)
+        | MachineError::FunctionBesidePluggable(_)
         | MachineError::OtherDevices { .. } => ErrorKind::Invalid,
+        MachineError::FunctionsLeave => ErrorKind::WrongState,
         MachineError::Engine(_)
         | MachineError::Memory(_)
         | MachineError::Function { .. }

@@ -4,18 +4,22 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use device::{FdTable, SpaceAlarm};
+use base::ByteSize;
+use device::{FdTable, PluggableSizes, SpaceAlarm};
 use engine::Engine;
 use machine::{End, Machine, MachineConfig, MachineError};
+use memory::layout::{self, MemorySize};
 use observe::{Registry, marks};
 use snapshot::Layers;
 use vmm_api::{
-    ApiError, ErrorKind, ExitReason, FdRef, Info, MAX_ORDER, MAX_WRITE_SET, Mark, MemoryMode, MetricSample, PageRuns,
-    Reply, Request, RestoreConfig, SnapshotConfig, StopReason, VERSION, VmConfig, VmState, Written,
+    ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, HotplugMemory, Info, MAX_ORDER, MAX_WRITE_SET, Mark,
+    MemoryMode, MetricSample, PageRuns, Reply, Request, RestoreConfig, SnapshotConfig, StopReason, VERSION, VmConfig,
+    VmState, Written,
 };
 
 use crate::bare;
-use crate::devices::{create_devices, create_functions};
+use crate::devices::{Resize, Surroundings, create_devices, create_functions};
+use crate::functions::{self, Functions};
 use crate::kvm::KvmSource;
 use crate::refusal::{from_machine, from_snapshot, refuse};
 use crate::request_fds::all_used;
@@ -39,11 +43,16 @@ pub(crate) const VMM_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env
 const ENGINE_EXITS: &str = "engine_exits_total";
 const ENGINE_REFUSED: &str = "engine_refused_total";
 
+/// What is plugged of a VM's hot-pluggable memory, and what is to be: bytes that go up and down.
+const PLUGGED: &str = "mem_plugged_bytes";
+const REQUESTED: &str = "mem_requested_bytes";
+
 /// What a VM consists of once all of it was made; its parts go in this order.
 pub(crate) struct Made {
     pub(crate) machine: Machine,
     pub(crate) no_space: SpaceAlarm,
     pub(crate) taps: Taps,
+    pub(crate) resize: Resize,
     pub(crate) cpus: u32,
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) registry: Registry,
@@ -67,8 +76,10 @@ pub(crate) struct Vm {
     has_run: bool,
     registry: Registry,
     taps: Taps,
+    resize: Resize,
     /// What is made of what was inherited.
     ahead: Ahead,
+    functions: Functions,
 }
 
 impl Vm {
@@ -86,7 +97,9 @@ impl Vm {
             has_run: false,
             registry: Registry::new(),
             taps: Taps::default(),
+            resize: None,
             ahead: Ahead::default(),
+            functions: Functions::default(),
         }
     }
 
@@ -182,6 +195,10 @@ impl Vm {
             Request::Start => self.go(VmState::Created, "start"),
             Request::Resume => self.go(VmState::Paused, "resume"),
             Request::Pause => self.pause(),
+            Request::Attach(device) => self.attach(&device, fds).map(|()| Reply::Done),
+            Request::Detach(id) => self.detach(&id).map(|()| Reply::Done),
+            Request::Functions => self.its_machine().map(functions::told).map(Reply::Functions),
+            Request::ResizeMemory(size) => self.resize_memory(size),
             Request::PressPowerButton => self.press_power_button(),
             Request::Stop => {
                 self.machine = None;
@@ -224,9 +241,20 @@ impl Vm {
         marks::mark("engine open");
         let shared = shared_directories(&config.devices, &fds)?;
         let taps = Taps::of(&config.devices, &fds)?;
-        let functions = create_functions(&config.devices, &mut fds)?;
+        let functions = create_functions(&config.devices, &mut fds, &mut self.functions.spaces)?;
         let no_space = SpaceAlarm::new().map_err(|error| refuse(ErrorKind::Host, error))?;
-        let devices = create_devices(&config.devices, &mut fds, (&registry, &no_space))?;
+        let mem = vmm_api::mem_device(&config.devices).map_err(|error| refuse(ErrorKind::Invalid, error))?;
+        let mem = mem.map(|(_, config)| config);
+        let memory = MemorySize {
+            boot: config.memory,
+            hotplug: mem.as_ref().map_or(ByteSize(0), |mem| mem.region_size),
+        };
+        let surroundings = Surroundings {
+            registry: &registry,
+            no_space: &no_space,
+            hotplug: layout::hotplug(memory),
+        };
+        let (devices, resize) = create_devices(&config.devices, &mut fds, surroundings)?;
         marks::mark("devices made");
         all_used(&fds)?;
         let source = boot::Source {
@@ -236,7 +264,8 @@ impl Vm {
         };
         let size = MachineConfig {
             cpus: config.cpus,
-            memory: config.memory,
+            memory,
+            hotplug_node: mem.and_then(|mem| mem.node_id).unwrap_or(0),
             identity_memory: config.memory_mode == MemoryMode::Identity,
             cpu: config.cpu,
             serial,
@@ -251,6 +280,7 @@ impl Vm {
             machine,
             no_space,
             taps,
+            resize,
             cpus: config.cpus,
             engine,
             registry,
@@ -263,6 +293,7 @@ impl Vm {
         self.machine = Some(made.machine);
         self.no_space = Some(made.no_space);
         self.taps = made.taps;
+        self.resize = made.resize;
         self.cpus = made.cpus;
         self.engine = Some(made.engine);
         self.registry = made.registry;
@@ -318,6 +349,7 @@ impl Vm {
         no_space.clear();
         self.stopped = None;
         self.taps = applied.taps;
+        self.resize = applied.resize;
         self.registry.replace("device", &applied.registry);
         Ok(())
     }
@@ -381,8 +413,47 @@ impl Vm {
         Ok(order)
     }
 
+    /// What becomes readable when memory is mapped for a function of the host's.
+    pub(crate) fn mapped_event(&self) -> Option<&base::EventFd> {
+        self.machine.as_ref().map(Machine::mapped_event)
+    }
+
+    /// As [`Machine::plug_mapped`].
+    pub(crate) fn plug_mapped(&mut self) {
+        if let Some(machine) = &mut self.machine {
+            machine.plug_mapped();
+            self.functions.follow(machine);
+        }
+    }
+
+    fn attach(&mut self, device: &DeviceSpec, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
+        let machine = self.machine.as_mut();
+        let machine = machine.filter(|machine| machine.end().is_none());
+        let machine =
+            machine.ok_or_else(|| refuse(ErrorKind::WrongState, "there is no VM that could have a function"))?;
+        // What was written of it is without the function.
+        self.written = None;
+        self.functions.attach(machine, device, fds)
+    }
+
+    fn detach(&mut self, id: &str) -> Result<(), ApiError> {
+        let machine = self.machine.as_mut();
+        let machine = machine.ok_or_else(|| refuse(ErrorKind::WrongState, "there is no VM"))?;
+        machine.detach(id).map_err(|error| from_machine(&error))?;
+        self.functions.follow(machine);
+        Ok(())
+    }
+
     /// Whether the process may map other memory in the place of its guest's.
     fn can_map_anew(&self, not: &str) -> Result<(), ApiError> {
+        if let Some(function) = self.machine.as_ref().and_then(Machine::pinned_for) {
+            return Err(refuse(
+                ErrorKind::WrongState,
+                format!(
+                    "the guest's memory stays where it is for the PCI function `{function}` of the host's, and cannot be {not}"
+                ),
+            ));
+        }
         match &self.engine {
             Some(engine) if engine.pins_memory() => Err(refuse(
                 ErrorKind::WrongState,
@@ -443,6 +514,18 @@ impl Vm {
         Ok(Reply::Done)
     }
 
+    /// In any state: a device that sleeps tells its driver when it goes on.
+    fn resize_memory(&self, size: ByteSize) -> Result<Reply, ApiError> {
+        self.its_machine()?;
+        let resize = self.resize.as_ref().ok_or_else(|| {
+            let message = "the VM has no memory that can be plugged: make one with a device of kind `mem`";
+            refuse(ErrorKind::WrongState, message)
+        })?;
+        let requested = resize.request(size.bytes());
+        requested.map_err(|error| refuse(ErrorKind::Invalid, error))?;
+        Ok(Reply::Done)
+    }
+
     fn info(&self) -> Info {
         Info {
             api_version: VERSION,
@@ -453,6 +536,7 @@ impl Vm {
             stopped: self.stopped.clone(),
             cpus: self.cpus,
             memory: self.machine.as_ref().map_or(0, |machine| machine.memory().bytes()),
+            hotplug_memory: self.resize.as_ref().map(|resize| resize.sizes()).map(hotplug_memory),
             marks: marks::all().into_iter().map(mark).collect(),
         }
     }
@@ -465,8 +549,12 @@ impl Vm {
             labels: vec![("reason".to_owned(), reason.to_owned())],
             value,
         });
-        let refused = counts.refused.map(|value| MetricSample {
-            name: ENGINE_REFUSED.to_owned(),
+        let refused = counts.refused.map(|value| (ENGINE_REFUSED, value));
+        let sizes = self.resize.as_ref().map(|resize| resize.sizes());
+        let plugged = sizes.map(|sizes| [(PLUGGED, sizes.plugged), (REQUESTED, sizes.requested)]);
+        let without_labels = refused.into_iter().chain(plugged.into_iter().flatten());
+        let without_labels = without_labels.map(|(name, value)| MetricSample {
+            name: name.to_owned(),
             labels: Vec::new(),
             value,
         });
@@ -481,8 +569,17 @@ impl Vm {
                 value: sample.value,
             })
             .chain(exits)
-            .chain(refused)
+            .chain(without_labels)
             .collect()
+    }
+}
+
+fn hotplug_memory(sizes: PluggableSizes) -> HotplugMemory {
+    HotplugMemory {
+        region: sizes.region,
+        block: sizes.block,
+        requested: sizes.requested,
+        plugged: sizes.plugged,
     }
 }
 

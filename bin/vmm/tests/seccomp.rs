@@ -22,6 +22,16 @@ const DEEDS: [&str; 9] = [
     "ptrace",
 ];
 
+/// Requests to KVM that are for functions of the host's, by name and number (`seccomp/constants.toml`), and the kinds of threads that may
+/// make them: building a machine is main's, and what a guest causes its vCPUs'.
+const OF_FUNCTIONS: [(&str, usize, &[&str]); 5] = [
+    ("KVM_SET_GSI_ROUTING", 0x4008_ae6a, &["vcpu"]),
+    ("KVM_IRQFD", 0x4020_ae76, &["vcpu", "main"]),
+    ("KVM_SET_USER_MEMORY_REGION", 0x4020_ae46, &["vcpu", "main"]),
+    ("KVM_CREATE_DEVICE", 0xc00c_aee0, &["main"]),
+    ("KVM_SET_DEVICE_ATTR", 0x4018_aee1, &["main"]),
+];
+
 /// Asks the kernel directly: neither library nor compiler stands between.
 #[allow(unsafe_code, reason = "forbidden calls are made as bare numbers")]
 fn call(number: libc::c_long, arguments: [usize; 4]) {
@@ -45,7 +55,12 @@ fn commit(deed: &str) {
         // PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS.
         "executable" => call(libc::SYS_mmap, [0, 4096, 5, 0x22]),
         "ptrace" => call(libc::SYS_ptrace, [0, 0, 0, 0]),
-        other => panic!("there is no deed {other}"),
+        other => {
+            let request = OF_FUNCTIONS.iter().find(|(name, ..)| *name == other);
+            let (_, number, _) = request.unwrap_or_else(|| panic!("there is no deed {other}"));
+            // Of no descriptor: it fails, where it is allowed.
+            call(libc::SYS_ioctl, [usize::MAX, *number, 0, 0]);
+        }
     }
 }
 
@@ -87,7 +102,8 @@ fn on_thread(kind: &str, deed: &'static str) {
 }
 
 fn inside(mode: &str, kind: &str, deed: &str) {
-    let deed = DEEDS.into_iter().find(|known| *known == deed).unwrap();
+    let requests = OF_FUNCTIONS.into_iter().map(|(name, ..)| name);
+    let deed = DEEDS.into_iter().chain(requests).find(|known| *known == deed).unwrap();
     rustix::thread::set_no_new_privs(true).unwrap();
     seccomp::enter(mode.parse::<Mode>().unwrap()).unwrap();
     on_thread(kind, deed);
@@ -132,6 +148,7 @@ fn main() {
             }
         }
     }
+    requests();
     // The other modes say what it was, or let it be.
     let trapped = run("trap", "vsock", "open");
     assert_eq!(trapped.status.code(), Some(128 + libc::SIGSYS));
@@ -151,6 +168,23 @@ fn main() {
         TABLE.len(),
         DEEDS.len() - 1
     );
+}
+
+/// What is needed for functions of the host's only those threads may ask that have to.
+fn requests() {
+    for filter in TABLE {
+        for (name, _, allowed) in OF_FUNCTIONS {
+            let output = run("kill", filter.thread, name);
+            let expected = match allowed.contains(&filter.thread) {
+                true => None,
+                false => Some(libc::SIGSYS),
+            };
+            let text = String::from_utf8_lossy(&output.stderr);
+            let (thread, status) = (filter.thread, output.status);
+            assert_eq!(status.signal(), expected, "{thread} {name}: {status} {text}");
+            assert_eq!(status.success(), expected.is_none(), "{thread} {name}: {status} {text}");
+        }
+    }
 }
 
 /// Names are found by prefix and number.

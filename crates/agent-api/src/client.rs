@@ -11,7 +11,7 @@ use crate::message::{
     AgentInfo, DATA_CHUNK, ExecRequest, FileInfo, PROTOCOL, Prepare, Reidentify, Reply, Request, Shutdown, Upload, kind,
 };
 use crate::running::{Running, Shared};
-use crate::{Duplex, Error, OsText};
+use crate::{Duplex, Error, OsText, PciDevice, PciRequest};
 
 /// How long the handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -184,6 +184,15 @@ impl<S: Duplex> Connection<S> {
     /// Sets the guest's time of day, in nanoseconds since 1970.
     pub fn set_clock(&mut self, clock_ns: u64) -> Result<(), Error> {
         self.ask(&Request::SetClock(clock_ns)).and_then(done)
+    }
+
+    /// Has the guest look for a function that has come to its PCI bus, or let go of one that is to leave; the function, where it is
+    /// there afterwards. It takes as long as the guest's driver does.
+    pub fn pci(&mut self, request: &PciRequest) -> Result<Option<PciDevice>, Error> {
+        match self.ask(&Request::Pci(request.clone()))? {
+            Reply::Pci(device) => Ok(device),
+            other => Err(unexpected(other)),
+        }
     }
 
     /// Leaves, and waits until the agent has left, too: nothing of this connection is under way in its machine then.

@@ -7,8 +7,10 @@ mod copy;
 mod debug;
 mod duplex;
 mod error;
+mod files;
 pub mod log;
 pub mod message;
+mod pci;
 mod pump;
 mod reidentify;
 mod running;
@@ -22,8 +24,8 @@ pub use duplex::Duplex;
 pub use error::Error;
 pub use message::{
     Address, AgentInfo, DiskName, ExecFailure, ExecRequest, ExitStatus, FailureKind, FileInfo, Gateway, GuestNetwork,
-    Identity, OutputStream, PROTOCOL, PowerAction, Prepare, Reidentify, RootDisk, Share, Shutdown, TmpfsMount, Tty,
-    UnpackTarget, Upload, VSOCK_PORT, WinSize,
+    Identity, OutputStream, PROTOCOL, PciDevice, PciRequest, PowerAction, Prepare, Reidentify, RootDisk, Share,
+    Shutdown, TmpfsMount, Tty, UnpackTarget, Upload, VSOCK_PORT, WinSize,
 };
 pub use pump::{FIRST_OUTPUT, LocalIo, pump};
 pub use running::{Collected, Event, Input, Output, Running};

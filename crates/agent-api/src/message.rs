@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use wire::Protocol;
 
 use crate::OsText;
+pub use crate::files::{FileInfo, UnpackTarget, Upload};
+pub use crate::pci::{PciDevice, PciRequest};
 pub use crate::reidentify::{Identity, Reidentify};
 
 /// Name and version in the handshake. The version changes with every change that an older side would misread.
@@ -105,6 +107,8 @@ pub enum Request {
     Reidentify(Box<Reidentify>),
     /// Set the time of day, to nanoseconds since 1970, as the host's was set. Answered by [`Reply::Done`].
     SetClock(u64),
+    /// A function has come to the machine's PCI bus, or is to leave it. Answered by [`Reply::Pci`].
+    Pci(PciRequest),
     /// End all processes, write everything back, and leave. Answered by [`Reply::Done`] just before.
     Shutdown(Shutdown),
 }
@@ -159,6 +163,8 @@ pub enum Reply {
         /// Files that became shorter while they were read.
         changed: u64,
     },
+    /// Answer to [`Request::Pci`]: what is there now.
+    Pci(Option<PciDevice>),
     /// Answer to [`Request::Reidentify`].
     #[serde(rename = "renewed")]
     Reidentified {
@@ -404,40 +410,6 @@ impl ExitStatus {
             Self::Signal(number) => number.saturating_add(128),
         }
     }
-}
-
-/// A file to store. It is written beside its place and renamed when complete; missing directories are made.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Upload {
-    /// Absolute path.
-    pub path: OsText,
-    /// Permission bits.
-    pub mode: u32,
-    /// Its length in bytes.
-    pub size: u64,
-}
-
-/// Where a tar stream goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum UnpackTarget {
-    /// Its one tree, whose root is called `root` in it, becomes the path, which is in a directory that is there.
-    Root,
-    /// What is in its one tree goes into the path, a directory that is there.
-    Into,
-    /// Whatever is in it goes below the path, a directory that is there.
-    Below,
-}
-
-/// What [`Request::Stat`] found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileInfo {
-    /// Length in bytes.
-    pub size: u64,
-    /// `st_mode`: type and permission bits.
-    pub mode: u32,
-    /// SHA-256 in hexadecimal, of a regular file, if asked for.
-    pub sha256: Option<String>,
 }
 
 /// How to leave.

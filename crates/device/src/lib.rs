@@ -1,5 +1,11 @@
 //! How a device is described, created and lives. Knows no concrete device and no machine.
+#![allow(
+    unsafe_code,
+    reason = "functions of the host's are told of a guest's memory; the block says what that relies on"
+)]
 
+mod dma;
+mod memory_blocks;
 mod rate_limiter;
 mod space;
 
@@ -7,13 +13,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use engine::Vm;
-use memory::Ram;
 use observe::Registry;
 use pci::PciFunction;
 use serde::de::DeserializeOwned;
 use virtio::VirtioDevice;
 use vmm_api::{DeviceSpec, FdRef};
 
+pub use dma::{DmaMemory, DmaSpace, DmaSpaces, GuestDma};
+pub use memory_blocks::{DiscardUnplugged, MemoryBlocks, MemoryModule, PluggableMemory, PluggableSizes, ResizeMemory};
 pub use rate_limiter::RateLimiter;
 pub use space::{SpaceAlarm, is_no_space};
 
@@ -108,13 +115,16 @@ pub trait DeviceModule: Sync {
     ) -> Result<Box<dyn VirtioDevice>, CreateError>;
 }
 
-/// A function of the host's PCI bus that the guest is to have: put on the guest's bus when there is a VM.
+/// A function of the host's PCI bus that the guest is to have: put on the guest's bus when there is a VM, and its memory is mapped.
 pub trait HostFunction: Send {
-    /// Lets it reach the guest's memory, and gives it interrupts of the VM's.
+    /// What it reaches of memory, as all functions of the VM do.
+    fn space(&self) -> Arc<DmaSpace>;
+
+    /// Gives it interrupts of the VM's. All that the guest has of memory is mapped in its space.
     ///
     /// # Errors
     /// The host or the engine refuses.
-    fn plug(self: Box<Self>, vm: &Arc<dyn Vm>, ram: &Ram) -> Result<Arc<dyn PciFunction>, CreateError>;
+    fn plug(self: Box<Self>, vm: &Arc<dyn Vm>, dma: Arc<GuestDma>) -> Result<Arc<dyn PciFunction>, CreateError>;
 }
 
 /// One kind of such functions. Its crate exports one value of this.
@@ -122,11 +132,16 @@ pub trait FunctionModule: Sync {
     /// The kind's name in [`DeviceSpec::kind`].
     fn kind(&self) -> &'static str;
 
-    /// Takes its descriptors out of `fds`.
+    /// Takes its descriptors out of `fds`, and the VM's address space from `spaces`.
     ///
     /// # Errors
     /// The configuration or the descriptors do not fit.
-    fn create(&self, spec: &DeviceSpec, fds: &mut FdTable) -> Result<Box<dyn HostFunction>, CreateError>;
+    fn create(
+        &self,
+        spec: &DeviceSpec,
+        fds: &mut FdTable,
+        spaces: &mut DmaSpaces,
+    ) -> Result<Box<dyn HostFunction>, CreateError>;
 }
 
 /// Reads a device's own configuration out of its spec.

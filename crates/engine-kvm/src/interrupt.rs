@@ -19,12 +19,18 @@ impl Deliver for Sender {
 
 /// Sends one message; `Ok(false)` when no local APIC took it.
 pub(crate) fn send(vm: &VmFd, message: MsiMessage) -> Result<bool, kvm_ioctls::Error> {
-    let (low, high) = (message.address & 0xffff_ffff, message.address >> 32);
+    let (address_lo, address_hi) = halves(message.address);
     let msi = kvm_msi {
-        address_lo: u32::try_from(low).unwrap_or(0),
-        address_hi: u32::try_from(high).unwrap_or(0),
+        address_lo,
+        address_hi,
         data: message.data,
         ..kvm_msi::default()
     };
     vm.signal_msi(msi).map(|delivered| delivered > 0)
+}
+
+/// An address as KVM has it: its lower and its upper 32 bits.
+pub(crate) fn halves(address: u64) -> (u32, u32) {
+    let half = |bits: u64| u32::try_from(bits & 0xffff_ffff).unwrap_or(0);
+    (half(address), half(address >> 32))
 }

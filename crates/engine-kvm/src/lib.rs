@@ -1,8 +1,9 @@
 //! The KVM back end of the engine traits. Knows no device and no machine.
 //!
 //! KVM supplies the local APICs; the I/O APIC is user space's (split interrupt controller); there is no PIC and no
-//! PIT. Interrupts are sent as messages (`KVM_SIGNAL_MSI`) so that none has to be registered: registering an irqfd
-//! or changing the routing table waits for an SRCU grace period in the kernel.
+//! PIT. Emulated devices send their interrupts as messages (`KVM_SIGNAL_MSI`), so that none has to be registered; those of
+//! devices of the host's go from their driver's event to the guest by themselves (`irqfd`), as the guest reaches their registers
+//! by itself (`registers`).
 #![allow(
     unsafe_code,
     reason = "KVM's calls take raw addresses and descriptors; each block says what it relies on"
@@ -10,11 +11,16 @@
 
 mod convert;
 mod cpuid;
+mod host_functions;
 mod interrupt;
+mod irqfd;
 mod kick;
 mod msrs;
+mod registers;
 mod vcpu;
 mod vm;
+#[cfg(test)]
+mod with_kvm;
 
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::Arc;

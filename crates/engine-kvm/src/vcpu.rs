@@ -17,6 +17,7 @@ use crate::convert;
 use crate::cpuid;
 use crate::kick::Kicker;
 use crate::msrs;
+use crate::registers::{Registers, Withdrawals};
 
 /// `RFLAGS.IF` (Intel SDM 1, 3.4.3).
 const INTERRUPTS_ON: u64 = 1 << 9;
@@ -28,10 +29,11 @@ pub(crate) struct KvmVcpu {
     kicker: Arc<Kicker>,
     /// It has been in its guest: KVM lets nobody change what CPUID says from then on.
     has_run: bool,
+    withdrawals: Withdrawals,
 }
 
 impl KvmVcpu {
-    pub(crate) fn new(kvm: &Arc<Kvm>, vm: Arc<VmFd>, id: u32, cpuid: &CpuId) -> Result<Self> {
+    pub(crate) fn new(kvm: &Arc<Kvm>, vm: &VmFd, registers: Arc<Registers>, id: u32, cpuid: &CpuId) -> Result<Self> {
         let fd = vm.create_vcpu(u64::from(id)).map_err(failed("KVM_CREATE_VCPU"))?;
         fd.set_cpuid2(cpuid).map_err(failed("KVM_SET_CPUID2"))?;
         let size = kvm.get_vcpu_mmap_size().map_err(failed("KVM_GET_VCPU_MMAP_SIZE"))?;
@@ -44,6 +46,7 @@ impl KvmVcpu {
             fd,
             kicker: Arc::new(kicker),
             has_run: false,
+            withdrawals: Withdrawals::of(registers),
         })
     }
 }
@@ -85,10 +88,15 @@ fn translate<'a>(exit: VcpuExit<'a>, kicker: &Kicker) -> Exit<'a> {
 impl Vcpu for KvmVcpu {
     fn run(&mut self) -> Result<Exit<'_>> {
         self.has_run = true;
-        match self.fd.run() {
-            Ok(exit) => Ok(translate(exit, &self.kicker)),
-            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => Ok(Exit::Interrupted),
-            Err(error) => Err(failed("KVM_RUN")(error)),
+        let (touched, error) = match self.fd.run() {
+            Ok(VcpuExit::MemoryFault { gpa, .. }) => (Some(gpa), kvm_ioctls::Error::new(libc::EFAULT)),
+            Ok(exit) => return Ok(translate(exit, &self.kicker)),
+            Err(error) => (None, error),
+        };
+        match error.errno() {
+            libc::EINTR | libc::EAGAIN => Ok(Exit::Interrupted),
+            libc::EFAULT if self.withdrawals.explain(touched) => Ok(Exit::Interrupted),
+            _ => Err(failed("KVM_RUN")(error)),
         }
     }
 

@@ -1,12 +1,12 @@
 //! One virtual machine.
 
-use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use base::EventFd;
 use engine::{
-    Clock, CpuModel, Doorbell, EngineError, Interrupt, MsiMessage, Presence, Result, Routed, Vcpu, Vm, VmState, failed,
+    Clock, CpuModel, Doorbell, EngineError, FunctionGuard, HostRange, Interrupt, MsiMessage, Presence, Result, Vcpu,
+    Vm, VmState, failed,
 };
 use kvm_bindings::{
     CpuId, KVM_CAP_HALT_POLL, KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_X2APIC_API, KVM_CAP_X86_DISABLE_EXITS,
@@ -16,7 +16,10 @@ use kvm_bindings::{
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VmFd};
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
+use crate::host_functions::HostFunctions;
 use crate::interrupt::{self, Sender};
+use crate::irqfd::{Routes, Source, borrow};
+use crate::registers::Registers;
 use crate::vcpu::KvmVcpu;
 use crate::{OwnCpus, cpuid};
 
@@ -35,6 +38,10 @@ pub(crate) struct KvmVm {
     shown_cpuid: CpuId,
     // Keeps what KVM has mapped mapped, slot by slot.
     slots: Mutex<Vec<(u32, Arc<GuestRegionMmap<()>>)>>,
+    // Of devices of the host's: their interrupts, their registers, and what KVM knows of them.
+    routes: Arc<Routes<VmFd>>,
+    registers: Arc<Registers>,
+    functions: HostFunctions,
 }
 
 impl KvmVm {
@@ -54,12 +61,16 @@ impl KvmVm {
         let supported = kvm
             .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
             .map_err(failed("KVM_GET_SUPPORTED_CPUID"))?;
+        let vm = Arc::new(vm);
         Ok(Self {
             kvm,
-            vm: Arc::new(vm),
             model,
             shown_cpuid: cpuid::for_model(&supported, model)?,
             slots: Mutex::default(),
+            routes: Arc::new(Routes::new(Arc::clone(&vm))),
+            registers: Arc::new(Registers::new(Arc::clone(&vm))),
+            functions: HostFunctions::new(Arc::clone(&vm)),
+            vm,
         })
     }
 
@@ -89,17 +100,10 @@ fn address(bell: Doorbell) -> IoEventAddress {
     }
 }
 
-/// The event in the type that kvm-ioctls wants, without giving the descriptor away.
-fn borrow(event: &EventFd) -> ManuallyDrop<vmm_sys_util::eventfd::EventFd> {
-    // SAFETY: 1. the descriptor is an open event fd for as long as `event` is borrowed; 2. ManuallyDrop keeps it
-    // from being closed twice.
-    ManuallyDrop::new(unsafe { vmm_sys_util::eventfd::EventFd::from_raw_fd(event.as_raw_fd()) })
-}
-
 impl Vm for KvmVm {
     fn create_vcpu(&self, id: u32, count: u32) -> Result<Box<dyn Vcpu>> {
         let cpuid = cpuid::for_vcpu(&self.shown_cpuid, self.model, id, count)?;
-        let vcpu = KvmVcpu::new(&self.kvm, Arc::clone(&self.vm), id, &cpuid)?;
+        let vcpu = KvmVcpu::new(&self.kvm, &self.vm, Arc::clone(&self.registers), id, &cpuid)?;
         if self.model != CpuModel::Host {
             vcpu.hide_host()?;
         }
@@ -122,6 +126,20 @@ impl Vm for KvmVm {
             .unwrap_or_else(PoisonError::into_inner)
             .push((slot, region));
         Ok(())
+    }
+
+    fn add_host_function(&self, file: BorrowedFd<'_>) -> Result<FunctionGuard> {
+        // A VM without slots has none for registers either, and these exit.
+        self.registers.most();
+        self.functions.add(file)
+    }
+
+    unsafe fn map_registers(&self, guest: u64, registers: HostRange, give: bool) -> Result<()> {
+        match give {
+            // SAFETY: the caller's, word for word.
+            true => unsafe { self.registers.give(guest, registers) },
+            false => self.registers.take(guest, registers),
+        }
     }
 
     fn set_dirty_tracking(&self, slot: u32, on: bool) -> Result<()> {
@@ -159,7 +177,7 @@ impl Vm for KvmVm {
     }
 
     fn create_interrupt(&self) -> Arc<dyn Interrupt> {
-        Arc::new(Routed::new(Sender(Arc::clone(&self.vm))))
+        Arc::new(Source::new(Arc::clone(&self.routes), Sender(Arc::clone(&self.vm))))
     }
 
     fn attach_doorbell(&self, bell: Doorbell, event: &EventFd) -> Result<()> {
@@ -180,7 +198,9 @@ impl Vm for KvmVm {
             KVM_CAP_SPLIT_IRQCHIP,
             u64::from(pins),
             "KVM_CAP_SPLIT_IRQCHIP",
-        )
+        )?;
+        self.routes.reserve(pins);
+        Ok(())
     }
 
     fn save(&self) -> Result<VmState> {

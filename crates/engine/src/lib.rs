@@ -4,10 +4,12 @@
 //! another partition. This crate does not know any back end and no device.
 
 pub mod exit;
+mod function;
 mod interrupt;
 mod saved;
 pub mod state;
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +18,7 @@ use vm_memory::GuestRegionMmap;
 
 pub use cpu::CpuModel;
 pub use exit::{Exit, SystemEvent};
+pub use function::FunctionGuard;
 pub use interrupt::{Deliver, Routed};
 pub use saved::{APIC_BYTES, MSRS_OF_HOST, XSAVE_BYTES, same_timer_rate, same_tsc_rate};
 pub use state::{BootState, Clock, CpuidEntry, Msr, VcpuState, VmState};
@@ -61,7 +64,8 @@ pub struct MsiMessage {
 
 const NO_IDENTITY: &str = "this engine translates its guests' addresses: run the guest with the class `bare`";
 
-const NO_DEVICES: &str = "this engine gives its guests no devices of the host: run the guest with the class `bare`";
+const NO_DEVICES: &str =
+    "this engine gives its guests no devices of the host: run the guest on KVM, or on CPUs of its own (class `bare`)";
 
 /// Memory of this process, by its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,18 +167,36 @@ pub trait Vm: Send + Sync {
     /// More than the engine can have, or the id was taken.
     fn create_vcpu(&self, id: u32, count: u32) -> Result<Box<dyn Vcpu>>;
 
-    /// Lets the guest see `region` at its own guest physical address; the engine keeps it mapped.
+    /// Lets the guest see `region` at its own guest physical address; the engine keeps it mapped. Slots are counted from 0 on.
     ///
     /// # Errors
     /// The slot is taken or the range overlaps another.
     fn map_ram(&self, slot: u32, region: Arc<GuestRegionMmap<()>>, presence: Presence) -> Result<()>;
 
+    /// Lets the engine know of a function of the host's that its guest is about to have, by a file of VFIO's: that of its IOMMU group, or
+    /// its own where the host's kernel takes that (Linux 6.6). Before its registers and interrupts, for as long as the guard is kept.
+    ///
+    /// # Errors
+    /// The engine has no functions for its guests, or the host does not take the file.
+    fn add_host_function(&self, file: BorrowedFd<'_>) -> Result<FunctionGuard> {
+        let _ = file;
+        Err(EngineError::Unusable(NO_DEVICES.into()))
+    }
+
     /// Lets the guest reach registers of a device of the host's, which are mapped in this process, at `guest` and without an exit, or takes
     /// them back, where they were given. When they go from this process they go from the guest as well: it exits there, as elsewhere.
     ///
     /// # Errors
-    /// The engine has no way to, or the guest has something there.
-    fn map_registers(&self, guest: u64, registers: HostRange, give: bool) -> Result<()> {
+    /// The engine has no way to or no room left, or the guest has something there: it exits there then.
+    ///
+    /// # Safety
+    /// Whatever is mapped in that range of this process is the guest's, from when it is given until it was taken back without an error
+    /// or the VM is gone.
+    #[allow(
+        unsafe_code,
+        reason = "a declaration: by an address alone no engine can tell whose memory it gives away"
+    )]
+    unsafe fn map_registers(&self, guest: u64, registers: HostRange, give: bool) -> Result<()> {
         let _ = (guest, registers, give);
         Err(EngineError::Unusable(NO_DEVICES.into()))
     }
@@ -308,7 +330,14 @@ pub trait Interrupt: Send + Sync {
     /// Triggers it, from any thread; one system call at most, no lock that a guest could hold up.
     fn trigger(&self);
 
-    /// Routes to `message`, or to nothing. Costs no system call.
+    /// Tells that [`Interrupt::route`] with `message` is what comes next for this one: an engine for which routing is costly can do it
+    /// for all at once that it was told of. Whether it does, and whether the message counts from now on or from then, is the engine's.
+    fn prepare(&self, message: MsiMessage) {
+        // A hint, and nothing is lost with one who needs none.
+        let _ = message;
+    }
+
+    /// Routes to `message`, or to nothing. Costs no system call where no event is attached.
     fn route(&self, message: Option<MsiMessage>);
 
     /// Whether a trigger is kept because nothing is routed.

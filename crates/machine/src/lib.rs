@@ -14,6 +14,7 @@
 //! One thread, the owner of [`Machine`], makes all transitions; vCPU threads only report.
 
 mod exits;
+mod functions;
 mod halt;
 mod machine;
 pub mod platform;
@@ -26,6 +27,7 @@ mod run_control;
 mod saved;
 mod vcpu;
 
+pub use functions::FunctionState;
 pub use machine::{Machine, MachineConfig, MachineError, NamedDevice, NamedFunction};
 pub use saved::{MachineState, Quiesced, SerialOutput, Shape};
 pub use vcpu::{End, FIRST_RUN};

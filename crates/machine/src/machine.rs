@@ -10,17 +10,19 @@ use boot::{Board, BootError, Source};
 use bus::BusError;
 use device::{CreateError, HostFunction};
 use engine::{Counts, CpuModel, Engine, EngineError, Presence, Vcpu, VcpuState, Vm};
+use memory::layout::{MemorySize, Range};
 use memory::{HugeBytes, Layers, MemoryError, Ram, layout};
 use observe::Registry;
 use pci::{PciBus, PciError};
 use virtio::{DeviceError, TransportError, VirtioDevice, VirtioPciDevice};
 
 use crate::exits::ExitCounters;
+use crate::functions::{self, HostFunctions};
 use crate::halt::{Watch, process_time};
 use crate::platform::{
     Event, EventDevice, IoApic, PINS, PORTS, PlatformState, Power, SerialPort, write_new_generation,
 };
-use crate::root::{add_devices, plug, root};
+use crate::root::{add_devices, root};
 use crate::run_control::RunRequest;
 use crate::saved::Quiesced;
 use crate::vcpu::{End, Shared, VcpuCommand, VcpuThread};
@@ -72,6 +74,20 @@ pub enum MachineError {
         /// Why.
         source: CreateError,
     },
+    /// It has one of that name.
+    #[error("the VM has a PCI function `{0}` of the host's already: detach it first, or choose another name")]
+    FunctionTaken(String),
+    /// It has none of that name.
+    #[error("the VM has no PCI function `{0}` of the host's")]
+    NoFunction(String),
+    /// What is not plugged would be pinned as well.
+    #[error(
+        "device `{0}` would pin all memory that can be plugged: a VM with such memory can have no PCI function of the host's"
+    )]
+    FunctionBesidePluggable(String),
+    /// What was mapped for those that were detached is not unmapped yet.
+    #[error("the mapping of memory for a PCI function that was detached has not ended: try again in a moment")]
+    FunctionsLeave,
     /// A device could not go on.
     #[error("device `{id}`: {source}")]
     Device {
@@ -94,6 +110,11 @@ pub enum MachineError {
     /// The saved vCPUs make no sense.
     #[error("the saved state has {0} vCPUs that do not make up a machine: it is damaged; take it anew")]
     Vcpus(usize),
+    /// Its memory is pinned from its boot on.
+    #[error(
+        "memory of a guest that owns its CPUs is pinned from its boot on, and none of it can be plugged: leave the device that plugs memory out, or its reservation"
+    )]
+    PinnedMemory,
     /// Saved with another amount of memory.
     #[error("{saved} of memory were saved, there are {here}: give the memory file that was written with the state")]
     OtherMemory {
@@ -127,8 +148,10 @@ pub enum MachineError {
 pub struct MachineConfig {
     /// Number of vCPUs, 1 to 64.
     pub cpus: u32,
-    /// Guest memory.
-    pub memory: ByteSize,
+    /// Guest memory: what it boots with, and what can be plugged, which is the affair of one of its devices.
+    pub memory: MemorySize,
+    /// The proximity domain of what can be plugged.
+    pub hotplug_node: u16,
     /// Nobody translates the guest's addresses: its memory is where the engine has reserved it.
     pub identity_memory: bool,
     /// Which processor its guest is shown.
@@ -174,7 +197,7 @@ pub(crate) struct Parts {
     pub(crate) vm: Arc<dyn Vm>,
     pub(crate) ram: Ram,
     pub(crate) cpu: CpuModel,
-    pub(crate) functions: Vec<String>,
+    pub(crate) functions: HostFunctions,
 }
 
 /// A virtual machine, in the state that its last transition left it in.
@@ -189,8 +212,8 @@ pub struct Machine {
     pub(crate) ram: Ram,
     /// Which processor its guest was shown.
     pub(crate) cpu: CpuModel,
-    /// The names of the host's functions that its guest has.
-    pub(crate) functions: Vec<String>,
+    /// The host's functions that its guest has.
+    pub(crate) functions: HostFunctions,
     /// vCPUs and devices have stopped.
     pub(crate) paused: bool,
     /// It has not run since it was made, restored or put back.
@@ -215,13 +238,13 @@ impl Machine {
         (devices, functions): (Vec<NamedDevice>, Vec<NamedFunction>),
         registry: &Registry,
     ) -> Result<Self, MachineError> {
-        let names = functions.iter().map(|function| function.id.clone()).collect();
         let (placed, ram) = crate::ram::make(engine, &config, registry)?;
         let shared = Shared::new()?;
         let board = Board {
             apic_ids: (0..config.cpus).collect(),
             root: root(&ram),
             ports: PORTS,
+            hotplug_node: config.hotplug_node,
         };
         // Making a VM waits for the host's kernel, loading a guest for memory: neither needs the other.
         let (made, loaded) = std::thread::scope(|scope| {
@@ -235,13 +258,21 @@ impl Machine {
                 // It is for guests that go on from a state of before.
                 platform.generation = platform.generation.filter(|_| ram.identity_layout().is_none());
                 let devices = add_devices(&vm, &ram, &shared, devices, registry)?;
-                plug(functions, &vm, &ram, &devices.1)?;
-                Ok((vm, platform, devices))
+                let mut host_functions = HostFunctions::new()?;
+                let board = functions::Board {
+                    vm: &vm,
+                    bus: &devices.1,
+                    memory: &functions::memory(&ram, config.cpus),
+                };
+                for function in functions {
+                    host_functions.build(function, board)?;
+                }
+                Ok((vm, platform, devices, host_functions))
             });
             let loaded = loader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             Ok::<_, MachineError>((made, loaded))
         })?;
-        let ((vm, platform, (devices, pci)), boot) = (made?, loaded?);
+        let ((vm, platform, (devices, pci), functions), boot) = (made?, loaded?);
         if let Some(address) = platform.generation {
             write_new_generation(ram.guest(), address)?;
         }
@@ -259,7 +290,7 @@ impl Machine {
             vm,
             ram,
             cpu: config.cpu,
-            functions: names,
+            functions,
         }))
     }
 
@@ -413,9 +444,14 @@ impl Machine {
         self.vm.counts()
     }
 
-    /// The size of guest memory.
+    /// The size of guest memory, without what can be plugged.
     pub fn memory(&self) -> ByteSize {
         self.ram.size()
+    }
+
+    /// Where memory lies that can be plugged, if there is any.
+    pub fn hotplug(&self) -> Option<Range> {
+        self.ram.hotplug()
     }
 
     /// Has each vCPU's thread, which is parked, execute a command; what each replies. `command` gives `None` where there is none for it.

@@ -14,6 +14,7 @@ use virtio::{Activation, ActiveQueue, DeviceError, VirtioDevice};
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::Machine;
+use crate::functions::HostFunctions;
 use crate::machine::{Parts, add_platform};
 use crate::platform::Event;
 use crate::root::add_devices;
@@ -104,7 +105,7 @@ fn rig(second_has_form: bool) -> Rig {
     let run = Arc::clone(&shared.run);
     let machine = Machine::assemble(Parts {
         cpu: engine::CpuModel::Host,
-        functions: Vec::new(),
+        functions: HostFunctions::new().unwrap(),
         threads: Vec::new(),
         shared,
         devices: drivers.iter().map(|driver| Arc::clone(driver.device())).collect(),

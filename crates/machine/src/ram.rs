@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use base::ByteSize;
 use engine::{Engine, Vm};
+use memory::layout::MemorySize;
 use memory::{MemoryError, Ram};
 use observe::Registry;
 
@@ -18,21 +18,24 @@ pub(crate) fn make(
     config: &MachineConfig,
     registry: &Registry,
 ) -> Result<(Option<Arc<dyn Vm>>, Ram), MachineError> {
+    if engine.pins_memory() && config.memory.hotplug.bytes() > 0 {
+        return Err(MachineError::PinnedMemory);
+    }
     if !config.identity_memory {
         return Ok((None, allocate(engine, config.memory, registry)?));
     }
-    let size = config.memory.bytes().saturating_add(memory::TABLES);
+    let size = config.memory.boot.bytes().saturating_add(memory::TABLES);
     let (vm, placed) = engine.create_identity_vm(config.cpu, size)?;
-    let ram = Ram::identity(placed.low, placed.main, config.memory)?;
+    let ram = Ram::identity(placed.low, placed.main, config.memory.boot)?;
     Ok((Some(vm), ram))
 }
 
 /// Zeroed memory; in huge pages of the host's where it is pinned anyway.
-fn allocate(engine: &dyn Engine, size: ByteSize, registry: &Registry) -> Result<Ram, MemoryError> {
+fn allocate(engine: &dyn Engine, size: MemorySize, registry: &Registry) -> Result<Ram, MemoryError> {
     if !engine.pins_memory() {
         return Ram::allocate(size);
     }
-    let ram = Ram::allocate_pinned(size)?;
+    let ram = Ram::allocate_pinned(size.boot)?;
     let huge = ram.huge();
     for (size, bytes) in [("1g", huge.in_1g), ("2m", huge.in_2m)] {
         registry.counter(HUGE, &[("size", size)]).add(bytes);

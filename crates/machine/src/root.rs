@@ -11,7 +11,7 @@ use observe::Registry;
 use pci::{PciBus, Window, WindowKind, Windows};
 use virtio::{Reach, VirtioPciDevice};
 
-use crate::machine::{MachineError, NamedDevice, NamedFunction};
+use crate::machine::{MachineError, NamedDevice};
 use crate::platform::BAR_PORTS;
 use crate::vcpu::Shared;
 
@@ -23,7 +23,7 @@ pub(crate) fn root(ram: &Ram) -> Root {
             tables: place.tables,
         },
         None => Root::Memory {
-            window_64: layout::pci_window_64(ram.size()),
+            window_64: layout::pci_window_64(ram.sizes()),
         },
     }
 }
@@ -86,20 +86,4 @@ pub(crate) fn add_devices(
         transports.push(transport);
     }
     Ok((transports, bus))
-}
-
-/// Puts functions of the host's on the bus.
-pub(crate) fn plug(
-    functions: Vec<NamedFunction>,
-    vm: &Arc<dyn Vm>,
-    ram: &Ram,
-    bus: &Arc<PciBus>,
-) -> Result<(), MachineError> {
-    for NamedFunction { id, function } in functions {
-        let function = function
-            .plug(vm, ram)
-            .map_err(|source| MachineError::Function { id: id.clone(), source })?;
-        bus.add(function).map_err(|source| MachineError::Pci { id, source })?;
-    }
-    Ok(())
 }

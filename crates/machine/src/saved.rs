@@ -9,12 +9,14 @@ use std::sync::Arc;
 use base::ByteSize;
 use engine::{CpuModel, VcpuState, Vm, VmState};
 use memory::Ram;
+use memory::layout::MemorySize;
 use observe::Registry;
 use pci::{PciBus, PciState};
 use serde::{Deserialize, Serialize};
 use state::Schema;
 use virtio::{DeviceState, VirtioPciDevice};
 
+use crate::functions::HostFunctions;
 use crate::machine::{Machine, MachineError, NamedDevice, Parts, Platform, add_platform, map_memory, start_threads};
 use crate::platform::PlatformState;
 use crate::root::add_devices;
@@ -28,8 +30,11 @@ const MAX_CPUS: usize = 64;
 pub struct Shape {
     /// Number of vCPUs.
     pub cpus: u32,
-    /// Bytes of memory.
+    /// Bytes of memory that it boots with.
     pub memory: u64,
+    /// Bytes of memory that can be plugged, behind the other in the memory file. In versions 1 and 2 there was none.
+    #[serde(default)]
+    pub hotplug_memory: u64,
     /// The devices' names.
     pub devices: Vec<String>,
     /// Which processor its guest is shown. In version 1 it was the host's.
@@ -39,8 +44,18 @@ pub struct Shape {
 
 impl Schema for Shape {
     const KIND: &'static str = "machine";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const OLDEST: u32 = 1;
+}
+
+impl Shape {
+    /// How much memory it has.
+    pub fn memory_size(&self) -> MemorySize {
+        MemorySize {
+            boot: ByteSize(self.memory),
+            hotplug: ByteSize(self.hotplug_memory),
+        }
+    }
 }
 
 /// Everything but the memory.
@@ -88,7 +103,7 @@ impl<'a> Quiesced<'a> {
         }
         // Devices first: they refuse for free.
         if let Some(function) = machine.functions.first() {
-            return Err(MachineError::NotToBeSaved(function.clone()));
+            return Err(MachineError::NotToBeSaved(function.to_owned()));
         }
         let mut devices = Vec::with_capacity(machine.devices.len());
         for device in &machine.devices {
@@ -107,6 +122,7 @@ impl<'a> Quiesced<'a> {
             shape: Shape {
                 cpus: u32::try_from(vcpus.len()).unwrap_or(u32::MAX),
                 memory: machine.memory().bytes(),
+                hotplug_memory: machine.ram.sizes().hotplug.bytes(),
                 devices: machine.devices.iter().map(|device| device.id().to_owned()).collect(),
                 cpu: machine.cpu,
             },
@@ -132,10 +148,10 @@ impl MachineState {
         if cpus == 0 || cpus > MAX_CPUS || usize::try_from(self.shape.cpus) != Ok(cpus) || !numbered {
             return Err(MachineError::Vcpus(cpus));
         }
-        if self.shape.memory != ram.size().bytes() {
+        if self.shape.memory_size() != ram.sizes() {
             return Err(MachineError::OtherMemory {
-                saved: ByteSize(self.shape.memory),
-                here: ram.size(),
+                saved: self.shape.memory_size().all(),
+                here: ram.sizes().all(),
             });
         }
         let here: Vec<&str> = devices.iter().map(|device| device.id.as_str()).collect();
@@ -182,7 +198,7 @@ impl Machine {
             vm,
             ram,
             cpu: state.shape.cpu,
-            functions: Vec::new(),
+            functions: HostFunctions::new()?,
         });
         machine.paused = true;
         machine.new_generation()?;
@@ -230,16 +246,22 @@ mod tests {
         let shape = Shape {
             cpus: 2,
             memory: 128 << 20,
+            hotplug_memory: 512 << 20,
             devices: vec!["console".into(), "root".into()],
             cpu: CpuModel::V3,
         };
         state::golden::check(env!("CARGO_MANIFEST_DIR"), &shape);
-        let older = Shape {
-            cpu: CpuModel::Host,
+        let second = Shape {
+            hotplug_memory: 0,
             ..shape
         };
-        assert_eq!(state::golden::load::<Shape>(env!("CARGO_MANIFEST_DIR"), 1), older);
-        assert!(Shape::load(3, b"{}").is_err());
+        assert_eq!(state::golden::load::<Shape>(env!("CARGO_MANIFEST_DIR"), 2), second);
+        let first = Shape {
+            cpu: CpuModel::Host,
+            ..second
+        };
+        assert_eq!(state::golden::load::<Shape>(env!("CARGO_MANIFEST_DIR"), 1), first);
+        assert!(Shape::load(4, b"{}").is_err());
     }
 
     #[test]
@@ -249,6 +271,7 @@ mod tests {
             shape: Shape {
                 cpus: 1,
                 memory: 32 << 20,
+                hotplug_memory: 0,
                 devices: Vec::new(),
                 cpu: CpuModel::Host,
             },
@@ -265,6 +288,7 @@ mod tests {
         assert!(refused(|s| s.vcpus.clear()).contains("vCPUs"));
         assert!(refused(|s| s.vcpus[0].id = 3).contains("vCPUs"));
         assert!(refused(|s| s.shape.memory += 4096).contains("memory"));
+        assert!(refused(|s| s.shape.hotplug_memory = 128 << 20).contains("160 MiB of memory"));
         assert!(refused(|s| s.shape.devices.push("root".into())).contains("root"));
     }
 }

@@ -55,7 +55,7 @@ impl Ram {
         {
             return Err(MemoryError::Layout(size));
         }
-        let mut ram = Self::from_regions(size, vec![low, main], None)?;
+        let mut ram = Self::from_regions(size.into(), vec![low, main], None)?;
         ram.identity = Some(layout);
         Ok(ram)
     }

@@ -169,7 +169,7 @@ impl<'a> Writer<'a> {
         if !metadata.is_file() || metadata.len() != 0 {
             return Err(MemoryError::NotEmpty(metadata.len()));
         }
-        file.set_len(ram.size().bytes()).map_err(failed("enlarged"))?;
+        file.set_len(ram.sizes().all().bytes()).map_err(failed("enlarged"))?;
         Ok(Self {
             file,
             image: Image::default(),

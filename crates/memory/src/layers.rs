@@ -323,12 +323,12 @@ impl Ram {
     /// have are left out, and a host that cannot copy ahead (Linux before 5.14) copies when the pages are written.
     #[allow(unsafe_code, reason = "pages are written to as they are")]
     pub fn populate_write(&self, runs: &[(u64, u64)]) {
-        let end = self.size().bytes() / PAGE as u64;
+        let end = self.sizes().all().bytes() / PAGE as u64;
         for &(first, pages) in runs {
             if first.checked_add(pages).is_none_or(|last| last > end) {
                 log::warn!(
                     "a write set has pages that {} of memory do not: {pages} from {first}",
-                    self.size()
+                    self.sizes().all()
                 );
                 continue;
             }
@@ -353,7 +353,7 @@ impl Ram {
         const PIECE: u64 = 64 << 10;
         let Some(layers) = self.layers() else { return };
         let read = || {
-            let whole = 0..self.size().bytes();
+            let whole = 0..self.sizes().all().bytes();
             let mut runs: Vec<_> = blocks_with_data(layers.base()?, whole, PIECE).map_err(failed("looked at"))?;
             let others = layers.segments().iter();
             runs.extend(others.map(|segment| segment.first * PAGE as u64..segment.end() * PAGE as u64));
@@ -382,7 +382,7 @@ impl Ram {
         if self.layers().is_none() {
             return Err(MemoryError::Segments(0));
         }
-        let whole = || vec![(0, self.size().bytes() / PAGE as u64)];
+        let whole = || vec![(0, self.sizes().all().bytes() / PAGE as u64)];
         let runs = pagemap.map_or_else(|| Ok(whole()), |pagemap| self.marked_changed(pagemap))?;
         for (first, pages) in runs {
             self.each_part(first, pages, |address, bytes, _| {
@@ -402,10 +402,10 @@ impl Ram {
     /// # Errors
     /// The layers make no sense, or the host cannot map them.
     pub fn rebase(&mut self, layers: Layers) -> Result<(), MemoryError> {
-        layers.check(self.size())?;
+        layers.check(self.sizes().all())?;
         // Only what was written last is not mapped yet; with one file that is everything.
         let newest = layers.files().len() - 1;
-        let pages = self.size().bytes() / PAGE as u64;
+        let pages = self.sizes().all().bytes() / PAGE as u64;
         let whole = [Segment {
             first: 0,
             pages,
@@ -439,12 +439,12 @@ impl Ram {
         let mut start = 0;
         for region in self.regions() {
             if place - start < region.len() {
-                let at = usize::try_from(place - start).map_err(|_| MemoryError::Layout(self.size()))?;
+                let at = usize::try_from(place - start).map_err(|_| MemoryError::Layout(self.sizes().all()))?;
                 return Ok((region, at));
             }
             start += region.len();
         }
-        Err(MemoryError::Layout(self.size()))
+        Err(MemoryError::Layout(self.sizes().all()))
     }
 
     /// Maps pages of a file, which has the size of the memory, where the same pages are now.
@@ -470,7 +470,7 @@ impl Ram {
         while place < end {
             let (region, at) = self.at(place)?;
             let length = (end - place).min(region.len() - at as u64);
-            let bytes = usize::try_from(length).map_err(|_| MemoryError::Layout(self.size()))?;
+            let bytes = usize::try_from(length).map_err(|_| MemoryError::Layout(self.sizes().all()))?;
             each(region.as_ptr().wrapping_add(at).cast(), bytes, place)?;
             place += length;
         }

@@ -7,6 +7,7 @@
 //! 0xfec0_0000      I/O APIC
 //! 0xfee0_0000      local APICs
 //! 4 GiB            RAM, what did not fit below 3 GiB
+//! above all RAM    hot-pluggable memory
 //! 256 GiB or more  64-bit PCI window
 //! ```
 
@@ -19,6 +20,32 @@ pub struct Range {
     pub start: u64,
     /// Number of bytes.
     pub length: u64,
+}
+
+/// How much memory a VM has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemorySize {
+    /// What it boots with.
+    pub boot: ByteSize,
+    /// The most that can be plugged while it runs.
+    pub hotplug: ByteSize,
+}
+
+impl MemorySize {
+    /// Both: what a file of all of it has.
+    pub fn all(self) -> ByteSize {
+        ByteSize(self.boot.0.saturating_add(self.hotplug.0))
+    }
+}
+
+/// Nothing can be plugged.
+impl From<ByteSize> for MemorySize {
+    fn from(boot: ByteSize) -> Self {
+        Self {
+            boot,
+            hotplug: ByteSize(0),
+        }
+    }
 }
 
 /// Where RAM ends below 4 GiB and the 32-bit PCI window begins.
@@ -54,7 +81,10 @@ const PCI_WINDOW_64_START: u64 = 256 << 30;
 /// The size of the 64-bit PCI window. Small enough for the 40 address bits of the least CPU model.
 const PCI_WINDOW_64_LENGTH: u64 = 64 << 30;
 
-/// The RAM regions of a VM with `size` bytes.
+/// What hot-pluggable memory begins at a multiple of: what Linux adds memory by at least on x86-64 (`SECTION_SIZE_BITS`, 27).
+const HOTPLUG_ALIGNMENT: u64 = 128 << 20;
+
+/// The RAM regions of a VM that boots with `size` bytes.
 pub fn ram(size: ByteSize) -> Vec<Range> {
     let low = size.bytes().min(LOW_RAM_END);
     let mut regions = vec![Range { start: 0, length: low }];
@@ -67,10 +97,29 @@ pub fn ram(size: ByteSize) -> Vec<Range> {
     regions
 }
 
-/// The 64-bit PCI window of a VM with `size` bytes of RAM: above all RAM, aligned to its own size.
-pub fn pci_window_64(size: ByteSize) -> Range {
-    let ram_end = ram(size).last().map_or(0, |range| range.start + range.length);
-    let start = ram_end.max(PCI_WINDOW_64_START).next_multiple_of(PCI_WINDOW_64_LENGTH);
+/// Where memory lies that can be plugged: above all RAM, and above 4 GiB. `None` if there is none.
+pub fn hotplug(size: MemorySize) -> Option<Range> {
+    let ram_end = ram(size.boot).last().map_or(0, |range| range.start + range.length);
+    let start = ram_end.max(HIGH_RAM_START).next_multiple_of(HOTPLUG_ALIGNMENT);
+    (size.hotplug.bytes() > 0).then_some(Range {
+        start,
+        length: size.hotplug.bytes(),
+    })
+}
+
+/// All regions of memory, lowest address first: RAM, and what can be plugged.
+pub fn regions(size: MemorySize) -> Vec<Range> {
+    ram(size.boot).into_iter().chain(hotplug(size)).collect()
+}
+
+/// The 64-bit PCI window of a VM with so much memory: above all of it, aligned to its own size.
+pub fn pci_window_64(size: impl Into<MemorySize>) -> Range {
+    let memory_end = regions(size.into())
+        .last()
+        .map_or(0, |range| range.start + range.length);
+    let start = memory_end
+        .max(PCI_WINDOW_64_START)
+        .next_multiple_of(PCI_WINDOW_64_LENGTH);
     Range {
         start,
         length: PCI_WINDOW_64_LENGTH,
@@ -104,6 +153,36 @@ mod tests {
                 }
             ]
         );
+    }
+
+    #[test]
+    fn hot_pluggable_memory_is_above_ram_and_below_the_window() {
+        let sizes = [
+            (64, 128),
+            (3 << 10, 512),
+            (3073, 128),
+            (5 << 10, 1 << 10),
+            (200 << 10, 512 << 10),
+        ];
+        for (boot, hotplug_mib) in sizes {
+            let size = MemorySize {
+                boot: ByteSize::mib(boot),
+                hotplug: ByteSize::mib(hotplug_mib),
+            };
+            let range = hotplug(size).unwrap();
+            let end = |range: &Range| range.start + range.length;
+            assert_eq!(range.length, hotplug_mib << 20);
+            assert_eq!(range.start % HOTPLUG_ALIGNMENT, 0);
+            assert!(range.start >= HIGH_RAM_START && range.start >= end(ram(size.boot).last().unwrap()));
+            assert!(end(&range) <= pci_window_64(size).start, "{size:?}");
+            assert_eq!(
+                regions(size).iter().map(|range| range.length).sum::<u64>(),
+                size.all().bytes()
+            );
+        }
+        let none = MemorySize::from(ByteSize::gib(8));
+        assert_eq!((hotplug(none), regions(none)), (None, ram(ByteSize::gib(8))));
+        assert_eq!(pci_window_64(none).start, 256 << 30);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Guest physical memory: where it lies, what backs it, and checked access to it. Knows no device.
 
+mod discard;
 mod huge;
 mod identity;
 mod image;
@@ -16,10 +17,12 @@ use std::sync::Arc;
 
 use base::ByteSize;
 use base::sparse::blocks_with_data;
+use layout::MemorySize;
 use pager::Pager;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
+pub use discard::discard;
 pub use huge::HugeBytes;
 pub use identity::{IdentityLayout, TABLES};
 pub use image::{Image, Witness};
@@ -94,6 +97,16 @@ pub enum MemoryError {
         /// Why.
         source: std::io::Error,
     },
+    /// Memory could not be given back.
+    #[error("{length:#x} bytes of guest memory at {start:#x} cannot be given back to the host: {source}")]
+    Discard {
+        /// Where it begins.
+        start: u64,
+        /// How much it is.
+        length: u64,
+        /// Why.
+        source: std::io::Error,
+    },
     /// Memory is saved to empty files only.
     #[error("the memory file is no empty regular file ({0} bytes): give one")]
     NotEmpty(u64),
@@ -117,19 +130,22 @@ pub struct Ram {
     identity: Option<IdentityLayout>,
     /// What of it lies in pages that the host had set aside.
     huge: HugeBytes,
+    /// How much there is of it.
+    sizes: MemorySize,
 }
 
 impl Ram {
-    /// Maps `size` of zeroed memory, in the regions that [`layout::ram`] gives.
+    /// Maps `size` of zeroed memory, in the regions that [`layout::regions`] gives.
     ///
     /// The mappings are private and anonymous, begin on a 2 MiB boundary and ask for transparent huge pages: a guest's
-    /// first touch of a 2 MiB range then costs one second-stage fault instead of 512.
+    /// first touch of a 2 MiB range then costs one second-stage fault instead of 512. Nothing is taken before it is touched, so that memory
+    /// that may be plugged one day costs addresses alone.
     ///
     /// # Errors
     /// The host cannot map that much.
-    pub fn allocate(size: ByteSize) -> Result<Self, MemoryError> {
+    pub fn allocate(size: impl Into<MemorySize>) -> Result<Self, MemoryError> {
         Self::anonymous(
-            size,
+            size.into(),
             |_| HUGE_PAGE,
             |mapping| {
                 huge_pages(mapping, 0..mapping.size());
@@ -146,7 +162,7 @@ impl Ram {
     /// The host cannot map that much. A host without huge pages is no error.
     pub fn allocate_pinned(size: ByteSize) -> Result<Self, MemoryError> {
         let mut counted = HugeBytes::default();
-        let mut ram = Self::anonymous(size, huge::alignment, |mapping| {
+        let mut ram = Self::anonymous(size.into(), huge::alignment, |mapping| {
             huge_pages(mapping, 0..mapping.size());
             huge::fill(mapping, &mut counted)
         })?;
@@ -155,12 +171,12 @@ impl Ram {
     }
 
     fn anonymous(
-        size: ByteSize,
+        sizes: MemorySize,
         alignment: impl Fn(usize) -> usize,
         mut back: impl FnMut(&MmapRegion<()>) -> Result<(), MemoryError>,
     ) -> Result<Self, MemoryError> {
-        let mut regions = Vec::new();
-        for range in layout::ram(size) {
+        let (mut regions, size) = (Vec::new(), sizes.all());
+        for range in layout::regions(sizes) {
             let length = usize::try_from(range.length).map_err(|_| MemoryError::Layout(size))?;
             let mapping = aligned(length, alignment(length), || MmapRegion::new(length))
                 .map_err(|source| MemoryError::Map { size, source })?;
@@ -168,7 +184,7 @@ impl Ram {
             let region = GuestRegionMmap::new(mapping, GuestAddress(range.start)).ok_or(MemoryError::Layout(size))?;
             regions.push(Arc::new(region));
         }
-        Self::from_regions(size, regions, None)
+        Self::from_regions(sizes, regions, None)
     }
 
     /// Maps what was written before, privately: pages that are only read are the files' own, in the host's page cache, and the
@@ -179,12 +195,14 @@ impl Ram {
     ///
     /// # Errors
     /// A file has another size, the layers make no sense, or the host cannot map them.
-    pub fn from_layers(layers: Layers, size: ByteSize) -> Result<Self, MemoryError> {
+    pub fn from_layers(layers: Layers, size: impl Into<MemorySize>) -> Result<Self, MemoryError> {
+        let sizes = size.into();
+        let size = sizes.all();
         layers.check(size)?;
         let base = layers.base()?;
         let mut regions = Vec::new();
         let mut offset = 0;
-        for range in layout::ram(size) {
+        for range in layout::regions(sizes) {
             let length = usize::try_from(range.length).map_err(|_| MemoryError::Layout(size))?;
             let place = FileOffset::from_arc(Arc::clone(base), offset);
             let (protection, flags) = (PROTECTION.bits().cast_signed(), SHARING.bits().cast_signed());
@@ -195,18 +213,18 @@ impl Ram {
             regions.push(Arc::new(region));
             offset += range.length;
         }
-        let ram = Self::from_regions(size, regions, Some(layers))?;
+        let ram = Self::from_regions(sizes, regions, Some(layers))?;
         let layers = ram.layers.iter().flat_map(Layers::segments);
         layers.into_iter().try_for_each(|segment| ram.map_over(segment))?;
         Ok(ram)
     }
 
     fn from_regions(
-        size: ByteSize,
+        sizes: MemorySize,
         regions: Vec<Arc<GuestRegionMmap<()>>>,
         layers: Option<Layers>,
     ) -> Result<Self, MemoryError> {
-        let guest = GuestRam::from_arc_regions(regions.clone()).map_err(|_| MemoryError::Layout(size))?;
+        let guest = GuestRam::from_arc_regions(regions.clone()).map_err(|_| MemoryError::Layout(sizes.all()))?;
         Ok(Self {
             guest: Arc::new(guest),
             regions,
@@ -215,10 +233,12 @@ impl Ram {
             pager: None,
             identity: None,
             huge: HugeBytes::default(),
+            sizes,
         })
     }
 
-    /// The checked view for loaders and devices.
+    /// The checked view for loaders and devices: all that can be plugged is in it, as there is memory whether it is plugged or not. A guest
+    /// that has a device use what is not plugged reaches zeroes, or what it has put there itself.
     pub fn guest(&self) -> &Arc<GuestRam> {
         &self.guest
     }
@@ -238,12 +258,19 @@ impl Ram {
         self.huge
     }
 
-    /// The number of bytes that are the guest's, but for what is low in memory that nobody translates.
+    /// The number of bytes that the guest boots with, but for what is low in memory that nobody translates.
     pub fn size(&self) -> ByteSize {
-        match &self.identity {
-            Some(place) => ByteSize(place.main.length),
-            None => ByteSize(self.regions.iter().map(|region| region.len()).sum()),
-        }
+        self.sizes.boot
+    }
+
+    /// The same, and how much can be plugged.
+    pub fn sizes(&self) -> MemorySize {
+        self.sizes
+    }
+
+    /// Where memory lies that can be plugged, if there is any: the last of the regions.
+    pub fn hotplug(&self) -> Option<layout::Range> {
+        layout::hotplug(self.sizes)
     }
 }
 

@@ -13,10 +13,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use base::EventFd;
 use base::epoll::{Epoll, Interest};
-use base::{ByteSize, EventFd};
 use vm_memory::GuestMemoryRegion;
 
+use crate::layout::MemorySize;
 use crate::userfault::Userfault;
 use crate::{HUGE_PAGE, Layers, MemoryError, PAGE, Ram};
 
@@ -66,7 +67,14 @@ impl Ram {
     ///
     /// # Errors
     /// A file has another size, the layers make no sense, or the host has no memory or no userfaultfd for it.
-    pub fn paged(layers: Layers, size: ByteSize, device: &OwnedFd, mut order: Runs) -> Result<Self, MemoryError> {
+    pub fn paged(
+        layers: Layers,
+        size: impl Into<MemorySize>,
+        device: &OwnedFd,
+        mut order: Runs,
+    ) -> Result<Self, MemoryError> {
+        let sizes = size.into();
+        let size = sizes.all();
         layers.check(size)?;
         let pages = size.bytes() / PAGE as u64;
         let asked = order.len();
@@ -74,7 +82,7 @@ impl Ram {
         if order.len() < asked {
             log::warn!("a page list has pages beyond the memory's {size}: they are ignored");
         }
-        let mut ram = Self::anonymous(size, |_| HUGE_PAGE, |_| Ok(()))?;
+        let mut ram = Self::anonymous(sizes, |_| HUGE_PAGE, |_| Ok(()))?;
         let userfault = Userfault::new(device).map_err(|error| MemoryError::Userfault { source: error.into() })?;
         let pager = ram
             .page_from(layers, userfault, order)

@@ -1,8 +1,8 @@
 //! Bus 0 with its host bridge at 00:00.0: who is there, how guests reach it, which addresses are whose.
 //!
-//! Two locks. `functions` is written while the machine is built and read on each access. `decode` holds what the BARs
-//! decode; it is written when a guest moves one. Order: `decode` before a function's own lock, never the other way
-//! round; no lock of the bus is held while a function serves an access.
+//! Two locks. `functions` is written when a function comes or goes and read on each access. `decode` holds what the BARs
+//! decode; it is written when a guest moves one. Order: `functions`, `decode`, a function's own lock; no lock of the bus
+//! is held while a function serves an access.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -11,9 +11,9 @@ use bus::BusDevice;
 use serde::{Deserialize, Serialize};
 use state::Schema;
 
-use crate::config::{ConfigSpace, Identity, SIZE, register};
+use crate::config::{ConfigSpace, Identity, register};
 use crate::decode::Decode;
-use crate::window::{Free, Window, WindowKind, Windows};
+use crate::window::{Assigned, Free, Window, WindowKind, Windows};
 use crate::{BAR_COUNT, MemoryRanges, PciError, PciFunction};
 
 /// Device numbers of a bus.
@@ -70,11 +70,17 @@ impl Schema for PciState {
     const VERSION: u32 = 1;
 }
 
+/// A device number that is taken.
+struct Slot {
+    function: Arc<dyn PciFunction>,
+    bars: Vec<Assigned>,
+}
+
 /// Bus 0.
 pub struct PciBus {
     windows: Windows,
     bridge: Arc<HostBridge>,
-    functions: RwLock<Vec<Arc<dyn PciFunction>>>,
+    functions: RwLock<[Option<Slot>; SLOTS]>,
     decode: RwLock<Decode>,
     free: Mutex<Free>,
     config_address: AtomicU32,
@@ -84,9 +90,14 @@ impl PciBus {
     /// A bus with nothing but its host bridge.
     pub fn new(windows: Windows) -> Arc<Self> {
         let bridge = Arc::new(HostBridge(Mutex::new(ConfigSpace::new(&HOST_BRIDGE))));
+        let mut functions = [const { None }; SLOTS];
+        functions[0] = Some(Slot {
+            function: Arc::<HostBridge>::clone(&bridge) as Arc<dyn PciFunction>,
+            bars: Vec::new(),
+        });
         Arc::new(Self {
             windows,
-            functions: RwLock::new(vec![Arc::<HostBridge>::clone(&bridge)]),
+            functions: RwLock::new(functions),
             bridge,
             decode: RwLock::default(),
             free: Mutex::new(Free::new(&windows)),
@@ -94,20 +105,29 @@ impl PciBus {
         })
     }
 
-    /// Puts a function into the next free slot, function 0, and assigns its BARs. Memory decoding stays off, as
-    /// drivers turn it on. Returns the slot.
+    /// Puts a function into the first free slot, function 0, and assigns its BARs. Memory decoding stays off, as
+    /// drivers turn it on. Returns the slot. A guest that runs finds it when it looks.
     ///
     /// # Errors
     /// The bus or a window is full.
     pub fn add(&self, function: Arc<dyn PciFunction>) -> Result<usize, PciError> {
         let mut functions = self.functions.write().unwrap_or_else(PoisonError::into_inner);
-        let slot = functions.len();
-        if slot >= SLOTS {
-            return Err(PciError::BusFull);
-        }
-        self.assign_bars(function.as_ref())?;
-        functions.push(function);
+        let slot = functions.iter().position(Option::is_none).ok_or(PciError::BusFull)?;
+        let bars = self.assign_bars(function.as_ref())?;
+        functions[slot] = Some(Slot { function, bars });
         Ok(slot)
+    }
+
+    /// Takes a function off the bus, whether or not the guest has let go of it: nobody answers in its slot and at its BARs from here on,
+    /// and accesses that are under way are the last. `None` where there is none, and for the host bridge.
+    pub fn remove(&self, slot: usize) -> Option<Arc<dyn PciFunction>> {
+        let mut functions = self.functions.write().unwrap_or_else(PoisonError::into_inner);
+        let Slot { function, bars } = functions.get_mut(slot).filter(|_| slot != 0)?.take()?;
+        let mut decode = self.decode.write().unwrap_or_else(PoisonError::into_inner);
+        decode.clear(slot);
+        drop(decode);
+        self.give_back(bars);
+        Some(function)
     }
 
     /// Serves the ports from [`crate::CONFIG_PORTS`] on.
@@ -154,14 +174,33 @@ impl PciBus {
         self.config_address.store(saved.config_address, Ordering::Relaxed);
         let functions = self.functions.read().unwrap_or_else(PoisonError::into_inner);
         let mut decode = self.decode.write().unwrap_or_else(PoisonError::into_inner);
-        for (slot, function) in functions.iter().enumerate() {
-            decode.update(slot, function.as_ref());
+        for (slot, found) in functions.iter().enumerate() {
+            if let Some(found) = found {
+                decode.update(slot, found.function.as_ref());
+            }
         }
         Ok(())
     }
 
+    /// Gives each BAR an address; all of them or none.
+    fn assign_bars(&self, function: &dyn PciFunction) -> Result<Vec<Assigned>, PciError> {
+        let mut bars = Vec::new();
+        match self.assign_each(function, &mut bars) {
+            Ok(()) => Ok(bars),
+            Err(error) => {
+                self.give_back(bars);
+                Err(error)
+            }
+        }
+    }
+
+    fn give_back(&self, bars: Vec<Assigned>) {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        bars.into_iter().for_each(|bar| free.give_back(bar));
+    }
+
     /// Finds out each BAR's size as any software does, by writing ones (6.2.5.1), and gives it an address.
-    fn assign_bars(&self, function: &dyn PciFunction) -> Result<(), PciError> {
+    fn assign_each(&self, function: &dyn PciFunction, bars: &mut Vec<Assigned>) -> Result<(), PciError> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bar = 0;
         while bar < BAR_COUNT {
@@ -178,13 +217,16 @@ impl PciBus {
                 sized[4..].fill(0xff);
             }
             let size = (u64::from_le_bytes(sized) & !0xf).wrapping_neg();
-            if is_64_bit {
-                let address = free.take(WindowKind::High, size)?;
-                function.config_write(offset, &address.to_le_bytes());
-            } else if sized[..4] != [0; 4] {
-                let kind = if is_ports { WindowKind::Ports } else { WindowKind::Low };
-                let address = free.take(kind, size)?;
-                function.config_write(offset, &address.to_le_bytes()[..4]);
+            let kind = match (is_64_bit, is_ports) {
+                (true, _) => WindowKind::High,
+                (false, true) => WindowKind::Ports,
+                (false, false) => WindowKind::Low,
+            };
+            if is_64_bit || sized[..4] != [0; 4] {
+                let assigned = free.take(kind, size)?;
+                bars.push(assigned);
+                let width = if is_64_bit { 8 } else { 4 };
+                function.config_write(offset, &assigned.address.to_le_bytes()[..width]);
             }
             bar += if is_64_bit { 2 } else { 1 };
         }
@@ -193,25 +235,32 @@ impl PciBus {
 
     fn function(&self, slot: usize) -> Option<Arc<dyn PciFunction>> {
         let functions = self.functions.read().unwrap_or_else(PoisonError::into_inner);
-        functions.get(slot).cloned()
+        let found = functions.get(slot)?.as_ref()?;
+        Some(Arc::clone(&found.function))
     }
 
     fn config_read(&self, target: Target, data: &mut [u8]) {
-        match self.function(target.slot).filter(|_| target.fits(data.len())) {
+        let fits = |function: &Arc<dyn PciFunction>| target.fits(data.len(), function.config_size());
+        match self.function(target.slot).filter(fits) {
             Some(function) => function.config_read(target.offset, data),
             None => data.fill(0xff),
         }
     }
 
     fn config_write(&self, target: Target, data: &[u8]) {
-        let Some(function) = self.function(target.slot).filter(|_| target.fits(data.len())) else {
+        let fits = |function: &Arc<dyn PciFunction>| target.fits(data.len(), function.config_size());
+        let Some(function) = self.function(target.slot).filter(fits) else {
             return;
         };
         function.config_write(target.offset, data);
-        if ConfigSpace::moves_memory(target.offset, data.len()) {
-            // Read again under the lock: of two vCPUs that write at once, the later update sees both writes.
-            let mut decode = self.decode.write().unwrap_or_else(PoisonError::into_inner);
-            decode.update(target.slot, function.as_ref());
+        if function.moves_memory(target.offset, data.len()) {
+            // Read again under the lock: of two vCPUs that write at once, the later update sees both writes. It may be gone by now.
+            let functions = self.functions.read().unwrap_or_else(PoisonError::into_inner);
+            let still = functions[target.slot].as_ref();
+            if still.is_some_and(|slot| Arc::ptr_eq(&slot.function, &function)) {
+                let mut decode = self.decode.write().unwrap_or_else(PoisonError::into_inner);
+                decode.update(target.slot, function.as_ref());
+            }
         }
     }
 
@@ -250,9 +299,9 @@ impl Target {
         })
     }
 
-    /// Whether all of the access is in the 256 bytes that a conventional function has.
-    fn fits(self, length: usize) -> bool {
-        self.offset.saturating_add(length) <= SIZE
+    /// Whether all of the access is in what the function has.
+    fn fits(self, length: usize, size: usize) -> bool {
+        self.offset.saturating_add(length) <= size
     }
 }
 
@@ -332,237 +381,4 @@ impl BusDevice for WindowDevice {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::{Bar, BarKind};
-
-    /// A function whose BARs read their own number and offset.
-    struct Probe(Mutex<ConfigSpace>);
-
-    impl Probe {
-        fn new(bars: &[Bar]) -> Arc<Self> {
-            let mut space = ConfigSpace::new(&Identity {
-                vendor: 0x1af4,
-                device: 0x1044,
-                ..Identity::default()
-            });
-            for bar in bars {
-                space.add_bar(*bar).unwrap();
-            }
-            Arc::new(Self(Mutex::new(space)))
-        }
-    }
-
-    impl PciFunction for Probe {
-        fn config_read(&self, offset: usize, data: &mut [u8]) {
-            self.0.lock().unwrap().read(offset, data);
-        }
-        fn config_write(&self, offset: usize, data: &[u8]) {
-            self.0.lock().unwrap().write(offset, data);
-        }
-        fn memory_ranges(&self) -> MemoryRanges {
-            self.0.lock().unwrap().memory_ranges()
-        }
-        fn port_ranges(&self) -> MemoryRanges {
-            self.0.lock().unwrap().port_ranges()
-        }
-        fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]) {
-            data.fill(u8::try_from(bar * 16 + usize::try_from(offset).unwrap()).unwrap());
-        }
-        fn bar_write(&self, _: usize, _: u64, _: &[u8]) {}
-    }
-
-    const LOW: Window = Window {
-        start: 0xc000_0000,
-        length: 0x10_0000,
-    };
-    const HIGH: Window = Window {
-        start: 0x40_0000_0000,
-        length: 0x10_0000,
-    };
-
-    const PORTS: Window = Window {
-        start: 0xc000,
-        length: 0x4000,
-    };
-
-    fn bus() -> Arc<PciBus> {
-        let bus = PciBus::new(Windows {
-            low: LOW,
-            high: HIGH,
-            ports: Some(PORTS),
-        });
-        let probe = Probe::new(&[
-            Bar {
-                index: 0,
-                kind: BarKind::Memory32,
-                size: 0x1000,
-            },
-            Bar {
-                index: 4,
-                kind: BarKind::Memory64 { prefetchable: false },
-                size: 0x2000,
-            },
-        ]);
-        assert_eq!(bus.add(probe), Ok(1));
-        bus
-    }
-
-    fn read32(device: &Arc<dyn BusDevice>, offset: u64) -> u32 {
-        let mut data = [0; 4];
-        device.read(offset, &mut data);
-        u32::from_le_bytes(data)
-    }
-
-    #[test]
-    fn ports_and_memory_are_spaces_of_their_own() {
-        let bus = PciBus::new(Windows {
-            low: LOW,
-            high: HIGH,
-            ports: Some(PORTS),
-        });
-        let ports_bar = |index| Bar {
-            index,
-            kind: BarKind::Ports,
-            size: 0x100,
-        };
-        let memory_bar = Bar {
-            index: 2,
-            kind: BarKind::Memory64 { prefetchable: true },
-            size: 0x1000,
-        };
-        bus.add(Probe::new(&[ports_bar(0), memory_bar])).unwrap();
-        bus.add(Probe::new(&[ports_bar(1)])).unwrap();
-        let (config, ports, high) = (bus.ports(), bus.window(WindowKind::Ports), bus.window(WindowKind::High));
-        let select = |slot: u32, register: u32| config.write(0, &(1 << 31 | slot << 11 | register).to_le_bytes());
-        select(1, 0x10);
-        assert_eq!(read32(&config, 4), 0xc001);
-        select(2, 0x14);
-        assert_eq!(read32(&config, 4), 0xc101);
-        // Nothing decodes before it is told to, and each space by its own bit.
-        assert_eq!(read32(&ports, 0), u32::MAX);
-        select(1, 4);
-        config.write(4, &0b01_u16.to_le_bytes());
-        assert_eq!((read32(&ports, 4), read32(&high, 4)), (0x0404_0404, u32::MAX));
-        config.write(4, &0b10_u16.to_le_bytes());
-        assert_eq!((read32(&ports, 4), read32(&high, 4)), (u32::MAX, 0x2424_2424));
-        // One that has no such BAR cannot be told.
-        let other = self::bus();
-        let config = other.ports();
-        config.write(0, &0x8000_0804_u32.to_le_bytes());
-        config.write(4, &0b11_u16.to_le_bytes());
-        assert_eq!(read32(&config, 4) & 0xffff, 0b10);
-        let large = Bar {
-            size: 0x200,
-            ..ports_bar(0)
-        };
-        assert!(ConfigSpace::new(&Identity::default()).add_bar(large).is_err());
-    }
-
-    #[test]
-    fn both_ways_reach_the_same_registers() {
-        let bus = bus();
-        let (ports, ecam) = (bus.ports(), bus.ecam());
-        ports.write(0, &0x8000_0800_u32.to_le_bytes());
-        assert_eq!(read32(&ports, 0), 0x8000_0800);
-        assert_eq!(read32(&ports, 4), 0x1044_1af4);
-        assert_eq!(read32(&ecam, 1 << 15), 0x1044_1af4);
-        assert_eq!(read32(&ecam, 0), 0x0008_1b36);
-        assert_eq!(read32(&ecam, (1 << 15) | 0x10), 0xc000_0000);
-        assert_eq!(read32(&ecam, (1 << 15) | 0x20), 0x0000_0004);
-        assert_eq!(read32(&ecam, (1 << 15) | 0x24), 0x40);
-        let mut two = [0; 2];
-        ports.read(6, &mut two);
-        assert_eq!(two, [0x44, 0x10]);
-    }
-
-    #[test]
-    fn nobody_answers_elsewhere() {
-        let bus = bus();
-        let (ports, ecam) = (bus.ports(), bus.ecam());
-        for address in [0x0000_0800_u32, 0x8000_1000, 0x8001_0800, 0x8000_0900] {
-            ports.write(0, &address.to_le_bytes());
-            assert_eq!(read32(&ports, 4), u32::MAX, "{address:#x}");
-            ports.write(4, &[0; 4]);
-        }
-        for offset in [2_u64 << 15, (1 << 15) | 0x1000, (1 << 15) | 0x100, (1 << 15) | 0xfe] {
-            assert_eq!(read32(&ecam, offset), u32::MAX, "{offset:#x}");
-            ecam.write(offset, &[0; 4]);
-        }
-        ports.write(0, &[1, 2]);
-        ports.write(3, &[1]);
-        let mut eight = [0; 8];
-        ports.read(0, &mut eight);
-        assert_eq!(eight, [0xff; 8]);
-    }
-
-    #[test]
-    fn a_moved_bar_is_found_where_it_went() {
-        let bus = bus();
-        let (ecam, low, high) = (bus.ecam(), bus.window(WindowKind::Low), bus.window(WindowKind::High));
-        let config = 1 << 15;
-        assert_eq!(read32(&low, 2), u32::MAX, "decoding is off");
-        ecam.write(config | 4, &[2]);
-        assert_eq!(read32(&low, 2), 0x0202_0202);
-        assert_eq!(read32(&high, 3), 0x4343_4343);
-        ecam.write(config | 0x10, &(0xc000_8000_u32).to_le_bytes());
-        assert_eq!(read32(&low, 2), u32::MAX);
-        assert_eq!(read32(&low, 0x8002), 0x0202_0202);
-        assert_eq!(read32(&low, 0x8ffe), u32::MAX, "an access across the end is nobody's");
-        ecam.write(config | 4, &[0]);
-        assert_eq!(read32(&low, 0x8002), u32::MAX);
-    }
-
-    #[test]
-    fn a_restored_bus_finds_what_its_functions_decode() {
-        let original = bus();
-        original.ports().write(0, &0x8000_0810_u32.to_le_bytes());
-        original.ecam().write(4, &[4]);
-        let saved = original.save();
-        let copy = bus();
-        // As a restored function has it: decoding, and the bus has not been asked.
-        let function = copy.function(1).unwrap();
-        function.config_write(4, &[2]);
-        assert_eq!(read32(&copy.window(WindowKind::Low), 2), u32::MAX);
-        copy.restore(&saved).unwrap();
-        assert_eq!(copy.save(), saved);
-        assert_eq!(read32(&copy.window(WindowKind::Low), 2), 0x0202_0202);
-        assert_eq!(read32(&copy.ports(), 4), 0xc000_0000);
-        let mut other = saved;
-        other.host_bridge[0] ^= 1;
-        assert_eq!(copy.restore(&other), Err(PciError::OtherFunction(0)));
-    }
-
-    #[test]
-    fn the_state_is_what_the_golden_file_says() {
-        let state = PciState {
-            config_address: 0x8000_0810,
-            host_bridge: vec![0x36, 0x1b, 8, 0],
-        };
-        state::golden::check(env!("CARGO_MANIFEST_DIR"), &state);
-    }
-
-    #[test]
-    fn a_full_bus_and_a_full_window_are_told() {
-        let bus = bus();
-        for slot in 2..SLOTS {
-            assert_eq!(bus.add(Probe::new(&[])), Ok(slot));
-        }
-        assert_eq!(bus.add(Probe::new(&[])), Err(PciError::BusFull));
-        let bus = PciBus::new(Windows {
-            low: LOW,
-            high: HIGH,
-            ports: None,
-        });
-        let large = Bar {
-            index: 0,
-            kind: BarKind::Memory32,
-            size: 0x20_0000,
-        };
-        let full = PciError::WindowFull {
-            size: 0x20_0000,
-            window: LOW.start,
-        };
-        assert_eq!(bus.add(Probe::new(&[large])), Err(full));
-    }
-}
+mod tests;

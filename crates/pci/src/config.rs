@@ -78,8 +78,14 @@ const WRITABLE: [Writable; 3] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CapabilityId {
+    /// Power management.
+    PowerManagement = 0x01,
+    /// Message signalled interrupts.
+    Msi = 0x05,
     /// Vendor specific.
     VendorSpecific = 0x09,
+    /// PCI Express.
+    PciExpress = 0x10,
     /// MSI-X.
     MsiX = 0x11,
 }
@@ -160,6 +166,8 @@ pub struct ConfigSpace {
     bytes: [u8; SIZE],
     writable: [u8; SIZE],
     bars: [Option<Bar>; BAR_COUNT],
+    /// By capabilities.
+    taken: [bool; SIZE],
     // Where the next capability goes, and the byte that shall point to it.
     next_capability: usize,
     last_link: usize,
@@ -172,6 +180,7 @@ impl ConfigSpace {
             bytes: [0; SIZE],
             writable: [0; SIZE],
             bars: [None; BAR_COUNT],
+            taken: [false; SIZE],
             next_capability: register::HEADER_END,
             last_link: register::CAPABILITIES_POINTER,
         };
@@ -218,19 +227,45 @@ impl ConfigSpace {
     /// No room is left.
     pub fn add_capability(&mut self, id: CapabilityId, body: &[u8], writable: &[u8]) -> Result<usize, PciError> {
         let start = self.next_capability;
+        let placed = self.put_capability(start, id, body, writable);
+        placed.map_err(|_| PciError::Capability(2 + body.len()))?;
+        Ok(start)
+    }
+
+    /// Adds a capability as [`ConfigSpace::add_capability`] does, behind the last one in the list and at `start`: for a function whose
+    /// driver may know where its capabilities are. Afterwards none can be appended before its end.
+    ///
+    /// # Errors
+    /// It is not behind the header on a multiple of four, not within the space, or another one is there.
+    pub fn put_capability(
+        &mut self,
+        start: usize,
+        id: CapabilityId,
+        body: &[u8],
+        writable: &[u8],
+    ) -> Result<(), PciError> {
         let length = 2 + body.len();
-        if start + length > SIZE || writable.len() > body.len() {
-            return Err(PciError::Capability(length));
+        let place = PciError::CapabilityPlace { start, length };
+        let end = start.saturating_add(length);
+        let within = start >= register::HEADER_END && start.is_multiple_of(4) && end <= SIZE;
+        if !within || writable.len() > body.len() || self.taken[start..end].contains(&true) {
+            return Err(place);
         }
-        let link = u8::try_from(start).map_err(|_| PciError::Capability(length))?;
+        let link = u8::try_from(start).map_err(|_| place)?;
+        self.taken[start..end].fill(true);
         self.set(start, &[id as u8]);
         self.set(start + 2, body);
         self.allow(start + 2, writable);
         self.set(self.last_link, &[link]);
         self.set(register::STATUS, &STATUS_CAPABILITIES_LIST.to_le_bytes());
         self.last_link = start + 1;
-        self.next_capability = (start + length).next_multiple_of(4);
-        Ok(start)
+        self.next_capability = self.next_capability.max(end.next_multiple_of(4));
+        Ok(())
+    }
+
+    /// Changes registers that their owner has changed, whether or not a guest may; they lie within the space.
+    pub fn put(&mut self, offset: usize, value: &[u8]) {
+        self.set(offset, value);
     }
 
     /// Reads; bytes outside of the space are all ones.
@@ -451,6 +486,46 @@ mod tests {
             space.add_capability(CapabilityId::VendorSpecific, &[0; 200], &[]),
             Err(PciError::Capability(202))
         );
+    }
+
+    #[test]
+    fn capabilities_lie_where_they_are_put() {
+        let mut space = space();
+        space.put_capability(0x90, CapabilityId::Msi, &[1; 8], &[0xff]).unwrap();
+        space
+            .put_capability(0x40, CapabilityId::PowerManagement, &[2; 6], &[])
+            .unwrap();
+        assert_eq!(space.u16(0x34) & 0xff, 0x90);
+        assert_eq!((space.u16(0x90), space.u16(0x40)), (0x4005, 0x0001));
+        for (start, length) in [
+            (0x3c, 8),
+            (0x42, 8),
+            (0x44, 4),
+            (0x4a, 4),
+            (0x8c, 8),
+            (0x98, 2),
+            (0xfc, 8),
+            (usize::MAX - 3, 8),
+        ] {
+            let refused = space.put_capability(start, CapabilityId::Msi, &[0; 8][..length - 2], &[]);
+            assert_eq!(refused, Err(PciError::CapabilityPlace { start, length }), "{start:#x}");
+        }
+        assert_eq!(
+            space.add_capability(CapabilityId::VendorSpecific, &[3; 2], &[]),
+            Ok(0x9c)
+        );
+    }
+
+    #[test]
+    fn what_a_guest_cannot_write_its_owner_can() {
+        let mut space = space();
+        let at = space
+            .add_capability(CapabilityId::Msi, &[0x80, 0, 5], &[0xff, 0, 0x0f])
+            .unwrap();
+        space.write(at, &[0xff; 5]);
+        assert_eq!((space.u16(at + 2), space.u16(at + 4) & 0xff), (0x00ff, 0x0f));
+        space.put(at + 3, &[9]);
+        assert_eq!(space.u16(at + 2), 0x09ff);
     }
 
     #[test]

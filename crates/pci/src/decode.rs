@@ -86,6 +86,11 @@ impl Decode {
         self.memory.update(slot, &function.memory_ranges());
         self.ports.update(slot, &function.port_ranges());
     }
+
+    pub(crate) fn clear(&mut self, slot: usize) {
+        self.memory.update(slot, &[None; BAR_COUNT]);
+        self.ports.update(slot, &[None; BAR_COUNT]);
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! PCI configuration space, BARs, MSI-X and the host bridge. Knows no device and no machine.
+//! PCI configuration space, BARs, MSI, MSI-X and the host bridge. Knows no device and no machine.
 //!
 //! ```text
 //!  0xcf8-0xcff ─┐                    ┌─ config_read/config_write ─▶ PciFunction (00:01.0 ...)
@@ -11,12 +11,16 @@
 pub mod bus;
 pub mod config;
 pub mod decode;
+pub mod msi;
 pub mod msix;
+#[cfg(test)]
+mod tests;
 pub mod window;
 
 pub use bus::{PciBus, PciState};
 pub use config::{Bar, BarKind, CapabilityId, ConfigSpace, Identity};
 pub use decode::MemoryRange;
+pub use msi::{Msi, MsiLayout};
 pub use msix::{MsixTable, VectorState};
 pub use window::{Window, WindowKind, Windows};
 
@@ -34,11 +38,23 @@ pub type MemoryRanges = [Option<MemoryRange>; BAR_COUNT];
 
 /// One function of bus 0. Guests call it from every vCPU at once, at any offset and width.
 pub trait PciFunction: Send + Sync {
-    /// Reads the function's configuration space; the access lies within its 256 bytes.
+    /// How many bytes of configuration space it has: 256, or 4096 with the extended configuration space of PCI Express (PCI Express 5.0,
+    /// 7.2). What is behind the first 256 is reached by memory alone.
+    fn config_size(&self) -> usize {
+        config::SIZE
+    }
+
+    /// Reads the function's configuration space; the access lies within [`PciFunction::config_size`].
     fn config_read(&self, offset: usize, data: &mut [u8]);
 
-    /// Writes to the function's configuration space; the access lies within its 256 bytes.
+    /// Writes to the function's configuration space; the access lies within [`PciFunction::config_size`].
     fn config_write(&self, offset: usize, data: &[u8]);
+
+    /// Whether such a write may change what BARs decode: those to BARs and the command register do; a function that can be reset by a write
+    /// elsewhere says so.
+    fn moves_memory(&self, offset: usize, length: usize) -> bool {
+        ConfigSpace::moves_memory(offset, length)
+    }
 
     /// What the BARs decode now. The bus asks again after each write that may have changed it.
     fn memory_ranges(&self) -> MemoryRanges;
@@ -82,6 +98,14 @@ pub enum PciError {
     /// The capabilities do not fit into 256 bytes; a bug of the device.
     #[error("no room for a capability of {0} bytes in configuration space")]
     Capability(usize),
+    /// A capability lies where another one is, or outside of configuration space.
+    #[error("no capability of {length} bytes can be at {start:#x} in configuration space")]
+    CapabilityPlace {
+        /// Where it would begin.
+        start: usize,
+        /// Its bytes.
+        length: usize,
+    },
     /// Saved configuration space is that of another function.
     #[error(
         "the saved PCI configuration space differs at offset {0:#x}: restore with the devices that were there when it was saved"

@@ -49,9 +49,13 @@ impl Vector {
         }
     }
 
-    fn update(&mut self, function_may_fire: bool) {
+    fn wanted(&self, function_may_fire: bool) -> Option<MsiMessage> {
         let may_fire = function_may_fire && self.entry[12] & VECTOR_MASKED == 0;
-        let wanted = may_fire.then(|| self.message());
+        may_fire.then(|| self.message())
+    }
+
+    fn update(&mut self, function_may_fire: bool) {
+        let wanted = self.wanted(function_may_fire);
         if wanted == self.routed {
             return;
         }
@@ -113,8 +117,24 @@ impl MsixTable {
             return;
         }
         self.may_fire = may_fire;
+        // All of them first: an engine may then need no more for all than for one.
+        for vector in &self.vectors {
+            if let Some(message) = vector.wanted(may_fire).filter(|_| vector.routed.is_none()) {
+                vector.interrupt.prepare(message);
+            }
+        }
         for vector in &mut self.vectors {
             vector.update(may_fire);
+        }
+    }
+
+    /// All entries are as they were at first: zeroes, and masked. MSI-X is off.
+    pub fn reset(&mut self) {
+        self.set_control(0);
+        for index in 0..self.vectors.len() {
+            let mut entry = [0; ENTRY_SIZE];
+            entry[12] = VECTOR_MASKED;
+            self.write(index * ENTRY_SIZE, &entry);
         }
     }
 
@@ -216,14 +236,26 @@ mod tests {
     struct Fake {
         pending: AtomicBool,
         routes: Mutex<Vec<Option<MsiMessage>>>,
+        /// What all of a table's were told, in order.
+        told: Arc<Mutex<Vec<Told>>>,
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Told {
+        Prepare(MsiMessage),
+        Route(Option<MsiMessage>),
     }
 
     impl Interrupt for Fake {
+        fn prepare(&self, message: MsiMessage) {
+            self.told.lock().unwrap().push(Told::Prepare(message));
+        }
         fn trigger(&self) {
             self.pending.store(true, Ordering::Relaxed);
         }
         fn route(&self, message: Option<MsiMessage>) {
             self.routes.lock().unwrap().push(message);
+            self.told.lock().unwrap().push(Told::Route(message));
         }
         fn is_pending(&self) -> bool {
             self.pending.load(Ordering::Relaxed)
@@ -231,7 +263,12 @@ mod tests {
     }
 
     fn table(vectors: usize) -> (MsixTable, Vec<Arc<Fake>>) {
-        let fakes: Vec<Arc<Fake>> = (0..vectors).map(|_| Arc::default()).collect();
+        let told = Arc::<Mutex<Vec<Told>>>::default();
+        let fake = || Fake {
+            told: Arc::clone(&told),
+            ..Fake::default()
+        };
+        let fakes: Vec<Arc<Fake>> = (0..vectors).map(|_| Arc::new(fake())).collect();
         let table = MsixTable::new(fakes.iter().map(|f| Arc::clone(f) as Arc<dyn Interrupt>).collect());
         (table, fakes)
     }
@@ -260,6 +297,38 @@ mod tests {
         let mut entry = [0; 16];
         table.read(16, &mut entry);
         assert_eq!(entry, [0, 0, 0xe0, 0xfe, 0, 0, 0, 0, 0x41, 0, 0, 0, 1, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_table_that_is_reset_routes_nothing() {
+        let (mut table, fakes) = table(2);
+        table.set_control(CONTROL_ENABLE);
+        table.write(16, &0xfee0_0000_u64.to_le_bytes());
+        table.write(28, &0_u32.to_le_bytes());
+        table.reset();
+        assert_eq!(fakes[1].routes.lock().unwrap().last(), Some(&None));
+        table.set_control(CONTROL_ENABLE);
+        assert_eq!(fakes[1].routes.lock().unwrap().last(), Some(&None), "it is masked");
+        let mut entry = [9; 16];
+        table.read(16, &mut entry);
+        assert_eq!(entry, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
+    }
+
+    #[test]
+    fn vectors_that_may_fire_together_are_told_before_the_first_is_routed() {
+        let (mut table, fakes) = table(3);
+        for vector in [0, 2] {
+            table.write(vector * 16, &0xfee0_0000_u64.to_le_bytes());
+            table.write(vector * 16 + 8, &0x41_u64.to_le_bytes());
+        }
+        table.set_control(CONTROL_ENABLE);
+        let (prepare, route) = (Told::Prepare(MESSAGE), Told::Route(Some(MESSAGE)));
+        let told = |fakes: &[Arc<Fake>]| std::mem::take(&mut *fakes[0].told.lock().unwrap());
+        assert_eq!(told(&fakes), [prepare, prepare, route, route], "entry 1 is masked");
+        // One that changes alone has nobody to wait for, and what is turned off has no message.
+        table.write(8 + 16, &0x41_u64.to_le_bytes());
+        table.set_control(0);
+        assert!(!told(&fakes).iter().any(|told| matches!(told, Told::Prepare(_))));
     }
 
     #[test]

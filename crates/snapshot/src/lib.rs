@@ -17,9 +17,9 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
-use base::ByteSize;
 use engine::{CpuModel, CpuidEntry, Engine, EngineError};
 use machine::{Machine, MachineError, MachineState, Quiesced};
+use memory::layout::MemorySize;
 use memory::{Layer, MemoryError, Ram, Written};
 use state::{Container, Fingerprint, StateError};
 
@@ -176,7 +176,7 @@ pub fn write(
     };
     store(
         &saved,
-        &MemoryFiles::new(ram.size(), &layers),
+        &MemoryFiles::new(ram.sizes().all(), &layers),
         fingerprint,
         &target.state,
     )?;
@@ -222,7 +222,7 @@ fn contain(saved: &MachineState, memory: &MemoryFiles, fingerprint: Fingerprint)
 /// # Errors
 /// It has no form in a file.
 pub fn to_container(saved: &MachineState, fingerprint: Fingerprint) -> Result<Container, SnapshotError> {
-    let memory = MemoryFiles::without_content(ByteSize(saved.shape.memory));
+    let memory = MemoryFiles::without_content(saved.shape.memory_size().all());
     Ok(contain(saved, &memory, fingerprint)?)
 }
 
@@ -243,12 +243,16 @@ pub fn read(
     state: &File,
     memory: Vec<File>,
     here: &HostTraits,
-    memory_of: impl FnOnce(Layers, ByteSize) -> Result<Ram, MemoryError>,
+    memory_of: impl FnOnce(Layers, MemorySize) -> Result<Ram, MemoryError>,
 ) -> Result<(MachineState, Ram), SnapshotError> {
     let (saved, files) = read_state(state, here)?;
-    let size = files.size();
+    let size = saved.shape.memory_size();
+    if size.all() != files.size() {
+        let (saved, here) = (size.all(), files.size());
+        return Err(MachineError::OtherMemory { saved, here }.into());
+    }
     let layers = files.layers(memory)?;
-    layers.check_content(size)?;
+    layers.check_content(size.all())?;
     Ok((saved, memory_of(layers, size)?))
 }
 

@@ -1,6 +1,7 @@
 //! Files of a machine that never ran: what is written is read, and what does not fit is refused.
 
 use super::*;
+use base::ByteSize;
 use engine::{CpuModel, CpuidEntry, VcpuState};
 use machine::Shape;
 use state::Saved;
@@ -53,6 +54,7 @@ fn machine() -> MachineState {
         shape: Shape {
             cpus: 2,
             memory: SIZE.bytes(),
+            hotplug_memory: 0,
             devices: vec!["rng".into(), "root".into()],
             cpu: CpuModel::Host,
         },
@@ -210,6 +212,39 @@ fn missing_and_additional_sections_are_told() {
 fn states_go_to_empty_files_only() {
     let (state, _) = files();
     assert!(matches!(empty(&state), Err(SnapshotError::NotEmpty(_))));
+}
+
+#[test]
+fn memory_that_can_be_plugged_is_read_where_it_was_and_only_with_its_size() {
+    let mut saved = machine();
+    saved.shape.hotplug_memory = 128 << 20;
+    let size = saved.shape.memory_size();
+    let (state, memory) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+    let ram = Ram::allocate(size).unwrap();
+    let region = ram.hotplug().unwrap();
+    ram.guest()
+        .write_obj(0x9abc_u64, GuestAddress(region.start + 0x5000))
+        .unwrap();
+    let image = ram.write_image(&memory, None).unwrap();
+    let layers = Layers::single(Arc::new(memory.try_clone().unwrap()), image);
+    let files = MemoryFiles::new(size.all(), &layers);
+    store(&saved, &files, fingerprint(), &state).unwrap();
+    let (found, ram) = read(&state, vec![memory.try_clone().unwrap()], &here(), Ram::from_layers).unwrap();
+    assert_eq!((found, ram.hotplug()), (saved.clone(), Some(region)));
+    let word = ram
+        .guest()
+        .read_obj::<u64>(GuestAddress(region.start + 0x5000))
+        .unwrap();
+    assert_eq!(word, 0x9abc);
+    // A state of a machine that had less of it.
+    saved.shape.hotplug_memory = 64 << 20;
+    let state = tempfile::tempfile().unwrap();
+    store(&saved, &files, fingerprint(), &state).unwrap();
+    let other = error(&state, memory, &here());
+    assert!(
+        other.contains("96 MiB of memory were saved, there are 160 MiB"),
+        "{other}"
+    );
 }
 
 #[test]

@@ -1,166 +1,201 @@
-//! One PCI function: its regions and its interrupts.
+//! One PCI function: its regions, its interrupts, its reset.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use crate::uapi::{self, DeviceInfo, IrqSet, RegionInfo};
-use crate::{Mapping, VfioError, failed};
+use rustix::io::Errno;
 
-/// A function that this process has.
-#[derive(Debug)]
-pub struct Function(OwnedFd);
+use crate::interrupts::{self, IntxMask, Irq, IrqInfo};
+use crate::uapi::{self, DeviceInfo, IrqQuery};
+use crate::{Mapping, Region, VfioError, failed, info};
 
-/// Registers of a function: a BAR, or configuration space.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Region {
-    /// Bytes; zero where there is none.
-    pub size: u64,
-    /// Where it begins in the descriptor.
-    offset: u64,
-    /// It can be read and written.
-    usable: bool,
-    /// And mapped.
-    mappable: bool,
-}
-
-impl Function {
-    /// One that [`crate::host::take`] has taken, as it was passed on.
-    ///
-    /// # Errors
-    /// The descriptor is no PCI function's.
-    pub fn from_fd(fd: OwnedFd) -> Result<Self, VfioError> {
-        let mut info = DeviceInfo {
-            argsz: uapi::size_of::<DeviceInfo>(),
-            ..DeviceInfo::default()
-        };
-        // SAFETY: the request writes no more than the structure, whose size is in it.
-        unsafe { uapi::call(&fd, uapi::DEVICE_GET_INFO, &raw mut info) }.map_err(failed("VFIO_DEVICE_GET_INFO"))?;
-        match info.flags & uapi::DEVICE_FLAGS_PCI {
-            0 => Err(VfioError::Other("the device that was given is no PCI function")),
-            _ => Ok(Self(fd)),
-        }
-    }
-
+/// A PCI function that this process has: [`Function`], or [`crate::fake::FakeDevice`] in tests.
+pub trait Device: Send + Sync {
     /// The region of BAR `index`, or [`crate::CONFIG_REGION`].
     ///
     /// # Errors
     /// The kernel does not tell.
-    pub fn region(&self, index: u32) -> Result<Region, VfioError> {
-        let mut info = RegionInfo {
-            argsz: uapi::size_of::<RegionInfo>(),
-            index,
-            ..RegionInfo::default()
-        };
-        // SAFETY: the request writes no more than the structure, whose size is in it.
-        unsafe { uapi::call(&self.0, uapi::DEVICE_GET_REGION_INFO, &raw mut info) }
-            .map_err(failed("VFIO_DEVICE_GET_REGION_INFO"))?;
-        let both = uapi::REGION_FLAG_READ | uapi::REGION_FLAG_WRITE;
-        Ok(Region {
-            size: info.size,
-            offset: info.offset,
-            usable: info.flags & both == both,
-            mappable: info.flags & uapi::REGION_FLAG_MMAP != 0,
-        })
-    }
+    fn region(&self, index: u32) -> Result<Region, VfioError>;
 
     /// Reads registers; the kernel does it as one access where it can.
     ///
     /// # Errors
     /// The access is not within the region, or the function does not answer.
-    pub fn read(&self, region: &Region, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        let at = place(region, offset, data.len())?;
-        match rustix::io::pread(&self.0, &mut *data, at)? {
-            read if read == data.len() => Ok(()),
-            _ => Err(io::ErrorKind::UnexpectedEof.into()),
-        }
-    }
+    fn read(&self, region: &Region, offset: u64, data: &mut [u8]) -> io::Result<()>;
 
     /// Writes registers.
     ///
     /// # Errors
-    /// As [`Function::read`].
-    pub fn write(&self, region: &Region, offset: u64, data: &[u8]) -> io::Result<()> {
-        let at = place(region, offset, data.len())?;
-        match rustix::io::pwrite(&self.0, data, at)? {
-            written if written == data.len() => Ok(()),
-            _ => Err(io::ErrorKind::WriteZero.into()),
-        }
-    }
+    /// As [`Device::read`].
+    fn write(&self, region: &Region, offset: u64, data: &[u8]) -> io::Result<()>;
 
     /// Maps whole pages of a region; `None` where the host does not let it.
     ///
     /// # Errors
     /// The host has no room.
-    pub fn map(&self, region: &Region, offset: u64, length: u64) -> io::Result<Option<Mapping>> {
-        let length = usize::try_from(length).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let at = place(region, offset, length)?;
-        if !region.mappable {
-            return Ok(None);
-        }
-        Mapping::new(&self.0, at, length).map(Some)
-    }
+    fn map(&self, region: &Region, offset: u64, length: u64) -> io::Result<Option<Mapping>>;
 
-    /// Turns MSI-X on, so that each vector signals its event fd, or off, without any.
+    /// What interrupts of one kind it has.
     ///
     /// # Errors
-    /// More than there are, or the host has no vectors left.
-    pub fn set_interrupts(&self, events: &[BorrowedFd<'_>]) -> Result<(), VfioError> {
-        let header = std::mem::size_of::<IrqSet>() / size_of::<u32>();
-        let count = u32::try_from(events.len()).unwrap_or(u32::MAX);
-        let mut words = vec![0_u32; header];
-        words.extend(events.iter().map(|event| event.as_raw_fd().cast_unsigned()));
-        let bytes = u32::try_from(words.len() * size_of::<u32>()).unwrap_or(u32::MAX);
-        let flags = match events {
-            [] => uapi::NO_TRIGGERS,
-            _ => uapi::TRIGGERS,
+    /// The kernel does not tell.
+    fn irq_info(&self, irq: Irq) -> Result<IrqInfo, VfioError>;
+
+    /// Turns interrupts of one kind on, so that each signals its event, or off, without any. INTx is masked when it comes, until
+    /// [`Device::mask_intx`] unmasks it. Of INTx, MSI and MSI-X one kind is on at a time.
+    ///
+    /// # Errors
+    /// More than there are, or the host has fewer left: [`VfioError::Vectors`] tells how many. Nothing has changed then, but that they are
+    /// off if they were on.
+    fn set_interrupts(&self, irq: Irq, events: &[BorrowedFd<'_>]) -> Result<(), VfioError>;
+
+    /// Masks or unmasks INTx, which is on.
+    ///
+    /// # Errors
+    /// It is not on.
+    fn mask_intx(&self, mask: IntxMask<'_>) -> Result<(), VfioError>;
+
+    /// Whether it can be reset without others (`VFIO_DEVICE_FLAGS_RESET`).
+    fn can_reset(&self) -> bool;
+
+    /// Resets it. The kernel puts back what stood in its configuration space, the command register too.
+    ///
+    /// # Errors
+    /// It cannot be, or did not come back in time.
+    fn reset(&self) -> Result<(), VfioError>;
+}
+
+/// A function of the host's.
+#[derive(Debug)]
+pub struct Function {
+    device: OwnedFd,
+    resettable: bool,
+}
+
+impl Function {
+    /// One that [`crate::host`] has taken, as it was passed on.
+    ///
+    /// # Errors
+    /// The descriptor is no PCI function's.
+    pub fn from_fd(device: OwnedFd) -> Result<Self, VfioError> {
+        let mut info = DeviceInfo {
+            argsz: uapi::size_of::<DeviceInfo>(),
+            ..DeviceInfo::default()
         };
-        // As in `IrqSet`.
-        words[..header].copy_from_slice(&[bytes, flags, uapi::MSIX, 0, count]);
+        // SAFETY: the request writes no more than the structure, whose size is in it.
+        unsafe { uapi::call(&device, uapi::DEVICE_GET_INFO, &raw mut info) }.map_err(failed("VFIO_DEVICE_GET_INFO"))?;
+        match info.flags & uapi::DEVICE_FLAGS_PCI {
+            0 => Err(VfioError::Other("the device that was given is no PCI function")),
+            _ => Ok(Self {
+                device,
+                resettable: info.flags & uapi::DEVICE_FLAGS_RESET != 0,
+            }),
+        }
+    }
+
+    /// A request about interrupts, as [`interrupts`] has written it. The kernel answers a positive number where it has fewer.
+    fn set_irqs(&self, mut words: Vec<u32>) -> Result<i32, VfioError> {
         // SAFETY: the request reads no more than the buffer, whose size is in its first word.
-        unsafe { uapi::call(&self.0, uapi::DEVICE_SET_IRQS, words.as_mut_ptr()) }
-            .map_err(failed("VFIO_DEVICE_SET_IRQS"))?;
-        Ok(())
+        unsafe { uapi::call(&self.device, uapi::DEVICE_SET_IRQS, words.as_mut_ptr()) }
+            .map_err(failed("VFIO_DEVICE_SET_IRQS"))
     }
 }
 
-fn place(region: &Region, offset: u64, length: usize) -> io::Result<u64> {
-    let end = u64::try_from(length).ok().and_then(|length| offset.checked_add(length));
-    match end {
-        Some(end) if region.usable && end <= region.size => Ok(region.offset + offset),
-        _ => Err(io::ErrorKind::InvalidInput.into()),
+impl Device for Function {
+    fn region(&self, index: u32) -> Result<Region, VfioError> {
+        let mut head = [0; uapi::REGION_INFO_WORDS];
+        head[2] = index;
+        let (request, call) = (uapi::DEVICE_GET_REGION_INFO, "VFIO_DEVICE_GET_REGION_INFO");
+        info::ask(&self.device, request, call, &head).map(|answer| Region::parse(&answer))
+    }
+
+    fn read(&self, region: &Region, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        let at = region
+            .place(offset, data.len() as u64)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        match rustix::io::pread(&self.device, &mut *data, at)? {
+            read if read == data.len() => Ok(()),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    fn write(&self, region: &Region, offset: u64, data: &[u8]) -> io::Result<()> {
+        let at = region
+            .place(offset, data.len() as u64)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        match rustix::io::pwrite(&self.device, data, at)? {
+            written if written == data.len() => Ok(()),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        }
+    }
+
+    fn map(&self, region: &Region, offset: u64, length: u64) -> io::Result<Option<Mapping>> {
+        let at = region.place(offset, length).ok_or(io::ErrorKind::InvalidInput)?;
+        if !region.can_map(offset, length) {
+            return Ok(None);
+        }
+        let length = usize::try_from(length).map_err(|_| io::ErrorKind::InvalidInput)?;
+        Mapping::new(&self.device, at, length).map(Some)
+    }
+
+    fn irq_info(&self, irq: Irq) -> Result<IrqInfo, VfioError> {
+        let mut info = IrqQuery {
+            argsz: uapi::size_of::<IrqQuery>(),
+            index: irq as u32,
+            ..IrqQuery::default()
+        };
+        // SAFETY: the request writes no more than the structure, whose size is in it.
+        match unsafe { uapi::call(&self.device, uapi::DEVICE_GET_IRQ_INFO, &raw mut info) } {
+            Ok(_) => Ok(IrqInfo::new(info.flags, info.count)),
+            // So the kernel says that a function which is not PCI Express reports no errors.
+            Err(error) if irq == Irq::Err && Errno::from_io_error(&error) == Some(Errno::INVAL) => {
+                Ok(IrqInfo::default())
+            }
+            Err(error) => Err(failed("VFIO_DEVICE_GET_IRQ_INFO")(error)),
+        }
+    }
+
+    fn set_interrupts(&self, irq: Irq, events: &[BorrowedFd<'_>]) -> Result<(), VfioError> {
+        match self.set_irqs(interrupts::triggers(irq, events))? {
+            0 => Ok(()),
+            available => Err(VfioError::Vectors {
+                asked: events.len(),
+                available: available.unsigned_abs(),
+            }),
+        }
+    }
+
+    fn mask_intx(&self, mask: IntxMask<'_>) -> Result<(), VfioError> {
+        self.set_irqs(interrupts::masking(mask)).map(drop)
+    }
+
+    fn can_reset(&self) -> bool {
+        self.resettable
+    }
+
+    fn reset(&self) -> Result<(), VfioError> {
+        // SAFETY: the request takes nothing.
+        unsafe { uapi::call::<u8>(&self.device, uapi::DEVICE_RESET, std::ptr::null_mut()) }
+            .map_err(failed("VFIO_DEVICE_RESET"))?;
+        Ok(())
     }
 }
 
 impl AsFd for Function {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.device.as_fd()
     }
 }
 
 impl From<Function> for OwnedFd {
     fn from(function: Function) -> Self {
-        function.0
+        function.device
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn no_access_leaves_its_region() {
-        let region = Region {
-            size: 0x100,
-            offset: 0x7_0000,
-            usable: true,
-            mappable: false,
-        };
-        assert_eq!(place(&region, 0xfc, 4).unwrap(), 0x7_00fc);
-        for offset in [0xfd, 0x100, u64::MAX] {
-            assert!(place(&region, offset, 4).is_err(), "{offset:#x}");
-        }
-        assert!(place(&Region::default(), 0, 0).is_err(), "there is none");
-    }
 
     #[test]
     fn a_file_is_no_function() {

@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
+use base::ByteSize;
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::message::{ApiError, Event, Info, MetricSample, Packet, Reply, Request, StopReason, Written};
-use crate::{FdRef, PageRuns, RestoreConfig, SnapshotConfig, VERSION, VmConfig};
+use crate::{DeviceSpec, FdRef, Functions, PageRuns, RestoreConfig, SnapshotConfig, VERSION, VmConfig};
 
 /// How many late answers are put up with while one is waited for.
 const MAX_LATE: usize = 16;
@@ -152,6 +153,42 @@ impl VmmClient {
     /// Refused unless paused.
     pub fn resume(&mut self) -> Result<(), ClientError> {
         self.done(Request::Resume, &[])
+    }
+
+    /// Gives the VM a function of the host's, beside its guest; `fds` as for [`VmmClient::create`]. See [`VmmClient::functions`] for what
+    /// becomes of it.
+    ///
+    /// # Errors
+    /// Refused: the descriptors do not fit, the VM has a function of that name, or cannot have any.
+    pub fn attach(&mut self, device: DeviceSpec, fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+        self.done(Request::Attach(device), fds)
+    }
+
+    /// Takes a function from the VM.
+    ///
+    /// # Errors
+    /// Refused where it has none of that name.
+    pub fn detach(&mut self, id: &str) -> Result<(), ClientError> {
+        self.done(Request::Detach(id.to_owned()), &[])
+    }
+
+    /// Which functions of the host's the VM has, and how far it is with those that it is to get.
+    ///
+    /// # Errors
+    /// Refused where there is no VM.
+    pub fn functions(&mut self) -> Result<Functions, ClientError> {
+        match self.call(Request::Functions, &[])? {
+            Reply::Functions(functions) => Ok(functions),
+            other => Err(ClientError::Malformed(format!("{other:?} to `functions`"))),
+        }
+    }
+
+    /// Requests that so much of the hot-pluggable memory is plugged. The guest follows when it can: [`Info::hotplug_memory`] tells.
+    ///
+    /// # Errors
+    /// Refused where there is no such memory, or for a size that it cannot have.
+    pub fn resize_memory(&mut self, size: ByteSize) -> Result<(), ClientError> {
+        self.done(Request::ResizeMemory(size), &[])
     }
 
     /// Presses the guest's power button.

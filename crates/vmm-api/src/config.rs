@@ -4,7 +4,7 @@ use base::ByteSize;
 use cpu::CpuModel;
 use serde::{Deserialize, Serialize};
 
-use crate::devices::{DeviceConfig, VfioPciConfig};
+use crate::devices::{DeviceConfig, MEM_MAX_REGION, MEM_MIN_BLOCK, MEM_SECTION, MemConfig, VfioPciConfig};
 
 /// The most vCPUs of one VM; the guest kernel and the ACPI tables are made for no more.
 pub const MAX_CPUS: u32 = 64;
@@ -221,11 +221,49 @@ pub enum ConfigError {
     /// A guest whose kicks are KVM's to answer.
     #[error("`busy_poll_us` is for a guest that owns its CPUs (`reservation`): leave it out")]
     BusyPoll,
-    /// A function of the host's without CPUs of the host's.
+    /// A function of the host's in what is restored.
     #[error(
-        "device `{0}` is a PCI function of the host's, which only a VM that owns its CPUs (`reservation`) can have, and which cannot be restored"
+        "device `{0}` is a PCI function of the host's, whose state no snapshot has: restore without it, or make a VM of it with `create`"
     )]
     Function(String),
+    /// A region of hot-pluggable memory of a size that no guest can use.
+    #[error(
+        "a region of {0} of hot-pluggable memory was asked for: give a multiple of {MEM_SECTION}, up to {MEM_MAX_REGION}"
+    )]
+    MemRegion(ByteSize),
+    /// Blocks of hot-pluggable memory.
+    #[error(
+        "blocks of {0} of hot-pluggable memory were asked for: give a power of two from {MEM_MIN_BLOCK} to {MEM_SECTION}"
+    )]
+    MemBlock(ByteSize),
+    /// More than there is, or a part of a block.
+    #[error(
+        "{requested} of hot-pluggable memory were asked for: give a multiple of {block}, up to the region's {region}"
+    )]
+    MemRequested {
+        /// What was asked for.
+        requested: ByteSize,
+        /// The region.
+        region: ByteSize,
+        /// The block size.
+        block: ByteSize,
+    },
+    /// Two devices that plug memory.
+    #[error("device `{0}` is a second one that plugs memory: a VM has one region of hot-pluggable memory")]
+    SecondMem(String),
+    /// The configuration of a device that plugs memory is not understood.
+    #[error("device `{id}`: the configuration is not understood: {why}")]
+    Mem {
+        /// Its name.
+        id: String,
+        /// Why.
+        why: String,
+    },
+    /// Memory that is to be pinned, all of it.
+    #[error(
+        "device `{0}` plugs memory, and that of a guest that owns its CPUs (`reservation`), or has a PCI function of the host's, is pinned from its boot on: leave one of them out"
+    )]
+    MemPinned(String),
     /// Too many devices.
     #[error("{0} devices were asked for, the PCI bus has room for {MAX_DEVICES}")]
     Devices(usize),
@@ -258,9 +296,6 @@ impl VmConfig {
         if self.kvm.is_some() && self.reservation.is_some() {
             return Err(ConfigError::TwoEngines);
         }
-        if self.reservation.is_none() {
-            check_no_function(&self.devices)?;
-        }
         if self.reservation.is_none() && self.busy_poll_us.is_some() {
             return Err(ConfigError::BusyPoll);
         }
@@ -270,7 +305,7 @@ impl VmConfig {
                 .filter(|_| functions.is_ok())
                 .ok_or(ConfigError::Identity)?;
         }
-        check_devices(&self.devices)
+        check_devices(&self.devices, self.reservation.is_some())
     }
 }
 
@@ -284,8 +319,26 @@ impl RestoreConfig {
             return Err(ConfigError::TwoEngines);
         }
         check_no_function(&self.devices)?;
-        check_devices(&self.devices)
+        check_devices(&self.devices, self.reservation.is_some())
     }
+}
+
+/// The device that plugs memory, if there is one.
+///
+/// # Errors
+/// There are two, or its configuration makes no sense.
+pub fn mem_device(devices: &[DeviceSpec]) -> Result<Option<(&DeviceSpec, MemConfig)>, ConfigError> {
+    let mut found = devices.iter().filter(|device| device.kind == MemConfig::KIND);
+    let Some(device) = found.next() else { return Ok(None) };
+    if let Some(second) = found.next() {
+        return Err(ConfigError::SecondMem(second.id.clone()));
+    }
+    let config: MemConfig = serde_json::from_value(device.config.clone()).map_err(|error| ConfigError::Mem {
+        id: device.id.clone(),
+        why: error.to_string(),
+    })?;
+    config.check()?;
+    Ok(Some((device, config)))
 }
 
 fn check_no_function(devices: &[DeviceSpec]) -> Result<(), ConfigError> {
@@ -295,7 +348,11 @@ fn check_no_function(devices: &[DeviceSpec]) -> Result<(), ConfigError> {
     }
 }
 
-fn check_devices(devices: &[DeviceSpec]) -> Result<(), ConfigError> {
+fn check_devices(devices: &[DeviceSpec], owns_cpus: bool) -> Result<(), ConfigError> {
+    let pinned = owns_cpus || check_no_function(devices).is_err();
+    if let Some((device, _)) = mem_device(devices)?.filter(|_| pinned) {
+        return Err(ConfigError::MemPinned(device.id.clone()));
+    }
     if devices.len() > MAX_DEVICES {
         return Err(ConfigError::Devices(devices.len()));
     }
@@ -385,6 +442,29 @@ mod tests {
         }
         restore.devices.push(restore.devices[0].clone());
         assert_eq!(restore.validate(), Err(ConfigError::DuplicateDevice("rng".into())));
+        let function = VfioPciConfig {
+            name: "0000:00:04.0".into(),
+            group: Some(FdRef(5)),
+            container: Some(FdRef(4)),
+        };
+        restore.devices[1] = DeviceSpec::new("disk", &function).unwrap();
+        let refused = restore.validate().unwrap_err();
+        assert_eq!(refused, ConfigError::Function("disk".into()));
+    }
+
+    #[test]
+    fn further_functions_of_a_group_come_by_name_alone() {
+        let function = |fds: Option<u32>| VfioPciConfig {
+            name: "0000:00:04.0".into(),
+            group: fds.map(FdRef),
+            container: fds.map(|fd| FdRef(fd + 1)),
+        };
+        let text = |fds| serde_json::to_string(&function(fds)).unwrap();
+        assert_eq!(text(None), r#"{"name":"0000:00:04.0"}"#);
+        for fds in [None, Some(3)] {
+            let read = serde_json::from_str::<VfioPciConfig>(&text(fds)).unwrap();
+            assert_eq!(read, function(fds));
+        }
     }
 
     #[test]
@@ -412,12 +492,13 @@ mod tests {
         let identity = broken(|c| c.memory_mode = MemoryMode::Identity);
         assert_eq!(identity, ConfigError::Identity);
         let function = VfioPciConfig {
-            container: FdRef(1),
-            function: FdRef(2),
+            name: "0000:00:04.0".into(),
+            group: Some(FdRef(1)),
+            container: Some(FdRef(2)),
         };
         let mut given = config();
         given.devices.push(DeviceSpec::new("disk", &function).unwrap());
-        assert_eq!(given.validate(), Err(ConfigError::Function("disk".into())));
+        assert_eq!(given.validate(), Ok(()), "KVM's guests can have it, too");
         (given.reservation, given.memory_mode) = (Some(FdRef(3)), MemoryMode::Identity);
         assert_eq!(given.validate(), Err(ConfigError::Identity));
         assert!(given.devices.pop().is_some());
@@ -427,6 +508,56 @@ mod tests {
         assert_eq!(
             broken(|c| c.devices.push(c.devices[0].clone())),
             ConfigError::DuplicateDevice("rng".into())
+        );
+    }
+
+    #[test]
+    fn hot_pluggable_memory_is_one_region_that_a_guest_can_use() {
+        let json = |text: &str| DeviceSpec {
+            id: "memory".into(),
+            kind: "mem".into(),
+            config: serde_json::from_str(text).unwrap(),
+        };
+        let with = |devices: Vec<DeviceSpec>| VmConfig { devices, ..config() }.validate();
+        let region = |text: &str| with(vec![json(text)]);
+        assert_eq!(region(r#"{"region_size":536870912}"#), Ok(()));
+        let all = r#"{"region_size":536870912,"requested_size":536870912,"block_size":4194304,"node_id":1}"#;
+        assert_eq!(region(all), Ok(()));
+        for size in [0, 64 << 20, (128 << 20) + 4096, (512_u64 << 30) + (128 << 20)] {
+            let refused = region(&format!(r#"{{"region_size":{size}}}"#));
+            assert_eq!(refused, Err(ConfigError::MemRegion(ByteSize(size))));
+        }
+        for block in [0, 1 << 20, 3 << 20, 256 << 20] {
+            let refused = region(&format!(r#"{{"region_size":536870912,"block_size":{block}}}"#));
+            assert_eq!(refused, Err(ConfigError::MemBlock(ByteSize(block))));
+        }
+        for requested in [1 << 20, (512 << 20) + (2 << 20)] {
+            let refused = region(&format!(r#"{{"region_size":536870912,"requested_size":{requested}}}"#));
+            assert!(matches!(refused, Err(ConfigError::MemRequested { .. })), "{refused:?}");
+        }
+        assert!(matches!(region(r#"{"size":1}"#), Err(ConfigError::Mem { .. })));
+        let two = with(vec![
+            json(all),
+            DeviceSpec {
+                id: "more".into(),
+                ..json(all)
+            },
+        ]);
+        assert_eq!(two, Err(ConfigError::SecondMem("more".into())));
+        let mut pinned = VmConfig {
+            devices: vec![json(all)],
+            ..config()
+        };
+        pinned.reservation = Some(FdRef(1));
+        assert_eq!(pinned.validate(), Err(ConfigError::MemPinned("memory".into())));
+        let function = VfioPciConfig {
+            container: FdRef(1),
+            function: FdRef(2),
+        };
+        let beside = [json(all), DeviceSpec::new("disk", &function).unwrap()];
+        assert_eq!(
+            check_devices(&beside, false),
+            Err(ConfigError::MemPinned("memory".into()))
         );
     }
 }

@@ -2,9 +2,10 @@
 
 use std::fmt;
 
+use base::ByteSize;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::config::FdRef;
+use crate::config::{ConfigError, FdRef};
 
 /// The configuration of one kind of device.
 pub trait DeviceConfig: Serialize + DeserializeOwned {
@@ -190,15 +191,85 @@ impl DeviceConfig for RngConfig {
     const KIND: &'static str = "rng";
 }
 
-/// A function of the host's PCI bus, which Linux's VFIO has taken from the host. It comes behind all other devices, only with
-/// [`crate::VmConfig::reservation`], and its interrupts go to the guest's CPUs without the host.
+/// What Linux adds memory by at least on x86-64 (`SECTION_SIZE_BITS`, 27): regions of hot-pluggable memory are multiples of it.
+pub const MEM_SECTION: ByteSize = ByteSize::mib(128);
+
+/// The largest region of hot-pluggable memory: with as much memory again that a guest boots with, and the PCI windows above, it stays
+/// within the 40 bits of addresses that the least CPU model has.
+pub const MEM_MAX_REGION: ByteSize = ByteSize::gib(512);
+
+/// The least block by which memory is plugged: what second-stage page tables map at once.
+pub const MEM_MIN_BLOCK: ByteSize = ByteSize::mib(2);
+
+/// Memory that is plugged and unplugged while the guest runs (virtio-mem): a region above all that it boots with, of which nothing is
+/// plugged at first. A VM has at most one, and none with [`crate::VmConfig::reservation`]. A guest that does not keep to what it was
+/// asked for can touch the whole region: limit the VMM's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemConfig {
+    /// The size of the region, the most that can be plugged: a multiple of [`MEM_SECTION`], at most [`MEM_MAX_REGION`]. Where it begins
+    /// the VMM decides.
+    pub region_size: ByteSize,
+    /// What the guest is to have plugged from the start on, a multiple of `block_size`. One that is restored is to have what it was asked
+    /// for when it was saved.
+    #[serde(default)]
+    pub requested_size: ByteSize,
+    /// By what it is plugged: a power of two, [`MEM_MIN_BLOCK`] to [`MEM_SECTION`].
+    #[serde(default = "least_block")]
+    pub block_size: ByteSize,
+    /// The proximity domain that the guest's ACPI tables put the region into (`VIRTIO_MEM_F_ACPI_PXM`); that of all other memory, 0, and
+    /// no word of it to the driver, when not given.
+    #[serde(default)]
+    pub node_id: Option<u16>,
+}
+
+fn least_block() -> ByteSize {
+    MEM_MIN_BLOCK
+}
+
+impl DeviceConfig for MemConfig {
+    const KIND: &'static str = "mem";
+}
+
+impl MemConfig {
+    /// Checks the sizes.
+    ///
+    /// # Errors
+    /// The first thing found wrong.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let (region, block, requested) = (self.region_size.0, self.block_size.0, self.requested_size.0);
+        if region == 0 || !region.is_multiple_of(MEM_SECTION.0) || region > MEM_MAX_REGION.0 {
+            return Err(ConfigError::MemRegion(self.region_size));
+        }
+        if !block.is_power_of_two() || !(MEM_MIN_BLOCK.0..=MEM_SECTION.0).contains(&block) {
+            return Err(ConfigError::MemBlock(self.block_size));
+        }
+        if requested > region || !requested.is_multiple_of(block) {
+            return Err(ConfigError::MemRequested {
+                requested: self.requested_size,
+                region: self.region_size,
+                block: self.block_size,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A function of the host's PCI bus, which Linux's VFIO has taken from the host. It comes behind all other devices. With
+/// [`crate::VmConfig::reservation`] its interrupts go to the guest's CPUs without the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VfioPciConfig {
-    /// A container of VFIO's with an IOMMU, for this function alone: all of the guest's memory will be mapped there.
-    pub container: FdRef,
-    /// The function.
-    pub function: FdRef,
+    /// Its name on the host, such as `0000:00:04.0`.
+    pub name: String,
+    /// Its IOMMU group (`/dev/vfio/N`). It is left out where the VM has another function of this group, or the same packet brings one
+    /// before: the kernel opens a group once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<FdRef>,
+    /// An empty container of VFIO's (`/dev/vfio/vfio`), for the first function of a VM: all of the guest's memory will be mapped there, and
+    /// the groups of further functions join it. One that comes with those is closed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<FdRef>,
 }
 
 impl DeviceConfig for VfioPciConfig {

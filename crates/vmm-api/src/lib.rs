@@ -6,17 +6,19 @@
 pub mod client;
 pub mod config;
 pub mod devices;
+mod functions;
 pub mod message;
 
 pub use client::{ClientError, VmmClient};
 pub use config::{
     ConfigError, DeviceSpec, FdRef, MemoryMode, PageRuns, Paging, RestoreConfig, SnapshotConfig, SnapshotFiles,
-    VmConfig,
+    VmConfig, mem_device,
 };
 pub use cpu::CpuModel;
+pub use functions::{FunctionInfo, FunctionState, Functions};
 pub use message::{
-    ApiError, ErrorKind, Event, ExitReason, Info, MAX_ORDER, MAX_WRITE_SET, Mark, MetricSample, Packet, Reply, Request,
-    StopReason, VmState, Written,
+    ApiError, ErrorKind, Event, ExitReason, HotplugMemory, Info, MAX_ORDER, MAX_WRITE_SET, Mark, MetricSample, Packet,
+    Reply, Request, StopReason, VmState, Written,
 };
 
 /// The version of this contract. A VMM and its driver are of the same build; anything else is refused.

@@ -1,8 +1,10 @@
 //! Requests, replies and events.
 
+use base::ByteSize;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{FdRef, PageRuns, RestoreConfig, SnapshotConfig, VmConfig};
+use crate::config::{DeviceSpec, FdRef, PageRuns, RestoreConfig, SnapshotConfig, VmConfig};
+use crate::functions::Functions;
 
 /// The most pages that `write-set` tells: 8 MiB.
 pub const MAX_WRITE_SET: u64 = 2048;
@@ -36,6 +38,17 @@ pub enum Request {
     WriteSet,
     /// Tell in which order pages were asked for since the VM was restored on demand without an order; at most [`MAX_ORDER`] runs.
     PageOrder,
+    /// Give the VM, which runs or is paused, a function of the host's: its memory is mapped for DMA beside the guest, and the function is
+    /// on the guest's bus when all of it is, which [`Request::Functions`] tells. The packet carries the descriptors.
+    Attach(DeviceSpec),
+    /// Take a function off the guest's bus, whether or not the guest has let go of it, and close it; or stop attaching it. The guest's
+    /// memory is unmapped with the last one.
+    Detach(String),
+    /// Tell which functions of the host's the VM has, and how far its memory is mapped for them.
+    Functions,
+    /// Request that so much of the hot-pluggable memory is plugged: a multiple of its block size, up to its region's. The guest follows when
+    /// it can, and need not come all the way: [`Info::hotplug_memory`] tells.
+    ResizeMemory(ByteSize),
     /// Press the guest's power button; what comes of it is the guest's affair.
     PressPowerButton,
     /// End the VM and the process, without asking the guest; answered, and not followed by an event.
@@ -104,11 +117,27 @@ pub struct Info {
     pub stopped: Option<StopReason>,
     /// Number of vCPUs; 0 before `create`.
     pub cpus: u32,
-    /// Guest memory in bytes; 0 before `create`.
+    /// Guest memory in bytes, without what can be plugged; 0 before `create`.
     pub memory: u64,
+    /// Memory that can be plugged, if there is any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hotplug_memory: Option<HotplugMemory>,
     /// What the process has reached, and when, in this order.
     #[serde(default)]
     pub marks: Vec<Mark>,
+}
+
+/// Memory that is plugged while the guest runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HotplugMemory {
+    /// Bytes of its region: the most that can be plugged.
+    pub region: u64,
+    /// Bytes of a block: all other numbers are multiples of it.
+    pub block: u64,
+    /// Bytes that the guest is to have plugged.
+    pub requested: u64,
+    /// Bytes that it has plugged.
+    pub plugged: u64,
 }
 
 /// A moment of a VMM's start.
@@ -150,6 +179,8 @@ pub enum Reply {
     WriteSet(PageRuns),
     /// In which order pages were asked for.
     PageOrder(PageRuns),
+    /// To `functions`.
+    Functions(Functions),
 }
 
 /// What a snapshot's memory is.

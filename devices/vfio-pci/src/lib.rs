@@ -1,36 +1,41 @@
 //! A PCI function of the host's that a guest has, by VFIO. Knows no kind of function and no machine.
 //!
 //! ```text
-//!  configuration space ── ours: ids and BARs as the function has them, MSI-X, nothing else ──▶ of writes, two bits of the command register
+//!  configuration space ── ours: ids and BARs as the function has them, capabilities by `policy` ──▶ of writes, what `policy` passes
 //!  BARs ── MSI-X table and pending bits: ours ── the rest ──▶ the function's registers
-//!  memory ◀── the function's DMA: all of the guest's, by the host's IOMMU
+//!  memory ◀── the function's DMA: all of the guest's, by the host's IOMMU, in the VM's one address space
 //!  interrupts ◀── an event for each vector, which the engine's interrupts are attached to
 //! ```
-//! Sections cited are those of the PCI Local Bus Specification 3.0.
+//! Sections cited are those of the PCI Local Bus Specification 3.0 unless another is named.
 #![allow(
     unsafe_code,
-    reason = "the host's hardware is told of the guest's memory; the block says what that relies on"
+    reason = "the guest is given registers of the host's hardware; each block says what that relies on"
 )]
 
+mod capabilities;
 mod description;
+mod interrupts;
+mod policy;
 mod registers;
+mod tables;
+#[cfg(test)]
+mod tests;
 mod windows;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use base::EventFd;
-use device::{CreateError, FdTable, FunctionModule, HostFunction, parse_config};
-use engine::Vm;
-use memory::Ram;
-use pci::PciFunction;
-use vfio::{CONFIG_REGION, Container, Function, VfioError};
-use vm_memory::{Address, GuestMemoryRegion};
+use device::{CreateError, DmaSpace, DmaSpaces, FdTable, FunctionModule, GuestDma, HostFunction, parse_config};
+use engine::{FunctionGuard, Vm};
+use pci::{BAR_COUNT, PciFunction};
+use vfio::{CONFIG_REGION, Device, Irq, VfioError};
 use vmm_api::DeviceSpec;
 use vmm_api::devices::{DeviceConfig, VfioPciConfig};
 
-use description::Description;
+use capabilities::EXTENDED_SIZE;
+use description::{Description, Facts};
+use interrupts::Interrupts;
 use registers::Registers;
 use windows::Windows;
 
@@ -46,16 +51,16 @@ impl FunctionModule for VfioPciModule {
         VfioPciConfig::KIND
     }
 
-    fn create(&self, spec: &DeviceSpec, fds: &mut FdTable) -> Result<Box<dyn HostFunction>, CreateError> {
+    fn create(
+        &self,
+        spec: &DeviceSpec,
+        fds: &mut FdTable,
+        spaces: &mut DmaSpaces,
+    ) -> Result<Box<dyn HostFunction>, CreateError> {
         let config: VfioPciConfig = parse_config(spec)?;
-        let container = Container::from_fd(fds.take(config.container)?);
-        let function = Function::from_fd(fds.take(config.function)?).map_err(refused("a PCI function of the host"))?;
-        let description = describe(&function)?;
-        Ok(Box::new(Unplugged {
-            container,
-            function,
-            description,
-        }))
+        let space = spaces.join(config.container, config.group, fds)?;
+        let (function, group) = space.take(&config.name)?;
+        Ok(Box::new(Unplugged::new(Box::new(function), Some(group), space)?))
     }
 }
 
@@ -67,68 +72,82 @@ fn refused(what: &'static str) -> impl Fn(VfioError) -> CreateError {
 }
 
 /// What the function says of itself.
-fn describe(function: &Function) -> Result<Description, CreateError> {
+fn describe(function: &dyn Device) -> Result<Description, CreateError> {
     let what = "its configuration space";
     let region = function.region(CONFIG_REGION).map_err(refused(what))?;
-    let mut bytes = [0; pci::config::SIZE];
+    let size = usize::try_from(region.size).unwrap_or(usize::MAX);
+    let mut config = vec![
+        0;
+        if size >= EXTENDED_SIZE {
+            EXTENDED_SIZE
+        } else {
+            pci::config::SIZE
+        }
+    ];
     function
-        .read(&region, 0, &mut bytes)
+        .read(&region, 0, &mut config)
         .map_err(|source| CreateError::Host { what, source })?;
-    let mut sizes = [0; pci::BAR_COUNT];
-    for (index, size) in (0..).zip(&mut sizes) {
+    let mut bars = [0; BAR_COUNT];
+    for (index, size) in (0..).zip(&mut bars) {
         *size = function.region(index).map_err(refused("its BARs"))?.size;
     }
-    Description::read(&bytes, sizes).map_err(|what| CreateError::Value(what.into()))
+    let count = |irq| Ok(function.irq_info(irq).map_err(refused("its interrupts"))?.count);
+    let facts = Facts {
+        config: &config,
+        bars,
+        msi: count(Irq::Msi)?,
+        msix: count(Irq::MsiX)?,
+        can_reset: function.can_reset(),
+    };
+    Description::read(&facts).map_err(CreateError::Value)
 }
 
-/// A function before there is a VM.
+/// A function before it is on a bus.
 struct Unplugged {
-    container: Container,
-    function: Function,
-    description: Description,
+    // It is closed before the address space is.
+    function: Box<dyn Device>,
+    /// Its group's file, by which the engine is told of it.
+    group: Option<OwnedFd>,
+    space: Arc<DmaSpace>,
+    shown: Description,
+}
+
+impl Unplugged {
+    fn new(function: Box<dyn Device>, group: Option<OwnedFd>, space: Arc<DmaSpace>) -> Result<Self, CreateError> {
+        let shown = describe(function.as_ref())?;
+        Ok(Self {
+            function,
+            group,
+            space,
+            shown,
+        })
+    }
+
+    /// In a VM.
+    fn registers(self, vm: &Arc<dyn Vm>, dma: Arc<GuestDma>) -> Result<Registers, CreateError> {
+        let Self {
+            function, group, shown, ..
+        } = self;
+        let engine = |error: engine::EngineError| CreateError::Value(error.to_string());
+        // Whatever fails, the function is closed before the engine forgets it, and that before the memory is unmapped.
+        let dma = dma;
+        let known = match &group {
+            Some(group) => vm.add_host_function(group.as_fd()).map_err(engine)?,
+            None => FunctionGuard::nothing(),
+        };
+        let function = function;
+        let interrupts = Interrupts::new(vm.as_ref(), &shown)?;
+        let windows = Windows::new(vm, function.as_ref(), &shown.tables)?;
+        Registers::new(dma, (function, known), shown, (interrupts, windows))
+    }
 }
 
 impl HostFunction for Unplugged {
-    fn plug(self: Box<Self>, vm: &Arc<dyn Vm>, ram: &Ram) -> Result<Arc<dyn PciFunction>, CreateError> {
-        let Self {
-            container,
-            function,
-            description,
-        } = *self;
-        for region in ram.regions() {
-            let guest = region.start_addr().raw_value();
-            // SAFETY: 1. the range is one whole mapping that the region owns, and `Registers` keeps the regions until it has closed the
-            // descriptors; 2. it is a guest's memory, which anybody may change at any time.
-            unsafe { container.map(guest, region.as_ptr() as u64, region.len()) }
-                .map_err(refused("the guest's memory"))?;
-        }
-        let mut interrupts = Vec::new();
-        let mut events = Vec::new();
-        for _ in 0..description.vectors() {
-            let event = || {
-                EventFd::new().map_err(|source| CreateError::Host {
-                    what: "an event fd",
-                    source,
-                })
-            };
-            let (event, interrupt) = (event()?, vm.create_interrupt());
-            let theirs = event.try_clone().map_err(|source| CreateError::Host {
-                what: "a copy of an event fd",
-                source,
-            })?;
-            interrupt
-                .attach(theirs)
-                .map_err(|error| CreateError::Value(error.to_string()))?;
-            interrupts.push(interrupt);
-            events.push(event);
-        }
-        let windows = Windows::new(vm, &function, &description)?;
-        let registers = Registers::new(function, container, ram, &description, (interrupts, events, windows))?;
-        Ok(Arc::new(registers))
+    fn space(&self) -> Arc<DmaSpace> {
+        Arc::clone(&self.space)
     }
-}
 
-/// The events as VFIO wants them.
-fn borrowed(events: &[EventFd]) -> Vec<BorrowedFd<'_>> {
-    events.iter().map(AsFd::as_fd).collect()
+    fn plug(self: Box<Self>, vm: &Arc<dyn Vm>, dma: Arc<GuestDma>) -> Result<Arc<dyn PciFunction>, CreateError> {
+        Ok(Arc::new(self.registers(vm, dma)?))
+    }
 }

@@ -1,126 +1,177 @@
-//! A function's registers as the guest sees them: configuration space and MSI-X are ours, everything else is the function's own.
+//! A function's registers as the guest sees them: configuration space and MSI-X are ours, as [`crate::policy`] says; everything else is the
+//! function's own.
 
+use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::EventFd;
-use device::CreateError;
-use engine::Interrupt;
-use memory::Ram;
+use device::{CreateError, GuestDma};
+use engine::FunctionGuard;
 use observe::LogLimit;
-use pci::config::{Command, register};
-use pci::{BAR_COUNT, ConfigSpace, MemoryRanges, MsixTable, PciFunction};
-use vfio::{CONFIG_REGION, Container, Function, Region};
-use vm_memory::GuestRegionMmap;
+use pci::config::{Command, SIZE, register};
+use pci::{BAR_COUNT, ConfigSpace, MemoryRanges, PciFunction};
+use vfio::{CONFIG_REGION, Device, Region, VfioError};
 
-use crate::description::{Description, Place};
+use crate::description::Description;
+use crate::interrupts::Interrupts;
+use crate::policy::{D3_HOT, DEVICE_CONTROL, INITIATE_FUNCTION_LEVEL_RESET, PMCSR, POWER_STATE};
+use crate::refused;
 use crate::windows::Windows;
-use crate::{borrowed, refused};
-
-/// MSI-X is on (6.8.2.3).
-const MSIX_ENABLE: u16 = 1 << 15;
-
-/// Where in its capability that stands.
-const MSIX_CONTROL: usize = 2;
 
 /// Log lines in a second, which a guest can cause.
 const LOG_LINES: u32 = 2;
 
+/// The byte of device control whose upper bit resets the function, and that bit.
+const RESET_BYTE: usize = DEVICE_CONTROL + 1;
+const RESET_BIT: u8 = INITIATE_FUNCTION_LEVEL_RESET.to_le_bytes()[1];
+
 struct State {
     space: ConfigSpace,
-    msix: MsixTable,
+    interrupts: Interrupts,
     windows: Windows,
-    /// The host has it on.
-    on: bool,
+    /// What the function's command register was given.
+    command: Command,
 }
 
 /// A function on the guest's bus.
 pub(crate) struct Registers {
-    // Fields are dropped in this order: nothing of the host's reaches the memory any more when that goes.
+    // Fields are dropped in this order: the function is closed, which resets it, before memory is unmapped and goes.
     state: Mutex<State>,
-    function: Function,
-    _container: Container,
-    _memory: Vec<Arc<GuestRegionMmap<()>>>,
-    events: Vec<EventFd>,
-    capability: usize,
+    function: Box<dyn Device>,
+    _known: FunctionGuard,
+    _dma: Arc<GuestDma>,
     bars: [Region; BAR_COUNT],
     config: Region,
-    table: Place,
-    pending: Place,
+    shown: Description,
     log_limit: LogLimit,
 }
 
 impl Registers {
+    /// A function that nothing is turned on in.
     pub(crate) fn new(
-        function: Function,
-        container: Container,
-        ram: &Ram,
-        description: &Description,
-        (interrupts, events, windows): (Vec<Arc<dyn Interrupt>>, Vec<EventFd>, Windows),
+        // Dropped the last first.
+        dma: Arc<GuestDma>,
+        (function, known): (Box<dyn Device>, FunctionGuard),
+        shown: Description,
+        (interrupts, windows): (Interrupts, Windows),
     ) -> Result<Self, CreateError> {
-        let mut bars = [Region::default(); BAR_COUNT];
+        let mut bars: [Region; BAR_COUNT] = Default::default();
         for (index, bar) in (0..).zip(&mut bars) {
             *bar = function.region(index).map_err(refused("its BARs"))?;
         }
         let config = function
             .region(CONFIG_REGION)
             .map_err(refused("its configuration space"))?;
-        let (space, capability) = description
-            .space()
-            .map_err(|error| CreateError::Value(error.to_string()))?;
-        Ok(Self {
+        let registers = Self {
             state: Mutex::new(State {
-                space,
-                msix: MsixTable::new(interrupts),
+                space: shown.space.clone(),
+                interrupts,
                 windows,
-                on: false,
+                command: Command::INTERRUPT_DISABLE,
             }),
             function,
-            _container: container,
-            _memory: ram.regions().to_vec(),
-            events,
-            capability,
+            _known: known,
+            _dma: dma,
             bars,
             config,
-            table: description.table(),
-            pending: description.pending(),
+            shown,
             log_limit: LogLimit::new(LOG_LINES),
-        })
+        };
+        let written = registers.write_command(Command::INTERRUPT_DISABLE);
+        written.map_err(|source| CreateError::Host {
+            what: "its command register",
+            source,
+        })?;
+        Ok(registers)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes over message control, which the guest may have changed.
-    fn follow_msix(&self, state: &mut State) {
-        let control = state.space.u16(self.capability + MSIX_CONTROL);
-        let on = control & MSIX_ENABLE != 0;
-        let events = match on {
-            true => borrowed(&self.events),
-            false => Vec::new(),
-        };
-        if !on {
-            state.msix.set_control(control);
-        }
-        if on != state.on {
-            match self.function.set_interrupts(&events) {
-                Ok(()) => state.on = on,
-                Err(error) => self.warn("its interrupts", &error),
-            }
-        }
-        if on {
-            state.msix.set_control(control);
+    /// Which bits of the command register are the function's own (6.2.2). It is not to raise INTx, which nobody would hear.
+    fn command(&self, space: &ConfigSpace) -> Command {
+        let passed = space.command() & (Command::MEMORY_SPACE | Command::BUS_MASTER);
+        let asleep = self
+            .shown
+            .power
+            .is_some_and(|at| space.u16(at + PMCSR) & POWER_STATE == D3_HOT);
+        match asleep {
+            true => (passed - Command::BUS_MASTER) | Command::INTERRUPT_DISABLE,
+            false => passed | Command::INTERRUPT_DISABLE,
         }
     }
 
-    /// Which bits of the command register are the function's own (6.2.2).
-    fn follow_command(&self, command: Command) {
-        let passed = command & (Command::MEMORY_SPACE | Command::BUS_MASTER);
-        // It is not to raise INTx, which nobody would hear.
-        let bits = (passed | Command::INTERRUPT_DISABLE).bits().to_le_bytes();
-        if let Err(error) = self.function.write(&self.config, register::COMMAND as u64, &bits) {
+    fn follow_command(&self, state: &mut State) {
+        let command = self.command(&state.space);
+        if command == state.command {
+            return;
+        }
+        match self.write_command(command) {
+            Ok(()) => state.command = command,
+            Err(error) => self.warn("its command register", &error),
+        }
+    }
+
+    fn write_command(&self, command: Command) -> io::Result<()> {
+        let bits = command.bits().to_le_bytes();
+        self.function.write(&self.config, register::COMMAND as u64, &bits)
+    }
+
+    fn follow_interrupts(&self, state: &mut State) {
+        if let Err(error) = state.interrupts.follow(&state.space, self.function.as_ref()) {
+            self.warn("its interrupts", &error);
+        }
+    }
+
+    /// A state that the function does not have is not entered (PCI Power Management 1.2, 3.2.4).
+    fn keep_power_state(&self, before: &ConfigSpace, space: &mut ConfigSpace) {
+        let Some(at) = self.shown.power.map(|at| at + PMCSR) else {
+            return;
+        };
+        if ![0, D3_HOT].contains(&(space.u16(at) & POWER_STATE)) {
+            space.put(at, &before.u16(at).to_le_bytes());
+        }
+    }
+
+    /// Whether a write resets the function.
+    fn resets(&self, offset: usize, data: &[u8]) -> bool {
+        let at = self
+            .shown
+            .express
+            .filter(|_| self.shown.resets)
+            .map(|at| at + RESET_BYTE);
+        let byte = at.and_then(|at| data.get(at.checked_sub(offset)?));
+        byte.is_some_and(|byte| byte & RESET_BIT != 0)
+    }
+
+    /// The guest has asked for a function level reset (PCI Express 5.0, 6.6.2): all is as it was at first, but for the MSI-X table's
+    /// place and what else is read-only.
+    fn reset(&self, state: &mut State) {
+        state.space = self.shown.space.clone();
+        if let Err(error) = state.interrupts.reset(&state.space, self.function.as_ref()) {
+            self.warn("its interrupts", &error);
+        }
+        let ranges = state.space.memory_ranges();
+        state.windows.follow(&ranges);
+        self.follow_command(state);
+        if let Err(error) = self.function.reset() {
+            self.warn("its reset", &error);
+        }
+        // The host's driver has put back what stood there.
+        if let Err(error) = self.write_command(state.command) {
             self.warn("its command register", &error);
         }
+    }
+
+    /// The bytes of an access that are the function's: from where in the access on, and which.
+    fn passed(&self, offset: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
+        let end = offset.saturating_add(length);
+        let within = move |range: &Range<usize>| {
+            let (start, end) = (range.start.max(offset), range.end.min(end));
+            (start < end).then_some(start..end)
+        };
+        self.shown.passed.iter().filter_map(within)
     }
 
     /// What a guest can cause as often as it likes.
@@ -132,23 +183,66 @@ impl Registers {
 }
 
 impl PciFunction for Registers {
+    fn config_size(&self) -> usize {
+        SIZE + self.shown.extended.len()
+    }
+
     fn config_read(&self, offset: usize, data: &mut [u8]) {
-        self.state().space.read(offset, data);
+        let mut state = self.state();
+        if let Some((at, layout)) = self.shown.msi
+            && let Some(bits) = layout.pending_bits()
+        {
+            let pending = state.interrupts.msi_pending();
+            state.space.put(at + bits, &pending.to_le_bytes());
+        }
+        state.space.read(offset, data);
+        drop(state);
+        for (byte, at) in data.iter_mut().zip(offset..) {
+            if let Some(extended) = at.checked_sub(SIZE).and_then(|at| self.shown.extended.get(at)) {
+                *byte = *extended;
+            }
+        }
+        for bytes in self.passed(offset, data.len()) {
+            let part = &mut data[bytes.start - offset..bytes.end - offset];
+            if let Err(error) = self.function.read(&self.config, bytes.start as u64, part) {
+                part.fill(0xff);
+                self.warn("reading a capability", &error);
+            }
+        }
     }
 
     fn config_write(&self, offset: usize, data: &[u8]) {
         let mut state = self.state();
-        let before = state.space.command();
-        state.space.write(offset, data);
-        let command = state.space.command();
-        if command != before {
-            self.follow_command(command);
+        if self.resets(offset, data) {
+            self.reset(&mut state);
+            return;
         }
+        let before = state.space.clone();
+        state.space.write(offset, data);
+        self.keep_power_state(&before, &mut state.space);
+        self.follow_command(&mut state);
         if ConfigSpace::moves_memory(offset, data.len()) {
             let ranges = state.space.memory_ranges();
             state.windows.follow(&ranges);
         }
-        self.follow_msix(&mut state);
+        self.follow_interrupts(&mut state);
+        drop(state);
+        for bytes in self.passed(offset, data.len()) {
+            let part = &data[bytes.start - offset..bytes.end - offset];
+            if let Err(error) = self.function.write(&self.config, bytes.start as u64, part) {
+                self.warn("writing a capability", &error);
+            }
+        }
+    }
+
+    fn moves_memory(&self, offset: usize, length: usize) -> bool {
+        let reset = self
+            .shown
+            .express
+            .filter(|_| self.shown.resets)
+            .map(|at| at + RESET_BYTE);
+        let resets = reset.is_some_and(|at| offset <= at && at - offset < length);
+        resets || ConfigSpace::moves_memory(offset, length)
     }
 
     fn memory_ranges(&self) -> MemoryRanges {
@@ -156,10 +250,17 @@ impl PciFunction for Registers {
     }
 
     fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]) {
-        if let Some(at) = self.table.hit(bar, offset) {
-            self.state().msix.read(at, data);
-        } else if let Some(at) = self.pending.hit(bar, offset) {
-            self.state().msix.read_pending(at, data);
+        let tables = &self.shown.tables;
+        if let Some(at) = tables.table.hit(bar, offset) {
+            data.fill(0);
+            if let Some(table) = self.state().interrupts.table() {
+                table.read(at, data);
+            }
+        } else if let Some(at) = tables.pending.hit(bar, offset) {
+            data.fill(0);
+            if let Some(table) = self.state().interrupts.table() {
+                table.read_pending(at, data);
+            }
         } else if let Err(error) = self.function.read(&self.bars[bar], offset, data) {
             data.fill(0xff);
             self.warn("reading a register", &error);
@@ -167,12 +268,32 @@ impl PciFunction for Registers {
     }
 
     fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
-        if let Some(at) = self.table.hit(bar, offset) {
-            self.state().msix.write(at, data);
-        } else if self.pending.hit(bar, offset).is_none()
+        let tables = &self.shown.tables;
+        if let Some(at) = tables.table.hit(bar, offset) {
+            if let Some(table) = self.state().interrupts.table() {
+                table.write(at, data);
+            }
+        } else if tables.pending.hit(bar, offset).is_none()
             && let Err(error) = self.function.write(&self.bars[bar], offset, data)
         {
             self.warn("writing a register", &error);
+        }
+    }
+}
+
+impl Drop for Registers {
+    /// Somebody else may have a copy of the function's descriptor, so that closing ours resets nothing: it is quiet all the same before
+    /// its memory is taken away.
+    fn drop(&mut self) {
+        let quiet = self.write_command(Command::INTERRUPT_DISABLE);
+        let mut state = self.state();
+        let off: Result<(), VfioError> = state.interrupts.reset(&self.shown.space, self.function.as_ref());
+        drop(state);
+        if let Err(error) = quiet {
+            log::error!("a PCI function of the host could not be kept from memory: {error}");
+        }
+        if let Err(error) = off {
+            log::error!("the interrupts of a PCI function of the host could not be turned off: {error}");
         }
     }
 }

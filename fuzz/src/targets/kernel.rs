@@ -90,6 +90,7 @@ fn attempt(input: &[u8]) -> anyhow::Result<u64> {
             window_64: memory::layout::pci_window_64(size),
         },
         ports,
+        hotplug_node: 0,
     };
     let source = Source {
         kernel: &mut kernel,

@@ -11,6 +11,7 @@ mod image;
 mod kernel;
 mod messages;
 mod node;
+mod pluggable;
 mod registry;
 mod restored;
 mod shares;
@@ -35,6 +36,8 @@ pub(crate) fn all() -> Vec<Target> {
         devices::block(),
         devices::vsock(),
         devices::greeting(),
+        pluggable::requests(),
+        pluggable::state(),
         export::streams(),
         export::archives(),
         copy::streams(),

@@ -146,6 +146,7 @@ fn file() -> Container {
         shape: Shape {
             cpus: 1,
             memory: 32 << 20,
+            hotplug_memory: 0,
             devices: vec!["rng".into()],
             cpu: engine::CpuModel::Host,
         },

@@ -17,6 +17,7 @@ mod identity;
 mod info;
 mod journal;
 mod lookup;
+mod pci;
 mod power;
 mod reaper;
 mod server;

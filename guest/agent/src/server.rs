@@ -26,7 +26,7 @@ use crate::reaper::Reaper;
 use crate::session::{self, Session};
 use crate::spawn::other;
 use crate::stream::Streamer;
-use crate::{Error, STACK_SIZE, copy, files, info, say, send_reply};
+use crate::{Error, STACK_SIZE, copy, files, info, pci, say, send_reply};
 
 /// How long a new connection may take to shake hands.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -428,6 +428,7 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
                     Err(error) => self.refuse(error.to_string()),
                 };
             }
+            Request::Pci(request) => pci::answer(&request).map(Reply::Pci),
             Request::SignalMain { number } => self.signal_main(number).map(|()| Reply::Done),
             Request::Shutdown(shutdown) => match &self.server.0.config.power {
                 Some(power) => {

@@ -40,6 +40,8 @@ pub(crate) struct Builder<'a> {
     host: &'a Host,
     config: VmConfig,
     fds: Vec<OwnedFd>,
+    /// Its memory stays where it is, for whoever else reaches it.
+    pinned: bool,
 }
 
 impl<'a> Builder<'a> {
@@ -69,6 +71,7 @@ impl<'a> Builder<'a> {
             host,
             config,
             fds: Vec::new(),
+            pinned: false,
         };
         builder.config.kernel = builder.fd(File::open(host.asset("vmlinux")).context("the guest kernel")?);
         let initramfs = builder.fd(File::open(host.asset("initramfs.cpio")).context("the initramfs")?);
@@ -122,6 +125,11 @@ impl<'a> Builder<'a> {
             self.config.devices.retain(|device| device.id != "rng");
         }
         Ok(self)
+    }
+
+    /// With memory that a device of the host's reaches.
+    pub(crate) fn pinned(self) -> Self {
+        Self { pinned: true, ..self }
     }
 
     /// In memory that nobody translates; it has to be given a reservation too.
@@ -200,9 +208,9 @@ impl<'a> Builder<'a> {
     /// A process for it, which may pin memory if it has to.
     fn vmm(&self) -> Result<Vmm> {
         let log = self.host.logs.join("vmm");
-        match self.config.reservation {
-            Some(_) => Vmm::spawn_pinned(&self.host.binaries, &log),
-            None => Vmm::spawn(&self.host.binaries, &log),
+        match self.pinned || self.config.reservation.is_some() {
+            true => Vmm::spawn_pinned(&self.host.binaries, &log),
+            false => Vmm::spawn(&self.host.binaries, &log),
         }
     }
 

@@ -301,6 +301,7 @@ fn info(machine: Option<&Machine>) -> Info {
         stopped: machine.and_then(|machine| machine.stopped.clone()),
         cpus: 1,
         memory: 0,
+        hotplug_memory: None,
         marks: ["main", vmm_api::message::FIRST_RUN].map(mark).to_vec(),
     }
 }

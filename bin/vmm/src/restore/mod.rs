@@ -38,7 +38,7 @@ use vmm_api::{ApiError, DeviceSpec, ErrorKind, Paging, RestoreConfig};
 use self::ahead::{Ahead, Read};
 use self::restorer::{Prefetch, Restorer};
 use crate::bare;
-use crate::devices::create_devices;
+use crate::devices::{Resize, Surroundings, create_devices};
 use crate::kvm::KvmSource;
 use crate::refusal::{from_machine, from_snapshot, refuse};
 use crate::request_fds::{RestoreFds, all_used};
@@ -186,7 +186,12 @@ impl<'a> StateRead<'a> {
         let shared = shared_directories(&self.specs, &self.fds)?;
         let no_space = SpaceAlarm::new().map_err(|error| refuse(ErrorKind::Host, error))?;
         let registry = Registry::new();
-        let devices = Devices::make(&self.specs, &mut self.fds, &no_space, &registry)?;
+        let surroundings = Surroundings {
+            registry: &registry,
+            no_space: &no_space,
+            hotplug: self.ram.hotplug(),
+        };
+        let devices = Devices::make(&self.specs, &mut self.fds, surroundings)?;
         marks::mark("devices made");
         Ok(DevicesMade {
             before: self,
@@ -198,24 +203,20 @@ impl<'a> StateRead<'a> {
     }
 }
 
-/// Devices, and the TAPs of those that are interfaces.
+/// Devices, the TAPs of those that are interfaces, and who has another one plug memory.
 struct Devices {
     devices: Vec<NamedDevice>,
     taps: Taps,
+    resize: Resize,
 }
 
 impl Devices {
     /// Makes all of them; no descriptor may be left over.
-    fn make(
-        specs: &[DeviceSpec],
-        fds: &mut FdTable,
-        no_space: &SpaceAlarm,
-        registry: &Registry,
-    ) -> Result<Self, ApiError> {
+    fn make(specs: &[DeviceSpec], fds: &mut FdTable, surroundings: Surroundings<'_>) -> Result<Self, ApiError> {
         let taps = Taps::of(specs, fds)?;
-        let devices = create_devices(specs, fds, (registry, no_space))?;
+        let (devices, resize) = create_devices(specs, fds, surroundings)?;
         all_used(fds)?;
-        Ok(Self { devices, taps })
+        Ok(Self { devices, taps, resize })
     }
 }
 
@@ -257,6 +258,7 @@ impl<'a> DevicesMade<'a> {
                 machine,
                 no_space: self.no_space,
                 taps: self.devices.taps,
+                resize: self.devices.resize,
                 cpus: state.shape.cpus,
                 engine,
                 registry: self.registry,

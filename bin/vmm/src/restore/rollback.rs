@@ -19,6 +19,7 @@ use observe::Registry;
 use vmm_api::{ApiError, DeviceSpec, ErrorKind, Paging, RestoreConfig};
 
 use super::{Devices, Inputs, Received};
+use crate::devices::{Resize, Surroundings};
 use crate::refusal::{from_machine, from_snapshot, refuse};
 use crate::taps::Taps;
 use crate::vm::VMM_VERSION;
@@ -80,7 +81,12 @@ impl<'a> Matched<'a> {
         no_space: &SpaceAlarm,
     ) -> Result<Replacement<'a>, ApiError> {
         let registry = Registry::new();
-        let devices = Devices::make(&self.specs, &mut self.fds, no_space, &registry)?;
+        let surroundings = Surroundings {
+            registry: &registry,
+            no_space,
+            hotplug: machine.hotplug(),
+        };
+        let devices = Devices::make(&self.specs, &mut self.fds, surroundings)?;
         let fits = machine.fits(&self.state, &devices.devices);
         fits.map_err(|error| from_machine(&error))?;
         Ok(Replacement {
@@ -105,6 +111,7 @@ pub(crate) struct Replacement<'a> {
 /// What came with the state that the machine has now.
 pub(crate) struct Applied {
     pub(crate) taps: Taps,
+    pub(crate) resize: Resize,
     /// The new devices' metrics.
     pub(crate) registry: Registry,
 }
@@ -115,7 +122,7 @@ impl Replacement<'_> {
     /// # Errors
     /// The machine is of no use any more.
     pub(crate) fn apply(self, machine: &mut Machine, pagemap: Option<&File>) -> Result<Applied, MachineError> {
-        let Devices { devices, taps } = self.devices;
+        let Devices { devices, taps, resize } = self.devices;
         machine.roll_back(&self.state, self.serial, devices, &self.registry, pagemap)?;
         machine.populate_write(&self.config.write_set);
         if !self.config.skip_notification {
@@ -123,6 +130,7 @@ impl Replacement<'_> {
         }
         Ok(Applied {
             taps,
+            resize,
             registry: self.registry,
         })
     }

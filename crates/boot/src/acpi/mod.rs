@@ -1,6 +1,7 @@
 //! ACPI tables of a hardware-reduced platform (ACPI 6.5, 3.11.1): no PIC, no PIT, no RTC, no SCI.
 
 mod dsdt;
+mod srat;
 
 use acpi_tables::Aml;
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
@@ -31,6 +32,8 @@ pub struct Board {
     pub root: Root,
     /// Ports and interrupt lines of the platform devices.
     pub ports: Ports,
+    /// The proximity domain of hot-pluggable memory, if there is any; that of everything else is 0.
+    pub hotplug_node: u16,
 }
 
 /// How PCI devices are reached.
@@ -89,6 +92,14 @@ pub(crate) fn write(ram: &Ram, board: &Board) -> Result<u64, BootError> {
         let mut mcfg = MCFG::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
         mcfg.add_ecam(layout::ECAM.start, 0, 0, 0);
         xsdt.add_entry(area.put(&mcfg)?);
+    }
+    if let Some(hotplug) = ram.hotplug() {
+        let nodes = srat::Nodes {
+            ram: &ram.ranges(),
+            hotplug,
+            hotplug_node: board.hotplug_node,
+        };
+        xsdt.add_entry(area.put(&srat::build(&board.apic_ids, &nodes))?);
     }
     let xsdt = area.put(&xsdt)?;
     let mut rsdp = Vec::new();
@@ -167,6 +178,7 @@ mod tests {
     use super::*;
     use base::ByteSize;
     use memory::Ram;
+    use memory::layout::MemorySize;
 
     pub(super) fn board(cpus: u32) -> Board {
         Board {
@@ -183,6 +195,7 @@ mod tests {
                 serial: 0x3f8,
                 serial_pin: 4,
             },
+            hotplug_node: 0,
         }
     }
 
@@ -199,8 +212,53 @@ mod tests {
         assert_eq!(tables_of(&ram, &Board { root, ..board(64) }), ["FACP", "APIC"]);
     }
 
+    #[test]
+    fn memory_that_can_be_plugged_is_told_where_it_may_come() {
+        let size = MemorySize {
+            boot: ByteSize::gib(4),
+            hotplug: ByteSize::gib(1),
+        };
+        let ram = Ram::allocate(size).unwrap();
+        let board = Board {
+            hotplug_node: 1,
+            ..board(2)
+        };
+        assert_eq!(tables_of(&ram, &board), ["FACP", "APIC", "MCFG", "SRAT"]);
+        let srat = table_called(&ram, &board, "SRAT");
+        // Reserved, 1 (ACPI 6.5, 5.2.16).
+        assert_eq!(srat[36..48], [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let (processors, memory) = srat[48..].split_at(2 * 16);
+        assert_eq!(processors[..8], [0, 16, 0, 0, 1, 0, 0, 0]);
+        assert_eq!(processors[16..24], [0, 16, 0, 1, 1, 0, 0, 0]);
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+        // Proximity domain, first address, length, flags: 1 is enabled, 2 hot-pluggable (5.2.16.2).
+        let ranges: Vec<_> = memory
+            .chunks(40)
+            .map(|entry| (entry[0], entry[2], word(&entry[8..16]), word(&entry[16..24]), entry[28]))
+            .collect();
+        let gib = 1 << 30;
+        let expected = [(1, 0, 0, 3 * gib, 1), (1, 0, 4 * gib, gib, 1), (1, 1, 5 * gib, gib, 3)];
+        assert_eq!(ranges, expected);
+    }
+
+    /// The table of that name.
+    fn table_called(ram: &Ram, board: &Board, name: &str) -> Vec<u8> {
+        tables(ram, board)
+            .into_iter()
+            .find(|table| &table[..4] == name.as_bytes())
+            .unwrap()
+    }
+
     /// The names of the tables that the RSDP leads to.
     fn tables_of(ram: &Ram, board: &Board) -> Vec<String> {
+        let tables = tables(ram, board).into_iter();
+        tables
+            .map(|table| String::from_utf8_lossy(&table[..4]).into_owned())
+            .collect()
+    }
+
+    /// All tables that the RSDP leads to.
+    fn tables(ram: &Ram, board: &Board) -> Vec<Vec<u8>> {
         let rsdp = write(ram, board).unwrap();
         let bytes = |address: u64, length: usize| {
             let mut bytes = vec![0; length];
@@ -221,8 +279,7 @@ mod tests {
         let mut found = Vec::new();
         for index in 0..(xsdt.len() - 36) as u64 / 8 {
             let entry = table(pointer(xsdt_address + 36 + index * 8));
-            found.push(String::from_utf8_lossy(&entry[..4]).into_owned());
-            if found.last().is_some_and(|name| name == "FACP") {
+            if entry[..4] == *b"FACP" {
                 let dsdt = u64::from_le_bytes(entry[140..148].try_into().unwrap());
                 assert_eq!(&table(dsdt)[..4], b"DSDT");
                 assert_eq!(
@@ -231,6 +288,7 @@ mod tests {
                     "hardware-reduced"
                 );
             }
+            found.push(entry);
         }
         found
     }

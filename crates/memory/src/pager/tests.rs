@@ -2,6 +2,7 @@
 
 use std::fs::File;
 
+use base::ByteSize;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;

@@ -301,7 +301,13 @@ impl Vmm {
             Request::WriteSet => reply = Reply::WriteSet(vec![(1, 2)]),
             Request::Info => reply = Reply::Info(self.info()),
             Request::Metrics => reply = Reply::Metrics(Vec::new()),
-            Request::Rebase(_) | Request::PressPowerButton | Request::Stop => (),
+            Request::Functions => reply = Reply::Functions(vmm_api::Functions::default()),
+            Request::Rebase(_)
+            | Request::ResizeMemory(_)
+            | Request::Attach(_)
+            | Request::Detach(_)
+            | Request::PressPowerButton
+            | Request::Stop => (),
         }
         Some(Ok(reply))
     }
@@ -349,6 +355,7 @@ impl Vmm {
             stopped: None,
             cpus: 1,
             memory: 0,
+            hotplug_memory: None,
             marks: Vec::new(),
         }
     }

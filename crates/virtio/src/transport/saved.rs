@@ -38,7 +38,7 @@ pub struct TransportState {
     pub(super) msix: Vec<VectorState>,
     pub(super) common: CommonState,
     pub(super) signals: SignalState,
-    /// The device's configuration space: it must be the same where the device is restored.
+    /// The device's configuration space: it must be the same when the device is restored.
     #[serde(with = "state::bytes")]
     pub(super) config: Vec<u8>,
     /// The queues that the device has; none while its driver has not set it up.
@@ -113,9 +113,6 @@ impl VirtioPciDevice {
         if transport.device_type != state.device.device_type() {
             return Err(TransportError::Unlike("kind of device"));
         }
-        if transport.config != config(state) {
-            return Err(TransportError::Unlike("properties (such as a size or an address)"));
-        }
         if !state.common.restore(&transport.common) || !self.signals.restore(&transport.signals) {
             return Err(TransportError::Unlike("features or queues"));
         }
@@ -123,6 +120,10 @@ impl VirtioPciDevice {
         let control = state.space.u16(state.msix_capability + 2);
         state.msix.restore(&transport.msix, control)?;
         state.device.restore(&saved.own)?;
+        // With what the device knows of itself: some of it can change while it runs, such as how much memory is plugged.
+        if transport.config != config(state) {
+            return Err(TransportError::Unlike("properties (such as a size or an address)"));
+        }
         if let Some(positions) = &transport.active {
             let wrong = || TransportError::Unlike("queues");
             if !state.common.is_live() {

@@ -22,6 +22,8 @@ struct Plain {
     sizes: [u16; 2],
     features: u64,
     byte: u8,
+    /// What its configuration space has beside, which changes while it runs.
+    level: u8,
 }
 
 impl Plain {
@@ -31,6 +33,7 @@ impl Plain {
             sizes: [16, 16],
             features: 1,
             byte: 7,
+            level: 1,
         }
     }
 }
@@ -46,9 +49,8 @@ impl VirtioDevice for Plain {
         &self.sizes
     }
     fn read_config(&self, offset: usize, data: &mut [u8]) {
-        if let (0, Some(byte)) = (offset, data.first_mut()) {
-            *byte = self.byte;
-        }
+        let rest = [self.byte, self.level].into_iter().skip(offset);
+        data.iter_mut().zip(rest).for_each(|(byte, value)| *byte = value);
     }
     fn write_config(&mut self, _: usize, _: &[u8]) {}
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
@@ -62,15 +64,15 @@ impl VirtioDevice for Plain {
         Ok(Saved {
             kind: "plain".into(),
             version: 1,
-            payload: vec![self.byte],
+            payload: vec![self.level],
         })
     }
     fn restore(&mut self, saved: &Saved) -> Result<(), DeviceError> {
-        if saved.payload == [self.byte] {
-            Ok(())
-        } else {
-            Err(DeviceError::Lost)
-        }
+        let [level] = saved.payload[..] else {
+            return Err(DeviceError::Lost);
+        };
+        self.level = level;
+        Ok(())
     }
 }
 
@@ -192,6 +194,24 @@ fn what_was_configured_otherwise_is_refused() {
         })
         .contains("other kind of device")
     );
+}
+
+#[test]
+fn what_changes_while_it_runs_is_compared_as_it_was_saved() {
+    let mut driver = driver();
+    let level = |driver: &Driver| driver.config(1, 1);
+    assert_eq!(level(&driver), 1);
+    let changed = Plain {
+        level: 2,
+        ..Plain::new()
+    };
+    driver.migrate(Box::new(changed)).unwrap();
+    assert_eq!(level(&driver), 1, "it goes on with what was saved");
+    let mut state = saved(&driver);
+    state.own.payload = vec![3];
+    let (other, _) = other(&driver, Plain::new());
+    let error = other.restore(&state).unwrap_err().to_string();
+    assert!(error.contains("other properties"), "{error}");
 }
 
 #[test]

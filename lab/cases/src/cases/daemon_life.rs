@@ -36,6 +36,8 @@ fn life(host: &Host) -> Result<()> {
     let listed = daemon.ok(&["ps"])?;
     ensure!(listed.contains(&id) && listed.contains("running"), "ps shows {listed}");
 
+    can_open_many_files(&daemon)?;
+
     // Several commands at once, and the sandbox's own environment and directory.
     let mut sleeper = daemon.start(&["exec", "web", "sleep", "10000"])?;
     expect_code(&daemon.run(&["exec", "web", "sh", "-c", "exit 5"])?, 5)?;
@@ -109,6 +111,31 @@ fn life(host: &Host) -> Result<()> {
     ])?;
     wait_for("a sandbox to remove itself", || Ok(daemon.list()?.is_empty()))?;
     daemon.end()
+}
+
+/// The daemon has raised its soft limit of open files, which it has from us, to the hard one.
+fn can_open_many_files(daemon: &Daemon<'_>) -> Result<()> {
+    let limits = |of: &str| -> Result<(String, String)> {
+        let text = std::fs::read_to_string(format!("/proc/{of}/limits"))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("Max open files"));
+        let mut words = line.unwrap_or_default().split_whitespace().map(str::to_owned);
+        words.next().zip(words.next()).context("no limit of open files")
+    };
+    let (soft, hard) = limits("self")?;
+    ensure!(
+        soft != hard,
+        "its parent's limits of {hard} are equal, which shows nothing"
+    );
+    let processes = daemon.processes("basaltd")?;
+    ensure!(!processes.is_empty(), "no daemon runs");
+    for process in processes {
+        let found = limits(&process.as_raw_nonzero().to_string())?;
+        ensure!(
+            found == (hard.clone(), hard.clone()),
+            "the daemon's limits are {found:?}"
+        );
+    }
+    Ok(())
 }
 
 fn adoption(host: &Host) -> Result<()> {

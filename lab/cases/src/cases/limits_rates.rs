@@ -1,12 +1,15 @@
-//! Rates of disks and of the network: bytes over the time that they took, against what was asked for and against none.
+//! Rates of disks and of the network: bytes over the time that they took, against what was asked for and against none. At the end the
+//! network's nft tables are deleted, and come back.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
 use super::limits::{number, start, usage};
+use crate::basalt::expect_code;
 use crate::daemon::{Daemon, wait_for};
 use crate::{Case, Host};
 
@@ -137,7 +140,32 @@ fn network(host: &Host) -> Result<()> {
         *free_out > OUT * 1.5,
         "without a limit {free_out} bytes a second went out"
     );
+    gets_its_tables_back(7302)?;
     daemon.end()
+}
+
+/// The nft tables are deleted as another program of the host might do: the port answers no more, and the running daemon puts them back.
+fn gets_its_tables_back(port: u16) -> Result<()> {
+    let nft = |arguments: &[&str]| -> Result<String> {
+        let output = Command::new("nft").args(arguments).output()?;
+        expect_code(&output, 0).with_context(|| format!("nft {}", arguments.join(" ")))?;
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let listed = nft(&["list", "tables"])?;
+    let ours: Vec<_> = listed.lines().filter(|table| table.contains("basalt")).collect();
+    ensure!(!ours.is_empty(), "the daemon has none of these tables: {listed}");
+    for table in ours {
+        nft(&[&["delete"], table.split_whitespace().collect::<Vec<_>>().as_slice()].concat())?;
+    }
+    let refused = TcpStream::connect_timeout(&([127, 0, 0, 1], port).into(), Duration::from_secs(2));
+    ensure!(refused.is_err(), "the port answers without its table");
+    let mut stream = connect(port)?;
+    stream.write_all(b"again")?;
+    stream.shutdown(Shutdown::Write)?;
+    let mut back = Vec::new();
+    stream.read_to_end(&mut back)?;
+    ensure!(back.len() == 6, "{} bytes came back", back.len());
+    Ok(())
 }
 
 /// A connection that the guest has accepted: its server may need a moment.

@@ -27,10 +27,13 @@ mod identity_memory;
 mod jail;
 mod kernel_features;
 mod kills;
+mod kvm_nvme;
 mod limits;
 mod limits_rates;
+mod memory_resize;
 mod moves;
 mod network;
+mod nvme_disk;
 mod package;
 mod pause;
 mod private_state;
@@ -70,6 +73,7 @@ pub(crate) const ALL: &[&Case] = &[
     &network::CASE,
     &pause::CASE,
     &snapshot::CASE,
+    &memory_resize::CASE,
     &cpu_models::CASE,
     &reidentify::CASE,
     &reidentify_clones::CASE,
@@ -123,6 +127,7 @@ pub(crate) const ALL: &[&Case] = &[
     &bare_identity::CASE,
     &bare_identity::CLASS,
     &bare_nvme::CASE,
+    &kvm_nvme::CASE,
     &bare_rounds::CASE,
     &dedicated::CASE,
     &hostile::CASE,

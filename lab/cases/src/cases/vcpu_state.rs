@@ -20,19 +20,19 @@ pub(crate) const CASE: Case = Case {
 
 /// `again: inc ax; out 0x10, ax; jmp again`, in real mode.
 const CODE: [u8; 5] = [0x40, 0xe7, 0x10, 0xeb, 0xfb];
-const CODE_AT: u64 = 0x1000;
+pub(super) const CODE_AT: u64 = 0x1000;
 const PORT: u16 = 0x10;
-const MEMORY: usize = 1 << 20;
+pub(super) const MEMORY: usize = 1 << 20;
 
 /// CR0.ET, which is always set.
 const CR0_ET: u64 = 1 << 4;
 
-fn memory() -> Result<Arc<GuestRegionMmap<()>>> {
+pub(super) fn memory() -> Result<Arc<GuestRegionMmap<()>>> {
     let region = GuestRegionMmap::new(MmapRegion::new(MEMORY)?, GuestAddress(0)).context("a region at 0")?;
     Ok(Arc::new(region))
 }
 
-fn machine(engine: &KvmEngine, region: &Arc<GuestRegionMmap<()>>) -> Result<(Arc<dyn Vm>, Box<dyn Vcpu>)> {
+pub(super) fn machine(engine: &KvmEngine, region: &Arc<GuestRegionMmap<()>>) -> Result<(Arc<dyn Vm>, Box<dyn Vcpu>)> {
     let vm = engine.create_vm(CpuModel::Host)?;
     vm.reserve_ioapic_pins(24)?;
     vm.map_ram(0, Arc::clone(region), Presence::AtOnce)?;
@@ -41,7 +41,7 @@ fn machine(engine: &KvmEngine, region: &Arc<GuestRegionMmap<()>>) -> Result<(Arc
 }
 
 /// Real mode with flat segments of 64 KiB.
-fn real_mode() -> BootState {
+pub(super) fn real_mode() -> BootState {
     let segment = |rights| Segment {
         limit: 0xffff,
         rights,

@@ -10,7 +10,7 @@ const MAX_SERIES: usize = 256;
 const MAX_LABEL: usize = 32;
 
 /// What VMMs count, and what that is, in the order of docs/vmm.md. A name that is not here is not told.
-pub(super) const COUNTERS: [(&str, &str); 32] = [
+pub(super) const COUNTERS: [(&str, &str); 36] = [
     ("vcpu_exits_total", "Exits of vCPUs to the VMM."),
     ("engine_exits_total", "Exits of guests that own their CPUs."),
     (
@@ -51,6 +51,16 @@ pub(super) const COUNTERS: [(&str, &str); 32] = [
         "fs_bytes_total",
         "Bytes of requests of shared directories and of replies.",
     ),
+    ("mem_requests_total", "Requests to plug and unplug memory."),
+    (
+        "mem_refused_chains_total",
+        "Descriptor chains of such requests that do not hold up.",
+    ),
+    ("mem_plugged_bytes", "Hot-pluggable memory that the guest has plugged."),
+    (
+        "mem_requested_bytes",
+        "Hot-pluggable memory that the guest is to have plugged.",
+    ),
     ("net_packets_total", "Packets of network interfaces."),
     ("net_bytes_total", "Bytes of network interfaces."),
     (
@@ -88,7 +98,7 @@ pub(super) const COUNTERS: [(&str, &str); 32] = [
 ];
 
 /// The labels that pass; others are added up.
-const LABELS: [&str; 5] = ["device", "direction", "kind", "reason", "size"];
+const LABELS: [&str; 6] = ["answer", "device", "direction", "kind", "reason", "size"];
 
 /// Labels, and their values.
 type Labels = Vec<(&'static str, String)>;

@@ -1,0 +1,71 @@
+//! Functions of the host's that come to a VM and leave it while it is there: what their requests say, done by the machine. Knows no kind
+//! of function.
+
+use std::os::fd::OwnedFd;
+
+use device::{DmaSpaces, FdTable};
+use machine::{FunctionState, Machine};
+use vmm_api::{ApiError, DeviceSpec, ErrorKind, FunctionInfo};
+
+use crate::devices::create_functions;
+use crate::refusal::{from_machine, refuse};
+use crate::request_fds::all_used;
+
+/// What is kept for those that may come.
+#[derive(Default)]
+pub(crate) struct Functions {
+    /// The address space that all of them share, as long as there is one.
+    pub(crate) spaces: DmaSpaces,
+}
+
+impl Functions {
+    pub(crate) fn attach(
+        &mut self,
+        machine: &mut Machine,
+        device: &DeviceSpec,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), ApiError> {
+        let mut fds = FdTable::new(fds);
+        let made = create_functions(std::slice::from_ref(device), &mut fds, &mut self.spaces);
+        let attached = made.and_then(|functions| {
+            all_used(&fds)?;
+            let function = functions.into_iter().next().ok_or_else(|| {
+                let message = format!(
+                    "device `{}` is no function of the host's: it can only be there from the start on",
+                    device.id
+                );
+                refuse(ErrorKind::Invalid, message)
+            })?;
+            machine.attach(function).map_err(|error| from_machine(&error))
+        });
+        self.follow(machine);
+        attached
+    }
+
+    /// The last function takes its address space along.
+    pub(crate) fn follow(&mut self, machine: &Machine) {
+        if machine.pinned_for().is_none() {
+            self.spaces.clear();
+        }
+    }
+}
+
+/// What a driver is told of a machine's functions.
+pub(crate) fn told(machine: &Machine) -> vmm_api::Functions {
+    let (states, mapped) = machine.functions();
+    let info = |(id, state)| FunctionInfo {
+        id,
+        state: match state {
+            FunctionState::Mapping => vmm_api::FunctionState::Mapping,
+            FunctionState::Present(slot) => vmm_api::FunctionState::Present {
+                slot: u8::try_from(slot).unwrap_or(u8::MAX),
+            },
+            FunctionState::Failed(why) => vmm_api::FunctionState::Failed(why),
+        },
+    };
+    vmm_api::Functions {
+        mapped,
+        total: machine.pinned_for().map_or(0, |_| machine.memory().bytes()),
+        functions: states.into_iter().map(info).collect(),
+    }
+}

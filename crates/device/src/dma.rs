@@ -1,0 +1,437 @@
+//! A guest's memory as functions of the host's reach it: one address space for all functions of a VM, at the addresses that the guest
+//! sees. Knows no function, and not by what an address space is served.
+
+mod ahead;
+
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use memory::Ram;
+use vfio::{
+    AddressSpace, CHUNK, Function, Group, Mapped, Piece, Type1, UnmapError, VfioError, check_layout, map_runs, runs,
+    unmap_all,
+};
+use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
+use vmm_api::FdRef;
+
+use crate::{CreateError, FdTable};
+use ahead::Ahead;
+
+/// Memory that is where the host's bus has it is contiguous there, so that the IOMMU may map it by its largest pages.
+const IDENTITY_CHUNK: NonZeroU64 = NonZeroU64::new(1 << 30).unwrap();
+
+/// The address space of a VM, from its first function to its last.
+#[derive(Default)]
+pub struct DmaSpaces(Option<Arc<DmaSpace>>);
+
+impl DmaSpaces {
+    /// That of the VM, which the group of another function joins, if it comes along. The container is taken for the first one.
+    ///
+    /// # Errors
+    /// What the first function needs did not come along, the descriptors are something else, or the host refuses.
+    pub fn join(
+        &mut self,
+        container: Option<FdRef>,
+        group: Option<FdRef>,
+        fds: &mut FdTable,
+    ) -> Result<Arc<DmaSpace>, CreateError> {
+        let (container, group) = (
+            fds.take_optional(container)?,
+            fds.take_optional(group)?.map(Group::from_fd),
+        );
+        let space = match (&self.0, container, group) {
+            (Some(space), _, None) => Arc::clone(space),
+            (Some(space), _, Some(group)) => {
+                space.join(group)?;
+                Arc::clone(space)
+            }
+            (None, Some(container), Some(group)) => DmaSpace::of_group(container, group)?,
+            (None, ..) => {
+                return Err(CreateError::Value(
+                    "the first function of a VM comes with a container of VFIO's and its IOMMU group: send both".into(),
+                ));
+            }
+        };
+        self.0 = Some(Arc::clone(&space));
+        Ok(space)
+    }
+
+    /// The last function has left: the next one comes with a container.
+    pub fn clear(&mut self) {
+        self.0 = None;
+    }
+}
+
+fn refused(what: &'static str) -> impl Fn(VfioError) -> CreateError {
+    move |error| CreateError::Host {
+        what,
+        source: std::io::Error::other(error),
+    }
+}
+
+/// The groups of a VM's functions. The container works as long as one of them is open.
+struct Groups {
+    container: Arc<Type1>,
+    open: Mutex<Vec<Group>>,
+}
+
+/// What the functions of one VM reach: nothing, until that is mapped.
+pub struct DmaSpace {
+    space: Arc<dyn AddressSpace>,
+    groups: Option<Groups>,
+    // There as long as a function is.
+    memory: Mutex<Weak<GuestDma>>,
+    progress: AtomicU64,
+    stopped: AtomicBool,
+}
+
+impl DmaSpace {
+    /// One in which nothing is mapped.
+    pub fn new(space: Arc<dyn AddressSpace>) -> Arc<Self> {
+        Self::with_groups(space, None)
+    }
+
+    fn with_groups(space: Arc<dyn AddressSpace>, groups: Option<Groups>) -> Arc<Self> {
+        Arc::new(Self {
+            space,
+            groups,
+            memory: Mutex::new(Weak::new()),
+            progress: AtomicU64::new(0),
+            stopped: AtomicBool::new(false),
+        })
+    }
+
+    fn of_group(container: OwnedFd, group: Group) -> Result<Arc<Self>, CreateError> {
+        let container = Arc::new(Type1::new(container, &group).map_err(refused("a container of VFIO's"))?);
+        let groups = Groups {
+            container: Arc::clone(&container),
+            open: Mutex::new(vec![group]),
+        };
+        Ok(Self::with_groups(container, Some(groups)))
+    }
+
+    fn join(&self, group: Group) -> Result<(), CreateError> {
+        let Some(groups) = &self.groups else { return Ok(()) };
+        groups.container.join(&group).map_err(refused("its IOMMU group"))?;
+        groups.open().push(group);
+        Ok(())
+    }
+
+    /// A function of one of the groups, and a copy of the group's file.
+    ///
+    /// # Errors
+    /// No group that has come has such a function, or the host has no descriptors left.
+    pub fn take(&self, name: &str) -> Result<(Function, OwnedFd), CreateError> {
+        let what = "a PCI function of the host";
+        let mut last = VfioError::Other("its IOMMU group did not come along");
+        for group in self
+            .groups
+            .as_ref()
+            .map(Groups::open)
+            .iter()
+            .flat_map(|open| open.iter().rev())
+        {
+            match group.take(name) {
+                Ok(function) => {
+                    let file = group.as_fd().try_clone_to_owned();
+                    return Ok((function, file.map_err(|source| CreateError::Host { what, source })?));
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(refused(what)(last))
+    }
+
+    /// Maps all of a guest's memory, if no function has had that done. Takes as long as it takes the host to zero it.
+    ///
+    /// # Errors
+    /// Functions cannot reach all of it, which is found out before anything is mapped; the host refuses; or [`DmaSpace::stop`] was called.
+    /// Nothing is mapped then.
+    pub fn map(self: &Arc<Self>, memory: &DmaMemory) -> Result<Arc<GuestDma>, CreateError> {
+        let mut known = self.memory();
+        if let Some(mapped) = known.upgrade() {
+            return Ok(mapped);
+        }
+        let mapped = Arc::new(GuestDma::map(self, memory)?);
+        *known = Arc::downgrade(&mapped);
+        Ok(mapped)
+    }
+
+    /// How many bytes are mapped, those included that are on their way.
+    pub fn mapped(&self) -> u64 {
+        self.progress.load(Ordering::Relaxed)
+    }
+
+    /// Gives up what is being mapped.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Weak<GuestDma>> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Groups {
+    fn open(&self) -> MutexGuard<'_, Vec<Group>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A guest's memory as it is to be mapped.
+#[derive(Clone, Debug)]
+pub struct DmaMemory {
+    regions: Vec<Arc<GuestRegionMmap<()>>>,
+    chunk: NonZeroU64,
+    /// Threads that fill it ahead of the one that maps it; none where it is filled already.
+    fillers: usize,
+}
+
+impl DmaMemory {
+    /// All of it, filled by whoever maps it.
+    pub fn of(ram: &Ram) -> Self {
+        Self {
+            regions: ram.regions().to_vec(),
+            chunk: match ram.identity_layout() {
+                Some(_) => IDENTITY_CHUNK,
+                None => CHUNK,
+            },
+            fillers: 0,
+        }
+    }
+
+    /// The same, filled by so many threads ahead of the one that maps it.
+    #[must_use]
+    pub fn filled_by(self, fillers: usize) -> Self {
+        Self { fillers, ..self }
+    }
+
+    /// Its bytes.
+    pub fn size(&self) -> u64 {
+        self.regions.iter().map(|region| region.len()).sum()
+    }
+
+    fn runs(&self) -> Vec<Piece> {
+        let pieces = self.regions.iter().map(|region| Piece {
+            iova: region.start_addr().raw_value(),
+            address: region.as_ptr() as u64,
+            length: region.len(),
+        });
+        runs(pieces, self.chunk)
+    }
+}
+
+/// A guest's memory, mapped: whoever has this may have functions reach it. With the last one it is unmapped, before its pages go; so a
+/// function is closed before it gives this up.
+pub struct GuestDma {
+    mapped: Vec<Mapped>,
+    memory: Vec<Arc<GuestRegionMmap<()>>>,
+    // Its groups are open until all is unmapped.
+    space: Arc<DmaSpace>,
+}
+
+impl GuestDma {
+    fn map(space: &Arc<DmaSpace>, memory: &DmaMemory) -> Result<Self, CreateError> {
+        let what = "the guest's memory for DMA";
+        let ranges = memory
+            .regions
+            .iter()
+            .map(|region| region.start_addr().raw_value()..=region.last_addr().raw_value());
+        let allowed = space.space.iova_ranges().map_err(refused(what))?;
+        check_layout(&allowed, ranges).map_err(refused(what))?;
+        let runs = memory.runs();
+        let ahead = Ahead::begin(&runs, memory).map_err(|source| CreateError::Host { what, source })?;
+        space.progress.store(0, Ordering::Relaxed);
+        let before = |index: usize| {
+            if space.stopped.load(Ordering::Relaxed) {
+                return Err(VfioError::GivenUp);
+            }
+            if let Some(last) = index.checked_sub(1) {
+                space.progress.fetch_add(runs[last].length, Ordering::Relaxed);
+            }
+            ahead.wait_for(index);
+            Ok(())
+        };
+        // SAFETY: 1. each piece is one whole mapping that its region owns, and the regions are kept until it is unmapped, or for ever if it
+        // cannot be; 2. it is a guest's memory, which anybody may change at any time.
+        match unsafe { map_runs(space.space.as_ref(), &runs, before) } {
+            Ok(mapped) => {
+                space.progress.store(memory.size(), Ordering::Relaxed);
+                Ok(Self {
+                    mapped,
+                    memory: memory.regions.clone(),
+                    space: Arc::clone(space),
+                })
+            }
+            Err(error) => {
+                space.progress.store(0, Ordering::Relaxed);
+                keep(error.left, memory.regions.clone());
+                Err(refused(what)(error.source))
+            }
+        }
+    }
+
+    /// What is mapped, in the order of its addresses.
+    pub fn mapped(&self) -> &[Mapped] {
+        &self.mapped
+    }
+}
+
+impl Drop for GuestDma {
+    fn drop(&mut self) {
+        let left = unmap_all(self.space.space.as_ref(), std::mem::take(&mut self.mapped));
+        self.space.progress.store(0, Ordering::Relaxed);
+        keep(left, std::mem::take(&mut self.memory));
+    }
+}
+
+/// Memory that could not be unmapped stays for as long as this process does: a function could still write to its pages.
+fn keep(left: Vec<UnmapError>, memory: Vec<Arc<GuestRegionMmap<()>>>) {
+    if left.is_empty() {
+        return;
+    }
+    for error in left {
+        log::error!("a guest's memory stays pinned until this process ends: {error}");
+        error.mapped.abandon();
+    }
+    std::mem::forget(memory);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::OwnedFd;
+
+    use base::ByteSize;
+    use vfio::fake::{FakeSpace, Op};
+
+    fn ram() -> Ram {
+        Ram::allocate(ByteSize::mib(256)).unwrap()
+    }
+
+    #[test]
+    fn memory_is_mapped_once_for_all_functions_and_unmapped_with_the_last() {
+        let (fake, ram) = (Arc::new(FakeSpace::new()), ram());
+        let space = DmaSpace::new(Arc::clone(&fake) as Arc<dyn AddressSpace>);
+        let first = space.map(&DmaMemory::of(&ram)).unwrap();
+        let second = space.map(&DmaMemory::of(&ram)).unwrap();
+        assert_eq!((fake.count(Op::Map), fake.mapped_bytes()), (2, 256 << 20));
+        assert_eq!(first.mapped().len(), 2);
+        let region = &ram.regions()[0];
+        assert_eq!(fake.translate(0x10_0000, 4096), Ok(region.as_ptr() as u64 + 0x10_0000));
+        drop(first);
+        assert_eq!(fake.mapped_bytes(), 256 << 20);
+        drop(second);
+        assert_eq!((fake.mapped_bytes(), fake.count(Op::Unmap)), (0, 2));
+        // And for a function that comes later.
+        drop(space.map(&DmaMemory::of(&ram)).unwrap());
+        assert_eq!(fake.count(Op::Map), 4);
+    }
+
+    #[test]
+    fn a_failure_leaves_nothing_mapped_and_no_memory_behind() {
+        let (fake, ram) = (Arc::new(FakeSpace::new()), ram());
+        let space = DmaSpace::new(Arc::clone(&fake) as Arc<dyn AddressSpace>);
+        let owners = Arc::strong_count(&ram.regions()[0]);
+        fake.fail(Op::Map, 2);
+        let error = space.map(&DmaMemory::of(&ram)).err().unwrap().to_string();
+        assert!(error.contains("at 0x8000000"), "{error}");
+        assert_eq!(fake.mapped_bytes(), 0);
+        assert_eq!(Arc::strong_count(&ram.regions()[0]), owners);
+    }
+
+    #[test]
+    fn memory_that_cannot_be_unmapped_is_kept() {
+        let (fake, ram) = (Arc::new(FakeSpace::new()), ram());
+        let space = DmaSpace::new(Arc::clone(&fake) as Arc<dyn AddressSpace>);
+        let mapped = space.map(&DmaMemory::of(&ram)).unwrap();
+        let owners = Arc::strong_count(&ram.regions()[0]);
+        fake.fail(Op::Unmap, 1);
+        drop(mapped);
+        assert_eq!(fake.mapped_bytes(), 128 << 20);
+        assert_eq!(Arc::strong_count(&ram.regions()[0]), owners);
+    }
+
+    #[test]
+    fn memory_that_functions_cannot_reach_is_refused_before_anything_is_mapped() {
+        let fake = Arc::new(FakeSpace::new().with_ranges(vec![0..=0x7ff_ffff, 0x900_0000..=u64::MAX]));
+        let space = DmaSpace::new(Arc::clone(&fake) as Arc<dyn AddressSpace>);
+        let error = space.map(&DmaMemory::of(&ram())).err().unwrap().to_string();
+        assert!(error.contains("0x8000000 to 0x8ffffff"), "{error}");
+        assert_eq!(fake.count(Op::Map), 0);
+    }
+
+    #[test]
+    fn descriptors_that_are_something_else_and_those_that_lack_are_refused() {
+        let fd = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let mut spaces = DmaSpaces::default();
+        let mut join = |container: Option<u32>, group: Option<u32>| {
+            let mut fds = FdTable::new(vec![fd(), fd()]);
+            spaces
+                .join(container.map(FdRef), group.map(FdRef), &mut fds)
+                .err()
+                .unwrap()
+        };
+        assert!(matches!(join(Some(0), Some(1)), CreateError::Host { .. }));
+        assert!(matches!(join(Some(0), Some(2)), CreateError::MissingFd(2)));
+        for (container, group) in [(None, None), (Some(0), None), (None, Some(0))] {
+            let told = join(container, group).to_string();
+            assert!(told.contains("send both"), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_further_function_of_a_group_brings_nothing() {
+        let space = DmaSpace::new(Arc::new(FakeSpace::new()));
+        let mut spaces = DmaSpaces(Some(Arc::clone(&space)));
+        let again = spaces.join(None, None, &mut FdTable::default()).unwrap();
+        assert!(Arc::ptr_eq(&again, &space));
+        let told = space.take("0000:00:04.0").unwrap_err().to_string();
+        assert!(
+            told.contains("did not come along") || told.contains("PCI function"),
+            "{told}"
+        );
+        spaces.clear();
+        assert!(spaces.join(None, None, &mut FdTable::default()).is_err());
+    }
+
+    #[test]
+    fn what_is_being_mapped_can_be_given_up() {
+        let (fake, memory) = (Arc::new(FakeSpace::new()), DmaMemory::of(&ram()).filled_by(2));
+        let space = DmaSpace::new(Arc::clone(&fake) as Arc<dyn AddressSpace>);
+        space.stop();
+        let told = space.map(&memory).err().unwrap();
+        assert!(
+            matches!(&told, CreateError::Host { source, .. } if source.to_string().contains("given up")),
+            "{told}"
+        );
+        assert_eq!((fake.mapped_bytes(), space.mapped()), (0, 0));
+    }
+
+    #[test]
+    fn memory_is_filled_ahead_and_progress_is_told() {
+        let ram = ram();
+        let (fake, memory) = (Arc::new(FakeSpace::new()), DmaMemory::of(&ram).filled_by(2));
+        let space = DmaSpace::new(Arc::clone(&fake) as Arc<dyn AddressSpace>);
+        let resident = || ram.regions().iter().map(|region| resident(region)).sum::<usize>();
+        assert_eq!(resident(), 0);
+        let mapped = space.map(&memory).unwrap();
+        assert_eq!((space.mapped(), memory.size()), (256 << 20, 256 << 20));
+        // The space here touches nothing.
+        assert_eq!(resident(), (256 << 20) / 4096);
+        drop(mapped);
+        assert_eq!(space.mapped(), 0);
+    }
+
+    /// How many pages of it are there (mincore(2)).
+    fn resident(region: &GuestRegionMmap<()>) -> usize {
+        let length = usize::try_from(region.len()).unwrap();
+        let mut pages = vec![0_u8; length / 4096];
+        // SAFETY: 1. the range is a mapping that the region owns; 2. a byte a page is written.
+        let asked = unsafe { libc::mincore(region.as_ptr().cast(), length, pages.as_mut_ptr()) };
+        assert_eq!(asked, 0);
+        pages.iter().filter(|page| **page & 1 != 0).count()
+    }
+}

@@ -1,0 +1,139 @@
+//! What plugging and unplugging a guest's memory means for the host, and how its size is asked for. Knows neither who takes the guest's
+//! requests nor what else has the memory mapped.
+//!
+//! ```text
+//!  guest: PLUG ───▶ device ── MemoryBlocks::plug ────▶ done ──▶ marked plugged ───▶ ACK
+//!  guest: UNPLUG ─▶ device ── MemoryBlocks::unplug ──▶ done ──▶ marked unplugged ─▶ ACK
+//!                                             └─ failed ──▶ nothing changes ──▶ BUSY
+//! ```
+//! What the guest owns is therefore always what the host has made ready: a block is ready before the guest may touch it, and is not taken
+//! back before the guest has given it up.
+
+use std::io;
+use std::sync::Arc;
+
+use memory::layout::Range;
+use memory::{GuestRam, discard};
+use virtio::VirtioDevice;
+use vmm_api::DeviceSpec;
+
+use crate::{CreateError, DeviceContext};
+
+/// What is done with blocks of memory for the host. One object a device; called by the device's thread, which waits, and with it the guest's
+/// request. All runs begin at multiples of the block size and are as long as several blocks.
+pub trait MemoryBlocks: Send {
+    /// Makes a run of blocks ready, which the guest owns from the answer on: before that none of them is marked plugged. A block may be
+    /// plugged that was touched before, which nothing can keep a guest from: its content is the guest's own, or zeroes.
+    ///
+    /// # Errors
+    /// Nothing has changed: all that was made ready of the run is taken back. The guest is told to try again later.
+    fn plug(&mut self, memory: &GuestRam, run: Range) -> io::Result<()>;
+
+    /// Takes a run of blocks back, which the guest has given up and owns until the answer. Whoever has it mapped for devices of the host's
+    /// unmaps it before it is discarded.
+    ///
+    /// # Errors
+    /// The guest keeps all of the run, which must be ready as before. It is told to try again later.
+    fn unplug(&mut self, memory: &GuestRam, run: Range) -> io::Result<()>;
+
+    /// The guest owns these runs since before its device was made, as it was restored. Called at most once, before anything else and before
+    /// the guest runs; the host has made nothing ready of them.
+    ///
+    /// # Errors
+    /// They cannot be made ready: the VM is not restored.
+    fn restored(&mut self, runs: &[Range]) -> io::Result<()>;
+}
+
+/// For VMs without functions of the host's: memory is there when it is touched, and goes back to the host when it is unplugged.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DiscardUnplugged;
+
+impl MemoryBlocks for DiscardUnplugged {
+    fn plug(&mut self, _memory: &GuestRam, _run: Range) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn unplug(&mut self, memory: &GuestRam, run: Range) -> io::Result<()> {
+        discard(memory, run).map_err(io::Error::other)
+    }
+
+    fn restored(&mut self, _runs: &[Range]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// How much of a guest's hot-pluggable memory there is, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PluggableSizes {
+    /// The region: the most that can be plugged.
+    pub region: u64,
+    /// What all others are multiples of.
+    pub block: u64,
+    /// What the guest is to have plugged.
+    pub requested: u64,
+    /// What it has plugged.
+    pub plugged: u64,
+}
+
+/// Changes how much memory a guest is to have plugged. The guest's driver follows when it can, and need not come all the way.
+pub trait ResizeMemory: Send + Sync {
+    /// The sizes now.
+    fn sizes(&self) -> PluggableSizes;
+
+    /// Requests another size, and tells the driver, now or when the device goes on.
+    ///
+    /// # Errors
+    /// It is more than the region, or no multiple of the block size; nothing has changed.
+    fn request(&self, bytes: u64) -> Result<(), CreateError>;
+}
+
+/// A device that plugs memory, and who changes its size.
+pub struct PluggableMemory {
+    /// The device.
+    pub device: Box<dyn VirtioDevice>,
+    /// Its size.
+    pub resize: Arc<dyn ResizeMemory>,
+}
+
+/// One kind of device that plugs memory. Its crate exports one value of this.
+pub trait MemoryModule: Sync {
+    /// The kind's name in [`DeviceSpec::kind`].
+    fn kind(&self) -> &'static str;
+
+    /// Makes a device for the memory that lies in guest memory from `start` on. It starts no thread before it is activated.
+    ///
+    /// # Errors
+    /// The configuration makes no sense.
+    fn create(
+        &self,
+        spec: &DeviceSpec,
+        context: &DeviceContext<'_>,
+        start: u64,
+        blocks: Box<dyn MemoryBlocks>,
+    ) -> Result<PluggableMemory, CreateError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::ByteSize;
+    use memory::Ram;
+    use vm_memory::{Bytes, GuestAddress};
+
+    #[test]
+    fn what_is_unplugged_goes_back_to_the_host() {
+        let ram = Ram::allocate(ByteSize::mib(64)).unwrap();
+        let (start, length) = (32 << 20, 4 << 20);
+        let word = || ram.guest().read_obj::<u64>(GuestAddress(start)).unwrap();
+        ram.guest().write_obj(9_u64, GuestAddress(start)).unwrap();
+        let mut blocks = DiscardUnplugged;
+        blocks.restored(&[Range { start, length }]).unwrap();
+        blocks.plug(ram.guest(), Range { start, length }).unwrap();
+        assert_eq!(word(), 9, "a block that is plugged is not touched");
+        blocks.unplug(ram.guest(), Range { start, length }).unwrap();
+        assert_eq!(word(), 0);
+        let outside = Range { start: 1 << 40, length };
+        let error = blocks.unplug(ram.guest(), outside).unwrap_err().to_string();
+        assert!(error.contains("cannot be given back"), "{error}");
+    }
+}

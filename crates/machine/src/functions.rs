@@ -1,0 +1,330 @@
+//! Functions of the host's PCI bus that the guest has or gets. Memory is mapped for them beside the guest, and they come to its bus when
+//! all of it is. Knows no kind of function, and not by what it was taken from the host.
+//!
+//! ```text
+//!  attach ──▶ Mapping ── mapped ──▶ Present ── detach ──▶ gone; with the last one the memory is unmapped
+//!                └────── refused ─▶ Failed ─── detach ──▶ gone
+//! ```
+//! As long as one is more than failed, the host's pages of the guest's memory stay where they are: nothing may be mapped in their place.
+
+use std::sync::Arc;
+
+use base::{EventFd, Worker};
+use device::{CreateError, DmaMemory, DmaSpace, GuestDma, HostFunction};
+use engine::Vm;
+use memory::{HugeBytes, Ram};
+use pci::PciBus;
+
+use crate::machine::{Machine, MachineError, NamedFunction, host};
+
+/// More threads than this do not fill memory faster than one can map it.
+const MAX_FILLERS: u32 = 4;
+
+/// A guest's memory as it is mapped: filled ahead by about as many threads as it has vCPUs, if it is not there already.
+pub(crate) fn memory(ram: &Ram, cpus: u32) -> DmaMemory {
+    let memory = DmaMemory::of(ram);
+    match ram.huge() == HugeBytes::default() && ram.identity_layout().is_none() {
+        true => memory.filled_by(usize::try_from(cpus.clamp(1, MAX_FILLERS)).unwrap_or(1)),
+        false => memory,
+    }
+}
+
+/// Where a function stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FunctionState {
+    /// The guest's memory is being mapped for it.
+    Mapping,
+    /// It is on the guest's bus, at this device number.
+    Present(usize),
+    /// It could not be.
+    Failed(String),
+}
+
+enum Place {
+    Waiting(Box<dyn HostFunction>),
+    Present(usize),
+    Failed(String),
+}
+
+struct Known {
+    id: String,
+    place: Place,
+}
+
+type Mapped = Result<Arc<GuestDma>, CreateError>;
+
+/// Memory that is being mapped.
+struct Mapping {
+    space: Arc<DmaSpace>,
+    // `None` until it has ended.
+    worker: Worker<Option<Mapped>>,
+    /// No function waits for it any more.
+    is_given_up: bool,
+}
+
+/// All functions of a VM.
+pub(crate) struct HostFunctions {
+    known: Vec<Known>,
+    mapping: Option<Mapping>,
+    dma: Option<Arc<GuestDma>>,
+    /// Memory that is being unmapped.
+    unmapping: Option<Worker<()>>,
+    /// Signalled when all memory is mapped, or will not be.
+    ended: Arc<EventFd>,
+}
+
+/// What functions are put on.
+#[derive(Clone, Copy)]
+pub(crate) struct Board<'a> {
+    pub(crate) vm: &'a Arc<dyn Vm>,
+    pub(crate) bus: &'a Arc<PciBus>,
+    pub(crate) memory: &'a DmaMemory,
+}
+
+impl HostFunctions {
+    pub(crate) fn new() -> Result<Self, MachineError> {
+        Ok(Self {
+            known: Vec::new(),
+            mapping: None,
+            dma: None,
+            unmapping: None,
+            ended: Arc::new(EventFd::new().map_err(host("an event fd"))?),
+        })
+    }
+
+    /// Puts a function on the bus before the guest runs; its memory is mapped when this returns.
+    pub(crate) fn build(
+        &mut self,
+        NamedFunction { id, function }: NamedFunction,
+        board: Board<'_>,
+    ) -> Result<(), MachineError> {
+        if self.dma.is_none() {
+            let mapped = function.space().map(board.memory);
+            self.dma = Some(mapped.map_err(|source| MachineError::Function { id: id.clone(), source })?);
+        }
+        self.known.push(Known {
+            id,
+            place: Place::Waiting(function),
+        });
+        self.plug_all(board);
+        match self.known.pop() {
+            Some(Known {
+                id,
+                place: Place::Failed(why),
+            }) => Err(MachineError::Function {
+                id,
+                source: CreateError::Value(why),
+            }),
+            Some(known) => {
+                self.known.push(known);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Has a function come to the bus of a guest that may run, when all memory is mapped.
+    pub(crate) fn attach(
+        &mut self,
+        NamedFunction { id, function }: NamedFunction,
+        board: Board<'_>,
+    ) -> Result<(), MachineError> {
+        if self.known.iter().any(|known| known.id == id) {
+            return Err(MachineError::FunctionTaken(id));
+        }
+        if self.mapping.as_ref().is_some_and(|mapping| mapping.is_given_up) {
+            return Err(MachineError::FunctionsLeave);
+        }
+        if let Some(unmapping) = self.unmapping.take() {
+            unmapping.stop();
+        }
+        if self.dma.is_none() && self.mapping.is_none() {
+            let space = function.space();
+            let (mapped, memory, ended) = (Arc::clone(&space), board.memory.clone(), Arc::clone(&self.ended));
+            let worker = Worker::spawn("dma-map", None, move |_, _| {
+                let result = mapped.map(&memory);
+                ended.signal();
+                Some(result)
+            });
+            let worker = worker.map_err(host("a thread"))?;
+            self.mapping = Some(Mapping {
+                space,
+                worker,
+                is_given_up: false,
+            });
+        }
+        self.known.push(Known {
+            id,
+            place: Place::Waiting(function),
+        });
+        if self.dma.is_some() {
+            self.plug_all(board);
+        }
+        Ok(())
+    }
+
+    /// Readable when [`HostFunctions::finish`] has something to do.
+    pub(crate) fn ended(&self) -> &EventFd {
+        &self.ended
+    }
+
+    /// Takes over what was mapped, if it is time, and puts the functions that have waited for it on the bus.
+    pub(crate) fn finish(&mut self, board: Board<'_>) {
+        if !self.ended.consume() {
+            return;
+        }
+        let mapped = self.mapping.take().and_then(|mapping| mapping.worker.stop().flatten());
+        match mapped {
+            Some(Ok(dma)) => {
+                self.dma = Some(dma);
+                self.plug_all(board);
+            }
+            Some(Err(error)) => self.fail(&error.to_string()),
+            None => self.fail("the thread that maps memory has panicked: a bug"),
+        }
+        self.forget_memory_of_none();
+    }
+
+    /// Takes a function from the guest, whether or not that has let go of it.
+    pub(crate) fn detach(&mut self, id: &str, bus: &PciBus) -> Result<(), MachineError> {
+        let position = self.known.iter().position(|known| known.id == id);
+        let position = position.ok_or_else(|| MachineError::NoFunction(id.to_owned()))?;
+        if let Place::Present(slot) = self.known.remove(position).place {
+            drop(bus.remove(slot));
+        }
+        self.forget_memory_of_none();
+        Ok(())
+    }
+
+    /// Each with its name, in the order in which they came.
+    pub(crate) fn states(&self) -> Vec<(String, FunctionState)> {
+        let state = |place: &Place| match place {
+            Place::Waiting(_) => FunctionState::Mapping,
+            Place::Present(slot) => FunctionState::Present(*slot),
+            Place::Failed(why) => FunctionState::Failed(why.clone()),
+        };
+        self.known
+            .iter()
+            .map(|known| (known.id.clone(), state(&known.place)))
+            .collect()
+    }
+
+    /// One that the guest's memory is pinned for.
+    pub(crate) fn first(&self) -> Option<&str> {
+        let pins = |known: &&Known| !matches!(known.place, Place::Failed(_));
+        self.known.iter().find(pins).map(|known| known.id.as_str())
+    }
+
+    /// Bytes that are mapped.
+    pub(crate) fn mapped(&self) -> u64 {
+        match (&self.mapping, &self.dma) {
+            (Some(mapping), _) => mapping.space.mapped(),
+            (None, Some(dma)) => dma.mapped().iter().map(vfio::Mapped::length).sum(),
+            (None, None) => 0,
+        }
+    }
+
+    fn plug_all(&mut self, Board { vm, bus, .. }: Board<'_>) {
+        let Some(dma) = &self.dma else { return };
+        for known in &mut self.known {
+            let place = std::mem::replace(&mut known.place, Place::Failed(String::new()));
+            known.place = match place {
+                Place::Waiting(function) => match function.plug(vm, Arc::clone(dma)) {
+                    Ok(function) => match bus.add(function) {
+                        Ok(slot) => Place::Present(slot),
+                        Err(error) => Place::Failed(error.to_string()),
+                    },
+                    Err(error) => Place::Failed(error.to_string()),
+                },
+                other => other,
+            };
+            if let Place::Failed(why) = &known.place {
+                log::warn!(
+                    "the PCI function `{}` of the host's is not the guest's: {why}",
+                    known.id
+                );
+            }
+        }
+    }
+
+    fn fail(&mut self, why: &str) {
+        log::warn!("the guest's memory is not mapped for functions of the host's: {why}");
+        for known in &mut self.known {
+            if matches!(known.place, Place::Waiting(_)) {
+                known.place = Place::Failed(why.to_owned());
+            }
+        }
+    }
+
+    /// With the last function the memory is unmapped. That takes as long as there is memory, which nobody has to wait for.
+    fn forget_memory_of_none(&mut self) {
+        if self.first().is_some() {
+            return;
+        }
+        if let Some(mapping) = &mut self.mapping {
+            // `finish` comes when it has ended.
+            mapping.space.stop();
+            mapping.is_given_up = true;
+        }
+        if let Some(dma) = self.dma.take() {
+            match Worker::spawn("dma-unmap", (), move |(), _| drop(dma)) {
+                Ok(worker) => self.unmapping = Some(worker),
+                Err(error) => log::warn!("the guest's memory was unmapped while others waited: {error}"),
+            }
+        }
+    }
+}
+
+impl Machine {
+    /// Has a function of the host's come to the guest's bus when all of its memory is mapped for that, which is done beside it. What has become
+    /// of it is told by [`Machine::functions`].
+    ///
+    /// # Errors
+    /// There is one of that name, the guest has memory that can be plugged, or the host has no thread for it.
+    pub fn attach(&mut self, function: NamedFunction) -> Result<(), MachineError> {
+        if self.ram.hotplug().is_some() {
+            return Err(MachineError::FunctionBesidePluggable(function.id));
+        }
+        let memory = memory(&self.ram, u32::try_from(self.threads.len()).unwrap_or(1));
+        let board = Board {
+            vm: &self.vm,
+            bus: &self.pci,
+            memory: &memory,
+        };
+        self.functions.attach(function, board)
+    }
+
+    /// Readable when [`Machine::plug_mapped`] has something to do.
+    pub fn mapped_event(&self) -> &EventFd {
+        self.functions.ended()
+    }
+
+    /// Puts functions on the guest's bus whose memory is mapped by now.
+    pub fn plug_mapped(&mut self) {
+        let memory = memory(&self.ram, 1);
+        let board = Board {
+            vm: &self.vm,
+            bus: &self.pci,
+            memory: &memory,
+        };
+        self.functions.finish(board);
+    }
+
+    /// Takes a function from the guest, whether or not that has let go of it. With the last one its memory is unmapped.
+    ///
+    /// # Errors
+    /// It has none of that name.
+    pub fn detach(&mut self, id: &str) -> Result<(), MachineError> {
+        self.functions.detach(id, &self.pci)
+    }
+
+    /// The host's functions that the guest has or gets, by their names, and how many bytes of its memory they reach.
+    pub fn functions(&self) -> (Vec<(String, FunctionState)>, u64) {
+        (self.functions.states(), self.functions.mapped())
+    }
+
+    /// One for which the host's pages of the guest's memory have to stay: nothing may be mapped in their place.
+    pub fn pinned_for(&self) -> Option<&str> {
+        self.functions.first()
+    }
+}

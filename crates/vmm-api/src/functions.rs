@@ -1,0 +1,43 @@
+//! Functions of the host's PCI bus that a running VM gets and gives back.
+
+use serde::{Deserialize, Serialize};
+
+/// Which functions of the host's a VM has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Functions {
+    /// Bytes of the guest's memory that functions can reach: mapped by the host's IOMMU, and pinned.
+    pub mapped: u64,
+    /// Bytes that are to be; 0 where the VM has no function and gets none.
+    pub total: u64,
+    /// Each of them, in the order in which they were asked for.
+    pub functions: Vec<FunctionInfo>,
+}
+
+/// One function.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FunctionInfo {
+    /// Its name within the VM.
+    pub id: String,
+    /// Where it stands.
+    pub state: FunctionState,
+}
+
+/// Where a function stands.
+///
+/// ```text
+///  attach ──▶ Mapping ──▶ Present ──▶ detach: gone
+///                 └─────▶ Failed ───▶ detach: gone
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FunctionState {
+    /// The guest's memory is being mapped for it.
+    Mapping,
+    /// It is on the guest's bus: device number `slot`, function 0, of bus 0. A guest that runs finds it when it looks.
+    Present {
+        /// The device number, 1 to 31.
+        slot: u8,
+    },
+    /// The memory could not be mapped, or the function not be put on the bus. Nothing of it is left but this.
+    Failed(String),
+}

@@ -1,0 +1,395 @@
+//! The lab's NVMe disk as a device of a guest's, for the cases that give it away: taken from the host and given back, a guest with the
+//! host's own kernel, which has a driver for it, and the load there. Knows no engine; the guest half is the same under all.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use base::ByteSize;
+use rustix::process::{Pid, Signal, kill_process};
+use vfio::{Device as _, Function, Group};
+use vmm_api::devices::VfioPciConfig;
+
+use super::bare::run;
+use super::foreign_kernel::kernel;
+use super::snapshot_files::Files;
+use crate::Host;
+use crate::vm::{self, Builder, Vm};
+
+/// NVM Express (PCI Code and ID Assignment, base class 01h).
+const CLASS: &str = "0x010802";
+
+const DEVICES: &str = "/sys/bus/pci/devices";
+const DRIVERS: &str = "/sys/bus/pci/drivers";
+const INTERRUPTS: &str = "/proc/interrupts";
+
+/// Where the host writes what the guest is to find, and the other way round.
+const FOR_GUEST: u64 = 0;
+const FOR_HOST: u64 = 1 << 20;
+/// Where the guest's load is, and how much.
+const LOAD: u64 = 16 << 20;
+
+const BLOCK: usize = 4096;
+pub(super) const THREADS: u64 = 2;
+/// Written and read back, by each thread.
+const BLOCKS: u64 = 500;
+
+/// The command register, and its bit that has a function answer to addresses (PCI 3.0, 6.2.2).
+const COMMAND: u64 = 4;
+const MEMORY_SPACE: u8 = 1 << 1;
+
+/// A word of the guest half: go on until somebody ends it.
+const FOR_EVER: &str = "for-ever";
+
+pub(super) type Agent = agent_api::Connection<UnixStream>;
+
+/// A guest that has the disk, and who sees what of it.
+pub(super) struct Guest<'a> {
+    /// The case's name, by which its guest half is called.
+    case: &'static str,
+    host: &'a Host,
+    pub(super) machine: Vm,
+    pub(super) agent: Agent,
+    /// The host's own hand on the disk.
+    disk: Function,
+}
+
+/// What a guest says of its load.
+pub(super) struct Said {
+    pub(super) requests: u64,
+    /// Interrupts of the disk that it got.
+    pub(super) taken: u64,
+}
+
+impl<'a> Guest<'a> {
+    /// Boots one that `builder` has the processors of.
+    pub(super) fn boot(case: &'static str, host: &'a Host, mut builder: Builder<'_>, disk: &Given) -> Result<Self> {
+        let group = vfio::host::open_group(&disk.name)?;
+        let own = Group::from_fd(group.as_fd().try_clone_to_owned()?);
+        let initramfs = host.scratch.join("initramfs");
+        fs::write(
+            &initramfs,
+            foreign::initramfs(&host.binaries.join("basalt-agent"), &[])?,
+        )?;
+        builder = builder
+            .kernel(&kernel()?)?
+            .initramfs(File::open(&initramfs)?)?
+            .memory(ByteSize::mib(256))
+            .pinned();
+        let config = VfioPciConfig {
+            name: disk.name.clone(),
+            group: Some(builder.fd(group)),
+            container: Some(builder.fd(vfio::host::open_container()?)),
+        };
+        builder.device("disk", &config)?;
+        let machine = builder.start()?;
+        let mut agent = machine.agent()?;
+        vm::install(&mut agent)?;
+        Ok(Self {
+            case,
+            host,
+            machine,
+            agent,
+            disk: own.take(&disk.name)?,
+        })
+    }
+
+    /// Loads the disk in the guest, and checks what is there.
+    pub(super) fn load(&mut self) -> Result<Said> {
+        let said = vm::guest_half(&mut self.agent, self.case, &[])?;
+        let (requests, taken) = said
+            .trim()
+            .split_once(' ')
+            .with_context(|| format!("the guest says {said:?}"))?;
+        let said = Said {
+            requests: requests.parse()?,
+            taken: taken.parse()?,
+        };
+        // Each thread waits for each of its requests.
+        ensure!(
+            said.taken >= said.requests / THREADS,
+            "the guest has made {} requests and got {} interrupts",
+            said.requests,
+            said.taken
+        );
+        Ok(said)
+    }
+
+    /// The disk's registers go for a moment, as when a driver resets it.
+    pub(super) fn take_registers_away(&self) -> Result<()> {
+        let config = self.disk.region(vfio::CONFIG_REGION)?;
+        let mut command = [0; 2];
+        self.disk.read(&config, COMMAND, &mut command)?;
+        self.disk
+            .write(&config, COMMAND, &[command[0] & !MEMORY_SPACE, command[1]])?;
+        Ok(self.disk.write(&config, COMMAND, &command)?)
+    }
+
+    /// What is in the host's device is in no snapshot.
+    pub(super) fn not_saved(&mut self) -> Result<()> {
+        self.machine.vmm.client.pause()?;
+        let saved = Files::new(self.host, "refused").take(&mut self.machine);
+        let refused = saved.err().map(|error| format!("{error:#}")).unwrap_or_default();
+        ensure!(
+            refused.contains("device `disk` is the host's"),
+            "it was saved: {refused}"
+        );
+        for file in fs::read_dir(&self.host.scratch)? {
+            let path = file?.path();
+            if path.file_stem().is_some_and(|stem| stem == "refused") {
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(self.machine.vmm.client.resume()?)
+    }
+
+    /// The VMM is killed while the disk works.
+    pub(super) fn kill(self) -> Result<()> {
+        let Self {
+            case,
+            mut machine,
+            mut agent,
+            disk,
+            ..
+        } = self;
+        drop(disk);
+        agent.exec_detached(&agent_api::ExecRequest {
+            argv: [vm::GUEST_HALF, "guest", case, FOR_EVER].map(Into::into).to_vec(),
+            ..agent_api::ExecRequest::default()
+        })?;
+        std::thread::sleep(Duration::from_secs(2));
+        let vmm = i32::try_from(machine.vmm.pid()).ok().and_then(Pid::from_raw);
+        kill_process(vmm.context("a process")?, Signal::KILL)?;
+        machine.vmm.wait_status(Duration::from_secs(20))?;
+        Ok(())
+    }
+}
+
+pub(super) fn tell(what: &str) {
+    #[expect(clippy::print_stdout, reason = "a case's own output")]
+    {
+        println!("{what}");
+    }
+}
+
+/// How many interrupts this kernel has got, of those whose names contain `name`.
+pub(super) fn interrupts(name: &str) -> Result<u64> {
+    let text = fs::read_to_string(INTERRUPTS)?;
+    let columns = text.lines().next().map_or(0, |first| first.split_whitespace().count());
+    let of = text.lines().filter(|line| line.contains(name));
+    let counts = of.flat_map(|line| line.split_whitespace().skip(1).take(columns));
+    Ok(counts.filter_map(|count| count.parse::<u64>().ok()).sum())
+}
+
+/// The lab's NVMe disk while it is the host's.
+pub(super) struct Disk {
+    function: String,
+    path: PathBuf,
+}
+
+impl Disk {
+    pub(super) fn find() -> Result<Self> {
+        for entry in fs::read_dir(DEVICES)? {
+            let entry = entry?;
+            if fs::read_to_string(entry.path().join("class"))?.trim() == CLASS {
+                return Self::of(&entry.file_name().to_string_lossy());
+            }
+        }
+        bail!("the lab has no NVMe disk: it was started by an older basalt-lab; `basalt-lab down` and up again")
+    }
+
+    fn of(function: &str) -> Result<Self> {
+        let limit = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(path) = Self::namespace(function)? {
+                return Ok(Self {
+                    function: function.to_owned(),
+                    path,
+                });
+            }
+            ensure!(Instant::now() < limit, "the host's driver finds no disk in {function}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Of /sys/bus/pci/devices/FUNCTION/nvme/nvmeA/nvmeBnC, or where the kernel knows of several ways to a disk, nvmeBcAnC: /dev/nvmeBnC.
+    fn namespace(function: &str) -> Result<Option<PathBuf>> {
+        for controller in entries(&Path::new(DEVICES).join(function).join("nvme"))? {
+            for disk in entries(&controller)? {
+                let name = disk.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                let Some((way, number)) = name.rsplit_once('n').filter(|(way, _)| way.starts_with("nvme")) else {
+                    continue;
+                };
+                let path = Path::new("/dev").join(format!("{}n{number}", way.split('c').next().unwrap_or(way)));
+                if path.exists() {
+                    return Ok(Some(path));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn open(&self) -> Result<File> {
+        direct(&self.path)
+    }
+
+    /// Leaves what the guest is to find, and nothing where it is to write.
+    pub(super) fn prepare(&self) -> Result<()> {
+        self.fill(FOR_GUEST, b'h')?;
+        self.fill(FOR_HOST, 0)
+    }
+
+    /// Looks at what guests have written, and uses it once more.
+    pub(super) fn look_back(&self) -> Result<()> {
+        self.check(FOR_HOST, b'g').context("what the guest has written")?;
+        self.fill(FOR_GUEST, b'a')?;
+        self.check(FOR_GUEST, b'a')
+    }
+
+    fn fill(&self, at: u64, byte: u8) -> Result<()> {
+        let mut block = Block::new();
+        block.bytes().fill(byte);
+        Ok(self.open()?.write_all_at(block.bytes(), at)?)
+    }
+
+    fn check(&self, at: u64, byte: u8) -> Result<()> {
+        let mut block = Block::new();
+        self.open()?.read_exact_at(block.bytes(), at)?;
+        ensure!(
+            block.bytes().iter().all(|found| *found == byte),
+            "{} differs at {at:#x}",
+            self.path.display()
+        );
+        Ok(())
+    }
+
+    /// Takes it from the host.
+    pub(super) fn give(self) -> Result<Given> {
+        run("modprobe", &["vfio-pci"])?;
+        let remapped = fs::read_to_string(INTERRUPTS)?.contains("IR-PCI-MSI");
+        tell(if remapped {
+            "interrupts are remapped"
+        } else {
+            "interrupts are not remapped"
+        });
+        if !remapped {
+            // A guest could have its disk write any interrupt to anybody. It is a guest of ours.
+            fs::write("/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts", "1")?;
+        }
+        bind(&self.function, "vfio-pci")?;
+        Ok(Given { name: self.function })
+    }
+}
+
+/// The same while it is a guest's.
+pub(super) struct Given {
+    name: String,
+}
+
+impl Given {
+    pub(super) fn take_back(self) -> Result<Disk> {
+        bind(&self.name, "")?;
+        Disk::of(&self.name)
+    }
+}
+
+impl Drop for Given {
+    /// After a failure, whose words are worth more than ours; it is nothing twice.
+    fn drop(&mut self) {
+        drop(bind(&self.name, ""));
+    }
+}
+
+/// Gives a function to a driver, or to whichever wants it.
+fn bind(function: &str, driver: &str) -> Result<()> {
+    let directory = Path::new(DEVICES).join(function);
+    fs::write(directory.join("driver_override"), format!("{driver}\n"))?;
+    let now = fs::read_link(directory.join("driver")).ok();
+    let now = now
+        .as_deref()
+        .and_then(Path::file_name)
+        .map(|name| name.to_string_lossy().into_owned());
+    match now.as_deref() {
+        Some(now) if now == driver || (driver.is_empty() && now != "vfio-pci") => return Ok(()),
+        Some(now) => fs::write(Path::new(DRIVERS).join(now).join("unbind"), function)?,
+        None => (),
+    }
+    fs::write("/sys/bus/pci/drivers_probe", function).with_context(|| format!("{function} for {driver}"))
+}
+
+fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
+    match fs::read_dir(directory) {
+        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Past the page cache, so that each access is a request.
+fn direct(path: &Path) -> Result<File> {
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(path);
+    opened.with_context(|| path.display().to_string())
+}
+
+/// A block where one can be read to directly.
+struct Block(Vec<u8>);
+
+impl Block {
+    fn new() -> Self {
+        Self(vec![0; 2 * BLOCK])
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        let start = self.0.as_ptr().align_offset(BLOCK);
+        &mut self.0[start..start + BLOCK]
+    }
+}
+
+/// In the guest: loads the disk and checks it, and says how many requests and interrupts that were.
+pub(super) fn guest(arguments: &[String]) -> Result<()> {
+    let disk = Disk::find()?;
+    disk.check(FOR_GUEST, b'h').context("what the host has written")?;
+    disk.fill(FOR_HOST, b'g')?;
+    let before = interrupts("nvme")?;
+    loop {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|number| {
+                let path = disk.path.clone();
+                std::thread::spawn(move || load(&path, number))
+            })
+            .collect();
+        for thread in threads {
+            thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+        }
+        if arguments.first().is_none_or(|word| word != FOR_EVER) {
+            break;
+        }
+    }
+    tell(&format!("{} {}", 2 * THREADS * BLOCKS, interrupts("nvme")? - before));
+    Ok(())
+}
+
+fn load(path: &Path, number: u64) -> Result<()> {
+    let file = direct(path)?;
+    let mut block = Block::new();
+    let mut read = Block::new();
+    for index in 0..BLOCKS {
+        // Spread, and each its own.
+        let at = LOAD + ((index * 7919) % BLOCKS * THREADS + number) * BLOCK as u64;
+        for (offset, byte) in block.bytes().iter_mut().enumerate() {
+            *byte = u8::try_from((index * 31 + number * 7 + offset as u64) % 251)?;
+        }
+        file.write_all_at(block.bytes(), at)?;
+        file.read_exact_at(read.bytes(), at)?;
+        ensure!(block.bytes() == read.bytes(), "what was read back differs at {at:#x}");
+    }
+    Ok(())
+}
