@@ -86,6 +86,20 @@ pub const DEVICE: &[&str] = &[
     VFS_MADE,
 ];
 
+/// Every point of what there is beside sandboxes: snapshots that come from elsewhere or are verified, and volumes. The simulated node's
+/// tests come to all of them.
+pub const BESIDE: &[&str] = &[
+    LOAD_BEGUN,
+    LOAD_SUMMED,
+    LOAD_WRITTEN,
+    LOAD_KEPT,
+    VERIFY_COMPARED,
+    VERIFY_SUMMED,
+    VOLUME_BEGUN,
+    VOLUME_MADE,
+    VOLUME_HIDDEN,
+];
+
 /// Every point of the image store, in the order in which the life of a pulled image comes to them.
 pub const IMAGE: &[&str] = &[
     DOWNLOAD_CLAIMED,
@@ -226,6 +240,24 @@ points! {
     VFS_STEP = "vfs.step";
     /// There are so many as was asked, and the database says that they are changed.
     VFS_MADE = "vfs.made";
+    /// The directory of a snapshot that comes from elsewhere is there, empty, with another name.
+    LOAD_BEGUN = "load.begun";
+    /// Its files are there as they came, with checksums, and have reached the disk.
+    LOAD_SUMMED = "load.summed";
+    /// The record that it has here has reached the disk.
+    LOAD_WRITTEN = "load.written";
+    /// It has its name.
+    LOAD_KEPT = "load.kept";
+    /// The files of a snapshot or a template were compared with their checksums; nothing is noted of it.
+    VERIFY_COMPARED = "verify.compared";
+    /// Those that were missing are there; whether it is damaged is not noted.
+    VERIFY_SUMMED = "verify.summed";
+    /// The directory of a volume is there, with another name.
+    VOLUME_BEGUN = "volume.begun";
+    /// It has its name.
+    VOLUME_MADE = "volume.made";
+    /// A volume that is removed has lost its name.
+    VOLUME_HIDDEN = "volume.hidden";
     /// An empty or partial download is there, and its lock is taken.
     DOWNLOAD_CLAIMED = "download.claimed";
     /// It is whole and has its name.
@@ -308,6 +340,7 @@ mod tests {
     #[test]
     fn there_are_enough_and_each_has_its_own_name() {
         let all: Vec<_> = SANDBOX.iter().chain(DEVICE).chain(IMAGE).collect();
+        let all: Vec<_> = SANDBOX.iter().chain(BESIDE).chain(IMAGE).collect();
         assert!(SANDBOX.len() >= 20);
         assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
     }

@@ -144,7 +144,7 @@ impl Node {
             opened => opened?,
         };
         crate::saved::disk::clean(&paths.disks()).map_err(Error::file("clean", &paths.disks()))?;
-        let volumes = Volumes::open(paths.volumes())?;
+        let volumes = Volumes::open(paths.volumes(), parts.points.clone())?;
         let snapshots = Snapshots::open(paths.snapshots())?;
         let newest = found.known.iter().max_by_key(|stored| stored.sandbox.created_ns);
         let sandboxes = Arc::new(Sandboxes::behind(newest.map(|stored| stored.slot)));

@@ -42,7 +42,7 @@ impl Node {
     }
 
     /// Sets the clocks of all guests that run. A guest that is held has its clock set when it goes on.
-    fn tell_time(&self) {
+    pub(crate) fn tell_time(&self) {
         let entries: Vec<Arc<Entry>> = self.entries().values().cloned().collect();
         let running: Vec<_> = entries.iter().filter(|it| it.state() == State::Running).collect();
         log::info!(

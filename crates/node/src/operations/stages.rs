@@ -311,9 +311,15 @@ fn make_cgroup(node: &Node, entry: &Entry, stored: &Stored) -> Result<Option<Pat
     Ok(Some(node.cpus.cgroup_of_vmm(stored, &cgroup)?))
 }
 
-/// Takes the threads of its vCPUs to their CPUs.
+/// Takes the threads of its vCPUs to their CPUs, if it has some of its own.
 fn place_vcpus(node: &Node, entry: &Entry, pid: u32) -> Result<(), Error> {
-    cpus::place_vcpus(&entry.stored(), node.cgroups.as_ref(), pid, node.config.limits.answer)
+    let stored = entry.stored();
+    if stored.sandbox.config.resources.class != Class::Dedicated {
+        return Ok(());
+    }
+    let cgroup = node.cgroup(entry)?.ok_or(cpus::Error::NoCgroups)?;
+    let placed = node.cpus.place_vcpus(&stored, &cgroup, pid, node.config.limits.answer);
+    Ok(placed?)
 }
 
 impl Node {

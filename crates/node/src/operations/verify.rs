@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use base::points;
 use node_api::transfer::Kind;
 use node_api::verify::{MOST_DAMAGE, VerifyProgress};
 use node_api::{Damage, Problem, Snapshot, Verified};
@@ -173,11 +174,13 @@ impl Node {
         };
         let place = &subject.place;
         let found = checksums::verify(place, subject.has_disk, &mut step)?;
+        self.points.at(points::VERIFY_COMPARED);
         let summed = match found.damage.is_empty() {
             true => checksums::make_missing(place, &mut step)?,
             // What is beside damaged files is not known to be whole.
             false => Vec::new(),
         };
+        self.points.at(points::VERIFY_SUMMED);
         let verified = Verified {
             kind: subject.kind,
             name: subject.name.clone(),

@@ -43,6 +43,10 @@ pub(crate) trait OwnedCpus: fmt::Debug + Send + Sync {
     /// does.
     fn reserve(&self, stored: &Stored) -> Result<OwnedFd, Error>;
 
+    /// Takes the threads of a VMM's vCPUs to their CPUs, within `limit`; they are there, and run nothing yet. Only a dedicated sandbox has
+    /// such CPUs.
+    fn place_vcpus(&self, stored: &Stored, cgroup: &Cgroup, pid: u32, limit: Duration) -> Result<(), Error>;
+
     /// A sandbox's CPUs are the host's again. It is fine if it had none. What cannot be put back now is tried again by whatever takes
     /// or releases CPUs next; the sandbox has ended all the same.
     fn release(&self, sandbox: &str);
@@ -62,6 +66,10 @@ impl OwnedCpus for OfHost {
 
     fn reserve(&self, stored: &Stored) -> Result<OwnedFd, Error> {
         reserve(stored).map(OwnedFd::from)
+    }
+
+    fn place_vcpus(&self, stored: &Stored, cgroup: &Cgroup, pid: u32, limit: Duration) -> Result<(), Error> {
+        Ok(isolation::place(cgroup.path(), pid, count(stored), limit)?)
     }
 
     fn release(&self, sandbox: &str) {
@@ -110,25 +118,6 @@ fn reserve(stored: &Stored) -> Result<Reservation, Error> {
 
 fn count(stored: &Stored) -> usize {
     usize::try_from(stored.sandbox.config.resources.cpus).unwrap_or(usize::MAX)
-}
-
-/// Takes the threads of a VMM's vCPUs to their CPUs, within `limit`; they are there, and run nothing yet.
-pub(crate) fn place_vcpus(
-    stored: &Stored,
-    cgroups: Option<&Root>,
-    pid: u32,
-    limit: Duration,
-) -> Result<(), crate::Error> {
-    if stored.sandbox.config.resources.class != Class::Dedicated {
-        return Ok(());
-    }
-    let cgroup = match cgroups {
-        Some(root) => root.find(&stored.sandbox.id)?,
-        None => None,
-    };
-    let cgroup = cgroup.ok_or(Error::NoCgroups)?;
-    let placed = isolation::place(cgroup.path(), pid, count(stored), limit);
-    Ok(placed.map_err(Error::from)?)
 }
 
 /// What a sandbox owns now; nothing where the host does not tell, which a log says.

@@ -10,6 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
+use base::{Points, points};
 use node_api::volume::check_name;
 use node_api::{Volume, VolumeSource};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -42,7 +43,7 @@ fn clean(volumes: &Path) -> io::Result<()> {
 }
 
 /// Makes one; it is fine if there is one already. Gives its files' directory.
-fn make(volumes: &Path, name: &str) -> io::Result<PathBuf> {
+fn make(volumes: &Path, name: &str, points: &Points) -> io::Result<PathBuf> {
     let place = volumes.join(name);
     let data = place.join(DATA);
     if data.is_dir() {
@@ -56,9 +57,11 @@ fn make(volumes: &Path, name: &str) -> io::Result<PathBuf> {
     fs::set_permissions(&files, fs::Permissions::from_mode(0o755))?;
     File::open(&files)?.sync_all()?;
     File::open(&begun)?.sync_all()?;
+    points.at(points::VOLUME_BEGUN);
     match renameat_with(CWD, &begun, CWD, &place, RenameFlags::NOREPLACE) {
         Ok(()) => {
             File::open(volumes)?.sync_all()?;
+            points.at(points::VOLUME_MADE);
             Ok(data)
         }
         // Somebody was quicker.
@@ -98,13 +101,14 @@ fn names(volumes: &Path) -> io::Result<Vec<String>> {
 #[derive(Debug)]
 pub(crate) struct Volumes {
     directory: PathBuf,
+    points: Points,
 }
 
 impl Volumes {
     /// Those in this directory, which is made if it is missing, and in which nothing half done stays.
-    pub(crate) fn open(directory: PathBuf) -> Result<Self, Error> {
+    pub(crate) fn open(directory: PathBuf, points: Points) -> Result<Self, Error> {
         clean(&directory).map_err(Error::file("clean", &directory))?;
-        Ok(Self { directory })
+        Ok(Self { directory, points })
     }
 
     /// Makes a named volume if there is none.
@@ -116,7 +120,7 @@ impl Volumes {
     /// The directory with the files of one, which is made if there is none.
     pub(crate) fn make_files(&self, name: &str) -> Result<PathBuf, Error> {
         check_name(name).map_err(node_api::ConfigError::from)?;
-        make(&self.directory, name).map_err(Error::file("make", &self.directory.join(name)))
+        make(&self.directory, name, &self.points).map_err(Error::file("make", &self.directory.join(name)))
     }
 
     /// One that is there.
@@ -172,6 +176,7 @@ impl Volumes {
             hide(&self.directory, name).map_err(Error::file("remove", &self.directory.join(name)))?
         };
         let hidden = hidden.ok_or_else(|| Error::NoVolume(name.to_owned()))?;
+        self.points.at(points::VOLUME_HIDDEN);
         tree::remove(&hidden).map_err(Error::file("remove", &hidden))
     }
 
@@ -215,11 +220,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let volumes = directory.path().join("volumes");
         clean(&volumes).unwrap();
-        let data = make(&volumes, "cache").unwrap();
+        let data = make(&volumes, "cache", &Points::default()).unwrap();
         fs::write(data.join("kept"), "x").unwrap();
-        assert_eq!(make(&volumes, "cache").unwrap(), data, "the same one");
+        assert_eq!(
+            make(&volumes, "cache", &Points::default()).unwrap(),
+            data,
+            "the same one"
+        );
         assert!(data.join("kept").exists());
-        make(&volumes, "another").unwrap();
+        make(&volumes, "another", &Points::default()).unwrap();
         assert_eq!(names(&volumes).unwrap(), ["another", "cache"]);
         let hidden = hide(&volumes, "cache").unwrap().unwrap();
         assert!(hidden.join("_data/kept").exists() && !data.exists());
@@ -235,7 +244,7 @@ mod tests {
     #[test]
     fn a_volume_that_a_sandbox_has_stays() {
         let directory = tempfile::tempdir().unwrap();
-        let volumes = Volumes::open(directory.path().join("volumes")).unwrap();
+        let volumes = Volumes::open(directory.path().join("volumes"), Points::default()).unwrap();
         let sandboxes = Sandboxes::default();
         for name in ["free", "used"] {
             let made = volumes.make(name, &sandboxes).unwrap();

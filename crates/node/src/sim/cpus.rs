@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use host::cgroup::Cgroup;
 use node_api::Class;
@@ -69,6 +70,12 @@ impl OwnedCpus for Cpus {
     fn reserve(&self, stored: &Stored) -> Result<OwnedFd, Error> {
         self.take(stored)?;
         Ok(File::open("/dev/null").unwrap().into())
+    }
+
+    fn place_vcpus(&self, stored: &Stored, _: &Cgroup, _: u32, _: Duration) -> Result<(), Error> {
+        self.faults.call_host("CPUs of vCPUs").map_err(ReservationError::Call)?;
+        assert!(self.lock().alive.contains(&stored.sandbox.id), "it owns no CPUs");
+        Ok(())
     }
 
     fn release(&self, sandbox: &str) {

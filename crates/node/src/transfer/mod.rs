@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use base::points;
 use node_api::message::LoadStep;
 use node_api::transfer::{Kind, is_file_name};
 use node_api::{Reply, Resources, Snapshot};
@@ -133,6 +134,7 @@ impl Node {
             (_, None) => (),
         }
         let begun = Begun::new(self.home(kind))?;
+        self.points.at(points::LOAD_BEGUN);
         Ok(Loading {
             begun,
             kind,
@@ -152,10 +154,13 @@ impl Node {
         let name = record.snapshot.name.clone();
         self.snapshots.check_free(&name)?;
         begun.reaches_disk()?;
+        self.points.at(points::LOAD_SUMMED);
         begun.describe_loaded(&record)?;
+        self.points.at(points::LOAD_WRITTEN);
         if !begun.save_as(&name)? {
             return Err(Error::SnapshotTaken(name));
         }
+        self.points.at(points::LOAD_KEPT);
         self.inspect_snapshot(&name)
     }
 }
