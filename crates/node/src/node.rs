@@ -188,7 +188,7 @@ impl Node {
         node.templates.find_all(node.template_sources(), &node.store)?;
         node.start_monitor()?;
         node.reconcile(found)?;
-        if let Err(error) = node.publish_again() {
+        if let Err(error) = node.network.publish_again() {
             log::error!("published ports may be missing: {error}");
         }
         if let Err(error) = node.store.report() {

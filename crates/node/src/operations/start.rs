@@ -283,10 +283,11 @@ impl Node {
         }
         let network = self.network.get()?;
         // Nothing is connected before it is restricted.
-        self.restore_network()?;
+        self.network.restore()?;
         let queues = usize::from(launch::queues(&stored.sandbox.config.resources));
         let attachment = network.attach(stored.slot, queues)?;
-        network.publish(stored.slot, &parse_ports(&stored.sandbox.config.ports)?)?;
+        let ports = parse_ports(&stored.sandbox.config.ports)?;
+        self.network.publish(stored.slot, ports)?;
         Ok(Some(attachment))
     }
 

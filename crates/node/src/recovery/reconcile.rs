@@ -17,6 +17,7 @@ use vmm_api::{VmState, VmmClient};
 
 use crate::Error;
 use crate::node::Node;
+use crate::operations::start::parse_ports;
 use crate::resources::held::{self, Known, unless_it_stays};
 use crate::sandbox::entry::{Entry, Unsettled};
 use crate::store::Found;
@@ -209,6 +210,10 @@ impl Node {
                 entry.id
             );
             self.hold.lack.tell();
+        }
+        if stored.networked {
+            self.network
+                .has_published(stored.slot, parse_ports(&stored.sandbox.config.ports)?);
         }
         vm.watch(&self.monitor, &entry.id)
             .map_err(Error::host("waiting for the VMM's end"))?;

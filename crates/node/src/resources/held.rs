@@ -204,12 +204,8 @@ impl Held for Place {
         if !stored.networked {
             return Ok(());
         }
-        let network = from.network.get()?;
-        match stored.sandbox.config.ports.is_empty() {
-            true => network.release(stored.slot)?,
-            false => network.detach(stored.slot)?,
-        }
-        Ok(())
+        from.network
+            .give_back(stored.slot, !stored.sandbox.config.ports.is_empty())
     }
 
     /// A network that was never set up has none.

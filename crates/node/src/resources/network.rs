@@ -105,6 +105,9 @@ pub(crate) struct NodeNetwork {
     /// `None` where sandboxes have no network.
     how: Option<Arc<dyn SetUp>>,
     opened: Mutex<Option<Arc<dyn OpenNetwork>>>,
+    /// What every slot has published whose machine there is, from before it comes up until it has ended: what is put back where the
+    /// tables are lost. Held while ports are published or taken back, and before `opened`.
+    published: Mutex<Ports>,
 }
 
 impl NodeNetwork {
@@ -113,11 +116,16 @@ impl NodeNetwork {
             instance,
             how,
             opened: Mutex::new(None),
+            published: Mutex::default(),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<dyn OpenNetwork>>> {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_published(&self) -> MutexGuard<'_, Ports> {
+        self.published.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sandboxes can have one.
@@ -143,6 +151,51 @@ impl NodeNetwork {
     /// Does something with the network where it was needed before; nobody takes it away meanwhile.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&dyn OpenNetwork) -> T) -> Option<T> {
         self.lock().as_deref().map(work)
+    }
+
+    /// Publishes ports of a slot; they are there until it is given back.
+    pub(crate) fn publish(&self, slot: u32, ports: Vec<PortMapping>) -> Result<(), Error> {
+        let network = self.get()?;
+        let mut published = self.lock_published();
+        network.publish(slot, &ports)?;
+        published.insert(slot, ports);
+        Ok(())
+    }
+
+    /// An earlier daemon has published these of a slot whose machine runs on.
+    pub(crate) fn has_published(&self, slot: u32, ports: Vec<PortMapping>) {
+        self.lock_published().insert(slot, ports);
+    }
+
+    /// Takes back what a slot has, whose machine has ended.
+    pub(crate) fn give_back(&self, slot: u32, has_ports: bool) -> Result<(), Error> {
+        let network = self.get()?;
+        let mut published = self.lock_published();
+        published.remove(&slot);
+        if has_ports {
+            network.detach(slot)?;
+        } else {
+            drop(published);
+            network.release(slot)?;
+        }
+        Ok(())
+    }
+
+    /// Puts tables back that somebody has deleted, with all that is published.
+    pub(crate) fn restore(&self) -> Result<(), Error> {
+        if self.with(|network| network.is_damaged()).transpose()? != Some(true) {
+            return Ok(());
+        }
+        let published = self.lock_published();
+        self.with(|network| network.restore(&published)).transpose()?;
+        Ok(())
+    }
+
+    /// Publishes what is missing of all that is published, where the tables were lost while no daemon ran.
+    pub(crate) fn publish_again(&self) -> Result<(), Error> {
+        let published = self.lock_published();
+        self.with(|network| network.publish_again(&published)).transpose()?;
+        Ok(())
     }
 
     /// Some daemon has set it up.
