@@ -212,16 +212,19 @@ impl Node {
         if !damage.is_empty() {
             let advice = self.advice(subject, damage);
             log::error!("the {kind} {name} is damaged, and nothing is cloned of it from here on: {advice}");
-            self.verify_sharing(damage, place);
             if subject.by_itself {
+                self.verify_sharing(damage, place);
                 return self.templates.remove(name).map(drop);
             }
         }
         match checksums::note_damage(place, damage) {
             // It was removed meanwhile.
-            Err(Error::File { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => Ok(()),
-            noted => noted,
+            Err(Error::File { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => (),
+            noted => noted?,
         }
+        // Theirs is found in others, too, and those would have this one looked at again if it was not noted yet.
+        self.verify_sharing(damage, place);
+        Ok(())
     }
 
     /// Others have the same memory files: they are looked at next.
