@@ -317,8 +317,18 @@ impl Node {
                 Ok(()) => log::debug!("the {kind} {name} was looked at"),
                 // It was removed meanwhile.
                 Err(error) if !place.record().exists() => log::debug!("the {kind} {name} is gone: {error}"),
-                Err(error) => log::warn!("the {kind} {name} cannot be verified: {error}"),
+                Err(error) => {
+                    log::warn!("the {kind} {name} cannot be verified, until something is made of it again: {error}");
+                    self.forget_verified(place);
+                }
             }
+        }
+    }
+
+    /// What is known of it may be less than what there is: the next clone has it verified again.
+    fn forget_verified(&self, place: &Place) {
+        if let Ok(directory) = memory_files::identity(place.directory()) {
+            self.templates.checks.lock().seen.remove(&directory);
         }
     }
 }
