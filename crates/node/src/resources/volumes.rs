@@ -50,27 +50,43 @@ fn make(volumes: &Path, name: &str, points: &Points) -> io::Result<PathBuf> {
         return Ok(data);
     }
     let begun = volumes.join(unfinished()?);
-    fs::DirBuilder::new().mode(0o700).create(&begun)?;
+    let made = begin(&begun).and_then(|()| {
+        points.at(points::VOLUME_BEGUN);
+        match renameat_with(CWD, &begun, CWD, &place, RenameFlags::NOREPLACE) {
+            Ok(()) => Ok(true),
+            // Somebody was quicker.
+            Err(rustix::io::Errno::EXIST) if data.is_dir() => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    });
+    match made {
+        Ok(true) => {
+            File::open(volumes)?.sync_all()?;
+            points.at(points::VOLUME_MADE);
+        }
+        Ok(false) => tree::remove(&begun)?,
+        Err(error) => {
+            // The next daemon tries again.
+            if let Err(left) = tree::remove(&begun)
+                && left.kind() != io::ErrorKind::NotFound
+            {
+                log::warn!("{} stays behind: {left}", begun.display());
+            }
+            return Err(error);
+        }
+    }
+    Ok(data)
+}
+
+/// Makes the directory of a volume that has no name yet.
+fn begin(begun: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().mode(0o700).create(begun)?;
     let files = begun.join(DATA);
     fs::create_dir(&files)?;
     // What guests find, whatever the umask: whoever they run as can use it. On the host the directory around it is closed.
     fs::set_permissions(&files, fs::Permissions::from_mode(0o755))?;
     File::open(&files)?.sync_all()?;
-    File::open(&begun)?.sync_all()?;
-    points.at(points::VOLUME_BEGUN);
-    match renameat_with(CWD, &begun, CWD, &place, RenameFlags::NOREPLACE) {
-        Ok(()) => {
-            File::open(volumes)?.sync_all()?;
-            points.at(points::VOLUME_MADE);
-            Ok(data)
-        }
-        // Somebody was quicker.
-        Err(rustix::io::Errno::EXIST) if data.is_dir() => {
-            tree::remove(&begun)?;
-            Ok(data)
-        }
-        Err(error) => Err(error.into()),
-    }
+    File::open(begun)?.sync_all()
 }
 
 /// Puts one out of everybody's sight; its files are still to be removed. `None` if there is none.
@@ -230,6 +246,11 @@ mod tests {
         assert!(data.join("kept").exists());
         make(&volumes, "another", &Points::default()).unwrap();
         assert_eq!(names(&volumes).unwrap(), ["another", "cache"]);
+        // What cannot have its name leaves nothing.
+        fs::write(volumes.join("file"), "").unwrap();
+        make(&volumes, "file", &Points::default()).unwrap_err();
+        fs::remove_file(volumes.join("file")).unwrap();
+        assert_eq!(fs::read_dir(&volumes).unwrap().count(), 2);
         let hidden = hide(&volumes, "cache").unwrap().unwrap();
         assert!(hidden.join("_data/kept").exists() && !data.exists());
         assert_eq!(names(&volumes).unwrap(), ["another"]);
