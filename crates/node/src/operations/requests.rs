@@ -153,8 +153,12 @@ impl Node {
         let all: Vec<Arc<Entry>> = self.entries().values().cloned().collect();
         let mut removed = Vec::new();
         for entry in all.into_iter().filter(|entry| entry.state() == State::Exited) {
-            self.remove(&entry, false)?;
-            removed.push(entry.id.clone());
+            match self.remove(&entry, false) {
+                Ok(()) => removed.push(entry.id.clone()),
+                // Somebody has started it meanwhile.
+                Err(Error::WrongState { .. }) => (),
+                Err(error) => return Err(error),
+            }
         }
         Ok(removed)
     }

@@ -345,27 +345,36 @@ impl Node {
 
     /// Removes a sandbox; one that runs only by `force`. It is fine if it is gone.
     pub(crate) fn remove(&self, entry: &Arc<Entry>, force: bool) -> Result<(), Error> {
-        let has_vm = entry.state().has_vm();
-        if !force {
-            Verb::Remove.check(&entry.stored().sandbox)?;
-        }
-        if has_vm {
-            self.mark_stopping(entry)?;
-        }
-        // Whoever is busy with it finds its VM gone, and is done soon.
-        if let Some(vm) = entry.vm() {
-            vm.kill()?;
-        }
+        let admitted = || match force {
+            true => Ok(()),
+            false => Verb::Remove.check(&entry.stored().sandbox),
+        };
+        admitted()?;
+        self.kill_to_remove(entry)?;
         let _operation = entry.operate();
         if entry.lock().gone {
             return Ok(());
         }
-        if entry.state().has_vm()
+        // Somebody may have started it meanwhile.
+        admitted()?;
+        let state = entry.state();
+        if matches!(state, State::Running | State::Paused) {
+            self.kill_to_remove(entry)?;
+        }
+        if state.has_vm()
             && let Err(error) = self.wait_for_end(entry)
         {
             log::error!("sandbox {} is removed although its end was not seen: {error}", entry.id);
         }
         self.destroy(entry)
+    }
+
+    /// Whoever is busy with it finds its VM gone, and is done soon.
+    fn kill_to_remove(&self, entry: &Entry) -> Result<(), Error> {
+        if entry.state().has_vm() {
+            self.mark_stopping(entry)?;
+        }
+        entry.vm().map_or(Ok(()), |vm| vm.kill())
     }
 
     /// Takes away all of a sandbox.
