@@ -1,6 +1,7 @@
 //! Records and a configuration for this crate's tests.
 
 use std::collections::BTreeMap;
+use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -140,9 +141,15 @@ impl Drop for SmallDisk {
 /// Takes all the space there is for a file of this name.
 pub(crate) fn fill(path: &Path) {
     let mut file = std::fs::File::create(path).unwrap();
+    let free = base::space::available(path).unwrap();
+    // Whoever fills it may be a thread that gets little of the processor; what this does not take is written.
+    let taken = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, free);
+    if taken.is_ok() {
+        file.seek(SeekFrom::End(0)).unwrap();
+    }
     let block = vec![1; 64 << 10];
     let full = loop {
-        if let Err(error) = std::io::Write::write_all(&mut file, &block) {
+        if let Err(error) = file.write_all(&block) {
             break error;
         }
     };

@@ -54,6 +54,9 @@ impl Guest {
             let Ok(request) = serde_json::from_slice::<Request>(frame.payload) else {
                 return;
             };
+            if !self.machine.waits_to_run() {
+                return;
+            }
             let Some((reply, ends)) = self.answer(&request) else {
                 return;
             };
@@ -88,6 +91,10 @@ impl Guest {
         let mut state = self.machine.lock();
         let reply = match request {
             Request::Hello => Reply::Hello(AgentInfo::default()),
+            Request::Exec(_) if state.is_frozen => {
+                let message = "commands stand still".to_owned();
+                return Some((Reply::Refused { message }, false));
+            }
             Request::Exec(exec) => {
                 state.has_command |= exec.main;
                 Reply::Started { pid: 1 }
@@ -104,12 +111,20 @@ impl Guest {
                 drop((&self.log).write_all(&text));
                 return Some((Reply::Done, true));
             }
+            Request::Prepare(prepare) => {
+                state.clock_ns = prepare.clock_ns;
+                Reply::Done
+            }
+            Request::SetClock(clock_ns) => {
+                state.clock_ns = *clock_ns;
+                Reply::Done
+            }
             Request::Freeze => {
                 state.is_frozen = true;
                 Reply::Done
             }
             Request::Reidentify(reidentify) => {
-                state.is_frozen = false;
+                (state.is_frozen, state.clock_ns) = (false, reidentify.clock_ns);
                 state.hostname = reidentify
                     .identity
                     .as_ref()

@@ -9,11 +9,13 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use host::jail::{Child, Timing};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use state::{Container, Saved};
 use vmm_api::config::DeviceSpec;
 use vmm_api::devices::{DeviceConfig, VsockConfig};
 use vmm_api::{ApiError, ErrorKind, FdRef, Info, Packet, Reply, Request, VmState, Written};
@@ -23,6 +25,7 @@ use super::faults::{Act, Faults};
 use super::guest::{self, Guest};
 use crate::Error;
 use crate::config::Config;
+use crate::saved::state_file::tests::naming;
 use crate::store::database::Stored;
 use crate::store::paths::SandboxPaths;
 use crate::vmm::launch::{Inherited, Launcher};
@@ -31,6 +34,12 @@ use crate::vmm::process;
 /// What runs in a VMM's place.
 pub(crate) const PROGRAM: &str = "/usr/bin/sleep";
 
+/// What is in its memory.
+const MEMORY: &[u8] = b"memory";
+
+/// What is in a machine's state besides what a node reads of it.
+const GUEST: &str = "guest";
+
 /// What a machine is, as far as a test wants to know.
 #[derive(Debug, Default)]
 pub(crate) struct Shown {
@@ -38,6 +47,8 @@ pub(crate) struct Shown {
     pub(crate) is_frozen: bool,
     pub(crate) has_command: bool,
     pub(crate) hostname: Option<String>,
+    /// What its clock was set to last.
+    pub(crate) clock_ns: u64,
     open: BTreeMap<u64, UnixStream>,
     opened: u64,
     dead: bool,
@@ -75,6 +86,18 @@ impl Machine {
         for stream in std::mem::take(&mut shown.open).into_values() {
             // The other side may have closed it.
             drop(stream.shutdown(Shutdown::Both));
+        }
+    }
+
+    /// Waits for as long as its vCPUs stand still; false when it has ended.
+    pub(crate) fn waits_to_run(&self) -> bool {
+        loop {
+            let shown = self.lock();
+            if shown.dead || shown.vm != Some(VmState::Paused) {
+                return !shown.dead;
+            }
+            drop(shown);
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -287,15 +310,14 @@ impl Vmm {
                 drop(shown);
                 let mut files = fds.0.into_iter().flatten().map(File::from);
                 let (mut state, mut memory) = (files.next().unwrap(), files.next().unwrap());
+                let files = 1 + files.count();
                 let written = state
-                    .write_all(hostname.as_bytes())
-                    .and_then(|()| memory.write_all(b"memory"));
+                    .write_all(&saved(&hostname, files))
+                    .and_then(|()| memory.write_all(MEMORY));
                 if let Err(error) = written {
                     return Some(Err(refusal(ErrorKind::Host, &error.to_string())));
                 }
-                reply = Reply::Written(Written {
-                    files: 1 + files.count(),
-                });
+                reply = Reply::Written(Written { files });
             }
             Request::PageOrder => reply = Reply::PageOrder(vec![(7, 1)]),
             Request::WriteSet => reply = Reply::WriteSet(vec![(1, 2)]),
@@ -315,13 +337,14 @@ impl Vmm {
     /// It is what was saved, standing still.
     fn goes_on_from(&self, state: OwnedFd, memory: OwnedFd) {
         let read = |file: OwnedFd| {
-            let mut text = String::new();
-            File::from(file).read_to_string(&mut text).unwrap();
-            text
+            let mut bytes = Vec::new();
+            File::from(file).read_to_end(&mut bytes).unwrap();
+            bytes
         };
-        assert_eq!(read(memory), "memory");
+        assert_eq!(read(memory), MEMORY);
+        let guest = Container::parse(&read(state)).unwrap().take_saved(GUEST).unwrap();
         let mut shown = self.machine.lock();
-        shown.hostname = Some(read(state));
+        shown.hostname = Some(String::from_utf8(guest.payload).unwrap());
         (shown.vm, shown.is_frozen, shown.has_command) = (Some(VmState::Paused), true, true);
     }
 
@@ -359,6 +382,18 @@ impl Vmm {
             marks: Vec::new(),
         }
     }
+}
+
+/// The state of a machine with so many memory files, whose guest has this name.
+fn saved(hostname: &str, files: usize) -> Vec<u8> {
+    let mut state = Container::parse(&naming(files)).unwrap();
+    let guest = Saved {
+        kind: GUEST.to_owned(),
+        version: 1,
+        payload: hostname.as_bytes().to_vec(),
+    };
+    state.put_saved(GUEST, guest).unwrap();
+    state.to_bytes().unwrap()
 }
 
 fn device<C: DeviceConfig>(devices: &[DeviceSpec]) -> C {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use agent_api::GuestNetwork;
@@ -14,10 +15,58 @@ use crate::resources::network::{OpenNetwork, SetUp};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Network {
     pub(crate) faults: Faults,
-    slots: Arc<Mutex<BTreeMap<u32, SlotState>>>,
-    /// Slots whose TAPs were made ahead.
-    prepared: Arc<Mutex<BTreeSet<u32>>>,
-    is_up: Arc<Mutex<bool>>,
+    kernel: Arc<Mutex<Kernel>>,
+}
+
+/// What the kernel has of it.
+#[derive(Debug, Default)]
+struct Kernel {
+    /// Slots that somebody has, and those of which something is published.
+    slots: BTreeMap<u32, SlotState>,
+    /// Slots with a TAP, in use or made ahead.
+    taps: BTreeSet<u32>,
+    is_up: bool,
+    /// Another program has deleted its tables, and with them all that was published.
+    is_damaged: bool,
+}
+
+impl Kernel {
+    fn slot(&mut self, slot: u32) -> &mut SlotState {
+        self.slots.entry(slot).or_insert(SlotState {
+            slot,
+            in_use: false,
+            published: Vec::new(),
+        })
+    }
+
+    /// Publishes those that the slot has not published; a port of another one is refused.
+    fn publish(&mut self, slot: u32, ports: &[PortMapping]) -> Result<(), Error> {
+        let others = self.slots.values().filter(|other| other.slot != slot);
+        for other in others {
+            let conflicts =
+                |mapping: &&PortMapping| other.published.iter().any(|one| one.host_port == mapping.host_port);
+            if let Some(mapping) = ports.iter().find(conflicts) {
+                return Err(Error::PortPublished {
+                    mapping: mapping.clone(),
+                    slot: other.slot,
+                });
+            }
+        }
+        let published = &mut self.slot(slot).published;
+        let new: Vec<_> = ports.iter().filter(|port| !published.contains(port)).cloned().collect();
+        published.extend(new);
+        Ok(())
+    }
+
+    /// The same for many; of two slots with the same port only the first gets it.
+    fn publish_all(&mut self, ports: &Ports) {
+        for (&slot, mappings) in ports {
+            for mapping in mappings {
+                // It is another one's.
+                drop(self.publish(slot, std::slice::from_ref(mapping)));
+            }
+        }
+    }
 }
 
 impl Network {
@@ -28,57 +77,71 @@ impl Network {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, SlotState>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Kernel> {
+        self.kernel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// OpenNetwork that somebody has, with what is published of them.
+    /// Slots that somebody has, with what is published of them.
     pub(crate) fn taken(&self) -> BTreeMap<u32, Vec<PortMapping>> {
-        let slots = self.lock();
-        let taken = slots.values().filter(|slot| slot.in_use || !slot.published.is_empty());
+        let kernel = self.lock();
+        let slots = kernel.slots.values();
+        let taken = slots.filter(|slot| slot.in_use || !slot.published.is_empty());
         taken.map(|slot| (slot.slot, slot.published.clone())).collect()
+    }
+
+    /// Another program deletes all tables.
+    pub(crate) fn damage(&self) {
+        let mut kernel = self.lock();
+        kernel.is_damaged = true;
+        for slot in kernel.slots.values_mut() {
+            slot.published.clear();
+        }
     }
 
     fn call(&self, name: &str) -> Result<(), Error> {
         let called = self.faults.call_host(&format!("network {name}"));
-        called.map_err(|source| Error::Host {
-            what: name.to_owned(),
-            source,
-        })
+        called.map_err(|source| host(name, source))
+    }
+}
+
+fn host(what: &str, source: io::Error) -> Error {
+    Error::Host {
+        what: what.to_owned(),
+        source,
     }
 }
 
 impl SetUp for Network {
+    /// Makes the tables that are missing, with nothing in them.
     fn open(&self, _: &str) -> Result<Arc<dyn OpenNetwork>, Error> {
         self.call("open")?;
-        *self.is_up.lock().unwrap() = true;
+        let mut kernel = self.lock();
+        (kernel.is_up, kernel.is_damaged) = (true, false);
         Ok(Arc::new(self.clone()))
     }
 
     fn exists(&self, _: &str) -> bool {
-        *self.is_up.lock().unwrap()
+        self.lock().is_up
     }
 }
 
 impl OpenNetwork for Network {
     fn attach(&self, slot: u32, _: usize) -> Result<Attachment, Error> {
         self.call("attach")?;
-        let state = SlotState {
-            slot,
-            in_use: true,
-            published: Vec::new(),
-        };
-        let before = self.lock().insert(slot, state);
-        assert!(
-            before.is_none_or(|before| !before.in_use),
-            "slot {slot} is attached twice"
-        );
-        Ok(self.attachment())
+        let mut kernel = self.lock();
+        kernel.taps.insert(slot);
+        let was_in_use = std::mem::replace(&mut kernel.slot(slot).in_use, true);
+        assert!(!was_in_use, "slot {slot} is attached twice");
+        drop(kernel);
+        Ok(Attachment {
+            taps: vec![File::open("/dev/null").unwrap().into()],
+            ..self.attachment()
+        })
     }
 
     fn attachment(&self) -> Attachment {
         Attachment {
-            taps: vec![File::open("/dev/null").unwrap().into()],
+            taps: Vec::new(),
             mac: [2, 0, 0, 0, 0, 1],
             mtu: 1500,
             guest: GuestNetwork {
@@ -93,51 +156,108 @@ impl OpenNetwork for Network {
 
     fn publish(&self, slot: u32, ports: &[PortMapping]) -> Result<(), Error> {
         self.call("publish")?;
-        self.lock().get_mut(&slot).unwrap().published = ports.to_vec();
-        Ok(())
+        let mut kernel = self.lock();
+        assert!(
+            kernel.slot(slot).in_use,
+            "slot {slot} publishes ports, and nobody has it"
+        );
+        match kernel.is_damaged {
+            true => Err(host("publish", io::Error::other("there is no such table"))),
+            false => kernel.publish(slot, ports),
+        }
     }
 
     fn detach(&self, slot: u32) -> Result<(), Error> {
         self.call("detach")?;
-        self.lock().remove(&slot);
+        self.lock().slots.remove(&slot);
         Ok(())
     }
 
+    /// What is published stays.
     fn release(&self, slot: u32) -> Result<(), Error> {
         self.call("release")?;
-        self.lock().remove(&slot);
+        self.lock().slot(slot).in_use = false;
         Ok(())
     }
 
     fn slots(&self) -> Result<Vec<SlotState>, Error> {
-        Ok(self.lock().values().cloned().collect())
+        Ok(self.lock().slots.values().cloned().collect())
     }
 
     fn missing(&self, slots: &[u32]) -> Vec<u32> {
-        let prepared = self.prepared.lock().unwrap();
-        slots.iter().copied().filter(|slot| !prepared.contains(slot)).collect()
+        let kernel = self.lock();
+        slots
+            .iter()
+            .copied()
+            .filter(|slot| !kernel.taps.contains(slot))
+            .collect()
     }
 
     fn prepare(&self, slots: &[u32]) -> Result<(), Error> {
-        self.prepared.lock().unwrap().extend(slots);
+        self.lock().taps.extend(slots);
         Ok(())
     }
 
     fn is_damaged(&self) -> Result<bool, Error> {
-        Ok(false)
+        self.call("is_damaged")?;
+        Ok(self.lock().is_damaged)
     }
 
-    fn restore(&self, _: &Ports) -> Result<(), Error> {
+    fn restore(&self, ports: &Ports) -> Result<(), Error> {
+        self.call("restore")?;
+        let mut kernel = self.lock();
+        if std::mem::take(&mut kernel.is_damaged) {
+            kernel.publish_all(ports);
+        }
         Ok(())
     }
 
-    fn publish_again(&self, _: &Ports) -> Result<(), Error> {
+    fn publish_again(&self, ports: &Ports) -> Result<(), Error> {
+        self.call("publish_again")?;
+        self.lock().publish_all(ports);
         Ok(())
     }
 
     fn teardown(self: Arc<Self>) -> Result<(), Error> {
-        self.lock().clear();
-        *self.is_up.lock().unwrap() = false;
+        *self.lock() = Kernel::default();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_has_its_tap_from_when_it_is_attached_until_the_network_is_taken_away() {
+        let network = Network::default();
+        let opened = network.open("test").unwrap();
+        opened.attach(3, 1).unwrap();
+        opened.prepare(&[4]).unwrap();
+        assert_eq!(opened.missing(&[3, 4, 5]), [5]);
+        opened.detach(3).unwrap();
+        assert_eq!(opened.missing(&[3, 4, 5]), [5], "it stays for the next one");
+        opened.teardown().unwrap();
+        assert!(!network.exists("test"));
+        assert_eq!(network.open("test").unwrap().missing(&[3, 4, 5]), [3, 4, 5]);
+    }
+
+    #[test]
+    fn a_port_is_one_slots_and_is_gone_with_the_tables() {
+        let network = Network::default();
+        let opened = network.open("test").unwrap();
+        let ports = |text: &str| vec![text.parse::<PortMapping>().unwrap()];
+        for slot in [1, 2] {
+            opened.attach(slot, 1).unwrap();
+        }
+        opened.publish(1, &ports("80:80")).unwrap();
+        opened.publish(1, &ports("80:80")).unwrap();
+        let refused = opened.publish(2, &ports("80:81")).unwrap_err();
+        assert!(matches!(refused, Error::PortPublished { slot: 1, .. }), "{refused}");
+        network.damage();
+        assert!(opened.is_damaged().unwrap() && opened.publish(2, &ports("81:80")).is_err());
+        opened.restore(&Ports::from([(2, ports("81:80"))])).unwrap();
+        assert!(!opened.is_damaged().unwrap());
+        assert_eq!(network.taken(), BTreeMap::from([(1, Vec::new()), (2, ports("81:80"))]));
     }
 }
