@@ -7,11 +7,14 @@ use std::os::unix::net::UnixStream;
 use std::panic::{RefUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use agent_api::Connection;
 use node_api::{BuildConfig, Class, CloneConfig, Recipe, SandboxConfig, State};
 
 use super::faults::{Fault, INJECTED};
-use super::{Attempt, World};
+use super::{Attempt, World, host_cases, saved_cases};
 use crate::Error;
+use crate::error::words::with_causes;
+use crate::node::Node;
 use crate::operations::build_template::Wanted;
 
 /// Of no use case are there more places than this.
@@ -34,30 +37,47 @@ pub(super) struct Case {
     pub(super) lasts: bool,
     /// Nor is it put back in time: a machine of it that runs when the daemon dies is the one that runs afterwards.
     pub(super) goes_on: bool,
+    /// What else has to be so, of this daemon and of the next one.
+    pub(super) also: fn(&World, &Attempt) -> Result<(), String>,
 }
 
-fn nothing(_: &mut World) {}
+/// Something that a sandbox that runs notices nothing of.
+pub(super) const UNNOTICED: Case = Case {
+    name: "",
+    prepare: running,
+    act: |_| Ok(()),
+    undone: &[Some(State::Running)],
+    done: Some(State::Running),
+    lasts: true,
+    goes_on: true,
+    also: |_, _| Ok(()),
+};
 
-fn running(world: &mut World) {
+/// The cases of each subject.
+const ALL: &[&[Case]] = &[CASES, saved_cases::CASES, host_cases::CASES];
+
+pub(super) fn nothing(_: &mut World) {}
+
+pub(super) fn running(world: &mut World) {
     world.run(World::config("web")).unwrap();
 }
 
-fn exited(world: &mut World) {
+pub(super) fn exited(world: &mut World) {
     running(world);
     world.node().stop(&world.entry("web"), Duration::ZERO).unwrap();
 }
 
-fn paused(world: &mut World) {
+pub(super) fn paused(world: &mut World) {
     running(world);
     world.node().pause(&world.entry("web")).unwrap();
 }
 
-fn running_bare(world: &mut World) {
+pub(super) fn running_bare(world: &mut World) {
     running(world);
     world.node().move_to(&world.entry("web"), Class::Bare).unwrap();
 }
 
-fn with_snapshot(world: &mut World) {
+pub(super) fn with_snapshot(world: &mut World) {
     running(world);
     world.node().make_snapshot(&world.entry("web"), Some("ready")).unwrap();
     world.write_to_disk("web", OWN);
@@ -118,7 +138,36 @@ fn build(world: &World) -> Result<(), Error> {
     }
 }
 
-pub(super) const CASES: &[Case] = &[
+/// Starts a command by the connection that is handed out.
+pub(super) fn exec(node: &Node, name: &str) -> Result<(), Error> {
+    let (stream, mut command) = node.exec(&*node.find(name)?)?;
+    command.argv = vec!["true".to_owned().into()];
+    let mut agent = Connection::resume(UnixStream::from(stream)).unwrap();
+    let started = agent.exec_detached(&command);
+    // It is the guest's affair, and the asker's.
+    started.map(drop).map_err(|error| Error::Invalid(with_causes(&error)))
+}
+
+/// Beside one that runs.
+fn two_exited(world: &mut World) {
+    exited(world);
+    for (name, port) in [("another", "81:80"), ("runs", "82:80")] {
+        let ports = vec![port.to_owned()];
+        let config = World::config(name);
+        world.run(SandboxConfig { ports, ..config }).unwrap();
+    }
+    world.node().stop(&world.entry("another"), Duration::ZERO).unwrap();
+}
+
+fn only_the_exited_go(world: &World, attempt: &Attempt) -> Result<(), String> {
+    match (state(world, "runs"), attempt, state(world, "another")) {
+        (Some(State::Running), Attempt::Done, None) => Ok(()),
+        (Some(State::Running), Attempt::Failed(_) | Attempt::Crashed, None | Some(State::Exited)) => Ok(()),
+        other => Err(format!("runs, and another, are {other:?}")),
+    }
+}
+
+const CASES: &[Case] = &[
     Case {
         name: "run, which boots",
         prepare: nothing,
@@ -127,6 +176,7 @@ pub(super) const CASES: &[Case] = &[
         done: Some(State::Running),
         lasts: false,
         goes_on: false,
+        ..UNNOTICED
     },
     Case {
         name: "run, which makes a template",
@@ -136,6 +186,7 @@ pub(super) const CASES: &[Case] = &[
         done: Some(State::Running),
         lasts: false,
         goes_on: false,
+        ..UNNOTICED
     },
     Case {
         name: "run, which is cloned of a template",
@@ -145,6 +196,7 @@ pub(super) const CASES: &[Case] = &[
         done: Some(State::Running),
         lasts: false,
         goes_on: false,
+        ..UNNOTICED
     },
     Case {
         name: "start",
@@ -154,6 +206,7 @@ pub(super) const CASES: &[Case] = &[
         done: Some(State::Running),
         lasts: true,
         goes_on: false,
+        ..UNNOTICED
     },
     Case {
         name: "restart",
@@ -163,6 +216,7 @@ pub(super) const CASES: &[Case] = &[
         done: Some(State::Running),
         lasts: true,
         goes_on: false,
+        ..UNNOTICED
     },
     Case {
         name: "pause",
@@ -172,6 +226,7 @@ pub(super) const CASES: &[Case] = &[
         done: Some(State::Paused),
         lasts: true,
         goes_on: true,
+        ..UNNOTICED
     },
     Case {
         name: "resume",
@@ -181,6 +236,7 @@ pub(super) const CASES: &[Case] = &[
         done: Some(State::Running),
         lasts: true,
         goes_on: true,
+        ..UNNOTICED
     },
     Case {
         name: "stop",
@@ -190,6 +246,7 @@ pub(super) const CASES: &[Case] = &[
         done: Some(State::Exited),
         lasts: true,
         goes_on: false,
+        ..UNNOTICED
     },
     Case {
         name: "kill",
@@ -199,6 +256,7 @@ pub(super) const CASES: &[Case] = &[
         done: Some(State::Exited),
         lasts: true,
         goes_on: false,
+        ..UNNOTICED
     },
     Case {
         name: "remove",
@@ -209,6 +267,7 @@ pub(super) const CASES: &[Case] = &[
         done: None,
         lasts: false,
         goes_on: false,
+        ..UNNOTICED
     },
     Case {
         name: "stop of one that owns CPUs",
@@ -218,6 +277,7 @@ pub(super) const CASES: &[Case] = &[
         done: Some(State::Exited),
         lasts: true,
         goes_on: false,
+        ..UNNOTICED
     },
     Case {
         name: "snapshot",
@@ -227,6 +287,7 @@ pub(super) const CASES: &[Case] = &[
         done: Some(State::Running),
         lasts: true,
         goes_on: true,
+        ..UNNOTICED
     },
     Case {
         name: "clone",
@@ -236,6 +297,7 @@ pub(super) const CASES: &[Case] = &[
         done: Some(State::Running),
         lasts: true,
         goes_on: true,
+        ..UNNOTICED
     },
     Case {
         name: "rollback in place",
@@ -246,6 +308,7 @@ pub(super) const CASES: &[Case] = &[
         done: Some(State::Running),
         lasts: true,
         goes_on: false,
+        ..UNNOTICED
     },
     Case {
         name: "rollback of one that has exited",
@@ -255,6 +318,7 @@ pub(super) const CASES: &[Case] = &[
         done: Some(State::Running),
         lasts: true,
         goes_on: false,
+        ..UNNOTICED
     },
     Case {
         name: "move",
@@ -264,6 +328,22 @@ pub(super) const CASES: &[Case] = &[
         done: Some(State::Running),
         lasts: true,
         goes_on: true,
+        ..UNNOTICED
+    },
+    Case {
+        name: "exec",
+        act: |world| exec(world.node(), "web"),
+        ..UNNOTICED
+    },
+    Case {
+        name: "prune",
+        prepare: two_exited,
+        act: |world| world.node().prune().map(drop),
+        undone: &[Some(State::Exited), None],
+        done: None,
+        lasts: false,
+        goes_on: false,
+        also: only_the_exited_go,
     },
     Case {
         name: "build",
@@ -273,11 +353,12 @@ pub(super) const CASES: &[Case] = &[
         done: None,
         lasts: false,
         goes_on: false,
+        ..UNNOTICED
     },
 ];
 
 /// The state of a sandbox, if there is one of this name.
-fn state(world: &World, name: &str) -> Option<State> {
+pub(super) fn state(world: &World, name: &str) -> Option<State> {
     world.node().find(name).ok().map(|entry| entry.state())
 }
 
@@ -335,9 +416,7 @@ pub(super) fn check(
         Attempt::Failed(_) if fault == Fault::Refused && !case.undone.contains(&now) => {
             return Err(format!("it was not done, and web is {now:?}"));
         }
-        Attempt::Failed(error)
-            if fault == Fault::Refused && !crate::error::words::with_causes(error).contains(INJECTED) =>
-        {
+        Attempt::Failed(error) if fault == Fault::Refused && !with_causes(error).contains(INJECTED) => {
             return Err("the error does not tell what failed".to_owned());
         }
         _ => (),
@@ -349,10 +428,12 @@ pub(super) fn check(
     if case.lasts && now.is_none() {
         return Err("a sandbox that was there is gone".to_owned());
     }
+    (case.also)(world, attempt)?;
     if fired {
         // Nothing is in the way of the next attempt.
         world.restart();
         world.is_at_rest()?;
+        (case.also)(world, attempt).map_err(|wrong| format!("the next daemon: {wrong}"))?;
         if let Some(entry) = world
             .node()
             .find("web")
@@ -378,7 +459,7 @@ pub(super) fn each(places: &str, try_case: impl Fn(&Case) -> usize + RefUnwindSa
     let filter = std::env::var("BASALT_SIM_CASE").ok();
     let wanted = |case: &&Case| filter.as_ref().is_none_or(|filter| case.name.contains(filter.as_str()));
     let mut failed = Vec::new();
-    for case in CASES.iter().filter(wanted) {
+    for case in ALL.iter().copied().flatten().filter(wanted) {
         match catch_unwind(|| try_case(case)) {
             Ok(count) => writeln!(std::io::stderr(), "{}: {count} {places}", case.name).unwrap(),
             Err(_) => failed.push(case.name),

@@ -86,11 +86,17 @@ impl Faults {
         inner.passed = 0;
     }
 
-    /// From here on nothing goes wrong any more: where it went wrong.
+    /// From here on nothing goes wrong any more, and nothing is done at a point: where it went wrong.
     pub(crate) fn disarm(&self) -> Vec<String> {
         let mut inner = self.lock();
         inner.armed.clear();
+        inner.at = None;
         std::mem::take(&mut inner.fired)
+    }
+
+    /// Something went wrong since it was armed.
+    pub(crate) fn has_fired(&self) -> bool {
+        !self.lock().fired.is_empty()
     }
 
     /// What `Fault::Full` does.

@@ -4,14 +4,18 @@
 //! What tests of it want to know: whatever fails, and wherever the daemon dies, every sandbox comes to rest, nothing is left of what is
 //! gone, and nobody loses what was acknowledged.
 
+mod at_once;
+mod background;
 mod cases;
 mod cpus;
 mod devices;
 mod failed_undo;
 mod faults;
 mod guest;
+mod host_cases;
 mod machine;
 pub(crate) mod network;
+mod saved_cases;
 mod sequences;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,7 +62,7 @@ pub(crate) struct World {
     directory: Directory,
     pub(crate) faults: Faults,
     machines: Arc<Machines>,
-    network: Network,
+    pub(crate) network: Network,
     cpus: Arc<Cpus>,
     /// Whose devices they are.
     pub(crate) kernel: Kernel,
@@ -228,8 +232,9 @@ impl World {
     /// Waits until nothing happens any more, and looks whether what there is is what the node thinks; what is wrong.
     pub(crate) fn is_at_rest(&self) -> Result<(), String> {
         soon(|| {
-            // As its thread does now and then.
+            // As its threads do now and then.
             self.node().tend(&mut BTreeMap::new());
+            self.node().network.restore().map_err(|error| error.to_string())?;
             self.look()
         })
     }
@@ -238,19 +243,13 @@ impl World {
         let node = self.node();
         let all: Vec<_> = node.entries().values().map(|entry| entry.stored()).collect();
         let mut vmms = BTreeMap::new();
-        let mut slots = BTreeMap::new();
         for stored in &all {
-            let Sandbox {
-                id, state, vmm, config, ..
-            } = &stored.sandbox;
+            let Sandbox { id, state, vmm, .. } = &stored.sandbox;
             if !matches!(state, State::Running | State::Paused | State::Exited) || stored.operation.is_some() {
                 return Err(format!("sandbox {id} is {state:?}, under way: {:?}", stored.operation));
             }
             if state.has_vm() {
                 vmms.insert(id.clone(), (vmm.map(|vmm| vmm.pid), *state));
-                if stored.networked {
-                    slots.insert(stored.slot, config.ports.clone());
-                }
             }
         }
         let entries: Vec<_> = node.entries().values().cloned().collect();
@@ -268,21 +267,7 @@ impl World {
         same("owners of CPUs", &self.cpus.owners(), &owners)?;
         devices::look(self)?;
         self.look_at_machines(vmms)?;
-        let taken: BTreeMap<_, Vec<String>> = self
-            .network
-            .taken()
-            .into_iter()
-            .map(|(slot, ports)| {
-                (
-                    slot,
-                    ports
-                        .iter()
-                        .map(|port| port.to_string().trim_end_matches("/tcp").to_owned())
-                        .collect(),
-                )
-            })
-            .collect();
-        same("slots of the network", &taken, &slots)?;
+        self.look_at_network()?;
         let known: BTreeSet<_> = all.iter().map(|stored| stored.sandbox.id.clone()).collect();
         let running: BTreeSet<_> = all
             .iter()
@@ -295,7 +280,12 @@ impl World {
             let cgroups = root.list().map_err(|error| error.to_string())?.into_iter().collect();
             same("cgroups", &cgroups, &running)?;
         }
-        for directory in [node.paths.snapshots(), node.paths.templates(), node.paths.disks()] {
+        for directory in [
+            node.paths.snapshots(),
+            node.paths.templates(),
+            node.paths.disks(),
+            node.paths.volumes(),
+        ] {
             let unfinished: Vec<_> = names(&directory)
                 .into_iter()
                 .filter(|name| name.starts_with('.'))
@@ -303,6 +293,24 @@ impl World {
             same("unfinished files", &unfinished, &Vec::new())?;
         }
         same("set aside", &names(&node.paths.quarantine()), &BTreeSet::new())
+    }
+
+    /// Those and only those that run have a place in the network, with their ports published.
+    fn look_at_network(&self) -> Result<(), String> {
+        let entries: Vec<_> = self.node().entries().values().cloned().collect();
+        let all = entries.iter().map(|entry| entry.stored());
+        let wanted: BTreeMap<_, _> = all
+            .filter(|stored| stored.networked && stored.sandbox.state.has_vm())
+            .map(|stored| (stored.slot, stored.sandbox.config.ports))
+            .collect();
+        let told = |port: ::network::PortMapping| port.to_string().trim_end_matches("/tcp").to_owned();
+        let taken: BTreeMap<_, Vec<String>> = self
+            .network
+            .taken()
+            .into_iter()
+            .map(|(slot, ports)| (slot, ports.into_iter().map(told).collect()))
+            .collect();
+        same("slots of the network", &taken, &wanted)
     }
 
     fn look_at_machines(&self, wanted: BTreeMap<String, (Option<i32>, State)>) -> Result<(), String> {
@@ -361,6 +369,11 @@ impl World {
     /// Waits until there is a template.
     pub(crate) fn has_template(&self) -> Result<(), String> {
         soon(|| same("templates", &self.node().list_templates().len(), &1))
+    }
+
+    /// Something is verified in the background, or waits for that.
+    pub(crate) fn works_in_background(&self) -> bool {
+        self.node().templates.checks.lock().works
     }
 
     /// Everybody can be removed, and nothing is left.

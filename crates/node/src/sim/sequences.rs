@@ -8,10 +8,10 @@ use std::io::Write;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use node_api::{CloneConfig, SandboxConfig, State};
+use node_api::{Class, CloneConfig, SandboxConfig, State};
 
 use super::faults::Fault;
-use super::{Attempt, World};
+use super::{Attempt, World, cases, saved_cases};
 use crate::Error;
 
 /// How many are tried.
@@ -59,17 +59,30 @@ enum Step {
     /// By this name.
     Snapshot(String),
     Rollback(String),
+    /// A command.
+    Exec,
+    Move(Class),
+    Verify(String),
+    /// The first is packed, and unpacked as the second.
+    Load(String, String),
+    RemoveSnapshot(String),
     Remove,
+    /// Of all that have exited.
+    Prune,
+    /// Another program deletes the network's tables, and the host's clock is set.
+    HostChanges,
     RestartDaemon,
 }
 
 impl Step {
-    /// How the sandbox rests when it was done.
-    fn leaves(&self) -> Option<State> {
+    /// How a sandbox rests that rested so, when it was done.
+    fn leaves(&self, before: Option<State>) -> Option<State> {
         match self {
             Self::Stop => Some(State::Exited),
             Self::Pause => Some(State::Paused),
             Self::Remove | Self::RestartDaemon => None,
+            Self::Prune => before.filter(|state| *state != State::Exited),
+            Self::Exec | Self::Verify(_) | Self::Load(..) | Self::RemoveSnapshot(_) | Self::HostChanges => before,
             _ => Some(State::Running),
         }
     }
@@ -115,8 +128,12 @@ impl Sequence {
 
     /// Something that can be asked of a sandbox as it is.
     fn choose(&mut self, name: &str) -> Step {
-        if self.random.below(8) == 0 {
-            return Step::RestartDaemon;
+        match self.random.below(16) {
+            0 | 1 => return Step::RestartDaemon,
+            2 => return Step::HostChanges,
+            3 => return Step::Prune,
+            4..=6 if !self.snapshots.is_empty() => return self.choose_of_snapshots(),
+            _ => (),
         }
         let id = self.world.node().find(name).ok().map(|entry| entry.id.clone());
         let own = self.snapshots.iter().filter(|(_, of)| Some(*of) == id.as_ref());
@@ -128,12 +145,35 @@ impl Sequence {
                 steps.extend([Step::Run { boot: true }, Step::Run { boot: false }]);
                 steps.extend(self.snapshots.keys().cloned().map(Step::Clone));
             }
-            Some(State::Running) => steps.extend([Step::Stop, Step::Pause, snapshot.clone(), snapshot, Step::Remove]),
+            Some(State::Running) => {
+                let class = [Class::Dedicated, Class::Bare, Class::Standard][self.random.below(3)];
+                steps.extend([
+                    Step::Stop,
+                    Step::Pause,
+                    snapshot.clone(),
+                    snapshot,
+                    Step::Remove,
+                    Step::Exec,
+                ]);
+                let of = self.world.entry(name).stored().sandbox.config.resources.class;
+                steps.extend((of != class).then_some(Step::Move(class)));
+            }
             Some(State::Paused) => steps.extend([Step::Resume, Step::Stop, Step::Remove]),
             Some(_) => steps.extend([Step::Start, Step::Start, Step::Remove]),
         }
         let number = self.random.below(steps.len());
         steps.swap_remove(number)
+    }
+
+    /// Something that can be asked of a snapshot.
+    fn choose_of_snapshots(&mut self) -> Step {
+        let names: Vec<_> = self.snapshots.keys().cloned().collect();
+        let name = names[self.random.below(names.len())].clone();
+        match self.random.below(3) {
+            0 => Step::Verify(name),
+            1 => Step::Load(name, format!("l{}", self.said.len())),
+            _ => Step::RemoveSnapshot(name),
+        }
     }
 
     fn choose_fault(&mut self) -> Option<(usize, Fault)> {
@@ -158,6 +198,13 @@ impl Sequence {
             return self.restart();
         }
         let others = self.running_others(name);
+        let before = self.state(name);
+        let has_exited = |(name, _): &(&'static str, &str)| self.state(name) == Some(State::Exited);
+        let exited: Vec<_> = NAMES
+            .iter()
+            .filter(|one| has_exited(one))
+            .map(|(name, _)| *name)
+            .collect();
         self.world.faults.arm(fault.as_slice());
         let attempt = self.world.attempt(|world| ask(world, &step, name, port));
         let fired = self.world.faults.disarm().pop();
@@ -168,9 +215,12 @@ impl Sequence {
         }
         self.world.is_at_rest()?;
         self.note(name, &step, &attempt, crashed);
+        if matches!(step, Step::Prune) {
+            self.note_pruned(&exited, matches!(attempt, Attempt::Done));
+        }
         let now = self.state(name);
         match attempt {
-            Attempt::Done if fired.is_none() && now != step.leaves() => {
+            Attempt::Done if fired.is_none() && now != step.leaves(before) => {
                 return Err(format!("it was done, and {name} is {now:?}"));
             }
             Attempt::Failed(_) | Attempt::Crashed if fired.is_none() => {
@@ -213,7 +263,24 @@ impl Sequence {
                 let of = found.map(|entry| entry.id.clone()).unwrap_or_default();
                 self.snapshots.insert(snapshot.clone(), of);
             }
+            Step::Load(from, to) if is_done => {
+                let of = self.snapshots[from].clone();
+                self.snapshots.insert(to.clone(), of);
+            }
+            // It may have lost its name, and who asked has heard nothing.
+            Step::RemoveSnapshot(snapshot) => {
+                self.snapshots.remove(snapshot);
+            }
             _ => (),
+        }
+    }
+
+    /// Forgets those that are gone of those that had exited: all, if it was done.
+    fn note_pruned(&mut self, exited: &[&'static str], is_done: bool) {
+        for name in exited {
+            if is_done || self.state(name).is_none() {
+                self.there.remove(name);
+            }
         }
     }
 
@@ -255,6 +322,21 @@ fn ask(world: &World, step: &Step, name: &str, port: &str) -> Result<(), Error> 
         Step::Resume => node.resume(&world.entry(name)),
         Step::Snapshot(snapshot) => node.make_snapshot(&world.entry(name), Some(snapshot)).map(drop),
         Step::Rollback(snapshot) => node.rollback(&world.entry(name), snapshot).map(drop),
+        Step::Exec => cases::exec(node, name),
+        Step::Move(class) => node.move_to(&world.entry(name), *class).map(drop),
+        Step::Verify(snapshot) => {
+            let damage = saved_cases::verify(world, snapshot)?.damage;
+            assert_eq!(damage, [], "{snapshot} is damaged");
+            Ok(())
+        }
+        Step::Load(snapshot, wanted) => saved_cases::load(world, snapshot, wanted),
+        Step::RemoveSnapshot(snapshot) => node.remove_snapshot(snapshot),
+        Step::Prune => node.prune().map(drop),
+        Step::HostChanges => {
+            world.network.damage();
+            node.tell_time();
+            node.network.restore()
+        }
         Step::Remove => node.remove(&world.entry(name), true),
         Step::RestartDaemon => Ok(()),
     }
