@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// Every filter of a kind of thread; `vcpu` first, because the rules of the process's filter are tried in this order.
-const KINDS: [&str; 15] = [
+const KINDS: [&str; 17] = [
     "vcpu",
     "block",
     "block-io",
@@ -30,6 +30,8 @@ const KINDS: [&str; 15] = [
     "restorer",
     "pager",
     "pinner",
+    "dma-map",
+    "dma-zero",
 ];
 
 /// Part of every filter.

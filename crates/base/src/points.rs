@@ -339,8 +339,7 @@ mod tests {
 
     #[test]
     fn there_are_enough_and_each_has_its_own_name() {
-        let all: Vec<_> = SANDBOX.iter().chain(DEVICE).chain(IMAGE).collect();
-        let all: Vec<_> = SANDBOX.iter().chain(BESIDE).chain(IMAGE).collect();
+        let all: Vec<_> = SANDBOX.iter().chain(DEVICE).chain(BESIDE).chain(IMAGE).collect();
         assert!(SANDBOX.len() >= 20);
         assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
     }

@@ -4,7 +4,7 @@
 mod ahead;
 
 use std::num::NonZeroU64;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -135,8 +135,15 @@ impl DmaSpace {
         {
             match group.take(name) {
                 Ok(function) => {
-                    let file = group.as_fd().try_clone_to_owned();
-                    return Ok((function, file.map_err(|source| CreateError::Host { what, source })?));
+                    // That of the standard library sets flags once more with musl, which no filter lets pass.
+                    let file = rustix::io::fcntl_dupfd_cloexec(group, 3);
+                    return Ok((
+                        function,
+                        file.map_err(|error| CreateError::Host {
+                            what,
+                            source: error.into(),
+                        })?,
+                    ));
                 }
                 Err(error) => last = error,
             }

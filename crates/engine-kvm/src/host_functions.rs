@@ -103,7 +103,8 @@ impl<F: Files + 'static> HostFunctions<F> {
 
     /// Has KVM know of a function by this file. Functions of one group come with one file, which KVM takes once.
     pub(crate) fn add(&self, file: BorrowedFd<'_>) -> Result<FunctionGuard> {
-        let file = file.try_clone_to_owned().map_err(failed("dup of a file of VFIO's"))?;
+        // Not by the standard library, which sets flags once more with musl: no filter lets that pass.
+        let file = rustix::io::fcntl_dupfd_cloexec(file, 3).map_err(failed("dup of a file of VFIO's"))?;
         // Of a group the number of its device node; a function's own file has none.
         let number = rustix::fs::fstat(&file)
             .map_err(failed("fstat of a file of VFIO's"))?

@@ -37,6 +37,16 @@ const FILTERS: [(&str, &[&str], &str); 14] = [
         &["pinner"],
         include_str!("../../../bin/vmm/seccomp/pinner.toml"),
     ),
+    (
+        "dma-map",
+        &["dma-map", "dma-unmap"],
+        include_str!("../../../bin/vmm/seccomp/dma-map.toml"),
+    ),
+    (
+        "dma-zero",
+        &["dma-zero"],
+        include_str!("../../../bin/vmm/seccomp/dma-zero.toml"),
+    ),
     ("vcpu", &["vcpu"], include_str!("../../../bin/vmm/seccomp/vcpu.toml")),
     (
         "block",
