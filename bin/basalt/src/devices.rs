@@ -22,6 +22,18 @@ pub(crate) fn device(verb: &DeviceVerb, output: &Output) -> Result<u8> {
             (DeviceRequest::Bind { address, terms }, states)
         }
         DeviceVerb::Unbind(args) => (DeviceRequest::Unbind { address: args.address }, drivers),
+        DeviceVerb::Attach(args) => {
+            let (sandbox, addresses) = (args.sandbox.clone(), args.addresses.clone());
+            (DeviceRequest::Attach { sandbox, addresses }, in_guest)
+        }
+        DeviceVerb::Detach(args) => {
+            let asked = DeviceRequest::Detach {
+                sandbox: args.sandbox.clone(),
+                addresses: args.addresses.clone(),
+                force: args.force,
+            };
+            (asked, states)
+        }
         DeviceVerb::Vfs(args) => {
             let (address, count) = (args.address, args.count);
             (DeviceRequest::MakeVfs { address, count }, addresses)
@@ -86,6 +98,22 @@ fn states(devices: &[Device]) -> String {
     devices.iter().map(line).collect()
 }
 
+/// Where the guest has them, and by what.
+fn in_guest(devices: &[Device]) -> String {
+    let line = |device: &Device| {
+        let Some(guest) = &device.guest else {
+            return format!("{} is {}\n", device.address, device.state);
+        };
+        let used = match (guest.names.as_slice(), &guest.driver) {
+            ([], None) => ", for which its kernel has no driver".to_owned(),
+            ([], Some(driver)) => format!(" ({driver})"),
+            (names, _) => format!(": {}", names.join(", ")),
+        };
+        format!("{} is {} in the guest{used}\n", device.address, guest.guest)
+    };
+    devices.iter().map(line).collect()
+}
+
 fn drivers(devices: &[Device]) -> String {
     let line = |device: &Device| match &device.driver {
         Some(driver) => format!("{} is the host's again ({driver})\n", device.address),
@@ -100,7 +128,7 @@ fn addresses(devices: &[Device]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use node_api::{DeviceIdentity, DeviceState, GroupMember, Vfs};
+    use node_api::{DeviceIdentity, DeviceState, GroupMember, GuestDevice, Vfs};
 
     use super::*;
 
@@ -120,6 +148,7 @@ mod tests {
             sandbox: None,
             sandbox_name: None,
             terms: None,
+            guest: None,
         }
     }
 
@@ -181,6 +210,24 @@ mod tests {
             "0000:01:00.0 is the host's again (nvme)\n"
         );
         assert_eq!(states(std::slice::from_ref(&device)), "0000:01:00.0 is ready\n");
-        assert_eq!(addresses(&[device]), "0000:01:00.0\n");
+        assert_eq!(addresses(std::slice::from_ref(&device)), "0000:01:00.0\n");
+        let mut guest = GuestDevice {
+            host: device.address,
+            guest: "0000:00:07.0".into(),
+            driver: Some("nvme".into()),
+            names: vec!["nvme0n1".into()],
+        };
+        let mut told = |guest: &GuestDevice| {
+            device.guest = Some(guest.clone());
+            in_guest(std::slice::from_ref(&device))
+        };
+        assert_eq!(told(&guest), "0000:01:00.0 is 0000:00:07.0 in the guest: nvme0n1\n");
+        guest.names.clear();
+        assert_eq!(told(&guest), "0000:01:00.0 is 0000:00:07.0 in the guest (nvme)\n");
+        guest.driver = None;
+        assert_eq!(
+            told(&guest),
+            "0000:01:00.0 is 0000:00:07.0 in the guest, for which its kernel has no driver\n"
+        );
     }
 }

@@ -77,6 +77,8 @@ pub const DEVICE: &[&str] = &[
     DEVICE_BOUND,
     DEVICE_READY,
     DEVICE_CLAIMED,
+    DEVICE_ATTACHED,
+    DEVICE_DETACHED,
     DEVICE_RESETTING,
     DEVICE_RESET,
     DEVICE_UNBINDING,
@@ -226,6 +228,10 @@ points! {
     DEVICE_READY = "device.ready";
     /// A sandbox has it by the database, and nothing of it yet.
     DEVICE_CLAIMED = "device.claimed";
+    /// The guest has it.
+    DEVICE_ATTACHED = "device.attached";
+    /// The VMM has it no more, and the database says that a sandbox does.
+    DEVICE_DETACHED = "device.detached";
     /// A sandbox had it, and it is not reset yet.
     DEVICE_RESETTING = "device.resetting";
     /// It is reset, and the database does not say so.

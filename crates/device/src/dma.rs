@@ -74,7 +74,8 @@ fn refused(what: &'static str) -> impl Fn(VfioError) -> CreateError {
 /// The groups of a VM's functions. The container works as long as one of them is open.
 struct Groups {
     container: Arc<Type1>,
-    open: Mutex<Vec<Group>>,
+    /// Functions have theirs as well.
+    open: Mutex<Vec<Arc<Group>>>,
 }
 
 /// What the functions of one VM reach: nothing, until that is mapped.
@@ -107,7 +108,7 @@ impl DmaSpace {
         let container = Arc::new(Type1::new(container, &group).map_err(refused("a container of VFIO's"))?);
         let groups = Groups {
             container: Arc::clone(&container),
-            open: Mutex::new(vec![group]),
+            open: Mutex::new(vec![Arc::new(group)]),
         };
         Ok(Self::with_groups(container, Some(groups)))
     }
@@ -115,40 +116,31 @@ impl DmaSpace {
     fn join(&self, group: Group) -> Result<(), CreateError> {
         let Some(groups) = &self.groups else { return Ok(()) };
         groups.container.join(&group).map_err(refused("its IOMMU group"))?;
-        groups.open().push(group);
+        groups.open().push(Arc::new(group));
         Ok(())
     }
 
-    /// A function of one of the groups, and a copy of the group's file.
+    /// A function of one of the groups, and that group, which it keeps open.
     ///
     /// # Errors
-    /// No group that has come has such a function, or the host has no descriptors left.
-    pub fn take(&self, name: &str) -> Result<(Function, OwnedFd), CreateError> {
-        let what = "a PCI function of the host";
+    /// No group that has come has such a function.
+    pub fn take(&self, name: &str) -> Result<(Function, Arc<Group>), CreateError> {
         let mut last = VfioError::Other("its IOMMU group did not come along");
-        for group in self
-            .groups
-            .as_ref()
-            .map(Groups::open)
-            .iter()
-            .flat_map(|open| open.iter().rev())
-        {
+        let open = self.groups.as_ref().map(Groups::open);
+        for group in open.iter().flat_map(|open| open.iter().rev()) {
             match group.take(name) {
-                Ok(function) => {
-                    // That of the standard library sets flags once more with musl, which no filter lets pass.
-                    let file = rustix::io::fcntl_dupfd_cloexec(group, 3);
-                    return Ok((
-                        function,
-                        file.map_err(|error| CreateError::Host {
-                            what,
-                            source: error.into(),
-                        })?,
-                    ));
-                }
+                Ok(function) => return Ok((function, Arc::clone(group))),
                 Err(error) => last = error,
             }
         }
-        Err(refused(what)(last))
+        Err(refused("a PCI function of the host")(last))
+    }
+
+    /// Lets go of groups of which no function is left. Others are there, whose groups keep the container at work.
+    pub fn close_groups(&self) {
+        if let Some(groups) = &self.groups {
+            groups.open().retain(|group| Arc::strong_count(group) > 1);
+        }
     }
 
     /// Maps all of a guest's memory, if no function has had that done. Takes as long as it takes the host to zero it.
@@ -182,7 +174,7 @@ impl DmaSpace {
 }
 
 impl Groups {
-    fn open(&self) -> MutexGuard<'_, Vec<Group>> {
+    fn open(&self) -> MutexGuard<'_, Vec<Arc<Group>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -278,6 +270,11 @@ impl GuestDma {
                 Err(refused(what)(error.source))
             }
         }
+    }
+
+    /// Where it is mapped.
+    pub fn space(&self) -> &Arc<DmaSpace> {
+        &self.space
     }
 
     /// What is mapped, in the order of its addresses.

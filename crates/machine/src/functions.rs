@@ -7,7 +7,7 @@
 //! ```
 //! As long as one is more than failed, the host's pages of the guest's memory stay where they are: nothing may be mapped in their place.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use base::{EventFd, Worker};
 use device::{CreateError, DmaMemory, DmaSpace, GuestDma, HostFunction};
@@ -68,7 +68,7 @@ pub(crate) struct HostFunctions {
     mapping: Option<Mapping>,
     dma: Option<Arc<GuestDma>>,
     /// Memory that is being unmapped.
-    unmapping: Option<Worker<()>>,
+    unmapping: Option<(Weak<DmaSpace>, Worker<()>)>,
     /// Signalled when all memory is mapped, or will not be.
     ended: Arc<EventFd>,
 }
@@ -135,7 +135,7 @@ impl HostFunctions {
         if self.mapping.as_ref().is_some_and(|mapping| mapping.is_given_up) {
             return Err(MachineError::FunctionsLeave);
         }
-        if let Some(unmapping) = self.unmapping.take() {
+        if let Some((_, unmapping)) = self.unmapping.take() {
             unmapping.stop();
         }
         if self.dma.is_none() && self.mapping.is_none() {
@@ -215,12 +215,15 @@ impl HostFunctions {
         self.known.iter().find(pins).map(|known| known.id.as_str())
     }
 
-    /// Bytes that are mapped.
+    /// Bytes that are mapped, those included that are not unmapped yet after the last function has left.
     pub(crate) fn mapped(&self) -> u64 {
         match (&self.mapping, &self.dma) {
             (Some(mapping), _) => mapping.space.mapped(),
-            (None, Some(dma)) => dma.mapped().iter().map(vfio::Mapped::length).sum(),
-            (None, None) => 0,
+            (None, Some(dma)) => dma.space().mapped(),
+            (None, None) => {
+                let space = self.unmapping.as_ref().and_then(|(space, _)| space.upgrade());
+                space.map_or(0, |space| space.mapped())
+            }
         }
     }
 
@@ -259,6 +262,9 @@ impl HostFunctions {
     /// With the last function the memory is unmapped. That takes as long as there is memory, which nobody has to wait for.
     fn forget_memory_of_none(&mut self) {
         if self.first().is_some() {
+            if let Some(dma) = &self.dma {
+                dma.space().close_groups();
+            }
             return;
         }
         if let Some(mapping) = &mut self.mapping {
@@ -267,8 +273,9 @@ impl HostFunctions {
             mapping.is_given_up = true;
         }
         if let Some(dma) = self.dma.take() {
+            let space = Arc::downgrade(dma.space());
             match Worker::spawn("dma-unmap", (), move |(), _| drop(dma)) {
-                Ok(worker) => self.unmapping = Some(worker),
+                Ok(worker) => self.unmapping = Some((space, worker)),
                 Err(error) => log::warn!("the guest's memory was unmapped while others waited: {error}"),
             }
         }

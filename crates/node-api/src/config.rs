@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use base::ByteSize;
+use base::{ByteSize, PciAddress};
 use cpu::CpuModel;
 use observe::redact::{self, Variables};
 use serde::{Deserialize, Serialize};
@@ -141,6 +141,9 @@ pub struct SandboxConfig {
     /// Directories of the host and named volumes that it has.
     #[serde(default)]
     pub volumes: Vec<VolumeMount>,
+    /// Devices of the host that it gets each time that it is started, before its command.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<PciAddress>,
     /// The guest's host name; its own short id when not given.
     pub hostname: Option<String>,
     /// Its machine boots a kernel, whether there is a template of it or not, and none is made of it.

@@ -24,6 +24,22 @@ pub enum DeviceRequest {
         /// Which.
         address: PciAddress,
     },
+    /// Give devices to a sandbox that runs, all of them or none.
+    Attach {
+        /// Which sandbox.
+        sandbox: String,
+        /// Which devices.
+        addresses: Vec<PciAddress>,
+    },
+    /// Take devices from a sandbox that runs.
+    Detach {
+        /// Which sandbox.
+        sandbox: String,
+        /// Which devices.
+        addresses: Vec<PciAddress>,
+        /// Also if the guest does not let go of them.
+        force: bool,
+    },
     /// Have a physical function make so many virtual ones, in place of those that there are.
     MakeVfs {
         /// The physical function.
@@ -116,6 +132,22 @@ pub struct Device {
     pub sandbox_name: Option<String>,
     /// How it was bound, if it was.
     pub terms: Option<BindTerms>,
+    /// As the guest has it, which was given it just now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest: Option<GuestDevice>,
+}
+
+/// A device as a guest has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestDevice {
+    /// Where the host has it.
+    pub host: PciAddress,
+    /// Where the guest has it.
+    pub guest: String,
+    /// The guest's driver, if it has one.
+    pub driver: Option<String>,
+    /// Disks and network interfaces that it is used by there.
+    pub names: Vec<String>,
 }
 
 /// What a function is, by numbers and, where the host has them (Debian's package `pci.ids`), names.

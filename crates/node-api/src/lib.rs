@@ -28,7 +28,9 @@ pub use class::{Class, Idle};
 pub use client::{Client, ClientError};
 pub use config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
 pub use cpu::CpuModel;
-pub use device::{BindTerms, Device, DeviceGroup, DeviceIdentity, DeviceRequest, DeviceState, GroupMember, Vfs};
+pub use device::{
+    BindTerms, Device, DeviceGroup, DeviceIdentity, DeviceRequest, DeviceState, GroupMember, GuestDevice, Vfs,
+};
 pub use host_cpu::{CpuUse, HostCpu};
 pub use limits::{Limits, Rate};
 pub use memory_mode::MemoryMode;

@@ -202,6 +202,7 @@ impl BuildConfig {
             network: self.recipe.network,
             ports: Vec::new(),
             volumes: Vec::new(),
+            devices: Vec::new(),
             hostname: None,
             boot: true,
             paging: Paging::Mapped,

@@ -80,6 +80,7 @@ pub(crate) struct Parts {
     pub(crate) cgroups: Option<Root>,
     pub(crate) cpus: Arc<dyn OwnedCpus>,
     pub(crate) sysfs: Sysfs,
+    pub(crate) vfio: Arc<dyn devices::VfioHost>,
     /// The host's boot.
     pub(crate) boot: String,
     pub(crate) points: Points,
@@ -92,6 +93,7 @@ impl Parts {
             cgroups,
             cpus: Arc::new(OfHost),
             sysfs: Sysfs::of_host(),
+            vfio: Arc::new(devices::ThisVfio),
             boot: crate::ids::boot()?,
             launcher: Arc::new(Jailed),
             // The TAPs are handed to VMMs in jails.
@@ -153,6 +155,7 @@ impl Node {
         let devices = Devices::open(
             devices::Outside {
                 sysfs: parts.sysfs,
+                vfio: parts.vfio,
                 boot: parts.boot,
                 own: config.state.clone(),
                 points: parts.points.clone(),

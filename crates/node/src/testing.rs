@@ -48,6 +48,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
                 network: node_api::NetworkMode::None,
                 ports: Vec::new(),
                 volumes: Vec::new(),
+                devices: Vec::new(),
                 hostname: None,
                 boot: false,
                 paging: node_api::Paging::Mapped,

@@ -23,13 +23,13 @@ mod tests;
 mod windows;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use device::{CreateError, DmaSpace, DmaSpaces, FdTable, FunctionModule, GuestDma, HostFunction, parse_config};
 use engine::{FunctionGuard, Vm};
 use pci::{BAR_COUNT, PciFunction};
-use vfio::{CONFIG_REGION, Device, Irq, VfioError};
+use vfio::{CONFIG_REGION, Device, Group, Irq, VfioError};
 use vmm_api::DeviceSpec;
 use vmm_api::devices::{DeviceConfig, VfioPciConfig};
 
@@ -106,14 +106,14 @@ fn describe(function: &dyn Device) -> Result<Description, CreateError> {
 struct Unplugged {
     // It is closed before the address space is.
     function: Box<dyn Device>,
-    /// Its group's file, by which the engine is told of it.
-    group: Option<OwnedFd>,
+    /// Its group, by which the engine is told of it.
+    group: Option<Arc<Group>>,
     space: Arc<DmaSpace>,
     shown: Description,
 }
 
 impl Unplugged {
-    fn new(function: Box<dyn Device>, group: Option<OwnedFd>, space: Arc<DmaSpace>) -> Result<Self, CreateError> {
+    fn new(function: Box<dyn Device>, group: Option<Arc<Group>>, space: Arc<DmaSpace>) -> Result<Self, CreateError> {
         let shown = describe(function.as_ref())?;
         Ok(Self {
             function,
@@ -138,7 +138,7 @@ impl Unplugged {
         let function = function;
         let interrupts = Interrupts::new(vm.as_ref(), &shown)?;
         let windows = Windows::new(vm, function.as_ref(), &shown.tables)?;
-        Registers::new(dma, (function, known), shown, (interrupts, windows))
+        Registers::new((dma, group), (function, known), shown, (interrupts, windows))
     }
 }
 

@@ -10,7 +10,7 @@ use engine::FunctionGuard;
 use observe::LogLimit;
 use pci::config::{Command, SIZE, register};
 use pci::{BAR_COUNT, ConfigSpace, MemoryRanges, PciFunction};
-use vfio::{CONFIG_REGION, Device, Region, VfioError};
+use vfio::{CONFIG_REGION, Device, Group, Region, VfioError};
 
 use crate::description::Description;
 use crate::interrupts::Interrupts;
@@ -40,6 +40,7 @@ pub(crate) struct Registers {
     function: Box<dyn Device>,
     _known: FunctionGuard,
     _dma: Arc<GuestDma>,
+    _group: Option<Arc<Group>>,
     bars: [Region; BAR_COUNT],
     config: Region,
     shown: Description,
@@ -50,7 +51,7 @@ impl Registers {
     /// A function that nothing is turned on in.
     pub(crate) fn new(
         // Dropped the last first.
-        dma: Arc<GuestDma>,
+        (dma, group): (Arc<GuestDma>, Option<Arc<Group>>),
         (function, known): (Box<dyn Device>, FunctionGuard),
         shown: Description,
         (interrupts, windows): (Interrupts, Windows),
@@ -72,6 +73,7 @@ impl Registers {
             function,
             _known: known,
             _dma: dma,
+            _group: group,
             bars,
             config,
             shown,

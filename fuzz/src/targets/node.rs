@@ -73,6 +73,7 @@ fn config() -> SandboxConfig {
         network: NetworkMode::Auto,
         ports: vec!["8080:80".into()],
         volumes: Vec::new(),
+        devices: Vec::new(),
         hostname: None,
         boot: false,
         template: None,

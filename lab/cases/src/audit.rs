@@ -15,7 +15,7 @@ use serde::Deserialize;
 use crate::vmm::TRACES;
 
 /// The filters, by the names that threads have in a trace, without their numbers.
-const FILTERS: [(&str, &[&str], &str); 14] = [
+const FILTERS: [(&str, &[&str], &str); 16] = [
     (
         "main",
         &["basalt-vmm", "loader"],

@@ -72,6 +72,11 @@ impl<'h> Daemon<'h> {
         Ok(daemon)
     }
 
+    /// The image of most cases.
+    pub(crate) fn image(&self) -> &'h str {
+        &self.host.digest
+    }
+
     /// A command line of `basalt` that talks to this daemon.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = command(self.host, arguments);

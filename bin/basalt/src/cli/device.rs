@@ -15,6 +15,12 @@ pub(crate) enum DeviceVerb {
     /// Give a device back to the driver that it had.
     #[command(after_help = EXAMPLES)]
     Unbind(UnbindArgs),
+    /// Give devices to a sandbox that runs: its memory is pinned and mapped for them, and they appear on its PCI bus.
+    #[command(after_help = ATTACH_HELP)]
+    Attach(AttachArgs),
+    /// Take devices from a sandbox that runs.
+    #[command(after_help = ATTACH_HELP)]
+    Detach(DetachArgs),
     /// Have a device make virtual functions (SR-IOV), which no driver of the host takes; print their addresses.
     #[command(after_help = EXAMPLES)]
     Vfs(VfsArgs),
@@ -49,6 +55,34 @@ pub(crate) struct UnbindArgs {
     pub(crate) address: PciAddress,
 }
 
+/// Which to give to whom.
+#[derive(Args, Debug)]
+pub(crate) struct AttachArgs {
+    /// The sandbox: a name, or an id or its beginning.
+    #[arg(value_name = "SANDBOX")]
+    pub(crate) sandbox: String,
+
+    /// Their addresses, such as 0000:01:00.0.
+    #[arg(value_name = "ADDRESS", required = true)]
+    pub(crate) addresses: Vec<PciAddress>,
+}
+
+/// Which to take from whom.
+#[derive(Args, Debug)]
+pub(crate) struct DetachArgs {
+    /// The sandbox: a name, or an id or its beginning.
+    #[arg(value_name = "SANDBOX")]
+    pub(crate) sandbox: String,
+
+    /// Their addresses, such as 0000:01:00.0.
+    #[arg(value_name = "ADDRESS", required = true)]
+    pub(crate) addresses: Vec<PciAddress>,
+
+    /// Also if the guest does not let go of them: for it they are pulled out.
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
 /// How many to make.
 #[derive(Args, Debug)]
 pub(crate) struct VfsArgs {
@@ -68,6 +102,16 @@ Examples:
   basalt device vfs 0000:02:00.0 4           make four virtual functions of a network card
   basalt device bind 0000:02:10.0            take the first of them
   basalt device unbind 0000:01:00.0          give the first one back";
+
+const ATTACH_HELP: &str = "\
+A sandbox that has devices cannot be saved, rolled back or moved: take them from it first. Its memory is all there and stays where it is
+as long as it has one.
+
+Examples:
+  basalt device bind 0000:01:00.0            take one from the host
+  basalt device attach web 0000:01:00.0      give it to the sandbox `web`
+  basalt device detach web 0000:01:00.0      take it back; it is reset
+  basalt run --device 0000:01:00.0 IMAGE     a sandbox that has it from its start on";
 
 const BIND_HELP: &str = "\
 A device of which something is in use (a mounted disk, the default route) is refused, with the command that ends the use.

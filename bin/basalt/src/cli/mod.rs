@@ -349,6 +349,10 @@ pub(crate) struct RunArgs {
     #[arg(short, long, value_name = "PORTS")]
     pub(crate) publish: Vec<String>,
 
+    /// Give it a device of the host, by its address (see `basalt device`); it is there before the command is. Several times for several.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) device: Vec<base::PciAddress>,
+
     /// Share a directory with it, or a named volume: HOST:GUEST[:ro] or NAME:GUEST[:ro].
     #[arg(short, long, value_name = "VOLUME", value_parser = volume::mount)]
     pub(crate) volume: Vec<node_api::VolumeMount>,

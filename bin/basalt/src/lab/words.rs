@@ -40,6 +40,7 @@ pub(super) fn run(args: &RunArgs, image: Option<(&str, &str)>, log_level: LogLev
     argv.push(format!("--network={}", args.network.word()));
     argv.extend(args.limits.words());
     argv.extend(args.tmpfs.iter().map(|tmpfs| format!("--tmpfs={tmpfs}")));
+    argv.extend(args.device.iter().map(|device| format!("--device={device}")));
     argv.extend(published(&args.publish)?);
     argv.extend((!args.publish.is_empty()).then(|| asked::ports_label(&args.publish)));
     argv.extend(image.map(|(name, _)| asked::image_label(name)));
@@ -130,6 +131,8 @@ mod tests {
             "1g",
             "--tmpfs",
             "/run:size=1m",
+            "--device",
+            "0000:01:00.0",
             "--cpu-limit",
             "0.5",
             "-l",
@@ -174,7 +177,11 @@ mod tests {
                 (a.paging, a.class, a.idle, a.memory_mode),
                 (a.size.resources(), a.limits.limits(), a.tmpfs.clone()),
                 (a.process.workdir.clone(), a.process.user.clone(), a.entrypoint.clone()),
-                (a.name.clone(), [a.volume.clone(), a.volume_json.clone()].concat()),
+                (
+                    a.name.clone(),
+                    [a.volume.clone(), a.volume_json.clone()].concat(),
+                    a.device.clone(),
+                ),
             )
         };
         assert_eq!(same(&near), same(&far));

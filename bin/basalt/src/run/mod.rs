@@ -124,6 +124,7 @@ pub(crate) fn configure(args: &RunArgs, set: &[String], resources: Resources) ->
         network: args.network.mode(),
         ports: args.publish.clone(),
         volumes: args.volume.iter().chain(&args.volume_json).cloned().collect(),
+        devices: args.device.clone(),
         hostname: args.hostname.clone(),
         boot: args.boot,
         paging: args.paging,

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use node_api::{Device, DeviceRequest, Reply};
+use node_api::{Device, DeviceRequest, GuestDevice, Reply};
 
 use crate::Error;
 use crate::node::Node;
@@ -33,6 +33,25 @@ pub(super) fn devices(node: &Node, asked: DeviceRequest) -> Result<Vec<Device>, 
             return Ok(all.into_iter().filter(|device| device.address == address).collect());
         }
         DeviceRequest::MakeVfs { address, count } => devices.make_vfs(address, count)?,
+        DeviceRequest::Attach { sandbox, addresses } => {
+            let given = node.attach_devices(&node.find(&sandbox)?, &addresses)?;
+            let show = |guest: GuestDevice| {
+                let device = devices.show(guest.host, sandboxes)?;
+                Ok(Device {
+                    guest: Some(guest),
+                    ..device
+                })
+            };
+            return given.into_iter().map(show).collect();
+        }
+        DeviceRequest::Detach {
+            sandbox,
+            addresses,
+            force,
+        } => {
+            node.detach_devices(&node.find(&sandbox)?, &addresses, force)?;
+            addresses
+        }
     };
     about
         .into_iter()

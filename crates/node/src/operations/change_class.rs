@@ -40,6 +40,7 @@ impl Node {
         let stored = entry.stored();
         let sandbox = &stored.sandbox;
         let vm = entry.vm_for(Verb::Move)?;
+        self.refuse_with_devices(entry)?;
         if !sandbox.config.detach {
             return Err(Error::Tied(sandbox.name.clone()));
         }

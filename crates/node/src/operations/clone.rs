@@ -97,6 +97,8 @@ fn configured(record: &Record, asked: CloneConfig) -> Result<SandboxConfig, Erro
         hostname: asked.hostname,
         ports: asked.ports,
         paging: asked.paging,
+        // They are those of what it is a clone of, which may have them still.
+        devices: Vec::new(),
         remove: asked.remove,
         detach: true,
         labels,

@@ -2,6 +2,7 @@
 //! undone when a step fails. Does not know how requests arrive.
 
 pub(crate) mod admission;
+mod attach;
 pub(crate) mod build_template;
 pub(crate) mod change_class;
 pub(crate) mod clone;

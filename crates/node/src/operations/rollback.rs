@@ -23,6 +23,7 @@ use crate::operations::clone::another;
 use crate::operations::snapshot::STAYS;
 use crate::operations::stages::{Started, ToRestore};
 use crate::resources::budget::{Promise, Start};
+use crate::resources::devices::DevicesError;
 use crate::resources::{limits, volume_shares};
 use crate::sandbox::entry::Entry;
 use crate::sandbox::lifecycle::Verb;
@@ -88,6 +89,10 @@ impl Node {
                 snapshot: record.snapshot.name,
                 of: record.snapshot.sandbox_name,
             });
+        }
+        self.refuse_with_devices(entry)?;
+        if !sandbox.config.devices.is_empty() {
+            return Err(DevicesError::StartedWith(sandbox.name).into());
         }
         self.refuse_damaged(&place, &record.snapshot)?;
         if !sandbox.config.resources.memory_mode.is_translated() {

@@ -46,6 +46,7 @@ impl Node {
         let sandbox = &stored.sandbox;
         can_be_saved(&stored)?;
         let vm = entry.vm_for(Verb::Snapshot)?;
+        self.refuse_with_devices(entry)?;
         let record = Record {
             snapshot: Snapshot {
                 name: self.snapshots.name_for(name, &sandbox.name)?,

@@ -120,6 +120,7 @@ impl Node {
                 Some(chosen) => self.cloned(&entry, &chosen.id, &chosen.place, clone::HOOKS)?,
                 None => self.machine(&entry, cancel)?,
             };
+            self.give_devices(&entry, &machine.vm, &entry.stored().sandbox.config.devices)?;
             machine.start_command(self, &entry)
         });
         if let (Ok(_), Some(chosen)) = (&started, &chosen) {
@@ -261,6 +262,7 @@ impl Node {
         self.carry_out(entry, || {
             let waiting = ToBoot::launch(self, entry)?;
             let machine = waiting.boot(self, entry, Own::of(&sandbox.config), None)?;
+            self.give_devices(entry, &machine.vm, &sandbox.config.devices)?;
             machine.start_command(self, entry)
         })
     }

@@ -236,6 +236,12 @@ impl Node {
         if sandbox.state == State::Running && !sandbox.config.detach && !self.may_have_command(entry) {
             return self.remove(entry, true);
         }
+        if sandbox.state == State::Running
+            && let Some(vm) = entry.vm()
+            && let Err(error) = self.settle_devices(entry, &vm)
+        {
+            log::error!("devices of sandbox {} are not as they were to be: {error}", entry.id);
+        }
         log::info!("sandbox {} runs on", sandbox.name);
         Ok(())
     }

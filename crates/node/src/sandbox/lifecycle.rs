@@ -34,6 +34,10 @@ pub(crate) enum Verb {
     Snapshot,
     Rollback,
     Move,
+    /// It gets devices of the host.
+    Attach,
+    /// It gives them back.
+    Detach,
     /// What was built in it becomes a template.
     Keep,
     /// Unless by force.
@@ -49,7 +53,9 @@ impl Verb {
             Self::Signal => matches!(state, State::Running | State::Stopping),
             Self::Kill => matches!(state, State::Running | State::Paused | State::Stopping),
             Self::Pause | Self::Unpause => matches!(state, State::Running | State::Paused),
-            Self::Exec | Self::Snapshot | Self::Move | Self::Keep => state == State::Running,
+            Self::Exec | Self::Snapshot | Self::Move | Self::Attach | Self::Detach | Self::Keep => {
+                state == State::Running
+            }
             Self::Rollback => matches!(state, State::Exited | State::Running | State::Paused),
             Self::Remove => !state.has_vm(),
         };

@@ -1,15 +1,18 @@
 //! The host's devices under a node that dies or is refused at every place: whatever happens, a device is either a sandbox's to have or as
 //! it was before anybody asked.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use base::PciAddress;
-use node_api::{BindTerms, Device, DeviceState};
+use node_api::{BindTerms, Device, DeviceState, SandboxConfig};
+use vfio::VfioError;
 use vfio::host::simulated::Kernel;
 
 use super::faults::{Fault, Faults};
 use super::{Attempt, World, same};
 use crate::Error;
+use crate::resources::devices::VfioHost;
 
 const NVME: &str = "0000:01:00.0";
 const NIC: &str = "0000:02:00.0";
@@ -50,7 +53,30 @@ pub(super) fn look(world: &World) -> Result<(), String> {
             same("a machine that has devices", &entry.state().has_vm(), &true)?;
         }
     }
+    for machine in world.machines.alive() {
+        let its = world.node().devices.of(&machine.sandbox);
+        let its: Vec<String> = its.iter().map(PciAddress::to_string).collect();
+        same("functions of a VMM", &machine.lock().functions, &its)?;
+    }
     Ok(())
+}
+
+/// Files that are nobody's.
+#[derive(Debug)]
+pub(super) struct Files;
+
+impl VfioHost for Files {
+    fn container(&self) -> Result<OwnedFd, VfioError> {
+        Ok(std::fs::File::open("/dev/null").unwrap().into())
+    }
+
+    fn group(&self, _: PciAddress) -> Result<OwnedFd, VfioError> {
+        self.container()
+    }
+
+    fn allow_locking(&self, _: i32, _: u64) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 fn list(world: &World) -> Vec<Device> {
@@ -127,6 +153,59 @@ const CASES: &[Case] = &[
         done: DeviceState::Ready,
     },
     Case {
+        name: "attach",
+        prepare: |world| {
+            bind(world, NVME).unwrap();
+            world.run(World::config("web")).unwrap();
+        },
+        act: |world| {
+            world
+                .node()
+                .attach_devices(&world.entry("web"), &[address(NVME)])
+                .map(drop)
+        },
+        // A machine that died takes it along.
+        undone: &[DeviceState::Ready, DeviceState::Quarantined],
+        done: DeviceState::Claimed,
+    },
+    Case {
+        name: "detach",
+        prepare: |world| {
+            bind(world, NVME).unwrap();
+            world.run(World::config("web")).unwrap();
+            let given = world
+                .node()
+                .attach_devices(&world.entry("web"), &[address(NVME)])
+                .unwrap();
+            assert_eq!(
+                (given[0].guest.as_str(), given[0].names.as_slice()),
+                ("0000:00:05.0", ["nvme0n1".to_owned()].as_slice())
+            );
+        },
+        act: |world| {
+            world
+                .node()
+                .detach_devices(&world.entry("web"), &[address(NVME)], false)
+        },
+        undone: &[DeviceState::Claimed, DeviceState::Quarantined],
+        done: DeviceState::Ready,
+    },
+    Case {
+        name: "run with a device",
+        prepare: |world| bind(world, NVME).unwrap(),
+        act: |world| {
+            let devices = vec![address(NVME)];
+            world
+                .run(SandboxConfig {
+                    devices,
+                    ..World::config("web")
+                })
+                .map(drop)
+        },
+        undone: &[DeviceState::Ready, DeviceState::Quarantined],
+        done: DeviceState::Claimed,
+    },
+    Case {
         name: "virtual functions",
         prepare: |_| (),
         act: |world| world.node().devices.make_vfs(address(NIC), 2).map(drop),
@@ -162,9 +241,11 @@ fn every_place(case: &Case, fault: Fault) {
         assert!(may_be, "{said}: {attempt:?}, and then it is {found}");
         world.ends_empty().unwrap_or_else(|wrong| panic!("{said}: {wrong}"));
         // Nothing keeps it from being done now.
-        if found != DeviceState::Quarantined && case.name != "claim and release" {
+        let needs_sandbox = matches!(case.name, "claim and release" | "attach" | "detach");
+        if found != DeviceState::Quarantined && !needs_sandbox {
             (case.act)(&world).unwrap_or_else(|error| panic!("{said}: {error}"));
             assert_eq!(state(&world, NVME), case.done, "{said}");
+            world.ends_empty().unwrap_or_else(|wrong| panic!("{said}: {wrong}"));
         }
     }
     panic!("{}: more than {MOST} places", case.name);
@@ -217,15 +298,24 @@ fn where_the_undo_fails_too_asking_again_goes_on_with_how_it_was() {
 fn a_claim_lives_as_long_as_the_machine_and_the_device_is_reset_after_it() {
     let mut world = World::new();
     bind(&world, NVME).unwrap();
-    world.run(World::config("web")).unwrap();
-    world.run(World::config("other")).unwrap();
+    for name in ["web", "other"] {
+        let ports = Vec::new();
+        world
+            .run(SandboxConfig {
+                ports,
+                ..World::config(name)
+            })
+            .unwrap();
+    }
     let (web, other) = (world.entry("web").id.clone(), world.entry("other").id.clone());
-    let claimed = world
-        .node()
-        .devices
-        .claim(&web, &[address(NVME), address(NVME)])
-        .unwrap();
+    let claim = |addresses: &[PciAddress]| world.node().devices.claim(&web, addresses).unwrap();
+    let claimed = claim(&[address(NVME), address(NVME)]);
     assert_eq!((claimed.functions, claimed.groups), (vec![address(NVME)], [1].into()));
+    world.node().devices.release(&web).unwrap();
+    let given = |world: &World| world.node().attach_devices(&world.entry("web"), &[address(NVME)]);
+    given(&world).unwrap();
+    let refused = given(&world).unwrap_err().to_string();
+    assert!(refused.contains("web has the device 0000:01:00.0 already"), "{refused}");
     // It is that one's alone, also for the next daemon.
     for restarted in [false, true] {
         let refused = world
@@ -240,12 +330,13 @@ fn a_claim_lives_as_long_as_the_machine_and_the_device_is_reset_after_it() {
         world.is_at_rest().unwrap();
         world.restart();
     }
-    assert_eq!(world.kernel.resets(address(NVME)), 0);
+    // That was before anybody had it.
+    assert_eq!(world.kernel.resets(address(NVME)), 1);
     world
         .node()
         .stop(&world.entry("web"), std::time::Duration::ZERO)
         .unwrap();
-    assert_eq!(world.kernel.resets(address(NVME)), 1);
+    assert_eq!(world.kernel.resets(address(NVME)), 2);
     assert_eq!(state(&world, NVME), DeviceState::Ready);
     world.node().devices.claim(&other, &[address(NVME)]).unwrap();
     world.ends_empty().unwrap();

@@ -7,7 +7,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
 use agent_api::message::{AgentInfo, PROTOCOL, Reply, Request, kind};
-use agent_api::{ExitStatus, PowerAction};
+use agent_api::{ExitStatus, PciDevice, PciRequest, PowerAction};
 use wire::{FrameReader, FrameWriter};
 
 use super::faults::{Act, Faults};
@@ -119,6 +119,13 @@ impl Guest {
                 state.clock_ns = *clock_ns;
                 Reply::Done
             }
+            Request::Pci(PciRequest::Add { address, .. }) => Reply::Pci(Some(PciDevice {
+                address: address.clone(),
+                class: "0x010802".to_owned(),
+                driver: Some("nvme".to_owned()),
+                names: vec!["nvme0n1".to_owned()],
+            })),
+            Request::Pci(PciRequest::Remove { .. }) => Reply::Pci(None),
             Request::Freeze => {
                 state.is_frozen = true;
                 Reply::Done

@@ -49,9 +49,25 @@ pub(crate) struct Shown {
     pub(crate) hostname: Option<String>,
     /// What its clock was set to last.
     pub(crate) clock_ns: u64,
+    /// The names of the host's functions that it has.
+    pub(crate) functions: Vec<String>,
     open: BTreeMap<u64, UnixStream>,
     opened: u64,
     dead: bool,
+}
+
+/// As a VMM tells it whose guest's memory is mapped at once.
+fn functions(names: &[String]) -> vmm_api::Functions {
+    let memory = if names.is_empty() { 0 } else { 128 << 20 };
+    let info = |(name, slot): (&String, u8)| vmm_api::FunctionInfo {
+        id: name.clone(),
+        state: vmm_api::FunctionState::Present { slot },
+    };
+    vmm_api::Functions {
+        mapped: memory,
+        total: memory,
+        functions: names.iter().zip(5..).map(info).collect(),
+    }
 }
 
 /// A machine, shared by its VMM's thread, its guest's, and the test.
@@ -323,13 +339,10 @@ impl Vmm {
             Request::WriteSet => reply = Reply::WriteSet(vec![(1, 2)]),
             Request::Info => reply = Reply::Info(self.info()),
             Request::Metrics => reply = Reply::Metrics(Vec::new()),
-            Request::Functions => reply = Reply::Functions(vmm_api::Functions::default()),
-            Request::Rebase(_)
-            | Request::ResizeMemory(_)
-            | Request::Attach(_)
-            | Request::Detach(_)
-            | Request::PressPowerButton
-            | Request::Stop => (),
+            Request::Functions => reply = Reply::Functions(functions(&self.machine.lock().functions)),
+            Request::Attach(device) => self.machine.lock().functions.push(device.id.clone()),
+            Request::Detach(id) => self.machine.lock().functions.retain(|function| *function != *id),
+            Request::Rebase(_) | Request::ResizeMemory(_) | Request::PressPowerButton | Request::Stop => (),
         }
         Some(Ok(reply))
     }

@@ -164,6 +164,7 @@ impl World {
             cgroups: Parts::cgroups(&config).unwrap(),
             cpus: Arc::clone(&self.cpus) as _,
             sysfs: self.kernel.sysfs(),
+            vfio: Arc::new(devices::Files),
             boot: self.boot.clone(),
             points: Points::new(move |name| faults.point(daemon, name)),
         };

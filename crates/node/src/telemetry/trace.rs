@@ -86,6 +86,8 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::ReleaseCpus { .. } => "release CPUs",
         Request::Devices(DeviceRequest::Bind { .. }) => "bind a device",
         Request::Devices(DeviceRequest::Unbind { .. }) => "unbind a device",
+        Request::Devices(DeviceRequest::Attach { .. }) => "attach devices",
+        Request::Devices(DeviceRequest::Detach { .. }) => "detach devices",
         Request::Devices(DeviceRequest::MakeVfs { .. }) => "make virtual functions",
         Request::Finish => "finish",
         Request::Info

@@ -19,6 +19,7 @@ mod daemon_crashes;
 mod daemon_cycles;
 mod daemon_life;
 mod dedicated;
+mod device_attach;
 mod devices;
 mod disk_full;
 mod foreign_kernel;
@@ -128,6 +129,7 @@ pub(crate) const ALL: &[&Case] = &[
     &bare_identity::CLASS,
     &bare_nvme::CASE,
     &kvm_nvme::CASE,
+    &device_attach::CASE,
     &bare_rounds::CASE,
     &dedicated::CASE,
     &hostile::CASE,

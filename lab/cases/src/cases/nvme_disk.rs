@@ -233,6 +233,11 @@ impl Disk {
         Ok(None)
     }
 
+    /// Its name on the host's bus.
+    pub(super) fn address(&self) -> &str {
+        &self.function
+    }
+
     fn open(&self) -> Result<File> {
         direct(&self.path)
     }

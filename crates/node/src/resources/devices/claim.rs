@@ -202,7 +202,7 @@ impl Devices {
     }
 
     /// The group of one that is there.
-    fn group(&self, address: PciAddress) -> Result<Option<u32>, Error> {
+    pub(crate) fn group(&self, address: PciAddress) -> Result<Option<u32>, Error> {
         match inventory::find(self.sysfs(), address) {
             Ok(function) => Ok(function.group.map(|group| group.number)),
             // It was pulled out.

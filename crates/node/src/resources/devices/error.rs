@@ -32,6 +32,78 @@ pub enum Error {
         /// Its group.
         group: u32,
     },
+    /// It has it.
+    #[error("sandbox {sandbox} has the device {address} already")]
+    HasAlready {
+        /// The device.
+        address: PciAddress,
+        /// The sandbox's name.
+        sandbox: String,
+    },
+    /// It does not.
+    #[error("sandbox {sandbox} does not have the device {address}: `basalt device ls` shows who has it")]
+    NotIts {
+        /// The device.
+        address: PciAddress,
+        /// The sandbox's name.
+        sandbox: String,
+    },
+    /// The VMM could not give it to its guest.
+    #[error("the device {address} could not be given to the guest: {why}")]
+    NotGiven {
+        /// The device.
+        address: PciAddress,
+        /// Why.
+        why: String,
+    },
+    /// Mapping or unmapping takes too long.
+    #[error(
+        "{mapped} of {total} MiB of the guest's memory are mapped for the device after {limit:?}: see that the host has so much memory free, or run \
+         a sandbox with less"
+    )]
+    Slow {
+        /// MiB that are.
+        mapped: u64,
+        /// MiB in all.
+        total: u64,
+        /// How long was waited.
+        limit: std::time::Duration,
+    },
+    /// Its guest does not let go of it.
+    #[error(
+        "the guest did not let go of the device {address} ({why}): end what uses it there, or take it away with `basalt device detach --force`"
+    )]
+    Held {
+        /// The device.
+        address: PciAddress,
+        /// Why not.
+        why: String,
+    },
+    /// It has devices, and what is asked cannot be done with them.
+    #[error(
+        "sandbox {sandbox} has devices of the host, whose state nobody can save ({devices}): take them from it first (`basalt device detach \
+         {sandbox} {devices}`)"
+    )]
+    Keeps {
+        /// The devices, apart by spaces.
+        devices: String,
+        /// The sandbox's name.
+        sandbox: String,
+    },
+    /// It was started with devices, and would go on without.
+    #[error(
+        "sandbox {0} is started with devices of the host, which a machine that goes on from a snapshot does not have: make a clone of the snapshot \
+         instead (`basalt clone`), and give it the devices (`basalt device attach`)"
+    )]
+    StartedWith(String),
+    /// Nobody translates its guest's addresses.
+    #[error(
+        "the memory of sandbox {0} is not translated, and it can have no device of the host: run one with --memory-mode translated"
+    )]
+    Untranslated(String),
+    /// Linux's VFIO refuses.
+    #[error(transparent)]
+    Vfio(vfio::VfioError),
     /// Something is under way with it, or was left on the way.
     #[error("the device {address} is {state}: try again in a moment; `basalt device ls` shows how it is")]
     Busy {
@@ -114,9 +186,19 @@ impl Error {
             Self::Host(DeviceError::TooManyVfs { .. } | DeviceError::NoSrIov(_)) | Self::PersistentVf(_) => {
                 ErrorKind::Invalid
             }
-            Self::Host(_) | Self::NotViable { .. } => ErrorKind::Host,
-            Self::InUse { .. } | Self::Open { .. } | Self::VfBound { .. } => ErrorKind::Conflict,
-            Self::NotBound(_)
+            Self::Host(_) | Self::NotViable { .. } | Self::NotGiven { .. } | Self::Slow { .. } | Self::Vfio(_) => {
+                ErrorKind::Host
+            }
+            Self::HasAlready { .. }
+            | Self::Held { .. }
+            | Self::InUse { .. }
+            | Self::Open { .. }
+            | Self::VfBound { .. } => ErrorKind::Conflict,
+            Self::NotIts { .. }
+            | Self::Keeps { .. }
+            | Self::StartedWith(_)
+            | Self::Untranslated(_)
+            | Self::NotBound(_)
             | Self::Busy { .. }
             | Self::Quarantined { .. }
             | Self::Waiting { .. }

@@ -15,17 +15,11 @@
 //! Two locks. `changing` comes first, and whoever has it may wait for the kernel; `table` is held for moments.
 
 mod bind;
-#[cfg_attr(
-    not(test),
-    expect(
-        dead_code,
-        reason = "no sandbox is given devices yet: what gives them claims them here"
-    )
-)]
 mod claim;
 mod error;
 mod recover;
 mod shown;
+mod vfio_host;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -37,6 +31,7 @@ use vfio::host::Sysfs;
 use vfio::host::checks::Terms;
 
 pub(crate) use self::error::Error as DevicesError;
+pub(crate) use self::vfio_host::{ThisVfio, VfioHost};
 use crate::Error;
 use crate::resources::space::Hold;
 use crate::store::StateStore;
@@ -46,6 +41,7 @@ use crate::store::devices::{Kept, Stage, StoredDevice};
 #[derive(Debug)]
 pub(crate) struct Outside {
     pub(crate) sysfs: Sysfs,
+    pub(crate) vfio: Arc<dyn VfioHost>,
     /// The host's boot.
     pub(crate) boot: String,
     /// The node's own directory, whose disk is never given away.
@@ -77,6 +73,11 @@ impl Devices {
         };
         devices.recover(kept.changes);
         devices
+    }
+
+    /// The way to VFIO's files.
+    pub(crate) fn vfio(&self) -> &dyn VfioHost {
+        self.outside.vfio.as_ref()
     }
 
     fn sysfs(&self) -> &Sysfs {

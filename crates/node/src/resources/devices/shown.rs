@@ -72,6 +72,7 @@ fn joined(device: Device, known: Option<&StoredDevice>, sandboxes: &Sandboxes) -
                 .map(|sandbox| sandbox.name)
         }),
         terms: Some(known.terms),
+        guest: None,
         ..device
     }
 }
@@ -92,6 +93,7 @@ fn absent(address: PciAddress) -> Device {
         sandbox: None,
         sandbox_name: None,
         terms: None,
+        guest: None,
     }
 }
 

@@ -1,0 +1,345 @@
+//! Devices of the host's that come to a sandbox that runs, and leave it.
+//!
+//! ```text
+//!  claim ─► VMM: memory is mapped beside the guest ─► on the guest's bus ─► its Linux looks for it
+//!  its Linux lets go of it ─► VMM: off the bus, closed ─► given back, and reset
+//! ```
+//! Where an attach fails, what had come is taken away again. A daemon that dies on the way is followed by one that takes back what the VMM
+//! does not have ([`Node::settle_devices`]). Opens VFIO's files; what is in them is the VMM's.
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use agent_api::{PciDevice, PciRequest};
+use base::PciAddress;
+use base::points::{DEVICE_ATTACHED, DEVICE_DETACHED};
+use node_api::{Class, GuestDevice};
+use observe::span::span;
+use vmm_api::devices::VfioPciConfig;
+use vmm_api::{DeviceSpec, FdRef, FunctionState, VmmClient};
+
+use crate::Error;
+use crate::node::Node;
+use crate::operations::snapshot::of_all_memory;
+use crate::resources::devices::DevicesError;
+use crate::sandbox::entry::{Entry, Inner};
+use crate::sandbox::lifecycle::Verb;
+use crate::store::database::Stored;
+use crate::vmm::vm::Vm;
+
+/// Between two looks how far memory is mapped.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// How long the guest's driver may take to name a disk or an interface.
+const NAME_MS: u32 = 3000;
+
+/// What is locked of a VMM besides its guest's memory, in bytes: rings of disks.
+const BESIDES: u64 = 64 << 20;
+
+impl Node {
+    /// Gives devices to a sandbox that runs, all of them or none; where its guest has them.
+    pub(crate) fn attach_devices(
+        &self,
+        entry: &Arc<Entry>,
+        addresses: &[PciAddress],
+    ) -> Result<Vec<GuestDevice>, Error> {
+        let _operation = self.turn(entry)?;
+        let vm = entry.vm_for(Verb::Attach)?;
+        self.give_devices(entry, &vm, addresses)
+    }
+
+    /// The same for who has its turn, and its machine.
+    pub(crate) fn give_devices(
+        &self,
+        entry: &Entry,
+        vm: &Vm,
+        addresses: &[PciAddress],
+    ) -> Result<Vec<GuestDevice>, Error> {
+        if addresses.is_empty() {
+            return Ok(Vec::new());
+        }
+        let _span = span("devices");
+        let stored = entry.stored();
+        can_have_devices(&stored)?;
+        let before = self.devices.of(&entry.id);
+        if let Some(&address) = addresses.iter().find(|address| before.contains(address)) {
+            let sandbox = stored.sandbox.name;
+            return Err(DevicesError::HasAlready { address, sandbox }.into());
+        }
+        let claimed = self.devices.claim(&entry.id, addresses)?.functions;
+        let given = self
+            .hand_over(&stored, vm, &claimed, &before)
+            .and_then(|()| self.await_presence(entry, vm, &claimed))
+            .and_then(|slots| self.show_to_guest(vm, &slots));
+        given.map_err(|error| {
+            let undone = self.take_devices(entry, vm, &claimed);
+            error.after_undo(undone)
+        })
+    }
+
+    /// Has the VMM take them over, which maps the guest's memory for the first.
+    fn hand_over(&self, stored: &Stored, vm: &Vm, claimed: &[PciAddress], before: &[PciAddress]) -> Result<(), Error> {
+        let host = self.devices.vfio();
+        let of_vfio = |error| Error::from(DevicesError::Vfio(error));
+        if let Some(process) = stored
+            .sandbox
+            .vmm
+            .filter(|_| stored.sandbox.config.resources.class != Class::Bare)
+        {
+            let bytes = stored.sandbox.config.resources.memory.bytes().saturating_add(BESIDES);
+            host.allow_locking(process.pid, bytes)
+                .map_err(Error::host("letting the VMM lock its guest's memory"))?;
+        }
+        let mut groups = BTreeSet::new();
+        for address in before {
+            groups.extend(self.devices.group(*address)?);
+        }
+        let mut has_container = !before.is_empty();
+        for &address in claimed {
+            let mut fds: Vec<OwnedFd> = Vec::new();
+            let mut add = |fd: OwnedFd| {
+                fds.push(fd);
+                u32::try_from(fds.len() - 1).map(FdRef).ok()
+            };
+            let number = self.devices.group(address)?;
+            let group = match number.is_some_and(|number| !groups.insert(number)) {
+                true => None,
+                false => add(host.group(address).map_err(of_vfio)?),
+            };
+            let container = match has_container {
+                true => None,
+                false => add(host.container().map_err(of_vfio)?),
+            };
+            has_container = true;
+            let name = address.to_string();
+            let config = VfioPciConfig {
+                name: name.clone(),
+                group,
+                container,
+            };
+            let device = DeviceSpec::new(&name, &config)
+                .map_err(|error| Error::host("writing a device's configuration")(std::io::Error::other(error)))?;
+            let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+            vm.ask("it was given a device", |client| client.attach(device, &fds))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until they are on the guest's bus; the device number of each.
+    fn await_presence(&self, entry: &Entry, vm: &Vm, claimed: &[PciAddress]) -> Result<Vec<(PciAddress, u8)>, Error> {
+        let _span = span("memory mapped");
+        let limit = self.config.limits.boot + of_all_memory(&entry.stored());
+        let begun = Instant::now();
+        loop {
+            let told = vm.ask("it was asked how far its memory is mapped", VmmClient::functions)?;
+            let mut present = Vec::new();
+            for &address in claimed {
+                let name = address.to_string();
+                match told
+                    .functions
+                    .iter()
+                    .find(|function| function.id == name)
+                    .map(|function| &function.state)
+                {
+                    Some(FunctionState::Present { slot }) => present.push((address, *slot)),
+                    Some(FunctionState::Failed(why)) => {
+                        let why = why.clone();
+                        return Err(DevicesError::NotGiven { address, why }.into());
+                    }
+                    Some(FunctionState::Mapping) => (),
+                    None => {
+                        let why = "the VMM does not have it".to_owned();
+                        return Err(DevicesError::NotGiven { address, why }.into());
+                    }
+                }
+            }
+            if present.len() == claimed.len() {
+                return Ok(present);
+            }
+            if begun.elapsed() > limit {
+                let (mapped, total) = (told.mapped >> 20, told.total >> 20);
+                return Err(DevicesError::Slow { mapped, total, limit }.into());
+            }
+            // Whoever ends it wants no device any more.
+            if entry.wait(Some(PAUSE), |inner: &Inner| inner.stored.stopped || inner.has_ended()) {
+                return Err(Error::Cancelled);
+            }
+        }
+    }
+
+    fn show_to_guest(&self, vm: &Vm, slots: &[(PciAddress, u8)]) -> Result<Vec<GuestDevice>, Error> {
+        let _span = span("guest looks");
+        let failed = |error| vm.diagnose("its guest was to look for a device", error);
+        let mut agent = vm.agent()?;
+        agent
+            .set_read_timeout(Some(
+                self.config.limits.answer + Duration::from_millis(u64::from(NAME_MS)),
+            ))
+            .map_err(failed)?;
+        let mut found = Vec::new();
+        for &(host, slot) in slots {
+            let request = PciRequest::Add {
+                address: in_guest(slot),
+                wait_ms: NAME_MS,
+            };
+            let device = agent.pci(&request).map_err(failed)?.unwrap_or_default();
+            found.push(shown(host, device));
+        }
+        self.points.at(DEVICE_ATTACHED);
+        Ok(found)
+    }
+
+    /// Takes devices from a sandbox that runs. Its guest lets go of them first; by `force` also where it does not.
+    pub(crate) fn detach_devices(
+        &self,
+        entry: &Arc<Entry>,
+        addresses: &[PciAddress],
+        force: bool,
+    ) -> Result<(), Error> {
+        let _operation = self.turn(entry)?;
+        let vm = entry.vm_for(Verb::Detach)?;
+        let its = self.devices.of(&entry.id);
+        if let Some(&address) = addresses.iter().find(|address| !its.contains(address)) {
+            let sandbox = entry.stored().sandbox.name;
+            return Err(DevicesError::NotIts { address, sandbox }.into());
+        }
+        let told = vm.ask("it was asked for its devices", VmmClient::functions)?;
+        for &address in addresses {
+            let name = address.to_string();
+            let state = told.functions.iter().find(|function| function.id == name);
+            let Some(FunctionState::Present { slot }) = state.map(|function| &function.state) else {
+                continue;
+            };
+            match self.leave_guest(&vm, *slot) {
+                Ok(()) => (),
+                Err(error) if force => log::warn!(
+                    "the guest of sandbox {} did not let go of {address}, which is taken from it: {error}",
+                    entry.id
+                ),
+                Err(source) => {
+                    return Err(DevicesError::Held {
+                        address,
+                        why: source.to_string(),
+                    }
+                    .into());
+                }
+            }
+        }
+        self.take_devices(entry, &vm, addresses)
+    }
+
+    fn leave_guest(&self, vm: &Vm, slot: u8) -> Result<(), Error> {
+        let failed = |error| vm.diagnose("its guest was to let go of a device", error);
+        let mut agent = vm.agent()?;
+        agent
+            .set_read_timeout(Some(self.config.limits.answer))
+            .map_err(failed)?;
+        let request = PciRequest::Remove {
+            address: in_guest(slot),
+        };
+        match agent.pci(&request).map_err(failed)? {
+            None => Ok(()),
+            Some(device) => Err(Error::host("letting go of a device")(std::io::Error::other(format!(
+                "{} is still on the guest's bus",
+                device.address
+            )))),
+        }
+    }
+
+    /// Takes devices from a VMM that may have them, and gives them back.
+    fn take_devices(&self, entry: &Entry, vm: &Vm, addresses: &[PciAddress]) -> Result<(), Error> {
+        let told = vm.ask("it was asked for its devices", VmmClient::functions)?;
+        for address in addresses.iter().map(PciAddress::to_string) {
+            if told.functions.iter().any(|function| function.id == address) {
+                vm.ask("a device was taken from it", |client| client.detach(&address))?;
+            }
+        }
+        // With the last one memory is unmapped, and until then its group is open.
+        let limit = self.config.limits.answer + of_all_memory(&entry.stored());
+        let begun = Instant::now();
+        loop {
+            let told = vm.ask("it was asked for its devices", VmmClient::functions)?;
+            if !told.functions.is_empty() || told.mapped == 0 {
+                break;
+            }
+            if begun.elapsed() > limit {
+                let (mapped, total) = (told.mapped >> 20, told.total >> 20);
+                return Err(DevicesError::Slow { mapped, total, limit }.into());
+            }
+            std::thread::sleep(PAUSE);
+        }
+        self.points.at(DEVICE_DETACHED);
+        self.devices.release_some(&entry.id, addresses)
+    }
+
+    /// After a daemon that died: what a sandbox has by the database, and its VMM has not, is given back; what came is shown to its guest.
+    pub(crate) fn settle_devices(&self, entry: &Entry, vm: &Vm) -> Result<(), Error> {
+        let its = self.devices.of(&entry.id);
+        if its.is_empty() {
+            return Ok(());
+        }
+        let told = vm.ask("it was asked for its devices", VmmClient::functions)?;
+        let has = |address: &PciAddress| {
+            let name = address.to_string();
+            let found = told.functions.iter().find(|function| function.id == name);
+            found.is_some_and(|function| !matches!(function.state, FunctionState::Failed(_)))
+        };
+        let (has, lacks): (Vec<_>, Vec<_>) = its.into_iter().partition(has);
+        if !lacks.is_empty() {
+            log::warn!(
+                "sandbox {} was to get devices when the daemon ended, and did not: they are given back ({})",
+                entry.id,
+                names(&lacks)
+            );
+            self.take_devices(entry, vm, &lacks)?;
+        }
+        if has.is_empty() {
+            return Ok(());
+        }
+        let slots = self.await_presence(entry, vm, &has)?;
+        self.show_to_guest(vm, &slots).map(drop)
+    }
+
+    /// Refuses what takes a sandbox's machine elsewhere while it has devices.
+    pub(crate) fn refuse_with_devices(&self, entry: &Entry) -> Result<(), Error> {
+        let its = self.devices.of(&entry.id);
+        if its.is_empty() {
+            return Ok(());
+        }
+        let sandbox = entry.stored().sandbox.name;
+        Err(DevicesError::Keeps {
+            devices: names(&its),
+            sandbox,
+        }
+        .into())
+    }
+}
+
+/// A guest whose memory is not translated reaches all of the host's, and so would its device.
+fn can_have_devices(stored: &Stored) -> Result<(), Error> {
+    match stored.sandbox.config.resources.memory_mode.is_translated() {
+        true => Ok(()),
+        false => Err(DevicesError::Untranslated(stored.sandbox.name.clone()).into()),
+    }
+}
+
+/// Device number `slot` of bus 0 has function 0 alone.
+fn in_guest(slot: u8) -> String {
+    format!("0000:00:{slot:02x}.0")
+}
+
+fn shown(host: PciAddress, device: PciDevice) -> GuestDevice {
+    GuestDevice {
+        host,
+        guest: device.address,
+        driver: device.driver,
+        names: device.names,
+    }
+}
+
+fn names(addresses: &[PciAddress]) -> String {
+    let names: Vec<_> = addresses.iter().map(PciAddress::to_string).collect();
+    names.join(" ")
+}

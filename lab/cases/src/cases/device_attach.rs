@@ -1,0 +1,196 @@
+//! A device of the host's that sandboxes have by name: bound, given to one at its start and to another that runs, taken back, and found by
+//! the next daemon. What a guest writes to it by DMA from all over its memory is read back and compared, and the host's IOMMU sees no fault.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::bare::in_lab;
+use super::nvme_disk::{Disk, tell};
+use crate::basalt::{expect_code, expect_refusal};
+use crate::daemon::Daemon;
+use crate::kernel_log::{complaints, kernel_log};
+use crate::{Case, Host};
+
+pub(crate) const CASE: Case = Case {
+    name: "device-attach",
+    limit: Duration::from_secs(400),
+    host,
+    guest: None,
+};
+
+/// In the guest: writes from all of a large piece of memory, past the page cache, and reads it back to other memory.
+const PROVE: &str = "
+import mmap, os, random, sys
+MIB = 1 << 20
+disk = os.open('/dev/nvme0n1', os.O_RDWR | os.O_DIRECT)
+ours, back = mmap.mmap(-1, 96 * MIB), mmap.mmap(-1, MIB)
+random.seed(int(sys.argv[1]))
+places = list(range(96))
+random.shuffle(places)
+for place in places:
+    piece = memoryview(ours)[place * MIB:(place + 1) * MIB]
+    piece[:] = random.randbytes(MIB)
+    assert os.pwritev(disk, [piece], (64 + place) * MIB) == MIB
+for place in places:
+    assert os.preadv(disk, [back], (64 + place) * MIB) == MIB
+    assert back[:] == ours[place * MIB:(place + 1) * MIB], place
+print('verified')
+";
+
+fn host(host: &Host) -> Result<()> {
+    if !in_lab()? {
+        return Ok(());
+    }
+    let disk = Disk::find()?;
+    let address = disk.address().to_owned();
+    let daemon = Daemon::with_templates(host)?;
+    let mut log = kernel_log()?;
+    let shown = show(&daemon, &address)?;
+    ensure!(
+        shown["state"] == "host" && shown["driver"] == "nvme" && shown["identity"]["class"] == 0x01_0802,
+        "the disk is {shown}"
+    );
+    expect_refusal(
+        &daemon.run(&["run", "--device", &address, &host.digest, "--", "true"])?,
+        125,
+        &["basalt device bind", &address],
+    )?;
+    daemon.ok(&["device", "bind", &address])?;
+    daemon.ok(&["device", "bind", &address])?;
+    from_its_start(&daemon, &address)?;
+    while_it_runs(&daemon, &address)?;
+    daemon.ok(&["device", "unbind", &address])?;
+    let shown = show(&daemon, &address)?;
+    ensure!(
+        shown["state"] == "host" && shown["driver"] == "nvme",
+        "the disk was not given back: {shown}"
+    );
+    drop(Disk::find()?);
+    let said = complaints(&mut log)?;
+    let faults: Vec<_> = said.iter().filter(|line| line.contains("fault")).collect();
+    ensure!(faults.is_empty(), "the host's IOMMU saw {faults:?}");
+    daemon.end()
+}
+
+fn show(daemon: &Daemon<'_>, address: &str) -> Result<Value> {
+    let all: Vec<Value> = serde_json::from_str(&daemon.ok(&["--json", "device", "ls"])?)?;
+    let found = all.into_iter().find(|device| device["address"] == address);
+    found.with_context(|| format!("`device ls` does not show {address}"))
+}
+
+fn expect_state(daemon: &Daemon<'_>, address: &str, state: &str) -> Result<()> {
+    let shown = show(daemon, address)?;
+    ensure!(shown["state"] == state, "it is not {state}: {shown}");
+    Ok(())
+}
+
+fn prove(daemon: &Daemon<'_>, sandbox: &str, seed: &str) -> Result<()> {
+    let said = daemon.ok(&["exec", sandbox, "python3", "-c", PROVE, seed])?;
+    ensure!(said.trim() == "verified", "{sandbox} says {said}");
+    Ok(())
+}
+
+/// A sandbox whose command finds it, and another one that wants it, too.
+fn from_its_start(daemon: &Daemon<'_>, address: &str) -> Result<()> {
+    let image = daemon.image();
+    let began = Instant::now();
+    let there = ["test", "-b", "/dev/nvme0n1"];
+    let words = ["run", "--memory", "256m", "--device", address, image, "--"];
+    expect_code(&daemon.run(&[&words[..], &there].concat())?, 0)?;
+    let with = began.elapsed();
+    let began = Instant::now();
+    expect_code(
+        &daemon.run(&["run", "--memory", "256m", image, "--", "test", "-b", "/dev/nvme0n1"])?,
+        1,
+    )?;
+    tell(&format!(
+        "a run with the device {with:?}, one without {:?}",
+        began.elapsed()
+    ));
+    // It went with its machine, and was reset.
+    expect_state(daemon, address, "ready")?;
+    let idle = ["--", "sleep", "10000"];
+    let words = [
+        "run", "-d", "--name", "first", "--memory", "256m", "--device", address, image,
+    ];
+    daemon.ok(&[&words[..], &idle].concat())?;
+    expect_state(daemon, address, "claimed")?;
+    prove(daemon, "first", "1")?;
+    let second = [
+        "run", "-d", "--name", "second", "--memory", "256m", "--device", address, image,
+    ];
+    expect_refusal(
+        &daemon.run(&[&second[..], &idle].concat())?,
+        125,
+        &["has the device", address],
+    )?;
+    ensure!(
+        daemon.find("second")?.is_none(),
+        "a sandbox without its device is there"
+    );
+    expect_refusal(
+        &daemon.run(&["snapshot", "create", "first"])?,
+        1,
+        &["basalt device detach first", address],
+    )?;
+    expect_refusal(
+        &daemon.run(&["device", "unbind", address])?,
+        1,
+        &["has the device", "basalt stop"],
+    )?;
+    // Its next machine has it as well.
+    daemon.ok(&["stop", "--time", "1s", "first"])?;
+    expect_state(daemon, address, "ready")?;
+    daemon.ok(&["start", "first"])?;
+    prove(daemon, "first", "2")?;
+    // A VMM that is killed leaves it to nobody.
+    daemon.ok(&["kill", "first"])?;
+    daemon.ok(&["wait", "first"])?;
+    expect_state(daemon, address, "ready")?;
+    daemon.ok(&["rm", "first"])?;
+    Ok(())
+}
+
+/// A sandbox that runs gets it, gives it back, and gets it again.
+fn while_it_runs(daemon: &Daemon<'_>, address: &str) -> Result<()> {
+    let image = daemon.image();
+    daemon.ok(&[
+        "run", "-d", "--name", "late", "--memory", "256m", image, "--", "sleep", "10000",
+    ])?;
+    for round in ["3", "4"] {
+        let began = Instant::now();
+        let said = daemon.ok(&["device", "attach", "late", address])?;
+        tell(&format!("attached within {:?}", began.elapsed()));
+        ensure!(said.contains("nvme0n1"), "`attach` says {said}");
+        prove(daemon, "late", round)?;
+        daemon.ok(&["device", "detach", "late", address])?;
+        expect_code(&daemon.run(&["exec", "late", "test", "-e", "/dev/nvme0n1"])?, 1)?;
+        expect_state(daemon, address, "ready")?;
+    }
+    // Without it the sandbox can be saved again, and a clone has no device.
+    daemon.ok(&["snapshot", "create", "late", "without"])?;
+    daemon.ok(&["device", "attach", "late", address])?;
+    // The next daemon finds it where it is.
+    daemon.kill()?;
+    expect_state(daemon, address, "claimed")?;
+    prove(daemon, "late", "5")?;
+    expect_refusal(
+        &daemon.run(&["device", "attach", "late", address])?,
+        1,
+        &["has the device", "already"],
+    )?;
+    daemon.ok(&["clone", "--name", "copy", "without"])?;
+    expect_code(&daemon.run(&["exec", "copy", "test", "-e", "/dev/nvme0n1"])?, 1)?;
+    daemon.ok(&["rm", "--force", "copy"])?;
+    daemon.ok(&["device", "detach", "--force", "late", address])?;
+    expect_refusal(
+        &daemon.run(&["device", "detach", "late", address])?,
+        1,
+        &["does not have the device"],
+    )?;
+    daemon.ok(&["rm", "--force", "late"])?;
+    daemon.ok(&["snapshot", "rm", "without"])?;
+    Ok(())
+}
