@@ -375,6 +375,7 @@ mod tests {
             network: NetworkMode::Auto,
             ports: vec!["8080:80".into()],
             volumes: vec!["/srv:/data:ro".parse().unwrap(), "cache:/var/cache".parse().unwrap()],
+            devices: Vec::new(),
             hostname: None,
             boot: false,
             paging: Paging::Mapped,

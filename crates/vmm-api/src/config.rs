@@ -551,8 +551,9 @@ mod tests {
         pinned.reservation = Some(FdRef(1));
         assert_eq!(pinned.validate(), Err(ConfigError::MemPinned("memory".into())));
         let function = VfioPciConfig {
-            container: FdRef(1),
-            function: FdRef(2),
+            name: "0000:00:04.0".into(),
+            group: Some(FdRef(1)),
+            container: Some(FdRef(2)),
         };
         let beside = [json(all), DeviceSpec::new("disk", &function).unwrap()];
         assert_eq!(
