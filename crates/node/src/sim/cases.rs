@@ -83,7 +83,7 @@ pub(super) fn with_snapshot(world: &mut World) {
     world.write_to_disk("web", OWN);
 }
 
-fn exited_with_snapshot(world: &mut World) {
+pub(super) fn exited_with_snapshot(world: &mut World) {
     with_snapshot(world);
     world.node().stop(&world.entry("web"), Duration::ZERO).unwrap();
 }

@@ -70,6 +70,13 @@ fn functions(names: &[String]) -> vmm_api::Functions {
     }
 }
 
+impl Shown {
+    /// Whoever is connected to it knows that it has died; its process may take a moment longer.
+    pub(crate) fn has_hung_up(&self) -> bool {
+        self.dead
+    }
+}
+
 /// A machine, shared by its VMM's thread, its guest's, and the test.
 #[derive(Debug)]
 pub(crate) struct Machine {

@@ -319,6 +319,9 @@ impl World {
         let mut found = BTreeMap::new();
         for machine in &alive {
             let shown = machine.lock();
+            if shown.has_hung_up() {
+                return Err(format!("the machine of {} is about to end", machine.sandbox));
+            }
             let state = match (shown.vm, shown.is_frozen) {
                 (Some(VmState::Running), false) => State::Running,
                 (Some(VmState::Paused), _) => State::Paused,

@@ -11,7 +11,7 @@ use node_api::message::LoadStep;
 use node_api::transfer::Kind;
 use node_api::{CloneConfig, Snapshot, State, Verified};
 
-use super::cases::{Case, UNNOTICED, running, with_snapshot};
+use super::cases::{Case, UNNOTICED, exited_with_snapshot, running, with_snapshot};
 use super::{Attempt, World};
 use crate::Error;
 use crate::saved::disk;
@@ -231,14 +231,18 @@ pub(super) const CASES: &[Case] = &[
     },
     Case {
         name: "rollback, while its snapshot goes",
-        prepare: with_snapshot,
+        prepare: exited_with_snapshot,
         act: |world| {
             while_it_goes(world, "ready", points::RESTORE_RESUMED, || {
                 world.node().rollback(&world.entry("web"), "ready")
             })
         },
-        undone: &[Some(State::Running), Some(State::Exited)],
+        undone: &[Some(State::Exited)],
         goes_on: false,
+        also: |world, attempt| match (attempt, find(world, "ready")) {
+            (Attempt::Done, Some(_)) => Err("it was removed, and is there".to_owned()),
+            _ => Ok(()),
+        },
         ..UNNOTICED
     },
 ];
