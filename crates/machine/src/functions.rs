@@ -335,3 +335,6 @@ impl Machine {
         self.functions.first()
     }
 }
+
+#[cfg(test)]
+mod tests;

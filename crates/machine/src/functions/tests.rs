@@ -1,0 +1,267 @@
+//! Functions that come and leave, with an address space without an IOMMU: who is on the bus, what is mapped, whatever fails.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use base::{ByteSize, Epoll, Interest};
+use pci::{BAR_COUNT, MemoryRanges, PciFunction, Window, Windows};
+use vfio::AddressSpace;
+use vfio::fake::{FakeSpace, Op};
+use virtio::conformance::fakes::FakeVm;
+
+use super::*;
+
+/// A function that knows whether it is open, and that it is closed while memory is mapped.
+struct Probe {
+    space: Arc<FakeSpace>,
+    open: Arc<AtomicBool>,
+    _dma: Arc<GuestDma>,
+}
+
+impl PciFunction for Probe {
+    fn config_read(&self, _: usize, data: &mut [u8]) {
+        data.fill(0);
+    }
+    fn config_write(&self, _: usize, _: &[u8]) {}
+    fn memory_ranges(&self) -> MemoryRanges {
+        [None; BAR_COUNT]
+    }
+    fn bar_read(&self, _: usize, _: u64, _: &mut [u8]) {}
+    fn bar_write(&self, _: usize, _: u64, _: &[u8]) {}
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        assert_eq!(
+            self.space.mapped_bytes(),
+            MEMORY.bytes(),
+            "memory went before the function"
+        );
+        self.open.store(false, Ordering::SeqCst);
+    }
+}
+
+struct Unplugged {
+    fake: Arc<FakeSpace>,
+    space: Arc<DmaSpace>,
+    open: Arc<AtomicBool>,
+    refuses: bool,
+}
+
+impl HostFunction for Unplugged {
+    fn space(&self) -> Arc<DmaSpace> {
+        Arc::clone(&self.space)
+    }
+    fn plug(self: Box<Self>, _: &Arc<dyn Vm>, dma: Arc<GuestDma>) -> Result<Arc<dyn PciFunction>, CreateError> {
+        if self.refuses {
+            return Err(CreateError::Value("it has no interrupts".into()));
+        }
+        // All that the guest owns is mapped before the function is there.
+        assert_eq!(self.fake.mapped_bytes(), MEMORY.bytes());
+        self.open.store(true, Ordering::SeqCst);
+        Ok(Arc::new(Probe {
+            space: Arc::clone(&self.fake),
+            open: Arc::clone(&self.open),
+            _dma: dma,
+        }))
+    }
+}
+
+const MEMORY: ByteSize = ByteSize::mib(256);
+
+/// What a machine has, without vCPUs.
+struct Rig {
+    fake: Arc<FakeSpace>,
+    space: Arc<DmaSpace>,
+    functions: HostFunctions,
+    vm: Arc<dyn Vm>,
+    bus: Arc<PciBus>,
+    memory: DmaMemory,
+    ram: Ram,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let (fake, ram) = (Arc::new(FakeSpace::new()), Ram::allocate(MEMORY).unwrap());
+        let window = |start| Window { start, length: 1 << 20 };
+        Self {
+            space: DmaSpace::new(Arc::clone(&fake) as Arc<dyn AddressSpace>),
+            fake,
+            functions: HostFunctions::new().unwrap(),
+            vm: Arc::new(FakeVm::default()),
+            bus: PciBus::new(Windows {
+                low: window(3 << 30),
+                high: window(256 << 30),
+                ports: None,
+            }),
+            memory: memory(&ram, 2),
+            ram,
+        }
+    }
+
+    fn function(&self, id: &str, refuses: bool) -> (NamedFunction, Arc<AtomicBool>) {
+        let open = Arc::new(AtomicBool::new(false));
+        let function = Box::new(Unplugged {
+            fake: Arc::clone(&self.fake),
+            space: Arc::clone(&self.space),
+            open: Arc::clone(&open),
+            refuses,
+        });
+        (
+            NamedFunction {
+                id: id.into(),
+                function,
+            },
+            open,
+        )
+    }
+
+    fn attach(&mut self, function: NamedFunction) -> Result<(), MachineError> {
+        let board = Board {
+            vm: &self.vm,
+            bus: &self.bus,
+            memory: &self.memory,
+        };
+        self.functions.attach(function, board)
+    }
+
+    /// What the machine's owner does when memory is mapped.
+    fn finish(&mut self) {
+        let epoll = Epoll::new().unwrap();
+        epoll.add(self.functions.ended(), 0, Interest::READ).unwrap();
+        let mut ready = Vec::new();
+        epoll.wait(&mut ready, Some(Duration::from_secs(60))).unwrap();
+        assert_eq!(ready.len(), 1, "nobody says that memory is mapped");
+        let board = Board {
+            vm: &self.vm,
+            bus: &self.bus,
+            memory: &self.memory,
+        };
+        self.functions.finish(board);
+    }
+
+    fn state(&self, id: &str) -> FunctionState {
+        let all = self.functions.states();
+        all.into_iter().find(|(name, _)| name == id).unwrap().1
+    }
+
+    fn is_unmapped_soon(&self) {
+        let begun = Instant::now();
+        while self.fake.mapped_bytes() > 0 || self.functions.mapped() > 0 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "memory stays mapped");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn functions_come_when_memory_is_mapped_and_it_is_unmapped_with_the_last() {
+    let mut rig = Rig::new();
+    for round in 0..3 {
+        let ((one, one_open), (two, two_open)) = (rig.function("one", false), rig.function("two", false));
+        rig.attach(one).unwrap();
+        assert_eq!(
+            (rig.functions.first(), rig.state("one")),
+            (Some("one"), FunctionState::Mapping)
+        );
+        let again = rig.function("one", false).0;
+        assert!(matches!(rig.attach(again), Err(MachineError::FunctionTaken(_))));
+        rig.finish();
+        assert_eq!(
+            (rig.state("one"), rig.functions.mapped()),
+            (FunctionState::Present(1), MEMORY.bytes())
+        );
+        // The next one finds it mapped.
+        rig.attach(two).unwrap();
+        assert_eq!(rig.state("two"), FunctionState::Present(2));
+        assert_eq!(rig.fake.count(Op::Map), 2 * (round + 1), "two pieces of 128 MiB, once");
+        assert!(one_open.load(Ordering::SeqCst) && two_open.load(Ordering::SeqCst));
+        rig.functions.detach("one", &rig.bus).unwrap();
+        assert!(!one_open.load(Ordering::SeqCst) && two_open.load(Ordering::SeqCst));
+        assert_eq!(rig.functions.mapped(), MEMORY.bytes());
+        assert!(matches!(
+            rig.functions.detach("one", &rig.bus),
+            Err(MachineError::NoFunction(_))
+        ));
+        rig.functions.detach("two", &rig.bus).unwrap();
+        assert_eq!((rig.functions.first(), two_open.load(Ordering::SeqCst)), (None, false));
+        rig.is_unmapped_soon();
+        assert!(rig.bus.remove(1).is_none() && rig.bus.remove(2).is_none());
+    }
+}
+
+#[test]
+fn what_cannot_be_mapped_leaves_nothing_and_can_be_tried_again() {
+    let mut rig = Rig::new();
+    let owners = Arc::strong_count(&rig.ram.regions()[0]);
+    for nth in [1, 2] {
+        rig.fake.fail(Op::Map, nth);
+        let (function, open) = rig.function("disk", false);
+        rig.attach(function).unwrap();
+        rig.finish();
+        let FunctionState::Failed(why) = rig.state("disk") else {
+            panic!("it is {:?}", rig.state("disk"));
+        };
+        assert!(why.contains("cannot be mapped for DMA"), "{why}");
+        assert_eq!((rig.functions.first(), rig.fake.mapped_bytes()), (None, 0));
+        assert!(!open.load(Ordering::SeqCst));
+        rig.functions.detach("disk", &rig.bus).unwrap();
+    }
+    let (function, _open) = rig.function("disk", false);
+    rig.attach(function).unwrap();
+    rig.finish();
+    assert_eq!(rig.state("disk"), FunctionState::Present(1));
+    rig.functions.detach("disk", &rig.bus).unwrap();
+    rig.is_unmapped_soon();
+    assert_eq!(
+        Arc::strong_count(&rig.ram.regions()[0]),
+        owners,
+        "somebody keeps the memory"
+    );
+}
+
+#[test]
+fn a_function_that_cannot_be_plugged_takes_its_memory_along() {
+    let mut rig = Rig::new();
+    let (function, _) = rig.function("disk", true);
+    rig.attach(function).unwrap();
+    rig.finish();
+    assert_eq!(rig.state("disk"), FunctionState::Failed("it has no interrupts".into()));
+    rig.is_unmapped_soon();
+    // Beside one that has come it changes nothing.
+    rig.functions.detach("disk", &rig.bus).unwrap();
+    let (good, _open) = rig.function("good", false);
+    rig.attach(good).unwrap();
+    rig.finish();
+    let (bad, _) = rig.function("bad", true);
+    rig.attach(bad).unwrap();
+    assert!(matches!(rig.state("bad"), FunctionState::Failed(_)));
+    assert_eq!(
+        (rig.state("good"), rig.functions.mapped()),
+        (FunctionState::Present(1), MEMORY.bytes())
+    );
+    rig.functions.detach("good", &rig.bus).unwrap();
+    rig.is_unmapped_soon();
+}
+
+#[test]
+fn what_is_detached_while_memory_is_mapped_never_comes() {
+    let mut rig = Rig::new();
+    let (function, open) = rig.function("disk", false);
+    rig.attach(function).unwrap();
+    rig.functions.detach("disk", &rig.bus).unwrap();
+    assert_eq!(rig.functions.first(), None);
+    let (next, _) = rig.function("next", false);
+    // The space that was given up maps nothing any more: a VM's next function brings one of its own.
+    assert!(matches!(rig.attach(next), Err(MachineError::FunctionsLeave)));
+    rig.finish();
+    assert!(!open.load(Ordering::SeqCst));
+    rig.is_unmapped_soon();
+    rig.space = DmaSpace::new(Arc::clone(&rig.fake) as Arc<dyn AddressSpace>);
+    let (next, _open) = rig.function("next", false);
+    rig.attach(next).unwrap();
+    rig.finish();
+    assert_eq!(rig.state("next"), FunctionState::Present(1));
+    rig.functions.detach("next", &rig.bus).unwrap();
+    rig.is_unmapped_soon();
+}
