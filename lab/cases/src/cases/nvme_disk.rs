@@ -18,6 +18,8 @@ use super::bare::run;
 use super::foreign_kernel::kernel;
 use super::snapshot_files::Files;
 use crate::Host;
+use crate::daemon::wait_for;
+use crate::kernel_log::{complaints, kernel_log};
 use crate::vm::{self, Builder, Vm};
 
 /// NVM Express (PCI Code and ID Assignment, base class 01h).
@@ -41,6 +43,11 @@ const BLOCKS: u64 = 500;
 /// The command register, and its bit that has a function answer to addresses (PCI 3.0, 6.2.2).
 const COMMAND: u64 = 4;
 const MEMORY_SPACE: u8 = 1 << 1;
+/// And the one that has it reach memory.
+const BUS_MASTER: u8 = 1 << 2;
+
+/// The doorbell that tells how far the admin queue is filled (NVM Express 1.4, 3.1.24), in BAR 0.
+const ADMIN_TAIL: u64 = 0x1000;
 
 /// A word of the guest half: go on until somebody ends it.
 const FOR_EVER: &str = "for-ever";
@@ -145,6 +152,35 @@ impl<'a> Guest<'a> {
             }
         }
         Ok(self.machine.vmm.client.resume()?)
+    }
+
+    /// The disk is taken from the guest, and then told to go on with what the guest's driver had given it: the host's IOMMU faults. So it
+    /// would have said so, had anything before reached what was not mapped.
+    pub(super) fn faults_once_detached(mut self) -> Result<()> {
+        let mut log = kernel_log()?;
+        self.machine.vmm.client.detach("disk")?;
+        wait_for("the guest's memory to be unmapped", || {
+            Ok(self.machine.vmm.client.functions()?.mapped == 0)
+        })?;
+        let said = complaints(&mut log)?;
+        ensure!(said.is_empty(), "the host has complained already: {said:?}");
+        let (config, registers) = (self.disk.region(vfio::CONFIG_REGION)?, self.disk.region(0)?);
+        self.disk.write(&config, COMMAND, &[MEMORY_SPACE | BUS_MASTER, 0])?;
+        // Two entries, of which it has taken one at most.
+        for tail in [1_u32, 2] {
+            self.disk.write(&registers, ADMIN_TAIL, &tail.to_le_bytes())?;
+        }
+        let mut faults = Vec::new();
+        wait_for("a fault of the IOMMU", || {
+            faults.extend(complaints(&mut log)?);
+            Ok(faults.iter().any(|line| line.contains("fault addr")))
+        })?;
+        tell(&format!("a disk without memory: {}", faults.join("; ")));
+        self.disk.write(&config, COMMAND, &[0, 0])?;
+        drop(self.disk);
+        self.machine.vmm.client.stop()?;
+        self.machine.vmm.wait_status(Duration::from_secs(20))?;
+        Ok(())
     }
 
     /// The VMM is killed while the disk works.
