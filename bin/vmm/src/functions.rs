@@ -38,20 +38,24 @@ impl Functions {
             })?;
             machine.attach(function).map_err(|error| from_machine(&error))
         });
+        if attached.is_err() {
+            // Its group may have come.
+            self.spaces.close_groups();
+        }
         self.follow(machine);
         attached
     }
 
     /// The last function takes its address space along.
     pub(crate) fn follow(&mut self, machine: &Machine) {
-        if machine.pinned_for().is_none() {
+        if machine.first_function().is_none() {
             self.spaces.clear();
         }
     }
 }
 
 /// What a driver is told of a machine's functions.
-pub(crate) fn told(machine: &Machine) -> vmm_api::Functions {
+pub(crate) fn told(machine: &mut Machine) -> vmm_api::Functions {
     let (states, mapped) = machine.functions();
     let info = |(id, state)| FunctionInfo {
         id,
@@ -60,12 +64,18 @@ pub(crate) fn told(machine: &Machine) -> vmm_api::Functions {
             FunctionState::Present(slot) => vmm_api::FunctionState::Present {
                 slot: u8::try_from(slot).unwrap_or(u8::MAX),
             },
+            FunctionState::Leaving => vmm_api::FunctionState::Leaving,
             FunctionState::Failed(why) => vmm_api::FunctionState::Failed(why),
         },
     };
     vmm_api::Functions {
         mapped,
-        total: machine.pinned_for().map_or(0, |_| machine.memory().bytes()),
+        total: if machine.is_pinned() {
+            machine.memory().bytes()
+        } else {
+            0
+        },
+        busy: machine.maps_memory(),
         functions: states.into_iter().map(info).collect(),
     }
 }

@@ -197,7 +197,7 @@ impl Vm {
             Request::Pause => self.pause(),
             Request::Attach(device) => self.attach(&device, fds).map(|()| Reply::Done),
             Request::Detach(id) => self.detach(&id).map(|()| Reply::Done),
-            Request::Functions => self.its_machine().map(functions::told).map(Reply::Functions),
+            Request::Functions => self.told_functions().map(Reply::Functions),
             Request::ResizeMemory(size) => self.resize_memory(size),
             Request::PressPowerButton => self.press_power_button(),
             Request::Stop => {
@@ -436,6 +436,15 @@ impl Vm {
         self.functions.attach(machine, device, fds)
     }
 
+    fn told_functions(&mut self) -> Result<vmm_api::Functions, ApiError> {
+        let machine = self.machine.as_mut();
+        let machine = machine.ok_or_else(|| refuse(ErrorKind::WrongState, "there is no VM: create or restore one"))?;
+        let told = functions::told(machine);
+        // One that has left may be closed by now.
+        self.functions.follow(machine);
+        Ok(told)
+    }
+
     fn detach(&mut self, id: &str) -> Result<(), ApiError> {
         let machine = self.machine.as_mut();
         let machine = machine.ok_or_else(|| refuse(ErrorKind::WrongState, "there is no VM"))?;
@@ -446,13 +455,11 @@ impl Vm {
 
     /// Whether the process may map other memory in the place of its guest's.
     fn can_map_anew(&self, not: &str) -> Result<(), ApiError> {
-        if let Some(function) = self.machine.as_ref().and_then(Machine::pinned_for) {
-            return Err(refuse(
-                ErrorKind::WrongState,
-                format!(
-                    "the guest's memory stays where it is for the PCI function `{function}` of the host's, and cannot be {not}"
-                ),
-            ));
+        if self.machine.as_ref().is_some_and(Machine::is_pinned) {
+            let message = format!(
+                "the guest's memory stays where it is as long as the VM has a PCI function of the host's, and cannot be {not}"
+            );
+            return Err(refuse(ErrorKind::WrongState, message));
         }
         match &self.engine {
             Some(engine) if engine.pins_memory() => Err(refuse(

@@ -58,6 +58,13 @@ impl DmaSpaces {
         Ok(space)
     }
 
+    /// As [`DmaSpace::close_groups`], if there is a function.
+    pub fn close_groups(&self) {
+        if let Some(space) = &self.0 {
+            space.close_groups();
+        }
+    }
+
     /// The last function has left: the next one comes with a container.
     pub fn clear(&mut self) {
         self.0 = None;

@@ -2,18 +2,19 @@
 //! all of it is. Knows no kind of function, and not by what it was taken from the host.
 //!
 //! ```text
-//!  attach ──▶ Mapping ── mapped ──▶ Present ── detach ──▶ gone; with the last one the memory is unmapped
+//!  attach ──▶ Mapping ── mapped ──▶ Present ── detach ──▶ Leaving ──▶ closed; with the last one the memory is unmapped
 //!                └────── refused ─▶ Failed ─── detach ──▶ gone
 //! ```
+//! One that leaves is closed by this thread, when no vCPU is in an access to it any more: vCPUs may neither close it nor unmap memory.
 //! As long as one is more than failed, the host's pages of the guest's memory stay where they are: nothing may be mapped in their place.
 
 use std::sync::{Arc, Weak};
 
-use base::{EventFd, Worker};
+use base::{EventFd, StopSignal, Worker};
 use device::{CreateError, DmaMemory, DmaSpace, GuestDma, HostFunction};
 use engine::Vm;
 use memory::{HugeBytes, Ram};
-use pci::PciBus;
+use pci::{PciBus, PciFunction};
 
 use crate::machine::{Machine, MachineError, NamedFunction, host};
 
@@ -36,6 +37,8 @@ pub enum FunctionState {
     Mapping,
     /// It is on the guest's bus, at this device number.
     Present(usize),
+    /// It is off the bus, and not closed yet.
+    Leaving,
     /// It could not be.
     Failed(String),
 }
@@ -43,6 +46,7 @@ pub enum FunctionState {
 enum Place {
     Waiting(Box<dyn HostFunction>),
     Present(usize),
+    Leaving(Arc<dyn PciFunction>),
     Failed(String),
 }
 
@@ -67,8 +71,8 @@ pub(crate) struct HostFunctions {
     known: Vec<Known>,
     mapping: Option<Mapping>,
     dma: Option<Arc<GuestDma>>,
-    /// Memory that is being unmapped.
-    unmapping: Option<(Weak<DmaSpace>, Worker<()>)>,
+    /// Memory that is being unmapped, as long as the first is there.
+    unmapping: Option<(Weak<()>, Worker<()>)>,
     /// Signalled when all memory is mapped, or will not be.
     ended: Arc<EventFd>,
 }
@@ -189,11 +193,35 @@ impl HostFunctions {
     pub(crate) fn detach(&mut self, id: &str, bus: &PciBus) -> Result<(), MachineError> {
         let position = self.known.iter().position(|known| known.id == id);
         let position = position.ok_or_else(|| MachineError::NoFunction(id.to_owned()))?;
-        if let Place::Present(slot) = self.known.remove(position).place {
-            drop(bus.remove(slot));
+        let removed = match &self.known[position].place {
+            Place::Present(slot) => bus.remove(*slot),
+            Place::Leaving(_) => return Ok(()),
+            Place::Waiting(_) | Place::Failed(_) => None,
+        };
+        match removed {
+            Some(function) => self.known[position].place = Place::Leaving(function),
+            None => drop(self.known.remove(position)),
         }
-        self.forget_memory_of_none();
+        self.close_left();
         Ok(())
+    }
+
+    /// Closes functions that have left, and that no vCPU is in an access to.
+    pub(crate) fn close_left(&mut self) {
+        self.known.retain(|known| match &known.place {
+            Place::Leaving(function) => Arc::strong_count(function) > 1,
+            _ => true,
+        });
+        self.forget_memory_of_none();
+    }
+
+    /// Memory is being mapped or unmapped, which keeps it where it is and groups open.
+    pub(crate) fn is_busy(&self) -> bool {
+        let unmapping = self
+            .unmapping
+            .as_ref()
+            .is_some_and(|(lasts, _)| lasts.strong_count() > 0);
+        self.mapping.is_some() || unmapping
     }
 
     /// Each with its name, in the order in which they came.
@@ -201,6 +229,7 @@ impl HostFunctions {
         let state = |place: &Place| match place {
             Place::Waiting(_) => FunctionState::Mapping,
             Place::Present(slot) => FunctionState::Present(*slot),
+            Place::Leaving(_) => FunctionState::Leaving,
             Place::Failed(why) => FunctionState::Failed(why.clone()),
         };
         self.known
@@ -215,15 +244,12 @@ impl HostFunctions {
         self.known.iter().find(pins).map(|known| known.id.as_str())
     }
 
-    /// Bytes that are mapped, those included that are not unmapped yet after the last function has left.
+    /// Bytes that functions reach.
     pub(crate) fn mapped(&self) -> u64 {
         match (&self.mapping, &self.dma) {
             (Some(mapping), _) => mapping.space.mapped(),
             (None, Some(dma)) => dma.space().mapped(),
-            (None, None) => {
-                let space = self.unmapping.as_ref().and_then(|(space, _)| space.upgrade());
-                space.map_or(0, |space| space.mapped())
-            }
+            (None, None) => 0,
         }
     }
 
@@ -262,8 +288,9 @@ impl HostFunctions {
     /// With the last function the memory is unmapped. That takes as long as there is memory, which nobody has to wait for.
     fn forget_memory_of_none(&mut self) {
         if self.first().is_some() {
-            if let Some(dma) = &self.dma {
-                dma.space().close_groups();
+            let mapping = self.mapping.as_ref().map(|mapping| &mapping.space);
+            if let Some(space) = self.dma.as_ref().map(|dma| dma.space()).or(mapping) {
+                space.close_groups();
             }
             return;
         }
@@ -273,11 +300,25 @@ impl HostFunctions {
             mapping.is_given_up = true;
         }
         if let Some(dma) = self.dma.take() {
-            let space = Arc::downgrade(dma.space());
-            match Worker::spawn("dma-unmap", (), move |(), _| drop(dma)) {
-                Ok(worker) => self.unmapping = Some((space, worker)),
+            let unmapped = Arc::new(());
+            let lasts = Arc::downgrade(&unmapped);
+            let unmap = move |(), _: &StopSignal| {
+                drop(dma);
+                drop(unmapped);
+            };
+            match Worker::spawn("dma-unmap", (), unmap) {
+                Ok(worker) => self.unmapping = Some((lasts, worker)),
                 Err(error) => log::warn!("the guest's memory was unmapped while others waited: {error}"),
             }
+        }
+    }
+}
+
+impl Drop for HostFunctions {
+    /// Whoever ends the VM does not wait for all of its memory to be mapped.
+    fn drop(&mut self) {
+        if let Some(mapping) = &self.mapping {
+            mapping.space.stop();
         }
     }
 }
@@ -325,14 +366,26 @@ impl Machine {
         self.functions.detach(id, &self.pci)
     }
 
-    /// The host's functions that the guest has or gets, by their names, and how many bytes of its memory they reach.
-    pub fn functions(&self) -> (Vec<(String, FunctionState)>, u64) {
+    /// The host's functions that the guest has or gets, by their names, and how many bytes of its memory they reach. Those that have left are
+    /// closed, if they can be.
+    pub fn functions(&mut self) -> (Vec<(String, FunctionState)>, u64) {
+        self.functions.close_left();
         (self.functions.states(), self.functions.mapped())
     }
 
-    /// One for which the host's pages of the guest's memory have to stay: nothing may be mapped in their place.
-    pub fn pinned_for(&self) -> Option<&str> {
+    /// One that the guest has or gets.
+    pub fn first_function(&self) -> Option<&str> {
         self.functions.first()
+    }
+
+    /// Memory is being mapped for functions, or unmapped after the last of them, whose group is open until then.
+    pub fn maps_memory(&self) -> bool {
+        self.functions.is_busy()
+    }
+
+    /// Whether the host's pages of the guest's memory have to stay: nothing may be mapped in their place.
+    pub fn is_pinned(&self) -> bool {
+        self.functions.first().is_some() || self.functions.is_busy()
     }
 }
 

@@ -5,10 +5,13 @@ use serde::{Deserialize, Serialize};
 /// Which functions of the host's a VM has.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Functions {
-    /// Bytes of the guest's memory that functions can reach: mapped by the host's IOMMU, and pinned.
+    /// Bytes of the guest's memory that functions can reach: mapped by the host's IOMMU, and pinned. A piece that is being mapped does not
+    /// count yet.
     pub mapped: u64,
     /// Bytes that are to be; 0 where the VM has no function and gets none.
     pub total: u64,
+    /// Memory is being mapped, or unmapped after the last function: until then its pages stay where they are, and IOMMU groups are open.
+    pub busy: bool,
     /// Each of them, in the order in which they were asked for.
     pub functions: Vec<FunctionInfo>,
 }
@@ -25,7 +28,7 @@ pub struct FunctionInfo {
 /// Where a function stands.
 ///
 /// ```text
-///  attach ──▶ Mapping ──▶ Present ──▶ detach: gone
+///  attach ──▶ Mapping ──▶ Present ──▶ detach: Leaving ──▶ gone
 ///                 └─────▶ Failed ───▶ detach: gone
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +41,8 @@ pub enum FunctionState {
         /// The device number, 1 to 31.
         slot: u8,
     },
+    /// It is off the guest's bus, and closed when no vCPU is in an access to it any more.
+    Leaving,
     /// The memory could not be mapped, or the function not be put on the bus. Nothing of it is left but this.
     Failed(String),
 }

@@ -147,7 +147,7 @@ impl Rig {
 
     fn is_unmapped_soon(&self) {
         let begun = Instant::now();
-        while self.fake.mapped_bytes() > 0 || self.functions.mapped() > 0 {
+        while self.fake.mapped_bytes() > 0 || self.functions.is_busy() {
             assert!(begun.elapsed() < Duration::from_secs(60), "memory stays mapped");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -188,6 +188,32 @@ fn functions_come_when_memory_is_mapped_and_it_is_unmapped_with_the_last() {
         rig.is_unmapped_soon();
         assert!(rig.bus.remove(1).is_none() && rig.bus.remove(2).is_none());
     }
+}
+
+#[test]
+fn a_function_that_a_vcpu_accesses_is_closed_afterwards_and_by_its_owner() {
+    let mut rig = Rig::new();
+    let (function, open) = rig.function("disk", false);
+    rig.attach(function).unwrap();
+    rig.finish();
+    // As a vCPU that is in an access to it.
+    let accessed = rig.bus.remove(1).unwrap();
+    assert_eq!(rig.bus.add(Arc::clone(&accessed)), Ok(1));
+    rig.functions.detach("disk", &rig.bus).unwrap();
+    rig.functions.detach("disk", &rig.bus).unwrap();
+    assert_eq!(
+        (rig.state("disk"), rig.functions.first()),
+        (FunctionState::Leaving, Some("disk"))
+    );
+    assert_eq!(
+        (open.load(Ordering::SeqCst), rig.fake.mapped_bytes()),
+        (true, MEMORY.bytes())
+    );
+    drop(accessed);
+    assert!(open.load(Ordering::SeqCst), "a vCPU has closed it");
+    rig.functions.close_left();
+    assert!(rig.functions.states().is_empty() && !open.load(Ordering::SeqCst));
+    rig.is_unmapped_soon();
 }
 
 #[test]

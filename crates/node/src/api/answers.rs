@@ -50,7 +50,10 @@ pub(super) fn devices(node: &Node, asked: DeviceRequest) -> Result<Vec<Device>, 
             force,
         } => {
             node.detach_devices(&node.find(&sandbox)?, &addresses, force)?;
-            addresses
+            // One that was pulled out is nobody's any more.
+            let all = devices.list(sandboxes)?;
+            let is_asked = |device: &Device| addresses.contains(&device.address);
+            return Ok(all.into_iter().filter(is_asked).collect());
         }
     };
     about

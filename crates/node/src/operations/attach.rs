@@ -8,7 +8,7 @@
 //! does not have ([`Node::settle_devices`]). Opens VFIO's files; what is in them is the VMM's.
 
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,7 @@ use crate::resources::devices::DevicesError;
 use crate::sandbox::entry::{Entry, Inner};
 use crate::sandbox::lifecycle::Verb;
 use crate::store::database::Stored;
+use crate::vmm::process::readable;
 use crate::vmm::vm::Vm;
 
 /// Between two looks how far memory is mapped.
@@ -38,6 +39,14 @@ const NAME_MS: u32 = 3000;
 /// What is locked of a VMM besides its guest's memory, in bytes: rings of disks.
 const BESIDES: u64 = 64 << 20;
 
+/// Whether a guest has let go of devices that are taken from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LetGo {
+    All,
+    /// It may have them still, or not have been told of them.
+    Unknown,
+}
+
 impl Node {
     /// Gives devices to a sandbox that runs, all of them or none; where its guest has them.
     pub(crate) fn attach_devices(
@@ -47,15 +56,16 @@ impl Node {
     ) -> Result<Vec<GuestDevice>, Error> {
         let _operation = self.turn(entry)?;
         let vm = entry.vm_for(Verb::Attach)?;
-        self.give_devices(entry, &vm, addresses)
+        self.give_devices(entry, &vm, addresses, None)
     }
 
-    /// The same for who has its turn, and its machine.
+    /// The same for who has its turn, and its machine; `cancel` hangs up when nobody wants it any more.
     pub(crate) fn give_devices(
         &self,
         entry: &Entry,
         vm: &Vm,
         addresses: &[PciAddress],
+        cancel: Option<BorrowedFd<'_>>,
     ) -> Result<Vec<GuestDevice>, Error> {
         if addresses.is_empty() {
             return Ok(Vec::new());
@@ -70,17 +80,17 @@ impl Node {
         }
         let claimed = self.devices.claim(&entry.id, addresses)?.functions;
         let given = self
-            .hand_over(&stored, vm, &claimed, &before)
-            .and_then(|()| self.await_presence(entry, vm, &claimed))
+            .hand_over(&stored, vm, &claimed)
+            .and_then(|()| self.await_presence(entry, vm, &claimed, cancel))
             .and_then(|slots| self.show_to_guest(vm, &slots));
         given.map_err(|error| {
-            let undone = self.take_devices(entry, vm, &claimed);
+            let undone = self.take_devices(entry, vm, &claimed, LetGo::Unknown);
             error.after_undo(undone)
         })
     }
 
     /// Has the VMM take them over, which maps the guest's memory for the first.
-    fn hand_over(&self, stored: &Stored, vm: &Vm, claimed: &[PciAddress], before: &[PciAddress]) -> Result<(), Error> {
+    fn hand_over(&self, stored: &Stored, vm: &Vm, claimed: &[PciAddress]) -> Result<(), Error> {
         let host = self.devices.vfio();
         let of_vfio = |error| Error::from(DevicesError::Vfio(error));
         if let Some(process) = stored
@@ -92,11 +102,15 @@ impl Node {
             host.allow_locking(process.pid, bytes)
                 .map_err(Error::host("letting the VMM lock its guest's memory"))?;
         }
+        // What it has is not what it was promised, where an earlier attempt was not taken back.
+        let told = vm.ask("it was asked for its devices", VmmClient::functions)?;
+        let has = told.functions.iter().filter_map(|function| function.id.parse().ok());
         let mut groups = BTreeSet::new();
-        for address in before {
-            groups.extend(self.devices.group(*address)?);
+        for address in has {
+            groups.extend(self.devices.group(address)?);
         }
-        let mut has_container = !before.is_empty();
+        let mut has_container = !told.functions.is_empty();
+        let limit = self.config.limits.answer + of_all_memory(stored);
         for &address in claimed {
             let mut fds: Vec<OwnedFd> = Vec::new();
             let mut add = |fd: OwnedFd| {
@@ -122,13 +136,20 @@ impl Node {
             let device = DeviceSpec::new(&name, &config)
                 .map_err(|error| Error::host("writing a device's configuration")(std::io::Error::other(error)))?;
             let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-            vm.ask("it was given a device", |client| client.attach(device, &fds))?;
+            // A container that has memory mapped maps it for a group behind another IOMMU as well.
+            vm.ask_within(limit, "it was given a device", |client| client.attach(device, &fds))?;
         }
         Ok(())
     }
 
     /// Waits until they are on the guest's bus; the device number of each.
-    fn await_presence(&self, entry: &Entry, vm: &Vm, claimed: &[PciAddress]) -> Result<Vec<(PciAddress, u8)>, Error> {
+    fn await_presence(
+        &self,
+        entry: &Entry,
+        vm: &Vm,
+        claimed: &[PciAddress],
+        cancel: Option<BorrowedFd<'_>>,
+    ) -> Result<Vec<(PciAddress, u8)>, Error> {
         let _span = span("memory mapped");
         let limit = self.config.limits.boot + of_all_memory(&entry.stored());
         let begun = Instant::now();
@@ -149,7 +170,7 @@ impl Node {
                         return Err(DevicesError::NotGiven { address, why }.into());
                     }
                     Some(FunctionState::Mapping) => (),
-                    None => {
+                    Some(FunctionState::Leaving) | None => {
                         let why = "the VMM does not have it".to_owned();
                         return Err(DevicesError::NotGiven { address, why }.into());
                     }
@@ -162,8 +183,9 @@ impl Node {
                 let (mapped, total) = (told.mapped >> 20, told.total >> 20);
                 return Err(DevicesError::Slow { mapped, total, limit }.into());
             }
-            // Whoever ends it wants no device any more.
-            if entry.wait(Some(PAUSE), |inner: &Inner| inner.stored.stopped || inner.has_ended()) {
+            // Whoever ends it wants no device any more, and who has asked for it may be gone.
+            let cancelled = cancel.is_some_and(|cancel| readable(&cancel, Duration::ZERO));
+            if cancelled || entry.wait(Some(PAUSE), |inner: &Inner| inner.stored.stopped || inner.has_ended()) {
                 return Err(Error::Cancelled);
             }
         }
@@ -206,6 +228,7 @@ impl Node {
             return Err(DevicesError::NotIts { address, sandbox }.into());
         }
         let told = vm.ask("it was asked for its devices", VmmClient::functions)?;
+        let mut left = Vec::new();
         for &address in addresses {
             let name = address.to_string();
             let state = told.functions.iter().find(|function| function.id == name);
@@ -213,21 +236,22 @@ impl Node {
                 continue;
             };
             match self.leave_guest(&vm, *slot) {
-                Ok(()) => (),
+                Ok(()) => left.push(address),
                 Err(error) if force => log::warn!(
                     "the guest of sandbox {} did not let go of {address}, which is taken from it: {error}",
                     entry.id
                 ),
                 Err(source) => {
-                    return Err(DevicesError::Held {
-                        address,
-                        why: source.to_string(),
-                    }
-                    .into());
+                    let why = source.to_string();
+                    let held = Error::from(DevicesError::Held { address, why });
+                    // Those that its guest has let go of are taken.
+                    let taken = self.take_devices(entry, &vm, &left, LetGo::All);
+                    return Err(held.after_undo(taken));
                 }
             }
         }
-        self.take_devices(entry, &vm, addresses)
+        let let_go = if force { LetGo::Unknown } else { LetGo::All };
+        self.take_devices(entry, &vm, addresses, let_go)
     }
 
     fn leave_guest(&self, vm: &Vm, slot: u8) -> Result<(), Error> {
@@ -248,30 +272,63 @@ impl Node {
         }
     }
 
-    /// Takes devices from a VMM that may have them, and gives them back.
-    fn take_devices(&self, entry: &Entry, vm: &Vm, addresses: &[PciAddress]) -> Result<(), Error> {
-        let told = vm.ask("it was asked for its devices", VmmClient::functions)?;
-        for address in addresses.iter().map(PciAddress::to_string) {
-            if told.functions.iter().any(|function| function.id == address) {
-                vm.ask("a device was taken from it", |client| client.detach(&address))?;
-            }
+    /// Takes devices from a VMM that may have them, and gives them back. They are a sandbox's no more even if its VMM is gone.
+    fn take_devices(&self, entry: &Entry, vm: &Vm, addresses: &[PciAddress], let_go: LetGo) -> Result<(), Error> {
+        if addresses.is_empty() {
+            return Ok(());
         }
-        // With the last one memory is unmapped, and until then its group is open.
-        let limit = self.config.limits.answer + of_all_memory(&entry.stored());
-        let begun = Instant::now();
-        loop {
-            let told = vm.ask("it was asked for its devices", VmmClient::functions)?;
-            if !told.functions.is_empty() || told.mapped == 0 {
-                break;
-            }
-            if begun.elapsed() > limit {
-                let (mapped, total) = (told.mapped >> 20, told.total >> 20);
-                return Err(DevicesError::Slow { mapped, total, limit }.into());
-            }
-            std::thread::sleep(PAUSE);
+        match self.take_from_vmm(entry, vm, addresses, let_go) {
+            Ok(()) => (),
+            // With it all that it had open is closed.
+            Err(_) if vm.wait(Duration::ZERO) => (),
+            Err(error) => return Err(error),
         }
         self.points.at(DEVICE_DETACHED);
         self.devices.release_some(&entry.id, addresses)
+    }
+
+    fn take_from_vmm(&self, entry: &Entry, vm: &Vm, addresses: &[PciAddress], let_go: LetGo) -> Result<(), Error> {
+        let limit = self.config.limits.answer + of_all_memory(&entry.stored());
+        let functions = || vm.ask("it was asked for its devices", VmmClient::functions);
+        let told = functions()?;
+        let mut kept = Vec::new();
+        for name in addresses.iter().map(PciAddress::to_string) {
+            let Some(function) = told.functions.iter().find(|function| function.id == name) else {
+                continue;
+            };
+            if let (FunctionState::Present { slot }, LetGo::Unknown) = (&function.state, let_go) {
+                kept.push(*slot);
+            }
+            vm.ask_within(limit, "a device was taken from it", |client| client.detach(&name))?;
+        }
+        // Until it is closed, and with the last one memory is unmapped, its group is open.
+        let begun = Instant::now();
+        loop {
+            let told = functions()?;
+            let has = |address: &PciAddress| {
+                let name = address.to_string();
+                told.functions.iter().any(|function| function.id == name)
+            };
+            if !addresses.iter().any(has) && !(told.functions.is_empty() && told.busy) {
+                break;
+            }
+            if begun.elapsed() > limit {
+                let devices = names(addresses);
+                return Err(DevicesError::StaysOpen { devices, limit }.into());
+            }
+            std::thread::sleep(PAUSE);
+        }
+        // Its Linux would take the next device in this place for the one that has gone.
+        for slot in kept {
+            if let Err(error) = self.leave_guest(vm, slot) {
+                log::warn!(
+                    "the guest of sandbox {} may keep a device that was taken from it, at {}: {error}",
+                    entry.id,
+                    in_guest(slot)
+                );
+            }
+        }
+        Ok(())
     }
 
     /// After a daemon that died: what a sandbox has by the database, and its VMM has not, is given back; what came is shown to its guest.
@@ -293,12 +350,12 @@ impl Node {
                 entry.id,
                 names(&lacks)
             );
-            self.take_devices(entry, vm, &lacks)?;
+            self.take_devices(entry, vm, &lacks, LetGo::Unknown)?;
         }
         if has.is_empty() {
             return Ok(());
         }
-        let slots = self.await_presence(entry, vm, &has)?;
+        let slots = self.await_presence(entry, vm, &has, None)?;
         self.show_to_guest(vm, &slots).map(drop)
     }
 

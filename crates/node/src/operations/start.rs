@@ -120,7 +120,8 @@ impl Node {
                 Some(chosen) => self.cloned(&entry, &chosen.id, &chosen.place, clone::HOOKS)?,
                 None => self.machine(&entry, cancel)?,
             };
-            self.give_devices(&entry, &machine.vm, &entry.stored().sandbox.config.devices)?;
+            let devices = entry.stored().sandbox.config.devices;
+            self.give_devices(&entry, &machine.vm, &devices, Some(cancel))?;
             machine.start_command(self, &entry)
         });
         if let (Ok(_), Some(chosen)) = (&started, &chosen) {
@@ -262,7 +263,7 @@ impl Node {
         self.carry_out(entry, || {
             let waiting = ToBoot::launch(self, entry)?;
             let machine = waiting.boot(self, entry, Own::of(&sandbox.config), None)?;
-            self.give_devices(entry, &machine.vm, &sandbox.config.devices)?;
+            self.give_devices(entry, &machine.vm, &sandbox.config.devices, None)?;
             machine.start_command(self, entry)
         })
     }

@@ -66,6 +66,7 @@ fn functions(names: &[String]) -> vmm_api::Functions {
     vmm_api::Functions {
         mapped: memory,
         total: memory,
+        busy: false,
         functions: names.iter().zip(5..).map(info).collect(),
     }
 }

@@ -14,7 +14,10 @@ pub enum Error {
     #[error("the device {0} is the host's: `basalt device bind {0}` takes it for sandboxes")]
     NotBound(PciAddress),
     /// A sandbox has it.
-    #[error("sandbox {sandbox} has the device {address}: stop it first (`basalt stop {sandbox}`)")]
+    #[error(
+        "sandbox {sandbox} has the device {address}: take it back (`basalt device detach {sandbox} {address}`), or stop it first (`basalt stop \
+         {sandbox}`)"
+    )]
     InUse {
         /// The device.
         address: PciAddress,
@@ -49,7 +52,7 @@ pub enum Error {
         sandbox: String,
     },
     /// The VMM could not give it to its guest.
-    #[error("the device {address} could not be given to the guest: {why}")]
+    #[error("the device {address} could not be given to the guest, and is not its any more: {why}")]
     NotGiven {
         /// The device.
         address: PciAddress,
@@ -66,6 +69,17 @@ pub enum Error {
         mapped: u64,
         /// MiB in all.
         total: u64,
+        /// How long was waited.
+        limit: std::time::Duration,
+    },
+    /// The VMM does not close it.
+    #[error(
+        "the VMM has not closed {devices} within {limit:?}, and the sandbox has it still: `basalt device detach` again, or end the sandbox with \
+         `basalt kill`"
+    )]
+    StaysOpen {
+        /// The devices, apart by spaces.
+        devices: String,
         /// How long was waited.
         limit: std::time::Duration,
     },
@@ -186,9 +200,12 @@ impl Error {
             Self::Host(DeviceError::TooManyVfs { .. } | DeviceError::NoSrIov(_)) | Self::PersistentVf(_) => {
                 ErrorKind::Invalid
             }
-            Self::Host(_) | Self::NotViable { .. } | Self::NotGiven { .. } | Self::Slow { .. } | Self::Vfio(_) => {
-                ErrorKind::Host
-            }
+            Self::Host(_)
+            | Self::NotViable { .. }
+            | Self::NotGiven { .. }
+            | Self::Slow { .. }
+            | Self::StaysOpen { .. }
+            | Self::Vfio(_) => ErrorKind::Host,
             Self::HasAlready { .. }
             | Self::Held { .. }
             | Self::InUse { .. }

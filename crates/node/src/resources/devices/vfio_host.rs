@@ -34,14 +34,19 @@ impl VfioHost for ThisVfio {
     }
 
     fn allow_locking(&self, process: i32, bytes: u64) -> io::Result<()> {
-        let limit = Rlimit {
-            current: Some(bytes),
-            maximum: Some(bytes),
-        };
-        let before = prlimit(Pid::from_raw(process), Resource::Memlock, limit)?;
-        if before.maximum.is_none_or(|maximum| maximum >= bytes) {
-            prlimit(Pid::from_raw(process), Resource::Memlock, before)?;
-        }
+        let process = Pid::from_raw(process);
+        let before = prlimit(process, Resource::Memlock, limit(Some(bytes), Some(bytes)))?;
+        // What was more, or none, stays so.
+        let most = |before: Option<u64>| before.map(|before| before.max(bytes));
+        prlimit(
+            process,
+            Resource::Memlock,
+            limit(most(before.current), most(before.maximum)),
+        )?;
         Ok(())
     }
+}
+
+fn limit(current: Option<u64>, maximum: Option<u64>) -> Rlimit {
+    Rlimit { current, maximum }
 }
