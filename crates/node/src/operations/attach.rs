@@ -184,7 +184,7 @@ impl Node {
                 return Err(DevicesError::Slow { mapped, total, limit }.into());
             }
             // Whoever ends it wants no device any more, and who has asked for it may be gone.
-            let cancelled = cancel.is_some_and(|cancel| readable(&cancel, Duration::ZERO));
+            let cancelled = cancel.is_some_and(|cancel| readable(cancel, Duration::ZERO));
             if cancelled || entry.wait(Some(PAUSE), |inner: &Inner| inner.stored.stopped || inner.has_ended()) {
                 return Err(Error::Cancelled);
             }
@@ -309,7 +309,8 @@ impl Node {
                 let name = address.to_string();
                 told.functions.iter().any(|function| function.id == name)
             };
-            if !addresses.iter().any(has) && !(told.functions.is_empty() && told.busy) {
+            let unmaps = told.functions.is_empty() && told.busy;
+            if !unmaps && !addresses.iter().any(has) {
                 break;
             }
             if begun.elapsed() > limit {

@@ -184,6 +184,10 @@ fn while_it_runs(daemon: &Daemon<'_>, address: &str) -> Result<()> {
     daemon.ok(&["clone", "--name", "copy", "without"])?;
     expect_code(&daemon.run(&["exec", "copy", "test", "-e", "/dev/nvme0n1"])?, 1)?;
     daemon.ok(&["rm", "--force", "copy"])?;
+    // By force, too, after which it comes to the same place.
+    daemon.ok(&["device", "detach", "--force", "late", address])?;
+    daemon.ok(&["device", "attach", "late", address])?;
+    prove(daemon, "late", "6")?;
     daemon.ok(&["device", "detach", "--force", "late", address])?;
     expect_refusal(
         &daemon.run(&["device", "detach", "late", address])?,

@@ -140,19 +140,22 @@ fn network(host: &Host) -> Result<()> {
         *free_out > OUT * 1.5,
         "without a limit {free_out} bytes a second went out"
     );
-    gets_its_tables_back(7302)?;
+    gets_its_tables_back(&daemon, 7302)?;
     daemon.end()
 }
 
 /// The nft tables are deleted as another program of the host might do: the port answers no more, and the running daemon puts them back.
-fn gets_its_tables_back(port: u16) -> Result<()> {
+fn gets_its_tables_back(daemon: &Daemon<'_>, port: u16) -> Result<()> {
     let nft = |arguments: &[&str]| -> Result<String> {
         let output = Command::new("nft").args(arguments).output()?;
         expect_code(&output, 0).with_context(|| format!("nft {}", arguments.join(" ")))?;
         Ok(String::from_utf8(output.stdout)?)
     };
     let listed = nft(&["list", "tables"])?;
-    let ours: Vec<_> = listed.lines().filter(|table| table.contains("basalt")).collect();
+    // As its cgroup is called. That of another daemon would come back while another case looks what is left.
+    let name = daemon.cgroup().context("the daemon has no cgroup")?;
+    let is_ours = |table: &&str| table.split_whitespace().last() == name.rsplit('/').next();
+    let ours: Vec<_> = listed.lines().filter(is_ours).collect();
     ensure!(!ours.is_empty(), "the daemon has none of these tables: {listed}");
     for table in ours {
         nft(&[&["delete"], table.split_whitespace().collect::<Vec<_>>().as_slice()].concat())?;
