@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::bare::in_lab;
+use super::bare::{in_lab, run};
 use super::nvme_disk::{Disk, tell};
 use crate::basalt::{expect_code, expect_refusal};
 use crate::daemon::Daemon;
@@ -46,6 +46,7 @@ fn host(host: &Host) -> Result<()> {
     let disk = Disk::find()?;
     let address = disk.address().to_owned();
     let daemon = Daemon::with_templates(host)?;
+    run("modprobe", &["vfio-pci"])?;
     let mut log = kernel_log()?;
     let shown = show(&daemon, &address)?;
     ensure!(

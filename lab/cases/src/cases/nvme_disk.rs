@@ -46,7 +46,13 @@ const MEMORY_SPACE: u8 = 1 << 1;
 /// And the one that has it reach memory.
 const BUS_MASTER: u8 = 1 << 2;
 
-/// The doorbell that tells how far the admin queue is filled (NVM Express 1.4, 3.1.24), in BAR 0.
+/// Registers in BAR 0 (NVM Express 1.4, 3.1): configuration, status, the admin queues' sizes and places, and the doorbell that tells how far
+/// their first one is filled.
+const CC: u64 = 0x14;
+const CSTS: u64 = 0x1c;
+const AQA: u64 = 0x24;
+const ASQ: u64 = 0x28;
+const ACQ: u64 = 0x30;
 const ADMIN_TAIL: u64 = 0x1000;
 
 /// A word of the guest half: go on until somebody ends it.
@@ -154,22 +160,40 @@ impl<'a> Guest<'a> {
         Ok(self.machine.vmm.client.resume()?)
     }
 
-    /// The disk is taken from the guest, and then told to go on with what the guest's driver had given it: the host's IOMMU faults. So it
-    /// would have said so, had anything before reached what was not mapped.
+    /// The disk is taken from the guest, and then told to look for commands where nothing is mapped: the host's IOMMU faults. So it would
+    /// have said so, had anything before reached what was not mapped.
     pub(super) fn faults_once_detached(mut self) -> Result<()> {
         let mut log = kernel_log()?;
         self.machine.vmm.client.detach("disk")?;
         wait_for("the guest's memory to be unmapped", || {
-            Ok(self.machine.vmm.client.functions()?.mapped == 0)
+            let told = self.machine.vmm.client.functions()?;
+            Ok(told.functions.is_empty() && !told.busy)
         })?;
         let said = complaints(&mut log)?;
         ensure!(said.is_empty(), "the host has complained already: {said:?}");
-        let (config, registers) = (self.disk.region(vfio::CONFIG_REGION)?, self.disk.region(0)?);
+        let (config, bar) = (self.disk.region(vfio::CONFIG_REGION)?, self.disk.region(0)?);
         self.disk.write(&config, COMMAND, &[MEMORY_SPACE | BUS_MASTER, 0])?;
-        // Two entries, of which it has taken one at most.
-        for tail in [1_u32, 2] {
-            self.disk.write(&registers, ADMIN_TAIL, &tail.to_le_bytes())?;
+        let write = |at: u64, value: u32| self.disk.write(&bar, at, &value.to_le_bytes());
+        let is_ready = |wanted: u32| {
+            let mut status = [0; 4];
+            self.disk.read(&bar, CSTS, &mut status)?;
+            Ok(u32::from_le_bytes(status) & 1 == wanted)
+        };
+        write(CC, 0)?;
+        wait_for("the disk to stop", || is_ready(0))?;
+        // Queues of 32 entries, far above what the guest has.
+        for (at, value) in [
+            (AQA, 0x1f_001f),
+            (ASQ, 0),
+            (ASQ + 4, 9),
+            (ACQ, 0x1000),
+            (ACQ + 4, 9),
+            (CC, 0x46_0001),
+        ] {
+            write(at, value)?;
         }
+        wait_for("the disk to be ready", || is_ready(1))?;
+        write(ADMIN_TAIL, 1)?;
         let mut faults = Vec::new();
         wait_for("a fault of the IOMMU", || {
             faults.extend(complaints(&mut log)?);
