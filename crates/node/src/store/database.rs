@@ -14,6 +14,7 @@ use node_api::recovery::DAMAGED_DATABASE;
 use node_api::{Sandbox, State};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, params};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -286,10 +287,21 @@ fn check(connection: &Connection) -> Result<(), Error> {
     }
 }
 
-/// Reads rows until there are no more or one cannot be reached; then tells of the first that is none.
 fn read_rows(connection: &Connection, rows: &mut Vec<Stored>) -> Result<(), Error> {
-    let mut statement = match connection.prepare("SELECT id, stored FROM sandboxes") {
-        // Not even made: `check` has seen that this is no damage.
+    let key = |stored: &Stored| stored.sandbox.id.clone();
+    read_table(connection, "SELECT id, stored FROM sandboxes", ("sandbox", key), rows)
+}
+
+/// Reads a table's rows, of a key and what is stored, until there are no more or one cannot be reached; then tells of the first that is none,
+/// or that is another's by its key.
+pub(super) fn read_table<T: DeserializeOwned>(
+    connection: &Connection,
+    query: &str,
+    (kind, key_of): (&str, impl Fn(&T) -> String),
+    into: &mut Vec<T>,
+) -> Result<(), Error> {
+    let mut statement = match connection.prepare(query) {
+        // Not even made, or by an earlier daemon, which had no such table: `check` has seen that this is no damage.
         Err(rusqlite::Error::SqliteFailure(_, Some(why))) if why.contains("no such table") => return Ok(()),
         statement => statement.map_err(Error::database("reading"))?,
     };
@@ -298,11 +310,11 @@ fn read_rows(connection: &Connection, rows: &mut Vec<Stored>) -> Result<(), Erro
         .map_err(Error::database("reading"))?;
     let mut damaged = None;
     for row in found {
-        let (id, text) = row.map_err(Error::database("reading"))?;
-        match serde_json::from_str::<Stored>(&text) {
-            Ok(stored) if stored.sandbox.id == id => rows.push(stored),
-            Ok(_) => damaged = Some(format!("the row of sandbox {id} is of another one")),
-            Err(error) => damaged = Some(format!("the row of sandbox {id} cannot be read: {error}")),
+        let (key, text) = row.map_err(Error::database("reading"))?;
+        match serde_json::from_str::<T>(&text) {
+            Ok(stored) if key_of(&stored) == key => into.push(stored),
+            Ok(_) => damaged = Some(format!("the row of {kind} {key} is of another one")),
+            Err(error) => damaged = Some(format!("the row of {kind} {key} cannot be read: {error}")),
         }
     }
     damaged.map_or(Ok(()), |why| Err(Error::DatabaseDamaged(why)))

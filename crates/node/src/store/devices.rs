@@ -4,13 +4,12 @@
 use base::PciAddress;
 use node_api::BindTerms;
 use rusqlite::{Connection, params};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use vfio::host::binding::BindingRecord;
 use vfio::host::vfs::VfRecord;
 
 use crate::Error;
-use crate::store::database::Database;
+use crate::store::database::{Database, read_table};
 
 /// Daemons that do not know these tables leave them alone.
 pub(super) const SCHEMA: &str = "\
@@ -144,32 +143,17 @@ fn put(connection: &Connection, statement: &str, address: PciAddress, row: &impl
 
 /// Reads all that can be read; then tells of the first row that is none.
 pub(super) fn read(connection: &Connection, kept: &mut Kept) -> Result<(), Error> {
-    let devices = rows(connection, "SELECT address, stored FROM devices", &mut kept.devices);
-    devices.and(rows(
+    let device = |device: &StoredDevice| device.address().to_string();
+    let devices = "SELECT address, stored FROM devices";
+    let devices = read_table(connection, devices, ("the device", device), &mut kept.devices);
+    let change = |change: &VfChange| change.record.physical.to_string();
+    let changes = "SELECT address, stored FROM vf_changes";
+    devices.and(read_table(
         connection,
-        "SELECT address, stored FROM vf_changes",
+        changes,
+        ("the device", change),
         &mut kept.changes,
     ))
-}
-
-fn rows<T: DeserializeOwned>(connection: &Connection, query: &str, into: &mut Vec<T>) -> Result<(), Error> {
-    let mut statement = match connection.prepare(query) {
-        // As an earlier daemon has made it.
-        Err(rusqlite::Error::SqliteFailure(_, Some(why))) if why.contains("no such table") => return Ok(()),
-        statement => statement.map_err(Error::database("reading"))?,
-    };
-    let found = statement
-        .query_map([], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)))
-        .map_err(Error::database("reading"))?;
-    let mut damaged = None;
-    for row in found {
-        let (address, text) = row.map_err(Error::database("reading"))?;
-        match serde_json::from_str(&text) {
-            Ok(row) => into.push(row),
-            Err(error) => damaged = Some(format!("the row of the device {address} cannot be read: {error}")),
-        }
-    }
-    damaged.map_or(Ok(()), |why| Err(Error::DatabaseDamaged(why)))
 }
 
 #[cfg(test)]
@@ -238,16 +222,25 @@ mod tests {
         let database = reopened(&path).database;
         let one = device("0000:01:00.0", Stage::Ready);
         database.put_devices(std::slice::from_ref(&one)).unwrap();
-        let spoil = "INSERT INTO devices VALUES ('0000:02:00.0', '{}')";
-        database.connection.execute(spoil, []).unwrap();
+        // One that is none, and one of another device.
+        let other = serde_json::to_string(&device("0000:03:00.0", Stage::Ready)).unwrap();
+        for (copy, spoiled) in ["{}", &other].into_iter().enumerate() {
+            let path = directory.path().join(format!("{copy}.db"));
+            let database = reopened(&path).database;
+            database.put_devices(std::slice::from_ref(&one)).unwrap();
+            let spoil = "INSERT INTO devices VALUES ('0000:02:00.0', ?1)";
+            database.connection.execute(spoil, [spoiled]).unwrap();
+            drop(database);
+            let contents = reopened(&path);
+            assert!(
+                matches!(contents.opened, Opened::SetAside { .. }),
+                "{:?}",
+                contents.opened
+            );
+            assert_eq!(contents.devices.devices, std::slice::from_ref(&one));
+        }
         drop(database);
         let contents = reopened(&path);
-        assert!(
-            matches!(contents.opened, Opened::SetAside { .. }),
-            "{:?}",
-            contents.opened
-        );
-        assert_eq!(contents.devices.devices, [one]);
         // Whoever opens it anew writes it again; an earlier daemon had no such table.
         contents.database.put_kept(&contents.devices).unwrap();
         drop(contents.database);
