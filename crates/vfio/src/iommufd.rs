@@ -195,15 +195,8 @@ impl AddressSpace for Iommufd {
             iova: piece.iova,
         };
         // SAFETY: 1. the request reads and writes this structure, whose size is in it; 2. that the memory stays and may change is the caller's.
-        match unsafe { uapi::call(&self.iommufd, IOAS_MAP, &raw mut map) } {
-            Ok(_) => Ok(self.owner.mapped(piece)),
-            Err(source) => Err(VfioError::Map {
-                iova: piece.iova,
-                length: piece.length,
-                next: next_step(&source),
-                source,
-            }),
-        }
+        let answer = unsafe { uapi::call(&self.iommufd, IOAS_MAP, &raw mut map) };
+        self.owner.map(piece, answer, next_step)
     }
 
     fn unmap(&self, mapped: Mapped) -> Result<(), UnmapError> {
@@ -217,19 +210,8 @@ impl AddressSpace for Iommufd {
         };
         // SAFETY: the request reads and writes this structure, whose size is in it.
         let answer: io::Result<i32> = unsafe { uapi::call(&self.iommufd, IOAS_UNMAP, &raw mut unmap) };
-        let source = match answer {
-            Ok(_) if unmap.length == length => {
-                mapped.settle();
-                return Ok(());
-            }
-            Ok(_) => VfioError::Unmapped {
-                iova,
-                asked: length,
-                done: unmap.length,
-            },
-            Err(source) => failed("IOMMU_IOAS_UNMAP")(source),
-        };
-        Err(UnmapError { mapped, source })
+        let answer = answer.map(|_| unmap.length).map_err(failed("IOMMU_IOAS_UNMAP"));
+        Owner::unmap(mapped, answer)
     }
 
     fn iova_ranges(&self) -> Result<Vec<RangeInclusive<u64>>, VfioError> {

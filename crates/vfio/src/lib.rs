@@ -4,7 +4,7 @@
 //! ```text
 //!  host::open_container() ─▶ the VMM: Type1, an AddressSpace: map() ─▶ Mapped ─▶ unmap(Mapped)
 //!                                        ▲ join
-//!  host::open_group("0000:00:04.0") ─▶ the VMM: Group ── take("0000:00:04.0") ─▶ Function: registers and interrupts, a Device
+//!  host::open_group(0000:00:04.0) ─▶ the VMM: Group ── take("0000:00:04.0") ─▶ Function: registers and interrupts, a Device
 //! ```
 //! All are descriptors: a function is the host's again, reset, when its last copies are closed. [`fake`] has both for tests without
 //! hardware.
@@ -25,11 +25,12 @@ mod mapping;
 mod region;
 mod runs;
 mod space;
-mod sysfs;
 mod type1;
 mod uapi;
 
 use std::io;
+
+use base::PciAddress;
 
 pub use function::{Device, Function};
 pub use group::Group;
@@ -62,20 +63,20 @@ pub enum VfioError {
         /// Why.
         source: io::Error,
     },
+    /// What sysfs says of a function could not be had.
+    #[error(transparent)]
+    Device(#[from] host::DeviceError),
     /// The function is behind no IOMMU.
     #[error(
         "the PCI function {0} is in no IOMMU group, so that nothing would keep it from the host's memory: turn the host's IOMMU on, in \
          the firmware and on the kernel's command line (intel_iommu=on, amd_iommu=on)"
     )]
-    NoIommu(String),
+    NoIommu(PciAddress),
     /// The function has another driver.
-    #[error(
-        "the PCI function {function} is {driver}'s: give it to vfio-pci (`echo vfio-pci > /sys/bus/pci/devices/{function}/driver_override`, \
-         then unbind it there and write its name to /sys/bus/pci/drivers_probe)"
-    )]
+    #[error("the PCI function {function} is {driver}'s: take it for guests first (`basalt device bind {function}`)")]
     OtherDriver {
         /// Which function.
-        function: String,
+        function: PciAddress,
         /// What drives it.
         driver: String,
     },
@@ -86,7 +87,7 @@ pub enum VfioError {
     )]
     Group {
         /// The group's number.
-        group: String,
+        group: u32,
         /// The other functions, each with its driver.
         others: String,
     },
@@ -97,9 +98,9 @@ pub enum VfioError {
     )]
     InUse {
         /// Which function.
-        function: String,
+        function: PciAddress,
         /// The group's number.
-        group: String,
+        group: u32,
     },
     /// Nothing keeps a function from sending other interrupts than its own.
     #[error(

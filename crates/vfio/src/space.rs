@@ -3,6 +3,7 @@
 //! What is mapped is a value, [`Mapped`], which only [`AddressSpace::unmap`] consumes: a piece of memory whose value is still there must
 //! not be given back, discarded or mapped anew, as functions would go on reaching the old pages. Knows no guest and no back end.
 
+use std::io;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Weak};
 
@@ -136,6 +137,42 @@ impl Owner {
             piece,
             space: Arc::downgrade(&self.0),
         }
+    }
+
+    /// What has become of a piece that was to be mapped; what to do about a failure is `next`'s to say.
+    pub(crate) fn map(
+        &self,
+        piece: Piece,
+        answer: io::Result<i32>,
+        next: impl FnOnce(&io::Error) -> &'static str,
+    ) -> Result<Mapped, VfioError> {
+        match answer {
+            Ok(_) => Ok(self.mapped(piece)),
+            Err(source) => Err(VfioError::Map {
+                iova: piece.iova,
+                length: piece.length,
+                next: next(&source),
+                source,
+            }),
+        }
+    }
+
+    /// Settles a mapping of which the kernel says that so many bytes were unmapped.
+    pub(crate) fn unmap(mapped: Mapped, answer: Result<u64, VfioError>) -> Result<(), UnmapError> {
+        let Piece { iova, length, .. } = mapped.piece();
+        let source = match answer {
+            Ok(done) if done == length => {
+                mapped.settle();
+                return Ok(());
+            }
+            Ok(done) => VfioError::Unmapped {
+                iova,
+                asked: length,
+                done,
+            },
+            Err(source) => source,
+        };
+        Err(UnmapError { mapped, source })
     }
 
     /// Checks that a mapping is of this space.

@@ -135,15 +135,8 @@ impl AddressSpace for Type1 {
             size: piece.length,
         };
         // SAFETY: 1. the request reads this structure; 2. that the memory stays and may change is the caller's.
-        match unsafe { uapi::call(&self.container, uapi::IOMMU_MAP_DMA, &raw mut map) } {
-            Ok(_) => Ok(self.owner.mapped(piece)),
-            Err(source) => Err(VfioError::Map {
-                iova: piece.iova,
-                length: piece.length,
-                next: next_step(&source),
-                source,
-            }),
-        }
+        let answer = unsafe { uapi::call(&self.container, uapi::IOMMU_MAP_DMA, &raw mut map) };
+        self.owner.map(piece, answer, next_step)
     }
 
     fn unmap(&self, mapped: Mapped) -> Result<(), UnmapError> {
@@ -156,19 +149,9 @@ impl AddressSpace for Type1 {
             size: length,
         };
         // SAFETY: the request reads and writes this structure.
-        let source = match unsafe { uapi::call(&self.container, uapi::IOMMU_UNMAP_DMA, &raw mut unmap) } {
-            Ok(_) if unmap.size == length => {
-                mapped.settle();
-                return Ok(());
-            }
-            Ok(_) => VfioError::Unmapped {
-                iova,
-                asked: length,
-                done: unmap.size,
-            },
-            Err(source) => failed("VFIO_IOMMU_UNMAP_DMA")(source),
-        };
-        Err(UnmapError { mapped, source })
+        let answer = unsafe { uapi::call(&self.container, uapi::IOMMU_UNMAP_DMA, &raw mut unmap) };
+        let answer = answer.map(|_| unmap.size).map_err(failed("VFIO_IOMMU_UNMAP_DMA"));
+        Owner::unmap(mapped, answer)
     }
 
     fn iova_ranges(&self) -> Result<Vec<RangeInclusive<u64>>, VfioError> {

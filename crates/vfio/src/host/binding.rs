@@ -232,7 +232,7 @@ pub fn has_trace(sysfs: &Sysfs, address: PciAddress) -> Result<bool, DeviceError
 ///
 /// # Errors
 /// sysfs cannot be read, or the file cannot be opened.
-pub fn open_group(sysfs: &Sysfs, address: PciAddress) -> Result<Option<u32>, DeviceError> {
+pub fn group_in_use(sysfs: &Sysfs, address: PciAddress) -> Result<Option<u32>, DeviceError> {
     let function = look(sysfs, address)?.filter(|function| function.driver.as_deref() == Some(VFIO_PCI));
     let Some(group) = function.and_then(|function| function.group) else {
         return Ok(None);
@@ -256,9 +256,6 @@ pub fn reset(sysfs: &Sysfs, address: PciAddress) -> Result<(), DeviceError> {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
     use crate::host::simulated::Kernel;
@@ -277,21 +274,6 @@ mod tests {
 
     fn bound() -> (Option<String>, Option<String>) {
         (Some("vfio-pci".into()), Some("vfio-pci".into()))
-    }
-
-    /// Every write from the `number`th on fails, as those of somebody who has died.
-    fn die_at(kernel: &Kernel, number: usize) {
-        let passed = AtomicUsize::new(0);
-        kernel.on_write(Arc::new(move |_, _| {
-            match passed.fetch_add(1, Ordering::SeqCst) < number {
-                true => Ok(()),
-                false => Err(io::Error::other("it has died")),
-            }
-        }));
-    }
-
-    fn live(kernel: &Kernel) {
-        kernel.on_write(Arc::new(|_, _| Ok(())));
     }
 
     #[test]
@@ -342,9 +324,9 @@ mod tests {
                 if begun == Goal::GivenBack {
                     go(&kernel, &record, Goal::Bound).unwrap();
                 }
-                die_at(&kernel, number);
+                kernel.refuse_from(number);
                 seen += usize::from(go(&kernel, &record, begun).is_err());
-                live(&kernel);
+                kernel.refuse_nothing();
                 go(&kernel, &record, ended).unwrap();
                 let wanted = if ended == Goal::Bound { bound() } else { before };
                 assert_eq!(
@@ -421,9 +403,9 @@ mod tests {
         let (kernel, address) = (Kernel::typical(), address("0000:01:00.0"));
         let sysfs = kernel.sysfs();
         kernel.claim("dev/vfio/1");
-        assert_eq!(open_group(&sysfs, address).unwrap(), None, "it is not bound");
+        assert_eq!(group_in_use(&sysfs, address).unwrap(), None, "it is not bound");
         go(&kernel, &BindingRecord::take(&sysfs, address).unwrap(), Goal::Bound).unwrap();
-        assert_eq!(open_group(&sysfs, address).unwrap(), Some(1));
+        assert_eq!(group_in_use(&sysfs, address).unwrap(), Some(1));
     }
 
     #[test]

@@ -154,7 +154,7 @@ impl Member {
 }
 
 /// vfio-pci, or a variant of it for some device (Linux, drivers/vfio/pci/*).
-fn is_vfio(driver: &str) -> bool {
+pub(super) fn is_vfio(driver: &str) -> bool {
     driver.ends_with(VFIO_PCI) || driver.ends_with("vfio_pci")
 }
 

@@ -15,10 +15,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use base::PciAddress;
+
 pub use error::DeviceError;
 pub use files::{Files, Sysfs};
 
-use crate::{Group, VfioError, failed, sysfs, uapi};
+use crate::{Group, VfioError, failed, uapi};
 
 const FILES: &str = "/dev/vfio";
 
@@ -36,47 +38,67 @@ pub fn open_container() -> Result<OwnedFd, VfioError> {
     }
 }
 
-/// The group of a function that vfio-pci drives, by its name such as `0000:00:04.0`, for [`crate::Group::from_fd`].
+/// The group of a function that vfio-pci drives, for [`crate::Group::from_fd`].
 ///
 /// # Errors
-/// There is none of that name, it is not vfio-pci's or has no IOMMU, the host uses another of its group, or somebody has the group.
-pub fn open_group(name: &str) -> Result<OwnedFd, VfioError> {
-    let sysfs = sysfs::Sysfs::default();
-    let group = sysfs.group(name)?;
-    sysfs.check_driver(name)?;
-    let file = open(&Path::new(FILES).join(&group)).map_err(|error| busy(error, name, &group))?;
+/// There is no such function, it is not vfio-pci's or has no IOMMU, the host uses another of its group, or somebody has the group.
+pub fn open_group(sysfs: &Sysfs, address: PciAddress) -> Result<OwnedFd, VfioError> {
+    let group = group_of(sysfs, address)?;
+    let path = Path::new(FILES).join(group.number.to_string());
+    let file = open(&path).map_err(|error| busy(error, address, group.number))?;
     let file = Group::from_fd(file.into());
     match file.is_viable()? {
         true => Ok(file.into()),
-        false => Err(not_viable(&group, &sysfs.used(name)?)),
+        false => Err(not_viable(address, &group)),
+    }
+}
+
+/// The group of one that vfio-pci, or a variant of it, drives.
+fn group_of(sysfs: &Sysfs, address: PciAddress) -> Result<inventory::Group, VfioError> {
+    let function = inventory::look(sysfs, address)?.ok_or(DeviceError::NotFound(address))?;
+    match function.driver {
+        Some(driver) if inventory::is_vfio(&driver) => function.group.ok_or(VfioError::NoIommu(address)),
+        driver => Err(VfioError::OtherDriver {
+            function: address,
+            driver: driver.unwrap_or_else(|| "nobody".into()),
+        }),
     }
 }
 
 fn open(path: &Path) -> Result<File, VfioError> {
     let opened = File::options().read(true).write(true).open(path);
-    opened.map_err(|source| sysfs::at(path, source))
+    opened.map_err(|source| VfioError::File {
+        path: path.display().to_string(),
+        source,
+    })
 }
 
 /// The kernel opens a group once.
-fn busy(error: VfioError, name: &str, group: &str) -> VfioError {
+fn busy(error: VfioError, function: PciAddress, group: u32) -> VfioError {
     match error {
-        VfioError::File { source, .. } if source.kind() == io::ErrorKind::ResourceBusy => VfioError::InUse {
-            function: name.to_owned(),
-            group: group.to_owned(),
-        },
+        VfioError::File { source, .. } if source.kind() == io::ErrorKind::ResourceBusy => {
+            VfioError::InUse { function, group }
+        }
         other => other,
     }
 }
 
-fn not_viable(group: &str, used: &[(String, String)]) -> VfioError {
-    let others = used.iter().map(|(name, driver)| format!("{name} (driver {driver})"));
-    let others = match used {
-        [] => "a function that it does not name".to_owned(),
-        _ => others.collect::<Vec<_>>().join(", "),
-    };
+fn not_viable(address: PciAddress, group: &inventory::Group) -> VfioError {
+    let used = group.others(address).filter(|member| member.is_in_hosts_use());
+    let used = used.map(|member| {
+        format!(
+            "{} (driver {})",
+            member.name,
+            member.driver.as_deref().unwrap_or_default()
+        )
+    });
+    let used: Vec<_> = used.collect();
     VfioError::Group {
-        group: group.to_owned(),
-        others,
+        group: group.number,
+        others: match used.is_empty() {
+            true => "a function that it does not name".to_owned(),
+            false => used.join(", "),
+        },
     }
 }
 
@@ -86,26 +108,59 @@ mod tests {
 
     use rustix::io::Errno;
 
+    use super::binding::{BindingRecord, Goal, carry_out};
+    use super::simulated::Kernel;
+
+    fn bound(kernel: &Kernel, name: &str) -> PciAddress {
+        let (sysfs, address) = (kernel.sysfs(), name.parse().unwrap());
+        let record = BindingRecord::take(&sysfs, address).unwrap();
+        carry_out(&sysfs, &record, Goal::Bound, |_| Ok::<(), DeviceError>(())).unwrap();
+        address
+    }
+
     #[test]
-    fn what_the_kernel_refuses_is_told_with_its_cause() {
-        let file = |errno: Errno| sysfs::at(Path::new("/dev/vfio/6"), errno.into());
-        let told = busy(file(Errno::BUSY), "0000:00:04.0", "6").to_string();
+    fn a_group_that_is_open_is_told_with_its_function() {
+        let address: PciAddress = "0000:00:04.0".parse().unwrap();
+        let file = |errno: Errno| VfioError::File {
+            path: "/dev/vfio/6".into(),
+            source: errno.into(),
+        };
+        let told = busy(file(Errno::BUSY), address, 6).to_string();
         assert!(
             told.contains("0000:00:04.0 is in use") && told.contains("group 6"),
             "{told}"
         );
-        let told = busy(file(Errno::ACCESS), "0000:00:04.0", "6").to_string();
+        let told = busy(file(Errno::ACCESS), address, 6).to_string();
         assert!(told.starts_with("/dev/vfio/6: Permission denied"), "{told}");
     }
 
     #[test]
-    fn a_group_that_the_host_uses_is_told_with_its_other_functions() {
-        let used = [("0000:00:1f.3".to_owned(), "i801_smbus".to_owned())];
-        let told = not_viable("6", &used).to_string();
+    fn only_what_vfio_drives_has_a_group_to_open() {
+        let kernel = Kernel::typical();
+        let told = |name: &str| {
+            group_of(&kernel.sysfs(), name.parse().unwrap())
+                .unwrap_err()
+                .to_string()
+        };
+        let refused = told("0000:01:00.0");
         assert!(
-            told.contains("group 6") && told.contains("0000:00:1f.3 (driver i801_smbus)"),
-            "{told}"
+            refused.contains("0000:01:00.0 is nvme's") && refused.contains("basalt device bind 0000:01:00.0"),
+            "{refused}"
         );
-        assert!(not_viable("6", &[]).to_string().contains("does not name"));
+        assert!(told("ffff:ff:1f.7").contains("no PCI function ffff:ff:1f.7"));
+        let address = bound(&kernel, "0000:01:00.0");
+        assert_eq!(group_of(&kernel.sysfs(), address).unwrap().number, 1);
+    }
+
+    #[test]
+    fn a_group_that_the_host_uses_is_told_with_its_other_functions() {
+        let kernel = Kernel::typical();
+        let address = bound(&kernel, "0000:00:1f.2");
+        let group = group_of(&kernel.sysfs(), address).unwrap();
+        let told = not_viable(address, &group).to_string();
+        assert!(told.contains("0000:00:1f.3 (driver "), "{told}");
+        bound(&kernel, "0000:00:1f.3");
+        let told = not_viable(address, &group_of(&kernel.sysfs(), address).unwrap()).to_string();
+        assert!(told.contains("does not name"), "{told}");
     }
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io::{self, BufRead, Cursor};
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::PciAddress;
@@ -215,6 +216,22 @@ impl Kernel {
     /// Calls `hook` before each write.
     pub fn on_write(&self, hook: Hook) {
         self.lock().hook = Some(hook);
+    }
+
+    /// Every write from the `number`th on fails, as those of somebody who has died.
+    pub fn refuse_from(&self, number: usize) {
+        let passed = AtomicUsize::new(0);
+        self.on_write(Arc::new(move |_, _| {
+            match passed.fetch_add(1, Ordering::SeqCst) < number {
+                true => Ok(()),
+                false => Err(io::Error::other("it has died")),
+            }
+        }));
+    }
+
+    /// No write fails any more.
+    pub fn refuse_nothing(&self) {
+        self.lock().hook = None;
     }
 
     /// All is as when it had booted.

@@ -120,9 +120,6 @@ pub fn explain_vfs(sysfs: &Sysfs, physical: PciAddress, error: DeviceError) -> D
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
     use crate::host::binding::{BindingRecord, Goal, carry_out};
@@ -139,21 +136,6 @@ mod tests {
 
     fn state(kernel: &Kernel, address: PciAddress) -> (Option<String>, Option<String>) {
         (kernel.driver(address), kernel.driver_override(address))
-    }
-
-    /// Every write from the `number`th on fails, as those of somebody who has died.
-    fn die_at(kernel: &Kernel, number: usize) {
-        let passed = AtomicUsize::new(0);
-        kernel.on_write(Arc::new(move |_, _| {
-            match passed.fetch_add(1, Ordering::SeqCst) < number {
-                true => Ok(()),
-                false => Err(io::Error::other("it has died")),
-            }
-        }));
-    }
-
-    fn live(kernel: &Kernel) {
-        kernel.on_write(Arc::new(|_, _| Ok(())));
     }
 
     #[test]
@@ -199,10 +181,10 @@ mod tests {
             let (kernel, nic) = (Kernel::typical(), address("0000:02:00.0"));
             let sysfs = kernel.sysfs();
             let record = VfRecord::take(&sysfs, nic, 2).unwrap();
-            die_at(&kernel, number);
+            kernel.refuse_from(number);
             let made = make_vfs(&sysfs, &record, 2, || Ok::<(), DeviceError>(()));
             assert_eq!(made.is_err(), number < 3, "{number}");
-            live(&kernel);
+            kernel.refuse_nothing();
             put_autoprobe_back(&sysfs, &record, || Ok::<(), DeviceError>(())).unwrap();
             assert_eq!(
                 sysfs.text(&sysfs.function(nic, AUTOPROBE)).unwrap().as_deref(),

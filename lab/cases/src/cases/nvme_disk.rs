@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
 use rustix::process::{Pid, Signal, kill_process};
+use vfio::host::Sysfs;
 use vfio::{Device as _, Function, Group};
 use vmm_api::devices::VfioPciConfig;
 
@@ -81,7 +82,7 @@ pub(super) struct Said {
 impl<'a> Guest<'a> {
     /// Boots one that `builder` has the processors of.
     pub(super) fn boot(case: &'static str, host: &'a Host, mut builder: Builder<'_>, disk: &Given) -> Result<Self> {
-        let group = vfio::host::open_group(&disk.name)?;
+        let group = vfio::host::open_group(&Sysfs::of_host(), disk.name.parse()?)?;
         let own = Group::from_fd(group.as_fd().try_clone_to_owned()?);
         let initramfs = host.scratch.join("initramfs");
         fs::write(

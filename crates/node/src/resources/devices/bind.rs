@@ -108,7 +108,7 @@ impl Devices {
                 }
             }
         };
-        if let Some(group) = binding::open_group(self.sysfs(), address).map_err(DevicesError::from)? {
+        if let Some(group) = binding::group_in_use(self.sysfs(), address).map_err(DevicesError::from)? {
             return Err(DevicesError::Open { address, group }.into());
         }
         let was_kept = device.terms.persist;

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use base::PciAddress;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use vfio::VfioError;
+use vfio::host::Sysfs;
 
 /// What of the host a device's way into a VMM needs.
 pub(crate) trait VfioHost: fmt::Debug + Send + Sync {
@@ -30,7 +31,7 @@ impl VfioHost for ThisVfio {
     }
 
     fn group(&self, address: PciAddress) -> Result<OwnedFd, VfioError> {
-        vfio::host::open_group(&address.to_string())
+        vfio::host::open_group(&Sysfs::of_host(), address)
     }
 
     fn allow_locking(&self, process: i32, bytes: u64) -> io::Result<()> {
