@@ -133,23 +133,7 @@ mod tests {
     use super::*;
 
     fn plain(address: &str) -> Device {
-        Device {
-            address: address.parse().unwrap(),
-            identity: None,
-            driver: None,
-            group: None,
-            numa_node: None,
-            reset_methods: Vec::new(),
-            sriov: None,
-            physical: None,
-            bars: Vec::new(),
-            state: DeviceState::Host,
-            why: None,
-            sandbox: None,
-            sandbox_name: None,
-            terms: None,
-            guest: None,
-        }
+        Device::unknown(address.parse().unwrap())
     }
 
     #[test]

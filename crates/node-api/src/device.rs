@@ -137,6 +137,29 @@ pub struct Device {
     pub guest: Option<GuestDevice>,
 }
 
+impl Device {
+    /// One of which nothing is known but where it is.
+    pub fn unknown(address: PciAddress) -> Self {
+        Self {
+            address,
+            identity: None,
+            driver: None,
+            group: None,
+            numa_node: None,
+            reset_methods: Vec::new(),
+            sriov: None,
+            physical: None,
+            bars: Vec::new(),
+            state: DeviceState::Host,
+            why: None,
+            sandbox: None,
+            sandbox_name: None,
+            terms: None,
+            guest: None,
+        }
+    }
+}
+
 /// A device as a guest has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestDevice {

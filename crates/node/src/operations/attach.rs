@@ -206,7 +206,10 @@ impl Node {
                 address: in_guest(slot),
                 wait_ms: NAME_MS,
             };
-            let device = agent.pci(&request).map_err(failed)?.unwrap_or_default();
+            let device = agent.pci(&request).map_err(failed)?.ok_or_else(|| {
+                let why = "its guest's Linux does not have it".to_owned();
+                DevicesError::NotGiven { address: host, why }
+            })?;
             found.push(shown(host, device));
         }
         self.points.at(DEVICE_ATTACHED);

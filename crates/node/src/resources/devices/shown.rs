@@ -27,7 +27,7 @@ impl Devices {
         all.extend(
             known
                 .values()
-                .map(|gone| joined(absent(gone.address()), Some(gone), sandboxes)),
+                .map(|gone| joined(Device::unknown(gone.address()), Some(gone), sandboxes)),
         );
         all.sort_by_key(|device| device.address);
         Ok(all)
@@ -77,26 +77,6 @@ fn joined(device: Device, known: Option<&StoredDevice>, sandboxes: &Sandboxes) -
     }
 }
 
-fn absent(address: PciAddress) -> Device {
-    Device {
-        address,
-        identity: None,
-        driver: None,
-        group: None,
-        numa_node: None,
-        reset_methods: Vec::new(),
-        sriov: None,
-        physical: None,
-        bars: Vec::new(),
-        state: DeviceState::Host,
-        why: None,
-        sandbox: None,
-        sandbox_name: None,
-        terms: None,
-        guest: None,
-    }
-}
-
 fn of_host(function: PciFunction) -> Device {
     let address = function.address;
     let vfs = function.sriov.map(|sriov| Vfs {
@@ -112,7 +92,7 @@ fn of_host(function: PciFunction) -> Device {
         sriov: vfs,
         physical: function.physical,
         bars: function.bars.iter().map(|bar| (bar.index, bar.size)).collect(),
-        ..absent(address)
+        ..Device::unknown(address)
     }
 }
 
