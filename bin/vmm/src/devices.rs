@@ -1,11 +1,7 @@
 //! Has each device made by its module. Knows modules by their kinds' names alone.
 
-use std::sync::Arc;
-
-use device::{
-    CreateError, DeviceContext, DiscardUnplugged, DmaSpaces, FdTable, PluggableMemory, ResizeMemory, SpaceAlarm,
-};
-use machine::{NamedDevice, NamedFunction};
+use device::{CreateError, DeviceContext, DmaSpaces, FdTable, PluggableDma, PluggableMemory, SpaceAlarm};
+use machine::{NamedDevice, NamedFunction, Pluggable};
 use memory::layout::Range;
 use observe::Registry;
 use vmm_api::{ApiError, DeviceSpec, ErrorKind};
@@ -28,9 +24,6 @@ fn named(spec: &DeviceSpec) -> impl Fn(CreateError) -> ApiError {
     move |error| refuse(ErrorKind::Invalid, format!("device `{}`: {error}", spec.id))
 }
 
-/// Who changes how much memory is plugged, if any can be.
-pub(crate) type Resize = Option<Arc<dyn ResizeMemory>>;
-
 /// What a VM has that its devices are made with.
 #[derive(Clone, Copy)]
 pub(crate) struct Surroundings<'a> {
@@ -45,8 +38,8 @@ pub(crate) fn create_devices(
     specs: &[DeviceSpec],
     fds: &mut FdTable,
     surroundings: Surroundings<'_>,
-) -> Result<(Vec<NamedDevice>, Resize), ApiError> {
-    let (mut devices, mut resize) = (Vec::new(), None);
+) -> Result<(Vec<NamedDevice>, Option<Pluggable>), ApiError> {
+    let (mut devices, mut pluggable) = (Vec::new(), None);
     for spec in specs {
         let context = DeviceContext {
             id: &spec.id,
@@ -57,10 +50,10 @@ pub(crate) fn create_devices(
             Module::Device(module) => module.create(spec, fds, &context).map_err(named(spec))?,
             Module::Memory(module) => {
                 let hotplug = surroundings.hotplug.ok_or_else(|| no_region(spec))?;
-                // No function of the host's reaches the memory of a VM that has such a device: nothing has to be mapped for one.
-                let made = module.create(spec, &context, hotplug.start, Box::new(DiscardUnplugged));
-                let PluggableMemory { device, resize: its } = made.map_err(named(spec))?;
-                resize = Some(its);
+                let dma = PluggableDma::new(hotplug);
+                let made = module.create(spec, &context, hotplug.start, Box::new(dma.clone()));
+                let PluggableMemory { device, resize } = made.map_err(named(spec))?;
+                pluggable = Some(Pluggable { resize, dma });
                 device
             }
             Module::Function(_) => continue,
@@ -70,7 +63,7 @@ pub(crate) fn create_devices(
             device,
         });
     }
-    Ok((devices, resize))
+    Ok((devices, pluggable))
 }
 
 fn no_region(spec: &DeviceSpec) -> ApiError {
@@ -124,14 +117,13 @@ mod tests {
             start: 5 << 30,
             length: 512 << 20,
         };
-        let (devices, resize) = made(&specs, Some(region)).unwrap();
+        let (devices, pluggable) = made(&specs, Some(region)).unwrap();
         let names: Vec<_> = devices.iter().map(|device| device.id.as_str()).collect();
         assert_eq!(names, ["rng", "memory"]);
         let mut addr = [0; 8];
         devices[1].device.read_config(16, &mut addr);
         assert_eq!(u64::from_le_bytes(addr), region.start);
-        let resize = resize.unwrap();
-        resize.request(4 << 20).unwrap();
+        pluggable.unwrap().resize.request(4 << 20).unwrap();
         let mut requested = [0; 8];
         devices[1].device.read_config(48, &mut requested);
         assert_eq!(

@@ -57,6 +57,7 @@ impl Functions {
 /// What a driver is told of a machine's functions.
 pub(crate) fn told(machine: &mut Machine) -> vmm_api::Functions {
     let (states, mapped) = machine.functions();
+    let growth = machine.growth().unwrap_or_default();
     let info = |(id, state)| FunctionInfo {
         id,
         state: match state {
@@ -71,10 +72,14 @@ pub(crate) fn told(machine: &mut Machine) -> vmm_api::Functions {
     vmm_api::Functions {
         mapped,
         total: if machine.is_pinned() {
-            machine.memory().bytes()
+            machine.memory().bytes() + growth.target
         } else {
             0
         },
+        map_calls: machine.map_calls(),
+        plug_hits: growth.counts.hits,
+        plug_misses: growth.counts.misses,
+        error: growth.error,
         busy: machine.maps_memory(),
         functions: states.into_iter().map(info).collect(),
     }

@@ -29,7 +29,6 @@ pub(crate) fn from_machine(error: &MachineError) -> ApiError {
         | MachineError::OtherMemory { .. }
         | MachineError::FunctionTaken(_)
         | MachineError::NoFunction(_)
-        | MachineError::FunctionBesidePluggable(_)
         | MachineError::OtherDevices { .. } => ErrorKind::Invalid,
         MachineError::FunctionsLeave => ErrorKind::WrongState,
         MachineError::Engine(_)

@@ -5,9 +5,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use base::ByteSize;
-use device::{FdTable, PluggableSizes, SpaceAlarm};
+use device::{FdTable, SpaceAlarm};
 use engine::Engine;
-use machine::{End, Machine, MachineConfig, MachineError};
+use machine::{End, GrowthInfo, Machine, MachineConfig, MachineError};
 use memory::layout::{self, MemorySize};
 use observe::{Registry, marks};
 use snapshot::Layers;
@@ -18,7 +18,7 @@ use vmm_api::{
 };
 
 use crate::bare;
-use crate::devices::{Resize, Surroundings, create_devices, create_functions};
+use crate::devices::{Surroundings, create_devices, create_functions};
 use crate::functions::{self, Functions};
 use crate::kvm::KvmSource;
 use crate::refusal::{from_machine, from_snapshot, refuse};
@@ -47,12 +47,15 @@ const ENGINE_REFUSED: &str = "engine_refused_total";
 const PLUGGED: &str = "mem_plugged_bytes";
 const REQUESTED: &str = "mem_requested_bytes";
 
+/// Requests to plug memory while there were functions of the host's: mapped before, or waited for.
+const PLUG_HITS: &str = "mem_plug_hits_total";
+const PLUG_MISSES: &str = "mem_plug_misses_total";
+
 /// What a VM consists of once all of it was made; its parts go in this order.
 pub(crate) struct Made {
     pub(crate) machine: Machine,
     pub(crate) no_space: SpaceAlarm,
     pub(crate) taps: Taps,
-    pub(crate) resize: Resize,
     pub(crate) cpus: u32,
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) registry: Registry,
@@ -76,7 +79,6 @@ pub(crate) struct Vm {
     has_run: bool,
     registry: Registry,
     taps: Taps,
-    resize: Resize,
     /// What is made of what was inherited.
     ahead: Ahead,
     functions: Functions,
@@ -97,7 +99,6 @@ impl Vm {
             has_run: false,
             registry: Registry::new(),
             taps: Taps::default(),
-            resize: None,
             ahead: Ahead::default(),
             functions: Functions::default(),
         }
@@ -254,7 +255,7 @@ impl Vm {
             no_space: &no_space,
             hotplug: layout::hotplug(memory),
         };
-        let (devices, resize) = create_devices(&config.devices, &mut fds, surroundings)?;
+        let (devices, pluggable) = create_devices(&config.devices, &mut fds, surroundings)?;
         marks::mark("devices made");
         all_used(&fds)?;
         let source = boot::Source {
@@ -271,8 +272,13 @@ impl Vm {
             serial,
             serial_keep: config.serial_keep,
         };
-        let machine = Machine::build(engine.as_ref(), size, source, (devices, functions), &registry)
-            .map_err(|e| from_machine(&e))?;
+        let devices = machine::Devices {
+            devices,
+            functions,
+            pluggable,
+        };
+        let machine =
+            Machine::build(engine.as_ref(), size, source, devices, &registry).map_err(|error| from_machine(&error))?;
         // Last, as it cannot be taken back for another `create`.
         enclose(shared)?;
         marks::mark("machine built");
@@ -280,7 +286,6 @@ impl Vm {
             machine,
             no_space,
             taps,
-            resize,
             cpus: config.cpus,
             engine,
             registry,
@@ -293,7 +298,6 @@ impl Vm {
         self.machine = Some(made.machine);
         self.no_space = Some(made.no_space);
         self.taps = made.taps;
-        self.resize = made.resize;
         self.cpus = made.cpus;
         self.engine = Some(made.engine);
         self.registry = made.registry;
@@ -349,7 +353,6 @@ impl Vm {
         no_space.clear();
         self.stopped = None;
         self.taps = applied.taps;
-        self.resize = applied.resize;
         self.registry.replace("device", &applied.registry);
         Ok(())
     }
@@ -522,15 +525,22 @@ impl Vm {
     }
 
     /// In any state: a device that sleeps tells its driver when it goes on.
-    fn resize_memory(&self, size: ByteSize) -> Result<Reply, ApiError> {
+    fn resize_memory(&mut self, size: ByteSize) -> Result<Reply, ApiError> {
         self.its_machine()?;
-        let resize = self.resize.as_ref().ok_or_else(|| {
+        let resized = self
+            .machine
+            .as_mut()
+            .and_then(|machine| machine.resize_memory(size.bytes()));
+        let resized = resized.ok_or_else(|| {
             let message = "the VM has no memory that can be plugged: make one with a device of kind `mem`";
             refuse(ErrorKind::WrongState, message)
         })?;
-        let requested = resize.request(size.bytes());
-        requested.map_err(|error| refuse(ErrorKind::Invalid, error))?;
+        resized.map_err(|error| refuse(ErrorKind::Invalid, error))?;
         Ok(Reply::Done)
+    }
+
+    fn growth(&self) -> Option<GrowthInfo> {
+        self.machine.as_ref().and_then(Machine::growth)
     }
 
     fn info(&self) -> Info {
@@ -543,7 +553,7 @@ impl Vm {
             stopped: self.stopped.clone(),
             cpus: self.cpus,
             memory: self.machine.as_ref().map_or(0, |machine| machine.memory().bytes()),
-            hotplug_memory: self.resize.as_ref().map(|resize| resize.sizes()).map(hotplug_memory),
+            hotplug_memory: self.growth().map(|growth| hotplug_memory(&growth)),
             marks: marks::all().into_iter().map(mark).collect(),
         }
     }
@@ -557,8 +567,14 @@ impl Vm {
             value,
         });
         let refused = counts.refused.map(|value| (ENGINE_REFUSED, value));
-        let sizes = self.resize.as_ref().map(|resize| resize.sizes());
-        let plugged = sizes.map(|sizes| [(PLUGGED, sizes.plugged), (REQUESTED, sizes.requested)]);
+        let plugged = self.growth().map(|GrowthInfo { sizes, counts, .. }| {
+            [
+                (PLUGGED, sizes.plugged),
+                (REQUESTED, sizes.requested),
+                (PLUG_HITS, counts.hits),
+                (PLUG_MISSES, counts.misses),
+            ]
+        });
         let without_labels = refused.into_iter().chain(plugged.into_iter().flatten());
         let without_labels = without_labels.map(|(name, value)| MetricSample {
             name: name.to_owned(),
@@ -581,12 +597,13 @@ impl Vm {
     }
 }
 
-fn hotplug_memory(sizes: PluggableSizes) -> HotplugMemory {
+fn hotplug_memory(growth: &GrowthInfo) -> HotplugMemory {
     HotplugMemory {
-        region: sizes.region,
-        block: sizes.block,
-        requested: sizes.requested,
-        plugged: sizes.plugged,
+        region: growth.sizes.region,
+        block: growth.sizes.block,
+        requested: growth.sizes.requested,
+        plugged: growth.sizes.plugged,
+        target: growth.target,
     }
 }
 

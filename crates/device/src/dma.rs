@@ -2,6 +2,7 @@
 //! sees. Knows no function, and not by what an address space is served.
 
 mod ahead;
+mod pluggable;
 
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
@@ -17,7 +18,9 @@ use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 use vmm_api::FdRef;
 
 use crate::{CreateError, FdTable};
-use ahead::Ahead;
+
+pub use ahead::Ahead;
+pub use pluggable::{PlugCounts, PluggableDma};
 
 /// Memory that is where the host's bus has it is contiguous there, so that the IOMMU may map it by its largest pages.
 const IDENTITY_CHUNK: NonZeroU64 = NonZeroU64::new(1 << 30).unwrap();
@@ -92,6 +95,7 @@ pub struct DmaSpace {
     // There as long as a function is.
     memory: Mutex<Weak<GuestDma>>,
     progress: AtomicU64,
+    map_calls: AtomicU64,
     stopped: AtomicBool,
 }
 
@@ -107,6 +111,7 @@ impl DmaSpace {
             groups,
             memory: Mutex::new(Weak::new()),
             progress: AtomicU64::new(0),
+            map_calls: AtomicU64::new(0),
             stopped: AtomicBool::new(false),
         })
     }
@@ -170,9 +175,38 @@ impl DmaSpace {
         self.progress.load(Ordering::Relaxed)
     }
 
+    /// How many requests have mapped something.
+    pub fn map_calls(&self) -> u64 {
+        self.map_calls.load(Ordering::Relaxed)
+    }
+
     /// Gives up what is being mapped.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// As [`AddressSpace::map`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn map_piece(&self, piece: Piece) -> Result<Mapped, VfioError> {
+        // SAFETY: what is asked is the same.
+        let mapped = unsafe { self.space.map(piece) }?;
+        self.map_calls.fetch_add(1, Ordering::Relaxed);
+        self.progress.fetch_add(piece.length, Ordering::Relaxed);
+        Ok(mapped)
+    }
+
+    /// The end of a piece that was mapped by [`DmaSpace::map_piece`].
+    fn unmap(&self, mapped: Mapped) -> Result<(), UnmapError> {
+        let length = mapped.length();
+        self.space.unmap(mapped)?;
+        self.progress.fetch_sub(length, Ordering::Relaxed);
+        Ok(())
     }
 
     fn memory(&self) -> MutexGuard<'_, Weak<GuestDma>> {
@@ -187,19 +221,23 @@ impl Groups {
 }
 
 /// A guest's memory as it is to be mapped.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct DmaMemory {
+    /// What it boots with.
     regions: Vec<Arc<GuestRegionMmap<()>>>,
+    pluggable: Option<(PluggableDma, Arc<GuestRegionMmap<()>>)>,
     chunk: NonZeroU64,
     /// Threads that fill it ahead of the one that maps it; none where it is filled already.
     fillers: usize,
 }
 
 impl DmaMemory {
-    /// All of it, filled by whoever maps it.
+    /// All that it boots with, filled by whoever maps it.
     pub fn of(ram: &Ram) -> Self {
+        let boots_with = ram.regions().len() - usize::from(ram.hotplug().is_some());
         Self {
-            regions: ram.regions().to_vec(),
+            regions: ram.regions()[..boots_with].to_vec(),
+            pluggable: None,
             chunk: match ram.identity_layout() {
                 Some(_) => IDENTITY_CHUNK,
                 None => CHUNK,
@@ -214,7 +252,17 @@ impl DmaMemory {
         Self { fillers, ..self }
     }
 
-    /// Its bytes.
+    /// The same, and what is plugged of the memory that can be.
+    #[must_use]
+    pub fn with_pluggable(self, ram: &Ram, pluggable: PluggableDma) -> Self {
+        let region = ram.regions().last().filter(|_| ram.hotplug().is_some());
+        Self {
+            pluggable: region.map(|region| (pluggable, Arc::clone(region))),
+            ..self
+        }
+    }
+
+    /// Bytes that the guest boots with.
     pub fn size(&self) -> u64 {
         self.regions.iter().map(|region| region.len()).sum()
     }
@@ -233,6 +281,7 @@ impl DmaMemory {
 /// function is closed before it gives this up.
 pub struct GuestDma {
     mapped: Vec<Mapped>,
+    pluggable: Option<PluggableDma>,
     memory: Vec<Arc<GuestRegionMmap<()>>>,
     // Its groups are open until all is unmapped.
     space: Arc<DmaSpace>,
@@ -241,35 +290,41 @@ pub struct GuestDma {
 impl GuestDma {
     fn map(space: &Arc<DmaSpace>, memory: &DmaMemory) -> Result<Self, CreateError> {
         let what = "the guest's memory for DMA";
-        let ranges = memory
-            .regions
-            .iter()
+        let pluggable = memory.pluggable.iter().map(|(_, region)| region);
+        let ranges = (memory.regions.iter().chain(pluggable))
             .map(|region| region.start_addr().raw_value()..=region.last_addr().raw_value());
         let allowed = space.space.iova_ranges().map_err(refused(what))?;
         check_layout(&allowed, ranges).map_err(refused(what))?;
         let runs = memory.runs();
-        let ahead = Ahead::begin(&runs, memory).map_err(|source| CreateError::Host { what, source })?;
+        let ahead = Ahead::begin(&runs, memory.regions.clone(), memory.fillers);
+        let ahead = ahead.map_err(|source| CreateError::Host { what, source })?;
         space.progress.store(0, Ordering::Relaxed);
         let before = |index: usize| {
-            if space.stopped.load(Ordering::Relaxed) {
-                return Err(VfioError::GivenUp);
-            }
             if let Some(last) = index.checked_sub(1) {
                 space.progress.fetch_add(runs[last].length, Ordering::Relaxed);
             }
-            ahead.wait_for(index);
-            Ok(())
+            match ahead.wait_for(index, || space.is_stopped()) {
+                true => Ok(()),
+                false => Err(VfioError::GivenUp),
+            }
         };
         // SAFETY: 1. each piece is one whole mapping that its region owns, and the regions are kept until it is unmapped, or for ever if it
         // cannot be; 2. it is a guest's memory, which anybody may change at any time.
         match unsafe { map_runs(space.space.as_ref(), &runs, before) } {
             Ok(mapped) => {
                 space.progress.store(memory.size(), Ordering::Relaxed);
-                Ok(Self {
+                space.map_calls.fetch_add(mapped.len() as u64, Ordering::Relaxed);
+                let mut dma = Self {
                     mapped,
+                    pluggable: None,
                     memory: memory.regions.clone(),
                     space: Arc::clone(space),
-                })
+                };
+                if let Some((pluggable, region)) = &memory.pluggable {
+                    pluggable.begin(space, region).map_err(refused(what))?;
+                    dma.pluggable = Some(pluggable.clone());
+                }
+                Ok(dma)
             }
             Err(error) => {
                 space.progress.store(0, Ordering::Relaxed);
@@ -284,7 +339,7 @@ impl GuestDma {
         &self.space
     }
 
-    /// What is mapped, in the order of its addresses.
+    /// What is mapped of the memory that the guest boots with, in the order of its addresses.
     pub fn mapped(&self) -> &[Mapped] {
         &self.mapped
     }
@@ -292,6 +347,9 @@ impl GuestDma {
 
 impl Drop for GuestDma {
     fn drop(&mut self) {
+        if let Some(pluggable) = &self.pluggable {
+            pluggable.end();
+        }
         let left = unmap_all(self.space.space.as_ref(), std::mem::take(&mut self.mapped));
         self.space.progress.store(0, Ordering::Relaxed);
         keep(left, std::mem::take(&mut self.memory));

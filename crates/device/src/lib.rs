@@ -19,8 +19,8 @@ use serde::de::DeserializeOwned;
 use virtio::VirtioDevice;
 use vmm_api::{DeviceSpec, FdRef};
 
-pub use dma::{DmaMemory, DmaSpace, DmaSpaces, GuestDma};
-pub use memory_blocks::{DiscardUnplugged, MemoryBlocks, MemoryModule, PluggableMemory, PluggableSizes, ResizeMemory};
+pub use dma::{Ahead, DmaMemory, DmaSpace, DmaSpaces, GuestDma, PlugCounts, PluggableDma};
+pub use memory_blocks::{MemoryBlocks, MemoryModule, PluggableMemory, PluggableSizes, ResizeMemory};
 pub use rate_limiter::RateLimiter;
 pub use space::{SpaceAlarm, is_no_space};
 

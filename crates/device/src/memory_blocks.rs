@@ -12,8 +12,8 @@
 use std::io;
 use std::sync::Arc;
 
+use memory::GuestRam;
 use memory::layout::Range;
-use memory::{GuestRam, discard};
 use virtio::VirtioDevice;
 use vmm_api::DeviceSpec;
 
@@ -44,24 +44,6 @@ pub trait MemoryBlocks: Send {
     fn restored(&mut self, runs: &[Range]) -> io::Result<()>;
 }
 
-/// For VMs without functions of the host's: memory is there when it is touched, and goes back to the host when it is unplugged.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct DiscardUnplugged;
-
-impl MemoryBlocks for DiscardUnplugged {
-    fn plug(&mut self, _memory: &GuestRam, _run: Range) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn unplug(&mut self, memory: &GuestRam, run: Range) -> io::Result<()> {
-        discard(memory, run).map_err(io::Error::other)
-    }
-
-    fn restored(&mut self, _runs: &[Range]) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// How much of a guest's hot-pluggable memory there is, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PluggableSizes {
@@ -79,6 +61,12 @@ pub struct PluggableSizes {
 pub trait ResizeMemory: Send + Sync {
     /// The sizes now.
     fn sizes(&self) -> PluggableSizes;
+
+    /// Whether such a size could be requested.
+    ///
+    /// # Errors
+    /// As [`ResizeMemory::request`].
+    fn check(&self, bytes: u64) -> Result<(), CreateError>;
 
     /// Requests another size, and tells the driver, now or when the device goes on.
     ///
@@ -111,29 +99,4 @@ pub trait MemoryModule: Sync {
         start: u64,
         blocks: Box<dyn MemoryBlocks>,
     ) -> Result<PluggableMemory, CreateError>;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use base::ByteSize;
-    use memory::Ram;
-    use vm_memory::{Bytes, GuestAddress};
-
-    #[test]
-    fn what_is_unplugged_goes_back_to_the_host() {
-        let ram = Ram::allocate(ByteSize::mib(64)).unwrap();
-        let (start, length) = (32 << 20, 4 << 20);
-        let word = || ram.guest().read_obj::<u64>(GuestAddress(start)).unwrap();
-        ram.guest().write_obj(9_u64, GuestAddress(start)).unwrap();
-        let mut blocks = DiscardUnplugged;
-        blocks.restored(&[Range { start, length }]).unwrap();
-        blocks.plug(ram.guest(), Range { start, length }).unwrap();
-        assert_eq!(word(), 9, "a block that is plugged is not touched");
-        blocks.unplug(ram.guest(), Range { start, length }).unwrap();
-        assert_eq!(word(), 0);
-        let outside = Range { start: 1 << 40, length };
-        let error = blocks.unplug(ram.guest(), outside).unwrap_err().to_string();
-        assert!(error.contains("cannot be given back"), "{error}");
-    }
 }

@@ -16,17 +16,26 @@ use engine::Vm;
 use memory::{HugeBytes, Ram};
 use pci::{PciBus, PciFunction};
 
+use crate::growth::{Growth, GrowthInfo, Pluggable};
 use crate::machine::{Machine, MachineError, NamedFunction, host};
 
 /// More threads than this do not fill memory faster than one can map it.
 const MAX_FILLERS: u32 = 4;
 
-/// A guest's memory as it is mapped: filled ahead by about as many threads as it has vCPUs, if it is not there already.
-pub(crate) fn memory(ram: &Ram, cpus: u32) -> DmaMemory {
-    let memory = DmaMemory::of(ram);
-    match ram.huge() == HugeBytes::default() && ram.identity_layout().is_none() {
-        true => memory.filled_by(usize::try_from(cpus.clamp(1, MAX_FILLERS)).unwrap_or(1)),
-        false => memory,
+/// So many threads fill memory ahead of the one that maps it: about as many as there are vCPUs.
+fn fillers(cpus: u32) -> usize {
+    usize::try_from(cpus.clamp(1, MAX_FILLERS)).unwrap_or(1)
+}
+
+/// A guest's memory as it is mapped: filled ahead, if it is not there already.
+fn memory(ram: &Ram, cpus: u32, growth: Option<&Growth>) -> DmaMemory {
+    let mut memory = DmaMemory::of(ram);
+    if ram.huge() == HugeBytes::default() && ram.identity_layout().is_none() {
+        memory = memory.filled_by(fillers(cpus));
+    }
+    match growth {
+        Some(growth) => memory.with_pluggable(ram, growth.dma().clone()),
+        None => memory,
     }
 }
 
@@ -68,6 +77,8 @@ struct Mapping {
 
 /// All functions of a VM.
 pub(crate) struct HostFunctions {
+    /// First, as its thread maps memory of `dma`.
+    growth: Option<Growth>,
     known: Vec<Known>,
     mapping: Option<Mapping>,
     dma: Option<Arc<GuestDma>>,
@@ -86,14 +97,26 @@ pub(crate) struct Board<'a> {
 }
 
 impl HostFunctions {
-    pub(crate) fn new() -> Result<Self, MachineError> {
+    /// None yet, of a guest with memory that can be plugged, or without.
+    pub(crate) fn new(pluggable: Option<Pluggable>, cpus: u32) -> Result<Self, MachineError> {
         Ok(Self {
+            growth: pluggable.map(|pluggable| Growth::new(pluggable, fillers(cpus))),
             known: Vec::new(),
             mapping: None,
             dma: None,
             unmapping: None,
             ended: Arc::new(EventFd::new().map_err(host("an event fd"))?),
         })
+    }
+
+    /// Another device plugs its memory from now on. No function is there.
+    pub(crate) fn set_pluggable(&mut self, pluggable: Option<Pluggable>, cpus: u32) {
+        self.growth = pluggable.map(|pluggable| Growth::new(pluggable, fillers(cpus)));
+    }
+
+    /// As it is mapped for functions.
+    pub(crate) fn memory(&self, ram: &Ram, cpus: u32) -> DmaMemory {
+        memory(ram, cpus, self.growth.as_ref())
     }
 
     /// Puts a function on the bus before the guest runs; its memory is mapped when this returns.
@@ -103,8 +126,10 @@ impl HostFunctions {
         board: Board<'_>,
     ) -> Result<(), MachineError> {
         if self.dma.is_none() {
+            self.growth.iter_mut().for_each(Growth::pace);
             let mapped = function.space().map(board.memory);
             self.dma = Some(mapped.map_err(|source| MachineError::Function { id: id.clone(), source })?);
+            self.map_ahead();
         }
         self.known.push(Known {
             id,
@@ -143,6 +168,7 @@ impl HostFunctions {
             unmapping.stop();
         }
         if self.dma.is_none() && self.mapping.is_none() {
+            self.growth.iter_mut().for_each(Growth::pace);
             let space = function.space();
             let (mapped, memory, ended) = (Arc::clone(&space), board.memory.clone(), Arc::clone(&self.ended));
             let worker = Worker::spawn("dma-map", None, move |_, _| {
@@ -182,6 +208,7 @@ impl HostFunctions {
             Some(Ok(dma)) => {
                 self.dma = Some(dma);
                 self.plug_all(board);
+                self.map_ahead();
             }
             Some(Err(error)) => self.fail(&error.to_string()),
             None => self.fail("the thread that maps memory has panicked: a bug"),
@@ -253,6 +280,15 @@ impl HostFunctions {
         }
     }
 
+    /// How many requests have mapped something.
+    fn map_calls(&self) -> u64 {
+        match (&self.mapping, &self.dma) {
+            (Some(mapping), _) => mapping.space.map_calls(),
+            (None, Some(dma)) => dma.space().map_calls(),
+            (None, None) => 0,
+        }
+    }
+
     fn plug_all(&mut self, Board { vm, bus, .. }: Board<'_>) {
         let Some(dma) = &self.dma else { return };
         for known in &mut self.known {
@@ -273,6 +309,14 @@ impl HostFunctions {
                     known.id
                 );
             }
+        }
+    }
+
+    fn map_ahead(&mut self) {
+        if let Some(growth) = &mut self.growth
+            && let Err(error) = growth.go_on()
+        {
+            log::error!("memory is mapped as the guest plugs it, not ahead: {error}");
         }
     }
 
@@ -298,6 +342,9 @@ impl HostFunctions {
             // `finish` comes when it has ended.
             mapping.space.stop();
             mapping.is_given_up = true;
+        }
+        if self.mapping.is_none() {
+            self.growth.iter_mut().for_each(Growth::free);
         }
         if let Some(dma) = self.dma.take() {
             let unmapped = Arc::new(());
@@ -328,12 +375,9 @@ impl Machine {
     /// of it is told by [`Machine::functions`].
     ///
     /// # Errors
-    /// There is one of that name, the guest has memory that can be plugged, or the host has no thread for it.
+    /// There is one of that name, or the host has no thread for it.
     pub fn attach(&mut self, function: NamedFunction) -> Result<(), MachineError> {
-        if self.ram.hotplug().is_some() {
-            return Err(MachineError::FunctionBesidePluggable(function.id));
-        }
-        let memory = memory(&self.ram, u32::try_from(self.threads.len()).unwrap_or(1));
+        let memory = self.functions.memory(&self.ram, self.cpus());
         let board = Board {
             vm: &self.vm,
             bus: &self.pci,
@@ -349,7 +393,7 @@ impl Machine {
 
     /// Puts functions on the guest's bus whose memory is mapped by now.
     pub fn plug_mapped(&mut self) {
-        let memory = memory(&self.ram, 1);
+        let memory = self.functions.memory(&self.ram, 1);
         let board = Board {
             vm: &self.vm,
             bus: &self.pci,
@@ -371,6 +415,35 @@ impl Machine {
     pub fn functions(&mut self) -> (Vec<(String, FunctionState)>, u64) {
         self.functions.close_left();
         (self.functions.states(), self.functions.mapped())
+    }
+
+    /// How many requests have mapped memory for the functions that it has.
+    pub fn map_calls(&self) -> u64 {
+        self.functions.map_calls()
+    }
+
+    /// Another device plugs its memory from now on: one that was restored, or made anew for a rollback.
+    pub fn set_pluggable(&mut self, pluggable: Option<Pluggable>) {
+        let cpus = self.cpus();
+        self.functions.set_pluggable(pluggable, cpus);
+    }
+
+    /// What is plugged of its memory, if any can be.
+    pub fn growth(&self) -> Option<GrowthInfo> {
+        self.functions.growth.as_ref().map(Growth::info)
+    }
+
+    /// Has the guest come to another size of what is plugged: at once, or, while it has functions, as fast as that is mapped for them. `None` if
+    /// nothing can be plugged.
+    ///
+    /// # Errors
+    /// There is no such size, or the host has no thread; nothing has changed in the first case.
+    pub fn resize_memory(&mut self, bytes: u64) -> Option<Result<(), CreateError>> {
+        self.functions.growth.as_mut().map(|growth| growth.request(bytes))
+    }
+
+    fn cpus(&self) -> u32 {
+        u32::try_from(self.threads.len()).unwrap_or(1)
     }
 
     /// One that the guest has or gets.

@@ -15,6 +15,7 @@
 
 mod exits;
 mod functions;
+mod growth;
 mod halt;
 mod machine;
 pub mod platform;
@@ -28,6 +29,7 @@ mod saved;
 mod vcpu;
 
 pub use functions::FunctionState;
-pub use machine::{Machine, MachineConfig, MachineError, NamedDevice, NamedFunction};
+pub use growth::{GrowthInfo, Pluggable};
+pub use machine::{Devices, Machine, MachineConfig, MachineError, NamedDevice, NamedFunction};
 pub use saved::{MachineState, Quiesced, SerialOutput, Shape};
 pub use vcpu::{End, FIRST_RUN};

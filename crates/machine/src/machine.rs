@@ -18,6 +18,7 @@ use virtio::{DeviceError, TransportError, VirtioDevice, VirtioPciDevice};
 
 use crate::exits::ExitCounters;
 use crate::functions::{self, HostFunctions};
+use crate::growth::Pluggable;
 use crate::halt::{Watch, process_time};
 use crate::platform::{
     Event, EventDevice, IoApic, PINS, PORTS, PlatformState, Power, SerialPort, write_new_generation,
@@ -80,11 +81,6 @@ pub enum MachineError {
     /// It has none of that name.
     #[error("the VM has no PCI function `{0}` of the host's")]
     NoFunction(String),
-    /// What is not plugged would be pinned as well.
-    #[error(
-        "device `{0}` would pin all memory that can be plugged: a VM with such memory can have no PCI function of the host's"
-    )]
-    FunctionBesidePluggable(String),
     /// What was mapped for those that were detached is not unmapped yet.
     #[error("the mapping of memory for a PCI function that was detached has not ended: try again in a moment")]
     FunctionsLeave,
@@ -178,6 +174,17 @@ pub struct NamedFunction {
     pub function: Box<dyn HostFunction>,
 }
 
+/// What is put into a machine that is built.
+#[derive(Default)]
+pub struct Devices {
+    /// Those that this process is.
+    pub devices: Vec<NamedDevice>,
+    /// Those that the host has.
+    pub functions: Vec<NamedFunction>,
+    /// Of the device among them that plugs memory.
+    pub pluggable: Option<Pluggable>,
+}
+
 /// The board's own devices that are more than a handler on a bus.
 pub(crate) struct Platform {
     pub(crate) ioapic: Arc<IoApic>,
@@ -235,7 +242,11 @@ impl Machine {
         engine: &dyn Engine,
         config: MachineConfig,
         source: Source<'_>,
-        (devices, functions): (Vec<NamedDevice>, Vec<NamedFunction>),
+        Devices {
+            devices,
+            functions,
+            pluggable,
+        }: Devices,
         registry: &Registry,
     ) -> Result<Self, MachineError> {
         let (placed, ram) = crate::ram::make(engine, &config, registry)?;
@@ -258,11 +269,12 @@ impl Machine {
                 // It is for guests that go on from a state of before.
                 platform.generation = platform.generation.filter(|_| ram.identity_layout().is_none());
                 let devices = add_devices(&vm, &ram, &shared, devices, registry)?;
-                let mut host_functions = HostFunctions::new()?;
+                let mut host_functions = HostFunctions::new(pluggable, config.cpus)?;
+                let memory = host_functions.memory(&ram, config.cpus);
                 let board = functions::Board {
                     vm: &vm,
                     bus: &devices.1,
-                    memory: &functions::memory(&ram, config.cpus),
+                    memory: &memory,
                 };
                 for function in functions {
                     host_functions.build(function, board)?;

@@ -105,7 +105,7 @@ fn rig(second_has_form: bool) -> Rig {
     let run = Arc::clone(&shared.run);
     let machine = Machine::assemble(Parts {
         cpu: engine::CpuModel::Host,
-        functions: HostFunctions::new().unwrap(),
+        functions: HostFunctions::new(None, 1).unwrap(),
         threads: Vec::new(),
         shared,
         devices: drivers.iter().map(|driver| Arc::clone(driver.device())).collect(),

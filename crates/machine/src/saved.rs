@@ -198,7 +198,7 @@ impl Machine {
             vm,
             ram,
             cpu: state.shape.cpu,
-            functions: HostFunctions::new()?,
+            functions: HostFunctions::new(None, 1)?,
         });
         machine.paused = true;
         machine.new_generation()?;

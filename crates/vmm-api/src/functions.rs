@@ -8,8 +8,20 @@ pub struct Functions {
     /// Bytes of the guest's memory that functions can reach: mapped by the host's IOMMU, and pinned. A piece that is being mapped does not
     /// count yet.
     pub mapped: u64,
-    /// Bytes that are to be; 0 where the VM has no function and gets none.
+    /// Bytes that are to be: what the guest boots with, and what it is to have plugged. 0 where the VM has no function and gets none.
     pub total: u64,
+    /// Requests to the IOMMU that mapped something, since its first function came.
+    #[serde(default)]
+    pub map_calls: u64,
+    /// Requests of the guest to plug memory that was mapped already.
+    #[serde(default)]
+    pub plug_hits: u64,
+    /// Those that waited for memory to be mapped.
+    #[serde(default)]
+    pub plug_misses: u64,
+    /// Why no more memory is being mapped ahead of the guest, though more is to be. It is tried again.
+    #[serde(default)]
+    pub error: Option<String>,
     /// Memory is being mapped, or unmapped after the last function: until then its pages stay where they are, and IOMMU groups are open.
     pub busy: bool,
     /// Each of them, in the order in which they were asked for.

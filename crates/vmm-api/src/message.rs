@@ -134,10 +134,13 @@ pub struct HotplugMemory {
     pub region: u64,
     /// Bytes of a block: all other numbers are multiples of it.
     pub block: u64,
-    /// Bytes that the guest is to have plugged.
+    /// Bytes that the guest is asked to have plugged now.
     pub requested: u64,
     /// Bytes that it has plugged.
     pub plugged: u64,
+    /// Bytes that it is to have plugged in the end: more than `requested` as long as memory is being mapped for functions of the host's.
+    #[serde(default)]
+    pub target: u64,
 }
 
 /// A moment of a VMM's start.

@@ -151,13 +151,18 @@ impl ResizeMemory for SharedSizes {
         }
     }
 
-    fn request(&self, bytes: u64) -> Result<(), CreateError> {
+    fn check(&self, bytes: u64) -> Result<(), CreateError> {
         let Region { size, block_size, .. } = self.region;
-        if bytes > size || !bytes.is_multiple_of(block_size) {
-            return Err(CreateError::Value(format!(
+        match bytes <= size && bytes.is_multiple_of(block_size) {
+            true => Ok(()),
+            false => Err(CreateError::Value(format!(
                 "{bytes} bytes of hot-pluggable memory were asked for: give a multiple of {block_size}, up to {size}"
-            )));
+            ))),
         }
+    }
+
+    fn request(&self, bytes: u64) -> Result<(), CreateError> {
+        self.check(bytes)?;
         let mut state = self.lock();
         state.sizes.requested = bytes;
         // It shrinks when the driver has unplugged everything, and never before (5.15.4.2).

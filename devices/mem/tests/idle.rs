@@ -1,6 +1,7 @@
 //! Waiting costs no processor time. One test, as it measures the threads of its process.
 
-use device::{DeviceContext, DiscardUnplugged, MemoryModule};
+use device::{DeviceContext, MemoryModule, PluggableDma};
+use memory::layout::Range;
 use observe::Registry;
 use virtio::conformance::driver::Driver;
 use virtio::conformance::process;
@@ -18,7 +19,15 @@ fn waiting_is_free() {
         metrics: &Registry::new(),
         no_space: &device::SpaceAlarm::new().unwrap(),
     };
-    let made = virtio_mem::MODULE.create(&spec, &context, 4 << 30, Box::new(DiscardUnplugged));
+    let made = virtio_mem::MODULE.create(
+        &spec,
+        &context,
+        4 << 30,
+        Box::new(PluggableDma::new(Range {
+            start: 4 << 30,
+            length: 1 << 30,
+        })),
+    );
     let made = made.unwrap();
     let mut driver = Driver::new(made.device);
     driver.start();

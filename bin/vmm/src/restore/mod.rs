@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use device::{FdTable, SpaceAlarm};
 use engine::{CpuModel, Engine};
-use machine::{Machine, MachineState, NamedDevice, SerialOutput};
+use machine::{Machine, MachineState, NamedDevice, Pluggable, SerialOutput};
 use memory::Ram;
 use observe::{Registry, marks};
 use vmm_api::{ApiError, DeviceSpec, ErrorKind, Paging, RestoreConfig};
@@ -38,7 +38,7 @@ use vmm_api::{ApiError, DeviceSpec, ErrorKind, Paging, RestoreConfig};
 use self::ahead::{Ahead, Read};
 use self::restorer::{Prefetch, Restorer};
 use crate::bare;
-use crate::devices::{Resize, Surroundings, create_devices};
+use crate::devices::{Surroundings, create_devices};
 use crate::kvm::KvmSource;
 use crate::refusal::{from_machine, from_snapshot, refuse};
 use crate::request_fds::{RestoreFds, all_used};
@@ -203,20 +203,24 @@ impl<'a> StateRead<'a> {
     }
 }
 
-/// Devices, the TAPs of those that are interfaces, and who has another one plug memory.
+/// Devices, the TAPs of those that are interfaces, and what one of them plugs.
 struct Devices {
     devices: Vec<NamedDevice>,
     taps: Taps,
-    resize: Resize,
+    pluggable: Option<Pluggable>,
 }
 
 impl Devices {
     /// Makes all of them; no descriptor may be left over.
     fn make(specs: &[DeviceSpec], fds: &mut FdTable, surroundings: Surroundings<'_>) -> Result<Self, ApiError> {
         let taps = Taps::of(specs, fds)?;
-        let (devices, resize) = create_devices(specs, fds, surroundings)?;
+        let (devices, pluggable) = create_devices(specs, fds, surroundings)?;
         all_used(fds)?;
-        Ok(Self { devices, taps, resize })
+        Ok(Self {
+            devices,
+            taps,
+            pluggable,
+        })
     }
 }
 
@@ -247,8 +251,9 @@ impl<'a> DevicesMade<'a> {
         };
         let vm = vm.map_err(|error| refuse(ErrorKind::Host, error))?;
         marks::mark("VM made");
-        let machine = Machine::restore(vm, serial, &state, ram, self.devices.devices, &self.registry)
+        let mut machine = Machine::restore(vm, serial, &state, ram, self.devices.devices, &self.registry)
             .map_err(|error| from_machine(&error))?;
+        machine.set_pluggable(self.devices.pluggable);
         marks::mark("machine built");
         Ok(Built {
             config,
@@ -258,7 +263,6 @@ impl<'a> DevicesMade<'a> {
                 machine,
                 no_space: self.no_space,
                 taps: self.devices.taps,
-                resize: self.devices.resize,
                 cpus: state.shape.cpus,
                 engine,
                 registry: self.registry,

@@ -19,7 +19,7 @@ use observe::Registry;
 use vmm_api::{ApiError, DeviceSpec, ErrorKind, Paging, RestoreConfig};
 
 use super::{Devices, Inputs, Received};
-use crate::devices::{Resize, Surroundings};
+use crate::devices::Surroundings;
 use crate::refusal::{from_machine, from_snapshot, refuse};
 use crate::taps::Taps;
 use crate::vm::VMM_VERSION;
@@ -111,7 +111,6 @@ pub(crate) struct Replacement<'a> {
 /// What came with the state that the machine has now.
 pub(crate) struct Applied {
     pub(crate) taps: Taps,
-    pub(crate) resize: Resize,
     /// The new devices' metrics.
     pub(crate) registry: Registry,
 }
@@ -122,15 +121,19 @@ impl Replacement<'_> {
     /// # Errors
     /// The machine is of no use any more.
     pub(crate) fn apply(self, machine: &mut Machine, pagemap: Option<&File>) -> Result<Applied, MachineError> {
-        let Devices { devices, taps, resize } = self.devices;
+        let Devices {
+            devices,
+            taps,
+            pluggable,
+        } = self.devices;
         machine.roll_back(&self.state, self.serial, devices, &self.registry, pagemap)?;
+        machine.set_pluggable(pluggable);
         machine.populate_write(&self.config.write_set);
         if !self.config.skip_notification {
             machine.notify_generation();
         }
         Ok(Applied {
             taps,
-            resize,
             registry: self.registry,
         })
     }

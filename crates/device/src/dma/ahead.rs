@@ -4,15 +4,22 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::mm::{Advice, madvise};
+use rustix::process::setpriority_process;
 use vfio::Piece;
 use vm_memory::GuestRegionMmap;
 
-use super::DmaMemory;
-
 /// Filled between two looks whether it is still wanted.
-const STEP: u64 = 16 << 20;
+const STEP: u64 = 2 << 20;
+
+/// Between two looks whether what is being filled is still waited for.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How nice these threads are (setpriority(2)): beside a vCPU that wants the same processor one has a thirtieth of it. The least there is
+/// would have whoever waits for one of them, or for a lock of the host's that it holds, wait for long.
+const NICE: i32 = 15;
 
 const STACK: usize = 64 << 10;
 
@@ -27,31 +34,32 @@ struct Shared {
     _memory: Vec<Arc<GuestRegionMmap<()>>>,
 }
 
-/// Threads that fill memory. They end when this is dropped.
-pub(super) struct Ahead {
+/// Threads that fill memory, which give way to whatever else runs in this process: vCPUs have the processors first. They end when this is
+/// dropped.
+pub struct Ahead {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Ahead {
-    /// Begins to fill these runs, in their order.
+    /// Begins to fill these runs of this memory, in their order, by so many threads; by none, they count as filled.
     ///
     /// # Errors
     /// No thread could be had.
-    pub(super) fn begin(runs: &[Piece], memory: &DmaMemory) -> io::Result<Self> {
+    pub fn begin(runs: &[Piece], memory: Vec<Arc<GuestRegionMmap<()>>>, fillers: usize) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             runs: runs.to_vec(),
             next: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
-            filled: Mutex::new(vec![memory.fillers == 0; runs.len()]),
+            filled: Mutex::new(vec![fillers == 0; runs.len()]),
             changed: Condvar::new(),
-            _memory: memory.regions.clone(),
+            _memory: memory,
         });
         let mut ahead = Self {
             shared,
             threads: Vec::new(),
         };
-        for number in 0..memory.fillers {
+        for number in 0..fillers {
             let shared = Arc::clone(&ahead.shared);
             ahead
                 .threads
@@ -62,12 +70,17 @@ impl Ahead {
         Ok(ahead)
     }
 
-    /// Waits until a run is filled.
-    pub(super) fn wait_for(&self, index: usize) {
+    /// Waits until a run is filled; `false` if it is given up before that.
+    pub fn wait_for(&self, index: usize, is_given_up: impl Fn() -> bool) -> bool {
         let mut filled = self.shared.filled.lock().unwrap_or_else(PoisonError::into_inner);
-        while !filled[index] {
-            filled = self.shared.changed.wait(filled).unwrap_or_else(PoisonError::into_inner);
+        while !filled.get(index).is_none_or(|filled| *filled) {
+            if is_given_up() {
+                return false;
+            }
+            let waited = self.shared.changed.wait_timeout(filled, LOOK);
+            (filled, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
+        !is_given_up()
     }
 }
 
@@ -84,6 +97,9 @@ impl Drop for Ahead {
 
 impl Shared {
     fn fill(&self) {
+        if let Err(error) = setpriority_process(None, NICE) {
+            log::debug!("filling memory does not give way to vCPUs: {error}");
+        }
         loop {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(run) = self.runs.get(index) else { return };

@@ -87,14 +87,14 @@ impl Rig {
         Self {
             space: DmaSpace::new(Arc::clone(&fake) as Arc<dyn AddressSpace>),
             fake,
-            functions: HostFunctions::new().unwrap(),
+            functions: HostFunctions::new(None, 2).unwrap(),
             vm: Arc::new(FakeVm::default()),
             bus: PciBus::new(Windows {
                 low: window(3 << 30),
                 high: window(256 << 30),
                 ports: None,
             }),
-            memory: memory(&ram, 2),
+            memory: memory(&ram, 2, None),
             ram,
         }
     }

@@ -4,8 +4,7 @@
 //! and DMA to an address that is not mapped is a fault.
 
 mod device;
-#[cfg(test)]
-pub(crate) mod random;
+pub mod random;
 mod space;
 
 pub use device::{FakeDevice, Written};

@@ -129,6 +129,7 @@ fn of(requested: u64, plugged: u64) -> HotplugMemory {
         block: MEM_MIN_BLOCK.bytes(),
         requested,
         plugged,
+        target: requested,
     }
 }
 

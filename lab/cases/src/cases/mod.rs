@@ -20,6 +20,7 @@ mod daemon_cycles;
 mod daemon_life;
 mod dedicated;
 mod device_attach;
+mod device_memory;
 mod devices;
 mod disk_full;
 mod foreign_kernel;
@@ -129,6 +130,7 @@ pub(crate) const ALL: &[&Case] = &[
     &bare_identity::CLASS,
     &bare_nvme::CASE,
     &kvm_nvme::CASE,
+    &device_memory::CASE,
     &device_attach::CASE,
     &bare_rounds::CASE,
     &dedicated::CASE,

@@ -357,6 +357,11 @@ pub(super) struct Given {
 }
 
 impl Given {
+    /// Its name on the host's bus.
+    pub(super) fn address(&self) -> &str {
+        &self.name
+    }
+
     pub(super) fn take_back(self) -> Result<Disk> {
         bind(&self.name, "")?;
         Disk::of(&self.name)
@@ -457,5 +462,42 @@ fn load(path: &Path, number: u64) -> Result<()> {
         file.read_exact_at(read.bytes(), at)?;
         ensure!(block.bytes() == read.bytes(), "what was read back differs at {at:#x}");
     }
+    Ok(())
+}
+
+/// What is written from at once, and read to.
+const PIECE: usize = 1 << 20;
+
+/// What a guest keeps for its kernel and this program.
+const KEPT: u64 = 64 << 20;
+
+/// In the guest: writes to the disk from nearly all of its memory, and reads back to other memory; says how many bytes that was.
+pub(super) fn prove(_: &[String]) -> Result<()> {
+    let disk = Disk::find()?;
+    let file = direct(&disk.path)?;
+    let meminfo = fs::read_to_string("/proc/meminfo")?;
+    let free = meminfo.lines().find_map(|line| line.strip_prefix("MemFree:"));
+    let free = free.and_then(|free| free.split_whitespace().next());
+    let free: u64 = free.context("no MemFree")?.parse::<u64>()? << 10;
+    let pieces = usize::try_from(free.saturating_sub(KEPT))? / PIECE;
+    let mut memory = vec![0_u8; (pieces + 2) * PIECE];
+    let start = memory.as_ptr().align_offset(PIECE);
+    let (back, pieces) = memory[start..].split_at_mut(PIECE);
+    let mut proved = 0;
+    // Far from each other, and in all of them something else than before.
+    let salt = u64::from(std::process::id());
+    for (number, piece) in (salt..).zip(pieces.chunks_exact_mut(PIECE)) {
+        for (word, bytes) in (0_u64..).zip(piece.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ word).to_le_bytes());
+        }
+        let at = LOAD + number % 128 * PIECE as u64;
+        file.write_all_at(piece, at).context("writing to the disk")?;
+        file.read_exact_at(back, at).context("reading from the disk")?;
+        ensure!(piece == back, "what was read back differs at {at:#x}");
+        // The next reads elsewhere.
+        back.fill(0);
+        proved += PIECE;
+    }
+    tell(&proved.to_string());
     Ok(())
 }

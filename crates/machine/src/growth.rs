@@ -1,0 +1,274 @@
+//! How much memory a guest is to have plugged. While it has functions of the host's, that is asked of it piece by piece, as memory is
+//! mapped for them ahead of it; otherwise all at once. Knows neither the device that plugs nor any function.
+//!
+//! ```text
+//!  request ──▶ target ──▶ thread: fill, map the next piece ──▶ ask the guest for so much ──▶ ... until all of it is asked for
+//!                            └── refused ──▶ wait, and again: the guest goes on with what it has
+//! ```
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use device::{Ahead, CreateError, PlugCounts, PluggableDma, PluggableSizes, ResizeMemory};
+
+/// What a VM has of memory that can be plugged.
+#[derive(Clone)]
+pub struct Pluggable {
+    /// Asks the guest.
+    pub resize: Arc<dyn ResizeMemory>,
+    /// What is mapped of it.
+    pub dma: PluggableDma,
+}
+
+/// How much memory a guest has plugged, in bytes, and what is being done about it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GrowthInfo {
+    /// As the device has it.
+    pub sizes: PluggableSizes,
+    /// What the guest is to have in the end.
+    pub target: u64,
+    /// Requests that were answered while there were functions.
+    pub counts: PlugCounts,
+    /// Why nothing is being mapped ahead for now, if more is to be.
+    pub error: Option<String>,
+}
+
+/// Between two attempts at what the host has refused: at first, and at most.
+const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+
+const STACK: usize = 128 << 10;
+
+pub(crate) struct Growth {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    pluggable: Pluggable,
+    fillers: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    target: u64,
+    /// There are functions: nothing is asked of the guest that is not mapped.
+    paced: bool,
+    stopped: bool,
+    /// The thread will look at the target again before it ends.
+    running: bool,
+    error: Option<String>,
+}
+
+impl Growth {
+    /// What is requested of the device is what the guest is to have.
+    pub(crate) fn new(pluggable: Pluggable, fillers: usize) -> Self {
+        let target = pluggable.resize.sizes().requested;
+        Self {
+            shared: Arc::new(Shared {
+                pluggable,
+                fillers,
+                state: Mutex::new(State {
+                    target,
+                    paced: false,
+                    stopped: false,
+                    running: false,
+                    error: None,
+                }),
+                changed: Condvar::new(),
+            }),
+            thread: None,
+        }
+    }
+
+    pub(crate) fn dma(&self) -> &PluggableDma {
+        &self.shared.pluggable.dma
+    }
+
+    pub(crate) fn info(&self) -> GrowthInfo {
+        let state = self.shared.state();
+        GrowthInfo {
+            sizes: self.shared.pluggable.resize.sizes(),
+            target: state.target,
+            counts: self.shared.pluggable.dma.counts(),
+            error: state.error.clone(),
+        }
+    }
+
+    /// Has the guest come to another size: at once, or as fast as memory is mapped.
+    ///
+    /// # Errors
+    /// There is no such size; nothing has changed. Or no thread could be had.
+    pub(crate) fn request(&mut self, bytes: u64) -> Result<(), CreateError> {
+        let resize = &self.shared.pluggable.resize;
+        resize.check(bytes)?;
+        let paced = {
+            let mut state = self.shared.state();
+            state.target = bytes;
+            self.shared.changed.notify_all();
+            state.paced
+        };
+        match paced && bytes > resize.sizes().requested {
+            true => self.go_on(),
+            false => resize.request(bytes),
+        }
+    }
+
+    /// Functions are there or about to be: from now on nothing is asked of the guest that is not mapped, but what was asked before.
+    pub(crate) fn pace(&mut self) {
+        self.shared.state().paced = true;
+    }
+
+    /// Functions reach what is plugged: what is to be is mapped ahead.
+    ///
+    /// # Errors
+    /// No thread could be had.
+    pub(crate) fn go_on(&mut self) -> Result<(), CreateError> {
+        {
+            let mut state = self.shared.state();
+            if state.running {
+                return Ok(());
+            }
+            state.running = true;
+        }
+        self.join();
+        let shared = Arc::clone(&self.shared);
+        match base::thread::spawn("dma-map", STACK, move || shared.map_ahead()) {
+            Ok(thread) => self.thread = Some(thread),
+            Err(source) => {
+                self.shared.state().running = false;
+                let what = "a thread that maps memory";
+                return Err(CreateError::Host { what, source });
+            }
+        }
+        Ok(())
+    }
+
+    /// The last function has gone: nothing is mapped ahead any more, and the guest is asked for all that it is to have.
+    pub(crate) fn free(&mut self) {
+        if !self.shared.state().paced {
+            return;
+        }
+        self.stop();
+        let target = {
+            let mut state = self.shared.state();
+            (state.paced, state.stopped, state.error) = (false, false, None);
+            state.target
+        };
+        let resize = &self.shared.pluggable.resize;
+        if resize.sizes().requested != target
+            && let Err(error) = resize.request(target)
+        {
+            log::error!("a size that was checked is refused, a bug: {error}");
+        }
+    }
+
+    fn stop(&mut self) {
+        self.shared.state().stopped = true;
+        self.shared.changed.notify_all();
+        self.join();
+    }
+
+    fn join(&mut self) {
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the thread that maps memory ahead panicked");
+        }
+    }
+}
+
+impl Drop for Growth {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Plain values, each set at once.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is to be mapped; `None`, and the thread ends, if that is nothing.
+    fn wanted(&self) -> Option<u64> {
+        let mut state = self.state();
+        let target = state.target;
+        let asked = self.pluggable.resize.sizes().requested >= target;
+        if state.stopped || asked && self.pluggable.dma.unmapped_below(target).is_empty() {
+            state.running = false;
+            return None;
+        }
+        Some(target)
+    }
+
+    fn map_ahead(&self) {
+        let mut pause = RETRY.0;
+        while let Some(target) = self.wanted() {
+            match self.map_below(target) {
+                Ok(()) => {
+                    self.state().error = None;
+                    pause = RETRY.0;
+                }
+                Err(error) => {
+                    log::warn!("no more memory is mapped for functions of the host's for {pause:?}: {error}");
+                    self.state().error = Some(error);
+                    self.rest(pause);
+                    pause = (pause * 2).min(RETRY.1);
+                }
+            }
+        }
+    }
+
+    /// Maps all of it, as long as it is wanted, and asks the guest for each piece as soon as that is done.
+    fn map_below(&self, target: u64) -> Result<(), String> {
+        let dma = &self.pluggable.dma;
+        let pieces = dma.unmapped_below(target);
+        let region = dma.region().ok_or("no function reaches it")?;
+        let ahead = Ahead::begin(&pieces, vec![region], self.fillers).map_err(|error| error.to_string())?;
+        let mut result = Ok(());
+        for index in 0..pieces.len() {
+            if !ahead.wait_for(index, || !self.still_wants(target)) {
+                break;
+            }
+            if let Err(error) = dma.map_next(target) {
+                result = Err(error.to_string());
+                break;
+            }
+            self.ask(target);
+        }
+        self.ask(target);
+        drop(ahead);
+        dma.give_back(&pieces);
+        result
+    }
+
+    fn still_wants(&self, target: u64) -> bool {
+        let state = self.state();
+        !state.stopped && state.target >= target
+    }
+
+    /// Asks the guest for what is mapped, unless it was asked for more before. Under the lock, so that a smaller target stays.
+    fn ask(&self, target: u64) {
+        let state = self.state();
+        let mapped = self.pluggable.dma.mapped_from_start();
+        let bytes = mapped.min(target).min(state.target);
+        if bytes > self.pluggable.resize.sizes().requested
+            && let Err(error) = self.pluggable.resize.request(bytes)
+        {
+            log::error!("a size that was checked is refused, a bug: {error}");
+        }
+    }
+
+    fn rest(&self, pause: Duration) {
+        let state = self.state();
+        let target = state.target;
+        let waits = |state: &mut State| !state.stopped && state.target == target;
+        let waited = self.changed.wait_timeout_while(state, pause, waits);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+#[cfg(test)]
+mod tests;
