@@ -5,6 +5,7 @@
 
 mod class;
 mod clone;
+mod device_model;
 mod exits;
 mod figures;
 mod guard;
@@ -123,6 +124,10 @@ struct Options {
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["subjects", "json"])]
     page: Vec<PathBuf>,
 
+    /// Measure nothing: print how long guests of large hosts would wait for memory that a device reaches, by a model
+    #[arg(long, conflicts_with_all = ["subjects", "json", "page"])]
+    device_model: bool,
+
     /// The directory with basalt-vmm and basalt-assets [default: where this program is]
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
@@ -158,6 +163,9 @@ fn main() -> Result<()> {
     let options = Options::parse();
     if !options.page.is_empty() {
         return print(&page::page(&options.page)?);
+    }
+    if options.device_model {
+        return print(&device_model::table());
     }
     let binaries = match options.binaries {
         Some(directory) => directory,

@@ -172,7 +172,7 @@ fn a_first_function_for_which_not_all_can_be_mapped_leaves_nothing() {
 #[test]
 fn what_is_owned_is_mapped_whatever_happens() {
     let mut plugged_beside_functions = 0;
-    for seed in 0..300 {
+    for seed in 0..40 {
         let (rig, mut random) = (Rig::new(), Random(seed));
         let mut owned: BTreeSet<u64> = BTreeSet::new();
         let mut dma = None;
@@ -213,5 +213,5 @@ fn what_is_owned_is_mapped_whatever_happens() {
         rig.fake.fail(Op::Unmap, u64::MAX);
         drop(dma);
     }
-    assert!(plugged_beside_functions > 300, "{plugged_beside_functions}");
+    assert!(plugged_beside_functions > 40, "{plugged_beside_functions}");
 }
