@@ -45,7 +45,7 @@ const STAYS: u64 = CHUNK;
 const USED: u64 = 192 << 20;
 
 /// `VFIO_IOMMU_UNMAP_DMA` of linux/vfio.h.
-const UNMAP_DMA: libc::c_ulong = 0x3b72;
+const UNMAP_DMA: libc::Ioctl = 0x3b72;
 
 fn host(host: &Host) -> Result<()> {
     if !in_lab()? {
