@@ -2,8 +2,6 @@
 //! and going on after a pause, all by requests to the daemon, from the request to its answer, which comes after the agent's.
 //! Beside them, in turn, QEMU that is started with `-incoming` and a file that it has written of an equal guest.
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -11,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use node_api::{Client, CloneConfig, Reply, Request};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::figures::{Bench, MARKER, tell};
 use crate::kept::{KEPT, keep};
-use crate::machine::{MICROVM, Machine, QEMU, end_with_us, now_ns, qemu_arguments};
+use crate::machine::{MICROVM, Machine, QEMU, check_alive, end_with_us, now_ns, qemu_arguments};
+use crate::monitor::{Monitor, PATIENCE};
 use crate::report::Figure;
 use crate::run::Node;
 use crate::stats::Target;
@@ -34,72 +33,6 @@ const VMM: &str = "basalt-vmm";
 const VMM_PROGRAM: &str = "/dev/fd/";
 
 const CLONE: &str = Node::CLONE;
-
-/// How long QEMU may take for anything.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// QEMU's monitor.
-struct Monitor {
-    reader: BufReader<UnixStream>,
-    path: PathBuf,
-}
-
-impl Monitor {
-    /// Connects as soon as QEMU listens.
-    fn connect(path: PathBuf) -> Result<Self> {
-        let deadline = Instant::now() + PATIENCE;
-        let stream = loop {
-            match UnixStream::connect(&path) {
-                Ok(stream) => break stream,
-                Err(error) if Instant::now() > deadline => bail!("QEMU's monitor does not answer: {error}"),
-                Err(_) => thread::sleep(Duration::from_millis(1)),
-            }
-        };
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let mut monitor = Self {
-            reader: BufReader::new(stream),
-            path,
-        };
-        monitor.say(&json!({ "execute": "qmp_capabilities" }))?;
-        Ok(monitor)
-    }
-
-    fn line(&mut self) -> Result<Value> {
-        let mut line = String::new();
-        ensure!(self.reader.read_line(&mut line)? > 0, "QEMU has closed its monitor");
-        Ok(serde_json::from_str(&line)?)
-    }
-
-    /// Says something; what is returned.
-    fn say(&mut self, command: &Value) -> Result<Value> {
-        writeln!(self.reader.get_ref(), "{command}")?;
-        loop {
-            let line = self.line()?;
-            ensure!(line.get("error").is_none(), "QEMU refuses {command}: {line}");
-            if let Some(result) = line.get("return") {
-                return Ok(result.clone());
-            }
-        }
-    }
-
-    /// Waits until the guest runs.
-    fn wait_until_it_runs(&mut self) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if self.say(&json!({ "execute": "query-status" }))?["running"] == true {
-                return Ok(());
-            }
-            ensure!(Instant::now() < deadline, "QEMU's guest does not run");
-            thread::sleep(Duration::from_millis(1));
-        }
-    }
-}
-
-impl Drop for Monitor {
-    fn drop(&mut self) {
-        drop(std::fs::remove_file(&self.path));
-    }
-}
 
 /// A guest of QEMU's as a file.
 struct Peer {
@@ -121,7 +54,7 @@ impl Peer {
         };
         let mut machine = Machine::qemu(&peer.arguments)?;
         machine.wait_for(MARKER)?;
-        let mut monitor = Monitor::connect(peer.monitor.clone())?;
+        let mut monitor = Monitor::connect(peer.monitor.clone(), || machine.check_alive())?;
         // It is written as it runs: one that was stopped would not run when it comes back.
         let to = format!("exec:cat > {}", peer.state.display());
         monitor.say(&json!({ "execute": "migrate", "arguments": { "uri": to } }))?;
@@ -155,8 +88,8 @@ impl Peer {
         command.stdin(Stdio::null()).stdout(Stdio::null());
         end_with_us(&mut command);
         let started_ns = now_ns();
-        let child = Ends(command.spawn().context("QEMU cannot be started")?);
-        let mut monitor = Monitor::connect(self.monitor.clone())?;
+        let mut child = Ends(command.spawn().context("QEMU cannot be started")?);
+        let mut monitor = Monitor::connect(self.monitor.clone(), || child.check_alive())?;
         monitor.wait_until_it_runs()?;
         let ended_ns = now_ns();
         seen()?;
@@ -167,6 +100,12 @@ impl Peer {
 
 /// A process that ends with this.
 struct Ends(Child);
+
+impl Ends {
+    fn check_alive(&mut self) -> Result<()> {
+        check_alive(&mut self.0)
+    }
+}
 
 impl Drop for Ends {
     fn drop(&mut self) {

@@ -117,6 +117,11 @@ pub(crate) use observe::span::now_ns;
 
 /// QEMU's arguments: its smallest machine, without what Basalt does not have either.
 pub(crate) fn qemu_arguments(setup: &Setup, machine: &str, more: &[&str]) -> Vec<String> {
+    qemu_arguments_with(setup, machine, "128", more)
+}
+
+/// The same with another size of memory, as `-m` takes it.
+pub(crate) fn qemu_arguments_with(setup: &Setup, machine: &str, memory: &str, more: &[&str]) -> Vec<String> {
     let path = |path: &Path| path.to_string_lossy().into_owned();
     let mut arguments: Vec<String> = [
         "-M",
@@ -125,7 +130,7 @@ pub(crate) fn qemu_arguments(setup: &Setup, machine: &str, more: &[&str]) -> Vec
         "-cpu",
         "host",
         "-m",
-        "128",
+        memory,
         "-smp",
         "1",
         "-nodefaults",
@@ -175,7 +180,17 @@ impl Machine {
     pub(crate) fn basalt(vmm: &Path, setup: &Setup, devices: &Devices, walls: &Walls) -> Result<Self> {
         let (reader, writer) = std::io::pipe()?;
         let mut parts = Parts::default();
-        let (config, acceptor) = parts.config(setup, devices, writer.into())?;
+        let (config, kept) = parts.config(setup, devices, writer.into())?;
+        let mut machine = Self::without_guest(vmm, walls, reader)?;
+        machine._kept = kept;
+        let client = machine.client()?;
+        client.create(config, &parts.fds())?;
+        client.start()?;
+        Ok(machine)
+    }
+
+    /// Starts Basalt's VMM alone; `reader` is the other end of the console that its guest will have.
+    pub(crate) fn without_guest(vmm: &Path, walls: &Walls, reader: PipeReader) -> Result<Self> {
         let (near, far) = PacketSocket::pair()?;
         let far = OwnedFd::from(far);
         let started_ns = now_ns();
@@ -184,20 +199,27 @@ impl Machine {
             Walls::None => Process::Plain(start_plain(vmm, &far)?),
         };
         drop(far);
-        let mut machine = Self {
+        Ok(Self {
             started_ns,
             child,
-            client: None,
+            client: Some(VmmClient::new(near)),
             lines: listen(reader),
             heard: String::new(),
-            _kept: acceptor,
-        };
-        let mut client = VmmClient::new(near);
-        let fds: Vec<BorrowedFd<'_>> = parts.0.iter().map(AsFd::as_fd).collect();
-        client.create(config, &fds)?;
-        client.start()?;
-        machine.client = Some(client);
-        Ok(machine)
+            _kept: Vec::new(),
+        })
+    }
+
+    /// The control socket of Basalt's VMM.
+    pub(crate) fn client(&mut self) -> Result<&mut VmmClient> {
+        self.client.as_mut().context("QEMU has no such control socket")
+    }
+
+    /// Fails when the VMM has ended, where it is a plain child.
+    pub(crate) fn check_alive(&mut self) -> Result<()> {
+        match &mut self.child {
+            Process::Plain(child) => check_alive(child),
+            Process::Jailed(_) => Ok(()),
+        }
     }
 
     /// The VMM's process.
@@ -223,25 +245,39 @@ impl Machine {
 
     /// The next line that holds `text`.
     pub(crate) fn wait_for(&mut self, text: &str) -> Result<Line> {
-        let deadline = Instant::now() + PATIENCE;
+        let found = self.wait_within(text, PATIENCE)?;
+        found.with_context(|| {
+            format!(
+                "`{text}` did not come within {PATIENCE:?}; the guest wrote:\n{}",
+                self.heard
+            )
+        })
+    }
+
+    /// The same where it may come later; nothing if it has not come by then.
+    pub(crate) fn wait_within(&mut self, text: &str, limit: Duration) -> Result<Option<Line>> {
+        let deadline = Instant::now() + limit;
         loop {
             match self
                 .lines
                 .recv_timeout(deadline.saturating_duration_since(Instant::now()))
             {
-                Ok(line) if line.text.contains(text) => return Ok(line),
+                Ok(line) if line.text.contains(text) => return Ok(Some(line)),
                 Ok(line) => self.heard.push_str(&format!("{}\n", line.text)),
-                Err(RecvTimeoutError::Timeout) => {
-                    bail!(
-                        "`{text}` did not come within {PATIENCE:?}; the guest wrote:\n{}",
-                        self.heard
-                    )
-                }
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
                 Err(RecvTimeoutError::Disconnected) => {
                     bail!("the guest ended without `{text}`; it wrote:\n{}", self.heard)
                 }
             }
         }
+    }
+}
+
+/// Fails when a process has ended that should not have.
+pub(crate) fn check_alive(child: &mut Child) -> Result<()> {
+    match child.try_wait()? {
+        None => Ok(()),
+        Some(status) => bail!("it has ended ({status}); what it said of that is on standard error"),
     }
 }
 
@@ -330,12 +366,17 @@ fn listen(mut reader: PipeReader) -> Receiver<Line> {
     receiver
 }
 
-/// The descriptors that travel with a configuration.
+/// A configuration's descriptors, which travel with it.
 #[derive(Default)]
-struct Parts(Vec<OwnedFd>);
+pub(crate) struct Parts(Vec<OwnedFd>);
 
 impl Parts {
-    fn add(&mut self, fd: impl Into<OwnedFd>) -> Result<FdRef> {
+    /// In the order in which they were added.
+    pub(crate) fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.0.iter().map(AsFd::as_fd).collect()
+    }
+
+    pub(crate) fn add(&mut self, fd: impl Into<OwnedFd>) -> Result<FdRef> {
         let position = u32::try_from(self.0.len())?;
         self.0.push(fd.into());
         Ok(FdRef(position))
@@ -347,7 +388,12 @@ impl Parts {
     }
 
     /// The configuration, and what must stay open on this side.
-    fn config(&mut self, setup: &Setup, devices: &Devices, console: OwnedFd) -> Result<(VmConfig, Vec<OwnedFd>)> {
+    pub(crate) fn config(
+        &mut self,
+        setup: &Setup,
+        devices: &Devices,
+        console: OwnedFd,
+    ) -> Result<(VmConfig, Vec<OwnedFd>)> {
         let kernel = self.open(&setup.kernel)?;
         let kvm = File::options()
             .read(true)

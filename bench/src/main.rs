@@ -14,6 +14,7 @@ mod kept;
 mod latency;
 mod life;
 mod machine;
+mod monitor;
 mod net;
 mod page;
 mod paging;
