@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use vmm_api::devices::{BlockEngine, MacAddress};
 use vmm_api::{Mark, MetricSample};
 
+use crate::device_start::Arguments;
 use crate::guest::{END, RESULT, Reading, WORKLOADS};
 use crate::machine::{Devices, MEMORY, MICROVM, MICROVM_PCI, Machine, QEMU, Setup, Walls, jailed_name, qemu_arguments};
 use crate::net;
@@ -41,6 +42,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) world: &'a World,
     pub(crate) runs: usize,
     pub(crate) report: &'a mut Report,
+    pub(crate) device: &'a Arguments,
 }
 
 /// Samples by who they are of.
@@ -440,7 +442,7 @@ pub(crate) fn tell(figure: &str, round: usize, who: &str, value: f64, unit: &str
 }
 
 /// A command line as a shell would take it.
-fn command_line(arguments: &[String]) -> String {
+pub(crate) fn command_line(arguments: &[String]) -> String {
     let mut text = QEMU.to_owned();
     for argument in arguments {
         text.push(' ');

@@ -1,6 +1,6 @@
-//! A process beside a run, which takes away what the run leaves where it is killed: guests, its own and its node's, and kernel modules. It
-//! waits for the end of a pipe that the run holds open. Knows modules and nodes by what the run writes there, processes by a variable in
-//! their environment.
+//! A process beside a run, which takes away what the run leaves where it is killed: guests, its own and its node's, kernel modules, and
+//! functions of the PCI bus that are not the host's. It waits for the end of a pipe that the run holds open. Knows modules, nodes and
+//! functions by what the run writes there, processes by a variable in their environment.
 
 use std::fs;
 use std::io::{BufRead, Write};
@@ -12,6 +12,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process, setsid};
+use vfio::host::Sysfs;
+use vfio::host::binding::BindingRecord;
+
+use crate::function;
 
 /// The word that has this program be the guard.
 pub(crate) const GUARD: &str = "guard";
@@ -22,6 +26,9 @@ pub(crate) const RUN: &str = "BASALT_BENCH_RUN";
 /// How long what was killed, and a module that something still uses, may take to go.
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// What a function's line has before its record.
+const FUNCTION: &str = "function";
 
 /// Between the parts of a line.
 const APART: char = '\t';
@@ -58,6 +65,8 @@ pub(crate) enum Kept {
     Module(String),
     /// A daemon and its sandboxes: the program `basalt`, the state directory, the assets.
     Node([String; 3]),
+    /// A PCI function that vfio-pci has, and how it was before.
+    Function(BindingRecord),
 }
 
 impl Kept {
@@ -70,39 +79,43 @@ impl Kept {
     /// Tells the guard that this is there from now on, or goes by itself.
     pub(crate) fn tell(&self, there: bool) {
         if let Some(pipe) = &mut *PIPE.lock().unwrap_or_else(PoisonError::into_inner)
-            && let Err(error) = pipe.write_all(self.line(there).as_bytes())
+            && let Err(error) = self.line(there).and_then(|line| Ok(pipe.write_all(line.as_bytes())?))
         {
             eprintln!("the guard is gone ({error}): what this run leaves if it is killed stays");
         }
     }
 
-    fn line(&self, there: bool) -> String {
+    fn line(&self, there: bool) -> Result<String> {
         let sign = if there { '+' } else { '-' };
-        match self {
+        Ok(match self {
             Self::Module(name) => format!("{sign}{APART}{name}\n"),
             Self::Node([program, state, assets]) => {
                 format!("{sign}{APART}{program}{APART}{state}{APART}{assets}\n")
             }
-        }
+            Self::Function(record) => {
+                format!("{sign}{APART}{FUNCTION}{APART}{}\n", serde_json::to_string(record)?)
+            }
+        })
     }
 
     fn read(line: &str) -> Option<(bool, Self)> {
         let mut words = line.split(APART).map(str::to_owned);
         let there = words.next()? == "+";
         let rest: Vec<String> = words.collect();
-        match <[String; 3]>::try_from(rest) {
-            Ok(node) => Some((there, Self::Node(node))),
-            Err(rest) => Some((
-                there,
-                Self::Module(<[String; 1]>::try_from(rest).ok()?.into_iter().next()?),
-            )),
-        }
+        let kept = match rest.as_slice() {
+            [module] => Self::Module(module.clone()),
+            [kind, record] if kind == FUNCTION => Self::Function(serde_json::from_str(record).ok()?),
+            [program, state, assets] => Self::Node([program, state, assets].map(String::clone)),
+            _ => return None,
+        };
+        Some((there, kept))
     }
 
     fn end(&self) -> Result<()> {
         match self {
             Self::Module(name) => unload(name),
             Self::Node(node) => end_node(node),
+            Self::Function(record) => function::give_back(&Sysfs::of_host(), record),
         }
     }
 }
@@ -112,11 +125,11 @@ pub(crate) fn guard(id: &str) -> Result<()> {
     // Keys of the terminal are for the run; the guard ends after it.
     setsid().context("a session of its own")?;
     let left = until_the_end(std::io::stdin().lock());
-    // Nodes first, whose daemons belong to the run; then whatever uses a module.
-    let (nodes, modules): (Vec<_>, Vec<_>) = left.into_iter().partition(|kept| matches!(kept, Kept::Node(_)));
+    // Nodes first, whose daemons belong to the run; then whatever uses a module or a function.
+    let (nodes, others): (Vec<_>, Vec<_>) = left.into_iter().partition(|kept| matches!(kept, Kept::Node(_)));
     let mut result = nodes.iter().try_for_each(Kept::end);
     result = result.and(kill_run(id));
-    modules.iter().rev().try_for_each(Kept::end).and(result)
+    others.iter().rev().try_for_each(Kept::end).and(result)
 }
 
 fn until_the_end(lines: impl BufRead) -> Vec<Kept> {
@@ -221,8 +234,21 @@ mod tests {
     fn what_has_gone_by_itself_is_not_left() {
         let node = Kept::node(Path::new("/bin/basalt"), Path::new("/mnt/a b"), None);
         let module = Kept::Module("basalt".to_owned());
-        let lines = [module.line(true), node.line(true), module.line(false), "?\n".to_owned()].concat();
-        assert_eq!(until_the_end(lines.as_bytes()), std::slice::from_ref(&node));
-        assert_eq!(until_the_end(node.line(false).as_bytes()), []);
+        let line = |kept: &Kept, there| kept.line(there).unwrap();
+        let function = Kept::Function(BindingRecord::lost("0000:01:00.0".parse().unwrap()));
+        let lines = [
+            line(&module, true),
+            line(&node, true),
+            line(&function, true),
+            line(&module, false),
+            "?\n".to_owned(),
+            "+\tfunction\tnone\n".to_owned(),
+        ];
+        assert_eq!(
+            until_the_end(lines.concat().as_bytes()),
+            [node.clone(), function.clone()]
+        );
+        let gone = [line(&function, true), line(&function, false), line(&node, false)].concat();
+        assert_eq!(until_the_end(gone.as_bytes()), []);
     }
 }

@@ -72,7 +72,8 @@ fn mebi(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-fn available() -> Result<u64> {
+/// Bytes that the host could give out.
+pub(crate) fn available() -> Result<u64> {
     let text = fs::read_to_string("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let words = line.and_then(|line| line.split_whitespace().next());

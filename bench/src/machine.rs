@@ -108,6 +108,8 @@ impl Process {
 pub(crate) enum Walls {
     /// As a node does it: `host::jail`, and `--jail`.
     Jail,
+    /// The same for a guest that gets a function of the host's, for which its memory is locked.
+    JailThatLocks,
     /// As any program.
     None,
 }
@@ -195,7 +197,8 @@ impl Machine {
         let far = OwnedFd::from(far);
         let started_ns = now_ns();
         let child = match walls {
-            Walls::Jail => Process::Jailed(start_jailed(vmm, &far)?),
+            Walls::Jail => Process::Jailed(start_jailed(vmm, &far, false)?),
+            Walls::JailThatLocks => Process::Jailed(start_jailed(vmm, &far, true)?),
             Walls::None => Process::Plain(start_plain(vmm, &far)?),
         };
         drop(far);
@@ -300,7 +303,7 @@ fn start_plain(vmm: &Path, control: &OwnedFd) -> Result<Child> {
 }
 
 /// As `node` does, but for the cgroup, which costs the process nothing.
-fn start_jailed(vmm: &Path, control: &OwnedFd) -> Result<jail::Child> {
+fn start_jailed(vmm: &Path, control: &OwnedFd, locks_memory: bool) -> Result<jail::Child> {
     let program = File::open(vmm).with_context(|| format!("{} cannot be opened", vmm.display()))?;
     let log = File::options().write(true).open("/dev/null")?;
     let words = [
@@ -324,7 +327,7 @@ fn start_jailed(vmm: &Path, control: &OwnedFd) -> Result<jail::Child> {
         cgroup: None,
         isolation: jail::Isolation::Full(identity),
         open_files: None,
-        locks_memory: false,
+        locks_memory,
     })?)
 }
 

@@ -6,8 +6,13 @@
 mod class;
 mod clone;
 mod device_model;
+mod device_progress;
+mod device_rounds;
+mod device_start;
+mod device_tables;
 mod exits;
 mod figures;
+mod function;
 mod guard;
 mod guest;
 mod kept;
@@ -44,7 +49,8 @@ use crate::world::World;
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Subject {
-    /// Everything but `exits`, `throughput`, `latency` and `life`, which need kernel modules, more CPUs and an image
+    /// Everything but `exits`, `throughput`, `latency` and `life`, which need kernel modules, more CPUs and an image, and `device-start` and
+    /// `device-rounds`, which take a device from the host
     All,
     /// VMM exec to the first KVM_RUN
     Start,
@@ -74,6 +80,10 @@ enum Subject {
     Latency,
     /// Reservations of CPUs, starts and ends of sandboxes that own some, and how long the host stands still meanwhile
     Life,
+    /// Starts with a PCI function of the host's, by when memory is mapped for it, and by memory, beside QEMU's
+    DeviceStart,
+    /// A guest that gets such a function and gives it back, again and again, and what stays pinned
+    DeviceRounds,
     /// Reads of a disk
     Disk,
     /// TCP streams, requests and responses
@@ -83,7 +93,7 @@ enum Subject {
 type Measure = fn(&mut Bench<'_>) -> Result<()>;
 
 /// All that is measured, in its order.
-const MEASURED: [(Subject, Measure); 16] = [
+const MEASURED: [(Subject, Measure); 18] = [
     (Subject::Start, |bench| bench.start()),
     (Subject::Boot, |bench| bench.boot()),
     (Subject::BootExits, |bench| bench.boot_exits()),
@@ -98,12 +108,21 @@ const MEASURED: [(Subject, Measure); 16] = [
     (Subject::Throughput, |bench| bench.throughput()),
     (Subject::Latency, |bench| bench.latency()),
     (Subject::Life, |bench| bench.life()),
+    (Subject::DeviceStart, |bench| bench.device_start()),
+    (Subject::DeviceRounds, |bench| bench.device_rounds()),
     (Subject::Disk, |bench| bench.disk()),
     (Subject::Network, |bench| bench.network()),
 ];
 
 /// What `all` leaves out.
-const WITH_MODULES: [Subject; 4] = [Subject::Exits, Subject::Throughput, Subject::Latency, Subject::Life];
+const LEFT_OUT: [Subject; 6] = [
+    Subject::Exits,
+    Subject::Throughput,
+    Subject::Latency,
+    Subject::Life,
+    Subject::DeviceStart,
+    Subject::DeviceRounds,
+];
 
 /// Measures Basalt beside QEMU's microvm, in turn, and prints tables.
 #[derive(Debug, Parser)]
@@ -140,6 +159,9 @@ struct Options {
     /// Where files of the run are made, and removed after it; the disk's speed is that of this file system's page cache
     #[arg(long, value_name = "DIR", default_value = "/mnt/xfs")]
     scratch: PathBuf,
+
+    #[command(flatten)]
+    device: device_start::Arguments,
 }
 
 fn main() -> Result<()> {
@@ -183,7 +205,7 @@ fn main() -> Result<()> {
     };
     let mut printed = Printed::default();
     for (subject, measure) in MEASURED {
-        let of_all = options.subjects.contains(&Subject::All) && !WITH_MODULES.contains(&subject);
+        let of_all = options.subjects.contains(&Subject::All) && !LEFT_OUT.contains(&subject);
         if !options.subjects.contains(&subject) && !of_all {
             continue;
         }
@@ -191,6 +213,7 @@ fn main() -> Result<()> {
             world: &world,
             runs: usize::from(options.runs),
             report: &mut report,
+            device: &options.device,
         });
         // What others come to is not to be lost with it.
         if let Err(error) = measured {

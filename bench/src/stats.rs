@@ -28,6 +28,17 @@ pub(crate) fn straight(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     (points.len() > 2 && xx > 0.0 && yy > 0.0).then(|| (xy / xx, xy * xy / (xx * yy)))
 }
 
+/// The slope alone, of two points or more that are not one above the other: of a flat line, too.
+pub(crate) fn slope(points: &[(f64, f64)]) -> Option<f64> {
+    #[allow(clippy::cast_precision_loss, reason = "a handful of points")]
+    let count = points.len() as f64;
+    let x_mean = points.iter().map(|point| point.0).sum::<f64>() / count;
+    let y_mean = points.iter().map(|point| point.1).sum::<f64>() / count;
+    let xx: f64 = points.iter().map(|(x, _)| (x - x_mean).powi(2)).sum();
+    let xy: f64 = points.iter().map(|(x, y)| (x - x_mean) * (y - y_mean)).sum();
+    (xx > 0.0).then(|| xy / xx)
+}
+
 /// What a figure is held against.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -78,6 +89,18 @@ mod tests {
         assert!((slope - 2.0).abs() < 1e-9 && (fit - 1.0).abs() < 1e-9);
         let (slope, fit) = straight(&[(0.0, 0.0), (1.0, 1.0), (2.0, 0.0)]).unwrap();
         assert!(slope.abs() < 1e-9 && fit < 0.1);
+    }
+
+    #[test]
+    fn slopes() {
+        assert_eq!(slope(&[]), None);
+        assert_eq!(slope(&[(1.0, 5.0)]), None);
+        assert_eq!(slope(&[(1.0, 5.0), (1.0, 9.0)]), None);
+        assert_eq!(slope(&[(1.0, 5.0), (2.0, 5.0), (4.0, 5.0)]), Some(0.0));
+        assert_eq!(slope(&[(0.5, 100.0), (4.5, 2900.0)]), Some(700.0));
+        // Of 0, 1 and 2 with 1, 0 and 5: (-1 * -1 + 0 * -2 + 1 * 3) / 2.
+        let least_squares = slope(&[(0.0, 1.0), (1.0, 0.0), (2.0, 5.0)]).unwrap();
+        assert!((least_squares - 2.0).abs() < 1e-9, "{least_squares}");
     }
 
     #[test]
