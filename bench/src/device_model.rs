@@ -68,7 +68,7 @@ pub(crate) fn table() -> String {
     let mut row = |what: &str, seconds: &dyn Fn(f64) -> f64| {
         let (small, large) = (seconds(PUBLISHED_GB), seconds(2000.0));
         // Writing to a string does not fail.
-        drop(writeln!(text, "| {what} | {small:.1} | {large:.1} |"));
+        writeln!(text, "| {what} | {small:.1} | {large:.1} |").unwrap_or_default();
     };
     row("in turn, one thread", &|gb| host.in_turn(gb));
     row("`eager`: 4 threads and one behind them", &|gb| host.behind(gb, 4));

@@ -53,8 +53,10 @@ struct Shared {
 
 struct State {
     target: u64,
-    /// There are functions: nothing is asked of the guest that is not mapped.
+    /// There are functions, or will be: nothing is asked of the guest that is not mapped.
     paced: bool,
+    /// What it boots with is mapped: the rest can be.
+    ready: bool,
     stopped: bool,
     /// The thread will look at the target again before it ends.
     running: bool,
@@ -72,6 +74,7 @@ impl Growth {
                 state: Mutex::new(State {
                     target,
                     paced: false,
+                    ready: false,
                     stopped: false,
                     running: false,
                     error: None,
@@ -103,14 +106,15 @@ impl Growth {
     pub(crate) fn request(&mut self, bytes: u64) -> Result<(), CreateError> {
         let resize = &self.shared.pluggable.resize;
         resize.check(bytes)?;
-        let paced = {
+        let (paced, ready) = {
             let mut state = self.shared.state();
             state.target = bytes;
             self.shared.changed.notify_all();
-            state.paced
+            (state.paced, state.ready)
         };
         match paced && bytes > resize.sizes().requested {
-            true => self.go_on(),
+            true if ready => self.go_on(),
+            true => Ok(()),
             false => resize.request(bytes),
         }
     }
@@ -120,13 +124,14 @@ impl Growth {
         self.shared.state().paced = true;
     }
 
-    /// Functions reach what is plugged: what is to be is mapped ahead.
+    /// Functions reach what the guest boots with and what is plugged: from now on what is to be is mapped ahead.
     ///
     /// # Errors
     /// No thread could be had.
     pub(crate) fn go_on(&mut self) -> Result<(), CreateError> {
         {
             let mut state = self.shared.state();
+            state.ready = true;
             if state.running {
                 return Ok(());
             }
@@ -153,7 +158,7 @@ impl Growth {
         self.stop();
         let target = {
             let mut state = self.shared.state();
-            (state.paced, state.stopped, state.error) = (false, false, None);
+            (state.paced, state.ready, state.stopped, state.error) = (false, false, false, None);
             state.target
         };
         let resize = &self.shared.pluggable.resize;

@@ -136,7 +136,10 @@ fn what_was_to_be_before_the_first_function_came_is_mapped_ahead_too() {
     let mut rig = Rig::new(true);
     rig.growth.pace();
     rig.growth.request(256 * MIB).unwrap();
-    // Nothing can be mapped yet: it is tried again.
+    assert!(
+        rig.requested().is_empty() && rig.growth.info().error.is_none(),
+        "nothing can be mapped yet"
+    );
     let dma = rig.map();
     rig.comes_to(256 * MIB);
     assert_eq!(rig.fake.mapped_bytes(), 384 * MIB);
