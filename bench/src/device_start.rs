@@ -177,18 +177,28 @@ impl Starter<'_> {
         }
         if way == Way::Async {
             if later > 0 {
-                client.resize_memory(ByteSize::mib(later))?;
+                client.map_ahead(ByteSize::mib(later))?;
             }
             client.start()?;
         }
         // The VMM's copies alone are left, so that the function is nobody's when it ends.
         drop((parts, attached));
-        let start = follow(&mut machine, way, created_ns, |machine| {
-            let client = machine.client()?;
-            let functions = sound(client.functions()?)?;
-            let plugged = plugged(client)?;
-            Ok(seen(ByteSize::mib(later).bytes(), &functions, plugged))
-        })?;
+        let start = follow(
+            &mut machine,
+            way,
+            created_ns,
+            |machine| {
+                let client = machine.client()?;
+                let functions = sound(client.functions()?)?;
+                let plugged = plugged(client)?;
+                Ok(seen(ByteSize::mib(later).bytes(), &functions, plugged))
+            },
+            |machine| match later {
+                0 => Ok(()),
+                // As a node does when the agent answers.
+                _ => Ok(machine.client()?.resize_memory(ByteSize::mib(later))?),
+            },
+        )?;
         if way == Way::Plain {
             return Ok(Start { device: None, ..start });
         }
@@ -204,18 +214,24 @@ impl Starter<'_> {
         let mut monitor = Monitor::connect(path, || machine.check_alive())?;
         let created_ns = now_ns();
         let (_, later) = way.parts(size);
-        let start = follow(&mut machine, way, created_ns, |_| {
-            // QEMU's other guest is asked as often.
-            let answer = monitor.say(&match way {
-                Way::QemuMem => json!({
-                    "execute": "qom-get",
-                    "arguments": { "path": "/machine/peripheral/vm0", "property": "size" }
-                }),
-                _ => json!({ "execute": "query-status" }),
-            })?;
-            let memory = answer.as_u64() == Some(ByteSize::mib(later).bytes());
-            Ok(Seen { device: true, memory })
-        })?;
+        let start = follow(
+            &mut machine,
+            way,
+            created_ns,
+            |_| {
+                // QEMU's other guest is asked as often.
+                let answer = monitor.say(&match way {
+                    Way::QemuMem => json!({
+                        "execute": "qom-get",
+                        "arguments": { "path": "/machine/peripheral/vm0", "property": "size" }
+                    }),
+                    _ => json!({ "execute": "query-status" }),
+                })?;
+                let memory = answer.as_u64() == Some(ByteSize::mib(later).bytes());
+                Ok(Seen { device: true, memory })
+            },
+            |_| Ok(()),
+        )?;
         Ok(Start { device: None, ..start })
     }
 
@@ -256,13 +272,15 @@ fn plugged(client: &mut VmmClient) -> Result<u64> {
     Ok(client.info()?.hotplug_memory.map_or(0, |memory| memory.plugged))
 }
 
-/// Asks again and again until all is there.
+/// Asks again and again until all is there; when the guest's init runs, so is what waits for that.
 fn follow(
     machine: &mut Machine,
     way: Way,
     created_ns: u64,
     mut ask: impl FnMut(&mut Machine) -> Result<Seen>,
+    when_init_runs: impl FnOnce(&mut Machine) -> Result<()>,
 ) -> Result<Start> {
+    let mut when_init_runs = Some(when_init_runs);
     let deadline = Instant::now() + PATIENCE;
     let (mut moments, mut marker) = (Moments::of_made(way, created_ns), None);
     loop {
@@ -270,7 +288,12 @@ fn follow(
         moments.note(now_ns(), seen);
         match (marker, moments.both()) {
             (Some(init_ns), Some(both)) => return Ok(Start::of(machine.started_ns, created_ns, init_ns, both)),
-            (None, _) => marker = machine.wait_within(MARKER, PERIOD)?.map(|line| line.time_ns),
+            (None, _) => {
+                marker = machine.wait_within(MARKER, PERIOD)?.map(|line| line.time_ns);
+                if let Some(act) = when_init_runs.take_if(|_| marker.is_some()) {
+                    act(machine)?;
+                }
+            }
             _ => std::thread::sleep(PERIOD),
         }
         if Instant::now() > deadline {

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use base::ByteSize;
-use device::{FdTable, SpaceAlarm};
+use device::{CreateError, FdTable, SpaceAlarm};
 use engine::Engine;
 use machine::{End, GrowthInfo, Machine, MachineConfig, MachineError};
 use memory::layout::{self, MemorySize};
@@ -199,7 +199,8 @@ impl Vm {
             Request::Attach(device) => self.attach(&device, fds).map(|()| Reply::Done),
             Request::Detach(id) => self.detach(&id).map(|()| Reply::Done),
             Request::Functions => self.told_functions().map(Reply::Functions),
-            Request::ResizeMemory(size) => self.resize_memory(size),
+            Request::ResizeMemory(size) => self.resize_memory(|machine| machine.resize_memory(size.bytes())),
+            Request::MapAhead(size) => self.resize_memory(|machine| machine.map_ahead(size.bytes())),
             Request::PressPowerButton => self.press_power_button(),
             Request::Stop => {
                 self.machine = None;
@@ -525,12 +526,12 @@ impl Vm {
     }
 
     /// In any state: a device that sleeps tells its driver when it goes on.
-    fn resize_memory(&mut self, size: ByteSize) -> Result<Reply, ApiError> {
+    fn resize_memory(
+        &mut self,
+        resize: impl FnOnce(&mut Machine) -> Option<Result<(), CreateError>>,
+    ) -> Result<Reply, ApiError> {
         self.its_machine()?;
-        let resized = self
-            .machine
-            .as_mut()
-            .and_then(|machine| machine.resize_memory(size.bytes()));
+        let resized = self.machine.as_mut().and_then(resize);
         let resized = resized.ok_or_else(|| {
             let message = "the VM has no memory that can be plugged: make one with a device of kind `mem`";
             refuse(ErrorKind::WrongState, message)

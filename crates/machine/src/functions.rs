@@ -442,6 +442,15 @@ impl Machine {
         self.functions.growth.as_mut().map(|growth| growth.request(bytes))
     }
 
+    /// Has so much of what can be plugged mapped for functions as soon as there are any, before the guest is asked for it. `None` if nothing
+    /// can be plugged.
+    ///
+    /// # Errors
+    /// As [`Machine::resize_memory`].
+    pub fn map_ahead(&mut self, bytes: u64) -> Option<Result<(), CreateError>> {
+        self.functions.growth.as_mut().map(|growth| growth.map_ahead(bytes))
+    }
+
     fn cpus(&self) -> u32 {
         u32::try_from(self.threads.len()).unwrap_or(1)
     }

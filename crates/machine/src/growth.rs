@@ -53,6 +53,8 @@ struct Shared {
 
 struct State {
     target: u64,
+    /// So much is mapped, if that is more, before the guest is asked for it.
+    ahead: u64,
     /// There are functions, or will be: nothing is asked of the guest that is not mapped.
     paced: bool,
     /// What it boots with is mapped: the rest can be.
@@ -73,6 +75,7 @@ impl Growth {
                 fillers,
                 state: Mutex::new(State {
                     target,
+                    ahead: 0,
                     paced: false,
                     ready: false,
                     stopped: false,
@@ -108,7 +111,7 @@ impl Growth {
         resize.check(bytes)?;
         let (paced, ready) = {
             let mut state = self.shared.state();
-            state.target = bytes;
+            (state.target, state.ahead) = (bytes, 0);
             self.shared.changed.notify_all();
             (state.paced, state.ready)
         };
@@ -117,6 +120,21 @@ impl Growth {
             true => Ok(()),
             false => resize.request(bytes),
         }
+    }
+
+    /// Has so much mapped as soon as there are functions, until the next request.
+    ///
+    /// # Errors
+    /// As [`Growth::request`].
+    pub(crate) fn map_ahead(&mut self, bytes: u64) -> Result<(), CreateError> {
+        self.shared.pluggable.resize.check(bytes)?;
+        let ready = {
+            let mut state = self.shared.state();
+            state.ahead = bytes;
+            self.shared.changed.notify_all();
+            state.ready
+        };
+        if ready { self.go_on() } else { Ok(()) }
     }
 
     /// Functions are there or about to be: from now on nothing is asked of the guest that is not mapped, but what was asked before.
@@ -190,6 +208,13 @@ impl Drop for Growth {
     }
 }
 
+impl State {
+    /// How much is to be mapped.
+    fn wanted(&self) -> u64 {
+        self.target.max(self.ahead)
+    }
+}
+
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         // Plain values, each set at once.
@@ -199,19 +224,19 @@ impl Shared {
     /// What is to be mapped; `None`, and the thread ends, if that is nothing.
     fn wanted(&self) -> Option<u64> {
         let mut state = self.state();
-        let target = state.target;
-        let asked = self.pluggable.resize.sizes().requested >= target;
-        if state.stopped || asked && self.pluggable.dma.unmapped_below(target).is_empty() {
+        let wanted = state.wanted();
+        let asked = self.pluggable.resize.sizes().requested >= state.target;
+        if state.stopped || asked && self.pluggable.dma.unmapped_below(wanted).is_empty() {
             state.running = false;
             return None;
         }
-        Some(target)
+        Some(wanted)
     }
 
     fn map_ahead(&self) {
         let mut pause = RETRY.0;
-        while let Some(target) = self.wanted() {
-            match self.map_below(target) {
+        while let Some(wanted) = self.wanted() {
+            match self.map_below(wanted) {
                 Ok(()) => {
                     self.state().error = None;
                     pause = RETRY.0;
@@ -227,38 +252,38 @@ impl Shared {
     }
 
     /// Maps all of it, as long as it is wanted, and asks the guest for each piece as soon as that is done.
-    fn map_below(&self, target: u64) -> Result<(), String> {
+    fn map_below(&self, wanted: u64) -> Result<(), String> {
         let dma = &self.pluggable.dma;
-        let pieces = dma.unmapped_below(target);
+        let pieces = dma.unmapped_below(wanted);
         let region = dma.region().ok_or("no function reaches it")?;
         let ahead = Ahead::begin(&pieces, vec![region], self.fillers).map_err(|error| error.to_string())?;
         let mut result = Ok(());
         for index in 0..pieces.len() {
-            if !ahead.wait_for(index, || !self.still_wants(target)) {
+            if !ahead.wait_for(index, || !self.still_wants(wanted)) {
                 break;
             }
-            if let Err(error) = dma.map_next(target) {
+            if let Err(error) = dma.map_next(wanted) {
                 result = Err(error.to_string());
                 break;
             }
-            self.ask(target);
+            self.ask();
         }
-        self.ask(target);
+        self.ask();
         drop(ahead);
         dma.give_back(&pieces);
         result
     }
 
-    fn still_wants(&self, target: u64) -> bool {
+    fn still_wants(&self, wanted: u64) -> bool {
         let state = self.state();
-        !state.stopped && state.target >= target
+        !state.stopped && state.wanted() >= wanted
     }
 
     /// Asks the guest for what is mapped, unless it was asked for more before. Under the lock, so that a smaller target stays.
-    fn ask(&self, target: u64) {
+    fn ask(&self) {
         let state = self.state();
         let mapped = self.pluggable.dma.mapped_from_start();
-        let bytes = mapped.min(target).min(state.target);
+        let bytes = mapped.min(state.target);
         if bytes > self.pluggable.resize.sizes().requested
             && let Err(error) = self.pluggable.resize.request(bytes)
         {
@@ -268,8 +293,8 @@ impl Shared {
 
     fn rest(&self, pause: Duration) {
         let state = self.state();
-        let target = state.target;
-        let waits = |state: &mut State| !state.stopped && state.target == target;
+        let wanted = state.wanted();
+        let waits = |state: &mut State| !state.stopped && state.wanted() == wanted;
         let waited = self.changed.wait_timeout_while(state, pause, waits);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }

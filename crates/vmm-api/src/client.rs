@@ -191,6 +191,14 @@ impl VmmClient {
         self.done(Request::ResizeMemory(size), &[])
     }
 
+    /// Has so much of the hot-pluggable memory mapped for functions of the host's, before the guest is asked to plug it.
+    ///
+    /// # Errors
+    /// As [`VmmClient::resize_memory`].
+    pub fn map_ahead(&mut self, size: ByteSize) -> Result<(), ClientError> {
+        self.done(Request::MapAhead(size), &[])
+    }
+
     /// Presses the guest's power button.
     ///
     /// # Errors

@@ -49,6 +49,9 @@ pub enum Request {
     /// Request that so much of the hot-pluggable memory is plugged: a multiple of its block size, up to its region's. The guest follows when
     /// it can, and need not come all the way: [`Info::hotplug_memory`] tells.
     ResizeMemory(ByteSize),
+    /// Map so much of the hot-pluggable memory for functions of the host's, as soon as there are any, before the guest is asked to plug it: a
+    /// guest that boots has other things to do. It lasts until the next [`Request::ResizeMemory`].
+    MapAhead(ByteSize),
     /// Press the guest's power button; what comes of it is the guest's affair.
     PressPowerButton,
     /// End the VM and the process, without asking the guest; answered, and not followed by an event.

@@ -148,6 +148,25 @@ fn what_was_to_be_before_the_first_function_came_is_mapped_ahead_too() {
 }
 
 #[test]
+fn a_guest_that_boots_is_asked_for_nothing_meanwhile() {
+    let mut rig = Rig::new(true);
+    rig.growth.map_ahead(REGION).unwrap();
+    assert!(rig.growth.map_ahead(REGION + 1).is_err());
+    let dma = rig.map();
+    let begun = Instant::now();
+    while rig.fake.mapped_bytes() < 128 * MIB + REGION {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it is not mapped");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!((rig.requested().len(), rig.growth.info().target), (0, 0));
+    rig.growth.request(300 * MIB).unwrap();
+    rig.comes_to(300 * MIB);
+    assert_eq!(rig.requested().len(), 1, "all of it is mapped");
+    rig.growth.free();
+    drop(dma);
+}
+
+#[test]
 fn what_the_host_refuses_is_told_and_tried_again() {
     let mut rig = Rig::new(true);
     let dma = rig.map();

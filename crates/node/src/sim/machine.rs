@@ -350,7 +350,11 @@ impl Vmm {
             Request::Functions => reply = Reply::Functions(functions(&self.machine.lock().functions)),
             Request::Attach(device) => self.machine.lock().functions.push(device.id.clone()),
             Request::Detach(id) => self.machine.lock().functions.retain(|function| *function != *id),
-            Request::Rebase(_) | Request::ResizeMemory(_) | Request::PressPowerButton | Request::Stop => (),
+            Request::Rebase(_)
+            | Request::ResizeMemory(_)
+            | Request::MapAhead(_)
+            | Request::PressPowerButton
+            | Request::Stop => (),
         }
         Some(Ok(reply))
     }
