@@ -100,6 +100,8 @@ pub const BESIDE: &[&str] = &[
     VOLUME_BEGUN,
     VOLUME_MADE,
     VOLUME_HIDDEN,
+    MEMORY_RECORDED,
+    MEMORY_ASKED,
 ];
 
 /// Every point of the image store, in the order in which the life of a pulled image comes to them.
@@ -240,6 +242,10 @@ points! {
     DEVICE_UNBINDING = "device.unbinding";
     /// It is the host's again, and still in the database.
     DEVICE_GIVEN_BACK = "device.given-back";
+    /// Another size of a sandbox's memory is in the database, and its VMM does not know.
+    MEMORY_RECORDED = "memory.recorded";
+    /// Its VMM has been asked for it.
+    MEMORY_ASKED = "memory.asked";
     /// How many virtual functions there were is in the database, and nothing is done yet.
     VFS_RECORDED = "vfs.recorded";
     /// The next thing is a write to sysfs for them.

@@ -9,8 +9,10 @@ use observe::redact::{self, Variables};
 use serde::{Deserialize, Serialize};
 
 use crate::class::{Class, Idle};
+use crate::device_start::DeviceStart;
 use crate::limits::{Limits, Rate};
 use crate::memory_mode::MemoryMode;
+use crate::memory_size::MemoryError;
 use crate::paging::Paging;
 use crate::tmpfs::{self, Tmpfs, TmpfsError};
 use crate::volume::{self, VolumeError, VolumeMount};
@@ -68,6 +70,12 @@ pub struct Resources {
     pub cpus: u32,
     /// Guest memory, whole pages.
     pub memory: ByteSize,
+    /// What of it is there when its machine boots; the rest is plugged then. All when not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_memory: Option<ByteSize>,
+    /// The most that it can be given while it runs; `memory` when not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_memory: Option<ByteSize>,
     /// The writable layer's disk; `None` keeps that layer in the guest's memory.
     pub disk: Option<ByteSize>,
     /// Which processor its guest is shown; the daemon fills its own default in.
@@ -85,9 +93,10 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// Whether such a machine can go on from no template: it has another engine, or its kernel was told otherwise.
+    /// Whether such a machine can go on from no template: it has another engine, its kernel was told otherwise, or it has a region in which
+    /// memory is plugged.
     pub fn boots(&self) -> bool {
-        self.class.is_bare() || !self.idle.halts()
+        self.class.is_bare() || !self.idle.halts() || self.region().is_some()
     }
 
     /// What a machine's guest can tell of it: not whether it shares the host's processors.
@@ -141,9 +150,15 @@ pub struct SandboxConfig {
     /// Directories of the host and named volumes that it has.
     #[serde(default)]
     pub volumes: Vec<VolumeMount>,
-    /// Devices of the host that it gets each time that it is started, before its command.
+    /// Devices of the host that it gets each time that it is started.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<PciAddress>,
+    /// When it gets them; as [`DeviceStart::default`] says when not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_start: Option<DeviceStart>,
+    /// Its command is not started before all of its memory, and all of its devices, are there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub memory_ready: bool,
     /// The guest's host name; its own short id when not given.
     pub hostname: Option<String>,
     /// Its machine boots a kernel, whether there is a template of it or not, and none is made of it.
@@ -215,6 +230,9 @@ pub enum ConfigError {
         "a template is memory that goes on elsewhere, and memory that is not translated stays where the host has it: build it with the memory mode translated"
     )]
     IdentityOfTemplate,
+    /// Memory that cannot be divided so, or devices that cannot be there then.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
     /// Not a host name.
     #[error("`{0}` cannot be a host name: 1 to 64 letters, digits, dots and dashes")]
     Hostname(String),
@@ -315,6 +333,7 @@ impl SandboxConfig {
         if self.template.is_some() && self.boot {
             return Err(ConfigError::OfTemplate);
         }
+        self.check_memory()?;
         if self.template.is_some() && self.resources.boots() {
             return Err(ConfigError::ClassOfTemplate);
         }
@@ -346,10 +365,10 @@ impl SandboxConfig {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn config() -> SandboxConfig {
+    pub(crate) fn config() -> SandboxConfig {
         SandboxConfig {
             name: Some("web-1".into()),
             image: "python".into(),
@@ -360,6 +379,8 @@ mod tests {
             resources: Resources {
                 cpus: 1,
                 memory: ByteSize::mib(512),
+                boot_memory: None,
+                max_memory: None,
                 disk: Some(ByteSize::gib(10)),
                 cpu_model: Some(CpuModel::V3),
                 class: Class::Standard,
@@ -376,6 +397,8 @@ mod tests {
             ports: vec!["8080:80".into()],
             volumes: vec!["/srv:/data:ro".parse().unwrap(), "cache:/var/cache".parse().unwrap()],
             devices: Vec::new(),
+            device_start: None,
+            memory_ready: false,
             hostname: None,
             boot: false,
             paging: Paging::Mapped,

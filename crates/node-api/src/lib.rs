@@ -8,9 +8,11 @@ pub mod class;
 pub mod client;
 pub mod config;
 pub mod device;
+pub mod device_start;
 pub mod host_cpu;
 pub mod limits;
 pub mod memory_mode;
+pub mod memory_size;
 pub mod message;
 pub mod paging;
 pub mod promised;
@@ -31,9 +33,11 @@ pub use cpu::CpuModel;
 pub use device::{
     BindTerms, Device, DeviceGroup, DeviceIdentity, DeviceRequest, DeviceState, GroupMember, GuestDevice, Vfs,
 };
+pub use device_start::DeviceStart;
 pub use host_cpu::{CpuUse, HostCpu};
 pub use limits::{Limits, Rate};
 pub use memory_mode::MemoryMode;
+pub use memory_size::{MemoryError, MemoryState};
 pub use message::{
     ApiError, ErrorKind, EventKind, LoadStep, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Tracing, Traffic,
     Usage,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use agent_api::ExecRequest;
-use base::CpuSet;
+use base::{ByteSize, CpuSet};
 use observe::{Span, TraceContext};
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +11,7 @@ use crate::class::Class;
 use crate::config::SandboxConfig;
 use crate::device::{Device, DeviceRequest};
 use crate::host_cpu::HostCpu;
+use crate::memory_size::MemoryState;
 use crate::promised::Promised;
 use crate::sandbox::{Ended, Sandbox};
 use crate::snapshot::{CloneConfig, Snapshot};
@@ -207,6 +208,14 @@ pub enum Request {
         /// What it is from then on.
         class: Class,
     },
+    /// Have a sandbox's memory be of another size, as long as it is there; one that runs is given more, or asked to give some back.
+    /// [`Reply::Sandbox`], after a moment for its guest.
+    UpdateMemory {
+        /// Which.
+        sandbox: String,
+        /// How much it is to have, whole pages.
+        memory: ByteSize,
+    },
     /// The host's CPUs. Each is an item; then [`Reply::Done`].
     ListCpus,
     /// Keep CPUs free for sandboxes that will own them. [`Reply::Cpus`].
@@ -309,6 +318,9 @@ pub struct Usage {
     pub network: Traffic,
     /// Metrics of the VMM, by name and labels.
     pub vmm: BTreeMap<String, u64>,
+    /// How much of its memory, and which of its devices, it has, where memory is plugged or it has devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_state: Option<MemoryState>,
     /// The VMM had no time to tell its metrics, as while it writes a snapshot: `block`, `network` and `vmm` are not known.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub vmm_busy: bool,
@@ -339,6 +351,12 @@ pub enum EventKind {
     NoSpace,
     /// It goes on.
     Resume,
+    /// It has the devices that it was started with, some time after its start.
+    DevicesPresent,
+    /// It does not get them: the daemon's log, `inspect` and `device ls` say why.
+    DevicesFailed,
+    /// All of its memory is there, some time after its start or a change of its size.
+    MemoryReady,
     /// Its VM is gone.
     Exit,
     /// It was removed.

@@ -5,6 +5,7 @@ use base::CpuSet;
 use serde::{Deserialize, Serialize};
 
 use crate::config::SandboxConfig;
+use crate::memory_size::MemoryState;
 use crate::volume::Mounted;
 
 /// Where a sandbox stands.
@@ -141,6 +142,10 @@ pub struct Sandbox {
     /// The host's CPUs that are its own now. Found out as `refused` is.
     #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
     pub owned_cpus: CpuSet,
+    /// How much of its memory, and which of its devices, it has now, of one whose memory is plugged or which has devices. Found out as
+    /// `refused` is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_state: Option<MemoryState>,
 }
 
 impl Sandbox {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
 use crate::limits::Limits;
+use crate::memory_size::MemoryError;
 use crate::paging::Paging;
 use crate::snapshot::Programs;
 
@@ -203,6 +204,8 @@ impl BuildConfig {
             ports: Vec::new(),
             volumes: Vec::new(),
             devices: Vec::new(),
+            device_start: None,
+            memory_ready: false,
             hostname: None,
             boot: true,
             paging: Paging::Mapped,
@@ -228,6 +231,9 @@ impl BuildConfig {
         }
         if !self.resources.memory_mode.is_translated() {
             return Err(ConfigError::IdentityOfTemplate);
+        }
+        if self.resources.boot_memory.is_some() || self.resources.max_memory.is_some() {
+            return Err(MemoryError::Template.into());
         }
         self.sandbox().validate()
     }
@@ -261,6 +267,8 @@ mod tests {
             resources: Resources {
                 cpus: 1,
                 memory: ByteSize::mib(128),
+                boot_memory: None,
+                max_memory: None,
                 disk: None,
                 cpu_model: None,
                 class: crate::class::Class::Standard,

@@ -123,7 +123,11 @@ impl Transferred {
             "record.json" => Some(MOST_RECORD),
             "state" => Some(MOST_STATE),
             "disk" => resources.disk.map(ByteSize::bytes),
-            memory if is_file_name(memory) => Some(resources.memory.bytes()),
+            // What it booted with, and behind it the region in which memory is plugged.
+            memory if is_file_name(memory) => {
+                let region = resources.region().unwrap_or_default();
+                Some(resources.boots_with().bytes().saturating_add(region.bytes()))
+            }
             _ => None,
         }
     }

@@ -333,6 +333,7 @@ impl Observed for Node {
             metrics: &self.metrics,
             sandboxes: &self.sandboxes,
             budget: &self.budget,
+            devices: &self.devices,
             images: &self.images,
             paths: &self.paths,
             cgroups: self.cgroups.as_ref(),

@@ -62,6 +62,8 @@ fn config() -> SandboxConfig {
         resources: Resources {
             cpus: 1,
             memory: base::ByteSize::mib(128),
+            boot_memory: None,
+            max_memory: None,
             disk: None,
             cpu_model: None,
             class: node_api::Class::Standard,
@@ -74,6 +76,8 @@ fn config() -> SandboxConfig {
         ports: vec!["8080:80".into()],
         volumes: Vec::new(),
         devices: Vec::new(),
+        device_start: None,
+        memory_ready: false,
         hostname: None,
         boot: false,
         template: None,

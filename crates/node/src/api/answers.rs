@@ -21,7 +21,7 @@ pub(super) fn quarantine(node: &Node, delete: bool) -> Result<Vec<String>, Error
 pub(super) fn devices(node: &Node, asked: DeviceRequest) -> Result<Vec<Device>, Error> {
     let (devices, sandboxes) = (&node.devices, &node.sandboxes);
     let about = match asked {
-        DeviceRequest::List => return devices.list(sandboxes),
+        DeviceRequest::List => return node.list_devices(),
         DeviceRequest::Bind { address, terms } => {
             devices.bind(address, terms)?;
             vec![address]

@@ -462,6 +462,9 @@ impl Connection<'_> {
             Request::Clone(config) => self.goes_on(node.clone_of(config))?,
             Request::Rollback { sandbox, snapshot } => self.goes_on(node.rollback(&node.find(&sandbox)?, &snapshot))?,
             Request::Move { sandbox, class } => self.goes_on(node.move_to(&node.find(&sandbox)?, class))?,
+            Request::UpdateMemory { sandbox, memory } => {
+                Reply::Sandbox(Box::new(node.update_memory(&node.find(&sandbox)?, memory)?))
+            }
             Request::RemoveSnapshot { name } => {
                 node.remove_snapshot(&name)?;
                 Reply::Done
@@ -549,8 +552,10 @@ impl Connection<'_> {
     }
 
     fn list(&self, node: &Node, all: bool) -> Result<Reply, Error> {
-        for sandbox in node.list() {
+        for mut sandbox in node.list() {
             if all || sandbox.state.has_vm() {
+                // One that ends just now has none.
+                sandbox.memory_state = node.find(&sandbox.id).ok().and_then(|entry| node.memory_state(&entry));
                 self.item(Item::Sandbox(Box::new(sandbox)))?;
             }
         }

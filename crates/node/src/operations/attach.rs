@@ -5,7 +5,7 @@
 //!  its Linux lets go of it ─► VMM: off the bus, closed ─► given back, and reset
 //! ```
 //! Where an attach fails, what had come is taken away again. A daemon that dies on the way is followed by one that takes back what the VMM
-//! does not have ([`Node::settle_devices`]). Opens VFIO's files; what is in them is the VMM's.
+//! does not have ([`Node::give_back_what_did_not_come`]). Opens VFIO's files; what is in them is the VMM's.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use agent_api::{PciDevice, PciRequest};
-use base::PciAddress;
 use base::points::{DEVICE_ATTACHED, DEVICE_DETACHED};
+use base::{ByteSize, PciAddress};
 use node_api::{Class, GuestDevice};
 use observe::span::span;
 use vmm_api::devices::VfioPciConfig;
@@ -71,6 +71,17 @@ impl Node {
             return Ok(Vec::new());
         }
         let _span = span("devices");
+        let claimed = self.claim_and_hand_over(entry, vm, addresses)?;
+        self.bring(entry, vm, &claimed, cancel)
+    }
+
+    /// Claims devices, and has its VMM take them over and map memory for them.
+    pub(crate) fn claim_and_hand_over(
+        &self,
+        entry: &Entry,
+        vm: &Vm,
+        addresses: &[PciAddress],
+    ) -> Result<Vec<PciAddress>, Error> {
         let stored = entry.stored();
         can_have_devices(&stored)?;
         let before = self.devices.of(&entry.id);
@@ -79,29 +90,48 @@ impl Node {
             return Err(DevicesError::HasAlready { address, sandbox }.into());
         }
         let claimed = self.devices.claim(&entry.id, addresses)?.functions;
+        match self.hand_over(&stored, vm, &claimed) {
+            Ok(()) => Ok(claimed),
+            Err(error) => Err(error.after_undo(self.take_devices_back(entry, vm, &claimed))),
+        }
+    }
+
+    /// Waits until the guest's bus has what its VMM was given, and shows it to the guest. What does not come is taken back.
+    pub(crate) fn bring(
+        &self,
+        entry: &Entry,
+        vm: &Vm,
+        claimed: &[PciAddress],
+        cancel: Option<BorrowedFd<'_>>,
+    ) -> Result<Vec<GuestDevice>, Error> {
         let given = self
-            .hand_over(&stored, vm, &claimed)
-            .and_then(|()| self.await_presence(entry, vm, &claimed, cancel))
+            .await_presence(entry, vm, claimed, cancel)
             .and_then(|slots| self.show_to_guest(vm, &slots));
-        given.map_err(|error| {
-            let undone = self.take_devices(entry, vm, &claimed, LetGo::Unknown);
-            error.after_undo(undone)
-        })
+        given.map_err(|error| error.after_undo(self.take_devices_back(entry, vm, claimed)))
+    }
+
+    /// Takes back what its guest may have.
+    pub(crate) fn take_devices_back(&self, entry: &Entry, vm: &Vm, claimed: &[PciAddress]) -> Result<(), Error> {
+        self.take_devices(entry, vm, claimed, LetGo::Unknown)
+    }
+
+    /// Lets its VMM lock a guest's memory of this size.
+    pub(crate) fn let_lock(&self, stored: &Stored, memory: ByteSize) -> Result<(), Error> {
+        let process = stored.sandbox.vmm;
+        // All memory of a bare one is locked anyhow.
+        let Some(process) = process.filter(|_| stored.sandbox.config.resources.class != Class::Bare) else {
+            return Ok(());
+        };
+        let bytes = memory.bytes().saturating_add(BESIDES);
+        let allowed = self.devices.vfio().allow_locking(process.pid, bytes);
+        allowed.map_err(Error::host("letting the VMM lock its guest's memory"))
     }
 
     /// Has the VMM take them over, which maps the guest's memory for the first.
     fn hand_over(&self, stored: &Stored, vm: &Vm, claimed: &[PciAddress]) -> Result<(), Error> {
         let host = self.devices.vfio();
         let of_vfio = |error| Error::from(DevicesError::Vfio(error));
-        if let Some(process) = stored
-            .sandbox
-            .vmm
-            .filter(|_| stored.sandbox.config.resources.class != Class::Bare)
-        {
-            let bytes = stored.sandbox.config.resources.memory.bytes().saturating_add(BESIDES);
-            host.allow_locking(process.pid, bytes)
-                .map_err(Error::host("letting the VMM lock its guest's memory"))?;
-        }
+        self.let_lock(stored, stored.sandbox.config.resources.memory)?;
         // What it has is not what it was promised, where an earlier attempt was not taken back.
         let told = vm.ask("it was asked for its devices", VmmClient::functions)?;
         let has = told.functions.iter().filter_map(|function| function.id.parse().ok());
@@ -143,7 +173,7 @@ impl Node {
     }
 
     /// Waits until they are on the guest's bus; the device number of each.
-    fn await_presence(
+    pub(crate) fn await_presence(
         &self,
         entry: &Entry,
         vm: &Vm,
@@ -191,7 +221,7 @@ impl Node {
         }
     }
 
-    fn show_to_guest(&self, vm: &Vm, slots: &[(PciAddress, u8)]) -> Result<Vec<GuestDevice>, Error> {
+    pub(crate) fn show_to_guest(&self, vm: &Vm, slots: &[(PciAddress, u8)]) -> Result<Vec<GuestDevice>, Error> {
         let _span = span("guest looks");
         let failed = |error| vm.diagnose("its guest was to look for a device", error);
         let mut agent = vm.agent()?;
@@ -335,11 +365,13 @@ impl Node {
         Ok(())
     }
 
-    /// After a daemon that died: what a sandbox has by the database, and its VMM has not, is given back; what came is shown to its guest.
-    pub(crate) fn settle_devices(&self, entry: &Entry, vm: &Vm) -> Result<(), Error> {
+    /// After a daemon that died: what a sandbox has by the database, and its VMM has not, is given back. What its VMM has, and whether
+    /// any of it was not on the guest's bus yet.
+    pub(crate) fn give_back_what_did_not_come(&self, entry: &Entry, vm: &Vm) -> Result<(Vec<PciAddress>, bool), Error> {
+        let _turn = entry.operate();
         let its = self.devices.of(&entry.id);
         if its.is_empty() {
-            return Ok(());
+            return Ok((Vec::new(), false));
         }
         let told = vm.ask("it was asked for its devices", VmmClient::functions)?;
         let has = |address: &PciAddress| {
@@ -356,11 +388,8 @@ impl Node {
             );
             self.take_devices(entry, vm, &lacks, LetGo::Unknown)?;
         }
-        if has.is_empty() {
-            return Ok(());
-        }
-        let slots = self.await_presence(entry, vm, &has, None)?;
-        self.show_to_guest(vm, &slots).map(drop)
+        let is_mapping = |function: &vmm_api::FunctionInfo| function.state == FunctionState::Mapping;
+        Ok((has, told.functions.iter().any(is_mapping)))
     }
 
     /// Refuses what takes a sandbox's machine elsewhere while it has devices.

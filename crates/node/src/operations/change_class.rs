@@ -35,7 +35,7 @@ const SAVED: &str = "moving";
 
 impl Node {
     /// Lets a sandbox that runs go on as another class.
-    pub(crate) fn move_to(&self, entry: &Arc<Entry>, class: Class) -> Result<Started, Error> {
+    pub(crate) fn move_to(self: &Arc<Self>, entry: &Arc<Entry>, class: Class) -> Result<Started, Error> {
         let _operation = self.turn(entry)?;
         let stored = entry.stored();
         let sandbox = &stored.sandbox;
@@ -94,6 +94,7 @@ impl Node {
         });
         if moved.is_ok() {
             promise.keep();
+            self.follow_found(entry);
         }
         moved
     }

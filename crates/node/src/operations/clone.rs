@@ -69,6 +69,7 @@ impl Node {
             let restored = waiting.restore(self, &entry, &place, another(identity))?;
             restored.go_on(self, &entry, &place)?.runs(self, &entry)
         })?;
+        self.follow_found(&entry);
         self.verify_later(Kind::Snapshot, &snapshot_name, &place);
         Ok(started)
     }
@@ -99,6 +100,8 @@ fn configured(record: &Record, asked: CloneConfig) -> Result<SandboxConfig, Erro
         paging: asked.paging,
         // They are those of what it is a clone of, which may have them still.
         devices: Vec::new(),
+        device_start: None,
+        memory_ready: false,
         remove: asked.remove,
         detach: true,
         labels,

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use agent_api::ExecRequest;
 use base::{CpuSet, points};
-use node_api::{EventKind, Sample, Sandbox, State, Traffic, Usage};
+use node_api::{Device, EventKind, MemoryState, Sample, Sandbox, State, Traffic, Usage};
 use vmm_api::{MetricSample, VmmClient};
 
 use crate::Error;
 use crate::node::Node;
-use crate::resources::{cpus, limits};
+use crate::resources::{cpus, limits, memory_state};
 use crate::sandbox::entry::Entry;
 use crate::sandbox::lifecycle::Verb;
 use crate::saved::memory_files;
@@ -91,12 +91,40 @@ impl Node {
         let refused = metrics.and_then(|all| all.into_iter().find(|sample| sample.name == REFUSED));
         Sandbox {
             refused: refused.map(|sample| sample.value),
+            memory_state: self.memory_state(entry),
             owned_cpus: match class.is_standard() {
                 true => CpuSet::default(),
                 false => cpus::owned_by(&sandbox.id),
             },
             ..sandbox
         }
+    }
+
+    /// How much of its memory, and which of its devices, a sandbox has, where that can change.
+    pub(crate) fn memory_state(&self, entry: &Entry) -> Option<MemoryState> {
+        memory_state::of(entry, !self.devices.of(&entry.id).is_empty())
+    }
+
+    /// The host's devices, with what is to be known of those that come to a sandbox behind its start, or did not.
+    pub(crate) fn list_devices(&self) -> Result<Vec<Device>, Error> {
+        let mut devices = self.devices.list(&self.sandboxes)?;
+        let entries: Vec<Arc<Entry>> = self.entries().values().cloned().collect();
+        for entry in entries {
+            let inner = entry.lock();
+            let sandbox = &inner.stored.sandbox;
+            for device in devices.iter_mut().filter(|device| device.why.is_none()) {
+                let was_to_come = sandbox.config.devices.contains(&device.address);
+                device.why = match &inner.not_come {
+                    _ if inner.coming.contains(&device.address) => Some(format!(
+                        "it comes to sandbox {} when memory is mapped for it",
+                        sandbox.name
+                    )),
+                    Some(why) if was_to_come => Some(format!("sandbox {} was to have it: {why}", sandbox.name)),
+                    _ => None,
+                };
+            }
+        }
+        Ok(devices)
     }
 
     /// What a sandbox uses now.
@@ -114,6 +142,7 @@ impl Node {
             usage.memory_limit = used.memory.map(|_| limits::memory_max(&sandbox.config));
             usage.pids = used.pids.unwrap_or(0);
         }
+        usage.memory_state = self.memory_state(entry);
         if let Some(vm) = entry.vm() {
             // One that writes a snapshot, or does not answer, tells nothing now; what its cgroup says is known nevertheless.
             let Some(metrics) = vm.metrics_in_time("its metrics were read")? else {

@@ -136,6 +136,7 @@ impl Node {
         match self.put_back(entry, vm, promise, &place, disk.as_mut()) {
             Ok(started) => {
                 self.verify_later(Kind::Snapshot, snapshot, &place);
+                self.follow_found(entry);
                 Ok(started)
             }
             Err(Why::Refused(error) | Why::Elsewhere(error)) => {

@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use node_api::DeviceStart;
 use observe::span::span;
 
 use crate::Error;
@@ -38,7 +39,9 @@ impl Node {
     /// What there is for a sandbox that is about to be made.
     pub(crate) fn template_for(&self, stored: &Stored) -> Result<Found, Error> {
         let config = &stored.sandbox.config;
-        if config.boot || config.resources.boots() || config.volumes.len() > volume_shares::SLOTS {
+        // What has a device before its first instruction is saved nowhere.
+        let eager = !config.devices.is_empty() && config.device_start() == DeviceStart::Eager;
+        if config.boot || eager || config.resources.boots() || config.volumes.len() > volume_shares::SLOTS {
             return Ok(Found::Nothing);
         }
         let shape = self.shape_of(

@@ -127,7 +127,10 @@ impl ToBoot {
                 place_vcpus(node, entry, pid)?;
             }
             node.points.at(point);
-            Ok(())
+            match point == points::START_CREATED {
+                true => node.before_first_instruction(entry, &vm, cancel),
+                false => Ok(()),
+            }
         })?;
         {
             let _span = span("guest prepared");

@@ -64,6 +64,7 @@ impl Node {
         cancel: BorrowedFd<'_>,
     ) -> Result<(Arc<Entry>, Started), Error> {
         config.validate()?;
+        config.choose_boot_memory();
         limits::check(&config, self.cgroups.as_ref())?;
         launch::check_paging(config.paging)?;
         // Of a template it is the template's.
@@ -120,10 +121,12 @@ impl Node {
                 Some(chosen) => self.cloned(&entry, &chosen.id, &chosen.place, clone::HOOKS)?,
                 None => self.machine(&entry, cancel)?,
             };
-            let devices = entry.stored().sandbox.config.devices;
-            self.give_devices(&entry, &machine.vm, &devices, Some(cancel))?;
+            self.before_command(&entry, &machine.vm, Some(cancel))?;
             machine.start_command(self, &entry)
         });
+        if started.is_ok() {
+            self.follow_start(&entry);
+        }
         if let (Ok(_), Some(chosen)) = (&started, &chosen) {
             self.verify_later(Kind::Template, &chosen.id, &chosen.place);
         }
@@ -239,13 +242,17 @@ impl Node {
     }
 
     /// Starts one that has exited.
-    pub(crate) fn start(&self, entry: &Arc<Entry>) -> Result<Started, Error> {
+    pub(crate) fn start(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<Started, Error> {
         let _operation = self.turn(entry)?;
         self.start_again(entry, None)
     }
 
     /// The same for who has its turn already, and maybe holds what its last machine was promised.
-    pub(crate) fn start_again(&self, entry: &Arc<Entry>, held: Option<Arc<Promise>>) -> Result<Started, Error> {
+    pub(crate) fn start_again(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        held: Option<Arc<Promise>>,
+    ) -> Result<Started, Error> {
         let sandbox = entry.stored().sandbox;
         Verb::Start.check(&sandbox)?;
         limits::check(&sandbox.config, self.cgroups.as_ref())?;
@@ -263,9 +270,10 @@ impl Node {
         self.carry_out(entry, || {
             let waiting = ToBoot::launch(self, entry)?;
             let machine = waiting.boot(self, entry, Own::of(&sandbox.config), None)?;
-            self.give_devices(entry, &machine.vm, &sandbox.config.devices, None)?;
+            self.before_command(entry, &machine.vm, None)?;
             machine.start_command(self, entry)
         })
+        .inspect(|_| self.follow_start(entry))
     }
 
     /// Whether it gets a place in the node's network.
@@ -420,6 +428,7 @@ pub(crate) fn new_sandbox(
         template: None,
         refused: None,
         owned_cpus: base::CpuSet::default(),
+        memory_state: None,
     };
     Ok(Stored {
         share_slots: volume_shares::slots(&sandbox.config.volumes),

@@ -103,7 +103,7 @@ impl Node {
 
     /// Stops it if it runs, and starts it.
     pub(crate) fn restart(
-        &self,
+        self: &Arc<Self>,
         entry: &Arc<Entry>,
         grace: Duration,
     ) -> Result<crate::operations::stages::Started, Error> {

@@ -75,7 +75,7 @@ impl Node {
 
     /// One without a directory. A removal takes that away before the database forgets the sandbox, so there is nothing to remove;
     /// and nothing is, because what has its number in the network or its process's may be another one's by now.
-    fn reconcile_homeless(&self, entry: &Arc<Entry>) -> Result<(), Error> {
+    fn reconcile_homeless(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<(), Error> {
         match self.adopt(entry) {
             Ok(true) => {
                 let why = "its directory is gone, and its VMM runs on without it";
@@ -96,7 +96,7 @@ impl Node {
         self.forget(entry)
     }
 
-    fn reconcile_one(&self, entry: &Arc<Entry>) -> Result<(), Error> {
+    fn reconcile_one(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<(), Error> {
         let stored = entry.stored();
         match stored.under_way() {
             _ if stored.building => return self.abandon(entry),
@@ -221,7 +221,7 @@ impl Node {
     }
 
     /// What was under way when the daemon ended.
-    fn go_on(&self, entry: &Arc<Entry>) -> Result<(), Error> {
+    fn go_on(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<(), Error> {
         let stored = entry.stored();
         let sandbox = &stored.sandbox;
         if sandbox.state == State::Stopping {
@@ -236,12 +236,8 @@ impl Node {
         if sandbox.state == State::Running && !sandbox.config.detach && !self.may_have_command(entry) {
             return self.remove(entry, true);
         }
-        if sandbox.state == State::Running
-            && let Some(vm) = entry.vm()
-            && let Err(error) = self.settle_devices(entry, &vm)
-        {
-            log::error!("devices of sandbox {} are not as they were to be: {error}", entry.id);
-        }
+        // Also of one that is paused, for when it goes on.
+        self.follow_found(entry);
         log::info!("sandbox {} runs on", sandbox.name);
         Ok(())
     }

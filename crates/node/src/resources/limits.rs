@@ -3,8 +3,8 @@
 
 use base::ByteSize;
 use host::cgroup::{self, Root};
-use node_api::{Limits, MemoryMode, Rate, Resources, SandboxConfig};
-use vmm_api::devices::{BlockLimits, BlockRate, NetLimits, RateLimit};
+use node_api::{DeviceStart, Limits, MemoryMode, Rate, Resources, SandboxConfig};
+use vmm_api::devices::{BlockLimits, BlockRate, MemConfig, NetLimits, RateLimit};
 use vmm_api::{ConfigError, config};
 
 use crate::Error;
@@ -27,6 +27,7 @@ const VMM_THREADS: u64 = 1024;
 /// Numbers that make no VM, or a limit without a controller.
 pub(crate) fn check(config: &SandboxConfig, cgroups: Option<&Root>) -> Result<(), Error> {
     check_size(&config.resources)?;
+    for_memory(config).map_or(Ok(()), |memory| memory.check())?;
     match cgroups {
         Some(root) => Ok(root.check(&for_cgroup(config, root))?),
         None if config.limits.cpu_millis.is_some() || config.limits.cpu_weight.is_some() => Err(Error::NoCgroups),
@@ -39,8 +40,9 @@ fn check_size(resources: &Resources) -> Result<(), Error> {
     if cpus == 0 || cpus > config::MAX_CPUS {
         return Err(ConfigError::Cpus(cpus).into());
     }
-    if resources.memory < config::MIN_MEMORY {
-        return Err(ConfigError::MemoryTooSmall(resources.memory).into());
+    let boot = resources.boots_with();
+    if boot < config::MIN_MEMORY {
+        return Err(ConfigError::MemoryTooSmall(boot).into());
     }
     Ok(())
 }
@@ -69,6 +71,19 @@ pub(crate) fn for_cgroup(config: &SandboxConfig, root: &Root) -> cgroup::Limits 
         pids_max: has("pids").then_some(VMM_THREADS),
         ..cgroup::Limits::default()
     }
+}
+
+/// The memory that is plugged while it runs, if there is some.
+pub(crate) fn for_memory(config: &SandboxConfig) -> Option<MemConfig> {
+    let resources = &config.resources;
+    // Nothing is plugged before its devices are given to its VMM, which maps it for them.
+    let waits = !config.devices.is_empty() && config.device_start() == DeviceStart::Async;
+    resources.region().map(|region_size| MemConfig {
+        region_size,
+        requested_size: if waits { ByteSize(0) } else { resources.plugged() },
+        block_size: node_api::memory_size::BLOCK,
+        node_id: None,
+    })
 }
 
 /// What its disks are told. The devices keep these rates, not `io.max`: that is one of whole block devices of the host, and of
@@ -104,6 +119,8 @@ mod tests {
         check_size(&Resources {
             cpus,
             memory,
+            boot_memory: None,
+            max_memory: None,
             disk: None,
             cpu_model: None,
             class: node_api::Class::Standard,

@@ -6,6 +6,7 @@ pub(crate) mod cpus;
 pub(crate) mod devices;
 pub(crate) mod held;
 pub(crate) mod limits;
+pub(crate) mod memory_state;
 pub(crate) mod network;
 pub(crate) mod own_cgroup;
 pub(crate) mod space;

@@ -6,6 +6,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use base::PciAddress;
 use node_api::sandbox::Process;
 use node_api::{Ended, State};
 use observe::Repeated;
@@ -70,6 +71,12 @@ pub(crate) struct Inner {
     pub(crate) interrupted: bool,
     /// What its machine held could not all be given back when that had ended: that is tried again.
     pub(crate) unsettled: Option<Unsettled>,
+    /// Devices that its machine was given, and its guest does not have yet, behind its start.
+    pub(crate) coming: Vec<PciAddress>,
+    /// Why devices or memory that were to come behind the start did not.
+    pub(crate) not_come: Option<String>,
+    /// Somebody tells when all of its memory is there.
+    pub(crate) memory_is_followed: bool,
     /// Its record is older than what is known here, as there was no space for it.
     pub(crate) unsaved: bool,
 }
@@ -99,6 +106,9 @@ impl Entry {
                 disk: None,
                 interrupted: false,
                 unsettled: None,
+                coming: Vec::new(),
+                not_come: None,
+                memory_is_followed: false,
                 unsaved: false,
             }),
             changed: Condvar::new(),

@@ -38,6 +38,8 @@ pub(crate) enum Verb {
     Attach,
     /// It gives them back.
     Detach,
+    /// Its memory is of another size.
+    Update,
     /// What was built in it becomes a template.
     Keep,
     /// Unless by force.
@@ -56,7 +58,7 @@ impl Verb {
             Self::Exec | Self::Snapshot | Self::Move | Self::Attach | Self::Detach | Self::Keep => {
                 state == State::Running
             }
-            Self::Rollback => matches!(state, State::Exited | State::Running | State::Paused),
+            Self::Rollback | Self::Update => matches!(state, State::Exited | State::Running | State::Paused),
             Self::Remove => !state.has_vm(),
         };
         match (admitted, self, state) {
@@ -128,6 +130,9 @@ mod tests {
             (Verb::Snapshot, "--x----"),
             (Verb::Rollback, "--xx-x-"),
             (Verb::Move, "--x----"),
+            (Verb::Attach, "--x----"),
+            (Verb::Detach, "--x----"),
+            (Verb::Update, "--xx-x-"),
             (Verb::Keep, "--x----"),
             (Verb::Remove, "x----xx"),
         ];

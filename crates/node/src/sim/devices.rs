@@ -14,7 +14,7 @@ use super::{Attempt, World, same};
 use crate::Error;
 use crate::resources::devices::VfioHost;
 
-const NVME: &str = "0000:01:00.0";
+pub(super) const NVME: &str = "0000:01:00.0";
 const NIC: &str = "0000:02:00.0";
 
 /// Two that the IOMMU cannot tell apart.
@@ -83,16 +83,16 @@ fn list(world: &World) -> Vec<Device> {
     world.node().devices.list(&world.node().sandboxes).unwrap()
 }
 
-fn address(text: &str) -> PciAddress {
+pub(super) fn address(text: &str) -> PciAddress {
     text.parse().unwrap()
 }
 
-fn state(world: &World, text: &str) -> DeviceState {
+pub(super) fn state(world: &World, text: &str) -> DeviceState {
     let all = list(world);
     all.iter().find(|device| device.address == address(text)).unwrap().state
 }
 
-fn bind(world: &World, text: &str) -> Result<(), Error> {
+pub(super) fn bind(world: &World, text: &str) -> Result<(), Error> {
     world.node().devices.bind(address(text), BindTerms::default())
 }
 
@@ -113,12 +113,12 @@ fn bind_shared(world: &World) {
 
 /// Something that is done with devices, what there is before, and the states of the NVMe disk that may come of it: where it was not done, where
 /// it was, and where nobody was told.
-struct Case {
-    name: &'static str,
-    prepare: fn(&World),
-    act: fn(&World) -> Result<(), Error>,
-    undone: &'static [DeviceState],
-    done: DeviceState,
+pub(super) struct Case {
+    pub(super) name: &'static str,
+    pub(super) prepare: fn(&World),
+    pub(super) act: fn(&World) -> Result<(), Error>,
+    pub(super) undone: &'static [DeviceState],
+    pub(super) done: DeviceState,
 }
 
 const CASES: &[Case] = &[
@@ -215,7 +215,7 @@ const CASES: &[Case] = &[
 ];
 
 /// Each place of a case, by number, in a world of its own.
-fn every_place(case: &Case, fault: Fault) {
+pub(super) fn every_place(case: &Case, fault: Fault) {
     for number in 0..MOST {
         let mut world = World::new();
         (case.prepare)(&world);

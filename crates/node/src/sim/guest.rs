@@ -97,6 +97,9 @@ impl Guest {
             }
             Request::Exec(exec) => {
                 state.has_command |= exec.main;
+                if exec.main {
+                    state.note("command");
+                }
                 Reply::Started { pid: 1 }
             }
             Request::SignalMain { .. } if !state.has_command => {
@@ -119,12 +122,15 @@ impl Guest {
                 state.clock_ns = *clock_ns;
                 Reply::Done
             }
-            Request::Pci(PciRequest::Add { address, .. }) => Reply::Pci(Some(PciDevice {
-                address: address.clone(),
-                class: "0x010802".to_owned(),
-                driver: Some("nvme".to_owned()),
-                names: vec!["nvme0n1".to_owned()],
-            })),
+            Request::Pci(PciRequest::Add { address, .. }) => {
+                state.note("shown");
+                Reply::Pci(Some(PciDevice {
+                    address: address.clone(),
+                    class: "0x010802".to_owned(),
+                    driver: Some("nvme".to_owned()),
+                    names: vec!["nvme0n1".to_owned()],
+                }))
+            }
             Request::Pci(PciRequest::Remove { .. }) => Reply::Pci(None),
             Request::Freeze => {
                 state.is_frozen = true;

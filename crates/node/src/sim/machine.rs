@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,8 +18,10 @@ use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use state::{Container, Saved};
 use vmm_api::config::DeviceSpec;
-use vmm_api::devices::{DeviceConfig, VsockConfig};
-use vmm_api::{ApiError, ErrorKind, FdRef, Info, Packet, Reply, Request, VmState, Written};
+use vmm_api::devices::{DeviceConfig, MemConfig, VsockConfig};
+use vmm_api::{
+    ApiError, ErrorKind, FdRef, FunctionState, HotplugMemory, Info, Packet, Reply, Request, VmState, Written,
+};
 use wire::packet::PacketSocket;
 
 use super::faults::{Act, Faults};
@@ -51,27 +54,85 @@ pub(crate) struct Shown {
     pub(crate) clock_ns: u64,
     /// The names of the host's functions that it has.
     pub(crate) functions: Vec<String>,
+    /// Memory that its guest can plug.
+    pub(crate) memory: Option<HotplugMemory>,
+    /// How often it is asked until its memory is mapped.
+    to_map: u32,
+    /// What has come about, in this order.
+    pub(crate) history: Vec<&'static str>,
     open: BTreeMap<u64, UnixStream>,
     opened: u64,
     dead: bool,
 }
 
-/// As a VMM tells it whose guest's memory is mapped at once.
-fn functions(names: &[String]) -> vmm_api::Functions {
-    let memory = if names.is_empty() { 0 } else { 128 << 20 };
+/// As often a VMM may be asked that never has anything mapped, or plugged; of [`BROKEN`] nothing can be mapped.
+pub(crate) const NEVER: u32 = u32::MAX;
+pub(crate) const BROKEN: u32 = NEVER - 1;
+
+/// What a VMM says of memory that it cannot map.
+pub(crate) const NOT_MAPPED: &str = "no memory is left";
+
+/// As a VMM tells it whose guest's memory is mapped after so many questions.
+fn functions(shown: &mut Shown) -> vmm_api::Functions {
+    let memory = if shown.functions.is_empty() { 0 } else { 128 << 20 };
+    let state = |slot| match shown.to_map {
+        0 => FunctionState::Present { slot },
+        BROKEN => FunctionState::Failed(NOT_MAPPED.to_owned()),
+        _ => FunctionState::Mapping,
+    };
     let info = |(name, slot): (&String, u8)| vmm_api::FunctionInfo {
         id: name.clone(),
-        state: vmm_api::FunctionState::Present { slot },
+        state: state(slot),
     };
-    vmm_api::Functions {
-        mapped: memory,
+    let told = vmm_api::Functions {
+        mapped: if shown.to_map == 0 { memory } else { 0 },
         total: memory,
-        busy: false,
-        functions: names.iter().zip(5..).map(info).collect(),
-    }
+        functions: shown.functions.iter().zip(5..).map(info).collect(),
+        ..vmm_api::Functions::default()
+    };
+    shown.maps_on();
+    told
 }
 
 impl Shown {
+    fn maps_on(&mut self) {
+        if (1..BROKEN).contains(&self.to_map) {
+            self.to_map -= 1;
+        }
+        if self.to_map == 0 && !self.functions.is_empty() {
+            self.note("mapped");
+        }
+    }
+
+    /// Its guest plugs a quarter of its region, or gives so much back, if what is mapped for it lets it.
+    fn plugs_on(&mut self) {
+        let waits = self.to_map > 0;
+        let Some(memory) = self.memory.as_mut().filter(|_| !waits) else {
+            return;
+        };
+        memory.requested = memory.target;
+        let step = memory.region / 4;
+        memory.plugged = match memory.plugged < memory.target {
+            true => memory.target.min(memory.plugged + step),
+            false => memory.target.max(memory.plugged.saturating_sub(step)),
+        };
+        if memory.plugged == memory.target {
+            self.note("plugged");
+        }
+    }
+
+    /// It takes so many questions from now on.
+    pub(crate) fn map_after(&mut self, questions: u32) {
+        self.to_map = questions;
+    }
+
+    /// It comes about, for the first time.
+    pub(crate) fn note(&mut self, what: &'static str) {
+        if !self.history.contains(&what) {
+            self.history.push(what);
+        }
+    }
+
     /// Whoever is connected to it knows that it has died; its process may take a moment longer.
     pub(crate) fn has_hung_up(&self) -> bool {
         self.dead
@@ -170,6 +231,8 @@ impl Drop for Open {
 #[derive(Debug)]
 pub(crate) struct Machines {
     pub(crate) faults: Faults,
+    /// How often a VMM is asked until memory is mapped for its functions.
+    pub(crate) to_map: Arc<AtomicU32>,
     all: Mutex<Vec<Arc<Machine>>>,
 }
 
@@ -177,6 +240,7 @@ impl Machines {
     pub(crate) fn new(faults: Faults) -> Self {
         Self {
             faults,
+            to_map: Arc::default(),
             all: Mutex::default(),
         }
     }
@@ -232,6 +296,7 @@ impl Launcher for Machines {
         let vmm = Vmm {
             machine,
             faults: self.faults.clone(),
+            to_map: Arc::clone(&self.to_map),
             guest: None,
             acceptor: None,
         };
@@ -248,6 +313,7 @@ impl Launcher for Machines {
 struct Vmm {
     machine: Arc<Machine>,
     faults: Faults,
+    to_map: Arc<AtomicU32>,
     guest: Option<Arc<Guest>>,
     /// Where the guest's first connection goes.
     acceptor: Option<PacketSocket>,
@@ -323,6 +389,7 @@ impl Vmm {
             Request::Start | Request::Resume => {
                 let first = self.machine.lock().vm.replace(VmState::Running) == Some(VmState::Created);
                 if first {
+                    self.machine.lock().note("started");
                     self.boot();
                 }
             }
@@ -347,14 +414,15 @@ impl Vmm {
             Request::WriteSet => reply = Reply::WriteSet(vec![(1, 2)]),
             Request::Info => reply = Reply::Info(self.info()),
             Request::Metrics => reply = Reply::Metrics(Vec::new()),
-            Request::Functions => reply = Reply::Functions(functions(&self.machine.lock().functions)),
-            Request::Attach(device) => self.machine.lock().functions.push(device.id.clone()),
+            Request::Functions => reply = Reply::Functions(functions(&mut self.machine.lock())),
+            Request::Attach(device) => {
+                let mut shown = self.machine.lock();
+                shown.to_map = self.to_map.load(Ordering::SeqCst);
+                shown.functions.push(device.id.clone());
+            }
+            Request::ResizeMemory(size) => self.machine.lock().memory.as_mut().unwrap().target = size.bytes(),
             Request::Detach(id) => self.machine.lock().functions.retain(|function| *function != *id),
-            Request::Rebase(_)
-            | Request::ResizeMemory(_)
-            | Request::MapAhead(_)
-            | Request::PressPowerButton
-            | Request::Stop => (),
+            Request::Rebase(_) | Request::MapAhead(_) | Request::PressPowerButton | Request::Stop => (),
         }
         Some(Ok(reply))
     }
@@ -374,6 +442,17 @@ impl Vmm {
     }
 
     fn make(&mut self, devices: &[DeviceSpec], fds: &mut Fds, boots: bool) {
+        if devices.iter().any(|device| device.kind == MemConfig::KIND) {
+            let config = device::<MemConfig>(devices);
+            config.check().unwrap();
+            self.machine.lock().memory = Some(HotplugMemory {
+                region: config.region_size.bytes(),
+                block: config.block_size.bytes(),
+                target: config.requested_size.bytes(),
+                requested: 0,
+                plugged: 0,
+            });
+        }
         let vsock = device::<VsockConfig>(devices);
         let guest = Arc::new(Guest {
             machine: Arc::clone(&self.machine),
@@ -394,16 +473,18 @@ impl Vmm {
     }
 
     fn info(&self) -> Info {
+        let mut shown = self.machine.lock();
+        shown.plugs_on();
         Info {
             api_version: vmm_api::VERSION,
             vmm_version: "simulated".into(),
             pid: self.machine.pid,
             engine: "none".into(),
-            state: self.machine.lock().vm.unwrap_or(VmState::Empty),
+            state: shown.vm.unwrap_or(VmState::Empty),
             stopped: None,
             cpus: 1,
             memory: 0,
-            hotplug_memory: None,
+            hotplug_memory: shown.memory,
             marks: Vec::new(),
         }
     }

@@ -8,6 +8,7 @@ mod at_once;
 mod background;
 mod cases;
 mod cpus;
+mod device_start;
 mod devices;
 mod failed_undo;
 mod faults;
@@ -266,6 +267,7 @@ impl World {
             .map(|stored| stored.sandbox.id.clone())
             .collect();
         same("owners of CPUs", &self.cpus.owners(), &owners)?;
+        device_start::look(self)?;
         devices::look(self)?;
         self.look_at_machines(vmms)?;
         self.look_at_network()?;

@@ -82,6 +82,7 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::Clone(_) => "clone",
         Request::Rollback { .. } => "roll back",
         Request::Move { .. } => "move",
+        Request::UpdateMemory { .. } => "update memory",
         Request::IsolateCpus { .. } => "isolate CPUs",
         Request::ReleaseCpus { .. } => "release CPUs",
         Request::Devices(DeviceRequest::Bind { .. }) => "bind a device",

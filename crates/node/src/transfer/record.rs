@@ -214,7 +214,10 @@ impl Carried for templates::record::Record {
 fn check_machine(resources: &Resources, digest: &str, programs: &Programs) -> Result<(), &'static str> {
     let disk = resources.disk.unwrap_or_default();
     let cpus = 1..=vmm_api::config::MAX_CPUS;
-    if !cpus.contains(&resources.cpus) || resources.memory > MOST_MEMORY || disk > MOST_DISK {
+    if !cpus.contains(&resources.cpus)
+        || resources.most_memory().max(resources.memory) > MOST_MEMORY
+        || disk > MOST_DISK
+    {
         return Err("no machine has so many processors, so much memory or such a disk");
     }
     if !resources.memory_mode.is_translated() {

@@ -208,7 +208,7 @@ pub(crate) fn prepare(
         .add(open("the guest's initramfs", &config.initramfs, NO_ASSETS)?)?;
     let config = VmConfig {
         cpus: resources.cpus,
-        memory: resources.memory,
+        memory: resources.boots_with(),
         cpu: resources.cpu_model.unwrap_or_default(),
         kernel,
         initramfs: Some(initramfs),
@@ -399,6 +399,9 @@ fn devices(
         devices.push(device("rng", &RngConfig {})?);
     }
     devices.push(device("console", &console)?);
+    if let Some(memory) = limits::for_memory(&stored.sandbox.config) {
+        devices.push(device("memory", &memory)?);
+    }
     Ok(devices)
 }
 

@@ -98,6 +98,15 @@ impl Vm {
         self.client.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The same; `None` while somebody talks to it.
+    fn client_now(&self) -> Option<MutexGuard<'_, VmmClient>> {
+        match self.client.try_lock() {
+            Ok(client) => Some(client),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Has what it says without being asked, and its end, told as `id`'s from here on, unless that is so.
     pub(crate) fn watch(&self, monitor: &Monitor, id: &str) -> io::Result<()> {
         if self.is_watched() {
@@ -117,19 +126,12 @@ impl Vm {
     /// Why the VMM has stopped its VM, if it has said so. Waits for nobody: whoever talks to it now tells the
     /// monitor afterwards.
     pub(crate) fn take_stop(&self) -> Result<Option<StopReason>, ClientError> {
-        let mut client = match self.client.try_lock() {
-            Ok(client) => client,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                self.unheard.store(true, Ordering::SeqCst);
-                // Whoever had it may have let go of it before it could see that.
-                match self.client.try_lock() {
-                    Ok(client) => client,
-                    Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                    Err(TryLockError::WouldBlock) => return Ok(None),
-                }
-            }
-        };
+        let client = self.client_now().or_else(|| {
+            self.unheard.store(true, Ordering::SeqCst);
+            // Whoever had it may have let go of it before it could see that.
+            self.client_now()
+        });
+        let Some(mut client) = client else { return Ok(None) };
         self.unheard.store(false, Ordering::SeqCst);
         client.take_stop()
     }
@@ -201,17 +203,22 @@ impl Vm {
     /// Its metrics, for which a tenth of the usual time has to suffice; `None` when somebody else talks to it just now, which
     /// may take long.
     pub(crate) fn metrics_now(&self) -> Option<Result<Vec<MetricSample>, ClientError>> {
-        let mut client = match self.client.try_lock() {
-            Ok(client) => client,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        let mut client = self.client_now()?;
         let metrics = client.metrics_by(Instant::now() + self.limits.answer / 10);
         self.let_go(client);
         Some(metrics)
     }
 
-    /// The same; `None` also when it does not answer in that time.
+    /// The answer to a short question, on the same terms.
+    pub(crate) fn ask_now<T>(
+        &self,
+        question: impl FnOnce(&mut VmmClient) -> Result<T, ClientError>,
+    ) -> Option<Result<T, Error>> {
+        drop(self.client_now()?);
+        Some(self.ask_within(self.limits.answer / 10, "it was asked how it is", question))
+    }
+
+    /// The same as [`Self::metrics_now`]; `None` also when it does not answer in that time.
     pub(crate) fn metrics_in_time(&self, during: &'static str) -> Result<Option<Vec<MetricSample>>, Error> {
         match self.metrics_now() {
             None => Ok(None),
@@ -239,7 +246,6 @@ impl Vm {
         } = prepared;
         // The VMM has its own copy. With ours open, a VMM that has died already would be waited for.
         drop(inherited);
-        let deadline = Instant::now() + self.limits.boot;
         {
             let _span = span("VM made");
             self.ask_to_make("the VM was made", |client| client.create(config, &fds.borrow()))?;
@@ -247,6 +253,7 @@ impl Vm {
         // The VMM has its own copies.
         drop(fds);
         reached(base::points::START_CREATED)?;
+        let deadline = Instant::now() + self.limits.boot;
         {
             let _span = span("VM started");
             self.ask_to_make("the VM was started", VmmClient::start)?;

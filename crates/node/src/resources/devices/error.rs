@@ -51,6 +51,19 @@ pub enum Error {
         /// The sandbox's name.
         sandbox: String,
     },
+    /// The guest has not plugged its memory.
+    #[error(
+        "the guest has plugged {plugged} MiB of {target} MiB within {limit:?}: see that its kernel has virtio-mem (`basalt logs --console`), or start \
+         it without --memory-ready"
+    )]
+    NotPlugged {
+        /// What it has.
+        plugged: u64,
+        /// What it was to have.
+        target: u64,
+        /// How long it was waited for.
+        limit: std::time::Duration,
+    },
     /// The VMM could not give it to its guest.
     #[error("the device {address} could not be given to the guest, and is not its any more: {why}")]
     NotGiven {
@@ -203,6 +216,7 @@ impl Error {
             Self::Host(_)
             | Self::NotViable { .. }
             | Self::NotGiven { .. }
+            | Self::NotPlugged { .. }
             | Self::Slow { .. }
             | Self::StaysOpen { .. }
             | Self::Vfio(_) => ErrorKind::Host,

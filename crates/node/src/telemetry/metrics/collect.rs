@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 
 use host::cgroup::{Root, Usage};
 use image::Store;
-use node_api::{Promised, Resource, Sandbox, State};
+use node_api::{MemoryState, Promised, Resource, Sandbox, State};
 use observe::exposition::{Exposition, Family, Kind};
 use otlp::Exporter;
 
 use crate::resources::budget::Budget;
+use crate::resources::devices::Devices;
+use crate::resources::memory_state;
 use crate::sandbox::registry::Sandboxes;
 use crate::saved::memory_files::own_bytes;
 use crate::store::paths::Paths;
@@ -31,6 +33,8 @@ struct One {
     sandbox: Sandbox,
     usage: Option<Usage>,
     disk: u64,
+    /// Of one whose memory is plugged, or which has devices.
+    memory: Option<MemoryState>,
     vmm: Counts,
 }
 
@@ -43,6 +47,7 @@ pub(crate) struct Sources<'s> {
     pub(crate) metrics: &'s Metrics,
     pub(crate) sandboxes: &'s Sandboxes,
     pub(crate) budget: &'s Budget,
+    pub(crate) devices: &'s Devices,
     pub(crate) images: &'s Store,
     pub(crate) paths: &'s Paths,
     pub(crate) cgroups: Option<&'s Root>,
@@ -139,6 +144,7 @@ impl Sources<'_> {
                 Some(vm) if worth_asking && Instant::now() < end => vm.metrics_now(),
                 _ => None,
             };
+            let answers = matches!(asked, Some(Ok(_)));
             let vmm = match asked {
                 Some(Ok(samples)) => {
                     self.metrics.is_silent(&entry.id, false);
@@ -156,9 +162,12 @@ impl Sources<'_> {
                     Counts::new()
                 }
             };
+            let has_devices = || !self.devices.of(&entry.id).is_empty();
             all.push(One {
                 usage,
                 vmm,
+                // One that has not answered is not asked again.
+                memory: answers.then(|| memory_state::of(&entry, has_devices())).flatten(),
                 disk: own_bytes(&self.paths.sandbox(&entry.id).directory),
                 sandbox: entry.stored().sandbox,
             });
@@ -268,6 +277,54 @@ const NUMBERS: [(&str, Kind, &str, Value); 10] = [
     ),
 ];
 
+/// What is counted of memory that is plugged, and of devices.
+type MemoryNumber = (&'static str, Kind, &'static str, fn(&MemoryState) -> u64);
+
+const OF_MEMORY: [MemoryNumber; 7] = [
+    (
+        "basalt_sandbox_guest_memory_present_bytes",
+        Kind::Gauge,
+        "Memory that the guest has of what it was given, where that is plugged.",
+        |memory| memory.present,
+    ),
+    (
+        "basalt_sandbox_dma_mapped_bytes",
+        Kind::Gauge,
+        "Guest memory that its devices can reach.",
+        |memory| memory.dma_mapped,
+    ),
+    (
+        "basalt_sandbox_dma_total_bytes",
+        Kind::Gauge,
+        "Guest memory that its devices are to reach.",
+        |memory| memory.dma_total,
+    ),
+    (
+        "basalt_sandbox_dma_maps_total",
+        Kind::Counter,
+        "Pieces in which memory was mapped for its devices.",
+        |memory| memory.map_calls,
+    ),
+    (
+        "basalt_sandbox_plug_hits_total",
+        Kind::Counter,
+        "Blocks that were mapped before its guest plugged them.",
+        |memory| memory.plug_hits,
+    ),
+    (
+        "basalt_sandbox_plug_misses_total",
+        Kind::Counter,
+        "Blocks that were mapped while its guest plugged them.",
+        |memory| memory.plug_misses,
+    ),
+    (
+        "basalt_sandbox_devices_coming",
+        Kind::Gauge,
+        "Devices that it is started with and its guest does not have yet.",
+        |memory| u64::try_from(memory.coming.len()).unwrap_or(u64::MAX),
+    ),
+];
+
 fn write_sandboxes(text: &mut Exposition, all: &[One]) {
     let mut family = text.family(
         "basalt_sandbox_info",
@@ -318,6 +375,13 @@ fn write_sandboxes(text: &mut Exposition, all: &[One]) {
         each(text, all, (name, kind, help), &|family, labels, one| {
             if let Some(value) = one.usage.as_ref().and_then(value) {
                 family.number(labels, value);
+            }
+        });
+    }
+    for (name, kind, help, value) in OF_MEMORY {
+        each(text, all, (name, kind, help), &|family, labels, one| {
+            if let Some(memory) = &one.memory {
+                family.number(labels, value(memory));
             }
         });
     }
@@ -399,7 +463,11 @@ mod tests {
     fn the_limit_of_memory_is_that_of_what_is_charged() {
         let mut sandbox = crate::testing::stored("id", "name").sandbox;
         sandbox.config.resources.memory = base::ByteSize::mib(128);
-        let told = |memory| {
+        let told = |memory: Option<host::cgroup::MemoryUsage>| {
+            let state = memory.as_ref().map(|_| MemoryState {
+                plug_hits: 7,
+                ..MemoryState::default()
+            });
             let usage = Usage {
                 memory,
                 ..Usage::default()
@@ -408,6 +476,7 @@ mod tests {
                 sandbox: sandbox.clone(),
                 usage: Some(usage),
                 disk: 0,
+                memory: state,
                 vmm: Counts::new(),
             };
             let mut text = Exposition::default();
@@ -428,6 +497,12 @@ mod tests {
             )),
             "{text}"
         );
-        assert!(!told(None).contains("memory_limit_bytes{"), "nothing limits it");
+        assert!(
+            text.contains("basalt_sandbox_plug_hits_total{sandbox=\"id\"} 7\n"),
+            "{text}"
+        );
+        let text = told(None);
+        assert!(!text.contains("memory_limit_bytes{"), "nothing limits it");
+        assert!(!text.contains("plug_hits_total{"), "nothing is plugged");
     }
 }

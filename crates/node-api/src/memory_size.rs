@@ -1,0 +1,354 @@
+//! How a sandbox's memory is divided: what its machine boots with, and a region above it of which more or less is plugged while it runs
+//! (virtio-mem). Pure numbers, and what there is of it now.
+
+use base::{ByteSize, PciAddress};
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Resources, SandboxConfig};
+use crate::device_start::DeviceStart;
+
+/// Memory is plugged in blocks of this size: that of the host's huge pages.
+pub const BLOCK: ByteSize = ByteSize::mib(2);
+
+/// The region of what can be plugged is a multiple of this: a section of Linux's memory on x86-64.
+pub const SECTION: ByteSize = ByteSize::mib(128);
+
+/// What a sandbox with devices boots with where it is to have more and nobody says how much.
+pub const USUAL_BOOT: ByteSize = ByteSize::gib(1);
+
+/// Why memory cannot be divided so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// It would boot with more than it is to have.
+    #[error(
+        "it cannot boot with {boot} where it is to have {memory}: give no more with --boot-memory than with --memory"
+    )]
+    Boot {
+        /// What it boots with.
+        boot: ByteSize,
+        /// What it is to have.
+        memory: ByteSize,
+    },
+    /// It could not have what it is to have.
+    #[error(
+        "it cannot have at most {most} where it is to have {memory}: give no less with --max-memory than with --memory"
+    )]
+    Most {
+        /// The most.
+        most: ByteSize,
+        /// What it is to have.
+        memory: ByteSize,
+    },
+    /// No whole blocks are plugged.
+    #[error(
+        "memory is plugged in blocks of {BLOCK}, and {memory} is not {boot} and some of these: give --memory, --boot-memory and --max-memory as \
+         multiples of {BLOCK}, such as 2g"
+    )]
+    Blocks {
+        /// What it would have.
+        memory: ByteSize,
+        /// What it boots with.
+        boot: ByteSize,
+    },
+    /// All of its memory is pinned from its boot on.
+    #[error(
+        "a sandbox of the class bare has all of its memory when it boots: leave --boot-memory and --max-memory out, or --class bare"
+    )]
+    Bare,
+    /// Its machine is made already.
+    #[error(
+        "a machine that goes on from a template has the memory that it was saved with, all of it: leave --boot-memory and --max-memory out, or \
+         --template"
+    )]
+    OfTemplate,
+    /// A template goes on as it was built.
+    #[error("a template is built with all of its memory: leave boot_memory and max_memory out")]
+    Template,
+    /// Nothing is plugged later.
+    #[error(
+        "with --device-start eager all memory is there, and mapped, when it boots: leave --boot-memory out, or give --device-start async"
+    )]
+    Eager,
+    /// There is nothing that could be there early or late.
+    #[error(
+        "--device-start says when devices are there, and this sandbox gets none: add --device ADDRESS (`basalt device ls` shows them), or leave it \
+         out"
+    )]
+    NoDevice,
+    /// There is nothing to wait for.
+    #[error(
+        "all memory of this sandbox is there when it boots: leave --memory-ready out, or add --boot-memory SIZE or --device ADDRESS"
+    )]
+    Ready,
+    /// Nothing can be plugged, or taken back.
+    #[error(
+        "this sandbox has {memory}, no more and no less as long as it is there: make one with --max-memory SIZE, or with --boot-memory SIZE, whose \
+         memory can be changed"
+    )]
+    Fixed {
+        /// What it has.
+        memory: ByteSize,
+    },
+    /// Less than it boots with, or more than its region has room for.
+    #[error(
+        "this sandbox can have {boot} to {most}, and not {asked}: make another with --boot-memory or --max-memory for it"
+    )]
+    Range {
+        /// What was asked for.
+        asked: ByteSize,
+        /// What it boots with.
+        boot: ByteSize,
+        /// The most.
+        most: ByteSize,
+    },
+}
+
+impl Resources {
+    /// What its machine boots with.
+    pub fn boots_with(&self) -> ByteSize {
+        self.boot_memory.unwrap_or(self.memory)
+    }
+
+    /// The most that it can be given while it runs.
+    pub fn most_memory(&self) -> ByteSize {
+        self.max_memory.unwrap_or(self.memory)
+    }
+
+    /// The size of the region in which memory is plugged, whole sections; `None` where nothing can be.
+    pub fn region(&self) -> Option<ByteSize> {
+        let bytes = self.most_memory().bytes().saturating_sub(self.boots_with().bytes());
+        (bytes > 0).then(|| ByteSize(bytes.div_ceil(SECTION.bytes()).saturating_mul(SECTION.bytes())))
+    }
+
+    /// How much of the region is to be plugged.
+    pub fn plugged(&self) -> ByteSize {
+        ByteSize(self.memory.bytes().saturating_sub(self.boots_with().bytes()))
+    }
+
+    /// The same with another size, on its boot memory and within its region.
+    ///
+    /// # Errors
+    /// It cannot have that.
+    pub fn resized(&self, asked: ByteSize) -> Result<Self, MemoryError> {
+        let (boot, most, memory) = (self.boots_with(), self.most_memory(), self.memory);
+        if self.region().is_none() {
+            return Err(MemoryError::Fixed { memory });
+        }
+        if !(boot..=most).contains(&asked) {
+            return Err(MemoryError::Range { asked, boot, most });
+        }
+        whole_blocks(asked, boot)?;
+        Ok(Self {
+            memory: asked,
+            // They are what they were, also where one of them was what it had.
+            boot_memory: Some(boot),
+            max_memory: Some(most),
+            ..self.clone()
+        })
+    }
+}
+
+fn whole_blocks(memory: ByteSize, boot: ByteSize) -> Result<(), MemoryError> {
+    let plugged = memory.bytes().saturating_sub(boot.bytes());
+    match plugged.is_multiple_of(BLOCK.bytes()) {
+        true => Ok(()),
+        false => Err(MemoryError::Blocks { memory, boot }),
+    }
+}
+
+impl SandboxConfig {
+    /// When it gets the devices that it is started with.
+    pub fn device_start(&self) -> DeviceStart {
+        self.device_start.unwrap_or_default()
+    }
+
+    /// Fills in what it boots with, where it gets devices and nobody has said it: so that it need not wait until more is mapped for them.
+    pub fn choose_boot_memory(&mut self) {
+        let resources = &mut self.resources;
+        let divides = !self.devices.is_empty()
+            && self.device_start.unwrap_or_default() == DeviceStart::Async
+            && self.template.is_none()
+            && !resources.class.is_bare()
+            && resources.boot_memory.is_none();
+        if divides && resources.memory > USUAL_BOOT {
+            // What is no whole block is there from the boot on.
+            let odd = resources.memory.bytes() % BLOCK.bytes();
+            resources.boot_memory = Some(ByteSize(USUAL_BOOT.bytes() + odd));
+        }
+    }
+
+    /// Checks how its memory is divided, and when its devices are to be there.
+    pub(crate) fn check_memory(&self) -> Result<(), MemoryError> {
+        let resources = &self.resources;
+        let (boot, memory, most) = (resources.boots_with(), resources.memory, resources.most_memory());
+        if boot > memory {
+            return Err(MemoryError::Boot { boot, memory });
+        }
+        if most < memory {
+            return Err(MemoryError::Most { most, memory });
+        }
+        let is_divided = resources.boot_memory.is_some() || resources.max_memory.is_some();
+        if is_divided && resources.class.is_bare() {
+            return Err(MemoryError::Bare);
+        }
+        if is_divided && self.template.is_some() {
+            return Err(MemoryError::OfTemplate);
+        }
+        whole_blocks(memory, boot)?;
+        whole_blocks(most, boot)?;
+        if self.devices.is_empty() && self.device_start.is_some() {
+            return Err(MemoryError::NoDevice);
+        }
+        if self.device_start == Some(DeviceStart::Eager) && boot < memory {
+            return Err(MemoryError::Eager);
+        }
+        if self.memory_ready && self.devices.is_empty() && boot == memory {
+            return Err(MemoryError::Ready);
+        }
+        Ok(())
+    }
+}
+
+/// How much of its memory, and which of its devices, a sandbox that runs has now.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryState {
+    /// Bytes that its guest has: what it booted with, and what it has plugged.
+    pub present: u64,
+    /// Bytes that it is to have.
+    pub target: u64,
+    /// Bytes that devices can reach, and are to.
+    pub dma_mapped: u64,
+    /// See `dma_mapped`; 0 where it has no device.
+    pub dma_total: u64,
+    /// Pieces in which that was mapped.
+    pub map_calls: u64,
+    /// Blocks that were mapped before the guest plugged them, and those that were not.
+    pub plug_hits: u64,
+    /// See `plug_hits`.
+    pub plug_misses: u64,
+    /// Why no more is mapped now, which is tried again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub map_error: Option<String>,
+    /// Devices that its guest does not have yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub coming: Vec<PciAddress>,
+    /// Why devices did not come that were to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+}
+
+impl MemoryState {
+    /// All of its memory is there, and all of its devices.
+    pub fn is_settled(&self) -> bool {
+        self.present == self.target && self.coming.is_empty() && self.failed.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::class::Class;
+    use crate::config::tests::config;
+
+    const GIB: u64 = 1 << 30;
+
+    fn of(memory: u64, boot: Option<u64>, most: Option<u64>) -> SandboxConfig {
+        let mut config = config();
+        let mib = |size: u64| ByteSize::mib(size);
+        (config.resources.memory, config.resources.boot_memory) = (mib(memory), boot.map(mib));
+        config.resources.max_memory = most.map(mib);
+        config
+    }
+
+    #[test]
+    fn what_is_not_booted_with_is_plugged_in_whole_sections() {
+        let fixed = of(512, None, None).resources;
+        assert_eq!((fixed.region(), fixed.plugged()), (None, ByteSize(0)));
+        let divided = of(1026, Some(512), None).resources;
+        assert_eq!(
+            (divided.boots_with(), divided.plugged()),
+            (ByteSize::mib(512), ByteSize::mib(514))
+        );
+        assert_eq!(divided.region(), Some(ByteSize::mib(640)), "rounded up");
+        let grows = of(512, None, Some(1024)).resources;
+        assert_eq!(
+            (grows.plugged(), grows.region()),
+            (ByteSize(0), Some(ByteSize::mib(512)))
+        );
+        assert!(grows.boots() && !fixed.boots(), "no template has a region");
+    }
+
+    #[test]
+    fn another_size_leaves_the_ends_where_they_are() {
+        let resources = of(512, None, Some(1024)).resources;
+        let more = resources.resized(ByteSize::mib(1024)).unwrap();
+        let back = more.resized(ByteSize::mib(512)).unwrap();
+        for other in [&more, &back] {
+            assert_eq!(
+                (other.region(), other.boots_with()),
+                (resources.region(), ByteSize::mib(512))
+            );
+        }
+        let told = |resources: &Resources, mib| resources.resized(mib).unwrap_err().to_string();
+        for outside in [511, 1025] {
+            assert!(told(&more, ByteSize::mib(outside)).contains("512 MiB to 1 GiB"));
+        }
+        assert!(told(&more, ByteSize::mib(513)).contains("2 MiB"));
+        let fixed = of(512, None, None).resources;
+        assert!(told(&fixed, ByteSize::mib(512)).contains("--max-memory"));
+    }
+
+    #[test]
+    fn what_cannot_be_divided_so_is_refused_with_what_can() {
+        let told = |config: &SandboxConfig| config.validate().unwrap_err().to_string();
+        assert!(told(&of(512, Some(514), None)).contains("no more with --boot-memory"));
+        assert!(told(&of(512, None, Some(510))).contains("no less with --max-memory"));
+        assert!(told(&of(513, Some(512), None)).contains("multiples of 2 MiB"));
+        assert!(told(&of(512, None, Some(513))).contains("multiples of 2 MiB"));
+        let mut bare = of(512, None, Some(1024));
+        bare.resources.class = Class::Bare;
+        assert!(told(&bare).contains("--class bare"));
+        let mut cloned = of(512, Some(256), None);
+        cloned.template = Some("web".into());
+        assert!(told(&cloned).contains("--template"));
+        let mut none = of(512, None, None);
+        none.device_start = Some(DeviceStart::Late);
+        assert!(told(&none).contains("--device ADDRESS"));
+        let mut ready = of(512, None, Some(1024));
+        ready.memory_ready = true;
+        assert!(told(&ready).contains("--boot-memory SIZE"));
+        ready.resources.boot_memory = Some(ByteSize::mib(256));
+        assert_eq!(ready.validate(), Ok(()));
+        let mut eager = of(512, Some(256), None);
+        (eager.devices, eager.device_start) = (vec!["0000:01:00.0".parse().unwrap()], Some(DeviceStart::Eager));
+        assert!(told(&eager).contains("--device-start async"));
+    }
+
+    #[test]
+    fn a_large_sandbox_with_devices_boots_with_a_gibibyte() {
+        let chosen = |change: fn(&mut SandboxConfig)| {
+            let mut config = of(3 << 10, None, None);
+            config.devices = vec!["0000:01:00.0".parse().unwrap()];
+            change(&mut config);
+            config.choose_boot_memory();
+            assert_eq!(config.check_memory(), Ok(()));
+            config.resources.boot_memory.map(ByteSize::bytes)
+        };
+        assert_eq!(chosen(|_| ()), Some(GIB));
+        assert_eq!(chosen(|c| c.device_start = Some(DeviceStart::Async)), Some(GIB));
+        assert_eq!(
+            chosen(|c| c.resources.memory = ByteSize(3 * GIB + 4096)),
+            Some(GIB + 4096)
+        );
+        assert_eq!(
+            chosen(|c| c.resources.boot_memory = Some(ByteSize::gib(2))),
+            Some(2 * GIB)
+        );
+        assert_eq!(chosen(|c| c.resources.memory = USUAL_BOOT), None);
+        assert_eq!(chosen(|c| c.devices.clear()), None);
+        assert_eq!(chosen(|c| c.device_start = Some(DeviceStart::Late)), None);
+        assert_eq!(chosen(|c| c.device_start = Some(DeviceStart::Eager)), None);
+        assert_eq!(chosen(|c| c.template = Some("web".into())), None);
+        assert_eq!(chosen(|c| c.resources.class = Class::Bare), None);
+    }
+}

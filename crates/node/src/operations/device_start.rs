@@ -1,0 +1,335 @@
+//! When a sandbox gets the devices that it is started with, and the memory that it does not boot with.
+//!
+//! ```text
+//!  eager  made ─► devices given ─► all is mapped ─► started ─► shown to the guest ─► command
+//!  async  made ─► devices given ─► started ─► boot memory is mapped ─► shown ─► command ─► the rest is plugged as it is mapped
+//!  late   made ─► started ─► devices given ─► command ─► all is mapped ─► shown
+//! ```
+//! What comes behind the command is followed by a thread without the sandbox's turn: whoever ends the sandbox does not wait for it, and it
+//! gives up. So is what a daemon finds that another one has left on the way. `async` without a region of memory that is plugged is `late`
+//! whose command waits; a machine that goes on from a template has no first instruction, so `eager` is the same there.
+
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
+
+use base::PciAddress;
+use base::points::MEMORY_ASKED;
+use node_api::{DeviceStart, EventKind, State};
+use observe::span::span;
+use vmm_api::{HotplugMemory, VmmClient};
+
+use crate::error::words::with_causes;
+use crate::node::Node;
+use crate::operations::snapshot::of_all_memory;
+use crate::resources::devices::DevicesError;
+use crate::sandbox::entry::{Entry, Inner};
+use crate::vmm::process::readable;
+use crate::vmm::vm::Vm;
+use crate::{Error, thread};
+
+/// Between two looks how much is plugged: at first, and later.
+const PAUSE: Duration = Duration::from_millis(20);
+const LONG_PAUSE: Duration = Duration::from_secs(1);
+
+/// A guest that has not come to its size by then may never: what it has is told where somebody asks.
+const FOLLOWED: Duration = Duration::from_secs(600);
+
+impl Node {
+    /// What is done with a machine that was made to boot, and does not run yet; `cancel` hangs up when nobody wants it any more.
+    pub(crate) fn before_first_instruction(
+        &self,
+        entry: &Entry,
+        vm: &Vm,
+        cancel: Option<BorrowedFd<'_>>,
+    ) -> Result<(), Error> {
+        let config = entry.stored().sandbox.config;
+        if config.devices.is_empty() {
+            return Ok(());
+        }
+        match (config.device_start(), config.resources.region()) {
+            (DeviceStart::Eager, _) => {
+                let claimed = self.claim_and_hand_over(entry, vm, &config.devices)?;
+                self.await_presence(entry, vm, &claimed, cancel).map(drop)
+            }
+            (DeviceStart::Async, Some(_)) => {
+                self.claim_and_hand_over(entry, vm, &config.devices)?;
+                let size = config.resources.plugged();
+                vm.ask("its memory was to be plugged", |client| client.resize_memory(size))
+            }
+            (DeviceStart::Async, None) | (DeviceStart::Late, _) => Ok(()),
+        }
+    }
+
+    /// What is done before the command of a machine whose agent answers.
+    pub(crate) fn before_command(&self, entry: &Entry, vm: &Vm, cancel: Option<BorrowedFd<'_>>) -> Result<(), Error> {
+        let config = entry.stored().sandbox.config;
+        let waits = config.memory_ready || config.device_start() != DeviceStart::Late;
+        if !config.devices.is_empty() {
+            let _span = span("devices");
+            let mut given = self.devices.of(&entry.id);
+            if given.is_empty() {
+                given = self.claim_and_hand_over(entry, vm, &config.devices)?;
+            }
+            if waits {
+                self.bring(entry, vm, &given, cancel)?;
+            }
+        }
+        match config.memory_ready {
+            true => self.await_memory(entry, vm, cancel),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits until all of its memory is there.
+    fn await_memory(&self, entry: &Entry, vm: &Vm, cancel: Option<BorrowedFd<'_>>) -> Result<(), Error> {
+        let _span = span("memory plugged");
+        let limit = self.config.limits.boot + of_all_memory(&entry.stored());
+        let gone = || cancel.is_some_and(|cancel| readable(cancel, Duration::ZERO));
+        match self.await_plugged(entry, vm, limit, &gone)? {
+            Plugged::All => Ok(()),
+            Plugged::Over => Err(Error::Cancelled),
+            Plugged::Some(has) => Err(DevicesError::NotPlugged {
+                plugged: has.plugged >> 20,
+                target: has.target >> 20,
+                limit,
+            }
+            .into()),
+        }
+    }
+
+    /// Waits until as much is plugged as the sandbox is to have at that time, or `gone` says that nobody waits.
+    pub(crate) fn await_plugged(
+        &self,
+        entry: &Entry,
+        vm: &Vm,
+        limit: Duration,
+        gone: &dyn Fn() -> bool,
+    ) -> Result<Plugged, Error> {
+        let (begun, mut pause) = (Instant::now(), PAUSE);
+        loop {
+            let info = vm.ask("it was asked how much memory its guest has", VmmClient::info)?;
+            let Some(memory) = info.hotplug_memory else {
+                return Ok(Plugged::All);
+            };
+            if memory.plugged == entry.stored().sandbox.config.resources.plugged().bytes() {
+                return Ok(Plugged::All);
+            }
+            if begun.elapsed() > limit {
+                return Ok(Plugged::Some(memory));
+            }
+            if gone() || entry.wait(Some(pause), is_ending) {
+                return Ok(Plugged::Over);
+            }
+            pause = (pause * 2).min(LONG_PAUSE);
+        }
+    }
+
+    /// What comes behind the command of a sandbox that runs now.
+    pub(crate) fn follow_start(self: &Arc<Self>, entry: &Arc<Entry>) {
+        let config = entry.stored().sandbox.config;
+        let late = config.device_start() == DeviceStart::Late && !config.memory_ready;
+        let coming = match late {
+            true => config.devices,
+            false => Vec::new(),
+        };
+        if !coming.is_empty() || config.resources.region().is_some() {
+            self.follow_in_thread(entry, Coming::These(coming));
+        }
+    }
+
+    /// The same for one that this daemon has found running.
+    pub(crate) fn follow_found(self: &Arc<Self>, entry: &Arc<Entry>) {
+        let has_region = entry.stored().sandbox.config.resources.region().is_some();
+        if has_region || !self.devices.of(&entry.id).is_empty() {
+            self.follow_in_thread(entry, Coming::WhatItsVmmHas);
+        }
+    }
+
+    fn follow_in_thread(self: &Arc<Self>, entry: &Arc<Entry>, coming: Coming) {
+        // It has ended just now.
+        let Some(vm) = entry.vm() else { return };
+        {
+            let mut inner = entry.lock();
+            inner.not_come = None;
+            if let Coming::These(coming) = &coming {
+                // Known before anybody can ask.
+                inner.coming.clone_from(coming);
+            }
+        }
+        let (node, followed) = (Arc::clone(self), Arc::clone(entry));
+        let work = move || {
+            let failed = node.follow(&followed, &vm, coming);
+            followed.lock().coming.clear();
+            match failed {
+                Err(error) if !is_over(&followed, &vm) => node.did_not_come(&followed, &error),
+                _ => (),
+            }
+        };
+        if let Err(error) = thread::spawn("device start", work) {
+            self.did_not_come(entry, &error);
+        }
+    }
+
+    fn did_not_come(&self, entry: &Entry, error: &Error) {
+        let why = with_causes(error);
+        log::error!(
+            "memory or devices of sandbox {} are not as they were to be: {why}",
+            entry.id
+        );
+        let mut inner = entry.lock();
+        inner.coming.clear();
+        inner.not_come = Some(why);
+        let sandbox = inner.stored.sandbox.clone();
+        drop(inner);
+        self.events.tell(EventKind::DevicesFailed, &sandbox);
+    }
+
+    fn follow(&self, entry: &Arc<Entry>, vm: &Arc<Vm>, coming: Coming) -> Result<(), Error> {
+        if let Some(_turn) = self.turn_while_it_runs(entry, vm) {
+            self.ask_for_memory(entry, vm)?;
+        }
+        let (coming, is_news) = match coming {
+            Coming::These(coming) => (coming, true),
+            Coming::WhatItsVmmHas => self.give_back_what_did_not_come(entry, vm)?,
+        };
+        if is_news {
+            entry.lock().coming.clone_from(&coming);
+        }
+        if !coming.is_empty() && self.bring_behind(entry, vm, &coming)? && is_news {
+            self.events.tell(EventKind::DevicesPresent, &entry.stored().sandbox);
+        }
+        entry.lock().coming.clear();
+        self.follow_memory(entry, vm)
+    }
+
+    /// Has the VMM know how much its guest is to have, as a daemon that died on the way may not have told it.
+    fn ask_for_memory(&self, entry: &Entry, vm: &Vm) -> Result<(), Error> {
+        let info = vm.ask("it was asked how much memory its guest has", VmmClient::info)?;
+        let Some(memory) = info.hotplug_memory else {
+            return Ok(());
+        };
+        let size = entry.stored().sandbox.config.resources.plugged();
+        self.fit_limits(entry, vm)?;
+        if memory.target != size.bytes() {
+            vm.ask("its memory was to be of another size", |client| {
+                client.resize_memory(size)
+            })?;
+            self.points.at(MEMORY_ASKED);
+        }
+        Ok(())
+    }
+
+    /// Brings devices while others may do with the sandbox what they like; false when it has none of them any more, or ends.
+    fn bring_behind(&self, entry: &Arc<Entry>, vm: &Arc<Vm>, coming: &[PciAddress]) -> Result<bool, Error> {
+        loop {
+            let its = self.devices.of(&entry.id);
+            let wanted: Vec<_> = coming.iter().copied().filter(|one| its.contains(one)).collect();
+            if wanted.is_empty() || is_over(entry, vm) {
+                return Ok(false);
+            }
+            let brought = self.await_presence(entry, vm, &wanted, None).and_then(|slots| {
+                let _turn = self.turn_while_it_runs(entry, vm).ok_or(Error::Cancelled)?;
+                self.show_to_guest(vm, &slots)
+            });
+            let Err(error) = brought else { return Ok(true) };
+            if is_over(entry, vm) {
+                return Ok(false);
+            }
+            let _turn = entry.operate();
+            let its = self.devices.of(&entry.id);
+            // Somebody has taken one of them back meanwhile.
+            if wanted.iter().any(|one| !its.contains(one)) {
+                continue;
+            }
+            let undone = self.take_devices_back(entry, vm, &wanted);
+            return Err(error.after_undo(undone));
+        }
+    }
+
+    /// Tells when all of its memory is there, and has its limits be no more than that.
+    pub(crate) fn follow_memory(&self, entry: &Arc<Entry>, vm: &Arc<Vm>) -> Result<(), Error> {
+        {
+            let mut inner = entry.lock();
+            if inner.stored.sandbox.config.resources.region().is_none() || inner.memory_is_followed {
+                return Ok(());
+            }
+            inner.memory_is_followed = true;
+        }
+        let followed = self.follow_to_its_size(entry, vm);
+        entry.lock().memory_is_followed = false;
+        followed
+    }
+
+    fn follow_to_its_size(&self, entry: &Arc<Entry>, vm: &Arc<Vm>) -> Result<(), Error> {
+        loop {
+            match self.await_plugged(entry, vm, FOLLOWED, &|| is_over(entry, vm))? {
+                Plugged::Over => return Ok(()),
+                Plugged::All => (),
+                Plugged::Some(memory) => {
+                    log::warn!(
+                        "the guest of sandbox {} has {} MiB of its hot-pluggable memory after {FOLLOWED:?}, and was to have {} MiB; it may \
+                         come to that still",
+                        entry.id,
+                        memory.plugged >> 20,
+                        memory.target >> 20
+                    );
+                    return Ok(());
+                }
+            }
+            let Some(_turn) = self.turn_while_it_runs(entry, vm) else {
+                return Ok(());
+            };
+            // Whoever had its turn before may have asked for another size.
+            if self.plugged(vm)? == entry.stored().sandbox.config.resources.plugged().bytes() {
+                self.fit_limits(entry, vm)?;
+                // Whoever has its turn next and asks for another size follows that.
+                entry.lock().memory_is_followed = false;
+                self.events.tell(EventKind::MemoryReady, &entry.stored().sandbox);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Its turn, when its guest runs; `None` when it ends, or has another machine.
+    fn turn_while_it_runs<'e>(&self, entry: &'e Arc<Entry>, vm: &Arc<Vm>) -> Option<MutexGuard<'e, ()>> {
+        loop {
+            let runs = |inner: &Inner| inner.stored.sandbox.state == State::Running && !inner.stored.is_held();
+            entry.wait(None, |inner| is_ending(inner) || runs(inner));
+            let turn = entry.operate();
+            if is_over(entry, vm) {
+                return None;
+            }
+            if runs(&entry.lock()) {
+                return Some(turn);
+            }
+        }
+    }
+}
+
+/// Which devices are to come.
+enum Coming {
+    These(Vec<PciAddress>),
+    /// After a daemon that died: what the VMM was given; what it was not is given back.
+    WhatItsVmmHas,
+}
+
+/// How much of its memory a guest has.
+#[derive(Debug)]
+pub(crate) enum Plugged {
+    All,
+    /// Not all within the limit.
+    Some(HotplugMemory),
+    /// Nobody waits for it any more.
+    Over,
+}
+
+fn is_ending(inner: &Inner) -> bool {
+    inner.stored.stopped || inner.has_ended()
+}
+
+/// It ends, or has another machine than this one.
+fn is_over(entry: &Entry, vm: &Arc<Vm>) -> bool {
+    let inner = entry.lock();
+    is_ending(&inner) || inner.vm.as_ref().is_none_or(|its| !Arc::ptr_eq(its, vm))
+}

@@ -1,0 +1,45 @@
+//! How much of its memory, and which of its devices, a machine has now, by its VMM's word and what its entry knows. Changes nothing, and waits
+//! for nobody.
+
+use node_api::MemoryState;
+use vmm_api::VmmClient;
+
+use crate::sandbox::entry::Entry;
+use crate::vmm::tail;
+
+/// Of one that has a region of memory that is plugged, or devices, or was to get some; `None` of others, and where its VMM does not tell now.
+pub(crate) fn of(entry: &Entry, has_devices: bool) -> Option<MemoryState> {
+    let (resources, vm, coming, failed) = {
+        let inner = entry.lock();
+        (
+            inner.stored.sandbox.config.resources.clone(),
+            inner.vm.clone(),
+            inner.coming.clone(),
+            inner.not_come.clone(),
+        )
+    };
+    if resources.region().is_none() && !has_devices && failed.is_none() {
+        return None;
+    }
+    let vm = vm?;
+    let (boot, target) = (resources.boots_with().bytes(), resources.memory.bytes());
+    let mut state = MemoryState {
+        present: boot,
+        target,
+        coming,
+        failed,
+        ..MemoryState::default()
+    };
+    if resources.region().is_some() {
+        let info = vm.ask_now(VmmClient::info)?.ok()?;
+        let plugged = info.hotplug_memory.map_or(0, |memory| memory.plugged);
+        state.present = boot.saturating_add(plugged);
+    }
+    if has_devices {
+        let told = vm.ask_now(VmmClient::functions)?.ok()?;
+        (state.dma_mapped, state.dma_total) = (told.mapped, told.total);
+        (state.map_calls, state.plug_hits, state.plug_misses) = (told.map_calls, told.plug_hits, told.plug_misses);
+        state.map_error = told.error.map(|why| tail::lines(why.as_bytes()).join(" "));
+    }
+    Some(state)
+}
