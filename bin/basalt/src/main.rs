@@ -18,6 +18,7 @@ mod interrupt;
 mod lab;
 mod log_reader;
 mod logs;
+mod memory;
 mod outlet;
 mod output;
 mod passthrough;
@@ -155,6 +156,7 @@ fn here(verb: Verb, output: &Output) -> anyhow::Result<u8> {
         Verb::Clone(args) => snapshots::clone(&args, output),
         Verb::Rollback(args) => snapshots::rollback(&args, output),
         Verb::Move(args) => snapshots::move_to(&args, output),
+        Verb::Update(args) => memory::update(&args, output),
         Verb::Daemon(args) => daemon::tell(&args, output),
         other => Err(anyhow::anyhow!(
             "the verb {other:?} is not handled: this is a bug of basalt, please report it"

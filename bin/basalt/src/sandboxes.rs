@@ -9,8 +9,8 @@ use node_api::{Client, Ended, NodeEvent, Reply, Request, Sample, Sandbox, Secret
 
 use crate::asked;
 use crate::cli::{InspectArgs, KillArgs, ManyArgs, PsArgs, QuarantineArgs, RmArgs, StatsArgs, StopArgs};
-use crate::daemon;
 use crate::output::{Output, table};
+use crate::{daemon, memory};
 
 /// Between two looks of `basalt stats`.
 const STATS_PAUSE: Duration = Duration::from_secs(1);
@@ -39,7 +39,7 @@ pub(crate) fn ps(args: &PsArgs, output: &Output) -> Result<u8> {
 }
 
 /// One in the lab is shown as it was asked for outside.
-fn as_asked(mut sandbox: Sandbox) -> Sandbox {
+pub(crate) fn as_asked(mut sandbox: Sandbox) -> Sandbox {
     asked::as_asked(&mut sandbox.config);
     sandbox
 }
@@ -66,7 +66,10 @@ fn state(sandbox: &Sandbox) -> String {
         (State::Exited, Some(ended)) => format!("exited ({})", ended.exit_code()),
         (state, _) => match sandbox.pause_reason {
             Some(reason) => format!("{state} ({reason})"),
-            None => state.to_string(),
+            None => match sandbox.memory_state.as_ref().and_then(memory::lacks) {
+                Some(lacks) => format!("{state} ({lacks})"),
+                None => state.to_string(),
+            },
         },
     }
 }
@@ -262,7 +265,7 @@ fn stats_table(before: &[Sample], now: &[Sample]) -> String {
     let mut rows = vec![
         [
             "ID", "NAME", "CPU", "CPU TIME", "MEMORY", "LIMIT", "DISK", "READ", "WRITTEN", "RECEIVED", "SENT",
-            "THREADS",
+            "THREADS", "PLUGGED", "MAPPED",
         ]
         .map(str::to_owned)
         .to_vec(),
@@ -291,11 +294,15 @@ fn stats_table(before: &[Sample], now: &[Sample]) -> String {
             of_vmm(usage.network.bytes_in),
             of_vmm(usage.network.bytes_out),
             usage.pids.to_string(),
+            memory::of_how_much(usage.memory_state.as_ref(), |memory| (memory.present, memory.target)),
+            memory::of_how_much(usage.memory_state.as_ref(), |memory| {
+                (memory.dma_mapped, memory.dma_total)
+            }),
         ]);
     }
     table(&rows)
 }
 
-fn unexpected(reply: &Reply) -> anyhow::Error {
+pub(crate) fn unexpected(reply: &Reply) -> anyhow::Error {
     anyhow::anyhow!("the daemon answered {reply:?}: use basalt and basaltd of one build")
 }

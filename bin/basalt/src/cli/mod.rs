@@ -4,6 +4,7 @@
 
 mod device;
 mod host;
+mod hotplug;
 mod image;
 mod limits;
 mod parse;
@@ -25,6 +26,7 @@ use node_api::{Class, Idle, MemoryMode, Paging};
 
 pub(crate) use device::DeviceVerb;
 pub(crate) use host::HostVerb;
+pub(crate) use hotplug::{HotplugArgs, UpdateArgs};
 pub(crate) use image::{
     DfArgs, ImageVerb, ImportArgs, PruneArgs, PullArgs, PullPolicy, PushArgs, RegistryArgs, RmiArgs, SaveArgs,
     SourceArgs, SystemVerb, TagArgs,
@@ -135,6 +137,8 @@ pub(crate) enum Verb {
     Rollback(RollbackArgs),
     /// Let a sandbox that runs go on as another class: its guest notices a pause.
     Move(MoveArgs),
+    /// Change how much memory a sandbox has, also while it runs.
+    Update(UpdateArgs),
     /// The host's CPUs: which sandbox owns which, and which are isolated.
     #[command(subcommand)]
     Host(HostVerb),
@@ -201,6 +205,7 @@ impl Verb {
             Self::Clone(_) => "basalt clone",
             Self::Rollback(_) => "basalt rollback",
             Self::Move(_) => "basalt move",
+            Self::Update(_) => "basalt update",
             Self::Pull(_) => "basalt pull",
             Self::Import(_) => "basalt import",
             _ => "basalt",
@@ -235,6 +240,7 @@ impl Verb {
             | Self::Clone(_)
             | Self::Rollback(_)
             | Self::Move(_)
+            | Self::Update(_)
             | Self::Daemon(_) => true,
             Self::AgentStream(_)
             | Self::Published
@@ -349,7 +355,7 @@ pub(crate) struct RunArgs {
     #[arg(short, long, value_name = "PORTS")]
     pub(crate) publish: Vec<String>,
 
-    /// Give it a device of the host, by its address (see `basalt device`); it is there before the command is. Several times for several.
+    /// Give it a device of the host, by its address (see `basalt device`), each time that it is started. Several times for several.
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) device: Vec<base::PciAddress>,
 
@@ -397,6 +403,9 @@ pub(crate) struct RunArgs {
     /// Remove the sandbox when it ends.
     #[arg(long)]
     pub(crate) rm: bool,
+
+    #[command(flatten)]
+    pub(crate) hotplug: HotplugArgs,
 
     #[command(flatten)]
     pub(crate) limits: LimitArgs,

@@ -34,6 +34,8 @@ impl SizeArgs {
         self.over(Resources {
             cpus: 1,
             memory: ByteSize::mib(512),
+            boot_memory: None,
+            max_memory: None,
             disk: Some(ByteSize::gib(10)),
             cpu_model: None,
             class: Class::Standard,
@@ -47,6 +49,8 @@ impl SizeArgs {
         Resources {
             cpus: self.cpus.unwrap_or(usual.cpus),
             memory: self.memory.unwrap_or(usual.memory),
+            boot_memory: usual.boot_memory,
+            max_memory: usual.max_memory,
             disk: self
                 .disk
                 .map_or(usual.disk, |disk| Some(disk).filter(|disk| disk.bytes() > 0)),

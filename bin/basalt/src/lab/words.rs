@@ -37,6 +37,7 @@ pub(super) fn run(args: &RunArgs, image: Option<(&str, &str)>, log_level: LogLev
     argv.extend(args.tty.then(|| "--tty".to_owned()));
     argv.push(format!("--interactive={}", args.interactive));
     argv.extend(args.size.words());
+    argv.extend(args.hotplug.words());
     argv.push(format!("--network={}", args.network.word()));
     argv.extend(args.limits.words());
     argv.extend(args.tmpfs.iter().map(|tmpfs| format!("--tmpfs={tmpfs}")));
@@ -133,6 +134,7 @@ mod tests {
             "/run:size=1m",
             "--device",
             "0000:01:00.0",
+            "--device-start=late",
             "--cpu-limit",
             "0.5",
             "-l",
@@ -175,7 +177,12 @@ mod tests {
             (
                 (a.tty, a.interactive, a.rm, a.detach, a.boot),
                 (a.paging, a.class, a.idle, a.memory_mode),
-                (a.size.resources(), a.limits.limits(), a.tmpfs.clone()),
+                (
+                    a.size.resources(),
+                    a.hotplug.words(),
+                    a.limits.limits(),
+                    a.tmpfs.clone(),
+                ),
                 (a.process.workdir.clone(), a.process.user.clone(), a.entrypoint.clone()),
                 (
                     a.name.clone(),

@@ -102,7 +102,7 @@ fn of_template(args: &RunArgs, set: &[String], output: &Output) -> Result<u8> {
 pub(crate) fn configure(args: &RunArgs, set: &[String], resources: Resources) -> Result<SandboxConfig> {
     let entrypoint = args.entrypoint.as_deref().map(parse_entrypoint).transpose()?;
     let labels: BTreeMap<String, String> = args.label.iter().cloned().collect();
-    Ok(SandboxConfig {
+    let mut config = SandboxConfig {
         name: args.name.clone(),
         image: args.image().unwrap_or_default().to_owned(),
         process: ProcessConfig {
@@ -125,6 +125,8 @@ pub(crate) fn configure(args: &RunArgs, set: &[String], resources: Resources) ->
         ports: args.publish.clone(),
         volumes: args.volume.iter().chain(&args.volume_json).cloned().collect(),
         devices: args.device.clone(),
+        device_start: None,
+        memory_ready: false,
         hostname: args.hostname.clone(),
         boot: args.boot,
         paging: args.paging,
@@ -132,7 +134,9 @@ pub(crate) fn configure(args: &RunArgs, set: &[String], resources: Resources) ->
         remove: args.rm,
         detach: args.detach,
         labels,
-    })
+    };
+    args.hotplug.put_into(&mut config);
+    Ok(config)
 }
 
 /// A path, or a JSON array of words; nothing at all is no entrypoint.

@@ -11,6 +11,10 @@ pub(crate) const CASES: &[(&str, fn())] = &[
         devices_are_listed_as_sysfs_has_them,
     ),
     ("what_is_no_device_is_refused", what_is_no_device_is_refused),
+    (
+        "memory_and_start_policies_that_cannot_be_are_refused_with_what_can",
+        memory_and_start_policies_that_cannot_be_are_refused_with_what_can,
+    ),
 ];
 
 /// What this host has none of: no bus has so many functions.
@@ -62,4 +66,46 @@ fn what_is_no_device_is_refused() {
     }
     let refused = world.verb(&["device", "vfs", NOWHERE, "-1"]);
     assert_eq!(refused.status.code(), Some(2), "{}", text(&refused.stderr));
+}
+
+fn memory_and_start_policies_that_cannot_be_are_refused_with_what_can() {
+    let world = World::new("");
+    for (flags, wanted) in [
+        (&["--device-start", "late"][..], "--device ADDRESS"),
+        (&["--device-start", "lazy"], "eager, late or async"),
+        (&["--device-start", "async-balloon"], "eager, late or async"),
+        (&["--boot-memory", "1g"], "--boot-memory than with --memory"),
+        (&["--boot-memory", "1k"], "at least 32 MiB"),
+        (&["--max-memory", "64m"], "--max-memory than with --memory"),
+        (&["--memory", "513m", "--boot-memory", "512m"], "multiples of 2 MiB"),
+        (&["--max-memory", "1g", "--class", "bare"], "--class bare"),
+        (&["--memory-ready"], "--boot-memory SIZE"),
+        (
+            &["--device", NOWHERE, "--device-start", "eager", "--boot-memory", "256m"],
+            "--device-start async",
+        ),
+    ] {
+        let refused = world.run(&[flags, &["tiny", "--", "true"]].concat());
+        let said = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(125), "{flags:?}: {said}");
+        assert!(said.contains(wanted), "{flags:?}: {said}");
+    }
+    let fixed = world.verb(&[
+        "run", "-d", "--disk", "0", "--name", "box", "tiny", "--", "sleep", "1000",
+    ]);
+    assert!(fixed.status.success(), "{}", text(&fixed.stderr));
+    for (words, code, wanted) in [
+        (&["update", "box", "--memory", "1g"][..], 1, "--max-memory SIZE"),
+        (&["update", "nobody", "--memory", "1g"], 1, "nobody"),
+        (&["update", "box"], 2, "--memory"),
+        (&["update", "box", "--memory", "1"], 2, "at least 32 MiB"),
+    ] {
+        let refused = world.verb(words);
+        let said = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(code), "{words:?}: {said}");
+        assert!(said.contains(wanted), "{words:?}: {said}");
+    }
+    let listed: Vec<Value> = serde_json::from_slice(&world.verb(&["ps", "--json"]).stdout).unwrap();
+    assert!(listed[0].get("memory_state").is_none(), "{listed:?}");
+    assert!(world.verb(&["rm", "--force", "box"]).status.success());
 }
