@@ -169,17 +169,12 @@ impl Starter<'_> {
         let client = machine.client()?;
         client.create(config, &parts.fds())?;
         let created_ns = now_ns();
-        if way != Way::Async {
-            client.start()?;
-        }
+        client.start()?;
         if let Some(function) = function {
             client.attach(function, &attached.fds())?;
         }
-        if way == Way::Async {
-            if later > 0 {
-                client.map_ahead(ByteSize::mib(later))?;
-            }
-            client.start()?;
+        if later > 0 {
+            client.map_ahead(ByteSize::mib(later))?;
         }
         // The VMM's copies alone are left, so that the function is nobody's when it ends.
         drop((parts, attached));

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  eager  made ─► devices given ─► all is mapped ─► started ─► shown to the guest ─► command
-//!  async  made ─► devices given ─► started ─► boot memory is mapped ─► shown ─► command ─► the rest is plugged as it is mapped
+//!  async  made ─► started ─► devices given ─► boot memory is mapped, then more ─► shown ─► command ─► the rest is plugged as it is mapped
 //!  late   made ─► started ─► devices given ─► command ─► all is mapped ─► shown
 //! ```
 //! What comes behind the command is followed by a thread without the sandbox's turn: whoever ends the sandbox does not wait for it, and it
@@ -47,17 +47,29 @@ impl Node {
         if config.devices.is_empty() {
             return Ok(());
         }
-        match (config.device_start(), config.resources.region()) {
-            (DeviceStart::Eager, _) => {
+        match config.device_start() {
+            DeviceStart::Eager => {
                 let claimed = self.claim_and_hand_over(entry, vm, &config.devices)?;
                 self.await_presence(entry, vm, &claimed, cancel).map(drop)
             }
-            (DeviceStart::Async, Some(_)) => {
-                self.claim_and_hand_over(entry, vm, &config.devices)?;
+            DeviceStart::Async | DeviceStart::Late => Ok(()),
+        }
+    }
+
+    /// What is done while its guest boots: a device that is opened is reset, which nobody has to wait for.
+    pub(crate) fn behind_first_instruction(&self, entry: &Entry, vm: &Vm) -> Result<(), Error> {
+        let config = entry.stored().sandbox.config;
+        if config.devices.is_empty() || config.device_start() == DeviceStart::Eager {
+            return Ok(());
+        }
+        self.claim_and_hand_over(entry, vm, &config.devices)?;
+        match config.resources.region() {
+            // A guest that boots has other things to do than to plug it.
+            Some(_) => {
                 let size = config.resources.plugged();
-                vm.ask("its memory was to be plugged", |client| client.resize_memory(size))
+                vm.ask("its memory was to be mapped", |client| client.map_ahead(size))
             }
-            (DeviceStart::Async, None) | (DeviceStart::Late, _) => Ok(()),
+            None => Ok(()),
         }
     }
 
@@ -73,6 +85,10 @@ impl Node {
             }
             if waits {
                 self.bring(entry, vm, &given, cancel)?;
+            }
+            if config.device_start() == DeviceStart::Async && config.resources.region().is_some() {
+                let size = config.resources.plugged();
+                vm.ask("its memory was to be plugged", |client| client.resize_memory(size))?;
             }
         }
         match config.memory_ready {

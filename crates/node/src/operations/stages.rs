@@ -127,9 +127,10 @@ impl ToBoot {
                 place_vcpus(node, entry, pid)?;
             }
             node.points.at(point);
-            match point == points::START_CREATED {
-                true => node.before_first_instruction(entry, &vm, cancel),
-                false => Ok(()),
+            match point {
+                points::START_CREATED => node.before_first_instruction(entry, &vm, cancel),
+                points::START_STARTED => node.behind_first_instruction(entry, &vm),
+                _ => Ok(()),
             }
         })?;
         {
