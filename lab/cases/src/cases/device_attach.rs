@@ -81,13 +81,13 @@ fn show(daemon: &Daemon<'_>, address: &str) -> Result<Value> {
     found.with_context(|| format!("`device ls` does not show {address}"))
 }
 
-fn expect_state(daemon: &Daemon<'_>, address: &str, state: &str) -> Result<()> {
+pub(super) fn expect_state(daemon: &Daemon<'_>, address: &str, state: &str) -> Result<()> {
     let shown = show(daemon, address)?;
     ensure!(shown["state"] == state, "it is not {state}: {shown}");
     Ok(())
 }
 
-fn prove(daemon: &Daemon<'_>, sandbox: &str, seed: &str) -> Result<()> {
+pub(super) fn prove(daemon: &Daemon<'_>, sandbox: &str, seed: &str) -> Result<()> {
     let said = daemon.ok(&["exec", sandbox, "python3", "-c", PROVE, seed])?;
     ensure!(said.trim() == "verified", "{sandbox} says {said}");
     Ok(())

@@ -21,6 +21,7 @@ mod daemon_life;
 mod dedicated;
 mod device_attach;
 mod device_memory;
+mod device_start;
 mod devices;
 mod disk_full;
 mod foreign_kernel;
@@ -131,6 +132,7 @@ pub(crate) const ALL: &[&Case] = &[
     &bare_nvme::CASE,
     &kvm_nvme::CASE,
     &device_memory::CASE,
+    &device_start::CASE,
     &device_attach::CASE,
     &bare_rounds::CASE,
     &dedicated::CASE,

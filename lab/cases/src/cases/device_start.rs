@@ -1,0 +1,187 @@
+//! When sandboxes get the devices that they are started with, and the memory that they do not boot with: by every policy a device reaches all
+//! that its guest has, commands wait for what they are to wait for, and memory becomes more and less while a sandbox is there, over a
+//! snapshot, a clone and a daemon that was killed. The host's IOMMU sees no fault.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::bare::{in_lab, run};
+use super::device_attach::{expect_state, prove};
+use super::nvme_disk::{Disk, tell};
+use crate::basalt::{expect_code, expect_refusal};
+use crate::daemon::{Daemon, wait_for};
+use crate::kernel_log::{complaints, kernel_log};
+use crate::{Case, Host};
+
+pub(crate) const CASE: Case = Case {
+    name: "device-start",
+    limit: Duration::from_secs(400),
+    host,
+    guest: None,
+};
+
+const MIB: u64 = 1 << 20;
+
+/// What a guest's kernel keeps for itself, at most: tables of its memory, and itself.
+const KERNEL: u64 = 96 * MIB;
+
+/// Says when there is a disk, if ever.
+const DISK: [&str; 3] = ["test", "-b", "/dev/nvme0n1"];
+
+fn host(host: &Host) -> Result<()> {
+    let daemon = Daemon::with_templates(host)?;
+    memory_that_comes_and_goes(&daemon)?;
+    if in_lab()? {
+        with_a_device(&daemon)?;
+    }
+    daemon.end()
+}
+
+fn with_a_device(daemon: &Daemon<'_>) -> Result<()> {
+    run("modprobe", &["vfio-pci"])?;
+    let address = Disk::find()?.address().to_owned();
+    let mut log = kernel_log()?;
+    daemon.ok(&["device", "bind", &address])?;
+    wrong_policies(daemon, &address)?;
+    eager(daemon, &address)?;
+    late(daemon, &address)?;
+    asynchronous(daemon, &address)?;
+    expect_state(daemon, &address, "ready")?;
+    daemon.ok(&["device", "unbind", &address])?;
+    let said = complaints(&mut log)?;
+    let faults: Vec<_> = said.iter().filter(|line| line.contains("fault")).collect();
+    ensure!(faults.is_empty(), "the host's IOMMU saw {faults:?}");
+    Ok(())
+}
+
+fn wrong_policies(daemon: &Daemon<'_>, address: &str) -> Result<()> {
+    let image = daemon.image();
+    for (words, said) in [
+        (vec!["--device-start", "late"], "--device ADDRESS"),
+        (vec!["--device", address, "--device-start", "lazy"], "async"),
+        (
+            vec!["--device", address, "--boot-memory", "2g", "--memory", "1g"],
+            "--boot-memory",
+        ),
+    ] {
+        let refused = daemon.run(&[&["run"], &words[..], &[image, "--", "true"]].concat())?;
+        ensure!(!refused.status.success(), "{words:?} was not refused");
+        let told = String::from_utf8_lossy(&refused.stderr);
+        ensure!(told.contains(said), "{words:?}: {told}");
+    }
+    Ok(())
+}
+
+/// All is mapped, and the device there, before the guest's first instruction.
+fn eager(daemon: &Daemon<'_>, address: &str) -> Result<()> {
+    let words = ["run", "--boot", "--memory", "256m", "--device", address, "--device-start", "eager"];
+    expect_code(&daemon.run(&[&words[..], &[daemon.image(), "--"], &DISK].concat())?, 0)?;
+    Ok(())
+}
+
+/// The command is there before the device.
+fn late(daemon: &Daemon<'_>, address: &str) -> Result<()> {
+    let began = Instant::now();
+    daemon.ok(&[
+        "run", "-d", "--name", "late", "--memory", "768m", "--device", address, "--device-start", "late",
+        daemon.image(), "--", "sleep", "10000",
+    ])?;
+    let started = began.elapsed();
+    wait_for("the device to come", || {
+        let run = daemon.run(&[&["exec", "late"], &DISK[..]].concat())?;
+        Ok(run.status.success())
+    })?;
+    tell(&format!("late, 768 MiB: started within {started:?}, the device {:?}", began.elapsed()));
+    prove(daemon, "late", "7")?;
+    daemon.ok(&["rm", "--force", "late"])?;
+    expect_state(daemon, address, "ready")
+}
+
+/// The command has the device, and memory follows; with `--memory-ready` it has both.
+fn asynchronous(daemon: &Daemon<'_>, address: &str) -> Result<()> {
+    let memory = ["--memory", "1280m", "--boot-memory", "256m", "--device", address];
+    let ready = [&["run", "--memory-ready"], &memory[..], &[daemon.image(), "--", "cat", "/proc/meminfo"]].concat();
+    let seen = total(&daemon.ok(&ready)?)?;
+    ensure!(seen >= 1280 * MIB - KERNEL, "a command that waits for its memory sees {seen} bytes");
+    let began = Instant::now();
+    let words = [
+        &["run", "-d", "--name", "grows"], &memory[..], &[daemon.image(), "--", "sleep", "10000"],
+    ];
+    daemon.ok(&words.concat())?;
+    let started = began.elapsed();
+    expect_code(&daemon.run(&[&["exec", "grows"], &DISK[..]].concat())?, 0)?;
+    // The daemon that follows it goes on with what is under way.
+    daemon.kill()?;
+    has_all(daemon, "grows", 1280 * MIB)?;
+    tell(&format!("async, 1280 MiB: started within {started:?}, all memory {:?}", began.elapsed()));
+    let state = memory_state(daemon, "grows")?;
+    ensure!(
+        state["dma_mapped"] == state["dma_total"] && state["dma_total"] == 1280 * MIB && state["plug_misses"] == 0,
+        "not all is mapped, or a plug has waited: {state}"
+    );
+    prove(daemon, "grows", "8")?;
+    daemon.ok(&["update", "grows", "--memory", "256m"])?;
+    prove(daemon, "grows", "9")?;
+    daemon.ok(&["update", "grows", "--memory", "1g"])?;
+    has_all(daemon, "grows", 1024 * MIB)?;
+    prove(daemon, "grows", "10")?;
+    daemon.ok(&["stop", "--time", "1s", "grows"])?;
+    daemon.ok(&["start", "grows"])?;
+    expect_code(&daemon.run(&[&["exec", "grows"], &DISK[..]].concat())?, 0)?;
+    has_all(daemon, "grows", 1024 * MIB)?;
+    daemon.ok(&["rm", "--force", "grows"])?;
+    Ok(())
+}
+
+fn memory_that_comes_and_goes(daemon: &Daemon<'_>) -> Result<()> {
+    let image = daemon.image();
+    daemon.ok(&[
+        "run", "-d", "--name", "web", "--memory", "256m", "--max-memory", "512m", image, "--", "sleep", "10000",
+    ])?;
+    expect_refusal(&daemon.run(&["update", "web", "--memory", "1g"])?, 1, &["256 MiB to 512 MiB"])?;
+    daemon.ok(&["update", "web", "--memory", "512m"])?;
+    has_all(daemon, "web", 512 * MIB)?;
+    // A clone has what the guest had, and a region of its own.
+    daemon.ok(&["snapshot", "create", "web", "large"])?;
+    daemon.ok(&["clone", "--name", "copy", "large"])?;
+    has_all(daemon, "copy", 512 * MIB)?;
+    daemon.ok(&["update", "copy", "--memory", "384m"])?;
+    daemon.kill()?;
+    let seen = total(&daemon.ok(&["exec", "web", "cat", "/proc/meminfo"])?)?;
+    ensure!(seen >= 512 * MIB - KERNEL, "the snapshot's sandbox has {seen} bytes");
+    daemon.ok(&["rm", "--force", "copy"])?;
+    daemon.ok(&["snapshot", "rm", "large"])?;
+    daemon.ok(&["rm", "--force", "web"])?;
+    Ok(())
+}
+
+/// Waits until a guest has so much memory.
+fn has_all(daemon: &Daemon<'_>, sandbox: &str, bytes: u64) -> Result<()> {
+    wait_for("a guest to have all of its memory", || {
+        let state = memory_state(daemon, sandbox)?;
+        ensure!(state["target"] == bytes, "{sandbox} is to have something else: {state}");
+        Ok(state["present"] == bytes)
+    })?;
+    // What is plugged last is online a moment later.
+    wait_for("a guest to use all of its memory", || {
+        Ok(total(&daemon.ok(&["exec", sandbox, "cat", "/proc/meminfo"])?)? >= bytes - KERNEL)
+    })
+}
+
+fn memory_state(daemon: &Daemon<'_>, sandbox: &str) -> Result<Value> {
+    let shown: Value = serde_json::from_str(&daemon.ok(&["--json", "inspect", sandbox])?)?;
+    let shown = match shown {
+        Value::Array(mut all) => all.pop().context("nothing is shown")?,
+        one => one,
+    };
+    Ok(shown["memory_state"].clone())
+}
+
+/// Bytes, of what the guest's kernel says.
+fn total(meminfo: &str) -> Result<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let number = line.and_then(|line| line.split_whitespace().next());
+    Ok(number.with_context(|| format!("no MemTotal in {meminfo}"))?.parse::<u64>()? << 10)
+}
