@@ -294,8 +294,8 @@ fn stats_table(before: &[Sample], now: &[Sample]) -> String {
             of_vmm(usage.network.bytes_in),
             of_vmm(usage.network.bytes_out),
             usage.pids.to_string(),
-            memory::of_how_much(usage.memory_state.as_ref(), |memory| (memory.present, memory.target)),
-            memory::of_how_much(usage.memory_state.as_ref(), |memory| {
+            memory::of_how_much(usage.memory_state.as_deref(), |memory| (memory.present, memory.target)),
+            memory::of_how_much(usage.memory_state.as_deref(), |memory| {
                 (memory.dma_mapped, memory.dma_total)
             }),
         ]);

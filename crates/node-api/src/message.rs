@@ -320,7 +320,7 @@ pub struct Usage {
     pub vmm: BTreeMap<String, u64>,
     /// How much of its memory, and which of its devices, it has, where memory is plugged or it has devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_state: Option<MemoryState>,
+    pub memory_state: Option<Box<MemoryState>>,
     /// The VMM had no time to tell its metrics, as while it writes a snapshot: `block`, `network` and `vmm` are not known.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub vmm_busy: bool,

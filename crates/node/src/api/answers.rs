@@ -2,12 +2,25 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
+use base::ByteSize;
 use node_api::{Device, DeviceRequest, GuestDevice, Reply};
 
 use crate::Error;
 use crate::node::Node;
 use crate::operations::stages::Started;
+
+/// It is done, or was refused.
+pub(super) fn done(result: Result<(), Error>) -> Result<Reply, Error> {
+    result.map(|()| Reply::Done)
+}
+
+/// A sandbox whose memory is to be of another size, as it is after a moment.
+pub(super) fn resized(node: &Arc<Node>, sandbox: &str, memory: ByteSize) -> Result<Reply, Error> {
+    let sandbox = node.update_memory(&node.find(sandbox)?, memory)?;
+    Ok(Reply::Sandbox(Box::new(sandbox)))
+}
 
 /// What was set aside; deleted, if `delete`.
 pub(super) fn quarantine(node: &Node, delete: bool) -> Result<Vec<String>, Error> {

@@ -18,7 +18,7 @@ use rustix::net::{SocketFlags, SocketType};
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::Error;
-use crate::api::answers::{devices, logs, quarantine, started};
+use crate::api::answers::{devices, done, logs, quarantine, resized, started};
 use crate::api::bounds::{self, Seat, Seats};
 use crate::node::Node;
 use crate::operations::build_template::{Build, Wanted};
@@ -419,14 +419,8 @@ impl Connection<'_> {
                 node.remove(&node.find(&sandbox)?, force)?;
                 Reply::Done
             }
-            Request::Pause { sandbox } => {
-                node.pause(&*node.find(&sandbox)?)?;
-                Reply::Done
-            }
-            Request::Resume { sandbox } => {
-                node.resume(&node.find(&sandbox)?)?;
-                Reply::Done
-            }
+            Request::Pause { sandbox } => done(node.pause(&*node.find(&sandbox)?))?,
+            Request::Resume { sandbox } => done(node.resume(&node.find(&sandbox)?))?,
             Request::Stats { sandbox } => self.stats(&node, sandbox.as_deref())?,
             Request::Events => Reply::Done,
             Request::Prune => Reply::Pruned(node.prune()?),
@@ -462,9 +456,7 @@ impl Connection<'_> {
             Request::Clone(config) => self.goes_on(node.clone_of(config))?,
             Request::Rollback { sandbox, snapshot } => self.goes_on(node.rollback(&node.find(&sandbox)?, &snapshot))?,
             Request::Move { sandbox, class } => self.goes_on(node.move_to(&node.find(&sandbox)?, class))?,
-            Request::UpdateMemory { sandbox, memory } => {
-                Reply::Sandbox(Box::new(node.update_memory(&node.find(&sandbox)?, memory)?))
-            }
+            Request::UpdateMemory { sandbox, memory } => resized(&node, &sandbox, memory)?,
             Request::RemoveSnapshot { name } => {
                 node.remove_snapshot(&name)?;
                 Reply::Done

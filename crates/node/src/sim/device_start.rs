@@ -174,9 +174,12 @@ fn never_mapped() -> World {
     world
 }
 
+/// How somebody ends a sandbox, or takes its device.
+type End = fn(&World) -> Result<(), Error>;
+
 #[test]
 fn who_ends_a_sandbox_does_not_wait_for_its_memory_to_be_mapped() {
-    let ends: [fn(&World) -> Result<(), Error>; 4] = [
+    let ends: [End; 4] = [
         |world| world.node().stop(&world.entry("web"), Duration::ZERO),
         |world| world.node().kill(&world.entry("web"), libc::SIGKILL),
         |world| world.node().remove(&world.entry("web"), true),

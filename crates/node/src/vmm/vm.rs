@@ -34,6 +34,9 @@ use crate::vmm::tail::Tail;
 /// How long to wait for the VMM's last words when its guest has become silent.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
+/// How long whoever asks shortly waits for others that do.
+const MOMENT: Duration = Duration::from_millis(100);
+
 /// Bytes of entropy for the guest, twice what its generator needs.
 const ENTROPY: usize = 64;
 
@@ -209,12 +212,19 @@ impl Vm {
         Some(metrics)
     }
 
-    /// The answer to a short question, on the same terms.
+    /// The answer to a short question; `None` when somebody else has talked to it for a moment.
     pub(crate) fn ask_now<T>(
         &self,
         question: impl FnOnce(&mut VmmClient) -> Result<T, ClientError>,
     ) -> Option<Result<T, Error>> {
-        drop(self.client_now()?);
+        let end = Instant::now() + MOMENT;
+        // Whoever follows it asks it often, and shortly.
+        while self.client_now().is_none() {
+            if Instant::now() > end {
+                return None;
+            }
+            std::thread::sleep(MOMENT / 100);
+        }
         Some(self.ask_within(self.limits.answer / 10, "it was asked how it is", question))
     }
 
@@ -547,8 +557,6 @@ pub(crate) fn entropy() -> Result<Vec<u8>, Error> {
 mod tests {
     use super::*;
     use crate::store::paths::Paths;
-
-    const MOMENT: Duration = Duration::from_millis(100);
 
     #[test]
     fn a_guest_that_hangs_is_told_of_in_a_sentence_with_a_next_step() {
