@@ -6,6 +6,7 @@
 mod bare;
 mod catalog;
 mod control;
+mod counted;
 mod devices;
 mod functions;
 mod kvm;

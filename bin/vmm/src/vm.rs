@@ -12,12 +12,12 @@ use memory::layout::{self, MemorySize};
 use observe::{Registry, marks};
 use snapshot::Layers;
 use vmm_api::{
-    ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, HotplugMemory, Info, MAX_ORDER, MAX_WRITE_SET, Mark,
-    MemoryMode, MetricSample, PageRuns, Reply, Request, RestoreConfig, SnapshotConfig, StopReason, VERSION, VmConfig,
-    VmState, Written,
+    ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, MAX_ORDER, MAX_WRITE_SET, MemoryMode, MetricSample,
+    PageRuns, Reply, Request, RestoreConfig, SnapshotConfig, StopReason, VERSION, VmConfig, VmState, Written,
 };
 
 use crate::bare;
+use crate::counted;
 use crate::devices::{Surroundings, create_devices, create_functions};
 use crate::functions::{self, Functions};
 use crate::kvm::KvmSource;
@@ -38,18 +38,6 @@ pub(crate) fn pagemap() -> Option<File> {
 
 /// The package's version, and what tells builds apart that save otherwise: a checksum of which samples of saved states there are.
 pub(crate) const VMM_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env!("BASALT_STATES"));
-
-/// Of an engine that counts exits itself, those that it answers without us among them.
-const ENGINE_EXITS: &str = "engine_exits_total";
-const ENGINE_REFUSED: &str = "engine_refused_total";
-
-/// What is plugged of a VM's hot-pluggable memory, and what is to be: bytes that go up and down.
-const PLUGGED: &str = "mem_plugged_bytes";
-const REQUESTED: &str = "mem_requested_bytes";
-
-/// Requests to plug memory while there were functions of the host's: mapped before, or waited for.
-const PLUG_HITS: &str = "mem_plug_hits_total";
-const PLUG_MISSES: &str = "mem_plug_misses_total";
 
 /// What a VM consists of once all of it was made; its parts go in this order.
 pub(crate) struct Made {
@@ -554,63 +542,13 @@ impl Vm {
             stopped: self.stopped.clone(),
             cpus: self.cpus,
             memory: self.machine.as_ref().map_or(0, |machine| machine.memory().bytes()),
-            hotplug_memory: self.growth().map(|growth| hotplug_memory(&growth)),
-            marks: marks::all().into_iter().map(mark).collect(),
+            hotplug_memory: self.growth().map(|growth| counted::hotplug_memory(&growth)),
+            marks: marks::all().into_iter().map(counted::mark).collect(),
         }
     }
 
     fn metrics(&self) -> Vec<MetricSample> {
-        let samples = self.registry.samples().into_iter();
         let counts = self.machine.as_ref().map(Machine::counts).unwrap_or_default();
-        let exits = counts.exits.into_iter().map(|(reason, value)| MetricSample {
-            name: ENGINE_EXITS.to_owned(),
-            labels: vec![("reason".to_owned(), reason.to_owned())],
-            value,
-        });
-        let refused = counts.refused.map(|value| (ENGINE_REFUSED, value));
-        let plugged = self.growth().map(|GrowthInfo { sizes, counts, .. }| {
-            [
-                (PLUGGED, sizes.plugged),
-                (REQUESTED, sizes.requested),
-                (PLUG_HITS, counts.hits),
-                (PLUG_MISSES, counts.misses),
-            ]
-        });
-        let without_labels = refused.into_iter().chain(plugged.into_iter().flatten());
-        let without_labels = without_labels.map(|(name, value)| MetricSample {
-            name: name.to_owned(),
-            labels: Vec::new(),
-            value,
-        });
-        samples
-            .map(|sample| MetricSample {
-                name: sample.name.to_owned(),
-                labels: sample
-                    .labels
-                    .into_iter()
-                    .map(|(key, value)| (key.to_owned(), value))
-                    .collect(),
-                value: sample.value,
-            })
-            .chain(exits)
-            .chain(without_labels)
-            .collect()
-    }
-}
-
-fn hotplug_memory(growth: &GrowthInfo) -> HotplugMemory {
-    HotplugMemory {
-        region: growth.sizes.region,
-        block: growth.sizes.block,
-        requested: growth.sizes.requested,
-        plugged: growth.sizes.plugged,
-        target: growth.target,
-    }
-}
-
-fn mark(mark: observe::marks::Mark) -> Mark {
-    Mark {
-        name: mark.name.to_owned(),
-        at_ns: mark.at_ns,
+        counted::all(&self.registry, counts, self.growth().as_ref())
     }
 }

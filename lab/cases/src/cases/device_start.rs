@@ -76,7 +76,16 @@ fn wrong_policies(daemon: &Daemon<'_>, address: &str) -> Result<()> {
 
 /// All is mapped, and the device there, before the guest's first instruction.
 fn eager(daemon: &Daemon<'_>, address: &str) -> Result<()> {
-    let words = ["run", "--boot", "--memory", "256m", "--device", address, "--device-start", "eager"];
+    let words = [
+        "run",
+        "--boot",
+        "--memory",
+        "256m",
+        "--device",
+        address,
+        "--device-start",
+        "eager",
+    ];
     expect_code(&daemon.run(&[&words[..], &[daemon.image(), "--"], &DISK].concat())?, 0)?;
     Ok(())
 }
@@ -85,15 +94,30 @@ fn eager(daemon: &Daemon<'_>, address: &str) -> Result<()> {
 fn late(daemon: &Daemon<'_>, address: &str) -> Result<()> {
     let began = Instant::now();
     daemon.ok(&[
-        "run", "-d", "--name", "late", "--memory", "768m", "--device", address, "--device-start", "late",
-        daemon.image(), "--", "sleep", "10000",
+        "run",
+        "-d",
+        "--name",
+        "late",
+        "--memory",
+        "768m",
+        "--device",
+        address,
+        "--device-start",
+        "late",
+        daemon.image(),
+        "--",
+        "sleep",
+        "10000",
     ])?;
     let started = began.elapsed();
     wait_for("the device to come", || {
         let run = daemon.run(&[&["exec", "late"], &DISK[..]].concat())?;
         Ok(run.status.success())
     })?;
-    tell(&format!("late, 768 MiB: started within {started:?}, the device {:?}", began.elapsed()));
+    tell(&format!(
+        "late, 768 MiB: started within {started:?}, the device {:?}",
+        began.elapsed()
+    ));
     prove(daemon, "late", "7")?;
     daemon.ok(&["rm", "--force", "late"])?;
     expect_state(daemon, address, "ready")
@@ -102,12 +126,22 @@ fn late(daemon: &Daemon<'_>, address: &str) -> Result<()> {
 /// The command has the device, and memory follows; with `--memory-ready` it has both.
 fn asynchronous(daemon: &Daemon<'_>, address: &str) -> Result<()> {
     let memory = ["--memory", "1280m", "--boot-memory", "256m", "--device", address];
-    let ready = [&["run", "--memory-ready"], &memory[..], &[daemon.image(), "--", "cat", "/proc/meminfo"]].concat();
+    let ready = [
+        &["run", "--memory-ready"],
+        &memory[..],
+        &[daemon.image(), "--", "cat", "/proc/meminfo"],
+    ]
+    .concat();
     let seen = total(&daemon.ok(&ready)?)?;
-    ensure!(seen >= 1280 * MIB - KERNEL, "a command that waits for its memory sees {seen} bytes");
+    ensure!(
+        seen >= 1280 * MIB - KERNEL,
+        "a command that waits for its memory sees {seen} bytes"
+    );
     let began = Instant::now();
     let words = [
-        &["run", "-d", "--name", "grows"], &memory[..], &[daemon.image(), "--", "sleep", "10000"],
+        &["run", "-d", "--name", "grows"],
+        &memory[..],
+        &[daemon.image(), "--", "sleep", "10000"],
     ];
     daemon.ok(&words.concat())?;
     let started = began.elapsed();
@@ -115,7 +149,10 @@ fn asynchronous(daemon: &Daemon<'_>, address: &str) -> Result<()> {
     // The daemon that follows it goes on with what is under way.
     daemon.kill()?;
     has_all(daemon, "grows", 1280 * MIB)?;
-    tell(&format!("async, 1280 MiB: started within {started:?}, all memory {:?}", began.elapsed()));
+    tell(&format!(
+        "async, 1280 MiB: started within {started:?}, all memory {:?}",
+        began.elapsed()
+    ));
     let state = memory_state(daemon, "grows")?;
     ensure!(
         state["dma_mapped"] == state["dma_total"] && state["dma_total"] == 1280 * MIB && state["plug_misses"] == 0,
@@ -138,9 +175,24 @@ fn asynchronous(daemon: &Daemon<'_>, address: &str) -> Result<()> {
 fn memory_that_comes_and_goes(daemon: &Daemon<'_>) -> Result<()> {
     let image = daemon.image();
     daemon.ok(&[
-        "run", "-d", "--name", "web", "--memory", "256m", "--max-memory", "512m", image, "--", "sleep", "10000",
+        "run",
+        "-d",
+        "--name",
+        "web",
+        "--memory",
+        "256m",
+        "--max-memory",
+        "512m",
+        image,
+        "--",
+        "sleep",
+        "10000",
     ])?;
-    expect_refusal(&daemon.run(&["update", "web", "--memory", "1g"])?, 1, &["256 MiB to 512 MiB"])?;
+    expect_refusal(
+        &daemon.run(&["update", "web", "--memory", "1g"])?,
+        1,
+        &["256 MiB to 512 MiB"],
+    )?;
     daemon.ok(&["update", "web", "--memory", "512m"])?;
     has_all(daemon, "web", 512 * MIB)?;
     // A clone has what the guest had, and a region of its own.
@@ -183,5 +235,8 @@ fn memory_state(daemon: &Daemon<'_>, sandbox: &str) -> Result<Value> {
 fn total(meminfo: &str) -> Result<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let number = line.and_then(|line| line.split_whitespace().next());
-    Ok(number.with_context(|| format!("no MemTotal in {meminfo}"))?.parse::<u64>()? << 10)
+    Ok(number
+        .with_context(|| format!("no MemTotal in {meminfo}"))?
+        .parse::<u64>()?
+        << 10)
 }
