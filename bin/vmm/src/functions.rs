@@ -72,7 +72,7 @@ pub(crate) fn told(machine: &mut Machine) -> vmm_api::Functions {
     vmm_api::Functions {
         mapped,
         total: if machine.is_pinned() {
-            machine.memory().bytes() + growth.target
+            machine.memory().bytes() + growth.wanted
         } else {
             0
         },

@@ -26,7 +26,7 @@ pub trait MemoryBlocks: Send {
     /// plugged that was touched before, which nothing can keep a guest from: its content is the guest's own, or zeroes.
     ///
     /// # Errors
-    /// Nothing has changed: all that was made ready of the run is taken back. The guest is told to try again later.
+    /// None of it is the guest's. The guest is told to try again later, and may find a part of it ready then.
     fn plug(&mut self, memory: &GuestRam, run: Range) -> io::Result<()>;
 
     /// Takes a run of blocks back, which the guest has given up and owns until the answer. Whoever has it mapped for devices of the host's

@@ -28,6 +28,8 @@ pub struct GrowthInfo {
     pub sizes: PluggableSizes,
     /// What the guest is to have in the end.
     pub target: u64,
+    /// What is to be mapped for functions: that, or more ahead of it.
+    pub wanted: u64,
     /// Requests that were answered while there were functions.
     pub counts: PlugCounts,
     /// Why nothing is being mapped ahead for now, if more is to be.
@@ -97,6 +99,7 @@ impl Growth {
         GrowthInfo {
             sizes: self.shared.pluggable.resize.sizes(),
             target: state.target,
+            wanted: state.wanted(),
             counts: self.shared.pluggable.dma.counts(),
             error: state.error.clone(),
         }
@@ -115,11 +118,11 @@ impl Growth {
             self.shared.changed.notify_all();
             (state.paced, state.ready)
         };
-        match paced && bytes > resize.sizes().requested {
-            true if ready => self.go_on(),
-            true => Ok(()),
-            false => resize.request(bytes),
+        if !paced || bytes <= resize.sizes().requested {
+            resize.request(bytes)?;
         }
+        // What is mapped and not wanted any more is given back there, too.
+        if ready { self.go_on() } else { Ok(()) }
     }
 
     /// Has so much mapped as soon as there are functions, until the next request.
@@ -226,7 +229,8 @@ impl Shared {
         let mut state = self.state();
         let wanted = state.wanted();
         let asked = self.pluggable.resize.sizes().requested >= state.target;
-        if state.stopped || asked && self.pluggable.dma.unmapped_below(wanted).is_empty() {
+        let dma = &self.pluggable.dma;
+        if state.stopped || asked && dma.unmapped_below(wanted).is_empty() && !dma.has_beyond(wanted) {
             state.running = false;
             return None;
         }
@@ -254,6 +258,7 @@ impl Shared {
     /// Maps all of it, as long as it is wanted, and asks the guest for each piece as soon as that is done.
     fn map_below(&self, wanted: u64) -> Result<(), String> {
         let dma = &self.pluggable.dma;
+        dma.trim(wanted);
         let pieces = dma.unmapped_below(wanted);
         let region = dma.region().ok_or("no function reaches it")?;
         let ahead = Ahead::begin(&pieces, vec![region], self.fillers).map_err(|error| error.to_string())?;

@@ -8,7 +8,7 @@ pub struct Functions {
     /// Bytes of the guest's memory that functions can reach: mapped by the host's IOMMU, and pinned. A piece that is being mapped does not
     /// count yet.
     pub mapped: u64,
-    /// Bytes that are to be: what the guest boots with, and what it is to have plugged. 0 where the VM has no function and gets none.
+    /// Bytes that are to be: what the guest boots with, and what it is to have plugged; it is mapped in whole pieces of 128 MiB. 0 where the VM has no function and gets none.
     pub total: u64,
     /// Requests to the IOMMU that mapped something, since its first function came.
     #[serde(default)]

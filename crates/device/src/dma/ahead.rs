@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::mm::{Advice, madvise};
 use rustix::process::setpriority_process;
@@ -13,6 +13,10 @@ use vm_memory::GuestRegionMmap;
 
 /// Filled between two looks whether it is still wanted.
 const STEP: u64 = 2 << 20;
+
+/// How long one run is waited for that others fill: whoever maps it does so himself then, and is not held up by vCPUs that leave the fillers no
+/// processor.
+const PATIENCE: Duration = Duration::from_millis(300);
 
 /// Between two looks whether what is being filled is still waited for.
 const LOOK: Duration = Duration::from_millis(20);
@@ -70,10 +74,11 @@ impl Ahead {
         Ok(ahead)
     }
 
-    /// Waits until a run is filled; `false` if it is given up before that.
+    /// Waits a while for a run to be filled; `false` if it is given up before that.
     pub fn wait_for(&self, index: usize, is_given_up: impl Fn() -> bool) -> bool {
         let mut filled = self.shared.filled.lock().unwrap_or_else(PoisonError::into_inner);
-        while !filled.get(index).is_none_or(|filled| *filled) {
+        let begun = Instant::now();
+        while !filled.get(index).is_none_or(|filled| *filled) && begun.elapsed() < PATIENCE {
             if is_given_up() {
                 return false;
             }

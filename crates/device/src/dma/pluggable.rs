@@ -4,7 +4,8 @@
 //! ```text
 //!  chunk (128 MiB):  unmapped ── map_next, or a plug that waits for it ──▶ mapped ── its last block is unplugged ──▶ unmapped, discarded
 //! ```
-//! Without functions nothing is mapped, and what is unplugged is discarded at once.
+//! Without functions nothing is mapped, and what is unplugged is discarded at once. What is unplugged of a chunk that stays mapped is discarded
+//! when that is not mapped any more.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,9 +38,15 @@ struct State {
     functions: Option<Reach>,
 }
 
+/// The smallest block of a device: a chunk has as many as a word has bits.
+const BLOCK: u64 = CHUNK.get() / u64::BITS as u64;
+
+/// So many chunks are mapped for one request at most: who pauses the device waits for it. A guest that is told that it is busy asks again.
+const AT_ONCE: usize = 4;
+
 #[derive(Default)]
 struct Chunk {
-    /// Bytes of it that the guest owns.
+    /// Which of its blocks the guest owns, a bit each.
     plugged: u64,
     mapped: Option<Mapped>,
 }
@@ -112,18 +119,44 @@ impl PluggableDma {
 
     /// No function reaches it any more. What is not plugged goes back to the host.
     pub(super) fn end(&self) {
-        let mut state = self.state();
-        let Some(reach) = state.functions.take() else { return };
+        let Some(reach) = self.state().functions.take() else {
+            return;
+        };
         let mut left = Vec::new();
-        for (index, chunk) in state.chunks.iter_mut().enumerate().rev() {
+        let chunks = self.state().chunks.len();
+        for index in (0..chunks).rev() {
+            // Others come between two of them.
+            let mut state = self.state();
+            let Some(chunk) = state.chunks.get_mut(index) else {
+                continue;
+            };
             let Some(mapped) = chunk.mapped.take() else { continue };
             match reach.space.unmap(mapped) {
-                Ok(()) if chunk.plugged == 0 => give_back(&reach.region, self.0.range.start, index),
-                Ok(()) => (),
+                Ok(()) => give_back(&reach.region, self.0.range.start, index, !chunk.plugged),
                 Err(error) => left.push(error),
             }
         }
         keep(left, vec![reach.region]);
+    }
+
+    /// Takes from functions, and gives back to the host, what is mapped beyond so many bytes and of which nothing is plugged.
+    pub fn trim(&self, bytes: u64) {
+        let chunks = self.state().chunks.len();
+        let first = usize::try_from(bytes.div_ceil(CHUNK.get())).unwrap_or(usize::MAX);
+        for index in (first.min(chunks)..chunks).rev() {
+            self.state().unmap_empty(self.0.range, index);
+        }
+    }
+
+    /// Whether [`PluggableDma::trim`] has something to do.
+    pub fn has_beyond(&self, bytes: u64) -> bool {
+        let state = self.state();
+        let first = usize::try_from(bytes.div_ceil(CHUNK.get())).unwrap_or(usize::MAX);
+        let beyond = state.chunks.iter().skip(first);
+        state.functions.is_some()
+            && beyond
+                .filter(|chunk| chunk.mapped.is_some())
+                .any(|chunk| chunk.plugged == 0)
     }
 
     /// Which pieces below so many bytes of the region are not mapped for functions yet, ascending; none without functions.
@@ -175,7 +208,7 @@ impl PluggableDma {
                 .get(index)
                 .is_some_and(|chunk| chunk.mapped.is_none() && chunk.plugged == 0)
             {
-                give_back(&reach.region, self.0.range.start, index);
+                give_back(&reach.region, self.0.range.start, index, u64::MAX);
             }
         }
     }
@@ -190,20 +223,44 @@ impl PluggableDma {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The parts of a run by chunk: which, and how many bytes.
-    fn parts(&self, run: Range) -> Vec<(usize, u64)> {
+    /// The parts of a run by chunk.
+    fn parts(&self, run: Range) -> Vec<Part> {
         let mut parts = Vec::new();
         let (mut at, end) = (
             run.start - self.0.range.start,
             run.start - self.0.range.start + run.length,
         );
         while at < end {
-            let next = (at / CHUNK + 1) * CHUNK.get();
-            parts.push((usize::try_from(at / CHUNK).unwrap_or(usize::MAX), next.min(end) - at));
+            let next = ((at / CHUNK + 1) * CHUNK.get()).min(end);
+            let (first, blocks) = (at % CHUNK / BLOCK, (next - at) / BLOCK);
+            parts.push(Part {
+                index: usize::try_from(at / CHUNK).unwrap_or(usize::MAX),
+                blocks: bits(first, blocks),
+                range: Range {
+                    start: self.0.range.start + at,
+                    length: next - at,
+                },
+            });
             at = next;
         }
         parts
     }
+}
+
+/// So many bits from this one on.
+fn bits(first: u64, count: u64) -> u64 {
+    let all = match count {
+        0..64 => (1 << count) - 1,
+        _ => u64::MAX,
+    };
+    all << first
+}
+
+/// What lies in one chunk of a run.
+struct Part {
+    index: usize,
+    blocks: u64,
+    range: Range,
 }
 
 impl State {
@@ -220,12 +277,19 @@ impl State {
         Ok(())
     }
 
-    /// Maps those of these chunks that are not, all or none; whether there were any.
-    fn map_lacking(&mut self, range: Range, parts: &[(usize, u64)]) -> Result<bool, VfioError> {
+    /// Maps those of these chunks that are not; whether there were any.
+    ///
+    /// # Errors
+    /// The host refuses, and those that were mapped here are not any more; or there are too many for one request, which goes on when it
+    /// comes again.
+    fn map_lacking(&mut self, range: Range, parts: &[Part]) -> io::Result<bool> {
         let mut done = Vec::new();
-        for &(index, _) in parts {
+        for &Part { index, .. } in parts {
             if self.functions.is_none() || self.chunks.get(index).is_none_or(|chunk| chunk.mapped.is_some()) {
                 continue;
+            }
+            if done.len() == AT_ONCE {
+                return Err(io::Error::other("more of it has to be mapped first"));
             }
             match self.map(range, index) {
                 Ok(()) => done.push(index),
@@ -233,7 +297,7 @@ impl State {
                     for index in done {
                         self.unmap_empty(range, index);
                     }
-                    return Err(error);
+                    return Err(io::Error::other(error));
                 }
             }
         }
@@ -250,7 +314,7 @@ impl State {
             return;
         };
         match reach.space.unmap(mapped) {
-            Ok(()) => give_back(&reach.region, range.start, index),
+            Ok(()) => give_back(&reach.region, range.start, index, u64::MAX),
             Err(error) => {
                 log::error!("memory that the guest has given back stays pinned: {error}");
                 chunk.mapped = Some(error.mapped);
@@ -268,33 +332,50 @@ fn piece(region: &GuestRegionMmap<()>, range: Range, index: u64) -> Piece {
     }
 }
 
-/// Gives the pages of a chunk back to the host. Where that fails they stay, which costs memory and nothing else.
-fn give_back(region: &Arc<GuestRegionMmap<()>>, start: u64, index: usize) {
+/// Gives the pages of these blocks of a chunk back to the host. Where that fails they stay, which costs memory and nothing else.
+fn give_back(region: &Arc<GuestRegionMmap<()>>, start: u64, index: usize, blocks: u64) {
     let offset = index as u64 * CHUNK.get();
-    let range = Range {
-        start: start + offset,
-        length: CHUNK.get().min(region.len() - offset),
+    let length = CHUNK.get().min(region.len() - offset);
+    let memory = match GuestRam::from_arc_regions(vec![Arc::clone(region)]) {
+        Ok(memory) => memory,
+        Err(error) => return log::error!("a region is none, a bug: {error}"),
     };
-    let given = GuestRam::from_arc_regions(vec![Arc::clone(region)])
-        .map_err(|error| error.to_string())
-        .and_then(|memory| discard(&memory, range).map_err(|error| error.to_string()));
-    if let Err(error) = given {
-        log::warn!("memory that the guest has given back is not the host's yet: {error}");
+    for (first, end) in runs_of_bits(blocks) {
+        let (from, to) = ((first * BLOCK).min(length), (end * BLOCK).min(length));
+        let range = Range {
+            start: start + offset + from,
+            length: to - from,
+        };
+        if let Err(error) = discard(&memory, range) {
+            log::warn!("memory that the guest has given back is not the host's yet: {error}");
+        }
     }
+}
+
+/// Where runs of set bits begin and end.
+fn runs_of_bits(mut bits: u64) -> Vec<(u64, u64)> {
+    let mut runs = Vec::new();
+    while bits != 0 {
+        let first = bits.trailing_zeros();
+        let length = (bits >> first).trailing_ones();
+        runs.push((u64::from(first), u64::from(first + length)));
+        bits &= u64::MAX.checked_shl(first + length).unwrap_or(0);
+    }
+    runs
 }
 
 impl MemoryBlocks for PluggableDma {
     fn plug(&mut self, _memory: &GuestRam, run: Range) -> io::Result<()> {
         let parts = self.parts(run);
         let mut state = self.state();
-        let waited = state.map_lacking(self.0.range, &parts).map_err(io::Error::other)?;
+        let waited = state.map_lacking(self.0.range, &parts)?;
         if state.functions.is_some() {
             let counted = if waited { &self.0.misses } else { &self.0.hits };
             counted.fetch_add(1, Ordering::Relaxed);
         }
-        for (index, bytes) in parts {
-            if let Some(chunk) = state.chunks.get_mut(index) {
-                chunk.plugged += bytes;
+        for part in parts {
+            if let Some(chunk) = state.chunks.get_mut(part.index) {
+                chunk.plugged |= part.blocks;
             }
         }
         Ok(())
@@ -303,14 +384,16 @@ impl MemoryBlocks for PluggableDma {
     fn unplug(&mut self, memory: &GuestRam, run: Range) -> io::Result<()> {
         let parts = self.parts(run);
         let mut state = self.state();
-        if state.functions.is_none() {
-            discard(memory, run).map_err(io::Error::other)?;
+        // Outside of the region there is none, which `discard` says.
+        let is_mapped = |part: &Part| state.chunks.get(part.index).is_some_and(|chunk| chunk.mapped.is_some());
+        for part in parts.iter().filter(|part| !is_mapped(part)) {
+            discard(memory, part.range).map_err(io::Error::other)?;
         }
-        for (index, bytes) in parts {
-            if let Some(chunk) = state.chunks.get_mut(index) {
-                chunk.plugged = chunk.plugged.saturating_sub(bytes);
+        for part in parts {
+            if let Some(chunk) = state.chunks.get_mut(part.index) {
+                chunk.plugged &= !part.blocks;
             }
-            state.unmap_empty(self.0.range, index);
+            state.unmap_empty(self.0.range, part.index);
         }
         Ok(())
     }
@@ -318,9 +401,9 @@ impl MemoryBlocks for PluggableDma {
     fn restored(&mut self, runs: &[Range]) -> io::Result<()> {
         let mut state = self.state();
         for run in runs {
-            for (index, bytes) in self.parts(*run) {
-                if let Some(chunk) = state.chunks.get_mut(index) {
-                    chunk.plugged += bytes;
+            for part in self.parts(*run) {
+                if let Some(chunk) = state.chunks.get_mut(part.index) {
+                    chunk.plugged |= part.blocks;
                 }
             }
         }

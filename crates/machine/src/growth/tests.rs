@@ -126,6 +126,14 @@ fn with_functions_nothing_is_asked_for_that_is_not_mapped() {
     rig.comes_to(REGION);
     rig.growth.request(128 * MIB).unwrap();
     assert_eq!(rig.requested().last(), Some(&(128 * MIB)), "less is asked for at once");
+    let begun = Instant::now();
+    while rig.fake.mapped_bytes() > 256 * MIB {
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "what nobody has plugged stays mapped"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
     rig.growth.free();
     drop(dma);
     assert_eq!(rig.fake.mapped_bytes(), 0);

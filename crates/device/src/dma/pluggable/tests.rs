@@ -29,8 +29,11 @@ impl Rig {
         let ram = Ram::allocate(MemorySize {
             boot: ByteSize(BOOT),
             hotplug: ByteSize(REGION),
-        })
-        .unwrap();
+        });
+        Self::of(ram.unwrap())
+    }
+
+    fn of(ram: Ram) -> Self {
         Self {
             pluggable: PluggableDma::new(ram.hotplug().unwrap()),
             ram,
@@ -168,6 +171,50 @@ fn a_first_function_for_which_not_all_can_be_mapped_leaves_nothing() {
     rig.map().map(drop).unwrap();
 }
 
+#[test]
+fn what_is_unplugged_of_a_chunk_goes_back_when_that_is_not_mapped_any_more() {
+    let rig = Rig::new();
+    rig.plug(0, 4).unwrap();
+    let dma = rig.map().unwrap();
+    (0..4).for_each(|block| rig.write(block, 7));
+    rig.unplug(1, 2).unwrap();
+    assert_eq!([0, 1, 2, 3].map(|block| rig.word(block)), [7; 4], "the chunk is mapped");
+    drop(dma);
+    assert_eq!([0, 1, 2, 3].map(|block| rig.word(block)), [7, 0, 0, 7]);
+}
+
+#[test]
+fn what_is_mapped_beyond_what_is_wanted_goes_back() {
+    let rig = Rig::new();
+    let dma = rig.map().unwrap();
+    while rig.pluggable.map_next(REGION).unwrap() {}
+    rig.plug(8, 1).unwrap();
+    rig.write(15, 9);
+    assert!(rig.pluggable.has_beyond(CHUNK.get()) && !rig.pluggable.has_beyond(REGION));
+    rig.pluggable.trim(CHUNK.get());
+    let mapped: Vec<_> = (0..16).step_by(4).map(|block| rig.is_mapped(block)).collect();
+    assert_eq!((mapped, rig.word(15)), (vec![true, false, true, false], 0));
+    assert!(!rig.pluggable.has_beyond(CHUNK.get()), "what is plugged stays");
+    drop(dma);
+}
+
+#[test]
+fn one_request_waits_for_a_few_chunks_alone() {
+    let ram = Ram::allocate(MemorySize {
+        boot: ByteSize(BOOT),
+        hotplug: ByteSize(10 * CHUNK.get()),
+    });
+    let rig = Rig::of(ram.unwrap());
+    let dma = rig.map().unwrap();
+    for mapped in [4, 8] {
+        assert!(rig.plug(0, 40).unwrap_err().to_string().contains("first"));
+        assert_eq!(rig.pluggable.mapped_from_start(), mapped * CHUNK.get());
+    }
+    rig.plug(0, 40).unwrap();
+    drop(dma);
+    assert_eq!(rig.fake.mapped_bytes(), 0);
+}
+
 /// Whatever comes in whatever order, and whatever the host refuses: I1 and I2 of the design, and nothing is left at the end.
 #[test]
 fn what_is_owned_is_mapped_whatever_happens() {
@@ -186,6 +233,7 @@ fn what_is_owned_is_mapped_whatever_happens() {
             match random.below(6) {
                 0 if dma.is_none() => dma = rig.map().ok(),
                 0 => dma = None,
+                1 if random.below(2) == 0 => rig.pluggable.trim(random.below(REGION)),
                 1 => drop(rig.pluggable.map_next(random.below(REGION))),
                 2 if run.is_subset(&owned) => {
                     rig.unplug(first, blocks).unwrap();
