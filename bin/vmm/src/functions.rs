@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 
 use device::{DmaSpaces, FdTable};
 use machine::{FunctionState, Machine};
+use vmm_api::devices::MEM_SECTION;
 use vmm_api::{ApiError, DeviceSpec, ErrorKind, FunctionInfo};
 
 use crate::devices::create_functions;
@@ -72,7 +73,7 @@ pub(crate) fn told(machine: &mut Machine) -> vmm_api::Functions {
     vmm_api::Functions {
         mapped,
         total: if machine.is_pinned() {
-            machine.memory().bytes() + growth.wanted
+            machine.memory().bytes() + growth.wanted.next_multiple_of(MEM_SECTION.bytes())
         } else {
             0
         },

@@ -120,6 +120,13 @@ impl Resources {
         (bytes > 0).then(|| ByteSize(bytes.div_ceil(SECTION.bytes()).saturating_mul(SECTION.bytes())))
     }
 
+    /// What all of it takes where a device reaches it: that maps whole sections of what is plugged.
+    pub fn mapped(&self) -> ByteSize {
+        let sections = self.plugged().bytes().div_ceil(SECTION.bytes());
+        let plugged = sections.saturating_mul(SECTION.bytes());
+        ByteSize(self.boots_with().bytes().saturating_add(plugged))
+    }
+
     /// How much of the region is to be plugged.
     pub fn plugged(&self) -> ByteSize {
         ByteSize(self.memory.bytes().saturating_sub(self.boots_with().bytes()))

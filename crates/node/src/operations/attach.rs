@@ -115,14 +115,20 @@ impl Node {
         self.take_devices(entry, vm, claimed, LetGo::Unknown)
     }
 
-    /// Lets its VMM lock a guest's memory of this size.
-    pub(crate) fn let_lock(&self, stored: &Stored, memory: ByteSize) -> Result<(), Error> {
+    /// Lets its VMM lock all memory that its guest may ever have: what it has is limited by its cgroup.
+    fn let_lock(&self, stored: &Stored) -> Result<(), Error> {
         let process = stored.sandbox.vmm;
         // All memory of a bare one is locked anyhow.
         let Some(process) = process.filter(|_| stored.sandbox.config.resources.class != Class::Bare) else {
             return Ok(());
         };
-        let bytes = memory.bytes().saturating_add(BESIDES);
+        let resources = &stored.sandbox.config.resources;
+        let region = resources.region().unwrap_or(ByteSize(0)).bytes();
+        let bytes = resources
+            .boots_with()
+            .bytes()
+            .saturating_add(region)
+            .saturating_add(BESIDES);
         let allowed = self.devices.vfio().allow_locking(process.pid, bytes);
         allowed.map_err(Error::host("letting the VMM lock its guest's memory"))
     }
@@ -131,7 +137,7 @@ impl Node {
     fn hand_over(&self, stored: &Stored, vm: &Vm, claimed: &[PciAddress]) -> Result<(), Error> {
         let host = self.devices.vfio();
         let of_vfio = |error| Error::from(DevicesError::Vfio(error));
-        self.let_lock(stored, stored.sandbox.config.resources.memory)?;
+        self.let_lock(stored)?;
         // What it has is not what it was promised, where an earlier attempt was not taken back.
         let told = vm.ask("it was asked for its devices", VmmClient::functions)?;
         let has = told.functions.iter().filter_map(|function| function.id.parse().ok());

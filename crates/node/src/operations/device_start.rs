@@ -32,6 +32,9 @@ use crate::{Error, thread};
 const PAUSE: Duration = Duration::from_millis(20);
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 
+/// Between two looks whether what its guest has given back is unmapped.
+const UNMAPPING: Duration = Duration::from_secs(5);
+
 /// A guest that has not come to its size by then may never: what it has is told where somebody asks.
 const FOLLOWED: Duration = Duration::from_secs(600);
 
@@ -176,7 +179,10 @@ impl Node {
         let (node, followed) = (Arc::clone(self), Arc::clone(entry));
         let work = move || {
             let failed = node.follow(&followed, &vm, coming);
-            followed.lock().coming.clear();
+            // Of another machine other ones come.
+            if entry_has(&followed, &vm) {
+                followed.lock().coming.clear();
+            }
             match failed {
                 Err(error) if !is_over(&followed, &vm) => node.did_not_come(&followed, &error),
                 _ => (),
@@ -265,15 +271,20 @@ impl Node {
 
     /// Tells when all of its memory is there, and has its limits be no more than that.
     pub(crate) fn follow_memory(&self, entry: &Arc<Entry>, vm: &Arc<Vm>) -> Result<(), Error> {
+        let machine = Arc::downgrade(vm);
         {
             let mut inner = entry.lock();
-            if inner.stored.sandbox.config.resources.region().is_none() || inner.memory_is_followed {
+            let has_region = inner.stored.sandbox.config.resources.region().is_some();
+            if !has_region || inner.memory_followed.as_ref().is_some_and(|its| its.ptr_eq(&machine)) {
                 return Ok(());
             }
-            inner.memory_is_followed = true;
+            inner.memory_followed = Some(machine.clone());
         }
         let followed = self.follow_to_its_size(entry, vm);
-        entry.lock().memory_is_followed = false;
+        // That of another machine goes on.
+        let mut inner = entry.lock();
+        inner.memory_followed.take_if(|its| its.ptr_eq(&machine));
+        drop(inner);
         followed
     }
 
@@ -293,14 +304,23 @@ impl Node {
                     return Ok(());
                 }
             }
-            let Some(_turn) = self.turn_while_it_runs(entry, vm) else {
+            let Some(turn) = self.turn_while_it_runs(entry, vm) else {
                 return Ok(());
             };
             // Whoever had its turn before may have asked for another size.
-            if self.plugged(vm)? == entry.stored().sandbox.config.resources.plugged().bytes() {
+            let plugged = entry.stored().sandbox.config.resources.plugged();
+            if self.plugged(vm)? == plugged.bytes() {
+                if self.gives_back(entry, vm, plugged)? {
+                    // A piece that is mapped as a whole is unmapped as a whole, which may be long.
+                    drop(turn);
+                    if entry.wait(Some(UNMAPPING), is_ending) {
+                        return Ok(());
+                    }
+                    continue;
+                }
                 self.fit_limits(entry, vm)?;
                 // Whoever has its turn next and asks for another size follows that.
-                entry.lock().memory_is_followed = false;
+                entry.lock().memory_followed = None;
                 self.events.tell(EventKind::MemoryReady, &entry.stored().sandbox);
                 return Ok(());
             }
@@ -342,6 +362,12 @@ pub(crate) enum Plugged {
 
 fn is_ending(inner: &Inner) -> bool {
     inner.stored.stopped || inner.has_ended()
+}
+
+/// It has this machine, or none.
+fn entry_has(entry: &Entry, vm: &Arc<Vm>) -> bool {
+    let inner = entry.lock();
+    inner.vm.as_ref().is_none_or(|its| Arc::ptr_eq(its, vm))
 }
 
 /// It ends, or has another machine than this one.

@@ -39,6 +39,7 @@ impl Node {
                 resources,
                 ..sandbox.config.clone()
             };
+            config.validate()?;
             limits::check(&config, self.cgroups.as_ref())?;
             match entry.vm() {
                 // It has it from its next start on.
@@ -75,7 +76,7 @@ impl Node {
         let (before, size) = (was.resources.plugged(), config.resources.plugged());
         let most = before.max(size);
         // A guest that gives back still, from a size before, is promised more than both, and has its limits.
-        let gives_back = self.plugged(vm)? > most.bytes();
+        let gives_back = self.gives_back(entry, vm, most)?;
         let promise = match gives_back {
             true => None,
             false => {
@@ -96,6 +97,14 @@ impl Node {
             })
         });
         if let Err(error) = resized {
+            // It may have been asked all the same: where it cannot be told otherwise, what is promised and allowed stays.
+            let back = vm.ask("its memory was to be as before", |client| client.resize_memory(before));
+            if back.is_err() && !vm.wait(Duration::ZERO) {
+                if let Some(promise) = promise {
+                    promise.keep();
+                }
+                return Err(error.after_undo(back));
+            }
             let noted = self.note_change(entry, |stored| stored.sandbox.config = was.clone());
             let undone = noted.and_then(|()| match gives_back {
                 true => Ok(()),
@@ -122,10 +131,23 @@ impl Node {
         if let (Some(root), Some(cgroup)) = (&self.cgroups, self.cgroup(entry)?) {
             cgroup.set_limits(root, &limits::for_cgroup(&config, root))?;
         }
-        match self.devices.of(&entry.id).is_empty() {
-            true => Ok(()),
-            false => self.let_lock(&entry.stored(), config.resources.memory),
+        Ok(())
+    }
+
+    /// Whether its guest has more plugged than this, or its VMM has more mapped for devices, which is pinned.
+    pub(crate) fn gives_back(&self, entry: &Entry, vm: &Vm, plugged: ByteSize) -> Result<bool, Error> {
+        if self.plugged(vm)? > plugged.bytes() {
+            return Ok(true);
         }
+        if self.devices.of(&entry.id).is_empty() {
+            return Ok(false);
+        }
+        let told = vm.ask("it was asked how much of its memory is mapped", VmmClient::functions)?;
+        Ok(told.mapped
+            > holding(&entry.stored().sandbox.config, plugged)
+                .resources
+                .mapped()
+                .bytes())
     }
 
     /// For who has its turn: what it is promised, and may have, is what its record says, unless its guest gives back still. What a VMM says
@@ -134,7 +156,7 @@ impl Node {
         let stored = entry.stored();
         let config = &stored.sandbox.config;
         let plugged = config.resources.plugged();
-        if self.plugged(vm)? > plugged.bytes() {
+        if self.gives_back(entry, vm, plugged)? {
             return Ok(());
         }
         self.limit_memory(entry, config, plugged)?;

@@ -49,7 +49,7 @@ fn check_size(resources: &Resources) -> Result<(), Error> {
 
 /// The most memory that VMM and guest may have together, but for what was reserved for guests.
 pub(crate) fn memory_max(config: &SandboxConfig) -> u64 {
-    let guest = config.resources.memory.bytes();
+    let guest = config.resources.mapped().bytes();
     let volumes = match config.volumes.is_empty() {
         true => 0,
         false => crate::resources::volume_shares::MEMORY.bytes(),

@@ -3,7 +3,7 @@
 //! Two locks. `operation` is held by whoever starts, stops, pauses or removes the sandbox, for as long as that takes: each
 //! of these has a deadline. `inner` is held for moments. `operation` comes first. Killing the VM needs neither.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use base::PciAddress;
@@ -75,8 +75,8 @@ pub(crate) struct Inner {
     pub(crate) coming: Vec<PciAddress>,
     /// Why devices or memory that were to come behind the start did not.
     pub(crate) not_come: Option<String>,
-    /// Somebody tells when all of its memory is there.
-    pub(crate) memory_is_followed: bool,
+    /// The machine of which somebody tells when all of its memory is there.
+    pub(crate) memory_followed: Option<Weak<Vm>>,
     /// Its record is older than what is known here, as there was no space for it.
     pub(crate) unsaved: bool,
 }
@@ -108,7 +108,7 @@ impl Entry {
                 unsettled: None,
                 coming: Vec::new(),
                 not_come: None,
-                memory_is_followed: false,
+                memory_followed: None,
                 unsaved: false,
             }),
             changed: Condvar::new(),

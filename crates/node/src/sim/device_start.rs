@@ -28,7 +28,7 @@ pub(super) fn look(world: &World) -> Result<(), String> {
     for machine in world.machines.alive() {
         let entry = world.node().find(&machine.sandbox).map_err(|error| error.to_string())?;
         let inner = entry.lock();
-        if !inner.coming.is_empty() || inner.memory_is_followed {
+        if !inner.coming.is_empty() || inner.memory_followed.is_some() {
             return Err(format!("{} is followed still", machine.sandbox));
         }
         let wanted = inner.stored.sandbox.config.resources.plugged().bytes();

@@ -178,7 +178,16 @@ impl Vm {
         during: &'static str,
         question: impl FnOnce(&mut VmmClient) -> Result<T, ClientError>,
     ) -> Result<T, Error> {
-        let mut client = self.client();
+        self.ask_by(self.client(), limit, during, question)
+    }
+
+    fn ask_by<T>(
+        &self,
+        mut client: MutexGuard<'_, VmmClient>,
+        limit: Duration,
+        during: &'static str,
+        question: impl FnOnce(&mut VmmClient) -> Result<T, ClientError>,
+    ) -> Result<T, Error> {
         let patience = |client: &VmmClient, limit| {
             set_patience(client.as_fd(), limit).map_err(Error::host("setting a socket's time limit"))
         };
@@ -219,13 +228,14 @@ impl Vm {
     ) -> Option<Result<T, Error>> {
         let end = Instant::now() + MOMENT;
         // Whoever follows it asks it often, and shortly.
-        while self.client_now().is_none() {
-            if Instant::now() > end {
-                return None;
+        let client = loop {
+            match self.client_now() {
+                Some(client) => break client,
+                None if Instant::now() > end => return None,
+                None => std::thread::sleep(MOMENT / 100),
             }
-            std::thread::sleep(MOMENT / 100);
-        }
-        Some(self.ask_within(self.limits.answer / 10, "it was asked how it is", question))
+        };
+        Some(self.ask_by(client, self.limits.answer / 10, "it was asked how it is", question))
     }
 
     /// The same as [`Self::metrics_now`]; `None` also when it does not answer in that time.
