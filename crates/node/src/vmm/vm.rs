@@ -1,6 +1,8 @@
 //! A VM that runs, seen from the node: its process, its control socket, the way to its agent. A node that is started anew
 //! comes by one through the process and the sockets that it finds.
 
+mod in_time;
+
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -14,7 +16,7 @@ use node_api::PauseReason;
 use observe::span::span;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use vmm_api::{ClientError, Event, Info, MetricSample, StopReason, VmState, VmmClient};
+use vmm_api::{ClientError, Event, Info, StopReason, VmState, VmmClient};
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::Error;
@@ -33,9 +35,6 @@ use crate::vmm::tail::Tail;
 
 /// How long to wait for the VMM's last words when its guest has become silent.
 const LAST_WORDS: Duration = Duration::from_secs(3);
-
-/// How long whoever asks shortly waits for others that do.
-const MOMENT: Duration = Duration::from_millis(100);
 
 /// Bytes of entropy for the guest, twice what its generator needs.
 const ENTROPY: usize = 64;
@@ -208,45 +207,6 @@ impl Vm {
                 during,
                 cause,
                 log: self.vmm_log(),
-            },
-        }
-    }
-
-    /// Its metrics, for which a tenth of the usual time has to suffice; `None` when somebody else talks to it just now, which
-    /// may take long.
-    pub(crate) fn metrics_now(&self) -> Option<Result<Vec<MetricSample>, ClientError>> {
-        let mut client = self.client_now()?;
-        let metrics = client.metrics_by(Instant::now() + self.limits.answer / 10);
-        self.let_go(client);
-        Some(metrics)
-    }
-
-    /// The answer to a short question; `None` when somebody else has talked to it for a moment.
-    pub(crate) fn ask_now<T>(
-        &self,
-        question: impl FnOnce(&mut VmmClient) -> Result<T, ClientError>,
-    ) -> Option<Result<T, Error>> {
-        let end = Instant::now() + MOMENT;
-        // Whoever follows it asks it often, and shortly.
-        let client = loop {
-            match self.client_now() {
-                Some(client) => break client,
-                None if Instant::now() > end => return None,
-                None => std::thread::sleep(MOMENT / 100),
-            }
-        };
-        Some(self.ask_by(client, self.limits.answer / 10, "it was asked how it is", question))
-    }
-
-    /// The same as [`Self::metrics_now`]; `None` also when it does not answer in that time.
-    pub(crate) fn metrics_in_time(&self, during: &'static str) -> Result<Option<Vec<MetricSample>>, Error> {
-        match self.metrics_now() {
-            None => Ok(None),
-            Some(Ok(metrics)) => Ok(Some(metrics)),
-            Some(Err(ClientError::Packet(PacketError::Late))) => Ok(None),
-            Some(Err(error)) => match self.unanswered(during, self.limits.answer / 10, error) {
-                Error::Deadline { .. } => Ok(None),
-                error => Err(error),
             },
         }
     }
@@ -580,7 +540,7 @@ mod tests {
         let own = rustix::process::getpid();
         let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()).unwrap();
         let limits = TimeLimits {
-            answer: MOMENT,
+            answer: Duration::from_millis(100),
             ..TimeLimits::REAL
         };
         let vm = Vm::connect(pidfd, &paths, limits).unwrap();
