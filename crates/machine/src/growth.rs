@@ -180,6 +180,7 @@ impl Growth {
         let target = {
             let mut state = self.shared.state();
             (state.paced, state.ready, state.stopped, state.error) = (false, false, false, None);
+            state.ahead = 0;
             state.target
         };
         let resize = &self.shared.pluggable.resize;
@@ -276,7 +277,11 @@ impl Shared {
         self.ask();
         drop(ahead);
         dma.give_back(&pieces);
-        result
+        // Asked for again at once, what the kernel does not unmap would keep a processor busy.
+        match dma.has_beyond(wanted) && self.still_wants(wanted) {
+            true => result.and(Err("memory that is not wanted any more stays mapped".to_owned())),
+            false => result,
+        }
     }
 
     fn still_wants(&self, wanted: u64) -> bool {

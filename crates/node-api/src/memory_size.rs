@@ -358,4 +358,17 @@ mod tests {
         assert_eq!(chosen(|c| c.template = Some("web".into())), None);
         assert_eq!(chosen(|c| c.resources.class = Class::Bare), None);
     }
+
+    #[test]
+    fn what_is_mapped_are_whole_sections_of_what_is_plugged() {
+        for (memory, boot, mapped) in [
+            (1050, Some(256), 1152),
+            (1280, Some(256), 1280),
+            (258, Some(256), 384),
+            (512, None, 512),
+        ] {
+            let resources = of(memory, boot, None).resources;
+            assert_eq!(resources.mapped(), ByteSize::mib(mapped), "{memory} MiB");
+        }
+    }
 }

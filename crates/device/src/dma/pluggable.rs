@@ -368,11 +368,13 @@ impl MemoryBlocks for PluggableDma {
     fn plug(&mut self, _memory: &GuestRam, run: Range) -> io::Result<()> {
         let parts = self.parts(run);
         let mut state = self.state();
-        let waited = state.map_lacking(self.0.range, &parts)?;
+        let mapped = state.map_lacking(self.0.range, &parts);
         if state.functions.is_some() {
-            let counted = if waited { &self.0.misses } else { &self.0.hits };
+            let found = matches!(mapped, Ok(false));
+            let counted = if found { &self.0.hits } else { &self.0.misses };
             counted.fetch_add(1, Ordering::Relaxed);
         }
+        mapped?;
         for part in parts {
             if let Some(chunk) = state.chunks.get_mut(part.index) {
                 chunk.plugged |= part.blocks;

@@ -197,6 +197,30 @@ fn what_the_host_refuses_is_told_and_tried_again() {
 }
 
 #[test]
+fn what_the_kernel_does_not_unmap_is_tried_again_later() {
+    let mut rig = Rig::new(true);
+    let dma = rig.map();
+    rig.growth.request(REGION).unwrap();
+    rig.comes_to(REGION);
+    rig.fake.fail(Op::Unmap, 1);
+    rig.growth.request(256 * MIB).unwrap();
+    let begun = Instant::now();
+    while rig.growth.info().error.is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nobody is told");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let tried = rig.fake.count(Op::Unmap);
+    std::thread::sleep(RETRY.0 / 4);
+    assert_eq!(rig.fake.count(Op::Unmap), tried, "it is tried without a rest");
+    while rig.fake.mapped_bytes() > 384 * MIB {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it stays mapped");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    rig.growth.free();
+    drop(dma);
+}
+
+#[test]
 fn with_the_last_function_all_is_asked_for() {
     let mut rig = Rig::new(false);
     let dma = rig.map();

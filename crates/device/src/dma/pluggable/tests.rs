@@ -144,7 +144,7 @@ fn a_plug_that_the_host_refuses_changes_nothing() {
     assert!(rig.plug(0, 12).is_err());
     assert_eq!(
         (rig.fake.mapped_bytes(), rig.pluggable.counts()),
-        (BOOT, PlugCounts::default())
+        (BOOT, PlugCounts { hits: 0, misses: 1 })
     );
     rig.plug(0, 12).unwrap();
     rig.fake.fail(Op::Unmap, 1);
