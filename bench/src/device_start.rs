@@ -259,6 +259,7 @@ pub(crate) fn spec(function: &Bound, parts: &mut Parts) -> Result<DeviceSpec> {
         name: function.address().to_string(),
         group: Some(parts.add(group)?),
         container: Some(parts.add(container)?),
+        ..VfioPciConfig::default()
     };
     Ok(DeviceSpec::new("function", &config)?)
 }

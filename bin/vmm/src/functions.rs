@@ -55,8 +55,8 @@ impl Functions {
     }
 }
 
-/// What a driver is told of a machine's functions.
-pub(crate) fn told(machine: &mut Machine) -> vmm_api::Functions {
+/// What a driver is told of a machine's functions, which came by files of their own or by groups.
+pub(crate) fn told(machine: &mut Machine, iommufd: bool) -> vmm_api::Functions {
     let (states, mapped) = machine.functions();
     let growth = machine.growth().unwrap_or_default();
     let info = |(id, state)| FunctionInfo {
@@ -81,6 +81,7 @@ pub(crate) fn told(machine: &mut Machine) -> vmm_api::Functions {
         plug_hits: growth.counts.hits,
         plug_misses: growth.counts.misses,
         error: growth.error,
+        iommufd,
         busy: machine.maps_memory(),
         functions: states.into_iter().map(info).collect(),
     }

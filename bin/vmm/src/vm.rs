@@ -431,7 +431,7 @@ impl Vm {
     fn told_functions(&mut self) -> Result<vmm_api::Functions, ApiError> {
         let machine = self.machine.as_mut();
         let machine = machine.ok_or_else(|| refuse(ErrorKind::WrongState, "there is no VM: create or restore one"))?;
-        let told = functions::told(machine);
+        let told = functions::told(machine, self.functions.spaces.has_iommufd());
         // One that has left may be closed by now.
         self.functions.follow(machine);
         Ok(told)

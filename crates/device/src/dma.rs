@@ -1,78 +1,27 @@
 //! A guest's memory as functions of the host's reach it: one address space for all functions of a VM, at the addresses that the guest
 //! sees. Knows no function, and not by what an address space is served.
 
+mod access;
 mod ahead;
 mod pluggable;
 
 use std::num::NonZeroU64;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use memory::Ram;
-use vfio::{
-    AddressSpace, CHUNK, Function, Group, Mapped, Piece, Type1, UnmapError, VfioError, check_layout, map_runs, runs,
-    unmap_all,
-};
+use vfio::{AddressSpace, CHUNK, Mapped, Piece, UnmapError, VfioError, check_layout, map_runs, runs, unmap_all};
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
-use vmm_api::FdRef;
 
-use crate::{CreateError, FdTable};
+use crate::CreateError;
+use access::Access;
 
+pub use access::{DmaSpaces, KnownBy, Taken};
 pub use ahead::Ahead;
 pub use pluggable::{PlugCounts, PluggableDma};
 
 /// Memory that is where the host's bus has it is contiguous there, so that the IOMMU may map it by its largest pages.
 const IDENTITY_CHUNK: NonZeroU64 = NonZeroU64::new(1 << 30).unwrap();
-
-/// The address space of a VM, from its first function to its last.
-#[derive(Default)]
-pub struct DmaSpaces(Option<Arc<DmaSpace>>);
-
-impl DmaSpaces {
-    /// That of the VM, which the group of another function joins, if it comes along. The container is taken for the first one.
-    ///
-    /// # Errors
-    /// What the first function needs did not come along, the descriptors are something else, or the host refuses.
-    pub fn join(
-        &mut self,
-        container: Option<FdRef>,
-        group: Option<FdRef>,
-        fds: &mut FdTable,
-    ) -> Result<Arc<DmaSpace>, CreateError> {
-        let (container, group) = (
-            fds.take_optional(container)?,
-            fds.take_optional(group)?.map(Group::from_fd),
-        );
-        let space = match (&self.0, container, group) {
-            (Some(space), _, None) => Arc::clone(space),
-            (Some(space), _, Some(group)) => {
-                space.join(group)?;
-                Arc::clone(space)
-            }
-            (None, Some(container), Some(group)) => DmaSpace::of_group(container, group)?,
-            (None, ..) => {
-                return Err(CreateError::Value(
-                    "the first function of a VM comes with a container of VFIO's and its IOMMU group: send both".into(),
-                ));
-            }
-        };
-        self.0 = Some(Arc::clone(&space));
-        Ok(space)
-    }
-
-    /// As [`DmaSpace::close_groups`], if there is a function.
-    pub fn close_groups(&self) {
-        if let Some(space) = &self.0 {
-            space.close_groups();
-        }
-    }
-
-    /// The last function has left: the next one comes with a container.
-    pub fn clear(&mut self) {
-        self.0 = None;
-    }
-}
 
 fn refused(what: &'static str) -> impl Fn(VfioError) -> CreateError {
     move |error| CreateError::Host {
@@ -81,17 +30,10 @@ fn refused(what: &'static str) -> impl Fn(VfioError) -> CreateError {
     }
 }
 
-/// The groups of a VM's functions. The container works as long as one of them is open.
-struct Groups {
-    container: Arc<Type1>,
-    /// Functions have theirs as well.
-    open: Mutex<Vec<Arc<Group>>>,
-}
-
 /// What the functions of one VM reach: nothing, until that is mapped.
 pub struct DmaSpace {
     space: Arc<dyn AddressSpace>,
-    groups: Option<Groups>,
+    access: Access,
     // There as long as a function is.
     memory: Mutex<Weak<GuestDma>>,
     progress: AtomicU64,
@@ -102,13 +44,13 @@ pub struct DmaSpace {
 impl DmaSpace {
     /// One in which nothing is mapped.
     pub fn new(space: Arc<dyn AddressSpace>) -> Arc<Self> {
-        Self::with_groups(space, None)
+        Self::with_access(space, Access::None)
     }
 
-    fn with_groups(space: Arc<dyn AddressSpace>, groups: Option<Groups>) -> Arc<Self> {
+    fn with_access(space: Arc<dyn AddressSpace>, access: Access) -> Arc<Self> {
         Arc::new(Self {
             space,
-            groups,
+            access,
             memory: Mutex::new(Weak::new()),
             progress: AtomicU64::new(0),
             map_calls: AtomicU64::new(0),
@@ -116,43 +58,14 @@ impl DmaSpace {
         })
     }
 
-    fn of_group(container: OwnedFd, group: Group) -> Result<Arc<Self>, CreateError> {
-        let container = Arc::new(Type1::new(container, &group).map_err(refused("a container of VFIO's"))?);
-        let groups = Groups {
-            container: Arc::clone(&container),
-            open: Mutex::new(vec![Arc::new(group)]),
-        };
-        Ok(Self::with_groups(container, Some(groups)))
-    }
-
-    fn join(&self, group: Group) -> Result<(), CreateError> {
-        let Some(groups) = &self.groups else { return Ok(()) };
-        groups.container.join(&group).map_err(refused("its IOMMU group"))?;
-        groups.open().push(Arc::new(group));
-        Ok(())
-    }
-
-    /// A function of one of the groups, and that group, which it keeps open.
-    ///
-    /// # Errors
-    /// No group that has come has such a function.
-    pub fn take(&self, name: &str) -> Result<(Function, Arc<Group>), CreateError> {
-        let mut last = VfioError::Other("its IOMMU group did not come along");
-        let open = self.groups.as_ref().map(Groups::open);
-        for group in open.iter().flat_map(|open| open.iter().rev()) {
-            match group.take(name) {
-                Ok(function) => return Ok((function, Arc::clone(group))),
-                Err(error) => last = error,
-            }
-        }
-        Err(refused("a PCI function of the host")(last))
-    }
-
     /// Lets go of groups of which no function is left. Others are there, whose groups keep the container at work.
     pub fn close_groups(&self) {
-        if let Some(groups) = &self.groups {
-            groups.open().retain(|group| Arc::strong_count(group) > 1);
-        }
+        self.access.close_groups();
+    }
+
+    /// Whether its functions came by files of their own, for iommufd.
+    pub fn has_iommufd(&self) -> bool {
+        matches!(self.access, Access::Iommufd(_))
     }
 
     /// Maps all of a guest's memory, if no function has had that done. Takes as long as it takes the host to zero it.
@@ -211,12 +124,6 @@ impl DmaSpace {
 
     fn memory(&self) -> MutexGuard<'_, Weak<GuestDma>> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Groups {
-    fn open(&self) -> MutexGuard<'_, Vec<Arc<Group>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -371,8 +278,6 @@ fn keep(left: Vec<UnmapError>, memory: Vec<Arc<GuestRegionMmap<()>>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::OwnedFd;
-
     use base::ByteSize;
     use vfio::fake::{FakeSpace, Op};
 
@@ -430,40 +335,6 @@ mod tests {
         let error = space.map(&DmaMemory::of(&ram())).err().unwrap().to_string();
         assert!(error.contains("0x8000000 to 0x8ffffff"), "{error}");
         assert_eq!(fake.count(Op::Map), 0);
-    }
-
-    #[test]
-    fn descriptors_that_are_something_else_and_those_that_lack_are_refused() {
-        let fd = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        let mut spaces = DmaSpaces::default();
-        let mut join = |container: Option<u32>, group: Option<u32>| {
-            let mut fds = FdTable::new(vec![fd(), fd()]);
-            spaces
-                .join(container.map(FdRef), group.map(FdRef), &mut fds)
-                .err()
-                .unwrap()
-        };
-        assert!(matches!(join(Some(0), Some(1)), CreateError::Host { .. }));
-        assert!(matches!(join(Some(0), Some(2)), CreateError::MissingFd(2)));
-        for (container, group) in [(None, None), (Some(0), None), (None, Some(0))] {
-            let told = join(container, group).to_string();
-            assert!(told.contains("send both"), "{told}");
-        }
-    }
-
-    #[test]
-    fn a_further_function_of_a_group_brings_nothing() {
-        let space = DmaSpace::new(Arc::new(FakeSpace::new()));
-        let mut spaces = DmaSpaces(Some(Arc::clone(&space)));
-        let again = spaces.join(None, None, &mut FdTable::default()).unwrap();
-        assert!(Arc::ptr_eq(&again, &space));
-        let told = space.take("0000:00:04.0").unwrap_err().to_string();
-        assert!(
-            told.contains("did not come along") || told.contains("PCI function"),
-            "{told}"
-        );
-        spaces.clear();
-        assert!(spaces.join(None, None, &mut FdTable::default()).is_err());
     }
 
     #[test]

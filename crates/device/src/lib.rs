@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use virtio::VirtioDevice;
 use vmm_api::{DeviceSpec, FdRef};
 
-pub use dma::{Ahead, DmaMemory, DmaSpace, DmaSpaces, GuestDma, PlugCounts, PluggableDma};
+pub use dma::{Ahead, DmaMemory, DmaSpace, DmaSpaces, GuestDma, KnownBy, PlugCounts, PluggableDma, Taken};
 pub use memory_blocks::{MemoryBlocks, MemoryModule, PluggableMemory, PluggableSizes, ResizeMemory};
 pub use rate_limiter::RateLimiter;
 pub use space::{SpaceAlarm, is_no_space};

@@ -102,6 +102,12 @@ pub enum VfioError {
         /// The group's number.
         group: u32,
     },
+    /// A function has no file that iommufd could be given.
+    #[error(
+        "the kernel makes no file of its own for the PCI function {0}: it has no iommufd for VFIO (Linux 6.6 with \
+         CONFIG_VFIO_DEVICE_CDEV); give the function by its IOMMU group"
+    )]
+    NoOwnFile(PciAddress),
     /// Nothing keeps a function from sending other interrupts than its own.
     #[error(
         "the host's IOMMU does not remap interrupts, so that a guest could have its PCI function send interrupts to anybody: turn \

@@ -445,6 +445,7 @@ mod tests {
             name: "0000:00:04.0".into(),
             group: Some(FdRef(5)),
             container: Some(FdRef(4)),
+            ..VfioPciConfig::default()
         };
         restore.devices[1] = DeviceSpec::new("disk", &function).unwrap();
         let refused = restore.validate().unwrap_err();
@@ -457,6 +458,7 @@ mod tests {
             name: "0000:00:04.0".into(),
             group: fds.map(FdRef),
             container: fds.map(|fd| FdRef(fd + 1)),
+            ..VfioPciConfig::default()
         };
         let text = |fds| serde_json::to_string(&function(fds)).unwrap();
         assert_eq!(text(None), r#"{"name":"0000:00:04.0"}"#);
@@ -494,6 +496,7 @@ mod tests {
             name: "0000:00:04.0".into(),
             group: Some(FdRef(1)),
             container: Some(FdRef(2)),
+            ..VfioPciConfig::default()
         };
         let mut given = config();
         given.devices.push(DeviceSpec::new("disk", &function).unwrap());
@@ -553,6 +556,7 @@ mod tests {
             name: "0000:00:04.0".into(),
             group: Some(FdRef(1)),
             container: Some(FdRef(2)),
+            ..VfioPciConfig::default()
         };
         let beside = [json(all), DeviceSpec::new("disk", &function).unwrap()];
         assert_eq!(

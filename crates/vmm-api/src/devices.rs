@@ -257,7 +257,7 @@ impl MemConfig {
 
 /// A function of the host's PCI bus, which Linux's VFIO has taken from the host. It comes behind all other devices. With
 /// [`crate::VmConfig::reservation`] its interrupts go to the guest's CPUs without the host.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VfioPciConfig {
     /// Its name on the host, such as `0000:00:04.0`.
@@ -270,6 +270,12 @@ pub struct VfioPciConfig {
     /// the groups of further functions join it. One that comes with those is closed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<FdRef>,
+    /// Its own file (`/dev/vfio/devices/vfioN`, Linux 6.6), in place of its group. All functions of a VM come in one of the two ways.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<FdRef>,
+    /// iommufd (`/dev/iommu`), for the first function of a VM that comes by its own file, in place of a container.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iommufd: Option<FdRef>,
 }
 
 impl DeviceConfig for VfioPciConfig {

@@ -23,13 +23,15 @@ mod tests;
 mod windows;
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use device::{CreateError, DmaSpace, DmaSpaces, FdTable, FunctionModule, GuestDma, HostFunction, parse_config};
+use device::{
+    CreateError, DmaSpace, DmaSpaces, FdTable, FunctionModule, GuestDma, HostFunction, KnownBy, Taken, parse_config,
+};
 use engine::{FunctionGuard, Vm};
 use pci::{BAR_COUNT, PciFunction};
-use vfio::{CONFIG_REGION, Device, Group, Irq, VfioError};
+use vfio::{CONFIG_REGION, Device, Irq, VfioError};
 use vmm_api::DeviceSpec;
 use vmm_api::devices::{DeviceConfig, VfioPciConfig};
 
@@ -58,9 +60,12 @@ impl FunctionModule for VfioPciModule {
         spaces: &mut DmaSpaces,
     ) -> Result<Box<dyn HostFunction>, CreateError> {
         let config: VfioPciConfig = parse_config(spec)?;
-        let space = spaces.join(config.container, config.group, fds)?;
-        let (function, group) = space.take(&config.name)?;
-        Ok(Box::new(Unplugged::new(Box::new(function), Some(group), space)?))
+        let Taken {
+            function,
+            space,
+            known_by,
+        } = spaces.take(&config, fds)?;
+        Ok(Box::new(Unplugged::new(Box::new(function), Some(known_by), space)?))
     }
 }
 
@@ -106,18 +111,18 @@ fn describe(function: &dyn Device) -> Result<Description, CreateError> {
 struct Unplugged {
     // It is closed before the address space is.
     function: Box<dyn Device>,
-    /// Its group, by which the engine is told of it.
-    group: Option<Arc<Group>>,
+    /// By what the engine is told of it; nothing tells it of one in a test.
+    known_by: Option<KnownBy>,
     space: Arc<DmaSpace>,
     shown: Description,
 }
 
 impl Unplugged {
-    fn new(function: Box<dyn Device>, group: Option<Arc<Group>>, space: Arc<DmaSpace>) -> Result<Self, CreateError> {
+    fn new(function: Box<dyn Device>, known_by: Option<KnownBy>, space: Arc<DmaSpace>) -> Result<Self, CreateError> {
         let shown = describe(function.as_ref())?;
         Ok(Self {
             function,
-            group,
+            known_by,
             space,
             shown,
         })
@@ -126,14 +131,19 @@ impl Unplugged {
     /// In a VM.
     fn registers(self, vm: &Arc<dyn Vm>, dma: Arc<GuestDma>) -> Result<Registers, CreateError> {
         let Self {
-            function, group, shown, ..
+            function,
+            known_by,
+            shown,
+            ..
         } = self;
         let engine = |error: engine::EngineError| CreateError::Value(error.to_string());
         // Whatever fails, the function is closed before the engine forgets it, and that before the memory is unmapped.
         let dma = dma;
-        let known = match &group {
-            Some(group) => vm.add_host_function(group.as_fd()).map_err(engine)?,
-            None => FunctionGuard::nothing(),
+        let tell = |file: BorrowedFd<'_>| vm.add_host_function(file).map_err(engine);
+        let (known, group) = match known_by {
+            Some(KnownBy::Group(group)) => (tell(group.as_fd())?, Some(group)),
+            Some(KnownBy::Itself(file)) => (tell(file.as_fd())?, None),
+            None => (FunctionGuard::nothing(), None),
         };
         let function = function;
         let interrupts = Interrupts::new(vm.as_ref(), &shown)?;

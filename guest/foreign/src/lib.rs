@@ -16,14 +16,16 @@ use std::process::Command;
 
 use cpio::Archive;
 
-/// What reaches the agent and the image.
-const DRIVERS: [&str; 6] = [
+/// What reaches the agent, the image, and a disk that is given. (A kernel's checksum code asks for `crc32c_generic` by an alias.)
+const DRIVERS: [&str; 8] = [
     "virtio_pci",
     "virtio_blk",
     "virtio_console",
     "vmw_vsock_virtio_transport",
+    "crc32c_generic",
     "erofs",
     "overlay",
+    "nvme",
 ];
 
 /// In the initramfs.

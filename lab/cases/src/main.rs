@@ -8,6 +8,7 @@ mod audit;
 mod basalt;
 mod cases;
 mod daemon;
+mod function_files;
 mod host_ends;
 mod intrude;
 mod kernel_log;
@@ -86,8 +87,11 @@ enum Verb {
         #[arg(long, value_name = "NAME")]
         from: Option<String>,
         /// Only this case, by its whole name.
-        #[arg(long, value_name = "NAME", conflicts_with_all = ["filter", "from"])]
+        #[arg(long, value_name = "NAME", conflicts_with_all = ["filter", "from", "newer"])]
         case: Option<String>,
+        /// Those of a host with the newer kernel (`basalt-lab up --kernel newer`).
+        #[arg(long)]
+        newer: bool,
         /// Times the limit of each case, for one that is asked for more rounds.
         #[arg(long, value_name = "TIMES", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
         patience: u32,
@@ -105,7 +109,11 @@ enum Verb {
         compare_only: bool,
     },
     /// List the cases.
-    List,
+    List {
+        /// Those of a host with the newer kernel.
+        #[arg(long)]
+        newer: bool,
+    },
     /// End this host while a guest owns a CPU of it (`cargo xtask test --only host-ends` looks at it from outside).
     End {
         /// How.
@@ -144,11 +152,14 @@ const AGAIN: &str = "BASALT_CASE_AGAIN";
 const LOGS: &str = "BASALT_CASE_LOGS";
 
 fn find(name: &str) -> Result<&'static Case> {
-    cases::ALL
-        .iter()
-        .copied()
-        .find(|case| case.name == name)
+    let mut all = cases::ALL.iter().chain(cases::NEWER).copied();
+    all.find(|case| case.name == name)
         .with_context(|| format!("there is no case `{name}`"))
+}
+
+/// The cases of a host with the kernel of the lab's release, or of one with the newer.
+fn list(newer: bool) -> runner::Cases {
+    if newer { cases::NEWER } else { cases::ALL }
 }
 
 /// The directory with this program and all others.
@@ -201,12 +212,14 @@ fn main() -> ExitCode {
             filter,
             from,
             case,
+            newer,
             patience,
             logs,
         } => {
             let choice = match &case {
                 Some(name) => runner::Choice::Case(name),
                 None => runner::Choice::All {
+                    list: list(newer),
                     filter: &filter,
                     from: from.as_deref(),
                 },
@@ -214,7 +227,7 @@ fn main() -> ExitCode {
             runner::run(&choice, patience, &logs)
         }
         Verb::Audit { traces, compare_only } => audit::run(&traces, compare_only),
-        Verb::List => runner::list(),
+        Verb::List { newer } => runner::print(list(newer)),
         Verb::End { way } => end_host(way).map(|()| true),
         Verb::Host { name } => host_half(&name).map(|()| true),
         Verb::Guest { name, arguments } => find(&name)

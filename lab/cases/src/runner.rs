@@ -23,9 +23,9 @@ enum Outcome {
 }
 
 /// Prints the names, one a line.
-pub(crate) fn list() -> Result<bool> {
+pub(crate) fn print(list: Cases) -> Result<bool> {
     let mut out = std::io::stdout().lock();
-    for case in cases::ALL {
+    for case in list {
         writeln!(out, "{}", case.name)?;
     }
     Ok(true)
@@ -51,25 +51,32 @@ fn start_daemon() -> Result<()> {
     Ok(())
 }
 
+/// A list of cases.
+pub(crate) type Cases = &'static [&'static Case];
+
 /// Which cases to run.
 pub(crate) enum Choice<'a> {
     /// This one.
     Case(&'a str),
     /// Those whose name contains `filter`, beginning with the case `from`.
-    All { filter: &'a str, from: Option<&'a str> },
+    All {
+        list: Cases,
+        filter: &'a str,
+        from: Option<&'a str>,
+    },
 }
 
 impl Choice<'_> {
     fn cases(&self) -> Result<Vec<&'static Case>> {
         match *self {
             Choice::Case(name) => Ok(vec![crate::find(name)?]),
-            Choice::All { filter, from } => {
+            Choice::All { list, filter, from } => {
                 let first = match from {
-                    Some(name) => cases::ALL.iter().position(|case| case.name == name),
+                    Some(name) => list.iter().position(|case| case.name == name),
                     None => Some(0),
                 };
                 let first = first.with_context(|| format!("there is no case `{}`", from.unwrap_or_default()))?;
-                let behind = cases::ALL.iter().copied().skip(first);
+                let behind = list.iter().copied().skip(first);
                 Ok(behind.filter(|case| case.name.contains(filter)).collect())
             }
         }
@@ -114,7 +121,11 @@ pub(crate) fn run(choice: &Choice<'_>, patience: u32, logs: &Path) -> Result<boo
         }
         out.flush()?;
     }
-    let skipped = cases::ALL.len() - chosen.len();
+    let all = match choice {
+        Choice::Case(_) => cases::ALL,
+        Choice::All { list, .. } => *list,
+    };
+    let skipped = all.len().saturating_sub(chosen.len());
     writeln!(
         out,
         "cases: {} run, {failed} failed, {retried} retried, {skipped} skipped",
@@ -213,11 +224,16 @@ mod tests {
         assert_eq!(names(&Choice::Case("snapshot")), ["snapshot"]);
         assert!(Choice::Case("snap").cases().is_err());
         let (filter, from) = ("snapshot", Some("cpu-models"));
-        let behind = names(&Choice::All { filter, from });
+        let list = cases::ALL;
+        let behind = names(&Choice::All { list, filter, from });
         assert!(behind.len() > 1 && !behind.contains(&"snapshot"), "{behind:?}");
-        assert_eq!(names(&Choice::All { filter: "", from: None }).len(), cases::ALL.len());
+        for list in [cases::ALL, cases::NEWER] {
+            let (filter, from) = ("", None);
+            assert_eq!(names(&Choice::All { list, filter, from }).len(), list.len());
+        }
         assert!(
             Choice::All {
+                list,
                 filter,
                 from: Some("none")
             }

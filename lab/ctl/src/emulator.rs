@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use lab_init::contract::{AGENT_PORT, EXT4_DISK, ROOT_DISK, XFS_DISK};
+use lab_init::contract::{AGENT_PORT, EXT4_DISK, MODULES_DISK, ROOT_DISK, XFS_DISK};
 
 use crate::parts::Parts;
 use crate::state::State;
@@ -34,6 +34,23 @@ pub(crate) const DATA_DISKS: [(&str, &str, u64); 2] =
 /// A disk that is a PCI function of its own kind, for cases that give one to a guest: name of the file, serial number, size. The lab's
 /// init has nothing to do with it, and what is on it is whoever's who used it last.
 const NVME_DISK: (&str, &str, u64) = ("nvme.raw", "basalt-nvme", 256 << 20);
+
+/// More functions to give to guests, where the host's kernel has drivers of them: a network device with virtual functions, whose packets its
+/// own switch passes on, and two that are on one wire, of which one reaches memory as the IOMMU lets it only (`iommu_platform`).
+const FUNCTIONS: [&str; 12] = [
+    "-netdev",
+    "hubport,hubid=1,id=igb",
+    "-device",
+    "igb,netdev=igb,mac=52:54:00:00:01:01,romfile=,addr=0x8",
+    "-netdev",
+    "hubport,hubid=2,id=wire0",
+    "-device",
+    "virtio-net-pci,netdev=wire0,mac=52:54:00:00:02:01,romfile=,addr=0x9,disable-legacy=on,iommu_platform=on",
+    "-netdev",
+    "hubport,hubid=2,id=wire1",
+    "-device",
+    "virtio-net-pci,netdev=wire1,mac=52:54:00:00:02:02,romfile=,addr=0xa",
+];
 
 /// `unsafe` does not wait for the real disk: what is written survives the emulator's death, in the page cache of this machine, and the
 /// disks are only a cache. An error is reported to the lab; the default would stop it.
@@ -186,6 +203,9 @@ fn command(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Comman
     .join(" ");
     command.args(["-append", words.trim_end()]);
     disk(&mut command, &parts.root, ROOT_DISK, "readonly=on");
+    if let Some(modules) = &parts.modules {
+        disk(&mut command, modules, MODULES_DISK, "readonly=on");
+    }
     for (name, serial, _) in DATA_DISKS {
         disk(&mut command, &state.disk(name), serial, DISK_OPTIONS);
     }
@@ -199,6 +219,9 @@ fn command(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Comman
         &format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:{AGENT_PORT}"),
     ]);
     command.args(["-device", "virtio-net-pci,netdev=net,romfile="]);
+    if parts.modules.is_some() {
+        command.args(FUNCTIONS);
+    }
     command
 }
 

@@ -26,6 +26,7 @@ use clap::{Args, Parser, Subcommand};
 use serde_json::json;
 
 use emulator::Machine;
+use parts::HostKernel;
 use progress::Progress;
 use state::{Lab, State};
 
@@ -174,6 +175,9 @@ struct Up {
     /// Processor of the lab, as QEMU calls it, such as EPYC-Milan or EPYC-Rome,-avx2; SVM and x2APIC are added
     #[arg(long, env = "BASALT_LAB_CPU_MODEL", value_name = "MODEL", default_value = emulator::CPU_MODEL)]
     cpu_model: String,
+    /// Kernel of the lab's host
+    #[arg(long, env = "BASALT_LAB_KERNEL", value_name = "KERNEL", default_value = "default")]
+    kernel: HostKernel,
     /// More words for the lab's kernel command line
     #[arg(long, env = "BASALT_LAB_KERNEL_ARGS", value_name = "WORDS", default_value = "")]
     kernel_args: String,
@@ -342,6 +346,7 @@ fn up(state: &State, options: &Up) -> Result<u8> {
             cpu_model: options.cpu_model.clone(),
             kernel_args: options.kernel_args.clone(),
         },
+        kernel: options.kernel,
         port: options.port,
         fresh: options.fresh || options.renew,
         timeout: Duration::from_secs(options.timeout),

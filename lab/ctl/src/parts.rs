@@ -7,10 +7,20 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 use sha2::{Digest, Sha256};
 
 /// Directory below `target/` where cargo puts static programs.
 const MUSL_RELEASE: &str = "../x86_64-unknown-linux-musl/release";
+
+/// Which kernel a lab's host runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum HostKernel {
+    /// That of the root image's release, Linux 6.1
+    Default,
+    /// Linux 6.12 with iommufd, and more functions that a guest can be given
+    Newer,
+}
 
 /// The parts of a lab that are files on this machine.
 #[derive(Clone, Debug)]
@@ -23,6 +33,8 @@ pub(crate) struct Parts {
     pub(crate) base: PathBuf,
     /// Root image.
     pub(crate) root: PathBuf,
+    /// Image of the kernel's modules, where the root image has another's.
+    pub(crate) modules: Option<PathBuf>,
     /// Our init.
     pub(crate) init: PathBuf,
 }
@@ -49,33 +61,45 @@ fn from_environment(variable: &str, below_home: &str) -> Result<PathBuf> {
 
 impl Parts {
     /// Finds everything in this cache and beside this program.
-    pub(crate) fn find(cache: &Path) -> Result<Self> {
+    pub(crate) fn find(cache: &Path, kernel: HostKernel) -> Result<Self> {
         // Resolved, so that a lab keeps what it was started with when `current` moves on.
-        let made = |name: &str, recipe: &str, file: &str| {
+        let made = |name: &str, by: &str, file: &str| {
             let link = cache.join(name).join("current");
             let path = link.canonicalize().unwrap_or(link).join(file);
             if !path.is_file() {
-                bail!(
-                    "the lab's {name} is missing ({} does not exist); `make run` makes it, by {recipe}",
-                    path.display()
-                );
+                bail!("the lab's {name} is missing ({} does not exist); {by}", path.display());
             }
             Ok(path)
         };
-        let host = |file| made("lab-host", "lab/host/recipe.sh", file);
+        let host = |file| made("lab-host", "`make run` makes it, by lab/host/recipe.sh", file);
+        let newer = |file| {
+            const BY: &str = "`cargo xtask test --only newer-kernel` makes it, by lab/newer-kernel/recipe.sh";
+            made("newer-kernel", BY, file)
+        };
+        let emulator = made(
+            "emulator",
+            "`make run` makes it, by lab/emulator/recipe.sh",
+            "qemu-system-x86_64",
+        )?;
+        let (root, init) = (host("rootfs.erofs")?, program("basalt-lab-init")?);
+        let (kernel, base, modules) = match kernel {
+            HostKernel::Default => (host("vmlinuz")?, host("base.cpio")?, None),
+            HostKernel::Newer => (newer("vmlinuz")?, newer("base.cpio")?, Some(newer("modules.erofs")?)),
+        };
         Ok(Self {
-            emulator: made("emulator", "lab/emulator/recipe.sh", "qemu-system-x86_64")?,
-            kernel: host("vmlinuz")?,
-            base: host("base.cpio")?,
-            root: host("rootfs.erofs")?,
-            init: program("basalt-lab-init")?,
+            emulator,
+            kernel,
+            base,
+            root,
+            modules,
+            init,
         })
     }
 
     /// SHA-256 over the recipes' results, which are named by the hash of what made them, and over our init's contents.
     pub(crate) fn fingerprint(&self) -> Result<String> {
         let mut sum = Sha256::new();
-        for path in [&self.emulator, &self.root] {
+        for path in [&self.emulator, &self.root].into_iter().chain(&self.modules) {
             sum.update(path.as_os_str().as_encoded_bytes());
             sum.update([0]);
         }
@@ -199,7 +223,9 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_named_with_where_it_comes_from() {
-        let error = Parts::find(Path::new("/nonexistent")).unwrap_err().to_string();
+        let error = Parts::find(Path::new("/nonexistent"), HostKernel::Newer)
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("/nonexistent/emulator/current/qemu-system-x86_64"),
             "{error}"

@@ -17,7 +17,7 @@ use lab_init::contract::TOKEN_FILE;
 
 use crate::console::{Console, Event};
 use crate::emulator::{self, Machine};
-use crate::parts::Parts;
+use crate::parts::{HostKernel, Parts};
 use crate::progress::Progress;
 use crate::remote;
 use crate::standstill;
@@ -41,6 +41,7 @@ const PORT_ATTEMPTS: u32 = 5;
 /// What a start needs to know.
 pub(crate) struct Wish {
     pub(crate) machine: Machine,
+    pub(crate) kernel: HostKernel,
     /// A port to use; any free one if `None`.
     pub(crate) port: Option<u16>,
     /// Whether a lab that was made of other parts is to be replaced.
@@ -75,7 +76,7 @@ pub(crate) fn up(state: &State, cache: &Path, wish: &Wish, progress: &mut Progre
     }
     if let Some(lab) = state.running()? {
         // Where the parts cannot be found, the lab that runs is the best there is.
-        let current = Parts::find(cache)
+        let current = Parts::find(cache, wish.kernel)
             .and_then(|parts| parts.fingerprint())
             .unwrap_or_else(|_| lab.made_of.clone());
         if current == lab.made_of {
@@ -96,7 +97,7 @@ pub(crate) fn up(state: &State, cache: &Path, wish: &Wish, progress: &mut Progre
     // An emulator whose starter was killed before it wrote lab.json is not a lab: nobody knows how far it is.
     state.kill_emulator()?;
     state.clean()?;
-    let parts = Parts::find(cache)?;
+    let parts = Parts::find(cache, wish.kernel)?;
     check_space(state.directory())?;
     emulator::make_disks(state)?;
     match start(state, &parts, wish, &signals, progress) {

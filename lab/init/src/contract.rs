@@ -9,6 +9,9 @@ pub const TOKEN_FILE: &str = "/lab/token";
 /// `serial=` of the virtio-blk disk that is the root image.
 pub const ROOT_DISK: &str = "basalt-root";
 
+/// `serial=` of the disk with the modules of a kernel that the root image has none of.
+pub const MODULES_DISK: &str = "basalt-modules";
+
 /// `serial=` of the disk that becomes XFS.
 pub const XFS_DISK: &str = "basalt-xfs";
 

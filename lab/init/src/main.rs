@@ -31,14 +31,14 @@ const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 const PREFIX: u8 = 24;
 
-/// Needed to reach the root image.
-const EARLY: [&str; 4] = ["virtio_pci", "virtio_blk", "erofs", "overlay"];
+/// Needed to reach the root image. (A kernel's checksum code asks for `crc32c_generic` by an alias.)
+const EARLY: [&str; 5] = ["virtio_pci", "virtio_blk", "crc32c_generic", "erofs", "overlay"];
 
 /// For the data disks.
 const STORAGE: [&str; 2] = ["xfs", "ext4"];
 
 /// For what runs in the host: its network, and virtual machines with theirs.
-const HOST: [&str; 4] = ["virtio_net", "kvm-amd", "tun", "loop"];
+const HOST: [&str; 5] = ["virtio_net", "kvm-amd", "tun", "loop", "nvme"];
 
 /// Where programs are found, ours first.
 const PATH: &str = "/opt/basalt/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -65,6 +65,7 @@ fn run() -> Result<()> {
     let token = read_token()?;
     load(&EARLY)?;
     mounts::enter_root()?;
+    mounts::modules()?;
     mounts::runtime()?;
     hostname()?;
     log("root image is mounted");

@@ -10,7 +10,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::disks::{self, Content, Format};
 use crate::log;
-use lab_init::contract::{BINARIES, EXT4_DISK, ROOT_DISK, XFS_DISK};
+use lab_init::contract::{BINARIES, EXT4_DISK, MODULES_DISK, ROOT_DISK, XFS_DISK};
 
 /// Mounts that exist from the start and move along to the root image.
 const KERNEL: [(&str, &str); 3] = [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")];
@@ -80,6 +80,17 @@ pub(crate) fn enter_root() -> Result<()> {
     rustix::process::chroot(".").context("cannot make the root image the root")?;
     std::env::set_current_dir("/").context("cannot enter the new root")?;
     Ok(())
+}
+
+/// The running kernel's modules, where the root image has another's: they are on a disk of their own.
+pub(crate) fn modules() -> Result<()> {
+    const MODULES: &str = "/usr/lib/modules";
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    if Path::new(MODULES).join(release).exists() {
+        return Ok(());
+    }
+    let device = disks::find(MODULES_DISK)?;
+    mount(&device.to_string_lossy(), MODULES, "erofs", MountFlags::RDONLY, "")
 }
 
 /// The file systems that a Linux system has at run time.

@@ -13,11 +13,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use super::case_sum::{AGAIN_AT_MOST, Again, Sum};
-use super::sandbox::{self, lab_command};
+use super::sandbox::{self, Lab, lab_command_in, only_with_a_lab};
 use super::tests::CASES_IN_LAB;
 use crate::context::Context;
 use crate::runner::task::cpu_seconds;
-use crate::runner::{Finished, Step, Task};
+use crate::runner::{Finished, Report, Step, Task};
 
 /// Each case has a hard limit of its own; this one ends the whole when they together take too long. They took some 2 400 s beside
 /// compilers that had both processors as well (the sum of a run in parts).
@@ -30,92 +30,136 @@ const PACKAGES_IN_LAB: &str = "/opt/basalt/bin/basalt-packages";
 const LOGS: &str = "/var/lib/basalt/cases";
 const LOGS_AGAIN: &str = "/var/lib/basalt/cases-again";
 
-/// All cases.
+/// All cases but those of a newer host.
 pub(crate) fn cases() -> Step {
-    Step::new("cases", |context, task| {
+    Step::new("cases", |context, task| Site::Default.run_all(context, task))
+        .hint("the case's console log is named above; `cargo xtask test --only cases` repeats the cases")
+}
+
+/// Those of a host with a newer kernel, in a lab of its own, which ends with them.
+pub(crate) fn newer_cases() -> Step {
+    Step::new("newer-cases", |context, task| {
+        sandbox::another_host(context, task, Lab::Newer)?;
+        let ran = Site::Newer.run_all(context, task);
+        let mut down = lab_command_in(context, Lab::Newer, &["down"]);
+        let ended = task.run_within(&mut down, SETUP_LIMIT);
+        ran.and_then(|report| ended.map(|_| report))
+    })
+    .plan(only_with_a_lab)
+    .hint("the case's console log is named above; `cargo xtask test --only newer-cases` repeats the cases")
+}
+
+/// Where cases run, and which.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Site {
+    /// In the lab, or right here where there is hardware virtualization.
+    Default,
+    Newer,
+}
+
+impl Site {
+    fn lab(self) -> Lab {
+        match self {
+            Self::Default => Lab::Default,
+            Self::Newer => Lab::Newer,
+        }
+    }
+
+    /// How the runner is told of them.
+    fn list(self) -> &'static [&'static str] {
+        match self {
+            Self::Default => &[],
+            Self::Newer => &["--newer"],
+        }
+    }
+
+    fn run_all(self, context: &Context, task: &mut Task) -> Result<Report> {
         let mut runner = Command::new(context.release().join("basalt-lab-cases"));
-        let names = task.run_within(runner.arg("list"), SETUP_LIMIT)?.out;
+        let listed = task.run_within(runner.arg("list").args(self.list()), SETUP_LIMIT)?;
+        let names = listed.out;
         let mut sum = Sum::default();
         let ran = if context.kvm {
-            run(context, task, &["run"]).map(|finished| sum.add(&finished))
+            run(context, task, self.lab(), &["run"]).map(|finished| sum.add(&finished))
         } else {
-            in_lab(context, task, &names, &mut sum)
+            self.run_in_lab(context, task, &names, &mut sum)
         };
-        ran.and_then(|()| again(context, task, &mut sum))
+        ran.and_then(|()| self.again(context, task, &mut sum))
             .inspect_err(|_| sum.tell(task))?;
         sum.tell(task);
         sum.report(&names)
-    })
-    .hint("the case's console log is named above; `cargo xtask test --only cases` repeats the cases")
-}
+    }
 
-fn in_lab(context: &Context, task: &mut Task, names: &[String], sum: &mut Sum) -> Result<()> {
-    while let Some(next) = names.get(sum.ended()) {
-        bring_programs(context, task)?;
-        let finished = run(context, task, &["run", "--from", next])?;
-        sum.add(&finished);
-        if !sandbox::host_is_lost(&finished) {
-            return Ok(());
+    fn run_in_lab(self, context: &Context, task: &mut Task, names: &[String], sum: &mut Sum) -> Result<()> {
+        while let Some(next) = names.get(sum.ended()) {
+            bring_programs(context, task, self.lab())?;
+            let mut arguments = vec!["run", "--from", next];
+            arguments.extend(self.list());
+            let finished = run(context, task, self.lab(), &arguments)?;
+            sum.add(&finished);
+            if !sandbox::host_is_lost(&finished) {
+                return Ok(());
+            }
+            let Some(during) = names.get(sum.ended()) else {
+                return Ok(());
+            };
+            task.say(&format!(
+                "the emulated host was lost under the case {during}; the cases go on in another"
+            ))?;
+            sum.host_lost(during)?;
+            sandbox::another_host(context, task, self.lab())?;
         }
-        let Some(during) = names.get(sum.ended()) else {
-            return Ok(());
-        };
-        task.say(&format!(
-            "the emulated host was lost under the case {during}; the cases go on in another"
-        ))?;
-        sum.host_lost(during)?;
-        sandbox::another_host(context, task)?;
+        Ok(())
     }
-    Ok(())
-}
 
-/// Runs each case that failed once more, on a host that nothing has run on: what passes there is flaky, not broken. More
-/// failures than a few are no accident and stay what they are.
-fn again(context: &Context, task: &mut Task, sum: &mut Sum) -> Result<()> {
-    let failed = sum.to_be_run_again();
-    if failed.is_empty() && sum.has_failed() {
-        task.say(&format!(
-            "more than {AGAIN_AT_MOST} cases failed; none is run once more"
-        ))?;
-    }
-    for name in failed {
-        task.say(&format!("once more, on a lab started for it: {name}"))?;
-        if !context.kvm {
-            task.run_within(&mut lab_command(context, &["down"]), SETUP_LIMIT)?;
-            sandbox::another_host(context, task)?;
-            bring_programs(context, task)?;
+    /// Runs each case that failed once more, on a host that nothing has run on: what passes there is flaky, not broken. More
+    /// failures than a few are no accident and stay what they are.
+    fn again(self, context: &Context, task: &mut Task, sum: &mut Sum) -> Result<()> {
+        let failed = sum.to_be_run_again();
+        if failed.is_empty() && sum.has_failed() {
+            task.say(&format!(
+                "more than {AGAIN_AT_MOST} cases failed; none is run once more"
+            ))?;
         }
-        let first = keep_logs(context, task, &name, LOGS, "first")?;
-        let finished = run(context, task, &["run", "--case", &name, "--logs", LOGS_AGAIN])?;
-        let lost = sandbox::host_is_lost(&finished);
-        if lost {
-            sandbox::another_host(context, task)?;
+        let lab = self.lab();
+        for name in failed {
+            task.say(&format!("once more, on a lab started for it: {name}"))?;
+            if !context.kvm {
+                task.run_within(&mut lab_command_in(context, lab, &["down"]), SETUP_LIMIT)?;
+                sandbox::another_host(context, task, lab)?;
+                bring_programs(context, task, lab)?;
+            }
+            let first = keep_logs(context, task, lab, [&name, LOGS, "first"])?;
+            let finished = run(context, task, lab, &["run", "--case", &name, "--logs", LOGS_AGAIN])?;
+            let lost = sandbox::host_is_lost(&finished);
+            if lost {
+                sandbox::another_host(context, task, lab)?;
+            }
+            let second = keep_logs(context, task, lab, [&name, LOGS_AGAIN, "second"])?;
+            let short = |path: &Path| context.short(path).display().to_string();
+            sum.ran_again(Again::of(&name, &finished, lost, [short(&first), short(&second)]));
         }
-        let second = keep_logs(context, task, &name, LOGS_AGAIN, "second")?;
-        let short = |path: &Path| context.short(path).display().to_string();
-        sum.ran_again(Again::of(&name, &finished, lost, [short(&first), short(&second)]));
+        Ok(())
     }
-    Ok(())
 }
 
 /// What is new of our programs, and the packages.
-fn bring_programs(context: &Context, task: &mut Task) -> Result<()> {
-    task.run_within(&mut lab_command(context, &["sync"]), SETUP_LIMIT)?;
+fn bring_programs(context: &Context, task: &mut Task, lab: Lab) -> Result<()> {
+    task.run_within(&mut lab_command_in(context, lab, &["sync"]), SETUP_LIMIT)?;
     let packages = super::package::for_tests(context);
-    let mut push = lab_command(context, &["push"]);
+    let mut push = lab_command_in(context, lab, &["push"]);
     task.run_within(push.args(packages).arg(PACKAGES_IN_LAB), SETUP_LIMIT)?;
     Ok(())
 }
 
 /// The runner of cases with these arguments, in the lab if there is one, whose processor time counts as the step's.
-fn run(context: &Context, task: &mut Task, arguments: &[&str]) -> Result<Finished> {
+fn run(context: &Context, task: &mut Task, lab: Lab, arguments: &[&str]) -> Result<Finished> {
     if context.kvm {
         let mut command = Command::new(context.release().join("basalt-lab-cases"));
         return task.finish_within(command.args(arguments).current_dir(&context.root), LIMIT);
     }
-    let emulator = sandbox::emulator(context, task)?;
+    let emulator = sandbox::emulator(context, task, lab)?;
     let before = cpu_seconds(emulator);
-    let mut command = lab_command(context, &["exec", "--", CASES_IN_LAB]);
+    let mut command = lab_command_in(context, lab, &["exec", "--", CASES_IN_LAB]);
     let finished = task.finish_within(command.args(arguments), LIMIT);
     // One that has died tells nothing any more.
     if let (Some(before), Some(after)) = (before, cpu_seconds(emulator)) {
@@ -126,12 +170,12 @@ fn run(context: &Context, task: &mut Task, arguments: &[&str]) -> Result<Finishe
 
 /// Everything that a case left in its directory below `logs`, as one file in the checkout's build directory: the lab may be
 /// gone when somebody looks.
-fn keep_logs(context: &Context, task: &mut Task, name: &str, logs: &str, attempt: &str) -> Result<PathBuf> {
+fn keep_logs(context: &Context, task: &mut Task, lab: Lab, [name, logs, attempt]: [&str; 3]) -> Result<PathBuf> {
     let script = format!("cd {logs}/{name} && for f in *; do echo \"==> $f <==\"; tail -c 100000 \"$f\"; echo; done");
     let mut command = if context.kvm {
         Command::new("sh")
     } else {
-        lab_command(context, &["exec", "--", "sh"])
+        lab_command_in(context, lab, &["exec", "--", "sh"])
     };
     // A host that was lost may have lost these too: then the file says so.
     let finished = task.finish_within(command.args(["-c", &script]), SETUP_LIMIT)?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use super::sandbox::{another_host, emulator, host_is_lost, lab_command, only_with_a_lab};
+use super::sandbox::{Lab, another_host, emulator, host_is_lost, lab_command, only_with_a_lab};
 use super::tests::CASES_IN_LAB;
 use crate::context::Context;
 use crate::runner::{Report, Step, Task};
@@ -48,7 +48,7 @@ pub(crate) fn host_ends() -> Step {
             task.run_within(&mut lab_command(context, &["sync"]), LIMIT)?;
             one(context, task, way, wanted)?;
         }
-        another_host(context, task)?;
+        another_host(context, task, Lab::Default)?;
         Ok(Report::default())
     })
     .plan(only_with_a_lab)
@@ -56,7 +56,7 @@ pub(crate) fn host_ends() -> Step {
 }
 
 fn one(context: &Context, task: &mut Task, way: &str, wanted: &[&str]) -> Result<()> {
-    let emulator = emulator(context, task)?;
+    let emulator = emulator(context, task, Lab::Default)?;
     let mut ending = lab_command(context, &["exec", "--", CASES_IN_LAB, "end", way]);
     let ended = task.finish_within(&mut ending, LIMIT)?;
     if !host_is_lost(&ended) {

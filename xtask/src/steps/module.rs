@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use super::build::publish;
-use super::{HEADERS, LAB_HOST};
+use super::{LAB_HOST, NEWER_KERNEL};
 use crate::context::Context;
 use crate::runner::{Plan, Report, Step, Task};
 use crate::tree;
@@ -51,12 +51,12 @@ pub(crate) fn module() -> Step {
                 false => Plan::Run,
             })
         })
-        .hint("kmod/ and bench/probe/ are built with the headers that lab/host/recipe.sh and lab/headers/recipe.sh keep, and no warning is allowed, of the compiler or of sparse (W=1 C=2)")
+        .hint("kmod/ and bench/probe/ are built with the headers that lab/host/recipe.sh and lab/newer-kernel/recipe.sh keep, and no warning is allowed, of the compiler or of sparse (W=1 C=2)")
 }
 
 fn make(context: &Context, task: &mut Task) -> Result<Report> {
     let (version, headers) = headers(&LAB_HOST.path(context)?)?;
-    let (newer_version, newer_headers) = self::headers(&HEADERS.path(context)?)?;
+    let (newer_version, newer_headers) = self::headers(&NEWER_KERNEL.path(context)?)?;
     fs::create_dir_all(context.assets())?;
     for module in &MODULES {
         let built = module.build(context, task, (&version, &headers))?;

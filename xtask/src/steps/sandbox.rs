@@ -30,11 +30,36 @@ pub(crate) fn basalt(context: &Context, args: &[&str]) -> Command {
     command
 }
 
+/// Which of the labs: both are made of the same emulator and root image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lab {
+    /// The one that everybody uses, at its usual place.
+    Default,
+    /// One whose host has the newer kernel (lab/newer-kernel), beside the other.
+    Newer,
+}
+
+impl Lab {
+    /// Has a program use it.
+    fn of(self, context: &Context, mut command: Command) -> Command {
+        if self == Self::Newer {
+            command.env("BASALT_LAB_STATE", context.cache.join("lab-newer"));
+            command.env("BASALT_LAB_KERNEL", "newer");
+        }
+        command
+    }
+}
+
 /// A command of the lab's program that was just built.
 pub(crate) fn lab_command(context: &Context, args: &[&str]) -> Command {
+    lab_command_in(context, Lab::Default, args)
+}
+
+/// The same, of this lab.
+pub(super) fn lab_command_in(context: &Context, lab: Lab, args: &[&str]) -> Command {
     let mut command = Command::new(context.release().join("basalt-lab"));
     command.args(args).current_dir(&context.root);
-    command
+    lab.of(context, command)
 }
 
 /// `basalt import`, unless the store has that very image under that name.
@@ -103,8 +128,7 @@ fn has_image(listed: &str, tag: &str, digest: Option<&str>) -> bool {
 /// The emulated host, if this machine needs it.
 pub(crate) fn lab() -> Step {
     Step::new("lab", |context, task| {
-        task.run_within(&mut lab_command(context, &["up", "--fresh"]), LAB_LIMIT)?;
-        prefer(context, task)?;
+        up(context, task, Lab::Default)?;
         Ok(Report::default())
     })
     .plan(only_with_a_lab)
@@ -130,18 +154,23 @@ pub(super) fn host_is_lost(finished: &Finished) -> bool {
 }
 
 /// Starts a lab in place of the lost one, with the image in it that everything uses.
-pub(super) fn another_host(context: &Context, task: &mut Task) -> Result<()> {
-    task.run_within(&mut lab_command(context, &["up", "--fresh"]), LAB_LIMIT)?;
-    prefer(context, task)?;
-    answer(context, task)?;
+pub(super) fn another_host(context: &Context, task: &mut Task, lab: Lab) -> Result<()> {
+    up(context, task, lab)?;
+    answer_in(context, task, lab)?;
     Ok(())
+}
+
+fn up(context: &Context, task: &mut Task, lab: Lab) -> Result<()> {
+    let mut up = lab_command_in(context, lab, &["up", "--fresh"]);
+    task.run_within(&mut up, LAB_LIMIT)?;
+    prefer(context, task, lab)
 }
 
 /// Cases have time limits, and what is compiled in the background is not to be felt. A priority is one within a session where
 /// the kernel groups processes by sessions (sched(7), "The autogroup feature"), and the emulator has one of its own: then the
 /// session gets the priority. Elsewhere it is enough that the others have the lowest.
-fn prefer(context: &Context, task: &mut Task) -> Result<()> {
-    let emulator = emulator(context, task)?;
+fn prefer(context: &Context, task: &mut Task, lab: Lab) -> Result<()> {
+    let emulator = emulator(context, task, lab)?;
     let path = format!("/proc/{emulator}/autogroup");
     if !Path::new(&path).exists() {
         return Ok(());
@@ -160,9 +189,14 @@ pub(crate) fn first_sandbox() -> Step {
 }
 
 /// A sandbox that computes, and has to say 42.
-pub(super) fn answer(context: &Context, task: &mut Task) -> Result<Report> {
+fn answer(context: &Context, task: &mut Task) -> Result<Report> {
+    answer_in(context, task, Lab::Default)
+}
+
+fn answer_in(context: &Context, task: &mut Task, lab: Lab) -> Result<Report> {
     const SCRIPT: &str = "print(6*7)";
-    let mut command = basalt(context, &["run", "--rm", "python", "--", "python3", "-c", SCRIPT]);
+    let command = basalt(context, &["run", "--rm", "python", "--", "python3", "-c", SCRIPT]);
+    let mut command = lab.of(context, command);
     let finished = task.run_within(&mut command, SANDBOX_LIMIT)?;
     if finished.out != ["42"] {
         bail!("the sandbox printed {:?} instead of 42", finished.out.join("\n"));
@@ -207,7 +241,7 @@ pub(crate) fn other_images() -> Step {
 /// that stands still under a command ends the command, and is started afresh when that is wished.
 pub(crate) fn lab_killed() -> Step {
     Step::new("lab-killed", |context, task| {
-        let emulator = emulator(context, task)?;
+        let emulator = emulator(context, task, Lab::Default)?;
         let mut killing = Command::new("bash");
         killing.args(["-c", KILL_IN_MID_RUN, "bash"]);
         killing.arg(context.release().join("basalt")).arg(emulator.to_string());
@@ -229,7 +263,7 @@ pub(crate) fn lab_killed() -> Step {
 }
 
 fn lab_stands_still(context: &Context, task: &mut Task) -> Result<()> {
-    let emulator = emulator(context, task)?;
+    let emulator = emulator(context, task, Lab::Default)?;
     let mut stopping = Command::new("bash");
     stopping.args(["-c", STOP_IN_MID_RUN, "bash"]);
     stopping
@@ -243,13 +277,14 @@ fn lab_stands_still(context: &Context, task: &mut Task) -> Result<()> {
             ended.status
         );
     }
-    another_host(context, task)?;
+    another_host(context, task, Lab::Default)?;
     must_be_gone(emulator)
 }
 
 /// The emulator's process.
-pub(super) fn emulator(context: &Context, task: &mut Task) -> Result<u64> {
-    let status = task.run_within(&mut lab_command(context, &["status", "--json"]), LAB_LIMIT)?;
+pub(super) fn emulator(context: &Context, task: &mut Task, lab: Lab) -> Result<u64> {
+    let mut status = lab_command_in(context, lab, &["status", "--json"]);
+    let status = task.run_within(&mut status, LAB_LIMIT)?;
     let status: Value = serde_json::from_str(&status.out.join("\n"))?;
     let pid = status["lab"]["pid"].as_u64();
     pid.context("`basalt-lab status` names no process")

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Result, bail};
 
 use super::build::cargo;
-use super::sandbox::{self, lab_command};
+use super::sandbox::{self, Lab, lab_command};
 use crate::context::Context;
 use crate::runner::{Counts, Report, Step};
 
@@ -36,7 +36,7 @@ pub(crate) fn audit() -> Step {
             let finished = task.finish_within(&mut command, AUDIT_LIMIT)?;
             if sandbox::host_is_lost(&finished) {
                 task.say("the emulated host was lost; the audit is made once more, in another")?;
-                sandbox::another_host(context, task)?;
+                sandbox::another_host(context, task, Lab::Default)?;
                 task.finish_within(&mut command, AUDIT_LIMIT)?
             } else {
                 finished

@@ -7,8 +7,7 @@
 //! Where an attach fails, what had come is taken away again. A daemon that dies on the way is followed by one that takes back what the VMM
 //! does not have ([`Node::give_back_what_did_not_come`]). Opens VFIO's files; what is in them is the VMM's.
 
-use std::collections::BTreeSet;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,13 +16,12 @@ use base::points::{DEVICE_ATTACHED, DEVICE_DETACHED};
 use base::{ByteSize, PciAddress};
 use node_api::{Class, GuestDevice};
 use observe::span::span;
-use vmm_api::devices::VfioPciConfig;
-use vmm_api::{DeviceSpec, FdRef, FunctionState, VmmClient};
+use vmm_api::{DeviceSpec, FunctionState, VmmClient};
 
 use crate::Error;
 use crate::node::Node;
 use crate::operations::snapshot::of_all_memory;
-use crate::resources::devices::DevicesError;
+use crate::resources::devices::{DevicesError, FunctionFiles};
 use crate::sandbox::entry::{Entry, Inner};
 use crate::sandbox::lifecycle::Verb;
 use crate::store::database::Stored;
@@ -141,38 +139,18 @@ impl Node {
         // What it has is not what it was promised, where an earlier attempt was not taken back.
         let told = vm.ask("it was asked for its devices", VmmClient::functions)?;
         let has = told.functions.iter().filter_map(|function| function.id.parse().ok());
-        let mut groups = BTreeSet::new();
+        let mut files = FunctionFiles::of_vm(&told);
         for address in has {
-            groups.extend(self.devices.group(address)?);
+            files.groups.extend(self.devices.group(address)?);
         }
-        let mut has_container = !told.functions.is_empty();
         let limit = self.config.limits.answer + of_all_memory(stored);
         for &address in claimed {
-            let mut fds: Vec<OwnedFd> = Vec::new();
-            let mut add = |fd: OwnedFd| {
-                fds.push(fd);
-                u32::try_from(fds.len() - 1).map(FdRef).ok()
-            };
-            let number = self.devices.group(address)?;
-            let group = match number.is_some_and(|number| !groups.insert(number)) {
-                true => None,
-                false => add(host.group(address).map_err(of_vfio)?),
-            };
-            let container = match has_container {
-                true => None,
-                false => add(host.container().map_err(of_vfio)?),
-            };
-            has_container = true;
-            let name = address.to_string();
-            let config = VfioPciConfig {
-                name: name.clone(),
-                group,
-                container,
-            };
-            let device = DeviceSpec::new(&name, &config)
+            let group = self.devices.group(address)?;
+            let (config, fds) = files.open(host, (address, group)).map_err(of_vfio)?;
+            let device = DeviceSpec::new(&config.name, &config)
                 .map_err(|error| Error::host("writing a device's configuration")(std::io::Error::other(error)))?;
             let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-            // A container that has memory mapped maps it for a group behind another IOMMU as well.
+            // An address space that has memory mapped maps it for a group behind another IOMMU as well.
             vm.ask_within(limit, "it was given a device", |client| client.attach(device, &fds))?;
         }
         Ok(())

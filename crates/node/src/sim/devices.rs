@@ -74,6 +74,18 @@ impl VfioHost for Files {
         self.container()
     }
 
+    fn has_own_file(&self, _: PciAddress) -> Result<bool, VfioError> {
+        Ok(false)
+    }
+
+    fn iommufd(&self) -> Result<OwnedFd, VfioError> {
+        self.container()
+    }
+
+    fn function(&self, _: PciAddress) -> Result<OwnedFd, VfioError> {
+        self.container()
+    }
+
     fn allow_locking(&self, _: i32, _: u64) -> std::io::Result<()> {
         Ok(())
     }

@@ -20,7 +20,7 @@ use base::PciAddress;
 pub use error::DeviceError;
 pub use files::{Files, Sysfs};
 
-use crate::{Group, VfioError, failed, uapi};
+use crate::{Group, VfioError, failed, iommufd, uapi};
 
 const FILES: &str = "/dev/vfio";
 
@@ -51,6 +51,53 @@ pub fn open_group(sysfs: &Sysfs, address: PciAddress) -> Result<OwnedFd, VfioErr
         true => Ok(file.into()),
         false => Err(not_viable(address, &group)),
     }
+}
+
+/// Where iommufd is.
+const IOMMUFD: &str = "/dev/iommu";
+
+/// Whether this host's kernel gives a function by a file of its own, for iommufd ([`open_iommufd`], [`open_function`]), which no container is
+/// needed for (Linux 6.6, as it is built).
+///
+/// # Errors
+/// sysfs cannot be read.
+pub fn has_own_file(sysfs: &Sysfs, address: PciAddress) -> Result<bool, DeviceError> {
+    Ok(Path::new(IOMMUFD).exists() && own_file(sysfs, address)?.is_some())
+}
+
+/// iommufd, for [`crate::Iommufd::new`]: memory that is mapped there counts as locked by the process that maps it.
+///
+/// # Errors
+/// This kernel has none or it is not loaded, or this process may not open it.
+pub fn open_iommufd() -> Result<OwnedFd, VfioError> {
+    let iommufd = OwnedFd::from(open(Path::new(IOMMUFD))?);
+    iommufd::count_by_process(&iommufd)?;
+    Ok(iommufd)
+}
+
+/// The file of a function that vfio-pci drives, for [`crate::Iommufd::attach`].
+///
+/// # Errors
+/// There is no such function, it is not vfio-pci's or has no IOMMU or no file of its own, or the host uses another of its group.
+pub fn open_function(sysfs: &Sysfs, address: PciAddress) -> Result<OwnedFd, VfioError> {
+    let group = group_of(sysfs, address)?;
+    if group.others(address).any(inventory::Member::is_in_hosts_use) {
+        return Err(not_viable(address, &group));
+    }
+    let name = own_file(sysfs, address)?.ok_or(VfioError::NoOwnFile(address))?;
+    Ok(open(&Path::new(FILES).join("devices").join(name))?.into())
+}
+
+/// The name of a function's own file, if the kernel makes one.
+fn own_file(sysfs: &Sysfs, address: PciAddress) -> Result<Option<String>, DeviceError> {
+    let directory = sysfs.sys(&format!("bus/pci/devices/{address}/vfio-dev"));
+    for name in sysfs.list(&directory)? {
+        // Every kernel has the directory. One that makes no such files names no number of one.
+        if sysfs.text(&directory.join(&name).join("dev"))?.is_some() {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
 }
 
 /// The group of one that vfio-pci, or a variant of it, drives.

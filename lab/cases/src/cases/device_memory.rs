@@ -5,19 +5,19 @@
 //! guest's memory behind the VMM's back: the fault is there, and what the guest reads is wrong. So both would have been seen.
 
 use std::fs;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use agent_api::PciRequest;
 use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
-use vfio::host::Sysfs;
-use vmm_api::devices::{MEM_MIN_BLOCK, MemConfig, VfioPciConfig};
+use vmm_api::devices::{MEM_MIN_BLOCK, MemConfig};
 use vmm_api::{DeviceSpec, FdRef, FunctionState, Functions, HotplugMemory};
 
 use super::bare::{in_lab, run};
 use super::nvme_disk::{Agent, Disk, Given, tell};
 use crate::daemon::wait_for;
+use crate::function_files::{self, Hand};
 use crate::kernel_log::{complaints, kernel_log};
 use crate::vm::{self, Builder, Vm};
 use crate::{Case, Host};
@@ -43,9 +43,6 @@ const STAYS: u64 = CHUNK;
 
 /// Linux takes 16 MiB a GiB to describe memory, programs and the kernel have the rest.
 const USED: u64 = 192 << 20;
-
-/// `VFIO_IOMMU_UNMAP_DMA` of linux/vfio.h.
-const UNMAP_DMA: libc::Ioctl = 0x3b72;
 
 fn host(host: &Host) -> Result<()> {
     if !in_lab()? {
@@ -80,8 +77,8 @@ fn host(host: &Host) -> Result<()> {
 struct Guest {
     machine: Vm,
     agent: Agent,
-    /// Another descriptor of the VM's container.
-    container: Option<OwnedFd>,
+    /// The case's own hand on the disk's files.
+    hand: Option<Hand>,
 }
 
 impl Guest {
@@ -100,25 +97,24 @@ impl Guest {
         Ok(Self {
             machine,
             agent,
-            container: None,
+            hand: None,
         })
     }
 
     fn attach(&mut self, disk: &Given) -> Result<()> {
-        let group = vfio::host::open_group(&Sysfs::of_host(), disk.address().parse()?)?;
-        let container = vfio::host::open_container()?;
-        self.container = Some(container.as_fd().try_clone_to_owned()?);
-        let config = VfioPciConfig {
-            name: disk.address().to_owned(),
-            group: Some(FdRef(0)),
-            container: Some(FdRef(1)),
-        };
-        let fds = [group.as_fd(), container.as_fd()];
+        let mut files = Vec::new();
+        let (config, hand) = function_files::open(disk.address(), |fd| {
+            files.push(fd);
+            FdRef(u32::try_from(files.len() - 1).unwrap_or(u32::MAX))
+        })?;
+        tell(&format!("the disk is given by {}", hand.way()));
+        self.hand = Some(hand);
+        let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         self.machine
             .vmm
             .client
             .attach(DeviceSpec::new("disk", &config)?, &fds)?;
-        drop((group, container));
+        drop(files);
         let mut slot = None;
         wait_for("the disk to be on the guest's bus", || {
             slot = match &self.functions()?.functions[..] {
@@ -218,10 +214,10 @@ impl Guest {
 
     /// A piece in which the guest's programs have their memory, unmapped by somebody else.
     fn is_found_out_if_not_mapped(&mut self, said: &mut dyn FnMut() -> Result<Vec<String>>) -> Result<()> {
-        let container = self.container.take().context("a container")?;
+        let hand = self.hand.take().context("a hand on the disk")?;
         // The last of the region: pages above 4 GiB, which programs have first.
         let start = (4 << 30) + REGION.bytes() - CHUNK;
-        let unmapped = unmap(&container, start, CHUNK)?;
+        let unmapped = hand.unmap(start, CHUNK)?;
         ensure!(unmapped == CHUNK, "{unmapped:#x} bytes were mapped at {start:#x}");
         // A request that ends with an error has a driver reset its disk and try again, which may take longer than we wait.
         let proved = self.prove();
@@ -258,25 +254,14 @@ impl Guest {
     }
 }
 
-/// What counts against the VMM's limit of locked memory, in bytes.
+/// What the VMM has locked, in bytes.
 fn pinned(machine: &Vm) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", machine.vmm.pid()))?;
-    let line = status.lines().find(|line| line.starts_with("VmLck:"));
-    let number = line.and_then(|line| line.split_whitespace().nth(1));
-    Ok(number.context("no VmLck")?.parse::<u64>()? << 10)
-}
-
-/// How many bytes were mapped there, and are not any more (`struct vfio_iommu_type1_dma_unmap`).
-fn unmap(container: &OwnedFd, iova: u64, size: u64) -> Result<u64> {
-    let mut request = [0_u64; 3];
-    request[0] = u64::try_from(size_of_val(&request))?;
-    (request[1], request[2]) = (iova, size);
-    #[expect(
-        unsafe_code,
-        reason = "the piece is another process's, whose mapping no safe wrapper takes away"
-    )]
-    // SAFETY: the kernel reads and writes 24 bytes, which there are.
-    let done = unsafe { libc::ioctl(container.as_raw_fd(), UNMAP_DMA, request.as_mut_ptr()) };
-    ensure!(done == 0, "{}", std::io::Error::last_os_error());
-    Ok(request[2])
+    let field = |name| {
+        let line = status.lines().find(|line| line.starts_with(name));
+        let number = line.and_then(|line| line.split_whitespace().nth(1));
+        anyhow::Ok(number.context(name)?.parse::<u64>()? << 10)
+    };
+    // A container counts the one, iommufd the other, and both where there is a limit.
+    Ok(field("VmLck:")?.max(field("VmPin:")?))
 }

@@ -216,6 +216,10 @@ fn memory_that_comes_and_goes(daemon: &Daemon<'_>) -> Result<()> {
 fn has_all(daemon: &Daemon<'_>, sandbox: &str, bytes: u64) -> Result<()> {
     wait_for("a guest to have all of its memory", || {
         let state = memory_state(daemon, sandbox)?;
+        // A VMM that is asked by another now tells nothing.
+        if state.is_null() {
+            return Ok(false);
+        }
         ensure!(state["target"] == bytes, "{sandbox} is to have something else: {state}");
         Ok(state["present"] == bytes)
     })?;

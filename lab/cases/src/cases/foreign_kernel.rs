@@ -16,8 +16,13 @@ pub(crate) const CASE: Case = Case {
     guest: None,
 };
 
-/// The lab host's own kernel, as its package has it.
+/// The lab host's own kernel, as its package has it: beside its modules, where they came apart from the root image.
 pub(crate) fn kernel() -> Result<PathBuf> {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let beside = PathBuf::from("/lib/modules").join(release).join("vmlinuz");
+    if beside.exists() {
+        return Ok(beside);
+    }
     for entry in std::fs::read_dir("/boot")? {
         let path = entry?.path();
         if path

@@ -140,3 +140,11 @@ pub(crate) const ALL: &[&Case] = &[
     &identity_memory::CASE,
     &package::CASE,
 ];
+
+/// Those that a host with the newer kernel runs: what is given to guests in another way there, or is not there on the other.
+pub(crate) const NEWER: &[&Case] = &[
+    &kvm_nvme::CASE,
+    &device_memory::CASE,
+    &device_start::CASE,
+    &device_attach::CASE,
+];

@@ -2,7 +2,6 @@
 //! host's own kernel, which has a driver for it, and the load there. Knows no engine; the guest half is the same under all.
 
 use std::fs::{self, File, OpenOptions};
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -11,15 +10,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
 use rustix::process::{Pid, Signal, kill_process};
-use vfio::host::Sysfs;
-use vfio::{Device as _, Function, Group};
-use vmm_api::devices::VfioPciConfig;
+use vfio::{Device as _, Function};
 
 use super::bare::run;
 use super::foreign_kernel::kernel;
 use super::snapshot_files::Files;
 use crate::Host;
 use crate::daemon::wait_for;
+use crate::function_files;
 use crate::kernel_log::{complaints, kernel_log};
 use crate::vm::{self, Builder, Vm};
 
@@ -82,8 +80,6 @@ pub(super) struct Said {
 impl<'a> Guest<'a> {
     /// Boots one that `builder` has the processors of.
     pub(super) fn boot(case: &'static str, host: &'a Host, mut builder: Builder<'_>, disk: &Given) -> Result<Self> {
-        let group = vfio::host::open_group(&Sysfs::of_host(), disk.name.parse()?)?;
-        let own = Group::from_fd(group.as_fd().try_clone_to_owned()?);
         let initramfs = host.scratch.join("initramfs");
         fs::write(
             &initramfs,
@@ -94,11 +90,8 @@ impl<'a> Guest<'a> {
             .initramfs(File::open(&initramfs)?)?
             .memory(ByteSize::mib(256))
             .pinned();
-        let config = VfioPciConfig {
-            name: disk.name.clone(),
-            group: Some(builder.fd(group)),
-            container: Some(builder.fd(vfio::host::open_container()?)),
-        };
+        let (config, hand) = function_files::open(&disk.name, |fd| builder.fd(fd))?;
+        tell(&format!("the disk is given by {}", hand.way()));
         builder.device("disk", &config)?;
         let machine = builder.start()?;
         let mut agent = machine.agent()?;
@@ -108,7 +101,7 @@ impl<'a> Guest<'a> {
             host,
             machine,
             agent,
-            disk: own.take(&disk.name)?,
+            disk: hand.function()?,
         })
     }
 

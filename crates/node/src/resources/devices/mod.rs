@@ -31,7 +31,7 @@ use vfio::host::Sysfs;
 use vfio::host::checks::Terms;
 
 pub(crate) use self::error::Error as DevicesError;
-pub(crate) use self::vfio_host::{ThisVfio, VfioHost};
+pub(crate) use self::vfio_host::{FunctionFiles, ThisVfio, VfioHost};
 use crate::Error;
 use crate::resources::space::Hold;
 use crate::store::StateStore;

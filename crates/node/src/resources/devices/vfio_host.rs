@@ -1,5 +1,6 @@
 //! Linux's VFIO as the node needs it: files that a VMM is given, and the right to lock memory. Knows no sandbox.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,6 +9,8 @@ use base::PciAddress;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use vfio::VfioError;
 use vfio::host::Sysfs;
+use vmm_api::FdRef;
+use vmm_api::devices::VfioPciConfig;
 
 /// What of the host a device's way into a VMM needs.
 pub(crate) trait VfioHost: fmt::Debug + Send + Sync {
@@ -16,6 +19,15 @@ pub(crate) trait VfioHost: fmt::Debug + Send + Sync {
 
     /// A function's group.
     fn group(&self, address: PciAddress) -> Result<OwnedFd, VfioError>;
+
+    /// Whether the host gives a function by a file of its own.
+    fn has_own_file(&self, address: PciAddress) -> Result<bool, VfioError>;
+
+    /// iommufd, in which there is nothing.
+    fn iommufd(&self) -> Result<OwnedFd, VfioError>;
+
+    /// A function's own file.
+    fn function(&self, address: PciAddress) -> Result<OwnedFd, VfioError>;
 
     /// Lets a process lock so many bytes of memory, if it may not lock more.
     fn allow_locking(&self, process: i32, bytes: u64) -> io::Result<()>;
@@ -34,6 +46,18 @@ impl VfioHost for ThisVfio {
         vfio::host::open_group(&Sysfs::of_host(), address)
     }
 
+    fn has_own_file(&self, address: PciAddress) -> Result<bool, VfioError> {
+        Ok(vfio::host::has_own_file(&Sysfs::of_host(), address)?)
+    }
+
+    fn iommufd(&self) -> Result<OwnedFd, VfioError> {
+        vfio::host::open_iommufd()
+    }
+
+    fn function(&self, address: PciAddress) -> Result<OwnedFd, VfioError> {
+        vfio::host::open_function(&Sysfs::of_host(), address)
+    }
+
     fn allow_locking(&self, process: i32, bytes: u64) -> io::Result<()> {
         let process = Pid::from_raw(process);
         let before = prlimit(process, Resource::Memlock, limit(Some(bytes), Some(bytes)))?;
@@ -48,6 +72,148 @@ impl VfioHost for ThisVfio {
     }
 }
 
+/// The files that a VM is sent with its functions, all of them in one way: iommufd and a function's own file where the host has them, else a
+/// container and the function's group.
+#[derive(Debug)]
+pub(crate) struct FunctionFiles {
+    /// It has one: nothing comes along that all have in common.
+    has_function: bool,
+    iommufd: bool,
+    /// The groups that it has.
+    pub(crate) groups: BTreeSet<u32>,
+}
+
+impl FunctionFiles {
+    /// Of a VM with these functions, whose groups are to be named.
+    pub(crate) fn of_vm(told: &vmm_api::Functions) -> Self {
+        Self {
+            has_function: !told.functions.is_empty(),
+            iommufd: told.iommufd,
+            groups: BTreeSet::new(),
+        }
+    }
+
+    /// The next function's, with its group's number.
+    pub(crate) fn open(
+        &mut self,
+        host: &dyn VfioHost,
+        (address, group): (PciAddress, Option<u32>),
+    ) -> Result<(VfioPciConfig, Vec<OwnedFd>), VfioError> {
+        let mut fds = Vec::new();
+        let mut add = |fd: OwnedFd| {
+            fds.push(fd);
+            u32::try_from(fds.len() - 1).map(FdRef).ok()
+        };
+        let mut config = VfioPciConfig {
+            name: address.to_string(),
+            ..VfioPciConfig::default()
+        };
+        if !self.has_function {
+            self.iommufd = host.has_own_file(address)?;
+        }
+        if self.iommufd {
+            config.device = add(host.function(address)?);
+            if !self.has_function {
+                config.iommufd = add(host.iommufd()?);
+            }
+        } else {
+            // The kernel opens a group once.
+            if !group.is_some_and(|number| self.groups.contains(&number)) {
+                config.group = add(host.group(address)?);
+            }
+            if !self.has_function {
+                config.container = add(host.container()?);
+            }
+        }
+        self.groups.extend(group);
+        self.has_function = true;
+        Ok((config, fds))
+    }
+}
+
 fn limit(current: Option<u64>, maximum: Option<u64>) -> Rlimit {
     Rlimit { current, maximum }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A host whose files are /dev/null, with iommufd or without.
+    #[derive(Debug)]
+    struct Host(bool);
+
+    impl VfioHost for Host {
+        fn container(&self) -> Result<OwnedFd, VfioError> {
+            Ok(std::fs::File::open("/dev/null").unwrap().into())
+        }
+
+        fn group(&self, _: PciAddress) -> Result<OwnedFd, VfioError> {
+            self.container()
+        }
+
+        fn has_own_file(&self, _: PciAddress) -> Result<bool, VfioError> {
+            Ok(self.0)
+        }
+
+        fn iommufd(&self) -> Result<OwnedFd, VfioError> {
+            self.container()
+        }
+
+        fn function(&self, _: PciAddress) -> Result<OwnedFd, VfioError> {
+            self.container()
+        }
+
+        fn allow_locking(&self, _: i32, _: u64) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn told(functions: usize, iommufd: bool) -> vmm_api::Functions {
+        let function = vmm_api::FunctionInfo {
+            id: "0000:00:04.0".into(),
+            state: vmm_api::FunctionState::Mapping,
+        };
+        vmm_api::Functions {
+            functions: vec![function; functions],
+            iommufd,
+            ..vmm_api::Functions::default()
+        }
+    }
+
+    /// Which files a configuration has: a group, a container, a function's own, iommufd.
+    fn sent(files: &mut FunctionFiles, host: &Host, group: u32) -> [bool; 4] {
+        let (config, fds) = files
+            .open(host, ("0000:00:05.0".parse().unwrap(), Some(group)))
+            .unwrap();
+        let all = [config.group, config.container, config.device, config.iommufd];
+        assert_eq!(all.iter().flatten().count(), fds.len());
+        all.map(|fd| fd.is_some())
+    }
+
+    #[test]
+    fn functions_come_by_groups_where_the_host_has_no_iommufd() {
+        let mut files = FunctionFiles::of_vm(&told(0, false));
+        let sent = |files: &mut _, group| sent(files, &Host(false), group);
+        assert_eq!(sent(&mut files, 4), [true, true, false, false]);
+        assert_eq!(sent(&mut files, 5), [true, false, false, false]);
+        assert_eq!(sent(&mut files, 4), [false; 4], "its group is there");
+    }
+
+    #[test]
+    fn functions_come_by_their_own_files_where_the_host_has_them() {
+        let mut files = FunctionFiles::of_vm(&told(0, false));
+        let sent = |files: &mut _, group| sent(files, &Host(true), group);
+        assert_eq!(sent(&mut files, 4), [false, false, true, true]);
+        assert_eq!(sent(&mut files, 4), [false, false, true, false]);
+    }
+
+    #[test]
+    fn a_vm_that_has_functions_gets_more_in_the_same_way() {
+        // iommufd was loaded since, or its module taken away.
+        let mut files = FunctionFiles::of_vm(&told(1, false));
+        assert_eq!(sent(&mut files, &Host(true), 5), [true, false, false, false]);
+        let mut files = FunctionFiles::of_vm(&told(1, true));
+        assert_eq!(sent(&mut files, &Host(false), 5), [false, false, true, false]);
+    }
 }
