@@ -173,8 +173,7 @@ impl Iommufd {
             ..Bind::default()
         };
         // SAFETY: the request reads and writes this structure, whose size is in it.
-        unsafe { uapi::call(device, uapi::DEVICE_BIND_IOMMUFD, &raw mut bind) }
-            .map_err(failed("VFIO_DEVICE_BIND_IOMMUFD"))?;
+        unsafe { uapi::call(device, uapi::DEVICE_BIND_IOMMUFD, &raw mut bind) }.map_err(not_bound)?;
         let mut attach = Attach {
             argsz: uapi::size_of::<Attach>(),
             flags: 0,
@@ -212,6 +211,15 @@ impl Iommufd {
             }
         }
         Err(VfioError::Other("the ranges that an IOMMU translates keep growing"))
+    }
+}
+
+/// The kernel says EINVAL of a function that is open, and EBUSY of one whose group is used otherwise.
+fn not_bound(error: io::Error) -> VfioError {
+    match Errno::from_io_error(&error) {
+        Some(Errno::INVAL | Errno::BUSY) => VfioError::HasUser(error),
+        Some(Errno::PERM) => VfioError::NoRemapping,
+        _ => failed("VFIO_DEVICE_BIND_IOMMUFD")(error),
     }
 }
 
@@ -293,6 +301,21 @@ mod tests {
             (uapi::DEVICE_BIND_IOMMUFD, uapi::DEVICE_ATTACH_IOMMUFD_PT),
             (0x3b76, 0x3b77)
         );
+    }
+
+    #[test]
+    fn a_function_that_is_in_use_is_told_so() {
+        for errno in [Errno::INVAL, Errno::BUSY] {
+            let told = not_bound(errno.into()).to_string();
+            assert!(told.contains("in use") && told.contains("End the VM"), "{told}");
+        }
+        assert!(
+            not_bound(Errno::PERM.into())
+                .to_string()
+                .contains("allow_unsafe_interrupts")
+        );
+        let told = not_bound(Errno::NODEV.into()).to_string();
+        assert!(told.starts_with("VFIO_DEVICE_BIND_IOMMUFD failed"), "{told}");
     }
 
     #[test]

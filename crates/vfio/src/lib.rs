@@ -108,6 +108,12 @@ pub enum VfioError {
          CONFIG_VFIO_DEVICE_CDEV); give the function by its IOMMU group"
     )]
     NoOwnFile(PciAddress),
+    /// Somebody has the function by its own file, or its group.
+    #[error(
+        "the PCI function is in use: another process has opened it or its IOMMU group, or the host's drivers use another function of the \
+         group. End the VM that has it, or give all functions of the group to vfio-pci ({0})"
+    )]
+    HasUser(io::Error),
     /// Nothing keeps a function from sending other interrupts than its own.
     #[error(
         "the host's IOMMU does not remap interrupts, so that a guest could have its PCI function send interrupts to anybody: turn \

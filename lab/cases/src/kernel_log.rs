@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use anyhow::{Context, Result};
 
 /// What it would say of what concerns a case.
-const WORDS: [&str; 8] = [
+const WORDS: [&str; 9] = [
     "BUG",
     "WARNING",
     "NMI",
@@ -16,7 +16,14 @@ const WORDS: [&str; 8] = [
     "basalt",
     "nobody cared",
     " fault",
+    "IO_PAGE_FAULT",
 ];
+
+/// Whether a line tells of DMA that an IOMMU has not let pass: Intel's driver names an address, AMD's the event (AMD I/O Virtualization
+/// Technology Specification 3.08, 2.5.3).
+pub(crate) fn is_dma_fault(line: &str) -> bool {
+    line.contains("fault addr") || line.contains("IO_PAGE_FAULT")
+}
 
 /// What the kernel has said since of what concerns it, at the level of warnings and above.
 pub(crate) fn complaints(log: &mut fs::File) -> Result<Vec<String>> {

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 use lab_init::contract::{AGENT_PORT, EXT4_DISK, MODULES_DISK, ROOT_DISK, XFS_DISK};
 
 use crate::parts::Parts;
@@ -22,10 +23,34 @@ pub(crate) const CPU_MODEL: &str = "EPYC-Rome";
 /// lab, and flushes are dear to emulate. `panic=-1` with `-no-reboot` ends the emulator when the kernel panics.
 const KERNEL_COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off";
 
-/// The host's IOMMU, which remaps interrupts as well. `iommu=pt`: of the host's own drivers nobody is kept from memory, so that the lab
-/// pays for the IOMMU only where something is given to a guest. (An AMD one that remaps DMA needs a later QEMU.)
-const IOMMU: &str = "intel-iommu,intremap=on,eim=on";
-const IOMMU_WORDS: &str = "intel_iommu=on iommu=pt";
+/// Whose IOMMU the host has, which remaps interrupts as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Iommu {
+    /// VT-d; an AMD processor does not mind
+    Intel,
+    /// AMD-Vi; needs the newer kernel
+    Amd,
+}
+
+impl Iommu {
+    /// As QEMU is told of it.
+    fn device(self) -> &'static str {
+        match self {
+            Self::Intel => "intel-iommu,intremap=on,eim=on",
+            // Without DMA remapping (QEMU 11) it would translate interrupts alone; `xtsup` is what x2APIC needs.
+            Self::Amd => "amd-iommu,intremap=on,xtsup=on,dma-remap=on",
+        }
+    }
+
+    /// As the kernel is. `iommu=pt`: of the host's own drivers nobody is kept from memory, so that the lab pays for the IOMMU only where
+    /// something is given to a guest.
+    fn words(self) -> &'static str {
+        match self {
+            Self::Intel => "intel_iommu=on iommu=pt",
+            Self::Amd => "iommu=pt",
+        }
+    }
+}
 
 /// The data disks: name of the file, serial number, size. Sparse: they take what is written to them.
 pub(crate) const DATA_DISKS: [(&str, &str, u64); 2] =
@@ -65,6 +90,8 @@ pub(crate) struct Machine {
     pub(crate) memory_mib: u64,
     /// Its processor, as QEMU calls it, maybe with features to add (`,+NAME`) and to leave out (`,-NAME`).
     pub(crate) cpu_model: String,
+    /// Its IOMMU.
+    pub(crate) iommu: Iommu,
     /// More words for the kernel's command line.
     pub(crate) kernel_args: String,
 }
@@ -176,7 +203,7 @@ fn command(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Comman
     command.args(["-M", "q35", "-accel", "tcg,thread=multi", "-cpu"]);
     command.arg(format!("{},{CPU}", machine.cpu_model));
     // Before any device that is behind it.
-    command.args(["-device", IOMMU]);
+    command.args(["-device", machine.iommu.device()]);
     command.args([
         "-smp",
         &machine.cpus.to_string(),
@@ -195,7 +222,7 @@ fn command(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Comman
         .arg(state.initramfs());
     let words = [
         KERNEL_COMMAND_LINE,
-        IOMMU_WORDS,
+        machine.iommu.words(),
         reserved_words(machine.memory_mib),
         time_words(),
         &machine.kernel_args,

@@ -25,7 +25,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use serde_json::json;
 
-use emulator::Machine;
+use emulator::{Iommu, Machine};
 use parts::HostKernel;
 use progress::Progress;
 use state::{Lab, State};
@@ -178,6 +178,9 @@ struct Up {
     /// Kernel of the lab's host
     #[arg(long, env = "BASALT_LAB_KERNEL", value_name = "KERNEL", default_value = "default")]
     kernel: HostKernel,
+    /// IOMMU of the lab [default: intel, and amd with the newer kernel]
+    #[arg(long, env = "BASALT_LAB_IOMMU", value_name = "VENDOR")]
+    iommu: Option<Iommu>,
     /// More words for the lab's kernel command line
     #[arg(long, env = "BASALT_LAB_KERNEL_ARGS", value_name = "WORDS", default_value = "")]
     kernel_args: String,
@@ -187,6 +190,19 @@ struct Up {
     /// Machine-readable
     #[arg(long)]
     json: bool,
+}
+
+impl Up {
+    fn iommu(&self) -> Result<Iommu> {
+        match (self.iommu, self.kernel) {
+            (Some(Iommu::Amd), HostKernel::Default) => {
+                bail!("the lab's default kernel has no driver of AMD's IOMMU: add --kernel newer, or leave --iommu out")
+            }
+            (Some(iommu), _) => Ok(iommu),
+            (None, HostKernel::Default) => Ok(Iommu::Intel),
+            (None, HostKernel::Newer) => Ok(Iommu::Amd),
+        }
+    }
 }
 
 #[derive(Args)]
@@ -344,6 +360,7 @@ fn up(state: &State, options: &Up) -> Result<u8> {
             cpus: options.cpus,
             memory_mib: emulator::memory(options.memory)?,
             cpu_model: options.cpu_model.clone(),
+            iommu: options.iommu()?,
             kernel_args: options.kernel_args.clone(),
         },
         kernel: options.kernel,

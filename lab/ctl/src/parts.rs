@@ -22,6 +22,9 @@ pub(crate) enum HostKernel {
     Newer,
 }
 
+/// The emulator's file.
+const QEMU: &str = "qemu-system-x86_64";
+
 /// The parts of a lab that are files on this machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
@@ -76,11 +79,13 @@ impl Parts {
             const BY: &str = "`cargo xtask test --only newer-kernel` makes it, by lab/newer-kernel/recipe.sh";
             made("newer-kernel", BY, file)
         };
-        let emulator = made(
-            "emulator",
-            "`make run` makes it, by lab/emulator/recipe.sh",
-            "qemu-system-x86_64",
-        )?;
+        let emulator = match kernel {
+            HostKernel::Default => made("emulator", "`make run` makes it, by lab/emulator/recipe.sh", QEMU)?,
+            HostKernel::Newer => {
+                const BY: &str = "`cargo xtask test --only newer-emulator` makes it, by lab/newer-emulator/recipe.sh";
+                made("newer-emulator", BY, QEMU)?
+            }
+        };
         let (root, init) = (host("rootfs.erofs")?, program("basalt-lab-init")?);
         let (kernel, base, modules) = match kernel {
             HostKernel::Default => (host("vmlinuz")?, host("base.cpio")?, None),
@@ -223,16 +228,19 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_named_with_where_it_comes_from() {
-        let error = Parts::find(Path::new("/nonexistent"), HostKernel::Newer)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("/nonexistent/emulator/current/qemu-system-x86_64"),
-            "{error}"
-        );
-        assert!(
-            error.contains("make run") && error.contains("lab/emulator/recipe.sh"),
-            "{error}"
-        );
+        for (kernel, missing, made_by, recipe) in [
+            (HostKernel::Default, "emulator", "make run", "lab/emulator/recipe.sh"),
+            (
+                HostKernel::Newer,
+                "newer-emulator",
+                "cargo xtask test --only newer-emulator",
+                "lab/newer-emulator/recipe.sh",
+            ),
+        ] {
+            let error = Parts::find(Path::new("/nonexistent"), kernel).unwrap_err().to_string();
+            let path = format!("/nonexistent/{missing}/current/qemu-system-x86_64");
+            assert!(error.contains(&path), "{error}");
+            assert!(error.contains(made_by) && error.contains(recipe), "{error}");
+        }
     }
 }

@@ -52,6 +52,10 @@ const LAB_HOST: Recipe = Recipe {
     name: "lab-host",
     dir: "lab/host",
 };
+const NEWER_EMULATOR: Recipe = Recipe {
+    name: "newer-emulator",
+    dir: "lab/newer-emulator",
+};
 const NEWER_KERNEL: Recipe = Recipe {
     name: "newer-kernel",
     dir: "lab/newer-kernel",
@@ -188,8 +192,9 @@ pub(crate) fn test() -> Vec<Step> {
             .after(&["first-sandbox", "package", "module"])
             .follows(&alone),
     );
-    // In a lab of its own, where hardly anything of the first is needed; that one is idle.
-    let newer = ["first-sandbox", "package", "newer-kernel"];
+    // In a lab of its own, whose cases are few; the first one is idle.
+    steps.push(in_lab(NEWER_EMULATOR));
+    let newer = ["first-sandbox", "package", "newer-kernel", "newer-emulator"];
     steps.push(cases::newer_cases().after(&newer).follows(&["cases"]));
     // Beside what is left for the lab, but for the audit, which runs cases, and what ends a lab.
     let tested = ["unit-tests", "program-tests", "fuzz"];

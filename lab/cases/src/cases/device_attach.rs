@@ -10,7 +10,7 @@ use super::bare::{in_lab, run};
 use super::nvme_disk::{Disk, tell};
 use crate::basalt::{expect_code, expect_refusal};
 use crate::daemon::Daemon;
-use crate::kernel_log::{complaints, kernel_log};
+use crate::kernel_log::{complaints, is_dma_fault, kernel_log};
 use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
@@ -70,7 +70,7 @@ fn host(host: &Host) -> Result<()> {
     );
     drop(Disk::find()?);
     let said = complaints(&mut log)?;
-    let faults: Vec<_> = said.iter().filter(|line| line.contains("fault")).collect();
+    let faults: Vec<_> = said.iter().filter(|line| is_dma_fault(line)).collect();
     ensure!(faults.is_empty(), "the host's IOMMU saw {faults:?}");
     daemon.end()
 }

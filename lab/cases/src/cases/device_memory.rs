@@ -18,7 +18,7 @@ use super::bare::{in_lab, run};
 use super::nvme_disk::{Agent, Disk, Given, tell};
 use crate::daemon::wait_for;
 use crate::function_files::{self, Hand};
-use crate::kernel_log::{complaints, kernel_log};
+use crate::kernel_log::{complaints, is_dma_fault, kernel_log};
 use crate::vm::{self, Builder, Vm};
 use crate::{Case, Host};
 
@@ -65,7 +65,7 @@ fn host(host: &Host) -> Result<()> {
     guest.grows_and_is_all_there()?;
     let said = complaints(&mut log)?;
     ensure!(
-        !said.iter().any(|line| line.contains("fault")),
+        !said.iter().any(|line| is_dma_fault(line)),
         "the host's IOMMU saw {said:?}"
     );
     guest.is_found_out_if_not_mapped(&mut || complaints(&mut log))?;
@@ -228,9 +228,9 @@ impl Guest {
         let mut faults = Vec::new();
         wait_for("a fault of the IOMMU", || {
             faults.extend(said()?);
-            Ok(faults.iter().any(|line| line.contains("fault addr")))
+            Ok(faults.iter().any(|line| is_dma_fault(line)))
         })?;
-        let first = faults.iter().find(|line| line.contains("fault addr"));
+        let first = faults.iter().find(|line| is_dma_fault(line));
         tell(&format!(
             "with {} MiB unmapped: {error}; {}",
             CHUNK >> 20,

@@ -12,7 +12,7 @@ use super::device_attach::{expect_state, prove};
 use super::nvme_disk::{Disk, tell};
 use crate::basalt::{expect_code, expect_refusal};
 use crate::daemon::{Daemon, wait_for};
-use crate::kernel_log::{complaints, kernel_log};
+use crate::kernel_log::{complaints, is_dma_fault, kernel_log};
 use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
@@ -54,7 +54,7 @@ fn with_a_device(daemon: &Daemon<'_>) -> Result<()> {
     expect_state(daemon, &address, "ready")?;
     daemon.ok(&["device", "unbind", &address])?;
     let said = complaints(&mut log)?;
-    let faults: Vec<_> = said.iter().filter(|line| line.contains("fault")).collect();
+    let faults: Vec<_> = said.iter().filter(|line| is_dma_fault(line)).collect();
     ensure!(faults.is_empty(), "the host's IOMMU saw {faults:?}");
     Ok(())
 }

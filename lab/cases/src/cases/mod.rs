@@ -20,7 +20,9 @@ mod daemon_cycles;
 mod daemon_life;
 mod dedicated;
 mod device_attach;
+mod device_load;
 mod device_memory;
+mod device_network;
 mod device_start;
 mod devices;
 mod disk_full;
@@ -147,4 +149,6 @@ pub(crate) const NEWER: &[&Case] = &[
     &device_memory::CASE,
     &device_start::CASE,
     &device_attach::CASE,
+    &device_load::CASE,
+    &device_network::CASE,
 ];

@@ -18,7 +18,7 @@ use super::snapshot_files::Files;
 use crate::Host;
 use crate::daemon::wait_for;
 use crate::function_files;
-use crate::kernel_log::{complaints, kernel_log};
+use crate::kernel_log::{complaints, is_dma_fault, kernel_log};
 use crate::vm::{self, Builder, Vm};
 
 /// NVM Express (PCI Code and ID Assignment, base class 01h).
@@ -191,7 +191,7 @@ impl<'a> Guest<'a> {
         let mut faults = Vec::new();
         wait_for("a fault of the IOMMU", || {
             faults.extend(complaints(&mut log)?);
-            Ok(faults.iter().any(|line| line.contains("fault addr")))
+            Ok(faults.iter().any(|line| is_dma_fault(line)))
         })?;
         tell(&format!("a disk without memory: {}", faults.join("; ")));
         self.disk.write(&config, COMMAND, &[0, 0])?;
