@@ -1,18 +1,15 @@
 //! The host's devices under a node that dies or is refused at every place: whatever happens, a device is either a sandbox's to have or as
 //! it was before anybody asked.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use base::PciAddress;
 use node_api::{BindTerms, Device, DeviceState, SandboxConfig};
-use vfio::VfioError;
 use vfio::host::simulated::Kernel;
 
 use super::faults::{Fault, Faults};
 use super::{Attempt, World, same};
 use crate::Error;
-use crate::resources::devices::VfioHost;
 
 pub(super) const NVME: &str = "0000:01:00.0";
 const NIC: &str = "0000:02:00.0";
@@ -59,36 +56,6 @@ pub(super) fn look(world: &World) -> Result<(), String> {
         same("functions of a VMM", &machine.lock().functions, &its)?;
     }
     Ok(())
-}
-
-/// Files that are nobody's.
-#[derive(Debug)]
-pub(super) struct Files;
-
-impl VfioHost for Files {
-    fn container(&self) -> Result<OwnedFd, VfioError> {
-        Ok(std::fs::File::open("/dev/null").unwrap().into())
-    }
-
-    fn group(&self, _: PciAddress) -> Result<OwnedFd, VfioError> {
-        self.container()
-    }
-
-    fn has_own_file(&self, _: PciAddress) -> Result<bool, VfioError> {
-        Ok(false)
-    }
-
-    fn iommufd(&self) -> Result<OwnedFd, VfioError> {
-        self.container()
-    }
-
-    fn function(&self, _: PciAddress) -> Result<OwnedFd, VfioError> {
-        self.container()
-    }
-
-    fn allow_locking(&self, _: i32, _: u64) -> std::io::Result<()> {
-        Ok(())
-    }
 }
 
 fn list(world: &World) -> Vec<Device> {

@@ -46,6 +46,7 @@ use crate::config::Config;
 use crate::node::{Node, Parts};
 use crate::operations::stages::Started;
 use crate::resources::budget::{HostNumbers, Space};
+use crate::resources::devices::NullFiles;
 use crate::sandbox::entry::Entry;
 use crate::testing::SmallDisk;
 
@@ -165,7 +166,7 @@ impl World {
             cgroups: Parts::cgroups(&config).unwrap(),
             cpus: Arc::clone(&self.cpus) as _,
             sysfs: self.kernel.sysfs(),
-            vfio: Arc::new(devices::Files),
+            vfio: Arc::new(NullFiles { iommufd: false }),
             boot: self.boot.clone(),
             points: Points::new(move |name| faults.point(daemon, name)),
         };

@@ -130,9 +130,10 @@ impl Port {
         })
     }
 
+    /// As it was found: nobody's.
     fn down(&self) -> Result<()> {
-        run("ip", &["address", "flush", "dev", &self.interface])?;
         run("ip", &["link", "set", &self.interface, "down"])?;
+        run("modprobe", &["-r", "igb"])?;
         Ok(())
     }
 

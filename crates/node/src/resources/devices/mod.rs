@@ -31,6 +31,8 @@ use vfio::host::Sysfs;
 use vfio::host::checks::Terms;
 
 pub(crate) use self::error::Error as DevicesError;
+#[cfg(test)]
+pub(crate) use self::vfio_host::NullFiles;
 pub(crate) use self::vfio_host::{FunctionFiles, ThisVfio, VfioHost};
 use crate::Error;
 use crate::resources::space::Hold;

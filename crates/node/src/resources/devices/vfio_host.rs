@@ -135,39 +135,43 @@ fn limit(current: Option<u64>, maximum: Option<u64>) -> Rlimit {
     Rlimit { current, maximum }
 }
 
+/// A host whose files are `/dev/null`, with iommufd or without.
+#[cfg(test)]
+#[derive(Debug)]
+pub(crate) struct NullFiles {
+    pub(crate) iommufd: bool,
+}
+
+#[cfg(test)]
+impl VfioHost for NullFiles {
+    fn container(&self) -> Result<OwnedFd, VfioError> {
+        Ok(std::fs::File::open("/dev/null").unwrap().into())
+    }
+
+    fn group(&self, _: PciAddress) -> Result<OwnedFd, VfioError> {
+        self.container()
+    }
+
+    fn has_own_file(&self, _: PciAddress) -> Result<bool, VfioError> {
+        Ok(self.iommufd)
+    }
+
+    fn iommufd(&self) -> Result<OwnedFd, VfioError> {
+        self.container()
+    }
+
+    fn function(&self, _: PciAddress) -> Result<OwnedFd, VfioError> {
+        self.container()
+    }
+
+    fn allow_locking(&self, _: i32, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A host whose files are /dev/null, with iommufd or without.
-    #[derive(Debug)]
-    struct Host(bool);
-
-    impl VfioHost for Host {
-        fn container(&self) -> Result<OwnedFd, VfioError> {
-            Ok(std::fs::File::open("/dev/null").unwrap().into())
-        }
-
-        fn group(&self, _: PciAddress) -> Result<OwnedFd, VfioError> {
-            self.container()
-        }
-
-        fn has_own_file(&self, _: PciAddress) -> Result<bool, VfioError> {
-            Ok(self.0)
-        }
-
-        fn iommufd(&self) -> Result<OwnedFd, VfioError> {
-            self.container()
-        }
-
-        fn function(&self, _: PciAddress) -> Result<OwnedFd, VfioError> {
-            self.container()
-        }
-
-        fn allow_locking(&self, _: i32, _: u64) -> io::Result<()> {
-            Ok(())
-        }
-    }
 
     fn told(functions: usize, iommufd: bool) -> vmm_api::Functions {
         let function = vmm_api::FunctionInfo {
@@ -182,7 +186,7 @@ mod tests {
     }
 
     /// Which files a configuration has: a group, a container, a function's own, iommufd.
-    fn sent(files: &mut FunctionFiles, host: &Host, group: u32) -> [bool; 4] {
+    fn sent(files: &mut FunctionFiles, host: &NullFiles, group: u32) -> [bool; 4] {
         let (config, fds) = files
             .open(host, ("0000:00:05.0".parse().unwrap(), Some(group)))
             .unwrap();
@@ -194,7 +198,7 @@ mod tests {
     #[test]
     fn functions_come_by_groups_where_the_host_has_no_iommufd() {
         let mut files = FunctionFiles::of_vm(&told(0, false));
-        let sent = |files: &mut _, group| sent(files, &Host(false), group);
+        let sent = |files: &mut _, group| sent(files, &NullFiles { iommufd: false }, group);
         assert_eq!(sent(&mut files, 4), [true, true, false, false]);
         assert_eq!(sent(&mut files, 5), [true, false, false, false]);
         assert_eq!(sent(&mut files, 4), [false; 4], "its group is there");
@@ -203,7 +207,7 @@ mod tests {
     #[test]
     fn functions_come_by_their_own_files_where_the_host_has_them() {
         let mut files = FunctionFiles::of_vm(&told(0, false));
-        let sent = |files: &mut _, group| sent(files, &Host(true), group);
+        let sent = |files: &mut _, group| sent(files, &NullFiles { iommufd: true }, group);
         assert_eq!(sent(&mut files, 4), [false, false, true, true]);
         assert_eq!(sent(&mut files, 4), [false, false, true, false]);
     }
@@ -212,8 +216,14 @@ mod tests {
     fn a_vm_that_has_functions_gets_more_in_the_same_way() {
         // iommufd was loaded since, or its module taken away.
         let mut files = FunctionFiles::of_vm(&told(1, false));
-        assert_eq!(sent(&mut files, &Host(true), 5), [true, false, false, false]);
+        assert_eq!(
+            sent(&mut files, &NullFiles { iommufd: true }, 5),
+            [true, false, false, false]
+        );
         let mut files = FunctionFiles::of_vm(&told(1, true));
-        assert_eq!(sent(&mut files, &Host(false), 5), [false, false, true, false]);
+        assert_eq!(
+            sent(&mut files, &NullFiles { iommufd: false }, 5),
+            [false, false, true, false]
+        );
     }
 }
