@@ -39,6 +39,10 @@ fn told(name: &str, state: State, asked: ByteSize, memory: Option<&MemoryState>)
         Some(memory) => {
             let present = ByteSize(memory.present);
             let why = match (&memory.map_error, state) {
+                _ if memory.memory_failed.is_some() => {
+                    let error = memory.memory_failed.as_deref().unwrap_or_default();
+                    format!("it cannot be brought to that now ({error}), which is tried again")
+                }
                 (Some(error), _) => {
                     format!("no more can be mapped for its devices now ({error}), which is tried again")
                 }
@@ -132,5 +136,8 @@ mod tests {
         let mut short = of(768, 1024);
         short.map_error = Some("no memory is left".into());
         assert!(told(State::Running, Some(short)).contains("no memory is left"));
+        let mut failed = of(768, 1024);
+        failed.memory_failed = Some("its VMM does not answer".into());
+        assert!(told(State::Running, Some(failed)).contains("its VMM does not answer"));
     }
 }

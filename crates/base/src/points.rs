@@ -102,6 +102,7 @@ pub const BESIDE: &[&str] = &[
     VOLUME_HIDDEN,
     MEMORY_RECORDED,
     MEMORY_ASKED,
+    MEMORY_FITTED,
 ];
 
 /// Every point of the image store, in the order in which the life of a pulled image comes to them.
@@ -246,6 +247,8 @@ points! {
     MEMORY_RECORDED = "memory.recorded";
     /// Its VMM has been asked for it.
     MEMORY_ASKED = "memory.asked";
+    /// It is in its record that its guest has given back what it held.
+    MEMORY_FITTED = "memory.fitted";
     /// How many virtual functions there were is in the database, and nothing is done yet.
     VFS_RECORDED = "vfs.recorded";
     /// The next thing is a write to sysfs for them.

@@ -76,6 +76,10 @@ pub struct Resources {
     /// The most that it can be given while it runs; `memory` when not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_memory: Option<ByteSize>,
+    /// The most that its machine may have still: more than `memory` while its guest gives back. The daemon keeps it; nobody has where it is
+    /// not given, and it may be all that the machine can have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_memory: Option<ByteSize>,
     /// The writable layer's disk; `None` keeps that layer in the guest's memory.
     pub disk: Option<ByteSize>,
     /// Which processor its guest is shown; the daemon fills its own default in.
@@ -99,14 +103,18 @@ impl Resources {
         self.class.is_bare() || !self.idle.halts() || self.region().is_some()
     }
 
-    /// What a machine's guest can tell of it: not whether it shares the host's processors.
+    /// What a machine's guest can tell of it: not whether it shares the host's processors, nor what it is given back.
     #[must_use]
     pub fn of_machine(&self) -> Self {
         let class = match self.class {
             Class::Dedicated => Class::Standard,
             other => other,
         };
-        Self { class, ..self.clone() }
+        Self {
+            class,
+            held_memory: None,
+            ..self.clone()
+        }
     }
 }
 
@@ -381,6 +389,7 @@ pub(crate) mod tests {
                 memory: ByteSize::mib(512),
                 boot_memory: None,
                 max_memory: None,
+                held_memory: None,
                 disk: Some(ByteSize::gib(10)),
                 cpu_model: Some(CpuModel::V3),
                 class: Class::Standard,

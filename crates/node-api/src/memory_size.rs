@@ -39,6 +39,16 @@ pub enum MemoryError {
         /// What it is to have.
         memory: ByteSize,
     },
+    /// It holds what it cannot have, or less than it is to have.
+    #[error("it cannot hold {held} where it is to have {memory}, and at most {most}: leave held_memory out")]
+    Held {
+        /// What it would hold.
+        held: ByteSize,
+        /// What it is to have.
+        memory: ByteSize,
+        /// The most.
+        most: ByteSize,
+    },
     /// No whole blocks are plugged.
     #[error(
         "memory is plugged in blocks of {BLOCK}, and {memory} is not {boot} and some of these: give --memory, --boot-memory and --max-memory as \
@@ -120,11 +130,28 @@ impl Resources {
         (bytes > 0).then(|| ByteSize(bytes.div_ceil(SECTION.bytes()).saturating_mul(SECTION.bytes())))
     }
 
-    /// What all of it takes where a device reaches it: that maps whole sections of what is plugged.
+    /// The most that its machine may have, whatever it is to have: until its guest has given back what it had before.
+    pub fn held(&self) -> ByteSize {
+        match self.region() {
+            Some(_) => self.held_memory.unwrap_or(self.most_memory()).max(self.memory),
+            None => self.memory,
+        }
+    }
+
+    /// The same of a machine that may have so much, or what it is to have.
+    #[must_use]
+    pub fn holding(&self, memory: ByteSize) -> Self {
+        Self {
+            held_memory: self.region().map(|_| memory.max(self.memory)),
+            ..self.clone()
+        }
+    }
+
+    /// What all that it holds takes where a device reaches it: that maps whole sections of what is plugged.
     pub fn mapped(&self) -> ByteSize {
-        let sections = self.plugged().bytes().div_ceil(SECTION.bytes());
-        let plugged = sections.saturating_mul(SECTION.bytes());
-        ByteSize(self.boots_with().bytes().saturating_add(plugged))
+        let boot = self.boots_with().bytes();
+        let sections = self.held().bytes().saturating_sub(boot).div_ceil(SECTION.bytes());
+        ByteSize(boot.saturating_add(sections.saturating_mul(SECTION.bytes())))
     }
 
     /// How much of the region is to be plugged.
@@ -132,7 +159,7 @@ impl Resources {
         ByteSize(self.memory.bytes().saturating_sub(self.boots_with().bytes()))
     }
 
-    /// The same with another size, on its boot memory and within its region.
+    /// The same with another size, on its boot memory and within its region. It holds what it held, or that size.
     ///
     /// # Errors
     /// It cannot have that.
@@ -147,6 +174,7 @@ impl Resources {
         whole_blocks(asked, boot)?;
         Ok(Self {
             memory: asked,
+            held_memory: Some(self.held().max(asked)),
             // They are what they were, also where one of them was what it had.
             boot_memory: Some(boot),
             max_memory: Some(most),
@@ -193,6 +221,11 @@ impl SandboxConfig {
         }
         if most < memory {
             return Err(MemoryError::Most { most, memory });
+        }
+        if let Some(held) = resources.held_memory
+            && !(memory..=most).contains(&held)
+        {
+            return Err(MemoryError::Held { held, memory, most });
         }
         let is_divided = resources.boot_memory.is_some() || resources.max_memory.is_some();
         if is_divided && resources.class.is_bare() {
@@ -242,12 +275,16 @@ pub struct MemoryState {
     /// Why devices did not come that were to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
+    /// Why its memory could not be brought to its size, which is tried again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_failed: Option<String>,
 }
 
 impl MemoryState {
     /// All of its memory is there, and all of its devices.
     pub fn is_settled(&self) -> bool {
-        self.present == self.target && self.coming.is_empty() && self.failed.is_none()
+        let failed = self.failed.is_some() || self.memory_failed.is_some();
+        self.present == self.target && self.coming.is_empty() && !failed
     }
 }
 
@@ -369,6 +406,30 @@ mod tests {
         ] {
             let resources = of(memory, boot, None).resources;
             assert_eq!(resources.mapped(), ByteSize::mib(mapped), "{memory} MiB");
+        }
+    }
+
+    #[test]
+    fn what_is_held_is_what_it_had_until_somebody_knows_better() {
+        let old = of(512, Some(256), Some(1024)).resources;
+        assert_eq!(old.held(), ByteSize::mib(1024), "nobody has kept it");
+        let kept = old.holding(ByteSize(0));
+        assert_eq!((kept.held(), kept.mapped()), (ByteSize::mib(512), ByteSize::mib(512)));
+        let less = kept.resized(ByteSize::mib(256)).unwrap();
+        assert_eq!((less.memory, less.held()), (ByteSize::mib(256), ByteSize::mib(512)));
+        assert_eq!(less.mapped(), ByteSize::mib(512));
+        let again = less.resized(ByteSize::mib(300)).unwrap();
+        assert_eq!(again.held(), ByteSize::mib(512), "it gives back still");
+        let more = again.resized(ByteSize::mib(1024)).unwrap();
+        assert_eq!(more.held(), ByteSize::mib(1024));
+        assert_eq!(more.of_machine().held_memory, None);
+        let fixed = of(512, None, None).resources.holding(ByteSize::mib(1024));
+        assert_eq!((fixed.held_memory, fixed.held()), (None, ByteSize::mib(512)));
+        for held in [256, 2048] {
+            let mut config = of(512, Some(256), Some(1024));
+            config.resources.held_memory = Some(ByteSize::mib(held));
+            let told = config.validate().unwrap_err().to_string();
+            assert!(told.contains("leave held_memory out"), "{told}");
         }
     }
 }

@@ -357,6 +357,8 @@ pub enum EventKind {
     DevicesFailed,
     /// All of its memory is there, some time after its start or a change of its size.
     MemoryReady,
+    /// It cannot be brought to its size, which is tried again: the daemon's log and `inspect` say why.
+    MemoryFailed,
     /// Its VM is gone.
     Exit,
     /// It was removed.

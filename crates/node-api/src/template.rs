@@ -269,6 +269,7 @@ mod tests {
                 memory: ByteSize::mib(128),
                 boot_memory: None,
                 max_memory: None,
+                held_memory: None,
                 disk: None,
                 cpu_model: None,
                 class: crate::class::Class::Standard,

@@ -24,6 +24,7 @@ pub(crate) fn resources() -> Resources {
         memory: ByteSize::mib(128),
         boot_memory: None,
         max_memory: None,
+        held_memory: None,
         disk: None,
         cpu_model: None,
         class: node_api::Class::Standard,

@@ -64,6 +64,7 @@ fn config() -> SandboxConfig {
             memory: base::ByteSize::mib(128),
             boot_memory: None,
             max_memory: None,
+            held_memory: None,
             disk: None,
             cpu_model: None,
             class: node_api::Class::Standard,

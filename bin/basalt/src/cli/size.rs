@@ -36,6 +36,7 @@ impl SizeArgs {
             memory: ByteSize::mib(512),
             boot_memory: None,
             max_memory: None,
+            held_memory: None,
             disk: Some(ByteSize::gib(10)),
             cpu_model: None,
             class: Class::Standard,
@@ -51,6 +52,7 @@ impl SizeArgs {
             memory: self.memory.unwrap_or(usual.memory),
             boot_memory: usual.boot_memory,
             max_memory: usual.max_memory,
+            held_memory: None,
             disk: self
                 .disk
                 .map_or(usual.disk, |disk| Some(disk).filter(|disk| disk.bytes() > 0)),

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use base::ByteSize;
 use node_api::{SandboxConfig, State};
 
 use crate::Error;
@@ -36,7 +37,10 @@ impl Node {
         if let Some(promise) = entry.promised() {
             return Ok(promise);
         }
-        let sandbox = entry.stored().sandbox;
+        let mut sandbox = entry.stored().sandbox;
+        if sandbox.state == State::Exited {
+            sandbox.config.resources = sandbox.config.resources.holding(ByteSize(0));
+        }
         let wish = Wish::new(verb, Some(&sandbox.name));
         Ok(Arc::new(self.budget.machine(&wish, &sandbox.config, start)?))
     }
@@ -54,10 +58,11 @@ impl Node {
         }
     }
 
-    /// Promises a sandbox that runs a machine of another configuration in place of the one that it has.
-    pub(crate) fn admit_other(&self, entry: &Entry, config: &SandboxConfig) -> Result<Changed, Error> {
-        let promise = self.admit_again("move", entry, Start::Boot)?;
-        let wish = Wish::new("move", Some(&entry.stored().sandbox.name));
+    /// Promises a sandbox a machine of another configuration in place of the one that it has, if it has one.
+    pub(crate) fn admit_other(&self, verb: &str, entry: &Entry, config: &SandboxConfig) -> Result<Changed, Error> {
+        let stored = entry.stored();
+        let promise = self.admit_again(verb, entry, comes_by(&stored))?;
+        let wish = Wish::new(verb, Some(&stored.sandbox.name));
         Ok(Changed::new(promise, &wish, config, None)?)
     }
 

@@ -47,7 +47,7 @@ impl Node {
         let moved = moved(&stored, class)?;
         limits::check(&moved, self.cgroups.as_ref())?;
         drop(volume_shares::open_all(&moved.volumes, &self.volumes)?);
-        let promise = self.admit_other(entry, &moved)?;
+        let promise = self.admit_other("move", entry, &moved)?;
         let line = vm.line()?;
         let was = Box::new(sandbox.config.clone());
         self.forget_move(entry)?;

@@ -6,7 +6,7 @@
 //!  late   made ─► started ─► devices given ─► command ─► all is mapped ─► shown
 //! ```
 //! What comes behind the command is followed by a thread without the sandbox's turn: whoever ends the sandbox does not wait for it, and it
-//! gives up. So is what a daemon finds that another one has left on the way. `async` without a region of memory that is plugged is `late`
+//! gives up. Memory is followed as long as the machine is there. So is what a daemon finds that another one has left on the way. `async` without a region of memory that is plugged is `late`
 //! whose command waits; a machine that goes on from a template has no first instruction, so `eager` is the same there.
 
 use std::os::fd::BorrowedFd;
@@ -28,15 +28,12 @@ use crate::vmm::process::readable;
 use crate::vmm::vm::Vm;
 use crate::{Error, thread};
 
-/// Between two looks how much is plugged: at first, and later.
+/// Between two looks how much is plugged: at first, and in the end.
 const PAUSE: Duration = Duration::from_millis(20);
-const LONG_PAUSE: Duration = Duration::from_secs(1);
+const LONG_PAUSE: Duration = Duration::from_secs(60);
 
-/// Between two looks whether what its guest has given back is unmapped.
-const UNMAPPING: Duration = Duration::from_secs(5);
-
-/// A guest that has not come to its size by then may never: what it has is told where somebody asks.
-const FOLLOWED: Duration = Duration::from_secs(600);
+/// A guest that has not come to its size by then may never: the log tells it once.
+const LATE: Duration = Duration::from_secs(600);
 
 impl Node {
     /// What is done with a machine that was made to boot, and does not run yet; `cancel` hangs up when nobody wants it any more.
@@ -125,7 +122,7 @@ impl Node {
         limit: Duration,
         gone: &dyn Fn() -> bool,
     ) -> Result<Plugged, Error> {
-        let (begun, mut pause) = (Instant::now(), PAUSE);
+        let begun = Instant::now();
         loop {
             let info = vm.ask("it was asked how much memory its guest has", VmmClient::info)?;
             let Some(memory) = info.hotplug_memory else {
@@ -137,10 +134,10 @@ impl Node {
             if begun.elapsed() > limit {
                 return Ok(Plugged::Some(memory));
             }
-            if gone() || entry.wait(Some(pause), is_ending) {
+            let left = limit.saturating_sub(begun.elapsed());
+            if gone() || entry.wait(Some(pause_after(begun.elapsed()).min(left)), is_ending) {
                 return Ok(Plugged::Over);
             }
-            pause = (pause * 2).min(LONG_PAUSE);
         }
     }
 
@@ -170,7 +167,7 @@ impl Node {
         let Some(vm) = entry.vm() else { return };
         {
             let mut inner = entry.lock();
-            inner.not_come = None;
+            (inner.not_come, inner.memory_failed) = (None, None);
             if let Coming::These(coming) = &coming {
                 // Known before anybody can ask.
                 inner.coming.clone_from(coming);
@@ -187,6 +184,7 @@ impl Node {
                 Err(error) if !is_over(&followed, &vm) => node.did_not_come(&followed, &error),
                 _ => (),
             }
+            node.follow_memory(&followed, &vm);
         };
         if let Err(error) = thread::spawn("device start", work) {
             self.did_not_come(entry, &error);
@@ -195,10 +193,7 @@ impl Node {
 
     fn did_not_come(&self, entry: &Entry, error: &Error) {
         let why = with_causes(error);
-        log::error!(
-            "memory or devices of sandbox {} are not as they were to be: {why}",
-            entry.id
-        );
+        log::error!("devices of sandbox {} are not as they were to be: {why}", entry.id);
         let mut inner = entry.lock();
         inner.coming.clear();
         inner.not_come = Some(why);
@@ -208,8 +203,12 @@ impl Node {
     }
 
     fn follow(&self, entry: &Arc<Entry>, vm: &Arc<Vm>, coming: Coming) -> Result<(), Error> {
-        if let Some(_turn) = self.turn_while_it_runs(entry, vm) {
-            self.ask_for_memory(entry, vm)?;
+        // Whoever follows its memory tries that again.
+        if let Some(_turn) = self.turn_while_it_runs(entry, vm)
+            && let Err(error) = self.ask_for_memory(entry, vm)
+            && !is_over(entry, vm)
+        {
+            self.memory_failed(entry, &error);
         }
         let (coming, is_news) = match coming {
             Coming::These(coming) => (coming, true),
@@ -221,25 +220,45 @@ impl Node {
         if !coming.is_empty() && self.bring_behind(entry, vm, &coming)? && is_news {
             self.events.tell(EventKind::DevicesPresent, &entry.stored().sandbox);
         }
-        entry.lock().coming.clear();
-        self.follow_memory(entry, vm)
+        Ok(())
     }
 
-    /// Has the VMM know how much its guest is to have, as a daemon that died on the way may not have told it.
-    fn ask_for_memory(&self, entry: &Entry, vm: &Vm) -> Result<(), Error> {
-        let info = vm.ask("it was asked how much memory its guest has", VmmClient::info)?;
-        let Some(memory) = info.hotplug_memory else {
-            return Ok(());
+    /// Tells that its memory is not of its size, and why, if that was not told of this machine before.
+    fn memory_failed(&self, entry: &Entry, error: &Error) {
+        let why = with_causes(error);
+        let mut inner = entry.lock();
+        let known = inner.memory_failed.replace(why.clone()).is_some();
+        let sandbox = inner.stored.sandbox.clone();
+        drop(inner);
+        if !known {
+            log::error!(
+                "the memory of sandbox {} cannot be brought to its size, which is tried again: {why}",
+                entry.id
+            );
+            self.events.tell(EventKind::MemoryFailed, &sandbox);
+        }
+    }
+
+    /// Has the VMM know how much its guest is to have, as a daemon that died on the way may not have told it; what the guest has now.
+    fn ask_for_memory(&self, entry: &Entry, vm: &Vm) -> Result<Option<HotplugMemory>, Error> {
+        let Some(memory) = self.hotplug_memory(vm)? else {
+            return Ok(None);
         };
         let size = entry.stored().sandbox.config.resources.plugged();
-        self.fit_limits(entry, vm)?;
-        if memory.target != size.bytes() {
-            vm.ask("its memory was to be of another size", |client| {
-                client.resize_memory(size)
-            })?;
-            self.points.at(MEMORY_ASKED);
+        self.limit_memory(entry)?;
+        if memory.target == size.bytes() {
+            return Ok(Some(memory));
         }
-        Ok(())
+        vm.ask("its memory was to be of another size", |client| {
+            client.resize_memory(size)
+        })?;
+        self.points.at(MEMORY_ASKED);
+        self.hotplug_memory(vm)
+    }
+
+    fn hotplug_memory(&self, vm: &Vm) -> Result<Option<HotplugMemory>, Error> {
+        let info = vm.ask("it was asked how much memory its guest has", VmmClient::info)?;
+        Ok(info.hotplug_memory)
     }
 
     /// Brings devices while others may do with the sandbox what they like; false when it has none of them any more, or ends.
@@ -269,62 +288,90 @@ impl Node {
         }
     }
 
-    /// Tells when all of its memory is there, and has its limits be no more than that.
-    pub(crate) fn follow_memory(&self, entry: &Arc<Entry>, vm: &Arc<Vm>) -> Result<(), Error> {
+    /// Tells when all of its memory is there, and has its limits be no more than that: as long as this machine is there, and it may be.
+    pub(crate) fn follow_memory(&self, entry: &Arc<Entry>, vm: &Arc<Vm>) {
         let machine = Arc::downgrade(vm);
         {
             let mut inner = entry.lock();
             let has_region = inner.stored.sandbox.config.resources.region().is_some();
             if !has_region || inner.memory_followed.as_ref().is_some_and(|its| its.ptr_eq(&machine)) {
-                return Ok(());
+                return;
             }
             inner.memory_followed = Some(machine.clone());
         }
-        let followed = self.follow_to_its_size(entry, vm);
-        // That of another machine goes on.
-        let mut inner = entry.lock();
-        inner.memory_followed.take_if(|its| its.ptr_eq(&machine));
-        drop(inner);
-        followed
+        if !self.follow_to_its_size(entry, vm) {
+            // That of another machine goes on.
+            entry.lock().memory_followed.take_if(|its| its.ptr_eq(&machine));
+        }
     }
 
-    fn follow_to_its_size(&self, entry: &Arc<Entry>, vm: &Arc<Vm>) -> Result<(), Error> {
+    /// Whether it has come there, and is noted as not followed any more.
+    fn follow_to_its_size(&self, entry: &Arc<Entry>, vm: &Arc<Vm>) -> bool {
+        let (mut since, mut told) = (Instant::now(), false);
         loop {
-            match self.await_plugged(entry, vm, FOLLOWED, &|| is_over(entry, vm))? {
-                Plugged::Over => return Ok(()),
-                Plugged::All => (),
-                Plugged::Some(memory) => {
-                    log::warn!(
-                        "the guest of sandbox {} has {} MiB of its hot-pluggable memory after {FOLLOWED:?}, and was to have {} MiB; it may \
-                         come to that still",
-                        entry.id,
-                        memory.plugged >> 20,
-                        memory.target >> 20
-                    );
-                    return Ok(());
-                }
+            let wanted = entry.stored().sandbox.config.resources.memory;
+            match self.has_come_to_its_size(entry, vm) {
+                Ok(Look::There) => return true,
+                Ok(Look::Over) => return false,
+                Ok(Look::Waits) => (),
+                Err(_) if is_over(entry, vm) => return false,
+                Err(error) => self.memory_failed(entry, &error),
             }
-            let Some(turn) = self.turn_while_it_runs(entry, vm) else {
-                return Ok(());
-            };
-            // Whoever had its turn before may have asked for another size.
-            let plugged = entry.stored().sandbox.config.resources.plugged();
-            if self.plugged(vm)? == plugged.bytes() {
-                if self.gives_back(entry, vm, plugged)? {
-                    // A piece that is mapped as a whole is unmapped as a whole, which may be long.
-                    drop(turn);
-                    if entry.wait(Some(UNMAPPING), is_ending) {
-                        return Ok(());
-                    }
-                    continue;
-                }
-                self.fit_limits(entry, vm)?;
-                // Whoever has its turn next and asks for another size follows that.
-                entry.lock().memory_followed = None;
-                self.events.tell(EventKind::MemoryReady, &entry.stored().sandbox);
-                return Ok(());
+            if since.elapsed() > LATE && !told {
+                told = true;
+                log::warn!(
+                    "the guest of sandbox {} has not come to {wanted} of memory after {LATE:?}; it may still",
+                    entry.id
+                );
+            }
+            let is_other = |inner: &Inner| inner.stored.sandbox.config.resources.memory != wanted;
+            if entry.wait(Some(pause_after(since.elapsed())), |inner| {
+                is_over_now(inner, vm) || is_other(inner)
+            }) {
+                (since, told) = (Instant::now(), false);
+            }
+            if is_over(entry, vm) {
+                return false;
             }
         }
+    }
+
+    fn has_come_to_its_size(&self, entry: &Arc<Entry>, vm: &Arc<Vm>) -> Result<Look, Error> {
+        let Some(memory) = self.hotplug_memory(vm)? else {
+            return Ok(Look::Over);
+        };
+        let resources = entry.stored().sandbox.config.resources;
+        let size = resources.plugged().bytes();
+        let holds_more = resources.holding(resources.memory) != resources;
+        // A piece that is mapped as a whole is unmapped as a whole, which may be long.
+        let waits = match memory.plugged == size || holds_more {
+            true => self.gives_back(entry, vm, memory)?,
+            false => true,
+        };
+        if memory.target == size && waits {
+            return Ok(Look::Waits);
+        }
+        let Some(_turn) = self.turn_while_it_runs(entry, vm) else {
+            return Ok(Look::Over);
+        };
+        // Whoever had its turn before may have asked for another size.
+        let Some(memory) = self.ask_for_memory(entry, vm)? else {
+            return Ok(Look::Over);
+        };
+        if self.gives_back(entry, vm, memory)? {
+            return Ok(Look::Waits);
+        }
+        self.fit_limits(entry)?;
+        if memory.plugged != entry.stored().sandbox.config.resources.plugged().bytes() {
+            return Ok(Look::Waits);
+        }
+        let mut inner = entry.lock();
+        // Whoever has its turn next and asks for another size follows that.
+        (inner.memory_followed, inner.memory_failed) = (None, None);
+        let sandbox = inner.stored.sandbox.clone();
+        drop(inner);
+        self.events.tell(EventKind::MemoryReady, &sandbox);
+        Ok(Look::There)
     }
 
     /// Its turn, when its guest runs; `None` when it ends, or has another machine.
@@ -350,6 +397,15 @@ enum Coming {
     WhatItsVmmHas,
 }
 
+/// What a look at a guest's memory has shown.
+enum Look {
+    /// All is there, and nobody looks any more.
+    There,
+    Waits,
+    /// There is nothing to look at, or nobody has that machine any more.
+    Over,
+}
+
 /// How much of its memory a guest has.
 #[derive(Debug)]
 pub(crate) enum Plugged {
@@ -372,6 +428,35 @@ fn entry_has(entry: &Entry, vm: &Arc<Vm>) -> bool {
 
 /// It ends, or has another machine than this one.
 fn is_over(entry: &Entry, vm: &Arc<Vm>) -> bool {
-    let inner = entry.lock();
-    is_ending(&inner) || inner.vm.as_ref().is_none_or(|its| !Arc::ptr_eq(its, vm))
+    is_over_now(&entry.lock(), vm)
+}
+
+fn is_over_now(inner: &Inner, vm: &Arc<Vm>) -> bool {
+    is_ending(inner) || inner.vm.as_ref().is_none_or(|its| !Arc::ptr_eq(its, vm))
+}
+
+/// How long to wait until the next look at a guest that has been waited for so long.
+fn pause_after(waited: Duration) -> Duration {
+    (waited / 8).clamp(PAUSE, LONG_PAUSE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longer_a_guest_is_waited_for_the_seldomer_it_is_looked_at_but_it_is() {
+        let looks = |until: u64| {
+            let (mut waited, mut looks) = (Duration::ZERO, 0);
+            while waited < Duration::from_secs(until) {
+                waited += pause_after(waited);
+                looks += 1;
+            }
+            looks
+        };
+        assert_eq!(pause_after(Duration::ZERO), PAUSE);
+        assert!((30..60).contains(&looks(8)), "{}", looks(8));
+        let day = looks(86400) - looks(600);
+        assert_eq!(day, (86400 - 600) / 60, "once a minute behind the first minutes");
+    }
 }

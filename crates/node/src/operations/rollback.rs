@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use base::points;
 use node_api::transfer::Kind;
-use node_api::{Sandbox, State};
+use node_api::{Sandbox, SandboxConfig, State};
 use observe::span::span;
 use vmm_api::{ClientError, ErrorKind, VmState, VmmClient};
 
@@ -22,7 +22,7 @@ use crate::node::Node;
 use crate::operations::clone::another;
 use crate::operations::snapshot::STAYS;
 use crate::operations::stages::{Started, ToRestore};
-use crate::resources::budget::{Promise, Start};
+use crate::resources::budget::{Changed, Promise, Start, Wish};
 use crate::resources::devices::DevicesError;
 use crate::resources::{limits, volume_shares};
 use crate::sandbox::entry::Entry;
@@ -106,7 +106,8 @@ impl Node {
         }
         // What can fail without a VM fails before the one that is there is ended.
         let stored = entry.stored();
-        limits::check(&sandbox.config, self.cgroups.as_ref())?;
+        let config = holding_what_both_have(&sandbox.config, &record.snapshot.config);
+        limits::check(&config, self.cgroups.as_ref())?;
         launch::check_paging(sandbox.config.paging)?;
         self.image_of(&stored)?;
         drop(volume_shares::open_all(&sandbox.config.volumes, &self.volumes)?);
@@ -118,6 +119,8 @@ impl Node {
         }
         // What it has goes with its VMM, and the next one shall have it.
         let promise = self.admit_again("roll back", entry, Start::Boot)?;
+        let wish = Wish::new("roll back", Some(&sandbox.name));
+        let promise = Changed::new(promise, &wish, &config, None)?;
         let mut disk = match sandbox.config.resources.disk {
             Some(_) => {
                 let _span = span("disk copied");
@@ -131,16 +134,24 @@ impl Node {
         };
         let own_disk = disk.as_ref().map(Beside::inode).transpose()?.flatten();
         self.update(entry, |stored| {
-            stored.operation = Some(Operation::Rollback { own_disk })
+            stored.operation = Some(Operation::Rollback { own_disk });
+            stored.sandbox.config.resources = config.resources;
         })?;
-        match self.put_back(entry, vm, promise, &place, disk.as_mut()) {
+        match self.put_back(entry, vm, promise.promise(), &place, disk.as_mut()) {
             Ok(started) => {
+                promise.keep();
                 self.verify_later(Kind::Snapshot, snapshot, &place);
                 self.follow_found(entry);
                 Ok(started)
             }
             Err(Why::Refused(error) | Why::Elsewhere(error)) => {
-                let rests = self.note_change(entry, |stored| stored.operation = None);
+                // So that its limits are what they were, too.
+                drop(promise);
+                let rests = self.note_change(entry, |stored| {
+                    stored.operation = None;
+                    stored.sandbox.config.resources = sandbox.config.resources.clone();
+                });
+                let rests = rests.and_then(|()| self.limit_memory(entry));
                 Err(error.after_undo(rests))
             }
             Err(Why::Lost(error)) => {
@@ -199,6 +210,7 @@ impl Node {
     ) -> Result<Started, Why> {
         let before = entry.stored();
         let line = vm.line().map_err(Why::Refused)?;
+        self.limit_memory(entry).map_err(Why::Refused)?;
         let log = fs::metadata(self.sandbox_paths(entry).log()).map_or(0, |metadata| metadata.len());
         self.update(entry, |stored| {
             stored.log_from = log;
@@ -283,5 +295,14 @@ impl Node {
         let sandbox = entry.stored().sandbox;
         self.events.tell(node_api::EventKind::Start, &sandbox);
         Ok(sandbox)
+    }
+}
+
+/// A sandbox's configuration until its guest has given back what it had when the snapshot was taken and is not to have now.
+fn holding_what_both_have(now: &SandboxConfig, then: &SandboxConfig) -> SandboxConfig {
+    let held = now.resources.held().max(then.resources.held());
+    SandboxConfig {
+        resources: now.resources.holding(held),
+        ..now.clone()
     }
 }

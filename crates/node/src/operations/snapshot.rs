@@ -295,7 +295,7 @@ impl Node {
 
 /// How long the slowest disk takes for all of a machine's memory.
 pub(crate) fn of_all_memory(stored: &Stored) -> Duration {
-    Duration::from_secs(stored.sandbox.config.resources.memory.bytes() / SLOWEST)
+    Duration::from_secs(stored.sandbox.config.resources.held().bytes() / SLOWEST)
 }
 
 /// Why a machine cannot go on anywhere else.

@@ -65,6 +65,7 @@ impl Node {
     ) -> Result<(Arc<Entry>, Started), Error> {
         config.validate()?;
         config.choose_boot_memory();
+        config.resources = config.resources.holding(ByteSize(0));
         limits::check(&config, self.cgroups.as_ref())?;
         launch::check_paging(config.paging)?;
         // Of a template it is the template's.
@@ -263,7 +264,8 @@ impl Node {
         self.update(entry, |stored| {
             stored.operation = Some(Operation::Start);
             stored.sandbox.restarts += 1;
-            stored.sandbox.config.detach = true;
+            let config = &mut stored.sandbox.config;
+            (config.detach, config.resources) = (true, config.resources.holding(ByteSize(0)));
             stored.sandbox.template = None;
         })?;
         entry.promise(promise);

@@ -327,6 +327,7 @@ impl Node {
             let sandbox = &mut stored.sandbox;
             (sandbox.state, sandbox.vmm) = (State::Exited, None);
             (sandbox.ended_ns, sandbox.ended) = (Some(now), Some(ended.clone()));
+            sandbox.config.resources = sandbox.config.resources.holding(ByteSize(0));
             stored.operation = stored.operation.take().filter(|operation| !rests(operation));
         })?;
         self.events.tell(EventKind::Exit, &entry.stored().sandbox);

@@ -121,6 +121,7 @@ mod tests {
             memory,
             boot_memory: None,
             max_memory: None,
+            held_memory: None,
             disk: None,
             cpu_model: None,
             class: node_api::Class::Standard,

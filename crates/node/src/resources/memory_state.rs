@@ -9,13 +9,14 @@ use crate::vmm::tail;
 
 /// Of one that has a region of memory that is plugged, or devices, or was to get some; `None` of others, and where its VMM does not tell now.
 pub(crate) fn of(entry: &Entry, has_devices: bool) -> Option<MemoryState> {
-    let (resources, vm, coming, failed) = {
+    let (resources, vm, coming, failed, memory_failed) = {
         let inner = entry.lock();
         (
             inner.stored.sandbox.config.resources.clone(),
             inner.vm.clone(),
             inner.coming.clone(),
             inner.not_come.clone(),
+            inner.memory_failed.clone(),
         )
     };
     if resources.region().is_none() && !has_devices && failed.is_none() {
@@ -28,6 +29,7 @@ pub(crate) fn of(entry: &Entry, has_devices: bool) -> Option<MemoryState> {
         target,
         coming,
         failed,
+        memory_failed,
         ..MemoryState::default()
     };
     if resources.region().is_some() {

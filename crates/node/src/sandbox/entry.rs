@@ -73,8 +73,10 @@ pub(crate) struct Inner {
     pub(crate) unsettled: Option<Unsettled>,
     /// Devices that its machine was given, and its guest does not have yet, behind its start.
     pub(crate) coming: Vec<PciAddress>,
-    /// Why devices or memory that were to come behind the start did not.
+    /// Why devices that were to come behind the start did not.
     pub(crate) not_come: Option<String>,
+    /// Why its memory was not brought to its size, which is tried again.
+    pub(crate) memory_failed: Option<String>,
     /// The machine of which somebody tells when all of its memory is there.
     pub(crate) memory_followed: Option<Weak<Vm>>,
     /// Its record is older than what is known here, as there was no space for it.
@@ -108,6 +110,7 @@ impl Entry {
                 unsettled: None,
                 coming: Vec::new(),
                 not_come: None,
+                memory_failed: None,
                 memory_followed: None,
                 unsaved: false,
             }),

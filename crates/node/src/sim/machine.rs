@@ -231,7 +231,7 @@ impl Drop for Open {
 #[derive(Debug)]
 pub(crate) struct Machines {
     pub(crate) faults: Faults,
-    /// How often a VMM is asked until memory is mapped for its functions.
+    /// How often a VMM is asked until memory is mapped for its functions, or its guest plugs some.
     pub(crate) to_map: Arc<AtomicU32>,
     all: Mutex<Vec<Arc<Machine>>>,
 }
@@ -397,13 +397,13 @@ impl Vmm {
             Request::Snapshot(_) => {
                 let shown = self.machine.lock();
                 assert_eq!((shown.vm, shown.is_frozen), (Some(VmState::Paused), true));
-                let hostname = shown.hostname.clone().unwrap_or_default();
+                let guest = (shown.hostname.clone().unwrap_or_default(), shown.memory);
                 drop(shown);
                 let mut files = fds.0.into_iter().flatten().map(File::from);
                 let (mut state, mut memory) = (files.next().unwrap(), files.next().unwrap());
                 let files = 1 + files.count();
                 let written = state
-                    .write_all(&saved(&hostname, files))
+                    .write_all(&saved(&guest, files))
                     .and_then(|()| memory.write_all(MEMORY));
                 if let Err(error) = written {
                     return Some(Err(refusal(ErrorKind::Host, &error.to_string())));
@@ -436,8 +436,9 @@ impl Vmm {
         };
         assert_eq!(read(memory), MEMORY);
         let guest = Container::parse(&read(state)).unwrap().take_saved(GUEST).unwrap();
+        let (hostname, memory): SavedGuest = serde_json::from_slice(&guest.payload).unwrap();
         let mut shown = self.machine.lock();
-        shown.hostname = Some(String::from_utf8(guest.payload).unwrap());
+        (shown.hostname, shown.memory) = (Some(hostname), memory);
         (shown.vm, shown.is_frozen, shown.has_command) = (Some(VmState::Paused), true, true);
     }
 
@@ -445,13 +446,17 @@ impl Vmm {
         if devices.iter().any(|device| device.kind == MemConfig::KIND) {
             let config = device::<MemConfig>(devices);
             config.check().unwrap();
-            self.machine.lock().memory = Some(HotplugMemory {
+            let made = HotplugMemory {
                 region: config.region_size.bytes(),
                 block: config.block_size.bytes(),
                 target: config.requested_size.bytes(),
                 requested: 0,
                 plugged: 0,
-            });
+            };
+            let mut shown = self.machine.lock();
+            shown.to_map = self.to_map.load(Ordering::SeqCst);
+            // What was saved has what it had, whatever it is to have.
+            shown.memory.get_or_insert(made);
         }
         let vsock = device::<VsockConfig>(devices);
         let guest = Arc::new(Guest {
@@ -490,13 +495,16 @@ impl Vmm {
     }
 }
 
-/// The state of a machine with so many memory files, whose guest has this name.
-fn saved(hostname: &str, files: usize) -> Vec<u8> {
+/// What is saved of a guest: its name, and what memory it has plugged.
+type SavedGuest = (String, Option<HotplugMemory>);
+
+/// The state of a machine with so many memory files, whose guest is this.
+fn saved(guest: &SavedGuest, files: usize) -> Vec<u8> {
     let mut state = Container::parse(&naming(files)).unwrap();
     let guest = Saved {
         kind: GUEST.to_owned(),
         version: 1,
-        payload: hostname.as_bytes().to_vec(),
+        payload: serde_json::to_vec(guest).unwrap(),
     };
     state.put_saved(GUEST, guest).unwrap();
     state.to_bytes().unwrap()

@@ -13,6 +13,7 @@ mod devices;
 mod failed_undo;
 mod faults;
 mod guest;
+mod held_memory;
 mod host_cases;
 mod machine;
 pub(crate) mod network;

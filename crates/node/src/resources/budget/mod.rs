@@ -95,7 +95,7 @@ impl Machine {
     /// What a sandbox needs that comes up this way.
     pub(crate) fn of(config: &SandboxConfig, start: Start) -> Self {
         let resources = &config.resources;
-        let guest = resources.memory.bytes();
+        let guest = resources.held().bytes();
         let (translated, bare) = (resources.memory_mode.is_translated(), resources.class.is_bare());
         // Pinned memory is all there, and memory that comes on demand is the clone's own.
         let shared = start == Start::Restore && !bare && config.paging != Paging::OnDemand;
@@ -438,6 +438,13 @@ impl Promise {
         drop(ledger);
         self.budget.0.changed.notify_all();
         Ok(())
+    }
+
+    /// Bytes of memory.
+    #[cfg(test)]
+    pub(crate) fn memory(&self) -> u64 {
+        let machine = self.budget.0.ledger().machine(self.number);
+        machine.map_or(0, |machine| machine.memory)
     }
 
     /// It runs: what it needed to come to that is in use, and the host's own numbers have it.
