@@ -152,6 +152,7 @@ impl Starter<'_> {
         if later > 0 {
             let region = MemConfig {
                 region_size: ByteSize::mib(later),
+                max_size: None,
                 requested_size: ByteSize(0),
                 block_size: MEM_MIN_BLOCK,
                 node_id: None,

@@ -1,8 +1,10 @@
 //! Has each device made by its module. Knows modules by their kinds' names alone.
 
-use device::{CreateError, DeviceContext, DmaSpaces, FdTable, PluggableDma, PluggableMemory, SpaceAlarm};
+use device::{
+    CreateError, DeviceContext, DmaSpaces, FdTable, HotplugRegion, PluggableDma, PluggableMemory, SpaceAlarm,
+};
 use machine::{NamedDevice, NamedFunction, Pluggable};
-use memory::layout::Range;
+use memory::layout::MemorySize;
 use observe::Registry;
 use vmm_api::{ApiError, DeviceSpec, ErrorKind};
 
@@ -29,8 +31,8 @@ fn named(spec: &DeviceSpec) -> impl Fn(CreateError) -> ApiError {
 pub(crate) struct Surroundings<'a> {
     pub(crate) registry: &'a Registry,
     pub(crate) no_space: &'a SpaceAlarm,
-    /// Where memory lies that can be plugged.
-    pub(crate) hotplug: Option<Range>,
+    /// How much memory it has, and can plug.
+    pub(crate) memory: MemorySize,
 }
 
 /// Those that this process is.
@@ -49,9 +51,9 @@ pub(crate) fn create_devices(
         let device = match module(spec)? {
             Module::Device(module) => module.create(spec, fds, &context).map_err(named(spec))?,
             Module::Memory(module) => {
-                let hotplug = surroundings.hotplug.ok_or_else(|| no_region(spec))?;
-                let dma = PluggableDma::new(hotplug);
-                let made = module.create(spec, &context, hotplug.start, Box::new(dma.clone()));
+                let region = HotplugRegion::of(surroundings.memory).ok_or_else(|| no_region(spec))?;
+                let dma = PluggableDma::new(region.memory);
+                let made = module.create(spec, &context, region, Box::new(dma.clone()));
                 let PluggableMemory { device, resize } = made.map_err(named(spec))?;
                 pluggable = Some(Pluggable { resize, dma });
                 device
@@ -95,6 +97,7 @@ pub(crate) fn create_functions(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use base::ByteSize;
     use vmm_api::devices::{MemConfig, RngConfig};
 
     #[test]
@@ -105,24 +108,21 @@ mod tests {
             DeviceSpec::new("memory", &config).unwrap(),
         ];
         let (registry, no_space) = (Registry::new(), SpaceAlarm::new().unwrap());
-        let made = |specs: &[DeviceSpec], hotplug| {
+        let made = |specs: &[DeviceSpec], hotplug: u64| {
             let surroundings = Surroundings {
                 registry: &registry,
                 no_space: &no_space,
-                hotplug,
+                memory: MemorySize::from(ByteSize::gib(5)).with_hotplug(ByteSize(hotplug)),
             };
             create_devices(specs, &mut FdTable::default(), surroundings)
         };
-        let region = Range {
-            start: 5 << 30,
-            length: 512 << 20,
-        };
-        let (devices, pluggable) = made(&specs, Some(region)).unwrap();
+        let region = 512 << 20;
+        let (devices, pluggable) = made(&specs, region).unwrap();
         let names: Vec<_> = devices.iter().map(|device| device.id.as_str()).collect();
         assert_eq!(names, ["rng", "memory"]);
         let mut addr = [0; 8];
         devices[1].device.read_config(16, &mut addr);
-        assert_eq!(u64::from_le_bytes(addr), region.start);
+        assert_eq!(u64::from_le_bytes(addr), 6 << 30, "above the hole and all RAM");
         pluggable.unwrap().resize.request(4 << 20).unwrap();
         let mut requested = [0; 8];
         devices[1].device.read_config(48, &mut requested);
@@ -131,8 +131,8 @@ mod tests {
             4 << 20,
             "who resizes it reaches the device"
         );
-        let refused = made(&specs, None).err().unwrap();
+        let refused = made(&specs, 0).err().unwrap();
         assert!(refused.message.contains("device `memory`"), "{refused}");
-        assert!(made(&specs[..1], Some(region)).unwrap().1.is_none());
+        assert!(made(&specs[..1], region).unwrap().1.is_none());
     }
 }

@@ -8,9 +8,10 @@ use base::ByteSize;
 use device::{CreateError, FdTable, SpaceAlarm};
 use engine::Engine;
 use machine::{End, GrowthInfo, Machine, MachineConfig, MachineError};
-use memory::layout::{self, MemorySize};
+use memory::layout::MemorySize;
 use observe::{Registry, marks};
 use snapshot::Layers;
+use vmm_api::devices::MemConfig;
 use vmm_api::{
     ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, MAX_ORDER, MAX_WRITE_SET, MemoryMode, MetricSample,
     PageRuns, Reply, Request, RestoreConfig, SnapshotConfig, StopReason, VERSION, VmConfig, VmState, Written,
@@ -237,12 +238,13 @@ impl Vm {
         let mem = mem.map(|(_, config)| config);
         let memory = MemorySize {
             boot: config.memory,
-            hotplug: mem.as_ref().map_or(ByteSize(0), |mem| mem.region_size),
+            hotplug: mem.as_ref().map_or(ByteSize(0), MemConfig::max_size),
+            hotplug_region: mem.as_ref().map_or(ByteSize(0), |mem| mem.region_size),
         };
         let surroundings = Surroundings {
             registry: &registry,
             no_space: &no_space,
-            hotplug: layout::hotplug(memory),
+            memory,
         };
         let (devices, pluggable) = create_devices(&config.devices, &mut fds, surroundings)?;
         marks::mark("devices made");

@@ -138,10 +138,15 @@ pub struct DmaMemory {
     fillers: usize,
 }
 
+/// Its last region is memory that can be plugged.
+fn has_hotplug(ram: &Ram) -> bool {
+    ram.hotplug().is_some_and(|range| range.length > 0)
+}
+
 impl DmaMemory {
     /// All that it boots with, filled by whoever maps it.
     pub fn of(ram: &Ram) -> Self {
-        let boots_with = ram.regions().len() - usize::from(ram.hotplug().is_some());
+        let boots_with = ram.regions().len() - usize::from(has_hotplug(ram));
         Self {
             regions: ram.regions()[..boots_with].to_vec(),
             pluggable: None,
@@ -162,7 +167,7 @@ impl DmaMemory {
     /// The same, and what is plugged of the memory that can be.
     #[must_use]
     pub fn with_pluggable(self, ram: &Ram, pluggable: PluggableDma) -> Self {
-        let region = ram.regions().last().filter(|_| ram.hotplug().is_some());
+        let region = ram.regions().last().filter(|_| has_hotplug(ram));
         Self {
             pluggable: region.map(|region| (pluggable, Arc::clone(region))),
             ..self

@@ -20,7 +20,7 @@ use virtio::VirtioDevice;
 use vmm_api::{DeviceSpec, FdRef};
 
 pub use dma::{Ahead, DmaMemory, DmaSpace, DmaSpaces, GuestDma, KnownBy, PlugCounts, PluggableDma, Taken};
-pub use memory_blocks::{MemoryBlocks, MemoryModule, PluggableMemory, PluggableSizes, ResizeMemory};
+pub use memory_blocks::{HotplugRegion, MemoryBlocks, MemoryModule, PluggableMemory, PluggableSizes, ResizeMemory};
 pub use rate_limiter::RateLimiter;
 pub use space::{SpaceAlarm, is_no_space};
 

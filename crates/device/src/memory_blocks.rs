@@ -13,7 +13,7 @@ use std::io;
 use std::sync::Arc;
 
 use memory::GuestRam;
-use memory::layout::Range;
+use memory::layout::{self, MemorySize, Range};
 use virtio::VirtioDevice;
 use vmm_api::DeviceSpec;
 
@@ -44,10 +44,29 @@ pub trait MemoryBlocks: Send {
     fn restored(&mut self, runs: &[Range]) -> io::Result<()>;
 }
 
+/// Where a machine's memory can be plugged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HotplugRegion {
+    /// All addresses that are kept for it: what the guest is told of, once.
+    pub addresses: Range,
+    /// Memory from the first of them on, all that can be plugged now.
+    pub memory: Range,
+}
+
+impl HotplugRegion {
+    /// That of a machine with so much memory; `None` if nothing can be plugged.
+    pub fn of(size: MemorySize) -> Option<Self> {
+        Some(Self {
+            addresses: layout::hotplug_region(size)?,
+            memory: layout::hotplug(size)?,
+        })
+    }
+}
+
 /// How much of a guest's hot-pluggable memory there is, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PluggableSizes {
-    /// The region: the most that can be plugged.
+    /// The most that can be plugged.
     pub region: u64,
     /// What all others are multiples of.
     pub block: u64,
@@ -88,15 +107,16 @@ pub trait MemoryModule: Sync {
     /// The kind's name in [`DeviceSpec::kind`].
     fn kind(&self) -> &'static str;
 
-    /// Makes a device for the memory that lies in guest memory from `start` on. It starts no thread before it is activated.
+    /// Makes a device for what memory can be plugged there, which is all that its configuration says. How many addresses there are is the
+    /// machine's to say, which may have been saved. It starts no thread before it is activated.
     ///
     /// # Errors
-    /// The configuration makes no sense.
+    /// The configuration makes no sense, or is of other memory.
     fn create(
         &self,
         spec: &DeviceSpec,
         context: &DeviceContext<'_>,
-        start: u64,
+        region: HotplugRegion,
         blocks: Box<dyn MemoryBlocks>,
     ) -> Result<PluggableMemory, CreateError>;
 }

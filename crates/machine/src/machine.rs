@@ -10,7 +10,7 @@ use boot::{Board, BootError, Source};
 use bus::BusError;
 use device::{CreateError, HostFunction};
 use engine::{Counts, CpuModel, Engine, EngineError, Presence, Vcpu, VcpuState, Vm};
-use memory::layout::{MemorySize, Range};
+use memory::layout::MemorySize;
 use memory::{HugeBytes, Layers, MemoryError, Ram, layout};
 use observe::Registry;
 use pci::{PciBus, PciError};
@@ -461,9 +461,9 @@ impl Machine {
         self.ram.size()
     }
 
-    /// Where memory lies that can be plugged, if there is any.
-    pub fn hotplug(&self) -> Option<Range> {
-        self.ram.hotplug()
+    /// The same, and how much can be plugged.
+    pub fn memory_sizes(&self) -> MemorySize {
+        self.ram.sizes()
     }
 
     /// Has each vCPU's thread, which is parked, execute a command; what each replies. `command` gives `None` where there is none for it.

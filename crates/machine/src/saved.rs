@@ -35,6 +35,9 @@ pub struct Shape {
     /// Bytes of memory that can be plugged, behind the other in the memory file. In versions 1 and 2 there was none.
     #[serde(default)]
     pub hotplug_memory: u64,
+    /// Bytes of addresses that are kept for it. Until version 3 there were as many as could be plugged.
+    #[serde(default)]
+    pub hotplug_region: u64,
     /// The devices' names.
     pub devices: Vec<String>,
     /// Which processor its guest is shown. In version 1 it was the host's.
@@ -44,7 +47,7 @@ pub struct Shape {
 
 impl Schema for Shape {
     const KIND: &'static str = "machine";
-    const VERSION: u32 = 3;
+    const VERSION: u32 = 4;
     const OLDEST: u32 = 1;
 }
 
@@ -54,6 +57,7 @@ impl Shape {
         MemorySize {
             boot: ByteSize(self.memory),
             hotplug: ByteSize(self.hotplug_memory),
+            hotplug_region: ByteSize(self.hotplug_region.max(self.hotplug_memory)),
         }
     }
 }
@@ -85,11 +89,22 @@ pub struct SerialOutput {
 }
 
 /// A machine in which nothing moves.
-pub struct Quiesced<'a>(&'a Machine);
+pub struct Quiesced<'a> {
+    machine: &'a Machine,
+    /// Without what can be plugged, if nothing is and no file has any of it.
+    ram: Ram,
+}
 
 impl<'a> Quiesced<'a> {
     pub(crate) fn new(machine: &'a Machine) -> Self {
-        Self(machine)
+        let plugged = machine.growth().map_or(0, |growth| growth.sizes.plugged);
+        let without = match plugged {
+            // Where that cannot be told it is saved whole.
+            0 => machine.ram.without_hotplug().ok().flatten(),
+            _ => None,
+        };
+        let ram = without.unwrap_or_else(|| machine.ram.clone());
+        Self { machine, ram }
     }
 
     /// The whole state but the memory's content.
@@ -97,7 +112,7 @@ impl<'a> Quiesced<'a> {
     /// # Errors
     /// A device has no saved form, or the engine cannot read a part.
     pub fn save(&self) -> Result<MachineState, MachineError> {
-        let machine = self.0;
+        let machine = self.machine;
         if machine.ram.identity_layout().is_some() {
             return Err(MachineError::IdentityMemory);
         }
@@ -122,7 +137,8 @@ impl<'a> Quiesced<'a> {
             shape: Shape {
                 cpus: u32::try_from(vcpus.len()).unwrap_or(u32::MAX),
                 memory: machine.memory().bytes(),
-                hotplug_memory: machine.ram.sizes().hotplug.bytes(),
+                hotplug_memory: self.ram.sizes().hotplug.bytes(),
+                hotplug_region: self.ram.sizes().hotplug_region.bytes(),
                 devices: machine.devices.iter().map(|device| device.id().to_owned()).collect(),
                 cpu: machine.cpu,
             },
@@ -134,9 +150,9 @@ impl<'a> Quiesced<'a> {
         })
     }
 
-    /// The memory, whose content does not change as long as the machine stands still.
+    /// The memory that is saved, whose content does not change as long as the machine stands still.
     pub fn ram(&self) -> &Ram {
-        &self.0.ram
+        &self.ram
     }
 }
 
@@ -148,7 +164,7 @@ impl MachineState {
         if cpus == 0 || cpus > MAX_CPUS || usize::try_from(self.shape.cpus) != Ok(cpus) || !numbered {
             return Err(MachineError::Vcpus(cpus));
         }
-        if self.shape.memory_size() != ram.sizes() {
+        if !self.shape.memory_size().can_become(ram.sizes()) {
             return Err(MachineError::OtherMemory {
                 saved: self.shape.memory_size().all(),
                 here: ram.sizes().all(),
@@ -247,13 +263,20 @@ mod tests {
             cpus: 2,
             memory: 128 << 20,
             hotplug_memory: 512 << 20,
+            hotplug_region: 128 << 30,
             devices: vec!["console".into(), "root".into()],
             cpu: CpuModel::V3,
         };
         state::golden::check(env!("CARGO_MANIFEST_DIR"), &shape);
+        let third = Shape {
+            hotplug_region: 0,
+            ..shape
+        };
+        assert_eq!(third.memory_size().hotplug_region, ByteSize::mib(512));
+        assert_eq!(state::golden::load::<Shape>(env!("CARGO_MANIFEST_DIR"), 3), third);
         let second = Shape {
             hotplug_memory: 0,
-            ..shape
+            ..third
         };
         assert_eq!(state::golden::load::<Shape>(env!("CARGO_MANIFEST_DIR"), 2), second);
         let first = Shape {
@@ -261,7 +284,7 @@ mod tests {
             ..second
         };
         assert_eq!(state::golden::load::<Shape>(env!("CARGO_MANIFEST_DIR"), 1), first);
-        assert!(Shape::load(4, b"{}").is_err());
+        assert!(Shape::load(5, b"{}").is_err());
     }
 
     #[test]
@@ -272,6 +295,7 @@ mod tests {
                 cpus: 1,
                 memory: 32 << 20,
                 hotplug_memory: 0,
+                hotplug_region: 0,
                 devices: Vec::new(),
                 cpu: CpuModel::Host,
             },
@@ -289,6 +313,16 @@ mod tests {
         assert!(refused(|s| s.vcpus[0].id = 3).contains("vCPUs"));
         assert!(refused(|s| s.shape.memory += 4096).contains("memory"));
         assert!(refused(|s| s.shape.hotplug_memory = 128 << 20).contains("160 MiB of memory"));
+        assert!(refused(|s| s.shape.hotplug_region = 128 << 20).contains("memory"));
+        let mut kept = good.clone();
+        kept.shape.hotplug_region = 256 << 20;
+        let size = kept.shape.memory_size();
+        let ram = Ram::allocate(size).unwrap();
+        kept.check(&ram, &[]).unwrap();
+        let more = ram.with_hotplug(ByteSize::mib(128)).unwrap();
+        kept.check(&more, &[]).unwrap();
+        kept.shape.hotplug_memory = 256 << 20;
+        assert!(kept.check(&more, &[]).is_err());
         assert!(refused(|s| s.shape.devices.push("root".into())).contains("root"));
     }
 }

@@ -6,6 +6,9 @@
 //!  file 1   ████        ██████             what changed since file 0 was written
 //!  file 0   ████████████████████████████   all pages; those without content are holes
 //! ```
+//! Files of a machine that could plug nothing end where that begins which can be plugged in those that go on from it: there they have
+//! nothing.
+//!
 //! What has changed is not logged but read off: memory is a private mapping of its files, so whatever was written since, by the
 //! guest, by a device's thread or by the kernel for one, is a page of this process's own, and the kernel's page map says
 //! which are.
@@ -21,6 +24,7 @@ use rustix::mm::{Advice, MapFlags, madvise, mmap};
 use vm_memory::GuestMemoryRegion;
 
 use crate::image::{Writer, copy_page, each_page, failed};
+use crate::layout::MemorySize;
 use crate::{HUGE_PAGE, Image, MemoryError, PAGE, PROTECTION, Ram, SHARING};
 
 /// The most files of one memory: each costs whoever maps it, and keeps what the others have long replaced.
@@ -143,16 +147,21 @@ impl Layers {
             .files
             .get(self.file_of(page))
             .ok_or(MemoryError::Segments(self.files.len()))?;
-        let read = layer.file.read_exact_at(bytes, page * PAGE as u64);
-        read.map_err(failed("read"))
+        match layer.file.read_exact_at(bytes, page * PAGE as u64) {
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+                bytes.fill(0);
+                Ok(())
+            }
+            read => read.map_err(failed("read")),
+        }
     }
 
     /// Checks that the files of a memory of this size are those that were written.
     ///
     /// # Errors
     /// One is another, or cannot be read, or the segments make no sense.
-    pub fn check_content(&self, size: ByteSize) -> Result<(), MemoryError> {
-        self.check(size)?;
+    pub fn check_content(&self, size: impl Into<MemorySize>) -> Result<(), MemoryError> {
+        self.check(size.into())?;
         self.files.iter().try_for_each(|layer| layer.image.check(&layer.file))
     }
 
@@ -185,32 +194,34 @@ impl Layers {
         Self { files, segments }
     }
 
-    /// Checks that the files have the memory's size and that the segments lie in it, one behind the other. A state's file can be
-    /// anybody's.
-    pub(crate) fn check(&self, size: ByteSize) -> Result<(), MemoryError> {
+    /// Checks that the files have the memory's size, but those below, which may be of when nothing could be plugged; and that the segments lie
+    /// in them, one behind the other. A state's file can be anybody's.
+    pub(crate) fn check(&self, size: MemorySize) -> Result<(), MemoryError> {
         let wrong = || MemoryError::Segments(self.files.len());
         if self.files.is_empty() || self.files.len() > MAX_LAYERS {
             return Err(wrong());
         }
+        let mut lengths = Vec::with_capacity(self.files.len());
         for layer in &self.files {
             let found = layer.file.metadata().map_err(failed("looked at"))?.len();
-            if found != size.bytes() {
+            let is_below = lengths.len() + 1 < self.files.len();
+            let is_short = is_below && found == size.boot.bytes() && lengths.iter().all(|length| *length == found);
+            if found != size.all().bytes() && !is_short {
                 return Err(MemoryError::ImageSize {
-                    expected: size.bytes(),
+                    expected: size.all().bytes(),
                     found,
                 });
             }
+            lengths.push(found);
         }
         let mut end = 0;
         for segment in &self.segments {
-            let in_a_file = (1..self.files.len()).contains(&segment.file);
-            if !in_a_file || segment.pages == 0 || segment.first < end {
+            let length = lengths.get(segment.file).filter(|_| segment.file > 0);
+            let in_its_file = length.is_some_and(|length| segment.end() <= length / PAGE as u64);
+            if !in_its_file || segment.pages == 0 || segment.first < end {
                 return Err(wrong());
             }
             end = segment.end();
-        }
-        if end > size.bytes() / PAGE as u64 {
-            return Err(wrong());
         }
         Ok(())
     }
@@ -268,8 +279,11 @@ impl Ram {
         const PIECE: usize = 16;
         let (mut here, mut there) = ([0; PAGE], vec![0; PAGE * PIECE]);
         for piece in (first..first + pages).step_by(PIECE) {
-            let read = layers.base()?.read_exact_at(&mut there, piece * PAGE as u64);
-            read.map_err(failed("read"))?;
+            match layers.base()?.read_exact_at(&mut there, piece * PAGE as u64) {
+                // It has nothing there.
+                Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(false),
+                read => read.map_err(failed("read"))?,
+            }
             for (page, there) in (piece..).zip(there.chunks_exact(PAGE)) {
                 let (region, at) = self.at(page * PAGE as u64)?;
                 copy_page(region, at, &mut here)?;
@@ -402,10 +416,18 @@ impl Ram {
     /// # Errors
     /// The layers make no sense, or the host cannot map them.
     pub fn rebase(&mut self, layers: Layers) -> Result<(), MemoryError> {
-        layers.check(self.sizes().all())?;
+        // Without what can be plugged they are those of `Ram::without_hotplug`.
+        let without = MemorySize {
+            hotplug: ByteSize(0),
+            ..self.sizes()
+        };
+        if layers.check(without).is_err() {
+            layers.check(self.sizes())?;
+        }
         // Only what was written last is not mapped yet; with one file that is everything.
         let newest = layers.files().len() - 1;
-        let pages = self.sizes().all().bytes() / PAGE as u64;
+        let length = layers.base()?.metadata().map_err(failed("looked at"))?.len();
+        let pages = length / PAGE as u64;
         let whole = [Segment {
             first: 0,
             pages,
@@ -447,13 +469,13 @@ impl Ram {
         Err(MemoryError::Layout(self.sizes().all()))
     }
 
-    /// Maps pages of a file, which has the size of the memory, where the same pages are now.
+    /// Maps pages of a file, which has them, where the same pages are now.
     #[allow(unsafe_code, reason = "a part of a region is mapped anew")]
     fn map(&self, segment: &Segment, file: &File) -> Result<(), MemoryError> {
         self.each_part(segment.first, segment.pages, |address, bytes, place| {
             // SAFETY: 1. the range lies within one region's mapping, which the region keeps and unmaps as a whole; 2. nothing
-            // refers to what is in it but by volatile accesses of the region, which find memory there before and after; 3. the
-            // file has the memory's size, so no page of the mapping lies behind its end.
+            // refers to what is in it but by volatile accesses of the region, which find memory there before and after; 3. of a file
+            // that has all of the segment, as `Layers::check` has found, no page of the mapping lies behind the end.
             let mapped = unsafe { mmap(address, bytes, PROTECTION, SHARING.union(MapFlags::FIXED), file, place) };
             mapped.map(drop).map_err(|error| failed("mapped")(error.into()))
         })

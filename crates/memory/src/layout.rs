@@ -7,7 +7,7 @@
 //! 0xfec0_0000      I/O APIC
 //! 0xfee0_0000      local APICs
 //! 4 GiB            RAM, what did not fit below 3 GiB
-//! above all RAM    hot-pluggable memory
+//! above all RAM    hot-pluggable memory, and what addresses its device has beside
 //! 256 GiB or more  64-bit PCI window
 //! ```
 
@@ -29,12 +29,35 @@ pub struct MemorySize {
     pub boot: ByteSize,
     /// The most that can be plugged while it runs.
     pub hotplug: ByteSize,
+    /// Addresses that are kept for what can be plugged, also in a machine that goes on from this one and can plug more: at least as many.
+    pub hotplug_region: ByteSize,
 }
 
 impl MemorySize {
-    /// Both: what a file of all of it has.
+    /// The same, and so much can be plugged in a region of that size.
+    #[must_use]
+    pub fn with_hotplug(self, hotplug: ByteSize) -> Self {
+        Self {
+            hotplug,
+            hotplug_region: self.hotplug_region.max(hotplug),
+            ..self
+        }
+    }
+
+    /// What it boots with and what can be plugged: what a file of all of it has.
     pub fn all(self) -> ByteSize {
         ByteSize(self.boot.0.saturating_add(self.hotplug.0))
+    }
+
+    /// Whether a machine that was saved with this much can go on with `other`: the same, or more that can be plugged where nothing could be.
+    pub fn can_become(self, other: Self) -> bool {
+        let Self {
+            boot,
+            hotplug,
+            hotplug_region,
+        } = other;
+        let is_alike = (self.boot, self.hotplug_region) == (boot, hotplug_region);
+        is_alike && (self.hotplug == hotplug || self.hotplug == ByteSize(0))
     }
 }
 
@@ -44,6 +67,7 @@ impl From<ByteSize> for MemorySize {
         Self {
             boot,
             hotplug: ByteSize(0),
+            hotplug_region: ByteSize(0),
         }
     }
 }
@@ -97,26 +121,34 @@ pub fn ram(size: ByteSize) -> Vec<Range> {
     regions
 }
 
-/// Where memory lies that can be plugged: above all RAM, and above 4 GiB. `None` if there is none.
+/// Where memory lies that can be plugged: above all RAM, and above 4 GiB. It has no bytes where addresses alone are kept for some, and is
+/// `None` where there are none.
 pub fn hotplug(size: MemorySize) -> Option<Range> {
-    let ram_end = ram(size.boot).last().map_or(0, |range| range.start + range.length);
-    let start = ram_end.max(HIGH_RAM_START).next_multiple_of(HOTPLUG_ALIGNMENT);
-    (size.hotplug.bytes() > 0).then_some(Range {
-        start,
+    hotplug_region(size).map(|region| Range {
+        start: region.start,
         length: size.hotplug.bytes(),
     })
 }
 
-/// All regions of memory, lowest address first: RAM, and what can be plugged.
-pub fn regions(size: MemorySize) -> Vec<Range> {
-    ram(size.boot).into_iter().chain(hotplug(size)).collect()
+/// All addresses that are kept for memory that can be plugged, from the same on. `None` if there are none.
+pub fn hotplug_region(size: MemorySize) -> Option<Range> {
+    let ram_end = ram(size.boot).last().map_or(0, |range| range.start + range.length);
+    let start = ram_end.max(HIGH_RAM_START).next_multiple_of(HOTPLUG_ALIGNMENT);
+    let length = size.hotplug_region.max(size.hotplug).bytes();
+    (length > 0).then_some(Range { start, length })
 }
 
-/// The 64-bit PCI window of a VM with so much memory: above all of it, aligned to its own size.
+/// All regions of memory, lowest address first: RAM, and what can be plugged.
+pub fn regions(size: MemorySize) -> Vec<Range> {
+    let hotplug = hotplug(size).filter(|range| range.length > 0);
+    ram(size.boot).into_iter().chain(hotplug).collect()
+}
+
+/// The 64-bit PCI window of a VM with so much memory: above all of it and what addresses are kept for more, aligned to its own size.
 pub fn pci_window_64(size: impl Into<MemorySize>) -> Range {
-    let memory_end = regions(size.into())
-        .last()
-        .map_or(0, |range| range.start + range.length);
+    let size = size.into();
+    let last = hotplug_region(size).or_else(|| ram(size.boot).pop());
+    let memory_end = last.map_or(0, |range| range.start + range.length);
     let start = memory_end
         .max(PCI_WINDOW_64_START)
         .next_multiple_of(PCI_WINDOW_64_LENGTH);
@@ -168,6 +200,7 @@ mod tests {
             let size = MemorySize {
                 boot: ByteSize::mib(boot),
                 hotplug: ByteSize::mib(hotplug_mib),
+                hotplug_region: ByteSize(0),
             };
             let range = hotplug(size).unwrap();
             let end = |range: &Range| range.start + range.length;
@@ -183,6 +216,40 @@ mod tests {
         let none = MemorySize::from(ByteSize::gib(8));
         assert_eq!((hotplug(none), regions(none)), (None, ram(ByteSize::gib(8))));
         assert_eq!(pci_window_64(none).start, 256 << 30);
+    }
+
+    #[test]
+    fn addresses_are_kept_for_memory_that_a_machine_may_plug_one_day() {
+        let mut size = MemorySize::from(ByteSize::gib(1));
+        size.hotplug_region = ByteSize::gib(128);
+        let start = HIGH_RAM_START;
+        let range = |length| Some(Range { start, length });
+        assert_eq!((hotplug(size), hotplug_region(size)), (range(0), range(128 << 30)));
+        assert_eq!((regions(size), size.all()), (ram(size.boot), size.boot));
+        let more = size.with_hotplug(ByteSize::gib(2));
+        assert_eq!(
+            (hotplug(more), hotplug_region(more)),
+            (range(2 << 30), range(128 << 30))
+        );
+        assert_eq!(
+            (regions(more).last().copied(), more.all()),
+            (range(2 << 30), ByteSize::gib(3))
+        );
+        for size in [size, more] {
+            assert_eq!(pci_window_64(size).start, 256 << 30, "{size:?}");
+        }
+        assert!(size.can_become(size) && size.can_become(more) && !more.can_become(size));
+        assert!(!more.can_become(size.with_hotplug(ByteSize::gib(4))));
+        assert!(
+            !size.can_become(MemorySize::from(size.boot)),
+            "its addresses are the PCI window's"
+        );
+        size.hotplug_region = ByteSize::gib(512);
+        assert_eq!(
+            pci_window_64(size).start,
+            576 << 30,
+            "512 GiB from 4 GiB on, and then whole windows"
+        );
     }
 
     #[test]

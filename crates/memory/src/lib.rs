@@ -144,14 +144,7 @@ impl Ram {
     /// # Errors
     /// The host cannot map that much.
     pub fn allocate(size: impl Into<MemorySize>) -> Result<Self, MemoryError> {
-        Self::anonymous(
-            size.into(),
-            |_| HUGE_PAGE,
-            |mapping| {
-                huge_pages(mapping, 0..mapping.size());
-                Ok(())
-            },
-        )
+        Self::anonymous(size.into(), |_| HUGE_PAGE, all_huge_pages)
     }
 
     /// The same for a guest whose memory is pinned, all of it: in huge pages that the host has set aside (hugetlb), those of 1 GiB first,
@@ -175,16 +168,32 @@ impl Ram {
         alignment: impl Fn(usize) -> usize,
         mut back: impl FnMut(&MmapRegion<()>) -> Result<(), MemoryError>,
     ) -> Result<Self, MemoryError> {
-        let (mut regions, size) = (Vec::new(), sizes.all());
+        let mut regions = Vec::new();
         for range in layout::regions(sizes) {
-            let length = usize::try_from(range.length).map_err(|_| MemoryError::Layout(size))?;
-            let mapping = aligned(length, alignment(length), || MmapRegion::new(length))
-                .map_err(|source| MemoryError::Map { size, source })?;
-            back(&mapping)?;
-            let region = GuestRegionMmap::new(mapping, GuestAddress(range.start)).ok_or(MemoryError::Layout(size))?;
-            regions.push(Arc::new(region));
+            regions.push(Arc::new(anonymous_region(range, sizes, &alignment, &mut back)?));
         }
         Self::from_regions(sizes, regions, None)
+    }
+
+    /// The same memory, and so much zeroed memory that can be plugged, where there are addresses for it and was none: as much as none of the
+    /// files that the rest is mapped from has.
+    ///
+    /// # Errors
+    /// There are fewer addresses, or there was some. Or the host cannot map that much.
+    pub fn with_hotplug(mut self, hotplug: ByteSize) -> Result<Self, MemoryError> {
+        let sizes = self.sizes.with_hotplug(hotplug);
+        if !self.sizes.can_become(sizes) {
+            return Err(MemoryError::Layout(sizes.all()));
+        }
+        let added = layout::hotplug(sizes).filter(|range| range.length > 0 && self.sizes.hotplug != hotplug);
+        if let Some(range) = added {
+            let region = anonymous_region(range, sizes, |_| HUGE_PAGE, all_huge_pages)?;
+            self.regions.push(Arc::new(region));
+            let guest = GuestRam::from_arc_regions(self.regions.clone());
+            self.guest = Arc::new(guest.map_err(|_| MemoryError::Layout(sizes.all()))?);
+        }
+        self.sizes = sizes;
+        Ok(self)
     }
 
     /// Maps what was written before, privately: pages that are only read are the files' own, in the host's page cache, and the
@@ -198,11 +207,17 @@ impl Ram {
     pub fn from_layers(layers: Layers, size: impl Into<MemorySize>) -> Result<Self, MemoryError> {
         let sizes = size.into();
         let size = sizes.all();
-        layers.check(size)?;
+        layers.check(sizes)?;
         let base = layers.base()?;
+        let base_end = base.metadata().map_err(image::failed("looked at"))?.len();
         let mut regions = Vec::new();
         let mut offset = 0;
         for range in layout::regions(sizes) {
+            if offset >= base_end {
+                // It was made of a machine that could plug nothing.
+                regions.push(Arc::new(anonymous_region(range, sizes, |_| HUGE_PAGE, all_huge_pages)?));
+                continue;
+            }
             let length = usize::try_from(range.length).map_err(|_| MemoryError::Layout(size))?;
             let place = FileOffset::from_arc(Arc::clone(base), offset);
             let (protection, flags) = (PROTECTION.bits().cast_signed(), SHARING.bits().cast_signed());
@@ -217,6 +232,33 @@ impl Ram {
         let layers = ram.layers.iter().flat_map(Layers::segments);
         layers.into_iter().try_for_each(|segment| ram.map_over(segment))?;
         Ok(ram)
+    }
+
+    /// The same memory without what can be plugged, as that of a guest is saved which has plugged nothing: machines that go on from it can
+    /// plug as much as they like. `None` where it is mapped from files that have some of that.
+    ///
+    /// # Errors
+    /// A file cannot be looked at.
+    pub fn without_hotplug(&self) -> Result<Option<Self>, MemoryError> {
+        let sizes = MemorySize {
+            hotplug: ByteSize(0),
+            ..self.sizes
+        };
+        for layer in self.layers.iter().flat_map(Layers::files) {
+            let length = layer.file.metadata().map_err(image::failed("looked at"))?.len();
+            if length != sizes.boot.bytes() {
+                return Ok(None);
+            }
+        }
+        let mut regions = self.regions.clone();
+        regions.truncate(layout::regions(sizes).len());
+        let guest = GuestRam::from_arc_regions(regions.clone()).map_err(|_| MemoryError::Layout(sizes.all()))?;
+        Ok(Some(Self {
+            guest: Arc::new(guest),
+            regions,
+            sizes,
+            ..self.clone()
+        }))
     }
 
     fn from_regions(
@@ -268,10 +310,31 @@ impl Ram {
         self.sizes
     }
 
-    /// Where memory lies that can be plugged, if there is any: the last of the regions.
+    /// Where memory lies that can be plugged: the last of the regions, or none of them, and without bytes, where addresses alone are kept for
+    /// some. `None` if there are none.
     pub fn hotplug(&self) -> Option<layout::Range> {
         layout::hotplug(self.sizes)
     }
+
+    /// All addresses that are kept for it.
+    pub fn hotplug_region(&self) -> Option<layout::Range> {
+        layout::hotplug_region(self.sizes)
+    }
+}
+
+/// Zeroed memory of its own for a part of the address space.
+fn anonymous_region(
+    range: layout::Range,
+    sizes: MemorySize,
+    alignment: impl Fn(usize) -> usize,
+    mut back: impl FnMut(&MmapRegion<()>) -> Result<(), MemoryError>,
+) -> Result<GuestRegionMmap<()>, MemoryError> {
+    let size = sizes.all();
+    let length = usize::try_from(range.length).map_err(|_| MemoryError::Layout(size))?;
+    let mapping = aligned(length, alignment(length), || MmapRegion::new(length))
+        .map_err(|source| MemoryError::Map { size, source })?;
+    back(&mapping)?;
+    GuestRegionMmap::new(mapping, GuestAddress(range.start)).ok_or(MemoryError::Layout(size))
 }
 
 /// A mapping whose address is a multiple of `alignment`, as its guest physical address is: only then can an engine map the
@@ -353,6 +416,13 @@ fn huge_pages_of_data(mapping: &MmapRegion<()>, file: &File, offset: u64) -> Res
     for run in runs {
         huge_pages(mapping, within(run.start)..within(run.end));
     }
+    Ok(())
+}
+
+/// Asks for them everywhere.
+#[expect(clippy::unnecessary_wraps, reason = "what else memory is backed by may be missing")]
+fn all_huge_pages(mapping: &MmapRegion<()>) -> Result<(), MemoryError> {
+    huge_pages(mapping, 0..mapping.size());
     Ok(())
 }
 

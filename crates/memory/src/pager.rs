@@ -75,7 +75,7 @@ impl Ram {
     ) -> Result<Self, MemoryError> {
         let sizes = size.into();
         let size = sizes.all();
-        layers.check(size)?;
+        layers.check(sizes)?;
         let pages = size.bytes() / PAGE as u64;
         let asked = order.len();
         order.retain(|&(first, run)| first.checked_add(run).is_some_and(|end| end <= pages));

@@ -252,7 +252,7 @@ pub fn read(
         return Err(MachineError::OtherMemory { saved, here }.into());
     }
     let layers = files.layers(memory)?;
-    layers.check_content(size.all())?;
+    layers.check_content(size)?;
     Ok((saved, memory_of(layers, size)?))
 }
 

@@ -55,6 +55,7 @@ fn machine() -> MachineState {
             cpus: 2,
             memory: SIZE.bytes(),
             hotplug_memory: 0,
+            hotplug_region: 0,
             devices: vec!["rng".into(), "root".into()],
             cpu: CpuModel::Host,
         },
@@ -245,6 +246,20 @@ fn memory_that_can_be_plugged_is_read_where_it_was_and_only_with_its_size() {
         other.contains("96 MiB of memory were saved, there are 160 MiB"),
         "{other}"
     );
+}
+
+#[test]
+fn one_that_had_addresses_for_memory_goes_on_with_as_much_as_is_asked_for() {
+    let mut saved = machine();
+    saved.shape.hotplug_region = 128 << 30;
+    let size = saved.shape.memory_size();
+    let (state, memory) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+    let image = Ram::allocate(size).unwrap().write_image(&memory, None).unwrap();
+    let layers = Layers::single(Arc::new(memory.try_clone().unwrap()), image);
+    store(&saved, &MemoryFiles::new(size.all(), &layers), fingerprint(), &state).unwrap();
+    let paged = |layers, size: MemorySize| Ram::from_layers(layers, size)?.with_hotplug(ByteSize::gib(2));
+    let (found, ram) = read(&state, vec![memory], &here(), paged).unwrap();
+    assert_eq!((found, ram.sizes()), (saved, size.with_hotplug(ByteSize::gib(2))));
 }
 
 #[test]

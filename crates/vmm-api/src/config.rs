@@ -236,15 +236,23 @@ pub enum ConfigError {
         "blocks of {0} of hot-pluggable memory were asked for: give a power of two from {MEM_MIN_BLOCK} to {MEM_SECTION}"
     )]
     MemBlock(ByteSize),
-    /// More than there is, or a part of a block.
+    /// More than there are addresses for, or a part of a section.
     #[error(
-        "{requested} of hot-pluggable memory were asked for: give a multiple of {block}, up to the region's {region}"
+        "at most {max} of hot-pluggable memory were asked for: give a multiple of {MEM_SECTION}, up to the region's {region}"
     )]
+    MemMax {
+        /// What was asked for.
+        max: ByteSize,
+        /// The region.
+        region: ByteSize,
+    },
+    /// More than there is, or a part of a block.
+    #[error("{requested} of hot-pluggable memory were asked for: give a multiple of {block}, up to {max}")]
     MemRequested {
         /// What was asked for.
         requested: ByteSize,
-        /// The region.
-        region: ByteSize,
+        /// The most that can be plugged.
+        max: ByteSize,
         /// The block size.
         block: ByteSize,
     },
@@ -537,6 +545,14 @@ mod tests {
             let refused = region(&format!(r#"{{"region_size":536870912,"requested_size":{requested}}}"#));
             assert!(matches!(refused, Err(ConfigError::MemRequested { .. })), "{refused:?}");
         }
+        for max in [1_u64 << 20, (512 << 20) + (128 << 20)] {
+            let refused = region(&format!(r#"{{"region_size":536870912,"max_size":{max}}}"#));
+            assert!(matches!(refused, Err(ConfigError::MemMax { .. })), "{refused:?}");
+        }
+        let part = r#"{"region_size":536870912,"max_size":134217728,"requested_size":"#;
+        assert_eq!(region(&format!("{part}134217728}}")), Ok(()));
+        assert!(region(&format!("{part}136314880}}")).is_err(), "there is no more of it");
+        assert_eq!(region(r#"{"region_size":536870912,"max_size":0}"#), Ok(()));
         assert!(matches!(region(r#"{"size":1}"#), Err(ConfigError::Mem { .. })));
         let two = with(vec![
             json(all),

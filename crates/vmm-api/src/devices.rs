@@ -207,9 +207,13 @@ pub const MEM_MIN_BLOCK: ByteSize = ByteSize::mib(2);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemConfig {
-    /// The size of the region, the most that can be plugged: a multiple of [`MEM_SECTION`], at most [`MEM_MAX_REGION`]. Where it begins
+    /// The size of the region, which a guest reads once: a multiple of [`MEM_SECTION`], at most [`MEM_MAX_REGION`]. Where it begins
     /// the VMM decides.
     pub region_size: ByteSize,
+    /// The most of it that can be plugged, a multiple of [`MEM_SECTION`]; all when not given. Of the rest there are addresses alone, for
+    /// which neither host nor guest needs anything. Of a VM that was saved with 0, which had none of it plugged, one with any size can go on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_size: Option<ByteSize>,
     /// What the guest is to have plugged from the start on, a multiple of `block_size`. One that is restored is to have what it was asked
     /// for when it was saved.
     #[serde(default)]
@@ -232,6 +236,11 @@ impl DeviceConfig for MemConfig {
 }
 
 impl MemConfig {
+    /// The most that can be plugged.
+    pub fn max_size(&self) -> ByteSize {
+        self.max_size.unwrap_or(self.region_size)
+    }
+
     /// Checks the sizes.
     ///
     /// # Errors
@@ -244,10 +253,17 @@ impl MemConfig {
         if !block.is_power_of_two() || !(MEM_MIN_BLOCK.0..=MEM_SECTION.0).contains(&block) {
             return Err(ConfigError::MemBlock(self.block_size));
         }
-        if requested > region || !requested.is_multiple_of(block) {
+        let max = self.max_size();
+        if max > self.region_size || !max.0.is_multiple_of(MEM_SECTION.0) {
+            return Err(ConfigError::MemMax {
+                max,
+                region: self.region_size,
+            });
+        }
+        if requested > max.0 || !requested.is_multiple_of(block) {
             return Err(ConfigError::MemRequested {
                 requested: self.requested_size,
-                region: self.region_size,
+                max,
                 block: self.block_size,
             });
         }

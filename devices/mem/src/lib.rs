@@ -22,7 +22,8 @@ mod tests;
 
 use std::sync::Arc;
 
-use ::device::{CreateError, DeviceContext, MemoryBlocks, MemoryModule, PluggableMemory, parse_config};
+use ::device::{CreateError, DeviceContext, HotplugRegion, MemoryBlocks, MemoryModule, PluggableMemory, parse_config};
+use base::ByteSize;
 use vmm_api::DeviceSpec;
 use vmm_api::devices::{DeviceConfig, MemConfig};
 
@@ -47,14 +48,24 @@ impl MemoryModule for MemModule {
         &self,
         spec: &DeviceSpec,
         context: &DeviceContext<'_>,
-        start: u64,
+        region: HotplugRegion,
         blocks: Box<dyn MemoryBlocks>,
     ) -> Result<PluggableMemory, CreateError> {
         let config: MemConfig = parse_config(spec)?;
         config.check().map_err(|error| CreateError::Value(error.to_string()))?;
+        let HotplugRegion { addresses, memory } = region;
+        if memory.length != config.max_size().bytes() {
+            return Err(CreateError::Value(format!(
+                "at most {} of memory are to be plugged, and the machine has {}: give it the device that it was saved with",
+                config.max_size(),
+                ByteSize(memory.length)
+            )));
+        }
+        let start = addresses.start;
         let region = Region {
             addr: start,
-            size: config.region_size.bytes(),
+            size: addresses.length,
+            max: memory.length,
             block_size: config.block_size.bytes(),
             node_id: config.node_id,
         };

@@ -17,7 +17,7 @@ pub(crate) struct MemState {
     pub(crate) node_id: Option<u16>,
     pub(crate) usable_region_size: u64,
     pub(crate) requested_size: u64,
-    /// A bit for each block, the lowest block's first.
+    /// A bit for each block that could be plugged, the lowest block's first.
     pub(crate) plugged: Vec<u64>,
 }
 
@@ -36,7 +36,11 @@ impl Plugging {
             node_id: region.node_id,
             usable_region_size: sizes.usable,
             requested_size: sizes.requested,
-            plugged: self.plugged.words().to_vec(),
+            // So that one that can plug more goes on from it.
+            plugged: match self.plugged.count() {
+                0 => Vec::new(),
+                _ => self.plugged.words().to_vec(),
+            },
         }
     }
 
@@ -55,12 +59,16 @@ impl Plugging {
             DeviceError::Refused(message.to_owned())
         };
         let (usable, requested) = (saved.usable_region_size, saved.requested_size);
-        let plugged = Bitmap::from_words(saved.plugged, region.blocks()).ok_or_else(damaged)?;
+        let plugged = match saved.plugged.is_empty() {
+            // Whatever could be plugged where it was saved, nothing was.
+            true => Bitmap::new(region.blocks()),
+            false => Bitmap::from_words(saved.plugged, region.blocks()).ok_or_else(damaged)?,
+        };
         let whole = [usable, requested]
             .iter()
             .all(|size| size.is_multiple_of(region.block_size));
         let end = plugged.end() as u64 * region.block_size;
-        if !whole || usable > region.size || requested > usable || end > usable {
+        if !whole || usable > region.max || requested > usable || end > usable {
             return Err(damaged());
         }
         let runs: Vec<_> = plugged.runs().iter().map(|run| self.range(run)).collect();

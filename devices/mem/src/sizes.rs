@@ -12,19 +12,22 @@ use crate::protocol::ConfigSpace;
 /// least on x86-64 (`SECTION_SIZE_BITS`, 27).
 const USABLE_EXTENT: u64 = 256 << 20;
 
-/// The region, which does not change (5.15.4).
+/// The region, which does not change (5.15.4): Linux reads it once, and how much of it is usable at each change of the configuration. So it is
+/// as large as it may ever have to be, and what a machine can plug of it now is never more than usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Region {
     pub(crate) addr: u64,
     pub(crate) size: u64,
+    /// What there is of it: blocks that can be plugged.
+    pub(crate) max: u64,
     pub(crate) block_size: u64,
     pub(crate) node_id: Option<u16>,
 }
 
 impl Region {
-    /// How many blocks it has.
+    /// How many blocks can be plugged.
     pub(crate) fn blocks(&self) -> usize {
-        usize::try_from(self.size / self.block_size).unwrap_or(0)
+        usize::try_from(self.max / self.block_size).unwrap_or(0)
     }
 
     /// How much of it is usable when so much is requested: at least that, and nothing when it is nothing.
@@ -34,7 +37,7 @@ impl Region {
             .next_multiple_of(self.block_size);
         match requested {
             0 => 0,
-            _ => extended.min(self.size),
+            _ => extended.min(self.max),
         }
     }
 }
@@ -144,7 +147,7 @@ impl ResizeMemory for SharedSizes {
     fn sizes(&self) -> PluggableSizes {
         let Sizes { plugged, requested, .. } = self.get();
         PluggableSizes {
-            region: self.region.size,
+            region: self.region.max,
             block: self.region.block_size,
             requested,
             plugged,
@@ -152,11 +155,11 @@ impl ResizeMemory for SharedSizes {
     }
 
     fn check(&self, bytes: u64) -> Result<(), CreateError> {
-        let Region { size, block_size, .. } = self.region;
-        match bytes <= size && bytes.is_multiple_of(block_size) {
+        let Region { max, block_size, .. } = self.region;
+        match bytes <= max && bytes.is_multiple_of(block_size) {
             true => Ok(()),
             false => Err(CreateError::Value(format!(
-                "{bytes} bytes of hot-pluggable memory were asked for: give a multiple of {block_size}, up to {size}"
+                "{bytes} bytes of hot-pluggable memory were asked for: give a multiple of {block_size}, up to {max}"
             ))),
         }
     }

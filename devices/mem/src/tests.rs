@@ -6,7 +6,9 @@ mod requests;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use ::device::{DeviceContext, MemoryBlocks, MemoryModule, PluggableMemory, PluggableSizes, ResizeMemory};
+use ::device::{
+    DeviceContext, HotplugRegion, MemoryBlocks, MemoryModule, PluggableMemory, PluggableSizes, ResizeMemory,
+};
 use memory::GuestRam;
 use memory::layout::Range;
 use observe::Registry;
@@ -105,13 +107,28 @@ fn spec(config: serde_json::Value) -> DeviceSpec {
     }
 }
 
+/// Such a region, of which so much can be plugged.
+fn region(start: u64, length: u64, max: u64) -> HotplugRegion {
+    let range = |length| Range { start, length };
+    HotplugRegion {
+        addresses: range(length),
+        memory: range(max),
+    }
+}
+
 fn created(config: serde_json::Value, host: Host, registry: &Registry) -> PluggableMemory {
     let context = DeviceContext {
         id: "memory",
         metrics: registry,
         no_space: &::device::SpaceAlarm::new().unwrap(),
     };
-    let made = MODULE.create(&spec(config), &context, START, Box::new(host.clone()));
+    let max = config.get("max_size").map_or(REGION, |max| max.as_u64().unwrap());
+    let made = MODULE.create(
+        &spec(config),
+        &context,
+        region(START, REGION, max),
+        Box::new(host.clone()),
+    );
     let made = made.unwrap();
     host.0.lock().unwrap().sizes = Some(Arc::clone(&made.resize));
     made

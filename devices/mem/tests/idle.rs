@@ -1,7 +1,8 @@
 //! Waiting costs no processor time. One test, as it measures the threads of its process.
 
-use device::{DeviceContext, MemoryModule, PluggableDma};
-use memory::layout::Range;
+use base::ByteSize;
+use device::{DeviceContext, HotplugRegion, MemoryModule, PluggableDma};
+use memory::layout::MemorySize;
 use observe::Registry;
 use virtio::conformance::driver::Driver;
 use virtio::conformance::process;
@@ -19,16 +20,10 @@ fn waiting_is_free() {
         metrics: &Registry::new(),
         no_space: &device::SpaceAlarm::new().unwrap(),
     };
-    let made = virtio_mem::MODULE.create(
-        &spec,
-        &context,
-        4 << 30,
-        Box::new(PluggableDma::new(Range {
-            start: 4 << 30,
-            length: 1 << 30,
-        })),
-    );
-    let made = made.unwrap();
+    let size = MemorySize::from(ByteSize::mib(64)).with_hotplug(ByteSize::mib(128));
+    let region = HotplugRegion::of(size).unwrap();
+    let blocks = Box::new(PluggableDma::new(region.memory));
+    let made = virtio_mem::MODULE.create(&spec, &context, region, blocks).unwrap();
     let mut driver = Driver::new(made.device);
     driver.start();
     process::rests("mem", "nothing to do").unwrap();

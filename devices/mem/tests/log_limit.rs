@@ -1,7 +1,8 @@
 //! What a guest can make the device say; a test binary of its own, as it counts the process's log lines.
 
-use device::{DeviceContext, MemoryModule, PluggableDma};
-use memory::layout::Range;
+use base::ByteSize;
+use device::{DeviceContext, HotplugRegion, MemoryModule, PluggableDma};
+use memory::layout::MemorySize;
 use observe::Registry;
 use virtio::conformance::driver::Driver;
 use virtio::conformance::process::broken_rings_fill_no_log;
@@ -19,14 +20,9 @@ fn a_guest_that_breaks_its_rings_again_and_again_fills_no_log() {
         metrics: &Registry::new(),
         no_space: &device::SpaceAlarm::new().unwrap(),
     };
-    let made = virtio_mem::MODULE.create(
-        &spec,
-        &context,
-        4 << 30,
-        Box::new(PluggableDma::new(Range {
-            start: 4 << 30,
-            length: 1 << 30,
-        })),
-    );
+    let size = MemorySize::from(ByteSize::mib(64)).with_hotplug(ByteSize::mib(128));
+    let region = HotplugRegion::of(size).unwrap();
+    let blocks = Box::new(PluggableDma::new(region.memory));
+    let made = virtio_mem::MODULE.create(&spec, &context, region, blocks);
     broken_rings_fill_no_log(&mut Driver::new(made.unwrap().device), 0).unwrap();
 }

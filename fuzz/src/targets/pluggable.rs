@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use device::{DeviceContext, MemoryBlocks, MemoryModule, PluggableMemory, SpaceAlarm};
+use device::{DeviceContext, HotplugRegion, MemoryBlocks, MemoryModule, PluggableMemory, SpaceAlarm};
 use memory::GuestRam;
 use memory::layout::Range;
 use observe::Registry;
@@ -60,6 +60,7 @@ impl MemoryBlocks for Ready {
 fn made(ready: &Ready) -> PluggableMemory {
     let config = MemConfig {
         region_size: MEM_SECTION,
+        max_size: None,
         requested_size: MEM_SECTION,
         block_size: MEM_MIN_BLOCK,
         node_id: None,
@@ -70,7 +71,15 @@ fn made(ready: &Ready) -> PluggableMemory {
         no_space: &SpaceAlarm::new().expect("an event fd"),
     };
     let spec = DeviceSpec::new("it", &config).expect("a configuration");
-    let made = virtio_mem::MODULE.create(&spec, &context, START, Box::new(ready.clone()));
+    let memory = Range {
+        start: START,
+        length: MEM_SECTION.bytes(),
+    };
+    let region = HotplugRegion {
+        addresses: memory,
+        memory,
+    };
+    let made = virtio_mem::MODULE.create(&spec, &context, region, Box::new(ready.clone()));
     made.expect("a device")
 }
 

@@ -147,6 +147,7 @@ fn file() -> Container {
             cpus: 1,
             memory: 32 << 20,
             hotplug_memory: 0,
+            hotplug_region: 0,
             devices: vec!["rng".into()],
             cpu: engine::CpuModel::Host,
         },

@@ -28,6 +28,7 @@ pub(crate) mod rollback;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use base::ByteSize;
 use device::{FdTable, SpaceAlarm};
 use engine::{CpuModel, Engine};
 use machine::{Machine, MachineState, NamedDevice, Pluggable, SerialOutput};
@@ -147,6 +148,7 @@ impl<'a> EngineOpen<'a> {
                 read.map_err(|error| from_snapshot(&error))?
             }
         };
+        let ram = with_hotplug(ram, &devices)?;
         marks::mark("snapshot read");
         if let Some(restorer) = &restorer {
             restorer.prepare(Prefetch {
@@ -166,6 +168,24 @@ impl<'a> EngineOpen<'a> {
             fds,
         })
     }
+}
+
+/// The memory of a machine that was saved before it could plug any, with what it can plug from now on.
+fn with_hotplug(ram: Ram, devices: &[DeviceSpec]) -> Result<Ram, ApiError> {
+    let mem = vmm_api::mem_device(devices).map_err(|error| refuse(ErrorKind::Invalid, error))?;
+    let max = mem.map_or(ByteSize(0), |(_, config)| config.max_size());
+    let kept = ram.sizes().hotplug_region;
+    if ram.sizes().hotplug != ByteSize(0) || kept == ByteSize(0) {
+        // Its device has what it had.
+        return Ok(ram);
+    }
+    if max > kept {
+        let message =
+            format!("{max} of hot-pluggable memory were asked for, and the saved VM has addresses for {kept}");
+        return Err(refuse(ErrorKind::Invalid, message));
+    }
+    let ram = ram.with_hotplug(max);
+    ram.map_err(|error| refuse(ErrorKind::Host, error))
 }
 
 /// The machine's state and memory are here.
@@ -189,7 +209,7 @@ impl<'a> StateRead<'a> {
         let surroundings = Surroundings {
             registry: &registry,
             no_space: &no_space,
-            hotplug: self.ram.hotplug(),
+            memory: self.ram.sizes(),
         };
         let devices = Devices::make(&self.specs, &mut self.fds, surroundings)?;
         marks::mark("devices made");

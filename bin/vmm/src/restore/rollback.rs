@@ -84,7 +84,7 @@ impl<'a> Matched<'a> {
         let surroundings = Surroundings {
             registry: &registry,
             no_space,
-            hotplug: machine.hotplug(),
+            memory: machine.memory_sizes(),
         };
         let devices = Devices::make(&self.specs, &mut self.fds, surroundings)?;
         let fits = machine.fits(&self.state, &devices.devices);

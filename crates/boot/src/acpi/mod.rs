@@ -93,7 +93,7 @@ pub(crate) fn write(ram: &Ram, board: &Board) -> Result<u64, BootError> {
         mcfg.add_ecam(layout::ECAM.start, 0, 0, 0);
         xsdt.add_entry(area.put(&mcfg)?);
     }
-    if let Some(hotplug) = ram.hotplug() {
+    if let Some(hotplug) = ram.hotplug_region() {
         let nodes = srat::Nodes {
             ram: &ram.ranges(),
             hotplug,
@@ -217,6 +217,7 @@ mod tests {
         let size = MemorySize {
             boot: ByteSize::gib(4),
             hotplug: ByteSize::gib(1),
+            hotplug_region: ByteSize(0),
         };
         let ram = Ram::allocate(size).unwrap();
         let board = Board {

@@ -63,6 +63,7 @@ impl Rig {
         let ram = Ram::allocate(MemorySize {
             boot: ByteSize::mib(128),
             hotplug: ByteSize(REGION),
+            hotplug_region: ByteSize(0),
         })
         .unwrap();
         let fake = Arc::new(FakeSpace::new());

@@ -80,6 +80,7 @@ pub(crate) fn for_memory(config: &SandboxConfig) -> Option<MemConfig> {
     let waits = !config.devices.is_empty() && config.device_start() == DeviceStart::Async;
     resources.region().map(|region_size| MemConfig {
         region_size,
+        max_size: None,
         requested_size: if waits { ByteSize(0) } else { resources.plugged() },
         block_size: node_api::memory_size::BLOCK,
         node_id: None,

@@ -109,6 +109,57 @@ fn it_goes_on_where_it_was_saved_with_what_its_guest_owns() {
     assert_eq!(guest.resize.sizes().plugged, 16 * MIB);
 }
 
+/// A device with the same addresses, of which so much can be plugged.
+fn with_max(max: u64) -> PluggableMemory {
+    let config = serde_json::json!({"region_size": REGION, "max_size": max});
+    created(config, Host::default(), &Registry::new())
+}
+
+#[test]
+fn one_with_nothing_plugged_goes_on_with_as_much_as_another_can_plug() {
+    let PluggableMemory { device, resize } = with_max(0);
+    let mut driver = Driver::new(device);
+    driver.start();
+    let region = driver.config(24, 4);
+    assert_eq!((region, resize.sizes().region), (REGION, 0), "the guest reads it once");
+    assert!(resize.request(BLOCK).is_err(), "there is none of it");
+    for max in [128 * MIB, REGION] {
+        let saved = with_max(max).device.save().unwrap();
+        for next in [0, 128 * MIB, REGION] {
+            with_max(next).device.restore(&saved).unwrap();
+        }
+    }
+    let (host, registry) = (Host::default(), Registry::new());
+    let config = serde_json::json!({"region_size": REGION, "max_size": 128 * MIB});
+    let more = created(config, host.clone(), &registry);
+    driver.migrate(more.device).unwrap();
+    let mut guest = Guest {
+        driver,
+        resize: more.resize,
+        host,
+        registry,
+    };
+    assert_eq!(
+        (guest.sizes(), guest.ask(PLUG, 0, 1)),
+        ([0, 0, 0], ERROR),
+        "nothing is usable"
+    );
+    let before = told(&guest);
+    guest.resize.request(128 * MIB).unwrap();
+    assert_eq!(
+        (guest.sizes(), told(&guest)),
+        ([128, 0, 128], before + 1),
+        "no more than there is"
+    );
+    assert_eq!((guest.ask(PLUG, 0, 64), guest.ask(PLUG, 64, 1)), (ACK, ERROR));
+    assert_eq!(guest.resize.sizes().plugged, 128 * MIB);
+    guest.driver.device().pause();
+    let saved = guest.driver.device().save().unwrap();
+    for (max, fits) in [(0, false), (128 * MIB, true), (REGION, false)] {
+        assert_eq!(with_max(max).device.restore(&saved.own).is_ok(), fits, "{max}");
+    }
+}
+
 fn good() -> MemState {
     MemState {
         addr: START,
@@ -172,13 +223,23 @@ fn a_configuration_that_makes_no_sense_is_refused() {
         no_space: &::device::SpaceAlarm::new().unwrap(),
     };
     let refused = |config, start| {
-        let made = MODULE.create(&spec(config), &context, start, Box::new(Host::default()));
+        let made = MODULE.create(
+            &spec(config),
+            &context,
+            region(start, REGION, REGION),
+            Box::new(Host::default()),
+        );
         made.err().unwrap().to_string()
     };
     let odd = refused(serde_json::json!({"region_size": 5}), START);
     assert!(odd.contains("give a multiple of 128 MiB"), "{odd}");
     let named = refused(serde_json::json!({"region_size": REGION, "speed": 1}), START);
     assert!(named.contains("speed"), "{named}");
+    let other = refused(serde_json::json!({"region_size": 2 * REGION}), START);
+    assert!(
+        other.contains("at most 1 GiB of memory are to be plugged, and the machine has 512 MiB"),
+        "{other}"
+    );
     for start in [MIB, u64::MAX - BLOCK + 1] {
         let misplaced = refused(serde_json::json!({"region_size": REGION}), start);
         assert!(misplaced.contains("cannot begin at"), "{misplaced}");

@@ -86,6 +86,7 @@ impl Guest {
         let mut builder = Builder::new(host)?.memory(BOOT).pinned();
         let config = MemConfig {
             region_size: REGION,
+            max_size: None,
             requested_size: ByteSize(0),
             block_size: MEM_MIN_BLOCK,
             node_id: None,

@@ -97,6 +97,7 @@ fn builder(host: &Host) -> Result<Builder<'_>> {
     let mut builder = Builder::new(host)?.memory(BOOT);
     let config = MemConfig {
         region_size: REGION,
+        max_size: None,
         requested_size: ByteSize(0),
         block_size: MEM_MIN_BLOCK,
         node_id: None,

@@ -29,6 +29,7 @@ impl Rig {
         let ram = Ram::allocate(MemorySize {
             boot: ByteSize(BOOT),
             hotplug: ByteSize(REGION),
+            hotplug_region: ByteSize(0),
         });
         Self::of(ram.unwrap())
     }
@@ -203,6 +204,7 @@ fn one_request_waits_for_a_few_chunks_alone() {
     let ram = Ram::allocate(MemorySize {
         boot: ByteSize(BOOT),
         hotplug: ByteSize(10 * CHUNK.get()),
+        hotplug_region: ByteSize(0),
     });
     let rig = Rig::of(ram.unwrap());
     let dma = rig.map().unwrap();
