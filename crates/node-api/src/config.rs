@@ -12,7 +12,7 @@ use crate::class::{Class, Idle};
 use crate::device_start::DeviceStart;
 use crate::limits::{Limits, Rate};
 use crate::memory_mode::MemoryMode;
-use crate::memory_size::MemoryError;
+use crate::memory_size::{HOTPLUG_ADDRESSES, MemoryError};
 use crate::paging::Paging;
 use crate::tmpfs::{self, Tmpfs, TmpfsError};
 use crate::volume::{self, VolumeError, VolumeMount};
@@ -97,13 +97,13 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// Whether such a machine can go on from no template: it has another engine, its kernel was told otherwise, or it has a region in which
-    /// memory is plugged.
+    /// Whether such a machine can go on from no template: it has another engine, its kernel was told otherwise, or it has more memory to plug
+    /// than others have addresses for.
     pub fn boots(&self) -> bool {
-        self.class.is_bare() || !self.idle.halts() || self.region().is_some()
+        self.class.is_bare() || !self.idle.halts() || self.region().is_some_and(|region| region > HOTPLUG_ADDRESSES)
     }
 
-    /// What a machine's guest can tell of it: not whether it shares the host's processors, nor what it is given back.
+    /// What a machine's guest can tell of it before it plugs anything: not whether it shares the host's processors, nor how much it can plug.
     #[must_use]
     pub fn of_machine(&self) -> Self {
         let class = match self.class {
@@ -112,8 +112,7 @@ impl Resources {
         };
         Self {
             class,
-            held_memory: None,
-            ..self.clone()
+            ..self.with_nothing_plugged()
         }
     }
 }

@@ -13,6 +13,10 @@ pub const BLOCK: ByteSize = ByteSize::mib(2);
 /// The region of what can be plugged is a multiple of this: a section of Linux's memory on x86-64.
 pub const SECTION: ByteSize = ByteSize::mib(128);
 
+/// So many addresses are kept for memory that can be plugged, whatever can be: a guest reads once how many there are, and machines that go on
+/// from a template can plug more than the one that it was made of. They cost nothing, and lie below the window of PCI devices.
+pub const HOTPLUG_ADDRESSES: ByteSize = ByteSize::gib(128);
+
 /// What a sandbox with devices boots with where it is to have more and nobody says how much.
 pub const USUAL_BOOT: ByteSize = ByteSize::gib(1);
 
@@ -128,6 +132,25 @@ impl Resources {
     pub fn region(&self) -> Option<ByteSize> {
         let bytes = self.most_memory().bytes().saturating_sub(self.boots_with().bytes());
         (bytes > 0).then(|| ByteSize(bytes.div_ceil(SECTION.bytes()).saturating_mul(SECTION.bytes())))
+    }
+
+    /// How many addresses are kept for what can be plugged; `None` where nothing can be.
+    pub fn hotplug_addresses(&self) -> Option<ByteSize> {
+        self.region().map(|region| region.max(HOTPLUG_ADDRESSES))
+    }
+
+    /// A machine of which all go on that boot with as much, and can plug whatever they like in so many addresses.
+    #[must_use]
+    pub(crate) fn with_nothing_plugged(&self) -> Self {
+        let memory = self.boots_with();
+        let most = |addresses: ByteSize| ByteSize(memory.bytes().saturating_add(addresses.bytes()));
+        Self {
+            memory,
+            boot_memory: None,
+            max_memory: self.hotplug_addresses().map(most),
+            held_memory: None,
+            ..self.clone()
+        }
     }
 
     /// The most that its machine may have, whatever it is to have: until its guest has given back what it had before.
@@ -319,7 +342,31 @@ mod tests {
             (grows.plugged(), grows.region()),
             (ByteSize(0), Some(ByteSize::mib(512)))
         );
-        assert!(grows.boots() && !fixed.boots(), "no template has a region");
+        assert!(!grows.boots() && !fixed.boots());
+    }
+
+    #[test]
+    fn one_machine_is_template_of_all_that_boot_with_as_much() {
+        let of_machine = |memory, boot, most| of(memory, boot, most).resources.of_machine();
+        let one = of_machine(1024, Some(256), None);
+        for other in [
+            of_machine(512, Some(256), Some(1024)),
+            of_machine(256, None, Some(768)),
+            of_machine(100 << 10, Some(256), None),
+            one.of_machine(),
+        ] {
+            assert_eq!(one, other);
+        }
+        assert_eq!(
+            (one.memory, one.region()),
+            (ByteSize::mib(256), Some(HOTPLUG_ADDRESSES))
+        );
+        let fixed = of_machine(256, None, None);
+        assert_ne!(one, fixed, "it has no device for it");
+        assert_eq!(fixed, of_machine(256, Some(256), Some(256)), "nothing can be plugged");
+        assert_ne!(one, of_machine(1024, Some(512), None));
+        let large = of(256 << 10, Some(256), None).resources;
+        assert!(large.boots() && large.hotplug_addresses() > Some(HOTPLUG_ADDRESSES));
     }
 
     #[test]

@@ -23,6 +23,7 @@ use crate::error::words::with_causes;
 use crate::node::Node;
 use crate::operations::snapshot::of_all_memory;
 use crate::resources::devices::DevicesError;
+use crate::resources::limits;
 use crate::sandbox::entry::{Entry, Inner};
 use crate::vmm::process::readable;
 use crate::vmm::vm::Vm;
@@ -86,10 +87,10 @@ impl Node {
             if waits {
                 self.bring(entry, vm, &given, cancel)?;
             }
-            if config.device_start() == DeviceStart::Async && config.resources.region().is_some() {
-                let size = config.resources.plugged();
-                vm.ask("its memory was to be plugged", |client| client.resize_memory(size))?;
-            }
+        }
+        if limits::plugs_before_command(&config) {
+            let size = config.resources.plugged();
+            vm.ask("its memory was to be plugged", |client| client.resize_memory(size))?;
         }
         match config.memory_ready {
             true => self.await_memory(entry, vm, cancel),

@@ -14,7 +14,7 @@ use observe::span::span;
 
 use crate::Error;
 use crate::node::Node;
-use crate::resources::volume_shares;
+use crate::resources::{limits, volume_shares};
 use crate::sandbox::entry::Entry;
 use crate::saved::host_traits;
 use crate::saved::programs::Files;
@@ -41,7 +41,14 @@ impl Node {
         let config = &stored.sandbox.config;
         // What has a device before its first instruction is saved nowhere.
         let eager = !config.devices.is_empty() && config.device_start() == DeviceStart::Eager;
-        if config.boot || eager || config.resources.boots() || config.volumes.len() > volume_shares::SLOTS {
+        // Of one whose memory waits for nothing some is plugged.
+        let plugs_early = config.resources.region().is_some() && !limits::plugs_before_command(config);
+        if config.boot
+            || eager
+            || plugs_early
+            || config.resources.boots()
+            || config.volumes.len() > volume_shares::SLOTS
+        {
             return Ok(Found::Nothing);
         }
         let shape = self.shape_of(

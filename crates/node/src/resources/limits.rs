@@ -76,15 +76,24 @@ pub(crate) fn for_cgroup(config: &SandboxConfig, root: &Root) -> cgroup::Limits 
 /// The memory that is plugged while it runs, if there is some.
 pub(crate) fn for_memory(config: &SandboxConfig) -> Option<MemConfig> {
     let resources = &config.resources;
-    // Nothing is plugged before its devices are given to its VMM, which maps it for them.
-    let waits = !config.devices.is_empty() && config.device_start() == DeviceStart::Async;
-    resources.region().map(|region_size| MemConfig {
-        region_size,
-        max_size: None,
-        requested_size: if waits { ByteSize(0) } else { resources.plugged() },
+    let requested = match plugs_before_command(config) {
+        true => ByteSize(0),
+        false => resources.plugged(),
+    };
+    Some(MemConfig {
+        region_size: resources.hotplug_addresses()?,
+        max_size: resources.region(),
+        requested_size: requested,
         block_size: node_api::memory_size::BLOCK,
         node_id: None,
     })
+}
+
+/// Its guest is asked to plug memory when its agent answers, and not before: a template can be made of it until then. Nor is any plugged
+/// before its devices are given to its VMM, which maps it for them; but with `late` its memory waits for none.
+pub(crate) fn plugs_before_command(config: &SandboxConfig) -> bool {
+    let waits = config.devices.is_empty() || config.device_start() == DeviceStart::Async;
+    waits && config.resources.region().is_some()
 }
 
 /// What its disks are told. The devices keep these rates, not `io.max`: that is one of whole block devices of the host, and of

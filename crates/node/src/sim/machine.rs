@@ -116,7 +116,7 @@ impl Shown {
             true => memory.target.min(memory.plugged + step),
             false => memory.target.max(memory.plugged.saturating_sub(step)),
         };
-        if memory.plugged == memory.target {
+        if memory.plugged == memory.target && memory.target > 0 {
             self.note("plugged");
         }
     }
@@ -447,7 +447,7 @@ impl Vmm {
             let config = device::<MemConfig>(devices);
             config.check().unwrap();
             let made = HotplugMemory {
-                region: config.region_size.bytes(),
+                region: config.max_size().bytes(),
                 block: config.block_size.bytes(),
                 target: config.requested_size.bytes(),
                 requested: 0,
@@ -456,7 +456,9 @@ impl Vmm {
             let mut shown = self.machine.lock();
             shown.to_map = self.to_map.load(Ordering::SeqCst);
             // What was saved has what it had, whatever it is to have.
-            shown.memory.get_or_insert(made);
+            let memory = shown.memory.get_or_insert(made);
+            assert!(memory.plugged <= made.region, "what it had has no room");
+            memory.region = made.region;
         }
         let vsock = device::<VsockConfig>(devices);
         let guest = Arc::new(Guest {

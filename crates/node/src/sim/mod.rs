@@ -16,6 +16,7 @@ mod guest;
 mod held_memory;
 mod host_cases;
 mod machine;
+mod memory_templates;
 pub(crate) mod network;
 mod saved_cases;
 mod sequences;

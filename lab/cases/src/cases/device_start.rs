@@ -36,6 +36,7 @@ const DISK: [&str; 3] = ["test", "-b", "/dev/nvme0n1"];
 fn host(host: &Host) -> Result<()> {
     let daemon = Daemon::with_templates(host)?;
     memory_that_comes_and_goes(&daemon)?;
+    of_one_template(&daemon)?;
     if in_lab()? {
         with_a_device(&daemon)?;
     }
@@ -148,6 +149,7 @@ fn asynchronous(daemon: &Daemon<'_>, address: &str) -> Result<()> {
     ];
     daemon.ok(&words.concat())?;
     let started = began.elapsed();
+    is_of_a_template(daemon, "grows")?;
     expect_code(&daemon.run(&[&["exec", "grows"], &DISK[..]].concat())?, 0)?;
     // The daemon that follows it goes on with what is under way.
     daemon.kill()?;
@@ -212,6 +214,61 @@ fn memory_that_comes_and_goes(daemon: &Daemon<'_>) -> Result<()> {
     Ok(())
 }
 
+/// What boots with as much as one before has no kernel of its own, however much it is to have: it is a clone of a template, whose region of
+/// memory is larger than what any of them can plug. So are its snapshots whole: what it has plugged is in none of the template's files.
+fn of_one_template(daemon: &Daemon<'_>) -> Result<()> {
+    let run = |name: &str, memory: &str| {
+        let words = ["run", "-d", "--memory-ready", "--boot-memory", "256m", "--tmpfs", "/t:size=700m", "--name", name];
+        let command = ["--memory", memory, daemon.image(), "--", "sleep", "10000"];
+        daemon.ok(&[&words[..], &command].concat()).map(drop)
+    };
+    wait_for("a template with memory that can be plugged", || {
+        run("seed", "512m")?;
+        let template = shown(daemon, "seed")?["template"].clone();
+        daemon.ok(&["rm", "--force", "seed"])?;
+        Ok(template.is_string())
+    })?;
+    for (name, memory, bytes) in [("half", "384m", 384 * MIB), ("more", "1g", 1024 * MIB)] {
+        let began = Instant::now();
+        run(name, memory)?;
+        let ready = began.elapsed();
+        is_of_a_template(daemon, name)?;
+        let seen = total(&daemon.ok(&["exec", name, "cat", "/proc/meminfo"])?)?;
+        ensure!(
+            seen >= bytes - KERNEL,
+            "a clone of a template with {bytes} bytes has {seen}"
+        );
+        tell(&format!("of a template, {memory}: all memory there within {ready:?}"));
+    }
+    // It uses all that it has plugged, and finds it again in its snapshot.
+    let fill = "head -c 600000000 /dev/urandom > /t/all && sha256sum /t/all";
+    let sum = daemon.ok(&["exec", "more", "sh", "-c", fill])?;
+    daemon.ok(&["snapshot", "create", "more", "full"])?;
+    daemon.ok(&["exec", "more", "rm", "/t/all"])?;
+    daemon.ok(&["clone", "--name", "copy", "full"])?;
+    has_all(daemon, "copy", 1024 * MIB)?;
+    daemon.ok(&["rollback", "more", "full"])?;
+    for name in ["copy", "more"] {
+        let again = daemon.ok(&["exec", name, "sha256sum", "/t/all"])?;
+        ensure!(again == sum, "{name} has {again} where there was {sum}");
+    }
+    daemon.ok(&["exec", "more", "rm", "/t/all"])?;
+    daemon.ok(&["update", "more", "--memory", "256m"])?;
+    daemon.kill()?;
+    daemon.ok(&["exec", "more", "true"])?;
+    for name in ["half", "more", "copy"] {
+        daemon.ok(&["rm", "--force", name])?;
+    }
+    daemon.ok(&["snapshot", "rm", "full"])?;
+    Ok(())
+}
+
+fn is_of_a_template(daemon: &Daemon<'_>, sandbox: &str) -> Result<()> {
+    let template = &shown(daemon, sandbox)?["template"];
+    ensure!(template.is_string(), "{sandbox} has booted a kernel: {template}");
+    Ok(())
+}
+
 /// Waits until a guest has so much memory.
 fn has_all(daemon: &Daemon<'_>, sandbox: &str, bytes: u64) -> Result<()> {
     wait_for("a guest to have all of its memory", || {
@@ -230,12 +287,15 @@ fn has_all(daemon: &Daemon<'_>, sandbox: &str, bytes: u64) -> Result<()> {
 }
 
 fn memory_state(daemon: &Daemon<'_>, sandbox: &str) -> Result<Value> {
+    Ok(shown(daemon, sandbox)?["memory_state"].clone())
+}
+
+fn shown(daemon: &Daemon<'_>, sandbox: &str) -> Result<Value> {
     let shown: Value = serde_json::from_str(&daemon.ok(&["--json", "inspect", sandbox])?)?;
-    let shown = match shown {
-        Value::Array(mut all) => all.pop().context("nothing is shown")?,
-        one => one,
-    };
-    Ok(shown["memory_state"].clone())
+    match shown {
+        Value::Array(mut all) => all.pop().context("nothing is shown"),
+        one => Ok(one),
+    }
 }
 
 /// Bytes, of what the guest's kernel says.

@@ -2,7 +2,7 @@
 //!
 //! Memory: a machine that has booted can use all of its memory and counts whole. One that was restored maps the files that it was
 //! restored from, as all others of these files do, and uses what it changes: of such ones the largest counts whole, so that each
-//! can grow to its size while the others are as usual, and the others by a share of their size.
+//! can grow to its size while the others are as usual, and the others by a share of their size. What is plugged is in none of these files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,8 @@ pub(crate) struct Machine {
     pub(crate) memory: u64,
     /// It maps most of that from files.
     pub(crate) shared: bool,
+    /// All but so much, which its guest plugs.
+    pub(crate) own: u64,
     /// So much of it may lie in huge pages that were set aside.
     pub(crate) huge: u64,
     /// Of the memory that is reserved for guests whose memory is not translated.
@@ -136,8 +138,10 @@ impl Ledger {
         for machine in all {
             match machine.shared {
                 true => {
-                    shared = shared.saturating_add(machine.memory);
-                    largest = machine.memory.max(largest);
+                    let mapped = machine.memory.saturating_sub(machine.own);
+                    own = own.saturating_add(machine.memory - mapped);
+                    shared = shared.saturating_add(mapped);
+                    largest = mapped.max(largest);
                 }
                 false => own = own.saturating_add(machine.memory),
             }
@@ -196,6 +200,19 @@ mod tests {
             ledger.remove(clone);
         }
         assert!(ledger.is_empty());
+    }
+
+    #[test]
+    fn what_a_clone_plugs_is_its_own() {
+        let mut ledger = Ledger::default();
+        let clone = Machine {
+            own: 300,
+            ..machine(460, true)
+        };
+        for count in 1..=3 {
+            ledger.add_machine(clone);
+            assert_eq!(ledger.sum(0, CLONES).memory, 300 * count + 160 + (count - 1) * 10);
+        }
     }
 
     #[test]

@@ -103,6 +103,11 @@ impl Machine {
         Self {
             memory,
             shared,
+            // It was plugged by nobody else.
+            own: match shared {
+                true => guest.saturating_sub(resources.boots_with().bytes()),
+                false => 0,
+            },
             huge: if bare && translated { guest } else { 0 },
             reserved: if translated { 0 } else { guest },
             at_once: match start {
