@@ -265,7 +265,7 @@ impl SandboxConfig {
         if self.device_start == Some(DeviceStart::Eager) && boot < memory {
             return Err(MemoryError::Eager);
         }
-        if self.memory_ready && self.devices.is_empty() && boot == memory {
+        if self.memory_ready && self.devices.is_empty() && resources.region().is_none() {
             return Err(MemoryError::Ready);
         }
         Ok(())
@@ -405,11 +405,13 @@ mod tests {
         let mut none = of(512, None, None);
         none.device_start = Some(DeviceStart::Late);
         assert!(told(&none).contains("--device ADDRESS"));
-        let mut ready = of(512, None, Some(1024));
+        let mut ready = of(512, None, None);
         ready.memory_ready = true;
         assert!(told(&ready).contains("--boot-memory SIZE"));
         ready.resources.boot_memory = Some(ByteSize::mib(256));
         assert_eq!(ready.validate(), Ok(()));
+        ready.resources = ready.resources.resized(ByteSize::mib(256)).unwrap();
+        assert_eq!(ready.validate(), Ok(()), "it has what it boots with, for now");
         let mut eager = of(512, Some(256), None);
         (eager.devices, eager.device_start) = (vec!["0000:01:00.0".parse().unwrap()], Some(DeviceStart::Eager));
         assert!(told(&eager).contains("--device-start async"));

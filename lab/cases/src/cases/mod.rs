@@ -135,6 +135,7 @@ pub(crate) const ALL: &[&Case] = &[
     &kvm_nvme::CASE,
     &device_memory::CASE,
     &device_start::CASE,
+    &device_start::OF_TEMPLATE,
     &device_attach::CASE,
     &bare_rounds::CASE,
     &dedicated::CASE,
