@@ -9,7 +9,7 @@ use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use memory::Ram;
+use memory::{Pin, Pins, Ram};
 use vfio::{AddressSpace, CHUNK, Mapped, Piece, UnmapError, VfioError, check_layout, map_runs, runs, unmap_all};
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
@@ -136,6 +136,7 @@ pub struct DmaMemory {
     chunk: NonZeroU64,
     /// Threads that fill it ahead of the one that maps it; none where it is filled already.
     fillers: usize,
+    pins: Pins,
 }
 
 /// Its last region is memory that can be plugged.
@@ -155,6 +156,7 @@ impl DmaMemory {
                 None => CHUNK,
             },
             fillers: 0,
+            pins: ram.pins().clone(),
         }
     }
 
@@ -197,6 +199,8 @@ pub struct GuestDma {
     memory: Vec<Arc<GuestRegionMmap<()>>>,
     // Its groups are open until all is unmapped.
     space: Arc<DmaSpace>,
+    /// From before anything is mapped until all is unmapped, or for ever: nothing of it is discarded meanwhile.
+    pin: Pin,
 }
 
 impl GuestDma {
@@ -208,6 +212,7 @@ impl GuestDma {
         let allowed = space.space.iova_ranges().map_err(refused(what))?;
         check_layout(&allowed, ranges).map_err(refused(what))?;
         let runs = memory.runs();
+        let pin = memory.pins.pin();
         let ahead = Ahead::begin(&runs, memory.regions.clone(), memory.fillers);
         let ahead = ahead.map_err(|source| CreateError::Host { what, source })?;
         space.progress.store(0, Ordering::Relaxed);
@@ -231,16 +236,17 @@ impl GuestDma {
                     pluggable: None,
                     memory: memory.regions.clone(),
                     space: Arc::clone(space),
+                    pin,
                 };
                 if let Some((pluggable, region)) = &memory.pluggable {
-                    pluggable.begin(space, region).map_err(refused(what))?;
+                    pluggable.begin(space, region, &memory.pins).map_err(refused(what))?;
                     dma.pluggable = Some(pluggable.clone());
                 }
                 Ok(dma)
             }
             Err(error) => {
                 space.progress.store(0, Ordering::Relaxed);
-                keep(error.left, memory.regions.clone());
+                keep(error.left, memory.regions.clone(), &memory.pins);
                 Err(refused(what)(error.source))
             }
         }
@@ -264,15 +270,16 @@ impl Drop for GuestDma {
         }
         let left = unmap_all(self.space.space.as_ref(), std::mem::take(&mut self.mapped));
         self.space.progress.store(0, Ordering::Relaxed);
-        keep(left, std::mem::take(&mut self.memory));
+        keep(left, std::mem::take(&mut self.memory), self.pin.pins());
     }
 }
 
 /// Memory that could not be unmapped stays for as long as this process does: a function could still write to its pages.
-fn keep(left: Vec<UnmapError>, memory: Vec<Arc<GuestRegionMmap<()>>>) {
+fn keep(left: Vec<UnmapError>, memory: Vec<Arc<GuestRegionMmap<()>>>, pins: &Pins) {
     if left.is_empty() {
         return;
     }
+    pins.pin().for_ever();
     for error in left {
         log::error!("a guest's memory stays pinned until this process ends: {error}");
         error.mapped.abandon();

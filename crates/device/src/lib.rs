@@ -5,6 +5,7 @@
 )]
 
 mod dma;
+mod free_pages;
 mod memory_blocks;
 mod rate_limiter;
 mod space;
@@ -20,6 +21,7 @@ use virtio::VirtioDevice;
 use vmm_api::{DeviceSpec, FdRef};
 
 pub use dma::{Ahead, DmaMemory, DmaSpace, DmaSpaces, GuestDma, KnownBy, PlugCounts, PluggableDma, Taken};
+pub use free_pages::{Balloon, BalloonInfo, BalloonModule, Discard, FreePages, GuestPages, ResizeBalloon};
 pub use memory_blocks::{HotplugRegion, MemoryBlocks, MemoryModule, PluggableMemory, PluggableSizes, ResizeMemory};
 pub use rate_limiter::RateLimiter;
 pub use space::{SpaceAlarm, is_no_space};

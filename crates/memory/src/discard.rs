@@ -2,7 +2,7 @@
 //! the host's reaches must not be discarded before it is unmapped there, as the host then has other pages in its place.
 
 use rustix::mm::{Advice, madvise};
-use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, VolatileSlice};
 
 use crate::layout::Range;
 use crate::{GuestRam, MemoryError, PAGE};
@@ -44,6 +44,20 @@ pub fn discard(guest: &GuestRam, range: Range) -> Result<(), MemoryError> {
         place += length;
     }
     Ok(())
+}
+
+/// Where a part of guest memory lies that was had from it, in the guest's addresses; `None` of a part of something else.
+pub fn place_of(guest: &GuestRam, part: &VolatileSlice<'_>) -> Option<Range> {
+    let at = part.ptr_guard().as_ptr().addr();
+    guest.iter().find_map(|region| {
+        let offset = at.checked_sub(region.as_ptr().addr())? as u64;
+        let length = part.len() as u64;
+        let is_within = offset.checked_add(length).is_some_and(|end| end <= region.len());
+        is_within.then(|| Range {
+            start: region.start_addr().raw_value() + offset,
+            length,
+        })
+    })
 }
 
 #[cfg(test)]
@@ -96,6 +110,19 @@ mod tests {
         ] {
             let error = discard(&guest, range(start, length)).unwrap_err();
             assert!(matches!(error, MemoryError::Discard { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_part_is_found_by_where_it_is() {
+        let guest = GuestRam::from_ranges(&[(GuestAddress(0), 4 << 20), (GuestAddress(16 * MIB), 4 << 20)]).unwrap();
+        let other = GuestRam::from_ranges(&[(GuestAddress(0), 4 << 20)]).unwrap();
+        let places = [(0, 4096), (3 * MIB, MIB), (16 * MIB, 4 * MIB), (17 * MIB + 5, 7)];
+        for (start, length) in places {
+            let bytes = usize::try_from(length).unwrap();
+            let part = guest.get_slices(GuestAddress(start), bytes).next().unwrap().unwrap();
+            assert_eq!(place_of(&guest, &part), Some(range(start, length)));
+            assert_eq!(place_of(&other, &part), None, "it is another guest's");
         }
     }
 

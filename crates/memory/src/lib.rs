@@ -7,6 +7,7 @@ mod image;
 mod layers;
 pub mod layout;
 mod pager;
+mod pins;
 mod userfault;
 
 use std::ffi::c_void;
@@ -22,11 +23,12 @@ use pager::Pager;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
-pub use discard::discard;
+pub use discard::{discard, place_of};
 pub use huge::HugeBytes;
 pub use identity::{IdentityLayout, TABLES};
 pub use image::{Image, Witness};
 pub use layers::{Layer, Layers, MAX_LAYERS, Segment, Written};
+pub use pins::{Pin, Pins};
 
 /// Guest memory as devices and loaders see it: every access is checked against its regions.
 ///
@@ -132,6 +134,8 @@ pub struct Ram {
     huge: HugeBytes,
     /// How much there is of it.
     sizes: MemorySize,
+    /// Who needs the host's pages to stay.
+    pins: Pins,
 }
 
 impl Ram {
@@ -276,6 +280,7 @@ impl Ram {
             identity: None,
             huge: HugeBytes::default(),
             sizes,
+            pins: Pins::default(),
         })
     }
 
@@ -293,6 +298,17 @@ impl Ram {
     /// The files that it is mapped from, if it is.
     pub fn layers(&self) -> Option<&Layers> {
         self.layers.as_ref()
+    }
+
+    /// The same, which whoever has these knows the pins of.
+    #[must_use]
+    pub fn with_pins(self, pins: Pins) -> Self {
+        Self { pins, ..self }
+    }
+
+    /// Whether the host's pages of it have to stay.
+    pub fn pins(&self) -> &Pins {
+        &self.pins
     }
 
     /// What of it lies in pages that the host had set aside.

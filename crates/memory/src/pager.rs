@@ -6,7 +6,8 @@
 //!                        ◄─ page ─────────────────────  │
 //!                                                     files
 //! ```
-//! All that comes is this process's own: nothing is shared with other VMs of the snapshot, and what has changed since cannot be told.
+//! All that comes is this process's own: nothing is shared with other VMs of the snapshot, and what has changed since cannot be told. A page
+//! that is discarded is missing again: it comes from the files once more when it is touched, and is the files' in a snapshot until then.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -109,7 +110,10 @@ impl Ram {
             epoll,
             layers: layers.clone(),
             places,
-            keeps_order: order.is_empty(),
+            noted: match order.is_empty() {
+                true => Some(vec![0; usize::try_from(first.div_ceil(u64::from(u64::BITS))).unwrap_or(0)]),
+                false => None,
+            },
             left: order.into_iter().rev().collect(),
             asked: Arc::clone(&asked),
             page: Box::new([0; PAGE]),
@@ -144,7 +148,8 @@ struct Work {
     /// What comes ahead, the last first.
     left: Runs,
     asked: Arc<Mutex<Runs>>,
-    keeps_order: bool,
+    /// Which pages stand in it, a bit each: one that was discarded is asked for again. `None` if no order is kept.
+    noted: Option<Vec<u64>>,
     page: Box<[u8; PAGE]>,
 }
 
@@ -210,10 +215,16 @@ impl Work {
         Ok(())
     }
 
-    fn note(&self, page: u64) {
-        if !self.keeps_order {
+    fn note(&mut self, page: u64) {
+        let Some(noted) = &mut self.noted else { return };
+        let (word, bit) = (page / u64::from(u64::BITS), 1 << (page % u64::from(u64::BITS)));
+        let Some(word) = usize::try_from(word).ok().and_then(|word| noted.get_mut(word)) else {
+            return;
+        };
+        if *word & bit != 0 {
             return;
         }
+        *word |= bit;
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let runs = asked.len();
         match asked.last_mut() {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memory::layout::Range;
-use memory::{GuestRam, discard};
+use memory::{GuestRam, Pins, discard};
 use vfio::{CHUNK, Mapped, Piece, VfioError};
 use vm_memory::{GuestMemoryRegion, GuestRegionMmap};
 
@@ -55,6 +55,8 @@ struct Chunk {
 struct Reach {
     space: Arc<DmaSpace>,
     region: Arc<GuestRegionMmap<()>>,
+    /// Whoever maps it has a pin of these meanwhile.
+    pins: Pins,
 }
 
 /// How plugging went while functions were there.
@@ -93,10 +95,16 @@ impl PluggableDma {
     ///
     /// # Errors
     /// The host refuses, or it was given up. Nothing is mapped then, and all is as without functions.
-    pub(super) fn begin(&self, space: &Arc<DmaSpace>, region: &Arc<GuestRegionMmap<()>>) -> Result<(), VfioError> {
+    pub(super) fn begin(
+        &self,
+        space: &Arc<DmaSpace>,
+        region: &Arc<GuestRegionMmap<()>>,
+        pins: &Pins,
+    ) -> Result<(), VfioError> {
         self.state().functions = Some(Reach {
             space: Arc::clone(space),
             region: Arc::clone(region),
+            pins: pins.clone(),
         });
         loop {
             // A plug that comes between two of them maps its own.
@@ -136,7 +144,7 @@ impl PluggableDma {
                 Err(error) => left.push(error),
             }
         }
-        keep(left, vec![reach.region]);
+        keep(left, vec![reach.region], &reach.pins);
     }
 
     /// Takes from functions, and gives back to the host, what is mapped beyond so many bytes and of which nothing is plugged.
@@ -216,6 +224,26 @@ impl PluggableDma {
     /// The memory of its pieces, for whoever fills it: it stays as long as functions are there.
     pub fn region(&self) -> Option<Arc<GuestRegionMmap<()>>> {
         self.state().functions.as_ref().map(|reach| Arc::clone(&reach.region))
+    }
+
+    /// Whether the guest owns all that lies in the region of a range of its memory.
+    pub(crate) fn is_plugged(&self, range: Range) -> bool {
+        let region = self.0.range;
+        let start = range.start.max(region.start);
+        let end = (range.start.saturating_add(range.length)).min(region.start + region.length);
+        if start >= end {
+            return true;
+        }
+        let (first, last) = ((start - region.start) / BLOCK, (end - region.start).div_ceil(BLOCK));
+        let parts = self.parts(Range {
+            start: region.start + first * BLOCK,
+            length: (last - first) * BLOCK,
+        });
+        let state = self.state();
+        parts.iter().all(|part| {
+            let chunk = state.chunks.get(part.index);
+            chunk.is_some_and(|chunk| chunk.plugged & part.blocks == part.blocks)
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -290,3 +290,49 @@ fn pages_of_a_huge_page_of_the_file_have_not_changed_whatever_the_page_map_says(
     ram.drop_changes(Some(&pagemap)).unwrap();
     assert_eq!(get(&ram, 1030), 0);
 }
+
+#[test]
+fn what_is_discarded_is_the_files_for_this_guest_and_in_its_snapshots() {
+    let mut ram = base();
+    let before = words(&ram);
+    let mut numbers = numbers(3);
+    for round in 0..6 {
+        for page in 0..PAGES {
+            if numbers.next().unwrap().is_multiple_of(2) {
+                put(&ram, page, 1000 + round);
+            }
+        }
+        let files = words(&Ram::from_layers(ram.layers().unwrap().clone(), SIZE).unwrap());
+        let (first, pages) = (numbers.next().unwrap() % (PAGES - 64), 1 + numbers.next().unwrap() % 64);
+        let range = crate::layout::Range {
+            start: first * PAGE as u64,
+            length: pages * PAGE as u64,
+        };
+        crate::discard(ram.guest(), range).unwrap();
+        let now = words(&ram);
+        let gone = usize::try_from(first).unwrap()..usize::try_from(first + pages).unwrap();
+        assert_eq!(now[gone.clone()], files[gone], "round {round}");
+        let layers = keep(&ram);
+        let copy = Ram::from_layers(layers.clone(), SIZE).unwrap();
+        assert_eq!(words(&copy), now, "a snapshot in round {round}");
+        ram.rebase(layers).unwrap();
+        assert_eq!(words(&ram), now, "round {round}");
+    }
+    assert_ne!(words(&ram), before);
+}
+
+#[test]
+fn what_is_discarded_costs_no_memory_and_no_place_in_the_next_file() {
+    let ram = base();
+    for page in 512..1536 {
+        put(&ram, page, 5);
+    }
+    let changed = || ram.changed(&pagemap()).unwrap().iter().map(|(_, pages)| pages).sum::<u64>();
+    assert_eq!(changed(), 1024);
+    let range = crate::layout::Range {
+        start: 2 << 20,
+        length: 2 << 20,
+    };
+    crate::discard(ram.guest(), range).unwrap();
+    assert_eq!(changed(), 512);
+}

@@ -88,6 +88,38 @@ fn pages_come_when_they_are_touched_and_in_which_order_is_known() {
 }
 
 #[test]
+fn what_is_discarded_comes_from_the_files_again_and_is_theirs_in_a_snapshot() {
+    let (ram, words) = paged(Runs::new());
+    let at = |page: u64| words[usize::try_from(page).unwrap()];
+    assert_eq!(get(&ram, 6), at(6));
+    for page in 600..1200 {
+        put(&ram, page, 7);
+    }
+    let order = ram.page_order();
+    let gone = crate::layout::Range {
+        start: 602 * PAGE as u64,
+        length: 512 * PAGE as u64,
+    };
+    crate::discard(ram.guest(), gone).unwrap();
+    assert_eq!(touched(&ram), 601 - 512);
+    let saved = |ram: &Ram| {
+        let file = tempfile::tempfile().unwrap();
+        let image = ram.write_image(&file, pagemap().as_ref()).unwrap();
+        Ram::from_layers(Layers::single(Arc::new(file), image), SIZE).unwrap()
+    };
+    let copy = saved(&ram);
+    assert_eq!(touched(&ram), 601 - 512, "what is saved need not come");
+    let told = [601, 602, 700, 1113, 1114].map(|page| get(&copy, page));
+    assert_eq!(told, [7, at(602), at(700), at(1113), 7]);
+    // And for the guest that goes on, whose order does not name a page twice.
+    let told = [601, 602, 700, 1113, 1114].map(|page| get(&ram, page));
+    assert_eq!(told, [7, at(602), at(700), at(1113), 7]);
+    put(&ram, 700, 9);
+    assert_eq!((get(&ram, 700), get(&saved(&ram), 700)), (9, 9));
+    assert_eq!(ram.page_order(), order);
+}
+
+#[test]
 fn an_order_comes_before_anybody_asks() {
     let order = vec![(300, 40), (5, 3)];
     let (ram, words) = paged(order);
