@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// Every filter of a kind of thread; `vcpu` first, because the rules of the process's filter are tried in this order.
-const KINDS: [&str; 17] = [
+const KINDS: [&str; 18] = [
     "vcpu",
     "block",
     "block-io",
@@ -22,6 +22,7 @@ const KINDS: [&str; 17] = [
     "console",
     "rng",
     "mem",
+    "balloon",
     "vsock",
     "fs",
     "fs-dormant",

@@ -1,12 +1,14 @@
 //! Every device that this VMM can have. The one file that names them.
 
-use device::{DeviceModule, FunctionModule, MemoryModule};
+use device::{BalloonModule, DeviceModule, FunctionModule, MemoryModule};
 
 /// What makes devices of one kind.
 #[derive(Clone, Copy)]
 pub(crate) enum Module {
     /// Devices that this process is.
     Device(&'static dyn DeviceModule),
+    /// One by which a guest gives memory back.
+    Balloon(&'static dyn BalloonModule),
     /// One that plugs memory.
     Memory(&'static dyn MemoryModule),
     /// Functions of the host's.
@@ -17,6 +19,7 @@ impl Module {
     fn kind(&self) -> &'static str {
         match self {
             Self::Device(module) => module.kind(),
+            Self::Balloon(module) => module.kind(),
             Self::Memory(module) => module.kind(),
             Self::Function(module) => module.kind(),
         }
@@ -24,7 +27,8 @@ impl Module {
 }
 
 /// The modules, in the order of their kinds' names.
-const MODULES: [Module; 8] = [
+const MODULES: [Module; 9] = [
+    Module::Balloon(&balloon::MODULE),
     Module::Device(&block::MODULE),
     Module::Device(&console::MODULE),
     Module::Device(&virtiofs::MODULE),
@@ -52,10 +56,11 @@ mod tests {
     #[test]
     fn every_module_is_found_by_the_name_that_the_api_uses() {
         use vmm_api::devices::{
-            BlockConfig, ConsoleConfig, DeviceConfig, FsConfig, MemConfig, NetConfig, RngConfig, VfioPciConfig,
-            VsockConfig,
+            BalloonConfig, BlockConfig, ConsoleConfig, DeviceConfig, FsConfig, MemConfig, NetConfig, RngConfig,
+            VfioPciConfig, VsockConfig,
         };
         for kind in [
+            BalloonConfig::KIND,
             BlockConfig::KIND,
             ConsoleConfig::KIND,
             FsConfig::KIND,
@@ -68,6 +73,6 @@ mod tests {
             assert_eq!(find(kind).map(|module| module.kind()), Some(kind));
         }
         assert!(find("floppy").is_none());
-        assert_eq!(kinds(), "block, console, fs, mem, net, rng, vfio-pci, vsock");
+        assert_eq!(kinds(), "balloon, block, console, fs, mem, net, rng, vfio-pci, vsock");
     }
 }

@@ -3,7 +3,7 @@
 use engine::Counts;
 use machine::GrowthInfo;
 use observe::Registry;
-use vmm_api::{HotplugMemory, Mark, MetricSample};
+use vmm_api::{Balloon, HotplugMemory, Mark, MetricSample};
 
 /// Of an engine that counts exits itself, those that it answers without us among them.
 const ENGINE_EXITS: &str = "engine_exits_total";
@@ -17,8 +17,17 @@ const REQUESTED: &str = "mem_requested_bytes";
 const PLUG_HITS: &str = "mem_plug_hits_total";
 const PLUG_MISSES: &str = "mem_plug_misses_total";
 
+/// What a guest is asked to do without, and does: bytes that go up and down.
+const BALLOON_TARGET: &str = "balloon_target_bytes";
+const BALLOON_INFLATED: &str = "balloon_inflated_bytes";
+
 /// Every counter.
-pub(crate) fn all(registry: &Registry, counts: Counts, growth: Option<&GrowthInfo>) -> Vec<MetricSample> {
+pub(crate) fn all(
+    registry: &Registry,
+    counts: Counts,
+    growth: Option<&GrowthInfo>,
+    balloon: Option<Balloon>,
+) -> Vec<MetricSample> {
     let exits = counts.exits.into_iter().map(|(reason, value)| MetricSample {
         name: ENGINE_EXITS.to_owned(),
         labels: vec![("reason".to_owned(), reason.to_owned())],
@@ -33,7 +42,9 @@ pub(crate) fn all(registry: &Registry, counts: Counts, growth: Option<&GrowthInf
             (PLUG_MISSES, counts.misses),
         ]
     });
-    let without_labels = refused.into_iter().chain(plugged.into_iter().flatten());
+    let balloon = balloon.map(|balloon| [(BALLOON_TARGET, balloon.target), (BALLOON_INFLATED, balloon.inflated)]);
+    let sizes = plugged.into_iter().flatten().chain(balloon.into_iter().flatten());
+    let without_labels = refused.into_iter().chain(sizes);
     let without_labels = without_labels.map(|(name, value)| MetricSample {
         name: name.to_owned(),
         labels: Vec::new(),

@@ -1,9 +1,13 @@
 //! Has each device made by its module. Knows modules by their kinds' names alone.
 
+use std::sync::Arc;
+
 use device::{
-    CreateError, DeviceContext, DmaSpaces, FdTable, HotplugRegion, PluggableDma, PluggableMemory, SpaceAlarm,
+    Balloon, CreateError, DeviceContext, DmaSpaces, FdTable, GuestPages, HotplugRegion, PluggableDma, PluggableMemory,
+    ResizeBalloon, SpaceAlarm,
 };
 use machine::{NamedDevice, NamedFunction, Pluggable};
+use memory::Pins;
 use memory::layout::MemorySize;
 use observe::Registry;
 use vmm_api::{ApiError, DeviceSpec, ErrorKind};
@@ -33,6 +37,18 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) no_space: &'a SpaceAlarm,
     /// How much memory it has, and can plug.
     pub(crate) memory: MemorySize,
+    /// Whether the host's pages of its memory have to stay.
+    pub(crate) pins: &'a Pins,
+}
+
+/// What was made.
+#[derive(Default)]
+pub(crate) struct Created {
+    pub(crate) devices: Vec<NamedDevice>,
+    /// Of the device among them that plugs memory.
+    pub(crate) pluggable: Option<Pluggable>,
+    /// Of the one by which the guest gives memory back.
+    pub(crate) balloon: Option<Arc<dyn ResizeBalloon>>,
 }
 
 /// Those that this process is.
@@ -40,8 +56,10 @@ pub(crate) fn create_devices(
     specs: &[DeviceSpec],
     fds: &mut FdTable,
     surroundings: Surroundings<'_>,
-) -> Result<(Vec<NamedDevice>, Option<Pluggable>), ApiError> {
-    let (mut devices, mut pluggable) = (Vec::new(), None);
+) -> Result<Created, ApiError> {
+    let mut created = Created::default();
+    let region = HotplugRegion::of(surroundings.memory);
+    let dma = region.map(|region| (region, PluggableDma::new(region.memory)));
     for spec in specs {
         let context = DeviceContext {
             id: &spec.id,
@@ -50,22 +68,31 @@ pub(crate) fn create_devices(
         };
         let device = match module(spec)? {
             Module::Device(module) => module.create(spec, fds, &context).map_err(named(spec))?,
+            Module::Balloon(module) => {
+                let pages = GuestPages {
+                    pins: surroundings.pins.clone(),
+                    pluggable: dma.as_ref().map(|(_, dma)| dma.clone()),
+                };
+                let made = module.create(spec, &context, Box::new(pages));
+                let Balloon { device, resize } = made.map_err(named(spec))?;
+                created.balloon = Some(resize);
+                device
+            }
             Module::Memory(module) => {
-                let region = HotplugRegion::of(surroundings.memory).ok_or_else(|| no_region(spec))?;
-                let dma = PluggableDma::new(region.memory);
+                let (region, dma) = dma.clone().ok_or_else(|| no_region(spec))?;
                 let made = module.create(spec, &context, region, Box::new(dma.clone()));
                 let PluggableMemory { device, resize } = made.map_err(named(spec))?;
-                pluggable = Some(Pluggable { resize, dma });
+                created.pluggable = Some(Pluggable { resize, dma });
                 device
             }
             Module::Function(_) => continue,
         };
-        devices.push(NamedDevice {
+        created.devices.push(NamedDevice {
             id: spec.id.clone(),
             device,
         });
     }
-    Ok((devices, pluggable))
+    Ok(created)
 }
 
 fn no_region(spec: &DeviceSpec) -> ApiError {
@@ -98,13 +125,14 @@ pub(crate) fn create_functions(
 mod tests {
     use super::*;
     use base::ByteSize;
-    use vmm_api::devices::{MemConfig, RngConfig};
+    use vmm_api::devices::{BalloonConfig, MemConfig, RngConfig};
 
     #[test]
     fn memory_is_plugged_where_the_machine_has_it_and_nowhere_else() {
         let config: MemConfig = serde_json::from_str(r#"{"region_size":536870912}"#).unwrap();
         let specs = [
             DeviceSpec::new("rng", &RngConfig {}).unwrap(),
+            DeviceSpec::new("balloon", &BalloonConfig::default()).unwrap(),
             DeviceSpec::new("memory", &config).unwrap(),
         ];
         let (registry, no_space) = (Registry::new(), SpaceAlarm::new().unwrap());
@@ -113,26 +141,36 @@ mod tests {
                 registry: &registry,
                 no_space: &no_space,
                 memory: MemorySize::from(ByteSize::gib(5)).with_hotplug(ByteSize(hotplug)),
+                pins: &Pins::default(),
             };
             create_devices(specs, &mut FdTable::default(), surroundings)
         };
         let region = 512 << 20;
-        let (devices, pluggable) = made(&specs, region).unwrap();
+        let Created {
+            devices,
+            pluggable,
+            balloon,
+        } = made(&specs, region).unwrap();
         let names: Vec<_> = devices.iter().map(|device| device.id.as_str()).collect();
-        assert_eq!(names, ["rng", "memory"]);
+        assert_eq!(names, ["rng", "balloon", "memory"]);
         let mut addr = [0; 8];
-        devices[1].device.read_config(16, &mut addr);
+        devices[2].device.read_config(16, &mut addr);
         assert_eq!(u64::from_le_bytes(addr), 6 << 30, "above the hole and all RAM");
         pluggable.unwrap().resize.request(4 << 20).unwrap();
         let mut requested = [0; 8];
-        devices[1].device.read_config(48, &mut requested);
+        devices[2].device.read_config(48, &mut requested);
         assert_eq!(
             u64::from_le_bytes(requested),
             4 << 20,
             "who resizes it reaches the device"
         );
+        balloon.unwrap().request(4 << 20).unwrap();
+        let mut num_pages = [0; 4];
+        devices[1].device.read_config(0, &mut num_pages);
+        assert_eq!(u32::from_le_bytes(num_pages), 1024);
         let refused = made(&specs, 0).err().unwrap();
         assert!(refused.message.contains("device `memory`"), "{refused}");
-        assert!(made(&specs[..1], region).unwrap().1.is_none());
+        let neither = made(&specs[..1], region).unwrap();
+        assert!(neither.pluggable.is_none() && neither.balloon.is_none());
     }
 }

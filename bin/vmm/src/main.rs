@@ -3,6 +3,7 @@
 //! The process does nothing until it is told to over its control socket, so it can be started, confined and kept
 //! ready before it is known what it will run.
 
+mod balloon;
 mod bare;
 mod catalog;
 mod control;

@@ -8,6 +8,7 @@ use base::ByteSize;
 use device::{CreateError, FdTable, SpaceAlarm};
 use engine::Engine;
 use machine::{End, GrowthInfo, Machine, MachineConfig, MachineError};
+use memory::Pins;
 use memory::layout::MemorySize;
 use observe::{Registry, marks};
 use snapshot::Layers;
@@ -17,9 +18,10 @@ use vmm_api::{
     PageRuns, Reply, Request, RestoreConfig, SnapshotConfig, StopReason, VERSION, VmConfig, VmState, Written,
 };
 
+use crate::balloon::Balloon;
 use crate::bare;
 use crate::counted;
-use crate::devices::{Surroundings, create_devices, create_functions};
+use crate::devices::{Created, Surroundings, create_devices, create_functions};
 use crate::functions::{self, Functions};
 use crate::kvm::KvmSource;
 use crate::refusal::{from_machine, from_snapshot, refuse};
@@ -45,6 +47,7 @@ pub(crate) struct Made {
     pub(crate) machine: Machine,
     pub(crate) no_space: SpaceAlarm,
     pub(crate) taps: Taps,
+    pub(crate) balloon: Balloon,
     pub(crate) cpus: u32,
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) registry: Registry,
@@ -68,6 +71,7 @@ pub(crate) struct Vm {
     has_run: bool,
     registry: Registry,
     taps: Taps,
+    balloon: Balloon,
     /// What is made of what was inherited.
     ahead: Ahead,
     functions: Functions,
@@ -88,6 +92,7 @@ impl Vm {
             has_run: false,
             registry: Registry::new(),
             taps: Taps::default(),
+            balloon: Balloon::default(),
             ahead: Ahead::default(),
             functions: Functions::default(),
         }
@@ -190,6 +195,7 @@ impl Vm {
             Request::Functions => self.told_functions().map(Reply::Functions),
             Request::ResizeMemory(size) => self.resize_memory(|machine| machine.resize_memory(size.bytes())),
             Request::MapAhead(size) => self.resize_memory(|machine| machine.map_ahead(size.bytes())),
+            Request::ResizeBalloon(size) => self.resize_balloon(size).map(|()| Reply::Done),
             Request::PressPowerButton => self.press_power_button(),
             Request::Stop => {
                 self.machine = None;
@@ -241,12 +247,18 @@ impl Vm {
             hotplug: mem.as_ref().map_or(ByteSize(0), MemConfig::max_size),
             hotplug_region: mem.as_ref().map_or(ByteSize(0), |mem| mem.region_size),
         };
+        let pins = Pins::default();
         let surroundings = Surroundings {
             registry: &registry,
             no_space: &no_space,
             memory,
+            pins: &pins,
         };
-        let (devices, pluggable) = create_devices(&config.devices, &mut fds, surroundings)?;
+        let Created {
+            devices,
+            pluggable,
+            balloon,
+        } = create_devices(&config.devices, &mut fds, surroundings)?;
         marks::mark("devices made");
         all_used(&fds)?;
         let source = boot::Source {
@@ -267,6 +279,7 @@ impl Vm {
             devices,
             functions,
             pluggable,
+            pins,
         };
         let machine =
             Machine::build(engine.as_ref(), size, source, devices, &registry).map_err(|error| from_machine(&error))?;
@@ -277,6 +290,7 @@ impl Vm {
             machine,
             no_space,
             taps,
+            balloon: Balloon(balloon),
             cpus: config.cpus,
             engine,
             registry,
@@ -289,6 +303,7 @@ impl Vm {
         self.machine = Some(made.machine);
         self.no_space = Some(made.no_space);
         self.taps = made.taps;
+        self.balloon = made.balloon;
         self.cpus = made.cpus;
         self.engine = Some(made.engine);
         self.registry = made.registry;
@@ -344,6 +359,7 @@ impl Vm {
         no_space.clear();
         self.stopped = None;
         self.taps = applied.taps;
+        self.balloon = applied.balloon;
         self.registry.replace("device", &applied.registry);
         Ok(())
     }
@@ -530,6 +546,11 @@ impl Vm {
         Ok(Reply::Done)
     }
 
+    /// In any state, as with memory that can be plugged.
+    fn resize_balloon(&self, size: ByteSize) -> Result<(), ApiError> {
+        self.balloon.resize(size, self.its_machine()?.memory())
+    }
+
     fn growth(&self) -> Option<GrowthInfo> {
         self.machine.as_ref().and_then(Machine::growth)
     }
@@ -545,12 +566,13 @@ impl Vm {
             cpus: self.cpus,
             memory: self.machine.as_ref().map_or(0, |machine| machine.memory().bytes()),
             hotplug_memory: self.growth().map(|growth| counted::hotplug_memory(&growth)),
+            balloon: self.balloon.info(),
             marks: marks::all().into_iter().map(counted::mark).collect(),
         }
     }
 
     fn metrics(&self) -> Vec<MetricSample> {
         let counts = self.machine.as_ref().map(Machine::counts).unwrap_or_default();
-        counted::all(&self.registry, counts, self.growth().as_ref())
+        counted::all(&self.registry, counts, self.growth().as_ref(), self.balloon.info())
     }
 }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use base::{EventFd, StopSignal, Worker};
 use device::{CreateError, DmaMemory, DmaSpace, GuestDma, HostFunction};
 use engine::Vm;
-use memory::{HugeBytes, Ram};
+use memory::{HugeBytes, Pins, Ram};
 use pci::{PciBus, PciFunction};
 
 use crate::growth::{Growth, GrowthInfo, Pluggable};
@@ -463,6 +463,11 @@ impl Machine {
     /// Memory is being mapped for functions, or unmapped after the last of them, whose group is open until then.
     pub fn maps_memory(&self) -> bool {
         self.functions.is_busy()
+    }
+
+    /// Whether the host's pages of the guest's memory have to stay: more than by [`Machine::is_pinned`], which tells of functions alone.
+    pub fn pins(&self) -> &Pins {
+        self.ram.pins()
     }
 
     /// Whether the host's pages of the guest's memory have to stay: nothing may be mapped in their place.

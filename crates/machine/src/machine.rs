@@ -11,7 +11,7 @@ use bus::BusError;
 use device::{CreateError, HostFunction};
 use engine::{Counts, CpuModel, Engine, EngineError, Presence, Vcpu, VcpuState, Vm};
 use memory::layout::MemorySize;
-use memory::{HugeBytes, Layers, MemoryError, Ram, layout};
+use memory::{HugeBytes, Layers, MemoryError, Pins, Ram, layout};
 use observe::Registry;
 use pci::{PciBus, PciError};
 use virtio::{DeviceError, TransportError, VirtioDevice, VirtioPciDevice};
@@ -183,6 +183,8 @@ pub struct Devices {
     pub functions: Vec<NamedFunction>,
     /// Of the device among them that plugs memory.
     pub pluggable: Option<Pluggable>,
+    /// Whether the host's pages of the guest's memory have to stay, as devices are told.
+    pub pins: Pins,
 }
 
 /// The board's own devices that are more than a handler on a bus.
@@ -246,10 +248,11 @@ impl Machine {
             devices,
             functions,
             pluggable,
+            pins,
         }: Devices,
         registry: &Registry,
     ) -> Result<Self, MachineError> {
-        let (placed, ram) = crate::ram::make(engine, &config, registry)?;
+        let (placed, ram) = crate::ram::make(engine, &config, pins, registry)?;
         let shared = Shared::new()?;
         let board = Board {
             apic_ids: (0..config.cpus).collect(),

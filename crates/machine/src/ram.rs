@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use engine::{Engine, Vm};
 use memory::layout::MemorySize;
-use memory::{MemoryError, Ram};
+use memory::{MemoryError, Pins, Ram};
 use observe::Registry;
 
 use crate::machine::{MachineConfig, MachineError};
@@ -16,18 +16,23 @@ const HUGE: &str = "memory_huge_bytes";
 pub(crate) fn make(
     engine: &dyn Engine,
     config: &MachineConfig,
+    pins: Pins,
     registry: &Registry,
 ) -> Result<(Option<Arc<dyn Vm>>, Ram), MachineError> {
     if engine.pins_memory() && config.memory.hotplug.bytes() > 0 {
         return Err(MachineError::PinnedMemory);
     }
+    if engine.pins_memory() || config.identity_memory {
+        pins.pin().for_ever();
+    }
     if !config.identity_memory {
-        return Ok((None, allocate(engine, config.memory, registry)?));
+        let ram = allocate(engine, config.memory, registry)?;
+        return Ok((None, ram.with_pins(pins)));
     }
     let size = config.memory.boot.bytes().saturating_add(memory::TABLES);
     let (vm, placed) = engine.create_identity_vm(config.cpu, size)?;
     let ram = Ram::identity(placed.low, placed.main, config.memory.boot)?;
-    Ok((Some(vm), ram))
+    Ok((Some(vm), ram.with_pins(pins)))
 }
 
 /// Zeroed memory; in huge pages of the host's where it is pinned anyway.

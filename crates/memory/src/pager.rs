@@ -111,7 +111,10 @@ impl Ram {
             layers: layers.clone(),
             places,
             noted: match order.is_empty() {
-                true => Some(vec![0; usize::try_from(first.div_ceil(u64::from(u64::BITS))).unwrap_or(0)]),
+                true => Some(vec![
+                    0;
+                    usize::try_from(first.div_ceil(u64::from(u64::BITS))).unwrap_or(0)
+                ]),
                 false => None,
             },
             left: order.into_iter().rev().collect(),

@@ -199,6 +199,14 @@ impl VmmClient {
         self.done(Request::MapAhead(size), &[])
     }
 
+    /// Requests that the guest does without so much of its memory. It follows when it can: [`Info::balloon`] tells.
+    ///
+    /// # Errors
+    /// Refused where there is no balloon, or for a size that it cannot have.
+    pub fn resize_balloon(&mut self, size: ByteSize) -> Result<(), ClientError> {
+        self.done(Request::ResizeBalloon(size), &[])
+    }
+
     /// Presses the guest's power button.
     ///
     /// # Errors

@@ -271,6 +271,58 @@ impl MemConfig {
     }
 }
 
+/// What a balloon counts in (virtio 1.2, 5.5.6): pages of 4 KiB, whatever the guest's are.
+pub const BALLOON_PAGE: ByteSize = ByteSize::kib(4);
+
+/// A balloon: the guest gives memory back that it has no use for, by itself or because it is asked to. A VM has at most one. What it gives
+/// back is the host's at once, but not while a function of the host's reaches its memory, nor of a guest that owns its CPUs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BalloonConfig {
+    /// How much memory the guest is to do without from the start on: a multiple of [`BALLOON_PAGE`], less than its memory. One that is
+    /// restored is to do without what it was asked for when it was saved.
+    #[serde(default)]
+    pub target: ByteSize,
+    /// The guest may take memory back before it ends programs for want of it (`VIRTIO_BALLOON_F_DEFLATE_ON_OOM`).
+    #[serde(default = "yes")]
+    pub deflate_on_oom: bool,
+    /// The guest reports what is free in it, by itself (`VIRTIO_BALLOON_F_PAGE_REPORTING`).
+    #[serde(default = "yes")]
+    pub free_page_reporting: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Default for BalloonConfig {
+    fn default() -> Self {
+        Self {
+            target: ByteSize(0),
+            deflate_on_oom: true,
+            free_page_reporting: true,
+        }
+    }
+}
+
+impl DeviceConfig for BalloonConfig {
+    const KIND: &'static str = "balloon";
+}
+
+impl BalloonConfig {
+    /// Checks the target against the memory that the guest boots with.
+    ///
+    /// # Errors
+    /// It is no multiple of [`BALLOON_PAGE`], or leaves the guest nothing.
+    pub fn check(&self, memory: ByteSize) -> Result<(), ConfigError> {
+        let target = self.target;
+        match target.0.is_multiple_of(BALLOON_PAGE.0) && target.0 < memory.0 {
+            true => Ok(()),
+            false => Err(ConfigError::BalloonTarget { target, memory }),
+        }
+    }
+}
+
 /// A function of the host's PCI bus, which Linux's VFIO has taken from the host. It comes behind all other devices. With
 /// [`crate::VmConfig::reservation`] its interrupts go to the guest's CPUs without the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -17,8 +17,8 @@ pub use config::{
 pub use cpu::CpuModel;
 pub use functions::{FunctionInfo, FunctionState, Functions};
 pub use message::{
-    ApiError, ErrorKind, Event, ExitReason, HotplugMemory, Info, MAX_ORDER, MAX_WRITE_SET, Mark, MetricSample, Packet,
-    Reply, Request, StopReason, VmState, Written,
+    ApiError, Balloon, ErrorKind, Event, ExitReason, HotplugMemory, Info, MAX_ORDER, MAX_WRITE_SET, Mark, MetricSample,
+    Packet, Reply, Request, StopReason, VmState, Written,
 };
 
 /// The version of this contract. A VMM and its driver are of the same build; anything else is refused.

@@ -52,6 +52,9 @@ pub enum Request {
     /// Map so much of the hot-pluggable memory for functions of the host's, as soon as there are any, before the guest is asked to plug it: a
     /// guest that boots has other things to do. It lasts until the next [`Request::ResizeMemory`].
     MapAhead(ByteSize),
+    /// Request that the guest does without so much of the memory that it boots with: a multiple of 4 KiB, less than that. It follows when it
+    /// can, and need not come all the way: [`Info::balloon`] tells.
+    ResizeBalloon(ByteSize),
     /// Press the guest's power button; what comes of it is the guest's affair.
     PressPowerButton,
     /// End the VM and the process, without asking the guest; answered, and not followed by an event.
@@ -125,6 +128,9 @@ pub struct Info {
     /// Memory that can be plugged, if there is any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hotplug_memory: Option<HotplugMemory>,
+    /// Memory that the guest gives back, if it has a device for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balloon: Option<Balloon>,
     /// What the process has reached, and when, in this order.
     #[serde(default)]
     pub marks: Vec<Mark>,
@@ -144,6 +150,19 @@ pub struct HotplugMemory {
     /// Bytes that it is to have plugged in the end: more than `requested` as long as memory is being mapped for functions of the host's.
     #[serde(default)]
     pub target: u64,
+}
+
+/// Memory that a guest gives back, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Balloon {
+    /// What the guest is asked to do without.
+    pub target: u64,
+    /// What it does without, by its driver's word.
+    pub inflated: u64,
+    /// What it has reported as free since the VM was made or restored; the same memory as often as it was.
+    pub reported: u64,
+    /// What of both the host was given. The rest has stayed: it is pinned, or is none that could be given back.
+    pub discarded: u64,
 }
 
 /// A moment of a VMM's start.

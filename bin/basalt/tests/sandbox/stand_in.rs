@@ -302,6 +302,7 @@ fn info(machine: Option<&Machine>) -> Info {
         cpus: 1,
         memory: 0,
         hotplug_memory: None,
+        balloon: None,
         marks: ["main", vmm_api::message::FIRST_RUN].map(mark).to_vec(),
     }
 }

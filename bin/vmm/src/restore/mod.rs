@@ -31,15 +31,16 @@ use std::sync::Arc;
 use base::ByteSize;
 use device::{FdTable, SpaceAlarm};
 use engine::{CpuModel, Engine};
-use machine::{Machine, MachineState, NamedDevice, Pluggable, SerialOutput};
+use machine::{Machine, MachineState, SerialOutput};
 use memory::Ram;
 use observe::{Registry, marks};
 use vmm_api::{ApiError, DeviceSpec, ErrorKind, Paging, RestoreConfig};
 
 use self::ahead::{Ahead, Read};
 use self::restorer::{Prefetch, Restorer};
+use crate::balloon::Balloon;
 use crate::bare;
-use crate::devices::{Surroundings, create_devices};
+use crate::devices::{Created, Surroundings, create_devices};
 use crate::kvm::KvmSource;
 use crate::refusal::{from_machine, from_snapshot, refuse};
 use crate::request_fds::{RestoreFds, all_used};
@@ -150,6 +151,9 @@ impl<'a> EngineOpen<'a> {
         };
         let ram = with_hotplug(ram, &devices)?;
         marks::mark("snapshot read");
+        if engine.pins_memory() {
+            ram.pins().pin().for_ever();
+        }
         if let Some(restorer) = &restorer {
             restorer.prepare(Prefetch {
                 ram: ram.clone(),
@@ -210,6 +214,7 @@ impl<'a> StateRead<'a> {
             registry: &registry,
             no_space: &no_space,
             memory: self.ram.sizes(),
+            pins: self.ram.pins(),
         };
         let devices = Devices::make(&self.specs, &mut self.fds, surroundings)?;
         marks::mark("devices made");
@@ -223,24 +228,19 @@ impl<'a> StateRead<'a> {
     }
 }
 
-/// Devices, the TAPs of those that are interfaces, and what one of them plugs.
+/// Devices, and the TAPs of those that are interfaces.
 struct Devices {
-    devices: Vec<NamedDevice>,
+    created: Created,
     taps: Taps,
-    pluggable: Option<Pluggable>,
 }
 
 impl Devices {
     /// Makes all of them; no descriptor may be left over.
     fn make(specs: &[DeviceSpec], fds: &mut FdTable, surroundings: Surroundings<'_>) -> Result<Self, ApiError> {
         let taps = Taps::of(specs, fds)?;
-        let (devices, pluggable) = create_devices(specs, fds, surroundings)?;
+        let created = create_devices(specs, fds, surroundings)?;
         all_used(fds)?;
-        Ok(Self {
-            devices,
-            taps,
-            pluggable,
-        })
+        Ok(Self { created, taps })
     }
 }
 
@@ -271,9 +271,10 @@ impl<'a> DevicesMade<'a> {
         };
         let vm = vm.map_err(|error| refuse(ErrorKind::Host, error))?;
         marks::mark("VM made");
-        let mut machine = Machine::restore(vm, serial, &state, ram, self.devices.devices, &self.registry)
+        let Devices { created, taps } = self.devices;
+        let mut machine = Machine::restore(vm, serial, &state, ram, created.devices, &self.registry)
             .map_err(|error| from_machine(&error))?;
-        machine.set_pluggable(self.devices.pluggable);
+        machine.set_pluggable(created.pluggable);
         marks::mark("machine built");
         Ok(Built {
             config,
@@ -282,7 +283,8 @@ impl<'a> DevicesMade<'a> {
             made: Made {
                 machine,
                 no_space: self.no_space,
-                taps: self.devices.taps,
+                taps,
+                balloon: Balloon(created.balloon),
                 cpus: state.shape.cpus,
                 engine,
                 registry: self.registry,

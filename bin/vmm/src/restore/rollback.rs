@@ -19,7 +19,8 @@ use observe::Registry;
 use vmm_api::{ApiError, DeviceSpec, ErrorKind, Paging, RestoreConfig};
 
 use super::{Devices, Inputs, Received};
-use crate::devices::Surroundings;
+use crate::balloon::Balloon;
+use crate::devices::{Created, Surroundings};
 use crate::refusal::{from_machine, from_snapshot, refuse};
 use crate::taps::Taps;
 use crate::vm::VMM_VERSION;
@@ -85,9 +86,10 @@ impl<'a> Matched<'a> {
             registry: &registry,
             no_space,
             memory: machine.memory_sizes(),
+            pins: machine.pins(),
         };
         let devices = Devices::make(&self.specs, &mut self.fds, surroundings)?;
-        let fits = machine.fits(&self.state, &devices.devices);
+        let fits = machine.fits(&self.state, &devices.created.devices);
         fits.map_err(|error| from_machine(&error))?;
         Ok(Replacement {
             config: self.config,
@@ -111,6 +113,7 @@ pub(crate) struct Replacement<'a> {
 /// What came with the state that the machine has now.
 pub(crate) struct Applied {
     pub(crate) taps: Taps,
+    pub(crate) balloon: Balloon,
     /// The new devices' metrics.
     pub(crate) registry: Registry,
 }
@@ -121,11 +124,12 @@ impl Replacement<'_> {
     /// # Errors
     /// The machine is of no use any more.
     pub(crate) fn apply(self, machine: &mut Machine, pagemap: Option<&File>) -> Result<Applied, MachineError> {
-        let Devices {
+        let Devices { created, taps } = self.devices;
+        let Created {
             devices,
-            taps,
             pluggable,
-        } = self.devices;
+            balloon,
+        } = created;
         machine.roll_back(&self.state, self.serial, devices, &self.registry, pagemap)?;
         machine.set_pluggable(pluggable);
         machine.populate_write(&self.config.write_set);
@@ -134,6 +138,7 @@ impl Replacement<'_> {
         }
         Ok(Applied {
             taps,
+            balloon: Balloon(balloon),
             registry: self.registry,
         })
     }

@@ -327,7 +327,13 @@ fn what_is_discarded_costs_no_memory_and_no_place_in_the_next_file() {
     for page in 512..1536 {
         put(&ram, page, 5);
     }
-    let changed = || ram.changed(&pagemap()).unwrap().iter().map(|(_, pages)| pages).sum::<u64>();
+    let changed = || {
+        ram.changed(&pagemap())
+            .unwrap()
+            .iter()
+            .map(|(_, pages)| pages)
+            .sum::<u64>()
+    };
     assert_eq!(changed(), 1024);
     let range = crate::layout::Range {
         start: 2 << 20,

@@ -422,7 +422,11 @@ impl Vmm {
             }
             Request::ResizeMemory(size) => self.machine.lock().memory.as_mut().unwrap().target = size.bytes(),
             Request::Detach(id) => self.machine.lock().functions.retain(|function| *function != *id),
-            Request::Rebase(_) | Request::MapAhead(_) | Request::PressPowerButton | Request::Stop => (),
+            Request::Rebase(_)
+            | Request::MapAhead(_)
+            | Request::ResizeBalloon(_)
+            | Request::PressPowerButton
+            | Request::Stop => (),
         }
         Some(Ok(reply))
     }
@@ -492,6 +496,7 @@ impl Vmm {
             cpus: 1,
             memory: 0,
             hotplug_memory: shown.memory,
+            balloon: None,
             marks: Vec::new(),
         }
     }
