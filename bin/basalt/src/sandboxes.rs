@@ -264,8 +264,21 @@ fn samples(client: &mut Client, sandbox: Option<&String>) -> Result<Vec<Sample>>
 fn stats_table(before: &[Sample], now: &[Sample]) -> String {
     let mut rows = vec![
         [
-            "ID", "NAME", "CPU", "CPU TIME", "MEMORY", "LIMIT", "DISK", "READ", "WRITTEN", "RECEIVED", "SENT",
-            "THREADS", "PLUGGED", "MAPPED",
+            "ID",
+            "NAME",
+            "CPU",
+            "CPU TIME",
+            "MEMORY",
+            "LIMIT",
+            "DISK",
+            "READ",
+            "WRITTEN",
+            "RECEIVED",
+            "SENT",
+            "THREADS",
+            "PLUGGED",
+            "MAPPED",
+            "GIVEN BACK",
         ]
         .map(str::to_owned)
         .to_vec(),
@@ -297,6 +310,9 @@ fn stats_table(before: &[Sample], now: &[Sample]) -> String {
             memory::of_how_much(usage.memory_state.as_deref(), |memory| (memory.present, memory.target)),
             memory::of_how_much(usage.memory_state.as_deref(), |memory| {
                 (memory.dma_mapped, memory.dma_total)
+            }),
+            memory::of_how_much(usage.memory_state.as_deref(), |memory| {
+                (memory.discarded, memory.reported)
             }),
         ]);
     }

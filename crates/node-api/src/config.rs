@@ -94,6 +94,9 @@ pub struct Resources {
     /// Where its guest sees its memory.
     #[serde(default, skip_serializing_if = "MemoryMode::is_translated")]
     pub memory_mode: MemoryMode,
+    /// Its guest reports what is free of its memory, which is the host's then; not while devices reach it, nor with the class bare.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub free_page_reporting: bool,
 }
 
 impl Resources {
@@ -394,6 +397,7 @@ pub(crate) mod tests {
                 class: Class::Standard,
                 idle: Idle::Halt,
                 memory_mode: MemoryMode::Translated,
+                free_page_reporting: false,
             },
             limits: Limits {
                 cpu_millis: Some(500),

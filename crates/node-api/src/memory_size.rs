@@ -289,6 +289,12 @@ pub struct MemoryState {
     pub plug_hits: u64,
     /// See `plug_hits`.
     pub plug_misses: u64,
+    /// Bytes that its guest has reported as free since its machine was made, the same memory as often as it was; 0 where it does not.
+    #[serde(default)]
+    pub reported: u64,
+    /// What of that the host was given.
+    #[serde(default)]
+    pub discarded: u64,
     /// Why no more is mapped now, which is tried again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub map_error: Option<String>,

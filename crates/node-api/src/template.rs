@@ -275,6 +275,7 @@ mod tests {
                 class: crate::class::Class::Standard,
                 idle: crate::class::Idle::Halt,
                 memory_mode: crate::MemoryMode::Translated,
+                free_page_reporting: false,
             },
             recipe: Recipe {
                 commands: vec!["pip install x".into(), "server".into()],

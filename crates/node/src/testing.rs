@@ -30,6 +30,7 @@ pub(crate) fn resources() -> Resources {
         class: node_api::Class::Standard,
         idle: node_api::Idle::Halt,
         memory_mode: node_api::MemoryMode::Translated,
+        free_page_reporting: false,
     }
 }
 

@@ -28,6 +28,10 @@ pub(crate) struct HotplugArgs {
     /// Start the command when all memory, and all devices, are there: for programs that look at their memory once.
     #[arg(long)]
     memory_ready: bool,
+
+    /// Whether its guest reports what is free of its memory, which the host has again then: on or off [default: off].
+    #[arg(long, value_name = "on|off", value_parser = parse::switch)]
+    free_page_reporting: Option<bool>,
 }
 
 impl HotplugArgs {
@@ -35,6 +39,10 @@ impl HotplugArgs {
     pub(crate) fn put_into(&self, config: &mut SandboxConfig) {
         (config.device_start, config.memory_ready) = (self.device_start, self.memory_ready);
         (config.resources.boot_memory, config.resources.max_memory) = (self.boot_memory, self.max_memory);
+        // A template has its own.
+        if let Some(reporting) = self.free_page_reporting {
+            config.resources.free_page_reporting = reporting;
+        }
     }
 
     /// The same flags again, for a program elsewhere.
@@ -44,6 +52,10 @@ impl HotplugArgs {
         words.extend(self.boot_memory.map(|size| format!("--boot-memory={}", size.bytes())));
         words.extend(self.max_memory.map(|size| format!("--max-memory={}", size.bytes())));
         words.extend(self.memory_ready.then(|| "--memory-ready".to_owned()));
+        words.extend(self.free_page_reporting.map(|reporting| {
+            let word = if reporting { "on" } else { "off" };
+            format!("--free-page-reporting={word}")
+        }));
         words
     }
 }
@@ -92,11 +104,12 @@ mod tests {
             "--max-memory",
             "2g",
             "--memory-ready",
+            "--free-page-reporting=on",
         ])
         .unwrap();
         let words = args.words();
         let far = parse(&words.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
-        assert_eq!((far.words(), words.len()), (words, 4));
+        assert_eq!((far.words(), words.len()), (words, 5));
         assert_eq!(far, args);
     }
 
@@ -109,6 +122,7 @@ mod tests {
             (["--boot-memory", "1m"], "at least 32 MiB"),
             (["--boot-memory", "some"], "such as 512M"),
             (["--max-memory", "99999999999t"], "too large"),
+            (["--free-page-reporting", "true"], "on or off"),
         ] {
             let error = parse(&words).err().unwrap().to_string();
             assert!(error.contains(wanted), "{words:?}: {error}");

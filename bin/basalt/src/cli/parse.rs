@@ -171,6 +171,15 @@ const SIGNALS: &[(&str, i32)] = &[
     ("WINCH", libc::SIGWINCH),
 ];
 
+/// `on` or `off`.
+pub(crate) fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("give on or off".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

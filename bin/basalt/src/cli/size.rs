@@ -42,6 +42,7 @@ impl SizeArgs {
             class: Class::Standard,
             idle: Idle::Halt,
             memory_mode: MemoryMode::Translated,
+            free_page_reporting: false,
         })
     }
 
@@ -60,6 +61,7 @@ impl SizeArgs {
             class: usual.class,
             idle: usual.idle,
             memory_mode: usual.memory_mode,
+            free_page_reporting: usual.free_page_reporting,
         }
     }
 

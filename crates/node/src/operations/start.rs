@@ -199,7 +199,7 @@ impl Node {
             .and_then(|()| agent.hang_up())
             .map_err(|error| vm.diagnose("its agent was to hang up", error));
         match hung_up {
-            Ok(()) => self.save_template(entry, &vm, lease)?,
+            Ok(()) => self.save_template(entry, &vm, *lease)?,
             // It is there still, and may answer others: whether it does is found out below.
             Err(error @ (Error::Agent { .. } | Error::GuestSilent { .. })) => {
                 log::warn!("no template can be made of sandbox {}: {error}", entry.id);

@@ -4,7 +4,7 @@
 use base::ByteSize;
 use host::cgroup::{self, Root};
 use node_api::{DeviceStart, Limits, MemoryMode, Rate, Resources, SandboxConfig};
-use vmm_api::devices::{BlockLimits, BlockRate, MemConfig, NetLimits, RateLimit};
+use vmm_api::devices::{BalloonConfig, BlockLimits, BlockRate, MemConfig, NetLimits, RateLimit};
 use vmm_api::{ConfigError, config};
 
 use crate::Error;
@@ -96,6 +96,11 @@ pub(crate) fn plugs_before_command(config: &SandboxConfig) -> bool {
     waits && config.resources.region().is_some()
 }
 
+/// By what its guest gives memory back, if it does.
+pub(crate) fn for_balloon(config: &SandboxConfig) -> Option<BalloonConfig> {
+    config.resources.free_page_reporting.then(BalloonConfig::default)
+}
+
 /// What its disks are told. The devices keep these rates, not `io.max`: that is one of whole block devices of the host, and of
 /// what reaches them, so what the page cache answers or a file system without writeback accounting writes would be free.
 pub(crate) fn for_disks(limits: &Limits) -> BlockLimits {
@@ -137,6 +142,7 @@ mod tests {
             class: node_api::Class::Standard,
             idle: node_api::Idle::Halt,
             memory_mode: node_api::MemoryMode::Translated,
+            free_page_reporting: false,
         })
         .unwrap_err()
     }
@@ -164,6 +170,21 @@ mod tests {
         assert_eq!(memory_max(&config), (1024 + 8 + 128) << 20);
         config.volumes = vec!["cache:/c".parse().unwrap()];
         assert_eq!(memory_max(&config), (1024 + 8 + 128 + 288) << 20);
+    }
+
+    #[test]
+    fn a_guest_gives_memory_back_only_where_that_was_asked_for() {
+        let mut config = crate::testing::stored("id", "name").sandbox.config;
+        assert_eq!(for_balloon(&config), None);
+        config.resources.free_page_reporting = true;
+        let balloon = for_balloon(&config).unwrap();
+        assert!(
+            balloon.free_page_reporting && balloon.target == ByteSize(0),
+            "{balloon:?}"
+        );
+        let record = serde_json::to_string(&config.resources).unwrap();
+        assert!(record.contains(r#""free_page_reporting":true"#), "{record}");
+        assert!(!config.resources.boots(), "it is cloned from a template of its own");
     }
 
     #[test]

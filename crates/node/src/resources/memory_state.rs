@@ -7,7 +7,7 @@ use vmm_api::VmmClient;
 use crate::sandbox::entry::Entry;
 use crate::vmm::tail;
 
-/// Of one that has a region of memory that is plugged, or devices, or was to get some; `None` of others, and where its VMM does not tell now.
+/// Of one that has a region of memory that is plugged, or devices, or was to get some, or whose guest gives memory back; `None` of others, and where its VMM does not tell now.
 pub(crate) fn of(entry: &Entry, has_devices: bool) -> Option<MemoryState> {
     let (resources, vm, coming, failed, memory_failed) = {
         let inner = entry.lock();
@@ -19,7 +19,8 @@ pub(crate) fn of(entry: &Entry, has_devices: bool) -> Option<MemoryState> {
             inner.memory_failed.clone(),
         )
     };
-    if resources.region().is_none() && !has_devices && failed.is_none() {
+    let asks = resources.region().is_some() || resources.free_page_reporting;
+    if !asks && !has_devices && failed.is_none() {
         return None;
     }
     let vm = vm?;
@@ -32,10 +33,12 @@ pub(crate) fn of(entry: &Entry, has_devices: bool) -> Option<MemoryState> {
         memory_failed,
         ..MemoryState::default()
     };
-    if resources.region().is_some() {
+    if asks {
         let info = vm.ask_now(VmmClient::info)?.ok()?;
         let plugged = info.hotplug_memory.map_or(0, |memory| memory.plugged);
         state.present = boot.saturating_add(plugged);
+        let balloon = info.balloon.unwrap_or_default();
+        (state.reported, state.discarded) = (balloon.reported, balloon.discarded);
     }
     if has_devices {
         let told = vm.ask_now(VmmClient::functions)?.ok()?;

@@ -402,6 +402,9 @@ fn devices(
     if let Some(memory) = limits::for_memory(&stored.sandbox.config) {
         devices.push(device("memory", &memory)?);
     }
+    if let Some(balloon) = limits::for_balloon(&stored.sandbox.config) {
+        devices.push(device("balloon", &balloon)?);
+    }
     Ok(devices)
 }
 

@@ -88,7 +88,7 @@ pub(crate) enum Found {
     /// It can be cloned of this one.
     Ready { id: String, place: Place },
     /// There is none, and one can be made of it.
-    Missing(Lease),
+    Missing(Box<Lease>),
     /// It is booted.
     Nothing,
 }
@@ -224,11 +224,11 @@ impl Templates {
             return Found::Nothing;
         }
         known.taken.push(shape.clone());
-        Found::Missing(Lease {
+        Found::Missing(Box::new(Lease {
             templates: Arc::clone(self),
             shape,
             hopeless: false,
-        })
+        }))
     }
 
     /// Has one reach the disk with all that is to be known of it, and gives it its name there; false if there is

@@ -105,7 +105,7 @@ impl Host {
 
     fn lease(&self, number: usize) -> Option<Lease> {
         match self.look(number) {
-            Found::Missing(lease) => Some(lease),
+            Found::Missing(lease) => Some(*lease),
             _ => None,
         }
     }

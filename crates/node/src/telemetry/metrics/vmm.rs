@@ -10,7 +10,7 @@ const MAX_SERIES: usize = 256;
 const MAX_LABEL: usize = 32;
 
 /// What VMMs count, and what that is, in the order of docs/vmm.md. A name that is not here is not told.
-pub(super) const COUNTERS: [(&str, &str); 36] = [
+pub(super) const COUNTERS: [(&str, &str); 44] = [
     ("vcpu_exits_total", "Exits of vCPUs to the VMM."),
     ("engine_exits_total", "Exits of guests that own their CPUs."),
     (
@@ -28,6 +28,32 @@ pub(super) const COUNTERS: [(&str, &str); 36] = [
         "virtio_notify_exits_total",
         "Doorbells that were rung before their device's thread listened.",
     ),
+    (
+        "balloon_requests_total",
+        "Requests to inflate and deflate balloons, and reports of free pages.",
+    ),
+    (
+        "balloon_reported_bytes_total",
+        "Guest memory that was reported as free.",
+    ),
+    (
+        "balloon_discarded_bytes_total",
+        "Guest memory that was given back to the host: reported as free, or inflated.",
+    ),
+    (
+        "balloon_kept_bytes_total",
+        "Guest memory that was given back and has stayed.",
+    ),
+    (
+        "balloon_refused_ranges_total",
+        "Ranges of such memory that are no whole pages of it.",
+    ),
+    (
+        "balloon_refused_chains_total",
+        "Descriptor chains of balloons that do not hold up.",
+    ),
+    ("balloon_target_bytes", "Memory that the guest is to do without."),
+    ("balloon_inflated_bytes", "Memory that the guest does without."),
     ("block_requests_total", "Requests of block devices."),
     ("block_bytes_total", "Bytes of block devices."),
     ("block_errors_total", "Requests of block devices that failed."),
