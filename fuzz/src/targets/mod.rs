@@ -2,6 +2,7 @@
 //!
 //! A target is a name, seeds and a function that must neither panic nor hang on any bytes.
 
+mod balloon;
 mod bare;
 mod copy;
 mod devices;
@@ -36,6 +37,8 @@ pub(crate) fn all() -> Vec<Target> {
         devices::block(),
         devices::vsock(),
         devices::greeting(),
+        balloon::requests(),
+        balloon::state(),
         pluggable::requests(),
         pluggable::state(),
         export::streams(),

@@ -70,6 +70,7 @@ fn config() -> SandboxConfig {
             class: node_api::Class::Standard,
             idle: node_api::Idle::Halt,
             memory_mode: node_api::MemoryMode::Translated,
+            free_page_reporting: false,
         },
         limits: Limits::default(),
         tmpfs: Vec::new(),
