@@ -35,6 +35,7 @@ mod kills;
 mod kvm_nvme;
 mod limits;
 mod limits_rates;
+mod memory_reporting;
 mod memory_resize;
 mod moves;
 mod network;
@@ -79,6 +80,7 @@ pub(crate) const ALL: &[&Case] = &[
     &pause::CASE,
     &snapshot::CASE,
     &memory_resize::CASE,
+    &memory_reporting::CASE,
     &cpu_models::CASE,
     &reidentify::CASE,
     &reidentify_clones::CASE,
