@@ -1,10 +1,11 @@
 //! Owned kernel objects and the small vocabulary everything above is written in.
 //!
 //! Event fds, an epoll wrapper, memfds, files of bounded size, sparse files, free space, threads, workers whose state comes back when they
-//! stop, calling threads out of system calls, mappings of descriptors, byte sizes, ratios, sets of CPUs, addresses of PCI functions, the limit of open files, and the points at which tests
-//! kill. This crate does not know what a virtual machine is.
+//! stop, calling threads out of system calls, mappings of descriptors, byte sizes, ratios, sets of CPUs, addresses of PCI functions, names of the
+//! Container Device Interface, the limit of open files, and the points at which tests kill. This crate does not know what a virtual machine is.
 
 pub mod bound;
+pub mod cdi_name;
 pub mod cpu_set;
 pub mod epoll;
 pub mod event;
@@ -23,6 +24,7 @@ pub mod thread;
 pub mod worker;
 
 pub use bound::FileBound;
+pub use cdi_name::{CdiKind, CdiName, CdiNameError};
 pub use cpu_set::CpuSet;
 pub use epoll::{Epoll, Interest, Ready};
 pub use event::EventFd;

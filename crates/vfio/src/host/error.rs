@@ -62,6 +62,19 @@ pub enum DeviceError {
         /// How many are wanted.
         wanted: u32,
     },
+    /// Nothing of this host's is behind a file of VFIO's.
+    #[error(
+        "there is no {0} on this host: its number is of another host, or of another boot (`basalt device ls` shows the groups)"
+    )]
+    NoNode(String),
+    /// It would give nothing away.
+    #[error("vfio-pci has no function that is behind {file}: bind what is (`basalt device bind`): {others}")]
+    EmptyNode {
+        /// The file.
+        file: String,
+        /// What is behind it.
+        others: String,
+    },
     /// Its driver makes none.
     #[error(
         "the driver of the PCI function {address} ({driver}) makes no virtual functions: give it the driver of its maker (`basalt device \

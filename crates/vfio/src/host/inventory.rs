@@ -1,6 +1,8 @@
 //! Every PCI function of the host, as sysfs tells of it (Linux, Documentation/ABI/testing/sysfs-bus-pci, sysfs-kernel-iommu_groups). Only
 //! looks: what is in use, and by whom, is `in_use`'s affair, and what may be done is `checks`'.
 
+use std::path::PathBuf;
+
 use base::PciAddress;
 
 use super::error::DeviceError;
@@ -282,18 +284,27 @@ fn group(sysfs: &Sysfs, address: PciAddress) -> Result<Option<Group>, DeviceErro
     let Some(number) = name.and_then(|name| name.parse().ok()) else {
         return Ok(None);
     };
-    let directory = sysfs.sys(&format!("kernel/iommu_groups/{number}"));
-    let mut members = Vec::new();
-    for name in sysfs.list(&directory.join("devices"))? {
-        let driver = sysfs.link_name(&directory.join("devices").join(&name).join("driver"))?;
-        members.push(Member { name, driver });
-    }
-    let kind = sysfs.text(&directory.join("type"))?.unwrap_or_default();
+    let kind = sysfs.text(&directory(sysfs, number).join("type"))?.unwrap_or_default();
     Ok(Some(Group {
         number,
         kind: GroupKind::of(&kind),
-        members,
+        members: members(sysfs, number)?,
     }))
+}
+
+fn directory(sysfs: &Sysfs, group: u32) -> PathBuf {
+    sysfs.sys(&format!("kernel/iommu_groups/{group}"))
+}
+
+/// All of a group, of which nothing is there where there is no such group.
+pub(super) fn members(sysfs: &Sysfs, group: u32) -> Result<Vec<Member>, DeviceError> {
+    let devices = directory(sysfs, group).join("devices");
+    let mut members = Vec::new();
+    for name in sysfs.list(&devices)? {
+        let driver = sysfs.link_name(&devices.join(&name).join("driver"))?;
+        members.push(Member { name, driver });
+    }
+    Ok(members)
 }
 
 fn reset_methods(sysfs: &Sysfs, address: PciAddress) -> Result<Vec<String>, DeviceError> {

@@ -7,6 +7,7 @@ mod files;
 mod in_use;
 pub mod inventory;
 mod names;
+pub mod nodes;
 pub mod simulated;
 pub mod vfs;
 
