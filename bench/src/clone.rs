@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use node_api::{Client, CloneConfig, Reply, Request};
+use node_api::{Client, CloneConfig, Reply, Request, RollbackConfig};
 use serde_json::json;
 
 use crate::figures::{Bench, MARKER, tell};
@@ -154,10 +154,11 @@ fn round(node: &Node, client: &mut Client) -> Result<[(&'static str, f64); 5]> {
     client.ask(Request::Pause { sandbox: CLONE.into() })?;
     let (resume, _) = asked(client, Request::Resume { sandbox: CLONE.into() })?;
     remove(client, CLONE)?;
-    let back = Request::Rollback {
+    let back = Request::Rollback(RollbackConfig {
         sandbox: Node::ORIGIN.into(),
         snapshot: KEPT.into(),
-    };
+        ..RollbackConfig::default()
+    });
     let (rollback, _) = asked(client, back)?;
     Ok([
         (BOOTED, booted),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use base::ByteSize;
-use node_api::{Client, Reply, Request, Snapshot};
+use node_api::{Client, Reply, Request, Snapshot, SnapshotConfig};
 
 use crate::clone::{asked, clone_of, remove};
 use crate::figures::{Bench, tell};
@@ -51,10 +51,11 @@ fn idle(node: &Node, client: &mut Client, name: &str, memory: ByteSize) -> Resul
 
 /// Milliseconds, and what is known of the snapshot, which stays.
 pub(crate) fn keep(client: &mut Client, sandbox: &str) -> Result<(f64, Snapshot)> {
-    let make = Request::MakeSnapshot {
+    let make = Request::MakeSnapshot(SnapshotConfig {
         sandbox: sandbox.into(),
         name: Some(KEPT.into()),
-    };
+        detach_devices: false,
+    });
     let (time, reply) = asked(client, make)?;
     let Reply::Snapshot(snapshot) = reply else {
         anyhow::bail!("no snapshot: {reply:?}");

@@ -2,7 +2,7 @@
 //! after the request and how long it takes. Recording them costs some time of its own: `clone` measures without.
 
 use anyhow::{Context, Result};
-use node_api::{Client, Request};
+use node_api::{Client, Request, RollbackConfig};
 use observe::Span;
 use observe::span::{Operation, record};
 
@@ -104,10 +104,11 @@ impl Bench<'_> {
                 remove(&mut client, CLONE)?;
                 let snapshot = recorded(&mut client, SNAPSHOT, clone_of(KEPT, CLONE))?;
                 remove(&mut client, CLONE)?;
-                let back = Request::Rollback {
+                let back = Request::Rollback(RollbackConfig {
                     sandbox: Node::ORIGIN.into(),
                     snapshot: KEPT.into(),
-                };
+                    ..RollbackConfig::default()
+                });
                 Ok([template, snapshot, recorded(&mut client, ROLLBACK, back)?])
             })?;
             for (figure, spans) in figures.iter_mut().zip(spans) {

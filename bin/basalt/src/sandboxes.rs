@@ -221,13 +221,15 @@ pub(crate) fn events(output: &Output) -> Result<u8> {
 fn describe(event: &NodeEvent) -> String {
     let kind = serde_json::to_value(event.kind).unwrap_or_default();
     let ended = event.ended.as_ref().map(|ended| format!(" ({})", ended.exit_code()));
+    let why = event.why.as_ref().map(|why| format!(": {why}"));
     format!(
-        "{} {} {} {}{}",
+        "{} {} {} {}{}{}",
         crate::logs::rfc3339(event.time_ns),
         kind.as_str().unwrap_or_default(),
         event.id,
         event.name,
-        ended.unwrap_or_default()
+        ended.unwrap_or_default(),
+        why.unwrap_or_default()
     )
 }
 

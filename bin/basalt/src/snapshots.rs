@@ -4,7 +4,9 @@ use anyhow::{Result, bail};
 use base::ByteSize;
 use node_api::message::Item;
 use node_api::transfer::Kind;
-use node_api::{Client, CloneConfig, Reply, Request, Secrets as _, Snapshot};
+use node_api::{
+    Client, CloneConfig, MoveConfig, Reply, Request, RollbackConfig, Secrets as _, Snapshot, SnapshotConfig,
+};
 
 use crate::asked;
 use crate::cli::{CloneArgs, CreateArgs, InspectSnapshotsArgs, MoveArgs, RollbackArgs, SnapshotVerb};
@@ -37,10 +39,11 @@ pub(crate) fn snapshot(verb: &SnapshotVerb, output: &Output) -> Result<u8> {
 }
 
 fn create(args: &CreateArgs, output: &Output) -> Result<u8> {
-    let request = Request::MakeSnapshot {
+    let request = Request::MakeSnapshot(SnapshotConfig {
         sandbox: args.sandbox.clone(),
         name: args.name.clone(),
-    };
+        detach_devices: args.detach_devices,
+    });
     match daemon::connect()?.ask(request)? {
         (Reply::Snapshot(snapshot), _) => {
             let snapshot = snapshot.redacted();
@@ -67,19 +70,21 @@ pub(crate) fn clone(args: &CloneArgs, output: &Output) -> Result<u8> {
 
 /// `basalt rollback`.
 pub(crate) fn rollback(args: &RollbackArgs, output: &Output) -> Result<u8> {
-    let request = Request::Rollback {
+    let request = Request::Rollback(RollbackConfig {
         sandbox: args.sandbox.clone(),
         snapshot: args.snapshot.clone(),
-    };
+        detach_devices: args.detach_devices,
+    });
     started(request, output)
 }
 
 /// `basalt move`.
 pub(crate) fn move_to(args: &MoveArgs, output: &Output) -> Result<u8> {
-    let request = Request::Move {
+    let request = Request::Move(MoveConfig {
         sandbox: args.sandbox.clone(),
         class: args.class,
-    };
+        detach_devices: args.detach_devices,
+    });
     started(request, output)
 }
 

@@ -79,6 +79,8 @@ pub const DEVICE: &[&str] = &[
     DEVICE_CLAIMED,
     DEVICE_ATTACHED,
     DEVICE_DETACHED,
+    DEVICE_RETURNS,
+    DEVICE_RETURNED,
     DEVICE_RESETTING,
     DEVICE_RESET,
     DEVICE_UNBINDING,
@@ -235,6 +237,10 @@ points! {
     DEVICE_ATTACHED = "device.attached";
     /// The VMM has it no more, and the database says that a sandbox does.
     DEVICE_DETACHED = "device.detached";
+    /// The database says that it is attached again behind an operation, and it is not detached for that yet.
+    DEVICE_RETURNS = "device.returns";
+    /// The guest has it again, and the database says that it is to be attached.
+    DEVICE_RETURNED = "device.returned";
     /// A sandbox had it, and it is not reset yet.
     DEVICE_RESETTING = "device.resetting";
     /// It is reset, and the database does not say so.

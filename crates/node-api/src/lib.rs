@@ -46,7 +46,7 @@ pub use paging::Paging;
 pub use promised::{Promised, Resource};
 pub use sandbox::{Ended, PauseReason, Sandbox, State};
 pub use secrets::Secrets;
-pub use snapshot::{CloneConfig, Programs, Snapshot, check_snapshot_name};
+pub use snapshot::{CloneConfig, MoveConfig, Programs, RollbackConfig, Snapshot, SnapshotConfig, check_snapshot_name};
 pub use template::{BuildConfig, HostTraits, LoadedTemplate, Recipe, TakenName, Template, check_template_name};
 pub use tmpfs::Tmpfs;
 pub use verify::{Damage, Problem, Verified, VerifyProgress};

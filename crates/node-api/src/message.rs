@@ -7,14 +7,13 @@ use base::{ByteSize, CpuSet};
 use observe::{Span, TraceContext};
 use serde::{Deserialize, Serialize};
 
-use crate::class::Class;
 use crate::config::SandboxConfig;
 use crate::device::{Device, DeviceRequest};
 use crate::host_cpu::HostCpu;
 use crate::memory_size::MemoryState;
 use crate::promised::Promised;
 use crate::sandbox::{Ended, Sandbox};
-use crate::snapshot::{CloneConfig, Snapshot};
+use crate::snapshot::{CloneConfig, MoveConfig, RollbackConfig, Snapshot, SnapshotConfig};
 use crate::template::{BuildConfig, LoadedTemplate, Template};
 use crate::transfer::Kind;
 use crate::verify::{Verified, VerifyProgress};
@@ -132,12 +131,7 @@ pub enum Request {
     /// Remove all named volumes that no sandbox has. [`Reply::Pruned`].
     PruneVolumes,
     /// Keep a sandbox as it is now; it goes on. [`Reply::Snapshot`].
-    MakeSnapshot {
-        /// Which.
-        sandbox: String,
-        /// What the snapshot is to be called; the daemon finds a name when not given.
-        name: Option<String>,
-    },
+    MakeSnapshot(SnapshotConfig),
     /// All snapshots. Each is an item; then [`Reply::Done`].
     ListSnapshots,
     /// One of them. [`Reply::Snapshot`].
@@ -195,19 +189,9 @@ pub enum Request {
     /// Make a sandbox that goes on from a snapshot, detached. [`Reply::Started`].
     Clone(CloneConfig),
     /// Let a sandbox go on from a snapshot of it, in place of what it is now. [`Reply::Started`].
-    Rollback {
-        /// Which.
-        sandbox: String,
-        /// The snapshot's name.
-        snapshot: String,
-    },
+    Rollback(RollbackConfig),
     /// Let a sandbox that runs go on as another class. [`Reply::Started`].
-    Move {
-        /// Which.
-        sandbox: String,
-        /// What it is from then on.
-        class: Class,
-    },
+    Move(MoveConfig),
     /// Have a sandbox's memory be of another size, as long as it is there; one that runs is given more, or asked to give some back.
     /// [`Reply::Sandbox`], after a moment for its guest.
     UpdateMemory {
@@ -353,7 +337,7 @@ pub enum EventKind {
     Resume,
     /// It has the devices that it was started with, some time after its start.
     DevicesPresent,
-    /// It does not get them: the daemon's log, `inspect` and `device ls` say why.
+    /// It does not get them, or not again behind something for which they were detached: the daemon's log, `inspect` and `device ls` say why.
     DevicesFailed,
     /// All of its memory is there, some time after its start or a change of its size.
     MemoryReady,
@@ -378,6 +362,9 @@ pub struct NodeEvent {
     pub name: String,
     /// With an exit: how.
     pub ended: Option<Ended>,
+    /// With `devices-failed`: which device, why, and what to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
 }
 
 /// The answer to a request.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::class::Class;
 use crate::config::{ConfigError, SandboxConfig, check_hostname, check_name};
 use crate::paging::Paging;
 
@@ -42,6 +43,45 @@ pub struct Programs {
     pub kernel: Option<String>,
     /// The initramfs with the agent.
     pub initramfs: Option<String>,
+}
+
+/// A snapshot that is asked for. Of a sandbox that has devices of the host's it is refused, unless they are detached for that.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotConfig {
+    /// Which sandbox.
+    pub sandbox: String,
+    /// What the snapshot is to be called; the daemon finds a name when not given.
+    pub name: Option<String>,
+    /// Detach its devices for that, and attach them again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub detach_devices: bool,
+}
+
+/// A sandbox that is to go on from a snapshot of it; the same is true of its devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RollbackConfig {
+    /// Which sandbox.
+    pub sandbox: String,
+    /// The snapshot's name.
+    pub snapshot: String,
+    /// Detach its devices for that, and attach them again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub detach_devices: bool,
+}
+
+/// A sandbox that is to go on as another class; the same is true of its devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoveConfig {
+    /// Which sandbox.
+    pub sandbox: String,
+    /// What it is from then on.
+    pub class: Class,
+    /// Detach its devices for that, and attach them again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub detach_devices: bool,
 }
 
 /// A clone that is asked for. Everything else is as it was in the snapshot.
@@ -91,6 +131,26 @@ pub fn check_snapshot_name(name: &str) -> Result<(), ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whoever_knows_no_devices_asks_as_before() {
+        let asked = crate::Request::Rollback(RollbackConfig {
+            sandbox: "web".into(),
+            snapshot: "ready".into(),
+            detach_devices: false,
+        });
+        let text = serde_json::to_string(&asked).unwrap();
+        assert_eq!(
+            text,
+            r#"{"method":"rollback","params":{"sandbox":"web","snapshot":"ready"}}"#
+        );
+        assert_eq!(serde_json::from_str::<crate::Request>(&text).unwrap(), asked);
+        let text = r#"{"method":"move","params":{"sandbox":"web","class":"bare","detach_devices":true}}"#;
+        let crate::Request::Move(asked) = serde_json::from_str(text).unwrap() else {
+            panic!()
+        };
+        assert!(asked.detach_devices && asked.class == Class::Bare);
+    }
 
     #[test]
     fn what_is_wrong_with_a_clone_is_named() {

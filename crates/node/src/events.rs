@@ -22,6 +22,15 @@ impl Events {
 
     /// Tells all.
     pub(crate) fn tell(&self, kind: EventKind, sandbox: &Sandbox) {
+        self.tell_all(kind, sandbox, None);
+    }
+
+    /// The same of something that went wrong.
+    pub(crate) fn tell_why(&self, kind: EventKind, sandbox: &Sandbox, why: String) {
+        self.tell_all(kind, sandbox, Some(why));
+    }
+
+    fn tell_all(&self, kind: EventKind, sandbox: &Sandbox, why: Option<String>) {
         let ended: Option<Ended> = sandbox.ended.clone().filter(|_| kind == EventKind::Exit);
         let event = NodeEvent {
             time_ns: crate::clock::now_ns(),
@@ -29,6 +38,7 @@ impl Events {
             id: sandbox.id.clone(),
             name: sandbox.name.clone(),
             ended,
+            why,
         };
         let mut listeners = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         listeners.retain(|listener| match listener.try_send(event.clone()) {

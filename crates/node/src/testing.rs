@@ -86,6 +86,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
         building: false,
         share_slots: 0,
         networked: false,
+        detached: Vec::new(),
         log_from: 0,
     }
 }

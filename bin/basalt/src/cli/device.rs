@@ -104,8 +104,8 @@ Examples:
   basalt device unbind 0000:01:00.0          give the first one back";
 
 const ATTACH_HELP: &str = "\
-A sandbox that has devices cannot be saved, rolled back or moved: take them from it first. Its memory is all there and stays where it is
-as long as it has one.
+A sandbox that has devices is saved, rolled back or moved only with --detach-devices, or when they were taken from it. Its memory is all there
+and stays where it is as long as it has one.
 
 Examples:
   basalt device bind 0000:01:00.0            take one from the host

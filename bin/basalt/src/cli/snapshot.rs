@@ -117,8 +117,14 @@ pub(crate) struct PullSnapshotArgs {
     from: PullFrom,
 }
 
+const CREATE_HELP: &str = "\
+Examples:
+  basalt snapshot create web ready
+  basalt snapshot create --detach-devices db before    one that has a device of the host, which is attached again behind it";
+
 /// `basalt snapshot create`.
 #[derive(Args, Debug)]
+#[command(after_help = CREATE_HELP)]
 pub(crate) struct CreateArgs {
     /// The sandbox: a name, or an id or its beginning.
     pub(crate) sandbox: String,
@@ -126,6 +132,10 @@ pub(crate) struct CreateArgs {
     /// What the snapshot is called; the sandbox's name and a number otherwise.
     #[arg(value_parser = name)]
     pub(crate) name: Option<String>,
+
+    /// If it has devices of the host, which no snapshot has: detach them for that, and attach them again.
+    #[arg(long)]
+    pub(crate) detach_devices: bool,
 }
 
 /// Several snapshots.
@@ -211,8 +221,14 @@ pub(crate) struct CloneArgs {
     pub(crate) snapshot: String,
 }
 
+const ROLLBACK_HELP: &str = "\
+Examples:
+  basalt rollback web ready
+  basalt rollback --detach-devices db before    one that has a device of the host: what is on that stays";
+
 /// `basalt rollback`.
 #[derive(Args, Clone, Debug)]
+#[command(after_help = ROLLBACK_HELP)]
 pub(crate) struct RollbackArgs {
     /// The sandbox: a name, or an id or its beginning.
     pub(crate) sandbox: String,
@@ -220,10 +236,20 @@ pub(crate) struct RollbackArgs {
     /// A snapshot of it.
     #[arg(value_parser = name)]
     pub(crate) snapshot: String,
+
+    /// If it has devices of the host, which no snapshot has: detach them for that, and attach them again.
+    #[arg(long)]
+    pub(crate) detach_devices: bool,
 }
+
+const MOVE_HELP: &str = "\
+Examples:
+  basalt move --class dedicated web
+  basalt move --class dedicated --detach-devices db    one that has a device of the host, which is attached again behind it";
 
 /// `basalt move`.
 #[derive(Args, Clone, Debug)]
+#[command(after_help = MOVE_HELP)]
 pub(crate) struct MoveArgs {
     /// How it has the host's processors from then on: standard, dedicated or bare. To and from bare only sandboxes move that run with
     /// --cpu-model common.
@@ -232,6 +258,10 @@ pub(crate) struct MoveArgs {
 
     /// The sandbox: a name, or an id or its beginning.
     pub(crate) sandbox: String,
+
+    /// If it has devices of the host, which stay where they are: detach them for that, and attach them again.
+    #[arg(long)]
+    pub(crate) detach_devices: bool,
 }
 
 /// A snapshot's name.

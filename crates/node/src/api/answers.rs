@@ -5,10 +5,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use base::ByteSize;
-use node_api::{Device, DeviceRequest, GuestDevice, Reply};
+use node_api::{Device, DeviceRequest, GuestDevice, MoveConfig, Reply, RollbackConfig, SnapshotConfig};
 
 use crate::Error;
 use crate::node::Node;
+use crate::operations::detach_for::OnDevices;
 use crate::operations::stages::Started;
 
 /// It is done, or was refused.
@@ -20,6 +21,25 @@ pub(super) fn done(result: Result<(), Error>) -> Result<Reply, Error> {
 pub(super) fn resized(node: &Arc<Node>, sandbox: &str, memory: ByteSize) -> Result<Reply, Error> {
     let sandbox = node.update_memory(&node.find(sandbox)?, memory)?;
     Ok(Reply::Sandbox(Box::new(sandbox)))
+}
+
+/// A snapshot that was taken.
+pub(super) fn snapshot(node: &Arc<Node>, asked: &SnapshotConfig) -> Result<Reply, Error> {
+    let on = OnDevices::asked(asked.detach_devices);
+    let made = node.make_snapshot(&node.find(&asked.sandbox)?, asked.name.as_deref(), on)?;
+    Ok(Reply::Snapshot(Box::new(made)))
+}
+
+/// A sandbox that went on from a snapshot.
+pub(super) fn rolled_back(node: &Arc<Node>, asked: &RollbackConfig) -> Result<Started, Error> {
+    let on = OnDevices::asked(asked.detach_devices);
+    node.rollback(&node.find(&asked.sandbox)?, &asked.snapshot, on)
+}
+
+/// A sandbox that went on as another class.
+pub(super) fn moved(node: &Arc<Node>, asked: &MoveConfig) -> Result<Started, Error> {
+    let on = OnDevices::asked(asked.detach_devices);
+    node.move_to(&node.find(&asked.sandbox)?, asked.class, on)
 }
 
 /// What was set aside; deleted, if `delete`.

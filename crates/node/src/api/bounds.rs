@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use node_api::{ApiError, ErrorKind, Packet, Request};
+use node_api::{ApiError, ErrorKind, MoveConfig, Packet, Request, RollbackConfig};
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::Error;
@@ -67,14 +67,14 @@ fn needed(node: &Node, request: &Request) -> u64 {
         Request::Run(config) => to_start(config.volumes.len()),
         Request::Start { sandbox }
         | Request::Restart { sandbox, .. }
-        | Request::Rollback { sandbox, .. }
-        | Request::Move { sandbox, .. } => {
+        | Request::Rollback(RollbackConfig { sandbox, .. })
+        | Request::Move(MoveConfig { sandbox, .. }) => {
             // One that is not there is refused elsewhere.
             let entry = node.find(sandbox);
             to_start(entry.map_or(0, |entry| entry.lock().stored.sandbox.config.volumes.len()))
         }
         Request::Clone(_)
-        | Request::MakeSnapshot { .. }
+        | Request::MakeSnapshot(_)
         | Request::BuildTemplate(_)
         | Request::KeepTemplate
         | Request::OpenFiles { .. } => TO_START,

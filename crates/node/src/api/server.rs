@@ -18,7 +18,7 @@ use rustix::net::{SocketFlags, SocketType};
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::Error;
-use crate::api::answers::{devices, done, logs, quarantine, resized, started};
+use crate::api::answers::{devices, done, logs, moved, quarantine, resized, rolled_back, snapshot, started};
 use crate::api::bounds::{self, Seat, Seats};
 use crate::node::Node;
 use crate::operations::build_template::{Build, Wanted};
@@ -433,9 +433,7 @@ impl Connection<'_> {
                 Reply::Done
             }
             Request::PruneVolumes => Reply::Pruned(node.volumes.prune(&node.sandboxes)?),
-            Request::MakeSnapshot { sandbox, name } => {
-                Reply::Snapshot(Box::new(node.make_snapshot(&node.find(&sandbox)?, name.as_deref())?))
-            }
+            Request::MakeSnapshot(asked) => snapshot(&node, &asked)?,
             Request::InspectSnapshot { name } => Reply::Snapshot(Box::new(node.inspect_snapshot(&name)?)),
             Request::OpenFiles { kind, name } => {
                 let (names, files) = node.open_files(kind, &name)?;
@@ -454,8 +452,8 @@ impl Connection<'_> {
             }
             Request::PruneTemplates { all } => Reply::Pruned(node.templates.prune(all, node.template_sources())?),
             Request::Clone(config) => self.goes_on(node.clone_of(config))?,
-            Request::Rollback { sandbox, snapshot } => self.goes_on(node.rollback(&node.find(&sandbox)?, &snapshot))?,
-            Request::Move { sandbox, class } => self.goes_on(node.move_to(&node.find(&sandbox)?, class))?,
+            Request::Rollback(asked) => self.goes_on(rolled_back(&node, &asked))?,
+            Request::Move(asked) => self.goes_on(moved(&node, &asked))?,
             Request::UpdateMemory { sandbox, memory } => resized(&node, &sandbox, memory)?,
             Request::RemoveSnapshot { name } => {
                 node.remove_snapshot(&name)?;

@@ -39,7 +39,7 @@ const BESIDES: u64 = 64 << 20;
 
 /// Whether a guest has let go of devices that are taken from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LetGo {
+pub(super) enum LetGo {
     All,
     /// It may have them still, or not have been told of them.
     Unknown,
@@ -132,7 +132,7 @@ impl Node {
     }
 
     /// Has the VMM take them over, which maps the guest's memory for the first.
-    fn hand_over(&self, stored: &Stored, vm: &Vm, claimed: &[PciAddress]) -> Result<(), Error> {
+    pub(super) fn hand_over(&self, stored: &Stored, vm: &Vm, claimed: &[PciAddress]) -> Result<(), Error> {
         let host = self.devices.vfio();
         let of_vfio = |error| Error::from(DevicesError::Vfio(error));
         self.let_lock(stored)?;
@@ -271,7 +271,7 @@ impl Node {
         self.take_devices(entry, &vm, addresses, let_go)
     }
 
-    fn leave_guest(&self, vm: &Vm, slot: u8) -> Result<(), Error> {
+    pub(super) fn leave_guest(&self, vm: &Vm, slot: u8) -> Result<(), Error> {
         let failed = |error| vm.diagnose("its guest was to let go of a device", error);
         let mut agent = vm.agent()?;
         agent
@@ -304,9 +304,16 @@ impl Node {
         self.devices.release_some(&entry.id, addresses)
     }
 
-    fn take_from_vmm(&self, entry: &Entry, vm: &Vm, addresses: &[PciAddress], let_go: LetGo) -> Result<(), Error> {
+    pub(super) fn take_from_vmm(
+        &self,
+        entry: &Entry,
+        vm: &Vm,
+        addresses: &[PciAddress],
+        let_go: LetGo,
+    ) -> Result<(), Error> {
         let limit = self.config.limits.answer + of_all_memory(&entry.stored());
         let functions = || vm.ask("it was asked for its devices", VmmClient::functions);
+        entry.lock().devices_taken += 1;
         let told = functions()?;
         let mut kept = Vec::new();
         for name in addresses.iter().map(PciAddress::to_string) {
@@ -375,24 +382,10 @@ impl Node {
         let is_mapping = |function: &vmm_api::FunctionInfo| function.state == FunctionState::Mapping;
         Ok((has, told.functions.iter().any(is_mapping)))
     }
-
-    /// Refuses what takes a sandbox's machine elsewhere while it has devices.
-    pub(crate) fn refuse_with_devices(&self, entry: &Entry) -> Result<(), Error> {
-        let its = self.devices.of(&entry.id);
-        if its.is_empty() {
-            return Ok(());
-        }
-        let sandbox = entry.stored().sandbox.name;
-        Err(DevicesError::Keeps {
-            devices: names(&its),
-            sandbox,
-        }
-        .into())
-    }
 }
 
 /// A guest whose memory is not translated reaches all of the host's, and so would its device.
-fn can_have_devices(stored: &Stored) -> Result<(), Error> {
+pub(super) fn can_have_devices(stored: &Stored) -> Result<(), Error> {
     match stored.sandbox.config.resources.memory_mode.is_translated() {
         true => Ok(()),
         false => Err(DevicesError::Untranslated(stored.sandbox.name.clone()).into()),
@@ -413,7 +406,7 @@ fn shown(host: PciAddress, device: PciDevice) -> GuestDevice {
     }
 }
 
-fn names(addresses: &[PciAddress]) -> String {
+pub(super) fn names(addresses: &[PciAddress]) -> String {
     let names: Vec<_> = addresses.iter().map(PciAddress::to_string).collect();
     names.join(" ")
 }

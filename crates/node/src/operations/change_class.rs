@@ -19,8 +19,10 @@ use crate::error::words::with_causes;
 use crate::guest::reidentify::Reidentification;
 use crate::node::Node;
 use crate::operations::admission::comes_by;
+use crate::operations::detach_for::{Guest, OnDevices};
 use crate::operations::snapshot::{STAYS, can_be_saved};
 use crate::operations::stages::{Started, ToRestore};
+use crate::resources::budget::Changed;
 use crate::resources::{limits, volume_shares};
 use crate::sandbox::entry::Entry;
 use crate::sandbox::lifecycle::Verb;
@@ -28,6 +30,7 @@ use crate::saved::snapshots::{self, Begun, Place};
 use crate::store::database::Stored;
 use crate::store::operation::Operation;
 use crate::store::remove::remove_directory;
+use crate::vmm::vm::Vm;
 use crate::{Error, ids};
 
 /// What a sandbox is moved by, in its directory.
@@ -35,12 +38,11 @@ const SAVED: &str = "moving";
 
 impl Node {
     /// Lets a sandbox that runs go on as another class.
-    pub(crate) fn move_to(self: &Arc<Self>, entry: &Arc<Entry>, class: Class) -> Result<Started, Error> {
+    pub(crate) fn move_to(self: &Arc<Self>, entry: &Arc<Entry>, class: Class, on: OnDevices) -> Result<Started, Error> {
         let _operation = self.turn(entry)?;
         let stored = entry.stored();
         let sandbox = &stored.sandbox;
         let vm = entry.vm_for(Verb::Move)?;
-        self.refuse_with_devices(entry)?;
         if !sandbox.config.detach {
             return Err(Error::Tied(sandbox.name.clone()));
         }
@@ -48,6 +50,20 @@ impl Node {
         limits::check(&moved, self.cgroups.as_ref())?;
         drop(volume_shares::open_all(&moved.volumes, &self.volumes)?);
         let promise = self.admit_other("move", entry, &moved)?;
+        self.detach_for(entry, on, Guest::LetsGo)?;
+        let started = self.move_in_turn(entry, &vm, moved, promise);
+        self.return_devices(entry, started, |_| format!("the move to the class {class} is done"))
+    }
+
+    fn move_in_turn(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        vm: &Arc<Vm>,
+        moved: SandboxConfig,
+        promise: Changed,
+    ) -> Result<Started, Error> {
+        let (stored, class) = (entry.stored(), moved.resources.class);
+        let sandbox = &stored.sandbox;
         let line = vm.line()?;
         let was = Box::new(sandbox.config.clone());
         self.forget_move(entry)?;
@@ -56,10 +72,10 @@ impl Node {
         self.update(entry, |stored| {
             stored.operation = Some(Operation::Move { was, saved_at })
         })?;
-        if let Err(error) = self.save_machine(&vm, &stored, &begun.place) {
+        if let Err(error) = self.save_machine(vm, &stored, &begun.place) {
             // It takes room that the database may need.
             drop(begun);
-            let gone_on = self.go_on_after(Some(&error), &vm, line);
+            let gone_on = self.go_on_after(Some(&error), vm, line);
             return Err(error.after_undo(self.held_no_more(entry, gone_on)));
         }
         let promised = promise.promise();
@@ -67,7 +83,7 @@ impl Node {
             let place = self.save_for_move(entry, begun)?;
             {
                 let _span = span("its VMM ends");
-                self.end_for_another(entry, &vm)?;
+                self.end_for_another(entry, vm)?;
             }
             entry.promise(promised);
             self.points.at(points::MOVE_ENDED);
@@ -94,7 +110,7 @@ impl Node {
         });
         if moved.is_ok() {
             promise.keep();
-            self.follow_found(entry);
+            self.follow_size(entry);
         }
         moved
     }

@@ -157,9 +157,17 @@ impl Node {
 
     /// The same for one that this daemon has found running.
     pub(crate) fn follow_found(self: &Arc<Self>, entry: &Arc<Entry>) {
-        let has_region = entry.stored().sandbox.config.resources.region().is_some();
-        if has_region || !self.devices.of(&entry.id).is_empty() {
+        let stored = entry.stored();
+        let has_region = stored.sandbox.config.resources.region().is_some();
+        if has_region || !stored.detached.is_empty() || !self.devices.of(&entry.id).is_empty() {
             self.follow_in_thread(entry, Coming::WhatItsVmmHas);
+        }
+    }
+
+    /// The same for one that goes on with another machine, whose devices are seen to by whoever has its turn.
+    pub(crate) fn follow_size(self: &Arc<Self>, entry: &Arc<Entry>) {
+        if entry.stored().sandbox.config.resources.region().is_some() {
+            self.follow_in_thread(entry, Coming::These(Vec::new()));
         }
     }
 
@@ -192,24 +200,26 @@ impl Node {
         }
     }
 
-    fn did_not_come(&self, entry: &Entry, error: &Error) {
+    pub(super) fn did_not_come(&self, entry: &Entry, error: &Error) {
         let why = with_causes(error);
         log::error!("devices of sandbox {} are not as they were to be: {why}", entry.id);
         let mut inner = entry.lock();
         inner.coming.clear();
-        inner.not_come = Some(why);
+        inner.not_come = Some(why.clone());
         let sandbox = inner.stored.sandbox.clone();
         drop(inner);
-        self.events.tell(EventKind::DevicesFailed, &sandbox);
+        self.events.tell_why(EventKind::DevicesFailed, &sandbox, why);
     }
 
     fn follow(&self, entry: &Arc<Entry>, vm: &Arc<Vm>, coming: Coming) -> Result<(), Error> {
-        // Whoever follows its memory tries that again.
-        if let Some(_turn) = self.turn_while_it_runs(entry, vm)
-            && let Err(error) = self.ask_for_memory(entry, vm)
-            && !is_over(entry, vm)
-        {
-            self.memory_failed(entry, &error);
+        if let Some(_turn) = self.turn_while_it_runs(entry, vm) {
+            // Whoever follows its memory tries that again.
+            if let Err(error) = self.ask_for_memory(entry, vm)
+                && !is_over(entry, vm)
+            {
+                self.memory_failed(entry, &error);
+            }
+            self.return_left_devices(entry);
         }
         let (coming, is_news) = match coming {
             Coming::These(coming) => (coming, true),
@@ -266,6 +276,7 @@ impl Node {
     fn bring_behind(&self, entry: &Arc<Entry>, vm: &Arc<Vm>, coming: &[PciAddress]) -> Result<bool, Error> {
         loop {
             let its = self.devices.of(&entry.id);
+            let taken = entry.lock().devices_taken;
             let wanted: Vec<_> = coming.iter().copied().filter(|one| its.contains(one)).collect();
             if wanted.is_empty() || is_over(entry, vm) {
                 return Ok(false);
@@ -279,9 +290,8 @@ impl Node {
                 return Ok(false);
             }
             let _turn = entry.operate();
-            let its = self.devices.of(&entry.id);
-            // Somebody has taken one of them back meanwhile.
-            if wanted.iter().any(|one| !its.contains(one)) {
+            // Somebody has taken one of them meanwhile, and maybe given it again.
+            if entry.lock().devices_taken != taken {
                 continue;
             }
             let undone = self.take_devices_back(entry, vm, &wanted);

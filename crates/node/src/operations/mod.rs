@@ -6,6 +6,7 @@ mod attach;
 pub(crate) mod build_template;
 pub(crate) mod change_class;
 pub(crate) mod clone;
+pub(crate) mod detach_for;
 pub(crate) mod device_start;
 pub(crate) mod follow_clock;
 pub(crate) mod keep_network;

@@ -13,13 +13,14 @@ use std::sync::Arc;
 
 use base::points;
 use node_api::transfer::Kind;
-use node_api::{Sandbox, SandboxConfig, State};
+use node_api::{Resources, Sandbox, SandboxConfig, State};
 use observe::span::span;
 use vmm_api::{ClientError, ErrorKind, VmState, VmmClient};
 
 use crate::Error;
 use crate::node::Node;
 use crate::operations::clone::another;
+use crate::operations::detach_for::{Guest, OnDevices};
 use crate::operations::snapshot::STAYS;
 use crate::operations::stages::{Started, ToRestore};
 use crate::resources::budget::{Changed, Promise, Start, Wish};
@@ -78,8 +79,13 @@ fn refused(error: Error) -> Why {
 }
 
 impl Node {
-    /// Lets a sandbox go on from a snapshot of it, in place of what it is now.
-    pub(crate) fn rollback(self: &Arc<Self>, entry: &Arc<Entry>, snapshot: &str) -> Result<Started, Error> {
+    /// Lets a sandbox go on from a snapshot of it, in place of what it is now. No snapshot has devices of the host's.
+    pub(crate) fn rollback(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        snapshot: &str,
+        on: OnDevices,
+    ) -> Result<Started, Error> {
         let _operation = self.turn(entry)?;
         let (place, record) = self.snapshots.get(snapshot)?;
         let sandbox = entry.stored().sandbox;
@@ -90,37 +96,64 @@ impl Node {
                 of: record.snapshot.sandbox_name,
             });
         }
-        self.refuse_with_devices(entry)?;
-        if !sandbox.config.devices.is_empty() {
+        if on == OnDevices::Refuse && !sandbox.config.devices.is_empty() {
             return Err(DevicesError::StartedWith(sandbox.name).into());
         }
         self.refuse_damaged(&place, &record.snapshot)?;
-        if !sandbox.config.resources.memory_mode.is_translated() {
-            return Err(Error::NotToBePutBack {
-                name: sandbox.name,
-                why: STAYS.to_owned(),
-            });
-        }
-        if !sandbox.config.detach && sandbox.state.has_vm() {
-            return Err(Error::Tied(sandbox.name));
-        }
-        // What can fail without a VM fails before the one that is there is ended.
-        let stored = entry.stored();
         let config = holding_what_both_have(&sandbox.config, &record.snapshot.config);
-        limits::check(&config, self.cgroups.as_ref())?;
-        launch::check_paging(sandbox.config.paging)?;
-        self.image_of(&stored)?;
-        drop(volume_shares::open_all(&sandbox.config.volumes, &self.volumes)?);
-        if !place.is_whole(&sandbox.config.resources) {
-            return Err(checksums::record_damaged(
-                &place.record(),
-                "a file beside it is missing",
-            ));
-        }
+        self.can_be_put_back(entry, &config, &place)?;
         // What it has goes with its VMM, and the next one shall have it.
         let promise = self.admit_again("roll back", entry, Start::Boot)?;
         let wish = Wish::new("roll back", Some(&sandbox.name));
         let promise = Changed::new(promise, &wish, &config, None)?;
+        self.detach_for(entry, on, Guest::MayKeep)?;
+        if sandbox.state == State::Exited {
+            // It is started with them, and would have them now.
+            let its = &sandbox.config.devices;
+            self.update(entry, |stored| stored.detached.clone_from(its))?;
+            self.points.at(points::DEVICE_RETURNS);
+        }
+        let started = self.roll_back_in_turn(entry, (&place, snapshot), promise, config.resources);
+        self.return_devices(entry, started, |_| format!("the rollback to `{snapshot}` is done"))
+    }
+
+    /// What can fail without a VM fails before the one that is there is ended, or loses its devices.
+    fn can_be_put_back(&self, entry: &Entry, config: &SandboxConfig, place: &Place) -> Result<(), Error> {
+        let stored = entry.stored();
+        let sandbox = &stored.sandbox;
+        if !sandbox.config.resources.memory_mode.is_translated() {
+            return Err(Error::NotToBePutBack {
+                name: sandbox.name.clone(),
+                why: STAYS.to_owned(),
+            });
+        }
+        if !sandbox.config.detach && sandbox.state.has_vm() {
+            return Err(Error::Tied(sandbox.name.clone()));
+        }
+        if sandbox.state != State::Exited {
+            entry.vm_for(Verb::Rollback)?;
+        }
+        limits::check(config, self.cgroups.as_ref())?;
+        launch::check_paging(sandbox.config.paging)?;
+        self.image_of(&stored)?;
+        drop(volume_shares::open_all(&sandbox.config.volumes, &self.volumes)?);
+        match place.is_whole(&sandbox.config.resources) {
+            true => Ok(()),
+            false => Err(checksums::record_damaged(
+                &place.record(),
+                "a file beside it is missing",
+            )),
+        }
+    }
+
+    fn roll_back_in_turn(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        (place, snapshot): (&Place, &str),
+        promise: Changed,
+        resources: Resources,
+    ) -> Result<Started, Error> {
+        let sandbox = entry.stored().sandbox;
         let mut disk = match sandbox.config.resources.disk {
             Some(_) => {
                 let _span = span("disk copied");
@@ -135,13 +168,13 @@ impl Node {
         let own_disk = disk.as_ref().map(Beside::inode).transpose()?.flatten();
         self.update(entry, |stored| {
             stored.operation = Some(Operation::Rollback { own_disk });
-            stored.sandbox.config.resources = config.resources;
+            stored.sandbox.config.resources = resources;
         })?;
-        match self.put_back(entry, vm, promise.promise(), &place, disk.as_mut()) {
+        match self.put_back(entry, vm, promise.promise(), place, disk.as_mut()) {
             Ok(started) => {
                 promise.keep();
-                self.verify_later(Kind::Snapshot, snapshot, &place);
-                self.follow_found(entry);
+                self.verify_later(Kind::Snapshot, snapshot, place);
+                self.follow_size(entry);
                 Ok(started)
             }
             Err(Why::Refused(error) | Why::Elsewhere(error)) => {

@@ -22,6 +22,7 @@ use vmm_api::{VmState, VmmClient};
 use crate::guest::deadline_stream::Timed;
 use crate::guest::reidentify::Reidentification;
 use crate::node::Node;
+use crate::operations::detach_for::{Guest, OnDevices};
 use crate::resources::space::{self, LEAST};
 use crate::sandbox::entry::Entry;
 use crate::sandbox::lifecycle::Verb;
@@ -39,17 +40,29 @@ use crate::{Error, clock};
 const SLOWEST: u64 = 32 << 20;
 
 impl Node {
-    /// Saves a sandbox as it is now.
-    pub(crate) fn make_snapshot(self: &Arc<Self>, entry: &Arc<Entry>, name: Option<&str>) -> Result<Snapshot, Error> {
+    /// Saves a sandbox as it is now, but for devices of the host's.
+    pub(crate) fn make_snapshot(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        name: Option<&str>,
+        on: OnDevices,
+    ) -> Result<Snapshot, Error> {
         let _operation = self.turn(entry)?;
         let stored = entry.stored();
-        let sandbox = &stored.sandbox;
         can_be_saved(&stored)?;
         let vm = entry.vm_for(Verb::Snapshot)?;
-        self.refuse_with_devices(entry)?;
+        let name = self.snapshots.name_for(name, &stored.sandbox.name)?;
+        self.detach_for(entry, on, Guest::LetsGo)?;
+        let made = self.snapshot_in_turn(entry, &vm, name);
+        self.return_devices(entry, made, |made| format!("snapshot `{}` is taken", made.name))
+    }
+
+    fn snapshot_in_turn(self: &Arc<Self>, entry: &Arc<Entry>, vm: &Vm, name: String) -> Result<Snapshot, Error> {
+        let stored = entry.stored();
+        let sandbox = &stored.sandbox;
         let record = Record {
             snapshot: Snapshot {
-                name: self.snapshots.name_for(name, &sandbox.name)?,
+                name,
                 created_ns: clock::now_ns(),
                 sandbox: sandbox.id.clone(),
                 sandbox_name: sandbox.name.clone(),
@@ -73,16 +86,16 @@ impl Node {
         self.points.at(points::SNAPSHOT_BEGUN);
         self.update(entry, |stored| stored.operation = Some(Operation::Snapshot))?;
         self.points.at(points::SNAPSHOT_HELD);
-        let saved = self.save_all(&vm, &stored, &begun.place);
+        let saved = self.save_all(vm, &stored, &begun.place);
         // The memory of a guest that owns its CPUs stays where it is.
         if saved.is_ok()
             && !sandbox.config.resources.class.is_bare()
-            && let Err(error) = self.rebase(&vm, entry, &begun.place)
+            && let Err(error) = self.rebase(vm, entry, &begun.place)
         {
             log::warn!("the next snapshot of sandbox {} will be a whole one: {error}", entry.id);
         }
         let gone_on = self
-            .go_on_after(saved.as_ref().err(), &vm, line)
+            .go_on_after(saved.as_ref().err(), vm, line)
             .inspect_err(|error| log::error!("sandbox {} stays paused: {error}", entry.id));
         if let Err(error) = saved {
             // It takes room that the database may need.

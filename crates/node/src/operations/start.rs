@@ -446,3 +446,4 @@ pub(crate) fn new_sandbox(
         building: false,
     })
 }
+        detached: Vec::new(),

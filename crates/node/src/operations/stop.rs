@@ -322,6 +322,11 @@ impl Node {
     fn exited_during(&self, entry: &Entry, ended: Ended, rests: impl Fn(&Operation) -> bool) -> Result<(), Error> {
         // Before anybody sees that it has ended, and gives it the next one.
         drop(entry.take_promise());
+        let stored = entry.stored();
+        if stored.keeps_devices() && stored.operation.as_ref().is_some_and(&rests) {
+            // There is no next machine.
+            self.devices.release(&entry.id)?;
+        }
         let now = clock::now_ns();
         self.note_change(entry, |stored| {
             let sandbox = &mut stored.sandbox;
@@ -329,6 +334,9 @@ impl Node {
             (sandbox.ended_ns, sandbox.ended) = (Some(now), Some(ended.clone()));
             sandbox.config.resources = sandbox.config.resources.holding(ByteSize(0));
             stored.operation = stored.operation.take().filter(|operation| !rests(operation));
+            if !stored.keeps_devices() {
+                stored.detached.clear();
+            }
         })?;
         self.events.tell(EventKind::Exit, &entry.stored().sandbox);
         Ok(())
@@ -386,7 +394,10 @@ impl Node {
     }
 
     fn destroy_now(&self, entry: &Entry) -> Result<(), Error> {
-        self.note_change(entry, |stored| stored.begins(Operation::Remove))?;
+        self.note_change(entry, |stored| {
+            stored.begins(Operation::Remove);
+            stored.detached.clear();
+        })?;
         self.points.at(points::REMOVE_RECORDED);
         self.clear(entry)?;
         self.points.at(points::REMOVE_CLEARED);

@@ -35,6 +35,8 @@ impl Node {
         if interrupted {
             self.undo(entry, "it was interrupted")?;
         }
+        // A daemon before this one may have been about to do that.
+        self.return_left_devices(entry);
         Ok(turn)
     }
 
@@ -138,7 +140,11 @@ impl Node {
             if !waits() {
                 continue;
             }
-            if let Err(error) = self.undo(&entry, "it was interrupted") {
+            let undone = self.undo(&entry, "it was interrupted");
+            if undone.is_ok() {
+                self.return_left_devices(&entry);
+            }
+            if let Err(error) = undone {
                 left += 1;
                 entry.lines.interrupted.say(|more| {
                     log::error!(

@@ -104,7 +104,12 @@ impl Node {
             _ if !stored.is_acknowledged() => return self.destroy(entry),
             Some(Operation::Remove) => return self.destroy(entry),
             Some(Operation::Start | Operation::Rollback { .. }) => return self.undo(entry, RESTARTED),
-            Some(Operation::Move { saved_at: Some(_), .. }) => return self.undo(entry, RESTARTED),
+            Some(Operation::Move { saved_at: Some(_), .. }) => {
+                self.undo(entry, RESTARTED)?;
+                // It goes on as what it was, and its devices come back.
+                self.follow_found(entry);
+                return Ok(());
+            }
             Some(Operation::Move { .. } | Operation::Snapshot | Operation::Stop) | None => (),
         }
         match stored.sandbox.state {
@@ -139,9 +144,13 @@ impl Node {
             self.set_unsettled(entry, Unsettled { vmm, ended });
             return cleared;
         }
-        match entry.stored().operation {
-            Some(_) => self.note_change(entry, |stored| stored.operation = None),
-            None => Ok(()),
+        let stored = entry.stored();
+        match stored.operation.is_some() || !stored.detached.is_empty() {
+            true => self.note_change(entry, |stored| {
+                stored.operation = None;
+                stored.detached.clear();
+            }),
+            false => Ok(()),
         }
     }
 

@@ -183,7 +183,11 @@ struct Functions;
 
 impl Held for Functions {
     fn release(&self, from: &Providers<'_>, entry: &Entry) -> Result<(), Error> {
-        from.devices.release(&entry.id)
+        // They were taken from this machine, and are for the next one.
+        match entry.stored().keeps_devices() {
+            true => Ok(()),
+            false => from.devices.release(&entry.id),
+        }
     }
 
     fn sweep(&self, from: &Providers<'_>, known: &mut Known) -> Result<(), Error> {

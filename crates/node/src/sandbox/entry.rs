@@ -73,6 +73,8 @@ pub(crate) struct Inner {
     pub(crate) unsettled: Option<Unsettled>,
     /// Devices that its machine was given, and its guest does not have yet, behind its start.
     pub(crate) coming: Vec<PciAddress>,
+    /// How often devices were taken from its machine: whoever waits for one looks anew what there is.
+    pub(crate) devices_taken: u64,
     /// Why devices that were to come behind the start did not.
     pub(crate) not_come: Option<String>,
     /// Why its memory was not brought to its size, which is tried again.
@@ -109,6 +111,7 @@ impl Entry {
                 interrupted: false,
                 unsettled: None,
                 coming: Vec::new(),
+                devices_taken: 0,
                 not_come: None,
                 memory_failed: None,
                 memory_followed: None,

@@ -12,6 +12,7 @@ use super::saved_cases::{find, while_it_goes};
 use super::{Attempt, PATIENCE, World};
 use crate::Error;
 use crate::node::Node;
+use crate::operations::detach_for::OnDevices;
 
 /// Enough for somebody to come to where they wait.
 const MOMENT: Duration = Duration::from_millis(100);
@@ -87,7 +88,10 @@ fn a_command_waits_until_a_snapshot_is_taken() {
     let mut world = World::new();
     running(&mut world);
     let other = meanwhile(&world, points::SNAPSHOT_FROZEN, |node| exec(node, "web"));
-    world.node().make_snapshot(&world.entry("web"), Some("ready")).unwrap();
+    world
+        .node()
+        .make_snapshot(&world.entry("web"), Some("ready"), OnDevices::Refuse)
+        .unwrap();
     told(&other).unwrap();
     world.ends_empty().unwrap();
 }

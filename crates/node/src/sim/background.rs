@@ -7,6 +7,7 @@ use super::faults::Fault;
 use super::saved_cases::{BYTE, find, is_refused, is_whole, touch, verify};
 use super::{World, soon};
 use crate::Error;
+use crate::operations::detach_for::OnDevices;
 
 /// What shares a damaged memory file.
 const SHARING: [&str; 2] = ["ready", "later"];
@@ -24,7 +25,10 @@ fn clone(world: &World, snapshot: &str, name: &str, port: &str) -> Result<(), Er
 /// A clone of `ready`, whose memory is damaged behind its back; `later` has the same file.
 fn damaged_under_a_clone(world: &mut World) {
     with_snapshot(world);
-    world.node().make_snapshot(&world.entry("web"), Some("later")).unwrap();
+    world
+        .node()
+        .make_snapshot(&world.entry("web"), Some("later"), OnDevices::Refuse)
+        .unwrap();
     clone(world, "ready", "twin", "81").unwrap();
     touch(world, "ready", "memory", BYTE);
 }

@@ -11,17 +11,18 @@ use agent_api::Connection;
 use node_api::{BuildConfig, Class, CloneConfig, Recipe, SandboxConfig, State};
 
 use super::faults::{Fault, INJECTED};
-use super::{Attempt, World, host_cases, saved_cases};
+use super::{Attempt, World, detach_cases, host_cases, saved_cases};
 use crate::Error;
 use crate::error::words::with_causes;
 use crate::node::Node;
 use crate::operations::build_template::Wanted;
+use crate::operations::detach_for::OnDevices;
 
 /// Of no use case are there more places than this.
 pub(super) const MOST: usize = 200;
 
 /// What is on the disk of `web` since its snapshot was taken.
-const OWN: &[u8] = b"since the snapshot";
+pub(super) const OWN: &[u8] = b"since the snapshot";
 
 /// Something that can be asked of a node.
 #[derive(Clone, Copy)]
@@ -54,7 +55,7 @@ pub(super) const UNNOTICED: Case = Case {
 };
 
 /// The cases of each subject.
-const ALL: &[&[Case]] = &[CASES, saved_cases::CASES, host_cases::CASES];
+const ALL: &[&[Case]] = &[CASES, saved_cases::CASES, host_cases::CASES, detach_cases::CASES];
 
 pub(super) fn nothing(_: &mut World) {}
 
@@ -74,12 +75,18 @@ pub(super) fn paused(world: &mut World) {
 
 pub(super) fn running_bare(world: &mut World) {
     running(world);
-    world.node().move_to(&world.entry("web"), Class::Bare).unwrap();
+    world
+        .node()
+        .move_to(&world.entry("web"), Class::Bare, OnDevices::Refuse)
+        .unwrap();
 }
 
 pub(super) fn with_snapshot(world: &mut World) {
     running(world);
-    world.node().make_snapshot(&world.entry("web"), Some("ready")).unwrap();
+    world
+        .node()
+        .make_snapshot(&world.entry("web"), Some("ready"), OnDevices::Refuse)
+        .unwrap();
     world.write_to_disk("web", OWN);
 }
 
@@ -282,7 +289,12 @@ const CASES: &[Case] = &[
     Case {
         name: "snapshot",
         prepare: running,
-        act: |world| world.node().make_snapshot(&world.entry("web"), Some("ready")).map(drop),
+        act: |world| {
+            world
+                .node()
+                .make_snapshot(&world.entry("web"), Some("ready"), OnDevices::Refuse)
+                .map(drop)
+        },
         undone: &[Some(State::Running)],
         done: Some(State::Running),
         lasts: true,
@@ -302,7 +314,12 @@ const CASES: &[Case] = &[
     Case {
         name: "rollback in place",
         prepare: with_snapshot,
-        act: |world| world.node().rollback(&world.entry("web"), "ready").map(drop),
+        act: |world| {
+            world
+                .node()
+                .rollback(&world.entry("web"), "ready", OnDevices::Refuse)
+                .map(drop)
+        },
         // Once its machine is what it was, there is no way back to what it was before that.
         undone: &[Some(State::Running), Some(State::Exited)],
         done: Some(State::Running),
@@ -313,7 +330,12 @@ const CASES: &[Case] = &[
     Case {
         name: "rollback of one that has exited",
         prepare: exited_with_snapshot,
-        act: |world| world.node().rollback(&world.entry("web"), "ready").map(drop),
+        act: |world| {
+            world
+                .node()
+                .rollback(&world.entry("web"), "ready", OnDevices::Refuse)
+                .map(drop)
+        },
         undone: &[Some(State::Exited)],
         done: Some(State::Running),
         lasts: true,
@@ -323,7 +345,12 @@ const CASES: &[Case] = &[
     Case {
         name: "move",
         prepare: running,
-        act: |world| world.node().move_to(&world.entry("web"), Class::Bare).map(drop),
+        act: |world| {
+            world
+                .node()
+                .move_to(&world.entry("web"), Class::Bare, OnDevices::Refuse)
+                .map(drop)
+        },
         undone: &[Some(State::Running)],
         done: Some(State::Running),
         lasts: true,

@@ -13,6 +13,7 @@ use super::faults::Fault;
 use super::machine::{BROKEN, Machine, NEVER, NOT_MAPPED};
 use super::{Attempt, World, same, soon};
 use crate::Error;
+use crate::operations::detach_for::OnDevices;
 
 /// What ends a sandbox takes no longer, whatever is mapped.
 const AT_ONCE: Duration = Duration::from_secs(5);
@@ -340,7 +341,10 @@ fn a_guest_that_does_not_follow_is_told_of_and_keeps_its_limits() {
 fn a_clone_has_the_same_region() {
     let world = World::new();
     run(&world, divided(World::config("web"))).unwrap();
-    world.node().make_snapshot(&world.entry("web"), Some("ready")).unwrap();
+    world
+        .node()
+        .make_snapshot(&world.entry("web"), Some("ready"), OnDevices::Refuse)
+        .unwrap();
     let asked = node_api::CloneConfig {
         snapshot: "ready".to_owned(),
         name: Some("twin".to_owned()),

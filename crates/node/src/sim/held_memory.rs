@@ -10,6 +10,7 @@ use super::faults::{Fault, INJECTED};
 use super::machine::NEVER;
 use super::{Attempt, World, device_start, same, soon};
 use crate::Error;
+use crate::operations::detach_for::OnDevices;
 use crate::resources::limits;
 
 const BOOT: ByteSize = ByteSize::mib(256);
@@ -166,7 +167,10 @@ fn shrinks_with(fault: Fault, number: usize) -> bool {
 /// Brings a sandbox back, or makes another, of a snapshot of one that had more.
 fn of_snapshot(act: fn(&World) -> Result<(), Error>, name: &str, wanted: ByteSize) {
     let world = world();
-    world.node().make_snapshot(&world.entry("web"), Some("more")).unwrap();
+    world
+        .node()
+        .make_snapshot(&world.entry("web"), Some("more"), OnDevices::Refuse)
+        .unwrap();
     world.node().update_memory(&world.entry("web"), BOOT).unwrap();
     world.is_at_rest().unwrap();
     assert_eq!(held(&world, "web"), BOOT);
@@ -180,12 +184,20 @@ fn of_snapshot(act: fn(&World) -> Result<(), Error>, name: &str, wanted: ByteSiz
 
 #[test]
 fn a_rollback_to_more_counts_that_until_it_is_given_back() {
-    let back: fn(&World) -> Result<(), Error> = |world| world.node().rollback(&world.entry("web"), "more").map(drop);
+    let back: fn(&World) -> Result<(), Error> = |world| {
+        world
+            .node()
+            .rollback(&world.entry("web"), "more", OnDevices::Refuse)
+            .map(drop)
+    };
     of_snapshot(back, "web", BOOT);
     let ended: fn(&World) -> Result<(), Error> = |world| {
         world.node().stop(&world.entry("web"), Duration::ZERO)?;
         assert_eq!(held(world, "web"), BOOT);
-        world.node().rollback(&world.entry("web"), "more").map(drop)
+        world
+            .node()
+            .rollback(&world.entry("web"), "more", OnDevices::Refuse)
+            .map(drop)
     };
     of_snapshot(ended, "web", BOOT);
 }
@@ -194,11 +206,19 @@ fn a_rollback_to_more_counts_that_until_it_is_given_back() {
 fn a_rollback_that_is_refused_leaves_what_was_held() {
     let refused = |number| {
         let world = world();
-        world.node().make_snapshot(&world.entry("web"), Some("more")).unwrap();
+        world
+            .node()
+            .make_snapshot(&world.entry("web"), Some("more"), OnDevices::Refuse)
+            .unwrap();
         world.node().update_memory(&world.entry("web"), BOOT).unwrap();
         world.is_at_rest().unwrap();
         world.faults.arm(&[(number, Fault::Refused)]);
-        let attempt = world.attempt(|world| world.node().rollback(&world.entry("web"), "more").map(drop));
+        let attempt = world.attempt(|world| {
+            world
+                .node()
+                .rollback(&world.entry("web"), "more", OnDevices::Refuse)
+                .map(drop)
+        });
         let fired = world.faults.disarm();
         world.is_at_rest().unwrap();
         is_counted(&world).unwrap_or_else(|wrong| panic!("{fired:?}, {attempt:?}: {wrong}"));
@@ -213,7 +233,10 @@ fn a_rollback_that_is_refused_leaves_what_was_held() {
 #[test]
 fn a_clone_of_a_snapshot_of_one_that_gives_back_counts_what_it_held() {
     let world = shrunk();
-    world.node().make_snapshot(&world.entry("web"), Some("less")).unwrap();
+    world
+        .node()
+        .make_snapshot(&world.entry("web"), Some("less"), OnDevices::Refuse)
+        .unwrap();
     let asked = CloneConfig {
         snapshot: "less".to_owned(),
         name: Some("twin".to_owned()),
@@ -230,7 +253,10 @@ fn a_clone_of_a_snapshot_of_one_that_gives_back_counts_what_it_held() {
 #[test]
 fn a_sandbox_that_is_moved_while_its_guest_gives_back_is_counted_there() {
     let mut world = shrunk();
-    world.node().move_to(&world.entry("web"), Class::Dedicated).unwrap();
+    world
+        .node()
+        .move_to(&world.entry("web"), Class::Dedicated, OnDevices::Refuse)
+        .unwrap();
     assert_eq!(held(&world, "web"), MEMORY);
     is_counted(&world).unwrap();
     world.restart();

@@ -12,6 +12,7 @@ use super::cases::{Case, UNNOTICED, nothing, running, state};
 use super::faults::INJECTED;
 use super::{Attempt, World};
 use crate::Error;
+use crate::operations::detach_for::OnDevices;
 
 /// Volumes: of a sandbox, of nobody.
 const OWN: &str = "own";
@@ -117,7 +118,10 @@ fn running_dedicated(world: &mut World) {
 }
 
 fn move_to(world: &World, class: Class) -> Result<(), Error> {
-    world.node().move_to(&world.entry("web"), class).map(drop)
+    world
+        .node()
+        .move_to(&world.entry("web"), class, OnDevices::Refuse)
+        .map(drop)
 }
 
 /// It is of this class, if it is there and was moved; else of the one that it was of.

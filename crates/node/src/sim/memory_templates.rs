@@ -6,6 +6,7 @@ use node_api::{DeviceStart, DeviceState, SandboxConfig};
 use super::devices::{Case, NVME, address, bind, every_place, state};
 use super::faults::Fault;
 use super::{World, device_start, soon};
+use crate::operations::detach_for::OnDevices;
 
 const BOOT: ByteSize = ByteSize::mib(256);
 
@@ -83,7 +84,10 @@ fn one_template_serves_all_sizes_of_what_is_plugged() {
         .node()
         .update_memory(&world.entry("more"), ByteSize::gib(1))
         .unwrap();
-    world.node().make_snapshot(&world.entry("more"), Some("more")).unwrap();
+    world
+        .node()
+        .make_snapshot(&world.entry("more"), Some("more"), OnDevices::Refuse)
+        .unwrap();
     let asked = node_api::CloneConfig {
         snapshot: "more".to_owned(),
         name: Some("twin".to_owned()),

@@ -9,6 +9,7 @@ mod background;
 mod cases;
 mod cpus;
 mod device_start;
+mod detach_cases;
 mod devices;
 mod failed_undo;
 mod faults;
@@ -255,6 +256,7 @@ impl World {
             }
             if state.has_vm() {
                 vmms.insert(id.clone(), (vmm.map(|vmm| vmm.pid), *state));
+            same("devices that are to come back", &stored.detached, &Vec::new())?;
             }
         }
         let entries: Vec<_> = node.entries().values().cloned().collect();

@@ -14,6 +14,7 @@ use node_api::{CloneConfig, Snapshot, State, Verified};
 use super::cases::{Case, UNNOTICED, exited_with_snapshot, running, with_snapshot};
 use super::{Attempt, World};
 use crate::Error;
+use crate::operations::detach_for::OnDevices;
 use crate::saved::disk;
 
 /// What the snapshot `ready` is called where it has come to.
@@ -87,7 +88,7 @@ pub(super) fn is_refused(world: &World, snapshot: &str) -> Result<(), String> {
         ..CloneConfig::default()
     };
     refused_as_damaged(world.node().clone_of(asked))?;
-    refused_as_damaged(world.node().rollback(&world.entry("web"), snapshot))
+    refused_as_damaged(world.node().rollback(&world.entry("web"), snapshot, OnDevices::Refuse))
 }
 
 /// Changes a byte of a file, or changes it back.
@@ -102,7 +103,10 @@ pub(super) fn touch(world: &World, snapshot: &str, file: &str, at: u64) {
 /// The snapshot `later` has the memory file of `ready`, and one more.
 fn with_two(world: &mut World) {
     with_snapshot(world);
-    world.node().make_snapshot(&world.entry("web"), Some("later")).unwrap();
+    world
+        .node()
+        .make_snapshot(&world.entry("web"), Some("later"), OnDevices::Refuse)
+        .unwrap();
 }
 
 fn damaged(world: &mut World) {
@@ -119,7 +123,10 @@ fn mended(world: &mut World) {
 
 fn with_older(world: &mut World) {
     running(world);
-    world.node().make_snapshot(&world.entry("web"), Some("older")).unwrap();
+    world
+        .node()
+        .make_snapshot(&world.entry("web"), Some("older"), OnDevices::Refuse)
+        .unwrap();
 }
 
 /// Removes a snapshot when the node comes to this point, and does something meanwhile.
@@ -223,7 +230,9 @@ pub(super) const CASES: &[Case] = &[
         prepare: with_older,
         act: |world| {
             while_it_goes(world, "older", points::SNAPSHOT_PAUSED, || {
-                world.node().make_snapshot(&world.entry("web"), Some("newer"))
+                world
+                    .node()
+                    .make_snapshot(&world.entry("web"), Some("newer"), OnDevices::Refuse)
             })
         },
         also: newer_is_whole,
@@ -234,7 +243,7 @@ pub(super) const CASES: &[Case] = &[
         prepare: exited_with_snapshot,
         act: |world| {
             while_it_goes(world, "ready", points::RESTORE_RESUMED, || {
-                world.node().rollback(&world.entry("web"), "ready")
+                world.node().rollback(&world.entry("web"), "ready", OnDevices::Refuse)
             })
         },
         undone: &[Some(State::Exited)],

@@ -13,6 +13,7 @@ use node_api::{Class, CloneConfig, SandboxConfig, State};
 use super::faults::Fault;
 use super::{Attempt, World, cases, saved_cases};
 use crate::Error;
+use crate::operations::detach_for::OnDevices;
 
 /// How many are tried.
 const SEQUENCES: u64 = 200;
@@ -320,10 +321,12 @@ fn ask(world: &World, step: &Step, name: &str, port: &str) -> Result<(), Error> 
         Step::Stop => node.stop(&world.entry(name), Duration::ZERO),
         Step::Pause => node.pause(&world.entry(name)),
         Step::Resume => node.resume(&world.entry(name)),
-        Step::Snapshot(snapshot) => node.make_snapshot(&world.entry(name), Some(snapshot)).map(drop),
-        Step::Rollback(snapshot) => node.rollback(&world.entry(name), snapshot).map(drop),
+        Step::Snapshot(snapshot) => node
+            .make_snapshot(&world.entry(name), Some(snapshot), OnDevices::Refuse)
+            .map(drop),
+        Step::Rollback(snapshot) => node.rollback(&world.entry(name), snapshot, OnDevices::Refuse).map(drop),
         Step::Exec => cases::exec(node, name),
-        Step::Move(class) => node.move_to(&world.entry(name), *class).map(drop),
+        Step::Move(class) => node.move_to(&world.entry(name), *class, OnDevices::Refuse).map(drop),
         Step::Verify(snapshot) => {
             let damage = saved_cases::verify(world, snapshot)?.damage;
             assert_eq!(damage, [], "{snapshot} is damaged");

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use agent_api::ExecRequest;
+use base::PciAddress;
 use node_api::recovery::DAMAGED_DATABASE;
 use node_api::{Sandbox, State};
 use rusqlite::config::DbConfig;
@@ -62,6 +63,9 @@ pub(crate) struct Stored {
     /// Its machine has as many devices for shared directories.
     #[serde(default)]
     pub(crate) share_slots: usize,
+    /// Devices of the host's that were detached for what is under way with it, or was: it gets them again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) detached: Vec<PciAddress>,
 }
 
 impl Stored {
@@ -80,6 +84,17 @@ impl Stored {
     /// Its machine stands still, and goes on.
     pub(crate) fn is_held(&self) -> bool {
         matches!(self.operation, Some(Operation::Snapshot | Operation::Move { .. }))
+    }
+
+    /// Its devices stay its own although its machine ends: what is under way goes on with another one.
+    pub(crate) fn keeps_devices(&self) -> bool {
+        let goes_on = |operation: &Operation| {
+            matches!(
+                operation,
+                Operation::Rollback { .. } | Operation::Move { saved_at: Some(_), .. }
+            )
+        };
+        !self.detached.is_empty() && self.operation.as_ref().is_some_and(goes_on)
     }
 
     /// This is under way from here on.

@@ -157,10 +157,12 @@ impl Devices {
     /// It is fine if it has none.
     pub(crate) fn release(&self, sandbox: &str) -> Result<(), Error> {
         // Most have none, and wait for nobody.
-        if !self.owners().contains(sandbox) {
+        if !self.owners().contains(sandbox) && self.resetting().is_empty() {
             return Ok(());
         }
         let _changing = self.changing();
+        // Nobody is busy with these: there was no space to say that they are reset.
+        self.resetting().iter().try_for_each(|device| self.reset(device))?;
         let its: Vec<StoredDevice> = self
             .table()
             .values()
@@ -168,6 +170,12 @@ impl Devices {
             .cloned()
             .collect();
         self.reset_all(&its)
+    }
+
+    fn resetting(&self) -> Vec<StoredDevice> {
+        let table = self.table();
+        let resetting = table.values().filter(|device| device.stage == Stage::Resetting);
+        resetting.cloned().collect()
     }
 
     /// The same of some of them, with all of their groups of which it needs nothing any more.

@@ -108,8 +108,8 @@ pub enum Error {
     },
     /// It has devices, and what is asked cannot be done with them.
     #[error(
-        "sandbox {sandbox} has devices of the host, whose state nobody can save ({devices}): take them from it first (`basalt device detach \
-         {sandbox} {devices}`)"
+        "sandbox {sandbox} has devices of the host, whose state nobody can save ({devices}): add --detach-devices to have them detached for as \
+         long as it takes, or take them from it first (`basalt device detach {sandbox} {devices}`)"
     )]
     Keeps {
         /// The devices, apart by spaces.
@@ -119,8 +119,8 @@ pub enum Error {
     },
     /// It was started with devices, and would go on without.
     #[error(
-        "sandbox {0} is started with devices of the host, which a machine that goes on from a snapshot does not have: make a clone of the snapshot \
-         instead (`basalt clone`), and give it the devices (`basalt device attach`)"
+        "sandbox {0} is started with devices of the host, which a machine that goes on from a snapshot does not have: add --detach-devices to have \
+         them attached behind it, or make a clone of the snapshot instead (`basalt clone`)"
     )]
     StartedWith(String),
     /// Nobody translates its guest's addresses.
@@ -136,6 +136,31 @@ pub enum Error {
     Busy {
         /// The device.
         address: PciAddress,
+    /// It is paused, and has devices.
+    #[error(
+        "sandbox {sandbox} is paused, and its devices cannot be detached as long as it is ({devices}): let it go on with `basalt unpause` first"
+    )]
+    HeldWhilePaused {
+        /// The devices, apart by spaces.
+        devices: String,
+        /// The sandbox's name.
+        sandbox: String,
+    },
+    /// What was asked is done, and devices that were detached for it could not be attached again.
+    #[error(
+        "{done}sandbox {sandbox} goes on without {devices}, which was detached and could not be attached again ({why}): see how it is (`basalt \
+         device ls`), and attach it (`basalt device attach {sandbox} {devices}`)"
+    )]
+    NotReturned {
+        /// What was done, where it was.
+        done: String,
+        /// The devices, apart by spaces.
+        devices: String,
+        /// The sandbox's name.
+        sandbox: String,
+        /// Why not.
+        why: String,
+    },
         /// How it is.
         state: DeviceState,
     },
@@ -233,7 +258,9 @@ impl Error {
             | Self::Busy { .. }
             | Self::Quarantined { .. }
             | Self::Waiting { .. }
+            | Self::NotReturned { .. }
             | Self::GroupBusy { .. } => ErrorKind::WrongState,
         }
     }
 }
+            | Self::HeldWhilePaused { .. }
