@@ -4,13 +4,20 @@ use anyhow::Result;
 use node_api::message::Item;
 use node_api::{BindTerms, Device, DeviceGroup, DeviceRequest, Request};
 
-use crate::cli::DeviceVerb;
-use crate::daemon;
+use crate::cli::{DeviceName, DeviceVerb};
 use crate::output::{Output, table};
+use crate::{cdi_spec, daemon};
 
 /// `basalt device ...`.
 pub(crate) fn device(verb: &DeviceVerb, output: &Output) -> Result<u8> {
     let (asked, shown): (_, fn(&[Device]) -> String) = match verb {
+        DeviceVerb::Cdi(args) => {
+            let spec = cdi_spec::make(&args.kind, &args.addresses, &ask(DeviceRequest::List)?)?;
+            // Whoever keeps it keeps JSON.
+            let text = serde_json::to_string_pretty(&spec)?;
+            output.result(&spec, || format!("{text}\n"))?;
+            return Ok(0);
+        }
         DeviceVerb::Ls => (DeviceRequest::List, list),
         DeviceVerb::Bind(args) => {
             let terms = BindTerms {
@@ -23,13 +30,21 @@ pub(crate) fn device(verb: &DeviceVerb, output: &Output) -> Result<u8> {
         }
         DeviceVerb::Unbind(args) => (DeviceRequest::Unbind { address: args.address }, drivers),
         DeviceVerb::Attach(args) => {
-            let (sandbox, addresses) = (args.sandbox.clone(), args.addresses.clone());
-            (DeviceRequest::Attach { sandbox, addresses }, in_guest)
+            let sandbox = args.sandbox.clone();
+            let (addresses, cdi) = DeviceName::split(&args.devices);
+            let asked = DeviceRequest::Attach {
+                sandbox,
+                addresses,
+                cdi,
+            };
+            (asked, in_guest)
         }
         DeviceVerb::Detach(args) => {
+            let (addresses, cdi) = DeviceName::split(&args.devices);
             let asked = DeviceRequest::Detach {
                 sandbox: args.sandbox.clone(),
-                addresses: args.addresses.clone(),
+                addresses,
+                cdi,
                 force: args.force,
             };
             (asked, states)
@@ -39,18 +54,23 @@ pub(crate) fn device(verb: &DeviceVerb, output: &Output) -> Result<u8> {
             (DeviceRequest::MakeVfs { address, count }, addresses)
         }
     };
+    let devices = ask(asked)?;
+    output.result(&devices, || shown(&devices))?;
+    Ok(0)
+}
+
+fn ask(asked: DeviceRequest) -> Result<Vec<Device>> {
     let mut devices: Vec<Device> = Vec::new();
     daemon::connect()?.ask_each(Request::Devices(asked), &mut |item| {
         if let Item::Device(device) = item {
             devices.push(*device);
         }
     })?;
-    output.result(&devices, || shown(&devices))?;
-    Ok(0)
+    Ok(devices)
 }
 
-const COLUMNS: [&str; 10] = [
-    "ADDRESS", "STATE", "SANDBOX", "DRIVER", "GROUP", "NODE", "RESET", "VFS", "CLASS", "NAME",
+const COLUMNS: [&str; 11] = [
+    "ADDRESS", "STATE", "SANDBOX", "DRIVER", "GROUP", "NODE", "RESET", "VFS", "CDI", "CLASS", "NAME",
 ];
 
 /// A row each, and below what is wrong.
@@ -67,6 +87,7 @@ fn list(devices: &[Device]) -> String {
 fn row(device: &Device) -> Vec<String> {
     let sandbox = device.sandbox_name.as_ref().or(device.sandbox.as_ref());
     let identity = device.identity.as_ref();
+    let names: Vec<String> = device.cdi.iter().map(ToString::to_string).collect();
     vec![
         device.address.to_string(),
         device.state.to_string(),
@@ -79,6 +100,7 @@ fn row(device: &Device) -> Vec<String> {
             .sriov
             .map(|vfs| format!("{}/{}", vfs.used, vfs.total))
             .unwrap_or_default(),
+        names.join(","),
         identity.map(|identity| identity.kind()).unwrap_or_default(),
         identity.map(ToString::to_string).unwrap_or_default(),
     ]
@@ -165,6 +187,7 @@ mod tests {
             state: DeviceState::Claimed,
             sandbox: Some("aaaaaaaaaaaa".into()),
             sandbox_name: Some("web".into()),
+            cdi: vec!["v.com/disk=a".parse().unwrap(), "v.com/all=0".parse().unwrap()],
             ..plain("0000:01:00.0")
         };
         let waiting = Device {
@@ -175,7 +198,7 @@ mod tests {
         let text = list(&[nvme, waiting]);
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0], COLUMNS);
-        let wanted = "0000:01:00.0 claimed web vfio-pci 6 with 0000:00:1f.0,0000:00:1f.3 1 flr,bus 2/7 Non-Volatile memory controller 1b36:0010";
+        let wanted = "0000:01:00.0 claimed web vfio-pci 6 with 0000:00:1f.0,0000:00:1f.3 1 flr,bus 2/7 v.com/disk=a,v.com/all=0 Non-Volatile memory controller 1b36:0010";
         assert_eq!(lines[1].join(" "), wanted);
         assert_eq!(lines[2], ["0000:02:00.0", "waiting"]);
         assert_eq!(lines[3].join(" "), "0000:02:00.0: its interface eth0 is up");

@@ -5,6 +5,7 @@
 mod asked;
 mod attached;
 mod bar;
+mod cdi_spec;
 mod cli;
 mod copy;
 mod daemon;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use base::{ByteSize, PciAddress};
+use base::{ByteSize, CdiName, PciAddress};
 use cpu::CpuModel;
 use observe::redact::{self, Variables};
 use serde::{Deserialize, Serialize};
@@ -163,6 +163,9 @@ pub struct SandboxConfig {
     /// Devices of the host that it gets each time that it is started.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<PciAddress>,
+    /// And those that these names of the Container Device Interface stand for when it is made.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cdi_devices: Vec<CdiName>,
     /// When it gets them; as [`DeviceStart::default`] says when not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_start: Option<DeviceStart>,
@@ -409,6 +412,7 @@ pub(crate) mod tests {
             ports: vec!["8080:80".into()],
             volumes: vec!["/srv:/data:ro".parse().unwrap(), "cache:/var/cache".parse().unwrap()],
             devices: Vec::new(),
+            cdi_devices: Vec::new(),
             device_start: None,
             memory_ready: false,
             hostname: None,

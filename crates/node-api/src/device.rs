@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use base::PciAddress;
+use base::{CdiName, PciAddress};
 use serde::{Deserialize, Serialize};
 
 /// What is asked of the host's devices. Each is answered by items, the devices that it was about as they are then, and
@@ -30,6 +30,9 @@ pub enum DeviceRequest {
         sandbox: String,
         /// Which devices.
         addresses: Vec<PciAddress>,
+        /// And which by names of the Container Device Interface. Variables of theirs are for commands that are started with them.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        cdi: Vec<CdiName>,
     },
     /// Take devices from a sandbox that runs.
     Detach {
@@ -37,6 +40,9 @@ pub enum DeviceRequest {
         sandbox: String,
         /// Which devices.
         addresses: Vec<PciAddress>,
+        /// And which by names of the Container Device Interface.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        cdi: Vec<CdiName>,
         /// Also if the guest does not let go of them.
         force: bool,
     },
@@ -132,6 +138,9 @@ pub struct Device {
     pub sandbox_name: Option<String>,
     /// How it was bound, if it was.
     pub terms: Option<BindTerms>,
+    /// What it is called by the Container Device Interface, where it has such names; of a list.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cdi: Vec<CdiName>,
     /// As the guest has it, which was given it just now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<GuestDevice>,
@@ -155,6 +164,7 @@ impl Device {
             sandbox: None,
             sandbox_name: None,
             terms: None,
+            cdi: Vec::new(),
             guest: None,
         }
     }

@@ -220,10 +220,16 @@ impl SandboxConfig {
         self.device_start.unwrap_or_default()
     }
 
+    /// It is started with devices of the host.
+    fn has_devices(&self) -> bool {
+        !(self.devices.is_empty() && self.cdi_devices.is_empty())
+    }
+
     /// Fills in what it boots with, where it gets devices and nobody has said it: so that it need not wait until more is mapped for them.
     pub fn choose_boot_memory(&mut self) {
+        let has_devices = self.has_devices();
         let resources = &mut self.resources;
-        let divides = !self.devices.is_empty()
+        let divides = has_devices
             && self.device_start.unwrap_or_default() == DeviceStart::Async
             && self.template.is_none()
             && !resources.class.is_bare()
@@ -259,13 +265,13 @@ impl SandboxConfig {
         }
         whole_blocks(memory, boot)?;
         whole_blocks(most, boot)?;
-        if self.devices.is_empty() && self.device_start.is_some() {
+        if !self.has_devices() && self.device_start.is_some() {
             return Err(MemoryError::NoDevice);
         }
         if self.device_start == Some(DeviceStart::Eager) && boot < memory {
             return Err(MemoryError::Eager);
         }
-        if self.memory_ready && self.devices.is_empty() && resources.region().is_none() {
+        if self.memory_ready && !self.has_devices() && resources.region().is_none() {
             return Err(MemoryError::Ready);
         }
         Ok(())

@@ -204,6 +204,7 @@ impl BuildConfig {
             ports: Vec::new(),
             volumes: Vec::new(),
             devices: Vec::new(),
+            cdi_devices: Vec::new(),
             device_start: None,
             memory_ready: false,
             hostname: None,

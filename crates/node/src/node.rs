@@ -81,6 +81,8 @@ pub(crate) struct Parts {
     pub(crate) cpus: Arc<dyn OwnedCpus>,
     pub(crate) sysfs: Sysfs,
     pub(crate) vfio: Arc<dyn devices::VfioHost>,
+    /// Where specifications of the Container Device Interface are.
+    pub(crate) cdi: cdi::Directories,
     /// The host's boot.
     pub(crate) boot: String,
     pub(crate) points: Points,
@@ -94,6 +96,7 @@ impl Parts {
             cpus: Arc::new(OfHost),
             sysfs: Sysfs::of_host(),
             vfio: Arc::new(devices::ThisVfio),
+            cdi: cdi::Directories::of_host(),
             boot: crate::ids::boot()?,
             launcher: Arc::new(Jailed),
             // The TAPs are handed to VMMs in jails.
@@ -156,6 +159,7 @@ impl Node {
             devices::Outside {
                 sysfs: parts.sysfs,
                 vfio: parts.vfio,
+                cdi: parts.cdi,
                 boot: parts.boot,
                 own: config.state.clone(),
                 points: parts.points.clone(),

@@ -53,6 +53,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
                 ports: Vec::new(),
                 volumes: Vec::new(),
                 devices: Vec::new(),
+                cdi_devices: Vec::new(),
                 device_start: None,
                 memory_ready: false,
                 hostname: None,
@@ -85,8 +86,8 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
         operation: None,
         building: false,
         share_slots: 0,
-        networked: false,
         detached: Vec::new(),
+        networked: false,
         log_from: 0,
     }
 }

@@ -79,6 +79,7 @@ fn config() -> SandboxConfig {
         volumes: Vec::new(),
         devices: Vec::new(),
         device_start: None,
+        cdi_devices: Vec::new(),
         memory_ready: false,
         hostname: None,
         boot: false,

@@ -1,6 +1,9 @@
 //! The arguments of `basalt device`.
 
-use base::PciAddress;
+use std::fmt;
+use std::str::FromStr;
+
+use base::{CdiKind, CdiName, CdiNameError, PciAddress, PciAddressError};
 use clap::{Args, Subcommand};
 
 /// `basalt device ...`.
@@ -24,6 +27,71 @@ pub(crate) enum DeviceVerb {
     /// Have a device make virtual functions (SR-IOV), which no driver of the host takes; print their addresses.
     #[command(after_help = EXAMPLES)]
     Vfs(VfsArgs),
+    /// Print a specification of the Container Device Interface, by which the devices that sandboxes can have are called by names.
+    #[command(after_help = CDI_HELP)]
+    Cdi(CdiArgs),
+}
+
+/// A device as it is named: where it is, or what a specification calls it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum DeviceName {
+    /// Where it is.
+    Address(PciAddress),
+    /// What it is called.
+    Cdi(CdiName),
+}
+
+impl DeviceName {
+    /// Those of the two kinds.
+    pub(crate) fn split(names: &[Self]) -> (Vec<PciAddress>, Vec<CdiName>) {
+        let (mut addresses, mut called) = (Vec::new(), Vec::new());
+        for name in names {
+            match name {
+                Self::Address(address) => addresses.push(*address),
+                Self::Cdi(name) => called.push(name.clone()),
+            }
+        }
+        (addresses, called)
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::Cdi(name) => name.fmt(f),
+        }
+    }
+}
+
+impl FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // No address has one of these.
+        match text.contains('=') || text.contains('/') {
+            true => text
+                .parse()
+                .map(Self::Cdi)
+                .map_err(|error: CdiNameError| error.to_string()),
+            false => text
+                .parse()
+                .map(Self::Address)
+                .map_err(|error: PciAddressError| error.to_string()),
+        }
+    }
+}
+
+/// Which devices, and what they are called.
+#[derive(Args, Debug)]
+pub(crate) struct CdiArgs {
+    /// What they are: their names are this, `=` and their addresses.
+    #[arg(long, value_name = "VENDOR/CLASS", default_value = "basalt/pci")]
+    pub(crate) kind: CdiKind,
+
+    /// Their addresses; all that sandboxes can have, or have, when not given.
+    #[arg(value_name = "ADDRESS")]
+    pub(crate) addresses: Vec<PciAddress>,
 }
 
 /// Which to bind, and on which terms.
@@ -62,9 +130,9 @@ pub(crate) struct AttachArgs {
     #[arg(value_name = "SANDBOX")]
     pub(crate) sandbox: String,
 
-    /// Their addresses, such as 0000:01:00.0.
-    #[arg(value_name = "ADDRESS", required = true)]
-    pub(crate) addresses: Vec<PciAddress>,
+    /// Their addresses, such as 0000:01:00.0, or names by the Container Device Interface, such as vendor.com/net=card0.
+    #[arg(value_name = "DEVICE", required = true)]
+    pub(crate) devices: Vec<DeviceName>,
 }
 
 /// Which to take from whom.
@@ -74,9 +142,9 @@ pub(crate) struct DetachArgs {
     #[arg(value_name = "SANDBOX")]
     pub(crate) sandbox: String,
 
-    /// Their addresses, such as 0000:01:00.0.
-    #[arg(value_name = "ADDRESS", required = true)]
-    pub(crate) addresses: Vec<PciAddress>,
+    /// Their addresses, such as 0000:01:00.0, or names by the Container Device Interface, such as vendor.com/net=card0.
+    #[arg(value_name = "DEVICE", required = true)]
+    pub(crate) devices: Vec<DeviceName>,
 
     /// Also if the guest does not let go of them: for it they are pulled out.
     #[arg(long)]
@@ -111,7 +179,17 @@ Examples:
   basalt device bind 0000:01:00.0            take one from the host
   basalt device attach web 0000:01:00.0      give it to the sandbox `web`
   basalt device detach web 0000:01:00.0      take it back; it is reset
-  basalt run --device 0000:01:00.0 IMAGE     a sandbox that has it from its start on";
+  basalt run --device 0000:01:00.0 IMAGE     a sandbox that has it from its start on
+  basalt run --device vendor.com/net=card0 IMAGE
+                                             the same by a name, which /etc/cdi or /var/run/cdi has";
+
+const CDI_HELP: &str = "\
+A name stands for the IOMMU group of its device, all of which goes to one sandbox.
+
+Examples:
+  basalt device bind 0000:01:00.0
+  basalt device cdi > /etc/cdi/basalt.json
+  basalt run --device basalt/pci=0000:01:00.0 IMAGE";
 
 const BIND_HELP: &str = "\
 A device of which something is in use (a mounted disk, the default route) is refused, with the command that ends the use.

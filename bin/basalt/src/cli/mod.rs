@@ -24,7 +24,7 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueHint};
 use node_api::{Class, Idle, MemoryMode, Paging};
 
-pub(crate) use device::DeviceVerb;
+pub(crate) use device::{DeviceName, DeviceVerb};
 pub(crate) use host::HostVerb;
 pub(crate) use hotplug::{HotplugArgs, UpdateArgs};
 pub(crate) use image::{
@@ -355,9 +355,10 @@ pub(crate) struct RunArgs {
     #[arg(short, long, value_name = "PORTS")]
     pub(crate) publish: Vec<String>,
 
-    /// Give it a device of the host, by its address (see `basalt device`), each time that it is started. Several times for several.
-    #[arg(long, value_name = "ADDRESS")]
-    pub(crate) device: Vec<base::PciAddress>,
+    /// Give it a device of the host, by its address (see `basalt device`) or its name by the Container Device Interface (VENDOR/CLASS=NAME),
+    /// each time that it is started. Several times for several.
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Vec<DeviceName>,
 
     /// Share a directory with it, or a named volume: HOST:GUEST[:ro] or NAME:GUEST[:ro].
     #[arg(short, long, value_name = "VOLUME", value_parser = volume::mount)]

@@ -134,6 +134,7 @@ mod tests {
             "/run:size=1m",
             "--device",
             "0000:01:00.0",
+            "--device=vendor.com/net=card0",
             "--device-start=late",
             "--cpu-limit",
             "0.5",

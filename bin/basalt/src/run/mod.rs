@@ -17,7 +17,7 @@ use observe::span::span;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::attached::{self, Finished};
-use crate::cli::{LogLevel, RunArgs};
+use crate::cli::{DeviceName, LogLevel, RunArgs};
 use crate::output::Output;
 use crate::{daemon, images, lab, template_build};
 
@@ -102,6 +102,7 @@ fn of_template(args: &RunArgs, set: &[String], output: &Output) -> Result<u8> {
 pub(crate) fn configure(args: &RunArgs, set: &[String], resources: Resources) -> Result<SandboxConfig> {
     let entrypoint = args.entrypoint.as_deref().map(parse_entrypoint).transpose()?;
     let labels: BTreeMap<String, String> = args.label.iter().cloned().collect();
+    let (devices, cdi_devices) = DeviceName::split(&args.device);
     let mut config = SandboxConfig {
         name: args.name.clone(),
         image: args.image().unwrap_or_default().to_owned(),
@@ -124,7 +125,8 @@ pub(crate) fn configure(args: &RunArgs, set: &[String], resources: Resources) ->
         network: args.network.mode(),
         ports: args.publish.clone(),
         volumes: args.volume.iter().chain(&args.volume_json).cloned().collect(),
-        devices: args.device.clone(),
+        devices,
+        cdi_devices,
         device_start: None,
         memory_ready: false,
         hostname: args.hostname.clone(),

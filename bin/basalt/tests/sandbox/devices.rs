@@ -12,6 +12,10 @@ pub(crate) const CASES: &[(&str, fn())] = &[
     ),
     ("what_is_no_device_is_refused", what_is_no_device_is_refused),
     (
+        "a_name_that_no_specification_has_is_refused_with_what_there_is",
+        a_name_that_no_specification_has_is_refused_with_what_there_is,
+    ),
+    (
         "memory_and_start_policies_that_cannot_be_are_refused_with_what_can",
         memory_and_start_policies_that_cannot_be_are_refused_with_what_can,
     ),
@@ -65,6 +69,33 @@ fn what_is_no_device_is_refused() {
         );
     }
     let refused = world.verb(&["device", "vfs", NOWHERE, "-1"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", text(&refused.stderr));
+}
+
+fn a_name_that_no_specification_has_is_refused_with_what_there_is() {
+    let world = World::new("");
+    let name = "nobody.example.com/disk=none";
+    let refused = world.run(&["--device", name, "tiny", "--", "true"]);
+    let said = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(125), "{said}");
+    assert!(
+        said.contains(&format!("no specification has the device {name}")),
+        "{said}"
+    );
+    for wrong in ["nobody.example.com/disk", "disk=", "a/b/c=d", "/dev/vfio/1"] {
+        let refused = world.run(&["--device", wrong, "tiny", "--", "true"]);
+        let said = text(&refused.stderr);
+        assert!(
+            !refused.status.success() && said.contains("VENDOR/CLASS=NAME"),
+            "{said}"
+        );
+    }
+    // Nothing is bound.
+    let refused = world.verb(&["device", "cdi"]);
+    let said = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("basalt device bind ADDRESS"), "{said}");
+    let refused = world.verb(&["device", "cdi", "--kind", "disk"]);
     assert_eq!(refused.status.code(), Some(2), "{}", text(&refused.stderr));
 }
 

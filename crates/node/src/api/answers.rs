@@ -66,7 +66,12 @@ pub(super) fn devices(node: &Node, asked: DeviceRequest) -> Result<Vec<Device>, 
             return Ok(all.into_iter().filter(|device| device.address == address).collect());
         }
         DeviceRequest::MakeVfs { address, count } => devices.make_vfs(address, count)?,
-        DeviceRequest::Attach { sandbox, addresses } => {
+        DeviceRequest::Attach {
+            sandbox,
+            mut addresses,
+            cdi,
+        } => {
+            addresses.extend(devices.resolve(&cdi)?.functions);
             let given = node.attach_devices(&node.find(&sandbox)?, &addresses)?;
             let show = |guest: GuestDevice| {
                 let device = devices.show(guest.host, sandboxes)?;
@@ -79,9 +84,11 @@ pub(super) fn devices(node: &Node, asked: DeviceRequest) -> Result<Vec<Device>, 
         }
         DeviceRequest::Detach {
             sandbox,
-            addresses,
+            mut addresses,
+            cdi,
             force,
         } => {
+            addresses.extend(devices.resolve(&cdi)?.functions);
             node.detach_devices(&node.find(&sandbox)?, &addresses, force)?;
             // One that was pulled out is nobody's any more.
             let all = devices.list(sandboxes)?;

@@ -100,6 +100,7 @@ fn configured(record: &Record, asked: CloneConfig) -> Result<SandboxConfig, Erro
         paging: asked.paging,
         // They are those of what it is a clone of, which may have them still.
         devices: Vec::new(),
+        cdi_devices: Vec::new(),
         device_start: None,
         memory_ready: false,
         remove: asked.remove,

@@ -64,6 +64,7 @@ impl Node {
         cancel: BorrowedFd<'_>,
     ) -> Result<(Arc<Entry>, Started), Error> {
         config.validate()?;
+        self.look_names_up(&mut config)?;
         config.choose_boot_memory();
         config.resources = config.resources.holding(ByteSize(0));
         limits::check(&config, self.cgroups.as_ref())?;
@@ -133,6 +134,18 @@ impl Node {
         }
         drop(operation);
         Ok((entry, started?))
+    }
+
+    /// What names stand for now is what it gets each time. Its asker's variables come behind theirs, and count.
+    fn look_names_up(&self, config: &mut SandboxConfig) -> Result<(), Error> {
+        let resolved = self.devices.resolve(&config.cdi_devices)?;
+        for function in resolved.functions {
+            if !config.devices.contains(&function) {
+                config.devices.push(function);
+            }
+        }
+        config.process.env.splice(0..0, resolved.env);
+        Ok(())
     }
 
     /// Refuses a sandbox of this size for which there is no space. Its disk is a copy of what is at `from`, or a new one.
@@ -434,6 +447,7 @@ pub(crate) fn new_sandbox(
     };
     Ok(Stored {
         share_slots: volume_shares::slots(&sandbox.config.volumes),
+        detached: Vec::new(),
         sandbox,
         generation: 0,
         acknowledged: false,
@@ -446,4 +460,3 @@ pub(crate) fn new_sandbox(
         building: false,
     })
 }
-        detached: Vec::new(),

@@ -7,9 +7,10 @@
 mod at_once;
 mod background;
 mod cases;
+mod cdi;
 mod cpus;
-mod device_start;
 mod detach_cases;
+mod device_start;
 mod devices;
 mod failed_undo;
 mod faults;
@@ -170,6 +171,7 @@ impl World {
             cpus: Arc::clone(&self.cpus) as _,
             sysfs: self.kernel.sysfs(),
             vfio: Arc::new(NullFiles { iommufd: false }),
+            cdi: ::cdi::Directories::of(vec![path.join("etc-cdi"), path.join("run-cdi")]),
             boot: self.boot.clone(),
             points: Points::new(move |name| faults.point(daemon, name)),
         };
@@ -254,9 +256,9 @@ impl World {
             if !matches!(state, State::Running | State::Paused | State::Exited) || stored.operation.is_some() {
                 return Err(format!("sandbox {id} is {state:?}, under way: {:?}", stored.operation));
             }
+            same("devices that are to come back", &stored.detached, &Vec::new())?;
             if state.has_vm() {
                 vmms.insert(id.clone(), (vmm.map(|vmm| vmm.pid), *state));
-            same("devices that are to come back", &stored.detached, &Vec::new())?;
             }
         }
         let entries: Vec<_> = node.entries().values().cloned().collect();

@@ -10,6 +10,19 @@ pub enum Error {
     /// Of the host.
     #[error(transparent)]
     Host(#[from] DeviceError),
+    /// A name of the Container Device Interface stands for nothing.
+    #[error(transparent)]
+    CdiName(#[from] cdi::Error),
+    /// A name stands for what no sandbox can have.
+    #[error("the device {name} ({path}) {why}")]
+    Cdi {
+        /// The name.
+        name: String,
+        /// Where it stands.
+        path: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// It is not vfio-pci's.
     #[error("the device {0} is the host's: `basalt device bind {0}` takes it for sandboxes")]
     NotBound(PciAddress),
@@ -123,19 +136,6 @@ pub enum Error {
          them attached behind it, or make a clone of the snapshot instead (`basalt clone`)"
     )]
     StartedWith(String),
-    /// Nobody translates its guest's addresses.
-    #[error(
-        "the memory of sandbox {0} is not translated, and it can have no device of the host: run one with --memory-mode translated"
-    )]
-    Untranslated(String),
-    /// Linux's VFIO refuses.
-    #[error(transparent)]
-    Vfio(vfio::VfioError),
-    /// Something is under way with it, or was left on the way.
-    #[error("the device {address} is {state}: try again in a moment; `basalt device ls` shows how it is")]
-    Busy {
-        /// The device.
-        address: PciAddress,
     /// It is paused, and has devices.
     #[error(
         "sandbox {sandbox} is paused, and its devices cannot be detached as long as it is ({devices}): let it go on with `basalt unpause` first"
@@ -161,6 +161,19 @@ pub enum Error {
         /// Why not.
         why: String,
     },
+    /// Nobody translates its guest's addresses.
+    #[error(
+        "the memory of sandbox {0} is not translated, and it can have no device of the host: run one with --memory-mode translated"
+    )]
+    Untranslated(String),
+    /// Linux's VFIO refuses.
+    #[error(transparent)]
+    Vfio(vfio::VfioError),
+    /// Something is under way with it, or was left on the way.
+    #[error("the device {address} is {state}: try again in a moment; `basalt device ls` shows how it is")]
+    Busy {
+        /// The device.
+        address: PciAddress,
         /// How it is.
         state: DeviceState,
     },
@@ -234,7 +247,8 @@ impl Error {
     /// For machines.
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
-            Self::Host(DeviceError::NotFound(_)) => ErrorKind::NotFound,
+            Self::Host(DeviceError::NotFound(_)) | Self::CdiName(cdi::Error::Unknown { .. }) => ErrorKind::NotFound,
+            Self::Cdi { .. } => ErrorKind::Invalid,
             Self::Host(DeviceError::TooManyVfs { .. } | DeviceError::NoSrIov(_)) | Self::PersistentVf(_) => {
                 ErrorKind::Invalid
             }
@@ -244,8 +258,10 @@ impl Error {
             | Self::NotPlugged { .. }
             | Self::Slow { .. }
             | Self::StaysOpen { .. }
+            | Self::NotReturned { .. }
             | Self::Vfio(_) => ErrorKind::Host,
-            Self::HasAlready { .. }
+            Self::CdiName(cdi::Error::Twice { .. })
+            | Self::HasAlready { .. }
             | Self::Held { .. }
             | Self::InUse { .. }
             | Self::Open { .. }
@@ -253,14 +269,13 @@ impl Error {
             Self::NotIts { .. }
             | Self::Keeps { .. }
             | Self::StartedWith(_)
+            | Self::HeldWhilePaused { .. }
             | Self::Untranslated(_)
             | Self::NotBound(_)
             | Self::Busy { .. }
             | Self::Quarantined { .. }
             | Self::Waiting { .. }
-            | Self::NotReturned { .. }
             | Self::GroupBusy { .. } => ErrorKind::WrongState,
         }
     }
 }
-            | Self::HeldWhilePaused { .. }

@@ -15,6 +15,7 @@
 //! Two locks. `changing` comes first, and whoever has it may wait for the kernel; `table` is held for moments.
 
 mod bind;
+mod cdi;
 mod claim;
 mod error;
 mod recover;
@@ -25,6 +26,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ::cdi::Directories;
 use base::{PciAddress, Points};
 use node_api::BindTerms;
 use vfio::host::Sysfs;
@@ -44,6 +46,8 @@ use crate::store::devices::{Kept, Stage, StoredDevice};
 pub(crate) struct Outside {
     pub(crate) sysfs: Sysfs,
     pub(crate) vfio: Arc<dyn VfioHost>,
+    /// Where devices have names.
+    pub(crate) cdi: Directories,
     /// The host's boot.
     pub(crate) boot: String,
     /// The node's own directory, whose disk is never given away.

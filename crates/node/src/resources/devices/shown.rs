@@ -16,6 +16,7 @@ impl Devices {
     /// All of the host's, in the order of its buses, and those that are gone and known still.
     pub(crate) fn list(&self, sandboxes: &Sandboxes) -> Result<Vec<Device>, Error> {
         let functions = inventory::list(self.sysfs()).map_err(DevicesError::from)?;
+        let mut names = self.cdi_names();
         let mut known: BTreeMap<PciAddress, StoredDevice> = self.table().clone();
         let mut all: Vec<Device> = functions
             .into_iter()
@@ -29,6 +30,9 @@ impl Devices {
                 .values()
                 .map(|gone| joined(Device::unknown(gone.address()), Some(gone), sandboxes)),
         );
+        for device in &mut all {
+            device.cdi = names.remove(&device.address).unwrap_or_default();
+        }
         all.sort_by_key(|device| device.address);
         Ok(all)
     }

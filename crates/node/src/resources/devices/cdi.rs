@@ -1,0 +1,140 @@
+//! Devices of the host's by names of the Container Device Interface: which PCI functions a name stands for, and what its specification wants
+//! besides. A name stands for the functions behind the files of VFIO's that it wants; environment variables are for the command. What else a
+//! container could have of the host a virtual machine cannot, and is refused by name. Claims nothing.
+
+use std::collections::BTreeMap;
+
+use base::{CdiName, PciAddress};
+use cdi::{ContainerEdits, Found};
+use vfio::host::nodes::VfioNode;
+
+use super::{Devices, DevicesError};
+use crate::Error;
+
+/// What names stand for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Resolved {
+    /// The functions, each once.
+    pub(crate) functions: Vec<PciAddress>,
+    /// `NAME=value` for the command.
+    pub(crate) env: Vec<String>,
+}
+
+impl Devices {
+    /// What names stand for now.
+    pub(crate) fn resolve(&self, names: &[CdiName]) -> Result<Resolved, Error> {
+        let mut resolved = Resolved::default();
+        if names.is_empty() {
+            return Ok(resolved);
+        }
+        let registry = self.outside.cdi.read();
+        for name in names {
+            let found = registry.find(name).map_err(DevicesError::from)?;
+            let refused = |why| DevicesError::Cdi {
+                name: name.to_string(),
+                path: found.path.display().to_string(),
+                why,
+            };
+            let functions = self.functions_of(found).map_err(refused)?;
+            if functions.is_empty() {
+                let why = "names no file of VFIO's (/dev/vfio/GROUP), so that no PCI function is meant".to_owned();
+                return Err(refused(why).into());
+            }
+            for function in functions {
+                if !resolved.functions.contains(&function) {
+                    resolved.functions.push(function);
+                }
+            }
+            for entry in &found.edits.env {
+                if !resolved.env.contains(entry) {
+                    resolved.env.push(entry.clone());
+                }
+            }
+        }
+        Ok(resolved)
+    }
+
+    /// The names of functions, as far as there are any. Files that are wrong are told by the log.
+    pub(crate) fn cdi_names(&self) -> BTreeMap<PciAddress, Vec<CdiName>> {
+        let registry = self.outside.cdi.read();
+        for broken in registry.broken() {
+            log::warn!(
+                "the specification {} of the Container Device Interface cannot be used: {}",
+                broken.path.display(),
+                broken.why
+            );
+        }
+        let mut names: BTreeMap<PciAddress, Vec<CdiName>> = BTreeMap::new();
+        for (name, found) in registry.all() {
+            // Most are of devices that are none for virtual machines.
+            for function in self.functions_of(found).unwrap_or_default() {
+                names.entry(function).or_default().push(name.clone());
+            }
+        }
+        names
+    }
+
+    /// The functions behind all that it wants, in the order in which it wants them.
+    fn functions_of(&self, found: &Found) -> Result<Vec<PciAddress>, String> {
+        let meaningless = without_meaning(&found.edits);
+        if !meaningless.is_empty() {
+            return Err(format!(
+                "wants what a virtual machine cannot have of the host: {}; write a specification with the files of VFIO's alone (`basalt \
+                 device cdi` prints one)",
+                meaningless.join(", ")
+            ));
+        }
+        let mut functions = Vec::new();
+        for node in found
+            .edits
+            .device_nodes
+            .iter()
+            .filter_map(|node| VfioNode::of(node.on_host()))
+        {
+            let given = node.functions(self.sysfs()).map_err(|error| {
+                let error = crate::error::words::with_causes(&error);
+                format!("stands for nothing: {error}")
+            })?;
+            functions.extend(given);
+        }
+        Ok(functions)
+    }
+}
+
+/// What is of the host's kernel, which a guest does not share.
+fn without_meaning(edits: &ContainerEdits) -> Vec<String> {
+    let mut told = Vec::new();
+    let others = edits.device_nodes.iter().map(cdi::DeviceNode::on_host);
+    told.extend(
+        others
+            .filter(|path| VfioNode::of(path).is_none())
+            .map(|path| format!("the device file {path}")),
+    );
+    told.extend(
+        edits
+            .mounts
+            .iter()
+            .map(|mount| format!("the mount of {}", mount.host_path)),
+    );
+    told.extend(
+        edits
+            .hooks
+            .iter()
+            .map(|hook| format!("the hook {} ({})", hook.hook_name, hook.path)),
+    );
+    told.extend(
+        edits
+            .net_devices
+            .iter()
+            .map(|device| format!("the interface {}", device.host_interface_name)),
+    );
+    told.extend(edits.intel_rdt.iter().map(|_| "intelRdt".to_owned()));
+    told.extend(
+        edits
+            .additional_gids
+            .iter()
+            .filter(|gid| **gid != 0)
+            .map(|gid| format!("the group {gid}")),
+    );
+    told
+}
