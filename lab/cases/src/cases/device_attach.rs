@@ -1,6 +1,8 @@
-//! A device of the host's that sandboxes have by name: bound, given to one at its start and to another that runs, taken back, and found by
-//! the next daemon. What a guest writes to it by DMA from all over its memory is read back and compared, and the host's IOMMU sees no fault.
+//! A device of the host's that sandboxes have by address and by name: bound, given to one at its start and to another that runs, taken back,
+//! found by the next daemon, and detached and attached again for a snapshot, a rollback and a move. What a guest writes to it by DMA from all over its memory is read back and compared, and the host's IOMMU sees no fault.
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -15,7 +17,7 @@ use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
     name: "device-attach",
-    limit: Duration::from_secs(400),
+    limit: Duration::from_secs(600),
     host,
     guest: None,
 };
@@ -62,6 +64,8 @@ fn host(host: &Host) -> Result<()> {
     daemon.ok(&["device", "bind", &address])?;
     from_its_start(&daemon, &address)?;
     while_it_runs(&daemon, &address)?;
+    by_name(&daemon, &address)?;
+    while_it_is_saved(&daemon, &address)?;
     daemon.ok(&["device", "unbind", &address])?;
     let shown = show(&daemon, &address)?;
     ensure!(
@@ -134,7 +138,7 @@ fn from_its_start(daemon: &Daemon<'_>, address: &str) -> Result<()> {
     expect_refusal(
         &daemon.run(&["snapshot", "create", "first"])?,
         1,
-        &["basalt device detach first", address],
+        &["basalt device detach first", "--detach-devices", address],
     )?;
     expect_refusal(
         &daemon.run(&["device", "unbind", address])?,
@@ -198,4 +202,83 @@ fn while_it_runs(daemon: &Daemon<'_>, address: &str) -> Result<()> {
     daemon.ok(&["rm", "--force", "late"])?;
     daemon.ok(&["snapshot", "rm", "without"])?;
     Ok(())
+}
+
+/// Where an administrator puts specifications of the Container Device Interface.
+const SPECS: &str = "/etc/cdi";
+
+/// Removed with its directory, if nothing else is in that.
+struct SpecFile(PathBuf);
+
+impl Drop for SpecFile {
+    fn drop(&mut self) {
+        // The case has failed already, or it is gone.
+        drop(fs::remove_file(&self.0));
+        drop(fs::remove_dir(SPECS));
+    }
+}
+
+/// Named by the specification that `device cdi` prints, and by one that wants what no virtual machine can have.
+fn by_name(daemon: &Daemon<'_>, address: &str) -> Result<()> {
+    let text = daemon.ok(&["device", "cdi", "--kind", "lab.basalt/disk"])?;
+    let name = format!("lab.basalt/disk={address}");
+    expect_refusal(
+        &daemon.run(&["run", "--device", &name, daemon.image(), "--", "true"])?,
+        125,
+        &["there is none in /etc/cdi"],
+    )?;
+    let spec = SpecFile(Path::new(SPECS).join("lab.json"));
+    fs::create_dir_all(SPECS)?;
+    // With a variable for the command, as whoever makes devices would add one.
+    let with_variable = text.replacen("\"deviceNodes\"", "\"env\": [\"DISK=lab\"], \"deviceNodes\"", 1);
+    fs::write(&spec.0, &with_variable)?;
+    let shown = show(daemon, address)?;
+    ensure!(shown["cdi"] == serde_json::json!([name]), "`device ls` shows {shown}");
+    let test = ["sh", "-c", "test -b /dev/nvme0n1 && test $DISK = lab"];
+    let words = ["run", "--memory", "256m", "--device", &name, daemon.image(), "--"];
+    expect_code(&daemon.run(&[&words[..], &test].concat())?, 0)?;
+    expect_state(daemon, address, "ready")?;
+    fs::write(&spec.0, with_variable.replacen("/dev/vfio/vfio", "/dev/nvidia0", 1))?;
+    expect_refusal(
+        &daemon.run(&["run", "--device", &name, daemon.image(), "--", "true"])?,
+        125,
+        &["/dev/nvidia0", "basalt device cdi"],
+    )?;
+    expect_refusal(
+        &daemon.run(&["device", "attach", "nobody", "lab.basalt/disk=other"])?,
+        1,
+        &["lab.basalt/disk=other", address],
+    )
+}
+
+/// A sandbox with the disk is saved, goes back, and goes on as another class; its clone has no disk.
+fn while_it_is_saved(daemon: &Daemon<'_>, address: &str) -> Result<()> {
+    let image = daemon.image();
+    daemon.ok(&[
+        "run", "-d", "--name", "kept", "--memory", "256m", "--device", address, image, "--", "sleep", "10000",
+    ])?;
+    prove(daemon, "kept", "7")?;
+    let began = Instant::now();
+    daemon.ok(&["snapshot", "create", "--detach-devices", "kept", "before"])?;
+    tell(&format!(
+        "a snapshot with the disk detached and attached again took {:?}",
+        began.elapsed()
+    ));
+    expect_state(daemon, address, "claimed")?;
+    prove(daemon, "kept", "8")?;
+    daemon.ok(&["exec", "kept", "touch", "/since"])?;
+    expect_refusal(&daemon.run(&["rollback", "kept", "before"])?, 1, &["--detach-devices"])?;
+    daemon.ok(&["rollback", "--detach-devices", "kept", "before"])?;
+    expect_code(&daemon.run(&["exec", "kept", "test", "-e", "/since"])?, 1)?;
+    expect_state(daemon, address, "claimed")?;
+    prove(daemon, "kept", "9")?;
+    daemon.ok(&["clone", "--name", "copy", "before"])?;
+    expect_code(&daemon.run(&["exec", "copy", "test", "-e", "/dev/nvme0n1"])?, 1)?;
+    daemon.ok(&["rm", "--force", "copy"])?;
+    daemon.ok(&["move", "--class", "dedicated", "--detach-devices", "kept"])?;
+    expect_state(daemon, address, "claimed")?;
+    prove(daemon, "kept", "10")?;
+    daemon.ok(&["rm", "--force", "kept"])?;
+    daemon.ok(&["snapshot", "rm", "before"])?;
+    expect_state(daemon, address, "ready")
 }
