@@ -30,12 +30,12 @@ pub(crate) fn basalt(context: &Context, args: &[&str]) -> Command {
     command
 }
 
-/// Which of the labs: both are made of the same emulator and root image.
+/// Which of the labs: both have the same root image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lab {
     /// The one that everybody uses, at its usual place.
     Default,
-    /// One whose host has the newer kernel (lab/newer-kernel), beside the other.
+    /// One whose host has the newer kernel (lab/newer-kernel), in a newer emulator, beside the other.
     Newer,
 }
 
