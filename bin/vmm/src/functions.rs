@@ -81,7 +81,7 @@ pub(crate) fn told(machine: &mut Machine, iommufd: bool) -> vmm_api::Functions {
         plug_hits: growth.counts.hits,
         plug_misses: growth.counts.misses,
         error: growth.error,
-        iommufd,
+        iommufd: Some(iommufd),
         busy: machine.maps_memory(),
         functions: states.into_iter().map(info).collect(),
     }

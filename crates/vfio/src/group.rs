@@ -75,7 +75,7 @@ impl From<Group> for OwnedFd {
 /// Without interrupt remapping the IOMMU is refused with EPERM.
 pub(crate) fn refused(call: &'static str) -> impl Fn(io::Error) -> VfioError {
     move |error| match Errno::from_io_error(&error) {
-        Some(Errno::PERM) => VfioError::NoRemapping,
+        Some(Errno::PERM) => VfioError::NoRemapping("vfio_iommu_type1"),
         _ => failed(call)(error),
     }
 }

@@ -218,7 +218,7 @@ impl Iommufd {
 fn not_bound(error: io::Error) -> VfioError {
     match Errno::from_io_error(&error) {
         Some(Errno::INVAL | Errno::BUSY) => VfioError::HasUser(error),
-        Some(Errno::PERM) => VfioError::NoRemapping,
+        Some(Errno::PERM) => VfioError::NoRemapping("iommufd"),
         _ => failed("VFIO_DEVICE_BIND_IOMMUFD")(error),
     }
 }
@@ -309,10 +309,10 @@ mod tests {
             let told = not_bound(errno.into()).to_string();
             assert!(told.contains("in use") && told.contains("End the VM"), "{told}");
         }
+        let told = not_bound(Errno::PERM.into()).to_string();
         assert!(
-            not_bound(Errno::PERM.into())
-                .to_string()
-                .contains("allow_unsafe_interrupts")
+            told.contains("/sys/module/iommufd/parameters/allow_unsafe_interrupts"),
+            "{told}"
         );
         let told = not_bound(Errno::NODEV.into()).to_string();
         assert!(told.starts_with("VFIO_DEVICE_BIND_IOMMUFD failed"), "{told}");

@@ -118,9 +118,9 @@ pub enum VfioError {
     #[error(
         "the host's IOMMU does not remap interrupts, so that a guest could have its PCI function send interrupts to anybody: turn \
          interrupt remapping on (in the firmware; not intremap=off), or trust the guest with \
-         `echo 1 > /sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts`"
+         `echo 1 > /sys/module/{0}/parameters/allow_unsafe_interrupts`"
     )]
-    NoRemapping,
+    NoRemapping(&'static str),
     /// Nobody wants it any more.
     #[error("the mapping of memory for DMA was given up: the function was detached")]
     GivenUp,

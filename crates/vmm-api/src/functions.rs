@@ -22,9 +22,10 @@ pub struct Functions {
     /// Why no more memory is being mapped ahead of the guest, though more is to be. It is tried again.
     #[serde(default)]
     pub error: Option<String>,
-    /// Its functions came by files of their own, and so must further ones; `false` where they came by IOMMU groups, or there is none.
+    /// Whether its functions came by files of their own, and so must further ones; `false` where they came by IOMMU groups, or there is none.
+    /// A VMM of before, which takes no such files, does not say.
     #[serde(default)]
-    pub iommufd: bool,
+    pub iommufd: Option<bool>,
     /// Memory is being mapped, or unmapped after the last function: until then its pages stay where they are, and IOMMU groups are open.
     pub busy: bool,
     /// Each of them, in the order in which they were asked for.

@@ -7,6 +7,7 @@
 //! Where an attach fails, what had come is taken away again. A daemon that dies on the way is followed by one that takes back what the VMM
 //! does not have ([`Node::give_back_what_did_not_come`]). Opens VFIO's files; what is in them is the VMM's.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -239,6 +240,9 @@ impl Node {
     ) -> Result<(), Error> {
         let _operation = self.turn(entry)?;
         let vm = entry.vm_for(Verb::Detach)?;
+        // Named twice, or by its group's name as well.
+        let addresses: Vec<_> = BTreeSet::from_iter(addresses.iter().copied()).into_iter().collect();
+        let addresses = addresses.as_slice();
         let its = self.devices.of(&entry.id);
         if let Some(&address) = addresses.iter().find(|address| !its.contains(address)) {
             let sandbox = entry.stored().sandbox.name;

@@ -78,6 +78,8 @@ impl VfioHost for ThisVfio {
 pub(crate) struct FunctionFiles {
     /// It has one: nothing comes along that all have in common.
     has_function: bool,
+    /// Its VMM takes functions by files of their own.
+    knows_iommufd: bool,
     iommufd: bool,
     /// The groups that it has.
     pub(crate) groups: BTreeSet<u32>,
@@ -88,7 +90,8 @@ impl FunctionFiles {
     pub(crate) fn of_vm(told: &vmm_api::Functions) -> Self {
         Self {
             has_function: !told.functions.is_empty(),
-            iommufd: told.iommufd,
+            knows_iommufd: told.iommufd.is_some(),
+            iommufd: told.iommufd == Some(true),
             groups: BTreeSet::new(),
         }
     }
@@ -109,7 +112,7 @@ impl FunctionFiles {
             ..VfioPciConfig::default()
         };
         if !self.has_function {
-            self.iommufd = host.has_own_file(address)?;
+            self.iommufd = self.knows_iommufd && host.has_own_file(address)?;
         }
         if self.iommufd {
             config.device = add(host.function(address)?);
@@ -173,7 +176,7 @@ impl VfioHost for NullFiles {
 mod tests {
     use super::*;
 
-    fn told(functions: usize, iommufd: bool) -> vmm_api::Functions {
+    fn told(functions: usize, iommufd: Option<bool>) -> vmm_api::Functions {
         let function = vmm_api::FunctionInfo {
             id: "0000:00:04.0".into(),
             state: vmm_api::FunctionState::Mapping,
@@ -197,7 +200,7 @@ mod tests {
 
     #[test]
     fn functions_come_by_groups_where_the_host_has_no_iommufd() {
-        let mut files = FunctionFiles::of_vm(&told(0, false));
+        let mut files = FunctionFiles::of_vm(&told(0, Some(false)));
         let sent = |files: &mut _, group| sent(files, &NullFiles { iommufd: false }, group);
         assert_eq!(sent(&mut files, 4), [true, true, false, false]);
         assert_eq!(sent(&mut files, 5), [true, false, false, false]);
@@ -206,21 +209,24 @@ mod tests {
 
     #[test]
     fn functions_come_by_their_own_files_where_the_host_has_them() {
-        let mut files = FunctionFiles::of_vm(&told(0, false));
+        let mut files = FunctionFiles::of_vm(&told(0, Some(false)));
         let sent = |files: &mut _, group| sent(files, &NullFiles { iommufd: true }, group);
         assert_eq!(sent(&mut files, 4), [false, false, true, true]);
         assert_eq!(sent(&mut files, 4), [false, false, true, false]);
+        // But to a VMM of before, which does not know of them.
+        let mut files = FunctionFiles::of_vm(&told(0, None));
+        assert_eq!(sent(&mut files, 4), [true, true, false, false]);
     }
 
     #[test]
     fn a_vm_that_has_functions_gets_more_in_the_same_way() {
         // iommufd was loaded since, or its module taken away.
-        let mut files = FunctionFiles::of_vm(&told(1, false));
+        let mut files = FunctionFiles::of_vm(&told(1, Some(false)));
         assert_eq!(
             sent(&mut files, &NullFiles { iommufd: true }, 5),
             [true, false, false, false]
         );
-        let mut files = FunctionFiles::of_vm(&told(1, true));
+        let mut files = FunctionFiles::of_vm(&told(1, Some(true)));
         assert_eq!(
             sent(&mut files, &NullFiles { iommufd: false }, 5),
             [false, false, true, false]
