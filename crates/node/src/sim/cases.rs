@@ -5,6 +5,9 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{RefUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use agent_api::Connection;
@@ -481,17 +484,28 @@ fn all(fault: Fault) {
     each(&format!("places for {fault:?}"), |case| every_place(case, fault));
 }
 
+/// Cases that are tried side by side: each waits most of the time, for what a node does after a while.
+const SIDE_BY_SIDE: usize = 6;
+
 /// Tries every case, or those that are asked for, and tells how many `places` each has.
-pub(super) fn each(places: &str, try_case: impl Fn(&Case) -> usize + RefUnwindSafe) {
+pub(super) fn each(places: &str, try_case: impl Fn(&Case) -> usize + RefUnwindSafe + Sync) {
     let filter = std::env::var("BASALT_SIM_CASE").ok();
     let wanted = |case: &&Case| filter.as_ref().is_none_or(|filter| case.name.contains(filter.as_str()));
-    let mut failed = Vec::new();
-    for case in ALL.iter().copied().flatten().filter(wanted) {
-        match catch_unwind(|| try_case(case)) {
-            Ok(count) => writeln!(std::io::stderr(), "{}: {count} {places}", case.name).unwrap(),
-            Err(_) => failed.push(case.name),
+    let chosen: Vec<_> = ALL.iter().copied().flatten().filter(wanted).collect();
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..SIDE_BY_SIDE {
+            scope.spawn(|| {
+                while let Some(case) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    match catch_unwind(|| try_case(case)) {
+                        Ok(count) => writeln!(std::io::stderr(), "{}: {count} {places}", case.name).unwrap(),
+                        Err(_) => failed.lock().unwrap().push(case.name),
+                    }
+                }
+            });
         }
-    }
+    });
+    let failed = failed.into_inner().unwrap();
     assert!(failed.is_empty(), "{failed:?}");
 }
 

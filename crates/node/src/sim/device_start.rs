@@ -210,8 +210,13 @@ fn the_next_daemon_waits_for_no_mapping_and_brings_the_device() {
     let events = world.node().events.listen();
     assert_eq!(state(&world, NVME), DeviceState::Claimed);
     machine(&world).lock().map_after(1);
+    // Nothing is on its way until the daemon's thread has looked.
+    soon(|| match machine(&world).lock().history.contains(&"shown") {
+        true => Ok(()),
+        false => Err("the guest was not told of it".to_owned()),
+    })
+    .unwrap();
     world.is_at_rest().unwrap();
-    assert!(machine(&world).lock().history.contains(&"shown"));
     assert_eq!(memory_state(&world).unwrap().coming, []);
     let told: Vec<_> = events.try_iter().map(|event| event.kind).collect();
     assert_eq!(told, [EventKind::DevicesPresent]);
