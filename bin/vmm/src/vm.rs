@@ -476,6 +476,12 @@ impl Vm {
                 ErrorKind::WrongState,
                 format!("memory of a guest that owns its CPUs stays where it is, and cannot be {not}"),
             )),
+            _ if self.machine.as_ref().is_some_and(|machine| machine.pins().is_pinned()) => Err(refuse(
+                ErrorKind::WrongState,
+                format!(
+                    "the host's IOMMU did not let go of the guest's memory, which stays where it is and cannot be {not}"
+                ),
+            )),
             _ => Ok(()),
         }
     }

@@ -221,7 +221,7 @@ impl SandboxConfig {
     }
 
     /// It is started with devices of the host.
-    fn has_devices(&self) -> bool {
+    pub fn has_devices(&self) -> bool {
         !(self.devices.is_empty() && self.cdi_devices.is_empty())
     }
 

@@ -58,12 +58,18 @@ impl Node {
         }
     }
 
-    /// Promises a sandbox a machine of another configuration in place of the one that it has, if it has one.
-    pub(crate) fn admit_other(&self, verb: &str, entry: &Entry, config: &SandboxConfig) -> Result<Changed, Error> {
+    /// Promises a sandbox that its machine has another configuration, if it has one; or that another machine has it, which comes up this way.
+    pub(crate) fn admit_other(
+        &self,
+        verb: &str,
+        entry: &Entry,
+        config: &SandboxConfig,
+        start: Option<Start>,
+    ) -> Result<Changed, Error> {
         let stored = entry.stored();
         let promise = self.admit_again(verb, entry, comes_by(&stored))?;
         let wish = Wish::new(verb, Some(&stored.sandbox.name));
-        Ok(Changed::new(promise, &wish, config, None)?)
+        Ok(Changed::new(promise, &wish, config, start)?)
     }
 
     /// Promises a sandbox that runs, if it does, that it can boot in place of what it is.

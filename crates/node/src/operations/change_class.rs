@@ -49,7 +49,7 @@ impl Node {
         let moved = moved(&stored, class)?;
         limits::check(&moved, self.cgroups.as_ref())?;
         drop(volume_shares::open_all(&moved.volumes, &self.volumes)?);
-        let promise = self.admit_other("move", entry, &moved)?;
+        let promise = self.admit_other("move", entry, &moved, Some(comes_by(&stored)))?;
         self.detach_for(entry, on, Guest::LetsGo)?;
         let started = self.move_in_turn(entry, &vm, moved, promise);
         self.return_devices(entry, started, |_| format!("the move to the class {class} is done"))
@@ -110,8 +110,9 @@ impl Node {
         });
         if moved.is_ok() {
             promise.keep();
-            self.follow_size(entry);
         }
+        // As what it was, too, it has another machine.
+        self.follow_size(entry);
         moved
     }
 

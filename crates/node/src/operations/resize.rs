@@ -66,7 +66,7 @@ impl Node {
     /// The same for who has its turn, of one with a machine.
     fn resize(&self, entry: &Entry, vm: &Vm, was: &SandboxConfig, config: SandboxConfig) -> Result<(), Error> {
         let (before, size) = (was.resources.plugged(), config.resources.plugged());
-        let promise = self.admit_other("update", entry, &config)?;
+        let promise = self.admit_other("update", entry, &config, None)?;
         self.update(entry, |stored| stored.sandbox.config = config)?;
         self.points.at(MEMORY_RECORDED);
         let limited = self.limit_memory(entry);
@@ -123,7 +123,7 @@ impl Node {
             self.points.at(MEMORY_FITTED);
         }
         self.limit_memory(entry)?;
-        self.admit_other("update", entry, &entry.stored().sandbox.config)?
+        self.admit_other("update", entry, &entry.stored().sandbox.config, None)?
             .keep();
         Ok(())
     }

@@ -190,6 +190,8 @@ impl Node {
             Err(Why::Lost(error)) => {
                 let undone = self.undo(entry, &error.to_string());
                 if undone.is_err() {
+                    // Its record says so still, and a machine may be there.
+                    promise.keep();
                     // Its own disk may be the one that lies beside.
                     std::mem::forget(disk);
                 }

@@ -53,6 +53,8 @@ pub(crate) struct ToBoot {
     prepared: Prepared,
     /// What the agent is told of the network.
     guest: Option<GuestNetwork>,
+    /// It is saved before anything runs in it.
+    for_template: bool,
 }
 
 /// A VMM that waits for a saved VM.
@@ -106,7 +108,16 @@ impl ToBoot {
             launched,
             prepared,
             guest,
+            for_template: false,
         })
+    }
+
+    /// The same, to be saved when it has its root: what it is to have of the host's comes after that.
+    pub(crate) fn for_template(self) -> Self {
+        Self {
+            for_template: true,
+            ..self
+        }
     }
 
     /// Boots it until it has its root; `cancel` hangs up when nobody wants it any more.
@@ -121,6 +132,7 @@ impl ToBoot {
             launched: Launched { vm, pid, .. },
             prepared,
             guest,
+            for_template,
         } = self;
         let mut agent = vm.boot(prepared, cancel, &|point| {
             if point == points::START_CREATED {
@@ -129,7 +141,7 @@ impl ToBoot {
             node.points.at(point);
             match point {
                 points::START_CREATED => node.before_first_instruction(entry, &vm, cancel),
-                points::START_STARTED => node.behind_first_instruction(entry, &vm),
+                points::START_STARTED if !for_template => node.behind_first_instruction(entry, &vm),
                 _ => Ok(()),
             }
         })?;

@@ -205,7 +205,8 @@ impl Node {
             return ToBoot::launch(self, entry)?.boot(self, entry, own(), Some(cancel));
         };
         // A clone would inherit it.
-        let Machine { vm, agent } = ToBoot::launch(self, entry)?.boot(self, entry, Own::default(), Some(cancel))?;
+        let waiting = ToBoot::launch(self, entry)?.for_template();
+        let Machine { vm, agent } = waiting.boot(self, entry, Own::default(), Some(cancel))?;
         // As in a snapshot: a clone would deal with its end.
         let hung_up = agent
             .set_read_timeout(Some(self.config.limits.answer))

@@ -127,7 +127,7 @@ impl Node {
     }
 
     /// Brings everybody to rest who was left on the way; how many still are.
-    pub(crate) fn undo_again(&self) -> usize {
+    pub(crate) fn undo_again(self: &Arc<Self>) -> usize {
         let entries: Vec<Arc<Entry>> = self.entries().values().cloned().collect();
         let mut left = 0;
         for entry in entries {
@@ -143,6 +143,9 @@ impl Node {
             let undone = self.undo(&entry, "it was interrupted");
             if undone.is_ok() {
                 self.return_left_devices(&entry);
+                // Of devices that can be neither attached nor given back.
+                left += usize::from(waits());
+                self.follow_size(&entry);
             }
             if let Err(error) = undone {
                 left += 1;

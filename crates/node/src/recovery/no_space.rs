@@ -50,7 +50,7 @@ impl Node {
     }
 
     /// Gives room to what lacks it, if there is some; whether nothing lacks any more.
-    pub(crate) fn tend(&self, retries: &mut BTreeMap<String, (Instant, Duration)>) -> bool {
+    pub(crate) fn tend(self: &Arc<Self>, retries: &mut BTreeMap<String, (Instant, Duration)>) -> bool {
         let reserved = self.hold.reserve.keep();
         let entries: Vec<Arc<Entry>> = self.entries().values().cloned().collect();
         let mut lacking = self.undo_again();

@@ -166,7 +166,7 @@ const CASES: &[Case] = &[
         act: |world| {
             world
                 .node()
-                .detach_devices(&world.entry("web"), &[address(NVME)], false)
+                .detach_devices(&world.entry("web"), &[address(NVME), address(NVME)], false)
         },
         undone: &[DeviceState::Claimed, DeviceState::Quarantined],
         done: DeviceState::Ready,

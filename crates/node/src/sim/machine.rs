@@ -397,6 +397,10 @@ impl Vmm {
             Request::Snapshot(_) => {
                 let shown = self.machine.lock();
                 assert_eq!((shown.vm, shown.is_frozen), (Some(VmState::Paused), true));
+                if let Some(function) = shown.functions.first() {
+                    let why = format!("device `{function}` is the host's: it is not saved");
+                    return Some(Err(refusal(ErrorKind::Invalid, &why)));
+                }
                 let guest = (shown.hostname.clone().unwrap_or_default(), shown.memory);
                 drop(shown);
                 let mut files = fds.0.into_iter().flatten().map(File::from);
@@ -421,7 +425,14 @@ impl Vmm {
                 shown.functions.push(device.id.clone());
             }
             Request::ResizeMemory(size) => self.machine.lock().memory.as_mut().unwrap().target = size.bytes(),
-            Request::Detach(id) => self.machine.lock().functions.retain(|function| *function != *id),
+            Request::Detach(id) => {
+                let mut shown = self.machine.lock();
+                if !shown.functions.contains(&id) {
+                    let why = format!("there is no function `{id}`");
+                    return Some(Err(refusal(ErrorKind::Invalid, &why)));
+                }
+                shown.functions.retain(|function| *function != *id);
+            }
             Request::Rebase(_)
             | Request::MapAhead(_)
             | Request::ResizeBalloon(_)

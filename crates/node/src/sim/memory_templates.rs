@@ -101,6 +101,20 @@ fn one_template_serves_all_sizes_of_what_is_plugged() {
 }
 
 #[test]
+fn the_first_one_makes_the_template_with_a_device_as_well() {
+    let world = World::new();
+    bind(&world, NVME).unwrap();
+    world.run(with_device("first", DeviceStart::Async)).unwrap();
+    history(&world, "first");
+    soon(|| super::same("state", &state(&world, NVME), &DeviceState::Claimed)).unwrap();
+    world.has_template().unwrap();
+    let id = world.node().list_templates()[0].id.clone();
+    world.run(config("second", 768, None)).unwrap();
+    assert_eq!(template_of(&world, "second"), Some(id));
+    world.is_at_rest().unwrap();
+}
+
+#[test]
 fn what_boots_with_as_much_and_can_plug_nothing_is_another_machine() {
     let world = world();
     let mut fixed = config("fixed", 256, None);

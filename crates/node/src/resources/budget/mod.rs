@@ -98,7 +98,8 @@ impl Machine {
         let guest = resources.held().bytes();
         let (translated, bare) = (resources.memory_mode.is_translated(), resources.class.is_bare());
         // Pinned memory is all there, and memory that comes on demand is the clone's own.
-        let shared = start == Start::Restore && !bare && config.paging != Paging::OnDemand;
+        // So is what devices reach.
+        let shared = start == Start::Restore && !bare && config.paging != Paging::OnDemand && !config.has_devices();
         let memory = limits::memory_max(config);
         Self {
             memory,
@@ -115,6 +116,14 @@ impl Machine {
                 Start::Restore => TO_RESTORE.bytes().min(memory),
             },
             descriptors: OF_MACHINE,
+        }
+    }
+
+    /// How it came up, as it counts.
+    fn start(&self) -> Start {
+        match self.shared {
+            true => Start::Restore,
+            false => Start::Boot,
         }
     }
 }
@@ -435,7 +444,10 @@ pub(crate) struct Promise {
 impl Promise {
     /// Makes it what a machine of this configuration needs which comes up this way. If that is refused it stays what it was.
     pub(crate) fn change(&self, wish: &Wish, config: &SandboxConfig, start: Start) -> Result<(), Refused> {
-        let machine = Machine::of(config, start);
+        self.become_of(wish, config, Machine::of(config, start))
+    }
+
+    fn become_of(&self, wish: &Wish, config: &SandboxConfig, machine: Machine) -> Result<(), Refused> {
         let mut ledger = self.budget.0.ledger();
         self.budget
             .check_machine(wish, config, &ledger, (Some(self.number), machine))?;
@@ -469,7 +481,8 @@ pub(crate) struct Changed {
 }
 
 impl Changed {
-    /// Where nobody says how the other machine comes up, it counts as this one does.
+    /// Where nobody says how the other machine comes up, it is this one of another size: it counts as it does, and what it needed to come up
+    /// it does not need again.
     pub(crate) fn new(
         promise: Arc<Promise>,
         wish: &Wish,
@@ -477,11 +490,15 @@ impl Changed {
         start: Option<Start>,
     ) -> Result<Self, Refused> {
         let before = promise.budget.0.ledger().machine(promise.number);
-        let start = start.unwrap_or(match before.is_some_and(|before| before.shared) {
-            true => Start::Restore,
-            false => Start::Boot,
-        });
-        promise.change(wish, config, start)?;
+        let machine = match (start, before) {
+            (Some(start), _) => Machine::of(config, start),
+            (None, Some(before)) => Machine {
+                at_once: before.at_once,
+                ..Machine::of(config, before.start())
+            },
+            (None, None) => Machine::of(config, Start::Boot),
+        };
+        promise.become_of(wish, config, machine)?;
         Ok(Self { promise, before })
     }
 

@@ -193,6 +193,33 @@ fn a_machine_that_is_another_for_a_while_is_what_it_was_unless_that_is_kept() {
 }
 
 #[test]
+fn a_machine_that_runs_and_becomes_another_size_needs_nothing_to_start() {
+    let budget = Host::new(16 * GIB).budget();
+    let promise = Arc::new(budget.machine(&wish(), &sandbox(GIB), Start::Boot).unwrap());
+    let at_once = || budget.0.ledger().machine(promise.number).unwrap().at_once;
+    assert!(at_once() > 0, "it comes up");
+    promise.runs();
+    let larger = |start| Changed::new(Arc::clone(&promise), &wish(), &sandbox(2 * GIB), start).unwrap();
+    larger(None).keep();
+    assert_eq!((at_once(), promise.memory() > 2 * GIB), (0, true));
+    let other = larger(Some(Start::Restore));
+    assert!(at_once() > 0, "another one comes up");
+    drop(other);
+    assert_eq!(at_once(), 0);
+}
+
+#[test]
+fn what_devices_reach_is_shared_with_nobody() {
+    let with = |devices: &[&str]| {
+        let mut config = sandbox(GIB);
+        config.devices = devices.iter().map(|device| device.parse().unwrap()).collect();
+        super::Machine::of(&config, Start::Restore)
+    };
+    assert!(with(&[]).shared);
+    assert!(!with(&["0000:01:00.0"]).shared);
+}
+
+#[test]
 fn what_is_in_use_counts_too_and_what_is_being_started() {
     let host = Arc::new(Host::new(16 * GIB));
     let budget = Budget::new(
