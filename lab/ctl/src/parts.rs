@@ -76,13 +76,13 @@ impl Parts {
         };
         let host = |file| made("lab-host", "`make run` makes it, by lab/host/recipe.sh", file);
         let newer = |file| {
-            const BY: &str = "`cargo xtask test --only newer-kernel` makes it, by lab/newer-kernel/recipe.sh";
+            const BY: &str = "`cargo xtask long --only newer-kernel` makes it, by lab/newer-kernel/recipe.sh";
             made("newer-kernel", BY, file)
         };
         let emulator = match kernel {
             HostKernel::Default => made("emulator", "`make run` makes it, by lab/emulator/recipe.sh", QEMU)?,
             HostKernel::Newer => {
-                const BY: &str = "`cargo xtask test --only newer-emulator` makes it, by lab/newer-emulator/recipe.sh";
+                const BY: &str = "`cargo xtask long --only newer-emulator` makes it, by lab/newer-emulator/recipe.sh";
                 made("newer-emulator", BY, QEMU)?
             }
         };
@@ -233,7 +233,7 @@ mod tests {
             (
                 HostKernel::Newer,
                 "newer-emulator",
-                "cargo xtask test --only newer-emulator",
+                "cargo xtask long --only newer-emulator",
                 "lab/newer-emulator/recipe.sh",
             ),
         ] {
