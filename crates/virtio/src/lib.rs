@@ -4,6 +4,7 @@
 
 pub mod buffers;
 mod busy_poll;
+mod config_interrupt;
 pub mod conformance;
 mod descriptors;
 pub mod device;
@@ -13,6 +14,7 @@ pub mod transport;
 
 pub use buffers::{Available, BadChain, Chain, RingError};
 pub use busy_poll::BusyPoll;
+pub use config_interrupt::ConfigInterrupt;
 pub use device::{Activation, ActiveQueue, DeviceError, QueueInterrupt, VirtioDevice};
 pub use device_worker::{DeviceWorker, take_queue};
 pub use queue_loop::QueueLoop;

@@ -3,17 +3,14 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ::device::{BalloonInfo, CreateError, ResizeBalloon};
-use virtio::QueueInterrupt;
+use virtio::{ConfigInterrupt, QueueInterrupt};
 
 use crate::metrics::Metrics;
 use crate::protocol::{ConfigSpace, PAGE, pages_of};
 
 struct State {
     config: ConfigSpace,
-    /// The way to the driver, while the device is active.
-    interrupt: Option<Arc<dyn QueueInterrupt>>,
-    /// The driver has not been told of the last change.
-    untold: bool,
+    interrupt: ConfigInterrupt,
 }
 
 /// Both sizes.
@@ -27,8 +24,7 @@ impl Target {
         let config = ConfigSpace { num_pages, actual: 0 };
         let state = State {
             config,
-            interrupt: None,
-            untold: false,
+            interrupt: ConfigInterrupt::default(),
         };
         Self {
             state: Mutex::new(state),
@@ -56,16 +52,12 @@ impl Target {
 
     /// The device has a driver again, which is told of what has changed meanwhile.
     pub(crate) fn attach(&self, interrupt: Arc<dyn QueueInterrupt>) {
-        let mut state = self.lock();
-        if std::mem::take(&mut state.untold) {
-            interrupt.signal_config();
-        }
-        state.interrupt = Some(interrupt);
+        self.lock().interrupt.attach(interrupt);
     }
 
     /// The device has none for now.
     pub(crate) fn detach(&self) {
-        self.lock().interrupt = None;
+        self.lock().interrupt.detach();
     }
 }
 
@@ -84,10 +76,7 @@ impl ResizeBalloon for Target {
         let num_pages = pages_of(bytes)?;
         let mut state = self.lock();
         state.config.num_pages = num_pages;
-        match &state.interrupt {
-            Some(interrupt) => interrupt.signal_config(),
-            None => state.untold = true,
-        }
+        state.interrupt.changed();
         Ok(())
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use device::{CreateError, PluggableSizes, ResizeMemory};
-use virtio::QueueInterrupt;
+use virtio::{ConfigInterrupt, QueueInterrupt};
 
 use crate::protocol::ConfigSpace;
 
@@ -52,10 +52,7 @@ pub(crate) struct Sizes {
 
 struct State {
     sizes: Sizes,
-    /// The way to the driver, while the device is active.
-    interrupt: Option<Arc<dyn QueueInterrupt>>,
-    /// The driver has not been told of the last change.
-    untold: bool,
+    interrupt: ConfigInterrupt,
 }
 
 /// The region and its sizes.
@@ -73,8 +70,7 @@ impl SharedSizes {
         };
         let state = State {
             sizes,
-            interrupt: None,
-            untold: false,
+            interrupt: ConfigInterrupt::default(),
         };
         Self {
             region,
@@ -113,16 +109,12 @@ impl SharedSizes {
 
     /// The device has a driver again, which is told of what has changed meanwhile.
     pub(crate) fn attach(&self, interrupt: Arc<dyn QueueInterrupt>) {
-        let mut state = self.lock();
-        if std::mem::take(&mut state.untold) {
-            interrupt.signal_config();
-        }
-        state.interrupt = Some(interrupt);
+        self.lock().interrupt.attach(interrupt);
     }
 
     /// The device has none for now.
     pub(crate) fn detach(&self) {
-        self.lock().interrupt = None;
+        self.lock().interrupt.detach();
     }
 
     pub(crate) fn config(&self) -> ConfigSpace {
@@ -170,10 +162,7 @@ impl ResizeMemory for SharedSizes {
         state.sizes.requested = bytes;
         // It shrinks when the driver has unplugged everything, and never before (5.15.4.2).
         state.sizes.usable = state.sizes.usable.max(self.region.usable(bytes));
-        match &state.interrupt {
-            Some(interrupt) => interrupt.signal_config(),
-            None => state.untold = true,
-        }
+        state.interrupt.changed();
         Ok(())
     }
 }
