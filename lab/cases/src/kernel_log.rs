@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 /// What it would say of what concerns a case.
 const WORDS: [&str; 9] = [
@@ -45,6 +45,14 @@ pub(crate) fn complaints(log: &mut fs::File) -> Result<Vec<String>> {
             Err(error) => return Err(error).context("/dev/kmsg"),
         }
     }
+}
+
+/// Fails if an IOMMU has kept DMA from memory since.
+pub(crate) fn expect_no_dma_fault(log: &mut fs::File) -> Result<()> {
+    let said = complaints(log)?;
+    let faults: Vec<_> = said.iter().filter(|line| is_dma_fault(line)).collect();
+    ensure!(faults.is_empty(), "the host's IOMMU saw {faults:?}");
+    Ok(())
 }
 
 /// Its log, from now on.

@@ -12,7 +12,7 @@ use super::bare::{in_lab, run};
 use super::nvme_disk::{Disk, tell};
 use crate::basalt::{expect_code, expect_refusal};
 use crate::daemon::Daemon;
-use crate::kernel_log::{complaints, is_dma_fault, kernel_log};
+use crate::kernel_log::{expect_no_dma_fault, kernel_log};
 use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
@@ -73,9 +73,7 @@ fn host(host: &Host) -> Result<()> {
         "the disk was not given back: {shown}"
     );
     drop(Disk::find()?);
-    let said = complaints(&mut log)?;
-    let faults: Vec<_> = said.iter().filter(|line| is_dma_fault(line)).collect();
-    ensure!(faults.is_empty(), "the host's IOMMU saw {faults:?}");
+    expect_no_dma_fault(&mut log)?;
     daemon.end()
 }
 

@@ -9,7 +9,7 @@ use super::bare::{in_lab, run};
 use super::device_attach::{expect_state, prove};
 use super::nvme_disk::{Disk, tell};
 use crate::daemon::{Daemon, wait_for};
-use crate::kernel_log::{complaints, is_dma_fault, kernel_log};
+use crate::kernel_log::{expect_no_dma_fault, kernel_log};
 use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
@@ -80,9 +80,7 @@ fn host(host: &Host) -> Result<()> {
     daemon.ok(&["rm", "--force", "busy"])?;
     daemon.ok(&["device", "unbind", &address])?;
     drop(Disk::find()?);
-    let said = complaints(&mut log)?;
-    let faults: Vec<_> = said.iter().filter(|line| is_dma_fault(line)).collect();
-    ensure!(faults.is_empty(), "the host's IOMMU saw {faults:?}");
+    expect_no_dma_fault(&mut log)?;
     daemon.end()
 }
 

@@ -18,7 +18,7 @@ use super::bare::{in_lab, run};
 use super::nvme_disk::{Agent, Disk, Given, tell};
 use crate::daemon::wait_for;
 use crate::function_files::{self, Hand};
-use crate::kernel_log::{complaints, is_dma_fault, kernel_log};
+use crate::kernel_log::{complaints, expect_no_dma_fault, is_dma_fault, kernel_log};
 use crate::vm::{self, Builder, Vm};
 use crate::{Case, Host};
 
@@ -63,11 +63,7 @@ fn host(host: &Host) -> Result<()> {
     guest.grows_and_is_all_there()?;
     guest.shrinks()?;
     guest.grows_and_is_all_there()?;
-    let said = complaints(&mut log)?;
-    ensure!(
-        !said.iter().any(|line| is_dma_fault(line)),
-        "the host's IOMMU saw {said:?}"
-    );
+    expect_no_dma_fault(&mut log)?;
     guest.is_found_out_if_not_mapped(&mut || complaints(&mut log))?;
     guest.lets_go()?;
     drop(disk.take_back()?);

@@ -16,7 +16,7 @@ use super::device_attach::expect_state;
 use super::nvme_disk::tell;
 use crate::basalt::expect_code;
 use crate::daemon::{Daemon, wait_for};
-use crate::kernel_log::{complaints, is_dma_fault, kernel_log};
+use crate::kernel_log::{expect_no_dma_fault, kernel_log};
 use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
@@ -86,9 +86,7 @@ fn host(host: &Host) -> Result<()> {
     daemon.ok(&["device", "unbind", &function])?;
     daemon.ok(&["device", "vfs", &port.address, "0"])?;
     port.down()?;
-    let said = complaints(&mut log)?;
-    let faults: Vec<_> = said.iter().filter(|line| is_dma_fault(line)).collect();
-    ensure!(faults.is_empty(), "the host's IOMMU saw {faults:?}");
+    expect_no_dma_fault(&mut log)?;
     daemon.end()
 }
 

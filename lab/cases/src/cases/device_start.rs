@@ -12,7 +12,7 @@ use super::device_attach::{expect_state, prove};
 use super::nvme_disk::{Disk, tell};
 use crate::basalt::{expect_code, expect_refusal};
 use crate::daemon::{Daemon, wait_for};
-use crate::kernel_log::{complaints, is_dma_fault, kernel_log};
+use crate::kernel_log::{expect_no_dma_fault, kernel_log};
 use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
@@ -61,9 +61,7 @@ fn with_a_device(daemon: &Daemon<'_>) -> Result<()> {
     asynchronous(daemon, &address)?;
     expect_state(daemon, &address, "ready")?;
     daemon.ok(&["device", "unbind", &address])?;
-    let said = complaints(&mut log)?;
-    let faults: Vec<_> = said.iter().filter(|line| is_dma_fault(line)).collect();
-    ensure!(faults.is_empty(), "the host's IOMMU saw {faults:?}");
+    expect_no_dma_fault(&mut log)?;
     Ok(())
 }
 
