@@ -142,10 +142,11 @@ impl Node {
             }
             let undone = self.undo(&entry, "it was interrupted");
             if undone.is_ok() {
+                // First, as it forgets why the devices of a machine before did not come.
+                self.follow_size(&entry);
                 self.return_left_devices(&entry);
                 // Of devices that can be neither attached nor given back.
                 left += usize::from(waits());
-                self.follow_size(&entry);
             }
             if let Err(error) = undone {
                 left += 1;

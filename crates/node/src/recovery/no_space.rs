@@ -53,7 +53,7 @@ impl Node {
     pub(crate) fn tend(self: &Arc<Self>, retries: &mut BTreeMap<String, (Instant, Duration)>) -> bool {
         let reserved = self.hold.reserve.keep();
         let entries: Vec<Arc<Entry>> = self.entries().values().cloned().collect();
-        let mut lacking = self.undo_again();
+        let mut lacking = self.undo_again() + self.devices.finish_resets();
         for entry in entries {
             let (unsaved, reason) = {
                 let inner = entry.lock();

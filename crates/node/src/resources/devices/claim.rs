@@ -157,12 +157,10 @@ impl Devices {
     /// It is fine if it has none.
     pub(crate) fn release(&self, sandbox: &str) -> Result<(), Error> {
         // Most have none, and wait for nobody.
-        if !self.owners().contains(sandbox) && self.resetting().is_empty() {
+        if !self.owners().contains(sandbox) {
             return Ok(());
         }
         let _changing = self.changing();
-        // Nobody is busy with these: there was no space to say that they are reset.
-        self.resetting().iter().try_for_each(|device| self.reset(device))?;
         let its: Vec<StoredDevice> = self
             .table()
             .values()
@@ -170,6 +168,23 @@ impl Devices {
             .cloned()
             .collect();
         self.reset_all(&its)
+    }
+
+    /// Finishes what was begun to be reset and could not be noted, as there was no space; how many are left.
+    pub(crate) fn finish_resets(&self) -> usize {
+        if self.resetting().is_empty() {
+            return 0;
+        }
+        // Whoever is busy with one has this.
+        let _changing = self.changing();
+        let resetting = self.resetting();
+        let left = resetting.iter().filter(|device| {
+            let finished = self.reset(device);
+            finished
+                .inspect_err(|error| log::warn!("the device {} is being reset still: {error}", device.address()))
+                .is_err()
+        });
+        left.count()
     }
 
     fn resetting(&self) -> Vec<StoredDevice> {
@@ -229,7 +244,9 @@ impl Devices {
         });
         self.keep(resetting.collect())?;
         self.point(DEVICE_RESETTING);
-        released.iter().try_for_each(|device| self.reset(device))
+        let reset = released.iter().try_for_each(|device| self.reset(device));
+        // Whoever looks after what lacks space goes on.
+        reset.inspect_err(|_| self.hold.lack.tell())
     }
 
     /// Resets a device that a sandbox had.
