@@ -187,20 +187,19 @@ pub(crate) fn test() -> Vec<Step> {
     steps.push(package::packages_for_tests().after(&["assets"]));
     steps.push(dkms::package_for_tests().after(&["apt-packages"]));
     steps.push(sandbox::other_images().check().after(&["first-sandbox"]));
-    // Alone on the machine: cases have time limits, and an emulated host is slow enough without company. With the tests' build
-    // beside them, at the lowest priority, `snapshot` failed in the first whole run: its guest did not answer for a minute. The
-    // package is made twice, compressed.
-    let alone = ["other-images", "module-package", "deny", "build-tests"];
+    // Not beside what takes all processors: cases have time limits. The emulator takes one of two, and the other is for the tests,
+    // one step of them at a time and at the lowest priority, and for their build where that has not ended yet.
+    let before = ["other-images", "module-package", "deny"];
     steps.push(
         cases::cases()
             .after(&["first-sandbox", "package", "module"])
-            .follows(&alone),
+            .follows(&before),
     );
-    // Beside what is left for the lab, but for the audit, which runs cases, and what ends a lab.
     let tested = ["unit-tests", "program-tests", "fuzz"];
     for step in [unit::unit(), unit::programs(), tests::fuzz()] {
-        steps.push(step.after(&["build-tests"]).follows(&["cases", "clippy"]));
+        steps.push(step.after(&["build-tests"]).in_background());
     }
+    // Beside what is left for the lab, but for the audit, which runs cases, and what ends a lab.
     steps.push(checks::docs().after(&["first-sandbox"]).follows(&["cases"]));
     steps.push(lab_site::lab_site().after(&["first-sandbox"]).follows(&["docs"]));
     let audit = tests::audit().after(&["first-sandbox"]);

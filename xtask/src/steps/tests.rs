@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::runner::{Counts, Report, Step};
 
 const AUDIT_LIMIT: Duration = Duration::from_secs(20 * 60);
-const FUZZ_LIMIT: Duration = Duration::from_secs(15 * 60);
+const FUZZ_LIMIT: Duration = Duration::from_secs(30 * 60);
 /// More targets than there are.
 const MOST_TARGETS: u64 = 100;
 
