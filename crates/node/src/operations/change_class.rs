@@ -23,6 +23,7 @@ use crate::operations::detach_for::{Guest, OnDevices};
 use crate::operations::snapshot::{STAYS, can_be_saved};
 use crate::operations::stages::{Started, ToRestore};
 use crate::resources::budget::Changed;
+use crate::resources::space::{self, LEAST};
 use crate::resources::{limits, volume_shares};
 use crate::sandbox::entry::Entry;
 use crate::sandbox::lifecycle::Verb;
@@ -30,6 +31,7 @@ use crate::saved::snapshots::{self, Begun, Place};
 use crate::store::database::Stored;
 use crate::store::operation::Operation;
 use crate::store::remove::remove_directory;
+use crate::vmm::line::Line;
 use crate::vmm::vm::Vm;
 use crate::{Error, ids};
 
@@ -49,22 +51,25 @@ impl Node {
         let moved = moved(&stored, class)?;
         limits::check(&moved, self.cgroups.as_ref())?;
         drop(volume_shares::open_all(&moved.volumes, &self.volumes)?);
+        // How much of its memory has to be written is known when it is.
+        space::require(&self.sandbox_paths(entry).directory, LEAST, "a move")?;
         let promise = self.admit_other("move", entry, &moved, Some(comes_by(&stored)))?;
+        // The way back needs no descriptor that could be missing then.
+        let line = vm.line()?;
         self.detach_for(entry, on, Guest::LetsGo)?;
-        let started = self.move_in_turn(entry, &vm, moved, promise);
+        let started = self.move_in_turn(entry, (&vm, line), moved, promise);
         self.return_devices(entry, started, |_| format!("the move to the class {class} is done"))
     }
 
     fn move_in_turn(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
-        vm: &Arc<Vm>,
+        (vm, line): (&Arc<Vm>, Line),
         moved: SandboxConfig,
         promise: Changed,
     ) -> Result<Started, Error> {
         let (stored, class) = (entry.stored(), moved.resources.class);
         let sandbox = &stored.sandbox;
-        let line = vm.line()?;
         let was = Box::new(sandbox.config.clone());
         self.forget_move(entry)?;
         let begun = Begun::new(&self.sandbox_paths(entry).directory)?;

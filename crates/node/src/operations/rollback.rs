@@ -106,6 +106,7 @@ impl Node {
         let promise = self.admit_again("roll back", entry, Start::Boot)?;
         let wish = Wish::new("roll back", Some(&sandbox.name));
         let promise = Changed::new(promise, &wish, &config, None)?;
+        let beside = self.beside(entry, &place)?;
         self.detach_for(entry, on, Guest::MayKeep)?;
         if sandbox.state == State::Exited {
             // It is started with them, and would have them now.
@@ -113,7 +114,7 @@ impl Node {
             self.update(entry, |stored| stored.detached.clone_from(its))?;
             self.points.at(points::DEVICE_RETURNS);
         }
-        let started = self.roll_back_in_turn(entry, (&place, snapshot), promise, config.resources);
+        let started = self.roll_back_in_turn(entry, (&place, snapshot), (promise, beside), config.resources);
         self.return_devices(entry, started, |_| format!("the rollback to `{snapshot}` is done"))
     }
 
@@ -146,21 +147,23 @@ impl Node {
         }
     }
 
+    /// Its disk as it was, beside its own, if it has one.
+    fn beside(&self, entry: &Entry, place: &Place) -> Result<Option<Beside>, Error> {
+        if entry.stored().sandbox.config.resources.disk.is_none() {
+            return Ok(None);
+        }
+        let _span = span("disk copied");
+        Beside::new(&place.disk(), &self.sandbox_paths(entry).disk()).map(Some)
+    }
+
     fn roll_back_in_turn(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
         (place, snapshot): (&Place, &str),
-        promise: Changed,
+        (promise, mut disk): (Changed, Option<Beside>),
         resources: Resources,
     ) -> Result<Started, Error> {
         let sandbox = entry.stored().sandbox;
-        let mut disk = match sandbox.config.resources.disk {
-            Some(_) => {
-                let _span = span("disk copied");
-                Some(Beside::new(&place.disk(), &self.sandbox_paths(entry).disk())?)
-            }
-            None => None,
-        };
         let vm = match entry.state() {
             State::Exited => None,
             _ => Some(entry.vm_for(Verb::Rollback)?),

@@ -29,7 +29,7 @@ use crate::sandbox::lifecycle::Verb;
 use crate::saved::checksums;
 use crate::saved::disk;
 use crate::saved::memory_files;
-use crate::saved::snapshots::{Place, Record};
+use crate::saved::snapshots::{Begun, Place, Record};
 use crate::store::database::Stored;
 use crate::store::operation::Operation;
 use crate::vmm::line::Line;
@@ -38,6 +38,14 @@ use crate::{Error, clock};
 
 /// Bytes of memory a second that a VMM writes at least.
 const SLOWEST: u64 = 32 << 20;
+
+/// Everything that a snapshot needs besides the machine.
+struct ToSave {
+    record: Record,
+    /// The way back needs no descriptor that could be missing then.
+    line: Line,
+    begun: Begun,
+}
 
 impl Node {
     /// Saves a sandbox as it is now, but for devices of the host's.
@@ -52,12 +60,14 @@ impl Node {
         can_be_saved(&stored)?;
         let vm = entry.vm_for(Verb::Snapshot)?;
         let name = self.snapshots.name_for(name, &stored.sandbox.name)?;
+        let to_save = self.begin_snapshot(entry, &vm, name)?;
         self.detach_for(entry, on, Guest::LetsGo)?;
-        let made = self.snapshot_in_turn(entry, &vm, name);
+        let made = self.snapshot_in_turn(entry, &vm, to_save);
         self.return_devices(entry, made, |made| format!("snapshot `{}` is taken", made.name))
     }
 
-    fn snapshot_in_turn(self: &Arc<Self>, entry: &Arc<Entry>, vm: &Vm, name: String) -> Result<Snapshot, Error> {
+    /// What can fail without the guest fails before that notices anything, or loses its devices.
+    fn begin_snapshot(&self, entry: &Entry, vm: &Vm, name: String) -> Result<ToSave, Error> {
         let stored = entry.stored();
         let sandbox = &stored.sandbox;
         let record = Record {
@@ -76,7 +86,6 @@ impl Node {
             networked: stored.networked,
             share_slots: stored.share_slots,
         };
-        // The way back needs no descriptor that could be missing then.
         let line = vm.line()?;
         let disk = self.sandbox_paths(entry).disk();
         // How much of its memory has to be written is known when it is.
@@ -84,6 +93,13 @@ impl Node {
         space::require(self.snapshots.directory(), base::ByteSize(needed), "a snapshot")?;
         let begun = self.snapshots.begin(&record)?;
         self.points.at(points::SNAPSHOT_BEGUN);
+        Ok(ToSave { record, line, begun })
+    }
+
+    fn snapshot_in_turn(self: &Arc<Self>, entry: &Arc<Entry>, vm: &Vm, to_save: ToSave) -> Result<Snapshot, Error> {
+        let ToSave { record, line, begun } = to_save;
+        let stored = entry.stored();
+        let sandbox = &stored.sandbox;
         self.update(entry, |stored| stored.operation = Some(Operation::Snapshot))?;
         self.points.at(points::SNAPSHOT_HELD);
         let saved = self.save_all(vm, &stored, &begun.place);

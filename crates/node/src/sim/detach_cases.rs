@@ -167,6 +167,7 @@ fn without_being_asked_to_nobody_detaches_anything_and_the_way_is_told() {
     let mut world = World::new();
     with_snapshot(&mut world);
     let entry = world.entry("web");
+    let taken_before = entry.lock().devices_taken;
     let node = world.node();
     let refused = [
         node.make_snapshot(&entry, Some("other"), OnDevices::Refuse).map(drop),
@@ -184,10 +185,38 @@ fn without_being_asked_to_nobody_detaches_anything_and_the_way_is_told() {
     assert!(taken.contains("ready"), "{taken}");
     let same = move_to(&world, Class::Standard).unwrap_err().to_string();
     assert!(same.contains("it is of that class"), "{same}");
-    assert_eq!(world.kernel.resets(address(NVME)), 0);
+    assert_eq!(entry.lock().devices_taken, taken_before);
     node.pause(&entry).unwrap();
     let paused = rollback(&world).unwrap_err().to_string();
     assert!(paused.contains("basalt unpause"), "{paused}");
+    world.is_at_rest().unwrap();
+    world.ends_empty().unwrap();
+}
+
+#[test]
+fn where_there_is_no_space_nothing_is_detached() {
+    let mut world = World::small();
+    with_snapshot(&mut world);
+    let entry = world.entry("web");
+    let taken_before = entry.lock().devices_taken;
+    crate::testing::fill(&world.directory.path().join("filling"));
+    let refused = [
+        snapshot(&world, "other"),
+        rollback(&world),
+        move_to(&world, Class::Bare),
+    ];
+    for refused in refused {
+        let said = with_causes(&refused.unwrap_err());
+        assert!(said.contains("space"), "{said}");
+        assert_eq!(entry.lock().devices_taken, taken_before, "{said}");
+    }
+    assert_eq!(entry.stored().detached, []);
+    world.empty().unwrap();
+    world.is_at_rest().unwrap();
+    // And with space each of them is done.
+    snapshot(&world, "other").unwrap();
+    rollback(&world).unwrap();
+    move_to(&world, Class::Bare).unwrap();
     world.is_at_rest().unwrap();
     world.ends_empty().unwrap();
 }
