@@ -87,6 +87,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
         building: false,
         share_slots: 0,
         detached: Vec::new(),
+        memory_is_private: false,
         networked: false,
         log_from: 0,
     }

@@ -82,6 +82,17 @@ impl Node {
         Ok(Some(Changed::new(promise, &wish, &sandbox.config, Some(Start::Boot))?))
     }
 
+    /// Promises a sandbox all memory of its machine as its own, if it shares any with others: what a device is to reach is copied for it,
+    /// and stays so when the device has gone.
+    pub(crate) fn admit_private(&self, entry: &Entry) -> Result<Option<Changed>, Error> {
+        let Some(promise) = entry.promised() else {
+            return Ok(None);
+        };
+        let sandbox = entry.stored().sandbox;
+        let wish = Wish::new("attach a device to", Some(&sandbox.name));
+        Ok(Changed::to_private(promise, &wish, &sandbox.config)?)
+    }
+
     /// Descriptors to deal with the end of a sandbox: when many end at once they take turns. What is not had in time is tried without.
     pub(crate) fn lease_to_settle(&self, id: &str) -> Option<Lease> {
         let leased = self.budget.lease(&Wish::request(), TO_ASK, self.config.limits.kill);
@@ -97,7 +108,12 @@ impl Node {
             entry.promise_disk(self.budget.count_disk(size, &self.sandbox_paths(entry).disk()));
         }
         if stored.sandbox.state != State::Exited {
-            entry.promise(Arc::new(self.budget.count_machine(config, comes_by(&stored))));
+            // Daemons of before did not note what became its own for these.
+            let start = match self.devices.of(&entry.id).is_empty() {
+                true => comes_by(&stored),
+                false => Start::Boot,
+            };
+            entry.promise(Arc::new(self.budget.count_machine(config, start)));
         }
     }
 }
@@ -112,10 +128,12 @@ impl Admitted {
     }
 }
 
-/// How the machine that a sandbox has came up, as far as its record tells. One that was put back counts as if it had booted.
+/// How the machine that a sandbox has came up, as far as its record tells. One that was put back counts as if it had booted, and so does one
+/// that shares nothing any more.
 pub(crate) fn comes_by(stored: &Stored) -> Start {
     let sandbox = &stored.sandbox;
-    match sandbox.template.is_some() || sandbox.clone_of.is_some() && sandbox.restarts == 0 {
+    let is_restored = sandbox.template.is_some() || sandbox.clone_of.is_some() && sandbox.restarts == 0;
+    match is_restored && !stored.memory_is_private {
         true => Start::Restore,
         false => Start::Boot,
     }
@@ -136,5 +154,7 @@ mod tests {
         assert_eq!(comes_by(&stored), Start::Boot);
         stored.sandbox.template = Some("built".into());
         assert_eq!(comes_by(&stored), Start::Restore);
+        stored.memory_is_private = true;
+        assert_eq!(comes_by(&stored), Start::Boot);
     }
 }

@@ -22,6 +22,7 @@ use vmm_api::{DeviceSpec, FunctionState, VmmClient};
 use crate::Error;
 use crate::node::Node;
 use crate::operations::snapshot::of_all_memory;
+use crate::resources::budget::Changed;
 use crate::resources::devices::{DevicesError, FunctionFiles};
 use crate::sandbox::entry::{Entry, Inner};
 use crate::sandbox::lifecycle::Verb;
@@ -88,11 +89,23 @@ impl Node {
             let sandbox = stored.sandbox.name;
             return Err(DevicesError::HasAlready { address, sandbox }.into());
         }
+        let private = self.admit_private(entry)?;
         let claimed = self.devices.claim(&entry.id, addresses)?.functions;
-        match self.hand_over(&stored, vm, &claimed) {
+        let handed = self
+            .becomes_private(entry, private)
+            .and_then(|()| self.hand_over(&stored, vm, &claimed));
+        match handed {
             Ok(()) => Ok(claimed),
             Err(error) => Err(error.after_undo(self.take_devices_back(entry, vm, &claimed))),
         }
+    }
+
+    /// The record says so before the first page is copied: nobody finds out later which were.
+    fn becomes_private(&self, entry: &Entry, private: Option<Changed>) -> Result<(), Error> {
+        let Some(private) = private else { return Ok(()) };
+        self.update(entry, |stored| stored.memory_is_private = true)?;
+        private.keep();
+        Ok(())
     }
 
     /// Waits until the guest's bus has what its VMM was given, and shows it to the guest. What does not come is taken back.

@@ -281,6 +281,7 @@ impl Node {
             let config = &mut stored.sandbox.config;
             (config.detach, config.resources) = (true, config.resources.holding(ByteSize(0)));
             stored.sandbox.template = None;
+            stored.memory_is_private = false;
         })?;
         entry.promise(promise);
         self.carry_out(entry, || {
@@ -449,6 +450,7 @@ pub(crate) fn new_sandbox(
     Ok(Stored {
         share_slots: volume_shares::slots(&sandbox.config.volumes),
         detached: Vec::new(),
+        memory_is_private: false,
         sandbox,
         generation: 0,
         acknowledged: false,

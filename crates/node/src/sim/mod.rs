@@ -20,6 +20,7 @@ mod host_cases;
 mod machine;
 mod memory_templates;
 pub(crate) mod network;
+mod private_memory;
 mod saved_cases;
 mod sequences;
 

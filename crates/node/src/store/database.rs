@@ -66,6 +66,9 @@ pub(crate) struct Stored {
     /// Devices of the host's that were detached for what is under way with it, or was: it gets them again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) detached: Vec<PciAddress>,
+    /// All memory of its machine is its own, as a device was to reach it: it shares none with others that come of the same files.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) memory_is_private: bool,
 }
 
 impl Stored {

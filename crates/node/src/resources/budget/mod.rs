@@ -502,6 +502,24 @@ impl Changed {
         Ok(Self { promise, before })
     }
 
+    /// It shares nothing any more, and counts as one that has booted; `None` where it shares nothing now.
+    pub(crate) fn to_private(
+        promise: Arc<Promise>,
+        wish: &Wish,
+        config: &SandboxConfig,
+    ) -> Result<Option<Self>, Refused> {
+        let before = promise.budget.0.ledger().machine(promise.number);
+        let Some(shares) = before.filter(|machine| machine.shared) else {
+            return Ok(None);
+        };
+        let machine = Machine {
+            at_once: shares.at_once,
+            ..Machine::of(config, Start::Boot)
+        };
+        promise.become_of(wish, config, machine)?;
+        Ok(Some(Self { promise, before }))
+    }
+
     pub(crate) fn promise(&self) -> Arc<Promise> {
         Arc::clone(&self.promise)
     }
