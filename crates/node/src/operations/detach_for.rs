@@ -116,10 +116,22 @@ impl Node {
         done: impl FnOnce(&T) -> String,
     ) -> Result<T, Error> {
         match (made, self.attach_again(entry)) {
-            (made, Ok(())) => made,
+            (Ok(made), Ok(())) => Ok(made),
+            (Err(error), Ok(())) => Err(error.after_undo(self.has_come_to_rest(entry))),
             (Ok(made), Err(missing)) => Err(missing.after(&done(&made)).into()),
             (Err(error), Err(missing)) => Err(error.after_undo(Err(missing.into()))),
         }
+    }
+
+    /// One that is held still, or has no machine until it goes on, gets its devices from whoever brings it to rest; its asker is told of them.
+    fn has_come_to_rest(&self, entry: &Entry) -> Result<(), Error> {
+        let stored = entry.stored();
+        let goes_on = stored.keeps_devices() || entry.vm().is_some_and(|vm| !vm.wait(Duration::ZERO));
+        if stored.detached.is_empty() || !stored.is_held() || !goes_on {
+            return Ok(());
+        }
+        let (devices, sandbox) = (names(&stored.detached), stored.sandbox.name);
+        Err(DevicesError::StillDetached { devices, sandbox }.into())
     }
 
     /// Attaches what an earlier daemon has detached for an operation, of a sandbox that is at rest; for who has its turn. What cannot be

@@ -292,6 +292,51 @@ fn what_does_not_come_back_is_told_by_name_and_what_was_asked_is_done() {
     assert!(told >= 4, "{told} places");
 }
 
+/// One that stays held, or moves still: whoever brings it to rest attaches them, and until then its asker knows of them.
+#[test]
+fn what_is_still_to_come_back_is_told_by_name_where_the_sandbox_has_not_come_to_rest() {
+    type Act = fn(&World) -> Result<(), Error>;
+    // A move is taken back when it fails once.
+    let acts: [(Act, usize); 2] = [
+        (|world| snapshot(world, "ready"), 1),
+        (|world| move_to(world, Class::Bare), 2),
+    ];
+    for (act, times) in acts {
+        let mut told = 0;
+        for number in 0..super::cases::MOST {
+            let mut world = World::new();
+            with_devices(&mut world);
+            let faults = [(number, Fault::Refused), (0, Fault::Refused)];
+            world.faults.arm(&faults[..times]);
+            let attempt = act(&world);
+            let stored = world.entry("web").stored();
+            if world.faults.disarm().is_empty() {
+                break;
+            }
+            let left = stored.detached.clone();
+            if left.is_empty() || !stored.is_held() {
+                continue;
+            }
+            told += 1;
+            let said = attempt.unwrap_err().to_string();
+            let devices: Vec<_> = left.iter().map(ToString::to_string).collect();
+            let devices = devices.join(" ");
+            assert!(said.contains(INJECTED), "{said}");
+            assert!(said.contains(&format!("still detached: {devices}")), "{said}");
+            assert!(said.contains(&format!("basalt device attach web {devices}`")), "{said}");
+            // What is told to be tried does it.
+            let tried = world.node().attach_devices(&world.entry("web"), &left);
+            assert!(tried.unwrap_err().to_string().contains("already"));
+            world.is_at_rest().unwrap();
+            for device in [NVME, NIC] {
+                assert_eq!(state(&world, device), DeviceState::Claimed);
+            }
+            world.ends_empty().unwrap();
+        }
+        assert!(told >= 1, "{told} places");
+    }
+}
+
 /// Whoever follows a late start sees that its device was taken, and does not take it away again.
 #[test]
 fn a_device_that_is_on_its_way_is_detached_and_comes_behind_the_operation() {

@@ -161,6 +161,16 @@ pub enum Error {
         /// Why not.
         why: String,
     },
+    /// What they were detached for has failed, and the sandbox has not come to rest.
+    #[error(
+        "the sandbox has not come to rest, and its devices are still detached: {devices}; they come back when it has, which is tried again;          `basalt device attach {sandbox} {devices}` tries it at once, and `basalt device ls` shows how they are"
+    )]
+    StillDetached {
+        /// The devices, apart by spaces.
+        devices: String,
+        /// The sandbox's name.
+        sandbox: String,
+    },
     /// Nobody translates its guest's addresses.
     #[error(
         "the memory of sandbox {0} is not translated, and it can have no device of the host: run one with --memory-mode translated"
@@ -259,6 +269,7 @@ impl Error {
             | Self::Slow { .. }
             | Self::StaysOpen { .. }
             | Self::NotReturned { .. }
+            | Self::StillDetached { .. }
             | Self::Vfio(_) => ErrorKind::Host,
             Self::CdiName(cdi::Error::Twice { .. })
             | Self::HasAlready { .. }
