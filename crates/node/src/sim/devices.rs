@@ -535,7 +535,17 @@ fn what_somebody_else_has_bound_or_taken_away_is_seen() {
     // Open elsewhere, the kernel would wait.
     world.kernel.claim("dev/vfio/1");
     let refused = world.node().devices.unbind(address(NVME)).unwrap_err().to_string();
-    assert!(refused.contains("/dev/vfio/1"), "{refused}");
+    assert!(refused.contains("fuser -v /dev/vfio/1"), "{refused}");
+    let own_file = "sys/bus/pci/devices/0000:01:00.0/vfio-dev/vfio3/dev";
+    world.kernel.set(own_file, "511:3\n");
+    for path in ["dev/vfio/devices/vfio3", "proc/4711/fd/9"] {
+        world.kernel.device(path, "511:3");
+    }
+    world.kernel.set("proc/4711/comm", "qemu\n");
+    let refused = world.node().devices.unbind(address(NVME)).unwrap_err().to_string();
+    let wanted = ["by /dev/vfio/devices/vfio3", "end qemu (process 4711)"];
+    assert!(wanted.iter().all(|wanted| refused.contains(wanted)), "{refused}");
+    world.kernel.remove("proc/4711");
     // Pulled out, there is nothing to be given back.
     world.kernel.remove("sys/bus/pci/devices/0000:01:00.0");
     let all = list(&world);

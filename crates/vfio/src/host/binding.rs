@@ -228,20 +228,6 @@ pub fn has_trace(sysfs: &Sysfs, address: PciAddress) -> Result<bool, DeviceError
     Ok(is_bound(sysfs, address)? || driver_override(sysfs, address)?.as_deref() == Some(VFIO_PCI))
 }
 
-/// The group of a function where a program has its file open, by which it has the function: the kernel takes nothing from it.
-///
-/// # Errors
-/// sysfs cannot be read, or the file cannot be opened.
-pub fn group_in_use(sysfs: &Sysfs, address: PciAddress) -> Result<Option<u32>, DeviceError> {
-    let function = look(sysfs, address)?.filter(|function| function.driver.as_deref() == Some(VFIO_PCI));
-    let Some(group) = function.and_then(|function| function.group) else {
-        return Ok(None);
-    };
-    // One program at a time can have it open.
-    let is_open = sysfs.is_claimed(&sysfs.dev(&format!("vfio/{}", group.number)))?;
-    Ok(is_open.then_some(group.number))
-}
-
 /// Resets a function that nobody has open: what a guest has left in it is gone.
 ///
 /// # Errors
@@ -396,16 +382,6 @@ mod tests {
         };
         go(&kernel, &other, Goal::GivenBack).unwrap();
         assert_eq!(state(&kernel, address), (Some("nvme".into()), None));
-    }
-
-    #[test]
-    fn a_group_that_a_program_has_open_is_told() {
-        let (kernel, address) = (Kernel::typical(), address("0000:01:00.0"));
-        let sysfs = kernel.sysfs();
-        kernel.claim("dev/vfio/1");
-        assert_eq!(group_in_use(&sysfs, address).unwrap(), None, "it is not bound");
-        go(&kernel, &BindingRecord::take(&sysfs, address).unwrap(), Goal::Bound).unwrap();
-        assert_eq!(group_in_use(&sysfs, address).unwrap(), Some(1));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -47,7 +47,17 @@ pub trait Files: fmt::Debug + Send + Sync {
     /// # Errors
     /// The kernel's.
     fn is_claimed(&self, device: &Path) -> io::Result<bool>;
+
+    /// Which character device a path leads to; nothing where it is another file.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn device_number(&self, path: &Path) -> io::Result<Option<DeviceNumber>>;
 }
+
+/// Major and minor number of a device (makedev(3)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceNumber(pub u32, pub u32);
 
 /// Those of this host.
 #[derive(Clone, Copy, Debug)]
@@ -87,6 +97,13 @@ impl Files for OfHost {
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOMEDIUM.raw_os_error()) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    fn device_number(&self, path: &Path) -> io::Result<Option<DeviceNumber>> {
+        let found = fs::metadata(path)?;
+        let number = found.rdev();
+        let number = DeviceNumber(rustix::fs::major(number), rustix::fs::minor(number));
+        Ok(found.file_type().is_char_device().then_some(number))
     }
 }
 
@@ -214,6 +231,14 @@ impl Sysfs {
     /// See [`Files::is_claimed`].
     pub(super) fn is_claimed(&self, device: &Path) -> Result<bool, DeviceError> {
         self.files.is_claimed(device).map_err(DeviceError::file("open", device))
+    }
+
+    /// Which character device a path leads to; nothing where there is none, or nobody may know.
+    pub(super) fn device_number(&self, path: &Path) -> Result<Option<DeviceNumber>, DeviceError> {
+        match self.files.device_number(path) {
+            Err(error) if is_absent(&error) || error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
+            found => found.map_err(DeviceError::file("look at", path)),
+        }
     }
 }
 

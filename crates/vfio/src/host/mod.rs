@@ -9,6 +9,7 @@ pub mod inventory;
 mod names;
 pub mod nodes;
 pub mod simulated;
+pub mod users;
 pub mod vfs;
 
 use std::fs::File;
@@ -19,7 +20,7 @@ use std::path::Path;
 use base::PciAddress;
 
 pub use error::DeviceError;
-pub use files::{Files, Sysfs};
+pub use files::{DeviceNumber, Files, Sysfs};
 
 use crate::{Group, VfioError, failed, iommufd, uapi};
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base::PciAddress;
 use rustix::io::Errno;
 
-use super::files::{Files, Sysfs};
+use super::files::{DeviceNumber, Files, Sysfs};
 
 const DEVICES: &str = "/sys/bus/pci/devices";
 const DRIVERS: &str = "/sys/bus/pci/drivers";
@@ -44,6 +44,8 @@ enum Entry {
     Directory,
     File(String),
     Link(PathBuf),
+    /// A character device.
+    Device(DeviceNumber),
 }
 
 impl fmt::Debug for Kernel {
@@ -186,6 +188,13 @@ impl Kernel {
     /// Makes a directory.
     pub fn directory(&self, path: &str) {
         self.lock().put(&absolute(path), Entry::Directory);
+    }
+
+    /// Makes a character device, whose number is as sysfs has it: `MAJOR:MINOR`.
+    pub fn device(&self, path: &str, number: &str) {
+        let (major, minor) = number.split_once(':').unwrap_or_default();
+        let number = DeviceNumber(major.parse().unwrap_or(0), minor.parse().unwrap_or(0));
+        self.lock().put(&absolute(path), Entry::Device(number));
     }
 
     /// Removes a path with all below it.
@@ -528,5 +537,13 @@ impl Files for Kernel {
 
     fn is_claimed(&self, device: &Path) -> io::Result<bool> {
         Ok(self.lock().claimed.contains(device))
+    }
+
+    fn device_number(&self, path: &Path) -> io::Result<Option<DeviceNumber>> {
+        match self.lock().entry(path) {
+            Some(Entry::Device(number)) => Ok(Some(*number)),
+            Some(_) => Ok(None),
+            None => Err(Errno::NOENT.into()),
+        }
     }
 }

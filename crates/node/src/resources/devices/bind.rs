@@ -9,7 +9,7 @@ use node_api::BindTerms;
 use vfio::host::DeviceError;
 use vfio::host::binding::{self, BindingRecord, Goal};
 use vfio::host::vfs::{self, VfRecord};
-use vfio::host::{checks, inventory};
+use vfio::host::{checks, inventory, users};
 
 use super::shown::state_of;
 use super::{Devices, DevicesError};
@@ -108,8 +108,8 @@ impl Devices {
                 }
             }
         };
-        if let Some(group) = binding::group_in_use(self.sysfs(), address).map_err(DevicesError::from)? {
-            return Err(DevicesError::Open { address, group }.into());
+        if let Some(file) = users::open_file(self.sysfs(), address).map_err(DevicesError::from)? {
+            return Err(DevicesError::Open { address, file }.into());
         }
         let was_kept = device.terms.persist;
         self.advance(&device, Stage::Unbinding)?;

@@ -3,6 +3,7 @@
 use base::PciAddress;
 use node_api::{DeviceState, ErrorKind};
 use vfio::host::DeviceError;
+use vfio::host::users::OpenFile;
 
 /// An error of what is done with devices.
 #[derive(Debug, thiserror::Error)]
@@ -39,14 +40,14 @@ pub enum Error {
     },
     /// Somebody else has it.
     #[error(
-        "a program that is no sandbox has the device {address} open, and the kernel would wait for its end: find it with `fuser -v \
-         /dev/vfio/{group}` and end it"
+        "a program that is no sandbox has the device {address} open by {}, and the kernel would wait for its end: {}",
+        file.path.display(), to_end(file)
     )]
     Open {
         /// The device.
         address: PciAddress,
-        /// Its group.
-        group: u32,
+        /// By which file, and who has.
+        file: OpenFile,
     },
     /// It has it.
     #[error("sandbox {sandbox} has the device {address} already")]
@@ -251,6 +252,22 @@ pub enum Error {
          physical function"
     )]
     PersistentVf(PciAddress),
+}
+
+/// Which program to end.
+fn to_end(file: &OpenFile) -> String {
+    let users: Vec<_> = file
+        .users
+        .iter()
+        .map(|user| format!("{} (process {})", user.name, user.process))
+        .collect();
+    match users.is_empty() {
+        true => format!(
+            "the daemon does not see which, as that is of another PID namespace: find it in the host with `fuser -v {}` and end it",
+            file.path.display()
+        ),
+        false => format!("end {}", users.join(" and ")),
+    }
 }
 
 impl Error {
