@@ -3,9 +3,13 @@
 //! container could have of the host a virtual machine cannot, and is refused by name. Claims nothing.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use base::{CdiName, PciAddress};
-use cdi::{ContainerEdits, Found};
+use cdi::{Broken, ContainerEdits, Found};
 use vfio::host::nodes::VfioNode;
 
 use super::{Devices, DevicesError};
@@ -18,6 +22,54 @@ pub(crate) struct Resolved {
     pub(crate) functions: Vec<PciAddress>,
     /// `NAME=value` for the command.
     pub(crate) env: Vec<String>,
+}
+
+/// Files that cannot be used, as they were when the log was told of them.
+#[derive(Debug, Default)]
+pub(super) struct ReportedFiles(Mutex<BTreeMap<PathBuf, Reported>>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Reported {
+    why: String,
+    version: Option<Version>,
+}
+
+/// Tells a file from what was written over it, or put in its place.
+#[derive(Debug, PartialEq, Eq)]
+struct Version {
+    inode: u64,
+    length: u64,
+    modified: (i64, i64),
+}
+
+impl Version {
+    /// Of one that can be looked at.
+    fn of(path: &Path) -> Option<Self> {
+        let found = fs::metadata(path).ok()?;
+        Some(Self {
+            inode: found.ino(),
+            length: found.len(),
+            modified: (found.mtime(), found.mtime_nsec()),
+        })
+    }
+}
+
+impl ReportedFiles {
+    /// Those of all files that cannot be used now that were not reported as they are; they are from here on.
+    fn news<'b>(&self, broken: &'b [Broken]) -> Vec<&'b Broken> {
+        let mut reported = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut before = std::mem::take(&mut *reported);
+        let is_news = |broken: &&Broken| {
+            let now = Reported {
+                why: broken.why.clone(),
+                version: Version::of(&broken.path),
+            };
+            let was_told = before.remove(&broken.path).is_some_and(|told| told == now);
+            reported.insert(broken.path.clone(), now);
+            !was_told
+        };
+        broken.iter().filter(is_news).collect()
+    }
 }
 
 impl Devices {
@@ -54,10 +106,10 @@ impl Devices {
         Ok(resolved)
     }
 
-    /// The names of functions, as far as there are any. Files that are wrong are told by the log.
+    /// The names of functions, as far as there are any. Files that are wrong are told by the log, each once until it changes.
     pub(crate) fn cdi_names(&self) -> BTreeMap<PciAddress, Vec<CdiName>> {
         let registry = self.outside.cdi.read();
-        for broken in registry.broken() {
+        for broken in self.reported.news(registry.broken()) {
             log::warn!(
                 "the specification {} of the Container Device Interface cannot be used: {}",
                 broken.path.display(),
@@ -137,4 +189,41 @@ fn without_meaning(edits: &ContainerEdits) -> Vec<String> {
             .map(|gid| format!("the group {gid}")),
     );
     told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ::cdi::Directories;
+
+    #[test]
+    fn a_file_that_is_wrong_is_reported_once_until_it_changes() {
+        let directory = tempfile::tempdir().unwrap();
+        let directories = Directories::of(vec![directory.path().to_owned()]);
+        let (reported, file) = (ReportedFiles::default(), directory.path().join("vendor.json"));
+        let news = || {
+            let registry = directories.read();
+            let news = reported.news(registry.broken());
+            let names = news.iter().filter_map(|broken| broken.path.file_name()?.to_str());
+            names.map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert!(news().is_empty());
+        fs::write(&file, "{").unwrap();
+        assert_eq!(news(), ["vendor.json"]);
+        assert!(news().is_empty());
+        let other = directory.path().join("other.yaml");
+        fs::write(&other, "kind: [").unwrap();
+        assert_eq!(news(), ["other.yaml"]);
+        // Of the same length, and wrong for the same reason.
+        fs::remove_file(&file).unwrap();
+        fs::write(directory.path().join("between"), "").unwrap();
+        fs::write(&file, "{").unwrap();
+        assert_eq!(news(), ["vendor.json"]);
+        assert!(news().is_empty());
+        // One that was mended is new when it is wrong again.
+        fs::remove_file(&other).unwrap();
+        assert!(news().is_empty());
+        fs::write(&other, "kind: [").unwrap();
+        assert_eq!(news(), ["other.yaml"]);
+    }
 }

@@ -32,6 +32,7 @@ use node_api::BindTerms;
 use vfio::host::Sysfs;
 use vfio::host::checks::Terms;
 
+use self::cdi::ReportedFiles;
 pub(crate) use self::error::Error as DevicesError;
 #[cfg(test)]
 pub(crate) use self::vfio_host::NullFiles;
@@ -64,6 +65,7 @@ pub(crate) struct Devices {
     /// Held by whoever binds, claims or gives back.
     changing: Mutex<()>,
     table: Mutex<BTreeMap<PciAddress, StoredDevice>>,
+    reported: ReportedFiles,
 }
 
 impl Devices {
@@ -76,6 +78,7 @@ impl Devices {
             hold,
             changing: Mutex::default(),
             table: Mutex::new(table.collect()),
+            reported: ReportedFiles::default(),
         };
         devices.recover(kept.changes);
         devices
