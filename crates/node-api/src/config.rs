@@ -33,6 +33,9 @@ pub struct ProcessConfig {
     pub command: Vec<String>,
     /// `NAME=value`, over the image's.
     pub env: Vec<String>,
+    /// The first so many of them are of the specifications of its devices, and no clone's, which has none; the daemon counts them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub device_env: usize,
     /// In place of the image's working directory.
     pub workdir: Option<String>,
     /// In place of the image's user: `name|uid[:group|gid]`.
@@ -41,12 +44,26 @@ pub struct ProcessConfig {
     pub tty: bool,
 }
 
+fn is_zero(number: &usize) -> bool {
+    *number == 0
+}
+
+impl ProcessConfig {
+    /// Has its devices' variables be these, before those of its asker, which count where both say something.
+    pub fn set_device_env(&mut self, variables: Vec<String>) {
+        let before = self.device_env.min(self.env.len());
+        self.device_env = variables.len();
+        self.env.splice(..before, variables);
+    }
+}
+
 impl fmt::Debug for ProcessConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             entrypoint,
             command,
             env,
+            device_env,
             workdir,
             user,
             tty,
@@ -55,6 +72,7 @@ impl fmt::Debug for ProcessConfig {
             .field("entrypoint", entrypoint)
             .field("command", command)
             .field("env", &Variables(env))
+            .field("device_env", device_env)
             .field("workdir", workdir)
             .field("user", user)
             .field("tty", tty)

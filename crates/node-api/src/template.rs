@@ -193,6 +193,7 @@ impl BuildConfig {
                 entrypoint: Some(Vec::new()),
                 command: vec!["sh".into()],
                 env: self.recipe.env.clone(),
+                device_env: 0,
                 workdir: self.recipe.workdir.clone(),
                 user: self.recipe.user.clone(),
                 tty: false,

@@ -110,6 +110,7 @@ pub(crate) fn configure(args: &RunArgs, set: &[String], resources: Resources) ->
             entrypoint,
             command: args.command(),
             env: set.to_vec(),
+            device_env: 0,
             workdir: args.process.workdir.clone(),
             user: args.process.user.clone(),
             tty: args.tty,

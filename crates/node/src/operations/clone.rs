@@ -20,6 +20,7 @@ use crate::operations::stages::{Started, ToRestore};
 use crate::operations::start::parse_ports;
 use crate::resources::budget::Start;
 use crate::resources::limits;
+use crate::sandbox::command;
 use crate::saved::snapshots::Record;
 use crate::vmm::launch;
 
@@ -39,7 +40,7 @@ impl Node {
         launch::check_paging(config.paging)?;
         // What is wrong with them is better said before anything is made.
         parse_ports(&config.ports)?;
-        self.images.get(&record.snapshot.digest)?;
+        let image = self.images.get(&record.snapshot.digest)?;
         self.require_space(&config.resources, Some(&place))?;
         drop(looking);
         if record.networked {
@@ -48,10 +49,13 @@ impl Node {
         }
         let Record {
             snapshot,
-            command,
+            mut command,
             networked,
             share_slots,
         } = record;
+        if snapshot.config.process.device_env > 0 {
+            command.env = command::command(&image.config, &config.process)?.env;
+        }
         let mut stored = crate::operations::start::new_sandbox(config, snapshot.digest, command, networked)?;
         let snapshot_name = snapshot.name;
         stored.sandbox.clone_of = Some(snapshot_name.clone());
@@ -93,7 +97,10 @@ fn configured(record: &Record, asked: CloneConfig) -> Result<SandboxConfig, Erro
     if !record.networked && !asked.ports.is_empty() {
         return Err(node_api::ConfigError::Ports.into());
     }
+    let mut process = of.process;
+    process.set_device_env(Vec::new());
     let config = SandboxConfig {
+        process,
         name: asked.name,
         hostname: asked.hostname,
         ports: asked.ports,

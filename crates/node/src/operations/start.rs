@@ -144,7 +144,9 @@ impl Node {
                 config.devices.push(function);
             }
         }
-        config.process.env.splice(0..0, resolved.env);
+        // What its asker counts as such is its asker's.
+        config.process.device_env = 0;
+        config.process.set_device_env(resolved.env);
         Ok(())
     }
 

@@ -8,6 +8,8 @@ use node_api::{DeviceState, ErrorKind, SandboxConfig};
 use super::World;
 use super::devices::{NVME, address, bind, state};
 use crate::Error;
+use crate::operations::detach_for::OnDevices;
+use crate::sandbox::entry::Entry;
 
 /// With devices that stand for one function, for a group, and for what no sandbox can have.
 const SPEC: &str = r#"cdiVersion: "1.1.0"
@@ -85,6 +87,41 @@ fn a_name_is_the_function_behind_it_each_time_and_its_variables_are_the_commands
     world.node().stop(&entry, std::time::Duration::ZERO).unwrap();
     world.node().start(&entry).unwrap();
     assert_eq!(state(&world, NVME), DeviceState::Claimed);
+    world.is_at_rest().unwrap();
+    world.ends_empty().unwrap();
+}
+
+/// It has no device, and so nothing that its specification gives for one.
+#[test]
+fn a_clone_has_the_variables_of_its_asker_and_none_of_devices() {
+    let world = world();
+    bind(&world, NVME).unwrap();
+    let config = run(&world, &["vendor.com/disk=fast"]).unwrap();
+    assert_eq!(config.process.env, ["DISK=fast", "LEVEL=3", "LEVEL=9"]);
+    let web = world.entry("web");
+    let node = world.node();
+    node.make_snapshot(&web, Some("ready"), OnDevices::Detach).unwrap();
+    let asked = node_api::CloneConfig {
+        snapshot: "ready".to_owned(),
+        name: Some("twin".to_owned()),
+        ports: vec!["81:80".to_owned()],
+        ..node_api::CloneConfig::default()
+    };
+    node.clone_of(asked).unwrap();
+    let twin = world.entry("twin").stored();
+    assert_eq!(twin.sandbox.config.process.env, ["LEVEL=9"]);
+    let of_command = |entry: &Entry| {
+        let command = entry.stored().command;
+        let env = command
+            .env
+            .iter()
+            .map(|variable| variable.as_os_str().to_string_lossy().into_owned());
+        env.filter(|variable| !variable.starts_with("PATH="))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of_command(&world.entry("twin")), ["LEVEL=9"]);
+    // What it is a clone of has its device again, and all of them.
+    assert_eq!(of_command(&web), ["DISK=fast", "LEVEL=9"]);
     world.is_at_rest().unwrap();
     world.ends_empty().unwrap();
 }
