@@ -401,6 +401,9 @@ pub enum Error {
     /// Whoever asked is gone.
     #[error("request cancelled: the client closed the connection")]
     Cancelled,
+    /// Somebody has asked for its end.
+    #[error("somebody stopped the sandbox while its memory was mapped for devices or plugged, which was given up")]
+    GivenUp,
     /// It took too long.
     #[error("{what} took longer than {limit:?}: `basalt rm --force` ends the sandbox in any case")]
     Deadline {
@@ -492,6 +495,7 @@ impl Error {
             Self::Agent { .. } => "agent",
             Self::Exec(_) => "command",
             Self::Cancelled => "cancelled",
+            Self::GivenUp => "stopped",
             Self::Deadline { .. } => "deadline",
             Self::NotTakenBack { first, .. } => first.reason(),
         }
@@ -545,6 +549,7 @@ impl Error {
             | Self::Agent { .. }
             | Self::Exec(_) => ErrorKind::Guest,
             Self::Deadline { .. } | Self::Cancelled => ErrorKind::Deadline,
+            Self::GivenUp => ErrorKind::WrongState,
             Self::NotTakenBack { first, .. } => first.for_api().kind,
             Self::Devices(error) => error.kind(),
             _ => ErrorKind::Host,

@@ -21,6 +21,7 @@ use vmm_api::{DeviceSpec, FunctionState, VmmClient};
 
 use crate::Error;
 use crate::node::Node;
+use crate::operations::device_start::is_ending;
 use crate::operations::snapshot::of_all_memory;
 use crate::resources::budget::Changed;
 use crate::resources::devices::{DevicesError, FunctionFiles};
@@ -45,6 +46,29 @@ pub(super) enum LetGo {
     All,
     /// It may have them still, or not have been told of them.
     Unknown,
+}
+
+/// Who waits for memory to be mapped for devices of a sandbox, or to be plugged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Waits<'f> {
+    /// Whoever has its turn, which whoever stops it does not wait for; until its asker hangs up, where that can be told.
+    InTurn(Option<BorrowedFd<'f>>),
+    /// Who has not, and keeps nobody waiting.
+    Aside,
+}
+
+impl Waits<'_> {
+    /// Its asker is gone.
+    pub(crate) fn has_hung_up(self) -> bool {
+        match self {
+            Self::InTurn(asker) => asker.is_some_and(|asker| readable(asker, Duration::ZERO)),
+            Self::Aside => false,
+        }
+    }
+
+    pub(crate) fn gives_up(self, inner: &Inner) -> bool {
+        matches!(self, Self::InTurn(_)) && inner.is_to_stop()
+    }
 }
 
 impl Node {
@@ -117,7 +141,7 @@ impl Node {
         cancel: Option<BorrowedFd<'_>>,
     ) -> Result<Vec<GuestDevice>, Error> {
         let given = self
-            .await_presence(entry, vm, claimed, cancel)
+            .await_presence(entry, vm, claimed, Waits::InTurn(cancel))
             .and_then(|slots| self.show_to_guest(vm, &slots));
         given.map_err(|error| error.after_undo(self.take_devices_back(entry, vm, claimed)))
     }
@@ -176,7 +200,7 @@ impl Node {
         entry: &Entry,
         vm: &Vm,
         claimed: &[PciAddress],
-        cancel: Option<BorrowedFd<'_>>,
+        waits: Waits<'_>,
     ) -> Result<Vec<(PciAddress, u8)>, Error> {
         let _span = span("memory mapped");
         let limit = self.config.limits.boot + of_all_memory(&entry.stored());
@@ -211,10 +235,12 @@ impl Node {
                 let (mapped, total) = (told.mapped >> 20, told.total >> 20);
                 return Err(DevicesError::Slow { mapped, total, limit }.into());
             }
-            // Whoever ends it wants no device any more, and who has asked for it may be gone.
-            let cancelled = cancel.is_some_and(|cancel| readable(cancel, Duration::ZERO));
-            if cancelled || entry.wait(Some(PAUSE), |inner: &Inner| inner.stored.stopped || inner.has_ended()) {
+            // Whoever ends it wants no device any more.
+            if waits.has_hung_up() || entry.wait(Some(PAUSE), is_ending) {
                 return Err(Error::Cancelled);
+            }
+            if waits.gives_up(&entry.lock()) {
+                return Err(Error::GivenUp);
             }
         }
     }

@@ -157,7 +157,13 @@ impl Node {
         };
         let _span = span("devices attached again");
         let (mut missing, mut why) = (Vec::new(), Vec::new());
-        for &address in &stored.detached {
+        for (number, &address) in stored.detached.iter().enumerate() {
+            if entry.lock().is_to_stop() {
+                // Whoever stops it gives them back, and if that fails whoever has its turn next comes here.
+                missing.extend_from_slice(&stored.detached[number..]);
+                why.push(Error::GivenUp.to_string());
+                break;
+            }
             let given = self.give_again(entry, &vm, address);
             if given.is_ok() {
                 self.points.at(DEVICE_RETURNED);
@@ -183,7 +189,9 @@ impl Node {
             sandbox: stored.sandbox.name,
             why: why.join("; "),
         };
-        self.did_not_come(entry, &missing.clone().into());
+        if !entry.lock().is_to_stop() {
+            self.did_not_come(entry, &missing.clone().into());
+        }
         Err(missing)
     }
 

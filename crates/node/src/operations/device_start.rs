@@ -21,11 +21,11 @@ use vmm_api::{HotplugMemory, VmmClient};
 
 use crate::error::words::with_causes;
 use crate::node::Node;
+use crate::operations::attach::Waits;
 use crate::operations::snapshot::of_all_memory;
 use crate::resources::devices::DevicesError;
 use crate::resources::limits;
 use crate::sandbox::entry::{Entry, Inner};
-use crate::vmm::process::readable;
 use crate::vmm::vm::Vm;
 use crate::{Error, thread};
 
@@ -51,7 +51,8 @@ impl Node {
         match config.device_start() {
             DeviceStart::Eager => {
                 let claimed = self.claim_and_hand_over(entry, vm, &config.devices)?;
-                self.await_presence(entry, vm, &claimed, cancel).map(drop)
+                let waits = Waits::InTurn(cancel);
+                self.await_presence(entry, vm, &claimed, waits).map(drop)
             }
             DeviceStart::Async | DeviceStart::Late => Ok(()),
         }
@@ -102,9 +103,9 @@ impl Node {
     fn await_memory(&self, entry: &Entry, vm: &Vm, cancel: Option<BorrowedFd<'_>>) -> Result<(), Error> {
         let _span = span("memory plugged");
         let limit = self.config.limits.boot + of_all_memory(&entry.stored());
-        let gone = || cancel.is_some_and(|cancel| readable(cancel, Duration::ZERO));
-        match self.await_plugged(entry, vm, limit, &gone)? {
+        match self.await_plugged(entry, vm, limit, Waits::InTurn(cancel))? {
             Plugged::All => Ok(()),
+            Plugged::Over if entry.lock().is_to_stop() => Err(Error::GivenUp),
             Plugged::Over => Err(Error::Cancelled),
             Plugged::Some(has) => Err(DevicesError::NotPlugged {
                 plugged: has.plugged >> 20,
@@ -115,13 +116,13 @@ impl Node {
         }
     }
 
-    /// Waits until as much is plugged as the sandbox is to have at that time, or `gone` says that nobody waits.
+    /// Waits until as much is plugged as the sandbox is to have at that time, or nobody waits any more.
     pub(crate) fn await_plugged(
         &self,
         entry: &Entry,
         vm: &Vm,
         limit: Duration,
-        gone: &dyn Fn() -> bool,
+        waits: Waits<'_>,
     ) -> Result<Plugged, Error> {
         let begun = Instant::now();
         loop {
@@ -136,7 +137,8 @@ impl Node {
                 return Ok(Plugged::Some(memory));
             }
             let left = limit.saturating_sub(begun.elapsed());
-            if gone() || entry.wait(Some(pause_after(begun.elapsed()).min(left)), is_ending) {
+            let is_over = |inner: &Inner| is_ending(inner) || waits.gives_up(inner);
+            if waits.has_hung_up() || entry.wait(Some(pause_after(begun.elapsed()).min(left)), is_over) {
                 return Ok(Plugged::Over);
             }
         }
@@ -281,7 +283,7 @@ impl Node {
             if wanted.is_empty() || is_over(entry, vm) {
                 return Ok(false);
             }
-            let brought = self.await_presence(entry, vm, &wanted, None).and_then(|slots| {
+            let brought = self.await_presence(entry, vm, &wanted, Waits::Aside).and_then(|slots| {
                 let _turn = self.turn_while_it_runs(entry, vm).ok_or(Error::Cancelled)?;
                 self.show_to_guest(vm, &slots)
             });
@@ -427,7 +429,7 @@ pub(crate) enum Plugged {
     Over,
 }
 
-fn is_ending(inner: &Inner) -> bool {
+pub(super) fn is_ending(inner: &Inner) -> bool {
     inner.stored.stopped || inner.has_ended()
 }
 

@@ -16,6 +16,7 @@ use node_api::{ConfigError, Sandbox, SandboxConfig};
 use vmm_api::{HotplugMemory, VmmClient};
 
 use crate::node::Node;
+use crate::operations::attach::Waits;
 use crate::resources::limits;
 use crate::sandbox::entry::Entry;
 use crate::sandbox::lifecycle::Verb;
@@ -58,7 +59,7 @@ impl Node {
             let followed = Arc::clone(entry);
             let machine = Arc::clone(&vm);
             thread::spawn("memory", move || node.follow_memory(&followed, &machine))?;
-            self.await_plugged(entry, &vm, PATIENCE, &|| false)?;
+            self.await_plugged(entry, &vm, PATIENCE, Waits::Aside)?;
         }
         Ok(self.inspect(entry))
     }

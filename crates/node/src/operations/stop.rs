@@ -40,7 +40,11 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 impl Node {
     /// Ends a sandbox in order; the rest of it after `grace`.
     pub(crate) fn stop(&self, entry: &Arc<Entry>, grace: Duration) -> Result<(), Error> {
-        let _operation = entry.operate();
+        let _operation = entry.operate_to_stop();
+        // It was being made, and that was given up.
+        if entry.lock().gone {
+            return Ok(());
+        }
         self.stop_now(entry, grace)
     }
 

@@ -60,6 +60,8 @@ impl Default for Lines {
 pub(crate) struct Inner {
     pub(crate) stored: Stored,
     pub(crate) vm: Option<Arc<Vm>>,
+    /// So many wait for its turn to stop it: whoever has that gives up what takes a time that nobody knows.
+    stops: u32,
     /// A client of this daemon is tied to it, and says when it has all that it wants to know.
     pub(crate) attached: bool,
     /// It is in no table any more.
@@ -104,6 +106,7 @@ impl Entry {
             inner: Mutex::new(Inner {
                 stored,
                 vm: None,
+                stops: 0,
                 attached: false,
                 gone: false,
                 machine: None,
@@ -124,6 +127,15 @@ impl Entry {
     /// Waits for its turn to change the sandbox's state.
     pub(crate) fn operate(&self) -> MutexGuard<'_, ()> {
         self.operation.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same to stop it: whoever has its turn and waits for memory gives that up.
+    pub(crate) fn operate_to_stop(&self) -> MutexGuard<'_, ()> {
+        self.lock().stops += 1;
+        self.notify();
+        let turn = self.operate();
+        self.lock().stops -= 1;
+        turn
     }
 
     /// The same for who cannot wait; `None` when somebody has it.
@@ -203,6 +215,11 @@ impl Entry {
 }
 
 impl Inner {
+    /// Somebody waits for its turn to stop it.
+    pub(crate) fn is_to_stop(&self) -> bool {
+        self.stops > 0
+    }
+
     /// Nothing of it is left.
     pub(crate) fn is_gone(&mut self) {
         self.gone = true;

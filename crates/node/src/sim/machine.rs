@@ -126,6 +126,11 @@ impl Shown {
         self.to_map = questions;
     }
 
+    /// It maps memory for a function, and has not come to its end.
+    pub(crate) fn maps(&self) -> bool {
+        self.to_map > 0 && !self.functions.is_empty()
+    }
+
     /// It comes about, for the first time.
     pub(crate) fn note(&mut self, what: &'static str) {
         if !self.history.contains(&what) {

@@ -17,6 +17,7 @@ mod faults;
 mod guest;
 mod held_memory;
 mod host_cases;
+mod interrupted;
 mod machine;
 mod memory_templates;
 pub(crate) mod network;
