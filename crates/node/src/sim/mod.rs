@@ -22,6 +22,7 @@ mod machine;
 mod memory_templates;
 pub(crate) mod network;
 mod private_memory;
+mod resets;
 mod saved_cases;
 mod sequences;
 

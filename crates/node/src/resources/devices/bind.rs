@@ -19,6 +19,7 @@ use crate::store::devices::{Stage, StoredDevice, VfChange};
 impl Devices {
     /// Takes a device from the host. It is fine if it was taken before; the terms are these from now on.
     pub(crate) fn bind(&self, address: PciAddress, terms: BindTerms) -> Result<(), Error> {
+        self.await_resets(&[address]);
         let _changing = self.changing();
         self.bind_in_turn(address, terms)
     }
@@ -81,6 +82,7 @@ impl Devices {
 
     /// Gives a device back to the host. It is fine if it is the host's.
     pub(crate) fn unbind(&self, address: PciAddress) -> Result<(), Error> {
+        self.await_resets(&[address]);
         let _changing = self.changing();
         let known = self.find(address);
         let device = match known {

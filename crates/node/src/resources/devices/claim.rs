@@ -2,17 +2,24 @@
 //! whole, whichever of it was asked for. Opens no device: that is for whoever has claimed it.
 
 use std::collections::BTreeSet;
+use std::sync::MutexGuard;
+use std::time::Duration;
 
 use base::PciAddress;
 use base::points::{DEVICE_CLAIMED, DEVICE_RESET, DEVICE_RESETTING};
 use vfio::host::binding;
 use vfio::host::inventory::{self, Group, PciFunction};
 
+use super::resets::{Scope, UnderWay};
 use super::shown::state_of;
 use super::{Devices, DevicesError};
 use crate::Error;
 use crate::error::words::with_causes;
 use crate::store::devices::{Stage, StoredDevice};
+
+/// What a reset takes at most that does not stand still: function-level ones 100 ms, and a device may need a second to answer after any
+/// (PCI Express 5.0, 6.6.1 and 6.6.2).
+const RESET_TIME: Duration = Duration::from_secs(2);
 
 /// Devices that are a sandbox's from now on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +34,7 @@ impl Devices {
     /// Makes devices a sandbox's, all of them or none, with all else of their groups. It may have some of them already. They are given back by
     /// [`Devices::release`], which the end of its machine calls.
     pub(crate) fn claim(&self, sandbox: &str, addresses: &[PciAddress]) -> Result<Claimed, Error> {
+        self.await_resets(addresses);
         let _changing = self.changing();
         let mut claimed = Claimed {
             functions: Vec::new(),
@@ -160,26 +168,25 @@ impl Devices {
         if !self.owners().contains(sandbox) {
             return Ok(());
         }
-        let _changing = self.changing();
+        let changing = self.changing();
         let its: Vec<StoredDevice> = self
             .table()
             .values()
             .filter(|it| owner(it) == Some(sandbox))
             .cloned()
             .collect();
-        self.reset_all(&its)
+        self.reset_all(&its, changing)
     }
 
     /// Finishes what was begun to be reset and could not be noted, as there was no space; how many are left.
     pub(crate) fn finish_resets(&self) -> usize {
-        if self.resetting().is_empty() {
-            return 0;
-        }
-        // Whoever is busy with one has this.
-        let _changing = self.changing();
         let resetting = self.resetting();
         let left = resetting.iter().filter(|device| {
-            let finished = self.reset(device);
+            // Whoever is busy with one finishes it, or says that it cannot.
+            let Some(turn) = self.resets.try_begin(self.scope(device.address())) else {
+                return false;
+            };
+            let finished = self.reset_in(&turn, device.address());
             finished
                 .inspect_err(|error| log::warn!("the device {} is being reset still: {error}", device.address()))
                 .is_err()
@@ -193,9 +200,18 @@ impl Devices {
         resetting.cloned().collect()
     }
 
+    /// Waits for the resets of devices that are under way, if that takes no longer than a reset does.
+    pub(super) fn await_resets(&self, addresses: &[PciAddress]) {
+        let is_reset = |address: &PciAddress| {
+            self.find(*address)
+                .is_some_and(|device| device.stage == Stage::Resetting)
+        };
+        self.resets.wait_while(RESET_TIME, || addresses.iter().any(is_reset));
+    }
+
     /// The same of some of them, with all of their groups of which it needs nothing any more.
     pub(crate) fn release_some(&self, sandbox: &str, addresses: &[PciAddress]) -> Result<(), Error> {
-        let _changing = self.changing();
+        let changing = self.changing();
         let its: Vec<StoredDevice> = self
             .table()
             .values()
@@ -221,7 +237,7 @@ impl Devices {
             }
         }
         self.keep(kept)?;
-        self.reset_all(&released)
+        self.reset_all(&released, changing)
     }
 
     /// The group of one that is there.
@@ -234,7 +250,8 @@ impl Devices {
         }
     }
 
-    fn reset_all(&self, released: &[StoredDevice]) -> Result<(), Error> {
+    /// Nobody else waits for the kernel to reset them.
+    fn reset_all(&self, released: &[StoredDevice], changing: MutexGuard<'_, ()>) -> Result<(), Error> {
         if released.is_empty() {
             return Ok(());
         }
@@ -243,15 +260,32 @@ impl Devices {
             ..device.clone()
         });
         self.keep(resetting.collect())?;
+        drop(changing);
         self.point(DEVICE_RESETTING);
-        let reset = released.iter().try_for_each(|device| self.reset(device));
+        // One that fails keeps the others from nothing.
+        let reset = released.iter().map(|device| self.reset(device.address()));
+        let reset = reset.fold(Ok(()), Result::and);
         // Whoever looks after what lacks space goes on.
         reset.inspect_err(|_| self.hold.lack.tell())
     }
 
+    /// What of the host its reset changes.
+    fn scope(&self, address: PciAddress) -> Scope {
+        // What cannot be read is found out by the reset.
+        let function = inventory::find(self.sysfs(), address).ok();
+        Scope::of(address, function.as_ref())
+    }
+
     /// Resets a device that a sandbox had.
-    pub(super) fn reset(&self, device: &StoredDevice) -> Result<(), Error> {
-        let address = device.address();
+    pub(super) fn reset(&self, address: PciAddress) -> Result<(), Error> {
+        self.reset_in(&self.resets.begin(self.scope(address)), address)
+    }
+
+    fn reset_in(&self, _turn: &UnderWay<'_>, address: PciAddress) -> Result<(), Error> {
+        // Somebody else may have finished it.
+        let Some(device) = self.find(address).filter(|device| device.stage == Stage::Resetting) else {
+            return Ok(());
+        };
         if !binding::is_bound(self.sysfs(), address).map_err(DevicesError::from)? {
             log::warn!("the device {address} is not vfio-pci's any more, and is left to whoever has it");
             return self.forget(address);
@@ -266,7 +300,7 @@ impl Devices {
             }
         };
         self.point(DEVICE_RESET);
-        self.advance(device, stage)
+        self.advance(&device, stage)
     }
 }
 

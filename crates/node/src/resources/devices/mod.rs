@@ -12,13 +12,15 @@
 //! that takes back what nobody was told of (`Binding`), and finishes what somebody had begun to end (`Unbinding`, `Resetting`). What sysfs
 //! says counts, and it says nothing of an earlier boot: such rows go, or are bound anew where somebody has asked for that.
 //!
-//! Two locks. `changing` comes first, and whoever has it may wait for the kernel; `table` is held for moments.
+//! Three locks. `changing` comes first, and whoever has it may wait for the kernel to bind; `table` is held for moments. A device that is
+//! `Resetting` is its resetter's, behind `resets` alone: nobody who has `changing` waits for that.
 
 mod bind;
 mod cdi;
 mod claim;
 mod error;
 mod recover;
+mod resets;
 mod shown;
 mod vfio_host;
 
@@ -34,6 +36,7 @@ use vfio::host::checks::Terms;
 
 use self::cdi::ReportedFiles;
 pub(crate) use self::error::Error as DevicesError;
+use self::resets::Resets;
 #[cfg(test)]
 pub(crate) use self::vfio_host::NullFiles;
 pub(crate) use self::vfio_host::{FunctionFiles, ThisVfio, VfioHost};
@@ -66,6 +69,7 @@ pub(crate) struct Devices {
     changing: Mutex<()>,
     table: Mutex<BTreeMap<PciAddress, StoredDevice>>,
     reported: ReportedFiles,
+    resets: Resets,
 }
 
 impl Devices {
@@ -79,6 +83,7 @@ impl Devices {
             changing: Mutex::default(),
             table: Mutex::new(table.collect()),
             reported: ReportedFiles::default(),
+            resets: Resets::default(),
         };
         devices.recover(kept.changes);
         devices

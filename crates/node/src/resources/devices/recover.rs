@@ -47,7 +47,7 @@ impl Devices {
         match &device.stage {
             // Nobody was told that it was bound; the other is finished.
             Stage::Binding | Stage::Unbinding => self.give_back(device),
-            Stage::Resetting => self.reset(device),
+            Stage::Resetting => self.reset(address),
             Stage::Waiting { .. } => self.bind_kept(device),
             Stage::Ready | Stage::Quarantined { .. } => {
                 if binding::is_bound(self.sysfs(), address).map_err(DevicesError::from)? {
