@@ -35,7 +35,7 @@ use crate::store::StateStore;
 use crate::store::database::Stored;
 use crate::store::paths::{Paths, SandboxPaths};
 use crate::store::private;
-use crate::telemetry::metrics::{Endpoint, Metrics, Observed, Sources};
+use crate::telemetry::metrics::{Endpoint, MetricSources, Metrics, Observed};
 use crate::vmm::launch::{Jailed, Launcher};
 use crate::vmm::monitor::Monitor;
 use crate::vmm::process;
@@ -192,7 +192,7 @@ impl Node {
             config,
         });
         node.snapshots.find_all(&node.store)?;
-        node.templates.find_all(node.template_sources(), &node.store)?;
+        node.templates.find_all(node.template_context(), &node.store)?;
         node.start_monitor()?;
         node.reconcile(found)?;
         if let Err(error) = node.network.publish_again() {
@@ -332,8 +332,8 @@ impl Node {
 }
 
 impl Observed for Node {
-    fn sources(&self) -> Sources<'_> {
-        Sources {
+    fn sources(&self) -> MetricSources<'_> {
+        MetricSources {
             metrics: &self.metrics,
             sandboxes: &self.sandboxes,
             budget: &self.budget,

@@ -33,13 +33,13 @@ pub(crate) struct Freezer {
     base: PathBuf,
     /// What is frozen; held by whoever freezes or re-identifies, of whom there is one at a time.
     frozen: Mutex<Vec<PathBuf>>,
-    gate: RwLock<Gate>,
+    state: RwLock<FreezerState>,
 }
 
 #[derive(Debug, Default)]
-struct Gate {
+struct FreezerState {
     /// No command may start.
-    closed: bool,
+    is_frozen: bool,
     thawed: Option<Instant>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Turn<'a> {
 }
 
 /// While it lives nothing is frozen.
-pub(crate) struct MayStart<'a>(#[expect(dead_code, reason = "held, not read")] RwLockReadGuard<'a, Gate>);
+pub(crate) struct MayStart<'a>(#[expect(dead_code, reason = "held, not read")] RwLockReadGuard<'a, FreezerState>);
 
 impl Freezer {
     pub(crate) fn new(mount: &Path, base: &Path) -> Self {
@@ -58,34 +58,34 @@ impl Freezer {
             mount: mount.to_owned(),
             base: base.to_owned(),
             frozen: Mutex::default(),
-            gate: RwLock::default(),
+            state: RwLock::default(),
         }
     }
 
     /// Leave to start a command, or to change files. What comes while somebody freezes or re-identifies waits for its outcome.
     pub(crate) fn may_start(&self) -> Result<MayStart<'_>, Error> {
-        let mut gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
-        if gate.closed {
-            drop(gate);
+        let mut state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        if state.is_frozen {
+            drop(state);
             // A client that has the acknowledgement of a re-identification in hand may be quicker than the thaw.
             drop(self.turn());
-            gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+            state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         }
-        if gate.closed {
+        if state.is_frozen {
             return Err(Error::Refused(
                 "the sandbox is frozen for a snapshot: nothing can be started or stored in it until that is taken"
                     .to_owned(),
             ));
         }
-        Ok(MayStart(gate))
+        Ok(MayStart(state))
     }
 
     /// A restore ends all connections, and nobody has left: what runs behind them goes on. Those that end while
     /// everything stands still, or just afterwards, are taken for such, but for those of commands that were started after it.
     pub(crate) fn spares(&self, started: Instant) -> bool {
-        let gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         let thawed = |at: Instant| started < at && at.elapsed() < NOTICED;
-        gate.closed || gate.thawed.is_some_and(thawed)
+        state.is_frozen || state.thawed.is_some_and(thawed)
     }
 
     /// Waits for whoever freezes or thaws now.
@@ -96,13 +96,13 @@ impl Freezer {
         }
     }
 
-    fn set_closed(&self, closed: bool) -> bool {
+    fn set_frozen(&self, is_frozen: bool) -> bool {
         // Waits for commands that are being started.
-        let mut gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
-        if gate.closed && !closed {
-            gate.thawed = Some(Instant::now());
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        if state.is_frozen && !is_frozen {
+            state.thawed = Some(Instant::now());
         }
-        std::mem::replace(&mut gate.closed, closed)
+        std::mem::replace(&mut state.is_frozen, is_frozen)
     }
 
     /// Back into the hierarchy's root, if somebody has moved this process: engines that nest cgroups move all that they find.
@@ -136,15 +136,15 @@ impl Freezer {
 impl Turn<'_> {
     /// Freezes everything, then does `then`. If either fails, what was frozen here goes on.
     pub(crate) fn freeze(&mut self, then: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
-        let was_closed = self.freezer.set_closed(true);
+        let was_frozen = self.freezer.set_frozen(true);
         let before = self.frozen.len();
         let result = self.freeze_all(Instant::now() + LIMIT).and_then(|()| then());
         if result.is_err() {
             let undone: Vec<_> = self.frozen.drain(before..).collect();
             // That it could not be undone either would say less than why it had to be.
             drop(write_all(&undone, "0"));
-            if !was_closed {
-                self.freezer.set_closed(false);
+            if !was_frozen {
+                self.freezer.set_frozen(false);
             }
         }
         result
@@ -173,7 +173,7 @@ impl Turn<'_> {
     pub(crate) fn thaw(&mut self) -> Result<(), Error> {
         write_all(&self.frozen, "0")?;
         self.frozen.clear();
-        self.freezer.set_closed(false);
+        self.freezer.set_frozen(false);
         Ok(())
     }
 }

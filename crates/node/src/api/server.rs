@@ -450,7 +450,7 @@ impl Connection<'_> {
                 node.templates.remove_named(&template)?;
                 Reply::Done
             }
-            Request::PruneTemplates { all } => Reply::Pruned(node.templates.prune(all, node.template_sources())?),
+            Request::PruneTemplates { all } => Reply::Pruned(node.templates.prune(all, node.template_context())?),
             Request::Clone(config) => self.goes_on(node.clone_of(config))?,
             Request::Rollback(asked) => self.goes_on(rolled_back(&node, &asked))?,
             Request::Move(asked) => self.goes_on(moved(&node, &asked))?,

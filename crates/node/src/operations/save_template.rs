@@ -20,15 +20,15 @@ use crate::saved::host_traits;
 use crate::saved::programs::Files;
 use crate::saved::snapshots::Begun;
 use crate::saved::templates::record::Record;
-use crate::saved::templates::{Found, Lease, Sources};
+use crate::saved::templates::{Found, Lease, TemplateContext};
 use crate::store::database::Stored;
 use crate::thread;
 use crate::vmm::vm::Vm;
 
 impl Node {
     /// What tells whether a template is of use now.
-    pub(crate) fn template_sources(&self) -> Sources<'_> {
-        Sources {
+    pub(crate) fn template_context(&self) -> TemplateContext<'_> {
+        TemplateContext {
             config: &self.config,
             hashes: &self.hashes,
             images: &self.images,
@@ -57,7 +57,7 @@ impl Node {
             stored.networked,
             stored.share_slots,
         )?;
-        Ok(self.templates.of_shape(shape, self.template_sources()))
+        Ok(self.templates.of_shape(shape, self.template_context()))
     }
 
     /// Saves a machine that has its root and runs nothing yet; it goes on. That it cannot be saved is no failure of it.

@@ -40,7 +40,7 @@ use crate::store::operation::Operation;
 use crate::store::records::{self, Reach};
 use crate::telemetry::trace;
 use crate::vmm::launch::{self, Outside};
-use crate::vmm::monitor::Told;
+use crate::vmm::monitor::MonitorEvent;
 use crate::{Error, clock, thread};
 
 /// Said as long as nobody's end can be waited for.
@@ -376,8 +376,8 @@ impl Node {
             while !node.monitor.is_closed() {
                 match node.monitor.wait() {
                     Ok(told) => told.into_iter().for_each(|told| match told {
-                        Told::Ended(id) => node.settle_in_thread(id),
-                        Told::Said(id) => node.hear(&id),
+                        MonitorEvent::Ended(id) => node.settle_in_thread(id),
+                        MonitorEvent::Readable(id) => node.hear(&id),
                     }),
                     Err(error) => {
                         NOT_WAITED.say(|more| log::error!("VMMs cannot be waited for: {error}{more}"));

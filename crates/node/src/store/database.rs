@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::store::devices::{self, Kept};
+use crate::store::devices::{self, StoredDevices};
 use crate::store::operation::Operation;
 
 /// The most sandboxes of one node: as many as there are users and addresses for. Slots are below it.
@@ -148,7 +148,7 @@ pub(crate) struct Contents {
     /// What could be read, of one that was set aside too.
     pub(crate) rows: Vec<Stored>,
     /// The same of the host's devices.
-    pub(crate) devices: Kept,
+    pub(crate) devices: StoredDevices,
 }
 
 const SCHEMA: &str =
@@ -164,7 +164,7 @@ const SHM: &str = "-shm";
 impl Database {
     /// Opens the database at `path`. One that is damaged is set aside with its log, and an empty one takes its place.
     pub(crate) fn open(path: &Path) -> Result<Contents, Error> {
-        let (mut rows, mut devices) = (Vec::new(), Kept::default());
+        let (mut rows, mut devices) = (Vec::new(), StoredDevices::default());
         let opened = match find_damage(path, (&mut rows, &mut devices))? {
             Some(why) => Opened::SetAside {
                 aside: set_aside(path)?,
@@ -248,7 +248,7 @@ fn connect(path: &Path) -> Result<Connection, Error> {
 
 /// Looks through the database at `path`, if there is one, and reads its rows, as many as can be read. Gives what is wrong with it
 /// where that must not be written to any more.
-fn find_damage(path: &Path, (rows, kept): (&mut Vec<Stored>, &mut Kept)) -> Result<Option<String>, Error> {
+fn find_damage(path: &Path, (rows, kept): (&mut Vec<Stored>, &mut StoredDevices)) -> Result<Option<String>, Error> {
     if path.is_dir() {
         return Ok(Some("it is a directory".into()));
     }

@@ -75,9 +75,9 @@ pub(crate) struct VfChange {
     pub(crate) record: VfRecord,
 }
 
-/// All that is kept of devices.
+/// All that the database has of devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct StoredDevices {
     pub(crate) devices: Vec<StoredDevice>,
     pub(crate) changes: Vec<VfChange>,
 }
@@ -124,7 +124,7 @@ impl Database {
     }
 
     /// Takes over what another database had.
-    pub(super) fn put_kept(&self, kept: &Kept) -> Result<(), Error> {
+    pub(super) fn put_stored(&self, kept: &StoredDevices) -> Result<(), Error> {
         self.put_devices(&kept.devices)?;
         kept.changes.iter().try_for_each(|change| self.put_vf_change(change))
     }
@@ -142,7 +142,7 @@ fn put(connection: &Connection, statement: &str, address: PciAddress, row: &impl
 }
 
 /// Reads all that can be read; then tells of the first row that is none.
-pub(super) fn read(connection: &Connection, kept: &mut Kept) -> Result<(), Error> {
+pub(super) fn read(connection: &Connection, kept: &mut StoredDevices) -> Result<(), Error> {
     let device = |device: &StoredDevice| device.address().to_string();
     let devices = "SELECT address, stored FROM devices";
     let devices = read_table(connection, devices, ("the device", device), &mut kept.devices);
@@ -242,7 +242,7 @@ mod tests {
         drop(database);
         let contents = reopened(&path);
         // Whoever opens it anew writes it again; an earlier daemon had no such table.
-        contents.database.put_kept(&contents.devices).unwrap();
+        contents.database.put_stored(&contents.devices).unwrap();
         drop(contents.database);
         let contents = reopened(&path);
         assert_eq!((contents.opened, contents.devices.devices.len()), (Opened::Whole, 1));
@@ -250,6 +250,9 @@ mod tests {
         contents.database.connection.execute_batch(drop_tables).unwrap();
         drop(contents.database);
         let contents = reopened(&path);
-        assert_eq!((contents.opened, contents.devices), (Opened::Whole, Kept::default()));
+        assert_eq!(
+            (contents.opened, contents.devices),
+            (Opened::Whole, StoredDevices::default())
+        );
     }
 }

@@ -24,7 +24,7 @@ use base::PciAddress;
 use node_api::recovery::{Finding, Outcome, REPORT, Recovery, Subject};
 
 use self::database::{Contents, Database, Opened, Stored};
-use self::devices::{Kept, StoredDevice, VfChange};
+use self::devices::{StoredDevice, StoredDevices, VfChange};
 use self::merge::{Rename, of_sandbox};
 use self::paths::Paths;
 use self::records::Reach;
@@ -49,7 +49,7 @@ pub(crate) struct Found {
     /// Directories of no sandbox, with the reason.
     pub(crate) orphans: BTreeMap<String, String>,
     /// The host's devices that are, or were to be, sandboxes'.
-    pub(crate) devices: Kept,
+    pub(crate) devices: StoredDevices,
 }
 
 impl StateStore {
@@ -115,7 +115,7 @@ impl StateStore {
             store.database().delete(id)?;
         }
         if anew {
-            store.database().put_kept(&devices)?;
+            store.database().put_stored(&devices)?;
         }
         let found = Found {
             devices,

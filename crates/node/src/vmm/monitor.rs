@@ -36,11 +36,11 @@ struct Watch {
 
 /// What has happened to a VMM, by the id that it is watched as.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum MonitorEvent {
     /// It has ended.
     Ended(String),
-    /// It may have said something.
-    Said(String),
+    /// There is something to be read at its control socket, or was.
+    Readable(String),
 }
 
 #[derive(Debug)]
@@ -125,7 +125,7 @@ impl Monitor {
     }
 
     /// Waits until something has happened to some; what, and to whom.
-    pub(crate) fn wait(&self) -> io::Result<Vec<Told>> {
+    pub(crate) fn wait(&self) -> io::Result<Vec<MonitorEvent>> {
         let mut ready = Vec::new();
         self.epoll.wait(&mut ready, None)?;
         let mut watched = self.watched();
@@ -134,14 +134,14 @@ impl Monitor {
             if event.token == SPOKEN {
                 self.spoken.event.consume();
                 let mut ids = self.spoken.ids.lock().unwrap_or_else(PoisonError::into_inner);
-                told.extend(ids.drain(..).map(Told::Said));
+                told.extend(ids.drain(..).map(MonitorEvent::Readable));
                 continue;
             }
             let Some(Watch { id, process }) = watched.by_token.remove(&event.token) else {
                 continue;
             };
             let Some((pidfd, said)) = process else {
-                told.push(Told::Said(id.clone()));
+                told.push(MonitorEvent::Readable(id.clone()));
                 watched.by_token.insert(event.token, Watch { id, process });
                 continue;
             };
@@ -150,7 +150,7 @@ impl Monitor {
             if let Err(error) = self.epoll.remove(&pidfd) {
                 log::warn!("the end of {id} may be reported again: {error}");
             }
-            told.push(Told::Ended(id));
+            told.push(MonitorEvent::Ended(id));
         }
         Ok(told)
     }
@@ -177,8 +177,8 @@ mod tests {
             sockets.push(socket);
             pidfds.push(pidfd);
         }
-        let ended = |id: &str| [Told::Ended(id.to_owned())];
-        let said = [Told::Said("long".to_owned())];
+        let ended = |id: &str| [MonitorEvent::Ended(id.to_owned())];
+        let said = [MonitorEvent::Readable("long".to_owned())];
         sockets[1].signal();
         assert_eq!(monitor.wait().unwrap(), said);
         monitor.ear("long").tell();

@@ -43,7 +43,7 @@ pub(crate) use self::vfio_host::{FunctionFiles, ThisVfio, VfioHost};
 use crate::Error;
 use crate::resources::space::Hold;
 use crate::store::StateStore;
-use crate::store::devices::{Kept, Stage, StoredDevice};
+use crate::store::devices::{Stage, StoredDevice, StoredDevices};
 
 /// What is outside of the node.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ pub(crate) struct Devices {
 
 impl Devices {
     /// Those that an earlier daemon has kept, put right. What cannot be put right stays as it is, which the log tells.
-    pub(crate) fn open(outside: Outside, (store, hold): (Arc<StateStore>, Arc<Hold>), kept: Kept) -> Self {
+    pub(crate) fn open(outside: Outside, (store, hold): (Arc<StateStore>, Arc<Hold>), kept: StoredDevices) -> Self {
         let table = kept.devices.into_iter().map(|device| (device.address(), device));
         let devices = Self {
             outside,

@@ -66,7 +66,7 @@ const FAILURES_OF_THE_HOST: u32 = 8;
 
 /// What tells whether a template is of use now, borrowed from whoever has it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sources<'a> {
+pub(crate) struct TemplateContext<'a> {
     /// It has the programs that a VM is made with.
     pub(crate) config: &'a Config,
     pub(crate) hashes: &'a Hashes,
@@ -75,7 +75,7 @@ pub(crate) struct Sources<'a> {
     pub(crate) host: &'a HostTraits,
 }
 
-impl Sources<'_> {
+impl TemplateContext<'_> {
     /// Sandboxes of one that nobody has built may be cloned of it here.
     fn have_use_for(self, record: &Record) -> bool {
         self.images.get(&record.template.digest).is_ok() && record.other_host(self.host).is_none()
@@ -160,7 +160,7 @@ impl Templates {
 
     /// Finds the templates that are there. Those that were made without being asked for and are of no use are removed;
     /// what is no template is set aside.
-    pub(crate) fn find_all(&self, sources: Sources<'_>, store: &StateStore) -> Result<(), Error> {
+    pub(crate) fn find_all(&self, context: TemplateContext<'_>, store: &StateStore) -> Result<(), Error> {
         let directory = &self.directory;
         snapshots::clean(directory).map_err(Error::file("clean", directory))?;
         let mut all_are_known = true;
@@ -169,7 +169,7 @@ impl Templates {
             let name = entry.file_name().to_string_lossy().into_owned();
             match Place::new(directory, &name).read::<Record>() {
                 Ok(Some(record))
-                    if record.template.id == name && (record.is_wanted() || sources.have_use_for(&record)) =>
+                    if record.template.id == name && (record.is_wanted() || context.have_use_for(&record)) =>
                 {
                     self.lock().records.push(record);
                     continue;
@@ -204,8 +204,8 @@ impl Templates {
     }
 
     /// What there is for a sandbox of this shape that is about to be made.
-    pub(crate) fn of_shape(self: &Arc<Self>, shape: Shape, sources: Sources<'_>) -> Found {
-        let now = Now::of(sources, self, |record| record.shape == shape);
+    pub(crate) fn of_shape(self: &Arc<Self>, shape: Shape, context: TemplateContext<'_>) -> Found {
+        let now = Now::of(context, self, |record| record.shape == shape);
         let mut known = self.lock();
         let mut of_shape = known
             .records
@@ -279,10 +279,10 @@ impl Templates {
     }
 
     /// Removes those that no sandbox can be cloned of any more and nobody has built, or all; the ids.
-    pub(crate) fn prune(&self, all: bool, sources: Sources<'_>) -> Result<Vec<String>, Error> {
+    pub(crate) fn prune(&self, all: bool, context: TemplateContext<'_>) -> Result<Vec<String>, Error> {
         // One that takes another's place just now is not to lose its files.
         let _naming = self.naming();
-        let now = Now::of(sources, self, |_| true);
+        let now = Now::of(context, self, |_| true);
         let useless: Vec<String> = {
             let mut known = self.lock();
             known.failed.clear();
@@ -290,7 +290,7 @@ impl Templates {
             known.taken.clear();
             let records = known.records.iter_mut();
             let useless = records.filter_map(|record| {
-                let used = record.is_wanted() || now.fits(record) && sources.have_use_for(record);
+                let used = record.is_wanted() || now.fits(record) && context.have_use_for(record);
                 (all || !used).then(|| record.template.id.clone())
             });
             useless.collect()
@@ -386,8 +386,8 @@ struct Now {
 }
 
 impl Now {
-    fn of(sources: Sources<'_>, templates: &Templates, concerned: impl Fn(&Record) -> bool) -> Self {
-        let files = Files::of(sources.config);
+    fn of(context: TemplateContext<'_>, templates: &Templates, concerned: impl Fn(&Record) -> bool) -> Self {
+        let files = Files::of(context.config);
         let known = templates.lock();
         let others = known
             .records
@@ -395,7 +395,7 @@ impl Now {
             .any(|record| concerned(record) && record.files != files);
         drop(known);
         Self {
-            programs: others.then(|| sources.hashes.now(sources.config)),
+            programs: others.then(|| context.hashes.now(context.config)),
             files,
         }
     }

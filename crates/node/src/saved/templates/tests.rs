@@ -47,8 +47,8 @@ impl Host {
         }
     }
 
-    fn sources(&self) -> Sources<'_> {
-        Sources {
+    fn context(&self) -> TemplateContext<'_> {
+        TemplateContext {
             config: &self.config,
             hashes: &self.hashes,
             images: &self.images,
@@ -89,7 +89,7 @@ impl Host {
     }
 
     fn look(&self, number: usize) -> Found {
-        self.templates.of_shape(self.shape(number), self.sources())
+        self.templates.of_shape(self.shape(number), self.context())
     }
 
     /// The one that a sandbox of this shape is cloned of.
@@ -111,7 +111,7 @@ impl Host {
     }
 
     fn prune(&self) -> Vec<String> {
-        self.templates.prune(false, self.sources()).unwrap()
+        self.templates.prune(false, self.context()).unwrap()
     }
 
     /// What is on the disk, in order.
@@ -236,7 +236,7 @@ fn what_is_of_no_use_is_removed_at_the_start_and_what_is_no_template_set_aside()
     let (store, _) = StateStore::open(&host.paths, |_| false, &|id, _| id.to_owned()).unwrap();
     let find = || {
         let templates = Templates::new(host.paths.templates());
-        templates.find_all(host.sources(), &store).unwrap();
+        templates.find_all(host.context(), &store).unwrap();
         let mut ids: Vec<_> = templates
             .records()
             .into_iter()

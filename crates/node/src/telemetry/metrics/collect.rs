@@ -43,7 +43,7 @@ pub(super) type Images = std::sync::Mutex<Option<(Instant, (u64, u64))>>;
 
 /// Where what is told is looked up.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sources<'s> {
+pub(crate) struct MetricSources<'s> {
     pub(crate) metrics: &'s Metrics,
     pub(crate) sandboxes: &'s Sandboxes,
     pub(crate) budget: &'s Budget,
@@ -54,7 +54,7 @@ pub(crate) struct Sources<'s> {
     pub(crate) exporter: Option<&'s Exporter>,
 }
 
-impl Sources<'_> {
+impl MetricSources<'_> {
     /// Everything, as Prometheus reads it.
     pub(super) fn exposition(&self) -> String {
         self.metrics.scrapes.increment();

@@ -18,7 +18,7 @@ use observe::exposition::CONTENT_TYPE;
 
 use crate::Error;
 use crate::socket_file;
-use crate::telemetry::metrics::Sources;
+use crate::telemetry::metrics::MetricSources;
 use crate::vmm::process::readable;
 
 /// Connections at once.
@@ -44,7 +44,7 @@ static DELETED: socket_file::Report = socket_file::Report::new();
 /// What the metrics are of.
 pub(crate) trait Observed: Send + Sync {
     /// Where they are looked up.
-    fn sources(&self) -> Sources<'_>;
+    fn sources(&self) -> MetricSources<'_>;
 }
 
 /// The endpoint; its socket goes with it.

@@ -15,7 +15,7 @@ use observe::{Counter, Span};
 use crate::Error;
 use crate::telemetry::trace::{PHASES, SERVICE, STARTS};
 
-pub(crate) use collect::Sources;
+pub(crate) use collect::MetricSources;
 pub use endpoint::Endpoint;
 pub(crate) use endpoint::{Observed, judge as judge_scrape};
 pub(crate) use vmm::judge as judge_counters;
