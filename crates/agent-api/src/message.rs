@@ -233,8 +233,9 @@ pub struct Prepare {
     #[serde(default)]
     pub pids_max: Option<u64>,
     /// Directories that it shares with its host.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub shares: Vec<Share>,
+    // The word of earlier agents, which snapshots have.
+    #[serde(rename = "shares", default, skip_serializing_if = "Vec::is_empty")]
+    pub shared_directories: Vec<Share>,
 }
 
 /// A directory that a guest shares with its host (virtio-fs).
@@ -488,7 +489,7 @@ pub(crate) mod tests {
             clock_ns: 1,
             entropy: vec![1, 2],
             network: None,
-            shares: Vec::new(),
+            shared_directories: Vec::new(),
             tmpfs: vec![TmpfsMount {
                 path: "/run".into(),
                 bytes: Some(4096),
@@ -498,7 +499,7 @@ pub(crate) mod tests {
             pids_max: Some(9),
         };
         let shared = Prepare {
-            shares: vec![Share {
+            shared_directories: vec![Share {
                 tag: "volume0".into(),
                 path: "/src".into(),
                 read_only: true,

@@ -28,8 +28,9 @@ pub struct Reidentify {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tmpfs: Vec<TmpfsMount>,
     /// Directories that it shares with its host from now on.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub shares: Vec<Share>,
+    // The word of earlier agents, which snapshots have.
+    #[serde(rename = "shares", default, skip_serializing_if = "Vec::is_empty")]
+    pub shared_directories: Vec<Share>,
 }
 
 /// Who a machine is.
@@ -67,7 +68,7 @@ mod tests {
             r#"{"renew":{"clock_ns":1,"entropy":[1,2],"identity":{"hostname":"box","machine_id":"00112233445566778899aabbccddeeff"},"hook_ms":5000,"thaw":true}}"#
         );
         (reidentify.identity, reidentify.pids_max, reidentify.restored) = (None, Some(100), true);
-        reidentify.shares = vec![Share {
+        reidentify.shared_directories = vec![Share {
             tag: "volume0".into(),
             path: "/src".into(),
             read_only: true,

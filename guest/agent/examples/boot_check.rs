@@ -45,7 +45,7 @@ fn check(stream: UnixStream) -> Result<(), Error> {
         clock_ns: now.max(1_900_000_000) * 1_000_000_000,
         entropy: vec![7; 64],
         network: None,
-        shares: Vec::new(),
+        shared_directories: Vec::new(),
         tmpfs: Vec::new(),
         pids_max: None,
     };

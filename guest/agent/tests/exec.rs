@@ -505,7 +505,7 @@ fn what_this_agent_may_not_do_is_refused() {
         clock_ns: 0,
         entropy: vec![0; 32],
         network: None,
-        shares: Vec::new(),
+        shared_directories: Vec::new(),
         tmpfs: Vec::new(),
         pids_max: None,
     };

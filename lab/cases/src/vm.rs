@@ -341,7 +341,7 @@ impl Vm {
             // Cases need no secrets.
             entropy: vec![7; 64],
             network: network.cloned(),
-            shares: Vec::new(),
+            shared_directories: Vec::new(),
             tmpfs: Vec::new(),
             pids_max: None,
         })?;

@@ -450,7 +450,7 @@ fn clones(console: File) -> Clones {
             let name = identity.map_or("the same", |identity| identity.hostname.as_str());
             let id = identity.map(|identity| identity.machine_id.clone());
             let tmpfs = reidentify.tmpfs.iter().map(|tmpfs| format!(" tmpfs {}", tmpfs.path));
-            let shares = reidentify.shares.iter();
+            let shares = reidentify.shared_directories.iter();
             let shares = shares.map(|share| format!(" {} {} ro={}", share.tag, share.path, share.read_only));
             let mounts: String = tmpfs.chain(shares).collect();
             writeln!(

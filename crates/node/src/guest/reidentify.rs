@@ -26,7 +26,7 @@ pub(crate) struct Own {
     pub(crate) pids_max: Option<u64>,
     /// What is mounted over its root; so are the shares.
     pub(crate) tmpfs: Vec<TmpfsMount>,
-    pub(crate) shares: Vec<Share>,
+    pub(crate) shared_directories: Vec<Share>,
 }
 
 impl Own {
@@ -34,12 +34,12 @@ impl Own {
         Self {
             pids_max: config.limits.pids,
             tmpfs: config.tmpfs.iter().map(tmpfs).collect(),
-            shares: shares(&config.volumes),
+            shared_directories: shared_directories(&config.volumes),
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.pids_max.is_none() && self.tmpfs.is_empty() && self.shares.is_empty()
+        self.pids_max.is_none() && self.tmpfs.is_empty() && self.shared_directories.is_empty()
     }
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn share_tag(index: usize) -> String {
 }
 
 /// What the guest is to mount; the agent finds the order.
-fn shares(volumes: &[VolumeMount]) -> Vec<Share> {
+fn shared_directories(volumes: &[VolumeMount]) -> Vec<Share> {
     let share = |(index, volume): (usize, &VolumeMount)| Share {
         tag: share_tag(index),
         path: volume.target.clone(),

@@ -306,7 +306,7 @@ impl Node {
             thaw: true,
             pids_max: reidentification.own.pids_max,
             tmpfs: reidentification.own.tmpfs,
-            shares: reidentification.own.shares,
+            shared_directories: reidentification.own.shared_directories,
             restored: reidentification.restored,
         };
         let reidentified = vm

@@ -337,7 +337,7 @@ impl Vm {
             clock_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
             entropy: entropy()?,
             network,
-            shares: own.shares,
+            shared_directories: own.shared_directories,
             tmpfs: own.tmpfs,
             pids_max: own.pids_max,
         };

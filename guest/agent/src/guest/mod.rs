@@ -219,7 +219,7 @@ fn prepare(prepare: &Prepare, log: &LogAhead) -> Result<File, Error> {
     if let Some(id) = &prepare.machine_id {
         names::write_machine_id(Path::new("/"), id)?;
     }
-    mounts::mount_all(&prepare.tmpfs, &prepare.shares, &mut BTreeSet::new())?;
+    mounts::mount_all(&prepare.tmpfs, &prepare.shared_directories, &mut BTreeSet::new())?;
     marks::mark("prepared");
     Ok(writable)
 }

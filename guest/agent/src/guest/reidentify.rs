@@ -95,7 +95,7 @@ impl Reidentification {
         let boot_id = self.boot_id.reidentify()?;
         marks::mark("re-identify: boot id changed");
         let mut mounted = self.mounted.lock().unwrap_or_else(PoisonError::into_inner);
-        mounts::mount_all(&request.tmpfs, &request.shares, &mut mounted)?;
+        mounts::mount_all(&request.tmpfs, &request.shared_directories, &mut mounted)?;
         drop(mounted);
         marks::mark("re-identify: mounted");
         let machine_id = names::machine_id(Path::new(ROOT));
