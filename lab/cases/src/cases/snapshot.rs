@@ -190,7 +190,8 @@ impl Stage<'_> {
         let mut stream = connect(&self.address, snapshot_guest::STREAM)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.write_all(&[what as u8])?;
-        Ok(stream.read_exact(&mut [0])?)
+        let answer = stream.read_exact(&mut [0]);
+        answer.with_context(|| format!("no answer of the guest's to {what:?} within {PATIENCE:?}"))
     }
 
     /// Whether everything that is at work in the guest has made progress.
@@ -207,15 +208,12 @@ impl Stage<'_> {
     }
 
     /// What the guest says of itself over a new connection.
-    fn report(&self) -> Result<Report> {
-        self.report_within(PATIENCE)
-    }
-
     fn report_within(&self, patience: Duration) -> Result<Report> {
         let mut text = String::new();
         let mut stream = connect(&self.address, snapshot_guest::REPORT)?;
         stream.set_read_timeout(Some(patience))?;
-        stream.read_to_string(&mut text)?;
+        let read = stream.read_to_string(&mut text);
+        read.with_context(|| format!("no report of the guest's within {patience:?}; so far {text:?}"))?;
         Report::parse(&text).with_context(|| format!("the guest reported {text:?}"))
     }
 
@@ -227,7 +225,7 @@ impl Stage<'_> {
     fn wait_within(&self, patience: Duration, what: &str, enough: impl Fn(&Report) -> bool) -> Result<Report> {
         let deadline = Instant::now() + patience;
         loop {
-            let report = self.report()?;
+            let report = self.report_within(PATIENCE)?;
             ensure!(report.errors == 0, "the guest has found errors: {report:?}");
             if enough(&report) {
                 return Ok(report);
@@ -296,7 +294,7 @@ fn rounds(host: &Host, wire: &Wire, (cpus, owned): (u32, Option<Device>)) -> Res
         if let Some(typist) = &typist {
             typist.goes_on(PATIENCE)?;
         }
-        let before = stage.report()?;
+        let before = stage.report_within(PATIENCE)?;
         // One that is open when the VM is saved: both ends learn that it is gone.
         let held = connect(&stage.address, snapshot_guest::HOLD)?;
         machine.vmm.client.pause()?;
@@ -366,11 +364,23 @@ fn boot(stage: &Stage<'_>) -> Result<(Vm, Report)> {
     wait_for_load(stage, &machine)?;
     // Not before it was heard: whether the guest listens is not to depend on what its load leaves it. And not when it believes that
     // it was: an answer that comes late is one that nobody has heard.
-    stage.stream(snapshot_guest::Stream::Loads)?;
-    stage.stream(snapshot_guest::Stream::Begin)?;
-    let at_work = |report: &Report| stage.has_gone_on(report, &Report::default());
-    let first = stage.wait_within(3 * PATIENCE, "the load", at_work)?;
+    let begin = || {
+        stage.stream(snapshot_guest::Stream::Loads)?;
+        stage.stream(snapshot_guest::Stream::Begin)?;
+        let at_work = |report: &Report| stage.has_gone_on(report, &Report::default());
+        stage.wait_within(3 * PATIENCE, "the load", at_work)
+    };
+    let first = begin().or_else(|error| Err(error.context(evidence(stage, &machine)?)))?;
     Ok((machine, first))
+}
+
+/// What can be learnt of a guest that does not answer.
+fn evidence(stage: &Stage<'_>, machine: &Vm) -> Result<String> {
+    let (agent, load) = (stage.agent().map(drop), stage.report_within(ATTEMPT));
+    let (console, threads) = (machine.console()?, stall::evidence(machine.vmm.pid()));
+    Ok(format!(
+        "the guest's agent: {agent:?}\nits load: {load:?}\nthe console:\n{console}\nthe VMM's threads:\n{threads}"
+    ))
 }
 
 /// Waits until the guest half answers. Where it did not, on machines that did much else, nothing else could be learnt.
@@ -381,13 +391,8 @@ fn wait_for_load(stage: &Stage<'_>, machine: &Vm) -> Result<()> {
         refused += 1;
         ensure!(
             Instant::now() < deadline,
-            "after {refused} attempts in {PATIENCE:?} the load does not listen: {error:#}\nthe guest's agent: {}\nthe console:\n{}\n\
-             what its VMM's threads are doing:\n{}",
-            stage
-                .agent()
-                .map_or_else(|error| format!("{error:#}"), |_| "it answers".to_owned()),
-            machine.console()?,
-            stall::evidence(machine.vmm.pid())
+            "after {refused} attempts in {PATIENCE:?} the load does not listen: {error:#}\n{}",
+            evidence(stage, machine)?
         );
         std::thread::sleep(Duration::from_millis(100));
     }
