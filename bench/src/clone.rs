@@ -11,10 +11,12 @@ use anyhow::{Context, Result, bail, ensure};
 use node_api::{Client, CloneConfig, Reply, Request, RollbackConfig};
 use serde_json::json;
 
-use crate::figures::{Bench, MARKER, tell};
+use crate::class::sum;
+use crate::figures::{Bench, COUNTED_RUNS, MARKER, tell};
 use crate::kept::{KEPT, keep};
 use crate::machine::{MICROVM, Machine, QEMU, check_alive, end_with_us, now_ns, qemu_arguments};
 use crate::monitor::{Monitor, PATIENCE};
+use crate::reasons::Histograms;
 use crate::report::Figure;
 use crate::run::Node;
 use crate::stats::Target;
@@ -33,6 +35,10 @@ const VMM: &str = "basalt-vmm";
 const VMM_PROGRAM: &str = "/dev/fd/";
 
 const CLONE: &str = Node::CLONE;
+
+/// Reasons of exits: any, and that memory is not in the second stage of translation (`reasons`).
+const EXITS: &str = "all exits";
+const MEMORY: &str = "memory";
 
 /// A guest of QEMU's as a file.
 struct Peer {
@@ -228,8 +234,41 @@ impl Bench<'_> {
         figure.add(INCOMING, theirs);
         figure.ratio(VMM, INCOMING, Target::AtMost(0.1));
         self.report.figures.push(figure);
+        self.exits_of_a_clone(client)
+    }
+
+    /// How often a clone leaves its guest until its agent has answered, and how often of that for memory that is not mapped for it.
+    fn exits_of_a_clone(&mut self, client: &mut Client) -> Result<()> {
+        let mut figure = Figure::new(
+            "Exits of a clone of a snapshot, from the request to its answer",
+            "exits",
+        );
+        let (mut memory, mut all) = (Vec::new(), Vec::new());
+        for number in 0..self.runs.min(COUNTED_RUNS) {
+            let exits = self.again("clone", EXITS, || {
+                // What an attempt that failed has left; usually there is none.
+                drop(remove(client, CLONE));
+                let histograms = Histograms::start()?;
+                client.ask(clone_of(KEPT, CLONE))?;
+                let exits = histograms.exits()?;
+                remove(client, CLONE)?;
+                Ok(exits)
+            })?;
+            let [of_memory, of_all] = [exits.get(MEMORY).copied().unwrap_or_default(), sum(&exits)].map(as_sample);
+            tell("clone", number, EXITS, of_all, "exits");
+            memory.push(of_memory);
+            all.push(of_all);
+        }
+        figure.add("for memory", memory);
+        figure.add(EXITS, all);
+        self.report.figures.push(figure);
         Ok(())
     }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "far below 2^53 of anything")]
+fn as_sample(count: u64) -> f64 {
+    count as f64
 }
 
 /// From the exec of `program`, which `work` brings about, to the first entry of a vCPU. What `work` is given waits for that.

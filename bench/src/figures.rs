@@ -35,7 +35,7 @@ const PEER_DEBIAN: &str = "QEMU microvm, Debian's kernel";
 const VHOST: &str = "/dev/vhost-net";
 
 /// How often what hardly differs, or is not judged, is measured.
-const COUNTED_RUNS: usize = 3;
+pub(crate) const COUNTED_RUNS: usize = 3;
 
 /// What each figure needs.
 pub(crate) struct Bench<'a> {

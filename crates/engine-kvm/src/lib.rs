@@ -15,6 +15,7 @@ mod host_functions;
 mod interrupt;
 mod irqfd;
 mod kick;
+mod map_ahead;
 mod msrs;
 mod registers;
 mod vcpu;

@@ -1,5 +1,6 @@
 //! One virtual CPU.
 
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use engine::state::{KVM_TIMER_KHZ, VcpuState};
@@ -37,9 +38,7 @@ impl KvmVcpu {
         let fd = vm.create_vcpu(u64::from(id)).map_err(failed("KVM_CREATE_VCPU"))?;
         fd.set_cpuid2(cpuid).map_err(failed("KVM_SET_CPUID2"))?;
         let size = kvm.get_vcpu_mmap_size().map_err(failed("KVM_GET_VCPU_MMAP_SIZE"))?;
-        // SAFETY: the descriptor is open for as long as `fd` lives, which is longer than this call.
-        let descriptor = unsafe { std::os::fd::BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&fd)) };
-        let kicker = Kicker::new(descriptor, size).map_err(failed("mmap of a vCPU"))?;
+        let kicker = Kicker::new(descriptor(&fd), size).map_err(failed("mmap of a vCPU"))?;
         Ok(Self {
             id,
             kvm: Arc::clone(kvm),
@@ -48,6 +47,17 @@ impl KvmVcpu {
             has_run: false,
             withdrawals: Withdrawals::of(registers),
         })
+    }
+}
+
+fn descriptor(fd: &VcpuFd) -> BorrowedFd<'_> {
+    // SAFETY: the descriptor is open for as long as `fd` lives, which is as long as what is made of it.
+    unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) }
+}
+
+impl AsFd for KvmVcpu {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        descriptor(&self.fd)
     }
 }
 

@@ -1,7 +1,7 @@
 //! One virtual machine.
 
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use base::EventFd;
 use engine::{
@@ -19,6 +19,7 @@ use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 use crate::host_functions::HostFunctions;
 use crate::interrupt::{self, Sender};
 use crate::irqfd::{Routes, Source, borrow};
+use crate::map_ahead::MapAhead;
 use crate::registers::Registers;
 use crate::vcpu::KvmVcpu;
 use crate::{OwnCpus, cpuid};
@@ -42,6 +43,8 @@ pub(crate) struct KvmVm {
     routes: Arc<Routes<VmFd>>,
     registers: Arc<Registers>,
     functions: HostFunctions,
+    // Once vCPU 0 is there, on a host that maps ahead.
+    ahead: OnceLock<MapAhead>,
 }
 
 impl KvmVm {
@@ -70,6 +73,7 @@ impl KvmVm {
             routes: Arc::new(Routes::new(Arc::clone(&vm))),
             registers: Arc::new(Registers::new(Arc::clone(&vm))),
             functions: HostFunctions::new(Arc::clone(&vm)),
+            ahead: OnceLock::new(),
             vm,
         })
     }
@@ -107,6 +111,12 @@ impl Vm for KvmVm {
         if self.model != CpuModel::Host {
             vcpu.hide_host()?;
         }
+        if id == 0
+            && let Some(ahead) = MapAhead::of(&self.vm, &vcpu)?
+        {
+            // There is one vCPU 0.
+            drop(self.ahead.set(ahead));
+        }
         Ok(Box::new(vcpu))
     }
 
@@ -126,6 +136,10 @@ impl Vm for KvmVm {
             .unwrap_or_else(PoisonError::into_inner)
             .push((slot, region));
         Ok(())
+    }
+
+    fn map_ahead(&self, guest: u64, bytes: u64) -> Result<()> {
+        self.ahead.get().map_or(Ok(()), |ahead| ahead.map(guest, bytes))
     }
 
     fn add_host_function(&self, file: BorrowedFd<'_>) -> Result<FunctionGuard> {

@@ -173,6 +173,17 @@ pub trait Vm: Send + Sync {
     /// The slot is taken or the range overlaps another.
     fn map_ram(&self, slot: u32, region: Arc<GuestRegionMmap<()>>, presence: Presence) -> Result<()>;
 
+    /// Has a range of the guest's memory be in the second stage of translation before the guest touches it, as writable as it is in this
+    /// process, so that the first access needs no exit. Of pages; nothing of the memory changes. From any thread, after vCPU 0 was
+    /// made and while it does not run: it takes that vCPU's time. An engine that cannot does nothing.
+    ///
+    /// # Errors
+    /// The host has not mapped all of it: the rest is mapped when it is touched.
+    fn map_ahead(&self, guest: u64, bytes: u64) -> Result<()> {
+        let _ = (guest, bytes);
+        Ok(())
+    }
+
     /// Lets the engine know of a function of the host's that its guest is about to have, by a file of VFIO's: that of its IOMMU group, or
     /// its own where the host's kernel takes that (Linux 6.6). Before its registers and interrupts, for as long as the guard is kept.
     ///

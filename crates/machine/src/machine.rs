@@ -388,9 +388,15 @@ impl Machine {
         self.ram.page_order()
     }
 
-    /// As [`Ram::populate_write`].
+    /// Copies pages before the guest writes to them ([`Ram::populate_write`]), and maps them for it where the engine can. It must be
+    /// paused. Nothing of it is an error: what is not done now is done when a page is touched.
     pub fn populate_write(&self, runs: &[(u64, u64)]) {
         self.ram.populate_write(runs);
+        for (guest, bytes) in self.ram.guest_ranges(runs) {
+            if let Err(error) = self.vm.map_ahead(guest, bytes) {
+                return log::debug!("memory is mapped when the guest touches it: {error}");
+            }
+        }
     }
 
     /// Has its memory mapped from files that hold what is in it. It must be paused.

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use base::ByteSize;
 use base::sparse::blocks_with_data;
 use rustix::mm::{Advice, MapFlags, madvise, mmap};
-use vm_memory::GuestMemoryRegion;
+use vm_memory::{Address as _, GuestMemoryRegion};
 
 use crate::image::{Writer, copy_page, each_page, failed};
 use crate::layout::MemorySize;
@@ -357,6 +357,28 @@ impl Ram {
                 return;
             }
         }
+    }
+
+    /// Where the guest has these pages: addresses and bytes, in pieces of one region each. As with [`Ram::populate_write`] runs that the
+    /// memory does not have are left out.
+    pub fn guest_ranges(&self, runs: &[(u64, u64)]) -> Vec<(u64, u64)> {
+        let mut ranges = Vec::with_capacity(runs.len());
+        let end = self.sizes().all().bytes();
+        for &(first, pages) in runs {
+            let last = first.checked_add(pages).and_then(|last| last.checked_mul(PAGE as u64));
+            let Some(last) = last.filter(|last| *last <= end) else {
+                continue;
+            };
+            let mut place = first * PAGE as u64;
+            while place < last
+                && let Ok((region, at)) = self.at(place)
+            {
+                let length = (last - place).min(region.len() - at as u64);
+                ranges.push((region.start_addr().raw_value() + at as u64, length));
+                place += length;
+            }
+        }
+        ranges
     }
 
     /// Reads all that the files have into the host's page cache, and maps it: no access has to wait for a disk later, and none but the first

@@ -275,6 +275,9 @@ impl<'a> DevicesMade<'a> {
         let mut machine = Machine::restore(vm, serial, &state, ram, created.devices, &self.registry)
             .map_err(|error| from_machine(&error))?;
         machine.set_pluggable(created.pluggable);
+        if let Some(restorer) = &restorer {
+            restorer.has_memory();
+        }
         marks::mark("machine built");
         Ok(Built {
             config,

@@ -1,5 +1,6 @@
 //! What the host's kernel takes long for when a VM is restored, done by a thread beside the one that reads the state and makes devices:
-//! the VM itself, and copies of the pages that its guest will write soon. Knows nothing of what is restored.
+//! the VM itself, copies of the pages that its guest will write soon, and their place in the guest's second stage of translation. Knows
+//! nothing of what is restored.
 
 use std::io;
 use std::sync::Arc;
@@ -28,6 +29,7 @@ pub(crate) struct Prefetch {
 pub(crate) struct Restorer {
     made: Receiver<Result<Arc<dyn Vm>, EngineError>>,
     memory: SyncSender<Prefetch>,
+    has_memory: SyncSender<()>,
     thread: JoinHandle<()>,
 }
 
@@ -37,20 +39,30 @@ impl Restorer {
     pub(crate) fn start(engine: &KvmEngine) -> io::Result<Self> {
         let (made, from_thread) = sync_channel(1);
         let (memory, to_copy) = sync_channel::<Prefetch>(1);
+        let (has_memory, vm_has_memory) = sync_channel(1);
         let engine = engine.clone();
         let body = move || {
-            // Whoever wants it takes it, or has failed.
-            drop(made.send(engine.create_vm(CpuModel::Host)));
-            if let Ok(Prefetch { ram, write_set, all }) = to_copy.recv() {
-                ram.populate_write(&write_set);
-                if all {
-                    ram.populate_read();
-                }
+            let vm = match engine.create_vm(CpuModel::Host) {
+                Ok(vm) => vm,
+                // Whoever wants it is told.
+                Err(error) => return drop(made.send(Err(error))),
+            };
+            drop(made.send(Ok(Arc::clone(&vm))));
+            let Ok(Prefetch { ram, write_set, all }) = to_copy.recv() else {
+                return;
+            };
+            ram.populate_write(&write_set);
+            if all {
+                ram.populate_read();
+            }
+            if vm_has_memory.recv().is_ok() {
+                map_ahead(vm.as_ref(), &ram, &write_set);
             }
         };
         Ok(Self {
             made: from_thread,
             memory,
+            has_memory,
             thread: base::thread::spawn(NAME, STACK, body)?,
         })
     }
@@ -73,11 +85,26 @@ impl Restorer {
         drop(self.memory.send(ahead));
     }
 
+    /// Tells that the VM has its memory and vCPU 0, whose guest does not run yet: what was copied can be mapped for it.
+    pub(crate) fn has_memory(&self) {
+        // A thread that is over waits for nothing.
+        self.has_memory.send(()).unwrap_or_default();
+    }
+
     /// Waits until nothing is done beside any more.
     pub(crate) fn finish(self) {
-        drop(self.memory);
+        drop((self.memory, self.has_memory));
         if let Err(panic) = self.thread.join() {
             std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+/// Has these pages be in the guest's second stage of translation. What is not maps when it is touched: nothing of it is an error.
+pub(crate) fn map_ahead(vm: &dyn Vm, ram: &Ram, pages: &PageRuns) {
+    for (guest, bytes) in ram.guest_ranges(pages) {
+        if let Err(error) = vm.map_ahead(guest, bytes) {
+            return log::debug!("memory is mapped when the guest touches it: {error}");
         }
     }
 }

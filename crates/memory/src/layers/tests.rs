@@ -261,6 +261,21 @@ fn pages_that_are_copied_ahead_are_what_they_were_and_count_as_changed() {
     assert_eq!(own.write_set(Some(&pagemap()), 1000).unwrap(), []);
 }
 
+#[test]
+fn pages_are_where_the_guest_has_them() {
+    let ram = Ram::allocate(ByteSize::gib(4)).unwrap();
+    let (low, high) = (&ram.regions()[0], &ram.regions()[1]);
+    let pages = low.len() / PAGE as u64;
+    let all = pages + high.len() / PAGE as u64;
+    let page = PAGE as u64;
+    assert_eq!(ram.guest_ranges(&[(0, 2), (5, 1)]), [(0, 2 * page), (5 * page, page)]);
+    let across = [(low.len() - page, page), (high.start_addr().0, 3 * page)];
+    assert_eq!(ram.guest_ranges(&[(pages - 1, 4)]), across);
+    // What the memory does not have is left out, and what follows is not.
+    let wrong = [(all - 1, 2), (u64::MAX, 2), (1 << 60, 1), (7, 1)];
+    assert_eq!(ram.guest_ranges(&wrong), [(7 * page, page)]);
+}
+
 /// What a page map says of pages that are there, and nobody's file's.
 const OWN: u64 = 1 << 63;
 
