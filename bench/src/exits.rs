@@ -39,7 +39,7 @@ pub(crate) struct Load {
     pub(crate) scripts: &'static [&'static str],
     /// Says how much has been done so far, or at the end of it all at once.
     pub(crate) done: Option<Done>,
-    target: Reached,
+    pub(crate) target: Reached,
 }
 
 #[derive(Clone, Copy)]
@@ -52,7 +52,7 @@ pub(crate) enum Done {
 
 /// What guests that own their CPUs are to reach.
 #[derive(Clone, Copy)]
-enum Reached {
+pub(crate) enum Reached {
     /// No exit.
     None,
     /// A thousandth of the standard's.
@@ -151,11 +151,11 @@ const OWN_INTERRUPTS: [(&str, &str); 5] = [
 
 /// What one guest was seen to do, by row; all of it a second.
 #[derive(Debug, Default)]
-struct Seen {
-    exits: Vec<(String, f64)>,
-    reasons: Vec<(String, f64)>,
-    interrupts: Vec<(String, f64)>,
-    done: Vec<(String, f64)>,
+pub(crate) struct Seen {
+    pub(crate) exits: Vec<(String, f64)>,
+    pub(crate) reasons: Vec<(String, f64)>,
+    pub(crate) interrupts: Vec<(String, f64)>,
+    pub(crate) done: Vec<(String, f64)>,
 }
 
 /// What the guest has counted until one moment.
@@ -187,6 +187,8 @@ pub(crate) struct Stage<'b> {
     image: String,
     /// How much a guest has, as `basalt run` takes it.
     memory: &'static str,
+    /// More words of `basalt run`.
+    words: Vec<String>,
 }
 
 impl<'b> Stage<'b> {
@@ -196,7 +198,14 @@ impl<'b> Stage<'b> {
             counters,
             image,
             memory,
+            words: Vec::new(),
         }
+    }
+
+    /// Guests that are made with these words, too.
+    pub(crate) fn with(mut self, words: &[&str]) -> Self {
+        self.words.extend(words.iter().map(|&word| word.to_owned()));
+        self
     }
 }
 
@@ -217,12 +226,13 @@ impl Stage<'_> {
         let cpus = VCPUS.to_string();
         let sized = ["run", "--detach", "--boot", "--name", NAME, "--cpus", &cpus];
         let rest = ["--memory", self.memory, &self.image, "--", "sleep", "100000"];
-        self.node.ok(&[&sized[..], class.words, &rest].concat())?;
+        let more: Vec<&str> = self.words.iter().map(String::as_str).collect();
+        self.node.ok(&[&sized[..], class.words, &more, &rest].concat())?;
         thread::sleep(SETTLED);
         Ok(())
     }
 
-    fn ask(&self, script: &str) -> Result<String> {
+    pub(crate) fn ask(&self, script: &str) -> Result<String> {
         self.node.said(&["exec", NAME, "sh", "-c", script])
     }
 
@@ -298,10 +308,20 @@ impl Stage<'_> {
         Ok(())
     }
 
-    fn guest(&self, round: usize, class: &Class) -> Result<Seen> {
+    /// What a new guest does and is seen to do, under each load in turn; before the first, what `prepare` has it do.
+    pub(crate) fn guest(
+        &self,
+        round: usize,
+        class: &Class,
+        loads: &[Load],
+        prepare: impl FnOnce(&Self) -> Result<()>,
+    ) -> Result<Seen> {
+        // What an attempt that failed has left; usually there is none.
+        drop(self.node.ok(&["rm", "--force", NAME]));
         self.boot(class)?;
+        prepare(self)?;
         let mut seen = Seen::default();
-        for load in &LOADS {
+        for load in loads {
             self.load(class, load, &mut seen)
                 .with_context(|| format!("under the load {}", load.name))?;
             if let Some((name, rate)) = seen.exits.last() {
@@ -374,10 +394,7 @@ impl Bench<'_> {
         let mut tables = Tables::new();
         for round in 0..self.runs.min(MOST_RUNS) {
             for class in &CLASSES {
-                let seen = self.again("exits", class.name, || {
-                    drop(node.ok(&["rm", "--force", NAME]));
-                    stage.guest(round, class)
-                })?;
+                let seen = self.again("exits", class.name, || stage.guest(round, class, &LOADS, |_| Ok(())))?;
                 tables.take(class, seen);
             }
         }

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use base::PciAddress;
 use vfio::VfioError;
-use vfio::host::binding::{BindingRecord, Goal, carry_out, group_in_use, is_bound};
+use vfio::host::binding::{BindingRecord, Goal, carry_out, is_bound};
 use vfio::host::checks::{Terms, check};
 use vfio::host::inventory::{self, PciFunction};
+use vfio::host::users::open_file;
 use vfio::host::{DeviceError, Sysfs, open_container, open_group};
 
 use crate::class::run;
@@ -42,9 +43,10 @@ impl Bound {
         let found = choose(inventory::list(&sysfs)?, wanted)?;
         let address = found.address;
         check(&sysfs, &found, &Terms::default())?;
-        if let Some(group) = group_in_use(&sysfs, address)? {
+        if let Some(open) = open_file(&sysfs, address)? {
+            let path = open.path.display();
             bail!(
-                "{address} is in use: IOMMU group {group} is open; end whoever has it (`basalt device ls` names a sandbox), and run this again"
+                "{address} is in use: {path} is open; end whoever has it (`basalt device ls` names a sandbox), and run this again"
             );
         }
         let record = BindingRecord::take(&sysfs, address)?;
@@ -85,6 +87,14 @@ impl Drop for Bound {
             Err(error) => eprintln!("{} stays with vfio-pci for now: {error:#}", self.address()),
         }
     }
+}
+
+/// The one that is wanted, or the host's NVMe disk.
+///
+/// # Errors
+/// There is none, or more than one.
+pub(crate) fn find(wanted: Option<PciAddress>) -> Result<PciAddress> {
+    Ok(choose(inventory::list(&Sysfs::of_host())?, wanted)?.address)
 }
 
 /// Gives one back to whoever had it.
@@ -162,7 +172,7 @@ mod tests {
         assert_eq!(kernel.driver(disk).as_deref(), Some("vfio-pci"));
         kernel.claim("dev/vfio/1");
         let told = refused(&kernel, None);
-        assert!(told.contains(DISK) && told.contains("group 1 is open"), "{told}");
+        assert!(told.contains(DISK) && told.contains("/dev/vfio/1 is open"), "{told}");
     }
 
     #[test]

@@ -5,7 +5,9 @@
 
 mod class;
 mod clone;
+mod device_io;
 mod device_model;
+mod device_port;
 mod device_progress;
 mod device_rounds;
 mod device_start;
@@ -15,6 +17,7 @@ mod figures;
 mod function;
 mod guard;
 mod guest;
+mod image_root;
 mod kept;
 mod latency;
 mod life;
@@ -84,6 +87,10 @@ enum Subject {
     DeviceStart,
     /// A guest that gets such a function and gives it back, again and again, and what stays pinned
     DeviceRounds,
+    /// Reads of such a function's disk on the host and in guests by class, and their exits
+    DeviceDisk,
+    /// TCP by a virtual function of the host's network device, on the host and in guests by class, and their exits
+    DeviceNetwork,
     /// Reads of a disk
     Disk,
     /// TCP streams, requests and responses
@@ -93,7 +100,7 @@ enum Subject {
 type Measure = fn(&mut Bench<'_>) -> Result<()>;
 
 /// All that is measured, in its order.
-const MEASURED: [(Subject, Measure); 18] = [
+const MEASURED: [(Subject, Measure); 20] = [
     (Subject::Start, |bench| bench.start()),
     (Subject::Boot, |bench| bench.boot()),
     (Subject::BootExits, |bench| bench.boot_exits()),
@@ -110,18 +117,22 @@ const MEASURED: [(Subject, Measure); 18] = [
     (Subject::Life, |bench| bench.life()),
     (Subject::DeviceStart, |bench| bench.device_start()),
     (Subject::DeviceRounds, |bench| bench.device_rounds()),
+    (Subject::DeviceDisk, |bench| bench.device_disk()),
+    (Subject::DeviceNetwork, |bench| bench.device_network()),
     (Subject::Disk, |bench| bench.disk()),
     (Subject::Network, |bench| bench.network()),
 ];
 
 /// What `all` leaves out.
-const LEFT_OUT: [Subject; 6] = [
+const LEFT_OUT: [Subject; 8] = [
     Subject::Exits,
     Subject::Throughput,
     Subject::Latency,
     Subject::Life,
     Subject::DeviceStart,
     Subject::DeviceRounds,
+    Subject::DeviceDisk,
+    Subject::DeviceNetwork,
 ];
 
 /// Measures Basalt beside QEMU's microvm, in turn, and prints tables.

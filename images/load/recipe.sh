@@ -1,6 +1,6 @@
 #!/bin/sh
-# recipe.sh OUT_DIR: the image `load` as an OCI image layout in OUT_DIR/oci: what `basalt-bench exits` has guests do, all of it from
-# Debian's packages: redis-server under redis-benchmark, nginx under wrk, stress-ng, and a compiler.
+# recipe.sh OUT_DIR: the image `load` as an OCI image layout in OUT_DIR/oci: what `basalt-bench` has guests do, all of it from Debian's
+# packages: redis-server under redis-benchmark, nginx under wrk, stress-ng, a compiler, fio and iperf3.
 # It knows its packages and its configuration; everything else is in ../lib.sh.
 set -eu
 . "$(dirname "$(readlink -f "$0")")/../lib.sh"
@@ -38,4 +38,4 @@ END
 
 CONFIG='"Env":["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],'
 CONFIG=$CONFIG'"Entrypoint":["load-entrypoint"],"Cmd":["sleep","infinity"],"WorkingDir":"/"'
-recipe_main "$0" load:latest "$CONFIG" 'redis-server redis-tools nginx-light wrk stress-ng gcc libc6-dev' -- "$@"
+recipe_main "$0" load:latest "$CONFIG" 'redis-server redis-tools nginx-light wrk stress-ng gcc libc6-dev fio iperf3 iproute2' -- "$@"
