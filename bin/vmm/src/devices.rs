@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use device::{
-    Balloon, CreateError, DeviceContext, DmaSpaces, FdTable, GuestPages, HotplugRegion, PluggableDma, PluggableMemory,
-    ResizeBalloon, SpaceAlarm,
+    Balloon, BalloonedDma, CreateError, DeviceContext, DmaSpaces, FdTable, GuestPages, HotplugRegion, MapTuning,
+    PluggableDma, PluggableMemory, ResizeBalloon, SpaceAlarm, parse_config,
 };
-use machine::{NamedDevice, NamedFunction, Pluggable};
+use machine::{Ballooned, NamedDevice, NamedFunction, Pluggable};
 use memory::Pins;
 use memory::layout::MemorySize;
 use observe::Registry;
+use vmm_api::devices::BalloonConfig;
 use vmm_api::{ApiError, DeviceSpec, ErrorKind};
 
 use crate::catalog::{self, Module};
@@ -49,6 +50,8 @@ pub(crate) struct Created {
     pub(crate) pluggable: Option<Pluggable>,
     /// Of the one by which the guest gives memory back.
     pub(crate) balloon: Option<Arc<dyn ResizeBalloon>>,
+    /// Of the same, if functions do without what is in it.
+    pub(crate) ballooned: Option<Ballooned>,
 }
 
 /// Those that this process is.
@@ -69,12 +72,18 @@ pub(crate) fn create_devices(
         let device = match module(spec)? {
             Module::Device(module) => module.create(spec, fds, &context).map_err(named(spec))?,
             Module::Balloon(module) => {
+                let ballooned = ballooned(spec, surroundings.memory)?;
                 let pages = GuestPages {
                     pins: surroundings.pins.clone(),
                     pluggable: dma.as_ref().map(|(_, dma)| dma.clone()),
+                    ballooned: ballooned.clone(),
                 };
                 let made = module.create(spec, &context, Box::new(pages));
                 let Balloon { device, resize } = made.map_err(named(spec))?;
+                created.ballooned = ballooned.map(|dma| Ballooned {
+                    resize: Arc::clone(&resize),
+                    dma,
+                });
                 created.balloon = Some(resize);
                 device
             }
@@ -93,6 +102,16 @@ pub(crate) fn create_devices(
         });
     }
     Ok(created)
+}
+
+/// What functions do without, if they do.
+fn ballooned(spec: &DeviceSpec, memory: MemorySize) -> Result<Option<BalloonedDma>, ApiError> {
+    let config: BalloonConfig = parse_config(spec).map_err(named(spec))?;
+    let tuning = config.dma.map(|dma| MapTuning {
+        merge: dma.merge,
+        ahead: dma.map_ahead,
+    });
+    Ok(tuning.map(|tuning| BalloonedDma::new(memory, tuning)))
 }
 
 fn no_region(spec: &DeviceSpec) -> ApiError {
@@ -125,7 +144,7 @@ pub(crate) fn create_functions(
 mod tests {
     use super::*;
     use base::ByteSize;
-    use vmm_api::devices::{BalloonConfig, MemConfig, RngConfig};
+    use vmm_api::devices::{MemConfig, RngConfig};
 
     #[test]
     fn memory_is_plugged_where_the_machine_has_it_and_nowhere_else() {
@@ -150,6 +169,7 @@ mod tests {
             devices,
             pluggable,
             balloon,
+            ..
         } = made(&specs, region).unwrap();
         let names: Vec<_> = devices.iter().map(|device| device.id.as_str()).collect();
         assert_eq!(names, ["rng", "balloon", "memory"]);

@@ -59,6 +59,7 @@ impl Functions {
 pub(crate) fn told(machine: &mut Machine, iommufd: bool) -> vmm_api::Functions {
     let (states, mapped) = machine.functions();
     let growth = machine.growth().unwrap_or_default();
+    let deflation = machine.deflation().unwrap_or_default();
     let info = |(id, state)| FunctionInfo {
         id,
         state: match state {
@@ -78,9 +79,9 @@ pub(crate) fn told(machine: &mut Machine, iommufd: bool) -> vmm_api::Functions {
             0
         },
         map_calls: machine.map_calls(),
-        plug_hits: growth.counts.hits,
-        plug_misses: growth.counts.misses,
-        error: growth.error,
+        plug_hits: growth.counts.hits + deflation.counts.hits,
+        plug_misses: growth.counts.misses + deflation.counts.misses,
+        error: growth.error.or(deflation.error),
         iommufd: Some(iommufd),
         busy: machine.maps_memory(),
         functions: states.into_iter().map(info).collect(),

@@ -258,6 +258,7 @@ impl Vm {
             devices,
             pluggable,
             balloon,
+            ballooned,
         } = create_devices(&config.devices, &mut fds, surroundings)?;
         marks::mark("devices made");
         all_used(&fds)?;
@@ -279,6 +280,7 @@ impl Vm {
             devices,
             functions,
             pluggable,
+            ballooned,
             pins,
         };
         let machine =
@@ -553,8 +555,17 @@ impl Vm {
     }
 
     /// In any state, as with memory that can be plugged.
-    fn resize_balloon(&self, size: ByteSize) -> Result<(), ApiError> {
-        self.balloon.resize(size, self.its_machine()?.memory())
+    fn resize_balloon(&mut self, size: ByteSize) -> Result<(), ApiError> {
+        let memory = self.its_machine()?.memory();
+        self.balloon.check(size, memory)?;
+        match self
+            .machine
+            .as_mut()
+            .and_then(|machine| machine.resize_balloon(size.bytes()))
+        {
+            Some(resized) => resized.map_err(|error| refuse(ErrorKind::Invalid, error)),
+            None => self.balloon.resize(size, memory),
+        }
     }
 
     fn growth(&self) -> Option<GrowthInfo> {
@@ -572,13 +583,18 @@ impl Vm {
             cpus: self.cpus,
             memory: self.machine.as_ref().map_or(0, |machine| machine.memory().bytes()),
             hotplug_memory: self.growth().map(|growth| counted::hotplug_memory(&growth)),
-            balloon: self.balloon.info(),
+            balloon: self.balloon.info(self.machine.as_ref()),
             marks: marks::all().into_iter().map(counted::mark).collect(),
         }
     }
 
     fn metrics(&self) -> Vec<MetricSample> {
         let counts = self.machine.as_ref().map(Machine::counts).unwrap_or_default();
-        counted::all(&self.registry, counts, self.growth().as_ref(), self.balloon.info())
+        counted::all(
+            &self.registry,
+            counts,
+            self.growth().as_ref(),
+            self.balloon.info(self.machine.as_ref()),
+        )
     }
 }

@@ -3,6 +3,7 @@
 
 mod access;
 mod ahead;
+mod ballooned;
 mod pluggable;
 
 use std::num::NonZeroU64;
@@ -18,6 +19,7 @@ use access::Access;
 
 pub use access::{DmaSpaces, KnownBy, Taken};
 pub use ahead::Ahead;
+pub use ballooned::{BalloonedDma, DeflateCounts, MapTuning};
 pub use pluggable::{PlugCounts, PluggableDma};
 
 /// Memory that is where the host's bus has it is contiguous there, so that the IOMMU may map it by its largest pages.
@@ -133,6 +135,8 @@ pub struct DmaMemory {
     /// What it boots with.
     regions: Vec<Arc<GuestRegionMmap<()>>>,
     pluggable: Option<(PluggableDma, Arc<GuestRegionMmap<()>>)>,
+    /// What of its regions is in a balloon, and need not be mapped.
+    ballooned: Option<BalloonedDma>,
     chunk: NonZeroU64,
     /// Threads that fill it ahead of the one that maps it; none where it is filled already.
     fillers: usize,
@@ -151,6 +155,7 @@ impl DmaMemory {
         Self {
             regions: ram.regions()[..boots_with].to_vec(),
             pluggable: None,
+            ballooned: None,
             chunk: match ram.identity_layout() {
                 Some(_) => IDENTITY_CHUNK,
                 None => CHUNK,
@@ -176,6 +181,15 @@ impl DmaMemory {
         }
     }
 
+    /// The same without what is in a balloon, as long as it is.
+    #[must_use]
+    pub fn with_ballooned(self, ballooned: BalloonedDma) -> Self {
+        Self {
+            ballooned: Some(ballooned),
+            ..self
+        }
+    }
+
     /// Bytes that the guest boots with.
     pub fn size(&self) -> u64 {
         self.regions.iter().map(|region| region.len()).sum()
@@ -196,6 +210,7 @@ impl DmaMemory {
 pub struct GuestDma {
     mapped: Vec<Mapped>,
     pluggable: Option<PluggableDma>,
+    ballooned: Option<BalloonedDma>,
     memory: Vec<Arc<GuestRegionMmap<()>>>,
     // Its groups are open until all is unmapped.
     space: Arc<DmaSpace>,
@@ -211,6 +226,9 @@ impl GuestDma {
             .map(|region| region.start_addr().raw_value()..=region.last_addr().raw_value());
         let allowed = space.space.iova_ranges().map_err(refused(what))?;
         check_layout(&allowed, ranges).map_err(refused(what))?;
+        if let Some(ballooned) = &memory.ballooned {
+            return Self::map_owned(space, memory, ballooned);
+        }
         let runs = memory.runs();
         let pin = memory.pins.pin();
         let ahead = Ahead::begin(&runs, memory.regions.clone(), memory.fillers);
@@ -234,14 +252,12 @@ impl GuestDma {
                 let mut dma = Self {
                     mapped,
                     pluggable: None,
+                    ballooned: None,
                     memory: memory.regions.clone(),
                     space: Arc::clone(space),
                     pin,
                 };
-                if let Some((pluggable, region)) = &memory.pluggable {
-                    pluggable.begin(space, region, &memory.pins).map_err(refused(what))?;
-                    dma.pluggable = Some(pluggable.clone());
-                }
+                dma.map_plugged(memory)?;
                 Ok(dma)
             }
             Err(error) => {
@@ -252,12 +268,39 @@ impl GuestDma {
         }
     }
 
+    /// What is not in the balloon of what it boots with, and what is plugged.
+    fn map_owned(space: &Arc<DmaSpace>, memory: &DmaMemory, ballooned: &BalloonedDma) -> Result<Self, CreateError> {
+        let pin = memory.pins.pin();
+        space.progress.store(0, Ordering::Relaxed);
+        let begun = ballooned.begin(space, &memory.regions, &memory.pins, memory.fillers);
+        begun.map_err(refused("the guest's memory for DMA"))?;
+        let mut dma = Self {
+            mapped: Vec::new(),
+            pluggable: None,
+            ballooned: Some(ballooned.clone()),
+            memory: memory.regions.clone(),
+            space: Arc::clone(space),
+            pin,
+        };
+        dma.map_plugged(memory)?;
+        Ok(dma)
+    }
+
+    fn map_plugged(&mut self, memory: &DmaMemory) -> Result<(), CreateError> {
+        if let Some((pluggable, region)) = &memory.pluggable {
+            let begun = pluggable.begin(&self.space, region, &memory.pins);
+            begun.map_err(refused("the guest's memory for DMA"))?;
+            self.pluggable = Some(pluggable.clone());
+        }
+        Ok(())
+    }
+
     /// Where it is mapped.
     pub fn space(&self) -> &Arc<DmaSpace> {
         &self.space
     }
 
-    /// What is mapped of the memory that the guest boots with, in the order of its addresses.
+    /// What is mapped of the memory that the guest boots with, in the order of its addresses; nothing where a part may be in a balloon.
     pub fn mapped(&self) -> &[Mapped] {
         &self.mapped
     }
@@ -267,6 +310,9 @@ impl Drop for GuestDma {
     fn drop(&mut self) {
         if let Some(pluggable) = &self.pluggable {
             pluggable.end();
+        }
+        if let Some(ballooned) = &self.ballooned {
+            ballooned.end();
         }
         let left = unmap_all(self.space.space.as_ref(), std::mem::take(&mut self.mapped));
         self.space.progress.store(0, Ordering::Relaxed);

@@ -17,7 +17,7 @@ use memory::{GuestRam, Pins, discard};
 use virtio::VirtioDevice;
 use vmm_api::DeviceSpec;
 
-use crate::{CreateError, DeviceContext, PluggableDma};
+use crate::{BalloonedDma, CreateError, DeviceContext, PluggableDma};
 
 /// What became of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +38,24 @@ pub trait FreePages: Send {
     /// # Errors
     /// The host refuses, or it is no guest memory; a part may be gone.
     fn discard(&mut self, memory: &GuestRam, pages: Range) -> io::Result<Discard>;
+
+    /// The guest does without these pages until it says that it takes them back. Of a driver alone that has to say so.
+    fn inflated(&mut self, pages: &[Range]);
+
+    /// The guest takes pages back, which are its own when it is answered.
+    ///
+    /// # Errors
+    /// They cannot be made ready: it is not answered until they are, which is tried again.
+    fn deflate(&mut self, pages: &[Range]) -> io::Result<()>;
+
+    /// A driver begins anew, and has no page in its balloon.
+    fn forget(&mut self);
+
+    /// Makes what [`FreePages::forget`] has left to the guest ready.
+    ///
+    /// # Errors
+    /// It cannot be, which is tried again.
+    fn settle(&mut self) -> io::Result<()>;
 }
 
 /// Those of a VM.
@@ -47,6 +65,8 @@ pub struct GuestPages {
     pub pins: Pins,
     /// What can be plugged of its memory.
     pub pluggable: Option<PluggableDma>,
+    /// What of the memory that it boots with is in its balloon, if functions of the host's do without that.
+    pub ballooned: Option<BalloonedDma>,
 }
 
 impl FreePages for GuestPages {
@@ -59,6 +79,26 @@ impl FreePages for GuestPages {
             Some(Err(error)) => Err(io::Error::other(error)),
             None => Ok(Discard::Pinned),
         }
+    }
+
+    fn inflated(&mut self, pages: &[Range]) {
+        if let Some(ballooned) = &self.ballooned {
+            ballooned.inflate(pages);
+        }
+    }
+
+    fn deflate(&mut self, pages: &[Range]) -> io::Result<()> {
+        self.ballooned
+            .as_ref()
+            .map_or(Ok(()), |ballooned| ballooned.deflate(pages))
+    }
+
+    fn forget(&mut self) {
+        self.ballooned.iter().for_each(BalloonedDma::forget);
+    }
+
+    fn settle(&mut self) -> io::Result<()> {
+        self.ballooned.as_ref().map_or(Ok(()), BalloonedDma::settle)
     }
 }
 
@@ -146,6 +186,7 @@ mod tests {
             pages: GuestPages {
                 pins: ram.pins().clone(),
                 pluggable: Some(PluggableDma::new(ram.hotplug().unwrap())),
+                ballooned: None,
             },
             ram,
             space: DmaSpace::new(Arc::clone(&fake) as Arc<dyn AddressSpace>),

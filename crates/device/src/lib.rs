@@ -20,7 +20,10 @@ use serde::de::DeserializeOwned;
 use virtio::VirtioDevice;
 use vmm_api::{DeviceSpec, FdRef};
 
-pub use dma::{Ahead, DmaMemory, DmaSpace, DmaSpaces, GuestDma, KnownBy, PlugCounts, PluggableDma, Taken};
+pub use dma::{
+    Ahead, BalloonedDma, DeflateCounts, DmaMemory, DmaSpace, DmaSpaces, GuestDma, KnownBy, MapTuning, PlugCounts,
+    PluggableDma, Taken,
+};
 pub use free_pages::{Balloon, BalloonInfo, BalloonModule, Discard, FreePages, GuestPages, ResizeBalloon};
 pub use memory_blocks::{HotplugRegion, MemoryBlocks, MemoryModule, PluggableMemory, PluggableSizes, ResizeMemory};
 pub use rate_limiter::RateLimiter;

@@ -16,6 +16,7 @@ use engine::Vm;
 use memory::{HugeBytes, Pins, Ram};
 use pci::{PciBus, PciFunction};
 
+use crate::deflation::{Ballooned, Deflation, DeflationInfo};
 use crate::growth::{Growth, GrowthInfo, Pluggable};
 use crate::machine::{Machine, MachineError, NamedFunction, host};
 
@@ -28,10 +29,13 @@ fn fillers(cpus: u32) -> usize {
 }
 
 /// A guest's memory as it is mapped: filled ahead, if it is not there already.
-fn memory(ram: &Ram, cpus: u32, growth: Option<&Growth>) -> DmaMemory {
+fn memory(ram: &Ram, cpus: u32, growth: Option<&Growth>, deflation: Option<&Deflation>) -> DmaMemory {
     let mut memory = DmaMemory::of(ram);
     if ram.huge() == HugeBytes::default() && ram.identity_layout().is_none() {
         memory = memory.filled_by(fillers(cpus));
+    }
+    if let Some(deflation) = deflation {
+        memory = memory.with_ballooned(deflation.dma().clone());
     }
     match growth {
         Some(growth) => memory.with_pluggable(ram, growth.dma().clone()),
@@ -79,6 +83,8 @@ struct Mapping {
 pub(crate) struct HostFunctions {
     /// First, as its thread maps memory of `dma`.
     growth: Option<Growth>,
+    /// As `growth`.
+    deflation: Option<Deflation>,
     known: Vec<Known>,
     mapping: Option<Mapping>,
     dma: Option<Arc<GuestDma>>,
@@ -101,6 +107,7 @@ impl HostFunctions {
     pub(crate) fn new(pluggable: Option<Pluggable>, cpus: u32) -> Result<Self, MachineError> {
         Ok(Self {
             growth: pluggable.map(|pluggable| Growth::new(pluggable, fillers(cpus))),
+            deflation: None,
             known: Vec::new(),
             mapping: None,
             dma: None,
@@ -114,9 +121,20 @@ impl HostFunctions {
         self.growth = pluggable.map(|pluggable| Growth::new(pluggable, fillers(cpus)));
     }
 
+    /// With a balloon that functions do without, or without one.
+    pub(crate) fn with_ballooned(mut self, ballooned: Option<Ballooned>, cpus: u32) -> Self {
+        self.set_ballooned(ballooned, cpus);
+        self
+    }
+
+    /// Another device is its balloon from now on. No function is there.
+    pub(crate) fn set_ballooned(&mut self, ballooned: Option<Ballooned>, cpus: u32) {
+        self.deflation = ballooned.map(|ballooned| Deflation::new(ballooned, fillers(cpus)));
+    }
+
     /// As it is mapped for functions.
     pub(crate) fn memory(&self, ram: &Ram, cpus: u32) -> DmaMemory {
-        memory(ram, cpus, self.growth.as_ref())
+        memory(ram, cpus, self.growth.as_ref(), self.deflation.as_ref())
     }
 
     /// Puts a function on the bus before the guest runs; its memory is mapped when this returns.
@@ -171,7 +189,9 @@ impl HostFunctions {
             self.growth.iter_mut().for_each(Growth::pace);
             let space = function.space();
             let (mapped, memory, ended) = (Arc::clone(&space), board.memory.clone(), Arc::clone(&self.ended));
+            let filling = self.deflation.as_ref().map(Deflation::filling);
             let worker = Worker::spawn("dma-map", None, move |_, _| {
+                filling.iter().for_each(|filling| filling.wait(&mapped));
                 let result = mapped.map(&memory);
                 ended.signal();
                 Some(result)
@@ -318,6 +338,11 @@ impl HostFunctions {
         {
             log::error!("memory is mapped as the guest plugs it, not ahead: {error}");
         }
+        if let Some(deflation) = &mut self.deflation
+            && let Err(error) = deflation.go_on()
+        {
+            log::error!("the guest's balloon stays as it is: {error}");
+        }
     }
 
     fn fail(&mut self, why: &str) {
@@ -345,6 +370,7 @@ impl HostFunctions {
         }
         if self.mapping.is_none() {
             self.growth.iter_mut().for_each(Growth::free);
+            self.deflation.iter_mut().for_each(Deflation::free);
         }
         if let Some(dma) = self.dma.take() {
             let unmapped = Arc::new(());
@@ -449,6 +475,27 @@ impl Machine {
     /// As [`Machine::resize_memory`].
     pub fn map_ahead(&mut self, bytes: u64) -> Option<Result<(), CreateError>> {
         self.functions.growth.as_mut().map(|growth| growth.map_ahead(bytes))
+    }
+
+    /// Another device is its balloon from now on: one that was restored, or made anew for a rollback.
+    pub fn set_ballooned(&mut self, ballooned: Option<Ballooned>) {
+        let cpus = self.cpus();
+        self.functions.set_ballooned(ballooned, cpus);
+    }
+
+    /// How far what functions do without is mapped for them, if there is such a balloon.
+    pub fn deflation(&self) -> Option<DeflationInfo> {
+        self.functions.deflation.as_ref().map(Deflation::info)
+    }
+
+    /// Has the guest do without so much in the end: at once, or, while it has functions, as the rest is mapped for them. `None` if it has no
+    /// balloon that functions do without.
+    ///
+    /// # Errors
+    /// There is no such size, or the host has no thread; nothing has changed in the first case.
+    pub fn resize_balloon(&mut self, bytes: u64) -> Option<Result<(), CreateError>> {
+        let deflation = self.functions.deflation.as_mut();
+        deflation.map(|deflation| deflation.request(bytes))
     }
 
     fn cpus(&self) -> u32 {

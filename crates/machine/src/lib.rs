@@ -13,6 +13,7 @@
 //! ```
 //! One thread, the owner of [`Machine`], makes all transitions; vCPU threads only report.
 
+mod deflation;
 mod exits;
 mod functions;
 mod growth;
@@ -28,6 +29,7 @@ mod run_control;
 mod saved;
 mod vcpu;
 
+pub use deflation::{Ballooned, DeflationInfo};
 pub use functions::FunctionState;
 pub use growth::{GrowthInfo, Pluggable};
 pub use machine::{Devices, Machine, MachineConfig, MachineError, NamedDevice, NamedFunction};

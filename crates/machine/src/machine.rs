@@ -18,7 +18,6 @@ use virtio::{DeviceError, TransportError, VirtioDevice, VirtioPciDevice};
 
 use crate::exits::ExitCounters;
 use crate::functions::{self, HostFunctions};
-use crate::growth::Pluggable;
 use crate::halt::{Watch, process_time};
 use crate::platform::{
     Event, EventDevice, IoApic, PINS, PORTS, PlatformState, Power, SerialPort, write_new_generation,
@@ -27,6 +26,7 @@ use crate::root::{add_devices, root};
 use crate::run_control::RunRequest;
 use crate::saved::Quiesced;
 use crate::vcpu::{End, Shared, VcpuCommand, VcpuThread};
+use crate::{Ballooned, Pluggable};
 
 /// Why a machine could not be built or moved.
 #[derive(Debug, thiserror::Error)]
@@ -183,6 +183,8 @@ pub struct Devices {
     pub functions: Vec<NamedFunction>,
     /// Of the device among them that plugs memory.
     pub pluggable: Option<Pluggable>,
+    /// Of the one that is the guest's balloon, if functions do without what is in it.
+    pub ballooned: Option<Ballooned>,
     /// Whether the host's pages of the guest's memory have to stay, as devices are told.
     pub pins: Pins,
 }
@@ -248,6 +250,7 @@ impl Machine {
             devices,
             functions,
             pluggable,
+            ballooned,
             pins,
         }: Devices,
         registry: &Registry,
@@ -272,17 +275,17 @@ impl Machine {
                 // It is for guests that go on from a state of before.
                 platform.generation = platform.generation.filter(|_| ram.identity_layout().is_none());
                 let devices = add_devices(&vm, &ram, &shared, devices, registry)?;
-                let mut host_functions = HostFunctions::new(pluggable, config.cpus)?;
-                let memory = host_functions.memory(&ram, config.cpus);
+                let mut of_host = HostFunctions::new(pluggable, config.cpus)?.with_ballooned(ballooned, config.cpus);
+                let memory = of_host.memory(&ram, config.cpus);
                 let board = functions::Board {
                     vm: &vm,
                     bus: &devices.1,
                     memory: &memory,
                 };
                 for function in functions {
-                    host_functions.build(function, board)?;
+                    of_host.build(function, board)?;
                 }
-                Ok((vm, platform, devices, host_functions))
+                Ok((vm, platform, devices, of_host))
             });
             let loaded = loader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             Ok::<_, MachineError>((made, loaded))

@@ -289,6 +289,32 @@ pub struct BalloonConfig {
     /// The guest reports what is free in it, by itself (`VIRTIO_BALLOON_F_PAGE_REPORTING`).
     #[serde(default = "yes")]
     pub free_page_reporting: bool,
+    /// Functions of the host's come when the target is reached, and reach what is not in the balloon; the target falls to 0 as the rest is mapped
+    /// for them. The guest has to tell before it takes a page back (`VIRTIO_BALLOON_F_MUST_TELL_HOST`), and `deflate_on_oom` is not offered, as
+    /// that would take back what is not mapped yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dma: Option<BalloonDma>,
+}
+
+/// How memory that leaves a balloon is mapped for functions of the host's. Each of these is on but where its gain is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BalloonDma {
+    /// Neighbours are mapped by one request.
+    #[serde(default = "yes")]
+    pub merge: bool,
+    /// Memory is mapped before the guest is asked to take it back, and not only when it does.
+    #[serde(default = "yes")]
+    pub map_ahead: bool,
+}
+
+impl Default for BalloonDma {
+    fn default() -> Self {
+        Self {
+            merge: true,
+            map_ahead: true,
+        }
+    }
 }
 
 fn yes() -> bool {
@@ -301,6 +327,7 @@ impl Default for BalloonConfig {
             target: ByteSize(0),
             deflate_on_oom: true,
             free_page_reporting: true,
+            dma: None,
         }
     }
 }

@@ -13,7 +13,7 @@ pub struct Functions {
     /// Requests to the IOMMU that mapped something, since its first function came.
     #[serde(default)]
     pub map_calls: u64,
-    /// Requests of the guest to plug memory that was mapped already.
+    /// Requests of the guest to plug memory, or to take it back from its balloon, that was mapped already.
     #[serde(default)]
     pub plug_hits: u64,
     /// Those that waited for memory to be mapped.

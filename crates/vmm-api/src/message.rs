@@ -163,6 +163,12 @@ pub struct Balloon {
     pub reported: u64,
     /// What of both the host was given. The rest has stayed: it is pinned, or is none that could be given back.
     pub discarded: u64,
+    /// Requests of the guest to put pages in or take them back, where functions of the host's do without what is in it (`dma`).
+    #[serde(default)]
+    pub messages: u64,
+    /// The guest did not fill it before the first function came, so that what was not in it was mapped for that first.
+    #[serde(default)]
+    pub fell_back: bool,
 }
 
 /// A moment of a VMM's start.

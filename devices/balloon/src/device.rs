@@ -7,7 +7,9 @@ use virtio::{Activation, ActiveQueue, DeviceError, DeviceWorker, VirtioDevice, t
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 
 use crate::giving::Giving;
-use crate::protocol::{DEFLATE, INFLATE, QUEUE_SIZES, REPORTING, VIRTIO_BALLOON_F_PAGE_REPORTING};
+use crate::protocol::{
+    DEFLATE, INFLATE, QUEUE_SIZES, REPORTING, VIRTIO_BALLOON_F_MUST_TELL_HOST, VIRTIO_BALLOON_F_PAGE_REPORTING,
+};
 use crate::saved::BalloonState;
 use crate::target::Target;
 use crate::worker::{Server, Watch};
@@ -37,7 +39,7 @@ impl VirtioDevice for Balloon {
         u16::try_from(VIRTIO_ID_BALLOON).unwrap_or(u16::MAX)
     }
 
-    /// `VIRTIO_BALLOON_F_MUST_TELL_HOST` is not offered, as a page is there when it is touched, told or not; nor is
+    /// `VIRTIO_BALLOON_F_MUST_TELL_HOST` is offered for functions of the host's alone, as a page is there when it is touched, told or not. Not so
     /// `VIRTIO_BALLOON_F_PAGE_POISON`, as what a page holds next may be a snapshot's: a Linux that poisons free pages reports none then.
     fn features(&self) -> u64 {
         self.features
@@ -66,11 +68,18 @@ impl VirtioDevice for Balloon {
         let queues: Vec<_> = [inflate, deflate].into_iter().chain(report).collect();
         let watch = Watch::of(&queues)?;
         let (memory, interrupt) = (activation.memory, Arc::clone(&activation.interrupt));
-        let prepare = |giving| Server {
-            queues,
-            memory,
-            interrupt,
-            giving,
+        let tells = activation.features >> VIRTIO_BALLOON_F_MUST_TELL_HOST & 1 == 1;
+        // A driver that has asked nothing yet is a new one. (So is, by this, one that paused at a multiple of 65 536 requests, which costs
+        // memory that is mapped early and no more.)
+        let is_new = queues.iter().all(ActiveQueue::is_new);
+        let prepare = |mut giving: Giving| {
+            giving.begin(tells, is_new);
+            Server {
+                queues,
+                memory,
+                interrupt,
+                giving,
+            }
         };
         self.worker
             .start(THREAD, prepare, move |server, stop| server.run(&watch, stop))?;

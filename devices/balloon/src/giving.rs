@@ -1,6 +1,7 @@
 //! From what a guest says that it has no use for to what is done for the host. Each page is an allegation: it has to be one of the guest's
 //! memory, whole; a request has a limit, beyond which its pages stay. Knows no queue.
 
+use std::io;
 use std::sync::Arc;
 
 use ::device::{Discard, FreePages};
@@ -20,15 +21,80 @@ pub(crate) const MOST_REPORTED: u64 = 128 << 20;
 /// The most pages that one request inflates: sixteen times as many as Linux asks for.
 pub(crate) const MOST_INFLATED: usize = 4096;
 
+/// The most pages that one request takes back: one that names more is not answered, as all of them would have to be made ready.
+const MOST_DEFLATED: usize = 64 * MOST_INFLATED;
+
 /// What gives pages back; the device's thread has it while there is one.
 pub(crate) struct Giving {
     pages: Box<dyn FreePages>,
+    /// The driver tells before it takes pages back.
+    tells: bool,
+    /// What a driver of before has left is to be made ready.
+    unsettled: bool,
     pub(crate) metrics: Arc<Metrics>,
 }
 
 impl Giving {
     pub(crate) fn new(pages: Box<dyn FreePages>, metrics: Arc<Metrics>) -> Self {
-        Self { pages, metrics }
+        Self {
+            pages,
+            tells: false,
+            unsettled: false,
+            metrics,
+        }
+    }
+
+    /// A driver is there, which begins anew or goes on.
+    pub(crate) fn begin(&mut self, tells: bool, is_new: bool) {
+        self.tells = tells;
+        if is_new {
+            self.pages.forget();
+            self.unsettled = true;
+        }
+    }
+
+    /// Makes ready what a driver of before has left to this one; whether nothing is left to do.
+    pub(crate) fn settle(&mut self) -> bool {
+        if self.unsettled {
+            let settled = self.pages.settle();
+            self.unsettled = settled.is_err();
+            self.tell("memory of a balloon that was given up is not mapped yet", settled);
+        }
+        !self.unsettled
+    }
+
+    /// Whether [`Giving::settle`] has nothing to do.
+    pub(crate) fn is_settled(&self) -> bool {
+        !self.unsettled
+    }
+
+    fn tell(&self, what: &str, result: io::Result<()>) {
+        if let Err(error) = result
+            && self.metrics.log_limit.allow()
+        {
+            log::warn!("balloon: {what}: {error}");
+        }
+    }
+
+    /// Pages by their numbers that the guest takes back; whether it may be answered.
+    pub(crate) fn deflate(&mut self, chain: &Chain<'_>) -> bool {
+        let asked = chain.readable_bytes() / size_of::<u32>();
+        let mut reader = chain.reader();
+        let mut ready = match asked {
+            0..=MOST_DEFLATED => Ok(()),
+            _ => Err(io::Error::other("it names more pages at once than any driver does")),
+        };
+        while ready.is_ok() {
+            let numbers = read_numbers(&mut reader, MOST_INFLATED);
+            if numbers.is_empty() {
+                break;
+            }
+            let pages = pages::merged(numbers.into_iter().map(pages::page).collect());
+            ready = self.pages.deflate(&pages);
+        }
+        let is_ready = ready.is_ok();
+        self.tell("what the guest takes back is not mapped yet, so that it waits", ready);
+        is_ready
     }
 
     /// Pages by their numbers, which the guest does without until it deflates them (5.5.6.1).
@@ -44,7 +110,11 @@ impl Giving {
         };
         let own: Vec<_> = named.into_iter().filter(is_memory).collect();
         self.metrics.refused_ranges.add((count - own.len()) as u64);
-        self.give(memory, pages::merged(own));
+        let own = pages::merged(own);
+        if self.tells {
+            self.pages.inflated(&own);
+        }
+        self.give(memory, own);
     }
 
     /// Buffers that are free pages themselves (5.5.6.7). They lie in guest memory, or there would be no chain.

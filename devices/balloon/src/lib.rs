@@ -8,7 +8,8 @@
 //!                                        one thread    pages.rs
 //! ```
 //! What is given back may be used again at any time, told or untold: it is there when it is touched. So there is nothing to do for a deflated
-//! page, and no record of which pages are inflated. Not there: statistics, free page hints, page poisoning. Sections cited are those of virtio
+//! page, and no record of which pages are inflated; but for functions of the host's (`dma`), which reach no page that is: then the driver has to
+//! tell first, and is answered when they do. Not there: statistics, free page hints, page poisoning. Sections cited are those of virtio
 //! 1.2.
 
 mod device;
@@ -32,7 +33,9 @@ use vmm_api::devices::{BalloonConfig, DeviceConfig};
 use crate::device::Balloon;
 use crate::giving::Giving;
 use crate::metrics::Metrics;
-use crate::protocol::{VIRTIO_BALLOON_F_DEFLATE_ON_OOM, VIRTIO_BALLOON_F_PAGE_REPORTING, pages_of};
+use crate::protocol::{
+    VIRTIO_BALLOON_F_DEFLATE_ON_OOM, VIRTIO_BALLOON_F_MUST_TELL_HOST, VIRTIO_BALLOON_F_PAGE_REPORTING, pages_of,
+};
 use crate::target::Target;
 
 /// This kind of device.
@@ -54,7 +57,9 @@ impl BalloonModule for Module {
         pages: Box<dyn FreePages>,
     ) -> Result<::device::Balloon, CreateError> {
         let config: BalloonConfig = parse_config(spec)?;
-        let features = u64::from(config.deflate_on_oom) << VIRTIO_BALLOON_F_DEFLATE_ON_OOM
+        let tells = config.dma.is_some();
+        let features = u64::from(config.deflate_on_oom && !tells) << VIRTIO_BALLOON_F_DEFLATE_ON_OOM
+            | u64::from(tells) << VIRTIO_BALLOON_F_MUST_TELL_HOST
             | u64::from(config.free_page_reporting) << VIRTIO_BALLOON_F_PAGE_REPORTING;
         let metrics = Arc::new(Metrics::new(context.metrics, context.id));
         let target = Arc::new(Target::new(pages_of(config.target.bytes())?, Arc::clone(&metrics)));

@@ -7,6 +7,7 @@ use virtio::buffers::Cursor;
 use vmm_api::devices::BALLOON_PAGE;
 
 /// Feature bits (5.5.3).
+pub(crate) const VIRTIO_BALLOON_F_MUST_TELL_HOST: u32 = 0;
 pub(crate) const VIRTIO_BALLOON_F_DEFLATE_ON_OOM: u32 = 2;
 pub(crate) const VIRTIO_BALLOON_F_PAGE_REPORTING: u32 = 5;
 

@@ -2,7 +2,9 @@
 
 mod life;
 mod requests;
+mod taking_back;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Mutex};
 
@@ -22,6 +24,10 @@ use crate::saved::BalloonState;
 struct Ledger {
     given: Vec<Range>,
     fate: io::Result<Discard>,
+    /// What is said to be in the balloon, and what becomes of the next that is taken back.
+    inflated: BTreeSet<u64>,
+    refuses: bool,
+    forgotten: u64,
 }
 
 #[derive(Clone)]
@@ -32,6 +38,9 @@ impl Host {
         Self(Arc::new(Mutex::new(Ledger {
             given: Vec::new(),
             fate: Ok(Discard::Done),
+            inflated: BTreeSet::new(),
+            refuses: false,
+            forgotten: 0,
         })))
     }
 
@@ -56,6 +65,39 @@ impl FreePages for Host {
             Err(error) => Err(error.kind().into()),
         }
     }
+
+    fn inflated(&mut self, pages: &[Range]) {
+        self.0.lock().unwrap().inflated.extend(numbers(pages));
+    }
+
+    fn deflate(&mut self, pages: &[Range]) -> io::Result<()> {
+        let mut ledger = self.0.lock().unwrap();
+        if ledger.refuses {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        for page in numbers(pages) {
+            ledger.inflated.remove(&page);
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self) {
+        let mut ledger = self.0.lock().unwrap();
+        ledger.inflated.clear();
+        ledger.forgotten += 1;
+    }
+
+    fn settle(&mut self) -> io::Result<()> {
+        match self.0.lock().unwrap().refuses {
+            true => Err(io::ErrorKind::OutOfMemory.into()),
+            false => Ok(()),
+        }
+    }
+}
+
+fn numbers(pages: &[Range]) -> Vec<u64> {
+    let each = |range: &Range| range.start / PAGE..(range.start + range.length) / PAGE;
+    pages.iter().flat_map(each).collect()
 }
 
 fn spec(config: serde_json::Value) -> DeviceSpec {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use base::{Epoll, EventFd, Interest, StopSignal};
 use memory::GuestRam;
-use virtio::{ActiveQueue, QueueInterrupt, RingError};
+use virtio::{ActiveQueue, Available, QueueInterrupt, RingError};
 
 use crate::device::THREAD;
 use crate::giving::Giving;
@@ -16,6 +16,9 @@ use crate::protocol::{INFLATE, REPORTING};
 /// Epoll tokens.
 const KICK: u64 = 0;
 const STOP: u64 = 1;
+
+/// Between two attempts at what the host refuses.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// What the thread waits for.
 pub(crate) struct Watch {
@@ -68,6 +71,7 @@ impl Server {
         loop {
             let more = match is_broken {
                 true => false,
+                false if !self.giving.settle() => false,
                 false => self.turn().unwrap_or_else(|error| {
                     if self.giving.metrics.log_limit.allow() {
                         log::warn!("{THREAD}: {error}");
@@ -77,7 +81,12 @@ impl Server {
                     false
                 }),
             };
-            watch.epoll.wait(&mut ready, more.then_some(Duration::ZERO))?;
+            let patience = match (more, self.waits() && !is_broken) {
+                (true, false) => Some(Duration::ZERO),
+                (_, true) => Some(AGAIN),
+                (false, false) => None,
+            };
+            watch.epoll.wait(&mut ready, patience)?;
             if ready.iter().any(|ready| ready.token == STOP) {
                 return Ok(());
             }
@@ -93,23 +102,17 @@ impl Server {
         let mut more = false;
         for queue in &mut self.queues {
             queue.disable_kicks(&memory)?;
-            if let Some(available) = queue.take(&memory)? {
-                let head = match available.check() {
-                    Ok(chain) => {
-                        self.giving.metrics.request(queue.index);
-                        match queue.index {
-                            INFLATE => self.giving.inflate(&memory, &chain),
-                            REPORTING => self.giving.report(&memory, &chain),
-                            // What is deflated is there when it is touched.
-                            _ => (),
-                        }
-                        chain.head()
-                    }
-                    Err(bad) => {
-                        self.giving.metrics.refused_chains.increment();
-                        bad.head
-                    }
-                };
+            // What was not answered is asked for again, and nothing else of its queue before.
+            let next = match queue.take_held(&memory).into_iter().next() {
+                Some(held) => Some(held),
+                None => queue.take(&memory)?,
+            };
+            if let Some(available) = next {
+                let (head, is_done) = serve_one(&mut self.giving, queue.index, &memory, available);
+                if !is_done {
+                    queue.held.push(head);
+                    continue;
+                }
                 // Not a byte was written to what is free, by the word of the device.
                 queue.complete(&memory, head, 0)?;
                 queue.notify(&memory, self.interrupt.as_ref())?;
@@ -118,4 +121,35 @@ impl Server {
         }
         Ok(more)
     }
+
+    /// Something is left that is tried again.
+    fn waits(&self) -> bool {
+        !self.giving.is_settled() || self.queues.iter().any(|queue| !queue.held.is_empty())
+    }
+}
+
+/// Does what a chain asks for; its head, and whether it may be answered.
+fn serve_one(giving: &mut Giving, queue: u16, memory: &GuestRam, available: Available<'_>) -> (u16, bool) {
+    let chain = match available.check() {
+        Ok(chain) => chain,
+        Err(bad) => {
+            giving.metrics.refused_chains.increment();
+            return (bad.head, true);
+        }
+    };
+    let is_done = match queue {
+        INFLATE => {
+            giving.inflate(memory, &chain);
+            true
+        }
+        REPORTING => {
+            giving.report(memory, &chain);
+            true
+        }
+        _ => giving.deflate(&chain),
+    };
+    if is_done {
+        giving.metrics.request(queue);
+    }
+    (chain.head(), is_done)
 }

@@ -19,6 +19,7 @@ fn waiting_is_free() {
     let pages = GuestPages {
         pins: Pins::default(),
         pluggable: None,
+        ballooned: None,
     };
     let made = balloon::MODULE.create(&spec, &context, Box::new(pages)).unwrap();
     let mut driver = Driver::new(made.device);

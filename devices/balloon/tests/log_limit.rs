@@ -19,6 +19,7 @@ fn a_guest_that_breaks_its_rings_again_and_again_fills_no_log() {
     let pages = GuestPages {
         pins: Pins::default(),
         pluggable: None,
+        ballooned: None,
     };
     let made = balloon::MODULE.create(&spec, &context, Box::new(pages)).unwrap();
     broken_rings_fill_no_log(&mut Driver::new(made.device), 2).unwrap();

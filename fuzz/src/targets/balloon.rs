@@ -43,6 +43,18 @@ impl FreePages for Given {
             _ => Ok(Discard::Done),
         }
     }
+
+    fn inflated(&mut self, _: &[Range]) {}
+
+    fn deflate(&mut self, _: &[Range]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn forget(&mut self) {}
+
+    fn settle(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 fn made(given: &Given) -> Balloon {

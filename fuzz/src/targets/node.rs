@@ -65,6 +65,7 @@ fn config() -> SandboxConfig {
             boot_memory: None,
             max_memory: None,
             held_memory: None,
+            inflated: None,
             disk: None,
             cpu_model: None,
             class: node_api::Class::Standard,

@@ -275,6 +275,7 @@ impl<'a> DevicesMade<'a> {
         let mut machine = Machine::restore(vm, serial, &state, ram, created.devices, &self.registry)
             .map_err(|error| from_machine(&error))?;
         machine.set_pluggable(created.pluggable);
+        machine.set_ballooned(created.ballooned);
         if let Some(restorer) = &restorer {
             restorer.has_memory();
         }

@@ -129,9 +129,11 @@ impl Replacement<'_> {
             devices,
             pluggable,
             balloon,
+            ballooned,
         } = created;
         machine.roll_back(&self.state, self.serial, devices, &self.registry, pagemap)?;
         machine.set_pluggable(pluggable);
+        machine.set_ballooned(ballooned);
         machine.populate_write(&self.config.write_set);
         if !self.config.skip_notification {
             machine.notify_generation();

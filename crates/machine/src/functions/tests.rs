@@ -94,7 +94,7 @@ impl Rig {
                 high: window(256 << 30),
                 ports: None,
             }),
-            memory: memory(&ram, 2, None),
+            memory: memory(&ram, 2, None, None),
             ram,
         }
     }

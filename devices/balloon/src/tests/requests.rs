@@ -121,6 +121,7 @@ impl Model {
         let pages = GuestPages {
             pins: pins.clone(),
             pluggable: None,
+            ballooned: None,
         };
         let model = Self {
             guest: Guest::new(pages),
