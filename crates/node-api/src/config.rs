@@ -98,6 +98,9 @@ pub struct Resources {
     /// not given, and it may be all that the machine can have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_memory: Option<ByteSize>,
+    /// What of `memory` its guest does without until that is mapped for its devices (`async-balloon`). The daemon chooses it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inflated: Option<ByteSize>,
     /// The writable layer's disk; `None` keeps that layer in the guest's memory.
     pub disk: Option<ByteSize>,
     /// Which processor its guest is shown; the daemon fills its own default in.
@@ -413,6 +416,7 @@ pub(crate) mod tests {
                 boot_memory: None,
                 max_memory: None,
                 held_memory: None,
+                inflated: None,
                 disk: Some(ByteSize::gib(10)),
                 cpu_model: Some(CpuModel::V3),
                 class: Class::Standard,

@@ -17,11 +17,13 @@ pub enum DeviceStart {
     /// Before its command: what it boots with is mapped beside its boot, and the rest is plugged as it is mapped.
     #[default]
     Async,
+    /// Before its command: its guest has all memory from the start, of which it does without a part (a balloon) until that is mapped.
+    AsyncBalloon,
 }
 
 impl DeviceStart {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Eager, Self::Late, Self::Async];
+    pub const ALL: [Self; 4] = [Self::Eager, Self::Late, Self::Async, Self::AsyncBalloon];
 
     /// What it is called.
     pub fn name(self) -> &'static str {
@@ -29,6 +31,7 @@ impl DeviceStart {
             Self::Eager => "eager",
             Self::Late => "late",
             Self::Async => "async",
+            Self::AsyncBalloon => "async-balloon",
         }
     }
 }
@@ -41,7 +44,7 @@ impl fmt::Display for DeviceStart {
 
 /// No such way.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no way to start with devices: give eager, late or async")]
+#[error("`{0}` is no way to start with devices: give eager, late, async or async-balloon")]
 pub struct DeviceStartError(String);
 
 impl FromStr for DeviceStart {
@@ -63,10 +66,10 @@ mod tests {
             assert_eq!(start.to_string().parse(), Ok(start));
             assert_eq!(serde_json::to_string(&start).unwrap(), format!("\"{start}\""));
         }
-        for wrong in ["async-balloon", "lazy", "Eager", ""] {
+        for wrong in ["balloon", "lazy", "Eager", ""] {
             let error = wrong.parse::<DeviceStart>().unwrap_err().to_string();
             assert!(
-                error.contains("eager, late or async") && error.contains(&format!("`{wrong}`")),
+                error.contains("eager, late, async or async-balloon") && error.contains(&format!("`{wrong}`")),
                 "{error}"
             );
         }

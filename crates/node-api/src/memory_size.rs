@@ -83,6 +83,18 @@ pub enum MemoryError {
         "with --device-start eager all memory is there, and mapped, when it boots: leave --boot-memory out, or give --device-start async"
     )]
     Eager,
+    /// Its guest has all of it from the start on.
+    #[error(
+        "with --device-start async-balloon all memory is there when it boots, and no more can be plugged: leave --max-memory out, or give \
+         --device-start async"
+    )]
+    Balloon,
+    /// Nothing boots, or all of its memory is pinned from its boot on.
+    #[error(
+        "--device-start async-balloon is for machines that boot, and whose memory is not pinned from then on: leave --template and --class bare \
+         out, or give --device-start late"
+    )]
+    BalloonOfOthers,
     /// There is nothing that could be there early or late.
     #[error(
         "--device-start says when devices are there, and this sandbox gets none: add --device ADDRESS (`basalt device ls` shows them), or leave it \
@@ -228,6 +240,9 @@ impl SandboxConfig {
     /// Fills in what it boots with, where it gets devices and nobody has said it: so that it need not wait until more is mapped for them.
     pub fn choose_boot_memory(&mut self) {
         let has_devices = self.has_devices();
+        if has_devices && self.device_start() == DeviceStart::AsyncBalloon {
+            return self.choose_inflated();
+        }
         let resources = &mut self.resources;
         let divides = has_devices
             && self.device_start.unwrap_or_default() == DeviceStart::Async
@@ -239,6 +254,14 @@ impl SandboxConfig {
             let odd = resources.memory.bytes() % BLOCK.bytes();
             resources.boot_memory = Some(ByteSize(USUAL_BOOT.bytes() + odd));
         }
+    }
+
+    /// What it boots with is what its guest has at first of all that is there.
+    fn choose_inflated(&mut self) {
+        let resources = &mut self.resources;
+        let boot = resources.boot_memory.take().unwrap_or(USUAL_BOOT);
+        let inflated = ByteSize(resources.memory.bytes().saturating_sub(boot.bytes()));
+        resources.inflated = Some(inflated).filter(|inflated| inflated.bytes() > 0);
     }
 
     /// Checks how its memory is divided, and when its devices are to be there.
@@ -267,6 +290,14 @@ impl SandboxConfig {
         whole_blocks(most, boot)?;
         if !self.has_devices() && self.device_start.is_some() {
             return Err(MemoryError::NoDevice);
+        }
+        if self.device_start == Some(DeviceStart::AsyncBalloon) {
+            if resources.max_memory.is_some() {
+                return Err(MemoryError::Balloon);
+            }
+            if resources.class.is_bare() || self.template.is_some() {
+                return Err(MemoryError::BalloonOfOthers);
+            }
         }
         if self.device_start == Some(DeviceStart::Eager) && boot < memory {
             return Err(MemoryError::Eager);
@@ -301,6 +332,9 @@ pub struct MemoryState {
     /// What of that the host was given.
     #[serde(default)]
     pub discarded: u64,
+    /// With `async-balloon`: its guest did not give up in time what was not mapped yet, so that its devices waited for all of it, as with `late`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fell_back: bool,
     /// Why no more is mapped now, which is tried again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub map_error: Option<String>,
@@ -427,6 +461,34 @@ mod tests {
         let mut eager = of(512, Some(256), None);
         (eager.devices, eager.device_start) = (vec!["0000:01:00.0".parse().unwrap()], Some(DeviceStart::Eager));
         assert!(told(&eager).contains("--device-start async"));
+    }
+
+    #[test]
+    fn a_balloon_is_what_is_beyond_the_boot_memory() {
+        let mut config = of(3 << 10, None, None);
+        (config.devices, config.device_start) =
+            (vec!["0000:01:00.0".parse().unwrap()], Some(DeviceStart::AsyncBalloon));
+        let inflated = |boot: Option<u64>| {
+            let mut config = config.clone();
+            config.resources.boot_memory = boot.map(ByteSize::mib);
+            assert_eq!(config.validate(), Ok(()));
+            config.choose_boot_memory();
+            assert_eq!((config.resources.boot_memory, config.resources.region()), (None, None));
+            assert_eq!(config.validate(), Ok(()));
+            config.resources.inflated
+        };
+        assert_eq!(inflated(None), Some(ByteSize::gib(2)));
+        assert_eq!(inflated(Some(512)), Some(ByteSize::mib(2560)));
+        assert_eq!(inflated(Some(3 << 10)), None);
+        let told = |config: &SandboxConfig| config.validate().unwrap_err().to_string();
+        let mut more = config.clone();
+        more.resources.max_memory = Some(ByteSize::gib(4));
+        assert!(told(&more).contains("leave --max-memory out"));
+        let mut bare = config.clone();
+        bare.resources.class = Class::Bare;
+        assert!(told(&bare).contains("--device-start late"));
+        config.template = Some("web".into());
+        assert!(told(&config).contains("--device-start late"));
     }
 
     #[test]

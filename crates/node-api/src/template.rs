@@ -272,6 +272,7 @@ mod tests {
                 boot_memory: None,
                 max_memory: None,
                 held_memory: None,
+                inflated: None,
                 disk: None,
                 cpu_model: None,
                 class: crate::class::Class::Standard,

@@ -25,6 +25,7 @@ pub(crate) fn resources() -> Resources {
         boot_memory: None,
         max_memory: None,
         held_memory: None,
+        inflated: None,
         disk: None,
         cpu_model: None,
         class: node_api::Class::Standard,

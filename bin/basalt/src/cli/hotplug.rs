@@ -12,12 +12,13 @@ use super::parse;
 #[command(next_help_heading = "Memory and devices")]
 pub(crate) struct HotplugArgs {
     /// When devices are there: eager, before the guest starts, which waits until all memory is mapped for them; async, before the command,
-    /// with the memory that it boots with, and the rest is plugged as it is mapped; late, some time after the command has started, which
+    /// with the memory that it boots with, and the rest is plugged as it is mapped; async-balloon, the same, but all memory is there from the
+    /// start, and the guest keeps out of the rest; late, some time after the command has started, which
     /// has all memory from its start [default: async].
     #[arg(long, value_name = "WHEN")]
     device_start: Option<DeviceStart>,
 
-    /// What of --memory is there when it boots; the rest is plugged then [default: all; with --device and --device-start async at most 1g].
+    /// What of --memory is there when it boots; the rest is plugged then [default: all; with --device and --device-start async or async-balloon at most 1g].
     #[arg(long, value_name = "SIZE", value_parser = parse::memory)]
     boot_memory: Option<ByteSize>,
 
@@ -116,9 +117,9 @@ mod tests {
     #[test]
     fn wrong_values_are_refused_with_what_is_right() {
         for (words, wanted) in [
-            (["--device-start", "async-balloon"], "eager, late or async"),
-            (["--device-start", "lazy"], "eager, late or async"),
-            (["--device-start", ""], "eager, late or async"),
+            (["--device-start", "balloon"], "eager, late, async or async-balloon"),
+            (["--device-start", "lazy"], "eager, late, async or async-balloon"),
+            (["--device-start", ""], "eager, late, async or async-balloon"),
             (["--boot-memory", "1m"], "at least 32 MiB"),
             (["--boot-memory", "some"], "such as 512M"),
             (["--max-memory", "99999999999t"], "too large"),

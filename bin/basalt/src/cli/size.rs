@@ -37,6 +37,7 @@ impl SizeArgs {
             boot_memory: None,
             max_memory: None,
             held_memory: None,
+            inflated: None,
             disk: Some(ByteSize::gib(10)),
             cpu_model: None,
             class: Class::Standard,
@@ -54,6 +55,7 @@ impl SizeArgs {
             boot_memory: usual.boot_memory,
             max_memory: usual.max_memory,
             held_memory: None,
+            inflated: None,
             disk: self
                 .disk
                 .map_or(usual.disk, |disk| Some(disk).filter(|disk| disk.bytes() > 0)),

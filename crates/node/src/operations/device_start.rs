@@ -3,6 +3,7 @@
 //! ```text
 //!  eager  made ─► devices given ─► all is mapped ─► started ─► shown to the guest ─► command
 //!  async  made ─► started ─► devices given ─► boot memory is mapped, then more ─► shown ─► command ─► the rest is plugged as it is mapped
+//!  async-balloon  as async, of which the balloon is full first; the rest leaves the balloon as it is mapped
 //!  late   made ─► started ─► devices given ─► command ─► all is mapped ─► shown
 //! ```
 //! What comes behind the command is followed by a thread without the sandbox's turn: whoever ends the sandbox does not wait for it, and it
@@ -15,9 +16,10 @@ use std::time::{Duration, Instant};
 
 use base::PciAddress;
 use base::points::MEMORY_ASKED;
-use node_api::{DeviceStart, EventKind, State};
+use node_api::{DeviceStart, EventKind, Resources, State};
 use observe::span::span;
-use vmm_api::{HotplugMemory, VmmClient};
+use vmm_api::devices::BALLOON_PAGE;
+use vmm_api::{HotplugMemory, Info, VmmClient};
 
 use crate::error::words::with_causes;
 use crate::node::Node;
@@ -54,7 +56,7 @@ impl Node {
                 let waits = Waits::InTurn(cancel);
                 self.await_presence(entry, vm, &claimed, waits).map(drop)
             }
-            DeviceStart::Async | DeviceStart::Late => Ok(()),
+            DeviceStart::Async | DeviceStart::AsyncBalloon | DeviceStart::Late => Ok(()),
         }
     }
 
@@ -127,10 +129,15 @@ impl Node {
         let begun = Instant::now();
         loop {
             let info = vm.ask("it was asked how much memory its guest has", VmmClient::info)?;
-            let Some(memory) = info.hotplug_memory else {
+            let resources = entry.stored().sandbox.config.resources;
+            let Some(memory) = info.hotplug_memory.or_else(|| out_of_balloon(&info, &resources)) else {
                 return Ok(Plugged::All);
             };
-            if memory.plugged == entry.stored().sandbox.config.resources.plugged().bytes() {
+            let all = match info.hotplug_memory {
+                Some(_) => resources.plugged().bytes(),
+                None => memory.target,
+            };
+            if memory.plugged == all {
                 return Ok(Plugged::All);
             }
             if begun.elapsed() > limit {
@@ -401,6 +408,19 @@ impl Node {
             }
         }
     }
+}
+
+/// What has left a balloon that was full before its devices came, as if it had been plugged.
+fn out_of_balloon(info: &Info, resources: &Resources) -> Option<HotplugMemory> {
+    let (region, balloon) = (resources.inflated?.bytes(), info.balloon?);
+    let without = |bytes: u64| region.saturating_sub(bytes);
+    Some(HotplugMemory {
+        region,
+        block: BALLOON_PAGE.bytes(),
+        requested: without(balloon.target),
+        plugged: without(balloon.inflated.max(balloon.target)),
+        target: region,
+    })
 }
 
 /// Which devices are to come.

@@ -39,8 +39,9 @@ impl Node {
     /// What there is for a sandbox that is about to be made.
     pub(crate) fn template_for(&self, stored: &Stored) -> Result<Found, Error> {
         let config = &stored.sandbox.config;
-        // What has a device before its first instruction is saved nowhere.
-        let eager = !config.devices.is_empty() && config.device_start() == DeviceStart::Eager;
+        // What has a device before its first instruction is saved nowhere, and what fills a balloon as it boots has to boot.
+        let eager = !config.devices.is_empty()
+            && matches!(config.device_start(), DeviceStart::Eager | DeviceStart::AsyncBalloon);
         // Of one whose memory waits for nothing some is plugged.
         let plugs_early = config.resources.region().is_some() && !limits::plugs_before_command(config);
         if config.boot

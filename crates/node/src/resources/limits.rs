@@ -4,7 +4,7 @@
 use base::ByteSize;
 use host::cgroup::{self, Root};
 use node_api::{DeviceStart, Limits, MemoryMode, Rate, Resources, SandboxConfig};
-use vmm_api::devices::{BalloonConfig, BlockLimits, BlockRate, MemConfig, NetLimits, RateLimit};
+use vmm_api::devices::{BalloonConfig, BalloonDma, BlockLimits, BlockRate, MemConfig, NetLimits, RateLimit};
 use vmm_api::{ConfigError, config};
 
 use crate::Error;
@@ -98,7 +98,15 @@ pub(crate) fn plugs_before_command(config: &SandboxConfig) -> bool {
 
 /// By what its guest gives memory back, if it does.
 pub(crate) fn for_balloon(config: &SandboxConfig) -> Option<BalloonConfig> {
-    config.resources.free_page_reporting.then(BalloonConfig::default)
+    let resources = &config.resources;
+    let inflated = resources.inflated;
+    (resources.free_page_reporting || inflated.is_some()).then(|| BalloonConfig {
+        // Nobody would have it fall where no device comes.
+        target: inflated.filter(|_| !config.devices.is_empty()).unwrap_or_default(),
+        free_page_reporting: resources.free_page_reporting,
+        dma: inflated.map(|_| BalloonDma::default()),
+        ..BalloonConfig::default()
+    })
 }
 
 /// What its disks are told. The devices keep these rates, not `io.max`: that is one of whole block devices of the host, and of
@@ -137,6 +145,7 @@ mod tests {
             boot_memory: None,
             max_memory: None,
             held_memory: None,
+            inflated: None,
             disk: None,
             cpu_model: None,
             class: node_api::Class::Standard,
@@ -170,6 +179,20 @@ mod tests {
         assert_eq!(memory_max(&config), (1024 + 8 + 128) << 20);
         config.volumes = vec!["cache:/c".parse().unwrap()];
         assert_eq!(memory_max(&config), (1024 + 8 + 128 + 288) << 20);
+    }
+
+    #[test]
+    fn a_balloon_is_full_before_devices_come_and_where_none_do_it_is_empty() {
+        let mut config = crate::testing::stored("id", "name").sandbox.config;
+        config.resources.inflated = Some(ByteSize::mib(96));
+        let balloon = for_balloon(&config).unwrap();
+        assert_eq!((balloon.target, balloon.dma.is_some()), (ByteSize(0), true));
+        config.devices = vec!["0000:01:00.0".parse().unwrap()];
+        let balloon = for_balloon(&config).unwrap();
+        assert_eq!(
+            (balloon.target, balloon.free_page_reporting),
+            (ByteSize::mib(96), false)
+        );
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub(crate) fn of(entry: &Entry, has_devices: bool) -> Option<MemoryState> {
             inner.memory_failed.clone(),
         )
     };
-    let asks = resources.region().is_some() || resources.free_page_reporting;
+    let asks = resources.region().is_some() || resources.free_page_reporting || resources.inflated.is_some();
     if !asks && !has_devices && failed.is_none() {
         return None;
     }
@@ -39,6 +39,10 @@ pub(crate) fn of(entry: &Entry, has_devices: bool) -> Option<MemoryState> {
         state.present = boot.saturating_add(plugged);
         let balloon = info.balloon.unwrap_or_default();
         (state.reported, state.discarded) = (balloon.reported, balloon.discarded);
+        if resources.inflated.is_some() {
+            state.present = state.present.saturating_sub(balloon.inflated);
+            state.fell_back = balloon.fell_back;
+        }
     }
     if has_devices {
         let told = vm.ask_now(VmmClient::functions)?.ok()?;
