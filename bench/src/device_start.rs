@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use base::{ByteSize, PciAddress};
 use serde_json::json;
-use vmm_api::devices::{MEM_MIN_BLOCK, MEM_SECTION, MemConfig, VfioPciConfig};
+use vmm_api::devices::{BalloonConfig, BalloonDma, MEM_MIN_BLOCK, MEM_SECTION, MemConfig, VfioPciConfig};
 use vmm_api::{DeviceSpec, VmmClient};
 
 use crate::device_progress::{Moments, Seen, Start, counts, is_present, seen, sound};
@@ -47,6 +47,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) device: Option<PciAddress>,
 
+    /// device-start: which ways of a start, beside those without a device and eager [default: all]
+    #[arg(long, value_name = "WAY,...", value_delimiter = ',', value_parser = way)]
+    pub(crate) policies: Vec<Way>,
+
     /// device-start: QEMU's machine
     #[arg(long, value_name = "MACHINE", default_value = Q35)]
     pub(crate) qemu_machine: String,
@@ -74,6 +78,12 @@ pub(crate) enum Way {
     Late,
     /// The guest runs with a part, and gets the rest as it is mapped.
     Async,
+    /// The guest has all its memory, and does without a part of it until that is mapped.
+    Balloon,
+    /// The same, each 2 MiB mapped by a call of its own.
+    BalloonByUnits,
+    /// The same, mapped when the guest takes it back, and not before.
+    BalloonOnDemand,
     /// QEMU, which maps all memory before.
     QemuEager,
     /// QEMU with a part, the rest by virtio-mem.
@@ -82,23 +92,29 @@ pub(crate) enum Way {
 
 impl Way {
     /// As tables have them.
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Plain,
         Self::Eager,
         Self::Late,
         Self::Async,
+        Self::Balloon,
+        Self::BalloonByUnits,
+        Self::BalloonOnDemand,
         Self::QemuEager,
         Self::QemuMem,
     ];
 
     /// Those that are judged come after QEMU: a guest started right after another of ours is slower in the emulator.
-    const IN_TURN: [Self; 6] = [
+    const IN_TURN: [Self; 9] = [
         Self::Plain,
         Self::QemuEager,
         Self::Async,
         Self::QemuMem,
+        Self::Balloon,
         Self::Eager,
+        Self::BalloonByUnits,
         Self::Late,
+        Self::BalloonOnDemand,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -107,23 +123,70 @@ impl Way {
             Self::Eager => "Basalt, eager",
             Self::Late => "Basalt, late",
             Self::Async => "Basalt, async",
+            Self::Balloon => "Basalt, async-balloon",
+            Self::BalloonByUnits => "Basalt, async-balloon, neighbours apart",
+            Self::BalloonOnDemand => "Basalt, async-balloon, not ahead",
             Self::QemuEager => "QEMU, vfio-pci",
             Self::QemuMem => "QEMU, vfio-pci and virtio-mem",
         }
     }
 
-    /// A guest that has nothing to plug is another way's.
+    /// What `--policies` calls it.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Plain => "none",
+            Self::Eager => "eager",
+            Self::Late => "late",
+            Self::Async => "async",
+            Self::Balloon => "async-balloon",
+            Self::BalloonByUnits => "async-balloon-by-units",
+            Self::BalloonOnDemand => "async-balloon-on-demand",
+            Self::QemuEager => "qemu-eager",
+            Self::QemuMem => "qemu-mem",
+        }
+    }
+
+    /// A guest that has nothing to plug, or to do without, is another way's.
     pub(crate) fn has(self, size: u64) -> bool {
-        self != Self::QemuMem || size > BOOT
+        (self != Self::QemuMem && self.balloon().is_none()) || size > BOOT
     }
 
     /// MiB that the guest boots with, and that it gets later.
     fn parts(self, size: u64) -> (u64, u64) {
         match self {
-            Self::Async | Self::QemuMem => (size.min(BOOT), size.saturating_sub(BOOT)),
+            Self::Async | Self::Balloon | Self::BalloonByUnits | Self::BalloonOnDemand | Self::QemuMem => {
+                (size.min(BOOT), size.saturating_sub(BOOT))
+            }
             _ => (size, 0),
         }
     }
+}
+
+impl Way {
+    /// How what leaves the balloon is mapped, where there is one.
+    fn balloon(self) -> Option<BalloonDma> {
+        let (merge, map_ahead) = match self {
+            Self::Balloon => (true, true),
+            Self::BalloonByUnits => (false, true),
+            Self::BalloonOnDemand => (true, false),
+            _ => return None,
+        };
+        Some(BalloonDma { merge, map_ahead })
+    }
+}
+
+/// Those that are asked for, or all; those without a device, and eager ones, always, as others are held against them.
+fn chosen(asked: &[Way], size: u64) -> impl Iterator<Item = Way> {
+    let is_asked = move |way: &Way| {
+        let always = matches!(way, Way::Plain | Way::Eager);
+        way.has(size) && (asked.is_empty() || always || asked.contains(way))
+    };
+    Way::IN_TURN.into_iter().filter(is_asked)
+}
+
+fn way(text: &str) -> Result<Way, String> {
+    let found = Way::ALL.into_iter().find(|way| way.word() == text);
+    found.ok_or_else(|| format!("write some of {}", Way::ALL.map(Way::word).join(", ")))
 }
 
 /// What starts need that is the same for all.
@@ -149,7 +212,16 @@ impl Starter<'_> {
         let (mut parts, mut attached) = (Parts::default(), Parts::default());
         let (mut config, _) = parts.config(&self.setup, &Devices::Serial, writer.into())?;
         config.memory = ByteSize::mib(boot);
-        if later > 0 {
+        if let Some(dma) = way.balloon() {
+            config.memory = ByteSize::mib(size);
+            let balloon = BalloonConfig {
+                target: ByteSize::mib(later),
+                free_page_reporting: false,
+                dma: Some(dma),
+                ..BalloonConfig::default()
+            };
+            config.devices.push(DeviceSpec::new("balloon", &balloon)?);
+        } else if later > 0 {
             let region = MemConfig {
                 region_size: ByteSize::mib(later),
                 max_size: None,
@@ -163,7 +235,9 @@ impl Starter<'_> {
             config.devices.push(spec(&self.function, &mut parts)?);
         }
         let function = match way {
-            Way::Late | Way::Async => Some(spec(&self.function, &mut attached)?),
+            Way::Late | Way::Async | Way::Balloon | Way::BalloonByUnits | Way::BalloonOnDemand => {
+                Some(spec(&self.function, &mut attached)?)
+            }
             _ => None,
         };
         let mut machine = Machine::without_guest(&self.world.vmm, &Walls::JailThatLocks, reader)?;
@@ -174,7 +248,7 @@ impl Starter<'_> {
         if let Some(function) = function {
             client.attach(function, &attached.fds())?;
         }
-        if later > 0 {
+        if later > 0 && way.balloon().is_none() {
             client.map_ahead(ByteSize::mib(later))?;
         }
         // The VMM's copies alone are left, so that the function is nobody's when it ends.
@@ -186,10 +260,14 @@ impl Starter<'_> {
             |machine| {
                 let client = machine.client()?;
                 let functions = sound(client.functions()?)?;
-                let plugged = plugged(client)?;
+                let plugged = match way.balloon() {
+                    Some(_) => deflated(client, ByteSize::mib(later).bytes())?,
+                    None => plugged(client)?,
+                };
                 Ok(seen(ByteSize::mib(later).bytes(), &functions, plugged))
             },
             |machine| match later {
+                _ if way.balloon().is_some() => Ok(()),
                 0 => Ok(()),
                 // As a node does when the agent answers.
                 _ => Ok(machine.client()?.resize_memory(ByteSize::mib(later))?),
@@ -269,6 +347,13 @@ fn plugged(client: &mut VmmClient) -> Result<u64> {
     Ok(client.info()?.hotplug_memory.map_or(0, |memory| memory.plugged))
 }
 
+/// What has left the balloon of what was in it before the function came.
+fn deflated(client: &mut VmmClient, inflated: u64) -> Result<u64> {
+    let balloon = client.info()?.balloon.context("the guest has no balloon")?;
+    ensure!(!balloon.fell_back, "the guest did not fill its balloon: {balloon:?}");
+    Ok(inflated.saturating_sub(balloon.inflated.max(balloon.target)))
+}
+
 /// Asks again and again until all is there; when the guest's init runs, so is what waits for that.
 fn follow(
     machine: &mut Machine,
@@ -336,7 +421,7 @@ impl Bench<'_> {
         let mut starts = Starts::default();
         for round in 0..self.runs {
             for &size in &sizes {
-                for way in Way::IN_TURN.into_iter().filter(|way| way.has(size)) {
+                for way in chosen(&self.device.policies, size) {
                     let who = format!("{}, {}", way.name(), ByteSize::mib(size));
                     let start = self.again("device-start", &who, || starter.start(way, size))?;
                     tell("device-start", round, &who, start.init, "ms");
@@ -358,7 +443,7 @@ impl Bench<'_> {
 
     /// Memory that the emulated host touches for the first time costs the emulator; and what does not work at all is known before.
     fn warm_up(&mut self, starter: &Starter<'_>, largest: u64) -> Result<()> {
-        for way in Way::IN_TURN.into_iter().filter(|way| way.has(largest)) {
+        for way in chosen(&self.device.policies, largest) {
             if matches!(way, Way::QemuEager | Way::QemuMem) {
                 let words = command_line(&starter.words(way, largest));
                 self.fact(&format!("{}: command line", way.name()), &words);
@@ -410,6 +495,12 @@ mod tests {
                 .contains("lspci -D")
         );
         parse(&["--rounds", "0"]).unwrap_err();
+        let asked = parse(&["--policies", "async-balloon,late"]).unwrap().policies;
+        let ways: Vec<_> = chosen(&asked, 1024).collect();
+        assert_eq!(ways, [Way::Plain, Way::Balloon, Way::Eager, Way::Late]);
+        assert_eq!(chosen(&[], 1024).count(), Way::ALL.len());
+        let told = parse(&["--policies", "lazy"]).unwrap_err().to_string();
+        assert!(told.contains("async-balloon-on-demand"), "{told}");
     }
 
     #[test]

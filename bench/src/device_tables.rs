@@ -122,6 +122,7 @@ fn slopes(starts: &Starts, sizes: &[u64]) -> Figure {
     if figure.median(Way::Eager.name()).is_some_and(|slope| slope > 0.0) {
         let target = Target::AtMost(SLOPE_OF_EAGER);
         figure.ratio(Way::Async.name(), Way::Eager.name(), target);
+        figure.ratio(Way::Balloon.name(), Way::Eager.name(), target);
     }
     figure
 }
@@ -156,7 +157,7 @@ mod tests {
             Way::Plain => (1000.0, 0.0),
             Way::Eager => (1100.0, 700.0),
             Way::Late => (1000.0, 10.0),
-            Way::Async => (1010.0, 35.0),
+            Way::Async | Way::Balloon | Way::BalloonByUnits | Way::BalloonOnDemand => (1010.0, 35.0),
             Way::QemuEager => (2000.0, 1200.0),
             Way::QemuMem => (2500.0, 100.0),
         };
