@@ -478,6 +478,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_leaves_a_balloon_counts_as_plugged_when_it_is_asked_for_and_gone() {
+        let mut resources = crate::testing::stored("id", "name").sandbox.config.resources;
+        let info = |target: u64, inflated: u64| -> Info {
+            serde_json::from_value(serde_json::json!({
+                "api_version": 1, "vmm_version": "", "pid": 1, "engine": "", "state": "running", "cpus": 1, "memory": 0,
+                "balloon": {"target": target, "inflated": inflated, "reported": 0, "discarded": 0},
+            }))
+            .unwrap()
+        };
+        assert_eq!(out_of_balloon(&info(0, 0), &resources), None);
+        resources.inflated = Some(base::ByteSize::mib(96));
+        let plugged = |target: u64, inflated: u64| {
+            let told = out_of_balloon(&info(target << 20, inflated << 20), &resources).unwrap();
+            (told.plugged >> 20, told.target >> 20)
+        };
+        assert_eq!(
+            plugged(96, 0),
+            (0, 96),
+            "nobody has asked for it yet, and it may not even be full"
+        );
+        assert_eq!(plugged(32, 40), (56, 96));
+        assert_eq!(plugged(0, 0), (96, 96));
+    }
+
+    #[test]
     fn the_longer_a_guest_is_waited_for_the_seldomer_it_is_looked_at_but_it_is() {
         let looks = |until: u64| {
             let (mut waited, mut looks) = (Duration::ZERO, 0);

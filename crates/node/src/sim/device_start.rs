@@ -139,6 +139,7 @@ fn a_policy_is_an_order() {
     assert_eq!(history(config(DeviceStart::Eager)), eager);
     let held_back = ["started", "mapped", "shown", "command"];
     assert_eq!(history(config(DeviceStart::Async)), held_back);
+    assert_eq!(history(config(DeviceStart::AsyncBalloon)), held_back);
     assert_eq!(history(ready(config(DeviceStart::Late))), held_back);
     let late = ["started", "command", "mapped", "shown"];
     assert_eq!(history(config(DeviceStart::Late)), late);
