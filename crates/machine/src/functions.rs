@@ -18,7 +18,7 @@ use pci::{PciBus, PciFunction};
 
 use crate::deflation::{Ballooned, Deflation, DeflationInfo};
 use crate::growth::{Growth, GrowthInfo, Pluggable};
-use crate::machine::{Machine, MachineError, NamedFunction, host};
+use crate::machine::{Machine, MachineError, host};
 
 /// More threads than this do not fill memory faster than one can map it.
 const MAX_FILLERS: u32 = 4;
@@ -41,6 +41,14 @@ fn memory(ram: &Ram, cpus: u32, growth: Option<&Growth>, deflation: Option<&Defl
         Some(growth) => memory.with_pluggable(ram, growth.dma().clone()),
         None => memory,
     }
+}
+
+/// A function of the host's PCI bus and its name.
+pub struct NamedFunction {
+    /// Its name within the VM.
+    pub id: String,
+    /// The function.
+    pub function: Box<dyn HostFunction>,
 }
 
 /// Where a function stands.

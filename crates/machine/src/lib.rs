@@ -30,8 +30,8 @@ mod saved;
 mod vcpu;
 
 pub use deflation::{Ballooned, DeflationInfo};
-pub use functions::FunctionState;
+pub use functions::{FunctionState, NamedFunction};
 pub use growth::{GrowthInfo, Pluggable};
-pub use machine::{Devices, Machine, MachineConfig, MachineError, NamedDevice, NamedFunction};
+pub use machine::{Devices, Machine, MachineConfig, MachineError, NamedDevice};
 pub use saved::{MachineState, Quiesced, SerialOutput, Shape};
 pub use vcpu::{End, FIRST_RUN};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use base::{ByteSize, EventFd};
 use boot::{Board, BootError, Source};
 use bus::BusError;
-use device::{CreateError, HostFunction};
+use device::CreateError;
 use engine::{Counts, CpuModel, Engine, EngineError, Presence, Vcpu, VcpuState, Vm};
 use memory::layout::MemorySize;
 use memory::{HugeBytes, Layers, MemoryError, Pins, Ram, layout};
@@ -17,7 +17,7 @@ use pci::{PciBus, PciError};
 use virtio::{DeviceError, TransportError, VirtioDevice, VirtioPciDevice};
 
 use crate::exits::ExitCounters;
-use crate::functions::{self, HostFunctions};
+use crate::functions::{self, HostFunctions, NamedFunction};
 use crate::halt::{Watch, process_time};
 use crate::platform::{
     Event, EventDevice, IoApic, PINS, PORTS, PlatformState, Power, SerialPort, write_new_generation,
@@ -164,14 +164,6 @@ pub struct NamedDevice {
     pub id: String,
     /// The device.
     pub device: Box<dyn VirtioDevice>,
-}
-
-/// A function of the host's PCI bus and its name.
-pub struct NamedFunction {
-    /// Its name within the VM.
-    pub id: String,
-    /// The function.
-    pub function: Box<dyn HostFunction>,
 }
 
 /// What is put into a machine that is built.
