@@ -5,14 +5,17 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use device::{DeviceContext, DeviceModule, FdTable};
 use observe::Registry;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use virtio::VirtioDevice;
 use virtio::conformance::driver::{Driver, Pushed};
 use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits, DeviceConfig, VsockConfig, VsockSink};
@@ -22,6 +25,9 @@ use crate::run::{Target, outcome};
 
 /// A device that has not answered by now does not.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often is looked whether it has answered.
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// Requests of one input; more would hardly find more.
 const MOST: usize = 12;
@@ -198,6 +204,17 @@ fn talk(input: &[u8], greeting: &[u8]) -> u64 {
     let mut asker = UnixStream::connect_addr(&address).expect("a listener");
     // The device may have hung up already.
     drop(asker.write_all(greeting));
+    if !greeting.contains(&b'\n') {
+        // It would be waited for.
+        drop(asker.shutdown(Shutdown::Write));
+    }
+    let mut first = None;
+    // Either it is told to the guest, or the device hangs up.
+    let deadline = Instant::now() + PATIENCE;
+    while first.is_none() && !is_readable(&asker) && Instant::now() < deadline {
+        first = driver.poll_used(RECEIVE);
+        thread::sleep(PAUSE);
+    }
     for piece in input.chunks(1 + HEADER).take(MOST).filter(|piece| piece.len() > 1) {
         let payload = vec![7; usize::from(piece[0])];
         let parts: Vec<&[u8]> = [&piece[1..], &payload[..]]
@@ -209,7 +226,7 @@ fn talk(input: &[u8], greeting: &[u8]) -> u64 {
         all_come_back(&mut driver, TRANSMIT, 1);
     }
     let mut answers = String::new();
-    while let Some(used) = driver.poll_used(RECEIVE) {
+    while let Some(used) = first.take().or_else(|| driver.poll_used(RECEIVE)) {
         let buffer = buffers.iter().find(|buffer| buffer.head == used.head);
         let bytes = driver.bytes(buffer.expect("a buffer that was offered").writable[0]);
         // What it is (`op`), and whether it brings anything.
@@ -218,6 +235,11 @@ fn talk(input: &[u8], greeting: &[u8]) -> u64 {
     }
     driver.reset();
     outcome(answers)
+}
+
+fn is_readable(stream: &UnixStream) -> bool {
+    let mut fds = [PollFd::new(stream, PollFlags::IN)];
+    rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 #[cfg(test)]

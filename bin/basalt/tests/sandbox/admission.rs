@@ -214,10 +214,22 @@ fn has_open(world: &World, wanted: usize) {
     );
 }
 
+/// How many it has open when that has not changed for a while: what is left of a start is over.
+fn at_rest(world: &World) -> usize {
+    let (mut open, mut since) = (open_files(world), Instant::now());
+    wait_for("the daemon's descriptors to stay as many as they are", || {
+        let now = open_files(world);
+        if now != open {
+            (open, since) = (now, Instant::now());
+        }
+        (since.elapsed() > Duration::from_secs(2)).then_some(open)
+    })
+}
+
 fn a_sandbox_costs_the_daemon_three_descriptors() {
     let world = World::new("can be kept");
     done(&world, &small("first"));
-    let before = open_files(&world);
+    let before = at_rest(&world);
     let names = ["a", "b", "c", "d"];
     for name in names {
         done(&world, &small(name));
