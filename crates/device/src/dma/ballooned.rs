@@ -158,6 +158,10 @@ impl BalloonedDma {
     /// The host refuses.
     pub(crate) fn settle(&self) -> io::Result<()> {
         let mut state = self.state();
+        if state.functions.is_none() {
+            // All of it is not mapped then, and need not be.
+            return Ok(());
+        }
         let lacking = state.units.owned_and_unmapped();
         state.map_some(self.0.tuning, &lacking)
     }

@@ -59,6 +59,7 @@ fn with_a_device(daemon: &Daemon<'_>) -> Result<()> {
     eager(daemon, &address)?;
     late(daemon, &address)?;
     asynchronous(daemon, &address)?;
+    ballooned(daemon, &address)?;
     expect_state(daemon, &address, "ready")?;
     daemon.ok(&["device", "unbind", &address])?;
     expect_no_dma_fault(&mut log)?;
@@ -179,6 +180,57 @@ fn asynchronous(daemon: &Daemon<'_>, address: &str) -> Result<()> {
     expect_code(&daemon.run(&[&["exec", "grows"], &DISK[..]].concat())?, 0)?;
     has_all(daemon, "grows", 1024 * MIB)?;
     daemon.ok(&["rm", "--force", "grows"])?;
+    Ok(())
+}
+
+/// The guest has all its memory from the start; what is not mapped is in its balloon when the device comes, and leaves it as it is mapped.
+fn ballooned(daemon: &Daemon<'_>, address: &str) -> Result<()> {
+    let began = Instant::now();
+    let words = [
+        &[
+            "run",
+            "-d",
+            "--name",
+            "full",
+            "--memory",
+            "768m",
+            "--boot-memory",
+            "256m",
+        ][..],
+        &["--device", address, "--device-start", "async-balloon"],
+        &[daemon.image(), "--", "sleep", "10000"],
+    ];
+    daemon.ok(&words.concat())?;
+    let started = began.elapsed();
+    expect_code(&daemon.run(&[&["exec", "full"], &DISK[..]].concat())?, 0)?;
+    prove(daemon, "full", "11")?;
+    wait_for("all of the guest's memory to be mapped, and out of its balloon", || {
+        let (state, counters) = (
+            memory_state(daemon, "full")?,
+            daemon.ok(&["exec", "full", "cat", "/proc/vmstat"])?,
+        );
+        let count = |name: &str| -> Option<u64> {
+            counters
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+        };
+        let (inflated, deflated) = (count("balloon_inflate "), count("balloon_deflate "));
+        ensure!(
+            state["fell_back"] != true,
+            "the guest has not filled its balloon: {state}"
+        );
+        // Pages of 4 KiB: all but what it boots with were in it.
+        ensure!(inflated >= Some(512 << 8), "{inflated:?} pages were in the balloon");
+        Ok(deflated == inflated && state["dma_mapped"] == 768 * MIB)
+    })?;
+    tell(&format!(
+        "async-balloon, 768 MiB: started within {started:?}, all memory {:?}",
+        began.elapsed()
+    ));
+    let seen = total(&daemon.ok(&["exec", "full", "cat", "/proc/meminfo"])?)?;
+    ensure!(seen >= 768 * MIB - KERNEL, "the guest has {seen} bytes");
+    prove(daemon, "full", "12")?;
+    daemon.ok(&["rm", "--force", "full"])?;
     Ok(())
 }
 

@@ -288,3 +288,10 @@ fn in_any_order_a_guest_owns_no_page_that_functions_do_not_reach() {
         }
     }
 }
+
+#[test]
+fn without_functions_a_driver_waits_for_nothing_however_much_memory_there_is() {
+    let ballooned = BalloonedDma::new(ByteSize(16 * AT_ONCE).into(), MapTuning::default());
+    ballooned.forget();
+    ballooned.settle().unwrap();
+}
