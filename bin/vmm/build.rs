@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// Every filter of a kind of thread; `vcpu` first, because the rules of the process's filter are tried in this order.
-const KINDS: [&str; 18] = [
+const KINDS: [&str; 19] = [
     "vcpu",
     "block",
     "block-io",
@@ -23,6 +23,7 @@ const KINDS: [&str; 18] = [
     "rng",
     "mem",
     "balloon",
+    "iommu",
     "vsock",
     "fs",
     "fs-dormant",

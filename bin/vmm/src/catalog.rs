@@ -1,6 +1,6 @@
 //! Every device that this VMM can have. The one file that names them.
 
-use device::{BalloonModule, DeviceModule, FunctionModule, MemoryModule};
+use device::{BalloonModule, DeviceModule, FunctionModule, IommuModule, MemoryModule};
 
 /// What makes devices of one kind.
 #[derive(Clone, Copy)]
@@ -9,6 +9,8 @@ pub(crate) enum Module {
     Device(&'static dyn DeviceModule),
     /// One by which a guest gives memory back.
     Balloon(&'static dyn BalloonModule),
+    /// One by which a guest says what functions of the host's reach.
+    Iommu(&'static dyn IommuModule),
     /// One that plugs memory.
     Memory(&'static dyn MemoryModule),
     /// Functions of the host's.
@@ -20,6 +22,7 @@ impl Module {
         match self {
             Self::Device(module) => module.kind(),
             Self::Balloon(module) => module.kind(),
+            Self::Iommu(module) => module.kind(),
             Self::Memory(module) => module.kind(),
             Self::Function(module) => module.kind(),
         }
@@ -27,11 +30,12 @@ impl Module {
 }
 
 /// The modules, in the order of their kinds' names.
-const MODULES: [Module; 9] = [
+const MODULES: [Module; 10] = [
     Module::Balloon(&balloon::MODULE),
     Module::Device(&block::MODULE),
     Module::Device(&console::MODULE),
     Module::Device(&virtiofs::MODULE),
+    Module::Iommu(&iommu::MODULE),
     Module::Memory(&virtio_mem::MODULE),
     Module::Device(&net::MODULE),
     Module::Device(&rng::MODULE),
@@ -56,14 +60,15 @@ mod tests {
     #[test]
     fn every_module_is_found_by_the_name_that_the_api_uses() {
         use vmm_api::devices::{
-            BalloonConfig, BlockConfig, ConsoleConfig, DeviceConfig, FsConfig, MemConfig, NetConfig, RngConfig,
-            VfioPciConfig, VsockConfig,
+            BalloonConfig, BlockConfig, ConsoleConfig, DeviceConfig, FsConfig, IommuConfig, MemConfig, NetConfig,
+            RngConfig, VfioPciConfig, VsockConfig,
         };
         for kind in [
             BalloonConfig::KIND,
             BlockConfig::KIND,
             ConsoleConfig::KIND,
             FsConfig::KIND,
+            IommuConfig::KIND,
             MemConfig::KIND,
             NetConfig::KIND,
             RngConfig::KIND,
@@ -73,6 +78,9 @@ mod tests {
             assert_eq!(find(kind).map(|module| module.kind()), Some(kind));
         }
         assert!(find("floppy").is_none());
-        assert_eq!(kinds(), "balloon, block, console, fs, mem, net, rng, vfio-pci, vsock");
+        assert_eq!(
+            kinds(),
+            "balloon, block, console, fs, iommu, mem, net, rng, vfio-pci, vsock"
+        );
     }
 }

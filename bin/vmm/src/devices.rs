@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use device::{
-    Balloon, BalloonedDma, CreateError, DeviceContext, DmaSpaces, FdTable, GuestPages, HotplugRegion, MapTuning,
-    PluggableDma, PluggableMemory, ResizeBalloon, SpaceAlarm, parse_config,
+    Balloon, BalloonedDma, CreateError, DeviceContext, DmaSpaces, Endpoints, FdTable, GuestPages, HotplugRegion,
+    MapTuning, PluggableDma, PluggableMemory, ResizeBalloon, SpaceAlarm, parse_config,
 };
-use machine::{Ballooned, NamedDevice, NamedFunction, Pluggable};
+use machine::{Ballooned, Iommu, NamedDevice, NamedFunction, Pluggable};
 use memory::Pins;
 use memory::layout::MemorySize;
 use observe::Registry;
@@ -48,10 +48,31 @@ pub(crate) struct Created {
     pub(crate) devices: Vec<NamedDevice>,
     /// Of the device among them that plugs memory.
     pub(crate) pluggable: Option<Pluggable>,
+    /// Of the one that is an IOMMU.
+    pub(crate) iommu: Option<Iommu>,
     /// Of the one by which the guest gives memory back.
     pub(crate) balloon: Option<Arc<dyn ResizeBalloon>>,
     /// Of the same, if functions do without what is in it.
     pub(crate) ballooned: Option<Ballooned>,
+}
+
+impl Created {
+    /// What is put into a machine with them, and who asks its guest for memory.
+    pub(crate) fn beside(
+        self,
+        functions: Vec<NamedFunction>,
+        pins: Pins,
+    ) -> (machine::Devices, Option<Arc<dyn ResizeBalloon>>) {
+        let devices = machine::Devices {
+            devices: self.devices,
+            functions,
+            pluggable: self.pluggable,
+            ballooned: self.ballooned,
+            iommu: self.iommu,
+            pins,
+        };
+        (devices, self.balloon)
+    }
 }
 
 /// Those that this process is.
@@ -85,6 +106,15 @@ pub(crate) fn create_devices(
                     dma,
                 });
                 created.balloon = Some(resize);
+                device
+            }
+            Module::Iommu(module) => {
+                let endpoints = Endpoints::default();
+                let device = module.create(spec, &context, endpoints.clone()).map_err(named(spec))?;
+                created.iommu = Some(Iommu {
+                    id: spec.id.clone(),
+                    endpoints,
+                });
                 device
             }
             Module::Memory(module) => {
@@ -144,7 +174,7 @@ pub(crate) fn create_functions(
 mod tests {
     use super::*;
     use base::ByteSize;
-    use vmm_api::devices::{MemConfig, RngConfig};
+    use vmm_api::devices::{IommuConfig, MemConfig, RngConfig};
 
     #[test]
     fn memory_is_plugged_where_the_machine_has_it_and_nowhere_else() {
@@ -168,9 +198,11 @@ mod tests {
         let Created {
             devices,
             pluggable,
+            iommu,
             balloon,
             ..
         } = made(&specs, region).unwrap();
+        assert!(iommu.is_none());
         let names: Vec<_> = devices.iter().map(|device| device.id.as_str()).collect();
         assert_eq!(names, ["rng", "balloon", "memory"]);
         let mut addr = [0; 8];
@@ -190,6 +222,9 @@ mod tests {
         assert_eq!(u32::from_le_bytes(num_pages), 1024);
         let refused = made(&specs, 0).err().unwrap();
         assert!(refused.message.contains("device `memory`"), "{refused}");
+        let iommu = DeviceSpec::new("iommu", &IommuConfig {}).unwrap();
+        let made_iommu = made(&[iommu], 0).unwrap().iommu;
+        assert_eq!(made_iommu.unwrap().id, "iommu");
         let neither = made(&specs[..1], region).unwrap();
         assert!(neither.pluggable.is_none() && neither.balloon.is_none());
     }

@@ -15,11 +15,21 @@ use crate::request_fds::all_used;
 /// What is kept for those that may come.
 #[derive(Default)]
 pub(crate) struct Functions {
-    /// The address space that all of them share, as long as there is one.
+    /// The address space that all of them share, as long as there is one; or that each has its own.
     pub(crate) spaces: DmaSpaces,
 }
 
 impl Functions {
+    /// Those of a guest with an IOMMU, or without.
+    pub(crate) fn of_guest(has_iommu: bool) -> Self {
+        Self {
+            spaces: match has_iommu {
+                true => DmaSpaces::Separate { iommufd: false },
+                false => DmaSpaces::Shared(None),
+            },
+        }
+    }
+
     pub(crate) fn attach(
         &mut self,
         machine: &mut Machine,
@@ -73,10 +83,11 @@ pub(crate) fn told(machine: &mut Machine, iommufd: bool) -> vmm_api::Functions {
     };
     vmm_api::Functions {
         mapped,
-        total: if machine.is_pinned() {
-            machine.memory().bytes() + growth.wanted.next_multiple_of(MEM_SECTION.bytes())
-        } else {
-            0
+        total: match machine.is_pinned() {
+            // The guest maps what it wants to: nobody waits for more.
+            true if machine.has_iommu() => mapped,
+            true => machine.memory().bytes() + growth.wanted.next_multiple_of(MEM_SECTION.bytes()),
+            false => 0,
         },
         map_calls: machine.map_calls(),
         plug_hits: growth.counts.hits + deflation.counts.hits,

@@ -21,7 +21,7 @@ use vmm_api::{
 use crate::balloon::Balloon;
 use crate::bare;
 use crate::counted;
-use crate::devices::{Created, Surroundings, create_devices, create_functions};
+use crate::devices::{Surroundings, create_devices, create_functions};
 use crate::functions::{self, Functions};
 use crate::kvm::KvmSource;
 use crate::refusal::{from_machine, from_snapshot, refuse};
@@ -238,6 +238,8 @@ impl Vm {
         marks::mark("engine open");
         let shared = shared_directories(&config.devices, &fds)?;
         let taps = Taps::of(&config.devices, &fds)?;
+        let iommu = vmm_api::iommu_device(&config.devices).map_err(|error| refuse(ErrorKind::Invalid, error))?;
+        self.functions = Functions::of_guest(iommu.is_some());
         let functions = create_functions(&config.devices, &mut fds, &mut self.functions.spaces)?;
         let no_space = SpaceAlarm::new().map_err(|error| refuse(ErrorKind::Host, error))?;
         let mem = vmm_api::mem_device(&config.devices).map_err(|error| refuse(ErrorKind::Invalid, error))?;
@@ -254,12 +256,7 @@ impl Vm {
             memory,
             pins: &pins,
         };
-        let Created {
-            devices,
-            pluggable,
-            balloon,
-            ballooned,
-        } = create_devices(&config.devices, &mut fds, surroundings)?;
+        let created = create_devices(&config.devices, &mut fds, surroundings)?;
         marks::mark("devices made");
         all_used(&fds)?;
         let source = boot::Source {
@@ -276,13 +273,7 @@ impl Vm {
             serial,
             serial_keep: config.serial_keep,
         };
-        let devices = machine::Devices {
-            devices,
-            functions,
-            pluggable,
-            ballooned,
-            pins,
-        };
+        let (devices, balloon) = created.beside(functions, pins);
         let machine =
             Machine::build(engine.as_ref(), size, source, devices, &registry).map_err(|error| from_machine(&error))?;
         // Last, as it cannot be taken back for another `create`.
@@ -322,6 +313,7 @@ impl Vm {
             .make_devices()?
             .build()?
             .finish()?;
+        self.functions = Functions::of_guest(made.machine.has_iommu());
         self.take_over(made, VmState::Paused);
         Ok(())
     }

@@ -16,7 +16,7 @@ use memory::Ram;
 use memory::layout::Range;
 use vm_memory::{Bytes, GuestAddress};
 
-pub use acpi::{Board, Ports, Root, SLEEP_TYPE_S5};
+pub use acpi::{Board, GuestIommu, Ports, Root, SLEEP_TYPE_S5};
 
 /// Where the VM generation ID lies in memory that begins at 0: 16 bytes in a reserved page of their own, as its specification wants
 /// it. The tables name this address; what is there is written by whoever runs the guest.

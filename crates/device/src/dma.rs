@@ -4,6 +4,7 @@
 mod access;
 mod ahead;
 mod ballooned;
+mod endpoint;
 mod pluggable;
 
 use std::num::NonZeroU64;
@@ -11,7 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use memory::{Pin, Pins, Ram};
-use vfio::{AddressSpace, CHUNK, Mapped, Piece, UnmapError, VfioError, check_layout, map_runs, runs, unmap_all};
+use vfio::{
+    AddressSpace, CHUNK, DmaAccess, Mapped, Piece, UnmapError, VfioError, check_layout, map_runs, runs, unmap_all,
+};
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::CreateError;
@@ -20,6 +23,7 @@ use access::Access;
 pub use access::{DmaSpaces, KnownBy, Taken};
 pub use ahead::Ahead;
 pub use ballooned::{BalloonedDma, DeflateCounts, MapTuning};
+pub use endpoint::{EndpointDma, EndpointError, Endpoints, MAX_MAPPINGS};
 pub use pluggable::{PlugCounts, PluggableDma};
 
 /// Memory that is where the host's bus has it is contiguous there, so that the IOMMU may map it by its largest pages.
@@ -104,13 +108,13 @@ impl DmaSpace {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// As [`AddressSpace::map`].
+    /// As [`AddressSpace::map_for`].
     ///
     /// # Safety
     /// As there.
-    unsafe fn map_piece(&self, piece: Piece) -> Result<Mapped, VfioError> {
+    unsafe fn map_piece(&self, piece: Piece, access: DmaAccess) -> Result<Mapped, VfioError> {
         // SAFETY: what is asked is the same.
-        let mapped = unsafe { self.space.map(piece) }?;
+        let mapped = unsafe { self.space.map_for(piece, access) }?;
         self.map_calls.fetch_add(1, Ordering::Relaxed);
         self.progress.fetch_add(piece.length, Ordering::Relaxed);
         Ok(mapped)
@@ -127,6 +131,14 @@ impl DmaSpace {
     fn memory(&self) -> MutexGuard<'_, Weak<GuestDma>> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What a function reaches of a guest's memory, as long as this is there.
+pub enum Reach {
+    /// All that the guest owns, at the guest's addresses.
+    All(Arc<GuestDma>),
+    /// What the guest maps for it, by an IOMMU of its own.
+    Mapped(Arc<EndpointDma>),
 }
 
 /// A guest's memory as it is to be mapped.

@@ -21,13 +21,14 @@ use virtio::VirtioDevice;
 use vmm_api::{DeviceSpec, FdRef};
 
 pub use dma::{
-    Ahead, BalloonedDma, DeflateCounts, DmaMemory, DmaSpace, DmaSpaces, GuestDma, KnownBy, MapTuning, PlugCounts,
-    PluggableDma, Taken,
+    Ahead, BalloonedDma, DeflateCounts, DmaMemory, DmaSpace, DmaSpaces, EndpointDma, EndpointError, Endpoints,
+    GuestDma, KnownBy, MAX_MAPPINGS, MapTuning, PlugCounts, PluggableDma, Reach, Taken,
 };
 pub use free_pages::{Balloon, BalloonInfo, BalloonModule, Discard, FreePages, GuestPages, ResizeBalloon};
 pub use memory_blocks::{HotplugRegion, MemoryBlocks, MemoryModule, PluggableMemory, PluggableSizes, ResizeMemory};
 pub use rate_limiter::RateLimiter;
 pub use space::{SpaceAlarm, is_no_space};
+pub use vfio::{DmaAccess, MSI_WINDOW};
 
 /// The descriptors that came with a request. Each is taken at most once.
 #[derive(Debug, Default)]
@@ -125,11 +126,28 @@ pub trait HostFunction: Send {
     /// What it reaches of memory, as all functions of the VM do.
     fn space(&self) -> Arc<DmaSpace>;
 
-    /// Gives it interrupts of the VM's. All that the guest has of memory is mapped in its space.
+    /// Gives it interrupts of the VM's. What it keeps until it is closed is that by which its space has what it is to reach.
     ///
     /// # Errors
     /// The host or the engine refuses.
-    fn plug(self: Box<Self>, vm: &Arc<dyn Vm>, dma: Arc<GuestDma>) -> Result<Arc<dyn PciFunction>, CreateError>;
+    fn plug(self: Box<Self>, vm: &Arc<dyn Vm>, reach: Reach) -> Result<Arc<dyn PciFunction>, CreateError>;
+}
+
+/// One kind of devices by which a guest says what functions of the host's reach of its memory. Its crate exports one value of this.
+pub trait IommuModule: Sync {
+    /// The kind's name in [`DeviceSpec::kind`].
+    fn kind(&self) -> &'static str;
+
+    /// Makes a device, for functions that come and go among `endpoints`. It starts no thread before it is activated.
+    ///
+    /// # Errors
+    /// The configuration makes no sense.
+    fn create(
+        &self,
+        spec: &DeviceSpec,
+        context: &DeviceContext<'_>,
+        endpoints: Endpoints,
+    ) -> Result<Box<dyn VirtioDevice>, CreateError>;
 }
 
 /// One kind of such functions. Its crate exports one value of this.

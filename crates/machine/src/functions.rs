@@ -5,19 +5,24 @@
 //!  attach ──▶ Mapping ── mapped ──▶ Present ── detach ──▶ Leaving ──▶ closed; with the last one the memory is unmapped
 //!                └────── refused ─▶ Failed ─── detach ──▶ gone
 //! ```
+//! Of a guest that has an IOMMU nothing is mapped for them but what it maps itself: they are on the bus at once, each with an address space of
+//! its own.
+//!
 //! One that leaves is closed by this thread, when no vCPU is in an access to it any more: vCPUs may neither close it nor unmap memory.
 //! As long as one is more than failed, the host's pages of the guest's memory stay where they are: nothing may be mapped in their place.
 
 use std::sync::{Arc, Weak};
 
 use base::{EventFd, StopSignal, Worker};
-use device::{CreateError, DmaMemory, DmaSpace, GuestDma, HostFunction};
+use boot::GuestIommu;
+use device::{CreateError, DmaMemory, DmaSpace, EndpointDma, Endpoints, GuestDma, HostFunction, Reach};
 use engine::Vm;
 use memory::{HugeBytes, Pins, Ram};
 use pci::{PciBus, PciFunction};
 
 use crate::deflation::{Ballooned, Deflation, DeflationInfo};
 use crate::growth::{Growth, GrowthInfo, Pluggable};
+use crate::iommu::Iommu;
 use crate::machine::{Machine, MachineError, host};
 
 /// More threads than this do not fill memory faster than one can map it.
@@ -94,6 +99,8 @@ pub(crate) struct HostFunctions {
     /// As `growth`.
     deflation: Option<Deflation>,
     known: Vec<Known>,
+    /// Of the guest's IOMMU, behind which they come.
+    iommu: Option<Endpoints>,
     mapping: Option<Mapping>,
     dma: Option<Arc<GuestDma>>,
     /// Memory that is being unmapped, as long as the first is there.
@@ -117,6 +124,7 @@ impl HostFunctions {
             growth: pluggable.map(|pluggable| Growth::new(pluggable, fillers(cpus))),
             deflation: None,
             known: Vec::new(),
+            iommu: None,
             mapping: None,
             dma: None,
             unmapping: None,
@@ -140,18 +148,23 @@ impl HostFunctions {
         self.deflation = ballooned.map(|ballooned| Deflation::new(ballooned, fillers(cpus)));
     }
 
+    /// They come behind this IOMMU from now on, or behind none. No function is there.
+    pub(crate) fn set_iommu(&mut self, iommu: Option<Endpoints>) {
+        self.iommu = iommu;
+    }
+
     /// As it is mapped for functions.
     pub(crate) fn memory(&self, ram: &Ram, cpus: u32) -> DmaMemory {
         memory(ram, cpus, self.growth.as_ref(), self.deflation.as_ref())
     }
 
-    /// Puts a function on the bus before the guest runs; its memory is mapped when this returns.
+    /// Puts a function on the bus before the guest runs; its memory is mapped when this returns, unless the guest maps that.
     pub(crate) fn build(
         &mut self,
         NamedFunction { id, function }: NamedFunction,
         board: Board<'_>,
     ) -> Result<(), MachineError> {
-        if self.dma.is_none() {
+        if self.dma.is_none() && self.iommu.is_none() {
             self.growth.iter_mut().for_each(Growth::pace);
             let mapped = function.space().map(board.memory);
             self.dma = Some(mapped.map_err(|source| MachineError::Function { id: id.clone(), source })?);
@@ -178,7 +191,7 @@ impl HostFunctions {
         }
     }
 
-    /// Has a function come to the bus of a guest that may run, when all memory is mapped.
+    /// Has a function come to the bus of a guest that may run, when all memory is mapped, or at once if the guest maps that.
     pub(crate) fn attach(
         &mut self,
         NamedFunction { id, function }: NamedFunction,
@@ -193,7 +206,7 @@ impl HostFunctions {
         if let Some((_, unmapping)) = self.unmapping.take() {
             unmapping.stop();
         }
-        if self.dma.is_none() && self.mapping.is_none() {
+        if self.iommu.is_none() && self.dma.is_none() && self.mapping.is_none() {
             self.growth.iter_mut().for_each(Growth::pace);
             let space = function.space();
             let (mapped, memory, ended) = (Arc::clone(&space), board.memory.clone(), Arc::clone(&self.ended));
@@ -215,7 +228,7 @@ impl HostFunctions {
             id,
             place: Place::Waiting(function),
         });
-        if self.dma.is_some() {
+        if self.dma.is_some() || self.iommu.is_some() {
             self.plug_all(board);
         }
         Ok(())
@@ -249,7 +262,12 @@ impl HostFunctions {
         let position = self.known.iter().position(|known| known.id == id);
         let position = position.ok_or_else(|| MachineError::NoFunction(id.to_owned()))?;
         let removed = match &self.known[position].place {
-            Place::Present(slot) => bus.remove(*slot),
+            Place::Present(slot) => {
+                if let Some(iommu) = &self.iommu {
+                    iommu.remove(GuestIommu::endpoint(*slot));
+                }
+                bus.remove(*slot)
+            }
             Place::Leaving(_) => return Ok(()),
             Place::Waiting(_) | Place::Failed(_) => None,
         };
@@ -304,7 +322,7 @@ impl HostFunctions {
         match (&self.mapping, &self.dma) {
             (Some(mapping), _) => mapping.space.mapped(),
             (None, Some(dma)) => dma.space().mapped(),
-            (None, None) => 0,
+            (None, None) => self.iommu.as_ref().map_or(0, Endpoints::mapped),
         }
     }
 
@@ -313,24 +331,26 @@ impl HostFunctions {
         match (&self.mapping, &self.dma) {
             (Some(mapping), _) => mapping.space.map_calls(),
             (None, Some(dma)) => dma.space().map_calls(),
-            (None, None) => 0,
+            (None, None) => self.iommu.as_ref().map_or(0, Endpoints::map_calls),
         }
     }
 
-    fn plug_all(&mut self, Board { vm, bus, .. }: Board<'_>) {
-        let Some(dma) = &self.dma else { return };
+    fn plug_all(&mut self, board: Board<'_>) {
         for known in &mut self.known {
             let place = std::mem::replace(&mut known.place, Place::Failed(String::new()));
-            known.place = match place {
-                Place::Waiting(function) => match function.plug(vm, Arc::clone(dma)) {
-                    Ok(function) => match bus.add(function) {
-                        Ok(slot) => Place::Present(slot),
-                        Err(error) => Place::Failed(error.to_string()),
-                    },
-                    Err(error) => Place::Failed(error.to_string()),
-                },
-                other => other,
+            let Place::Waiting(function) = place else {
+                known.place = place;
+                continue;
             };
+            let plugged = match (&self.iommu, &self.dma) {
+                (Some(iommu), _) => plug_behind(iommu, function, board),
+                (None, Some(dma)) => plug(function, Reach::All(Arc::clone(dma)), board, |_| ()),
+                (None, None) => {
+                    known.place = Place::Waiting(function);
+                    continue;
+                }
+            };
+            known.place = plugged.map_or_else(Place::Failed, Place::Present);
             if let Place::Failed(why) = &known.place {
                 log::warn!(
                     "the PCI function `{}` of the host's is not the guest's: {why}",
@@ -393,6 +413,26 @@ impl HostFunctions {
             }
         }
     }
+}
+
+/// Puts a function on the bus, and tells where before the guest can find it; or why that cannot be.
+fn plug(
+    function: Box<dyn HostFunction>,
+    reach: Reach,
+    Board { vm, bus, .. }: Board<'_>,
+    before: impl FnOnce(usize),
+) -> Result<usize, String> {
+    let function = function.plug(vm, reach).map_err(|error| error.to_string())?;
+    bus.add_after(function, before).map_err(|error| error.to_string())
+}
+
+/// The same behind a guest's IOMMU.
+fn plug_behind(iommu: &Endpoints, function: Box<dyn HostFunction>, board: Board<'_>) -> Result<usize, String> {
+    let endpoint = EndpointDma::new(function.space(), board.memory).map_err(|error| error.to_string())?;
+    let reach = Reach::Mapped(Arc::clone(&endpoint));
+    plug(function, reach, board, |slot| {
+        iommu.insert(GuestIommu::endpoint(slot), &endpoint);
+    })
 }
 
 impl Drop for HostFunctions {
@@ -460,6 +500,16 @@ impl Machine {
     pub fn set_pluggable(&mut self, pluggable: Option<Pluggable>) {
         let cpus = self.cpus();
         self.functions.set_pluggable(pluggable, cpus);
+    }
+
+    /// Another device is its guest's IOMMU from now on: one that was restored, or made anew for a rollback.
+    pub fn set_iommu(&mut self, iommu: Option<Iommu>) {
+        self.functions.set_iommu(iommu.map(|iommu| iommu.endpoints));
+    }
+
+    /// Its guest has an IOMMU, by which it says itself what functions of the host's reach.
+    pub fn has_iommu(&self) -> bool {
+        self.functions.iommu.is_some()
     }
 
     /// What is plugged of its memory, if any can be.

@@ -14,10 +14,12 @@
 //! One thread, the owner of [`Machine`], makes all transitions; vCPU threads only report.
 
 mod deflation;
+mod devices;
 mod exits;
 mod functions;
 mod growth;
 mod halt;
+mod iommu;
 mod machine;
 pub mod platform;
 #[cfg(test)]
@@ -30,8 +32,10 @@ mod saved;
 mod vcpu;
 
 pub use deflation::{Ballooned, DeflationInfo};
+pub use devices::{Devices, NamedDevice};
 pub use functions::{FunctionState, NamedFunction};
 pub use growth::{GrowthInfo, Pluggable};
-pub use machine::{Devices, Machine, MachineConfig, MachineError, NamedDevice};
+pub use iommu::Iommu;
+pub use machine::{Machine, MachineConfig, MachineError};
 pub use saved::{MachineState, Quiesced, SerialOutput, Shape};
 pub use vcpu::{End, FIRST_RUN};

@@ -11,13 +11,14 @@ use bus::BusError;
 use device::CreateError;
 use engine::{Counts, CpuModel, Engine, EngineError, Presence, Vcpu, VcpuState, Vm};
 use memory::layout::MemorySize;
-use memory::{HugeBytes, Layers, MemoryError, Pins, Ram, layout};
+use memory::{HugeBytes, Layers, MemoryError, Ram, layout};
 use observe::Registry;
 use pci::{PciBus, PciError};
-use virtio::{DeviceError, TransportError, VirtioDevice, VirtioPciDevice};
+use virtio::{DeviceError, TransportError, VirtioPciDevice};
 
+use crate::devices::Devices;
 use crate::exits::ExitCounters;
-use crate::functions::{self, HostFunctions, NamedFunction};
+use crate::functions::{self, HostFunctions};
 use crate::halt::{Watch, process_time};
 use crate::platform::{
     Event, EventDevice, IoApic, PINS, PORTS, PlatformState, Power, SerialPort, write_new_generation,
@@ -26,7 +27,6 @@ use crate::root::{add_devices, root};
 use crate::run_control::RunRequest;
 use crate::saved::Quiesced;
 use crate::vcpu::{End, Shared, VcpuCommand, VcpuThread};
-use crate::{Ballooned, Pluggable};
 
 /// Why a machine could not be built or moved.
 #[derive(Debug, thiserror::Error)]
@@ -158,29 +158,6 @@ pub struct MachineConfig {
     pub serial_keep: Option<u64>,
 }
 
-/// A device and its name.
-pub struct NamedDevice {
-    /// Its name within the VM.
-    pub id: String,
-    /// The device.
-    pub device: Box<dyn VirtioDevice>,
-}
-
-/// What is put into a machine that is built.
-#[derive(Default)]
-pub struct Devices {
-    /// Those that this process is.
-    pub devices: Vec<NamedDevice>,
-    /// Those that the host has.
-    pub functions: Vec<NamedFunction>,
-    /// Of the device among them that plugs memory.
-    pub pluggable: Option<Pluggable>,
-    /// Of the one that is the guest's balloon, if functions do without what is in it.
-    pub ballooned: Option<Ballooned>,
-    /// Whether the host's pages of the guest's memory have to stay, as devices are told.
-    pub pins: Pins,
-}
-
 /// The board's own devices that are more than a handler on a bus.
 pub(crate) struct Platform {
     pub(crate) ioapic: Arc<IoApic>,
@@ -243,6 +220,7 @@ impl Machine {
             functions,
             pluggable,
             ballooned,
+            iommu,
             pins,
         }: Devices,
         registry: &Registry,
@@ -254,6 +232,7 @@ impl Machine {
             root: root(&ram),
             ports: PORTS,
             hotplug_node: config.hotplug_node,
+            iommu: iommu.as_ref().and_then(|iommu| iommu.place_among(&devices)),
         };
         // Making a VM waits for the host's kernel, loading a guest for memory: neither needs the other.
         let (made, loaded) = std::thread::scope(|scope| {
@@ -268,6 +247,7 @@ impl Machine {
                 platform.generation = platform.generation.filter(|_| ram.identity_layout().is_none());
                 let devices = add_devices(&vm, &ram, &shared, devices, registry)?;
                 let mut of_host = HostFunctions::new(pluggable, config.cpus)?.with_ballooned(ballooned, config.cpus);
+                of_host.set_iommu(iommu.map(|iommu| iommu.endpoints));
                 let memory = of_host.memory(&ram, config.cpus);
                 let board = functions::Board {
                     vm: &vm,

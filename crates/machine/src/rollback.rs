@@ -11,7 +11,8 @@ use std::fs::File;
 use engine::VcpuState;
 use observe::Registry;
 
-use crate::machine::{Machine, MachineError, NamedDevice, add_platform};
+use crate::devices::NamedDevice;
+use crate::machine::{Machine, MachineError, add_platform};
 use crate::root::add_devices;
 use crate::saved::{MachineState, SerialOutput, restore_devices};
 use crate::vcpu::VcpuCommand;

@@ -11,7 +11,8 @@ use observe::Registry;
 use pci::{PciBus, Window, WindowKind, Windows};
 use virtio::{Reach, VirtioPciDevice};
 
-use crate::machine::{MachineError, NamedDevice};
+use crate::devices::NamedDevice;
+use crate::machine::MachineError;
 use crate::platform::BAR_PORTS;
 use crate::vcpu::Shared;
 

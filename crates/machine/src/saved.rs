@@ -16,8 +16,9 @@ use serde::{Deserialize, Serialize};
 use state::Schema;
 use virtio::{DeviceState, VirtioPciDevice};
 
+use crate::devices::NamedDevice;
 use crate::functions::HostFunctions;
-use crate::machine::{Machine, MachineError, NamedDevice, Parts, Platform, add_platform, map_memory, start_threads};
+use crate::machine::{Machine, MachineError, Parts, Platform, add_platform, map_memory, start_threads};
 use crate::platform::PlatformState;
 use crate::root::add_devices;
 use crate::vcpu::{Shared, VcpuCommand};

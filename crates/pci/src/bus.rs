@@ -17,7 +17,7 @@ use crate::window::{Assigned, Free, Window, WindowKind, Windows};
 use crate::{BAR_COUNT, MemoryRanges, PciError, PciFunction};
 
 /// Device numbers of a bus.
-const SLOTS: usize = 32;
+pub const SLOTS: usize = 32;
 
 /// `CONFIG_ADDRESS` bit 31: `CONFIG_DATA` reaches configuration space (3.2.2.3.2).
 const CONFIG_ENABLE: u32 = 1 << 31;
@@ -111,9 +111,18 @@ impl PciBus {
     /// # Errors
     /// The bus or a window is full.
     pub fn add(&self, function: Arc<dyn PciFunction>) -> Result<usize, PciError> {
+        self.add_after(function, |_| ())
+    }
+
+    /// As [`PciBus::add`]; `before` is told the slot before the guest can find the function there.
+    ///
+    /// # Errors
+    /// As there; `before` was not called then.
+    pub fn add_after(&self, function: Arc<dyn PciFunction>, before: impl FnOnce(usize)) -> Result<usize, PciError> {
         let mut functions = self.functions.write().unwrap_or_else(PoisonError::into_inner);
         let slot = functions.iter().position(Option::is_none).ok_or(PciError::BusFull)?;
         let bars = self.assign_bars(function.as_ref())?;
+        before(slot);
         functions[slot] = Some(Slot { function, bars });
         Ok(slot)
     }

@@ -17,7 +17,7 @@ pub mod msix;
 mod tests;
 pub mod window;
 
-pub use bus::{PciBus, PciState};
+pub use bus::{PciBus, PciState, SLOTS};
 pub use config::{Bar, BarKind, CapabilityId, ConfigSpace, Identity};
 pub use decode::MemoryRange;
 pub use msi::{Msi, MsiLayout};

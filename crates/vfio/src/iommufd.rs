@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
-use crate::space::{AddressSpace, Mapped, Owner, Piece, UnmapError};
+use crate::space::{AddressSpace, DmaAccess, Mapped, Owner, Piece, UnmapError};
 use crate::type1::next_step;
 use crate::{VfioError, failed, uapi};
 
@@ -25,8 +25,9 @@ const IOAS_MAP: u32 = number(5);
 const IOAS_UNMAP: u32 = number(6);
 const OPTION: u32 = number(7);
 
-/// `IOMMU_IOAS_MAP_FIXED_IOVA`, `_WRITEABLE` and `_READABLE`.
-const MAP_FLAGS: u32 = 1 << 0 | 1 << 1 | 1 << 2;
+/// `IOMMU_IOAS_MAP_FIXED_IOVA` and `_READABLE`, and `_WRITEABLE`.
+const MAP_FLAGS: u32 = 1 << 0 | 1 << 2;
+const MAP_WRITEABLE: u32 = 1 << 1;
 
 /// How many ranges are asked for at first, and how often more.
 const RANGES: usize = 16;
@@ -224,10 +225,13 @@ fn not_bound(error: io::Error) -> VfioError {
 }
 
 impl AddressSpace for Iommufd {
-    unsafe fn map(&self, piece: Piece) -> Result<Mapped, VfioError> {
+    unsafe fn map_for(&self, piece: Piece, access: DmaAccess) -> Result<Mapped, VfioError> {
         let mut map = Map {
             size: uapi::size_of::<Map>(),
-            flags: MAP_FLAGS,
+            flags: match access {
+                DmaAccess::Read => MAP_FLAGS,
+                DmaAccess::ReadWrite => MAP_FLAGS | MAP_WRITEABLE,
+            },
             ioas: self.ioas,
             reserved: 0,
             address: piece.address,
@@ -296,7 +300,7 @@ mod tests {
             (IOAS_ALLOC, IOAS_IOVA_RANGES, IOAS_MAP, IOAS_UNMAP, OPTION),
             (0x3b81, 0x3b84, 0x3b85, 0x3b86, 0x3b87)
         );
-        assert_eq!(MAP_FLAGS, 7);
+        assert_eq!((MAP_FLAGS, MAP_WRITEABLE), (5, 2));
         assert_eq!(
             (uapi::DEVICE_BIND_IOMMUFD, uapi::DEVICE_ATTACH_IOMMUFD_PT),
             (0x3b76, 0x3b77)

@@ -40,7 +40,7 @@ pub use layout::{MSI_WINDOW, check_layout};
 pub use mapping::Mapping;
 pub use region::Region;
 pub use runs::{CHUNK, MapAllError, map_all, map_runs, runs, unmap_all};
-pub use space::{AddressSpace, Mapped, Piece, UnmapError};
+pub use space::{AddressSpace, DmaAccess, Mapped, Piece, UnmapError};
 pub use type1::{DirtyTracking, IommuInfo, Type1};
 pub use uapi::CONFIG_REGION;
 

@@ -27,9 +27,31 @@ impl Piece {
     }
 }
 
+/// What functions may do with a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DmaAccess {
+    /// Read it.
+    Read,
+    /// Read it and write to it.
+    ReadWrite,
+}
+
 /// What functions reach.
 pub trait AddressSpace: Send + Sync {
-    /// Lets functions read and write a piece of memory. Its pages are pinned, and count as locked.
+    /// Lets functions read and write a piece of memory, as [`AddressSpace::map_for`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn map(&self, piece: Piece) -> Result<Mapped, VfioError> {
+        // SAFETY: what is asked is the same.
+        unsafe { self.map_for(piece, DmaAccess::ReadWrite) }
+    }
+
+    /// Lets functions have access to a piece of memory. Its pages are pinned, and count as locked. Pages that are only to be read are pinned as
+    /// they are: of a private mapping of a file they must be the process's own by then, or it goes on with others when it writes to them.
     ///
     /// # Errors
     /// It is no multiple of a page, overlaps what is mapped, is in no range of [`AddressSpace::iova_ranges`], or the host has no memory
@@ -38,7 +60,7 @@ pub trait AddressSpace: Send + Sync {
     /// # Safety
     /// 1. The memory is mapped in this process, and nothing else is mapped in its place, until the piece is unmapped or the space and all
     ///    of its functions are closed; 2. whoever uses it expects that it changes at any time.
-    unsafe fn map(&self, piece: Piece) -> Result<Mapped, VfioError>;
+    unsafe fn map_for(&self, piece: Piece, access: DmaAccess) -> Result<Mapped, VfioError>;
 
     /// Takes a piece from the functions: when this returns, none of them reaches it.
     ///

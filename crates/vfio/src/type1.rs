@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use crate::group::refused;
 use crate::info::{self, u32_at, u64_at};
-use crate::space::{AddressSpace, Mapped, Owner, Piece, UnmapError};
+use crate::space::{AddressSpace, DmaAccess, Mapped, Owner, Piece, UnmapError};
 use crate::uapi::{self, DmaMap, DmaUnmap};
 use crate::{Group, VfioError, failed};
 
@@ -126,10 +126,13 @@ pub(crate) fn next_step(error: &io::Error) -> &'static str {
 }
 
 impl AddressSpace for Type1 {
-    unsafe fn map(&self, piece: Piece) -> Result<Mapped, VfioError> {
+    unsafe fn map_for(&self, piece: Piece, access: DmaAccess) -> Result<Mapped, VfioError> {
         let mut map = DmaMap {
             argsz: uapi::size_of::<DmaMap>(),
-            flags: uapi::DMA_READ_WRITE,
+            flags: match access {
+                DmaAccess::Read => uapi::DMA_READ,
+                DmaAccess::ReadWrite => uapi::DMA_READ_WRITE,
+            },
             address: piece.address,
             iova: piece.iova,
             size: piece.length,

@@ -34,7 +34,8 @@ pub(crate) const REGION_FLAG_WRITE: u32 = 2;
 pub(crate) const REGION_FLAG_MMAP: u32 = 4;
 pub(crate) const REGION_FLAG_CAPS: u32 = 8;
 pub(crate) const REGION_CAP_SPARSE_MMAP: u16 = 1;
-/// `VFIO_DMA_MAP_FLAG_READ` and `_WRITE`.
+/// `VFIO_DMA_MAP_FLAG_READ`, and with `_WRITE`.
+pub(crate) const DMA_READ: u32 = 1;
 pub(crate) const DMA_READ_WRITE: u32 = 3;
 
 pub(crate) const IRQ_INFO_EVENTFD: u32 = 1 << 0;

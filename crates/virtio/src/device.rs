@@ -6,7 +6,8 @@
 //!   ▲  driver sets DRIVER_OK       │        pause: the transport keeps the queues and activates with them again
 //!   └──────────────────────────────┘        reset: the transport drops them
 //! ```
-//! Sleeping *is* giving the queues back: a device has no other notion of pause, resume or reset.
+//! Sleeping *is* giving the queues back: a device has no other notion of pause and resume. A device that owes its driver something beyond
+//! its queues is told of a reset as well.
 
 use std::sync::Arc;
 
@@ -107,6 +108,10 @@ pub trait VirtioDevice: Send {
     /// Stops to work and gives the queues back: no thread of the device touches guest memory afterwards, and every
     /// buffer taken has been used, or stands in [`ActiveQueue::held`]. Empty when the device was not active.
     fn deactivate(&mut self) -> Vec<ActiveQueue>;
+
+    /// Its driver starts anew, or the machine ends: called when it has no queues any more. What a driver has had a device do that outlives its
+    /// queues ends here; most devices do nothing of that kind.
+    fn reset(&mut self) {}
 
     /// Everything of the device that neither the transport nor the configuration knows, while it has no queues. A device
     /// that does not have this refuses: nothing is ever left out in silence.

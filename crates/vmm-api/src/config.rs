@@ -5,7 +5,7 @@ use cpu::CpuModel;
 use serde::{Deserialize, Serialize};
 
 use crate::devices::{
-    BalloonConfig, DeviceConfig, MEM_MAX_REGION, MEM_MIN_BLOCK, MEM_SECTION, MemConfig, VfioPciConfig,
+    BalloonConfig, DeviceConfig, IommuConfig, MEM_MAX_REGION, MEM_MIN_BLOCK, MEM_SECTION, MemConfig, VfioPciConfig,
 };
 
 /// The most vCPUs of one VM; the guest kernel and the ACPI tables are made for no more.
@@ -293,6 +293,15 @@ pub enum ConfigError {
         /// What the guest boots with.
         memory: ByteSize,
     },
+    /// Two IOMMUs.
+    #[error("device `{0}` is a second IOMMU: a VM has one")]
+    SecondIommu(String),
+    /// An IOMMU in a machine whose memory it cannot know.
+    #[error(
+        "device `{0}` is an IOMMU of the guest's: the VM can neither have a device that plugs memory, nor a guest that owns its CPUs \
+         (`reservation`); leave one of them out"
+    )]
+    IommuMemory(String),
     /// Too many devices.
     #[error("{0} devices were asked for, the PCI bus has room for {MAX_DEVICES}")]
     Devices(usize),
@@ -390,6 +399,19 @@ fn balloon_device(devices: &[DeviceSpec]) -> Result<Option<BalloonConfig>, Confi
     Ok(Some(config))
 }
 
+/// The guest's IOMMU, if there is one.
+///
+/// # Errors
+/// There are two.
+pub fn iommu_device(devices: &[DeviceSpec]) -> Result<Option<&DeviceSpec>, ConfigError> {
+    let mut found = devices.iter().filter(|device| device.kind == IommuConfig::KIND);
+    let first = found.next();
+    match found.next() {
+        Some(second) => Err(ConfigError::SecondIommu(second.id.clone())),
+        None => Ok(first),
+    }
+}
+
 fn check_no_function(devices: &[DeviceSpec]) -> Result<(), ConfigError> {
     match devices.iter().find(|device| device.kind == VfioPciConfig::KIND) {
         Some(device) => Err(ConfigError::Function(device.id.clone())),
@@ -399,7 +421,13 @@ fn check_no_function(devices: &[DeviceSpec]) -> Result<(), ConfigError> {
 
 fn check_devices(devices: &[DeviceSpec], owns_cpus: bool) -> Result<(), ConfigError> {
     balloon_device(devices)?;
-    if let Some((device, _)) = mem_device(devices)?.filter(|_| owns_cpus) {
+    let mem = mem_device(devices)?;
+    if let Some(iommu) = iommu_device(devices)?
+        && (mem.is_some() || owns_cpus)
+    {
+        return Err(ConfigError::IommuMemory(iommu.id.clone()));
+    }
+    if let Some((device, _)) = mem.filter(|_| owns_cpus) {
         return Err(ConfigError::MemPinned(device.id.clone()));
     }
     if devices.len() > MAX_DEVICES {

@@ -350,6 +350,16 @@ impl BalloonConfig {
     }
 }
 
+/// An IOMMU of the guest's own: functions of the host's stand behind it, and reach of its memory what the guest maps for them. A VM has at most
+/// one, from its boot on, and then no device that plugs memory and no [`crate::VmConfig::reservation`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IommuConfig {}
+
+impl DeviceConfig for IommuConfig {
+    const KIND: &'static str = "iommu";
+}
+
 /// A function of the host's PCI bus, which Linux's VFIO has taken from the host. It comes behind all other devices. With
 /// [`crate::VmConfig::reservation`] its interrupts go to the guest's CPUs without the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -362,13 +372,15 @@ pub struct VfioPciConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<FdRef>,
     /// An empty container of VFIO's (`/dev/vfio/vfio`), for the first function of a VM: all of the guest's memory will be mapped there, and
-    /// the groups of further functions join it. One that comes with those is closed.
+    /// the groups of further functions join it. One that comes with those is closed. Of a VM with an IOMMU of its own ([`IommuConfig`]) each
+    /// function has one, and a group that no other has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<FdRef>,
     /// Its own file (`/dev/vfio/devices/vfioN`, Linux 6.6), in place of its group. All functions of a VM come in one of the two ways.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<FdRef>,
-    /// iommufd (`/dev/iommu`), for the first function of a VM that comes by its own file, in place of a container.
+    /// iommufd (`/dev/iommu`), for the first function of a VM that comes by its own file, in place of a container; for each, where a container
+    /// is for each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iommufd: Option<FdRef>,
 }

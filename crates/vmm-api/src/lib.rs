@@ -12,7 +12,7 @@ pub mod message;
 pub use client::{ClientError, VmmClient};
 pub use config::{
     ConfigError, DeviceSpec, FdRef, MemoryMode, PageRuns, Paging, RestoreConfig, SnapshotConfig, SnapshotFiles,
-    VmConfig, mem_device,
+    VmConfig, iommu_device, mem_device,
 };
 pub use cpu::CpuModel;
 pub use functions::{FunctionInfo, FunctionState, Functions};

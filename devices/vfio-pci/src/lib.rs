@@ -3,7 +3,7 @@
 //! ```text
 //!  configuration space ── ours: ids and BARs as the function has them, capabilities by `policy` ──▶ of writes, what `policy` passes
 //!  BARs ── MSI-X table and pending bits: ours ── the rest ──▶ the function's registers
-//!  memory ◀── the function's DMA: all of the guest's, by the host's IOMMU, in the VM's one address space
+//!  memory ◀── the function's DMA: all of the guest's, by the host's IOMMU, in the VM's one address space; or what the guest maps for it
 //!  interrupts ◀── an event for each vector, which the engine's interrupts are attached to
 //! ```
 //! Sections cited are those of the PCI Local Bus Specification 3.0 unless another is named.
@@ -27,7 +27,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use device::{
-    CreateError, DmaSpace, DmaSpaces, FdTable, FunctionModule, GuestDma, HostFunction, KnownBy, Taken, parse_config,
+    CreateError, DmaSpace, DmaSpaces, FdTable, FunctionModule, HostFunction, KnownBy, Reach, Taken, parse_config,
 };
 use engine::{FunctionGuard, Vm};
 use pci::{BAR_COUNT, PciFunction};
@@ -129,7 +129,7 @@ impl Unplugged {
     }
 
     /// In a VM.
-    fn registers(self, vm: &Arc<dyn Vm>, dma: Arc<GuestDma>) -> Result<Registers, CreateError> {
+    fn registers(self, vm: &Arc<dyn Vm>, reach: Reach) -> Result<Registers, CreateError> {
         let Self {
             function,
             known_by,
@@ -138,7 +138,7 @@ impl Unplugged {
         } = self;
         let engine = |error: engine::EngineError| CreateError::Value(error.to_string());
         // Whatever fails, the function is closed before the engine forgets it, and that before the memory is unmapped.
-        let dma = dma;
+        let reach = reach;
         let tell = |file: BorrowedFd<'_>| vm.add_host_function(file).map_err(engine);
         let (known, group) = match known_by {
             Some(KnownBy::Group(group)) => (tell(group.as_fd())?, Some(group)),
@@ -148,7 +148,7 @@ impl Unplugged {
         let function = function;
         let interrupts = Interrupts::new(vm.as_ref(), &shown)?;
         let windows = Windows::new(vm, function.as_ref(), &shown.tables)?;
-        Registers::new((dma, group), (function, known), shown, (interrupts, windows))
+        Registers::new((reach, group), (function, known), shown, (interrupts, windows))
     }
 }
 
@@ -157,7 +157,7 @@ impl HostFunction for Unplugged {
         Arc::clone(&self.space)
     }
 
-    fn plug(self: Box<Self>, vm: &Arc<dyn Vm>, dma: Arc<GuestDma>) -> Result<Arc<dyn PciFunction>, CreateError> {
-        Ok(Arc::new(self.registers(vm, dma)?))
+    fn plug(self: Box<Self>, vm: &Arc<dyn Vm>, reach: Reach) -> Result<Arc<dyn PciFunction>, CreateError> {
+        Ok(Arc::new(self.registers(vm, reach)?))
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use device::{CreateError, GuestDma};
+use device::{CreateError, Reach};
 use engine::FunctionGuard;
 use observe::LogLimit;
 use pci::config::{Command, SIZE, register};
@@ -39,7 +39,7 @@ pub(crate) struct Registers {
     state: Mutex<State>,
     function: Box<dyn Device>,
     _known: FunctionGuard,
-    _dma: Arc<GuestDma>,
+    _reach: Reach,
     _group: Option<Arc<Group>>,
     bars: [Region; BAR_COUNT],
     config: Region,
@@ -51,7 +51,7 @@ impl Registers {
     /// A function that nothing is turned on in.
     pub(crate) fn new(
         // Dropped the last first.
-        (dma, group): (Arc<GuestDma>, Option<Arc<Group>>),
+        (reach, group): (Reach, Option<Arc<Group>>),
         (function, known): (Box<dyn Device>, FunctionGuard),
         shown: Description,
         (interrupts, windows): (Interrupts, Windows),
@@ -72,7 +72,7 @@ impl Registers {
             }),
             function,
             _known: known,
-            _dma: dma,
+            _reach: reach,
             _group: group,
             bars,
             config,

@@ -91,6 +91,7 @@ fn attempt(input: &[u8]) -> anyhow::Result<u64> {
         },
         ports,
         hotplug_node: 0,
+        iommu: None,
     };
     let source = Source {
         kernel: &mut kernel,

@@ -9,6 +9,7 @@ mod devices;
 mod export;
 mod guest;
 mod image;
+mod iommu;
 mod kernel;
 mod messages;
 mod node;
@@ -39,6 +40,8 @@ pub(crate) fn all() -> Vec<Target> {
         devices::greeting(),
         balloon::requests(),
         balloon::state(),
+        iommu::requests(),
+        iommu::state(),
         pluggable::requests(),
         pluggable::state(),
         export::streams(),

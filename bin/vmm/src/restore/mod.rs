@@ -276,6 +276,7 @@ impl<'a> DevicesMade<'a> {
             .map_err(|error| from_machine(&error))?;
         machine.set_pluggable(created.pluggable);
         machine.set_ballooned(created.ballooned);
+        machine.set_iommu(created.iommu);
         if let Some(restorer) = &restorer {
             restorer.has_memory();
         }

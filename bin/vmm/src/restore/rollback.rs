@@ -128,12 +128,14 @@ impl Replacement<'_> {
         let Created {
             devices,
             pluggable,
+            iommu,
             balloon,
             ballooned,
         } = created;
         machine.roll_back(&self.state, self.serial, devices, &self.registry, pagemap)?;
         machine.set_pluggable(pluggable);
         machine.set_ballooned(ballooned);
+        machine.set_iommu(iommu);
         machine.populate_write(&self.config.write_set);
         if !self.config.skip_notification {
             machine.notify_generation();

@@ -2,6 +2,7 @@
 
 mod dsdt;
 mod srat;
+mod viot;
 
 use acpi_tables::Aml;
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
@@ -34,6 +35,27 @@ pub struct Board {
     pub ports: Ports,
     /// The proximity domain of hot-pluggable memory, if there is any; that of everything else is 0.
     pub hotplug_node: u16,
+    /// The IOMMU that its guest has, if any.
+    pub iommu: Option<GuestIommu>,
+}
+
+/// A virtio-iommu on bus 0, and what stands behind it: functions 0 of the devices of these numbers, which come and go. What the guest knows
+/// one by (its endpoint ID) is device and function number, as in its address ([`GuestIommu::endpoint`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuestIommu {
+    /// Its own device number, which is none of the others.
+    pub device: u8,
+    /// The first device number behind it.
+    pub first: u8,
+    /// The last one.
+    pub last: u8,
+}
+
+impl GuestIommu {
+    /// The endpoint ID of the function in a slot of bus 0.
+    pub fn endpoint(slot: usize) -> u32 {
+        u32::try_from(slot << 3).unwrap_or(u32::MAX)
+    }
 }
 
 /// How PCI devices are reached.
@@ -100,6 +122,9 @@ pub(crate) fn write(ram: &Ram, board: &Board) -> Result<u64, BootError> {
             hotplug_node: board.hotplug_node,
         };
         xsdt.add_entry(area.put(&srat::build(&board.apic_ids, &nodes))?);
+    }
+    if let Some(iommu) = board.iommu {
+        xsdt.add_entry(area.put(&viot::build(iommu))?);
     }
     let xsdt = area.put(&xsdt)?;
     let mut rsdp = Vec::new();
@@ -196,7 +221,37 @@ mod tests {
                 serial_pin: 4,
             },
             hotplug_node: 0,
+            iommu: None,
         }
+    }
+
+    #[test]
+    fn an_iommu_is_told_with_what_stands_behind_it() {
+        let ram = Ram::allocate(ByteSize::mib(64)).unwrap();
+        let iommu = GuestIommu {
+            device: 4,
+            first: 7,
+            last: 31,
+        };
+        let board = Board {
+            iommu: Some(iommu),
+            ..board(2)
+        };
+        assert_eq!(tables_of(&ram, &board), ["FACP", "APIC", "MCFG", "VIOT"]);
+        let viot = table_called(&ram, &board, "VIOT");
+        // Two nodes from 48 on (ACPI 6.5, 5.2.36).
+        assert_eq!(viot[36..48], [2, 0, 48, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        // The device by virtio-pci, 3: its length, segment and address.
+        assert_eq!(viot[48..64], [3, 0, 16, 0, 0, 0, 4 << 3, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        // A range, 1: the first endpoint, segments, addresses, and where the device's node is.
+        let endpoint = GuestIommu::endpoint(7).to_le_bytes();
+        assert_eq!(viot[64..68], [1, 0, 24, 0]);
+        assert_eq!(viot[68..72], endpoint);
+        assert_eq!(
+            viot[72..88],
+            [0, 0, 0, 0, 7 << 3, 0, 31 << 3, 0, 48, 0, 0, 0, 0, 0, 0, 0]
+        );
+        assert_eq!(viot.len(), 88);
     }
 
     #[test]

@@ -10,9 +10,22 @@ use vmm_api::devices::VfioPciConfig;
 use super::{DmaSpace, refused};
 use crate::{CreateError, FdTable};
 
-/// The address space of a VM, from its first function to its last.
-#[derive(Default)]
-pub struct DmaSpaces(Option<Arc<DmaSpace>>);
+/// The address spaces of a VM's functions.
+pub enum DmaSpaces {
+    /// One that all of them share, from the first to the last.
+    Shared(Option<Arc<DmaSpace>>),
+    /// One for each, which goes with it: behind an IOMMU that the guest has.
+    Separate {
+        /// Whether the last one came by a file of its own.
+        iommufd: bool,
+    },
+}
+
+impl Default for DmaSpaces {
+    fn default() -> Self {
+        Self::Shared(None)
+    }
+}
 
 /// A function that a VM has been given.
 pub struct Taken {
@@ -33,8 +46,8 @@ pub enum KnownBy {
 }
 
 impl DmaSpaces {
-    /// The function that was sent with a configuration, in the address space of the VM. What was sent for a VM's first function beside it is
-    /// closed if the VM has one.
+    /// The function that was sent with a configuration, in the address space of the VM or one of its own. What was sent for a VM's first function
+    /// beside it is closed if the VM has one that functions share.
     ///
     /// # Errors
     /// What the first function needs did not come along, the descriptors are something else, the VM's functions came the other way, or
@@ -51,12 +64,14 @@ impl DmaSpaces {
     }
 
     fn take_itself(&mut self, device: OwnedFd, iommufd: Option<OwnedFd>) -> Result<Taken, CreateError> {
-        let space = match (&self.0, iommufd) {
+        let space = match (self.shared(), iommufd) {
             (Some(space), _) => Arc::clone(space),
             (None, Some(iommufd)) => DmaSpace::of_iommufd(iommufd)?,
             (None, None) => {
                 return Err(CreateError::Value(
-                    "the first function of a VM that comes by a file of its own comes with iommufd: send both".into(),
+                    "the first function of a VM that comes by a file of its own, and each behind an IOMMU of the guest's, comes with iommufd: \
+                     send both"
+                        .into(),
                 ));
             }
         };
@@ -74,7 +89,7 @@ impl DmaSpaces {
             source: error.into(),
         })?;
         let function = Function::from_fd(device).map_err(refused("a PCI function of the host"))?;
-        self.0 = Some(Arc::clone(&space));
+        self.keep(&space);
         Ok(Taken {
             function,
             space,
@@ -88,7 +103,8 @@ impl DmaSpaces {
         container: Option<OwnedFd>,
         group: Option<Group>,
     ) -> Result<Taken, CreateError> {
-        let space = match (&self.0, container, group) {
+        let is_separate = matches!(self, Self::Separate { .. });
+        let space = match (self.shared(), container, group) {
             (Some(space), ..) if space.has_iommufd() => {
                 return Err(CreateError::Value(
                     "the VM's functions came by files of their own: send this one's, and not its IOMMU group".into(),
@@ -100,13 +116,20 @@ impl DmaSpaces {
                 Arc::clone(space)
             }
             (None, Some(container), Some(group)) => DmaSpace::of_group(container, group)?,
+            (None, ..) if is_separate => {
+                return Err(CreateError::Value(
+                    "behind an IOMMU of the guest's each function comes with its IOMMU group and a container of VFIO's, as it has an address \
+                     space of its own, which functions of one group cannot have: send both, and one function of a group"
+                        .into(),
+                ));
+            }
             (None, ..) => {
                 return Err(CreateError::Value(
                     "the first function of a VM comes with a container of VFIO's and its IOMMU group: send both".into(),
                 ));
             }
         };
-        self.0 = Some(Arc::clone(&space));
+        self.keep(&space);
         let (function, group) = space.access.take(name)?;
         Ok(Taken {
             function,
@@ -117,19 +140,40 @@ impl DmaSpaces {
 
     /// Whether the VM's functions came by files of their own.
     pub fn has_iommufd(&self) -> bool {
-        self.0.as_ref().is_some_and(|space| space.has_iommufd())
+        match self {
+            Self::Shared(space) => space.as_ref().is_some_and(|space| space.has_iommufd()),
+            Self::Separate { iommufd } => *iommufd,
+        }
     }
 
-    /// As [`DmaSpace::close_groups`], if there is a function.
+    /// As [`DmaSpace::close_groups`], if there is a function. One that has an address space of its own closes its group itself.
     pub fn close_groups(&self) {
-        if let Some(space) = &self.0 {
+        if let Some(space) = self.shared() {
             space.close_groups();
         }
     }
 
     /// The last function has left: the next one comes with a container, or with iommufd.
     pub fn clear(&mut self) {
-        self.0 = None;
+        *self = match self {
+            Self::Shared(_) => Self::Shared(None),
+            Self::Separate { .. } => Self::Separate { iommufd: false },
+        };
+    }
+
+    fn shared(&self) -> Option<&Arc<DmaSpace>> {
+        match self {
+            Self::Shared(space) => space.as_ref(),
+            Self::Separate { .. } => None,
+        }
+    }
+
+    /// A function has come, which reaches this one.
+    fn keep(&mut self, space: &Arc<DmaSpace>) {
+        match self {
+            Self::Shared(shared) => *shared = Some(Arc::clone(space)),
+            Self::Separate { iommufd } => *iommufd = space.has_iommufd(),
+        }
     }
 }
 
@@ -253,7 +297,7 @@ mod tests {
     #[test]
     fn a_further_function_of_a_group_brings_nothing() {
         let space = DmaSpace::new(Arc::new(FakeSpace::new()));
-        let mut spaces = DmaSpaces(Some(Arc::clone(&space)));
+        let mut spaces = DmaSpaces::Shared(Some(Arc::clone(&space)));
         let told = refusal(&mut spaces, [None; 4]).to_string();
         assert!(told.contains("did not come along"), "{told}");
         spaces.clear();
@@ -264,8 +308,24 @@ mod tests {
     #[test]
     fn all_functions_of_a_vm_come_in_one_way() {
         let space = DmaSpace::new(Arc::new(FakeSpace::new()));
-        let mut spaces = DmaSpaces(Some(space));
+        let mut spaces = DmaSpaces::Shared(Some(space));
         let told = refusal(&mut spaces, [None, None, Some(0), Some(1)]).to_string();
         assert!(told.contains("came by their IOMMU groups"), "{told}");
+    }
+
+    #[test]
+    fn behind_an_iommu_each_function_brings_what_the_first_one_does() {
+        let mut spaces = DmaSpaces::Separate { iommufd: true };
+        for (fds, said) in [
+            ([None; 4], "one function of a group"),
+            ([None, Some(0), None, None], "one function of a group"),
+            ([None, None, Some(0), None], "each behind an IOMMU"),
+        ] {
+            let told = refusal(&mut spaces, fds).to_string();
+            assert!(told.contains(said), "{told}");
+        }
+        assert!(spaces.has_iommufd(), "those that there are came so");
+        spaces.clear();
+        assert!(matches!(spaces, DmaSpaces::Separate { iommufd: false }));
     }
 }

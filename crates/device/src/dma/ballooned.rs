@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use memory::Pins;
 use memory::layout::{self, MemorySize, Range};
-use vfio::{CHUNK, Mapped, Piece, VfioError, runs, unmap_all};
+use vfio::{CHUNK, DmaAccess, Mapped, Piece, VfioError, runs, unmap_all};
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
 use super::{Ahead, DmaSpace, keep};
@@ -318,7 +318,7 @@ impl State {
             // SAFETY: 1. it lies within one mapping, which its region owns, and the region is kept until it is unmapped, or for ever if it
             // cannot be; nothing is put in its place, and the pin that is had meanwhile keeps all of it from being discarded; 2. it is a guest's
             // memory, which anybody may change at any time.
-            let mapped = unsafe { reach.space.map_piece(run) }?;
+            let mapped = unsafe { reach.space.map_piece(run, DmaAccess::ReadWrite) }?;
             self.mapped.push(mapped);
             self.units.map(run.iova, run.length);
         }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memory::layout::Range;
 use memory::{GuestRam, Pins, discard};
-use vfio::{CHUNK, Mapped, Piece, VfioError};
+use vfio::{CHUNK, DmaAccess, Mapped, Piece, VfioError};
 use vm_memory::{GuestMemoryRegion, GuestRegionMmap};
 
 use super::DmaSpace;
@@ -301,7 +301,7 @@ impl State {
         // SAFETY: 1. it lies within one mapping, which its region owns, and the region is kept until it is unmapped, or for ever if it cannot
         // be; nothing is put in its place and none of it is discarded before that; 2. it is a guest's memory, which anybody may change at
         // any time.
-        chunk.mapped = Some(unsafe { reach.space.map_piece(piece) }?);
+        chunk.mapped = Some(unsafe { reach.space.map_piece(piece, DmaAccess::ReadWrite) }?);
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! An address space that is a map of intervals, with a DMA engine that knows what is mapped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::RangeInclusive;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::io::Errno;
 
 use crate::space::Owner;
-use crate::{AddressSpace, MSI_WINDOW, Mapped, Piece, UnmapError, VfioError};
+use crate::{AddressSpace, DmaAccess, MSI_WINDOW, Mapped, Piece, UnmapError, VfioError};
 
 /// The only size of pages.
 const PAGE: u64 = 4096;
@@ -34,6 +34,8 @@ pub struct Fault(
 struct State {
     /// By the first address.
     mapped: BTreeMap<u64, Piece>,
+    /// Those of them that may not be written to.
+    read_only: BTreeSet<u64>,
     counts: BTreeMap<Op, u64>,
     /// Which call of which kind fails, counted from now on.
     failing: BTreeMap<Op, u64>,
@@ -119,6 +121,16 @@ impl FakeSpace {
         self.state().mapped.values().copied().collect()
     }
 
+    /// What a function may do with a piece that is mapped, by its first address.
+    pub fn access(&self, iova: u64) -> Option<DmaAccess> {
+        let state = self.state();
+        let is_mapped = state.mapped.contains_key(&iova);
+        is_mapped.then(|| match state.read_only.contains(&iova) {
+            true => DmaAccess::Read,
+            false => DmaAccess::ReadWrite,
+        })
+    }
+
     /// How many bytes are mapped.
     pub fn mapped_bytes(&self) -> u64 {
         self.state().mapped.values().map(|piece| piece.length).sum()
@@ -199,7 +211,7 @@ impl FakeSpace {
 }
 
 impl AddressSpace for FakeSpace {
-    unsafe fn map(&self, piece: Piece) -> Result<Mapped, VfioError> {
+    unsafe fn map_for(&self, piece: Piece, access: DmaAccess) -> Result<Mapped, VfioError> {
         let mut state = self.state();
         let checked = state
             .call(Op::Map)
@@ -207,6 +219,9 @@ impl AddressSpace for FakeSpace {
         match checked {
             Ok(()) => {
                 state.mapped.insert(piece.iova, piece);
+                if access == DmaAccess::Read {
+                    state.read_only.insert(piece.iova);
+                }
                 Ok(self.owner.mapped(piece))
             }
             Err(source) => Err(VfioError::Map {
@@ -234,6 +249,7 @@ impl AddressSpace for FakeSpace {
             Some(piece),
             "a value stands for what is not mapped"
         );
+        state.read_only.remove(&piece.iova);
         mapped.settle();
         Ok(())
     }

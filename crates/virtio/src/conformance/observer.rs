@@ -107,6 +107,10 @@ impl VirtioDevice for Observer {
         queues
     }
 
+    fn reset(&mut self) {
+        self.device.reset();
+    }
+
     fn save(&self) -> Result<state::Saved, DeviceError> {
         self.device.save()
     }

@@ -284,6 +284,7 @@ impl VirtioPciDevice {
         if matches!(std::mem::replace(&mut state.phase, Phase::Idle), Phase::Active) {
             drop(state.device.deactivate());
         }
+        state.device.reset();
         self.move_doorbells(state);
         state.common.reset();
         for kick in &self.kicks {

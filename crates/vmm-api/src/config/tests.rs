@@ -172,6 +172,33 @@ fn a_vm_has_one_balloon_smaller_than_its_memory() {
 }
 
 #[test]
+fn a_vm_has_one_iommu_and_then_all_of_its_memory_from_the_boot_on() {
+    let device = |id: &str, kind: &str, text: &str| DeviceSpec {
+        id: id.into(),
+        kind: kind.into(),
+        config: serde_json::from_str(text).unwrap(),
+    };
+    let iommu = |id| device(id, "iommu", "{}");
+    assert_eq!(check_devices(&[iommu("a")], false), Ok(()));
+    let refused = [
+        (
+            vec![iommu("a"), iommu("b")],
+            false,
+            ConfigError::SecondIommu("b".into()),
+        ),
+        (vec![iommu("a")], true, ConfigError::IommuMemory("a".into())),
+        (
+            vec![device("m", "mem", r#"{"region_size":134217728}"#), iommu("a")],
+            false,
+            ConfigError::IommuMemory("a".into()),
+        ),
+    ];
+    for (devices, owns_cpus, error) in refused {
+        assert_eq!(check_devices(&devices, owns_cpus), Err(error));
+    }
+}
+
+#[test]
 fn hot_pluggable_memory_is_one_region_that_a_guest_can_use() {
     let json = |text: &str| DeviceSpec {
         id: "memory".into(),

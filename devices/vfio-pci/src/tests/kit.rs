@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
 use base::{ByteSize, EventFd};
-use device::{DmaMemory, DmaSpace};
+use device::{DmaMemory, DmaSpace, Reach};
 use engine::{Doorbell, EngineError, HostRange, Interrupt, MsiMessage, Presence, Vcpu, Vm, VmState};
 use memory::Ram;
 use pci::PciFunction;
@@ -215,7 +215,7 @@ impl Machine {
         let unplugged = Unplugged::new(Box::new(function), None, Arc::clone(&shared)).unwrap();
         let vm = Arc::clone(&engine) as Arc<dyn Vm>;
         let registers = unplugged
-            .registers(&vm, shared.map(&DmaMemory::of(&ram)).unwrap())
+            .registers(&vm, Reach::All(shared.map(&DmaMemory::of(&ram)).unwrap()))
             .unwrap();
         device.take_written();
         Self {
