@@ -118,6 +118,10 @@ pub struct Resources {
     /// Its guest reports what is free of its memory, which is the host's then; not while devices reach it, nor with the class bare.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub free_page_reporting: bool,
+    /// Its guest has an IOMMU, behind which devices come: they reach what it maps for them. It has all of its memory from its boot on, and not
+    /// the class bare. With [`DeviceStart::Lazy`] the daemon fills it in.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub guest_iommu: bool,
 }
 
 impl Resources {
@@ -423,6 +427,7 @@ pub(crate) mod tests {
                 idle: Idle::Halt,
                 memory_mode: MemoryMode::Translated,
                 free_page_reporting: false,
+                guest_iommu: false,
             },
             limits: Limits {
                 cpu_millis: Some(500),

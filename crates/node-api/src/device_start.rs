@@ -19,11 +19,13 @@ pub enum DeviceStart {
     Async,
     /// Before its command: its guest has all memory from the start, of which it does without a part (a balloon) until that is mapped.
     AsyncBalloon,
+    /// Before its command, and nothing is mapped but what its guest maps, by an IOMMU that its machine has from the boot on.
+    Lazy,
 }
 
 impl DeviceStart {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Eager, Self::Late, Self::Async, Self::AsyncBalloon];
+    pub const ALL: [Self; 5] = [Self::Eager, Self::Late, Self::Async, Self::AsyncBalloon, Self::Lazy];
 
     /// What it is called.
     pub fn name(self) -> &'static str {
@@ -32,6 +34,7 @@ impl DeviceStart {
             Self::Late => "late",
             Self::Async => "async",
             Self::AsyncBalloon => "async-balloon",
+            Self::Lazy => "lazy",
         }
     }
 }
@@ -44,7 +47,7 @@ impl fmt::Display for DeviceStart {
 
 /// No such way.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no way to start with devices: give eager, late, async or async-balloon")]
+#[error("`{0}` is no way to start with devices: give eager, late, async, async-balloon or lazy")]
 pub struct DeviceStartError(String);
 
 impl FromStr for DeviceStart {
@@ -66,10 +69,10 @@ mod tests {
             assert_eq!(start.to_string().parse(), Ok(start));
             assert_eq!(serde_json::to_string(&start).unwrap(), format!("\"{start}\""));
         }
-        for wrong in ["balloon", "lazy", "Eager", ""] {
+        for wrong in ["balloon", "Lazy", "Eager", ""] {
             let error = wrong.parse::<DeviceStart>().unwrap_err().to_string();
             assert!(
-                error.contains("eager, late, async or async-balloon") && error.contains(&format!("`{wrong}`")),
+                error.contains("eager, late, async, async-balloon or lazy") && error.contains(&format!("`{wrong}`")),
                 "{error}"
             );
         }

@@ -279,6 +279,7 @@ mod tests {
                 idle: crate::class::Idle::Halt,
                 memory_mode: crate::MemoryMode::Translated,
                 free_page_reporting: false,
+                guest_iommu: false,
             },
             recipe: Recipe {
                 commands: vec!["pip install x".into(), "server".into()],

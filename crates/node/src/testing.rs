@@ -32,6 +32,7 @@ pub(crate) fn resources() -> Resources {
         idle: node_api::Idle::Halt,
         memory_mode: node_api::MemoryMode::Translated,
         free_page_reporting: false,
+        guest_iommu: false,
     }
 }
 

@@ -72,6 +72,7 @@ fn config() -> SandboxConfig {
             idle: node_api::Idle::Halt,
             memory_mode: node_api::MemoryMode::Translated,
             free_page_reporting: false,
+            guest_iommu: false,
         },
         limits: Limits::default(),
         tmpfs: Vec::new(),

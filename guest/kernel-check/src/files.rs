@@ -26,6 +26,9 @@ pub(crate) const CHECKS: &[Check] = &[
         contains("/sys/kernel/mm/transparent_hugepage/enabled", "madvise")
     }),
     ("configuration in /proc", || fs::metadata("/proc/config.gz").map(drop)),
+    ("driver of an IOMMU", || {
+        fs::metadata("/sys/bus/virtio/drivers/virtio_iommu").map(drop)
+    }),
     ("symbols", || contains("/proc/kallsyms", " start_kernel")),
 ];
 

@@ -13,8 +13,9 @@ use super::parse;
 pub(crate) struct HotplugArgs {
     /// When devices are there: eager, before the guest starts, which waits until all memory is mapped for them; async, before the command,
     /// with the memory that it boots with, and the rest is plugged as it is mapped; async-balloon, the same, but all memory is there from the
-    /// start, and the guest keeps out of the rest; late, some time after the command has started, which
-    /// has all memory from its start [default: async].
+    /// start, and the guest keeps out of the rest; late, some time after the command has started, which has all memory from its start; lazy,
+    /// before the command, and they reach what the guest's drivers map for them, by an IOMMU that its machine has: its memory stays shared
+    /// with its template, and `basalt device attach` gives devices so, too [default: async].
     #[arg(long, value_name = "WHEN")]
     device_start: Option<DeviceStart>,
 
@@ -117,9 +118,12 @@ mod tests {
     #[test]
     fn wrong_values_are_refused_with_what_is_right() {
         for (words, wanted) in [
-            (["--device-start", "balloon"], "eager, late, async or async-balloon"),
-            (["--device-start", "lazy"], "eager, late, async or async-balloon"),
-            (["--device-start", ""], "eager, late, async or async-balloon"),
+            (
+                ["--device-start", "balloon"],
+                "eager, late, async, async-balloon or lazy",
+            ),
+            (["--device-start", "Lazy"], "eager, late, async, async-balloon or lazy"),
+            (["--device-start", ""], "eager, late, async, async-balloon or lazy"),
             (["--boot-memory", "1m"], "at least 32 MiB"),
             (["--boot-memory", "some"], "such as 512M"),
             (["--max-memory", "99999999999t"], "too large"),

@@ -44,6 +44,7 @@ impl SizeArgs {
             idle: Idle::Halt,
             memory_mode: MemoryMode::Translated,
             free_page_reporting: false,
+            guest_iommu: false,
         })
     }
 
@@ -64,6 +65,7 @@ impl SizeArgs {
             idle: usual.idle,
             memory_mode: usual.memory_mode,
             free_page_reporting: usual.free_page_reporting,
+            guest_iommu: usual.guest_iommu,
         }
     }
 

@@ -103,8 +103,15 @@ fn memory_and_start_policies_that_cannot_be_are_refused_with_what_can() {
     let world = World::new("");
     for (flags, wanted) in [
         (&["--device-start", "late"][..], "--device ADDRESS"),
-        (&["--device-start", "lazy"], "eager, late, async or async-balloon"),
-        (&["--device-start", "balloon"], "eager, late, async or async-balloon"),
+        (&["--device-start", "Lazy"], "eager, late, async, async-balloon or lazy"),
+        (
+            &["--device-start", "balloon"],
+            "eager, late, async, async-balloon or lazy",
+        ),
+        (
+            &["--device-start", "lazy", "--boot-memory", "64m"],
+            "has all of its memory when it boots",
+        ),
         (&["--boot-memory", "1g"], "--boot-memory than with --memory"),
         (&["--boot-memory", "1k"], "at least 32 MiB"),
         (&["--max-memory", "64m"], "--max-memory than with --memory"),

@@ -160,10 +160,16 @@ impl Node {
         };
         let resources = &stored.sandbox.config.resources;
         let region = resources.region().unwrap_or(ByteSize(0)).bytes();
+        // Each of several address spaces counts what is mapped there.
+        let spaces = match resources.guest_iommu {
+            true => self.devices.of(&stored.sandbox.id).len().max(1) as u64,
+            false => 1,
+        };
         let bytes = resources
             .boots_with()
             .bytes()
             .saturating_add(region)
+            .saturating_mul(spaces)
             .saturating_add(BESIDES);
         let allowed = self.devices.vfio().allow_locking(process.pid, bytes);
         allowed.map_err(Error::host("letting the VMM lock its guest's memory"))
@@ -177,7 +183,7 @@ impl Node {
         // What it has is not what it was promised, where an earlier attempt was not taken back.
         let told = vm.ask("it was asked for its devices", VmmClient::functions)?;
         let has = told.functions.iter().filter_map(|function| function.id.parse().ok());
-        let mut files = FunctionFiles::of_vm(&told);
+        let mut files = FunctionFiles::of_vm(&told).behind_iommu(stored.sandbox.config.resources.guest_iommu);
         for address in has {
             files.groups.extend(self.devices.group(address)?);
         }

@@ -4,6 +4,7 @@
 //!  eager  made ─► devices given ─► all is mapped ─► started ─► shown to the guest ─► command
 //!  async  made ─► started ─► devices given ─► boot memory is mapped, then more ─► shown ─► command ─► the rest is plugged as it is mapped
 //!  async-balloon  as async, of which the balloon is full first; the rest leaves the balloon as it is mapped
+//!  lazy   made ─► started ─► devices given, and there ─► shown ─► command; the guest maps what it wants to, as long as it runs
 //!  late   made ─► started ─► devices given ─► command ─► all is mapped ─► shown
 //! ```
 //! What comes behind the command is followed by a thread without the sandbox's turn: whoever ends the sandbox does not wait for it, and it
@@ -56,7 +57,7 @@ impl Node {
                 let waits = Waits::InTurn(cancel);
                 self.await_presence(entry, vm, &claimed, waits).map(drop)
             }
-            DeviceStart::Async | DeviceStart::AsyncBalloon | DeviceStart::Late => Ok(()),
+            DeviceStart::Async | DeviceStart::AsyncBalloon | DeviceStart::Late | DeviceStart::Lazy => Ok(()),
         }
     }
 

@@ -66,6 +66,7 @@ impl Node {
         config.validate()?;
         self.look_names_up(&mut config)?;
         config.choose_boot_memory();
+        config.choose_iommu();
         config.resources = config.resources.holding(ByteSize(0));
         limits::check(&config, self.cgroups.as_ref())?;
         launch::check_paging(config.paging)?;

@@ -152,6 +152,7 @@ mod tests {
             idle: node_api::Idle::Halt,
             memory_mode: node_api::MemoryMode::Translated,
             free_page_reporting: false,
+            guest_iommu: false,
         })
         .unwrap_err()
     }

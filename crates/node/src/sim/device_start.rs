@@ -106,6 +106,13 @@ const CASES: &[Case] = &[
         undone: &[DeviceState::Ready, DeviceState::Quarantined],
         done: DeviceState::Claimed,
     },
+    Case {
+        name: "run, lazy",
+        prepare: |world| bind(world, NVME).unwrap(),
+        act: |world| run(world, config(DeviceStart::Lazy)),
+        undone: &[DeviceState::Ready, DeviceState::Quarantined],
+        done: DeviceState::Claimed,
+    },
 ];
 
 #[test]
@@ -140,6 +147,7 @@ fn a_policy_is_an_order() {
     let held_back = ["started", "mapped", "shown", "command"];
     assert_eq!(history(config(DeviceStart::Async)), held_back);
     assert_eq!(history(config(DeviceStart::AsyncBalloon)), held_back);
+    assert_eq!(history(config(DeviceStart::Lazy)), held_back);
     assert_eq!(history(ready(config(DeviceStart::Late))), held_back);
     let late = ["started", "command", "mapped", "shown"];
     assert_eq!(history(config(DeviceStart::Late)), late);
@@ -147,6 +155,22 @@ fn a_policy_is_an_order() {
     assert_eq!(history(divided(config(DeviceStart::Async))), plugged);
     let waits = ["started", "mapped", "shown", "plugged", "command"];
     assert_eq!(history(ready(divided(config(DeviceStart::Async)))), waits);
+}
+
+/// Its guest has an IOMMU as long as it is there, whatever devices it has.
+#[test]
+fn a_lazy_sandbox_has_an_iommu_without_a_device_too() {
+    let world = World::new();
+    let lazy = SandboxConfig {
+        devices: Vec::new(),
+        ..config(DeviceStart::Lazy)
+    };
+    run(&world, lazy).unwrap();
+    assert!(world.entry("web").stored().sandbox.config.resources.guest_iommu);
+    bind(&world, NVME).unwrap();
+    let given = world.node().attach_devices(&world.entry("web"), &[address(NVME)]);
+    assert_eq!(given.unwrap().len(), 1);
+    world.ends_empty().unwrap();
 }
 
 #[test]

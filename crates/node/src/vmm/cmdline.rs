@@ -32,15 +32,23 @@ const POLLS: &str = "idle=poll";
 /// The word for one that is shown MWAIT, and is to halt nevertheless.
 const HALTS: &str = "idle=nomwait";
 
+/// The word for one with an IOMMU: what its drivers unmap is unmapped at once, and not many of it together some time later, until when devices
+/// would reach it, and its pages would be pinned.
+const UNMAPS_AT_ONCE: &str = "iommu.strict=1";
+
 /// The command line for a guest of this kind; as [`command_line`].
 pub(crate) fn command_line_for(verbosity: LevelFilter, resources: &Resources) -> String {
-    let word = match resources.idle {
+    let idle = match resources.idle {
         Idle::Halt if resources.class.is_bare() => Some(HALTS),
         Idle::Halt | Idle::Wait => None,
         Idle::Poll => Some(POLLS),
     };
-    let common = command_line(verbosity);
-    word.map_or(common.clone(), |word| format!("{common} {word}"))
+    let iommu = resources.guest_iommu.then_some(UNMAPS_AT_ONCE);
+    let own = idle.into_iter().chain(iommu);
+    std::iter::once(command_line(verbosity))
+        .chain(own.map(str::to_owned))
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// The command line for a guest; its kernel is talkative only where somebody wants to read it.
@@ -78,6 +86,10 @@ mod tests {
         assert!(told(Class::Dedicated, Idle::Poll).ends_with(" idle=poll"));
         assert_eq!(told(Class::Bare, Idle::Wait), quiet);
         assert!(told(Class::Bare, Idle::Halt).ends_with(" idle=nomwait"));
+        let mut resources = crate::testing::stored("aaaaaaaaaaaa", "web").sandbox.config.resources;
+        resources.guest_iommu = true;
+        assert!(command_line_for(LevelFilter::Warn, &resources).ends_with(" iommu.strict=1"));
+        assert!(!quiet.contains("iommu"));
         assert!(!command_line(LevelFilter::Debug).contains("quiet"));
     }
 }

@@ -15,8 +15,8 @@ use node_api::{Class, CpuModel, Paging, Resources};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use vmm_api::config::DeviceSpec;
 use vmm_api::devices::{
-    BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, FsConfig, FsDirectory, FsSource, MacAddress, NetConfig,
-    NetLimits, RngConfig, VsockConfig, VsockSink,
+    BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, FsConfig, FsDirectory, FsSource, IommuConfig, MacAddress,
+    NetConfig, NetLimits, RngConfig, VsockConfig, VsockSink,
 };
 use vmm_api::{FdRef, MemoryMode, PageRuns, RestoreConfig, SnapshotFiles, VmConfig};
 use wire::packet::PacketSocket;
@@ -404,6 +404,9 @@ fn devices(
     }
     if let Some(balloon) = limits::for_balloon(&stored.sandbox.config) {
         devices.push(device("balloon", &balloon)?);
+    }
+    if resources.guest_iommu {
+        devices.push(device("iommu", &IommuConfig {})?);
     }
     Ok(devices)
 }

@@ -73,7 +73,8 @@ impl VfioHost for ThisVfio {
 }
 
 /// The files that a VM is sent with its functions, all of them in one way: iommufd and a function's own file where the host has them, else a
-/// container and the function's group.
+/// container and the function's group. Where its guest has an IOMMU each function has an address space of its own, and brings iommufd or a
+/// container; else the first does.
 #[derive(Debug)]
 pub(crate) struct FunctionFiles {
     /// It has one: nothing comes along that all have in common.
@@ -81,6 +82,8 @@ pub(crate) struct FunctionFiles {
     /// Its VMM takes functions by files of their own.
     knows_iommufd: bool,
     iommufd: bool,
+    /// Its guest has an IOMMU.
+    separate: bool,
     /// The groups that it has.
     pub(crate) groups: BTreeSet<u32>,
 }
@@ -92,8 +95,15 @@ impl FunctionFiles {
             has_function: !told.functions.is_empty(),
             knows_iommufd: told.iommufd.is_some(),
             iommufd: told.iommufd == Some(true),
+            separate: false,
             groups: BTreeSet::new(),
         }
+    }
+
+    /// The same, whose guest may have an IOMMU.
+    pub(crate) fn behind_iommu(mut self, has_iommu: bool) -> Self {
+        self.separate = has_iommu;
+        self
     }
 
     /// The next function's, with its group's number.
@@ -114,9 +124,10 @@ impl FunctionFiles {
         if !self.has_function {
             self.iommufd = self.knows_iommufd && host.has_own_file(address)?;
         }
+        let brings_space = self.separate || !self.has_function;
         if self.iommufd {
             config.device = add(host.function(address)?);
-            if !self.has_function {
+            if brings_space {
                 config.iommufd = add(host.iommufd()?);
             }
         } else {
@@ -124,7 +135,7 @@ impl FunctionFiles {
             if !group.is_some_and(|number| self.groups.contains(&number)) {
                 config.group = add(host.group(address)?);
             }
-            if !self.has_function {
+            if brings_space {
                 config.container = add(host.container()?);
             }
         }
@@ -216,6 +227,21 @@ mod tests {
         // But to a VMM of before, which does not know of them.
         let mut files = FunctionFiles::of_vm(&told(0, None));
         assert_eq!(sent(&mut files, 4), [true, true, false, false]);
+    }
+
+    #[test]
+    fn behind_an_iommu_of_the_guests_each_function_brings_an_address_space() {
+        for iommufd in [false, true] {
+            let mut files = FunctionFiles::of_vm(&told(0, Some(false))).behind_iommu(true);
+            let host = NullFiles { iommufd };
+            let all = [!iommufd, !iommufd, iommufd, iommufd];
+            assert_eq!([4, 5].map(|group| sent(&mut files, &host, group)), [all; 2]);
+        }
+        // The VMM says why it does not take one of a group that it has.
+        let mut files = FunctionFiles::of_vm(&told(0, Some(false))).behind_iommu(true);
+        let host = NullFiles { iommufd: false };
+        assert_eq!(sent(&mut files, &host, 4), [true, true, false, false]);
+        assert_eq!(sent(&mut files, &host, 4), [false, true, false, false]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ const MAX_SERIES: usize = 256;
 const MAX_LABEL: usize = 32;
 
 /// What VMMs count, and what that is, in the order of docs/vmm.md. A name that is not here is not told.
-pub(super) const COUNTERS: [(&str, &str); 44] = [
+pub(super) const COUNTERS: [(&str, &str); 47] = [
     ("vcpu_exits_total", "Exits of vCPUs to the VMM."),
     ("engine_exits_total", "Exits of guests that own their CPUs."),
     (
@@ -54,6 +54,15 @@ pub(super) const COUNTERS: [(&str, &str); 44] = [
     ),
     ("balloon_target_bytes", "Memory that the guest is to do without."),
     ("balloon_inflated_bytes", "Memory that the guest does without."),
+    ("iommu_requests_total", "Requests to guests' IOMMUs."),
+    (
+        "iommu_refused_requests_total",
+        "Requests to guests' IOMMUs whose answer was an error.",
+    ),
+    (
+        "iommu_refused_chains_total",
+        "Descriptor chains of guests' IOMMUs that are no requests.",
+    ),
     ("block_requests_total", "Requests of block devices."),
     ("block_bytes_total", "Bytes of block devices."),
     ("block_errors_total", "Requests of block devices that failed."),
