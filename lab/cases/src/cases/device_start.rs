@@ -70,7 +70,11 @@ fn wrong_policies(daemon: &Daemon<'_>, address: &str) -> Result<()> {
     let image = daemon.image();
     for (words, said) in [
         (vec!["--device-start", "late"], "--device ADDRESS"),
-        (vec!["--device", address, "--device-start", "lazy"], "async"),
+        (vec!["--device", address, "--device-start", "async-balloon"], "async"),
+        (
+            vec!["--device", address, "--device-start", "lazy", "--class", "bare"],
+            "--class bare",
+        ),
         (
             vec!["--device", address, "--boot-memory", "2g", "--memory", "1g"],
             "--boot-memory",

@@ -20,6 +20,7 @@ mod daemon_cycles;
 mod daemon_life;
 mod dedicated;
 mod device_attach;
+mod device_lazy;
 mod device_load;
 mod device_memory;
 mod device_network;
@@ -139,6 +140,7 @@ pub(crate) const ALL: &[&Case] = &[
     &device_start::CASE,
     &device_start::OF_TEMPLATE,
     &device_attach::CASE,
+    &device_lazy::CASE,
     &bare_rounds::CASE,
     &dedicated::CASE,
     &hostile::CASE,
@@ -152,6 +154,7 @@ pub(crate) const NEWER: &[&Case] = &[
     &device_memory::CASE,
     &device_start::CASE,
     &device_attach::CASE,
+    &device_lazy::CASE,
     &device_load::CASE,
     &device_network::CASE,
 ];
