@@ -70,7 +70,7 @@ fn wrong_policies(daemon: &Daemon<'_>, address: &str) -> Result<()> {
     let image = daemon.image();
     for (words, said) in [
         (vec!["--device-start", "late"], "--device ADDRESS"),
-        (vec!["--device", address, "--device-start", "async-balloon"], "async"),
+        (vec!["--device", address, "--device-start", "soon"], "async"),
         (
             vec!["--device", address, "--device-start", "lazy", "--class", "bare"],
             "--class bare",
