@@ -260,6 +260,7 @@ impl SandboxConfig {
             && self.device_start.unwrap_or_default() == DeviceStart::Async
             && self.template.is_none()
             && !resources.class.is_bare()
+            && !resources.guest_iommu
             && resources.boot_memory.is_none();
         if divides && resources.memory > USUAL_BOOT {
             // What is no whole block is there from the boot on.

@@ -89,6 +89,10 @@ impl Node {
             return Ok(None);
         };
         let sandbox = entry.stored().sandbox;
+        if sandbox.config.resources.guest_iommu {
+            // Nothing is copied but what its guest maps for the device.
+            return Ok(None);
+        }
         let wish = Wish::new("attach a device to", Some(&sandbox.name));
         Ok(Changed::to_private(promise, &wish, &sandbox.config)?)
     }
@@ -108,13 +112,24 @@ impl Node {
             entry.promise_disk(self.budget.count_disk(size, &self.sandbox_paths(entry).disk()));
         }
         if stored.sandbox.state != State::Exited {
-            // Daemons of before did not note what became its own for these.
-            let start = match self.devices.of(&entry.id).is_empty() {
-                true => comes_by(&stored),
-                false => Start::Boot,
-            };
-            entry.promise(Arc::new(self.budget.count_machine(config, start)));
+            let stored = self.as_noted_now(entry, stored);
+            let promise = self.budget.count_machine(&stored.sandbox.config, comes_by(&stored));
+            entry.promise(Arc::new(promise));
         }
+    }
+}
+
+impl Node {
+    /// Daemons of before did not note that all memory of one that has devices is its own, which it stays.
+    fn as_noted_now(&self, entry: &Entry, stored: Stored) -> Stored {
+        let has_devices = !self.devices.of(&entry.id).is_empty();
+        if !has_devices || stored.memory_is_private || stored.sandbox.config.resources.guest_iommu {
+            return stored;
+        }
+        if let Err(error) = self.note_change(entry, |stored| stored.memory_is_private = true) {
+            log::warn!("the record of sandbox {} is written later: {error}", entry.id);
+        }
+        entry.stored()
     }
 }
 

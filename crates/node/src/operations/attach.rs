@@ -78,9 +78,19 @@ impl Node {
         entry: &Arc<Entry>,
         addresses: &[PciAddress],
     ) -> Result<Vec<GuestDevice>, Error> {
+        let detached = entry.stored().detached;
         let _operation = self.turn(entry)?;
         let vm = entry.vm_for(Verb::Attach)?;
-        self.give_devices(entry, &vm, addresses, None)
+        // Its turn has brought back what was detached for an operation that had not come to rest, and may have been asked for by whoever was told so.
+        let has = self.devices.of(&entry.id);
+        let came_back = |address: &PciAddress| detached.contains(address) && has.contains(address);
+        let (back, wanted): (Vec<_>, Vec<_>) = addresses.iter().copied().partition(came_back);
+        let mut given = match back.is_empty() {
+            true => Vec::new(),
+            false => self.show_to_guest(&vm, &self.await_presence(entry, &vm, &back, Waits::InTurn(None))?)?,
+        };
+        given.extend(self.give_devices(entry, &vm, &wanted, None)?);
+        Ok(given)
     }
 
     /// The same for who has its turn, and its machine; `cancel` hangs up when nobody wants it any more.

@@ -48,6 +48,7 @@ impl Node {
         if !sandbox.config.detach {
             return Err(Error::Tied(sandbox.name.clone()));
         }
+        self.refuse_devices(entry, on)?;
         let moved = moved(&stored, class)?;
         limits::check(&moved, self.cgroups.as_ref())?;
         drop(volume_shares::open_all(&moved.volumes, &self.volumes)?);
@@ -56,7 +57,7 @@ impl Node {
         let promise = self.admit_other("move", entry, &moved, Some(comes_by(&stored)))?;
         // The way back needs no descriptor that could be missing then.
         let line = vm.line()?;
-        self.detach_for(entry, on, Guest::LetsGo)?;
+        self.detach_for(entry, Guest::LetsGo)?;
         let started = self.move_in_turn(entry, (&vm, line), moved, promise);
         self.return_devices(entry, started, |_| format!("the move to the class {class} is done"))
     }

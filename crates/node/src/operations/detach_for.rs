@@ -56,20 +56,27 @@ pub(crate) enum Guest {
 }
 
 impl Node {
-    /// Detaches what a sandbox has of the host's, or refuses that; for who has its turn, and calls [`Node::return_devices`] next, whatever
-    /// becomes of the operation. Where it fails all is as it was.
-    pub(crate) fn detach_for(&self, entry: &Entry, on: OnDevices, guest: Guest) -> Result<(), Error> {
+    /// Refuses an operation for which what a sandbox has of the host's cannot be detached, or is not to be: before anything is made for it.
+    pub(crate) fn refuse_devices(&self, entry: &Entry, on: OnDevices) -> Result<(), Error> {
         let its = self.devices.of(&entry.id);
         if its.is_empty() {
             return Ok(());
         }
-        let stored = entry.stored();
-        let (devices, sandbox) = (names(&its), stored.sandbox.name.clone());
-        if on == OnDevices::Refuse {
-            return Err(DevicesError::Keeps { devices, sandbox }.into());
+        let sandbox = entry.stored().sandbox;
+        let (devices, is_paused, sandbox) = (names(&its), sandbox.state == State::Paused, sandbox.name);
+        match on {
+            OnDevices::Refuse => Err(DevicesError::Keeps { devices, sandbox }.into()),
+            OnDevices::Detach if is_paused => Err(DevicesError::HeldWhilePaused { devices, sandbox }.into()),
+            OnDevices::Detach => Ok(()),
         }
-        if stored.sandbox.state == State::Paused {
-            return Err(DevicesError::HeldWhilePaused { devices, sandbox }.into());
+    }
+
+    /// Detaches what a sandbox has of the host's; for who has its turn and has asked [`Node::refuse_devices`], and calls
+    /// [`Node::return_devices`] next, whatever becomes of the operation. Where it fails all is as it was.
+    pub(crate) fn detach_for(&self, entry: &Entry, guest: Guest) -> Result<(), Error> {
+        let its = self.devices.of(&entry.id);
+        if its.is_empty() {
+            return Ok(());
         }
         let vm = entry.vm_for(Verb::Detach)?;
         let _span = span("devices detached");

@@ -99,6 +99,7 @@ impl Node {
         if on == OnDevices::Refuse && !sandbox.config.devices.is_empty() {
             return Err(DevicesError::StartedWith(sandbox.name).into());
         }
+        self.refuse_devices(entry, on)?;
         self.refuse_damaged(&place, &record.snapshot)?;
         let config = holding_what_both_have(&sandbox.config, &record.snapshot.config);
         self.can_be_put_back(entry, &config, &place)?;
@@ -107,7 +108,7 @@ impl Node {
         let wish = Wish::new("roll back", Some(&sandbox.name));
         let promise = Changed::new(promise, &wish, &config, None)?;
         let beside = self.beside(entry, &place)?;
-        self.detach_for(entry, on, Guest::MayKeep)?;
+        self.detach_for(entry, Guest::MayKeep)?;
         if sandbox.state == State::Exited {
             // It is started with them, and would have them now.
             let its = &sandbox.config.devices;

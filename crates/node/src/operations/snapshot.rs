@@ -60,8 +60,9 @@ impl Node {
         can_be_saved(&stored)?;
         let vm = entry.vm_for(Verb::Snapshot)?;
         let name = self.snapshots.name_for(name, &stored.sandbox.name)?;
+        self.refuse_devices(entry, on)?;
         let to_save = self.begin_snapshot(entry, &vm, name)?;
-        self.detach_for(entry, on, Guest::LetsGo)?;
+        self.detach_for(entry, Guest::LetsGo)?;
         let made = self.snapshot_in_turn(entry, &vm, to_save);
         self.return_devices(entry, made, |made| format!("snapshot `{}` is taken", made.name))
     }

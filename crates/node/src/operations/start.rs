@@ -65,8 +65,10 @@ impl Node {
     ) -> Result<(Arc<Entry>, Started), Error> {
         config.validate()?;
         self.look_names_up(&mut config)?;
-        config.choose_boot_memory();
+        // What follows from the rest is nobody's to say.
+        config.resources.inflated = None;
         config.choose_iommu();
+        config.choose_boot_memory();
         config.resources = config.resources.holding(ByteSize(0));
         limits::check(&config, self.cgroups.as_ref())?;
         launch::check_paging(config.paging)?;

@@ -432,6 +432,12 @@ impl Drop for World {
                 machine.die();
             }
             self.faults.next_daemon();
+            // Those of sandboxes that it ends with, when their machines are gone.
+            for root in &node.cgroups {
+                for id in root.list().unwrap() {
+                    soon(|| root.remove(&id).map_err(|error| error.to_string())).unwrap();
+                }
+            }
             // A test that failed may have left more.
             if let Err(error) = node.take_away() {
                 writeln!(io::stderr(), "something is left in the kernel: {error}").unwrap();

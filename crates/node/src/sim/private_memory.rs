@@ -2,7 +2,7 @@
 //! does, whatever becomes of the device, and of the daemon.
 
 use base::ByteSize;
-use node_api::{BindTerms, DeviceState, Resource, SandboxConfig};
+use node_api::{BindTerms, DeviceStart, DeviceState, Resource, SandboxConfig};
 
 use super::World;
 use super::devices::{NVME, address, bind, state};
@@ -20,8 +20,11 @@ fn promised(world: &World) -> u64 {
         .promised
 }
 
-fn clone(world: &World, name: &str, port: &str) {
-    let mut config = World::config(name);
+fn clone(world: &World, name: &str, port: &str, device_start: Option<DeviceStart>) {
+    let mut config = SandboxConfig {
+        device_start,
+        ..World::config(name)
+    };
     (config.resources.memory, config.boot) = (MEMORY, false);
     config.ports = vec![port.to_owned()];
     world.run(config).unwrap();
@@ -42,12 +45,16 @@ fn detach(world: &World, name: &str, device: &str) {
 
 /// Three clones of a template, and two devices.
 fn clones() -> World {
+    clones_with(None)
+}
+
+fn clones_with(device_start: Option<DeviceStart>) -> World {
     let world = World::new();
-    clone(&world, "first", "80:80");
+    clone(&world, "first", "80:80", device_start);
     world.has_template().unwrap();
     world.node().remove(&world.entry("first"), true).unwrap();
     for (name, port) in [("web", "80:80"), ("db", "81:80"), ("mail", "82:80")] {
-        clone(&world, name, port);
+        clone(&world, name, port, device_start);
     }
     bind(&world, NVME).unwrap();
     world.node().devices.bind(address(NIC), BindTerms::default()).unwrap();
@@ -112,6 +119,40 @@ fn one_that_boots_or_is_started_with_devices_counts_whole_anyhow() {
     world.run(SandboxConfig { ..config }).unwrap();
     let counted = promised(&world);
     attach(&world, "web", NVME).unwrap();
+    assert_eq!(promised(&world), counted);
+    world.ends_empty().unwrap();
+}
+
+/// What its guest maps is all that a device makes its own.
+#[test]
+fn a_clone_with_an_iommu_of_its_own_goes_on_sharing() {
+    let mut world = clones_with(Some(DeviceStart::Lazy));
+    let shared = promised(&world);
+    attach(&world, "web", NVME).unwrap();
+    attach(&world, "db", NIC).unwrap();
+    assert_eq!(promised(&world), shared);
+    world.restart();
+    world.is_at_rest().unwrap();
+    assert_eq!(promised(&world), shared);
+    world.ends_empty().unwrap();
+}
+
+/// Its record says nothing of it.
+#[test]
+fn a_clone_that_an_earlier_daemon_gave_a_device_counts_whole_from_the_next_one_on() {
+    let mut world = clones();
+    attach(&world, "web", NVME).unwrap();
+    let counted = promised(&world);
+    let entry = world.entry("web");
+    world
+        .node()
+        .note_change(&entry, |stored| stored.memory_is_private = false)
+        .unwrap();
+    drop(entry);
+    world.restart();
+    assert_eq!(promised(&world), counted);
+    detach(&world, "web", NVME);
+    world.restart();
     assert_eq!(promised(&world), counted);
     world.ends_empty().unwrap();
 }

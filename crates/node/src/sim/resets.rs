@@ -91,7 +91,7 @@ fn one_that_stands_still_keeps_no_other_sandbox_from_ending() {
         .unwrap();
         let begun = Instant::now();
         // Whoever looks after what was left does not wait for it either.
-        assert_eq!(node.devices.finish_resets(), 0);
+        assert_eq!(node.devices.finish_resets(), 1);
         node.stop(&world.entry("db"), Duration::ZERO).unwrap();
         assert_eq!(world.entry("db").state(), State::Exited);
         assert_eq!(state(&world, NIC), DeviceState::Ready);
@@ -132,4 +132,33 @@ fn who_wants_a_device_waits_for_a_reset_that_does_not_stand_still() {
     });
     assert_eq!(devices.of("bbbbbbbbbbbb"), [address(NVME)]);
     devices.release("bbbbbbbbbbbb").unwrap();
+}
+
+/// Between two of one sandbox's resets none is under way.
+#[test]
+fn who_wants_several_waits_for_the_reset_of_the_last() {
+    let world = world();
+    let devices = &world.node().devices;
+    let both = [address(NVME), address(NIC)];
+    devices.claim("000000000000", &both).unwrap();
+    world.kernel.on_write(Arc::new(|path, _| {
+        if path.ends_with("reset") {
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }));
+    for number in 0..20 {
+        let [before, next] = [number, number + 1].map(|number| format!("{number:012}"));
+        thread::scope(|scope| {
+            let released = scope.spawn(|| devices.release(&before));
+            soon(|| match (state(&world, NVME), state(&world, NIC)) {
+                (DeviceState::Claimed, _) => Err("nothing is reset yet".to_owned()),
+                _ => Ok(()),
+            })
+            .unwrap();
+            devices.claim(&next, &both).unwrap();
+            released.join().unwrap().unwrap();
+        });
+    }
+    devices.release(&format!("{:012}", 20)).unwrap();
 }

@@ -4,11 +4,12 @@
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base::PciAddress;
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 
 use super::error::DeviceError;
 
@@ -100,10 +101,11 @@ impl Files for OfHost {
     }
 
     fn device_number(&self, path: &Path) -> io::Result<Option<DeviceNumber>> {
-        let found = fs::metadata(path)?;
-        let number = found.rdev();
-        let number = DeviceNumber(rustix::fs::major(number), rustix::fs::minor(number));
-        Ok(found.file_type().is_char_device().then_some(number))
+        // As the kernel knows it: the server of somebody's file system may never answer (statx(2)).
+        let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
+        let number = DeviceNumber(found.stx_rdev_major, found.stx_rdev_minor);
+        let is_device = FileType::from_raw_mode(found.stx_mode.into()) == FileType::CharacterDevice;
+        Ok(is_device.then_some(number))
     }
 }
 

@@ -63,24 +63,25 @@ fn users(sysfs: &Sysfs, path: &std::path::Path) -> Result<Vec<User>, DeviceError
     let mut found = BTreeSet::new();
     for name in sysfs.list(&sysfs.proc(""))? {
         let Ok(process) = name.parse() else { continue };
-        if has_open(sysfs, process, wanted)? {
-            let name = sysfs.text(&sysfs.proc(&format!("{process}/comm")))?;
-            let name = name.unwrap_or_default();
+        if has_open(sysfs, process, wanted) {
+            // One that has ended since has no name.
+            let name = sysfs.text(&sysfs.proc(&format!("{process}/comm")));
+            let name = name.ok().flatten().unwrap_or_default();
             found.insert(User { process, name });
         }
     }
     Ok(found.into_iter().collect())
 }
 
-/// One that has ended meanwhile has nothing open.
-fn has_open(sysfs: &Sysfs, process: u32, wanted: DeviceNumber) -> Result<bool, DeviceError> {
+/// What cannot be looked at is no device file: a process that has ended meanwhile, or a file whose server is gone.
+fn has_open(sysfs: &Sysfs, process: u32, wanted: DeviceNumber) -> bool {
     let directory = sysfs.proc(&format!("{process}/fd"));
-    for descriptor in sysfs.list(&directory)? {
-        if sysfs.device_number(&directory.join(descriptor))? == Some(wanted) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    let descriptors = sysfs.list(&directory).unwrap_or_default();
+    descriptors.into_iter().any(|descriptor| {
+        sysfs
+            .device_number(&directory.join(descriptor))
+            .is_ok_and(|its| its == Some(wanted))
+    })
 }
 
 #[cfg(test)]

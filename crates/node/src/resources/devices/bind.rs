@@ -83,6 +83,8 @@ impl Devices {
     /// Gives a device back to the host. It is fine if it is the host's.
     pub(crate) fn unbind(&self, address: PciAddress) -> Result<(), Error> {
         self.await_resets(&[address]);
+        // All processes of the host are looked at, for which nobody else is to wait.
+        let open = users::open_file(self.sysfs(), address);
         let _changing = self.changing();
         let known = self.find(address);
         let device = match known {
@@ -110,7 +112,7 @@ impl Devices {
                 }
             }
         };
-        if let Some(file) = users::open_file(self.sysfs(), address).map_err(DevicesError::from)? {
+        if let Some(file) = open.map_err(DevicesError::from)? {
             return Err(DevicesError::Open { address, file }.into());
         }
         let was_kept = device.terms.persist;

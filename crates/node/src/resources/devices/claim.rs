@@ -182,9 +182,9 @@ impl Devices {
     pub(crate) fn finish_resets(&self) -> usize {
         let resetting = self.resetting();
         let left = resetting.iter().filter(|device| {
-            // Whoever is busy with one finishes it, or says that it cannot.
+            // Whoever is busy may be so with another of its bus, and not come to it.
             let Some(turn) = self.resets.try_begin(self.scope(device.address())) else {
-                return false;
+                return true;
             };
             let finished = self.reset_in(&turn, device.address());
             finished
@@ -200,13 +200,33 @@ impl Devices {
         resetting.cloned().collect()
     }
 
-    /// Waits for the resets of devices that are under way, if that takes no longer than a reset does.
+    /// Waits for the resets of devices and of all else of their groups, if that takes no longer than resets do.
     pub(super) fn await_resets(&self, addresses: &[PciAddress]) {
-        let is_reset = |address: &PciAddress| {
-            self.find(*address)
-                .is_some_and(|device| device.stage == Stage::Resetting)
+        if self.resetting().is_empty() {
+            return;
+        }
+        // What cannot be read is told by whoever needs it.
+        let functions = addresses
+            .iter()
+            .filter_map(|&address| inventory::find(self.sysfs(), address).ok());
+        let groups = functions.filter_map(|function| function.group);
+        let members = groups.flat_map(|group| {
+            group
+                .members
+                .iter()
+                .filter_map(inventory::Member::address)
+                .collect::<Vec<_>>()
+        });
+        let awaited: BTreeSet<PciAddress> = addresses.iter().copied().chain(members).collect();
+        let left = || {
+            self.resetting()
+                .iter()
+                .filter(|device| awaited.contains(&device.address()))
+                .count()
         };
-        self.resets.wait_while(RESET_TIME, || addresses.iter().any(is_reset));
+        // Those of one sandbox are reset one after the other.
+        let limit = RESET_TIME * u32::try_from(left()).unwrap_or(u32::MAX);
+        self.resets.wait_while(limit, || left() > 0);
     }
 
     /// The same of some of them, with all of their groups of which it needs nothing any more.

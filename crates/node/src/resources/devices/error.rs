@@ -164,7 +164,8 @@ pub enum Error {
     },
     /// What they were detached for has failed, and the sandbox has not come to rest.
     #[error(
-        "the sandbox has not come to rest, and its devices are still detached: {devices}; they come back when it has, which is tried again;          `basalt device attach {sandbox} {devices}` tries it at once, and `basalt device ls` shows how they are"
+        "the sandbox has not come to rest, and its devices are still detached: {devices}; they come back when it has, which is tried again, and at \
+         once by `basalt device attach {sandbox} {devices}`; `basalt device ls` shows how they are"
     )]
     StillDetached {
         /// The devices, apart by spaces.

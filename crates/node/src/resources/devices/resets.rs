@@ -80,13 +80,13 @@ impl Resets {
         UnderWay { resets: self, scope }
     }
 
-    /// Waits until `wait` says no more, which is asked when one has ended, or `limit` is over.
+    /// Waits until `waits` says no more, which is asked when one has ended, or `limit` is over. Between two of one sandbox's none is under way.
     pub(super) fn wait_while(&self, limit: Duration, waits: impl Fn() -> bool) {
         let end = Instant::now() + limit;
         let mut under_way = self.lock();
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            if under_way.is_empty() || left.is_zero() || !waits() {
+            if left.is_zero() || !waits() {
                 return;
             }
             let waited = self.ended.wait_timeout(under_way, left);
