@@ -2,6 +2,7 @@
 //! function of its network device, and how often the guest leaves its CPU for them, by class. Functions are bound and given as anybody
 //! would do it, by the command line; what a killed run leaves bound is the guard's.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -44,7 +45,7 @@ const BITS: Done =
 macro_rules! reads {
     ($depth:literal) => {
         concat!(
-            "exec fio --name=reads --filename=/dev/nvme0n1 --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=",
+            "exec fio --name=reads --filename=${DISK:-/dev/nvme0n1} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=",
             $depth,
             " --time_based --runtime=30 --output-format=terse --terse-version=3 >/run/wrk"
         )
@@ -140,6 +141,27 @@ pub(crate) fn wait_for(path: &Path) -> Result<()> {
         thread::sleep(PAUSE);
     }
     Ok(())
+}
+
+/// What the host's driver calls the first disk of a function, when it has one: the host may have others.
+fn disk_of(function: PciAddress) -> Result<String> {
+    let controllers = Path::new("/sys/bus/pci/devices")
+        .join(function.to_string())
+        .join("nvme");
+    wait_for(&controllers)?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        for controller in fs::read_dir(&controllers)? {
+            for entry in fs::read_dir(controller?.path())? {
+                let name = entry?.file_name().to_string_lossy().into_owned();
+                if name.starts_with("nvme") && name.ends_with("n1") {
+                    return Ok(name);
+                }
+            }
+        }
+        ensure!(Instant::now() < deadline, "{function} has no disk after {PATIENCE:?}");
+        thread::sleep(PAUSE);
+    }
 }
 
 /// How much of a load the host does a second, its script started by these words.
@@ -251,9 +273,9 @@ impl Bench<'_> {
         let stage = Stage::new(&node, &counters, digest, MEMORY).with(&words);
         let mut tables = Tables::new("Reads of an NVMe disk", "a second");
         for round in 0..self.runs.min(MOST_RUNS) {
-            wait_for(Path::new("/dev/nvme0n1"))?;
+            let disk = format!("DISK=/dev/{}", disk_of(address)?);
             for load in &DISK {
-                let rate = self.again("device-disk", HOST, || on_host(&root, load, &[]))?;
+                let rate = self.again("device-disk", HOST, || on_host(&root, load, &["env", &disk]))?;
                 tell("device-disk", round, HOST, rate, load.name);
                 tables.done.put(load.name, HOST, rate);
             }

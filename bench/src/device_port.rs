@@ -52,41 +52,85 @@ fn target(link: &Path) -> Result<PciAddress> {
 pub(crate) struct Port<'n> {
     node: &'n Node,
     physical: PciAddress,
+    interface: String,
+    /// The host had no driver of it before.
+    driver: Option<Driver>,
     /// The virtual one.
     pub(crate) function: PciAddress,
 }
 
-impl<'n> Port<'n> {
-    pub(crate) fn take(node: &'n Node) -> Result<Self> {
-        for driver in [DRIVER, DRIVER_OF_VIRTUAL] {
-            run("modprobe", &[driver])?;
+/// The host's driver of the physical function, which is unloaded with this. Without it the device has no virtual functions either.
+struct Driver;
+
+impl Driver {
+    /// None where there is one already, which others may need.
+    fn load() -> Result<Option<Self>> {
+        if Path::new("/sys/module").join(DRIVER).exists() {
+            return Ok(None);
         }
-        // Without its driver the device has no virtual functions either.
+        run("modprobe", &[DRIVER])?;
         Kept::Module(DRIVER.to_owned()).tell(true);
+        Ok(Some(Self))
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        match run("rmmod", &[DRIVER]) {
+            Ok(()) => Kept::Module(DRIVER.to_owned()).tell(false),
+            Err(error) => eprintln!("the module {DRIVER} stays for now: {error:#}"),
+        }
+    }
+}
+
+impl<'n> Port<'n> {
+    /// # Errors
+    /// There is none, or somebody uses it.
+    pub(crate) fn take(node: &'n Node) -> Result<Self> {
         let physical = find()?;
+        let driver = Driver::load()?;
+        run("modprobe", &[DRIVER_OF_VIRTUAL])?;
         let interface = interface(physical)?;
+        let flags = fs::read_to_string(Path::new("/sys/class/net").join(&interface).join("flags"))?;
+        ensure!(
+            !is_up(&flags)?,
+            "{interface}, which is {physical}, is up: `ip link set {interface} down` if nobody uses it, and run this again"
+        );
         node.ok(&["device", "vfs", &physical.to_string(), "1"])?;
         let function = target(&of(physical).join("virtfn0"))?;
         let this = Self {
             node,
             physical,
+            interface,
+            driver,
             function,
         };
-        run("ip", &["address", "replace", SERVER, "dev", &interface])?;
-        run("ip", &["link", "set", &interface, "up"])?;
+        run("ip", &["address", "replace", SERVER, "dev", &this.interface])?;
+        run("ip", &["link", "set", &this.interface, "up"])?;
         Ok(this)
     }
 }
 
 impl Drop for Port<'_> {
     fn drop(&mut self) {
-        let removed = self.node.ok(&["device", "vfs", &self.physical.to_string(), "0"]);
-        let gone = removed.map(drop).and_then(|()| run("rmmod", &[DRIVER]));
-        match gone {
-            Ok(()) => Kept::Module(DRIVER.to_owned()).tell(false),
-            Err(error) => eprintln!("{} stays as it is for now: {error:#}", self.physical),
+        let removed = self
+            .node
+            .ok(&["device", "vfs", &self.physical.to_string(), "0"])
+            .map(drop);
+        let address = || run("ip", &["address", "del", SERVER, "dev", &self.interface]);
+        let down = || run("ip", &["link", "set", &self.interface, "down"]);
+        if let Err(error) = removed.and_then(|()| address()).and_then(|()| down()) {
+            eprintln!("{} stays as it is for now: {error:#}", self.physical);
         }
+        drop(self.driver.take());
     }
+}
+
+/// Whether an interface's flags have IFF_UP (netdevice(7)).
+fn is_up(flags: &str) -> Result<bool> {
+    let digits = flags.trim().trim_start_matches("0x");
+    let flags = u32::from_str_radix(digits, 16).with_context(|| format!("flags of an interface: {flags:?}"))?;
+    Ok(flags & 1 != 0)
 }
 
 fn find() -> Result<PciAddress> {
@@ -120,6 +164,8 @@ pub(crate) struct Namespace(PciAddress);
 
 impl Namespace {
     pub(crate) fn with(function: PciAddress) -> Result<Self> {
+        // One that a killed run has left; usually there is none.
+        drop(run("ip", &["netns", "del", NAMESPACE]));
         run("ip", &["netns", "add", NAMESPACE])?;
         let this = Self(function);
         fs::write("/sys/bus/pci/drivers_probe", function.to_string())?;
@@ -154,5 +200,17 @@ impl Drop for Namespace {
         if let Err(error) = unbound.and_then(|()| run("ip", &["netns", "del", NAMESPACE])) {
             eprintln!("the network namespace {NAMESPACE} stays: {error:#}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_that_is_up_is_somebodys() {
+        assert!(is_up("0x1003\n").unwrap());
+        assert!(!is_up("0x1002\n").unwrap());
+        is_up("").unwrap_err();
     }
 }
