@@ -21,8 +21,9 @@ pub(crate) const MOST_REPORTED: u64 = 128 << 20;
 /// The most pages that one request inflates: sixteen times as many as Linux asks for.
 pub(crate) const MOST_INFLATED: usize = 4096;
 
-/// The most pages that one request takes back: one that names more is not answered, as all of them would have to be made ready.
-const MOST_DEFLATED: usize = 64 * MOST_INFLATED;
+/// The most pages that one request takes back: one that names more is not answered, as all of them would have to be made ready. They are
+/// asked for at once, so that whoever maps them limits what it does for one request.
+pub(crate) const MOST_DEFLATED: usize = MOST_INFLATED;
 
 /// What gives pages back; the device's thread has it while there is one.
 pub(crate) struct Giving {
@@ -78,20 +79,14 @@ impl Giving {
 
     /// Pages by their numbers that the guest takes back; whether it may be answered.
     pub(crate) fn deflate(&mut self, chain: &Chain<'_>) -> bool {
-        let asked = chain.readable_bytes() / size_of::<u32>();
-        let mut reader = chain.reader();
-        let mut ready = match asked {
-            0..=MOST_DEFLATED => Ok(()),
+        let numbers = read_numbers(&mut chain.reader(), MOST_DEFLATED);
+        let ready = match chain.readable_bytes() / size_of::<u32>() {
+            0..=MOST_DEFLATED => {
+                let pages = pages::merged(numbers.into_iter().map(pages::page).collect());
+                self.pages.deflate(&pages)
+            }
             _ => Err(io::Error::other("it names more pages at once than any driver does")),
         };
-        while ready.is_ok() {
-            let numbers = read_numbers(&mut reader, MOST_INFLATED);
-            if numbers.is_empty() {
-                break;
-            }
-            let pages = pages::merged(numbers.into_iter().map(pages::page).collect());
-            ready = self.pages.deflate(&pages);
-        }
         let is_ready = ready.is_ok();
         self.tell("what the guest takes back is not mapped yet, so that it waits", ready);
         is_ready

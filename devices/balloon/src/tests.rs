@@ -27,6 +27,7 @@ struct Ledger {
     /// What is said to be in the balloon, and what becomes of the next that is taken back.
     inflated: BTreeSet<u64>,
     refuses: bool,
+    deflations: u64,
     forgotten: u64,
 }
 
@@ -40,6 +41,7 @@ impl Host {
             fate: Ok(Discard::Done),
             inflated: BTreeSet::new(),
             refuses: false,
+            deflations: 0,
             forgotten: 0,
         })))
     }
@@ -72,6 +74,7 @@ impl FreePages for Host {
 
     fn deflate(&mut self, pages: &[Range]) -> io::Result<()> {
         let mut ledger = self.0.lock().unwrap();
+        ledger.deflations += 1;
         if ledger.refuses {
             return Err(io::ErrorKind::OutOfMemory.into());
         }

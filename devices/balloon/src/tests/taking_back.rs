@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::giving::MOST_DEFLATED;
 
 fn guest(host: &Host) -> Guest {
     let registry = Registry::new();
@@ -111,12 +112,21 @@ fn more_than_any_driver_names_is_not_answered() {
     let host = Host::new();
     let mut guest = guest(&host);
     guest.driver.start();
-    guest.name(INFLATE, &[9000]);
-    let numbers = vec![9000_u32; 64 * 4096 + 1];
+    guest.name(INFLATE, &[9000, 9001]);
+    let before = host.0.lock().unwrap().deflations;
+    guest.name(DEFLATE, &vec![9001; MOST_DEFLATED]);
+    let deflations = host.0.lock().unwrap().deflations - before;
+    assert_eq!(
+        (inflated(&host), deflations),
+        (vec![9000], 1),
+        "they are asked for at once"
+    );
+    let numbers = vec![9000_u32; MOST_DEFLATED + 1];
     let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
     guest.driver.push(DEFLATE, &[&bytes], &[]);
     guest.driver.kick(DEFLATE);
     std::thread::sleep(Duration::from_millis(60));
     assert!(guest.driver.poll_used(DEFLATE).is_none());
     assert_eq!(inflated(&host), [9000]);
+    const { assert!(MOST_DEFLATED >= 256, "as many as Linux names at once") };
 }
