@@ -8,6 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output, Stdio};
 
 use seccomp::{Mode, TABLE};
+use virtio::DeviceWorker;
 
 /// What each kind of thread must not do, and `nothing`, which it may.
 const DEEDS: [&str; 9] = [
@@ -32,6 +33,9 @@ const OF_FUNCTIONS: [(&str, usize, &[&str]); 5] = [
     ("KVM_SET_DEVICE_ATTR", 0x4018_aee1, &["main"]),
 ];
 
+/// Not for vCPUs (`seccomp/constants.toml`).
+const VFIO_IOMMU_UNMAP_DMA: usize = 0x3b72;
+
 /// Asks the kernel directly: neither library nor compiler stands between.
 #[allow(unsafe_code, reason = "forbidden calls are made as bare numbers")]
 fn call(number: libc::c_long, arguments: [usize; 4]) {
@@ -55,6 +59,15 @@ fn commit(deed: &str) {
         // PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS.
         "executable" => call(libc::SYS_mmap, [0, 4096, 5, 0x22]),
         "ptrace" => call(libc::SYS_ptrace, [0, 0, 0, 0]),
+        "reset" => {
+            let mut device: DeviceWorker<u32, ()> = DeviceWorker::Idle(0);
+            let unmap = |unmapped: &mut u32| {
+                call(libc::SYS_ioctl, [usize::MAX, VFIO_IOMMU_UNMAP_DMA, 0, 0]);
+                *unmapped += 1;
+            };
+            device.work("iommu", unmap).unwrap();
+            assert!(matches!(device, DeviceWorker::Idle(1)), "{device:?}");
+        }
         other => {
             let request = OF_FUNCTIONS.iter().find(|(name, ..)| *name == other);
             let (_, number, _) = request.unwrap_or_else(|| panic!("there is no deed {other}"));
@@ -103,7 +116,8 @@ fn on_thread(kind: &str, deed: &'static str) {
 
 fn inside(mode: &str, kind: &str, deed: &str) {
     let requests = OF_FUNCTIONS.into_iter().map(|(name, ..)| name);
-    let deed = DEEDS.into_iter().chain(requests).find(|known| *known == deed).unwrap();
+    let known = DEEDS.into_iter().chain(requests).chain(["reset"]);
+    let deed = known.into_iter().find(|known| *known == deed).unwrap();
     rustix::thread::set_no_new_privs(true).unwrap();
     seccomp::enter(mode.parse::<Mode>().unwrap()).unwrap();
     on_thread(kind, deed);
@@ -149,6 +163,7 @@ fn main() {
         }
     }
     requests();
+    resets();
     // The other modes say what it was, or let it be.
     let trapped = run("trap", "vsock", "open");
     assert_eq!(trapped.status.code(), Some(128 + libc::SIGSYS));
@@ -185,6 +200,17 @@ fn requests() {
             assert_eq!(status.success(), expected.is_none(), "{thread} {name}: {status} {text}");
         }
     }
+}
+
+/// A vCPU whose guest resets a device has what is left of that done by a thread with the rights of the device's.
+fn resets() {
+    let output = run("kill", "vcpu", "reset");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && text.contains("survived"),
+        "{} {text}",
+        output.status
+    );
 }
 
 /// Names are found by prefix and number.

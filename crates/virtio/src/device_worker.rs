@@ -4,15 +4,20 @@
 //! ```text
 //!  Idle(state) ── start ──▶ Running(thread) ── stop ──▶ Lost ── set_idle ──▶ Idle(state)
 //!                  └─ no thread could be had ──▶ Lost ◀── the thread panicked
+//!  Idle(state) ── work: a thread for a moment ──▶ Idle(state)
 //! ```
 
 use std::fmt;
 use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use base::Worker;
 use base::worker::StopSignal;
 
 use crate::device::{ActiveQueue, DeviceError};
+
+/// Of a thread that works for a moment.
+const STACK: usize = 64 << 10;
 
 /// Where a device's state is: with the device (`State`), or with its thread (`Work`).
 pub enum DeviceWorker<State, Work> {
@@ -58,6 +63,43 @@ impl<State, Work: Send + 'static> DeviceWorker<State, Work> {
             log::error!("the thread of {name} panicked; the device stays dead");
         }
         work
+    }
+
+    /// Has a thread `name` do something with the device's state while it is idle, and waits for that: whoever resets a device may be a vCPU's
+    /// thread, which may neither do what that one may nor make it. Nothing, unless it is idle.
+    ///
+    /// # Errors
+    /// No thread could be had: nothing was done.
+    pub fn work(&mut self, name: &str, work: impl FnOnce(&mut State) + Send + 'static) -> io::Result<()>
+    where
+        State: Send + 'static,
+    {
+        let state = match std::mem::replace(self, Self::Lost) {
+            Self::Idle(state) => state,
+            other => {
+                *self = other;
+                return Ok(());
+            }
+        };
+        let kept = Arc::new(Mutex::new(Some(state)));
+        let take = |kept: &Mutex<Option<State>>| kept.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let theirs = Arc::clone(&kept);
+        let body = move || {
+            let mut state = take(&theirs);
+            if let Some(state) = &mut state {
+                work(state);
+            }
+            state
+        };
+        let (state, outcome) = match base::thread::spawn(name, STACK, body) {
+            Ok(thread) => (thread.join().ok().flatten(), Ok(())),
+            Err(error) => (take(&kept), Err(error)),
+        };
+        match state {
+            Some(state) => *self = Self::Idle(state),
+            None => log::error!("the thread of {name} panicked; the device stays dead"),
+        }
+        outcome
     }
 
     /// The device has its state again.

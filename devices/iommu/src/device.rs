@@ -1,7 +1,5 @@
 //! The device as its transport sees it; its thread is in `worker.rs`.
 
-use std::thread::ScopedJoinHandle;
-
 use state::Saved;
 use virtio::{Activation, ActiveQueue, DeviceError, DeviceWorker, QueueLoop, VirtioDevice, take_queue};
 use virtio_bindings::virtio_ids::VIRTIO_ID_IOMMU;
@@ -13,9 +11,6 @@ use crate::protocol::{
 };
 use crate::saved::IommuState;
 use crate::worker::{Server, THREAD};
-
-/// Of a thread that unmaps.
-const STACK: usize = 64 << 10;
 
 /// A virtio-iommu device.
 pub(crate) struct Iommu {
@@ -81,22 +76,13 @@ impl VirtioDevice for Iommu {
     /// All endpoints are detached (5.13.5.2). Whoever resets it may be a vCPU's thread, which must not unmap memory: one like the device's own
     /// does that, and is waited for.
     fn reset(&mut self) {
-        let DeviceWorker::Idle(domains) = &mut self.worker else {
-            return;
-        };
-        if domains.is_empty() {
-            return;
+        match &self.worker {
+            DeviceWorker::Idle(domains) if !domains.is_empty() => (),
+            _ => return,
         }
-        std::thread::scope(|scope| {
-            let cleared = base::thread::spawn_scoped(scope, THREAD, STACK, || domains.clear());
-            match cleared.map(ScopedJoinHandle::join) {
-                Ok(Ok(())) => (),
-                Ok(Err(panic)) => std::panic::resume_unwind(panic),
-                Err(error) => {
-                    log::error!("{THREAD}: what its driver has mapped stays so until the next reset: {error}")
-                }
-            }
-        });
+        if let Err(error) = self.worker.work(THREAD, Domains::clear) {
+            log::error!("{THREAD}: what its driver has mapped stays so until the next reset: {error}");
+        }
     }
 
     fn save(&self) -> Result<Saved, DeviceError> {
