@@ -48,14 +48,15 @@ pub trait FreePages: Send {
     /// They cannot be made ready: it is not answered until they are, which is tried again.
     fn deflate(&mut self, pages: &[Range]) -> io::Result<()>;
 
-    /// A driver begins anew, and has no page in its balloon.
-    fn forget(&mut self);
+    /// The driver has gone, and the next one has no page in its balloon. Whether there is something for [`FreePages::settle`] to do.
+    fn forget(&mut self) -> bool;
 
-    /// Makes what [`FreePages::forget`] has left to the guest ready.
+    /// Makes a part of what [`FreePages::forget`] has left to the guest ready: as much as whoever pauses the device can wait for. Whether that was
+    /// all.
     ///
     /// # Errors
     /// It cannot be, which is tried again.
-    fn settle(&mut self) -> io::Result<()>;
+    fn settle(&mut self) -> io::Result<bool>;
 }
 
 /// Those of a VM.
@@ -93,12 +94,12 @@ impl FreePages for GuestPages {
             .map_or(Ok(()), |ballooned| ballooned.deflate(pages))
     }
 
-    fn forget(&mut self) {
-        self.ballooned.iter().for_each(BalloonedDma::forget);
+    fn forget(&mut self) -> bool {
+        self.ballooned.as_ref().is_some_and(BalloonedDma::forget)
     }
 
-    fn settle(&mut self) -> io::Result<()> {
-        self.ballooned.as_ref().map_or(Ok(()), BalloonedDma::settle)
+    fn settle(&mut self) -> io::Result<bool> {
+        self.ballooned.as_ref().map_or(Ok(true), BalloonedDma::settle)
     }
 }
 

@@ -382,6 +382,13 @@ impl HostFunctions {
         }
     }
 
+    /// Nothing more is mapped for them: whoever ends the VM does not wait for that.
+    pub(crate) fn give_up(&self) {
+        let mapping = self.mapping.iter().map(|mapping| &mapping.space);
+        let mapped = self.dma.iter().map(|dma| dma.space());
+        mapping.chain(mapped).for_each(|space| space.stop());
+    }
+
     /// With the last function the memory is unmapped. That takes as long as there is memory, which nobody has to wait for.
     fn forget_memory_of_none(&mut self) {
         if self.first().is_some() {
@@ -436,11 +443,8 @@ fn plug_behind(iommu: &Endpoints, function: Box<dyn HostFunction>, board: Board<
 }
 
 impl Drop for HostFunctions {
-    /// Whoever ends the VM does not wait for all of its memory to be mapped.
     fn drop(&mut self) {
-        if let Some(mapping) = &self.mapping {
-            mapping.space.stop();
-        }
+        self.give_up();
     }
 }
 

@@ -472,6 +472,8 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
+        // A vCPU, or a device that is reset, may wait for it.
+        self.functions.give_up();
         self.shared.run.request(RunRequest::Exit);
         self.kick();
         for vcpu in self.threads.drain(..) {

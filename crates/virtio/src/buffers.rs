@@ -270,11 +270,6 @@ impl ActiveQueue {
         .collect()
     }
 
-    /// Whether nothing was taken from it since its driver has set it up; also after each 65 536 chains (2.7.13: positions are of 16 bits).
-    pub fn is_new(&self) -> bool {
-        self.queue.next_avail() == 0 && self.held.is_empty()
-    }
-
     /// Gives a chain back with `written` bytes in its writable part.
     ///
     /// # Errors

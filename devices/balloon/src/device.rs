@@ -69,11 +69,8 @@ impl VirtioDevice for Balloon {
         let watch = Watch::of(&queues)?;
         let (memory, interrupt) = (activation.memory, Arc::clone(&activation.interrupt));
         let tells = activation.features >> VIRTIO_BALLOON_F_MUST_TELL_HOST & 1 == 1;
-        // A driver that has asked nothing yet is a new one. (So is, by this, one that paused at a multiple of 65 536 requests, which costs
-        // memory that is mapped early and no more.)
-        let is_new = queues.iter().all(ActiveQueue::is_new);
         let prepare = |mut giving: Giving| {
-            giving.begin(tells, is_new);
+            giving.begin(tells);
             Server {
                 queues,
                 memory,
@@ -94,6 +91,22 @@ impl VirtioDevice for Balloon {
         };
         self.worker.set_idle(server.giving);
         server.queues
+    }
+
+    /// What was in the balloon is the next driver's, or a kernel's that has none: it is mapped before this returns, unless the host refuses,
+    /// which the next driver waits for. Whoever resets it may be a vCPU's thread, which must not map memory: one like the device's own does.
+    fn reset(&mut self) {
+        let DeviceWorker::Idle(giving) = &mut self.worker else {
+            return;
+        };
+        giving.forget();
+        if giving.is_settled() {
+            return;
+        }
+        let settle = |giving: &mut Giving| while !giving.is_settled() && giving.settle() {};
+        if let Err(error) = self.worker.work(THREAD, settle) {
+            log::error!("{THREAD}: what was in it is not mapped before it has a driver again: {error}");
+        }
     }
 
     fn save(&self) -> Result<Saved, DeviceError> {

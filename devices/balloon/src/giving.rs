@@ -45,23 +45,28 @@ impl Giving {
         }
     }
 
-    /// A driver is there, which begins anew or goes on.
-    pub(crate) fn begin(&mut self, tells: bool, is_new: bool) {
+    /// A driver is there.
+    pub(crate) fn begin(&mut self, tells: bool) {
         self.tells = tells;
-        if is_new {
-            self.pages.forget();
-            self.unsettled = true;
-        }
     }
 
-    /// Makes ready what a driver of before has left to this one; whether nothing is left to do.
+    /// The driver has gone, and has left all pages to the next.
+    pub(crate) fn forget(&mut self) {
+        self.unsettled = self.pages.forget();
+    }
+
+    /// Makes a part of that ready; whether that could be.
     pub(crate) fn settle(&mut self) -> bool {
-        if self.unsettled {
-            let settled = self.pages.settle();
-            self.unsettled = settled.is_err();
-            self.tell("memory of a balloon that was given up is not mapped yet", settled);
+        match self.pages.settle() {
+            Ok(is_all) => {
+                self.unsettled = !is_all;
+                true
+            }
+            Err(error) => {
+                self.tell("memory of a balloon that was given up is not mapped yet", &error);
+                false
+            }
         }
-        !self.unsettled
     }
 
     /// Whether [`Giving::settle`] has nothing to do.
@@ -69,10 +74,8 @@ impl Giving {
         !self.unsettled
     }
 
-    fn tell(&self, what: &str, result: io::Result<()>) {
-        if let Err(error) = result
-            && self.metrics.log_limit.allow()
-        {
+    fn tell(&self, what: &str, error: &io::Error) {
+        if self.metrics.log_limit.allow() {
             log::warn!("balloon: {what}: {error}");
         }
     }
@@ -87,9 +90,10 @@ impl Giving {
             }
             _ => Err(io::Error::other("it names more pages at once than any driver does")),
         };
-        let is_ready = ready.is_ok();
-        self.tell("what the guest takes back is not mapped yet, so that it waits", ready);
-        is_ready
+        if let Err(error) = &ready {
+            self.tell("what the guest takes back is not mapped yet, so that it waits", error);
+        }
+        ready.is_ok()
     }
 
     /// Pages by their numbers, which the guest does without until it deflates them (5.5.6.1).

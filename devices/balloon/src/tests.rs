@@ -28,7 +28,9 @@ struct Ledger {
     inflated: BTreeSet<u64>,
     refuses: bool,
     deflations: u64,
-    forgotten: u64,
+    /// Pages that were forgotten and are not ready yet, and who has made the last ready.
+    left: usize,
+    settled_by: Option<String>,
 }
 
 #[derive(Clone)]
@@ -42,7 +44,8 @@ impl Host {
             inflated: BTreeSet::new(),
             refuses: false,
             deflations: 0,
-            forgotten: 0,
+            left: 0,
+            settled_by: None,
         })))
     }
 
@@ -84,17 +87,22 @@ impl FreePages for Host {
         Ok(())
     }
 
-    fn forget(&mut self) {
+    fn forget(&mut self) -> bool {
         let mut ledger = self.0.lock().unwrap();
+        ledger.left += ledger.inflated.len();
         ledger.inflated.clear();
-        ledger.forgotten += 1;
+        ledger.left > 0
     }
 
-    fn settle(&mut self) -> io::Result<()> {
-        match self.0.lock().unwrap().refuses {
-            true => Err(io::ErrorKind::OutOfMemory.into()),
-            false => Ok(()),
+    /// One page after the other.
+    fn settle(&mut self) -> io::Result<bool> {
+        let mut ledger = self.0.lock().unwrap();
+        if ledger.refuses {
+            return Err(io::ErrorKind::OutOfMemory.into());
         }
+        ledger.left = ledger.left.saturating_sub(1);
+        ledger.settled_by = std::thread::current().name().map(str::to_owned);
+        Ok(ledger.left == 0)
     }
 }
 

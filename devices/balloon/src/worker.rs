@@ -71,7 +71,7 @@ impl Server {
         loop {
             let more = match is_broken {
                 true => false,
-                false if !self.giving.settle() => false,
+                false if !self.giving.is_settled() => self.giving.settle(),
                 false => self.turn().unwrap_or_else(|error| {
                     if self.giving.metrics.log_limit.allow() {
                         log::warn!("{THREAD}: {error}");

@@ -50,10 +50,12 @@ impl FreePages for Given {
         Ok(())
     }
 
-    fn forget(&mut self) {}
+    fn forget(&mut self) -> bool {
+        false
+    }
 
-    fn settle(&mut self) -> io::Result<()> {
-        Ok(())
+    fn settle(&mut self) -> io::Result<bool> {
+        Ok(true)
     }
 }
 

@@ -140,29 +140,31 @@ impl BalloonedDma {
                 &self.0.misses
             };
             counted.fetch_add(1, Ordering::Relaxed);
-            state.map_some(self.0.tuning, &lacking)?;
+            if !state.map_some(self.0.tuning, &lacking)? {
+                return Err(io::Error::other("more of it has to be mapped first"));
+            }
         }
         state.units.take_out(pages);
         self.0.messages.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
-    /// The driver has gone without a word, and the next one knows of no balloon: the guest owns all of its memory.
-    pub(crate) fn forget(&self) {
-        self.state().units.empty();
+    /// The driver has gone without a word, and the next one knows of no balloon: the guest owns all of its memory. Whether functions do not
+    /// reach some of that.
+    pub(crate) fn forget(&self) -> bool {
+        let mut state = self.state();
+        state.units.empty();
+        !state.lacking().is_empty()
     }
 
-    /// Maps what the guest owns and functions do not reach, of which there is some after [`BalloonedDma::forget`] alone; whether that is all.
+    /// Maps what the guest owns and functions do not reach, of which there is some after [`BalloonedDma::forget`] alone, as far as one request
+    /// may take; whether that was all.
     ///
     /// # Errors
     /// The host refuses.
-    pub(crate) fn settle(&self) -> io::Result<()> {
+    pub(crate) fn settle(&self) -> io::Result<bool> {
         let mut state = self.state();
-        if state.functions.is_none() {
-            // All of it is not mapped then, and need not be.
-            return Ok(());
-        }
-        let lacking = state.units.owned_and_unmapped();
+        let lacking = state.lacking();
         state.map_some(self.0.tuning, &lacking)
     }
 
@@ -325,17 +327,23 @@ impl State {
         Ok(())
     }
 
-    /// The same as far as one request may take; an error, too, if that is not all.
-    fn map_some(&mut self, tuning: MapTuning, units: &[Range]) -> io::Result<()> {
+    /// What functions do not reach that the guest owns. Nothing, where they are about to leave, with the guest's memory or without.
+    fn lacking(&self) -> Vec<Range> {
+        match &self.functions {
+            Some(reach) if !reach.space.is_stopped() => self.units.owned_and_unmapped(),
+            // All of it is not mapped then, and need not be.
+            _ => Vec::new(),
+        }
+    }
+
+    /// The same as far as one request may take; whether that is all.
+    fn map_some(&mut self, tuning: MapTuning, units: &[Range]) -> io::Result<bool> {
         let most = usize::try_from(AT_ONCE / self.units.size())
             .unwrap_or(usize::MAX)
             .max(1);
         let now = &units[..units.len().min(most)];
         self.map(tuning, now).map_err(io::Error::other)?;
-        match now.len() == units.len() {
-            true => Ok(()),
-            false => Err(io::Error::other("more of it has to be mapped first")),
-        }
+        Ok(now.len() == units.len())
     }
 }
 

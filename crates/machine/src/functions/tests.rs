@@ -345,3 +345,22 @@ fn behind_an_iommu_one_that_cannot_be_plugged_is_no_endpoint() {
     assert_eq!(rig.state("disk"), FunctionState::Failed("it has no interrupts".into()));
     assert!(endpoints.find(8).is_none() && rig.functions.first().is_none());
 }
+
+#[test]
+fn nothing_more_is_mapped_for_a_machine_that_ends() {
+    let mut rig = Rig::new();
+    let (function, _open) = rig.function("disk", false);
+    let board = Board {
+        vm: &rig.vm,
+        bus: &rig.bus,
+        memory: &rig.memory,
+    };
+    rig.functions.build(function, board).unwrap();
+    rig.functions.give_up();
+    let (balloon, begun) = (
+        device::BalloonedDma::new(MEMORY.into(), device::MapTuning::default()),
+        Instant::now(),
+    );
+    assert!(!balloon.await_inflated(1, &rig.space, Duration::from_secs(60)));
+    assert!(begun.elapsed() < Duration::from_secs(30), "its space goes on");
+}

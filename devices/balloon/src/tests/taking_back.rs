@@ -71,17 +71,33 @@ fn what_cannot_be_mapped_is_not_answered_and_others_are() {
 }
 
 #[test]
+fn with_a_reset_all_is_mapped_whether_or_not_another_driver_comes() {
+    let host = Host::new();
+    let mut guest = guest(&host);
+    guest.driver.start();
+    guest.name(INFLATE, &[9000, 9001, 9100]);
+    guest.driver.reset();
+    {
+        let ledger = host.0.lock().unwrap();
+        assert_eq!((ledger.inflated.len(), ledger.left), (0, 0));
+        assert_eq!(ledger.settled_by.as_deref(), Some("balloon"));
+    }
+    guest.driver.start();
+    guest.name(INFLATE, &[9000]);
+    assert_eq!(inflated(&host), [9000]);
+}
+
+#[test]
 fn a_new_driver_begins_with_nothing_and_is_served_when_all_is_mapped() {
     let host = Host::new();
     let mut guest = guest(&host);
     guest.driver.start();
-    guest.name(INFLATE, &[9000]);
-    let forgotten = host.0.lock().unwrap().forgotten;
+    guest.name(INFLATE, &[9000, 9002]);
     host.0.lock().unwrap().refuses = true;
     guest.driver.reset();
     guest.driver.start();
     assert!(inflated(&host).is_empty());
-    assert_eq!(host.0.lock().unwrap().forgotten, forgotten + 1);
+    assert_eq!(host.0.lock().unwrap().left, 2);
     guest.driver.push(INFLATE, &[&9001_u32.to_le_bytes()], &[]);
     guest.driver.kick(INFLATE);
     std::thread::sleep(Duration::from_millis(60));

@@ -157,10 +157,30 @@ fn a_driver_that_goes_without_a_word_leaves_all_to_the_next() {
     let rig = Rig::new(MapTuning::default());
     inflate(&rig, 64, 256);
     let _dma = rig.map().unwrap();
-    rig.ballooned.forget();
+    assert!(rig.ballooned.forget());
     assert_eq!(rig.ballooned.inflated(), 0);
-    rig.ballooned.settle().unwrap();
+    assert!(rig.ballooned.settle().unwrap());
     assert_eq!(rig.fake.mapped_bytes(), MEMORY);
+    assert!(!rig.ballooned.forget());
+}
+
+#[test]
+fn what_is_left_is_mapped_by_parts_and_not_for_functions_that_go() {
+    let memory = ByteSize(1 << 30);
+    let rig = Rig {
+        ram: Ram::allocate(memory).unwrap(),
+        ballooned: BalloonedDma::new(memory.into(), MapTuning::default()),
+        ..Rig::new(MapTuning::default())
+    };
+    inflate(&rig, 64, 1024);
+    let dma = rig.map().unwrap();
+    assert!(rig.ballooned.forget());
+    assert!(!rig.ballooned.settle().unwrap());
+    assert_eq!(rig.fake.mapped_bytes(), (64 << 20) + AT_ONCE);
+    rig.space.stop();
+    assert!(!rig.ballooned.forget() && rig.ballooned.settle().unwrap());
+    assert_eq!(rig.fake.mapped_bytes(), (64 << 20) + AT_ONCE);
+    drop(dma);
 }
 
 #[test]
@@ -292,6 +312,6 @@ fn in_any_order_a_guest_owns_no_page_that_functions_do_not_reach() {
 #[test]
 fn without_functions_a_driver_waits_for_nothing_however_much_memory_there_is() {
     let ballooned = BalloonedDma::new(ByteSize(16 * AT_ONCE).into(), MapTuning::default());
-    ballooned.forget();
-    ballooned.settle().unwrap();
+    ballooned.inflate(&[mib(64, 64)]);
+    assert!(!ballooned.forget() && ballooned.settle().unwrap());
 }
