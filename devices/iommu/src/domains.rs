@@ -27,6 +27,13 @@ struct Mapping {
     access: DmaAccess,
 }
 
+impl Mapping {
+    /// Bytes of one that begins there. It is no larger than the input range.
+    fn length(&self, start: u64) -> u64 {
+        self.end - start + 1
+    }
+}
+
 #[derive(Default)]
 struct Domain {
     /// By the first address.
@@ -45,6 +52,8 @@ impl Domain {
 pub(crate) struct Domains {
     endpoints: Endpoints,
     domains: BTreeMap<u32, Domain>,
+    /// How many bytes the host was asked to map, for each function; whoever reads it begins anew.
+    pub(crate) asked: u64,
     pub(crate) metrics: Arc<Metrics>,
 }
 
@@ -53,6 +62,7 @@ impl Domains {
         Self {
             endpoints,
             domains: BTreeMap::new(),
+            asked: 0,
             metrics,
         }
     }
@@ -98,6 +108,7 @@ impl Domains {
         }
         let known = self.domains.entry(domain).or_default();
         for (start, mapping) in &known.mappings {
+            self.asked += mapping.length(*start);
             if let Err(error) = map(&endpoint, *start, *mapping) {
                 let status = self.refused(&error);
                 if let Err(error) = endpoint.unmap_all() {
@@ -148,6 +159,7 @@ impl Domains {
             return Err(Status::Range);
         }
         for (index, endpoint) in endpoints.iter().enumerate() {
+            self.asked += mapping.length(start);
             if let Err(error) = map(endpoint, start, mapping) {
                 let undone = endpoints[..index].iter().map(|endpoint| endpoint.unmap(start));
                 undone
@@ -253,8 +265,7 @@ impl Domains {
 fn map(endpoint: &EndpointDma, start: u64, mapping: Mapping) -> Result<(), EndpointError> {
     let range = Range {
         start: mapping.phys_start,
-        // It is no larger than the input range.
-        length: mapping.end - start + 1,
+        length: mapping.length(start),
     };
     endpoint.map(start, range, mapping.access)
 }

@@ -2,6 +2,7 @@
 
 mod orders;
 mod requests;
+mod threads;
 
 use std::sync::Arc;
 

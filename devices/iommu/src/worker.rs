@@ -12,8 +12,12 @@ use crate::requests;
 /// Its name.
 pub(crate) const THREAD: &str = "iommu";
 
-/// Requests between two looks whether to stop. One maps as much as the guest has memory at most, which has to be filled first.
+/// Requests between two looks whether to stop.
 const ROUND: usize = 64;
+
+/// Bytes that they map, all together, which have to be filled first: the request that comes to so many is the last. Who pauses the device waits
+/// for it; it may map as much as the guest has memory by itself.
+pub(crate) const ROUND_BYTES: u64 = 128 << 20;
 
 /// What the thread owns.
 pub(crate) struct Server {
@@ -50,7 +54,11 @@ impl Server {
             self.queue.complete(&memory, head, written)?;
             // A driver waits for each with a lock of its own held.
             self.queue.notify(&memory, self.interrupt.as_ref())?;
+            if self.domains.asked >= ROUND_BYTES {
+                break;
+            }
         }
+        self.domains.asked = 0;
         self.queue.enable_kicks_unless_polling(&memory)
     }
 }

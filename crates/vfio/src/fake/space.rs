@@ -1,6 +1,7 @@
 //! An address space that is a map of intervals, with a DMA engine that knows what is mapped.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -66,10 +67,20 @@ impl State {
     }
 }
 
+/// What is done before each call, by the thread that makes it.
+struct Before(Box<dyn Fn(Op) + Send + Sync>);
+
+impl fmt::Debug for Before {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Before")
+    }
+}
+
 /// An address space without an IOMMU.
 #[derive(Debug)]
 pub struct FakeSpace {
     state: Mutex<State>,
+    before: Before,
     ranges: Vec<RangeInclusive<u64>>,
     limit: u32,
     owner: Owner,
@@ -86,6 +97,7 @@ impl FakeSpace {
     pub fn new() -> Self {
         Self {
             state: Mutex::default(),
+            before: Before(Box::new(|_| ())),
             ranges: vec![0..=MSI_WINDOW.start() - 1, MSI_WINDOW.end() + 1..=(1 << 48) - 1],
             limit: 65_535,
             owner: Owner::default(),
@@ -103,6 +115,13 @@ impl FakeSpace {
     #[must_use]
     pub fn with_limit(mut self, limit: u32) -> Self {
         self.limit = limit;
+        self
+    }
+
+    /// With this done before each call, by the thread that makes it and with no lock held.
+    #[must_use]
+    pub fn with_before(mut self, before: impl Fn(Op) + Send + Sync + 'static) -> Self {
+        self.before = Before(Box::new(before));
         self
     }
 
@@ -212,6 +231,7 @@ impl FakeSpace {
 
 impl AddressSpace for FakeSpace {
     unsafe fn map_for(&self, piece: Piece, access: DmaAccess) -> Result<Mapped, VfioError> {
+        (self.before.0)(Op::Map);
         let mut state = self.state();
         let checked = state
             .call(Op::Map)
@@ -235,6 +255,7 @@ impl AddressSpace for FakeSpace {
 
     fn unmap(&self, mapped: Mapped) -> Result<(), UnmapError> {
         let mapped = self.owner.check(mapped)?;
+        (self.before.0)(Op::Unmap);
         let mut state = self.state();
         if let Err(source) = state.call(Op::Unmap) {
             let call = "VFIO_IOMMU_UNMAP_DMA";
