@@ -59,6 +59,8 @@ struct Shared {
 struct State {
     /// What the guest is to do without in the end.
     wanted: u64,
+    /// A function is to come when the balloon is full.
+    awaited: bool,
     /// Functions reach what is not in the balloon.
     ready: bool,
     stopped: bool,
@@ -109,7 +111,9 @@ impl Deflation {
         &self.shared.ballooned.dma
     }
 
+    /// A function is to come.
     pub(crate) fn filling(&self) -> Filling {
+        self.shared.state().awaited = true;
         Filling(Arc::clone(&self.shared))
     }
 
@@ -161,15 +165,20 @@ impl Deflation {
         Ok(())
     }
 
-    /// The last function has gone: the guest may have all of it.
+    /// The last function has gone, or none has come after all: the guest may have all of it. Nothing where none was to come: the balloon is
+    /// full for the first.
     pub(crate) fn free(&mut self) {
-        if !self.shared.state().ready {
-            return;
+        {
+            let state = self.shared.state();
+            if !state.ready && !state.awaited {
+                return;
+            }
         }
         self.stop();
         let wanted = {
             let mut state = self.shared.state();
-            (state.ready, state.stopped, state.error) = (false, false, None);
+            (state.awaited, state.ready) = (false, false);
+            (state.stopped, state.error) = (false, None);
             state.wanted
         };
         self.shared.ask(wanted);

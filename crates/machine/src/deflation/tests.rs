@@ -193,3 +193,17 @@ fn another_size_is_come_to_by_what_is_mapped_and_with_the_last_function_at_once(
     rig.deflation.request(0).unwrap();
     rig.comes_to(0);
 }
+
+#[test]
+fn with_a_first_function_that_does_not_come_the_guest_has_all_of_it() {
+    let mut rig = Rig::new(MapTuning::default(), MEMORY);
+    rig.deflation.free();
+    assert_eq!(rig.deflation.dma().inflated(), MEMORY - BOOT, "none was to come");
+    let space = DmaSpace::new(Arc::clone(&rig.fake) as Arc<dyn AddressSpace>);
+    rig.deflation.filling().wait(&space);
+    rig.fake.fail(Op::Map, 1);
+    let memory = DmaMemory::of(&rig.ram).with_ballooned(rig.deflation.dma().clone());
+    assert!(space.map(&memory).is_err());
+    rig.deflation.free();
+    rig.comes_to(0);
+}
