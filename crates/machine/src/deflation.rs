@@ -130,12 +130,16 @@ impl Deflation {
     /// # Errors
     /// There is no such size; nothing has changed. Or no thread could be had.
     pub(crate) fn request(&mut self, bytes: u64) -> Result<(), CreateError> {
-        let resize = &self.shared.ballooned.resize;
-        let ready = self.shared.state().ready;
-        if !ready || bytes >= resize.info().target {
-            resize.request(bytes)?;
-        }
-        self.shared.state().wanted = bytes;
+        let ready = {
+            // The thread asks for less as long as that is wanted.
+            let mut state = self.shared.state();
+            let resize = &self.shared.ballooned.resize;
+            if !state.ready || bytes >= resize.info().target {
+                resize.request(bytes)?;
+            }
+            state.wanted = bytes;
+            state.ready
+        };
         if ready { self.go_on() } else { Ok(()) }
     }
 
@@ -227,6 +231,10 @@ impl Shared {
                 let target = safe.max(state.wanted);
                 if target < self.ballooned.resize.info().target {
                     self.ask(target);
+                }
+                if safe <= state.wanted {
+                    // No more is to be mapped.
+                    state.error = None;
                 }
                 if state.stopped || safe <= state.wanted {
                     state.running = false;

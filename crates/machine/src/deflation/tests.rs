@@ -20,6 +20,8 @@ struct Guest {
     pages: Mutex<Box<dyn device::FreePages>>,
     inside: Mutex<Vec<u64>>,
     asked: Mutex<Vec<u64>>,
+    /// Of a request for more than before.
+    takes: Mutex<Duration>,
 }
 
 impl Guest {
@@ -52,8 +54,12 @@ impl ResizeBalloon for Guest {
     }
 
     fn request(&self, bytes: u64) -> Result<(), CreateError> {
+        let before = self.info().target;
         self.asked.lock().unwrap().push(bytes);
         self.comes_to(bytes);
+        if bytes > before {
+            std::thread::sleep(*self.takes.lock().unwrap());
+        }
         Ok(())
     }
 }
@@ -80,6 +86,7 @@ impl Rig {
             pages: Mutex::new(pages),
             inside: Mutex::new(inside),
             asked: Mutex::new(vec![MEMORY - BOOT]),
+            takes: Mutex::default(),
         });
         let ballooned = Ballooned {
             resize: Arc::clone(&guest) as Arc<dyn ResizeBalloon>,
@@ -103,14 +110,15 @@ impl Rig {
     }
 
     fn comes_to(&self, inflated: u64) {
+        self.waits("its size", |rig| rig.deflation.dma().inflated() == inflated);
+    }
+
+    fn waits(&self, what: &str, until: impl Fn(&Self) -> bool) {
         let begun = Instant::now();
-        while self.deflation.dma().inflated() != inflated {
-            assert!(
-                begun.elapsed() < Duration::from_secs(60),
-                "{:?}",
-                self.guest.asked.lock().unwrap()
-            );
-            std::thread::sleep(Duration::from_millis(2));
+        while !until(self) {
+            let asked = self.guest.asked.lock().unwrap().clone();
+            assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {asked:?}");
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
@@ -164,11 +172,7 @@ fn what_the_host_refuses_is_tried_again_and_the_guest_goes_on_with_less() {
     // Boot memory, one piece, and then no more.
     rig.fake.fail(Op::Map, 3);
     let _dma = rig.map();
-    let begun = Instant::now();
-    while rig.deflation.info().error.is_none() {
-        assert!(begun.elapsed() < Duration::from_secs(60));
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    rig.waits("an error", |rig| rig.deflation.info().error.is_some());
     assert!(
         rig.guest.info().target > 0,
         "it is asked to take back what is not mapped"
@@ -206,4 +210,28 @@ fn with_a_first_function_that_does_not_come_the_guest_has_all_of_it() {
     assert!(space.map(&memory).is_err());
     rig.deflation.free();
     rig.comes_to(0);
+}
+
+#[test]
+fn a_larger_size_stays_whatever_is_being_mapped() {
+    let mut rig = Rig::new(MapTuning::default(), MEMORY);
+    let slow = |_| std::thread::sleep(Duration::from_millis(100));
+    rig.fake = Arc::new(FakeSpace::new().with_before(slow));
+    *rig.guest.takes.lock().unwrap() = Duration::from_millis(300);
+    let _dma = rig.map();
+    rig.waits("the first piece", |rig| rig.guest.info().target < MEMORY - BOOT);
+    rig.deflation.request(400 * MIB).unwrap();
+    rig.waits("the end", |rig| !rig.deflation.shared.state().running);
+    assert_eq!(rig.guest.info().target, 400 * MIB);
+}
+
+#[test]
+fn nothing_is_amiss_where_no_more_is_to_be_mapped() {
+    let mut rig = Rig::new(MapTuning::default(), MEMORY);
+    rig.fake.fail(Op::Map, 3);
+    let _dma = rig.map();
+    rig.waits("an error", |rig| rig.deflation.info().error.is_some());
+    rig.deflation.request(MEMORY - BOOT).unwrap();
+    rig.waits("the end", |rig| !rig.deflation.shared.state().running);
+    assert_eq!(rig.deflation.info().error, None);
 }
