@@ -75,11 +75,32 @@ struct Entry {
     pin: Pin,
 }
 
+/// Mappings.
+#[derive(Debug, Default)]
+struct Entries {
+    /// By the first address that the function uses.
+    all: BTreeMap<u64, Entry>,
+    /// Of all of them.
+    pieces: usize,
+}
+
+impl Entries {
+    fn insert(&mut self, iova: u64, entry: Entry) {
+        self.pieces += entry.pieces.len();
+        self.all.insert(iova, entry);
+    }
+
+    fn remove(&mut self, iova: u64) -> Option<Entry> {
+        let entry = self.all.remove(&iova)?;
+        self.pieces -= entry.pieces.len();
+        Some(entry)
+    }
+}
+
 /// What one function reaches: nothing at first. With the last of these all is unmapped, before the memory goes; so a function is closed before
 /// it gives this up.
 pub struct EndpointDma {
-    /// By the first address that the function uses.
-    entries: Mutex<BTreeMap<u64, Entry>>,
+    entries: Mutex<Entries>,
     reserved: Vec<RangeInclusive<u64>>,
     regions: Vec<Arc<GuestRegionMmap<()>>>,
     pins: Pins,
@@ -117,13 +138,12 @@ impl EndpointDma {
     pub fn map(&self, iova: u64, guest: memory::layout::Range, access: DmaAccess) -> Result<(), EndpointError> {
         let pieces = self.pieces(iova, guest)?;
         let mut entries = self.entries();
-        let count: usize = entries.values().map(|entry| entry.pieces.len()).sum();
         let is_too_much = self
             .space
             .mapped()
             .checked_add(guest.length)
             .is_none_or(|all| all > self.most_bytes);
-        if is_too_much || count + pieces.len() > MAX_MAPPINGS {
+        if is_too_much || entries.pieces + pieces.len() > MAX_MAPPINGS {
             return Err(EndpointError::Full);
         }
         let mut entry = Entry {
@@ -143,7 +163,7 @@ impl EndpointDma {
             match mapped {
                 Ok(mapped) => entry.pieces.push(mapped),
                 Err(error) => {
-                    self.undo(entry);
+                    self.end(entry);
                     return Err(error);
                 }
             }
@@ -158,11 +178,15 @@ impl EndpointDma {
     /// The host did not unmap all of it: what is left is mapped, and can be tried again.
     pub fn unmap(&self, iova: u64) -> Result<(), EndpointError> {
         let mut entries = self.entries();
-        let Some(Entry { pieces, pin }) = entries.remove(&iova) else {
+        let Some(Entry { pieces, pin }) = entries.remove(iova) else {
             return Ok(());
         };
-        let (left, error) = self.unmap_pieces(pieces);
-        match error {
+        let (mut left, mut last) = (Vec::new(), None);
+        for UnmapError { mapped, source } in self.unmap_pieces(pieces) {
+            left.push(mapped);
+            last = Some(source);
+        }
+        match last {
             None => Ok(()),
             Some(error) => {
                 entries.insert(iova, Entry { pieces: left, pin });
@@ -176,7 +200,7 @@ impl EndpointDma {
     /// # Errors
     /// The last of them.
     pub fn unmap_all(&self) -> Result<(), EndpointError> {
-        let all: Vec<u64> = self.entries().keys().copied().collect();
+        let all: Vec<u64> = self.entries().all.keys().copied().collect();
         let mut outcome = Ok(());
         for iova in all.into_iter().rev() {
             if let Err(error) = self.unmap(iova) {
@@ -191,23 +215,17 @@ impl EndpointDma {
         self.space.mapped()
     }
 
-    /// Unmaps pieces; those that could not be, and why the last of them could not.
-    fn unmap_pieces(&self, pieces: Vec<Mapped>) -> (Vec<Mapped>, Option<VfioError>) {
-        let (mut left, mut last) = (Vec::new(), None);
-        for piece in pieces {
-            if let Err(UnmapError { mapped, source }) = self.space.unmap(piece) {
-                left.push(mapped);
-                last = Some(source);
-            }
-        }
-        (left, last)
+    /// Unmaps pieces; those that could not be.
+    fn unmap_pieces(&self, pieces: Vec<Mapped>) -> Vec<UnmapError> {
+        let unmapped = pieces.into_iter().map(|piece| self.space.unmap(piece));
+        unmapped.filter_map(Result::err).collect()
     }
 
-    /// A mapping that is not to be after all.
-    fn undo(&self, entry: Entry) {
-        let unmapped = entry.pieces.into_iter().map(|piece| self.space.unmap(piece));
-        let left = unmapped.filter_map(Result::err).collect();
-        keep(left, self.regions.clone(), &self.pins);
+    /// A mapping that nobody asks for any more: what cannot be unmapped of it stays for ever, and so does its memory.
+    fn end(&self, Entry { pieces, pin }: Entry) {
+        keep(self.unmap_pieces(pieces), self.regions.clone(), &self.pins);
+        // Not before all of it is unmapped, or kept.
+        drop(pin);
     }
 
     /// Where a range of the guest's memory is in this process: a piece for each part that is a mapping of its own.
@@ -237,7 +255,7 @@ impl EndpointDma {
         Ok(pieces)
     }
 
-    fn entries(&self) -> MutexGuard<'_, BTreeMap<u64, Entry>> {
+    fn entries(&self) -> MutexGuard<'_, Entries> {
         // A mapping is in it when it is whole, and as long as something of it is mapped.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -246,9 +264,7 @@ impl EndpointDma {
 impl Drop for EndpointDma {
     fn drop(&mut self) {
         let entries = std::mem::take(&mut *self.entries());
-        let pieces = entries.into_values().flat_map(|entry| entry.pieces);
-        let left = pieces.filter_map(|piece| self.space.unmap(piece).err()).collect();
-        keep(left, std::mem::take(&mut self.regions), &self.pins);
+        entries.all.into_values().for_each(|entry| self.end(entry));
     }
 }
 

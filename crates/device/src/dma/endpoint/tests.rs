@@ -67,6 +67,55 @@ fn with_the_last_of_it_all_is_unmapped() {
 }
 
 #[test]
+fn pages_stay_until_they_are_unmapped_however_that_comes() {
+    let ram = Ram::allocate(ByteSize::mib(64)).unwrap();
+    let pins = ram.pins().clone();
+    let pinned = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&pinned);
+    let fake = Arc::new(FakeSpace::new().with_before(move |op| {
+        if op == Op::Unmap {
+            seen.lock().unwrap().push(pins.is_pinned());
+        }
+    }));
+    let made = || {
+        let space = DmaSpace::new(Arc::clone(&fake) as Arc<dyn AddressSpace>);
+        EndpointDma::new(space, &DmaMemory::of(&ram)).unwrap()
+    };
+    let endpoint = made();
+    endpoint.map(0, range(0, PAGE), DmaAccess::ReadWrite).unwrap();
+    endpoint.unmap(0).unwrap();
+    endpoint.map(0, range(0, PAGE), DmaAccess::ReadWrite).unwrap();
+    endpoint.map(2 * PAGE, range(0, PAGE), DmaAccess::ReadWrite).unwrap();
+    drop(endpoint);
+    assert_eq!(
+        (&pinned.lock().unwrap()[..], ram.pins().is_pinned()),
+        (&[true; 3][..], false)
+    );
+}
+
+#[test]
+fn a_function_has_so_many_pieces_at_a_time_and_no_more() {
+    let ram = Ram::allocate(ByteSize::mib(512)).unwrap();
+    let fake = Arc::new(FakeSpace::new().with_limit(u32::MAX));
+    let space = DmaSpace::new(Arc::clone(&fake) as Arc<dyn AddressSpace>);
+    let endpoint = EndpointDma::new(space, &DmaMemory::of(&ram)).unwrap();
+    let map = |number: usize| endpoint.map(number as u64 * 2 * PAGE, range(0, PAGE), DmaAccess::ReadWrite);
+    (0..MAX_MAPPINGS).for_each(|number| map(number).unwrap());
+    assert!(matches!(map(MAX_MAPPINGS), Err(EndpointError::Full)));
+    endpoint.unmap(0).unwrap();
+    map(MAX_MAPPINGS).unwrap();
+    assert!(matches!(map(0), Err(EndpointError::Full)));
+    // What the host refuses is not counted, nor what it does not unmap twice.
+    endpoint.unmap(2 * PAGE).unwrap();
+    fake.fail(Op::Map, 1);
+    assert!(matches!(map(0), Err(EndpointError::Host(_))));
+    fake.fail(Op::Unmap, 1);
+    assert!(endpoint.unmap(4 * PAGE).is_err());
+    map(0).unwrap();
+    assert!(matches!(map(1), Err(EndpointError::Full)));
+}
+
+#[test]
 fn what_is_no_memory_is_not_mapped() {
     // Above 3 GiB there is a hole up to 4 GiB, and what can be plugged is not the guest's yet.
     let size = memory::layout::MemorySize::from(ByteSize::mib(64)).with_hotplug(ByteSize::mib(256));
