@@ -214,17 +214,24 @@ impl Domains {
         }
     }
 
-    /// No function is attached, so that nothing is mapped.
+    /// No function is attached, so that nothing is mapped. Whoever asks has no part in any of them: with the last handle all is unmapped, which
+    /// not every thread may do.
     pub(crate) fn is_empty(&self) -> bool {
-        let has_none = |domain: &Domain| domain.endpoints().is_empty();
-        self.domains.values().all(has_none)
+        let endpoints = self.domains.values().flat_map(|domain| domain.endpoints.values());
+        endpoints.map(Weak::strong_count).all(|handles| handles == 0)
     }
 
-    /// Functions that are closed have left their domains; another may have their number.
+    /// Functions that are closed have left their domains, and so have those whose number another one has: what is mapped for these stays until
+    /// they are closed.
     fn forget_those_that_left(&mut self) {
+        let has_another = |id: u32, endpoint: &Weak<EndpointDma>| {
+            let now = self.endpoints.find(id);
+            now.is_some_and(|now| Arc::as_ptr(&now) != endpoint.as_ptr())
+        };
         self.domains.retain(|_, domain| {
-            domain.endpoints.retain(|_, endpoint| endpoint.strong_count() > 0);
-            !domain.endpoints.is_empty()
+            let known = &mut domain.endpoints;
+            known.retain(|id, endpoint| endpoint.strong_count() > 0 && !has_another(*id, endpoint));
+            !known.is_empty()
         });
     }
 

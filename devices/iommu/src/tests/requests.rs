@@ -150,6 +150,23 @@ fn a_function_that_leaves_takes_its_mappings_along_and_another_has_none() {
 }
 
 #[test]
+fn another_function_of_its_number_is_not_taken_for_one_that_is_still_leaving() {
+    let (mut guest, ram) = (Guest::new(), ram());
+    let mut one = function(&guest.endpoints, 40, &ram);
+    assert_eq!((guest.attach(1, 40), guest.map(1, IOVA, 1, 0, READ)), (OK, OK));
+    guest.endpoints.remove(40);
+    // A vCPU is still in an access to it.
+    let next = function(&guest.endpoints, 40, &ram);
+    assert_eq!(guest.detach(1, 40), INVAL, "it was never attached");
+    assert_eq!(guest.attach(1, 40), OK);
+    assert_eq!(guest.map(1, IOVA + PAGE, 1, 0, READ), OK);
+    assert_eq!((one.fake.mapped_bytes(), next.fake.mapped_bytes()), (PAGE, PAGE));
+    one.dma = None;
+    assert_eq!((one.fake.mapped_bytes(), next.fake.mapped_bytes()), (0, PAGE));
+    assert_eq!((guest.detach(1, 40), next.fake.mapped_bytes()), (OK, 0));
+}
+
+#[test]
 fn a_reset_ends_all_mappings_and_a_pause_none() {
     let (mut guest, ram) = (Guest::new(), ram());
     let one = function(&guest.endpoints, 40, &ram);
