@@ -76,6 +76,7 @@ impl VirtioDevice for Balloon {
                 memory,
                 interrupt,
                 giving,
+                again: None,
             }
         };
         self.worker

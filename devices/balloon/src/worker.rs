@@ -3,7 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::{Epoll, EventFd, Interest, StopSignal};
 use memory::GuestRam;
@@ -18,7 +18,7 @@ const KICK: u64 = 0;
 const STOP: u64 = 1;
 
 /// Between two attempts at what the host refuses.
-const AGAIN: Duration = Duration::from_millis(20);
+pub(crate) const AGAIN: Duration = Duration::from_millis(20);
 
 /// What the thread waits for.
 pub(crate) struct Watch {
@@ -54,6 +54,8 @@ pub(crate) struct Server {
     pub(crate) memory: Arc<GuestRam>,
     pub(crate) interrupt: Arc<dyn QueueInterrupt>,
     pub(crate) giving: Giving,
+    /// When what the host has refused is tried again.
+    pub(crate) again: Option<Instant>,
 }
 
 impl Server {
@@ -71,7 +73,7 @@ impl Server {
         loop {
             let more = match is_broken {
                 true => false,
-                false if !self.giving.is_settled() => self.giving.settle(),
+                false if !self.giving.is_settled() => self.settle(),
                 false => self.turn().unwrap_or_else(|error| {
                     if self.giving.metrics.log_limit.allow() {
                         log::warn!("{THREAD}: {error}");
@@ -81,10 +83,10 @@ impl Server {
                     false
                 }),
             };
-            let patience = match (more, self.waits() && !is_broken) {
-                (true, false) => Some(Duration::ZERO),
-                (_, true) => Some(AGAIN),
-                (false, false) => None,
+            let patience = match (more, is_broken) {
+                (true, _) => Some(Duration::ZERO),
+                (false, false) => self.again.map(|again| again.saturating_duration_since(Instant::now())),
+                (false, true) => None,
             };
             watch.epoll.wait(&mut ready, patience)?;
             if ready.iter().any(|ready| ready.token == STOP) {
@@ -96,11 +98,30 @@ impl Server {
         }
     }
 
+    /// Whether it is time for what the host has refused, if there is any.
+    fn is_due(&self) -> bool {
+        self.again.is_none_or(|again| again <= Instant::now())
+    }
+
+    /// Makes a part ready of what a driver of before has left. Tells whether there is more to do at once.
+    fn settle(&mut self) -> bool {
+        if !self.is_due() {
+            return false;
+        }
+        let could_be = self.giving.settle();
+        self.again = (!could_be).then(|| Instant::now() + AGAIN);
+        could_be
+    }
+
     /// Serves one request of each queue. Tells whether there are more.
     fn turn(&mut self) -> Result<bool, RingError> {
         let memory = Arc::clone(&self.memory);
+        let is_due = self.is_due();
         let mut more = false;
         for queue in &mut self.queues {
+            if !queue.held.is_empty() && !is_due {
+                continue;
+            }
             queue.disable_kicks(&memory)?;
             // What was not answered is asked for again, and nothing else of its queue before.
             let next = match queue.take_held(&memory).into_iter().next() {
@@ -111,6 +132,7 @@ impl Server {
                 let (head, is_done) = serve_one(&mut self.giving, queue.index, &memory, available);
                 if !is_done {
                     queue.held.push(head);
+                    self.again = Some(Instant::now() + AGAIN);
                     continue;
                 }
                 // Not a byte was written to what is free, by the word of the device.
@@ -119,12 +141,10 @@ impl Server {
             }
             more |= queue.enable_kicks(&memory)?;
         }
+        if self.queues.iter().all(|queue| queue.held.is_empty()) {
+            self.again = None;
+        }
         Ok(more)
-    }
-
-    /// Something is left that is tried again.
-    fn waits(&self) -> bool {
-        !self.giving.is_settled() || self.queues.iter().any(|queue| !queue.held.is_empty())
     }
 }
 

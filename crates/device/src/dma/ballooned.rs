@@ -65,6 +65,8 @@ struct State {
     units: Units,
     mapped: Vec<Mapped>,
     functions: Option<Reach>,
+    /// The last request was not answered, and comes again.
+    waits: bool,
 }
 
 #[derive(Clone)]
@@ -95,6 +97,7 @@ impl BalloonedDma {
                 units: Units::of(&layout::ram(size.boot)),
                 mapped: Vec::new(),
                 functions: None,
+                waits: false,
             }),
             changed: Condvar::new(),
             hits: AtomicU64::new(0),
@@ -134,16 +137,19 @@ impl BalloonedDma {
         let mut state = self.state();
         let lacking = state.units.unmapped_of(pages);
         if state.functions.is_some() {
+            // It is one request, however often it comes.
+            let comes_again = std::mem::replace(&mut state.waits, true);
             let counted = if lacking.is_empty() {
                 &self.0.hits
             } else {
                 &self.0.misses
             };
-            counted.fetch_add(1, Ordering::Relaxed);
+            counted.fetch_add(u64::from(!comes_again), Ordering::Relaxed);
             if !state.map_some(self.0.tuning, &lacking)? {
                 return Err(io::Error::other("more of it has to be mapped first"));
             }
         }
+        state.waits = false;
         state.units.take_out(pages);
         self.0.messages.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -153,6 +159,7 @@ impl BalloonedDma {
     /// reach some of that.
     pub(crate) fn forget(&self) -> bool {
         let mut state = self.state();
+        state.waits = false;
         state.units.empty();
         !state.lacking().is_empty()
     }

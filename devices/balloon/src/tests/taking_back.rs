@@ -1,9 +1,10 @@
 //! A driver that tells before it takes pages back: what is said of them to whoever maps for functions of the host's, and when it is answered.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::giving::MOST_DEFLATED;
+use crate::worker::AGAIN;
 
 fn guest(host: &Host) -> Guest {
     let registry = Registry::new();
@@ -145,4 +146,32 @@ fn more_than_any_driver_names_is_not_answered() {
     assert!(guest.driver.poll_used(DEFLATE).is_none());
     assert_eq!(inflated(&host), [9000]);
     const { assert!(MOST_DEFLATED >= 256, "as many as Linux names at once") };
+}
+
+#[test]
+fn what_waits_for_the_host_is_tried_at_times_and_holds_up_nothing_else() {
+    let host = Host::new();
+    let mut guest = guest(&host);
+    guest.driver.start();
+    guest.name(INFLATE, &[9000]);
+    host.0.lock().unwrap().refuses = true;
+    guest.driver.push(DEFLATE, &[&9000_u32.to_le_bytes()], &[]);
+    guest.driver.kick(DEFLATE);
+    let begun = Instant::now();
+    for number in 0..120_u32 {
+        guest.driver.push(INFLATE, &[&(9001 + number).to_le_bytes()], &[]);
+    }
+    guest.driver.kick(INFLATE);
+    for _ in 0..120 {
+        assert!(guest.driver.wait_used(INFLATE).is_some());
+    }
+    let took = begun.elapsed();
+    assert!(took < 100 * AGAIN, "each of them waits for the host: {took:?}");
+    std::thread::sleep(5 * AGAIN);
+    let tried = host.0.lock().unwrap().deflations;
+    let most = begun.elapsed().as_millis() / AGAIN.as_millis() + 2;
+    assert!(
+        (2..=most).contains(&u128::from(tried)),
+        "{tried} times, and {most} at most"
+    );
 }

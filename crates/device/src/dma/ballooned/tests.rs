@@ -153,6 +153,33 @@ fn what_the_host_refuses_to_map_is_not_taken_back() {
 }
 
 #[test]
+fn a_request_is_counted_once_however_often_it_comes() {
+    let rig = Rig::new(MapTuning::default());
+    inflate(&rig, 64, 256);
+    let _dma = rig.map().unwrap();
+    let counts = || (rig.ballooned.counts().hits, rig.ballooned.counts().misses);
+    for _ in 0..3 {
+        rig.fake.fail(Op::Map, 1);
+        assert!(rig.ballooned.deflate(&[mib(64, 1)]).is_err());
+    }
+    assert_eq!(counts(), (0, 1));
+    // It is mapped ahead meanwhile.
+    rig.ballooned
+        .map_ahead(&rig.ballooned.next_ahead(), 0, &|| false)
+        .unwrap();
+    rig.ballooned.deflate(&[mib(64, 1)]).unwrap();
+    assert_eq!(counts(), (0, 1));
+    rig.ballooned.deflate(&[mib(65, 1)]).unwrap();
+    rig.fake.fail(Op::Map, 1);
+    assert!(rig.ballooned.deflate(&[mib(255, 1)]).is_err());
+    assert_eq!(counts(), (1, 2));
+    // Another driver's is another.
+    rig.ballooned.forget();
+    rig.ballooned.deflate(&[mib(255, 1)]).unwrap();
+    assert_eq!(counts(), (1, 3));
+}
+
+#[test]
 fn a_driver_that_goes_without_a_word_leaves_all_to_the_next() {
     let rig = Rig::new(MapTuning::default());
     inflate(&rig, 64, 256);
