@@ -37,5 +37,6 @@ pub use functions::{FunctionState, NamedFunction};
 pub use growth::{GrowthInfo, Pluggable};
 pub use iommu::Iommu;
 pub use machine::{Machine, MachineConfig, MachineError};
+pub use ram::map_ahead;
 pub use saved::{MachineState, Quiesced, SerialOutput, Shape};
 pub use vcpu::{End, FIRST_RUN};

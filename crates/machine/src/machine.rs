@@ -23,6 +23,7 @@ use crate::halt::{Watch, process_time};
 use crate::platform::{
     Event, EventDevice, IoApic, PINS, PORTS, PlatformState, Power, SerialPort, write_new_generation,
 };
+use crate::ram::map_ahead;
 use crate::root::{add_devices, root};
 use crate::run_control::RunRequest;
 use crate::saved::Quiesced;
@@ -367,11 +368,7 @@ impl Machine {
     /// paused. Nothing of it is an error: what is not done now is done when a page is touched.
     pub fn populate_write(&self, runs: &[(u64, u64)]) {
         self.ram.populate_write(runs);
-        for (guest, bytes) in self.ram.guest_ranges(runs) {
-            if let Err(error) = self.vm.map_ahead(guest, bytes) {
-                return log::debug!("memory is mapped when the guest touches it: {error}");
-            }
-        }
+        map_ahead(self.vm.as_ref(), &self.ram, runs);
     }
 
     /// Has its memory mapped from files that hold what is in it. It must be paused.

@@ -1,4 +1,4 @@
-//! The memory of a machine that boots, as its engine wants it. Knows no layout.
+//! The memory of a machine: of one that boots as its engine wants it, and of any what is mapped before its guest touches it. Knows no layout.
 
 use std::sync::Arc;
 
@@ -46,4 +46,36 @@ fn allocate(engine: &dyn Engine, size: MemorySize, registry: &Registry) -> Resul
         registry.counter(HUGE, &[("size", size)]).add(bytes);
     }
     Ok(ram)
+}
+
+/// Has pages be in the guest's second stage of translation before it touches them ([`Vm::map_ahead`]), by the pages' numbers as those of
+/// [`Ram::populate_write`]. Nothing of it is an error: what is not mapped now is when it is touched, and after one that is refused no more are
+/// tried.
+pub fn map_ahead(vm: &dyn Vm, ram: &Ram, runs: &[(u64, u64)]) {
+    for (guest, bytes) in ram.guest_ranges(runs) {
+        if let Err(error) = vm.map_ahead(guest, bytes) {
+            return log::debug!("memory is mapped when the guest touches it: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ByteSize;
+    use virtio::conformance::fakes::FakeVm;
+
+    use super::*;
+
+    #[test]
+    fn runs_are_mapped_in_their_order_until_one_is_refused() {
+        let (vm, ram) = (FakeVm::default(), Ram::allocate(ByteSize::mib(64)).unwrap());
+        let pages = 64 << 8;
+        map_ahead(&vm, &ram, &[(8, 2), (0, 1), (pages, 1), (pages - 3, 3)]);
+        let all = [(0x8000, 0x2000), (0, 0x1000), ((64 << 20) - 0x3000, 0x3000)];
+        assert_eq!(vm.asked_ahead(), all);
+        let vm = FakeVm::default();
+        vm.refuse_ahead(0);
+        map_ahead(&vm, &ram, &[(8, 2), (0, 1), (pages - 3, 3)]);
+        assert_eq!(vm.asked_ahead(), all[..2]);
+    }
 }

@@ -56,7 +56,7 @@ impl Restorer {
                 ram.populate_read();
             }
             if vm_has_memory.recv().is_ok() {
-                map_ahead(vm.as_ref(), &ram, &write_set);
+                machine::map_ahead(vm.as_ref(), &ram, &write_set);
             }
         };
         Ok(Self {
@@ -96,15 +96,6 @@ impl Restorer {
         drop((self.memory, self.has_memory));
         if let Err(panic) = self.thread.join() {
             std::panic::resume_unwind(panic);
-        }
-    }
-}
-
-/// Has these pages be in the guest's second stage of translation. What is not maps when it is touched: nothing of it is an error.
-pub(crate) fn map_ahead(vm: &dyn Vm, ram: &Ram, pages: &PageRuns) {
-    for (guest, bytes) in ram.guest_ranges(pages) {
-        if let Err(error) = vm.map_ahead(guest, bytes) {
-            return log::debug!("memory is mapped when the guest touches it: {error}");
         }
     }
 }

@@ -66,6 +66,14 @@ impl Interrupt for FakeInterrupt {
 pub struct FakeVm {
     interrupts: Mutex<Vec<Arc<FakeInterrupt>>>,
     bells: Mutex<BTreeMap<u64, EventFd>>,
+    ahead: Mutex<Ahead>,
+}
+
+/// What was to be mapped ahead: addresses and bytes, in their order, and from which address on that is refused.
+#[derive(Debug, Default)]
+struct Ahead {
+    asked: Vec<(u64, u64)>,
+    refuses: Option<u64>,
 }
 
 impl FakeVm {
@@ -82,6 +90,16 @@ impl FakeVm {
             event.signal();
         }
         bell.is_some()
+    }
+
+    /// What [`Vm::map_ahead`] was asked for, in its order, that which was refused too.
+    pub fn asked_ahead(&self) -> Vec<(u64, u64)> {
+        lock(&self.ahead).asked.clone()
+    }
+
+    /// Has it refuse what begins at this address.
+    pub fn refuse_ahead(&self, guest: u64) {
+        lock(&self.ahead).refuses = Some(guest);
     }
 
     /// The addresses and ports that have a bell.
@@ -105,6 +123,15 @@ impl Vm for FakeVm {
 
     fn map_ram(&self, _: u32, _: Arc<GuestRegionMmap<()>>, _: Presence) -> engine::Result<()> {
         Err(refused("it maps no memory"))
+    }
+
+    fn map_ahead(&self, guest: u64, bytes: u64) -> engine::Result<()> {
+        let mut ahead = lock(&self.ahead);
+        ahead.asked.push((guest, bytes));
+        match ahead.refuses == Some(guest) {
+            true => Err(refused("this is mapped when it is touched")),
+            false => Ok(()),
+        }
     }
 
     fn set_dirty_tracking(&self, _: u32, _: bool) -> engine::Result<()> {
