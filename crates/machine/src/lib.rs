@@ -21,6 +21,7 @@ mod growth;
 mod halt;
 mod iommu;
 mod machine;
+mod map_thread;
 pub mod platform;
 #[cfg(test)]
 mod quiesced_tests;

@@ -1,5 +1,6 @@
 //! A guest that takes back what it is asked to, at once, from the top of its balloon, with an address space without an IOMMU.
 
+use std::sync::Mutex;
 use std::time::Instant;
 
 use base::ByteSize;
@@ -221,7 +222,7 @@ fn a_larger_size_stays_whatever_is_being_mapped() {
     let _dma = rig.map();
     rig.waits("the first piece", |rig| rig.guest.info().target < MEMORY - BOOT);
     rig.deflation.request(400 * MIB).unwrap();
-    rig.waits("the end", |rig| !rig.deflation.shared.state().running);
+    rig.waits("the end", |rig| !rig.deflation.thread.state().running);
     assert_eq!(rig.guest.info().target, 400 * MIB);
 }
 
@@ -232,6 +233,6 @@ fn nothing_is_amiss_where_no_more_is_to_be_mapped() {
     let _dma = rig.map();
     rig.waits("an error", |rig| rig.deflation.info().error.is_some());
     rig.deflation.request(MEMORY - BOOT).unwrap();
-    rig.waits("the end", |rig| !rig.deflation.shared.state().running);
+    rig.waits("the end", |rig| !rig.deflation.thread.state().running);
     assert_eq!(rig.deflation.info().error, None);
 }

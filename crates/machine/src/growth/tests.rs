@@ -1,6 +1,7 @@
 //! What is asked of a guest that has functions, and that has none, with an address space without an IOMMU.
 
-use std::time::Instant;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use base::ByteSize;
 use device::{DmaMemory, DmaSpace, GuestDma};
@@ -10,6 +11,7 @@ use vfio::AddressSpace;
 use vfio::fake::{FakeSpace, Op};
 
 use super::*;
+use crate::map_thread::RETRY;
 
 const MIB: u64 = 1 << 20;
 const REGION: u64 = 512 * MIB;
