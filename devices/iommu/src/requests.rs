@@ -39,11 +39,8 @@ pub(crate) fn serve(domains: &mut Domains, chain: &Chain<'_>) -> u32 {
             status
         }
     };
-    // The status stands at the end of what a driver has room for, behind properties that may be none.
-    answer.resize(writable.min(PROBE_SIZE + TAIL) - TAIL, 0);
-    if !matches!(request, Request::Probe { .. }) {
-        answer.clear();
-    }
+    // The status stands behind all properties that there can be, which may be none (5.13.6.7).
+    answer.resize(space - TAIL, 0);
     answer.extend([status as u8, 0, 0, 0]);
     match chain.writer().write_all(&answer) {
         Ok(()) => u32::try_from(answer.len()).unwrap_or(0),

@@ -221,15 +221,18 @@ impl BalloonedDma {
             state.functions = Some(reach);
             owned
         };
-        let mapped = self.map_filled(&owned, fillers, &|| space.is_stopped());
+        let mapped = self.map_ahead(&owned, fillers, &|| space.is_stopped());
         if mapped.is_err() {
             self.end();
         }
         mapped
     }
 
-    /// Maps pieces as they are filled by others ahead of it. What a request has mapped meanwhile is left out.
-    fn map_filled(&self, pieces: &[Piece], fillers: usize, is_given_up: &dyn Fn() -> bool) -> Result<(), VfioError> {
+    /// Maps such pieces as they are filled by so many threads ahead of it. What a request has mapped meanwhile is left out.
+    ///
+    /// # Errors
+    /// The host refuses, or nobody wants it any more; what was mapped before stays.
+    pub fn map_ahead(&self, pieces: &[Piece], fillers: usize, is_given_up: &dyn Fn() -> bool) -> Result<(), VfioError> {
         let memory = self.state().functions.as_ref().map(|reach| reach.memory.clone());
         let ahead = Ahead::begin(pieces, memory.unwrap_or_default(), fillers).map_err(|source| VfioError::Call {
             call: "a thread that fills memory",
@@ -270,14 +273,6 @@ impl BalloonedDma {
         };
         let most = usize::try_from(CHUNK.get() / state.units.size()).unwrap_or(1).max(1);
         reach.runs(&state.units.latest_unmapped(most), self.0.tuning)
-    }
-
-    /// Maps such pieces, filled by so many threads.
-    ///
-    /// # Errors
-    /// The host refuses, or nobody wants it any more; what was mapped before stays.
-    pub fn map_ahead(&self, pieces: &[Piece], fillers: usize, is_given_up: &dyn Fn() -> bool) -> Result<(), VfioError> {
-        self.map_filled(pieces, fillers, is_given_up)
     }
 
     /// So large the balloon may be made for the guest to take nothing back that is not mapped, if it takes back first what it has put in last.
