@@ -433,7 +433,7 @@ impl Drop for World {
             }
             self.faults.next_daemon();
             // Those of sandboxes that it ends with, when their machines are gone.
-            for root in &node.cgroups {
+            if let Some(root) = &node.cgroups {
                 for id in root.list().unwrap() {
                     soon(|| root.remove(&id).map_err(|error| error.to_string())).unwrap();
                 }
