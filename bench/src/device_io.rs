@@ -88,14 +88,14 @@ fn classes() -> impl Iterator<Item = &'static Class> {
 }
 
 /// A function that a node of this run has in turn with the host's driver. The guard gives it back as it was.
-struct Turn<'n> {
+pub(crate) struct Turn<'n> {
     node: &'n Node,
     sysfs: Sysfs,
     record: BindingRecord,
 }
 
 impl<'n> Turn<'n> {
-    fn begin(node: &'n Node, address: PciAddress) -> Result<Self> {
+    pub(crate) fn begin(node: &'n Node, address: PciAddress) -> Result<Self> {
         let sysfs = Sysfs::of_host();
         let record = BindingRecord::take(&sysfs, address)?;
         Kept::Function(record.clone()).tell(true);
@@ -107,7 +107,7 @@ impl<'n> Turn<'n> {
     }
 
     /// What `guest` does with the function; the host's driver has it again afterwards.
-    fn guests<T>(&self, guest: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(crate) fn guests<T>(&self, guest: impl FnOnce() -> Result<T>) -> Result<T> {
         let address = self.address();
         self.node.ok(&["device", "bind", &address])?;
         let done = guest();

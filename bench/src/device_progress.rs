@@ -62,7 +62,7 @@ impl Moments {
         let (device, memory) = match way {
             Way::Plain | Way::Eager | Way::QemuEager => (true, true),
             Way::QemuMem => (true, false),
-            Way::Late | Way::Async | Way::Balloon | Way::BalloonByUnits | Way::BalloonOnDemand => (false, false),
+            _ => (false, false),
         };
         let mut moments = Self::default();
         moments.note(created_ns, Seen { device, memory });

@@ -78,6 +78,8 @@ pub(crate) enum Way {
     Late,
     /// The guest runs with a part, and gets the rest as it is mapped.
     Async,
+    /// The same, mapped when the guest plugs it, and not before.
+    AsyncOnDemand,
     /// The guest has all its memory, and does without a part of it until that is mapped.
     Balloon,
     /// The same, each 2 MiB mapped by a call of its own.
@@ -92,11 +94,12 @@ pub(crate) enum Way {
 
 impl Way {
     /// As tables have them.
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Plain,
         Self::Eager,
         Self::Late,
         Self::Async,
+        Self::AsyncOnDemand,
         Self::Balloon,
         Self::BalloonByUnits,
         Self::BalloonOnDemand,
@@ -105,7 +108,7 @@ impl Way {
     ];
 
     /// Those that are judged come after QEMU: a guest started right after another of ours is slower in the emulator.
-    const IN_TURN: [Self; 9] = [
+    const IN_TURN: [Self; 10] = [
         Self::Plain,
         Self::QemuEager,
         Self::Async,
@@ -114,6 +117,7 @@ impl Way {
         Self::Eager,
         Self::BalloonByUnits,
         Self::Late,
+        Self::AsyncOnDemand,
         Self::BalloonOnDemand,
     ];
 
@@ -123,6 +127,7 @@ impl Way {
             Self::Eager => "Basalt, eager",
             Self::Late => "Basalt, late",
             Self::Async => "Basalt, async",
+            Self::AsyncOnDemand => "Basalt, async, not ahead",
             Self::Balloon => "Basalt, async-balloon",
             Self::BalloonByUnits => "Basalt, async-balloon, neighbours apart",
             Self::BalloonOnDemand => "Basalt, async-balloon, not ahead",
@@ -138,6 +143,7 @@ impl Way {
             Self::Eager => "eager",
             Self::Late => "late",
             Self::Async => "async",
+            Self::AsyncOnDemand => "async-on-demand",
             Self::Balloon => "async-balloon",
             Self::BalloonByUnits => "async-balloon-by-units",
             Self::BalloonOnDemand => "async-balloon-on-demand",
@@ -148,16 +154,14 @@ impl Way {
 
     /// A guest that has nothing to plug, or to do without, is another way's.
     pub(crate) fn has(self, size: u64) -> bool {
-        (self != Self::QemuMem && self.balloon().is_none()) || size > BOOT
+        !matches!(self, Self::QemuMem | Self::AsyncOnDemand) && self.balloon().is_none() || size > BOOT
     }
 
     /// MiB that the guest boots with, and that it gets later.
     fn parts(self, size: u64) -> (u64, u64) {
         match self {
-            Self::Async | Self::Balloon | Self::BalloonByUnits | Self::BalloonOnDemand | Self::QemuMem => {
-                (size.min(BOOT), size.saturating_sub(BOOT))
-            }
-            _ => (size, 0),
+            Self::Plain | Self::Eager | Self::Late | Self::QemuEager => (size, 0),
+            _ => (size.min(BOOT), size.saturating_sub(BOOT)),
         }
     }
 }
@@ -235,10 +239,8 @@ impl Starter<'_> {
             config.devices.push(spec(&self.function, &mut parts)?);
         }
         let function = match way {
-            Way::Late | Way::Async | Way::Balloon | Way::BalloonByUnits | Way::BalloonOnDemand => {
-                Some(spec(&self.function, &mut attached)?)
-            }
-            _ => None,
+            Way::Plain | Way::Eager => None,
+            _ => Some(spec(&self.function, &mut attached)?),
         };
         let mut machine = Machine::without_guest(&self.world.vmm, &Walls::JailThatLocks, reader)?;
         let client = machine.client()?;
@@ -248,7 +250,7 @@ impl Starter<'_> {
         if let Some(function) = function {
             client.attach(function, &attached.fds())?;
         }
-        if later > 0 && way.balloon().is_none() {
+        if later > 0 && way == Way::Async {
             client.map_ahead(ByteSize::mib(later))?;
         }
         // The VMM's copies alone are left, so that the function is nobody's when it ends.

@@ -157,7 +157,9 @@ mod tests {
             Way::Plain => (1000.0, 0.0),
             Way::Eager => (1100.0, 700.0),
             Way::Late => (1000.0, 10.0),
-            Way::Async | Way::Balloon | Way::BalloonByUnits | Way::BalloonOnDemand => (1010.0, 35.0),
+            Way::Async | Way::AsyncOnDemand | Way::Balloon | Way::BalloonByUnits | Way::BalloonOnDemand => {
+                (1010.0, 35.0)
+            }
             Way::QemuEager => (2000.0, 1200.0),
             Way::QemuMem => (2500.0, 100.0),
         };

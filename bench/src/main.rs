@@ -5,6 +5,7 @@
 
 mod class;
 mod clone;
+mod device_clone;
 mod device_io;
 mod device_model;
 mod device_port;
@@ -52,8 +53,8 @@ use crate::world::World;
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Subject {
-    /// Everything but `exits`, `throughput`, `latency` and `life`, which need kernel modules, more CPUs and an image, and `device-start` and
-    /// `device-rounds`, which take a device from the host
+    /// Everything but `exits`, `throughput`, `latency` and `life`, which need kernel modules, more CPUs and an image, and those of devices,
+    /// which take one from the host
     All,
     /// VMM exec to the first KVM_RUN
     Start,
@@ -87,6 +88,8 @@ enum Subject {
     DeviceStart,
     /// A guest that gets such a function and gives it back, again and again, and what stays pinned
     DeviceRounds,
+    /// Clones of templates with such a function and without: to their command, and to the function
+    DeviceClone,
     /// Reads of such a function's disk on the host and in guests by class, and their exits
     DeviceDisk,
     /// TCP by a virtual function of the host's network device, on the host and in guests by class, and their exits
@@ -100,7 +103,7 @@ enum Subject {
 type Measure = fn(&mut Bench<'_>) -> Result<()>;
 
 /// All that is measured, in its order.
-const MEASURED: [(Subject, Measure); 20] = [
+const MEASURED: [(Subject, Measure); 21] = [
     (Subject::Start, |bench| bench.start()),
     (Subject::Boot, |bench| bench.boot()),
     (Subject::BootExits, |bench| bench.boot_exits()),
@@ -117,6 +120,7 @@ const MEASURED: [(Subject, Measure); 20] = [
     (Subject::Life, |bench| bench.life()),
     (Subject::DeviceStart, |bench| bench.device_start()),
     (Subject::DeviceRounds, |bench| bench.device_rounds()),
+    (Subject::DeviceClone, |bench| bench.device_clone()),
     (Subject::DeviceDisk, |bench| bench.device_disk()),
     (Subject::DeviceNetwork, |bench| bench.device_network()),
     (Subject::Disk, |bench| bench.disk()),
@@ -124,13 +128,14 @@ const MEASURED: [(Subject, Measure); 20] = [
 ];
 
 /// What `all` leaves out.
-const LEFT_OUT: [Subject; 8] = [
+const LEFT_OUT: [Subject; 9] = [
     Subject::Exits,
     Subject::Throughput,
     Subject::Latency,
     Subject::Life,
     Subject::DeviceStart,
     Subject::DeviceRounds,
+    Subject::DeviceClone,
     Subject::DeviceDisk,
     Subject::DeviceNetwork,
 ];
