@@ -30,6 +30,14 @@
 /* As NMI_AGAIN_US, for a CPU that halts: it answers at once, but an emulated one when its host lets it. */
 #define NMI_SOON_US	5
 
+/*
+ * How long a host that ends waits for a CPU, where no clock may be asked: an
+ * emulated one, or one of a host that is a guest itself, may have to wait for
+ * a processor.
+ */
+#define END_LIMIT_US	1000000
+#define END_LOOK_US	10
+
 /* Whoever changes whose a CPU is holds it. */
 static DEFINE_MUTEX(claims);
 
@@ -178,15 +186,16 @@ bool basalt_any_claimed(void)
  */
 void basalt_abandon_cpus(void)
 {
-	unsigned int cpu, tries;
+	unsigned int cpu, waited;
 
 	for_each_possible_cpu(cpu) {
 		if (state_of(cpu) != BASALT_CPU_PARKED)
 			continue;
 		set_state(cpu, BASALT_CPU_LEAVING);
-		for (tries = 0; tries < 1000 && state_of(cpu) == BASALT_CPU_LEAVING; tries++) {
-			basalt_send_nmi(cpu);
-			udelay(10);
+		for (waited = 0; waited < END_LIMIT_US && state_of(cpu) == BASALT_CPU_LEAVING; waited += END_LOOK_US) {
+			if (waited % NMI_AGAIN_US == 0)
+				basalt_send_nmi(cpu);
+			udelay(END_LOOK_US);
 		}
 		if (state_of(cpu) == BASALT_CPU_LEAVING)
 			pr_err(BASALT "CPU %u does not leave its guest before the host ends\n", cpu);
