@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::bare::{in_lab, run};
-use super::device_attach::{expect_state, prove};
+use super::device_attach::{expect_state, prove, prove_all};
 use super::nvme_disk::{Disk, tell};
 use crate::basalt::{expect_code, expect_refusal};
 use crate::daemon::{Daemon, wait_for};
@@ -132,7 +132,7 @@ fn late(daemon: &Daemon<'_>, address: &str) -> Result<()> {
         "late, 768 MiB: started within {started:?}, the device {:?}",
         began.elapsed()
     ));
-    prove(daemon, "late", "7")?;
+    prove_all(daemon, "late", "7")?;
     daemon.ok(&["rm", "--force", "late"])?;
     expect_state(daemon, address, "ready")
 }
@@ -173,7 +173,7 @@ fn asynchronous(daemon: &Daemon<'_>, address: &str) -> Result<()> {
         state["dma_mapped"] == state["dma_total"] && state["dma_total"] == MAPPED && state["plug_misses"] == 0,
         "not all is mapped, or a plug has waited: {state}"
     );
-    prove(daemon, "grows", "8")?;
+    prove_all(daemon, "grows", "8")?;
     daemon.ok(&["update", "grows", "--memory", "256m"])?;
     prove(daemon, "grows", "9")?;
     daemon.ok(&["update", "grows", "--memory", "1g"])?;
@@ -207,7 +207,7 @@ fn ballooned(daemon: &Daemon<'_>, address: &str) -> Result<()> {
     daemon.ok(&words.concat())?;
     let started = began.elapsed();
     expect_code(&daemon.run(&[&["exec", "full"], &DISK[..]].concat())?, 0)?;
-    prove(daemon, "full", "11")?;
+    prove_all(daemon, "full", "11")?;
     wait_for("all of the guest's memory to be mapped, and out of its balloon", || {
         let (state, counters) = (
             memory_state(daemon, "full")?,

@@ -47,7 +47,7 @@ const INFLATED: ByteSize = ByteSize::mib(128);
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// In which a guest that reports has long begun to.
-const IN_VAIN: Duration = Duration::from_secs(15);
+const IN_VAIN: Duration = Duration::from_secs(8);
 
 /// What the guest half is asked for.
 const KEEP: &str = "keep";
