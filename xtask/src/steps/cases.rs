@@ -41,9 +41,8 @@ pub(crate) fn newer_cases() -> Step {
     Step::new("newer-cases", |context, task| {
         let up = sandbox::another_host(context, task, Lab::Newer);
         let ran = up.and_then(|()| Site::Newer.run_all(context, task));
-        let mut down = lab_command_in(context, Lab::Newer, &["down"]);
-        let ended = task.run_within(&mut down, SETUP_LIMIT);
-        ran.and_then(|report| ended.map(|_| report))
+        let down = sandbox::take_down(context, task, Lab::Newer);
+        ran.and_then(|report| down.map(|()| report))
     })
     .plan(only_with_a_lab)
     .hint("the case's console log is named above; `cargo xtask long --only newer-cases` repeats the cases")
@@ -124,7 +123,7 @@ impl Site {
         for name in failed {
             task.say(&format!("once more, on a lab started for it: {name}"))?;
             if !context.kvm {
-                task.run_within(&mut lab_command_in(context, lab, &["down"]), SETUP_LIMIT)?;
+                sandbox::take_down(context, task, lab)?;
                 sandbox::another_host(context, task, lab)?;
                 bring_programs(context, task, lab)?;
             }

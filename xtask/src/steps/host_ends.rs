@@ -1,5 +1,5 @@
 //! The step `host-ends`: the lab's host ends while a guest runs on a CPU that Linux has given up, which nobody in it can look at. It has to go
-//! down in order, CPU by CPU, and to reset.
+//! down in order, CPU by CPU, and to reset. It has a lab of its own, beside the one in which cases run.
 //!
 //! Reads the lab's console, and the emulator's process: it ends where the machine would reset (`-no-reboot`).
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use super::sandbox::{Lab, another_host, emulator, host_is_lost, lab_command, only_with_a_lab};
+use super::sandbox::{Lab, emulator, host_is_lost, lab_command_in, only_with_a_lab, take_down};
 use super::tests::CASES_IN_LAB;
 use crate::context::Context;
 use crate::runner::{Report, Step, Task};
@@ -43,21 +43,22 @@ const WAYS: [(&str, &[&str]); 3] = [
 /// All of them.
 pub(crate) fn host_ends() -> Step {
     Step::new("host-ends", |context, task| {
-        for (way, wanted) in WAYS {
-            task.run_within(&mut lab_command(context, &["up"]), LIMIT)?;
-            task.run_within(&mut lab_command(context, &["sync"]), LIMIT)?;
-            one(context, task, way, wanted)?;
-        }
-        another_host(context, task, Lab::Default)?;
-        Ok(Report::default())
+        let ended = WAYS.into_iter().try_for_each(|(way, wanted)| {
+            for verb in ["up", "sync"] {
+                task.run_within(&mut lab_command_in(context, Lab::Ended, &[verb]), LIMIT)?;
+            }
+            one(context, task, way, wanted)
+        });
+        let down = take_down(context, task, Lab::Ended);
+        ended.and(down).map(|()| Report::default())
     })
     .plan(only_with_a_lab)
-    .hint("`target/release/basalt-lab logs` shows what the host said at its end")
+    .hint("`cargo xtask test --only host-ends` repeats it")
 }
 
 fn one(context: &Context, task: &mut Task, way: &str, wanted: &[&str]) -> Result<()> {
-    let emulator = emulator(context, task, Lab::Default)?;
-    let mut ending = lab_command(context, &["exec", "--", CASES_IN_LAB, "end", way]);
+    let emulator = emulator(context, task, Lab::Ended)?;
+    let mut ending = lab_command_in(context, Lab::Ended, &["exec", "--", CASES_IN_LAB, "end", way]);
     let ended = task.finish_within(&mut ending, LIMIT)?;
     if !host_is_lost(&ended) {
         bail!("the host did not end by {way}: {}", ended.err.join("\n"));
@@ -70,7 +71,7 @@ fn one(context: &Context, task: &mut Task, way: &str, wanted: &[&str]) -> Result
         thread::sleep(Duration::from_millis(100));
     }
     let console = task
-        .run_within(&mut lab_command(context, &["logs"]), LIMIT)?
+        .run_within(&mut lab_command_in(context, Lab::Ended, &["logs"]), LIMIT)?
         .out
         .join("\n");
     in_order(&console, wanted).map_err(|missing| anyhow::anyhow!("after {way} the console does not say {missing:?}"))

@@ -12,6 +12,7 @@ mod deny;
 mod dkms;
 mod guest;
 mod host_ends;
+mod lab_killed;
 mod lab_site;
 mod licences;
 mod long;
@@ -199,12 +200,14 @@ pub(crate) fn test() -> Vec<Step> {
     for step in [unit::unit(), unit::programs(), tests::fuzz()] {
         steps.push(step.after(&["build-tests"]).in_background());
     }
-    // Beside what is left for the lab, but for the audit, which runs cases, and what ends a lab.
+    // Beside what is left for the lab, but for the audit, which runs cases.
     steps.push(checks::docs().after(&["first-sandbox"]).follows(&["cases"]));
     steps.push(lab_site::lab_site().after(&["first-sandbox"]).follows(&["docs"]));
     let audit = tests::audit().after(&["first-sandbox"]);
     steps.push(audit.follows(&["lab-site"]).follows(&tested));
-    steps.push(sandbox::lab_killed().check().after(&ready).follows(&["filters"]));
+    // These end a lab of their own, beside the cases: no processor is left for that before.
+    let killed = lab_killed::lab_killed().check().after(&["first-sandbox"]);
+    steps.push(killed.follows(&before).follows(&["package"]));
     let ends = host_ends::host_ends().check();
     steps.push(ends.after(&["first-sandbox", "module"]).follows(&["lab-killed"]));
     steps

@@ -21,7 +21,7 @@ const LAB_LIMIT: Duration = Duration::from_secs(5 * 60);
 /// The lab's priority beside what is compiled in the background: some thirty times as much.
 const PREFERRED: &str = "-15";
 /// Boot of a nested guest on a loaded machine, with the image's upload before.
-const SANDBOX_LIMIT: Duration = Duration::from_secs(5 * 60);
+pub(super) const SANDBOX_LIMIT: Duration = Duration::from_secs(5 * 60);
 
 /// A command of the CLI that was just built.
 pub(crate) fn basalt(context: &Context, args: &[&str]) -> Command {
@@ -30,21 +30,29 @@ pub(crate) fn basalt(context: &Context, args: &[&str]) -> Command {
     command
 }
 
-/// Which of the labs: both have the same root image.
+/// Which of the labs: all have the same root image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lab {
     /// The one that everybody uses, at its usual place.
     Default,
     /// One whose host has the newer kernel (lab/newer-kernel), in a newer emulator, beside the other.
     Newer,
+    /// One that is killed, stopped and ended over and over, beside the one in which cases run.
+    Ended,
 }
 
 impl Lab {
     /// Has a program use it.
-    fn of(self, context: &Context, mut command: Command) -> Command {
-        if self == Self::Newer {
-            command.env("BASALT_LAB_STATE", context.cache.join("lab-newer"));
-            command.env("BASALT_LAB_KERNEL", "newer");
+    pub(super) fn of(self, context: &Context, mut command: Command) -> Command {
+        match self {
+            Self::Default => (),
+            Self::Newer => {
+                command.env("BASALT_LAB_STATE", context.cache.join("lab-newer"));
+                command.env("BASALT_LAB_KERNEL", "newer");
+            }
+            Self::Ended => {
+                command.env("BASALT_LAB_STATE", context.cache.join("lab-ended"));
+            }
         }
         command
     }
@@ -160,6 +168,12 @@ pub(super) fn another_host(context: &Context, task: &mut Task, lab: Lab) -> Resu
     Ok(())
 }
 
+/// Ends a lab.
+pub(super) fn take_down(context: &Context, task: &mut Task, lab: Lab) -> Result<()> {
+    task.run_within(&mut lab_command_in(context, lab, &["down"]), LAB_LIMIT)?;
+    Ok(())
+}
+
 fn up(context: &Context, task: &mut Task, lab: Lab) -> Result<()> {
     let mut up = lab_command_in(context, lab, &["up", "--fresh"]);
     task.run_within(&mut up, LAB_LIMIT)?;
@@ -193,7 +207,7 @@ fn answer(context: &Context, task: &mut Task) -> Result<Report> {
     answer_in(context, task, Lab::Default)
 }
 
-fn answer_in(context: &Context, task: &mut Task, lab: Lab) -> Result<Report> {
+pub(super) fn answer_in(context: &Context, task: &mut Task, lab: Lab) -> Result<Report> {
     const SCRIPT: &str = "print(6*7)";
     let command = basalt(context, &["run", "--rm", "python", "--", "python3", "-c", SCRIPT]);
     let mut command = lab.of(context, command);
@@ -237,50 +251,6 @@ pub(crate) fn other_images() -> Step {
     })
 }
 
-/// The emulator dies under a running sandbox: the run ends with a sentence, and the next one starts a lab by itself. One
-/// that stands still under a command ends the command, and is started afresh when that is wished.
-pub(crate) fn lab_killed() -> Step {
-    Step::new("lab-killed", |context, task| {
-        let emulator = emulator(context, task, Lab::Default)?;
-        let mut killing = Command::new("bash");
-        killing.args(["-c", KILL_IN_MID_RUN, "bash"]);
-        killing.arg(context.release().join("basalt")).arg(emulator.to_string());
-        let ended = task.finish_within(&mut killing, SANDBOX_LIMIT)?;
-        let told = ended.err.join("\n");
-        if ended.status.code() != Some(125) || !told.contains("the lab does not answer any more") {
-            bail!(
-                "a run whose lab was killed ended with {} and said {told:?}",
-                ended.status
-            );
-        }
-        answer(context, task)?;
-        must_be_gone(emulator)?;
-        lab_stands_still(context, task)?;
-        Ok(Report::default())
-    })
-    .plan(only_with_a_lab)
-    .hint("`target/release/basalt-lab status` tells how the lab is")
-}
-
-fn lab_stands_still(context: &Context, task: &mut Task) -> Result<()> {
-    let emulator = emulator(context, task, Lab::Default)?;
-    let mut stopping = Command::new("bash");
-    stopping.args(["-c", STOP_IN_MID_RUN, "bash"]);
-    stopping
-        .arg(context.release().join("basalt-lab"))
-        .arg(emulator.to_string());
-    let ended = task.finish_within(stopping.env("BASALT_LAB_PATIENCE", "5"), SANDBOX_LIMIT)?;
-    let told = ended.err.join("\n");
-    if ended.status.code() != Some(125) || !told.contains("the lab stands still") {
-        bail!(
-            "a command whose lab stood still ended with {} and said {told:?}",
-            ended.status
-        );
-    }
-    another_host(context, task, Lab::Default)?;
-    must_be_gone(emulator)
-}
-
 /// The emulator's process.
 pub(super) fn emulator(context: &Context, task: &mut Task, lab: Lab) -> Result<u64> {
     let mut status = lab_command_in(context, lab, &["status", "--json"]);
@@ -289,21 +259,6 @@ pub(super) fn emulator(context: &Context, task: &mut Task, lab: Lab) -> Result<u
     let pid = status["lab"]["pid"].as_u64();
     pid.context("`basalt-lab status` names no process")
 }
-
-fn must_be_gone(emulator: u64) -> Result<()> {
-    if Path::new(&format!("/proc/{emulator}")).exists() {
-        bail!("the emulator, process {emulator}, is still there");
-    }
-    Ok(())
-}
-
-/// $1 is `basalt`, $2 the emulator's process, which dies as soon as the sandbox's command runs.
-const KILL_IN_MID_RUN: &str = "\"$1\" run --rm python -- sh -c 'echo runs; exec sleep 600' |
-    { read -r line && kill -9 \"$2\"; cat >&2; }; exit \"${PIPESTATUS[0]}\"";
-
-/// $1 is `basalt-lab`, $2 the emulator's process, which stops as soon as the command runs.
-const STOP_IN_MID_RUN: &str = "\"$1\" exec -- sh -c 'echo runs; exec sleep 600' |
-    { read -r line && kill -STOP \"$2\"; cat >&2; }; exit \"${PIPESTATUS[0]}\"";
 
 #[cfg(test)]
 mod tests {
