@@ -15,7 +15,7 @@ pub(super) const FIRST: usize = 3;
 
 /// What the child needs to know, laid out by the parent beforehand.
 pub(super) struct Plan {
-    /// Where the child hears that its identity is mapped, and tells what failed.
+    /// Where the child hears that it has its identity and its limits, and tells what failed.
     pub(super) status: i32,
     /// The parent's end of that, open here too.
     pub(super) parents_end: i32,
@@ -33,7 +33,7 @@ pub(super) struct Plan {
 
 /// What a failed step is called; sent as its position.
 pub(super) const STEPS: [&str; 10] = [
-    "waiting for its identity",
+    "waiting for its identity and its limits",
     "making a session",
     "resetting signals",
     "giving up groups",
@@ -89,9 +89,7 @@ pub(super) unsafe extern "C" fn main(plan: *mut c_void) -> ! {
 fn run(plan: &Plan, status: &mut usize) -> Result<std::convert::Infallible, Failed> {
     // So that the parent's death is seen as end of file below.
     numbers(libc::SYS_close, fd(plan.parents_end), 0, 0).map_err(at(0))?;
-    if plan.identity {
-        wait_for_identity(plan.status)?;
-    }
+    wait_for_parent(plan.status)?;
     numbers(libc::SYS_setsid, 0, 0, 0).map_err(at(1))?;
     default_signals().map_err(at(2))?;
     if plan.identity {
@@ -122,7 +120,7 @@ fn run(plan: &Plan, status: &mut usize) -> Result<std::convert::Infallible, Fail
     Err((9, failed.err().unwrap_or(libc::EIO)))
 }
 
-fn wait_for_identity(status: i32) -> Result<(), Failed> {
+fn wait_for_parent(status: i32) -> Result<(), Failed> {
     let mut byte = 0_u8;
     loop {
         // SAFETY: the byte lives through the call.

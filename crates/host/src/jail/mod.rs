@@ -348,8 +348,8 @@ fn settle(launch: &Launch<'_>, pid: u32, status: &OwnedFd) -> Result<(), Error> 
     }
     if let Isolation::Full(identity) = launch.isolation {
         identity.map(pid)?;
-        rustix::net::send(status, &[1], SendFlags::NOSIGNAL).map_err(step("telling the child to go on"))?;
     }
+    rustix::net::send(status, &[1], SendFlags::NOSIGNAL).map_err(step("telling the child to go on"))?;
     Ok(())
 }
 

@@ -173,6 +173,19 @@ fn it_has_the_descriptors_that_it_was_given_and_no_other() {
 }
 
 #[test]
+fn it_has_its_limits_before_its_first_instruction() {
+    for isolation in [identity(), Isolation::None] {
+        for _ in 0..20 {
+            assert_eq!(
+                shell("ulimit -Hn", isolation, &[], None).output,
+                "300\n",
+                "{isolation:?}"
+            );
+        }
+    }
+}
+
+#[test]
 fn signals_and_session_are_its_own() {
     // Rust programs ignore SIGPIPE; a jailed one does not.
     let script = "grep -E '^Sig(Blk|Ign)' /proc/self/status; cut -d' ' -f4,6 /proc/self/stat";
