@@ -20,8 +20,9 @@ const CPU: &str = "+svm,+npt,+x2apic,-vgif";
 pub(crate) const CPU_MODEL: &str = "EPYC-Rome";
 
 /// `quiet`: the console is a serial port, where a character costs an exit. `mitigations=off`: nothing hostile runs in the
-/// lab, and flushes are dear to emulate. `panic=-1` with `-no-reboot` ends the emulator when the kernel panics.
-const KERNEL_COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off";
+/// lab, and flushes are dear to emulate. `panic=-1` with `-no-reboot` ends the emulator when the kernel panics. `no_timer_check`: a timer whose
+/// thread of the emulator waits for a processor is late, and Linux panics of one that it counts no ticks of.
+const KERNEL_COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off no_timer_check";
 
 /// Whose IOMMU the host has, which remaps interrupts as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
