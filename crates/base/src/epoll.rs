@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -151,6 +151,13 @@ impl Epoll {
     }
 }
 
+impl AsFd for Epoll {
+    /// Readable while a descriptor of the set is ready: a set can be in another one.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,6 +183,24 @@ mod tests {
                 .collect::<Vec<_>>(),
             [(7, true, false)]
         );
+    }
+
+    #[test]
+    fn a_set_is_ready_while_something_in_it_is() {
+        let (inner, outer) = (Epoll::new().unwrap(), Epoll::new().unwrap());
+        let event = crate::EventFd::new().unwrap();
+        inner.add(&event, 1, Interest::READ).unwrap();
+        outer.add(&inner, 2, Interest::READ).unwrap();
+        let mut ready = Vec::new();
+        for is_signalled in [false, true, false] {
+            if is_signalled {
+                event.signal();
+            } else {
+                event.consume();
+            }
+            outer.wait(&mut ready, Some(Duration::ZERO)).unwrap();
+            assert_eq!(ready.len(), usize::from(is_signalled));
+        }
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub enum Exit<'a> {
         /// What the guest wrote.
         data: &'a [u8],
     },
-    /// The guest ended a level-triggered interrupt of this vector; edge-only machines see none.
+    /// The guest ended a level-triggered interrupt of this vector, whose ends are to come out ([`crate::Interrupt::report_ends`]).
     IoapicEoi(u8),
     /// A kick or a signal; run again or stop.
     Interrupted,

@@ -64,6 +64,9 @@ pub struct MsiMessage {
 
 const NO_IDENTITY: &str = "this engine translates its guests' addresses: run the guest with the class `bare`";
 
+const NO_ENDS: &str =
+    "guests of this engine end their interrupts without it (class `bare`), so that none of them can be a level";
+
 const NO_DEVICES: &str =
     "this engine gives its guests no devices of the host: run the guest on KVM, or on CPUs of its own (class `bare`)";
 
@@ -353,6 +356,16 @@ pub trait Interrupt: Send + Sync {
 
     /// Whether a trigger is kept because nothing is routed.
     fn is_pending(&self) -> bool;
+
+    /// Has each end of the level-triggered interrupt that `message` is come out as [`Exit::IoapicEoi`]: of a source that is the I/O APIC's pin
+    /// of this number, before the message is routed. With `None` they need not come out any more.
+    ///
+    /// # Errors
+    /// The engine's guests end interrupts without it, or the host refuses.
+    fn report_ends(&self, pin: u32, message: Option<MsiMessage>) -> Result<()> {
+        let _ = (pin, message);
+        Err(EngineError::Unusable(NO_ENDS.into()))
+    }
 
     /// From now on each signal of `event` triggers it, and nothing else does: for interrupts of a device of the host's, which its
     /// driver tells by events. An engine may have the device interrupt the guest itself, and the event is then not signalled while

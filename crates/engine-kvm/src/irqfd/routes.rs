@@ -7,8 +7,9 @@ use engine::{EngineError, MsiMessage, Result, failed};
 
 use super::Calls;
 
-/// A VM's routes. GSIs of devices of the host's come behind the I/O APIC's pins, whose ends of interrupt KVM would look for in the
-/// routes of GSIs up to there (`KVM_CAP_SPLIT_IRQCHIP`).
+/// A VM's routes. GSIs of devices of the host's come behind the I/O APIC's pins, in whose routes KVM looks for interrupts with ends that are to
+/// come out (`KVM_CAP_SPLIT_IRQCHIP`; `kvm_scan_ioapic_routes` of Linux): those of messages that are levels. Nothing is delivered by a pin's
+/// route, as what a pin sends is sent as a message.
 pub(crate) struct Routes<K> {
     kvm: Arc<K>,
     // Held for the time of one system call, which waits for no guest.
@@ -75,6 +76,21 @@ impl<K: Calls> Routes<K> {
         if table.routes.insert(gsi, Some(message)) != Some(Some(message)) {
             table.changed = true;
         }
+    }
+
+    /// Has ends of the interrupt that this message is come out, or has KVM forget the pin at the next change.
+    pub(super) fn set_pin(&self, pin: u32, message: Option<MsiMessage>) -> Result<()> {
+        let mut table = self.table();
+        if table.first.is_none_or(|pins| pin >= pins) {
+            return Err(EngineError::State(format!("the I/O APIC has no pin {pin}")));
+        }
+        let Some(message) = message else {
+            table.changed |= table.routes.remove(&pin).is_some();
+            return Ok(());
+        };
+        drop(table);
+        self.set(pin, message);
+        self.commit()
     }
 
     /// Has KVM know all that was set, in one call; in none where it knows.

@@ -120,6 +120,10 @@ impl<K: Calls, D: Deliver> Interrupt for Source<K, D> {
         pending
     }
 
+    fn report_ends(&self, pin: u32, message: Option<MsiMessage>) -> Result<()> {
+        self.routes.set_pin(pin, message)
+    }
+
     fn attach(&self, event: EventFd) -> Result<()> {
         let gsi = self.routes.take()?;
         let line = Line {

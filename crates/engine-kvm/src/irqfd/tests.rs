@@ -239,6 +239,32 @@ fn gsis_come_behind_the_pins_and_come_back() {
 }
 
 #[test]
+fn ends_of_a_pin_are_looked_for_in_its_route_and_nothing_is_delivered_by_that() {
+    let setup = Setup::new();
+    let (source, _) = setup.attached();
+    let pin = setup.source();
+    let level = to(1 << 15 | 0x31);
+    pin.report_ends(7, Some(level)).unwrap();
+    assert_eq!(setup.kvm.told(), [Call::Table(vec![(7, level)])]);
+    // The guest's next write of the same, as when it masks and unmasks the pin.
+    pin.report_ends(7, Some(level)).unwrap();
+    assert_eq!(setup.kvm.told(), []);
+    source.route(Some(to(0x41)));
+    let both = vec![(7, level), (PINS, to(0x41))];
+    assert_eq!(setup.kvm.told(), [Call::Table(both), Call::Assign(PINS)]);
+    // It is forgotten when there is another reason to tell KVM.
+    pin.report_ends(7, None).unwrap();
+    pin.report_ends(6, None).unwrap();
+    assert_eq!(setup.kvm.told(), []);
+    source.route(Some(to(0x42)));
+    assert_eq!(setup.kvm.told(), [Call::Table(vec![(PINS, to(0x42))])]);
+    // What is no pin's is a device's.
+    assert!(pin.report_ends(PINS, Some(level)).is_err());
+    setup.kvm.fail(Some("table"));
+    assert!(pin.report_ends(7, Some(level)).is_err());
+}
+
+#[test]
 fn a_message_to_no_apic_spoils_no_other_route() {
     let setup = Setup::new();
     let (source, event) = setup.attached();

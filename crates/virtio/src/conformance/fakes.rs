@@ -20,6 +20,8 @@ struct InterruptState {
     route: Option<MsiMessage>,
     pending: bool,
     delivered: u64,
+    /// What ends are reported of, if any are.
+    ends: Option<MsiMessage>,
 }
 
 /// An interrupt that counts what it would have delivered.
@@ -35,6 +37,11 @@ impl FakeInterrupt {
     /// What is routed now.
     pub fn routed(&self) -> Option<MsiMessage> {
         lock(&self.0).route
+    }
+
+    /// The message whose ends are reported.
+    pub fn ends(&self) -> Option<MsiMessage> {
+        lock(&self.0).ends
     }
 }
 
@@ -58,6 +65,11 @@ impl Interrupt for FakeInterrupt {
 
     fn is_pending(&self) -> bool {
         lock(&self.0).pending
+    }
+
+    fn report_ends(&self, _: u32, message: Option<MsiMessage>) -> engine::Result<()> {
+        lock(&self.0).ends = message;
+        Ok(())
     }
 }
 
