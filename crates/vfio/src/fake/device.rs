@@ -14,6 +14,14 @@ use crate::{CONFIG_REGION, Device, IntxMask, Irq, IrqInfo, Mapping, Region, Vfio
 /// BARs, the ROM and configuration space.
 const REGIONS: usize = 8;
 
+/// In the command register (PCI 3.0, 6.2.2), which VFIO keeps for INTx: while the bit is set nothing is signalled.
+const COMMAND: u64 = 4;
+const INTERRUPT_DISABLE: u8 = 1 << 2;
+
+/// In the status register (6.2.3): the function wants something, whether or not it may say so.
+const STATUS: u64 = 6;
+const INTERRUPT_STATUS: u8 = 1 << 3;
+
 /// What lies between regions in the file: more than any BAR of a test.
 const STRIDE: u64 = 1 << 24;
 
@@ -34,6 +42,18 @@ struct State {
     on: BTreeMap<Irq, Vec<OwnedFd>>,
     masks: u64,
     resets: u64,
+    intx: Intx,
+}
+
+/// INTx as VFIO has it while it is on.
+#[derive(Debug, Default)]
+struct Intx {
+    /// The function wants something.
+    is_asserted: bool,
+    /// It has been signalled, and nobody has unmasked it.
+    is_masked: bool,
+    unmask: Option<OwnedFd>,
+    signals: u64,
 }
 
 /// A function without hardware.
@@ -123,6 +143,56 @@ impl FakeDevice {
         Ok(true)
     }
 
+    /// The function asserts its interrupt pin, or does so no more: VFIO signals that once, if INTx is on, until it is unmasked.
+    ///
+    /// # Errors
+    /// The host has no memory.
+    pub fn assert_pin(&self, asserted: bool) -> io::Result<()> {
+        let mut state = self.state();
+        state.intx.is_asserted = asserted;
+        let at = STRIDE * u64::from(CONFIG_REGION) + STATUS;
+        let mut status = [0];
+        self.registers.read_exact_at(&mut status, at)?;
+        let others = status[0] & !INTERRUPT_STATUS;
+        let bit = if asserted { INTERRUPT_STATUS } else { 0 };
+        self.registers.write_all_at(&[others | bit], at)?;
+        self.follow_pin(&mut state)
+    }
+
+    /// How often INTx has been signalled; what its driver's other thread would do is done before.
+    ///
+    /// # Errors
+    /// The host has no memory.
+    pub fn pin_signals(&self) -> io::Result<u64> {
+        let mut state = self.state();
+        self.follow_pin(&mut state)?;
+        Ok(state.intx.signals)
+    }
+
+    fn is_disabled(&self) -> io::Result<bool> {
+        let mut command = [0];
+        let at = STRIDE * u64::from(CONFIG_REGION) + COMMAND + 1;
+        self.registers.read_exact_at(&mut command, at)?;
+        Ok(command[0] & INTERRUPT_DISABLE != 0)
+    }
+
+    fn follow_pin(&self, state: &mut State) -> io::Result<()> {
+        if let Some(unmask) = &state.intx.unmask {
+            let mut count = [0; 8];
+            // It is empty, or it is not.
+            state.intx.is_masked &= rustix::io::read(unmask, &mut count) != Ok(8);
+        }
+        let Some(event) = state.on.get(&Irq::IntX).and_then(|events| events.first()) else {
+            return Ok(());
+        };
+        if state.intx.is_asserted && !state.intx.is_masked && !self.is_disabled()? {
+            rustix::io::write(event, &1_u64.to_ne_bytes())?;
+            state.intx.is_masked = true;
+            state.intx.signals += 1;
+        }
+        Ok(())
+    }
+
     /// How often it was reset.
     pub fn resets(&self) -> u64 {
         self.state().resets
@@ -170,12 +240,20 @@ impl Device for FakeDevice {
         let at = region
             .place(offset, data.len() as u64)
             .ok_or(io::ErrorKind::InvalidInput)?;
-        self.state().written.push(Written {
+        let mut state = self.state();
+        state.written.push(Written {
             region: u32::try_from(at / STRIDE).unwrap_or(u32::MAX),
             offset,
             data: data.to_vec(),
         });
-        self.registers.write_all_at(data, at)
+        self.registers.write_all_at(data, at)?;
+        let has_pin = self.irqs.get(&Irq::IntX).is_some_and(|count| *count > 0);
+        let is_command = at == STRIDE * u64::from(CONFIG_REGION) + COMMAND;
+        assert!(
+            !(has_pin && is_command) || self.is_disabled()? || state.on.contains_key(&Irq::IntX),
+            "it may assert a pin that nobody listens to"
+        );
+        self.follow_pin(&mut state)
     }
 
     fn map(&self, region: &Region, offset: u64, length: u64) -> io::Result<Option<Mapping>> {
@@ -202,6 +280,10 @@ impl Device for FakeDevice {
         let mut state = self.state();
         // Any change turns off what is on.
         state.on.remove(&irq);
+        if irq == Irq::IntX {
+            state.intx.is_masked = false;
+            state.intx.unmask = None;
+        }
         if events.is_empty() {
             return Ok(());
         }
@@ -221,16 +303,25 @@ impl Device for FakeDevice {
         state
             .on
             .insert(irq, events.map_err(|error| crate::failed("dup")(error))?);
-        Ok(())
+        self.follow_pin(&mut state).map_err(crate::failed("write"))
     }
 
-    fn mask_intx(&self, _: IntxMask<'_>) -> Result<(), VfioError> {
+    fn mask_intx(&self, mask: IntxMask<'_>) -> Result<(), VfioError> {
         let mut state = self.state();
         if !state.on.contains_key(&Irq::IntX) {
             return Err(refused(Errno::INVAL));
         }
         state.masks += 1;
-        Ok(())
+        match mask {
+            IntxMask::Mask => state.intx.is_masked = true,
+            IntxMask::Unmask => state.intx.is_masked = false,
+            IntxMask::UnmaskBy(event) => {
+                let event = event.try_clone_to_owned();
+                state.intx.unmask = Some(event.map_err(|error| crate::failed("dup")(error))?);
+            }
+            IntxMask::UnmaskByNone => state.intx.unmask = None,
+        }
+        self.follow_pin(&mut state).map_err(crate::failed("write"))
     }
 
     fn can_reset(&self) -> bool {
@@ -295,5 +386,31 @@ mod tests {
         device.mask_intx(IntxMask::UnmaskBy(event.as_fd())).unwrap();
         assert_eq!((device.masks(), device.can_reset()), (1, false));
         assert!(device.reset().is_err());
+    }
+
+    #[test]
+    fn a_pin_is_signalled_once_until_it_is_unmasked() {
+        let device = FakeDevice::new(&[0; 256]).unwrap().with_irqs(Irq::IntX, 1);
+        let (event, unmask) = (EventFd::new().unwrap(), EventFd::new().unwrap());
+        device.assert_pin(true).unwrap();
+        device.set_interrupts(Irq::IntX, &[event.as_fd()]).unwrap();
+        assert!(event.consume());
+        device.assert_pin(true).unwrap();
+        device.mask_intx(IntxMask::UnmaskBy(unmask.as_fd())).unwrap();
+        assert_eq!((device.pin_signals().unwrap(), event.consume()), (1, false));
+        unmask.signal();
+        assert_eq!((device.pin_signals().unwrap(), event.consume()), (2, true));
+        device.assert_pin(false).unwrap();
+        unmask.signal();
+        assert_eq!(device.pin_signals().unwrap(), 2);
+        // The command register's bit holds it back.
+        let config = device.region(CONFIG_REGION).unwrap();
+        device.write(&config, COMMAND, &[0, INTERRUPT_DISABLE]).unwrap();
+        device.assert_pin(true).unwrap();
+        assert_eq!(device.pin_signals().unwrap(), 2);
+        device.write(&config, COMMAND, &[0, 0]).unwrap();
+        assert_eq!((device.pin_signals().unwrap(), event.consume()), (3, true));
+        device.mask_intx(IntxMask::Unmask).unwrap();
+        assert_eq!(device.pin_signals().unwrap(), 4);
     }
 }
