@@ -1,10 +1,11 @@
-//! The control socket: requests in, replies and events out, one thread.
+//! The control socket: requests in, replies and events out, one thread; beside it, interrupts that functions of the host's tell by their pins.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use base::{Epoll, Interest};
+use base::{Epoll, Interest, Ready};
+use machine::Machine;
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use vmm_api::{ApiError, ErrorKind, Event, Packet, Reply};
@@ -17,6 +18,7 @@ const SOCKET: u64 = 0;
 const ENDED: u64 = 1;
 const NO_SPACE: u64 = 2;
 const MAPPED: u64 = 3;
+const PINS: u64 = 4;
 
 /// Between two attempts to let a driver in.
 const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
@@ -92,11 +94,11 @@ fn accept(listener: &OwnedFd, vm: &mut Vm) -> Result<Option<OwnedFd>> {
         epoll.add(mapped, MAPPED, Interest::READ)?;
     }
     let mut ready = Vec::new();
+    let mut watching_pins = false;
     loop {
+        watch_pins(&epoll, vm, &mut watching_pins)?;
         epoll.wait(&mut ready, vm.look_for_halt())?;
-        if ready.iter().any(|ready| ready.token == MAPPED) {
-            vm.plug_mapped();
-        }
+        look_at_functions(&ready, vm);
         if ready.iter().any(|ready| ready.token == ENDED) {
             return Ok(None);
         }
@@ -122,6 +124,7 @@ fn serve(socket: &PacketSocket, vm: &mut Vm) -> Result<Outcome> {
     let epoll = Epoll::new()?;
     epoll.add(socket.as_fd(), SOCKET, Interest::READ)?;
     let (mut watching, mut watching_space, mut watching_mapped) = (false, false, false);
+    let mut watching_pins = false;
     let mut ready = Vec::new();
     loop {
         if let (Some(ended), false) = (vm.ended(), watching) {
@@ -136,10 +139,9 @@ fn serve(socket: &PacketSocket, vm: &mut Vm) -> Result<Outcome> {
             epoll.add(mapped, MAPPED, Interest::READ)?;
             watching_mapped = true;
         }
+        watch_pins(&epoll, vm, &mut watching_pins)?;
         epoll.wait(&mut ready, vm.look_for_halt())?;
-        if ready.iter().any(|ready| ready.token == MAPPED) {
-            vm.plug_mapped();
-        }
+        look_at_functions(&ready, vm);
         if ready.iter().any(|ready| ready.token == SOCKET) {
             match answer(socket, vm) {
                 Ok(()) => (),
@@ -165,6 +167,25 @@ fn serve(socket: &PacketSocket, vm: &mut Vm) -> Result<Outcome> {
         if vm.is_over() {
             return Ok(Outcome::Over);
         }
+    }
+}
+
+/// Watches the interrupt pins of functions of the host's from when there are some.
+fn watch_pins(epoll: &Epoll, vm: &Vm, watching: &mut bool) -> Result<()> {
+    if let (Some(pins), false) = (vm.machine().and_then(Machine::pin_events), *watching) {
+        epoll.add(pins, PINS, Interest::READ)?;
+        *watching = true;
+    }
+    Ok(())
+}
+
+/// What has come of functions of the host's.
+fn look_at_functions(ready: &[Ready], vm: &mut Vm) {
+    if ready.iter().any(|ready| ready.token == PINS) {
+        vm.machine().into_iter().for_each(Machine::look_at_pins);
+    }
+    if ready.iter().any(|ready| ready.token == MAPPED) {
+        vm.plug_mapped();
     }
 }
 

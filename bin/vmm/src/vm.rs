@@ -422,6 +422,11 @@ impl Vm {
         self.machine.as_ref().map(Machine::mapped_event)
     }
 
+    /// There is none before `create`.
+    pub(crate) fn machine(&self) -> Option<&Machine> {
+        self.machine.as_ref()
+    }
+
     /// As [`Machine::plug_mapped`].
     pub(crate) fn plug_mapped(&mut self) {
         if let Some(machine) = &mut self.machine {

@@ -13,6 +13,7 @@ mod space;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use base::EventFd;
 use engine::Vm;
 use observe::Registry;
 use pci::PciFunction;
@@ -121,16 +122,36 @@ pub trait DeviceModule: Sync {
     ) -> Result<Box<dyn VirtioDevice>, CreateError>;
 }
 
+/// The interrupt pin of a function's slot (INTA#; PCI 3.0, 2.2.6), as a line to the guest's interrupt controller: a level, which a driver of the
+/// host's tells by events (VFIO's INTx). What the function signals asserts it, until the guest has ended the interrupt; then the driver is
+/// asked, and says again if the function still wants something.
+pub trait InterruptPin: Send + Sync {
+    /// Each signal asserts the line, while that is on.
+    fn asserts(&self) -> &EventFd;
+
+    /// Signalled when the guest has ended an interrupt of the line, which is not asserted any more then.
+    fn ended(&self) -> &EventFd;
+
+    /// Turns it on or off. It is not asserted afterwards, and what has been signalled before is forgotten.
+    fn switch(&self, on: bool);
+}
+
 /// A function of the host's PCI bus that the guest is to have: put on the guest's bus when there is a VM, and its memory is mapped.
 pub trait HostFunction: Send {
     /// What it reaches of memory, as all functions of the VM do.
     fn space(&self) -> Arc<DmaSpace>;
 
-    /// Gives it interrupts of the VM's. What it keeps until it is closed is that by which its space has what it is to reach.
+    /// Gives it interrupts of the VM's; the pin is off, and none is given where the VM has no levels. What it keeps until it is closed is that by
+    /// which its space has what it is to reach.
     ///
     /// # Errors
-    /// The host or the engine refuses.
-    fn plug(self: Box<Self>, vm: &Arc<dyn Vm>, reach: Reach) -> Result<Arc<dyn PciFunction>, CreateError>;
+    /// The host or the engine refuses, or it interrupts by its pin alone and has none.
+    fn plug(
+        self: Box<Self>,
+        vm: &Arc<dyn Vm>,
+        pin: Option<Arc<dyn InterruptPin>>,
+        reach: Reach,
+    ) -> Result<Arc<dyn PciFunction>, CreateError>;
 }
 
 /// One kind of devices by which a guest says what functions of the host's reach of its memory. Its crate exports one value of this.

@@ -53,6 +53,7 @@ impl ExitCounters {
         let kind = match exit {
             Exit::PortRead { port, .. } | Exit::PortWrite { port, .. } => port_kind(&PORTS, *port),
             Exit::MmioRead { address, .. } | Exit::MmioWrite { address, .. } => mmio_kind(*address),
+            Exit::IoapicEoi(_) => Kind::IoApic,
             _ => Kind::Other,
         };
         if let Some(counter) = self.counters.get(kind as usize) {

@@ -11,12 +11,16 @@
 //! One that leaves is closed by this thread, when no vCPU is in an access to it any more: vCPUs may neither close it nor unmap memory.
 //! As long as one is more than failed, the host's pages of the guest's memory stay where they are: nothing may be mapped in their place.
 
+mod interrupt_pins;
+mod plug;
+#[cfg(test)]
+mod tests;
+
 use std::sync::{Arc, Weak};
 
-use base::{EventFd, StopSignal, Worker};
+use base::{Epoll, EventFd, StopSignal, Worker};
 use boot::GuestIommu;
-use device::{CreateError, DmaMemory, DmaSpace, EndpointDma, Endpoints, GuestDma, HostFunction, Reach};
-use engine::Vm;
+use device::{CreateError, DmaMemory, DmaSpace, Endpoints, GuestDma, HostFunction, Reach};
 use memory::{HugeBytes, Pins, Ram};
 use pci::{PciBus, PciFunction};
 
@@ -24,6 +28,10 @@ use crate::deflation::{Ballooned, Deflation, DeflationInfo};
 use crate::growth::{Growth, GrowthInfo, Pluggable};
 use crate::iommu::Iommu;
 use crate::machine::{Machine, MachineError, host};
+use interrupt_pins::{InterruptPins, Line};
+use plug::{plug, plug_behind};
+
+pub(crate) use plug::Board;
 
 /// More threads than this do not fill memory faster than one can map it.
 const MAX_FILLERS: u32 = 4;
@@ -71,7 +79,7 @@ pub enum FunctionState {
 
 enum Place {
     Waiting(Box<dyn HostFunction>),
-    Present(usize),
+    Present(usize, Option<Arc<Line>>),
     Leaving(Arc<dyn PciFunction>),
     Failed(String),
 }
@@ -101,20 +109,13 @@ pub(crate) struct HostFunctions {
     known: Vec<Known>,
     /// Of the guest's IOMMU, behind which they come.
     iommu: Option<Endpoints>,
+    interrupt_pins: InterruptPins,
     mapping: Option<Mapping>,
     dma: Option<Arc<GuestDma>>,
     /// Memory that is being unmapped, as long as the first is there.
     unmapping: Option<(Weak<()>, Worker<()>)>,
     /// Signalled when all memory is mapped, or will not be.
     ended: Arc<EventFd>,
-}
-
-/// What functions are put on.
-#[derive(Clone, Copy)]
-pub(crate) struct Board<'a> {
-    pub(crate) vm: &'a Arc<dyn Vm>,
-    pub(crate) bus: &'a Arc<PciBus>,
-    pub(crate) memory: &'a DmaMemory,
 }
 
 impl HostFunctions {
@@ -125,6 +126,7 @@ impl HostFunctions {
             deflation: None,
             known: Vec::new(),
             iommu: None,
+            interrupt_pins: InterruptPins::default(),
             mapping: None,
             dma: None,
             unmapping: None,
@@ -262,7 +264,10 @@ impl HostFunctions {
         let position = self.known.iter().position(|known| known.id == id);
         let position = position.ok_or_else(|| MachineError::NoFunction(id.to_owned()))?;
         let removed = match &self.known[position].place {
-            Place::Present(slot) => {
+            Place::Present(slot, line) => {
+                if let Some(line) = line {
+                    self.interrupt_pins.remove(line);
+                }
                 if let Some(iommu) = &self.iommu {
                     iommu.remove(GuestIommu::endpoint(*slot));
                 }
@@ -301,7 +306,7 @@ impl HostFunctions {
     pub(crate) fn states(&self) -> Vec<(String, FunctionState)> {
         let state = |place: &Place| match place {
             Place::Waiting(_) => FunctionState::Mapping,
-            Place::Present(slot) => FunctionState::Present(*slot),
+            Place::Present(slot, _) => FunctionState::Present(*slot),
             Place::Leaving(_) => FunctionState::Leaving,
             Place::Failed(why) => FunctionState::Failed(why.clone()),
         };
@@ -342,15 +347,16 @@ impl HostFunctions {
                 known.place = place;
                 continue;
             };
+            let pins = &mut self.interrupt_pins;
             let plugged = match (&self.iommu, &self.dma) {
-                (Some(iommu), _) => plug_behind(iommu, function, board),
-                (None, Some(dma)) => plug(function, Reach::All(Arc::clone(dma)), board, |_| ()),
+                (Some(iommu), _) => plug_behind(iommu, function, board, pins),
+                (None, Some(dma)) => plug(function, Reach::All(Arc::clone(dma)), board, pins, |_| ()),
                 (None, None) => {
                     known.place = Place::Waiting(function);
                     continue;
                 }
             };
-            known.place = plugged.map_or_else(Place::Failed, Place::Present);
+            known.place = plugged.map_or_else(Place::Failed, |plugged| Place::Present(plugged.slot, plugged.line));
             if let Place::Failed(why) = &known.place {
                 log::warn!(
                     "the PCI function `{}` of the host's is not the guest's: {why}",
@@ -422,26 +428,6 @@ impl HostFunctions {
     }
 }
 
-/// Puts a function on the bus, and tells where before the guest can find it; or why that cannot be.
-fn plug(
-    function: Box<dyn HostFunction>,
-    reach: Reach,
-    Board { vm, bus, .. }: Board<'_>,
-    before: impl FnOnce(usize),
-) -> Result<usize, String> {
-    let function = function.plug(vm, reach).map_err(|error| error.to_string())?;
-    bus.add_after(function, before).map_err(|error| error.to_string())
-}
-
-/// The same behind a guest's IOMMU.
-fn plug_behind(iommu: &Endpoints, function: Box<dyn HostFunction>, board: Board<'_>) -> Result<usize, String> {
-    let endpoint = EndpointDma::new(function.space(), board.memory).map_err(|error| error.to_string())?;
-    let reach = Reach::Mapped(Arc::clone(&endpoint));
-    plug(function, reach, board, |slot| {
-        iommu.insert(GuestIommu::endpoint(slot), &endpoint);
-    })
-}
-
 impl Drop for HostFunctions {
     fn drop(&mut self) {
         self.give_up();
@@ -459,6 +445,7 @@ impl Machine {
         let board = Board {
             vm: &self.vm,
             bus: &self.pci,
+            ioapic: &self.platform.ioapic,
             memory: &memory,
         };
         self.functions.attach(function, board)
@@ -475,9 +462,20 @@ impl Machine {
         let board = Board {
             vm: &self.vm,
             bus: &self.pci,
+            ioapic: &self.platform.ioapic,
             memory: &memory,
         };
         self.functions.finish(board);
+    }
+
+    /// Readable when [`Machine::look_at_pins`] has something to do; none before there is a function.
+    pub fn pin_events(&self) -> Option<&Epoll> {
+        self.functions.interrupt_pins.events()
+    }
+
+    /// Has the guest interrupted by functions that have told so by their pins.
+    pub fn look_at_pins(&self) {
+        self.functions.interrupt_pins.look();
     }
 
     /// Takes a function from the guest, whether or not that has let go of it. With the last one its memory is unmapped.
@@ -584,6 +582,3 @@ impl Machine {
         self.functions.first().is_some() || self.functions.is_busy()
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::{ByteSize, EventFd};
@@ -253,6 +253,7 @@ impl Machine {
                 let board = functions::Board {
                     vm: &vm,
                     bus: &devices.1,
+                    ioapic: &platform.ioapic,
                     memory: &memory,
                 };
                 for function in functions {
@@ -538,6 +539,7 @@ pub(crate) fn add_platform(
         layout::IOAPIC.length,
         Arc::<IoApic>::clone(&ioapic),
     )?;
+    *shared.ioapic.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&ioapic));
     Ok(Platform {
         ioapic,
         serial,

@@ -1,6 +1,6 @@
 //! The thread of one vCPU.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread::JoinHandle;
 
 use base::EventFd;
@@ -11,7 +11,7 @@ use engine::{EngineError, Exit, Kick, SystemEvent, Vcpu};
 use crate::exits::ExitCounters;
 use crate::halt::Halts;
 use crate::machine::{MachineError, host};
-use crate::platform::PowerRequest;
+use crate::platform::{IoApic, PowerRequest};
 use crate::run_control::{Next, RunControl, RunRequest};
 
 /// What [`observe::marks`] has just before any vCPU enters the guest for the first time.
@@ -77,6 +77,8 @@ pub(crate) struct Shared {
     pub(crate) ports: Arc<Bus>,
     pub(crate) mmio: Arc<Bus>,
     pub(crate) halts: Arc<Halts>,
+    /// Whom ends of level-triggered interrupts are told: the board's own, which a rollback makes anew.
+    pub(crate) ioapic: Arc<RwLock<Option<Arc<IoApic>>>>,
 }
 
 impl Shared {
@@ -88,6 +90,7 @@ impl Shared {
             ports: Arc::new(Bus::new()),
             mmio: Arc::new(Bus::new()),
             halts: Arc::default(),
+            ioapic: Arc::default(),
         })
     }
 }
@@ -245,7 +248,12 @@ fn step(vcpu: &mut dyn Vcpu, shared: &Shared, counters: &ExitCounters) -> Result
             shared.mmio.write(address, data);
         }
         Exit::Interrupted => return Ok(true),
-        Exit::IoapicEoi(_) => (),
+        Exit::IoapicEoi(vector) => {
+            let ioapic = shared.ioapic.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some(ioapic) = ioapic.as_ref() {
+                ioapic.end(vector);
+            }
+        }
         Exit::Halted => {
             return Err(End::Failed(
                 "a vCPU halted for good: the engine has no local APIC".into(),
@@ -382,6 +390,7 @@ mod tests {
             ports: Arc::new(ports),
             mmio: Arc::new(Bus::new()),
             halts: Arc::default(),
+            ioapic: Arc::default(),
         };
         // It must stop already: what is left of the access is done all the same.
         let (mut vcpu, held) = (Split(1), Held::default());
@@ -409,6 +418,7 @@ mod tests {
             ports: Arc::new(ports),
             mmio: Arc::new(Bus::new()),
             halts: Arc::default(),
+            ioapic: Arc::default(),
         };
         let counters = ExitCounters::new(&Registry::new(), 0);
         let mut vcpu = StringIo {

@@ -12,8 +12,17 @@ use crate::tables::Tables;
 /// The header's kind (6.2.1), without the bit of several functions.
 const HEADER_TYPE: usize = 0x0e;
 const HEADER_TYPE_MASK: u8 = 0x7f;
-/// By which pin a function interrupts, if by any (6.2.4).
+/// By which pin a function interrupts, if by any, and the first of them; a line that leads to no controller of the first PCs (6.2.4).
 const INTERRUPT_PIN: usize = 0x3d;
+const INTA: u8 = 1;
+const UNKNOWN_LINE: u8 = 0xff;
+
+/// Why functions cannot be given away.
+const WITHOUT_INTERRUPTS: &str = "the PCI function has neither MSI nor MSI-X that could be used, and no interrupt pin that the host hears: it has \
+                                  no way to interrupt a guest, and cannot be given away";
+const WITHOUT_MESSAGES: &str = "the PCI function has neither MSI nor MSI-X that could be used and interrupts by its pin (INTx) alone: that is a \
+                                level, and the host is not told when a guest with CPUs of its own has ended an interrupt. Give it to a sandbox \
+                                of the class `standard` or `dedicated`, or give this one a function that has MSI";
 
 /// MSI-X (6.8.2.3): how many vectors there are but one.
 const TABLE_SIZE: u16 = 0x7ff;
@@ -34,6 +43,7 @@ pub(crate) struct Facts<'a> {
     /// How many interrupts of each kind the host can give it.
     pub(crate) msi: u32,
     pub(crate) msix: u32,
+    pub(crate) intx: u32,
     /// It can be reset alone.
     pub(crate) can_reset: bool,
 }
@@ -52,6 +62,8 @@ pub(crate) struct Description {
     pub(crate) express: Option<usize>,
     pub(crate) msi: Option<(usize, MsiLayout)>,
     pub(crate) msix: Option<(usize, u16)>,
+    /// It has an interrupt pin, which the host can hear.
+    pub(crate) pin: bool,
     /// MSI-X's table and pending bits.
     pub(crate) tables: Tables,
     /// A guest's function level reset is one of the function.
@@ -72,22 +84,46 @@ impl Description {
             express: None,
             msi: None,
             msix: None,
+            pin: facts.intx > 0 && u8_at(facts.config, INTERRUPT_PIN) != 0,
             tables: Tables::default(),
             resets: false,
         };
         for found in capabilities::list(facts.config) {
             shown.add(facts, found).map_err(told)?;
         }
-        if shown.msi.is_none() && shown.msix.is_none() {
-            return Err(without_messages(facts));
+        if !shown.has_messages() && !shown.pin {
+            return Err(WITHOUT_INTERRUPTS.into());
         }
+        shown.show_pin(shown.pin);
         if shown.express.is_some() && facts.config.len() >= EXTENDED_SIZE {
             shown.extended = extended(facts.config);
         }
         Ok(shown)
     }
 
-    /// How many interrupts are needed at most.
+    fn has_messages(&self) -> bool {
+        self.msi.is_some() || self.msix.is_some()
+    }
+
+    /// The interrupt pin as the guest has it: INTA#, as of each device that has one function (2.2.6), or none (6.2.4). Which interrupt it leads to
+    /// is the machine's to tell; there is no controller of which the line register's number would be.
+    fn show_pin(&mut self, is_shown: bool) {
+        let (line, pin) = if is_shown { (UNKNOWN_LINE, INTA) } else { (0, 0) };
+        self.space.put(register::INTERRUPT_LINE, &[line]);
+        self.space.put(INTERRUPT_PIN, &[pin]);
+        self.pin = is_shown;
+    }
+
+    /// In a machine whose guest has no level-triggered interrupts.
+    pub(crate) fn without_pin(mut self) -> Result<Self, String> {
+        if !self.has_messages() {
+            return Err(WITHOUT_MESSAGES.into());
+        }
+        self.show_pin(false);
+        Ok(self)
+    }
+
+    /// How many interrupts are needed at most, without the pin's.
     pub(crate) fn vectors(&self) -> u16 {
         let msi = self.msi.map_or(0, |(_, layout)| layout.vectors());
         self.msix.map_or(0, |(_, vectors)| vectors).max(msi)
@@ -184,20 +220,6 @@ impl Description {
 
 fn told(error: PciError) -> String {
     error.to_string()
-}
-
-/// Why a function that cannot write messages cannot be given away.
-fn without_messages(facts: &Facts<'_>) -> String {
-    let text = match u8_at(facts.config, INTERRUPT_PIN) {
-        0 => {
-            "the PCI function has neither MSI nor MSI-X that could be used, and no other way to interrupt a guest: it cannot be given away"
-        }
-        _ => {
-            "the PCI function has neither MSI nor MSI-X that could be used and interrupts by its pin (INTx) alone: that is a level, and the \
-             guest's I/O APIC takes edges only. It cannot be given away; give one that has MSI"
-        }
-    };
-    text.into()
 }
 
 /// The sizes of BARs of memory: no kernel of today needs ports of a function that has both.

@@ -1,15 +1,17 @@
 //! A function's interrupts: which kind the guest has turned on, told to the host, and where each goes, told to the engine.
 //!
-//! MSI and MSI-X have the same interrupts of the engine's, as one kind is on at a time; a guest that turns both on has MSI-X.
+//! MSI and MSI-X have the same interrupts of the engine's, as one kind is on at a time; a guest that turns both on has MSI-X. One that has
+//! turned on neither has the pin (PCI 3.0, 6.8.1.3), from when it has turned on the function's memory: before that nobody could serve it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use base::EventFd;
-use device::CreateError;
+use device::{CreateError, InterruptPin};
 use engine::{Interrupt, Vm};
+use pci::config::Command;
 use pci::{ConfigSpace, Msi, MsixTable};
-use vfio::{Device, Irq, VfioError};
+use vfio::{Device, IntxMask, Irq, VfioError};
 
 use crate::description::Description;
 
@@ -17,11 +19,15 @@ use crate::description::Description;
 const MSIX_CONTROL: usize = 2;
 const MSIX_ENABLE: u16 = 1 << 15;
 
+/// The pin as it is turned on.
+const PIN: (Irq, usize) = (Irq::IntX, 1);
+
 /// All of a function's.
 pub(crate) struct Interrupts {
     events: Vec<EventFd>,
     msi: Option<Msi>,
     msix: Option<(usize, MsixTable)>,
+    pin: Option<Arc<dyn InterruptPin>>,
     /// What the guest has turned on, and how many.
     on: Option<(Irq, usize)>,
     /// The host has done so.
@@ -30,7 +36,11 @@ pub(crate) struct Interrupts {
 
 impl Interrupts {
     /// As many as the function has, with an event each, all off.
-    pub(crate) fn new(vm: &dyn Vm, shown: &Description) -> Result<Self, CreateError> {
+    pub(crate) fn new(
+        vm: &dyn Vm,
+        shown: &Description,
+        pin: Option<Arc<dyn InterruptPin>>,
+    ) -> Result<Self, CreateError> {
         let host = |what| move |source| CreateError::Host { what, source };
         let (mut sources, mut events) = (Vec::new(), Vec::new());
         for _ in 0..shown.vectors() {
@@ -50,6 +60,7 @@ impl Interrupts {
             events,
             msi,
             msix,
+            pin: pin.filter(|_| shown.pin),
             on: None,
             works: false,
         })
@@ -63,6 +74,26 @@ impl Interrupts {
     /// MSI's pending bits.
     pub(crate) fn msi_pending(&self) -> u32 {
         self.msi.as_ref().map_or(0, Msi::pending)
+    }
+
+    /// What the guest has turned on, in words.
+    pub(crate) fn what(&self) -> &'static str {
+        match self.on {
+            Some(PIN) => "its interrupt pin",
+            _ => "its interrupts",
+        }
+    }
+
+    /// Whether the function may assert its pin: the host listens to it, and the guest has not turned it off.
+    pub(crate) fn hears_pin(&self, space: &ConfigSpace) -> bool {
+        self.works && self.on == Some(PIN) && self.wanted(space) == self.on
+    }
+
+    /// The function may assert its pin from now on, or has just been told not to.
+    pub(crate) fn switch_pin(&self, on: bool) {
+        if let Some(pin) = &self.pin {
+            pin.switch(on);
+        }
     }
 
     /// Takes over what the registers in configuration space say.
@@ -100,7 +131,11 @@ impl Interrupts {
             return Some((Irq::MsiX, table.len()));
         }
         let count = self.msi.as_ref().map_or(0, |msi| msi.enabled(space));
-        (count > 0).then_some((Irq::Msi, count.into()))
+        if count > 0 {
+            return Some((Irq::Msi, count.into()));
+        }
+        let reached = space.command().contains(Command::MEMORY_SPACE);
+        (self.pin.is_some() && reached).then_some(PIN)
     }
 
     /// Nothing goes anywhere while the host changes over.
@@ -117,9 +152,10 @@ impl Interrupts {
         };
         self.on = wanted;
         self.works = false;
-        let on = match wanted {
-            Some((irq, count)) => turn_on(function, irq, &self.events[..count]),
-            None => return off,
+        let on = match (wanted, &self.pin) {
+            (Some(PIN), Some(pin)) => turn_pin_on(function, pin.as_ref()),
+            (Some((irq, count)), _) => turn_on(function, irq, &self.events[..count]),
+            (None, _) => return off,
         };
         self.works = on.is_ok();
         off.and(on)
@@ -140,6 +176,18 @@ impl Interrupts {
             msi.follow(space, true);
         }
     }
+}
+
+/// Until the function may assert its pin nothing comes: its command register is told afterwards.
+fn turn_pin_on(function: &dyn Device, pin: &dyn InterruptPin) -> Result<(), VfioError> {
+    function.set_interrupts(Irq::IntX, &[pin.asserts().as_fd()])?;
+    function
+        .mask_intx(IntxMask::UnmaskBy(pin.ended().as_fd()))
+        .inspect_err(|_| {
+            if let Err(error) = function.set_interrupts(Irq::IntX, &[]) {
+                log::error!("the interrupt pin of a PCI function of the host could not be turned off: {error}");
+            }
+        })
 }
 
 /// Of MSI a host may have fewer than the guest wants: the function is told of so many then, and uses no more.

@@ -4,7 +4,7 @@
 //!  configuration space ── ours: ids and BARs as the function has them, capabilities by `policy` ──▶ of writes, what `policy` passes
 //!  BARs ── MSI-X table and pending bits: ours ── the rest ──▶ the function's registers
 //!  memory ◀── the function's DMA: all of the guest's, by the host's IOMMU, in the VM's one address space; or what the guest maps for it
-//!  interrupts ◀── an event for each vector, which the engine's interrupts are attached to
+//!  interrupts ◀── an event for each vector, which the engine's interrupts are attached to; for the pin a line of the machine's
 //! ```
 //! Sections cited are those of the PCI Local Bus Specification 3.0 unless another is named.
 #![allow(
@@ -27,7 +27,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use device::{
-    CreateError, DmaSpace, DmaSpaces, FdTable, FunctionModule, HostFunction, KnownBy, Reach, Taken, parse_config,
+    CreateError, DmaSpace, DmaSpaces, FdTable, FunctionModule, HostFunction, InterruptPin, KnownBy, Reach, Taken,
+    parse_config,
 };
 use engine::{FunctionGuard, Vm};
 use pci::{BAR_COUNT, PciFunction};
@@ -102,6 +103,7 @@ fn describe(function: &dyn Device) -> Result<Description, CreateError> {
         bars,
         msi: count(Irq::Msi)?,
         msix: count(Irq::MsiX)?,
+        intx: count(Irq::IntX)?,
         can_reset: function.can_reset(),
     };
     Description::read(&facts).map_err(CreateError::Value)
@@ -129,13 +131,22 @@ impl Unplugged {
     }
 
     /// In a VM.
-    fn registers(self, vm: &Arc<dyn Vm>, reach: Reach) -> Result<Registers, CreateError> {
+    fn registers(
+        self,
+        vm: &Arc<dyn Vm>,
+        pin: Option<Arc<dyn InterruptPin>>,
+        reach: Reach,
+    ) -> Result<Registers, CreateError> {
         let Self {
             function,
             known_by,
             shown,
             ..
         } = self;
+        let shown = match pin {
+            Some(_) => shown,
+            None => shown.without_pin().map_err(CreateError::Value)?,
+        };
         let engine = |error: engine::EngineError| CreateError::Value(error.to_string());
         // Whatever fails, the function is closed before the engine forgets it, and that before the memory is unmapped.
         let reach = reach;
@@ -146,7 +157,7 @@ impl Unplugged {
             None => (FunctionGuard::nothing(), None),
         };
         let function = function;
-        let interrupts = Interrupts::new(vm.as_ref(), &shown)?;
+        let interrupts = Interrupts::new(vm.as_ref(), &shown, pin)?;
         let windows = Windows::new(vm, function.as_ref(), &shown.tables)?;
         Registers::new((reach, group), (function, known), shown, (interrupts, windows))
     }
@@ -157,7 +168,12 @@ impl HostFunction for Unplugged {
         Arc::clone(&self.space)
     }
 
-    fn plug(self: Box<Self>, vm: &Arc<dyn Vm>, reach: Reach) -> Result<Arc<dyn PciFunction>, CreateError> {
-        Ok(Arc::new(self.registers(vm, reach)?))
+    fn plug(
+        self: Box<Self>,
+        vm: &Arc<dyn Vm>,
+        pin: Option<Arc<dyn InterruptPin>>,
+        reach: Reach,
+    ) -> Result<Arc<dyn PciFunction>, CreateError> {
+        Ok(Arc::new(self.registers(vm, pin, reach)?))
     }
 }

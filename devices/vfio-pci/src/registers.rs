@@ -25,6 +25,9 @@ const LOG_LINES: u32 = 2;
 const RESET_BYTE: usize = DEVICE_CONTROL + 1;
 const RESET_BIT: u8 = INITIATE_FUNCTION_LEVEL_RESET.to_le_bytes()[1];
 
+/// In the status register (6.2.3).
+const INTERRUPT_STATUS: u16 = 1 << 3;
+
 struct State {
     space: ConfigSpace,
     interrupts: Interrupts,
@@ -91,27 +94,41 @@ impl Registers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Which bits of the command register are the function's own (6.2.2). It is not to raise INTx, which nobody would hear.
-    fn command(&self, space: &ConfigSpace) -> Command {
-        let passed = space.command() & (Command::MEMORY_SPACE | Command::BUS_MASTER);
+    /// Which bits of the command register are the function's own (6.2.2). It is not to assert its pin while nobody would hear it.
+    fn command(&self, state: &State) -> Command {
+        let space = &state.space;
+        let mut passed = space.command() & (Command::MEMORY_SPACE | Command::BUS_MASTER | Command::INTERRUPT_DISABLE);
+        passed.set(
+            Command::INTERRUPT_DISABLE,
+            passed.contains(Command::INTERRUPT_DISABLE) || !state.interrupts.hears_pin(space),
+        );
         let asleep = self
             .shown
             .power
             .is_some_and(|at| space.u16(at + PMCSR) & POWER_STATE == D3_HOT);
         match asleep {
             true => (passed - Command::BUS_MASTER) | Command::INTERRUPT_DISABLE,
-            false => passed | Command::INTERRUPT_DISABLE,
+            false => passed,
         }
     }
 
     fn follow_command(&self, state: &mut State) {
-        let command = self.command(&state.space);
+        let command = self.command(state);
         if command == state.command {
             return;
+        }
+        let switches = (command ^ state.command).contains(Command::INTERRUPT_DISABLE);
+        let is_off = command.contains(Command::INTERRUPT_DISABLE);
+        // What the function asserts as soon as it may is not to be missed, and what it has asserted before is nothing afterwards.
+        if switches && !is_off {
+            state.interrupts.switch_pin(true);
         }
         match self.write_command(command) {
             Ok(()) => state.command = command,
             Err(error) => self.warn("its command register", &error),
+        }
+        if switches && is_off {
+            state.interrupts.switch_pin(false);
         }
     }
 
@@ -120,10 +137,24 @@ impl Registers {
         self.function.write(&self.config, register::COMMAND as u64, &bits)
     }
 
+    /// The function is told not to assert its pin before the host stops to listen, and that it may after the host has begun: between two
+    /// looks at the command register.
     fn follow_interrupts(&self, state: &mut State) {
         if let Err(error) = state.interrupts.follow(&state.space, self.function.as_ref()) {
-            self.warn("its interrupts", &error);
+            self.warn(state.interrupts.what(), &error);
         }
+    }
+
+    /// Whether the function wants something that it would assert its pin for (6.2.3): a read of the status register shows it.
+    fn show_interrupt_status(&self, space: &mut ConfigSpace) {
+        let mut status = [0; 2];
+        if let Err(error) = self.function.read(&self.config, register::STATUS as u64, &mut status) {
+            self.warn("its status register", &error);
+            return;
+        }
+        let wants = u16::from_le_bytes(status) & INTERRUPT_STATUS;
+        let shown = space.u16(register::STATUS) & !INTERRUPT_STATUS | wants;
+        space.put(register::STATUS, &shown.to_le_bytes());
     }
 
     /// A state that the function does not have is not entered (PCI Power Management 1.2, 3.2.4).
@@ -151,12 +182,12 @@ impl Registers {
     /// place and what else is read-only.
     fn reset(&self, state: &mut State) {
         state.space = self.shown.space.clone();
+        self.follow_command(state);
         if let Err(error) = state.interrupts.reset(&state.space, self.function.as_ref()) {
             self.warn("its interrupts", &error);
         }
         let ranges = state.space.memory_ranges();
         state.windows.follow(&ranges);
-        self.follow_command(state);
         if let Err(error) = self.function.reset() {
             self.warn("its reset", &error);
         }
@@ -197,6 +228,9 @@ impl PciFunction for Registers {
             let pending = state.interrupts.msi_pending();
             state.space.put(at + bits, &pending.to_le_bytes());
         }
+        if self.shown.pin && (offset..offset.saturating_add(data.len())).contains(&register::STATUS) {
+            self.show_interrupt_status(&mut state.space);
+        }
         state.space.read(offset, data);
         drop(state);
         for (byte, at) in data.iter_mut().zip(offset..) {
@@ -228,6 +262,7 @@ impl PciFunction for Registers {
             state.windows.follow(&ranges);
         }
         self.follow_interrupts(&mut state);
+        self.follow_command(&mut state);
         drop(state);
         for bytes in self.passed(offset, data.len()) {
             let part = &data[bytes.start - offset..bytes.end - offset];

@@ -83,6 +83,7 @@ fn attempt(input: &[u8]) -> anyhow::Result<u64> {
         events_pin: 5,
         serial: 0x3f8,
         serial_pin: 4,
+        slot_pins: [1, 3, 6, 7],
     };
     let board = Board {
         apic_ids: vec![0],

@@ -3,7 +3,7 @@
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, And, Arg, Device, EISAName, Equal, Field, FieldAccessType, FieldEntry,
     FieldLockRule, FieldUpdateRule, IO, If, Interrupt, Local, Memory32Fixed, Method, Name, Notify, ONE, OpRegion,
-    OpRegionSpace, Package, Path, ResourceTemplate, Store, ZERO,
+    OpRegionSpace, Package, PackageBuilder, Path, ResourceTemplate, Store, ZERO,
 };
 use acpi_tables::sdt::Sdt;
 use acpi_tables::{Aml, AmlSink};
@@ -42,7 +42,7 @@ pub(super) fn build(board: &Board) -> Dsdt {
             let window_32 = AddressSpace::<u32>::new_memory(uncached, true, below_4g(low.start), low_end, None);
             let window_64 =
                 AddressSpace::<u64>::new_memory(uncached, true, high.start, high.start + high.length - 1, None);
-            host_bridge(&[&ports, &window_32, &window_64], &mut aml);
+            host_bridge(&[&ports, &window_32, &window_64], Some(board.ports.slot_pins), &mut aml);
             reserved(&mut aml);
             let line = Interrupt::new(true, true, false, false, board.ports.serial_pin);
             serial(board, Some(&line), &mut aml);
@@ -55,7 +55,7 @@ pub(super) fn build(board: &Board) -> Dsdt {
             let end = tables.start + tables.length - 1;
             let tables =
                 AddressSpace::<u64>::new_memory(AddressSpaceCacheable::Cacheable, true, tables.start, end, None);
-            host_bridge(&[&ports, &bars, &tables], &mut aml);
+            host_bridge(&[&ports, &bars, &tables], None, &mut aml);
             serial(board, None, &mut aml);
         }
     }
@@ -69,23 +69,42 @@ fn below_4g(address: u64) -> u32 {
     u32::try_from(address).unwrap_or(u32::MAX)
 }
 
-fn host_bridge(windows: &[&dyn Aml], aml: &mut Vec<u8>) {
+/// Device numbers of a bus; 0 is the host bridge itself.
+const SLOTS: u32 = 32;
+
+/// Any function of a slot, in `_PRT` (6.2.13).
+const ANY_FUNCTION: u32 = 0xffff;
+
+/// Where INTA# of each slot goes (`_PRT`; ACPI 6.5, 6.2.13): a level, active low, as of all PCI interrupts. The other three pins are those of
+/// devices of several functions (PCI 3.0, 2.2.6), and here each has one. Also of slots that are empty: functions come later.
+struct Routing([u32; 4]);
+
+impl Aml for Routing {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        let mut slots = PackageBuilder::new();
+        // Slot 0 has the first pin, slot 1 the second.
+        for (slot, pin) in (1..SLOTS).zip(self.0.iter().cycle().skip(1)) {
+            let address = slot << 16 | ANY_FUNCTION;
+            // INTA#; no link device, so that the last is the number of an interrupt.
+            slots.add_element(&Package::new(vec![&address, &ZERO, &ZERO, pin]));
+        }
+        Name::new(Path::new("_PRT"), &slots).to_aml_bytes(sink);
+    }
+}
+
+fn host_bridge(windows: &[&dyn Aml], slot_pins: Option<[u32; 4]>, aml: &mut Vec<u8>) {
     let buses = AddressSpace::<u16>::new_bus_number(0, 0);
     let mut all: Vec<&dyn Aml> = vec![&buses];
     all.extend(windows);
     let windows = ResourceTemplate::new(all);
-    Device::new(
-        Path::new("_SB_.PCI0"),
-        vec![
-            &Name::new(Path::new("_HID"), &EISAName::new("PNP0A08")),
-            &Name::new(Path::new("_CID"), &EISAName::new("PNP0A03")),
-            &Name::new(Path::new("_UID"), &ZERO),
-            &Name::new(Path::new("_SEG"), &ZERO),
-            &Name::new(Path::new("_BBN"), &ZERO),
-            &Name::new(Path::new("_CRS"), &windows),
-        ],
-    )
-    .to_aml_bytes(aml);
+    let id = Name::new(Path::new("_HID"), &EISAName::new("PNP0A08"));
+    let compatible = Name::new(Path::new("_CID"), &EISAName::new("PNP0A03"));
+    let [unique, segment, bus] = ["_UID", "_SEG", "_BBN"].map(|name| Name::new(Path::new(name), &ZERO));
+    let resources = Name::new(Path::new("_CRS"), &windows);
+    let routing = slot_pins.map(Routing);
+    let mut objects: Vec<&dyn Aml> = vec![&id, &compatible, &unique, &segment, &bus, &resources];
+    objects.extend(routing.as_ref().map(|routing| routing as &dyn Aml));
+    Device::new(Path::new("_SB_.PCI0"), objects).to_aml_bytes(aml);
 }
 
 /// Linux uses ECAM only if the range is reserved by a motherboard resource.

@@ -93,6 +93,8 @@ pub struct Ports {
     pub serial: u16,
     /// Its pin.
     pub serial_pin: u32,
+    /// Pins of PCI slots, one slot after the other.
+    pub slot_pins: [u32; 4],
 }
 
 /// Writes all tables; gives the address of the RSDP.
@@ -219,6 +221,7 @@ mod tests {
                 events_pin: 5,
                 serial: 0x3f8,
                 serial_pin: 4,
+                slot_pins: [1, 3, 6, 7],
             },
             hotplug_node: 0,
             iommu: None,
@@ -265,6 +268,59 @@ mod tests {
             tables: ram.identity_layout().unwrap().tables,
         };
         assert_eq!(tables_of(&ram, &Board { root, ..board(64) }), ["FACP", "APIC"]);
+    }
+
+    /// As Linux reads it: a package of address, pin, source and number for each slot.
+    #[test]
+    fn the_pin_of_each_slot_is_routed() {
+        let table = |root| {
+            let mut bytes = Vec::new();
+            dsdt::build(&Board { root, ..board(1) }).to_aml_bytes(&mut bytes);
+            bytes
+        };
+        let bytes = table(board(1).root);
+        let at = bytes.windows(4).position(|name| name == b"_PRT").unwrap();
+        // The package's own head: opcode, two bytes of length, how many (ACPI 6.5, 20.2.4, 20.2.5.4).
+        let (head, entries) = bytes[at + 4..].split_at(4);
+        assert_eq!((head[0], head[3]), (0x12, 31));
+        let mut rest = entries;
+        for slot in 1..32_u8 {
+            let pin = board(1).ports.slot_pins[usize::from(slot) % 4].to_le_bytes()[0];
+            // 1 is an opcode of its own (20.2.3).
+            let number = if pin == 1 { vec![1] } else { vec![0x0a, pin] };
+            let mut expected = vec![
+                0x12,
+                9 + number.len().to_le_bytes()[0],
+                4,
+                0x0c,
+                0xff,
+                0xff,
+                slot,
+                0,
+                0,
+                0,
+            ];
+            expected.extend(number);
+            let (entry, behind) = rest.split_at(expected.len());
+            assert_eq!(entry, expected, "slot {slot}");
+            rest = behind;
+        }
+        // So much the table costs each guest: its name's opcode, its name, and what is in it.
+        assert_eq!(1 + 4 + 4 + entries.len() - rest.len(), 374);
+        let ports = Root::Ports {
+            ports: Range {
+                start: 0xc000,
+                length: 0x4000,
+            },
+            tables: Range {
+                start: 4 << 30,
+                length: 1 << 20,
+            },
+        };
+        assert!(
+            !table(ports).windows(4).any(|name| name == b"_PRT"),
+            "there is no I/O APIC"
+        );
     }
 
     #[test]

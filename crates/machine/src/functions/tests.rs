@@ -1,15 +1,20 @@
 //! Functions that come and leave, with an address space without an IOMMU: who is on the bus, what is mapped, whatever fails.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use base::{ByteSize, Epoll, Interest};
+use bus::BusDevice;
+use device::InterruptPin;
+use engine::Vm;
 use pci::{BAR_COUNT, MemoryRanges, PciFunction, Window, Windows};
 use vfio::AddressSpace;
 use vfio::fake::{FakeSpace, Op};
 use virtio::conformance::fakes::FakeVm;
 
 use super::*;
+use crate::platform::IoApic;
 
 /// A function that knows whether it is open, and that it is closed while memory is mapped.
 struct Probe {
@@ -49,13 +54,21 @@ struct Unplugged {
     open: Arc<AtomicBool>,
     refuses: bool,
     behind_iommu: bool,
+    /// What the last one was given.
+    pin: Arc<Mutex<Option<Arc<dyn InterruptPin>>>>,
 }
 
 impl HostFunction for Unplugged {
     fn space(&self) -> Arc<DmaSpace> {
         Arc::clone(&self.space)
     }
-    fn plug(self: Box<Self>, _: &Arc<dyn Vm>, reach: Reach) -> Result<Arc<dyn PciFunction>, CreateError> {
+    fn plug(
+        self: Box<Self>,
+        _: &Arc<dyn Vm>,
+        pin: Option<Arc<dyn InterruptPin>>,
+        reach: Reach,
+    ) -> Result<Arc<dyn PciFunction>, CreateError> {
+        *self.pin.lock().unwrap() = pin;
         if self.refuses {
             return Err(CreateError::Value("it has no interrupts".into()));
         }
@@ -82,19 +95,26 @@ struct Rig {
     functions: HostFunctions,
     vm: Arc<dyn Vm>,
     bus: Arc<PciBus>,
+    ioapic: Arc<IoApic>,
     memory: DmaMemory,
     ram: Ram,
+    engine: Arc<FakeVm>,
+    pin: Arc<Mutex<Option<Arc<dyn InterruptPin>>>>,
 }
 
 impl Rig {
     fn new() -> Self {
         let (fake, ram) = (Arc::new(FakeSpace::new()), Ram::allocate(MEMORY).unwrap());
         let window = |start| Window { start, length: 1 << 20 };
+        let vm = Arc::new(FakeVm::default());
         Self {
             space: DmaSpace::new(Arc::clone(&fake) as Arc<dyn AddressSpace>),
             fake,
             functions: HostFunctions::new(None, 2).unwrap(),
-            vm: Arc::new(FakeVm::default()),
+            ioapic: IoApic::new(vm.as_ref()),
+            vm: Arc::clone(&vm) as Arc<dyn Vm>,
+            engine: vm,
+            pin: Arc::default(),
             bus: PciBus::new(Windows {
                 low: window(3 << 30),
                 high: window(256 << 30),
@@ -113,6 +133,7 @@ impl Rig {
             open: Arc::clone(&open),
             refuses,
             behind_iommu: self.functions.iommu.is_some(),
+            pin: Arc::clone(&self.pin),
         });
         (
             NamedFunction {
@@ -127,6 +148,7 @@ impl Rig {
         let board = Board {
             vm: &self.vm,
             bus: &self.bus,
+            ioapic: &self.ioapic,
             memory: &self.memory,
         };
         self.functions.attach(function, board)
@@ -142,6 +164,7 @@ impl Rig {
         let board = Board {
             vm: &self.vm,
             bus: &self.bus,
+            ioapic: &self.ioapic,
             memory: &self.memory,
         };
         self.functions.finish(board);
@@ -353,6 +376,7 @@ fn nothing_more_is_mapped_for_a_machine_that_ends() {
     let board = Board {
         vm: &rig.vm,
         bus: &rig.bus,
+        ioapic: &rig.ioapic,
         memory: &rig.memory,
     };
     rig.functions.build(function, board).unwrap();
@@ -363,4 +387,98 @@ fn nothing_more_is_mapped_for_a_machine_that_ends() {
     );
     assert!(!balloon.await_inflated(1, &rig.space, Duration::from_secs(60)));
     assert!(begun.elapsed() < Duration::from_secs(30), "its space goes on");
+}
+
+impl Rig {
+    /// As a guest's driver does: the pin of slot 1 is a level with vector 0x31.
+    fn program_pin(&self) {
+        // The first of the pins of slots is that of slot 4.
+        let pin = crate::platform::SLOT_PINS[1];
+        self.ioapic.write(0, &[0x10 + 2 * u8::try_from(pin).unwrap()]);
+        self.ioapic.write(0x10, &0x8031_u32.to_le_bytes());
+    }
+
+    fn delivered(&self) -> u64 {
+        let pin = usize::try_from(crate::platform::SLOT_PINS[1]).unwrap();
+        self.engine.interrupt(pin).unwrap().delivered()
+    }
+
+    /// What the machine's owner does, if it is told to.
+    fn look(&self) -> bool {
+        let epoll = Epoll::new().unwrap();
+        let pins = self.functions.interrupt_pins.events().unwrap();
+        epoll.add(pins, 0, Interest::READ).unwrap();
+        let mut ready = Vec::new();
+        epoll.wait(&mut ready, Some(Duration::ZERO)).unwrap();
+        self.functions.interrupt_pins.look();
+        !ready.is_empty()
+    }
+}
+
+#[test]
+fn a_function_interrupts_by_the_pin_of_its_slot_until_it_has_left() {
+    let mut rig = Rig::new();
+    assert!(
+        rig.functions.interrupt_pins.events().is_none(),
+        "no guest pays for what it has not"
+    );
+    let (function, _open) = rig.function("card", false);
+    rig.attach(function).unwrap();
+    rig.finish();
+    let pin = rig.pin.lock().unwrap().clone().unwrap();
+    rig.program_pin();
+    assert!(!rig.look());
+    pin.asserts().signal();
+    assert!(rig.look());
+    assert_eq!(rig.delivered(), 0, "it is off");
+    pin.switch(true);
+    pin.asserts().signal();
+    assert!(rig.look() && !rig.look());
+    assert_eq!((rig.delivered(), pin.ended().consume()), (1, false));
+    pin.asserts().signal();
+    assert!(rig.look());
+    assert_eq!(rig.delivered(), 1, "the guest is at it");
+    rig.ioapic.end(0x31);
+    assert!(pin.ended().consume());
+    rig.look();
+    assert_eq!(rig.delivered(), 1, "it was asked again, and has said nothing");
+    pin.asserts().signal();
+    assert!(rig.look());
+    assert_eq!(rig.delivered(), 2);
+    // What is signalled before it is turned off is not seen after that, and nothing is asserted then.
+    pin.asserts().signal();
+    pin.switch(false);
+    assert!(!rig.look());
+    rig.ioapic.end(0x31);
+    assert!(!pin.ended().consume());
+    // A function that has left is heard no more, while a vCPU is in an access to it as well.
+    pin.switch(true);
+    let accessed = rig.bus.remove(1).unwrap();
+    assert_eq!(rig.bus.add(Arc::clone(&accessed)), Ok(1));
+    pin.asserts().signal();
+    rig.functions.detach("card", &rig.bus).unwrap();
+    pin.switch(true);
+    pin.asserts().signal();
+    assert!(!rig.look());
+    // Its line, which was the first, leads nowhere.
+    rig.ioapic.assert(0, true);
+    assert_eq!(rig.delivered(), 2);
+    drop(accessed);
+    rig.functions.close_left();
+    rig.is_unmapped_soon();
+}
+
+#[test]
+fn a_function_that_cannot_be_plugged_has_no_line() {
+    let mut rig = Rig::new();
+    let (function, _) = rig.function("card", true);
+    rig.attach(function).unwrap();
+    rig.finish();
+    let pin = rig.pin.lock().unwrap().clone().unwrap();
+    rig.program_pin();
+    pin.switch(true);
+    pin.asserts().signal();
+    assert!(!rig.look());
+    assert_eq!(rig.delivered(), 0);
+    rig.is_unmapped_soon();
 }

@@ -4,12 +4,14 @@
 //!  0x3f8  serial port, pin 4        0x600  sleep control, 0x601 sleep status
 //!  0xcf8  PCI configuration         0x602  reset
 //!                                   0x604  pending events, pin 5
+//!                                          slots of PCI, pins 1, 3, 6 and 7
 //! 0xc000  PCI devices, 16 KiB, where no access to memory comes out
 //! ```
 
 mod events;
 mod generation;
 mod ioapic;
+mod pin;
 mod power;
 mod serial;
 
@@ -33,7 +35,12 @@ pub const PORTS: Ports = Ports {
     events_pin: 5,
     serial: 0x3f8,
     serial_pin: 4,
+    slot_pins: SLOT_PINS,
 };
+
+/// Pins of the I/O APIC that INTA# of slots leads to, one slot after the other: those that nothing else has, but for 0, which some guests take
+/// for none, and 2, which is another one's in machines that have an interrupt controller of the first PCs.
+pub const SLOT_PINS: [u32; 4] = [1, 3, 6, 7];
 
 /// Ports of PCI devices, where those have any.
 pub(crate) const BAR_PORTS: Range = Range {

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
 use base::{ByteSize, EventFd};
-use device::{DmaMemory, DmaSpace, Reach};
+use device::{DmaMemory, DmaSpace, InterruptPin, Reach};
 use engine::{Doorbell, EngineError, HostRange, Interrupt, MsiMessage, Presence, Vcpu, Vm, VmState};
 use memory::Ram;
 use pci::PciFunction;
@@ -50,6 +50,52 @@ impl Interrupt for Source {
     fn attach(&self, event: EventFd) -> engine::Result<()> {
         *self.event.lock().unwrap() = Some(event);
         Ok(())
+    }
+}
+
+/// A pin whose guest is the test.
+pub(super) struct Pin {
+    asserts: EventFd,
+    ended: EventFd,
+    is_on: Mutex<bool>,
+}
+
+impl Default for Pin {
+    fn default() -> Self {
+        Self {
+            asserts: EventFd::new().unwrap(),
+            ended: EventFd::new().unwrap(),
+            is_on: Mutex::new(false),
+        }
+    }
+}
+
+impl Pin {
+    pub(super) fn is_on(&self) -> bool {
+        *self.is_on.lock().unwrap()
+    }
+
+    /// Whether it was asserted since the last look.
+    pub(super) fn comes(&self) -> bool {
+        self.asserts.consume() && self.is_on()
+    }
+
+    /// The guest ends the interrupt.
+    pub(super) fn end(&self) {
+        self.ended.signal();
+    }
+}
+
+impl InterruptPin for Pin {
+    fn asserts(&self) -> &EventFd {
+        &self.asserts
+    }
+    fn ended(&self) -> &EventFd {
+        &self.ended
+    }
+    fn switch(&self, on: bool) {
+        *self.is_on.lock().unwrap() = on;
+        self.asserts.consume();
     }
 }
 
@@ -186,6 +232,7 @@ pub(super) struct Machine {
     pub(super) device: Arc<FakeDevice>,
     pub(super) space: Arc<FakeSpace>,
     pub(super) engine: Arc<Engine>,
+    pub(super) pin: Arc<Pin>,
     _ram: Ram,
 }
 
@@ -214,8 +261,10 @@ impl Machine {
         };
         let unplugged = Unplugged::new(Box::new(function), None, Arc::clone(&shared)).unwrap();
         let vm = Arc::clone(&engine) as Arc<dyn Vm>;
+        let pin = Arc::<Pin>::default();
+        let line = Arc::clone(&pin) as Arc<dyn InterruptPin>;
         let registers = unplugged
-            .registers(&vm, Reach::All(shared.map(&DmaMemory::of(&ram)).unwrap()))
+            .registers(&vm, Some(line), Reach::All(shared.map(&DmaMemory::of(&ram)).unwrap()))
             .unwrap();
         device.take_written();
         Self {
@@ -223,6 +272,7 @@ impl Machine {
             device,
             space,
             engine,
+            pin,
             _ram: ram,
         }
     }
@@ -272,4 +322,19 @@ pub(super) fn refusal(device: FakeDevice) -> String {
     let space = DmaSpace::new(Arc::new(FakeSpace::new()));
     let refused = Unplugged::new(Box::new(device), None, space);
     refused.err().map(|error| error.to_string()).unwrap_or_default()
+}
+
+/// The same of a guest that has no level-triggered interrupts; what it is shown of the pin otherwise.
+pub(super) fn without_levels(device: FakeDevice) -> Result<u16, String> {
+    let space = DmaSpace::new(Arc::new(FakeSpace::new()));
+    let unplugged = Unplugged::new(Box::new(device), None, Arc::clone(&space)).unwrap();
+    let vm = Arc::<Engine>::default() as Arc<dyn Vm>;
+    let ram = Ram::allocate(ByteSize::mib(256)).unwrap();
+    let reach = Reach::All(space.map(&DmaMemory::of(&ram)).unwrap());
+    let registers = unplugged
+        .registers(&vm, None, reach)
+        .map_err(|error| error.to_string())?;
+    let mut shown = [0; 2];
+    registers.config_read(0x3c, &mut shown);
+    Ok(u16::from_le_bytes(shown))
 }
