@@ -61,6 +61,15 @@ pub(crate) const DATA_DISKS: [(&str, &str, u64); 2] =
 /// init has nothing to do with it, and what is on it is whoever's who used it last.
 const NVME_DISK: (&str, &str, u64) = ("nvme.raw", "basalt-nvme", 256 << 20);
 
+/// A network function without MSI and MSI-X, which interrupts by its pin alone, and reaches memory as the IOMMU lets it (`iommu_platform`), for
+/// cases that give it to a guest. Its network has a router that answers echoes, and leads nowhere. The lab's init leaves it alone.
+const PIN_FUNCTION: [&str; 4] = [
+    "-netdev",
+    "user,id=pin,net=10.0.9.0/24,restrict=on",
+    "-device",
+    "virtio-net-pci,netdev=pin,mac=52:54:00:00:03:01,romfile=,addr=0xb,disable-legacy=on,iommu_platform=on,vectors=0",
+];
+
 /// More functions to give to guests, where the host's kernel has drivers of them: a network device with virtual functions, whose packets its
 /// own switch passes on, and two that are on one wire, of which one reaches memory as the IOMMU lets it only (`iommu_platform`).
 const FUNCTIONS: [&str; 12] = [
@@ -242,6 +251,7 @@ fn command(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Comman
     command
         .arg("-device")
         .arg(format!("nvme,drive={serial},serial={serial}"));
+    command.args(PIN_FUNCTION);
     command.args([
         "-netdev",
         &format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:{AGENT_PORT}"),
