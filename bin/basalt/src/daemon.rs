@@ -288,8 +288,8 @@ fn start(state: &Path, socket: &Path) -> Result<Client> {
     if let Some(model) = places::cpu_model() {
         command.arg("--cpu-model").arg(model);
     }
-    for (flag, ratio) in places::overcommit() {
-        command.arg(flag).arg(ratio);
+    for (flag, value) in places::policies() {
+        command.arg(flag).arg(value);
     }
     if !rustix::process::geteuid().is_root() {
         command.arg("--no-users");

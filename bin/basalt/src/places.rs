@@ -62,16 +62,17 @@ pub(crate) fn cpu_model() -> Option<PathBuf> {
     variable("BASALT_CPU_MODEL")
 }
 
-/// How many times over a daemon may promise things: `$BASALT_MEMORY_OVERCOMMIT` and its like, with the daemon's flags for them.
-pub(crate) fn overcommit() -> impl Iterator<Item = (&'static str, PathBuf)> {
+/// What a daemon does with the host's memory and disk: `$BASALT_MEMORY_OVERCOMMIT` and its like, with the daemon's flags for them.
+pub(crate) fn policies() -> impl Iterator<Item = (&'static str, PathBuf)> {
     let set = |(name, flag): (&str, &'static str)| Some((flag, variable(name)?));
-    OVERCOMMIT.into_iter().filter_map(set)
+    POLICIES.into_iter().filter_map(set)
 }
 
-const OVERCOMMIT: [(&str, &str); 3] = [
+const POLICIES: [(&str, &str); 4] = [
     ("BASALT_MEMORY_OVERCOMMIT", "--memory-overcommit"),
     ("BASALT_CLONE_OVERCOMMIT", "--clone-overcommit"),
     ("BASALT_DISK_OVERCOMMIT", "--disk-overcommit"),
+    ("BASALT_MEMORY_FILL_RATE", "--memory-fill-rate"),
 ];
 
 /// The program `basalt-lab` beside this one.
@@ -97,7 +98,7 @@ pub(crate) fn are_chosen() -> bool {
     ["BASALT_ASSETS", "BASALT_KVM", "BASALT_CPU_MODEL"]
         .into_iter()
         .any(|name| variable(name).is_some())
-        || overcommit().next().is_some()
+        || policies().next().is_some()
 }
 
 /// Everything that `doctor` looks at.

@@ -49,6 +49,7 @@ fn open(options: Options) -> Result<Arc<Node>> {
         spans: spans(),
         host: Arc::new(ThisHost),
         overcommit: options.overcommit,
+        memory_fill_rate: options.memory_fill_rate,
     };
     Ok(Node::open(config)?)
 }

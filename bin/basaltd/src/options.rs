@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use base::ByteSize;
 use log::LevelFilter;
 use node::Overcommit;
 use node_api::CpuModel;
@@ -16,7 +17,7 @@ basaltd: keeps the sandboxes of a node (see docs/daemon.md)
 
 Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--cpu-model MODEL] [--cgroup PATH]
                [--no-users] [--group NAME] [--metrics ADDRESS] [--log-level LEVEL] [--memory-overcommit RATIO]
-               [--clone-overcommit RATIO] [--disk-overcommit RATIO]
+               [--clone-overcommit RATIO] [--disk-overcommit RATIO] [--memory-fill-rate SIZE]
        basaltd --end-sandboxes [--grace SECONDS] [flags as above]
        basaltd --hold-cgroup
 
@@ -33,6 +34,9 @@ Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--cpu-model MODEL] [--
   --memory-overcommit RATIO, --clone-overcommit RATIO, --disk-overcommit RATIO
                      how many times over sandboxes may be promised the host's memory (1), all clones but the largest
                      theirs (16), and disks the state directory's file system (50); more is refused
+  --memory-fill-rate SIZE
+                     how much memory of a sandbox's with a device is zeroed in a second, ahead of being mapped for the
+                     device: 64m at least; as much as goes
   --log-level LEVEL  off, error, warn (default), info, debug or trace; from debug on guests' kernels say everything
   --end-sandboxes    end all sandboxes in order and all at once, take network and cgroups away, and end; a daemon that runs
                      is ended first
@@ -61,6 +65,7 @@ pub(crate) struct Options {
     pub(crate) log_level: LevelFilter,
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) overcommit: Overcommit,
+    pub(crate) memory_fill_rate: Option<ByteSize>,
 }
 
 /// What is to be done.
@@ -90,6 +95,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
         log_level: LevelFilter::Warn,
         metrics: None,
         overcommit: Overcommit::default(),
+        memory_fill_rate: None,
     };
     let (mut ends, mut holds, mut grace) = (false, false, None);
     let mut group = None;
@@ -106,6 +112,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("memory-overcommit") => options.overcommit.memory = parser.value()?.parse()?,
             Long("clone-overcommit") => options.overcommit.clones = parser.value()?.parse()?,
             Long("disk-overcommit") => options.overcommit.disk = parser.value()?.parse()?,
+            Long("memory-fill-rate") => options.memory_fill_rate = Some(fill_rate(&parser.value()?.string()?)?),
             Long("log-level") => options.log_level = parser.value()?.parse()?,
             Long("end-sandboxes") => ends = true,
             Long("grace") => grace = Some(Duration::from_secs(parser.value()?.parse()?)),
@@ -143,6 +150,17 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
 fn metrics_address(text: &str) -> Result<SocketAddr> {
     text.parse()
         .with_context(|| format!("--metrics `{text}` is no address: write 127.0.0.1:PORT or [::1]:PORT"))
+}
+
+fn fill_rate(text: &str) -> Result<ByteSize> {
+    let rate: ByteSize = text.parse().context("--memory-fill-rate")?;
+    if rate < node::MIN_FILL_RATE {
+        bail!(
+            "--memory-fill-rate {text}: sandboxes are not waited for so long; give {} a second at least, or leave it out for no limit",
+            node::MIN_FILL_RATE
+        );
+    }
+    Ok(rate)
 }
 
 /// Absolute, and without steps upwards.
@@ -186,12 +204,15 @@ mod tests {
             "--clone-overcommit",
             "4",
             "--disk-overcommit=2",
+            "--memory-fill-rate",
+            "4GiB",
         ];
         let Command::Serve(options) = parsed(&words).unwrap() else {
             panic!()
         };
         let Overcommit { memory, clones, disk } = options.overcommit;
         assert_eq!([memory, clones, disk].map(|ratio| ratio.to_string()), ["1.5", "4", "2"]);
+        assert_eq!(options.memory_fill_rate, Some(ByteSize::gib(4)));
     }
 
     #[test]
@@ -205,6 +226,9 @@ mod tests {
             &["serve"],
             &["--memory-overcommit", "much"],
             &["--disk-overcommit", "0"],
+            &["--memory-fill-rate", "fast"],
+            &["--memory-fill-rate", "0"],
+            &["--memory-fill-rate", "63m"],
         ] {
             assert!(parsed(words).is_err(), "{words:?}");
         }

@@ -94,6 +94,7 @@ pub(crate) fn told(machine: &mut Machine, iommufd: bool) -> vmm_api::Functions {
         plug_misses: growth.counts.misses + deflation.counts.misses,
         error: growth.error.or(deflation.error),
         iommufd: Some(iommufd),
+        memory_fill: true,
         busy: machine.maps_memory(),
         functions: states.into_iter().map(info).collect(),
     }

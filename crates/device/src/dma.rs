@@ -5,8 +5,10 @@ mod access;
 mod ahead;
 mod ballooned;
 mod endpoint;
+mod fill;
 mod pluggable;
 
+use std::io;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -19,6 +21,7 @@ use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::CreateError;
 use access::Access;
+use fill::FillPolicy;
 
 pub use access::{DmaSpaces, KnownBy, Taken};
 pub use ahead::Ahead;
@@ -40,6 +43,7 @@ fn refused(what: &'static str) -> impl Fn(VfioError) -> CreateError {
 pub struct DmaSpace {
     space: Arc<dyn AddressSpace>,
     access: Access,
+    fill: FillPolicy,
     // There as long as a function is.
     memory: Mutex<Weak<GuestDma>>,
     progress: AtomicU64,
@@ -50,13 +54,14 @@ pub struct DmaSpace {
 impl DmaSpace {
     /// One in which nothing is mapped.
     pub fn new(space: Arc<dyn AddressSpace>) -> Arc<Self> {
-        Self::with_access(space, Access::None)
+        Self::with_access(space, Access::None, FillPolicy::default())
     }
 
-    fn with_access(space: Arc<dyn AddressSpace>, access: Access) -> Arc<Self> {
+    fn with_access(space: Arc<dyn AddressSpace>, access: Access, fill: FillPolicy) -> Arc<Self> {
         Arc::new(Self {
             space,
             access,
+            fill,
             memory: Mutex::new(Weak::new()),
             progress: AtomicU64::new(0),
             map_calls: AtomicU64::new(0),
@@ -106,6 +111,11 @@ impl DmaSpace {
 
     fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// Begins to fill runs of this memory that are to be mapped, in their order and as this space's memory is filled, by so many threads.
+    fn fill_ahead(&self, runs: &[Piece], memory: Vec<Arc<GuestRegionMmap<()>>>, fillers: usize) -> io::Result<Ahead> {
+        Ahead::begin(runs, memory, fillers, &self.fill)
     }
 
     /// As [`AddressSpace::map_for`].
@@ -243,7 +253,7 @@ impl GuestDma {
         }
         let runs = memory.runs();
         let pin = memory.pins.pin();
-        let ahead = Ahead::begin(&runs, memory.regions.clone(), memory.fillers);
+        let ahead = space.fill_ahead(&runs, memory.regions.clone(), memory.fillers);
         let ahead = ahead.map_err(|source| CreateError::Host { what, source })?;
         space.progress.store(0, Ordering::Relaxed);
         let before = |index: usize| {

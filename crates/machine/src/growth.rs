@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use device::{Ahead, CreateError, PlugCounts, PluggableDma, PluggableSizes, ResizeMemory};
+use device::{CreateError, PlugCounts, PluggableDma, PluggableSizes, ResizeMemory};
 
 use crate::map_thread::{MapThread, Shared, Task};
 
@@ -174,8 +174,10 @@ impl Task for Growing {
         };
         dma.trim(wanted);
         let pieces = dma.unmapped_below(wanted);
-        let region = dma.region().ok_or("no function reaches it")?;
-        let ahead = Ahead::begin(&pieces, vec![region], self.fillers).map_err(|error| error.to_string())?;
+        let ahead = dma
+            .fill_ahead(&pieces, self.fillers)
+            .map_err(|error| error.to_string())?;
+        let ahead = ahead.ok_or("no function reaches it")?;
         let mut result = Ok(());
         for index in 0..pieces.len() {
             if !ahead.wait_for(index, || !still_wants()) {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::ByteSize;
 use host::jail::Pool;
 use log::LevelFilter;
 use node_api::CpuModel;
@@ -44,6 +45,8 @@ pub struct Config {
     pub host: Arc<dyn HostNumbers>,
     /// How many times over that may be promised.
     pub overcommit: Overcommit,
+    /// How many bytes a second a VMM may fill of its guest's memory that is mapped for devices; no limit if missing.
+    pub memory_fill_rate: Option<ByteSize>,
 }
 
 /// How long things may take.

@@ -42,3 +42,4 @@ pub use store::private::keep_private;
 pub use telemetry::metrics::Endpoint;
 pub use vmm::cmdline::command_line;
 pub use vmm::tail::Tail;
+pub use vmm_api::devices::MIN_FILL_RATE;

@@ -113,6 +113,7 @@ pub(crate) fn config(directory: &Path) -> Config {
         spans: None,
         host: Arc::new(ThisHost),
         overcommit: Overcommit::default(),
+        memory_fill_rate: None,
     }
 }
 

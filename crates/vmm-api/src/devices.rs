@@ -383,10 +383,26 @@ pub struct VfioPciConfig {
     /// is for each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iommufd: Option<FdRef>,
+    /// How the guest's memory is filled before it is mapped: with the function that brings an address space. A VMM of before does not know it
+    /// ([`crate::Functions::memory_fill`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_fill: Option<MemoryFill>,
 }
 
 impl DeviceConfig for VfioPciConfig {
     const KIND: &'static str = "vfio-pci";
+}
+
+/// The least rate at which memory is filled for functions of the host's, in bytes a second: whoever starts a VM waits for it.
+pub const MIN_FILL_RATE: ByteSize = ByteSize::mib(64);
+
+/// How memory is filled (zeroed) before it is mapped for functions of the host's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryFill {
+    /// Bytes a second at most, by all threads of the VM that do so; [`MIN_FILL_RATE`] at least. No limit if missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<ByteSize>,
 }
 
 /// A directory that the guest shares with the host.

@@ -26,6 +26,10 @@ pub struct Functions {
     /// A VMM of before, which takes no such files, does not say.
     #[serde(default)]
     pub iommufd: Option<bool>,
+    /// A function may say how memory is filled for it ([`crate::devices::VfioPciConfig::memory_fill`]); `false` where a VMM of before does not
+    /// know that.
+    #[serde(default)]
+    pub memory_fill: bool,
     /// Memory is being mapped, or unmapped after the last function: until then its pages stay where they are, and IOMMU groups are open.
     pub busy: bool,
     /// Each of them, in the order in which they were asked for.

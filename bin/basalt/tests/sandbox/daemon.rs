@@ -51,6 +51,7 @@ pub(crate) fn serve(arguments: &[String]) -> ExitCode {
             memory: given("--memory-overcommit").map_or(Overcommit::default().memory, |text| text.parse().expect(text)),
             ..Overcommit::default()
         },
+        memory_fill_rate: None,
     };
     let opened = Node::open(config);
     let done = if arguments.iter().any(|argument| argument == END) {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vfio::{Function, Group, Iommufd, Type1, VfioError};
 use vmm_api::devices::VfioPciConfig;
 
+use super::fill::FillPolicy;
 use super::{DmaSpace, refused};
 use crate::{CreateError, FdTable};
 
@@ -50,23 +51,29 @@ impl DmaSpaces {
     /// beside it is closed if the VM has one that functions share.
     ///
     /// # Errors
-    /// What the first function needs did not come along, the descriptors are something else, the VM's functions came the other way, or
-    /// the host refuses.
+    /// What the first function needs did not come along, the descriptors are something else, the VM's functions came the other way,
+    /// memory cannot be filled as it says, or the host refuses.
     pub fn take(&mut self, config: &VfioPciConfig, fds: &mut FdTable) -> Result<Taken, CreateError> {
         let group = fds.take_optional(config.group)?.map(Group::from_fd);
         let container = fds.take_optional(config.container)?;
         let device = fds.take_optional(config.device)?;
         let iommufd = fds.take_optional(config.iommufd)?;
+        let fill = FillPolicy::of(config.memory_fill.unwrap_or_default())?;
         match device {
-            Some(device) => self.take_itself(device, iommufd),
-            None => self.take_of_group(&config.name, container, group),
+            Some(device) => self.take_itself(device, iommufd, fill),
+            None => self.take_of_group(&config.name, (container, group), fill),
         }
     }
 
-    fn take_itself(&mut self, device: OwnedFd, iommufd: Option<OwnedFd>) -> Result<Taken, CreateError> {
+    fn take_itself(
+        &mut self,
+        device: OwnedFd,
+        iommufd: Option<OwnedFd>,
+        fill: FillPolicy,
+    ) -> Result<Taken, CreateError> {
         let space = match (self.shared(), iommufd) {
             (Some(space), _) => Arc::clone(space),
-            (None, Some(iommufd)) => DmaSpace::of_iommufd(iommufd)?,
+            (None, Some(iommufd)) => DmaSpace::of_iommufd(iommufd, fill)?,
             (None, None) => {
                 return Err(CreateError::Value(
                     "the first function of a VM that comes by a file of its own, and each behind an IOMMU of the guest's, comes with iommufd: \
@@ -100,8 +107,8 @@ impl DmaSpaces {
     fn take_of_group(
         &mut self,
         name: &str,
-        container: Option<OwnedFd>,
-        group: Option<Group>,
+        (container, group): (Option<OwnedFd>, Option<Group>),
+        fill: FillPolicy,
     ) -> Result<Taken, CreateError> {
         let is_separate = matches!(self, Self::Separate { .. });
         let space = match (self.shared(), container, group) {
@@ -115,7 +122,7 @@ impl DmaSpaces {
                 space.access.join(group)?;
                 Arc::clone(space)
             }
-            (None, Some(container), Some(group)) => DmaSpace::of_group(container, group)?,
+            (None, Some(container), Some(group)) => DmaSpace::of_group(container, group, fill)?,
             (None, ..) if is_separate => {
                 return Err(CreateError::Value(
                     "behind an IOMMU of the guest's each function comes with its IOMMU group and a container of VFIO's, as it has an address \
@@ -230,19 +237,19 @@ impl Access {
 }
 
 impl DmaSpace {
-    fn of_group(container: OwnedFd, group: Group) -> Result<Arc<Self>, CreateError> {
+    fn of_group(container: OwnedFd, group: Group, fill: FillPolicy) -> Result<Arc<Self>, CreateError> {
         let container = Arc::new(Type1::new(container, &group).map_err(refused("a container of VFIO's"))?);
         let groups = Groups {
             container: Arc::clone(&container),
             open: Mutex::new(vec![Arc::new(group)]),
         };
-        Ok(Self::with_access(container, Access::Groups(groups)))
+        Ok(Self::with_access(container, Access::Groups(groups), fill))
     }
 
-    fn of_iommufd(iommufd: OwnedFd) -> Result<Arc<Self>, CreateError> {
+    fn of_iommufd(iommufd: OwnedFd, fill: FillPolicy) -> Result<Arc<Self>, CreateError> {
         let space = Arc::new(Iommufd::new(iommufd).map_err(refused("iommufd"))?);
         let access = Access::Iommufd(Arc::clone(&space));
-        Ok(Self::with_access(space, access))
+        Ok(Self::with_access(space, access, fill))
     }
 }
 
@@ -262,6 +269,7 @@ mod tests {
             container,
             device,
             iommufd,
+            memory_fill: None,
         }
     }
 

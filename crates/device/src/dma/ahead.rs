@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -11,11 +11,13 @@ use rustix::process::setpriority_process;
 use vfio::Piece;
 use vm_memory::GuestRegionMmap;
 
+use super::fill::FillPolicy;
+
 /// Filled between two looks whether it is still wanted.
 const STEP: u64 = 2 << 20;
 
 /// How long one run is waited for that others fill: whoever maps it does so himself then, and is not held up by vCPUs that leave the fillers no
-/// processor.
+/// processor. Time in which one of them waits because of its rate does not count.
 const PATIENCE: Duration = Duration::from_millis(300);
 
 /// Between two looks whether what is being filled is still waited for.
@@ -31,11 +33,20 @@ struct Shared {
     runs: Vec<Piece>,
     next: AtomicUsize,
     stopped: AtomicBool,
-    /// Which of them are filled.
-    filled: Mutex<Vec<bool>>,
+    policy: FillPolicy,
+    state: Mutex<State>,
+    /// A run is filled, or it is stopped.
     changed: Condvar,
     // Their memory stays until the last thread has ended.
     _memory: Vec<Arc<GuestRegionMmap<()>>>,
+}
+
+struct State {
+    /// Which runs are filled.
+    filled: Vec<bool>,
+    /// How many threads wait because of their rate, and how often one has begun to.
+    waiting: usize,
+    waits: u64,
 }
 
 /// Threads that fill memory, which give way to whatever else runs in this process: vCPUs have the processors first. They end when this is
@@ -50,12 +61,22 @@ impl Ahead {
     ///
     /// # Errors
     /// No thread could be had.
-    pub fn begin(runs: &[Piece], memory: Vec<Arc<GuestRegionMmap<()>>>, fillers: usize) -> io::Result<Self> {
+    pub(super) fn begin(
+        runs: &[Piece],
+        memory: Vec<Arc<GuestRegionMmap<()>>>,
+        fillers: usize,
+        policy: &FillPolicy,
+    ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             runs: runs.to_vec(),
             next: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
-            filled: Mutex::new(vec![fillers == 0; runs.len()]),
+            policy: policy.clone(),
+            state: Mutex::new(State {
+                filled: vec![fillers == 0; runs.len()],
+                waiting: 0,
+                waits: 0,
+            }),
             changed: Condvar::new(),
             _memory: memory,
         });
@@ -76,14 +97,17 @@ impl Ahead {
 
     /// Waits a while for a run to be filled; `false` if it is given up before that.
     pub fn wait_for(&self, index: usize, is_given_up: impl Fn() -> bool) -> bool {
-        let mut filled = self.shared.filled.lock().unwrap_or_else(PoisonError::into_inner);
-        let begun = Instant::now();
-        while !filled.get(index).is_none_or(|filled| *filled) && begun.elapsed() < PATIENCE {
+        let mut state = self.shared.state();
+        let (mut begun, mut waits) = (Instant::now(), state.waits);
+        while !state.filled.get(index).is_none_or(|filled| *filled) && begun.elapsed() < PATIENCE {
             if is_given_up() {
                 return false;
             }
-            let waited = self.shared.changed.wait_timeout(filled, LOOK);
-            (filled, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            let waited = self.shared.changed.wait_timeout(state, LOOK);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            if state.waiting > 0 || state.waits != waits {
+                (begun, waits) = (Instant::now(), state.waits);
+            }
         }
         !is_given_up()
     }
@@ -91,7 +115,12 @@ impl Ahead {
 
 impl Drop for Ahead {
     fn drop(&mut self) {
-        self.shared.stopped.store(true, Ordering::Relaxed);
+        {
+            // Under the lock, so that whoever is about to wait sees it.
+            let _state = self.shared.state();
+            self.shared.stopped.store(true, Ordering::Relaxed);
+        }
+        self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 log::error!("a thread that fills memory panicked");
@@ -109,8 +138,7 @@ impl Shared {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(run) = self.runs.get(index) else { return };
             self.fill_run(run);
-            let mut filled = self.filled.lock().unwrap_or_else(PoisonError::into_inner);
-            filled[index] = true;
+            self.state().filled[index] = true;
             self.changed.notify_all();
         }
     }
@@ -118,8 +146,9 @@ impl Shared {
     /// It makes no difference to what is in the memory. What cannot be filled here is filled by whoever maps it, or refused there.
     fn fill_run(&self, run: &Piece) {
         let mut done = 0;
-        while done < run.length && !self.stopped.load(Ordering::Relaxed) {
+        while done < run.length && self.may_go_on() {
             let length = STEP.min(run.length - done);
+            self.policy.spend(length);
             let at = (run.address + done) as *mut std::ffi::c_void;
             // SAFETY: 1. the range lies within a mapping that its region owns, which is kept; 2. the content of its pages stays what it is.
             let filled = unsafe { madvise(at, usize::try_from(length).unwrap_or(0), Advice::LinuxPopulateWrite) };
@@ -129,5 +158,83 @@ impl Shared {
             }
             done += length;
         }
+    }
+
+    /// Waits as long as the rate demands; `false` if it is stopped.
+    fn may_go_on(&self) -> bool {
+        while !self.stopped.load(Ordering::Relaxed) {
+            let Some(pause) = self.policy.wait() else { return true };
+            let mut state = self.state();
+            if self.stopped.load(Ordering::Relaxed) {
+                break;
+            }
+            (state.waiting, state.waits) = (state.waiting + 1, state.waits + 1);
+            let waited = self.changed.wait_timeout(state, pause);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            state.waiting -= 1;
+        }
+        false
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Plain values, each set at once.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::ByteSize;
+    use memory::Ram;
+    use vm_memory::{Address, GuestMemoryRegion};
+
+    /// A thread that fills 128 MiB, as one run, with so many bytes a second.
+    fn filling(rate: Option<u64>) -> Ahead {
+        let ram = Ram::allocate(ByteSize::mib(128)).unwrap();
+        let memory = ram.regions().to_vec();
+        let run = Piece {
+            iova: memory[0].start_addr().raw_value(),
+            address: memory[0].as_ptr() as u64,
+            length: memory[0].len(),
+        };
+        Ahead::begin(&[run], memory, 1, &FillPolicy::with_rate(rate).unwrap()).unwrap()
+    }
+
+    fn waits(what: &str, until: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !until() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn memory_is_filled_no_faster_than_its_rate() {
+        let begun = Instant::now();
+        let ahead = filling(Some(128 << 20));
+        waits("the end", || ahead.shared.state().filled[0]);
+        // A tenth of a second's share passes at once, and the last step.
+        assert!(begun.elapsed() > Duration::from_millis(850), "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn patience_does_not_end_while_the_rate_is_waited_for() {
+        // One step leaves a debt of seconds.
+        let ahead = filling(Some(256 << 10));
+        waits("a wait", || ahead.shared.state().waiting > 0);
+        let begun = Instant::now();
+        assert!(!ahead.wait_for(0, || begun.elapsed() > PATIENCE * 3));
+        assert!(begun.elapsed() > PATIENCE * 3);
+    }
+
+    #[test]
+    fn a_wait_for_the_rate_ends_with_what_is_filled() {
+        // One step leaves a debt of half a minute.
+        let ahead = filling(Some(64 << 10));
+        waits("a wait", || ahead.shared.state().waiting > 0);
+        let begun = Instant::now();
+        drop(ahead);
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     }
 }

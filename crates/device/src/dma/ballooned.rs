@@ -20,7 +20,7 @@ use memory::layout::{self, MemorySize, Range};
 use vfio::{CHUNK, DmaAccess, Mapped, Piece, VfioError, runs, unmap_all};
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
-use super::{Ahead, DmaSpace, keep};
+use super::{DmaSpace, keep};
 use units::{PAGE, Units};
 
 /// So many bytes are mapped for one request at most: who pauses the device waits for it. The rest is mapped when it is looked at again.
@@ -233,11 +233,14 @@ impl BalloonedDma {
     /// # Errors
     /// The host refuses, or nobody wants it any more; what was mapped before stays.
     pub fn map_ahead(&self, pieces: &[Piece], fillers: usize, is_given_up: &dyn Fn() -> bool) -> Result<(), VfioError> {
-        let memory = self.state().functions.as_ref().map(|reach| reach.memory.clone());
-        let ahead = Ahead::begin(pieces, memory.unwrap_or_default(), fillers).map_err(|source| VfioError::Call {
-            call: "a thread that fills memory",
-            source,
-        })?;
+        let reach = self.state().functions.as_ref().map(Reach::filled);
+        let Some((space, memory)) = reach else { return Ok(()) };
+        let ahead = space
+            .fill_ahead(pieces, memory, fillers)
+            .map_err(|source| VfioError::Call {
+                call: "a thread that fills memory",
+                source,
+            })?;
         for (index, piece) in pieces.iter().enumerate() {
             if !ahead.wait_for(index, is_given_up) {
                 return Err(VfioError::GivenUp);
@@ -291,6 +294,11 @@ impl BalloonedDma {
 }
 
 impl Reach {
+    /// The memory, and for whom it is filled.
+    fn filled(&self) -> (Arc<DmaSpace>, Vec<Arc<GuestRegionMmap<()>>>) {
+        (Arc::clone(&self.space), self.memory.clone())
+    }
+
     /// Units as what is mapped by one request each.
     fn runs(&self, units: &[Range], tuning: MapTuning) -> Vec<Piece> {
         let pieces = units.iter().filter_map(|unit| self.piece(*unit));

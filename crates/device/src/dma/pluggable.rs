@@ -16,8 +16,7 @@ use memory::{GuestRam, Pins, discard};
 use vfio::{CHUNK, DmaAccess, Mapped, Piece, VfioError};
 use vm_memory::{GuestMemoryRegion, GuestRegionMmap};
 
-use super::DmaSpace;
-use super::keep;
+use super::{Ahead, DmaSpace, keep};
 use crate::MemoryBlocks;
 
 /// All of a VM's memory that can be plugged. One object, which its device's thread and whoever maps share.
@@ -221,9 +220,14 @@ impl PluggableDma {
         }
     }
 
-    /// The memory of its pieces, for whoever fills it: it stays as long as functions are there.
-    pub fn region(&self) -> Option<Arc<GuestRegionMmap<()>>> {
-        self.state().functions.as_ref().map(|reach| Arc::clone(&reach.region))
+    /// Begins to fill pieces of it that are to be mapped, by so many threads; nothing without functions.
+    ///
+    /// # Errors
+    /// No thread could be had.
+    pub fn fill_ahead(&self, pieces: &[Piece], fillers: usize) -> io::Result<Option<Ahead>> {
+        let reach = self.state().functions.clone();
+        let begin = |reach: Reach| reach.space.fill_ahead(pieces, vec![reach.region], fillers);
+        reach.map(begin).transpose()
     }
 
     /// Whether the guest owns all that lies in the region of a range of its memory.

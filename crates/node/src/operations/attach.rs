@@ -193,7 +193,9 @@ impl Node {
         // What it has is not what it was promised, where an earlier attempt was not taken back.
         let told = vm.ask("it was asked for its devices", VmmClient::functions)?;
         let has = told.functions.iter().filter_map(|function| function.id.parse().ok());
-        let mut files = FunctionFiles::of_vm(&told).behind_iommu(stored.sandbox.config.resources.guest_iommu);
+        let mut files = FunctionFiles::of_vm(&told)
+            .behind_iommu(stored.sandbox.config.resources.guest_iommu)
+            .filled_at(self.config.memory_fill_rate);
         for address in has {
             files.groups.extend(self.devices.group(address)?);
         }

@@ -5,12 +5,12 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use base::PciAddress;
+use base::{ByteSize, PciAddress};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use vfio::VfioError;
 use vfio::host::Sysfs;
 use vmm_api::FdRef;
-use vmm_api::devices::VfioPciConfig;
+use vmm_api::devices::{MemoryFill, VfioPciConfig};
 
 /// What of the host a device's way into a VMM needs.
 pub(crate) trait VfioHost: fmt::Debug + Send + Sync {
@@ -84,6 +84,9 @@ pub(crate) struct FunctionFiles {
     iommufd: bool,
     /// Its guest has an IOMMU.
     separate: bool,
+    /// How its memory is filled is said with what brings an address space, if its VMM knows that.
+    knows_fill: bool,
+    fill: MemoryFill,
     /// The groups that it has.
     pub(crate) groups: BTreeSet<u32>,
 }
@@ -96,6 +99,8 @@ impl FunctionFiles {
             knows_iommufd: told.iommufd.is_some(),
             iommufd: told.iommufd == Some(true),
             separate: false,
+            knows_fill: told.memory_fill,
+            fill: MemoryFill::default(),
             groups: BTreeSet::new(),
         }
     }
@@ -103,6 +108,12 @@ impl FunctionFiles {
     /// The same, whose guest may have an IOMMU.
     pub(crate) fn behind_iommu(mut self, has_iommu: bool) -> Self {
         self.separate = has_iommu;
+        self
+    }
+
+    /// The same, whose memory is filled with so many bytes a second at most.
+    pub(crate) fn filled_at(mut self, rate: Option<ByteSize>) -> Self {
+        self.fill.rate = rate;
         self
     }
 
@@ -138,6 +149,10 @@ impl FunctionFiles {
             if brings_space {
                 config.container = add(host.container()?);
             }
+        }
+        // Behind an IOMMU of the guest's nothing is filled.
+        if !self.has_function && !self.separate && self.knows_fill && self.fill != MemoryFill::default() {
+            config.memory_fill = Some(self.fill);
         }
         self.groups.extend(group);
         self.has_function = true;
@@ -227,6 +242,34 @@ mod tests {
         // But to a VMM of before, which does not know of them.
         let mut files = FunctionFiles::of_vm(&told(0, None));
         assert_eq!(sent(&mut files, 4), [true, true, false, false]);
+    }
+
+    #[test]
+    fn how_memory_is_filled_is_said_with_the_first_function_where_that_is_known() {
+        let host = NullFiles { iommufd: false };
+        let rate = Some(ByteSize::gib(1));
+        let said = |told: &vmm_api::Functions, iommu| {
+            let mut files = FunctionFiles::of_vm(told).behind_iommu(iommu).filled_at(rate);
+            [4, 5].map(|group| {
+                let address = "0000:00:05.0".parse().unwrap();
+                files.open(&host, (address, Some(group))).unwrap().0.memory_fill
+            })
+        };
+        let knows = |functions| vmm_api::Functions {
+            memory_fill: true,
+            ..told(functions, Some(false))
+        };
+        assert_eq!(said(&knows(0), false), [Some(MemoryFill { rate }), None]);
+        assert_eq!(said(&knows(1), false), [None; 2], "it is filled already");
+        assert_eq!(said(&knows(0), true), [None; 2], "nothing is filled");
+        assert_eq!(
+            said(&told(0, Some(false)), false),
+            [None; 2],
+            "a VMM of before refuses it"
+        );
+        let mut files = FunctionFiles::of_vm(&knows(0)).filled_at(None);
+        let (config, _) = files.open(&host, ("0000:00:05.0".parse().unwrap(), Some(4))).unwrap();
+        assert_eq!(config.memory_fill, None, "there is nothing to say");
     }
 
     #[test]
