@@ -33,6 +33,10 @@ const OF_FUNCTIONS: [(&str, usize, &[&str]); 5] = [
     ("KVM_SET_DEVICE_ATTR", 0x4018_aee1, &["main"]),
 ];
 
+/// Ways in which set_mempolicy(2) says from which nodes a thread's pages come, by name and number (linux/mempolicy.h), and the kinds of threads
+/// that may.
+const POLICIES: [(&str, usize, &[&str]); 2] = [("MPOL_PREFERRED", 1, &["dma-zero"]), ("MPOL_BIND", 2, &[])];
+
 /// Not for vCPUs (`seccomp/constants.toml`).
 const VFIO_IOMMU_UNMAP_DMA: usize = 0x3b72;
 
@@ -69,10 +73,17 @@ fn commit(deed: &str) {
             assert!(matches!(device, DeviceWorker::Idle(1)), "{device:?}");
         }
         other => {
-            let request = OF_FUNCTIONS.iter().find(|(name, ..)| *name == other);
-            let (_, number, _) = request.unwrap_or_else(|| panic!("there is no deed {other}"));
-            // Of no descriptor: it fails, where it is allowed.
-            call(libc::SYS_ioctl, [usize::MAX, *number, 0, 0]);
+            let number = |table: &[(&str, usize, &[&str])]| {
+                let found = table.iter().find(|(name, ..)| *name == other);
+                found.map(|(_, number, _)| *number)
+            };
+            match (number(&OF_FUNCTIONS), number(&POLICIES)) {
+                // Of no descriptor: it fails, where it is allowed.
+                (Some(request), _) => call(libc::SYS_ioctl, [usize::MAX, request, 0, 0]),
+                // Of no node: the thread has its default, or it fails.
+                (None, Some(mode)) => call(libc::SYS_set_mempolicy, [mode, 0, 0, 0]),
+                (None, None) => panic!("there is no deed {other}"),
+            }
         }
     }
 }
@@ -115,7 +126,7 @@ fn on_thread(kind: &str, deed: &'static str) {
 }
 
 fn inside(mode: &str, kind: &str, deed: &str) {
-    let requests = OF_FUNCTIONS.into_iter().map(|(name, ..)| name);
+    let requests = OF_FUNCTIONS.into_iter().chain(POLICIES).map(|(name, ..)| name);
     let known = DEEDS.into_iter().chain(requests).chain(["reset"]);
     let deed = known.into_iter().find(|known| *known == deed).unwrap();
     rustix::thread::set_no_new_privs(true).unwrap();
@@ -185,10 +196,10 @@ fn main() {
     );
 }
 
-/// What is needed for functions of the host's only those threads may ask that have to.
+/// What is needed for functions of the host's, and of the nodes of its memory, only those threads may ask that have to.
 fn requests() {
     for filter in TABLE {
-        for (name, _, allowed) in OF_FUNCTIONS {
+        for (name, _, allowed) in OF_FUNCTIONS.into_iter().chain(POLICIES) {
             let output = run("kill", filter.thread, name);
             let expected = match allowed.contains(&filter.thread) {
                 true => None,

@@ -403,6 +403,9 @@ pub struct MemoryFill {
     /// Bytes a second at most, by all threads of the VM that do so; [`MIN_FILL_RATE`] at least. No limit if missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<ByteSize>,
+    /// The NUMA node of the host that it is to come from, as far as that has some; from where the host likes if missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa_node: Option<u32>,
 }
 
 /// A directory that the guest shares with the host.

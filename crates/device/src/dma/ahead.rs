@@ -29,6 +29,9 @@ const NICE: i32 = 15;
 
 const STACK: usize = 64 << 10;
 
+/// The log has it that no memory comes from the node that it was to come from: once, whatever number of threads there is.
+static NODE_REFUSED: AtomicBool = AtomicBool::new(false);
+
 struct Shared {
     runs: Vec<Piece>,
     next: AtomicUsize,
@@ -134,6 +137,11 @@ impl Shared {
         if let Err(error) = setpriority_process(None, NICE) {
             log::debug!("filling memory does not give way to vCPUs: {error}");
         }
+        if let Err(error) = self.policy.prefer_node()
+            && !NODE_REFUSED.swap(true, Ordering::Relaxed)
+        {
+            log::warn!("memory is not filled near to the devices that reach it: {error}");
+        }
         loop {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(run) = self.runs.get(index) else { return };
@@ -189,8 +197,8 @@ mod tests {
     use memory::Ram;
     use vm_memory::{Address, GuestMemoryRegion};
 
-    /// A thread that fills 128 MiB, as one run, with so many bytes a second.
-    fn filling(rate: Option<u64>) -> Ahead {
+    /// A thread that fills 128 MiB, as one run.
+    fn filling(policy: &FillPolicy) -> Ahead {
         let ram = Ram::allocate(ByteSize::mib(128)).unwrap();
         let memory = ram.regions().to_vec();
         let run = Piece {
@@ -198,7 +206,43 @@ mod tests {
             address: memory[0].as_ptr() as u64,
             length: memory[0].len(),
         };
-        Ahead::begin(&[run], memory, 1, &FillPolicy::with_rate(rate).unwrap()).unwrap()
+        Ahead::begin(&[run], memory, 1, policy).unwrap()
+    }
+
+    /// With so many bytes a second.
+    fn with_rate(rate: u64) -> FillPolicy {
+        FillPolicy::with(Some(rate), None).unwrap()
+    }
+
+    /// Where pages of all threads of such a name come from (`/proc/PID/task/TID/numa_maps`: the first mapping says nothing else).
+    fn preferred() -> Vec<String> {
+        let policy = |task: std::path::PathBuf| {
+            // A thread may end meanwhile.
+            let name = std::fs::read_to_string(task.join("comm")).ok()?;
+            let maps = std::fs::read_to_string(task.join("numa_maps")).ok()?;
+            let policy = maps.split(' ').nth(1)?.to_owned();
+            (name.trim() == "dma-zero0").then_some(policy)
+        };
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        tasks.filter_map(|task| policy(task.unwrap().path())).collect()
+    }
+
+    #[test]
+    fn what_is_filled_comes_from_the_node_that_is_near() {
+        // At work for some seconds. No other test's thread has a node.
+        let ahead = filling(&FillPolicy::with(Some(64 << 10), Some(0)).unwrap());
+        waits("a wait", || ahead.shared.state().waiting > 0);
+        let policies = preferred();
+        assert!(policies.contains(&"prefer:0".to_owned()), "{policies:?}");
+    }
+
+    #[test]
+    fn without_a_node_it_comes_from_where_the_host_likes() {
+        // A node that there is not is none.
+        let ahead = filling(&FillPolicy::with(Some(64 << 10), Some(u32::MAX)).unwrap());
+        waits("a wait", || ahead.shared.state().waiting > 0);
+        let policies = preferred();
+        assert!(policies.contains(&"default".to_owned()), "{policies:?}");
     }
 
     fn waits(what: &str, until: impl Fn() -> bool) {
@@ -212,7 +256,7 @@ mod tests {
     #[test]
     fn memory_is_filled_no_faster_than_its_rate() {
         let begun = Instant::now();
-        let ahead = filling(Some(128 << 20));
+        let ahead = filling(&with_rate(128 << 20));
         waits("the end", || ahead.shared.state().filled[0]);
         // A tenth of a second's share passes at once, and the last step.
         assert!(begun.elapsed() > Duration::from_millis(850), "{:?}", begun.elapsed());
@@ -221,7 +265,7 @@ mod tests {
     #[test]
     fn patience_does_not_end_while_the_rate_is_waited_for() {
         // One step leaves a debt of seconds.
-        let ahead = filling(Some(256 << 10));
+        let ahead = filling(&with_rate(256 << 10));
         waits("a wait", || ahead.shared.state().waiting > 0);
         let begun = Instant::now();
         assert!(!ahead.wait_for(0, || begun.elapsed() > PATIENCE * 3));
@@ -231,7 +275,7 @@ mod tests {
     #[test]
     fn a_wait_for_the_rate_ends_with_what_is_filled() {
         // One step leaves a debt of half a minute.
-        let ahead = filling(Some(64 << 10));
+        let ahead = filling(&with_rate(64 << 10));
         waits("a wait", || ahead.shared.state().waiting > 0);
         let begun = Instant::now();
         drop(ahead);

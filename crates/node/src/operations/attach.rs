@@ -201,8 +201,8 @@ impl Node {
         }
         let limit = self.config.limits.answer + of_all_memory(stored);
         for &address in claimed {
-            let group = self.devices.group(address)?;
-            let (config, fds) = files.open(host, (address, group)).map_err(of_vfio)?;
+            let place = self.devices.place(address)?;
+            let (config, fds) = files.open(host, place).map_err(of_vfio)?;
             let device = DeviceSpec::new(&config.name, &config)
                 .map_err(|error| Error::host("writing a device's configuration")(std::io::Error::other(error)))?;
             let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();

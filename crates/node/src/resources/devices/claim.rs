@@ -12,7 +12,7 @@ use vfio::host::inventory::{self, Group, PciFunction};
 
 use super::resets::{Scope, UnderWay};
 use super::shown::state_of;
-use super::{Devices, DevicesError};
+use super::{Devices, DevicesError, HostPlace};
 use crate::Error;
 use crate::error::words::with_causes;
 use crate::store::devices::{Stage, StoredDevice};
@@ -262,12 +262,22 @@ impl Devices {
 
     /// The group of one that is there.
     pub(crate) fn group(&self, address: PciAddress) -> Result<Option<u32>, Error> {
-        match inventory::find(self.sysfs(), address) {
-            Ok(function) => Ok(function.group.map(|group| group.number)),
+        Ok(self.place(address)?.group)
+    }
+
+    /// Where one is that is there.
+    pub(crate) fn place(&self, address: PciAddress) -> Result<HostPlace, Error> {
+        let (group, numa_node) = match inventory::find(self.sysfs(), address) {
+            Ok(function) => (function.group.map(|group| group.number), function.numa_node),
             // It was pulled out.
-            Err(vfio::host::DeviceError::NotFound(_)) => Ok(None),
-            Err(error) => Err(DevicesError::from(error).into()),
-        }
+            Err(vfio::host::DeviceError::NotFound(_)) => (None, None),
+            Err(error) => return Err(DevicesError::from(error).into()),
+        };
+        Ok(HostPlace {
+            address,
+            group,
+            numa_node,
+        })
     }
 
     /// Nobody else waits for the kernel to reset them.

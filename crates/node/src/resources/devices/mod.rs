@@ -39,7 +39,7 @@ pub(crate) use self::error::Error as DevicesError;
 use self::resets::Resets;
 #[cfg(test)]
 pub(crate) use self::vfio_host::NullFiles;
-pub(crate) use self::vfio_host::{FunctionFiles, ThisVfio, VfioHost};
+pub(crate) use self::vfio_host::{FunctionFiles, HostPlace, ThisVfio, VfioHost};
 use crate::Error;
 use crate::resources::space::Hold;
 use crate::store::StateStore;

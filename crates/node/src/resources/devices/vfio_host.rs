@@ -72,6 +72,16 @@ impl VfioHost for ThisVfio {
     }
 }
 
+/// Where a function of the host's is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HostPlace {
+    pub(crate) address: PciAddress,
+    /// Its IOMMU group's number.
+    pub(crate) group: Option<u32>,
+    /// The NUMA node that it is near to, where the host says.
+    pub(crate) numa_node: Option<u32>,
+}
+
 /// The files that a VM is sent with its functions, all of them in one way: iommufd and a function's own file where the host has them, else a
 /// container and the function's group. Where its guest has an IOMMU each function has an address space of its own, and brings iommufd or a
 /// container; else the first does.
@@ -86,7 +96,7 @@ pub(crate) struct FunctionFiles {
     separate: bool,
     /// How its memory is filled is said with what brings an address space, if its VMM knows that.
     knows_fill: bool,
-    fill: MemoryFill,
+    fill_rate: Option<ByteSize>,
     /// The groups that it has.
     pub(crate) groups: BTreeSet<u32>,
 }
@@ -100,7 +110,7 @@ impl FunctionFiles {
             iommufd: told.iommufd == Some(true),
             separate: false,
             knows_fill: told.memory_fill,
-            fill: MemoryFill::default(),
+            fill_rate: None,
             groups: BTreeSet::new(),
         }
     }
@@ -113,16 +123,17 @@ impl FunctionFiles {
 
     /// The same, whose memory is filled with so many bytes a second at most.
     pub(crate) fn filled_at(mut self, rate: Option<ByteSize>) -> Self {
-        self.fill.rate = rate;
+        self.fill_rate = rate;
         self
     }
 
-    /// The next function's, with its group's number.
+    /// The next function's.
     pub(crate) fn open(
         &mut self,
         host: &dyn VfioHost,
-        (address, group): (PciAddress, Option<u32>),
+        place: HostPlace,
     ) -> Result<(VfioPciConfig, Vec<OwnedFd>), VfioError> {
+        let HostPlace { address, group, .. } = place;
         let mut fds = Vec::new();
         let mut add = |fd: OwnedFd| {
             fds.push(fd);
@@ -151,8 +162,12 @@ impl FunctionFiles {
             }
         }
         // Behind an IOMMU of the guest's nothing is filled.
-        if !self.has_function && !self.separate && self.knows_fill && self.fill != MemoryFill::default() {
-            config.memory_fill = Some(self.fill);
+        if !self.has_function && !self.separate && self.knows_fill {
+            let fill = MemoryFill {
+                rate: self.fill_rate,
+                numa_node: place.numa_node,
+            };
+            config.memory_fill = Some(fill).filter(|fill| *fill != MemoryFill::default());
         }
         self.groups.extend(group);
         self.has_function = true;
@@ -214,11 +229,17 @@ mod tests {
         }
     }
 
+    fn place(group: u32, numa_node: Option<u32>) -> HostPlace {
+        HostPlace {
+            address: "0000:00:05.0".parse().unwrap(),
+            group: Some(group),
+            numa_node,
+        }
+    }
+
     /// Which files a configuration has: a group, a container, a function's own, iommufd.
     fn sent(files: &mut FunctionFiles, host: &NullFiles, group: u32) -> [bool; 4] {
-        let (config, fds) = files
-            .open(host, ("0000:00:05.0".parse().unwrap(), Some(group)))
-            .unwrap();
+        let (config, fds) = files.open(host, place(group, None)).unwrap();
         let all = [config.group, config.container, config.device, config.iommufd];
         assert_eq!(all.iter().flatten().count(), fds.len());
         all.map(|fd| fd.is_some())
@@ -247,19 +268,20 @@ mod tests {
     #[test]
     fn how_memory_is_filled_is_said_with_the_first_function_where_that_is_known() {
         let host = NullFiles { iommufd: false };
-        let rate = Some(ByteSize::gib(1));
+        let fill = MemoryFill {
+            rate: Some(ByteSize::gib(1)),
+            numa_node: Some(4),
+        };
         let said = |told: &vmm_api::Functions, iommu| {
-            let mut files = FunctionFiles::of_vm(told).behind_iommu(iommu).filled_at(rate);
-            [4, 5].map(|group| {
-                let address = "0000:00:05.0".parse().unwrap();
-                files.open(&host, (address, Some(group))).unwrap().0.memory_fill
-            })
+            let mut files = FunctionFiles::of_vm(told).behind_iommu(iommu).filled_at(fill.rate);
+            // The groups' numbers are their nodes', too.
+            [4, 5].map(|group| files.open(&host, place(group, Some(group))).unwrap().0.memory_fill)
         };
         let knows = |functions| vmm_api::Functions {
             memory_fill: true,
             ..told(functions, Some(false))
         };
-        assert_eq!(said(&knows(0), false), [Some(MemoryFill { rate }), None]);
+        assert_eq!(said(&knows(0), false), [Some(fill), None]);
         assert_eq!(said(&knows(1), false), [None; 2], "it is filled already");
         assert_eq!(said(&knows(0), true), [None; 2], "nothing is filled");
         assert_eq!(
@@ -268,7 +290,7 @@ mod tests {
             "a VMM of before refuses it"
         );
         let mut files = FunctionFiles::of_vm(&knows(0)).filled_at(None);
-        let (config, _) = files.open(&host, ("0000:00:05.0".parse().unwrap(), Some(4))).unwrap();
+        let (config, _) = files.open(&host, place(4, None)).unwrap();
         assert_eq!(config.memory_fill, None, "there is nothing to say");
     }
 
