@@ -1,7 +1,7 @@
 //! Resets that take their time: devices of several sandboxes are reset side by side, and one whose reset stands still keeps no other sandbox from
 //! ending, and no other device from being bound.
 
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,18 +23,36 @@ fn world() -> World {
     world
 }
 
-/// A reset of this device stands still until what this gives is dropped.
-fn stands_still(world: &World, device: &'static str) -> Sender<()> {
-    let (goes_on, waits) = channel::<()>();
-    let waits = Mutex::new(waits);
-    world.kernel.on_write(Arc::new(move |path, _| {
-        if path.ends_with(format!("{device}/reset")) {
-            // Its end is the other side's.
-            waits.lock().unwrap().recv().unwrap_err();
+/// A reset that stands still until this is dropped.
+struct Standing {
+    _goes_on: Sender<()>,
+    begun: Receiver<()>,
+}
+
+impl Standing {
+    fn of(world: &World, device: &'static str) -> Self {
+        let (goes_on, waits) = channel::<()>();
+        let (begins, begun) = channel();
+        let ends = Mutex::new((begins, waits));
+        world.kernel.on_write(Arc::new(move |path, _| {
+            if path.ends_with(format!("{device}/reset")) {
+                let (begins, waits) = &*ends.lock().unwrap();
+                // Nobody may wait for the begin; the end is the other side's.
+                let _ = begins.send(());
+                waits.recv().unwrap_err();
+            }
+            Ok(())
+        }));
+        Self {
+            _goes_on: goes_on,
+            begun,
         }
-        Ok(())
-    }));
-    goes_on
+    }
+
+    /// Waits until the device is being reset, by whoever has begun to: what is recorded of it says so before that.
+    fn wait_for_begin(&self) {
+        self.begun.recv_timeout(AT_ONCE).unwrap();
+    }
 }
 
 #[test]
@@ -81,14 +99,11 @@ fn one_that_stands_still_keeps_no_other_sandbox_from_ending() {
     let node = world.node();
     node.attach_devices(&world.entry("web"), &[address(NVME)]).unwrap();
     node.attach_devices(&world.entry("db"), &[address(NIC)]).unwrap();
-    let goes_on = stands_still(&world, NVME);
+    let standing = Standing::of(&world, NVME);
     thread::scope(|scope| {
         let stopped = scope.spawn(|| node.stop(&world.entry("web"), Duration::ZERO));
-        soon(|| match state(&world, NVME) {
-            DeviceState::Resetting => Ok(()),
-            other => Err(other.to_string()),
-        })
-        .unwrap();
+        standing.wait_for_begin();
+        assert_eq!(state(&world, NVME), DeviceState::Resetting);
         let begun = Instant::now();
         // Whoever looks after what was left does not wait for it either.
         assert_eq!(node.devices.finish_resets(), 1);
@@ -102,7 +117,7 @@ fn one_that_stands_still_keeps_no_other_sandbox_from_ending() {
         node.devices.unbind(address(NVME)).unwrap_err();
         assert!(begun.elapsed() < AT_ONCE, "{:?}", begun.elapsed());
         assert_eq!(state(&world, NVME), DeviceState::Resetting);
-        drop(goes_on);
+        drop(standing);
         stopped.join().unwrap().unwrap();
     });
     assert_eq!(state(&world, NVME), DeviceState::Ready);
@@ -116,17 +131,14 @@ fn who_wants_a_device_waits_for_a_reset_that_does_not_stand_still() {
     let world = world();
     let devices = &world.node().devices;
     devices.claim("aaaaaaaaaaaa", &[address(NVME)]).unwrap();
-    let goes_on = stands_still(&world, NVME);
+    let standing = Standing::of(&world, NVME);
     thread::scope(|scope| {
         let released = scope.spawn(|| devices.release("aaaaaaaaaaaa"));
-        soon(|| match state(&world, NVME) {
-            DeviceState::Resetting => Ok(()),
-            other => Err(other.to_string()),
-        })
-        .unwrap();
+        standing.wait_for_begin();
+        assert_eq!(state(&world, NVME), DeviceState::Resetting);
         let claimed = scope.spawn(|| devices.claim("bbbbbbbbbbbb", &[address(NVME)]));
         thread::sleep(Duration::from_millis(50));
-        drop(goes_on);
+        drop(standing);
         released.join().unwrap().unwrap();
         claimed.join().unwrap().unwrap();
     });
