@@ -504,7 +504,7 @@ impl Ram {
     }
 
     /// Calls `each` with address, length in bytes and place in a file of what lies within one region of a run of pages.
-    fn each_part(
+    pub(crate) fn each_part(
         &self,
         first: u64,
         pages: u64,

@@ -1,6 +1,7 @@
 //! Guest physical memory: where it lies, what backs it, and checked access to it. Knows no device.
 
 mod discard;
+mod holes;
 mod huge;
 mod identity;
 mod image;

@@ -163,6 +163,10 @@ pub struct RestoreConfig {
     /// How its memory gets from the files to the guest.
     #[serde(default, skip_serializing_if = "Paging::is_mapped")]
     pub paging: Paging,
+    /// All of its memory will be its own, as devices of the host's are to reach it: what has no content in the files is not mapped from them,
+    /// but zeroed memory from the start. Nothing of it is with [`Paging::OnDemand`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub anonymous_holes: bool,
 }
 
 /// How pages of a snapshot's memory files become a guest's.

@@ -275,6 +275,7 @@ impl<'a> Builder<'a> {
             write_set: Vec::new(),
             skip_notification: false,
             paging: Paging::Mapped,
+            anonymous_holes: false,
         };
         let fds: Vec<BorrowedFd<'_>> = self.fds.iter().map(AsFd::as_fd).collect();
         vmm.client.restore(config, &fds)?;

@@ -149,6 +149,10 @@ impl<'a> EngineOpen<'a> {
                 read.map_err(|error| from_snapshot(&error))?
             }
         };
+        if config.anonymous_holes && mapped {
+            let holes = ram.map_holes_anonymous();
+            holes.map_err(|error| refuse(ErrorKind::Host, error))?;
+        }
         let ram = with_hotplug(ram, &devices)?;
         marks::mark("snapshot read");
         if engine.pins_memory() {
@@ -344,6 +348,7 @@ mod tests {
             write_set: Vec::new(),
             skip_notification: false,
             paging: Paging::Mapped,
+            anonymous_holes: false,
         }
     }
 

@@ -60,6 +60,7 @@ fn what_a_vm_is_restored_from_is_checked_too() {
         write_set: vec![(1, 2)],
         skip_notification: true,
         paging: Paging::Mapped,
+        anonymous_holes: false,
     };
     assert_eq!(restore.validate(), Ok(()));
     let (userfaultfd, order) = (FdRef(3), vec![(7, 1)]);

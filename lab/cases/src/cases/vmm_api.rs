@@ -197,6 +197,7 @@ fn inherited_kvm(host: &Host) -> Result<()> {
         write_set: Vec::new(),
         skip_notification: false,
         paging: Paging::Mapped,
+        anonymous_holes: false,
     };
     let ends = |mut vmm: Vmm| {
         vmm.client.stop()?;
