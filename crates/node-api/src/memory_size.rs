@@ -249,6 +249,11 @@ impl SandboxConfig {
         !(self.devices.is_empty() && self.cdi_devices.is_empty())
     }
 
+    /// The same, and they reach all of its memory: not what its guest maps for them alone.
+    pub fn devices_reach_all(&self) -> bool {
+        self.has_devices() && !self.resources.guest_iommu
+    }
+
     /// Fills in what it boots with, where it gets devices and nobody has said it: so that it need not wait until more is mapped for them.
     pub fn choose_boot_memory(&mut self) {
         let has_devices = self.has_devices();

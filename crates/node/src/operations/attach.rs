@@ -116,6 +116,18 @@ impl Node {
         vm: &Vm,
         addresses: &[PciAddress],
     ) -> Result<Vec<PciAddress>, Error> {
+        let claimed = self.claim_devices(entry, vm, addresses)?;
+        self.hand_over_claimed(entry, vm, &claimed)?;
+        Ok(claimed)
+    }
+
+    /// Claims devices for a machine whose VMM is to take them over, with what is admitted and recorded for that.
+    pub(crate) fn claim_devices(
+        &self,
+        entry: &Entry,
+        vm: &Vm,
+        addresses: &[PciAddress],
+    ) -> Result<Vec<PciAddress>, Error> {
         let stored = entry.stored();
         can_have_devices(&stored)?;
         let before = self.devices.of(&entry.id);
@@ -125,12 +137,31 @@ impl Node {
         }
         let private = self.admit_private(entry)?;
         let claimed = self.devices.claim(&entry.id, addresses)?.functions;
-        let handed = self
-            .becomes_private(entry, private)
-            .and_then(|()| self.hand_over(&stored, vm, &claimed));
-        match handed {
+        match self.becomes_private(entry, private) {
             Ok(()) => Ok(claimed),
             Err(error) => Err(error.after_undo(self.take_devices_back(entry, vm, &claimed))),
+        }
+    }
+
+    /// Has its VMM take over what was claimed for it, or takes that back.
+    fn hand_over_claimed(&self, entry: &Entry, vm: &Vm, claimed: &[PciAddress]) -> Result<(), Error> {
+        let handed = self.hand_over(&entry.stored(), vm, claimed);
+        handed.map_err(|error| error.after_undo(self.take_devices_back(entry, vm, claimed)))
+    }
+
+    /// The same for those of `wanted` that are the sandbox's, and that its VMM does not have: opening a device resets it, which the command of a
+    /// late start does not wait for.
+    pub(crate) fn hand_over_behind(&self, entry: &Entry, vm: &Vm, wanted: &[PciAddress]) -> Result<(), Error> {
+        let its = self.devices.of(&entry.id);
+        let mut lacking: Vec<_> = wanted.iter().copied().filter(|address| its.contains(address)).collect();
+        if lacking.is_empty() {
+            return Ok(());
+        }
+        let told = vm.ask("it was asked for its devices", VmmClient::functions)?;
+        lacking.retain(|address| told.functions.iter().all(|function| function.id != address.to_string()));
+        match lacking.is_empty() {
+            true => Ok(()),
+            false => self.hand_over_claimed(entry, vm, &lacking),
         }
     }
 

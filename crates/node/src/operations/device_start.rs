@@ -6,6 +6,7 @@
 //!  async-balloon  as async, of which the balloon is full first; the rest leaves the balloon as it is mapped
 //!  lazy   made ─► started ─► devices given, and there ─► shown ─► command; the guest maps what it wants to, as long as it runs
 //!  late   made ─► started ─► devices given ─► command ─► all is mapped ─► shown
+//!         restored ─► devices claimed ─► command ─► devices given ─► all is mapped ─► shown
 //! ```
 //! What comes behind the command is followed by a thread without the sandbox's turn: whoever ends the sandbox does not wait for it, and it
 //! gives up. Memory is followed as long as the machine is there. So is what a daemon finds that another one has left on the way. `async` without a region of memory that is plugged is `late`
@@ -86,7 +87,10 @@ impl Node {
             let _span = span("devices");
             let mut given = self.devices.of(&entry.id);
             if given.is_empty() {
-                given = self.claim_and_hand_over(entry, vm, &config.devices)?;
+                given = match waits {
+                    true => self.claim_and_hand_over(entry, vm, &config.devices)?,
+                    false => self.claim_devices(entry, vm, &config.devices)?,
+                };
             }
             if waits {
                 self.bring(entry, vm, &given, cancel)?;
@@ -230,6 +234,10 @@ impl Node {
                 self.memory_failed(entry, &error);
             }
             self.return_left_devices(entry);
+            let config = entry.stored().sandbox.config;
+            if config.device_start() == DeviceStart::Late {
+                self.hand_over_behind(entry, vm, &config.devices)?;
+            }
         }
         let (coming, is_news) = match coming {
             Coming::These(coming) => (coming, true),

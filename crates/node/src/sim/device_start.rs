@@ -84,7 +84,27 @@ fn memory_state(world: &World) -> Option<MemoryState> {
     world.node().inspect(&world.entry("web")).memory_state
 }
 
+/// There is a template of such sandboxes, and a device.
+fn with_template(world: &World) {
+    bind(world, NVME).unwrap();
+    world.run(without_boot(World::config("first"))).unwrap();
+    world.has_template().unwrap();
+    world.node().remove(&world.entry("first"), true).unwrap();
+    world.is_at_rest().unwrap();
+}
+
+fn without_boot(config: SandboxConfig) -> SandboxConfig {
+    SandboxConfig { boot: false, ..config }
+}
+
 const CASES: &[Case] = &[
+    Case {
+        name: "run, late, of a template",
+        prepare: with_template,
+        act: |world| run(world, without_boot(config(DeviceStart::Late))),
+        undone: &[DeviceState::Ready, DeviceState::Quarantined],
+        done: DeviceState::Claimed,
+    },
     Case {
         name: "run, eager",
         prepare: |world| bind(world, NVME).unwrap(),
@@ -155,6 +175,29 @@ fn a_policy_is_an_order() {
     assert_eq!(history(divided(config(DeviceStart::Async))), plugged);
     let waits = ["started", "mapped", "shown", "plugged", "command"];
     assert_eq!(history(ready(divided(config(DeviceStart::Async)))), waits);
+}
+
+/// Its command does not wait for the device to be opened; whose memory waits for it does.
+#[test]
+fn the_command_of_a_clone_that_gets_its_device_late_comes_before_that() {
+    let world = World::new();
+    with_template(&world);
+    let given_at_command = |start| {
+        maps_after(&world, 3);
+        run(&world, without_boot(config(start))).unwrap();
+        let machine = machine(&world);
+        let shown = machine.lock();
+        assert!(world.entry("web").stored().sandbox.template.is_some(), "{start}");
+        assert_eq!(shown.functions, [NVME], "{start}");
+        let given = shown.had_at_command;
+        drop(shown);
+        world.node().remove(&world.entry("web"), true).unwrap();
+        world.is_at_rest().unwrap();
+        given
+    };
+    assert_eq!(given_at_command(DeviceStart::Late), 0);
+    assert_eq!(given_at_command(DeviceStart::Async), 1);
+    world.ends_empty().unwrap();
 }
 
 /// Its guest has an IOMMU as long as it is there, whatever devices it has.
@@ -234,7 +277,8 @@ fn the_next_daemon_waits_for_no_mapping_and_brings_the_device() {
     assert!(before.elapsed() < AT_ONCE);
     let events = world.node().events.listen();
     assert_eq!(state(&world, NVME), DeviceState::Claimed);
-    machine(&world).lock().map_after(1);
+    // Its daemon asks once whether the VMM has the device, and once whether that is under way.
+    machine(&world).lock().map_after(2);
     // Nothing is on its way until the daemon's thread has looked.
     soon(|| match machine(&world).lock().history.contains(&"shown") {
         true => Ok(()),

@@ -98,6 +98,7 @@ impl Guest {
             Request::Exec(exec) => {
                 state.has_command |= exec.main;
                 if exec.main {
+                    state.had_at_command = state.functions.len();
                     state.note("command");
                 }
                 Reply::Started { pid: 1 }

@@ -60,6 +60,10 @@ pub(crate) struct Shown {
     to_map: u32,
     /// What has come about, in this order.
     pub(crate) history: Vec<&'static str>,
+    /// How many functions it had when its command was started.
+    pub(crate) had_at_command: usize,
+    /// Restored without mapping what no file has content for.
+    pub(crate) anonymous_holes: bool,
     open: BTreeMap<u64, UnixStream>,
     opened: u64,
     dead: bool,
@@ -380,6 +384,7 @@ impl Vmm {
                 self.make(&config.devices, &mut fds, true);
             }
             Request::Restore(config) => {
+                self.machine.lock().anonymous_holes = config.anonymous_holes;
                 let (state, memory) = (fds.take(config.files.state), fds.take(config.files.memory[0]));
                 self.goes_on_from(state, memory);
                 self.make(&config.devices, &mut fds, false);

@@ -44,6 +44,14 @@ fn history(world: &World, name: &str) -> Vec<&'static str> {
     shown.history.clone()
 }
 
+/// It was restored without mapping what no file has content for.
+fn has_anonymous_holes(world: &World, name: &str) -> bool {
+    let id = world.entry(name).id.clone();
+    let alive = world.machines.alive();
+    let machine = alive.iter().find(|machine| machine.sandbox == id).unwrap();
+    machine.lock().anonymous_holes
+}
+
 fn template_of(world: &World, name: &str) -> Option<String> {
     world.entry(name).stored().sandbox.template
 }
@@ -78,6 +86,7 @@ fn one_template_serves_all_sizes_of_what_is_plugged() {
         let history = history(&world, name);
         assert_eq!(history.first(), Some(&"command"), "{name} has booted");
         assert_eq!(history.contains(&"plugged"), memory > 256, "{name}");
+        assert!(!has_anonymous_holes(&world, name), "nothing reaches all of its memory");
     }
     // It is resized as any other, and its snapshots have what it has plugged.
     world
@@ -142,6 +151,7 @@ fn with_a_device_it_is_the_same_template_and_the_same_order() {
     world.run(with_device("web", DeviceStart::Async)).unwrap();
     assert_eq!(history(&world, "web"), ["mapped", "shown", "command", "plugged"]);
     assert!(template_of(&world, "web").is_some());
+    assert!(has_anonymous_holes(&world, "web"));
     world.node().remove(&world.entry("web"), true).unwrap();
     world.is_at_rest().unwrap();
     // One whose memory waits for no mapping plugs it while it boots.

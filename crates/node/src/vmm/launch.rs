@@ -248,6 +248,7 @@ pub(crate) fn prepare_restore(
     if stored.sandbox.config.resources.class.is_bare() {
         config.reservation = Some(fds.add(cpus.reserve(stored)?)?);
     }
+    config.anonymous_holes = stored.sandbox.config.devices_reach_all();
     let pages = prefetch::pages(place, stored.sandbox.config.paging);
     match stored.sandbox.config.paging {
         Paging::Mapped => config.write_set = pages,
@@ -317,6 +318,7 @@ fn from_place(mut stage: Stage, place: &Place) -> Result<(RestoreConfig, Fds), E
         write_set: PageRuns::new(),
         skip_notification: false,
         paging: vmm_api::Paging::Mapped,
+        anonymous_holes: false,
     };
     config.validate()?;
     Ok((config, stage.fds))

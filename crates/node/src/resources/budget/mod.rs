@@ -99,7 +99,7 @@ impl Machine {
         let (translated, bare) = (resources.memory_mode.is_translated(), resources.class.is_bare());
         // Pinned memory is all there, and memory that comes on demand is the clone's own.
         // So is what devices reach, which behind an IOMMU of the guest's is what that maps for them.
-        let reached = config.has_devices() && !resources.guest_iommu;
+        let reached = config.devices_reach_all();
         let shared = start == Start::Restore && !bare && config.paging != Paging::OnDemand && !reached;
         let memory = limits::memory_max(config);
         Self {
