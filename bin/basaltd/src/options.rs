@@ -35,8 +35,8 @@ Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--cpu-model MODEL] [--
                      how many times over sandboxes may be promised the host's memory (1), all clones but the largest
                      theirs (16), and disks the state directory's file system (50); more is refused
   --memory-fill-rate SIZE
-                     how much memory of a sandbox's with a device is zeroed in a second, ahead of being mapped for the
-                     device: 64m at least; as much as goes
+                     the most memory of a sandbox that is zeroed in a second ahead of being mapped for its devices: 64m
+                     at least; no limit
   --log-level LEVEL  off, error, warn (default), info, debug or trace; from debug on guests' kernels say everything
   --end-sandboxes    end all sandboxes in order and all at once, take network and cgroups away, and end; a daemon that runs
                      is ended first
@@ -156,7 +156,7 @@ fn fill_rate(text: &str) -> Result<ByteSize> {
     let rate: ByteSize = text.parse().context("--memory-fill-rate")?;
     if rate < node::MIN_FILL_RATE {
         bail!(
-            "--memory-fill-rate {text}: sandboxes are not waited for so long; give {} a second at least, or leave it out for no limit",
+            "--memory-fill-rate {text} is too low: starts with devices would time out; give {} a second at least, or leave it out for no limit",
             node::MIN_FILL_RATE
         );
     }

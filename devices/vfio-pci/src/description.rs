@@ -115,13 +115,12 @@ impl Description {
         self.pin = is_shown;
     }
 
-    /// In a machine whose guest has no level-triggered interrupts.
-    pub(crate) fn without_pin(mut self) -> Result<Self, String> {
-        if !self.has_messages() {
-            return Err(WITHOUT_MESSAGES.into());
+    /// Whether it can do in a machine whose guest has no level-triggered interrupts; why not.
+    pub(crate) fn check_without_pin(&self) -> Result<(), String> {
+        match self.pin {
+            true => Err(WITHOUT_MESSAGES.into()),
+            false => Ok(()),
         }
-        self.show_pin(false);
-        Ok(self)
     }
 
     /// How many interrupts are needed at most, without the pin's.

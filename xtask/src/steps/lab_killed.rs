@@ -24,40 +24,41 @@ pub(crate) fn lab_killed() -> Step {
 }
 
 fn killed(context: &Context, task: &mut Task) -> Result<()> {
-    let emulator = emulator(context, task, Lab::Ended)?;
-    let mut killing = Command::new("bash");
-    killing.args(["-c", KILL_IN_MID_RUN, "bash"]);
-    killing.arg(context.release().join("basalt")).arg(emulator.to_string());
-    let ended = task.finish_within(&mut Lab::Ended.of(context, killing), SANDBOX_LIMIT)?;
-    let told = ended.err.join("\n");
-    if ended.status.code() != Some(125) || !told.contains("the lab does not answer any more") {
-        bail!(
-            "a run whose lab was killed ended with {} and said {told:?}",
-            ended.status
-        );
-    }
+    let emulator = under_a_command(
+        context,
+        task,
+        KILL_IN_MID_RUN,
+        "basalt",
+        "the lab does not answer any more",
+    )?;
     answer_in(context, task, Lab::Ended)?;
     must_be_gone(emulator)
 }
 
 fn stands_still(context: &Context, task: &mut Task) -> Result<()> {
+    let emulator = under_a_command(context, task, STOP_IN_MID_RUN, "basalt-lab", "the lab stands still")?;
+    another_host(context, task, Lab::Ended)?;
+    must_be_gone(emulator)
+}
+
+/// Has a script do something to the emulator under a command of this program's, which has to end with these words; the emulator's process.
+fn under_a_command(context: &Context, task: &mut Task, script: &str, program: &str, wanted: &str) -> Result<u64> {
     let emulator = emulator(context, task, Lab::Ended)?;
-    let mut stopping = Command::new("bash");
-    stopping
-        .args(["-c", STOP_IN_MID_RUN, "bash"])
-        .arg(context.release().join("basalt-lab"))
+    let mut command = Command::new("bash");
+    command
+        .args(["-c", script, "bash"])
+        .arg(context.release().join(program))
         .arg(emulator.to_string())
         .env("BASALT_LAB_PATIENCE", "5");
-    let ended = task.finish_within(&mut Lab::Ended.of(context, stopping), SANDBOX_LIMIT)?;
+    let ended = task.finish_within(&mut Lab::Ended.of(context, command), SANDBOX_LIMIT)?;
     let told = ended.err.join("\n");
-    if ended.status.code() != Some(125) || !told.contains("the lab stands still") {
+    if ended.status.code() != Some(125) || !told.contains(wanted) {
         bail!(
-            "a command whose lab stood still ended with {} and said {told:?}",
+            "a command of {program} was to end with {wanted:?}, and ended with {} and said {told:?}",
             ended.status
         );
     }
-    another_host(context, task, Lab::Ended)?;
-    must_be_gone(emulator)
+    Ok(emulator)
 }
 
 fn must_be_gone(emulator: u64) -> Result<()> {

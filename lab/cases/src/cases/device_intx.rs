@@ -10,6 +10,7 @@ use anyhow::{Result, ensure};
 
 use super::bare::{in_lab, run};
 use super::device_attach::expect_state;
+use super::interface;
 use super::nvme_disk::{interrupts, tell};
 use crate::basalt::expect_code;
 use crate::daemon::Daemon;
@@ -31,19 +32,11 @@ const ROUTER: &str = "10.0.9.2";
 /// Echoes of a round.
 const ECHOES: u64 = 300;
 
-/// In the guest: gives an interface an address, sends so many echo requests (RFC 792), one after the other, or for ever, and compares what
+/// In the guest, behind [`interface::UP`]: sends so many echo requests (RFC 792), one after the other, or for ever, and compares what
 /// comes back.
 const ECHO: &str = "
-import fcntl, os, socket, struct, sys
-name, own, peer, count = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-control = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-def address(request, text):
-    fcntl.ioctl(control, request, struct.pack('16sH2x4s8x', name.encode(), socket.AF_INET, socket.inet_aton(text)))
-SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK = 0x8914, 0x8916, 0x891c
-address(SIOCSIFADDR, own)
-address(SIOCSIFNETMASK, '255.255.255.0')
-IFF_UP, IFF_RUNNING = 1, 0x40
-fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack('16sH22x', name.encode(), IFF_UP | IFF_RUNNING))
+import os
+peer, count = sys.argv[3], int(sys.argv[4])
 wire = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
 wire.settimeout(20)
 wire.bind((own, 0))
@@ -69,6 +62,10 @@ while count == 0 or done < count:
         open('/tmp/loaded', 'w').close()
 print(done)
 ";
+
+fn echo_script() -> String {
+    [interface::UP, ECHO].concat()
+}
 
 fn host(host: &Host) -> Result<()> {
     if !in_lab()? {
@@ -130,7 +127,17 @@ fn echoes(daemon: &Daemon<'_>) -> Result<()> {
     let host_before = interrupts("vfio-intx")?;
     let began = Instant::now();
     let count = ECHOES.to_string();
-    let said = daemon.ok(&["exec", "card", "python3", "-c", ECHO, name, GUEST, ROUTER, &count])?;
+    let said = daemon.ok(&[
+        "exec",
+        "card",
+        "python3",
+        "-c",
+        &echo_script(),
+        name,
+        GUEST,
+        ROUTER,
+        &count,
+    ])?;
     let took = began.elapsed();
     ensure!(said.trim() == count, "the guest says {said}");
     let (guest, host) = (levels(daemon)?.0 - before, interrupts("vfio-intx")? - host_before);
@@ -153,7 +160,17 @@ fn echoes(daemon: &Daemon<'_>) -> Result<()> {
 /// It goes while echoes are on their way; the guest lives on, and its pin is silent.
 fn taken_under_load(daemon: &Daemon<'_>) -> Result<()> {
     let name = interface(daemon)?;
-    let mut load = daemon.start(&["exec", "card", "python3", "-c", ECHO, name, GUEST, ROUTER, "0"])?;
+    let mut load = daemon.start(&[
+        "exec",
+        "card",
+        "python3",
+        "-c",
+        &echo_script(),
+        name,
+        GUEST,
+        ROUTER,
+        "0",
+    ])?;
     daemon.wait_in("card", "load", "test -e /tmp/loaded")?;
     let began = Instant::now();
     daemon.ok(&["device", "detach", "card", ADDRESS])?;

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::bare::{in_lab, run};
 use super::device_attach::expect_state;
+use super::interface;
 use super::nvme_disk::tell;
 use crate::basalt::expect_code;
 use crate::daemon::{Daemon, wait_for};
@@ -36,18 +37,9 @@ const GUEST: &str = "192.0.2.2";
 /// Bytes each way.
 const SIZE: usize = 24 << 20;
 
-/// In the guest: gives an interface an address, connects to the host, and sends back all that it gets.
+/// In the guest, behind [`interface::UP`]: connects to the host, and sends back all that it gets.
 const ECHO: &str = "
-import fcntl, socket, struct, sys
-name, own, peer, port = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-control = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-def address(request, text):
-    fcntl.ioctl(control, request, struct.pack('16sH2x4s8x', name.encode(), socket.AF_INET, socket.inet_aton(text)))
-SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK = 0x8914, 0x8916, 0x891c
-address(SIOCSIFADDR, own)
-address(SIOCSIFNETMASK, '255.255.255.0')
-IFF_UP, IFF_RUNNING = 1, 0x40
-fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack('16sH22x', name.encode(), IFF_UP | IFF_RUNNING))
+peer, port = sys.argv[3], int(sys.argv[4])
 with socket.create_connection((peer, port), 60, (own, 0)) as wire:
     count = 0
     while piece := wire.recv(1 << 16):
@@ -55,6 +47,10 @@ with socket.create_connection((peer, port), 60, (own, 0)) as wire:
         count += len(piece)
 print(count)
 ";
+
+fn echo_script() -> String {
+    [interface::UP, ECHO].concat()
+}
 
 fn host(host: &Host) -> Result<()> {
     if !in_lab()? {
@@ -174,7 +170,7 @@ fn interface(daemon: &Daemon<'_>) -> Result<String> {
 
 fn load(daemon: &Daemon<'_>, name: &str, port: u16) -> Result<std::process::Child> {
     let port = port.to_string();
-    daemon.start(&["exec", "net", "python3", "-c", ECHO, name, GUEST, HOST, &port])
+    daemon.start(&["exec", "net", "python3", "-c", &echo_script(), name, GUEST, HOST, &port])
 }
 
 /// A stream of bytes that does not repeat soon.

@@ -31,6 +31,7 @@ mod disk_full;
 mod foreign_kernel;
 mod hostile;
 mod identity_memory;
+mod interface;
 mod jail;
 mod kernel_features;
 mod kills;
