@@ -17,6 +17,7 @@ use crate::report::Figure;
 use crate::run::Node;
 use crate::stats::Target;
 use crate::trace::milliseconds;
+use crate::waterfall;
 
 /// More than a guest boots with to which memory is plugged (`DeviceStart::Async`).
 const MEMORY: ByteSize = ByteSize::mib(1024);
@@ -85,6 +86,13 @@ fn start(client: &mut Client, config: SandboxConfig) -> Result<Times> {
     let begun = Instant::now();
     let (command, reply) = asked(client, Request::Run(Box::new(config)))?;
     ensure!(is_clone(&reply), "it was no clone: {reply:?}");
+    wait_for_all(client)?;
+    let device = milliseconds(u64::try_from(begun.elapsed().as_nanos())?);
+    Ok(Times { command, device })
+}
+
+fn wait_for_all(client: &mut Client) -> Result<()> {
+    let begun = Instant::now();
     while !has_all(client)? {
         ensure!(
             begun.elapsed() < PATIENCE,
@@ -92,8 +100,7 @@ fn start(client: &mut Client, config: SandboxConfig) -> Result<Times> {
         );
         thread::sleep(PERIOD);
     }
-    let device = milliseconds(u64::try_from(begun.elapsed().as_nanos())?);
-    Ok(Times { command, device })
+    Ok(())
 }
 
 fn is_clone(reply: &Reply) -> bool {
@@ -182,6 +189,27 @@ impl Bench<'_> {
             command.ratio(&way.name(), &Way::Plain.name(), Target::AtMost(1.05));
         }
         self.report.figures.extend([command, device]);
+        self.steps_of_clones(&mut client, &ways[..2])
+    }
+
+    /// What stands between the request and the command, step by step: recording that costs some time of its own.
+    fn steps_of_clones(&mut self, client: &mut Client, ways: &[(Way, SandboxConfig)]) -> Result<()> {
+        for (way, config) in ways {
+            let what = format!("a clone of a template, {}", way.name());
+            let mut figure = waterfall::figure_of(&what);
+            for _ in 0..self.runs {
+                let spans = self.again("device-clone", &what, || {
+                    drop(remove(client, CLONE));
+                    let run = Request::Run(Box::new(config.clone()));
+                    let spans = waterfall::recorded(client, "a clone of a template", run)?;
+                    wait_for_all(client)?;
+                    remove(client, CLONE)?;
+                    Ok(spans)
+                })?;
+                waterfall::put(&mut figure, &spans);
+            }
+            self.report.figures.push(figure);
+        }
         Ok(())
     }
 }

@@ -153,15 +153,23 @@ fn disk_of(function: PciAddress) -> Result<String> {
     loop {
         for controller in fs::read_dir(&controllers)? {
             for entry in fs::read_dir(controller?.path())? {
-                let name = entry?.file_name().to_string_lossy().into_owned();
-                if name.starts_with("nvme") && name.ends_with("n1") {
-                    return Ok(name);
+                if let Some(disk) = disk_by(&entry?.file_name().to_string_lossy()) {
+                    return Ok(disk);
                 }
             }
         }
         ensure!(Instant::now() < deadline, "{function} has no disk after {PATIENCE:?}");
         thread::sleep(PAUSE);
     }
+}
+
+/// The disk of a controller's first namespace, by the name that stands with the controller: the disk's own, or that of the one path to it
+/// (`nvme0c0n1` of `nvme0n1`), where the driver counts with several.
+fn disk_by(name: &str) -> Option<String> {
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let numbers = name.strip_prefix("nvme")?.strip_suffix("n1")?;
+    let (disk, path) = numbers.split_once('c').unwrap_or((numbers, "0"));
+    (digits(disk) && digits(path)).then(|| format!("nvme{disk}n1"))
 }
 
 /// How much of a load the host does a second, its script started by these words.
@@ -347,6 +355,20 @@ fn images() -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_disk_is_known_by_its_name_and_by_its_path() {
+        for (name, disk) in [
+            ("nvme0n1", Some("nvme0n1")),
+            ("nvme2c1n1", Some("nvme2n1")),
+            ("nvme0", None),
+            ("nvme0n2", None),
+            ("nvmexn1", None),
+            ("nvme0cn1", None),
+        ] {
+            assert_eq!(disk_by(name).as_deref(), disk, "{name}");
+        }
+    }
 
     fn seen(reason: &str) -> Seen {
         let load = DISK[0].name.to_owned();

@@ -68,8 +68,21 @@ fn ms(ns: u64) -> f64 {
     std::time::Duration::from_nanos(ns).as_secs_f64() * 1000.0
 }
 
+/// A figure of what something is made of.
+pub(crate) fn figure_of(what: &str) -> Figure {
+    Figure::beside(&format!("What {what} is made of"), "ms", [FROM, TAKES])
+}
+
+/// Puts the parts of one request there.
+pub(crate) fn put(figure: &mut Figure, spans: &[Span]) {
+    for part in parts(spans) {
+        figure.put(&part.path, FROM, part.from_ms);
+        figure.put(&part.path, TAKES, part.takes_ms);
+    }
+}
+
 /// The spans of one request.
-fn recorded(client: &mut Client, name: &'static str, request: Request) -> Result<Vec<Span>> {
+pub(crate) fn recorded(client: &mut Client, name: &'static str, request: Request) -> Result<Vec<Span>> {
     let operation = Operation {
         service: "basalt-bench",
         name,
@@ -92,9 +105,7 @@ impl Bench<'_> {
         node.originate()?;
         let mut client = Client::connect(&node.socket())?;
         keep(&mut client, Node::ORIGIN)?;
-        let mut figures: Vec<Figure> = [TEMPLATE, SNAPSHOT, ROLLBACK]
-            .map(|what| Figure::beside(&format!("What {what} is made of"), "ms", [FROM, TAKES]))
-            .into();
+        let mut figures: Vec<Figure> = [TEMPLATE, SNAPSHOT, ROLLBACK].map(figure_of).into();
         for _ in 0..self.runs {
             let spans = self.again("waterfall", TEMPLATE, || {
                 // What an attempt that failed has left; usually there is none.
@@ -111,11 +122,8 @@ impl Bench<'_> {
                 });
                 Ok([template, snapshot, recorded(&mut client, ROLLBACK, back)?])
             })?;
-            for (figure, spans) in figures.iter_mut().zip(spans) {
-                for part in parts(&spans) {
-                    figure.put(&part.path, FROM, part.from_ms);
-                    figure.put(&part.path, TAKES, part.takes_ms);
-                }
+            for (figure, spans) in figures.iter_mut().zip(&spans) {
+                put(figure, spans);
             }
         }
         let first = figures.first().context("no figure")?;
