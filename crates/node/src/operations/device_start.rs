@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use base::PciAddress;
 use base::points::MEMORY_ASKED;
-use node_api::{DeviceStart, EventKind, Resources, State};
+use node_api::{DeviceStart, EventKind, Resources, SandboxConfig, State};
 use observe::span::span;
 use vmm_api::devices::BALLOON_PAGE;
 use vmm_api::{HotplugMemory, Info, VmmClient};
@@ -79,10 +79,16 @@ impl Node {
         }
     }
 
+    /// Whether a clone claims its devices while its guest becomes a machine of its own: they are given behind its command.
+    pub(crate) fn claims_beside(&self, entry: &Entry) -> bool {
+        let config = entry.stored().sandbox.config;
+        !config.devices.is_empty() && !waits_for_devices(&config)
+    }
+
     /// What is done before the command of a machine whose agent answers.
     pub(crate) fn before_command(&self, entry: &Entry, vm: &Vm, cancel: Option<BorrowedFd<'_>>) -> Result<(), Error> {
         let config = entry.stored().sandbox.config;
-        let waits = config.memory_ready || config.device_start() != DeviceStart::Late;
+        let waits = waits_for_devices(&config);
         if !config.devices.is_empty() {
             let _span = span("devices");
             let mut given = self.devices.of(&entry.id);
@@ -159,12 +165,12 @@ impl Node {
     /// What comes behind the command of a sandbox that runs now.
     pub(crate) fn follow_start(self: &Arc<Self>, entry: &Arc<Entry>) {
         let config = entry.stored().sandbox.config;
-        let late = config.device_start() == DeviceStart::Late && !config.memory_ready;
+        let late = !waits_for_devices(&config);
         let coming = match late {
             true => config.devices,
             false => Vec::new(),
         };
-        if !coming.is_empty() || config.resources.region().is_some() {
+        if !coming.is_empty() || memory_comes(&config.resources) {
             self.follow_in_thread(entry, Coming::These(coming));
         }
     }
@@ -172,8 +178,10 @@ impl Node {
     /// The same for one that this daemon has found running.
     pub(crate) fn follow_found(self: &Arc<Self>, entry: &Arc<Entry>) {
         let stored = entry.stored();
-        let has_region = stored.sandbox.config.resources.region().is_some();
-        if has_region || !stored.detached.is_empty() || !self.devices.of(&entry.id).is_empty() {
+        if memory_comes(&stored.sandbox.config.resources)
+            || !stored.detached.is_empty()
+            || !self.devices.of(&entry.id).is_empty()
+        {
             self.follow_in_thread(entry, Coming::WhatItsVmmHas);
         }
     }
@@ -322,8 +330,8 @@ impl Node {
         let machine = Arc::downgrade(vm);
         {
             let mut inner = entry.lock();
-            let has_region = inner.stored.sandbox.config.resources.region().is_some();
-            if !has_region || inner.memory_followed.as_ref().is_some_and(|its| its.ptr_eq(&machine)) {
+            let comes = memory_comes(&inner.stored.sandbox.config.resources);
+            if !comes || inner.memory_followed.as_ref().is_some_and(|its| its.ptr_eq(&machine)) {
                 return;
             }
             inner.memory_followed = Some(machine.clone());
@@ -366,6 +374,9 @@ impl Node {
     }
 
     fn has_come_to_its_size(&self, entry: &Arc<Entry>, vm: &Arc<Vm>) -> Result<Look, Error> {
+        if entry.stored().sandbox.config.resources.inflated.is_some() {
+            return self.has_left_its_balloon(entry, vm);
+        }
         let Some(memory) = self.hotplug_memory(vm)? else {
             return Ok(Look::Over);
         };
@@ -394,13 +405,27 @@ impl Node {
         if memory.plugged != entry.stored().sandbox.config.resources.plugged().bytes() {
             return Ok(Look::Waits);
         }
+        Ok(self.memory_is_there(entry))
+    }
+
+    /// The same of memory that leaves a balloon as it is mapped, for which nobody asks.
+    fn has_left_its_balloon(&self, entry: &Entry, vm: &Vm) -> Result<Look, Error> {
+        let info = vm.ask("it was asked how much memory its guest has", VmmClient::info)?;
+        match out_of_balloon(&info, &entry.stored().sandbox.config.resources) {
+            Some(memory) if memory.plugged < memory.target => Ok(Look::Waits),
+            Some(_) => Ok(self.memory_is_there(entry)),
+            None => Ok(Look::Over),
+        }
+    }
+
+    fn memory_is_there(&self, entry: &Entry) -> Look {
         let mut inner = entry.lock();
         // Whoever has its turn next and asks for another size follows that.
         (inner.memory_followed, inner.memory_failed) = (None, None);
         let sandbox = inner.stored.sandbox.clone();
         drop(inner);
         self.events.tell(EventKind::MemoryReady, &sandbox);
-        Ok(Look::There)
+        Look::There
     }
 
     /// Its turn, when its guest runs; `None` when it ends, or has another machine.
@@ -417,6 +442,16 @@ impl Node {
             }
         }
     }
+}
+
+/// Whether its command waits for its devices.
+fn waits_for_devices(config: &SandboxConfig) -> bool {
+    config.memory_ready || config.device_start() != DeviceStart::Late
+}
+
+/// Whether some of its memory comes behind its command.
+fn memory_comes(resources: &Resources) -> bool {
+    resources.region().is_some() || resources.inflated.is_some()
 }
 
 /// What has left a balloon that was full before its devices came, as if it had been plugged.

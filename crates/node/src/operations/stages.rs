@@ -18,7 +18,7 @@ use agent_api::{Connection, ExecRequest, GuestNetwork};
 use base::points;
 use node_api::sandbox::Process;
 use node_api::{Class, EventKind, Paging, Sandbox, State};
-use observe::span::span;
+use observe::span::{now_ns, past, span};
 use vmm_api::VmmClient;
 
 use crate::guest::deadline_stream::Timed;
@@ -37,7 +37,7 @@ use crate::telemetry::trace;
 use crate::vmm::launch::{self, Inherited, Prepared};
 use crate::vmm::process;
 use crate::vmm::vm::Vm;
-use crate::{Error, clock};
+use crate::{Error, clock, thread};
 
 /// A VMM that waits for a VM, in the sandbox's record.
 struct Launched {
@@ -217,15 +217,40 @@ impl ToRestore {
 impl Restored {
     /// Lets it go on, as a machine of its own if it is to be one.
     pub(crate) fn go_on(self, node: &Node, entry: &Entry, place: &Place) -> Result<Machine, Error> {
+        self.go_on_beside(node, entry, place, None::<fn(&Vm) -> Result<(), Error>>)
+    }
+
+    /// The same; something else is done while its guest becomes a machine of its own.
+    pub(crate) fn go_on_beside(
+        self,
+        node: &Node,
+        entry: &Entry,
+        place: &Place,
+        work: Option<impl FnOnce(&Vm) -> Result<(), Error> + Send>,
+    ) -> Result<Machine, Error> {
         let Self { vm, reidentification } = self;
         {
             let _span = span("VM started");
             vm.ask("it was resumed from a snapshot", VmmClient::resume)?;
         }
         node.points.at(points::RESTORE_RESUMED);
-        let agent = {
+        let reidentify = || {
             let _span = span("guest re-identified");
-            node.reidentify(&vm, reidentification)?
+            node.reidentify(&vm, reidentification)
+        };
+        let agent = match work {
+            None => reidentify()?,
+            Some(work) => {
+                let timed = || {
+                    let begun = now_ns();
+                    work(&vm).map(|()| (begun, now_ns()))
+                };
+                let (agent, done) = thread::beside("devices", timed, reidentify);
+                let agent = agent?;
+                let (begun, ended) = done?;
+                past(trace::SERVICE, "devices claimed", begun, ended);
+                agent
+            }
         };
         node.points.at(points::RESTORE_REIDENTIFIED);
         prefetch::save_first(place, entry.stored().sandbox.config.paging, |question| {

@@ -41,6 +41,7 @@ use crate::store::records::{self, Reach};
 use crate::telemetry::trace;
 use crate::vmm::launch::{self, Outside};
 use crate::vmm::monitor::MonitorEvent;
+use crate::vmm::vm::Vm;
 use crate::{Error, clock, thread};
 
 /// Said as long as nobody's end can be waited for.
@@ -251,7 +252,9 @@ impl Node {
         let waiting = ToRestore::launch(self, entry, place)?;
         self.make_disk(entry, Some(place))?;
         let restored = waiting.restore(self, entry, place, reidentification)?;
-        let Machine { vm, mut agent } = restored.go_on(self, entry, place)?;
+        let claims = self.claims_beside(entry);
+        let claim = claims.then_some(|vm: &Vm| self.claim_devices(entry, vm, &stored.sandbox.config.devices).map(drop));
+        let Machine { vm, mut agent } = restored.go_on_beside(self, entry, place, claim)?;
         agent
             .set_read_timeout(Some(self.config.limits.answer))
             .map_err(|error| vm.diagnose("its agent was to start its command", error))?;

@@ -177,6 +177,23 @@ fn a_policy_is_an_order() {
     assert_eq!(history(ready(divided(config(DeviceStart::Async)))), waits);
 }
 
+#[test]
+fn memory_that_has_left_its_balloon_is_told_of() {
+    let world = World::new();
+    bind(&world, NVME).unwrap();
+    maps_after(&world, 3);
+    let events = world.node().events.listen();
+    let mut config = divided(config(DeviceStart::AsyncBalloon));
+    config.resources.max_memory = None;
+    world.run(config).unwrap();
+    let is_told = || events.try_iter().any(|event| event.kind == EventKind::MemoryReady);
+    soon(|| same("told", &is_told(), &true)).unwrap();
+    assert_eq!(machine(&world).lock().balloon.map(|balloon| balloon.inflated), Some(0));
+    wait(&world);
+    assert!(!is_told(), "it is told once");
+    world.ends_empty().unwrap();
+}
+
 /// Its command does not wait for the device to be opened; whose memory waits for it does.
 #[test]
 fn the_command_of_a_clone_that_gets_its_device_late_comes_before_that() {

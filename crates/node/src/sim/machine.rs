@@ -18,9 +18,9 @@ use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use state::{Container, Saved};
 use vmm_api::config::DeviceSpec;
-use vmm_api::devices::{DeviceConfig, MemConfig, VsockConfig};
+use vmm_api::devices::{BalloonConfig, DeviceConfig, MemConfig, VsockConfig};
 use vmm_api::{
-    ApiError, ErrorKind, FdRef, FunctionState, HotplugMemory, Info, Packet, Reply, Request, VmState, Written,
+    ApiError, Balloon, ErrorKind, FdRef, FunctionState, HotplugMemory, Info, Packet, Reply, Request, VmState, Written,
 };
 use wire::packet::PacketSocket;
 
@@ -56,6 +56,8 @@ pub(crate) struct Shown {
     pub(crate) functions: Vec<String>,
     /// Memory that its guest can plug.
     pub(crate) memory: Option<HotplugMemory>,
+    /// What leaves its balloon as it is mapped for its functions.
+    pub(crate) balloon: Option<Balloon>,
     /// How often it is asked until its memory is mapped.
     to_map: u32,
     /// What has come about, in this order.
@@ -122,6 +124,16 @@ impl Shown {
         };
         if memory.plugged == memory.target && memory.target > 0 {
             self.note("plugged");
+        }
+    }
+
+    /// Its guest takes some of what was in its balloon back, if that is mapped for a function.
+    fn deflates_on(&mut self) {
+        const STEP: u64 = 128 << 20;
+        let is_mapped = self.to_map == 0 && !self.functions.is_empty();
+        if let Some(balloon) = self.balloon.as_mut().filter(|_| is_mapped) {
+            balloon.target = 0;
+            balloon.inflated = balloon.inflated.saturating_sub(STEP);
         }
     }
 
@@ -485,6 +497,17 @@ impl Vmm {
             assert!(memory.plugged <= made.region, "what it had has no room");
             memory.region = made.region;
         }
+        if devices.iter().any(|device| device.kind == BalloonConfig::KIND) {
+            let bytes = device::<BalloonConfig>(devices).target.bytes();
+            self.machine.lock().balloon = Some(Balloon {
+                target: bytes,
+                inflated: bytes,
+                reported: 0,
+                discarded: 0,
+                messages: 0,
+                fell_back: false,
+            });
+        }
         let vsock = device::<VsockConfig>(devices);
         let guest = Arc::new(Guest {
             machine: Arc::clone(&self.machine),
@@ -507,6 +530,7 @@ impl Vmm {
     fn info(&self) -> Info {
         let mut shown = self.machine.lock();
         shown.plugs_on();
+        shown.deflates_on();
         Info {
             api_version: vmm_api::VERSION,
             vmm_version: "simulated".into(),
@@ -517,7 +541,7 @@ impl Vmm {
             cpus: 1,
             memory: 0,
             hotplug_memory: shown.memory,
-            balloon: None,
+            balloon: shown.balloon,
             marks: Vec::new(),
         }
     }
