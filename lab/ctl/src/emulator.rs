@@ -70,6 +70,9 @@ const PIN_FUNCTION: [&str; 4] = [
     "virtio-net-pci,netdev=pin,mac=52:54:00:00:03:01,romfile=,addr=0xb,disable-legacy=on,iommu_platform=on,vectors=0",
 ];
 
+/// QEMU's educational device, whose DMA a program in a guest can use without a driver. By itself it reaches 28 bits of addresses.
+const EDUCATIONAL_DEVICE: [&str; 2] = ["-device", "edu,addr=0xc,dma_mask=0xffffffffff"];
+
 /// More functions to give to guests, where the host's kernel has drivers of them: a network device with virtual functions, whose packets its
 /// own switch passes on, and two that are on one wire, of which one reaches memory as the IOMMU lets it only (`iommu_platform`).
 const FUNCTIONS: [&str; 12] = [
@@ -252,6 +255,7 @@ fn command(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Comman
         .arg("-device")
         .arg(format!("nvme,drive={serial},serial={serial}"));
     command.args(PIN_FUNCTION);
+    command.args(EDUCATIONAL_DEVICE);
     command.args([
         "-netdev",
         &format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:{AGENT_PORT}"),

@@ -20,6 +20,7 @@ mod daemon_cycles;
 mod daemon_life;
 mod dedicated;
 mod device_attach;
+mod device_edu;
 mod device_intx;
 mod device_lazy;
 mod device_load;
@@ -142,6 +143,7 @@ pub(crate) const ALL: &[&Case] = &[
     &device_start::CASE,
     &device_start::OF_TEMPLATE,
     &device_attach::CASE,
+    &device_edu::CASE,
     &device_intx::CASE,
     &device_lazy::CASE,
     &bare_rounds::CASE,
@@ -157,6 +159,7 @@ pub(crate) const NEWER: &[&Case] = &[
     &device_memory::CASE,
     &device_start::CASE,
     &device_attach::CASE,
+    &device_edu::CASE,
     &device_intx::CASE,
     &device_lazy::CASE,
     &device_load::CASE,
