@@ -79,6 +79,7 @@ pub(crate) struct Running<'m> {
     outer: Child,
     /// Its PID 1, as this host numbers it.
     init: i32,
+    begun: Instant,
 }
 
 impl Machine {
@@ -122,6 +123,7 @@ impl Machine {
             machine: self,
             outer,
             init: 0,
+            begun: Instant::now(),
         };
         let end = Instant::now() + PATIENCE;
         loop {
@@ -202,7 +204,15 @@ impl Running<'_> {
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("BASALT_ENGINE", "kvm");
         command.env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C");
-        Ok(command.stdin(Stdio::null()).output()?)
+        let begun = Instant::now();
+        let output = command.stdin(Stdio::null()).output()?;
+        let (since, took) = (self.begun.elapsed().as_secs_f32(), begun.elapsed().as_secs_f32());
+        let first: String = words.join(" ").chars().take(100).collect();
+        #[expect(clippy::print_stderr, reason = "a case's own output, kept beside it")]
+        {
+            eprintln!("{since:6.2} s: after {took:5.2} s: {first}");
+        }
+        Ok(output)
     }
 
     /// Runs a command that must end with 0; what it printed.

@@ -85,7 +85,7 @@ pub(super) fn archive(
 ) -> Result<()> {
     control(root, version, template)?;
     let mut build = Command::new("dpkg-deb");
-    build.args(["--root-owner-group", "-Zxz", "-z3", "--threads-max=1", "--build"]);
+    build.args(["--root-owner-group", "-Zzstd", "-z12", "--threads-max=1", "--build"]);
     build.arg(root).arg(file).env("SOURCE_DATE_EPOCH", epoch.to_string());
     task.run_within(&mut build, LIMIT)?;
     Ok(())
