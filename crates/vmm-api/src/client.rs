@@ -199,6 +199,16 @@ impl VmmClient {
         self.done(Request::MapAhead(size), &[])
     }
 
+    /// Has these files used in place of hot-pluggable memory that nothing is plugged of, so that the host need not zero it. How much of them
+    /// was taken is told by [`VmmClient::functions`].
+    ///
+    /// # Errors
+    /// Refused where [`Functions::zeroed_memory`] is `None`, or for a file that cannot be used.
+    pub fn add_zeroed_memory(&mut self, files: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+        let places = (0..).take(files.len()).map(FdRef).collect();
+        self.done(Request::AddZeroedMemory(places), files)
+    }
+
     /// Requests that the guest does without so much of its memory. It follows when it can: [`Info::balloon`] tells.
     ///
     /// # Errors
@@ -378,6 +388,7 @@ impl AsFd for VmmClient {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::time::Duration;
 
     use super::*;
@@ -480,6 +491,29 @@ mod tests {
         assert_eq!(client.take_stop().unwrap(), None);
         assert_eq!(client.wait_event().unwrap(), Event::Ended(ExitReason::PowerOff));
         assert!(client.take_stop().unwrap_err().is_gone());
+    }
+
+    #[test]
+    fn zeroed_memory_is_as_many_files_as_come_along() {
+        let (near, far) = PacketSocket::pair().unwrap();
+        let vmm = std::thread::spawn(move || {
+            let (bytes, files) = far.receive().unwrap();
+            let packet: Packet = serde_json::from_slice(&bytes).unwrap();
+            let result = Ok(Reply::Done);
+            far.send(&serde_json::to_vec(&Packet::Reply { id: 1, result }).unwrap(), &[])
+                .unwrap();
+            (packet, files.len())
+        });
+        let file = File::open("/dev/null").unwrap();
+        VmmClient::new(near)
+            .add_zeroed_memory(&[file.as_fd(), file.as_fd(), file.as_fd()])
+            .unwrap();
+        let (packet, files) = vmm.join().unwrap();
+        let Packet::Request { request, .. } = packet else {
+            panic!("{packet:?}")
+        };
+        assert_eq!(request, Request::AddZeroedMemory(vec![FdRef(0), FdRef(1), FdRef(2)]));
+        assert_eq!(files, 3);
     }
 
     #[test]

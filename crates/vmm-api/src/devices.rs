@@ -408,6 +408,9 @@ pub struct MemoryFill {
     pub numa_node: Option<u32>,
 }
 
+/// How much memory one file of [`crate::Request::AddZeroedMemory`] is: what is mapped for functions of the host's at once.
+pub const ZEROED_PIECE: ByteSize = ByteSize::mib(128);
+
 /// A directory that the guest shares with the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

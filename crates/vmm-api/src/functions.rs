@@ -30,6 +30,10 @@ pub struct Functions {
     /// know that.
     #[serde(default)]
     pub memory_fill: bool,
+    /// Bytes of hot-pluggable memory that came zeroed ([`crate::Request::AddZeroedMemory`]); `None` of a VMM that takes none: one of before, or
+    /// one whose engine or memory does not allow it.
+    #[serde(default)]
+    pub zeroed_memory: Option<u64>,
     /// Memory is being mapped, or unmapped after the last function: until then its pages stay where they are, and IOMMU groups are open.
     pub busy: bool,
     /// Each of them, in the order in which they were asked for.
@@ -65,4 +69,21 @@ pub enum FunctionState {
     Leaving,
     /// The memory could not be mapped, or the function not be put on the bus. Nothing of it is left but this.
     Failed(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vmm_of_before_takes_no_zeroed_memory() {
+        let told = r#"{"mapped":0,"total":0,"busy":false,"functions":[]}"#;
+        assert_eq!(serde_json::from_str::<Functions>(told).unwrap(), Functions::default());
+        let takes = Functions {
+            zeroed_memory: Some(0),
+            ..Functions::default()
+        };
+        let again = serde_json::from_str(&serde_json::to_string(&takes).unwrap());
+        assert_eq!(again.ok(), Some(takes), "none yet is not none at all");
+    }
 }

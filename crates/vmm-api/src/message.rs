@@ -52,6 +52,10 @@ pub enum Request {
     /// Map so much of the hot-pluggable memory for functions of the host's, as soon as there are any, before the guest is asked to plug it: a
     /// guest that boots has other things to do. It lasts until the next [`Request::ResizeMemory`].
     MapAhead(ByteSize),
+    /// Use these files in place of hot-pluggable memory that nothing is plugged of: each is [`crate::devices::ZEROED_PIECE`] of zeroes, of a
+    /// file system in memory, unlinked, and nobody else's from now on. They take the lowest places that are free; what there is no place for
+    /// is closed. [`Functions::zeroed_memory`] tells how much was taken. The packet carries the descriptors.
+    AddZeroedMemory(Vec<FdRef>),
     /// Request that the guest does without so much of the memory that it boots with: a multiple of 4 KiB, less than that. It follows when it
     /// can, and need not come all the way: [`Info::balloon`] tells.
     ResizeBalloon(ByteSize),

@@ -457,6 +457,7 @@ impl Vmm {
             }
             Request::Rebase(_)
             | Request::MapAhead(_)
+            | Request::AddZeroedMemory(_)
             | Request::ResizeBalloon(_)
             | Request::PressPowerButton
             | Request::Stop => (),
