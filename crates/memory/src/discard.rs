@@ -1,18 +1,19 @@
 //! Memory that goes back to the host while its guest runs. Knows neither who decides that nor who else has it mapped: what a device of
 //! the host's reaches must not be discarded before it is unmapped there, as the host then has other pages in its place.
 
+use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
-use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, VolatileSlice};
+use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap, VolatileSlice};
 
 use crate::layout::Range;
-use crate::{GuestRam, MemoryError, PAGE};
+use crate::{GuestRam, MemoryError, PAGE, ZEROED_PIECE};
 
 /// Gives all pages of a range of guest memory back to the host, which may take long where there are many. What is read there next is
-/// zeroes, or what the file holds that the memory is mapped from privately: a snapshot's.
+/// zeroes, or what the file holds that the memory is mapped from privately: a snapshot's. Memory that came zeroed loses its file's pages, and
+/// takes new ones when it is touched.
 ///
 /// # Errors
 /// The range is not one of whole pages of guest memory, or the host refused; a part of it may be gone then.
-#[allow(unsafe_code, reason = "pages are given back by address")]
 pub fn discard(guest: &GuestRam, range: Range) -> Result<(), MemoryError> {
     let failed = |source| MemoryError::Discard {
         start: range.start,
@@ -29,21 +30,33 @@ pub fn discard(guest: &GuestRam, range: Range) -> Result<(), MemoryError> {
     while place < end {
         let region = guest.find_region(GuestAddress(place)).ok_or_else(outside)?;
         let at = place - region.start_addr().raw_value();
-        let length = (region.len() - at).min(end - place);
+        let in_piece = ZEROED_PIECE - at % ZEROED_PIECE;
+        let length = (region.len() - at).min(end - place).min(in_piece);
         let offset = usize::try_from(at).map_err(|_| outside())?;
         let bytes = usize::try_from(length).map_err(|_| outside())?;
-        // Of a shared mapping the file keeps the pages that one process has no use for.
-        let advice = match region.flags() & rustix::mm::MapFlags::SHARED.bits().cast_signed() {
-            0 => Advice::LinuxDontNeed,
-            _ => Advice::LinuxRemove,
-        };
-        // SAFETY: 1. the range lies within one region's mapping, which the region keeps; 2. there is memory before and after; 3. nothing
-        // refers to what is in it but by volatile accesses of the region.
-        let discarded = unsafe { madvise(region.as_ptr().wrapping_add(offset).cast(), bytes, advice) };
+        let discarded = give_back(region, offset, bytes);
         discarded.map_err(|error| failed(error.into()))?;
         place += length;
     }
     Ok(())
+}
+
+/// Gives a part of a region back that lies within one [`ZEROED_PIECE`] of it.
+///
+/// Of a shared mapping the file keeps the pages that one process has no use for: they have to be removed from it. The kernel is asked for that
+/// first, as it knows what is mapped there now, and refuses for a private mapping before it has changed anything (`madvise_remove` of
+/// mm/madvise.c: EACCES for one of a file, EINVAL for one of none).
+#[allow(unsafe_code, reason = "pages are given back by address")]
+fn give_back(region: &GuestRegionMmap<()>, offset: usize, bytes: usize) -> Result<(), Errno> {
+    let advise = |advice| {
+        // SAFETY: 1. the range lies within one region's mapping, which the region keeps; 2. there is memory before and after; 3. nothing
+        // refers to what is in it but by volatile accesses of the region.
+        unsafe { madvise(region.as_ptr().wrapping_add(offset).cast(), bytes, advice) }
+    };
+    match advise(Advice::LinuxRemove) {
+        Err(Errno::ACCESS | Errno::INVAL) => advise(Advice::LinuxDontNeed),
+        removed => removed,
+    }
 }
 
 /// Where a part of guest memory lies that was had from it, in the guest's addresses; `None` of a part of something else.

@@ -13,7 +13,7 @@ const BLOCK: u64 = HUGE_PAGE as u64;
 
 impl Ram {
     /// Maps zeroed memory, in huge pages, wherever 2 MiB have no content in any of the files that this is mapped from; how many bytes that were.
-    /// What is read and written there is the same as before; nobody may have written there yet.
+    /// What is read and written there is the same as before; nobody may have written there yet, or mapped something else there.
     ///
     /// # Errors
     /// A file cannot be looked at, or the host cannot map so many pieces.
@@ -57,11 +57,13 @@ fn holes(layers: &Layers) -> Result<Vec<Range<u64>>, MemoryError> {
     Ok(holes)
 }
 
+/// Maps memory of its own, for which huge pages are asked, in the place of a part of a region, as [`Ram::each_part`] has it: what was there
+/// is zeroes then.
 #[allow(unsafe_code, reason = "a part of a region is mapped anew")]
-fn anonymous(address: *mut c_void, bytes: usize) -> Result<(), MemoryError> {
+pub(crate) fn anonymous(address: *mut c_void, bytes: usize) -> Result<(), MemoryError> {
     let flags = SHARING.union(MapFlags::FIXED);
     // SAFETY: 1. the range lies within one region's mapping, which the region keeps and unmaps as a whole (`each_part`); 2. nothing refers to
-    // what is in it but by volatile accesses of the region, which find memory there before and after, with zeroes both times.
+    // what is in it but by volatile accesses of the region, which find memory there before and after.
     let mapped = unsafe { mmap_anonymous(address, bytes, PROTECTION, flags) };
     mapped.map_err(|error| image::failed("left where it has no content")(error.into()))?;
     // SAFETY: 1. the range is the mapping that was just made; 2. MADV_HUGEPAGE changes how pages are backed, never what they hold.

@@ -232,7 +232,8 @@ pub(crate) fn copy_page(region: &GuestRegionMmap<()>, at: usize, page: &mut [u8]
 }
 
 /// Calls `each` with what the page map says of every page, those that nobody has ever touched excepted unless `untouched`: the
-/// region, the offset in it and the place in a file. A large guest has touched few of its pages.
+/// region, the offset in it and the place in a file. A large guest has touched few of its pages. Of memory that came zeroed the page map
+/// does not tell that: all of its pages are touched and changed.
 pub(crate) fn each_page(
     ram: &Ram,
     pagemap: Option<&File>,
@@ -241,10 +242,13 @@ pub(crate) fn each_page(
 ) -> Result<(), MemoryError> {
     let mut offset = 0;
     let mut bytes = Vec::new();
+    let zeroed = &ram.zeroed;
     for region in ram.regions() {
         for first in (0..region.size()).step_by(CHUNK_PAGES * PAGE) {
             let last = region.size().min(first + CHUNK_PAGES * PAGE);
-            let read = entries(region, (first, last), pagemap, &mut bytes);
+            // All of it is, or nothing.
+            let told = pagemap.filter(|_| !zeroed.overlaps(offset + first as u64..offset + last as u64));
+            let read = entries(region, (first, last), told, &mut bytes);
             let entries = read.map_err(failed("written: page map"))?;
             for (at, entry) in (first..last).step_by(PAGE).zip(entries) {
                 let entry = Entry(u64::from_le_bytes(*entry));

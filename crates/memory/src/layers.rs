@@ -15,6 +15,7 @@
 
 use std::ffi::c_void;
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
@@ -25,6 +26,7 @@ use vm_memory::{Address as _, GuestMemoryRegion};
 
 use crate::image::{Writer, copy_page, each_page, failed};
 use crate::layout::MemorySize;
+use crate::zeroed::ZeroedPieces;
 use crate::{HUGE_PAGE, Image, MemoryError, PAGE, PROTECTION, Ram, SHARING};
 
 /// The most files of one memory: each costs whoever maps it, and keeps what the others have long replaced.
@@ -52,6 +54,11 @@ pub struct Segment {
 impl Segment {
     fn end(&self) -> u64 {
         self.first.saturating_add(self.pages)
+    }
+
+    /// The same in bytes.
+    pub(crate) fn places(&self) -> Range<u64> {
+        self.first * PAGE as u64..self.end() * PAGE as u64
     }
 }
 
@@ -258,7 +265,9 @@ impl Ram {
             let (mut start, end) = (first, first + pages);
             let mut block = first.next_multiple_of(BLOCK);
             while block + BLOCK <= end {
-                if self.is_the_lowest_files(block, BLOCK)? {
+                // What came zeroed is to be in the newest file, so that this takes its place when the memory is mapped from that.
+                let places = block * PAGE as u64..(block + BLOCK) * PAGE as u64;
+                if !self.zeroed.overlaps(places) && self.is_the_lowest_files(block, BLOCK)? {
                     changed.extend((start < block).then_some((start, block - start)));
                     start = block + BLOCK;
                 }
@@ -313,7 +322,7 @@ impl Ram {
     }
 
     /// Runs of pages that have changed since the memory was mapped, by first page and number; of the lowest ones, as many as
-    /// `most` pages hold. None where that cannot be told.
+    /// `most` pages hold. None where that cannot be told, as in memory that came zeroed.
     ///
     /// # Errors
     /// The page map cannot be read.
@@ -322,7 +331,12 @@ impl Ram {
             return Ok(Vec::new());
         };
         let mut left = most;
-        let mut runs = self.changed(pagemap)?;
+        // The page map says of what came zeroed that it is a file's, so that nothing of it has changed.
+        let told = Self {
+            zeroed: ZeroedPieces::default(),
+            ..self.clone()
+        };
+        let mut runs = told.changed(pagemap)?;
         runs.retain(|(_, pages)| {
             let fits = *pages <= left;
             left = if fits { left - pages } else { 0 };
@@ -392,7 +406,7 @@ impl Ram {
             let whole = 0..self.sizes().all().bytes();
             let mut runs: Vec<_> = blocks_with_data(layers.base()?, whole, PIECE).map_err(failed("looked at"))?;
             let others = layers.segments().iter();
-            runs.extend(others.map(|segment| segment.first * PAGE as u64..segment.end() * PAGE as u64));
+            runs.extend(others.map(Segment::places));
             for run in runs {
                 let (first, last) = (run.start / PAGE as u64, run.end.div_ceil(PAGE as u64));
                 self.each_part(first, last - first, |address, bytes, _| {
@@ -409,7 +423,7 @@ impl Ram {
     }
 
     /// Makes the memory what it is mapped from, by forgetting what has changed since; without a page map by forgetting all that is
-    /// mapped. Nothing may access it meanwhile.
+    /// mapped. What came zeroed goes. Nothing may access the memory meanwhile.
     ///
     /// # Errors
     /// It is not mapped from files, or the host refused.
@@ -418,6 +432,8 @@ impl Ram {
         if self.layers().is_none() {
             return Err(MemoryError::Segments(0));
         }
+        // First, as the page map tells nothing of it, and a shared file would keep what is forgotten here.
+        self.put_back_zeroed()?;
         let whole = || vec![(0, self.sizes().all().bytes() / PAGE as u64)];
         let runs = pagemap.map_or_else(|| Ok(whole()), |pagemap| self.marked_changed(pagemap))?;
         for (first, pages) in runs {
@@ -464,6 +480,7 @@ impl Ram {
         for segment in segments.iter().filter(|segment| segment.file == newest) {
             let layer = layers.files().get(newest).ok_or(MemoryError::Segments(newest))?;
             self.map(segment, &layer.file)?;
+            self.zeroed.replaced(segment.places());
         }
         (self.layers, self.mixed) = (Some(layers), false);
         // Nothing is left that it could bring.
@@ -479,7 +496,7 @@ impl Ram {
     }
 
     /// The region of a place in a file, and the offset in it.
-    fn at(&self, place: u64) -> Result<(&vm_memory::GuestRegionMmap<()>, usize), MemoryError> {
+    pub(crate) fn at(&self, place: u64) -> Result<(&vm_memory::GuestRegionMmap<()>, usize), MemoryError> {
         let mut start = 0;
         for region in self.regions() {
             if place - start < region.len() {
@@ -493,7 +510,7 @@ impl Ram {
 
     /// Maps pages of a file, which has them, where the same pages are now.
     #[allow(unsafe_code, reason = "a part of a region is mapped anew")]
-    fn map(&self, segment: &Segment, file: &File) -> Result<(), MemoryError> {
+    pub(crate) fn map(&self, segment: &Segment, file: &File) -> Result<(), MemoryError> {
         self.each_part(segment.first, segment.pages, |address, bytes, place| {
             // SAFETY: 1. the range lies within one region's mapping, which the region keeps and unmaps as a whole; 2. nothing
             // refers to what is in it but by volatile accesses of the region, which find memory there before and after; 3. of a file

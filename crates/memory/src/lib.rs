@@ -10,6 +10,7 @@ pub mod layout;
 mod pager;
 mod pins;
 mod userfault;
+mod zeroed;
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -23,6 +24,7 @@ use layout::MemorySize;
 use pager::Pager;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+use zeroed::ZeroedPieces;
 
 pub use discard::{discard, place_of};
 pub use huge::HugeBytes;
@@ -30,6 +32,7 @@ pub use identity::{IdentityLayout, TABLES};
 pub use image::{Image, Witness};
 pub use layers::{Layer, Layers, MAX_LAYERS, Segment, Written};
 pub use pins::{Pin, Pins};
+pub use zeroed::{ZEROED_PIECE, check_zeroed};
 
 /// Guest memory as devices and loaders see it: every access is checked against its regions.
 ///
@@ -110,6 +113,19 @@ pub enum MemoryError {
         /// Why.
         source: std::io::Error,
     },
+    /// A file of zeroed memory is none that can be used.
+    #[error(
+        "a file of zeroed memory {0}: give files of 128 MiB, opened to be read and written, of a tmpfs whose size is not limited (size=0)"
+    )]
+    ZeroedFile(&'static str),
+    /// The host does not have a file of zeroed memory in the place of memory that can be plugged.
+    #[error("zeroed memory cannot be {what}: {source}")]
+    Zeroed {
+        /// What was to be done with it.
+        what: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
     /// Memory is saved to empty files only.
     #[error("the memory file is no empty regular file ({0} bytes): give one")]
     NotEmpty(u64),
@@ -137,6 +153,8 @@ pub struct Ram {
     sizes: MemorySize,
     /// Who needs the host's pages to stay.
     pins: Pins,
+    /// What of it are files that came zeroed.
+    zeroed: ZeroedPieces,
 }
 
 impl Ram {
@@ -282,6 +300,7 @@ impl Ram {
             huge: HugeBytes::default(),
             sizes,
             pins: Pins::default(),
+            zeroed: ZeroedPieces::default(),
         })
     }
 

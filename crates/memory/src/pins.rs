@@ -9,7 +9,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Of one VM's memory, shared by all who pin or discard it.
 #[derive(Clone, Debug, Default)]
-pub struct Pins(Arc<Mutex<u64>>);
+pub struct Pins(Arc<Mutex<Counted>>);
+
+#[derive(Debug, Default)]
+struct Counted {
+    pins: u64,
+    /// One of them is never dropped.
+    for_ever: bool,
+}
 
 /// As long as there is one nothing of the memory is discarded by [`Pins::unless_pinned`].
 #[derive(Debug)]
@@ -19,23 +26,28 @@ pub struct Pin(Pins);
 impl Pins {
     /// From now on nothing is discarded: what is being discarded is waited for.
     pub fn pin(&self) -> Pin {
-        *self.lock() += 1;
+        self.lock().pins += 1;
         Pin(self.clone())
     }
 
     /// Whether all pages have to stay.
     pub fn is_pinned(&self) -> bool {
-        *self.lock() > 0
+        self.lock().pins > 0
+    }
+
+    /// Whether they have to as long as the process is there.
+    pub fn is_for_ever(&self) -> bool {
+        self.lock().for_ever
     }
 
     /// Discards, unless pages have to stay. Whoever pins waits for it, so it should be short.
     pub fn unless_pinned<T>(&self, discard: impl FnOnce() -> T) -> Option<T> {
         let pinned = self.lock();
-        (*pinned == 0).then(discard)
+        (pinned.pins == 0).then(discard)
     }
 
-    fn lock(&self) -> MutexGuard<'_, u64> {
-        // A number.
+    fn lock(&self) -> MutexGuard<'_, Counted> {
+        // Each change of it is whole.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -48,13 +60,14 @@ impl Pin {
 
     /// The pages stay as long as the process does.
     pub fn for_ever(self) {
+        self.0.lock().for_ever = true;
         std::mem::forget(self);
     }
 }
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        *self.0.lock() -= 1;
+        self.0.lock().pins -= 1;
     }
 }
 
@@ -75,8 +88,10 @@ mod tests {
         assert_eq!(pins.unless_pinned(|| 5), None);
         drop(second);
         assert_eq!((pins.is_pinned(), pins.unless_pinned(|| 5)), (false, Some(5)));
+        assert!(!pins.is_for_ever());
         pins.pin().for_ever();
-        assert!(pins.is_pinned());
+        drop(pins.pin());
+        assert!(pins.is_pinned() && pins.is_for_ever());
     }
 
     #[test]

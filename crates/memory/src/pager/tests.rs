@@ -233,3 +233,17 @@ fn what_was_mapped_in_part_is_saved_as_it_is() {
         assert_eq!(words(&ram), expected);
     }
 }
+
+#[test]
+fn memory_that_comes_on_demand_takes_none_that_came_zeroed() {
+    let (layers, _) = files();
+    let size = MemorySize {
+        hotplug_region: ByteSize::gib(1),
+        ..SIZE.into()
+    };
+    let mapped = Ram::from_layers(layers.clone(), size).unwrap();
+    let paged = Ram::paged(layers, size, &device(), Runs::new()).unwrap();
+    let takes = |ram: Ram| ram.with_hotplug(ByteSize::mib(128)).unwrap().takes_zeroed();
+    assert_eq!(takes(mapped), Ok(()));
+    assert_eq!(takes(paged), Err("its memory comes on demand"));
+}
