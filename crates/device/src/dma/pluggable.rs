@@ -6,18 +6,24 @@
 //! ```
 //! Without functions nothing is mapped, and what is unplugged is discarded at once. What is unplugged of a chunk that stays mapped is discarded
 //! when that is not mapped any more.
+//!
+//! A file of zeroes takes the place of a chunk under the lock under which that is plugged and mapped, and only of one that is neither: no
+//! function has the pages that were there, and nothing of the guest's is lost, as what is in unplugged blocks is undefined (virtio 1.2, 5.15.6).
 
+use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memory::layout::Range;
-use memory::{GuestRam, Pins, discard};
+use memory::{GuestRam, MemoryError, Pins, Ram, ZEROED_PIECE, check_zeroed, discard};
 use vfio::{CHUNK, DmaAccess, Mapped, Piece, VfioError};
 use vm_memory::{GuestMemoryRegion, GuestRegionMmap};
 
 use super::{Ahead, DmaSpace, keep};
 use crate::MemoryBlocks;
+
+const _: () = assert!(CHUNK.get() == ZEROED_PIECE && ZEROED_PIECE == vmm_api::devices::ZEROED_PIECE.bytes());
 
 /// All of a VM's memory that can be plugged. One object, which its device's thread and whoever maps share.
 #[derive(Clone)]
@@ -28,6 +34,7 @@ struct Shared {
     state: Mutex<State>,
     hits: AtomicU64,
     misses: AtomicU64,
+    zeroed: AtomicU64,
 }
 
 struct State {
@@ -48,6 +55,15 @@ struct Chunk {
     /// Which of its blocks the guest owns, a bit each.
     plugged: u64,
     mapped: Option<Mapped>,
+    /// A file of zeroes lies there, of which nothing was given back yet.
+    is_zeroed: bool,
+}
+
+impl Chunk {
+    /// Nobody has a use for the memory that is there.
+    fn is_free(&self) -> bool {
+        self.plugged == 0 && self.mapped.is_none() && !self.is_zeroed
+    }
 }
 
 #[derive(Clone)]
@@ -79,6 +95,7 @@ impl PluggableDma {
             }),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
+            zeroed: AtomicU64::new(0),
         }))
     }
 
@@ -88,6 +105,34 @@ impl PluggableDma {
             hits: self.0.hits.load(Ordering::Relaxed),
             misses: self.0.misses.load(Ordering::Relaxed),
         }
+    }
+
+    /// Has files of zeroes take the places of the lowest chunks of `ram`, whose region it is, that are free: nothing plugged, nothing mapped, and no
+    /// such file. There may be fewer than files, which are closed then. See [`Ram::place_zeroed`] for what a file must be.
+    ///
+    /// # Errors
+    /// One of the files cannot be used, or the memory takes none: nothing has changed. Or the host refused one of them.
+    pub fn place_zeroed(&self, ram: &Ram, files: Vec<File>) -> Result<(), MemoryError> {
+        files.iter().try_for_each(check_zeroed)?;
+        for file in files {
+            // Others come between two of them.
+            let mut state = self.state();
+            // Functions are leaving or coming, or have left pages pinned.
+            if state.functions.is_none() && ram.pins().is_pinned() {
+                return Ok(());
+            }
+            let chunk = (0..).zip(&mut state.chunks).find(|(_, chunk)| chunk.is_free());
+            let Some((index, chunk)) = chunk else { return Ok(()) };
+            ram.place_zeroed(self.0.range.start + index * CHUNK.get(), &file)?;
+            chunk.is_zeroed = true;
+            self.0.zeroed.fetch_add(CHUNK.get(), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Bytes of files that were placed so far.
+    pub fn zeroed(&self) -> u64 {
+        self.0.zeroed.load(Ordering::Relaxed)
     }
 
     /// Functions are about to reach the region: maps what is plugged of it, and from now on whatever is plugged.
@@ -139,7 +184,10 @@ impl PluggableDma {
             };
             let Some(mapped) = chunk.mapped.take() else { continue };
             match reach.space.unmap(mapped) {
-                Ok(()) => give_back(&reach.region, self.0.range.start, index, !chunk.plugged),
+                Ok(()) => {
+                    chunk.is_zeroed &= chunk.plugged != 0;
+                    give_back(&reach.region, self.0.range.start, index, !chunk.plugged);
+                }
                 Err(error) => left.push(error),
             }
         }
@@ -206,15 +254,14 @@ impl PluggableDma {
 
     /// Gives pages of pieces back that were filled to be mapped, and are neither mapped nor plugged.
     pub fn give_back(&self, pieces: &[Piece]) {
-        let state = self.state();
-        let Some(reach) = &state.functions else { return };
+        let mut state = self.state();
+        let State { chunks, functions } = &mut *state;
+        let Some(reach) = functions else { return };
         for piece in pieces {
             let index = usize::try_from((piece.iova - self.0.range.start) / CHUNK).unwrap_or(usize::MAX);
-            if state
-                .chunks
-                .get(index)
-                .is_some_and(|chunk| chunk.mapped.is_none() && chunk.plugged == 0)
-            {
+            let chunk = chunks.get_mut(index);
+            if let Some(chunk) = chunk.filter(|chunk| chunk.mapped.is_none() && chunk.plugged == 0) {
+                chunk.is_zeroed = false;
                 give_back(&reach.region, self.0.range.start, index, u64::MAX);
             }
         }
@@ -346,7 +393,10 @@ impl State {
             return;
         };
         match reach.space.unmap(mapped) {
-            Ok(()) => give_back(&reach.region, range.start, index, u64::MAX),
+            Ok(()) => {
+                chunk.is_zeroed = false;
+                give_back(&reach.region, range.start, index, u64::MAX);
+            }
             Err(error) => {
                 log::error!("memory that the guest has given back stays pinned: {error}");
                 chunk.mapped = Some(error.mapped);
@@ -426,6 +476,7 @@ impl MemoryBlocks for PluggableDma {
         for part in parts {
             if let Some(chunk) = state.chunks.get_mut(part.index) {
                 chunk.plugged &= !part.blocks;
+                chunk.is_zeroed &= chunk.plugged != 0;
             }
             state.unmap_empty(self.0.range, part.index);
         }
@@ -447,3 +498,5 @@ impl MemoryBlocks for PluggableDma {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod zeroed_tests;

@@ -15,17 +15,17 @@ use super::*;
 use crate::{DmaMemory, GuestDma};
 
 const BOOT: u64 = 128 << 20;
-const REGION: u64 = 512 << 20;
-const BLOCK: u64 = 32 << 20;
+pub(super) const REGION: u64 = 512 << 20;
+pub(super) const BLOCK: u64 = 32 << 20;
 
-struct Rig {
-    ram: Ram,
-    fake: Arc<FakeSpace>,
-    pluggable: PluggableDma,
+pub(super) struct Rig {
+    pub(super) ram: Ram,
+    pub(super) fake: Arc<FakeSpace>,
+    pub(super) pluggable: PluggableDma,
 }
 
 impl Rig {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let ram = Ram::allocate(MemorySize {
             boot: ByteSize(BOOT),
             hotplug: ByteSize(REGION),
@@ -42,12 +42,12 @@ impl Rig {
         }
     }
 
-    fn map(&self) -> Result<Arc<GuestDma>, crate::CreateError> {
+    pub(super) fn map(&self) -> Result<Arc<GuestDma>, crate::CreateError> {
         let space = DmaSpace::new(Arc::clone(&self.fake) as Arc<dyn AddressSpace>);
         space.map(&DmaMemory::of(&self.ram).with_pluggable(&self.ram, self.pluggable.clone()))
     }
 
-    fn start(&self) -> u64 {
+    pub(super) fn start(&self) -> u64 {
         self.ram.hotplug().unwrap().start
     }
 
@@ -58,26 +58,26 @@ impl Rig {
         }
     }
 
-    fn plug(&self, first: u64, blocks: u64) -> io::Result<()> {
+    pub(super) fn plug(&self, first: u64, blocks: u64) -> io::Result<()> {
         self.pluggable.clone().plug(self.ram.guest(), self.run(first, blocks))
     }
 
-    fn unplug(&self, first: u64, blocks: u64) -> io::Result<()> {
+    pub(super) fn unplug(&self, first: u64, blocks: u64) -> io::Result<()> {
         self.pluggable.clone().unplug(self.ram.guest(), self.run(first, blocks))
     }
 
-    fn is_mapped(&self, block: u64) -> bool {
+    pub(super) fn is_mapped(&self, block: u64) -> bool {
         self.fake.translate(self.start() + block * BLOCK, BLOCK).is_ok()
     }
 
-    fn word(&self, block: u64) -> u64 {
+    pub(super) fn word(&self, block: u64) -> u64 {
         self.ram
             .guest()
             .read_obj(GuestAddress(self.start() + block * BLOCK))
             .unwrap()
     }
 
-    fn write(&self, block: u64, word: u64) {
+    pub(super) fn write(&self, block: u64, word: u64) {
         let at = GuestAddress(self.start() + block * BLOCK);
         self.ram.guest().write_obj(word, at).unwrap();
     }

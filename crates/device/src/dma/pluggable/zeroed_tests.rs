@@ -1,0 +1,179 @@
+//! Files of zeroes in the place of chunks that nobody uses: none of a chunk that the guest owns a part of, or that is mapped.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
+
+use vfio::fake::Op;
+use vfio::fake::random::Random;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::tests::{BLOCK, REGION, Rig};
+use super::*;
+
+const CHUNKS: u64 = REGION / CHUNK.get();
+const BLOCKS: u64 = CHUNK.get() / BLOCK;
+
+fn zeroed() -> File {
+    let file = File::from(rustix::fs::memfd_create("zeroed", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(CHUNK.get()).unwrap();
+    file
+}
+
+fn place(rig: &Rig, files: usize) -> u64 {
+    let before = rig.pluggable.zeroed();
+    let files = (0..files).map(|_| zeroed()).collect();
+    rig.pluggable.place_zeroed(&rig.ram, files).unwrap();
+    (rig.pluggable.zeroed() - before) / CHUNK.get()
+}
+
+/// A page of a chunk in which no test has words.
+fn page(rig: &Rig, chunk: u64) -> GuestAddress {
+    GuestAddress(rig.start() + chunk * CHUNK.get() + 0x2000)
+}
+
+fn marks(rig: &Rig) -> Vec<u64> {
+    let mark = |chunk| rig.ram.guest().read_obj(page(rig, chunk)).unwrap();
+    (0..CHUNKS).map(mark).collect()
+}
+
+fn mark_all(rig: &Rig) {
+    (0..CHUNKS).for_each(|chunk| rig.ram.guest().write_obj(chunk + 1, page(rig, chunk)).unwrap());
+}
+
+#[test]
+fn the_lowest_chunks_that_are_free_have_files_once() {
+    let rig = Rig::new();
+    mark_all(&rig);
+    rig.plug(BLOCKS, 1).unwrap();
+    assert_eq!((place(&rig, 1), marks(&rig)), (1, vec![0, 2, 3, 4]));
+    assert_eq!((place(&rig, 1), marks(&rig)), (1, vec![0, 2, 0, 4]));
+    assert_eq!(
+        (place(&rig, 3), marks(&rig)),
+        (1, vec![0, 2, 0, 0]),
+        "there is one left"
+    );
+    assert_eq!((place(&rig, 1), rig.pluggable.zeroed()), (0, 3 * CHUNK.get()));
+    // What the guest has had and given back is the host's again, and so has room for another.
+    rig.plug(0, BLOCKS).unwrap();
+    rig.unplug(0, BLOCKS - 1).unwrap();
+    assert_eq!(place(&rig, 1), 0, "it has a block of it yet");
+    rig.unplug(BLOCKS - 1, 1).unwrap();
+    assert_eq!(place(&rig, 2), 1);
+}
+
+#[test]
+fn what_goes_back_is_gone_from_its_file_and_room_for_another() {
+    let rig = Rig::new();
+    let file = zeroed();
+    let blocks = || file.metadata().unwrap().blocks();
+    let placed = vec![file.try_clone().unwrap()];
+    rig.pluggable.place_zeroed(&rig.ram, placed).unwrap();
+    let dma = rig.map().unwrap();
+    rig.plug(0, BLOCKS).unwrap();
+    mark_all(&rig);
+    assert!(blocks() > 0);
+    rig.unplug(0, BLOCKS).unwrap();
+    assert_eq!((blocks(), marks(&rig)[0], place(&rig, 1)), (0, 0, 1));
+    // What was mapped ahead, and filled, goes with the last function or when it is not wanted any more.
+    rig.pluggable.map_next(REGION).unwrap();
+    let (first, next) = (rig.pluggable.mapped_from_start(), rig.pluggable.unmapped_below(REGION));
+    assert_eq!((first, next.len()), (CHUNK.get(), 3));
+    assert_eq!(place(&rig, 4), 3);
+    rig.pluggable.trim(0);
+    rig.pluggable.give_back(&next[..1]);
+    assert_eq!(place(&rig, 4), 2);
+    rig.pluggable.map_next(REGION).unwrap();
+    assert_eq!(place(&rig, 1), 0);
+    drop(dma);
+    assert_eq!(place(&rig, 4), 1);
+}
+
+#[test]
+fn what_is_mapped_for_functions_or_could_not_be_unmapped_stays() {
+    let rig = Rig::new();
+    let dma = rig.map().unwrap();
+    rig.pluggable.map_next(REGION).unwrap();
+    mark_all(&rig);
+    assert_eq!((place(&rig, 1), marks(&rig)), (1, vec![1, 0, 3, 4]));
+    rig.fake.fail(Op::Unmap, 1);
+    drop(dma);
+    assert!(rig.is_mapped(0), "a function could still reach it");
+    let refused = rig.pluggable.place_zeroed(&rig.ram, vec![zeroed()]);
+    assert_eq!(refused.map_err(|error| error.to_string()), Ok(()));
+    assert_eq!((marks(&rig)[0], rig.pluggable.zeroed()), (1, CHUNK.get()));
+}
+
+#[test]
+fn of_files_of_which_one_cannot_be_used_none_is() {
+    let rig = Rig::new();
+    mark_all(&rig);
+    let short = zeroed();
+    short.set_len(4096).unwrap();
+    let refused = rig.pluggable.place_zeroed(&rig.ram, vec![zeroed(), short]);
+    assert!(matches!(refused, Err(MemoryError::ZeroedFile(_))), "{refused:?}");
+    assert_eq!((marks(&rig), rig.pluggable.zeroed()), (vec![1, 2, 3, 4], 0));
+}
+
+/// Placed at any time, in any order: what a function reaches is where it was when it was mapped, and what the guest owns is what it has put
+/// there.
+#[test]
+fn nothing_that_is_mapped_or_owned_is_replaced_whatever_happens() {
+    let (mut beside_functions, mut alone) = (0, 0);
+    for seed in 0..40 {
+        let (rig, mut random) = (Rig::new(), Random(seed));
+        let mut owned: BTreeSet<u64> = BTreeSet::new();
+        let mut mapped: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut dma = None;
+        for step in 0..60 {
+            if random.below(6) == 0 {
+                rig.fake.fail(Op::Map, 1 + random.below(3));
+            }
+            let (first, blocks) = (random.below(12), 1 + random.below(4));
+            let run: BTreeSet<u64> = (first..first + blocks).collect();
+            match random.below(8) {
+                0 if dma.is_none() => dma = rig.map().ok(),
+                0 => dma = None,
+                1 if random.below(2) == 0 => rig.pluggable.trim(random.below(REGION)),
+                1 => drop(rig.pluggable.map_next(random.below(REGION))),
+                2 => rig
+                    .pluggable
+                    .give_back(&rig.pluggable.unmapped_below(random.below(REGION))),
+                3 | 4 => match dma {
+                    Some(_) => beside_functions += place(&rig, 2),
+                    None => alone += place(&rig, 1),
+                },
+                5 if run.is_subset(&owned) => {
+                    rig.unplug(first, blocks).unwrap();
+                    owned.retain(|block| !run.contains(block));
+                }
+                _ if run.is_disjoint(&owned) && rig.plug(first, blocks).is_ok() => {
+                    owned.extend(&run);
+                    run.iter().for_each(|block| rig.write(*block, seed + block + 1));
+                }
+                _ => (),
+            }
+            for chunk in 0..CHUNKS {
+                let guest = rig.ram.guest();
+                if !rig.is_mapped(chunk * BLOCKS) {
+                    mapped.remove(&chunk);
+                } else if let Some(mark) = mapped.get(&chunk) {
+                    let found: u64 = guest.read_obj(page(&rig, chunk)).unwrap();
+                    assert_eq!(found, *mark, "seed {seed}, step {step}: chunk {chunk} was replaced");
+                } else {
+                    let mark = seed * 100 + step + 1;
+                    guest.write_obj(mark, page(&rig, chunk)).unwrap();
+                    mapped.insert(chunk, mark);
+                }
+            }
+            for block in &owned {
+                let word = rig.word(*block);
+                assert_eq!(
+                    word,
+                    seed + block + 1,
+                    "seed {seed}, step {step}: block {block} is lost"
+                );
+            }
+        }
+    }
+    assert!(beside_functions > 20 && alone > 20, "{beside_functions}, {alone}");
+}
