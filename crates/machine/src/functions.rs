@@ -20,7 +20,7 @@ use std::sync::{Arc, Weak};
 
 use base::{Epoll, EventFd, StopSignal, Worker};
 use boot::GuestIommu;
-use device::{CreateError, DmaMemory, DmaSpace, Endpoints, GuestDma, HostFunction, Reach};
+use device::{CreateError, DmaMemory, DmaSpace, Endpoints, GuestDma, HostFunction, PluggableDma, Reach};
 use memory::{HugeBytes, Pins, Ram};
 use pci::{PciBus, PciFunction};
 
@@ -329,6 +329,11 @@ impl HostFunctions {
             (None, Some(dma)) => dma.space().mapped(),
             (None, None) => self.iommu.as_ref().map_or(0, Endpoints::mapped),
         }
+    }
+
+    /// What can be plugged, as they reach it.
+    pub(crate) fn pluggable(&self) -> Option<&PluggableDma> {
+        self.growth.as_ref().map(Growth::dma)
     }
 
     /// How many requests have mapped something.

@@ -112,6 +112,9 @@ pub enum MachineError {
         "memory of a guest that owns its CPUs is pinned from its boot on, and none of it can be plugged: leave the device that plugs memory out, or its reservation"
     )]
     PinnedMemory,
+    /// Memory that came zeroed would be lost, or somebody go on with the pages that it takes the place of.
+    #[error("the VM cannot use memory that comes zeroed, as {0}: leave it to the host to zero it here")]
+    NoZeroedMemory(&'static str),
     /// Saved with another amount of memory.
     #[error("{saved} of memory were saved, there are {here}: give the memory file that was written with the state")]
     OtherMemory {

@@ -1,13 +1,15 @@
 //! The memory of a machine: of one that boots as its engine wants it, and of any what is mapped before its guest touches it. Knows no layout.
 
+use std::fs::File;
 use std::sync::Arc;
 
+use device::PluggableDma;
 use engine::{Engine, Vm};
 use memory::layout::MemorySize;
 use memory::{MemoryError, Pins, Ram};
 use observe::Registry;
 
-use crate::machine::{MachineConfig, MachineError};
+use crate::machine::{Machine, MachineConfig, MachineError};
 
 /// How much of it lies in pages that the host had set aside, by the pages' size.
 const HUGE: &str = "memory_huge_bytes";
@@ -59,6 +61,40 @@ pub fn map_ahead(vm: &dyn Vm, ram: &Ram, runs: &[(u64, u64)]) {
     }
 }
 
+/// What takes files of zeroes of a VM's memory, or why nothing does.
+fn zeroed(ram: &Ram, has_iommu: bool, pluggable: Option<&PluggableDma>) -> Result<PluggableDma, MachineError> {
+    ram.takes_zeroed().map_err(MachineError::NoZeroedMemory)?;
+    if has_iommu {
+        let why = "its guest maps memory for functions of the host's itself, and may have mapped what is not plugged";
+        return Err(MachineError::NoZeroedMemory(why));
+    }
+    let none = MachineError::NoZeroedMemory("it has no device that plugs memory");
+    pluggable.cloned().ok_or(none)
+}
+
+impl Machine {
+    fn zeroed(&self) -> Result<PluggableDma, MachineError> {
+        zeroed(&self.ram, self.has_iommu(), self.functions.pluggable())
+    }
+
+    /// Bytes of the memory that can be plugged that came zeroed so far ([`Machine::add_zeroed_memory`]).
+    ///
+    /// # Errors
+    /// It takes none.
+    pub fn zeroed_memory(&self) -> Result<u64, MachineError> {
+        Ok(self.zeroed()?.zeroed())
+    }
+
+    /// Has files of zeroes take the places of the lowest parts of the memory that can be plugged that nobody uses, as far as there are such
+    /// ([`PluggableDma::place_zeroed`]).
+    ///
+    /// # Errors
+    /// The machine takes none, or one of them cannot be used, and nothing has changed; or the host refused one.
+    pub fn add_zeroed_memory(&self, files: Vec<File>) -> Result<(), MachineError> {
+        Ok(self.zeroed()?.place_zeroed(&self.ram, files)?)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use base::ByteSize;
@@ -77,5 +113,24 @@ mod tests {
         vm.refuse_ahead(0);
         map_ahead(&vm, &ram, &[(8, 2), (0, 1), (pages - 3, 3)]);
         assert_eq!(vm.asked_ahead(), all[..2]);
+    }
+
+    #[test]
+    fn zeroed_memory_is_taken_where_only_the_vmm_says_what_is_mapped() {
+        let size = MemorySize::from(ByteSize::mib(64)).with_hotplug(ByteSize::mib(128));
+        let (ram, without) = (Ram::allocate(size).unwrap(), Ram::allocate(size.boot).unwrap());
+        let dma = PluggableDma::new(ram.hotplug().unwrap());
+        assert_eq!(zeroed(&ram, false, Some(&dma)).unwrap().zeroed(), 0);
+        let pinned = ram.clone().with_pins(Pins::default());
+        pinned.pins().pin().for_ever();
+        for (ram, has_iommu, dma, words) in [
+            (&ram, true, Some(&dma), "its guest maps memory"),
+            (&ram, false, None, "no device that plugs memory"),
+            (&without, false, Some(&dma), "no memory that can be plugged"),
+            (&pinned, false, Some(&dma), "has to stay where it is"),
+        ] {
+            let told = zeroed(ram, has_iommu, dma).err().unwrap().to_string();
+            assert!(told.contains(words) && told.contains("zero it here"), "{told}");
+        }
     }
 }
