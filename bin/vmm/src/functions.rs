@@ -1,12 +1,13 @@
 //! Functions of the host's that come to a VM and leave it while it is there: what their requests say, done by the machine. Knows no kind
 //! of function.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use device::{DmaSpaces, FdTable};
 use machine::{FunctionState, Machine};
 use vmm_api::devices::MEM_SECTION;
-use vmm_api::{ApiError, DeviceSpec, ErrorKind, FunctionInfo};
+use vmm_api::{ApiError, DeviceSpec, ErrorKind, FdRef, FunctionInfo, Reply};
 
 use crate::devices::create_functions;
 use crate::refusal::{from_machine, refuse};
@@ -65,6 +66,17 @@ impl Functions {
     }
 }
 
+/// Gives a machine memory that came zeroed: files of that, in the place of what can be plugged and nobody uses.
+pub(crate) fn add_zeroed(machine: &Machine, files: &[FdRef], fds: Vec<OwnedFd>) -> Result<Reply, ApiError> {
+    let mut fds = FdTable::new(fds);
+    let take = |fd: &FdRef| fds.take(*fd).map(File::from);
+    let files: Result<Vec<_>, _> = files.iter().map(take).collect();
+    let files = files.map_err(|error| refuse(ErrorKind::Invalid, error))?;
+    all_used(&fds)?;
+    let added = machine.add_zeroed_memory(files);
+    added.map(|()| Reply::Done).map_err(|error| from_machine(&error))
+}
+
 /// What a driver is told of a machine's functions, which came by files of their own or by groups.
 pub(crate) fn told(machine: &mut Machine, iommufd: bool) -> vmm_api::Functions {
     let (states, mapped) = machine.functions();
@@ -95,6 +107,7 @@ pub(crate) fn told(machine: &mut Machine, iommufd: bool) -> vmm_api::Functions {
         error: growth.error.or(deflation.error),
         iommufd: Some(iommufd),
         memory_fill: true,
+        zeroed_memory: machine.zeroed_memory().ok(),
         busy: machine.maps_memory(),
         functions: states.into_iter().map(info).collect(),
     }

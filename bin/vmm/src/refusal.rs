@@ -29,8 +29,9 @@ pub(crate) fn from_machine(error: &MachineError) -> ApiError {
         | MachineError::OtherMemory { .. }
         | MachineError::FunctionTaken(_)
         | MachineError::NoFunction(_)
+        | MachineError::Memory(MemoryError::ZeroedFile(_))
         | MachineError::OtherDevices { .. } => ErrorKind::Invalid,
-        MachineError::FunctionsLeave => ErrorKind::WrongState,
+        MachineError::FunctionsLeave | MachineError::NoZeroedMemory(_) => ErrorKind::WrongState,
         MachineError::Engine(_)
         | MachineError::Memory(_)
         | MachineError::Function { .. }

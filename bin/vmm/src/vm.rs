@@ -195,6 +195,7 @@ impl Vm {
             Request::Functions => self.told_functions().map(Reply::Functions),
             Request::ResizeMemory(size) => self.resize_memory(|machine| machine.resize_memory(size.bytes())),
             Request::MapAhead(size) => self.resize_memory(|machine| machine.map_ahead(size.bytes())),
+            Request::AddZeroedMemory(files) => functions::add_zeroed(self.its_machine()?, &files, fds),
             Request::ResizeBalloon(size) => self.resize_balloon(size).map(|()| Reply::Done),
             Request::PressPowerButton => self.press_power_button(),
             Request::Stop => {
