@@ -21,6 +21,7 @@ use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::CreateError;
 use access::Access;
+use ahead::Run;
 use fill::FillPolicy;
 
 pub use access::{DmaSpaces, KnownBy, Taken};
@@ -114,7 +115,13 @@ impl DmaSpace {
     }
 
     /// Begins to fill runs of this memory that are to be mapped, in their order and as this space's memory is filled, by so many threads.
-    fn fill_ahead(&self, runs: &[Piece], memory: Vec<Arc<GuestRegionMmap<()>>>, fillers: usize) -> io::Result<Ahead> {
+    fn fill_ahead(
+        &self,
+        runs: impl IntoIterator<Item = impl Into<Run>>,
+        memory: Vec<Arc<GuestRegionMmap<()>>>,
+        fillers: usize,
+    ) -> io::Result<Ahead> {
+        let runs = runs.into_iter().map(Into::into).collect();
         Ahead::begin(runs, memory, fillers, &self.fill)
     }
 
@@ -253,7 +260,7 @@ impl GuestDma {
         }
         let runs = memory.runs();
         let pin = memory.pins.pin();
-        let ahead = space.fill_ahead(&runs, memory.regions.clone(), memory.fillers);
+        let ahead = space.fill_ahead(runs.iter().copied(), memory.regions.clone(), memory.fillers);
         let ahead = ahead.map_err(|source| CreateError::Host { what, source })?;
         space.progress.store(0, Ordering::Relaxed);
         let before = |index: usize| {

@@ -32,8 +32,26 @@ const STACK: usize = 64 << 10;
 /// The log has it that no memory comes from the node that it was to come from: once, whatever number of threads there is.
 static NODE_REFUSED: AtomicBool = AtomicBool::new(false);
 
+/// What is to be filled.
+#[derive(Clone, Copy)]
+pub(super) struct Run {
+    pub(super) piece: Piece,
+    /// There is nothing to zero, only to map, which no rate need limit.
+    pub(super) is_zeroed: bool,
+}
+
+/// Nothing is known of it.
+impl From<Piece> for Run {
+    fn from(piece: Piece) -> Self {
+        Self {
+            piece,
+            is_zeroed: false,
+        }
+    }
+}
+
 struct Shared {
-    runs: Vec<Piece>,
+    runs: Vec<Run>,
     next: AtomicUsize,
     stopped: AtomicBool,
     policy: FillPolicy,
@@ -65,18 +83,19 @@ impl Ahead {
     /// # Errors
     /// No thread could be had.
     pub(super) fn begin(
-        runs: &[Piece],
+        runs: Vec<Run>,
         memory: Vec<Arc<GuestRegionMmap<()>>>,
         fillers: usize,
         policy: &FillPolicy,
     ) -> io::Result<Self> {
+        let count = runs.len();
         let shared = Arc::new(Shared {
-            runs: runs.to_vec(),
+            runs,
             next: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
             policy: policy.clone(),
             state: Mutex::new(State {
-                filled: vec![fillers == 0; runs.len()],
+                filled: vec![fillers == 0; count],
                 waiting: 0,
                 waits: 0,
             }),
@@ -145,19 +164,21 @@ impl Shared {
         loop {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(run) = self.runs.get(index) else { return };
-            self.fill_run(run);
+            self.fill_run(*run);
             self.state().filled[index] = true;
             self.changed.notify_all();
         }
     }
 
     /// It makes no difference to what is in the memory. What cannot be filled here is filled by whoever maps it, or refused there.
-    fn fill_run(&self, run: &Piece) {
+    fn fill_run(&self, Run { piece, is_zeroed }: Run) {
         let mut done = 0;
-        while done < run.length && self.may_go_on() {
-            let length = STEP.min(run.length - done);
-            self.policy.spend(length);
-            let at = (run.address + done) as *mut std::ffi::c_void;
+        while done < piece.length && self.may_go_on(!is_zeroed) {
+            let length = STEP.min(piece.length - done);
+            if !is_zeroed {
+                self.policy.spend(length);
+            }
+            let at = (piece.address + done) as *mut std::ffi::c_void;
             // SAFETY: 1. the range lies within a mapping that its region owns, which is kept; 2. the content of its pages stays what it is.
             let filled = unsafe { madvise(at, usize::try_from(length).unwrap_or(0), Advice::LinuxPopulateWrite) };
             if let Err(error) = filled {
@@ -168,10 +189,11 @@ impl Shared {
         }
     }
 
-    /// Waits as long as the rate demands; `false` if it is stopped.
-    fn may_go_on(&self) -> bool {
+    /// Waits as long as the rate demands of what it limits; `false` if it is stopped.
+    fn may_go_on(&self, is_limited: bool) -> bool {
         while !self.stopped.load(Ordering::Relaxed) {
-            let Some(pause) = self.policy.wait() else { return true };
+            let pause = if is_limited { self.policy.wait() } else { None };
+            let Some(pause) = pause else { return true };
             let mut state = self.state();
             if self.stopped.load(Ordering::Relaxed) {
                 break;
@@ -199,6 +221,10 @@ mod tests {
 
     /// A thread that fills 128 MiB, as one run.
     fn filling(policy: &FillPolicy) -> Ahead {
+        filling_of(policy, false)
+    }
+
+    fn filling_of(policy: &FillPolicy, is_zeroed: bool) -> Ahead {
         let ram = Ram::allocate(ByteSize::mib(128)).unwrap();
         let memory = ram.regions().to_vec();
         let run = Piece {
@@ -206,7 +232,8 @@ mod tests {
             address: memory[0].as_ptr() as u64,
             length: memory[0].len(),
         };
-        Ahead::begin(&[run], memory, 1, policy).unwrap()
+        let run = Run { piece: run, is_zeroed };
+        Ahead::begin(vec![run], memory, 1, policy).unwrap()
     }
 
     /// With so many bytes a second.
@@ -260,6 +287,19 @@ mod tests {
         waits("the end", || ahead.shared.state().filled[0]);
         // A tenth of a second's share passes at once, and the last step.
         assert!(begun.elapsed() > Duration::from_millis(850), "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn what_came_zeroed_has_no_rate() {
+        let (fresh, spent) = (with_rate(64 << 10), with_rate(64 << 10));
+        spent.spend(STEP);
+        for policy in [&fresh, &spent] {
+            let ahead = filling_of(policy, true);
+            let begun = Instant::now();
+            assert!(ahead.wait_for(0, || begun.elapsed() > Duration::from_secs(20)));
+            assert_eq!(ahead.shared.state().waits, 0);
+        }
+        assert_eq!(fresh.wait(), None, "it has taken of the others' share");
     }
 
     #[test]

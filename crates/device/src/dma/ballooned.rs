@@ -236,7 +236,7 @@ impl BalloonedDma {
         let reach = self.state().functions.as_ref().map(Reach::filled);
         let Some((space, memory)) = reach else { return Ok(()) };
         let ahead = space
-            .fill_ahead(pieces, memory, fillers)
+            .fill_ahead(pieces.iter().copied(), memory, fillers)
             .map_err(|source| VfioError::Call {
                 call: "a thread that fills memory",
                 source,

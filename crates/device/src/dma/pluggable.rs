@@ -20,6 +20,7 @@ use memory::{GuestRam, MemoryError, Pins, Ram, ZEROED_PIECE, check_zeroed, disca
 use vfio::{CHUNK, DmaAccess, Mapped, Piece, VfioError};
 use vm_memory::{GuestMemoryRegion, GuestRegionMmap};
 
+use super::ahead::Run;
 use super::{Ahead, DmaSpace, keep};
 use crate::MemoryBlocks;
 
@@ -258,7 +259,7 @@ impl PluggableDma {
         let State { chunks, functions } = &mut *state;
         let Some(reach) = functions else { return };
         for piece in pieces {
-            let index = usize::try_from((piece.iova - self.0.range.start) / CHUNK).unwrap_or(usize::MAX);
+            let index = self.index(piece);
             let chunk = chunks.get_mut(index);
             if let Some(chunk) = chunk.filter(|chunk| chunk.mapped.is_none() && chunk.plugged == 0) {
                 chunk.is_zeroed = false;
@@ -272,9 +273,22 @@ impl PluggableDma {
     /// # Errors
     /// No thread could be had.
     pub fn fill_ahead(&self, pieces: &[Piece], fillers: usize) -> io::Result<Option<Ahead>> {
-        let reach = self.state().functions.clone();
-        let begin = |reach: Reach| reach.space.fill_ahead(pieces, vec![reach.region], fillers);
+        let (reach, runs) = {
+            let state = self.state();
+            let run = |piece: &Piece| Run {
+                piece: *piece,
+                is_zeroed: state.chunks.get(self.index(piece)).is_some_and(|chunk| chunk.is_zeroed),
+            };
+            let runs: Vec<_> = pieces.iter().map(run).collect();
+            (state.functions.clone(), runs)
+        };
+        let begin = |reach: Reach| reach.space.fill_ahead(runs, vec![reach.region], fillers);
         reach.map(begin).transpose()
+    }
+
+    /// Of the chunk that a piece is.
+    fn index(&self, piece: &Piece) -> usize {
+        usize::try_from((piece.iova - self.0.range.start) / CHUNK).unwrap_or(usize::MAX)
     }
 
     /// Whether the guest owns all that lies in the region of a range of its memory.

@@ -2,13 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
 
+use vfio::AddressSpace;
 use vfio::fake::Op;
 use vfio::fake::random::Random;
 use vm_memory::{Bytes, GuestAddress};
 
+use super::super::{Access, FillPolicy};
 use super::tests::{BLOCK, REGION, Rig};
 use super::*;
+use crate::DmaMemory;
 
 const CHUNKS: u64 = REGION / CHUNK.get();
 const BLOCKS: u64 = CHUNK.get() / BLOCK;
@@ -112,6 +116,23 @@ fn of_files_of_which_one_cannot_be_used_none_is() {
     let refused = rig.pluggable.place_zeroed(&rig.ram, vec![zeroed(), short]);
     assert!(matches!(refused, Err(MemoryError::ZeroedFile(_))), "{refused:?}");
     assert_eq!((marks(&rig), rig.pluggable.zeroed()), (vec![1, 2, 3, 4], 0));
+}
+
+#[test]
+fn what_came_zeroed_is_filled_at_once_and_all_else_by_its_rate() {
+    let rig = Rig::new();
+    let slow = FillPolicy::with(Some(64 << 10), None).unwrap();
+    let space = DmaSpace::with_access(Arc::clone(&rig.fake) as Arc<dyn AddressSpace>, Access::None, slow);
+    let memory = DmaMemory::of(&rig.ram).with_pluggable(&rig.ram, rig.pluggable.clone());
+    let dma = space.map(&memory).unwrap();
+    assert_eq!(place(&rig, 1), 1);
+    let pieces = rig.pluggable.unmapped_below(2 * CHUNK.get());
+    let ahead = rig.pluggable.fill_ahead(&pieces, 1).unwrap().unwrap();
+    let begun = Instant::now();
+    let late = || begun.elapsed() > Duration::from_secs(2);
+    assert!(ahead.wait_for(0, late), "it waits for the rate");
+    assert!(!ahead.wait_for(1, late), "it was filled, or not waited for");
+    drop((ahead, dma));
 }
 
 /// Placed at any time, in any order: what a function reaches is where it was when it was mapped, and what the guest owns is what it has put
