@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use agent_api::PciRequest;
 use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
-use vmm_api::devices::{MEM_MIN_BLOCK, MemConfig};
+use vmm_api::devices::{MEM_MIN_BLOCK, MemConfig, ZEROED_PIECE};
 use vmm_api::{DeviceSpec, FdRef, FunctionState, Functions, HotplugMemory};
 
 use super::bare::{in_lab, run};
@@ -54,6 +54,7 @@ fn host(host: &Host) -> Result<()> {
     let mut guest = Guest::boot(host)?;
     guest.ask_for(BEFORE)?;
     guest.comes_to("plug without a disk", |sizes, _| sizes.plugged == BEFORE.bytes())?;
+    guest.has_zeroed_memory()?;
     guest.attach(&disk)?;
     let told = guest.functions()?;
     ensure!(
@@ -96,6 +97,17 @@ impl Guest {
             agent,
             hand: None,
         })
+    }
+
+    /// A part of what it will plug comes zeroed: the disk is to reach that as all else.
+    fn has_zeroed_memory(&mut self) -> Result<()> {
+        let piece = |_| base::memfd::sized("zeroed", ZEROED_PIECE.bytes());
+        let files = [piece(0)?, piece(1)?];
+        let files = files.each_ref().map(AsFd::as_fd);
+        self.machine.vmm.client.add_zeroed_memory(&files)?;
+        let taken = self.functions()?.zeroed_memory;
+        ensure!(taken == Some(2 * ZEROED_PIECE.bytes()), "{taken:?} were taken");
+        Ok(())
     }
 
     fn attach(&mut self, disk: &Given) -> Result<()> {

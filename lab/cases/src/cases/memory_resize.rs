@@ -1,16 +1,19 @@
 //! A guest grows and shrinks while it runs: it uses all that it is given, what it gives back is the host's again, and a snapshot that is
-//! taken in between goes on in another VMM, grows and shrinks there, with what the guest has in its memory.
+//! taken in between goes on in another VMM, grows and shrinks there, with what the guest has in its memory. A part of what it is given came
+//! zeroed.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use agent_api::{Connection, VSOCK_PORT};
 use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
-use vmm_api::devices::{MEM_MIN_BLOCK, MemConfig};
+use vmm_api::devices::{MEM_MIN_BLOCK, MemConfig, ZEROED_PIECE};
 use vmm_api::{ClientError, ErrorKind, HotplugMemory};
 
 use super::snapshot_files::Files;
@@ -65,6 +68,7 @@ fn host(host: &Host) -> Result<()> {
     );
     ensure!(sizes(&mut machine)? == of(0, 0), "{:?}", sizes(&mut machine)?);
     wrong_sizes(&mut machine)?;
+    let zeroed = zeroed_memory(&mut machine)?;
 
     grow(&mut machine, &address, small)?;
     hold(&address)?;
@@ -84,6 +88,13 @@ fn host(host: &Host) -> Result<()> {
     ask(&address, VERIFY)?;
     shrink(&mut machine, &address)?;
     let left = resident(&machine)?;
+    let kept = zeroed.iter().try_fold(0, |sum, file| {
+        Ok::<_, anyhow::Error>(sum + file.metadata()?.blocks() * 512)
+    })?;
+    ensure!(
+        kept <= STAYS.bytes(),
+        "{kept} bytes of files that came zeroed are kept, and the guest has given back what it had plugged"
+    );
     ensure!(
         left + HELD.bytes() / 2 < used,
         "of {used} bytes the VMM still has {left}, and the guest has given back what it had plugged"
@@ -104,6 +115,26 @@ fn builder(host: &Host) -> Result<Builder<'_>> {
     };
     builder.device("memory", &config)?;
     Ok(builder)
+}
+
+/// A part of the region comes zeroed; the case's own hands on the files.
+fn zeroed_memory(machine: &mut Vm) -> Result<[File; 2]> {
+    let client = &mut machine.vmm.client;
+    ensure!(
+        client.functions()?.zeroed_memory == Some(0),
+        "{:?}",
+        client.functions()?
+    );
+    let piece = |_| base::memfd::sized("zeroed", ZEROED_PIECE.bytes());
+    let files = [piece(0)?, piece(1)?];
+    client.add_zeroed_memory(&[files[0].as_fd(), files[1].as_fd()])?;
+    let taken = client.functions()?.zeroed_memory;
+    ensure!(taken == Some(2 * ZEROED_PIECE.bytes()), "{taken:?} were taken");
+    let short = base::memfd::sized("short", 4096)?;
+    match client.add_zeroed_memory(&[short.as_fd()]) {
+        Err(ClientError::Refused(error)) if error.message.contains("no regular file of 128 MiB") => Ok(files),
+        other => bail!("a short file was not refused: {other:?}"),
+    }
 }
 
 /// The guest of the snapshot: it has what it had, gives it back, and can have it again.
@@ -198,10 +229,10 @@ fn shrink(machine: &mut Vm, address: &SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Memory of the VMM's own, its guest's above all.
+/// Memory of the VMM's own, its guest's above all: what came zeroed is a file's.
 fn resident(machine: &Vm) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", machine.vmm.pid()))?;
-    kibibytes(&status, "RssAnon:")
+    Ok(kibibytes(&status, "RssAnon:")? + kibibytes(&status, "RssShmem:")?)
 }
 
 /// A number of KiB in a file of proc(5), in bytes.

@@ -122,8 +122,19 @@ fn wrong_configurations(host: &Host) -> Result<()> {
     let without = VmConfig { kvm: None, ..good() };
     let created = vmm.client.create(without, &[kernel.as_fd()]);
     refusal(created, ErrorKind::Invalid, "send it open")?;
+    refusal(
+        vmm.client.add_zeroed_memory(&[kernel.as_fd()]),
+        ErrorKind::WrongState,
+        "there is no VM",
+    )?;
     // After all this a right one still works, once.
     vmm.client.create(good(), &fds)?;
+    refusal(
+        vmm.client.add_zeroed_memory(&[kernel.as_fd()]),
+        ErrorKind::WrongState,
+        "it has no memory that can be plugged",
+    )?;
+    ensure!(vmm.client.functions()?.zeroed_memory.is_none(), "it takes none");
     refusal(
         vmm.client.create(good(), &fds),
         ErrorKind::WrongState,
