@@ -205,6 +205,7 @@ pub(crate) fn vmm_packets() -> Target {
     let seeds = vec![
         request(VmmRequest::Create(Box::new(config))),
         request(VmmRequest::Start),
+        request(VmmRequest::AddZeroedMemory(vec![FdRef(0), FdRef(63)])),
     ];
     Target {
         name: "vmm-packets",
