@@ -115,7 +115,7 @@ pub enum MemoryError {
     },
     /// A file of zeroed memory is none that can be used.
     #[error(
-        "a file of zeroed memory {0}: give files of 128 MiB, opened to be read and written, of a tmpfs whose size is not limited (size=0)"
+        "a file of zeroed memory {0}: give files of 128 MiB, opened to be read and written, each of a tmpfs of its own with room for it, or of one whose size is not limited (size=0)"
     )]
     ZeroedFile(&'static str),
     /// The host does not have a file of zeroed memory in the place of memory that can be plugged.

@@ -9,12 +9,13 @@
 //! (`image`, `layers`) takes all pages of a piece for touched and changed.
 //!
 //! A file that was cut off would kill whoever touches the memory (SIGBUS), and so would one whose file system has no space left when a page that
-//! was given back is touched again. The second is checked, by the file system having no limit; the first cannot be, so that whoever hands a
-//! file over has to keep nobody who could.
+//! was given back is touched again. The second is checked: the file system has no limit, or is the file's alone and has room for all of it. The
+//! first cannot be: whoever hands a file over must not keep it, nor anybody else.
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::sparse::blocks_with_data;
@@ -28,6 +29,9 @@ use crate::{HUGE_PAGE, MemoryError, PAGE, PROTECTION, Ram, huge_pages, image};
 
 /// Bytes of a piece and of its file.
 pub const ZEROED_PIECE: u64 = 128 << 20;
+
+/// What stat(2) counts blocks by.
+const ST_BLOCK: u64 = 512;
 
 /// Of a file system in memory (linux/magic.h).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -78,15 +82,18 @@ pub fn check_zeroed(file: &File) -> Result<(), MemoryError> {
         return Err(MemoryError::ZeroedFile("cannot be read and written"));
     }
     let system = fstatfs(file).map_err(failed("looked at"))?;
-    check_file_system(system.f_type, system.f_blocks)
-}
-
-/// By its kind, and by how many blocks it has at most (`shmem_statfs` of mm/shmem.c).
-fn check_file_system(kind: i64, blocks: u64) -> Result<(), MemoryError> {
-    match (kind, blocks) {
-        (TMPFS_MAGIC, 0) => Ok(()),
-        (TMPFS_MAGIC, _) => Err(MemoryError::ZeroedFile("lies in a file system that can be full")),
-        _ => Err(MemoryError::ZeroedFile("lies in no file system in memory")),
+    if system.f_type != TMPFS_MAGIC {
+        return Err(MemoryError::ZeroedFile("lies in no file system in memory"));
+    }
+    // A limit of 0 is none (`shmem_statfs` of mm/shmem.c).
+    let block = u64::try_from(system.f_bsize).unwrap_or(0);
+    let limit = system.f_blocks.saturating_mul(block);
+    let used = system.f_blocks.saturating_sub(system.f_bfree).saturating_mul(block);
+    let is_its_own = used == metadata.blocks() * ST_BLOCK;
+    match limit {
+        0 => Ok(()),
+        ZEROED_PIECE.. if is_its_own => Ok(()),
+        _ => Err(MemoryError::ZeroedFile("lies in a file system that can be full")),
     }
 }
 

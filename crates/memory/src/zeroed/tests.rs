@@ -4,6 +4,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use base::ByteSize;
+use rustix::fs::Mode;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
@@ -271,19 +273,51 @@ fn what_cannot_be_used_is_refused_and_changes_nothing() {
         let told = ram.place_zeroed(START, &file).unwrap_err().to_string();
         assert!(told.contains(words), "{told}");
     }
-    for (kind, blocks, words) in [
-        (TMPFS_MAGIC, 1, "can be full"),
-        (0xef53, 0, "in no file system in memory"),
-    ] {
-        let told = check_file_system(kind, blocks).unwrap_err().to_string();
-        assert!(told.contains(words), "{told}");
-    }
     for address in [0, START - ZEROED_PIECE, START + MIB, START + 2 * ZEROED_PIECE, u64::MAX] {
         let error = ram.place_zeroed(address, &whole).unwrap_err();
         assert!(matches!(error, MemoryError::Zeroed { .. }), "{error}");
     }
     assert_eq!(word(&ram, START), 5);
     assert!(!ram.zeroed.overlaps(0..u64::MAX));
+}
+
+/// A tmpfs of such a size that nobody sees, which needs root, and a way to files of a piece's size in it.
+fn tmpfs(size: u64) -> impl Fn() -> File {
+    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).expect("fsopen(2), which needs root");
+    fsconfig_set_string(&context, "size", size.to_string()).unwrap();
+    fsconfig_create(&context).unwrap();
+    let mount = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).unwrap();
+    move || {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&mount, ".", flags, Mode::RUSR | Mode::WUSR).unwrap();
+        rustix::fs::ftruncate(&file, ZEROED_PIECE).unwrap();
+        File::from(file)
+    }
+}
+
+#[test]
+fn there_must_be_room_for_a_file_whatever_others_do() {
+    let full = |file: &File| {
+        let told = check_zeroed(file).unwrap_err().to_string();
+        assert!(told.contains("can be full"), "{told}");
+    };
+    full(&tmpfs(ZEROED_PIECE - PAGE as u64)());
+    let shared = tmpfs(3 * ZEROED_PIECE);
+    let (file, other) = (shared(), shared());
+    other.write_all_at(&[1], 0).unwrap();
+    full(&file);
+    check_zeroed(&tmpfs(0)()).unwrap();
+    let own = tmpfs(ZEROED_PIECE)();
+    own.write_all_at(&[0; PAGE], 0).unwrap();
+    let ram = Ram::allocate(size()).unwrap();
+    ram.place_zeroed(START, &own).unwrap();
+    put(&ram, START + ZEROED_PIECE - 8, 5);
+    assert_eq!(word(&ram, START + ZEROED_PIECE - 8), 5);
+    // On disk.
+    let disk = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    disk.set_len(ZEROED_PIECE).unwrap();
+    let told = check_zeroed(&disk).unwrap_err().to_string();
+    assert!(told.contains("in no file system in memory"), "{told}");
 }
 
 #[test]
