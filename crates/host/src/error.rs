@@ -1,9 +1,9 @@
-//! What can go wrong with cgroups, the jail and confinement. Knows what failed and what to do about it, not who asked.
+//! What can go wrong with cgroups, the jail, confinement and zeroed memory. Knows what failed and what to do about it, not who asked.
 
 use std::io;
 use std::path::PathBuf;
 
-/// A failure of [`crate::cgroup`], [`crate::jail`] or [`crate::confine`].
+/// A failure of [`crate::cgroup`], [`crate::jail`], [`crate::confine`] or [`crate::zeroed_memory`].
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No cgroup2 file system is mounted.
@@ -102,6 +102,15 @@ pub enum Error {
         step: &'static str,
         /// What to do; begins with its own punctuation, or is empty.
         next: &'static str,
+        /// What the kernel said.
+        #[source]
+        cause: io::Error,
+    },
+    /// A file of zeroed memory cannot be made, or filled.
+    #[error("zeroed memory cannot be made ahead: {step}")]
+    ZeroedMemory {
+        /// The step.
+        step: &'static str,
         /// What the kernel said.
         #[source]
         cause: io::Error,

@@ -5,7 +5,7 @@
 //! guest is twenty bytes of its own.
 #![allow(
     unsafe_code,
-    reason = "the trial guest needs mapped memory that KVM writes to, and a signal that ends a stuck KVM_RUN; files are mapped for the page cache"
+    reason = "the trial guest needs mapped memory that KVM writes to, and a signal that ends a stuck KVM_RUN; files are mapped for the page cache, and to be filled"
 )]
 
 pub mod cgroup;
@@ -21,6 +21,7 @@ pub mod share;
 pub mod tools;
 mod trial;
 mod verdict_cache;
+pub mod zeroed_memory;
 
 use std::path::PathBuf;
 

@@ -96,7 +96,7 @@ pub(crate) fn thp() -> Check {
 }
 
 /// The word in brackets of `always [madvise] never`.
-fn chosen(text: &str) -> Option<&str> {
+pub(crate) fn chosen(text: &str) -> Option<&str> {
     text.split_once('[')?.1.split_once(']').map(|(word, _)| word)
 }
 
