@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use base::ByteSize;
-use node_api::{Client, ClientError, METRICS_SOCKET, NodeInfo, Promised, Reply, Request, Resource, SOCKET};
+use node_api::{
+    Client, ClientError, METRICS_SOCKET, NodeInfo, Promised, Reply, Request, Resource, SOCKET, ZeroedMemory,
+};
 
 use rustix::io::Errno;
 use wire::packet::PacketError;
@@ -116,7 +118,7 @@ pub(crate) fn tell(args: &DaemonArgs, output: &Output) -> Result<u8> {
         );
         match args.stop {
             true => first,
-            false => first + &promised(&info.promised),
+            false => first + &promised(&info.promised) + &zeroed(info.zeroed_memory.as_ref()),
         }
     })?;
     Ok(0)
@@ -138,6 +140,23 @@ fn promised(all: &[Promised]) -> String {
         [] => String::new(),
         _ => table(&rows),
     }
+}
+
+/// Memory that is zeroed ahead, in a line; of a daemon that does so.
+fn zeroed(memory: Option<&ZeroedMemory>) -> String {
+    memory.map_or_else(String::new, |memory| {
+        format!(
+            "zeroed memory: {} of {} ready, {} given to sandboxes\n",
+            memory.ready, memory.size, memory.handed_out
+        )
+    })
+}
+
+/// What the daemon has of memory that is zeroed ahead, if one runs here that does so. None is started for this.
+pub(crate) fn zeroed_memory(state: &Path) -> Option<ZeroedMemory> {
+    // Whoever may not ask sees the other findings.
+    let mut client = try_connect(&state.join(SOCKET)).ok()??;
+    info(&mut client).ok()?.zeroed_memory
 }
 
 /// `basalt daemon metrics`: what the daemon's endpoint says, as it says it.

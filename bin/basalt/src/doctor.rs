@@ -1,5 +1,5 @@
-//! `basalt doctor`: shows what crate `host` found, what giving devices away needs, what the daemon found in its state directory when it was started last, and which
-//! snapshots and templates are known to be damaged.
+//! `basalt doctor`: shows what crate `host` found, what giving devices away needs, what the daemon has of memory that is zeroed ahead, what it
+//! found in its state directory when it was started last, and which snapshots and templates are known to be damaged.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -7,12 +7,13 @@ use std::path::Path;
 
 use anyhow::Result;
 use host::{Check, Report, Status, Verdict};
+use node_api::ZeroedMemory;
 use node_api::recovery::{DAMAGED_DATABASE, QUARANTINE, REPORT, Recovery};
 use vfio::host::Sysfs;
 
 use crate::logs::rfc3339;
 use crate::output::{Colour, Output, coloured};
-use crate::{EXIT_FAILED, passthrough, places};
+use crate::{EXIT_FAILED, daemon, passthrough, places};
 
 /// The check of the state directory.
 const STATE: &str = "state";
@@ -25,10 +26,27 @@ pub(crate) fn doctor(output: &Output) -> Result<u8> {
     let places = places::for_doctor()?;
     let mut report = host::doctor(&places);
     report.checks.extend(passthrough::checks(&Sysfs::of_host()));
+    report
+        .checks
+        .extend(daemon::zeroed_memory(&places.state).as_ref().map(zeroed));
     report.checks.extend(saved(&places.state));
     report.checks.push(state(&places.state));
     output.result(&report, || text(&report))?;
     Ok(if report.can_run() { 0 } else { EXIT_FAILED })
+}
+
+/// Memory that the daemon zeroes ahead.
+fn zeroed(memory: &ZeroedMemory) -> Check {
+    const NAME: &str = "zeroed-memory";
+    let found = format!("{} of {} ready", memory.ready, memory.size);
+    match &memory.failed {
+        None => Check::ok(NAME, found),
+        Some(why) => Check::warn(
+            NAME,
+            format!("{found}, and no more is made: {why}"),
+            "it is tried again every minute; sandboxes with devices start as without it (basaltd --zeroed-memory)",
+        ),
+    }
 }
 
 /// What the daemon has found out about the files that sandboxes are cloned of (`node::saved::checksums`); nothing where there are none.
@@ -154,6 +172,24 @@ fn verdict(report: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_that_is_not_zeroed_ahead_is_told_with_the_cause() {
+        let mut memory = ZeroedMemory {
+            size: base::ByteSize::gib(4),
+            ready: base::ByteSize::gib(1),
+            handed_out: base::ByteSize(0),
+            failed: None,
+        };
+        assert_eq!(zeroed(&memory), Check::ok("zeroed-memory", "1 GiB of 4 GiB ready"));
+        memory.failed = Some("shmem_enabled is `deny`".into());
+        let check = zeroed(&memory);
+        assert_eq!(check.status, Status::Warn);
+        assert!(
+            check.found.ends_with("no more is made: shmem_enabled is `deny`"),
+            "{check:?}"
+        );
+    }
 
     #[test]
     fn what_is_damaged_is_named() {

@@ -68,11 +68,12 @@ pub(crate) fn policies() -> impl Iterator<Item = (&'static str, PathBuf)> {
     POLICIES.into_iter().filter_map(set)
 }
 
-const POLICIES: [(&str, &str); 4] = [
+const POLICIES: [(&str, &str); 5] = [
     ("BASALT_MEMORY_OVERCOMMIT", "--memory-overcommit"),
     ("BASALT_CLONE_OVERCOMMIT", "--clone-overcommit"),
     ("BASALT_DISK_OVERCOMMIT", "--disk-overcommit"),
     ("BASALT_MEMORY_FILL_RATE", "--memory-fill-rate"),
+    ("BASALT_ZEROED_MEMORY", "--zeroed-memory"),
 ];
 
 /// The program `basalt-lab` beside this one.

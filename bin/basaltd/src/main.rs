@@ -1,5 +1,5 @@
-//! The node daemon: opens the node, serves until it is told to end; or ends all sandboxes; or holds the cgroup that they are
-//! in. Everything else is crate `node`.
+//! The node daemon: opens the node, serves until it is told to end; or ends all sandboxes; holds the cgroup that they are
+//! in; or fills a file with zeroed memory for another one. Everything else is crate `node`.
 
 #![allow(
     unsafe_code,
@@ -16,8 +16,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use base::ByteSize;
 use log::LevelFilter;
-use node::{Config, Node, Pool, Server, ThisHost, TimeLimits};
+use node::{Config, Node, Pool, Server, ThisHost, TimeLimits, Zeroing};
 use node_api::{Client, Request};
 
 use crate::options::{Command, Options};
@@ -49,7 +50,10 @@ fn open(options: Options) -> Result<Arc<Node>> {
         spans: spans(),
         host: Arc::new(ThisHost),
         overcommit: options.overcommit,
-        memory_fill_rate: options.memory_fill_rate,
+        zeroing: Zeroing {
+            rate: options.memory_fill_rate,
+            ahead: options.zeroed_memory,
+        },
     };
     Ok(Node::open(config)?)
 }
@@ -91,7 +95,7 @@ fn raise_descriptor_limit() {
 }
 
 /// The host goes down, or Basalt is removed.
-fn end_sandboxes(options: Options, grace: Duration) -> Result<()> {
+fn end_sandboxes(mut options: Options, grace: Duration) -> Result<()> {
     observe::logger::init("basaltd: ", options.log_level)?;
     raise_descriptor_limit();
     // A service manager has ended its daemon by now. Its socket would only start another.
@@ -103,6 +107,8 @@ fn end_sandboxes(options: Options, grace: Duration) -> Result<()> {
     } else {
         end_daemon(&options)?;
     }
+    // Nobody is to be started.
+    options.zeroed_memory = ByteSize(0);
     let ending = open(options)?.end_all(grace)?;
     if ending.failed > 0 {
         bail!("{} sandboxes could not be ended, {} were", ending.failed, ending.ended);
@@ -184,17 +190,19 @@ fn wait_for_signal(set: &libc::sigset_t) {
 
 fn main() -> ExitCode {
     node::keep_private();
+    let done = |()| ExitCode::SUCCESS;
     let result = options::parse().and_then(|command| match command {
-        Command::Serve(options) => serve(options),
-        Command::EndSandboxes(options, grace) => end_sandboxes(options, grace),
-        Command::HoldCgroup => hold_cgroup(),
+        Command::Serve(options) => serve(options).map(done),
+        Command::EndSandboxes(options, grace) => end_sandboxes(options, grace).map(done),
+        Command::HoldCgroup => hold_cgroup().map(done),
+        Command::FillMemory(cgroup) => Ok(host::zeroed_memory::fill_for_parent(cgroup.as_deref())?.into()),
         Command::Print(text) => {
             use std::io::Write;
-            Ok(std::io::stdout().write_all(text.as_bytes())?)
+            Ok(std::io::stdout().write_all(text.as_bytes()).map(done)?)
         }
     });
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("basaltd: {error:#}");
             ExitCode::FAILURE

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use base::ByteSize;
+use host::MemInfo;
 use log::LevelFilter;
 use node::Overcommit;
 use node_api::CpuModel;
@@ -18,6 +19,7 @@ basaltd: keeps the sandboxes of a node (see docs/daemon.md)
 Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--cpu-model MODEL] [--cgroup PATH]
                [--no-users] [--group NAME] [--metrics ADDRESS] [--log-level LEVEL] [--memory-overcommit RATIO]
                [--clone-overcommit RATIO] [--disk-overcommit RATIO] [--memory-fill-rate SIZE]
+               [--zeroed-memory SIZE]
        basaltd --end-sandboxes [--grace SECONDS] [flags as above]
        basaltd --hold-cgroup
 
@@ -37,6 +39,9 @@ Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--cpu-model MODEL] [--
   --memory-fill-rate SIZE
                      the most memory of a sandbox that is zeroed in a second ahead of being mapped for its devices: 64m
                      at least; no limit
+  --zeroed-memory SIZE
+                     how much memory to zero ahead, while no sandbox is being started, for the next ones with devices: a
+                     multiple of 128m; 0
   --log-level LEVEL  off, error, warn (default), info, debug or trace; from debug on guests' kernels say everything
   --end-sandboxes    end all sandboxes in order and all at once, take network and cgroups away, and end; a daemon that runs
                      is ended first
@@ -66,6 +71,7 @@ pub(crate) struct Options {
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) overcommit: Overcommit,
     pub(crate) memory_fill_rate: Option<ByteSize>,
+    pub(crate) zeroed_memory: ByteSize,
 }
 
 /// What is to be done.
@@ -74,6 +80,8 @@ pub(crate) enum Command {
     Serve(Options),
     EndSandboxes(Options, Duration),
     HoldCgroup,
+    /// Of a daemon's child: to fill its standard input with zeroed memory, in this cgroup.
+    FillMemory(Option<PathBuf>),
     Print(&'static str),
 }
 
@@ -96,6 +104,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
         metrics: None,
         overcommit: Overcommit::default(),
         memory_fill_rate: None,
+        zeroed_memory: ByteSize(0),
     };
     let (mut ends, mut holds, mut grace) = (false, false, None);
     let mut group = None;
@@ -113,6 +122,8 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("clone-overcommit") => options.overcommit.clones = parser.value()?.parse()?,
             Long("disk-overcommit") => options.overcommit.disk = parser.value()?.parse()?,
             Long("memory-fill-rate") => options.memory_fill_rate = Some(fill_rate(&parser.value()?.string()?)?),
+            Long("zeroed-memory") => options.zeroed_memory = zeroed_memory(&parser.value()?.string()?)?,
+            Long("fill-memory") => return Ok(Command::FillMemory(parser.optional_value().map(PathBuf::from))),
             Long("log-level") => options.log_level = parser.value()?.parse()?,
             Long("end-sandboxes") => ends = true,
             Long("grace") => grace = Some(Duration::from_secs(parser.value()?.parse()?)),
@@ -163,6 +174,21 @@ fn fill_rate(text: &str) -> Result<ByteSize> {
     Ok(rate)
 }
 
+fn zeroed_memory(text: &str) -> Result<ByteSize> {
+    let (size, piece) = (text.parse::<ByteSize>().context("--zeroed-memory")?, node::ZEROED_PIECE);
+    if !size.bytes().is_multiple_of(piece.bytes()) {
+        bail!("--zeroed-memory {text} is made in pieces of {piece}: give a multiple of that, or 0 for none");
+    }
+    let host = MemInfo::read().context("--zeroed-memory: how much memory this host has is not known")?;
+    if size > host.total {
+        bail!(
+            "--zeroed-memory {text} is more than this host has ({}): give less",
+            host.total
+        );
+    }
+    Ok(size)
+}
+
 /// Absolute, and without steps upwards.
 fn is_plain(path: &Path) -> bool {
     path.is_absolute() && !path.components().any(|part| part == std::path::Component::ParentDir)
@@ -206,6 +232,7 @@ mod tests {
             "--disk-overcommit=2",
             "--memory-fill-rate",
             "4GiB",
+            "--zeroed-memory=384m",
         ];
         let Command::Serve(options) = parsed(&words).unwrap() else {
             panic!()
@@ -213,6 +240,14 @@ mod tests {
         let Overcommit { memory, clones, disk } = options.overcommit;
         assert_eq!([memory, clones, disk].map(|ratio| ratio.to_string()), ["1.5", "4", "2"]);
         assert_eq!(options.memory_fill_rate, Some(ByteSize::gib(4)));
+        assert_eq!(options.zeroed_memory, ByteSize::mib(384));
+        // What a daemon starts for it knows nothing else.
+        for (word, cgroup) in [("--fill-memory", None), ("--fill-memory=/a/b", Some("/a/b".into()))] {
+            let Command::FillMemory(its) = parsed(&[word]).unwrap() else {
+                panic!()
+            };
+            assert_eq!(its, cgroup);
+        }
     }
 
     #[test]
@@ -229,6 +264,9 @@ mod tests {
             &["--memory-fill-rate", "fast"],
             &["--memory-fill-rate", "0"],
             &["--memory-fill-rate", "63m"],
+            &["--zeroed-memory", "some"],
+            &["--zeroed-memory", "100m"],
+            &["--zeroed-memory", "1048576g"],
         ] {
             assert!(parsed(words).is_err(), "{words:?}");
         }

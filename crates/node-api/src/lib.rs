@@ -43,7 +43,7 @@ pub use message::{
     Usage,
 };
 pub use paging::Paging;
-pub use promised::{Promised, Resource};
+pub use promised::{Promised, Resource, ZeroedMemory};
 pub use sandbox::{Ended, PauseReason, Sandbox, State};
 pub use secrets::Secrets;
 pub use snapshot::{CloneConfig, MoveConfig, Programs, RollbackConfig, Snapshot, SnapshotConfig, check_snapshot_name};

@@ -11,7 +11,7 @@ use crate::config::SandboxConfig;
 use crate::device::{Device, DeviceRequest};
 use crate::host_cpu::HostCpu;
 use crate::memory_size::MemoryState;
-use crate::promised::Promised;
+use crate::promised::{Promised, ZeroedMemory};
 use crate::sandbox::{Ended, Sandbox};
 use crate::snapshot::{CloneConfig, MoveConfig, RollbackConfig, Snapshot, SnapshotConfig};
 use crate::template::{BuildConfig, LoadedTemplate, Template};
@@ -262,6 +262,9 @@ pub struct NodeInfo {
     /// What sandboxes are promised of the host.
     #[serde(default)]
     pub promised: Vec<Promised>,
+    /// Memory that is zeroed ahead, where some is to be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zeroed_memory: Option<ZeroedMemory>,
 }
 
 /// What went in and out of a sandbox.

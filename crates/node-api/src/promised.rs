@@ -1,5 +1,6 @@
-//! What the daemon has promised its sandboxes of the host, and how much it can promise. Knows no sandbox.
+//! What the daemon has promised its sandboxes of the host, how much it can promise, and what it holds for those to come. Knows no sandbox.
 
+use base::ByteSize;
 use serde::{Deserialize, Serialize};
 
 /// Something of which there is only so much.
@@ -35,4 +36,17 @@ pub struct Promised {
     pub total: u64,
     /// How many times over it may be promised; `None` for what may not.
     pub overcommit: Option<String>,
+}
+
+/// Memory that a daemon zeroes while no sandbox is being started, for the next ones with devices. No sandbox is refused for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ZeroedMemory {
+    /// So much is to be ready.
+    pub size: ByteSize,
+    /// So much is.
+    pub ready: ByteSize,
+    /// So much was given to sandboxes since the daemon was started.
+    pub handed_out: ByteSize,
+    /// Why the last piece could not be made, with the next step where there is one.
+    pub failed: Option<String>,
 }

@@ -45,8 +45,17 @@ pub struct Config {
     pub host: Arc<dyn HostNumbers>,
     /// How many times over that may be promised.
     pub overcommit: Overcommit,
-    /// How many bytes a second a VMM may fill of its guest's memory that is mapped for devices; no limit if missing.
-    pub memory_fill_rate: Option<ByteSize>,
+    /// How memory is zeroed that is mapped for devices.
+    pub zeroing: Zeroing,
+}
+
+/// How memory is zeroed that is mapped for devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Zeroing {
+    /// How many bytes a second a VMM may zero of its guest's; no limit if missing.
+    pub rate: Option<ByteSize>,
+    /// How many bytes are zeroed while no sandbox is being started, for the next ones: a multiple of [`crate::ZEROED_PIECE`]; 0 for none.
+    pub ahead: ByteSize,
 }
 
 /// How long things may take.

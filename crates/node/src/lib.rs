@@ -32,7 +32,7 @@ mod sim;
 mod testing;
 
 pub use api::server::Server;
-pub use config::{Config, TimeLimits};
+pub use config::{Config, TimeLimits, Zeroing};
 pub use error::Error;
 pub use host::jail::Pool;
 pub use node::{Node, instance};
@@ -42,4 +42,4 @@ pub use store::private::keep_private;
 pub use telemetry::metrics::Endpoint;
 pub use vmm::cmdline::command_line;
 pub use vmm::tail::Tail;
-pub use vmm_api::devices::MIN_FILL_RATE;
+pub use vmm_api::devices::{MIN_FILL_RATE, ZEROED_PIECE};

@@ -13,6 +13,7 @@ use image::Store;
 use node_api::{EventKind, Sandbox};
 use observe::span::span;
 use vfio::host::Sysfs;
+use vmm_api::devices::ZEROED_PIECE;
 
 use crate::Error;
 use crate::config::Config;
@@ -26,6 +27,8 @@ use crate::resources::own_cgroup::OwnCgroup;
 use crate::resources::space::{Hold, Reserve};
 use crate::resources::tap_pool::TapPool;
 use crate::resources::volumes::Volumes;
+use crate::resources::zeroed_memory::ZeroedMemory;
+use crate::resources::zeroed_memory::maker::{self, ByChild, Maker};
 use crate::sandbox::entry::Entry;
 use crate::sandbox::registry::Sandboxes;
 use crate::saved::programs::Hashes;
@@ -59,6 +62,7 @@ pub struct Node {
     pub(crate) snapshots: Snapshots,
     pub(crate) templates: Arc<Templates>,
     pub(crate) budget: Budget,
+    pub(crate) zeroed: Arc<ZeroedMemory>,
     own_cgroup: OwnCgroup,
     pub(crate) network: Arc<NodeNetwork>,
     pub(crate) taps: Arc<TapPool>,
@@ -85,6 +89,8 @@ pub(crate) struct Parts {
     pub(crate) cdi: cdi::Directories,
     /// The host's boot.
     pub(crate) boot: String,
+    /// Who makes zeroed memory.
+    pub(crate) zeroed: Arc<dyn Maker>,
     pub(crate) points: Points,
 }
 
@@ -98,6 +104,7 @@ impl Parts {
             vfio: Arc::new(devices::ThisVfio),
             cdi: cdi::Directories::of_host(),
             boot: crate::ids::boot()?,
+            zeroed: Arc::new(ByChild::this_program()),
             launcher: Arc::new(Jailed),
             // The TAPs are handed to VMMs in jails.
             network: config.users.is_some().then(|| Arc::new(InKernel) as _),
@@ -131,6 +138,7 @@ impl Node {
         node.start_network_upkeep()?;
         node.start_following_clock()?;
         node.start_tending()?;
+        node.start_zeroing_memory()?;
         Ok(node)
     }
 
@@ -167,6 +175,9 @@ impl Node {
             (Arc::clone(&store), Arc::clone(&hold)),
             std::mem::take(&mut found.devices),
         );
+        // Each piece is a file.
+        let pieces = config.zeroing.ahead.bytes() / ZEROED_PIECE.bytes();
+        let budget = Budget::new(Arc::clone(&config.host), config.overcommit, &config.state, pieces);
         let node = Arc::new(Self {
             images: Store::open(&paths.images())?,
             cgroups: parts.cgroups,
@@ -177,7 +188,8 @@ impl Node {
             hashes: Hashes::default(),
             snapshots,
             templates: Arc::new(Templates::new(paths.templates())),
-            budget: Budget::new(Arc::clone(&config.host), config.overcommit, &config.state),
+            zeroed: ZeroedMemory::new(config.zeroing.ahead, parts.zeroed, budget.clone()),
+            budget,
             own_cgroup: OwnCgroup::default(),
             taps: TapPool::new(Arc::clone(&network), Arc::clone(&sandboxes)),
             network,
@@ -317,7 +329,9 @@ impl Node {
     pub(crate) fn take_away(&self) -> Result<(), Error> {
         self.taps.wait(self.config.limits.answer)?;
         self.network.take_away()?;
+        self.zeroed.close();
         if let Some(root) = &self.cgroups {
+            maker::remove_cgroup(root)?;
             self.own_cgroup.take_away(root)?;
         }
         Ok(())
@@ -337,6 +351,7 @@ impl Observed for Node {
             metrics: &self.metrics,
             sandboxes: &self.sandboxes,
             budget: &self.budget,
+            zeroed: &self.zeroed,
             devices: &self.devices,
             images: &self.images,
             paths: &self.paths,

@@ -9,7 +9,7 @@ use agent_api::ExecRequest;
 use base::ByteSize;
 use node_api::{CpuModel, ProcessConfig, Resources, Sandbox, SandboxConfig, State};
 
-use crate::config::{Config, TimeLimits};
+use crate::config::{Config, TimeLimits, Zeroing};
 use crate::resources::budget::{Overcommit, ThisHost};
 use crate::store::database::Stored;
 
@@ -113,7 +113,7 @@ pub(crate) fn config(directory: &Path) -> Config {
         spans: None,
         host: Arc::new(ThisHost),
         overcommit: Overcommit::default(),
-        memory_fill_rate: None,
+        zeroing: Zeroing::default(),
     }
 }
 

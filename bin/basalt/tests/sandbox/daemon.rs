@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use base::ByteSize;
 use host::MemInfo;
-use node::{Config, HostNumbers, Node, Overcommit, Server, Space, ThisHost, TimeLimits};
+use node::{Config, HostNumbers, Node, Overcommit, Server, Space, ThisHost, TimeLimits, Zeroing};
 
 /// Asks for the end of all sandboxes, of which there are to be three.
 pub(crate) const END: &str = "--end-sandboxes";
@@ -51,7 +51,7 @@ pub(crate) fn serve(arguments: &[String]) -> ExitCode {
             memory: given("--memory-overcommit").map_or(Overcommit::default().memory, |text| text.parse().expect(text)),
             ..Overcommit::default()
         },
-        memory_fill_rate: None,
+        zeroing: Zeroing::default(),
     };
     let opened = Node::open(config);
     let done = if arguments.iter().any(|argument| argument == END) {

@@ -212,6 +212,7 @@ impl Server {
             managed: self.node.config.managed,
             running: self.node.sandboxes.running(),
             promised: self.node.budget.promised(),
+            zeroed_memory: self.node.zeroed.told(),
         }
     }
 }

@@ -223,10 +223,11 @@ impl Node {
         self.let_lock(stored)?;
         // What it has is not what it was promised, where an earlier attempt was not taken back.
         let told = vm.ask("it was asked for its devices", VmmClient::functions)?;
+        self.give_zeroed_memory(stored, vm, &told)?;
         let has = told.functions.iter().filter_map(|function| function.id.parse().ok());
         let mut files = FunctionFiles::of_vm(&told)
             .behind_iommu(stored.sandbox.config.resources.guest_iommu)
-            .filled_at(self.config.memory_fill_rate);
+            .filled_at(self.config.zeroing.rate);
         for address in has {
             files.groups.extend(self.devices.group(address)?);
         }

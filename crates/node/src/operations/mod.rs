@@ -21,3 +21,4 @@ pub(crate) mod start;
 pub(crate) mod stop;
 pub(crate) mod undo;
 pub(crate) mod verify;
+mod zeroed_memory;

@@ -1,4 +1,5 @@
-//! What a sandbox holds of the host beside its files: CPUs, devices, limits, TAPs, volumes, what it is promised, and the space for them. Knows
+//! What a sandbox holds of the host beside its files: CPUs, devices, limits, TAPs, volumes, what it is promised, the space for them, and memory that is
+//! zeroed for it ahead. Knows
 //! no operation.
 
 pub(crate) mod budget;
@@ -13,3 +14,4 @@ pub(crate) mod space;
 pub(crate) mod tap_pool;
 pub(crate) mod volume_shares;
 pub(crate) mod volumes;
+pub(crate) mod zeroed_memory;

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use state::{Container, Saved};
 use vmm_api::config::DeviceSpec;
-use vmm_api::devices::{BalloonConfig, DeviceConfig, MemConfig, VsockConfig};
+use vmm_api::devices::{BalloonConfig, DeviceConfig, MemConfig, VsockConfig, ZEROED_PIECE};
 use vmm_api::{
     ApiError, Balloon, ErrorKind, FdRef, FunctionState, HotplugMemory, Info, Packet, Reply, Request, VmState, Written,
 };
@@ -58,6 +58,8 @@ pub(crate) struct Shown {
     pub(crate) memory: Option<HotplugMemory>,
     /// What leaves its balloon as it is mapped for its functions.
     pub(crate) balloon: Option<Balloon>,
+    /// What it was given of memory that came zeroed; `None` of one that takes none.
+    pub(crate) zeroed: Option<Vec<OwnedFd>>,
     /// How often it is asked until its memory is mapped.
     to_map: u32,
     /// What has come about, in this order.
@@ -93,6 +95,10 @@ fn functions(shown: &mut Shown) -> vmm_api::Functions {
     let told = vmm_api::Functions {
         mapped: if shown.to_map == 0 { memory } else { 0 },
         total: memory,
+        zeroed_memory: shown
+            .zeroed
+            .as_ref()
+            .map(|files| files.len() as u64 * ZEROED_PIECE.bytes()),
         functions: shown.functions.iter().zip(5..).map(info).collect(),
         ..vmm_api::Functions::default()
     };
@@ -254,6 +260,8 @@ pub(crate) struct Machines {
     pub(crate) faults: Faults,
     /// How often a VMM is asked until memory is mapped for its functions, or its guest plugs some.
     pub(crate) to_map: Arc<AtomicU32>,
+    /// They take memory that comes zeroed.
+    pub(crate) take_zeroed: AtomicBool,
     all: Mutex<Vec<Arc<Machine>>>,
 }
 
@@ -262,6 +270,7 @@ impl Machines {
         Self {
             faults,
             to_map: Arc::default(),
+            take_zeroed: AtomicBool::new(true),
             all: Mutex::default(),
         }
     }
@@ -308,7 +317,10 @@ impl Launcher for Machines {
             sandbox: stored.sandbox.id.clone(),
             pid,
             pidfd: open(),
-            shown: Mutex::default(),
+            shown: Mutex::new(Shown {
+                zeroed: self.take_zeroed.load(Ordering::SeqCst).then(Vec::new),
+                ..Shown::default()
+            }),
         });
         self.all
             .lock()
@@ -446,6 +458,13 @@ impl Vmm {
                 shown.to_map = self.to_map.load(Ordering::SeqCst);
                 shown.functions.push(device.id.clone());
             }
+            Request::AddZeroedMemory(files) => {
+                let mut shown = self.machine.lock();
+                assert!(shown.functions.is_empty(), "its memory is mapped already");
+                shown.note("zeroed");
+                let taken = shown.zeroed.as_mut().unwrap();
+                taken.extend(files.into_iter().map(|file| fds.take(file)));
+            }
             Request::ResizeMemory(size) => self.machine.lock().memory.as_mut().unwrap().target = size.bytes(),
             Request::Detach(id) => {
                 let mut shown = self.machine.lock();
@@ -457,7 +476,6 @@ impl Vmm {
             }
             Request::Rebase(_)
             | Request::MapAhead(_)
-            | Request::AddZeroedMemory(_)
             | Request::ResizeBalloon(_)
             | Request::PressPowerButton
             | Request::Stop => (),

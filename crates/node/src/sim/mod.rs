@@ -25,6 +25,7 @@ mod private_memory;
 mod resets;
 mod saved_cases;
 mod sequences;
+mod zeroed_memory;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -49,11 +50,12 @@ use self::faults::{Crashed, Faults};
 use self::machine::Machines;
 use self::network::Network;
 use crate::Error;
-use crate::config::Config;
+use crate::config::{Config, Zeroing};
 use crate::node::{Node, Parts};
 use crate::operations::stages::Started;
 use crate::resources::budget::{HostNumbers, Space};
 use crate::resources::devices::NullFiles;
+use crate::resources::zeroed_memory::tests::Files;
 use crate::sandbox::entry::Entry;
 use crate::testing::SmallDisk;
 
@@ -77,6 +79,8 @@ pub(crate) struct World {
     pub(crate) kernel: Kernel,
     /// The host's boot.
     boot: String,
+    /// How much memory its daemons have zeroed ahead.
+    zeroed: ByteSize,
     node: Option<Arc<Node>>,
 }
 
@@ -125,18 +129,24 @@ impl HostNumbers for Plenty {
 
 impl World {
     pub(crate) fn new() -> Self {
-        Self::on(Directory::Large(tempfile::tempdir_in(MEMORY).unwrap()))
+        Self::with_zeroed_memory(0)
+    }
+
+    /// With daemons that have so many pieces of memory zeroed ahead, when they are told to.
+    pub(crate) fn with_zeroed_memory(pieces: u64) -> Self {
+        let directory = Directory::Large(tempfile::tempdir_in(MEMORY).unwrap());
+        Self::on(directory, ByteSize(pieces * crate::ZEROED_PIECE.bytes()))
     }
 
     /// With a file system that can be filled.
     pub(crate) fn small() -> Self {
-        let world = Self::on(Directory::Small(SmallDisk::of(ByteSize::mib(96))));
+        let world = Self::on(Directory::Small(SmallDisk::of(ByteSize::mib(96))), ByteSize(0));
         let filling = world.directory.path().join("filling");
         world.faults.fill_by(move || crate::testing::fill(&filling));
         world
     }
 
-    fn on(directory: Directory) -> Self {
+    fn on(directory: Directory, zeroed: ByteSize) -> Self {
         let copied = Command::new("cp")
             .args(["-r", "--sparse=always"])
             .arg(prototype().join("."))
@@ -150,6 +160,7 @@ impl World {
             cpus: Arc::new(Cpus::new(faults.clone())),
             kernel: devices::kernel(&faults),
             boot: "first".to_owned(),
+            zeroed,
             faults,
             directory,
             node: None,
@@ -164,6 +175,10 @@ impl World {
         let config = Config {
             vmm: machine::PROGRAM.into(),
             host: Arc::new(Plenty),
+            zeroing: Zeroing {
+                ahead: self.zeroed,
+                ..Zeroing::default()
+            },
             ..crate::testing::config(path)
         };
         let (faults, daemon) = (self.faults.clone(), self.faults.next_daemon());
@@ -176,6 +191,7 @@ impl World {
             vfio: Arc::new(NullFiles { iommufd: false }),
             cdi: ::cdi::Directories::of(vec![path.join("etc-cdi"), path.join("run-cdi")]),
             boot: self.boot.clone(),
+            zeroed: Arc::<Files>::default(),
             points: Points::new(move |name| faults.point(daemon, name)),
         };
         let node = Node::open_with(config, parts).unwrap();

@@ -59,6 +59,8 @@ pub(crate) struct Ledger {
     /// Descriptors of requests under way, and of those of them that start a machine or keep one.
     leased: u64,
     starting: u64,
+    /// Bytes that lie ready zeroed, or are being filled: promised to nobody, and nobody else's memory.
+    zeroed: u64,
 }
 
 impl Ledger {
@@ -102,6 +104,19 @@ impl Ledger {
         if starts {
             self.starting = self.starting.saturating_sub(descriptors);
         }
+    }
+
+    /// Bytes of zeroed memory come, or go.
+    pub(crate) fn add_zeroed(&mut self, bytes: u64) {
+        self.zeroed = self.zeroed.saturating_add(bytes);
+    }
+
+    pub(crate) fn remove_zeroed(&mut self, bytes: u64) {
+        self.zeroed = self.zeroed.saturating_sub(bytes);
+    }
+
+    pub(crate) fn zeroed(&self) -> u64 {
+        self.zeroed
     }
 
     fn number(&mut self) -> u64 {
@@ -158,7 +173,7 @@ impl Ledger {
     /// Nobody has anything.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.machines.is_empty() && self.disks.is_empty() && self.leased == 0
+        self.machines.is_empty() && self.disks.is_empty() && self.leased == 0 && self.zeroed == 0
     }
 }
 

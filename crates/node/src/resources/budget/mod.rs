@@ -13,10 +13,11 @@ mod ledger;
 mod refused;
 #[cfg(test)]
 mod tests;
+mod zeroed;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use ::host::MemInfo;
@@ -27,6 +28,8 @@ pub use host::{HostNumbers, Space, ThisHost};
 pub(crate) use ledger::Machine;
 use ledger::{Disk, Ledger};
 pub use refused::{Refused, Wish};
+use zeroed::Counted;
+pub(crate) use zeroed::{Drain, Held};
 
 use crate::resources::limits;
 
@@ -144,6 +147,8 @@ struct Shared {
     connections: u64,
     ledger: Mutex<Ledger>,
     changed: Condvar,
+    /// Who has zeroed memory ready, which a machine that is to be promised memory comes before.
+    zeroed: OnceLock<Weak<dyn Drain>>,
 }
 
 impl Shared {
@@ -173,9 +178,9 @@ impl Memory {
 }
 
 impl Budget {
-    /// Nothing is promised; disks are below `state`.
-    pub(crate) fn new(host: Arc<dyn HostNumbers>, overcommit: Overcommit, state: &Path) -> Self {
-        let all = host.descriptors();
+    /// Nothing is promised; disks are below `state`. The daemon may have `open` descriptors besides those that all daemons have.
+    pub(crate) fn new(host: Arc<dyn HostNumbers>, overcommit: Overcommit, state: &Path, open: u64) -> Self {
+        let all = host.descriptors().saturating_sub(open);
         let connections = (all / CONNECTIONS_SHARE).clamp(1, MOST_CONNECTIONS);
         Self(Arc::new(Shared {
             host,
@@ -185,6 +190,7 @@ impl Budget {
             connections,
             ledger: Mutex::default(),
             changed: Condvar::new(),
+            zeroed: OnceLock::new(),
         }))
     }
 
@@ -196,9 +202,8 @@ impl Budget {
     /// Promises what a machine needs.
     pub(crate) fn machine(&self, wish: &Wish, config: &SandboxConfig, start: Start) -> Result<Promise, Refused> {
         let machine = Machine::of(config, start);
-        let mut ledger = self.0.ledger();
-        self.check_machine(wish, config, &ledger, (None, machine))?;
-        Ok(self.promise(ledger.add_machine(machine)))
+        let number = self.enter_machine(wish, config, (None, machine), |ledger| ledger.add_machine(machine))?;
+        Ok(self.promise(number))
     }
 
     /// Counts one that is there, whether there is room or not.
@@ -276,8 +281,10 @@ impl Budget {
         config: &SandboxConfig,
         ledger: &Ledger,
         change: (Option<u64>, Machine),
+        zeroed: Counted,
     ) -> Result<(), Refused> {
         let host = self.memory(wish)?;
+        let (zeroed, given_up) = zeroed.of(ledger);
         let asked = config.resources.memory;
         if config.resources.memory_mode.is_translated() && asked > host.read.total {
             return Err(Refused::LargerThanHost {
@@ -289,20 +296,21 @@ impl Budget {
         let Overcommit { memory, clones, .. } = self.0.overcommit;
         let huge = host.read.huge.bytes();
         let (now, then) = (ledger.sum(huge, clones), ledger.sum_with(Some(change), huge, clones));
-        if then.memory > host.total && then.memory > now.memory {
+        if then.memory.saturating_add(zeroed) > host.total && then.memory > now.memory {
             return Err(Refused::Memory {
                 wish: wish.clone(),
                 needed: ByteSize(then.memory - now.memory),
-                left: ByteSize(host.total.saturating_sub(now.memory)),
+                left: ByteSize(host.total.saturating_sub(now.memory).saturating_sub(zeroed)),
                 total: ByteSize(host.total),
                 overcommit: memory,
             });
         }
-        if then.at_once > now.at_once && then.at_once.saturating_add(host.kept) > host.read.available.bytes() {
+        let available = host.read.available.bytes().saturating_add(given_up);
+        if then.at_once > now.at_once && then.at_once.saturating_add(host.kept) > available {
             return Err(Refused::MemoryInUse {
                 wish: wish.clone(),
                 needed: ByteSize(then.at_once),
-                available: host.read.available,
+                available: ByteSize(available),
                 kept: ByteSize(host.kept),
             });
         }
@@ -449,11 +457,9 @@ impl Promise {
     }
 
     fn become_of(&self, wish: &Wish, config: &SandboxConfig, machine: Machine) -> Result<(), Refused> {
-        let mut ledger = self.budget.0.ledger();
+        let change = (Some(self.number), machine);
         self.budget
-            .check_machine(wish, config, &ledger, (Some(self.number), machine))?;
-        ledger.set_machine(self.number, machine);
-        drop(ledger);
+            .enter_machine(wish, config, change, |ledger| ledger.set_machine(self.number, machine))?;
         self.budget.0.changed.notify_all();
         Ok(())
     }

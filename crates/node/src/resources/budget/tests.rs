@@ -38,7 +38,7 @@ impl Host {
     }
 
     fn budget(self) -> Budget {
-        Budget::new(Arc::new(self), Overcommit::default(), Path::new("/"))
+        Budget::new(Arc::new(self), Overcommit::default(), Path::new("/"), 0)
     }
 }
 
@@ -111,7 +111,7 @@ fn the_setting_is_how_many_times_over_memory_is_promised() {
         memory: "2".parse().unwrap(),
         ..Overcommit::default()
     };
-    let budget = Budget::new(Arc::new(Host::new(5734 * MIB)), overcommit, Path::new("/"));
+    let budget = Budget::new(Arc::new(Host::new(5734 * MIB)), overcommit, Path::new("/"), 0);
     let two = [(); 2].map(|()| budget.machine(&wish(), &sandbox(5 * GIB), Start::Boot).unwrap());
     let third = budget.machine(&wish(), &sandbox(5 * GIB), Start::Boot).unwrap_err();
     assert!(third.to_string().contains("now 2)"), "{third}");
@@ -226,6 +226,7 @@ fn what_is_in_use_counts_too_and_what_is_being_started() {
         Arc::clone(&host) as Arc<dyn HostNumbers>,
         Overcommit::default(),
         Path::new("/"),
+        0,
     );
     // A twentieth is kept: 819 MiB; 96 MiB are for one that boots.
     host.available.store(1000 * MIB, Ordering::SeqCst);

@@ -13,6 +13,7 @@ use otlp::Exporter;
 use crate::resources::budget::Budget;
 use crate::resources::devices::Devices;
 use crate::resources::memory_state;
+use crate::resources::zeroed_memory::ZeroedMemory;
 use crate::sandbox::registry::Sandboxes;
 use crate::saved::memory_files::own_bytes;
 use crate::store::paths::Paths;
@@ -47,6 +48,7 @@ pub(crate) struct MetricSources<'s> {
     pub(crate) metrics: &'s Metrics,
     pub(crate) sandboxes: &'s Sandboxes,
     pub(crate) budget: &'s Budget,
+    pub(crate) zeroed: &'s ZeroedMemory,
     pub(crate) devices: &'s Devices,
     pub(crate) images: &'s Store,
     pub(crate) paths: &'s Paths,
@@ -66,6 +68,7 @@ impl MetricSources<'_> {
         self.metrics.write(&mut text);
         self.write_images(&mut text);
         write_promised(&mut text, &self.budget.promised());
+        write_zeroed(&mut text, self.zeroed);
         if let Some(exporter) = self.exporter {
             text.family(
                 "basalt_spans_exported_total",
@@ -201,6 +204,23 @@ fn write_promised(text: &mut Exposition, all: &[Promised]) {
         let help = format!("What can be promised of {of}.");
         text.family(limit, Kind::Gauge, &help).number(&[], one.total);
     }
+}
+
+/// Memory that is zeroed ahead, where some is to be.
+fn write_zeroed(text: &mut Exposition, zeroed: &ZeroedMemory) {
+    if zeroed.size().bytes() == 0 {
+        return;
+    }
+    let told = zeroed.numbers();
+    let help = "Memory that was zeroed ahead and waits for a sandbox with devices.";
+    text.family("basalt_zeroed_memory_ready_bytes", Kind::Gauge, help)
+        .number(&[], told.ready.bytes());
+    let help = "Memory that was zeroed ahead and sandboxes were given.";
+    text.family("basalt_zeroed_memory_handed_out_bytes_total", Kind::Counter, help)
+        .number(&[], told.handed_out.bytes());
+    let help = "Pieces of 128 MiB that were zeroed ahead and given up, because they were not in huge pages.";
+    text.family("basalt_zeroed_memory_not_huge_total", Kind::Counter, help)
+        .number(&[], told.small);
 }
 
 /// One family, with the samples of all that have some.
@@ -458,6 +478,30 @@ fn write_process(text: &mut Exposition) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_zeroed_ahead_is_told_where_some_is_to_be() {
+        use crate::resources::zeroed_memory::tests::{Outcome, node};
+        let told = |pieces| {
+            let (node, mut text) = (node(pieces), Exposition::default());
+            for outcome in [Outcome::Small, Outcome::Huge, Outcome::Huge] {
+                node.maker.come_out(outcome);
+                node.pool.make_one(None);
+            }
+            drop(node.pool.take(1));
+            write_zeroed(&mut text, &node.pool);
+            text.finish()
+        };
+        let text = told(2);
+        for line in [
+            "basalt_zeroed_memory_ready_bytes 134217728\n",
+            "basalt_zeroed_memory_handed_out_bytes_total 134217728\n",
+            "basalt_zeroed_memory_not_huge_total 1\n",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+        assert_eq!(told(0), "");
+    }
 
     #[test]
     fn the_limit_of_memory_is_that_of_what_is_charged() {
