@@ -27,6 +27,7 @@ mod device_load;
 mod device_memory;
 mod device_network;
 mod device_start;
+mod device_zeroed;
 mod devices;
 mod disk_full;
 mod foreign_kernel;
@@ -142,6 +143,7 @@ pub(crate) const ALL: &[&Case] = &[
     &device_memory::CASE,
     &device_start::CASE,
     &device_start::OF_TEMPLATE,
+    &device_zeroed::CASE,
     &device_attach::CASE,
     &device_edu::CASE,
     &device_intx::CASE,
