@@ -20,6 +20,9 @@ use crate::basalt::{command, expect_code};
 /// Where all cgroups are.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
+/// Those of the daemon itself, and of memory that it zeroes ahead.
+const OWN_CGROUPS: [&str; 2] = ["daemon", "zeroed-memory"];
+
 /// How long anything may take that is waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -287,7 +290,7 @@ impl<'h> Daemon<'h> {
         for place in places.into_iter().flatten() {
             for entry in fs::read_dir(&place).into_iter().flatten().flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();
-                if entry.path().is_dir() && name != "daemon" && !known.contains(&name.as_str()) {
+                if entry.path().is_dir() && !OWN_CGROUPS.contains(&name.as_str()) && !known.contains(&name.as_str()) {
                     found.insert(format!("{}", entry.path().display()));
                 }
             }
