@@ -171,19 +171,19 @@ fn clone(mut guest: Guest<'_>, name: &str, frozen: &Frozen) -> Result<Said> {
     let names = guest.output(&["sh", "-c", &script])?;
     let expected = format!("{}\n{}\n{boot_id}\n", identity.hostname, identity.machine_id);
     ensure!(names == expected, "it says {names:?}, not {expected:?}");
-    // Ten lines of the one that was frozen.
+    // Ten lines of the one that was frozen, behind one that it may have drawn before: what is in its memory, all clones have.
     let line = 2 * u64::try_from(CHUNK)? + 1;
-    guest.grows(DRAWN, frozen.drawn + 10 * line)?;
+    guest.grows(DRAWN, frozen.drawn + 11 * line)?;
     guest.grows(ATTACHED, frozen.attached + 2)?;
     let drawn = guest.output(&["cat", DRAWN])?;
     let later = drawn.get(usize::try_from(frozen.drawn)?..).unwrap_or_default();
     guest.vm.vmm.client.stop()?;
     ensure!(guest.vm.vmm.wait(Duration::from_secs(10))?, "the VMM did not end well");
-    let lines = |text: &str| text.lines().map(str::to_owned).collect();
+    let lines = |text: &str| -> Vec<String> { text.lines().map(str::to_owned).collect() };
     Ok(Said {
         boot_id,
         new: lines(&new),
-        frozen: lines(later),
+        frozen: lines(later).split_off(1),
     })
 }
 
@@ -230,8 +230,10 @@ fn draw() -> Result<()> {
 fn draw_for_ever() -> Result<()> {
     let mut file = OpenOptions::new().create(true).append(true).open(DRAWN)?;
     loop {
-        tell(&mut file, &random()?)?;
+        let drawn = random()?;
+        // Here it is frozen, as good as always.
         std::thread::sleep(Duration::from_millis(20));
+        tell(&mut file, &drawn)?;
     }
 }
 
