@@ -161,6 +161,7 @@ pub(crate) const NEWER: &[&Case] = &[
     &device_memory::CASE,
     &device_start::CASE,
     &device_attach::CASE,
+    &device_zeroed::CASE,
     &device_edu::CASE,
     &device_intx::CASE,
     &device_lazy::CASE,
