@@ -8,16 +8,15 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use agent_api::PciRequest;
 use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
 use vmm_api::devices::{MEM_MIN_BLOCK, MemConfig, ZEROED_PIECE};
-use vmm_api::{DeviceSpec, FdRef, FunctionState, Functions, HotplugMemory};
+use vmm_api::{Functions, HotplugMemory};
 
 use super::bare::{in_lab, run};
-use super::nvme_disk::{Agent, Disk, Given, tell};
+use super::nvme_disk::{self, Agent, Disk, Driver, Given, tell};
 use crate::daemon::wait_for;
-use crate::function_files::{self, Hand};
+use crate::function_files::Hand;
 use crate::kernel_log::{complaints, expect_no_dma_fault, is_dma_fault, kernel_log};
 use crate::vm::{self, Builder, Vm};
 use crate::{Case, Host};
@@ -111,37 +110,12 @@ impl Guest {
     }
 
     fn attach(&mut self, disk: &Given) -> Result<()> {
-        let mut files = Vec::new();
-        let (config, hand) = function_files::open(disk.address(), |fd| {
-            files.push(fd);
-            FdRef(u32::try_from(files.len() - 1).unwrap_or(u32::MAX))
-        })?;
-        tell(&format!("the disk is given by {}", hand.way()));
-        self.hand = Some(hand);
-        let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-        self.machine
-            .vmm
-            .client
-            .attach(DeviceSpec::new("disk", &config)?, &fds)?;
-        drop(files);
-        let mut slot = None;
-        wait_for("the disk to be on the guest's bus", || {
-            slot = match &self.functions()?.functions[..] {
-                [function] => match &function.state {
-                    FunctionState::Present { slot } => Some(*slot),
-                    FunctionState::Mapping => None,
-                    other => bail!("the disk is {other:?}"),
-                },
-                other => bail!("the VM has {other:?}"),
-            };
-            Ok(slot.is_some())
-        })?;
-        let added = self.agent.pci(&PciRequest::Add {
-            address: format!("0000:00:{:02x}.0", slot.context("a place")?),
-            wait_ms: 20_000,
-        })?;
-        let names = added.context("the guest does not have the disk")?.names;
-        ensure!(!names.is_empty(), "the guest's driver has found no disk");
+        self.hand = Some(nvme_disk::attach(
+            &mut self.machine,
+            &mut self.agent,
+            disk,
+            Driver::There,
+        )?);
         Ok(())
     }
 

@@ -2,22 +2,25 @@
 //! host's own kernel, which has a driver for it, and the load there. Knows no engine; the guest half is the same under all.
 
 use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use agent_api::PciRequest;
 use anyhow::{Context, Result, bail, ensure};
 use base::ByteSize;
 use rustix::process::{Pid, Signal, kill_process};
 use vfio::{Device as _, Function};
+use vmm_api::{DeviceSpec, FdRef, FunctionState};
 
 use super::bare::run;
 use super::foreign_kernel::kernel;
 use super::snapshot_files::Files;
 use crate::Host;
 use crate::daemon::wait_for;
-use crate::function_files;
+use crate::function_files::{self, Hand};
 use crate::kernel_log::{complaints, is_dma_fault, kernel_log};
 use crate::vm::{self, Builder, Vm};
 
@@ -80,22 +83,26 @@ pub(super) struct Said {
 impl<'a> Guest<'a> {
     /// Boots one that `builder` has the processors of.
     pub(super) fn boot(case: &'static str, host: &'a Host, mut builder: Builder<'_>, disk: &Given) -> Result<Self> {
-        let initramfs = host.scratch.join("initramfs");
-        fs::write(
-            &initramfs,
-            foreign::initramfs(&host.binaries.join("basalt-agent"), &[])?,
-        )?;
-        builder = builder
-            .kernel(&kernel()?)?
-            .initramfs(File::open(&initramfs)?)?
-            .memory(ByteSize::mib(256))
-            .pinned();
         let (config, hand) = function_files::open(&disk.name, |fd| builder.fd(fd))?;
         tell(&format!("the disk is given by {}", hand.way()));
         builder.device("disk", &config)?;
-        let machine = builder.start()?;
-        let mut agent = machine.agent()?;
-        vm::install(&mut agent)?;
+        let (machine, agent) = start(host, builder)?;
+        Self::with(case, host, (machine, agent), hand)
+    }
+
+    /// The same, that gets the disk when it has booted.
+    pub(super) fn boot_and_attach(
+        case: &'static str,
+        host: &'a Host,
+        builder: Builder<'_>,
+        disk: &Given,
+    ) -> Result<Self> {
+        let (mut machine, mut agent) = start(host, builder)?;
+        let hand = attach(&mut machine, &mut agent, disk, Driver::Later)?;
+        Self::with(case, host, (machine, agent), hand)
+    }
+
+    fn with(case: &'static str, host: &'a Host, (machine, agent): (Vm, Agent), hand: Hand) -> Result<Self> {
         Ok(Self {
             case,
             host,
@@ -228,6 +235,67 @@ pub(super) fn tell(what: &str) {
     {
         println!("{what}");
     }
+}
+
+/// Starts a guest with the host's own kernel, whose agent answers.
+fn start(host: &Host, builder: Builder<'_>) -> Result<(Vm, Agent)> {
+    let initramfs = host.scratch.join("initramfs");
+    fs::write(
+        &initramfs,
+        foreign::initramfs(&host.binaries.join("basalt-agent"), &[])?,
+    )?;
+    let builder = builder
+        .kernel(&kernel()?)?
+        .initramfs(File::open(&initramfs)?)?
+        .memory(ByteSize::mib(256))
+        .pinned();
+    let machine = builder.start()?;
+    let mut agent = machine.agent()?;
+    vm::install(&mut agent)?;
+    Ok((machine, agent))
+}
+
+/// Whether a guest has a driver for the disk by itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Driver {
+    There,
+    /// It is a module, which the load brings.
+    Later,
+}
+
+/// Gives a guest that runs the disk, and has its agent look for it; the case's own hand on it.
+pub(super) fn attach(machine: &mut Vm, agent: &mut Agent, disk: &Given, driver: Driver) -> Result<Hand> {
+    let mut files = Vec::new();
+    let (config, hand) = function_files::open(disk.address(), |fd| {
+        files.push(fd);
+        FdRef(u32::try_from(files.len() - 1).unwrap_or(u32::MAX))
+    })?;
+    tell(&format!("the disk is given by {}", hand.way()));
+    let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+    machine.vmm.client.attach(DeviceSpec::new("disk", &config)?, &fds)?;
+    drop(files);
+    let mut slot = None;
+    wait_for("the disk to be on the guest's bus", || {
+        slot = match &machine.vmm.client.functions()?.functions[..] {
+            [function] => match &function.state {
+                FunctionState::Present { slot } => Some(*slot),
+                FunctionState::Mapping => None,
+                other => bail!("the disk is {other:?}"),
+            },
+            other => bail!("the VM has {other:?}"),
+        };
+        Ok(slot.is_some())
+    })?;
+    let added = agent.pci(&PciRequest::Add {
+        address: format!("0000:00:{:02x}.0", slot.context("a place")?),
+        wait_ms: if driver == Driver::There { 20_000 } else { 0 },
+    })?;
+    let names = added.context("the guest does not have the disk")?.names;
+    ensure!(
+        driver == Driver::Later || !names.is_empty(),
+        "the guest's driver has found no disk"
+    );
+    Ok(hand)
 }
 
 /// How many interrupts this kernel has got, of those whose names contain `name`.
