@@ -2,10 +2,11 @@
 //! their time: a sandbox has what its record says, or what it cannot have is nobody's.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use base::ByteSize;
+use base::points::RESTORE_REIDENTIFIED;
 use node_api::{DeviceStart, DeviceState, EventKind, MemoryState, SandboxConfig, State};
 
 use super::devices::{Case, NVME, address, bind, every_place, state};
@@ -214,6 +215,23 @@ fn the_command_of_a_clone_that_gets_its_device_late_comes_before_that() {
     };
     assert_eq!(given_at_command(DeviceStart::Late), 0);
     assert_eq!(given_at_command(DeviceStart::Async), 1);
+    world.ends_empty().unwrap();
+}
+
+#[test]
+fn a_clone_claims_what_it_gets_late_while_its_guest_is_re_identified() {
+    let world = World::new();
+    with_template(&world);
+    let (node, in_time) = (Arc::downgrade(world.node()), Arc::new(AtomicBool::new(false)));
+    let told = Arc::clone(&in_time);
+    world.faults.at(RESTORE_REIDENTIFIED, move || {
+        let node = node.upgrade().unwrap();
+        let all = node.devices.list(&node.sandboxes).unwrap();
+        let claimed = all.iter().any(|device| device.state == DeviceState::Claimed);
+        told.store(claimed, Ordering::SeqCst);
+    });
+    run(&world, without_boot(config(DeviceStart::Late))).unwrap();
+    assert!(in_time.load(Ordering::SeqCst), "its command waited for that");
     world.ends_empty().unwrap();
 }
 
