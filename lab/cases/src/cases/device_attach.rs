@@ -82,6 +82,16 @@ fn show(daemon: &Daemon<'_>, address: &str) -> Result<Value> {
     found.with_context(|| format!("`device ls` does not show {address}"))
 }
 
+/// The lab's emulator has a function of this device id there.
+pub(super) fn expect_function(address: &str, id: &str) -> Result<()> {
+    let device = Path::new("/sys/bus/pci/devices").join(address);
+    ensure!(
+        fs::read_to_string(device.join("device")).is_ok_and(|found| found.trim() == id),
+        "the lab has no function {id} at {address}: it was started by an older basalt-lab; `basalt-lab down` and up again"
+    );
+    Ok(())
+}
+
 pub(super) fn expect_state(daemon: &Daemon<'_>, address: &str, state: &str) -> Result<()> {
     let shown = show(daemon, address)?;
     ensure!(shown["state"] == state, "it is not {state}: {shown}");

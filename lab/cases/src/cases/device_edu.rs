@@ -3,17 +3,16 @@
 //! Pages from all over the guest's memory, plugged ones among them, go to the device's memory and come back to other pages, while the guest has
 //! grown, has shrunk and has grown again. The host's IOMMU sees no fault. That faults and wrong data would have been seen, `device-memory` shows.
 
-use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
 use super::bare::{in_lab, run};
-use super::device_attach::expect_state;
+use super::device_attach::{expect_function, expect_state};
+use super::device_start::has_all;
 use super::nvme_disk::tell;
 use crate::basalt::expect_code;
-use crate::daemon::{Daemon, wait_for};
+use crate::daemon::Daemon;
 use crate::kernel_log::{expect_no_dma_fault, kernel_log};
 use crate::{Case, Host};
 
@@ -104,11 +103,7 @@ fn host(host: &Host) -> Result<()> {
     if !in_lab()? {
         return Ok(());
     }
-    let device = Path::new("/sys/bus/pci/devices").join(ADDRESS);
-    ensure!(
-        fs::read_to_string(device.join("device")).is_ok_and(|id| id.trim() == "0x11e8"),
-        "the lab has no educational device at {ADDRESS}: it was started by an older basalt-lab; `basalt-lab down` and up again"
-    );
+    expect_function(ADDRESS, "0x11e8")?;
     run("modprobe", &["vfio-pci"])?;
     let daemon = Daemon::with_templates(host)?;
     let mut log = kernel_log()?;
@@ -126,12 +121,12 @@ fn host(host: &Host) -> Result<()> {
     ];
     let rest = ["--device", ADDRESS, &host.digest, "--", "sleep", "10000"];
     daemon.ok(&[&words[..], &rest].concat())?;
-    has(&daemon, 512)?;
+    has_all(&daemon, "unit", 512 << 20)?;
     copies(&daemon, 300, true)?;
     daemon.ok(&["update", "unit", "--memory", "256m"])?;
     copies(&daemon, 32, false)?;
     daemon.ok(&["update", "unit", "--memory", "384m"])?;
-    has(&daemon, 384)?;
+    has_all(&daemon, "unit", 384 << 20)?;
     copies(&daemon, 180, true)?;
     daemon.ok(&["device", "detach", "unit", ADDRESS])?;
     let gone = daemon.run(&["exec", "unit", "python3", "-c", PROGRAM, "8", "1"])?;
@@ -141,18 +136,6 @@ fn host(host: &Host) -> Result<()> {
     daemon.ok(&["device", "unbind", ADDRESS])?;
     expect_no_dma_fault(&mut log)?;
     daemon.end()
-}
-
-/// Waits until the guest has about so much.
-fn has(daemon: &Daemon<'_>, mib: u64) -> Result<()> {
-    /// What the guest's kernel keeps of it.
-    const KERNEL: u64 = 64;
-    wait_for("the guest's memory", || {
-        let told = daemon.ok(&["exec", "unit", "cat", "/proc/meminfo"])?;
-        let total = told.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-        let kib = total.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
-        Ok(kib.context("the guest has no MemTotal")? / 1024 >= mib - KERNEL)
-    })
 }
 
 /// Has pages copied of a program that takes so much memory; pages that were plugged must be among them, or need not.

@@ -1,15 +1,13 @@
 //! A network function that has neither MSI nor MSI-X: a sandbox that has it is interrupted by its pin, a level. Echoes come back as they were
 //! sent, each by an interrupt; it is taken away under load, and given again. The host's IOMMU sees no fault.
 
-use std::fs;
-use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
 use super::bare::{in_lab, run};
-use super::device_attach::expect_state;
+use super::device_attach::{expect_function, expect_state};
 use super::interface;
 use super::nvme_disk::{interrupts, tell};
 use crate::basalt::expect_code;
@@ -67,15 +65,16 @@ fn echo_script() -> String {
     [interface::UP, ECHO].concat()
 }
 
+/// What has the guest send so many echo requests by this interface, or for ever.
+fn echo<'w>(script: &'w str, interface: &'w str, count: &'w str) -> [&'w str; 9] {
+    ["exec", "card", "python3", "-c", script, interface, GUEST, ROUTER, count]
+}
+
 fn host(host: &Host) -> Result<()> {
     if !in_lab()? {
         return Ok(());
     }
-    let device = Path::new("/sys/bus/pci/devices").join(ADDRESS);
-    ensure!(
-        fs::read_to_string(device.join("device")).is_ok_and(|id| id.trim() == "0x1041"),
-        "the lab has no network function at {ADDRESS}: it was started by an older basalt-lab; `basalt-lab down` and up again"
-    );
+    expect_function(ADDRESS, "0x1041")?;
     run("modprobe", &["vfio-pci"])?;
     let daemon = Daemon::with_templates(host)?;
     let mut log = kernel_log()?;
@@ -127,17 +126,7 @@ fn echoes(daemon: &Daemon<'_>) -> Result<()> {
     let host_before = interrupts("vfio-intx")?;
     let began = Instant::now();
     let count = ECHOES.to_string();
-    let said = daemon.ok(&[
-        "exec",
-        "card",
-        "python3",
-        "-c",
-        &echo_script(),
-        name,
-        GUEST,
-        ROUTER,
-        &count,
-    ])?;
+    let said = daemon.ok(&echo(&echo_script(), name, &count))?;
     let took = began.elapsed();
     ensure!(said.trim() == count, "the guest says {said}");
     let (guest, host) = (levels(daemon)?.0 - before, interrupts("vfio-intx")? - host_before);
@@ -160,17 +149,7 @@ fn echoes(daemon: &Daemon<'_>) -> Result<()> {
 /// It goes while echoes are on their way; the guest lives on, and its pin is silent.
 fn taken_under_load(daemon: &Daemon<'_>) -> Result<()> {
     let name = interface(daemon)?;
-    let mut load = daemon.start(&[
-        "exec",
-        "card",
-        "python3",
-        "-c",
-        &echo_script(),
-        name,
-        GUEST,
-        ROUTER,
-        "0",
-    ])?;
+    let mut load = daemon.start(&echo(&echo_script(), name, "0"))?;
     daemon.wait_in("card", "load", "test -e /tmp/loaded")?;
     let began = Instant::now();
     daemon.ok(&["device", "detach", "card", ADDRESS])?;

@@ -344,7 +344,7 @@ fn is_of_a_template(daemon: &Daemon<'_>, sandbox: &str) -> Result<()> {
 }
 
 /// Waits until a guest has so much memory.
-fn has_all(daemon: &Daemon<'_>, sandbox: &str, bytes: u64) -> Result<()> {
+pub(super) fn has_all(daemon: &Daemon<'_>, sandbox: &str, bytes: u64) -> Result<()> {
     wait_for("a guest to have all of its memory", || {
         let state = memory_state(daemon, sandbox)?;
         // A VMM that is asked by another now tells nothing.
