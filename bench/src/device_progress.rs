@@ -18,6 +18,8 @@ pub(crate) struct Start {
     /// All memory is the guest's, and the function reaches it.
     pub(crate) memory: f64,
     pub(crate) counts: Option<Counts>,
+    /// What memory took that was zeroed before, which is no part of any other.
+    pub(crate) zeroing: Option<f64>,
 }
 
 impl Start {
@@ -30,6 +32,7 @@ impl Start {
             device: Some(since(device_ns.max(init_ns))),
             memory: since(memory_ns.max(init_ns)),
             counts: None,
+            zeroing: None,
         }
     }
 }
@@ -119,7 +122,7 @@ pub(crate) fn counts(way: Way, later: u64, functions: &Functions) -> Result<Coun
         misses: functions.plug_misses,
     };
     ensure!(
-        way != Way::Async || counts.map_calls > 0,
+        !matches!(way, Way::Async | Way::AsyncZeroed) || counts.map_calls > 0,
         "the VMM has mapped memory and counts no call for it: it is older than this program"
     );
     ensure!(

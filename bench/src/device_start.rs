@@ -18,6 +18,7 @@ use crate::kept::available;
 use crate::machine::{Devices, Machine, Parts, Setup, Walls, now_ns, qemu_arguments_with};
 use crate::monitor::Monitor;
 use crate::world::World;
+use crate::zeroed::Zeroed;
 
 /// What a guest of asynchronous mapping boots with, MiB.
 const BOOT: u64 = 512;
@@ -80,6 +81,8 @@ pub(crate) enum Way {
     Async,
     /// The same, mapped when the guest plugs it, and not before.
     AsyncOnDemand,
+    /// The same as asynchronous, of memory that was zeroed before anybody waited.
+    AsyncZeroed,
     /// The guest has all its memory, and does without a part of it until that is mapped.
     Balloon,
     /// The same, each 2 MiB mapped by a call of its own.
@@ -94,12 +97,13 @@ pub(crate) enum Way {
 
 impl Way {
     /// As tables have them.
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::Plain,
         Self::Eager,
         Self::Late,
         Self::Async,
         Self::AsyncOnDemand,
+        Self::AsyncZeroed,
         Self::Balloon,
         Self::BalloonByUnits,
         Self::BalloonOnDemand,
@@ -108,13 +112,14 @@ impl Way {
     ];
 
     /// Those that are judged come after QEMU: a guest started right after another of ours is slower in the emulator.
-    const IN_TURN: [Self; 10] = [
+    const IN_TURN: [Self; 11] = [
         Self::Plain,
         Self::QemuEager,
         Self::Async,
         Self::QemuMem,
         Self::Balloon,
         Self::Eager,
+        Self::AsyncZeroed,
         Self::BalloonByUnits,
         Self::Late,
         Self::AsyncOnDemand,
@@ -128,6 +133,7 @@ impl Way {
             Self::Late => "Basalt, late",
             Self::Async => "Basalt, async",
             Self::AsyncOnDemand => "Basalt, async, not ahead",
+            Self::AsyncZeroed => "Basalt, async, zeroed ahead",
             Self::Balloon => "Basalt, async-balloon",
             Self::BalloonByUnits => "Basalt, async-balloon, neighbours apart",
             Self::BalloonOnDemand => "Basalt, async-balloon, not ahead",
@@ -144,6 +150,7 @@ impl Way {
             Self::Late => "late",
             Self::Async => "async",
             Self::AsyncOnDemand => "async-on-demand",
+            Self::AsyncZeroed => "async-zeroed",
             Self::Balloon => "async-balloon",
             Self::BalloonByUnits => "async-balloon-by-units",
             Self::BalloonOnDemand => "async-balloon-on-demand",
@@ -154,7 +161,8 @@ impl Way {
 
     /// A guest that has nothing to plug, or to do without, is another way's.
     pub(crate) fn has(self, size: u64) -> bool {
-        !matches!(self, Self::QemuMem | Self::AsyncOnDemand) && self.balloon().is_none() || size > BOOT
+        !matches!(self, Self::QemuMem | Self::AsyncOnDemand | Self::AsyncZeroed) && self.balloon().is_none()
+            || size > BOOT
     }
 
     /// MiB that the guest boots with, and that it gets later.
@@ -242,18 +250,26 @@ impl Starter<'_> {
             Way::Plain | Way::Eager => None,
             _ => Some(spec(&self.function, &mut attached)?),
         };
+        let zeroed = match way {
+            Way::AsyncZeroed => Some(Zeroed::fill(ByteSize::mib(later))?),
+            _ => None,
+        };
         let mut machine = Machine::without_guest(&self.world.vmm, &Walls::JailThatLocks, reader)?;
         let client = machine.client()?;
         client.create(config, &parts.fds())?;
         let created_ns = now_ns();
         client.start()?;
+        if let Some(zeroed) = &zeroed {
+            zeroed.give(client)?;
+        }
         if let Some(function) = function {
             client.attach(function, &attached.fds())?;
         }
-        if later > 0 && way == Way::Async {
+        if later > 0 && matches!(way, Way::Async | Way::AsyncZeroed) {
             client.map_ahead(ByteSize::mib(later))?;
         }
         // The VMM's copies alone are left, so that the function is nobody's when it ends.
+        let zeroing = zeroed.map(|zeroed| zeroed.milliseconds);
         drop((parts, attached));
         let start = follow(
             &mut machine,
@@ -280,8 +296,19 @@ impl Starter<'_> {
         }
         let functions = sound(machine.client()?.functions()?)?;
         ensure!(is_present(&functions), "the guest has no function: {functions:?}");
+        if way == Way::AsyncZeroed {
+            let taken = functions.zeroed_memory;
+            ensure!(
+                taken == Some(ByteSize::mib(later).bytes()),
+                "the VMM has taken {taken:?} bytes that were zeroed ahead, of {later} MiB"
+            );
+        }
         let counts = Some(counts(way, later, &functions)?);
-        Ok(Start { counts, ..start })
+        Ok(Start {
+            counts,
+            zeroing,
+            ..start
+        })
     }
 
     fn qemu(&self, way: Way, size: u64) -> Result<Start> {

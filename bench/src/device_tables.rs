@@ -17,6 +17,7 @@ const INIT: &str = "A start with a function of the host's: VMM exec to the agent
 const SLOPE: &str = "The same, for each GiB more";
 const DEVICE: &str = "The same, to the function on the guest's bus";
 const MEMORY: &str = "The same, to all of the guest's memory";
+const ZEROING: &str = "Beside that: zeroing memory before a start, while nobody waits";
 const CREATED: &str = "The same, to a VMM that is made: `create` is answered, QEMU's monitor answers";
 const MAP_CALLS: &str = "Calls that map the guest's memory for the function";
 const HITS: &str = "Plugs that found their memory mapped";
@@ -51,7 +52,9 @@ pub(crate) fn figures(starts: &Starts, sizes: &[u64]) -> Vec<Figure> {
     let device = of(DEVICE, "ms", &|start| start.device);
     let mut memory = of(MEMORY, "ms", &|start| Some(start.memory));
     memory.ratio(&asynchronous, &at(Way::Eager, largest), Target::AtMost(MEMORY_OF_EAGER));
+    memory.ratio(&at(Way::AsyncZeroed, largest), &asynchronous, Target::Under(1.0));
     faster_than_peers(&mut memory, sizes);
+    let zeroing = of(ZEROING, "ms", &|start| start.zeroing);
     let mut created = of(CREATED, "ms", &|start| Some(start.created));
     if smallest < largest {
         let target = Target::AtMost(CREATED_OF_SMALLEST);
@@ -67,7 +70,7 @@ pub(crate) fn figures(starts: &Starts, sizes: &[u64]) -> Vec<Figure> {
     let mut hits = of(HITS, "%", &hit_share);
     hits.absolute(&asynchronous, Target::AtLeast(HIT_SHARE));
     let slopes = slopes(starts, sizes);
-    let all = [init, slopes, device, memory, created, calls, hits];
+    let all = [init, slopes, device, memory, zeroing, created, calls, hits];
     all.into_iter().filter(|figure| !figure.series.is_empty()).collect()
 }
 
@@ -157,9 +160,12 @@ mod tests {
             Way::Plain => (1000.0, 0.0),
             Way::Eager => (1100.0, 700.0),
             Way::Late => (1000.0, 10.0),
-            Way::Async | Way::AsyncOnDemand | Way::Balloon | Way::BalloonByUnits | Way::BalloonOnDemand => {
-                (1010.0, 35.0)
-            }
+            Way::Async
+            | Way::AsyncOnDemand
+            | Way::AsyncZeroed
+            | Way::Balloon
+            | Way::BalloonByUnits
+            | Way::BalloonOnDemand => (1010.0, 35.0),
             Way::QemuEager => (2000.0, 1200.0),
             Way::QemuMem => (2500.0, 100.0),
         };
@@ -174,11 +180,12 @@ mod tests {
             created: 100.0 + gibi(size),
             init,
             device: is_ours.then_some(init + 5.0),
-            memory: if way == Way::Eager {
-                init
-            } else {
-                init + 800.0 * gibi(size)
+            memory: match way {
+                Way::Eager => init,
+                Way::AsyncZeroed => init + 200.0 * gibi(size),
+                _ => init + 800.0 * gibi(size),
             },
+            zeroing: (way == Way::AsyncZeroed).then_some(500.0 * gibi(size)),
             counts: is_ours.then_some(counts),
         }
     }
@@ -264,6 +271,14 @@ mod tests {
         let eager = 1100.0 + 4.0 * 700.0 + 1.0;
         let memory = verdict(&figures, MEMORY, "Basalt, async, 4 GiB / Basalt, eager, 4 GiB");
         near(memory, ((1151.0 + 3200.0) / eager, false));
+        let zeroed = verdict(
+            &figures,
+            MEMORY,
+            "Basalt, async, zeroed ahead, 4 GiB / Basalt, async, 4 GiB",
+        );
+        near(zeroed, ((1151.0 + 800.0) / (1151.0 + 3200.0), true));
+        let zeroing = figures.iter().find(|figure| figure.name == ZEROING).unwrap();
+        assert_eq!(zeroing.median("Basalt, async, zeroed ahead, 4 GiB"), Some(2000.0));
         let created = verdict(&figures, CREATED, "Basalt, async, 4 GiB / Basalt, async, 512 MiB");
         near(created, (104.0 / 100.5, true));
     }

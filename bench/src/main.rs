@@ -39,6 +39,7 @@ mod throughput;
 mod trace;
 mod waterfall;
 mod world;
+mod zeroed;
 
 use std::io::Write;
 use std::path::PathBuf;
