@@ -1,20 +1,23 @@
 //! Ends the host while a guest runs busily on a CPU that it owns: by a reboot without any warning, a panic, or another kernel (kexec). Whoever
-//! looks whether it went as it should is outside (`cargo xtask test --only host-ends`): this program does not outlive it.
+//! looks whether it went as it should is outside (`cargo xtask test --only host-ends`): this program does not outlive it. And ends a guest whose
+//! CPU hangs, which the host outlives.
 
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use agent_api::ExecRequest;
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use reservation::Device;
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::system::{RebootCommand, reboot};
 
 use crate::Host;
 use crate::cases::bare::{self, CPU, Module};
-use crate::vm::Builder;
+use crate::kernel_log::{complaints, kernel_log};
+use crate::vm::{Builder, Vm};
 
 /// How the host ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -25,7 +28,20 @@ pub(crate) enum Way {
     Panic,
     /// The same kernel once more, without a root
     Kexec,
+    /// It does not: the guest's CPU hangs, which somebody outside sees to when this program says `runs`
+    Hang,
 }
+
+/// What it says when the guest's CPU is to hang; it has so long to do so, and is to answer again not before [`HANGS`] have passed since.
+const RUNS: &str = "runs";
+const HUNG: Duration = Duration::from_secs(3);
+const HANGS: Duration = Duration::from_secs(25);
+
+/// What basalt.ko gives a CPU before it is lost (`STEP_LIMIT_MS` of kmod/claim.c), and what a busy host takes besides.
+const GIVEN: Duration = Duration::from_secs(5);
+const BUSY: Duration = Duration::from_secs(15);
+
+const LOST: &str = "does not come out of its guest: it is lost until the next boot";
 
 /// The kernel that is booted by kexec, and what it is told: it says who it is, finds no root, and reboots.
 const KERNEL: &str = "/boot/vmlinuz";
@@ -34,7 +50,7 @@ const WORDS: &std::ffi::CStr = c"console=ttyS0 loglevel=7 panic=-1 root=none";
 /// Linux, include/uapi/linux/kexec.h.
 const KEXEC_FILE_NO_INITRAMFS: libc::c_ulong = 4;
 
-/// Does not return, but for an error.
+/// Returns from a hang alone, but for an error.
 pub(crate) fn end(host: &Host, way: Way) -> Result<()> {
     if !bare::in_lab()? {
         bail!("only a lab is ended by this");
@@ -45,7 +61,7 @@ pub(crate) fn end(host: &Host, way: Way) -> Result<()> {
     let device = Device::open(Device::PATH)?;
     let all = bare::online()?;
     let reservation = device.reserve(&[CPU])?;
-    let machine = Builder::new(host)?
+    let mut machine = Builder::new(host)?
         .reservation(std::os::fd::OwnedFd::from(reservation))?
         .start()?;
     let mut agent = machine.agent()?;
@@ -59,6 +75,7 @@ pub(crate) fn end(host: &Host, way: Way) -> Result<()> {
     ensure!(bare::online()? != all, "a guest owns a CPU, and Linux has all");
     rustix::fs::sync();
     match way {
+        Way::Hang => return hang(&device, &mut machine),
         Way::Reboot => reboot(RebootCommand::Restart)?,
         Way::Panic => {
             fs::write("/proc/sys/kernel/panic", "1")?;
@@ -73,6 +90,52 @@ pub(crate) fn end(host: &Host, way: Way) -> Result<()> {
         }
     }
     bail!("the host goes on")
+}
+
+/// The VMM can be killed although its guest's CPU hears nothing; the CPU is lost, nobody else gets it, and Linux can have it when it is well.
+fn hang(device: &Device, machine: &mut Vm) -> Result<()> {
+    let mut log = kernel_log()?;
+    let vmm = Pid::from_raw(i32::try_from(machine.vmm.pid())?).context("no process")?;
+    let began = Instant::now();
+    println!("{RUNS}");
+    std::thread::sleep(HUNG);
+    let killed = Instant::now();
+    kill_process(vmm, Signal::KILL)?;
+    let status = machine.vmm.wait_status(GIVEN + BUSY);
+    status.context("the VMM of a CPU that hangs cannot be killed")?;
+    let took = killed.elapsed();
+    ensure!(took >= GIVEN, "the VMM was gone after {took:?}: its CPU did not hang");
+    ensure!(began.elapsed() < HANGS, "the CPU answers again: this host is too slow");
+    let told = complaints(&mut log)?;
+    ensure!(
+        told.iter().any(|line| line.contains(LOST)),
+        "the kernel does not say that the CPU is lost: {told:?}"
+    );
+    match device.reserve(&[CPU]) {
+        Ok(_) => bail!("a CPU that is lost was reserved"),
+        Err(error) => println!("lost after {took:?}; {error}"),
+    }
+    ensure!(
+        bare::run("rmmod", &["basalt"]).is_err(),
+        "the module of a CPU that is lost was unloaded"
+    );
+    ensure!(bring_online().is_err(), "Linux has a CPU that is lost");
+    // What hung goes on, and Linux is given the CPU by hand.
+    let deadline = began + HANGS + BUSY;
+    while let Err(error) = bring_online() {
+        ensure!(
+            Instant::now() < deadline,
+            "a CPU that answers again cannot be brought online: {error}"
+        );
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    println!("online again");
+    Ok(())
+}
+
+/// As an administrator does (Linux, Documentation/core-api/cpu_hotplug.rst).
+fn bring_online() -> std::io::Result<()> {
+    fs::write(format!("/sys/devices/system/cpu/cpu{CPU}/online"), "1")
 }
 
 /// kexec_file_load(2).

@@ -3,6 +3,7 @@
 
 mod console;
 mod emulator;
+mod freeze;
 mod monitor;
 mod parts;
 mod ports;
@@ -139,6 +140,13 @@ enum Command {
         #[arg(required = true, last = true, value_name = "COMMAND")]
         program: Vec<OsString>,
     },
+    /// Have one of the lab's processors stand still for so many seconds, as one that hangs
+    #[command(hide = true)]
+    Freeze {
+        cpu: u32,
+        #[arg(value_parser = clap::value_parser!(u64).range(1..=600))]
+        seconds: u64,
+    },
     /// Print the console of this or the last start
     Logs {
         /// The emulator's messages instead
@@ -252,6 +260,7 @@ fn run(command: Command) -> Result<u8> {
             print(if there { "the lab is down" } else { "no lab was running" })?;
             Ok(0)
         }
+        Command::Freeze { cpu, seconds } => freeze::freeze(&state, cpu, Duration::from_secs(seconds)).map(|()| 0),
         Command::Status { json } => status(&state, json),
         Command::Shell => {
             if !io::stdin().is_terminal() {

@@ -1,9 +1,11 @@
 //! The step `host-ends`: the lab's host ends while a guest runs on a CPU that Linux has given up, which nobody in it can look at. It has to go
-//! down in order, CPU by CPU, and to reset. It has a lab of its own, beside the one in which cases run.
+//! down in order, CPU by CPU, and to reset. Before that such a CPU hangs, which the host has to outlive. It has a lab of its own, beside the one
+//! in which cases run.
 //!
 //! Reads the lab's console, and the emulator's process: it ends where the machine would reset (`-no-reboot`).
 
 use std::path::Path;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -43,11 +45,15 @@ const WAYS: [(&str, &[&str]); 3] = [
 /// All of them.
 pub(crate) fn host_ends() -> Step {
     Step::new("host-ends", |context, task| {
-        let ended = WAYS.into_iter().try_for_each(|(way, wanted)| {
-            for verb in ["up", "sync"] {
-                task.run_within(&mut lab_command_in(context, Lab::Ended, &[verb]), LIMIT)?;
-            }
-            one(context, task, way, wanted)
+        // Its module stays until the host's end.
+        let hung = up(context, task)
+            .and_then(|()| hang(context, task))
+            .and_then(|()| take_down(context, task, Lab::Ended));
+        let ended = hung.and_then(|()| {
+            WAYS.into_iter().try_for_each(|(way, wanted)| {
+                up(context, task)?;
+                one(context, task, way, wanted)
+            })
         });
         let down = take_down(context, task, Lab::Ended);
         ended.and(down).map(|()| Report::default())
@@ -55,6 +61,30 @@ pub(crate) fn host_ends() -> Step {
     .plan(only_with_a_lab)
     .hint("`cargo xtask test --only host-ends` repeats it")
 }
+
+fn up(context: &Context, task: &mut Task) -> Result<()> {
+    for verb in ["up", "sync"] {
+        task.run_within(&mut lab_command_in(context, Lab::Ended, &[verb]), LIMIT)?;
+    }
+    Ok(())
+}
+
+/// A guest's CPU hangs, by a thread of the emulator's that stands still; what the host has to make of it the program in it looks at.
+fn hang(context: &Context, task: &mut Task) -> Result<()> {
+    let mut command = Command::new("bash");
+    let program = context.release().join("basalt-lab");
+    command.args(["-c", HANG, "bash"]).arg(program).arg(CASES_IN_LAB);
+    let ended = task.finish_within(&mut Lab::Ended.of(context, command), LIMIT)?;
+    if !ended.status.success() {
+        bail!("a guest's CPU was to hang: {}", ended.err.join("\n"));
+    }
+    Ok(())
+}
+
+/// $1 is `basalt-lab`, $2 the program in the lab; when that says `runs`, the CPU that it gives a guest hangs for as long as that takes it for.
+const HANG: &str = "\"$1\" exec -- \"$2\" end hang | {
+    while read -r line; do echo \"$line\"; [ \"$line\" != runs ] || \"$1\" freeze 1 25 & done; wait; }
+    exit \"${PIPESTATUS[0]}\"";
 
 fn one(context: &Context, task: &mut Task, way: &str, wanted: &[&str]) -> Result<()> {
     let emulator = emulator(context, task, Lab::Ended)?;

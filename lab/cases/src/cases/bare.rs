@@ -127,7 +127,7 @@ impl Reserved {
     }
 }
 
-pub(super) fn run(program: &str, arguments: &[&str]) -> Result<()> {
+pub(crate) fn run(program: &str, arguments: &[&str]) -> Result<()> {
     let output = Command::new(program)
         .args(arguments)
         .output()
