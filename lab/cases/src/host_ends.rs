@@ -97,7 +97,7 @@ fn hang(device: &Device, machine: &mut Vm) -> Result<()> {
     let mut log = kernel_log()?;
     let vmm = Pid::from_raw(i32::try_from(machine.vmm.pid())?).context("no process")?;
     let began = Instant::now();
-    println!("{RUNS}");
+    writeln!(std::io::stdout(), "{RUNS}")?;
     std::thread::sleep(HUNG);
     let killed = Instant::now();
     kill_process(vmm, Signal::KILL)?;
@@ -113,7 +113,7 @@ fn hang(device: &Device, machine: &mut Vm) -> Result<()> {
     );
     match device.reserve(&[CPU]) {
         Ok(_) => bail!("a CPU that is lost was reserved"),
-        Err(error) => println!("lost after {took:?}; {error}"),
+        Err(error) => writeln!(std::io::stdout(), "lost after {took:?}; {error}")?,
     }
     ensure!(
         bare::run("rmmod", &["basalt"]).is_err(),
@@ -129,8 +129,7 @@ fn hang(device: &Device, machine: &mut Vm) -> Result<()> {
         );
         std::thread::sleep(Duration::from_millis(200));
     }
-    println!("online again");
-    Ok(())
+    Ok(writeln!(std::io::stdout(), "online again")?)
 }
 
 /// As an administrator does (Linux, Documentation/core-api/cpu_hotplug.rst).
