@@ -1,11 +1,11 @@
 //! A process beside a run, which takes away what the run leaves where it is killed: guests, its own and its node's, kernel modules, and
-//! functions of the PCI bus that are not the host's. It waits for the end of a pipe that the run holds open. Knows modules, nodes and
+//! functions of the PCI bus that are not the host's, and its directory. It waits for the end of a pipe that the run holds open. Knows modules, nodes and
 //! functions by what the run writes there, processes by a variable in their environment.
 
 use std::fs;
 use std::io::{BufRead, Write};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process, setsid};
 use vfio::host::Sysfs;
 use vfio::host::binding::BindingRecord;
 
-use crate::function;
+use crate::{function, scratch};
 
 /// The word that has this program be the guard.
 pub(crate) const GUARD: &str = "guard";
@@ -29,6 +29,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// What a function's line has before its record.
 const FUNCTION: &str = "function";
+/// And a directory's before its path.
+const SCRATCH: &str = "scratch";
 
 /// Between the parts of a line.
 const APART: char = '\t';
@@ -67,6 +69,8 @@ pub(crate) enum Kept {
     Node([String; 3]),
     /// A PCI function that vfio-pci has, and how it was before.
     Function(BindingRecord),
+    /// The run's own directory, with what is mounted there.
+    Scratch(PathBuf),
 }
 
 impl Kept {
@@ -95,6 +99,7 @@ impl Kept {
             Self::Function(record) => {
                 format!("{sign}{APART}{FUNCTION}{APART}{}\n", serde_json::to_string(record)?)
             }
+            Self::Scratch(directory) => format!("{sign}{APART}{SCRATCH}{APART}{}\n", directory.display()),
         })
     }
 
@@ -105,6 +110,7 @@ impl Kept {
         let kept = match rest.as_slice() {
             [module] => Self::Module(module.clone()),
             [kind, record] if kind == FUNCTION => Self::Function(serde_json::from_str(record).ok()?),
+            [kind, directory] if kind == SCRATCH => Self::Scratch(directory.into()),
             [program, state, assets] => Self::Node([program, state, assets].map(String::clone)),
             _ => return None,
         };
@@ -116,6 +122,7 @@ impl Kept {
             Self::Module(name) => unload(name),
             Self::Node(node) => end_node(node),
             Self::Function(record) => function::give_back(&Sysfs::of_host(), record),
+            Self::Scratch(directory) => scratch::remove(directory),
         }
     }
 }
@@ -236,17 +243,19 @@ mod tests {
         let module = Kept::Module("basalt".to_owned());
         let line = |kept: &Kept, there| kept.line(there).unwrap();
         let function = Kept::Function(BindingRecord::lost("0000:01:00.0".parse().unwrap()));
+        let scratch = Kept::Scratch("/mnt/basalt-bench-1".into());
         let lines = [
             line(&module, true),
             line(&node, true),
             line(&function, true),
             line(&module, false),
+            line(&scratch, true),
             "?\n".to_owned(),
             "+\tfunction\tnone\n".to_owned(),
         ];
         assert_eq!(
             until_the_end(lines.concat().as_bytes()),
-            [node.clone(), function.clone()]
+            [node.clone(), function.clone(), scratch]
         );
         let gone = [line(&function, true), line(&function, false), line(&node, false)].concat();
         assert_eq!(until_the_end(gone.as_bytes()), []);

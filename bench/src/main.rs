@@ -30,6 +30,7 @@ mod paging;
 mod reasons;
 mod report;
 mod run;
+mod scratch;
 mod shapes;
 mod smaps;
 mod stall;

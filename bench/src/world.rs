@@ -9,8 +9,10 @@ use anyhow::{Context, Result, ensure};
 use cpio::Archive;
 use sha2::{Digest, Sha256};
 
+use crate::guard::Kept;
 use crate::guest::{DISK_BYTES, Random};
 use crate::machine::{QEMU, Setup};
+use crate::scratch;
 use crate::trace::INSTANCES;
 
 /// Words that both peers' guests get; the only console is the serial port, and only the marker is written to it.
@@ -31,9 +33,10 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(binaries: &Path, debian_kernel: &Path, scratch: &Path) -> Result<Self> {
-        remove_stale(Path::new(INSTANCES), |path| fs::remove_dir(path))?;
-        remove_stale(scratch, |path| fs::remove_dir_all(path))?;
+        remove_stale(Path::new(INSTANCES), |path| Ok(fs::remove_dir(path)?))?;
+        remove_stale(scratch, scratch::remove)?;
         let scratch = scratch.join(own_name());
+        Kept::Scratch(scratch.clone()).tell(true);
         fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
         let assets = binaries.join("basalt-assets");
         let world = Self {
@@ -160,8 +163,10 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.scratch) {
-            log::warn!("{} stays behind: {error}", self.scratch.display());
+        match scratch::remove(&self.scratch) {
+            Ok(()) => Kept::Scratch(self.scratch.clone()).tell(false),
+            // The guard tries it once more, when all processes have ended.
+            Err(error) => log::warn!("{} is still there: {error:#}", self.scratch.display()),
         }
     }
 }
@@ -175,7 +180,7 @@ pub(crate) fn own_name() -> String {
 }
 
 /// Removes what a run has left that was killed.
-fn remove_stale(directory: &Path, remove: fn(&Path) -> std::io::Result<()>) -> Result<()> {
+fn remove_stale(directory: &Path, remove: fn(&Path) -> Result<()>) -> Result<()> {
     let entries = fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
     for entry in entries {
         let path = entry?.path();
@@ -221,7 +226,7 @@ mod tests {
         for name in [living.as_str(), "basalt-bench-4194305", "basalt-bench-x", "other"] {
             fs::create_dir_all(directory.join(name)).unwrap();
         }
-        remove_stale(&directory, |path| fs::remove_dir_all(path)).unwrap();
+        remove_stale(&directory, scratch::remove).unwrap();
         let mut left: Vec<_> = fs::read_dir(&directory)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())

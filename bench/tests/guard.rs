@@ -1,5 +1,6 @@
 //! A run that is killed leaves no process of its own: the guard beside it ends them.
 
+use std::io::Write;
 use std::process::{Child, Command, Stdio};
 
 const RUN: &str = "BASALT_BENCH_RUN";
@@ -23,10 +24,15 @@ fn the_guard_ends_what_a_killed_run_has_started_and_nothing_else() {
         own.try_wait().unwrap().is_none() && guard.try_wait().unwrap().is_none(),
         "the run goes on"
     );
+    let scratch = std::env::temp_dir().join(format!("bench-guard-{}", std::process::id()));
+    std::fs::create_dir_all(scratch.join("root")).unwrap();
     // As when the run is killed.
-    drop(guard.stdin.take());
+    let mut pipe = guard.stdin.take().unwrap();
+    writeln!(pipe, "+\tscratch\t{}", scratch.display()).unwrap();
+    drop(pipe);
     assert!(!own.wait().unwrap().success());
     assert!(guard.wait().unwrap().success());
+    assert!(!scratch.exists(), "its directory");
     assert!(others.try_wait().unwrap().is_none(), "another run's");
     others.kill().unwrap();
     others.wait().unwrap();

@@ -3,6 +3,7 @@
 //! Knows which steps exist and what each needs; how a step works is in the modules below.
 
 mod apt;
+mod bench_killed;
 mod build;
 mod case_sum;
 mod cases;
@@ -131,9 +132,11 @@ pub(crate) fn check() -> Vec<Step> {
 
 /// What `cargo xtask long` does, one after another: each takes minutes, all of them some hours.
 pub(crate) fn long() -> Vec<Step> {
-    let programs: Vec<_> = RUN_PROGRAMS.iter().chain(TEST_PROGRAMS).copied().collect();
-    let mut steps = setup(&programs);
+    let programs = RUN_PROGRAMS.iter().chain(TEST_PROGRAMS).chain(BENCH_PROGRAMS);
+    let mut steps = setup(&programs.copied().collect::<Vec<_>>());
     steps.push(sandbox::import("import-python", PYTHON, "python").after(&["image-python", "binaries"]));
+    steps.push(recipe(LOAD, HINT_IMAGE).after(&["apt-packages"]));
+    steps.push(sandbox::import("import-load", LOAD, "load").after(&["image-load", "binaries"]));
     steps.push(in_lab(NEWER_KERNEL));
     steps.push(module::module().check().after(&["lab-host", "newer-kernel"]));
     steps.push(sandbox::lab().after(&["binaries", "assets", "emulator", "lab-host"]));
@@ -151,10 +154,12 @@ pub(crate) fn long() -> Vec<Step> {
         steps.push(part.follows(&[last]));
         last = name;
     }
+    let killed = bench_killed::bench_killed().after(&["first-sandbox", "module", "import-load"]);
+    steps.push(killed.follows(&[last]));
     // Its emulator loses its host, or a program there, too often for a run that has to pass (docs/lab.md).
     steps.push(in_lab(NEWER_EMULATOR));
     let newer = ["first-sandbox", "newer-kernel", "newer-emulator"];
-    steps.push(cases::newer_cases().after(&newer).follows(&[last]));
+    steps.push(cases::newer_cases().after(&newer).follows(&["bench-killed"]));
     steps
 }
 
