@@ -18,7 +18,7 @@ pub(crate) fn bench_killed() -> Step {
         take_down(context, task, Lab::Ended)?;
         let killed = killed(context, task);
         let down = take_down(context, task, Lab::Ended);
-        killed.and(down)
+        killed.and_then(|report| down.map(|()| report))
     })
     .plan(only_with_a_lab)
     .check()
