@@ -11,7 +11,7 @@ use crate::attached::{self, Finished};
 use crate::cli::ExecArgs;
 use crate::daemon;
 use crate::output::Output;
-use crate::run::{environment, how_it_ended};
+use crate::run::{Fate, environment, fate};
 
 /// Runs the command; the code is its own.
 pub(crate) fn exec(args: &ExecArgs, output: &Output) -> Result<u8> {
@@ -19,8 +19,8 @@ pub(crate) fn exec(args: &ExecArgs, output: &Output) -> Result<u8> {
     let signals = Signals::install()?;
     let mut client = daemon::connect()?;
     let sandbox = args.sandbox.clone();
-    let (command, stream) = match client.ask(Request::Exec { sandbox })? {
-        (Reply::Agent { command }, fds) => (command, fds.into_iter().next()),
+    let (command, restarts, stream) = match client.ask(Request::Exec { sandbox })? {
+        (Reply::Agent { command, restarts }, fds) => (command, restarts, fds.into_iter().next()),
         (other, _) => bail!("the daemon answered {other:?} to `exec`: use basalt and basaltd of one build"),
     };
     let stream =
@@ -55,15 +55,19 @@ pub(crate) fn exec(args: &ExecArgs, output: &Output) -> Result<u8> {
             let (Reply::Sandbox(sandbox), _) = client.ask(inspect)? else {
                 return Err(error).context("the connection to the sandbox broke");
             };
-            match how_it_ended(&mut client, &sandbox)? {
-                Some(ended) => {
+            match fate(&mut client, &sandbox.id, restarts)? {
+                Fate::Ended(ended) => {
                     output.error(&anyhow::anyhow!(
                         "sandbox {} has ended, and with it this command",
                         sandbox.name
                     ));
                     Ok(ended.exit_code())
                 }
-                None => Err(error).context("the connection to the sandbox broke"),
+                Fate::Another => bail!(
+                    "sandbox {} was rolled back or started again, and this command ended with the machine of before",
+                    sandbox.name
+                ),
+                Fate::Unknown => Err(error).context("the connection to the sandbox broke"),
             }
         }
     }

@@ -389,6 +389,9 @@ pub enum Reply {
     Agent {
         /// The sandbox's environment, directory and user; the rest is for the asker to fill in.
         command: Box<ExecRequest>,
+        /// How often the sandbox was started again by then; a command does not outlive that. `None` from daemons of before.
+        #[serde(default)]
+        restarts: Option<u32>,
     },
     /// One sandbox.
     Sandbox(Box<Sandbox>),

@@ -249,40 +249,64 @@ fn conclude(
             output.error(&failure.into());
             Ok(code)
         }
-        Finished::Lost(error) => match how_it_ended(client, sandbox)? {
-            Some(Ended::Command(status)) => Ok(status.exit_code()),
-            Some(Ended::Failed(why)) => {
+        Finished::Lost(error) => match fate(client, &sandbox.id, Some(sandbox.restarts))? {
+            Fate::Ended(Ended::Command(status)) => Ok(status.exit_code()),
+            Fate::Ended(Ended::Failed(why)) => {
                 output.error(&anyhow::anyhow!(why));
                 Ok(125)
             }
-            Some(Ended::Stopped) => {
+            Fate::Ended(Ended::Stopped) => {
                 output.error(&anyhow::anyhow!(
                     "sandbox {} was stopped by another client",
                     sandbox.name
                 ));
                 Ok(Ended::Stopped.exit_code())
             }
-            None => Err(error).context("the connection to the sandbox broke; run it again"),
+            Fate::Another => bail!(
+                "sandbox {0} was rolled back or started again by another client, and runs on by itself: `basalt logs -f {0}`",
+                sandbox.name
+            ),
+            Fate::Unknown => Err(error).context("the connection to the sandbox broke; run it again"),
         },
     }
 }
 
-/// Asks the daemon how the sandbox has ended; `None` if it has not.
-pub(crate) fn how_it_ended(client: &mut Client, sandbox: &Sandbox) -> Result<Option<Ended>> {
+/// What has become of a sandbox whose agent has closed a connection.
+pub(crate) enum Fate {
+    /// It has ended.
+    Ended(Ended),
+    /// It has another machine by now, and goes on.
+    Another,
+    /// The daemon has seen nothing of it.
+    Unknown,
+}
+
+/// Asks the daemon, which may learn of an end later than this program, about a sandbox that had been started again so often before.
+pub(crate) fn fate(client: &mut Client, id: &str, restarts: Option<u32>) -> Result<Fate> {
     let end = Instant::now() + END_LIMIT;
-    let inspect = Request::Inspect {
-        sandbox: sandbox.id.clone(),
-    };
+    let inspect = Request::Inspect { sandbox: id.to_owned() };
     loop {
-        match client.ask(inspect.clone()) {
-            Ok((Reply::Sandbox(now), _)) if now.ended.is_some() => return Ok(now.ended),
-            Ok(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
-            Ok(_) => return Ok(None),
+        let now = match client.ask(inspect.clone()) {
+            Ok((Reply::Sandbox(now), _)) => Some(now),
+            Ok(_) => None,
             // Somebody has removed it.
             Err(node_api::ClientError::Refused(error)) if error.kind == node_api::ErrorKind::NotFound => {
-                return Ok(Some(Ended::Stopped));
+                return Ok(Fate::Ended(Ended::Stopped));
             }
             Err(error) => return Err(error.into()),
+        };
+        if let Some(now) = now {
+            // Of another machine than that which is asked about, too: that one's end nobody tells any more.
+            if restarts.is_some_and(|restarts| now.restarts != restarts) {
+                return Ok(Fate::Another);
+            }
+            if let Some(ended) = now.ended {
+                return Ok(Fate::Ended(ended));
+            }
         }
+        if Instant::now() >= end {
+            return Ok(Fate::Unknown);
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }

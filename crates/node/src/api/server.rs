@@ -397,9 +397,12 @@ impl Connection<'_> {
             Request::Run(config) => return self.run(&node, *config),
             Request::Start { sandbox } => self.goes_on(node.start(&node.find(&sandbox)?))?,
             Request::Exec { sandbox } => {
-                let (stream, command) = node.exec(&*node.find(&sandbox)?)?;
+                let entry = node.find(&sandbox)?;
+                // Before the connection: what is newer than that is another machine.
+                let restarts = Some(node.inspect(&entry).restarts);
+                let (stream, command) = node.exec(&entry)?;
                 let command = Box::new(command);
-                return Ok((Reply::Agent { command }, vec![stream]));
+                return Ok((Reply::Agent { command, restarts }, vec![stream]));
             }
             Request::List { all } => self.list(&node, all)?,
             Request::Inspect { sandbox } => Reply::Sandbox(Box::new(node.inspect(&*node.find(&sandbox)?))),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::TcpStream;
 use std::process::Child;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
@@ -252,10 +252,16 @@ fn put_back(
         back.0 == before.0 && back.1 >= before.1 && back.1 < after,
         "put back it counts {back:?}; it was kept after {before:?} and put back after {after}"
     );
+    let began = Instant::now();
     let output = open.wait_with_output()?;
     ensure!(
-        ended || output.status.code() == Some(125),
+        ended || output.status.code() == Some(125) && String::from_utf8_lossy(&output.stderr).contains("rolled back"),
         "a command that ran in it when it was put back: {output:?}"
+    );
+    ensure!(
+        began.elapsed() < Duration::from_secs(5),
+        "a command that ran in it when it was put back has ended {:?} later",
+        began.elapsed()
     );
     connections::were_inherited(daemon, "origin")?;
     has_forked(daemon, "origin", 1)?;
