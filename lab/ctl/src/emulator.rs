@@ -61,6 +61,10 @@ pub(crate) const DATA_DISKS: [(&str, &str, u64); 2] =
 /// init has nothing to do with it, and what is on it is whoever's who used it last.
 const NVME_DISK: (&str, &str, u64) = ("nvme.raw", "basalt-nvme", 256 << 20);
 
+/// It has no shadow doorbells (NVM Express 1.4, 5.7): Linux's driver before 6.8 writes them before it has told the disk of them, once the disk was
+/// reset under load. The disk misses requests then, and the guest waits for each for 30 s (docs/lab.md, traps).
+const NVME_OPTIONS: &str = "dbcs=off";
+
 /// A network function without MSI and MSI-X, which interrupts by its pin alone, and reaches memory as the IOMMU lets it (`iommu_platform`), for
 /// cases that give it to a guest. Its network has a router that answers echoes, and leads nowhere. The lab's init leaves it alone.
 const PIN_FUNCTION: [&str; 4] = [
@@ -253,7 +257,7 @@ fn command(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Comman
     drive(&mut command, &state.disk(name), serial, DISK_OPTIONS);
     command
         .arg("-device")
-        .arg(format!("nvme,drive={serial},serial={serial}"));
+        .arg(format!("nvme,drive={serial},serial={serial},{NVME_OPTIONS}"));
     command.args(PIN_FUNCTION);
     command.args(EDUCATIONAL_DEVICE);
     command.args([
