@@ -62,7 +62,7 @@ pub(crate) struct Description {
     pub(crate) express: Option<usize>,
     pub(crate) msi: Option<(usize, MsiLayout)>,
     pub(crate) msix: Option<(usize, u16)>,
-    /// It has an interrupt pin, which the host can hear, and nothing else.
+    /// It has an interrupt pin, which the host can hear, for drivers that turn on neither MSI nor MSI-X.
     pub(crate) pin: bool,
     /// MSI-X's table and pending bits.
     pub(crate) tables: Tables,
@@ -94,8 +94,7 @@ impl Description {
         if !shown.has_messages() && !shown.pin {
             return Err(WITHOUT_INTERRUPTS.into());
         }
-        // A disk whose guest's driver turned MSI-X off and on under load missed interrupts where the host had turned INTx on in between.
-        shown.show_pin(shown.pin && !shown.has_messages());
+        shown.show_pin(shown.pin);
         if shown.express.is_some() && facts.config.len() >= EXTENDED_SIZE {
             shown.extended = extended(facts.config);
         }
@@ -115,12 +114,13 @@ impl Description {
         self.pin = is_shown;
     }
 
-    /// Whether it can do in a machine whose guest has no level-triggered interrupts; why not.
-    pub(crate) fn check_without_pin(&self) -> Result<(), String> {
-        match self.pin {
-            true => Err(WITHOUT_MESSAGES.into()),
-            false => Ok(()),
+    /// As a guest without level-triggered interrupts is shown it: with messages alone. An error if it has none, with why.
+    pub(crate) fn without_pin(mut self) -> Result<Self, String> {
+        if !self.has_messages() {
+            return Err(WITHOUT_MESSAGES.into());
         }
+        self.show_pin(false);
+        Ok(self)
     }
 
     /// How many interrupts are needed at most, without the pin's.

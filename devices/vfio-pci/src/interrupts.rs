@@ -1,7 +1,7 @@
 //! A function's interrupts: which kind the guest has turned on, told to the host, and where each goes, told to the engine.
 //!
-//! MSI and MSI-X have the same interrupts of the engine's, as one kind is on at a time; a guest that turns both on has MSI-X. Of a
-//! function that has neither it is the pin, from when the guest has turned on the function's memory: before that nobody could serve it.
+//! MSI and MSI-X have the same interrupts of the engine's, as one kind is on at a time; a guest that turns both on has MSI-X. One that
+//! has turned on neither has the pin (PCI 3.0, 6.8.1.3), from when it has turned on the function's memory: before that nobody could serve it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;

@@ -143,9 +143,10 @@ impl Unplugged {
             shown,
             ..
         } = self;
-        if pin.is_none() {
-            shown.check_without_pin().map_err(CreateError::Value)?;
-        }
+        let shown = match pin {
+            Some(_) => shown,
+            None => shown.without_pin().map_err(CreateError::Value)?,
+        };
         let engine = |error: engine::EngineError| CreateError::Value(error.to_string());
         // Whatever fails, the function is closed before the engine forgets it, and that before the memory is unmapped.
         let reach = reach;

@@ -1,9 +1,10 @@
-//! The interrupt pin: a level that the host's driver masks when it tells, of functions that have nothing else.
+//! The interrupt pin: a level that the host's driver masks when it tells, of functions that have nothing else and of those whose drivers use
+//! nothing else.
 
 use vfio::Irq;
 use vfio::fake::FakeDevice;
 
-use super::images::{both_device, edu_device, nvme_device, virtio};
+use super::images::{both_device, edu, edu_device, nvme_device, virtio};
 use super::kit::{Machine, without_levels};
 
 /// As `virtio-net-pci` with `vectors=0` is.
@@ -68,28 +69,53 @@ fn the_guests_bit_holds_the_pin_back_and_loses_nothing() {
     machine.write16(4, 0x0006);
     assert_eq!((machine.seen(), machine.pin.comes()), (vec![(4, vec![6, 0])], true));
     assert_eq!(machine.device.on(Irq::IntX), 1, "the host has listened all the time");
+    // A sleeping function asserts nothing.
+    let disk = Machine::new(nvme_device());
+    disk.write16(4, 0x0006);
+    assert!(disk.pin.is_on());
+    disk.write16(0x64, 3);
+    assert!(!disk.pin.is_on());
+    disk.write16(0x64, 0);
+    assert!(disk.pin.is_on());
 }
 
-/// Drivers turn messages off and on in the middle of what they do: the host never changes over to the pin.
 #[test]
-fn a_function_with_messages_has_no_pin_whatever_its_driver_turns_on() {
+fn a_guest_that_turns_on_messages_has_no_pin_and_has_it_again_afterwards() {
     for (device, control) in [(nvme_device(), 0x42), (edu_device(), 0x42)] {
         let machine = Machine::new(device);
         let (kind, on) = match machine.capabilities()[0].0 {
             5 => (Irq::Msi, 0x0001),
             _ => (Irq::MsiX, 0x8000),
         };
-        assert_eq!(machine.read16(0x3c), 0);
         machine.write16(4, 0x0006);
+        assert_eq!((machine.device.on(Irq::IntX), machine.device.on(kind)), (1, 0));
         machine.device.assert_pin(true).unwrap();
-        for value in [0, on, 0, on] {
-            machine.write16(control, value);
-            assert_eq!((machine.device.on(Irq::IntX), machine.pin.is_on()), (0, false));
-            assert_eq!(machine.device.on(kind) > 0, value != 0);
-        }
-        assert_eq!(machine.read16(6) & 8, 0);
-        assert!(!machine.pin.comes());
+        machine.seen();
+        machine.write16(control, on);
+        assert_eq!(machine.device.on(Irq::IntX), 0);
+        assert!(machine.device.on(kind) > 0 && !machine.pin.is_on() && !machine.pin.comes());
+        assert_eq!(
+            machine.seen(),
+            [(4, vec![6, 4])],
+            "told before the host stops to listen"
+        );
+        machine.write16(control, 0);
+        assert_eq!((machine.device.on(Irq::IntX), machine.device.on(kind)), (1, 0));
+        assert!(machine.pin.is_on() && machine.pin.comes(), "it wants something still");
+        assert_eq!(machine.seen(), [(4, vec![6, 0])]);
     }
+}
+
+#[test]
+fn a_guests_reset_turns_the_pin_off() {
+    let machine = Machine::new(nvme_device());
+    machine.write16(4, 0x0006);
+    machine.device.assert_pin(true).unwrap();
+    machine.seen();
+    machine.write16(0x88, 0x8000);
+    assert_eq!((machine.device.resets(), machine.device.on(Irq::IntX)), (1, 0));
+    assert!(!machine.pin.is_on() && !machine.pin.comes());
+    assert_eq!(machine.seen(), [(4, vec![0, 4]), (4, vec![0, 4])]);
 }
 
 #[test]
@@ -102,11 +128,23 @@ fn a_function_without_a_pin_shows_none() {
     assert_eq!(machine.seen(), [(4, vec![6, 4])]);
     machine.device.assert_pin(true).unwrap();
     assert_eq!(machine.read16(6) & 8, 0);
-    // A guest without levels has a function that has more.
+    // A guest without levels has the rest of a function that has more.
     assert_eq!(without_levels(nvme_device()), Ok(0));
-    let mut image = virtio();
+    let mut image = edu();
     // Whichever pin it has at the host, it is the first of its own device in the guest.
-    image.put(0x34, &[0x84]).put(0x98, &[0; 12]).put(0x3d, &[3]);
-    let device = image.device().with_bar(4, 0x4000).with_irqs(Irq::IntX, 1);
+    image.put(0x3d, &[3]);
+    let device = image
+        .device()
+        .with_bar(0, 0x1000)
+        .with_irqs(Irq::IntX, 1)
+        .with_irqs(Irq::Msi, 1);
     assert_eq!(Machine::new(device).read16(0x3c), 0x01ff);
+}
+
+#[test]
+fn a_host_that_cannot_listen_leaves_the_pin_off_and_messages_work() {
+    let machine = Machine::new(nvme_device().with_vectors(0));
+    machine.write16(4, 0x0006);
+    assert_eq!((machine.device.on(Irq::IntX), machine.pin.is_on()), (0, false));
+    assert_eq!(machine.seen(), [(4, vec![6, 4])]);
 }

@@ -1,5 +1,6 @@
 //! A network function that has neither MSI nor MSI-X: a sandbox that has it is interrupted by its pin, a level. Echoes come back as they were
-//! sent, each by an interrupt; it is taken away under load, and given again. The host's IOMMU sees no fault.
+//! sent, each by an interrupt; it is taken away under load, and given again. A disk that has MSI-X, of a guest that is told to use no
+//! messages for it, interrupts by its pin as well, and by MSI-X again when the guest may. The host's IOMMU sees no fault.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,9 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use super::bare::{in_lab, run};
-use super::device_attach::{expect_function, expect_state};
+use super::device_attach::{expect_function, expect_state, prove};
 use super::interface;
-use super::nvme_disk::{interrupts, tell};
+use super::nvme_disk::{Disk, interrupts, tell};
 use crate::basalt::expect_code;
 use crate::daemon::Daemon;
 use crate::kernel_log::{expect_no_dma_fault, kernel_log};
@@ -17,7 +18,7 @@ use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
     name: "device-intx",
-    limit: Duration::from_secs(300),
+    limit: Duration::from_secs(400),
     host,
     guest: None,
 };
@@ -89,6 +90,7 @@ fn host(host: &Host) -> Result<()> {
     daemon.ok(&["rm", "--force", "card"])?;
     expect_state(&daemon, ADDRESS, "ready")?;
     daemon.ok(&["device", "unbind", ADDRESS])?;
+    disk(&daemon)?;
     expect_no_dma_fault(&mut log)?;
     daemon.end()
 }
@@ -99,9 +101,9 @@ fn interface(daemon: &Daemon<'_>) -> Result<&'static str> {
     Ok("eth1")
 }
 
-/// The guest's interrupts by pins that are levels: how many, and the lines of its table.
-fn levels(daemon: &Daemon<'_>) -> Result<(u64, String)> {
-    let table = daemon.ok(&["exec", "card", "cat", "/proc/interrupts"])?;
+/// A guest's interrupts by pins that are levels: how many, and the lines of its table.
+fn levels(daemon: &Daemon<'_>, sandbox: &str) -> Result<(u64, String)> {
+    let table = daemon.ok(&["exec", sandbox, "cat", "/proc/interrupts"])?;
     let columns = table.lines().next().map_or(0, |first| first.split_whitespace().count());
     let of = table
         .lines()
@@ -118,7 +120,7 @@ fn levels(daemon: &Daemon<'_>) -> Result<(u64, String)> {
 /// until the guest has ended it.
 fn echoes(daemon: &Daemon<'_>) -> Result<()> {
     let name = interface(daemon)?;
-    let (before, lines) = levels(daemon)?;
+    let (before, lines) = levels(daemon, "card")?;
     ensure!(
         lines.contains("virtio"),
         "the guest has no level of a virtio device: {lines}"
@@ -129,7 +131,10 @@ fn echoes(daemon: &Daemon<'_>) -> Result<()> {
     let said = daemon.ok(&echo(&echo_script(), name, &count))?;
     let took = began.elapsed();
     ensure!(said.trim() == count, "the guest says {said}");
-    let (guest, host) = (levels(daemon)?.0 - before, interrupts("vfio-intx")? - host_before);
+    let (guest, host) = (
+        levels(daemon, "card")?.0 - before,
+        interrupts("vfio-intx")? - host_before,
+    );
     tell(&format!(
         "{ECHOES} echoes within {took:?}, {guest} interrupts of the guest's, {host} of the host's: {}",
         lines.trim()
@@ -163,5 +168,62 @@ fn taken_under_load(daemon: &Daemon<'_>) -> Result<()> {
     load.kill()?;
     load.wait()?;
     daemon.ok(&["exec", "card", "rm", "-f", "/tmp/loaded"])?;
+    Ok(())
+}
+
+/// In the guest: takes the disk from its driver, and gives it back; the kernel may use messages for it then, or not (`msi_bus`, Linux's
+/// sysfs-bus-pci).
+const AGAIN: &str = "
+set -e
+for disk in /sys/bus/pci/devices/*; do
+    read -r class < $disk/class
+    [ $class != 0x010802 ] || break
+done
+driver=/sys/bus/pci/drivers/nvme
+echo ${disk##*/} > $driver/unbind
+echo $1 > $disk/msi_bus
+echo ${disk##*/} > $driver/bind
+";
+
+/// Requests that are proved at least: each of them is an interrupt, or shares one with few others.
+const REQUESTS: u64 = 12;
+
+/// The lab's disk, whose driver uses MSI-X, then the pin, and then MSI-X again.
+fn disk(daemon: &Daemon<'_>) -> Result<()> {
+    let disk = Disk::find()?;
+    let address = disk.address();
+    daemon.ok(&["device", "bind", address])?;
+    let words = ["run", "-d", "--name", "disk", "--memory", "256m", "--device", address];
+    daemon.ok(&[&words[..], &[daemon.image(), "--", "sleep", "10000"]].concat())?;
+    for (seed, messages) in ["1", "0", "1"].into_iter().enumerate() {
+        daemon.wait_in("disk", "the disk", "test -b /dev/nvme0n1")?;
+        daemon.ok(&["exec", "disk", "sh", "-c", AGAIN, "sh", messages])?;
+        daemon.wait_in("disk", "the disk", "test -b /dev/nvme0n1")?;
+        let (levels_before, lines) = levels(daemon, "disk")?;
+        let host_before = (interrupts("vfio-intx")?, interrupts("vfio-msix")?);
+        prove(daemon, "disk", &seed.to_string())?;
+        let taken = levels(daemon, "disk")?.0 - levels_before;
+        let host = (
+            interrupts("vfio-intx")? - host_before.0,
+            interrupts("vfio-msix")? - host_before.1,
+        );
+        tell(&format!(
+            "a disk that may use messages ({messages}): {taken} interrupts of the guest's by a level; of the host's {} by its pin, {} by MSI-X",
+            host.0, host.1
+        ));
+        let by_pin = messages == "0";
+        ensure!(lines.contains("nvme") == by_pin, "the guest's levels: {lines}");
+        ensure!(
+            (taken >= REQUESTS) == by_pin,
+            "the guest had {taken} interrupts by its pin"
+        );
+        let (there, not) = if by_pin { host } else { (host.1, host.0) };
+        ensure!(
+            there >= REQUESTS && not == 0,
+            "the host had {there} interrupts of one kind and {not} of the other"
+        );
+    }
+    daemon.ok(&["rm", "--force", "disk"])?;
+    daemon.ok(&["device", "unbind", address])?;
     Ok(())
 }
