@@ -25,6 +25,9 @@ pub(super) struct Config {
     /// Crates that are divided by folders: by the crate's source folder, what each folder in it may know.
     #[serde(default)]
     pub(super) folders: BTreeMap<String, BTreeMap<String, Folder>>,
+    /// Files that others wrote and that stay as they are: their SHA-256 by path.
+    #[serde(default)]
+    pub(super) vendored: BTreeMap<String, String>,
     /// Limits by what they limit.
     pub(super) budgets: BTreeMap<String, Budget>,
     /// What may exceed them.

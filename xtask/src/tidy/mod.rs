@@ -11,6 +11,7 @@ mod layers;
 mod metrics;
 mod shape;
 mod text;
+mod vendored;
 
 use std::fmt;
 use std::fs;
@@ -82,12 +83,15 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Finding>> {
     let hosts = text::registry_hosts();
     let shapes = shape::Shapes::new(&config);
     for source in &sources {
-        text::check(source, &hosts, &mut findings);
+        if !vendored::check(&config.vendored, source, &mut findings) {
+            text::check(source, &hosts, &mut findings);
+        }
         if source.is_rust() {
             shapes.check(source, &mut findings);
         }
     }
     shapes.finish(&mut findings);
+    vendored::are_there(&config.vendored, &sources, &mut findings);
     let packages = layers::packages(root)?;
     layers::check(&config, &packages, &mut findings);
     layers::check_catalog(&config, &packages, &sources, &mut findings);
