@@ -86,7 +86,7 @@ fn every_row_of_the_threat_model_names_what_there_is() {
         .iter()
         .map(|target| target.name.to_owned())
         .collect();
-    for directory in ["bin", "crates", "devices", "guest", "lab"] {
+    for directory in ["accel", "bin", "crates", "devices", "guest", "lab"] {
         add_names(&root().join(directory), &mut there);
     }
     let rows = rows();

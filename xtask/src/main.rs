@@ -53,6 +53,8 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Make the code and the page that follow from accel/spec, and add numbers of new calls to its lock
+    Accel,
     /// Wrap the prose of documents at 120 characters
     Wrap,
     /// Build `basalt-bench`, and make and import the image that its part `exits` has guests run
@@ -121,6 +123,7 @@ fn dispatch(verb: Verb) -> Result<u8> {
         }
         Verb::Tidy { json, accept_golden } => tidy::command(&context.root, json, accept_golden),
         Verb::Strings { json } => strings::command(&context.root, json),
+        Verb::Accel => accel(&context),
         Verb::Wrap => wrap::command(&context.root),
         Verb::Package { version, steps: args } => with_steps(&context, steps::package(version), args, "package"),
         Verb::BenchImage(args) => with_steps(&context, steps::bench_image(), args, "bench-image"),
@@ -128,6 +131,15 @@ fn dispatch(verb: Verb) -> Result<u8> {
         Verb::Long(args) => with_steps(&context, steps::long(), args, "long"),
         Verb::Docs => with_steps(&context, vec![docs_alone()], StepArgs::default(), "docs"),
     }
+}
+
+/// What is generated of accelerator calls.
+#[expect(clippy::print_stdout, reason = "what was written is this command's output")]
+fn accel(context: &Context) -> Result<u8> {
+    let changed = accel_gen::write(&context.root)?;
+    changed.iter().for_each(|path| println!("{path}"));
+    println!("accel: {} written", changed.len());
+    Ok(0)
 }
 
 /// The fuzzer as long as it takes, with its own words: it prints the seed, each target, and what repeats a failure.

@@ -267,8 +267,10 @@ pub enum Effect {
     Changes(String),
     /// It changes the bytes of the parameter's object, which are saved themselves.
     Content(String),
-    /// It drops the parameter's object, with all that was kept for it.
+    /// It drops the parameter's object; what was kept for it is needed as long as anything lives that was made with it.
     Drops(String),
+    /// It needs the parameter's object and leaves it as it is.
+    Uses(String),
 }
 
 /// Device memory that a command takes.

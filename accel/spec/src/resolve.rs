@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, HashSet};
 
 use crate::error::SpecError;
 use crate::length::Length;
-use crate::model::{Api, Check, Command, Effect, Flow, HandleKind, Kind, Life, Param, Quota, Service, Struct};
+use crate::model::{
+    Api, Check, Command, Direction, Effect, Element, Flow, HandleKind, Kind, Life, Param, Quota, Service, Struct,
+};
 use crate::notes::{CommandNote, ParamNote, call};
 use crate::params;
 use crate::shape::{CommandShape, Shape};
@@ -416,18 +418,13 @@ impl Resolver<'_> {
     fn effects(&self, resolved: &[Param]) -> Result<Vec<Effect>, SpecError> {
         let mut effects = Vec::new();
         for param in resolved {
-            let (Kind::Handle { life, .. }
-            | Kind::Handles { life, .. }
-            | Kind::Svm { life }
-            | Kind::SvmList { life, .. }) = &param.kind
-            else {
-                continue;
+            let effect = match self.life(&param.kind) {
+                Some(Life::Create | Life::Shadow) => Effect::Creates,
+                Some(Life::Release) => Effect::Drops,
+                Some(Life::Use) if !self.is_changed(&param.name) => Effect::Uses,
+                _ => continue,
             };
-            match life {
-                Life::Create | Life::Shadow => effects.push(Effect::Creates(param.name.clone())),
-                Life::Release => effects.push(Effect::Drops(param.name.clone())),
-                Life::Use | Life::Get | Life::Retain => {}
-            }
+            effects.push(effect(param.name.clone()));
         }
         for text in &self.note.effects {
             let (word, name) = match call(text) {
@@ -446,6 +443,32 @@ impl Resolver<'_> {
             effects.push(effect);
         }
         Ok(effects)
+    }
+
+    /// What happens to what a parameter names, unless the command's own words say more.
+    fn life(&self, kind: &Kind) -> Option<Life> {
+        let has_object = |c_type: &String| {
+            let mut members = self.shape.structs.get(c_type).into_iter().flatten();
+            members.any(|(_, member)| self.shape.handles.contains(&member.name))
+        };
+        match kind {
+            Kind::Handle { life, .. }
+            | Kind::Handles { life, .. }
+            | Kind::Svm { life }
+            | Kind::SvmList { life, .. } => Some(*life),
+            Kind::Value { .. } | Kind::SvmOrBulk { .. } => Some(Life::Use),
+            Kind::Array {
+                direction: Direction::In,
+                element: Element::Struct(c_type),
+                length,
+            } if length.is_one() && has_object(c_type) => Some(Life::Use),
+            _ => None,
+        }
+    }
+
+    fn is_changed(&self, name: &str) -> bool {
+        let mut words = self.note.effects.iter().filter_map(|text| call(text));
+        words.any(|(_, arguments)| arguments.iter().any(|argument| argument == name))
     }
 
     fn quota(&self, resolved: &[Param]) -> Result<Option<Quota>, SpecError> {

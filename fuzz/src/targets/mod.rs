@@ -2,6 +2,7 @@
 //!
 //! A target is a name, seeds and a function that must neither panic nor hang on any bytes.
 
+mod accel;
 mod balloon;
 mod bare;
 mod copy;
@@ -38,6 +39,8 @@ pub(crate) fn all() -> Vec<Target> {
         devices::block(),
         devices::vsock(),
         devices::greeting(),
+        accel::calls(),
+        accel::replies(),
         balloon::requests(),
         balloon::state(),
         iommu::requests(),

@@ -119,7 +119,7 @@ pub(crate) fn check() -> Vec<Step> {
     vec![
         build::components(),
         checks::fmt().after(&["rust-components"]),
-        checks::tidy(),
+        checks::tidy().after(&["rust-components"]),
         apt::packages(),
         checks::clippy().after(&["rust-components"]),
         deny::deny(),
@@ -168,7 +168,7 @@ pub(crate) fn test() -> Vec<Step> {
     let mut steps = vec![
         build::components(),
         checks::fmt().after(&["rust-components"]),
-        checks::tidy(),
+        checks::tidy().after(&["rust-components"]),
     ];
     let programs: Vec<_> = RUN_PROGRAMS.iter().chain(TEST_PROGRAMS).copied().collect();
     steps.extend(setup(&programs));

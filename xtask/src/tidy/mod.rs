@@ -87,11 +87,12 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Finding>> {
             text::check(source, &hosts, &mut findings);
         }
         if source.is_rust() {
-            shapes.check(source, &mut findings);
+            shapes.check(source, accel_gen::is_generated(&source.path), &mut findings);
         }
     }
     shapes.finish(&mut findings);
     vendored::are_there(&config.vendored, &sources, &mut findings);
+    generated(root, &mut findings)?;
     let packages = layers::packages(root)?;
     layers::check(&config, &packages, &mut findings);
     layers::check_catalog(&config, &packages, &sources, &mut findings);
@@ -104,6 +105,15 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Finding>> {
     findings.sort();
     findings.dedup();
     Ok(findings)
+}
+
+/// What is generated is what would be made now.
+fn generated(root: &Path, findings: &mut Vec<Finding>) -> Result<()> {
+    for path in accel_gen::stale(root)? {
+        let message = "is not what accel/spec says; `cargo xtask accel` makes it anew";
+        findings.push(Finding::new(&path, 0, message));
+    }
+    Ok(())
 }
 
 /// The command: prints what was found.

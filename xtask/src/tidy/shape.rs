@@ -33,19 +33,21 @@ impl<'a> Shapes<'a> {
         }
     }
 
-    /// Measures one file and everything in it.
-    pub(super) fn check(&self, source: &Source, findings: &mut Vec<Finding>) {
-        let size = source.text.lines().count();
-        self.judge(
-            &Measure {
-                budget: "file",
-                path: &source.path,
-                item: "",
-                line: 0,
-                size,
-            },
-            findings,
-        );
+    /// Measures one file and everything in it. A file that is generated may be long, as nobody edits it.
+    pub(super) fn check(&self, source: &Source, generated: bool, findings: &mut Vec<Finding>) {
+        if !generated {
+            let size = source.text.lines().count();
+            self.judge(
+                &Measure {
+                    budget: "file",
+                    path: &source.path,
+                    item: "",
+                    line: 0,
+                    size,
+                },
+                findings,
+            );
+        }
         match syn::parse_file(&source.text) {
             Ok(file) => Items {
                 shapes: self,
@@ -214,7 +216,7 @@ mod tests {
         let config = Config::parse(config).unwrap();
         let shapes = Shapes::new(&config);
         let mut findings = Vec::new();
-        shapes.check(&source("a.rs", text), &mut findings);
+        shapes.check(&source("a.rs", text), false, &mut findings);
         shapes.finish(&mut findings);
         findings.iter().map(ToString::to_string).collect()
     }
@@ -251,6 +253,18 @@ mod tests {
         assert!(found_with(&exception("S"), three).is_empty());
         assert!(found_with(&exception("S"), "struct S(u8, u8, u8, u8);\n")[0].contains("any exception"));
         assert_eq!(found_with(&exception("Other"), three).len(), 2);
+    }
+
+    #[test]
+    fn what_is_generated_may_be_long_but_not_wide() {
+        let config = Config::parse(SMALL).unwrap();
+        let mut findings = Vec::new();
+        let text = "struct S(u8, u8, u8);\n\n\n\n\n\n";
+        Shapes::new(&config).check(&source("a.rs", text), true, &mut findings);
+        assert!(
+            findings.len() == 1 && findings[0].message.contains("3 fields"),
+            "{findings:?}"
+        );
     }
 
     #[test]
