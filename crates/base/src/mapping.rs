@@ -53,6 +53,11 @@ impl<T> Mapping<T> {
     pub fn as_ptr(&self) -> *mut T {
         self.start
     }
+
+    /// Bytes that are mapped from there.
+    pub fn length(&self) -> usize {
+        self.length
+    }
 }
 
 impl<T> Drop for Mapping<T> {
@@ -76,6 +81,7 @@ mod tests {
         let too_small = Mapping::<[u64; 513]>::new(&file, 4096).unwrap_err();
         assert_eq!(too_small.kind(), io::ErrorKind::InvalidInput);
         drop(file);
+        assert_eq!(mapping.length(), 4096);
         // SAFETY: the mapping holds more than these eight bytes, begins on a page, and nobody writes it now.
         assert_eq!(unsafe { mapping.as_ptr().read_volatile() }, 7);
     }

@@ -17,6 +17,7 @@ mod node;
 mod pluggable;
 mod registry;
 mod restored;
+mod rings;
 mod shares;
 mod snapshot;
 
@@ -30,6 +31,7 @@ pub(crate) fn all() -> Vec<Target> {
         messages::agent_requests(),
         messages::agent_replies(),
         messages::vmm_packets(),
+        rings::hostile_peer(),
         guest::pci_config(),
         guest::virtqueue(),
         guest::transport(),
