@@ -1,0 +1,204 @@
+//! The two ends of the way of one client thread's calls, whatever that way is.
+
+use std::time::Duration;
+
+use wire::ring::Record;
+
+use crate::ring_end::RingEnd;
+use crate::stream_end::StreamEnd;
+use crate::{Error, Protocol, Transport};
+
+/// What an end has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Records put.
+    pub sent: u64,
+    /// Records taken.
+    pub received: u64,
+    /// Times that the other side was woken: a system call each; of a stream, calls that wrote.
+    pub bells: u64,
+    /// Times that this side slept; of a stream, calls that read.
+    pub sleeps: u64,
+    /// Times that a server's thread went after its client to another CPU.
+    pub moves: u64,
+}
+
+/// A way.
+#[derive(Debug)]
+pub(crate) enum Way {
+    Ring(Box<RingEnd>),
+    Stream(StreamEnd),
+}
+
+impl Way {
+    fn send(&mut self, record: &Record, most: Duration) -> Result<u64, Error> {
+        match self {
+            Self::Ring(end) => end.send(record, most),
+            Self::Stream(end) => end.send(record, most),
+        }
+    }
+
+    /// The same, for a record that a flush follows soon.
+    fn put(&mut self, record: &Record, most: Duration) -> Result<u64, Error> {
+        match self {
+            Self::Ring(end) => end.put(record, most),
+            Self::Stream(end) => end.send(record, most),
+        }
+    }
+
+    fn flush(&mut self, most: Duration) -> Result<(), Error> {
+        match self {
+            Self::Ring(end) => end.flush(),
+            Self::Stream(end) => end.flush(Some(most)),
+        }
+    }
+
+    fn receive(&mut self, most: Option<Duration>) -> Result<Record, Error> {
+        match self {
+            Self::Ring(end) => end.receive(most),
+            Self::Stream(end) => end.receive(most),
+        }
+    }
+
+    fn counters(&self) -> Counters {
+        match self {
+            Self::Ring(end) => end.counters,
+            Self::Stream(end) => end.counters,
+        }
+    }
+}
+
+/// The end of a client's thread. It may go from thread to thread; one uses it at a time.
+///
+/// After an error that is no [`Error::Deadline`] every later call ends in one, too: the connection is over. An answer that comes after
+/// its call's deadline is dropped by the next call.
+#[derive(Debug)]
+pub struct ClientEnd {
+    way: Way,
+    transport: Transport,
+    /// Calls that were given up, whose answers may still come.
+    given_up: u32,
+}
+
+impl ClientEnd {
+    pub(crate) fn new(way: Way, transport: Transport) -> Self {
+        Self {
+            way,
+            transport,
+            given_up: 0,
+        }
+    }
+
+    /// Puts a record that has no answer, and tells its number. It goes with others: at the 32nd, or when half of the ring is full; when
+    /// another one is put 50 us after the first; and before any answer is waited for. Where the ring is full this waits for space.
+    ///
+    /// # Errors
+    /// Each of [`Error`]'s.
+    pub fn send(&mut self, record: &Record, most: Duration) -> Result<u64, Error> {
+        match self.transport {
+            Transport::Synchronous => self.exchange(record, most).map(|(number, _)| number),
+            _ => self.way.send(record, most),
+        }
+    }
+
+    /// Lets all that was put go.
+    ///
+    /// # Errors
+    /// Each of [`Error`]'s.
+    pub fn flush(&mut self, most: Duration) -> Result<(), Error> {
+        self.way.flush(most)
+    }
+
+    /// Puts a record, and waits for its answer. `most` is for either, space and answer.
+    ///
+    /// # Errors
+    /// Each of [`Error`]'s; [`Protocol::Answer`] if what comes is the answer to something else.
+    pub fn call(&mut self, record: &Record, most: Duration) -> Result<Record, Error> {
+        self.exchange(record, most).map(|(_, answer)| answer)
+    }
+
+    fn exchange(&mut self, record: &Record, most: Duration) -> Result<(u64, Record), Error> {
+        let expected = self.way.put(record, most)?;
+        loop {
+            // What was put goes before an answer is waited for.
+            let answer = self.way.receive(Some(most)).inspect_err(|error| {
+                if matches!(error, Error::Deadline { .. }) {
+                    self.given_up += 1;
+                }
+            })?;
+            match answer.sequence() {
+                got if got == expected => return Ok((expected, answer)),
+                // Each that was given up has one answer, so this ends.
+                got if got < expected && self.given_up > 0 => self.given_up -= 1,
+                got => return Err(Protocol::Answer { expected, got }.into()),
+            }
+        }
+    }
+
+    /// The next record from the server, whatever it answers.
+    ///
+    /// # Errors
+    /// Each of [`Error`]'s.
+    pub fn receive(&mut self, most: Duration) -> Result<Record, Error> {
+        self.way.receive(Some(most))
+    }
+
+    /// How its records travel.
+    pub fn transport(&self) -> Transport {
+        self.transport
+    }
+
+    /// What it has done.
+    pub fn counters(&self) -> Counters {
+        self.way.counters()
+    }
+}
+
+/// The end of a server's thread, which stays that thread's: with [`Transport::SameCpu`] it moves the thread to its client's CPU.
+#[derive(Debug)]
+pub struct ServerEnd {
+    pub(crate) way: Way,
+    pub(crate) transport: Transport,
+}
+
+impl ServerEnd {
+    /// The next request; `None` waits for ever. Answers that were put go before.
+    ///
+    /// # Errors
+    /// Each of [`Error`]'s. After one that is no [`Error::Deadline`] the connection is over.
+    pub fn receive(&mut self, most: Option<Duration>) -> Result<Record, Error> {
+        self.way.receive(most)
+    }
+
+    /// A request is done: its answer, if it has one, gets its number, and goes when the next request is waited for. Where each record is
+    /// answered ([`Transport::Synchronous`]), zeroes answer one that has none.
+    ///
+    /// # Errors
+    /// Each of [`Error`]'s; a client that does not take its answers for `most` is an [`Error::Deadline`].
+    pub fn finish(&mut self, request: &Record, answer: Option<&Record>, most: Duration) -> Result<(), Error> {
+        let answer = match (answer, self.transport) {
+            (Some(answer), _) => *answer,
+            (None, Transport::Synchronous) => Record::default(),
+            (None, _) => return Ok(()),
+        };
+        self.way.put(&answer.with_sequence(request.sequence()), most).map(drop)
+    }
+
+    /// Lets all answers go now.
+    ///
+    /// # Errors
+    /// Each of [`Error`]'s.
+    pub fn flush(&mut self, most: Duration) -> Result<(), Error> {
+        self.way.flush(most)
+    }
+
+    /// How its records travel.
+    pub fn transport(&self) -> Transport {
+        self.transport
+    }
+
+    /// What it has done.
+    pub fn counters(&self) -> Counters {
+        self.way.counters()
+    }
+}

@@ -1,0 +1,28 @@
+//! How records of a forwarded accelerator travel between a client and its server, and what each side waits by; chosen when they meet.
+//!
+//! ```text
+//!   client thread ── ClientEnd ─┬─ RingEnd ── rings in a window ── RingEnd ─┬─ ServerEnd ── server thread
+//!                               │    └ Signal: futex or pipe, by which a sleeping side is woken
+//!                               └─ StreamEnd ── AF_UNIX stream ── StreamEnd ┘
+//! ```
+//!
+//! [`connect`] and [`accept`] agree on a [`Transport`] over a packet socket, which stays open: that it is hung up is how each side learns
+//! that the other has ended. Whatever is waited for ends in a record, or in an [`Error`] that says which of three it was: the other side
+//! is gone, the time is over, or it broke the protocol. This crate knows no call and no API; a record is 64 bytes with a number.
+
+mod busy_poll;
+mod connection;
+mod end;
+mod error;
+mod peer;
+mod placement;
+mod ring_end;
+mod signal;
+mod stream_end;
+mod transport;
+
+pub use connection::{ClientConnection, Offer, ServerConnection, Settings, accept, connect};
+pub use end::{ClientEnd, Counters, ServerEnd};
+pub use error::{Error, Protocol};
+pub use signal::{DescriptorSignal, FutexSignal, Signal};
+pub use transport::{Transport, TransportError};

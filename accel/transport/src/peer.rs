@@ -1,0 +1,135 @@
+//! Whether the other side is still there. Knows no record.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use accel_window::Life;
+use base::{StopSignal, Worker};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use wire::packet::PacketSocket;
+use wire::ring::Word;
+
+use crate::Error;
+use crate::signal::{ring, write};
+
+/// How often a client that sleeps looks whether its server is there. It is told by nobody: it has no thread of its own in a program that
+/// is somebody else's.
+const CLIENT_LOOKS: Duration = Duration::from_millis(40);
+
+/// A server is woken by its [`Watch`]; this is for waits without end.
+const SERVER_LOOKS: Duration = Duration::from_secs(3600);
+
+/// The other side.
+#[derive(Clone, Debug)]
+pub(crate) enum Peer {
+    /// A server, as its client sees it: by the window's header, and by the socket.
+    Server { life: Life, socket: Arc<PacketSocket> },
+    /// A client, as its server sees it: by what the connection's watch has seen.
+    Client(Arc<AtomicBool>),
+}
+
+impl Peer {
+    /// Whether it is known to be gone, by loads alone.
+    pub(crate) fn is_gone(&self) -> bool {
+        match self {
+            Self::Server { life, .. } => life.is_over(),
+            Self::Client(gone) => gone.load(Ordering::Acquire),
+        }
+    }
+
+    /// The same after a wait that nobody ended: by a system call, too.
+    pub(crate) fn look(&self) -> bool {
+        self.is_gone()
+            || match self {
+                Self::Server { socket, .. } => is_hung_up(socket),
+                Self::Client(_) => false,
+            }
+    }
+
+    /// How long may be waited without a look.
+    pub(crate) fn looks(&self) -> Duration {
+        match self {
+            Self::Server { .. } => CLIENT_LOOKS,
+            Self::Client(_) => SERVER_LOOKS,
+        }
+    }
+}
+
+/// Whether there is an end on the socket, or anything: once they have met neither side says more on it.
+fn is_hung_up(socket: &PacketSocket) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    !matches!(
+        poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&now)),
+        Ok(0) | Err(rustix::io::Errno::INTR)
+    )
+}
+
+/// What a server's threads wait by, to be woken when their client is gone.
+#[derive(Debug)]
+pub(crate) enum Bell {
+    /// A word.
+    Futex(Word),
+    /// What makes a descriptor readable on which this side waits.
+    Descriptor(OwnedFd),
+}
+
+/// A thread that waits for the end of a client, and wakes whoever waits for it then.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    gone: Arc<AtomicBool>,
+    _worker: Worker<()>,
+}
+
+impl Watch {
+    pub(crate) fn new(socket: PacketSocket, bells: Vec<Bell>) -> io::Result<Self> {
+        let gone = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&gone);
+        let body = move |(), stop: &StopSignal| {
+            wait(&socket, stop);
+            // The connection is over for its threads when the watch is stopped as well.
+            told.store(true, Ordering::Release);
+            for bell in &bells {
+                let rung = match bell {
+                    Bell::Futex(word) => ring(word),
+                    Bell::Descriptor(fd) => write(fd),
+                };
+                // A thread that waits no more has closed its pipe.
+                if let Err(error @ Error::Io { .. }) = rung {
+                    log::error!("a thread was not told that its client is gone: {error}");
+                }
+            }
+        };
+        Ok(Self {
+            gone,
+            _worker: Worker::spawn("accel-watch", (), body)?,
+        })
+    }
+
+    /// The client, by what is seen of it.
+    pub(crate) fn peer(&self) -> Peer {
+        Peer::Client(Arc::clone(&self.gone))
+    }
+
+    /// Whether it is gone.
+    pub(crate) fn has_seen_the_end(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+}
+
+/// Until the socket or the signal has something.
+fn wait(socket: &PacketSocket, stop: &StopSignal) {
+    loop {
+        let mut both = [
+            PollFd::new(socket, PollFlags::IN),
+            PollFd::new(stop.fd(), PollFlags::IN),
+        ];
+        match poll(&mut both, None) {
+            Err(rustix::io::Errno::INTR) => (),
+            Ok(_) => return,
+            Err(error) => return log::error!("a client cannot be watched, and counts as gone: poll failed: {error}"),
+        }
+    }
+}
