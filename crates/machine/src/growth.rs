@@ -191,7 +191,11 @@ impl Task for Growing {
         }
         self.ask(shared);
         drop(ahead);
-        dma.give_back(&pieces);
+        let still = {
+            let state = shared.state();
+            if state.stopped { 0 } else { state.wants.all() }
+        };
+        dma.give_back(&pieces, still);
         // Asked for again at once, what the kernel does not unmap would keep a processor busy.
         match dma.has_beyond(wanted) && still_wants() {
             true => result.and(Err("memory that is not wanted any more stays mapped".to_owned())),

@@ -347,6 +347,9 @@ pub struct MemoryState {
     pub present: u64,
     /// Bytes that it is to have.
     pub target: u64,
+    /// Bytes that came zeroed ([`crate::ZeroedMemory`]), at most; they count as the sandbox's memory, and are charged to another cgroup.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub zeroed: u64,
     /// Bytes that devices can reach, and are to.
     pub dma_mapped: u64,
     /// See `dma_mapped`; 0 where it has no device.
@@ -386,6 +389,10 @@ impl MemoryState {
         let failed = self.failed.is_some() || self.memory_failed.is_some();
         self.present == self.target && self.coming.is_empty() && !failed
     }
+}
+
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 #[cfg(test)]

@@ -288,7 +288,7 @@ pub struct Usage {
     /// For how long its processor limit has held it back, in microseconds.
     #[serde(default)]
     pub cpu_throttled_usec: u64,
-    /// Memory of the VMM with the guest's, in bytes.
+    /// Memory of the VMM with the guest's, in bytes: what is charged to its cgroup, and what came zeroed ([`MemoryState::zeroed`]).
     pub memory: u64,
     /// The most that the VMM with the guest may have; `None` where nothing limits it.
     #[serde(default)]

@@ -11,7 +11,7 @@ use node_api::{CpuModel, ProcessConfig, Resources, Sandbox, SandboxConfig, State
 
 use crate::config::{Config, TimeLimits, Zeroing};
 use crate::resources::budget::{Overcommit, ThisHost};
-use crate::store::database::Stored;
+use crate::store::database::{CameZeroed, Stored};
 
 #[path = "../../../bin/basalt/tests/support/mod.rs"]
 #[allow(dead_code, reason = "others use all of it")]
@@ -90,6 +90,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
         share_slots: 0,
         detached: Vec::new(),
         memory_is_private: false,
+        came_zeroed: CameZeroed::default(),
         networked: false,
         log_from: 0,
     }

@@ -253,15 +253,17 @@ impl PluggableDma {
         }
     }
 
-    /// Gives pages of pieces back that were filled to be mapped, and are neither mapped nor plugged.
-    pub fn give_back(&self, pieces: &[Piece]) {
+    /// Gives pages of pieces back that were filled to be mapped, and are neither mapped nor plugged. What came zeroed below so many bytes of
+    /// the region stays: it is to be mapped yet, and whoever has had it zeroed counts with it.
+    pub fn give_back(&self, pieces: &[Piece], wanted: u64) {
         let mut state = self.state();
         let State { chunks, functions } = &mut *state;
         let Some(reach) = functions else { return };
         for piece in pieces {
             let index = self.index(piece);
-            let chunk = chunks.get_mut(index);
-            if let Some(chunk) = chunk.filter(|chunk| chunk.mapped.is_none() && chunk.plugged == 0) {
+            let is_wanted = (index as u64).saturating_mul(CHUNK.get()) < wanted;
+            let stays = |chunk: &Chunk| chunk.mapped.is_some() || chunk.plugged != 0 || (chunk.is_zeroed && is_wanted);
+            if let Some(chunk) = chunks.get_mut(index).filter(|chunk| !stays(chunk)) {
                 chunk.is_zeroed = false;
                 give_back(&reach.region, self.0.range.start, index, u64::MAX);
             }

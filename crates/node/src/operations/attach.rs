@@ -145,7 +145,7 @@ impl Node {
 
     /// Has its VMM take over what was claimed for it, or takes that back.
     fn hand_over_claimed(&self, entry: &Entry, vm: &Vm, claimed: &[PciAddress]) -> Result<(), Error> {
-        let handed = self.hand_over(&entry.stored(), vm, claimed);
+        let handed = self.hand_over(entry, vm, claimed);
         handed.map_err(|error| error.after_undo(self.take_devices_back(entry, vm, claimed)))
     }
 
@@ -217,13 +217,14 @@ impl Node {
     }
 
     /// Has the VMM take them over, which maps the guest's memory for the first.
-    pub(super) fn hand_over(&self, stored: &Stored, vm: &Vm, claimed: &[PciAddress]) -> Result<(), Error> {
+    pub(super) fn hand_over(&self, entry: &Entry, vm: &Vm, claimed: &[PciAddress]) -> Result<(), Error> {
+        let stored = entry.stored();
         let host = self.devices.vfio();
         let of_vfio = |error| Error::from(DevicesError::Vfio(error));
-        self.let_lock(stored)?;
+        self.let_lock(&stored)?;
         // What it has is not what it was promised, where an earlier attempt was not taken back.
         let told = vm.ask("it was asked for its devices", VmmClient::functions)?;
-        self.give_zeroed_memory(stored, vm, &told)?;
+        self.give_zeroed_memory(entry, vm, &told)?;
         let has = told.functions.iter().filter_map(|function| function.id.parse().ok());
         let mut files = FunctionFiles::of_vm(&told)
             .behind_iommu(stored.sandbox.config.resources.guest_iommu)
@@ -231,7 +232,7 @@ impl Node {
         for address in has {
             files.groups.extend(self.devices.group(address)?);
         }
-        let limit = self.config.limits.answer + of_all_memory(stored);
+        let limit = self.config.limits.answer + of_all_memory(&stored);
         for &address in claimed {
             let place = self.devices.place(address)?;
             let (config, fds) = files.open(host, place).map_err(of_vfio)?;
@@ -407,6 +408,7 @@ impl Node {
         let limit = self.config.limits.answer + of_all_memory(&entry.stored());
         let functions = || vm.ask("it was asked for its devices", VmmClient::functions);
         entry.lock().devices_taken += 1;
+        self.let_zeroed_memory_go(entry)?;
         let told = functions()?;
         let mut kept = Vec::new();
         for name in addresses.iter().map(PciAddress::to_string) {

@@ -243,7 +243,7 @@ impl Node {
             }
             None => (),
         }
-        self.hand_over(&stored, vm, &claimed)
+        self.hand_over(entry, vm, &claimed)
     }
 }
 

@@ -282,6 +282,9 @@ impl Node {
             return Ok(None);
         };
         let size = entry.stored().sandbox.config.resources.plugged();
+        if self.devices.of(&entry.id).is_empty() {
+            self.let_zeroed_memory_go(entry)?;
+        }
         self.limit_memory(entry)?;
         if memory.target == size.bytes() {
             return Ok(Some(memory));

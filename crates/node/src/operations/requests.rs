@@ -129,7 +129,8 @@ impl Node {
 
     /// What a sandbox uses now.
     pub(crate) fn sample(&self, entry: &Entry) -> Result<Sample, Error> {
-        let sandbox = entry.stored().sandbox;
+        let stored = entry.stored();
+        let (sandbox, zeroed) = (stored.sandbox, stored.came_zeroed.bytes);
         let mut usage = Usage {
             disk: memory_files::own_bytes(&self.sandbox_paths(entry).directory),
             ..Usage::default()
@@ -138,7 +139,9 @@ impl Node {
             let used = cgroup.usage()?;
             usage.cpu_usec = used.cpu_usec;
             usage.cpu_throttled_usec = used.cpu_throttled_usec.unwrap_or(0);
-            usage.memory = used.memory.map_or(0, |memory| memory.current);
+            usage.memory = used
+                .memory
+                .map_or(0, |memory| memory_state::with_zeroed(memory, zeroed).current);
             usage.memory_limit = used.memory.map(|_| limits::memory_max(&sandbox.config));
             usage.pids = used.pids.unwrap_or(0);
         }

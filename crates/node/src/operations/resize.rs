@@ -68,7 +68,11 @@ impl Node {
     fn resize(&self, entry: &Entry, vm: &Vm, was: &SandboxConfig, config: SandboxConfig) -> Result<(), Error> {
         let (before, size) = (was.resources.plugged(), config.resources.plugged());
         let promise = self.admit_other("update", entry, &config, None)?;
-        self.update(entry, |stored| stored.sandbox.config = config)?;
+        self.update(entry, |stored| {
+            // What is given back and taken again is charged to its own cgroup.
+            stored.came_zeroed.stays &= size >= before;
+            stored.sandbox.config = config;
+        })?;
         self.points.at(MEMORY_RECORDED);
         let limited = self.limit_memory(entry);
         let resized = limited.and_then(|()| {
@@ -94,9 +98,9 @@ impl Node {
 
     /// Lets its VMM have what its record says that it holds.
     pub(crate) fn limit_memory(&self, entry: &Entry) -> Result<(), Error> {
-        let config = entry.stored().sandbox.config;
+        let stored = entry.stored();
         if let (Some(root), Some(cgroup)) = (&self.cgroups, self.cgroup(entry)?) {
-            cgroup.set_limits(root, &limits::for_cgroup(&config, root))?;
+            cgroup.set_limits(root, &limits::of_machine(&stored, root))?;
         }
         Ok(())
     }
@@ -120,7 +124,11 @@ impl Node {
         let resources = entry.stored().sandbox.config.resources;
         let fitting = resources.holding(resources.memory);
         if fitting != resources {
-            self.update(entry, |stored| stored.sandbox.config.resources = fitting)?;
+            let plugged = fitting.mapped().bytes() - fitting.boots_with().bytes();
+            self.update(entry, |stored| {
+                stored.sandbox.config.resources = fitting;
+                stored.came_zeroed.bytes = stored.came_zeroed.bytes.min(plugged);
+            })?;
             self.points.at(MEMORY_FITTED);
         }
         self.limit_memory(entry)?;

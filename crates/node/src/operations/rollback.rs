@@ -32,7 +32,7 @@ use crate::saved::checksums;
 use crate::saved::disk::Beside;
 use crate::saved::memory_files;
 use crate::saved::snapshots::Place;
-use crate::store::database::Stored;
+use crate::store::database::{CameZeroed, Stored};
 use crate::store::operation::Operation;
 use crate::vmm::launch;
 use crate::vmm::line::Line;
@@ -327,6 +327,8 @@ impl Node {
     fn runs_again(&self, entry: &Entry) -> Result<Sandbox, Error> {
         self.update(entry, |stored| {
             stored.rests_as(State::Running);
+            // Its VMM has put back what was there before.
+            stored.came_zeroed = CameZeroed::default();
             let sandbox = &mut stored.sandbox;
             sandbox.started_ns = Some(crate::clock::now_ns());
         })?;

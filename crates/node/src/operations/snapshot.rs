@@ -30,7 +30,7 @@ use crate::saved::checksums;
 use crate::saved::disk;
 use crate::saved::memory_files;
 use crate::saved::snapshots::{Begun, Place, Record};
-use crate::store::database::Stored;
+use crate::store::database::{CameZeroed, Stored};
 use crate::store::operation::Operation;
 use crate::vmm::line::Line;
 use crate::vmm::vm::{self, Vm};
@@ -249,6 +249,9 @@ impl Node {
         vm.ask("its memory was mapped from the snapshot", |client| {
             client.rebase(newest.as_fd())
         })?;
+        if entry.stored().came_zeroed != CameZeroed::default() {
+            self.note_change(entry, |stored| stored.came_zeroed = CameZeroed::default())?;
+        }
         memory_files::share(place.directory(), &self.sandbox_paths(entry).directory)
     }
 

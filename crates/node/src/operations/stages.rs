@@ -32,7 +32,7 @@ use crate::sandbox::entry::Entry;
 use crate::saved::memory_files;
 use crate::saved::prefetch;
 use crate::saved::snapshots::Place;
-use crate::store::database::Stored;
+use crate::store::database::{CameZeroed, Stored};
 use crate::telemetry::trace;
 use crate::vmm::launch::{self, Inherited, Prepared};
 use crate::vmm::process;
@@ -326,6 +326,7 @@ impl Launched {
         let log_from = std::fs::metadata(paths.log()).map_or(0, |metadata| metadata.len());
         let recorded = node.update(entry, |stored| {
             (stored.log_from, stored.stopped) = (log_from, false);
+            stored.came_zeroed = CameZeroed::default();
             let sandbox = &mut stored.sandbox;
             (sandbox.state, sandbox.vmm) = (State::Starting, Some(process));
             sandbox.volumes = volumes.iter().map(|volume| volume.mounted.clone()).collect();

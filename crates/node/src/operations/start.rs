@@ -35,7 +35,7 @@ use crate::sandbox::lifecycle::Verb;
 use crate::saved::disk;
 use crate::saved::snapshots::Place;
 use crate::saved::templates::Found;
-use crate::store::database::Stored;
+use crate::store::database::{CameZeroed, Stored};
 use crate::store::operation::Operation;
 use crate::store::records::{self, Reach};
 use crate::telemetry::trace;
@@ -459,6 +459,7 @@ pub(crate) fn new_sandbox(
         share_slots: volume_shares::slots(&sandbox.config.volumes),
         detached: Vec::new(),
         memory_is_private: false,
+        came_zeroed: CameZeroed::default(),
         sandbox,
         generation: 0,
         acknowledged: false,

@@ -25,6 +25,7 @@ use crate::resources::held;
 use crate::resources::limits;
 use crate::sandbox::entry::{Entry, Inner, Unsettled};
 use crate::sandbox::lifecycle::Verb;
+use crate::store::database::CameZeroed;
 use crate::store::operation::Operation;
 use crate::store::records::sync_directory;
 use crate::store::remove::remove_directory;
@@ -337,6 +338,7 @@ impl Node {
             (sandbox.state, sandbox.vmm) = (State::Exited, None);
             (sandbox.ended_ns, sandbox.ended) = (Some(now), Some(ended.clone()));
             sandbox.config.resources = sandbox.config.resources.holding(ByteSize(0));
+            stored.came_zeroed = CameZeroed::default();
             stored.operation = stored.operation.take().filter(|operation| !rests(operation));
             if !stored.keeps_devices() {
                 stored.detached.clear();

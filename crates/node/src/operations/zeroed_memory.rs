@@ -11,7 +11,8 @@ use wire::packet::MAX_FDS;
 
 use crate::node::Node;
 use crate::resources::zeroed_memory::{Attempt, Piece};
-use crate::store::database::Stored;
+use crate::sandbox::entry::Entry;
+use crate::store::database::CameZeroed;
 use crate::vmm::vm::Vm;
 use crate::{Error, thread};
 
@@ -42,7 +43,10 @@ impl Node {
     /// Gives a VMM that is about to get its first function as much as its guest is going to plug, if it takes any: nothing of its hot-pluggable
     /// memory is plugged or asked for, and so it is in nobody's use: what comes for one whose guest uses it already would have no place.
     /// Whatever comes of that, it is not given to another.
-    pub(super) fn give_zeroed_memory(&self, stored: &Stored, vm: &Vm, told: &Functions) -> Result<(), Error> {
+    ///
+    /// It stays charged to the cgroup where it was zeroed, and the sandbox's own may have that much less. A daemon that dies before this is in
+    /// the record leaves a sandbox that was being started, which the next one ends.
+    pub(super) fn give_zeroed_memory(&self, entry: &Entry, vm: &Vm, told: &Functions) -> Result<(), Error> {
         let is_for = told.functions.is_empty() && told.zeroed_memory == Some(0);
         if !is_for || self.zeroed.is_empty() {
             return Ok(());
@@ -54,24 +58,44 @@ impl Node {
         if !is_untouched {
             return Ok(());
         }
-        let wanted = stored
-            .sandbox
-            .config
-            .resources
-            .plugged()
-            .bytes()
-            .div_ceil(ZEROED_PIECE.bytes());
+        let resources = entry.stored().sandbox.config.resources;
+        let wanted = resources.plugged().bytes().div_ceil(ZEROED_PIECE.bytes());
         let pieces = self.zeroed.take(usize::try_from(wanted).unwrap_or(usize::MAX));
         for some in pieces.chunks(MAX_FDS) {
             if let Err(error) = give(vm, some) {
                 log::warn!(
                     "sandbox {} gets no memory that was zeroed ahead, and has its own zeroed: {error}",
-                    stored.sandbox.id
+                    entry.id
                 );
                 break;
             }
         }
-        Ok(())
+        if pieces.is_empty() {
+            return Ok(());
+        }
+        drop(pieces);
+        let told = vm.ask("it was asked what it has of zeroed memory", VmmClient::functions)?;
+        let bytes = told.zeroed_memory.unwrap_or(0);
+        self.note_change(entry, |stored| {
+            stored.came_zeroed = CameZeroed {
+                bytes,
+                stays: bytes > 0,
+            };
+        })?;
+        self.limit_memory(entry)
+    }
+
+    /// A sandbox may give back what it has of such memory from here on, and take other memory for it, which is charged to its own cgroup:
+    /// that may have all of its memory again. Before it is asked to, as its guest is not to be killed for what it was asked to do.
+    pub(super) fn let_zeroed_memory_go(&self, entry: &Entry) -> Result<(), Error> {
+        let came_zeroed = entry.stored().came_zeroed;
+        if came_zeroed.bytes == 0 {
+            return Ok(());
+        }
+        if came_zeroed.stays {
+            self.note_change(entry, |stored| stored.came_zeroed.stays = false)?;
+        }
+        self.limit_memory(entry)
     }
 }
 

@@ -8,6 +8,7 @@ use vmm_api::devices::{BalloonConfig, BalloonDma, BlockLimits, BlockRate, MemCon
 use vmm_api::{ConfigError, config};
 
 use crate::Error;
+use crate::store::database::Stored;
 
 /// What a VMM may have beside its guest's memory: its own (a few MiB), and the page cache of its disks, which the kernel takes
 /// back when it is short.
@@ -61,7 +62,21 @@ pub(crate) fn memory_max(config: &SandboxConfig) -> u64 {
     charged + guest / TABLES_SHARE + VMM_MEMORY.bytes() + volumes
 }
 
-/// What the sandbox's cgroup is told. Limits that nobody asked for are set where the host can.
+/// How much of that may be charged to its machine's own cgroup: memory that came zeroed is charged to another one, as long as it is there.
+pub(crate) fn charged_max(stored: &Stored) -> u64 {
+    memory_max(&stored.sandbox.config).saturating_sub(stored.came_zeroed.for_sure())
+}
+
+/// What the cgroup is told of a sandbox whose machine is there.
+pub(crate) fn of_machine(stored: &Stored, root: &Root) -> cgroup::Limits {
+    let limits = for_cgroup(&stored.sandbox.config, root);
+    cgroup::Limits {
+        memory_max: limits.memory_max.map(|_| charged_max(stored)),
+        ..limits
+    }
+}
+
+/// What the cgroup of a sandbox is told whose machine is to be made. Limits that nobody asked for are set where the host can.
 pub(crate) fn for_cgroup(config: &SandboxConfig, root: &Root) -> cgroup::Limits {
     let has = |controller| root.missing().iter().all(|missing| missing.controller != controller);
     cgroup::Limits {

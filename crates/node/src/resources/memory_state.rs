@@ -1,18 +1,29 @@
 //! How much of its memory, and which of its devices, a machine has now, by its VMM's word and what its entry knows. Changes nothing, and waits
 //! for nobody.
 
+use host::cgroup::MemoryUsage;
 use node_api::MemoryState;
 use vmm_api::VmmClient;
 
 use crate::sandbox::entry::Entry;
 use crate::vmm::tail;
 
+/// What is charged to a machine's cgroup, and what it has besides of memory that came zeroed, so many bytes at most, which is charged to another.
+pub(crate) fn with_zeroed(memory: MemoryUsage, bytes: u64) -> MemoryUsage {
+    MemoryUsage {
+        current: memory.current.saturating_add(bytes),
+        peak: memory.peak.map(|peak| peak.saturating_add(bytes)),
+        ..memory
+    }
+}
+
 /// Of one that has a region of memory that is plugged, or devices, or was to get some, or whose guest gives memory back; `None` of others, and where its VMM does not tell now.
 pub(crate) fn of(entry: &Entry, has_devices: bool) -> Option<MemoryState> {
-    let (resources, vm, coming, failed, memory_failed) = {
+    let (resources, zeroed, vm, coming, failed, memory_failed) = {
         let inner = entry.lock();
         (
             inner.stored.sandbox.config.resources.clone(),
+            inner.stored.came_zeroed.bytes,
             inner.vm.clone(),
             inner.coming.clone(),
             inner.not_come.clone(),
@@ -28,6 +39,7 @@ pub(crate) fn of(entry: &Entry, has_devices: bool) -> Option<MemoryState> {
     let mut state = MemoryState {
         present: boot,
         target,
+        zeroed,
         coming,
         failed,
         memory_failed,

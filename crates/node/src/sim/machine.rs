@@ -416,6 +416,7 @@ impl Vmm {
             Request::Rollback(config) => {
                 let (state, memory) = (fds.take(config.files.state), fds.take(config.files.memory[0]));
                 self.goes_on_from(state, memory);
+                self.machine.lock().is_mapped_anew();
                 let vsock = device::<VsockConfig>(&config.devices);
                 let listener = fds.take(vsock.listener.unwrap());
                 self.guest.as_ref().unwrap().listen(listener.into());
@@ -465,20 +466,18 @@ impl Vmm {
                 let taken = shown.zeroed.as_mut().unwrap();
                 taken.extend(files.into_iter().map(|file| fds.take(file)));
             }
-            Request::ResizeMemory(size) => self.machine.lock().memory.as_mut().unwrap().target = size.bytes(),
+            Request::ResizeMemory(size) => self.machine.lock().resize(size.bytes()),
             Request::Detach(id) => {
                 let mut shown = self.machine.lock();
                 if !shown.functions.contains(&id) {
                     let why = format!("there is no function `{id}`");
                     return Some(Err(refusal(ErrorKind::Invalid, &why)));
                 }
+                shown.note("detached");
                 shown.functions.retain(|function| *function != *id);
             }
-            Request::Rebase(_)
-            | Request::MapAhead(_)
-            | Request::ResizeBalloon(_)
-            | Request::PressPowerButton
-            | Request::Stop => (),
+            Request::Rebase(_) => self.machine.lock().is_mapped_anew(),
+            Request::MapAhead(_) | Request::ResizeBalloon(_) | Request::PressPowerButton | Request::Stop => (),
         }
         Some(Ok(reply))
     }

@@ -10,14 +10,36 @@ use rustix::fs::fstat;
 use super::World;
 use super::devices::{NVME, address, bind, state};
 use super::faults::Fault;
-use super::machine::BROKEN;
+use super::machine::{BROKEN, Shown};
+use crate::Error;
 use crate::ZEROED_PIECE;
+use crate::operations::detach_for::OnDevices;
+use crate::resources::limits;
 use crate::resources::zeroed_memory::Attempt;
+use crate::store::database::CameZeroed;
 
 /// Of three pieces and a half: what is plugged is mapped in whole ones.
 const BOOT: ByteSize = ByteSize::mib(256);
 const MEMORY: ByteSize = ByteSize::mib(256 + 448);
 const WHOLE: u64 = 4;
+
+impl Shown {
+    /// Its guest is to have so much plugged.
+    pub(super) fn resize(&mut self, bytes: u64) {
+        let memory = self.memory.as_mut().unwrap();
+        let is_less = bytes < memory.target;
+        memory.target = bytes;
+        if is_less {
+            self.note("shrinks");
+        }
+    }
+
+    /// Files lie in the place of all memory that it had.
+    pub(super) fn is_mapped_anew(&mut self) {
+        self.note("mapped anew");
+        self.zeroed.iter_mut().for_each(Vec::clear);
+    }
+}
 
 fn config(name: &str, start: DeviceStart) -> SandboxConfig {
     let mut config = SandboxConfig {
@@ -244,4 +266,176 @@ fn each_piece_that_may_be_ready_is_a_descriptor_that_no_sandbox_is_promised() {
         all.unwrap().total
     };
     assert_eq!(descriptors(0) - descriptors(64), 64);
+}
+
+fn came_zeroed(world: &World) -> CameZeroed {
+    world.entry("web").stored().came_zeroed
+}
+
+/// How much less may be charged to its own cgroup than it may have.
+fn less(world: &World) -> u64 {
+    let stored = world.entry("web").stored();
+    limits::memory_max(&stored.sandbox.config) - limits::charged_max(&stored)
+}
+
+fn told(world: &World) -> u64 {
+    world.node().inspect(&world.entry("web")).memory_state.unwrap().zeroed
+}
+
+fn bytes(pieces: u64) -> u64 {
+    pieces * ZEROED_PIECE.bytes()
+}
+
+#[test]
+fn what_a_machine_has_of_it_counts_as_its_memory_and_its_own_cgroup_may_have_that_much_less() {
+    for (pieces, has) in [(6, WHOLE), (2, 2), (0, 0)] {
+        let mut world = world(pieces);
+        world.run(config("web", DeviceStart::Async)).unwrap();
+        for _ in 0..2 {
+            world.is_at_rest().unwrap();
+            assert_eq!((less(&world), told(&world)), (bytes(has), bytes(has)));
+            // The next daemon knows it as well.
+            world.restart();
+        }
+        // What is promised is all of it, wherever that is charged.
+        let entry = world.entry("web");
+        let promised = entry.promised().map(|promise| promise.memory());
+        assert_eq!(promised, Some(limits::memory_max(&entry.stored().sandbox.config)));
+        drop(entry);
+        world.node().stop(&world.entry("web"), Duration::ZERO).unwrap();
+        assert_eq!(came_zeroed(&world), CameZeroed::default(), "nothing is there any more");
+        world.ends_empty().unwrap();
+    }
+}
+
+#[test]
+fn more_memory_is_allowed_besides_what_came_zeroed() {
+    let world = world(6);
+    world.run(config("web", DeviceStart::Async)).unwrap();
+    world.is_at_rest().unwrap();
+    world
+        .node()
+        .update_memory(&world.entry("web"), ByteSize::gib(1))
+        .unwrap();
+    world.is_at_rest().unwrap();
+    assert_eq!((less(&world), told(&world)), (bytes(WHOLE), bytes(WHOLE)));
+    world.ends_empty().unwrap();
+}
+
+/// What has its VMM give pages back that came zeroed, or may: it takes others for them, which are charged to it.
+type GivesBack = fn(&World) -> Result<(), Error>;
+
+fn detaches(world: &World) -> Result<(), Error> {
+    world
+        .node()
+        .detach_devices(&world.entry("web"), &[address(NVME)], false)
+}
+
+fn shrinks(world: &World) -> Result<(), Error> {
+    world
+        .node()
+        .update_memory(&world.entry("web"), ByteSize::mib(256 + 128))
+        .map(drop)
+}
+
+fn snapshot(world: &World) -> Result<(), Error> {
+    world
+        .node()
+        .make_snapshot(&world.entry("web"), Some("ready"), OnDevices::Detach)
+        .map(drop)
+}
+
+fn rollback(world: &World) -> Result<(), Error> {
+    world
+        .node()
+        .rollback(&world.entry("web"), "ready", OnDevices::Detach)
+        .map(drop)
+}
+
+#[test]
+fn what_its_guest_gives_back_it_may_be_charged_for_before_it_is_asked_to() {
+    let world = world(6);
+    world.run(config("web", DeviceStart::Async)).unwrap();
+    world.is_at_rest().unwrap();
+    shrinks(&world).unwrap();
+    world.is_at_rest().unwrap();
+    // It cannot have more of it than it has plugged.
+    assert_eq!((less(&world), told(&world)), (0, bytes(1)));
+    world.node().update_memory(&world.entry("web"), MEMORY).unwrap();
+    world.is_at_rest().unwrap();
+    assert_eq!((less(&world), told(&world)), (0, bytes(1)));
+    world.ends_empty().unwrap();
+}
+
+#[test]
+fn without_devices_it_may_give_all_of_it_back_and_with_a_snapshot_it_has_none() {
+    let world = world(6);
+    world.run(config("web", DeviceStart::Async)).unwrap();
+    world.is_at_rest().unwrap();
+    detaches(&world).unwrap();
+    assert_eq!((less(&world), came_zeroed(&world).bytes), (0, bytes(WHOLE)));
+    snapshot(&world).unwrap();
+    assert_eq!(came_zeroed(&world), CameZeroed::default());
+    // The next machine has what is left, and the one behind it none.
+    world.node().stop(&world.entry("web"), Duration::ZERO).unwrap();
+    world.node().start(&world.entry("web")).unwrap();
+    world.is_at_rest().unwrap();
+    assert_eq!(less(&world), bytes(6 - WHOLE));
+    rollback(&world).unwrap();
+    assert_eq!((came_zeroed(&world), less(&world)), (CameZeroed::default(), 0));
+    world.ends_empty().unwrap();
+}
+
+/// Whether there is such a place.
+fn gives_back_with(act: GivesBack, fault: Fault, number: usize) -> bool {
+    let mut world = world(6);
+    world.run(config("web", DeviceStart::Async)).unwrap();
+    world.is_at_rest().unwrap();
+    world.faults.arm(&[(number, fault)]);
+    let attempt = world.attempt(act);
+    let fired = world.faults.disarm();
+    let said = format!("{fault:?} at {fired:?}: {attempt:?}");
+    let is_right = |world: &World| {
+        for machine in world.machines.alive() {
+            let shown = machine.lock();
+            let may_go = ["detached", "shrinks", "mapped anew"];
+            let may_go = shown.history.iter().any(|what| may_go.contains(what));
+            let has = bytes(shown.zeroed.iter().flatten().count() as u64);
+            drop(shown);
+            assert!(
+                less(world) <= if may_go { 0 } else { has },
+                "{said}: it would be killed"
+            );
+        }
+    };
+    is_right(&world);
+    if fault == Fault::Crash && !fired.is_empty() {
+        world.restart();
+        is_right(&world);
+    }
+    // As whoever is refused a device's way back does.
+    if matches!(attempt, super::Attempt::Failed(_)) {
+        drop(act(&world));
+    }
+    world.is_at_rest().unwrap_or_else(|wrong| panic!("{said}: {wrong}"));
+    is_right(&world);
+    world.ends_empty().unwrap_or_else(|wrong| panic!("{said}: {wrong}"));
+    !fired.is_empty()
+}
+
+#[test]
+fn whatever_is_refused_or_dies_nobody_is_killed_for_what_was_given_back() {
+    let acts: [(GivesBack, Fault); 5] = [
+        (detaches, Fault::Refused),
+        (detaches, Fault::Crash),
+        (shrinks, Fault::Refused),
+        (shrinks, Fault::Crash),
+        (snapshot, Fault::Crash),
+    ];
+    for (act, fault) in acts {
+        let places = (0..60)
+            .take_while(|number| gives_back_with(act, fault, *number))
+            .count();
+        assert!((2..60).contains(&places), "{fault:?}: {places} places");
+    }
 }

@@ -69,6 +69,29 @@ pub(crate) struct Stored {
     /// All memory of its machine is its own, as a device was to reach it: it shares none with others that come of the same files.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) memory_is_private: bool,
+    /// Memory of its machine that came zeroed.
+    #[serde(default, skip_serializing_if = "CameZeroed::is_none")]
+    pub(crate) came_zeroed: CameZeroed,
+}
+
+/// What a machine has of memory that was zeroed before it was given that, which is charged to the cgroup of whoever has zeroed it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct CameZeroed {
+    /// So many bytes at most: what its VMM has taken, less what its guest cannot have any more.
+    pub(crate) bytes: u64,
+    /// All of it is there, and stays: its devices reach it, and its guest was not asked to give memory back.
+    pub(crate) stays: bool,
+}
+
+impl CameZeroed {
+    fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// How much can be charged to no other cgroup.
+    pub(crate) fn for_sure(self) -> u64 {
+        if self.stays { self.bytes } else { 0 }
+    }
 }
 
 impl Stored {

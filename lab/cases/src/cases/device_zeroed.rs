@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::bare::{in_lab, run};
 use super::dedicated::vmm_of;
 use super::device_attach::{expect_state, prove_all};
+use super::limits::{number, read, usage};
 use super::nvme_disk::{Disk, tell};
 use crate::basalt::expect_code;
 use crate::daemon::{Daemon, wait_for};
@@ -51,6 +52,9 @@ fn host(host: &Host) -> Result<()> {
     daemon.ok(&["rm", "--force", "web"])?;
     expect_state(&daemon, &address, "ready")?;
     is_ready(&daemon, ZEROED)?;
+    // What the sandbox had is gone from there.
+    let charged = charged_to_pieces(&daemon)?;
+    ensure!(charged == ZEROED, "{charged} bytes are charged to what is ready");
     all_is_zeroes(&daemon)?;
     daemon.ok(&["device", "unbind", &address])?;
     expect_no_dma_fault(&mut log)?;
@@ -94,8 +98,10 @@ fn one_that_gets_it(daemon: &Daemon<'_>, address: &str) -> Result<()> {
     ));
     ensure!(huge == ZEROED, "{huge} bytes are in huge pages");
     prove_all(daemon, "web", "7")?;
+    counts(daemon, ZEROED, ZEROED)?;
     let content = daemon.ok(&["exec", "web", "sh", "-c", FILL])?;
     daemon.ok(&["snapshot", "create", "--detach-devices", "web", "full"])?;
+    counts(daemon, 0, 0)?;
     ensure!(
         daemon.ok(&["exec", "web", "sh", "-c", LOOK])? == content,
         "it lost what it had"
@@ -115,6 +121,34 @@ fn one_that_gets_it(daemon: &Daemon<'_>, address: &str) -> Result<()> {
         "the rollback has not brought back what was there"
     );
     prove_all(daemon, "web", "9")
+}
+
+/// `stats` has so much of a sandbox's memory that came zeroed, and its own cgroup may have so much less than `stats` has as its limit.
+fn counts(daemon: &Daemon<'_>, zeroed: u64, less: u64) -> Result<()> {
+    let usage = usage(daemon, "web")?;
+    let (memory, limit) = (number(&usage, "/memory")?, number(&usage, "/memory_limit")?);
+    let found = daemon.find("web")?.context("there is no `web`")?;
+    let id = found["id"].as_str().context("it has no id")?;
+    let of_cgroup = |name| -> Result<u64> { Ok(read(daemon, id, name)?.trim().parse()?) };
+    let (own, most) = (of_cgroup("memory.current")?, of_cgroup("memory.max")?);
+    tell(&format!(
+        "web has {} MiB of {} MiB by `stats`, and its cgroup {} MiB of {} MiB",
+        memory >> 20,
+        limit >> 20,
+        own >> 20,
+        most >> 20
+    ));
+    let told = usage["memory_state"]["zeroed"].as_u64().unwrap_or(0);
+    ensure!(told == zeroed && memory >= zeroed, "{usage}");
+    ensure!(most + less == limit, "memory.max is {most}: {usage}");
+    Ok(())
+}
+
+/// Bytes of pieces that are there, whoever has them.
+fn charged_to_pieces(daemon: &Daemon<'_>) -> Result<u64> {
+    let stat = read(daemon, "zeroed-memory", "memory.stat")?;
+    let shared = stat.lines().find_map(|line| line.strip_prefix("shmem "));
+    Ok(shared.context(stat.clone())?.parse()?)
 }
 
 fn zeroed(daemon: &Daemon<'_>) -> Result<Value> {

@@ -63,12 +63,12 @@ pub(crate) fn number(value: &Value, path: &str) -> Result<u64> {
 }
 
 /// A file of a sandbox's cgroup.
-fn cgroup_file(daemon: &Daemon<'_>, id: &str, name: &str) -> Result<PathBuf> {
+pub(super) fn cgroup_file(daemon: &Daemon<'_>, id: &str, name: &str) -> Result<PathBuf> {
     let root = daemon.cgroup().context("the daemon has no cgroup")?;
     Ok(PathBuf::from("/sys/fs/cgroup").join(root).join(id).join(name))
 }
 
-fn read(daemon: &Daemon<'_>, id: &str, name: &str) -> Result<String> {
+pub(super) fn read(daemon: &Daemon<'_>, id: &str, name: &str) -> Result<String> {
     let path = cgroup_file(daemon, id, name)?;
     fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
 }

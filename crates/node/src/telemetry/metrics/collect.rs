@@ -32,7 +32,9 @@ type Write<'w> = &'w dyn Fn(&mut Family<'_>, &[(&str, &str)], &One);
 /// A sandbox that has a VM.
 struct One {
     sandbox: Sandbox,
+    /// With what came zeroed, which is charged to another cgroup: so many bytes.
     usage: Option<Usage>,
+    zeroed: u64,
     disk: u64,
     /// Of one whose memory is plugged, or which has devices.
     memory: Option<MemoryState>,
@@ -166,13 +168,19 @@ impl MetricSources<'_> {
                 }
             };
             let has_devices = || !self.devices.of(&entry.id).is_empty();
+            let stored = entry.stored();
+            let zeroed = stored.came_zeroed.bytes;
             all.push(One {
-                usage,
+                usage: usage.map(|usage| Usage {
+                    memory: usage.memory.map(|memory| memory_state::with_zeroed(memory, zeroed)),
+                    ..usage
+                }),
+                zeroed,
                 vmm,
                 // One that has not answered is not asked again.
                 memory: answers.then(|| memory_state::of(&entry, has_devices())).flatten(),
                 disk: own_bytes(&self.paths.sandbox(&entry.id).directory),
-                sandbox: entry.stored().sandbox,
+                sandbox: stored.sandbox,
             });
         }
         (all, missing)
@@ -238,7 +246,7 @@ const NUMBERS: [(&str, Kind, &str, Value); 10] = [
     (
         "basalt_sandbox_memory_bytes",
         Kind::Gauge,
-        "All memory that is charged to it.",
+        "All of its memory: what is charged to it, and what came zeroed.",
         |usage| Some(usage.memory?.current),
     ),
     (
@@ -365,7 +373,14 @@ fn write_sandboxes(text: &mut Exposition, all: &[One]) {
     each(text, all, guest, &|family, labels, one| {
         family.number(labels, one.sandbox.config.resources.memory.bytes());
     });
-    let help = "The most memory that may be charged to it.";
+    let help = "What of its memory came zeroed at most, which is charged to the cgroup zeroed-memory.";
+    let zeroed = ("basalt_sandbox_memory_zeroed_bytes", Kind::Gauge, help);
+    each(text, all, zeroed, &|family, labels, one| {
+        if one.zeroed > 0 {
+            family.number(labels, one.zeroed);
+        }
+    });
+    let help = "The most memory that it may have, with what came zeroed.";
     let limit = ("basalt_sandbox_memory_limit_bytes", Kind::Gauge, help);
     each(text, all, limit, &|family, labels, one| {
         if one.usage.as_ref().is_some_and(|usage| usage.memory.is_some()) {
@@ -504,6 +519,38 @@ mod tests {
     }
 
     #[test]
+    fn what_came_zeroed_is_its_memory() {
+        let own = host::cgroup::MemoryUsage {
+            current: 5,
+            peak: Some(7),
+            anon: 3,
+            ..host::cgroup::MemoryUsage::default()
+        };
+        let one = |zeroed| One {
+            sandbox: crate::testing::stored("id", "name").sandbox,
+            usage: Some(Usage {
+                memory: Some(memory_state::with_zeroed(own, zeroed)),
+                ..Usage::default()
+            }),
+            zeroed,
+            disk: 0,
+            memory: None,
+            vmm: Counts::new(),
+        };
+        let told = |zeroed| {
+            let mut text = Exposition::default();
+            write_sandboxes(&mut text, &[one(zeroed)]);
+            text.finish()
+        };
+        let text = told(20);
+        for (name, value) in [("", 25), ("_peak", 27), ("_anonymous", 3), ("_zeroed", 20)] {
+            let line = format!("basalt_sandbox_memory{name}_bytes{{sandbox=\"id\"}} {value}\n");
+            assert!(text.contains(&line), "{line}{text}");
+        }
+        assert!(!told(0).contains("memory_zeroed_bytes{"), "it has none");
+    }
+
+    #[test]
     fn the_limit_of_memory_is_that_of_what_is_charged() {
         let mut sandbox = crate::testing::stored("id", "name").sandbox;
         sandbox.config.resources.memory = base::ByteSize::mib(128);
@@ -519,6 +566,7 @@ mod tests {
             let one = One {
                 sandbox: sandbox.clone(),
                 usage: Some(usage),
+                zeroed: 0,
                 disk: 0,
                 memory: state,
                 vmm: Counts::new(),
