@@ -317,7 +317,7 @@ impl GuestDma {
 
     fn map_plugged(&mut self, memory: &DmaMemory) -> Result<(), CreateError> {
         if let Some((pluggable, region)) = &memory.pluggable {
-            let begun = pluggable.begin(&self.space, region, &memory.pins);
+            let begun = pluggable.begin(&self.space, region, &memory.pins, memory.fillers);
             begun.map_err(refused("the guest's memory for DMA"))?;
             self.pluggable = Some(pluggable.clone());
         }

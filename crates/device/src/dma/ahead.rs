@@ -1,7 +1,13 @@
 //! Memory that is filled ahead of being mapped: zeroing is most of what mapping costs, and needs no lock of the container's.
+//!
+//! ```text
+//!  run:  waits ── a filler comes to it ──▶ its steps are taken, one by one ──▶ filled
+//!                     └── whoever maps it has waited for long ── another thread, which is not nice, takes steps, too ──▶ filled
+//! ```
+//! Whoever maps a run fills nothing itself but what is left of a step or two: so all is filled at the rate, near to the node.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -16,8 +22,8 @@ use super::fill::FillPolicy;
 /// Filled between two looks whether it is still wanted.
 const STEP: u64 = 2 << 20;
 
-/// How long one run is waited for that others fill: whoever maps it does so himself then, and is not held up by vCPUs that leave the fillers no
-/// processor. Time in which one of them waits because of its rate does not count.
+/// How long one run is waited for that the fillers fill, which vCPUs may leave no processor: another thread goes on with it then, that does not
+/// give way to them. Time in which one of them waits because of its rate does not count.
 const PATIENCE: Duration = Duration::from_millis(300);
 
 /// Between two looks whether what is being filled is still waited for.
@@ -53,6 +59,8 @@ impl From<Piece> for Run {
 struct Shared {
     runs: Vec<Run>,
     next: AtomicUsize,
+    /// How far each run is taken by whoever fills steps of it.
+    taken: Vec<AtomicU64>,
     stopped: AtomicBool,
     policy: FillPolicy,
     state: Mutex<State>,
@@ -74,7 +82,9 @@ struct State {
 /// dropped.
 pub struct Ahead {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// How many of them give way to vCPUs.
+    fillers: usize,
 }
 
 impl Ahead {
@@ -88,42 +98,61 @@ impl Ahead {
         fillers: usize,
         policy: &FillPolicy,
     ) -> io::Result<Self> {
-        let count = runs.len();
-        let shared = Arc::new(Shared {
+        let ahead = Self::with(runs, memory, fillers, policy);
+        for number in 0..fillers {
+            let shared = Arc::clone(&ahead.shared);
+            ahead.spawn(number, move || shared.fill())?;
+        }
+        Ok(ahead)
+    }
+
+    /// The same before there is a thread.
+    fn with(runs: Vec<Run>, memory: Vec<Arc<GuestRegionMmap<()>>>, fillers: usize, policy: &FillPolicy) -> Self {
+        let filled = vec![fillers == 0; runs.len()];
+        let shared = Shared {
+            taken: runs.iter().map(|_| AtomicU64::new(0)).collect(),
             runs,
             next: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
             policy: policy.clone(),
             state: Mutex::new(State {
-                filled: vec![fillers == 0; count],
+                filled,
                 waiting: 0,
                 waits: 0,
             }),
             changed: Condvar::new(),
             _memory: memory,
-        });
-        let mut ahead = Self {
-            shared,
-            threads: Vec::new(),
         };
-        for number in 0..fillers {
-            let shared = Arc::clone(&ahead.shared);
-            ahead
-                .threads
-                .push(base::thread::spawn(&format!("dma-zero{number}"), STACK, move || {
-                    shared.fill()
-                })?);
+        Self {
+            shared: Arc::new(shared),
+            threads: Mutex::default(),
+            fillers,
         }
-        Ok(ahead)
     }
 
-    /// Waits a while for a run to be filled; `false` if it is given up before that.
+    fn spawn(&self, number: usize, fill: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let thread = base::thread::spawn(&format!("dma-zero{number}"), STACK, fill)?;
+        self.threads().push(thread);
+        Ok(())
+    }
+
+    /// Waits for a run to be filled, which somebody does in the end who does not give way to vCPUs; `false` if it is given up before that.
     pub fn wait_for(&self, index: usize, is_given_up: impl Fn() -> bool) -> bool {
+        let mut patience = Some(PATIENCE);
         let mut state = self.shared.state();
         let (mut begun, mut waits) = (Instant::now(), state.waits);
-        while !state.filled.get(index).is_none_or(|filled| *filled) && begun.elapsed() < PATIENCE {
+        while !state.filled.get(index).is_none_or(|filled| *filled) {
             if is_given_up() {
                 return false;
+            }
+            if patience.is_some_and(|patience| begun.elapsed() >= patience) {
+                patience = None;
+                drop(state);
+                if !self.hurry(index) {
+                    break;
+                }
+                state = self.shared.state();
+                continue;
             }
             let waited = self.shared.changed.wait_timeout(state, LOOK);
             (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -132,6 +161,23 @@ impl Ahead {
             }
         }
         !is_given_up()
+    }
+
+    /// Has a run filled by one more thread, which takes as much of the processors as others; whether there is such a thread.
+    fn hurry(&self, index: usize) -> bool {
+        let shared = Arc::clone(&self.shared);
+        let spawned = self.spawn(self.fillers, move || {
+            shared.prefer_node();
+            shared.fill_run(index);
+            shared.is_filled(index);
+        });
+        // Whoever maps it fills it then, as fast as the host can.
+        let spawned = spawned.inspect_err(|error| log::warn!("memory is filled as it is mapped, at no rate: {error}"));
+        spawned.is_ok()
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -143,7 +189,8 @@ impl Drop for Ahead {
             self.shared.stopped.store(true, Ordering::Relaxed);
         }
         self.shared.changed.notify_all();
-        for thread in self.threads.drain(..) {
+        let threads = std::mem::take(&mut *self.threads());
+        for thread in threads {
             if thread.join().is_err() {
                 log::error!("a thread that fills memory panicked");
             }
@@ -156,24 +203,43 @@ impl Shared {
         if let Err(error) = setpriority_process(None, NICE) {
             log::debug!("filling memory does not give way to vCPUs: {error}");
         }
+        self.prefer_node();
+        loop {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            if index >= self.runs.len() {
+                return;
+            }
+            self.fill_run(index);
+            self.is_filled(index);
+        }
+    }
+
+    fn prefer_node(&self) {
         if let Err(error) = self.policy.prefer_node()
             && !NODE_REFUSED.swap(true, Ordering::Relaxed)
         {
             log::warn!("memory is not filled near to the devices that reach it: {error}");
         }
-        loop {
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
-            let Some(run) = self.runs.get(index) else { return };
-            self.fill_run(*run);
-            self.state().filled[index] = true;
-            self.changed.notify_all();
+    }
+
+    /// Nothing of it is left to take. A step that another thread has taken may be on its way yet: whoever maps it waits for that, or fills it.
+    fn is_filled(&self, index: usize) {
+        if let Some(filled) = self.state().filled.get_mut(index) {
+            *filled = true;
         }
+        self.changed.notify_all();
     }
 
     /// It makes no difference to what is in the memory. What cannot be filled here is filled by whoever maps it, or refused there.
-    fn fill_run(&self, Run { piece, is_zeroed }: Run) {
-        let mut done = 0;
-        while done < piece.length && self.may_go_on(!is_zeroed) {
+    fn fill_run(&self, index: usize) {
+        let (Some(Run { piece, is_zeroed }), Some(taken)) = (self.runs.get(index), self.taken.get(index)) else {
+            return;
+        };
+        while taken.load(Ordering::Relaxed) < piece.length && self.may_go_on(!is_zeroed) {
+            let done = taken.fetch_add(STEP, Ordering::Relaxed);
+            if done >= piece.length {
+                return;
+            }
             let length = STEP.min(piece.length - done);
             if !is_zeroed {
                 self.policy.spend(length);
@@ -185,7 +251,6 @@ impl Shared {
                 log::debug!("{length:#x} bytes are filled when they are mapped: {error}");
                 return;
             }
-            done += length;
         }
     }
 
@@ -225,6 +290,12 @@ mod tests {
     }
 
     fn filling_of(policy: &FillPolicy, is_zeroed: bool) -> Ahead {
+        let (run, memory) = run(is_zeroed);
+        Ahead::begin(vec![run], memory, 1, policy).unwrap()
+    }
+
+    /// 128 MiB.
+    fn run(is_zeroed: bool) -> (Run, Vec<Arc<GuestRegionMmap<()>>>) {
         let ram = Ram::allocate(ByteSize::mib(128)).unwrap();
         let memory = ram.regions().to_vec();
         let run = Piece {
@@ -232,8 +303,25 @@ mod tests {
             address: memory[0].as_ptr() as u64,
             length: memory[0].len(),
         };
-        let run = Run { piece: run, is_zeroed };
-        Ahead::begin(vec![run], memory, 1, policy).unwrap()
+        (Run { piece: run, is_zeroed }, memory)
+    }
+
+    /// The same whose only filler gets no processor.
+    fn starving(policy: &FillPolicy) -> Ahead {
+        let (run, memory) = run(false);
+        Ahead::with(vec![run], memory, 1, policy)
+    }
+
+    /// How nice threads of this name are (proc_pid_stat(5), field 19).
+    fn nice(name: &str) -> Vec<i32> {
+        let of = |task: std::path::PathBuf| {
+            let stat = std::fs::read_to_string(task.join("stat")).ok()?;
+            let (first, rest) = stat.rsplit_once(')')?;
+            let nice = rest.split_ascii_whitespace().nth(16)?.parse().ok()?;
+            first.ends_with(&format!("({name}")).then_some(nice)
+        };
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        tasks.filter_map(|task| of(task.unwrap().path())).collect()
     }
 
     /// With so many bytes a second.
@@ -242,13 +330,13 @@ mod tests {
     }
 
     /// Where pages of all threads of such a name come from (`/proc/PID/task/TID/numa_maps`: the first mapping says nothing else).
-    fn preferred() -> Vec<String> {
+    fn preferred(thread: &str) -> Vec<String> {
         let policy = |task: std::path::PathBuf| {
             // A thread may end meanwhile.
             let name = std::fs::read_to_string(task.join("comm")).ok()?;
             let maps = std::fs::read_to_string(task.join("numa_maps")).ok()?;
             let policy = maps.split(' ').nth(1)?.to_owned();
-            (name.trim() == "dma-zero0").then_some(policy)
+            (name.trim() == thread).then_some(policy)
         };
         let tasks = std::fs::read_dir("/proc/self/task").unwrap();
         tasks.filter_map(|task| policy(task.unwrap().path())).collect()
@@ -259,8 +347,42 @@ mod tests {
         // At work for some seconds. No other test's thread has a node.
         let ahead = filling(&FillPolicy::with(Some(64 << 10), Some(0)).unwrap());
         waits("a wait", || ahead.shared.state().waiting > 0);
-        let policies = preferred();
+        let policies = preferred("dma-zero0");
         assert!(policies.contains(&"prefer:0".to_owned()), "{policies:?}");
+    }
+
+    #[test]
+    fn what_no_filler_comes_to_is_filled_at_the_rate_near_to_the_node_by_one_that_is_not_nice() {
+        let ahead = starving(&FillPolicy::with(Some(64 << 20), Some(0)).unwrap());
+        let begun = Instant::now();
+        let ours = rustix::process::getpriority_process(None).unwrap();
+        let is_one = || preferred("dma-zero1").contains(&"prefer:0".to_owned()) && nice("dma-zero1").contains(&ours);
+        std::thread::scope(|scope| {
+            scope.spawn(|| waits("a thread with that node that is not nice", is_one));
+            assert!(ahead.wait_for(0, || begun.elapsed() > Duration::from_secs(50)));
+        });
+        // A tenth of a second's share passes at once, and the last step.
+        assert!(
+            begun.elapsed() > PATIENCE + Duration::from_millis(1850),
+            "{:?}",
+            begun.elapsed()
+        );
+        assert!(ahead.shared.state().filled[0]);
+        // A filler that comes late finds nothing to do.
+        let before = ahead.shared.taken[0].load(Ordering::Relaxed);
+        ahead.shared.fill_run(0);
+        assert_eq!(ahead.shared.taken[0].load(Ordering::Relaxed), before);
+    }
+
+    #[test]
+    fn whoever_waits_for_one_that_is_not_nice_can_give_it_up() {
+        // One step leaves a debt of half a minute.
+        let ahead = starving(&with_rate(64 << 10));
+        let begun = Instant::now();
+        assert!(!ahead.wait_for(0, || begun.elapsed() > PATIENCE * 2));
+        assert!(ahead.shared.taken[0].load(Ordering::Relaxed) > 0, "nobody has begun");
+        drop(ahead);
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     }
 
     #[test]
@@ -268,7 +390,7 @@ mod tests {
         // A node that there is not is none.
         let ahead = filling(&FillPolicy::with(Some(64 << 10), Some(u32::MAX)).unwrap());
         waits("a wait", || ahead.shared.state().waiting > 0);
-        let policies = preferred();
+        let policies = preferred("dma-zero0");
         assert!(policies.contains(&"default".to_owned()), "{policies:?}");
     }
 

@@ -136,7 +136,8 @@ impl PluggableDma {
         self.0.zeroed.load(Ordering::Relaxed)
     }
 
-    /// Functions are about to reach the region: maps what is plugged of it, and from now on whatever is plugged.
+    /// Functions are about to reach the region: maps what is plugged of it, which so many threads fill ahead of that, and from now on whatever
+    /// is plugged.
     ///
     /// # Errors
     /// The host refuses, or it was given up. Nothing is mapped then, and all is as without functions.
@@ -145,29 +146,46 @@ impl PluggableDma {
         space: &Arc<DmaSpace>,
         region: &Arc<GuestRegionMmap<()>>,
         pins: &Pins,
+        fillers: usize,
     ) -> Result<(), VfioError> {
-        self.state().functions = Some(Reach {
-            space: Arc::clone(space),
-            region: Arc::clone(region),
-            pins: pins.clone(),
-        });
-        loop {
+        let lacks = |chunk: &Chunk| chunk.plugged > 0 && chunk.mapped.is_none();
+        let plugged: Vec<_> = {
+            let mut state = self.state();
+            state.functions = Some(Reach {
+                space: Arc::clone(space),
+                region: Arc::clone(region),
+                pins: pins.clone(),
+            });
+            let lacking = (0..).zip(&state.chunks).filter(|(_, chunk)| lacks(chunk));
+            lacking.map(|(index, _)| piece(region, self.0.range, index)).collect()
+        };
+        let mapped = self.map_filled(space, &plugged, fillers);
+        if mapped.is_err() {
+            self.end();
+        }
+        mapped
+    }
+
+    /// Maps these pieces, as far as they are plugged yet and not mapped.
+    fn map_filled(&self, space: &DmaSpace, pieces: &[Piece], fillers: usize) -> Result<(), VfioError> {
+        let ahead = self.fill_ahead(pieces, fillers).map_err(|source| VfioError::Call {
+            call: "a thread that fills memory",
+            source,
+        })?;
+        for (number, piece) in pieces.iter().enumerate() {
+            let is_filled = |ahead: &Ahead| ahead.wait_for(number, || space.is_stopped());
+            if !ahead.as_ref().is_none_or(is_filled) || space.is_stopped() {
+                return Err(VfioError::GivenUp);
+            }
             // A plug that comes between two of them maps its own.
             let mut state = self.state();
-            let lacks = |chunk: &Chunk| chunk.plugged > 0 && chunk.mapped.is_none();
-            let Some(index) = state.chunks.iter().position(lacks) else {
-                return Ok(());
-            };
-            let mapped = match space.is_stopped() {
-                true => Err(VfioError::GivenUp),
-                false => state.map(self.0.range, index),
-            };
-            if let Err(error) = mapped {
-                drop(state);
-                self.end();
-                return Err(error);
+            let index = self.index(piece);
+            let chunk = state.chunks.get(index);
+            if chunk.is_some_and(|chunk| chunk.plugged > 0 && chunk.mapped.is_none()) {
+                state.map(self.0.range, index)?;
             }
         }
+        Ok(())
     }
 
     /// No function reaches it any more. What is not plugged goes back to the host.

@@ -14,7 +14,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::*;
 use crate::{DmaMemory, GuestDma};
 
-const BOOT: u64 = 128 << 20;
+pub(super) const BOOT: u64 = 128 << 20;
 pub(super) const REGION: u64 = 512 << 20;
 pub(super) const BLOCK: u64 = 32 << 20;
 

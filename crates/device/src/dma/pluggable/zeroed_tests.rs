@@ -10,7 +10,7 @@ use vfio::fake::random::Random;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::super::{Access, FillPolicy};
-use super::tests::{BLOCK, REGION, Rig};
+use super::tests::{BLOCK, BOOT, REGION, Rig};
 use super::*;
 use crate::DmaMemory;
 
@@ -136,6 +136,41 @@ fn what_came_zeroed_is_filled_at_once_and_all_else_by_its_rate() {
     assert!(ahead.wait_for(0, late), "it waits for the rate");
     assert!(!ahead.wait_for(1, late), "it was filled, or not waited for");
     drop((ahead, dma));
+}
+
+/// Whether a page of a chunk is there that nobody has touched (Documentation/admin-guide/mm/pagemap.rst, bit 63).
+fn is_there(rig: &Rig, chunk: u64) -> bool {
+    use std::os::unix::fs::FileExt;
+    let page = (rig.ram.regions().last().unwrap().as_ptr().addr() as u64 + chunk * CHUNK.get() + 0x3000) / 4096;
+    let mut entry = [0; 8];
+    let pagemap = File::open("/proc/self/pagemap").unwrap();
+    pagemap.read_exact_at(&mut entry, page * 8).unwrap();
+    u64::from_le_bytes(entry) >> 63 == 1
+}
+
+#[test]
+fn what_is_plugged_before_the_first_function_comes_is_filled_by_its_rate() {
+    const RATE: u64 = 512 << 20;
+    let rig = Rig::new();
+    rig.plug(0, 1).unwrap();
+    rig.plug(2 * BLOCKS, 1).unwrap();
+    let rate = FillPolicy::with(Some(RATE), None).unwrap();
+    let space = DmaSpace::with_access(Arc::clone(&rig.fake) as Arc<dyn AddressSpace>, Access::None, rate);
+    let memory = DmaMemory::of(&rig.ram).filled_by(2);
+    let memory = memory.with_pluggable(&rig.ram, rig.pluggable.clone());
+    let begun = Instant::now();
+    let dma = space.map(&memory).unwrap();
+    let all = BOOT + 2 * CHUNK.get();
+    // A tenth of a second's share passes at once, and the last steps.
+    let least = Duration::from_millis((all - (8 << 20)) * 1000 / RATE - 100);
+    assert!(begun.elapsed() > least, "{:?}, not {least:?}", begun.elapsed());
+    let chunks = [0, 1, 2].map(|chunk| (rig.is_mapped(chunk * BLOCKS), is_there(&rig, chunk)));
+    assert_eq!(chunks, [(true, true), (false, false), (true, true)]);
+    drop(dma);
+    // Nobody waits for it who does not want it any more.
+    space.stop();
+    assert!(space.map(&memory).is_err());
+    assert!(!rig.is_mapped(0));
 }
 
 /// Placed at any time, in any order: what a function reaches is where it was when it was mapped, and what the guest owns is what it has put
