@@ -36,6 +36,7 @@ impl Functions {
         machine: &mut Machine,
         device: &DeviceSpec,
         fds: Vec<OwnedFd>,
+        pagemap: Option<&File>,
     ) -> Result<(), ApiError> {
         let mut fds = FdTable::new(fds);
         let made = create_functions(std::slice::from_ref(device), &mut fds, &mut self.spaces);
@@ -48,6 +49,9 @@ impl Functions {
                 );
                 refuse(ErrorKind::Invalid, message)
             })?;
+            if let Some(pagemap) = pagemap {
+                machine.own_unwritten_holes(pagemap);
+            }
             machine.attach(function).map_err(|error| from_machine(&error))
         });
         if attached.is_err() {

@@ -443,7 +443,9 @@ impl Vm {
             machine.ok_or_else(|| refuse(ErrorKind::WrongState, "there is no VM that could have a function"))?;
         // What was written of it is without the function.
         self.written = None;
-        self.functions.attach(machine, device, fds)
+        let opened = if self.kvm.jailed { None } else { pagemap() };
+        let pagemap = self.pagemap.as_ref().or(opened.as_ref());
+        self.functions.attach(machine, device, fds, pagemap)
     }
 
     fn told_functions(&mut self) -> Result<vmm_api::Functions, ApiError> {

@@ -345,6 +345,19 @@ impl Machine {
         self.paused = true;
     }
 
+    /// Does something while all stand still, which go on then if they did before. A device that cannot is the machine's end.
+    pub(crate) fn standing_still<T>(&mut self, act: impl FnOnce(&Self) -> T) -> T {
+        let goes_on = !self.paused;
+        if goes_on {
+            self.pause();
+        }
+        let done = act(self);
+        if goes_on && let Err(error) = self.run() {
+            self.shared.ending.report(End::Failed(error.to_string()));
+        }
+        done
+    }
+
     /// The machine as one that can be saved, if it is paused and the guest has not ended.
     pub fn quiesced(&self) -> Option<Quiesced<'_>> {
         (self.paused && self.end().is_none()).then(|| Quiesced::new(self))

@@ -33,6 +33,10 @@ const OF_FILE: u64 = 1 << 61;
 pub(crate) struct Entry(u64);
 
 impl Entry {
+    pub(crate) fn of(bytes: [u8; ENTRY]) -> Self {
+        Self(u64::from_le_bytes(bytes))
+    }
+
     /// Somebody has read or written the page.
     pub(crate) fn is_touched(self) -> bool {
         self.0 & TOUCHED != 0
@@ -251,7 +255,7 @@ pub(crate) fn each_page(
             let read = entries(region, (first, last), told, &mut bytes);
             let entries = read.map_err(failed("written: page map"))?;
             for (at, entry) in (first..last).step_by(PAGE).zip(entries) {
-                let entry = Entry(u64::from_le_bytes(*entry));
+                let entry = Entry::of(*entry);
                 if entry.is_touched() || untouched {
                     each(region, at, offset + at as u64, entry)?;
                 }
@@ -290,7 +294,7 @@ impl Ram {
 }
 
 /// What the page map says of the pages between two offsets of a region, in `bytes`; that all are touched where nobody can tell.
-fn entries<'b>(
+pub(crate) fn entries<'b>(
     region: &GuestRegionMmap<()>,
     (first, last): (usize, usize),
     pagemap: Option<&File>,

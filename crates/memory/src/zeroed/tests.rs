@@ -338,3 +338,17 @@ fn memory_that_has_to_stay_takes_none() {
         assert_eq!(ram.takes_zeroed(), Err("it has no memory that can be plugged"));
     }
 }
+
+#[test]
+fn it_is_no_memory_without_content() {
+    let ram = saved(&[(0x7000, 7)]);
+    ram.place_zeroed(START, &zeroed()).unwrap();
+    put(&ram, START + 3 * MIB, 3);
+    forget(&ram, START);
+    put(&ram, START + 5 * MIB, 5);
+    // Neither what the page tables have of it nor what they do not.
+    let mapped = ram.map_unwritten_holes_anonymous(&pagemap()).unwrap();
+    assert_eq!(mapped, size().all().bytes() - ZEROED_PIECE - 2 * MIB);
+    assert_eq!([3, 5, 6].map(|place| word(&ram, START + place * MIB)), [3, 5, 0]);
+    assert_eq!(word(&ram, 0x7000), 7);
+}

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::bare::{in_lab, run};
+use super::limits::read;
 use super::nvme_disk::{Disk, tell};
 use crate::basalt::{expect_code, expect_refusal};
 use crate::daemon::Daemon;
@@ -41,6 +42,24 @@ for place in places:
     assert back[:] == ours[place * MIB:(place + 1) * MIB], place
 print('verified')
 ";
+
+/// In the guest: writes to memory that it has not touched yet, until it is told to stop, and looks whether all of that is there.
+const WRITE: &str = "
+import mmap, os, struct, time
+ours, pages, written = mmap.mmap(-1, 48 << 20), 48 << 8, 0
+while not os.path.exists('/tmp/stop'):
+    for number in range(written, written + 64):
+        struct.pack_into('<Q', ours, number % pages * 4096, number % pages + 1)
+    written += 64
+    time.sleep(0.01)
+for page in range(min(written, pages)):
+    assert struct.unpack_from('<Q', ours, page * 4096)[0] == page + 1, page
+print('whole', written)
+";
+
+/// Has that go on in a sandbox.
+const BEGIN: &str = "rm -f /tmp/stop /tmp/said; python3 -c \"$0\" > /tmp/said 2>&1 &";
+const END: &str = "touch /tmp/stop; until [ -s /tmp/said ]; do sleep 0.1; done; cat /tmp/said";
 
 fn host(host: &Host) -> Result<()> {
     if !in_lab()? {
@@ -184,10 +203,24 @@ fn while_it_runs(daemon: &Daemon<'_>, address: &str) -> Result<()> {
         "run", "-d", "--name", "late", "--memory", "256m", image, "--", "sleep", "10000",
     ])?;
     for round in ["3", "4"] {
+        daemon.ok(&["exec", "late", "sh", "-c", BEGIN, WRITE])?;
+        let before = page_cache(daemon, "late")?;
         let began = Instant::now();
         let said = daemon.ok(&["device", "attach", "late", address])?;
-        tell(&format!("attached within {:?}", began.elapsed()));
+        let took = began.elapsed();
+        let came = page_cache(daemon, "late")?.saturating_sub(before);
+        tell(&format!(
+            "attached within {took:?}, for which {} MiB of page cache were made",
+            came >> 20
+        ));
         ensure!(said.contains("nvme0n1"), "`attach` says {said}");
+        // What the template has no content for is not read from its file.
+        ensure!(came < 64 << 20, "{came} bytes of files were brought in for it");
+        let written = daemon.ok(&["exec", "late", "sh", "-c", END])?;
+        ensure!(
+            written.starts_with("whole"),
+            "what its guest wrote meanwhile: {written}"
+        );
         prove(daemon, "late", round)?;
         daemon.ok(&["device", "detach", "late", address])?;
         expect_code(&daemon.run(&["exec", "late", "test", "-e", "/dev/nvme0n1"])?, 1)?;
@@ -221,6 +254,14 @@ fn while_it_runs(daemon: &Daemon<'_>, address: &str) -> Result<()> {
     daemon.ok(&["rm", "--force", "late"])?;
     daemon.ok(&["snapshot", "rm", "without"])?;
     Ok(())
+}
+
+/// What is charged to a sandbox of files.
+fn page_cache(daemon: &Daemon<'_>, name: &str) -> Result<u64> {
+    let found = daemon.find(name)?.context("it is gone")?;
+    let stat = read(daemon, found["id"].as_str().unwrap_or_default(), "memory.stat")?;
+    let file = stat.lines().find_map(|line| line.strip_prefix("file "));
+    Ok(file.context("memory.stat does not say it")?.parse()?)
 }
 
 /// Where an administrator puts specifications of the Container Device Interface.
