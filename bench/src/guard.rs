@@ -1,6 +1,6 @@
-//! A process beside a run, which takes away what the run leaves where it is killed: guests, its own and its node's, kernel modules, and
-//! functions of the PCI bus that are not the host's, and its directory. It waits for the end of a pipe that the run holds open. Knows modules, nodes and
-//! functions by what the run writes there, processes by a variable in their environment.
+//! A process beside a run, which takes away what the run leaves where it is killed: guests, its own and its node's, kernel modules,
+//! functions of the PCI bus that are not the host's, and its directory. It waits for the end of a pipe that the run holds open. Knows
+//! modules, nodes, functions and the directory by what the run writes there, processes by a variable in their environment.
 
 use std::fs;
 use std::io::{BufRead, Write};

@@ -75,12 +75,6 @@ pub struct Output {
     pub text: String,
 }
 
-/// Whether a file is one that is generated, by its path from the root.
-#[must_use]
-pub fn is_generated(path: &str) -> bool {
-    path.starts_with("accel/proto/src/opencl/")
-}
-
 /// Everything that is generated, from the specification beneath the root.
 ///
 /// # Errors

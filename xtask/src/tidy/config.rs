@@ -28,6 +28,9 @@ pub(super) struct Config {
     /// Files that others wrote and that stay as they are: their SHA-256 by path.
     #[serde(default)]
     pub(super) vendored: BTreeMap<String, String>,
+    /// Folders of files that are generated, which may be longer than others: why, by path with its last slash.
+    #[serde(default)]
+    pub(super) generated: BTreeMap<String, String>,
     /// Limits by what they limit.
     pub(super) budgets: BTreeMap<String, Budget>,
     /// What may exceed them.

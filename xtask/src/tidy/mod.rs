@@ -87,7 +87,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Finding>> {
             text::check(source, &hosts, &mut findings);
         }
         if source.is_rust() {
-            shapes.check(source, accel_gen::is_generated(&source.path), &mut findings);
+            shapes.check(source, &mut findings);
         }
     }
     shapes.finish(&mut findings);

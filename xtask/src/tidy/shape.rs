@@ -34,8 +34,9 @@ impl<'a> Shapes<'a> {
     }
 
     /// Measures one file and everything in it. A file that is generated may be long, as nobody edits it.
-    pub(super) fn check(&self, source: &Source, generated: bool, findings: &mut Vec<Finding>) {
-        if !generated {
+    pub(super) fn check(&self, source: &Source, findings: &mut Vec<Finding>) {
+        let mut generated = self.config.generated.keys();
+        if !generated.any(|folder| source.path.starts_with(folder.as_str())) {
             let size = source.text.lines().count();
             self.judge(
                 &Measure {
@@ -216,7 +217,7 @@ mod tests {
         let config = Config::parse(config).unwrap();
         let shapes = Shapes::new(&config);
         let mut findings = Vec::new();
-        shapes.check(&source("a.rs", text), false, &mut findings);
+        shapes.check(&source("a.rs", text), &mut findings);
         shapes.finish(&mut findings);
         findings.iter().map(ToString::to_string).collect()
     }
@@ -257,14 +258,19 @@ mod tests {
 
     #[test]
     fn what_is_generated_may_be_long_but_not_wide() {
-        let config = Config::parse(SMALL).unwrap();
-        let mut findings = Vec::new();
         let text = "struct S(u8, u8, u8);\n\n\n\n\n\n";
-        Shapes::new(&config).check(&source("a.rs", text), true, &mut findings);
+        let config = Config::parse(&format!("{SMALL}\n[generated]\n\"made/\" = \"why\"\n")).unwrap();
+        let found = |path| {
+            let mut findings = Vec::new();
+            Shapes::new(&config).check(&source(path, text), &mut findings);
+            findings.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let of_generated = found("made/a.rs");
         assert!(
-            findings.len() == 1 && findings[0].message.contains("3 fields"),
-            "{findings:?}"
+            of_generated.len() == 1 && of_generated[0].contains("3 fields"),
+            "{of_generated:?}"
         );
+        assert_eq!(found("unmade/a.rs").len(), 2);
     }
 
     #[test]
