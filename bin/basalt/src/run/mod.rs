@@ -263,7 +263,7 @@ fn conclude(
                 Ok(Ended::Stopped.exit_code())
             }
             Fate::Another => bail!(
-                "sandbox {0} was rolled back or started again by another client, and runs on by itself: `basalt logs -f {0}`",
+                "sandbox {0} was rolled back or started again by another client; what it says since is in `basalt logs -f {0}`",
                 sandbox.name
             ),
             Fate::Unknown => Err(error).context("the connection to the sandbox broke; run it again"),
@@ -272,6 +272,7 @@ fn conclude(
 }
 
 /// What has become of a sandbox whose agent has closed a connection.
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// It has ended.
     Ended(Ended),
@@ -295,18 +296,44 @@ pub(crate) fn fate(client: &mut Client, id: &str, restarts: Option<u32>) -> Resu
             }
             Err(error) => return Err(error.into()),
         };
-        if let Some(now) = now {
-            // Of another machine than that which is asked about, too: that one's end nobody tells any more.
-            if restarts.is_some_and(|restarts| now.restarts != restarts) {
-                return Ok(Fate::Another);
-            }
-            if let Some(ended) = now.ended {
-                return Ok(Fate::Ended(ended));
-            }
+        if let Some(fate) = now.and_then(|now| fate_of(restarts, now.restarts, now.ended)) {
+            return Ok(fate);
         }
         if Instant::now() >= end {
             return Ok(Fate::Unknown);
         }
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// By how often it was started again before, where that is known, and has been by now, and how it has ended; `None` if nothing is known yet. An
+/// end of another machine says nothing of the one before, whose end nobody tells any more.
+fn fate_of(before: Option<u32>, restarts: u32, ended: Option<Ended>) -> Option<Fate> {
+    match before {
+        Some(before) if before != restarts => Some(Fate::Another),
+        _ => ended.map(Fate::Ended),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_machine_is_told_from_an_end_and_from_nothing() {
+        assert_eq!(fate_of(Some(1), 1, None), None);
+        assert_eq!(
+            fate_of(Some(1), 1, Some(Ended::Stopped)),
+            Some(Fate::Ended(Ended::Stopped))
+        );
+        // Rolled back, and rolled back and ended since.
+        assert_eq!(fate_of(Some(1), 2, None), Some(Fate::Another));
+        assert_eq!(fate_of(Some(1), 2, Some(Ended::Stopped)), Some(Fate::Another));
+        // A daemon of before does not tell.
+        assert_eq!(fate_of(None, 2, None), None);
+        assert_eq!(
+            fate_of(None, 2, Some(Ended::Stopped)),
+            Some(Fate::Ended(Ended::Stopped))
+        );
     }
 }
