@@ -11,6 +11,7 @@ use lab_init::contract::{AGENT_PORT, EXT4_DISK, MODULES_DISK, ROOT_DISK, XFS_DIS
 
 use crate::parts::Parts;
 use crate::state::State;
+use crate::tsc;
 
 /// What every processor of a lab has and has not: SVM with nested paging for kvm-amd, x2APIC because our virtual machines use it. No vgif: our
 /// guests do not use it, and the emulated host died more often with it, of a fault that the emulator's recipe mends now.
@@ -241,7 +242,7 @@ fn command(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Comman
         KERNEL_COMMAND_LINE,
         machine.iommu.words(),
         reserved_words(machine.memory_mib),
-        time_words(),
+        &time_words(),
         &machine.kernel_args,
     ]
     .join(" ");
@@ -273,12 +274,18 @@ fn command(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Comman
 
 /// The emulated TSC is this machine's own. Where Linux trusts that one, the lab may too, which it does not do by itself
 /// because the emulator does not show `constant_tsc`: reading the time is then an instruction, not an access to an HPET.
-fn time_words() -> &'static str {
+///
+/// How fast it counts is said, too: Linux would find that out by an emulated timer, and on a busy machine finds a rate that is wrong by as much as a
+/// factor of four, by which all of the lab's clocks go.
+fn time_words() -> String {
     const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     match fs::read_to_string(CLOCK) {
-        Ok(clock) if clock.trim() == "tsc" => "tsc=reliable",
+        Ok(clock) if clock.trim() == "tsc" => {
+            let rate = tsc::kilohertz().map(|rate| format!(" tsc_early_khz={rate}"));
+            format!("tsc=reliable{}", rate.unwrap_or_default())
+        }
         // Another clock, or none that we may see.
-        _ => "",
+        _ => String::new(),
     }
 }
 

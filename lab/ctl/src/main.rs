@@ -13,6 +13,7 @@ mod share;
 mod standstill;
 mod state;
 mod sync;
+mod tsc;
 mod up;
 
 use std::ffi::OsString;
