@@ -57,17 +57,64 @@ fn told(name: &str, state: State, asked: ByteSize, memory: Option<&MemoryState>)
     }
 }
 
-/// What of a sandbox is not there yet.
-pub(crate) fn lacks(memory: &MemoryState) -> Option<String> {
+/// What is to be known of a sandbox's memory and devices at a glance: what is not there yet, and what went wrong.
+pub(crate) fn notes(memory: &MemoryState) -> Option<String> {
+    let faults = memory.dma.faults.filter(|faults| *faults > 0);
+    let faults = faults.map(|faults| format!("DMA faults: {faults}"));
+    let notes: Vec<String> = lacks(memory).into_iter().chain(faults).collect();
+    (!notes.is_empty()).then(|| notes.join(", "))
+}
+
+fn lacks(memory: &MemoryState) -> Option<String> {
     if memory.failed.is_some() {
         return Some("lacks devices".to_owned());
     }
     if !memory.coming.is_empty() {
-        let (mapped, total) = (ByteSize(memory.dma_mapped), ByteSize(memory.dma_total));
-        return Some(format!("devices come, {mapped} of {total} mapped"));
+        let (mapped, total) = (ByteSize(memory.dma.mapped), ByteSize(memory.dma.total));
+        let rate = memory.dma.rate().map(|rate| format!(" at {}", a_second(rate)));
+        let rate = rate.unwrap_or_default();
+        return Some(format!("devices come, {mapped} of {total} mapped{rate}"));
     }
     let (present, target) = (ByteSize(memory.present), ByteSize(memory.target));
     (present != target).then(|| format!("memory {present} of {target}"))
+}
+
+fn a_second(rate: u64) -> String {
+    format!("{}/s", ByteSize(rate))
+}
+
+/// How it was mapped for devices, for an event; nothing where it has none.
+pub(crate) fn how_mapped(memory: &MemoryState) -> Option<String> {
+    let rate = a_second(memory.dma.rate()?);
+    let (mapped, total) = (ByteSize(memory.dma.mapped), ByteSize(memory.dma.total));
+    let (hits, misses) = (memory.dma.plug_hits, memory.dma.plug_misses);
+    Some(format!(
+        "{mapped} of {total} mapped for devices at {rate}; of what was plugged, {hits} pieces were mapped before, {misses} were not"
+    ))
+}
+
+/// What `stats` shows of devices, where there is a sandbox with some.
+pub(crate) const DEVICE_COLUMNS: [&str; 4] = ["MAPPED", "MAP RATE", "HITS/MISSES", "DMA FAULTS"];
+
+/// The same of one sandbox.
+pub(crate) fn device_columns(memory: Option<&MemoryState>) -> [String; 4] {
+    let Some(memory) = memory.filter(|memory| has_devices(memory)) else {
+        return std::array::from_fn(|_| "-".to_owned());
+    };
+    [
+        of_how_much(Some(memory), |memory| (memory.dma.mapped, memory.dma.total)),
+        memory.dma.rate().map_or_else(|| "-".to_owned(), a_second),
+        format!("{}/{}", memory.dma.plug_hits, memory.dma.plug_misses),
+        memory
+            .dma
+            .faults
+            .map_or_else(|| "?".to_owned(), |faults| faults.to_string()),
+    ]
+}
+
+/// Whether it has some, or memory is mapped for what it gets.
+pub(crate) fn has_devices(memory: &MemoryState) -> bool {
+    memory.dma.total > 0 || memory.dma.faults.is_some()
 }
 
 /// So much of what is to be; nothing of a sandbox whose memory is what it booted with, and where nothing is to be.
@@ -80,6 +127,8 @@ pub(crate) fn of_how_much(memory: Option<&MemoryState>, which: impl Fn(&MemorySt
 
 #[cfg(test)]
 mod tests {
+    use node_api::DmaState;
+
     use super::*;
 
     fn of(present: u64, target: u64) -> MemoryState {
@@ -96,7 +145,7 @@ mod tests {
         assert_eq!(lacks(&of(256, 512)).as_deref(), Some("memory 256 MiB of 512 MiB"));
         let mut coming = of(512, 512);
         coming.coming = vec!["0000:01:00.0".parse().unwrap()];
-        (coming.dma_mapped, coming.dma_total) = (128 << 20, 512 << 20);
+        (coming.dma.mapped, coming.dma.total) = (128 << 20, 512 << 20);
         assert_eq!(
             lacks(&coming).as_deref(),
             Some("devices come, 128 MiB of 512 MiB mapped")
@@ -105,14 +154,50 @@ mod tests {
         coming.failed = Some("no memory".into());
         assert_eq!(lacks(&coming).as_deref(), Some("lacks devices"));
         assert_eq!(
-            of_how_much(Some(&coming), |memory| (memory.dma_mapped, memory.dma_total)),
+            of_how_much(Some(&coming), |memory| (memory.dma.mapped, memory.dma.total)),
             "128 MiB/512 MiB"
         );
         assert_eq!(
-            of_how_much(Some(&of(1, 1)), |memory| (memory.dma_mapped, memory.dma_total)),
+            of_how_much(Some(&of(1, 1)), |memory| (memory.dma.mapped, memory.dma.total)),
             "-"
         );
         assert_eq!(of_how_much(None, |memory| (memory.present, memory.target)), "-");
+    }
+
+    #[test]
+    fn how_fast_memory_is_mapped_and_refused_dma_are_told_of_who_has_devices() {
+        let without = of(512, 512);
+        assert_eq!(device_columns(Some(&without)), ["-"; 4]);
+        assert_eq!(device_columns(None), ["-"; 4]);
+        assert!(!has_devices(&without) && how_mapped(&without).is_none());
+        let mut with = MemoryState {
+            dma: DmaState {
+                mapped: 256 << 20,
+                total: 512 << 20,
+                map_bytes: 256 << 20,
+                map_usec: 500_000,
+                plug_hits: 3,
+                plug_misses: 1,
+                ..DmaState::default()
+            },
+            ..without
+        };
+        assert_eq!(
+            device_columns(Some(&with)),
+            ["256 MiB/512 MiB", "512 MiB/s", "3/1", "?"]
+        );
+        assert_eq!(notes(&with), None);
+        with.coming = vec!["0000:01:00.0".parse().unwrap()];
+        with.dma.faults = Some(7);
+        assert_eq!(
+            notes(&with).as_deref(),
+            Some("devices come, 256 MiB of 512 MiB mapped at 512 MiB/s, DMA faults: 7")
+        );
+        let event = how_mapped(&with).unwrap();
+        assert!(
+            event.contains("at 512 MiB/s") && event.contains("3 pieces were mapped before, 1 were not"),
+            "{event}"
+        );
     }
 
     #[test]

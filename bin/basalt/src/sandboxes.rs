@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Result, bail};
 use base::ByteSize;
 use node_api::message::Item;
-use node_api::{Client, Ended, NodeEvent, Reply, Request, Sample, Sandbox, Secrets as _, State};
+use node_api::{Client, Ended, MemoryState, NodeEvent, Reply, Request, Sample, Sandbox, Secrets as _, State};
 
 use crate::asked;
 use crate::cli::{InspectArgs, KillArgs, ManyArgs, PsArgs, QuarantineArgs, RmArgs, StatsArgs, StopArgs};
@@ -66,8 +66,8 @@ fn state(sandbox: &Sandbox) -> String {
         (State::Exited, Some(ended)) => format!("exited ({})", ended.exit_code()),
         (state, _) => match sandbox.pause_reason {
             Some(reason) => format!("{state} ({reason})"),
-            None => match sandbox.memory_state.as_ref().and_then(memory::lacks) {
-                Some(lacks) => format!("{state} ({lacks})"),
+            None => match sandbox.memory_state.as_ref().and_then(memory::notes) {
+                Some(notes) => format!("{state} ({notes})"),
                 None => state.to_string(),
             },
         },
@@ -221,7 +221,8 @@ pub(crate) fn events(output: &Output) -> Result<u8> {
 fn describe(event: &NodeEvent) -> String {
     let kind = serde_json::to_value(event.kind).unwrap_or_default();
     let ended = event.ended.as_ref().map(|ended| format!(" ({})", ended.exit_code()));
-    let why = event.why.as_ref().map(|why| format!(": {why}"));
+    let how_mapped = || event.memory.as_deref().and_then(memory::how_mapped);
+    let why = event.why.clone().or_else(how_mapped).map(|why| format!(": {why}"));
     format!(
         "{} {} {} {}{}{}",
         crate::logs::rfc3339(event.time_ns),
@@ -263,6 +264,10 @@ fn samples(client: &mut Client, sandbox: Option<&String>) -> Result<Vec<Sample>>
     Ok(samples)
 }
 
+fn memory_of(sample: &Sample) -> Option<&MemoryState> {
+    sample.usage.memory_state.as_deref()
+}
+
 fn stats_table(before: &[Sample], now: &[Sample]) -> String {
     let mut rows = vec![
         [
@@ -279,12 +284,15 @@ fn stats_table(before: &[Sample], now: &[Sample]) -> String {
             "SENT",
             "THREADS",
             "PLUGGED",
-            "MAPPED",
             "GIVEN BACK",
         ]
         .map(str::to_owned)
         .to_vec(),
     ];
+    let with_devices = now.iter().filter_map(memory_of).any(memory::has_devices);
+    if with_devices {
+        rows[0].extend(memory::DEVICE_COLUMNS.map(str::to_owned));
+    }
     for sample in now {
         let usage = &sample.usage;
         let earlier = before.iter().find(|earlier| earlier.id == sample.id);
@@ -294,7 +302,7 @@ fn stats_table(before: &[Sample], now: &[Sample]) -> String {
             true => "-".to_owned(),
             false => ByteSize(bytes).to_string(),
         };
-        rows.push(vec![
+        let mut row = vec![
             sample.id.clone(),
             sample.name.clone(),
             share.map_or_else(|| "-".to_owned(), |share| format!("{share} %")),
@@ -309,14 +317,13 @@ fn stats_table(before: &[Sample], now: &[Sample]) -> String {
             of_vmm(usage.network.bytes_in),
             of_vmm(usage.network.bytes_out),
             usage.pids.to_string(),
-            memory::of_how_much(usage.memory_state.as_deref(), |memory| (memory.present, memory.target)),
-            memory::of_how_much(usage.memory_state.as_deref(), |memory| {
-                (memory.dma_mapped, memory.dma_total)
-            }),
-            memory::of_how_much(usage.memory_state.as_deref(), |memory| {
-                (memory.discarded, memory.reported)
-            }),
-        ]);
+            memory::of_how_much(memory_of(sample), |memory| (memory.present, memory.target)),
+            memory::of_how_much(memory_of(sample), |memory| (memory.discarded, memory.reported)),
+        ];
+        if with_devices {
+            row.extend(memory::device_columns(memory_of(sample)));
+        }
+        rows.push(row);
     }
     table(&rows)
 }

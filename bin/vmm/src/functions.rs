@@ -86,6 +86,7 @@ pub(crate) fn told(machine: &mut Machine, iommufd: bool) -> vmm_api::Functions {
     let (states, mapped) = machine.functions();
     let growth = machine.growth().unwrap_or_default();
     let deflation = machine.deflation().unwrap_or_default();
+    let mapping = machine.map_counts();
     let info = |(id, state)| FunctionInfo {
         id,
         state: match state {
@@ -105,7 +106,9 @@ pub(crate) fn told(machine: &mut Machine, iommufd: bool) -> vmm_api::Functions {
             true => machine.memory().bytes() + growth.wanted.next_multiple_of(MEM_SECTION.bytes()),
             false => 0,
         },
-        map_calls: machine.map_calls(),
+        map_calls: mapping.calls,
+        map_bytes: mapping.bytes,
+        map_usec: u64::try_from(mapping.time.as_micros()).unwrap_or(u64::MAX),
         plug_hits: growth.counts.hits + deflation.counts.hits,
         plug_misses: growth.counts.misses + deflation.counts.misses,
         error: growth.error.or(deflation.error),

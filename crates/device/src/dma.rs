@@ -7,10 +7,11 @@ mod ballooned;
 mod endpoint;
 mod fill;
 mod pluggable;
+mod progress;
 
 use std::io;
 use std::num::NonZeroU64;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use memory::{Pin, Pins, Ram};
@@ -23,12 +24,14 @@ use crate::CreateError;
 use access::Access;
 use ahead::Run;
 use fill::FillPolicy;
+use progress::Progress;
 
 pub use access::{DmaSpaces, KnownBy, Taken};
 pub use ahead::Ahead;
 pub use ballooned::{BalloonedDma, DeflateCounts, MapTuning};
 pub use endpoint::{EndpointDma, EndpointError, Endpoints, MAX_MAPPINGS};
 pub use pluggable::{PlugCounts, PluggableDma};
+pub use progress::MapCounts;
 
 /// Memory that is where the host's bus has it is contiguous there, so that the IOMMU may map it by its largest pages.
 const IDENTITY_CHUNK: NonZeroU64 = NonZeroU64::new(1 << 30).unwrap();
@@ -47,8 +50,7 @@ pub struct DmaSpace {
     fill: FillPolicy,
     // There as long as a function is.
     memory: Mutex<Weak<GuestDma>>,
-    progress: AtomicU64,
-    map_calls: AtomicU64,
+    progress: Arc<Progress>,
     stopped: AtomicBool,
 }
 
@@ -64,8 +66,7 @@ impl DmaSpace {
             access,
             fill,
             memory: Mutex::new(Weak::new()),
-            progress: AtomicU64::new(0),
-            map_calls: AtomicU64::new(0),
+            progress: Arc::default(),
             stopped: AtomicBool::new(false),
         })
     }
@@ -97,12 +98,12 @@ impl DmaSpace {
 
     /// How many bytes are mapped, those included that are on their way.
     pub fn mapped(&self) -> u64 {
-        self.progress.load(Ordering::Relaxed)
+        self.progress.mapped()
     }
 
-    /// How many requests have mapped something.
-    pub fn map_calls(&self) -> u64 {
-        self.map_calls.load(Ordering::Relaxed)
+    /// What has been mapped so far, and how long that took.
+    pub fn map_counts(&self) -> MapCounts {
+        self.progress.counts()
     }
 
     /// Gives up what is being mapped.
@@ -122,7 +123,8 @@ impl DmaSpace {
         fillers: usize,
     ) -> io::Result<Ahead> {
         let runs = runs.into_iter().map(Into::into).collect();
-        Ahead::begin(runs, memory, fillers, &self.fill)
+        let ahead = Ahead::begin(runs, memory, fillers, &self.fill)?;
+        Ok(ahead.counted(self.progress.begin()))
     }
 
     /// As [`AddressSpace::map_for`].
@@ -130,10 +132,10 @@ impl DmaSpace {
     /// # Safety
     /// As there.
     unsafe fn map_piece(&self, piece: Piece, access: DmaAccess) -> Result<Mapped, VfioError> {
+        let _work = self.progress.begin();
         // SAFETY: what is asked is the same.
         let mapped = unsafe { self.space.map_for(piece, access) }?;
-        self.map_calls.fetch_add(1, Ordering::Relaxed);
-        self.progress.fetch_add(piece.length, Ordering::Relaxed);
+        self.progress.add(piece.length);
         Ok(mapped)
     }
 
@@ -141,7 +143,7 @@ impl DmaSpace {
     fn unmap(&self, mapped: Mapped) -> Result<(), UnmapError> {
         let length = mapped.length();
         self.space.unmap(mapped)?;
-        self.progress.fetch_sub(length, Ordering::Relaxed);
+        self.progress.remove(length);
         Ok(())
     }
 
@@ -262,10 +264,10 @@ impl GuestDma {
         let pin = memory.pins.pin();
         let ahead = space.fill_ahead(runs.iter().copied(), memory.regions.clone(), memory.fillers);
         let ahead = ahead.map_err(|source| CreateError::Host { what, source })?;
-        space.progress.store(0, Ordering::Relaxed);
+        space.progress.forget();
         let before = |index: usize| {
             if let Some(last) = index.checked_sub(1) {
-                space.progress.fetch_add(runs[last].length, Ordering::Relaxed);
+                space.progress.add(runs[last].length);
             }
             match ahead.wait_for(index, || space.is_stopped()) {
                 true => Ok(()),
@@ -276,8 +278,9 @@ impl GuestDma {
         // cannot be; 2. it is a guest's memory, which anybody may change at any time.
         match unsafe { map_runs(space.space.as_ref(), &runs, before) } {
             Ok(mapped) => {
-                space.progress.store(memory.size(), Ordering::Relaxed);
-                space.map_calls.fetch_add(mapped.len() as u64, Ordering::Relaxed);
+                if let Some(last) = runs.last() {
+                    space.progress.add(last.length);
+                }
                 let mut dma = Self {
                     mapped,
                     pluggable: None,
@@ -290,7 +293,7 @@ impl GuestDma {
                 Ok(dma)
             }
             Err(error) => {
-                space.progress.store(0, Ordering::Relaxed);
+                space.progress.forget();
                 keep(error.left, memory.regions.clone(), &memory.pins);
                 Err(refused(what)(error.source))
             }
@@ -300,7 +303,7 @@ impl GuestDma {
     /// What is not in the balloon of what it boots with, and what is plugged.
     fn map_owned(space: &Arc<DmaSpace>, memory: &DmaMemory, ballooned: &BalloonedDma) -> Result<Self, CreateError> {
         let pin = memory.pins.pin();
-        space.progress.store(0, Ordering::Relaxed);
+        space.progress.forget();
         let begun = ballooned.begin(space, &memory.regions, &memory.pins, memory.fillers);
         begun.map_err(refused("the guest's memory for DMA"))?;
         let mut dma = Self {
@@ -344,7 +347,7 @@ impl Drop for GuestDma {
             ballooned.end();
         }
         let left = unmap_all(self.space.space.as_ref(), std::mem::take(&mut self.mapped));
-        self.space.progress.store(0, Ordering::Relaxed);
+        self.space.progress.forget();
         keep(left, std::mem::take(&mut self.memory), self.pin.pins());
     }
 }

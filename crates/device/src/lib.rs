@@ -23,7 +23,7 @@ use vmm_api::{DeviceSpec, FdRef};
 
 pub use dma::{
     Ahead, BalloonedDma, DeflateCounts, DmaMemory, DmaSpace, DmaSpaces, EndpointDma, EndpointError, Endpoints,
-    GuestDma, KnownBy, MAX_MAPPINGS, MapTuning, PlugCounts, PluggableDma, Reach, Taken,
+    GuestDma, KnownBy, MAX_MAPPINGS, MapCounts, MapTuning, PlugCounts, PluggableDma, Reach, Taken,
 };
 pub use free_pages::{Balloon, BalloonInfo, BalloonModule, Discard, FreePages, GuestPages, ResizeBalloon};
 pub use memory_blocks::{HotplugRegion, MemoryBlocks, MemoryModule, PluggableMemory, PluggableSizes, ResizeMemory};

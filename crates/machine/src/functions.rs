@@ -20,7 +20,7 @@ use std::sync::{Arc, Weak};
 
 use base::{Epoll, EventFd, StopSignal, Worker};
 use boot::GuestIommu;
-use device::{CreateError, DmaMemory, DmaSpace, Endpoints, GuestDma, HostFunction, PluggableDma, Reach};
+use device::{CreateError, DmaMemory, DmaSpace, Endpoints, GuestDma, HostFunction, MapCounts, PluggableDma, Reach};
 use memory::{HugeBytes, Pins, Ram};
 use pci::{PciBus, PciFunction};
 
@@ -336,12 +336,12 @@ impl HostFunctions {
         self.growth.as_ref().map(Growth::dma)
     }
 
-    /// How many requests have mapped something.
-    fn map_calls(&self) -> u64 {
+    /// What has been mapped, and how long that took.
+    fn map_counts(&self) -> MapCounts {
         match (&self.mapping, &self.dma) {
-            (Some(mapping), _) => mapping.space.map_calls(),
-            (None, Some(dma)) => dma.space().map_calls(),
-            (None, None) => self.iommu.as_ref().map_or(0, Endpoints::map_calls),
+            (Some(mapping), _) => mapping.space.map_counts(),
+            (None, Some(dma)) => dma.space().map_counts(),
+            (None, None) => self.iommu.as_ref().map(Endpoints::map_counts).unwrap_or_default(),
         }
     }
 
@@ -498,9 +498,9 @@ impl Machine {
         (self.functions.states(), self.functions.mapped())
     }
 
-    /// How many requests have mapped memory for the functions that it has.
-    pub fn map_calls(&self) -> u64 {
-        self.functions.map_calls()
+    /// What has been mapped of its memory for the functions that it has, and how long that took.
+    pub fn map_counts(&self) -> MapCounts {
+        self.functions.map_counts()
     }
 
     /// Another device plugs its memory from now on: one that was restored, or made anew for a rollback.

@@ -37,7 +37,7 @@ pub use device_start::DeviceStart;
 pub use host_cpu::{CpuUse, HostCpu};
 pub use limits::{Limits, Rate};
 pub use memory_mode::MemoryMode;
-pub use memory_size::{MemoryError, MemoryState};
+pub use memory_size::{DmaState, MemoryError, MemoryState};
 pub use message::{
     ApiError, ErrorKind, EventKind, LoadStep, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Tracing, Traffic,
     Usage,

@@ -350,16 +350,9 @@ pub struct MemoryState {
     /// Bytes that came zeroed ([`crate::ZeroedMemory`]), at most; they count as the sandbox's memory, and are charged to another cgroup.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub zeroed: u64,
-    /// Bytes that devices can reach, and are to.
-    pub dma_mapped: u64,
-    /// See `dma_mapped`; 0 where it has no device.
-    pub dma_total: u64,
-    /// Pieces in which that was mapped.
-    pub map_calls: u64,
-    /// Blocks that were mapped before the guest plugged them, and those that were not.
-    pub plug_hits: u64,
-    /// See `plug_hits`.
-    pub plug_misses: u64,
+    /// What of it devices reach.
+    #[serde(flatten)]
+    pub dma: DmaState,
     /// Bytes that its guest has reported as free since its machine was made, the same memory as often as it was; 0 where it does not.
     #[serde(default)]
     pub reported: u64,
@@ -381,6 +374,42 @@ pub struct MemoryState {
     /// Why its memory could not be brought to its size, which is tried again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_failed: Option<String>,
+}
+
+/// What of a sandbox's memory its devices reach, and how it came to be.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DmaState {
+    /// Bytes that devices can reach, and are to.
+    #[serde(rename = "dma_mapped")]
+    pub mapped: u64,
+    /// See `mapped`; 0 where it has no device.
+    #[serde(rename = "dma_total")]
+    pub total: u64,
+    /// Pieces in which that was mapped.
+    pub map_calls: u64,
+    /// Bytes that were mapped since its first device came, whatever was unmapped since.
+    #[serde(default)]
+    pub map_bytes: u64,
+    /// Microseconds in which memory was being filled and mapped for that: [`DmaState::rate`].
+    #[serde(default)]
+    pub map_usec: u64,
+    /// Blocks that were mapped before the guest plugged them, and those that were not.
+    pub plug_hits: u64,
+    /// See `plug_hits`.
+    pub plug_misses: u64,
+    /// How often an IOMMU refused DMA of its devices since the daemon's start, at least: the kernel does not log all of a flood. `None` where it
+    /// has no device, and where the daemon may not read the kernel's log.
+    #[serde(default, rename = "dma_faults", skip_serializing_if = "Option::is_none")]
+    pub faults: Option<u64>,
+}
+
+impl DmaState {
+    /// How fast memory was filled and mapped for its devices, bytes a second; `None` where none was yet.
+    pub fn rate(&self) -> Option<u64> {
+        let bytes = u128::from(self.map_bytes) * 1_000_000;
+        let rate = bytes.checked_div(u128::from(self.map_usec))?;
+        u64::try_from(rate).ok().filter(|rate| *rate > 0)
+    }
 }
 
 impl MemoryState {

@@ -346,6 +346,8 @@ pub enum EventKind {
     MemoryReady,
     /// It cannot be brought to its size, which is tried again: the daemon's log and `inspect` say why.
     MemoryFailed,
+    /// An IOMMU refused DMA of one of its devices; told at most once a minute for each sandbox, `stats` has the number.
+    DmaFault,
     /// Its VM is gone.
     Exit,
     /// It was removed.
@@ -365,9 +367,13 @@ pub struct NodeEvent {
     pub name: String,
     /// With an exit: how.
     pub ended: Option<Ended>,
-    /// With `devices-failed`: which device, why, and what to do.
+    /// With `devices-failed`: which device, why, and what to do. With `dma-fault`: which device, and to which address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
+    /// With `devices-present` and `memory-ready`: what there is, how fast it was mapped, and how often its guest waited for that. Nothing where its
+    /// VMM had no time to tell it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Box<MemoryState>>,
 }
 
 /// The answer to a request.

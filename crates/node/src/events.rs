@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Mutex, PoisonError};
 
-use node_api::{Ended, EventKind, NodeEvent, Sandbox};
+use node_api::{Ended, EventKind, MemoryState, NodeEvent, Sandbox};
 
 /// Events that may wait for one listener.
 const BACKLOG: usize = 1024;
@@ -22,15 +22,20 @@ impl Events {
 
     /// Tells all.
     pub(crate) fn tell(&self, kind: EventKind, sandbox: &Sandbox) {
-        self.tell_all(kind, sandbox, None);
+        self.tell_all(kind, sandbox, None, None);
+    }
+
+    /// The same of something that its memory tells more of.
+    pub(crate) fn tell_memory(&self, kind: EventKind, sandbox: &Sandbox, memory: Option<MemoryState>) {
+        self.tell_all(kind, sandbox, None, memory);
     }
 
     /// The same of something that went wrong.
     pub(crate) fn tell_why(&self, kind: EventKind, sandbox: &Sandbox, why: String) {
-        self.tell_all(kind, sandbox, Some(why));
+        self.tell_all(kind, sandbox, Some(why), None);
     }
 
-    fn tell_all(&self, kind: EventKind, sandbox: &Sandbox, why: Option<String>) {
+    fn tell_all(&self, kind: EventKind, sandbox: &Sandbox, why: Option<String>, memory: Option<MemoryState>) {
         let ended: Option<Ended> = sandbox.ended.clone().filter(|_| kind == EventKind::Exit);
         let event = NodeEvent {
             time_ns: crate::clock::now_ns(),
@@ -39,6 +44,7 @@ impl Events {
             name: sandbox.name.clone(),
             ended,
             why,
+            memory: memory.map(Box::new),
         };
         let mut listeners = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         listeners.retain(|listener| match listener.try_send(event.clone()) {

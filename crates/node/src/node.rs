@@ -18,6 +18,7 @@ use vmm_api::devices::ZEROED_PIECE;
 use crate::Error;
 use crate::config::Config;
 use crate::events::Events;
+use crate::operations::follow_dma_faults::FaultWatch;
 use crate::resources::budget::Budget;
 use crate::resources::cpus::{OfHost, OwnedCpus};
 use crate::resources::devices::{self, Devices};
@@ -70,6 +71,7 @@ pub struct Node {
     pub(crate) launcher: Arc<dyn Launcher>,
     pub(crate) cpus: Arc<dyn OwnedCpus>,
     pub(crate) devices: Devices,
+    pub(crate) dma_faults: FaultWatch,
     pub(crate) store: Arc<StateStore>,
     pub(crate) sandboxes: Arc<Sandboxes>,
     /// Its state directory, with some room held.
@@ -137,6 +139,7 @@ impl Node {
         let node = Self::open_with(config, parts)?;
         node.start_network_upkeep()?;
         node.start_following_clock()?;
+        node.start_following_dma_faults()?;
         node.start_tending()?;
         node.start_zeroing_memory()?;
         Ok(node)
@@ -197,6 +200,7 @@ impl Node {
             launcher: parts.launcher,
             cpus: parts.cpus,
             devices,
+            dma_faults: FaultWatch::default(),
             store,
             sandboxes,
             hold,
@@ -353,6 +357,7 @@ impl Observed for Node {
             budget: &self.budget,
             zeroed: &self.zeroed,
             devices: &self.devices,
+            sees_dma_faults: self.dma_faults.is_on(),
             images: &self.images,
             paths: &self.paths,
             cgroups: self.cgroups.as_ref(),

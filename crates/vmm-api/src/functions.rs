@@ -13,6 +13,12 @@ pub struct Functions {
     /// Requests to the IOMMU that mapped something, since its first function came.
     #[serde(default)]
     pub map_calls: u64,
+    /// Bytes that these mapped, whatever was unmapped since.
+    #[serde(default)]
+    pub map_bytes: u64,
+    /// Microseconds in which memory was being filled and mapped for that. By both follows how fast that goes on this host.
+    #[serde(default)]
+    pub map_usec: u64,
     /// Requests of the guest to plug memory, or to take it back from its balloon, that was mapped already.
     #[serde(default)]
     pub plug_hits: u64,

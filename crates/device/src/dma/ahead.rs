@@ -18,6 +18,7 @@ use vfio::Piece;
 use vm_memory::GuestRegionMmap;
 
 use super::fill::FillPolicy;
+use super::progress::Work;
 
 /// Filled between two looks whether it is still wanted.
 const STEP: u64 = 2 << 20;
@@ -85,6 +86,8 @@ pub struct Ahead {
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// How many of them give way to vCPUs.
     fillers: usize,
+    /// Its time counts as long as it is there.
+    work: Option<Work>,
 }
 
 impl Ahead {
@@ -127,7 +130,14 @@ impl Ahead {
             shared: Arc::new(shared),
             threads: Mutex::default(),
             fillers,
+            work: None,
         }
+    }
+
+    /// The same, whose time counts.
+    pub(super) fn counted(mut self, work: Work) -> Self {
+        self.work = Some(work);
+        self
     }
 
     fn spawn(&self, number: usize, fill: impl FnOnce() + Send + 'static) -> io::Result<()> {

@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::io::ErrorKind;
+use std::iter::Sum;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -19,7 +20,7 @@ use rustix::mm::{Advice, madvise};
 use vfio::{DmaAccess, MSI_WINDOW, Mapped, Piece, UnmapError, VfioError};
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 
-use super::{DmaMemory, DmaSpace, keep, refused};
+use super::{DmaMemory, DmaSpace, MapCounts, keep, refused};
 use crate::CreateError;
 
 /// So many pieces of memory can be mapped for a function: as many as a container of VFIO's takes (`dma_entry_limit`), of which each costs
@@ -320,12 +321,12 @@ impl Endpoints {
         self.sum(DmaSpace::mapped)
     }
 
-    /// How many requests have mapped something for those that there are.
-    pub fn map_calls(&self) -> u64 {
-        self.sum(DmaSpace::map_calls)
+    /// What has been mapped for those that there are.
+    pub fn map_counts(&self) -> MapCounts {
+        self.sum(DmaSpace::map_counts)
     }
 
-    fn sum(&self, of: impl Fn(&DmaSpace) -> u64) -> u64 {
+    fn sum<T: Sum>(&self, of: impl Fn(&DmaSpace) -> T) -> T {
         let there: Vec<_> = self.all().values().filter_map(Weak::upgrade).collect();
         there.iter().map(|endpoint| of(&endpoint.space)).sum()
     }

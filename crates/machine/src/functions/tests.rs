@@ -342,7 +342,7 @@ fn behind_an_iommu_functions_are_there_at_once_and_reach_what_the_guest_maps() {
         .map(0x8000_0000, range(0, 8192), vfio::DmaAccess::ReadWrite)
         .unwrap();
     drop(endpoint);
-    assert_eq!((rig.functions.mapped(), rig.functions.map_calls()), (8192, 1));
+    assert_eq!((rig.functions.mapped(), rig.functions.map_counts().calls), (8192, 1));
     let (again, _) = rig.function("disk", false);
     assert!(matches!(rig.attach(again), Err(MachineError::FunctionTaken(_))));
     // The guest knows it no more, also while a vCPU is in an access to it; what was mapped goes with it.

@@ -255,7 +255,7 @@ impl Node {
             entry.lock().coming.clone_from(&coming);
         }
         if !coming.is_empty() && self.bring_behind(entry, vm, &coming)? && is_news {
-            self.events.tell(EventKind::DevicesPresent, &entry.stored().sandbox);
+            self.tell_memory(EventKind::DevicesPresent, entry);
         }
         Ok(())
     }
@@ -425,9 +425,8 @@ impl Node {
         let mut inner = entry.lock();
         // Whoever has its turn next and asks for another size follows that.
         (inner.memory_followed, inner.memory_failed) = (None, None);
-        let sandbox = inner.stored.sandbox.clone();
         drop(inner);
-        self.events.tell(EventKind::MemoryReady, &sandbox);
+        self.tell_memory(EventKind::MemoryReady, entry);
         Look::There
     }
 

@@ -9,6 +9,7 @@ pub(crate) mod clone;
 pub(crate) mod detach_for;
 pub(crate) mod device_start;
 pub(crate) mod follow_clock;
+pub(crate) mod follow_dma_faults;
 pub(crate) mod keep_network;
 pub(crate) mod requests;
 pub(crate) mod resize;

@@ -102,7 +102,13 @@ impl Node {
 
     /// How much of its memory, and which of its devices, a sandbox has, where that can change.
     pub(crate) fn memory_state(&self, entry: &Entry) -> Option<MemoryState> {
-        memory_state::of(entry, !self.devices.of(&entry.id).is_empty())
+        memory_state::of(entry, !self.devices.of(&entry.id).is_empty(), self.dma_faults.is_on())
+    }
+
+    /// Tells that its memory or its devices are there, and how that went.
+    pub(crate) fn tell_memory(&self, kind: EventKind, entry: &Entry) {
+        let memory = self.memory_state(entry);
+        self.events.tell_memory(kind, &entry.stored().sandbox, memory);
     }
 
     /// The host's devices, with what is to be known of those that come to a sandbox behind its start, or did not.

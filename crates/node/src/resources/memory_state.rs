@@ -2,7 +2,7 @@
 //! for nobody.
 
 use host::cgroup::MemoryUsage;
-use node_api::MemoryState;
+use node_api::{DmaState, MemoryState};
 use vmm_api::VmmClient;
 
 use crate::sandbox::entry::Entry;
@@ -17,9 +17,10 @@ pub(crate) fn with_zeroed(memory: MemoryUsage, bytes: u64) -> MemoryUsage {
     }
 }
 
-/// Of one that has a region of memory that is plugged, or devices, or was to get some, or whose guest gives memory back; `None` of others, and where its VMM does not tell now.
-pub(crate) fn of(entry: &Entry, has_devices: bool) -> Option<MemoryState> {
-    let (resources, zeroed, vm, coming, failed, memory_failed) = {
+/// Of one that has a region of memory that is plugged, or devices, or was to get some, or whose guest gives memory back; `None` of others, and where
+/// its VMM does not tell now. DMA faults are not known where this daemon does not see them.
+pub(crate) fn of(entry: &Entry, has_devices: bool, sees_faults: bool) -> Option<MemoryState> {
+    let (resources, zeroed, vm, coming, failed, memory_failed, faults) = {
         let inner = entry.lock();
         (
             inner.stored.sandbox.config.resources.clone(),
@@ -28,6 +29,7 @@ pub(crate) fn of(entry: &Entry, has_devices: bool) -> Option<MemoryState> {
             inner.coming.clone(),
             inner.not_come.clone(),
             inner.memory_failed.clone(),
+            inner.dma_faults,
         )
     };
     let asks = resources.region().is_some() || resources.free_page_reporting || resources.inflated.is_some();
@@ -58,8 +60,16 @@ pub(crate) fn of(entry: &Entry, has_devices: bool) -> Option<MemoryState> {
     }
     if has_devices {
         let told = vm.ask_now(VmmClient::functions)?.ok()?;
-        (state.dma_mapped, state.dma_total) = (told.mapped, told.total);
-        (state.map_calls, state.plug_hits, state.plug_misses) = (told.map_calls, told.plug_hits, told.plug_misses);
+        state.dma = DmaState {
+            mapped: told.mapped,
+            total: told.total,
+            map_calls: told.map_calls,
+            map_bytes: told.map_bytes,
+            map_usec: told.map_usec,
+            plug_hits: told.plug_hits,
+            plug_misses: told.plug_misses,
+            faults: sees_faults.then_some(faults),
+        };
         state.map_error = told.error.map(|why| tail::lines(why.as_bytes()).join(" "));
     }
     Some(state)

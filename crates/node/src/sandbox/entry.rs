@@ -41,6 +41,8 @@ pub(crate) struct Lines {
     pub(crate) unwritten: Repeated,
     /// It was stopped for want of space, and cannot go on.
     pub(crate) stopped: Repeated,
+    /// DMA of its devices was refused.
+    pub(crate) dma_fault: Repeated,
 }
 
 impl Default for Lines {
@@ -51,6 +53,7 @@ impl Default for Lines {
             unsaved: line(),
             unwritten: line(),
             stopped: line(),
+            dma_fault: line(),
         }
     }
 }
@@ -83,6 +86,8 @@ pub(crate) struct Inner {
     pub(crate) memory_failed: Option<String>,
     /// The machine of which somebody tells when all of its memory is there.
     pub(crate) memory_followed: Option<Weak<Vm>>,
+    /// So often was DMA of its devices refused by an IOMMU, as far as the kernel told that to this daemon.
+    pub(crate) dma_faults: u64,
     /// Its record is older than what is known here, as there was no space for it.
     pub(crate) unsaved: bool,
 }
@@ -118,6 +123,7 @@ impl Entry {
                 not_come: None,
                 memory_failed: None,
                 memory_followed: None,
+                dma_faults: 0,
                 unsaved: false,
             }),
             changed: Condvar::new(),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use base::ByteSize;
 use base::points::RESTORE_REIDENTIFIED;
 use node_api::{DeviceStart, DeviceState, EventKind, MemoryState, SandboxConfig, State};
+use vfio::host::dma_faults::DmaFault;
 
 use super::devices::{Case, NVME, address, bind, every_place, state};
 use super::faults::Fault;
@@ -274,7 +275,7 @@ fn never_mapped() -> World {
     maps_after(&world, NEVER);
     world.run(config(DeviceStart::Late)).unwrap();
     let told = memory_state(&world).unwrap();
-    assert_eq!((told.coming, told.dma_mapped), (vec![address(NVME)], 0));
+    assert_eq!((told.coming, told.dma.mapped), (vec![address(NVME)], 0));
     world
 }
 
@@ -322,8 +323,11 @@ fn the_next_daemon_waits_for_no_mapping_and_brings_the_device() {
     .unwrap();
     world.is_at_rest().unwrap();
     assert_eq!(memory_state(&world).unwrap().coming, []);
-    let told: Vec<_> = events.try_iter().map(|event| event.kind).collect();
-    assert_eq!(told, [EventKind::DevicesPresent]);
+    let told: Vec<_> = events.try_iter().collect();
+    let kinds: Vec<_> = told.iter().map(|event| event.kind).collect();
+    assert_eq!(kinds, [EventKind::DevicesPresent]);
+    let rate = told[0].memory.as_ref().and_then(|memory| memory.dma.rate());
+    assert_eq!(rate, Some(512 << 20), "how fast it came is told with it");
     world.ends_empty().unwrap();
 }
 
@@ -397,6 +401,49 @@ fn resized_with(fault: Fault, size: ByteSize, number: usize) -> bool {
     }
     world.ends_empty().unwrap_or_else(|wrong| panic!("{said}: {wrong}"));
     !fired.is_empty()
+}
+
+/// What the kernel would write to its log.
+fn fault_of(address: &str) -> DmaFault {
+    let line = format!("DMAR: [DMA Write NO_PASID] Request device [{address}] fault addr 0x2000 [fault reason 0x05] x");
+    DmaFault::of_line(&line).unwrap()
+}
+
+#[test]
+fn dma_that_is_refused_is_told_once_and_counted_with_whoever_has_the_device() {
+    let world = World::new();
+    bind(&world, NVME).unwrap();
+    let (node, faults) = (world.node(), || {
+        memory_state(&world).and_then(|memory| memory.dma.faults)
+    });
+    // Nobody has it yet.
+    node.count_dma_fault(&fault_of("01:00.0"));
+    run(&world, config(DeviceStart::Eager)).unwrap();
+    assert_eq!(faults(), None, "nobody looks");
+    node.dma_faults.set(true);
+    assert_eq!(faults(), Some(0));
+    let events = node.events.listen();
+    for address in ["01:00.0", "02:00.0", "01:00.0"] {
+        node.count_dma_fault(&fault_of(address));
+    }
+    assert_eq!(faults(), Some(2));
+    let told: Vec<_> = events.try_iter().collect();
+    assert_eq!(told.len(), 1, "{told:?}");
+    let why = told[0].why.as_deref().unwrap_or_default();
+    assert!(
+        told[0].kind == EventKind::DmaFault && told[0].name == "web" && why.contains(NVME),
+        "{told:?}"
+    );
+    node.remove(&world.entry("web"), true).unwrap();
+    node.count_dma_fault(&fault_of("01:00.0"));
+    assert_eq!(
+        events
+            .try_iter()
+            .filter(|event| event.kind == EventKind::DmaFault)
+            .count(),
+        0
+    );
+    world.ends_empty().unwrap();
 }
 
 #[test]

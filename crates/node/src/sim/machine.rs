@@ -95,6 +95,8 @@ fn functions(shown: &mut Shown) -> vmm_api::Functions {
     let told = vmm_api::Functions {
         mapped: if shown.to_map == 0 { memory } else { 0 },
         total: memory,
+        map_bytes: memory,
+        map_usec: 250_000,
         zeroed_memory: shown
             .zeroed
             .as_ref()

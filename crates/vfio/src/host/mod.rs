@@ -2,6 +2,7 @@
 
 pub mod binding;
 pub mod checks;
+pub mod dma_faults;
 mod error;
 mod files;
 mod in_use;

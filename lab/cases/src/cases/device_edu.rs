@@ -1,19 +1,21 @@
 //! QEMU's educational device (its docs/specs/edu.rst), for which Linux has no driver: a program in the guest uses its registers and its DMA.
 //!
 //! Pages from all over the guest's memory, plugged ones among them, go to the device's memory and come back to other pages, while the guest has
-//! grown, has shrunk and has grown again. The host's IOMMU sees no fault. That faults and wrong data would have been seen, `device-memory` shows.
+//! grown, has shrunk and has grown again. The host's IOMMU sees no fault. Then the guest has the device read from where it has no memory: the daemon
+//! counts a fault for each line of the kernel's, and tells it.
 
+use std::fs::File;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
 use super::bare::{in_lab, run};
 use super::device_attach::{expect_function, expect_state};
-use super::device_start::has_all;
+use super::device_start::{has_all, shown};
 use super::nvme_disk::tell;
 use crate::basalt::expect_code;
-use crate::daemon::Daemon;
-use crate::kernel_log::{expect_no_dma_fault, kernel_log};
+use crate::daemon::{Daemon, wait_for};
+use crate::kernel_log::{complaints, expect_no_dma_fault, is_dma_fault, kernel_log};
 use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
@@ -31,7 +33,7 @@ const PAGES: &str = "8";
 
 /// In the guest: finds the device, tries its registers, and has it copy pages, half of them from above 4 GiB where its memory lies on both sides.
 /// Prints how many pages were right, and how many of them were above 4 GiB. What it takes of memory is its first argument, in MiB; how many
-/// pages, its second.
+/// pages, its second; with none it has the device read from where no memory is.
 const PROGRAM: &str = "
 import array, ctypes, glob, mmap, os, random, struct, sys, time
 mib, count = int(sys.argv[1]), int(sys.argv[2])
@@ -66,6 +68,10 @@ def copy(source, target, ways):
     r64(0x80).value, r64(0x88).value, r64(0x90).value = source, target, PAGE // 2
     r64(0x98).value = 1 | ways
     wait('DMA', lambda: r64(0x98).value & 1)
+if count == 0:
+    copy(6 << 30, 0x40000, 0)
+    print('told to')
+    sys.exit()
 memory = mmap.mmap(-1, mib << 20)
 memory[::PAGE] = bytes([1]) * ((mib << 20) // PAGE)
 start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -128,6 +134,8 @@ fn host(host: &Host) -> Result<()> {
     daemon.ok(&["update", "unit", "--memory", "384m"])?;
     has_all(&daemon, "unit", 384 << 20)?;
     copies(&daemon, 180, true)?;
+    expect_no_dma_fault(&mut log)?;
+    is_refused(&daemon, &mut log)?;
     daemon.ok(&["device", "detach", "unit", ADDRESS])?;
     let gone = daemon.run(&["exec", "unit", "python3", "-c", PROGRAM, "8", "1"])?;
     expect_code(&gone, 1)?;
@@ -136,6 +144,28 @@ fn host(host: &Host) -> Result<()> {
     daemon.ok(&["device", "unbind", ADDRESS])?;
     expect_no_dma_fault(&mut log)?;
     daemon.end()
+}
+
+/// DMA to where the guest has no memory: told by the daemon as often as by the kernel, and not before.
+fn is_refused(daemon: &Daemon<'_>, log: &mut File) -> Result<()> {
+    let faults = || anyhow::Ok(shown(daemon, "unit")?["memory_state"]["dma_faults"].as_u64());
+    let before = faults()?;
+    ensure!(before == Some(0), "{before:?} faults were counted, and there was none");
+    daemon.ok(&["exec", "unit", "python3", "-c", PROGRAM, "1", "0"])?;
+    let mut lines = Vec::new();
+    wait_for("a DMA fault that is counted", || {
+        lines.extend(complaints(log)?.into_iter().filter(|line| is_dma_fault(line)));
+        Ok(!lines.is_empty() && faults()? == Some(lines.len() as u64))
+    })?;
+    let (count, state) = (lines.len(), daemon.ok(&["ps"])?);
+    ensure!(state.contains(&format!("DMA faults: {count}")), "`ps` says {state}");
+    let stats = daemon.ok(&["stats", "--no-stream", "unit"])?;
+    ensure!(
+        stats.contains("DMA FAULTS") && stats.contains("MAP RATE") && stats.contains("/s"),
+        "`stats` says {stats}"
+    );
+    tell(&format!("{count} DMA faults: {}{stats}", lines.join("")));
+    Ok(())
 }
 
 /// Has pages copied of a program that takes so much memory; pages that were plugged must be among them, or need not.

@@ -364,7 +364,7 @@ fn memory_state(daemon: &Daemon<'_>, sandbox: &str) -> Result<Value> {
     Ok(shown(daemon, sandbox)?["memory_state"].clone())
 }
 
-fn shown(daemon: &Daemon<'_>, sandbox: &str) -> Result<Value> {
+pub(super) fn shown(daemon: &Daemon<'_>, sandbox: &str) -> Result<Value> {
     let shown: Value = serde_json::from_str(&daemon.ok(&["--json", "inspect", sandbox])?)?;
     match shown {
         Value::Array(mut all) => all.pop().context("nothing is shown"),

@@ -59,7 +59,7 @@ fn with_the_last_of_it_all_is_unmapped() {
     }
     let endpoints = Endpoints::default();
     endpoints.insert(40, &endpoint);
-    assert_eq!((endpoints.mapped(), endpoints.map_calls()), (5 * PAGE, 5));
+    assert_eq!((endpoints.mapped(), endpoints.map_counts().calls), (5 * PAGE, 5));
     assert!(endpoints.find(40).is_some() && endpoints.find(41).is_none());
     drop(endpoint);
     assert_eq!((fake.mapped_bytes(), ram.pins().is_pinned()), (0, false));

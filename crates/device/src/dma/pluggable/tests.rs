@@ -109,7 +109,7 @@ fn the_first_function_has_what_is_plugged_mapped_and_the_last_one_takes_it_along
     rig.write(5, 7);
     let dma = rig.map().unwrap();
     assert!(rig.is_mapped(5) && !rig.is_mapped(0));
-    assert_eq!((dma.space().mapped(), dma.space().map_calls()), (256 << 20, 2));
+    assert_eq!((dma.space().mapped(), dma.space().map_counts().calls), (256 << 20, 2));
     rig.pluggable.map_next(REGION).unwrap();
     rig.write(0, 8);
     drop(dma);

@@ -151,6 +151,13 @@ impl Devices {
         owners.collect()
     }
 
+    /// The sandbox that has the first device of which this is so.
+    pub(crate) fn owner_of(&self, is_it: impl Fn(PciAddress) -> bool) -> Option<String> {
+        let table = self.table();
+        let mut its = table.values().filter(|device| is_it(device.address()));
+        its.find_map(|device| owner(device).map(str::to_owned))
+    }
+
     /// The devices that a sandbox asked for and has.
     pub(crate) fn of(&self, sandbox: &str) -> Vec<PciAddress> {
         let table = self.table();

@@ -1,7 +1,6 @@
 //! What is true of node and sandboxes now: from the kernel's cgroups, from the VMMs' own counters, from the daemon's
 //! process.
 
-use std::fs;
 use std::time::{Duration, Instant};
 
 use host::cgroup::{Root, Usage};
@@ -17,8 +16,8 @@ use crate::resources::zeroed_memory::ZeroedMemory;
 use crate::sandbox::registry::Sandboxes;
 use crate::saved::memory_files::own_bytes;
 use crate::store::paths::Paths;
-use crate::telemetry::metrics::Metrics;
 use crate::telemetry::metrics::vmm::{self, Counts};
+use crate::telemetry::metrics::{Metrics, process};
 
 /// After this no further VMM is asked; those that are left then are told as missing.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -52,6 +51,7 @@ pub(crate) struct MetricSources<'s> {
     pub(crate) budget: &'s Budget,
     pub(crate) zeroed: &'s ZeroedMemory,
     pub(crate) devices: &'s Devices,
+    pub(crate) sees_dma_faults: bool,
     pub(crate) images: &'s Store,
     pub(crate) paths: &'s Paths,
     pub(crate) cgroups: Option<&'s Root>,
@@ -81,7 +81,7 @@ impl MetricSources<'_> {
             text.family("basalt_spans_dropped_total", Kind::Counter, "Spans that were dropped.")
                 .number(&[], exporter.dropped());
         }
-        write_process(&mut text);
+        process::write(&mut text);
         let (sandboxes, missing) = self.look_at_all();
         let help = "Sandboxes whose VMM did not answer in time: their basalt_vmm series are missing.";
         text.family("basalt_scrape_missing_sandboxes", Kind::Gauge, help)
@@ -178,7 +178,9 @@ impl MetricSources<'_> {
                 zeroed,
                 vmm,
                 // One that has not answered is not asked again.
-                memory: answers.then(|| memory_state::of(&entry, has_devices())).flatten(),
+                memory: answers
+                    .then(|| memory_state::of(&entry, has_devices(), self.sees_dma_faults))
+                    .flatten(),
                 disk: own_bytes(&self.paths.sandbox(&entry.id).directory),
                 sandbox: stored.sandbox,
             });
@@ -308,7 +310,7 @@ const NUMBERS: [(&str, Kind, &str, Value); 10] = [
 /// What is counted of memory that is plugged, and of devices.
 type MemoryNumber = (&'static str, Kind, &'static str, fn(&MemoryState) -> u64);
 
-const OF_MEMORY: [MemoryNumber; 7] = [
+const OF_MEMORY: [MemoryNumber; 8] = [
     (
         "basalt_sandbox_guest_memory_present_bytes",
         Kind::Gauge,
@@ -319,31 +321,37 @@ const OF_MEMORY: [MemoryNumber; 7] = [
         "basalt_sandbox_dma_mapped_bytes",
         Kind::Gauge,
         "Guest memory that its devices can reach.",
-        |memory| memory.dma_mapped,
+        |memory| memory.dma.mapped,
     ),
     (
         "basalt_sandbox_dma_total_bytes",
         Kind::Gauge,
         "Guest memory that its devices are to reach.",
-        |memory| memory.dma_total,
+        |memory| memory.dma.total,
     ),
     (
         "basalt_sandbox_dma_maps_total",
         Kind::Counter,
         "Pieces in which memory was mapped for its devices.",
-        |memory| memory.map_calls,
+        |memory| memory.dma.map_calls,
+    ),
+    (
+        "basalt_sandbox_dma_map_bytes_total",
+        Kind::Counter,
+        "Bytes of guest memory that were mapped for its devices, whatever was unmapped since.",
+        |memory| memory.dma.map_bytes,
     ),
     (
         "basalt_sandbox_plug_hits_total",
         Kind::Counter,
         "Blocks that were mapped before its guest plugged them.",
-        |memory| memory.plug_hits,
+        |memory| memory.dma.plug_hits,
     ),
     (
         "basalt_sandbox_plug_misses_total",
         Kind::Counter,
         "Blocks that were mapped while its guest plugged them.",
-        |memory| memory.plug_misses,
+        |memory| memory.dma.plug_misses,
     ),
     (
         "basalt_sandbox_devices_coming",
@@ -420,6 +428,20 @@ fn write_sandboxes(text: &mut Exposition, all: &[One]) {
             }
         });
     }
+    let help = "Time in which memory was being filled and mapped for its devices.";
+    let mapping = ("basalt_sandbox_dma_map_seconds_total", Kind::Counter, help);
+    each(text, all, mapping, &|family, labels, one| {
+        if let Some(memory) = &one.memory {
+            family.microseconds(labels, memory.dma.map_usec);
+        }
+    });
+    let help = "DMA of its devices that an IOMMU refused, as far as the kernel logged it.";
+    let faults = ("basalt_sandbox_dma_faults_total", Kind::Counter, help);
+    each(text, all, faults, &|family, labels, one| {
+        if let Some(faults) = one.memory.as_ref().and_then(|memory| memory.dma.faults) {
+            family.number(labels, faults);
+        }
+    });
     for (name, help) in vmm::COUNTERS {
         let kind = if name.ends_with("_total") {
             Kind::Counter
@@ -440,58 +462,10 @@ fn write_sandboxes(text: &mut Exposition, all: &[One]) {
     }
 }
 
-/// The daemon itself, by the names that Prometheus' client libraries use.
-fn write_process(text: &mut Exposition) {
-    let read = |name: &str| fs::read_to_string(format!("/proc/self/{name}")).unwrap_or_default();
-    let (stat, status) = (read("stat"), read("status"));
-    let field = |number: usize| -> Option<u64> {
-        // proc(5): field 3 is the first behind the name.
-        let (_, rest) = stat.rsplit_once(')')?;
-        rest.split_ascii_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
-    };
-    // USER_HZ is part of Linux' interface (proc(5)), and 100 on x86-64.
-    let ticks = 100;
-    if let (Some(user), Some(system)) = (field(14), field(15)) {
-        text.family(
-            "process_cpu_seconds_total",
-            Kind::Counter,
-            "Processor time of the daemon.",
-        )
-        .microseconds(&[], (user + system).saturating_mul(1_000_000) / ticks);
-    }
-    if let Some(start) = field(22) {
-        let boot = fs::read_to_string("/proc/stat").unwrap_or_default();
-        let boot = boot
-            .lines()
-            .find_map(|line| line.strip_prefix("btime ")?.trim().parse::<u64>().ok());
-        if let Some(boot) = boot {
-            text.family(
-                "process_start_time_seconds",
-                Kind::Gauge,
-                "When the daemon was started, since 1970.",
-            )
-            .number(&[], boot + start / ticks);
-        }
-    }
-    let resident = status.lines().find_map(|line| {
-        line.strip_prefix("VmRSS:")?
-            .trim()
-            .strip_suffix(" kB")?
-            .parse::<u64>()
-            .ok()
-    });
-    if let Some(resident) = resident {
-        text.family("process_resident_memory_bytes", Kind::Gauge, "Memory of the daemon.")
-            .number(&[], resident << 10);
-    }
-    if let Ok(open) = fs::read_dir("/proc/self/fd") {
-        text.family("process_open_fds", Kind::Gauge, "Open files of the daemon.")
-            .number(&[], u64::try_from(open.count()).unwrap_or(u64::MAX));
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use node_api::DmaState;
+
     use super::*;
 
     #[test]
@@ -556,7 +530,12 @@ mod tests {
         sandbox.config.resources.memory = base::ByteSize::mib(128);
         let told = |memory: Option<host::cgroup::MemoryUsage>| {
             let state = memory.as_ref().map(|_| MemoryState {
-                plug_hits: 7,
+                dma: DmaState {
+                    plug_hits: 7,
+                    map_usec: 1_500_000,
+                    faults: Some(3),
+                    ..DmaState::default()
+                },
                 ..MemoryState::default()
             });
             let usage = Usage {
@@ -589,12 +568,13 @@ mod tests {
             )),
             "{text}"
         );
-        assert!(
-            text.contains("basalt_sandbox_plug_hits_total{sandbox=\"id\"} 7\n"),
-            "{text}"
-        );
+        for (name, value) in [("plug_hits", "7"), ("dma_map_seconds", "1.500000"), ("dma_faults", "3")] {
+            let line = format!("basalt_sandbox_{name}_total{{sandbox=\"id\"}} {value}\n");
+            assert!(text.contains(&line), "{line}{text}");
+        }
         let text = told(None);
         assert!(!text.contains("memory_limit_bytes{"), "nothing limits it");
         assert!(!text.contains("plug_hits_total{"), "nothing is plugged");
+        assert!(!text.contains("dma_faults_total{"), "it has no device");
     }
 }

@@ -3,6 +3,7 @@
 
 mod collect;
 mod endpoint;
+mod process;
 mod vmm;
 
 use std::collections::BTreeMap;
