@@ -170,10 +170,14 @@ fn run(context: &Context, task: &mut Task, lab: Lab, arguments: &[&str]) -> Resu
     finished
 }
 
+/// All files of text here and below, the end of each.
+const TEXTS: &str = "find . -type f -exec grep -qI '' {} \\; -print | sort |
+    while read -r file; do echo \"==> ${file#./} <==\"; tail -c 100000 \"$file\"; echo; done";
+
 /// Everything that a case left in its directory below `logs`, as one file in the checkout's build directory: the lab may be
 /// gone when somebody looks.
 fn keep_logs(context: &Context, task: &mut Task, lab: Lab, [name, logs, attempt]: [&str; 3]) -> Result<PathBuf> {
-    let script = format!("cd {logs}/{name} && for f in *; do echo \"==> $f <==\"; tail -c 100000 \"$f\"; echo; done");
+    let script = format!("cd {logs}/{name} && {TEXTS}");
     let mut command = if context.kvm {
         Command::new("sh")
     } else {
