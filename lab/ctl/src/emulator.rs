@@ -68,11 +68,16 @@ const NVME_OPTIONS: &str = "dbcs=off";
 
 /// A network function without MSI and MSI-X, which interrupts by its pin alone, and reaches memory as the IOMMU lets it (`iommu_platform`), for
 /// cases that give it to a guest. Its network has a router that answers echoes, and leads nowhere. The lab's init leaves it alone.
-const PIN_FUNCTION: [&str; 4] = [
+/// Beside it one that has MSI-X, on such a network of its own.
+const PIN_FUNCTIONS: [&str; 8] = [
     "-netdev",
     "user,id=pin,net=10.0.9.0/24,restrict=on",
     "-device",
     "virtio-net-pci,netdev=pin,mac=52:54:00:00:03:01,romfile=,addr=0xb,disable-legacy=on,iommu_platform=on,vectors=0",
+    "-netdev",
+    "user,id=messages,net=10.0.9.0/24,restrict=on",
+    "-device",
+    "virtio-net-pci,netdev=messages,mac=52:54:00:00:03:02,romfile=,addr=0xd,disable-legacy=on,iommu_platform=on",
 ];
 
 /// QEMU's educational device, whose DMA a program in a guest can use without a driver. By itself it reaches 28 bits of addresses.
@@ -259,7 +264,7 @@ fn command(state: &State, parts: &Parts, machine: &Machine, port: u16) -> Comman
     command
         .arg("-device")
         .arg(format!("nvme,drive={serial},serial={serial},{NVME_OPTIONS}"));
-    command.args(PIN_FUNCTION);
+    command.args(PIN_FUNCTIONS);
     command.args(EDUCATIONAL_DEVICE);
     command.args([
         "-netdev",
