@@ -426,6 +426,7 @@ impl Parts {
             busy_poll_us: None,
             serial,
             serial_keep: None,
+            acpi_hotplug: false,
             devices: specs,
         };
         Ok((config, kept))

@@ -11,6 +11,7 @@ mod counted;
 mod devices;
 mod functions;
 mod kvm;
+mod made;
 mod refusal;
 mod request_fds;
 mod restore;

@@ -24,6 +24,7 @@ use crate::counted;
 use crate::devices::{Surroundings, create_devices, create_functions};
 use crate::functions::{self, Functions};
 use crate::kvm::KvmSource;
+use crate::made::Made;
 use crate::refusal::{from_machine, from_snapshot, refuse};
 use crate::request_fds::all_used;
 use crate::restore::Received;
@@ -41,17 +42,6 @@ pub(crate) fn pagemap() -> Option<File> {
 
 /// The package's version, and what tells builds apart that save otherwise: a checksum of which samples of saved states there are.
 pub(crate) const VMM_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env!("BASALT_STATES"));
-
-/// What a VM consists of once all of it was made; its parts go in this order.
-pub(crate) struct Made {
-    pub(crate) machine: Machine,
-    pub(crate) no_space: SpaceAlarm,
-    pub(crate) taps: Taps,
-    pub(crate) balloon: Balloon,
-    pub(crate) cpus: u32,
-    pub(crate) engine: Arc<dyn Engine>,
-    pub(crate) registry: Registry,
-}
 
 /// The VM, if there is one, and what is known of it.
 pub(crate) struct Vm {
@@ -269,6 +259,7 @@ impl Vm {
             cpus: config.cpus,
             memory,
             hotplug_node: mem.and_then(|mem| mem.node_id).unwrap_or(0),
+            acpi_hotplug: config.acpi_hotplug,
             identity_memory: config.memory_mode == MemoryMode::Identity,
             cpu: config.cpu,
             serial,

@@ -154,6 +154,8 @@ pub struct MachineConfig {
     pub hotplug_node: u16,
     /// Nobody translates the guest's addresses: its memory is where the engine has reserved it.
     pub identity_memory: bool,
+    /// Its guest is told by ACPI of functions that come to its bus while it runs, and leave it.
+    pub acpi_hotplug: bool,
     /// Which processor its guest is shown.
     pub cpu: CpuModel,
     /// Where serial output goes.
@@ -236,6 +238,7 @@ impl Machine {
             root: root(&ram),
             ports: PORTS,
             hotplug_node: config.hotplug_node,
+            acpi_hotplug: config.acpi_hotplug,
             iommu: iommu.as_ref().and_then(|iommu| iommu.place_among(&devices)),
         };
         // Making a VM waits for the host's kernel, loading a guest for memory: neither needs the other.

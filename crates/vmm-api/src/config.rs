@@ -86,6 +86,10 @@ pub struct VmConfig {
     /// If that is a regular file, opened for appending: how many of its last bytes are kept. All are when not given.
     #[serde(default)]
     pub serial_keep: Option<u64>,
+    /// The guest is told by ACPI of functions that come to its bus while it runs, and leave it. For kernels whose guests have nobody who looks for
+    /// them; each slot of the bus is an object of the guest's then, which its boot takes longer for. Needs a bus that is reached by memory.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub acpi_hotplug: bool,
     /// The devices, in the order of their PCI slots from 1 on.
     pub devices: Vec<DeviceSpec>,
 }

@@ -65,6 +65,7 @@ impl<'a> Builder<'a> {
             busy_poll_us: None,
             serial: None,
             serial_keep: None,
+            acpi_hotplug: false,
             devices: Vec::new(),
         };
         let mut builder = Self {
@@ -104,6 +105,12 @@ impl<'a> Builder<'a> {
 
     pub(crate) fn cpus(mut self, cpus: u32) -> Self {
         self.config.cpus = cpus;
+        self
+    }
+
+    /// Its kernel is told by ACPI of functions that come and leave.
+    pub(crate) fn acpi_hotplug(mut self) -> Self {
+        self.config.acpi_hotplug = true;
         self
     }
 

@@ -42,11 +42,12 @@ use crate::balloon::Balloon;
 use crate::bare;
 use crate::devices::{Created, Surroundings, create_devices};
 use crate::kvm::KvmSource;
+use crate::made::Made;
 use crate::refusal::{from_machine, from_snapshot, refuse};
 use crate::request_fds::{RestoreFds, all_used};
 use crate::shared::{enclose, shared_directories};
 use crate::taps::Taps;
-use crate::vm::{Made, VMM_VERSION};
+use crate::vm::VMM_VERSION;
 
 /// A request whose configuration makes sense.
 pub(crate) struct Received<'a>(&'a RestoreConfig);

@@ -29,6 +29,10 @@ const NOTIFY_GENERATION: u8 = 0x80;
 /// The bits of pending events, as `machine`'s event device has them.
 const POWER_BUTTON: u8 = 1;
 const NEW_GENERATION: u8 = 2;
+const BUS_CHANGED: u8 = 4;
+
+/// "Bus check": look what is there and what is not any more (ACPI 6.5, 5.6.6).
+const NOTIFY_BUS_CHECK: u8 = 0;
 
 /// Builds the table.
 pub(super) fn build(board: &Board) -> Dsdt {
@@ -42,7 +46,7 @@ pub(super) fn build(board: &Board) -> Dsdt {
             let window_32 = AddressSpace::<u32>::new_memory(uncached, true, below_4g(low.start), low_end, None);
             let window_64 =
                 AddressSpace::<u64>::new_memory(uncached, true, high.start, high.start + high.length - 1, None);
-            host_bridge(&[&ports, &window_32, &window_64], Some(board.ports.slot_pins), &mut aml);
+            host_bridge(&[&ports, &window_32, &window_64], Some(board), &mut aml);
             reserved(&mut aml);
             let line = Interrupt::new(true, true, false, false, board.ports.serial_pin);
             serial(board, Some(&line), &mut aml);
@@ -92,7 +96,24 @@ impl Aml for Routing {
     }
 }
 
-fn host_bridge(windows: &[&dyn Aml], slot_pins: Option<[u32; 4]>, aml: &mut Vec<u8>) {
+/// Each slot as an object of its own, which has no function or one. Linux's driver of hot-plugged PCI devices (drivers/pci/hotplug/acpiphp_glue.c)
+/// looks into those that it knows by their address (`_ADR`) alone when its bus is to be checked; that they have no `_EJ0` says that nobody asks
+/// it to let go of one.
+struct Slots;
+
+impl Aml for Slots {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        for slot in 1..SLOTS {
+            let address = slot << 16;
+            let name = format!("S{slot:02X}_");
+            let address = Name::new(Path::new("_ADR"), &address);
+            Device::new(Path::new(&name), vec![&address]).to_aml_bytes(sink);
+        }
+    }
+}
+
+/// With the board's pins and slots, where it has some.
+fn host_bridge(windows: &[&dyn Aml], board: Option<&Board>, aml: &mut Vec<u8>) {
     let buses = AddressSpace::<u16>::new_bus_number(0, 0);
     let mut all: Vec<&dyn Aml> = vec![&buses];
     all.extend(windows);
@@ -101,9 +122,11 @@ fn host_bridge(windows: &[&dyn Aml], slot_pins: Option<[u32; 4]>, aml: &mut Vec<
     let compatible = Name::new(Path::new("_CID"), &EISAName::new("PNP0A03"));
     let [unique, segment, bus] = ["_UID", "_SEG", "_BBN"].map(|name| Name::new(Path::new(name), &ZERO));
     let resources = Name::new(Path::new("_CRS"), &windows);
-    let routing = slot_pins.map(Routing);
+    let routing = board.map(|board| Routing(board.ports.slot_pins));
+    let slots = board.filter(|board| board.acpi_hotplug).map(|_| Slots);
     let mut objects: Vec<&dyn Aml> = vec![&id, &compatible, &unique, &segment, &bus, &resources];
     objects.extend(routing.as_ref().map(|routing| routing as &dyn Aml));
+    objects.extend(slots.as_ref().map(|slots| slots as &dyn Aml));
     Device::new(Path::new("_SB_.PCI0"), objects).to_aml_bytes(aml);
 }
 
@@ -157,6 +180,19 @@ fn generation_id(aml: &mut Vec<u8>) {
     .to_aml_bytes(aml);
 }
 
+/// If this bit of what happened (in the first local variable) is set, a device is told of it.
+struct Told(u8, &'static str, u8);
+
+impl Aml for Told {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        let Self(bit, device, what) = self;
+        let masked = And::new(&ZERO, &Local(0), bit);
+        let device = Path::new(device);
+        let tell = Notify::new(&device, what);
+        If::new(&Equal::new(&masked, bit), vec![&tell]).to_aml_bytes(sink);
+    }
+}
+
 /// The generic event device (5.6.9): one edge-triggered line, one register that tells what happened.
 fn events(board: &Board, aml: &mut Vec<u8>) {
     let ports = &board.ports;
@@ -170,8 +206,15 @@ fn events(board: &Board, aml: &mut Vec<u8>) {
     .to_aml_bytes(aml);
     let interrupt = Interrupt::new(true, true, false, false, ports.events_pin);
     let line = ResourceTemplate::new(vec![&interrupt]);
-    let pressed = And::new(&ZERO, &Local(0), &POWER_BUTTON);
-    let reidentified = And::new(&ZERO, &Local(0), &NEW_GENERATION);
+    let pressed = Told(POWER_BUTTON, "\\_SB_.PWRB", NOTIFY_POWER_BUTTON);
+    let reidentified = Told(NEW_GENERATION, "\\_SB_.VGEN", NOTIFY_GENERATION);
+    let changed = Told(BUS_CHANGED, "\\_SB_.PCI0", NOTIFY_BUS_CHECK);
+    let register = Path::new("EVNT");
+    let (which, read) = (Store::new(&Local(1), &Arg(0)), Store::new(&Local(0), &register));
+    let mut happened: Vec<&dyn Aml> = vec![&which, &read, &pressed, &reidentified];
+    if board.acpi_hotplug {
+        happened.push(&changed);
+    }
     Device::new(
         Path::new("_SB_.GED_"),
         vec![
@@ -186,23 +229,7 @@ fn events(board: &Board, aml: &mut Vec<u8>) {
                 FieldUpdateRule::WriteAsZeroes,
                 vec![FieldEntry::Named(*b"EVNT", 8)],
             ),
-            &Method::new(
-                Path::new("_EVT"),
-                1,
-                true,
-                vec![
-                    &Store::new(&Local(1), &Arg(0)),
-                    &Store::new(&Local(0), &Path::new("EVNT")),
-                    &If::new(
-                        &Equal::new(&pressed, &POWER_BUTTON),
-                        vec![&Notify::new(&Path::new("\\_SB_.PWRB"), &NOTIFY_POWER_BUTTON)],
-                    ),
-                    &If::new(
-                        &Equal::new(&reidentified, &NEW_GENERATION),
-                        vec![&Notify::new(&Path::new("\\_SB_.VGEN"), &NOTIFY_GENERATION)],
-                    ),
-                ],
-            ),
+            &Method::new(Path::new("_EVT"), 1, true, happened),
         ],
     )
     .to_aml_bytes(aml);

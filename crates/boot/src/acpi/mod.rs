@@ -35,6 +35,8 @@ pub struct Board {
     pub ports: Ports,
     /// The proximity domain of hot-pluggable memory, if there is any; that of everything else is 0.
     pub hotplug_node: u16,
+    /// Its guest is told of functions that come and leave: each slot is there, and events tell it to look.
+    pub acpi_hotplug: bool,
     /// The IOMMU that its guest has, if any.
     pub iommu: Option<GuestIommu>,
 }
@@ -224,6 +226,7 @@ mod tests {
                 slot_pins: [1, 3, 6, 7],
             },
             hotplug_node: 0,
+            acpi_hotplug: false,
             iommu: None,
         }
     }
@@ -255,6 +258,35 @@ mod tests {
             [0, 0, 0, 0, 7 << 3, 0, 31 << 3, 0, 48, 0, 0, 0, 0, 0, 0, 0]
         );
         assert_eq!(viot.len(), 88);
+    }
+
+    #[test]
+    fn slots_are_there_for_guests_that_are_told_of_functions() {
+        let ram = Ram::allocate(ByteSize::mib(64)).unwrap();
+        let dsdt = |acpi_hotplug| {
+            let board = Board {
+                acpi_hotplug,
+                ..board(64)
+            };
+            // There is room for it beside the others, too.
+            assert_eq!(tables_of(&ram, &board), ["FACP", "APIC", "MCFG"]);
+            let mut table = Vec::new();
+            dsdt::build(&board).to_aml_bytes(&mut table);
+            table
+        };
+        let count = |table: &[u8], text: &[u8]| table.windows(text.len()).filter(|window| *window == text).count();
+        let (without, with) = (dsdt(false), dsdt(true));
+        for slot in 1..32 {
+            let name = format!("S{slot:02X}_");
+            assert_eq!(
+                (count(&without, name.as_bytes()), count(&with, name.as_bytes())),
+                (0, 1),
+                "{name}"
+            );
+        }
+        // Named with its parent once more, where it is notified: NotifyOp (ACPI 6.5, 20.2.5.3), root, two segments.
+        let notified = b"\x86\x5c\x2e_SB_PCI0";
+        assert_eq!((count(&without, notified), count(&with, notified)), (0, 1));
     }
 
     #[test]

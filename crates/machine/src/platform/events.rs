@@ -14,6 +14,8 @@ pub enum Event {
     PowerButton = 1,
     /// The generation ID has changed.
     NewGeneration = 2,
+    /// A function has come to the PCI bus, or left it. Nothing to a guest that was not told of that bit ([`boot::Board::acpi_hotplug`]).
+    BusChanged = 4,
 }
 
 /// The register and its interrupt line.

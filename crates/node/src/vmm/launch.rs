@@ -222,6 +222,7 @@ pub(crate) fn prepare(
         busy_poll_us: None,
         serial: stage.serial,
         serial_keep: stage.serial.map(|_| CONSOLE_KEEP),
+        acpi_hotplug: false,
         devices: stage.devices,
     };
     config.validate()?;

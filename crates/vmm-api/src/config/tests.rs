@@ -17,6 +17,7 @@ fn config() -> VmConfig {
         busy_poll_us: None,
         serial: None,
         serial_keep: None,
+        acpi_hotplug: false,
         devices: vec![DeviceSpec::new("rng", &RngConfig {}).unwrap()],
     }
 }

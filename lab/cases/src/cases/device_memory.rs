@@ -14,7 +14,7 @@ use vmm_api::devices::{MEM_MIN_BLOCK, MemConfig, ZEROED_PIECE};
 use vmm_api::{Functions, HotplugMemory};
 
 use super::bare::{in_lab, run};
-use super::nvme_disk::{self, Agent, Disk, Driver, Given, tell};
+use super::nvme_disk::{self, Agent, Disk, Given, tell};
 use crate::daemon::wait_for;
 use crate::function_files::Hand;
 use crate::kernel_log::{complaints, expect_no_dma_fault, is_dma_fault, kernel_log};
@@ -110,12 +110,7 @@ impl Guest {
     }
 
     fn attach(&mut self, disk: &Given) -> Result<()> {
-        self.hand = Some(nvme_disk::attach(
-            &mut self.machine,
-            &mut self.agent,
-            disk,
-            Driver::There,
-        )?);
+        self.hand = Some(nvme_disk::attach(&mut self.machine, &mut self.agent, disk)?);
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 //!
 //! The lab's NVMe disk goes from the host to a guest with the host's own kernel, which has a driver for it, as in the case `bare-nvme`,
 //! but under the class `standard`; at its second
-//! time when the guest has booted. Under load the guest gets an interrupt a request, and no vCPU comes out to the VMM for the disk's
+//! time when the guest has booted, twice, with a detach in between: its kernel finds all of that by ACPI. Under load the guest gets an interrupt a request, and no vCPU comes out to the VMM for the disk's
 //! registers. Registers that go for a moment fail nobody. A disk that was taken from a guest and is told to go on reaches no memory: the
 //! host's IOMMU faults. When the VMM is killed under load, the disk is the host's again.
 

@@ -57,8 +57,9 @@ const ASQ: u64 = 0x28;
 const ACQ: u64 = 0x30;
 const ADMIN_TAIL: u64 = 0x1000;
 
-/// A word of the guest half: go on until somebody ends it.
+/// Words of the guest half: go on until somebody ends it; tell whether there is such a file.
 const FOR_EVER: &str = "for-ever";
+const EXISTS: &str = "exists";
 
 pub(super) type Agent = agent_api::Connection<UnixStream>;
 
@@ -90,15 +91,25 @@ impl<'a> Guest<'a> {
         Self::with(case, host, (machine, agent), hand)
     }
 
-    /// The same, that gets the disk when it has booted.
+    /// The same, that gets the disk when it has booted, loses it, and gets it again; its agent has no hand in that: ACPI tells the kernel.
     pub(super) fn boot_and_attach(
         case: &'static str,
         host: &'a Host,
         builder: Builder<'_>,
         disk: &Given,
     ) -> Result<Self> {
-        let (mut machine, mut agent) = start(host, builder)?;
-        let hand = attach(&mut machine, &mut agent, disk, Driver::Later)?;
+        let (mut machine, mut agent) = start(host, builder.acpi_hotplug())?;
+        let (hand, slot) = put_on_bus(&mut machine, disk)?;
+        is_found(&mut agent, case, slot, true)?;
+        machine.vmm.client.detach("disk")?;
+        is_found(&mut agent, case, slot, false)?;
+        drop(hand);
+        wait_for("the disk to be closed", || {
+            let told = machine.vmm.client.functions()?;
+            Ok(told.functions.is_empty() && !told.busy)
+        })?;
+        let (hand, slot) = put_on_bus(&mut machine, disk)?;
+        is_found(&mut agent, case, slot, true)?;
         Self::with(case, host, (machine, agent), hand)
     }
 
@@ -255,16 +266,32 @@ fn start(host: &Host, builder: Builder<'_>) -> Result<(Vm, Agent)> {
     Ok((machine, agent))
 }
 
-/// Whether a guest has a driver for the disk by itself.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Driver {
-    There,
-    /// It is a module, which the load brings.
-    Later,
+/// Waits until a guest's kernel has found by itself what is in a slot, or that nothing is.
+fn is_found(agent: &mut Agent, case: &str, slot: u8, there: bool) -> Result<()> {
+    let path = format!("/sys/bus/pci/devices/0000:00:{slot:02x}.0");
+    let began = Instant::now();
+    wait_for(
+        &format!("the guest to find by ACPI that {path} is there ({there})"),
+        || Ok(vm::guest_half(agent, case, &[EXISTS, &path])?.trim() == there.to_string()),
+    )?;
+    tell(&format!("found by ACPI ({there}) within {:?}", began.elapsed()));
+    Ok(())
 }
 
 /// Gives a guest that runs the disk, and has its agent look for it; the case's own hand on it.
-pub(super) fn attach(machine: &mut Vm, agent: &mut Agent, disk: &Given, driver: Driver) -> Result<Hand> {
+pub(super) fn attach(machine: &mut Vm, agent: &mut Agent, disk: &Given) -> Result<Hand> {
+    let (hand, slot) = put_on_bus(machine, disk)?;
+    let added = agent.pci(&PciRequest::Add {
+        address: format!("0000:00:{slot:02x}.0"),
+        wait_ms: 20_000,
+    })?;
+    let names = added.context("the guest does not have the disk")?.names;
+    ensure!(!names.is_empty(), "the guest's driver has found no disk");
+    Ok(hand)
+}
+
+/// The disk on a guest's bus, and where; the case's own hand on it.
+fn put_on_bus(machine: &mut Vm, disk: &Given) -> Result<(Hand, u8)> {
     let mut files = Vec::new();
     let (config, hand) = function_files::open(disk.address(), |fd| {
         files.push(fd);
@@ -286,16 +313,7 @@ pub(super) fn attach(machine: &mut Vm, agent: &mut Agent, disk: &Given, driver: 
         };
         Ok(slot.is_some())
     })?;
-    let added = agent.pci(&PciRequest::Add {
-        address: format!("0000:00:{:02x}.0", slot.context("a place")?),
-        wait_ms: if driver == Driver::There { 20_000 } else { 0 },
-    })?;
-    let names = added.context("the guest does not have the disk")?.names;
-    ensure!(
-        driver == Driver::Later || !names.is_empty(),
-        "the guest's driver has found no disk"
-    );
-    Ok(hand)
+    Ok((hand, slot.context("a place")?))
 }
 
 /// How many interrupts this kernel has got, of those whose names contain `name`.
@@ -485,8 +503,12 @@ impl Block {
     }
 }
 
-/// In the guest: loads the disk and checks it, and says how many requests and interrupts that were.
+/// In the guest: loads the disk and checks it, and says how many requests and interrupts that were. Or does what a word says.
 pub(super) fn guest(arguments: &[String]) -> Result<()> {
+    if let [EXISTS, path] = &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        tell(&Path::new(path).exists().to_string());
+        return Ok(());
+    }
     let disk = Disk::find()?;
     disk.check(FOR_GUEST, b'h').context("what the host has written")?;
     disk.fill(FOR_HOST, b'g')?;

@@ -64,6 +64,7 @@ fn good() -> VmConfig {
         busy_poll_us: None,
         serial: None,
         serial_keep: None,
+        acpi_hotplug: false,
         devices: Vec::new(),
     }
 }
