@@ -14,12 +14,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// Every filter of a kind of thread; `vcpu` first, because the rules of the process's filter are tried in this order.
-const KINDS: [&str; 19] = [
+const KINDS: [&str; 20] = [
     "vcpu",
     "block",
     "block-io",
     "net",
     "console",
+    "pmem",
     "rng",
     "mem",
     "balloon",

@@ -1,6 +1,6 @@
 //! Every device that this VMM can have. The one file that names them.
 
-use device::{BalloonModule, DeviceModule, FunctionModule, IommuModule, MemoryModule};
+use device::{BalloonModule, DeviceModule, FunctionModule, IommuModule, MemoryModule, PmemModule};
 
 /// What makes devices of one kind.
 #[derive(Clone, Copy)]
@@ -13,6 +13,8 @@ pub(crate) enum Module {
     Iommu(&'static dyn IommuModule),
     /// One that plugs memory.
     Memory(&'static dyn MemoryModule),
+    /// Files that are memory.
+    Pmem(&'static dyn PmemModule),
     /// Functions of the host's.
     Function(&'static dyn FunctionModule),
 }
@@ -24,13 +26,14 @@ impl Module {
             Self::Balloon(module) => module.kind(),
             Self::Iommu(module) => module.kind(),
             Self::Memory(module) => module.kind(),
+            Self::Pmem(module) => module.kind(),
             Self::Function(module) => module.kind(),
         }
     }
 }
 
 /// The modules, in the order of their kinds' names.
-const MODULES: [Module; 10] = [
+const MODULES: [Module; 11] = [
     Module::Balloon(&balloon::MODULE),
     Module::Device(&block::MODULE),
     Module::Device(&console::MODULE),
@@ -38,6 +41,7 @@ const MODULES: [Module; 10] = [
     Module::Iommu(&iommu::MODULE),
     Module::Memory(&virtio_mem::MODULE),
     Module::Device(&net::MODULE),
+    Module::Pmem(&pmem::MODULE),
     Module::Device(&rng::MODULE),
     Module::Function(&vfio_pci::MODULE),
     Module::Device(&vsock::MODULE),
@@ -61,7 +65,7 @@ mod tests {
     fn every_module_is_found_by_the_name_that_the_api_uses() {
         use vmm_api::devices::{
             BalloonConfig, BlockConfig, ConsoleConfig, DeviceConfig, FsConfig, IommuConfig, MemConfig, NetConfig,
-            RngConfig, VfioPciConfig, VsockConfig,
+            PmemConfig, RngConfig, VfioPciConfig, VsockConfig,
         };
         for kind in [
             BalloonConfig::KIND,
@@ -71,6 +75,7 @@ mod tests {
             IommuConfig::KIND,
             MemConfig::KIND,
             NetConfig::KIND,
+            PmemConfig::KIND,
             RngConfig::KIND,
             VfioPciConfig::KIND,
             VsockConfig::KIND,

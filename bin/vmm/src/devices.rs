@@ -8,8 +8,9 @@ use device::{
 };
 use machine::{Ballooned, Iommu, NamedDevice, NamedFunction, Pluggable};
 use memory::Pins;
-use memory::layout::MemorySize;
+use memory::layout::{self, MemorySize};
 use observe::Registry;
+use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 use vmm_api::devices::BalloonConfig;
 use vmm_api::{ApiError, DeviceSpec, ErrorKind};
 
@@ -48,6 +49,8 @@ pub(crate) struct Created {
     pub(crate) devices: Vec<NamedDevice>,
     /// Of the device among them that plugs memory.
     pub(crate) pluggable: Option<Pluggable>,
+    /// Files that are memory, in the order of their addresses.
+    pub(crate) pmem: Vec<Arc<GuestRegionMmap<()>>>,
     /// Of the one that is an IOMMU.
     pub(crate) iommu: Option<Iommu>,
     /// Of the one by which the guest gives memory back.
@@ -69,6 +72,7 @@ impl Created {
             pluggable: self.pluggable,
             ballooned: self.ballooned,
             iommu: self.iommu,
+            pmem: self.pmem,
             pins,
         };
         (devices, self.balloon)
@@ -124,6 +128,12 @@ pub(crate) fn create_devices(
                 created.pluggable = Some(Pluggable { resize, dma });
                 device
             }
+            Module::Pmem(module) => {
+                let start = next_pmem(&created.pmem, surroundings.memory);
+                let made = module.create(spec, fds, &context, start).map_err(named(spec))?;
+                created.pmem.push(made.region);
+                made.device
+            }
             Module::Function(_) => continue,
         };
         created.devices.push(NamedDevice {
@@ -142,6 +152,14 @@ fn ballooned(spec: &DeviceSpec, memory: MemorySize) -> Result<Option<BalloonedDm
         ahead: dma.map_ahead,
     });
     Ok(tuning.map(|tuning| BalloonedDma::new(memory, tuning)))
+}
+
+/// Where the next file of memory begins.
+fn next_pmem(before: &[Arc<GuestRegionMmap<()>>], memory: MemorySize) -> u64 {
+    match before.last() {
+        Some(last) => (last.last_addr().raw_value() + 1).next_multiple_of(layout::PMEM_ALIGNMENT),
+        None => layout::pmem(memory).start,
+    }
 }
 
 fn no_region(spec: &DeviceSpec) -> ApiError {

@@ -26,6 +26,8 @@ pub(crate) fn from_machine(error: &MachineError) -> ApiError {
         | MachineError::NotToBeSaved(_)
         | MachineError::IdentityMemory
         | MachineError::PinnedMemory
+        | MachineError::FunctionsAndPmem
+        | MachineError::NoPmem(_)
         | MachineError::OtherMemory { .. }
         | MachineError::FunctionTaken(_)
         | MachineError::NoFunction(_)

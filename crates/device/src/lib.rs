@@ -7,6 +7,7 @@
 mod dma;
 mod free_pages;
 mod memory_blocks;
+mod persistent_memory;
 mod rate_limiter;
 mod space;
 
@@ -27,6 +28,7 @@ pub use dma::{
 };
 pub use free_pages::{Balloon, BalloonInfo, BalloonModule, Discard, FreePages, GuestPages, ResizeBalloon};
 pub use memory_blocks::{HotplugRegion, MemoryBlocks, MemoryModule, PluggableMemory, PluggableSizes, ResizeMemory};
+pub use persistent_memory::{PersistentMemory, PmemModule};
 pub use rate_limiter::RateLimiter;
 pub use space::{SpaceAlarm, is_no_space};
 pub use vfio::{DmaAccess, MSI_WINDOW};

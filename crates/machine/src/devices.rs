@@ -1,7 +1,10 @@
 //! What is put into a machine that is built: devices by their names, and who else acts on them. Knows no machine.
 
+use std::sync::Arc;
+
 use memory::Pins;
 use virtio::VirtioDevice;
+use vm_memory::GuestRegionMmap;
 
 use crate::deflation::Ballooned;
 use crate::functions::NamedFunction;
@@ -29,6 +32,8 @@ pub struct Devices {
     pub ballooned: Option<Ballooned>,
     /// Of the one among them that is an IOMMU.
     pub iommu: Option<Iommu>,
+    /// Files that are memory beside RAM.
+    pub pmem: Vec<Arc<GuestRegionMmap<()>>>,
     /// Whether the host's pages of the guest's memory have to stay, as devices are told.
     pub pins: Pins,
 }

@@ -15,6 +15,7 @@
 
 mod deflation;
 mod devices;
+mod error;
 mod exits;
 mod functions;
 mod growth;
@@ -34,10 +35,11 @@ mod vcpu;
 
 pub use deflation::{Ballooned, DeflationInfo};
 pub use devices::{Devices, NamedDevice};
+pub use error::MachineError;
 pub use functions::{FunctionState, NamedFunction};
 pub use growth::{GrowthInfo, Pluggable};
 pub use iommu::Iommu;
-pub use machine::{Machine, MachineConfig, MachineError};
+pub use machine::{Machine, MachineConfig};
 pub use ram::map_ahead;
 pub use saved::{MachineState, Quiesced, SerialOutput, Shape};
 pub use vcpu::{End, FIRST_RUN};

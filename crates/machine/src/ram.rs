@@ -9,6 +9,7 @@ use engine::{Engine, Vm};
 use memory::layout::MemorySize;
 use memory::{MemoryError, Pins, Ram};
 use observe::Registry;
+use vm_memory::GuestRegionMmap;
 
 use crate::machine::{Machine, MachineConfig, MachineError};
 
@@ -36,6 +37,26 @@ pub(crate) fn make(
     let (vm, placed) = engine.create_identity_vm(config.cpu, size)?;
     let ram = Ram::identity(placed.low, placed.main, config.memory.boot)?;
     Ok((Some(vm), ram.with_pins(pins)))
+}
+
+/// The same memory, and files that are memory beside it.
+pub(crate) fn with_pmem(
+    ram: Ram,
+    pmem: Vec<Arc<GuestRegionMmap<()>>>,
+    has_functions: bool,
+) -> Result<Ram, MachineError> {
+    match pmem.is_empty() {
+        true => Ok(ram),
+        false if has_functions => Err(MachineError::FunctionsAndPmem),
+        false if ram.identity_layout().is_some() => {
+            let why = "its guest has addresses of the host's, where they are not";
+            Err(MachineError::NoPmem(why))
+        }
+        false => {
+            let room = "there are no addresses left for them: give smaller files";
+            ram.with_pmem(pmem).map_err(|_| MachineError::NoPmem(room))
+        }
+    }
 }
 
 /// Zeroed memory; in huge pages of the host's where it is pinned anyway.

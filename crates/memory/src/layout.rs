@@ -9,6 +9,7 @@
 //! 4 GiB            RAM, what did not fit below 3 GiB
 //! above all RAM    hot-pluggable memory, and what addresses its device has beside
 //! 256 GiB or more  64-bit PCI window
+//! above that       files as memory (virtio-pmem)
 //! ```
 
 use base::ByteSize;
@@ -155,6 +156,20 @@ pub fn pci_window_64(size: impl Into<MemorySize>) -> Range {
     Range {
         start,
         length: PCI_WINDOW_64_LENGTH,
+    }
+}
+
+/// What a file that is memory begins at a multiple of: Linux describes memory by sections of that size.
+pub const PMEM_ALIGNMENT: u64 = HOTPLUG_ALIGNMENT;
+
+/// Where files may lie that are memory: above all else, as far as the address bits of the least CPU model go; without bytes where that is full.
+pub fn pmem(size: MemorySize) -> Range {
+    const END: u64 = 1 << 40;
+    let window = pci_window_64(size);
+    let start = window.start + window.length;
+    Range {
+        start,
+        length: END.saturating_sub(start),
     }
 }
 

@@ -9,6 +9,7 @@ mod layers;
 pub mod layout;
 mod pager;
 mod pins;
+mod pmem;
 mod userfault;
 mod zeroed;
 
@@ -32,6 +33,7 @@ pub use identity::{IdentityLayout, TABLES};
 pub use image::{Image, Witness};
 pub use layers::{Layer, Layers, MAX_LAYERS, Segment, Written};
 pub use pins::{Pin, Pins};
+pub use pmem::{PmemWrites, map_pmem};
 pub use zeroed::{ZEROED_PIECE, check_zeroed};
 
 /// Guest memory as devices and loaders see it: every access is checked against its regions.
@@ -103,6 +105,14 @@ pub enum MemoryError {
         /// Why.
         source: std::io::Error,
     },
+    /// A file is none that a guest can have as memory.
+    #[error(
+        "a file of {0} bytes cannot be memory: give a regular file, opened to be read and written, of a multiple of 2 MiB"
+    )]
+    PmemFile(u64),
+    /// A file that is to be memory cannot be looked at.
+    #[error("the file that is to be memory cannot be looked at: {0}")]
+    Pmem(#[source] std::io::Error),
     /// Memory could not be given back.
     #[error("{length:#x} bytes of guest memory at {start:#x} cannot be given back to the host: {source}")]
     Discard {
@@ -155,6 +165,8 @@ pub struct Ram {
     pins: Pins,
     /// What of it are files that came zeroed.
     zeroed: ZeroedPieces,
+    /// What files lie beside it.
+    pmem: Vec<Arc<GuestRegionMmap<()>>>,
 }
 
 impl Ram {
@@ -212,8 +224,7 @@ impl Ram {
         if let Some(range) = added {
             let region = anonymous_region(range, sizes, |_| HUGE_PAGE, all_huge_pages)?;
             self.regions.push(Arc::new(region));
-            let guest = GuestRam::from_arc_regions(self.regions.clone());
-            self.guest = Arc::new(guest.map_err(|_| MemoryError::Layout(sizes.all()))?);
+            self.guest = Arc::new(self.guest_of(&self.regions)?);
         }
         self.sizes = sizes;
         Ok(self)
@@ -275,9 +286,8 @@ impl Ram {
         }
         let mut regions = self.regions.clone();
         regions.truncate(layout::regions(sizes).len());
-        let guest = GuestRam::from_arc_regions(regions.clone()).map_err(|_| MemoryError::Layout(sizes.all()))?;
         Ok(Some(Self {
-            guest: Arc::new(guest),
+            guest: Arc::new(self.guest_of(&regions)?),
             regions,
             sizes,
             ..self.clone()
@@ -301,6 +311,7 @@ impl Ram {
             sizes,
             pins: Pins::default(),
             zeroed: ZeroedPieces::default(),
+            pmem: Vec::new(),
         })
     }
 

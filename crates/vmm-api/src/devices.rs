@@ -182,6 +182,21 @@ pub struct RateLimit {
     pub packets_per_second: Option<u64>,
 }
 
+/// A file as memory of the guest's, beside its RAM. The VM is not saved, and has no functions of the host's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PmemConfig {
+    /// The file, opened to be read and written: a multiple of 2 MiB, which nobody cuts short while the VM is there.
+    pub file: FdRef,
+    /// What the guest writes is its own and goes with it; the file stays as it is.
+    #[serde(default)]
+    pub private: bool,
+}
+
+impl DeviceConfig for PmemConfig {
+    const KIND: &'static str = "pmem";
+}
+
 /// A source of entropy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use crate::vmm::TRACES;
 
 /// The filters, by the names that threads have in a trace, without their numbers.
-const FILTERS: [(&str, &[&str], &str); 16] = [
+const FILTERS: [(&str, &[&str], &str); 17] = [
     (
         "main",
         &["basalt-vmm", "loader"],
@@ -64,6 +64,7 @@ const FILTERS: [(&str, &[&str], &str); 16] = [
         &["console"],
         include_str!("../../../bin/vmm/seccomp/console.toml"),
     ),
+    ("pmem", &["pmem"], include_str!("../../../bin/vmm/seccomp/pmem.toml")),
     ("rng", &["rng"], include_str!("../../../bin/vmm/seccomp/rng.toml")),
     ("vsock", &["vsock"], include_str!("../../../bin/vmm/seccomp/vsock.toml")),
     ("fs", &["fs-q"], include_str!("../../../bin/vmm/seccomp/fs.toml")),

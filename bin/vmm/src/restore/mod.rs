@@ -245,6 +245,10 @@ impl Devices {
         let taps = Taps::of(specs, fds)?;
         let created = create_devices(specs, fds, surroundings)?;
         all_used(fds)?;
+        if !created.pmem.is_empty() {
+            let what = "no VM that was saved has files as memory (pmem): leave the device out";
+            return Err(refuse(ErrorKind::Invalid, what));
+        }
         Ok(Self { created, taps })
     }
 }

@@ -131,6 +131,8 @@ impl Replacement<'_> {
             iommu,
             balloon,
             ballooned,
+            // There is none: `Devices::make` refuses it.
+            pmem: _,
         } = created;
         machine.roll_back(&self.state, self.serial, devices, &self.registry, pagemap)?;
         machine.set_pluggable(pluggable);

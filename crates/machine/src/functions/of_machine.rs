@@ -17,7 +17,7 @@ impl Machine {
     /// of it is told by [`Machine::functions`].
     ///
     /// # Errors
-    /// There is one of that name, or the host has no thread for it.
+    /// There is one of that name, the guest has files as memory, or the host has no thread for it.
     pub fn attach(&mut self, function: NamedFunction) -> Result<(), MachineError> {
         let memory = self.functions.memory(&self.ram, self.cpus());
         let board = Board {
@@ -26,6 +26,9 @@ impl Machine {
             ioapic: &self.platform.ioapic,
             memory: &memory,
         };
+        if !self.ram.pmem().is_empty() {
+            return Err(MachineError::FunctionsAndPmem);
+        }
         let before = self.functions.slots();
         let attached = self.functions.attach(function, board);
         self.tell_of_change(&before);

@@ -47,6 +47,7 @@ mod network;
 mod nvme_disk;
 mod package;
 mod pause;
+mod pmem;
 mod private_state;
 mod processors;
 mod reidentify;
@@ -81,6 +82,7 @@ pub(crate) const ALL: &[&Case] = &[
     &processors::CASE,
     &block::CASE,
     &vsock::CASE,
+    &pmem::CASE,
     &network::CASE,
     &pause::CASE,
     &snapshot::CASE,

@@ -1,0 +1,150 @@
+//! virtio-pmem (virtio 1.2, 5.19): a file of the host's is memory of the guest's, which finds it as a disk of persistent memory
+//! (`/dev/pmem0`) and may map it without a copy (DAX). Knows no transport and no machine; where the memory lies is the machine's to say.
+//!
+//! The guest reaches the memory without this device. The one request that there is asks that what was written is on the host's disk.
+
+mod server;
+
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::sync::Arc;
+
+use base::Worker;
+use device::{CreateError, DeviceContext, FdTable, PersistentMemory, PmemModule, parse_config};
+use memory::{PmemWrites, map_pmem};
+use observe::{Counter, LogLimit};
+use state::Saved;
+use virtio::{Activation, ActiveQueue, DeviceError, QueueLoop, VirtioDevice};
+use virtio_bindings::virtio_ids::VIRTIO_ID_PMEM;
+use vm_memory::{Address, GuestMemoryRegion};
+use vmm_api::DeviceSpec;
+use vmm_api::devices::{DeviceConfig, PmemConfig};
+
+use crate::server::Server;
+
+/// The queue of requests (5.19.2).
+const QUEUE_SIZES: [u16; 1] = [64];
+
+/// This kind of device.
+pub static MODULE: Module = Module;
+
+/// Makes virtio-pmem devices.
+#[derive(Debug)]
+pub struct Module;
+
+impl PmemModule for Module {
+    fn kind(&self) -> &'static str {
+        PmemConfig::KIND
+    }
+
+    fn create(
+        &self,
+        spec: &DeviceSpec,
+        fds: &mut FdTable,
+        context: &DeviceContext<'_>,
+        start: u64,
+    ) -> Result<PersistentMemory, CreateError> {
+        let PmemConfig { file, private } = parse_config(spec)?;
+        let file = File::from(fds.take(file)?);
+        let writes = if private {
+            PmemWrites::Private
+        } else {
+            PmemWrites::Shared
+        };
+        let region = map_pmem(file, start, writes).map_err(|error| CreateError::Value(error.to_string()))?;
+        let file = region.file_offset().map(|place| Arc::clone(place.arc()));
+        let counter = |name| context.metrics.counter(name, &[("device", context.id)]);
+        let device = Box::new(Pmem {
+            config: config_space(region.start_addr().raw_value(), region.len()),
+            file: file.filter(|_| !private),
+            metrics: Metrics {
+                flushes: counter("pmem_flushes_total"),
+                refused: counter("pmem_refused_chains_total"),
+            },
+            log_limit: Arc::new(LogLimit::new(2)),
+            worker: None,
+        });
+        Ok(PersistentMemory { device, region })
+    }
+}
+
+/// `struct virtio_pmem_config` (5.19.4): first address and length of the memory.
+fn config_space(start: u64, size: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&start.to_le_bytes());
+    bytes[8..].copy_from_slice(&size.to_le_bytes());
+    bytes
+}
+
+#[derive(Clone)]
+struct Metrics {
+    flushes: Counter,
+    refused: Counter,
+}
+
+struct Pmem {
+    config: [u8; 16],
+    /// None of what the guest writes goes there if it is not here.
+    file: Option<Arc<File>>,
+    metrics: Metrics,
+    // Outlives activations, or a guest could have a line with each reset.
+    log_limit: Arc<LogLimit>,
+    worker: Option<Worker<Server>>,
+}
+
+impl VirtioDevice for Pmem {
+    fn device_type(&self) -> u16 {
+        u16::try_from(VIRTIO_ID_PMEM).unwrap_or(u16::MAX)
+    }
+
+    fn features(&self) -> u64 {
+        0
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn read_config(&self, offset: usize, data: &mut [u8]) {
+        let rest = self.config.get(offset..).unwrap_or_default();
+        for (to, from) in data.iter_mut().zip(rest) {
+            *to = *from;
+        }
+    }
+
+    fn write_config(&mut self, _offset: usize, _data: &[u8]) {}
+
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        let Some(queue) = activation.queues.into_iter().next() else {
+            return Err(DeviceError::MissingQueue(0));
+        };
+        let queue_loop = QueueLoop::of(&queue)?;
+        let server = Server {
+            queue,
+            memory: activation.memory,
+            interrupt: activation.interrupt,
+            file: self.file.clone(),
+            metrics: self.metrics.clone(),
+            log_limit: Arc::clone(&self.log_limit),
+        };
+        let worker = Worker::spawn("pmem", server, move |server, stop| server.run(&queue_loop, stop))?;
+        self.worker = Some(worker);
+        Ok(())
+    }
+
+    fn deactivate(&mut self) -> Vec<ActiveQueue> {
+        let server = self.worker.take().and_then(Worker::stop);
+        server.map(|server| server.queue).into_iter().collect()
+    }
+
+    /// What others write to the file meanwhile belongs to no moment of the guest's.
+    fn save(&self) -> Result<Saved, DeviceError> {
+        Err(DeviceError::NotSaved)
+    }
+
+    fn restore(&mut self, _saved: &Saved) -> Result<(), DeviceError> {
+        Err(DeviceError::NotSaved)
+    }
+}

@@ -1,0 +1,97 @@
+//! The device with the conformance kit's driver, and what it is made of.
+
+use std::os::fd::OwnedFd;
+
+use super::*;
+use observe::Registry;
+use virtio::conformance::driver::Driver;
+use virtio::conformance::{Request, Subject, run};
+use vmm_api::FdRef;
+
+const START: u64 = 512 << 30;
+
+fn created(file: File, config: &PmemConfig) -> Result<PersistentMemory, CreateError> {
+    let spec = DeviceSpec::new("window", config).unwrap();
+    let context = DeviceContext {
+        id: "window",
+        metrics: &Registry::new(),
+        no_space: &device::SpaceAlarm::new().unwrap(),
+    };
+    MODULE.create(&spec, &mut FdTable::new(vec![OwnedFd::from(file)]), &context, START)
+}
+
+fn config(private: bool) -> PmemConfig {
+    PmemConfig {
+        file: FdRef(0),
+        private,
+    }
+}
+
+fn file() -> File {
+    base::memfd::sized("window", 2 << 20).unwrap()
+}
+
+fn make() -> Box<dyn VirtioDevice> {
+    created(file(), &config(false)).unwrap().device
+}
+
+#[test]
+fn it_conforms() {
+    let request = Request {
+        queue: 0,
+        readable: vec![0; 4],
+        writable: 4,
+    };
+    run(&Subject::new(make, request)).unwrap();
+}
+
+#[test]
+fn the_driver_is_told_where_the_memory_is() {
+    let PersistentMemory { device, region } = created(file(), &config(true)).unwrap();
+    let mut bytes = [0xff; 20];
+    device.read_config(0, &mut bytes);
+    assert_eq!(u64::from_le_bytes(bytes[..8].try_into().unwrap()), START);
+    assert_eq!(u64::from_le_bytes(bytes[8..16].try_into().unwrap()), 2 << 20);
+    assert_eq!(bytes[16..], [0xff; 4], "there are no more fields");
+    device.read_config(usize::MAX, &mut bytes);
+    assert_eq!((region.start_addr().raw_value(), region.len()), (START, 2 << 20));
+}
+
+/// The answer to a request of these bytes.
+fn answered(private: bool, request: &[u8], room: usize) -> Vec<u8> {
+    let mut driver = Driver::new(created(file(), &config(private)).unwrap().device);
+    driver.start();
+    let pushed = driver.push(0, &[request], &[room]);
+    driver.kick(0);
+    let written = driver.wait_used(0).unwrap().written as usize;
+    driver.bytes(pushed.writable[0])[..written].to_vec()
+}
+
+#[test]
+fn a_flush_is_answered_and_nothing_else_is_one() {
+    for private in [false, true] {
+        assert_eq!(answered(private, &[0; 4], 4), [0; 4]);
+        assert_eq!(answered(private, &[1, 0, 0, 0], 4), [1, 0, 0, 0], "another request");
+        assert_eq!(answered(private, &[0; 2], 4), [1, 0, 0, 0], "half a request");
+        assert_eq!(answered(private, &[0; 4], 2), [0; 0], "no room for the answer");
+    }
+}
+
+#[test]
+fn what_is_no_file_of_memory_is_refused() {
+    let small = base::memfd::sized("window", 4096).unwrap();
+    let told = created(small, &config(false)).err().unwrap().to_string();
+    assert!(told.contains("2 MiB"), "{told}");
+    let missing = PmemConfig {
+        file: FdRef(1),
+        private: false,
+    };
+    assert!(matches!(created(file(), &missing), Err(CreateError::MissingFd(1))));
+    let read_only = File::open("/proc/self/exe").unwrap();
+    assert!(created(read_only, &config(false)).is_err());
+}
+
+#[test]
+fn it_is_in_no_snapshot() {
+    assert!(matches!(make().save(), Err(DeviceError::NotSaved)));
+}
