@@ -85,7 +85,7 @@ mod tests {
         assert!(find("floppy").is_none());
         assert_eq!(
             kinds(),
-            "balloon, block, console, fs, iommu, mem, net, rng, vfio-pci, vsock"
+            "balloon, block, console, fs, iommu, mem, net, pmem, rng, vfio-pci, vsock"
         );
     }
 }

@@ -78,7 +78,7 @@ const FILTERS: [(&str, &[&str], &str); 17] = [
 const COMMON: &str = include_str!("../../../bin/vmm/seccomp/common.toml");
 
 /// The cases whose VMs, together, use everything that a VMM can do.
-const CASES: [&str; 8] = [
+const CASES: [&str; 9] = [
     "devices",
     "processors",
     "block",
@@ -87,6 +87,7 @@ const CASES: [&str; 8] = [
     "pause",
     "vmm-api",
     "foreign-kernel",
+    "pmem",
 ];
 
 /// Values that strace writes as their names; others are seen by their call alone.

@@ -90,7 +90,7 @@ fn wrong() -> [(VmConfig, &'static str); 6] {
         (with(&|c| c.kernel = FdRef(3)), "file descriptor 3 did not come"),
         (
             with(&|c| c.devices = vec![floppy.clone()]),
-            "there are balloon, block, console, fs, iommu, mem, net, rng, vfio-pci, vsock",
+            "there are balloon, block, console, fs, iommu, mem, net, pmem, rng, vfio-pci, vsock",
         ),
         (
             with(&|c| c.devices = vec![device("block", no_file.clone())]),
