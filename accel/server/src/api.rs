@@ -10,6 +10,7 @@ use std::ffi::{CStr, CString, c_void};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 
 pub(crate) use crate::generated::api::Api;
 
@@ -162,6 +163,7 @@ impl Backend {
                 missing.join(", ")
             );
         }
+        first_calls(&api);
         Ok(Self {
             api,
             looks_at_arguments: true,
@@ -185,6 +187,40 @@ impl Backend {
         &self.name
     }
 }
+
+/// The most platforms and devices that are looked at.
+const MOST: u32 = 64;
+
+/// Loaders and drivers make themselves ready when they are asked for platforms and devices first, and not all of them do it well when two
+/// threads ask at a time: ocl-icd tells the second that there are no platforms, PoCL that devices have no memory. So all are asked for here,
+/// by one thread at a time.
+fn first_calls(api: &Api) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (Ok(platforms_of), Ok(devices_of)) = (api.clGetPlatformIDs(), api.clGetDeviceIDs()) else {
+        return;
+    };
+    let mut platforms: Vec<P> = vec![std::ptr::null_mut(); MOST as usize];
+    let mut count = 0_u32;
+    // SAFETY: 1. the function has these types; 2. there is room for as many as are said, and for a number.
+    let status = unsafe { platforms_of(MOST, platforms.as_mut_ptr().cast(), (&raw mut count).cast()) };
+    if status != 0 {
+        log::warn!("the library has no platforms: {status}; install a driver, such as pocl-opencl-icd");
+        return;
+    }
+    platforms.truncate(count.min(MOST) as usize);
+    for platform in platforms {
+        let mut devices: Vec<P> = vec![std::ptr::null_mut(); MOST as usize];
+        let mut count = 0_u32;
+        let (places, counted) = (devices.as_mut_ptr().cast(), (&raw mut count).cast());
+        // SAFETY: 1. the function has these types; 2. the platform is one; 3. there is room for as many as are said, and for a number.
+        let status = unsafe { devices_of(platform, ALL_DEVICES, MOST, places, counted) };
+        log::info!("a platform with {count} devices, {status}");
+    }
+}
+
+/// `CL_DEVICE_TYPE_ALL` (cl.h).
+const ALL_DEVICES: u64 = 0xffff_ffff;
 
 /// What the loader says of its last failure.
 fn load_error() -> String {

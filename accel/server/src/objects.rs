@@ -412,6 +412,8 @@ impl Table {
             .filter(|slot| slot.generation() == handle.generation());
         match slot {
             Some(Slot::Failed(_, code)) => Err(*code),
+            // Nothing puts commands into one that was released, though events need it, or the work that it still has.
+            Some(Slot::Released(..)) if self.sort == Sort::CommandQueue => Err(self.sort.invalid()),
             slot => slot.and_then(Slot::object).map(Held).ok_or(self.sort.invalid()),
         }
     }

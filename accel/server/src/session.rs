@@ -28,8 +28,10 @@ const DEVICE_SVM_CAPABILITIES: u32 = 0x1053;
 const DEVICE_EXECUTION_CAPABILITIES: u32 = 0x1029;
 const EXEC_NATIVE_KERNEL: u64 = 2;
 
-/// The state of an event whose command cannot be carried out any more: any negative number.
-const ABANDONED: i32 = -1;
+/// The state of an event that nobody will set any more: complete. A failure would be truer, but after one a context may be unusable (OpenCL
+/// API, clSetUserEventStatus), and PoCL 3.1 ends the process when a command fails by two of its dependencies. What goes on writes to
+/// objects of a client that is gone.
+const ABANDONED: i32 = 0;
 
 /// A client and all that is its own.
 #[derive(Debug)]
@@ -83,7 +85,7 @@ impl Client {
         }
     }
 
-    /// The client is gone, and sets no event any more: what waits for one of its events goes on, as failed. May be called again.
+    /// The client is gone, and sets no event any more: what waits for one of its events goes on. May be called again.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
         let events: Vec<Held> = match self.tables().get(Sort::Event as usize) {
