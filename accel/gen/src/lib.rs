@@ -3,11 +3,14 @@
 //!
 //! What is made is checked in, so that a build needs neither this nor rustfmt. Knows no client, no server and no ring.
 
+mod carry_out;
 mod code;
 mod document;
 mod layout;
 mod lock;
 mod names;
+mod null;
+mod server;
 mod table;
 
 use std::collections::HashMap;
@@ -130,7 +133,7 @@ pub fn stale(root: &Path) -> Result<Vec<String>, GenError> {
 fn differing(root: &Path) -> Result<Vec<(String, Option<String>)>, GenError> {
     let outputs = outputs(root)?;
     let mut differing = Vec::new();
-    for dir in ["accel/proto/src/opencl"] {
+    for dir in ["accel/proto/src/opencl", server::SERVER] {
         // Before anything was generated there is none.
         for entry in fs::read_dir(root.join(dir)).into_iter().flatten().flatten() {
             let path = format!("{dir}/{}", entry.file_name().to_string_lossy());
@@ -191,8 +194,23 @@ fn modules(root: &Path, api: &Api, lock: &mut Lock) -> Result<Vec<Output>, GenEr
     for (name, crossings) in groups.iter().filter(|(_, crossings)| !crossings.is_empty()) {
         files.push(((*name).to_owned(), code::group(api, name, crossings)));
     }
-    let outputs = files.into_iter().map(|(name, text)| {
-        let path = format!("{PROTO}/{}/{name}.rs", api.name);
+    let in_server = [
+        ("api", server::functions(api)),
+        ("null", null::module(api)),
+        ("mod", server::root(api, &groups)),
+    ];
+    let in_server = (in_server.into_iter()).chain(
+        groups
+            .iter()
+            .filter_map(|(name, crossings)| Some((*name, server::group(api, name, crossings)?))),
+    );
+    let in_server: Vec<_> = in_server
+        .map(|(name, text)| (format!("{}/{name}.rs", server::SERVER), text))
+        .collect();
+    let files = files
+        .into_iter()
+        .map(|(name, text)| (format!("{PROTO}/{}/{name}.rs", api.name), text));
+    let outputs = files.chain(in_server).map(|(path, text)| {
         let text = formatted(root, &path, &text)?;
         Ok(Output { path, text })
     });

@@ -6,7 +6,8 @@ use crate::plain::List;
 
 /// Bytes from a buffer's beginning to the end of a box in it: origin and region are bytes, rows and slices; a pitch of zero is as long as
 /// the region (OpenCL API, clEnqueueReadBufferRect).
-pub(crate) fn rect(origin: &List<'_, u64>, region: &List<'_, u64>, row_pitch: u64, slice_pitch: u64) -> Option<u64> {
+#[must_use]
+pub fn rect(origin: &List<'_, u64>, region: &List<'_, u64>, row_pitch: u64, slice_pitch: u64) -> Option<u64> {
     let at = |list: &List<'_, u64>, index| list.get(index).unwrap_or(0);
     let (width, rows, slices) = (at(region, 0), at(region, 1), at(region, 2));
     if width == 0 || rows == 0 || slices == 0 {

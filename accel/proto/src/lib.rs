@@ -9,6 +9,7 @@
 #![cfg_attr(not(test), no_std)]
 
 mod call;
+pub mod control;
 mod handle;
 mod lengths;
 pub mod opencl;
@@ -22,6 +23,7 @@ mod writer;
 
 pub use call::{Call, Command, Done, Effect, Flow, Object, Quota, Reply, Service};
 pub use handle::{AnyHandle, Handle, Kind};
+pub use lengths::rect;
 pub use plain::{List, Plain};
 pub use reader::{Limits, Reader, Source};
 pub use record::{Arguments, Flags, INLINE, MESSAGE, RECORD, Record};

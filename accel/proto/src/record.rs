@@ -116,6 +116,24 @@ impl Record {
         Self::in_arena(C::OP, Flags::REPLY, message, seq)
     }
 
+    /// A reply that has been encoded already, by its call's number, if it fits.
+    ///
+    /// # Errors
+    ///
+    /// It does not: write it to where the call says (`reply`), and take [`Self::encoded_reply_in`].
+    pub fn encoded_reply(op: u16, encoded: &[u8], seq: u64) -> Result<Self, NoRoom> {
+        let mut arguments = [0; INLINE];
+        let place = arguments.get_mut(..encoded.len());
+        place.ok_or(NoRoom { needs: encoded.len() })?.copy_from_slice(encoded);
+        Ok(Self::new(op, Flags::REPLY, encoded.len(), seq, &arguments))
+    }
+
+    /// A reply that has been encoded into the arena, by its call's number.
+    #[must_use]
+    pub fn encoded_reply_in(op: u16, message: Span, seq: u64) -> Self {
+        Self::in_arena(op, Flags::REPLY, message, seq)
+    }
+
     const fn waiting(waits: bool) -> u16 {
         if waits { Flags::WAITS } else { 0 }
     }

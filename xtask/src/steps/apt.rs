@@ -38,6 +38,14 @@ const PACKAGES: &[(&str, &str)] = &[
     ("openssl", "certificates and signatures in tests"),
     ("docker-registry", "the peer of pulls and pushes in tests"),
     ("skopeo", "reads and copies images of ours in tests"),
+    (
+        "ocl-icd-libopencl1",
+        "the loader that the accelerator server's tests call OpenCL by",
+    ),
+    (
+        "pocl-opencl-icd",
+        "OpenCL on this host's CPUs, the back end of the accelerator server's tests",
+    ),
 ];
 
 const LIMIT: Duration = Duration::from_secs(20 * 60);

@@ -1,0 +1,234 @@
+//! What a back end is: the API of the accelerator in C, as a table of functions by their names, out of a library or made here.
+//!
+//! Knows how functions are found, not what they do.
+#![allow(
+    unsafe_code,
+    reason = "functions of a library are found by name and have the types that the specification gives them"
+)]
+
+use std::ffi::{CStr, CString, c_void};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
+
+pub(crate) use crate::generated::api::Api;
+
+/// What C has as a pointer: an object, a place for results, or a list.
+pub(crate) type P = *mut c_void;
+
+/// An error code of the API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Code(pub(crate) i32);
+
+/// Codes that the server itself answers with (OpenCL API, appendix "Error codes").
+impl Code {
+    pub(crate) const OUT_OF_RESOURCES: Self = Self(-5);
+    pub(crate) const OUT_OF_HOST_MEMORY: Self = Self(-6);
+    pub(crate) const INVALID_VALUE: Self = Self(-30);
+    pub(crate) const INVALID_MEM_OBJECT: Self = Self(-38);
+    pub(crate) const INVALID_ARG_INDEX: Self = Self(-49);
+    pub(crate) const INVALID_ARG_VALUE: Self = Self(-50);
+    pub(crate) const INVALID_OPERATION: Self = Self(-59);
+}
+
+/// An error unless it is none; positive numbers are none of the API's.
+pub(crate) fn check(status: i32) -> Result<(), Code> {
+    if status == 0 { Ok(()) } else { Err(Code(status)) }
+}
+
+/// The table of an API's functions: a field for each, missing if the library has none, and a method of the same name that gives it.
+macro_rules! functions {
+    ($($name:ident($($parameter:ident: $type:ty),*) -> $result:ty;)*) => {
+        /// Functions of the back end.
+        #[derive(Debug, Clone)]
+        #[allow(non_snake_case, reason = "the names are C's")]
+        pub(crate) struct Api {
+            $($name: Option<unsafe extern "C" fn($($parameter: $type),*) -> $result>,)*
+        }
+
+        #[allow(non_snake_case, reason = "the names are C's")]
+        impl Api {
+            /// All of them, from whoever finds them by name; and the names of those that were not found.
+            ///
+            /// # Safety
+            ///
+            /// What is found by a name is the function that the specification calls so, and stays for as long as the table.
+            pub(crate) unsafe fn find(
+                find: &dyn Fn(&std::ffi::CStr) -> Option<std::ptr::NonNull<std::ffi::c_void>>,
+            ) -> (Self, Vec<&'static str>) {
+                let mut missing = Vec::new();
+                $(
+                    let $name = find(const { crate::api::c_name(concat!(stringify!($name), "\0")) }).map(|address| {
+                        // SAFETY: 1. both are an address of a function; 2. the caller vouches for it being this one.
+                        unsafe {
+                            std::mem::transmute::<
+                                std::ptr::NonNull<std::ffi::c_void>,
+                                unsafe extern "C" fn($($type),*) -> $result,
+                            >(address)
+                        }
+                    });
+                    if $name.is_none() {
+                        missing.push(stringify!($name));
+                    }
+                )*
+                (Self { $($name),* }, missing)
+            }
+
+            $(
+                /// The function of that name.
+                pub(crate) fn $name(
+                    &self,
+                ) -> Result<unsafe extern "C" fn($($parameter: $type),*) -> $result, crate::api::Code> {
+                    self.$name.ok_or(crate::api::Code::INVALID_OPERATION)
+                }
+            )*
+        }
+    };
+}
+
+pub(crate) use functions;
+
+/// A name as C has it; its zero is there.
+pub(crate) const fn c_name(name: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(name.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => c"",
+    }
+}
+
+/// Why there is no back end.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// The library cannot be loaded.
+    #[error("cannot load {}: {reason}; name an OpenCL library with --library, or install ocl-icd-libopencl1 and a driver", path.display())]
+    Load {
+        /// Which.
+        path: PathBuf,
+        /// What the loader says.
+        reason: String,
+    },
+    /// It is no OpenCL library.
+    #[error(
+        "{} has no clGetPlatformIDs and is no OpenCL library; a driver that only a loader can use is found by libOpenCL.so.1 with \
+         OCL_ICD_VENDORS set to it",
+        path.display()
+    )]
+    NoFunctions {
+        /// Which.
+        path: PathBuf,
+    },
+}
+
+/// Who carries calls out.
+#[derive(Debug)]
+pub struct Backend {
+    pub(crate) api: Api,
+    /// Whether it looks at arguments of kernels, which can be taken for addresses of objects.
+    pub(crate) looks_at_arguments: bool,
+    name: String,
+}
+
+impl Backend {
+    /// The loader's or a driver's library, by dlopen(3). It is never unloaded: drivers have threads.
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError`].
+    pub fn opencl(library: &Path) -> Result<Self, BackendError> {
+        let path = library.to_owned();
+        let reason = |reason: String| BackendError::Load {
+            path: path.clone(),
+            reason,
+        };
+        let name = CString::new(library.as_os_str().as_bytes()).map_err(|error| reason(error.to_string()))?;
+        // SAFETY: 1. the name ends with a zero; 2. what the library does when it is loaded, whoever started the server answers for.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        let Some(handle) = NonNull::new(handle) else {
+            return Err(reason(load_error()));
+        };
+        let find = |name: &CStr| {
+            // SAFETY: 1. the handle is dlopen's and never closed; 2. the name ends with a zero.
+            NonNull::new(unsafe { libc::dlsym(handle.as_ptr(), name.as_ptr()) })
+        };
+        if find(c"clGetPlatformIDs").is_none() {
+            return Err(BackendError::NoFunctions { path });
+        }
+        // SAFETY: 1. the library is an OpenCL library, which exports functions of the specification by their names; it is never closed.
+        let (api, missing) = unsafe { Api::find(&find) };
+        if !missing.is_empty() {
+            log::info!(
+                "{} has not {}; calls of them are refused",
+                path.display(),
+                missing.join(", ")
+            );
+        }
+        first_calls(&api);
+        Ok(Self {
+            api,
+            looks_at_arguments: true,
+            name: format!("opencl ({})", path.display()),
+        })
+    }
+
+    /// One that does nothing: each call succeeds, what is made has a name, and no bytes move.
+    #[must_use]
+    pub fn null() -> Self {
+        Self {
+            api: crate::null::api(),
+            looks_at_arguments: false,
+            name: "null".into(),
+        }
+    }
+
+    /// What it is called, for logs.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// The most platforms and devices that are looked at.
+const MOST: u32 = 64;
+
+/// Loaders and drivers make themselves ready when they are asked for platforms and devices first, and not all of them do it well when two
+/// threads ask at a time: ocl-icd tells the second that there are no platforms, PoCL that devices have no memory. So all are asked for here,
+/// by one thread at a time.
+fn first_calls(api: &Api) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (Ok(platforms_of), Ok(devices_of)) = (api.clGetPlatformIDs(), api.clGetDeviceIDs()) else {
+        return;
+    };
+    let mut platforms: Vec<P> = vec![std::ptr::null_mut(); MOST as usize];
+    let mut count = 0_u32;
+    // SAFETY: 1. the function has these types; 2. there is room for as many as are said, and for a number.
+    let status = unsafe { platforms_of(MOST, platforms.as_mut_ptr().cast(), (&raw mut count).cast()) };
+    if status != 0 {
+        log::warn!("the library has no platforms: {status}; install a driver, such as pocl-opencl-icd");
+        return;
+    }
+    platforms.truncate(count.min(MOST) as usize);
+    for platform in platforms {
+        let mut devices: Vec<P> = vec![std::ptr::null_mut(); MOST as usize];
+        let mut count = 0_u32;
+        let (places, counted) = (devices.as_mut_ptr().cast(), (&raw mut count).cast());
+        // SAFETY: 1. the function has these types; 2. the platform is one; 3. there is room for as many as are said, and for a number.
+        let status = unsafe { devices_of(platform, ALL_DEVICES, MOST, places, counted) };
+        log::info!("a platform with {count} devices, {status}");
+    }
+}
+
+/// `CL_DEVICE_TYPE_ALL` (cl.h).
+const ALL_DEVICES: u64 = 0xffff_ffff;
+
+/// What the loader says of its last failure.
+fn load_error() -> String {
+    // SAFETY: 1. dlopen(3) of this thread has failed.
+    let said = unsafe { libc::dlerror() };
+    if said.is_null() {
+        return "for no reason that the loader knows".into();
+    }
+    // SAFETY: 1. not NULL, so that it is a string of the loader's; 2. it is copied before this thread calls the loader again.
+    unsafe { CStr::from_ptr(said) }.to_string_lossy().into_owned()
+}

@@ -1,0 +1,28 @@
+//! Carries out what clients of an accelerator's API ask for by forwarded calls: objects of each client, what is checked of what it sends,
+//! and the back end that does the work.
+//!
+//! ```text
+//!   client thread ── ServerEnd ── Worker ── Session ─┬─ tables of objects, window, callbacks: one Client for a process
+//!                                                    └─ Backend: the API in C, out of a library or `null`
+//! ```
+//!
+//! A client is trusted with nothing: records are copied and decoded (`accel/proto`), names of objects are looked up in its own tables, parts
+//! of the arena are compared with its size, and bytes that a back end would take for addresses do not reach it. Code of the client's that
+//! runs on the accelerator is the back end's to keep apart, or, where that is this host's CPU, the process's. Knows no sandbox.
+
+mod api;
+mod arguments;
+mod completions;
+mod dispatch;
+mod generated;
+mod manual;
+mod marshal;
+mod null;
+mod objects;
+mod server;
+mod session;
+#[cfg(test)]
+mod tests;
+
+pub use api::{Backend, BackendError};
+pub use server::{Server, ServerError};

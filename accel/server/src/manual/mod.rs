@@ -1,0 +1,28 @@
+//! Calls whose body is by hand, because an annotation does not say what has to be done: where memory is whose, what a map is, what is
+//! added to a build.
+//!
+//! What obligations `unsafe` blocks here rest on: 1. a function is the table's of that name and has these types; 2. objects are held until
+//! it returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all work of the back end
+//! (`session`). Generated code is of the same form.
+#![allow(unsafe_code, reason = "calls functions of a C API")]
+
+mod callback;
+mod device;
+mod image;
+mod kernel;
+mod map;
+mod memory;
+mod program;
+
+pub(crate) use callback::{
+    create_user_event, set_context_destructor_callback, set_event_callback, set_mem_object_destructor_callback,
+    set_program_release_callback,
+};
+pub(crate) use device::create_sub_devices;
+pub(crate) use image::{
+    create_image, create_image_with_properties, create_image2d, create_image3d, enqueue_read_image, enqueue_write_image,
+};
+pub(crate) use kernel::set_kernel_arg;
+pub(crate) use map::{enqueue_map_buffer, enqueue_map_image, enqueue_unmap_mem_object};
+pub(crate) use memory::{create_buffer, create_buffer_with_properties, create_sub_buffer};
+pub(crate) use program::{build_program, compile_program, get_program_info, link_program};

@@ -1,0 +1,520 @@
+//! Objects of a client: a table for each sort, by index and generation, and what the server knows of each object.
+//!
+//! An object of the back end has one reference, the server's, which is given back when the last holder here lets go: the table, a call
+//! that works with it, or an object that was made with it. So one that others need stays, as in the API, and is found by its name for as
+//! long; and a call in another thread never loses an object that it works with. Knows no call.
+#![allow(
+    unsafe_code,
+    reason = "objects of a C API are released by its functions, and may be used by all threads"
+)]
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use accel_proto::opencl::{CommandQueue, Context, Device, Event, Kernel, Mem, Platform, Program, Sampler};
+use accel_proto::{Handle, Kind, List, rect};
+
+use crate::api::{Backend, Code, P};
+use crate::arguments::Parameter;
+
+/// The sorts of objects that the API has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sort {
+    Platform,
+    Device,
+    Context,
+    CommandQueue,
+    Mem,
+    Program,
+    Kernel,
+    Event,
+    Sampler,
+}
+
+impl Sort {
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Platform,
+        Self::Device,
+        Self::Context,
+        Self::CommandQueue,
+        Self::Mem,
+        Self::Program,
+        Self::Kernel,
+        Self::Event,
+        Self::Sampler,
+    ];
+
+    /// By the type in C.
+    pub(crate) fn of(c_type: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|sort| sort.c_type() == c_type)
+    }
+
+    fn c_type(self) -> &'static str {
+        match self {
+            Self::Platform => Platform::C_TYPE,
+            Self::Device => Device::C_TYPE,
+            Self::Context => Context::C_TYPE,
+            Self::CommandQueue => CommandQueue::C_TYPE,
+            Self::Mem => Mem::C_TYPE,
+            Self::Program => Program::C_TYPE,
+            Self::Kernel => Kernel::C_TYPE,
+            Self::Event => Event::C_TYPE,
+            Self::Sampler => Sampler::C_TYPE,
+        }
+    }
+
+    /// The code for a name that is none of this sort (OpenCL API, appendix "Error codes").
+    pub(crate) fn invalid(self) -> Code {
+        Code(match self {
+            Self::Platform => -32,
+            Self::Device => -33,
+            Self::Context => -34,
+            Self::CommandQueue => -36,
+            Self::Mem => -38,
+            Self::Sampler => -41,
+            Self::Program => -44,
+            Self::Kernel => -48,
+            Self::Event => -58,
+        })
+    }
+}
+
+/// The kinds that names on the wire have.
+pub(crate) trait Served: Kind {
+    const SORT: Sort;
+}
+
+macro_rules! served {
+    ($($kind:ident),*) => {
+        $(impl Served for $kind {
+            const SORT: Sort = Sort::$kind;
+        })*
+    };
+}
+
+served!(
+    Platform,
+    Device,
+    Context,
+    CommandQueue,
+    Mem,
+    Program,
+    Kernel,
+    Event,
+    Sampler
+);
+
+/// What the server knows of an object besides what the back end does.
+#[derive(Debug)]
+pub(crate) enum State {
+    /// Nothing.
+    Plain,
+    /// A memory object.
+    Mem(Memory),
+    /// A queue: the first failure of a call that nobody waited for; zero if there was none.
+    Queue(AtomicI32),
+    /// A kernel.
+    Kernel(Launchable),
+    /// An event that the client completes.
+    UserEvent,
+}
+
+/// A memory object.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) form: Form,
+    /// Where it is mapped.
+    pub(crate) maps: Mutex<Vec<Map>>,
+}
+
+/// What a memory object is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// So many bytes.
+    Buffer(u64),
+    Image,
+    Pipe,
+}
+
+/// A part that is mapped: while it is, its bytes are in the arena.
+#[derive(Debug, Clone)]
+pub(crate) struct Map {
+    /// Where in the arena.
+    pub(crate) at: u64,
+    pub(crate) region: Region,
+    /// Whether it goes back to the object in the end.
+    pub(crate) writes: bool,
+}
+
+/// Which part.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Region {
+    Buffer {
+        offset: u64,
+        length: u64,
+    },
+    Image {
+        origin: [u64; 3],
+        region: [u64; 3],
+        length: u64,
+    },
+}
+
+impl Region {
+    /// Its bytes in the arena.
+    pub(crate) fn length(self) -> u64 {
+        let (Self::Buffer { length, .. } | Self::Image { length, .. }) = self;
+        length
+    }
+}
+
+/// A kernel.
+#[derive(Debug)]
+pub(crate) struct Launchable {
+    /// Held by a call that works with it: kernels are not for several threads at once (OpenCL API, clSetKernelArg).
+    alone: Mutex<()>,
+    /// The first failure of an argument that nobody waited for.
+    failed: AtomicI32,
+    pub(crate) parameters: Option<Vec<Parameter>>,
+}
+
+impl State {
+    pub(crate) fn memory(form: Form) -> Self {
+        Self::Mem(Memory {
+            form,
+            maps: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn queue() -> Self {
+        Self::Queue(AtomicI32::new(0))
+    }
+
+    /// Parameters are not known where the back end does not tell them, or does not look at arguments.
+    pub(crate) fn kernel(parameters: Option<Vec<Parameter>>) -> Self {
+        Self::Kernel(Launchable {
+            alone: Mutex::default(),
+            failed: AtomicI32::new(0),
+            parameters,
+        })
+    }
+}
+
+/// An object of the back end, and one reference to it.
+#[derive(Debug)]
+pub(crate) struct Object {
+    raw: P,
+    sort: Sort,
+    /// Whether the reference is to be given back; platforms and whole devices have none.
+    counted: bool,
+    pub(crate) state: State,
+    backend: Arc<Backend>,
+    /// What it was made with, which goes after it.
+    _owners: Vec<Arc<Self>>,
+}
+
+// SAFETY: 1. objects of the API may be used from all threads (OpenCL API, "Thread safety"), but for kernels, which `alone` is for; 2. the
+// null back end's are numbers.
+unsafe impl Send for Object {}
+// SAFETY: 1. as for `Send`; 2. its own state is behind locks and atomics.
+unsafe impl Sync for Object {}
+
+impl Object {
+    pub(crate) fn new(backend: &Arc<Backend>, (sort, raw): (Sort, P), state: State, owners: &[&Held]) -> Self {
+        Self {
+            raw,
+            sort,
+            counted: true,
+            state,
+            backend: Arc::clone(backend),
+            _owners: owners.iter().map(|owner| Arc::clone(&owner.0)).collect(),
+        }
+    }
+
+    /// One that the back end has told of and that stays for ever.
+    pub(crate) fn told(backend: &Arc<Backend>, (sort, raw): (Sort, P)) -> Self {
+        let mut object = Self::new(backend, (sort, raw), State::Plain, &[]);
+        object.counted = false;
+        object
+    }
+
+    /// As the back end knows it.
+    pub(crate) fn raw(&self) -> P {
+        self.raw
+    }
+
+    /// Of a memory object: what it is.
+    pub(crate) fn memory(&self) -> Result<&Memory, Code> {
+        match &self.state {
+            State::Mem(memory) => Ok(memory),
+            _ => Err(Code::INVALID_MEM_OBJECT),
+        }
+    }
+
+    /// Whether an offset and a length are within the bytes of a buffer.
+    pub(crate) fn in_bounds(&self, (offset, length): (u64, u64)) -> Result<(), Code> {
+        let Form::Buffer(size) = self.memory()?.form else {
+            return Err(Code::INVALID_MEM_OBJECT);
+        };
+        let end = offset.checked_add(length).filter(|end| *end <= size);
+        end.map(|_| ()).ok_or(Code::INVALID_VALUE)
+    }
+
+    /// Whether a box of origin and region, with rows and slices of these pitches, is within the bytes of a buffer.
+    pub(crate) fn rect_in_bounds(
+        &self,
+        (origin, region): (&List<'_, u64>, &List<'_, u64>),
+        (row_pitch, slice_pitch): (u64, u64),
+    ) -> Result<(), Code> {
+        let end = rect(origin, region, row_pitch, slice_pitch).ok_or(Code::INVALID_VALUE)?;
+        self.in_bounds((0, end))
+    }
+
+    /// Of a kernel: until the guard goes, this thread alone works with it.
+    pub(crate) fn alone(&self) -> Option<MutexGuard<'_, ()>> {
+        match &self.state {
+            State::Kernel(kernel) => Some(kernel.alone.lock().unwrap_or_else(PoisonError::into_inner)),
+            _ => None,
+        }
+    }
+
+    /// Remembers the first failure of a call that nobody waited for.
+    pub(crate) fn keep_failure(&self, code: Code) {
+        if let State::Queue(failed) | State::Kernel(Launchable { failed, .. }) = &self.state {
+            // One that is there already stays: it is the cause, or at least was before.
+            _ = failed.compare_exchange(0, code.0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// Tells it, once.
+    pub(crate) fn take_failure(&self) -> Result<(), Code> {
+        match &self.state {
+            State::Queue(failed) | State::Kernel(Launchable { failed, .. }) => {
+                crate::api::check(failed.swap(0, Ordering::Relaxed))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        if !self.counted {
+            return;
+        }
+        let api = &self.backend.api;
+        let function = match self.sort {
+            Sort::Platform => return,
+            Sort::Device => api.clReleaseDevice(),
+            Sort::Context => api.clReleaseContext(),
+            Sort::CommandQueue => api.clReleaseCommandQueue(),
+            Sort::Mem => api.clReleaseMemObject(),
+            Sort::Program => api.clReleaseProgram(),
+            Sort::Kernel => api.clReleaseKernel(),
+            Sort::Event => api.clReleaseEvent(),
+            Sort::Sampler => api.clReleaseSampler(),
+        };
+        if let Ok(function) = function {
+            // SAFETY: 1. the object is of this sort, and this is the one reference that the server has; 2. nobody here holds it any more.
+            let status = unsafe { function(self.raw) };
+            if status != 0 {
+                log::warn!("the back end refuses to release {}: {status}", self.sort.c_type());
+            }
+        }
+    }
+}
+
+/// An object that somebody here works with.
+#[derive(Debug, Clone)]
+pub(crate) struct Held(pub(crate) Arc<Object>);
+
+impl Deref for Held {
+    type Target = Object;
+
+    fn deref(&self) -> &Object {
+        &self.0
+    }
+}
+
+/// The same, or NULL.
+#[derive(Debug, Clone)]
+pub(crate) struct MaybeHeld(pub(crate) Option<Held>);
+
+impl MaybeHeld {
+    pub(crate) fn raw(&self) -> P {
+        self.0.as_ref().map_or(std::ptr::null_mut(), |held| held.raw())
+    }
+}
+
+/// A place in a table.
+#[derive(Debug)]
+enum Slot {
+    /// Its last name was of this generation; zero if it had none.
+    Free(u32),
+    /// The client holds it.
+    Live(u32, Arc<Object>),
+    /// The client has released it; others may still need it, and then it is found.
+    Released(u32, Weak<Object>),
+    /// It was never made, and nobody has waited to hear why.
+    Failed(u32, Code),
+}
+
+impl Slot {
+    fn generation(&self) -> u32 {
+        match self {
+            Self::Free(generation)
+            | Self::Live(generation, _)
+            | Self::Released(generation, _)
+            | Self::Failed(generation, _) => *generation,
+        }
+    }
+
+    fn object(&self) -> Option<Arc<Object>> {
+        match self {
+            Self::Live(_, object) => Some(Arc::clone(object)),
+            Self::Released(_, object) => object.upgrade(),
+            Self::Free(_) | Self::Failed(..) => None,
+        }
+    }
+}
+
+/// Objects of one sort.
+#[derive(Debug)]
+pub(crate) struct Table {
+    sort: Sort,
+    /// What the client names.
+    own: Vec<Slot>,
+    /// What it is told of, from [`Handle::FIRST_TOLD`] on.
+    told: Vec<Arc<Object>>,
+}
+
+impl Table {
+    pub(crate) fn new(sort: Sort) -> Self {
+        Self {
+            sort,
+            own: Vec::new(),
+            told: Vec::new(),
+        }
+    }
+
+    /// The object with that name.
+    pub(crate) fn find(&self, name: u32) -> Result<Held, Code> {
+        let handle = Handle::<Mem>::from_raw(name);
+        let index = handle.index() as usize;
+        if let Some(told) = index.checked_sub(Handle::<Mem>::FIRST_TOLD as usize) {
+            let found = self.told.get(told).filter(|_| handle.generation() == 1);
+            return found.map(|object| Held(Arc::clone(object))).ok_or(self.sort.invalid());
+        }
+        let slot = self
+            .own
+            .get(index)
+            .filter(|slot| slot.generation() == handle.generation());
+        match slot {
+            Some(Slot::Failed(_, code)) => Err(*code),
+            // Nothing puts commands into one that was released, though events need it, or the work that it still has.
+            Some(Slot::Released(..)) if self.sort == Sort::CommandQueue => Err(self.sort.invalid()),
+            slot => slot.and_then(Slot::object).map(Held).ok_or(self.sort.invalid()),
+        }
+    }
+
+    /// Gives an object the name that the client chose.
+    pub(crate) fn insert(&mut self, name: u32, object: Arc<Object>) -> Result<(), Code> {
+        let generation = Handle::<Mem>::from_raw(name).generation();
+        *self.free(name)? = Slot::Live(generation, object);
+        Ok(())
+    }
+
+    /// Under that name nothing was made.
+    pub(crate) fn fail(&mut self, name: u32, code: Code) {
+        let generation = Handle::<Mem>::from_raw(name).generation();
+        if let Ok(slot) = self.free(name) {
+            *slot = Slot::Failed(generation, code);
+        }
+    }
+
+    /// A place that has no object, for a name that it did not have before.
+    fn free(&mut self, name: u32) -> Result<&mut Slot, Code> {
+        let handle = Handle::<Mem>::from_raw(name);
+        let (index, generation) = (handle.index() as usize, handle.generation());
+        if generation == 0 || handle.index() >= Handle::<Mem>::FIRST_TOLD {
+            return Err(Code::INVALID_VALUE);
+        }
+        if index >= self.own.len() {
+            self.own.resize_with(index + 1, || Slot::Free(0));
+        }
+        match self.own.get_mut(index) {
+            Some(Slot::Live(..)) | None => Err(Code::INVALID_VALUE),
+            Some(slot) if slot.generation() == generation => Err(Code::INVALID_VALUE),
+            Some(slot) => Ok(slot),
+        }
+    }
+
+    /// The client lets go: what it has held, which the caller drops when the table is no longer locked.
+    pub(crate) fn release(&mut self, name: u32) -> Result<Option<Arc<Object>>, Code> {
+        let handle = Handle::<Mem>::from_raw(name);
+        if handle.index() >= Handle::<Mem>::FIRST_TOLD {
+            // What was told stays.
+            return self.find(name).map(|_| None);
+        }
+        let slot = self.own.get_mut(handle.index() as usize);
+        let slot = slot.filter(|slot| slot.generation() == handle.generation());
+        match slot {
+            Some(slot @ Slot::Live(..)) => {
+                let released = slot.object();
+                let weak = released.as_ref().map(Arc::downgrade).unwrap_or_default();
+                *slot = Slot::Released(handle.generation(), weak);
+                Ok(released)
+            }
+            Some(slot @ Slot::Failed(..)) => {
+                *slot = Slot::Free(handle.generation());
+                Ok(None)
+            }
+            _ => Err(self.sort.invalid()),
+        }
+    }
+
+    /// The name of something that the client is told of.
+    pub(crate) fn tell(&mut self, raw: P, object: impl FnOnce() -> Object) -> u32 {
+        if let Some(name) = self.name_of(raw) {
+            return name;
+        }
+        self.told.push(Arc::new(object()));
+        Self::told_name(self.told.len() - 1)
+    }
+
+    fn told_name(place: usize) -> u32 {
+        let index = u32::try_from(place)
+            .ok()
+            .and_then(|place| place.checked_add(Handle::<Mem>::FIRST_TOLD));
+        index
+            .and_then(|index| Handle::<Mem>::new(index, 1))
+            .map_or(0, Handle::raw)
+    }
+
+    /// The name of an object of the back end's; asked for by few queries, whose answers clients keep.
+    pub(crate) fn name_of(&self, raw: P) -> Option<u32> {
+        let told = self.told.iter().position(|object| object.raw == raw);
+        told.map(Self::told_name).or_else(|| {
+            let found = (0..)
+                .zip(&self.own)
+                .find(|(_, slot)| slot.object().is_some_and(|object| object.raw == raw));
+            let (index, slot) = found?;
+            Handle::<Mem>::new(index, slot.generation()).map(Handle::raw)
+        })
+    }
+
+    /// All that are there.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Held> {
+        self.own.iter().filter_map(Slot::object).map(Held)
+    }
+
+    /// Lets all go that the client holds: what it has held, to be dropped when the table is no longer locked.
+    pub(crate) fn clear(&mut self) -> Vec<Arc<Object>> {
+        let held = std::mem::take(&mut self.own).into_iter().filter_map(|slot| match slot {
+            Slot::Live(_, object) => Some(object),
+            Slot::Free(_) | Slot::Released(..) | Slot::Failed(..) => None,
+        });
+        held.collect()
+    }
+}

@@ -1,0 +1,224 @@
+//! Clients, each a process with a connection: a thread for each of its threads, one table of objects for all of them, and its end.
+//!
+//! ```text
+//!   connected ── greeting ──▶ served ── hung up, or the protocol broken ──▶ abandoned ── threads ended, queues finished ──▶ released
+//! ```
+//!
+//! Knows no call. A client's end is noticed by whichever thread waits for it, or by the connection's own, as threads may be in the back
+//! end and wait for events that nobody would set any more.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use accel_proto::Record;
+use accel_transport::{Error, ServerConnection, ServerEnd, Settings, accept};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use wire::packet::PacketSocket;
+
+use crate::api::Backend;
+use crate::dispatch::Worker;
+use crate::session::Client;
+
+/// Connections at a time: each has a window.
+const MOST_CLIENTS: usize = 64;
+
+/// How long a client may leave its answers in a ring that is full.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether a client is gone whose threads are all in the back end.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// Bytes of a thread's stack: compilers of drivers run on it, of code that a stranger wrote. Pages that are not used do not exist.
+const STACK: usize = 64 << 20;
+
+/// Why there is no server.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The socket cannot be made.
+    #[error("cannot listen on {}: {source}; give a path in a directory that exists, where nobody else listens", path.display())]
+    Listen {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// No client can be accepted.
+    #[error("cannot accept clients: {0}")]
+    Accept(#[source] io::Error),
+}
+
+/// Serves clients by a back end.
+#[derive(Debug)]
+pub struct Server {
+    backend: Arc<Backend>,
+    settings: Settings,
+    clients: AtomicUsize,
+}
+
+/// A client that counts, until it does not.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Server {
+    /// By this back end, on connections with these settings.
+    #[must_use]
+    pub fn new(backend: Backend, settings: Settings) -> Self {
+        Self {
+            backend: Arc::new(backend),
+            settings,
+            clients: AtomicUsize::new(0),
+        }
+    }
+
+    /// A socket that clients connect to, for this user alone. One that nobody listens on any more is replaced.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Listen`].
+    pub fn listen(path: &Path) -> Result<OwnedFd, ServerError> {
+        listen(path).map_err(|source| ServerError::Listen {
+            path: path.to_owned(),
+            source,
+        })
+    }
+
+    /// Serves whoever connects, each in a thread of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Accept`]; a client's errors end the client.
+    pub fn serve(self: &Arc<Self>, listener: impl AsFd) -> Result<(), ServerError> {
+        loop {
+            let socket = match rustix::net::accept_with(&listener, SocketFlags::CLOEXEC) {
+                Ok(socket) => PacketSocket::from_fd(socket),
+                Err(rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(ServerError::Accept(error.into())),
+            };
+            let server = Arc::clone(self);
+            let started = thread::Builder::new().name("accel-client".into()).spawn(move || {
+                if let Err(error) = server.serve_client(socket) {
+                    log::warn!("a client's connection has ended: {error}");
+                }
+            });
+            if let Err(error) = started {
+                log::warn!("no thread for a client: {error}; it is hung up");
+            }
+        }
+    }
+
+    /// Serves one client until it ends, and releases all that was its own.
+    ///
+    /// # Errors
+    ///
+    /// How the greeting failed, or how the client broke the protocol.
+    pub fn serve_client(&self, socket: PacketSocket) -> Result<(), Error> {
+        let counted = Counted(&self.clients);
+        if self.clients.fetch_add(1, Ordering::SeqCst) >= MOST_CLIENTS {
+            log::warn!("there are {MOST_CLIENTS} clients; one more is hung up");
+            return Ok(());
+        }
+        let mut connection = accept(socket, &self.settings)?;
+        let ends = std::mem::take(&mut connection.ends);
+        log::info!(
+            "a client with {} threads by {}, on {}",
+            ends.len(),
+            connection.transport,
+            self.backend.name()
+        );
+        let client = Client::new(Arc::clone(&self.backend), connection.window.clone());
+        let outcome = serve_ends(&client, connection, ends);
+        client.end();
+        log::info!("a client has ended, and all of its objects are released");
+        drop(counted);
+        outcome
+    }
+}
+
+/// All threads of a client, until all have ended.
+fn serve_ends(client: &Client, connection: ServerConnection, ends: Vec<ServerEnd>) -> Result<(), Error> {
+    let (ended, news) = mpsc::channel();
+    thread::scope(|scope| {
+        let mut outcome = Ok(());
+        for end in ends {
+            let ended = ended.clone();
+            let builder = thread::Builder::new().name("accel-worker".into()).stack_size(STACK);
+            let started = builder.spawn_scoped(scope, move || {
+                // Nobody listens to those that end later.
+                _ = ended.send(serve_end(client, end));
+            });
+            if let Err(source) = started {
+                outcome = Err(Error::Io {
+                    what: "start a thread for a client's",
+                    source,
+                });
+                break;
+            }
+        }
+        drop(ended);
+        while outcome.is_ok() && !connection.is_over() {
+            match news.recv_timeout(INTERVAL) {
+                Ok(result) => {
+                    outcome = result;
+                    break;
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        // The other threads learn of the end by this, wherever they wait.
+        drop(connection);
+        client.completions.end();
+        client.abandon();
+        outcome
+    })
+}
+
+/// One thread of a client.
+fn serve_end(client: &Client, mut end: ServerEnd) -> Result<(), Error> {
+    let mut worker = Worker::new(client);
+    loop {
+        let request = match end.receive(None) {
+            Ok(request) => request,
+            Err(Error::PeerGone) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let answer = worker.serve(&Record::from_bytes(request.to_bytes()));
+        let answer = answer.map(|answer| wire::ring::Record::from_bytes(answer.as_bytes()));
+        match end.finish(&request, answer.as_ref(), PATIENCE) {
+            Ok(()) => {}
+            Err(Error::PeerGone) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn listen(path: &Path) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let new = || rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let socket = new()?;
+    match rustix::net::bind(&socket, &address) {
+        Err(rustix::io::Errno::ADDRINUSE) => {
+            // A socket of somebody who has ended refuses connections; anything else is not ours to remove.
+            match rustix::net::connect(&new()?, &address) {
+                Err(rustix::io::Errno::CONNREFUSED) => std::fs::remove_file(path)?,
+                _ => return Err(rustix::io::Errno::ADDRINUSE.into()),
+            }
+            rustix::net::bind(&socket, &address)?;
+        }
+        bound => bound?,
+    }
+    // Nobody can connect before it listens.
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+    rustix::net::listen(&socket, 64)?;
+    Ok(socket)
+}

@@ -1,0 +1,463 @@
+//! One client, which is a process with its objects and its window, and what a thread of the server carries its calls out with.
+//!
+//! Obligations of what is `unsafe` here and in generated code: pointers into the arena are handed to a back end that may use them until its
+//! work is done. So all of a client's queues are finished before its window goes ([`Client::end`]): those that it still has, and those
+//! that it released with work in them ([`Client::retire`]). Knows no call.
+#![allow(
+    unsafe_code,
+    reason = "asks functions of a C API, and hands out addresses in memory that is shared with the client"
+)]
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use accel_proto::opencl::CommandQueue;
+use accel_proto::{AnyHandle, Call, Handle, List, MESSAGE, Pieces, Plain, Reply, Span, Writer};
+use accel_window::Window;
+
+use crate::api::{Api, Backend, Code, P};
+use crate::arguments;
+use crate::completions::Completions;
+use crate::marshal::{Answer, Copies, Many, Places, Properties};
+use crate::objects::{Held, MaybeHeld, Object, Served, Sort, State, Table};
+
+/// Numbers of the API (cl.h).
+const EVENT_COMMAND_EXECUTION_STATUS: u32 = 0x11d3;
+const DEVICE_SVM_CAPABILITIES: u32 = 0x1053;
+const DEVICE_EXECUTION_CAPABILITIES: u32 = 0x1029;
+const EXEC_NATIVE_KERNEL: u64 = 2;
+
+/// The state of an event that nobody will set any more: complete. A failure would be truer, but after one a context may be unusable (OpenCL
+/// API, clSetUserEventStatus), and PoCL 3.1 ends the process when a command fails by two of its dependencies. What goes on writes to
+/// objects of a client that is gone.
+const ABANDONED: i32 = 0;
+
+/// A client and all that is its own.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) backend: Arc<Backend>,
+    tables: RwLock<[Table; Sort::ALL.len()]>,
+    /// Queues that were released with work in them, each with an event that is complete when that is done, if the back end has such.
+    retired: Mutex<Vec<(Held, Option<Held>)>>,
+    pub(crate) completions: Arc<Completions>,
+    abandoned: AtomicBool,
+    /// The last to go.
+    pub(crate) window: Option<Window>,
+}
+
+impl Client {
+    pub(crate) fn new(backend: Arc<Backend>, window: Option<Window>) -> Self {
+        Self {
+            backend,
+            tables: RwLock::new(Sort::ALL.map(Table::new)),
+            retired: Mutex::default(),
+            completions: Arc::default(),
+            abandoned: AtomicBool::new(false),
+            window,
+        }
+    }
+
+    /// Bytes of the arena.
+    pub(crate) fn arena(&self) -> u64 {
+        self.window.as_ref().map_or(0, |window| window.geometry().arena())
+    }
+
+    fn tables(&self) -> RwLockReadGuard<'_, [Table; Sort::ALL.len()]> {
+        self.tables.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tables_mut(&self) -> RwLockWriteGuard<'_, [Table; Sort::ALL.len()]> {
+        self.tables.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn find(&self, sort: Sort, name: u32) -> Result<Held, Code> {
+        let tables = self.tables();
+        let table = tables.get(sort as usize).ok_or(sort.invalid())?;
+        table.find(name)
+    }
+
+    /// What the client was not told of the failure of: the objects that it goes on with were never made.
+    pub(crate) fn fail(&self, object: AnyHandle, code: Code) {
+        let mut tables = self.tables_mut();
+        if let Some(table) = Sort::of(object.c_type).and_then(|sort| tables.get_mut(sort as usize)) {
+            table.fail(object.raw, code);
+        }
+    }
+
+    /// The client is gone, and sets no event any more: what waits for one of its events goes on. May be called again.
+    pub(crate) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::SeqCst);
+        let events: Vec<Held> = match self.tables().get(Sort::Event as usize) {
+            Some(table) => table.all().collect(),
+            None => Vec::new(),
+        };
+        let Ok(function) = self.backend.api.clSetUserEventStatus() else {
+            return;
+        };
+        for event in events {
+            if matches!(event.state, State::UserEvent) {
+                // SAFETY: 1. the event is one of the user's and is held. One that is set already is an error, which is nothing here.
+                _ = unsafe { function(event.raw(), ABANDONED) };
+            }
+        }
+    }
+
+    /// Waits until no work is left, and releases everything: events, kernels and what they need last. No thread carries out calls of this
+    /// client any more.
+    pub(crate) fn end(&self) {
+        self.completions.end();
+        self.abandon();
+        let mut queues: Vec<Held> = match self.tables().get(Sort::CommandQueue as usize) {
+            Some(table) => table.all().collect(),
+            None => Vec::new(),
+        };
+        let retired = std::mem::take(&mut *self.retired.lock().unwrap_or_else(PoisonError::into_inner));
+        queues.extend(retired.into_iter().map(|(queue, _)| queue));
+        for queue in &queues {
+            self.finish(queue);
+        }
+        // What was made with something goes before it; owners would see to it, too.
+        for sort in [Sort::Event, Sort::Kernel, Sort::Program, Sort::Sampler, Sort::Mem] {
+            drop(self.clear(sort));
+        }
+        drop(queues);
+        for sort in [Sort::CommandQueue, Sort::Context, Sort::Device] {
+            drop(self.clear(sort));
+        }
+    }
+
+    fn clear(&self, sort: Sort) -> Vec<Arc<Object>> {
+        self.tables_mut()
+            .get_mut(sort as usize)
+            .map(Table::clear)
+            .unwrap_or_default()
+    }
+
+    fn finish(&self, queue: &Held) {
+        if let Ok(function) = self.backend.api.clFinish() {
+            // SAFETY: 1. the queue is held.
+            let status = unsafe { function(queue.raw()) };
+            if status != 0 {
+                log::warn!("a client's queue ends with {status}");
+            }
+        }
+    }
+
+    /// The client releases a queue, which may have work in it. Releasing flushes (OpenCL API, clReleaseCommandQueue).
+    fn retire(&self, queue: Held) {
+        let api = &self.backend.api;
+        if let Ok(function) = api.clFlush() {
+            // SAFETY: 1. the queue is held. What fails is told by nobody: the client has let go.
+            _ = unsafe { function(queue.raw()) };
+        }
+        let mut raw: P = std::ptr::null_mut();
+        let marked = api.clEnqueueMarkerWithWaitList().is_ok_and(|function| {
+            // SAFETY: 1. the queue is held; 2. the place has room for an event.
+            unsafe { function(queue.raw(), 0, std::ptr::null_mut(), (&raw mut raw).cast()) == 0 }
+        });
+        let event = (marked && !raw.is_null()).then(|| {
+            Held(Arc::new(Object::new(
+                &self.backend,
+                (Sort::Event, raw),
+                State::Plain,
+                &[&queue],
+            )))
+        });
+        if let Ok(function) = api.clFlush() {
+            // SAFETY: 1. the queue is held. The marker is submitted, too.
+            _ = unsafe { function(queue.raw()) };
+        }
+        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        retired.push((queue, event));
+        // What is done goes; in most cases that is all.
+        let (done, busy) = std::mem::take(&mut *retired)
+            .into_iter()
+            .partition(|(_, event)| self.is_done(event.as_ref()));
+        *retired = busy;
+        drop(retired);
+        drop::<Vec<_>>(done);
+    }
+
+    fn is_done(&self, event: Option<&Held>) -> bool {
+        let (Some(event), Ok(function)) = (event, self.backend.api.clGetEventInfo()) else {
+            return false;
+        };
+        let mut state = 1_i32;
+        let at = (&raw mut state).cast::<c_void>();
+        // SAFETY: 1. the event is held; 2. the place has the four bytes that are said.
+        let status = unsafe { function(event.raw(), EVENT_COMMAND_EXECUTION_STATUS, 4, at, std::ptr::null_mut()) };
+        status == 0 && state <= 0
+    }
+}
+
+/// What a thread carries a client's calls out with, and the reply to the current one.
+#[derive(Debug)]
+pub(crate) struct Session<'c> {
+    pub(crate) client: &'c Client,
+    encoded: Box<[u8]>,
+    length: usize,
+    /// Where in the arena it may go.
+    place: Option<Span>,
+}
+
+impl<'c> Session<'c> {
+    pub(crate) fn new(client: &'c Client) -> Self {
+        Self {
+            client,
+            encoded: vec![0; MESSAGE].into(),
+            length: 0,
+            place: None,
+        }
+    }
+
+    pub(crate) fn api(&self) -> &'c Api {
+        &self.client.backend.api
+    }
+
+    /// An object, or the code for one that is none.
+    pub(crate) fn object<K: Served>(&self, name: Handle<K>) -> Result<Held, Code> {
+        self.client.find(K::SORT, name.raw())
+    }
+
+    /// An object or NULL.
+    pub(crate) fn optional<K: Served>(&self, name: Handle<K>) -> Result<MaybeHeld, Code> {
+        let found = (!name.is_null()).then(|| self.object(name));
+        Ok(MaybeHeld(found.transpose()?))
+    }
+
+    /// Several objects.
+    pub(crate) fn objects<K: Served>(&self, names: Option<&List<'_, Handle<K>>>) -> Result<Many, Code> {
+        let Some(names) = names else {
+            return Ok(Many::default());
+        };
+        let held: Result<Vec<_>, _> = names.iter().map(|name| self.object(name)).collect();
+        held.map(Many::new)
+    }
+
+    /// Something that a call has made, under the name that the client chose; nothing was asked for if there is neither.
+    pub(crate) fn insert<K: Served>(&self, name: Handle<K>, raw: P, owners: &[&Held]) -> Result<(), Code> {
+        let state = (!raw.is_null()).then(|| arguments::state_of(&self.client.backend, K::SORT, raw));
+        self.insert_with(name, raw, owners, state.unwrap_or(State::Plain))
+    }
+
+    /// The same, of which more is known.
+    pub(crate) fn insert_with<K: Served>(
+        &self,
+        name: Handle<K>,
+        raw: P,
+        owners: &[&Held],
+        state: State,
+    ) -> Result<(), Code> {
+        match (raw.is_null(), name.is_null()) {
+            (true, true) => return Ok(()),
+            (true, false) => return Err(Code::OUT_OF_RESOURCES),
+            (false, _) => {}
+        }
+        let object = Arc::new(Object::new(&self.client.backend, (K::SORT, raw), state, owners));
+        let inserted = match self.client.tables_mut().get_mut(K::SORT as usize) {
+            Some(table) => table.insert(name.raw(), Arc::clone(&object)),
+            None => Err(Code::INVALID_VALUE),
+        };
+        // Refused, it is released here, when the table is no longer locked.
+        drop(object);
+        if inserted.is_ok() && self.client.abandoned.load(Ordering::SeqCst) {
+            self.client.abandon();
+        }
+        inserted
+    }
+
+    /// Several; places that the back end has not filled are none.
+    pub(crate) fn insert_all<K: Served>(
+        &self,
+        names: Option<&List<'_, Handle<K>>>,
+        places: &Places,
+        owners: &[&Held],
+    ) -> Result<(), Code> {
+        let (Some(names), Some(raws)) = (names, &places.0) else {
+            return Ok(());
+        };
+        let filled = names.iter().zip(raws).filter(|(_, raw)| !raw.is_null());
+        // All of them, so that those behind one that is refused are not lost.
+        let inserted: Vec<_> = filled.map(|(name, raw)| self.insert(name, *raw, owners)).collect();
+        inserted.into_iter().collect()
+    }
+
+    /// The client's last reference is gone.
+    pub(crate) fn release<K: Served>(&self, name: Handle<K>) -> Result<(), Code> {
+        let released = match self.client.tables_mut().get_mut(K::SORT as usize) {
+            Some(table) => table.release(name.raw()),
+            None => Err(K::SORT.invalid()),
+        };
+        match released? {
+            Some(queue) if K::SORT == Sort::CommandQueue => self.client.retire(Held(queue)),
+            released => drop(released),
+        }
+        Ok(())
+    }
+
+    /// Names of objects that the client is told of.
+    pub(crate) fn tell<K: Served>(&self, raws: &[P]) -> Vec<Handle<K>> {
+        let mut tables = self.client.tables_mut();
+        let Some(table) = tables.get_mut(K::SORT as usize) else {
+            return Vec::new();
+        };
+        let told = raws.iter().map(|raw| {
+            let object = || Object::told(&self.client.backend, (K::SORT, *raw));
+            Handle::from_raw(table.tell(*raw, object))
+        });
+        told.collect()
+    }
+
+    /// Objects in an answer become their names. One that the client has no name for is NULL, unless it is told of it.
+    pub(crate) fn translate(&self, answer: &mut Answer, count: u64, query: u32, objects: &[(i64, Sort)]) {
+        let Some((_, sort)) = objects.iter().find(|(name, _)| *name == i64::from(query)) else {
+            return;
+        };
+        let mut tables = self.client.tables_mut();
+        let Some(table) = tables.get_mut(*sort as usize) else {
+            return;
+        };
+        answer.replace(count, |word| {
+            let raw: P = std::ptr::with_exposed_provenance_mut(usize::try_from(word).unwrap_or_default());
+            let name = match sort {
+                _ if raw.is_null() => 0,
+                Sort::Platform | Sort::Device => table.tell(raw, || Object::told(&self.client.backend, (*sort, raw))),
+                _ => table.name_of(raw).unwrap_or_default(),
+            };
+            name.into()
+        });
+    }
+
+    /// What devices have and forwarding has not: shared virtual memory, and functions of the client's as kernels.
+    pub(crate) fn hide(&self, answer: &mut Answer, query: u32) {
+        match query {
+            DEVICE_SVM_CAPABILITIES => answer.replace(u64::MAX, |_| 0),
+            DEVICE_EXECUTION_CAPABILITIES => answer.replace(u64::MAX, |word| word & !EXEC_NATIVE_KERNEL),
+            _ => {}
+        }
+    }
+
+    /// Where bytes of the arena are. They are the client's to change at any time.
+    pub(crate) fn arena(&self, span: Option<Span>) -> Result<P, Code> {
+        let Some(Span { offset, length }) = span else {
+            return Ok(std::ptr::null_mut());
+        };
+        match &self.client.window {
+            Some(window) => {
+                let region = window.slice(offset, length).map_err(|_| Code::INVALID_VALUE)?;
+                Ok(region.as_ptr().cast())
+            }
+            // No bytes, of a client without memory: an address that nobody looks at.
+            None if length == 0 => Ok(std::ptr::dangling_mut::<u64>().cast()),
+            None => Err(Code::OUT_OF_RESOURCES),
+        }
+    }
+
+    /// Bytes of the arena, copied.
+    pub(crate) fn copy(&self, span: Span) -> Result<Vec<u8>, Code> {
+        let mut bytes = Vec::new();
+        let length = usize::try_from(span.length).map_err(|_| Code::OUT_OF_HOST_MEMORY)?;
+        bytes
+            .try_reserve_exact(length + 1)
+            .map_err(|_| Code::OUT_OF_HOST_MEMORY)?;
+        bytes.resize(length, 0);
+        if let Some(window) = &self.client.window {
+            let region = window
+                .slice(span.offset, span.length)
+                .map_err(|_| Code::INVALID_VALUE)?;
+            region.read(0, &mut bytes).map_err(|_| Code::INVALID_VALUE)?;
+        }
+        Ok(bytes)
+    }
+
+    /// Pieces of the arena, copied: a compiler reads them more than once.
+    pub(crate) fn pieces(&self, pieces: Option<&Pieces<'_>>) -> Result<Copies, Code> {
+        Copies::new(pieces, |span| self.copy(span))
+    }
+
+    /// Properties with objects for the values of these keys.
+    pub(crate) fn properties<T: Plain>(
+        &self,
+        list: Option<&List<'_, T>>,
+        keys: &[(i64, Sort)],
+    ) -> Result<Properties, Code> {
+        let mut held = Vec::new();
+        let Some(list) = list else {
+            return Ok(Properties {
+                words: None,
+                _held: held,
+            });
+        };
+        let words: Vec<u64> = list.iter().map(word).collect();
+        let mut found = Vec::new();
+        for pair in words.chunks(2) {
+            let &[key, value] = pair else { break };
+            if key == 0 {
+                break;
+            }
+            let sort = keys.iter().find(|(known, _)| known.cast_unsigned() == key);
+            let value = match sort {
+                Some((_, sort)) if value != 0 => {
+                    let name = u32::try_from(value).map_err(|_| sort.invalid())?;
+                    let object = self.client.find(*sort, name)?;
+                    let address = object.raw().expose_provenance();
+                    held.push(object);
+                    address as u64
+                }
+                _ => value,
+            };
+            found.extend([key, value]);
+        }
+        found.push(0);
+        Ok(Properties {
+            words: Some(found),
+            _held: held,
+        })
+    }
+
+    /// The reply to the call.
+    pub(crate) fn answer<'a, 'r, C: Call<'a>, R: Reply<'r, C>>(
+        &mut self,
+        _: &C,
+        reply: &R,
+        place: Option<Span>,
+    ) -> Result<(), Code> {
+        let mut writer = Writer::new(&mut self.encoded);
+        reply.write(&mut writer);
+        self.length = writer.finish().map_err(|_| Code::OUT_OF_RESOURCES)?;
+        self.place = place;
+        Ok(())
+    }
+
+    /// The same by something that writes it; nothing if it does not fit.
+    pub(crate) fn encode(&mut self, write: impl FnOnce(&mut Writer<'_>)) {
+        let mut writer = Writer::new(&mut self.encoded);
+        write(&mut writer);
+        self.length = writer.finish().unwrap_or_default();
+        self.place = None;
+    }
+
+    /// No reply yet.
+    pub(crate) fn clear(&mut self) {
+        self.length = 0;
+        self.place = None;
+    }
+
+    /// The reply, and where in the arena it may go.
+    pub(crate) fn encoded(&self) -> (&[u8], Option<Span>) {
+        (self.encoded.get(..self.length).unwrap_or_default(), self.place)
+    }
+
+    /// A queue's failure that was not told yet.
+    pub(crate) fn queue(&self, name: Handle<CommandQueue>) -> Option<Held> {
+        self.object(name).ok()
+    }
+}
+
+/// A property's key or value.
+fn word<T: Plain>(value: T) -> u64 {
+    let mut bytes = [0; 8];
+    value.put(&mut bytes);
+    u64::from_le_bytes(bytes)
+}

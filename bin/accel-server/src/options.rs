@@ -1,0 +1,182 @@
+//! The server's flags. Knows nothing of what they do.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use accel_transport::{Settings, Transport};
+use anyhow::{Context as _, Result, bail};
+use base::ByteSize;
+use log::LevelFilter;
+
+const HELP: &str = "\
+basalt-accel-server: carries out forwarded calls of an accelerator's API (see docs/accel.md)
+
+Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] [--arena SIZE] [--threads NUMBER]
+                           [--transports LIST] [--log-level LEVEL]
+
+  --socket PATH      where clients connect, for this user alone; a socket that nobody listens on is replaced
+  --backend NAME     opencl: a library of this host carries calls out; null: nobody does, for measuring and tests
+  --library PATH     with opencl: the library, libOpenCL.so.1; the drivers that it finds are those of OCL_ICD_VENDORS
+  --arena SIZE       memory that is shared with each client for what is large, at most; it takes what is used of it; 256m
+  --threads NUMBER   the most threads of a client that can call at a time; 32
+  --transports LIST  how records may travel: spin, bell, same-cpu, stream, synchronous, with commas; what fits this host
+  --log-level LEVEL  off, error, warn (default), info, debug or trace
+  --version          print the version
+  --help             print this text
+
+Examples:
+  basalt-accel-server --socket /run/accel.sock --backend opencl
+  OCL_ICD_VENDORS=/etc/OpenCL/vendors/pocl.icd basalt-accel-server --socket accel.sock --backend opencl --arena 1g
+  basalt-accel-server --socket accel.sock --backend null --transports spin
+
+SIGTERM ends it at once; its clients get errors of the API. It is not in a jail yet: start it as a user who may do little.
+";
+
+/// The loader's name, which dlopen(3) looks for.
+const LIBRARY: &str = "libOpenCL.so.1";
+
+/// Records of each ring.
+const RECORDS: u32 = 256;
+
+/// How long a client may take to say what it wishes.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the server is started with.
+#[derive(Debug)]
+pub(crate) struct Options {
+    pub(crate) socket: PathBuf,
+    /// The library that carries calls out; none for the back end that does nothing.
+    pub(crate) library: Option<PathBuf>,
+    pub(crate) arena: ByteSize,
+    pub(crate) threads: u32,
+    pub(crate) transports: Vec<Transport>,
+    pub(crate) log_level: LevelFilter,
+}
+
+impl Options {
+    /// What connections are like.
+    pub(crate) fn settings(&self) -> Settings {
+        Settings {
+            transports: self.transports.clone(),
+            pairs: self.threads,
+            records: RECORDS,
+            arena: self.arena.0,
+            patience: PATIENCE,
+        }
+    }
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Serve(Options),
+    Print(&'static str),
+}
+
+/// Reads this process's arguments.
+pub(crate) fn parse() -> Result<Command> {
+    parse_from(lexopt::Parser::from_env())
+}
+
+fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
+    use lexopt::prelude::*;
+    let (mut socket, mut backend, mut library) = (None, None, None);
+    let mut arena = ByteSize(256 << 20);
+    let mut threads = 32;
+    let mut transports = None;
+    let mut log_level = LevelFilter::Warn;
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Long("socket") => socket = Some(PathBuf::from(parser.value()?)),
+            Long("backend") => backend = Some(parser.value()?.string()?),
+            Long("library") => library = Some(PathBuf::from(parser.value()?)),
+            Long("arena") => arena = parser.value()?.parse()?,
+            Long("threads") => threads = parser.value()?.parse()?,
+            Long("transports") => transports = Some(list(&parser.value()?.string()?)?),
+            Long("log-level") => log_level = parser.value()?.parse()?,
+            Long("version") => {
+                return Ok(Command::Print(concat!(
+                    "basalt-accel-server ",
+                    env!("CARGO_PKG_VERSION"),
+                    "\n"
+                )));
+            }
+            Short('h') | Long("help") => return Ok(Command::Print(HELP)),
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    let library = match (backend.as_deref(), library) {
+        (Some("opencl"), library) => Some(library.unwrap_or_else(|| LIBRARY.into())),
+        (Some("null"), None) => None,
+        (Some("null"), Some(_)) => bail!("--library is for --backend opencl; leave one of the two out"),
+        (Some(other), _) => bail!("--backend {other}: there are opencl and null"),
+        (None, _) => bail!("--backend is missing: opencl, or null to try without a driver; --help shows examples"),
+    };
+    if !(1..=1024).contains(&threads) {
+        bail!("--threads {threads}: 1 to 1024");
+    }
+    if !arena.0.is_multiple_of(4096) || arena.0 == 0 || arena.0 > 1 << 40 {
+        bail!("--arena {arena}: whole pages of 4096 bytes, up to 1t");
+    }
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    Ok(Command::Serve(Options {
+        socket: socket.context("--socket is missing: the path that clients connect to; --help shows examples")?,
+        library,
+        arena,
+        threads,
+        transports: transports.unwrap_or_else(|| Transport::preferred(cpus).to_vec()),
+        log_level,
+    }))
+}
+
+/// Names with commas.
+fn list(names: &str) -> Result<Vec<Transport>> {
+    let found: Result<Vec<Transport>, _> = names.split(',').map(str::parse).collect();
+    found.with_context(|| format!("--transports {names}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(words: &[&str]) -> Result<Options> {
+        match parse_from(lexopt::Parser::from_args(words))? {
+            Command::Serve(options) => Ok(options),
+            Command::Print(text) => panic!("{text}"),
+        }
+    }
+
+    #[test]
+    fn what_is_not_said_is_what_the_help_says() {
+        let options = parsed(&["--socket", "a.sock", "--backend", "opencl"]).unwrap();
+        assert_eq!(options.library, Some(LIBRARY.into()));
+        assert_eq!((options.arena.0, options.threads), (256 << 20, 32));
+        assert!(HELP.contains("256m") && HELP.contains("; 32\n") && HELP.contains(LIBRARY));
+        assert!(!options.transports.contains(&Transport::Synchronous));
+        let options = parsed(&["--socket=a", "--backend=null", "--transports=spin,bell", "--arena=1m"]).unwrap();
+        assert_eq!(options.transports, [Transport::Spin, Transport::Bell]);
+        assert!(options.library.is_none() && options.arena.0 == 1 << 20);
+    }
+
+    #[test]
+    fn errors_say_what_to_do() {
+        for (words, part) in [
+            (&["--backend", "null"][..], "--socket is missing"),
+            (&["--socket", "a"], "null to try without a driver"),
+            (&["--socket", "a", "--backend", "cuda"], "there are opencl and null"),
+            (
+                &["--socket", "a", "--backend", "null", "--library", "b"],
+                "leave one of the two out",
+            ),
+            (&["--socket", "a", "--backend", "null", "--threads", "0"], "1 to 1024"),
+            (&["--socket", "a", "--backend", "null", "--arena", "100"], "whole pages"),
+            (
+                &["--socket", "a", "--backend", "null", "--transports", "spin,pigeon"],
+                "--transports spin,pigeon",
+            ),
+        ] {
+            let error = format!("{:#}", parsed(words).unwrap_err());
+            assert!(error.contains(part), "{words:?}: {error}");
+        }
+    }
+}
