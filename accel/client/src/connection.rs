@@ -44,6 +44,12 @@ const TRANSPORT: &str = "BASALT_ACCEL_TRANSPORT";
 /// If it is set every call is waited for, so that errors are told where they arise.
 const SYNCHRONOUS: &str = "BASALT_ACCEL_SYNC";
 
+/// Calls that others may wait for: their records do not wait for more to go with.
+const AT_ONCE: [u16; 2] = [
+    <calls::Flush as Call<'_>>::OP,
+    <calls::SetUserEventStatus as Call<'_>>::OP,
+];
+
 thread_local! {
     /// The end that this thread used last.
     static LAST_END: Cell<usize> = const { Cell::new(usize::MAX) };
@@ -217,8 +223,10 @@ impl Connection {
         }
         let (_order, index, mut way) = self.turn(touched)?;
         let record = self.record(index, &mut way, call, false)?;
-        let number = self.lost(way.end.send(&record, FOREVER))?;
-        self.ends[index].put.store(number + 1, Ordering::Release);
+        let number = self.put(index, &mut way, &record)?;
+        if AT_ONCE.contains(&C::OP) {
+            self.lost(way.end.flush(FOREVER))?;
+        }
         touched
             .all()
             .for_each(|object| object.put_at(Place { end: index, number }));
@@ -244,9 +252,7 @@ impl Connection {
             false => None,
         };
         let number = self.put(index, &mut way, &record)?;
-        touched
-            .all()
-            .for_each(|object| object.put_at(Place { end: index, number }));
+        // Objects do not hear of it: it is done when it returns, and who does not wait for that has no order with it.
         drop(order);
         if let Some(question) = question {
             self.await_answer(index, &mut way, question)?;

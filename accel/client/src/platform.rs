@@ -6,8 +6,7 @@ use crate::arguments::{In, Out, Ref};
 use crate::codes::Code;
 use crate::connection::{Connection, Touched};
 use crate::object::{Data, Object, Sort};
-use crate::process::process;
-use crate::status;
+use crate::{process, status};
 
 /// `CL_DEVICE_TYPE_ALL`.
 const ALL: u64 = 0xffff_ffff;
@@ -17,38 +16,49 @@ const MOST: u32 = 1024;
 const BY_COUNTS: i64 = 0x1087;
 
 /// Platforms, each with its devices, in the order in which the server told of them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Told {
     platforms: Vec<(&'static Object, Vec<&'static Object>)>,
 }
 
+/// Asks a server that was just met.
+pub(crate) fn refresh(connection: &'static Connection) -> Result<(), Code> {
+    let platforms = platforms(connection)?.into_iter();
+    let found: Result<Vec<_>, Code> = platforms
+        .map(|platform| Ok((platform, devices(connection, platform, ALL)?)))
+        .collect();
+    let found = found?;
+    process::told(|told| told.replace(connection, found));
+    Ok(())
+}
+
 impl Told {
-    /// Asks a server that was just met. The objects that the application has already stand for what is in their place.
-    pub(crate) fn refresh(&mut self, connection: &'static Connection) -> Result<(), Code> {
-        for (index, name) in platforms(connection)?.into_iter().enumerate() {
-            let platform = match self.platforms.get(index) {
-                Some((platform, _)) => {
-                    platform.tell_again(connection, name);
-                    *platform
-                }
+    pub(crate) const NONE: Self = Self { platforms: Vec::new() };
+
+    /// The objects that the application has already stand for what is in their place now.
+    fn replace(
+        &mut self,
+        connection: &'static Connection,
+        found: Vec<(Handle<calls::Platform>, Vec<Handle<calls::Device>>)>,
+    ) {
+        for (index, (name, devices)) in found.into_iter().enumerate() {
+            match self.platforms.get(index) {
+                Some((platform, _)) => platform.tell_again(connection, name),
                 None => {
                     let platform = Object::told::<calls::Platform>(connection, name, &[]);
                     self.platforms.push((platform, Vec::new()));
-                    platform
                 }
-            };
-            let names = devices(connection, platform, ALL)?;
-            let Some((_, known)) = self.platforms.get_mut(index) else {
+            }
+            let Some((platform, known)) = self.platforms.get_mut(index) else {
                 continue;
             };
-            for (index, name) in names.into_iter().enumerate() {
+            for (index, name) in devices.into_iter().enumerate() {
                 match known.get(index) {
                     Some(device) => device.tell_again(connection, name),
                     None => known.push(Object::told::<calls::Device>(connection, name, &[platform])),
                 }
             }
         }
-        Ok(())
     }
 
     /// Those of a server.
@@ -74,9 +84,13 @@ fn platforms(connection: &Connection) -> Result<Vec<Handle<calls::Platform>>, Co
 }
 
 /// Devices of a type. That there is none is no error here.
-fn devices(connection: &Connection, platform: &Object, device_type: u64) -> Result<Vec<Handle<calls::Device>>, Code> {
+fn devices(
+    connection: &Connection,
+    platform: Handle<calls::Platform>,
+    device_type: u64,
+) -> Result<Vec<Handle<calls::Device>>, Code> {
     let make = |reply: Span| calls::GetDeviceIDs {
-        platform: platform.handle(),
+        platform,
         device_type,
         num_entries: MOST,
         devices: true,
@@ -100,9 +114,10 @@ pub(crate) extern "C" fn get_platform_ids(num_entries: u32, platforms: Out<Ref>,
         if (num_entries == 0 && !platforms.is_null()) || (platforms.is_null() && num_platforms.is_null()) {
             return Err(Code::INVALID_VALUE);
         }
-        let process = process();
-        let connection = process.connection().map_err(|_| Code::PLATFORM_NOT_FOUND_KHR)?;
-        let found = process.told(|told| told.platforms(connection));
+        let connection = process::process()
+            .connection()
+            .map_err(|_| Code::PLATFORM_NOT_FOUND_KHR)?;
+        let found = process::told(|told| told.platforms(connection));
         if found.is_empty() {
             return Err(Code::PLATFORM_NOT_FOUND_KHR);
         }
@@ -124,15 +139,13 @@ pub(crate) extern "C" fn get_device_ids(
         if (num_entries == 0 && !devices_out.is_null()) || (devices_out.is_null() && num_devices.is_null()) {
             return Err(Code::INVALID_VALUE);
         }
-        let connection = process().connection()?;
+        let connection = process::process().connection()?;
         let platform = match platform.optional::<calls::Platform>()? {
             Some(platform) => platform,
-            None => process()
-                .told(|told| told.platforms(connection).first().copied())
-                .ok_or(Code::INVALID_PLATFORM)?,
+            None => process::told(|told| told.platforms(connection).first().copied()).ok_or(Code::INVALID_PLATFORM)?,
         };
         let connection = platform.connection()?;
-        let names = devices(connection, platform, device_type)?;
+        let names = devices(connection, platform.handle(), device_type)?;
         let found: Vec<Ref> = (names.iter())
             .map(|name| connection.object(Sort::Device, name.raw()))
             .filter(|device| device.address() != 0)

@@ -19,7 +19,7 @@ use crate::codes::Code;
 use crate::connection::Connection;
 use crate::lock;
 use crate::notify::Notifier;
-use crate::platform::Told;
+use crate::platform::{self, Told};
 
 /// Names the socket of the server.
 const SOCKET: &str = "BASALT_ACCEL_SOCKET";
@@ -33,11 +33,19 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 /// The socket of the connection, for a child that must not keep it open; -1 for none.
 static OPEN: AtomicI32 = AtomicI32::new(-1);
 
+/// The application's platforms and devices, which a child of the process has as well. The lock is held for moments alone, and no call is waited
+/// for with it.
+static TOLD: Mutex<Told> = Mutex::new(Told::NONE);
+
+/// What servers have told of.
+pub(crate) fn told<T>(with: impl FnOnce(&mut Told) -> T) -> T {
+    with(&mut lock(&TOLD))
+}
+
 /// What there is for a process.
 #[derive(Debug, Default)]
 pub(crate) struct Process {
     current: Mutex<Option<&'static Connection>>,
-    told: Mutex<Told>,
     pub(crate) notifier: Notifier,
     has_complained: AtomicBool,
 }
@@ -102,7 +110,7 @@ impl Process {
             ))
         })?;
         let connection: &'static Connection = Box::leak(Box::new(connection));
-        lock(&self.told).refresh(connection).map_err(|code| {
+        platform::refresh(connection).map_err(|code| {
             self.complain(&format!(
                 "the accelerator's server at {} tells of no platforms: error {}",
                 path.display(),
@@ -112,11 +120,6 @@ impl Process {
         OPEN.store(descriptor, Ordering::Relaxed);
         *current = Some(connection);
         Ok(connection)
-    }
-
-    /// What the server has told of.
-    pub(crate) fn told<T>(&self, with: impl FnOnce(&mut Told) -> T) -> T {
-        with(&mut lock(&self.told))
     }
 
     /// Says once why there is nothing, to who has asked to hear it.

@@ -143,7 +143,6 @@ fn data_goes_through_a_kernel_and_comes_back() {
     assert_eq!(set(kernel, 0, 8, (&raw const buffer).cast()), 0);
     assert_eq!(set(kernel, 1, 1, [3_u8].as_ptr()), 0);
     assert_eq!(set(kernel, 2, 1, [3_u8].as_ptr()), -49);
-    let crossed = server.asked(calls::SetKernelArg::OP);
     assert_eq!(set(kernel, 1, 1, [3_u8].as_ptr()), 0);
     assert_eq!(launch(&library, queue, kernel, 4, &[]), -53);
     assert_eq!(library.write(queue, buffer, false, &[10; 16]), 0);
@@ -156,7 +155,7 @@ fn data_goes_through_a_kernel_and_comes_back() {
     assert_eq!(bytes, [19; 16]);
     assert_eq!(
         server.asked(calls::SetKernelArg::OP),
-        crossed,
+        2,
         "what is the same does not cross"
     );
     let mut again = [0; 16];
@@ -240,7 +239,12 @@ fn data_that_the_arena_cannot_hold_goes_in_pieces_and_what_is_held_is_reclaimed(
 fn objects_are_released_when_nothing_needs_them_and_names_come_back() {
     let server = Server::start(ARENA);
     let mut library = Library::open(&server.socket);
-    let Ready { context, queue, .. } = library.ready();
+    let Ready {
+        platform,
+        context,
+        queue,
+        ..
+    } = library.ready();
     let retain = cl!(library, clRetainMemObject(Ptr) -> i32);
     let release = cl!(library, clReleaseMemObject(Ptr) -> i32);
     for _ in 0..1000 {
@@ -265,9 +269,6 @@ fn objects_are_released_when_nothing_needs_them_and_names_come_back() {
     while server.objects("cl_context") + server.objects("cl_program") + server.objects("cl_command_queue") > 0 {
         assert!(Instant::now() < deadline, "the last release does not come");
         // What was put goes with the next call.
-        assert!(library.platforms().is_ok());
-        let (platform, device) = (library.platforms().unwrap()[0], ptr::null());
-        assert_eq!(library.context(platform, device).1, -30);
         assert_eq!(info!(library, clGetPlatformInfo, platform, 0x9999), Err(-30));
     }
 }
