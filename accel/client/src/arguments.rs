@@ -120,7 +120,7 @@ impl<T: Copy + Default + PartialEq> In<T> {
         }
         let mut length = 0;
         // SAFETY: 1. each is read only if those before are no end, and the list has one; 2. and 3. the application's.
-        while unsafe { self.0.add(length).read() } != T::default() {
+        while unsafe { self.0.wrapping_add(length).read() } != T::default() {
             length += stride;
         }
         self.list(length as u64 + 1)
@@ -221,7 +221,7 @@ impl<T: Copy> Out<T> {
         let space = usize::try_from(space).unwrap_or(usize::MAX);
         for (index, value) in values.take(space).enumerate() {
             // SAFETY: 1. less than `space`, for which there is space by the call's numbers; 2. and 3. the application's.
-            unsafe { self.0.add(index).write(value) };
+            unsafe { self.0.wrapping_add(index).write(value) };
         }
     }
 }
@@ -243,8 +243,8 @@ impl Out<u8> {
     pub(crate) fn places(self, count: usize) -> impl Iterator<Item = Self> {
         let list = In::<Self>(self.0.cast());
         // The list is the application's, as a list that goes in is; one that is not aligned has nothing to be filled.
-        let places = list.list(count as u64).ok().flatten().unwrap_or_default();
-        places.to_vec().into_iter()
+        let places: Vec<Self> = list.list(count as u64).ok().flatten().unwrap_or_default().to_vec();
+        places.into_iter()
     }
 }
 

@@ -213,10 +213,7 @@ impl Connection {
     }
 
     /// A record that has no answer. Errors are told later, by calls that wait.
-    pub(crate) fn send<'a, C: Call<'a>>(&self, call: &C, touched: &Touched<'_>) -> Result<(), Code>
-    where
-        C: Copy,
-    {
+    pub(crate) fn send<'a, C: Call<'a> + Copy>(&self, call: &C, touched: &Touched<'_>) -> Result<(), Code> {
         if self.synchronous && touched.released.is_none() {
             let (_, answer) = self.call(|_| *call, touched, false)?;
             return answer.success(call).map(drop);

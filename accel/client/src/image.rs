@@ -85,7 +85,7 @@ fn create(
         false => host_shape(format, &desc)?,
     };
     let (wire_format, wire_desc) = (Some(format.wire()), Some(desc.wire()?));
-    let data = MemState::new(Some(flags), None, host_ptr(flags, host.address()));
+    let data = MemState::data(Some(flags), None, host_ptr(flags, host.address()));
     let parents: Vec<&Object> = [Some(context), of].into_iter().flatten().collect();
     let host = (host.address(), shape);
     match properties {

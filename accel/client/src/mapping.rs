@@ -52,7 +52,7 @@ pub(crate) struct MemState {
 }
 
 impl MemState {
-    pub(crate) fn new(flags: Option<u64>, bytes: Option<u64>, host_ptr: usize) -> Data {
+    pub(crate) fn data(flags: Option<u64>, bytes: Option<u64>, host_ptr: usize) -> Data {
         Data::Mem(Self {
             flags,
             bytes,

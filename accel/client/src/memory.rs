@@ -98,7 +98,7 @@ pub(crate) extern "C" fn create_buffer(
             return Err(Code::INVALID_BUFFER_SIZE);
         }
         check_host(flags, host.address())?;
-        let data = MemState::new(Some(flags), Some(size), host_ptr(flags, host.address()));
+        let data = MemState::data(Some(flags), Some(size), host_ptr(flags, host.address()));
         let host = (host.address(), Shape::line(size));
         make(context, &[context], host, data, |host_ptr, returned| {
             calls::CreateBuffer {
@@ -128,7 +128,7 @@ pub(crate) extern "C" fn create_buffer_with_properties(
         }
         check_host(flags, host.address())?;
         let properties = properties.terminated(2)?;
-        let data = MemState::new(Some(flags), Some(size), host_ptr(flags, host.address()));
+        let data = MemState::data(Some(flags), Some(size), host_ptr(flags, host.address()));
         let host = (host.address(), Shape::line(size));
         make(context, &[context], host, data, |host_ptr, returned| {
             calls::CreateBufferWithProperties {
@@ -166,7 +166,7 @@ pub(crate) extern "C" fn create_sub_buffer(
         };
         // What it inherits (OpenCL API, table 5.2.3) the server knows, but for the application's memory.
         let inherits = known.flags.filter(|_| flags & 7 == 0 && host_ptr != 0);
-        let data = MemState::new(inherits.map(|inherited| inherited | flags), Some(region.size), host_ptr);
+        let data = MemState::data(inherits.map(|inherited| inherited | flags), Some(region.size), host_ptr);
         let made = Object::make::<calls::Mem>(connection, &[buffer], data)?;
         let call = calls::CreateSubBuffer {
             buffer: buffer.handle(),

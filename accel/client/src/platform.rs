@@ -166,7 +166,7 @@ pub(crate) extern "C" fn get_device_ids(
 }
 
 /// A list of partition properties with all of its zeroes: of counts there is one zero more.
-fn partition<'a>(properties: &'a In<i64>) -> Result<&'a [i64], Code> {
+fn partition(properties: &In<i64>) -> Result<&[i64], Code> {
     let one = properties.one()?.ok_or(Code::INVALID_VALUE)?;
     match *one {
         BY_COUNTS => {

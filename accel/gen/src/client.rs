@@ -1,6 +1,6 @@
-//! The client's C functions: one for each command that its annotations say enough of, and the tables of all.
+//! The client's C functions: one for each command that its annotations say enough of.
 //!
-//! Knows names of `accel/client`'s modules, and which of its functions are by hand.
+//! Knows names of `accel/client`'s modules; which of its functions are by hand, `client_hand` knows.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -8,158 +8,14 @@ use std::fmt::Write as _;
 use accel_spec::{Api, Command, Direction, Element, Factor, Flow, Kind, Length, Life, Param, Service};
 
 use crate::GenError;
+use crate::client_hand::{LOADERS, function, module_by_hand};
+use crate::client_table::table;
 use crate::code::HEAD;
 use crate::layout::{Layout, There};
 use crate::names;
 
 /// Where the functions go.
 pub(crate) const STUBS: &str = "accel/client/src/stubs";
-
-/// Functions by hand, by module: those that annotations call so, those whose parameters are data, and those that keep a state.
-const BY_HAND: &[(&str, &[&str])] = &[
-    (
-        "platform",
-        &[
-            "clGetPlatformIDs",
-            "clGetDeviceIDs",
-            "clCreateSubDevices",
-            "clRetainDevice",
-            "clReleaseDevice",
-            "clUnloadCompiler",
-            "clUnloadPlatformCompiler",
-        ],
-    ),
-    (
-        "icd",
-        &[
-            "clGetExtensionFunctionAddress",
-            "clGetExtensionFunctionAddressForPlatform",
-        ],
-    ),
-    (
-        "context",
-        &[
-            "clCreateContext",
-            "clCreateContextFromType",
-            "clSetContextDestructorCallback",
-        ],
-    ),
-    ("queue", &["clFinish", "clReleaseCommandQueue"]),
-    (
-        "memory",
-        &[
-            "clCreateBuffer",
-            "clCreateBufferWithProperties",
-            "clCreateSubBuffer",
-            "clSetMemObjectDestructorCallback",
-        ],
-    ),
-    (
-        "image",
-        &[
-            "clCreateImage",
-            "clCreateImageWithProperties",
-            "clCreateImage2D",
-            "clCreateImage3D",
-            "clGetSupportedImageFormats",
-            "clEnqueueReadImage",
-            "clEnqueueWriteImage",
-        ],
-    ),
-    (
-        "mapping",
-        &["clEnqueueMapBuffer", "clEnqueueMapImage", "clEnqueueUnmapMemObject"],
-    ),
-    (
-        "transfer",
-        &[
-            "clEnqueueReadBuffer",
-            "clEnqueueWriteBuffer",
-            "clEnqueueReadBufferRect",
-            "clEnqueueWriteBufferRect",
-        ],
-    ),
-    (
-        "program",
-        &[
-            "clCreateProgramWithSource",
-            "clCreateProgramWithBinary",
-            "clCreateProgramWithIL",
-            "clBuildProgram",
-            "clCompileProgram",
-            "clLinkProgram",
-            "clSetProgramReleaseCallback",
-            "clGetProgramInfo",
-            "clGetProgramBuildInfo",
-        ],
-    ),
-    (
-        "kernel",
-        &[
-            "clSetKernelArg",
-            "clSetKernelArgSVMPointer",
-            "clSetKernelExecInfo",
-            "clCloneKernel",
-            "clCreateKernelsInProgram",
-        ],
-    ),
-    (
-        "event",
-        &[
-            "clWaitForEvents",
-            "clGetEventInfo",
-            "clCreateUserEvent",
-            "clSetEventCallback",
-        ],
-    ),
-    (
-        "svm",
-        &[
-            "clSVMAlloc",
-            "clSVMFree",
-            "clEnqueueSVMFree",
-            "clEnqueueSVMMemcpy",
-            "clEnqueueSVMMemFill",
-            "clEnqueueSVMMap",
-            "clEnqueueSVMUnmap",
-            "clEnqueueSVMMigrateMem",
-        ],
-    ),
-];
-
-/// Commands that only loaders call, whose functions have C's names (`icd`), or which there are none of.
-const LOADERS: &[&str] = &[
-    "clIcdGetPlatformIDsKHR",
-    "clIcdGetFunctionAddressForPlatformKHR",
-    "clIcdSetPlatformDispatchDataKHR",
-];
-
-/// The module that has a function by hand.
-fn module_by_hand(command: &str) -> Option<&'static str> {
-    let found = BY_HAND.iter().find(|(_, commands)| commands.contains(&command));
-    found.map(|(module, _)| *module)
-}
-
-/// `clEnqueueNDRangeKernel` as `enqueue_nd_range_kernel`.
-fn function(api: &Api, c_name: &str) -> String {
-    let name = names::command(api, c_name).replace("IDs", "Ids");
-    let chars: Vec<char> = name.chars().collect();
-    let mut snake = String::new();
-    for (index, char) in chars.iter().enumerate() {
-        let before = index.checked_sub(1).and_then(|index| chars.get(index));
-        let after = chars.get(index + 1);
-        let begins = char.is_ascii_uppercase()
-            && before.is_some_and(|before| {
-                before.is_ascii_lowercase()
-                    || (before.is_ascii_uppercase() && after.is_some_and(char::is_ascii_lowercase))
-            });
-        if begins {
-            snake.push('_');
-        }
-        snake.push(char.to_ascii_lowercase());
-    }
-    snake
-}
 
 /// The modules of functions, by name: one for each group, the one of all, and the tables.
 pub(crate) fn modules(api: &Api, order: &str) -> Result<Vec<(String, String)>, GenError> {
@@ -442,7 +298,11 @@ impl Stub<'_> {
                 (_, There::Asked) => "true".to_owned(),
                 _ => self.value(name)?,
             };
-            _ = writeln!(body, "{name}: {value},");
+            _ = if value == *name {
+                writeln!(body, "{name},")
+            } else {
+                writeln!(body, "{name}: {value},")
+            };
         }
         _ = writeln!(
             body,
@@ -604,7 +464,7 @@ impl Stub<'_> {
         {
             let data = match c_type.as_str() {
                 "cl_kernel" => "kernel::fresh()",
-                "cl_mem" => "MemState::new(None, None, 0)",
+                "cl_mem" => "MemState::data(None, None, 0)",
                 _ => "Data::None",
             };
             _ = writeln!(
@@ -692,91 +552,5 @@ impl Stub<'_> {
             "Ok(())\n"
         });
         Ok(())
-    }
-}
-
-/// The tables: in a loader's order, and by name.
-fn table(api: &Api, order: &str, generated: &BTreeSet<String>) -> Result<String, GenError> {
-    let path = |name: &str| {
-        let name = match api
-            .commands
-            .iter()
-            .find(|command| command.name == name)
-            .map(|command| &command.service)
-        {
-            Some(Service::Alias(other)) => other.as_str(),
-            _ => name,
-        };
-        let module = match module_by_hand(name) {
-            Some(module) => module,
-            None if generated.contains(name) => "stubs",
-            None => return None,
-        };
-        Some(format!("crate::{module}::{}", function(api, name)))
-    };
-    let entries: Vec<&str> = order
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty() && !line.starts_with('#'))
-        .collect();
-    let mut text = format!(
-        "{HEAD}//! The functions of {}, as loaders find them.\n\nuse std::ffi::c_void;\n\nuse crate::dispatch::{{self, Entry}};\n\n\
-         /// What an object begins with a pointer to.\npub(crate) type Table = [Entry; {}];\n\n\
-         /// In the order of `accel/spec/{}/icd-order.txt`.\npub(crate) static DISPATCH: Table = [\n",
-        api.name,
-        entries.len(),
-        api.name
-    );
-    for line in entries {
-        let (name, errcode) = line
-            .split_once(' ')
-            .map_or((line, None), |(name, errcode)| (name, Some(errcode.trim())));
-        let function = match (path(name), errcode) {
-            (Some(function), _) => function,
-            (None, Some(errcode)) => format!("dispatch::no_object_{errcode}"),
-            (None, None) => "dispatch::not_served".into(),
-        };
-        _ = writeln!(text, "    // {name}\n    Entry({function} as *const c_void),");
-    }
-    text.push_str("];\n\n/// By name.\npub(crate) static FUNCTIONS: &[(&str, Entry)] = &[\n");
-    for command in &api.commands {
-        if LOADERS.contains(&command.name.as_str()) || matches!(command.service, Service::Unsupported { .. }) {
-            continue;
-        }
-        let function = path(&command.name).ok_or_else(|| GenError::NoStub {
-            command: command.name.clone(),
-            parameter: "none".into(),
-        })?;
-        _ = writeln!(text, "    ({:?}, Entry({function} as *const c_void)),", command.name);
-    }
-    text.push_str("];\n");
-    Ok(text)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn functions_have_names_of_rust() {
-        let api = accel_spec::opencl(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")).unwrap();
-        for (c_name, name) in [
-            ("clGetPlatformIDs", "get_platform_ids"),
-            ("clEnqueueNDRangeKernel", "enqueue_nd_range_kernel"),
-            ("clSVMAlloc", "svm_alloc"),
-            ("clCreateImage2D", "create_image2d"),
-            ("clCreateProgramWithIL", "create_program_with_il"),
-        ] {
-            assert_eq!(function(&api, c_name), name);
-        }
-    }
-
-    #[test]
-    fn what_is_by_hand_is_a_command() {
-        let api = accel_spec::opencl(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")).unwrap();
-        let named = BY_HAND.iter().flat_map(|(_, commands)| *commands).chain(LOADERS);
-        for name in named {
-            assert!(api.commands.iter().any(|command| command.name == **name), "{name}");
-        }
     }
 }

@@ -4,6 +4,8 @@
 //! What is made is checked in, so that a build needs neither this nor rustfmt. Knows no client, no server and no ring.
 
 mod client;
+mod client_hand;
+mod client_table;
 mod code;
 mod document;
 mod layout;
@@ -56,7 +58,7 @@ pub enum GenError {
     },
     /// The client's function of a command does not follow from its annotations.
     #[error(
-        "{command}: no word says how the client's function has the parameter {parameter}; list the command under BY_HAND in accel/gen/src/client.rs"
+        "{command}: no word says how the client's function has the parameter {parameter}; list the command under BY_HAND in accel/gen/src/client_hand.rs"
     )]
     NoStub {
         /// The command.

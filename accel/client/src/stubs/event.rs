@@ -48,11 +48,11 @@ pub(crate) extern "C" fn get_event_profiling_info(
         query.answer(wanted, |connection, size| {
             let make = |reply| calls::GetEventProfilingInfo {
                 event: event.handle(),
-                param_name: param_name,
+                param_name,
                 param_value_size: size,
                 param_value: true,
                 param_value_size_ret: true,
-                reply: reply,
+                reply,
             };
             let (call, answer) = connection.call(make, &Touched::new(&[event], &[]), false)?;
             let value = answer.success(&call)?.param_value;

@@ -36,11 +36,11 @@ pub(crate) extern "C" fn get_image_info(
         query.answer(wanted, |connection, size| {
             let make = |reply| calls::GetImageInfo {
                 image: image.handle(),
-                param_name: param_name,
+                param_name,
                 param_value_size: size,
                 param_value: true,
                 param_value_size_ret: true,
-                reply: reply,
+                reply,
             };
             let (call, answer) = connection.call(make, &Touched::new(&[image], &[]), false)?;
             let value = answer.success(&call)?.param_value;
@@ -88,11 +88,11 @@ pub(crate) extern "C" fn get_sampler_info(
         query.answer(wanted, |connection, size| {
             let make = |reply| calls::GetSamplerInfo {
                 sampler: sampler.handle(),
-                param_name: param_name,
+                param_name,
                 param_value_size: size,
                 param_value: true,
                 param_value_size_ret: true,
-                reply: reply,
+                reply,
             };
             let (call, answer) = connection.call(make, &Touched::new(&[sampler], &[]), false)?;
             let value = answer.success(&call)?.param_value;

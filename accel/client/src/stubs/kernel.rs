@@ -75,11 +75,11 @@ pub(crate) extern "C" fn get_kernel_info(
         query.answer(wanted, |connection, size| {
             let make = |reply| calls::GetKernelInfo {
                 kernel: kernel.handle(),
-                param_name: param_name,
+                param_name,
                 param_value_size: size,
                 param_value: true,
                 param_value_size_ret: true,
-                reply: reply,
+                reply,
             };
             let (call, answer) = connection.call(make, &Touched::new(&[kernel], &[]), false)?;
             let value = answer.success(&call)?.param_value;
@@ -117,11 +117,11 @@ pub(crate) extern "C" fn get_kernel_work_group_info(
             let make = |reply| calls::GetKernelWorkGroupInfo {
                 kernel: kernel.handle(),
                 device: handle_of(device),
-                param_name: param_name,
+                param_name,
                 param_value_size: size,
                 param_value: true,
                 param_value_size_ret: true,
-                reply: reply,
+                reply,
             };
             let (call, answer) = connection.call(make, &Touched::new(&[kernel], &[]), false)?;
             let value = answer.success(&call)?.param_value;
@@ -157,12 +157,12 @@ pub(crate) extern "C" fn get_kernel_arg_info(
         query.answer(wanted, |connection, size| {
             let make = |reply| calls::GetKernelArgInfo {
                 kernel: kernel.handle(),
-                arg_index: arg_index,
-                param_name: param_name,
+                arg_index,
+                param_name,
                 param_value_size: size,
                 param_value: true,
                 param_value_size_ret: true,
-                reply: reply,
+                reply,
             };
             let (call, answer) = connection.call(make, &Touched::new(&[kernel], &[]), false)?;
             let value = answer.success(&call)?.param_value;
@@ -205,13 +205,13 @@ pub(crate) extern "C" fn get_kernel_sub_group_info(
             let make = |reply| calls::GetKernelSubGroupInfo {
                 kernel: kernel.handle(),
                 device: handle_of(device),
-                param_name: param_name,
-                input_value_size: input_value_size,
+                param_name,
+                input_value_size,
                 input_value: list(input_value),
                 param_value_size: size,
                 param_value: true,
                 param_value_size_ret: true,
-                reply: reply,
+                reply,
             };
             let (call, answer) = connection.call(make, &Touched::new(&[kernel], &[]), false)?;
             let value = answer.success(&call)?.param_value;

@@ -50,11 +50,11 @@ pub(crate) extern "C" fn get_mem_object_info(
         query.answer(wanted, |connection, size| {
             let make = |reply| calls::GetMemObjectInfo {
                 memobj: memobj.handle(),
-                param_name: param_name,
+                param_name,
                 param_value_size: size,
                 param_value: true,
                 param_value_size_ret: true,
-                reply: reply,
+                reply,
             };
             let (call, answer) = connection.call(make, &Touched::new(&[memobj], &[]), false)?;
             let value = answer.success(&call)?.param_value;
@@ -76,7 +76,7 @@ pub(crate) extern "C" fn create_pipe(
         let context = context.object::<calls::Context>()?;
         let properties = properties.terminated(2)?;
         let connection = context.connection()?;
-        let made = Object::make::<calls::Mem>(connection, &[context], MemState::new(None, None, 0))?;
+        let made = Object::make::<calls::Mem>(connection, &[context], MemState::data(None, None, 0))?;
         let (objects, lists) = ([context], []);
         let touched = Touched::new(&objects, &lists);
         let (call, answer) = connection.call(
@@ -122,11 +122,11 @@ pub(crate) extern "C" fn get_pipe_info(
         query.answer(wanted, |connection, size| {
             let make = |reply| calls::GetPipeInfo {
                 pipe: pipe.handle(),
-                param_name: param_name,
+                param_name,
                 param_value_size: size,
                 param_value: true,
                 param_value_size_ret: true,
-                reply: reply,
+                reply,
             };
             let (call, answer) = connection.call(make, &Touched::new(&[pipe], &[]), false)?;
             let value = answer.success(&call)?.param_value;

@@ -35,11 +35,11 @@ pub(crate) extern "C" fn get_platform_info(
         query.answer(wanted, |connection, size| {
             let make = |reply| calls::GetPlatformInfo {
                 platform: platform.handle(),
-                param_name: param_name,
+                param_name,
                 param_value_size: size,
                 param_value: true,
                 param_value_size_ret: true,
-                reply: reply,
+                reply,
             };
             let (call, answer) = connection.call(make, &Touched::new(&[platform], &[]), false)?;
             let value = answer.success(&call)?.param_value;
@@ -74,11 +74,11 @@ pub(crate) extern "C" fn get_device_info(
         query.answer(wanted, |connection, size| {
             let make = |reply| calls::GetDeviceInfo {
                 device: device.handle(),
-                param_name: param_name,
+                param_name,
                 param_value_size: size,
                 param_value: true,
                 param_value_size_ret: true,
-                reply: reply,
+                reply,
             };
             let (call, answer) = connection.call(make, &Touched::new(&[device], &[]), false)?;
             let value = answer.success(&call)?.param_value;

@@ -44,11 +44,11 @@ pub(crate) extern "C" fn get_command_queue_info(
         query.answer(wanted, |connection, size| {
             let make = |reply| calls::GetCommandQueueInfo {
                 command_queue: command_queue.handle(),
-                param_name: param_name,
+                param_name,
                 param_value_size: size,
                 param_value: true,
                 param_value_size_ret: true,
-                reply: reply,
+                reply,
             };
             let (call, answer) = connection.call(make, &Touched::new(&[command_queue], &[]), false)?;
             let value = answer.success(&call)?.param_value;

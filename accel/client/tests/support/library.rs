@@ -101,7 +101,7 @@ impl Library {
         self.table = names
             .enumerate()
             // SAFETY: the table has an entry for each name.
-            .map(|(index, name)| (name, unsafe { *table.add(index) }))
+            .map(|(index, name)| (name, unsafe { *table.wrapping_add(index) }))
             .collect();
         Ok(platforms)
     }
