@@ -39,6 +39,40 @@ macro_rules! info {
     };
 }
 
+/// The newest version of glibc that the library asks for, by the second number. What this is on a machine is its own glibc's: functions that
+/// moved into libc.so.6 by 2.34 are asked for there as of 2.34. Newer than that Rust's standard library needs nothing, nor do we.
+const GLIBC: u32 = 34;
+
+#[test]
+fn the_library_exports_what_loaders_ask_for_and_needs_no_newer_glibc() {
+    let server = Server::start(ARENA);
+    let library = Library::open(&server.socket);
+    for exported in [
+        "clIcdGetPlatformIDsKHR",
+        "clGetExtensionFunctionAddress",
+        "clGetPlatformInfo",
+    ] {
+        assert!(library.exports(exported), "{exported}");
+    }
+    for own in ["clFinish", "clGetPlatformIDs", "finish"] {
+        assert!(!library.exports(own), "{own} would be taken for the loader's");
+    }
+    let bytes = std::fs::read(support::library::built()).unwrap();
+    let versions: Vec<u32> = bytes
+        .windows(8)
+        .enumerate()
+        .filter(|(_, window)| window == b"GLIBC_2.")
+        .filter_map(|(at, _)| {
+            let digits = bytes[at + 8..].iter().take_while(|byte| byte.is_ascii_digit());
+            String::from_utf8(digits.copied().collect()).ok()?.parse().ok()
+        })
+        .collect();
+    assert!(
+        !versions.is_empty() && versions.iter().all(|version| *version <= GLIBC),
+        "{versions:?}"
+    );
+}
+
 #[test]
 fn platforms_and_devices_are_found_and_answers_are_asked_for_once() {
     let server = Server::start(ARENA);
@@ -358,7 +392,7 @@ fn who_waits_for_an_event_does_not_keep_others_from_setting_it() {
 }
 
 extern "C" fn note(_event: Ptr, state: i32, told: *mut mpsc::Sender<i32>) {
-    // SAFETY: the test's sender, which lives until the message has come.
+    // SAFETY: the test's sender, which lives for as long as the process.
     let told = unsafe { &*told };
     told.send(state).unwrap();
 }
@@ -369,15 +403,17 @@ fn a_callback_comes_when_its_event_is_complete() {
     let mut library = Library::open(&server.socket);
     let Ready { context, .. } = library.ready();
     let event = library.user_event(context);
-    let (mut sender, told) = mpsc::channel();
+    let (sender, told) = mpsc::channel();
+    // The function may still be at its end when what it tells has come.
+    let sender = std::ptr::from_mut(Box::leak(Box::new(sender)));
     type Notice = extern "C" fn(Ptr, i32, *mut mpsc::Sender<i32>);
     let register = cl!(
         library,
         clSetEventCallback(Ptr, i32, Option<Notice>, *mut mpsc::Sender<i32>) -> i32
     );
     assert_eq!(register(event, 0, None, ptr::null_mut()), -30);
-    assert_eq!(register(event, 3, Some(note), &raw mut sender), -30);
-    assert_eq!(register(event, 0, Some(note), &raw mut sender), 0);
+    assert_eq!(register(event, 3, Some(note), sender), -30);
+    assert_eq!(register(event, 0, Some(note), sender), 0);
     assert!(told.recv_timeout(Duration::from_millis(30)).is_err());
     assert_eq!(cl!(library, clSetUserEventStatus(Ptr, i32) -> i32)(event, 0), 0);
     assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(0));

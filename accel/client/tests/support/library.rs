@@ -80,6 +80,13 @@ impl Library {
         found
     }
 
+    /// Whether the library itself has a function by that name for others.
+    pub(crate) fn exports(&self, name: &str) -> bool {
+        let symbol = CString::new(name).unwrap();
+        // SAFETY: the handle is open, and the name is a string of C.
+        !unsafe { libc::dlsym(self.handle, symbol.as_ptr()) }.is_null()
+    }
+
     /// The platforms, as a loader finds them. From now on functions are those of the table.
     pub(crate) fn platforms(&mut self) -> Result<Vec<Ptr>, i32> {
         let find = cl!(self, clGetExtensionFunctionAddress(*const c_char) -> Ptr);
