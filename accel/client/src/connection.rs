@@ -102,10 +102,11 @@ impl Answer {
         reply.map_err(|_| Code::OUT_OF_RESOURCES)
     }
 
-    /// The same of a success; its error code otherwise.
+    /// The same of a success; its error code otherwise, behind which nothing has to come.
     pub(crate) fn success<'r, 'a, C: Call<'a>>(&'r self, call: &C) -> Result<C::Reply<'r>, Code> {
-        let reply = self.read(call)?;
-        Code::check(Reply::<C>::status(&reply)).map(|()| reply)
+        let status = self.bytes.first_chunk().map(|bytes| i32::from_le_bytes(*bytes));
+        Code::check(status.ok_or(Code::OUT_OF_RESOURCES)?)?;
+        self.read(call)
     }
 }
 

@@ -296,7 +296,8 @@ pub(crate) extern "C" fn link_program(
     user_data: Opaque,
     errcode_ret: Out<i32>,
 ) -> Ref {
-    returned(errcode_ret, || {
+    let mut failure = None;
+    let program = returned(errcode_ret, || {
         let context = context.object::<calls::Context>()?;
         let connection = context.connection()?;
         check_notify(pfn_notify, user_data)?;
@@ -318,12 +319,23 @@ pub(crate) extern "C" fn link_program(
             returned: made.handle(),
         };
         let (objects, lists) = ([context], [devices.objects.as_slice(), programs.objects.as_slice()]);
-        let program = created(connection, call, &Touched::new(&objects, &lists), made)?;
+        let (call, answer) = connection.call(|_| call, &Touched::new(&objects, &lists), true)?;
+        match answer.success(&call) {
+            Ok(_) => {}
+            // What does not link is a program all the same, which says why (OpenCL API, clLinkProgram).
+            Err(Code::LINK_PROGRAM_FAILURE) => failure = Some(Code::LINK_PROGRAM_FAILURE),
+            Err(code) => return Err(code),
+        }
+        let program = made.publish();
         if let Some(notify) = pfn_notify {
             notify(program, user_data);
         }
         Ok(program)
-    })
+    });
+    if let Some(code) = failure {
+        errcode_ret.put(code.0);
+    }
+    program
 }
 
 /// `clSetProgramReleaseCallback`: this library ends the object, so it calls the function.
