@@ -69,10 +69,17 @@ impl Wanted {
 impl Query<'_> {
     /// Answers it; `ask` asks the server, for at most so many bytes.
     pub(crate) fn answer(
-        self,
+        mut self,
         wanted: Wanted,
         ask: impl FnOnce(&'static Connection, u64) -> Result<Vec<u8>, Code>,
     ) -> Result<(), Code> {
+        if self.keeps {
+            let key = (self.param_name, std::mem::take(&mut self.depends));
+            if let Some(given) = self.object.with_answer(&key, |answer| wanted.give(answer)) {
+                return given;
+            }
+            self.depends = key.1;
+        }
         wanted.give(&self.value(ask)?)
     }
 
@@ -86,7 +93,7 @@ impl Query<'_> {
         }
         let key = (self.param_name, self.depends);
         if self.keeps
-            && let Some(kept) = self.object.answer(&key)
+            && let Some(kept) = self.object.with_answer(&key, <[u8]>::to_vec)
         {
             return Ok(kept);
         }

@@ -4,7 +4,7 @@
 //! the address of one; no value of another kind is an address in this library's memory but by design.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use accel_proto::{AnyHandle, Kind as _, List, Value, opencl as calls};
 
@@ -32,9 +32,12 @@ enum Argument {
     Object(AnyHandle),
 }
 
-/// A kernel's arguments, by index.
+/// A kernel's arguments, by index, and how many there are.
 #[derive(Debug, Default)]
-pub(crate) struct KernelState(Mutex<BTreeMap<u32, Argument>>);
+pub(crate) struct KernelState {
+    arguments: Mutex<BTreeMap<u32, Argument>>,
+    count: OnceLock<u32>,
+}
 
 /// A kernel before its arguments are set.
 pub(crate) fn fresh() -> Data {
@@ -50,6 +53,14 @@ fn state(kernel: &Object) -> Result<&KernelState, Code> {
 
 /// How many arguments it has; asked for once.
 fn count(kernel: &Object) -> Result<u32, Code> {
+    let known = &state(kernel)?.count;
+    match known.get() {
+        Some(count) => Ok(*count),
+        None => asked_count(kernel).map(|count| *known.get_or_init(|| count)),
+    }
+}
+
+fn asked_count(kernel: &Object) -> Result<u32, Code> {
     let query = Query {
         command: "clGetKernelInfo",
         object: kernel,
@@ -77,7 +88,7 @@ fn count(kernel: &Object) -> Result<u32, Code> {
 /// Whether all arguments of a kernel that is about to be put in a queue are set.
 pub(crate) fn is_ready(kernel: &Object) -> Result<(), Code> {
     let count = count(kernel)?;
-    match lock(&state(kernel)?.0).len() >= usize::try_from(count).unwrap_or(usize::MAX) {
+    match lock(&state(kernel)?.arguments).len() >= usize::try_from(count).unwrap_or(usize::MAX) {
         true => Ok(()),
         false => Err(Code::INVALID_KERNEL_ARGS),
     }
@@ -115,14 +126,16 @@ pub(crate) extern "C" fn set_kernel_arg(kernel: Ref, arg_index: u32, arg_size: u
         }
         let bytes = arg_value.list(if arg_value.is_null() { 0 } else { arg_size })?;
         let found = bytes.and_then(|bytes| object(connection, bytes));
-        let argument = match (bytes, found) {
-            (None, _) => Argument::Local(arg_size),
-            (Some(_), Some(object)) => Argument::Object(object),
-            (Some(bytes), None) if arg_size <= KEPT => Argument::Bytes(bytes.to_vec()),
-            (Some(_), None) => Argument::Long,
-        };
-        let mut arguments = lock(&state(kernel)?.0);
-        if argument != Argument::Long && arguments.get(&arg_index) == Some(&argument) {
+        let mut arguments = lock(&state(kernel)?.arguments);
+        let is_same = arguments
+            .get(&arg_index)
+            .is_some_and(|known| match (known, bytes, found) {
+                (Argument::Local(size), None, _) => *size == arg_size,
+                (Argument::Object(known), _, Some(object)) => *known == object,
+                (Argument::Bytes(known), Some(bytes), None) => known == bytes,
+                _ => false,
+            });
+        if is_same {
             return Ok(());
         }
         let value = bytes.map(|bytes| found.map_or(Value::Bytes(bytes), Value::Object));
@@ -133,6 +146,12 @@ pub(crate) extern "C" fn set_kernel_arg(kernel: Ref, arg_index: u32, arg_size: u
             arg_value: value,
         };
         connection.send(&call, &Touched::new(&[kernel], &[]))?;
+        let argument = match (bytes, found) {
+            (None, _) => Argument::Local(arg_size),
+            (Some(_), Some(object)) => Argument::Object(object),
+            (Some(bytes), None) if arg_size <= KEPT => Argument::Bytes(bytes.to_vec()),
+            (Some(_), None) => Argument::Long,
+        };
         arguments.insert(arg_index, argument);
         Ok(())
     })
@@ -153,9 +172,12 @@ pub(crate) extern "C" fn clone_kernel(source_kernel: Ref, errcode_ret: Out<i32>)
     crate::returned(errcode_ret, || {
         let source = source_kernel.object::<calls::Kernel>()?;
         let connection = source.connection()?;
-        let arguments = lock(&state(source)?.0).clone();
+        let arguments = lock(&state(source)?.arguments).clone();
         let program = source.parent::<calls::Program>().ok_or(Code::INVALID_KERNEL)?;
-        let data = Data::Kernel(KernelState(Mutex::new(arguments)));
+        let data = Data::Kernel(KernelState {
+            arguments: Mutex::new(arguments),
+            count: OnceLock::new(),
+        });
         let made = Object::make::<calls::Kernel>(connection, &[program], data)?;
         let call = calls::CloneKernel {
             source_kernel: source.handle(),

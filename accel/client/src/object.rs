@@ -330,9 +330,9 @@ impl Object {
         self.last.store(end << NUMBER_BITS | place.number, Ordering::Release);
     }
 
-    /// An answer that was kept.
-    pub(crate) fn answer(&self, key: &CacheKey) -> Option<Vec<u8>> {
-        lock(&self.cache).get(key).cloned()
+    /// An answer that was kept, for who looks at it.
+    pub(crate) fn with_answer<T>(&self, key: &CacheKey, look: impl FnOnce(&[u8]) -> T) -> Option<T> {
+        lock(&self.cache).get(key).map(|answer| look(answer))
     }
 
     /// Keeps an answer.
