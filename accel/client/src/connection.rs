@@ -484,10 +484,20 @@ impl Connection {
         (end <= self.limits.arena && length > 0).then_some(offset)
     }
 
-    /// A name that nothing has.
+    /// A name that nothing has. If all are in use or on their way back, the server is asked how far it is.
     pub(crate) fn take_name<K: Typed>(&self) -> Result<Handle<K>, Code> {
-        let mut names = lock(&self.names[K::SORT as usize]);
-        names.take(|place| self.is_done(place)).ok_or(Code::OUT_OF_RESOURCES)
+        let take = || lock(&self.names[K::SORT as usize]).take(|place| self.is_done(place));
+        if let Some(name) = take() {
+            return Ok(name);
+        }
+        let order = lock(&self.order);
+        for (index, end) in self.ends.iter().enumerate() {
+            if let Some(number) = end.put.load(Ordering::Acquire).checked_sub(1) {
+                self.finish(Place { end: index, number })?;
+            }
+        }
+        drop(order);
+        take().ok_or(Code::OUT_OF_RESOURCES)
     }
 
     /// The server has never heard of it.
