@@ -18,8 +18,19 @@ use crate::{lock, status};
 /// `CL_KERNEL_NUM_ARGS`.
 const NUM_ARGS: u32 = 0x1191;
 
+/// `CL_KERNEL_ARG_ADDRESS_QUALIFIER`, of which `CL_KERNEL_ARG_ADDRESS_GLOBAL` and `CL_KERNEL_ARG_ADDRESS_CONSTANT`.
+const ADDRESS_QUALIFIER: u32 = 0x1196;
+const GLOBAL: u32 = 0x119b;
+const CONSTANT: u32 = 0x119d;
+
 /// The longest argument that is kept to be compared.
 const KEPT: u64 = 256;
+
+/// NULL where a buffer can be.
+const NO_BUFFER: AnyHandle = AnyHandle {
+    c_type: calls::Mem::C_TYPE,
+    raw: 0,
+};
 
 /// An argument as it was set last.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +48,8 @@ enum Argument {
 pub(crate) struct KernelState {
     arguments: Mutex<BTreeMap<u32, Argument>>,
     count: OnceLock<u32>,
+    /// Which of them are known to be buffers, or not to be.
+    buffers: Mutex<BTreeMap<u32, bool>>,
 }
 
 /// A kernel before its arguments are set.
@@ -81,8 +94,46 @@ fn asked_count(kernel: &Object) -> Result<u32, Code> {
         let value = answer.success(&call)?.param_value;
         Ok(value.map(|value| value.bytes().to_vec()).unwrap_or_default())
     })?;
-    let count = bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
-    count.ok_or(Code::OUT_OF_RESOURCES)
+    number(&bytes).ok_or(Code::OUT_OF_RESOURCES)
+}
+
+/// Whether an argument is an address of a buffer. Where nothing is known of arguments, as of some binaries, none is.
+fn is_buffer(kernel: &Object, arg_index: u32) -> bool {
+    let Ok(state) = state(kernel) else {
+        return false;
+    };
+    if let Some(known) = lock(&state.buffers).get(&arg_index) {
+        return *known;
+    }
+    let query = Query {
+        command: "clGetKernelArgInfo",
+        object: kernel,
+        param_name: ADDRESS_QUALIFIER,
+        depends: vec![arg_index.into()],
+        keeps: false,
+    };
+    let qualifier = query.value(|connection, size| {
+        let make = |reply| calls::GetKernelArgInfo {
+            kernel: kernel.handle(),
+            arg_index,
+            param_name: ADDRESS_QUALIFIER,
+            param_value_size: size,
+            param_value: true,
+            param_value_size_ret: true,
+            reply,
+        };
+        let (call, answer) = connection.call(make, &Touched::new(&[kernel], &[]), false)?;
+        let value = answer.success(&call)?.param_value;
+        Ok(value.map(|value| value.bytes().to_vec()).unwrap_or_default())
+    });
+    let qualifier = qualifier.ok().and_then(|bytes| number(&bytes));
+    let is_buffer = qualifier.is_some_and(|qualifier| [GLOBAL, CONSTANT].contains(&qualifier));
+    lock(&state.buffers).insert(arg_index, is_buffer);
+    is_buffer
+}
+
+fn number(bytes: &[u8]) -> Option<u32> {
+    bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
 /// Whether all arguments of a kernel that is about to be put in a queue are set.
@@ -125,12 +176,17 @@ pub(crate) extern "C" fn set_kernel_arg(kernel: Ref, arg_index: u32, arg_size: u
             return Err(Code::INVALID_ARG_SIZE);
         }
         let bytes = arg_value.list(if arg_value.is_null() { 0 } else { arg_size })?;
-        let found = bytes.and_then(|bytes| object(connection, bytes));
+        let is_null = bytes.is_none_or(|bytes| bytes == [0; 8]);
+        let found = match bytes {
+            // A buffer of NULL, which eight zeroes of a number are not.
+            _ if is_null && is_buffer(kernel, arg_index) => Some(NO_BUFFER),
+            bytes => bytes.and_then(|bytes| object(connection, bytes)),
+        };
         let mut arguments = lock(&state(kernel)?.arguments);
         let is_same = arguments
             .get(&arg_index)
             .is_some_and(|known| match (known, bytes, found) {
-                (Argument::Local(size), None, _) => *size == arg_size,
+                (Argument::Local(size), None, None) => *size == arg_size,
                 (Argument::Object(known), _, Some(object)) => *known == object,
                 (Argument::Bytes(known), Some(bytes), None) => known == bytes,
                 _ => false,
@@ -138,7 +194,7 @@ pub(crate) extern "C" fn set_kernel_arg(kernel: Ref, arg_index: u32, arg_size: u
         if is_same {
             return Ok(());
         }
-        let value = bytes.map(|bytes| found.map_or(Value::Bytes(bytes), Value::Object));
+        let value = found.map(Value::Object).or(bytes.map(Value::Bytes));
         let call = calls::SetKernelArg {
             kernel: kernel.handle(),
             arg_index,
@@ -147,8 +203,8 @@ pub(crate) extern "C" fn set_kernel_arg(kernel: Ref, arg_index: u32, arg_size: u
         };
         connection.send(&call, &Touched::new(&[kernel], &[]))?;
         let argument = match (bytes, found) {
-            (None, _) => Argument::Local(arg_size),
-            (Some(_), Some(object)) => Argument::Object(object),
+            (_, Some(object)) => Argument::Object(object),
+            (None, None) => Argument::Local(arg_size),
             (Some(bytes), None) if arg_size <= KEPT => Argument::Bytes(bytes.to_vec()),
             (Some(_), None) => Argument::Long,
         };
@@ -176,7 +232,7 @@ pub(crate) extern "C" fn clone_kernel(source_kernel: Ref, errcode_ret: Out<i32>)
         let program = source.parent::<calls::Program>().ok_or(Code::INVALID_KERNEL)?;
         let data = Data::Kernel(KernelState {
             arguments: Mutex::new(arguments),
-            count: OnceLock::new(),
+            ..KernelState::default()
         });
         let made = Object::make::<calls::Kernel>(connection, &[program], data)?;
         let call = calls::CloneKernel {

@@ -60,3 +60,17 @@ fn status(body: impl FnOnce() -> Result<(), Code>) -> i32 {
 fn returned(errcode_ret: Out<i32>, body: impl FnOnce() -> Result<Ref, Code>) -> Ref {
     errcode_ret.status(guarded(body))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_panic_leaves_a_function_of_c() {
+        assert_eq!(status(|| panic!("of the test's")), Code::OUT_OF_RESOURCES.0);
+        let mut code = [0];
+        let object = returned(Out::of(&mut code), || panic!("of the test's"));
+        assert_eq!((object.address(), code), (0, [Code::OUT_OF_RESOURCES.0]));
+        assert_eq!(status(|| Ok(())), 0);
+    }
+}

@@ -177,6 +177,9 @@ fn data_goes_through_a_kernel_and_comes_back() {
     assert_eq!(set(kernel, 0, 8, (&raw const buffer).cast()), 0);
     assert_eq!(set(kernel, 1, 1, [3_u8].as_ptr()), 0);
     assert_eq!(set(kernel, 2, 1, [3_u8].as_ptr()), -49);
+    // NULL where a buffer can be is a buffer of NULL, and no number.
+    assert_eq!(set(kernel, 0, 8, [0_u8; 8].as_ptr()), 0);
+    assert_eq!(set(kernel, 0, 8, (&raw const buffer).cast()), 0);
     assert_eq!(set(kernel, 1, 1, [3_u8].as_ptr()), 0);
     assert_eq!(launch(&library, queue, kernel, 4, &[]), -53);
     assert_eq!(library.write(queue, buffer, false, &[10; 16]), 0);
@@ -189,7 +192,7 @@ fn data_goes_through_a_kernel_and_comes_back() {
     assert_eq!(bytes, [19; 16]);
     assert_eq!(
         server.asked(calls::SetKernelArg::OP),
-        2,
+        4,
         "what is the same does not cross"
     );
     let mut again = [0; 16];
@@ -397,11 +400,24 @@ extern "C" fn note(_event: Ptr, state: i32, told: *mut mpsc::Sender<i32>) {
     told.send(state).unwrap();
 }
 
+/// What the process does at each signal.
+fn signals() -> Vec<usize> {
+    let action = |signal| {
+        // SAFETY: an action is plain data, of which zeroes are a value.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: the pointer is to an action of this function's, and nothing is changed.
+        unsafe { libc::sigaction(signal, ptr::null(), &raw mut action) };
+        action.sa_sigaction
+    };
+    (1..=64).map(action).collect()
+}
+
 #[test]
 fn a_callback_comes_when_its_event_is_complete() {
     let server = Server::start(ARENA);
     let mut library = Library::open(&server.socket);
     let Ready { context, .. } = library.ready();
+    let before = signals();
     let event = library.user_event(context);
     let (sender, told) = mpsc::channel();
     // The function may still be at its end when what it tells has come.
@@ -417,6 +433,7 @@ fn a_callback_comes_when_its_event_is_complete() {
     assert!(told.recv_timeout(Duration::from_millis(30)).is_err());
     assert_eq!(cl!(library, clSetUserEventStatus(Ptr, i32) -> i32)(event, 0), 0);
     assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(0));
+    assert_eq!(signals(), before, "signals are the program's");
     assert_eq!(
         info!(library, clGetEventInfo, event, 0x11d3).unwrap(),
         0_i32.to_ne_bytes()

@@ -290,6 +290,11 @@ fn reply(call: &AnyCall<'_>, window: &Window, shared: &Shared, writer: &mut Writ
         }),
         AnyCall::GetCommandQueueInfo(asked) => info!(GetCommandQueueInfo GetCommandQueueInfoReply asked, vec![0; 8]),
         AnyCall::GetKernelInfo(asked) => info!(GetKernelInfo GetKernelInfoReply asked, 2_u32.to_le_bytes().to_vec()),
+        // The first argument of a kernel is a buffer, the other one is none.
+        AnyCall::GetKernelArgInfo(asked) => {
+            let qualifier = if asked.arg_index == 0 { 0x119b_u32 } else { 0x119e };
+            info!(GetKernelArgInfo GetKernelArgInfoReply asked, qualifier.to_le_bytes().to_vec())
+        }
         AnyCall::GetEventInfo(asked) => {
             let state = shared.state.lock().unwrap();
             let found = state.objects.contains(&("cl_event", asked.event.raw()));
