@@ -4,6 +4,9 @@
 //! What is made is checked in, so that a build needs neither this nor rustfmt. Knows no client, no server and no ring.
 
 mod carry_out;
+mod client;
+mod client_hand;
+mod client_table;
 mod code;
 mod document;
 mod layout;
@@ -56,6 +59,16 @@ pub enum GenError {
         /// Why.
         source: std::io::Error,
     },
+    /// The client's function of a command does not follow from its annotations.
+    #[error(
+        "{command}: no word says how the client's function has the parameter {parameter}; list the command under BY_HAND in accel/gen/src/client_hand.rs"
+    )]
+    NoStub {
+        /// The command.
+        command: String,
+        /// Its parameter.
+        parameter: String,
+    },
     /// rustfmt does not run.
     #[error("cannot run rustfmt, which formats what is generated; `rustup component add rustfmt` installs it")]
     NoRustfmt(#[source] std::io::Error),
@@ -87,6 +100,12 @@ pub fn outputs(root: &Path) -> Result<Vec<Output>, GenError> {
     let api = accel_spec::opencl(root)?;
     let mut lock = Lock::parse(&read(root, lock::PATH)?.unwrap_or_default())?;
     let mut outputs = modules(root, &api, &mut lock)?;
+    let order = read(root, "accel/spec/opencl/icd-order.txt")?.unwrap_or_default();
+    for (name, text) in client::modules(&api, &order)? {
+        let path = format!("{}/{name}.rs", client::STUBS);
+        let text = formatted(root, &path, &text)?;
+        outputs.push(Output { path, text });
+    }
     outputs.push(Output {
         path: lock::PATH.into(),
         text: lock.text(),
@@ -133,7 +152,7 @@ pub fn stale(root: &Path) -> Result<Vec<String>, GenError> {
 fn differing(root: &Path) -> Result<Vec<(String, Option<String>)>, GenError> {
     let outputs = outputs(root)?;
     let mut differing = Vec::new();
-    for dir in ["accel/proto/src/opencl", server::SERVER] {
+    for dir in ["accel/proto/src/opencl", client::STUBS, server::SERVER] {
         // Before anything was generated there is none.
         for entry in fs::read_dir(root.join(dir)).into_iter().flatten().flatten() {
             let path = format!("{dir}/{}", entry.file_name().to_string_lossy());

@@ -152,7 +152,10 @@ impl Items<'_, '_> {
     }
 
     fn function(&mut self, signature: &syn::Signature, block: Option<&syn::Block>) {
-        self.measure("parameters", &signature.ident, signature.inputs.len());
+        // Parameters of a function of C are those of whoever calls it.
+        if signature.abi.is_none() {
+            self.measure("parameters", &signature.ident, signature.inputs.len());
+        }
         if let Some(block) = block {
             let lines = block.brace_token.span.close().end().line + 1 - signature.fn_token.span.start().line;
             self.measure("function", &signature.ident, lines);
@@ -242,6 +245,7 @@ mod tests {
 
     #[test]
     fn a_layout_of_a_specification_is_no_design() {
+        assert!(found("extern \"C\" fn f(a: u8, b: u8, c: u8) {}\n").is_empty());
         assert!(found("#[repr(C, packed)]\nstruct S { a: u8, b: u8, c: u8 }\n").is_empty());
     }
 

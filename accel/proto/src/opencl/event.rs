@@ -56,6 +56,114 @@ impl<'a> Call<'a> for WaitForEvents<'a> {
     fn spans(&self, _: &mut dyn FnMut(Span)) {}
 }
 
+/// `clGetEventInfo` (1.0).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GetEventInfo {
+    /// `cl_event event`
+    pub event: Handle<Event>,
+    /// `cl_event_info param_name`
+    pub param_name: u32,
+    /// `size_t param_value_size`
+    pub param_value_size: u64,
+    /// whether it is asked for: `void* param_value`.
+    pub param_value: bool,
+    /// whether it is asked for: `size_t* param_value_size_ret`.
+    pub param_value_size_ret: bool,
+    /// where in the arena the reply goes if it does not fit into a record.
+    pub reply: Span,
+}
+
+impl<'a> Call<'a> for GetEventInfo {
+    const OP: u16 = 0x0165;
+    type Reply<'r> = GetEventInfoReply<'r>;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let present = source.present(0x3)?;
+        let event = source.value("event")?;
+        let param_name = source.value("param_name")?;
+        let param_value_size = source.count("param_value_size")?;
+        let reply = source.area("reply")?;
+        Ok(Self {
+            event,
+            param_name,
+            param_value_size,
+            param_value: present & 0x1 != 0,
+            param_value_size_ret: present & 0x2 != 0,
+            reply,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.present(&[self.param_value, self.param_value_size_ret]);
+        writer.value(self.event);
+        writer.value(self.param_name);
+        writer.value(self.param_value_size);
+        writer.area(self.reply);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        GetEventInfoReply {
+            status,
+            param_value: self.param_value.then(|| List::new(&[])),
+            param_value_size_ret: self.param_value_size_ret.then(|| Plain::get(&[])),
+        }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.event);
+    }
+
+    fn spans(&self, each: &mut dyn FnMut(Span)) {
+        each(self.reply);
+    }
+}
+
+/// What `clGetEventInfo` gives.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GetEventInfoReply<'r> {
+    /// The error code.
+    pub status: i32,
+    /// `void* param_value`
+    pub param_value: Option<List<'r, u8>>,
+    /// `size_t* param_value_size_ret`
+    pub param_value_size_ret: Option<u64>,
+}
+
+impl<'r> Reply<'r, GetEventInfo> for GetEventInfoReply<'r> {
+    fn status(&self) -> i32 {
+        self.status
+    }
+
+    fn read<S: Source<'r>>(source: &mut S, call: &GetEventInfo) -> Result<Self, Refused> {
+        let status = source.value("status")?;
+        let param_value = if call.param_value {
+            Some(source.counted(Some(call.param_value_size), "param_value")?)
+        } else {
+            None
+        };
+        let param_value_size_ret = if call.param_value_size_ret {
+            Some(source.value("param_value_size_ret")?)
+        } else {
+            None
+        };
+        Ok(Self {
+            status,
+            param_value,
+            param_value_size_ret,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.status);
+        if let Some(param_value) = self.param_value {
+            writer.counted(&param_value);
+        }
+        if let Some(param_value_size_ret) = self.param_value_size_ret {
+            writer.value(param_value_size_ret);
+        }
+    }
+}
+
 /// `clReleaseEvent` (1.0).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ReleaseEvent {

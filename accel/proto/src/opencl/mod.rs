@@ -26,8 +26,8 @@ pub use context::{
     SetContextDestructorCallback,
 };
 pub use event::{
-    CreateUserEvent, GetEventProfilingInfo, GetEventProfilingInfoReply, ReleaseEvent, SetEventCallback,
-    SetUserEventStatus, WaitForEvents,
+    CreateUserEvent, GetEventInfo, GetEventInfoReply, GetEventProfilingInfo, GetEventProfilingInfoReply, ReleaseEvent,
+    SetEventCallback, SetUserEventStatus, WaitForEvents,
 };
 pub use image::{
     CreateImage, CreateImage2D, CreateImage3D, CreateImageWithProperties, CreateSampler, CreateSamplerWithProperties,
@@ -84,6 +84,7 @@ calls! {
     0x0107 GetContextInfo GetContextInfo, GetContextInfoReply<'a>;
     0x0161 SetContextDestructorCallback SetContextDestructorCallback, Done;
     0x011d WaitForEvents WaitForEvents<'a>, Done;
+    0x0165 GetEventInfo GetEventInfo, GetEventInfoReply<'a>;
     0x011e ReleaseEvent ReleaseEvent, Done;
     0x011f GetEventProfilingInfo GetEventProfilingInfo, GetEventProfilingInfoReply<'a>;
     0x0139 CreateUserEvent CreateUserEvent, Done;

@@ -1,0 +1,281 @@
+//! What is by hand of kernels (OpenCL API, section 5.9): their arguments, and making all of a program. Knows no ring.
+//!
+//! An argument crosses when it is set, and not again as long as it is the same. Whether eight bytes are an object is seen by their being
+//! the address of one; no value of another kind is an address in this library's memory but by design.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, OnceLock};
+
+use accel_proto::{AnyHandle, Kind as _, List, Value, opencl as calls};
+
+use crate::arguments::{In, Opaque, Out, Ref};
+use crate::codes::Code;
+use crate::connection::{Connection, Touched};
+use crate::info::Query;
+use crate::object::{Data, Object};
+use crate::{lock, status};
+
+/// `CL_KERNEL_NUM_ARGS`.
+const NUM_ARGS: u32 = 0x1191;
+
+/// `CL_KERNEL_ARG_ADDRESS_QUALIFIER`, of which `CL_KERNEL_ARG_ADDRESS_GLOBAL` and `CL_KERNEL_ARG_ADDRESS_CONSTANT`.
+const ADDRESS_QUALIFIER: u32 = 0x1196;
+const GLOBAL: u32 = 0x119b;
+const CONSTANT: u32 = 0x119d;
+
+/// The longest argument that is kept to be compared.
+const KEPT: u64 = 256;
+
+/// NULL where a buffer can be.
+const NO_BUFFER: AnyHandle = AnyHandle {
+    c_type: calls::Mem::C_TYPE,
+    raw: 0,
+};
+
+/// An argument as it was set last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Argument {
+    /// So many bytes of local memory.
+    Local(u64),
+    Bytes(Vec<u8>),
+    /// Bytes that are not compared.
+    Long,
+    Object(AnyHandle),
+}
+
+/// A kernel's arguments, by index, and how many there are.
+#[derive(Debug, Default)]
+pub(crate) struct KernelState {
+    arguments: Mutex<BTreeMap<u32, Argument>>,
+    count: OnceLock<u32>,
+    /// Which of them are known to be buffers, or not to be.
+    buffers: Mutex<BTreeMap<u32, bool>>,
+}
+
+/// A kernel before its arguments are set.
+pub(crate) fn fresh() -> Data {
+    Data::Kernel(KernelState::default())
+}
+
+fn state(kernel: &Object) -> Result<&KernelState, Code> {
+    match &kernel.data {
+        Data::Kernel(state) => Ok(state),
+        _ => Err(Code::INVALID_KERNEL),
+    }
+}
+
+/// How many arguments it has; asked for once.
+fn count(kernel: &Object) -> Result<u32, Code> {
+    let known = &state(kernel)?.count;
+    match known.get() {
+        Some(count) => Ok(*count),
+        None => asked_count(kernel).map(|count| *known.get_or_init(|| count)),
+    }
+}
+
+fn asked_count(kernel: &Object) -> Result<u32, Code> {
+    let query = Query {
+        command: "clGetKernelInfo",
+        object: kernel,
+        param_name: NUM_ARGS,
+        depends: Vec::new(),
+        keeps: true,
+    };
+    let bytes = query.value(|connection, size| {
+        let make = |reply| calls::GetKernelInfo {
+            kernel: kernel.handle(),
+            param_name: NUM_ARGS,
+            param_value_size: size,
+            param_value: true,
+            param_value_size_ret: true,
+            reply,
+        };
+        let (call, answer) = connection.call(make, &Touched::new(&[kernel], &[]), false)?;
+        let value = answer.success(&call)?.param_value;
+        Ok(value.map(|value| value.bytes().to_vec()).unwrap_or_default())
+    })?;
+    number(&bytes).ok_or(Code::OUT_OF_RESOURCES)
+}
+
+/// Whether an argument is an address of a buffer. Where nothing is known of arguments, as of some binaries, none is.
+fn is_buffer(kernel: &Object, arg_index: u32) -> bool {
+    let Ok(state) = state(kernel) else {
+        return false;
+    };
+    if let Some(known) = lock(&state.buffers).get(&arg_index) {
+        return *known;
+    }
+    let query = Query {
+        command: "clGetKernelArgInfo",
+        object: kernel,
+        param_name: ADDRESS_QUALIFIER,
+        depends: vec![arg_index.into()],
+        keeps: false,
+    };
+    let qualifier = query.value(|connection, size| {
+        let make = |reply| calls::GetKernelArgInfo {
+            kernel: kernel.handle(),
+            arg_index,
+            param_name: ADDRESS_QUALIFIER,
+            param_value_size: size,
+            param_value: true,
+            param_value_size_ret: true,
+            reply,
+        };
+        let (call, answer) = connection.call(make, &Touched::new(&[kernel], &[]), false)?;
+        let value = answer.success(&call)?.param_value;
+        Ok(value.map(|value| value.bytes().to_vec()).unwrap_or_default())
+    });
+    let qualifier = qualifier.ok().and_then(|bytes| number(&bytes));
+    let is_buffer = qualifier.is_some_and(|qualifier| [GLOBAL, CONSTANT].contains(&qualifier));
+    lock(&state.buffers).insert(arg_index, is_buffer);
+    is_buffer
+}
+
+fn number(bytes: &[u8]) -> Option<u32> {
+    bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
+}
+
+/// Whether all arguments of a kernel that is about to be put in a queue are set.
+pub(crate) fn is_ready(kernel: &Object) -> Result<(), Code> {
+    let count = count(kernel)?;
+    match lock(&state(kernel)?.arguments).len() >= usize::try_from(count).unwrap_or(usize::MAX) {
+        true => Ok(()),
+        false => Err(Code::INVALID_KERNEL_ARGS),
+    }
+}
+
+/// An object whose address the eight bytes are.
+fn object(connection: &Connection, bytes: &[u8]) -> Option<AnyHandle> {
+    let address = u64::from_ne_bytes(*bytes.first_chunk()?);
+    if bytes.len() != 8 || !connection.is_argument(address) {
+        return None;
+    }
+    let object = Ref::at(address);
+    [
+        (calls::Mem::C_TYPE, object.object::<calls::Mem>()),
+        (calls::Sampler::C_TYPE, object.object::<calls::Sampler>()),
+        (calls::CommandQueue::C_TYPE, object.object::<calls::CommandQueue>()),
+    ]
+    .into_iter()
+    .find_map(|(c_type, found)| {
+        let raw = found.ok()?.raw();
+        Some(AnyHandle { c_type, raw })
+    })
+}
+
+/// `clSetKernelArg`.
+pub(crate) extern "C" fn set_kernel_arg(kernel: Ref, arg_index: u32, arg_size: u64, arg_value: In<u8>) -> i32 {
+    status(|| {
+        let kernel = kernel.object::<calls::Kernel>()?;
+        let connection = kernel.connection()?;
+        if arg_index >= count(kernel)? {
+            return Err(Code::INVALID_ARG_INDEX);
+        }
+        if arg_size == 0 {
+            return Err(Code::INVALID_ARG_SIZE);
+        }
+        let bytes = arg_value.list(if arg_value.is_null() { 0 } else { arg_size })?;
+        let is_null = bytes.is_none_or(|bytes| bytes == [0; 8]);
+        let found = match bytes {
+            // A buffer of NULL, which eight zeroes of a number are not.
+            _ if is_null && is_buffer(kernel, arg_index) => Some(NO_BUFFER),
+            bytes => bytes.and_then(|bytes| object(connection, bytes)),
+        };
+        let mut arguments = lock(&state(kernel)?.arguments);
+        let is_same = arguments
+            .get(&arg_index)
+            .is_some_and(|known| match (known, bytes, found) {
+                (Argument::Local(size), None, None) => *size == arg_size,
+                (Argument::Object(known), _, Some(object)) => *known == object,
+                (Argument::Bytes(known), Some(bytes), None) => known == bytes,
+                _ => false,
+            });
+        if is_same {
+            return Ok(());
+        }
+        let value = found.map(Value::Object).or(bytes.map(Value::Bytes));
+        let call = calls::SetKernelArg {
+            kernel: kernel.handle(),
+            arg_index,
+            arg_size,
+            arg_value: value,
+        };
+        connection.send(&call, &Touched::new(&[kernel], &[]))?;
+        let argument = match (bytes, found) {
+            (_, Some(object)) => Argument::Object(object),
+            (None, None) => Argument::Local(arg_size),
+            (Some(bytes), None) if arg_size <= KEPT => Argument::Bytes(bytes.to_vec()),
+            (Some(_), None) => Argument::Long,
+        };
+        arguments.insert(arg_index, argument);
+        Ok(())
+    })
+}
+
+/// `clSetKernelArgSVMPointer`: no device says that it has shared virtual memory.
+pub(crate) extern "C" fn set_kernel_arg_svm_pointer(kernel: Ref, _arg_index: u32, _arg_value: Opaque) -> i32 {
+    status(|| kernel.object::<calls::Kernel>().and(Err(Code::INVALID_OPERATION)))
+}
+
+/// `clSetKernelExecInfo`: all that there is to say is about shared virtual memory.
+pub(crate) extern "C" fn set_kernel_exec_info(kernel: Ref, _name: u32, _size: u64, _value: In<u8>) -> i32 {
+    status(|| kernel.object::<calls::Kernel>().and(Err(Code::INVALID_OPERATION)))
+}
+
+/// `clCloneKernel`: the arguments come along.
+pub(crate) extern "C" fn clone_kernel(source_kernel: Ref, errcode_ret: Out<i32>) -> Ref {
+    crate::returned(errcode_ret, || {
+        let source = source_kernel.object::<calls::Kernel>()?;
+        let connection = source.connection()?;
+        let arguments = lock(&state(source)?.arguments).clone();
+        let program = source.parent::<calls::Program>().ok_or(Code::INVALID_KERNEL)?;
+        let data = Data::Kernel(KernelState {
+            arguments: Mutex::new(arguments),
+            ..KernelState::default()
+        });
+        let made = Object::make::<calls::Kernel>(connection, &[program], data)?;
+        let call = calls::CloneKernel {
+            source_kernel: source.handle(),
+            returned: made.handle(),
+        };
+        let (call, answer) = connection.call(|_| call, &Touched::new(&[source], &[]), false)?;
+        answer.success(&call)?;
+        Ok(made.publish())
+    })
+}
+
+/// `clCreateKernelsInProgram`.
+pub(crate) extern "C" fn create_kernels_in_program(
+    program: Ref,
+    num_kernels: u32,
+    kernels: Out<Ref>,
+    num_kernels_ret: Out<u32>,
+) -> i32 {
+    status(|| {
+        let program = program.object::<calls::Program>()?;
+        let connection = program.connection()?;
+        let wanted = if kernels.is_null() { 0 } else { num_kernels };
+        // Names are for as many as there can be: no more are made than a message carries.
+        let room = u32::try_from(accel_proto::MESSAGE / 8).unwrap_or(u32::MAX);
+        if wanted > room {
+            return Err(Code::OUT_OF_HOST_MEMORY);
+        }
+        let make = |_| Object::make::<calls::Kernel>(connection, &[program], fresh());
+        let made: Result<Vec<_>, _> = (0..wanted).map(make).collect();
+        let made = made?;
+        let names: Vec<_> = made.iter().map(|kernel| kernel.handle()).collect();
+        let call = calls::CreateKernelsInProgram {
+            program: program.handle(),
+            num_kernels: wanted,
+            kernels: (!kernels.is_null()).then(|| List::new(&names)),
+            num_kernels_ret: true,
+        };
+        let (call, answer) = connection.call(|_| call, &Touched::new(&[program], &[]), false)?;
+        let there = answer.success(&call)?.num_kernels_ret.unwrap_or_default();
+        num_kernels_ret.put(there);
+        let exist = usize::try_from(there).unwrap_or(usize::MAX);
+        kernels.put_list(made.into_iter().take(exist).map(Object::publish), wanted.into());
+        Ok(())
+    })
+}

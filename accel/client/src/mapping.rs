@@ -1,0 +1,350 @@
+//! What the client knows of memory objects, and mapping them (OpenCL API, sections 5.2.4 and 5.4.2).
+//!
+//! ```text
+//!   map: a part of the arena is named ─▶ the server copies into it ─▶ the application has its address, or, of memory that is the
+//!        application's own (CL_MEM_USE_HOST_PTR), that of its own memory, which is copied to
+//!   unmap: the same part is named ─▶ the server copies out of it ─▶ it is given back when the queue's commands have ended
+//! ```
+//!
+//! Knows no ring.
+
+use std::sync::{Arc, Mutex};
+
+use accel_proto::{List, Span, opencl as calls};
+use accel_window::Block;
+
+use crate::arguments::{In, Objects, Opaque, Out, Ref};
+use crate::bulk::{Lies, Shape};
+use crate::codes::Code;
+use crate::connection::{Connection, Touched};
+use crate::object::{Data, Object, handle_of_made};
+use crate::pending::{self, Delivery, Left};
+use crate::transfer::three;
+use crate::{event, image, lock, queue, returned, status};
+
+/// `CL_MEM_USE_HOST_PTR`, and `CL_MEM_COPY_HOST_PTR`, as which it crosses.
+pub(crate) const USE_HOST_PTR: u64 = 1 << 3;
+pub(crate) const COPY_HOST_PTR: u64 = 1 << 5;
+/// `CL_MAP_READ` alone changes nothing.
+const MAP_READ: u64 = 1;
+
+/// A mapping that is there.
+#[derive(Debug)]
+struct Mapped {
+    /// What the application got.
+    address: usize,
+    block: Block,
+    shape: Shape,
+    /// It is the application's own memory, and has to be copied before it is unmapped.
+    copies: bool,
+}
+
+/// What the client knows of a memory object.
+#[derive(Debug)]
+pub(crate) struct MemState {
+    /// As the application said; of a sub-buffer, with its parent's.
+    pub(crate) flags: Option<u64>,
+    /// Of a buffer.
+    bytes: Option<u64>,
+    /// The application's own memory, or 0.
+    pub(crate) host_ptr: usize,
+    mapped: Mutex<Vec<Mapped>>,
+}
+
+impl MemState {
+    pub(crate) fn data(flags: Option<u64>, bytes: Option<u64>, host_ptr: usize) -> Data {
+        Data::Mem(Self {
+            flags,
+            bytes,
+            host_ptr,
+            mapped: Mutex::default(),
+        })
+    }
+
+    /// How long a buffer is.
+    pub(crate) fn size(&self) -> Option<u64> {
+        self.bytes
+    }
+
+    /// What the client answers itself.
+    pub(crate) fn own(&self, param_name: u32) -> Option<Vec<u8>> {
+        match param_name {
+            // CL_MEM_FLAGS: what crossed has another flag for the application's own memory.
+            0x1101 => self.flags.map(|flags| flags.to_ne_bytes().to_vec()),
+            // CL_MEM_HOST_PTR
+            0x1103 => Some(self.host_ptr.to_ne_bytes().to_vec()),
+            // CL_MEM_MAP_COUNT
+            0x1104 => {
+                let count = u32::try_from(lock(&self.mapped).len()).unwrap_or(u32::MAX);
+                Some(count.to_ne_bytes().to_vec())
+            }
+            // CL_MEM_USES_SVM_POINTER: there is none.
+            0x1109 => Some(0_u32.to_ne_bytes().to_vec()),
+            _ => None,
+        }
+    }
+}
+
+/// What the client knows of a memory object.
+pub(crate) fn state(memory: &Object) -> Result<&MemState, Code> {
+    match &memory.data {
+        Data::Mem(state) => Ok(state),
+        _ => Err(Code::INVALID_MEM_OBJECT),
+    }
+}
+
+/// A mapping that is about to be there.
+struct Map<'a> {
+    queue: &'a Object,
+    memory: &'a Object,
+    waits: &'a Objects<'a, calls::Event>,
+    flags: u64,
+    block: Block,
+    /// In the arena.
+    shape: Shape,
+    /// In the application's memory, if that is used.
+    host: Option<usize>,
+}
+
+impl Map<'_> {
+    fn span(&self) -> Span {
+        Span {
+            offset: self.block.offset(),
+            length: self.block.length(),
+        }
+    }
+
+    /// The server has copied, or will have: the application gets the address.
+    fn there(self, connection: &'static Connection, event: Option<&Arc<Object>>, waited: bool) -> Result<Ref, Code> {
+        let offset = self.block.offset();
+        let address = self
+            .host
+            .unwrap_or_else(|| connection.address(offset).expose_provenance());
+        if waited && let Some(host) = self.host {
+            self.shape.copy_out(connection, offset, host);
+        } else if let Some(address) = self.host {
+            let shape = self.shape;
+            let delivery = Delivery { offset, address, shape };
+            connection.pending.push(Left {
+                queue: self.queue.share(),
+                event: event.cloned(),
+                block: None,
+                delivery: Some(delivery),
+            });
+        }
+        lock(&state(self.memory)?.mapped).push(Mapped {
+            address,
+            block: self.block,
+            shape: self.shape,
+            copies: self.host.is_some() && self.flags != MAP_READ,
+        });
+        Ok(Ref::at(address as u64))
+    }
+}
+
+/// `clEnqueueMapBuffer`.
+#[allow(clippy::too_many_arguments, reason = "the API's own")]
+pub(crate) extern "C" fn enqueue_map_buffer(
+    command_queue: Ref,
+    buffer: Ref,
+    blocking_map: u32,
+    map_flags: u64,
+    offset: u64,
+    size: u64,
+    num_events_in_wait_list: u32,
+    event_wait_list: In<Ref>,
+    event: Out<Ref>,
+    errcode_ret: Out<i32>,
+) -> Ref {
+    returned(errcode_ret, || {
+        let queue = command_queue.object::<calls::CommandQueue>()?;
+        let memory = buffer.object::<calls::Mem>()?;
+        let waits = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
+        let connection = queue.connection()?;
+        let known = state(memory)?;
+        let end = offset.checked_add(size).ok_or(Code::INVALID_VALUE)?;
+        if size == 0 || known.size().is_some_and(|length| end > length) {
+            return Err(Code::INVALID_VALUE);
+        }
+        let host = (known.host_ptr != 0).then(|| known.host_ptr + usize::try_from(offset).unwrap_or_default());
+        let map = Map {
+            queue,
+            memory,
+            waits: &waits,
+            flags: map_flags,
+            block: taken(connection, size)?,
+            shape: Shape::line(size),
+            host,
+        };
+        let told = match !event.is_null() || (host.is_some() && blocking_map == 0) {
+            true => Some(event::made(connection, queue)?),
+            false => None,
+        };
+        let call = calls::EnqueueMapBuffer {
+            command_queue: queue.handle(),
+            buffer: memory.handle(),
+            blocking_map,
+            map_flags,
+            offset,
+            size,
+            num_events_in_wait_list,
+            event_wait_list: map.waits.list(),
+            event: handle_of_made(told.as_ref()),
+            returned: map.span(),
+        };
+        let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
+        let (objects, lists) = ([queue, memory], [map.waits.objects.as_slice(), &made]);
+        let touched = Touched::new(&objects, &lists);
+        let put = match blocking_map {
+            0 => connection.send(&call, &touched),
+            _ => connection
+                .call(|_| call, &touched, true)
+                .and_then(|(call, answer)| answer.success(&call).map(drop)),
+        };
+        if let Err(code) = put {
+            connection.give_back(map.block);
+            return Err(code);
+        }
+        told.iter().for_each(|told| told.exists_from_now_on());
+        let address = map.there(connection, told.as_ref(), blocking_map != 0)?;
+        if blocking_map != 0 {
+            told.iter().for_each(|told| event::is_complete_now(told));
+            let finished = queue::is_in_order(queue).then_some(queue);
+            pending::settle(connection, finished);
+        }
+        event::give(told.filter(|_| !event.is_null()), event);
+        Ok(address)
+    })
+}
+
+/// `clEnqueueMapImage`. The pitches are known once the server has answered, so it always waits.
+#[allow(clippy::too_many_arguments, reason = "the API's own")]
+pub(crate) extern "C" fn enqueue_map_image(
+    command_queue: Ref,
+    image: Ref,
+    _blocking_map: u32,
+    map_flags: u64,
+    origin: In<u64>,
+    region: In<u64>,
+    image_row_pitch: Out<u64>,
+    image_slice_pitch: Out<u64>,
+    num_events_in_wait_list: u32,
+    event_wait_list: In<Ref>,
+    event: Out<Ref>,
+    errcode_ret: Out<i32>,
+) -> Ref {
+    returned(errcode_ret, || {
+        let queue = command_queue.object::<calls::CommandQueue>()?;
+        let memory = image.object::<calls::Mem>()?;
+        let waits = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
+        let connection = queue.connection()?;
+        let (origin, region) = (three(&origin)?, three(&region)?);
+        if image_row_pitch.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        let shape = image::shape(memory, region, 0, 0)?;
+        let map = Map {
+            queue,
+            memory,
+            waits: &waits,
+            flags: map_flags,
+            block: taken(connection, shape.extent().ok_or(Code::INVALID_VALUE)?)?,
+            shape,
+            host: None,
+        };
+        let told = event::wanted(connection, queue, event)?;
+        let call = calls::EnqueueMapImage {
+            command_queue: queue.handle(),
+            image: memory.handle(),
+            blocking_map: 1,
+            map_flags,
+            origin: List::new(&origin),
+            region: List::new(&region),
+            image_row_pitch: true,
+            image_slice_pitch: !image_slice_pitch.is_null(),
+            num_events_in_wait_list,
+            event_wait_list: map.waits.list(),
+            event: handle_of_made(told.as_ref()),
+            returned: map.span(),
+        };
+        let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
+        let (objects, lists) = ([queue, memory], [map.waits.objects.as_slice(), &made]);
+        let asked = connection.call(|_| call, &Touched::new(&objects, &lists), true);
+        let answered = asked.and_then(|(call, answer)| {
+            let reply = answer.success(&call)?;
+            Ok((reply.image_row_pitch, reply.image_slice_pitch))
+        });
+        let (row_pitch, slice_pitch) = match answered {
+            Ok(pitches) => pitches,
+            Err(code) => {
+                connection.give_back(map.block);
+                return Err(code);
+            }
+        };
+        image_row_pitch.put(row_pitch.unwrap_or(shape.row_pitch));
+        image_slice_pitch.put(slice_pitch.unwrap_or_default());
+        told.iter().for_each(|told| event::is_complete_now(told));
+        pending::settle(connection, None);
+        let address = map.there(connection, None, true)?;
+        event::give(told, event);
+        Ok(address)
+    })
+}
+
+/// `clEnqueueUnmapMemObject`.
+pub(crate) extern "C" fn enqueue_unmap_mem_object(
+    command_queue: Ref,
+    memobj: Ref,
+    mapped_ptr: Opaque,
+    num_events_in_wait_list: u32,
+    event_wait_list: In<Ref>,
+    event: Out<Ref>,
+) -> i32 {
+    status(|| {
+        let queue = command_queue.object::<calls::CommandQueue>()?;
+        let memory = memobj.object::<calls::Mem>()?;
+        let waits = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
+        let connection = queue.connection()?;
+        let mapped = {
+            let mut all = lock(&state(memory)?.mapped);
+            let found = all.iter().position(|mapped| mapped.address == mapped_ptr.addr());
+            all.remove(found.ok_or(Code::INVALID_VALUE)?)
+        };
+        let span = Span {
+            offset: mapped.block.offset(),
+            length: mapped.block.length(),
+        };
+        if mapped.copies {
+            mapped.shape.copy_in(connection, span.offset, mapped.address);
+        }
+        let told = event::wanted(connection, queue, event)?;
+        let call = calls::EnqueueUnmapMemObject {
+            command_queue: queue.handle(),
+            memobj: memory.handle(),
+            mapped_ptr: span,
+            num_events_in_wait_list,
+            event_wait_list: waits.list(),
+            event: handle_of_made(told.as_ref()),
+        };
+        let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
+        let (objects, lists) = ([queue, memory], [waits.objects.as_slice(), &made]);
+        connection.send(&call, &Touched::new(&objects, &lists))?;
+        connection.pending.push(Left {
+            queue: queue.share(),
+            event: told.clone(),
+            block: Some(mapped.block),
+            delivery: None,
+        });
+        event::give(told, event);
+        Ok(())
+    })
+}
+
+/// A part of the arena for a mapping; if it is full, commands are waited for.
+fn taken(connection: &'static Connection, length: u64) -> Result<Block, Code> {
+    // No address of the application's is in the arena at 0 bytes, so what comes is always a part that was taken.
+    match crate::transfer::lies(connection, 0, length)? {
+        Lies::Taken(block) => Ok(block),
+        Lies::InPlace(_) => Err(Code::MAP_FAILURE),
+    }
+}

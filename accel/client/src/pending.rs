@@ -1,0 +1,119 @@
+//! What commands that nobody has waited for leave to be done: data to be copied to the application, and parts of the arena to be given back.
+//!
+//! The application learns of a command's end by a call that waits or asks. Whatever such a call says, before it returns [`settle`] has
+//! brought the data of each command that is complete to where the application reads it. Knows no ring.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use accel_window::Block;
+
+use crate::bulk::Shape;
+use crate::codes::Code;
+use crate::connection::Connection;
+use crate::event;
+use crate::lock;
+use crate::object::Object;
+use crate::queue;
+
+/// Data that goes to the application.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    /// Where it is in the arena.
+    pub(crate) offset: u64,
+    /// Where it goes.
+    pub(crate) address: usize,
+    pub(crate) shape: Shape,
+}
+
+/// What a command leaves.
+#[derive(Debug)]
+pub(crate) struct Left {
+    pub(crate) queue: Arc<Object>,
+    /// Tells of its end; without one the queue's end is waited for.
+    pub(crate) event: Option<Arc<Object>>,
+    /// What it has of the arena.
+    pub(crate) block: Option<Block>,
+    pub(crate) delivery: Option<Delivery>,
+}
+
+/// All that is left to be done.
+#[derive(Debug, Default)]
+pub(crate) struct Pending {
+    list: Mutex<Vec<Left>>,
+    count: AtomicUsize,
+    /// Whoever settles does it alone: what another thread has taken out of the list would seem to be delivered.
+    settling: Mutex<()>,
+}
+
+impl Pending {
+    /// A command was put.
+    pub(crate) fn push(&self, left: Left) {
+        let mut list = lock(&self.list);
+        list.push(left);
+        self.count.store(list.len(), Ordering::Release);
+    }
+
+    fn take(&self) -> Vec<Left> {
+        std::mem::take(&mut *lock(&self.list))
+    }
+
+    /// In the order in which they were put.
+    fn put_back(&self, mut kept: Vec<Left>) {
+        let mut list = lock(&self.list);
+        kept.append(&mut list);
+        *list = kept;
+        self.count.store(list.len(), Ordering::Release);
+    }
+}
+
+/// Does what is left of commands that are complete: those of a queue all of whose commands have ended, and others by their events.
+pub(crate) fn settle(connection: &'static Connection, finished: Option<&Object>) {
+    if connection.pending.count.load(Ordering::Acquire) == 0 {
+        return;
+    }
+    let settling = lock(&connection.pending.settling);
+    let mut kept = Vec::new();
+    let mut over = Vec::new();
+    for mut left in connection.pending.take() {
+        let of_queue = finished.is_some_and(|queue| std::ptr::eq(queue, left.queue.as_ref()));
+        let is_complete = of_queue
+            || left.event.as_ref().is_some_and(|event| {
+                // What only holds a part of the arena is not worth a question.
+                let asks = left.delivery.is_some();
+                event::is_known_complete(event) || (asks && event::state(event).is_ok_and(|state| state <= 0))
+            });
+        if !is_complete {
+            kept.push(left);
+            continue;
+        }
+        if let Some(Delivery { offset, address, shape }) = left.delivery.take() {
+            shape.copy_out(connection, offset, address);
+        }
+        if let Some(block) = left.block.take() {
+            connection.give_back(block);
+        }
+        over.push(left);
+    }
+    connection.pending.put_back(kept);
+    drop(settling);
+    // Last references tell the server of releases, which is nothing to be done under a lock.
+    drop(over);
+}
+
+/// Waits for the queues whose commands hold parts of the arena, so that there is space again.
+pub(crate) fn reclaim(connection: &'static Connection) -> Result<(), Code> {
+    let mut queues: Vec<Arc<Object>> = Vec::new();
+    for left in lock(&connection.pending.list).iter() {
+        if !queues.iter().any(|known| Arc::ptr_eq(known, &left.queue)) {
+            queues.push(Arc::clone(&left.queue));
+        }
+    }
+    queues.iter().try_for_each(|queue| queue::finish_queue(queue))
+}
+
+/// Whether commands of a queue have left anything.
+pub(crate) fn has_left(connection: &Connection, queue: &Object) -> bool {
+    let list = lock(&connection.pending.list);
+    list.iter().any(|left| std::ptr::eq(left.queue.as_ref(), queue))
+}

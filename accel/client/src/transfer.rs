@@ -1,0 +1,278 @@
+//! Calls that move bytes between buffers and the application's memory (OpenCL API, section 5.2.2), and what all such calls have in common.
+//!
+//! Bytes travel through the arena: a write copies them there first, so the application may have its memory back at once; a read that is
+//! not waited for is copied out by `pending`. What lies in the arena anyway, as mapped memory does, is used there. Data that the arena
+//! cannot hold goes in pieces, each waited for.
+
+use std::sync::Arc;
+
+use accel_proto::{Call, Handle, List, Span, opencl as calls};
+
+use crate::arguments::{In, Objects, Out, Ref};
+use crate::bulk::{Lies, Shape};
+use crate::codes::Code;
+use crate::connection::{Connection, Touched};
+use crate::object::{Data, Object, handle_of_made};
+use crate::pending::{self, Delivery, Left};
+use crate::{event, queue, status};
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    ToServer,
+    FromServer,
+}
+
+/// A command that moves data, before it is put.
+pub(crate) struct Transfer<'a> {
+    pub(crate) queue: &'a Object,
+    pub(crate) memory: &'a Object,
+    pub(crate) waits: &'a Objects<'a, calls::Event>,
+    pub(crate) blocking: bool,
+    pub(crate) way: Way,
+    pub(crate) address: usize,
+    pub(crate) shape: Shape,
+}
+
+impl Transfer<'_> {
+    /// Puts it; `make` makes the call, of where the data is and of its event's name.
+    pub(crate) fn run<'c, C: Call<'c> + Copy>(
+        &self,
+        event: Out<Ref>,
+        make: impl Fn(Span, Handle<calls::Event>) -> C,
+    ) -> Result<(), Code> {
+        let connection = self.queue.connection()?;
+        let length = self.shape.extent().ok_or(Code::INVALID_VALUE)?;
+        let lies = lies(connection, self.address, length)?;
+        let span = Span {
+            offset: lies.offset(),
+            length,
+        };
+        let is_taken = matches!(lies, Lies::Taken(_));
+        if is_taken && self.way == Way::ToServer {
+            self.shape.copy_in(connection, span.offset, self.address);
+        }
+        let is_delivered = is_taken && self.way == Way::FromServer;
+        let told = match !event.is_null() || (is_delivered && !self.blocking) {
+            true => Some(event::made(connection, self.queue)?),
+            false => None,
+        };
+        let call = make(span, handle_of_made(told.as_ref()));
+        let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
+        let objects = [self.queue, self.memory];
+        let touched_lists = [self.waits.objects.as_slice(), &made];
+        let touched = Touched::new(&objects, &touched_lists);
+        let put = match self.blocking {
+            true => connection
+                .call(|_| call, &touched, true)
+                .and_then(|(call, answer)| answer.success(&call).map(drop)),
+            false => connection.send(&call, &touched),
+        };
+        if let Err(code) = put {
+            lies.block().into_iter().for_each(|block| connection.give_back(block));
+            return Err(code);
+        }
+        if let Some(told) = &told {
+            told.exists_from_now_on();
+        }
+        if self.blocking {
+            self.after_waiting(connection, told.as_ref());
+            if is_delivered {
+                self.shape.copy_out(connection, span.offset, self.address);
+            }
+            lies.block().into_iter().for_each(|block| connection.give_back(block));
+        } else if let Some(block) = lies.block() {
+            connection.pending.push(Left {
+                queue: self.queue.share(),
+                event: told.clone(),
+                block: Some(block),
+                delivery: is_delivered.then_some(Delivery {
+                    offset: span.offset,
+                    address: self.address,
+                    shape: self.shape,
+                }),
+            });
+        }
+        if let Some(told) = told.filter(|_| !event.is_null()) {
+            event.put(told.publish());
+        }
+        Ok(())
+    }
+
+    /// The command is complete, and in a queue that keeps order those before it.
+    fn after_waiting(&self, connection: &'static Connection, told: Option<&Arc<Object>>) {
+        if let Some(told) = told {
+            event::is_complete_now(told);
+        }
+        let finished = queue::is_in_order(self.queue).then_some(self.queue);
+        pending::settle(connection, finished);
+    }
+}
+
+/// Where data of the application's can be in the arena. If it is full, commands are waited for.
+pub(crate) fn lies(connection: &'static Connection, address: usize, length: u64) -> Result<Lies, Code> {
+    if let Some(offset) = connection.offset_of(address, length) {
+        return Ok(Lies::InPlace(offset));
+    }
+    if let Ok(block) = connection.take(length) {
+        return Ok(Lies::Taken(block));
+    }
+    pending::reclaim(connection)?;
+    connection.take(length).map(Lies::Taken)
+}
+
+/// Pieces of data that is too long to be in the arena at once: where each begins, and how long it is.
+fn pieces(connection: &Connection, address: usize, size: u64) -> impl Iterator<Item = (u64, u64)> {
+    let whole = connection.offset_of(address, size).is_some();
+    let piece = if whole { size.max(1) } else { connection.piece() };
+    let count = size.div_ceil(piece).max(1);
+    (0..count).map(move |index| (index * piece, piece.min(size - index * piece)))
+}
+
+/// What a buffer's call says of the bytes in it.
+fn in_bounds(buffer: &Object, offset: u64, size: u64) -> Result<(), Code> {
+    let Data::Mem(state) = &buffer.data else {
+        return Err(Code::INVALID_MEM_OBJECT);
+    };
+    let end = offset.checked_add(size).ok_or(Code::INVALID_VALUE)?;
+    match state.size() {
+        Some(length) if end > length => Err(Code::INVALID_VALUE),
+        _ => Ok(()),
+    }
+}
+
+macro_rules! buffer_transfer {
+    ($(#[$doc:meta])* $function:ident $call:ident $blocking:ident $way:expr) => {
+        $(#[$doc])*
+        #[allow(clippy::too_many_arguments, reason = "the API's own")]
+        pub(crate) extern "C" fn $function(
+            command_queue: Ref,
+            buffer: Ref,
+            $blocking: u32,
+            offset: u64,
+            size: u64,
+            ptr: In<u8>,
+            num_events_in_wait_list: u32,
+            event_wait_list: In<Ref>,
+            event: Out<Ref>,
+        ) -> i32 {
+            status(|| {
+                let queue = command_queue.object::<calls::CommandQueue>()?;
+                let memory = buffer.object::<calls::Mem>()?;
+                let waits = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
+                in_bounds(memory, offset, size)?;
+                if ptr.is_null() {
+                    return Err(Code::INVALID_VALUE);
+                }
+                let pieces: Vec<_> = pieces(queue.connection()?, ptr.address(), size).collect();
+                for (index, &(begin, length)) in pieces.iter().enumerate() {
+                    let is_last = index + 1 == pieces.len();
+                    let transfer = Transfer {
+                        queue,
+                        memory,
+                        waits: &waits,
+                        blocking: $blocking != 0 || !is_last,
+                        way: $way,
+                        address: ptr.address() + usize::try_from(begin).map_err(|_| Code::INVALID_VALUE)?,
+                        shape: Shape::line(length),
+                    };
+                    transfer.run(if is_last { event } else { Out::NULL }, |span, event| calls::$call {
+                        command_queue: queue.handle(),
+                        buffer: memory.handle(),
+                        $blocking: transfer.blocking.into(),
+                        offset: offset + begin,
+                        size: length,
+                        ptr: Some(span),
+                        num_events_in_wait_list,
+                        event_wait_list: waits.list(),
+                        event,
+                    })?;
+                }
+                Ok(())
+            })
+        }
+    };
+}
+
+buffer_transfer! {
+    /// `clEnqueueReadBuffer`.
+    enqueue_read_buffer EnqueueReadBuffer blocking_read Way::FromServer
+}
+buffer_transfer! {
+    /// `clEnqueueWriteBuffer`.
+    enqueue_write_buffer EnqueueWriteBuffer blocking_write Way::ToServer
+}
+
+/// Three numbers, as lists of the API have them.
+pub(crate) fn three(list: &In<u64>) -> Result<[u64; 3], Code> {
+    list.required(3)?.first_chunk().copied().ok_or(Code::INVALID_VALUE)
+}
+
+macro_rules! rect_transfer {
+    ($(#[$doc:meta])* $function:ident $call:ident $blocking:ident $way:expr) => {
+        $(#[$doc])*
+        #[allow(clippy::too_many_arguments, reason = "the API's own")]
+        pub(crate) extern "C" fn $function(
+            command_queue: Ref,
+            buffer: Ref,
+            $blocking: u32,
+            buffer_origin: In<u64>,
+            host_origin: In<u64>,
+            region: In<u64>,
+            buffer_row_pitch: u64,
+            buffer_slice_pitch: u64,
+            host_row_pitch: u64,
+            host_slice_pitch: u64,
+            ptr: In<u8>,
+            num_events_in_wait_list: u32,
+            event_wait_list: In<Ref>,
+            event: Out<Ref>,
+        ) -> i32 {
+            status(|| {
+                let queue = command_queue.object::<calls::CommandQueue>()?;
+                let memory = buffer.object::<calls::Mem>()?;
+                let waits = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
+                let (in_buffer, in_host, region) = (three(&buffer_origin)?, three(&host_origin)?, three(&region)?);
+                if ptr.is_null() || region.contains(&0) {
+                    return Err(Code::INVALID_VALUE);
+                }
+                let there = Shape::rows(region, buffer_row_pitch, buffer_slice_pitch)?.at(in_buffer)?;
+                in_bounds(memory, 0, there.extent().unwrap_or(u64::MAX))?;
+                let transfer = Transfer {
+                    queue,
+                    memory,
+                    waits: &waits,
+                    blocking: $blocking != 0,
+                    way: $way,
+                    address: ptr.address(),
+                    shape: Shape::rows(region, host_row_pitch, host_slice_pitch)?.at(in_host)?,
+                };
+                transfer.run(event, |span, event| calls::$call {
+                    command_queue: queue.handle(),
+                    buffer: memory.handle(),
+                    $blocking,
+                    buffer_origin: List::new(&in_buffer),
+                    host_origin: List::new(&in_host),
+                    region: List::new(&region),
+                    buffer_row_pitch,
+                    buffer_slice_pitch,
+                    host_row_pitch,
+                    host_slice_pitch,
+                    ptr: Some(span),
+                    num_events_in_wait_list,
+                    event_wait_list: waits.list(),
+                    event,
+                })
+            })
+        }
+    };
+}
+
+rect_transfer! {
+    /// `clEnqueueReadBufferRect`.
+    enqueue_read_buffer_rect EnqueueReadBufferRect blocking_read Way::FromServer
+}
+rect_transfer! {
+    /// `clEnqueueWriteBufferRect`.
+    enqueue_write_buffer_rect EnqueueWriteBufferRect blocking_write Way::ToServer
+}

@@ -1,0 +1,502 @@
+//! The library as a program has it: opened by dlopen(3), called through the dispatch table, with a server at a socket.
+#![allow(unsafe_code, reason = "what is tested is a library of C functions")]
+
+mod support;
+
+use std::ffi::c_char;
+use std::ptr;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use accel_proto::Call;
+use accel_proto::opencl as calls;
+use support::library::{Library, Ptr, Ready};
+use support::server::Server;
+
+const ARENA: u64 = 8 << 20;
+
+type Info = extern "C" fn(Ptr, u32, usize, *mut u8, *mut usize) -> i32;
+
+/// An answer of a query, asked for as programs do: its length first.
+fn info(query: Info, object: Ptr, name: u32) -> Result<Vec<u8>, i32> {
+    let mut length = 0;
+    match query(object, name, 0, ptr::null_mut(), &raw mut length) {
+        0 => {}
+        code => return Err(code),
+    }
+    let mut value = vec![0; length];
+    assert_eq!(query(object, name, length, value.as_mut_ptr(), ptr::null_mut()), 0);
+    Ok(value)
+}
+
+macro_rules! info {
+    ($library:expr, $name:ident, $object:expr, $param:expr) => {
+        info(
+            cl!($library, $name(Ptr, u32, usize, *mut u8, *mut usize) -> i32),
+            $object,
+            $param,
+        )
+    };
+}
+
+/// The newest version of glibc that the library asks for, by the second number. What this is on a machine is its own glibc's: functions that
+/// moved into libc.so.6 by 2.34 are asked for there as of 2.34. Newer than that Rust's standard library needs nothing, nor do we.
+const GLIBC: u32 = 34;
+
+#[test]
+fn the_library_exports_what_loaders_ask_for_and_needs_no_newer_glibc() {
+    let server = Server::start(ARENA);
+    let library = Library::open(&server.socket);
+    for exported in [
+        "clIcdGetPlatformIDsKHR",
+        "clGetExtensionFunctionAddress",
+        "clGetPlatformInfo",
+    ] {
+        assert!(library.exports(exported), "{exported}");
+    }
+    for own in ["clFinish", "clGetPlatformIDs", "finish"] {
+        assert!(!library.exports(own), "{own} would be taken for the loader's");
+    }
+    let bytes = std::fs::read(support::library::built()).unwrap();
+    let versions: Vec<u32> = bytes
+        .windows(8)
+        .enumerate()
+        .filter(|(_, window)| window == b"GLIBC_2.")
+        .filter_map(|(at, _)| {
+            let digits = bytes[at + 8..].iter().take_while(|byte| byte.is_ascii_digit());
+            String::from_utf8(digits.copied().collect()).ok()?.parse().ok()
+        })
+        .collect();
+    assert!(
+        !versions.is_empty() && versions.iter().all(|version| *version <= GLIBC),
+        "{versions:?}"
+    );
+}
+
+#[test]
+fn platforms_and_devices_are_found_and_answers_are_asked_for_once() {
+    let server = Server::start(ARENA);
+    let mut library = Library::open(&server.socket);
+    let Ready {
+        platform,
+        device,
+        context,
+        queue,
+    } = library.ready();
+    let name = info!(library, clGetPlatformInfo, platform, 0x0902).unwrap();
+    assert!(name.starts_with(b"A platform of the tests") && name.len() > 64);
+    let extensions = info!(library, clGetPlatformInfo, platform, 0x0904).unwrap();
+    assert_eq!(extensions, b"cl_khr_icd\0");
+    assert_eq!(info!(library, clGetPlatformInfo, platform, 0x0920).unwrap(), b"BSLT\0");
+    let asked = server.asked(calls::GetDeviceInfo::OP);
+    for _ in 0..3 {
+        assert_eq!(info!(library, clGetDeviceInfo, device, 0x102b).unwrap(), b"A device\0");
+    }
+    assert_eq!(server.asked(calls::GetDeviceInfo::OP), asked + 1);
+    // The platform that a device names is the one that the program has.
+    let named = info!(library, clGetDeviceInfo, device, 0x1031).unwrap();
+    assert_eq!(named, (platform as usize).to_ne_bytes());
+    assert_eq!(info!(library, clGetDeviceInfo, device, 0x9999), Err(-30));
+    assert_eq!(info!(library, clGetDeviceInfo, ptr::null(), 0x102b), Err(-33));
+    assert_eq!(info!(library, clGetDeviceInfo, platform, 0x102b), Err(-33));
+    assert_eq!(
+        info!(library, clGetCommandQueueInfo, queue, 0x1090).unwrap(),
+        (context as usize).to_ne_bytes()
+    );
+    let properties = info!(library, clGetContextInfo, context, 0x1082).unwrap();
+    assert_eq!(properties.len(), 24);
+    let mut small = [0; 2];
+    let query = cl!(library, clGetDeviceInfo(Ptr, u32, usize, *mut u8, *mut usize) -> i32);
+    assert_eq!(query(device, 0x102b, 2, small.as_mut_ptr(), ptr::null_mut()), -30);
+}
+
+/// A program with a kernel, whose arguments are a buffer and a number.
+fn kernel(library: &Library, context: Ptr) -> Ptr {
+    let create = cl!(
+        library,
+        clCreateProgramWithSource(Ptr, u32, *const *const c_char, *const usize, *mut i32) -> Ptr
+    );
+    let mut code = 1;
+    let sources = [c"kernel void add".as_ptr(), c"(global uchar *x, uchar y) {}".as_ptr()];
+    let program = create(context, 2, sources.as_ptr(), ptr::null(), &raw mut code);
+    assert_eq!(code, 0);
+    let build = cl!(
+        library,
+        clBuildProgram(Ptr, u32, *const Ptr, *const c_char, Ptr, Ptr) -> i32
+    );
+    assert_eq!(
+        build(program, 0, ptr::null(), c"-DN=4".as_ptr(), ptr::null(), ptr::null()),
+        0
+    );
+    let create = cl!(library, clCreateKernel(Ptr, *const c_char, *mut i32) -> Ptr);
+    let kernel = create(program, c"add".as_ptr(), &raw mut code);
+    assert_eq!(code, 0);
+    assert_eq!(cl!(library, clReleaseProgram(Ptr) -> i32)(program), 0);
+    // The kernel keeps it.
+    assert_eq!(
+        info!(library, clGetKernelInfo, kernel, 0x1194).unwrap(),
+        (program as usize).to_ne_bytes()
+    );
+    kernel
+}
+
+type Launch = extern "C" fn(Ptr, Ptr, u32, *const usize, *const usize, *const usize, u32, *const Ptr, *mut Ptr) -> i32;
+
+fn launch(library: &Library, queue: Ptr, kernel: Ptr, dimensions: u32, waits_for: &[Ptr]) -> i32 {
+    // SAFETY: the table's entry has this type.
+    let launch = unsafe { std::mem::transmute::<Ptr, Launch>(library.address("clEnqueueNDRangeKernel")) };
+    let size = [16_usize, 1, 1];
+    let list = if waits_for.is_empty() {
+        ptr::null()
+    } else {
+        waits_for.as_ptr()
+    };
+    let count = u32::try_from(waits_for.len()).unwrap();
+    launch(
+        queue,
+        kernel,
+        dimensions,
+        ptr::null(),
+        size.as_ptr(),
+        ptr::null(),
+        count,
+        list,
+        ptr::null_mut(),
+    )
+}
+
+#[test]
+fn data_goes_through_a_kernel_and_comes_back() {
+    let server = Server::start(ARENA);
+    let mut library = Library::open(&server.socket);
+    let Ready { context, queue, .. } = library.ready();
+    let buffer = library.buffer(context, 1, 16, ptr::null_mut());
+    let kernel = kernel(&library, context);
+    assert_eq!(launch(&library, queue, kernel, 1, &[]), -52, "arguments are not set");
+    let set = cl!(library, clSetKernelArg(Ptr, u32, usize, *const u8) -> i32);
+    assert_eq!(set(kernel, 0, 8, (&raw const buffer).cast()), 0);
+    assert_eq!(set(kernel, 1, 1, [3_u8].as_ptr()), 0);
+    assert_eq!(set(kernel, 2, 1, [3_u8].as_ptr()), -49);
+    // NULL where a buffer can be is a buffer of NULL, and no number.
+    assert_eq!(set(kernel, 0, 8, [0_u8; 8].as_ptr()), 0);
+    assert_eq!(set(kernel, 0, 8, (&raw const buffer).cast()), 0);
+    assert_eq!(set(kernel, 1, 1, [3_u8].as_ptr()), 0);
+    assert_eq!(launch(&library, queue, kernel, 4, &[]), -53);
+    assert_eq!(library.write(queue, buffer, false, &[10; 16]), 0);
+    for dimensions in 1..=3 {
+        assert_eq!(launch(&library, queue, kernel, dimensions, &[]), 0);
+    }
+    let mut bytes = [0; 16];
+    assert_eq!(library.read(queue, buffer, false, &mut bytes), 0);
+    assert_eq!(library.finish(queue), 0);
+    assert_eq!(bytes, [19; 16]);
+    assert_eq!(
+        server.asked(calls::SetKernelArg::OP),
+        4,
+        "what is the same does not cross"
+    );
+    let mut again = [0; 16];
+    assert_eq!(library.read(queue, buffer, true, &mut again), 0);
+    assert_eq!(again, [19; 16]);
+    assert_eq!(library.read(queue, buffer, true, &mut [0; 17]), -30);
+    assert_eq!(library.write(queue, ptr::null(), true, &[0; 1]), -38);
+    assert_eq!(library.write(buffer, buffer, true, &[0; 1]), -36);
+}
+
+#[test]
+fn mapped_memory_is_the_arena_or_the_programs_own() {
+    let server = Server::start(ARENA);
+    let mut library = Library::open(&server.socket);
+    let Ready { context, queue, .. } = library.ready();
+    let mut own = [7_u8; 32];
+    type Map = extern "C" fn(Ptr, Ptr, u32, u64, usize, usize, u32, *const Ptr, *mut Ptr, *mut i32) -> *mut u8;
+    // SAFETY: the table's entry has this type.
+    let map = unsafe { std::mem::transmute::<Ptr, Map>(library.address("clEnqueueMapBuffer")) };
+    let unmap = cl!(
+        library,
+        clEnqueueUnmapMemObject(Ptr, Ptr, *mut u8, u32, *const Ptr, *mut Ptr) -> i32
+    );
+    for (flags, host) in [(1_u64, ptr::null_mut()), (1 | 8, own.as_mut_ptr())] {
+        let buffer = library.buffer(context, flags, 32, host);
+        assert_eq!(library.write(queue, buffer, true, &[1; 32]), 0);
+        let mut code = 1;
+        let address = map(
+            queue,
+            buffer,
+            1,
+            3,
+            0,
+            32,
+            0,
+            ptr::null(),
+            ptr::null_mut(),
+            &raw mut code,
+        );
+        assert_eq!(code, 0);
+        assert!(host.is_null() || host == address);
+        let count = info!(library, clGetMemObjectInfo, buffer, 0x1104).unwrap();
+        assert_eq!(count, 1_u32.to_ne_bytes());
+        // SAFETY: 32 bytes are mapped.
+        let mapped = unsafe { std::slice::from_raw_parts_mut(address, 32) };
+        assert_eq!(mapped, [1; 32]);
+        mapped.fill(9);
+        assert_eq!(unmap(queue, buffer, address, 0, ptr::null(), ptr::null_mut()), 0);
+        assert_eq!(unmap(queue, buffer, address, 0, ptr::null(), ptr::null_mut()), -30);
+        let mut bytes = [0; 32];
+        assert_eq!(library.read(queue, buffer, true, &mut bytes), 0);
+        assert_eq!(bytes, [9; 32]);
+        let told = info!(library, clGetMemObjectInfo, buffer, 0x1101).unwrap();
+        assert_eq!(told, flags.to_ne_bytes());
+    }
+}
+
+#[test]
+fn data_that_the_arena_cannot_hold_goes_in_pieces_and_what_is_held_is_reclaimed() {
+    let server = Server::start(4 << 20);
+    let mut library = Library::open(&server.socket);
+    let Ready { context, queue, .. } = library.ready();
+    let data: Vec<u8> = (0..9_000_001_u32).map(|index| (index % 251) as u8).collect();
+    let buffer = library.buffer(context, 1, data.len(), ptr::null_mut());
+    assert_eq!(library.write(queue, buffer, true, &data), 0);
+    let mut back = vec![0; data.len()];
+    assert_eq!(library.read(queue, buffer, false, &mut back), 0);
+    assert_eq!(library.finish(queue), 0);
+    assert!(back == data);
+    // Nobody waits for these, and together they are more than there is.
+    let small = library.buffer(context, 1, 600_000, ptr::null_mut());
+    for value in 0..20 {
+        assert_eq!(library.write(queue, small, false, &vec![value; 600_000]), 0, "{value}");
+    }
+    let mut last = vec![0; 600_000];
+    assert_eq!(library.read(queue, small, true, &mut last), 0);
+    assert!(last.iter().all(|byte| *byte == 19));
+}
+
+#[test]
+fn objects_are_released_when_nothing_needs_them_and_names_come_back() {
+    let server = Server::start(ARENA);
+    let mut library = Library::open(&server.socket);
+    let Ready {
+        platform,
+        context,
+        queue,
+        ..
+    } = library.ready();
+    let retain = cl!(library, clRetainMemObject(Ptr) -> i32);
+    let release = cl!(library, clReleaseMemObject(Ptr) -> i32);
+    for _ in 0..1000 {
+        let buffer = library.buffer(context, 1, 64, ptr::null_mut());
+        assert_eq!(retain(buffer), 0);
+        assert_eq!(
+            info!(library, clGetMemObjectInfo, buffer, 0x1105).unwrap(),
+            2_u32.to_ne_bytes()
+        );
+        assert_eq!((release(buffer), release(buffer)), (0, 0));
+    }
+    let kernel = kernel(&library, context);
+    assert_eq!(library.finish(queue), 0);
+    assert_eq!((server.objects("cl_mem"), server.objects("cl_program")), (0, 1));
+    // The context's last reference is given up before what was made in it is.
+    assert_eq!(cl!(library, clReleaseContext(Ptr) -> i32)(context), 0);
+    assert_eq!(library.finish(queue), 0);
+    assert_eq!(server.objects("cl_context"), 1);
+    assert_eq!(cl!(library, clReleaseKernel(Ptr) -> i32)(kernel), 0);
+    assert_eq!(cl!(library, clReleaseCommandQueue(Ptr) -> i32)(queue), 0);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while server.objects("cl_context") + server.objects("cl_program") + server.objects("cl_command_queue") > 0 {
+        assert!(Instant::now() < deadline, "the last release does not come");
+        // What was put goes with the next call.
+        assert_eq!(info!(library, clGetPlatformInfo, platform, 0x9999), Err(-30));
+    }
+}
+
+#[test]
+fn what_threads_do_with_one_object_keeps_its_order() {
+    let server = Server::start(ARENA);
+    let mut library = Library::open(&server.socket);
+    let Ready { context, queue, .. } = library.ready();
+    let buffer = library.buffer(context, 1, 8, ptr::null_mut());
+    // Each record takes a while, so that what is not waited for comes too late.
+    server.pause(Duration::from_micros(300));
+    let library = &library;
+    let (to_first, first) = mpsc::channel::<u64>();
+    let (to_second, second) = mpsc::channel::<u64>();
+    let (queue, buffer, context) = (queue as usize, buffer as usize, context as usize);
+    let turn = move |turns: mpsc::Receiver<u64>, next: mpsc::Sender<u64>| {
+        let (queue, buffer, context) = (queue as Ptr, buffer as Ptr, context as Ptr);
+        while let Ok(turn) = turns.recv() {
+            assert_eq!(library.write(queue, buffer, false, &turn.to_ne_bytes()), 0);
+            // One thread makes an event that the other one sets.
+            let event = library.user_event(context) as usize;
+            assert_eq!(launch_marker(library, queue, event as Ptr), 0);
+            if turn == 50 {
+                next.send(u64::MAX).ok();
+                return;
+            }
+            if turn == u64::MAX {
+                return;
+            }
+            next.send(turn + 1).ok();
+        }
+    };
+    std::thread::scope(|scope| {
+        let to_second_again = to_second.clone();
+        scope.spawn(move || turn(first, to_second_again));
+        scope.spawn(move || turn(second, to_first.clone()));
+        to_second.send(1).unwrap();
+        drop(to_second);
+    });
+    let (queue, buffer) = (queue as Ptr, buffer as Ptr);
+    let mut last = [0; 8];
+    assert_eq!(library.read(queue, buffer, true, &mut last), 0);
+    assert_eq!(library.finish(queue), 0, "a record came before what it depends on");
+    assert_eq!(u64::from_ne_bytes(last), u64::MAX);
+}
+
+/// Sets a user event, and releases it.
+fn launch_marker(library: &Library, queue: Ptr, event: Ptr) -> i32 {
+    let set = cl!(library, clSetUserEventStatus(Ptr, i32) -> i32);
+    let marker = cl!(
+        library,
+        clEnqueueMarkerWithWaitList(Ptr, u32, *const Ptr, *mut Ptr) -> i32
+    );
+    assert_eq!(marker(queue, 1, &raw const event, ptr::null_mut()), 0);
+    assert_eq!(set(event, 0), 0);
+    cl!(library, clReleaseEvent(Ptr) -> i32)(event)
+}
+
+#[test]
+fn who_waits_for_an_event_does_not_keep_others_from_setting_it() {
+    let server = Server::start(ARENA);
+    let mut library = Library::open(&server.socket);
+    let Ready { context, queue, .. } = library.ready();
+    server.pause(Duration::from_millis(2));
+    let buffer = library.buffer(context, 1, 8, ptr::null_mut());
+    let library = &library;
+    for _ in 0..20 {
+        let event = library.user_event(context);
+        // Records of this thread that are not done when it begins to wait.
+        assert_eq!(library.write(queue, buffer, false, &[1; 8]), 0);
+        assert_eq!(cl!(library, clRetainEvent(Ptr) -> i32)(event), 0);
+        let address = event as usize;
+        let wait = cl!(library, clWaitForEvents(u32, *const Ptr) -> i32);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(5));
+                let event = address as Ptr;
+                assert_eq!(cl!(library, clSetUserEventStatus(Ptr, i32) -> i32)(event, 0), 0);
+                assert_eq!(cl!(library, clReleaseEvent(Ptr) -> i32)(event), 0);
+            });
+            assert_eq!(wait(1, &raw const event), 0);
+        });
+        assert_eq!(cl!(library, clReleaseEvent(Ptr) -> i32)(event), 0);
+        assert_eq!(library.finish(queue), 0);
+    }
+}
+
+extern "C" fn note(_event: Ptr, state: i32, told: *mut mpsc::Sender<i32>) {
+    // SAFETY: the test's sender, which lives for as long as the process.
+    let told = unsafe { &*told };
+    told.send(state).unwrap();
+}
+
+/// What the process does at each signal.
+fn signals() -> Vec<usize> {
+    let action = |signal| {
+        // SAFETY: an action is plain data, of which zeroes are a value.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: the pointer is to an action of this function's, and nothing is changed.
+        unsafe { libc::sigaction(signal, ptr::null(), &raw mut action) };
+        action.sa_sigaction
+    };
+    (1..=64).map(action).collect()
+}
+
+#[test]
+fn a_callback_comes_when_its_event_is_complete() {
+    let server = Server::start(ARENA);
+    let mut library = Library::open(&server.socket);
+    let Ready { context, .. } = library.ready();
+    let before = signals();
+    let event = library.user_event(context);
+    let (sender, told) = mpsc::channel();
+    // The function may still be at its end when what it tells has come.
+    let sender = std::ptr::from_mut(Box::leak(Box::new(sender)));
+    type Notice = extern "C" fn(Ptr, i32, *mut mpsc::Sender<i32>);
+    let register = cl!(
+        library,
+        clSetEventCallback(Ptr, i32, Option<Notice>, *mut mpsc::Sender<i32>) -> i32
+    );
+    assert_eq!(register(event, 0, None, ptr::null_mut()), -30);
+    assert_eq!(register(event, 3, Some(note), sender), -30);
+    assert_eq!(register(event, 0, Some(note), sender), 0);
+    assert!(told.recv_timeout(Duration::from_millis(30)).is_err());
+    assert_eq!(cl!(library, clSetUserEventStatus(Ptr, i32) -> i32)(event, 0), 0);
+    assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(0));
+    assert_eq!(signals(), before, "signals are the program's");
+    assert_eq!(
+        info!(library, clGetEventInfo, event, 0x11d3).unwrap(),
+        0_i32.to_ne_bytes()
+    );
+}
+
+#[test]
+fn without_a_server_there_is_no_platform_and_after_its_death_an_error_and_a_fresh_context() {
+    let mut server = Server::start(ARENA);
+    {
+        let nowhere = server.dir().join("none.sock");
+        let mut library = Library::open(&nowhere);
+        assert_eq!(library.platforms().unwrap_err(), -1001);
+    }
+    let mut library = Library::open(&server.socket);
+    let Ready {
+        platform,
+        device,
+        context,
+        queue,
+    } = library.ready();
+    let buffer = library.buffer(context, 1, 8, ptr::null_mut());
+    server.die();
+    let begun = Instant::now();
+    assert_ne!(library.finish(queue), 0);
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert_eq!(library.write(queue, buffer, true, &[1; 8]), -5);
+    assert_eq!(library.context(platform, device).1, -2, "there is no server yet");
+    assert_eq!(cl!(library, clReleaseMemObject(Ptr) -> i32)(buffer), 0);
+    server.restart(ARENA);
+    let (fresh, code) = library.context(platform, device);
+    assert_eq!(code, 0);
+    let queue_there = library.queue(fresh, device);
+    let buffer = library.buffer(fresh, 1, 8, ptr::null_mut());
+    assert_eq!(library.write(queue_there, buffer, true, &[5; 8]), 0);
+    assert_eq!(library.finish(queue), -5, "what the dead server had stays lost");
+    assert_eq!(library.write(queue_there, ptr::null(), true, &[1; 8]), -38);
+}
+
+#[test]
+fn a_child_begins_anew() {
+    let server = Server::start(ARENA);
+    let mut library = Library::open(&server.socket);
+    let Ready {
+        platform,
+        device,
+        context,
+        queue,
+    } = library.ready();
+    // SAFETY: the child calls the library, whose locks no other thread of this process has, and ends itself.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let lost = library.finish(queue) == -5;
+        let (fresh, code) = library.context(platform, device);
+        let works = code == 0 && !fresh.is_null();
+        // SAFETY: ends the child, without what the parent's test would do.
+        unsafe { libc::_exit(if lost && works { 0 } else { 1 }) };
+    }
+    let mut status = 1;
+    // SAFETY: the child is this process's, and the pointer a number's.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "of the child");
+    // The parent's connection is as it was.
+    let buffer = library.buffer(context, 1, 8, ptr::null_mut());
+    assert_eq!(library.write(queue, buffer, true, &[1; 8]), 0);
+}
