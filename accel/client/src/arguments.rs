@@ -83,6 +83,13 @@ impl<T> Clone for In<T> {
 
 impl<T> Copy for In<T> {}
 
+impl In<u8> {
+    /// Bytes that are this library's own, or that the application has named by an address.
+    pub(crate) fn at(address: usize) -> Self {
+        Self(std::ptr::with_exposed_provenance(address))
+    }
+}
+
 impl<T> In<T> {
     pub(crate) fn is_null(self) -> bool {
         self.0.is_null()

@@ -20,7 +20,7 @@ use crate::connection::{Connection, Touched};
 use crate::object::{Data, Object, handle_of_made};
 use crate::pending::{self, Delivery, Left};
 use crate::transfer::three;
-use crate::{event, image, lock, queue, returned, status};
+use crate::{event, image, lock, queue, returned, status, stubs, transfer};
 
 /// `CL_MEM_USE_HOST_PTR`, and `CL_MEM_COPY_HOST_PTR`, as which it crosses.
 pub(crate) const USE_HOST_PTR: u64 = 1 << 3;
@@ -33,10 +33,27 @@ const MAP_READ: u64 = 1;
 struct Mapped {
     /// What the application got.
     address: usize,
-    block: Block,
-    shape: Shape,
-    /// It is the application's own memory, and has to be copied before it is unmapped.
-    copies: bool,
+    kind: Kind,
+}
+
+/// Where a mapping is.
+#[derive(Debug)]
+enum Kind {
+    /// In the arena, as the server knows.
+    Arena {
+        block: Block,
+        shape: Shape,
+        /// It is the application's own memory, and has to be copied before it is unmapped.
+        copies: bool,
+    },
+    /// In this process alone, as the arena cannot hold it: the server is asked to read it, and to write it again.
+    Apart {
+        offset: u64,
+        size: u64,
+        writes: bool,
+        /// Unless it is the application's own.
+        _memory: Option<Box<[u8]>>,
+    },
 }
 
 /// What the client knows of a memory object.
@@ -134,9 +151,11 @@ impl Map<'_> {
         }
         lock(&state(self.memory)?.mapped).push(Mapped {
             address,
-            block: self.block,
-            shape: self.shape,
-            copies: self.host.is_some() && self.flags != MAP_READ,
+            kind: Kind::Arena {
+                block: self.block,
+                shape: self.shape,
+                copies: self.host.is_some() && self.flags != MAP_READ,
+            },
         });
         Ok(Ref::at(address as u64))
     }
@@ -167,6 +186,17 @@ pub(crate) extern "C" fn enqueue_map_buffer(
             return Err(Code::INVALID_VALUE);
         }
         let host = (known.host_ptr != 0).then(|| known.host_ptr + usize::try_from(offset).unwrap_or_default());
+        if size > connection.piece() {
+            let waits_for = (num_events_in_wait_list, event_wait_list);
+            return apart(
+                (command_queue, buffer),
+                (offset, size),
+                map_flags,
+                host,
+                waits_for,
+                event,
+            );
+        }
         let map = Map {
             queue,
             memory,
@@ -215,6 +245,41 @@ pub(crate) extern "C" fn enqueue_map_buffer(
         event::give(told.filter(|_| !event.is_null()), event);
         Ok(address)
     })
+}
+
+/// Maps what the arena cannot hold; waited for, whatever the application says.
+fn apart(
+    (command_queue, buffer): (Ref, Ref),
+    (offset, size): (u64, u64),
+    map_flags: u64,
+    host: Option<usize>,
+    (count, waits_for): (u32, In<Ref>),
+    event: Out<Ref>,
+) -> Result<Ref, Code> {
+    let length = usize::try_from(size).map_err(|_| Code::MAP_FAILURE)?;
+    let mut memory = host.is_none().then(|| vec![0; length].into_boxed_slice());
+    let own = memory.as_mut().map(|memory| memory.as_mut_ptr().expose_provenance());
+    let address = host.or(own).ok_or(Code::MAP_FAILURE)?;
+    let read = transfer::enqueue_read_buffer(
+        command_queue,
+        buffer,
+        1,
+        offset,
+        size,
+        In::at(address),
+        count,
+        waits_for,
+        event,
+    );
+    Code::check(read)?;
+    let kind = Kind::Apart {
+        offset,
+        size,
+        writes: map_flags != MAP_READ,
+        _memory: memory,
+    };
+    lock(&state(buffer.object::<calls::Mem>()?)?.mapped).push(Mapped { address, kind });
+    Ok(Ref::at(address as u64))
 }
 
 /// `clEnqueueMapImage`. The pitches are known once the server has answered, so it always waits.
@@ -310,12 +375,37 @@ pub(crate) extern "C" fn enqueue_unmap_mem_object(
             let found = all.iter().position(|mapped| mapped.address == mapped_ptr.addr());
             all.remove(found.ok_or(Code::INVALID_VALUE)?)
         };
-        let span = Span {
-            offset: mapped.block.offset(),
-            length: mapped.block.length(),
+        let (block, shape, copies) = match mapped.kind {
+            Kind::Arena { block, shape, copies } => (block, shape, copies),
+            Kind::Apart {
+                offset, size, writes, ..
+            } => {
+                let (count, list) = (num_events_in_wait_list, event_wait_list);
+                return Code::check(match writes {
+                    true => {
+                        let bytes = In::at(mapped.address);
+                        transfer::enqueue_write_buffer(
+                            command_queue,
+                            memobj,
+                            1,
+                            offset,
+                            size,
+                            bytes,
+                            count,
+                            list,
+                            event,
+                        )
+                    }
+                    false => stubs::enqueue_marker_with_wait_list(command_queue, count, list, event),
+                });
+            }
         };
-        if mapped.copies {
-            mapped.shape.copy_in(connection, span.offset, mapped.address);
+        let span = Span {
+            offset: block.offset(),
+            length: block.length(),
+        };
+        if copies {
+            shape.copy_in(connection, span.offset, mapped.address);
         }
         let told = event::wanted(connection, queue, event)?;
         let call = calls::EnqueueUnmapMemObject {
@@ -332,7 +422,7 @@ pub(crate) extern "C" fn enqueue_unmap_mem_object(
         connection.pending.push(Left {
             queue: queue.share(),
             event: told.clone(),
-            block: Some(mapped.block),
+            block: Some(block),
             delivery: None,
         });
         event::give(told, event);

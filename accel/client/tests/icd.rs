@@ -140,6 +140,8 @@ fn kernel(library: &Library, context: Ptr) -> Ptr {
     kernel
 }
 
+type Map = extern "C" fn(Ptr, Ptr, u32, u64, usize, usize, u32, *const Ptr, *mut Ptr, *mut i32) -> *mut u8;
+
 type Launch = extern "C" fn(Ptr, Ptr, u32, *const usize, *const usize, *const usize, u32, *const Ptr, *mut Ptr) -> i32;
 
 fn launch(library: &Library, queue: Ptr, kernel: Ptr, dimensions: u32, waits_for: &[Ptr]) -> i32 {
@@ -209,7 +211,6 @@ fn mapped_memory_is_the_arena_or_the_programs_own() {
     let mut library = Library::open(&server.socket);
     let Ready { context, queue, .. } = library.ready();
     let mut own = [7_u8; 32];
-    type Map = extern "C" fn(Ptr, Ptr, u32, u64, usize, usize, u32, *const Ptr, *mut Ptr, *mut i32) -> *mut u8;
     // SAFETY: the table's entry has this type.
     let map = unsafe { std::mem::transmute::<Ptr, Map>(library.address("clEnqueueMapBuffer")) };
     let unmap = cl!(
@@ -262,6 +263,18 @@ fn data_that_the_arena_cannot_hold_goes_in_pieces_and_what_is_held_is_reclaimed(
     assert_eq!(library.read(queue, buffer, false, &mut back), 0);
     assert_eq!(library.finish(queue), 0);
     assert!(back == data);
+    let map = large_map(&library, queue, buffer, data.len());
+    // SAFETY: so many bytes are mapped.
+    let mapped = unsafe { std::slice::from_raw_parts_mut(map, data.len()) };
+    assert!(mapped == data);
+    mapped.fill(8);
+    let unmap = cl!(
+        library,
+        clEnqueueUnmapMemObject(Ptr, Ptr, *mut u8, u32, *const Ptr, *mut Ptr) -> i32
+    );
+    assert_eq!(unmap(queue, buffer, map, 0, ptr::null(), ptr::null_mut()), 0);
+    assert_eq!(library.read(queue, buffer, true, &mut back), 0);
+    assert!(back.iter().all(|byte| *byte == 8));
     // Nobody waits for these, and together they are more than there is.
     let small = library.buffer(context, 1, 600_000, ptr::null_mut());
     for value in 0..20 {
@@ -270,6 +283,27 @@ fn data_that_the_arena_cannot_hold_goes_in_pieces_and_what_is_held_is_reclaimed(
     let mut last = vec![0; 600_000];
     assert_eq!(library.read(queue, small, true, &mut last), 0);
     assert!(last.iter().all(|byte| *byte == 19));
+}
+
+/// A map of a whole buffer, for reading and writing.
+fn large_map(library: &Library, queue: Ptr, buffer: Ptr, size: usize) -> *mut u8 {
+    // SAFETY: the table's entry has this type.
+    let map = unsafe { std::mem::transmute::<Ptr, Map>(library.address("clEnqueueMapBuffer")) };
+    let mut code = 1;
+    let address = map(
+        queue,
+        buffer,
+        0,
+        3,
+        0,
+        size,
+        0,
+        ptr::null(),
+        ptr::null_mut(),
+        &raw mut code,
+    );
+    assert_eq!(code, 0);
+    address
 }
 
 #[test]
