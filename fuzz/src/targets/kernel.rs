@@ -86,6 +86,7 @@ fn attempt(input: &[u8]) -> anyhow::Result<u64> {
         slot_pins: [1, 3, 6, 7],
     };
     let board = Board {
+        acpi_hotplug: true,
         apic_ids: vec![0],
         root: boot::Root::Memory {
             window_64: memory::layout::pci_window_64(size),

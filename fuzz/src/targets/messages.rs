@@ -181,6 +181,7 @@ pub(crate) fn agent_replies() -> Target {
 /// Packets on a VMM's socket, and the configuration in them.
 pub(crate) fn vmm_packets() -> Target {
     let config = VmConfig {
+        acpi_hotplug: false,
         cpus: 2,
         memory: ByteSize::mib(128),
         cpu: vmm_api::CpuModel::V2,
