@@ -33,6 +33,8 @@ pub(crate) enum Argument<'a> {
     Nothing,
     /// So many bytes.
     Bytes(u64),
+    /// The same, all of them zero, which no object's address is: a client that knows no arguments has no other way to say NULL.
+    Zeroes(u64),
     /// No object.
     Null,
     /// An object of a sort.
@@ -46,7 +48,8 @@ impl Parameter {
     /// Whether it takes that. What is left to the back end is whether the number of bytes is right.
     pub(crate) fn takes(self, argument: &Argument<'_>) -> Result<(), Code> {
         let fits = match (self, argument) {
-            (Self::Bytes, Argument::Bytes(_)) | (Self::Local, Argument::Nothing) => true,
+            (Self::Bytes, Argument::Bytes(_) | Argument::Zeroes(_)) | (Self::Local, Argument::Nothing) => true,
+            (Self::Buffer, Argument::Zeroes(length)) => *length == ADDRESS,
             // Bytes that are no address hurt nobody.
             (Self::Unknown, Argument::Bytes(length)) => *length != ADDRESS,
             (Self::Unknown, _) | (Self::Buffer, Argument::Null | Argument::Nothing) => true,
@@ -158,6 +161,10 @@ mod tests {
         assert_eq!(Parameter::Bytes.takes(&bytes), Ok(()));
         assert_eq!(Parameter::Unknown.takes(&Argument::Bytes(4)), Ok(()));
         assert_eq!(Parameter::Buffer.takes(&Argument::Null), Ok(()));
+        assert_eq!(Parameter::Buffer.takes(&Argument::Zeroes(ADDRESS)), Ok(()));
+        for wrong in [Parameter::Buffer, Parameter::Image] {
+            assert_eq!(wrong.takes(&Argument::Zeroes(16)), Err(Code::INVALID_ARG_VALUE));
+        }
         assert_eq!(Parameter::Bytes.takes(&Argument::Null), Err(Code::INVALID_ARG_VALUE));
     }
 }

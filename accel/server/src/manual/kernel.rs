@@ -21,6 +21,7 @@ pub(crate) fn set_kernel_arg(cx: &mut Session<'_>, call: &SetKernelArg<'_>) -> R
     };
     let argument = match (call.arg_value, &object) {
         (_, Some((sort, object))) => Argument::Object(*sort, object),
+        (Some(Value::Bytes(bytes)), _) if bytes.iter().all(|byte| *byte == 0) => Argument::Zeroes(bytes.len() as u64),
         (Some(Value::Bytes(bytes)), _) => Argument::Bytes(bytes.len() as u64),
         (Some(Value::Object(_)), None) => Argument::Null,
         (None, _) => Argument::Nothing,
