@@ -8,6 +8,7 @@
     reason = "objects of a C API are released by its functions, and may be used by all threads"
 )]
 
+use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -176,6 +177,8 @@ pub(crate) struct Launchable {
     alone: Mutex<()>,
     /// The first failure of an argument that nobody waited for.
     failed: AtomicI32,
+    /// Objects that are its arguments, by their places: a back end need not hold them before a launch, and the client may release them.
+    arguments: Mutex<BTreeMap<u32, Held>>,
     pub(crate) parameters: Option<Vec<Parameter>>,
 }
 
@@ -196,8 +199,34 @@ impl State {
         Self::Kernel(Launchable {
             alone: Mutex::default(),
             failed: AtomicI32::new(0),
+            arguments: Mutex::default(),
             parameters,
         })
+    }
+
+    /// A kernel that was made of another one has its arguments.
+    pub(crate) fn inherit(&self, owners: &[&Held]) {
+        let State::Kernel(new) = self else { return };
+        for owner in owners {
+            if let State::Kernel(old) = &owner.state {
+                let arguments = old.arguments.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                *new.arguments.lock().unwrap_or_else(PoisonError::into_inner) = arguments;
+            }
+        }
+    }
+}
+
+impl Launchable {
+    /// An argument is an object from now on, or none.
+    pub(crate) fn hold(&self, index: u32, object: Option<Held>) {
+        let mut arguments = self.arguments.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = match object {
+            Some(object) => arguments.insert(index, object),
+            None => arguments.remove(&index),
+        };
+        drop(arguments);
+        // It may be the last that held it.
+        drop(before);
     }
 }
 

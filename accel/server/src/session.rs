@@ -254,6 +254,7 @@ impl<'c> Session<'c> {
             (true, false) => return Err(Code::OUT_OF_RESOURCES),
             (false, _) => {}
         }
+        state.inherit(owners);
         let object = Arc::new(Object::new(&self.client.backend, (K::SORT, raw), state, owners));
         let inserted = match self.client.tables_mut().get_mut(K::SORT as usize) {
             Some(table) => table.insert(name.raw(), Arc::clone(&object)),

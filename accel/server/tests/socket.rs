@@ -3,306 +3,21 @@
 //!
 //! PoCL has to be there (Debian's pocl-opencl-icd and ocl-icd-libopencl1, which the step `apt-packages` of `cargo xtask test` installs).
 
-use std::path::{Path, PathBuf};
+mod support;
+
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use accel_proto::control::{AwaitCompletions, AwaitCompletionsReply};
 use accel_proto::opencl::*;
-use accel_proto::{
-    AnyHandle, Arguments, Call, Callback, Handle, Limits, List, MESSAGE, Pieces, Reader, Record, Reply, Span, Value,
-    Writer,
-};
+use accel_proto::{Callback, Handle, List, Reader, Reply as _, Span, Value};
 use accel_server::{Backend, Server};
-use accel_transport::{ClientConnection, ClientEnd, Offer, Settings, Transport, connect};
-use accel_window::Window;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use tempfile::TempDir;
+use accel_transport::{Offer, Transport, connect};
 use wire::packet::PacketSocket;
 
-const MOST: Duration = Duration::from_secs(60);
-const ARENA: u64 = 16 << 20;
-const LIMITS: Limits = Limits { arena: ARENA };
-
-/// Where things are in this test's arena.
-const REPLIES: Span = Span {
-    offset: 0,
-    length: 1 << 16,
-};
-const MESSAGES: u64 = 1 << 16;
-const DATA: u64 = 1 << 20;
-
-fn settings() -> Settings {
-    Settings {
-        transports: vec![Transport::Bell, Transport::Stream],
-        pairs: 4,
-        records: 64,
-        arena: ARENA,
-        patience: Duration::from_secs(10),
-    }
-}
-
-/// A server on a socket of its own, whose path is in the directory.
-fn start(backend: Backend) -> (TempDir, PathBuf) {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("accel.sock");
-    let listener = Server::listen(&path).unwrap();
-    let server = Arc::new(Server::new(backend, settings()));
-    std::thread::spawn(move || server.serve(listener));
-    (directory, path)
-}
-
-fn pocl() -> Backend {
-    Backend::opencl(Path::new("libOpenCL.so.1")).expect("PoCL; install pocl-opencl-icd and ocl-icd-libopencl1")
-}
-
-fn meet(path: &Path, pairs: u32) -> ClientConnection {
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
-    let offer = Offer {
-        transports: vec![Transport::Bell],
-        pairs,
-        patience: MOST,
-    };
-    connect(PacketSocket::from_fd(socket), &offer).unwrap()
-}
-
-/// A thread of a client.
-struct Thread {
-    end: ClientEnd,
-    window: Window,
-}
-
-impl Thread {
-    fn record<'a, C: Call<'a>>(&self, call: &C, waits: bool) -> wire::ring::Record {
-        let record = Record::call(call, 0, waits).unwrap_or_else(|_| {
-            let mut bytes = vec![0; MESSAGE];
-            let mut writer = Writer::new(&mut bytes);
-            call.write(&mut writer);
-            let length = writer.finish().unwrap();
-            self.put(MESSAGES, &bytes[..length]);
-            let span = Span {
-                offset: MESSAGES,
-                length: length as u64,
-            };
-            Record::call_in::<C>(span, 0, waits)
-        });
-        wire::ring::Record::from_bytes(record.as_bytes())
-    }
-
-    fn put(&self, at: u64, bytes: &[u8]) {
-        self.window
-            .slice(at, bytes.len() as u64)
-            .unwrap()
-            .write(0, bytes)
-            .unwrap();
-    }
-
-    fn get(&self, at: u64, length: usize) -> Vec<u8> {
-        let mut bytes = vec![0; length];
-        self.window
-            .slice(at, length as u64)
-            .unwrap()
-            .read(0, &mut bytes)
-            .unwrap();
-        bytes
-    }
-
-    fn send<'a, C: Call<'a>>(&mut self, call: &C) {
-        let record = self.record(call, false);
-        self.end.send(&record, MOST).unwrap();
-    }
-
-    fn ask<'a, C: Call<'a>>(&mut self, call: &C) -> Vec<u8> {
-        let record = self.record(call, true);
-        let answer = self.end.call(&record, MOST).unwrap();
-        let reply = Record::from_bytes(answer.to_bytes());
-        match reply.arguments(LIMITS).unwrap() {
-            Arguments::Inline(bytes) => bytes.to_vec(),
-            Arguments::Message(span) => self.get(span.offset, usize::try_from(span.length).unwrap()),
-        }
-    }
-
-    fn status<'a, C: Call<'a>>(&mut self, call: &C) -> i32 {
-        let bytes = self.ask(call);
-        C::Reply::read(&mut Reader::new(&bytes, LIMITS), call).unwrap().status()
-    }
-
-    fn done<'a, C: Call<'a>>(&mut self, call: &C) {
-        assert_eq!(self.status(call), 0, "call {:#x}", C::OP);
-    }
-
-    fn devices(&mut self) -> (Handle<Platform>, Handle<Device>) {
-        let call = GetPlatformIDs {
-            num_entries: 8,
-            platforms: true,
-            num_platforms: false,
-            reply: REPLIES,
-        };
-        let bytes = self.ask(&call);
-        let reply = GetPlatformIDsReply::read(&mut Reader::new(&bytes, LIMITS), &call).unwrap();
-        let platform = reply.platforms.unwrap().get(0).unwrap();
-        let call = GetDeviceIDs {
-            platform,
-            device_type: u64::from(u32::MAX),
-            num_entries: 8,
-            devices: true,
-            num_devices: false,
-            reply: REPLIES,
-        };
-        let bytes = self.ask(&call);
-        let reply = GetDeviceIDsReply::read(&mut Reader::new(&bytes, LIMITS), &call).unwrap();
-        (platform, reply.devices.unwrap().get(0).unwrap())
-    }
-
-    /// A string of the platform's.
-    fn text(&mut self, platform: Handle<Platform>, param_name: u32) -> String {
-        let call = GetPlatformInfo {
-            platform,
-            param_name,
-            param_value_size: 4096,
-            param_value: true,
-            param_value_size_ret: true,
-            reply: REPLIES,
-        };
-        let bytes = self.ask(&call);
-        let reply = GetPlatformInfoReply::read(&mut Reader::new(&bytes, LIMITS), &call).unwrap();
-        let text = reply.param_value.unwrap().bytes().to_vec();
-        assert_eq!(reply.param_value_size_ret, Some(text.len() as u64));
-        std::ffi::CString::from_vec_with_nul(text)
-            .unwrap()
-            .into_string()
-            .unwrap()
-    }
-
-    /// A context with the name 1.1, with a queue of that name.
-    fn set_up(&mut self) -> (Handle<Context>, Handle<CommandQueue>) {
-        let (platform, device) = self.devices();
-        let (context, queue) = (name(1), name(1));
-        let properties = [0x1084, i64::from(platform.raw()), 0];
-        self.done(&CreateContext {
-            properties: Some(List::new(&properties)),
-            num_devices: 1,
-            devices: Some(List::new(&[device])),
-            pfn_notify: Callback(0),
-            returned: context,
-        });
-        self.done(&CreateCommandQueue {
-            context,
-            device,
-            properties: 0,
-            returned: queue,
-        });
-        (context, queue)
-    }
-
-    fn buffer(&mut self, context: Handle<Context>, size: u64, returned: Handle<Mem>) {
-        self.done(&CreateBuffer {
-            context,
-            flags: 1,
-            size,
-            host_ptr: None,
-            returned,
-        });
-    }
-
-    /// A kernel of a source with one.
-    fn kernel(&mut self, context: Handle<Context>, source: &str, kernel_name: &std::ffi::CStr) -> Handle<Kernel> {
-        self.put(DATA, source.as_bytes());
-        let lengths = [source.len() as u64];
-        self.done(&CreateProgramWithSource {
-            context,
-            count: 1,
-            strings: Pieces {
-                lengths: List::new(&lengths),
-                data: Span {
-                    offset: DATA,
-                    length: lengths[0],
-                },
-            },
-            returned: name(1),
-        });
-        self.done(&BuildProgram {
-            program: name(1),
-            num_devices: 0,
-            device_list: None,
-            options: None,
-            pfn_notify: Callback(5),
-        });
-        self.done(&CreateKernel {
-            program: name(1),
-            kernel_name: Some(kernel_name),
-            returned: name(1),
-        });
-        name(1)
-    }
-
-    fn argument(&mut self, kernel: Handle<Kernel>, arg_index: u32, value: Value<'_>) -> i32 {
-        let arg_size = match value {
-            Value::Bytes(bytes) => bytes.len() as u64,
-            Value::Object(_) => 8,
-        };
-        self.status(&SetKernelArg {
-            kernel,
-            arg_index,
-            arg_size,
-            arg_value: Some(value),
-        })
-    }
-}
-
-fn name<K>(index: u32) -> Handle<K> {
-    Handle::new(index, 1).unwrap()
-}
-
-fn mem(handle: Handle<Mem>) -> Value<'static> {
-    Value::Object(AnyHandle {
-        c_type: "cl_mem",
-        raw: handle.raw(),
-    })
-}
-
-fn write<'a>(queue: Handle<CommandQueue>, buffer: Handle<Mem>, length: u64) -> EnqueueWriteBuffer<'a> {
-    EnqueueWriteBuffer {
-        command_queue: queue,
-        buffer,
-        blocking_write: 0,
-        offset: 0,
-        size: length,
-        ptr: Some(Span { offset: DATA, length }),
-        num_events_in_wait_list: 0,
-        event_wait_list: None,
-        event: Handle::NULL,
-    }
-}
-
-fn read<'a>(queue: Handle<CommandQueue>, buffer: Handle<Mem>, length: u64) -> EnqueueReadBuffer<'a> {
-    EnqueueReadBuffer {
-        command_queue: queue,
-        buffer,
-        blocking_read: 1,
-        offset: 0,
-        size: length,
-        ptr: Some(Span {
-            offset: DATA + (4 << 20),
-            length,
-        }),
-        num_events_in_wait_list: 0,
-        event_wait_list: None,
-        event: Handle::NULL,
-    }
-}
-
-fn first_thread(path: &Path) -> (ClientConnection, Thread) {
-    let mut connection = meet(path, 2);
-    let thread = Thread {
-        end: connection.ends.remove(0),
-        window: connection.window.as_ref().unwrap().0.clone(),
-    };
-    (connection, thread)
-}
+use support::*;
 
 /// What every back end does; whether bytes arrive is told.
 fn buffers(path: &Path) -> bool {
@@ -451,6 +166,154 @@ fn maps_by_pocl() {
     thread.done(&read(queue, name(1), 4096));
     let found = thread.get(DATA + (4 << 20), 4096);
     assert!(found[..1000] == [5; 1000] && found[1000..1100] == [6; 100] && found[1100..] == [5; 2996]);
+}
+
+#[test]
+fn images_by_pocl_and_memory_that_is_too_small() {
+    let (_directory, path) = start(pocl());
+    let (_connection, mut thread) = first_thread(&path);
+    let (context, queue) = thread.set_up();
+    let pixels: Vec<u8> = (0..64 * 4).map(|at: u32| at.to_le_bytes()[0]).collect();
+    thread.put(DATA, &pixels);
+    let mut create = CreateImage2D {
+        context,
+        flags: 1 | 1 << 3,
+        // CL_RGBA, CL_UNSIGNED_INT8
+        image_format: Some(ImageFormat {
+            image_channel_order: 0x10b5,
+            image_channel_data_type: 0x10da,
+        }),
+        image_width: 8,
+        image_height: 8,
+        image_row_pitch: 0,
+        host_ptr: Some(Span {
+            offset: DATA,
+            length: 255,
+        }),
+        returned: name(1),
+    };
+    assert_eq!(thread.status(&create), -37);
+    create.host_ptr = Some(Span {
+        offset: DATA,
+        length: 256,
+    });
+    thread.done(&create);
+    // It was copied, though the client said that it may be used.
+    thread.put(DATA, &[0; 256]);
+    let place = DATA + 4096;
+    let read = |region: &'static [u64; 3], row_pitch, length| EnqueueReadImage {
+        command_queue: queue,
+        image: name(1),
+        blocking_read: 1,
+        origin: List::new(&[0, 0, 0]),
+        region: List::new(region),
+        row_pitch,
+        slice_pitch: 0,
+        ptr: Some(Span { offset: place, length }),
+        num_events_in_wait_list: 0,
+        event_wait_list: None,
+        event: Handle::NULL,
+    };
+    thread.done(&read(&[8, 8, 1], 0, 256));
+    assert_eq!(thread.get(place, 256), pixels);
+    assert_eq!(thread.status(&read(&[8, 8, 1], 0, 255)), -30);
+    // Seven rows of 40 bytes, and one of 32.
+    assert_eq!(thread.status(&read(&[8, 8, 1], 40, 311)), -30);
+    thread.done(&read(&[8, 8, 1], 40, 312));
+    assert_eq!(thread.get(place + 40, 32), pixels[32..64]);
+    // A buffer is no image.
+    thread.buffer(context, 4096, name(2));
+    let mut buffer = read(&[1, 1, 1], 0, 64);
+    buffer.image = name(2);
+    assert_eq!(thread.status(&buffer), -38);
+    let map = EnqueueMapImage {
+        command_queue: queue,
+        image: name(1),
+        blocking_map: 1,
+        map_flags: 3,
+        origin: List::new(&[2, 2, 0]),
+        region: List::new(&[4, 2, 1]),
+        image_row_pitch: true,
+        image_slice_pitch: true,
+        num_events_in_wait_list: 0,
+        event_wait_list: None,
+        event: Handle::NULL,
+        returned: Span {
+            offset: place,
+            length: 32,
+        },
+    };
+    let bytes = thread.ask(&map);
+    let reply = EnqueueMapImageReply::read(&mut Reader::new(&bytes, LIMITS), &map).unwrap();
+    assert_eq!(
+        (reply.status, reply.image_row_pitch, reply.image_slice_pitch),
+        (0, Some(16), Some(0))
+    );
+    assert_eq!(thread.get(place, 16), pixels[2 * 32 + 8..][..16]);
+    thread.put(place, &[9; 32]);
+    thread.send(&EnqueueUnmapMemObject {
+        command_queue: queue,
+        memobj: name(1),
+        mapped_ptr: map.returned,
+        num_events_in_wait_list: 0,
+        event_wait_list: None,
+        event: Handle::NULL,
+    });
+    thread.done(&read(&[8, 8, 1], 0, 256));
+    assert_eq!(thread.get(place + 3 * 32 + 8, 16), [9; 16]);
+}
+
+/// Four threads of one process with objects of their own and one that they share.
+#[test]
+fn threads_of_a_client_are_served_side_by_side() {
+    let (_directory, path) = start(pocl());
+    let mut connection = meet(&path, 4);
+    let window = connection.window.as_ref().unwrap().0.clone();
+    let mut threads: Vec<_> = connection
+        .ends
+        .drain(..)
+        .map(|end| Thread {
+            end,
+            window: window.clone(),
+        })
+        .collect();
+    let (context, _) = threads[0].set_up();
+    let (_, device) = threads[0].devices();
+    std::thread::scope(|scope| {
+        for (thread, number) in threads.iter_mut().zip(10..) {
+            scope.spawn(move || {
+                let (queue, buffer) = (name(number), name(number));
+                let place = DATA + u64::from(number) * 65536;
+                thread.done(&CreateCommandQueue {
+                    context,
+                    device,
+                    properties: 0,
+                    returned: queue,
+                });
+                for round in 0..200_u32 {
+                    let buffer = Handle::new(number, round + 1).unwrap_or(buffer);
+                    thread.buffer(context, 4096, buffer);
+                    let bytes = [round.to_le_bytes()[0]; 4096];
+                    thread.put(place, &bytes);
+                    let mut put = write(queue, buffer, 4096);
+                    put.ptr = Some(Span {
+                        offset: place,
+                        length: 4096,
+                    });
+                    thread.send(&put);
+                    let mut get = read(queue, buffer, 4096);
+                    get.ptr = Some(Span {
+                        offset: place + 4096,
+                        length: 4096,
+                    });
+                    thread.done(&get);
+                    assert!(thread.get(place + 4096, 4096) == bytes);
+                    thread.send(&ReleaseMemObject { memobj: buffer });
+                }
+                thread.done(&Finish { command_queue: queue });
+            });
+        }
+    });
 }
 
 /// Work that waits for an event that its client sets, and the client goes: the work ends, and so do the server's threads.

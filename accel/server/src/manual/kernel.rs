@@ -40,7 +40,11 @@ pub(crate) fn set_kernel_arg(cx: &mut Session<'_>, call: &SetKernelArg<'_>) -> R
     let _alone = kernel.alone();
     let function = cx.api().clSetKernelArg()?;
     // SAFETY: 1. to 3. as above; the back end copies the argument, and an object that it is was found by its name.
-    check(unsafe { function(kernel.raw(), call.arg_index, size, value) })
+    check(unsafe { function(kernel.raw(), call.arg_index, size, value) })?;
+    if let State::Kernel(launchable) = &kernel.state {
+        launchable.hold(call.arg_index, object.map(|(_, object)| object));
+    }
+    Ok(())
 }
 
 /// Whether the kernel has an argument that this can be.

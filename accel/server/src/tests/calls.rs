@@ -322,6 +322,52 @@ fn bytes_that_are_no_call_are_answered_by_a_code() {
 }
 
 #[test]
+fn a_kernel_holds_what_its_arguments_are() {
+    let client = client();
+    let mut caller = Caller::new(&client);
+    let (context, queue, buffer) = caller.buffer(64);
+    let program = CreateProgramWithSource {
+        context,
+        count: 0,
+        strings: accel_proto::Pieces {
+            lengths: List::new(&[]),
+            data: Span { offset: 0, length: 0 },
+        },
+        returned: name(1, 1),
+    };
+    assert_eq!(caller.status(&program), 0);
+    let create = CreateKernel {
+        program: name(1, 1),
+        kernel_name: Some(c"f"),
+        returned: name(1, 1),
+    };
+    assert_eq!(caller.status(&create), 0);
+    let mut set = SetKernelArg {
+        kernel: name(1, 1),
+        arg_index: 3,
+        arg_size: 8,
+        arg_value: Some(Value::Object(AnyHandle {
+            c_type: "cl_mem",
+            raw: buffer.raw(),
+        })),
+    };
+    assert_eq!(caller.status(&set), 0);
+    let clone = CloneKernel {
+        source_kernel: name(1, 1),
+        returned: name(2, 1),
+    };
+    assert_eq!(caller.status(&clone), 0);
+    assert_eq!(caller.status(&ReleaseMemObject { memobj: buffer }), 0);
+    // The clone holds it when the kernel does not any more.
+    set.arg_value = Some(Value::Bytes(&[1; 8]));
+    assert_eq!(caller.status(&set), 0);
+    assert_eq!(caller.status(&write(queue, buffer, (0, 1))), 0);
+    set.kernel = name(2, 1);
+    assert_eq!(caller.status(&set), 0);
+    assert_eq!(caller.status(&write(queue, buffer, (0, 1))), -38);
+}
+
+#[test]
 fn an_argument_of_another_client_is_none_of_this_one() {
     let (one, two) = (client(), client());
     let mut first = Caller::new(&one);
