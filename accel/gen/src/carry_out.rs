@@ -137,6 +137,7 @@ impl<'a> Body<'a> {
             Kind::Scalar { .. } => self.scalar(param),
             Kind::Handle { c_type, life } => self.handle(param, c_type, *life),
             Kind::Handles { life: Life::Use, .. } => {
+                self.there(param);
                 let list = optional(param, "");
                 _ = writeln!(self.before, "    let {name} = cx.objects({list})?;");
                 self.arguments.push(format!("{name}.pointer()"));
@@ -157,12 +158,14 @@ impl<'a> Body<'a> {
                 direction: Direction::In,
                 ..
             } => {
+                self.there(param);
                 let list = optional(param, "");
                 _ = writeln!(self.before, "    let {name} = Bytes::new({list});");
                 self.arguments.push(format!("{name}.pointer()"));
             }
             Kind::Array { element, length, .. } => self.answer(param, element, length),
             Kind::Bulk { .. } => {
+                self.there(param);
                 let span = if param.null {
                     format!("call.{name}")
                 } else {
@@ -201,6 +204,38 @@ impl<'a> Body<'a> {
                 unreachable!("{}: {name} is by hand or not carried out", self.crossing.command.name)
             }
         }
+    }
+
+    /// Not all back ends look whether a list is there before they read as much of it as the number beside it says.
+    fn there(&mut self, param: &Param) {
+        let length = match &param.kind {
+            Kind::Handles { length, .. }
+            | Kind::Array {
+                element: Element::Byte,
+                length,
+                ..
+            } => length,
+            // What a query is not asked for has a size all the same.
+            Kind::Bulk { length, .. } if param.name != "param_value" => length,
+            _ => return,
+        };
+        let parameters = length.parameters();
+        let (true, [by]) = (param.null, parameters.as_slice()) else {
+            return;
+        };
+        let count = self.crossing.command.params.iter().find(|param| param.name == *by);
+        let (Some(count), Length::Product(_)) = (count.map(number), length) else {
+            return;
+        };
+        let code = match param.name.as_str() {
+            "event_wait_list" => "INVALID_EVENT_WAIT_LIST",
+            _ => "INVALID_VALUE",
+        };
+        _ = writeln!(
+            self.before,
+            "    there(call.{}.is_some(), {count}, Code::{code})?;",
+            param.name
+        );
     }
 
     /// Lengths of pieces stand beside them, on either side.

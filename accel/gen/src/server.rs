@@ -30,6 +30,7 @@ const BY_HAND: &[&str] = &[
     "clEnqueueMapImage",
     "clEnqueueReadImage",
     "clEnqueueUnmapMemObject",
+    "clEnqueueWaitForEvents",
     "clEnqueueWriteImage",
     "clGetProgramInfo",
     "clLinkProgram",
@@ -38,6 +39,7 @@ const BY_HAND: &[&str] = &[
     "clSetKernelArg",
     "clSetMemObjectDestructorCallback",
     "clSetProgramReleaseCallback",
+    "clSetProgramSpecializationConstant",
 ];
 
 /// Commands of the library that the server calls for itself.
@@ -50,9 +52,14 @@ const BY_OTHERS: &[&str] = &[
     "clEnqueueMapBuffer",
     "clEnqueueMapImage",
     "clEnqueueUnmapMemObject",
+    "clEnqueueWaitForEvents",
 ];
 
-/// Whether the server has it carried out at all. Shared virtual memory is not there yet.
+/// Commands that are refused: shared virtual memory is not there yet, and queues' properties are fixed since OpenCL 1.1, whose drivers need
+/// not have the function.
+const REFUSED: &[&str] = &["clSetCommandQueueProperty", "clSetKernelExecInfo"];
+
+/// Whether the server has it carried out at all.
 fn is_carried_out(command: &Command) -> bool {
     let svm = |param: &Param| {
         matches!(
@@ -60,7 +67,7 @@ fn is_carried_out(command: &Command) -> bool {
             Kind::Svm { .. } | Kind::SvmList { .. } | Kind::SvmOrBulk { .. }
         )
     };
-    command.group != "svm" && command.name != "clSetKernelExecInfo" && !command.params.iter().any(svm)
+    command.group != "svm" && !REFUSED.contains(&command.name.as_str()) && !command.params.iter().any(svm)
 }
 
 /// Whether a back end is asked for its function.
@@ -194,7 +201,7 @@ pub(crate) fn group(api: &Api, name: &str, crossings: &[Crossing<'_>]) -> Option
     }
     _ = writeln!(text, "use accel_proto::opencl::{{{}}};\n", types.join(", "));
     text.push_str("use crate::api::{Code, check};\n");
-    let helpers = ["Answer", "Bytes", "Place", "Places", "ask", "text"];
+    let helpers = ["Answer", "Bytes", "Place", "Places", "ask", "text", "there"];
     let used: Vec<_> = helpers
         .into_iter()
         .filter(|name| {

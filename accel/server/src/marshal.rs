@@ -270,6 +270,11 @@ pub(crate) fn ask<T>(place: &mut T, asked: bool) -> P {
     if asked { std::ptr::from_mut(place).cast() } else { NULL }
 }
 
+/// Whether a list is there of which there are so many; back ends may read it without a look.
+pub(crate) fn there(is_there: bool, count: u64, code: Code) -> Result<(), Code> {
+    if is_there || count == 0 { Ok(()) } else { Err(code) }
+}
+
 /// A string.
 pub(crate) fn text(text: Option<&CStr>) -> P {
     text.map_or(NULL, |text| text.as_ptr().cast_mut().cast())

@@ -49,9 +49,7 @@ functions! {
     clEnqueueCopyImageToBuffer(command_queue: P, src_image: P, dst_buffer: P, src_origin: P, region: P, dst_offset: u64, num_events_in_wait_list: u32, event_wait_list: P, event: P) -> i32;
     clEnqueueCopyBufferToImage(command_queue: P, src_buffer: P, dst_image: P, src_offset: u64, dst_origin: P, region: P, num_events_in_wait_list: u32, event_wait_list: P, event: P) -> i32;
     clEnqueueNDRangeKernel(command_queue: P, kernel: P, work_dim: u32, global_work_offset: P, global_work_size: P, local_work_size: P, num_events_in_wait_list: u32, event_wait_list: P, event: P) -> i32;
-    clSetCommandQueueProperty(command_queue: P, properties: u64, enable: u32, old_properties: P) -> i32;
     clEnqueueMarker(command_queue: P, event: P) -> i32;
-    clEnqueueWaitForEvents(command_queue: P, num_events: u32, event_list: P) -> i32;
     clEnqueueBarrier(command_queue: P) -> i32;
     clCreateCommandQueue(context: P, device: P, properties: u64, errcode_ret: P) -> P;
     clCreateSampler(context: P, normalized_coords: u32, addressing_mode: u32, filter_mode: u32, errcode_ret: P) -> P;

@@ -6,13 +6,14 @@ use accel_proto::List;
 use accel_proto::opencl::{CreateContext, CreateContextFromType, GetContextInfo, GetContextInfoReply, ReleaseContext};
 
 use crate::api::{Code, check};
-use crate::marshal::{Answer, ask};
+use crate::marshal::{Answer, ask, there};
 use crate::objects::Sort;
 use crate::session::Session;
 
 /// `clCreateContext`.
 pub(super) fn create_context(cx: &mut Session<'_>, call: &CreateContext<'_>) -> Result<(), Code> {
     let properties = cx.properties(call.properties.as_ref(), &[(0x1084, Sort::Platform)])?;
+    there(call.devices.is_some(), u64::from(call.num_devices), Code::INVALID_VALUE)?;
     let devices = cx.objects(call.devices.as_ref())?;
     let function = cx.api().clCreateContext()?;
     let mut status = 0_i32;

@@ -9,12 +9,17 @@ use accel_proto::opencl::{
 };
 
 use crate::api::{Code, check};
-use crate::marshal::{Answer, ask};
+use crate::marshal::{Answer, ask, there};
 use crate::objects::Sort;
 use crate::session::Session;
 
 /// `clWaitForEvents`.
 pub(super) fn wait_for_events(cx: &mut Session<'_>, call: &WaitForEvents<'_>) -> Result<(), Code> {
+    there(
+        call.event_list.is_some(),
+        u64::from(call.num_events),
+        Code::INVALID_VALUE,
+    )?;
     let event_list = cx.objects(call.event_list.as_ref())?;
     let function = cx.api().clWaitForEvents()?;
     // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it

@@ -5,7 +5,7 @@
 use accel_proto::opencl::{EnqueueCopyBufferToImage, EnqueueCopyImage, EnqueueCopyImageToBuffer, EnqueueFillImage};
 
 use crate::api::{Code, check};
-use crate::marshal::{Bytes, Place};
+use crate::marshal::{Bytes, Place, there};
 use crate::session::Session;
 
 /// `clEnqueueCopyImage`.
@@ -16,6 +16,11 @@ pub(super) fn enqueue_copy_image(cx: &mut Session<'_>, call: &EnqueueCopyImage<'
     let src_origin = Bytes::new(Some(&call.src_origin));
     let dst_origin = Bytes::new(Some(&call.dst_origin));
     let region = Bytes::new(Some(&call.region));
+    there(
+        call.event_wait_list.is_some(),
+        u64::from(call.num_events_in_wait_list),
+        Code::INVALID_EVENT_WAIT_LIST,
+    )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = Place::new(call.event);
     let function = cx.api().clEnqueueCopyImage()?;
@@ -50,6 +55,11 @@ pub(super) fn enqueue_copy_image_to_buffer(
     let dst_buffer = cx.object(call.dst_buffer)?;
     let src_origin = Bytes::new(Some(&call.src_origin));
     let region = Bytes::new(Some(&call.region));
+    there(
+        call.event_wait_list.is_some(),
+        u64::from(call.num_events_in_wait_list),
+        Code::INVALID_EVENT_WAIT_LIST,
+    )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = Place::new(call.event);
     let function = cx.api().clEnqueueCopyImageToBuffer()?;
@@ -84,6 +94,11 @@ pub(super) fn enqueue_copy_buffer_to_image(
     let dst_image = cx.object(call.dst_image)?;
     let dst_origin = Bytes::new(Some(&call.dst_origin));
     let region = Bytes::new(Some(&call.region));
+    there(
+        call.event_wait_list.is_some(),
+        u64::from(call.num_events_in_wait_list),
+        Code::INVALID_EVENT_WAIT_LIST,
+    )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = Place::new(call.event);
     let function = cx.api().clEnqueueCopyBufferToImage()?;
@@ -115,6 +130,11 @@ pub(super) fn enqueue_fill_image(cx: &mut Session<'_>, call: &EnqueueFillImage<'
     let fill_color = Bytes::new(call.fill_color.as_ref());
     let origin = Bytes::new(Some(&call.origin));
     let region = Bytes::new(Some(&call.region));
+    there(
+        call.event_wait_list.is_some(),
+        u64::from(call.num_events_in_wait_list),
+        Code::INVALID_EVENT_WAIT_LIST,
+    )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = Place::new(call.event);
     let function = cx.api().clEnqueueFillImage()?;

@@ -11,7 +11,7 @@ use accel_proto::opencl::{
 };
 
 use crate::api::{Code, check};
-use crate::marshal::{Answer, Bytes, Places, ask, text};
+use crate::marshal::{Answer, Bytes, Places, ask, text, there};
 use crate::objects::Sort;
 use crate::session::Session;
 
@@ -203,6 +203,7 @@ pub(super) fn get_kernel_sub_group_info(cx: &mut Session<'_>, call: &GetKernelSu
     let kernel = cx.object(call.kernel)?;
     let _alone = kernel.alone();
     let device = cx.optional(call.device)?;
+    there(call.input_value.is_some(), call.input_value_size, Code::INVALID_VALUE)?;
     let input_value = Bytes::new(call.input_value.as_ref());
     let mut param_value = Answer::new(
         call.param_value,

@@ -4,11 +4,11 @@
 
 use accel_proto::opencl::{
     EnqueueBarrier, EnqueueBarrierWithWaitList, EnqueueMarker, EnqueueMarkerWithWaitList, EnqueueMigrateMemObjects,
-    EnqueueNDRangeKernel, EnqueueTask, EnqueueWaitForEvents,
+    EnqueueNDRangeKernel, EnqueueTask,
 };
 
 use crate::api::{Code, check};
-use crate::marshal::{Bytes, Place};
+use crate::marshal::{Bytes, Place, there};
 use crate::session::Session;
 
 /// `clEnqueueNDRangeKernel`.
@@ -20,6 +20,11 @@ pub(super) fn enqueue_nd_range_kernel(cx: &mut Session<'_>, call: &EnqueueNDRang
     let global_work_offset = Bytes::new(call.global_work_offset.as_ref());
     let global_work_size = Bytes::new(call.global_work_size.as_ref());
     let local_work_size = Bytes::new(call.local_work_size.as_ref());
+    there(
+        call.event_wait_list.is_some(),
+        u64::from(call.num_events_in_wait_list),
+        Code::INVALID_EVENT_WAIT_LIST,
+    )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = Place::new(call.event);
     let function = cx.api().clEnqueueNDRangeKernel()?;
@@ -58,19 +63,6 @@ pub(super) fn enqueue_marker(cx: &mut Session<'_>, call: &EnqueueMarker) -> Resu
     Ok(())
 }
 
-/// `clEnqueueWaitForEvents`.
-pub(super) fn enqueue_wait_for_events(cx: &mut Session<'_>, call: &EnqueueWaitForEvents<'_>) -> Result<(), Code> {
-    let command_queue = cx.object(call.command_queue)?;
-    let event_list = cx.objects(call.event_list.as_ref())?;
-    let function = cx.api().clEnqueueWaitForEvents()?;
-    // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
-    // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all
-    // work of the back end (`Client`).
-    let status = unsafe { function(command_queue.raw(), call.num_events, event_list.pointer()) };
-    check(status)?;
-    Ok(())
-}
-
 /// `clEnqueueBarrier`.
 pub(super) fn enqueue_barrier(cx: &mut Session<'_>, call: &EnqueueBarrier) -> Result<(), Code> {
     let command_queue = cx.object(call.command_queue)?;
@@ -89,6 +81,11 @@ pub(super) fn enqueue_task(cx: &mut Session<'_>, call: &EnqueueTask<'_>) -> Resu
     let kernel = cx.object(call.kernel)?;
     let _alone = kernel.alone();
     kernel.take_failure()?;
+    there(
+        call.event_wait_list.is_some(),
+        u64::from(call.num_events_in_wait_list),
+        Code::INVALID_EVENT_WAIT_LIST,
+    )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = Place::new(call.event);
     let function = cx.api().clEnqueueTask()?;
@@ -115,7 +112,17 @@ pub(super) fn enqueue_migrate_mem_objects(
     call: &EnqueueMigrateMemObjects<'_>,
 ) -> Result<(), Code> {
     let command_queue = cx.object(call.command_queue)?;
+    there(
+        call.mem_objects.is_some(),
+        u64::from(call.num_mem_objects),
+        Code::INVALID_VALUE,
+    )?;
     let mem_objects = cx.objects(call.mem_objects.as_ref())?;
+    there(
+        call.event_wait_list.is_some(),
+        u64::from(call.num_events_in_wait_list),
+        Code::INVALID_EVENT_WAIT_LIST,
+    )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = Place::new(call.event);
     let function = cx.api().clEnqueueMigrateMemObjects()?;
@@ -144,6 +151,11 @@ pub(super) fn enqueue_marker_with_wait_list(
     call: &EnqueueMarkerWithWaitList<'_>,
 ) -> Result<(), Code> {
     let command_queue = cx.object(call.command_queue)?;
+    there(
+        call.event_wait_list.is_some(),
+        u64::from(call.num_events_in_wait_list),
+        Code::INVALID_EVENT_WAIT_LIST,
+    )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = Place::new(call.event);
     let function = cx.api().clEnqueueMarkerWithWaitList()?;
@@ -169,6 +181,11 @@ pub(super) fn enqueue_barrier_with_wait_list(
     call: &EnqueueBarrierWithWaitList<'_>,
 ) -> Result<(), Code> {
     let command_queue = cx.object(call.command_queue)?;
+    there(
+        call.event_wait_list.is_some(),
+        u64::from(call.num_events_in_wait_list),
+        Code::INVALID_EVENT_WAIT_LIST,
+    )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = Place::new(call.event);
     let function = cx.api().clEnqueueBarrierWithWaitList()?;

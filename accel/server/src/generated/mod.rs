@@ -66,7 +66,7 @@ dispatch! {
     GetKernelSuggestedLocalWorkSize => kernel::get_kernel_suggested_local_work_size;
     EnqueueNDRangeKernel => launch::enqueue_nd_range_kernel;
     EnqueueMarker => launch::enqueue_marker;
-    EnqueueWaitForEvents => launch::enqueue_wait_for_events;
+    EnqueueWaitForEvents => crate::manual::enqueue_wait_for_events;
     EnqueueBarrier => launch::enqueue_barrier;
     EnqueueTask => launch::enqueue_task;
     EnqueueMigrateMemObjects => launch::enqueue_migrate_mem_objects;
@@ -98,13 +98,13 @@ dispatch! {
     CompileProgram => crate::manual::compile_program;
     LinkProgram => crate::manual::link_program;
     CreateProgramWithIL => program::create_program_with_il;
-    SetProgramSpecializationConstant => program::set_program_specialization_constant;
+    SetProgramSpecializationConstant => crate::manual::set_program_specialization_constant;
     SetProgramReleaseCallback => crate::manual::set_program_release_callback;
     ReleaseCommandQueue => queue::release_command_queue;
     GetCommandQueueInfo => queue::get_command_queue_info;
     Flush => queue::flush;
     Finish => queue::finish;
-    SetCommandQueueProperty => queue::set_command_queue_property;
+    SetCommandQueueProperty => refused;
     CreateCommandQueue => queue::create_command_queue;
     CreateCommandQueueWithProperties => queue::create_command_queue_with_properties;
     SetDefaultDeviceCommandQueue => queue::set_default_device_command_queue;

@@ -6,11 +6,10 @@ use accel_proto::List;
 use accel_proto::opencl::{
     CreateProgramWithBinary, CreateProgramWithBinaryReply, CreateProgramWithBuiltInKernels, CreateProgramWithIL,
     CreateProgramWithSource, GetProgramBuildInfo, GetProgramBuildInfoReply, ReleaseProgram,
-    SetProgramSpecializationConstant,
 };
 
 use crate::api::{Code, check};
-use crate::marshal::{Answer, Bytes, ask, text};
+use crate::marshal::{Answer, ask, text, there};
 use crate::session::Session;
 
 /// `clCreateProgramWithSource`.
@@ -39,6 +38,11 @@ pub(super) fn create_program_with_source(cx: &mut Session<'_>, call: &CreateProg
 /// `clCreateProgramWithBinary`.
 pub(super) fn create_program_with_binary(cx: &mut Session<'_>, call: &CreateProgramWithBinary<'_>) -> Result<(), Code> {
     let context = cx.object(call.context)?;
+    there(
+        call.device_list.is_some(),
+        u64::from(call.num_devices),
+        Code::INVALID_VALUE,
+    )?;
     let device_list = cx.objects(call.device_list.as_ref())?;
     let binaries = cx.pieces(Some(&call.binaries))?;
     let mut binary_status = Answer::whole(
@@ -117,6 +121,11 @@ pub(super) fn create_program_with_built_in_kernels(
     call: &CreateProgramWithBuiltInKernels<'_>,
 ) -> Result<(), Code> {
     let context = cx.object(call.context)?;
+    there(
+        call.device_list.is_some(),
+        u64::from(call.num_devices),
+        Code::INVALID_VALUE,
+    )?;
     let device_list = cx.objects(call.device_list.as_ref())?;
     let function = cx.api().clCreateProgramWithBuiltInKernels()?;
     let mut status = 0_i32;
@@ -140,6 +149,7 @@ pub(super) fn create_program_with_built_in_kernels(
 /// `clCreateProgramWithIL`.
 pub(super) fn create_program_with_il(cx: &mut Session<'_>, call: &CreateProgramWithIL) -> Result<(), Code> {
     let context = cx.object(call.context)?;
+    there(call.il.is_some(), call.length, Code::INVALID_VALUE)?;
     let il = cx.arena(call.il)?;
     let function = cx.api().clCreateProgramWithIL()?;
     let mut status = 0_i32;
@@ -149,21 +159,5 @@ pub(super) fn create_program_with_il(cx: &mut Session<'_>, call: &CreateProgramW
     let returned = unsafe { function(context.raw(), il, call.length, (&raw mut status).cast()) };
     check(status)?;
     cx.insert(call.returned, returned, &[&context])?;
-    Ok(())
-}
-
-/// `clSetProgramSpecializationConstant`.
-pub(super) fn set_program_specialization_constant(
-    cx: &mut Session<'_>,
-    call: &SetProgramSpecializationConstant<'_>,
-) -> Result<(), Code> {
-    let program = cx.object(call.program)?;
-    let spec_value = Bytes::new(call.spec_value.as_ref());
-    let function = cx.api().clSetProgramSpecializationConstant()?;
-    // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
-    // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all
-    // work of the back end (`Client`).
-    let status = unsafe { function(program.raw(), call.spec_id, call.spec_size, spec_value.pointer()) };
-    check(status)?;
     Ok(())
 }

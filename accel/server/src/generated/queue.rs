@@ -5,7 +5,7 @@
 use accel_proto::List;
 use accel_proto::opencl::{
     CreateCommandQueue, CreateCommandQueueWithProperties, Finish, Flush, GetCommandQueueInfo, GetCommandQueueInfoReply,
-    ReleaseCommandQueue, SetCommandQueueProperty, SetCommandQueuePropertyReply, SetDefaultDeviceCommandQueue,
+    ReleaseCommandQueue, SetDefaultDeviceCommandQueue,
 };
 
 use crate::api::{Code, check};
@@ -88,33 +88,6 @@ pub(super) fn finish(cx: &mut Session<'_>, call: &Finish) -> Result<(), Code> {
     let status = unsafe { function(command_queue.raw()) };
     check(status)?;
     Ok(())
-}
-
-/// `clSetCommandQueueProperty`.
-pub(super) fn set_command_queue_property(cx: &mut Session<'_>, call: &SetCommandQueueProperty) -> Result<(), Code> {
-    let command_queue = cx.object(call.command_queue)?;
-    let mut old_properties: u64 = 0;
-    let function = cx.api().clSetCommandQueueProperty()?;
-    // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
-    // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all
-    // work of the back end (`Client`).
-    let status = unsafe {
-        function(
-            command_queue.raw(),
-            call.properties,
-            call.enable,
-            ask(&mut old_properties, call.old_properties),
-        )
-    };
-    check(status)?;
-    cx.answer(
-        call,
-        &SetCommandQueuePropertyReply {
-            status,
-            old_properties: call.old_properties.then_some(old_properties),
-        },
-        None,
-    )
 }
 
 /// `clCreateCommandQueue`.

@@ -8,14 +8,20 @@ use accel_proto::opencl::{
 };
 
 use crate::api::{Code, check};
-use crate::marshal::{Bytes, Place};
+use crate::marshal::{Bytes, Place, there};
 use crate::session::Session;
 
 /// `clEnqueueReadBuffer`.
 pub(super) fn enqueue_read_buffer(cx: &mut Session<'_>, call: &EnqueueReadBuffer<'_>) -> Result<(), Code> {
     let command_queue = cx.object(call.command_queue)?;
     let buffer = cx.object(call.buffer)?;
+    there(call.ptr.is_some(), call.size, Code::INVALID_VALUE)?;
     let ptr = cx.arena(call.ptr)?;
+    there(
+        call.event_wait_list.is_some(),
+        u64::from(call.num_events_in_wait_list),
+        Code::INVALID_EVENT_WAIT_LIST,
+    )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = Place::new(call.event);
     buffer.in_bounds((call.offset, call.size))?;
@@ -45,7 +51,13 @@ pub(super) fn enqueue_read_buffer(cx: &mut Session<'_>, call: &EnqueueReadBuffer
 pub(super) fn enqueue_write_buffer(cx: &mut Session<'_>, call: &EnqueueWriteBuffer<'_>) -> Result<(), Code> {
     let command_queue = cx.object(call.command_queue)?;
     let buffer = cx.object(call.buffer)?;
+    there(call.ptr.is_some(), call.size, Code::INVALID_VALUE)?;
     let ptr = cx.arena(call.ptr)?;
+    there(
+        call.event_wait_list.is_some(),
+        u64::from(call.num_events_in_wait_list),
+        Code::INVALID_EVENT_WAIT_LIST,
+    )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = Place::new(call.event);
     buffer.in_bounds((call.offset, call.size))?;
@@ -76,6 +88,11 @@ pub(super) fn enqueue_copy_buffer(cx: &mut Session<'_>, call: &EnqueueCopyBuffer
     let command_queue = cx.object(call.command_queue)?;
     let src_buffer = cx.object(call.src_buffer)?;
     let dst_buffer = cx.object(call.dst_buffer)?;
+    there(
+        call.event_wait_list.is_some(),
+        u64::from(call.num_events_in_wait_list),
+        Code::INVALID_EVENT_WAIT_LIST,
+    )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = Place::new(call.event);
     src_buffer.in_bounds((call.src_offset, call.size))?;
@@ -110,6 +127,11 @@ pub(super) fn enqueue_read_buffer_rect(cx: &mut Session<'_>, call: &EnqueueReadB
     let host_origin = Bytes::new(Some(&call.host_origin));
     let region = Bytes::new(Some(&call.region));
     let ptr = cx.arena(call.ptr)?;
+    there(
+        call.event_wait_list.is_some(),
+        u64::from(call.num_events_in_wait_list),
+        Code::INVALID_EVENT_WAIT_LIST,
+    )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = Place::new(call.event);
     buffer.rect_in_bounds(
@@ -151,6 +173,11 @@ pub(super) fn enqueue_write_buffer_rect(cx: &mut Session<'_>, call: &EnqueueWrit
     let host_origin = Bytes::new(Some(&call.host_origin));
     let region = Bytes::new(Some(&call.region));
     let ptr = cx.arena(call.ptr)?;
+    there(
+        call.event_wait_list.is_some(),
+        u64::from(call.num_events_in_wait_list),
+        Code::INVALID_EVENT_WAIT_LIST,
+    )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = Place::new(call.event);
     buffer.rect_in_bounds(
@@ -192,6 +219,11 @@ pub(super) fn enqueue_copy_buffer_rect(cx: &mut Session<'_>, call: &EnqueueCopyB
     let src_origin = Bytes::new(Some(&call.src_origin));
     let dst_origin = Bytes::new(Some(&call.dst_origin));
     let region = Bytes::new(Some(&call.region));
+    there(
+        call.event_wait_list.is_some(),
+        u64::from(call.num_events_in_wait_list),
+        Code::INVALID_EVENT_WAIT_LIST,
+    )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = Place::new(call.event);
     src_buffer.rect_in_bounds(
@@ -232,7 +264,13 @@ pub(super) fn enqueue_copy_buffer_rect(cx: &mut Session<'_>, call: &EnqueueCopyB
 pub(super) fn enqueue_fill_buffer(cx: &mut Session<'_>, call: &EnqueueFillBuffer<'_>) -> Result<(), Code> {
     let command_queue = cx.object(call.command_queue)?;
     let buffer = cx.object(call.buffer)?;
+    there(call.pattern.is_some(), call.pattern_size, Code::INVALID_VALUE)?;
     let pattern = Bytes::new(call.pattern.as_ref());
+    there(
+        call.event_wait_list.is_some(),
+        u64::from(call.num_events_in_wait_list),
+        Code::INVALID_EVENT_WAIT_LIST,
+    )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = Place::new(call.event);
     buffer.in_bounds((call.offset, call.size))?;

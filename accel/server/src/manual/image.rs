@@ -8,7 +8,7 @@ use accel_proto::{Handle, List, Span};
 
 use super::memory::{flags, without_host};
 use crate::api::{Code, P, check};
-use crate::marshal::{Bytes, Place, Properties};
+use crate::marshal::{Bytes, Place, Properties, there};
 use crate::objects::{Form, Held, State};
 use crate::session::Session;
 
@@ -296,6 +296,12 @@ pub(crate) fn enqueue_read_image(cx: &mut Session<'_>, call: &EnqueueReadImage<'
     let pitches = [call.row_pitch, call.slice_pitch];
     check_span(cx, &image, (&call.region, pitches), call.ptr)?;
     let (origin, region) = (Bytes::new(Some(&call.origin)), Bytes::new(Some(&call.region)));
+    let count = call.num_events_in_wait_list;
+    there(
+        call.event_wait_list.is_some(),
+        count.into(),
+        Code::INVALID_EVENT_WAIT_LIST,
+    )?;
     let waits = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = Place::new(call.event);
     let at = cx.arena(call.ptr)?;
@@ -311,7 +317,7 @@ pub(crate) fn enqueue_read_image(cx: &mut Session<'_>, call: &EnqueueReadImage<'
             call.row_pitch,
             call.slice_pitch,
             at,
-            call.num_events_in_wait_list,
+            count,
             waits.pointer(),
             event.pointer(),
         )
@@ -326,6 +332,12 @@ pub(crate) fn enqueue_write_image(cx: &mut Session<'_>, call: &EnqueueWriteImage
     let pitches = [call.input_row_pitch, call.input_slice_pitch];
     check_span(cx, &image, (&call.region, pitches), call.ptr)?;
     let (origin, region) = (Bytes::new(Some(&call.origin)), Bytes::new(Some(&call.region)));
+    let count = call.num_events_in_wait_list;
+    there(
+        call.event_wait_list.is_some(),
+        count.into(),
+        Code::INVALID_EVENT_WAIT_LIST,
+    )?;
     let waits = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = Place::new(call.event);
     let at = cx.arena(call.ptr)?;
@@ -341,7 +353,7 @@ pub(crate) fn enqueue_write_image(cx: &mut Session<'_>, call: &EnqueueWriteImage
             call.input_row_pitch,
             call.input_slice_pitch,
             at,
-            call.num_events_in_wait_list,
+            count,
             waits.pointer(),
             event.pointer(),
         )

@@ -13,6 +13,7 @@ mod kernel;
 mod map;
 mod memory;
 mod program;
+mod queue;
 
 pub(crate) use callback::{
     create_user_event, set_context_destructor_callback, set_event_callback, set_mem_object_destructor_callback,
@@ -25,4 +26,7 @@ pub(crate) use image::{
 pub(crate) use kernel::set_kernel_arg;
 pub(crate) use map::{enqueue_map_buffer, enqueue_map_image, enqueue_unmap_mem_object};
 pub(crate) use memory::{create_buffer, create_buffer_with_properties, create_sub_buffer};
-pub(crate) use program::{build_program, compile_program, get_program_info, link_program};
+pub(crate) use program::{
+    build_program, compile_program, get_program_info, link_program, set_program_specialization_constant,
+};
+pub(crate) use queue::enqueue_wait_for_events;

@@ -3,11 +3,13 @@
 use std::ffi::CStr;
 
 use accel_proto::control::Completion;
-use accel_proto::opencl::{BuildProgram, CompileProgram, GetProgramInfo, GetProgramInfoReply, LinkProgram};
+use accel_proto::opencl::{
+    BuildProgram, CompileProgram, GetProgramInfo, GetProgramInfoReply, LinkProgram, SetProgramSpecializationConstant,
+};
 use accel_proto::{Callback, Plain as _, Span};
 
 use crate::api::{Code, P, check};
-use crate::marshal::{Answer, ask, text};
+use crate::marshal::{Answer, Bytes, ask, text, there};
 use crate::objects::{Held, Sort};
 use crate::session::Session;
 
@@ -20,6 +22,7 @@ const PROGRAM_NUM_DEVICES: u32 = 0x1162;
 const PROGRAM_DEVICES: u32 = 0x1163;
 const PROGRAM_BINARY_SIZES: u32 = 0x1165;
 const PROGRAM_BINARIES: u32 = 0x1166;
+const PROGRAM_IL: u32 = 0x1169;
 
 /// Most devices of a program.
 const MOST_DEVICES: u32 = 1024;
@@ -41,6 +44,7 @@ fn ended(cx: &Session<'_>, callback: Callback, status: i32) {
 /// `clBuildProgram`.
 pub(crate) fn build_program(cx: &mut Session<'_>, call: &BuildProgram<'_>) -> Result<(), Code> {
     let program = cx.object(call.program)?;
+    there(call.device_list.is_some(), call.num_devices.into(), Code::INVALID_VALUE)?;
     let devices = cx.objects(call.device_list.as_ref())?;
     let options = options(call.options);
     let function = cx.api().clBuildProgram()?;
@@ -54,7 +58,11 @@ pub(crate) fn build_program(cx: &mut Session<'_>, call: &BuildProgram<'_>) -> Re
 /// `clCompileProgram`.
 pub(crate) fn compile_program(cx: &mut Session<'_>, call: &CompileProgram<'_>) -> Result<(), Code> {
     let program = cx.object(call.program)?;
+    there(call.device_list.is_some(), call.num_devices.into(), Code::INVALID_VALUE)?;
     let devices = cx.objects(call.device_list.as_ref())?;
+    let count = u64::from(call.num_input_headers);
+    there(call.input_headers.is_some(), count, Code::INVALID_VALUE)?;
+    there(call.header_include_names.is_some(), count, Code::INVALID_VALUE)?;
     let headers = cx.objects(call.input_headers.as_ref())?;
     let names = cx.pieces(call.header_include_names.as_ref())?;
     let options = options(call.options);
@@ -80,7 +88,13 @@ pub(crate) fn compile_program(cx: &mut Session<'_>, call: &CompileProgram<'_>) -
 /// `clLinkProgram`.
 pub(crate) fn link_program(cx: &mut Session<'_>, call: &LinkProgram<'_>) -> Result<(), Code> {
     let context = cx.object(call.context)?;
+    there(call.device_list.is_some(), call.num_devices.into(), Code::INVALID_VALUE)?;
     let devices = cx.objects(call.device_list.as_ref())?;
+    there(
+        call.input_programs.is_some(),
+        call.num_input_programs.into(),
+        Code::INVALID_VALUE,
+    )?;
     let programs = cx.objects(call.input_programs.as_ref())?;
     let function = cx.api().clLinkProgram()?;
     let mut status = 0_i32;
@@ -105,6 +119,22 @@ pub(crate) fn link_program(cx: &mut Session<'_>, call: &LinkProgram<'_>) -> Resu
     // One that does not link is there all the same, and says why (OpenCL API, clLinkProgram).
     cx.insert(call.returned, made, &[&context])?;
     check(status)
+}
+
+/// `clSetProgramSpecializationConstant`, of programs that have an intermediate language. PoCL 3.1 ends the process at some others.
+pub(crate) fn set_program_specialization_constant(
+    cx: &mut Session<'_>,
+    call: &SetProgramSpecializationConstant<'_>,
+) -> Result<(), Code> {
+    let program = cx.object(call.program)?;
+    there(call.spec_value.is_some(), call.spec_size, Code::INVALID_VALUE)?;
+    if query(cx, &program, PROGRAM_IL, (0, NULL))? == 0 {
+        return Err(Sort::Program.invalid());
+    }
+    let value = Bytes::new(call.spec_value.as_ref());
+    let function = cx.api().clSetProgramSpecializationConstant()?;
+    // SAFETY: 1. to 3. as above.
+    check(unsafe { function(program.raw(), call.spec_id, call.spec_size, value.pointer()) })
 }
 
 /// `clGetProgramInfo`. Binaries come one behind the other, in the lengths that `CL_PROGRAM_BINARY_SIZES` tells.

@@ -368,6 +368,37 @@ fn a_kernel_holds_what_its_arguments_are() {
 }
 
 #[test]
+fn a_number_without_its_list_does_not_reach_the_back_end() {
+    let client = client();
+    let mut caller = Caller::new(&client);
+    let (context, queue, _) = caller.buffer(64);
+    let marker = |num_events_in_wait_list| EnqueueMarkerWithWaitList {
+        command_queue: queue,
+        num_events_in_wait_list,
+        event_wait_list: None,
+        event: Handle::NULL,
+    };
+    assert_eq!(caller.status(&marker(0)), 0);
+    assert_eq!(caller.status(&marker(3)), -57);
+    let context = CreateContext {
+        properties: None,
+        num_devices: 2,
+        devices: None,
+        pfn_notify: Callback(0),
+        returned: name(context.index() + 1, 1),
+    };
+    assert_eq!(caller.status(&context), -30);
+    // What drivers do not have since OpenCL 1.1.
+    let property = SetCommandQueueProperty {
+        command_queue: queue,
+        properties: 1,
+        enable: 1,
+        old_properties: false,
+    };
+    assert_eq!(caller.status(&property), -59);
+}
+
+#[test]
 fn an_argument_of_another_client_is_none_of_this_one() {
     let (one, two) = (client(), client());
     let mut first = Caller::new(&one);
