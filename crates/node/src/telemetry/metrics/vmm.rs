@@ -10,7 +10,7 @@ const MAX_SERIES: usize = 256;
 const MAX_LABEL: usize = 32;
 
 /// What VMMs count, and what that is, in the order of docs/vmm.md. A name that is not here is not told.
-pub(super) const COUNTERS: [(&str, &str); 47] = [
+pub(super) const COUNTERS: [(&str, &str); 49] = [
     ("vcpu_exits_total", "Exits of vCPUs to the VMM."),
     ("engine_exits_total", "Exits of guests that own their CPUs."),
     (
@@ -113,6 +113,14 @@ pub(super) const COUNTERS: [(&str, &str); 47] = [
     (
         "net_throttled_total",
         "Times that a network interface waited for its limit.",
+    ),
+    (
+        "pmem_flushes_total",
+        "Requests to bring a file that is memory to the host's disk.",
+    ),
+    (
+        "pmem_refused_chains_total",
+        "Descriptor chains of files that are memory that do not hold up, and requests of other kinds.",
     ),
     ("rng_bytes_total", "Random bytes for the guest."),
     (
