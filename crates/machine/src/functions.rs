@@ -26,8 +26,9 @@ use memory::{HugeBytes, Ram};
 use pci::{PciBus, PciFunction};
 
 use crate::deflation::{Ballooned, Deflation};
+use crate::error::MachineError;
 use crate::growth::{Growth, Pluggable};
-use crate::machine::{MachineError, host};
+use crate::machine::host;
 use interrupt_pins::{InterruptPins, Line};
 use plug::{plug, plug_behind};
 

@@ -15,7 +15,7 @@ use pci::PciBus;
 use virtio::VirtioPciDevice;
 
 use crate::devices::Devices;
-pub(crate) use crate::error::MachineError;
+use crate::error::MachineError;
 use crate::exits::ExitCounters;
 use crate::functions::{self, HostFunctions};
 use crate::halt::{Watch, process_time};

@@ -11,7 +11,8 @@ use memory::{MemoryError, Pins, Ram};
 use observe::Registry;
 use vm_memory::GuestRegionMmap;
 
-use crate::machine::{Machine, MachineConfig, MachineError};
+use crate::error::MachineError;
+use crate::machine::{Machine, MachineConfig};
 
 /// How much of it lies in pages that the host had set aside, by the pages' size.
 const HUGE: &str = "memory_huge_bytes";

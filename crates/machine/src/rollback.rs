@@ -12,7 +12,8 @@ use engine::VcpuState;
 use observe::Registry;
 
 use crate::devices::NamedDevice;
-use crate::machine::{Machine, MachineError, add_platform};
+use crate::error::MachineError;
+use crate::machine::{Machine, add_platform};
 use crate::root::add_devices;
 use crate::saved::{MachineState, SerialOutput, restore_devices};
 use crate::vcpu::VcpuCommand;

@@ -12,7 +12,7 @@ use pci::{PciBus, Window, WindowKind, Windows};
 use virtio::{Reach, VirtioPciDevice};
 
 use crate::devices::NamedDevice;
-use crate::machine::MachineError;
+use crate::error::MachineError;
 use crate::platform::BAR_PORTS;
 use crate::vcpu::Shared;
 

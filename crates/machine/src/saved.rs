@@ -17,8 +17,9 @@ use state::Schema;
 use virtio::{DeviceState, VirtioPciDevice};
 
 use crate::devices::NamedDevice;
+use crate::error::MachineError;
 use crate::functions::HostFunctions;
-use crate::machine::{Machine, MachineError, Parts, Platform, add_platform, map_memory, start_threads};
+use crate::machine::{Machine, Parts, Platform, add_platform, map_memory, start_threads};
 use crate::platform::PlatformState;
 use crate::root::add_devices;
 use crate::vcpu::{Shared, VcpuCommand};

@@ -8,9 +8,10 @@ use bus::Bus;
 use engine::state::VcpuState;
 use engine::{EngineError, Exit, Kick, SystemEvent, Vcpu};
 
+use crate::error::MachineError;
 use crate::exits::ExitCounters;
 use crate::halt::Halts;
-use crate::machine::{MachineError, host};
+use crate::machine::host;
 use crate::platform::{IoApic, PowerRequest};
 use crate::run_control::{Next, RunControl, RunRequest};
 

@@ -45,7 +45,7 @@ pub fn map_pmem(file: File, start: u64, writes: PmemWrites) -> Result<Arc<GuestR
 
 impl Ram {
     /// The same memory, and such regions beside it: devices reach them as they do RAM, and nothing else is done with them. They are in no
-    /// snapshot, are not mapped for functions of the host's, and nothing of them is discarded.
+    /// snapshot and are not mapped for functions of the host's. What a guest's balloon discards of a shared file is zeroes in it.
     ///
     /// # Errors
     /// They are not where [`layout::pmem`] says, or lie in each other.

@@ -87,7 +87,7 @@ pub struct VmConfig {
     #[serde(default)]
     pub serial_keep: Option<u64>,
     /// The guest is told by ACPI of functions that come to its bus while it runs, and leave it. For kernels whose guests have nobody who looks for
-    /// them; each slot of the bus is an object of the guest's then, which its boot takes longer for. Needs a bus that is reached by memory.
+    /// them; each slot of the bus is an object of the guest's then, which its boot takes longer for. Not with [`MemoryMode::Identity`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub acpi_hotplug: bool,
     /// The devices, in the order of their PCI slots from 1 on.
@@ -225,7 +225,7 @@ pub enum ConfigError {
     TwoEngines,
     /// No translation where vCPUs do not own their CPUs, or where there is a device that no port reaches.
     #[error(
-        "a guest whose memory is not translated owns its CPUs (`reservation`), and has no PCI function of the host's: give a reservation and no such device, or the memory mode `translated`"
+        "a guest whose memory is not translated owns its CPUs (`reservation`), and has no PCI function of the host's, nor gets one: give a reservation, no such device and no `acpi_hotplug`, or the memory mode `translated`"
     )]
     Identity,
     /// A guest whose kicks are KVM's to answer.
@@ -348,7 +348,7 @@ impl VmConfig {
         if self.memory_mode == MemoryMode::Identity {
             let functions = check_no_function(&self.devices);
             self.reservation
-                .filter(|_| functions.is_ok())
+                .filter(|_| functions.is_ok() && !self.acpi_hotplug)
                 .ok_or(ConfigError::Identity)?;
         }
         if let Some(balloon) = balloon_device(&self.devices)? {

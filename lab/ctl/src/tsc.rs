@@ -34,7 +34,7 @@ pub(crate) fn kilohertz() -> Option<u64> {
 /// By two looks; `None` where they were not exact enough.
 fn rate(first: Look, second: Look) -> Option<u64> {
     let time = second.when.checked_duration_since(first.when)?;
-    if first.took.max(second.took) * PART > time {
+    if first.took.max(second.took).saturating_mul(PART) > time {
         return None;
     }
     let ticks = u128::from(second.ticks.checked_sub(first.ticks)?);
@@ -44,22 +44,22 @@ fn rate(first: Look, second: Look) -> Option<u64> {
 
 /// The quickest of several.
 fn look() -> Look {
-    let looks = (0..LOOKS).map(|_| {
-        let before = Instant::now();
-        let ticks = ticks();
-        let took = before.elapsed();
-        Look {
-            ticks,
-            when: before + took / 2,
-            took,
-        }
-    });
-    let quickest = looks.min_by_key(|look| look.took);
-    quickest.unwrap_or(Look {
-        ticks: 0,
-        when: Instant::now(),
-        took: Duration::MAX,
-    })
+    let others = (1..LOOKS).map(|_| look_once());
+    others.fold(
+        look_once(),
+        |best, other| if other.took < best.took { other } else { best },
+    )
+}
+
+fn look_once() -> Look {
+    let before = Instant::now();
+    let ticks = ticks();
+    let took = before.elapsed();
+    Look {
+        ticks,
+        when: before + took / 2,
+        took,
+    }
 }
 
 #[allow(unsafe_code, reason = "the instruction has no safe form")]

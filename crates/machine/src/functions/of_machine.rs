@@ -7,9 +7,10 @@ use memory::Pins;
 use super::plug::Board;
 use super::{FunctionState, NamedFunction};
 use crate::deflation::{Ballooned, Deflation, DeflationInfo};
+use crate::error::MachineError;
 use crate::growth::{Growth, GrowthInfo, Pluggable};
 use crate::iommu::Iommu;
-use crate::machine::{Machine, MachineError};
+use crate::machine::Machine;
 use crate::platform::Event;
 
 impl Machine {

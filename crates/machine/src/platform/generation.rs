@@ -5,7 +5,8 @@ use memory::GuestRam;
 use rustix::rand::{GetRandomFlags, getrandom};
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::machine::{MachineError, host};
+use crate::error::MachineError;
+use crate::machine::host;
 
 const LENGTH: usize = 16;
 

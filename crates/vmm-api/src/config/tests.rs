@@ -142,6 +142,9 @@ fn each_limit_is_named() {
     assert_eq!(given.validate(), Err(ConfigError::Identity));
     assert!(given.devices.pop().is_some());
     assert_eq!(given.validate(), Ok(()));
+    given.acpi_hotplug = true;
+    assert_eq!(given.validate(), Err(ConfigError::Identity), "it gets no function");
+    given.acpi_hotplug = false;
     given.reservation = Some(FdRef(3));
     assert_eq!(given.validate(), Ok(()));
     assert_eq!(
