@@ -18,7 +18,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
-use accel_proto::{Arguments, Call, Handle, Limits, MESSAGE, Reader, Record, Reply, Span, Writer, opencl as calls};
+use accel_proto::{
+    Arguments, Call, Handle, Limits, MESSAGE, Reader, Record, Reply, Sort, Span, Writer, opencl as calls,
+};
 use accel_transport::{ClientEnd, Offer, Transport};
 use accel_window::{Arena, Block, Window};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -28,7 +30,7 @@ use crate::arguments::Ref;
 use crate::codes::Code;
 use crate::lock;
 use crate::names::{Names, Place};
-use crate::object::{Object, Sort, Typed};
+use crate::object::{Object, Typed, is_ordered};
 use crate::pending::Pending;
 
 /// So many threads can wait for the device at a time.
@@ -156,7 +158,7 @@ pub(crate) struct Connection {
     synchronous: bool,
     /// Of the process that it belongs to.
     forks: u32,
-    names: [Mutex<Names>; Sort::COUNT],
+    names: [Mutex<Names>; Sort::ALL.len()],
     registry: Mutex<Registry>,
     pub(crate) pending: Pending,
 }
@@ -308,7 +310,7 @@ impl Connection {
             let Some(last) = object.last().filter(|last| last.end != mine && !self.is_done(*last)) else {
                 continue;
             };
-            match object.sort().is_ordered() || touched.released.is_some() {
+            match is_ordered(object.sort()) || touched.released.is_some() {
                 true => self.finish(last)?,
                 false => object.shared.store(true, Ordering::Release),
             }

@@ -1,12 +1,13 @@
 //! Queries of the form `clGet…Info`: what the client knows itself, what it has kept, and what it asks for. Knows names of parameters of
 //! queries, and neither rings nor how a query is asked.
 
+use accel_proto::Sort;
 use accel_proto::opencl::{self as calls, table::COMMANDS};
 
 use crate::arguments::Out;
 use crate::codes::Code;
 use crate::connection::Connection;
-use crate::object::{Data, Object, Sort};
+use crate::object::{Data, Object};
 
 /// The longest answer that is asked for: with its head it fits into a message.
 const LONGEST: u64 = (accel_proto::MESSAGE - 64) as u64;

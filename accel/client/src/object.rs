@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use accel_proto::{Handle, Kind, opencl as calls};
+use accel_proto::{Handle, Kind, Sort, Sorted, opencl as calls};
 
 use crate::arguments::Ref;
 use crate::codes::Code;
@@ -31,76 +31,19 @@ use crate::mapping::MemState;
 use crate::names::Place;
 use crate::notify::Destructor;
 
-/// Kinds of objects, as values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Sort {
-    Platform,
-    Device,
-    Context,
-    CommandQueue,
-    Mem,
-    Program,
-    Kernel,
-    Event,
-    Sampler,
-}
-
-impl Sort {
-    /// How many there are.
-    pub(crate) const COUNT: usize = 9;
-
-    /// Whether records about an object of this kind keep the application's order, whichever thread puts them: queues keep commands in
-    /// order, kernels their arguments, and an event has to be made before it is waited for.
-    pub(crate) fn is_ordered(self) -> bool {
-        matches!(self, Self::CommandQueue | Self::Kernel | Self::Event)
-    }
-
-    /// By the C type.
-    pub(crate) fn of(c_type: &str) -> Option<Self> {
-        [
-            (calls::Platform::C_TYPE, Self::Platform),
-            (calls::Device::C_TYPE, Self::Device),
-            (calls::Context::C_TYPE, Self::Context),
-            (calls::CommandQueue::C_TYPE, Self::CommandQueue),
-            (calls::Mem::C_TYPE, Self::Mem),
-            (calls::Program::C_TYPE, Self::Program),
-            (calls::Kernel::C_TYPE, Self::Kernel),
-            (calls::Event::C_TYPE, Self::Event),
-            (calls::Sampler::C_TYPE, Self::Sampler),
-        ]
-        .into_iter()
-        .find_map(|(name, sort)| (name == c_type).then_some(sort))
-    }
+/// Whether records about an object of this kind keep the application's order, whichever thread puts them: queues keep commands in
+/// order, kernels their arguments, and an event has to be made before it is waited for.
+pub(crate) fn is_ordered(sort: Sort) -> bool {
+    matches!(sort, Sort::CommandQueue | Sort::Kernel | Sort::Event)
 }
 
 /// A kind of objects of which there are some here.
-pub(crate) trait Typed: Kind {
-    /// The kind as a value.
-    const SORT: Sort;
+pub(crate) trait Typed: Sorted {
     /// What the API says of what is none.
-    const INVALID: Code;
+    const INVALID: Code = Code(Self::SORT.invalid());
 }
 
-macro_rules! typed {
-    ($($kind:ident $code:ident;)*) => {
-        $(impl Typed for calls::$kind {
-            const SORT: Sort = Sort::$kind;
-            const INVALID: Code = Code::$code;
-        })*
-    };
-}
-
-typed! {
-    Platform INVALID_PLATFORM;
-    Device INVALID_DEVICE;
-    Context INVALID_CONTEXT;
-    CommandQueue INVALID_COMMAND_QUEUE;
-    Mem INVALID_MEM_OBJECT;
-    Program INVALID_PROGRAM;
-    Kernel INVALID_KERNEL;
-    Event INVALID_EVENT;
-    Sampler INVALID_SAMPLER;
-}
+impl<K: Sorted> Typed for K {}
 
 /// What an object of some kind has besides its name.
 #[derive(Debug)]

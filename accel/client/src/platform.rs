@@ -1,11 +1,11 @@
 //! Platforms and devices (OpenCL API, sections 4.1 to 4.3): what the server tells of, and parts of devices. Knows no ring.
 
-use accel_proto::{Handle, List, Span, opencl as calls};
+use accel_proto::{Handle, List, Sort, Span, opencl as calls};
 
 use crate::arguments::{In, Out, Ref};
 use crate::codes::Code;
 use crate::connection::{Connection, Touched};
-use crate::object::{Data, Object, Sort};
+use crate::object::{Data, Object};
 use crate::{process, status};
 
 /// `CL_DEVICE_TYPE_ALL`.

@@ -18,6 +18,7 @@ mod reader;
 mod record;
 mod refused;
 pub mod samples;
+mod sort;
 mod values;
 mod writer;
 
@@ -28,5 +29,6 @@ pub use plain::{List, Plain};
 pub use reader::{Limits, Reader, Source};
 pub use record::{Arguments, Flags, INLINE, MESSAGE, RECORD, Record};
 pub use refused::{NoRoom, Refused};
+pub use sort::{Sort, Sorted};
 pub use values::{Callback, Memory, Pieces, Span, SvmOffset, Value};
 pub use writer::Writer;

@@ -4,10 +4,10 @@
 
 use std::ffi::CStr;
 
-use accel_proto::{Handle, List, MESSAGE, Pieces, Plain};
+use accel_proto::{Handle, List, MESSAGE, Pieces, Plain, Sorted};
 
 use crate::api::{Code, P};
-use crate::objects::{Held, Served};
+use crate::objects::Held;
 
 /// The most bytes of one answer: a reply is no longer than a message, and has more than this in it.
 const MOST: usize = MESSAGE - 256;
@@ -164,7 +164,7 @@ impl Place {
 pub(crate) struct Places(pub(crate) Option<Vec<P>>);
 
 impl Places {
-    pub(crate) fn new<K: Served>(names: Option<&List<'_, Handle<K>>>) -> Result<Self, Code> {
+    pub(crate) fn new<K: Sorted>(names: Option<&List<'_, Handle<K>>>) -> Result<Self, Code> {
         let named = names.is_none_or(|names| names.iter().all(|name| !name.is_null()));
         if !named {
             return Err(Code::INVALID_VALUE);

@@ -13,98 +13,13 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use accel_proto::opencl::{CommandQueue, Context, Device, Event, Kernel, Mem, Platform, Program, Sampler};
-use accel_proto::{Handle, Kind, List, rect};
+use accel_proto::opencl::Mem;
+use accel_proto::{Handle, List, rect};
+
+pub(crate) use accel_proto::Sort;
 
 use crate::api::{Backend, Code, P};
 use crate::arguments::Parameter;
-
-/// The sorts of objects that the API has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sort {
-    Platform,
-    Device,
-    Context,
-    CommandQueue,
-    Mem,
-    Program,
-    Kernel,
-    Event,
-    Sampler,
-}
-
-impl Sort {
-    pub(crate) const ALL: [Self; 9] = [
-        Self::Platform,
-        Self::Device,
-        Self::Context,
-        Self::CommandQueue,
-        Self::Mem,
-        Self::Program,
-        Self::Kernel,
-        Self::Event,
-        Self::Sampler,
-    ];
-
-    /// By the type in C.
-    pub(crate) fn of(c_type: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|sort| sort.c_type() == c_type)
-    }
-
-    fn c_type(self) -> &'static str {
-        match self {
-            Self::Platform => Platform::C_TYPE,
-            Self::Device => Device::C_TYPE,
-            Self::Context => Context::C_TYPE,
-            Self::CommandQueue => CommandQueue::C_TYPE,
-            Self::Mem => Mem::C_TYPE,
-            Self::Program => Program::C_TYPE,
-            Self::Kernel => Kernel::C_TYPE,
-            Self::Event => Event::C_TYPE,
-            Self::Sampler => Sampler::C_TYPE,
-        }
-    }
-
-    /// The code for a name that is none of this sort (OpenCL API, appendix "Error codes").
-    pub(crate) fn invalid(self) -> Code {
-        Code(match self {
-            Self::Platform => -32,
-            Self::Device => -33,
-            Self::Context => -34,
-            Self::CommandQueue => -36,
-            Self::Mem => -38,
-            Self::Sampler => -41,
-            Self::Program => -44,
-            Self::Kernel => -48,
-            Self::Event => -58,
-        })
-    }
-}
-
-/// The kinds that names on the wire have.
-pub(crate) trait Served: Kind {
-    const SORT: Sort;
-}
-
-macro_rules! served {
-    ($($kind:ident),*) => {
-        $(impl Served for $kind {
-            const SORT: Sort = Sort::$kind;
-        })*
-    };
-}
-
-served!(
-    Platform,
-    Device,
-    Context,
-    CommandQueue,
-    Mem,
-    Program,
-    Kernel,
-    Event,
-    Sampler
-);
 
 /// What the server knows of an object besides what the back end does.
 #[derive(Debug)]
@@ -433,7 +348,9 @@ impl Table {
         let index = handle.index() as usize;
         if let Some(told) = index.checked_sub(Handle::<Mem>::FIRST_TOLD as usize) {
             let found = self.told.get(told).filter(|_| handle.generation() == 1);
-            return found.map(|object| Held(Arc::clone(object))).ok_or(self.sort.invalid());
+            return found
+                .map(|object| Held(Arc::clone(object)))
+                .ok_or(Code(self.sort.invalid()));
         }
         let slot = self
             .own
@@ -442,8 +359,8 @@ impl Table {
         match slot {
             Some(Slot::Failed(_, code)) => Err(*code),
             // Nothing puts commands into one that was released, though events need it, or the work that it still has.
-            Some(Slot::Released(..)) if self.sort == Sort::CommandQueue => Err(self.sort.invalid()),
-            slot => slot.and_then(Slot::object).map(Held).ok_or(self.sort.invalid()),
+            Some(Slot::Released(..)) if self.sort == Sort::CommandQueue => Err(Code(self.sort.invalid())),
+            slot => slot.and_then(Slot::object).map(Held).ok_or(Code(self.sort.invalid())),
         }
     }
 
@@ -499,7 +416,7 @@ impl Table {
                 *slot = Slot::Free(handle.generation());
                 Ok(None)
             }
-            _ => Err(self.sort.invalid()),
+            _ => Err(Code(self.sort.invalid())),
         }
     }
 

@@ -13,14 +13,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use accel_proto::opencl::CommandQueue;
-use accel_proto::{AnyHandle, Call, Handle, List, MESSAGE, Pieces, Plain, Reply, Span, Writer};
+use accel_proto::{AnyHandle, Call, Handle, List, MESSAGE, Pieces, Plain, Reply, Sorted, Span, Writer};
 use accel_window::Window;
 
 use crate::api::{Api, Backend, Code, P};
 use crate::arguments;
 use crate::completions::Completions;
 use crate::marshal::{Answer, Copies, Many, Places, Properties};
-use crate::objects::{Held, MaybeHeld, Object, Served, Sort, State, Table};
+use crate::objects::{Held, MaybeHeld, Object, Sort, State, Table};
 
 /// Numbers of the API (cl.h).
 const EVENT_COMMAND_EXECUTION_STATUS: u32 = 0x11d3;
@@ -73,7 +73,7 @@ impl Client {
 
     pub(crate) fn find(&self, sort: Sort, name: u32) -> Result<Held, Code> {
         let tables = self.tables();
-        let table = tables.get(sort as usize).ok_or(sort.invalid())?;
+        let table = tables.get(sort as usize).ok_or(Code(sort.invalid()))?;
         table.find(name)
     }
 
@@ -216,18 +216,18 @@ impl<'c> Session<'c> {
     }
 
     /// An object, or the code for one that is none.
-    pub(crate) fn object<K: Served>(&self, name: Handle<K>) -> Result<Held, Code> {
+    pub(crate) fn object<K: Sorted>(&self, name: Handle<K>) -> Result<Held, Code> {
         self.client.find(K::SORT, name.raw())
     }
 
     /// An object or NULL.
-    pub(crate) fn optional<K: Served>(&self, name: Handle<K>) -> Result<MaybeHeld, Code> {
+    pub(crate) fn optional<K: Sorted>(&self, name: Handle<K>) -> Result<MaybeHeld, Code> {
         let found = (!name.is_null()).then(|| self.object(name));
         Ok(MaybeHeld(found.transpose()?))
     }
 
     /// Several objects.
-    pub(crate) fn objects<K: Served>(&self, names: Option<&List<'_, Handle<K>>>) -> Result<Many, Code> {
+    pub(crate) fn objects<K: Sorted>(&self, names: Option<&List<'_, Handle<K>>>) -> Result<Many, Code> {
         let Some(names) = names else {
             return Ok(Many::default());
         };
@@ -236,13 +236,13 @@ impl<'c> Session<'c> {
     }
 
     /// Something that a call has made, under the name that the client chose; nothing was asked for if there is neither.
-    pub(crate) fn insert<K: Served>(&self, name: Handle<K>, raw: P, owners: &[&Held]) -> Result<(), Code> {
+    pub(crate) fn insert<K: Sorted>(&self, name: Handle<K>, raw: P, owners: &[&Held]) -> Result<(), Code> {
         let state = (!raw.is_null()).then(|| arguments::state_of(&self.client.backend, K::SORT, raw));
         self.insert_with(name, raw, owners, state.unwrap_or(State::Plain))
     }
 
     /// The same, of which more is known.
-    pub(crate) fn insert_with<K: Served>(
+    pub(crate) fn insert_with<K: Sorted>(
         &self,
         name: Handle<K>,
         raw: P,
@@ -269,7 +269,7 @@ impl<'c> Session<'c> {
     }
 
     /// Several; places that the back end has not filled are none.
-    pub(crate) fn insert_all<K: Served>(
+    pub(crate) fn insert_all<K: Sorted>(
         &self,
         names: Option<&List<'_, Handle<K>>>,
         places: &Places,
@@ -285,10 +285,10 @@ impl<'c> Session<'c> {
     }
 
     /// The client's last reference is gone.
-    pub(crate) fn release<K: Served>(&self, name: Handle<K>) -> Result<(), Code> {
+    pub(crate) fn release<K: Sorted>(&self, name: Handle<K>) -> Result<(), Code> {
         let released = match self.client.tables_mut().get_mut(K::SORT as usize) {
             Some(table) => table.release(name.raw()),
-            None => Err(K::SORT.invalid()),
+            None => Err(Code(K::SORT.invalid())),
         };
         match released? {
             Some(queue) if K::SORT == Sort::CommandQueue => self.client.retire(Held(queue)),
@@ -298,7 +298,7 @@ impl<'c> Session<'c> {
     }
 
     /// Names of objects that the client is told of.
-    pub(crate) fn tell<K: Served>(&self, raws: &[P]) -> Vec<Handle<K>> {
+    pub(crate) fn tell<K: Sorted>(&self, raws: &[P]) -> Vec<Handle<K>> {
         let mut tables = self.client.tables_mut();
         let Some(table) = tables.get_mut(K::SORT as usize) else {
             return Vec::new();
@@ -400,7 +400,7 @@ impl<'c> Session<'c> {
             let sort = keys.iter().find(|(known, _)| known.cast_unsigned() == key);
             let value = match sort {
                 Some((_, sort)) if value != 0 => {
-                    let name = u32::try_from(value).map_err(|_| sort.invalid())?;
+                    let name = u32::try_from(value).map_err(|_| Code(sort.invalid()))?;
                     let object = self.client.find(*sort, name)?;
                     let address = object.raw().expose_provenance();
                     held.push(object);

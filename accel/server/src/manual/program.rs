@@ -129,7 +129,7 @@ pub(crate) fn set_program_specialization_constant(
     let program = cx.object(call.program)?;
     there(call.spec_value.is_some(), call.spec_size, Code::INVALID_VALUE)?;
     if query(cx, &program, PROGRAM_IL, (0, NULL))? == 0 {
-        return Err(Sort::Program.invalid());
+        return Err(Code(Sort::Program.invalid()));
     }
     let value = Bytes::new(call.spec_value.as_ref());
     let function = cx.api().clSetProgramSpecializationConstant()?;
