@@ -38,9 +38,10 @@ const PACKAGES: &[(&str, &str)] = &[
     ("openssl", "certificates and signatures in tests"),
     ("docker-registry", "the peer of pulls and pushes in tests"),
     ("skopeo", "reads and copies images of ours in tests"),
+    ("clinfo", "an OpenCL program that the accelerator client's tests run"),
     (
         "ocl-icd-libopencl1",
-        "the loader that the accelerator server's tests call OpenCL by",
+        "the loader that accelerators' tests call OpenCL by",
     ),
     (
         "pocl-opencl-icd",
