@@ -1,37 +1,36 @@
-//! How a client and a server meet: what each has and wishes, which way is taken, and what is passed for it. Knows what is passed, not how
-//! it is used.
+//! How a client and a server meet: what each has and wishes, which way is taken, and what is made for it.
 //!
 //! ```text
 //!   client ── {"versions", "transports", "pairs"} ──▶ server
-//!   client ◀── {"transport", "pairs"} or {"refused"} ── server
-//!              with descriptors: the window's memfd; with `bell` four ends of pipes a pair, of which two stay here;
-//!              with streams a socket a pair. What does not fit one packet comes in more, each of one byte.
+//!   client ◀── {"transport", "pairs", "wake", "memory"} or {"refused"} ── server
+//!              with descriptors: the window's file, where there is one; then a socket a pair, where they wake by sockets or
+//!              records travel on them. What does not fit one packet comes in more, each of one byte.
 //! ```
 //!
 //! Then nothing more is said, and the socket stays open for as long as the connection is to last.
+//!
+//! In a virtual machine the client speaks to its agent, which passes the greeting on ([`Agreement`]) and gives it a file of the guest's
+//! that is the same memory as the server's; by [`Agreement::serve`] the server has its half.
 
-use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use accel_window::{Geometry, Holder, Side, VERSIONS, Window};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use rustix::pipe::{PipeFlags, pipe_with};
-use serde::{Deserialize, Serialize};
 use wire::packet::{MAX_FDS, PacketSocket};
-use wire::ring::Sequence;
+use wire::ring::{Region, Sequence};
 
 use crate::busy_poll::BusyPoll;
 use crate::end::{Counters, Way};
+use crate::greeting::{
+    Agreement, Hello, MORE, Memory, Wake, Welcome, bytes_of, receive, receive_all, receive_bytes, send, unsound,
+};
 use crate::peer::{Bell, Peer, Watch};
 use crate::placement::Placement;
 use crate::ring_end::{BATCH, RingEnd};
 use crate::stream_end::StreamEnd;
-use crate::{ClientEnd, DescriptorSignal, Error, FutexSignal, Protocol, ServerEnd, Signal, Transport};
-
-/// What a packet has that carries only descriptors.
-const MORE: &[u8] = b"+";
+use crate::{ClientEnd, Error, FutexSignal, Protocol, ServerEnd, Signal, SocketSignal, Transport};
 
 /// What a client wishes.
 #[derive(Clone, Debug)]
@@ -57,20 +56,6 @@ pub struct Settings {
     pub arena: u64,
     /// How long a client has to say what it wishes.
     pub patience: Duration,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct Hello {
-    versions: (u32, u32),
-    transports: Vec<Transport>,
-    pairs: u32,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Welcome {
-    Accepted { transport: Transport, pairs: u32 },
-    Refused(String),
 }
 
 /// A client's half of a connection.
@@ -118,53 +103,34 @@ pub fn connect(socket: PacketSocket, offer: &Offer) -> Result<ClientConnection, 
     };
     send(&socket, &hello, &[])?;
     let (welcome, fds): (Welcome, _) = receive(&socket, "welcome", offer.patience)?;
-    let (transport, pairs) = match welcome {
+    let (agreed, wake, memory) = match welcome {
         Welcome::Refused(reason) => return Err(Protocol::Refused(reason).into()),
-        Welcome::Accepted { transport, pairs } => (transport, pairs),
+        Welcome::Accepted {
+            transport,
+            pairs,
+            wake,
+            memory,
+        } => (Agreement { transport, pairs }, wake, memory),
     };
+    let Agreement { transport, pairs } = agreed;
     if !offer.transports.contains(&transport) || pairs == 0 || pairs > offer.pairs {
         let reason = format!("{transport} with {pairs} pairs was not asked for");
         return Err(unsound("welcome", reason));
     }
-    let wanted = descriptors(transport, pairs);
+    let wanted = usize::from(transport.has_rings()) + agreed.sockets(wake);
     let mut fds = receive_all(&socket, fds, wanted, offer.patience)?.into_iter();
+    let window = match transport.has_rings() {
+        true => Some(open_window(&socket, fds.next(), memory, pairs)?),
+        false => None,
+    };
     let socket = Arc::new(socket);
-    let (mut window, mut ends) = (None, Vec::new());
-    if transport.has_rings() {
-        let memory = fds.next().ok_or_else(|| unsound("welcome", "no window".to_owned()))?;
-        let (found, version) = Window::open(accel_window::map(memory)?, VERSIONS)?;
-        if found.geometry().pairs() < pairs {
-            return Err(unsound(
-                "welcome",
-                format!("{pairs} pairs in a window of {}", found.geometry().pairs()),
-            ));
-        }
-        let life = found.life()?;
-        for pair in 0..pairs {
-            let peer = Peer::Server {
-                life: life.clone(),
-                socket: Arc::clone(&socket),
-            };
-            let signal = signal(transport, &found, pair, Side::Client, &mut fds)?;
-            let rings = found.client_pair(pair)?;
-            let placement = match transport {
-                Transport::SameCpu => Placement::tell(found.client_cpu(pair)?),
-                _ => Placement::Anywhere,
-            };
-            let end = ring_end(
-                transport,
-                &found,
-                (rings.submissions, rings.completions),
-                (signal, peer, placement),
-            );
-            ends.push(ClientEnd::new(Way::Ring(Box::new(end)), transport));
-        }
-        window = Some((found, version));
-    } else {
-        for stream in fds {
-            let end = StreamEnd::new(stream, Sequence::Stamped)?;
-            ends.push(ClientEnd::new(Way::Stream(end), transport));
-        }
+    let mut ends = Vec::new();
+    for pair in 0..pairs {
+        let way = match &window {
+            Some((window, _)) => Way::Ring(Box::new(client_end(transport, window, pair, fds.next(), &socket)?)),
+            None => Way::Stream(StreamEnd::new(next(pair, fds.next())?, Sequence::Stamped)?),
+        };
+        ends.push(ClientEnd::new(way, transport));
     }
     Ok(ClientConnection {
         transport,
@@ -174,153 +140,223 @@ pub fn connect(socket: PacketSocket, offer: &Offer) -> Result<ClientConnection, 
     })
 }
 
+/// What a client was given as the window. One that is no memfd is taken of root alone, or of who is the same user: whoever shrank it
+/// would end this process (SIGBUS).
+fn open_window(
+    socket: &PacketSocket,
+    file: Option<OwnedFd>,
+    memory: Memory,
+    pairs: u32,
+) -> Result<(Window, u32), Error> {
+    let file = file.ok_or_else(|| unsound("welcome", "no window".to_owned()))?;
+    let region = match memory {
+        Memory::Memfd => accel_window::map(file)?,
+        Memory::File => {
+            let peer = rustix::net::sockopt::socket_peercred(socket).map_err(Error::io("ask who the server is"))?;
+            if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
+                let reason = format!("a window that can be shrunk, of user {}", peer.uid.as_raw());
+                return Err(unsound("welcome", reason));
+            }
+            accel_window::map_file(file)?
+        }
+    };
+    let (window, version) = Window::open(region, VERSIONS)?;
+    let there = window.geometry().pairs();
+    match there < pairs {
+        true => Err(unsound("welcome", format!("{pairs} pairs in a window of {there}"))),
+        false => Ok((window, version)),
+    }
+}
+
+/// A client's end of a pair of rings.
+fn client_end(
+    transport: Transport,
+    window: &Window,
+    pair: u32,
+    bell: Option<OwnedFd>,
+    socket: &Arc<PacketSocket>,
+) -> Result<RingEnd, Error> {
+    let peer = Peer::Server {
+        life: window.life()?,
+        socket: Arc::clone(socket),
+    };
+    let signal: Box<dyn Signal> = match bell {
+        Some(bell) => Box::new(SocketSignal::new(bell)),
+        None => futex_signal(window, pair, Side::Client)?,
+    };
+    let rings = window.client_pair(pair)?;
+    let placement = match transport {
+        Transport::SameCpu => Placement::tell(window.client_cpu(pair)?),
+        _ => Placement::Anywhere,
+    };
+    let rings = (rings.submissions, rings.completions);
+    Ok(ring_end(transport, window, rings, (signal, peer, placement)))
+}
+
+fn next(pair: u32, fd: Option<OwnedFd>) -> Result<OwnedFd, Error> {
+    fd.ok_or_else(|| unsound("welcome", format!("no descriptors for pair {pair}")))
+}
+
 /// Meets the client at the other end of a socket.
 ///
 /// # Errors
 /// Each of [`Error`]'s. A client that can have nothing of what it wishes is told so, and is [`Protocol::Refused`] here too.
 pub fn accept(socket: PacketSocket, settings: &Settings) -> Result<ServerConnection, Error> {
-    let (hello, fds): (Hello, _) = receive(&socket, "hello", settings.patience)?;
+    let (hello, fds) = receive_bytes(&socket, "hello", settings.patience)?;
     if !fds.is_empty() {
         return Err(unsound("hello", format!("{} descriptors came with it", fds.len())));
     }
-    let (transport, pairs) = match choose(&hello, settings) {
-        Ok(chosen) => chosen,
-        Err(reason) => {
+    let agreed = match Agreement::on(&hello, settings) {
+        Err(Error::Protocol(Protocol::Refused(reason))) => {
             send(&socket, &Welcome::Refused(reason.clone()), &[])?;
             return Err(Protocol::Refused(reason).into());
         }
+        agreed => agreed?,
     };
-    let mut parts = Parts::default();
-    match transport.has_rings() {
-        true => parts.make_rings(transport, pairs, settings)?,
-        false => parts.make_streams(pairs)?,
+    let wake = match agreed.transport {
+        Transport::Bell => Wake::Sockets,
+        _ => Wake::Words,
+    };
+    let (mut sent, mut kept) = (Vec::new(), Vec::new());
+    let mut window = None;
+    if agreed.transport.has_rings() {
+        let geometry = Geometry::new(agreed.pairs, settings.records, settings.arena)?;
+        let (memory, made) = Window::create(geometry)?;
+        // Before the client sees the window, or it would see nobody in it.
+        window = Some((Holder::new(&made)?, made));
+        sent.push(OwnedFd::from(memory));
     }
-    let sent: Vec<BorrowedFd<'_>> = parts.sent.iter().map(AsFd::as_fd).collect();
+    for _ in 0..agreed.sockets(wake) {
+        let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+        let (own, theirs) = pair.map_err(Error::io("have a pair of sockets"))?;
+        kept.push(own);
+        sent.push(theirs);
+    }
+    let sent: Vec<BorrowedFd<'_>> = sent.iter().map(AsFd::as_fd).collect();
     let (first, rest) = sent.split_at(sent.len().min(MAX_FDS));
-    send(&socket, &Welcome::Accepted { transport, pairs }, first)?;
+    send(&socket, &agreed.welcome(wake, Memory::Memfd), first)?;
     for more in rest.chunks(MAX_FDS) {
         socket
             .send(MORE, more)
             .map_err(|error| Error::packet(error, "a packet", Duration::ZERO))?;
     }
-    let watch = Watch::new(socket, parts.bells).map_err(Error::io("start a thread"))?;
-    let mut ends = Vec::new();
-    for (pair, own) in (0..).zip(parts.kept) {
-        let way = match (own, &parts.window) {
-            (Own::Stream(stream), _) => Way::Stream(StreamEnd::new(stream, Sequence::Callers)?),
-            (Own::Signal(signal), Some(window)) => {
-                let rings = window.server_pair(pair)?;
-                let placement = match transport {
-                    Transport::SameCpu => Placement::follow(window.client_cpu(pair)?),
-                    _ => Placement::Anywhere,
-                };
-                let rings = (rings.completions, rings.submissions);
-                Way::Ring(Box::new(ring_end(
-                    transport,
-                    window,
-                    rings,
-                    (signal, watch.peer(), placement),
-                )))
-            }
-            (Own::Signal(_), None) => continue,
-        };
-        ends.push(ServerEnd { way, transport });
+    agreed.assemble(window, kept, socket)
+}
+
+impl Agreement {
+    fn welcome(self, wake: Wake, memory: Memory) -> Welcome {
+        Welcome::Accepted {
+            transport: self.transport,
+            pairs: self.pairs,
+            wake,
+            memory,
+        }
     }
-    Ok(ServerConnection {
-        transport,
-        window: parts.window,
-        ends,
-        watch,
-        _holder: parts.holder,
-    })
-}
 
-/// What a client can have, or why nothing.
-fn choose(hello: &Hello, settings: &Settings) -> Result<(Transport, u32), String> {
-    let (lowest, highest) = hello.versions;
-    let common: RangeInclusive<u32> = lowest.max(*VERSIONS.start())..=highest.min(*VERSIONS.end());
-    if common.is_empty() {
-        return Err(format!(
-            "it knows versions {lowest} to {highest}, this server {VERSIONS:?}"
-        ));
+    /// What a client in a guest is told of it, as bytes, with a file of the guest's and a socket for each pair.
+    ///
+    /// # Errors
+    /// None that is known: it is written into memory.
+    pub fn welcome_in_guest(self) -> Result<Vec<u8>, Error> {
+        bytes_of(&self.welcome(Wake::Sockets, Memory::File))
     }
-    let transport = Transport::choose(&hello.transports, &settings.transports).ok_or_else(|| {
-        format!(
-            "of the transports {:?} it has none, but {:?}",
-            hello.transports, settings.transports
-        )
-    })?;
-    match hello.pairs.min(settings.pairs) {
-        0 => Err("no pairs of rings were asked for".to_owned()),
-        pairs => Ok((transport, pairs)),
+
+    /// What a client is told that can have nothing, as bytes.
+    ///
+    /// # Errors
+    /// None that is known: it is written into memory.
+    pub fn refusal(reason: &str) -> Result<Vec<u8>, Error> {
+        bytes_of(&Welcome::Refused(reason.to_owned()))
     }
-}
 
-/// What a server keeps of a pair before its ends are made.
-#[derive(Debug)]
-enum Own {
-    Signal(Box<dyn Signal>),
-    Stream(OwnedFd),
-}
+    /// Makes the window in memory that a client in a guest has as a file; the arena is what is left of it. Nobody else has the memory as
+    /// a server, and the client does not have it yet.
+    ///
+    /// # Errors
+    /// The memory is too small; no thread can be had that holds it.
+    pub fn make_window(self, memory: Region, settings: &Settings) -> Result<(Holder, Window), Error> {
+        let rings = Geometry::new(self.pairs, settings.records, 0)?.length();
+        let arena = memory.length().saturating_sub(rings) & !(accel_window::PAGE - 1);
+        let window = Window::format(
+            memory,
+            Geometry::new(self.pairs, settings.records, arena.min(settings.arena))?,
+        )?;
+        Ok((Holder::new(&window)?, window))
+    }
 
-/// What a connection is made of, on the server's side.
-#[derive(Debug, Default)]
-struct Parts {
-    window: Option<Window>,
-    holder: Option<Holder>,
-    kept: Vec<Own>,
-    /// What goes to the client.
-    sent: Vec<OwnedFd>,
-    /// What wakes the server's threads when the client is gone.
-    bells: Vec<Bell>,
-}
+    /// The server's half: a window where the transport has rings, a socket for each pair, and one that is hung up when the client is
+    /// gone.
+    ///
+    /// # Errors
+    /// A thread cannot be had; sockets are too few.
+    pub fn serve(
+        self,
+        window: Option<(Holder, Window)>,
+        sockets: Vec<OwnedFd>,
+        client: PacketSocket,
+    ) -> Result<ServerConnection, Error> {
+        match sockets.len() == self.sockets(Wake::Sockets) && window.is_some() == self.transport.has_rings() {
+            true => self.assemble(window, sockets, client),
+            false => Err(unsound(
+                "own",
+                format!("{} sockets for {} pairs", sockets.len(), self.pairs),
+            )),
+        }
+    }
 
-impl Parts {
-    fn make_rings(&mut self, transport: Transport, pairs: u32, settings: &Settings) -> Result<(), Error> {
-        let geometry = Geometry::new(pairs, settings.records, settings.arena)?;
-        let (memory, window) = Window::create(geometry)?;
-        // Before the client sees the window, or it would see nobody in it.
-        self.holder = Some(Holder::new(&window)?);
-        self.sent.push(memory.into());
-        for pair in 0..pairs {
-            let signal: Box<dyn Signal> = match transport {
-                Transport::Bell => {
-                    let pipe = || pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(Error::io("have a pipe"));
-                    let ((their_own, to_them), (own, to_us)) = (pipe()?, pipe()?);
-                    let again = to_us.try_clone().map_err(Error::io("copy a descriptor"))?;
-                    self.bells.push(Bell::Descriptor(again));
-                    self.sent.extend([their_own, to_us]);
-                    Box::new(DescriptorSignal::new(own, to_them)?)
+    fn assemble(
+        self,
+        window: Option<(Holder, Window)>,
+        sockets: Vec<OwnedFd>,
+        client: PacketSocket,
+    ) -> Result<ServerConnection, Error> {
+        let (holder, window) = window.unzip();
+        let mut bells = Vec::new();
+        for pair in 0..self.pairs {
+            bells.extend(match (sockets.get(pair as usize), &window) {
+                (Some(socket), _) => {
+                    let again = socket.try_clone().map_err(Error::io("copy a descriptor"))?;
+                    Some(Bell::Socket(again))
                 }
-                _ => {
-                    self.bells.push(Bell::Futex(window.bell(pair, Side::Server)?));
-                    futex_signal(&window, pair, Side::Server)?
-                }
+                (None, Some(window)) => Some(Bell::Futex(window.bell(pair, Side::Server)?)),
+                (None, None) => None,
+            });
+        }
+        let watch = Watch::new(client, bells).map_err(Error::io("start a thread"))?;
+        let mut sockets = sockets.into_iter();
+        let mut ends = Vec::new();
+        for pair in 0..self.pairs {
+            let way = match &window {
+                Some(window) => Way::Ring(Box::new(self.server_end(window, pair, sockets.next(), watch.peer())?)),
+                None => Way::Stream(StreamEnd::new(next(pair, sockets.next())?, Sequence::Callers)?),
             };
-            self.kept.push(Own::Signal(signal));
+            ends.push(ServerEnd {
+                way,
+                transport: self.transport,
+            });
         }
-        self.window = Some(window);
-        Ok(())
+        Ok(ServerConnection {
+            transport: self.transport,
+            window,
+            ends,
+            watch,
+            _holder: holder,
+        })
     }
 
-    fn make_streams(&mut self, pairs: u32) -> Result<(), Error> {
-        for _ in 0..pairs {
-            let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
-            let (own, theirs) = pair.map_err(Error::io("have a pair of sockets"))?;
-            self.kept.push(Own::Stream(own));
-            self.sent.push(theirs);
-        }
-        Ok(())
-    }
-}
-
-/// How many descriptors a client gets.
-fn descriptors(transport: Transport, pairs: u32) -> usize {
-    let pairs = pairs as usize;
-    match transport {
-        Transport::Spin | Transport::SameCpu => 1,
-        Transport::Bell => 1 + 2 * pairs,
-        Transport::Stream | Transport::Synchronous => pairs,
+    /// A server's end of a pair of rings.
+    fn server_end(self, window: &Window, pair: u32, bell: Option<OwnedFd>, peer: Peer) -> Result<RingEnd, Error> {
+        let signal: Box<dyn Signal> = match bell {
+            Some(bell) => Box::new(SocketSignal::new(bell)),
+            None => futex_signal(window, pair, Side::Server)?,
+        };
+        let placement = match self.transport {
+            Transport::SameCpu => Placement::follow(window.client_cpu(pair)?),
+            _ => Placement::Anywhere,
+        };
+        let rings = window.server_pair(pair)?;
+        let rings = (rings.completions, rings.submissions);
+        Ok(ring_end(self.transport, window, rings, (signal, peer, placement)))
     }
 }
 
@@ -333,25 +369,6 @@ fn futex_signal(window: &Window, pair: u32, side: Side) -> Result<Box<dyn Signal
         window.bell(pair, own)?,
         window.bell(pair, other)?,
     )))
-}
-
-/// A client's signal of a pair, out of what came.
-fn signal(
-    transport: Transport,
-    window: &Window,
-    pair: u32,
-    side: Side,
-    fds: &mut impl Iterator<Item = OwnedFd>,
-) -> Result<Box<dyn Signal>, Error> {
-    if transport != Transport::Bell {
-        return futex_signal(window, pair, side);
-    }
-    let mut next = || {
-        fds.next()
-            .ok_or_else(|| unsound("welcome", format!("no descriptors for pair {pair}")))
-    };
-    let (own, other) = (next()?, next()?);
-    Ok(Box::new(DescriptorSignal::new(own, other)?))
 }
 
 /// One side of a pair of rings: what goes out, and what comes in.
@@ -372,62 +389,5 @@ fn ring_end(
         since: None,
         next: None,
         counters: Counters::default(),
-    }
-}
-
-fn unsound(packet: &'static str, reason: String) -> Error {
-    Protocol::Greeting { packet, reason }.into()
-}
-
-fn send(socket: &PacketSocket, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
-    let bytes = serde_json::to_vec(message).map_err(|error| unsound("own", error.to_string()))?;
-    socket
-        .send(&bytes, fds)
-        .map_err(|error| Error::packet(error, "a packet", Duration::ZERO))
-}
-
-fn receive<T: for<'a> Deserialize<'a>>(
-    socket: &PacketSocket,
-    packet: &'static str,
-    patience: Duration,
-) -> Result<(T, Vec<OwnedFd>), Error> {
-    let (bytes, fds) = receive_bytes(socket, packet, patience)?;
-    let message = serde_json::from_slice(&bytes).map_err(|error| unsound(packet, error.to_string()))?;
-    Ok((message, fds))
-}
-
-fn receive_bytes(
-    socket: &PacketSocket,
-    packet: &'static str,
-    patience: Duration,
-) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
-    let deadline = Instant::now() + patience;
-    let received = socket.wait_to_receive(deadline).and_then(|()| socket.receive());
-    received.map_err(|error| Error::packet(error, packet, patience))
-}
-
-/// The descriptors of a welcome, and those of the packets behind it.
-fn receive_all(
-    socket: &PacketSocket,
-    mut fds: Vec<OwnedFd>,
-    wanted: usize,
-    patience: Duration,
-) -> Result<Vec<OwnedFd>, Error> {
-    while fds.len() < wanted {
-        let (bytes, more) = receive_bytes(socket, "welcome", patience)?;
-        if bytes != MORE || more.is_empty() {
-            return Err(unsound(
-                "welcome",
-                format!("{} of {wanted} descriptors came", fds.len()),
-            ));
-        }
-        fds.extend(more);
-    }
-    match fds.len() == wanted {
-        true => Ok(fds),
-        false => Err(unsound(
-            "welcome",
-            format!("{} descriptors came, {wanted} were due", fds.len()),
-        )),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   client thread ── ClientEnd ─┬─ RingEnd ── rings in a window ── RingEnd ─┬─ ServerEnd ── server thread
-//!                               │    └ Signal: futex or pipe, by which a sleeping side is woken
+//!                               │    └ Signal: futex or socket, by which a sleeping side is woken
 //!                               └─ StreamEnd ── AF_UNIX stream ── StreamEnd ┘
 //! ```
 //!
@@ -14,6 +14,7 @@ mod busy_poll;
 mod connection;
 mod end;
 mod error;
+mod greeting;
 mod peer;
 mod placement;
 mod ring_end;
@@ -24,5 +25,6 @@ mod transport;
 pub use connection::{ClientConnection, Offer, ServerConnection, Settings, accept, connect};
 pub use end::{ClientEnd, Counters, ServerEnd};
 pub use error::{Error, Protocol};
-pub use signal::{DescriptorSignal, FutexSignal, Signal};
+pub use greeting::Agreement;
+pub use signal::{FutexSignal, Signal, SocketSignal};
 pub use transport::{Transport, TransportError};

@@ -9,11 +9,13 @@ use std::time::Duration;
 use accel_window::Life;
 use base::{StopSignal, Worker};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::Shutdown;
 use wire::packet::PacketSocket;
 use wire::ring::Word;
 
 use crate::Error;
-use crate::signal::{ring, write};
+use crate::signal::ring;
 
 /// How often a client that sleeps looks whether its server is there. It is told by nobody: it has no thread of its own in a program that
 /// is somebody else's.
@@ -63,7 +65,7 @@ fn is_hung_up(socket: &PacketSocket) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     !matches!(
         poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&now)),
-        Ok(0) | Err(rustix::io::Errno::INTR)
+        Ok(0) | Err(Errno::INTR)
     )
 }
 
@@ -72,8 +74,8 @@ fn is_hung_up(socket: &PacketSocket) -> bool {
 pub(crate) enum Bell {
     /// A word.
     Futex(Word),
-    /// What makes a descriptor readable on which this side waits.
-    Descriptor(OwnedFd),
+    /// A socket on which this side waits.
+    Socket(OwnedFd),
 }
 
 /// A thread that waits for the end of a client, and wakes whoever waits for it then.
@@ -94,10 +96,9 @@ impl Watch {
             for bell in &bells {
                 let rung = match bell {
                     Bell::Futex(word) => ring(word),
-                    Bell::Descriptor(fd) => write(fd),
+                    Bell::Socket(fd) => close(fd),
                 };
-                // A thread that waits no more has closed its pipe.
-                if let Err(error @ Error::Io { .. }) = rung {
+                if let Err(error) = rung {
                     log::error!("a thread was not told that its client is gone: {error}");
                 }
             }
@@ -119,6 +120,14 @@ impl Watch {
     }
 }
 
+/// Whoever waits for the socket finds its end.
+fn close(socket: &OwnedFd) -> Result<(), Error> {
+    match rustix::net::shutdown(socket, Shutdown::Both) {
+        Ok(()) | Err(Errno::NOTCONN) => Ok(()),
+        Err(error) => Err(Error::io("shut a socket down")(error)),
+    }
+}
+
 /// Until the socket or the signal has something.
 fn wait(socket: &PacketSocket, stop: &StopSignal) {
     loop {
@@ -127,7 +136,7 @@ fn wait(socket: &PacketSocket, stop: &StopSignal) {
             PollFd::new(stop.fd(), PollFlags::IN),
         ];
         match poll(&mut both, None) {
-            Err(rustix::io::Errno::INTR) => (),
+            Err(Errno::INTR) => (),
             Ok(_) => return,
             Err(error) => return log::error!("a client cannot be watched, and counts as gone: poll failed: {error}"),
         }

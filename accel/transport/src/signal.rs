@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
 use wire::ring::Word;
 
 use crate::Error;
@@ -67,38 +68,33 @@ pub(crate) fn ring(word: &Word) -> Result<(), Error> {
     word.wake().map_err(Error::io("wake by a futex")).map(drop)
 }
 
-/// By descriptors: this side waits until its own is readable, and writes eight bytes to the other's.
-///
-/// Between processes that do not trust each other they are pipes, whose ends are open file descriptions of their own: with an event fd,
-/// whose description both would have, a hostile side could take `O_NONBLOCK` away and fill the counter, and the other one's next
-/// wake-up would block for ever. Event fds will do where the kernel has the other end (a doorbell, an interrupt).
+/// By a stream socket, whose two ends are file descriptions of their own: this side waits until it can be read, and sends a byte to wake
+/// the other. Between processes it is a pair of unix sockets; between a guest and its host, where words in shared memory wake nobody, a
+/// vsock stream. A side that sends without end fills the socket, and then wakes this one no more often than it reads.
 #[derive(Debug)]
-pub struct DescriptorSignal {
-    own: OwnedFd,
-    other: OwnedFd,
-}
+pub struct SocketSignal(OwnedFd);
 
-impl DescriptorSignal {
-    /// Of the one on which this side waits, and the other's.
-    ///
-    /// # Errors
-    /// One cannot be made non-blocking.
-    pub fn new(own: OwnedFd, other: OwnedFd) -> Result<Self, Error> {
-        for fd in [&own, &other] {
-            rustix::io::ioctl_fionbio(fd, true).map_err(Error::io("make a descriptor non-blocking"))?;
-        }
-        Ok(Self { own, other })
+impl SocketSignal {
+    /// Of this side's end.
+    pub fn new(socket: OwnedFd) -> Self {
+        Self(socket)
     }
 }
 
-impl Signal for DescriptorSignal {
+impl Signal for SocketSignal {
     fn seen(&self) -> u32 {
         // What keeps a wake-up is the kernel's, so nothing need be seen before.
         0
     }
 
     fn wake(&self) -> Result<(), Error> {
-        write(&self.other)
+        // Without a signal (SIGPIPE) for a program that is somebody else's.
+        match rustix::net::send(&self.0, &[1], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            // One that is full wakes whoever reads it.
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => Err(Error::PeerGone),
+            Err(error) => Err(Error::io("wake by a socket")(error)),
+        }
     }
 
     fn wait(&self, _: u32, most: Duration) -> Result<bool, Error> {
@@ -106,26 +102,17 @@ impl Signal for DescriptorSignal {
             tv_sec: i32::MAX.into(),
             tv_nsec: 0,
         });
-        match poll(&mut [PollFd::new(&self.own, PollFlags::IN)], Some(&most)) {
+        match poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&most)) {
             Ok(0) | Err(Errno::INTR) => return Ok(false),
             Ok(_) => (),
-            Err(error) => return Err(Error::io("wait for a descriptor")(error)),
+            Err(error) => return Err(Error::io("wait for a socket")(error)),
         }
-        match rustix::io::read(&self.own, &mut [0; 512]) {
-            // The end of a pipe: the other side has ended, or closed it.
-            Ok(0) => Err(Error::PeerGone),
+        match rustix::net::recv(&self.0, &mut [0; 512], RecvFlags::DONTWAIT) {
+            // The other side has ended, or this one's connection is over.
+            Ok((_, 0)) | Err(Errno::CONNRESET | Errno::NOTCONN) => Err(Error::PeerGone),
             Ok(_) => Ok(true),
             Err(Errno::AGAIN | Errno::INTR) => Ok(false),
             Err(error) => Err(Error::io("read a wake-up")(error)),
         }
-    }
-}
-
-/// Makes a descriptor readable at its other end. One that is full is that already.
-pub(crate) fn write(fd: &OwnedFd) -> Result<(), Error> {
-    match rustix::io::write(fd, &1_u64.to_ne_bytes()) {
-        Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
-        Err(Errno::PIPE) => Err(Error::PeerGone),
-        Err(error) => Err(Error::io("wake by a descriptor")(error)),
     }
 }

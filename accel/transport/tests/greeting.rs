@@ -3,8 +3,11 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use accel_transport::{Error, Offer, Protocol, ServerConnection, Settings, Transport, accept, connect};
+use accel_transport::{
+    Agreement, ClientConnection, Error, Offer, Protocol, ServerConnection, Settings, Transport, accept, connect,
+};
 use accel_window::{Geometry, Window};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use wire::packet::PacketSocket;
 use wire::ring::{Index, Memory as _, Record, RingMemory, SEQUENCE_LIMIT};
 
@@ -146,7 +149,7 @@ fn a_server_that_lies_is_found_out() {
         drop(far);
         error.to_string()
     };
-    let two = r#"{"accepted":{"transport":"same-cpu","pairs":2}}"#;
+    let two = r#"{"accepted":{"transport":"same-cpu","pairs":2,"wake":"words","memory":"memfd"}}"#;
     for (welcome, fds, words) in [
         (two, vec![unsealed()], "not sealed"),
         (two, vec![empty()], "no window"),
@@ -154,12 +157,12 @@ fn a_server_that_lies_is_found_out() {
         (two, vec![empty(), empty()], "2 descriptors came, 1 were due"),
         (two, vec![], "welcome did not come"),
         (
-            r#"{"accepted":{"transport":"bell","pairs":2}}"#,
+            r#"{"accepted":{"transport":"bell","pairs":2,"wake":"sockets","memory":"memfd"}}"#,
             vec![],
             "not asked for",
         ),
         (
-            r#"{"accepted":{"transport":"same-cpu","pairs":3}}"#,
+            r#"{"accepted":{"transport":"same-cpu","pairs":3,"wake":"words","memory":"memfd"}}"#,
             vec![],
             "not asked for",
         ),
@@ -233,4 +236,75 @@ fn answers_to_something_else_are_found_out() {
         "{error}"
     );
     serving.join().unwrap();
+}
+
+/// Both halves with somebody between them who has the memory as a file and the sockets, as a guest's agent has; and what hangs up.
+fn meet_by_an_agent(
+    transport: Transport,
+    pairs: u32,
+) -> (ServerConnection, Result<ClientConnection, Error>, PacketSocket) {
+    let (near, agent) = PacketSocket::pair().unwrap();
+    let offer = offer(&[Transport::SameCpu, transport], pairs);
+    let client = std::thread::spawn(move || connect(near, &offer));
+    agent.wait_to_receive(std::time::Instant::now() + MOST).unwrap();
+    let (hello, _) = agent.receive().unwrap();
+
+    let settings = Settings {
+        transports: vec![transport],
+        ..settings()
+    };
+    let agreed = Agreement::on(&hello, &settings).unwrap();
+    assert_eq!((agreed.transport, agreed.pairs), (transport, pairs));
+    // Nothing is sealed in it.
+    let file = rustix::fs::memfd_create("unsealed", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 1 << 20).unwrap();
+    let window = transport.has_rings().then(|| {
+        let region = accel_window::map_file(&file).unwrap();
+        agreed.make_window(region, &settings).unwrap()
+    });
+    let sockets = (0..pairs)
+        .map(|_| rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap());
+    let (own, theirs): (Vec<_>, Vec<_>) = sockets.unzip();
+    let (told, hung_up) = PacketSocket::pair().unwrap();
+    let server = agreed.serve(window, own, told).unwrap();
+    let mut fds: Vec<_> = transport.has_rings().then(|| file.as_fd()).into_iter().collect();
+    fds.extend(theirs.iter().map(AsFd::as_fd));
+    agent.send(&agreed.welcome_in_guest().unwrap(), &fds).unwrap();
+    let client = client.join().unwrap();
+    // The agent keeps its end for as long as the connection lasts.
+    std::mem::forget(agent);
+    (server, client, hung_up)
+}
+
+#[test]
+fn an_agent_can_be_between_them() {
+    for transport in [Transport::Spin, Transport::Bell, Transport::Stream] {
+        let (mut server, client, hung_up) = meet_by_an_agent(transport, 2);
+        let mut client = client.unwrap();
+        let mut far = server.ends.pop().unwrap();
+        let serving = std::thread::spawn(move || {
+            for round in 0..3 {
+                let request = far.receive(Some(MOST)).unwrap();
+                // Long enough for its client to sleep.
+                std::thread::sleep(Duration::from_millis(20 * round));
+                far.finish(&request, Some(&request), MOST).unwrap();
+                far.flush(MOST).unwrap();
+            }
+            far.receive(Some(MOST))
+        });
+        let near = client.ends.last_mut().unwrap();
+        for _ in 0..3 {
+            near.call(&Record::default(), MOST).unwrap();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if let Some((window, _)) = &client.window {
+            // The rest of the file is the arena, as far as there is to be one.
+            assert_eq!(window.geometry().arena(), 1 << 16);
+        }
+        // A server's threads learn of the client's end by what the agent says.
+        assert!(!server.is_over());
+        drop(hung_up);
+        assert!(matches!(serving.join().unwrap(), Err(Error::PeerGone)));
+        assert!(server.is_over());
+    }
 }

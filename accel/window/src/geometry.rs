@@ -5,7 +5,7 @@ use wire::ring::RingMemory;
 use crate::Error;
 
 /// What all parts begin at a multiple of: a page.
-pub(crate) const PAGE: u64 = 4096;
+pub const PAGE: u64 = 4096;
 
 /// How many pairs of rings a window has, of how many records, and how large its arena is. Sound once it is made: no sum of its numbers
 /// wraps.

@@ -6,7 +6,7 @@
 //! changes the header, by the kernel's hand ([`Holder`]), so clients see it by a load ([`Life`]).
 //!
 //! This crate knows neither a call nor an API, and not where the memory comes from: any mapping will do, of a memfd ([`Window::create`])
-//! or, later, of a DAX file of a virtio-pmem device. The table of the layout is in docs/accel-window.md.
+//! or of a DAX file of a virtio-pmem device. The table of the layout is in docs/accel-window.md.
 
 mod arena;
 mod error;
@@ -19,7 +19,7 @@ mod window;
 
 pub use arena::{Arena, Block};
 pub use error::Error;
-pub use geometry::Geometry;
+pub use geometry::{Geometry, PAGE};
 pub use holder::Holder;
 pub use life::Life;
-pub use window::{ClientPair, ServerPair, Side, VERSIONS, Window, map};
+pub use window::{ClientPair, ServerPair, Side, VERSIONS, Window, map, map_file};

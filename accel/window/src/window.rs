@@ -40,9 +40,17 @@ const CLIENT_CPU: u64 = 256;
 /// [`Error::Unsealed`] if it could be shrunk beneath the mapping, or it cannot be mapped.
 pub fn map(fd: impl AsFd) -> Result<Region, Error> {
     let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|_| Error::Unsealed)?;
-    if !seals.contains(SealFlags::SHRINK) {
-        return Err(Error::Unsealed);
+    match seals.contains(SealFlags::SHRINK) {
+        true => map_file(fd),
+        false => Err(Error::Unsealed),
     }
+}
+
+/// Maps a file that nobody shrinks: one who did would end this process (SIGBUS).
+///
+/// # Errors
+/// Those of mmap(2).
+pub fn map_file(fd: impl AsFd) -> Result<Region, Error> {
     let size = rustix::fs::fstat(&fd).map_err(|error| Error::io("ask for the size")(error.into()))?;
     let length = usize::try_from(size.st_size).unwrap_or_default();
     Ok(Region::new(Mapping::new(fd, length).map_err(Error::io("map a file"))?))
