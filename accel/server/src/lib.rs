@@ -15,6 +15,7 @@ mod arguments;
 mod completions;
 mod dispatch;
 mod generated;
+mod guest;
 mod manual;
 mod marshal;
 mod null;
@@ -25,4 +26,5 @@ mod session;
 mod tests;
 
 pub use api::{Backend, BackendError};
+pub use guest::{Guest, Slot, SlotError, Slots, check_window};
 pub use server::{Server, ServerError};

@@ -116,18 +116,47 @@ impl Server {
         }
     }
 
+    /// What connections are like.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// Serves one client until it ends, and releases all that was its own.
     ///
     /// # Errors
     ///
     /// How the greeting failed, or how the client broke the protocol.
     pub fn serve_client(&self, socket: PacketSocket) -> Result<(), Error> {
+        match self.count() {
+            Some(counted) => self.serve_counted(accept(socket, &self.settings)?, counted),
+            None => Ok(()),
+        }
+    }
+
+    /// The same of a client that was greeted already.
+    ///
+    /// # Errors
+    ///
+    /// How the client broke the protocol.
+    pub fn serve_connection(&self, connection: ServerConnection) -> Result<(), Error> {
+        match self.count() {
+            Some(counted) => self.serve_counted(connection, counted),
+            None => Ok(()),
+        }
+    }
+
+    /// One client more, if there can be.
+    fn count(&self) -> Option<Counted<'_>> {
         let counted = Counted(&self.clients);
         if self.clients.fetch_add(1, Ordering::SeqCst) >= MOST_CLIENTS {
             log::warn!("there are {MOST_CLIENTS} clients; one more is hung up");
-            return Ok(());
+            return None;
         }
-        let mut connection = accept(socket, &self.settings)?;
+        Some(counted)
+    }
+
+    fn serve_counted(&self, mut connection: ServerConnection, counted: Counted<'_>) -> Result<(), Error> {
         let ends = std::mem::take(&mut connection.ends);
         log::info!(
             "a client with {} threads by {}, on {}",

@@ -2,6 +2,7 @@
 //! any stream, and the pump that joins a remote command to the local terminal. Does not know how an agent does its work.
 #![allow(unsafe_code, reason = "sigaction(2) has no safe wrapper; all of it is in signals.rs")]
 
+pub mod accelerator;
 mod client;
 mod copy;
 mod debug;
@@ -23,9 +24,9 @@ pub use copy::{Copied, Packing};
 pub use duplex::Duplex;
 pub use error::Error;
 pub use message::{
-    Address, AgentInfo, DiskName, ExecFailure, ExecRequest, ExitStatus, FailureKind, FileInfo, Gateway, GuestNetwork,
-    Identity, OutputStream, PROTOCOL, PciDevice, PciRequest, PowerAction, Prepare, Reidentify, RootDisk, Share,
-    Shutdown, TmpfsMount, Tty, UnpackTarget, Upload, VSOCK_PORT, WinSize,
+    Accelerator, Address, AgentInfo, DiskName, ExecFailure, ExecRequest, ExitStatus, FailureKind, FileInfo, Gateway,
+    GuestNetwork, Identity, OutputStream, PROTOCOL, PciDevice, PciRequest, PowerAction, Prepare, Reidentify, RootDisk,
+    Share, Shutdown, TmpfsMount, Tty, UnpackTarget, Upload, VSOCK_PORT, WinSize,
 };
 pub use pump::{FIRST_OUTPUT, LocalIo, pump};
 pub use running::{Collected, Event, Input, Output, Running};

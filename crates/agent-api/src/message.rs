@@ -236,6 +236,20 @@ pub struct Prepare {
     // The word of earlier agents, which snapshots have.
     #[serde(rename = "shares", default, skip_serializing_if = "Vec::is_empty")]
     pub shared_directories: Vec<Share>,
+    /// The accelerator that it has by forwarded calls, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accelerator: Option<Accelerator>,
+}
+
+/// An accelerator whose calls are forwarded. A file system in memory that guest and host share (virtio-pmem) has the files that programs
+/// get memory by, and the drivers' libraries.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accelerator {
+    /// The file system's label.
+    pub label: String,
+    /// OpenCL's driver, as a file of it; the loader of a program finds it by a file in `/etc/OpenCL/vendors`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub opencl: Option<String>,
 }
 
 /// A directory that a guest shares with its host (virtio-fs).
@@ -497,6 +511,7 @@ pub(crate) mod tests {
                 exec: false,
             }],
             pids_max: Some(9),
+            accelerator: None,
         };
         let shared = Prepare {
             shared_directories: vec![Share {

@@ -48,6 +48,7 @@ fn check(stream: UnixStream) -> Result<(), Error> {
         shared_directories: Vec::new(),
         tmpfs: Vec::new(),
         pids_max: None,
+        accelerator: None,
     };
     eprintln!("wrong file system: {:?}", connection.prepare(&prepare));
     "erofs".clone_into(&mut prepare.root.fs);

@@ -508,6 +508,7 @@ fn what_this_agent_may_not_do_is_refused() {
         shared_directories: Vec::new(),
         tmpfs: Vec::new(),
         pids_max: None,
+        accelerator: None,
     };
     assert!(matches!(
         connection.prepare(&prepare),

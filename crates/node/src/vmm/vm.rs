@@ -340,6 +340,7 @@ impl Vm {
             shared_directories: own.shared_directories,
             tmpfs: own.tmpfs,
             pids_max: own.pids_max,
+            accelerator: None,
         };
         let prepared = agent
             .set_read_timeout(Some(self.limits.boot))

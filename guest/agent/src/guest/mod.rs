@@ -5,6 +5,7 @@
 //!                   └─► mounts ─► reaper ─► server ─► listen on vsock ──┘
 //! ```
 
+mod accelerator;
 mod boot_id;
 mod connections;
 mod early;
@@ -220,6 +221,9 @@ fn prepare(prepare: &Prepare, log: &LogAhead) -> Result<File, Error> {
         names::write_machine_id(Path::new("/"), id)?;
     }
     mounts::mount_all(&prepare.tmpfs, &prepare.shared_directories, &mut BTreeSet::new())?;
+    if let Some(accelerator) = &prepare.accelerator {
+        accelerator::set_up(accelerator)?;
+    }
     marks::mark("prepared");
     Ok(writable)
 }

@@ -1,0 +1,216 @@
+//! Parts of the window's memory that clients of a guest get, one each: who has which, and that the next one finds it empty.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::fs::FallocateFlags;
+use wire::ring::Region;
+
+/// A part of the window: a file of its file system, whose bytes are in one piece.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// The file's name.
+    pub name: String,
+    /// Where its bytes begin in the window.
+    pub offset: u64,
+    /// How many there are.
+    pub length: u64,
+}
+
+/// A client can have no part of the window.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SlotError {
+    /// All are somebody's.
+    #[error(
+        "all {0} parts of the sandbox's accelerator window are in use: end a program that uses the accelerator, or start another sandbox"
+    )]
+    InUse(usize),
+    /// There are none.
+    #[error("this sandbox has no accelerator window")]
+    None,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub struct Slots {
+    /// The window, mapped once, and its file.
+    region: Option<(Region, File)>,
+    /// The largest first.
+    all: Vec<Slot>,
+    taken: Mutex<BTreeSet<usize>>,
+    given_back: Condvar,
+}
+
+/// One that is a client's, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Taken<'a> {
+    slots: &'a Slots,
+    index: usize,
+    slot: &'a Slot,
+}
+
+impl Slots {
+    /// Those of a window.
+    ///
+    /// # Errors
+    /// It cannot be mapped.
+    pub fn new(window: File, mut all: Vec<Slot>) -> Result<Self, accel_window::Error> {
+        all.sort_by_key(|slot| std::cmp::Reverse(slot.length));
+        Ok(Self {
+            region: Some((accel_window::map(window.as_fd())?, window)),
+            all,
+            taken: Mutex::default(),
+            given_back: Condvar::new(),
+        })
+    }
+
+    /// None, for guests whose clients have streams alone.
+    #[must_use]
+    pub fn none() -> Self {
+        Self {
+            region: None,
+            all: Vec::new(),
+            taken: Mutex::default(),
+            given_back: Condvar::new(),
+        }
+    }
+
+    /// The largest that nobody has, here or, by what the guest says, there; waits for one that is being emptied.
+    pub(crate) fn take(&self, free: &[String], most: Duration) -> Result<Taken<'_>, SlotError> {
+        if self.all.is_empty() {
+            return Err(SlotError::None);
+        }
+        let deadline = Instant::now() + most;
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let found = self.all.iter().enumerate();
+            let found = found.filter(|(_, slot)| free.contains(&slot.name));
+            if let Some((index, slot)) = found.clone().find(|(index, _)| !taken.contains(index)) {
+                taken.insert(index);
+                // A server before this one may have left it with something in it.
+                if self.empty(slot) {
+                    return Ok(Taken {
+                        slots: self,
+                        index,
+                        slot,
+                    });
+                }
+                continue;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || found.count() == 0 {
+                return Err(SlotError::InUse(self.all.len()));
+            }
+            (taken, _) = self
+                .given_back
+                .wait_timeout(taken, left)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Gives its memory back; whether that was possible.
+    fn empty(&self, slot: &Slot) -> bool {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let emptied = match &self.region {
+            Some((_, file)) => rustix::fs::fallocate(file, flags, slot.offset, slot.length),
+            None => Ok(()),
+        };
+        // What the next one would find is the last one's.
+        if let Err(error) = &emptied {
+            log::error!(
+                "{} of the accelerator's window cannot be emptied, and is given to nobody any more: {error}",
+                slot.name
+            );
+        }
+        emptied.is_ok()
+    }
+}
+
+impl Taken<'_> {
+    pub(crate) fn name(&self) -> &str {
+        &self.slot.name
+    }
+
+    /// Its memory.
+    pub(crate) fn region(&self) -> Result<Region, wire::ring::Error> {
+        match &self.slots.region {
+            Some((region, _)) => region.part(self.slot.offset, self.slot.length),
+            None => Err(wire::ring::Error::Bounds {
+                offset: self.slot.offset,
+                length: self.slot.length,
+                available: 0,
+            }),
+        }
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if self.slots.empty(self.slot) {
+            let mut taken = self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner);
+            taken.remove(&self.index);
+            self.slots.given_back.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn slots() -> Slots {
+        let file = base::memfd::sized("window", 1 << 20).unwrap();
+        let slot = |name: &str, offset, length| Slot {
+            name: name.to_owned(),
+            offset,
+            length,
+        };
+        Slots::new(file, vec![slot("slot-1", 4096, 8192), slot("slot-0", 16384, 65536)]).unwrap()
+    }
+
+    fn free(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn the_largest_that_both_sides_have_free_is_taken_and_comes_back_empty() {
+        let slots = slots();
+        let both = free(&["slot-0", "slot-1", "slot-7"]);
+        let first = slots.take(&both, Duration::ZERO).unwrap();
+        assert_eq!((first.name(), first.region().unwrap().length()), ("slot-0", 65536));
+        first.region().unwrap().write(100, b"mine").unwrap();
+        let second = slots.take(&both, Duration::ZERO).unwrap();
+        assert_eq!(second.name(), "slot-1");
+        assert_eq!(slots.take(&both, Duration::ZERO).unwrap_err(), SlotError::InUse(2));
+        drop(first);
+        // A guest that still has it does not get it again.
+        assert!(slots.take(&free(&["slot-1"]), Duration::ZERO).is_err());
+        let again = slots.take(&both, Duration::ZERO).unwrap();
+        let mut found = [1; 4];
+        again.region().unwrap().read(100, &mut found).unwrap();
+        assert_eq!((again.name(), found), ("slot-0", [0; 4]));
+        assert_eq!(
+            Slots::none().take(&both, Duration::from_secs(9)).unwrap_err(),
+            SlotError::None
+        );
+    }
+
+    #[test]
+    fn one_that_is_being_emptied_is_waited_for() {
+        let slots = Arc::new(slots());
+        let all = free(&["slot-0", "slot-1"]);
+        let (first, second) = (slots.take(&all, Duration::ZERO), slots.take(&all, Duration::ZERO));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| slots.take(&all, Duration::from_secs(30)).map(|taken| taken.index));
+            std::thread::sleep(Duration::from_millis(20));
+            drop(second);
+            assert_eq!(waiting.join().unwrap(), Ok(1));
+        });
+        drop(first);
+    }
+}
