@@ -117,6 +117,14 @@ fn what_cannot_be_is_refused() {
         Layout::new(MOST, &[("x", 0, 43 << 30)]),
         Err(Error::ImageFile { .. })
     ));
+    let many: Vec<String> = (0..33).map(|number| number.to_string()).collect();
+    let long: Vec<String> = (0..20).map(|number| format!("{number:0200}")).collect();
+    for names in [many, long] {
+        let files: Vec<_> = names.iter().map(|name| (name.as_str(), 0, 1)).collect();
+        let refused = Layout::new(LEAST, &files);
+        assert!(matches!(refused, Err(Error::ImageFile { .. })), "{refused:?}");
+        assert!(Layout::new(LEAST, &files[..16]).is_ok());
+    }
     let full = Layout::new(LEAST, &[("x", 0, 24 * MIB)]).unwrap_err();
     let Error::ImageFull { needed, .. } = full else {
         panic!("{full}")
@@ -240,7 +248,7 @@ fn the_kernel_sees_what_is_written_at_a_slots_offset_and_the_other_way_round() {
     let script = r#"mke2fs -q -F "$3" 4M && mount -t ext4 -o loop "$3" "$2" && umount "$2" || exit 99
         mount -t ext4 -o loop "$1" "$2" || exit 98
         cd "$2" && tail -qc 6 slot-* && cat library.so || exit 97
-        printf guest | dd of=slot-0 bs=1 seek=268435456 conv=notrunc status=none && cd / && umount "$2""#;
+        printf guest | dd of=slot-0 bs=1 seek=268435456 conv=notrunc status=none && cd / && umount "$2" || exit 96"#;
     let control = tempfile::NamedTempFile::new().unwrap();
     let paths = [image.path(), point.path(), control.path()].map(|path| path.to_str().unwrap());
     let (code, seen) = run("unshare", &[&["--mount", "sh", "-c", script, "-"], &paths[..]].concat());
