@@ -2,6 +2,7 @@
 //!
 //! A signal ends it as any process: clients see it by the window's life word, and the next server replaces the socket.
 
+mod guest;
 mod options;
 
 use std::process::ExitCode;
@@ -10,17 +11,34 @@ use std::sync::Arc;
 use accel_server::{Backend, Server};
 use anyhow::Result;
 
-use crate::options::{Command, Options};
+use crate::guest::Inherited;
+use crate::options::{Command, Options, Place};
 
 fn serve(options: &Options) -> Result<()> {
-    observe::logger::init("basalt-accel-server: ", options.log_level)?;
-    let backend = match &options.library {
-        Some(library) => Backend::opencl(library)?,
-        None => Backend::null(),
-    };
-    let listener = Server::listen(&options.socket)?;
-    log::info!("{} is served on {}", backend.name(), options.socket.display());
-    Ok(Arc::new(Server::new(backend, options.settings())).serve(listener)?)
+    match &options.place {
+        Place::Host(socket) => {
+            observe::logger::init("basalt-accel-server: ", options.log_level)?;
+            let backend = backend(options)?;
+            let listener = Server::listen(socket)?;
+            log::info!("{} is served on {}", backend.name(), socket.display());
+            Ok(Arc::new(Server::new(backend, options.settings())).serve(listener)?)
+        }
+        Place::Guest(fds) => {
+            // First of all: it relies on nothing else being open.
+            let mut inherited = Inherited::take(*fds)?;
+            observe::logger::init("basalt-accel-server: ", options.log_level)?;
+            let slots = guest::format(&mut inherited)?;
+            guest::supervise(options, &inherited, &slots)
+        }
+    }
+}
+
+/// What carries calls out. Drivers have threads: nothing forks behind this.
+fn backend(options: &Options) -> Result<Backend> {
+    match &options.library {
+        Some(library) => Ok(Backend::opencl(library)?),
+        None => Ok(Backend::null()),
+    }
 }
 
 fn main() -> ExitCode {

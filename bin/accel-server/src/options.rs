@@ -1,5 +1,6 @@
 //! The server's flags. Knows nothing of what they do.
 
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,8 +14,13 @@ basalt-accel-server: carries out forwarded calls of an accelerator's API (see do
 
 Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] [--arena SIZE] [--threads NUMBER]
                            [--transports LIST] [--log-level LEVEL]
+       basalt-accel-server --vsock-fd FD --window-fd FD --driver-fd FD --ready-fd FD --backend ... (the node's daemon does that)
 
   --socket PATH      where clients connect, for this user alone; a socket that nobody listens on is replaced
+  --vsock-fd FD      the clients are in a virtual machine: the unix socket by which its VMM connects to its vsock
+  --window-fd FD     with it: a memfd, sealed against shrinking, that is the machine's virtio-pmem device; it is formatted
+  --driver-fd FD     with it: the client's library, which the window's file system is to have
+  --ready-fd FD      with it: written to when the window is formatted and can be given to the machine
   --backend NAME     opencl: a library of this host carries calls out; null: nobody does, for measuring and tests
   --library PATH     with opencl: the library, libOpenCL.so.1; the drivers that it finds are those of OCL_ICD_VENDORS
   --arena SIZE       memory that is shared with each client for what is large, at most; it takes what is used of it; 256m
@@ -41,10 +47,28 @@ const RECORDS: u32 = 256;
 /// How long a client may take to say what it wishes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Where clients are.
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// Processes of this host, which connect to this socket.
+    Host(PathBuf),
+    /// In a virtual machine.
+    Guest(GuestFds),
+}
+
+/// Descriptors that were inherited, by their numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GuestFds {
+    pub(crate) vsock: RawFd,
+    pub(crate) window: RawFd,
+    pub(crate) driver: RawFd,
+    pub(crate) ready: RawFd,
+}
+
 /// What the server is started with.
 #[derive(Debug)]
 pub(crate) struct Options {
-    pub(crate) socket: PathBuf,
+    pub(crate) place: Place,
     /// The library that carries calls out; none for the back end that does nothing.
     pub(crate) library: Option<PathBuf>,
     pub(crate) arena: ByteSize,
@@ -81,6 +105,7 @@ pub(crate) fn parse() -> Result<Command> {
 fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     use lexopt::prelude::*;
     let (mut socket, mut backend, mut library) = (None, None, None);
+    let mut guest = [None; 4];
     let mut arena = ByteSize(256 << 20);
     let mut threads = 32;
     let mut transports = None;
@@ -88,6 +113,10 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     while let Some(argument) = parser.next()? {
         match argument {
             Long("socket") => socket = Some(PathBuf::from(parser.value()?)),
+            Long("vsock-fd") => guest[0] = Some(parser.value()?.parse()?),
+            Long("window-fd") => guest[1] = Some(parser.value()?.parse()?),
+            Long("driver-fd") => guest[2] = Some(parser.value()?.parse()?),
+            Long("ready-fd") => guest[3] = Some(parser.value()?.parse()?),
             Long("backend") => backend = Some(parser.value()?.string()?),
             Long("library") => library = Some(PathBuf::from(parser.value()?)),
             Long("arena") => arena = parser.value()?.parse()?,
@@ -120,13 +149,29 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     Ok(Command::Serve(Options {
-        socket: socket.context("--socket is missing: the path that clients connect to; --help shows examples")?,
+        place: place(socket, guest)?,
         library,
         arena,
         threads,
         transports: transports.unwrap_or_else(|| Transport::preferred(cpus).to_vec()),
         log_level,
     }))
+}
+
+fn place(socket: Option<PathBuf>, guest: [Option<RawFd>; 4]) -> Result<Place> {
+    match (socket, guest) {
+        (Some(socket), [None, None, None, None]) => Ok(Place::Host(socket)),
+        (None, [Some(vsock), Some(window), Some(driver), Some(ready)]) => Ok(Place::Guest(GuestFds {
+            vsock,
+            window,
+            driver,
+            ready,
+        })),
+        (None, [None, None, None, None]) => {
+            bail!("--socket is missing: the path that clients connect to; --help shows examples")
+        }
+        _ => bail!("give --socket alone, or --vsock-fd, --window-fd, --driver-fd and --ready-fd together"),
+    }
 }
 
 /// Names with commas.
@@ -162,6 +207,7 @@ mod tests {
     fn errors_say_what_to_do() {
         for (words, part) in [
             (&["--backend", "null"][..], "--socket is missing"),
+            (&["--backend", "null", "--vsock-fd", "3"], "together"),
             (&["--socket", "a"], "null to try without a driver"),
             (&["--socket", "a", "--backend", "cuda"], "there are opencl and null"),
             (

@@ -1,0 +1,147 @@
+//! A server whose clients are in a virtual machine: what it inherits, the window's file system, and processes that serve, one after the
+//! other.
+//!
+//! ```text
+//!   this process ── formats the window ── tells that it is ready ── forks ──▶ a process that serves, until it ends
+//!                                                      └──────── waits for it ────────┘
+//! ```
+//! A back end compiles and runs what clients send, and may bring its process down; then another one has the same window, and clients
+//! that call anew are served by it. This process reads nothing that comes from the guest.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use accel_server::{Guest, Server, Slot, Slots};
+use accel_window::image::{self, Layout};
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, WaitOptions, waitpid};
+
+use crate::options::{GuestFds, Options};
+
+/// The library's name in the window, and what its length is made a multiple of: with another version of it the slots are where they were.
+const DRIVER: &str = "libbasalt_opencl.so";
+const DRIVER_UNIT: u64 = 4 << 20;
+
+/// After a process that has ended sooner than this the next one waits as long.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What was inherited.
+#[derive(Debug)]
+pub(crate) struct Inherited {
+    vsock: OwnedFd,
+    window: File,
+    driver: File,
+    ready: File,
+}
+
+impl Inherited {
+    /// Takes over what the parent left open. Nothing else in this process may have opened a descriptor yet.
+    pub(crate) fn take(fds: GuestFds) -> Result<Self> {
+        let mut taken = Vec::new();
+        let mut take = |option, number| inherited(option, number, &mut taken);
+        Ok(Self {
+            vsock: take("--vsock-fd", fds.vsock)?,
+            window: take("--window-fd", fds.window)?.into(),
+            driver: take("--driver-fd", fds.driver)?.into(),
+            ready: take("--ready-fd", fds.ready)?.into(),
+        })
+    }
+}
+
+#[allow(unsafe_code, reason = "an inherited descriptor is a bare number")]
+fn inherited(option: &str, number: RawFd, taken: &mut Vec<RawFd>) -> Result<OwnedFd> {
+    if number < 3 || taken.contains(&number) {
+        bail!("{option} {number}: give numbers from 3 on, each one once");
+    }
+    // SAFETY: nothing in this process has opened a descriptor yet, so whatever this number is belongs to nobody else, and none is taken
+    // twice; that it is open at all is checked next.
+    let fd = unsafe { OwnedFd::from_raw_fd(number) };
+    if let Err(error) = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC) {
+        std::mem::forget(fd);
+        bail!("{option} {number} is not open: {error}");
+    }
+    taken.push(number);
+    Ok(fd)
+}
+
+/// Makes the window's file system, and tells that it is there. Where its slots are.
+pub(crate) fn format(inherited: &mut Inherited) -> Result<Vec<Slot>> {
+    let window = &inherited.window;
+    accel_server::check_window(window).context("--window-fd")?;
+    let size = window.metadata().context("--window-fd")?.len();
+    let mut library = Vec::new();
+    inherited
+        .driver
+        .read_to_end(&mut library)
+        .context("--driver-fd cannot be read")?;
+    let length = (library.len() as u64).next_multiple_of(DRIVER_UNIT);
+    let layout = Layout::new(size, &[(DRIVER, 0o644, length)])?;
+    library.resize(usize::try_from(length)?, 0);
+    image::write(window, &layout, &[&library])?;
+    inherited.ready.write_all(b"ready\n").context("--ready-fd")?;
+    let slot = |entry: &image::Entry| Slot {
+        name: entry.name.clone(),
+        offset: entry.offset,
+        length: entry.length,
+    };
+    Ok(layout.slots().iter().map(slot).collect())
+}
+
+/// Has processes serve, for ever. Everything that was decided for this one counts for them.
+pub(crate) fn supervise(options: &Options, inherited: &Inherited, slots: &[Slot]) -> Result<()> {
+    loop {
+        let begun = Instant::now();
+        let Some(child) = fork().context("no process to serve the guest")? else {
+            return serve(options, inherited, slots);
+        };
+        let status = loop {
+            match waitpid(Some(child), WaitOptions::empty()) {
+                Err(rustix::io::Errno::INTR) => (),
+                Ok(Some((_, status))) => break status,
+                Ok(None) => (),
+                Err(error) => bail!("a process that serves cannot be waited for: {error}"),
+            }
+        };
+        log::error!(
+            "the process that served the guest has ended ({}); the programs that used it have errors, and another one serves the next",
+            match (status.exit_status(), status.terminating_signal()) {
+                (_, Some(signal)) => format!("signal {signal}"),
+                (code, None) => format!("exit code {}", code.unwrap_or_default()),
+            }
+        );
+        std::thread::sleep(PAUSE.saturating_sub(begun.elapsed()));
+    }
+}
+
+/// Another process like this one, which ends when this one does; `None` in that process.
+#[allow(unsafe_code, reason = "fork(2) has no safe wrapper")]
+fn fork() -> std::io::Result<Option<Pid>> {
+    let parent = rustix::process::getpid();
+    // SAFETY: this process has one thread, so that nothing is held in the child by one that is not there.
+    match unsafe { libc::fork() } {
+        -1 => Err(std::io::Error::last_os_error()),
+        0 => {
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            // It may have ended before that was said.
+            match rustix::process::getppid() == Some(parent) {
+                true => Ok(None),
+                false => Err(std::io::Error::other("the process that started it has ended")),
+            }
+        }
+        child => Ok(Pid::from_raw(child)),
+    }
+}
+
+fn serve(options: &Options, inherited: &Inherited, slots: &[Slot]) -> Result<()> {
+    let backend = crate::backend(options)?;
+    log::info!("{} is served to a guest", backend.name());
+    let server = Arc::new(Server::new(backend, options.settings()));
+    let slots = Slots::new(inherited.window.try_clone()?, slots.to_vec()).context("--window-fd")?;
+    // A socket is connected to by a path, which this is of a descriptor (proc(5), /proc/PID/fd).
+    let vsock = PathBuf::from(format!("/proc/self/fd/{}", inherited.vsock.as_raw_fd()));
+    Arc::new(Guest::new(server, slots, vsock)).serve()
+}
