@@ -79,6 +79,45 @@ pub enum Error {
         /// The largest piece of that.
         largest: u64,
     },
+    /// An image cannot be so large.
+    #[error("an image of {size} bytes cannot be: 32 MiB to 64 GiB, in multiples of 2 MiB")]
+    ImageSize {
+        /// What was asked for.
+        size: u64,
+    },
+    /// An image cannot have such a file.
+    #[error("an image cannot have the file {name:?}: {why}")]
+    ImageFile {
+        /// The file's name.
+        name: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// Files with contents leave no room for slots.
+    #[error(
+        "an image of {size} bytes is too small for its files and three slots: ask for {needed} bytes or more, or leave files away"
+    )]
+    ImageFull {
+        /// Bytes of the image.
+        size: u64,
+        /// What they take together with metadata for the image as it is.
+        needed: u64,
+    },
+    /// Contents that are not those that the image's layout was made for.
+    #[error(
+        "the contents for an image are not as many, or not as long, as the files of its layout: make the layout from their lengths"
+    )]
+    ImageContents,
+    /// The file for an image is not what one can be written into.
+    #[error(
+        "an image of {wanted} bytes is written into a file of that size without data, and this one has {size} bytes: make a fresh one"
+    )]
+    ImageFresh {
+        /// What its size must be.
+        wanted: u64,
+        /// What it is.
+        size: u64,
+    },
 }
 
 impl Error {

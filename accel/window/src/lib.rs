@@ -6,12 +6,14 @@
 //! changes the header, by the kernel's hand ([`Holder`]), so clients see it by a load ([`Life`]).
 //!
 //! This crate knows neither a call nor an API, and not where the memory comes from: any mapping will do, of a memfd ([`Window::create`])
-//! or of a DAX file of a virtio-pmem device. The table of the layout is in docs/accel-window.md.
+//! or of a DAX file of a virtio-pmem device, whose file system is made here as well ([`image`]). The table of the layout is in
+//! docs/accel-window.md.
 
 mod arena;
 mod error;
 mod geometry;
 mod holder;
+pub mod image;
 mod life;
 #[cfg(test)]
 mod tests;
