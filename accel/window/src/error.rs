@@ -100,7 +100,7 @@ pub enum Error {
     ImageFull {
         /// Bytes of the image.
         size: u64,
-        /// The least that would do.
+        /// What they take together with metadata for the image as it is.
         needed: u64,
     },
     /// Contents that are not those that the image's layout was made for.

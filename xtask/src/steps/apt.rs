@@ -18,7 +18,10 @@ use crate::runner::{Plan, Report, Step, Task};
 const PACKAGES: &[(&str, &str)] = &[
     ("build-essential", "the linker that rustc calls, and the guest kernel"),
     ("musl-tools", "C parts of static programs: SQLite and TLS in basaltd"),
-    ("e2fsprogs", "mkfs.ext4 makes sandboxes' writable disks"),
+    (
+        "e2fsprogs",
+        "mkfs.ext4 makes sandboxes' writable disks; e2fsck and debugfs in tests",
+    ),
     ("bc", "the guest kernel's build"),
     ("bison", "the guest kernel's build"),
     ("flex", "the guest kernel's build"),

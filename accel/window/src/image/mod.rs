@@ -20,7 +20,7 @@ use crate::Error;
 pub const LABEL: &str = "basalt-accel";
 
 /// The file system's UUID, the same in all images: it names the format, as no guest has two such devices.
-pub const UUID: [u8; 16] = *b"BSLTACCW\x40\x00\x80\x00ext4";
+pub const UUID: [u8; 16] = *b"BSLTACCW\x80\0\0\0ext4";
 
 /// A block, and what slots are multiples of and begin at multiples of: what one entry of an upper page table maps.
 const BLOCK: u64 = 4096;

@@ -51,44 +51,45 @@ fn e2fsck(file: &File) -> (Option<i32>, String) {
     (code, String::from_utf8(said).unwrap())
 }
 
+/// A layout of these files is one run of files, little that is free, and slots as they are to be.
+fn check(layout: &Layout, files: &[(&str, u32, u64)]) {
+    let (size, slots, free) = (layout.size(), layout.slots(), layout.free());
+    assert!(slots.len() >= 3 && slots.len() <= 10, "{size}");
+    assert!(slots.is_sorted_by_key(|slot| u64::MAX - slot.length), "{size}");
+    let mut end = layout.root() * BLOCK + BLOCK;
+    for (entry, (name, mode, length)) in layout.files().iter().zip(files) {
+        assert_eq!((&*entry.name, entry.mode, entry.length), (*name, *mode, *length));
+        assert!(entry.offset.is_multiple_of(BLOCK) && entry.offset >= end, "{size}");
+        end = entry.offset + entry.length;
+    }
+    let begin = slots[0].offset;
+    assert!(end <= free.start * BLOCK && free.start <= free.end, "{size}");
+    assert!(free.end * BLOCK == begin && begin - end <= UNIT + 13 * BLOCK, "{size}");
+    end = begin;
+    for slot in slots {
+        let whole = slot.length.is_multiple_of(UNIT) && slot.offset.is_multiple_of(UNIT);
+        assert!(whole && slot.length > 0 && slot.extents() <= LEAF_EXTENTS, "{size}");
+        assert_eq!((slot.offset, slot.mode), (end, 0o600), "{size}");
+        end += slot.length;
+    }
+    assert_eq!(end, size);
+    let (half, quarter) = ((size - begin) / 2, (size - begin) / 4);
+    assert!(
+        half - slots[0].length < UNIT && quarter - slots[1].length < UNIT,
+        "{size}"
+    );
+}
+
 #[test]
 fn slots_are_aligned_apart_and_all_of_what_is_left_at_every_size() {
-    for files in [
-        &[][..],
-        &[("library.so", 0o644, LIBRARY)],
-        &[("a", 0o644, 3 * MIB + 1), ("b", 0o600, 0), ("c", 0o600, 1)],
-    ] {
-        for size in (LEAST / UNIT..=MOST / UNIT).map(|units| units * UNIT) {
-            let layout = Layout::new(size, files).unwrap();
-            let slots = layout.slots();
-            assert!(slots.len() >= 3 && slots.len() <= 10, "{size}");
-            assert!(slots.is_sorted_by_key(|slot| u64::MAX - slot.length), "{size}");
-            let mut end = layout.root() * BLOCK + BLOCK;
-            for (entry, (_, mode, length)) in layout.files().iter().zip(files) {
-                assert_eq!((entry.mode, entry.length), (*mode, *length));
-                assert!(entry.offset.is_multiple_of(BLOCK) && entry.offset >= end, "{size}");
-                end = entry.offset + entry.length;
-            }
-            assert!(
-                layout.free().start * BLOCK >= end && slots[0].offset - end <= UNIT + 13 * BLOCK,
-                "{size}"
-            );
-            end = slots[0].offset;
-            for slot in slots {
-                assert!(
-                    slot.length > 0 && slot.length.is_multiple_of(UNIT) && slot.offset.is_multiple_of(UNIT),
-                    "{size}"
-                );
-                assert_eq!((slot.offset, slot.mode), (end, 0o600), "{size}");
-                assert!(slot.extents() <= LEAF_EXTENTS);
-                end += slot.length;
-            }
-            assert_eq!(end, size);
-            let room = size - slots[0].offset;
-            assert!(
-                room / 2 - slots[0].length < UNIT && room / 4 - slots[1].length < UNIT,
-                "{size}"
-            );
+    for size in (LEAST / UNIT..=MOST / UNIT).map(|units| units * UNIT) {
+        let none = Layout::new(size, &[]).unwrap();
+        check(&none, &[]);
+        // To the brim of what precedes the first slot, and a library beside others.
+        let brim = UNIT - none.first_file() * BLOCK % UNIT;
+        let others = [("a", 0o644, 3 * MIB + 1), ("b", 0o600, 0), ("c", 0o600, 1)];
+        for files in [&[("library.so", 0o755, brim)][..], &others] {
+            check(&Layout::new(size, files).unwrap(), files);
         }
     }
 }
@@ -192,6 +193,25 @@ fn e2fsck_finds_a_bit_of_a_bitmap_that_is_wrong() {
     }
 }
 
+#[test]
+fn the_superblock_says_how_the_device_is_found_and_what_is_free() {
+    let (file, layout) = made(256 * MIB);
+    let said = String::from_utf8(debugfs(&file, "show_super_stats -h")).unwrap();
+    let value = |name: &str| {
+        said.lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    };
+    assert_eq!(value("Filesystem volume name:"), "basalt-accel");
+    assert_eq!(value("Filesystem UUID:"), "42534c54-4143-4357-8000-000065787434");
+    let free = layout.free();
+    assert_eq!(value("Free blocks:"), (free.end - free.start).to_string());
+    // Of 64 in each of two groups, 10 are reserved, and 12 are files.
+    assert_eq!(value("Free inodes:"), "106");
+}
+
 /// The rows of `debugfs`' table of extents that are no indexes: file blocks, device blocks and flags.
 fn rows(table: &str) -> Vec<(u64, u64, u64, u64, &str)> {
     let numbers = |row: &str| -> Vec<u64> {
@@ -234,7 +254,7 @@ fn every_block_of_a_file_is_mapped_as_written_and_where_the_layout_says() {
 
 #[test]
 fn the_kernel_sees_what_is_written_at_a_slots_offset_and_the_other_way_round() {
-    let layout = Layout::new(1 << 30, &[("library.so", 0o644, LIBRARY)]).unwrap();
+    let layout = Layout::new(2 << 30, &[("library.so", 0o644, LIBRARY)]).unwrap();
     let (image, point) = (tempfile::NamedTempFile::new().unwrap(), tempfile::tempdir().unwrap());
     let file = image.as_file();
     file.set_len(layout.size()).unwrap();
@@ -248,7 +268,7 @@ fn the_kernel_sees_what_is_written_at_a_slots_offset_and_the_other_way_round() {
     let script = r#"mke2fs -q -F "$3" 4M && mount -t ext4 -o loop "$3" "$2" && umount "$2" || exit 99
         mount -t ext4 -o loop "$1" "$2" || exit 98
         cd "$2" && tail -qc 6 slot-* && cat library.so || exit 97
-        printf guest | dd of=slot-0 bs=1 seek=268435456 conv=notrunc status=none && cd / && umount "$2" || exit 96"#;
+        printf guest | dd of=slot-0 bs=1 seek=805306368 conv=notrunc status=none && cd / && umount "$2" || exit 96"#;
     let control = tempfile::NamedTempFile::new().unwrap();
     let paths = [image.path(), point.path(), control.path()].map(|path| path.to_str().unwrap());
     let (code, seen) = run("unshare", &[&["--mount", "sh", "-c", script, "-"], &paths[..]].concat());
@@ -263,6 +283,7 @@ fn the_kernel_sees_what_is_written_at_a_slots_offset_and_the_other_way_round() {
         seen.len()
     );
     let mut word = [0; 5];
-    file.read_exact_at(&mut word, slots[0].offset + (256 << 20)).unwrap();
+    assert!(slots[0].has_leaf() && !slots[1].has_leaf());
+    file.read_exact_at(&mut word, slots[0].offset + (768 << 20)).unwrap();
     assert_eq!(&word, b"guest");
 }
